@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <hpcomm/hpcomm.h>
+#include "hpcomm/hpcomm.h"
 
 #define CHECK(cond)                                                                                                    \
     do {                                                                                                               \
@@ -26,24 +26,21 @@
 /* The last error's sentence must hold this text. */
 #define CHECK_MESSAGE(text) check_message((text), __FILE__, __LINE__, __func__)
 
-static inline void check_eq(long long a, long long b, const char *a_text, const char *b_text, const char *file, int line,
-                            const char *func)
-{
+static inline void check_eq(long long a, long long b, const char *a_text, const char *b_text, const char *file,
+                            int line, const char *func) {
     if (a == b) return;
     fprintf(stderr, "%s:%d: %s: %s is %lld, %s is %lld\n", file, line, func, a_text, a, b_text, b);
     exit(1);
 }
 
-static inline void check_status(int got, int expected, const char *text, const char *file, int line, const char *func)
-{
+static inline void check_status(int got, int expected, const char *text, const char *file, int line, const char *func) {
     if (got == expected) return;
     fprintf(stderr, "%s:%d: %s: %s gave %d (%s), not %d (%s); last error: %s\n", file, line, func, text, got,
             hpc_status_text(got), expected, hpc_status_text(expected), hpc_last_error()->message);
     exit(1);
 }
 
-static inline void check_message(const char *text, const char *file, int line, const char *func)
-{
+static inline void check_message(const char *text, const char *file, int line, const char *func) {
     if (strstr(hpc_last_error()->message, text)) return;
     fprintf(stderr, "%s:%d: %s: \"%s\" is not in the last error: %s\n", file, line, func, text,
             hpc_last_error()->message);
