@@ -1,0 +1,26 @@
+"""The cffi extension hpcomm._ffi, declared by the part of hpcomm.h between its two cffi lines."""
+
+from pathlib import Path
+
+from cffi import FFI
+
+INCLUDE = Path("csrc/include")  # from the root of the sources, where the build runs
+
+
+def declarations(header: str) -> str:
+    """The header's text between the lines of "cffi: begin" and "cffi: end", without what only a compiler needs."""
+    lines = header.splitlines()
+    begin = next(i for i, line in enumerate(lines) if "cffi: begin" in line)
+    end = next(i for i, line in enumerate(lines) if "cffi: end" in line)
+    return "\n".join(lines[begin + 1 : end]).replace("HPC_API ", "")
+
+
+ffibuilder = FFI()
+ffibuilder.cdef(declarations((INCLUDE / "hpcomm/hpcomm.h").read_text(encoding="utf-8")))
+# setup.py adds the folder where CMake put the library; at run time it lies in lib/ beside the extension.
+ffibuilder.set_source(
+    "hpcomm._ffi",
+    "#include <hpcomm/hpcomm.h>",
+    include_dirs=[str(INCLUDE)],
+    extra_link_args=["-l:libhpcomm.so.0", "-Wl,-rpath,$ORIGIN/lib"],
+)
