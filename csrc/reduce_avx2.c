@@ -1,0 +1,32 @@
+/* Compiled with -mavx2 -ffp-contract=off; runs only where the CPU has it. */
+#include "reduce.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#define VECTOR_BYTES 32
+
+static inline void stream_vector(void *to, const void *from) {
+    _mm256_stream_si256(to, _mm256_loadu_si256(from));
+}
+
+static inline void stream_end(void) {
+    _mm_sfence();
+}
+
+#define REAL float
+#define FOLD_SCALARS fold_scalars_f32
+#define FOLD_LOOP fold_loop_f32
+#define FOLD fold_f32
+#include "reduce_kernel.h"
+
+#define REAL double
+#define FOLD_SCALARS fold_scalars_f64
+#define FOLD_LOOP fold_loop_f64
+#define FOLD fold_f64
+#include "reduce_kernel.h"
+
+const struct hpc_fold_kernels hpc_fold_avx2 = {fold_f32, fold_f64};
+
+#endif
