@@ -21,7 +21,7 @@ def version() -> str:
 
 
 def tool(name: str, folder: str) -> str | None:
-    """The program of the PyPI package of that name, else the one on PATH. folder: the package's name for its programs."""
+    """The program of the PyPI package of that name, in the folder that its attribute names, else the one on PATH."""
     try:
         return str(Path(getattr(import_module(name), folder)) / name)
     except (ImportError, AttributeError):
