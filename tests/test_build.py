@@ -1,0 +1,200 @@
+"""What is built and shipped: the sdist, the wheel made from it, and programs built against the installed wheel.
+
+Dependencies come from the environment that runs the tests, so nothing is downloaded.
+"""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_SOURCES = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "*.so", "*.so.0")
+SECONDS = 300  # of one command; all together take about a minute
+
+C_PROGRAM = """
+#include <hpcomm/hpcomm.h>
+#include <stdio.h>
+int main(void) { return puts(hpc_version()) < 0 || hpc_core_count() < 1; }
+"""
+CXX_PROGRAM = """
+#include <hpcomm/hpcomm.hpp>
+#include <cstdio>
+int main() { return std::puts(hpc_version()) < 0 || hpc_core_count() < 1; }
+"""
+CXX_PROJECT = """
+cmake_minimum_required(VERSION 3.18)
+project(consumer LANGUAGES CXX)
+find_package(hpcomm 0.1 CONFIG REQUIRED)
+add_executable(program program.cpp)
+target_compile_features(program PRIVATE cxx_std_17)
+target_link_libraries(program PRIVATE hpcomm::hpcomm)
+"""
+
+
+def run(*command: str | Path, cwd: Path | None = None, **env: str) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout.strip()
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The wheel in a venv of its own, far from the sources."""
+
+    python: Path
+    hpcomm: Path
+
+    def dir(self, option: str) -> Path:
+        return Path(run(self.hpcomm, "info", option, cwd=self.python.parent))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean copy of the tree, with nothing that a build has left in it."""
+    copy = tmp_path_factory.mktemp("sources") / "hpcomm"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_SOURCES))
+    for made in ("hpcomm/lib", "hpcomm/include"):
+        shutil.rmtree(copy / made, ignore_errors=True)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dist = tmp_path_factory.mktemp("dist")
+    sdist = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", sdist, dist, cwd=sources)
+    (archive,) = dist.glob("*.tar.gz")
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", dist, archive)
+    (built,) = dist.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    home = tmp_path_factory.mktemp("elsewhere") / "venv"
+    venv.create(home, with_pip=False, symlinks=True)
+    python = home / "bin/python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))"))
+    # Only appended to the path: its own .pth files, an editable hpcomm among them, are not read.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("platlib") + "\n", encoding="utf-8")
+    return Installed(python, home / "bin/hpcomm")
+
+
+def test_wheel_content(wheel: Path) -> None:
+    assert wheel.name.split("-")[2:4] == ["cp310", "abi3"]
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        links = [i.filename for i in archive.infolist() if stat.S_ISLNK(i.external_attr >> 16)]
+        texts = {n: archive.read(n).decode() for n in names if n.endswith((".cmake", ".pc"))}
+    assert links == []
+    assert [n for n in names if "libhpcomm" in n] == ["hpcomm/lib/libhpcomm.so.0"]
+    expected = {
+        "hpcomm/_ffi.abi3.so",
+        "hpcomm/py.typed",
+        "hpcomm/include/hpcomm/hpcomm.h",
+        "hpcomm/include/hpcomm/hpcomm.hpp",
+        "hpcomm/include/hpcomm/hpcomm_mpi.h",
+        "hpcomm/lib/cmake/hpcomm/hpcommConfig.cmake",
+        "hpcomm/lib/cmake/hpcomm/hpcommConfigVersion.cmake",
+        "hpcomm/lib/cmake/hpcomm/hpcommTargets.cmake",
+        "hpcomm/lib/pkgconfig/hpcomm.pc",
+    }
+    assert expected <= set(names)
+    assert {n.split("/")[0].split("-")[0] for n in names} == {"hpcomm"}
+    fixed = [n for n, text in texts.items() if str(wheel.parents[1]) in text or str(ROOT) in text]
+    assert fixed == [], "these files name the folder that they were built in"
+
+
+def test_wheel_holds_every_module(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {n for n in archive.namelist() if n.endswith(".py")}
+    assert packed == {str(p.relative_to(ROOT)) for p in (ROOT / "hpcomm").rglob("*.py")}
+
+
+def test_import_elsewhere(installed: Installed) -> None:
+    home = installed.python.parents[1]
+    where = run(installed.python, "-c", "import hpcomm._ffi as m; print(m.__file__)", cwd=home)
+    assert Path(where).is_relative_to(home)
+    for option in ("--cmake-dir", "--include-dir"):
+        told = installed.dir(option)
+        assert told.is_dir()
+        assert told.is_relative_to(home)
+
+
+def test_c_program_by_pkg_config(installed: Installed, tmp_path: Path) -> None:
+    if shutil.which("pkg-config") is None:
+        pytest.skip("no pkg-config on this machine")
+    packages = str(installed.dir("--cmake-dir").parents[1] / "pkgconfig")
+    flags = run("pkg-config", "--cflags", "--libs", "hpcomm", PKG_CONFIG_PATH=packages).split()
+    libdir = run("pkg-config", "--variable=libdir", "hpcomm", PKG_CONFIG_PATH=packages)
+    (tmp_path / "program.c").write_text(C_PROGRAM, encoding="utf-8")
+    run("cc", "program.c", "-o", "program", *flags, f"-Wl,-rpath,{libdir}", cwd=tmp_path)
+    version = run("pkg-config", "--modversion", "hpcomm", PKG_CONFIG_PATH=packages)
+    assert run(tmp_path / "program") == version
+
+
+def test_cxx_program_by_find_package(installed: Installed, tmp_path: Path) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler on this machine")
+    (tmp_path / "program.cpp").write_text(CXX_PROGRAM, encoding="utf-8")
+    (tmp_path / "CMakeLists.txt").write_text(CXX_PROJECT, encoding="utf-8")
+    run("cmake", "-S", ".", "-B", "b", "-G", "Ninja", f"-Dhpcomm_DIR={installed.dir('--cmake-dir')}", cwd=tmp_path)
+    run("cmake", "--build", "b", cwd=tmp_path)
+    version = run(installed.python, "-c", "import hpcomm; print(hpcomm.__version__)", cwd=tmp_path)
+    assert run(tmp_path / "b/program") == version
+
+
+def test_cmake_install_for_a_distribution(sources: Path, tmp_path: Path) -> None:
+    """With the name link, and a library folder two levels deep, found from the moved .pc file all the same."""
+    build, prefix = tmp_path / "build", tmp_path / "prefix"
+    run("cmake", "-S", sources, "-B", build, "-G", "Ninja", "-DCMAKE_INSTALL_LIBDIR=lib/triplet")
+    run("cmake", "--build", build)
+    run("cmake", "--install", build, "--prefix", prefix)
+    assert (prefix / "lib/triplet/libhpcomm.so").readlink() == Path("libhpcomm.so.0")
+    moved = prefix.rename(tmp_path / "moved")
+    pc = (moved / "lib/triplet/pkgconfig/hpcomm.pc").read_text(encoding="utf-8")
+    variables = dict(line.split("=", 1) for line in pc.splitlines() if "=" in line)
+    root = Path(os.path.normpath(variables["prefix"].replace("${pcfiledir}", str(moved / "lib/triplet/pkgconfig"))))
+    assert root == moved
+    assert (variables["libdir"], variables["includedir"]) == ("${prefix}/lib/triplet", "${prefix}/include")
+
+
+@pytest.mark.parametrize("compiler", ["cc", "clang"])
+@pytest.mark.parametrize("standard", ["c99", "c11", "c17"])
+def test_header_is_c(compiler: str, standard: str, tmp_path: Path) -> None:
+    compiles(compiler, "c", standard, "hpcomm/hpcomm.h", tmp_path)
+
+
+@pytest.mark.parametrize("compiler", ["c++", "clang++"])
+@pytest.mark.parametrize("header", ["hpcomm/hpcomm.h", "hpcomm/hpcomm.hpp"])
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+def test_headers_are_cxx(compiler: str, header: str, standard: str, tmp_path: Path) -> None:
+    compiles(compiler, "c++", standard, header, tmp_path)
+
+
+def compiles(compiler: str, language: str, standard: str, header: str, folder: Path) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} on this machine")
+    source = folder / "header.c"
+    source.write_text(f"#include <{header}>\n", encoding="utf-8")
+    strict = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only"]
+    run(compiler, "-x", language, f"-std={standard}", *strict, "-I", ROOT / "csrc/include", source)
