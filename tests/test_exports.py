@@ -1,0 +1,49 @@
+"""The public names: of the library, of the package, and that each list is the one it is made from."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import hpcomm
+from hpcomm import _ffi
+
+PACKAGE = Path(hpcomm.__file__).parent
+
+
+def declared() -> set[str]:
+    """The functions that the installed header declares."""
+    header = (PACKAGE / "include/hpcomm/hpcomm.h").read_text(encoding="utf-8")
+    return set(re.findall(r"^HPC_API [^;]*?\b(hpc_\w+)\(", header, re.MULTILINE))
+
+
+def test_library_exports_what_the_header_declares() -> None:
+    if shutil.which("nm") is None:
+        pytest.skip("no nm on this machine")
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", PACKAGE / "lib/libhpcomm.so.0"], capture_output=True, text=True, check=True
+    ).stdout
+    symbols = [line.split()[-1] for line in listing.splitlines()]
+    assert symbols.count("HPCOMM_0") == 1
+    assert set(symbols) - {"HPCOMM_0"} == {f"{name}@@HPCOMM_0" for name in declared()}
+
+
+def test_binding_declares_what_the_header_declares() -> None:
+    assert {name for name in dir(_ffi.lib) if name.startswith("hpc_")} == declared()
+
+
+def test_all_is_every_public_name() -> None:
+    public = {n for n, v in vars(hpcomm).items() if not n.startswith("_") and not isinstance(v, ModuleType)}
+    dunder = {n for n in hpcomm.__all__ if n.startswith("__")}
+    assert dunder <= {"__version__"}
+    assert public == set(hpcomm.__all__) - dunder
+    assert len(hpcomm.__all__) == len(set(hpcomm.__all__))
+
+
+@pytest.mark.parametrize("name", hpcomm.__all__)
+def test_public_name_has_a_docstring(name: str) -> None:
+    value = getattr(hpcomm, name)
+    assert not callable(value) or value.__doc__
