@@ -1,0 +1,124 @@
+#define _GNU_SOURCE
+#include "memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+enum { HUGE_PAGE = 2 << 20 };
+
+static size_t whole_pages(size_t nbytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return nbytes > SIZE_MAX - page ? 0 : (nbytes + page - 1) / page * page;
+}
+
+/* Huge pages need a mapping whose address and file offset agree modulo their size, so large blocks are mapped at such
+ * an address: reserve more than needed, map over the aligned part, give back the rest. */
+static void *map_shared(int fd, size_t nbytes) {
+    if (nbytes < HUGE_PAGE) return mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    char *room = mmap(NULL, nbytes + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) return MAP_FAILED;
+    char *start = (char *)(((uintptr_t)room + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+    char *end = start + nbytes;
+    void *data = mmap(start, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (data == MAP_FAILED) {
+        munmap(room, nbytes + HUGE_PAGE);
+        return MAP_FAILED;
+    }
+    if (start > room) munmap(room, (size_t)(start - room));
+    if (room + nbytes + HUGE_PAGE > end) munmap(end, (size_t)(room + nbytes + HUGE_PAGE - end));
+    madvise(data, nbytes, MADV_HUGEPAGE); /* refused where shared memory has no huge pages: then it is small ones */
+    return data;
+}
+
+static int wrap(void *data, size_t nbytes, int fd, const char *op, hpc_memory **memory) {
+    hpc_memory *m = malloc(sizeof *m);
+    if (m == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a handle", op);
+    m->data = data;
+    m->nbytes = nbytes;
+    m->fd = fd;
+    atomic_init(&m->references, 1);
+    *memory = m;
+    return HPC_OK;
+}
+
+int hpc_memory_create(size_t nbytes, const char *op, hpc_memory **memory) {
+    size_t length = whole_pages(nbytes);
+    uint64_t available = hpc_memory_available();
+    int fd = -1, status;
+    void *data = MAP_FAILED;
+
+    /* Touching more than there is would bring the OOM killer, not an error, so ask before. */
+    if (length == 0 || length > available)
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: %zu bytes asked, %llu available on this host; use a smaller one", op,
+                        nbytes, (unsigned long long)available);
+    fd = memfd_create("hpcomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return hpc_fail(HPC_ERR_MEMORY, op, "%s: memfd_create: %s", op, strerror(errno));
+    if (ftruncate(fd, (off_t)length) != 0) goto err_errno;
+    data = map_shared(fd, length);
+    if (data == MAP_FAILED) goto err_errno;
+    if (madvise(data, length, MADV_POPULATE_WRITE) != 0) {
+        if (errno != EINVAL) goto err_errno;
+        if (fallocate(fd, 0, 0, (off_t)length) != 0) goto err_errno; /* an older kernel: pages, but not yet mapped */
+    }
+    /* No holder of the descriptor can cut the file short under a mapping, so no access can raise SIGBUS. */
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) goto err_errno;
+    status = wrap(data, length, fd, op, memory);
+    if (status != HPC_OK) goto err;
+    return HPC_OK;
+
+err_errno:
+    status =
+        hpc_fail(HPC_ERR_MEMORY, op, "%s: cannot allocate %zu bytes of shared memory: %s", op, nbytes, strerror(errno));
+err:
+    if (data != MAP_FAILED) munmap(data, length);
+    close(fd);
+    return status;
+}
+
+int hpc_memory_attach(int fd, size_t nbytes, const char *op, hpc_memory **memory) {
+    size_t length = whole_pages(nbytes);
+    int status, seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || lseek(fd, 0, SEEK_END) < (off_t)length) {
+        status = hpc_fail(HPC_ERR_AUTH, op, "%s: a peer's descriptor is no sealed block of %zu bytes", op, length);
+        goto out;
+    }
+    void *data = map_shared(fd, length);
+    if (data == MAP_FAILED) {
+        status = hpc_fail(HPC_ERR_MEMORY, op, "%s: cannot map %zu bytes of a peer: %s", op, length, strerror(errno));
+        goto out;
+    }
+    /* Fill the page tables now rather than in the first put; without it the pages are there all the same. */
+    (void)madvise(data, length, MADV_POPULATE_WRITE);
+    status = wrap(data, length, -1, op, memory);
+    if (status != HPC_OK) munmap(data, length);
+out:
+    close(fd);
+    return status;
+}
+
+hpc_memory *hpc_memory_retain(hpc_memory *memory) {
+    atomic_fetch_add_explicit(&memory->references, 1, memory_order_relaxed);
+    return memory;
+}
+
+void *hpc_memory_data(const hpc_memory *memory) {
+    return memory->data;
+}
+
+void hpc_memory_release(hpc_memory *memory) {
+    if (memory == NULL) return;
+    /* Release orders this holder's accesses before the drop; acquire orders every holder's before the unmapping. */
+    if (atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1) return;
+    munmap(memory->data, memory->nbytes);
+    if (memory->fd >= 0) close(memory->fd);
+    free(memory);
+}

@@ -1,0 +1,94 @@
+#include "status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MESSAGE_BYTES = 1024, RANKS_KEPT = 1024 };
+
+/* One block per thread, inside thread-local storage: a failure can be recorded when no memory is left. */
+static _Thread_local struct {
+    hpc_error error;
+    char message[MESSAGE_BYTES];
+    int ranks[RANKS_KEPT];
+    int waiting_for[RANKS_KEPT];
+} last = {.error = {.status = HPC_OK, .message = "", .op = "", .transport = "", .peer = -1}};
+
+const hpc_error *hpc_last_error(void) {
+    last.error.message = last.message;
+    last.error.ranks = last.ranks;
+    last.error.waiting_for = last.waiting_for;
+    return &last.error;
+}
+
+const char *hpc_status_text(int status) {
+    switch (status) {
+    case HPC_OK:
+        return "ok";
+    case HPC_IN_PROGRESS:
+        return "in progress";
+    case HPC_ERR_INVALID:
+        return "invalid argument";
+    case HPC_ERR_CONFIG:
+        return "configuration error";
+    case HPC_ERR_UNSUPPORTED:
+        return "not supported";
+    case HPC_ERR_TRANSPORT:
+        return "transport error";
+    case HPC_ERR_PEER:
+        return "peer failed";
+    case HPC_ERR_TIMEOUT:
+        return "timed out";
+    case HPC_ERR_AUTH:
+        return "authentication failed";
+    case HPC_ERR_MEMORY:
+        return "out of memory";
+    default:
+        return "unknown status";
+    }
+}
+
+static int keep(int *to, const int *from, int n) {
+    if (n > RANKS_KEPT) n = RANKS_KEPT;
+    if (n > 0) memcpy(to, from, (size_t)n * sizeof *to);
+    return n;
+}
+
+static int record(int status, const char *op, const char *format, va_list args) {
+    vsnprintf(last.message, sizeof last.message, format, args);
+    last.error.status = status;
+    last.error.op = op;
+    last.error.transport = "";
+    last.error.peer = -1;
+    last.error.n_ranks = last.error.n_waiting = 0;
+    return status;
+}
+
+int hpc_fail(int status, const char *op, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    record(status, op, format, args);
+    va_end(args);
+    return status;
+}
+
+int hpc_fail_ranks(int status, const char *op, const int *ranks, int n_ranks, const int *waiting_for, int n_waiting,
+                   const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    record(status, op, format, args);
+    va_end(args);
+    last.error.n_ranks = keep(last.ranks, ranks, n_ranks);
+    last.error.n_waiting = keep(last.waiting_for, waiting_for, n_waiting);
+    return status;
+}
+
+int hpc_fail_transport(const char *op, const char *transport, int peer, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    record(HPC_ERR_TRANSPORT, op, format, args);
+    va_end(args);
+    last.error.transport = transport;
+    last.error.peer = peer;
+    return HPC_ERR_TRANSPORT;
+}

@@ -1,0 +1,19 @@
+/* Failures: a status to return and, for the calling thread, the sentence behind it. */
+#ifndef HPC_STATUS_H
+#define HPC_STATUS_H
+
+#include "hpcomm/hpcomm.h"
+
+/* Records the failure for hpc_last_error and returns status. op is a string literal. */
+int hpc_fail(int status, const char *op, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* The same for HPC_ERR_PEER and HPC_ERR_TIMEOUT; ranks and waiting_for are copied and may be NULL when their count is
+ * 0. */
+int hpc_fail_ranks(int status, const char *op, const int *ranks, int n_ranks, const int *waiting_for, int n_waiting,
+                   const char *format, ...) __attribute__((format(printf, 7, 8)));
+
+/* The same for HPC_ERR_TRANSPORT. */
+int hpc_fail_transport(const char *op, const char *transport, int peer, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+#endif
