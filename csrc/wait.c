@@ -1,0 +1,178 @@
+#define _GNU_SOURCE
+#include "wait.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+double hpc_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+double hpc_deadline(const hpc_group *group, double timeout) {
+    return hpc_now() + (timeout < 0 ? group->timeout : timeout);
+}
+
+void hpc_bell_wake(hpc_bell *bell) {
+    atomic_fetch_add_explicit(&bell->rings, 1, memory_order_release);
+    /* Not FUTEX_PRIVATE: the sleeper is in another process. */
+    syscall(SYS_futex, &bell->rings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+int hpc_group_usable(const hpc_group *group, const char *op) {
+    if (!hpc_group_is_mine(group))
+        return hpc_fail(HPC_ERR_INVALID, op,
+                        "%s: this context belongs to the process that forked this one; call init here", op);
+    if (atomic_load_explicit(&group->closed, memory_order_relaxed))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: the context is closed", op);
+    return HPC_OK;
+}
+
+void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason) {
+    int before = atomic_load_explicit(&group->states[rank], memory_order_relaxed);
+    if (before == HPC_PEER_LEFT || before == HPC_PEER_FAILED) return;
+    snprintf(group->reasons[rank], HPC_REASON_BYTES, "%s", reason);
+    atomic_store_explicit(&group->states[rank], state, memory_order_release); /* the reason before the state */
+    atomic_fetch_add_explicit(&group->departures, 1, memory_order_release);   /* the state before the count */
+    hpc_bell_ring(group->bell);
+}
+
+/* "1, 4 and 7" */
+static const char *list_ranks(const int *ranks, int n, char *text, size_t cap) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < n && used < cap - 1; i++) {
+        const char *before = i == 0 ? "" : i == n - 1 ? " and " : ", ";
+        if (i >= 32 && n > 33) {
+            snprintf(text + used, cap - used, " and %d more", n - i);
+            break;
+        }
+        int wrote = snprintf(text + used, cap - used, "%s%d", before, ranks[i]);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return text;
+}
+
+static int fail_peers(const hpc_group *group, const char *op, const int *gone, int n_gone, const int *waiting,
+                      int n_waiting) {
+    char who[256], whom[256];
+    const char *rank_word = n_gone == 1 ? "rank" : "ranks";
+    int first = gone[0];
+    if (n_waiting == 0)
+        return hpc_fail_ranks(HPC_ERR_PEER, op, gone, n_gone, NULL, 0, "rank %d: %s: %s %s is gone (%s)", group->rank,
+                              op, rank_word, list_ranks(gone, n_gone, who, sizeof who), group->reasons[first]);
+    return hpc_fail_ranks(HPC_ERR_PEER, op, gone, n_gone, waiting, n_waiting,
+                          "rank %d: %s: %s %s gone (%s) while waiting for %s", group->rank, op, rank_word,
+                          list_ranks(gone, n_gone, who, sizeof who), group->reasons[first],
+                          list_ranks(waiting, n_waiting, whom, sizeof whom));
+}
+
+int hpc_group_peer_present(const hpc_group *group, int rank, const char *op) {
+    int state = atomic_load_explicit(&group->states[rank], memory_order_acquire);
+    if (state != HPC_PEER_LEFT && state != HPC_PEER_FAILED) return HPC_OK;
+    return fail_peers(group, op, &rank, 1, NULL, 0);
+}
+
+/* Whether departures end this wait: every rank that failed does, one that left only if it was waited for. */
+static int check_departures(hpc_group *group, const hpc_wait *wait) {
+    int *gone = malloc(2 * (size_t)group->size * sizeof *gone), *waiting = gone + group->size;
+    int n_gone = 0, n_waiting, failed = 0, status = HPC_OK;
+    if (gone == NULL) return hpc_fail(HPC_ERR_PEER, wait->op, "%s: a rank is gone (no memory to say which)", wait->op);
+    n_waiting = wait->waiting_for(wait->arg, waiting);
+    for (int r = 0; r < group->size; r++) {
+        if (atomic_load_explicit(&group->states[r], memory_order_acquire) != HPC_PEER_FAILED) continue;
+        gone[n_gone++] = r;
+        failed = 1;
+    }
+    if (!failed) {
+        for (int i = 0; i < n_waiting; i++)
+            if (atomic_load_explicit(&group->states[waiting[i]], memory_order_acquire) == HPC_PEER_LEFT)
+                gone[n_gone++] = waiting[i];
+        if (n_waiting == 0)
+            for (int r = 0; r < group->size; r++)
+                if (atomic_load_explicit(&group->states[r], memory_order_acquire) == HPC_PEER_LEFT) gone[n_gone++] = r;
+    }
+    if (n_gone > 0) status = fail_peers(group, wait->op, gone, n_gone, waiting, n_waiting);
+    free(gone);
+    return status;
+}
+
+static int fail_timeout(hpc_group *group, const hpc_wait *wait, double timeout) {
+    int *waiting = malloc((size_t)group->size * sizeof *waiting);
+    int n = waiting == NULL ? 0 : wait->waiting_for(wait->arg, waiting), status;
+    char whom[256];
+    status = hpc_fail_ranks(HPC_ERR_TIMEOUT, wait->op, NULL, 0, waiting, n,
+                            "rank %d: %s: nothing came from rank%s %s in %.3g s", group->rank, wait->op,
+                            n == 1 ? "" : "s", list_ranks(waiting, n, whom, sizeof whom), timeout);
+    free(waiting);
+    return status;
+}
+
+/* The slow checks of a wait, in the order in which they may end it; HPC_IN_PROGRESS to go on. */
+static int look_around(hpc_group *group, const hpc_wait *wait) {
+    int status = HPC_OK;
+    if (!atomic_load_explicit(&group->closed, memory_order_acquire) &&
+        atomic_load_explicit(&group->departures, memory_order_acquire) == 0)
+        return HPC_IN_PROGRESS;
+    /* What a rank did before it went is visible once its departure is: look at the condition again, after it. */
+    if (group->progress != NULL)
+        while (group->progress(group->progress_arg) != 0) {
+        }
+    if (wait->ready(wait->arg)) return HPC_OK;
+    status = hpc_group_usable(group, wait->op);
+    if (status == HPC_OK) status = check_departures(group, wait);
+    return status == HPC_OK ? HPC_IN_PROGRESS : status;
+}
+
+static void sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds) {
+    hpc_bell *bell = group->bell;
+    struct timespec t;
+    uint32_t rings;
+    atomic_fetch_add(&bell->sleepers, 1);
+#if !defined(__SANITIZE_THREAD__)
+    atomic_thread_fence(memory_order_seq_cst); /* see hpc_bell_ring */
+#endif
+    rings = atomic_load_explicit(&bell->rings, memory_order_acquire);
+    if (!wait->ready(wait->arg) && look_around(group, wait) == HPC_IN_PROGRESS) {
+        t.tv_sec = (time_t)seconds;
+        t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
+        syscall(SYS_futex, &bell->rings, FUTEX_WAIT, rings, &t, NULL, 0);
+    }
+    atomic_fetch_sub(&bell->sleepers, 1);
+}
+
+int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
+    enum { GLANCES = 16, SPINS_PER_CLOCK = 64 };
+    double start, now, deadline;
+    int held = 0, status;
+
+    for (int i = 0; i < GLANCES; i++)
+        if (wait->ready(wait->arg)) return HPC_OK;
+    if (timeout < 0) timeout = group->timeout;
+    start = now = hpc_now();
+    deadline = start + timeout;
+    for (;;) {
+        if (group->progress != NULL) held = group->progress(group->progress_arg);
+        for (int i = 0; i < (now - start < group->spin ? SPINS_PER_CLOCK : 1); i++) {
+            if (wait->ready(wait->arg)) return HPC_OK;
+            hpc_cpu_relax();
+        }
+        status = look_around(group, wait);
+        if (status != HPC_IN_PROGRESS) return status;
+        now = hpc_now();
+        if (now >= deadline) return wait->ready(wait->arg) ? HPC_OK : fail_timeout(group, wait, timeout);
+        if (now - start < group->spin) continue;
+        if (held != 0 || now - start < group->spin + group->yield)
+            sched_yield();
+        else
+            sleep_on_bell(group, wait, deadline - now);
+    }
+}

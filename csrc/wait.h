@@ -1,0 +1,88 @@
+/* How a rank waits, everywhere the same: spin briefly, yield, then sleep on its bell.
+ *
+ * The bell is the only word threads sleep on: one a context, in a page that same-host peers map. Whoever changes
+ * something that rank may be waiting for (a signal, a notification, an ACK) rings it afterwards; with nobody asleep
+ * that is one load. */
+#ifndef HPC_WAIT_H
+#define HPC_WAIT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "status.h"
+
+typedef struct hpc_bell {
+    _Alignas(64) _Atomic uint32_t sleepers; /* threads between "about to look once more" and "awake" */
+    _Alignas(64) _Atomic uint32_t rings;    /* the futex word */
+} hpc_bell;
+
+enum { HPC_REASON_BYTES = 160 };
+
+/* What a wait must know of the group. */
+typedef struct hpc_group {
+    int rank, size;
+    double timeout, spin, yield;
+    _Atomic int *states;               /* hpc_peer_state by rank */
+    char (*reasons)[HPC_REASON_BYTES]; /* why a rank failed; written before its state */
+    _Atomic int departures;            /* ranks that left or failed: 0 spares the look at states */
+    _Atomic int closed;
+    hpc_bell *bell;
+    const char *owner;          /* a page that the kernel wipes in a forked child: 1 in the process that made it */
+    int (*progress)(void *arg); /* moves what a transport holds back; how much is left. NULL if none does */
+    void *progress_arg;
+} hpc_group;
+
+typedef struct hpc_wait {
+    const char *op;
+    int (*ready)(void *arg);                   /* may be called often: nonzero when the wait is over */
+    int (*waiting_for)(void *arg, int *ranks); /* fills in whom the wait is for, at most size of them; how many */
+    void *arg;
+} hpc_wait;
+
+/* HPC_OK when ready; HPC_ERR_PEER when any rank failed or one of waiting_for has left (or none is left of them);
+ * HPC_ERR_TIMEOUT; HPC_ERR_INVALID when the context is closed meanwhile. A condition that holds wins over all of these.
+ */
+int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout);
+
+/* HPC_ERR_INVALID in a forked child and after close. */
+int hpc_group_usable(const hpc_group *group, const char *op);
+static inline int hpc_group_is_mine(const hpc_group *group) {
+    return *(volatile const char *)group->owner == 1;
+}
+
+/* HPC_ERR_PEER if rank has left or failed. */
+int hpc_group_peer_present(const hpc_group *group, int rank, const char *op);
+
+/* Marks rank as departed (first word wins) and wakes every local wait. */
+void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason);
+
+double hpc_now(void); /* seconds, monotonic */
+double hpc_deadline(const hpc_group *group, double timeout);
+
+void hpc_bell_wake(hpc_bell *bell);
+
+static inline void hpc_cpu_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+/* Call after the store that the owner of the bell may be waiting for.
+ *
+ * Order: this thread does  store word; fence; load sleepers.  A waiter does  sleepers += 1; fence; load word; sleep.
+ * The two fences are totally ordered: if ours comes first the waiter's load sees the word and it does not sleep; if the
+ * waiter's comes first we see its sleepers and wake it. The futex word settles the rest: it is read before the waiter's
+ * last look, and FUTEX_WAIT returns at once if a ring has changed it since. */
+static inline void hpc_bell_ring(hpc_bell *bell) {
+#if defined(__SANITIZE_THREAD__)
+    /* TSan knows no fences: a read-modify-write stands in for fence and load. */
+    if (atomic_fetch_add(&bell->sleepers, 0) != 0) hpc_bell_wake(bell);
+#else
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&bell->sleepers, memory_order_relaxed) != 0) hpc_bell_wake(bell);
+#endif
+}
+
+#endif
