@@ -1,0 +1,500 @@
+#define _GNU_SOURCE
+#include "context.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lane.h"
+
+static const uint32_t MAGIC = 0x68706d61;
+static const uint32_t VERSION = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
+
+void hpc_config_init(hpc_config *config) {
+    *config = (hpc_config){
+        .size = sizeof *config, .timeout = 30, .transports = NULL, .spin = -1, .yield = -1, .loop_seed = 0};
+}
+
+size_t hpc_address_size(void) {
+    return sizeof(hpc_address);
+}
+
+/* ---- create ---- */
+
+static void describe_self(hpc_context *c, const char *transports) {
+    hpc_address *a = &c->self;
+    struct stat s;
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
+    char id[64] = "";
+    *a = (hpc_address){
+        .magic = MAGIC, .version = VERSION, .nbytes = sizeof *a, .rank = c->group.rank, .size = c->group.size};
+    a->cores = hpc_core_count();
+    if (boot != NULL) {
+        if (fgets(id, sizeof id, boot) == NULL) id[0] = 0;
+        fclose(boot);
+    }
+    for (const char *p = id; *p != 0; p++) a->host[0] = a->host[0] * 1099511628211u + (unsigned char)*p;
+    a->host[1] = stat("/proc/self/ns/net", &s) == 0 ? (uint64_t)s.st_ino : 0;
+    if (gethostname(a->hostname, sizeof a->hostname - 1) != 0) snprintf(a->hostname, sizeof a->hostname, "?");
+    snprintf(a->transports, sizeof a->transports, "%s", transports == NULL ? "" : transports);
+    hpc_control_address_of(c->control, &a->control);
+}
+
+static void *owner_page(void) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *p = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    if (madvise(p, page, MADV_WIPEONFORK) != 0) {
+        munmap(p, page);
+        return NULL;
+    }
+    p[0] = 1;
+    return p;
+}
+
+int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context **context) {
+    hpc_config defaults;
+    hpc_context *c = NULL;
+    int status;
+    if (context == NULL) return hpc_fail(HPC_ERR_INVALID, "init", "init: context is NULL");
+    *context = NULL;
+    hpc_config_init(&defaults);
+    if (config == NULL) config = &defaults;
+    if (config->size != sizeof *config)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: config->size is %zu, not %zu: call hpc_config_init first",
+                        config->size, sizeof *config);
+    if (size < 1 || rank < 0 || rank >= size)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: rank %d of %d ranks; rank must be in 0..size-1", rank, size);
+    if (!(config->timeout > 0)) /* also a NaN */
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: timeout is %g s; it must be more than 0", config->timeout);
+    if (config->transports != NULL && strlen(config->transports) >= HPC_TRANSPORTS_BYTES)
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: transports \"%s\" is too long", config->transports);
+    status = hpc_transport_check(config->transports);
+    if (status != HPC_OK) return status;
+
+    c = calloc(1, sizeof *c);
+    if (c == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory");
+    hpc_group *g = &c->group;
+    atomic_init(&c->references, 1);
+    g->rank = rank;
+    g->size = size;
+    g->timeout = config->timeout;
+    g->spin = config->spin;
+    g->yield = config->yield;
+    c->loop_seed = config->loop_seed;
+    g->owner = owner_page();
+    g->states = calloc((size_t)size, sizeof *g->states);
+    g->reasons = calloc((size_t)size, sizeof *g->reasons);
+    c->addresses = calloc((size_t)size, sizeof *c->addresses);
+    c->transports = calloc((size_t)size, sizeof *c->transports);
+    if (g->owner == NULL || g->states == NULL || g->reasons == NULL || c->addresses == NULL || c->transports == NULL) {
+        status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d ranks", size);
+        goto err;
+    }
+    status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
+    if (status != HPC_OK) goto err;
+    g->bell = hpc_memory_data(c->bell_memory);
+    status = hpc_control_open(g, c->bell_memory, &c->control);
+    if (status != HPC_OK) goto err;
+    describe_self(c, config->transports);
+    *context = c;
+    return HPC_OK;
+err:
+    hpc_context_release(c);
+    return status;
+}
+
+int hpc_context_address(const hpc_context *context, void *address) {
+    if (context == NULL || address == NULL)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: context or address is NULL");
+    memcpy(address, &context->self, sizeof context->self);
+    return HPC_OK;
+}
+
+/* ---- connect ---- */
+
+static int check_addresses(const hpc_context *c) {
+    const hpc_address *all = c->addresses, *first = &all[0];
+    for (int r = 0; r < c->group.size; r++) {
+        const hpc_address *a = &all[r];
+        if (a->magic != MAGIC)
+            return hpc_fail(
+                HPC_ERR_CONFIG, "init",
+                "init: what came as rank %d's address is none; did the out-of-band allgather mix up its bytes?", r);
+        if (a->version != first->version || a->nbytes != first->nbytes)
+            return hpc_fail(
+                HPC_ERR_CONFIG, "init",
+                "init: rank %d runs hpcomm %u.%u.%u and rank 0 runs %u.%u.%u; install the same version on every host",
+                r, a->version >> 16, a->version >> 8 & 255, a->version & 255, first->version >> 16,
+                first->version >> 8 & 255, first->version & 255);
+    }
+    for (int r = 0; r < c->group.size; r++) {
+        if (all[r].size != first->size)
+            return hpc_fail(HPC_ERR_CONFIG, "init", "init: rank %d counts %d ranks and rank 0 counts %d", r,
+                            all[r].size, first->size);
+        if (all[r].rank != r)
+            return hpc_fail(HPC_ERR_CONFIG, "init",
+                            "init: place %d of the addresses holds rank %d's; give them in rank order", r, all[r].rank);
+        if (strcmp(all[r].transports, first->transports) != 0)
+            return hpc_fail(HPC_ERR_CONFIG, "init",
+                            "init: rank %d allows transports \"%s\" and rank 0 \"%s\"; set HPCOMM_TRANSPORT alike", r,
+                            all[r].transports, first->transports);
+    }
+    if (memcmp(&all[c->group.rank], &c->self, sizeof c->self) != 0)
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: place %d of the addresses is not this rank's own",
+                        c->group.rank);
+    return HPC_OK;
+}
+
+static int on_same_host(const hpc_address *a, const hpc_address *b) {
+    return a->host[0] == b->host[0] && a->host[1] == b->host[1];
+}
+
+/* Every pair is judged by every rank alike, so that one unreachable pair fails the start of all of them. */
+static int choose_transports(hpc_context *c) {
+    const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
+    char why[256];
+    for (int a = 0; a < c->group.size; a++)
+        for (int b = 0; b < c->group.size; b++) {
+            const hpc_transport *t = hpc_transport_choose(names, &c->addresses[a], &c->addresses[b], why, sizeof why);
+            if (t == NULL)
+                return hpc_fail(HPC_ERR_UNSUPPORTED, "init",
+                                "init: no transport reaches rank %d (%s) from rank %d (%s): %s", b,
+                                c->addresses[b].hostname, a, c->addresses[a].hostname, why);
+            if (a == c->group.rank) c->transports[b] = t;
+        }
+    return HPC_OK;
+}
+
+/* With a core for each rank of the host a spin costs nobody anything; with fewer it takes the core of the rank that is
+ * waited for, and yielding for longer beats the futex' wake-up (docs/architecture.md, Waiting). */
+static void choose_waiting(hpc_context *c) {
+    int here = 0, cores = c->self.cores;
+    for (int r = 0; r < c->group.size; r++) {
+        if (!on_same_host(&c->addresses[r], &c->self)) continue;
+        here++;
+        if (c->addresses[r].cores < cores) cores = c->addresses[r].cores;
+    }
+    if (c->group.spin < 0) c->group.spin = here <= cores ? 50e-6 : 0;
+    if (c->group.yield < 0) c->group.yield = here <= cores ? 100e-6 : 500e-6;
+}
+
+static int progress_all(void *arg) {
+    hpc_context *c = arg;
+    const hpc_transport *done = NULL;
+    int left = 0;
+    for (int r = 0; r < c->group.size; r++) {
+        const hpc_transport *t = c->transports[r];
+        if (t == done || t->progress == NULL) continue;
+        left += t->progress(c);
+        done = t;
+    }
+    return left;
+}
+
+int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
+    double deadline;
+    hpc_control_address *controls;
+    int status;
+    if (c == NULL || addresses == NULL) return hpc_fail(HPC_ERR_INVALID, "init", "init: context or addresses is NULL");
+    status = hpc_group_usable(&c->group, "init");
+    if (status != HPC_OK) return status;
+    if (c->connected) return hpc_fail(HPC_ERR_INVALID, "init", "init: the context is connected already");
+    deadline = hpc_deadline(&c->group, timeout);
+    memcpy(c->addresses, addresses, (size_t)c->group.size * sizeof *c->addresses);
+    for (int r = 0; r < c->group.size; r++) { /* they came from outside: end their texts */
+        c->addresses[r].hostname[HPC_HOST_BYTES - 1] = 0;
+        c->addresses[r].transports[HPC_TRANSPORTS_BYTES - 1] = 0;
+    }
+    status = check_addresses(c);
+    if (status == HPC_OK) status = choose_transports(c);
+    if (status != HPC_OK) return status;
+    choose_waiting(c);
+
+    controls = calloc((size_t)c->group.size, sizeof *controls);
+    if (controls == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d addresses", c->group.size);
+    for (int r = 0; r < c->group.size; r++) controls[r] = c->addresses[r].control;
+    status = hpc_control_connect(c->control, controls, deadline);
+    free(controls);
+    if (status == HPC_OK) status = hpc_lane_open(c, 1, deadline, &c->lane);
+    if (status != HPC_OK) return status;
+    for (int r = 0; r < c->group.size; r++)
+        if (c->transports[r]->progress != NULL) {
+            c->group.progress_arg = c;
+            c->group.progress = progress_all;
+        }
+    c->connected = 1;
+    return HPC_OK;
+}
+
+static int carry_out_of_band(const hpc_oob *oob, const void *mine, void *all, double deadline, const hpc_group *g) {
+    void *request = NULL;
+    int status = oob->allgather(mine, all, sizeof(hpc_address), oob->arg, &request);
+    if (status < 0)
+        return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: the out-of-band allgather failed to start (%d)", status);
+    for (int turn = 0; (status = oob->test(request)) == HPC_IN_PROGRESS; turn++) {
+        if (hpc_now() >= deadline) /* The request is not freed: the callback may still write into its buffers. */
+            return hpc_fail(
+                HPC_ERR_TIMEOUT, "init",
+                "rank %d: init: the out-of-band allgather of %d ranks did not end in time; did every rank start?",
+                g->rank, g->size);
+        sched_yield();
+    }
+    oob->free(request);
+    if (status != HPC_OK)
+        return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: the out-of-band allgather failed (%d)", status);
+    return HPC_OK;
+}
+
+int hpc_init(const hpc_oob *oob, const hpc_config *config, hpc_context **context) {
+    hpc_context *c = NULL;
+    void *all = NULL;
+    double deadline;
+    int status;
+    if (context == NULL || oob == NULL || oob->allgather == NULL || oob->test == NULL || oob->free == NULL)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: context, oob or one of its functions is NULL");
+    *context = NULL;
+    status = hpc_context_create(oob->rank, oob->size, config, &c);
+    if (status != HPC_OK) return status;
+    deadline = hpc_deadline(&c->group, -1);
+    all = calloc((size_t)oob->size, sizeof(hpc_address));
+    status = all == NULL ? hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d addresses", oob->size)
+                         : carry_out_of_band(oob, &c->self, all, deadline, &c->group);
+    if (status == HPC_OK) {
+        double left = deadline - hpc_now();
+        status = hpc_context_connect(c, all, left > 0 ? left : 0);
+    }
+    if (status != HPC_ERR_TIMEOUT) free(all); /* see carry_out_of_band */
+    if (status != HPC_OK) {
+        hpc_context_free(c);
+        return status;
+    }
+    *context = c;
+    return HPC_OK;
+}
+
+/* ---- facts ---- */
+
+int hpc_context_rank(const hpc_context *context) {
+    return context->group.rank;
+}
+
+int hpc_context_size(const hpc_context *context) {
+    return context->group.size;
+}
+
+int hpc_context_check_rank(const hpc_context *c, int rank, const char *what, const char *op) {
+    if (rank >= 0 && rank < c->group.size) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: %s %d is out of range; ranks are 0 to %d", op, what, rank,
+                    c->group.size - 1);
+}
+
+int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
+    if (c == NULL || peer == NULL) return hpc_fail(HPC_ERR_INVALID, "peer", "peer: context or peer is NULL");
+    int status = hpc_context_check_rank(c, rank, "rank", "peer");
+    if (status != HPC_OK) return status;
+    peer->state = atomic_load_explicit(&c->group.states[rank], memory_order_acquire);
+    peer->transport = c->transports[rank] == NULL ? "" : rank == c->group.rank ? "self" : c->transports[rank]->name;
+    peer->host = c->addresses[rank].hostname;
+    peer->pid = c->addresses[rank].control.pid;
+    return HPC_OK;
+}
+
+const char *hpc_context_note(const hpc_context *c, int i) {
+    return c != NULL && i >= 0 && i < c->n_notes ? c->notes[i] : NULL;
+}
+
+int hpc_context_ready(const hpc_context *c, const char *op) {
+    if (c == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: context is NULL", op);
+    int status = hpc_group_usable(&c->group, op);
+    if (status == HPC_OK && !c->connected)
+        status = hpc_fail(HPC_ERR_INVALID, op, "%s: the context is not connected yet", op);
+    return status;
+}
+
+hpc_lane *hpc_context_lane(hpc_context *c, hpc_lane *lane) {
+    return lane != NULL ? lane : c->lane;
+}
+
+/* ---- collectives ---- */
+
+int hpc_allgather(hpc_context *c, const void *send, void *recv, size_t nbytes, double timeout) {
+    static const char op[] = "allgather";
+    hpc_reply *replies;
+    int status = hpc_context_ready(c, op);
+    if (status != HPC_OK) return status;
+    if (nbytes > 0 && (send == NULL || recv == NULL))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: a buffer is NULL while nbytes is %zu", op, nbytes);
+    replies = calloc((size_t)c->group.size, sizeof *replies);
+    if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    status = hpc_control_exchange(c->control, op, send, nbytes, -1, replies, hpc_deadline(&c->group, timeout));
+    if (status == HPC_OK) {
+        for (int r = 1; r < c->group.size && status == HPC_OK; r++)
+            if (replies[r].nbytes != replies[0].nbytes)
+                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d gives %zu bytes and rank 0 gives %zu", op, r,
+                                  replies[r].nbytes, replies[0].nbytes);
+        for (int r = 0; r < c->group.size && status == HPC_OK && nbytes > 0; r++)
+            memcpy((char *)recv + (size_t)r * nbytes, replies[r].data, nbytes);
+        hpc_control_free_replies(c->control, replies);
+    }
+    free(replies);
+    return status;
+}
+
+int hpc_barrier(hpc_context *c, double timeout) {
+    static const char op[] = "barrier";
+    hpc_reply *replies;
+    int status = hpc_context_ready(c, op);
+    if (status != HPC_OK) return status;
+    replies = calloc((size_t)c->group.size, sizeof *replies);
+    if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    status = hpc_control_exchange(c->control, op, NULL, 0, -1, replies, hpc_deadline(&c->group, timeout));
+    if (status == HPC_OK) hpc_control_free_replies(c->control, replies);
+    free(replies);
+    return status;
+}
+
+int hpc_context_agree(hpc_context *c, const char *op, int status, double deadline) {
+    struct verdict {
+        int status;
+        char message[512];
+    } mine = {.status = status};
+    hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
+    int own = status;
+    if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    if (own != HPC_OK) snprintf(mine.message, sizeof mine.message, "%s", hpc_last_error()->message);
+    status = hpc_control_exchange(c->control, op, &mine, sizeof mine, -1, replies, deadline);
+    if (status == HPC_OK) {
+        for (int r = 0; r < c->group.size && status == HPC_OK; r++) {
+            const struct verdict *v = replies[r].data;
+            if (replies[r].nbytes != sizeof *v)
+                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d sent %zu bytes of verdict, not %zu", op, r,
+                                  replies[r].nbytes, sizeof *v);
+            else if (v->status != HPC_OK)
+                status = hpc_fail(v->status, op, "on rank %d: %.*s", r, (int)sizeof v->message - 1, v->message);
+        }
+        hpc_control_free_replies(c->control, replies);
+    }
+    free(replies);
+    return status;
+}
+
+int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, double deadline) {
+    size_t size = (size_t)c->group.size, me = (size_t)c->group.rank;
+    hpc_blob *blobs = calloc(size, sizeof *blobs);
+    hpc_reply *replies = calloc(size, sizeof *replies);
+    int fd = -1, status = HPC_OK;
+    if (blobs == NULL || replies == NULL) status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    for (size_t r = 0; r < size && status == HPC_OK; r++) {
+        blobs[r].fd = -1;
+        if (r != me) status = joint->export_to(c->transports[r], joint->object, (int)r, &blobs[r]);
+        if (blobs[r].fd >= 0) fd = blobs[r].fd;
+    }
+    if (status == HPC_OK)
+        status = hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, fd, replies, deadline);
+    if (status == HPC_OK) {
+        for (size_t r = 0; r < size; r++) {
+            hpc_blob blob;
+            if (r == me || status != HPC_OK) continue;
+            if (replies[r].nbytes != size * sizeof blob) {
+                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %zu sent %zu bytes of addresses, not %zu", op, r,
+                                  replies[r].nbytes, size * sizeof blob);
+                continue;
+            }
+            memcpy(&blob, (hpc_blob *)replies[r].data + me, sizeof blob);
+            blob.fd = replies[r].fd;
+            replies[r].fd = -1;
+            status = joint->attach(c->transports[r], joint->object, (int)r, &blob);
+        }
+        hpc_control_free_replies(c->control, replies);
+        status = hpc_context_agree(c, op, status, deadline);
+    }
+    free(blobs);
+    free(replies);
+    return status;
+}
+
+int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, double deadline) {
+    struct demand {
+        uint64_t asked, available;
+    } mine = {nbytes, hpc_memory_available()};
+    hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
+    int status;
+    if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    status = hpc_control_exchange(c->control, op, &mine, sizeof mine, -1, replies, deadline);
+    if (status == HPC_OK) {
+        for (int r = 0; r < c->group.size && status == HPC_OK; r++) {
+            struct demand all = {0, UINT64_MAX};
+            int ranks = 0;
+            for (int other = 0; other < c->group.size; other++) {
+                const struct demand *d = replies[other].data;
+                if (replies[other].nbytes != sizeof *d || !on_same_host(&c->addresses[r], &c->addresses[other]))
+                    continue;
+                all.asked = d->asked > UINT64_MAX - all.asked ? UINT64_MAX : all.asked + d->asked;
+                if (d->available < all.available) all.available = d->available;
+                ranks++;
+            }
+            if (all.asked > all.available)
+                status =
+                    hpc_fail(HPC_ERR_MEMORY, op,
+                             "%s: %d rank%s on %s ask for %llu bytes together and %llu are available; ask for less", op,
+                             ranks, ranks == 1 ? "" : "s", c->addresses[r].hostname, (unsigned long long)all.asked,
+                             (unsigned long long)all.available);
+        }
+        hpc_control_free_replies(c->control, replies);
+    }
+    free(replies);
+    return status;
+}
+
+/* ---- leaving ---- */
+
+static int leave(hpc_context *c, const char *why) {
+    if (c == NULL || !hpc_group_is_mine(&c->group)) return HPC_OK;
+    if (atomic_exchange(&c->group.closed, 1)) return HPC_OK;
+    hpc_bell_ring(c->group.bell); /* this rank's own waits end too */
+    hpc_control_stop(c->control, why);
+    return HPC_OK;
+}
+
+int hpc_context_close(hpc_context *context) {
+    return leave(context, NULL);
+}
+
+int hpc_context_abort(hpc_context *context, const char *why) {
+    return leave(context, why != NULL && why[0] != 0 ? why : "it gave up");
+}
+
+void hpc_context_free(hpc_context *context) {
+    if (context == NULL) return;
+    hpc_context_close(context);
+    hpc_context_release(context);
+}
+
+hpc_context *hpc_context_retain(hpc_context *context) {
+    atomic_fetch_add_explicit(&context->references, 1, memory_order_relaxed);
+    return context;
+}
+
+void hpc_context_release(hpc_context *c) {
+    if (c->group.owner != NULL && !hpc_group_is_mine(&c->group)) return; /* a forked child tears nothing down */
+    if (atomic_fetch_sub_explicit(&c->references, 1, memory_order_acq_rel) != 1) return;
+    hpc_lane_free(c->lane);
+    if (c->group.progress != NULL)
+        for (int r = 0; r < c->group.size; r++)
+            if (c->transports[r]->release != NULL) c->transports[r]->release(c);
+    hpc_control_free(c->control);
+    hpc_memory_release(c->bell_memory);
+    if (c->group.owner != NULL) munmap((void *)(uintptr_t)c->group.owner, (size_t)sysconf(_SC_PAGESIZE));
+    free(c->transports);
+    free(c->addresses);
+    free(c->group.reasons);
+    free(c->group.states);
+    free(c);
+}

@@ -1,0 +1,72 @@
+/* One rank's place in a group: its control channel, its peers and the transport chosen for each. */
+#ifndef HPC_CONTEXT_H
+#define HPC_CONTEXT_H
+
+#include "control.h"
+#include "transport.h"
+
+enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_NOTE_BYTES = 200, HPC_NOTES = 8 };
+
+/* What a rank says of itself; opaque to whoever carries it. Its first three members never change between versions. */
+typedef struct hpc_address {
+    uint32_t magic;
+    uint32_t version; /* major << 16 | minor << 8 | patch */
+    uint32_t nbytes;
+    int32_t rank, size;
+    int32_t cores;
+    uint64_t host[2]; /* the same for processes that can share abstract sockets: boot and network namespace */
+    hpc_control_address control;
+    char hostname[HPC_HOST_BYTES];
+    char transports[HPC_TRANSPORTS_BYTES];
+} hpc_address;
+
+struct hpc_context {
+    hpc_group group;
+    _Atomic int references; /* the handle, and every window, lane and queue */
+    hpc_memory *bell_memory;
+    hpc_control *control;
+    hpc_address self;
+    hpc_address *addresses;           /* of all ranks, once connected */
+    const hpc_transport **transports; /* by rank; NULL before connect */
+    hpc_lane *lane;                   /* the first one */
+    uint64_t loop_seed;
+    void *held; /* loop's: what it holds back */
+    int connected;
+    char notes[HPC_NOTES][HPC_NOTE_BYTES];
+    int n_notes;
+};
+
+hpc_context *hpc_context_retain(hpc_context *context);
+void hpc_context_release(hpc_context *context);
+
+/* HPC_OK if calls may be made on it: connected, open, and this process's own. */
+int hpc_context_ready(const hpc_context *context, const char *op);
+
+/* The lane, or the context's first one for NULL. */
+hpc_lane *hpc_context_lane(hpc_context *context, hpc_lane *lane);
+
+/* Collective: every rank gives its status; HPC_OK if all are, else the own failure or that of the lowest rank that
+ * failed. */
+int hpc_context_agree(hpc_context *context, const char *op, int status, double deadline);
+
+/* Collective: makes every rank's object reachable for every other one, by the transport chosen for each pair. export
+ * and attach are called once a peer. When it fails on one rank it fails on all. */
+typedef struct hpc_joint {
+    void *object;
+    int (*export_to)(const hpc_transport *transport, void *object, int peer, hpc_blob *blob);
+    int (*attach)(const hpc_transport *transport, void *object, int peer, const hpc_blob *blob);
+} hpc_joint;
+int hpc_context_join(hpc_context *context, const char *op, const hpc_joint *joint, double deadline);
+
+/* Collective: HPC_ERR_MEMORY on every rank unless each host can hold what its ranks together ask for. */
+int hpc_context_check_memory(hpc_context *context, const char *op, size_t nbytes, double deadline);
+
+/* HPC_ERR_INVALID unless 0 <= rank < size. */
+int hpc_context_check_rank(const hpc_context *context, int rank, const char *what, const char *op);
+
+static inline int hpc_same_process(const hpc_context *context, int rank) {
+    const hpc_control_address *a = &context->self.control, *b = &context->addresses[rank].control;
+    return a->pid == b->pid && a->pid_namespace == b->pid_namespace;
+}
+
+#endif

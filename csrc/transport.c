@@ -1,0 +1,47 @@
+#include "context.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Best first; loop last, since it is for one process and taken only when asked for. */
+static const hpc_transport *const transports[] = {&hpc_transport_shm, &hpc_transport_loop};
+enum { TRANSPORTS = sizeof transports / sizeof transports[0] };
+
+const char *hpc_transport_name(int i) {
+    return i >= 0 && i < TRANSPORTS ? transports[i]->name : NULL;
+}
+
+static const hpc_transport *find(const char *name, size_t length) {
+    for (int i = 0; i < TRANSPORTS; i++)
+        if (strlen(transports[i]->name) == length && memcmp(transports[i]->name, name, length) == 0)
+            return transports[i];
+    return NULL;
+}
+
+int hpc_transport_check(const char *names) {
+    for (const char *p = names; p != NULL; p = *p == ',' ? p + 1 : NULL) {
+        size_t length = strcspn(p, ",");
+        if (find(p, length) == NULL)
+            return hpc_fail(HPC_ERR_CONFIG, "init", "init: there is no transport \"%.*s\"; this build has shm and loop",
+                            (int)length, p);
+        p += length;
+    }
+    return HPC_OK;
+}
+
+const hpc_transport *hpc_transport_choose(const char *names, const struct hpc_address *self,
+                                          const struct hpc_address *peer, char *why, size_t cap) {
+    const char *reason = "";
+    size_t used = 0;
+    why[0] = 0;
+    if (names == NULL) names = "shm";
+    for (const char *p = names; p != NULL; p = *p == ',' ? p + 1 : NULL) {
+        size_t length = strcspn(p, ",");
+        const hpc_transport *t = find(p, length);
+        if (t != NULL && t->reaches(self, peer, &reason)) return t;
+        if (t != NULL && used < cap)
+            used += (size_t)snprintf(why + used, cap - used, "%s%s: %s", used > 0 ? "; " : "", t->name, reason);
+        p += length;
+    }
+    return NULL;
+}

@@ -1,0 +1,72 @@
+/* A transport is one const struct: what it is called, what it can do, and how.
+ *
+ * The core keeps one window and one lane object for all transports; each transport keeps, in the slot of a peer that it
+ * serves, what it needs to reach that peer's part. Unless said otherwise a function is called by the thread that uses
+ * the lane, may not block, and returns HPC_OK or a negative status with the error recorded.
+ *
+ * Ordering: put may be late and out of order. A signal or an event may not be seen before any earlier put of the same
+ * lane to the same peer. flush ends when every earlier put of the lane to that peer is in place. Ownership: src is the
+ * caller's and must stay as it is until flush. Offsets and peers were checked by the core. */
+#ifndef HPC_TRANSPORT_H
+#define HPC_TRANSPORT_H
+
+#include "memory.h"
+
+enum { HPC_BLOB_BYTES = 64, HPC_NOTIFY_DEPTH = 256 };
+
+/* What a rank gives its peers so that they can reach an object of it; fd goes along where one is set (not -1). */
+typedef struct hpc_blob {
+    unsigned char bytes[HPC_BLOB_BYTES];
+    int fd;
+} hpc_blob;
+
+struct hpc_address;
+
+typedef struct hpc_transport {
+    const char *name;
+    unsigned caps;
+
+    /* Whether the two ranks can use it; no side effects. why gets the reason when not. */
+    int (*reaches)(const struct hpc_address *self, const struct hpc_address *peer, const char **why);
+
+    /* Windows. export fills the blob for peer (called once for each that this transport serves); attach makes the
+     * peer's part reachable from its blob and takes fd over, also on failure; detach undoes attach. May block shortly;
+     * not on the hot path. */
+    int (*window_export)(hpc_window *window, int peer, hpc_blob *blob);
+    int (*window_attach)(hpc_window *window, int peer, const hpc_blob *blob);
+    void (*window_detach)(hpc_window *window, int peer);
+
+    /* Lanes: the same, for the ring of events. */
+    int (*lane_export)(hpc_lane *lane, int peer, hpc_blob *blob);
+    int (*lane_attach)(hpc_lane *lane, int peer, const hpc_blob *blob);
+    void (*lane_detach)(hpc_lane *lane, int peer);
+
+    int (*put)(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset);
+    int (*put_signal)(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
+                      int signal, uint64_t value);
+    /* HPC_IN_PROGRESS, with nothing done, while the peer's ring is full. */
+    int (*put_notify)(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
+                      uint32_t imm);
+    /* The next event from peer: HPC_OK, or HPC_IN_PROGRESS when there is none. */
+    int (*poll)(hpc_lane *lane, int peer, hpc_event *event);
+    /* HPC_IN_PROGRESS until remote completion. */
+    int (*flush)(hpc_lane *lane, int peer);
+
+    /* Moves what is held back for this rank; returns how much is left. NULL if nothing ever is. Any
+     * thread. */
+    int (*progress)(hpc_context *context);
+    /* Frees what the transport keeps in context->held. NULL if nothing. */
+    void (*release)(hpc_context *context);
+} hpc_transport;
+
+enum { HPC_CAP_PEER_VIEW = 1 /* window_attach maps the peer's memory: put and load by plain instructions */ };
+
+extern const hpc_transport hpc_transport_shm, hpc_transport_loop;
+
+/* The best of names (NULL: every one but loop) that reaches the peer, or NULL with the reasons of all in why. */
+const hpc_transport *hpc_transport_choose(const char *names, const struct hpc_address *self,
+                                          const struct hpc_address *peer, char *why, size_t cap);
+/* HPC_ERR_CONFIG when names holds one that this build lacks. */
+int hpc_transport_check(const char *names);
+
+#endif

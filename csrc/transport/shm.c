@@ -1,0 +1,141 @@
+/* shm: ranks of one host, each other's memory mapped, a put is a copy.
+ *
+ * Order, for every put here: the data's stores come before the signal's (or tail's) store because that one is a
+ * release; but x86's non-temporal stores, which memcpy uses for large blocks, are outside of that order and need an
+ * sfence in between. On the other side the waiter's load of the word is an acquire. Windows of ranks that are threads
+ * of one process are not mapped twice: they share the owner's mapping, so that race detectors see one address. */
+#include <string.h>
+#include <unistd.h>
+
+#include "lane.h"
+#include "ring.h"
+
+typedef struct shm_blob {
+    hpc_memory *memory; /* for a rank of this process, with a reference; else NULL */
+    uint64_t nbytes;
+} shm_blob;
+
+static int reaches(const hpc_address *self, const hpc_address *peer, const char **why) {
+    *why = "another host or network namespace";
+    return self->host[0] == peer->host[0] && self->host[1] == peer->host[1];
+}
+
+static int export_memory(hpc_context *c, hpc_memory *memory, int peer, hpc_blob *blob) {
+    shm_blob b = {hpc_same_process(c, peer) ? hpc_memory_retain(memory) : NULL, memory->nbytes};
+    memcpy(blob->bytes, &b, sizeof b);
+    blob->fd = memory->fd;
+    return HPC_OK;
+}
+
+static int attach_memory(hpc_context *c, int peer, const hpc_blob *blob, size_t at_least, const char *op,
+                         hpc_memory **memory) {
+    shm_blob b;
+    memcpy(&b, blob->bytes, sizeof b);
+    if (hpc_same_process(c, peer)) {
+        *memory = b.memory;
+        if (blob->fd >= 0) close(blob->fd);
+        return HPC_OK;
+    }
+    if (blob->fd < 0 || b.nbytes < at_least)
+        return hpc_fail_transport(op, "shm", peer, "%s: rank %d gave %s", op, peer,
+                                  blob->fd < 0 ? "no descriptor" : "too little memory");
+    return hpc_memory_attach(blob->fd, (size_t)b.nbytes, op, memory);
+}
+
+static int window_export(hpc_window *w, int peer, hpc_blob *blob) {
+    return export_memory(w->context, w->memory, peer, blob);
+}
+
+static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
+    hpc_part *part = &w->parts[peer];
+    return attach_memory(w->context, peer, blob, part->signals_offset + (size_t)part->signals * HPC_SIGNAL_STRIDE,
+                         "window", &part->memory);
+}
+
+static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
+    return export_memory(lane->context, lane->memory, peer, blob);
+}
+
+static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob) {
+    hpc_context *c = lane->context;
+    hpc_lane_peer *p = &lane->peers[peer];
+    int status = attach_memory(c, peer, blob, (size_t)c->group.size * sizeof(hpc_ring), "lane", &p->memory);
+    if (status == HPC_OK) p->out = (hpc_ring *)hpc_memory_data(p->memory) + c->group.rank;
+    return status;
+}
+
+static void window_detach(hpc_window *w, int peer) {
+    (void)w, (void)peer; /* the core drops the memory */
+}
+
+static void lane_detach(hpc_lane *lane, int peer) {
+    lane->peers[peer].out = NULL;
+}
+
+static inline void store_fence(size_t nbytes) {
+#if defined(__x86_64__)
+    if (nbytes >= 1024) __builtin_ia32_sfence(); /* no memcpy streams less */
+#else
+    (void)nbytes;
+#endif
+}
+
+static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
+    (void)lane;
+    if (nbytes > 0) memcpy((char *)hpc_memory_data(w->parts[peer].memory) + offset, src, nbytes);
+    store_fence(nbytes);
+    return HPC_OK;
+}
+
+static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
+                      int signal, uint64_t value) {
+    _Atomic uint64_t *word = hpc_signal_at(&w->parts[peer], signal);
+    __builtin_prefetch((const void *)word,
+                       1); /* fetch both lines at once: stores are made in order, fetches need not be */
+    put(lane, w, peer, src, nbytes, offset);
+    atomic_store_explicit(word, value, memory_order_release);
+    hpc_bell_ring(hpc_control_bell(w->context->control, peer));
+    return HPC_OK;
+}
+
+static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
+                      uint32_t imm) {
+    hpc_ring *ring = lane->peers[peer].out;
+    uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed); /* its only writer is this lane */
+    if (hpc_ring_is_full(ring, tail)) return HPC_IN_PROGRESS;
+    put(lane, w, peer, src, nbytes, offset);
+    hpc_ring_push(ring, tail, imm, nbytes);
+    hpc_bell_ring(hpc_control_bell(w->context->control, peer));
+    return HPC_OK;
+}
+
+static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
+    int status = hpc_ring_pop(lane->peers[peer].in, event);
+    /* A sender may sleep until the ring has room. */
+    if (status == HPC_OK) hpc_bell_ring(hpc_control_bell(lane->context->control, peer));
+    return status;
+}
+
+static int flush(hpc_lane *lane, int peer) {
+    (void)lane, (void)peer;
+    return HPC_OK; /* a put is in place when it returns */
+}
+
+const hpc_transport hpc_transport_shm = {
+    .name = "shm",
+    .caps = HPC_CAP_PEER_VIEW,
+    .reaches = reaches,
+    .window_export = window_export,
+    .window_attach = window_attach,
+    .window_detach = window_detach,
+    .lane_export = lane_export,
+    .lane_attach = lane_attach,
+    .lane_detach = lane_detach,
+    .put = put,
+    .put_signal = put_signal,
+    .put_notify = put_notify,
+    .poll = poll_ring,
+    .flush = flush,
+    .progress = NULL,
+    .release = NULL,
+};

@@ -1,0 +1,245 @@
+#include "window.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lane.h"
+
+enum { TYPE_BYTES = 128 };
+
+/* What the ranks must agree on before anything is allocated. */
+struct description {
+    uint64_t nbytes;
+    int32_t signals;
+    char type[TYPE_BYTES];
+};
+
+static int check_agreement(hpc_context *c, const char *op, const struct description *mine, double deadline) {
+    hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
+    int status;
+    if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    status = hpc_control_exchange(c->control, op, mine, sizeof *mine, -1, replies, deadline);
+    if (status == HPC_OK) {
+        const struct description *first = replies[0].data;
+        for (int r = 1; r < c->group.size && status == HPC_OK; r++) {
+            const struct description *d = replies[r].data;
+            if (d->nbytes != first->nbytes)
+                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d asks for %llu bytes and rank 0 for %llu", op, r,
+                                  (unsigned long long)d->nbytes, (unsigned long long)first->nbytes);
+            else if (d->signals != first->signals)
+                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d asks for %d signals and rank 0 for %d", op, r,
+                                  d->signals, first->signals);
+            else if (strcmp(d->type, first->type) != 0)
+                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d has type \"%s\" and rank 0 has \"%s\"", op, r,
+                                  d->type, first->type);
+        }
+        hpc_control_free_replies(c->control, replies);
+    }
+    free(replies);
+    return status;
+}
+
+int hpc_window_create(hpc_context *c, size_t nbytes, int signals, const char *type, double timeout,
+                      hpc_window **window) {
+    static const char op[] = "window";
+    struct description mine = {.nbytes = nbytes, .signals = signals};
+    double deadline;
+    int status = hpc_context_ready(c, op);
+    if (status != HPC_OK) return status;
+    deadline = hpc_deadline(&c->group, timeout);
+    if (window == NULL)
+        status = hpc_fail(HPC_ERR_INVALID, op, "%s: window is NULL", op);
+    else if (signals < 0 || signals > 1 << 24)
+        status = hpc_fail(HPC_ERR_INVALID, op, "%s: %d signals; 0 to %d are possible", op, signals, 1 << 24);
+    else if (type != NULL && strlen(type) >= TYPE_BYTES)
+        status = hpc_fail(HPC_ERR_INVALID, op, "%s: type has %zu characters; at most %d are possible", op, strlen(type),
+                          TYPE_BYTES - 1);
+    /* A rank whose arguments are wrong says so to the others, who would wait for it otherwise. */
+    status = hpc_context_agree(c, op, status, deadline);
+    if (window != NULL) *window = NULL;
+    if (status != HPC_OK) return status;
+    snprintf(mine.type, sizeof mine.type, "%s", type != NULL ? type : "");
+    status = check_agreement(c, op, &mine, deadline);
+    if (status == HPC_OK) status = hpc_window_create_parts(c, op, nbytes, signals, deadline, window);
+    return status;
+}
+
+/* ---- parts ---- */
+
+static size_t signals_offset(size_t nbytes) {
+    return (nbytes + HPC_SIGNAL_STRIDE - 1) / HPC_SIGNAL_STRIDE * HPC_SIGNAL_STRIDE;
+}
+
+/* What a rank says of its part, in front of its blobs' exchange. */
+struct extent {
+    uint64_t nbytes;
+    int32_t signals;
+};
+
+static int learn_extents(hpc_window *w, const char *op, double deadline) {
+    hpc_context *c = w->context;
+    hpc_part *mine = &w->parts[c->group.rank];
+    struct extent extent = {mine->nbytes, mine->signals};
+    hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
+    int status;
+    if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    status = hpc_control_exchange(c->control, op, &extent, sizeof extent, -1, replies, deadline);
+    if (status == HPC_OK) {
+        for (int r = 0; r < c->group.size; r++) {
+            memcpy(&extent, replies[r].data, sizeof extent);
+            w->parts[r].nbytes = (size_t)extent.nbytes;
+            w->parts[r].signals = extent.signals;
+            w->parts[r].signals_offset = signals_offset((size_t)extent.nbytes);
+        }
+        hpc_control_free_replies(c->control, replies);
+    }
+    free(replies);
+    return status;
+}
+
+static int export_to(const hpc_transport *transport, void *object, int peer, hpc_blob *blob) {
+    return transport->window_export(object, peer, blob);
+}
+
+static int attach(const hpc_transport *transport, void *object, int peer, const hpc_blob *blob) {
+    return transport->window_attach(object, peer, blob);
+}
+
+int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int signals, double deadline,
+                            hpc_window **window) {
+    hpc_window *w = calloc(1, sizeof *w);
+    hpc_part *parts = calloc((size_t)c->group.size, sizeof *parts);
+    size_t extra = HPC_SIGNAL_STRIDE * ((size_t)signals + 1);
+    size_t total = nbytes > SIZE_MAX - extra ? SIZE_MAX : signals_offset(nbytes) + (size_t)signals * HPC_SIGNAL_STRIDE;
+    int status = HPC_OK;
+    if (total == 0) total = 1; /* an empty window still has an address */
+    if (w == NULL || parts == NULL) {
+        free(w);
+        free(parts);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a handle", op);
+    }
+    w->context = hpc_context_retain(c);
+    w->parts = parts;
+    parts[c->group.rank].nbytes = nbytes;
+    parts[c->group.rank].signals = signals;
+    status = hpc_context_check_memory(c, op, total, deadline);
+    if (status == HPC_OK) {
+        status = hpc_memory_create(total, op, &w->memory);
+        status = hpc_context_agree(c, op, status, deadline);
+    }
+    if (status == HPC_OK) status = learn_extents(w, op, deadline);
+    if (status == HPC_OK) {
+        parts[c->group.rank].memory = hpc_memory_retain(w->memory);
+        status = hpc_context_join(c, op, &(hpc_joint){w, export_to, attach}, deadline);
+    }
+    if (status != HPC_OK) {
+        hpc_window_free(w);
+        return status;
+    }
+    *window = w;
+    return HPC_OK;
+}
+
+void hpc_window_free(hpc_window *w) {
+    if (w == NULL || !hpc_group_is_mine(&w->context->group)) return;
+    for (int r = 0; r < w->context->group.size; r++) {
+        if (r != w->context->group.rank) w->context->transports[r]->window_detach(w, r);
+        hpc_memory_release(w->parts[r].memory);
+    }
+    hpc_memory_release(w->memory);
+    hpc_context_release(w->context);
+    free(w->parts);
+    free(w);
+}
+
+/* ---- facts ---- */
+
+void *hpc_window_data(const hpc_window *w) {
+    return hpc_memory_data(w->memory);
+}
+
+size_t hpc_window_nbytes(const hpc_window *w) {
+    return w->parts[w->context->group.rank].nbytes;
+}
+
+int hpc_window_signals(const hpc_window *w) {
+    return w->parts[w->context->group.rank].signals;
+}
+
+static int is_viewable(const hpc_window *w, int rank) {
+    const hpc_context *c = w->context;
+    if (rank < 0 || rank >= c->group.size || w->parts[rank].memory == NULL) return 0;
+    return rank == c->group.rank || (c->transports[rank]->caps & HPC_CAP_PEER_VIEW);
+}
+
+void *hpc_window_peer_view(const hpc_window *w, int peer) {
+    return is_viewable(w, peer) ? hpc_memory_data(w->parts[peer].memory) : NULL;
+}
+
+hpc_memory *hpc_window_memory(const hpc_window *w, int rank) {
+    return is_viewable(w, rank) ? hpc_memory_retain(w->parts[rank].memory) : NULL;
+}
+
+/* ---- signals ---- */
+
+static int check_signal(const hpc_window *w, int signal, const char *op) {
+    if (w == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: window is NULL", op);
+    int status = hpc_group_usable(&w->context->group, op);
+    if (status != HPC_OK) return status;
+    if (signal < 0 || signal >= hpc_window_signals(w))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: signal %d is out of range; the window has %d", op, signal,
+                        hpc_window_signals(w));
+    return HPC_OK;
+}
+
+struct awaited {
+    const hpc_window *window;
+    _Atomic uint64_t *word;
+    uint64_t at_least;
+    int peer;
+};
+
+/* acquire: what was put before the signal is visible once the signal is. */
+static int has_come(void *arg) {
+    const struct awaited *a = arg;
+    return atomic_load_explicit(a->word, memory_order_acquire) >= a->at_least;
+}
+
+/* An unknown writer may be any rank that is still here. */
+static int expected_from(void *arg, int *ranks) {
+    const struct awaited *a = arg;
+    const hpc_group *g = &a->window->context->group;
+    int n = 0;
+    if (a->peer >= 0) {
+        ranks[n++] = a->peer;
+        return n;
+    }
+    for (int r = 0; r < g->size; r++)
+        if ((r != g->rank || g->size == 1) &&
+            atomic_load_explicit(&g->states[r], memory_order_acquire) == HPC_PEER_ALIVE)
+            ranks[n++] = r;
+    return n;
+}
+
+int hpc_test_signal(hpc_window *w, int signal, uint64_t at_least, uint64_t *value) {
+    int status = check_signal(w, signal, "test_signal");
+    if (status != HPC_OK) return status;
+    hpc_group *g = &w->context->group;
+    if (g->progress != NULL) g->progress(g->progress_arg);
+    uint64_t now = atomic_load_explicit(hpc_own_signal(w, signal), memory_order_acquire);
+    if (value != NULL) *value = now;
+    return now >= at_least ? HPC_OK : HPC_IN_PROGRESS;
+}
+
+int hpc_wait_signal(hpc_window *w, int signal, uint64_t at_least, int peer, double timeout, uint64_t *value) {
+    static const char op[] = "wait_signal";
+    int status = check_signal(w, signal, op);
+    if (status == HPC_OK && peer != -1) status = hpc_context_check_rank(w->context, peer, "peer", op);
+    if (status != HPC_OK) return status;
+    struct awaited awaited = {w, hpc_own_signal(w, signal), at_least, peer};
+    const hpc_wait wait = {op, has_come, expected_from, &awaited};
+    status = hpc_wait_for(&w->context->group, &wait, timeout);
+    if (value != NULL) *value = atomic_load_explicit(awaited.word, memory_order_acquire);
+    return status;
+}

@@ -1,0 +1,40 @@
+/* A registered block that every peer may write into, with its signal words behind the data. */
+#ifndef HPC_WINDOW_H
+#define HPC_WINDOW_H
+
+#include "context.h"
+
+enum {
+    HPC_SIGNAL_STRIDE = 64
+}; /* a signal has a cache line of its own: one writer, one reader, nobody else's traffic */
+
+/* How one rank's part is laid out. */
+typedef struct hpc_part {
+    size_t nbytes;         /* of data */
+    size_t signals_offset; /* of signal 0, from the data's start */
+    int signals;
+    hpc_memory *memory; /* mapped here, or NULL */
+    void *handle;       /* the transport's own */
+} hpc_part;
+
+struct hpc_window {
+    hpc_context *context;
+    hpc_memory *memory; /* this rank's part */
+    int closed;         /* no longer attached */
+    hpc_part *parts;    /* by rank, one's own included */
+};
+
+/* hpc_window_create with parts that may differ between ranks, for the queue. */
+int hpc_window_create_parts(hpc_context *context, const char *op, size_t nbytes, int signals, double deadline,
+                            hpc_window **window);
+
+static inline _Atomic uint64_t *hpc_signal_at(const hpc_part *part, int signal) {
+    return (_Atomic uint64_t *)(void *)((char *)hpc_memory_data(part->memory) + part->signals_offset +
+                                        (size_t)signal * HPC_SIGNAL_STRIDE);
+}
+
+static inline _Atomic uint64_t *hpc_own_signal(const hpc_window *window, int signal) {
+    return hpc_signal_at(&window->parts[window->context->group.rank], signal);
+}
+
+#endif
