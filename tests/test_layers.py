@@ -1,0 +1,131 @@
+"""The way of one gradient points one way: imports and includes go down these lists only (docs/architecture.md)."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "hpcomm"
+
+# Top first. Names on one line know nothing of each other.
+PYTHON = """
+cli
+__init__
+context
+queue
+window
+_core launch
+config
+errors
+_ffi
+"""
+
+# Interfaces. A source may include what its own header may, and that header.
+HEADERS = """
+queue.h
+lane.h
+window.h
+context.h
+control.h ring.h
+wait.h transport.h reduce_kernel.h
+memory.h reduce.h
+status.h
+include/hpcomm/hpcomm.h
+"""
+
+# Sources whose header says less than they need, or that have none: the highest header that each may include.
+SOURCES = {
+    "context.c": "lane.h",  # a context opens its first lane
+    "window.c": "lane.h",  # a put goes by a lane
+    "transport.c": "context.h",  # chosen per peer of a context
+    "transport/loop.c": "lane.h",  # a transport moves the bytes of a lane
+    "transport/shm.c": "lane.h",
+    "host.c": "status.h",
+    "reduce_generic.c": "reduce_kernel.h",
+    "reduce_avx2.c": "reduce_kernel.h",
+    "reduce_avx512.c": "reduce_kernel.h",
+}
+
+
+def levels(text: str) -> dict[str, int]:
+    """0 is the bottom."""
+    lines = text.split("\n")[-2:0:-1]
+    return {name: level for level, line in enumerate(lines) for name in line.split()}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules of the package that a module imports, inside functions and for type checking included."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            targets = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            base += node.module.split(".") if node.module else []
+            # "from . import config" names modules, "from .config import Config" does not.
+            targets = [[*base, alias.name] for alias in node.names] if base == ["hpcomm"] else [base]
+        else:
+            continue
+        for target in targets:
+            if target[0] == "hpcomm":
+                yield module_of(target[1:])
+
+
+def module_of(parts: list[str]) -> str:
+    known = levels(PYTHON)
+    return parts[0] if parts and parts[0] in known else "__init__"
+
+
+def includes(path: Path) -> Iterator[str]:
+    """The project's own headers that a file includes, from csrc."""
+    for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(encoding="utf-8"), re.MULTILINE):
+        for folder in (path.parent, CSRC, CSRC / "include"):
+            if (folder / name).is_file():
+                yield (folder / name).resolve().relative_to(CSRC).as_posix()
+                break
+
+
+PYTHON_FILES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if p.name != "_build.py")
+C_FILES = sorted(p.relative_to(CSRC).as_posix() for p in CSRC.rglob("*.[ch]") if "include" not in p.parts)
+
+
+@pytest.mark.parametrize("name", PYTHON_FILES)
+def test_imports_point_down(name: str) -> None:
+    level = levels(PYTHON)
+    module = name.partition("/")[0].removesuffix(".py")
+    up = {m for m in imports(PACKAGE / name) if level[m] >= level[module] and m != module}
+    assert not up, f"hpcomm/{name} imports {sorted(up)}, which lie beside or above it"
+
+
+@pytest.mark.parametrize("name", C_FILES)
+def test_includes_point_down(name: str) -> None:
+    level = levels(HEADERS)
+    own = name.removesuffix(".c") + ".h"
+    top = name if name.endswith(".h") else SOURCES.get(name, own)
+    up = {h for h in includes(CSRC / name) if level[h] >= level[top] and h not in (own, top)}
+    assert not up, f"csrc/{name} includes {sorted(up)}, which lie beside or above it"
+
+
+def test_public_headers_need_only_each_other() -> None:
+    folder = CSRC / "include/hpcomm"
+    used = {header for path in folder.iterdir() for header in includes(path)}
+    assert used <= {"include/hpcomm/hpcomm.h"}
+
+
+def test_only_core_touches_the_binding() -> None:
+    users = {name for name in PYTHON_FILES if "_ffi" in imports(PACKAGE / name)}
+    assert users == {"_core.py"}
+
+
+def test_only_launch_reads_the_environment() -> None:
+    readers = {
+        name
+        for name in PYTHON_FILES
+        for node in ast.walk(ast.parse((PACKAGE / name).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv")
+    }
+    assert readers <= {"launch.py"}
