@@ -1,0 +1,464 @@
+// hpcomm.hpp - hpcomm.h for C++17: handles that free themselves, and errors as exceptions or as std::error_code.
+//
+// Every call here is one call of hpcomm.h, whose comments hold. What may fail takes a last argument that says where a
+// failure goes: nothing, and it is thrown as one of
+//
+//     Error
+//     ├── InvalidArgument      a bad argument, named with its value
+//     ├── ConfigError          ranks disagree, or a setting has no meaning
+//     ├── NotSupported         this transport, host or build cannot do it
+//     ├── TransportError       the path to a peer failed: transport(), peer()
+//     ├── PeerFailed           ranks died or left: ranks(), op(), waiting_for()
+//     ├── Timeout              the deadline passed: op(), waiting_for()
+//     ├── AuthError            a stranger, or a peer of another job
+//     └── OutOfMemory          too little memory, at creation only
+//
+// or a std::error_code, which is set to the hpc_status (and cleared on success); hpc_last_error() has the rest then.
+// With -fno-exceptions a failure that no error_code takes ends the process, as the standard library's do.
+//
+// Handles move and do not copy. A moved-from one, and one whose creation failed into an error_code, is empty.
+#ifndef HPCOMM_HPP
+#define HPCOMM_HPP
+
+#include "hpcomm.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace hpcomm {
+
+inline constexpr double default_timeout = -1.0; // the context's
+
+// ---- errors ---------------------------------------------------------------------------------------------------------
+
+inline const std::error_category &category() noexcept {
+    struct Category final : std::error_category {
+        const char *name() const noexcept override {
+            return "hpcomm";
+        }
+        std::string message(int status) const override {
+            return hpc_status_text(status);
+        }
+    };
+    static const Category instance;
+    return instance;
+}
+
+inline std::error_code make_error_code(hpc_status status) noexcept {
+    return {static_cast<int>(status), category()};
+}
+
+#if defined(__cpp_exceptions)
+
+// What C recorded about the calling thread's last failure, kept.
+class Error : public std::runtime_error {
+  public:
+    explicit Error(const hpc_error &error)
+        : std::runtime_error(error.message), status_(error.status), op_(error.op), transport_(error.transport),
+          peer_(error.peer), ranks_(error.ranks, error.ranks + error.n_ranks),
+          waiting_for_(error.waiting_for, error.waiting_for + error.n_waiting) {}
+
+    std::error_code code() const noexcept {
+        return {status_, category()};
+    }
+    const std::string &op() const noexcept {
+        return op_;
+    }
+
+  protected:
+    int status_;
+    std::string op_, transport_;
+    int peer_;
+    std::vector<int> ranks_, waiting_for_;
+};
+
+struct InvalidArgument : Error {
+    using Error::Error;
+};
+
+struct ConfigError : Error {
+    using Error::Error;
+};
+
+struct NotSupported : Error {
+    using Error::Error;
+};
+
+struct TransportError : Error {
+    using Error::Error;
+    const std::string &transport() const noexcept {
+        return transport_;
+    }
+    int peer() const noexcept {
+        return peer_;
+    }
+};
+
+struct PeerFailed : Error {
+    using Error::Error;
+    const std::vector<int> &ranks() const noexcept {
+        return ranks_;
+    }
+    const std::vector<int> &waiting_for() const noexcept {
+        return waiting_for_;
+    }
+};
+
+struct Timeout : Error {
+    using Error::Error;
+    const std::vector<int> &waiting_for() const noexcept {
+        return waiting_for_;
+    }
+};
+
+struct AuthError : Error {
+    using Error::Error;
+};
+
+struct OutOfMemory : Error {
+    using Error::Error;
+};
+
+[[noreturn]] inline void throw_error(const hpc_error &error) {
+    switch (error.status) {
+    case HPC_ERR_INVALID:
+        throw InvalidArgument(error);
+    case HPC_ERR_CONFIG:
+        throw ConfigError(error);
+    case HPC_ERR_UNSUPPORTED:
+        throw NotSupported(error);
+    case HPC_ERR_TRANSPORT:
+        throw TransportError(error);
+    case HPC_ERR_PEER:
+        throw PeerFailed(error);
+    case HPC_ERR_TIMEOUT:
+        throw Timeout(error);
+    case HPC_ERR_AUTH:
+        throw AuthError(error);
+    case HPC_ERR_MEMORY:
+        throw OutOfMemory(error);
+    default:
+        throw Error(error);
+    }
+}
+
+#else
+
+[[noreturn]] inline void throw_error(const hpc_error &) {
+    std::terminate();
+}
+
+#endif
+
+// Where a failure goes; made from what the caller gives as the last argument.
+class Report {
+  public:
+    Report() noexcept = default;
+    Report(std::error_code &code) noexcept : code_(&code) {}
+
+    // True when status is HPC_OK; false for HPC_IN_PROGRESS and for a failure that went into the error_code.
+    bool operator()(int status) const {
+        if (code_ != nullptr)
+            code_->assign(status < 0 ? status : HPC_OK, category());
+        else if (status < 0)
+            throw_error(*hpc_last_error());
+        return status == HPC_OK;
+    }
+
+  private:
+    std::error_code *code_ = nullptr;
+};
+
+// ---- build and host -------------------------------------------------------------------------------------------------
+
+inline std::string version() {
+    return hpc_version();
+}
+
+inline std::string build_info() {
+    return hpc_build_info();
+}
+
+inline std::vector<std::string> transports() {
+    std::vector<std::string> names;
+    for (int i = 0; hpc_transport_name(i) != nullptr; i++) names.emplace_back(hpc_transport_name(i));
+    return names;
+}
+
+inline int core_count() {
+    return hpc_core_count();
+}
+
+inline std::uint64_t memory_available() {
+    return hpc_memory_available();
+}
+
+// ---- handles --------------------------------------------------------------------------------------------------------
+
+template <class T, void (*Free)(T *)> class Handle {
+  public:
+    Handle() noexcept = default;
+
+    T *get() const noexcept {
+        return handle_.get();
+    }
+    explicit operator bool() const noexcept {
+        return handle_ != nullptr;
+    }
+    void reset() noexcept {
+        handle_.reset();
+    }
+
+  protected:
+    explicit Handle(T *handle) noexcept : handle_(handle) {}
+
+    // Calls create(T **) and owns what it made.
+    template <class Create> Handle(const Report &report, Create create) {
+        T *made = nullptr;
+        if (report(create(&made))) handle_.reset(made);
+    }
+
+  private:
+    struct Deleter {
+        void operator()(T *handle) const noexcept {
+            Free(handle);
+        }
+    };
+    std::unique_ptr<T, Deleter> handle_;
+};
+
+struct Config : hpc_config {
+    Config() {
+        hpc_config_init(this);
+    }
+};
+
+class Context : public Handle<hpc_context, hpc_context_free> {
+  public:
+    Context() noexcept = default;
+
+    // Brings this rank up and waits for all others. hpcomm_mpi.h makes oob from an MPI communicator.
+    explicit Context(const hpc_oob &oob, const Config &config = {}, Report report = {})
+        : Handle(report, [&](hpc_context **out) { return hpc_init(&oob, &config, out); }) {}
+
+    int rank() const {
+        return hpc_context_rank(get());
+    }
+    int size() const {
+        return hpc_context_size(get());
+    }
+    hpc_peer peer(int rank, Report report = {}) const {
+        hpc_peer peer{};
+        report(hpc_context_peer(get(), rank, &peer));
+        return peer;
+    }
+    std::vector<std::string> notes() const {
+        std::vector<std::string> notes;
+        for (int i = 0; hpc_context_note(get(), i) != nullptr; i++) notes.emplace_back(hpc_context_note(get(), i));
+        return notes;
+    }
+
+    void barrier(double timeout = default_timeout, Report report = {}) {
+        report(hpc_barrier(get(), timeout));
+    }
+    void allgather(const void *send, void *recv, std::size_t nbytes, double timeout = default_timeout,
+                   Report report = {}) {
+        report(hpc_allgather(get(), send, recv, nbytes, timeout));
+    }
+    // What every rank gave, in rank order.
+    template <class T> std::vector<T> allgather(const T &mine, double timeout = default_timeout, Report report = {}) {
+        static_assert(std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool>, "bytes are what travels");
+        std::vector<T> all(static_cast<std::size_t>(size()));
+        report(hpc_allgather(get(), &mine, all.data(), sizeof(T), timeout));
+        return all;
+    }
+
+    void close(Report report = {}) {
+        report(hpc_context_close(get()));
+    }
+    void abort(const std::string &why, Report report = {}) {
+        report(hpc_context_abort(get(), why.c_str()));
+    }
+};
+
+class Lane : public Handle<hpc_lane, hpc_lane_free> {
+  public:
+    Lane() noexcept = default; // the context's own first lane, wherever a lane is asked for
+
+    explicit Lane(Context &context, double timeout = default_timeout, Report report = {})
+        : Handle(report, [&](hpc_lane **out) { return hpc_lane_create(context.get(), timeout, out); }) {}
+};
+
+// The next event of a lane, if one came.
+inline std::optional<hpc_event> poll(Context &context, const Lane &lane = {}, Report report = {}) {
+    hpc_event event{};
+    return report(hpc_poll(context.get(), lane.get(), &event)) ? std::optional(event) : std::nullopt;
+}
+
+inline hpc_event wait_event(Context &context, const Lane &lane = {}, double timeout = default_timeout,
+                            Report report = {}) {
+    hpc_event event{};
+    report(hpc_wait_event(context.get(), lane.get(), &event, timeout));
+    return event;
+}
+
+// A reference to mapped memory, which outlives the window or queue that it came from. Empty where nothing can be
+// mapped.
+class Memory : public Handle<hpc_memory, hpc_memory_release> {
+  public:
+    Memory() noexcept = default;
+    explicit Memory(hpc_memory *memory) noexcept : Handle(memory) {}
+
+    template <class T = void> T *data() const {
+        return static_cast<T *>(hpc_memory_data(get()));
+    }
+};
+
+class Window : public Handle<hpc_window, hpc_window_free> {
+  public:
+    Window() noexcept = default;
+
+    Window(Context &context, std::size_t nbytes, int signals = 0, const char *type = nullptr,
+           double timeout = default_timeout, Report report = {})
+        : Handle(report, [&](hpc_window **out) {
+              return hpc_window_create(context.get(), nbytes, signals, type, timeout, out);
+          }) {}
+
+    template <class T = void> T *data() const {
+        return static_cast<T *>(hpc_window_data(get()));
+    }
+    std::size_t nbytes() const {
+        return hpc_window_nbytes(get());
+    }
+    int signals() const {
+        return hpc_window_signals(get());
+    }
+    template <class T = void> T *peer_view(int peer) const {
+        return static_cast<T *>(hpc_window_peer_view(get(), peer));
+    }
+    Memory memory(int rank) const {
+        return Memory(hpc_window_memory(get(), rank));
+    }
+
+    void put(int peer, const void *src, std::size_t nbytes, std::size_t offset, const Lane &lane = {},
+             Report report = {}) {
+        report(hpc_put(lane.get(), get(), peer, src, nbytes, offset));
+    }
+    void put_signal(int peer, const void *src, std::size_t nbytes, std::size_t offset, int signal, std::uint64_t value,
+                    const Lane &lane = {}, Report report = {}) {
+        report(hpc_put_signal(lane.get(), get(), peer, src, nbytes, offset, signal, value));
+    }
+    void put_notify(int peer, const void *src, std::size_t nbytes, std::size_t offset, std::uint32_t imm,
+                    const Lane &lane = {}, double timeout = default_timeout, Report report = {}) {
+        report(hpc_put_notify(lane.get(), get(), peer, src, nbytes, offset, imm, timeout));
+    }
+    void flush(int peer = -1, const Lane &lane = {}, double timeout = default_timeout, Report report = {}) {
+        report(hpc_flush(lane.get(), get(), peer, timeout));
+    }
+
+    bool test_signal(int signal, std::uint64_t at_least, Report report = {}) const {
+        return report(hpc_test_signal(get(), signal, at_least, nullptr));
+    }
+    std::uint64_t wait_signal(int signal, std::uint64_t at_least, int peer = -1, double timeout = default_timeout,
+                              Report report = {}) const {
+        std::uint64_t value = 0;
+        report(hpc_wait_signal(get(), signal, at_least, peer, timeout, &value));
+        return value;
+    }
+};
+
+// ---- fold -----------------------------------------------------------------------------------------------------------
+
+template <class T> struct dtype_of;
+template <> struct dtype_of<float> : std::integral_constant<hpc_dtype, HPC_F32> {};
+template <> struct dtype_of<double> : std::integral_constant<hpc_dtype, HPC_F64> {};
+
+// out[j] = weights[0]*in[0][j] + ... + weights[n_in-1]*in[n_in-1][j], in arrays of T.
+template <class T>
+void fold(T *out, const void *const *in, const double *weights, int n_in, std::size_t count, hpc_isa isa = HPC_ISA_BEST,
+          Report report = {}) {
+    report(hpc_fold(out, in, weights, n_in, count, dtype_of<T>::value, isa));
+}
+
+// ---- queue ----------------------------------------------------------------------------------------------------------
+
+struct QueueConfig {
+    std::vector<int> in_peers;
+    std::vector<int> out_peers;
+    std::size_t nbytes = 0; // of one update
+    int depth = 1;
+    int buffers = 0;
+    const char *type = nullptr;
+};
+
+class Queue : public Handle<hpc_queue, hpc_queue_free> {
+  public:
+    Queue() noexcept = default;
+
+    Queue(Context &context, const QueueConfig &config, double timeout = default_timeout, Report report = {})
+        : Handle(report, [&](hpc_queue **out) {
+              hpc_queue_config c;
+              hpc_queue_config_init(&c);
+              c.in_peers = config.in_peers.data();
+              c.n_in = static_cast<int>(config.in_peers.size());
+              c.out_peers = config.out_peers.data();
+              c.n_out = static_cast<int>(config.out_peers.size());
+              c.nbytes = config.nbytes;
+              c.depth = config.depth;
+              c.buffers = config.buffers;
+              c.type = config.type;
+              return hpc_queue_create(context.get(), &c, timeout, out);
+          }) {}
+
+    template <class T = void> T *buffer(int i) const {
+        return static_cast<T *>(hpc_queue_buffer(get(), i));
+    }
+    void acquire(int i, double timeout = default_timeout, Report report = {}) {
+        report(hpc_queue_acquire(get(), i, timeout));
+    }
+    void send(int peer, const void *src, std::size_t nbytes, double timeout = default_timeout, Report report = {}) {
+        report(hpc_queue_send(get(), peer, src, nbytes, timeout));
+    }
+    template <class T = void> const T *recv(int peer, double timeout = default_timeout, Report report = {}) {
+        const void *update = nullptr;
+        report(hpc_queue_recv(get(), peer, &update, timeout));
+        return static_cast<const T *>(update);
+    }
+    void ack(int peer, Report report = {}) {
+        report(hpc_queue_ack(get(), peer));
+    }
+    // out = weight_own*own + sum of weights[i]*update of in_peers[i], in arrays of T.
+    template <class T>
+    void reduce(T *out, const T *own, double weight_own, const double *weights, double timeout = default_timeout,
+                Report report = {}) {
+        report(hpc_queue_reduce(get(), out, own, weight_own, weights, dtype_of<T>::value, timeout));
+    }
+
+    // Header and footer of the update that recv gave last: equal when it is whole.
+    std::pair<std::uint64_t, std::uint64_t> versions(int peer, Report report = {}) const {
+        std::pair<std::uint64_t, std::uint64_t> versions{};
+        report(hpc_queue_versions(get(), peer, &versions.first, &versions.second));
+        return versions;
+    }
+    hpc_queue_stats stats(Report report = {}) const {
+        hpc_queue_stats stats{};
+        report(hpc_queue_get_stats(get(), &stats));
+        return stats;
+    }
+    Memory memory(int rank) const {
+        return Memory(hpc_queue_memory(get(), rank));
+    }
+};
+
+} // namespace hpcomm
+
+#endif
