@@ -1,0 +1,367 @@
+"""The C library as Python sees it: the only module that touches ffi and lib.
+
+The functions that a step of a job calls are bound here under their own names, so that one call costs one global
+look-up. Every handle is freed when the last Python object that uses it goes; none is freed while a call on it is
+under way.
+"""
+
+import _thread
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._ffi import ffi, lib
+from .config import Config
+from .errors import Failure, HpcommError, InvalidArgument, from_failure
+
+NULL: Any = ffi.NULL
+IN_PROGRESS: int = lib.HPC_IN_PROGRESS
+TIMED_OUT: int = lib.HPC_ERR_TIMEOUT
+SLICE = 0.1  # seconds a C call may wait before Python looks for signals (Ctrl-C)
+
+from_buffer = ffi.from_buffer
+new_word: Callable[[], Any] = lambda: ffi.new("uint64_t *")  # noqa: E731
+
+put = lib.hpc_put
+put_signal = lib.hpc_put_signal
+put_notify = lib.hpc_put_notify
+test_signal = lib.hpc_test_signal
+wait_signal = lib.hpc_wait_signal
+flush = lib.hpc_flush
+queue_acquire = lib.hpc_queue_acquire
+queue_send = lib.hpc_queue_send
+queue_recv = lib.hpc_queue_recv
+queue_ack = lib.hpc_queue_ack
+queue_reduce = lib.hpc_queue_reduce
+
+
+# ---- failures and waiting ------------------------------------------------------------------------------------------
+
+
+def error(status: int, waited: float | None = None) -> HpcommError:
+    """The exception of a status that this thread's last C call returned. waited: the timeout to tell, in seconds."""
+    last = lib.hpc_last_error()
+    if last.status != status:  # nothing was recorded
+        return from_failure(Failure(status, text(lib.hpc_status_text(status))))
+    message = text(last.message)
+    if waited is not None and status == TIMED_OUT:
+        message = f"{message.rpartition(' in ')[0] or message} in {waited:.3g} s"
+    return from_failure(
+        Failure(
+            status,
+            message,
+            op=text(last.op),
+            transport=text(last.transport),
+            peer=last.peer,
+            ranks=tuple(last.ranks[0 : last.n_ranks]) if last.n_ranks else (),
+            waiting_for=tuple(last.waiting_for[0 : last.n_waiting]) if last.n_waiting else (),
+        )
+    )
+
+
+def check(status: int) -> None:
+    if status < 0:
+        raise error(status)
+
+
+def wait(call: Callable[[float], int], timeout: float, waited: float = 0.0) -> None:
+    """Calls call(seconds) in slices until it is done, fails, or timeout seconds have passed, `waited` of them before.
+
+    Between two slices Python runs its signal handlers, so that Ctrl-C ends every wait within a slice.
+    """
+    left = timeout - waited
+    deadline = time.monotonic() + left
+    while True:
+        status = call(left if left < SLICE else SLICE)
+        if status == 0:
+            return
+        if status != TIMED_OUT:
+            raise error(status)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise error(status, timeout)
+
+
+def seconds(timeout: float | None, default: float) -> float:
+    """A timeout as the user gave it; None means the default."""
+    if timeout is None:
+        return default
+    if not timeout >= 0:
+        raise InvalidArgument(f"timeout is {timeout!r}: must be 0 or more seconds, or None for the context's default")
+    return min(float(timeout), 1e9)
+
+
+def text(chars: Any) -> str:
+    return "" if chars == NULL else ffi.string(chars).decode("utf-8", "replace")
+
+
+# ---- build and host ------------------------------------------------------------------------------------------------
+
+
+def version() -> str:
+    return text(lib.hpc_version())
+
+
+def build_info() -> str:
+    return text(lib.hpc_build_info())
+
+
+def transports() -> tuple[str, ...]:
+    return _texts(lib.hpc_transport_name)
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """The instruction sets of the fold kernels that this machine can run, plainest first."""
+    names = {lib.HPC_ISA_GENERIC: "generic", lib.HPC_ISA_AVX2: "avx2", lib.HPC_ISA_AVX512: "avx512"}
+    return tuple(name for isa, name in names.items() if lib.hpc_isa_available(isa))
+
+
+def core_count() -> int:
+    return int(lib.hpc_core_count())
+
+
+def memory_available() -> int:
+    return int(lib.hpc_memory_available())
+
+
+def _texts(get: Callable[[int], Any]) -> tuple[str, ...]:
+    found: list[str] = []
+    while (chars := get(len(found))) != NULL:
+        found.append(text(chars))
+    return tuple(found)
+
+
+# ---- context -------------------------------------------------------------------------------------------------------
+
+
+def context_create(rank: int, size: int, config: Config, keep: object) -> Any:
+    transports = ffi.new("char[]", config.transport.encode()) if config.transport else NULL
+    c = ffi.new("hpc_config *")
+    lib.hpc_config_init(c)
+    c.timeout, c.spin, c.loop_seed, c.transports = config.timeout, config.spin, config.loop_seed, transports
+    setattr(c, "yield", config.yield_)
+    out = ffi.new("hpc_context **")
+    check(lib.hpc_context_create(rank, size, c, out))
+    return _owned(out[0], lib.hpc_context_free, keep)
+
+
+def context_address(context: Any) -> bytes:
+    blob = ffi.new("char[]", lib.hpc_address_size())
+    check(lib.hpc_context_address(context, blob))
+    return bytes(ffi.buffer(blob))
+
+
+def context_connect(context: Any, addresses: list[bytes], timeout: float) -> None:
+    collective(lambda seconds: lib.hpc_context_connect(context, b"".join(addresses), seconds), timeout)
+
+
+def context_peer(context: Any, rank: int) -> tuple[int, str, str, int]:
+    """State, transport, host and process of a peer."""
+    peer = ffi.new("hpc_peer *")
+    check(lib.hpc_context_peer(context, rank, peer))
+    return peer.state, text(peer.transport), text(peer.host), peer.pid
+
+
+def context_notes(context: Any) -> tuple[str, ...]:
+    return _texts(lambda i: lib.hpc_context_note(context, i))
+
+
+def context_close(context: Any) -> None:
+    check(lib.hpc_context_close(context))
+
+
+def context_abort(context: Any, why: str) -> None:
+    check(lib.hpc_context_abort(context, why.encode("utf-8", "replace")))
+
+
+def collective(call: Callable[[float], int], timeout: float) -> None:
+    """One call(timeout), which cannot be cut into slices: a collective that failed leaves ranks that no longer agree.
+
+    In the main thread, the one that Ctrl-C interrupts, another thread makes the call: Python's locks can be
+    interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        check(call(timeout))
+        return
+    outcome: list[HpcommError | None] = []
+    done = threading.Lock()
+    done.acquire()
+
+    def run() -> None:
+        try:
+            status = call(timeout)
+            outcome.append(error(status) if status < 0 else None)  # here: the last failure is this thread's
+        finally:
+            done.release()
+
+    _thread.start_new_thread(run, ())
+    done.acquire()
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+def barrier(context: Any, timeout: float) -> None:
+    collective(lambda seconds: lib.hpc_barrier(context, seconds), timeout)
+
+
+def allgather(context: Any, data: bytes, size: int, timeout: float) -> list[bytes]:
+    n = len(data)
+    received = ffi.new("char[]", max(1, n * size))
+    collective(lambda seconds: lib.hpc_allgather(context, data, received, n, seconds), timeout)
+    whole = bytes(ffi.buffer(received, n * size))
+    return [whole[i * n : (i + 1) * n] for i in range(size)]
+
+
+def lane_create(context: Any, timeout: float, keep: object) -> Any:
+    def create(seconds: float, out: Any) -> int:
+        return lib.hpc_lane_create(context, seconds, out)
+
+    return _collected(create, "hpc_lane *", timeout, lib.hpc_lane_free, keep)
+
+
+def poll(context: Any, lane: Any) -> tuple[int, int, int] | None:
+    """The next event of a lane: peer, imm, nbytes; None when none came."""
+    event = ffi.new("hpc_event *")
+    status = lib.hpc_poll(context, lane, event)
+    if status == IN_PROGRESS:
+        return None
+    check(status)
+    return event.peer, event.imm, event.nbytes
+
+
+def wait_event(context: Any, lane: Any, timeout: float) -> tuple[int, int, int]:
+    event = ffi.new("hpc_event *")
+    wait(lambda seconds: lib.hpc_wait_event(context, lane, event, seconds), timeout)
+    return event.peer, event.imm, event.nbytes
+
+
+def _owned(pointer: Any, free: Callable[[Any], None], keep: object) -> Any:
+    """A handle that frees itself, and only then lets go of keep: the last handle's end may still read a late put."""
+
+    def release(handle: Any, _keep: object = keep) -> None:
+        free(handle)
+
+    return ffi.gc(pointer, release)
+
+
+def _collected(
+    create: Callable[[float, Any], int], kind: str, timeout: float, free: Callable[[Any], None], keep: object = None
+) -> Any:
+    """What a collective creates: a handle that frees itself."""
+    owned: list[Any] = []
+
+    def call(seconds: float) -> int:
+        out = ffi.new(f"{kind}*")
+        status = create(seconds, out)
+        if status == 0:
+            owned.append(_owned(out[0], free, keep))
+        return status
+
+    collective(call, timeout)
+    return owned[0]
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+
+def mapped(
+    memories: list[Any], address: int, shape: tuple[int, ...], dtype: np.dtype[Any], writable: bool
+) -> NDArray[Any]:
+    """An array of mapped memory that keeps the mapping for as long as the array or a view of it lives."""
+    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if nbytes == 0:
+        return np.empty(shape, dtype)
+    chars = ffi.gc(ffi.cast("char *", address), lambda _: memories.clear())
+    view = memoryview(ffi.buffer(chars, nbytes))
+    return np.frombuffer(view if writable else view.toreadonly(), dtype).reshape(shape)
+
+
+def _memory(memory: Any) -> Any:
+    return None if memory == NULL else ffi.gc(memory, lib.hpc_memory_release)
+
+
+def address_of(pointer: Any) -> int:
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+# ---- window --------------------------------------------------------------------------------------------------------
+
+
+def window_create(context: Any, nbytes: int, signals: int, kind: str | None, timeout: float, keep: object) -> Any:
+    agreed = NULL if kind is None else ffi.new("char[]", kind.encode())
+
+    def create(seconds: float, out: Any) -> int:
+        return lib.hpc_window_create(context, nbytes, signals, agreed, seconds, out)
+
+    return _collected(create, "hpc_window *", timeout, lib.hpc_window_free, keep)
+
+
+def window_array(window: Any, rank: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """rank's part of the window, or None where it cannot be mapped."""
+    memory = _memory(lib.hpc_window_memory(window, rank))
+    if memory is None:
+        return None
+    return mapped([memory], address_of(lib.hpc_memory_data(memory)), shape, dtype, True)
+
+
+# ---- queue ---------------------------------------------------------------------------------------------------------
+
+
+def queue_create(
+    context: Any,
+    in_peers: tuple[int, ...],
+    out_peers: tuple[int, ...],
+    nbytes: int,
+    depth: int,
+    buffers: int,
+    kind: str,
+    timeout: float,
+) -> Any:
+    config = ffi.new("hpc_queue_config *")
+    lib.hpc_queue_config_init(config)
+    c_in, c_out, c_kind = ffi.new("int[]", in_peers), ffi.new("int[]", out_peers), ffi.new("char[]", kind.encode())
+    config.in_peers, config.n_in, config.out_peers, config.n_out = c_in, len(in_peers), c_out, len(out_peers)
+    config.nbytes, config.depth, config.buffers, config.type = nbytes, depth, buffers, c_kind
+
+    def create(seconds: float, out: Any) -> int:
+        return lib.hpc_queue_create(context, config, seconds, out)
+
+    return _collected(create, "hpc_queue *", timeout, lib.hpc_queue_free, (c_in, c_out, c_kind))
+
+
+def queue_memory(queue: Any, rank: int) -> Any:
+    """What keeps the memory of rank's part of the queue mapped; None where it cannot be mapped."""
+    return _memory(lib.hpc_queue_memory(queue, rank))
+
+
+def queue_buffer(queue: Any, i: int) -> int:
+    """The address of registered buffer i."""
+    return address_of(lib.hpc_queue_buffer(queue, i))
+
+
+def queue_versions(queue: Any, peer: int) -> tuple[int, int]:
+    header, footer = new_word(), new_word()
+    check(lib.hpc_queue_versions(queue, peer, header, footer))
+    return header[0], footer[0]
+
+
+def queue_stats(queue: Any) -> dict[str, Any]:
+    stats = ffi.new("hpc_queue_stats *")
+    check(lib.hpc_queue_get_stats(queue, stats))
+    return {name: getattr(stats, name) for name, _ in ffi.typeof("hpc_queue_stats").fields}
+
+
+def new_pointer() -> Any:
+    """A place for the address that queue_recv gives."""
+    return ffi.new("const void **")
+
+
+def weights(values: tuple[float, ...]) -> Any:
+    return ffi.new("double[]", values)
+
+
+DTYPES: dict[str, int] = {"float32": lib.HPC_F32, "float64": lib.HPC_F64}

@@ -1,0 +1,138 @@
+"""Every setting of hpcomm, declared once: type, default, help. A setting is an argument of init or an HPCOMM_
+variable."""
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .errors import ConfigError
+
+PREFIX = "HPCOMM_"
+DEBUG_LEVELS = ("WARN", "INFO", "TRACE")
+TRANSPORTS = ("shm", "loop")
+
+
+def _seconds(value: object) -> float:
+    seconds = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(seconds):
+        raise ValueError("must be finite")
+    return seconds
+
+
+def _timeout(value: object) -> float:
+    seconds = _seconds(value)
+    if seconds <= 0:
+        raise ValueError("must be more than 0")
+    return seconds
+
+
+def _seed(value: object) -> int:
+    seed = int(value, 0) if isinstance(value, str) else int(value)  # type: ignore[call-overload]
+    if not 0 <= seed < 2**64:
+        raise ValueError("must be from 0 to 2**64 - 1")
+    return seed
+
+
+def _transports(value: object) -> str:
+    names = [name.strip() for name in str(value).split(",") if name.strip()]
+    for name in names:
+        if name not in TRANSPORTS:
+            raise ValueError(f"knows no transport {name!r}, only {', '.join(TRANSPORTS)}")
+    return ",".join(names)
+
+
+def _debug(value: object) -> str:
+    level = str(value).upper()
+    if level not in DEBUG_LEVELS:
+        raise ValueError(f"must be one of {', '.join(DEBUG_LEVELS)}")
+    return level
+
+
+def _setting(default: object, kind: str, parse: Callable[[object], object], text: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "parse": parse, "help": text})
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one context. `hpcomm info -c` prints them all with where each value came from."""
+
+    timeout: float = _setting(30.0, "seconds", _timeout, "default deadline of every blocking call")
+    transport: str = _setting(
+        "", "list", _transports, 'transports to use, best first, e.g. "shm"; empty: every one that reaches the peer'
+    )
+    spin: float = _setting(
+        -1.0, "seconds", _seconds, "how long a wait spins before it yields; negative: chosen by cores and ranks"
+    )
+    yield_: float = _setting(
+        -1.0, "seconds", _seconds, "how long a wait yields before it sleeps; negative: chosen by cores and ranks"
+    )
+    loop_seed: int = _setting(
+        0, "integer", _seed, "transport loop only: 0 delivers at once, else delays, splits and reorders by this seed"
+    )
+    debug: str = _setting("WARN", "level", _debug, "what is told on stderr: WARN, INFO (peers, notes) or TRACE (calls)")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting as `hpcomm info -c` shows it."""
+
+    variable: str
+    argument: str
+    kind: str
+    default: object
+    help: str
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting: HPCOMM_YIELD of yield_."""
+    return PREFIX + name.rstrip("_").upper()
+
+
+def settings() -> tuple[Setting, ...]:
+    return tuple(
+        Setting(variable(f.name), f.name, f.metadata["kind"], f.default, f.metadata["help"]) for f in fields(Config)
+    )
+
+
+def _parse(name: str, value: object, told_as: str) -> object:
+    parse = next(f.metadata["parse"] for f in fields(Config) if f.name == name)
+    try:
+        return parse(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{told_as}={value!r}: {error}") from None
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+
+
+def resolve(environ: Mapping[str, str], arguments: Mapping[str, object]) -> Config:
+    """The Config of an environment and of init's arguments, which override it. An argument of None counts as not given.
+
+    Raises:
+        ConfigError: a value has no meaning, or there is no such argument.
+    """
+    values: dict[str, Any] = {}
+    known = {setting.argument: setting.variable for setting in settings()}
+    for name, value in arguments.items():
+        if name not in known:
+            raise ConfigError(f"init has no setting {name!r}{_nearest(name, list(known))}")
+        if value is not None:
+            values[name] = _parse(name, value, name)
+    for name, told_as in known.items():
+        if name not in values and environ.get(told_as):
+            values[name] = _parse(name, environ[told_as], told_as)
+    return Config(**values)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each HPCOMM_ variable that no setting reads, with the nearest that one does."""
+    known = [setting.variable for setting in settings()]
+    return [
+        f"{name} is not a setting of hpcomm{_nearest(name, known)}"
+        for name in sorted(environ)
+        if name.startswith(PREFIX) and name not in known
+    ]

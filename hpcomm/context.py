@@ -1,0 +1,314 @@
+"""A context: one rank's place in a group."""
+
+import atexit
+import os
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _core, launch
+from ._core import NULL, seconds
+from .config import Config
+from .errors import InvalidArgument
+from .launch import Communicator, Group
+from .queue import Queue, as_peers
+from .window import Lane, Sources, Window, as_dtype, as_shape, size_of, window_shape
+
+_WHY_CHARS = 120  # of an exception, told to the peers
+_STATES = ("joining", "alive", "left", "failed")
+
+
+class Event(NamedTuple):
+    """A put_notify that arrived: who put, its 32-bit immediate, and how many bytes."""
+
+    peer: int
+    imm: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What is known of a rank. state: joining, alive, left or failed. transport: "self" for oneself."""
+
+    rank: int
+    transport: str
+    host: str
+    pid: int
+    state: str
+
+
+def init(comm: Communicator | Any | None = None, **config: Any) -> "Context":
+    """Brings this rank up and waits for all the others.
+
+    Args:
+        comm: an mpi4py communicator, or any object with rank, size and allgather(bytes) -> list[bytes]. None: what the
+            launcher says (mpirun, mpiexec, srun), else a world of one. MPI is not called any more once init has
+            returned.
+        config: the settings of Config, e.g. timeout=10 (seconds) or transport="shm". One that is not given, or None, is
+            its HPCOMM_ variable, else its default; `hpcomm info -c` prints them all.
+
+    Raises:
+        ConfigError: a setting has no meaning, the ranks run different versions, or the launcher's size is not MPI's.
+        NotSupported: the launcher needs mpi4py, which is missing, or is not an MPI launcher.
+        Timeout, PeerFailed: not every rank came.
+    """
+    settings = launch.configuration(config)
+    return Context(launch.find(comm), settings)
+
+
+class Context:
+    """One rank's place in a group; made by init, closed by close, by the end of a with block, or at exit.
+
+    A with block that ends by an exception, or an interpreter that ends by one, tells the peers that this rank failed
+    and why; a plain close tells them that it left. A context that is dropped is closed when its last window, lane and
+    queue go. In a forked child nothing of it can be used, and its end there does not touch the parent.
+
+    Attributes:
+        rank, size: this rank, and how many there are.
+        config: the settings it was made with.
+        notes: what was degraded at start, a sentence each.
+
+    Collectives (window, receive_queue, lane, barrier, allgather) are made by all ranks in the same order. All methods
+    raise InvalidArgument after close.
+    """
+
+    __slots__ = ("__weakref__", "_handle", "_lane", "_sources", "config", "notes", "rank", "size")
+
+    def __init__(self, group: Group, config: Config) -> None:
+        self.rank, self.size, self.config = group.rank, group.size, config
+        self._sources = Sources()
+        self._lane = Lane(None, NULL, self._sources)
+        self._handle = _core.context_create(group.rank, group.size, config, self._sources)
+        try:
+            self._connect(group)
+        except BaseException as error:
+            self.abort(_told(error))
+            raise
+        self.notes = _core.context_notes(self._handle)
+        _open.add(self)
+        self._tell_start()
+
+    def _connect(self, group: Group) -> None:
+        deadline = time.monotonic() + self.config.timeout
+        address = _core.context_address(self._handle)
+        launch.agree(group, _core.version(), len(address), self.config.timeout)
+        addresses = group.exchange(address, max(0.0, deadline - time.monotonic()))
+        _core.context_connect(self._handle, addresses, max(0.0, deadline - time.monotonic()))
+        # Shared memory alone has read a source when put returns.
+        used = {peer.transport for peer in self.peers}
+        self._sources.late = "loop" in self.config.transport or not used <= {"shm", "self"}
+
+    def __repr__(self) -> str:
+        return f"<hpcomm.Context rank {self.rank} of {self.size}>"
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """What is known of every rank now, this one included."""
+        found = []
+        for rank in range(self.size):
+            state, transport, host, pid = _core.context_peer(self._handle, rank)
+            found.append(Peer(rank, transport, host, pid, _STATES[state]))
+        return tuple(found)
+
+    # ---- collectives -----------------------------------------------------------------------------------------------
+
+    def window(self, shape: Any, dtype: Any = None, *, signals: int = 0, timeout: float | None = None) -> Window:
+        """A window of every rank: window(nbytes), or window(shape, dtype); zeroed, and allocated in full. Collective.
+
+        Args:
+            shape: number of bytes; with dtype an int or a tuple of ints. The same on every rank.
+            dtype: of `Window.array`; None means bytes (uint8).
+            signals: number of 64-bit signal words, all 0.
+            timeout: seconds to wait for the other ranks.
+
+        Raises:
+            ConfigError: ranks disagree about the size, the dtype or the signals; every rank is told both values.
+            OutOfMemory: a host has too little memory.
+        """
+        sizes, kind = window_shape(shape, dtype)
+        nbytes = size_of(sizes, np.dtype(np.uint8) if kind is None else kind)
+        count = _count(signals, "signals")
+        limit = seconds(timeout, self.config.timeout)
+        agreed = None if kind is None else f"{kind} {sizes}"
+        start = time.monotonic()
+        handle = _core.window_create(self._handle, nbytes, count, agreed, limit, self._sources)
+        window = Window(
+            self,
+            handle,
+            rank=self.rank,
+            size=self.size,
+            shape=sizes,
+            dtype=kind,
+            signals=count,
+            timeout=self.config.timeout,
+            lane=self._lane,
+        )
+        self._trace(f"window of {nbytes} bytes and {count} signals", start)
+        return window
+
+    def receive_queue(
+        self,
+        in_peers: Iterable[int],
+        out_peers: Iterable[int],
+        shape: Any,
+        dtype: Any = np.float32,
+        depth: int = 1,
+        buffers: int = 0,
+        *,
+        timeout: float | None = None,
+    ) -> Queue:
+        """A NOTIFY-ACK queue (ASAP, sections 4 and 5): slots at this rank for each in-peer, at each out-peer for this
+        rank.
+
+        Collective over all ranks; one without peers gives two empty lists.
+
+        Args:
+            in_peers, out_peers: ranks; rank a has b in out_peers exactly when b has a in in_peers.
+            shape, dtype: of one update, the same on every rank.
+            depth: updates of one sender that may be under way, 1 or more.
+            buffers: registered buffers of each rank, 0 to 64: with 2 or more, updates are read where they were written.
+            timeout: seconds to wait for the other ranks.
+
+        Raises:
+            ConfigError: ranks disagree about shape, dtype, depth, buffers or peers; every rank is told both values.
+            OutOfMemory: a host has too little memory.
+        """
+        start = time.monotonic()
+        queue = Queue(
+            self,
+            self._handle,
+            rank=self.rank,
+            in_peers=as_peers(in_peers, "in_peers"),
+            out_peers=as_peers(out_peers, "out_peers"),
+            shape=as_shape(shape),
+            dtype=as_dtype(dtype),
+            depth=_count(depth, "depth"),
+            buffers=_count(buffers, "buffers"),
+            default=self.config.timeout,
+            timeout=seconds(timeout, self.config.timeout),
+        )
+        self._trace(f"queue {queue!r}", start)
+        return queue
+
+    def lane(self, timeout: float | None = None) -> Lane:
+        """One more ordered channel to every peer, for one more thread. Collective."""
+        handle = _core.lane_create(self._handle, seconds(timeout, self.config.timeout), self._sources)
+        return Lane(self, handle, self._sources)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Returns when every rank has called it. Collective.
+
+        Raises:
+            Timeout, PeerFailed: with the ranks still waited for.
+        """
+        _core.barrier(self._handle, seconds(timeout, self.config.timeout))
+
+    def allgather(self, data: bytes, timeout: float | None = None) -> list[bytes]:
+        """What every rank gave, in rank order; the same number of bytes on each. Collective, for small things."""
+        return _core.allgather(self._handle, bytes(data), self.size, seconds(timeout, self.config.timeout))
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+
+    def poll(self, lane: Lane | None = None) -> Event | None:
+        """The next event of a lane, None when none came: the put_notify of a peer on its lane of the same number."""
+        event = _core.poll(self._handle, NULL if lane is None else lane.handle)
+        return None if event is None else Event(*event)
+
+    def wait_event(self, timeout: float | None = None, lane: Lane | None = None) -> Event:
+        """Waits for the next event of a lane.
+
+        Raises:
+            Timeout, PeerFailed: none came.
+        """
+        limit = seconds(timeout, self.config.timeout)
+        return Event(*_core.wait_event(self._handle, NULL if lane is None else lane.handle, limit))
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leaves the group: peers that still wait for this rank are told. Not collective; again is no error.
+
+        Arrays of windows and queues stay valid.
+        """
+        _open.discard(self)
+        _core.context_close(self._handle)
+
+    def abort(self, why: str) -> None:
+        """close, but the peers are told that this rank failed, and why."""
+        _open.discard(self)
+        _core.context_abort(self._handle, why)
+
+    def __enter__(self) -> "Context":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort(_told(error))
+
+    # ---- what HPCOMM_DEBUG asks for --------------------------------------------------------------------------------
+
+    def _tell_start(self) -> None:
+        if self.config.debug == "WARN":
+            return
+        by_transport: dict[str, list[str]] = {}
+        for peer in self.peers:
+            by_transport.setdefault(peer.transport, []).append(str(peer.rank))
+        told = "; ".join(f"{transport} to rank {', '.join(ranks)}" for transport, ranks in by_transport.items())
+        self._tell(f"of {self.size}, hpcomm {_core.version()}: {told}")
+        for note in self.notes:
+            self._tell(note)
+
+    def _trace(self, what: str, start: float) -> None:
+        if self.config.debug == "TRACE":
+            self._tell(f"{what} in {time.monotonic() - start:.6f} s")
+
+    def _tell(self, what: str) -> None:
+        print(f"hpcomm rank {self.rank}: {what}", file=sys.stderr, flush=True)
+
+
+def _count(value: Any, name: str) -> int:
+    try:
+        count = int(value.__index__())
+    except (AttributeError, TypeError):
+        raise InvalidArgument(f"{name} is {value!r}: must be an int") from None
+    if not -(2**31) <= count < 2**31:
+        raise InvalidArgument(f"{name} is {count}: must be less than {2**31}")
+    return count
+
+
+_open: "weakref.WeakSet[Context]" = weakref.WeakSet()
+
+
+def _told(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(type(error), error)).strip()[:_WHY_CHARS]
+
+
+def _last_error() -> BaseException | None:
+    """The exception that ended the interpreter; a prompt outlives its exceptions."""
+    if hasattr(sys, "ps1"):
+        return None
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+def _close_all() -> None:
+    error = _last_error()
+    for context in list(_open):
+        if error is None:
+            context.close()
+        else:
+            context.abort(_told(error))
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_open.clear)

@@ -1,0 +1,118 @@
+"""Everything that hpcomm raises, and the one place where a C status becomes an exception.
+
+    HpcommError
+    ├── InvalidArgument(ValueError)        a bad argument, named with its value and its limits
+    ├── ConfigError(ValueError)            ranks disagree, or a setting has no meaning
+    ├── NotSupported                       this transport, host or build cannot do it
+    ├── TransportError                     the path to a peer failed: transport, peer, detail
+    ├── PeerFailed                         ranks died or left: ranks, op, waiting_for
+    ├── Timeout(TimeoutError)              the deadline passed: op, waiting_for
+    ├── AuthError                          a stranger, or a peer of another job
+    └── OutOfMemory(MemoryError)           too little memory for a window or a queue, at creation only
+
+Ranks are ints, lists of ranks are tuples in rising order, op is the name of the operation, e.g. "recv".
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class HpcommError(Exception):
+    """Whatever hpcomm raises is one of these."""
+
+
+class InvalidArgument(HpcommError, ValueError):
+    """An argument is out of range or of the wrong kind; the sentence has its value and the limits."""
+
+
+class ConfigError(HpcommError, ValueError):
+    """A setting has no meaning, or ranks disagree about a version, a size or a shape; the sentence has all values."""
+
+
+class NotSupported(HpcommError):
+    """This transport, host or build cannot do what was asked."""
+
+
+class TransportError(HpcommError):
+    """The path to a peer failed. `transport` is its name, `peer` the rank (-1: none in particular), `detail` the
+    cause."""
+
+    def __init__(self, message: str = "", *, transport: str = "", peer: int = -1, detail: str = "") -> None:
+        super().__init__(message)
+        self.transport = transport
+        self.peer = peer
+        self.detail = detail
+
+
+class PeerFailed(HpcommError):
+    """`ranks` died or left during `op`; `waiting_for` are the ranks that it still waited for."""
+
+    def __init__(
+        self, message: str = "", *, ranks: tuple[int, ...] = (), op: str = "", waiting_for: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+        self.op = op
+        self.waiting_for = waiting_for
+
+
+class Timeout(HpcommError, TimeoutError):
+    """The deadline of `op` passed and nobody died; `waiting_for` are the ranks that it still waited for."""
+
+    def __init__(self, message: str = "", *, op: str = "", waiting_for: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.op = op
+        self.waiting_for = waiting_for
+
+
+class AuthError(HpcommError):
+    """A connection came from a stranger, or from a peer of another job."""
+
+
+class OutOfMemory(HpcommError, MemoryError):
+    """The host or the cgroup has too little memory left for a window or a queue. Raised at creation, never later."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What C recorded about the last failure of a thread (hpc_error in hpcomm.h)."""
+
+    status: int
+    message: str
+    op: str = ""
+    transport: str = ""
+    peer: int = -1
+    ranks: tuple[int, ...] = ()
+    waiting_for: tuple[int, ...] = ()
+
+
+def _transport(failure: Failure) -> HpcommError:
+    return TransportError(
+        failure.message, transport=failure.transport, peer=failure.peer, detail=failure.message.partition(": ")[2]
+    )
+
+
+def _peer(failure: Failure) -> HpcommError:
+    return PeerFailed(failure.message, ranks=failure.ranks, op=failure.op, waiting_for=failure.waiting_for)
+
+
+def _timeout(failure: Failure) -> HpcommError:
+    return Timeout(failure.message, op=failure.op, waiting_for=failure.waiting_for)
+
+
+_BY_STATUS: dict[int, Callable[[Failure], HpcommError]] = {
+    -1: lambda failure: InvalidArgument(failure.message),
+    -2: lambda failure: ConfigError(failure.message),
+    -3: lambda failure: NotSupported(failure.message),
+    -4: _transport,
+    -5: _peer,
+    -6: _timeout,
+    -7: lambda failure: AuthError(failure.message),
+    -8: lambda failure: OutOfMemory(failure.message),
+}
+
+
+def from_failure(failure: Failure) -> HpcommError:
+    """The exception of a failure; a plain HpcommError for a status that this version does not know."""
+    make = _BY_STATUS.get(failure.status)
+    return HpcommError(f"{failure.message} (status {failure.status})") if make is None else make(failure)

@@ -1,0 +1,363 @@
+"""Windows: memory that every peer may write into, and signals that follow the data."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core
+from ._core import NULL, error, new_word, seconds
+from ._core import from_buffer as _from_buffer
+from ._core import put as _put
+from ._core import put_notify as _put_notify
+from ._core import put_signal as _put_signal
+from ._core import test_signal as _test_signal
+from ._core import wait_signal as _wait_signal
+from .errors import InvalidArgument
+
+_ndarray = np.ndarray
+_UINT8 = np.dtype(np.uint8)
+_WRONG = (TypeError, ValueError, OverflowError, BufferError)
+_LATE_PUTS = 1024  # sources held for a transport that reads them late, before a flush lets go of them
+
+
+class Sources:
+    """What puts still have to read, by lane: kept alive until a flush of the lane, or until the last handle is
+    freed."""
+
+    __slots__ = ("lanes", "late")
+
+    def __init__(self) -> None:
+        self.late = False  # whether a transport in use reads sources after put has returned
+        self.lanes: list[list[Any]] = []
+
+
+class Lane:
+    """One thread's ordered channel to every peer; made by Context.lane. A signal follows the data of its own lane only.
+
+    A lane belongs to one thread at a time. None stands for the context's first lane wherever a lane is asked for.
+    """
+
+    __slots__ = ("__weakref__", "context", "handle", "sources", "unread")
+
+    def __init__(self, context: object, handle: Any, sources: Sources) -> None:
+        self.context = context  # keeps it open
+        self.handle = handle
+        self.sources = sources
+        self.unread: list[Any] = []
+        sources.lanes.append(self.unread)
+
+
+def as_shape(shape: object, what: str = "shape") -> tuple[int, ...]:
+    """A shape as a tuple: of an int, or of a sequence of ints, none negative."""
+    try:
+        sizes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)  # type: ignore[arg-type]
+        whole = tuple(int(size.__index__()) for size in sizes)
+    except (AttributeError, TypeError):
+        raise InvalidArgument(f"{what} is {shape!r}: must be an int or a sequence of ints") from None
+    if any(size < 0 for size in whole):
+        raise InvalidArgument(f"{what} is {shape!r}: no size may be negative")
+    return whole
+
+
+def as_dtype(dtype: object) -> np.dtype[Any]:
+    """A dtype whose elements lie in the array itself."""
+    try:
+        found = np.dtype(dtype)  # type: ignore[call-overload]
+    except TypeError as wrong:
+        raise InvalidArgument(f"dtype is {dtype!r}: {wrong}") from None
+    if found.hasobject or found.itemsize == 0:
+        raise InvalidArgument(f"dtype is {found}: its elements must be plain bytes of a fixed size")
+    return found  # type: ignore[no-any-return]
+
+
+def window_shape(shape: object, dtype: object) -> tuple[tuple[int, ...], np.dtype[Any] | None]:
+    """The shape and dtype that window(nbytes) and window(shape, dtype) mean; no dtype means bytes."""
+    if dtype is not None:
+        return as_shape(shape), as_dtype(dtype)
+    if not isinstance(shape, int | np.integer):
+        raise InvalidArgument(f"window({shape!r}): give a dtype with a shape, or a number of bytes")
+    return as_shape(shape, "nbytes"), None
+
+
+def size_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    nbytes = dtype.itemsize
+    for size in shape:
+        nbytes *= size
+    if nbytes >= 2**63:
+        raise InvalidArgument(f"{dtype} {shape} is {nbytes} bytes: more than any address space has")
+    return nbytes
+
+
+def as_source(src: object) -> Any:
+    """src as something that has the buffer protocol: itself, or an array of its DLPack memory. Nothing is copied.
+
+    Raises:
+        InvalidArgument: it has neither, lies in another device's memory, is not C-contiguous or holds Python objects.
+    """
+    if not isinstance(src, np.ndarray) and hasattr(src, "__dlpack__"):
+        try:
+            src = np.from_dlpack(src)
+        except Exception as wrong:  # a library's own exception: what it says is all there is to say
+            raise InvalidArgument(f"a {type(src).__name__} cannot be read through DLPack: {wrong}") from None
+    if isinstance(src, np.ndarray):
+        if src.dtype.hasobject:
+            raise InvalidArgument(f"an array of dtype {src.dtype} holds references to Python objects, not their bytes")
+        if not src.flags.c_contiguous:
+            raise InvalidArgument(
+                f"an array of shape {src.shape} and strides {src.strides} is not C-contiguous: see np.ascontiguousarray"
+            )
+        return src
+    try:
+        view = memoryview(src)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(f"a {type(src).__name__} has neither the buffer protocol nor DLPack") from None
+    if not view.c_contiguous or "O" in view.format:
+        raise InvalidArgument(f"a {type(src).__name__} of format {view.format!r} must be C-contiguous plain bytes")
+    return src
+
+
+class Window:
+    """A block of memory of every rank that its peers may write into; made by Context.window.
+
+    Attributes:
+        array: this rank's own block. It keeps the memory mapped, even after the window and the context are gone.
+        nbytes: the size of the block, the same on every rank, in bytes.
+        signals: how many signal words it has. A word has one writer, and its values never decrease.
+
+    Offsets are bytes from the start of the block. Sources are anything with the buffer protocol or DLPack,
+    C-contiguous, read-only or not. A window that was made with a dtype takes sources of that dtype, and bytes.
+
+    Every method raises InvalidArgument for what is out of range, with the value and the limits, and PeerFailed when the
+    peer is gone.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_accepted",
+        "_default",
+        "_dtype",
+        "_lane",
+        "_late",
+        "_rank",
+        "_size",
+        "_slice",
+        "_typed",
+        "_window",
+        "_words",
+        "array",
+        "context",
+        "nbytes",
+        "signals",
+    )
+
+    def __init__(
+        self,
+        context: object,
+        handle: Any,
+        *,
+        rank: int,
+        size: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any] | None,
+        signals: int,
+        timeout: float,
+        lane: Lane,
+    ) -> None:
+        self.context = context  # keeps it open
+        self._window = handle
+        self._rank, self._size = rank, size
+        self._typed = dtype is not None
+        self._dtype: np.dtype[Any] = _UINT8 if dtype is None else dtype
+        self._accepted = self._dtype  # the dtype that the last checked source had
+        self._default = timeout
+        self._slice = min(timeout, _core.SLICE)
+        self._words: list[Any] = [new_word()]  # places for the value of a wait, each of one thread at a time
+        self._lane = lane
+        self._late = lane.sources.late
+        self.nbytes = size_of(shape, self._dtype)
+        self.signals = signals
+        own = _core.window_array(handle, rank, shape, self._dtype)
+        assert own is not None
+        self.array: NDArray[Any] = own
+
+    def __repr__(self) -> str:
+        return f"<hpcomm.Window rank {self._rank}, {self._dtype} {self.array.shape}, {self.signals} signals>"
+
+    # ---- put -------------------------------------------------------------------------------------------------------
+
+    def put(self, peer: int, src: object, offset: int = 0, *, lane: Lane | None = None) -> None:
+        """Writes src at `offset` of peer's block. src must stay as it is until flush(peer)."""
+        try:
+            if src.__class__ is not _ndarray or src.dtype is not self._accepted:
+                src = self._source(src)
+            data = _from_buffer(src)
+            status = _put(NULL if lane is None else lane.handle, self._window, peer, data, len(data), offset)
+        except _WRONG as wrong:
+            raise self._explained(wrong, src, peer=peer, offset=offset) from None
+        if status:
+            raise error(status)
+        if self._late:
+            self._hold(lane, data)
+
+    def put_signal(
+        self, peer: int, src: object, offset: int = 0, *, signal: int, value: int, lane: Lane | None = None
+    ) -> None:
+        """put, then stores value in peer's signal word: who sees the value sees this data and all that the lane put
+        before.
+
+        src may be None: then only the signal goes.
+        """
+        try:
+            if src.__class__ is not _ndarray or src.dtype is not self._accepted:
+                src = b"" if src is None else self._source(src)
+            data = _from_buffer(src)
+            status = _put_signal(
+                NULL if lane is None else lane.handle, self._window, peer, data, len(data), offset, signal, value
+            )
+        except _WRONG as wrong:
+            raise self._explained(wrong, src, peer=peer, offset=offset, signal=signal, value=value) from None
+        if status:
+            raise error(status)
+        if self._late:
+            self._hold(lane, data)
+
+    def put_notify(
+        self,
+        peer: int,
+        src: object,
+        offset: int = 0,
+        *,
+        imm: int,
+        timeout: float | None = None,
+        lane: Lane | None = None,
+    ) -> None:
+        """put, then an event with the 32-bit imm for the peer's Context.poll of the same lane.
+
+        Raises:
+            Timeout: the peer had as many events of this lane unpolled as it can keep, for all that time.
+        """
+        limit = self._default if timeout is None else seconds(timeout, self._default)
+        channel = NULL if lane is None else lane.handle
+        src = self._source(src)
+        try:
+            data = _from_buffer(src)
+            n = len(data)
+            _core.wait(lambda left: _put_notify(channel, self._window, peer, data, n, offset, imm, left), limit)
+        except OverflowError as wrong:
+            raise self._explained(wrong, src, peer=peer, offset=offset, imm=imm) from None
+        if self._late:
+            self._hold(lane, data)
+
+    def flush(self, peer: int = -1, timeout: float | None = None, *, lane: Lane | None = None) -> None:
+        """Waits until every earlier put of the lane to peer (-1: to all) is in place; their sources may be reused then.
+
+        Raises:
+            Timeout, PeerFailed: with the ranks still waited for.
+        """
+        channel = NULL if lane is None else lane.handle
+        try:
+            _core.wait(lambda left: _core.flush(channel, self._window, peer, left), seconds(timeout, self._default))
+        except OverflowError as wrong:
+            raise self._explained(wrong, None, peer=peer) from None
+        if self._late and peer == -1:
+            (lane or self._lane).unread.clear()
+
+    # ---- signals ---------------------------------------------------------------------------------------------------
+
+    def wait_signal(self, signal: int, at_least: int, timeout: float | None = None, peer: int = -1) -> int:
+        """Waits until this rank's signal word is at least `at_least`, and returns the word.
+
+        peer is the rank expected to write it, named in errors. Safe from any thread; the GIL is released; Ctrl-C works.
+
+        Raises:
+            Timeout: timeout seconds passed (None: the context's default).
+            PeerFailed: a rank failed, or peer left, and the word is still too small.
+        """
+        try:
+            word = self._words.pop()
+        except IndexError:
+            word = new_word()
+        try:
+            first = self._slice if timeout is None else min(seconds(timeout, timeout), _core.SLICE)
+            status = _wait_signal(self._window, signal, at_least, peer, first, word)
+            if status:
+                self._keep_waiting(status, signal, at_least, timeout, peer, word)
+        except _WRONG as wrong:
+            raise self._explained(wrong, None, signal=signal, at_least=at_least, peer=peer, timeout=timeout) from None
+        value: int = word[0]
+        self._words.append(word)
+        return value
+
+    def _keep_waiting(
+        self, status: int, signal: int, at_least: int, timeout: float | None, peer: int, word: Any
+    ) -> None:
+        limit = seconds(timeout, self._default)
+        waited = min(limit, _core.SLICE)
+        if status != _core.TIMED_OUT or waited >= limit:
+            raise error(status, limit)
+        _core.wait(lambda left: _wait_signal(self._window, signal, at_least, peer, left, word), limit, waited)
+
+    def test_signal(self, signal: int, at_least: int) -> bool:
+        """Whether this rank's signal word is at least `at_least`; never waits."""
+        try:
+            status = _test_signal(self._window, signal, at_least, NULL)
+        except _WRONG as wrong:
+            raise self._explained(wrong, None, signal=signal, at_least=at_least) from None
+        if status < 0:
+            raise error(status)
+        return status == 0  # type: ignore[no-any-return]
+
+    # ---- views -----------------------------------------------------------------------------------------------------
+
+    def peer_view(self, peer: int) -> NDArray[Any] | None:
+        """peer's block, with the window's shape and dtype, where the transport can map it, else None.
+
+        What the peer writes there is seen as it happens: signals order it.
+        """
+        if not 0 <= peer < self._size:
+            raise InvalidArgument(f"peer is {peer!r}: must be from 0 to {self._size - 1}")
+        return _core.window_array(self._window, peer, self.array.shape, self._dtype)
+
+    # ---- checks ----------------------------------------------------------------------------------------------------
+
+    def _source(self, src: Any) -> Any:
+        src = as_source(src)
+        dtype = getattr(src, "dtype", None)
+        if dtype is None:
+            return src
+        if self._typed and dtype not in (self._dtype, _UINT8):
+            raise InvalidArgument(f"src is {dtype}, the window {self._dtype}: pass src.view(np.uint8) to put its bytes")
+        self._accepted = dtype
+        return src
+
+    def _explained(self, wrong: Exception, src: object, **arguments: object) -> Exception:
+        """What a refused conversion meant: the argument that no C integer holds, or the source that gave no buffer."""
+        if isinstance(wrong, InvalidArgument):
+            return wrong
+        limits = {
+            "peer": (-1, self._size - 1),  # -1: all, or unknown
+            "signal": (0, self.signals - 1),
+            "offset": (0, self.nbytes),
+            "value": (0, 2**64 - 1),
+            "at_least": (0, 2**64 - 1),
+            "imm": (0, 2**32 - 1),
+        }
+        for name, (low, high) in limits.items():
+            given = arguments.get(name)
+            if isinstance(given, int) and not low <= given <= high:
+                return InvalidArgument(f"{name} is {given}: must be from {max(low, 0)} to {high}")
+        if isinstance(wrong, TypeError) or src is None:
+            return wrong
+        try:
+            as_source(src)
+        except InvalidArgument as found:
+            return found
+        return InvalidArgument(f"src cannot be read: {wrong}")
+
+    def _hold(self, lane: Lane | None, data: Any) -> None:
+        """Keeps a source alive that the transport may read as late as the next flush."""
+        unread = (lane or self._lane).unread
+        unread.append(data)
+        if len(unread) >= _LATE_PUTS:
+            self.flush(lane=lane)
