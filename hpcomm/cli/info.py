@@ -1,0 +1,106 @@
+"""hpcomm info: what this build is, what it found, and how it is configured."""
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from .. import _core, launch
+from ..config import resolve, settings
+from . import mpi
+
+PACKAGE = Path(__file__).absolute().parent.parent
+
+
+def loaded_library() -> str:
+    """The file that libhpcomm was mapped from."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        path = line.partition("/")[2]
+        if os.path.basename(path).startswith("libhpcomm.so"):
+            return f"/{path}"
+    return ""
+
+
+def folders() -> dict[str, str]:
+    """What a C or C++ project needs to find the library."""
+    return {
+        "cmake_dir": str(PACKAGE / "lib" / "cmake" / "hpcomm"),
+        "include_dir": str(PACKAGE / "include"),
+        "lib_dir": str(PACKAGE / "lib"),
+    }
+
+
+def facts() -> dict[str, Any]:
+    launcher, binding = mpi.launcher(), mpi.mpi4py()
+    return {
+        "version": _core.version(),
+        "library": loaded_library(),
+        "build": _core.build_info(),
+        "transports": list(_core.transports()),
+        "instruction_sets": list(_core.instruction_sets()),
+        "cores": _core.core_count(),
+        "memory_available": _core.memory_available(),
+        "python": f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})",
+        "numpy": np.__version__,
+        "mpi4py": binding.version or None,
+        "mpi_library": binding.library or None,
+        "mpirun": f"{launcher.version} ({launcher.path})" if launcher else None,
+        **folders(),
+    }
+
+
+def configuration() -> list[dict[str, Any]]:
+    """Every setting with its default and its value here and now."""
+    current = launch.configuration({})
+    plain = resolve({}, {})
+    return [
+        {
+            "variable": setting.variable,
+            "argument": setting.argument,
+            "type": setting.kind,
+            "default": getattr(plain, setting.argument),
+            "value": getattr(current, setting.argument),
+            "help": setting.help,
+        }
+        for setting in settings()
+    ]
+
+
+def _print_table(console: Console, title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("-" if cell in (None, "") else str(cell) for cell in row))
+    console.print(table)
+
+
+@click.command()
+@click.option("-c", "--config", "config", is_flag=True, help="Print every setting: variable, default, value, help.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--cmake-dir", "path", flag_value="cmake_dir", help="Print the folder of hpcommConfig.cmake.")
+@click.option("--include-dir", "path", flag_value="include_dir", help="Print the folder of the C and C++ headers.")
+@click.option("--lib-dir", "path", flag_value="lib_dir", help="Print the folder of libhpcomm.")
+def info(config: bool, as_json: bool, path: str | None) -> None:
+    """Print the version, the build, what was found, and the configuration."""
+    if path is not None:
+        click.echo(folders()[path])
+        return
+    found: Any = configuration() if config else facts()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    elif config:
+        columns = ("variable", "argument", "type", "default", "value", "help")
+        _print_table(Console(), "hpcomm settings", columns, [tuple(row[column] for column in columns) for row in found])
+    else:
+        told = {key: ", ".join(value) if isinstance(value, list) else value for key, value in found.items()}
+        told["memory_available"] = f"{found['memory_available'] / 2**30:.1f} GiB"
+        rows = [(key.replace("_", " "), value) for key, value in told.items()]
+        _print_table(Console(), f"hpcomm {found['version']}", ("", ""), rows[1:])
