@@ -1,10 +1,10 @@
 #include "reduce.h"
+#include "host.h"
 #include "status.h"
 
 #include <stdatomic.h>
-#include <unistd.h>
 
-enum { MAX_INPUTS = 1 << 16 };
+enum { MAX_INPUTS = 1 << 16, MAX_UNSTREAMED = 32 << 20 };
 
 int hpc_isa_available(int isa) {
     switch (isa) {
@@ -49,17 +49,14 @@ static const struct hpc_fold_kernels *best_kernels(void) {
 
 /* The size from which an output is streamed past the caches: it saves reading the lines that will be overwritten, but
  * whoever reads the output next finds it in memory only. With two inputs, a third of the last cache is where not all
- * of them fit any more. Kept, because asking is a trap into the hypervisor on virtual machines. */
+ * three fit any more. A very large cache serves more cores than ours. */
 static size_t stream_from(void) {
-    static _Atomic size_t kept;
-    size_t nbytes = atomic_load_explicit(&kept, memory_order_relaxed);
+    static _Atomic size_t chosen;
+    size_t nbytes = atomic_load_explicit(&chosen, memory_order_relaxed);
     if (nbytes != 0) return nbytes;
-    long cache = -1;
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
-    nbytes = (cache > 0 ? (size_t)cache : (size_t)32 << 20) / 3;
-    atomic_store_explicit(&kept, nbytes, memory_order_relaxed);
+    nbytes = hpc_host_cache("") / 3;
+    if (nbytes > MAX_UNSTREAMED) nbytes = MAX_UNSTREAMED;
+    atomic_store_explicit(&chosen, nbytes, memory_order_relaxed);
     return nbytes;
 }
 

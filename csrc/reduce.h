@@ -15,9 +15,7 @@ struct hpc_fold_kernels {
 };
 
 extern const struct hpc_fold_kernels hpc_fold_generic;
-#if defined(__x86_64__)
-extern const struct hpc_fold_kernels hpc_fold_avx2;   /* the CPU must have AVX2 */
-extern const struct hpc_fold_kernels hpc_fold_avx512; /* the CPU must have AVX-512F */
-#endif
+extern const struct hpc_fold_kernels hpc_fold_avx2;   /* HPC_HAVE_AVX2: built; the CPU must have AVX2 */
+extern const struct hpc_fold_kernels hpc_fold_avx512; /* HPC_HAVE_AVX512: built; the CPU must have AVX-512F */
 
 #endif

@@ -1,8 +1,6 @@
 /* Compiled with -mavx2 -ffp-contract=off; runs only where the CPU has it. */
 #include "reduce.h"
 
-#if defined(__x86_64__)
-
 #include <immintrin.h>
 
 #define VECTOR_BYTES 32
@@ -28,5 +26,3 @@ static inline void stream_end(void) {
 #include "reduce_kernel.h"
 
 const struct hpc_fold_kernels hpc_fold_avx2 = {fold_f32, fold_f64};
-
-#endif

@@ -1,0 +1,230 @@
+#define _GNU_SOURCE
+#include "host.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifndef HPC_BUILD_TYPE
+#define HPC_BUILD_TYPE "unknown"
+#endif
+
+#if defined(__clang__)
+#define COMPILER "clang " __clang_version__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+
+enum { PATH_BYTES = 4096, LINE_BYTES = 4 * PATH_BYTES };
+
+/* A cgroup's folder, and how much of it is the mount point: the cgroups above it are found by cutting the path. */
+struct cgroup {
+    char folder[2 * PATH_BYTES];
+    size_t mount_length;
+};
+
+const char *hpc_version(void) {
+#define TEXT(x) #x
+#define VERSION(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)
+    return VERSION(HPC_VERSION_MAJOR, HPC_VERSION_MINOR, HPC_VERSION_PATCH);
+}
+
+const char *hpc_build_info(void) {
+    if (hpc_isa_available(HPC_ISA_AVX512))
+        return "compiler=" COMPILER "; build=" HPC_BUILD_TYPE "; isa=avx512,avx2,generic";
+    if (hpc_isa_available(HPC_ISA_AVX2)) return "compiler=" COMPILER "; build=" HPC_BUILD_TYPE "; isa=avx2,generic";
+    return "compiler=" COMPILER "; build=" HPC_BUILD_TYPE "; isa=generic";
+}
+
+/* The words of a comma list. */
+static int has_word(const char *list, const char *word) {
+    size_t length = strlen(word);
+    for (const char *at = list; (at = strstr(at, word)) != NULL; at += length)
+        if ((at == list || at[-1] == ',') && (at[length] == ',' || at[length] == '\0')) return 1;
+    return 0;
+}
+
+/* This process's path in the hierarchy of a version 1 controller, or in the unified one (NULL). */
+static int cgroup_path(const char *root, const char *controller, char *path) {
+    char name[PATH_BYTES], line[LINE_BYTES];
+    int found = 0;
+    snprintf(name, sizeof name, "%s/proc/self/cgroup", root);
+    FILE *file = fopen(name, "re");
+    if (file == NULL) return 0;
+    while (!found && fgets(line, sizeof line, file) != NULL) { /* hierarchy:controllers:path */
+        line[strcspn(line, "\n")] = '\0';
+        char *controllers = strchr(line, ':');
+        char *rest = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (rest == NULL) continue;
+        *rest++ = '\0';
+        controllers++;
+        found = controller ? has_word(controllers, controller) : *controllers == '\0';
+        if (found) snprintf(path, PATH_BYTES, "%s", rest);
+    }
+    fclose(file);
+    return found;
+}
+
+/* Where that path can be read. A container may see only a part of the hierarchy, mounted from its own cgroup down. */
+static int cgroup_find(const char *root, const char *controller, struct cgroup *cgroup) {
+    char name[PATH_BYTES], line[LINE_BYTES], path[PATH_BYTES], top[PATH_BYTES], mount[PATH_BYTES], type[32],
+        options[1024];
+    int found = 0;
+    if (!cgroup_path(root, controller, path)) return 0;
+    snprintf(name, sizeof name, "%s/proc/self/mountinfo", root);
+    FILE *file = fopen(name, "re");
+    if (file == NULL) return 0;
+    while (!found && fgets(line, sizeof line, file) != NULL) {
+        char *second = strstr(line, " - "); /* id parent device root mount options ... - type source options */
+        if (second == NULL || sscanf(line, "%*s %*s %*s %4095s %4095s", top, mount) != 2) continue;
+        if (sscanf(second, " - %31s %*s %1023s", type, options) != 2) continue;
+        found =
+            controller ? strcmp(type, "cgroup") == 0 && has_word(options, controller) : strcmp(type, "cgroup2") == 0;
+    }
+    fclose(file);
+    if (!found) return 0;
+
+    size_t shared = strcmp(top, "/") == 0 ? 0 : strlen(top);
+    const char *below = path + shared;
+    if (strncmp(path, top, shared) != 0 || (*below != '/' && *below != '\0') || strstr(path, "/..") != NULL) below = "";
+    int length = snprintf(cgroup->folder, sizeof cgroup->folder, "%s%s", root, mount);
+    if (length < 0 || (size_t)length + strlen(below) >= sizeof cgroup->folder) return 0;
+    cgroup->mount_length = (size_t)length;
+    strcpy(cgroup->folder + length, strcmp(below, "/") == 0 ? "" : below);
+    return 1;
+}
+
+/* Moves to the cgroup above; 0 when this was the topmost that can be seen. */
+static int cgroup_up(struct cgroup *cgroup) {
+    char *last = strrchr(cgroup->folder, '/');
+    if (last == NULL || (size_t)(last - cgroup->folder) < cgroup->mount_length) return 0;
+    *last = '\0';
+    return 1;
+}
+
+static int read_line(const char *folder, const char *name, char *line, size_t cap) {
+    char path[3 * PATH_BYTES];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return 0;
+    int read = fgets(line, (int)cap, file) != NULL;
+    fclose(file);
+    return read;
+}
+
+/* A file that holds one number; "max", or no such file, is no number. */
+static int read_number(const char *folder, const char *name, long long *value) {
+    char line[64];
+    return read_line(folder, name, line, sizeof line) && sscanf(line, "%lld", value) == 1;
+}
+
+/* The number after a name in a file of lines "name number", or of "name: number kB", in the file's unit; 0 if absent.
+ */
+static long long read_field(const char *folder, const char *name, const char *field) {
+    char path[3 * PATH_BYTES], line[256];
+    size_t length = strlen(field);
+    long long value = 0;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return 0;
+    while (fgets(line, sizeof line, file) != NULL)
+        if (strncmp(line, field, length) == 0 && sscanf(line + length, " %lld", &value) == 1) break;
+    fclose(file);
+    return value;
+}
+
+static int quota_of(const char *folder, const char *controller, long long *quota, long long *period) {
+    char line[64];
+    if (controller == NULL)
+        return read_line(folder, "cpu.max", line, sizeof line) && sscanf(line, "%lld %lld", quota, period) == 2;
+    return read_number(folder, "cpu.cfs_quota_us", quota) && read_number(folder, "cpu.cfs_period_us", period);
+}
+
+int hpc_host_quota(const char *root) {
+    static const char *const controllers[] = {NULL, "cpu"}; /* a host may have both versions mounted */
+    struct cgroup cgroup;
+    long long quota, period, cores = 0;
+    for (int i = 0; i < 2; i++) {
+        if (!cgroup_find(root, controllers[i], &cgroup)) continue;
+        do {
+            if (!quota_of(cgroup.folder, controllers[i], &quota, &period) || quota <= 0 || period <= 0) continue;
+            long long whole = quota < period ? 1 : quota / period;
+            if (cores == 0 || whole < cores) cores = whole;
+        } while (cgroup_up(&cgroup));
+    }
+    return (int)cores;
+}
+
+/* What a cgroup may still take. Its usage counts cached file pages, which go when memory is asked for. */
+static int room_of(const char *folder, const char *controller, uint64_t *room) {
+    long long limit, usage, cached;
+    if (controller == NULL) {
+        if (!read_number(folder, "memory.max", &limit) || !read_number(folder, "memory.current", &usage)) return 0;
+        cached =
+            read_field(folder, "memory.stat", "inactive_file ") + read_field(folder, "memory.stat", "active_file ");
+    } else {
+        if (!read_number(folder, "memory.limit_in_bytes", &limit)) return 0;
+        if (!read_number(folder, "memory.usage_in_bytes", &usage)) return 0;
+        cached = read_field(folder, "memory.stat", "total_inactive_file ") +
+                 read_field(folder, "memory.stat", "total_active_file ");
+    }
+    usage = usage > cached ? usage - cached : 0;
+    *room = limit > usage ? (uint64_t)(limit - usage) : 0;
+    return 1;
+}
+
+uint64_t hpc_host_memory(const char *root) {
+    static const char *const controllers[] = {NULL, "memory"};
+    struct cgroup cgroup;
+    uint64_t room;
+    uint64_t available = (uint64_t)read_field(root, "proc/meminfo", "MemAvailable:") * 1024;
+    if (available == 0) available = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    for (int i = 0; i < 2; i++) {
+        if (!cgroup_find(root, controllers[i], &cgroup)) continue;
+        do {
+            if (room_of(cgroup.folder, controllers[i], &room) && room < available) available = room;
+        } while (cgroup_up(&cgroup));
+    }
+    return available;
+}
+
+/* From sysfs: the C library's answer is the whole package's on CPUs whose cores share it in groups. */
+size_t hpc_host_cache(const char *root) {
+    char folder[PATH_BYTES], line[64], unit;
+    unsigned long long value;
+    size_t nbytes = (size_t)32 << 20;
+    for (int i = 0;; i++) {
+        snprintf(folder, sizeof folder, "%s/sys/devices/system/cpu/cpu0/cache/index%d", root, i);
+        if (!read_line(folder, "size", line, sizeof line)) return nbytes;
+        if (sscanf(line, "%llu%c", &value, &unit) == 2 && value > 0)
+            nbytes = (size_t)value << (unit == 'K' ? 10 : unit == 'M' ? 20 : 0);
+    }
+}
+
+/* The mask may be larger than cpu_set_t: the kernel says EINVAL until there is room for all of its CPUs. */
+static int affinity_count(void) {
+    for (int cpus = CPU_SETSIZE; cpus <= 1 << 20; cpus *= 2) {
+        cpu_set_t *set = CPU_ALLOC(cpus);
+        if (set == NULL) break;
+        int failed = sched_getaffinity(0, CPU_ALLOC_SIZE(cpus), set);
+        int count = failed ? 0 : CPU_COUNT_S(CPU_ALLOC_SIZE(cpus), set);
+        int too_small = failed && errno == EINVAL;
+        CPU_FREE(set);
+        if (count > 0) return count;
+        if (!too_small) break;
+    }
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (int)online : 1;
+}
+
+int hpc_core_count(void) {
+    int cores = affinity_count(), quota = hpc_host_quota("");
+    return quota > 0 && quota < cores ? quota : cores;
+}
+
+uint64_t hpc_memory_available(void) {
+    return hpc_host_memory("");
+}
