@@ -1,0 +1,171 @@
+/* What the host gives: the real one within its bounds, and made-up /proc and /sys trees with known answers. */
+#define _GNU_SOURCE
+#include "check.h"
+#include "host.h"
+
+#include <ftw.h>
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define UNIFIED "38 31 0:38 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+#define SPLIT                                                                                                          \
+    "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n"                                                       \
+    "33 31 0:30 / /sys/fs/cgroup/cpuset rw shared:3 - cgroup cgroup rw,cpuset\n"                                       \
+    "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw shared:3 - cgroup cgroup rw,cpu,cpuacct\n"                             \
+    "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+
+static const uint64_t MiB = 1 << 20;
+static char trees[] = "/tmp/hpcomm-test-host-XXXXXX";
+static char tree[64]; /* the one in use */
+
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
+    (void)st, (void)flag, (void)ftw;
+    return remove(path);
+}
+
+static void remove_trees(void) {
+    nftw(trees, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+static void give(const char *name, const char *text) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", tree, name);
+    for (char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(path, 0700);
+        *slash = '/';
+    }
+    FILE *file = fopen(path, "w");
+    CHECK(file != NULL);
+    CHECK(fputs(text, file) >= 0);
+    CHECK_EQ(fclose(file), 0);
+}
+
+static void begin(const char *cgroup, const char *mountinfo) {
+    static int n;
+    snprintf(tree, sizeof tree, "%s/%d", trees, n++);
+    give("proc/self/cgroup", cgroup);
+    give("proc/self/mountinfo", mountinfo);
+    give("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:         1024 kB\nMemAvailable:    8388608 kB\n");
+}
+
+static void test_no_limits(void) {
+    begin("0::/\n", UNIFIED);
+    CHECK_EQ(hpc_host_quota(tree), 0);
+    CHECK_EQ(hpc_host_memory(tree), 8192 * MiB);
+    CHECK_EQ(hpc_host_cache(tree), 32 * MiB);
+    begin("", "");
+    CHECK_EQ(hpc_host_quota(tree), 0);
+    CHECK_EQ(hpc_host_memory(tree), 8192 * MiB);
+}
+
+static void test_quota(void) {
+    begin("0::/job/rank\n", UNIFIED);
+    give("sys/fs/cgroup/job/rank/cpu.max", "max 100000\n");
+    CHECK_EQ(hpc_host_quota(tree), 0);
+    give("sys/fs/cgroup/job/cpu.max", "350000 100000\n");
+    CHECK_EQ(hpc_host_quota(tree), 3);
+    give("sys/fs/cgroup/job/rank/cpu.max", "200000 100000\n");
+    CHECK_EQ(hpc_host_quota(tree), 2);
+    give("sys/fs/cgroup/cpu.max", "50000 100000\n");
+    CHECK_EQ(hpc_host_quota(tree), 1);
+
+    begin("5:cpuset:/other\n4:cpu,cpuacct:/job\n0::/\n", SPLIT);
+    give("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "-1\n");
+    give("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n");
+    CHECK_EQ(hpc_host_quota(tree), 0);
+    give("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "400000\n");
+    CHECK_EQ(hpc_host_quota(tree), 4);
+}
+
+static void test_memory(void) {
+    begin("0::/job/rank\n", UNIFIED);
+    give("sys/fs/cgroup/job/rank/memory.max", "max\n");
+    give("sys/fs/cgroup/job/rank/memory.current", "1048576\n");
+    CHECK_EQ(hpc_host_memory(tree), 8192 * MiB);
+    give("sys/fs/cgroup/job/memory.max", "1073741824\n");
+    give("sys/fs/cgroup/job/memory.current", "629145600\n");
+    CHECK_EQ(hpc_host_memory(tree), 424 * MiB);
+    /* Pages of files that could be dropped do not count: 20 + 80 MiB here. */
+    give("sys/fs/cgroup/job/memory.stat", "anon 5\nfile 104857600\ninactive_file 20971520\nactive_file 83886080\n");
+    CHECK_EQ(hpc_host_memory(tree), 524 * MiB);
+    give("sys/fs/cgroup/job/rank/memory.max", "536870912\n");
+    CHECK_EQ(hpc_host_memory(tree), 511 * MiB);
+    give("sys/fs/cgroup/job/rank/memory.current", "999999999\n");
+    CHECK_EQ(hpc_host_memory(tree), 0);
+
+    begin("4:memory:/job\n", SPLIT);
+    give("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    give("sys/fs/cgroup/memory/memory.usage_in_bytes", "1073741824\n");
+    CHECK_EQ(hpc_host_memory(tree), 8192 * MiB);
+    give("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "1073741824\n");
+    give("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "536870912\n");
+    give("sys/fs/cgroup/memory/job/memory.stat",
+         "inactive_file 7\ntotal_inactive_file 1048576\ntotal_active_file 1048576\n");
+    CHECK_EQ(hpc_host_memory(tree), 514 * MiB);
+}
+
+/* A container without a cgroup namespace: the path is the host's, the mount begins at the container's own cgroup. */
+static void test_container(void) {
+    begin("0::/docker/c1/job\n", "38 31 0:38 /docker/c1 /sys/fs/cgroup ro - cgroup2 cgroup rw\n");
+    give("sys/fs/cgroup/cpu.max", "600000 100000\n");
+    CHECK_EQ(hpc_host_quota(tree), 6);
+    give("sys/fs/cgroup/job/cpu.max", "500000 100000\n");
+    CHECK_EQ(hpc_host_quota(tree), 5);
+    give("proc/self/cgroup", "0::/docker/c1\n");
+    CHECK_EQ(hpc_host_quota(tree), 6);
+    give("proc/self/cgroup", "0::/docker/c123\n");
+    CHECK_EQ(hpc_host_quota(tree), 6);
+    give("proc/self/cgroup", "0::/../outside\n");
+    CHECK_EQ(hpc_host_quota(tree), 6);
+}
+
+static void test_cache(void) {
+    begin("", "");
+    give("sys/devices/system/cpu/cpu0/cache/index0/size", "48K\n");
+    give("sys/devices/system/cpu/cpu0/cache/index1/size", "32K\n");
+    give("sys/devices/system/cpu/cpu0/cache/index2/size", "1024K\n");
+    CHECK_EQ(hpc_host_cache(tree), MiB);
+    give("sys/devices/system/cpu/cpu0/cache/index3/size", "96M\n");
+    CHECK_EQ(hpc_host_cache(tree), 96 * MiB);
+}
+
+static void test_here(void) {
+    CHECK(hpc_core_count() >= 1);
+    CHECK(hpc_core_count() <= sysconf(_SC_NPROCESSORS_CONF));
+    CHECK(hpc_memory_available() > 0);
+    CHECK(hpc_memory_available() <= (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
+
+    cpu_set_t before, one;
+    CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+    CHECK_EQ(hpc_core_count(), 1);
+    CHECK_EQ(sched_setaffinity(0, sizeof before, &before), 0);
+}
+
+static void test_build_info(void) {
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", HPC_VERSION_MAJOR, HPC_VERSION_MINOR, HPC_VERSION_PATCH);
+    CHECK(strcmp(hpc_version(), version) == 0);
+    CHECK(strncmp(hpc_build_info(), "compiler=", 9) == 0);
+    CHECK(strstr(hpc_build_info(), "; build=") != NULL);
+    CHECK(strstr(hpc_build_info(), "; isa=") != NULL);
+    CHECK((strstr(hpc_build_info(), "avx512") != NULL) == hpc_isa_available(HPC_ISA_AVX512));
+    CHECK((strstr(hpc_build_info(), "avx2") != NULL) == hpc_isa_available(HPC_ISA_AVX2));
+}
+
+int main(void) {
+    CHECK(mkdtemp(trees) != NULL);
+    CHECK_EQ(atexit(remove_trees), 0);
+    test_no_limits();
+    test_quota();
+    test_memory();
+    test_container();
+    test_cache();
+    test_here();
+    test_build_info();
+    return 0;
+}
