@@ -117,7 +117,11 @@ static void test_container(void) {
     CHECK_EQ(hpc_host_quota(tree), 6);
     give("proc/self/cgroup", "0::/docker/c123\n");
     CHECK_EQ(hpc_host_quota(tree), 6);
-    give("proc/self/cgroup", "0::/../outside\n");
+
+    /* A cgroup outside of the namespace's root is none that the mount shows. */
+    begin("0::/../outside\n", UNIFIED);
+    give("sys/fs/outside/cpu.max", "100000 100000\n");
+    give("sys/fs/cgroup/cpu.max", "600000 100000\n");
     CHECK_EQ(hpc_host_quota(tree), 6);
 }
 
