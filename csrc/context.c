@@ -420,10 +420,10 @@ int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, dou
     return status;
 }
 
-int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, double deadline) {
+int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, size_t total, double deadline) {
     struct demand {
         uint64_t asked, available;
-    } mine = {nbytes, hpc_memory_available()};
+    } mine = {total, hpc_memory_available()};
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
     int status;
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
@@ -441,11 +441,12 @@ int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, doub
                 ranks++;
             }
             if (all.asked > all.available)
-                status =
-                    hpc_fail(HPC_ERR_MEMORY, op,
-                             "%s: %d rank%s on %s ask for %llu bytes together and %llu are available; ask for less", op,
-                             ranks, ranks == 1 ? "" : "s", c->addresses[r].hostname, (unsigned long long)all.asked,
-                             (unsigned long long)all.available);
+                status = hpc_fail(
+                    HPC_ERR_MEMORY, op,
+                    "%s: rank %d asks for %llu bytes, the %d rank%s on %s for %llu together, and %llu are available; "
+                    "ask for less",
+                    op, c->group.rank, (unsigned long long)nbytes, ranks, ranks == 1 ? "" : "s",
+                    c->addresses[r].hostname, (unsigned long long)all.asked, (unsigned long long)all.available);
         }
         hpc_control_free_replies(c->control, replies);
     }
@@ -457,6 +458,8 @@ int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, doub
 
 static int leave(hpc_context *c, const char *why) {
     if (c == NULL || !hpc_group_is_mine(&c->group)) return HPC_OK;
+    /* What was put is delivered before the others hear that this rank is gone; a failed rank owes them nothing. */
+    if (why == NULL && c->connected && !atomic_load(&c->group.closed)) hpc_lane_flush(c->lane, c->group.timeout);
     if (atomic_exchange(&c->group.closed, 1)) return HPC_OK;
     hpc_bell_ring(c->group.bell); /* this rank's own waits end too */
     hpc_control_stop(c->control, why);

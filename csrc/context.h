@@ -58,8 +58,9 @@ typedef struct hpc_joint {
 } hpc_joint;
 int hpc_context_join(hpc_context *context, const char *op, const hpc_joint *joint, double deadline);
 
-/* Collective: HPC_ERR_MEMORY on every rank unless each host can hold what its ranks together ask for. */
-int hpc_context_check_memory(hpc_context *context, const char *op, size_t nbytes, double deadline);
+/* Collective: HPC_ERR_MEMORY on every rank unless each host can hold what its ranks together ask for. total is what
+ * nbytes come to with all that belongs to them. */
+int hpc_context_check_memory(hpc_context *context, const char *op, size_t nbytes, size_t total, double deadline);
 
 /* HPC_ERR_INVALID unless 0 <= rank < size. */
 int hpc_context_check_rank(const hpc_context *context, int rank, const char *what, const char *op);

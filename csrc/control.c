@@ -578,7 +578,10 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
     send_to_all(c, op, data, nbytes, fd, deadline);
     double left = deadline - hpc_now();
     status = hpc_wait_for(g, &wait, left > 0 ? left : 0);
-    if (status != HPC_OK) goto out;
+    if (status != HPC_OK) {
+        c->broken = status;
+        goto out;
+    }
     for (int r = 0; r < g->size; r++) {
         message *m = r == g->rank ? NULL : take_reply(c, r, c->sequence);
         snprintf(ops[r], HPC_OP_BYTES, "%s", m != NULL ? m->op : op);
@@ -598,10 +601,7 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
                               "in the same order",
                               ops[0], r, ops[r]);
 out:
-    if (status != HPC_OK) {
-        if (c->broken == HPC_OK) c->broken = status;
-        hpc_control_free_replies(c, replies);
-    }
+    if (status != HPC_OK) hpc_control_free_replies(c, replies);
     pthread_mutex_unlock(&c->collective_lock);
     free(ops);
     return status;

@@ -123,6 +123,7 @@ struct notifying {
 
 static int try_notify(void *arg) {
     struct notifying *n = arg;
+    if (n->status != HPC_IN_PROGRESS) return 1; /* done once, whoever asks again */
     n->status = n->window->context->transports[n->peer]->put_notify(n->lane, n->window, n->peer, n->src, n->nbytes,
                                                                     n->offset, n->imm);
     return n->status != HPC_IN_PROGRESS;
@@ -138,7 +139,7 @@ int hpc_put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, siz
     static const char op[] = "put_notify";
     int status = check_put(lane, w, peer, src, nbytes, offset, op);
     if (status != HPC_OK) return status;
-    struct notifying n = {hpc_context_lane(w->context, lane), w, peer, src, nbytes, offset, imm, HPC_OK};
+    struct notifying n = {hpc_context_lane(w->context, lane), w, peer, src, nbytes, offset, imm, HPC_IN_PROGRESS};
     const hpc_wait wait = {op, try_notify, notified_peer, &n};
     status = hpc_wait_for(&w->context->group, &wait, timeout);
     return status != HPC_OK ? status : n.status;
@@ -183,6 +184,19 @@ int hpc_flush(hpc_lane *lane, hpc_window *w, int peer, double timeout) {
     return status != HPC_OK ? status : f.status;
 }
 
+int hpc_lane_flush(hpc_lane *lane, double timeout) {
+    hpc_group *g = &lane->context->group;
+    int first_failure = HPC_OK;
+    for (int r = 0; r < g->size; r++) {
+        struct flushing f = {lane, r, r, HPC_OK};
+        const hpc_wait wait = {"flush", try_flush, flushed_peer, &f};
+        if (try_flush(&f) && f.status == HPC_OK) continue;
+        int status = hpc_wait_for(g, &wait, timeout);
+        if (first_failure == HPC_OK) first_failure = status != HPC_OK ? status : f.status;
+    }
+    return first_failure;
+}
+
 struct polling {
     hpc_context *context;
     hpc_lane *lane;
@@ -195,6 +209,7 @@ static int try_poll(void *arg) {
     struct polling *p = arg;
     hpc_context *c = p->context;
     int size = c->group.size, rank = p->lane->next;
+    if (p->status != HPC_IN_PROGRESS) return 1; /* one event a call, whoever asks again */
     for (int i = 0; i < size; i++) {
         p->status = c->transports[rank]->poll(p->lane, rank, p->event);
         if (p->status == HPC_OK) p->event->peer = rank;

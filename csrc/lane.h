@@ -19,6 +19,9 @@ struct hpc_lane {
     void *state;          /* loop's */
 };
 
+/* Remote completion of all that the lane has put, to every peer that is still here. */
+int hpc_lane_flush(hpc_lane *lane, double timeout);
+
 int hpc_lane_open(hpc_context *context, int own, double deadline, hpc_lane **lane);
 
 #endif

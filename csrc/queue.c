@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lane.h"
+
 static const char op_create[] = "queue";
 
 /* ---- helpers ---- */
@@ -359,16 +361,18 @@ struct description {
 
 static int check_peers(const hpc_context *c, const int *peers, int n, const char *which) {
     if (n < 0 || (n > 0 && peers == NULL) || n > c->group.size)
-        return hpc_fail(HPC_ERR_INVALID, op_create, "queue: %d %s-peers; 0 to %d are possible", n, which,
+        return hpc_fail(HPC_ERR_INVALID, op_create, "queue: %d %s_peers; 0 to %d are possible", n, which,
                         c->group.size - 1);
     for (int i = 0; i < n; i++) {
-        int status = hpc_context_check_rank(c, peers[i], which[0] == 'i' ? "in-peer" : "out-peer", op_create);
+        int status =
+            hpc_context_check_rank(c, peers[i], which[0] == 'i' ? "in_peers: rank" : "out_peers: rank", op_create);
         if (status != HPC_OK) return status;
         if (peers[i] == c->group.rank)
-            return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d is its own %s-peer", peers[i], which);
+            return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d is among its own %s_peers", peers[i], which);
         for (int j = 0; j < i; j++)
             if (peers[j] == peers[i])
-                return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d is twice an %s-peer", peers[i], which);
+                return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d is twice among the %s_peers", peers[i],
+                                which);
     }
     return HPC_OK;
 }
@@ -592,6 +596,9 @@ int hpc_queue_create(hpc_context *c, const hpc_queue_config *config, double time
 
 void hpc_queue_free(hpc_queue *q) {
     if (q == NULL || !hpc_group_is_mine(&q->context->group)) return;
+    if (q->window != NULL && !atomic_load(&q->context->group.closed))
+        hpc_lane_flush(q->context->lane,
+                       q->context->group.timeout); /* a put may still read the stamps and the buffers */
     hpc_window_free(q->window);
     for (int i = 0; q->out != NULL && i < q->n_out; i++) {
         free(q->out[i].stamps);

@@ -132,21 +132,29 @@ static int look_around(hpc_group *group, const hpc_wait *wait) {
     return status == HPC_OK ? HPC_IN_PROGRESS : status;
 }
 
-static void sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds) {
+/* Sleeps unless the wait has ended meanwhile; HPC_IN_PROGRESS to go on. A condition that held is not asked again: it
+ * may have taken an event. */
+static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds) {
     hpc_bell *bell = group->bell;
     struct timespec t;
     uint32_t rings;
+    int status = HPC_IN_PROGRESS;
     atomic_fetch_add(&bell->sleepers, 1);
 #if !defined(__SANITIZE_THREAD__)
     atomic_thread_fence(memory_order_seq_cst); /* see hpc_bell_ring */
 #endif
     rings = atomic_load_explicit(&bell->rings, memory_order_acquire);
-    if (!wait->ready(wait->arg) && look_around(group, wait) == HPC_IN_PROGRESS) {
+    /* What a transport holds back is part of the condition: its sender rang before we counted as a sleeper, or will
+     * now. */
+    int held = group->progress != NULL ? group->progress(group->progress_arg) : 0;
+    if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait);
+    if (held == 0 && status == HPC_IN_PROGRESS) {
         t.tv_sec = (time_t)seconds;
         t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
         syscall(SYS_futex, &bell->rings, FUTEX_WAIT, rings, &t, NULL, 0);
     }
     atomic_fetch_sub(&bell->sleepers, 1);
+    return status;
 }
 
 int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
@@ -172,7 +180,7 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
         if (now - start < group->spin) continue;
         if (held != 0 || now - start < group->spin + group->yield)
             sched_yield();
-        else
-            sleep_on_bell(group, wait, deadline - now);
+        else if ((status = sleep_on_bell(group, wait, deadline - now)) != HPC_IN_PROGRESS)
+            return status;
     }
 }

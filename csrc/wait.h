@@ -34,7 +34,7 @@ typedef struct hpc_group {
 
 typedef struct hpc_wait {
     const char *op;
-    int (*ready)(void *arg);                   /* may be called often: nonzero when the wait is over */
+    int (*ready)(void *arg);                   /* nonzero when the wait is over; called often, and again after that */
     int (*waiting_for)(void *arg, int *ranks); /* fills in whom the wait is for, at most size of them; how many */
     void *arg;
 } hpc_wait;

@@ -123,7 +123,7 @@ int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int s
     w->parts = parts;
     parts[c->group.rank].nbytes = nbytes;
     parts[c->group.rank].signals = signals;
-    status = hpc_context_check_memory(c, op, total, deadline);
+    status = hpc_context_check_memory(c, op, nbytes, total, deadline);
     if (status == HPC_OK) {
         status = hpc_memory_create(total, op, &w->memory);
         status = hpc_context_agree(c, op, status, deadline);

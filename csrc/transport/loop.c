@@ -12,6 +12,8 @@
 #include "lane.h"
 #include "ring.h"
 
+enum { MOST_HELD = 64 };
+
 typedef enum { PUT, SIGNAL, EVENT } operation_kind;
 
 typedef struct operation {
@@ -170,7 +172,9 @@ static int hold_back(hpc_lane *lane, int peer, operation_kind kind, hpc_memory *
     *at = o;
     to->inbox->held++;
     pthread_mutex_unlock(&to->inbox->lock);
-    hpc_bell_ring(hpc_control_bell(lane->context->control, peer)); /* its wait makes the steps */
+    while (step(to->inbox, NULL) > MOST_HELD) {
+    }                                                              /* late, but not endlessly */
+    hpc_bell_ring(hpc_control_bell(lane->context->control, peer)); /* its wait makes the other steps */
     return HPC_OK;
 }
 
