@@ -1,0 +1,61 @@
+/* bench.h - what every C benchmark shares: the clock, the predictable bytes, the count of wrong ones, options, ranks.
+ *
+ * Each benchmark is one file: its measured loops, and a main that runs them over forked ranks with no Python near. The
+ * Python benchmarks load the same loops as one shared library (compiled with -DBENCH_LIBRARY, which leaves the mains
+ * out).
+ */
+#ifndef BENCH_H
+#define BENCH_H
+
+#include <hpcomm/hpcomm.h>
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#define BENCH_API __attribute__((visibility("default")))
+
+enum { BENCH_LINE = 64 };
+
+/* One word alone on its pair of cache lines: the next line is fetched along with the one that is asked for. */
+typedef struct bench_line {
+    _Atomic uint64_t word;
+    char unused[2 * BENCH_LINE - sizeof(uint64_t)];
+} bench_line;
+
+static inline double bench_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Word j of the predictable bytes: splitmix64. */
+static inline uint64_t bench_word(uint64_t j) {
+    uint64_t z = (j + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static inline void bench_fill_words(uint64_t *to, size_t count) {
+    for (size_t j = 0; j < count; j++) to[j] = bench_word(j);
+}
+
+static inline uint64_t bench_wrong_words(const uint64_t *got, const uint64_t *expected, size_t count) {
+    uint64_t wrong = 0;
+    if (memcmp(got, expected, count * sizeof *got) == 0) return 0;
+    for (size_t j = 0; j < count; j++) wrong += got[j] != expected[j];
+    return wrong;
+}
+
+/* Where in the predictable bytes the source of a sample starts, in units of the caller's choice: another place for each
+ * of the pair's ranks and each of 256 samples in a row, so that what an earlier sample left behind is never the right
+ * answer. */
+enum { BENCH_SHIFTS = 512, BENCH_LINE_WORDS = 8, BENCH_PAGE_WORDS = 512 };
+static inline size_t bench_shift(uint64_t sample, int rank) {
+    return (size_t)((2 * sample + (uint64_t)(rank & 1)) % BENCH_SHIFTS);
+}
+
+#endif

@@ -1,0 +1,288 @@
+"""One harness for all benchmarks: options, alternated cycles, percentiles, the table and its JSON.
+
+A benchmark gives a function that makes the contenders of one size: hpcomm, its peers, the bounds. All run in the same
+processes in turns, A B C A B C ..., one turn of each a cycle: whatever the machine does meanwhile, it does to all.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+import hpcomm
+from bench.native import Native, build, view
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+WIDTHS = (12, 12, 8, 34, 11, 8, 8, 7, 11, 11, 11, 8)
+HEADER = ("size", "count", "type", "who", "time", "algbw", "busbw", "#wrong", "p50", "p90", "p99", "x time")
+SUBHEADER = ("(B)", "(elements)", "", "", "{}", "(GB/s)", "(GB/s)", "", "{}", "{}", "{}", "")
+
+
+def nbytes(text: str) -> int:
+    """A size as nccl-tests takes it: 8, 64K, 32M, 1G."""
+    unit = text[-1:].upper() if text[-1:].isalpha() else ""
+    return int(float(text[: len(text) - len(unit)]) * UNITS[unit])
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass
+class Contender:
+    """One way of doing it.
+
+    Attributes:
+        role: hpcomm, peer or bound.
+        measure: takes n samples and says how many answers were wrong. A sample is the seconds of one operation; ranks
+            that do not measure give none.
+        close: lets go of what the contender holds; collective.
+        cycles: this rank's samples of each cycle.
+    """
+
+    name: str
+    role: str
+    measure: Callable[[int], tuple[list[float], int]]
+    close: Callable[[], None] = _nothing
+    cycles: list[list[float]] = field(default_factory=list)
+    wrong: int = 0
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What a benchmark is besides its contenders. bus: bus bytes for each algorithm byte, see README.md."""
+
+    name: str
+    about: str
+    dtype: str
+    contenders: Callable[["Bench", int], Sequence[Contender]]
+    defaults: dict[str, Any]
+    bus: Callable[["Bench"], float] = lambda bench: 1.0
+    options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+    unit: str = "us"
+    scale: float = 1e6  # from what measure gives to the unit
+
+
+class Bench:
+    """A run of one benchmark on this rank."""
+
+    def __init__(self, options: argparse.Namespace, comm: MPI.Intracomm) -> None:
+        self.options, self.comm = options, comm
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.cores = len(set().union(*comm.allgather(os.sched_getaffinity(0))))
+        self.crowded = self.size > self.cores  # a peer must not spin on a core that another rank needs
+        path = build() if self.rank == 0 else None
+        self.native = Native(comm.bcast(path), self.rank, self.size)
+        self.native.connect(comm.allgather(self.native.create()))
+        self.context = hpcomm.init(comm)
+
+    def meet(self) -> None:
+        """A barrier whose waiters leave the cores to those who still work."""
+        request = self.comm.Ibarrier()
+        while not request.Test():
+            time.sleep(1e-4)
+
+    def share(self, size: int, owner: int, huge: bool) -> NDArray[np.uint64] | None:
+        """One block of shared memory mapped by all ranks, as words; None if memory is not to be had."""
+        place = None
+        if self.rank == owner:
+            fd = os.memfd_create("bench")
+            os.ftruncate(fd, size)
+            place = (os.getpid(), fd)
+        place = self.comm.bcast(place, owner)
+        mine = os.open("/proc/{}/fd/{}".format(*place), os.O_RDWR)
+        at = self.native.bench_map(mine, size, huge)
+        os.close(mine)
+        self.meet()
+        if self.rank == owner:
+            os.close(fd)
+        return None if not at else view(at, size // 8, np.uint64)
+
+    def close(self) -> None:
+        self.meet()
+        self.context.close()
+        self.native.close()
+
+
+# ---- options -------------------------------------------------------------------------------------------------------
+
+
+def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog=f"python -m bench.{benchmark.name}", description=benchmark.about)
+    p.add_argument("-b", "--minbytes", type=nbytes, help="smallest size, e.g. 8 or 64K")
+    p.add_argument("-e", "--maxbytes", type=nbytes, help="largest size")
+    p.add_argument("-f", "--stepfactor", type=int, help="from one size to the next")
+    p.add_argument("-n", "--iters", type=int, help="samples of each contender in a cycle")
+    p.add_argument("-m", "--agg_iters", type=int, help="operations timed together as one sample")
+    p.add_argument("-w", "--warmup_iters", type=int, help="samples of each contender before the first cycle")
+    p.add_argument("-N", "--run_cycles", type=int, help="alternated cycles: the contenders take turns")
+    p.add_argument("-a", "--average", type=int, choices=(0, 1, 2, 3), help="of ranks: 0 rank 0, 1 mean, 2 min, 3 max")
+    p.add_argument("-c", "--check", type=int, choices=(0, 1), help="verify the answers")
+    p.add_argument("-T", "--timeout", type=float, help="seconds that a wait may take")
+    p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
+    p.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    p.add_argument("--only", default="", help="contenders whose name contains one of these, comma-separated")
+    p.add_argument("--plant", action="store_true", help="spoil one value of each contender's data: #wrong must tell")
+    p.set_defaults(average=1, check=1, timeout=60.0, run_cycles=7, stepfactor=4, warmup_iters=1, agg_iters=1)
+    benchmark.options(p)
+    p.set_defaults(**benchmark.defaults)
+    return p
+
+
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+def run_size(bench: Bench, benchmark: Benchmark, size: int) -> list[dict[str, Any]]:
+    options = bench.options
+    wanted = [part.strip().lower() for part in options.only.split(",") if part.strip()]
+    made = benchmark.contenders(bench, size)
+    chosen = [c for c in made if not wanted or any(part in c.name.lower() for part in wanted)]
+    for cycle in range(-1, options.run_cycles):
+        samples = options.warmup_iters if cycle < 0 else options.iters
+        for contender in chosen:
+            if samples == 0:
+                continue
+            bench.meet()
+            seconds, wrong = contender.measure(samples)
+            contender.wrong += wrong
+            if cycle >= 0:
+                contender.cycles.append(seconds)
+    bench.meet()
+    gathered = bench.comm.gather([(c.cycles, c.wrong) for c in chosen])
+    for contender in made:
+        contender.close()
+    if gathered is None:
+        return []
+    return [
+        row(bench, benchmark, size, contender, [ranks[i] for ranks in gathered]) for i, contender in enumerate(chosen)
+    ]
+
+
+def row(
+    bench: Bench, benchmark: Benchmark, size: int, contender: Contender, ranks: list[tuple[list[list[float]], int]]
+) -> dict[str, Any]:
+    """What all ranks measured of one contender, times in seconds."""
+    averages: dict[int, Callable[[Sequence[float]], float]] = {
+        0: lambda column: column[0],
+        1: statistics.fmean,
+        2: min,
+        3: max,
+    }
+    combine = averages[bench.options.average]
+    measured = [cycles for cycles, _ in ranks if cycles and cycles[0]]
+    cycles = [[combine(column) for column in zip(*parts, strict=True)] for parts in zip(*measured, strict=True)]
+    samples = [second for cycle in cycles for second in cycle]
+    p50, p90, p99 = (float(np.percentile(samples, percent)) for percent in (50, 90, 99))
+    mean = statistics.fmean(samples)
+    algbw = size / mean / 1e9
+    return {
+        "size": size,
+        "count": size // np.dtype(benchmark.dtype).itemsize,
+        "type": benchmark.dtype,
+        "name": contender.name,
+        "role": contender.role,
+        "time": mean,
+        "algbw": algbw,
+        "busbw": algbw * benchmark.bus(bench),
+        "wrong": sum(wrong for _, wrong in ranks),
+        "p50": p50,
+        "p90": p90,
+        "p99": p99,
+        "cycles": [statistics.median(cycle) for cycle in cycles],
+    }
+
+
+def ratio(over: dict[str, Any], under: dict[str, Any]) -> tuple[float, float, float]:
+    """Ratio of two rows' median cycle times, with the smallest and the largest ratio of one cycle."""
+    each = [a / b for a, b in zip(over["cycles"], under["cycles"], strict=True)]
+    return statistics.median(over["cycles"]) / statistics.median(under["cycles"]), min(each), max(each)
+
+
+# ---- printing ------------------------------------------------------------------------------------------------------
+
+
+def line(cells: Sequence[object]) -> str:
+    text = [f"{cell:<{w}}" if i == 3 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(cells, WIDTHS, strict=True))]
+    return "  ".join(text)
+
+
+def table(rows: list[dict[str, Any]], scale: float) -> list[str]:
+    """Lines of one size. x time: the row's median over that of hpcomm C for bounds, over hpcomm Python's for peers."""
+    ours = {r["name"]: r for r in rows if r["role"] == "hpcomm"}
+    lines = []
+    for r in rows:
+        base = ours.get("hpcomm C" if r["role"] == "bound" else "hpcomm Python")
+        times = "" if base is None or r["role"] == "hpcomm" else f"{ratio(r, base)[0]:.2f}"
+        bandwidths = [f"{r[key]:.2f}" for key in ("algbw", "busbw")]
+        latencies = [f"{scale * r[key]:.3f}" for key in ("p50", "p90", "p99")]
+        cells = [r["size"], r["count"], r["type"], r["name"], f"{scale * r['time']:.3f}", *bandwidths, r["wrong"]]
+        lines.append(line([*cells, *latencies, times]))
+    return lines
+
+
+def about(bench: Bench, benchmark: Benchmark) -> dict[str, Any]:
+    options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(bench.options).items()}
+    return {
+        "benchmark": benchmark.name,
+        "ranks": bench.size,
+        "cores": bench.cores,
+        "hpcomm": hpcomm.__version__,
+        "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 "),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "options": options,
+    }
+
+
+def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
+    """Runs a benchmark on this rank; 0 if no answer was wrong."""
+    options = parser(benchmark).parse_args(arguments)
+    bench = Bench(options, MPI.COMM_WORLD)
+    quiet = options.json or bench.rank != 0
+    facts = about(bench, benchmark)
+    if not quiet:
+        print(f"# {benchmark.name}: {facts['ranks']} ranks on {facts['cores']} cores, hpcomm {facts['hpcomm']}")
+        print(f"# {facts['mpi']}, Python {facts['python']}, NumPy {facts['numpy']}")
+        units = [cell.format(f"({benchmark.unit})") for cell in SUBHEADER]
+        print("#" + line(HEADER)[1:], "#" + line(units)[1:], sep="\n", flush=True)
+    rows: list[dict[str, Any]] = []
+    size = options.minbytes
+    while size <= options.maxbytes:
+        found = run_size(bench, benchmark, size)
+        if not quiet:
+            print("\n".join(table(found, benchmark.scale)), flush=True)
+        rows += found
+        size *= options.stepfactor
+    bench.close()
+    wrong = bench.comm.bcast(sum(r["wrong"] for r in rows))
+    if bench.rank == 0:
+        document = json.dumps({**facts, "rows": rows}, indent=1)
+        if options.output_file is not None:
+            options.output_file.write_text(document + "\n", encoding="utf-8")
+        print(
+            document if options.json else f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}", flush=True
+        )
+    return 1 if wrong else 0
+
+
+def main(benchmark: Benchmark) -> None:
+    """The program of a benchmark; an exception on one rank ends all of them."""
+    try:
+        status = run(benchmark)
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(2)
+    sys.exit(status)

@@ -1,0 +1,178 @@
+"""The C side of the benchmarks: the loops of bench/*.c as one shared library beside the package's own libhpcomm."""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import hpcomm
+
+HERE = Path(__file__).resolve().parent
+SOURCES = ("put_lat.c", "put_bw.c", "queue.c", "wait_cpu.c")
+FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared")
+
+_int, _size, _int64, _uint64 = ctypes.c_int, ctypes.c_size_t, ctypes.c_int64, ctypes.c_uint64
+_double, _pointer, _chars = ctypes.c_double, ctypes.c_void_p, ctypes.c_char_p
+
+# name: result, arguments; as in the C files
+LOOPS: dict[str, tuple[Any, list[Any]]] = {
+    "bench_token": (_int64, [_pointer, _pointer, _int, _int, _int, _pointer, _pointer]),
+    "bench_put_lat": (
+        _int64,
+        [_pointer, _int, _int, _int, _pointer, _size, _int, _int, _double, _pointer, _pointer],
+    ),
+    "bench_map": (_pointer, [_int, _size, _int]),
+    "bench_unmap": (None, [_pointer, _size]),
+    "bench_fill": (None, [_pointer, _size]),
+    "bench_wrong": (_uint64, [_pointer, _pointer, _size]),
+    "bench_memcpy": (_double, [_pointer, _pointer, _size, _int, _int]),
+    "bench_put_bw": (_int, [_pointer, _int, _pointer, _size, _int, _int, _double, _pointer]),
+    "bench_period": (_int, []),
+    "bench_start": (None, [_pointer, _size, _int]),
+    "bench_touch": (None, [_pointer, _size, _int, _uint64]),
+    "bench_model": (None, [_pointer, _pointer, _int, _pointer, _int, _uint64, _int]),
+    "bench_wrong_model": (_uint64, [_pointer, _size, _pointer]),
+    "bench_queue": (_int, [_pointer, _int, _pointer, _int, _size, _int, _int, _double, _pointer, _pointer]),
+    "bench_fold": (_int, [_pointer, _pointer, _pointer, _int, _size, _int, _int, _pointer]),
+    "bench_cpu_seconds": (_double, []),
+    "bench_wait": (_int64, [_pointer, _int, _uint64, _double, _pointer, _pointer]),
+    "bench_raise": (_int, [_pointer, _int, _uint64]),
+}
+
+
+class QueueConfig(ctypes.Structure):
+    """hpc_queue_config of hpcomm.h."""
+
+    _fields_ = [
+        ("size", _size),
+        ("in_peers", _pointer),
+        ("n_in", _int),
+        ("out_peers", _pointer),
+        ("n_out", _int),
+        ("nbytes", _size),
+        ("depth", _int),
+        ("buffers", _int),
+        ("type", _chars),
+    ]
+
+
+CALLS: dict[str, tuple[Any, list[Any]]] = {
+    "hpc_address_size": (_size, []),
+    "hpc_context_create": (_int, [_int, _int, _pointer, _pointer]),
+    "hpc_context_address": (_int, [_pointer, _pointer]),
+    "hpc_context_connect": (_int, [_pointer, _pointer, _double]),
+    "hpc_context_free": (None, [_pointer]),
+    "hpc_window_create": (_int, [_pointer, _size, _int, _chars, _double, _pointer]),
+    "hpc_window_free": (None, [_pointer]),
+    "hpc_window_data": (_pointer, [_pointer]),
+    "hpc_queue_config_init": (None, [_pointer]),
+    "hpc_queue_create": (_int, [_pointer, _pointer, _double, _pointer]),
+    "hpc_queue_free": (None, [_pointer]),
+    "hpc_queue_buffer": (_pointer, [_pointer, _int]),
+    "hpc_last_error": (_pointer, []),
+}
+
+
+class NativeError(RuntimeError):
+    """A C call of a benchmark failed."""
+
+
+def package() -> Path:
+    """Where the installed package has its headers (include) and its library (lib)."""
+    return Path(hpcomm.__file__).resolve().parent
+
+
+def library() -> Path:
+    return package() / "lib" / "libhpcomm.so.0"
+
+
+def build(folder: Path | None = None) -> Path:
+    """Compiles the loops if they are older than their sources or than the library, and returns the shared library."""
+    target = (folder or HERE.parent / "build" / "bench") / "libbench.so"
+    inputs = [*HERE.glob("*.c"), *HERE.glob("*.h"), library(), package() / "include" / "hpcomm" / "hpcomm.h"]
+    if target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(f".{os.getpid()}.so")
+    command = ["cc", *FLAGS, "-DBENCH_LIBRARY", f"-I{package() / 'include'}", "-o", str(unfinished)]
+    command += [*(str(HERE / name) for name in SOURCES), str(library()), f"-Wl,-rpath,{library().parent}"]
+    subprocess.run(command, check=True)
+    unfinished.replace(target)
+    return target
+
+
+def address(array: NDArray[Any]) -> int:
+    return int(array.ctypes.data)
+
+
+def view(at: int, shape: int, dtype: Any) -> NDArray[Any]:
+    """An array over C memory, which must outlive it."""
+    size = max(1, shape * np.dtype(dtype).itemsize)
+    return np.frombuffer((ctypes.c_char * size).from_address(at), dtype, shape)
+
+
+class Native:
+    """The loops and the C API, with a hpcomm context of their own: what a C program would have."""
+
+    def __init__(self, path: Path, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._hpcomm = ctypes.CDLL(str(library()))
+        self._bench = ctypes.CDLL(str(path))
+        for loaded, signatures in ((self._hpcomm, CALLS), (self._bench, LOOPS)):
+            for name, (result, arguments) in signatures.items():
+                function = getattr(loaded, name)
+                function.restype, function.argtypes = result, arguments
+                setattr(self, name, function)
+        self.context = ctypes.c_void_p()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no C function {name}: add it to LOOPS or CALLS")
+
+    def check(self, status: int) -> int:
+        """status, or NativeError with the library's sentence if it is negative."""
+        if status < 0:
+            message = ctypes.c_char_p.from_address(self.hpc_last_error() + ctypes.sizeof(ctypes.c_void_p)).value or b""
+            raise NativeError(f"rank {self.rank}: status {status}: {message.decode()}")
+        return status
+
+    def create(self) -> bytes:
+        """This rank's address; connect with those of all ranks."""
+        self.check(self.hpc_context_create(self.rank, self.size, None, ctypes.byref(self.context)))
+        own = ctypes.create_string_buffer(self.hpc_address_size())
+        self.check(self.hpc_context_address(self.context, own))
+        return own.raw
+
+    def connect(self, addresses: Sequence[bytes]) -> None:
+        self.check(self.hpc_context_connect(self.context, b"".join(addresses), -1.0))
+
+    def window(self, nbytes: int, signals: int) -> ctypes.c_void_p:
+        created = ctypes.c_void_p()
+        self.check(self.hpc_window_create(self.context, nbytes, signals, b"bench", -1.0, ctypes.byref(created)))
+        return created
+
+    def queue(self, in_peers: Sequence[int], out_peers: Sequence[int], nbytes: int, buffers: int) -> ctypes.c_void_p:
+        created, config = ctypes.c_void_p(), QueueConfig()
+        ins, outs = (np.array(peers, np.intc) for peers in (in_peers, out_peers))
+        self.hpc_queue_config_init(ctypes.byref(config))
+        config.in_peers, config.n_in, config.out_peers, config.n_out = address(ins), ins.size, address(outs), outs.size
+        config.nbytes, config.depth, config.buffers = nbytes, 1, buffers
+        self.check(self.hpc_queue_create(self.context, ctypes.byref(config), -1.0, ctypes.byref(created)))
+        return created
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The first count predictable words."""
+        made = np.empty(count, np.uint64)
+        self.bench_fill(address(made), made.size)
+        return made
+
+    def wrong(self, got: NDArray[Any], expected: NDArray[Any]) -> int:
+        return int(self.bench_wrong(address(got), address(expected), expected.size))
+
+    def close(self) -> None:
+        self.hpc_context_free(self.context)
+        self.context = ctypes.c_void_p()

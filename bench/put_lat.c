@@ -1,0 +1,116 @@
+/* put_lat.c - one-way latency of put_signal -> wait_signal, beside a bare token that two processes spin on. */
+#define _GNU_SOURCE
+#include "c_ranks.h"
+
+/* Passes one word there and back: rank `first` starts. Each direction has a line of its own with one writer. seconds[b]
+ * is half a round trip, averaged over the m of sample b. Returns the number of words that were not the expected one. */
+BENCH_API int64_t bench_token(bench_line *mine, bench_line *theirs, int first, int m, int n, uint64_t *value,
+                              double *seconds) {
+    uint64_t v = *value, got;
+    int64_t wrong = 0;
+    for (int b = 0; b < n; b++) {
+        double start = 0;
+        for (int i = -1; i < m; i++) { /* round -1 is not timed: both are here when it is over */
+            v++;
+            if (i == 0) start = bench_now();
+            if (first) atomic_store_explicit(&theirs->word, v, memory_order_release);
+            while ((got = atomic_load_explicit(&mine->word, memory_order_acquire)) < v) {
+            }
+            wrong += got != v;
+            if (!first) atomic_store_explicit(&theirs->word, v, memory_order_release);
+        }
+        seconds[b] = (bench_now() - start) / (2.0 * m);
+    }
+    *value = v;
+    return wrong;
+}
+
+/* The same with put_signal and wait_signal. Operation i of a sample writes count words at word i * count of the peer's
+ * window; all are compared when the clock has stopped, so that reading them moves no cache line while it runs. Every
+ * signal's value is compared in the loop. words: the predictable ones, m * count + BENCH_SHIFTS lines of them. state:
+ * the last value, the samples. */
+BENCH_API int64_t bench_put_lat(hpc_window *window, int rank, int peer, int first, const uint64_t *words, size_t count,
+                                int m, int n, double timeout, uint64_t state[2], double *seconds) {
+    const uint64_t *arrived = hpc_window_data(window);
+    size_t nbytes = count * sizeof *words;
+    uint64_t v = state[0], got = 0;
+    int64_t wrong = 0;
+    int status = HPC_OK;
+    for (int b = 0; b < n; b++, state[1]++) {
+        const uint64_t *source = words + bench_shift(state[1], rank) * BENCH_LINE_WORDS;
+        const uint64_t *expected = words + bench_shift(state[1], peer) * BENCH_LINE_WORDS;
+        double start = 0;
+        for (int i = -1; i < m; i++) {
+            size_t size = i < 0 ? 0 : nbytes, at = i < 0 ? 0 : (size_t)i;
+            v++;
+            if (i == 0) start = bench_now();
+            if (first) status = hpc_put_signal(NULL, window, peer, source + at * count, size, at * nbytes, 0, v);
+            if (status == HPC_OK) status = hpc_wait_signal(window, 0, v, peer, timeout, &got);
+            wrong += got != v;
+            if (!first && status == HPC_OK)
+                status = hpc_put_signal(NULL, window, peer, source + at * count, size, at * nbytes, 0, v);
+            if (status != HPC_OK) return status;
+        }
+        seconds[b] = (bench_now() - start) / (2.0 * m);
+        wrong += (int64_t)bench_wrong_words(arrived, expected, (size_t)m * count);
+    }
+    state[0] = v;
+    return wrong;
+}
+
+#ifndef BENCH_LIBRARY
+enum { SAMPLE_BYTES = 256 << 10 };
+
+/* Operations in one sample: few enough that their bytes stay in the cache. */
+static int operations(const bench_options *options, size_t size) {
+    int m = (int)(SAMPLE_BYTES / size);
+    return m < 8 ? 8 : m > options->agg_iters ? options->agg_iters : m;
+}
+
+static int run(bench_rank *r) {
+    const bench_options *options = &r->options;
+    size_t room = (size_t)options->agg_iters * sizeof(uint64_t) + SAMPLE_BYTES + 8 * options->maxbytes;
+    uint64_t *words = malloc(room + BENCH_SHIFTS * BENCH_LINE), token = 0, state[2] = {0, 0};
+    bench_line *lines = r->board;
+    hpc_window *window = NULL;
+    int peer = r->rank ^ 1, first = !(r->rank & 1), status = -1;
+    if (words == NULL) goto out;
+    bench_fill_words(words, room / sizeof *words + BENCH_SHIFTS * BENCH_LINE_WORDS);
+    status = hpc_window_create(r->context, room, 1, "put_lat", -1, &window);
+    for (size_t size = options->minbytes; status >= 0 && size <= options->maxbytes;
+         size *= (size_t)options->stepfactor) {
+        int m = operations(options, size);
+        for (int c = -1; status >= 0 && c < options->run_cycles; c++) { /* cycle -1 warms up */
+            int n = c < 0 ? options->warmup_iters : options->iters;
+            status = bench_meet(r);
+            if (status >= 0)
+                bench_add(r, 0, "token (bound)", sizeof(uint64_t), c, n,
+                          bench_token(&lines[r->rank], &lines[peer], first, m, n, &token, r->seconds), r->seconds);
+            if (status >= 0) status = bench_meet(r);
+            if (status < 0) break;
+            int64_t wrong = bench_put_lat(window, r->rank, peer, first, words, size / sizeof *words, m, n,
+                                          options->timeout, state, r->seconds);
+            bench_add(r, 1, "hpcomm C", size, c, n, wrong, r->seconds);
+            if (wrong < 0) status = (int)wrong;
+        }
+        if (status >= 0) bench_report(r, size, 2);
+    }
+out:
+    hpc_window_free(window);
+    free(words);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    bench_options defaults = {.minbytes = 8,
+                              .maxbytes = 8,
+                              .stepfactor = 8,
+                              .iters = 50,
+                              .warmup_iters = 5,
+                              .agg_iters = 200,
+                              .run_cycles = 7,
+                              .ranks = 2,
+                              .timeout = 30};
+    return bench_main(argc, argv, "put_lat", defaults, run);
+}
+#endif
