@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RANKS ?= 4
 PYTEST_FLAGS ?=
+BENCH_FLAGS ?=
 CMAKE_FLAGS ?=
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
@@ -35,7 +36,7 @@ demo: $(VENV)/.installed-demo mpi
 test: ctest pytest
 
 ctest: $(VENV)/.installed-test
-	cmake -S . -B build/test -DHPC_BUILD_TESTS=ON -DHPC_BUILD_BENCH=ON $(CMAKE_FLAGS)
+	cmake -S . -B build/test -DHPC_BUILD_TESTS=ON $(CMAKE_FLAGS)
 	cmake --build build/test
 	ctest --test-dir build/test --output-on-failure
 
@@ -53,6 +54,11 @@ sanitize: $(VENV)/.installed-test
 cpp: $(VENV)/.installed-test mpi
 	cmake -S examples/cpp -B build/cpp -Dhpcomm_DIR="$$(hpcomm info --cmake-dir)" $(CMAKE_FLAGS)
 	cmake --build build/cpp
+	python examples/train_digits.py --export build/cpp/digits.txt
+	$(MPIRUN) -n $(RANKS) build/cpp/train_softmax build/cpp/digits.txt
+
+bench: $(VENV)/.installed-test mpi
+	python -m bench.summary $(BENCH_FLAGS)
 
 lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
 lint-ruff: $(VENV)/.installed-dev
