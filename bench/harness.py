@@ -23,11 +23,9 @@ from numpy.typing import NDArray
 
 import hpcomm
 from bench.native import Native, build, view
+from bench.rows import HEADER, SUBHEADER, Row, line, table
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-WIDTHS = (12, 12, 8, 34, 11, 8, 8, 7, 11, 11, 11, 8)
-HEADER = ("size", "count", "type", "who", "time", "algbw", "busbw", "#wrong", "p50", "p90", "p99", "x time")
-SUBHEADER = ("(B)", "(elements)", "", "", "{}", "(GB/s)", "(GB/s)", "", "{}", "{}", "{}", "")
 
 
 def nbytes(text: str) -> int:
@@ -144,7 +142,7 @@ def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
 # ---- running -------------------------------------------------------------------------------------------------------
 
 
-def run_size(bench: Bench, benchmark: Benchmark, size: int) -> list[dict[str, Any]]:
+def run_size(bench: Bench, benchmark: Benchmark, size: int) -> list[Row]:
     options = bench.options
     wanted = [part.strip().lower() for part in options.only.split(",") if part.strip()]
     made = benchmark.contenders(bench, size)
@@ -172,7 +170,7 @@ def run_size(bench: Bench, benchmark: Benchmark, size: int) -> list[dict[str, An
 
 def row(
     bench: Bench, benchmark: Benchmark, size: int, contender: Contender, ranks: list[tuple[list[list[float]], int]]
-) -> dict[str, Any]:
+) -> Row:
     """What all ranks measured of one contender, times in seconds."""
     averages: dict[int, Callable[[Sequence[float]], float]] = {
         0: lambda column: column[0],
@@ -204,32 +202,7 @@ def row(
     }
 
 
-def ratio(over: dict[str, Any], under: dict[str, Any]) -> tuple[float, float, float]:
-    """Ratio of two rows' median cycle times, with the smallest and the largest ratio of one cycle."""
-    each = [a / b for a, b in zip(over["cycles"], under["cycles"], strict=True)]
-    return statistics.median(over["cycles"]) / statistics.median(under["cycles"]), min(each), max(each)
-
-
-# ---- printing ------------------------------------------------------------------------------------------------------
-
-
-def line(cells: Sequence[object]) -> str:
-    text = [f"{cell:<{w}}" if i == 3 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(cells, WIDTHS, strict=True))]
-    return "  ".join(text)
-
-
-def table(rows: list[dict[str, Any]], scale: float) -> list[str]:
-    """Lines of one size. x time: the row's median over that of hpcomm C for bounds, over hpcomm Python's for peers."""
-    ours = {r["name"]: r for r in rows if r["role"] == "hpcomm"}
-    lines = []
-    for r in rows:
-        base = ours.get("hpcomm C" if r["role"] == "bound" else "hpcomm Python")
-        times = "" if base is None or r["role"] == "hpcomm" else f"{ratio(r, base)[0]:.2f}"
-        bandwidths = [f"{r[key]:.2f}" for key in ("algbw", "busbw")]
-        latencies = [f"{scale * r[key]:.3f}" for key in ("p50", "p90", "p99")]
-        cells = [r["size"], r["count"], r["type"], r["name"], f"{scale * r['time']:.3f}", *bandwidths, r["wrong"]]
-        lines.append(line([*cells, *latencies, times]))
-    return lines
+# ---- the program ---------------------------------------------------------------------------------------------------
 
 
 def about(bench: Bench, benchmark: Benchmark) -> dict[str, Any]:
@@ -257,14 +230,15 @@ def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
         print(f"# {facts['mpi']}, Python {facts['python']}, NumPy {facts['numpy']}")
         units = [cell.format(f"({benchmark.unit})") for cell in SUBHEADER]
         print("#" + line(HEADER)[1:], "#" + line(units)[1:], sep="\n", flush=True)
-    rows: list[dict[str, Any]] = []
-    size = options.minbytes
-    while size <= options.maxbytes:
+    rows: list[Row] = []
+    item = np.dtype(benchmark.dtype).itemsize
+    size = max(item, options.minbytes // item * item)  # whole elements
+    while size <= max(options.maxbytes, item):
         found = run_size(bench, benchmark, size)
         if not quiet:
             print("\n".join(table(found, benchmark.scale)), flush=True)
         rows += found
-        size *= options.stepfactor
+        size *= max(2, options.stepfactor)
     bench.close()
     wrong = bench.comm.bcast(sum(r["wrong"] for r in rows))
     if bench.rank == 0:

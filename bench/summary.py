@@ -16,17 +16,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mpi4py
 
-from bench.harness import ratio
-from bench.native import build
+from bench.rows import Row, ratio
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 300.0  # seconds for one benchmark
 MIB = 1 << 20
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -266,7 +263,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the JSON of the promises too")
     parser.add_argument("--quick", action="store_true", help="small sizes and few samples: to see that all runs")
     options = parser.parse_args(arguments)
-    build()
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         documents = {run.key: start(run, options.quick, Path(folder)) for run in RUNS}

@@ -1,0 +1,40 @@
+"""The rows that benchmarks write: their ratios and their table. Needs neither MPI nor hpcomm.
+
+A row is one contender at one size, times in seconds: size, count, type, name, role, time (mean), algbw, busbw (GB/s),
+wrong, p50, p90, p99, cycles (the median of each cycle). README.md says how each comes about.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+Row = dict[str, Any]
+
+WIDTHS = (12, 12, 8, 34, 11, 8, 8, 7, 11, 11, 11, 8)
+HEADER = ("size", "count", "type", "who", "time", "algbw", "busbw", "#wrong", "p50", "p90", "p99", "x time")
+SUBHEADER = ("(B)", "(elements)", "", "", "{}", "(GB/s)", "(GB/s)", "", "{}", "{}", "{}", "")
+
+
+def ratio(over: Row, under: Row) -> tuple[float, float, float]:
+    """Ratio of two rows' median cycle times, with the smallest and the largest ratio of one cycle."""
+    each = [a / b for a, b in zip(over["cycles"], under["cycles"], strict=True)]
+    return statistics.median(over["cycles"]) / statistics.median(under["cycles"]), min(each), max(each)
+
+
+def line(cells: Sequence[object]) -> str:
+    text = [f"{cell:<{w}}" if i == 3 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(cells, WIDTHS, strict=True))]
+    return "  ".join(text)
+
+
+def table(rows: list[Row], scale: float) -> list[str]:
+    """Lines of one size. x time: the row's median over that of hpcomm C for bounds, over hpcomm Python's for peers."""
+    ours = {r["name"]: r for r in rows if r["role"] == "hpcomm"}
+    lines = []
+    for r in rows:
+        base = ours.get("hpcomm C" if r["role"] == "bound" else "hpcomm Python")
+        times = "" if base is None or r["role"] == "hpcomm" else f"{ratio(r, base)[0]:.2f}"
+        bandwidths = [f"{r[key]:.2f}" for key in ("algbw", "busbw")]
+        latencies = [f"{scale * r[key]:.3f}" for key in ("p50", "p90", "p99")]
+        cells = [r["size"], r["count"], r["type"], r["name"], f"{scale * r['time']:.3f}", *bandwidths, r["wrong"]]
+        lines.append(line([*cells, *latencies, times]))
+    return lines
