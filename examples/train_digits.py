@@ -1,0 +1,480 @@
+"""Several ranks learn to read digits, each from its own part of the data, and average their models by NOTIFY-ACK.
+
+    mpirun -n 4 python examples/train_digits.py
+
+The data are scikit-learn's 1797 handwritten digits; three quarters are trained on, the rest tests. The ranks' shards
+are unlike each other on purpose: four fifths of a shard are the rank's own few digits, the rest is of every kind. A
+rank that keeps to itself therefore reads the other digits badly, which is what the exchange has to make good.
+
+Each model is trained three times with equally many steps: by all ranks exchanging, by all ranks without exchanging, and
+by rank 0 alone on all the data (its step takes as many examples as all the ranks' steps together). The exit code is 0
+when the exchanging ranks agree with each other and test as well as the one with all the data, less at most one point in
+a hundred.
+"""
+
+import os
+import sys
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+try:
+    import click
+    import matplotlib
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Table
+    from sklearn.datasets import load_digits
+except ImportError as missing:
+    sys.exit(f"{missing}; this demo needs: pip install click matplotlib numpy rich scikit-learn")
+
+import hpcomm
+
+Array = NDArray[Any]
+
+AGREE = 1e-5  # how far two ranks' weights may lie apart at the end
+REACH = 0.01  # how much test accuracy the exchange may cost
+CONSENSUS = 1e-7  # what the last averaging rounds leave of a disagreement
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images of 64 values from 0 to 1 and the digits they show, in random order."""
+
+    x: Array
+    y: Array
+    x_test: Array
+    y_test: Array
+
+    @classmethod
+    def load(cls, seed: int, dtype: str) -> "Digits":
+        images, digits = load_digits(return_X_y=True)
+        order = np.random.default_rng(seed).permutation(len(digits))
+        x, y = (images[order] / 16).astype(dtype), digits[order]
+        cut = len(y) * 3 // 4
+        return cls(x[:cut], y[:cut], x[cut:], y[cut:])
+
+    def shard(self, rank: int, size: int) -> Array:
+        """The training examples of a rank: every fifth is dealt out in turn, the others go by the digit they show."""
+        i = np.arange(len(self.y))
+        dealt, others = i[i % 5 == 0], i[i % 5 != 0]
+        by_digit = others[np.argsort(self.y[others], kind="stable")]
+        first, last = (len(by_digit) * r // size for r in (rank, rank + 1))
+        return np.sort(np.concatenate([dealt[rank::size], by_digit[first:last]]))
+
+    def export(self, path: str) -> None:
+        """Writes what examples/cpp reads: numbers of examples, tests, pixels and digits, then a line for each image."""
+        with open(path, "w") as file:
+            file.write(f"{len(self.y)} {len(self.y_test)} {self.x.shape[1]} {self.y.max() + 1}\n")
+            for x, y in ((self.x, self.y), (self.x_test, self.y_test)):
+                np.savetxt(file, np.column_stack([y, x]), fmt="%.6g")
+
+
+# ---- model -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    """Layers of rectified units under a softmax; with no hidden layer it is multiclass logistic regression.
+
+    All of its weights are one flat vector, which is what travels. The last row of a layer is its bias.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    rate: float  # of learning; falls to 0 in a straight line
+    decay: float = 1e-3
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        return [(inputs + 1, outputs) for inputs, outputs in zip(self.sizes[:-1], self.sizes[1:], strict=True)]
+
+    @property
+    def n_weights(self) -> int:
+        return sum(rows * columns for rows, columns in self.shapes)
+
+    def layers(self, flat: Array) -> list[Array]:
+        ends = np.cumsum([rows * columns for rows, columns in self.shapes])
+        return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), self.shapes, strict=True)]
+
+    def start(self, weights: Array, seed: int) -> None:
+        """The same on every rank: small random hidden layers, the last layer zero."""
+        rng = np.random.default_rng(seed)
+        weights[:] = 0
+        for layer in self.layers(weights)[:-1]:
+            layer[:-1] = rng.normal(0, math.sqrt(2 / len(layer)), layer[:-1].shape)
+
+    def forward(self, weights: Array, x: Array) -> tuple[list[Array], Array]:
+        """What goes into each layer, and the logarithms of the probabilities that come out."""
+        *hidden, last = self.layers(weights)
+        inputs = [x]
+        for layer in hidden:
+            inputs.append(np.maximum(inputs[-1] @ layer[:-1] + layer[-1], 0))
+        scores = inputs[-1] @ last[:-1] + last[-1]
+        scores -= scores.max(axis=1, keepdims=True)
+        return inputs, scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+
+    def step(self, weights: Array, x: Array, y: Array, rate: float) -> None:
+        """One step of gradient descent, in place."""
+        inputs, logs = self.forward(weights, x)
+        layers, gradient = self.layers(weights), self.decay * weights
+        slopes = self.layers(gradient)
+        error = np.exp(logs)
+        error[np.arange(len(y)), y] -= 1
+        error /= len(y)
+        for i in reversed(range(len(layers))):
+            slopes[i][:-1] += inputs[i].T @ error
+            slopes[i][-1] += error.sum(axis=0)
+            if i > 0:
+                error = (error @ layers[i][:-1].T) * (inputs[i] > 0)
+        gradient *= rate
+        weights -= gradient
+
+    def loss(self, weights: Array, x: Array, y: Array) -> float:
+        return -float(self.forward(weights, x)[1][np.arange(len(y)), y].mean())
+
+    def accuracy(self, weights: Array, x: Array, y: Array) -> float:
+        return float((self.forward(weights, x)[1].argmax(axis=1) == y).mean())
+
+
+MODELS = (
+    Network("logistic regression", (64, 10), rate=0.5),
+    Network("network, 48 hidden units", (64, 48, 10), rate=0.3),
+)
+
+
+# ---- who sends to whom -----------------------------------------------------------------------------------------------
+
+GRAPHS: dict[str, Callable[[int], set[int]]] = {
+    "ring": lambda size: {1},
+    "complete": lambda size: set(range(1, size)),
+    "expander": lambda size: {1, round(math.sqrt(size))},  # ASAP's root expander (section 3)
+}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A directed graph that looks the same from every rank: rank i sends to i + offset, for each offset."""
+
+    size: int
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def named(cls, name: str, size: int) -> "Graph":
+        return cls(size, tuple(sorted({offset % size for offset in GRAPHS[name](size)} - {0})))
+
+    def out_peers(self, rank: int) -> list[int]:
+        return [(rank + offset) % self.size for offset in self.offsets]
+
+    def in_peers(self, rank: int) -> list[int]:
+        return [(rank - offset) % self.size for offset in self.offsets]
+
+    def consensus_rounds(self) -> int:
+        """How many averagings shrink a disagreement to CONSENSUS, from the second eigenvalue of the averaging."""
+        row = np.zeros(self.size)
+        row[[0, *self.offsets]] = 1 / (1 + len(self.offsets))
+        second = sorted([0, *np.abs(np.fft.fft(row))])[-2]
+        return math.ceil(math.log(CONSENSUS) / math.log(max(second, CONSENSUS)))
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train, and how often to exchange."""
+
+    steps: int
+    steps_per_epoch: int
+    every: int
+    rounds: int
+    seed: int
+
+
+@dataclass
+class Run:
+    """One training of one model by this rank."""
+
+    weights: Array
+    losses: list[float] = field(default_factory=list)  # over all training data, after each epoch
+    accuracy: float = 0.0
+    bytes_sent: int = 0
+    seconds_waiting: float = 0.0
+    seconds_computing: float = 0.0
+
+    @property
+    def numbers(self) -> list[float]:
+        return [self.accuracy, self.bytes_sent, self.seconds_waiting, self.seconds_computing]
+
+
+Tell = Callable[[int, float], None]
+
+
+def average(queue: hpcomm.Queue, weights: Array) -> Array:
+    """Sends weights to the out-neighbours; gives their mean with the in-neighbours'. Both are registered buffers of the
+    queue, which the neighbours read in place."""
+    queue.send_all(weights)
+    mean: Array = queue.reduce(weights, out=queue.acquire())
+    return mean
+
+
+def train(
+    model: Network, data: Digits, rows: Array, batch: int, plan: Plan, tell: Tell, queue: hpcomm.Queue | None = None
+) -> Run:
+    """Trains on these rows of the data, over and over in their order; with a queue, exchanging."""
+    weights = np.empty(model.n_weights, data.x.dtype) if queue is None else queue.acquire()
+    model.start(weights, plan.seed)
+    run = Run(weights)
+    begin = time.perf_counter()
+    exchanging = 0.0
+    for step in range(plan.steps):
+        taken = rows.take(range(step * batch, (step + 1) * batch), mode="wrap")
+        model.step(weights, data.x[taken], data.y[taken], model.rate * (1 - step / plan.steps))
+        if queue is not None and (step + 1) % plan.every == 0:
+            start = time.perf_counter()
+            weights = average(queue, weights)
+            exchanging += time.perf_counter() - start
+        if (step + 1) % plan.steps_per_epoch == 0:
+            run.losses.append(model.loss(weights, data.x, data.y))
+            tell(len(run.losses), run.losses[-1])
+    run.seconds_computing = time.perf_counter() - begin - exchanging
+    if queue is not None:
+        for _ in range(plan.rounds):
+            weights = average(queue, weights)
+        stats = queue.stats()
+        run.bytes_sent, run.seconds_waiting = stats.bytes_sent, stats.wait_send + stats.wait_recv
+    run.weights = weights.copy()
+    run.accuracy = model.accuracy(run.weights, data.x_test, data.y_test)
+    return run
+
+
+def gather(ctx: hpcomm.Context, values: Any) -> Array:
+    """The values of every rank, a row each, over hpcomm's control channel."""
+    mine = np.asarray(values)
+    everyone = b"".join(ctx.allgather(mine.tobytes(), timeout=600))
+    return np.frombuffer(everyone, mine.dtype).reshape(ctx.size, *mine.shape)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A model's three trainings, gathered: every array has a row for each rank."""
+
+    model: Network
+    alone: Run  # meaningful on rank 0
+    weights: Array
+    together: Array  # Run.numbers
+    apart: Array
+    losses_together: Array
+    losses_apart: Array
+
+    @property
+    def spread(self) -> float:
+        """The largest difference of one weight between two ranks."""
+        return float(np.ptp(self.weights, axis=0).max())
+
+    @property
+    def agree(self) -> bool:
+        return self.spread <= AGREE
+
+    @property
+    def reach(self) -> bool:
+        return bool(self.together[:, 0].min() >= self.alone.accuracy - REACH - 1e-12)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "accuracy_alone": self.alone.accuracy,
+            "accuracy_exchanging": self.together[:, 0].tolist(),
+            "accuracy_not_exchanging": self.apart[:, 0].tolist(),
+            "spread": self.spread,
+            "bytes_sent": self.together[:, 1].tolist(),
+            "seconds_waiting": self.together[:, 2].tolist(),
+            "seconds_computing": self.together[:, 3].tolist(),
+            "losses_alone": self.alone.losses,
+            "losses_exchanging": self.losses_together.tolist(),
+            "losses_not_exchanging": self.losses_apart.tolist(),
+            "agree": self.agree,
+            "reach": self.reach,
+        }
+
+
+def compare(
+    ctx: hpcomm.Context, model: Network, data: Digits, graph: Graph, batch: int, plan: Plan, console: Console | None
+) -> Outcome:
+    """Trains a model in the three ways. Collective."""
+    epochs = plan.steps // plan.steps_per_epoch
+    shard, share = data.shard(ctx.rank, ctx.size), max(1, batch // ctx.size)
+    queue = ctx.receive_queue(
+        graph.in_peers(ctx.rank), graph.out_peers(ctx.rank), model.n_weights, data.x.dtype, buffers=2
+    )
+    with progress(console, f"{model.name}: {ctx.size} ranks exchanging", epochs) as tell:
+        together = train(model, data, shard, share, plan, tell, queue)
+    with progress(console, f"{model.name}: {ctx.size} ranks, not exchanging", epochs) as tell:
+        apart = train(model, data, shard, share, plan, tell)
+    alone = apart
+    if ctx.rank == 0:
+        with progress(console, f"{model.name}: 1 rank, all data", epochs) as tell:
+            alone = train(model, data, np.arange(len(data.y)), batch, plan, tell)
+    return Outcome(
+        model,
+        alone,
+        gather(ctx, together.weights),
+        gather(ctx, together.numbers),
+        gather(ctx, apart.numbers),
+        gather(ctx, together.losses),
+        gather(ctx, apart.losses),
+    )
+
+
+# ---- telling ---------------------------------------------------------------------------------------------------------
+
+
+def console_of(rank: int) -> Console | None:
+    """Rank 0's. Open MPI gives its ranks a terminal of no width, which is a pipe in truth."""
+    if rank > 0:
+        return None
+    terminal = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
+    return Console() if terminal else Console(force_terminal=False, width=120)
+
+
+@contextmanager
+def progress(console: Console | None, what: str, epochs: int) -> Iterator[Tell]:
+    """A bar on a terminal, else a line for each tenth of the epochs."""
+    if console is None:
+        yield lambda epoch, loss: None
+    elif console.is_terminal:
+        figures = TextColumn("epoch {task.completed} of {task.total}, loss {task.fields[loss]:.4f}")
+        with Progress(TextColumn("{task.description:45}"), BarColumn(), figures, console=console) as bar:
+            task = bar.add_task(what, total=epochs, loss=math.nan)
+            yield lambda epoch, loss: bar.update(task, completed=epoch, loss=loss)
+    else:
+        tenth = max(1, epochs // 10)
+
+        def line(epoch: int, loss: float) -> None:
+            if epoch % tenth == 0:
+                print(f"{what:55} epoch {epoch:3} of {epochs}, loss {loss:.4f}", flush=True)
+
+        yield line
+
+
+def table(outcomes: list[Outcome], size: int, graph: str) -> Table:
+    ranks = "1 rank" if size == 1 else f"{size} ranks"
+    found = Table(title=f"Test accuracy on the digits ({ranks}, {graph})", title_justify="left")
+    found.add_column("")
+    for outcome in outcomes:
+        found.add_column(outcome.model.name, justify="right")
+
+    def row(name: str, cell: Callable[[Outcome], str]) -> None:
+        found.add_row(name, *map(cell, outcomes))
+
+    def percents(values: Array) -> str:
+        least, mean, most = 100 * values.min(), 100 * values.mean(), 100 * values.max()
+        return f"{mean:.2f} %" if most - least < 0.005 else f"{mean:.2f} % ({least:.2f} to {most:.2f})"
+
+    row("1 rank, all data", lambda outcome: f"{100 * outcome.alone.accuracy:.2f} %")
+    row(f"{ranks}, exchanging", lambda outcome: percents(outcome.together[:, 0]))
+    row(f"{ranks}, not exchanging", lambda outcome: percents(outcome.apart[:, 0]))
+    row("largest difference of a weight between ranks", lambda outcome: f"{outcome.spread:.1e}")
+    row("sent by each rank", lambda outcome: f"{outcome.together[:, 1].mean() / 1e6:.2f} MB")
+    row("waiting for neighbours, mean of ranks", lambda outcome: f"{outcome.together[:, 2].mean():.3f} s")
+    row("computing, mean of ranks", lambda outcome: f"{outcome.together[:, 3].mean():.3f} s")
+    return found
+
+
+def plot(outcomes: list[Outcome], size: int, path: str) -> None:
+    """Loss curves: a line for the mean of the ranks, a band from the least to the greatest."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415  (after the choice of Agg)
+
+    figure, axes = pyplot.subplots(1, len(outcomes), figsize=(11, 4.2), sharey=True, layout="constrained")
+    for axis, outcome in zip(axes, outcomes, strict=True):
+        for label, losses, colour, style in (
+            (f"{size} ranks, not exchanging", outcome.losses_apart, "C3", "-"),
+            (f"{size} ranks, exchanging", outcome.losses_together, "C0", "-"),
+            ("1 rank, all data", np.array([outcome.alone.losses]), "black", "--"),
+        ):
+            epochs = np.arange(1, losses.shape[1] + 1)
+            axis.plot(epochs, losses.mean(axis=0), style, color=colour, label=label)
+            axis.fill_between(epochs, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15)
+        axis.set(title=outcome.model.name, xlabel="epoch", yscale="log")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("loss over all training data")
+    axes[0].legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+# ---- the job ---------------------------------------------------------------------------------------------------------
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--epochs", type=click.IntRange(1), default=100, help="Passes over the training data.")
+@click.option("--batch", type=click.IntRange(1), default=32, help="Examples of one step, over all ranks.")
+@click.option("--every", type=click.IntRange(1), default=4, help="Steps between two exchanges.")
+@click.option("--graph", type=click.Choice(list(GRAPHS)), default="expander", help="Who sends to whom.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of the split and the first weights.")
+@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", help="Of weights and data.")
+@click.option("--plot", "plot_path", default="train_digits.png", help="Where the loss curves go.")
+@click.option("--json", "json_path", help="Where the figures go, as JSON.")
+@click.option("--weights", "weights_path", help="Where logistic regression's weights go, as text.")
+@click.option("--export", "export_path", help="Write the data for examples/cpp there, and end.")
+def main(
+    epochs: int,
+    batch: int,
+    every: int,
+    graph: str,
+    seed: int,
+    dtype: str,
+    plot_path: str,
+    json_path: str | None,
+    weights_path: str | None,
+    export_path: str | None,
+) -> None:
+    data = Digits.load(seed, dtype)
+    if export_path is not None:
+        data.export(export_path)
+        return
+    if every > len(data.y) // batch:
+        raise click.BadParameter(
+            f"{every}: an epoch has {len(data.y) // batch} steps of {batch} examples", param_hint="--every"
+        )
+    with hpcomm.init() as ctx:
+        console = console_of(ctx.rank)
+        edges = Graph.named(graph, ctx.size)
+        per_epoch = every * math.ceil(len(data.y) / (batch * every))  # a whole pass, and an exchange at its end
+        plan = Plan(epochs * per_epoch, per_epoch, every, edges.consensus_rounds(), seed)
+        outcomes = [compare(ctx, model, data, edges, batch, plan, console) for model in MODELS]
+        size = ctx.size
+    if console is None:
+        return
+    console.print(table(outcomes, size, graph))
+    for outcome in outcomes:
+        agree = "agree" if outcome.agree else "DISAGREE"
+        reach = "reach" if outcome.reach else "DO NOT REACH"
+        print(f"{outcome.model.name}: ranks that exchange {agree} and {reach} the accuracy of all the data")
+    plot(outcomes, size, plot_path)
+    print(f"loss curves: {os.path.abspath(plot_path)}")
+    held = all(outcome.agree and outcome.reach for outcome in outcomes)
+    if json_path is not None:
+        settings = {"ranks": size, "epochs": epochs, "batch": batch, "every": every, "graph": graph, "seed": seed}
+        models = {outcome.model.name: outcome.as_json() for outcome in outcomes}
+        with open(json_path, "w") as file:
+            json.dump({**settings, "dtype": dtype, "held": held, "models": models}, file, indent=1)
+    if weights_path is not None:
+        np.savetxt(weights_path, outcomes[0].weights[0], fmt="%.17g")
+    sys.exit(0 if held else 1)
+
+
+if __name__ == "__main__":
+    main()
