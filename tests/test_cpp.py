@@ -1,0 +1,223 @@
+"""The C++ binding, and examples/cpp built against the installed library and run beside the Python trainer."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mpi
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+STRICT = ["-Wall", "-Wextra", "-pedantic", "-Werror"]
+
+# A world of one: everything that the binding adds to hpcomm.h.
+PROGRAM = r"""
+#undef NDEBUG
+#include <hpcomm/hpcomm.hpp>
+#include <cassert>
+#include <cstring>
+
+static int gather(const void *send, void *recv, size_t nbytes, void *, void **request) {
+    std::memcpy(recv, send, nbytes);
+    *request = recv;
+    return HPC_OK;
+}
+static int ready(void *) { return HPC_OK; }
+
+static void codes(hpcomm::Context &context) {
+    std::error_code code;
+    context.barrier(1.0, code);
+    assert(!code);
+    hpcomm::Window none(context, 64, -1, nullptr, 1.0, code);
+    assert(!none && code == hpcomm::make_error_code(HPC_ERR_INVALID) && code.category() == hpcomm::category());
+    assert(code.message() == hpc_status_text(HPC_ERR_INVALID));
+    hpcomm::Window window(context, 64, 2, "bytes", 1.0, code);
+    assert(window && !code && window.nbytes() == 64 && window.signals() == 2);
+
+    const char text[] = "written";
+    window.put_signal(0, text, sizeof text, 8, 1, 5, {}, code);
+    assert(!code && window.wait_signal(1, 5, 0, 1.0, code) == 5 && !code);
+    assert(std::strcmp(window.data<char>() + 8, text) == 0);
+    assert(window.test_signal(1, 5, code) && !window.test_signal(1, 6, code) && !code);
+    window.wait_signal(1, 6, 0, 0.0, code);
+    assert(code == hpcomm::make_error_code(HPC_ERR_TIMEOUT));
+
+    assert(!hpcomm::poll(context, {}, code) && !code);
+    window.put_notify(0, text, 4, 0, 77, {}, 1.0, code);
+    const hpc_event event = hpcomm::wait_event(context, {}, 1.0, code);
+    assert(!code && event.peer == 0 && event.imm == 77 && event.nbytes == 4);
+
+    hpcomm::Window moved = std::move(window);
+    assert(moved && !window);
+    hpcomm::Memory memory = moved.memory(0);
+    moved.reset();
+    assert(std::strcmp(memory.data<char>() + 8, text) == 0);
+
+    const double a[] = {1, 2}, b[] = {10, 20}, weights[] = {0.5, 0.25};
+    const void *in[] = {a, b};
+    double out[2];
+    hpcomm::fold(out, in, weights, 2, 2, HPC_ISA_BEST, code);
+    assert(!code && out[0] == 3 && out[1] == 6);
+
+    hpcomm::QueueConfig config;
+    config.nbytes = sizeof out;
+    config.buffers = 2;
+    hpcomm::Queue queue(context, config, 1.0, code);
+    assert(queue && !code && queue.buffer<double>(1) != nullptr);
+    queue.acquire(1, 1.0, code);
+    queue.reduce(queue.buffer<double>(1), a, 2.0, nullptr, 1.0, code);
+    assert(!code && queue.buffer<double>(1)[1] == 4 && queue.stats(code).sent == 0);
+    assert(context.allgather(7, 1.0, code) == std::vector<int>{7});
+    assert(context.size() == 1 && context.peer(0, code).state == HPC_PEER_ALIVE);
+}
+
+#if defined(__cpp_exceptions)
+template <class Expected, class Call> static void throws(hpc_status status, Call call) {
+    try {
+        call();
+    } catch (const Expected &error) {
+        assert(error.code() == hpcomm::make_error_code(status));
+        assert(error.what() == std::string(hpc_last_error()->message));
+        return;
+    }
+    assert(!"thrown");
+}
+
+static void exceptions(hpcomm::Context &context) {
+    hpcomm::Window window(context, 64, 1);
+    throws<hpcomm::InvalidArgument>(HPC_ERR_INVALID, [&] { window.put(1, "x", 1, 0); });
+    throws<hpcomm::InvalidArgument>(HPC_ERR_INVALID, [&] { window.put(0, "x", 1, 64); });
+    throws<hpcomm::Error>(HPC_ERR_TIMEOUT, [&] { window.wait_signal(0, 1, 0, 0.0); });
+    try {
+        window.wait_signal(0, 1, 0, 0.0);
+    } catch (const hpcomm::Timeout &error) {
+        assert(error.op() == "wait_signal" && error.waiting_for() == std::vector<int>{0});
+    }
+    throws<hpcomm::OutOfMemory>(HPC_ERR_MEMORY, [&] { hpcomm::Window huge(context, std::size_t(1) << 60); });
+    context.close();
+    throws<hpcomm::InvalidArgument>(HPC_ERR_INVALID, [&] { context.barrier(); });
+}
+#else
+static void exceptions(hpcomm::Context &) {}
+#endif
+
+int main() {
+    const hpc_oob oob = {0, 1, nullptr, gather, ready, ready};
+    hpcomm::Context context(oob);
+    assert(context && hpcomm::version() == hpc_version() && !hpcomm::transports().empty());
+    codes(context);
+    exceptions(context);
+    return 0;
+}
+"""
+
+
+def run(*command: str | Path, seconds: float = 240, **env: str) -> str:
+    path = os.pathsep.join([str(BIN), os.environ.get("PATH", "")])
+    done = subprocess.run(
+        [str(part) for part in command],
+        env={**os.environ, "PATH": path, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout.strip()
+
+
+def info(option: str) -> Path:
+    return Path(run(BIN / "hpcomm", "info", option))
+
+
+def tool(*names: str, beside: Path = BIN) -> str:
+    """The first of the programs that is beside this Python (or mpirun), else on PATH."""
+    for name in names:
+        found = shutil.which(name, path=str(beside)) or shutil.which(name)
+        if found is not None:
+            return found
+    pytest.skip(f"this machine has no {' or '.join(names)}")
+
+
+@pytest.fixture(params=["g++", "clang++"])
+def cxx(request: pytest.FixtureRequest) -> str:
+    return tool(request.param)
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+@pytest.mark.parametrize("more", [[], ["-fno-exceptions"]], ids=["exceptions", "no exceptions"])
+def test_the_binding_compiles_by_itself(tmp_path: Path, cxx: str, standard: str, more: list[str]) -> None:
+    source = tmp_path / "alone.cpp"
+    source.write_text("#include <hpcomm/hpcomm.hpp>\n")
+    run(cxx, f"-std={standard}", *STRICT, *more, "-I", info("--include-dir"), "-fsyntax-only", source)
+
+
+@pytest.mark.parametrize("more", [[], ["-fno-exceptions"]], ids=["exceptions", "no exceptions"])
+def test_what_the_binding_adds(tmp_path: Path, more: list[str]) -> None:
+    source, program = tmp_path / "program.cpp", tmp_path / "program"
+    source.write_text(PROGRAM)
+    library = info("--cmake-dir").parents[1] / "libhpcomm.so.0"
+    flags = ["-std=c++17", "-g", *STRICT, *more, "-I", str(info("--include-dir"))]
+    run(tool("c++", "g++", "clang++"), *flags, source, library, f"-Wl,-rpath,{library.parent}", "-o", program)
+    run(program)
+
+
+@pytest.fixture(scope="module")
+def mpi_bin() -> Path:
+    """Where the mpirun in use keeps its compiler wrappers."""
+    folder = Path(mpi.mpirun()[0]).parent
+    if shutil.which("mpicxx", path=str(folder)) is None:
+        pytest.skip(f"the MPI in {folder} has no mpicxx: its development package is missing")
+    return folder
+
+
+@pytest.mark.parametrize(("wrapper", "standard", "suffix"), [("mpicc", "c11", "c"), ("mpicxx", "c++17", "cpp")])
+def test_the_mpi_header_is_c_and_cxx(tmp_path: Path, mpi_bin: Path, wrapper: str, standard: str, suffix: str) -> None:
+    tool("cc" if suffix == "c" else "c++")
+    source = tmp_path / f"alone.{suffix}"
+    source.write_text(
+        "#include <hpcomm/hpcomm_mpi.h>\nhpc_oob oob;\nint f(void) { return hpc_oob_from_mpi(MPI_COMM_WORLD, &oob); }\n"
+    )
+    run(mpi_bin / wrapper, f"-std={standard}", *STRICT, "-I", info("--include-dir"), "-c", source, "-o", tmp_path / "o")
+
+
+@pytest.fixture(scope="module")
+def trainer(mpi_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/cpp, built against the installed library with the MPI in use."""
+    tool("c++", "g++", "clang++")
+    build = tmp_path_factory.mktemp("cpp")
+    found = [f"-Dhpcomm_DIR={info('--cmake-dir')}", f"-DMPI_CXX_COMPILER={mpi_bin / 'mpicxx'}"]
+    cmake = tool("cmake")
+    run(cmake, "-G", "Ninja", "-S", ROOT / "examples" / "cpp", "-B", build, *found)
+    run(cmake, "--build", build)
+    return build / "train_softmax"
+
+
+@pytest.mark.parametrize(("ranks", "graph"), [(4, "expander"), (3, "ring")])
+def test_the_cxx_trainer_ends_with_the_python_trainers_weights(
+    tmp_path: Path, trainer: Path, ranks: int, graph: str
+) -> None:
+    python = [sys.executable, str(ROOT / "examples" / "train_digits.py")]
+    mpirun = [*mpi.mpirun(), "-n", str(ranks)]
+    how = ["--epochs", "10", "--graph", graph]
+    run(*python, "--export", tmp_path / "digits.txt")
+    said = run(*mpirun, trainer, tmp_path / "digits.txt", *how, "--weights", tmp_path / "cxx")
+    run(*mpirun, *python, *how, "--dtype", "float64", "--weights", tmp_path / "python", "--plot", tmp_path / "png")
+    cxx, twin = np.loadtxt(tmp_path / "cxx"), np.loadtxt(tmp_path / "python")
+    assert cxx.shape == twin.shape == (650,)
+    assert np.abs(twin).max() > 1
+    np.testing.assert_allclose(cxx, twin, rtol=0, atol=1e-5)
+    assert f"test accuracy of {ranks} ranks: 9" in said
+
+
+def test_the_cxx_trainer_says_what_is_wrong(tmp_path: Path, trainer: Path) -> None:
+    (tmp_path / "digits.txt").write_text("no numbers\n")
+    command = [*mpi.mpirun(), "-n", "2", str(trainer), str(tmp_path / "digits.txt")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert "is no data file; train_digits.py --export writes one" in ended.stderr
