@@ -15,13 +15,13 @@ static inline void stream_end(void) {
 
 #define REAL float
 #define FOLD_SCALARS fold_scalars_f32
-#define FOLD_LOOP fold_loop_f32
+#define FOLD_BLOCKS fold_blocks_f32
 #define FOLD fold_f32
 #include "reduce_kernel.h"
 
 #define REAL double
 #define FOLD_SCALARS fold_scalars_f64
-#define FOLD_LOOP fold_loop_f64
+#define FOLD_BLOCKS fold_blocks_f64
 #define FOLD fold_f64
 #include "reduce_kernel.h"
 
