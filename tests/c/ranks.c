@@ -1,0 +1,345 @@
+#define _GNU_SOURCE
+#include "ranks.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+const ranks_mode ranks_modes[] = {
+    {"shm-processes", "shm", false, 0},
+    {"shm-threads", "shm", true, 0},
+    {"loop", "loop", true, 0},
+    {"loop-seed-1", "loop", true, 1},
+    {"loop-seed-2", "loop", true, 2},
+    {"loop-seed-3", "loop", true, 3},
+    {NULL, NULL, false, 0},
+};
+
+enum { SLOT = 4096, SKIP = 77, CASE_SECONDS = 90 };
+
+struct ranks_shared {
+    _Atomic uint64_t board[RANKS_BOARD];
+    _Atomic uint64_t met[RANKS_MAX];
+    _Atomic uint64_t given[RANKS_MAX];
+    unsigned char slots[2][RANKS_MAX][SLOT];
+};
+
+double ranks_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+int ranks_rounds(int n) {
+    const char *scale = getenv("HPC_TEST_SCALE");
+    int percent = scale ? atoi(scale) : RANKS_TSAN || RANKS_ASAN ? 10 : 100;
+    int rounds = (int)((long)n * percent / 100);
+    return rounds < 8 ? 8 : rounds;
+}
+
+void ranks_skip(const char *why) {
+    fprintf(stderr, "skipped: %s\n", why);
+    _exit(SKIP);
+}
+
+/* ---- bytes -------------------------------------------------------------------------------------------------- */
+
+/* splitmix64 */
+uint64_t ranks_random(uint64_t *state) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+void ranks_fill(void *to, size_t n, uint64_t seed) {
+    unsigned char *p = to;
+    for (size_t i = 0; i < n; i += 8) {
+        uint64_t word = ranks_random(&seed);
+        memcpy(p + i, &word, n - i < 8 ? n - i : 8);
+    }
+}
+
+size_t ranks_first_wrong(const void *at, size_t n, uint64_t seed) {
+    const unsigned char *p = at;
+    for (size_t i = 0; i < n; i += 8) {
+        uint64_t word = ranks_random(&seed);
+        size_t m = n - i < 8 ? n - i : 8;
+        if (memcmp(p + i, &word, m) == 0) continue;
+        for (size_t j = 0; j < m; j++) {
+            if (p[i + j] != ((unsigned char *)&word)[j]) return i + j;
+        }
+    }
+    return n;
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------------- */
+
+static bool among(const int *ranks, int n, int who) {
+    for (int i = 0; i < n; i++) {
+        if (ranks[i] == who) return true;
+    }
+    return false;
+}
+
+bool ranks_error_names(int who) {
+    const hpc_error *e = hpc_last_error();
+    return among(e->ranks, e->n_ranks, who);
+}
+
+bool ranks_error_waits_for(int who) {
+    const hpc_error *e = hpc_last_error();
+    return among(e->waiting_for, e->n_waiting, who);
+}
+
+/* ---- the out-of-band exchange -------------------------------------------------------------------------------- */
+
+typedef struct request {
+    const rank *r;
+    uint64_t round;
+    void *recv;
+    size_t nbytes;
+} request;
+
+/* Two slots a rank are enough: nobody starts round k + 2 before all have given k + 1, and so have read round k. */
+static int oob_allgather(const void *send, void *recv, size_t nbytes, void *arg, void **out) {
+    rank *r = arg;
+    request *q = malloc(sizeof *q);
+    if (!q || nbytes > SLOT) {
+        free(q);
+        return HPC_ERR_MEMORY;
+    }
+    *q = (request){r, ++r->exchanged, recv, nbytes};
+    memcpy(r->shared->slots[q->round & 1][r->rank], send, nbytes);
+    atomic_store_explicit(&r->shared->given[r->rank], q->round, memory_order_release);
+    *out = q;
+    return HPC_OK;
+}
+
+static int oob_test(void *arg) {
+    request *q = arg;
+    ranks_shared *s = q->r->shared;
+    for (int i = 0; i < q->r->size; i++) {
+        if (atomic_load_explicit(&s->given[i], memory_order_acquire) < q->round) {
+            sched_yield();
+            return HPC_IN_PROGRESS;
+        }
+    }
+    for (int i = 0; i < q->r->size; i++)
+        memcpy((char *)q->recv + (size_t)i * q->nbytes, s->slots[q->round & 1][i], q->nbytes);
+    return HPC_OK;
+}
+
+static int oob_free(void *arg) {
+    free(arg);
+    return HPC_OK;
+}
+
+void rank_meet(rank *r) {
+    atomic_store(&r->shared->met[r->rank], ++r->met);
+    for (int i = 0; i < r->size; i++) {
+        while (atomic_load(&r->shared->met[i]) < r->met) sched_yield();
+    }
+}
+
+void rank_set(rank *r, int word, uint64_t value) {
+    atomic_store(&r->board[word], value);
+}
+
+uint64_t rank_await(const rank *r, int word, uint64_t at_least) {
+    uint64_t value;
+    while ((value = atomic_load(&r->board[word])) < at_least) sched_yield();
+    return value;
+}
+
+void rank_die(rank *r) {
+    if (!r->mode->threads) raise(SIGKILL);
+    CHECK_OK(hpc_context_abort(r->context, "the test says so"));
+}
+
+/* ---- what a process holds ------------------------------------------------------------------------------------ */
+
+typedef struct footprint {
+    int files, threads, shared;
+} footprint;
+
+static int entries(const char *path) {
+    DIR *dir = opendir(path);
+    CHECK(dir);
+    int n = 0;
+    while (readdir(dir)) n++;
+    closedir(dir);
+    return n;
+}
+
+static footprint look(void) {
+    footprint f = {entries("/proc/self/fd"), entries("/proc/self/task"), 0};
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(maps);
+    char line[4096];
+    while (fgets(line, sizeof line, maps)) f.shared += strstr(line, "/memfd:") != NULL;
+    fclose(maps);
+    return f;
+}
+
+/* A joined thread may stay in /proc for a moment. */
+static void nothing_left(footprint before) {
+    double end = ranks_now() + 5;
+    footprint f = look();
+    while (f.threads != before.threads && ranks_now() < end) {
+        sched_yield();
+        f = look();
+    }
+    CHECK_EQ(f.files, before.files);
+    CHECK_EQ(f.threads, before.threads);
+    CHECK_EQ(f.shared, before.shared);
+}
+
+/* ---- one case in one mode ------------------------------------------------------------------------------------ */
+
+typedef struct life {
+    rank r;
+    const ranks_case *c;
+    pthread_t thread;
+} life;
+
+static void live(life *l) {
+    rank *r = &l->r;
+    if (!l->c->bare) CHECK_OK(hpc_init(&r->oob, &r->config, &r->context));
+    l->c->run(r);
+    if (!r->context) return;
+    if (!l->c->victims && !l->c->apart) CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_context_close(r->context));
+    hpc_context_free(r->context);
+}
+
+static void *live_thread(void *arg) {
+    live(arg);
+    return NULL;
+}
+
+static void set_up(life *l, const ranks_case *c, const ranks_mode *mode, ranks_shared *shared, int i) {
+    *l = (life){.c = c};
+    l->r = (rank){.rank = i, .size = c->size, .arg = c->arg, .mode = mode, .board = shared->board, .shared = shared};
+    l->r.oob = (hpc_oob){i, c->size, &l->r, oob_allgather, oob_test, oob_free};
+    hpc_config_init(&l->r.config);
+    l->r.config.timeout = c->timeout > 0 ? c->timeout : 20;
+    l->r.config.transports = mode->transports;
+    l->r.config.loop_seed = mode->seed;
+    if (c->sleepy) l->r.config.spin = l->r.config.yield = 0;
+}
+
+static void as_threads(const ranks_case *c, const ranks_mode *mode, ranks_shared *shared) {
+    static life lives[RANKS_MAX];
+    footprint before = look();
+    for (int i = 0; i < c->size; i++) {
+        set_up(&lives[i], c, mode, shared, i);
+        CHECK_EQ(pthread_create(&lives[i].thread, NULL, live_thread, &lives[i]), 0);
+    }
+    for (int i = 0; i < c->size; i++) CHECK_EQ(pthread_join(lives[i].thread, NULL), 0);
+    nothing_left(before);
+}
+
+static void as_processes(const ranks_case *c, const ranks_mode *mode, ranks_shared *shared) {
+    pid_t pids[RANKS_MAX];
+    for (int i = 0; i < c->size; i++) {
+        pids[i] = fork();
+        CHECK(pids[i] >= 0);
+        if (pids[i]) continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        life l;
+        set_up(&l, c, mode, shared, i);
+        footprint before = look();
+        live(&l);
+        nothing_left(before);
+        exit(0);
+    }
+    for (int left = c->size - __builtin_popcount(c->victims); left;) {
+        int status, i = 0;
+        pid_t pid = waitpid(-1, &status, 0);
+        CHECK(pid > 0);
+        while (i < c->size && pids[i] != pid) i++;
+        CHECK(i < c->size);
+        if (c->victims >> i & 1) continue;
+        left--;
+        if (WIFEXITED(status) && WEXITSTATUS(status) == SKIP) _exit(SKIP);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+        fprintf(stderr, "rank %d: %s %d\n", i, WIFEXITED(status) ? "exit status" : "killed by signal",
+                WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+        exit(1);
+    }
+}
+
+static bool runs_in(const ranks_case *c, const ranks_mode *mode) {
+    bool shm = strcmp(mode->transports, "shm") == 0, loop = strcmp(mode->transports, "loop") == 0;
+    if (RANKS_TSAN && !mode->threads) return false; /* a second mapping of the same memory hides every race from it */
+    if (c->where & RANKS_NOT_TSAN && RANKS_TSAN) return false;
+    if (c->where & RANKS_PROCESSES && mode->threads) return false;
+    if (c->where & RANKS_THREADS && !mode->threads) return false;
+    if (c->where & RANKS_SHM && !shm) return false;
+    if (c->where & RANKS_LOOP && !loop) return false;
+    if (c->where & RANKS_UNSEEDED && mode->seed) return false;
+    return true;
+}
+
+/* 0, 1 or 77. The case gets its own process group: whatever it left is killed with it. */
+static int run_case(const ranks_case *c, const ranks_mode *mode) {
+    ranks_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    sigset_t chld, before;
+    sigemptyset(&chld);
+    sigaddset(&chld, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &chld, &before);
+    fflush(NULL);
+    double start = ranks_now();
+    pid_t host = fork();
+    CHECK(host >= 0);
+    if (host == 0) {
+        setpgid(0, 0);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        (mode->threads ? as_threads : as_processes)(c, mode, shared);
+        exit(0);
+    }
+    setpgid(host, host);
+    int status = 0;
+    pid_t ended;
+    while ((ended = waitpid(host, &status, WNOHANG)) == 0 && ranks_now() < start + CASE_SECONDS) {
+        sigtimedwait(&chld, NULL, &(struct timespec){1, 0});
+    }
+    kill(-host, SIGKILL);
+    if (ended == 0) waitpid(host, &status, 0);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    munmap(shared, sizeof *shared);
+    if (ended == host && WIFSIGNALED(status)) fprintf(stderr, "killed by signal %d\n", WTERMSIG(status));
+    int result = ended == host && WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    const char *text = ended == 0 ? "no end in time" : result == 0 ? "ok" : result == SKIP ? "skipped" : "FAILED";
+    printf("%-32s %-14s %7.0f ms  %s\n", c->name, mode->name, 1e3 * (ranks_now() - start), text);
+    return result == 0 || result == SKIP ? result : 1;
+}
+
+int ranks_main(int argc, char **argv, const ranks_case *cases) {
+    const char *only_mode = argc > 1 && strcmp(argv[1], "all") ? argv[1] : NULL;
+    const char *only_case = argc > 2 && strcmp(argv[2], "all") ? argv[2] : NULL;
+    int passed = 0, failed = 0, skipped = 0;
+    for (const ranks_mode *mode = ranks_modes; mode->name; mode++) {
+        if (only_mode && strcmp(only_mode, mode->name)) continue;
+        for (const ranks_case *c = cases; c->name; c++) {
+            if ((only_case && strcmp(only_case, c->name)) || !runs_in(c, mode)) continue;
+            int result = run_case(c, mode);
+            passed += result == 0;
+            failed += result == 1;
+            skipped += result == SKIP;
+        }
+    }
+    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    return failed ? 1 : passed ? 0 : SKIP;
+}
