@@ -30,9 +30,9 @@ queue.h
 lane.h
 window.h
 context.h
-control.h ring.h
-wait.h transport.h reduce_kernel.h
-memory.h reduce.h
+control.h ring.h reduce_kernel.h
+wait.h transport.h reduce.h
+memory.h host.h
 status.h
 include/hpcomm/hpcomm.h
 """
@@ -44,7 +44,6 @@ SOURCES = {
     "transport.c": "context.h",  # chosen per peer of a context
     "transport/loop.c": "lane.h",  # a transport moves the bytes of a lane
     "transport/shm.c": "lane.h",
-    "host.c": "status.h",
     "reduce_generic.c": "reduce_kernel.h",
     "reduce_avx2.c": "reduce_kernel.h",
     "reduce_avx512.c": "reduce_kernel.h",
@@ -108,6 +107,12 @@ def test_includes_point_down(name: str) -> None:
     top = name if name.endswith(".h") else SOURCES.get(name, own)
     up = {h for h in includes(CSRC / name) if level[h] >= level[top] and h not in (own, top)}
     assert not up, f"csrc/{name} includes {sorted(up)}, which lie beside or above it"
+
+
+def test_every_file_has_its_place() -> None:
+    assert {name for name in C_FILES if name.endswith(".h")} | {"include/hpcomm/hpcomm.h"} == set(levels(HEADERS))
+    assert {name.partition("/")[0].removesuffix(".py") for name in PYTHON_FILES} | {"_ffi"} == set(levels(PYTHON))
+    assert set(SOURCES) <= set(C_FILES)
 
 
 def test_public_headers_need_only_each_other() -> None:
