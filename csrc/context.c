@@ -90,10 +90,12 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
     c->loop_seed = config->loop_seed;
     g->owner = owner_page();
     g->states = calloc((size_t)size, sizeof *g->states);
+    g->departing = calloc((size_t)size, sizeof *g->departing);
     g->reasons = calloc((size_t)size, sizeof *g->reasons);
     c->addresses = calloc((size_t)size, sizeof *c->addresses);
     c->transports = calloc((size_t)size, sizeof *c->transports);
-    if (g->owner == NULL || g->states == NULL || g->reasons == NULL || c->addresses == NULL || c->transports == NULL) {
+    if (g->owner == NULL || g->states == NULL || g->departing == NULL || g->reasons == NULL || c->addresses == NULL ||
+        c->transports == NULL) {
         status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d ranks", size);
         goto err;
     }
@@ -497,6 +499,7 @@ void hpc_context_release(hpc_context *c) {
     if (c->group.owner != NULL) munmap((void *)(uintptr_t)c->group.owner, (size_t)sysconf(_SC_PAGESIZE));
     free(c->transports);
     free(c->addresses);
+    free(c->group.departing);
     free(c->group.reasons);
     free(c->group.states);
     free(c);

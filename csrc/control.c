@@ -437,7 +437,7 @@ static int call(hpc_control *c, int rank, const hpc_control_address *to, double 
         if (error == ECONNREFUSED || error == ENOENT) {
             hpc_group_depart(c->group, rank, HPC_PEER_FAILED,
                              "it does not answer: it died, or runs in another network namespace");
-            return hpc_group_peer_present(c->group, rank, "init");
+            return HPC_OK; /* the wait that follows says who is gone, this one and all others */
         }
         return hpc_fail_ranks(HPC_ERR_TIMEOUT, "init", NULL, 0, &rank, 1,
                               "rank %d: init: cannot connect to rank %d: %s", c->group->rank, rank, strerror(error));
@@ -456,8 +456,12 @@ static void watch_process(hpc_control *c, int rank, const hpc_control_address *p
     if (peer->pid == c->self.pid || peer->pid_namespace != c->self.pid_namespace) return;
     int pidfd = (int)syscall(SYS_pidfd_open, (pid_t)peer->pid, 0);
     if (pidfd >= 0) {
+        struct pollfd died = {.fd = pidfd, .events = POLLIN};
         c->links[rank].pidfd = pidfd;
-        watch(c, pidfd, tag(PID, rank));
+        if (poll(&died, 1, 0) == 1)
+            hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died"); /* before it could connect */
+        else
+            watch(c, pidfd, tag(PID, rank));
     } else if (errno == ESRCH) {
         hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
     } /* else the kernel has no pidfd (before 5.3): the socket alone tells */
@@ -483,11 +487,9 @@ int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, do
     const hpc_wait wait = {"init", all_connected, who_is_joining, c};
     int status = HPC_OK;
     atomic_store(&g->states[g->rank], HPC_PEER_ALIVE);
-    for (int r = 0; r < g->size && status == HPC_OK; r++) {
-        if (r == g->rank) continue;
-        watch_process(c, r, &addresses[r]);
-        if (r < g->rank) status = call(c, r, &addresses[r], deadline);
-    }
+    for (int r = 0; r < g->size; r++)
+        if (r != g->rank) watch_process(c, r, &addresses[r]);
+    for (int r = 0; r < g->rank && status == HPC_OK; r++) status = call(c, r, &addresses[r], deadline);
     if (status == HPC_OK) {
         double left = deadline - hpc_now();
         status = hpc_wait_for(g, &wait, left > 0 ? left : 0);

@@ -37,8 +37,8 @@ int hpc_group_usable(const hpc_group *group, const char *op) {
 }
 
 void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason) {
-    int before = atomic_load_explicit(&group->states[rank], memory_order_relaxed);
-    if (before == HPC_PEER_LEFT || before == HPC_PEER_FAILED) return;
+    if (atomic_exchange_explicit(&group->departing[rank], 1, memory_order_relaxed))
+        return; /* one writer of the reason */
     snprintf(group->reasons[rank], HPC_REASON_BYTES, "%s", reason);
     atomic_store_explicit(&group->states[rank], state, memory_order_release); /* the reason before the state */
     atomic_fetch_add_explicit(&group->departures, 1, memory_order_release);   /* the state before the count */

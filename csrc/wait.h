@@ -23,6 +23,7 @@ typedef struct hpc_group {
     int rank, size;
     double timeout, spin, yield;
     _Atomic int *states;               /* hpc_peer_state by rank */
+    _Atomic char *departing;           /* by rank: somebody is about to mark it as departed */
     char (*reasons)[HPC_REASON_BYTES]; /* why a rank failed; written before its state */
     _Atomic int departures;            /* ranks that left or failed: 0 spares the look at states */
     _Atomic int closed;
