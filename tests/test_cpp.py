@@ -1,6 +1,7 @@
-"""The C++ binding, and examples/cpp built against the installed library and run beside the Python trainer."""
+"""The C++ binding, its how-to, and examples/cpp built against the installed library, beside the Python trainer."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -184,6 +185,16 @@ def test_the_mpi_header_is_c_and_cxx(tmp_path: Path, mpi_bin: Path, wrapper: str
         "#include <hpcomm/hpcomm_mpi.h>\nhpc_oob oob;\nint f(void) { return hpc_oob_from_mpi(MPI_COMM_WORLD, &oob); }\n"
     )
     run(mpi_bin / wrapper, f"-std={standard}", *STRICT, "-I", info("--include-dir"), "-c", source, "-o", tmp_path / "o")
+
+
+def test_the_ring_of_the_how_to_runs(tmp_path: Path, mpi_bin: Path) -> None:
+    tool("c++")
+    source, program = tmp_path / "ring.cpp", tmp_path / "ring"
+    source.write_text(re.findall(r"```cpp\n(.*?)```", (ROOT / "docs" / "cpp.md").read_text(), re.DOTALL)[0])
+    library = info("--cmake-dir").parents[1] / "libhpcomm.so.0"
+    flags = ["-std=c++17", *STRICT, "-I", str(info("--include-dir"))]
+    run(mpi_bin / "mpicxx", *flags, source, library, f"-Wl,-rpath,{library.parent}", "-o", program)
+    run(*mpi.mpirun(), "-n", "3", program, seconds=60)
 
 
 @pytest.fixture(scope="module")
