@@ -208,10 +208,10 @@ class Run:
     """One training of one model by this rank."""
 
     weights: Array
-    losses: list[float] = field(default_factory=list)  # over all training data, after each epoch
+    losses: list[float] = field(default_factory=list)  # over all training data, at the start and after each epoch
     accuracy: float = 0.0
     bytes_sent: int = 0
-    seconds_waiting: float = 0.0
+    seconds_waiting: float = 0.0  # by the wall clock, as is computing
     seconds_computing: float = 0.0
 
     @property
@@ -236,7 +236,7 @@ def train(
     """Trains on these rows of the data, over and over in their order; with a queue, exchanging."""
     weights = np.empty(model.n_weights, data.x.dtype) if queue is None else queue.acquire()
     model.start(weights, plan.seed)
-    run = Run(weights)
+    run = Run(weights, [model.loss(weights, data.x, data.y)])
     begin = time.perf_counter()
     exchanging = 0.0
     for step in range(plan.steps):
@@ -248,7 +248,7 @@ def train(
             exchanging += time.perf_counter() - start
         if (step + 1) % plan.steps_per_epoch == 0:
             run.losses.append(model.loss(weights, data.x, data.y))
-            tell(len(run.losses), run.losses[-1])
+            tell(len(run.losses) - 1, run.losses[-1])
     run.seconds_computing = time.perf_counter() - begin - exchanging
     if queue is not None:
         for _ in range(plan.rounds):
@@ -404,7 +404,7 @@ def plot(outcomes: list[Outcome], size: int, path: str) -> None:
             (f"{size} ranks, exchanging", outcome.losses_together, "C0", "-"),
             ("1 rank, all data", np.array([outcome.alone.losses]), "black", "--"),
         ):
-            epochs = np.arange(1, losses.shape[1] + 1)
+            epochs = np.arange(losses.shape[1])
             axis.plot(epochs, losses.mean(axis=0), style, color=colour, label=label)
             axis.fill_between(epochs, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15)
         axis.set(title=outcome.model.name, xlabel="epoch", yscale="log")
