@@ -133,7 +133,7 @@ def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     p.add_argument("--json", action="store_true", help="print JSON instead of the table")
     p.add_argument("--only", default="", help="contenders whose name contains one of these, comma-separated")
     p.add_argument("--plant", action="store_true", help="spoil one value of each contender's data: #wrong must tell")
-    p.set_defaults(average=1, check=1, timeout=60.0, run_cycles=7, stepfactor=4, warmup_iters=1, agg_iters=1)
+    p.set_defaults(average=1, check=1, timeout=60.0, run_cycles=11, stepfactor=4, warmup_iters=1, agg_iters=1)
     benchmark.options(p)
     p.set_defaults(**benchmark.defaults)
     return p

@@ -181,7 +181,7 @@ BENCHMARK = Benchmark(
     about="Bandwidth of put, beside memcpy between shared mappings by one thread and mpi4py's Put+Flush.",
     dtype="uint64",
     contenders=contenders,
-    defaults={"minbytes": 64 << 10, "maxbytes": 256 << 20, "stepfactor": 4, "iters": 2, "warmup_iters": 1},
+    defaults={"minbytes": 64 << 10, "maxbytes": 256 << 20, "stepfactor": 4, "iters": 3, "warmup_iters": 1},
     options=options,
 )
 

@@ -100,13 +100,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def start(run: Run, quick: bool, folder: Path) -> Row:
+def start(run: Run, quick: bool, silent: bool, folder: Path) -> Row:
     """Runs one benchmark to its end and returns its JSON."""
     output = folder / f"{run.module}-{run.ranks}.json"
     arguments = run.quick if quick else run.arguments
     command = [*launcher(run.ranks), f"bench.{run.module}", *arguments, "-J", str(output)]
-    print("#", *command[command.index("-n") :], flush=True)
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    if not silent:
+        print("\n# mpirun -n", run.ranks, "python -m", f"bench.{run.module}", *arguments, flush=True)
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL if silent else None)
     try:
         status = process.wait(LIMIT)
     except BaseException:
@@ -203,12 +204,17 @@ def table(found: Sequence[Promise]) -> str:
 # ---- the plot ------------------------------------------------------------------------------------------------------
 
 
+def named_size(size: int) -> str:
+    units = ((1 << 30, "GiB"), (MIB, "MiB"), (1 << 10, "KiB"))
+    return next((f"{size >> (unit.bit_length() - 1)} {name}" for unit, name in units if size >= unit), f"{size} B")
+
+
 def plot(documents: dict[str, Row], path: Path) -> bool:
     """Latency, bandwidth and exchange over size; False where there is no matplotlib."""
     try:
         import matplotlib  # noqa: PLC0415
     except ModuleNotFoundError:
-        print("# no plot: pip install matplotlib")
+        print("# no plot: pip install matplotlib", file=sys.stderr)
         return False
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
@@ -228,20 +234,27 @@ def plot(documents: dict[str, Row], path: Path) -> bool:
             lambda row: 1e3 * statistics.median(row["cycles"]),
         ),
     )
-    styles = {"hpcomm": ("-", 2.4), "peer": ("--", 1.2), "bound": (":", 1.8)}
+    styles = {"hpcomm": ("-", 2.4), "peer": ("--", 1.4), "bound": (":", 1.8)}
+    colours = {"hpcomm C": "tab:blue", "hpcomm Python": "tab:cyan"}
+    others = {"peer": ("tab:red", "tab:orange", "tab:brown", "tab:pink"), "bound": ("black", "tab:gray")}
     figure, axes = plt.subplots(1, len(panels), figsize=(18, 5.5), layout="constrained")
     for axis, (key, title, unit, value) in zip(axes, panels, strict=True):
         names = list(dict.fromkeys(row["name"] for row in documents[key]["rows"]))
+        free = {role: iter(colours_of) for role, colours_of in others.items()}
         for name in names:
             rows = [row for row in documents[key]["rows"] if row["name"] == name]
             dashes, width = styles[rows[0]["role"]]
             points = [(row["size"], value(row)) for row in rows]
-            axis.plot(*zip(*points, strict=True), dashes, linewidth=width, marker="o", markersize=4, label=name)
+            colour = colours.get(name) or next(free[rows[0]["role"]], "tab:olive")
+            axis.plot(*zip(*points, strict=True), dashes, color=colour, linewidth=width, marker="o", ms=4, label=name)
         axis.set_xscale("log", base=2)
         axis.set_yscale("linear" if unit == "GB/s" else "log")
         if unit == "GB/s":
             axis.set_ylim(bottom=0)
-        axis.set(title=title, xlabel="size (bytes)", ylabel=unit)
+        sizes = sorted({row["size"] for row in documents[key]["rows"]})
+        axis.set_xticks(sizes, [named_size(size) for size in sizes])
+        axis.minorticks_off()
+        axis.set(title=title, xlabel="size", ylabel=unit)
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
     facts = documents["latency"]
@@ -260,19 +273,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "-o", "--output", type=Path, default=ROOT / "build" / "bench", help="folder of the JSON and the plot"
     )
-    parser.add_argument("--json", action="store_true", help="print the JSON of the promises too")
+    parser.add_argument("--json", action="store_true", help="print the promises as JSON and nothing else")
     parser.add_argument("--quick", action="store_true", help="small sizes and few samples: to see that all runs")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
+    load = os.getloadavg()[0]
+    if load > 0.5 and not options.json:
+        print(f"# load {load:.1f}: others use this machine too, which shows in the figures", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        documents = {run.key: start(run, options.quick, Path(folder)) for run in RUNS}
+        documents = {run.key: start(run, options.quick, options.json, Path(folder)) for run in RUNS}
     found = promises(documents)
     wrong = sum(row["wrong"] for document in documents.values() for row in document["rows"])
     judged = [{**vars(promise), "met": promise.met} for promise in found]
-    text = json.dumps({"promises": judged, "wrong": wrong, "runs": documents}, indent=1)
+    text = json.dumps({"promises": judged, "wrong": wrong, "load": load, "runs": documents}, indent=1)
     (options.output / "summary.json").write_text(text + "\n", encoding="utf-8")
     drawn = plot(documents, options.output / "summary.png")
-    print(json.dumps(judged, indent=1) if options.json else "\n" + table(found))
+    if options.json:
+        print(json.dumps(judged, indent=1))
+        return 1 if wrong else 0
+    print("\n" + table(found))
     print(
         f"# #wrong {wrong}; all figures in {options.output / 'summary.json'}" + (", plot beside them" if drawn else "")
     )
