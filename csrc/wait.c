@@ -116,20 +116,27 @@ static int fail_timeout(hpc_group *group, const hpc_wait *wait, double timeout) 
     return status;
 }
 
-/* The slow checks of a wait, in the order in which they may end it; HPC_IN_PROGRESS to go on. */
-static int look_around(hpc_group *group, const hpc_wait *wait) {
-    int status = HPC_OK;
-    if (!atomic_load_explicit(&group->closed, memory_order_acquire) &&
-        atomic_load_explicit(&group->departures, memory_order_acquire) == 0)
-        return HPC_IN_PROGRESS;
-    /* What a rank did before it went is visible once its departure is: look at the condition again, after it. */
+/* With all that a transport holds back delivered. */
+static int holds_now(hpc_group *group, const hpc_wait *wait) {
     if (group->progress != NULL)
         while (group->progress(group->progress_arg) != 0) {
         }
-    if (wait->ready(wait->arg)) return HPC_OK;
+    return wait->ready(wait->arg);
+}
+
+/* The slow checks of a wait, in the order in which they may end it; HPC_IN_PROGRESS to go on. */
+static int look_around(hpc_group *group, const hpc_wait *wait) {
+    int status;
+    if (!atomic_load_explicit(&group->closed, memory_order_acquire) &&
+        atomic_load_explicit(&group->departures, memory_order_acquire) == 0)
+        return HPC_IN_PROGRESS;
+    if (holds_now(group, wait)) return HPC_OK;
     status = hpc_group_usable(group, wait->op);
     if (status == HPC_OK) status = check_departures(group, wait);
-    return status == HPC_OK ? HPC_IN_PROGRESS : status;
+    if (status == HPC_OK) return HPC_IN_PROGRESS;
+    /* What a rank did before it went is visible once its departure is, and both may have come since the look at the
+     * condition: look again, after the departure. */
+    return holds_now(group, wait) ? HPC_OK : status;
 }
 
 /* Sleeps unless the wait has ended meanwhile; HPC_IN_PROGRESS to go on. A condition that held is not asked again: it
