@@ -235,28 +235,39 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     return HPC_OK;
 }
 
-static int carry_out_of_band(const hpc_oob *oob, const void *mine, void *all, double deadline, const hpc_group *g) {
+/* Gives every rank's address in *addresses, to be freed. */
+static int carry_out_of_band(const hpc_oob *oob, const hpc_context *c, double deadline, hpc_address **addresses) {
+    size_t size = (size_t)oob->size;
     void *request = NULL;
-    int status = oob->allgather(mine, all, sizeof(hpc_address), oob->arg, &request);
-    if (status < 0)
+    hpc_address *all = calloc(size + 1, sizeof *all), *mine = all + size;
+    int status;
+    if (all == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %zu addresses", size);
+    *mine = c->self;
+    status = oob->allgather(mine, all, sizeof *all, oob->arg, &request);
+    if (status < 0) {
+        free(all);
         return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: the out-of-band allgather failed to start (%d)", status);
-    for (int turn = 0; (status = oob->test(request)) == HPC_IN_PROGRESS; turn++) {
-        if (hpc_now() >= deadline) /* The request is not freed: the callback may still write into its buffers. */
+    }
+    while ((status = oob->test(request)) == HPC_IN_PROGRESS) {
+        if (hpc_now() >= deadline) /* Neither request nor buffers are freed: the callback may still use them. */
             return hpc_fail(
                 HPC_ERR_TIMEOUT, "init",
                 "rank %d: init: the out-of-band allgather of %d ranks did not end in time; did every rank start?",
-                g->rank, g->size);
+                oob->rank, oob->size);
         sched_yield();
     }
     oob->free(request);
-    if (status != HPC_OK)
+    if (status != HPC_OK) {
+        free(all);
         return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: the out-of-band allgather failed (%d)", status);
+    }
+    *addresses = all;
     return HPC_OK;
 }
 
 int hpc_init(const hpc_oob *oob, const hpc_config *config, hpc_context **context) {
     hpc_context *c = NULL;
-    void *all = NULL;
+    hpc_address *all = NULL;
     double deadline;
     int status;
     if (context == NULL || oob == NULL || oob->allgather == NULL || oob->test == NULL || oob->free == NULL)
@@ -265,14 +276,12 @@ int hpc_init(const hpc_oob *oob, const hpc_config *config, hpc_context **context
     status = hpc_context_create(oob->rank, oob->size, config, &c);
     if (status != HPC_OK) return status;
     deadline = hpc_deadline(&c->group, -1);
-    all = calloc((size_t)oob->size, sizeof(hpc_address));
-    status = all == NULL ? hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d addresses", oob->size)
-                         : carry_out_of_band(oob, &c->self, all, deadline, &c->group);
+    status = carry_out_of_band(oob, c, deadline, &all);
     if (status == HPC_OK) {
         double left = deadline - hpc_now();
         status = hpc_context_connect(c, all, left > 0 ? left : 0);
     }
-    if (status != HPC_ERR_TIMEOUT) free(all); /* see carry_out_of_band */
+    free(all);
     if (status != HPC_OK) {
         hpc_context_free(c);
         return status;
