@@ -1,4 +1,7 @@
-"""The C side of the benchmarks: the loops of bench/*.c as one shared library beside the package's own libhpcomm."""
+"""The C side of the benchmarks: the loops of bench/*.c as one shared library beside the package's own libhpcomm.
+
+`python -m bench.native` compiles the same files as programs, into build/bench.
+"""
 
 import ctypes
 import os
@@ -13,8 +16,9 @@ from numpy.typing import NDArray
 import hpcomm
 
 HERE = Path(__file__).resolve().parent
+BUILD = HERE.parent / "build" / "bench"
 SOURCES = ("put_lat.c", "put_bw.c", "queue.c", "wait_cpu.c")
-FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared")
+FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-ffp-contract=off")
 
 _int, _size, _int64, _uint64 = ctypes.c_int, ctypes.c_size_t, ctypes.c_int64, ctypes.c_uint64
 _double, _pointer, _chars = ctypes.c_double, ctypes.c_void_p, ctypes.c_char_p
@@ -91,19 +95,31 @@ def library() -> Path:
     return package() / "lib" / "libhpcomm.so.0"
 
 
-def build(folder: Path | None = None) -> Path:
+def build(folder: Path = BUILD) -> Path:
     """Compiles the loops if they are older than their sources or than the library, and returns the shared library."""
-    target = (folder or HERE.parent / "build" / "bench") / "libbench.so"
+    target = folder / "libbench.so"
     inputs = [*HERE.glob("*.c"), *HERE.glob("*.h"), library(), package() / "include" / "hpcomm" / "hpcomm.h"]
-    if target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
-        return target
+    if not target.exists() or target.stat().st_mtime <= max(path.stat().st_mtime for path in inputs):
+        compile_c(target, SOURCES, "-fvisibility=hidden", "-fPIC", "-shared", "-DBENCH_LIBRARY")
+    return target
+
+
+def programs(folder: Path = BUILD) -> list[Path]:
+    """Compiles each C benchmark as a program of its own."""
+    made = [folder / Path(source).stem for source in SOURCES]
+    for source, target in zip(SOURCES, made, strict=True):
+        compile_c(target, [source])
+    return made
+
+
+def compile_c(target: Path, sources: Sequence[str], *flags: str) -> None:
+    """One call of the C compiler against the installed package; the target appears when it is whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_suffix(f".{os.getpid()}.so")
-    command = ["cc", *FLAGS, "-DBENCH_LIBRARY", f"-I{package() / 'include'}", "-o", str(unfinished)]
-    command += [*(str(HERE / name) for name in SOURCES), str(library()), f"-Wl,-rpath,{library().parent}"]
+    unfinished = target.with_suffix(f".{os.getpid()}")
+    command = ["cc", *FLAGS, *flags, f"-I{package() / 'include'}", "-o", str(unfinished)]
+    command += [*(str(HERE / name) for name in sources), str(library()), f"-Wl,-rpath,{library().parent}"]
     subprocess.run(command, check=True)
     unfinished.replace(target)
-    return target
 
 
 def address(array: NDArray[Any]) -> int:
@@ -176,3 +192,7 @@ class Native:
     def close(self) -> None:
         self.hpc_context_free(self.context)
         self.context = ctypes.c_void_p()
+
+
+if __name__ == "__main__":
+    print("\n".join(str(program) for program in programs()))
