@@ -11,8 +11,8 @@ static inline void stream_vector(void *to, const void *from) {
     _mm_stream_si128(to, _mm_loadu_si128(from));
 }
 
-static inline void stream_end(void) {
-    _mm_sfence();
+static inline void fold_end(int stream) {
+    if (stream) _mm_sfence();
 }
 
 #else
@@ -23,7 +23,9 @@ static inline void stream_vector(void *to, const void *from) {
     memcpy(to, from, VECTOR_BYTES);
 }
 
-static inline void stream_end(void) {}
+static inline void fold_end(int stream) {
+    (void)stream;
+}
 
 #endif
 

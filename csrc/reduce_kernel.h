@@ -1,5 +1,5 @@
 /* The fold, written once. The file of an instruction set defines VECTOR_BYTES, stream_vector(to, from) and
- * stream_end(), and includes this once for each type: REAL, and the names of the functions made here, FOLD_SCALARS,
+ * fold_end(stream), and includes this once for each type: REAL, and the names of the functions made here, FOLD_SCALARS,
  * FOLD_BLOCKS and FOLD.
  *
  * All inputs are read side by side and each element of out is written once, so memory is passed over once for any n_in.
@@ -97,8 +97,8 @@ static void FOLD(void *to, const void *const *in, const double *weights, int n_i
     }
     FOLD_SCALARS(out, in, weights, n_in, j, count);
 
-    /* Streamed stores are weakly ordered: without this a later release store could be seen before them. */
-    if (stream) stream_end();
+    /* Streamed stores are weakly ordered: without a fence here a later release store could be seen before them. */
+    fold_end(stream);
 }
 
 #undef REAL
