@@ -77,7 +77,7 @@ lint-shellcheck: $(VENV)/.installed-dev
 	shellcheck $(SHELL_FILES)
 
 clean:
-	rm -rf build dist $(VENV) hpcomm.egg-info hpcomm/lib hpcomm/include hpcomm/_ffi*.so
+	rm -rf build dist $(VENV) hpcomm.egg-info hpcomm/lib hpcomm/include hpcomm/_*.so
 
 # ---- the environment ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Builds libhpcomm by CMake into the package, then the cffi extension against it. All else is in pyproject.toml."""
+"""Builds libhpcomm by CMake into the package, then its two extensions against it. All else is in pyproject.toml."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import subprocess
 from importlib import import_module
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -51,4 +51,18 @@ class BuildExt(build_ext):
         super().run()
 
 
-setup(version=version(), cffi_modules=["hpcomm/_build.py:ffibuilder"], cmdclass={"build_ext": BuildExt})
+# Beside the cffi extension (hpcomm/_build.py): the few calls for which cffi is too slow.
+fast = Extension(
+    "hpcomm._fast",
+    ["hpcomm/_fast.c"],
+    include_dirs=["csrc/include"],
+    extra_link_args=["-l:libhpcomm.so.0", "-Wl,-rpath,$ORIGIN/lib"],
+    py_limited_api=True,
+)
+
+setup(
+    version=version(),
+    ext_modules=[fast],
+    cffi_modules=["hpcomm/_build.py:ffibuilder"],
+    cmdclass={"build_ext": BuildExt},
+)

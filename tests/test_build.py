@@ -108,6 +108,7 @@ def test_wheel_content(wheel: Path) -> None:
     assert links == []
     assert [n for n in names if "libhpcomm" in n] == ["hpcomm/lib/libhpcomm.so.0"]
     expected = {
+        "hpcomm/_fast.abi3.so",
         "hpcomm/_ffi.abi3.so",
         "hpcomm/py.typed",
         "hpcomm/include/hpcomm/hpcomm.h",

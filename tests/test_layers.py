@@ -21,7 +21,7 @@ window
 _core launch
 config
 errors
-_ffi
+_ffi _fast
 """
 
 # Interfaces. A source may include what its own header may, and that header.
@@ -111,7 +111,7 @@ def test_includes_point_down(name: str) -> None:
 
 def test_every_file_has_its_place() -> None:
     assert {name for name in C_FILES if name.endswith(".h")} | {"include/hpcomm/hpcomm.h"} == set(levels(HEADERS))
-    assert {name.partition("/")[0].removesuffix(".py") for name in PYTHON_FILES} | {"_ffi"} == set(levels(PYTHON))
+    assert {name.partition("/")[0].removesuffix(".py") for name in PYTHON_FILES} | {"_ffi", "_fast"} == set(levels(PYTHON))
     assert set(SOURCES) <= set(C_FILES)
 
 
@@ -122,7 +122,7 @@ def test_public_headers_need_only_each_other() -> None:
 
 
 def test_only_core_touches_the_binding() -> None:
-    users = {name for name in PYTHON_FILES if "_ffi" in imports(PACKAGE / name)}
+    users = {name for name in PYTHON_FILES if {"_ffi", "_fast"} & set(imports(PACKAGE / name))}
     assert users == {"_core.py"}
 
 
