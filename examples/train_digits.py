@@ -318,9 +318,9 @@ def compare(
     queue = ctx.receive_queue(
         graph.in_peers(ctx.rank), graph.out_peers(ctx.rank), model.n_weights, data.x.dtype, buffers=2
     )
-    with progress(console, f"{model.name}: {ctx.size} ranks exchanging", epochs) as tell:
+    with progress(console, f"{model.name}: {ranks(ctx.size)}, exchanging", epochs) as tell:
         together = train(model, data, shard, share, plan, tell, queue)
-    with progress(console, f"{model.name}: {ctx.size} ranks, not exchanging", epochs) as tell:
+    with progress(console, f"{model.name}: {ranks(ctx.size)}, not exchanging", epochs) as tell:
         apart = train(model, data, shard, share, plan, tell)
     alone = apart
     if ctx.rank == 0:
@@ -340,6 +340,10 @@ def compare(
 # ---- telling ---------------------------------------------------------------------------------------------------------
 
 
+def ranks(size: int) -> str:
+    return "1 rank" if size == 1 else f"{size} ranks"
+
+
 def console_of(rank: int) -> Console | None:
     """Rank 0's. Open MPI gives its ranks a terminal of no width, which is a pipe in truth."""
     if rank > 0:
@@ -355,7 +359,7 @@ def progress(console: Console | None, what: str, epochs: int) -> Iterator[Tell]:
         yield lambda epoch, loss: None
     elif console.is_terminal:
         figures = TextColumn("epoch {task.completed} of {task.total}, loss {task.fields[loss]:.4f}")
-        with Progress(TextColumn("{task.description:45}"), BarColumn(), figures, console=console) as bar:
+        with Progress(TextColumn("{task.description:50}"), BarColumn(), figures, console=console) as bar:
             task = bar.add_task(what, total=epochs, loss=math.nan)
             yield lambda epoch, loss: bar.update(task, completed=epoch, loss=loss)
     else:
@@ -369,8 +373,7 @@ def progress(console: Console | None, what: str, epochs: int) -> Iterator[Tell]:
 
 
 def table(outcomes: list[Outcome], size: int, graph: str) -> Table:
-    ranks = "1 rank" if size == 1 else f"{size} ranks"
-    found = Table(title=f"Test accuracy on the digits ({ranks}, {graph})", title_justify="left")
+    found = Table(title=f"Test accuracy on the digits ({ranks(size)}, {graph})", title_justify="left")
     found.add_column("")
     for outcome in outcomes:
         found.add_column(outcome.model.name, justify="right")
@@ -383,8 +386,8 @@ def table(outcomes: list[Outcome], size: int, graph: str) -> Table:
         return f"{mean:.2f} %" if most - least < 0.005 else f"{mean:.2f} % ({least:.2f} to {most:.2f})"
 
     row("1 rank, all data", lambda outcome: f"{100 * outcome.alone.accuracy:.2f} %")
-    row(f"{ranks}, exchanging", lambda outcome: percents(outcome.together[:, 0]))
-    row(f"{ranks}, not exchanging", lambda outcome: percents(outcome.apart[:, 0]))
+    row(f"{ranks(size)}, exchanging", lambda outcome: percents(outcome.together[:, 0]))
+    row(f"{ranks(size)}, not exchanging", lambda outcome: percents(outcome.apart[:, 0]))
     row("largest difference of a weight between ranks", lambda outcome: f"{outcome.spread:.1e}")
     row("sent by each rank", lambda outcome: f"{outcome.together[:, 1].mean() / 1e6:.2f} MB")
     row("waiting for neighbours, mean of ranks", lambda outcome: f"{outcome.together[:, 2].mean():.3f} s")
@@ -400,8 +403,8 @@ def plot(outcomes: list[Outcome], size: int, path: str) -> None:
     figure, axes = pyplot.subplots(1, len(outcomes), figsize=(11, 4.2), sharey=True, layout="constrained")
     for axis, outcome in zip(axes, outcomes, strict=True):
         for label, losses, colour, style in (
-            (f"{size} ranks, not exchanging", outcome.losses_apart, "C3", "-"),
-            (f"{size} ranks, exchanging", outcome.losses_together, "C0", "-"),
+            (f"{ranks(size)}, not exchanging", outcome.losses_apart, "C3", "-"),
+            (f"{ranks(size)}, exchanging", outcome.losses_together, "C0", "-"),
             ("1 rank, all data", np.array([outcome.alone.losses]), "black", "--"),
         ):
             epochs = np.arange(losses.shape[1])

@@ -51,7 +51,7 @@ def test_ranks_that_exchange_agree_and_lose_nothing(tmp_path: Path, ranks: int, 
 
 def test_what_rank_0_shows(tmp_path: Path) -> None:
     ended, _ = demo(tmp_path, 2, "--epochs", "10")
-    for shown in ("2 ranks exchanging  ", "epoch  10 of 10", "1 rank, all data", "2 ranks, not exchanging", "MB", "%"):
+    for shown in ("2 ranks, exchanging  ", "epoch  10 of 10", "1 rank, all data", "2 ranks, not exchanging", "MB", "%"):
         assert shown in ended.stdout
     assert ended.stdout.count("Test accuracy") == 1
     assert "\x1b" not in ended.stdout

@@ -268,9 +268,9 @@ void run(const Options &options) {
     if (context.rank() > 0) return;
     const auto [least, most] = std::minmax_element(accuracy.begin(), accuracy.end());
     const hpc_queue_stats stats = weights.stats();
-    std::cout << std::fixed << std::setprecision(2) << "test accuracy of " << context.size()
-              << " ranks: " << 100 * *least << " to " << 100 * *most << " %; rank 0 sent " << stats.bytes_sent / 1e6
-              << " MB and waited " << stats.wait_send + stats.wait_recv << " s\n";
+    std::cout << std::fixed << std::setprecision(2) << "test accuracy " << 100 * *least << " to " << 100 * *most
+              << " % (ranks: " << context.size() << ", graph: " << options.graph << "); rank 0 sent "
+              << stats.bytes_sent / 1e6 << " MB and waited " << stats.wait_send + stats.wait_recv << " s\n";
     if (options.weights.empty()) return;
     std::ofstream file(options.weights);
     file << std::setprecision(std::numeric_limits<double>::max_digits10);
