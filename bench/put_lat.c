@@ -73,7 +73,7 @@ static int run(bench_rank *r) {
     uint64_t *words = malloc(room + BENCH_SHIFTS * BENCH_LINE), token = 0, state[2] = {0, 0};
     bench_line *lines = r->board;
     hpc_window *window = NULL;
-    int peer = r->rank ^ 1, first = !(r->rank & 1), status = -1;
+    int peer = r->rank ^ 1, first = !(r->rank & 1), status = HPC_ERR_MEMORY;
     if (words == NULL) goto out;
     bench_fill_words(words, room / sizeof *words + BENCH_SHIFTS * BENCH_LINE_WORDS);
     status = hpc_window_create(r->context, room, 1, "put_lat", -1, &window);

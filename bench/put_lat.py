@@ -226,7 +226,7 @@ def put_message(pair: Pair) -> Contender:
 
 
 def put_flag(pair: Pair) -> Contender:
-    """Put, Flush, then Put and Flush of a flag that the peer polls in its own memory (MPI-4, 12.7: unified model)."""
+    """Put, Flush, then Put and Flush of a flag that the peer polls in its own memory (MPI-4, chapter 12: unified model)."""
     room = (pair.m * pair.size + 4095) // 4096 * 4096
     window = MPI.Win.Allocate(room + 4096, 1, comm=pair.bench.comm)
     if window.Get_attr(MPI.WIN_MODEL) != MPI.WIN_UNIFIED:
