@@ -15,9 +15,10 @@ from ._core import test_signal as _test_signal
 from ._core import wait_signal as _wait_signal
 from .errors import InvalidArgument
 
-_ndarray = np.ndarray
 _UINT8 = np.dtype(np.uint8)
+_NOTHING = object()
 _WRONG = (TypeError, ValueError, OverflowError, BufferError)
+_SMALL = 4096  # bytes of a source that a window may keep alive only to know it again
 _LATE_PUTS = 1024  # sources held for a transport that reads them late, before a flush lets go of them
 
 
@@ -135,6 +136,7 @@ class Window:
     __slots__ = (
         "__weakref__",
         "_accepted",
+        "_checked",
         "_default",
         "_dtype",
         "_lane",
@@ -169,7 +171,8 @@ class Window:
         self._rank, self._size = rank, size
         self._typed = dtype is not None
         self._dtype: np.dtype[Any] = _UINT8 if dtype is None else dtype
-        self._accepted = self._dtype  # the dtype that the last checked source had
+        self._accepted = self._dtype  # the dtype of the last array that was checked
+        self._checked: object = _NOTHING  # the last small array that was: a loop puts the same one over and over
         self._default = timeout
         self._slice = min(timeout, _core.SLICE)
         self._words: list[Any] = [new_word()]  # places for the value of a wait, each of one thread at a time
@@ -189,7 +192,7 @@ class Window:
     def put(self, peer: int, src: object, offset: int = 0, *, lane: Lane | None = None) -> None:
         """Writes src at `offset` of peer's block. src must stay as it is until flush(peer)."""
         try:
-            if src.__class__ is not _ndarray or src.dtype is not self._accepted:
+            if src is not self._checked:
                 src = self._source(src)
             data = _from_buffer(src)
             status = _put(NULL if lane is None else lane.handle, self._window, peer, data, len(data), offset)
@@ -209,7 +212,7 @@ class Window:
         src may be None: then only the signal goes.
         """
         try:
-            if src.__class__ is not _ndarray or src.dtype is not self._accepted:
+            if src is not self._checked:
                 src = b"" if src is None else self._source(src)
             data = _from_buffer(src)
             status = _put_signal(
@@ -322,13 +325,19 @@ class Window:
     # ---- checks ----------------------------------------------------------------------------------------------------
 
     def _source(self, src: Any) -> Any:
-        src = as_source(src)
-        dtype = getattr(src, "dtype", None)
-        if dtype is None:
+        """src, or the array of its DLPack memory, if it may be put here; where its bytes lie is asked at each put."""
+        if type(src) is bytes:
             return src
-        if self._typed and dtype not in (self._dtype, _UINT8):
-            raise InvalidArgument(f"src is {dtype}, the window {self._dtype}: pass src.view(np.uint8) to put its bytes")
-        self._accepted = dtype
+        if type(src) is not np.ndarray or src.dtype is not self._accepted:
+            src = as_source(src)
+            dtype = getattr(src, "dtype", None)
+            if dtype is None:
+                return src
+            if self._typed and dtype not in (self._dtype, _UINT8):
+                raise InvalidArgument(f"src is {dtype}, the window {self._dtype}: pass its view(np.uint8) to put bytes")
+            self._accepted = dtype
+        if src.nbytes <= _SMALL:
+            self._checked = src
         return src
 
     def _explained(self, wrong: Exception, src: object, **arguments: object) -> Exception:
