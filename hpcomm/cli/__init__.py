@@ -2,15 +2,15 @@
 
 import click
 
-from .doctor import doctor
-from .info import info
+from .. import __version__
+from . import doctor, info
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="hpcomm", prog_name="hpcomm")
+@click.version_option(__version__, prog_name="hpcomm")
 def main() -> None:
     """hpcomm: one-sided exchange of the updates of data-parallel training jobs."""
 
 
-main.add_command(info)
-main.add_command(doctor)
+main.add_command(info.command)
+main.add_command(doctor.command)

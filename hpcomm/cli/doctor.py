@@ -185,12 +185,12 @@ CHECKS: tuple[Callable[[int], Check], ...] = (
 )
 
 
-@click.command()
+@click.command("doctor")
 @click.option(
     "-n", "--ranks", type=click.IntRange(1), default=2, show_default=True, help="Ranks to be started on this host."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(ranks: int, as_json: bool) -> None:
+def command(ranks: int, as_json: bool) -> None:
     """Look for what is wrong with this host, and say the fix. Ends with 1 if a check failed."""
     checks = [check(ranks) for check in CHECKS]
     failed = any(check.result == FAIL for check in checks)

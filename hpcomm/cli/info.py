@@ -82,13 +82,13 @@ def _print_table(console: Console, title: str, columns: tuple[str, ...], rows: l
     console.print(table)
 
 
-@click.command()
+@click.command("info")
 @click.option("-c", "--config", "config", is_flag=True, help="Print every setting: variable, default, value, help.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--cmake-dir", "path", flag_value="cmake_dir", help="Print the folder of hpcommConfig.cmake.")
 @click.option("--include-dir", "path", flag_value="include_dir", help="Print the folder of the C and C++ headers.")
 @click.option("--lib-dir", "path", flag_value="lib_dir", help="Print the folder of libhpcomm.")
-def info(config: bool, as_json: bool, path: str | None) -> None:
+def command(config: bool, as_json: bool, path: str | None) -> None:
     """Print the version, the build, what was found, and the configuration."""
     if path is not None:
         click.echo(folders()[path])
