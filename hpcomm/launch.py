@@ -57,7 +57,7 @@ def configuration(arguments: Mapping[str, object]) -> Config:
     for sentence in unknown_variables(os.environ):
         if sentence not in _warned:
             _warned.add(sentence)
-            warnings.warn(sentence, RuntimeWarning, stacklevel=4)
+            warnings.warn(sentence, RuntimeWarning, stacklevel=3)
     return resolve(os.environ, arguments)
 
 
