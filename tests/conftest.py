@@ -1,0 +1,67 @@
+"""Ranks that are threads of the test's own process: quick, and the only ones that transport loop has."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import hpcomm
+
+
+class ThreadWorld:
+    """A communicator of threads."""
+
+    def __init__(self, rank: int, size: int, parts: list[bytes], meeting: threading.Barrier) -> None:
+        self.rank, self.size = rank, size
+        self._parts, self._meeting = parts, meeting
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        self._parts[self.rank] = data
+        self._meeting.wait()
+        parts = list(self._parts)
+        self._meeting.wait()
+        return parts
+
+
+def thread_worlds(n: int) -> list[ThreadWorld]:
+    parts, meeting = [b""] * n, threading.Barrier(n, timeout=30)
+    return [ThreadWorld(rank, n, parts, meeting) for rank in range(n)]
+
+
+def run_threads(n: int, body: Callable[[hpcomm.Context], Any], **config: Any) -> list[Any]:
+    """What body(context) returns in each of n threads. The first exception of a rank, if any, is raised here."""
+    values: list[Any] = [None] * n
+    raised: list[BaseException] = []
+
+    def rank(world: ThreadWorld) -> None:
+        try:
+            with hpcomm.init(world, **{"timeout": 20, **config}) as context:
+                values[world.rank] = body(context)
+                context.barrier()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=rank, args=(world,), daemon=True) for world in thread_worlds(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    if raised:
+        raise raised[0]
+    return values
+
+
+@pytest.fixture(params=["shm", "loop", "loop late"])
+def transport(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The settings of each transport; "late" delays, splits and reorders what may be."""
+    name, _, late = request.param.partition(" ")
+    return {"transport": name, "loop_seed": 7 if late else 0}
+
+
+@pytest.fixture
+def alone() -> Any:
+    """A world of one."""
+    with hpcomm.init() as context:
+        yield context
