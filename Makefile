@@ -14,8 +14,8 @@ export CMAKE_GENERATOR := Ninja
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
-NATIVE := CMakeLists.txt setup.py hpcomm/_build.py $(shell find csrc -type f)
-C_FILES = $(shell find csrc tests bench examples \( -name '*.[ch]' -o -name '*.[ch]pp' \) -not -path '*/build/*')
+NATIVE := CMakeLists.txt setup.py hpcomm/_build.py hpcomm/_fast.c $(shell find csrc -type f)
+C_FILES = $(shell find csrc hpcomm tests bench examples \( -name '*.[ch]' -o -name '*.[ch]pp' \) -not -path '*/build/*' -not -path 'hpcomm/include/*')
 SHELL_FILES = .ci/run $(shell find tests bench examples -name '*.sh')
 APT = apt-get install -y gcc g++ make python3-dev python3-venv
 
