@@ -111,7 +111,8 @@ def test_includes_point_down(name: str) -> None:
 
 def test_every_file_has_its_place() -> None:
     assert {name for name in C_FILES if name.endswith(".h")} | {"include/hpcomm/hpcomm.h"} == set(levels(HEADERS))
-    assert {name.partition("/")[0].removesuffix(".py") for name in PYTHON_FILES} | {"_ffi", "_fast"} == set(levels(PYTHON))
+    modules = {name.partition("/")[0].removesuffix(".py") for name in PYTHON_FILES}
+    assert modules | {"_ffi", "_fast"} == set(levels(PYTHON))
     assert set(SOURCES) <= set(C_FILES)
 
 
