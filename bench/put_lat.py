@@ -54,17 +54,24 @@ class Pair:
         play: Play,
         prepare: Callable[[NDArray[np.uint64]], Any] = lambda words: words,
         close: Callable[[], None] = lambda: None,
+        same: bool = False,
     ) -> Contender:
-        """play(sources, value) makes one untimed and m timed round trips, with the values from value + 1 on."""
+        """play(sources, value) makes one untimed and m timed round trips, with the values from value + 1 on.
+
+        same: all operations of a sample send the sample's first source.
+        """
         samples = 0
 
         def measure(n: int) -> tuple[list[float], int]:
             nonlocal samples
             seconds, wrong = [], 0
             for _ in range(n):
-                sources = [prepare(part) for part in self.cut(self.part(self.sent, samples, self.rank))]
+                parts = self.cut(self.part(self.sent, samples, self.rank))
+                sources = [prepare(parts[0])] * self.m if same else [prepare(part) for part in parts]
                 elapsed, bad = play(sources, samples * (self.m + 1))
                 expected = self.part(self.words, samples, self.peer)
+                if same:
+                    expected = np.tile(expected[: self.count], self.m)
                 wrong += bad
                 if self.bench.options.check:
                     wrong += self.bench.native.wrong(arrived[: expected.size], expected)
@@ -96,7 +103,7 @@ def hpcomm_c(pair: Pair) -> Contender:
     return Contender("hpcomm C", "hpcomm", measure, lambda: native.hpc_window_free(window))
 
 
-def hpcomm_python(pair: Pair) -> Contender:
+def hpcomm_python(pair: Pair, name: str, same: bool) -> Contender:
     window = pair.bench.context.window((pair.m * pair.count,), np.uint64, signals=1)
     offsets = [i * pair.size for i in range(pair.m)]
     peer, put_signal, wait_signal, clock = pair.peer, window.put_signal, window.wait_signal, time.perf_counter
@@ -122,7 +129,7 @@ def hpcomm_python(pair: Pair) -> Contender:
                 put_signal(peer, source, at, signal=0, value=v)
         return clock() - start, wrong
 
-    return pair.contender("hpcomm Python", "hpcomm", window.array, play)
+    return pair.contender(name, "hpcomm", window.array, play, same=same)
 
 
 # ---- the bound -----------------------------------------------------------------------------------------------------
@@ -226,7 +233,7 @@ def put_message(pair: Pair) -> Contender:
 
 
 def put_flag(pair: Pair) -> Contender:
-    """Put, Flush, then Put and Flush of a flag that the peer polls in its own memory (MPI-4, chapter 12: unified model)."""
+    """Put, Flush, then Put and Flush of a flag that the peer polls in its memory (MPI-4, chapter 12: unified model)."""
     room = (pair.m * pair.size + 4095) // 4096 * 4096
     window = MPI.Win.Allocate(room + 4096, 1, comm=pair.bench.comm)
     if window.Get_attr(MPI.WIN_MODEL) != MPI.WIN_UNIFIED:
@@ -298,7 +305,8 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
     return [
         *token(pair),
         hpcomm_c(pair),
-        hpcomm_python(pair),
+        hpcomm_python(pair, "hpcomm Python", same=True),
+        hpcomm_python(pair, "hpcomm Python, many sources", same=False),
         send_recv(pair, "mpi4py Send/Recv", prepared),
         send_recv(pair, "mpi4py Send/Recv of arrays", lambda words: words),
         put_message(pair),
