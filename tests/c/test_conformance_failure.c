@@ -224,7 +224,7 @@ static void last_words(rank *r) {
 static void dies_under_writers(rank *r) {
     hpc_window *w;
     static char src[1 << 16];
-    CHECK_OK(hpc_window_create(r->context, sizeof src, r->size, NULL, -1, &w));
+    CHECK_OK(hpc_window_create(r->context, sizeof src * (size_t)r->size, r->size, NULL, -1, &w));
     if (r->rank == VICTIM) {
         CHECK_OK(hpc_wait_signal(w, 0, 20, 0, -1, NULL));
         rank_die(r);
@@ -233,7 +233,7 @@ static void dies_under_writers(rank *r) {
     }
     int status = HPC_OK;
     for (uint64_t i = 1; i <= 3000 && status == HPC_OK; i++) {
-        status = hpc_put_signal(NULL, w, VICTIM, src, sizeof src, 0, r->rank, i);
+        status = hpc_put_signal(NULL, w, VICTIM, src, sizeof src, sizeof src * (size_t)r->rank, r->rank, i);
     }
     CHECK(status == HPC_OK || status == HPC_ERR_PEER);
     CHECK_STATUS(hpc_wait_signal(w, VICTIM, 1, VICTIM, -1, NULL), HPC_ERR_PEER);
