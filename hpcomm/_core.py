@@ -199,7 +199,8 @@ def collective(call: Callable[[float], int], timeout: float) -> None:
             done.release()
 
     _thread.start_new_thread(run, ())
-    done.acquire()
+    while not done.acquire(timeout=SLICE):  # the signal may have interrupted another thread
+        pass
     if outcome[0] is not None:
         raise outcome[0]
 
