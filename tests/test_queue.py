@@ -7,7 +7,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
-from conftest import run_threads
+from conftest import Left, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_window import Exported
@@ -53,7 +53,7 @@ def test_update_is_read_only_and_in_place(transport: dict[str, Any]) -> None:
     def body(context: hpcomm.Context) -> None:
         queue = ring(context, depth=1)
         left, right = queue.in_peers[0], queue.out_peers[0]
-        addresses = set()
+        addresses, views = set(), []
         for _ in range(3):
             queue.send(right, np.full(64, 5, np.float32))
             came = queue.recv(left)
@@ -62,8 +62,10 @@ def test_update_is_read_only_and_in_place(transport: dict[str, Any]) -> None:
                 came[0] = 1
             with pytest.raises(ValueError, match="WRITEABLE"):
                 came.flags.writeable = True
+            views.append(came)
             queue.ack(left)
         assert len(addresses) == 1  # the one slot
+        assert len({id(view) for view in views}) == 3  # whose views are each their receiver's own
 
     run_threads(2, body, **transport)
 
@@ -317,10 +319,9 @@ def test_ranks_that_disagree_are_all_told_both_values(wants: dict[str, Any], tol
             ring(context, **(wants if context.rank == 1 else {}))
         assert all(value in str(raised.value) for value in told)
         context.close()
-        raise InterruptedError
+        raise Left
 
-    with pytest.raises(InterruptedError):
-        run_threads(2, body)
+    run_threads(2, body)
 
 
 def test_edge_that_one_side_denies_is_told_to_all() -> None:
@@ -328,10 +329,9 @@ def test_edge_that_one_side_denies_is_told_to_all() -> None:
         with pytest.raises(hpcomm.ConfigError, match="rank 0 has out-peer 1, but rank 1 has no in-peer 0"):
             context.receive_queue([], [1] if context.rank == 0 else [], 8)
         context.close()
-        raise InterruptedError
+        raise Left
 
-    with pytest.raises(InterruptedError):
-        run_threads(2, body)
+    run_threads(2, body)
 
 
 def test_sender_that_left_fails_its_receiver_alone() -> None:
@@ -344,7 +344,7 @@ def test_sender_that_left_fails_its_receiver_alone() -> None:
             queue.recv(0)
             context.close()
             left.set()
-            raise InterruptedError
+            raise Left
         assert left.wait(20)
         assert set(queue.recv(1)) == {4}  # sent before it left
         queue.ack(1)
@@ -352,10 +352,9 @@ def test_sender_that_left_fails_its_receiver_alone() -> None:
             queue.recv(1)
         assert (raised.value.ranks, raised.value.op) == ((1,), "recv")
         context.close()
-        raise InterruptedError
+        raise Left
 
-    with pytest.raises(InterruptedError):
-        run_threads(2, body)
+    run_threads(2, body)
 
 
 # ---- processes -----------------------------------------------------------------------------------------------------
