@@ -1,7 +1,6 @@
 """A context: one rank's place in a group."""
 
 import atexit
-import os
 import sys
 import time
 import traceback
@@ -311,4 +310,3 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_open.clear)
