@@ -39,6 +39,7 @@ int hpc_lane_open(hpc_context *c, int own, double deadline, hpc_lane **lane) {
         hpc_blob blob = {.fd = -1};
         const hpc_transport *t = c->transports[c->group.rank];
         status = t->lane_export(l, c->group.rank, &blob);
+        blob.fd = -1; /* the memory's own: nobody sent it, so nobody may close it */
         if (status == HPC_OK) status = t->lane_attach(l, c->group.rank, &blob);
     }
     if (status != HPC_OK) {
