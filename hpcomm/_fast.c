@@ -1,13 +1,29 @@
 /* The calls of _core whose cost a ping-pong of 8 bytes sees: put_signal, test_signal, wait_signal.
  *
  * cffi lets go of the GIL around every call, which takes longer than these calls do. Here a short put keeps it, and a
- * wait lets go only when its first look finds nothing. Handles and sources come as addresses: _core owns what they
- * point to. Limited API of CPython 3.10. */
+ * wait lets go only when its first look finds nothing. Handles come as addresses: _core owns what they point to.
+ * Limited API of CPython 3.10. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030a0000
 #include <Python.h>
 
 #include <hpcomm/hpcomm.h>
+
+#if Py_LIMITED_API < 0x030b0000
+/* The buffer protocol joined the stable ABI in 3.11 as it had been since 3.3; 3.10 exports it all the same. */
+typedef struct {
+    void *buf;
+    PyObject *obj;
+    Py_ssize_t len, itemsize;
+    int readonly, ndim;
+    char *format;
+    Py_ssize_t *shape, *strides, *suboffsets;
+    void *internal;
+} Py_buffer;
+PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *object, Py_buffer *view, int flags);
+PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *view);
+#define PyBUF_SIMPLE 0
+#endif
 
 enum { SHORT_BYTES = 16 << 10 }; /* a put of so much takes about as long as letting go of the GIL and taking it again */
 
@@ -24,25 +40,36 @@ static int as_int(PyObject *value) {
     return (int)n;
 }
 
-/* put_signal(lane, window, peer, address, nbytes, offset, signal, value) -> status */
+/* Any integer, NumPy's too. */
+static uint64_t as_uint64(PyObject *value) {
+    if (PyLong_Check(value)) return PyLong_AsUnsignedLongLong(value);
+    PyObject *whole = PyNumber_Index(value);
+    uint64_t n = whole == NULL ? 0 : PyLong_AsUnsignedLongLong(whole);
+    Py_XDECREF(whole);
+    return n;
+}
+
+/* put_signal(lane, window, peer, src, offset, signal, value) -> status. src: C-contiguous, or None for no data. */
 static PyObject *put_signal(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
-    if (!expect("put_signal", n, 8)) return NULL;
+    if (!expect("put_signal", n, 7)) return NULL;
     hpc_lane *lane = PyLong_AsVoidPtr(args[0]);
     hpc_window *window = PyLong_AsVoidPtr(args[1]);
     int peer = as_int(args[2]);
-    const void *src = PyLong_AsVoidPtr(args[3]);
-    size_t nbytes = PyLong_AsSize_t(args[4]), offset = PyLong_AsSize_t(args[5]);
-    int signal = as_int(args[6]), status;
-    uint64_t value = PyLong_AsUnsignedLongLong(args[7]);
+    size_t offset = as_uint64(args[4]);
+    int signal = as_int(args[5]), status;
+    uint64_t value = as_uint64(args[6]);
+    Py_buffer src = {0};
     if (PyErr_Occurred()) return NULL;
-    if (nbytes <= SHORT_BYTES) {
-        status = hpc_put_signal(lane, window, peer, src, nbytes, offset, signal, value);
+    if (args[3] != Py_None && PyObject_GetBuffer(args[3], &src, PyBUF_SIMPLE) != 0) return NULL;
+    if (src.len <= SHORT_BYTES) {
+        status = hpc_put_signal(lane, window, peer, src.buf, (size_t)src.len, offset, signal, value);
     } else {
         Py_BEGIN_ALLOW_THREADS;
-        status = hpc_put_signal(lane, window, peer, src, nbytes, offset, signal, value);
+        status = hpc_put_signal(lane, window, peer, src.buf, (size_t)src.len, offset, signal, value);
         Py_END_ALLOW_THREADS;
     }
+    if (src.obj != NULL) PyBuffer_Release(&src);
     return PyLong_FromLong(status);
 }
 
@@ -52,7 +79,7 @@ static PyObject *test_signal(PyObject *module, PyObject *const *args, Py_ssize_t
     if (!expect("test_signal", n, 3)) return NULL;
     hpc_window *window = PyLong_AsVoidPtr(args[0]);
     int signal = as_int(args[1]);
-    uint64_t at_least = PyLong_AsUnsignedLongLong(args[2]);
+    uint64_t at_least = as_uint64(args[2]);
     if (PyErr_Occurred()) return NULL;
     return PyLong_FromLong(hpc_test_signal(window, signal, at_least, NULL));
 }
@@ -63,7 +90,7 @@ static PyObject *wait_signal(PyObject *module, PyObject *const *args, Py_ssize_t
     if (!expect("wait_signal", n, 5)) return NULL;
     hpc_window *window = PyLong_AsVoidPtr(args[0]);
     int signal = as_int(args[1]), peer = as_int(args[3]), status;
-    uint64_t at_least = PyLong_AsUnsignedLongLong(args[2]), value = 0;
+    uint64_t at_least = as_uint64(args[2]), value = 0;
     double timeout = PyFloat_AsDouble(args[4]);
     if (PyErr_Occurred()) return NULL;
     status = hpc_test_signal(window, signal, at_least, &value);

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._core import NULL, error, new_word, seconds
+from ._core import NULL, address_of, error, seconds
 from ._core import from_buffer as _from_buffer
 from ._core import put as _put
 from ._core import put_notify as _put_notify
@@ -15,8 +15,8 @@ from ._core import test_signal as _test_signal
 from ._core import wait_signal as _wait_signal
 from .errors import InvalidArgument
 
+_ndarray = np.ndarray
 _UINT8 = np.dtype(np.uint8)
-_NOTHING = object()
 _WRONG = (TypeError, ValueError, OverflowError, BufferError)
 _SMALL = 4096  # bytes of a source that a window may keep alive only to know it again
 _LATE_PUTS = 1024  # sources held for a transport that reads them late, before a flush lets go of them
@@ -39,11 +39,12 @@ class Lane:
     A lane belongs to one thread at a time. None stands for the context's first lane wherever a lane is asked for.
     """
 
-    __slots__ = ("__weakref__", "context", "handle", "sources", "unread")
+    __slots__ = ("__weakref__", "address", "context", "handle", "sources", "unread")
 
     def __init__(self, context: object, handle: Any, sources: Sources) -> None:
         self.context = context  # keeps it open
         self.handle = handle
+        self.address = address_of(handle)
         self.sources = sources
         self.unread: list[Any] = []
         sources.lanes.append(self.unread)
@@ -136,6 +137,7 @@ class Window:
     __slots__ = (
         "__weakref__",
         "_accepted",
+        "_address",
         "_checked",
         "_default",
         "_dtype",
@@ -146,7 +148,6 @@ class Window:
         "_slice",
         "_typed",
         "_window",
-        "_words",
         "array",
         "context",
         "nbytes",
@@ -168,14 +169,14 @@ class Window:
     ) -> None:
         self.context = context  # keeps it open
         self._window = handle
+        self._address = address_of(handle)
         self._rank, self._size = rank, size
         self._typed = dtype is not None
         self._dtype: np.dtype[Any] = _UINT8 if dtype is None else dtype
         self._accepted = self._dtype  # the dtype of the last array that was checked
-        self._checked: object = _NOTHING  # the last small array that was: a loop puts the same one over and over
+        self._checked: object = None  # the last small array that was: a loop puts the same one over and over
         self._default = timeout
         self._slice = min(timeout, _core.SLICE)
-        self._words: list[Any] = [new_word()]  # places for the value of a wait, each of one thread at a time
         self._lane = lane
         self._late = lane.sources.late
         self.nbytes = size_of(shape, self._dtype)
@@ -192,9 +193,7 @@ class Window:
     def put(self, peer: int, src: object, offset: int = 0, *, lane: Lane | None = None) -> None:
         """Writes src at `offset` of peer's block. src must stay as it is until flush(peer)."""
         try:
-            if src is not self._checked:
-                src = self._source(src)
-            data = _from_buffer(src)
+            data = _from_buffer(self._source(src))
             status = _put(NULL if lane is None else lane.handle, self._window, peer, data, len(data), offset)
         except _WRONG as wrong:
             raise self._explained(wrong, src, peer=peer, offset=offset) from None
@@ -212,18 +211,19 @@ class Window:
         src may be None: then only the signal goes.
         """
         try:
-            if src is not self._checked:
-                src = b"" if src is None else self._source(src)
-            data = _from_buffer(src)
-            status = _put_signal(
-                NULL if lane is None else lane.handle, self._window, peer, data, len(data), offset, signal, value
-            )
+            if (
+                src is not self._checked
+                and src is not None
+                and (type(src) is not _ndarray or src.dtype is not self._accepted)
+            ):
+                src = self._source(src)
+            status = _put_signal(0 if lane is None else lane.address, self._address, peer, src, offset, signal, value)
         except _WRONG as wrong:
             raise self._explained(wrong, src, peer=peer, offset=offset, signal=signal, value=value) from None
         if status:
             raise error(status)
         if self._late:
-            self._hold(lane, data)
+            self._hold(lane, src)
 
     def put_notify(
         self,
@@ -278,38 +278,38 @@ class Window:
             PeerFailed: a rank failed, or peer left, and the word is still too small.
         """
         try:
-            word = self._words.pop()
-        except IndexError:
-            word = new_word()
-        try:
             first = self._slice if timeout is None else min(seconds(timeout, timeout), _core.SLICE)
-            status = _wait_signal(self._window, signal, at_least, peer, first, word)
-            if status:
-                self._keep_waiting(status, signal, at_least, timeout, peer, word)
+            value = _wait_signal(self._address, signal, at_least, peer, first)
+            if value < 0:
+                return self._keep_waiting(value, signal, at_least, timeout, peer)
         except _WRONG as wrong:
             raise self._explained(wrong, None, signal=signal, at_least=at_least, peer=peer, timeout=timeout) from None
-        value: int = word[0]
-        self._words.append(word)
         return value
 
-    def _keep_waiting(
-        self, status: int, signal: int, at_least: int, timeout: float | None, peer: int, word: Any
-    ) -> None:
+    def _keep_waiting(self, status: int, signal: int, at_least: int, timeout: float | None, peer: int) -> int:
+        value = status
+
+        def again(left: float) -> int:
+            nonlocal value
+            value = _wait_signal(self._address, signal, at_least, peer, left)
+            return min(value, 0)
+
         limit = seconds(timeout, self._default)
         waited = min(limit, _core.SLICE)
         if status != _core.TIMED_OUT or waited >= limit:
             raise error(status, limit)
-        _core.wait(lambda left: _wait_signal(self._window, signal, at_least, peer, left, word), limit, waited)
+        _core.wait(again, limit, waited)
+        return value
 
     def test_signal(self, signal: int, at_least: int) -> bool:
         """Whether this rank's signal word is at least `at_least`; never waits."""
         try:
-            status = _test_signal(self._window, signal, at_least, NULL)
+            status = _test_signal(self._address, signal, at_least)
         except _WRONG as wrong:
             raise self._explained(wrong, None, signal=signal, at_least=at_least) from None
         if status < 0:
             raise error(status)
-        return status == 0  # type: ignore[no-any-return]
+        return status == 0
 
     # ---- views -----------------------------------------------------------------------------------------------------
 
