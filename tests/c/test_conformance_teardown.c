@@ -1,5 +1,6 @@
 /* Several contexts at once, teardown in any order, and forked children. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -259,6 +260,24 @@ static void child_outlives_parent(rank *r) {
     hpc_window_free(w);
 }
 
+/* Each descriptor is closed once: a second close would hit whoever has got the number meanwhile. A lane and a window
+ * are made, every number that is free below is taken, both are freed, and what was taken must still be there. */
+static void closes_only_its_own(rank *r) {
+    enum { TAKEN = 24 };
+    int taken[TAKEN];
+    hpc_lane *lane;
+    hpc_window *w;
+    rank_meet(r);
+    CHECK_OK(hpc_lane_create(r->context, -1, &lane));
+    CHECK_OK(hpc_window_create(r->context, 64, 1, NULL, -1, &w));
+    for (int i = 0; i < TAKEN; i++) CHECK((taken[i] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0);
+    hpc_lane_free(lane);
+    hpc_window_free(w);
+    hpc_context_free(r->context);
+    r->context = NULL;
+    for (int i = 0; i < TAKEN; i++) CHECK_EQ(close(taken[i]), 0);
+}
+
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "several_contexts", .size = 2, .run = several_contexts},
@@ -267,6 +286,7 @@ int main(int argc, char **argv) {
         {.name = "windows_come_and_go", .size = 2, .run = windows_come_and_go},
         {.name = "close_ends_waits", .size = 2, .run = close_ends_waits},
         {.name = "forked_children", .size = 2, .run = forked_children, .where = RANKS_NOT_TSAN},
+        {.name = "closes_only_its_own", .size = 1, .run = closes_only_its_own},
         {.name = "child_outlives_parent",
          .size = 3,
          .run = child_outlives_parent,
