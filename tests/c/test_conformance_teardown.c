@@ -260,17 +260,18 @@ static void child_outlives_parent(rank *r) {
     hpc_window_free(w);
 }
 
-/* Each descriptor is closed once: a second close would hit whoever has got the number meanwhile. A lane and a window
- * are made, every number that is free below is taken, both are freed, and what was taken must still be there. */
+/* Each descriptor is closed once: a second close would hit whoever has got the number meanwhile. Every number that is
+ * free below is taken after each thing is made; when all is freed, what was taken must still be there. */
 static void closes_only_its_own(rank *r) {
-    enum { TAKEN = 24 };
-    int taken[TAKEN];
-    hpc_lane *lane;
-    hpc_window *w;
-    rank_meet(r);
-    CHECK_OK(hpc_lane_create(r->context, -1, &lane));
-    CHECK_OK(hpc_window_create(r->context, 64, 1, NULL, -1, &w));
-    for (int i = 0; i < TAKEN; i++) CHECK((taken[i] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0);
+    enum { STEPS = 3, TAKEN = 8 * STEPS };
+    int taken[TAKEN], n = 0;
+    hpc_lane *lane = NULL;
+    hpc_window *w = NULL;
+    for (int step = 0; step < STEPS; step++) {
+        if (step == 1) CHECK_OK(hpc_lane_create(r->context, -1, &lane));
+        if (step == 2) CHECK_OK(hpc_window_create(r->context, 64, 1, NULL, -1, &w));
+        for (int i = 0; i < TAKEN / STEPS; i++) CHECK((taken[n++] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0);
+    }
     hpc_lane_free(lane);
     hpc_window_free(w);
     hpc_context_free(r->context);
