@@ -13,7 +13,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
-from conftest import Left, run_threads
+from conftest import Left, run_threads, thread_worlds
 
 import hpcomm
 from hpcomm import _core, _ffi
@@ -333,6 +333,38 @@ def test_keyboard_interrupt_ends_a_wait(alone: hpcomm.Context, wait: Any) -> Non
     alone.barrier()
 
 
+@pytest.mark.parametrize("call", ["recv", "send", "reduce", "acquire"])
+def test_keyboard_interrupt_ends_a_wait_of_a_queue(call: str) -> None:
+    """The main thread is rank 0; rank 1 is there and does nothing."""
+    done = threading.Event()
+    mine, other = thread_worlds(2)
+
+    def rank_1() -> None:
+        with hpcomm.init(other) as context:
+            context.receive_queue([0], [0], 4, buffers=1)
+            done.wait(60)
+
+    thread = threading.Thread(target=rank_1)
+    thread.start()
+    try:
+        with hpcomm.init(mine) as context:
+            queue = context.receive_queue([1], [1], 4, buffers=1)
+            own = queue.acquire(0)
+            queue.send(1, own)
+            waits: dict[str, Callable[[], object]] = {
+                "recv": lambda: queue.recv(1),
+                "send": lambda: queue.send(1, own),
+                "reduce": lambda: queue.reduce(own),
+                "acquire": lambda: queue.acquire(0),
+            }
+            with interrupted(), pytest.raises(KeyboardInterrupt):
+                waits[call]()
+            assert context.peers[1].state == "alive"
+    finally:
+        done.set()
+        thread.join(30)
+
+
 def interrupted() -> Any:
     """SIGINT for the main thread, once it waits in C."""
 
@@ -362,7 +394,7 @@ def wait_until_asleep(thread: threading.Thread) -> None:
 
 def in_core(thread: threading.Thread) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)
-    return frame is not None and frame.f_code.co_filename.split(os.sep)[-1] in ("_core.py", "window.py")
+    return frame is not None and frame.f_code.co_filename.split(os.sep)[-1] in ("_core.py", "queue.py", "window.py")
 
 
 def interrupt_a_barrier() -> str:
