@@ -61,47 +61,47 @@ static const char *list_ranks(const int *ranks, int n, char *text, size_t cap) {
     return text;
 }
 
-static int fail_peers(const hpc_group *group, const char *op, const int *gone, int n_gone, const int *waiting,
-                      int n_waiting) {
+/* Names every rank that is gone by now, not only those that were missed: when one death brings down others, the first
+ * one is among them. The reason is that of one that failed, if any did. */
+static int fail_peers(const hpc_group *group, const char *op, const int *waiting, int n_waiting) {
     char who[256], whom[256];
-    const char *rank_word = n_gone == 1 ? "rank" : "ranks";
-    int first = gone[0];
-    if (n_waiting == 0)
-        return hpc_fail_ranks(HPC_ERR_PEER, op, gone, n_gone, NULL, 0, "rank %d: %s: %s %s is gone (%s)", group->rank,
-                              op, rank_word, list_ranks(gone, n_gone, who, sizeof who), group->reasons[first]);
-    return hpc_fail_ranks(HPC_ERR_PEER, op, gone, n_gone, waiting, n_waiting,
-                          "rank %d: %s: %s %s gone (%s) while waiting for %s", group->rank, op, rank_word,
-                          list_ranks(gone, n_gone, who, sizeof who), group->reasons[first],
-                          list_ranks(waiting, n_waiting, whom, sizeof whom));
+    int *gone = calloc((size_t)group->size, sizeof *gone), n = 0, shown = -1, status;
+    if (gone == NULL) return hpc_fail(HPC_ERR_PEER, op, "%s: a rank is gone (no memory to say which)", op);
+    for (int r = 0; r < group->size; r++) {
+        int state = atomic_load_explicit(&group->states[r], memory_order_acquire);
+        if (state != HPC_PEER_LEFT && state != HPC_PEER_FAILED) continue;
+        gone[n++] = r;
+        if (shown < 0 || (state == HPC_PEER_FAILED && atomic_load(&group->states[shown]) == HPC_PEER_LEFT)) shown = r;
+    }
+    status =
+        hpc_fail_ranks(HPC_ERR_PEER, op, gone, n, waiting, n_waiting, "rank %d: %s: rank%s %s gone (%s)%s%s",
+                       group->rank, op, n == 1 ? "" : "s", list_ranks(gone, n, who, sizeof who), group->reasons[shown],
+                       n_waiting == 0 ? "" : " while waiting for ", list_ranks(waiting, n_waiting, whom, sizeof whom));
+    free(gone);
+    return status;
 }
 
 int hpc_group_peer_present(const hpc_group *group, int rank, const char *op) {
     int state = atomic_load_explicit(&group->states[rank], memory_order_acquire);
     if (state != HPC_PEER_LEFT && state != HPC_PEER_FAILED) return HPC_OK;
-    return fail_peers(group, op, &rank, 1, NULL, 0);
+    return fail_peers(group, op, NULL, 0);
 }
 
 /* Whether departures end this wait: every rank that failed does, one that left only if it was waited for. */
 static int check_departures(hpc_group *group, const hpc_wait *wait) {
-    int *gone = malloc(2 * (size_t)group->size * sizeof *gone), *waiting = gone + group->size;
-    int n_gone = 0, n_waiting, failed = 0, status = HPC_OK;
-    if (gone == NULL) return hpc_fail(HPC_ERR_PEER, wait->op, "%s: a rank is gone (no memory to say which)", wait->op);
+    int *waiting = malloc((size_t)group->size * sizeof *waiting);
+    int n_waiting, ended = 0, status;
+    if (waiting == NULL)
+        return hpc_fail(HPC_ERR_PEER, wait->op, "%s: a rank is gone (no memory to say which)", wait->op);
     n_waiting = wait->waiting_for(wait->arg, waiting);
     for (int r = 0; r < group->size; r++) {
-        if (atomic_load_explicit(&group->states[r], memory_order_acquire) != HPC_PEER_FAILED) continue;
-        gone[n_gone++] = r;
-        failed = 1;
+        int state = atomic_load_explicit(&group->states[r], memory_order_acquire);
+        if (state == HPC_PEER_FAILED || (state == HPC_PEER_LEFT && n_waiting == 0)) ended = 1;
+        for (int i = 0; i < n_waiting && state == HPC_PEER_LEFT; i++)
+            if (waiting[i] == r) ended = 1;
     }
-    if (!failed) {
-        for (int i = 0; i < n_waiting; i++)
-            if (atomic_load_explicit(&group->states[waiting[i]], memory_order_acquire) == HPC_PEER_LEFT)
-                gone[n_gone++] = waiting[i];
-        if (n_waiting == 0)
-            for (int r = 0; r < group->size; r++)
-                if (atomic_load_explicit(&group->states[r], memory_order_acquire) == HPC_PEER_LEFT) gone[n_gone++] = r;
-    }
-    if (n_gone > 0) status = fail_peers(group, wait->op, gone, n_gone, waiting, n_waiting);
-    free(gone);
+    status = ended ? fail_peers(group, wait->op, waiting, n_waiting) : HPC_OK;
+    free(waiting);
     return status;
 }
 
