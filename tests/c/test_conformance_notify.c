@@ -116,6 +116,28 @@ static void full_ring(rank *r) {
     hpc_window_free(w);
 }
 
+/* A peer whose ring is always full does not hide the others. */
+static void nobody_is_hidden(rank *r) {
+    hpc_window *w;
+    CHECK_OK(hpc_window_create(r->context, 8, 0, NULL, -1, &w));
+    int mine = r->rank == 1 ? hpc_notify_depth() : r->rank == 0 ? 0 : 1;
+    for (int k = 0; k < mine; k++) CHECK_OK(hpc_put_notify(NULL, w, 0, NULL, 0, 0, 0, -1));
+    CHECK_OK(hpc_flush(NULL, w, -1, -1));
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank == 0) {
+        unsigned seen = 0;
+        hpc_event e;
+        for (int k = 0; k < r->size; k++) {
+            CHECK_OK(hpc_poll(r->context, NULL, &e));
+            seen |= 1u << e.peer;
+        }
+        CHECK_EQ(seen, (1u << r->size) - 2);
+        for (int k = r->size; k < hpc_notify_depth() + r->size - 2; k++) CHECK_OK(hpc_poll(r->context, NULL, &e));
+        CHECK_STATUS(hpc_poll(r->context, NULL, &e), HPC_IN_PROGRESS);
+    }
+    hpc_window_free(w);
+}
+
 /* Events come out of the lane of the same number, imm and peer as given; a rank may notify itself. */
 static void lanes_apart(rank *r) {
     enum { LANES = 3 };
@@ -153,6 +175,7 @@ int main(int argc, char **argv) {
         {.name = "stream", .size = 2, .run = stream},
         {.name = "stream_sleepy", .size = 2, .run = stream, .sleepy = true},
         {.name = "full_ring", .size = 3, .run = full_ring},
+        {.name = "nobody_is_hidden", .size = 4, .run = nobody_is_hidden},
         {.name = "lanes_apart", .size = 3, .run = lanes_apart},
         {0},
     };

@@ -51,6 +51,31 @@ static void data_before_signal(rank *r) {
     hpc_window_free(w);
 }
 
+/* The receiver is already waiting, and looks at the last bytes first. */
+static void last_byte_first(rank *r) {
+    static const size_t lengths[] = {8, 100, 1024, 4096, 60000, 1 << 18};
+    int peer = 1 - r->rank, rounds = ranks_rounds(1500);
+    hpc_window *w;
+    CHECK_OK(hpc_window_create(r->context, 1 << 18, 1, NULL, -1, &w));
+    unsigned char *src = malloc(1 << 18);
+    const volatile unsigned char *mine = hpc_window_data(w);
+    for (int round = 1; round <= rounds; round++) {
+        size_t n = lengths[round % 6];
+        if (r->rank == 0) {
+            memset(src, round, n);
+            CHECK_OK(hpc_put_signal(NULL, w, peer, src, n, 0, 0, (uint64_t)round));
+            CHECK_OK(hpc_wait_signal(w, 0, (uint64_t)round, peer, -1, NULL));
+        } else {
+            CHECK_OK(hpc_wait_signal(w, 0, (uint64_t)round, peer, -1, NULL));
+            for (size_t i = n; i-- > 0;) CHECK_EQ(mine[i], round % 256);
+            CHECK_OK(hpc_put_signal(NULL, w, peer, NULL, 0, 0, 0, (uint64_t)round));
+        }
+    }
+    CHECK_OK(hpc_flush(NULL, w, -1, -1));
+    free(src);
+    hpc_window_free(w);
+}
+
 /* One signal stands for every earlier put of its lane to that peer, into any window. */
 static void signal_follows_earlier_puts(rank *r) {
     enum { PIECES = 24, PIECE = 40000 };
@@ -239,6 +264,7 @@ int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "data_before_signal", .size = 2, .run = data_before_signal, .arg = 1000},
         {.name = "data_before_signal_sleepy", .size = 2, .run = data_before_signal, .arg = 1000, .sleepy = true},
+        {.name = "last_byte_first", .size = 2, .run = last_byte_first},
         {.name = "signal_follows_earlier_puts", .size = 2, .run = signal_follows_earlier_puts},
         {.name = "signals_never_go_back", .size = 2, .run = signals_never_go_back},
         {.name = "signals_never_go_back_sleepy", .size = 2, .run = signals_never_go_back, .sleepy = true},

@@ -108,6 +108,17 @@ static void every_order(rank *r) {
     }
 }
 
+/* Who has come out of a barrier may leave at once: the others come out of it all the same. */
+static void leave_after_barrier(rank *r) {
+    int rounds = ranks_rounds(60);
+    for (int round = 0; round < rounds; round++) {
+        if (!r->context) CHECK_OK(hpc_init(&r->oob, &r->config, &r->context));
+        CHECK_OK(hpc_barrier(r->context, -1));
+        hpc_context_free(r->context);
+        r->context = NULL;
+    }
+}
+
 /* One rank frees its window while the other still writes to it. */
 static void freed_under_a_writer(rank *r) {
     hpc_window *w;
@@ -283,6 +294,7 @@ int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "several_contexts", .size = 2, .run = several_contexts},
         {.name = "every_order", .size = 3, .run = every_order, .apart = true},
+        {.name = "leave_after_barrier", .size = 8, .run = leave_after_barrier, .apart = true},
         {.name = "freed_under_a_writer", .size = 2, .run = freed_under_a_writer},
         {.name = "windows_come_and_go", .size = 2, .run = windows_come_and_go},
         {.name = "close_ends_waits", .size = 2, .run = close_ends_waits},
