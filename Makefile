@@ -48,7 +48,7 @@ pytest: $(VENV)/.installed-test mpi
 
 sanitize: $(VENV)/.installed-test
 	failed=0; for run in asan:address,undefined tsan:thread; do \
-	    cmake -S . -B "build/$${run%:*}" -DHPC_SANITIZE="$${run#*:}" -DHPC_BUILD_TESTS=ON -DHPC_TEST_TIMEOUT=300 \
+	    cmake -S . -B "build/$${run%:*}" -DHPC_SANITIZE="$${run#*:}" -DHPC_BUILD_TESTS=ON -DHPC_TEST_TIMEOUT=600 \
 	        $(CMAKE_FLAGS) && \
 	    cmake --build "build/$${run%:*}" && \
 	    $(FIXED_ADDRESSES) ctest --test-dir "build/$${run%:*}" --output-on-failure || failed=1; \
