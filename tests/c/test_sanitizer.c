@@ -91,6 +91,7 @@ static bool caught(const char *fault, const char *mode, const char *report) {
         dup2(ends[1], 2);
         close(ends[0]);
         close(ends[1]);
+        setenv("TSAN_OPTIONS", "halt_on_error=1", 1); /* one report is enough */
         execl("/proc/self/exe", "test_sanitizer", mode, fault, (char *)NULL);
         _exit(127);
     }
