@@ -207,7 +207,9 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     if (c == NULL || addresses == NULL) return hpc_fail(HPC_ERR_INVALID, "init", "init: context or addresses is NULL");
     status = hpc_group_usable(&c->group, "init");
     if (status != HPC_OK) return status;
-    if (c->connected) return hpc_fail(HPC_ERR_INVALID, "init", "init: the context is connected already");
+    if (c->connecting)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: connect was called already; create a new context");
+    c->connecting = 1;
     deadline = hpc_deadline(&c->group, timeout);
     memcpy(c->addresses, addresses, (size_t)c->group.size * sizeof *c->addresses);
     for (int r = 0; r < c->group.size; r++) { /* they came from outside: end their texts */
@@ -342,15 +344,14 @@ int hpc_allgather(hpc_context *c, const void *send, void *recv, size_t nbytes, d
     if (status != HPC_OK) return status;
     if (nbytes > 0 && (send == NULL || recv == NULL))
         return hpc_fail(HPC_ERR_INVALID, op, "%s: a buffer is NULL while nbytes is %zu", op, nbytes);
+    if (nbytes > (uint64_t)1 << 32)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: %zu bytes; at most 4 GiB are possible", op, nbytes);
     replies = calloc((size_t)c->group.size, sizeof *replies);
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    status = hpc_control_exchange(c->control, op, send, nbytes, -1, replies, hpc_deadline(&c->group, timeout));
+    status = hpc_control_exchange(c->control, op, send, nbytes, -1, HPC_EQUAL_SIZES, replies,
+                                  hpc_deadline(&c->group, timeout));
     if (status == HPC_OK) {
-        for (int r = 1; r < c->group.size && status == HPC_OK; r++)
-            if (replies[r].nbytes != replies[0].nbytes)
-                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d gives %zu bytes and rank 0 gives %zu", op, r,
-                                  replies[r].nbytes, replies[0].nbytes);
-        for (int r = 0; r < c->group.size && status == HPC_OK && nbytes > 0; r++)
+        for (int r = 0; r < c->group.size && nbytes > 0; r++)
             memcpy((char *)recv + (size_t)r * nbytes, replies[r].data, nbytes);
         hpc_control_free_replies(c->control, replies);
     }
@@ -365,7 +366,8 @@ int hpc_barrier(hpc_context *c, double timeout) {
     if (status != HPC_OK) return status;
     replies = calloc((size_t)c->group.size, sizeof *replies);
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    status = hpc_control_exchange(c->control, op, NULL, 0, -1, replies, hpc_deadline(&c->group, timeout));
+    status =
+        hpc_control_exchange(c->control, op, NULL, 0, -1, HPC_EQUAL_SIZES, replies, hpc_deadline(&c->group, timeout));
     if (status == HPC_OK) hpc_control_free_replies(c->control, replies);
     free(replies);
     return status;
@@ -380,14 +382,11 @@ int hpc_context_agree(hpc_context *c, const char *op, int status, double deadlin
     int own = status;
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
     if (own != HPC_OK) snprintf(mine.message, sizeof mine.message, "%s", hpc_last_error()->message);
-    status = hpc_control_exchange(c->control, op, &mine, sizeof mine, -1, replies, deadline);
+    status = hpc_control_exchange(c->control, op, &mine, sizeof mine, -1, HPC_EQUAL_SIZES, replies, deadline);
     if (status == HPC_OK) {
         for (int r = 0; r < c->group.size && status == HPC_OK; r++) {
             const struct verdict *v = replies[r].data;
-            if (replies[r].nbytes != sizeof *v)
-                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d sent %zu bytes of verdict, not %zu", op, r,
-                                  replies[r].nbytes, sizeof *v);
-            else if (v->status != HPC_OK)
+            if (v->status != HPC_OK)
                 status = hpc_fail(v->status, op, "on rank %d: %.*s", r, (int)sizeof v->message - 1, v->message);
         }
         hpc_control_free_replies(c->control, replies);
@@ -408,20 +407,19 @@ int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, dou
         if (blobs[r].fd >= 0) fd = blobs[r].fd;
     }
     if (status == HPC_OK)
-        status = hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, fd, replies, deadline);
+        status =
+            hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, fd, HPC_EQUAL_SIZES, replies, deadline);
     if (status == HPC_OK) {
         for (size_t r = 0; r < size; r++) {
             hpc_blob blob;
-            if (r == me || status != HPC_OK) continue;
-            if (replies[r].nbytes != size * sizeof blob) {
-                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %zu sent %zu bytes of addresses, not %zu", op, r,
-                                  replies[r].nbytes, size * sizeof blob);
-                continue;
-            }
+            int attached = HPC_OK;
+            if (r == me) continue;
             memcpy(&blob, (hpc_blob *)replies[r].data + me, sizeof blob);
             blob.fd = replies[r].fd;
             replies[r].fd = -1;
-            status = joint->attach(c->transports[r], joint->object, (int)r, &blob);
+            /* All of them, also after a failure: a blob may hold a reference that only attaching takes over. */
+            attached = joint->attach(c->transports[r], joint->object, (int)r, &blob);
+            if (status == HPC_OK) status = attached;
         }
         hpc_control_free_replies(c->control, replies);
         status = hpc_context_agree(c, op, status, deadline);
@@ -438,15 +436,14 @@ int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, size
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
     int status;
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    status = hpc_control_exchange(c->control, op, &mine, sizeof mine, -1, replies, deadline);
+    status = hpc_control_exchange(c->control, op, &mine, sizeof mine, -1, HPC_EQUAL_SIZES, replies, deadline);
     if (status == HPC_OK) {
         for (int r = 0; r < c->group.size && status == HPC_OK; r++) {
             struct demand all = {0, UINT64_MAX};
             int ranks = 0;
             for (int other = 0; other < c->group.size; other++) {
                 const struct demand *d = replies[other].data;
-                if (replies[other].nbytes != sizeof *d || !on_same_host(&c->addresses[r], &c->addresses[other]))
-                    continue;
+                if (!on_same_host(&c->addresses[r], &c->addresses[other])) continue;
                 all.asked = d->asked > UINT64_MAX - all.asked ? UINT64_MAX : all.asked + d->asked;
                 if (d->available < all.available) all.available = d->available;
                 ranks++;
@@ -469,8 +466,8 @@ int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, size
 
 static int leave(hpc_context *c, const char *why) {
     if (c == NULL || !hpc_group_is_mine(&c->group)) return HPC_OK;
-    /* What was put is delivered before the others hear that this rank is gone; a failed rank owes them nothing. */
-    if (why == NULL && c->connected && !atomic_load(&c->group.closed)) hpc_lane_flush(c->lane, c->group.timeout);
+    /* What was put is delivered before the others hear that this rank is gone; a failed rank does not wait for it. */
+    if (c->connected && !atomic_load(&c->group.closed)) hpc_lane_flush(c->lane, why == NULL ? c->group.timeout : 0);
     if (atomic_exchange(&c->group.closed, 1)) return HPC_OK;
     hpc_bell_ring(c->group.bell); /* this rank's own waits end too */
     hpc_control_stop(c->control, why);
@@ -500,9 +497,8 @@ void hpc_context_release(hpc_context *c) {
     if (c->group.owner != NULL && !hpc_group_is_mine(&c->group)) return; /* a forked child tears nothing down */
     if (atomic_fetch_sub_explicit(&c->references, 1, memory_order_acq_rel) != 1) return;
     hpc_lane_free(c->lane);
-    if (c->group.progress != NULL)
-        for (int r = 0; r < c->group.size; r++)
-            if (c->transports[r]->release != NULL) c->transports[r]->release(c);
+    for (int r = 0; c->transports != NULL && r < c->group.size; r++)
+        if (c->transports[r] != NULL && c->transports[r]->release != NULL) c->transports[r]->release(c);
     hpc_control_free(c->control);
     hpc_memory_release(c->bell_memory);
     if (c->group.owner != NULL) munmap((void *)(uintptr_t)c->group.owner, (size_t)sysconf(_SC_PAGESIZE));

@@ -31,7 +31,7 @@ struct hpc_context {
     hpc_lane *lane;                   /* the first one */
     uint64_t loop_seed;
     void *held; /* loop's: what it holds back */
-    int connected;
+    int connecting, connected;
     char notes[HPC_NOTES][HPC_NOTE_BYTES];
     int n_notes;
 };
@@ -45,8 +45,7 @@ int hpc_context_ready(const hpc_context *context, const char *op);
 /* The lane, or the context's first one for NULL. */
 hpc_lane *hpc_context_lane(hpc_context *context, hpc_lane *lane);
 
-/* Collective: every rank gives its status; HPC_OK if all are, else the own failure or that of the lowest rank that
- * failed. */
+/* Collective: every rank gives its status; HPC_OK if all do, else the failure of the lowest rank that has one. */
 int hpc_context_agree(hpc_context *context, const char *op, int status, double deadline);
 
 /* Collective: makes every rank's object reachable for every other one, by the transport chosen for each pair. export

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { PAYLOAD_BYTES = 32 << 10, STRANGERS = 64, HELLO = 1, GATHER, BYE, ABORT };
@@ -85,8 +86,16 @@ static socklen_t socket_name(const unsigned char *name, struct sockaddr_un *addr
 
 /* ---- frames ---- */
 
-/* One packet, waiting for room until the deadline. HPC_ERR_PEER if the peer is gone (its state says so soon). */
-static int send_frame(int fd, const frame *f, const void *payload, int pass_fd, double deadline) {
+/* Whether nobody will read what is sent to rank, or nobody waits for the answer any more. */
+static int is_pointless(const hpc_group *g, int rank, uint32_t type) {
+    int state = atomic_load_explicit(&g->states[rank], memory_order_acquire);
+    return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED || (type == GATHER && atomic_load(&g->closed));
+}
+
+/* One packet to rank, waiting for room until the deadline. HPC_ERR_PEER if the peer is gone (its state says so soon).
+ */
+static int send_frame(const hpc_group *g, int rank, int fd, const frame *f, const void *payload, int pass_fd,
+                      double deadline) {
     struct iovec parts[2] = {{(void *)(uintptr_t)f, sizeof *f}, {(void *)(uintptr_t)payload, f->nbytes}};
     union {
         char bytes[CMSG_SPACE(sizeof(int))];
@@ -108,6 +117,7 @@ static int send_frame(int fd, const frame *f, const void *payload, int pass_fd, 
         if (errno == EINTR) continue;
         if (errno != EAGAIN && errno != ENOBUFS && errno != ETOOMANYREFS) return HPC_ERR_PEER;
         double left = deadline - hpc_now();
+        if (is_pointless(g, rank, f->type)) return HPC_ERR_PEER;
         if (left <= 0) return HPC_ERR_TIMEOUT;
         struct pollfd p = {.fd = fd, .events = POLLOUT};
         poll(&p, 1, left > 0.1 ? 100 : (int)(left * 1e3) + 1);
@@ -132,7 +142,7 @@ static int send_message(hpc_control *c, int rank, uint32_t type, uint64_t sequen
                    .total = nbytes,
                    .offset = offset};
         snprintf(f.op, sizeof f.op, "%s", op);
-        status = send_frame(fd, &f, (const char *)data + offset, offset == 0 ? pass_fd : -1, deadline);
+        status = send_frame(c->group, rank, fd, &f, (const char *)data + offset, offset == 0 ? pass_fd : -1, deadline);
         offset += n;
         if (offset >= nbytes) break;
     }
@@ -149,7 +159,7 @@ static ssize_t receive_frame(int fd, frame *f, char *payload, int *passed) {
         struct cmsghdr align;
     } room;
     struct msghdr m = {
-        .msg_iov = parts, .msg_iovlen = 2, .msg_control = room.bytes, .msg_controllen = sizeof room.bytes};
+        .msg_iov = parts, .msg_iovlen = 2, .msg_control = room.bytes, .msg_controllen = CMSG_LEN(sizeof(int))};
     ssize_t n;
     *passed = -1;
     do n = recvmsg(fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -200,7 +210,11 @@ static void on_accept(hpc_control *c) {
     int fd = accept4(c->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), i = 0;
     struct ucred peer;
     socklen_t length = sizeof peer;
-    if (fd < 0) return;
+    if (fd < 0) {
+        /* Out of descriptors: the caller stays in the backlog and epoll would report it without end. */
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) poll(NULL, 0, 1);
+        return;
+    }
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || (peer.uid != geteuid() && peer.uid != 0)) {
         close(fd);
         return;
@@ -424,6 +438,8 @@ hpc_bell *hpc_control_bell(const hpc_control *control, int rank) {
 static int call(hpc_control *c, int rank, const hpc_control_address *to, double deadline) {
     struct sockaddr_un name;
     socklen_t length = socket_name(to->name, &name);
+    struct ucred owner = {.uid = (uid_t)-1};
+    socklen_t owner_bytes = sizeof owner;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), status;
     if (fd < 0) return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: socket: %s", strerror(errno));
     while (connect(fd, (struct sockaddr *)&name, length) != 0) {
@@ -441,6 +457,13 @@ static int call(hpc_control *c, int rank, const hpc_control_address *to, double 
         }
         return hpc_fail_ranks(HPC_ERR_TIMEOUT, "init", NULL, 0, &rank, 1,
                               "rank %d: init: cannot connect to rank %d: %s", c->group->rank, rank, strerror(error));
+    }
+    /* The name may have been taken over by somebody else after its owner's death. */
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &owner_bytes) != 0 ||
+        (owner.uid != geteuid() && owner.uid != 0)) {
+        close(fd);
+        return hpc_fail(HPC_ERR_AUTH, "init", "init: rank %d's socket belongs to user %d, who is not of this job", rank,
+                        (int)owner.uid);
     }
     atomic_store(&c->links[rank].fd, fd);
     status = send_message(c, rank, HELLO, 0, "init", to->secret, HPC_COOKIE_BYTES, c->bell->fd, deadline);
@@ -545,27 +568,45 @@ static message *take_reply(hpc_control *c, int rank, uint64_t sequence) {
     return m;
 }
 
-static void send_to_all(hpc_control *c, const char *op, const void *data, size_t nbytes, int fd, double deadline) {
+/* Returns the first rank that did not take its part in time, or -1. */
+static int send_to_all(hpc_control *c, const char *op, const void *data, size_t nbytes, int fd, double deadline) {
     hpc_group *g = c->group;
+    int late = -1;
     for (int i = 1; i < g->size; i++) { /* each rank begins with its successor, so that no rank is everybody's first */
         int r = (g->rank + i) % g->size;
-        send_message(c, r, GATHER, c->sequence, op, data, nbytes, fd, deadline);
+        if (send_message(c, r, GATHER, c->sequence, op, data, nbytes, fd, deadline) == HPC_ERR_TIMEOUT && late < 0)
+            late = r;
     }
+    return late;
 }
 
-int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_t nbytes, int fd, hpc_reply *replies,
-                         double deadline) {
+/* One collective at a time, and no longer than the deadline for its turn. */
+static int take_turn(hpc_control *c, const char *op, double deadline) {
+    double left = deadline - hpc_now();
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    double at = (double)until.tv_sec + 1e-9 * (double)until.tv_nsec + (left > 0 ? left : 0);
+    until.tv_sec = (time_t)at;
+    until.tv_nsec = (long)((at - (double)until.tv_sec) * 1e9);
+    if (pthread_mutex_timedlock(&c->collective_lock, &until) == 0) return HPC_OK;
+    return hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, NULL, 0,
+                          "rank %d: %s: a collective of another thread is under way", c->group->rank, op);
+}
+
+int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_t nbytes, int fd, hpc_sizes sizes,
+                         hpc_reply *replies, double deadline) {
     hpc_group *g = c->group;
     struct gathering gathering = {c, 0};
     const hpc_wait wait = {op, all_replied, who_is_missing, &gathering};
     char(*ops)[HPC_OP_BYTES] = calloc((size_t)g->size, sizeof *ops);
-    int status = ops == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op) : hpc_group_usable(g, op);
+    int status = ops == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op) : take_turn(c, op, deadline);
     for (int r = 0; r < g->size; r++) replies[r] = (hpc_reply){.fd = -1};
     if (status != HPC_OK) {
         free(ops);
         return status;
     }
-    pthread_mutex_lock(&c->collective_lock);
+    status = hpc_group_usable(g, op);
+    if (status != HPC_OK) goto out;
     for (int r = 0; r < g->size && c->broken == HPC_ERR_PEER && status == HPC_OK; r++)
         status = hpc_group_peer_present(g, r, op);
     if (c->broken != HPC_OK) {
@@ -577,9 +618,12 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
         goto out;
     }
     gathering.sequence = ++c->sequence;
-    send_to_all(c, op, data, nbytes, fd, deadline);
+    int late = send_to_all(c, op, data, nbytes, fd, deadline);
     double left = deadline - hpc_now();
     status = hpc_wait_for(g, &wait, left > 0 ? left : 0);
+    if (status == HPC_OK && late >= 0) /* it has not all of this rank's part, so it will not go on */
+        status = hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, &late, 1,
+                                "rank %d: %s: rank %d did not read its socket in time", g->rank, op, late);
     if (status != HPC_OK) {
         c->broken = status;
         goto out;
@@ -590,7 +634,7 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
         replies[r].nbytes = m != NULL ? m->total : nbytes;
         replies[r].data = malloc(replies[r].nbytes + 1);
         if (replies[r].data == NULL)
-            status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %zu bytes", op, replies[r].nbytes);
+            c->broken = status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %zu bytes", op, replies[r].nbytes);
         else if (replies[r].nbytes > 0)
             memcpy(replies[r].data, m != NULL ? m->data : data, replies[r].nbytes);
         if (m != NULL) replies[r].fd = m->fd;
@@ -602,6 +646,9 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
                               "rank 0 calls %s while rank %d calls %s; every rank must make the same collective calls "
                               "in the same order",
                               ops[0], r, ops[r]);
+        else if (sizes == HPC_EQUAL_SIZES && replies[r].nbytes != replies[0].nbytes)
+            status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d gives %zu bytes and rank 0 gives %zu", op, r,
+                              replies[r].nbytes, replies[0].nbytes);
 out:
     if (status != HPC_OK) hpc_control_free_replies(c, replies);
     pthread_mutex_unlock(&c->collective_lock);
@@ -621,17 +668,17 @@ void hpc_control_free_replies(hpc_control *c, hpc_reply *replies) {
 
 void hpc_control_stop(hpc_control *c, const char *why) {
     uint64_t one = 1;
+    double deadline = hpc_now() + 1; /* for all peers together: one who does not read sees the hang-up instead */
     if (!c->running || !hpc_group_is_mine(c->group)) return;
     c->running = 0;
     if (write(c->stop_fd, &one, sizeof one) == sizeof one) pthread_join(c->thread, NULL);
     for (int r = 0; r < c->group->size; r++) {
         int fd = atomic_load(&c->links[r].fd);
         if (fd < 0) continue;
-        /* Without waiting: one who does not read will see the hang-up instead. */
         if (why != NULL)
-            send_message(c, r, ABORT, 0, "abort", why, strlen(why), -1, 0);
+            send_message(c, r, ABORT, 0, "abort", why, strlen(why), -1, deadline);
         else
-            send_message(c, r, BYE, 0, "close", NULL, 0, -1, 0);
+            send_message(c, r, BYE, 0, "close", NULL, 0, -1, deadline);
     }
     for (int r = 0; r < c->group->size; r++) {
         pthread_mutex_lock(&c->links[r].send_lock);

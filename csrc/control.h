@@ -36,10 +36,13 @@ typedef struct hpc_reply {
     int fd; /* -1 if none was sent; whoever takes it over sets it to -1 */
 } hpc_reply;
 
+/* Whether all ranks must give as many bytes: if they do not, all get HPC_ERR_CONFIG. */
+typedef enum hpc_sizes { HPC_EQUAL_SIZES, HPC_OWN_SIZES } hpc_sizes;
+
 /* Collective: gives nbytes (and fd, if not -1) to every rank; replies[r] is what rank r gave, one's own included (but
- * for the fd). op names the collective: ranks that call different ones all get HPC_ERR_CONFIG. After a failure the
- * ranks no longer agree on what comes next, so every later collective fails the same way. */
-int hpc_control_exchange(hpc_control *control, const char *op, const void *data, size_t nbytes, int fd,
+ * for the fd). op names the collective: ranks that call different ones all get HPC_ERR_CONFIG. When one of them does
+ * not come, the ranks no longer agree on what comes next, and every later collective of this rank fails. */
+int hpc_control_exchange(hpc_control *control, const char *op, const void *data, size_t nbytes, int fd, hpc_sizes sizes,
                          hpc_reply *replies, double deadline);
 void hpc_control_free_replies(hpc_control *control, hpc_reply *replies);
 

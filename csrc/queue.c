@@ -111,6 +111,7 @@ int hpc_queue_acquire(hpc_queue *q, int i, double timeout) {
     }
     q->sent[i] = 0;
     set_version(buffer_header(q, i), ++q->stamp); /* header ahead of footer: being written */
+    atomic_thread_fence(memory_order_release);    /* and seen so before anything that is written from now on */
     return HPC_OK;
 }
 
@@ -123,6 +124,9 @@ static int registered_buffer(const hpc_queue *q, const void *src) {
 /* Marks a buffer whole at its first send since acquire; returns its stamp. */
 static uint64_t seal_buffer(hpc_queue *q, int i) {
     if (!q->sent[i]) {
+#if defined(__x86_64__)
+        __builtin_ia32_sfence(); /* the trainer may have streamed into it */
+#endif
         uint64_t version = version_of(buffer_header(q, i));
         if (version == version_of(buffer_footer(q, i))) set_version(buffer_header(q, i), version = ++q->stamp);
         set_version(buffer_footer(q, i), version);
@@ -330,6 +334,7 @@ int hpc_queue_versions(const hpc_queue *q, int peer, uint64_t *header, uint64_t 
     const in_edge *e = find_in(q, peer, op);
     if (e == NULL) return HPC_ERR_INVALID;
     if (header == NULL || footer == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: header or footer is NULL", op);
+    atomic_thread_fence(memory_order_acquire); /* what was read of the update was read before its versions are */
     *header = e->header == NULL ? 0 : version_of(e->header);
     *footer = e->footer == NULL ? 0 : version_of(e->footer);
     return HPC_OK;
@@ -404,8 +409,23 @@ static int names(const int32_t *peers, int n, int rank) {
     return 0;
 }
 
+/* A rank's description is what it should be: its lists are there, and name ranks. */
+static int is_sound(const hpc_context *c, const hpc_reply *reply) {
+    const struct description *d = reply->data;
+    int size = c->group.size;
+    if (reply->nbytes < sizeof *d || d->n_in < 0 || d->n_in > size || d->n_out < 0 || d->n_out > size) return 0;
+    size_t peers = (size_t)d->n_in + (size_t)d->n_out;
+    if (reply->nbytes != sizeof *d + peers * sizeof(int32_t) || memchr(d->type, 0, sizeof d->type) == NULL) return 0;
+    for (size_t i = 0; i < peers; i++)
+        if (d->peers[i] < 0 || d->peers[i] >= size) return 0;
+    return 1;
+}
+
 static int compare(const hpc_context *c, const hpc_reply *replies) {
     const struct description *first = replies[0].data;
+    for (int r = 0; r < c->group.size; r++)
+        if (!is_sound(c, &replies[r]))
+            return hpc_fail(HPC_ERR_CONFIG, op_create, "queue: what rank %d says of its queue makes no sense", r);
     for (int r = 0; r < c->group.size; r++) {
         const struct description *d = replies[r].data;
         if (d->nbytes != first->nbytes)
@@ -458,7 +478,7 @@ static int check_agreement(hpc_context *c, const hpc_queue_config *f, double dea
     snprintf(mine->type, sizeof mine->type, "%s", f->type != NULL ? f->type : "");
     for (int i = 0; i < f->n_in; i++) mine->peers[i] = f->in_peers[i];
     for (int i = 0; i < f->n_out; i++) mine->peers[f->n_in + i] = f->out_peers[i];
-    status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, replies, deadline);
+    status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);
     if (status == HPC_OK) {
         status = compare(c, replies);
         hpc_control_free_replies(c->control, replies);
@@ -511,7 +531,8 @@ static int learn_places(hpc_queue *q, const struct places *mine, double deadline
     hpc_reply *replies = calloc(size, sizeof *replies);
     int status = replies == NULL ? hpc_fail(HPC_ERR_MEMORY, op_create, "queue: no memory") : HPC_OK;
     if (status == HPC_OK)
-        status = hpc_control_exchange(c->control, op_create, mine, size * sizeof *mine, -1, replies, deadline);
+        status = hpc_control_exchange(c->control, op_create, mine, size * sizeof *mine, -1, HPC_EQUAL_SIZES, replies,
+                                      deadline);
     if (status == HPC_OK) {
         for (int i = 0; i < q->n_out; i++) {
             out_edge *e = &q->out[i];
@@ -527,7 +548,11 @@ static int learn_places(hpc_queue *q, const struct places *mine, double deadline
             const struct places *p = (const struct places *)replies[e->rank].data + c->group.rank;
             e->ack_signal = p->ack_signal;
             e->notify = hpc_own_signal(q->window, i);
-            if (e->in_place)
+            size_t need = (size_t)q->buffers * q->buffer_stride, have = q->window->parts[e->rank].nbytes;
+            if (e->in_place && (need > have || p->buffers_offset > have - need))
+                status =
+                    hpc_fail(HPC_ERR_CONFIG, op_create, "queue: rank %d's buffers lie outside of its window", e->rank);
+            else if (e->in_place)
                 e->peer_buffers = (const char *)hpc_window_peer_view(q->window, e->rank) + p->buffers_offset;
         }
         hpc_control_free_replies(c->control, replies);

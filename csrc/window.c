@@ -19,7 +19,7 @@ static int check_agreement(hpc_context *c, const char *op, const struct descript
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
     int status;
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    status = hpc_control_exchange(c->control, op, mine, sizeof *mine, -1, replies, deadline);
+    status = hpc_control_exchange(c->control, op, mine, sizeof *mine, -1, HPC_EQUAL_SIZES, replies, deadline);
     if (status == HPC_OK) {
         const struct description *first = replies[0].data;
         for (int r = 1; r < c->group.size && status == HPC_OK; r++) {
@@ -84,10 +84,13 @@ static int learn_extents(hpc_window *w, const char *op, double deadline) {
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
     int status;
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    status = hpc_control_exchange(c->control, op, &extent, sizeof extent, -1, replies, deadline);
+    status = hpc_control_exchange(c->control, op, &extent, sizeof extent, -1, HPC_EQUAL_SIZES, replies, deadline);
     if (status == HPC_OK) {
         for (int r = 0; r < c->group.size; r++) {
             memcpy(&extent, replies[r].data, sizeof extent);
+            if (extent.signals < 0 || extent.signals > 1 << 24 || extent.nbytes > SIZE_MAX / 2)
+                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d says that its part has %llu bytes and %d signals",
+                                  op, r, (unsigned long long)extent.nbytes, extent.signals);
             w->parts[r].nbytes = (size_t)extent.nbytes;
             w->parts[r].signals = extent.signals;
             w->parts[r].signals_offset = signals_offset((size_t)extent.nbytes);
