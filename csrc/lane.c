@@ -17,7 +17,7 @@ static int attach(const hpc_transport *transport, void *object, int peer, const 
 }
 
 int hpc_lane_open(hpc_context *c, int own, double deadline, hpc_lane **lane) {
-    static const char op[] = "lane";
+    const char *op = own ? "init" : "lane";
     hpc_lane *l = calloc(1, sizeof *l);
     hpc_lane_peer *peers = calloc((size_t)c->group.size, sizeof *peers);
     int status;
@@ -53,9 +53,11 @@ int hpc_lane_open(hpc_context *c, int own, double deadline, hpc_lane **lane) {
 int hpc_lane_create(hpc_context *c, double timeout, hpc_lane **lane) {
     int status = hpc_context_ready(c, "lane");
     if (status != HPC_OK) return status;
-    if (lane == NULL) return hpc_fail(HPC_ERR_INVALID, "lane", "lane: lane is NULL");
+    double deadline = hpc_deadline(&c->group, timeout);
+    if (lane == NULL) /* told to the others, who would wait for it otherwise */
+        return hpc_context_agree(c, "lane", hpc_fail(HPC_ERR_INVALID, "lane", "lane: lane is NULL"), deadline);
     *lane = NULL;
-    return hpc_lane_open(c, 0, hpc_deadline(&c->group, timeout), lane);
+    return hpc_lane_open(c, 0, deadline, lane);
 }
 
 void hpc_lane_free(hpc_lane *l) {

@@ -67,7 +67,8 @@ int hpc_memory_create(size_t nbytes, const char *op, hpc_memory **memory) {
     if (data == MAP_FAILED) goto err_errno;
     if (madvise(data, length, MADV_POPULATE_WRITE) != 0) {
         if (errno != EINVAL) goto err_errno;
-        if (fallocate(fd, 0, 0, (off_t)length) != 0) goto err_errno; /* an older kernel: pages, but not yet mapped */
+        while (fallocate(fd, 0, 0, (off_t)length) != 0) /* an older kernel: pages, but not yet mapped */
+            if (errno != EINTR) goto err_errno;
     }
     /* No holder of the descriptor can cut the file short under a mapping, so no access can raise SIGBUS. */
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) goto err_errno;

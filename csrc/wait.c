@@ -17,8 +17,15 @@ double hpc_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* A timeout as it counts: a negative one or a NaN is the default, and no wait is longer than what time_t surely holds.
+ */
+static double limit_of(const hpc_group *group, double timeout) {
+    if (!(timeout >= 0)) timeout = group->timeout;
+    return timeout < 1e9 ? timeout : 1e9;
+}
+
 double hpc_deadline(const hpc_group *group, double timeout) {
-    return hpc_now() + (timeout < 0 ? group->timeout : timeout);
+    return hpc_now() + limit_of(group, timeout);
 }
 
 void hpc_bell_wake(hpc_bell *bell) {
@@ -171,7 +178,7 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
 
     for (int i = 0; i < GLANCES; i++)
         if (wait->ready(wait->arg)) return HPC_OK;
-    if (timeout < 0) timeout = group->timeout;
+    timeout = limit_of(group, timeout);
     start = now = hpc_now();
     deadline = start + timeout;
     for (;;) {

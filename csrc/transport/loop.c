@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "lane.h"
 #include "ring.h"
@@ -194,6 +195,7 @@ static int window_export(hpc_window *w, int peer, hpc_blob *blob) {
 
 static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     loop_blob b;
+    if (blob->fd >= 0) close(blob->fd); /* meant for ranks of other processes */
     memcpy(&b, blob->bytes, sizeof b);
     w->parts[peer].memory = b.memory;
     return HPC_OK;
@@ -213,6 +215,7 @@ static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
 static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob) {
     route *to = calloc(1, sizeof *to);
     loop_blob b;
+    if (blob->fd >= 0) close(blob->fd);
     memcpy(&b, blob->bytes, sizeof b);
     if (to == NULL) return hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for a route");
     to->inbox = b.inbox;

@@ -95,7 +95,8 @@ HPC_API void hpc_config_init(hpc_config *config); /* fills in the defaults */
 
 /* Out-of-band allgather, in UCC's shape: every rank gives nbytes, every rank gets size * nbytes in rank order.
  * allgather starts it and may not block; test returns HPC_OK, HPC_IN_PROGRESS or a negative status; free is called
- * once for each request that was started. arg is passed through. Used only inside hpc_init. */
+ * once for each request that ended (one that outlives the deadline is left alone, and so are its buffers). arg is
+ * passed through. Used only inside hpc_init. */
 typedef struct hpc_oob {
     int rank;
     int size;
