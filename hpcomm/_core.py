@@ -27,9 +27,9 @@ SLICE = 0.1  # seconds a C call may wait before Python looks for signals (Ctrl-C
 from_buffer = ffi.from_buffer
 new_word: Callable[[], Any] = lambda: ffi.new("uint64_t *")  # noqa: E731
 
-put = lib.hpc_put
 put_notify = lib.hpc_put_notify
-put_signal = _fast.put_signal  # these three take handles by address_of
+put = _fast.put  # these four take handles by address_of
+put_signal = _fast.put_signal
 test_signal = _fast.test_signal
 wait_signal = _fast.wait_signal
 flush = lib.hpc_flush

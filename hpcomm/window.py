@@ -193,14 +193,17 @@ class Window:
     def put(self, peer: int, src: object, offset: int = 0, *, lane: Lane | None = None) -> None:
         """Writes src at `offset` of peer's block. src must stay as it is until flush(peer)."""
         try:
-            data = _from_buffer(self._source(src))
-            status = _put(NULL if lane is None else lane.handle, self._window, peer, data, len(data), offset)
+            if src is None or (
+                src is not self._checked and (type(src) is not _ndarray or src.dtype is not self._accepted)
+            ):
+                src = self._source(src)
+            status = _put(0 if lane is None else lane.address, self._address, peer, src, offset)
         except _WRONG as wrong:
             raise self._explained(wrong, src, peer=peer, offset=offset) from None
         if status:
             raise error(status)
         if self._late:
-            self._hold(lane, data)
+            self._hold(lane, src)
 
     def put_signal(
         self, peer: int, src: object, offset: int = 0, *, signal: int, value: int, lane: Lane | None = None
