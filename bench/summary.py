@@ -236,7 +236,11 @@ def plot(documents: dict[str, Row], path: Path) -> bool:
     )
     styles = {"hpcomm": ("-", 2.4), "peer": ("--", 1.4), "bound": (":", 1.8)}
     colours = {"hpcomm C": "tab:blue", "hpcomm Python": "tab:cyan"}
-    others = {"peer": ("tab:red", "tab:orange", "tab:brown", "tab:pink"), "bound": ("black", "tab:gray")}
+    others = {
+        "hpcomm": ("tab:green", "tab:purple"),
+        "peer": ("tab:red", "tab:orange", "tab:brown", "tab:pink"),
+        "bound": ("black", "tab:gray"),
+    }
     figure, axes = plt.subplots(1, len(panels), figsize=(18, 5.5), layout="constrained")
     for axis, (key, title, unit, value) in zip(axes, panels, strict=True):
         names = list(dict.fromkeys(row["name"] for row in documents[key]["rows"]))
