@@ -15,7 +15,7 @@ struct hpc_fold_kernels {
 };
 
 extern const struct hpc_fold_kernels hpc_fold_generic;
-extern const struct hpc_fold_kernels hpc_fold_avx2;   /* HPC_HAVE_AVX2: built; the CPU must have AVX2 */
-extern const struct hpc_fold_kernels hpc_fold_avx512; /* HPC_HAVE_AVX512: built; the CPU must have AVX-512F */
+extern const struct hpc_fold_kernels hpc_fold_avx2;   /* built on x86-64; the CPU must have AVX2 */
+extern const struct hpc_fold_kernels hpc_fold_avx512; /* and AVX-512F */
 
 #endif
