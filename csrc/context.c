@@ -183,6 +183,9 @@ static void choose_waiting(hpc_context *c) {
         here++;
         if (c->addresses[r].cores < cores) cores = c->addresses[r].cores;
     }
+    if (here > cores && c->n_notes < HPC_NOTES)
+        snprintf(c->notes[c->n_notes++], HPC_NOTE_BYTES,
+                 "%d ranks share %d cores of %s: waits yield instead of spinning", here, cores, c->self.hostname);
     if (c->group.spin < 0) c->group.spin = here <= cores ? 50e-6 : 0;
     if (c->group.yield < 0) c->group.yield = here <= cores ? 100e-6 : 500e-6;
 }

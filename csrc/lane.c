@@ -226,13 +226,7 @@ static int try_poll(void *arg) {
 }
 
 static int anybody_present(void *arg, int *ranks) {
-    const hpc_group *g = &((struct polling *)arg)->context->group;
-    int n = 0;
-    for (int r = 0; r < g->size; r++)
-        if ((r != g->rank || g->size == 1) &&
-            atomic_load_explicit(&g->states[r], memory_order_acquire) == HPC_PEER_ALIVE)
-            ranks[n++] = r;
-    return n;
+    return hpc_group_others(&((struct polling *)arg)->context->group, ranks);
 }
 
 static int check_poll(hpc_context *c, const hpc_lane *lane, const hpc_event *event, const char *op) {

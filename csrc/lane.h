@@ -16,7 +16,6 @@ struct hpc_lane {
     hpc_memory *memory;   /* the rings that peers write events into */
     hpc_lane_peer *peers; /* by rank */
     int next;             /* where poll looks first */
-    void *state;          /* loop's */
 };
 
 /* Remote completion of all that the lane has put, to every peer that is still here. */

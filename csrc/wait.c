@@ -43,6 +43,15 @@ int hpc_group_usable(const hpc_group *group, const char *op) {
     return HPC_OK;
 }
 
+int hpc_group_others(const hpc_group *group, int *ranks) {
+    int n = 0;
+    for (int r = 0; r < group->size; r++) /* in a world of one it is another thread of this rank */
+        if ((r != group->rank || group->size == 1) &&
+            atomic_load_explicit(&group->states[r], memory_order_acquire) == HPC_PEER_ALIVE)
+            ranks[n++] = r;
+    return n;
+}
+
 void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason) {
     if (atomic_exchange_explicit(&group->departing[rank], 1, memory_order_relaxed))
         return; /* one writer of the reason */

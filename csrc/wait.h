@@ -54,6 +54,9 @@ static inline int hpc_group_is_mine(const hpc_group *group) {
 /* HPC_ERR_PEER if rank has left or failed. */
 int hpc_group_peer_present(const hpc_group *group, int rank, const char *op);
 
+/* The ranks from which something may still come, when it is not known from whom: all others that are here. How many. */
+int hpc_group_others(const hpc_group *group, int *ranks);
+
 /* Marks rank as departed (first word wins) and wakes every local wait. */
 void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason);
 

@@ -213,16 +213,11 @@ static int has_come(void *arg) {
 static int expected_from(void *arg, int *ranks) {
     const struct awaited *a = arg;
     const hpc_group *g = &a->window->context->group;
-    int n = 0;
     if (a->peer >= 0) {
-        ranks[n++] = a->peer;
-        return n;
+        ranks[0] = a->peer;
+        return 1;
     }
-    for (int r = 0; r < g->size; r++)
-        if ((r != g->rank || g->size == 1) &&
-            atomic_load_explicit(&g->states[r], memory_order_acquire) == HPC_PEER_ALIVE)
-            ranks[n++] = r;
-    return n;
+    return hpc_group_others(g, ranks);
 }
 
 int hpc_test_signal(hpc_window *w, int signal, uint64_t at_least, uint64_t *value) {

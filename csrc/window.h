@@ -14,13 +14,11 @@ typedef struct hpc_part {
     size_t signals_offset; /* of signal 0, from the data's start */
     int signals;
     hpc_memory *memory; /* mapped here, or NULL */
-    void *handle;       /* the transport's own */
 } hpc_part;
 
 struct hpc_window {
     hpc_context *context;
     hpc_memory *memory; /* this rank's part */
-    int closed;         /* no longer attached */
     hpc_part *parts;    /* by rank, one's own included */
 };
 
