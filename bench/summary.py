@@ -45,10 +45,7 @@ RUNS = (
         "exchange",
         "queue_bench",
         2,
-        (
-            "-b",
-            "512K",
-        ),
+        ("-b", "512K", "-N", "25"),
         ("-b", "1M", "-e", "1M", "-N", "5"),
     ),
     Run("crowded exchange", "queue_bench", 8, (*CROWD, "-n", "5"), (*CROWD, "-N", "5", "-n", "1")),
