@@ -132,7 +132,7 @@ def huge_pages(ranks: int) -> Check:
     chosen = said.partition("[")[2].partition("]")[0] or said
     if chosen in ("never", "deny"):
         return Check(
-            "huge pages", WARN, f"shared memory: {chosen}", f"echo advise > {_THP} (as root): large windows gain"
+            "huge pages", WARN, f"shared memory: {chosen}", f"echo advise > {_THP} (as root), if it measures faster"
         )
     return Check("huge pages", OK, f"shared memory: {chosen}")
 
