@@ -19,11 +19,17 @@ static const hpc_transport *find(const char *name, size_t length) {
 }
 
 int hpc_transport_check(const char *names) {
+    char known[128];
+    size_t used = 0;
     for (const char *p = names; p != NULL; p = *p == ',' ? p + 1 : NULL) {
         size_t length = strcspn(p, ",");
-        if (find(p, length) == NULL)
-            return hpc_fail(HPC_ERR_CONFIG, "init", "init: there is no transport \"%.*s\"; this build has shm and loop",
-                            (int)length, p);
+        if (find(p, length) == NULL) {
+            for (int i = 0; i < TRANSPORTS && used < sizeof known; i++)
+                used +=
+                    (size_t)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", transports[i]->name);
+            return hpc_fail(HPC_ERR_CONFIG, "init", "init: there is no transport \"%.*s\"; this build has %s",
+                            (int)length, p, known);
+        }
         p += length;
     }
     return HPC_OK;
