@@ -215,15 +215,21 @@ HPC_API int hpc_wait_event(hpc_context *context, hpc_lane *lane, hpc_event *even
 
 /* ---- fold --------------------------------------------------------------------------------------------------- */
 
-typedef enum hpc_dtype { HPC_F32 = 0, HPC_F64 = 1 } hpc_dtype;
+/* f16 (IEEE binary16) and bf16 are wire formats: they are read, and summed into float32. */
+typedef enum hpc_dtype { HPC_F32 = 0, HPC_F64 = 1, HPC_F16 = 2, HPC_BF16 = 3 } hpc_dtype;
 typedef enum hpc_isa { HPC_ISA_BEST = 0, HPC_ISA_GENERIC = 1, HPC_ISA_AVX2 = 2, HPC_ISA_AVX512 = 3 } hpc_isa;
 
-/* out[j] = weights[0]*in[0][j] + weights[1]*in[1][j] + ..., summed in that order in the arrays' own type, without FMA,
- * so that every instruction set gives the same bits. out may be one of the inputs, but may not overlap one otherwise.
- */
+/* out[j] = weights[0]*in[0][j] + weights[1]*in[1][j] + ..., summed in that order without FMA, so that every instruction
+ * set gives the same bits. f32 and f64 are summed in their own type into an out of that type; f16 and bf16 inputs are
+ * summed in float32 into a float32 out. out may be one of the inputs (of its own type), but may not overlap one
+ * otherwise. */
 HPC_API int hpc_fold(void *out, const void *const *in, const double *weights, int n_in, size_t count, int dtype,
                      int isa);
 HPC_API int hpc_isa_available(int isa); /* 1 or 0 */
+
+/* float32 to f16 or bf16, rounded to nearest even; NaN stays NaN, too large a value becomes Inf. No overlap. */
+HPC_API int hpc_encode(void *out, const float *in, size_t count, int dtype, int isa);
+HPC_API size_t hpc_dtype_bytes(int dtype); /* of an element; 0 for none of hpc_dtype */
 
 /* ---- queue -------------------------------------------------------------------------------------------------- */
 
@@ -280,6 +286,195 @@ HPC_API int hpc_queue_get_stats(const hpc_queue *queue, hpc_queue_stats *stats);
 
 /* A reference that keeps the memory of rank's part of the queue mapped (see hpc_window_memory). */
 HPC_API hpc_memory *hpc_queue_memory(const hpc_queue *queue, int rank);
+
+/* ---- rule --------------------------------------------------------------------------------------------------- */
+
+/* What the owner of a chunk does with the folded update. The shapes of every built-in rule and fold, and of a user's
+ * own (machine code by any compiler, Numba's cfunc among them). They are called from whichever thread works the chunk,
+ * on one block of elements at a time, and return 0 or a number that ends the exchange with an error. */
+enum { HPC_RULE_ARGS = 8, HPC_RULE_SLOTS = 4 };
+
+/* param[0..n), acc: the folded update, count: how many updates are in it, state: slots arrays of n values one behind
+ * the other, zero at first. args[0] is the step, from 1; args[1] and on are the hyper-parameters. */
+typedef int (*hpc_apply_fn)(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n);
+/* Adds weight times the update in (nbytes as they came) to acc, which was zero before the first. */
+typedef int (*hpc_fold_into_fn)(float *acc, const void *in, int64_t nbytes, double weight, const double *args);
+
+typedef struct hpc_rule {
+    const char *name;
+    hpc_apply_fn apply;
+    hpc_fold_into_fn fold; /* NULL: the weighted sum (hpc_fold) */
+    int slots;             /* float32 values of state an element, 0 to HPC_RULE_SLOTS */
+    double args[HPC_RULE_ARGS];
+} hpc_rule;
+
+/* The built-in rules, with a learning rate of 0.01 and the usual other arguments:
+ *   average                                           param = acc
+ *   sgd       1 lr  2 weight_decay                    g = acc + wd*param;  param -= lr*g
+ *   momentum  1 lr  2 weight_decay  3 momentum        m = mu*m + g;        param -= lr*m
+ *   nesterov  1 lr  2 weight_decay  3 momentum        m = mu*m + g;        param -= lr*(g + mu*m)
+ *   adam      1 lr  2 weight_decay  3 beta1  4 beta2  5 epsilon            (Kingma and Ba, algorithm 1)
+ * isa: the instruction set of its code; all give the same bits. */
+HPC_API int hpc_rule_find(const char *name, int isa, hpc_rule *rule);
+
+/* ---- plan --------------------------------------------------------------------------------------------------- */
+
+/* Who does what with which piece of an update. A row is a stage of a chunk, which lies in one key and is owned for life
+ * by one core of one rank: inputs come over its in-edges, are folded once quorum of them are there, and the action says
+ * what then goes over its out-edges. A parameter server is one row a chunk, a rack hierarchy two or more. */
+typedef struct hpc_key {
+    const char *name;
+    uint64_t count; /* float32 elements, 1 or more */
+} hpc_key;
+
+typedef struct hpc_edge {
+    int rank;
+    int row;       /* -1: what rank pushes of the key (in), rank's parameters (out); else that row, owned by rank */
+    double weight; /* of an input */
+} hpc_edge;
+
+typedef enum hpc_action {
+    HPC_APPLY = 0,   /* the rule changes the parameters, which go to the out-edges */
+    HPC_FORWARD = 1, /* the folded update goes to the rows of the out-edges */
+    HPC_EMIT = 2     /* the folded update itself goes to the out-edges as parameters */
+} hpc_action;
+
+typedef struct hpc_row {
+    int key, owner, core;
+    int action;              /* hpc_action */
+    uint64_t offset, count;  /* elements of the key */
+    int depth;               /* inputs under way per in-edge */
+    int quorum;              /* inputs that make a fold: all, or 1 (each by itself) */
+    int codec_in, codec_out; /* hpc_dtype of what comes and of what goes */
+    int n_in, n_out;
+    const hpc_edge *in, *out; /* rows may share them */
+} hpc_row;
+
+typedef struct hpc_plan {
+    int n_keys, n_rows;
+    const hpc_key *keys;
+    const hpc_row *rows;
+} hpc_plan;
+
+/* A parameter server (PHub, sections 3.2.3 and 3.2.4): keys are cut into chunks, and each chunk goes to the server's
+ * core that has the least so far, largest chunks first (within 4/3 of the best partition). */
+typedef struct hpc_hub {
+    size_t size; /* sizeof(hpc_hub), set by hpc_hub_init */
+    const hpc_key *keys;
+    int n_keys;
+    const int *workers, *servers; /* ranks; one may be both */
+    int n_workers, n_servers;
+    int cores;      /* of each server, 1 or more */
+    uint64_t chunk; /* bytes of float32, a multiple of 64; 32 KiB */
+    int depth;      /* updates of one key that a worker may have under way; 1 */
+    int wire;       /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
+    int sum;        /* 0: the mean of the workers' updates, 1: their sum */
+    int each;       /* 0: an update is applied when all workers' are there, 1: each as it comes */
+} hpc_hub;
+
+HPC_API void hpc_hub_init(hpc_hub *hub);
+HPC_API int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan);
+HPC_API void hpc_plan_free(hpc_plan *plan); /* one made by hpc_plan_hub; exchanges keep their own copy */
+/* HPC_ERR_INVALID, and which row is wrong, unless the rows cover each key once and every edge has its other end. */
+HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
+
+/* Longest processing time first: bin_of[i], so that the fullest bin holds at most 4/3 of the least possible. Among
+ * equally full bins one of the group with the least in all is taken; bins b and c are of one group when b / per_group
+ * == c / per_group. */
+HPC_API int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bin_of);
+
+/* ---- exchange ----------------------------------------------------------------------------------------------- */
+
+/* The exchange of a job's updates by a plan. A worker writes the gradient of a key into the exchange's memory and
+ * pushes it; the plan's owners fold, apply and write the new parameters into every worker's memory; pull waits for
+ * them. From push until pull has returned the key's gradient and parameters belong to the exchange. An exchange belongs
+ * to one thread of each rank at a time. */
+typedef struct hpc_exchange hpc_exchange;
+
+typedef enum hpc_consistency {
+    HPC_BSP = 0,  /* a chunk is applied when every worker has pushed it, and goes to all */
+    HPC_ASYNC = 1 /* each update is applied as it comes; parameters go to who pulls them */
+} hpc_consistency;
+
+typedef enum hpc_progress {
+    HPC_PROGRESS_AUTO = 0,   /* threads where the host has cores to spare */
+    HPC_PROGRESS_INLINE = 1, /* every wait of the context works for its servers too */
+    HPC_PROGRESS_THREAD = 2  /* a pinned thread for each core of the plan */
+} hpc_progress;
+
+typedef struct hpc_exchange_config {
+    size_t size;                /* sizeof(hpc_exchange_config), set by hpc_exchange_config_init */
+    const hpc_plan *plan;       /* the same on all ranks */
+    const hpc_rule *rule;       /* the same name, slots and args on all ranks */
+    const float *const *values; /* by key: the initial parameters; rank 0's count, the others' may be NULL */
+    int consistency;            /* hpc_consistency */
+    int progress;               /* hpc_progress; each rank its own */
+    int shared_params;          /* 1: the workers of a host read one copy; BSP and transports with peer_view only */
+    int eager;                  /* 1: fold each input as it comes, in any order; 0: all at once, in the plan's order */
+    int check_finite;           /* 1: a push with NaN or Inf is refused */
+    int isa;                    /* hpc_isa of its kernels */
+    const char *refusal;        /* not NULL: this rank cannot take part, and all get this sentence */
+} hpc_exchange_config;
+
+HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
+HPC_API int hpc_exchange_create(hpc_context *context, const hpc_exchange_config *config, double timeout,
+                                hpc_exchange **exchange); /* collective */
+
+/* Tells every rank that no push comes from here any more. A rank that owns rows of an ASYNC exchange serves the others
+ * until they have closed too. Idempotent. free closes and drops the handle. */
+HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
+HPC_API void hpc_exchange_free(hpc_exchange *exchange);
+
+/* Where the next gradient of key goes, in the plan's wire format: waits until the slot is free again. */
+HPC_API int hpc_exchange_gradient(hpc_exchange *exchange, int key, double timeout, void **gradient);
+HPC_API float *hpc_exchange_params(const hpc_exchange *exchange, int key); /* NULL on a rank that is no worker */
+
+typedef enum hpc_push_flags {
+    HPC_PUSH = 1, /* the gradient goes out */
+    HPC_PULL = 2  /* the parameters are asked for */
+} hpc_push_flags;
+
+/* Starts a push, a pull, or both. src: float32 values to copy (and encode) into the gradient; NULL: they are there
+ * already. *ticket is for test and wait. Waits only while the owner has too many events of this rank unpolled. A push
+ * of a key whose last one is not applied yet is refused under BSP, and under ASYNC when all its slots are in use. */
+HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const float *src, double timeout,
+                               uint64_t *ticket);
+HPC_API int hpc_exchange_test(hpc_exchange *exchange, int key, uint64_t ticket); /* HPC_OK or HPC_IN_PROGRESS */
+HPC_API int hpc_exchange_wait(hpc_exchange *exchange, int key, uint64_t ticket, double timeout);
+/* start with both flags, then wait. */
+HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const float *src, double timeout);
+
+/* Works for this rank's rows without waiting (inline progress). */
+HPC_API int hpc_exchange_progress(hpc_exchange *exchange);
+/* Serves until every worker has closed: what a rank does that is no worker. */
+HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
+
+/* New args of the rule, from args[1] on, for every push that follows. Called by every worker with the same args while
+ * nothing of it is under way; returns when all owners have them. */
+HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, const double *args, double timeout);
+
+/* A row that this rank owns, while nothing is under way: its step, parameters (count values) and state (slots * count
+ * values, slot by slot). After set, publish (collective) sends the parameters to all workers. */
+HPC_API int hpc_exchange_get_row(hpc_exchange *exchange, int row, uint64_t *step, float *params, float *state);
+HPC_API int hpc_exchange_set_row(hpc_exchange *exchange, int row, uint64_t step, const float *params,
+                                 const float *state);
+HPC_API int hpc_exchange_publish(hpc_exchange *exchange, double timeout);
+
+typedef struct hpc_exchange_stats {
+    uint64_t pushes, pulls;               /* of keys, by this rank */
+    uint64_t applied;                     /* rows folded and applied here */
+    uint64_t bytes_folded, bytes_written; /* read from inputs here, written to workers from here */
+    double wait;                          /* seconds that this rank waited for pulls, gradients and rings */
+    double busy;                          /* seconds that its cores folded, applied and wrote */
+    int threads;                          /* of its engine; 0: inline */
+} hpc_exchange_stats;
+
+HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_stats *stats);
+
+/* A reference that keeps this rank's gradients and parameters mapped (see hpc_window_memory); shared parameters lie in
+ * that of rank. */
+HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int rank);
+HPC_API int hpc_exchange_params_rank(const hpc_exchange *exchange); /* whose memory holds this rank's parameters; -1 */
 
 /* cffi: end */
 
