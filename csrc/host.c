@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "host.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
@@ -205,24 +206,59 @@ size_t hpc_host_cache(const char *root) {
 }
 
 /* The mask may be larger than cpu_set_t: the kernel says EINVAL until there is room for all of its CPUs. */
-static int affinity_count(void) {
-    for (int cpus = CPU_SETSIZE; cpus <= 1 << 20; cpus *= 2) {
-        cpu_set_t *set = CPU_ALLOC(cpus);
+static int affinity(int *cpus, int cap) {
+    for (int size = CPU_SETSIZE; size <= 1 << 20; size *= 2) {
+        cpu_set_t *set = CPU_ALLOC(size);
         if (set == NULL) break;
-        int failed = sched_getaffinity(0, CPU_ALLOC_SIZE(cpus), set);
-        int count = failed ? 0 : CPU_COUNT_S(CPU_ALLOC_SIZE(cpus), set);
+        int failed = sched_getaffinity(0, CPU_ALLOC_SIZE(size), set), count = 0;
         int too_small = failed && errno == EINVAL;
+        for (int cpu = 0; !failed && cpu < size; cpu++) {
+            if (!CPU_ISSET_S(cpu, CPU_ALLOC_SIZE(size), set)) continue;
+            if (count < cap) cpus[count] = cpu;
+            count++;
+        }
         CPU_FREE(set);
         if (count > 0) return count;
         if (!too_small) break;
     }
     long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (int)online : 1;
+    int count = online > 0 ? (int)online : 1;
+    for (int cpu = 0; cpu < count && cpu < cap; cpu++) cpus[cpu] = cpu;
+    return count;
+}
+
+int hpc_host_cpus(int *cpus, int cap) {
+    int cores = affinity(cpus, cap), quota = hpc_host_quota("");
+    return quota > 0 && quota < cores ? quota : cores;
 }
 
 int hpc_core_count(void) {
-    int cores = affinity_count(), quota = hpc_host_quota("");
-    return quota > 0 && quota < cores ? quota : cores;
+    return hpc_host_cpus(NULL, 0);
+}
+
+/* A CPU's folder has a link named after its node. */
+int hpc_host_node(const char *root, int cpu) {
+    char path[PATH_BYTES], rest;
+    int node = 0, found = 0;
+    snprintf(path, sizeof path, "%s/sys/devices/system/cpu/cpu%d", root, cpu);
+    DIR *folder = opendir(path);
+    if (folder == NULL) return 0;
+    for (struct dirent *entry; !found && (entry = readdir(folder)) != NULL;)
+        found = sscanf(entry->d_name, "node%d%c", &node, &rest) == 1 && node >= 0;
+    closedir(folder);
+    return found ? node : 0;
+}
+
+int hpc_host_pin(int cpu) {
+    if (cpu < 0) return -EINVAL;
+    cpu_set_t *set = CPU_ALLOC((size_t)cpu + 1);
+    if (set == NULL) return -ENOMEM;
+    size_t nbytes = CPU_ALLOC_SIZE((size_t)cpu + 1);
+    CPU_ZERO_S(nbytes, set);
+    CPU_SET_S(cpu, nbytes, set);
+    int status = sched_setaffinity(0, nbytes, set) == 0 ? 0 : -errno;
+    CPU_FREE(set);
+    return status;
 }
 
 uint64_t hpc_memory_available(void) {

@@ -13,4 +13,14 @@ uint64_t hpc_host_memory(const char *root);
 /* Bytes of the last cache, 32 MiB where the kernel does not tell. */
 size_t hpc_host_cache(const char *root);
 
+/* The CPUs that the calling thread may run on, in rising order, as many of them as hpc_core_count says (a quota leaves
+ * the lowest). Returns how many there are; cpus gets the first cap of them. */
+int hpc_host_cpus(int *cpus, int cap);
+
+/* The NUMA node of a CPU; 0 if the kernel does not tell. */
+int hpc_host_node(const char *root, int cpu);
+
+/* Lets the calling thread run on this CPU alone. 0 or -errno; no error is recorded. */
+int hpc_host_pin(int cpu);
+
 #endif
