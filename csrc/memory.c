@@ -3,40 +3,73 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/mempolicy.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-enum { HUGE_PAGE = 2 << 20 };
+enum { HUGE_PAGE = 2 << 20, NODES = 1024, WORD_BITS = 8 * sizeof(unsigned long) };
+
+static size_t page_size(void) {
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
 
 static size_t whole_pages(size_t nbytes) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t page = page_size();
     return nbytes > SIZE_MAX - page ? 0 : (nbytes + page - 1) / page * page;
 }
 
 /* Huge pages need a mapping whose address and file offset agree modulo their size, so large blocks are mapped at such
- * an address: reserve more than needed, map over the aligned part, give back the rest. */
-static void *map_shared(int fd, size_t nbytes) {
-    if (nbytes < HUGE_PAGE) return mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+ * an address: reserve more than needed, map over the aligned part, give back the rest. fd -1: private memory. */
+static void *map(int fd, size_t nbytes) {
+    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    if (nbytes < HUGE_PAGE) return mmap(NULL, nbytes, PROT_READ | PROT_WRITE, flags, fd, 0);
     char *room = mmap(NULL, nbytes + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED) return MAP_FAILED;
     char *start = (char *)(((uintptr_t)room + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
     char *end = start + nbytes;
-    void *data = mmap(start, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    void *data = mmap(start, nbytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, 0);
     if (data == MAP_FAILED) {
         munmap(room, nbytes + HUGE_PAGE);
         return MAP_FAILED;
     }
     if (start > room) munmap(room, (size_t)(start - room));
     if (room + nbytes + HUGE_PAGE > end) munmap(end, (size_t)(room + nbytes + HUGE_PAGE - end));
-    madvise(data, nbytes, MADV_HUGEPAGE); /* refused where shared memory has no huge pages: then it is small ones */
+    madvise(data, nbytes, MADV_HUGEPAGE); /* refused where there are no huge pages of this kind: then small ones */
     return data;
+}
+
+/* Where pages that are not there yet will come from: preferred, for a process bound to a full node would be killed.
+ * The policy of a memfd belongs to the file, so it holds whoever touches a page first. */
+static int prefer(void *data, size_t nbytes, int node) {
+    unsigned long nodes[NODES / WORD_BITS] = {0};
+    if (node >= NODES) return EINVAL;
+    nodes[node / WORD_BITS] = 1ul << (node % WORD_BITS);
+    /* The kernel reads one bit less than it is told. */
+    return syscall(SYS_mbind, data, nbytes, MPOL_PREFERRED, nodes, (unsigned long)NODES + 1, 0) == 0 ? 0 : errno;
+}
+
+/* One call for each run of ranges on one node: a call can leave a mapping of its own behind, and those are bounded. */
+static int place(char *data, size_t length, const hpc_placement *places, int n) {
+    size_t page = page_size();
+    int refused = 0;
+    for (int i = 0; i < n;) {
+        int node = places[i].node;
+        size_t start = places[i].offset / page * page, end = start;
+        for (; i < n && places[i].node == node && places[i].offset / page * page <= end; i++)
+            if (places[i].nbytes > 0) end = whole_pages(places[i].offset + places[i].nbytes);
+        if (end > length) end = length;
+        int failed = node >= 0 && end > start ? prefer(data + start, end - start, node) : 0;
+        if (refused == 0) refused = failed;
+    }
+    return refused;
 }
 
 static int wrap(void *data, size_t nbytes, int fd, const char *op, hpc_memory **memory) {
@@ -45,15 +78,20 @@ static int wrap(void *data, size_t nbytes, int fd, const char *op, hpc_memory **
     m->data = data;
     m->nbytes = nbytes;
     m->fd = fd;
+    m->unplaced = 0;
     atomic_init(&m->references, 1);
     *memory = m;
     return HPC_OK;
 }
 
 int hpc_memory_create(size_t nbytes, const char *op, hpc_memory **memory) {
+    return hpc_memory_create_placed(nbytes, NULL, 0, op, memory);
+}
+
+int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, const char *op, hpc_memory **memory) {
     size_t length = whole_pages(nbytes);
     uint64_t available = hpc_memory_available();
-    int fd = -1, status;
+    int fd = -1, unplaced, status;
     void *data = MAP_FAILED;
 
     /* Touching more than there is would bring the OOM killer, not an error, so ask before. */
@@ -63,8 +101,9 @@ int hpc_memory_create(size_t nbytes, const char *op, hpc_memory **memory) {
     fd = memfd_create("hpcomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return hpc_fail(HPC_ERR_MEMORY, op, "%s: memfd_create: %s", op, strerror(errno));
     if (ftruncate(fd, (off_t)length) != 0) goto err_errno;
-    data = map_shared(fd, length);
+    data = map(fd, length);
     if (data == MAP_FAILED) goto err_errno;
+    unplaced = place(data, length, places, n); /* before there are pages */
     if (madvise(data, length, MADV_POPULATE_WRITE) != 0) {
         if (errno != EINVAL) goto err_errno;
         while (fallocate(fd, 0, 0, (off_t)length) != 0) /* an older kernel: pages, but not yet mapped */
@@ -74,6 +113,7 @@ int hpc_memory_create(size_t nbytes, const char *op, hpc_memory **memory) {
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) goto err_errno;
     status = wrap(data, length, fd, op, memory);
     if (status != HPC_OK) goto err;
+    (*memory)->unplaced = unplaced;
     return HPC_OK;
 
 err_errno:
@@ -92,7 +132,7 @@ int hpc_memory_attach(int fd, size_t nbytes, const char *op, hpc_memory **memory
         status = hpc_fail(HPC_ERR_AUTH, op, "%s: a peer's descriptor is no sealed block of %zu bytes", op, length);
         goto out;
     }
-    void *data = map_shared(fd, length);
+    void *data = map(fd, length);
     if (data == MAP_FAILED) {
         status = hpc_fail(HPC_ERR_MEMORY, op, "%s: cannot map %zu bytes of a peer: %s", op, length, strerror(errno));
         goto out;
@@ -122,4 +162,25 @@ void hpc_memory_release(hpc_memory *memory) {
     munmap(memory->data, memory->nbytes);
     if (memory->fd >= 0) close(memory->fd);
     free(memory);
+}
+
+void *hpc_private_alloc(size_t nbytes, int node) {
+    size_t length = whole_pages(nbytes);
+    if (length == 0 || length > hpc_memory_available()) return NULL;
+    void *p = map(-1, length);
+    if (p == MAP_FAILED) return NULL;
+    if (node >= 0) (void)prefer(p, length, node); /* refused: it lies where the caller runs */
+    if (madvise(p, length, MADV_POPULATE_WRITE) != 0) {
+        if (errno != EINVAL) goto err;
+        memset(p, 0, length); /* an older kernel */
+    }
+    return p;
+
+err:
+    munmap(p, length);
+    return NULL;
+}
+
+void hpc_private_free(void *p, size_t nbytes) {
+    if (p != NULL) munmap(p, whole_pages(nbytes));
 }

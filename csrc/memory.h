@@ -1,4 +1,5 @@
-/* Memory that other processes can map: a memfd, allocated in full, mapped until its last reference goes. */
+/* Memory that other processes can map: a memfd, allocated in full, mapped until its last reference goes. And memory of
+ * this process alone, for what only one core works on. Either may be asked onto NUMA nodes. */
 #ifndef HPC_MEMORY_H
 #define HPC_MEMORY_H
 
@@ -8,6 +9,7 @@ struct hpc_memory {
     void *data;
     size_t nbytes; /* of the mapping, whole pages */
     int fd;        /* the owner's memfd, else -1 */
+    int unplaced;  /* errno of the first placement that the kernel refused; 0 for none */
     _Atomic int references;
 };
 
@@ -15,9 +17,27 @@ struct hpc_memory {
  * present on return, so that no later touch can fail. HPC_ERR_MEMORY if there is too little. */
 int hpc_memory_create(size_t nbytes, const char *op, hpc_memory **memory);
 
+/* The node that a range of a block is to lie on; -1 for wherever. */
+typedef struct hpc_placement {
+    size_t offset, nbytes;
+    int node;
+} hpc_placement;
+
+/* The same with each page on the node of its range; a page that two ranges share goes with the later of them, and a
+ * huge page goes whole. Ranges are given in rising order and cut at the end of the block. A node that is full gives way
+ * to others. A refusal (no such node, a container's system call filter) is no error: memory->unplaced says it. */
+int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, const char *op, hpc_memory **memory);
+
 /* Maps another process's memory; takes fd over, also on failure. */
 int hpc_memory_attach(int fd, size_t nbytes, const char *op, hpc_memory **memory);
 
 hpc_memory *hpc_memory_retain(hpc_memory *memory);
+
+/* Zeroed memory of this process, from a page's start on, every page present: on the node where it can be had there, by
+ * huge pages if it is large; node -1: wherever. NULL, with no error recorded, if there is too little. */
+void *hpc_private_alloc(size_t nbytes, int node);
+
+/* nbytes as allocated; p may be NULL. */
+void hpc_private_free(void *p, size_t nbytes);
 
 #endif

@@ -608,7 +608,8 @@ int hpc_queue_create(hpc_context *c, const hpc_queue_config *config, double time
         status = hpc_fail(HPC_ERR_MEMORY, op_create, "queue: no memory for a handle");
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status == HPC_OK)
-        status = hpc_window_create_parts(c, op_create, lay_out(q, places), q->n_in + q->n_out, deadline, &q->window);
+        status = hpc_window_create_parts(c, op_create, lay_out(q, places), q->n_in + q->n_out, NULL, 0, deadline,
+                                         &q->window);
     if (status == HPC_OK) status = learn_places(q, places, deadline);
     free(places);
     if (status != HPC_OK) {

@@ -61,7 +61,7 @@ int hpc_window_create(hpc_context *c, size_t nbytes, int signals, const char *ty
     if (status != HPC_OK) return status;
     snprintf(mine.type, sizeof mine.type, "%s", type != NULL ? type : "");
     status = check_agreement(c, op, &mine, deadline);
-    if (status == HPC_OK) status = hpc_window_create_parts(c, op, nbytes, signals, deadline, window);
+    if (status == HPC_OK) status = hpc_window_create_parts(c, op, nbytes, signals, NULL, 0, deadline, window);
     return status;
 }
 
@@ -109,8 +109,8 @@ static int attach(const hpc_transport *transport, void *object, int peer, const 
     return transport->window_attach(object, peer, blob);
 }
 
-int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int signals, double deadline,
-                            hpc_window **window) {
+int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int signals, const hpc_placement *places,
+                            int n_places, double deadline, hpc_window **window) {
     hpc_window *w = calloc(1, sizeof *w);
     hpc_part *parts = calloc((size_t)c->group.size, sizeof *parts);
     size_t extra = HPC_SIGNAL_STRIDE * ((size_t)signals + 1);
@@ -128,7 +128,7 @@ int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int s
     parts[c->group.rank].signals = signals;
     status = hpc_context_check_memory(c, op, nbytes, total, deadline);
     if (status == HPC_OK) {
-        status = hpc_memory_create(total, op, &w->memory);
+        status = hpc_memory_create_placed(total, places, n_places, op, &w->memory);
         status = hpc_context_agree(c, op, status, deadline);
     }
     if (status == HPC_OK) status = learn_extents(w, op, deadline);

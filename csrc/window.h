@@ -22,9 +22,10 @@ struct hpc_window {
     hpc_part *parts;    /* by rank, one's own included */
 };
 
-/* hpc_window_create with parts that may differ between ranks, for the queue. */
-int hpc_window_create_parts(hpc_context *context, const char *op, size_t nbytes, int signals, double deadline,
-                            hpc_window **window);
+/* hpc_window_create with parts that may differ between ranks, and ranges of one's own part on given NUMA nodes (offsets
+ * from the data's start): window->memory->unplaced says if the kernel refused. */
+int hpc_window_create_parts(hpc_context *context, const char *op, size_t nbytes, int signals,
+                            const hpc_placement *places, int n_places, double deadline, hpc_window **window);
 
 static inline _Atomic uint64_t *hpc_signal_at(const hpc_part *part, int signal) {
     return (_Atomic uint64_t *)(void *)((char *)hpc_memory_data(part->memory) + part->signals_offset +
