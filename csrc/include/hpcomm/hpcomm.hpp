@@ -22,10 +22,12 @@
 
 #include "hpcomm.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -456,6 +458,187 @@ class Queue : public Handle<hpc_queue, hpc_queue_free> {
     }
     Memory memory(int rank) const {
         return Memory(hpc_queue_memory(get(), rank));
+    }
+};
+
+// ---- rule -----------------------------------------------------------------------------------------------------------
+
+// A built-in rule by its name, or one's own by its functions. hyper are args[1] and on; those left out are the
+// built-in's defaults, or 0.
+struct Rule : hpc_rule {
+    explicit Rule(const char *name, Report report = {}) : hpc_rule() {
+        report(hpc_rule_find(name, HPC_ISA_BEST, this));
+    }
+    template <std::size_t N> Rule(const char *name, const double (&hyper)[N], Report report = {}) : Rule(name, report) {
+        static_assert(N < HPC_RULE_ARGS, "args[0] is the step");
+        std::copy_n(hyper, N, args + 1);
+    }
+    Rule(const char *name, hpc_apply_fn apply, int slots = 0, hpc_fold_into_fn fold = nullptr) : hpc_rule() {
+        this->name = name;
+        this->apply = apply;
+        this->slots = slots;
+        this->fold = fold;
+    }
+};
+
+// ---- plan -----------------------------------------------------------------------------------------------------------
+
+// A parameter server: hpc_hub's members and defaults.
+struct HubConfig {
+    std::vector<hpc_key> keys;         // {name, elements}; the names need not outlive the plan's creation
+    std::vector<int> workers, servers; // ranks; empty: all of the context
+    int cores = 1;                     // of each server
+    std::size_t chunk = 32 * 1024;     // bytes of float32
+    int depth = 1;
+    hpc_dtype wire = HPC_F32;
+    bool sum = false;
+    bool each = false;
+};
+
+class Plan : public Handle<hpc_plan, hpc_plan_free> {
+  public:
+    Plan() noexcept = default;
+
+    Plan(const Context &context, const HubConfig &config, Report report = {})
+        : Handle(report, [&](hpc_plan **out) {
+              std::vector<int> all(static_cast<std::size_t>(context.size()));
+              std::iota(all.begin(), all.end(), 0);
+              const std::vector<int> &workers = config.workers.empty() ? all : config.workers;
+              const std::vector<int> &servers = config.servers.empty() ? all : config.servers;
+              hpc_hub hub;
+              hpc_hub_init(&hub);
+              hub.keys = config.keys.data();
+              hub.n_keys = static_cast<int>(config.keys.size());
+              hub.workers = workers.data();
+              hub.n_workers = static_cast<int>(workers.size());
+              hub.servers = servers.data();
+              hub.n_servers = static_cast<int>(servers.size());
+              hub.cores = config.cores;
+              hub.chunk = config.chunk;
+              hub.depth = config.depth;
+              hub.wire = config.wire;
+              hub.sum = config.sum;
+              hub.each = config.each;
+              return hpc_plan_hub(&hub, out);
+          }) {}
+
+    int n_keys() const {
+        return get()->n_keys;
+    }
+    int n_rows() const {
+        return get()->n_rows;
+    }
+    const hpc_key &key(int i) const {
+        return get()->keys[i];
+    }
+    const hpc_row &row(int i) const {
+        return get()->rows[i];
+    }
+};
+
+// ---- exchange -------------------------------------------------------------------------------------------------------
+
+// plan, rule and values are arguments of Exchange.
+struct ExchangeConfig : hpc_exchange_config {
+    ExchangeConfig() {
+        hpc_exchange_config_init(this);
+    }
+};
+
+// What start gave: for test and wait.
+struct Ticket {
+    int key = 0;
+    std::uint64_t number = 0;
+};
+
+class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
+  public:
+    Exchange() noexcept = default;
+
+    // values, by key, are the initial parameters, of which rank 0's count: nullptr on the others.
+    Exchange(Context &context, const hpc_plan *plan, const hpc_rule &rule, const float *const *values,
+             ExchangeConfig config = {}, double timeout = default_timeout, Report report = {})
+        : Handle(report, [&](hpc_exchange **out) {
+              config.plan = plan;
+              config.rule = &rule;
+              config.values = values;
+              return hpc_exchange_create(context.get(), &config, timeout, out);
+          }) {}
+    Exchange(Context &context, const Plan &plan, const hpc_rule &rule, const float *const *values,
+             const ExchangeConfig &config = {}, double timeout = default_timeout, Report report = {})
+        : Exchange(context, plan.get(), rule, values, config, timeout, report) {}
+
+    void close(double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_close(get(), timeout));
+    }
+
+    // Where the next gradient of key goes, in the plan's wire format.
+    template <class T = float> T *gradient(int key, double timeout = default_timeout, Report report = {}) {
+        void *gradient = nullptr;
+        report(hpc_exchange_gradient(get(), key, timeout, &gradient));
+        return static_cast<T *>(gradient);
+    }
+    float *params(int key) const {
+        return hpc_exchange_params(get(), key);
+    }
+
+    // flags: HPC_PUSH, HPC_PULL or both. src: nullptr where the gradient has been written in place.
+    Ticket start(int key, int flags = HPC_PUSH | HPC_PULL, const float *src = nullptr, double timeout = default_timeout,
+                 Report report = {}) {
+        Ticket ticket{key, 0};
+        report(hpc_exchange_start(get(), key, flags, src, timeout, &ticket.number));
+        return ticket;
+    }
+    bool test(const Ticket &ticket, Report report = {}) {
+        return report(hpc_exchange_test(get(), ticket.key, ticket.number));
+    }
+    void wait(const Ticket &ticket, double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_wait(get(), ticket.key, ticket.number, timeout));
+    }
+
+    Ticket push(int key, const float *src = nullptr, double timeout = default_timeout, Report report = {}) {
+        return start(key, HPC_PUSH, src, timeout, report);
+    }
+    Ticket pull(int key, double timeout = default_timeout, Report report = {}) {
+        return start(key, HPC_PULL, nullptr, timeout, report);
+    }
+    void push_pull(int key, const float *src = nullptr, double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_push_pull(get(), key, src, timeout));
+    }
+
+    void progress(Report report = {}) {
+        report(hpc_exchange_progress(get()));
+    }
+    void serve(double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_serve(get(), timeout));
+    }
+    void set_args(const hpc_rule &rule, double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_set_args(get(), rule.args, timeout));
+    }
+
+    // The row's step.
+    std::uint64_t get_row(int row, float *params, float *state, Report report = {}) const {
+        std::uint64_t step = 0;
+        report(hpc_exchange_get_row(get(), row, &step, params, state));
+        return step;
+    }
+    void set_row(int row, std::uint64_t step, const float *params, const float *state, Report report = {}) {
+        report(hpc_exchange_set_row(get(), row, step, params, state));
+    }
+    void publish(double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_publish(get(), timeout));
+    }
+
+    hpc_exchange_stats stats(Report report = {}) const {
+        hpc_exchange_stats stats{};
+        report(hpc_exchange_get_stats(get(), &stats));
+        return stats;
+    }
+    Memory memory(int rank) const {
+        return Memory(hpc_exchange_memory(get(), rank));
+    }
+    int params_rank() const {
+        return hpc_exchange_params_rank(get());
     }
 };
 
