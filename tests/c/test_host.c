@@ -3,6 +3,7 @@
 #include "check.h"
 #include "host.h"
 
+#include <errno.h>
 #include <ftw.h>
 #include <sched.h>
 #include <sys/stat.h>
@@ -135,6 +136,47 @@ static void test_cache(void) {
     CHECK_EQ(hpc_host_cache(tree), 96 * MiB);
 }
 
+static void test_node(void) {
+    begin("", "");
+    give("sys/devices/system/cpu/cpu3/cache/index0/size", "48K\n");
+    give("sys/devices/system/cpu/cpu3/node2/cpulist", "3\n");
+    give("sys/devices/system/cpu/cpu3/nodes", "7\n");
+    give("sys/devices/system/cpu/cpu3/node9x", "");
+    give("sys/devices/system/cpu/cpu30/node11/cpulist", "30\n");
+    give("sys/devices/system/cpu/cpu4/online", "1\n");
+    CHECK_EQ(hpc_host_node(tree, 3), 2);
+    CHECK_EQ(hpc_host_node(tree, 30), 11);
+    CHECK_EQ(hpc_host_node(tree, 4), 0); /* a kernel without NUMA */
+    CHECK_EQ(hpc_host_node(tree, 5), 0);
+    CHECK_EQ(hpc_host_node(tree, -1), 0);
+}
+
+static void test_cpus(void) {
+    int cpus[CPU_SETSIZE], few[2] = {-1, -1};
+    int n = hpc_host_cpus(cpus, CPU_SETSIZE);
+    cpu_set_t mine;
+    CHECK_EQ(sched_getaffinity(0, sizeof mine, &mine), 0);
+    CHECK_EQ(n, hpc_core_count());
+    for (int i = 0; i < n; i++) {
+        CHECK(CPU_ISSET(cpus[i], &mine));
+        CHECK(i == 0 || cpus[i] > cpus[i - 1]);
+        CHECK(hpc_host_node("", cpus[i]) >= 0);
+    }
+    CHECK_EQ(hpc_host_cpus(few, 1), n);
+    CHECK_EQ(few[0], cpus[0]);
+    CHECK_EQ(few[1], -1);
+
+    CHECK_EQ(hpc_host_pin(cpus[n - 1]), 0);
+    CHECK_EQ(sched_getcpu(), cpus[n - 1]);
+    CHECK_EQ(hpc_host_cpus(few, 2), 1);
+    CHECK_EQ(few[0], cpus[n - 1]);
+    CHECK_EQ(hpc_host_pin(-1), -EINVAL);
+    CHECK_EQ(hpc_host_pin(1 << 20), -EINVAL);
+    CHECK_EQ(sched_getcpu(), cpus[n - 1]);
+    CHECK_EQ(hpc_last_error()->status, HPC_OK);
+    CHECK_EQ(sched_setaffinity(0, sizeof mine, &mine), 0);
+}
+
 static void test_here(void) {
     CHECK(hpc_core_count() >= 1);
     CHECK(hpc_core_count() <= sysconf(_SC_NPROCESSORS_CONF));
@@ -169,6 +211,8 @@ int main(void) {
     test_memory();
     test_container();
     test_cache();
+    test_node();
+    test_cpus();
     test_here();
     test_build_info();
     return 0;
