@@ -4,7 +4,26 @@
 
 #include <stdatomic.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 enum { MAX_INPUTS = 1 << 16, MAX_UNSTREAMED = 32 << 20 };
+
+#if defined(__x86_64__)
+/* clang 14's __builtin_cpu_supports does not know the word. Asked once: a virtual machine leaves the guest for it. */
+static int has_f16c(void) {
+    enum { UNKNOWN, NO, YES };
+    static _Atomic int known;
+    int answer = atomic_load_explicit(&known, memory_order_relaxed);
+    if (answer == UNKNOWN) {
+        unsigned a, b, c = 0, d;
+        answer = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0 ? YES : NO;
+        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    }
+    return answer == YES;
+}
+#endif
 
 int hpc_isa_available(int isa) {
     switch (isa) {
@@ -13,7 +32,7 @@ int hpc_isa_available(int isa) {
         return 1;
 #if defined(__x86_64__)
     case HPC_ISA_AVX2:
-        return __builtin_cpu_supports("avx2") != 0;
+        return __builtin_cpu_supports("avx2") && has_f16c();
     case HPC_ISA_AVX512:
         return __builtin_cpu_supports("avx512f") != 0;
 #endif
@@ -22,8 +41,32 @@ int hpc_isa_available(int isa) {
     }
 }
 
-static const struct hpc_fold_kernels *kernels_of(int isa) {
-    switch (isa) {
+int hpc_isa_check(int isa, const char *op) {
+    if (isa < HPC_ISA_BEST || isa > HPC_ISA_AVX512)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: isa is %d, not one of 0 (best) to %d", op, isa, HPC_ISA_AVX512);
+    if (!hpc_isa_available(isa))
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: this CPU lacks %s; use isa 0 (best)", op,
+                        isa == HPC_ISA_AVX512 ? "AVX-512F" : "AVX2 or F16C");
+    return HPC_OK;
+}
+
+/* Chosen at the first fold. Relaxed suffices: every thread would choose the same, and the tables are constant. */
+static int best_isa(void) {
+    static _Atomic int chosen;
+    int isa = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (isa != HPC_ISA_BEST) return isa;
+    isa = HPC_ISA_AVX512;
+    while (!hpc_isa_available(isa)) isa--;
+    atomic_store_explicit(&chosen, isa, memory_order_relaxed);
+    return isa;
+}
+
+int hpc_isa_resolve(int isa) {
+    return isa == HPC_ISA_BEST ? best_isa() : isa;
+}
+
+const struct hpc_fold_kernels *hpc_fold_kernels_of(int isa) {
+    switch (hpc_isa_resolve(isa)) {
 #if defined(__x86_64__)
     case HPC_ISA_AVX2:
         return &hpc_fold_avx2;
@@ -35,22 +78,37 @@ static const struct hpc_fold_kernels *kernels_of(int isa) {
     }
 }
 
-/* Chosen at the first fold. Relaxed suffices: every thread would choose the same, and the tables are constant. */
-static const struct hpc_fold_kernels *best_kernels(void) {
-    static _Atomic(const struct hpc_fold_kernels *) chosen;
-    const struct hpc_fold_kernels *kernels = atomic_load_explicit(&chosen, memory_order_relaxed);
-    if (kernels != NULL) return kernels;
-    int isa = HPC_ISA_AVX512;
-    while (!hpc_isa_available(isa)) isa--;
-    kernels = kernels_of(isa);
-    atomic_store_explicit(&chosen, kernels, memory_order_relaxed);
-    return kernels;
+hpc_fold_fn *hpc_fold_of(const struct hpc_fold_kernels *kernels, int dtype) {
+    switch (dtype) {
+    case HPC_F64:
+        return kernels->f64;
+    case HPC_F16:
+        return kernels->f16;
+    case HPC_BF16:
+        return kernels->bf16;
+    default:
+        return kernels->f32;
+    }
+}
+
+size_t hpc_dtype_bytes(int dtype) {
+    switch (dtype) {
+    case HPC_F32:
+        return 4;
+    case HPC_F64:
+        return 8;
+    case HPC_F16:
+    case HPC_BF16:
+        return 2;
+    default:
+        return 0;
+    }
 }
 
 /* The size from which an output is streamed past the caches: it saves reading the lines that will be overwritten, but
  * whoever reads the output next finds it in memory only. With two inputs, a third of the last cache is where not all
  * three fit any more. A very large cache serves more cores than ours. */
-static size_t stream_from(void) {
+size_t hpc_fold_stream_from(void) {
     static _Atomic size_t chosen;
     size_t nbytes = atomic_load_explicit(&chosen, memory_order_relaxed);
     if (nbytes != 0) return nbytes;
@@ -60,51 +118,71 @@ static size_t stream_from(void) {
     return nbytes;
 }
 
-static int overlap(const void *a, const void *b, size_t nbytes) {
+static int overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
     uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
-    return x < y ? y - x < nbytes : x - y < nbytes;
+    return x < y ? y - x < a_bytes : x - y < b_bytes;
 }
 
 int hpc_fold(void *out, const void *const *in, const double *weights, int n_in, size_t count, int dtype, int isa) {
-    if (dtype != HPC_F32 && dtype != HPC_F64)
-        return hpc_fail(HPC_ERR_INVALID, "fold", "fold: dtype is %d, not 0 (f32) or 1 (f64)", dtype);
-    if (isa < HPC_ISA_BEST || isa > HPC_ISA_AVX512)
-        return hpc_fail(HPC_ERR_INVALID, "fold", "fold: isa is %d, not one of 0 (best) to %d", isa, HPC_ISA_AVX512);
-    if (!hpc_isa_available(isa))
-        return hpc_fail(HPC_ERR_UNSUPPORTED, "fold", "fold: this CPU lacks %s; use isa 0 (best)",
-                        isa == HPC_ISA_AVX512 ? "AVX-512F" : "AVX2");
+    const char *op = "fold";
+    size_t item = hpc_dtype_bytes(dtype), element = item == 2 ? sizeof(float) : item;
+    if (item == 0)
+        return hpc_fail(HPC_ERR_INVALID, op, "fold: dtype is %d, not 0 (f32), 1 (f64), 2 (f16) or 3 (bf16)", dtype);
+    int status = hpc_isa_check(isa, op);
+    if (status != HPC_OK) return status;
     if (n_in < 1 || n_in > MAX_INPUTS)
-        return hpc_fail(HPC_ERR_INVALID, "fold", "fold: n_in is %d, not 1 to %d", n_in, MAX_INPUTS);
+        return hpc_fail(HPC_ERR_INVALID, op, "fold: n_in is %d, not 1 to %d", n_in, MAX_INPUTS);
     if (count == 0) return HPC_OK;
 
-    size_t element = dtype == HPC_F32 ? sizeof(float) : sizeof(double);
     if (count > PTRDIFF_MAX / element)
-        return hpc_fail(HPC_ERR_INVALID, "fold", "fold: count is %zu, more than any array can have", count);
+        return hpc_fail(HPC_ERR_INVALID, op, "fold: count is %zu, more than any array can have", count);
     size_t nbytes = count * element;
     if (out == NULL || in == NULL || weights == NULL)
-        return hpc_fail(HPC_ERR_INVALID, "fold", "fold: %s is NULL with a count of %zu",
+        return hpc_fail(HPC_ERR_INVALID, op, "fold: %s is NULL with a count of %zu",
                         out == NULL  ? "out"
                         : in == NULL ? "in"
                                      : "weights",
                         count);
     if ((uintptr_t)out % element != 0)
-        return hpc_fail(HPC_ERR_INVALID, "fold", "fold: out is %p, not a multiple of %zu", out, element);
+        return hpc_fail(HPC_ERR_INVALID, op, "fold: out is %p, not a multiple of %zu", out, element);
     int in_place = 0;
     for (int i = 0; i < n_in; i++) {
-        if (in[i] == NULL)
-            return hpc_fail(HPC_ERR_INVALID, "fold", "fold: in[%d] is NULL with a count of %zu", i, count);
-        if ((uintptr_t)in[i] % element != 0)
-            return hpc_fail(HPC_ERR_INVALID, "fold", "fold: in[%d] is %p, not a multiple of %zu", i, in[i], element);
-        if (in[i] == out)
+        if (in[i] == NULL) return hpc_fail(HPC_ERR_INVALID, op, "fold: in[%d] is NULL with a count of %zu", i, count);
+        if ((uintptr_t)in[i] % item != 0)
+            return hpc_fail(HPC_ERR_INVALID, op, "fold: in[%d] is %p, not a multiple of %zu", i, in[i], item);
+        if (in[i] == out && item == element)
             in_place = 1;
-        else if (overlap(in[i], out, nbytes))
-            return hpc_fail(HPC_ERR_INVALID, "fold",
-                            "fold: in[%d] at %p overlaps out at %p within %zu bytes; they may be equal only", i, in[i],
-                            out, nbytes);
+        else if (overlap(in[i], count * item, out, nbytes))
+            return hpc_fail(HPC_ERR_INVALID, op, "fold: in[%d] at %p overlaps out at %p within %zu bytes; they may %s",
+                            i, in[i], out, nbytes,
+                            item == element ? "be equal only" : "not overlap, as their types differ");
     }
 
-    const struct hpc_fold_kernels *kernels = isa == HPC_ISA_BEST ? best_kernels() : kernels_of(isa);
-    int stream = !in_place && nbytes >= stream_from();
-    (dtype == HPC_F32 ? kernels->f32 : kernels->f64)(out, in, weights, n_in, count, stream);
+    int stream = !in_place && nbytes >= hpc_fold_stream_from();
+    hpc_fold_of(hpc_fold_kernels_of(isa), dtype)(out, in, weights, n_in, count, stream);
+    return HPC_OK;
+}
+
+int hpc_encode(void *out, const float *in, size_t count, int dtype, int isa) {
+    const char *op = "encode";
+    if (dtype != HPC_F16 && dtype != HPC_BF16)
+        return hpc_fail(HPC_ERR_INVALID, op, "encode: dtype is %d, not 2 (f16) or 3 (bf16)", dtype);
+    int status = hpc_isa_check(isa, op);
+    if (status != HPC_OK) return status;
+    if (count == 0) return HPC_OK;
+    if (count > PTRDIFF_MAX / sizeof *in)
+        return hpc_fail(HPC_ERR_INVALID, op, "encode: count is %zu, more than any array can have", count);
+    if (out == NULL || in == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op, "encode: %s is NULL with a count of %zu", out == NULL ? "out" : "in",
+                        count);
+    size_t item = hpc_dtype_bytes(dtype);
+    if ((uintptr_t)out % item != 0)
+        return hpc_fail(HPC_ERR_INVALID, op, "encode: out is %p, not a multiple of %zu", out, item);
+    if ((uintptr_t)in % sizeof *in != 0)
+        return hpc_fail(HPC_ERR_INVALID, op, "encode: in is %p, not a multiple of %zu", (const void *)in, sizeof *in);
+    if (overlap(in, count * sizeof *in, out, count * item))
+        return hpc_fail(HPC_ERR_INVALID, op, "encode: in at %p overlaps out at %p; they may not", (const void *)in,
+                        out);
+    hpc_fold_kernels_of(isa)->encode(out, in, count, dtype);
     return HPC_OK;
 }

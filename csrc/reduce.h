@@ -1,5 +1,5 @@
-/* The fold's kernels: one table for each instruction set, all of them reduce_kernel.h, chosen at run time in reduce.c.
- */
+/* The fold and what goes with it: one table for each instruction set, all of them made of reduce_kernel.h and
+ * wire_kernel.h, chosen at run time in reduce.c. */
 #ifndef HPC_REDUCE_H
 #define HPC_REDUCE_H
 
@@ -12,10 +12,33 @@ typedef void hpc_fold_fn(void *out, const void *const *in, const double *weights
 struct hpc_fold_kernels {
     hpc_fold_fn *f32;
     hpc_fold_fn *f64;
+    hpc_fold_fn *f16; /* float32 comes out; where the sum is NaN, always the same one */
+    hpc_fold_fn *bf16;
+    /* hpc_encode without its checks. */
+    void (*encode)(void *out, const float *in, size_t count, int dtype);
+    /* memcpy for any alignment; stream is that of the folds. */
+    void (*copy)(void *out, const void *in, size_t nbytes, int stream);
+    /* 1 when no element is NaN or infinite, else 0. Any hpc_dtype, any alignment. */
+    int (*all_finite)(const void *in, size_t count, int dtype);
 };
 
 extern const struct hpc_fold_kernels hpc_fold_generic;
-extern const struct hpc_fold_kernels hpc_fold_avx2;   /* built on x86-64; the CPU must have AVX2 */
+extern const struct hpc_fold_kernels hpc_fold_avx2;   /* built on x86-64; the CPU must have AVX2 and F16C */
 extern const struct hpc_fold_kernels hpc_fold_avx512; /* and AVX-512F */
+
+/* The table of an instruction set that hpc_isa_check let pass. Never NULL. */
+const struct hpc_fold_kernels *hpc_fold_kernels_of(int isa);
+
+/* The fold of a dtype, any of hpc_dtype. */
+hpc_fold_fn *hpc_fold_of(const struct hpc_fold_kernels *kernels, int dtype);
+
+/* HPC_ERR_INVALID when isa is none of hpc_isa, HPC_ERR_UNSUPPORTED when this CPU lacks it. op names the caller. */
+int hpc_isa_check(int isa, const char *op);
+
+/* isa, or for HPC_ISA_BEST the one that it stands for here. */
+int hpc_isa_resolve(int isa);
+
+/* The size in bytes from which an output is streamed past the caches. */
+size_t hpc_fold_stream_from(void);
 
 #endif

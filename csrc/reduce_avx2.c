@@ -1,4 +1,4 @@
-/* Compiled with -mavx2 -ffp-contract=off; runs only where the CPU has it. */
+/* Compiled with -mavx2 -mf16c -ffp-contract=off; runs only where the CPU has it. */
 #include "reduce.h"
 
 #include <immintrin.h>
@@ -15,6 +15,28 @@ static inline void fold_end(int stream) {
     _mm256_zeroupper();
 }
 
+typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
+
+static inline reals load_f16(const uint16_t *in) {
+    return (reals)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)in));
+}
+
+static inline reals load_bf16(const uint16_t *in) {
+    return (reals)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)in)), 16);
+}
+
+static inline void store_f16(uint16_t *out, reals x) {
+    _mm_storeu_si128((__m128i *)out, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+static inline void store_words16(uint16_t *out, words x) {
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)x, (__m256i)x), 0xd8);
+    _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(packed));
+}
+
+#include "wire_kernel.h"
+
 #define REAL float
 #define FOLD_SCALARS fold_scalars_f32
 #define FOLD_BLOCKS fold_blocks_f32
@@ -27,4 +49,22 @@ static inline void fold_end(int stream) {
 #define FOLD fold_f64
 #include "reduce_kernel.h"
 
-const struct hpc_fold_kernels hpc_fold_avx2 = {fold_f32, fold_f64};
+#define REAL float
+#define ITEM uint16_t
+#define WIDEN hpc_from_f16
+#define LOAD load_f16
+#define FOLD_SCALARS fold_scalars_f16
+#define FOLD_BLOCKS fold_blocks_f16
+#define FOLD fold_f16
+#include "reduce_kernel.h"
+
+#define REAL float
+#define ITEM uint16_t
+#define WIDEN hpc_from_bf16
+#define LOAD load_bf16
+#define FOLD_SCALARS fold_scalars_bf16
+#define FOLD_BLOCKS fold_blocks_bf16
+#define FOLD fold_bf16
+#include "reduce_kernel.h"
+
+const struct hpc_fold_kernels hpc_fold_avx2 = {fold_f32, fold_f64, fold_f16, fold_bf16, encode, copy, all_finite};

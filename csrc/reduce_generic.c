@@ -29,6 +29,46 @@ static inline void fold_end(int stream) {
 
 #endif
 
+typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t ints __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+
+static inline void store_words16(uint16_t *out, words x) {
+    *(halves *)out = __builtin_convertvector(x, halves);
+}
+
+/* hpc_from_f16 and hpc_to_f16 without branches: every case is computed, and masks choose. Comparisons are of signed
+ * numbers, which SSE2 has. */
+static inline reals load_f16(const uint16_t *in) {
+    words half = __builtin_convertvector(*(const halves *)in, words);
+    ints magnitude = (ints)(half & 0x7fff);
+    words subnormal = (words)(magnitude < 0x0400), special = (words)(magnitude > 0x7bff);
+    words nan = (words)(magnitude > 0x7c00);
+    words small = (words)(__builtin_convertvector(magnitude, reals) * 0x1p-24f);
+    words large = ((words)magnitude << 13) + (112u << 23) + (special & (112u << 23));
+    large |= nan & 0x00400000;
+    return (reals)((half & 0x8000) << 16 | (small & subnormal) | (large & ~subnormal));
+}
+
+static inline reals load_bf16(const uint16_t *in) {
+    return (reals)(__builtin_convertvector(*(const halves *)in, words) << 16);
+}
+
+static inline void store_f16(uint16_t *out, reals x) {
+    words bits = (words)x;
+    ints magnitude = (ints)(bits & 0x7fffffff);
+    words nan = (words)(magnitude > 0x7f800000), tiny = (words)(magnitude < 113 << 23);
+    words huge = (words)(magnitude >= 143 << 23) & ~nan;
+    words small = (words)((reals)magnitude + 0.5f) - (126u << 23);
+    words large = ((words)magnitude - (112u << 23) + 0x0fff + ((words)magnitude >> 13 & 1)) >> 13;
+    words payload = ((words)magnitude >> 13 & 0x03ff) | 0x7e00;
+    words result = (small & tiny) | (large & ~(tiny | huge | nan)) | (huge & 0x7c00) | (payload & nan);
+    store_words16(out, (bits >> 16 & 0x8000) | result);
+}
+
+#include "wire_kernel.h"
+
 #define REAL float
 #define FOLD_SCALARS fold_scalars_f32
 #define FOLD_BLOCKS fold_blocks_f32
@@ -41,4 +81,22 @@ static inline void fold_end(int stream) {
 #define FOLD fold_f64
 #include "reduce_kernel.h"
 
-const struct hpc_fold_kernels hpc_fold_generic = {fold_f32, fold_f64};
+#define REAL float
+#define ITEM uint16_t
+#define WIDEN hpc_from_f16
+#define LOAD load_f16
+#define FOLD_SCALARS fold_scalars_f16
+#define FOLD_BLOCKS fold_blocks_f16
+#define FOLD fold_f16
+#include "reduce_kernel.h"
+
+#define REAL float
+#define ITEM uint16_t
+#define WIDEN hpc_from_bf16
+#define LOAD load_bf16
+#define FOLD_SCALARS fold_scalars_bf16
+#define FOLD_BLOCKS fold_blocks_bf16
+#define FOLD fold_bf16
+#include "reduce_kernel.h"
+
+const struct hpc_fold_kernels hpc_fold_generic = {fold_f32, fold_f64, fold_f16, fold_bf16, encode, copy, all_finite};

@@ -1,16 +1,29 @@
 /* The fold, written once. The file of an instruction set defines VECTOR_BYTES, stream_vector(to, from) and
  * fold_end(stream), and includes this once for each type: REAL, and the names of the functions made here, FOLD_SCALARS,
- * FOLD_BLOCKS and FOLD.
+ * FOLD_BLOCKS and FOLD. For inputs of a narrower type than REAL, which is float then, it defines ITEM, WIDEN(item) for
+ * one of them, LOAD(items) for a vector's worth, and one_nan(sum).
  *
  * All inputs are read side by side and each element of out is written once, so memory is passed over once for any n_in.
  * Every element sees the same operations in the same order, be it in a block, in a single vector or a scalar: without
- * contraction (-ffp-contract=off) that makes the bits the same for every vector width. */
+ * contraction (-ffp-contract=off) that makes the bits the same for every vector width. Which of two NaNs a sum takes
+ * over is the compiler's choice; the narrow types, whose encoders keep NaN's bits, get one NaN for all. */
+
+#ifdef ITEM
+#define SETTLE(sum) one_nan(sum)
+#define SETTLE_SCALAR(sum) ((sum) == (sum) ? (sum) : hpc_float_of_bits(0x7fc00000))
+#else
+#define ITEM REAL
+#define WIDEN(item) (item)
+#define LOAD(items) (*(const vector *)(items))
+#define SETTLE(sum) (sum)
+#define SETTLE_SCALAR(sum) (sum)
+#endif
 
 static void FOLD_SCALARS(REAL *out, const void *const *in, const double *weights, int n_in, size_t from, size_t to) {
     for (size_t j = from; j < to; j++) {
-        REAL sum = (REAL)weights[0] * ((const REAL *)in[0])[j];
-        for (int i = 1; i < n_in; i++) sum += (REAL)weights[i] * ((const REAL *)in[i])[j];
-        out[j] = sum;
+        REAL sum = (REAL)weights[0] * WIDEN(((const ITEM *)in[0])[j]);
+        for (int i = 1; i < n_in; i++) sum += (REAL)weights[i] * WIDEN(((const ITEM *)in[i])[j]);
+        out[j] = SETTLE_SCALAR(sum);
     }
 }
 
@@ -18,18 +31,20 @@ static void FOLD_SCALARS(REAL *out, const void *const *in, const double *weights
 static inline __attribute__((always_inline)) size_t FOLD_BLOCKS(REAL *out, const void *const *in, const double *weights,
                                                                 int n_in, size_t j, size_t count, int stream) {
     typedef REAL vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
-    enum { WIDE = 4, BLOCK = WIDE * VECTOR_BYTES / sizeof(REAL) };
+    enum { WIDE = 4, LANES = VECTOR_BYTES / sizeof(REAL), BLOCK = WIDE * LANES };
     for (; count - j >= BLOCK; j += BLOCK) {
         vector sum[WIDE];
-        const vector *x = (const vector *)((const REAL *)in[0] + j);
+        const ITEM *x = (const ITEM *)in[0] + j;
 #pragma GCC unroll 4
-        for (int v = 0; v < WIDE; v++) sum[v] = (REAL)weights[0] * x[v];
+        for (int v = 0; v < WIDE; v++) sum[v] = (REAL)weights[0] * LOAD(x + v * LANES);
 #pragma GCC unroll 8
         for (int i = 1; i < n_in; i++) {
-            x = (const vector *)((const REAL *)in[i] + j);
+            x = (const ITEM *)in[i] + j;
 #pragma GCC unroll 4
-            for (int v = 0; v < WIDE; v++) sum[v] += (REAL)weights[i] * x[v];
+            for (int v = 0; v < WIDE; v++) sum[v] += (REAL)weights[i] * LOAD(x + v * LANES);
         }
+#pragma GCC unroll 4
+        for (int v = 0; v < WIDE; v++) sum[v] = SETTLE(sum[v]);
         vector *y = (vector *)(out + j);
         if (stream) {
 #pragma GCC unroll 4
@@ -91,9 +106,9 @@ static void FOLD(void *to, const void *const *in, const double *weights, int n_i
     }
 
     for (; count - j >= LANES; j += LANES) {
-        vector sum = (REAL)weights[0] * *(const vector *)((const REAL *)in[0] + j);
-        for (int i = 1; i < n_in; i++) sum += (REAL)weights[i] * *(const vector *)((const REAL *)in[i] + j);
-        *(vector *)(out + j) = sum;
+        vector sum = (REAL)weights[0] * LOAD((const ITEM *)in[0] + j);
+        for (int i = 1; i < n_in; i++) sum += (REAL)weights[i] * LOAD((const ITEM *)in[i] + j);
+        *(vector *)(out + j) = SETTLE(sum);
     }
     FOLD_SCALARS(out, in, weights, n_in, j, count);
 
@@ -102,6 +117,11 @@ static void FOLD(void *to, const void *const *in, const double *weights, int n_i
 }
 
 #undef REAL
+#undef ITEM
+#undef WIDEN
+#undef LOAD
+#undef SETTLE
+#undef SETTLE_SCALAR
 #undef FOLD_SCALARS
 #undef FOLD_BLOCKS
 #undef FOLD

@@ -29,10 +29,10 @@ HEADERS = """
 queue.h
 lane.h
 window.h
-context.h
-control.h ring.h reduce_kernel.h
-wait.h transport.h reduce.h
-memory.h host.h
+context.h rule_kernel.h
+control.h ring.h reduce_kernel.h rule.h
+wait.h transport.h reduce.h wire_kernel.h
+memory.h host.h half.h
 status.h
 include/hpcomm/hpcomm.h
 """
@@ -41,12 +41,16 @@ include/hpcomm/hpcomm.h
 SOURCES = {
     "context.c": "lane.h",  # a context opens its first lane
     "window.c": "lane.h",  # a put goes by a lane
+    "plan_check.c": "plan.h",
     "transport.c": "context.h",  # chosen per peer of a context
     "transport/loop.c": "lane.h",  # a transport moves the bytes of a lane
     "transport/shm.c": "lane.h",
     "reduce_generic.c": "reduce_kernel.h",
     "reduce_avx2.c": "reduce_kernel.h",
     "reduce_avx512.c": "reduce_kernel.h",
+    "rule_generic.c": "rule_kernel.h",
+    "rule_avx2.c": "rule_kernel.h",
+    "rule_avx512.c": "rule_kernel.h",
 }
 
 

@@ -201,8 +201,8 @@ static void test_refusals(void) {
     CHECK_MESSAGE("n_in is 1073741824");
     CHECK_STATUS(hpc_fold(b, in, w, 2, SIZE_MAX / 2, HPC_F32, HPC_ISA_BEST), HPC_ERR_INVALID);
     CHECK_MESSAGE("count is 9223372036854775807");
-    CHECK_STATUS(hpc_fold(b, in, w, 2, 8, 2, HPC_ISA_BEST), HPC_ERR_INVALID);
-    CHECK_MESSAGE("dtype is 2");
+    CHECK_STATUS(hpc_fold(b, in, w, 2, 8, 4, HPC_ISA_BEST), HPC_ERR_INVALID);
+    CHECK_MESSAGE("dtype is 4");
     CHECK_STATUS(hpc_fold(b, in, w, 2, 8, HPC_F32, 4), HPC_ERR_INVALID);
     CHECK_MESSAGE("isa is 4");
     CHECK_STATUS(hpc_fold(b, in, w, 2, 8, HPC_F32, -1), HPC_ERR_INVALID);

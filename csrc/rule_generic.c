@@ -1,0 +1,30 @@
+/* For every CPU: vectors of 16 bytes, which the compiler maps to the baseline's registers. -ffp-contract=off. */
+#include "rule.h"
+
+#define VECTOR_BYTES 16
+
+typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
+
+#if defined(__SSE2__)
+
+#include <emmintrin.h>
+
+static inline reals root(reals x) {
+    return (reals)_mm_sqrt_ps((__m128)x);
+}
+
+#else
+
+/* One instruction each: this file is compiled with -fno-math-errno. */
+static inline reals root(reals x) {
+    for (unsigned lane = 0; lane < VECTOR_BYTES / sizeof(float); lane++) x[lane] = __builtin_sqrtf(x[lane]);
+    return x;
+}
+
+#endif
+
+static inline void rule_end(void) {}
+
+#include "rule_kernel.h"
+
+const struct hpc_rule_kernels hpc_rule_generic = {average, sgd, momentum, nesterov, adam};
