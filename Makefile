@@ -1,12 +1,13 @@
 # Everything on a machine that has make, a C compiler and Python >= 3.10 with its headers; the rest goes into .venv.
 #   make demo      four ranks train on the digits        make lint       what pre-commit runs
 #   make test      C tests and Python tests              make sanitize   the C tests under ASan+UBSan and TSan
-#   make cpp       the C++ example                       make bench      the benchmarks
+#   make cpp       the C++ examples                      make bench      the benchmarks
 PYTHON ?= python3
 VENV ?= .venv
 RANKS ?= 4
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
+DEMO_FLAGS ?=
 CMAKE_FLAGS ?=
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
@@ -34,7 +35,7 @@ help:
 	@sed -n '2,4s/^# *//p' Makefile
 
 demo: $(VENV)/.installed-demo mpi
-	$(MPIRUN) -n $(RANKS) python examples/train_digits.py
+	$(MPIRUN) -n $(RANKS) python examples/train_digits.py $(DEMO_FLAGS)
 
 test: ctest pytest
 
@@ -59,6 +60,7 @@ cpp: $(VENV)/.installed-test mpi
 	cmake --build build/cpp
 	python examples/train_digits.py --export build/cpp/digits.txt
 	$(MPIRUN) -n $(RANKS) build/cpp/train_softmax build/cpp/digits.txt
+	$(MPIRUN) -n $(RANKS) build/cpp/train_push_pull build/cpp/digits.txt
 
 bench: $(VENV)/.installed-test mpi
 	python -m bench.summary $(BENCH_FLAGS)
