@@ -32,7 +32,7 @@ window.h
 context.h rule_kernel.h
 control.h ring.h reduce_kernel.h rule.h
 wait.h transport.h reduce.h wire_kernel.h
-memory.h host.h half.h
+memory.h host.h half.h plan.h
 status.h
 include/hpcomm/hpcomm.h
 """

@@ -1,0 +1,374 @@
+/* Plans: made for a hub, copied, and compared. A plan is one block: the struct, rows, edges, keys and their names. */
+#include "plan.h"
+#include "status.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char op_plan[] = "plan";
+
+/* ---- one block ---- */
+
+struct block {
+    hpc_plan *plan;
+    hpc_row *rows;
+    hpc_edge *edges;
+};
+
+/* The keys and their names are filled in; rows and edges are zero. */
+static int make_block(const hpc_key *keys, int n_keys, int n_rows, size_t n_edges, const char *op, struct block *b) {
+    size_t names = 0;
+    for (int k = 0; k < n_keys; k++) names += strlen(keys[k].name) + 1;
+    size_t nbytes = sizeof(hpc_plan) + (size_t)n_rows * sizeof(hpc_row) + n_edges * sizeof(hpc_edge) +
+                    (size_t)n_keys * sizeof(hpc_key) + names;
+    hpc_plan *plan = calloc(1, nbytes);
+    if (plan == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a plan of %d rows (%zu bytes)", op, n_rows, nbytes);
+
+    b->plan = plan;
+    b->rows = (hpc_row *)(void *)(plan + 1);
+    b->edges = (hpc_edge *)(void *)(b->rows + n_rows);
+    hpc_key *own_keys = (hpc_key *)(void *)(b->edges + n_edges);
+    char *name = (char *)(own_keys + n_keys);
+    for (int k = 0; k < n_keys; k++) {
+        size_t length = strlen(keys[k].name) + 1;
+        memcpy(name, keys[k].name, length);
+        own_keys[k] = (hpc_key){name, keys[k].count};
+        name += length;
+    }
+    *plan = (hpc_plan){n_keys, n_rows, own_keys, b->rows};
+    return HPC_OK;
+}
+
+void hpc_plan_free(hpc_plan *plan) {
+    free(plan);
+}
+
+/* ---- copy and digest ---- */
+
+/* Rows share lists of edges: each of the lists met lately is known by its place, with what was made of it. */
+enum { LISTS = 64 };
+
+struct list {
+    const hpc_edge *edges;
+    int n;
+    const hpc_edge *copy;
+    uint64_t digest;
+};
+
+struct lists {
+    struct list list[LISTS];
+    unsigned n; /* met so far */
+};
+
+static struct list *find_list(struct lists *lists, const hpc_edge *edges, int n) {
+    unsigned kept = lists->n < LISTS ? lists->n : LISTS;
+    for (unsigned i = 1; i <= kept; i++) {
+        struct list *list = &lists->list[(lists->n - i) % LISTS];
+        if (list->edges == edges && list->n == n) return list;
+    }
+    return NULL;
+}
+
+static struct list *add_list(struct lists *lists, const hpc_edge *edges, int n) {
+    struct list *list = &lists->list[lists->n++ % LISTS];
+    *list = (struct list){edges, n, NULL, 0};
+    return list;
+}
+
+/* Takes n edges of *room unless the list was met lately; counts only where *room is NULL. */
+static const hpc_edge *copy_list(struct lists *lists, const hpc_edge *edges, int n, hpc_edge **room, size_t *n_edges) {
+    struct list *list = find_list(lists, edges, n);
+    if (list != NULL) return list->copy;
+    list = add_list(lists, edges, n);
+    *n_edges += (size_t)n;
+    if (*room != NULL) {
+        list->copy = memcpy(*room, edges, (size_t)n * sizeof *edges);
+        *room += n;
+    }
+    return list->copy;
+}
+
+int hpc_plan_copy(const hpc_plan *plan, const char *op, hpc_plan **copy) {
+    struct lists counted = {.n = 0}, copied = {.n = 0};
+    hpc_edge *room = NULL;
+    size_t n_edges = 0;
+    for (int r = 0; r < plan->n_rows; r++) {
+        copy_list(&counted, plan->rows[r].in, plan->rows[r].n_in, &room, &n_edges);
+        copy_list(&counted, plan->rows[r].out, plan->rows[r].n_out, &room, &n_edges);
+    }
+    struct block b;
+    int status = make_block(plan->keys, plan->n_keys, plan->n_rows, n_edges, op, &b);
+    if (status != HPC_OK) return status;
+
+    room = b.edges;
+    n_edges = 0;
+    for (int r = 0; r < plan->n_rows; r++) {
+        b.rows[r] = plan->rows[r];
+        b.rows[r].in = copy_list(&copied, plan->rows[r].in, plan->rows[r].n_in, &room, &n_edges);
+        b.rows[r].out = copy_list(&copied, plan->rows[r].out, plan->rows[r].n_out, &room, &n_edges);
+    }
+    *copy = b.plan;
+    return HPC_OK;
+}
+
+/* FNV-1a by words of 64 bits; the shift lets high bits reach low ones, which a product alone does not. */
+static const uint64_t fnv_start = 14695981039346656037u;
+
+static uint64_t mix(uint64_t digest, uint64_t word) {
+    digest = (digest ^ word) * 1099511628211u;
+    return digest ^ digest >> 32;
+}
+
+static uint64_t mix_ints(uint64_t digest, int a, int b) {
+    return mix(digest, (uint64_t)(uint32_t)a << 32 | (uint32_t)b);
+}
+
+static uint64_t digest_of(struct lists *lists, const hpc_edge *edges, int n) {
+    struct list *list = find_list(lists, edges, n);
+    if (list != NULL) return list->digest;
+    uint64_t digest = mix(fnv_start, (uint64_t)n);
+    for (int e = 0; e < n; e++) {
+        uint64_t weight;
+        memcpy(&weight, &edges[e].weight, sizeof weight);
+        digest = mix(mix_ints(digest, edges[e].rank, edges[e].row), weight);
+    }
+    add_list(lists, edges, n)->digest = digest;
+    return digest;
+}
+
+uint64_t hpc_plan_digest(const hpc_plan *plan) {
+    struct lists lists = {.n = 0};
+    uint64_t digest = mix_ints(fnv_start, plan->n_keys, plan->n_rows);
+    for (int k = 0; k < plan->n_keys; k++) {
+        digest = mix(digest, plan->keys[k].count);
+        const char *name = plan->keys[k].name;
+        do digest = mix(digest, (unsigned char)*name);
+        while (*name++ != '\0');
+    }
+    for (int r = 0; r < plan->n_rows; r++) {
+        const hpc_row *row = &plan->rows[r];
+        digest = mix_ints(digest, row->key, row->owner);
+        digest = mix_ints(digest, row->core, row->action);
+        digest = mix(mix(digest, row->offset), row->count);
+        digest = mix_ints(digest, row->depth, row->quorum);
+        digest = mix_ints(digest, row->codec_in, row->codec_out);
+        digest = mix(digest, digest_of(&lists, row->in, row->n_in));
+        digest = mix(digest, digest_of(&lists, row->out, row->n_out));
+    }
+    return digest;
+}
+
+/* ---- partition ---- */
+
+/* A bin of a group, or a group by its emptiest bin. */
+struct bin {
+    uint64_t load;  /* of the bin, of the group's emptiest one */
+    uint64_t total; /* of the group; 0 for a bin */
+    int index;
+};
+
+static int before(const struct bin *a, const struct bin *b) {
+    if (a->load != b->load) return a->load < b->load;
+    if (a->total != b->total) return a->total < b->total;
+    return a->index < b->index;
+}
+
+/* Puts the heap in order again after its first has grown. */
+static void sift(struct bin *heap, int n) {
+    for (int i = 0, child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && before(&heap[child + 1], &heap[child])) child++;
+        if (before(&heap[i], &heap[child])) return;
+        struct bin moved = heap[i];
+        heap[i] = heap[child];
+        heap[child] = moved;
+    }
+}
+
+struct item {
+    uint64_t size;
+    int index;
+};
+
+static int larger_first(const void *a, const void *b) {
+    const struct item *x = a, *y = b;
+    if (x->size != y->size) return x->size > y->size ? -1 : 1;
+    return x->index < y->index ? -1 : x->index > y->index;
+}
+
+int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bin_of) {
+    static const char op[] = "partition";
+    if (n < 0) return hpc_fail(HPC_ERR_INVALID, op, "partition: n is %d; must be 0 or more", n);
+    if (bins < 1) return hpc_fail(HPC_ERR_INVALID, op, "partition: bins is %d; must be 1 or more", bins);
+    if (per_group < 1) return hpc_fail(HPC_ERR_INVALID, op, "partition: per_group is %d; must be 1 or more", per_group);
+    if (n == 0) return HPC_OK;
+    if (sizes == NULL || bin_of == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op, "partition: %s is NULL with n %d", sizes == NULL ? "sizes" : "bin_of", n);
+    uint64_t total = 0;
+    for (int i = 0; i < n; i++) {
+        if (sizes[i] > UINT64_MAX - total)
+            return hpc_fail(HPC_ERR_INVALID, op, "partition: the sum of the sizes passes 2^64 at sizes[%d]", i);
+        total += sizes[i];
+    }
+
+    int n_groups = (bins - 1) / per_group + 1;
+    struct item *items = malloc((size_t)n * sizeof *items);
+    struct bin *heaps = malloc(((size_t)bins + (size_t)n_groups) * sizeof *heaps);
+    int status = HPC_OK;
+    if (items == NULL || heaps == NULL) {
+        status = hpc_fail(HPC_ERR_MEMORY, op, "partition: no memory for %d sizes and %d bins", n, bins);
+        goto err;
+    }
+    struct bin *groups = heaps + bins;
+    for (int b = 0; b < bins; b++) heaps[b] = (struct bin){0, 0, b};
+    for (int g = 0; g < n_groups; g++) groups[g] = (struct bin){0, 0, g};
+    for (int i = 0; i < n; i++) items[i] = (struct item){sizes[i], i};
+    qsort(items, (size_t)n, sizeof *items, larger_first);
+
+    for (int i = 0; i < n; i++) {
+        int first = groups->index * per_group;
+        struct bin *heap = heaps + first;
+        bin_of[items[i].index] = heap->index;
+        heap->load += items[i].size;
+        groups->total += items[i].size;
+        sift(heap, bins - first < per_group ? bins - first : per_group);
+        groups->load = heap->load;
+        sift(groups, n_groups);
+    }
+err:
+    free(heaps);
+    free(items);
+    return status;
+}
+
+/* ---- hub ---- */
+
+void hpc_hub_init(hpc_hub *hub) {
+    *hub = (hpc_hub){.size = sizeof *hub, .cores = 1, .chunk = 32 << 10, .depth = 1, .wire = HPC_F32};
+}
+
+static int rising(const void *a, const void *b) {
+    int x = *(const int *)a, y = *(const int *)b;
+    return x < y ? -1 : x > y;
+}
+
+static int check_ranks(const int *ranks, int n, const char *name) {
+    if (n < 1 || ranks == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: there are no %ss (n_%ss is %d); a hub has at least one", name,
+                        name, n);
+    for (int i = 0; i < n; i++)
+        if (ranks[i] < 0)
+            return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %ss[%d] is rank %d; ranks are 0 or more", name, i,
+                            ranks[i]);
+    int *sorted = malloc((size_t)n * sizeof *sorted);
+    if (sorted == NULL) return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d ranks", n);
+    memcpy(sorted, ranks, (size_t)n * sizeof *sorted);
+    qsort(sorted, (size_t)n, sizeof *sorted, rising);
+    int status = HPC_OK;
+    for (int i = 1; i < n && status == HPC_OK; i++)
+        if (sorted[i] == sorted[i - 1])
+            status = hpc_fail(HPC_ERR_INVALID, op_plan, "plan: rank %d is twice among the %ss; give it once", sorted[i],
+                              name);
+    free(sorted);
+    return status;
+}
+
+static int check_hub(const hpc_hub *h) {
+    if (h == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: hub is NULL");
+    if (h->size != sizeof *h)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: hub->size is %zu, not %zu: call hpc_hub_init first", h->size,
+                        sizeof *h);
+    int status = hpc_plan_check_keys(h->keys, h->n_keys);
+    if (status == HPC_OK) status = check_ranks(h->workers, h->n_workers, "worker");
+    if (status == HPC_OK) status = check_ranks(h->servers, h->n_servers, "server");
+    if (status != HPC_OK) return status;
+    if (h->cores < 1 || h->cores > HPC_PLAN_CORES)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: cores is %d; 1 to %d of each server are possible", h->cores,
+                        HPC_PLAN_CORES);
+    if (h->n_servers > INT_MAX / h->cores)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %d servers of %d cores are too many", h->n_servers, h->cores);
+    if (h->chunk == 0 || h->chunk % (HPC_PLAN_ALIGN * sizeof(float)) != 0)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: chunk is %llu bytes; must be a multiple of 64, and not 0",
+                        (unsigned long long)h->chunk);
+    if (h->depth < 1 || h->depth > HPC_PLAN_DEPTH)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: depth is %d; 1 to %d are possible", h->depth, HPC_PLAN_DEPTH);
+    if (h->wire != HPC_F32 && h->wire != HPC_F16 && h->wire != HPC_BF16)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: wire is %d; must be %d (f32), %d (f16) or %d (bf16)", h->wire,
+                        HPC_F32, HPC_F16, HPC_BF16);
+    if ((h->sum != 0 && h->sum != 1) || (h->each != 0 && h->each != 1))
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s is %d; must be 0 or 1",
+                        h->sum != 0 && h->sum != 1 ? "sum" : "each", h->sum != 0 && h->sum != 1 ? h->sum : h->each);
+    return HPC_OK;
+}
+
+static uint64_t chunks_of(const hpc_key *key, uint64_t elements) {
+    return (key->count - 1) / elements + 1;
+}
+
+static void cut(const hpc_key *keys, int n_keys, uint64_t elements, hpc_row *rows) {
+    for (int k = 0; k < n_keys; k++)
+        for (uint64_t offset = 0; offset < keys[k].count; rows++) {
+            uint64_t left = keys[k].count - offset;
+            *rows = (hpc_row){.key = k, .offset = offset, .count = left < elements ? left : elements};
+            offset += rows->count;
+        }
+}
+
+int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
+    int status = check_hub(hub);
+    if (status != HPC_OK) return status;
+    if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: there is no place for the plan");
+    const uint64_t elements = hub->chunk / sizeof(float);
+    uint64_t chunks = 0;
+    for (int k = 0; k < hub->n_keys; k++) {
+        chunks += chunks_of(&hub->keys[k], elements);
+        if (chunks > HPC_PLAN_NUMBERS)
+            return hpc_fail(HPC_ERR_INVALID, op_plan,
+                            "plan: chunk is %llu bytes, which makes more than the %d rows that a plan may have; make "
+                            "it larger",
+                            (unsigned long long)hub->chunk, HPC_PLAN_NUMBERS);
+    }
+    const int n = (int)chunks;
+
+    struct block b = {NULL, NULL, NULL};
+    uint64_t *sizes = calloc((size_t)n, sizeof *sizes);
+    int *bin_of = malloc((size_t)n * sizeof *bin_of);
+    if (sizes == NULL || bin_of == NULL) {
+        status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
+        goto err;
+    }
+    status = make_block(hub->keys, hub->n_keys, n, 2 * (size_t)hub->n_workers, op_plan, &b);
+    if (status != HPC_OK) goto err;
+
+    hpc_edge *in = b.edges, *out = in + hub->n_workers;
+    const double weight = hub->sum || hub->each ? 1.0 : 1.0 / hub->n_workers;
+    for (int w = 0; w < hub->n_workers; w++) {
+        in[w] = (hpc_edge){hub->workers[w], -1, weight};
+        out[w] = (hpc_edge){hub->workers[w], -1, 0};
+    }
+    cut(hub->keys, hub->n_keys, elements, b.rows);
+    for (int r = 0; r < n; r++) sizes[r] = b.rows[r].count * sizeof(float);
+    status = hpc_partition(sizes, n, hub->n_servers * hub->cores, hub->cores, bin_of);
+    if (status != HPC_OK) goto err;
+    for (int r = 0; r < n; r++) {
+        hpc_row *row = &b.rows[r];
+        row->owner = hub->servers[bin_of[r] / hub->cores];
+        row->core = bin_of[r] % hub->cores;
+        row->action = HPC_APPLY;
+        row->depth = hub->depth;
+        row->quorum = hub->each ? 1 : hub->n_workers;
+        row->codec_in = hub->wire;
+        row->codec_out = HPC_F32;
+        row->n_in = row->n_out = hub->n_workers;
+        row->in = in;
+        row->out = out;
+    }
+    *plan = b.plan;
+    b.plan = NULL;
+err:
+    free(b.plan);
+    free(bin_of);
+    free(sizes);
+    return status;
+}

@@ -1,0 +1,328 @@
+/* What every plan must keep, whoever made it: the engine relies on all of it and checks none of it again. */
+#include "plan.h"
+#include "status.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char op_plan[] = "plan";
+
+static int wrong(int row, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static int wrong(int row, const char *format, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: row %d %s", row, text);
+}
+
+/* ---- keys ---- */
+
+static int by_name(const void *a, const void *b) {
+    const hpc_key *x = *(const hpc_key *const *)a, *y = *(const hpc_key *const *)b;
+    int order = strcmp(x->name, y->name);
+    return order != 0 ? order : x < y ? -1 : x > y;
+}
+
+static int check_names(const hpc_key *keys, int n_keys) {
+    const hpc_key **sorted = malloc((size_t)n_keys * sizeof *sorted);
+    if (sorted == NULL) return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d keys", n_keys);
+    for (int k = 0; k < n_keys; k++) sorted[k] = &keys[k];
+    qsort(sorted, (size_t)n_keys, sizeof *sorted, by_name);
+    int status = HPC_OK;
+    for (int k = 1; k < n_keys && status == HPC_OK; k++)
+        if (strcmp(sorted[k - 1]->name, sorted[k]->name) == 0)
+            status = hpc_fail(HPC_ERR_INVALID, op_plan, "plan: keys %d and %d are both named '%.100s'; names differ",
+                              (int)(sorted[k - 1] - keys), (int)(sorted[k] - keys), sorted[k]->name);
+    free(sorted);
+    return status;
+}
+
+int hpc_plan_check_keys(const hpc_key *keys, int n_keys) {
+    if (n_keys < 1 || n_keys > HPC_PLAN_NUMBERS)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: n_keys is %d; 1 to %d are possible", n_keys, HPC_PLAN_NUMBERS);
+    if (keys == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: keys is NULL with n_keys %d", n_keys);
+    uint64_t total = 0;
+    for (int k = 0; k < n_keys; k++) {
+        if (keys[k].name == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: key %d has no name", k);
+        if (keys[k].count == 0)
+            return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: key '%.100s' has no elements; leave it out", keys[k].name);
+        if (keys[k].count > HPC_PLAN_ELEMENTS - total)
+            return hpc_fail(HPC_ERR_INVALID, op_plan,
+                            "plan: key '%.100s' has %llu elements, after %llu of the keys before it; all keys together "
+                            "may have %llu",
+                            keys[k].name, (unsigned long long)keys[k].count, (unsigned long long)total,
+                            (unsigned long long)HPC_PLAN_ELEMENTS);
+        total += keys[k].count;
+    }
+    return check_names(keys, n_keys);
+}
+
+/* ---- rows by themselves ---- */
+
+static int check_place(const hpc_plan *plan, int r) {
+    const hpc_row *row = &plan->rows[r], *last = r > 0 ? row - 1 : NULL;
+    if (row->key < 0 || row->key >= plan->n_keys)
+        return wrong(r, "is of key %d; there are %d keys", row->key, plan->n_keys);
+    int expected = last != NULL ? last->key : 0;
+    if (row->key < expected || (last != NULL && row->key == last->key && row->offset < last->offset))
+        return wrong(r, "(key %d, offset %llu) comes after key %d, offset %llu; rows are in order of key, then offset",
+                     row->key, (unsigned long long)row->offset, last != NULL ? last->key : 0,
+                     (unsigned long long)(last != NULL ? last->offset : 0));
+    if (row->key > expected + (last != NULL))
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: key '%.100s' has no row",
+                        plan->keys[expected + (last != NULL)].name);
+    const hpc_key *key = &plan->keys[row->key];
+    if (row->count == 0) return wrong(r, "has no elements");
+    if (row->offset >= key->count || row->count > key->count - row->offset)
+        return wrong(r, "has %llu elements at offset %llu; key '%.100s' has %llu", (unsigned long long)row->count,
+                     (unsigned long long)row->offset, key->name, (unsigned long long)key->count);
+    if (row->offset % HPC_PLAN_ALIGN != 0)
+        return wrong(r, "is at offset %llu; must be a multiple of %d elements", (unsigned long long)row->offset,
+                     HPC_PLAN_ALIGN);
+    return HPC_OK;
+}
+
+static int check_fields(const hpc_plan *plan, int size, int r) {
+    const hpc_row *row = &plan->rows[r];
+    if (row->owner < 0 || row->owner >= size) return wrong(r, "has owner %d; ranks are 0 to %d", row->owner, size - 1);
+    if (row->core < 0 || row->core >= HPC_PLAN_CORES)
+        return wrong(r, "has core %d; 0 to %d are possible", row->core, HPC_PLAN_CORES - 1);
+    if (row->action != HPC_APPLY && row->action != HPC_FORWARD && row->action != HPC_EMIT)
+        return wrong(r, "has action %d; must be %d (apply), %d (forward) or %d (emit)", row->action, HPC_APPLY,
+                     HPC_FORWARD, HPC_EMIT);
+    if (row->depth < 1 || row->depth > HPC_PLAN_DEPTH)
+        return wrong(r, "has depth %d; 1 to %d are possible", row->depth, HPC_PLAN_DEPTH);
+    if (r > 0 && row[-1].key == row->key && row[-1].depth != row->depth)
+        return wrong(r, "has depth %d, row %d of the same key has %d; a key has one depth", row->depth, r - 1,
+                     row[-1].depth);
+    if (row->codec_in != HPC_F32 && row->codec_in != HPC_F16 && row->codec_in != HPC_BF16)
+        return wrong(r, "has codec_in %d; must be %d (f32), %d (f16) or %d (bf16)", row->codec_in, HPC_F32, HPC_F16,
+                     HPC_BF16);
+    if (row->codec_out != HPC_F32) return wrong(r, "has codec_out %d; must be %d (f32)", row->codec_out, HPC_F32);
+    if (row->n_in < 1 || row->in == NULL) return wrong(r, "has no in-edge (n_in is %d)", row->n_in);
+    if (row->n_out < 1 || row->out == NULL) return wrong(r, "has no out-edge (n_out is %d)", row->n_out);
+    if (row->quorum != 1 && row->quorum != row->n_in)
+        return wrong(r, "has quorum %d; must be 1 or all %d of its in-edges", row->quorum, row->n_in);
+    return HPC_OK;
+}
+
+/* ---- edges ---- */
+
+/* What the checks remember. A mark is the last row that met a rank or a row, so that nothing is cleared in between. */
+struct check {
+    const hpc_plan *plan;
+    int size;
+    uint64_t *covered; /* by rank: elements of the current key that it is sent */
+    int *receivers;    /* ranks that the current key is sent to */
+    int *rank_mark;
+    int *row_mark;
+    int *missing; /* by row: in-edges from rows that are not in order yet */
+    int *waiting; /* rows that are in order and whose own out-edges were not followed yet */
+};
+
+static const hpc_edge *find_row(const hpc_edge *edges, int n, int row) {
+    for (int e = 0; e < n; e++)
+        if (edges[e].row == row) return &edges[e];
+    return NULL;
+}
+
+/* The other end of an edge between rows, of which `from` forwards to `to`. named is the row that has the edge. */
+static int check_ends(const struct check *c, int from, int to, int rank, int named) {
+    const hpc_row *a = &c->plan->rows[from], *b = &c->plan->rows[to];
+    int other = named == from ? to : from;
+    if (rank != c->plan->rows[other].owner)
+        return wrong(named, "has an edge to row %d of rank %d, but rank %d owns that row", other, rank,
+                     c->plan->rows[other].owner);
+    if (a->action != HPC_FORWARD)
+        return wrong(to, "has an in-edge from row %d, which does not forward (its action is %d)", from, a->action);
+    if (find_row(named == from ? b->in : a->out, named == from ? b->n_in : a->n_out, named) == NULL)
+        return wrong(named, "has an edge %s row %d, which has none back", named == from ? "to" : "from", other);
+    if (a->key != b->key || a->offset != b->offset || a->count != b->count)
+        return wrong(from,
+                     "forwards to row %d, which is of other elements; both must have the same key, offset and "
+                     "count",
+                     to);
+    if (b->codec_in != a->codec_out)
+        return wrong(to, "has codec_in %d, but row %d sends it %d", b->codec_in, from, a->codec_out);
+    return HPC_OK;
+}
+
+/* wire: the codec of what is pushed of the row's key, -1 while unknown. */
+static int check_in(const struct check *c, int r, int *wire) {
+    const hpc_row *row = &c->plan->rows[r];
+    for (int e = 0; e < row->n_in; e++) {
+        const hpc_edge *edge = &row->in[e];
+        if (edge->rank < 0 || edge->rank >= c->size)
+            return wrong(r, "has in-edge %d from rank %d; ranks are 0 to %d", e, edge->rank, c->size - 1);
+        if (!isfinite(edge->weight)) return wrong(r, "has in-edge %d with weight %g; must be finite", e, edge->weight);
+        if (edge->row == -1) {
+            if (c->rank_mark[edge->rank] == r) return wrong(r, "has two in-edges from rank %d", edge->rank);
+            c->rank_mark[edge->rank] = r;
+            if (*wire == -1) *wire = row->codec_in;
+            if (*wire != row->codec_in)
+                return wrong(r,
+                             "has codec_in %d, but rows before it take pushes of its key as %d; a key has one wire "
+                             "format",
+                             row->codec_in, *wire);
+            continue;
+        }
+        if (edge->row < 0 || edge->row >= c->plan->n_rows)
+            return wrong(r, "has in-edge %d from row %d; there are rows 0 to %d, and -1 for a push", e, edge->row,
+                         c->plan->n_rows - 1);
+        if (c->row_mark[edge->row] == 2 * r) return wrong(r, "has two in-edges from row %d", edge->row);
+        c->row_mark[edge->row] = 2 * r;
+        int status = check_ends(c, edge->row, r, edge->rank, r);
+        if (status != HPC_OK) return status;
+    }
+    return HPC_OK;
+}
+
+static int check_out(const struct check *c, int r) {
+    const hpc_row *row = &c->plan->rows[r];
+    for (int e = 0; e < row->n_out; e++) {
+        const hpc_edge *edge = &row->out[e];
+        if (edge->rank < 0 || edge->rank >= c->size)
+            return wrong(r, "has out-edge %d to rank %d; ranks are 0 to %d", e, edge->rank, c->size - 1);
+        if (row->action != HPC_FORWARD) {
+            if (edge->row != -1)
+                return wrong(r, "has out-edge %d to row %d; what is applied or emitted goes to parameters (row -1)", e,
+                             edge->row);
+            continue;
+        }
+        if (edge->row < 0 || edge->row >= c->plan->n_rows)
+            return wrong(r, "has out-edge %d to row %d; what is forwarded goes to a row, 0 to %d", e, edge->row,
+                         c->plan->n_rows - 1);
+        if (c->row_mark[edge->row] == 2 * r + 1) return wrong(r, "has two out-edges to row %d", edge->row);
+        c->row_mark[edge->row] = 2 * r + 1;
+        int status = check_ends(c, r, edge->row, edge->rank, r);
+        if (status != HPC_OK) return status;
+    }
+    return HPC_OK;
+}
+
+/* Rows are taken once all rows that forward to them were; those of a circle never are. */
+static int check_acyclic(const struct check *c) {
+    int n = c->plan->n_rows, n_waiting = 0, taken = 0;
+    for (int r = 0; r < n; r++) {
+        c->missing[r] = 0;
+        for (int e = 0; e < c->plan->rows[r].n_in; e++) c->missing[r] += c->plan->rows[r].in[e].row >= 0;
+        if (c->missing[r] == 0) c->waiting[n_waiting++] = r;
+    }
+    while (n_waiting > 0) {
+        const hpc_row *row = &c->plan->rows[c->waiting[--n_waiting]];
+        taken++;
+        for (int e = 0; row->action == HPC_FORWARD && e < row->n_out; e++)
+            if (--c->missing[row->out[e].row] == 0) c->waiting[n_waiting++] = row->out[e].row;
+    }
+    for (int r = 0; taken < n && r < n; r++)
+        if (c->missing[r] > 0) return wrong(r, "waits for itself: rows forward in a circle");
+    return HPC_OK;
+}
+
+/* ---- cover ---- */
+
+/* Every rank that is sent parameters of a key is sent each element of it once. */
+static int check_cover(const struct check *c) {
+    const hpc_plan *plan = c->plan;
+    int n = 0;
+    for (int r = 0; r < plan->n_rows; r++) {
+        const hpc_row *row = &plan->rows[r];
+        const hpc_key *key = &plan->keys[row->key];
+        for (int e = 0; row->action != HPC_FORWARD && e < row->n_out; e++) {
+            int rank = row->out[e].rank;
+            if (c->rank_mark[rank] == r) return wrong(r, "has two out-edges to rank %d", rank);
+            c->rank_mark[rank] = r;
+            uint64_t covered = c->covered[rank];
+            if (covered == 0) c->receivers[n++] = rank;
+            if (row->offset != covered)
+                return wrong(r,
+                             "sends rank %d elements from %llu of key '%.100s', of which the rows before it send "
+                             "those up to %llu: %s",
+                             rank, (unsigned long long)row->offset, key->name, (unsigned long long)covered,
+                             row->offset < covered ? "they overlap" : "there is a hole");
+            c->covered[rank] = row->offset + row->count;
+        }
+        if (r + 1 < plan->n_rows && row[1].key == row->key) continue;
+        while (n > 0) {
+            int rank = c->receivers[--n];
+            if (c->covered[rank] != key->count)
+                return hpc_fail(HPC_ERR_INVALID, op_plan,
+                                "plan: rank %d is sent %llu of the %llu elements of key '%.100s'; rows must send all "
+                                "of them",
+                                rank, (unsigned long long)c->covered[rank], (unsigned long long)key->count, key->name);
+            c->covered[rank] = 0;
+        }
+    }
+    return HPC_OK;
+}
+
+/* ---- the whole ---- */
+
+static void forget(const struct check *c) {
+    for (int i = 0; i < c->size; i++) c->rank_mark[i] = -1;
+    for (int r = 0; r < c->plan->n_rows; r++) c->row_mark[r] = -1;
+}
+
+static int check_rows(const struct check *c) {
+    const hpc_plan *plan = c->plan;
+    int status = HPC_OK, wire = -1;
+    for (int r = 0; r < plan->n_rows && status == HPC_OK; r++) {
+        status = check_place(plan, r);
+        if (status == HPC_OK) status = check_fields(plan, c->size, r);
+    }
+    if (status != HPC_OK) return status;
+    int last = plan->rows[plan->n_rows - 1].key;
+    if (last != plan->n_keys - 1)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: key '%.100s' has no row", plan->keys[last + 1].name);
+
+    forget(c);
+    for (int r = 0; r < plan->n_rows && status == HPC_OK; r++) {
+        if (r > 0 && plan->rows[r].key != plan->rows[r - 1].key) wire = -1;
+        status = check_in(c, r, &wire);
+        if (status == HPC_OK) status = check_out(c, r);
+    }
+    if (status == HPC_OK) status = check_acyclic(c);
+    forget(c);
+    return status == HPC_OK ? check_cover(c) : status;
+}
+
+int hpc_plan_check(const hpc_plan *plan, int size) {
+    if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: plan is NULL");
+    if (size < 1) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: size is %d; must be 1 or more ranks", size);
+    int status = hpc_plan_check_keys(plan->keys, plan->n_keys);
+    if (status != HPC_OK) return status;
+    if (plan->n_rows < 1 || plan->n_rows > HPC_PLAN_NUMBERS)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: n_rows is %d; 1 to %d are possible", plan->n_rows,
+                        HPC_PLAN_NUMBERS);
+    if (plan->rows == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: rows is NULL with n_rows %d", plan->n_rows);
+
+    size_t ranks = (size_t)size, rows = (size_t)plan->n_rows;
+    struct check c = {
+        .plan = plan,
+        .size = size,
+        .covered = calloc(ranks, sizeof *c.covered),
+        .receivers = malloc(ranks * sizeof *c.receivers),
+        .rank_mark = malloc(ranks * sizeof *c.rank_mark),
+        .row_mark = malloc(rows * sizeof *c.row_mark),
+        .missing = malloc(rows * sizeof *c.missing),
+        .waiting = malloc(rows * sizeof *c.waiting),
+    };
+    if (c.covered && c.receivers && c.rank_mark && c.row_mark && c.missing && c.waiting)
+        status = check_rows(&c);
+    else
+        status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory to check %zu rows for %zu ranks", rows, ranks);
+    free(c.waiting);
+    free(c.missing);
+    free(c.row_mark);
+    free(c.rank_mark);
+    free(c.receivers);
+    free(c.covered);
+    return status;
+}
