@@ -4,9 +4,12 @@
 #include "ranks.h"
 
 #include <errno.h>
+#include <linux/filter.h>
 #include <linux/mempolicy.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -132,6 +135,30 @@ static void no_such_node(rank *r) {
     }
 }
 
+/* A container's filter answers EPERM to mbind. */
+static void refused(rank *r) {
+    (void)r;
+    static struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mbind, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        ranks_skip("the kernel has no system call filters");
+    const hpc_placement places[] = {{0, 8192, 0}};
+    hpc_memory *memory;
+    CHECK_OK(hpc_memory_create_placed(8192, places, 1, "test", &memory));
+    CHECK_EQ(memory->unplaced, EPERM);
+    memset(hpc_memory_data(memory), 1, 8192);
+    hpc_memory_release(memory);
+    char *p = hpc_private_alloc(8192, 0);
+    CHECK(p != NULL);
+    memset(p, 1, 8192);
+    hpc_private_free(p, 8192);
+}
+
 static void private_memory(rank *r) {
     (void)r;
     static const size_t sizes[] = {1, 100 << 10, 9 << 20};
@@ -201,6 +228,7 @@ int main(int argc, char **argv) {
         {.name = "shared_memory", .size = 1, .run = shared_memory, .bare = true, .where = ONCE},
         {.name = "many_ranges", .size = 1, .run = many_ranges, .bare = true, .where = ONCE},
         {.name = "no_such_node", .size = 1, .run = no_such_node, .bare = true, .where = ONCE},
+        {.name = "refused", .size = 1, .run = refused, .bare = true, .where = ONCE},
         {.name = "private_memory", .size = 1, .run = private_memory, .bare = true, .where = ONCE},
         {.name = "pinned_threads", .size = 1, .run = pinned_threads, .bare = true, .where = ONCE},
         {.name = "window", .size = 2, .run = window, .where = RANKS_SHM},
