@@ -114,7 +114,8 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
 
 /* ---- edges ---- */
 
-/* What the checks remember. A mark is the last row that met a rank or a row, so that nothing is cleared in between. */
+/* What the checks remember. A mark is the last row that met a rank or a row (2r at row r's in-edges, 2r + 1 at its
+ * out-edges), so that nothing is cleared between rows. */
 struct check {
     const hpc_plan *plan;
     int size;
