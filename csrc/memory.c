@@ -56,7 +56,7 @@ static int prefer(void *data, size_t nbytes, int node) {
     return syscall(SYS_mbind, data, nbytes, MPOL_PREFERRED, nodes, (unsigned long)NODES + 1, 0) == 0 ? 0 : errno;
 }
 
-/* One call for each run of ranges on one node: a call can leave a mapping of its own behind, and those are bounded. */
+/* One call for each run of ranges on one node: the kernel keeps the range of every call. */
 static int place(char *data, size_t length, const hpc_placement *places, int n) {
     size_t page = page_size();
     int refused = 0;

@@ -184,15 +184,21 @@ static void private_memory(rank *r) {
     CHECK_EQ(hpc_last_error()->status, HPC_OK);
 }
 
-static void *run_on(void *arg) {
-    unsigned cpu = *(int *)arg, seen, node;
-    CHECK_EQ(hpc_host_pin((int)cpu), 0);
+static void run_on(int cpu) {
+    unsigned seen, node;
+    CHECK_EQ(hpc_host_pin(cpu), 0);
     for (int i = 0; i < 100; i++) {
         CHECK_EQ(syscall(SYS_getcpu, &seen, &node, NULL), 0);
         CHECK_EQ(seen, cpu);
-        CHECK_EQ(node, hpc_host_node("", (int)cpu));
+        CHECK_EQ(node, hpc_host_node("", cpu));
         sched_yield();
     }
+}
+
+/* Over all CPUs, so that no luck of the scheduler's passes for a pin. */
+static void *run_everywhere(void *arg) {
+    for (int i = 0; i < n_cpus; i++) run_on(cpus[i]);
+    run_on(*(int *)arg);
     return NULL;
 }
 
@@ -201,7 +207,7 @@ static void pinned_threads(rank *r) {
     static pthread_t threads[CPUS];
     cpu_set_t before, after;
     CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0);
-    for (int i = 0; i < n_cpus; i++) CHECK_EQ(pthread_create(&threads[i], NULL, run_on, &cpus[i]), 0);
+    for (int i = 0; i < n_cpus; i++) CHECK_EQ(pthread_create(&threads[i], NULL, run_everywhere, &cpus[i]), 0);
     for (int i = 0; i < n_cpus; i++) CHECK_EQ(pthread_join(threads[i], NULL), 0);
     CHECK_EQ(sched_getaffinity(0, sizeof after, &after), 0);
     CHECK(CPU_EQUAL(&before, &after));
