@@ -345,7 +345,7 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
     const double weight = hub->sum || hub->each ? 1.0 : 1.0 / hub->n_workers;
     for (int w = 0; w < hub->n_workers; w++) {
         in[w] = (hpc_edge){hub->workers[w], -1, weight};
-        out[w] = (hpc_edge){hub->workers[w], -1, 0};
+        out[w] = (hpc_edge){hub->workers[w], -1, 1.0};
     }
     cut(hub->keys, hub->n_keys, elements, b.rows);
     for (int r = 0; r < n; r++) sizes[r] = b.rows[r].count * sizeof(float);

@@ -189,6 +189,14 @@ static void test_hub_choices(void) {
     plan = make(&hub);
     CHECK_EQ(plan->n_rows, 63 + 1 + 4375);
     hpc_plan_free(plan);
+    hub = small_hub();
+    hub.n_keys = hub.n_workers = hub.n_servers = 1;
+    hub.depth = HPC_PLAN_DEPTH;
+    for (hub.cores = 1; hub.cores <= HPC_PLAN_CORES; hub.cores += HPC_PLAN_CORES - 1) {
+        plan = make(&hub);
+        CHECK(plan->n_rows == 1 && plan->rows[0].depth == 16 && plan->rows[0].in[0].weight == 1.0);
+        hpc_plan_free(plan);
+    }
 }
 
 #define REFUSED(text, ...)                                                                                             \
@@ -230,6 +238,13 @@ static void test_hub_refusals(void) {
     REFUSED("servers[1] is rank -2", hub.servers = negative);
     REFUSED("cores is 0", hub.cores = 0);
     REFUSED("cores is 1025", hub.cores = HPC_PLAN_CORES + 1);
+    enum { MANY = (1 << 21) + 1 };
+    int *many_ranks = malloc(MANY * sizeof *many_ranks);
+    CHECK(many_ranks);
+    for (int i = 0; i < MANY; i++) many_ranks[i] = i;
+    REFUSED("2097153 servers of 1024 cores are too many", hub.servers = many_ranks; hub.n_servers = MANY;
+            hub.cores = HPC_PLAN_CORES);
+    free(many_ranks);
     REFUSED("chunk is 0 bytes", hub.chunk = 0);
     REFUSED("chunk is 100 bytes", hub.chunk = 100);
     REFUSED("chunk is 96 bytes", hub.chunk = 96);
@@ -350,11 +365,11 @@ static void test_check_rows(void) {
     BROKEN("row 4 has core -1", p.rows[4].core = -1);
     BROKEN("row 4 has core 1024", p.rows[4].core = HPC_PLAN_CORES);
     BROKEN("row 4 has action 3", p.rows[4].action = 3);
-    BROKEN("row 4 has depth 0", p.rows[4].depth = 0);
+    BROKEN("row 4 has depth 0; 1 to 16", p.rows[4].depth = 0);
     BROKEN("row 0 has depth 17", p.rows[0].depth = 17);
     BROKEN("row 4 has depth 2, row 3 of the same key has 1", p.rows[4].depth = 2);
-    BROKEN("row 4 has codec_in 1", p.rows[4].codec_in = HPC_F64);
-    BROKEN("row 4 has codec_in 4", p.rows[4].codec_in = 4);
+    BROKEN("row 4 has codec_in 1; must be", p.rows[4].codec_in = HPC_F64);
+    BROKEN("row 4 has codec_in 4; must be", p.rows[4].codec_in = 4);
     BROKEN("row 4 has codec_out 2", p.rows[4].codec_out = HPC_F16);
     BROKEN("row 4 has no in-edge (n_in is 0)", p.rows[4].n_in = 0);
     BROKEN("row 4 has no in-edge", p.rows[4].in = NULL);
@@ -387,7 +402,10 @@ static void test_check_edges(void) {
     BROKEN("row 2 has codec_in 2, but row 0 sends it 0", p.rows[2].codec_in = HPC_F16);
     BROKEN("row 0 forwards to row 2, which is of other elements", p.rows[2].count = 16);
 
+    BROKEN("row 3 forwards to row 8, which is of other elements", p.up[1][0].row = 8;
+           p.sums[2][0] = (hpc_edge){0, 3, 1}; for (int r = 3; r < 6; r++) p.rows[r].offset = 0, p.rows[r].count = 5);
     BROKEN("row 2 has out-edge 1 to rank 4", p.params[1].rank = 4);
+    BROKEN("row 2 has out-edge 1 to rank -1", p.params[1].rank = -1);
     BROKEN("row 2 has out-edge 1 to row 0", p.params[1].row = 0);
     BROKEN("row 0 has out-edge 0 to row -1", p.up[0][0].row = -1);
     BROKEN("row 0 has out-edge 0 to row 9", p.up[0][0].row = ROWS);
