@@ -200,8 +200,51 @@ static int progress_all(void *arg) {
         left += t->progress(c);
         done = t;
     }
-    return left;
+    return left + hpc_context_work(c);
 }
+
+/* ---- tasks ---- */
+
+/* release and acquire: what one thread did to an engine is seen by the next that works for it. */
+static int take_tasks(hpc_context *c) {
+    return atomic_load_explicit(&c->working, memory_order_relaxed) == 0 &&
+           atomic_exchange_explicit(&c->working, 1, memory_order_acquire) == 0;
+}
+
+static void leave_tasks(hpc_context *c) {
+    atomic_store_explicit(&c->working, 0, memory_order_release);
+}
+
+int hpc_context_work(hpc_context *c) {
+    if (!take_tasks(c)) return 1;
+    for (const hpc_task *t = c->tasks; t != NULL; t = t->next) t->run(t->arg);
+    leave_tasks(c);
+    return 0;
+}
+
+void hpc_context_add_task(hpc_context *c, hpc_task *task) {
+    while (!take_tasks(c)) sched_yield();
+    task->next = c->tasks;
+    c->tasks = task;
+    leave_tasks(c);
+    atomic_store_explicit(&c->group.progress, progress_all, memory_order_release);
+}
+
+void hpc_context_remove_task(hpc_context *c, hpc_task *task) {
+    while (!take_tasks(c)) sched_yield();
+    for (hpc_task **at = &c->tasks; *at != NULL; at = &(*at)->next)
+        if (*at == task) {
+            *at = task->next;
+            break;
+        }
+    leave_tasks(c);
+}
+
+void hpc_context_add_note(hpc_context *c, const char *note) {
+    if (c->n_notes < HPC_NOTES) snprintf(c->notes[c->n_notes++], HPC_NOTE_BYTES, "%s", note);
+}
+
+/* ---- connect ---- */
 
 int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     double deadline;
@@ -231,11 +274,9 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     free(controls);
     if (status == HPC_OK) status = hpc_lane_open(c, 1, deadline, &c->lane);
     if (status != HPC_OK) return status;
+    c->group.progress_arg = c;
     for (int r = 0; r < c->group.size; r++)
-        if (c->transports[r]->progress != NULL) {
-            c->group.progress_arg = c;
-            c->group.progress = progress_all;
-        }
+        if (c->transports[r]->progress != NULL) c->group.progress = progress_all;
     c->connected = 1;
     return HPC_OK;
 }

@@ -20,6 +20,13 @@ typedef struct hpc_address {
     char transports[HPC_TRANSPORTS_BYTES];
 } hpc_address;
 
+/* Work that every wait of a context does besides looking at its condition: that of an engine without threads. */
+typedef struct hpc_task {
+    void (*run)(void *arg);
+    void *arg;
+    struct hpc_task *next;
+} hpc_task;
+
 struct hpc_context {
     hpc_group group;
     _Atomic int references; /* the handle, and every window, lane and queue */
@@ -31,6 +38,8 @@ struct hpc_context {
     hpc_lane *lane;                   /* the first one */
     uint64_t loop_seed;
     void *held; /* loop's: what it holds back */
+    hpc_task *tasks;
+    _Atomic int working; /* a thread is at the tasks, or changes their list */
     int connecting, connected;
     char notes[HPC_NOTES][HPC_NOTE_BYTES];
     int n_notes;
@@ -41,6 +50,17 @@ void hpc_context_release(hpc_context *context);
 
 /* HPC_OK if calls may be made on it: connected, open, and this process's own. */
 int hpc_context_ready(const hpc_context *context, const char *op);
+
+/* The task belongs to the context until it is removed; no thread is at it then. */
+void hpc_context_add_task(hpc_context *context, hpc_task *task);
+void hpc_context_remove_task(hpc_context *context, hpc_task *task);
+
+/* Runs the tasks once. Nonzero when another thread is at them: what it leaves has to be looked at again before a
+ * sleep. */
+int hpc_context_work(hpc_context *context);
+
+/* Tells of something that was degraded at start (hpc_context_note). */
+void hpc_context_add_note(hpc_context *context, const char *note);
 
 /* The lane, or the context's first one for NULL. */
 hpc_lane *hpc_context_lane(hpc_context *context, hpc_lane *lane);

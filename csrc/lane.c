@@ -148,6 +148,13 @@ int hpc_put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, siz
     return status != HPC_OK ? status : n.status;
 }
 
+int hpc_lane_try_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
+                        uint32_t imm) {
+    int status = check_put(lane, w, peer, src, nbytes, offset, "put_notify");
+    if (status != HPC_OK) return status;
+    return w->context->transports[peer]->put_notify(lane, w, peer, src, nbytes, offset, imm);
+}
+
 /* ---- flush and poll ---- */
 
 struct flushing {
@@ -200,6 +207,26 @@ int hpc_lane_flush(hpc_lane *lane, double timeout) {
     return first_failure;
 }
 
+int hpc_lane_try_flush(hpc_lane *lane, int peer) {
+    return lane->context->transports[peer]->flush(lane, peer);
+}
+
+/* Begins where it stopped, so that a peer that never rests cannot hide the others. */
+int hpc_lane_poll(hpc_lane *lane, hpc_event *event) {
+    const hpc_context *c = lane->context;
+    int size = c->group.size, rank = lane->next;
+    for (int i = 0; i < size; i++) {
+        int status = c->transports[rank]->poll(lane, rank, event);
+        if (status == HPC_OK) event->peer = rank;
+        rank = rank + 1 == size ? 0 : rank + 1;
+        if (status != HPC_IN_PROGRESS) {
+            lane->next = rank;
+            return status;
+        }
+    }
+    return HPC_IN_PROGRESS;
+}
+
 struct polling {
     hpc_context *context;
     hpc_lane *lane;
@@ -207,22 +234,10 @@ struct polling {
     int status;
 };
 
-/* Begins where it stopped, so that a peer that never rests cannot hide the others. */
 static int try_poll(void *arg) {
     struct polling *p = arg;
-    hpc_context *c = p->context;
-    int size = c->group.size, rank = p->lane->next;
-    if (p->status != HPC_IN_PROGRESS) return 1; /* one event a call, whoever asks again */
-    for (int i = 0; i < size; i++) {
-        p->status = c->transports[rank]->poll(p->lane, rank, p->event);
-        if (p->status == HPC_OK) p->event->peer = rank;
-        rank = rank + 1 == size ? 0 : rank + 1;
-        if (p->status != HPC_IN_PROGRESS) {
-            p->lane->next = rank;
-            return 1;
-        }
-    }
-    return 0;
+    if (p->status == HPC_IN_PROGRESS) p->status = hpc_lane_poll(p->lane, p->event); /* one event a call */
+    return p->status != HPC_IN_PROGRESS;
 }
 
 static int anybody_present(void *arg, int *ranks) {
@@ -242,7 +257,7 @@ int hpc_poll(hpc_context *c, hpc_lane *lane, hpc_event *event) {
     int status = check_poll(c, lane, event, "poll");
     if (status != HPC_OK) return status;
     struct polling p = {c, hpc_context_lane(c, lane), event, HPC_IN_PROGRESS};
-    if (c->group.progress != NULL) c->group.progress(c->group.progress_arg);
+    hpc_group_progress(&c->group);
     try_poll(&p);
     return p.status;
 }

@@ -21,6 +21,17 @@ struct hpc_lane {
 /* Remote completion of all that the lane has put, to every peer that is still here. */
 int hpc_lane_flush(hpc_lane *lane, double timeout);
 
+/* The next event, or HPC_IN_PROGRESS; moves nothing that a transport holds back. One thread may poll a lane while
+ * another puts on it. */
+int hpc_lane_poll(hpc_lane *lane, hpc_event *event);
+
+/* One look at whether everything put to peer is in place: HPC_OK, HPC_IN_PROGRESS or a failure. */
+int hpc_lane_try_flush(hpc_lane *lane, int peer);
+
+/* hpc_put_notify without its wait: HPC_IN_PROGRESS, with nothing done, while the peer's ring is full. */
+int hpc_lane_try_notify(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
+                        uint32_t imm);
+
 int hpc_lane_open(hpc_context *context, int own, double deadline, hpc_lane **lane);
 
 #endif

@@ -28,6 +28,11 @@ double hpc_deadline(const hpc_group *group, double timeout) {
     return hpc_now() + limit_of(group, timeout);
 }
 
+double hpc_left(double deadline) {
+    double left = deadline - hpc_now();
+    return left > 0 ? left : 0;
+}
+
 void hpc_bell_wake(hpc_bell *bell) {
     atomic_fetch_add_explicit(&bell->rings, 1, memory_order_release);
     /* Not FUTEX_PRIVATE: the sleeper is in another process. */
@@ -134,9 +139,8 @@ static int fail_timeout(hpc_group *group, const hpc_wait *wait, double timeout) 
 
 /* With all that a transport holds back delivered. */
 static int holds_now(hpc_group *group, const hpc_wait *wait) {
-    if (group->progress != NULL)
-        while (group->progress(group->progress_arg) != 0) {
-        }
+    while (hpc_group_progress(group) != 0) {
+    }
     return wait->ready(wait->arg);
 }
 
@@ -169,7 +173,7 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds)
     rings = atomic_load_explicit(&bell->rings, memory_order_acquire);
     /* What a transport holds back is part of the condition: its sender rang before we counted as a sleeper, or will
      * now. */
-    int held = group->progress != NULL ? group->progress(group->progress_arg) : 0;
+    int held = hpc_group_progress(group);
     if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait);
     if (held == 0 && status == HPC_IN_PROGRESS) {
         t.tv_sec = (time_t)seconds;
@@ -191,7 +195,7 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
     start = now = hpc_now();
     deadline = start + timeout;
     for (;;) {
-        if (group->progress != NULL) held = group->progress(group->progress_arg);
+        held = hpc_group_progress(group);
         for (int i = 0; i < (now - start < group->spin ? SPINS_PER_CLOCK : 1); i++) {
             if (wait->ready(wait->arg)) return HPC_OK;
             hpc_cpu_relax();

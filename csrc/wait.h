@@ -28,8 +28,9 @@ typedef struct hpc_group {
     _Atomic int departures;            /* ranks that left or failed: 0 spares the look at states */
     _Atomic int closed;
     hpc_bell *bell;
-    const char *owner;          /* a page that the kernel wipes in a forked child: 1 in the process that made it */
-    int (*progress)(void *arg); /* moves what a transport holds back; how much is left. NULL if none does */
+    const char *owner; /* a page that the kernel wipes in a forked child: 1 in the process that made it */
+    int (*_Atomic progress)(void *arg); /* moves what transports and engines have to do; whether something is left.
+                                           NULL if none has */
     void *progress_arg;
 } hpc_group;
 
@@ -60,8 +61,15 @@ int hpc_group_others(const hpc_group *group, int *ranks);
 /* Marks rank as departed (first word wins) and wakes every local wait. */
 void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason);
 
+/* Does what there is to do besides the caller's own; how much is left. */
+static inline int hpc_group_progress(hpc_group *group) {
+    int (*progress)(void *) = atomic_load_explicit(&group->progress, memory_order_acquire);
+    return progress == NULL ? 0 : progress(group->progress_arg);
+}
+
 double hpc_now(void); /* seconds, monotonic */
 double hpc_deadline(const hpc_group *group, double timeout);
+double hpc_left(double deadline); /* seconds, 0 when it has passed */
 
 void hpc_bell_wake(hpc_bell *bell);
 

@@ -224,7 +224,7 @@ int hpc_test_signal(hpc_window *w, int signal, uint64_t at_least, uint64_t *valu
     int status = check_signal(w, signal, "test_signal");
     if (status != HPC_OK) return status;
     hpc_group *g = &w->context->group;
-    if (g->progress != NULL) g->progress(g->progress_arg);
+    hpc_group_progress(g);
     uint64_t now = atomic_load_explicit(hpc_own_signal(w, signal), memory_order_acquire);
     if (value != NULL) *value = now;
     return now >= at_least ? HPC_OK : HPC_IN_PROGRESS;

@@ -1,0 +1,468 @@
+/* The owner's side of an exchange: cores that own rows for life and share nothing with each other.
+ *
+ * A core takes events from its lane. An input that has come is counted; when a row has its quorum it is worked off at
+ * once, while other rows' inputs still arrive (PHub's tall aggregation, section 3.2.2): block by block the inputs are
+ * folded, the rule is applied and the new parameters are written to every worker, all while the block is in the first
+ * caches, so memory sees each gradient, state and parameter once. When the last row of a share is done its workers get
+ * their answer: a signal behind the data.
+ *
+ * A core never waits. What cannot go on (a full ring, a put that still reads a master) is kept and tried again at the
+ * next call. */
+#define _GNU_SOURCE
+#include "engine.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host.h"
+
+static const char op_engine[] = "exchange";
+
+/* ---- failure ---- */
+
+/* The bell wakes the user's thread, which tells the other ranks. */
+void hpc_exchange_fail(hpc_exchange *ex, int status, const char *why) {
+    if (atomic_exchange_explicit(&ex->failing, 1, memory_order_relaxed)) return;
+    snprintf(ex->failure, sizeof ex->failure, "%s", why);
+    atomic_store_explicit(&ex->failed, status, memory_order_release);
+    hpc_bell_ring(ex->context->group.bell);
+}
+
+static void fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned) {
+    char why[HPC_FAILURE_BYTES];
+    const hpc_exchange *ex = core->exchange;
+    snprintf(why, sizeof why, "rank %d: the %s of rule \"%s\" returned %d on key %s, elements %llu to %llu, step %llu",
+             ex->context->group.rank, what, ex->rule_name, returned, ex->plan->keys[w->row->key].name,
+             (unsigned long long)w->row->offset, (unsigned long long)(w->row->offset + w->row->count - 1),
+             (unsigned long long)w->step);
+    hpc_exchange_fail(core->exchange, HPC_ERR_INVALID, why);
+}
+
+/* A worker that is gone needs no answer: whoever waits for it finds out by itself. */
+static void check_put(hpc_core *core, int status) {
+    if (status == HPC_OK || status == HPC_ERR_PEER) return;
+    if (hpc_group_usable(&core->exchange->context->group, op_engine) != HPC_OK) return; /* closed meanwhile */
+    hpc_exchange_fail(core->exchange, status, hpc_last_error()->message);
+}
+
+/* One writer; whoever reads needs no order. */
+static void count(_Atomic uint64_t *counter, uint64_t n) {
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
+}
+
+/* ---- one block ---- */
+
+/* The folded block: in acc, or where its only input lies. NULL when a user's fold has failed. only: the input to fold
+ * alone, or -1 for all. */
+static const float *fold_block(hpc_core *core, const hpc_work *w, int slot, int only, size_t from, size_t n) {
+    const hpc_exchange *ex = core->exchange;
+    size_t item = hpc_codec_bytes(w->row->codec_in);
+    int first = only < 0 ? 0 : only, n_in = only < 0 ? w->row->n_in : 1;
+    for (int i = 0; i < n_in; i++) {
+        const hpc_input *in = &w->inputs[first + i];
+        core->folding[i] = in->slots + (size_t)slot * in->stride + from * item;
+    }
+    if (ex->rule.fold != NULL) {
+        memset(core->acc, 0, n * sizeof(float));
+        for (int i = 0; i < n_in; i++) {
+            int returned = ex->rule.fold(core->acc, core->folding[i], (int64_t)(n * item), w->weights[first + i],
+                                         core->args[ex->lowest]);
+            if (returned != 0) {
+                fail_kernel(core, w, "fold", returned);
+                return NULL;
+            }
+        }
+        return core->acc;
+    }
+    if (n_in == 1 && w->weights[first] == 1 && w->row->codec_in == HPC_F32) return core->folding[0];
+    ex->fold[w->row->codec_in](core->acc, core->folding, w->weights + first, n_in, n, 0);
+    return core->acc;
+}
+
+/* Adds input i to the row's accumulator. */
+static void fold_eagerly(hpc_core *core, hpc_work *w, int slot, int input) {
+    static const double ones[2] = {1, 1};
+    const hpc_exchange *ex = core->exchange;
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
+        size_t n = w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
+        const float *block = fold_block(core, w, slot, input, from, n);
+        if (block == NULL) return;
+        const void *sum[2] = {w->acc + from, block};
+        if (w->arrived[slot] == 0)
+            memcpy(w->acc + from, block, n * sizeof(float));
+        else
+            ex->fold[HPC_F32](w->acc + from, sum, ones, 2, n, 0);
+    }
+}
+
+static int apply_block(hpc_core *core, const hpc_work *w, const float *block, int count, const double *args,
+                       size_t from, size_t n) {
+    const hpc_exchange *ex = core->exchange;
+    if (w->row->action == HPC_EMIT) {
+        memcpy(w->param + from, block, n * sizeof(float));
+        return HPC_OK;
+    }
+    int returned =
+        ex->rule.apply(w->param + from, block, count, w->state + from * (size_t)ex->rule.slots, args, (int64_t)n);
+    if (returned != 0) fail_kernel(core, w, "apply", returned);
+    return returned;
+}
+
+/* To every worker whose memory is mapped here; the others get the whole row by put. to: that rank alone, or -1. */
+static void write_block(hpc_core *core, const hpc_work *w, int to, size_t from, size_t n) {
+    const hpc_exchange *ex = core->exchange;
+    for (int o = 0; o < w->n_outputs; o++) {
+        const hpc_output *out = &w->outputs[o];
+        if (out->params == NULL || (to >= 0 && out->rank != to)) continue;
+        ex->kernels->copy(out->params + from, w->param + from, n * sizeof(float), ex->stream);
+        count(&core->bytes_written, n * sizeof(float));
+    }
+}
+
+static void put_row(hpc_core *core, const hpc_work *w, int to) {
+    hpc_exchange *ex = core->exchange;
+    for (int o = 0; o < w->n_outputs; o++) {
+        const hpc_output *out = &w->outputs[o];
+        if (out->params != NULL || (to >= 0 && out->rank != to)) continue;
+        size_t nbytes = (size_t)w->row->count * sizeof(float);
+        check_put(core, hpc_put(core->out, ex->window, out->rank, w->param, nbytes, out->offset));
+        count(&core->bytes_written, nbytes);
+        if (!core->unflushed[out->rank]) core->n_unflushed++;
+        core->unflushed[out->rank] = 1;
+    }
+}
+
+/* ---- one row ---- */
+
+/* HPC_IN_PROGRESS while a put may still read a master that is about to change. Under BSP it has been read: the worker
+ * it went to has pushed again since. */
+static int flush_outputs(hpc_core *core) {
+    for (int r = 0; core->n_unflushed > 0 && r < core->exchange->context->group.size; r++) {
+        if (!core->unflushed[r]) continue;
+        int status = hpc_lane_try_flush(core->out, r);
+        if (status == HPC_IN_PROGRESS) return status;
+        check_put(core, status);
+        core->unflushed[r] = 0;
+        core->n_unflushed--;
+    }
+    return HPC_OK;
+}
+
+static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
+    hpc_exchange *ex = core->exchange;
+    const hpc_output *out = &w->outputs[edge];
+    const hpc_row *to = &ex->plan->rows[w->row->out[edge].row];
+    int status = hpc_lane_try_notify(
+        ex->in_lanes[to->core], ex->window, out->rank, w->acc, (size_t)w->row->count * sizeof(float),
+        out->offset + (size_t)slot * hpc_slot_stride(to), hpc_imm(HPC_OP_FORWARD, slot, w->index));
+    if (status != HPC_IN_PROGRESS) check_put(core, status);
+    return status;
+}
+
+static void forward_row(hpc_core *core, hpc_work *w, int slot) {
+    for (int e = 0; e < w->n_outputs; e++)
+        if (core->n_late > 0 || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
+            core->late[core->n_late++] = (hpc_late){w, e, slot};
+}
+
+static void retry_forwards(hpc_core *core) {
+    int done = 0;
+    while (done < core->n_late &&
+           try_forward(core, core->late[done].work, core->late[done].edge, core->late[done].slot) != HPC_IN_PROGRESS)
+        done++;
+    if (done == 0) return;
+    core->n_late -= done;
+    memmove(core->late, core->late + done, (size_t)core->n_late * sizeof *core->late);
+}
+
+/* A row whose inputs are there. only: under ASYNC the input that has come, else -1. */
+static void work_off(hpc_core *core, hpc_work *w, int slot, int only) {
+    hpc_exchange *ex = core->exchange;
+    const hpc_row *row = w->row;
+    const int each = row->quorum == 1 && row->n_in > 1;
+    const int whose = each ? w->inputs[only].rank : ex->lowest;
+    double args[HPC_RULE_ARGS];
+    memcpy(args, core->args[whose], sizeof args);
+    args[0] = (double)++w->step;
+    for (size_t from = 0; from < row->count; from += HPC_BLOCK) {
+        size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
+        const float *block = ex->eager && !each ? w->acc + from : fold_block(core, w, slot, each ? only : -1, from, n);
+        if (block == NULL) return;
+        if (row->action == HPC_FORWARD) {
+            if (block != w->acc + from) memcpy(w->acc + from, block, n * sizeof(float));
+            continue;
+        }
+        if (apply_block(core, w, block, each ? 1 : row->n_in, args, from, n) != 0) return;
+        if (ex->consistency == HPC_BSP) write_block(core, w, -1, from, n);
+    }
+    if (row->action == HPC_FORWARD)
+        forward_row(core, w, slot);
+    else if (ex->consistency == HPC_BSP)
+        put_row(core, w, -1);
+    count(&core->applied, 1);
+    count(&core->bytes_folded, row->count * hpc_codec_bytes(row->codec_in) * (size_t)(each ? 1 : row->n_in));
+}
+
+/* ---- answers ---- */
+
+static void answer(hpc_core *core, int rank, int signal, uint64_t value) {
+    check_put(core, hpc_put_signal(core->out, core->exchange->window, rank, NULL, 0, 0, signal, value));
+}
+
+/* Everybody who is at either end of the share: its inputs have been read, its outputs are written. */
+static void answer_all(hpc_core *core, hpc_share *share) {
+    hpc_exchange *ex = core->exchange;
+    int signal = hpc_signal_applied(ex, (int)(share - ex->shares));
+    share->version++;
+    share->left = share->n_rows;
+    for (int i = 0; i < share->n_parts; i++) answer(core, share->parts[i], signal, share->version);
+}
+
+static void row_is_done(hpc_core *core, hpc_share *share, int from) {
+    hpc_exchange *ex = core->exchange;
+    if (ex->consistency == HPC_BSP) {
+        if (--share->left == 0) answer_all(core, share);
+        return;
+    }
+    if (++share->rows_done[from] < share->n_rows) return;
+    share->rows_done[from] = 0;
+    answer(core, from, hpc_signal_applied(ex, (int)(share - ex->shares)), ++share->applied[from]);
+}
+
+/* ---- events ---- */
+
+static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_row *row = w->row;
+    int from = w->inputs[input].rank;
+    if (row->quorum == 1 && row->n_in > 1) {
+        work_off(core, w, slot, input);
+    } else {
+        if (ex->eager) fold_eagerly(core, w, slot, input);
+        if (++w->arrived[slot] < row->n_in) return;
+        w->arrived[slot] = 0;
+        work_off(core, w, slot, -1);
+    }
+    row_is_done(core, w->share, from);
+}
+
+static int input_of(const hpc_work *w, int rank, int forwarded) {
+    for (int i = 0; i < w->row->n_in; i++)
+        if (w->inputs[i].rank == rank && w->inputs[i].forwarded == forwarded) return i;
+    return -1;
+}
+
+/* NULL unless the index names a row of this core. */
+static hpc_work *own_row(const hpc_core *core, int index) {
+    const hpc_exchange *ex = core->exchange;
+    if (index < 0 || index >= ex->plan->n_rows || ex->work_of[index] < 0) return NULL;
+    hpc_work *w = &ex->work[ex->work_of[index]];
+    return w->row->core == core->index ? w : NULL;
+}
+
+static hpc_share *own_share(const hpc_core *core, int index) {
+    const hpc_exchange *ex = core->exchange;
+    if (index < 0 || index >= ex->n_shares) return NULL;
+    hpc_share *share = &ex->shares[index];
+    return share->owner == ex->context->group.rank && share->core == core->index ? share : NULL;
+}
+
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    const hpc_exchange *ex = core->exchange;
+    if (share == NULL) return 0;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        int input = input_of(w, rank, -1);
+        if (input >= 0) input_came(core, w, slot, input);
+    }
+    return 1;
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int rank, int forwarded, int slot) {
+    int input = w == NULL ? -1 : input_of(w, rank, forwarded);
+    if (input < 0) return 0;
+    input_came(core, w, slot, input);
+    return 1;
+}
+
+static int forward_came(hpc_core *core, int source, int rank, int slot) {
+    const hpc_exchange *ex = core->exchange;
+    if (source < 0 || source >= ex->plan->n_rows || ex->plan->rows[source].owner != rank) return 0;
+    const hpc_row *from = &ex->plan->rows[source];
+    int came = 0;
+    for (int e = 0; e < from->n_out; e++)
+        if (from->out[e].rank == ex->context->group.rank)
+            came += row_came(core, own_row(core, from->out[e].row), rank, source, slot);
+    return came > 0;
+}
+
+/* ASYNC: every push that the worker made before has been applied, events being in order. */
+static int pull_came(hpc_core *core, hpc_share *share, int rank) {
+    const hpc_exchange *ex = core->exchange;
+    if (share == NULL || ex->consistency != HPC_ASYNC) return 0;
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
+            write_block(core, w, rank, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
+        put_row(core, w, rank);
+    }
+    answer(core, rank, hpc_signal_pulled(ex, (int)(share - ex->shares)), ++share->pulled[rank]);
+    return 1;
+}
+
+static double *args_slot(const hpc_exchange *ex, int core, int rank) {
+    size_t at = ((size_t)core * (size_t)ex->context->group.size + (size_t)rank) * HPC_RULE_ARGS * sizeof(double);
+    return (double *)(void *)(hpc_own_part(ex) + ex->places[ex->context->group.rank].args + at);
+}
+
+static int args_came(hpc_core *core, int rank) {
+    hpc_exchange *ex = core->exchange;
+    if (!ex->places[rank].worker) return 0;
+    memcpy(core->args[rank], args_slot(ex, core->index, rank), sizeof core->args[rank]);
+    uint64_t set = ++core->args_set[rank];
+    for (int r = 0; r < ex->context->group.size; r++) {
+        if (!ex->places[r].worker || core->args_set[r] != set || r == rank) continue;
+        for (int a = 1; a < HPC_RULE_ARGS; a++) {
+            if (core->args[r][a] == core->args[rank][a]) continue;
+            char why[HPC_FAILURE_BYTES];
+            snprintf(why, sizeof why, "set_args: rank %d sets argument %d of rule \"%s\" to %.9g and rank %d to %.9g",
+                     rank, a, ex->rule_name, core->args[rank][a], r, core->args[r][a]);
+            hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);
+        }
+    }
+    answer(core, rank, hpc_signal_args(ex, ex->context->group.rank, core->index), set);
+    return 1;
+}
+
+static void handle(hpc_core *core, const hpc_event *event) {
+    const hpc_exchange *ex = core->exchange;
+    int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm), rank = event->peer, known = 0;
+    if (slot < ex->depth) switch (hpc_imm_operation(event->imm)) {
+        case HPC_OP_SHARE:
+            known = share_came(core, own_share(core, index), rank, slot);
+            break;
+        case HPC_OP_ROW:
+            known = row_came(core, own_row(core, index), rank, -1, slot);
+            break;
+        case HPC_OP_FORWARD:
+            known = forward_came(core, index, rank, slot);
+            break;
+        case HPC_OP_PULL:
+            known = pull_came(core, own_share(core, index), rank);
+            break;
+        case HPC_OP_ARGS:
+            known = args_came(core, rank);
+            break;
+        }
+    if (known) return;
+    char why[HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why, "rank %d: an event %#x of rank %d names nothing of core %d", ex->context->group.rank,
+             event->imm, rank, core->index);
+    hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
+}
+
+/* Everything that has come; how many events. */
+static int work_core(hpc_core *core) {
+    hpc_exchange *ex = core->exchange;
+    int n = 0;
+    if (core->n_late > 0) retry_forwards(core);
+    if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 0;
+    while (core->holds || hpc_lane_poll(core->in, &core->held) == HPC_OK) {
+        core->holds = 1;
+        if (ex->consistency == HPC_ASYNC && core->n_unflushed > 0 && flush_outputs(core) == HPC_IN_PROGRESS) break;
+        core->holds = 0;
+        double start = hpc_now();
+        handle(core, &core->held);
+        atomic_store_explicit(&core->busy, atomic_load_explicit(&core->busy, memory_order_relaxed) + hpc_now() - start,
+                              memory_order_relaxed);
+        n++;
+    }
+    return n;
+}
+
+/* ---- progress ---- */
+
+static void work_inline(void *arg) {
+    hpc_exchange *ex = arg;
+    for (int c = 0; c < ex->n_own_cores; c++) work_core(&ex->cores[c]);
+}
+
+static int thread_has_work(void *arg) {
+    hpc_core *core = arg;
+    return work_core(core) > 0 || atomic_load_explicit(&core->exchange->stopping, memory_order_acquire);
+}
+
+/* Workers that may still push. */
+static int open_workers(void *arg, int *ranks) {
+    const hpc_exchange *ex = ((hpc_core *)arg)->exchange;
+    int n = 0;
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (ex->places[r].worker &&
+            atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(r)), memory_order_acquire) == 0)
+            ranks[n++] = r;
+    return n;
+}
+
+/* Each round of work begins a new wait, so that a busy core spins and an idle one sleeps. A dead rank ends the thread:
+ * every rank that is left is told by its own waits. */
+static void *run_core(void *arg) {
+    hpc_core *core = arg;
+    hpc_exchange *ex = core->exchange;
+    const hpc_wait wait = {op_engine, thread_has_work, open_workers, core};
+    if (core->cpu >= 0 && hpc_host_pin(core->cpu) != 0) core->pin_refused = 1;
+    while (!atomic_load_explicit(&ex->stopping, memory_order_acquire))
+        if (hpc_wait_for(&ex->context->group, &wait, 1e9) != HPC_OK) break;
+    return NULL;
+}
+
+void hpc_engine_start(hpc_exchange *ex, int threads) {
+    for (int c = 0; threads && c < ex->n_own_cores; c++) {
+        ex->cores[c].running = pthread_create(&ex->cores[c].thread, NULL, run_core, &ex->cores[c]) == 0;
+        if (ex->cores[c].running) {
+            ex->stats.threads++;
+            continue;
+        }
+        for (int d = 0; d < c; d++) { /* no more threads here: all cores inline */
+            atomic_store_explicit(&ex->stopping, 1, memory_order_release);
+            hpc_bell_wake(ex->context->group.bell);
+            pthread_join(ex->cores[d].thread, NULL);
+            ex->cores[d].running = 0;
+        }
+        atomic_store_explicit(&ex->stopping, 0, memory_order_release);
+        ex->stats.threads = 0;
+        hpc_context_add_note(ex->context, "exchange: no thread could be started; waits work for its servers");
+        break;
+    }
+    if (ex->stats.threads > 0 || ex->n_own_cores == 0) return;
+    ex->inline_progress = 1;
+    ex->task = (hpc_task){work_inline, ex, NULL};
+    hpc_context_add_task(ex->context, &ex->task);
+}
+
+void hpc_engine_stop(hpc_exchange *ex) {
+    if (ex->inline_progress) hpc_context_remove_task(ex->context, &ex->task);
+    ex->inline_progress = 0;
+    atomic_store_explicit(&ex->stopping, 1, memory_order_release);
+    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
+        if (!ex->cores[c].running) continue;
+        hpc_bell_wake(ex->context->group.bell);
+        pthread_join(ex->cores[c].thread, NULL);
+        ex->cores[c].running = 0;
+    }
+}
+
+/* ---- all rows ---- */
+
+int hpc_engine_write(hpc_exchange *ex) {
+    for (int i = 0; i < ex->n_work; i++) {
+        const hpc_work *w = &ex->work[i];
+        if (w->row->action == HPC_FORWARD) continue;
+        hpc_core *core = &ex->cores[w->row->core];
+        for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
+            write_block(core, w, -1, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
+        put_row(core, w, -1);
+    }
+    return atomic_load_explicit(&ex->failed, memory_order_acquire);
+}

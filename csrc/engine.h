@@ -1,0 +1,228 @@
+/* The state of one rank's end of an exchange.
+ *
+ *   layout.c    where everything lies in every rank's part of the window, from the plan alone
+ *   exchange.c  the collectives: create, publish, close
+ *   worker.c    the trainer's side: gradient, start, test, wait, set_args
+ *   engine.c    the owner's side: cores that poll, fold, apply and write
+ *
+ * A *share* is what one core owns of one key: its rows are pushed and answered together. Who writes what:
+ *   gradients, pushed counts   their worker; read by the owners of the rows between its push and their answer
+ *   params                     the owners of their rows, between the worker's push (or pull) and the answer
+ *   masters, receive slots     one core; the slots by the sender they belong to, between an answer and the next push
+ *   args slots                 their worker; read by the core between the event and the answer
+ * A push is an event (a release of the ring's tail, acquired by poll), an answer is a signal (a release, acquired by
+ * the worker's look), so every access above is ordered by one of the two. No lock, no word with two writers. */
+#ifndef HPC_ENGINE_H
+#define HPC_ENGINE_H
+
+#include <pthread.h>
+
+#include "imm.h"
+#include "lane.h"
+#include "plan.h"
+#include "reduce.h"
+#include "rule.h"
+
+enum {
+    HPC_BLOCK = 4096, /* elements that are folded, applied and written while they are in the first caches */
+    HPC_FAILURE_BYTES = 256
+};
+
+#define HPC_NOWHERE SIZE_MAX
+
+typedef struct hpc_share {
+    int key, owner, core;
+    int n_rows;
+    int *rows; /* of the plan */
+    int n_parts;
+    int *parts;        /* owner: the ranks at either end of its rows */
+    uint64_t version;  /* owner, BSP: how often all rows have been applied */
+    int left;          /* owner, BSP: rows of the next version that are not applied yet */
+    uint64_t *applied; /* owner, ASYNC, by rank: pushes that all rows have applied */
+    uint64_t *pulled;  /* owner, ASYNC, by rank: pulls answered */
+    int *rows_done;    /* owner, ASYNC, by rank: rows of its current push that are applied */
+} hpc_share;
+
+/* Where the inputs and outputs of a row are. */
+typedef struct hpc_input {
+    int rank, forwarded; /* forwarded: the row at rank that it comes from, or -1 */
+    const char *slots;   /* of slot 0 */
+    size_t stride;       /* between slots */
+} hpc_input;
+
+typedef struct hpc_output {
+    int rank;
+    float *params; /* mapped here, else NULL */
+    size_t offset; /* in rank's part of the window */
+} hpc_output;
+
+/* A row that this rank owns. */
+typedef struct hpc_work {
+    int index;
+    const hpc_row *row;
+    hpc_share *share;
+    float *param; /* the master */
+    float *state; /* block by block: slots times the values of the block */
+    float *acc;   /* eager and FORWARD only */
+    uint64_t step;
+    int *arrived; /* by slot: inputs that are there */
+    const double *weights;
+    hpc_input *inputs;
+    hpc_output *outputs; /* all but the master's own place; the receive slots of a FORWARD */
+    int n_outputs;
+} hpc_work;
+
+/* A forward that found the ring full. */
+typedef struct hpc_late {
+    hpc_work *work;
+    int edge, slot;
+} hpc_late;
+
+typedef struct hpc_core {
+    _Alignas(64) hpc_exchange *exchange;
+    int index, cpu, node;          /* cpu -1: not pinned */
+    hpc_lane *in, *out;            /* pushes come by in, answers go by out */
+    float *acc;                    /* one block */
+    const void **folding;          /* addresses of a fold's inputs */
+    double (*args)[HPC_RULE_ARGS]; /* by rank */
+    uint64_t *args_set;            /* by rank */
+    hpc_late *late;
+    int n_late;
+    char *unflushed; /* by rank: puts that may still read a master */
+    int n_unflushed;
+    hpc_event held; /* an event that waits for a flush */
+    int holds;
+    pthread_t thread;
+    int running, pin_refused;
+    void *memory; /* states and accumulators of its rows */
+    size_t memory_bytes;
+    _Atomic uint64_t applied, bytes_folded, bytes_written; /* read by hpc_exchange_get_stats meanwhile */
+    _Atomic double busy;
+} hpc_core;
+
+/* How one rank's part of the window is laid out; offsets are HPC_NOWHERE for what it has not. */
+typedef struct hpc_place {
+    size_t params, gradients, pushed, masters, args, closed;
+    size_t nbytes;
+    int cores; /* that own rows there */
+    int first_core;
+    int worker;
+} hpc_place;
+
+/* A worker's view of a key. */
+typedef struct hpc_pushed {
+    uint64_t pushes, pulls;
+    int n_shares;
+    int *shares;     /* in which this rank is at either end */
+    size_t params;   /* bytes from the start of the params */
+    size_t gradient; /* bytes from the start of a slot of the gradients */
+    int codec;       /* of the gradient */
+} hpc_pushed;
+
+struct hpc_exchange {
+    hpc_context *context;
+    hpc_plan *plan;
+    hpc_rule rule;
+    char rule_name[64];
+    const struct hpc_fold_kernels *kernels;
+    hpc_fold_fn *fold[HPC_BF16 + 1];
+    int consistency, shared_params, eager, check_finite, stream;
+    int depth, n_shares, n_cores; /* n_cores: of all ranks */
+    hpc_share *shares;
+    int *share_of;                       /* by row */
+    hpc_place *places;                   /* by rank */
+    size_t params_bytes, gradient_bytes; /* of all keys; of one slot */
+    size_t *master_of;                   /* by row: bytes from its owner's masters */
+    size_t *slot_base;                   /* [owner * size + sender]: bytes in the owner's part, or HPC_NOWHERE */
+    int holder;                          /* whose part holds this rank's parameters; -1 */
+    int lowest;                          /* worker */
+    hpc_window *window;
+    hpc_lane **in_lanes, **out_lanes;
+    int n_lanes;
+
+    /* worker */
+    hpc_pushed *keys;
+    size_t *push_slot; /* by row: offset in its owner's part of slot 0 for this rank's pushes, or HPC_NOWHERE */
+    uint64_t args_sent;
+    int open, closed;
+    int serves; /* rows of this rank outlast its own pushes */
+    hpc_exchange_stats stats;
+
+    /* owner */
+    hpc_core *cores;
+    int n_own_cores;
+    hpc_work *work;
+    int n_work;
+    int *work_of;      /* by row: -1 for those of others */
+    hpc_input *inputs; /* of all rows; each row points to its own */
+    hpc_output *outputs;
+    double *weights;
+    int *arrived;
+    hpc_task task;
+    int inline_progress;
+    _Atomic int stopping;
+    _Atomic int failed; /* hpc_status of the first failure of a core */
+    _Atomic int failing;
+    char failure[HPC_FAILURE_BYTES];
+};
+
+/* layout.c: shares, places and offsets from ex->plan; then the part of each input and output, once the window is
+ * there. */
+int hpc_layout(hpc_exchange *ex, const char *op);
+int hpc_layout_slots(hpc_exchange *ex); /* places this rank's receive slots and fills in its part of slot_base */
+void hpc_layout_free(hpc_exchange *ex);
+int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank); /* at either end of its rows */
+
+/* Calls visit for every in-edge whose input comes by receive slots: of the rows of owner, or from sender (the other one
+ * is -1). offset is that of its slot 0 from the pair's slot_base. */
+typedef void hpc_visit(void *arg, int row, int edge, size_t offset);
+int hpc_layout_walk(const hpc_exchange *ex, int owner, int sender, hpc_visit *visit, void *arg);
+
+/* Signals of every rank: closed by each rank, args answered by each core, then two a share. */
+static inline int hpc_signal_closed(int rank) {
+    return rank;
+}
+static inline int hpc_signal_args(const hpc_exchange *ex, int owner, int core) {
+    return ex->context->group.size + ex->places[owner].first_core + core;
+}
+static inline int hpc_signal_applied(const hpc_exchange *ex, int share) {
+    return ex->context->group.size + ex->n_cores + 2 * share;
+}
+static inline int hpc_signal_pulled(const hpc_exchange *ex, int share) {
+    return hpc_signal_applied(ex, share) + 1;
+}
+
+static inline size_t hpc_codec_bytes(int codec) {
+    return codec == HPC_F32 ? 4 : 2;
+}
+
+static inline size_t hpc_slot_stride(const hpc_row *row) {
+    return ((size_t)row->count * hpc_codec_bytes(row->codec_in) + 63) / 64 * 64;
+}
+
+static inline char *hpc_own_part(const hpc_exchange *ex) {
+    return hpc_window_data(ex->window);
+}
+
+/* Whether this rank can read and write the other one's memory by plain instructions. */
+static inline int hpc_is_mapped(const hpc_exchange *ex, int rank) {
+    return rank == ex->context->group.rank || (ex->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
+}
+
+/* rows.c: this rank's cores and the rows they own. choose comes before the window is there, open after. */
+int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const char *op);
+int hpc_rows_open(hpc_exchange *ex, const char *op);
+void hpc_rows_free(hpc_exchange *ex);
+
+/* engine.c */
+void hpc_engine_start(hpc_exchange *ex, int threads);
+void hpc_engine_stop(hpc_exchange *ex);
+int hpc_engine_write(hpc_exchange *ex); /* every row's parameters to its outputs */
+
+/* Records what ends the exchange; first word wins. hpc_exchange_check tells the other ranks. */
+void hpc_exchange_fail(hpc_exchange *ex, int status, const char *why);
+
+/* HPC_OK, or that failure, after which the context is aborted. By the user's thread. */
+int hpc_exchange_check(hpc_exchange *ex, const char *op);
+
+#endif

@@ -1,0 +1,461 @@
+/* The collectives of an exchange: create, publish, close. */
+#include "engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host.h"
+
+static const char op_create[] = "exchange";
+
+void hpc_exchange_config_init(hpc_exchange_config *config) {
+    *config = (hpc_exchange_config){.size = sizeof *config};
+}
+
+/* ---- what the ranks must agree on ---- */
+
+enum { NAME_BYTES = 64 };
+
+/* What a rank says of its exchange: then n_keys descriptions. */
+struct description {
+    char rule[NAME_BYTES];
+    double args[HPC_RULE_ARGS];
+    uint64_t digest; /* of the plan */
+    int32_t slots, has_fold, consistency, shared_params, eager, n_keys;
+};
+
+struct key_description {
+    char name[NAME_BYTES]; /* cut; the digest has it all */
+    uint64_t count;
+};
+
+static int check_config(const hpc_context *c, const hpc_exchange_config *f) {
+    if (f == NULL) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: config is NULL");
+    if (f->size != sizeof *f)
+        return hpc_fail(HPC_ERR_INVALID, op_create,
+                        "exchange: config->size is %zu, not %zu: call hpc_exchange_config_init first", f->size,
+                        sizeof *f);
+    if (f->refusal != NULL) return hpc_fail(HPC_ERR_INVALID, op_create, "%s", f->refusal);
+    if (f->plan == NULL || f->rule == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: %s is NULL", f->plan == NULL ? "plan" : "rule");
+    if (f->consistency != HPC_BSP && f->consistency != HPC_ASYNC)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: consistency is %d, not 0 (BSP) or 1 (ASYNC)",
+                        f->consistency);
+    if (f->progress < HPC_PROGRESS_AUTO || f->progress > HPC_PROGRESS_THREAD)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: progress is %d, not 0 (auto), 1 (inline) or 2 (thread)",
+                        f->progress);
+    if (f->shared_params && f->consistency != HPC_BSP)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: shared_params needs BSP: under ASYNC a worker would see the pushes of others");
+    int status = hpc_rule_check(f->rule, op_create);
+    if (status == HPC_OK) status = hpc_isa_check(f->isa, op_create);
+    if (status == HPC_OK) status = hpc_plan_check(f->plan, c->group.size);
+    if (status != HPC_OK) return status;
+    for (int i = 0; i < f->plan->n_rows; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (f->consistency == HPC_BSP ? row->quorum != row->n_in
+                                      : row->quorum != 1 || row->action != HPC_APPLY || f->plan->n_keys < 1)
+            return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d has a quorum of %d of %d inputs%s", i,
+                            row->quorum, row->n_in,
+                            f->consistency == HPC_BSP ? "; BSP waits for all of them"
+                                                      : "; ASYNC applies each one by itself, in one stage");
+    }
+    for (int k = 0; c->group.rank == 0 && k < f->plan->n_keys; k++)
+        if (f->values == NULL || f->values[k] == NULL)
+            return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: rank 0 gives no initial values of key %s",
+                            f->plan->keys[k].name);
+    return HPC_OK;
+}
+
+static int compare(int r, const struct description *d, const struct description *first, size_t nbytes,
+                   size_t first_nbytes) {
+    if (nbytes < sizeof *d || nbytes != sizeof *d + (size_t)d->n_keys * sizeof(struct key_description) ||
+        first_nbytes != sizeof *d + (size_t)first->n_keys * sizeof(struct key_description))
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d describes its exchange in %zu bytes", r, nbytes);
+    if (d->n_keys != first->n_keys)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has %d keys and rank 0 has %d", r, d->n_keys,
+                        first->n_keys);
+    const struct key_description *k = (const void *)(d + 1), *f = (const void *)(first + 1);
+    for (int i = 0; i < d->n_keys; i++)
+        if (strcmp(k[i].name, f[i].name) != 0 || k[i].count != f[i].count)
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: key %d is %s of %llu elements on rank %d and %s of %llu on rank 0: give the "
+                            "same keys in the same order",
+                            i, k[i].name, (unsigned long long)k[i].count, r, f[i].name, (unsigned long long)f[i].count);
+    if (strcmp(d->rule, first->rule) != 0 || d->slots != first->slots || d->has_fold != first->has_fold)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has rule %s with %d slots, rank 0 %s with %d", r,
+                        d->rule, d->slots, first->rule, first->slots);
+    for (int a = 1; a < HPC_RULE_ARGS; a++)
+        if (d->args[a] != first->args[a])
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: argument %d of rule %s is %.9g on rank %d and %.9g on rank 0", a, d->rule,
+                            d->args[a], r, first->args[a]);
+    if (d->consistency != first->consistency || d->shared_params != first->shared_params || d->eager != first->eager)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has consistency %d, shared_params %d, eager %d; rank 0 has %d, %d, %d", r,
+                        d->consistency, d->shared_params, d->eager, first->consistency, first->shared_params,
+                        first->eager);
+    if (d->digest != first->digest)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has another plan than rank 0: give all ranks the same servers, cores, "
+                        "chunk, depth and wire",
+                        r);
+    return HPC_OK;
+}
+
+static int agree(hpc_exchange *ex, double deadline) {
+    hpc_context *c = ex->context;
+    size_t nbytes = sizeof(struct description) + (size_t)ex->plan->n_keys * sizeof(struct key_description);
+    struct description *mine = calloc(1, nbytes);
+    hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
+    int status = mine == NULL || replies == NULL ? hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory") : HPC_OK;
+    status = hpc_context_agree(c, op_create, status, deadline);
+    if (status != HPC_OK) goto out;
+    snprintf(mine->rule, sizeof mine->rule, "%s", ex->rule_name);
+    memcpy(mine->args, ex->rule.args, sizeof mine->args);
+    mine->digest = hpc_plan_digest(ex->plan);
+    mine->slots = ex->rule.slots;
+    mine->has_fold = ex->rule.fold != NULL;
+    mine->consistency = ex->consistency;
+    mine->shared_params = ex->shared_params;
+    mine->eager = ex->eager;
+    mine->n_keys = ex->plan->n_keys;
+    struct key_description *keys = (void *)(mine + 1);
+    for (int k = 0; k < ex->plan->n_keys; k++) {
+        snprintf(keys[k].name, sizeof keys[k].name, "%.*s", NAME_BYTES - 1, ex->plan->keys[k].name);
+        keys[k].count = ex->plan->keys[k].count;
+    }
+    status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);
+    if (status != HPC_OK) goto out;
+    for (int r = 1; r < c->group.size && status == HPC_OK; r++)
+        status = compare(r, replies[r].data, replies[0].data, replies[r].nbytes, replies[0].nbytes);
+    hpc_control_free_replies(c->control, replies);
+out:
+    free(mine);
+    free(replies);
+    return status;
+}
+
+/* ---- create ---- */
+
+static int check_shared(const hpc_exchange *ex) {
+    const hpc_place *place = &ex->places[ex->context->group.rank];
+    if (!ex->shared_params || (!place->worker && place->cores == 0) || hpc_is_mapped(ex, ex->lowest)) return HPC_OK;
+    return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                    "exchange: shared_params: rank %d cannot map the memory of rank %d, by transport %s",
+                    ex->context->group.rank, ex->lowest, ex->context->transports[ex->lowest]->name);
+}
+
+/* Parameters go past the caches when all that this host's ranks touch in a step would not fit the last one. */
+static int writes_past_caches(const hpc_exchange *ex) {
+    size_t workers = 0;
+    for (int r = 0; r < ex->context->group.size; r++) workers += (size_t)ex->places[r].worker;
+    size_t touched = workers * (ex->gradient_bytes + (ex->shared_params ? 0 : ex->params_bytes)) +
+                     ex->params_bytes * (size_t)(ex->rule.slots + ex->shared_params);
+    return touched > hpc_host_cache("");
+}
+
+static int open_memory(hpc_exchange *ex, double deadline) {
+    hpc_context *c = ex->context;
+    const hpc_place *place = &ex->places[c->group.rank];
+    int signals = c->group.size + ex->n_cores + 2 * ex->n_shares;
+    hpc_placement *places = calloc((size_t)ex->n_own_cores + 1, sizeof *places);
+    if (places == NULL) /* only a hint is lost */
+        return hpc_window_create_parts(c, op_create, place->nbytes, signals, NULL, 0, deadline, &ex->window);
+    int n = 0;
+    for (int i = 0; i < ex->n_own_cores && place->masters != HPC_NOWHERE; i++) {
+        size_t from = HPC_NOWHERE, to = 0;
+        for (int r = 0; r < ex->plan->n_rows; r++) {
+            const hpc_row *row = &ex->plan->rows[r];
+            if (row->owner != c->group.rank || row->core != i || ex->master_of[r] == HPC_NOWHERE) continue;
+            if (from == HPC_NOWHERE) from = place->masters + ex->master_of[r];
+            to = place->masters + ex->master_of[r] + (size_t)row->count * sizeof(float);
+        }
+        if (to > 0) places[n++] = (hpc_placement){from, to - from, ex->cores[i].node};
+    }
+    int status = hpc_window_create_parts(c, op_create, place->nbytes, signals, places, n, deadline, &ex->window);
+    if (status == HPC_OK && ex->window->memory->unplaced != 0)
+        hpc_context_add_note(c, "exchange: the kernel refused to place memory on NUMA nodes");
+    free(places);
+    return status;
+}
+
+static int open_lanes(hpc_exchange *ex, double deadline) {
+    int status = HPC_OK;
+    ex->in_lanes = calloc((size_t)ex->n_lanes, sizeof(hpc_lane *));
+    ex->out_lanes = calloc((size_t)ex->n_lanes, sizeof(hpc_lane *));
+    if (ex->in_lanes == NULL || ex->out_lanes == NULL)
+        status = hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %d lanes", ex->n_lanes);
+    status = hpc_context_agree(ex->context, op_create, status, deadline);
+    for (int i = 0; i < ex->n_lanes && status == HPC_OK; i++) {
+        status = hpc_lane_open(ex->context, 0, deadline, &ex->in_lanes[i]);
+        if (status == HPC_OK) status = hpc_lane_open(ex->context, 0, deadline, &ex->out_lanes[i]);
+    }
+    return status;
+}
+
+/* Every rank gets all owners' receive slots. */
+static int learn_slots(hpc_exchange *ex, double deadline) {
+    size_t nbytes = (size_t)ex->context->group.size * sizeof *ex->slot_base;
+    size_t *mine = malloc(nbytes);
+    int status = mine == NULL ? hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for receive slots") : HPC_OK;
+    status = hpc_context_agree(ex->context, op_create, status, deadline);
+    if (status == HPC_OK) {
+        memcpy(mine, ex->slot_base + (size_t)ex->context->group.rank * (size_t)ex->context->group.size, nbytes);
+        status = hpc_allgather(ex->context, mine, ex->slot_base, nbytes, hpc_left(deadline));
+    }
+    free(mine);
+    return status;
+}
+
+/* Rank 0's values into every worker's parameters and every master. */
+static int send_values(hpc_exchange *ex, const float *const *values, double deadline) {
+    hpc_context *c = ex->context;
+    int status = HPC_OK;
+    for (int r = 0; r < c->group.size && status == HPC_OK; r++)
+        for (int k = 0; k < ex->plan->n_keys && status == HPC_OK && ex->places[r].params != HPC_NOWHERE; k++)
+            status = hpc_put(NULL, ex->window, r, values[k], (size_t)ex->plan->keys[k].count * sizeof(float),
+                             ex->places[r].params + ex->keys[k].params);
+    for (int i = 0; i < ex->plan->n_rows && status == HPC_OK; i++) {
+        const hpc_row *row = &ex->plan->rows[i];
+        if (ex->master_of[i] != HPC_NOWHERE)
+            status = hpc_put(NULL, ex->window, row->owner, values[row->key] + row->offset,
+                             (size_t)row->count * sizeof(float), ex->places[row->owner].masters + ex->master_of[i]);
+    }
+    return status == HPC_OK ? hpc_flush(NULL, ex->window, -1, hpc_left(deadline)) : status;
+}
+
+static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadline) {
+    hpc_context *c = ex->context;
+    int threads = 0, status = hpc_layout(ex, op_create);
+    if (status == HPC_OK) status = check_shared(ex);
+    if (status == HPC_OK) status = hpc_layout_slots(ex);
+    if (status == HPC_OK) status = hpc_rows_choose_cores(ex, f->progress, &threads, op_create);
+    status = hpc_context_agree(c, op_create, status, deadline);
+    if (status == HPC_OK) status = open_memory(ex, deadline);
+    if (status == HPC_OK) status = open_lanes(ex, deadline);
+    if (status == HPC_OK) status = learn_slots(ex, deadline);
+    if (status != HPC_OK) return status;
+    ex->stream = writes_past_caches(ex);
+    status = hpc_rows_open(ex, op_create);
+    status = hpc_context_agree(c, op_create, status, deadline);
+    if (status != HPC_OK) return status;
+    if (c->group.rank == 0) status = send_values(ex, f->values, deadline);
+    status = hpc_context_agree(c, op_create, status, deadline); /* also the barrier before the first push */
+    if (status != HPC_OK) return status;
+    ex->open = 1;
+    ex->serves = ex->consistency == HPC_ASYNC && ex->n_work > 0;
+    for (int s = 0; s < ex->n_shares; s++) /* others may wait for rows that no push of this rank waits for */
+        if (ex->shares[s].owner == c->group.rank && !hpc_share_involves(ex, &ex->shares[s], c->group.rank))
+            ex->serves = 1;
+    hpc_engine_start(ex, threads);
+    return HPC_OK;
+}
+
+int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double timeout, hpc_exchange **exchange) {
+    int status = hpc_context_ready(c, op_create);
+    if (status != HPC_OK) return status;
+    double deadline = hpc_deadline(&c->group, timeout);
+    status = exchange == NULL ? hpc_fail(HPC_ERR_INVALID, op_create, "exchange: exchange is NULL") : check_config(c, f);
+    hpc_exchange *ex = NULL;
+    hpc_plan *plan = NULL;
+    if (status == HPC_OK) {
+        ex = calloc(1, sizeof *ex);
+        if (ex == NULL) status = hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for a handle");
+    }
+    if (status == HPC_OK) status = hpc_plan_copy(f->plan, op_create, &plan);
+    status = hpc_context_agree(c, op_create, status, deadline);
+    if (exchange != NULL) *exchange = NULL;
+    if (status != HPC_OK) {
+        hpc_plan_free(plan);
+        free(ex);
+        return status;
+    }
+    ex->context = hpc_context_retain(c);
+    ex->plan = plan;
+    ex->rule = *f->rule;
+    snprintf(ex->rule_name, sizeof ex->rule_name, "%s", f->rule->name);
+    ex->rule.name = ex->rule_name;
+    ex->kernels = hpc_fold_kernels_of(f->isa);
+    for (int d = HPC_F32; d <= HPC_BF16; d++) ex->fold[d] = hpc_fold_of(ex->kernels, d);
+    ex->consistency = f->consistency;
+    ex->shared_params = f->shared_params != 0;
+    ex->eager = f->eager != 0;
+    ex->check_finite = f->check_finite != 0;
+    status = agree(ex, deadline);
+    if (status == HPC_OK) status = open_all(ex, f, deadline);
+    if (status != HPC_OK) {
+        hpc_exchange_free(ex);
+        return status;
+    }
+    *exchange = ex;
+    return HPC_OK;
+}
+
+/* ---- close ---- */
+
+/* Tells every rank how far the pushes from here go. A rank that is gone needs not know. By a lane of the exchange,
+ * which is flushed before the memory goes. */
+static int announce_close(hpc_exchange *ex) {
+    hpc_context *c = ex->context;
+    size_t n = (size_t)ex->plan->n_keys, nbytes = n * sizeof(uint64_t);
+    const char *pushed = hpc_own_part(ex) + ex->places[c->group.rank].pushed;
+    int first_failure = HPC_OK;
+    if (!ex->places[c->group.rank].worker) return HPC_OK;
+    for (int r = 0; r < c->group.size; r++) {
+        int status =
+            hpc_put_signal(ex->in_lanes[0], ex->window, r, pushed, nbytes,
+                           ex->places[r].closed + (size_t)c->group.rank * nbytes, hpc_signal_closed(c->group.rank), 1);
+        if (status != HPC_OK && status != HPC_ERR_PEER && first_failure == HPC_OK) first_failure = status;
+    }
+    return first_failure;
+}
+
+static int is_open(const hpc_exchange *ex, int rank) {
+    return ex->places[rank].worker &&
+           atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(rank)), memory_order_acquire) == 0;
+}
+
+static int open_workers(void *arg, int *ranks) {
+    const hpc_exchange *ex = arg;
+    int n = 0;
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (is_open(ex, r)) ranks[n++] = r;
+    return n;
+}
+
+static int all_closed(void *arg) {
+    hpc_exchange *ex = arg;
+    if (ex->inline_progress) hpc_context_work(ex->context);
+    if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 1;
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (is_open(ex, r)) return 0;
+    return 1;
+}
+
+int hpc_exchange_serve(hpc_exchange *ex, double timeout) {
+    static const char op[] = "serve";
+    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
+    int status = hpc_exchange_check(ex, op);
+    if (status != HPC_OK) return status;
+    const hpc_wait wait = {op, all_closed, open_workers, ex};
+    status = hpc_wait_for(&ex->context->group, &wait, timeout);
+    return status == HPC_OK ? hpc_exchange_check(ex, op) : status;
+}
+
+/* Pushes that are under way are waited for: the rows of this rank may be among what others wait for. */
+int hpc_exchange_close(hpc_exchange *ex, double timeout) {
+    static const char op[] = "close";
+    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
+    if (ex->closed) return HPC_OK;
+    int status = hpc_exchange_check(ex, op), rank = ex->context->group.rank;
+    double deadline = hpc_deadline(&ex->context->group, timeout);
+    for (int k = 0; k < ex->plan->n_keys && status == HPC_OK && ex->places[rank].worker; k++)
+        status = hpc_exchange_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline));
+    ex->closed = 1;
+    int announced = announce_close(ex);
+    if (status == HPC_OK) status = announced;
+    if (status == HPC_OK && ex->serves) status = hpc_exchange_serve(ex, hpc_left(deadline));
+    return status;
+}
+
+void hpc_exchange_free(hpc_exchange *ex) {
+    if (ex == NULL || !hpc_group_is_mine(&ex->context->group)) return;
+    hpc_engine_stop(ex);
+    if (ex->open && !ex->closed) announce_close(ex);
+    hpc_rows_free(ex);
+    for (int i = 0; i < ex->n_lanes; i++) {
+        if (ex->in_lanes != NULL) hpc_lane_free(ex->in_lanes[i]);
+        if (ex->out_lanes != NULL) hpc_lane_free(ex->out_lanes[i]);
+    }
+    free(ex->in_lanes);
+    free(ex->out_lanes);
+    hpc_window_free(ex->window);
+    hpc_layout_free(ex);
+    hpc_plan_free(ex->plan);
+    hpc_context_release(ex->context);
+    free(ex);
+}
+
+/* ---- rows ---- */
+
+static hpc_work *find_work(hpc_exchange *ex, int row, const char *op) {
+    if (ex == NULL)
+        hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
+    else if (row < 0 || row >= ex->plan->n_rows)
+        hpc_fail(HPC_ERR_INVALID, op, "%s: row %d is out of range; the plan has %d", op, row, ex->plan->n_rows);
+    else if (ex->work_of[row] < 0)
+        hpc_fail(HPC_ERR_INVALID, op, "%s: row %d is owned by rank %d, not by rank %d", op, row,
+                 ex->plan->rows[row].owner, ex->context->group.rank);
+    else
+        return &ex->work[ex->work_of[row]];
+    return NULL;
+}
+
+/* Between the rule's state, block by block, and slot by slot. */
+static void copy_state(const hpc_exchange *ex, const hpc_work *w, float *to, const float *from, int out) {
+    size_t count = (size_t)w->row->count, slots = (size_t)ex->rule.slots;
+    for (size_t b = 0; b < count; b += HPC_BLOCK) {
+        size_t n = count - b < HPC_BLOCK ? count - b : HPC_BLOCK;
+        for (size_t s = 0; s < slots; s++) {
+            size_t inside = b * slots + s * n, outside = s * count + b;
+            memcpy(to + (out ? outside : inside), from + (out ? inside : outside), n * sizeof(float));
+        }
+    }
+}
+
+int hpc_exchange_get_row(hpc_exchange *ex, int row, uint64_t *step, float *params, float *state) {
+    const hpc_work *w = find_work(ex, row, "get_row");
+    if (w == NULL) return HPC_ERR_INVALID;
+    if (step != NULL) *step = w->step;
+    if (params != NULL && w->param != NULL) memcpy(params, w->param, (size_t)w->row->count * sizeof(float));
+    if (state != NULL && w->state != NULL) copy_state(ex, w, state, w->state, 1);
+    return HPC_OK;
+}
+
+int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *params, const float *state) {
+    hpc_work *w = find_work(ex, row, "set_row");
+    if (w == NULL) return HPC_ERR_INVALID;
+    w->step = step;
+    if (params != NULL && w->param != NULL) memcpy(w->param, params, (size_t)w->row->count * sizeof(float));
+    if (state != NULL && w->state != NULL) copy_state(ex, w, w->state, state, 0);
+    return HPC_OK;
+}
+
+int hpc_exchange_publish(hpc_exchange *ex, double timeout) {
+    static const char op[] = "publish";
+    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
+    int status = hpc_exchange_check(ex, op);
+    if (status != HPC_OK) return status;
+    double deadline = hpc_deadline(&ex->context->group, timeout);
+    status = hpc_barrier(ex->context, hpc_left(deadline)); /* nobody is under way */
+    if (status != HPC_OK) return status;
+    status = hpc_engine_write(ex);
+    for (int i = 0; i < ex->n_own_cores && status == HPC_OK; i++)
+        status = hpc_flush(ex->cores[i].out, ex->window, -1, hpc_left(deadline));
+    return hpc_context_agree(ex->context, op, status, deadline);
+}
+
+/* ---- facts ---- */
+
+int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
+    if (ex == NULL || stats == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or stats is NULL");
+    *stats = ex->stats;
+    for (int c = 0; c < ex->n_own_cores; c++) {
+        const hpc_core *core = &ex->cores[c];
+        stats->applied += atomic_load_explicit(&core->applied, memory_order_relaxed);
+        stats->bytes_folded += atomic_load_explicit(&core->bytes_folded, memory_order_relaxed);
+        stats->bytes_written += atomic_load_explicit(&core->bytes_written, memory_order_relaxed);
+        stats->busy += atomic_load_explicit(&core->busy, memory_order_relaxed);
+    }
+    return HPC_OK;
+}
+
+hpc_memory *hpc_exchange_memory(const hpc_exchange *ex, int rank) {
+    return ex == NULL ? NULL : hpc_window_memory(ex->window, rank);
+}
+
+int hpc_exchange_params_rank(const hpc_exchange *ex) {
+    return ex == NULL ? -1 : ex->holder;
+}

@@ -1,0 +1,34 @@
+/* The immediate of an arrival: what came (operation), in which of the sender's slots, and for what. */
+#ifndef HPC_IMM_H
+#define HPC_IMM_H
+
+#include <stdint.h>
+
+enum { HPC_IMM_INDEX_BITS = 24, HPC_IMM_SLOT_BITS = 5 };
+
+typedef enum hpc_operation {
+    HPC_OP_SHARE = 0,   /* index: a share whose inputs from the sender can be read where they are */
+    HPC_OP_ROW = 1,     /* index: a row whose input from the sender lies in its receive slot */
+    HPC_OP_FORWARD = 2, /* index: the sender's row whose output lies in the receive slot */
+    HPC_OP_PULL = 3,    /* index: a share whose parameters the sender wants */
+    HPC_OP_ARGS = 4     /* the sender has put new args of the rule */
+} hpc_operation;
+
+static inline uint32_t hpc_imm(hpc_operation operation, int slot, int index) {
+    return (uint32_t)operation << (HPC_IMM_INDEX_BITS + HPC_IMM_SLOT_BITS) | (uint32_t)slot << HPC_IMM_INDEX_BITS |
+           (uint32_t)index;
+}
+
+static inline hpc_operation hpc_imm_operation(uint32_t imm) {
+    return (hpc_operation)(imm >> (HPC_IMM_INDEX_BITS + HPC_IMM_SLOT_BITS));
+}
+
+static inline int hpc_imm_slot(uint32_t imm) {
+    return (int)(imm >> HPC_IMM_INDEX_BITS & ((1u << HPC_IMM_SLOT_BITS) - 1));
+}
+
+static inline int hpc_imm_index(uint32_t imm) {
+    return (int)(imm & ((1u << HPC_IMM_INDEX_BITS) - 1));
+}
+
+#endif

@@ -1,0 +1,250 @@
+/* The rows that a rank owns: which cores work for them, and where their inputs, masters, states and outputs lie. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+#include "host.h"
+
+enum { LINE = 64, MOST_CPUS = 4096 };
+
+/* ---- cores ---- */
+
+static int same_host(const hpc_context *c, int a, int b) {
+    return memcmp(c->addresses[a].host, c->addresses[b].host, sizeof c->addresses[a].host) == 0;
+}
+
+/* Threads have a CPU each where the host has one to spare for every core of its servers, beside one for every rank. */
+int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const char *op) {
+    const hpc_context *c = ex->context;
+    int me = c->group.rank, ranks = 0, cores = 0, before = 0;
+    for (int r = 0; r < c->group.size; r++) {
+        if (!same_host(c, r, me)) continue;
+        ranks++;
+        if (r < me) before += ex->places[r].cores;
+        cores += ex->places[r].cores;
+    }
+    ex->n_own_cores = ex->places[me].cores;
+    ex->cores = calloc((size_t)ex->n_own_cores + 1, sizeof *ex->cores);
+    int *cpus = malloc(MOST_CPUS * sizeof *cpus);
+    if (ex->cores == NULL || cpus == NULL) {
+        free(cpus);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d cores", op, ex->n_own_cores);
+    }
+    int n_cpus = hpc_host_cpus(cpus, MOST_CPUS), spare = n_cpus >= ranks + cores;
+    *threads = progress == HPC_PROGRESS_THREAD || (progress == HPC_PROGRESS_AUTO && spare);
+    for (int i = 0; i < ex->n_own_cores; i++) {
+        hpc_core *core = &ex->cores[i];
+        core->exchange = ex;
+        core->index = i;
+        core->cpu = *threads && spare ? cpus[ranks + before + i] : -1;
+        core->node = core->cpu >= 0 ? hpc_host_node("", core->cpu) : -1;
+    }
+    free(cpus);
+    return HPC_OK;
+}
+
+static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
+    size_t size = (size_t)ex->context->group.size, most_inputs = 1, forwards = 0;
+    for (int i = 0; i < ex->plan->n_rows; i++) {
+        const hpc_row *row = &ex->plan->rows[i];
+        if (row->owner != ex->context->group.rank || row->core != core->index) continue;
+        size_t n = (size_t)row->count * sizeof(float);
+        if ((size_t)row->n_in > most_inputs) most_inputs = (size_t)row->n_in;
+        if (row->action == HPC_FORWARD) forwards += (size_t)row->n_out * (size_t)ex->depth;
+        if (row->action == HPC_APPLY) core->memory_bytes += (n * (size_t)ex->rule.slots + LINE - 1) / LINE * LINE;
+        if (ex->eager || row->action == HPC_FORWARD) core->memory_bytes += (n + LINE - 1) / LINE * LINE;
+    }
+    core->memory_bytes += HPC_BLOCK * sizeof(float); /* acc comes first */
+    core->memory = hpc_private_alloc(core->memory_bytes, core->node);
+    core->folding = malloc(most_inputs * sizeof *core->folding);
+    core->args = malloc(size * sizeof *core->args);
+    core->args_set = calloc(size, sizeof *core->args_set);
+    core->late = malloc((forwards + 1) * sizeof *core->late);
+    core->unflushed = calloc(size, 1);
+    if (core->memory == NULL || core->folding == NULL || core->args == NULL || core->args_set == NULL ||
+        core->late == NULL || core->unflushed == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
+    core->acc = core->memory;
+    core->in = ex->in_lanes[core->index];
+    core->out = ex->out_lanes[core->index];
+    for (size_t r = 0; r < size; r++) memcpy(core->args[r], ex->rule.args, sizeof core->args[r]);
+    return HPC_OK;
+}
+
+/* ---- rows ---- */
+
+/* The worker's memory of elements of the key from the row's first on. */
+static char *gradient_at(const hpc_exchange *ex, int rank, const hpc_row *row) {
+    const hpc_pushed *key = &ex->keys[row->key];
+    return (char *)hpc_window_peer_view(ex->window, rank) + ex->places[rank].gradients + key->gradient +
+           row->offset * hpc_codec_bytes(key->codec);
+}
+
+static size_t params_offset(const hpc_exchange *ex, int rank, const hpc_row *row) {
+    return ex->places[rank].params + ex->keys[row->key].params + row->offset * sizeof(float);
+}
+
+static void find_inputs(hpc_exchange *ex, hpc_work *w) {
+    for (int e = 0; e < w->row->n_in; e++) {
+        const hpc_edge *edge = &w->row->in[e];
+        w->inputs[e] = (hpc_input){edge->rank, edge->row, NULL, ex->gradient_bytes};
+        if (edge->row < 0 && hpc_is_mapped(ex, edge->rank)) w->inputs[e].slots = gradient_at(ex, edge->rank, w->row);
+    }
+}
+
+static void find_outputs(hpc_exchange *ex, hpc_work *w) {
+    int me = ex->context->group.rank;
+    const hpc_row *row = w->row;
+    size_t master = ex->master_of[w->index];
+    if (row->action == HPC_FORWARD) {
+        for (int e = 0; e < row->n_out; e++) w->outputs[w->n_outputs++] = (hpc_output){row->out[e].rank, NULL, 0};
+        return;
+    }
+    int home = ex->shared_params ? ex->lowest : me;
+    char *at = hpc_window_peer_view(ex->window, home);
+    w->param = (float *)(void *)(at + (master == HPC_NOWHERE ? params_offset(ex, home, row)
+                                                             : ex->places[me].masters + master));
+    for (int e = 0; e < row->n_out && !ex->shared_params; e++) {
+        int r = row->out[e].rank;
+        if (r == me && master == HPC_NOWHERE) continue;
+        hpc_output *out = &w->outputs[w->n_outputs++];
+        *out = (hpc_output){r, NULL, params_offset(ex, r, row)};
+        if (hpc_is_mapped(ex, r))
+            out->params = (float *)(void *)((char *)hpc_window_peer_view(ex->window, r) + out->offset);
+    }
+}
+
+/* An input that comes by receive slots of this rank. */
+static void found_slots(void *arg, int row, int edge, size_t offset) {
+    hpc_exchange *ex = arg;
+    hpc_work *w = &ex->work[ex->work_of[row]];
+    size_t size = (size_t)ex->context->group.size;
+    size_t base = ex->slot_base[(size_t)ex->context->group.rank * size + (size_t)w->inputs[edge].rank];
+    w->inputs[edge].slots = hpc_own_part(ex) + base + offset;
+    w->inputs[edge].stride = hpc_slot_stride(w->row);
+}
+
+/* Where this rank sends: a worker's push of a row, or what a row forwards. */
+static void found_target(void *arg, int row, int edge, size_t offset) {
+    hpc_exchange *ex = arg;
+    const hpc_row *to = &ex->plan->rows[row];
+    size_t size = (size_t)ex->context->group.size;
+    size_t at = ex->slot_base[(size_t)to->owner * size + (size_t)ex->context->group.rank] + offset;
+    int source = to->in[edge].row;
+    if (source < 0) {
+        ex->push_slot[row] = at;
+        return;
+    }
+    hpc_work *w = &ex->work[ex->work_of[source]];
+    for (int e = 0; e < w->n_outputs; e++)
+        if (w->row->out[e].row == row) w->outputs[e].offset = at;
+}
+
+static int open_rows(hpc_exchange *ex, const char *op) {
+    const hpc_plan *plan = ex->plan;
+    int me = ex->context->group.rank;
+    size_t n_in = 0, n_out = 0, *used = calloc((size_t)ex->n_own_cores + 1, sizeof *used);
+    ex->work_of = malloc((size_t)plan->n_rows * sizeof *ex->work_of);
+    ex->push_slot = malloc((size_t)plan->n_rows * sizeof *ex->push_slot);
+    for (int i = 0; i < plan->n_rows; i++) {
+        if (plan->rows[i].owner != me) continue;
+        ex->n_work++;
+        n_in += (size_t)plan->rows[i].n_in;
+        n_out += (size_t)plan->rows[i].n_out;
+    }
+    ex->work = calloc((size_t)ex->n_work + 1, sizeof *ex->work);
+    ex->inputs = calloc(n_in + 1, sizeof *ex->inputs);
+    ex->outputs = calloc(n_out + 1, sizeof *ex->outputs);
+    ex->weights = calloc(n_in + 1, sizeof *ex->weights);
+    ex->arrived = calloc((size_t)ex->n_work * (size_t)ex->depth + 1, sizeof *ex->arrived);
+    if (used == NULL || ex->work_of == NULL || ex->push_slot == NULL || ex->work == NULL || ex->inputs == NULL ||
+        ex->outputs == NULL || ex->weights == NULL || ex->arrived == NULL) {
+        free(used);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d rows", op, ex->n_work);
+    }
+    hpc_input *inputs = ex->inputs;
+    hpc_output *outputs = ex->outputs;
+    double *weights = ex->weights;
+    hpc_work *w = ex->work;
+    for (int c = 0; c < ex->n_own_cores; c++) used[c] = HPC_BLOCK * sizeof(float);
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        ex->work_of[i] = -1;
+        ex->push_slot[i] = HPC_NOWHERE;
+        if (row->owner != me) continue;
+        ex->work_of[i] = (int)(w - ex->work);
+        *w = (hpc_work){.index = i, .row = row, .share = &ex->shares[ex->share_of[i]]};
+        w->inputs = inputs;
+        w->outputs = outputs;
+        w->weights = weights;
+        w->arrived = ex->arrived + (size_t)(w - ex->work) * (size_t)ex->depth;
+        for (int e = 0; e < row->n_in; e++) weights[e] = row->in[e].weight;
+        inputs += row->n_in;
+        outputs += row->n_out;
+        weights += row->n_in;
+        char *memory = ex->cores[row->core].memory;
+        size_t n = (size_t)row->count * sizeof(float);
+        if (row->action == HPC_APPLY) {
+            w->state = (float *)(void *)(memory + used[row->core]);
+            used[row->core] += (n * (size_t)ex->rule.slots + LINE - 1) / LINE * LINE;
+        }
+        if (ex->eager || row->action == HPC_FORWARD) {
+            w->acc = (float *)(void *)(memory + used[row->core]);
+            used[row->core] += (n + LINE - 1) / LINE * LINE;
+        }
+        find_inputs(ex, w);
+        find_outputs(ex, w);
+        w++;
+    }
+    free(used);
+    return HPC_OK;
+}
+
+static int open_shares(hpc_exchange *ex, const char *op) {
+    size_t size = (size_t)ex->context->group.size;
+    for (int s = 0; s < ex->n_shares; s++) {
+        hpc_share *share = &ex->shares[s];
+        if (share->owner != ex->context->group.rank) continue;
+        share->left = share->n_rows;
+        share->parts = malloc(size * sizeof *share->parts);
+        share->applied = calloc(size, sizeof *share->applied);
+        share->pulled = calloc(size, sizeof *share->pulled);
+        share->rows_done = calloc(size, sizeof *share->rows_done);
+        if (share->parts == NULL || share->applied == NULL || share->pulled == NULL || share->rows_done == NULL)
+            return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
+        for (int r = 0; r < ex->context->group.size; r++)
+            if (hpc_share_involves(ex, share, r)) share->parts[share->n_parts++] = r;
+    }
+    return HPC_OK;
+}
+
+int hpc_rows_open(hpc_exchange *ex, const char *op) {
+    int me = ex->context->group.rank, status = HPC_OK;
+    for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_core(ex, &ex->cores[c], op);
+    if (status == HPC_OK) status = open_shares(ex, op);
+    if (status == HPC_OK) status = open_rows(ex, op);
+    if (status == HPC_OK) status = hpc_layout_walk(ex, me, -1, found_slots, ex);
+    if (status == HPC_OK) status = hpc_layout_walk(ex, -1, me, found_target, ex);
+    return status;
+}
+
+void hpc_rows_free(hpc_exchange *ex) {
+    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
+        hpc_core *core = &ex->cores[c];
+        if (core->memory != NULL) hpc_private_free(core->memory, core->memory_bytes);
+        free(core->folding);
+        free(core->args);
+        free(core->args_set);
+        free(core->late);
+        free(core->unflushed);
+    }
+    free(ex->cores);
+    free(ex->work);
+    free(ex->work_of);
+    free(ex->push_slot);
+    free(ex->inputs);
+    free(ex->outputs);
+    free(ex->weights);
+    free(ex->arrived);
+}

@@ -1,0 +1,349 @@
+/* The trainer's side of an exchange: a gradient goes out, parameters come back.
+ *
+ * A ticket is the number of a push of its key (or of a pull, under ASYNC), and done when every share of the key that
+ * this rank takes part in has answered that number. Every look at a ticket works for this rank's own rows too. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+
+enum { PULL_TICKET = 1 }; /* a ticket is 2 * number, plus this for a pull that owners answer by itself */
+
+int hpc_exchange_check(hpc_exchange *ex, const char *op) {
+    int failed = atomic_load_explicit(&ex->failed, memory_order_acquire);
+    if (failed != HPC_OK) {
+        hpc_context_abort(ex->context, ex->failure);
+        return hpc_fail(failed, op, "%s: %s", op, ex->failure);
+    }
+    return hpc_group_usable(&ex->context->group, op);
+}
+
+static int check_call(hpc_exchange *ex, int key, const char *op) {
+    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
+    if (ex->closed) return hpc_fail(HPC_ERR_INVALID, op, "%s: the exchange is closed", op);
+    if (key < 0 || key >= ex->plan->n_keys)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %d is out of range; the exchange has %d", op, key,
+                        ex->plan->n_keys);
+    if (!ex->places[ex->context->group.rank].worker)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d only serves; push and pull are for workers", op,
+                        ex->context->group.rank);
+    return hpc_exchange_check(ex, op);
+}
+
+/* ---- tickets ---- */
+
+typedef struct look {
+    hpc_exchange *ex;
+    int key;
+    uint64_t ticket;
+    int closed; /* a worker that closed and will never push what is waited for; -1 */
+} look;
+
+static int signal_of(const hpc_exchange *ex, int share, uint64_t ticket) {
+    return ticket & PULL_TICKET ? hpc_signal_pulled(ex, share) : hpc_signal_applied(ex, share);
+}
+
+/* acquire: what the owners read and wrote before they answered is behind us. */
+static int is_answered(const hpc_exchange *ex, int share, uint64_t ticket) {
+    return atomic_load_explicit(hpc_own_signal(ex->window, signal_of(ex, share, ticket)), memory_order_acquire) >=
+           ticket / 2;
+}
+
+static int is_done(const hpc_exchange *ex, int key, uint64_t ticket) {
+    const hpc_pushed *k = &ex->keys[key];
+    for (int i = 0; i < k->n_shares; i++)
+        if (!is_answered(ex, k->shares[i], ticket)) return 0;
+    return 1;
+}
+
+static const uint64_t *closing_counts(const hpc_exchange *ex, int rank) {
+    size_t n = (size_t)ex->plan->n_keys;
+    return (const uint64_t *)(const void *)(hpc_own_part(ex) + ex->places[ex->context->group.rank].closed) +
+           (size_t)rank * n;
+}
+
+static int has_closed(const hpc_exchange *ex, int rank) {
+    return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(rank)), memory_order_acquire) != 0;
+}
+
+/* A worker that closed before it pushed what a BSP ticket waits for, or -1. */
+static int closed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
+    if (ex->consistency != HPC_BSP) return -1;
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (ex->places[r].worker && r != ex->context->group.rank && has_closed(ex, r) &&
+            closing_counts(ex, r)[key] < ticket / 2)
+            return r;
+    return -1;
+}
+
+static int looks_done(void *arg) {
+    look *l = arg;
+    hpc_exchange *ex = l->ex;
+    if (is_done(ex, l->key, l->ticket)) return 1;
+    if (ex->inline_progress && hpc_context_work(ex->context) == 0 && is_done(ex, l->key, l->ticket)) return 1;
+    if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 1;
+    l->closed = closed_without(ex, l->key, l->ticket);
+    return l->closed >= 0;
+}
+
+/* How often rank has pushed key, where its memory can be read here. */
+static uint64_t pushes_of(const hpc_exchange *ex, int rank, int key) {
+    const char *part = hpc_window_peer_view(ex->window, rank);
+    if (part == NULL || ex->places[rank].pushed == HPC_NOWHERE) return UINT64_MAX;
+    const _Atomic uint64_t *counts = (const _Atomic uint64_t *)(const void *)(part + ex->places[rank].pushed);
+    return atomic_load_explicit(&counts[key], memory_order_relaxed);
+}
+
+/* Those who have not pushed; where that cannot be seen, the owners who have not answered. */
+static int awaited(void *arg, int *ranks) {
+    const look *l = arg;
+    const hpc_exchange *ex = l->ex;
+    int n = 0, size = ex->context->group.size;
+    for (int r = 0; r < size && ex->consistency == HPC_BSP; r++)
+        if (ex->places[r].worker && pushes_of(ex, r, l->key) < l->ticket / 2) ranks[n++] = r;
+    for (int r = 0; r < size && n == 0; r++)
+        for (int i = 0; i < ex->keys[l->key].n_shares; i++) {
+            int s = ex->keys[l->key].shares[i];
+            if (ex->shares[s].owner != r || is_answered(ex, s, l->ticket)) continue;
+            ranks[n++] = r;
+            break;
+        }
+    return n;
+}
+
+static int wait_for(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op) {
+    look l = {ex, key, ticket, -1};
+    if (is_done(ex, key, ticket)) return HPC_OK;
+    const hpc_wait wait = {op, looks_done, awaited, &l};
+    double start = hpc_now();
+    int status = hpc_wait_for(&ex->context->group, &wait, timeout);
+    ex->stats.wait += hpc_now() - start;
+    if (status != HPC_OK || is_done(ex, key, ticket)) return status;
+    status = hpc_exchange_check(ex, op);
+    if (status != HPC_OK || l.closed < 0) return status;
+    return hpc_fail_ranks(HPC_ERR_PEER, op, &l.closed, 1, &l.closed, 1,
+                          "rank %d: %s: rank %d has closed the exchange after %llu pushes of key %s; push %llu is "
+                          "waited for",
+                          ex->context->group.rank, op, l.closed, (unsigned long long)closing_counts(ex, l.closed)[key],
+                          ex->plan->keys[key].name, (unsigned long long)(ticket / 2));
+}
+
+int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {
+    static const char op[] = "test";
+    int status = check_call(ex, key, op);
+    if (status != HPC_OK) return status;
+    look l = {ex, key, ticket, -1};
+    hpc_group_progress(&ex->context->group);
+    if (is_done(ex, key, ticket)) return HPC_OK;
+    if (!looks_done(&l) && atomic_load_explicit(&ex->context->group.departures, memory_order_relaxed) == 0)
+        return HPC_IN_PROGRESS;
+    status = wait_for(ex, key, ticket, 0, op); /* finds out what has happened */
+    return status == HPC_ERR_TIMEOUT ? HPC_IN_PROGRESS : status;
+}
+
+int hpc_exchange_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout) {
+    static const char op[] = "wait";
+    int status = check_call(ex, key, op);
+    return status == HPC_OK ? wait_for(ex, key, ticket, timeout, op) : status;
+}
+
+/* ---- gradient ---- */
+
+/* The ticket whose end frees the slot of the next push; 0 when it has not been used. */
+static uint64_t slot_ticket(const hpc_exchange *ex, int key) {
+    uint64_t pushes = ex->keys[key].pushes, depth = (uint64_t)ex->depth;
+    return pushes < depth ? 0 : 2 * (pushes - depth + 1);
+}
+
+static char *slot_at(const hpc_exchange *ex, int key) {
+    return hpc_own_part(ex) + ex->places[ex->context->group.rank].gradients + ex->keys[key].gradient +
+           ex->keys[key].pushes % (uint64_t)ex->depth * ex->gradient_bytes;
+}
+
+int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **gradient) {
+    static const char op[] = "gradient";
+    int status = check_call(ex, key, op);
+    if (status != HPC_OK) return status;
+    if (gradient == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: gradient is NULL", op);
+    status = wait_for(ex, key, slot_ticket(ex, key), timeout, op);
+    if (status == HPC_OK) *gradient = slot_at(ex, key);
+    return status;
+}
+
+float *hpc_exchange_params(const hpc_exchange *ex, int key) {
+    if (ex == NULL || key < 0 || key >= ex->plan->n_keys || ex->holder < 0) return NULL;
+    char *part = hpc_window_peer_view(ex->window, ex->holder);
+    return (float *)(void *)(part + ex->places[ex->holder].params + ex->keys[key].params);
+}
+
+/* ---- start ---- */
+
+static int check_start(hpc_exchange *ex, int key, int flags, const float *src, uint64_t *ticket, const char *op) {
+    const hpc_pushed *k = &ex->keys[key];
+    if (flags < HPC_PUSH || flags > (HPC_PUSH | HPC_PULL))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: flags are %d, not HPC_PUSH, HPC_PULL or both", op, flags);
+    if (ticket == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: ticket is NULL", op);
+    if (!(flags & HPC_PUSH)) return HPC_OK;
+    uint64_t last = ex->consistency == HPC_BSP ? 2 * k->pushes : slot_ticket(ex, key);
+    if (!is_done(ex, key, last) && (hpc_group_progress(&ex->context->group), !is_done(ex, key, last)))
+        return hpc_fail(HPC_ERR_INVALID, op,
+                        "%s: key %s is under way since push %llu of rank %d; wait for it before the next one", op,
+                        ex->plan->keys[key].name, (unsigned long long)(last / 2), ex->context->group.rank);
+    if (!ex->check_finite) return HPC_OK;
+    size_t count = (size_t)ex->plan->keys[key].count;
+    if (src != NULL ? ex->kernels->all_finite(src, count, HPC_F32)
+                    : ex->kernels->all_finite(slot_at(ex, key), count, k->codec))
+        return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: the gradient of key %s on rank %d has a NaN or an Inf", op,
+                    ex->plan->keys[key].name, ex->context->group.rank);
+}
+
+/* src into the slot, in the wire format. */
+static void fill_slot(hpc_exchange *ex, int key, const float *src) {
+    size_t count = (size_t)ex->plan->keys[key].count;
+    int codec = ex->keys[key].codec;
+    if (codec == HPC_F32)
+        ex->kernels->copy(slot_at(ex, key), src, count * sizeof(float), 0);
+    else
+        ex->kernels->encode(slot_at(ex, key), src, count, codec);
+}
+
+static int has_input(const hpc_row *row, int rank) {
+    for (int e = 0; e < row->n_in; e++)
+        if (row->in[e].rank == rank && row->in[e].row < 0) return 1;
+    return 0;
+}
+
+/* To an owner that reads the gradient where it is, one event; to another one, every row with its data. */
+static int push_share(hpc_exchange *ex, int s, int slot, double deadline) {
+    const hpc_share *share = &ex->shares[s];
+    const hpc_pushed *k = &ex->keys[share->key];
+    int rank = ex->context->group.rank, pushed = 0;
+    hpc_lane *lane = ex->in_lanes[share->core];
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_row *row = &ex->plan->rows[share->rows[i]];
+        if (!has_input(row, rank)) continue;
+        if (hpc_is_mapped(ex, share->owner)) {
+            pushed = 1;
+            break;
+        }
+        size_t item = hpc_codec_bytes(k->codec);
+        int status = hpc_put_notify(lane, ex->window, share->owner, slot_at(ex, share->key) + row->offset * item,
+                                    (size_t)row->count * item,
+                                    ex->push_slot[share->rows[i]] + (size_t)slot * hpc_slot_stride(row),
+                                    hpc_imm(HPC_OP_ROW, slot, share->rows[i]), hpc_left(deadline));
+        if (status != HPC_OK) return status;
+    }
+    if (!pushed) return HPC_OK;
+    return hpc_put_notify(lane, ex->window, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s),
+                          hpc_left(deadline));
+}
+
+/* Says of how many pushes others may know before any of them can be missed. */
+static void publish_count(hpc_exchange *ex, int key) {
+    _Atomic uint64_t *counts =
+        (_Atomic uint64_t *)(void *)(hpc_own_part(ex) + ex->places[ex->context->group.rank].pushed);
+    atomic_store_explicit(&counts[key], ex->keys[key].pushes + 1, memory_order_relaxed);
+}
+
+int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const float *src, double timeout, uint64_t *ticket) {
+    static const char op[] = "push";
+    int status = check_call(ex, key, op);
+    if (status == HPC_OK) status = check_start(ex, key, flags, src, ticket, op);
+    if (status != HPC_OK) return status;
+    hpc_pushed *k = &ex->keys[key];
+    double deadline = hpc_deadline(&ex->context->group, timeout);
+    int slot = (int)(k->pushes % (uint64_t)ex->depth);
+    if (flags & HPC_PUSH) {
+        if (src != NULL) fill_slot(ex, key, src);
+        publish_count(ex, key);
+        for (int i = 0; i < k->n_shares && status == HPC_OK; i++) status = push_share(ex, k->shares[i], slot, deadline);
+        if (status != HPC_OK) { /* sent in part: it can be neither finished nor taken back */
+            hpc_exchange_fail(ex, status, hpc_last_error()->message);
+            return status;
+        }
+        k->pushes++;
+        ex->stats.pushes++;
+    }
+    *ticket = 2 * k->pushes;
+    if (!(flags & HPC_PULL)) return HPC_OK;
+    ex->stats.pulls++;
+    if (ex->consistency == HPC_BSP) return HPC_OK; /* answered with the push */
+    for (int i = 0; i < k->n_shares && status == HPC_OK; i++) {
+        const hpc_share *share = &ex->shares[k->shares[i]];
+        status = hpc_put_notify(ex->in_lanes[share->core], ex->window, share->owner, NULL, 0, 0,
+                                hpc_imm(HPC_OP_PULL, 0, k->shares[i]), hpc_left(deadline));
+    }
+    if (status == HPC_OK) *ticket = 2 * ++k->pulls + PULL_TICKET;
+    return status;
+}
+
+int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double timeout) {
+    static const char op[] = "push_pull";
+    uint64_t ticket;
+    int status = hpc_exchange_start(ex, key, HPC_PUSH | HPC_PULL, src, timeout, &ticket);
+    return status == HPC_OK ? wait_for(ex, key, ticket, timeout, op) : status;
+}
+
+int hpc_exchange_progress(hpc_exchange *ex) {
+    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, "progress", "progress: exchange is NULL");
+    int status = hpc_exchange_check(ex, "progress");
+    if (status == HPC_OK) hpc_group_progress(&ex->context->group);
+    return status == HPC_OK ? hpc_exchange_check(ex, "progress") : status;
+}
+
+/* ---- args ---- */
+
+static int args_answered(const hpc_exchange *ex, int rank) {
+    for (int c = 0; c < ex->places[rank].cores; c++)
+        if (atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_args(ex, rank, c)), memory_order_acquire) <
+            ex->args_sent)
+            return 0;
+    return 1;
+}
+
+static int all_have_args(void *arg) {
+    const hpc_exchange *ex = arg;
+    if (ex->inline_progress) hpc_context_work(ex->context);
+    if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 1;
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (!args_answered(ex, r)) return 0;
+    return 1;
+}
+
+static int owners_without_args(void *arg, int *ranks) {
+    const hpc_exchange *ex = arg;
+    int n = 0;
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (!args_answered(ex, r)) ranks[n++] = r;
+    return n;
+}
+
+int hpc_exchange_set_args(hpc_exchange *ex, const double *args, double timeout) {
+    static const char op[] = "set_args";
+    int status = check_call(ex, 0, op);
+    if (status != HPC_OK) return status;
+    if (args == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: args is NULL", op);
+    hpc_rule rule = ex->rule;
+    memcpy(rule.args + 1, args + 1, (HPC_RULE_ARGS - 1) * sizeof *args);
+    status = hpc_rule_check(&rule, op);
+    for (int k = 0; k < ex->plan->n_keys && status == HPC_OK; k++)
+        if (!is_done(ex, k, 2 * ex->keys[k].pushes))
+            status = hpc_fail(HPC_ERR_INVALID, op, "%s: key %s is under way on rank %d; wait for it first", op,
+                              ex->plan->keys[k].name, ex->context->group.rank);
+    if (status != HPC_OK) return status;
+    double deadline = hpc_deadline(&ex->context->group, timeout);
+    int rank = ex->context->group.rank, size = ex->context->group.size;
+    ex->rule = rule;
+    ex->args_sent++;
+    for (int r = 0; r < size; r++)
+        for (int c = 0; c < ex->places[r].cores && status == HPC_OK; c++) {
+            size_t at = ((size_t)c * (size_t)size + (size_t)rank) * sizeof rule.args;
+            status = hpc_put_notify(ex->in_lanes[c], ex->window, r, ex->rule.args, sizeof rule.args,
+                                    ex->places[r].args + at, hpc_imm(HPC_OP_ARGS, 0, 0), hpc_left(deadline));
+        }
+    if (status != HPC_OK) return status;
+    const hpc_wait wait = {op, all_have_args, owners_without_args, ex};
+    status = hpc_wait_for(&ex->context->group, &wait, hpc_left(deadline));
+    return status == HPC_OK ? hpc_exchange_check(ex, op) : status;
+}
