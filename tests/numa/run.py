@@ -4,6 +4,7 @@ Runs the C tests that ask the kernel where pages lie and threads run. Ends with 
 and with 77 where the machine cannot run the guest, saying why.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -21,9 +22,11 @@ NODES = ["--memory", "4G", "--cpus", "2", "--numa", "2G,cpus=0", "--numa", "2G,c
 
 
 def build(tests: list[str]) -> None:
-    configure = ["cmake", "-S", str(ROOT), "-B", str(BUILD), "-DHPC_BUILD_TESTS=ON"]
+    beside_python = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # as if the venv were activated
+    env = os.environ | {"PATH": beside_python}
+    configure = ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(BUILD), "-DHPC_BUILD_TESTS=ON"]
     for command in (configure, ["cmake", "--build", str(BUILD), "--target", *tests]):
-        subprocess.run(command, check=True, timeout=SECONDS, stdout=subprocess.DEVNULL)
+        subprocess.run(command, env=env, check=True, timeout=SECONDS, stdout=subprocess.DEVNULL)
 
 
 def verdict(output: str, tests: list[str]) -> str:
