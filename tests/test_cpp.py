@@ -10,6 +10,9 @@ from pathlib import Path
 import mpi
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -76,6 +79,83 @@ static void codes(hpcomm::Context &context) {
     assert(context.size() == 1 && context.peer(0, code).state == HPC_PEER_ALIVE);
 }
 
+static int halve(float *param, const float *acc, int64_t count, float *, const double *args, int64_t n) {
+    for (int64_t i = 0; i < n; i++) param[i] = static_cast<float>(args[0] + count) * acc[i] / 2;
+    return 0;
+}
+
+static void exchanges(hpcomm::Context &context) {
+    std::error_code code;
+    hpcomm::HubConfig hub;
+    hub.keys = {{"weights", 100}, {"bias", 3}};
+    hub.chunk = 128;
+    const hpcomm::Plan plan(context, hub, code);
+    assert(plan && !code && plan.n_keys() == 2 && plan.n_rows() == 5);
+    assert(plan.key(1).count == 3 && std::strcmp(plan.key(0).name, "weights") == 0);
+    assert(plan.row(0).owner == 0 && plan.row(0).count == 32 && plan.row(4).key == 1);
+    hub.chunk = 0;
+    assert(!hpcomm::Plan(context, hub, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
+    hub.chunk = 128;
+    hub.sum = hub.each = true;
+    hub.depth = 2;
+    hub.wire = HPC_BF16;
+    hub.workers = hub.servers = {0};
+    const hpcomm::Plan other(context, hub, code);
+    assert(!code && other.row(0).depth == 2 && other.row(0).quorum == 1 && other.row(0).codec_in == HPC_BF16);
+
+    const hpcomm::Rule none("none", code);
+    assert(code == hpcomm::make_error_code(HPC_ERR_INVALID));
+    hpcomm::Rule momentum("momentum", {0.5, 0.0, 0.25}, code);
+    assert(!code && momentum.slots == 1 && momentum.args[1] == 0.5 && momentum.args[3] == 0.25);
+    const std::vector<float> weights(100, 1), bias = {1, 2, 3};
+    const float *values[] = {weights.data(), bias.data()};
+    hpcomm::Exchange exchange(context, plan, momentum, values, {}, 1.0, code);
+    assert(exchange && !code && exchange.params(1)[2] == 3 && exchange.params_rank() == 0);
+
+    float *gradient = exchange.gradient(1, 1.0, code);
+    gradient[0] = gradient[1] = gradient[2] = 2;
+    const hpcomm::Ticket ticket = exchange.start(1, HPC_PUSH | HPC_PULL, nullptr, 1.0, code);
+    exchange.wait(ticket, 1.0, code);
+    assert(!code && exchange.test(ticket, code) && exchange.params(1)[0] == 0 && exchange.params(1)[2] == 2);
+    const float ones[100] = {1, 1};
+    exchange.push_pull(0, ones, 1.0, code);
+    assert(!code && exchange.params(0)[1] == 0.5f && exchange.params(0)[2] == 1);
+
+    momentum.args[1] = 1;
+    exchange.set_args(momentum, 1.0, code);
+    assert(!code);
+    exchange.push(1, ones, 1.0, code);
+    assert(!code);
+    exchange.wait(exchange.pull(1, 1.0, code), 1.0, code);
+    assert(!code && exchange.params(1)[0] == -1.5f && exchange.params(1)[2] == 1.5f);
+
+    float row[3], state[3];
+    assert(exchange.get_row(4, row, state, code) == 2 && !code && row[2] == 1.5f && state[0] == 1.5f);
+    row[2] = 7;
+    exchange.set_row(4, 5, row, state, code);
+    exchange.publish(1.0, code);
+    assert(!code && exchange.params(1)[2] == 7 && exchange.get_row(4, row, state, code) == 5);
+    exchange.progress(code);
+    const hpc_exchange_stats stats = exchange.stats(code);
+    assert(!code && stats.pushes == 3 && stats.pulls == 3 && stats.applied == 6);
+
+    const hpcomm::Memory memory = exchange.memory(0);
+    assert(memory && memory.data() != nullptr);
+    exchange.close(1.0, code);
+    assert(!code);
+    exchange.start(0, HPC_PUSH, ones, 1.0, code);
+    assert(code == hpcomm::make_error_code(HPC_ERR_INVALID));
+
+    hpcomm::Rule own("halve", halve);
+    hpcomm::ExchangeConfig config;
+    config.progress = HPC_PROGRESS_INLINE;
+    hpcomm::Exchange halving(context, plan, own, values, config, 1.0, code);
+    halving.push_pull(1, ones, 1.0, code);
+    assert(!code && halving.params(1)[0] == 1 && halving.params(1)[2] == 0 && !halving.stats(code).threads);
+    hpcomm::Exchange moved = std::move(halving);
+    assert(moved && !halving);
+}
+
 #if defined(__cpp_exceptions)
 template <class Expected, class Call> static void throws(hpc_status status, Call call) {
     try {
@@ -98,6 +178,8 @@ static void exceptions(hpcomm::Context &context) {
     } catch (const hpcomm::Timeout &error) {
         assert(error.op() == "wait_signal" && error.waiting_for() == std::vector<int>{0});
     }
+    throws<hpcomm::InvalidArgument>(HPC_ERR_INVALID, [&] { hpcomm::Rule none("none"); });
+    throws<hpcomm::InvalidArgument>(HPC_ERR_INVALID, [&] { hpcomm::Plan none(context, {}); });
     throws<hpcomm::OutOfMemory>(HPC_ERR_MEMORY, [&] { hpcomm::Window huge(context, std::size_t(1) << 60); });
     context.close();
     throws<hpcomm::InvalidArgument>(HPC_ERR_INVALID, [&] { context.barrier(); });
@@ -111,6 +193,7 @@ int main() {
     hpcomm::Context context(oob);
     assert(context && hpcomm::version() == hpc_version() && !hpcomm::transports().empty());
     codes(context);
+    exchanges(context);
     exceptions(context);
     return 0;
 }
@@ -187,10 +270,12 @@ def test_the_mpi_header_is_c_and_cxx(tmp_path: Path, mpi_bin: Path, wrapper: str
     run(mpi_bin / wrapper, f"-std={standard}", *STRICT, "-I", info("--include-dir"), "-c", source, "-o", tmp_path / "o")
 
 
-def test_the_ring_of_the_how_to_runs(tmp_path: Path, mpi_bin: Path) -> None:
+@pytest.mark.parametrize("which", [0, 1], ids=["ring", "hub"])
+def test_the_programs_of_the_how_to_run(tmp_path: Path, mpi_bin: Path, which: int) -> None:
     tool("c++")
-    source, program = tmp_path / "ring.cpp", tmp_path / "ring"
-    source.write_text(re.findall(r"```cpp\n(.*?)```", (ROOT / "docs" / "cpp.md").read_text(), re.DOTALL)[0])
+    source, program = tmp_path / "program.cpp", tmp_path / "program"
+    blocks = re.findall(r"```cpp\n(.*?)```", (ROOT / "docs" / "cpp.md").read_text(), re.DOTALL)
+    source.write_text([block for block in blocks if "int main" in block][which])
     library = info("--cmake-dir").parents[1] / "libhpcomm.so.0"
     flags = ["-std=c++17", *STRICT, "-I", str(info("--include-dir"))]
     run(mpi_bin / "mpicxx", *flags, source, library, f"-Wl,-rpath,{library.parent}", "-o", program)
@@ -198,7 +283,7 @@ def test_the_ring_of_the_how_to_runs(tmp_path: Path, mpi_bin: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def trainer(mpi_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trainers(mpi_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """examples/cpp, built against the installed library with the MPI in use."""
     tool("c++", "g++", "clang++")
     build = tmp_path_factory.mktemp("cpp")
@@ -206,18 +291,18 @@ def trainer(mpi_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cmake = tool("cmake")
     run(cmake, "-G", "Ninja", "-S", ROOT / "examples" / "cpp", "-B", build, *found)
     run(cmake, "--build", build)
-    return build / "train_softmax"
+    run(sys.executable, ROOT / "examples" / "train_digits.py", "--export", build / "digits.txt")
+    return build
 
 
 @pytest.mark.parametrize(("ranks", "graph"), [(4, "expander"), (3, "ring")])
 def test_the_cxx_trainer_ends_with_the_python_trainers_weights(
-    tmp_path: Path, trainer: Path, ranks: int, graph: str
+    tmp_path: Path, trainers: Path, ranks: int, graph: str
 ) -> None:
     python = [sys.executable, str(ROOT / "examples" / "train_digits.py")]
     mpirun = [*mpi.mpirun(), "-n", str(ranks)]
     how = ["--epochs", "10", "--graph", graph]
-    run(*python, "--export", tmp_path / "digits.txt")
-    said = run(*mpirun, trainer, tmp_path / "digits.txt", *how, "--weights", tmp_path / "cxx")
+    said = run(*mpirun, trainers / "train_softmax", trainers / "digits.txt", *how, "--weights", tmp_path / "cxx")
     run(*mpirun, *python, *how, "--dtype", "float64", "--weights", tmp_path / "python", "--plot", tmp_path / "png")
     cxx, twin = np.loadtxt(tmp_path / "cxx"), np.loadtxt(tmp_path / "python")
     assert cxx.shape == twin.shape == (650,)
@@ -227,9 +312,36 @@ def test_the_cxx_trainer_ends_with_the_python_trainers_weights(
     assert f"ranks: {ranks}, graph: {graph}" in said
 
 
-def test_the_cxx_trainer_says_what_is_wrong(tmp_path: Path, trainer: Path) -> None:
+def push_pull(trainers: Path, weights: Path, ranks: int, *options: str) -> tuple[str, Array]:
+    """What train_push_pull says after 5 epochs, and the weights that it ends with."""
+    program = [trainers / "train_push_pull", trainers / "digits.txt", "--weights", weights]
+    said = run(*mpi.mpirun(), "-n", str(ranks), *program, "--epochs", "5", *options)
+    return said, np.loadtxt(weights)
+
+
+@pytest.fixture(scope="module")
+def weights_of_one_rank(trainers: Path) -> Array:
+    return push_pull(trainers, trainers / "weights.txt", 1)[1]
+
+
+@pytest.mark.parametrize(("ranks", "servers"), [(4, 0), (3, 1), (4, 2)], ids=["colocated", "central", "dedicated"])
+def test_a_hub_finds_the_weights_that_one_rank_finds_alone(
+    tmp_path: Path, trainers: Path, weights_of_one_rank: Array, ranks: int, servers: int
+) -> None:
+    said, weights = push_pull(trainers, tmp_path / "weights", ranks, "--servers", str(servers))
+    assert weights.shape == (65 * 48 + 49 * 10,)
+    np.testing.assert_allclose(weights, weights_of_one_rank, rtol=0, atol=1e-4)
+    least, most = re.findall(r"test accuracy (\S+) to (\S+) %", said)[0]
+    assert least == most
+    assert float(least) > 95
+    assert f"workers: {ranks - servers}, servers: {servers or ranks}" in said
+    assert f"pushed {5 * 43 * 2} layers" in said
+
+
+@pytest.mark.parametrize("trainer", ["train_softmax", "train_push_pull"])
+def test_a_cxx_trainer_says_what_is_wrong(tmp_path: Path, trainers: Path, trainer: str) -> None:
     (tmp_path / "digits.txt").write_text("no numbers\n")
-    command = [*mpi.mpirun(), "-n", "2", str(trainer), str(tmp_path / "digits.txt")]
+    command = [*mpi.mpirun(), "-n", "2", str(trainers / trainer), str(tmp_path / "digits.txt")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode != 0
     assert "is no data file; train_digits.py --export writes one" in ended.stderr
