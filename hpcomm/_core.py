@@ -8,6 +8,7 @@ Python object that uses it goes; none is freed while a call on it is under way.
 import _thread
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,12 @@ queue_send = lib.hpc_queue_send
 queue_recv = lib.hpc_queue_recv
 queue_ack = lib.hpc_queue_ack
 queue_reduce = lib.hpc_queue_reduce
+exchange_gradient = _fast.exchange_gradient  # these take a handle by address_of too
+exchange_start = _fast.exchange_start
+exchange_call = _fast.exchange_call
+exchange_test = _fast.exchange_test
+exchange_wait = _fast.exchange_wait
+exchange_step = _fast.exchange_step
 
 
 # ---- failures and waiting ------------------------------------------------------------------------------------------
@@ -183,7 +190,7 @@ def collective(call: Callable[[float], int], timeout: float) -> None:
     """One call(timeout), which cannot be cut into slices: a collective that failed leaves ranks that no longer agree.
 
     In the main thread, the one that Ctrl-C interrupts, another thread makes the call: Python's locks can be
-    interrupted.
+    interrupted. An interpreter that ends starts no thread any more.
     """
     if threading.current_thread() is not threading.main_thread():
         check(call(timeout))
@@ -199,7 +206,11 @@ def collective(call: Callable[[float], int], timeout: float) -> None:
         finally:
             done.release()
 
-    _thread.start_new_thread(run, ())
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:
+        check(call(timeout))
+        return
     while not done.acquire(timeout=SLICE):  # the signal may have interrupted another thread
         pass
     if outcome[0] is not None:
@@ -368,3 +379,245 @@ def weights(values: tuple[float, ...]) -> Any:
 
 
 DTYPES: dict[str, int] = {"float32": lib.HPC_F32, "float64": lib.HPC_F64}
+
+
+# ---- plan ----------------------------------------------------------------------------------------------------------
+
+ACTIONS: dict[str, int] = {"apply": lib.HPC_APPLY, "forward": lib.HPC_FORWARD, "emit": lib.HPC_EMIT}
+CODECS: dict[str, int] = {"float32": lib.HPC_F32, "float16": lib.HPC_F16, "bfloat16": lib.HPC_BF16}
+
+
+def _layout(name: str) -> np.dtype[Any]:
+    """A C struct of numbers and pointers as a dtype."""
+    numbers = {"int": np.intc, "uint64_t": np.uint64, "double": np.double}
+    names, struct = [], ffi.typeof(name)
+    formats: list[Any] = []
+    offsets: list[int] = []
+    for field, info in struct.fields:
+        names.append(field)
+        formats.append(np.uintp if info.type.kind == "pointer" else numbers[info.type.cname])
+        offsets.append(info.offset)
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(struct)})
+
+
+_ROW, _EDGE = _layout("hpc_row"), _layout("hpc_edge")
+
+
+def _plan_keys(keys: list[tuple[str, int]]) -> tuple[Any, list[Any]]:
+    """hpc_key[], and the names that must stay as long."""
+    names = [ffi.new("char[]", name.encode()) for name, _ in keys]
+    c_keys = ffi.new("hpc_key[]", max(1, len(keys)))
+    for c_key, name, (_, count) in zip(c_keys, names, keys, strict=False):
+        c_key.name, c_key.count = name, count
+    return c_keys, names
+
+
+def plan_hub(
+    keys: list[tuple[str, int]],
+    workers: list[int],
+    servers: list[int],
+    *,
+    cores: int,
+    chunk: int,
+    depth: int,
+    wire: int,
+    sum: bool,  # the field's name
+    each: bool,
+) -> Any:
+    hub = ffi.new("hpc_hub *")
+    lib.hpc_hub_init(hub)
+    hub.keys, _names = _plan_keys(keys)
+    c_workers, c_servers = ffi.new("int[]", workers), ffi.new("int[]", servers)
+    hub.n_keys, hub.workers, hub.n_workers = len(keys), c_workers, len(workers)
+    hub.servers, hub.n_servers, hub.cores, hub.chunk = c_servers, len(servers), cores, chunk
+    hub.depth, hub.wire, hub.sum, hub.each = depth, wire, sum, each
+    out = ffi.new("hpc_plan **")
+    check(lib.hpc_plan_hub(hub, out))
+    return ffi.gc(out[0], lib.hpc_plan_free)
+
+
+def plan_make(
+    keys: list[tuple[str, int]], rows: list[tuple[int, ...]], lists: list[list[tuple[int, int, float]]]
+) -> Any:
+    """A plan of these rows: tuples of hpc_row's fields in order, with the numbers of lists for in and out."""
+    plan = ffi.new("hpc_plan *")
+    c_keys, names = _plan_keys(keys)
+    c_edges, starts, n = ffi.new("hpc_edge[]", max(1, sum(map(len, lists)))), [], 0
+    c_rows = ffi.new("hpc_row[]", max(1, len(rows)))
+    edges, table = (np.frombuffer(ffi.buffer(c), kind) for c, kind in ((c_edges, _EDGE), (c_rows, _ROW)))
+    for values in lists:
+        starts.append(address_of(c_edges + n))
+        edges[n : n + len(values)] = values
+        n += len(values)
+    for i, (*numbers, first_in, first_out) in enumerate(rows):
+        table[i] = (*numbers, len(lists[first_in]), len(lists[first_out]), starts[first_in], starts[first_out])
+    plan.n_keys, plan.keys, plan.n_rows, plan.rows = len(keys), c_keys, len(rows), c_rows
+    keep = (plan, c_keys, names, c_edges, c_rows)
+    return _owned(plan, lambda _: None, keep)
+
+
+def plan_check(plan: Any, size: int) -> None:
+    check(lib.hpc_plan_check(plan, size))
+
+
+def plan_rows(plan: Any) -> NDArray[Any]:
+    """The rows in place, valid while the plan is: hpc_row's fields, pointers as addresses."""
+    rows = np.frombuffer(ffi.buffer(plan.rows, plan.n_rows * _ROW.itemsize), _ROW)
+    rows.flags.writeable = False
+    return rows
+
+
+def plan_edges(address: int, n: int) -> list[tuple[int, int, float]]:
+    """The n edges at an address of the plan's rows: rank, row, weight."""
+    return np.frombuffer(ffi.buffer(ffi.cast("hpc_edge *", address), n * _EDGE.itemsize), _EDGE).tolist()
+
+
+# ---- rule ----------------------------------------------------------------------------------------------------------
+
+ISAS: dict[str, int] = {
+    "best": lib.HPC_ISA_BEST,
+    "generic": lib.HPC_ISA_GENERIC,
+    "avx2": lib.HPC_ISA_AVX2,
+    "avx512": lib.HPC_ISA_AVX512,
+}
+
+
+def rule_found(name: str, args: tuple[float, ...], isa: int) -> Any:
+    """A built-in rule with these hyper-parameters."""
+    rule = ffi.new("hpc_rule *")
+    check(lib.hpc_rule_find(name.encode(), isa, rule))
+    rule.args[1 : 1 + len(args)] = args
+    return rule
+
+
+def rule_own(name: str, apply: int, fold: int, slots: int, args: tuple[float, ...]) -> Any:
+    """A rule of machine code at these addresses; fold 0: the weighted sum. It keeps its name."""
+    chars = ffi.new("char[]", name.encode())
+    rule = ffi.new("hpc_rule *")
+    rule.name = chars
+    rule.apply, rule.fold = ffi.cast("hpc_apply_fn", apply), ffi.cast("hpc_fold_into_fn", fold)
+    rule.slots = slots
+    rule.args[1 : 1 + len(args)] = args
+    _named[rule] = chars
+    return rule
+
+
+_named: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+
+
+# ---- exchange ------------------------------------------------------------------------------------------------------
+
+PUSH: int = lib.HPC_PUSH
+PULL: int = lib.HPC_PULL
+PUSH_PULL: int = lib.HPC_PUSH | lib.HPC_PULL
+CONSISTENCIES: dict[str, int] = {"BSP": lib.HPC_BSP, "ASYNC": lib.HPC_ASYNC}
+PROGRESS: dict[str, int] = {
+    "auto": lib.HPC_PROGRESS_AUTO,
+    "inline": lib.HPC_PROGRESS_INLINE,
+    "thread": lib.HPC_PROGRESS_THREAD,
+}
+
+
+def exchange_create(
+    context: Any,
+    timeout: float,
+    keep: object,
+    *,
+    plan: Any,
+    rule: Any,
+    values: list[NDArray[np.float32]],
+    consistency: int,
+    progress: int,
+    shared_params: bool,
+    eager: bool,
+    check_finite: bool,
+    isa: int,
+) -> Any:
+    """The handle of an exchange, which keeps `keep`, its rule's code among it, until it is freed."""
+    buffers = [from_buffer("float[]", array) for array in values]
+    c_values = ffi.new("const float *[]", buffers)
+    config = _exchange_config()
+    config.plan, config.rule, config.values = plan, rule, c_values
+    config.consistency, config.progress, config.isa = consistency, progress, isa
+    config.shared_params, config.eager, config.check_finite = shared_params, eager, check_finite
+
+    def create(seconds: float, out: Any) -> int:
+        return lib.hpc_exchange_create(context, config, seconds, out)
+
+    return _collected(create, "hpc_exchange *", timeout, lib.hpc_exchange_free, keep)
+
+
+def exchange_refuse(context: Any, sentence: str, timeout: float) -> None:
+    """The collective of exchange_create by a rank that cannot take part: it fails on every rank, by this sentence."""
+    refusal = ffi.new("char[]", sentence.encode("utf-8", "replace"))
+    config = _exchange_config()
+    config.refusal = refusal
+    out = ffi.new("hpc_exchange **")
+    collective(lambda seconds: lib.hpc_exchange_create(context, config, seconds, out), timeout)
+
+
+def _exchange_config() -> Any:
+    config = ffi.new("hpc_exchange_config *")
+    lib.hpc_exchange_config_init(config)
+    return config
+
+
+def exchange_params(exchange: Any, shapes: list[tuple[int, ...]], writable: bool) -> list[NDArray[Any]]:
+    """The parameters of every key as arrays of the exchange's memory; none on a rank that is no worker."""
+    holder = lib.hpc_exchange_params_rank(exchange)
+    if holder < 0:
+        return []
+    memory = _memory(lib.hpc_exchange_memory(exchange, holder))
+    addresses = [address_of(lib.hpc_exchange_params(exchange, key)) for key in range(len(shapes))]
+    float32 = np.dtype(np.float32)
+    return [mapped([memory], at, shape, float32, writable) for at, shape in zip(addresses, shapes, strict=True)]
+
+
+def exchange_gradient_array(
+    exchange: Any, rank: int, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """The slot at an address that exchange_gradient gave."""
+    return mapped([_memory(lib.hpc_exchange_memory(exchange, rank))], address, shape, dtype, True)
+
+
+def exchange_set_args(exchange: Any, args: tuple[float, ...], timeout: float) -> None:
+    c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
+    c_args[1 : 1 + len(args)] = args
+    collective(lambda seconds: lib.hpc_exchange_set_args(exchange, c_args, seconds), timeout)
+
+
+def exchange_get_row(exchange: Any, row: int, params: NDArray[np.float32], state: NDArray[np.float32]) -> int:
+    """The step of a row; params and state are filled."""
+    step = new_word()
+    into = from_buffer("float[]", params), from_buffer("float[]", state)
+    check(lib.hpc_exchange_get_row(exchange, row, step, *into))
+    return int(step[0])
+
+
+def exchange_set_row(
+    exchange: Any, row: int, step: int, params: NDArray[np.float32], state: NDArray[np.float32]
+) -> None:
+    values = from_buffer("float[]", params), from_buffer("float[]", state)
+    check(lib.hpc_exchange_set_row(exchange, row, step, *values))
+
+
+def exchange_publish(exchange: Any, timeout: float) -> None:
+    collective(lambda seconds: lib.hpc_exchange_publish(exchange, seconds), timeout)
+
+
+def exchange_progress(exchange: Any) -> None:
+    check(lib.hpc_exchange_progress(exchange))
+
+
+def exchange_serve(exchange: Any, timeout: float) -> None:
+    wait(lambda seconds: lib.hpc_exchange_serve(exchange, seconds), timeout)
+
+
+def exchange_close(exchange: Any, timeout: float) -> None:
+    collective(lambda seconds: lib.hpc_exchange_close(exchange, seconds), timeout)
+
+
+def exchange_stats(exchange: Any) -> dict[str, Any]:
+    stats = ffi.new("hpc_exchange_stats *")
+    check(lib.hpc_exchange_get_stats(exchange, stats))
+    return {name: getattr(stats, name) for name, _ in ffi.typeof("hpc_exchange_stats").fields}

@@ -1,11 +1,14 @@
-/* The calls of _core whose cost a ping-pong of 8 bytes sees: put, put_signal, test_signal, wait_signal.
+/* The calls of _core whose cost a ping-pong of 8 bytes or a small key's push_pull sees: put, put_signal, test_signal,
+ * wait_signal, and the steps of an exchange.
  *
- * cffi lets go of the GIL around every call, which takes longer than these calls do. Here a short put keeps it, and a
- * wait lets go only when its first looks find nothing. Handles come as addresses: _core owns what they point to.
+ * cffi lets go of the GIL around every call, which takes longer than these calls do. Here a short put or push keeps it,
+ * and a wait lets go only when its first looks find nothing. Handles come as addresses: _core owns what they point to.
  * Limited API of CPython 3.10. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030a0000
 #include <Python.h>
+
+#include <time.h>
 
 #include <hpcomm/hpcomm.h>
 
@@ -23,12 +26,13 @@ typedef struct {
 PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *object, Py_buffer *view, int flags);
 PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *view);
 #define PyBUF_SIMPLE 0
+#define PyBUF_WRITABLE 1
 #endif
 
 enum {
     SHORT_BYTES =
         64 << 10, /* a put of so much takes a few microseconds, a thousandth of the interpreter's own switches */
-    LOOKS = 200   /* at a signal before a wait lets go of the GIL: two microseconds, for an answer in one */
+    LOOKS = 200   /* at a signal or a ticket before a wait lets go of the GIL: microseconds, for an answer in one */
 };
 
 static int expect(const char *name, Py_ssize_t given, Py_ssize_t wanted) {
@@ -140,11 +144,213 @@ static PyObject *wait_signal(PyObject *module, PyObject *const *args, Py_ssize_t
     return status == HPC_OK ? PyLong_FromUnsignedLongLong(value) : PyLong_FromLong(status);
 }
 
+/* ---- exchange ------------------------------------------------------------------------------------------------- */
+
+/* What a call on one key takes: exchange, key, flags, src, nbytes, timeout. src: nbytes of float32, C-contiguous, or
+ * None when the gradient is in place. */
+typedef struct key_args {
+    hpc_exchange *exchange;
+    int key, flags;
+    size_t nbytes;
+    double timeout;
+    Py_buffer src;
+} key_args;
+
+static int parse_key(key_args *k, PyObject *const *args) {
+    *k = (key_args){PyLong_AsVoidPtr(args[0]), as_int(args[1]),           as_int(args[2]),
+                    as_uint64(args[4]),        PyFloat_AsDouble(args[5]), {0}};
+    if (PyErr_Occurred()) return 0;
+    if (args[3] == Py_None) return 1;
+    if (PyObject_GetBuffer(args[3], &k->src, PyBUF_SIMPLE) != 0) return 0;
+    if ((size_t)k->src.len == k->nbytes) return 1;
+    PyErr_Format(PyExc_ValueError, "it has %zd bytes instead of %zu", k->src.len, k->nbytes);
+    PyBuffer_Release(&k->src);
+    return 0;
+}
+
+/* Keeps the GIL for a short key, as long as the owner takes its event at once. */
+static int start(const key_args *k, uint64_t *ticket) {
+    int status = HPC_ERR_TIMEOUT;
+    if (k->nbytes <= SHORT_BYTES) status = hpc_exchange_start(k->exchange, k->key, k->flags, k->src.buf, 0, ticket);
+    if (status == HPC_ERR_TIMEOUT && (k->nbytes > SHORT_BYTES || k->timeout > 0)) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = hpc_exchange_start(k->exchange, k->key, k->flags, k->src.buf, k->timeout, ticket);
+        Py_END_ALLOW_THREADS;
+    }
+    return status;
+}
+
+static int look(hpc_exchange *exchange, int key, uint64_t ticket) {
+    int status = HPC_IN_PROGRESS;
+    for (int i = 0; i < LOOKS && status == HPC_IN_PROGRESS; i++) status = hpc_exchange_test(exchange, key, ticket);
+    return status;
+}
+
+/* exchange_gradient(exchange, key, timeout) -> the address of the key's next gradient, or a negative status */
+static PyObject *exchange_gradient(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (!expect("exchange_gradient", n, 3)) return NULL;
+    hpc_exchange *exchange = PyLong_AsVoidPtr(args[0]);
+    int key = as_int(args[1]);
+    double timeout = PyFloat_AsDouble(args[2]);
+    void *gradient = NULL;
+    if (PyErr_Occurred()) return NULL;
+    int status = hpc_exchange_gradient(exchange, key, 0, &gradient);
+    if (status == HPC_ERR_TIMEOUT && timeout > 0) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = hpc_exchange_gradient(exchange, key, timeout, &gradient);
+        Py_END_ALLOW_THREADS;
+    }
+    return status == HPC_OK ? PyLong_FromVoidPtr(gradient) : PyLong_FromLong(status);
+}
+
+/* exchange_start(exchange, key, flags, src, nbytes, timeout) -> the ticket, or a negative status */
+static PyObject *exchange_start(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    key_args k;
+    uint64_t ticket = 0;
+    (void)module;
+    if (!expect("exchange_start", n, 6) || !parse_key(&k, args)) return NULL;
+    int status = start(&k, &ticket);
+    if (k.src.obj != NULL) PyBuffer_Release(&k.src);
+    return status == HPC_OK ? PyLong_FromUnsignedLongLong(ticket) : PyLong_FromLong(status);
+}
+
+/* exchange_call(exchange, key, flags, src, nbytes, timeout) -> start, then wait: 0, a negative status, or ticket + 1
+ * when the wait ran out of time */
+static PyObject *exchange_call(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    key_args k;
+    uint64_t ticket = 0;
+    (void)module;
+    if (!expect("exchange_call", n, 6) || !parse_key(&k, args)) return NULL;
+    int status = start(&k, &ticket);
+    if (k.src.obj != NULL) PyBuffer_Release(&k.src);
+    if (status != HPC_OK) return PyLong_FromLong(status);
+    status = k.nbytes <= SHORT_BYTES ? look(k.exchange, k.key, ticket) : HPC_IN_PROGRESS;
+    if (status == HPC_IN_PROGRESS) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = hpc_exchange_wait(k.exchange, k.key, ticket, k.timeout);
+        Py_END_ALLOW_THREADS;
+    }
+    return status == HPC_ERR_TIMEOUT ? PyLong_FromUnsignedLongLong(ticket + 1) : PyLong_FromLong(status);
+}
+
+/* exchange_test(exchange, key, ticket) -> status */
+static PyObject *exchange_test(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (!expect("exchange_test", n, 3)) return NULL;
+    hpc_exchange *exchange = PyLong_AsVoidPtr(args[0]);
+    int key = as_int(args[1]);
+    uint64_t ticket = as_uint64(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    return PyLong_FromLong(hpc_exchange_test(exchange, key, ticket));
+}
+
+/* exchange_wait(exchange, key, ticket, timeout) -> status */
+static PyObject *exchange_wait(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (!expect("exchange_wait", n, 4)) return NULL;
+    hpc_exchange *exchange = PyLong_AsVoidPtr(args[0]);
+    int key = as_int(args[1]);
+    uint64_t ticket = as_uint64(args[2]);
+    double timeout = PyFloat_AsDouble(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    int status = look(exchange, key, ticket);
+    if (status == HPC_IN_PROGRESS) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = hpc_exchange_wait(exchange, key, ticket, timeout);
+        Py_END_ALLOW_THREADS;
+    }
+    return PyLong_FromLong(status);
+}
+
+/* A step over n keys: their numbers, then in words their tickets, how many have started and how many have come. */
+typedef struct step_args {
+    hpc_exchange *exchange;
+    const int32_t *keys;
+    uint64_t *tickets, *started, *came;
+    size_t n;
+    double deadline; /* of the monotonic clock, in seconds */
+} step_args;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double left_of(const step_args *s) {
+    double left = s->deadline - now();
+    return left > 0 ? left : 0;
+}
+
+/* Goes on where the last call of the same step ended. patient: waits for what is not there at the first looks. */
+static int go_on(step_args *s, int patient) {
+    const int both = HPC_PUSH | HPC_PULL;
+    for (; *s->started < s->n; ++*s->started) {
+        int key = s->keys[*s->started];
+        uint64_t *ticket = &s->tickets[*s->started];
+        int status = hpc_exchange_start(s->exchange, key, both, NULL, 0, ticket);
+        if (status == HPC_ERR_TIMEOUT && patient)
+            status = hpc_exchange_start(s->exchange, key, both, NULL, left_of(s), ticket);
+        if (status != HPC_OK) return status;
+    }
+    for (; *s->came < s->n; ++*s->came) {
+        int key = s->keys[*s->came];
+        uint64_t ticket = s->tickets[*s->came];
+        int status = patient ? hpc_exchange_test(s->exchange, key, ticket) : look(s->exchange, key, ticket);
+        if (status == HPC_IN_PROGRESS && patient) status = hpc_exchange_wait(s->exchange, key, ticket, left_of(s));
+        if (status != HPC_OK) return status;
+    }
+    return HPC_OK;
+}
+
+/* exchange_step(exchange, keys, words, nbytes, timeout) -> status. keys: n of int32; words: n + 2 of uint64, zero at
+ * first; nbytes: of all gradients. After HPC_ERR_TIMEOUT the same call goes on. */
+static PyObject *exchange_step(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    Py_buffer keys, words;
+    (void)module;
+    if (!expect("exchange_step", n, 5)) return NULL;
+    step_args s = {.exchange = PyLong_AsVoidPtr(args[0])};
+    uint64_t nbytes = as_uint64(args[3]);
+    double timeout = PyFloat_AsDouble(args[4]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[1], &keys, PyBUF_SIMPLE) != 0) return NULL;
+    if (PyObject_GetBuffer(args[2], &words, PyBUF_WRITABLE) != 0) {
+        PyBuffer_Release(&keys);
+        return NULL;
+    }
+    s.n = (size_t)keys.len / sizeof(int32_t);
+    s.keys = keys.buf;
+    s.tickets = words.buf;
+    s.started = s.tickets + s.n;
+    s.came = s.started + 1;
+    int status = HPC_IN_PROGRESS;
+    if ((size_t)words.len != (s.n + 2) * sizeof(uint64_t)) {
+        PyErr_SetString(PyExc_ValueError, "words must be two more than keys");
+    } else {
+        if (nbytes <= SHORT_BYTES) status = go_on(&s, 0);
+        if (status == HPC_IN_PROGRESS || status == HPC_ERR_TIMEOUT) {
+            s.deadline = now() + timeout;
+            Py_BEGIN_ALLOW_THREADS;
+            status = go_on(&s, 1);
+            Py_END_ALLOW_THREADS;
+        }
+    }
+    PyBuffer_Release(&words);
+    PyBuffer_Release(&keys);
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(status);
+}
+
 static PyMethodDef methods[] = {
     {"put", (PyCFunction)(void (*)(void))put, METH_FASTCALL, NULL},
     {"put_signal", (PyCFunction)(void (*)(void))put_signal, METH_FASTCALL, NULL},
     {"test_signal", (PyCFunction)(void (*)(void))test_signal, METH_FASTCALL, NULL},
     {"wait_signal", (PyCFunction)(void (*)(void))wait_signal, METH_FASTCALL, NULL},
+    {"exchange_gradient", (PyCFunction)(void (*)(void))exchange_gradient, METH_FASTCALL, NULL},
+    {"exchange_start", (PyCFunction)(void (*)(void))exchange_start, METH_FASTCALL, NULL},
+    {"exchange_call", (PyCFunction)(void (*)(void))exchange_call, METH_FASTCALL, NULL},
+    {"exchange_test", (PyCFunction)(void (*)(void))exchange_test, METH_FASTCALL, NULL},
+    {"exchange_wait", (PyCFunction)(void (*)(void))exchange_wait, METH_FASTCALL, NULL},
+    {"exchange_step", (PyCFunction)(void (*)(void))exchange_step, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -16,8 +16,8 @@ PYTHON = """
 cli
 __init__
 context
-queue
-window
+queue kernels
+window optim checkpoint
 _core launch
 config
 errors

@@ -1,0 +1,174 @@
+"""Checkpoints of an exchange: what the owners of its rows keep, as plain arrays, and how it is found again, under
+another plan if need be.
+
+A *shard* is what one rank keeps: a dict of arrays, ints and texts, fit for numpy.savez. A *piece* is a range of a key's
+elements with its step, parameters and state (slots values an element, slot by slot).
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import InvalidArgument
+
+FORMAT = 1
+
+Shard = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Elements offset to offset + count of a key."""
+
+    key: str
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A span with what its owner keeps of it: params (count,), state (slots, count), both float32."""
+
+    span: Span
+    step: int
+    params: NDArray[np.float32]
+    state: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a checkpoint and an exchange must have in common."""
+
+    rule: str
+    slots: int
+    keys: Mapping[str, int]  # elements of each
+
+
+def packed(kind: Kind, args: Sequence[float], pieces: Sequence[Piece]) -> dict[str, Any]:
+    """The shard of these pieces."""
+    numbers = {name: i for i, name in enumerate(kind.keys)}
+    nothing = np.empty(0, np.float32)
+    return {
+        "format": FORMAT,
+        "rule": kind.rule,
+        "slots": kind.slots,
+        "args": np.array(args, np.float64),
+        "keys": np.array(list(kind.keys), np.str_),
+        "counts": np.array(list(kind.keys.values()), np.int64),
+        "row_key": np.array([numbers[piece.span.key] for piece in pieces], np.int32),
+        "row_offset": np.array([piece.span.offset for piece in pieces], np.int64),
+        "row_count": np.array([piece.span.count for piece in pieces], np.int64),
+        "row_step": np.array([piece.step for piece in pieces], np.uint64),
+        "params": np.concatenate([nothing, *(piece.params for piece in pieces)]),
+        "state": np.concatenate([nothing, *(piece.state.ravel() for piece in pieces)]),
+    }
+
+
+def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -> tuple[tuple[float, ...], list[Piece]]:
+    """The rule's arguments and the wanted spans, put together from whatever pieces the shards hold.
+
+    Raises:
+        InvalidArgument: a shard is none, or of another rule or other keys; the shards are of different steps or
+            arguments; elements are missing.
+    """
+    given = [shards] if isinstance(shards, Mapping) else list(shards)
+    if not given:
+        raise InvalidArgument("load_state_dict: no shard is given")
+    by_key: dict[str, list[Piece]] = {}
+    args: tuple[float, ...] | None = None
+    for shard in given:
+        if not isinstance(shard, Mapping):
+            raise InvalidArgument(f"load_state_dict: a shard is a {type(shard).__name__}: must be what state_dict gave")
+        theirs = _checked(shard, kind)
+        if args is not None and not np.array_equal(theirs, args):
+            raise InvalidArgument(f"load_state_dict: the shards have different rule arguments: {args} and {theirs}")
+        args = theirs
+        for piece in _pieces(shard, kind):
+            by_key.setdefault(piece.span.key, []).append(piece)
+    for pieces in by_key.values():
+        pieces.sort(key=lambda piece: piece.span.offset)
+    assert args is not None
+    return args, list(_assembled(by_key, kind, wanted))
+
+
+def _checked(shard: Shard, kind: Kind) -> tuple[float, ...]:
+    """The rule's arguments in a shard that fits kind."""
+    try:
+        keys = dict(zip(map(str, shard["keys"]), map(int, shard["counts"]), strict=True))
+        format_, rule, slots = int(shard["format"]), str(shard["rule"]), int(shard["slots"])
+        args = tuple(float(value) for value in shard["args"])
+        elements = int(np.sum(shard["row_count"]))
+        sizes = [np.asarray(shard[name]).shape for name in ("params", "state")]
+        rows = {len(shard[name]) for name in ("row_key", "row_offset", "row_count", "row_step")}
+    except (KeyError, TypeError, ValueError) as wrong:
+        raise InvalidArgument(f"load_state_dict: a shard is not what state_dict gave: {wrong!r}") from None
+    if format_ != FORMAT:
+        raise InvalidArgument(f"load_state_dict: a shard has format {format_}: this version reads format {FORMAT}")
+    if (rule, slots) != (kind.rule, kind.slots):
+        raise InvalidArgument(
+            f"load_state_dict: a shard is of rule {rule!r} with {slots} values of state an element, "
+            f"the exchange of {kind.rule!r} with {kind.slots}"
+        )
+    if keys != dict(kind.keys):
+        odd = sorted(set(keys.items()) ^ set(kind.keys.items()))[:4]
+        raise InvalidArgument(f"load_state_dict: a shard has other keys than the exchange, among them {odd}")
+    if len(rows) != 1 or sizes != [(elements,), (slots * elements,)]:
+        raise InvalidArgument(f"load_state_dict: a shard of {elements} elements has arrays of other sizes: {sizes}")
+    return args
+
+
+def _pieces(shard: Shard, kind: Kind) -> Iterator[Piece]:
+    names = [str(name) for name in shard["keys"]]
+    params = np.ascontiguousarray(shard["params"], np.float32)
+    state = np.ascontiguousarray(shard["state"], np.float32)
+    at = 0
+    rows = (shard[name] for name in ("row_key", "row_offset", "row_count", "row_step"))
+    for key, offset, count, step in zip(*rows, strict=True):
+        n = int(count)
+        own = state[kind.slots * at : kind.slots * (at + n)].reshape(kind.slots, n)
+        yield Piece(Span(names[key], int(offset), n), int(step), params[at : at + n], own)
+        at += n
+
+
+def _assembled(by_key: Mapping[str, list[Piece]], kind: Kind, wanted: Sequence[Span]) -> Iterator[Piece]:
+    longest = {key: max(piece.span.count for piece in pieces) for key, pieces in by_key.items()}
+    for span in wanted:
+        params = np.empty(span.count, np.float32)
+        state = np.empty((kind.slots, span.count), np.float32)
+        at, end = span.offset, span.offset + span.count
+        step: int | None = None
+        for piece in _overlapping(by_key.get(span.key, []), longest.get(span.key, 0), at, end):
+            if step is not None and piece.step != step:
+                raise InvalidArgument(
+                    f"load_state_dict: the shards have key {span.key!r} at step {step} and at step {piece.step}: "
+                    "they are of different checkpoints"
+                )
+            step = piece.step
+            low, high = piece.span.offset, min(end, piece.span.offset + piece.span.count)
+            if low > at:
+                break
+            if high > at:
+                params[at - span.offset : high - span.offset] = piece.params[at - low : high - low]
+                state[:, at - span.offset : high - span.offset] = piece.state[:, at - low : high - low]
+                at = high
+        if at < end or step is None:
+            raise InvalidArgument(
+                f"load_state_dict: elements {at} to {end} of key {span.key!r} are in none of the shards: "
+                "give those of every rank that owned rows"
+            )
+        yield Piece(span, step, params, state)
+
+
+def _overlapping(pieces: Sequence[Piece], longest: int, low: int, high: int) -> Iterator[Piece]:
+    """Of pieces in the order of their offsets, none longer than longest: those that share elements with low to high."""
+    first = bisect_left(pieces, low - longest, key=lambda piece: piece.span.offset)
+    for i in range(first, len(pieces)):
+        span = pieces[i].span
+        if span.offset >= high:
+            return
+        if span.offset + span.count > low:
+            yield pieces[i]

@@ -1,0 +1,195 @@
+"""Rules and folds of one's own, written in Python and compiled by Numba (the extra `kernels`).
+
+    @hpcomm.kernels.rule(slots=1, args={"lr": 0.1, "decay": 0.9})
+    def rms(param, acc, count, state, args):              # arrays in, arrays out; args[0] is the step, from 1
+        lr, decay = np.float32(args[1]), np.float32(args[2])
+        for i in range(param.size):
+            state[0, i] = decay * state[0, i] + (np.float32(1) - decay) * acc[i] * acc[i]
+            param[i] -= lr * acc[i] / (np.sqrt(state[0, i]) + np.float32(1e-8))
+
+    ex = hpcomm.Exchange(ctx, params, rule=rms)
+
+The engine calls the machine code from its own threads, block by block, without the GIL; the interpreter is never
+entered, and code that would enter it (print, object mode) is refused. Divisions by zero give Inf or NaN, and what
+raises ends the exchange with status RAISED. A rule or a fold that is deterministic must treat each element by itself:
+where blocks begin is the engine's affair. Arithmetic of float64 values among them gives float64; np.float32(args[1])
+keeps it float32.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .errors import InvalidArgument, NotSupported
+from .optim import MOST_ARGS, MOST_SLOTS, Rule
+
+PIP_KERNELS = "pip install 'hpcomm[kernels]'"
+RAISED = -1  # the status of a kernel that raised
+
+_ARGS = MOST_ARGS + 1  # the step is the first
+
+
+class Kernel:
+    """Machine code of a Python function, and what keeps it alive.
+
+    Attributes:
+        address: of the code.
+        function: the Python function.
+    """
+
+    def __init__(self, compiled: Any, function: Callable[..., Any]) -> None:
+        self._compiled = compiled
+        self.address: int = compiled.address
+        self.function = function
+        self.__name__ = getattr(function, "__name__", "kernel")
+        self.__doc__ = function.__doc__
+
+    def __repr__(self) -> str:
+        return f"<hpcomm.kernels.Kernel {self.__name__} at {self.address:#x}>"
+
+
+def rule(
+    *,
+    slots: int = 0,
+    args: Mapping[str, float] | Sequence[float] = (),
+    fold: Kernel | None = None,
+    name: str | None = None,
+) -> Callable[[Callable[..., Any]], Rule]:
+    """Makes a Rule of a function(param, acc, count, state, args).
+
+    The function gets a block of n elements: param, float32 (n,), which it changes; acc, float32 (n,), the folded
+    update; count, an int, how many updates are in it; state, float32 (slots, n), zero at first; args, float64 (8,): the
+    step from 1, then the hyper-parameters. It returns None or 0, or another int that ends the exchange with an error.
+
+    Args:
+        slots: float32 values of state for each parameter, 0 to 4.
+        args: hyper-parameters, at most 7; a mapping gives them names for Exchange.set. dataclasses.replace(rule,
+            args=...) makes a rule with others.
+        fold: one made by fold; None means the weighted sum.
+        name: told in errors and checkpoints; None means the function's.
+
+    Raises:
+        NotSupported: Numba is missing.
+        InvalidArgument: the function cannot be compiled, or would call the interpreter.
+    """
+    if not isinstance(slots, int) or not 0 <= slots <= MOST_SLOTS:
+        raise InvalidArgument(f"rule: slots is {slots!r}: must be an int from 0 to {MOST_SLOTS}")
+
+    def compiled(function: Callable[..., Any]) -> Rule:
+        return Rule(_compiled_rule(function, slots), slots, args, fold, name)
+
+    return compiled
+
+
+def fold(function: Callable[..., Any] | None = None, *, dtype: Any = np.float32) -> Any:
+    """Makes a fold of a function(acc, update, weight, args): `@fold`, or `@fold(dtype=np.uint16)`.
+
+    The function adds weight times the update to acc. It gets a block of n elements: acc, float32 (n,), zero before the
+    first update; update, dtype (n,), as it came over the wire; weight, a float; args as a rule's. It returns as a
+    rule's function does.
+
+    Args:
+        dtype: of an update's elements: float32, or uint16 for the bits of float16 and bfloat16.
+    """
+    if function is not None:
+        return _compiled_fold(function, np.dtype(dtype))
+    return lambda later: _compiled_fold(later, np.dtype(dtype))
+
+
+def _numba() -> ModuleType:
+    try:
+        import numba  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise NotSupported(f"kernels are compiled by Numba, which is missing: {PIP_KERNELS}") from None
+    return numba  # type: ignore[no-any-return]
+
+
+def _compiled_rule(function: Callable[..., Any], slots: int) -> Kernel:
+    nb = _numba()
+    types, carray = nb.types, nb.carray
+    vector, number = types.float32[::1], types.CPointer(types.float32)
+    inner, returns = _inner(nb, function, (vector, vector, types.int64, types.float32[:, ::1], types.float64[::1]))
+
+    if returns:
+
+        def apply(param: Any, acc: Any, count: Any, state: Any, args: Any, n: Any) -> Any:
+            try:
+                return inner(
+                    carray(param, (n,)), carray(acc, (n,)), count, carray(state, (slots, n)), carray(args, (_ARGS,))
+                )
+            except Exception:
+                return RAISED
+    else:
+
+        def apply(param: Any, acc: Any, count: Any, state: Any, args: Any, n: Any) -> Any:
+            try:
+                inner(carray(param, (n,)), carray(acc, (n,)), count, carray(state, (slots, n)), carray(args, (_ARGS,)))
+            except Exception:
+                return RAISED
+            return 0
+
+    signature = types.int32(number, number, types.int64, number, types.CPointer(types.float64), types.int64)
+    return Kernel(nb.cfunc(signature, error_model="numpy")(apply), function)
+
+
+def _compiled_fold(function: Callable[..., Any], dtype: np.dtype[Any]) -> Kernel:
+    nb = _numba()
+    types, carray = nb.types, nb.carray
+    try:
+        element = nb.from_dtype(dtype)
+    except nb.core.errors.NumbaError as wrong:
+        raise InvalidArgument(f"fold: dtype is {dtype}: {wrong}") from None
+    size = dtype.itemsize
+    inner, returns = _inner(nb, function, (types.float32[::1], element[::1], types.float64, types.float64[::1]))
+
+    if returns:
+
+        def fold_into(acc: Any, update: Any, nbytes: Any, weight: Any, args: Any) -> Any:
+            n = nbytes // size
+            try:
+                return inner(carray(acc, (n,)), carray(update, (n,)), weight, carray(args, (_ARGS,)))
+            except Exception:
+                return RAISED
+    else:
+
+        def fold_into(acc: Any, update: Any, nbytes: Any, weight: Any, args: Any) -> Any:
+            n = nbytes // size
+            try:
+                inner(carray(acc, (n,)), carray(update, (n,)), weight, carray(args, (_ARGS,)))
+            except Exception:
+                return RAISED
+            return 0
+
+    signature = types.int32(
+        types.CPointer(types.float32),
+        types.CPointer(element),
+        types.int64,
+        types.float64,
+        types.CPointer(types.float64),
+    )
+    return Kernel(nb.cfunc(signature, error_model="numpy")(fold_into), function)
+
+
+def _inner(nb: Any, function: Callable[..., Any], signature: tuple[Any, ...]) -> tuple[Any, bool]:
+    """The function compiled for these types, and whether it returns a status."""
+    title = f"kernel {getattr(function, '__name__', function)!r}"
+    if not callable(function):
+        raise InvalidArgument(f"{title}: must be a function")
+    # Without the wrappers by which Python would call it, what is left of the interpreter is the kernel's own use of it.
+    options = {"error_model": "numpy", "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    try:
+        inner = nb.njit(function, **options)
+        inner.compile(signature)
+    except (nb.core.errors.NumbaError, TypeError) as wrong:
+        raise InvalidArgument(f"{title} cannot be compiled: {wrong}") from None
+    overload = inner.overloads[signature]
+    if "gil_ensure" in overload.library.get_llvm_str():
+        raise InvalidArgument(f"{title} would call the interpreter (print or object mode), which the engine never does")
+    returned = overload.signature.return_type
+    if isinstance(returned, nb.types.NoneType):
+        return inner, False
+    if not isinstance(nb.types.unliteral(returned), nb.types.Integer):
+        raise InvalidArgument(f"{title} returns {returned}: must return nothing, or an int from every path")
+    return inner, True

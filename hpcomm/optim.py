@@ -1,0 +1,247 @@
+"""Rules: what the owner of a chunk does with the folded update (PHub, section 3.2.2).
+
+A rule is a value. Its code is machine code in the C library, or a user's own; here are its hyper-parameters, their
+limits and their order. All arithmetic is float32, in the order of the formulas, without fused multiply-adds: the same
+bits on every instruction set. In the formulas w is a parameter and g the folded update of it.
+"""
+
+import ctypes
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from .errors import InvalidArgument
+
+MOST_ARGS = 7  # of a rule, the step not counted
+MOST_SLOTS = 4  # float32 values of state for each parameter
+
+
+def _number(rule: object, name: str, low: float, high: float = math.inf, *, open_high: bool = False) -> None:
+    """Refuses a hyper-parameter that is no finite number of [low, high], or of [low, high) where high is open."""
+    value = getattr(rule, name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        try:
+            value = float(value)  # a NumPy scalar
+        except (TypeError, ValueError):
+            raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be a number") from None
+    if not (low <= value < high if open_high else low <= value <= high) or not math.isfinite(value):
+        limits = f"{low:g} or more" if high == math.inf else f"from {low:g} to {'less than ' * open_high}{high:g}"
+        raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be finite and {limits}")
+    object.__setattr__(rule, name, float(value))
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent: g += weight_decay * w; w -= lr * g.
+
+    Raises:
+        InvalidArgument: lr or weight_decay is negative or not finite.
+    """
+
+    lr: float = 0.01
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _number(self, "lr", 0)
+        _number(self, "weight_decay", 0)
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """SGD with momentum: g += weight_decay * w; m = momentum * m + g; w -= lr * m.
+
+    Raises:
+        InvalidArgument: lr or weight_decay is negative, momentum is not in [0, 1), or one is not finite.
+    """
+
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _number(self, "lr", 0)
+        _number(self, "momentum", 0, 1, open_high=True)
+        _number(self, "weight_decay", 0)
+
+
+@dataclass(frozen=True)
+class Nesterov:
+    """Nesterov's accelerated gradient, the rule of PHub's evaluation (section 4.2): g += weight_decay * w;
+    m = momentum * m + g; w -= lr * (g + momentum * m).
+
+    Raises:
+        InvalidArgument: lr or weight_decay is negative, momentum is not in [0, 1), or one is not finite.
+    """
+
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _number(self, "lr", 0)
+        _number(self, "momentum", 0, 1, open_high=True)
+        _number(self, "weight_decay", 0)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba, algorithm 1), with g += weight_decay * w first.
+
+    Raises:
+        InvalidArgument: lr, epsilon or weight_decay is negative, a beta is not in [0, 1), or one is not finite.
+    """
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _number(self, "lr", 0)
+        _number(self, "beta1", 0, 1, open_high=True)
+        _number(self, "beta2", 0, 1, open_high=True)
+        _number(self, "epsilon", 0)
+        _number(self, "weight_decay", 0)
+
+
+@dataclass(frozen=True)
+class Average:
+    """The folded update becomes the parameters: workers push their models and pull the mean. It has no arguments."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of one's own: machine code of the shapes in hpcomm.h, called by the engine's cores without the
+    interpreter. `hpcomm.kernels` makes one of a Python function.
+
+    Every rank of an exchange gives the same name, slots and args; that the code behind them is the same is up to the
+    caller.
+
+    Attributes:
+        apply: `int apply(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n)`;
+            0, or a status that ends the exchange with an error. An address, a ctypes function pointer, or an object
+            that has the address as an attribute, such as a Numba cfunc; the exchange keeps it alive.
+        slots: float32 values of state for each parameter, 0 to 4, zero at first.
+        args: hyper-parameters, which apply finds from args[1] on; args[0] is the step, from 1. A mapping gives them
+            names for `Exchange.set(name=value)`; of a sequence, set changes the whole: `set(args=(...))`. At most 7.
+        fold: `int fold(float *acc, const void *in, int64_t nbytes, double weight, const double *args)`, which adds
+            weight times the update to acc; None means the weighted sum.
+        name: told in errors and checkpoints.
+
+    Raises:
+        InvalidArgument: apply or fold is no function, or slots or args are out of range.
+    """
+
+    apply: Any
+    slots: int = 0
+    args: Mapping[str, float] | Sequence[float] = field(default=())
+    fold: Any = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        function_address(self.apply, "apply")
+        if self.fold is not None:
+            function_address(self.fold, "fold")
+        if not isinstance(self.slots, int) or not 0 <= self.slots <= MOST_SLOTS:
+            raise InvalidArgument(f"Rule: slots is {self.slots!r}: must be an int from 0 to {MOST_SLOTS}")
+        object.__setattr__(self, "args", _checked_args(self.args))
+        name = self.name or getattr(self.apply, "__name__", None) or "rule"
+        if not isinstance(name, str) or not 0 < len(name.encode()) < 64:
+            raise InvalidArgument(f"Rule: name is {name!r}: must be a text of 1 to 63 bytes")
+        object.__setattr__(self, "name", name)
+
+
+AnyRule: TypeAlias = SGD | Momentum | Nesterov | Adam | Average | Rule
+
+# What C calls each rule, and the order of its hyper-parameters there (hpcomm.h).
+_BUILT_IN: dict[type, tuple[str, tuple[str, ...]]] = {
+    SGD: ("sgd", ("lr", "weight_decay")),
+    Momentum: ("momentum", ("lr", "weight_decay", "momentum")),
+    Nesterov: ("nesterov", ("lr", "weight_decay", "momentum")),
+    Adam: ("adam", ("lr", "weight_decay", "beta1", "beta2", "epsilon")),
+    Average: ("average", ()),
+}
+
+
+def check_rule(rule: object) -> None:
+    """Refuses what is no rule; a class in place of its value is the usual slip."""
+    if not isinstance(rule, AnyRule):
+        known = ", ".join(kind.__name__ for kind in (*_BUILT_IN, Rule))
+        slip = f": {rule.__name__}() makes one" if isinstance(rule, type) and rule in _BUILT_IN else ""
+        raise InvalidArgument(f"rule is {rule!r}: must be one of {known}{slip}")
+
+
+def c_name(rule: AnyRule) -> str:
+    """The name of the rule in C."""
+    return str(rule.name) if isinstance(rule, Rule) else _BUILT_IN[type(rule)][0]
+
+
+def arguments(rule: AnyRule) -> tuple[float, ...]:
+    """The hyper-parameters in C's order."""
+    if isinstance(rule, Rule):
+        return tuple(rule.args.values() if isinstance(rule.args, Mapping) else rule.args)
+    return tuple(getattr(rule, name) for name in _BUILT_IN[type(rule)][1])
+
+
+def with_arguments(rule: AnyRule, values: Sequence[float]) -> AnyRule:
+    """The rule with other hyper-parameters, in C's order."""
+    if isinstance(rule, Rule):
+        named = dict(zip(rule.args, values, strict=True)) if isinstance(rule.args, Mapping) else tuple(values)
+        return dataclasses.replace(rule, args=named)
+    return dataclasses.replace(rule, **dict(zip(_BUILT_IN[type(rule)][1], values, strict=True)))
+
+
+def changed(rule: AnyRule, changes: Mapping[str, Any]) -> AnyRule:
+    """The rule with some hyper-parameters changed, by name.
+
+    Raises:
+        InvalidArgument: a name that the rule has not, with those that it has; a value out of range.
+    """
+    if isinstance(rule, Rule):
+        names = tuple(rule.args) if isinstance(rule.args, Mapping) else ("args",)
+    else:
+        names = _BUILT_IN[type(rule)][1]
+    for name in changes:
+        if name not in names:
+            title = c_name(rule) if isinstance(rule, Rule) else type(rule).__name__
+            raise InvalidArgument(f"{title} has no {name!r} to set: it has {', '.join(names) or 'none'}")
+    if not isinstance(rule, Rule):
+        return dataclasses.replace(rule, **changes)
+    args = {**rule.args, **changes} if isinstance(rule.args, Mapping) else changes.get("args", rule.args)
+    if len(args) != len(rule.args):
+        raise InvalidArgument(f"{c_name(rule)}: args are {args!r}: must be {len(rule.args)} numbers")
+    return dataclasses.replace(rule, args=args)
+
+
+def function_address(function: Any, name: str) -> int:
+    """The address of machine code: an int, a ctypes function pointer, or what has an `address`.
+
+    Raises:
+        InvalidArgument: it is none of these, or null.
+    """
+    if isinstance(function, ctypes._CFuncPtr):
+        address = ctypes.cast(function, ctypes.c_void_p).value or 0
+    else:
+        address = getattr(function, "address", function)
+    if isinstance(address, bool) or not isinstance(address, int) or not 0 < address < 2**64:
+        raise InvalidArgument(
+            f"{name} is {function!r}: must be the address of machine code, a ctypes function pointer or a Numba cfunc; "
+            "hpcomm.kernels compiles a Python function"
+        )
+    return address
+
+
+def _checked_args(args: Any) -> Mapping[str, float] | tuple[float, ...]:
+    try:
+        found: Any = {str(name): float(value) for name, value in args.items()} if isinstance(args, Mapping) else None
+        if found is None:
+            found = tuple(float(value) for value in args)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"Rule: args are {args!r}: must be numbers, or a mapping of names to numbers") from None
+    values = found.values() if isinstance(found, dict) else found
+    if len(found) > MOST_ARGS or not all(map(math.isfinite, values)):
+        raise InvalidArgument(f"Rule: args are {args!r}: must be at most {MOST_ARGS} finite numbers")
+    return found  # type: ignore[no-any-return]
