@@ -156,28 +156,65 @@ static int writes_past_caches(const hpc_exchange *ex) {
     return touched > hpc_host_cache("");
 }
 
+/* A piece of memory that one core works on goes to its node. Pieces come in rising order; those that touch are one. */
+struct pieces {
+    const hpc_exchange *ex;
+    hpc_placement *places;
+    int n;
+};
+
+static void add_piece(struct pieces *p, int core, size_t offset, size_t nbytes) {
+    hpc_placement *last = p->n > 0 ? &p->places[p->n - 1] : NULL;
+    int node = p->ex->cores[core].node;
+    if (last != NULL && last->node == node && last->offset <= offset)
+        last->nbytes = offset + nbytes - last->offset;
+    else
+        p->places[p->n++] = (hpc_placement){offset, nbytes, node};
+}
+
+static void add_masters(struct pieces *p) {
+    const hpc_exchange *ex = p->ex;
+    int me = ex->context->group.rank;
+    for (int core = 0; core < ex->n_own_cores; core++)
+        for (int i = 0; i < ex->plan->n_rows; i++) {
+            const hpc_row *row = &ex->plan->rows[i];
+            if (row->owner == me && row->core == core && ex->master_of[i] != HPC_NOWHERE)
+                add_piece(p, core, ex->places[me].masters + ex->master_of[i], (size_t)row->count * sizeof(float));
+        }
+}
+
+/* Of one sender after the other: the walk goes from core to core. */
+struct slots {
+    struct pieces *pieces;
+    int sender;
+};
+
+static void add_slots(void *arg, int row, int edge, size_t offset) {
+    const struct slots *s = arg;
+    const hpc_exchange *ex = s->pieces->ex;
+    const hpc_row *r = &ex->plan->rows[row];
+    size_t base = ex->slot_base[(size_t)r->owner * (size_t)ex->context->group.size + (size_t)s->sender];
+    if (r->in[edge].rank == s->sender)
+        add_piece(s->pieces, r->core, base + offset, hpc_slot_stride(r) * (size_t)ex->depth);
+}
+
 static int open_memory(hpc_exchange *ex, double deadline) {
     hpc_context *c = ex->context;
-    const hpc_place *place = &ex->places[c->group.rank];
-    int signals = c->group.size + ex->n_cores + 2 * ex->n_shares;
-    hpc_placement *places = calloc((size_t)ex->n_own_cores + 1, sizeof *places);
-    if (places == NULL) /* only a hint is lost */
-        return hpc_window_create_parts(c, op_create, place->nbytes, signals, NULL, 0, deadline, &ex->window);
-    int n = 0;
-    for (int i = 0; i < ex->n_own_cores && place->masters != HPC_NOWHERE; i++) {
-        size_t from = HPC_NOWHERE, to = 0;
-        for (int r = 0; r < ex->plan->n_rows; r++) {
-            const hpc_row *row = &ex->plan->rows[r];
-            if (row->owner != c->group.rank || row->core != i || ex->master_of[r] == HPC_NOWHERE) continue;
-            if (from == HPC_NOWHERE) from = place->masters + ex->master_of[r];
-            to = place->masters + ex->master_of[r] + (size_t)row->count * sizeof(float);
-        }
-        if (to > 0) places[n++] = (hpc_placement){from, to - from, ex->cores[i].node};
+    int me = c->group.rank, placed = 0;
+    for (int i = 0; i < ex->n_own_cores; i++) placed |= ex->cores[i].node >= 0;
+    struct pieces pieces = {ex, NULL, 0};
+    if (placed) /* one for each change of core, among the masters and among the slots of each sender */
+        pieces.places = calloc((size_t)ex->n_own_cores * ((size_t)c->group.size + 1) + 1, sizeof *pieces.places);
+    if (pieces.places != NULL) { /* without it only a hint is lost */
+        add_masters(&pieces);
+        for (int s = 0; s < c->group.size; s++) hpc_layout_walk(ex, me, -1, add_slots, &(struct slots){&pieces, s});
     }
-    int status = hpc_window_create_parts(c, op_create, place->nbytes, signals, places, n, deadline, &ex->window);
+    int status =
+        hpc_window_create_parts(c, op_create, ex->places[me].nbytes, c->group.size + ex->n_cores + 2 * ex->n_shares,
+                                pieces.places, pieces.n, deadline, &ex->window);
     if (status == HPC_OK && ex->window->memory->unplaced != 0)
         hpc_context_add_note(c, "exchange: the kernel refused to place memory on NUMA nodes");
-    free(places);
+    free(pieces.places);
     return status;
 }
 

@@ -210,20 +210,23 @@ int hpc_layout(hpc_exchange *ex, const char *op) {
 
 int hpc_layout_walk(const hpc_exchange *ex, int owner, int sender, hpc_visit *visit, void *arg) {
     const hpc_plan *plan = ex->plan;
-    size_t *used = calloc((size_t)ex->context->group.size, sizeof *used);
+    int size = ex->context->group.size;
+    size_t *used = calloc((size_t)size, sizeof *used);
     if (used == NULL) return hpc_fail(HPC_ERR_MEMORY, "exchange", "exchange: no memory for %d rows", plan->n_rows);
-    for (int i = 0; i < plan->n_rows; i++) {
-        const hpc_row *row = &plan->rows[i];
-        if (owner >= 0 && row->owner != owner) continue;
-        size_t stride = hpc_slot_stride(row);
-        for (int e = 0; e < row->n_in; e++) {
-            const hpc_edge *edge = &row->in[e];
-            if (sender >= 0 && edge->rank != sender) continue;
-            if (edge->row < 0 && hpc_is_mapped(ex, owner >= 0 ? edge->rank : row->owner)) continue;
-            size_t *at = &used[owner >= 0 ? edge->rank : row->owner];
-            visit(arg, i, e, *at);
-            *at += stride * (size_t)ex->depth;
+    for (int core = 0; core < ex->n_lanes; core++) { /* those of a core lie together, on pages of their own */
+        for (int i = 0; i < plan->n_rows; i++) {
+            const hpc_row *row = &plan->rows[i];
+            if (row->core != core || (owner >= 0 && row->owner != owner)) continue;
+            for (int e = 0; e < row->n_in; e++) {
+                const hpc_edge *edge = &row->in[e];
+                if (sender >= 0 && edge->rank != sender) continue;
+                if (edge->row < 0 && hpc_is_mapped(ex, owner >= 0 ? edge->rank : row->owner)) continue;
+                size_t *at = &used[owner >= 0 ? edge->rank : row->owner];
+                visit(arg, i, e, *at);
+                *at += hpc_slot_stride(row) * (size_t)ex->depth;
+            }
         }
+        for (int r = 0; r < size; r++) used[r] = aligned(used[r], PAGE);
     }
     free(used);
     return HPC_OK;

@@ -14,6 +14,25 @@ static int same_host(const hpc_context *c, int a, int b) {
     return memcmp(c->addresses[a].host, c->addresses[b].host, sizeof c->addresses[a].host) == 0;
 }
 
+int hpc_spare_cores(const hpc_context *c, const int *servers, int n_servers) {
+    enum { MOST = 8 }; /* a few cores take all that a host's memory gives */
+    int least = MOST;
+    if (c == NULL || !c->connected || servers == NULL) return 0;
+    for (int s = 0; s < n_servers; s++) {
+        if (servers[s] < 0 || servers[s] >= c->group.size) return 0;
+        int cores = 0, ranks = 0, here = 0;
+        for (int r = 0; r < c->group.size; r++) {
+            if (!same_host(c, r, servers[s])) continue;
+            ranks++;
+            if (c->addresses[r].cores > cores) cores = c->addresses[r].cores;
+        }
+        for (int t = 0; t < n_servers; t++)
+            if (servers[t] >= 0 && servers[t] < c->group.size) here += same_host(c, servers[t], servers[s]);
+        if ((cores - ranks) / here < least) least = cores > ranks ? (cores - ranks) / here : 0;
+    }
+    return n_servers > 0 ? least : 0;
+}
+
 /* Threads have a CPU each where the host has one to spare for every core of its servers, beside one for every rank. */
 int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const char *op) {
     const hpc_context *c = ex->context;

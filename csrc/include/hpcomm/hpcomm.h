@@ -420,6 +420,11 @@ HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
 HPC_API int hpc_exchange_create(hpc_context *context, const hpc_exchange_config *config, double timeout,
                                 hpc_exchange **exchange); /* collective */
 
+/* Cores that each of these servers can have for threads of its own, so that every rank of its host still has one: the
+ * same number on all ranks, 0 when there are none to spare. What hub.cores can be, at least 1, for HPC_PROGRESS_AUTO.
+ */
+HPC_API int hpc_spare_cores(const hpc_context *context, const int *servers, int n_servers);
+
 /* Tells every rank that no push comes from here any more. A rank that owns rows of an ASYNC exchange serves the others
  * until they have closed too. Idempotent. free closes and drops the handle. */
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
@@ -436,8 +441,8 @@ typedef enum hpc_push_flags {
 
 /* Starts a push, a pull, or both. src: float32 values to copy (and encode) into the gradient; NULL: they are there
  * already. *ticket is for test and wait. Waits only while the owner has too many events of this rank unpolled. A push
- * of a key whose last one is not applied yet is refused under BSP, and under ASYNC when all its slots are in use. One that
- * times out has been sent in part, and ends the exchange. */
+ * of a key whose last one is not applied yet is refused under BSP, and under ASYNC when all its slots are in use. One
+ * that times out has been sent in part, and ends the exchange. */
 HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const float *src, double timeout,
                                uint64_t *ticket);
 HPC_API int hpc_exchange_test(hpc_exchange *exchange, int key, uint64_t ticket); /* HPC_OK or HPC_IN_PROGRESS */
