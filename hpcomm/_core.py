@@ -9,7 +9,7 @@ import _thread
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -437,7 +437,7 @@ def plan_hub(
 
 
 def plan_make(
-    keys: list[tuple[str, int]], rows: list[tuple[int, ...]], lists: list[list[tuple[int, int, float]]]
+    keys: list[tuple[str, int]], rows: Sequence[tuple[int, ...]], lists: list[list[tuple[int, int, float]]]
 ) -> Any:
     """A plan of these rows: tuples of hpc_row's fields in order, with the numbers of lists for in and out."""
     plan = ffi.new("hpc_plan *")
