@@ -96,12 +96,16 @@ static void exchanges(hpcomm::Context &context) {
     hub.chunk = 0;
     assert(!hpcomm::Plan(context, hub, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
     hub.chunk = 128;
-    hub.sum = hub.each = true;
+    hub.sum = true;
     hub.depth = 2;
     hub.wire = HPC_BF16;
-    hub.workers = hub.servers = {0};
+    hub.workers = {0, 1};
+    hub.servers = {1};
     const hpcomm::Plan other(context, hub, code);
-    assert(!code && other.row(0).depth == 2 && other.row(0).quorum == 1 && other.row(0).codec_in == HPC_BF16);
+    assert(!code && other.row(0).owner == 1 && other.row(0).n_in == 2 && other.row(0).in[0].weight == 1);
+    assert(other.row(0).depth == 2 && other.row(0).quorum == 2 && other.row(0).codec_in == HPC_BF16);
+    hub.each = true;
+    assert(hpcomm::Plan(context, hub, code).row(0).quorum == 1 && !code);
 
     const hpcomm::Rule none("none", code);
     assert(code == hpcomm::make_error_code(HPC_ERR_INVALID));
