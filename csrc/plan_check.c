@@ -98,9 +98,8 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
                      HPC_FORWARD, HPC_EMIT);
     if (row->depth < 1 || row->depth > HPC_PLAN_DEPTH)
         return wrong(r, "has depth %d; 1 to %d are possible", row->depth, HPC_PLAN_DEPTH);
-    if (r > 0 && row[-1].key == row->key && row[-1].depth != row->depth)
-        return wrong(r, "has depth %d, row %d of the same key has %d; a key has one depth", row->depth, r - 1,
-                     row[-1].depth);
+    if (row->depth != plan->rows[0].depth)
+        return wrong(r, "has depth %d, row 0 has %d; a plan has one depth", row->depth, plan->rows[0].depth);
     if (row->codec_in != HPC_F32 && row->codec_in != HPC_F16 && row->codec_in != HPC_BF16)
         return wrong(r, "has codec_in %d; must be %d (f32), %d (f16) or %d (bf16)", row->codec_in, HPC_F32, HPC_F16,
                      HPC_BF16);

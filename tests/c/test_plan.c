@@ -367,7 +367,7 @@ static void test_check_rows(void) {
     BROKEN("row 4 has action 3", p.rows[4].action = 3);
     BROKEN("row 4 has depth 0; 1 to 16", p.rows[4].depth = 0);
     BROKEN("row 0 has depth 17", p.rows[0].depth = 17);
-    BROKEN("row 4 has depth 2, row 3 of the same key has 1", p.rows[4].depth = 2);
+    BROKEN("row 8 has depth 2, row 0 has 1", p.rows[8].depth = 2);
     BROKEN("row 4 has codec_in 1; must be", p.rows[4].codec_in = HPC_F64);
     BROKEN("row 4 has codec_in 4; must be", p.rows[4].codec_in = 4);
     BROKEN("row 4 has codec_out 2", p.rows[4].codec_out = HPC_F16);
