@@ -1,5 +1,5 @@
-/* One 16-bit float to float32 and back, by integer operations alone: what the vector kernels do on each element. A NaN
- * keeps its sign and the upper bits of its payload, and becomes a quiet one. */
+/* One 16-bit float to float32 and back, by integer operations alone: what the vector kernels do on each element. Going
+ * out, a NaN keeps its sign and the upper bits of its payload, and becomes a quiet one. */
 #ifndef HPC_HALF_H
 #define HPC_HALF_H
 
@@ -25,11 +25,8 @@ static inline float hpc_from_f16(uint16_t half) {
         uint32_t bits = hpc_bits_of_float((float)magnitude * 0x1p-24f);
         return hpc_float_of_bits(sign | bits);
     }
-    if (magnitude > 0x7bff) {
-        uint32_t quiet = magnitude > 0x7c00 ? 0x00400000 : 0;
-        return hpc_float_of_bits(sign | 0x7f800000 | quiet | (magnitude & 0x03ff) << 13);
-    }
-    return hpc_float_of_bits(sign | ((magnitude << 13) + (112u << 23)));
+    uint32_t special = magnitude > 0x7bff ? 112u << 23 : 0; /* Inf and NaN */
+    return hpc_float_of_bits(sign | ((magnitude << 13) + (112u << 23) + special));
 }
 
 static inline uint16_t hpc_to_f16(float x) {
@@ -46,8 +43,7 @@ static inline uint16_t hpc_to_f16(float x) {
 
 /* bfloat16: the upper half of a float32. */
 static inline float hpc_from_bf16(uint16_t half) {
-    uint32_t quiet = (half & 0x7fff) > 0x7f80 ? 0x00400000 : 0;
-    return hpc_float_of_bits((uint32_t)half << 16 | quiet);
+    return hpc_float_of_bits((uint32_t)half << 16);
 }
 
 static inline uint16_t hpc_to_bf16(float x) {

@@ -44,10 +44,8 @@ static inline reals load_f16(const uint16_t *in) {
     words half = __builtin_convertvector(*(const halves *)in, words);
     ints magnitude = (ints)(half & 0x7fff);
     words subnormal = (words)(magnitude < 0x0400), special = (words)(magnitude > 0x7bff);
-    words nan = (words)(magnitude > 0x7c00);
     words small = (words)(__builtin_convertvector(magnitude, reals) * 0x1p-24f);
     words large = ((words)magnitude << 13) + (112u << 23) + (special & (112u << 23));
-    large |= nan & 0x00400000;
     return (reals)((half & 0x8000) << 16 | (small & subnormal) | (large & ~subnormal));
 }
 
@@ -59,11 +57,11 @@ static inline void store_f16(uint16_t *out, reals x) {
     words bits = (words)x;
     ints magnitude = (ints)(bits & 0x7fffffff);
     words nan = (words)(magnitude > 0x7f800000), tiny = (words)(magnitude < 113 << 23);
-    words huge = (words)(magnitude >= 143 << 23) & ~nan;
+    words huge = (words)(magnitude >= 143 << 23);
     words small = (words)((reals)magnitude + 0.5f) - (126u << 23);
     words large = ((words)magnitude - (112u << 23) + 0x0fff + ((words)magnitude >> 13 & 1)) >> 13;
     words payload = ((words)magnitude >> 13 & 0x03ff) | 0x7e00;
-    words result = (small & tiny) | (large & ~(tiny | huge | nan)) | (huge & 0x7c00) | (payload & nan);
+    words result = (small & tiny) | (large & ~(tiny | huge)) | (huge & 0x7c00) | (payload & nan);
     store_words16(out, (bits >> 16 & 0x8000) | result);
 }
 

@@ -156,7 +156,7 @@ static void encode_both_ways(const float *in, const uint16_t *expected, size_t c
 }
 
 /* Each finite value becomes itself, the middle between it and the next one whichever is even, and the two floats beside
- * the middle the nearer one. Rounding never falls, so that this says where every float goes. */
+ * the middle the nearer one. */
 static void test_encode(int dtype, int isa) {
     enum { CASES = 4 };
     uint32_t infinity = infinity_of(dtype), numbers = 0;
@@ -183,6 +183,30 @@ static void test_encode(int dtype, int isa) {
     encode_both_ways(in, expected, numbers, dtype, isa);
     free(in);
     free(expected);
+}
+
+/* Rounding by its definition: to a whole number of the steps that the format has around x. */
+static uint32_t round_to(float x, int dtype) {
+    int mantissa = mantissa_bits(dtype), bias = dtype == HPC_F16 ? 15 : 127, least = 1 - bias - mantissa, exponent;
+    uint32_t sign = signbit(x) ? 0x8000 : 0, infinity = infinity_of(dtype);
+    double a = fabs((double)x);
+    if (a >= magnitude(infinity, dtype)) return sign | infinity;
+    frexp(a, &exponent);
+    int step = exponent - 1 - mantissa < least ? least : exponent - 1 - mantissa;
+    return sign | (uint32_t)(((step - least) << mantissa) + (int)nearbyint(ldexp(a, -step)));
+}
+
+static void test_encode_any(int dtype, int isa) {
+    enum { COUNT = 1 << 16 };
+    static float in[COUNT];
+    static uint16_t expected[COUNT];
+    for (size_t j = 0; j < COUNT; j++) {
+        do {
+            in[j] = float_of(random_bits());
+        } while (isnan(in[j]));
+        expected[j] = (uint16_t)round_to(in[j], dtype);
+    }
+    encode_both_ways(in, expected, COUNT, dtype, isa);
 }
 
 /* A NaN keeps its sign and the upper bits of its payload and becomes quiet, also where those bits are all zero. */
@@ -327,6 +351,7 @@ int main(void) {
             test_fold(dtypes[d], isa);
             test_fold_large(dtypes[d], isa);
             test_encode(dtypes[d], isa);
+            test_encode_any(dtypes[d], isa);
             test_encode_nan(dtypes[d], isa);
             test_encode_tails(dtypes[d], isa);
         }
