@@ -112,6 +112,8 @@ typedef struct hpc_place {
 /* A worker's view of a key. */
 typedef struct hpc_pushed {
     uint64_t pushes, pulls;
+    int sending, started; /* hpc_push_flags: what is left to send of what was started */
+    int at_share, at_row; /* where it stopped */
     int n_shares;
     int *shares;     /* in which this rank is at either end */
     size_t params;   /* bytes from the start of the params */
@@ -144,7 +146,8 @@ struct hpc_exchange {
     hpc_pushed *keys;
     size_t *push_slot; /* by row: offset in its owner's part of slot 0 for this rank's pushes, or HPC_NOWHERE */
     uint64_t args_sent;
-    int open, closed;
+    int setting, args_at; /* a set_args is under way, up to which core */
+    int open, closed, served;
     int serves; /* rows of this rank outlast its own pushes */
     hpc_exchange_stats stats;
 

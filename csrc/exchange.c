@@ -381,19 +381,24 @@ int hpc_exchange_serve(hpc_exchange *ex, double timeout) {
     return status == HPC_OK ? hpc_exchange_check(ex, op) : status;
 }
 
-/* Pushes that are under way are waited for: the rows of this rank may be among what others wait for. */
+/* Pushes that are under way are waited for: the rows of this rank may be among what others wait for. After a timeout a
+ * second call goes on. */
 int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     static const char op[] = "close";
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
-    if (ex->closed) return HPC_OK;
+    if (ex->closed && ex->served) return HPC_OK;
     int status = hpc_exchange_check(ex, op), rank = ex->context->group.rank;
     double deadline = hpc_deadline(&ex->context->group, timeout);
-    for (int k = 0; k < ex->plan->n_keys && status == HPC_OK && ex->places[rank].worker; k++)
+    for (int k = 0; k < ex->plan->n_keys && status == HPC_OK && !ex->closed && ex->places[rank].worker; k++)
         status = hpc_exchange_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline));
-    ex->closed = 1;
-    int announced = announce_close(ex);
-    if (status == HPC_OK) status = announced;
+    if (status == HPC_ERR_TIMEOUT) return status;
+    if (!ex->closed) {
+        int announced = announce_close(ex);
+        if (status == HPC_OK) status = announced;
+        ex->closed = 1;
+    }
     if (status == HPC_OK && ex->serves) status = hpc_exchange_serve(ex, hpc_left(deadline));
+    ex->served = status != HPC_ERR_TIMEOUT;
     return status;
 }
 

@@ -165,6 +165,9 @@ int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **grad
     int status = check_call(ex, key, op);
     if (status != HPC_OK) return status;
     if (gradient == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: gradient is NULL", op);
+    if (ex->keys[key].sending & HPC_PUSH)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d is sent in part; start it again first", op,
+                        ex->plan->keys[key].name, ex->context->group.rank);
     status = wait_for(ex, key, slot_ticket(ex, key), timeout, op);
     if (status == HPC_OK) *gradient = slot_at(ex, key);
     return status;
@@ -214,29 +217,26 @@ static int has_input(const hpc_row *row, int rank) {
     return 0;
 }
 
-/* To an owner that reads the gradient where it is, one event; to another one, every row with its data. */
+/* To an owner that reads the gradient where it is, one event; to another one, every row with its data. Goes on from
+ * k->at_row, where a full ring stopped it. */
 static int push_share(hpc_exchange *ex, int s, int slot, double deadline) {
     const hpc_share *share = &ex->shares[s];
-    const hpc_pushed *k = &ex->keys[share->key];
-    int rank = ex->context->group.rank, pushed = 0;
+    hpc_pushed *k = &ex->keys[share->key];
+    size_t item = hpc_codec_bytes(k->codec);
     hpc_lane *lane = ex->in_lanes[share->core];
-    for (int i = 0; i < share->n_rows; i++) {
-        const hpc_row *row = &ex->plan->rows[share->rows[i]];
-        if (!has_input(row, rank)) continue;
-        if (hpc_is_mapped(ex, share->owner)) {
-            pushed = 1;
-            break;
-        }
-        size_t item = hpc_codec_bytes(k->codec);
-        int status = hpc_put_notify(lane, ex->window, share->owner, slot_at(ex, share->key) + row->offset * item,
-                                    (size_t)row->count * item,
-                                    ex->push_slot[share->rows[i]] + (size_t)slot * hpc_slot_stride(row),
-                                    hpc_imm(HPC_OP_ROW, slot, share->rows[i]), hpc_left(deadline));
+    for (; k->at_row < share->n_rows; k->at_row++) {
+        int index = share->rows[k->at_row], status;
+        const hpc_row *row = &ex->plan->rows[index];
+        if (!has_input(row, ex->context->group.rank)) continue;
+        if (hpc_is_mapped(ex, share->owner))
+            return hpc_put_notify(lane, ex->window, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s),
+                                  hpc_left(deadline));
+        status = hpc_put_notify(lane, ex->window, share->owner, slot_at(ex, share->key) + row->offset * item,
+                                (size_t)row->count * item, ex->push_slot[index] + (size_t)slot * hpc_slot_stride(row),
+                                hpc_imm(HPC_OP_ROW, slot, index), hpc_left(deadline));
         if (status != HPC_OK) return status;
     }
-    if (!pushed) return HPC_OK;
-    return hpc_put_notify(lane, ex->window, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s),
-                          hpc_left(deadline));
+    return HPC_OK;
 }
 
 /* Says of how many pushes others may know before any of them can be missed. */
@@ -246,35 +246,65 @@ static void publish_count(hpc_exchange *ex, int key) {
     atomic_store_explicit(&counts[key], ex->keys[key].pushes + 1, memory_order_relaxed);
 }
 
+static int send_push(hpc_exchange *ex, int key, double deadline) {
+    hpc_pushed *k = &ex->keys[key];
+    int slot = (int)(k->pushes % (uint64_t)ex->depth);
+    for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0) {
+        int status = push_share(ex, k->shares[k->at_share], slot, deadline);
+        if (status != HPC_OK) return status;
+    }
+    k->pushes++;
+    ex->stats.pushes++;
+    return HPC_OK;
+}
+
+static int send_pull(hpc_exchange *ex, int key, double deadline) {
+    hpc_pushed *k = &ex->keys[key];
+    for (; k->at_share < k->n_shares && ex->consistency == HPC_ASYNC; k->at_share++) { /* BSP answers the push */
+        const hpc_share *share = &ex->shares[k->shares[k->at_share]];
+        int status = hpc_put_notify(ex->in_lanes[share->core], ex->window, share->owner, NULL, 0, 0,
+                                    hpc_imm(HPC_OP_PULL, 0, k->shares[k->at_share]), hpc_left(deadline));
+        if (status != HPC_OK) return status;
+    }
+    k->pulls++;
+    ex->stats.pulls++;
+    return HPC_OK;
+}
+
+/* What k->sending says is left. After a timeout the next start goes on where this one stopped; any other failure has
+ * left half of an update with the owners and ends the exchange. */
+static int send_left(hpc_exchange *ex, int key, double deadline) {
+    hpc_pushed *k = &ex->keys[key];
+    int status = HPC_OK;
+    while (k->sending != 0 && status == HPC_OK) {
+        int part = k->sending & HPC_PUSH ? HPC_PUSH : HPC_PULL;
+        status = part == HPC_PUSH ? send_push(ex, key, deadline) : send_pull(ex, key, deadline);
+        if (status != HPC_OK) break;
+        k->sending &= ~part;
+        k->at_share = k->at_row = 0;
+    }
+    if (status != HPC_OK && status != HPC_ERR_TIMEOUT) hpc_exchange_fail(ex, status, hpc_last_error()->message);
+    return status;
+}
+
 int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const float *src, double timeout, uint64_t *ticket) {
     static const char op[] = "push";
     int status = check_call(ex, key, op);
-    if (status == HPC_OK) status = check_start(ex, key, flags, src, ticket, op);
     if (status != HPC_OK) return status;
     hpc_pushed *k = &ex->keys[key];
-    double deadline = hpc_deadline(&ex->context->group, timeout);
-    int slot = (int)(k->pushes % (uint64_t)ex->depth);
-    if (flags & HPC_PUSH) {
-        if (src != NULL) fill_slot(ex, key, src);
-        publish_count(ex, key);
-        for (int i = 0; i < k->n_shares && status == HPC_OK; i++) status = push_share(ex, k->shares[i], slot, deadline);
-        if (status != HPC_OK) { /* sent in part: it can be neither finished nor taken back */
-            hpc_exchange_fail(ex, status, hpc_last_error()->message);
-            return status;
-        }
-        k->pushes++;
-        ex->stats.pushes++;
+    if (k->sending == 0) {
+        status = check_start(ex, key, flags, src, ticket, op);
+        if (status != HPC_OK) return status;
+        if (src != NULL && (flags & HPC_PUSH)) fill_slot(ex, key, src);
+        if (flags & HPC_PUSH) publish_count(ex, key);
+        k->sending = k->started = flags;
+    } else if (k->started != flags || ticket == NULL) {
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d is sent in part; start it again with flags %d", op,
+                        ex->plan->keys[key].name, ex->context->group.rank, k->started);
     }
-    *ticket = 2 * k->pushes;
-    if (!(flags & HPC_PULL)) return HPC_OK;
-    ex->stats.pulls++;
-    if (ex->consistency == HPC_BSP) return HPC_OK; /* answered with the push */
-    for (int i = 0; i < k->n_shares && status == HPC_OK; i++) {
-        const hpc_share *share = &ex->shares[k->shares[i]];
-        status = hpc_put_notify(ex->in_lanes[share->core], ex->window, share->owner, NULL, 0, 0,
-                                hpc_imm(HPC_OP_PULL, 0, k->shares[i]), hpc_left(deadline));
-    }
-    if (status == HPC_OK) *ticket = 2 * ++k->pulls + PULL_TICKET;
+    status = send_left(ex, key, hpc_deadline(&ex->context->group, timeout));
+    if (status == HPC_OK)
+        *ticket = flags & HPC_PULL && ex->consistency == HPC_ASYNC ? 2 * k->pulls + PULL_TICKET : 2 * k->pushes;
     return status;
 }
 
@@ -319,6 +349,21 @@ static int owners_without_args(void *arg, int *ranks) {
     return n;
 }
 
+/* To every core of every rank, from the one on where a full ring stopped it. */
+static int send_args(hpc_exchange *ex, double deadline) {
+    int rank = ex->context->group.rank, size = ex->context->group.size, n = 0;
+    for (int r = 0; r < size; r++)
+        for (int c = 0; c < ex->places[r].cores; c++, n++) {
+            if (n < ex->args_at) continue;
+            size_t at = ((size_t)c * (size_t)size + (size_t)rank) * sizeof ex->rule.args;
+            int status = hpc_put_notify(ex->in_lanes[c], ex->window, r, ex->rule.args, sizeof ex->rule.args,
+                                        ex->places[r].args + at, hpc_imm(HPC_OP_ARGS, 0, 0), hpc_left(deadline));
+            if (status != HPC_OK) return status;
+            ex->args_at = n + 1;
+        }
+    return HPC_OK;
+}
+
 int hpc_exchange_set_args(hpc_exchange *ex, const double *args, double timeout) {
     static const char op[] = "set_args";
     int status = check_call(ex, 0, op);
@@ -327,23 +372,25 @@ int hpc_exchange_set_args(hpc_exchange *ex, const double *args, double timeout) 
     hpc_rule rule = ex->rule;
     memcpy(rule.args + 1, args + 1, (HPC_RULE_ARGS - 1) * sizeof *args);
     status = hpc_rule_check(&rule, op);
+    if (status == HPC_OK && ex->setting && memcmp(rule.args, ex->rule.args, sizeof rule.args) != 0)
+        status = hpc_fail(HPC_ERR_INVALID, op, "%s: the last call timed out; call it again with the same args", op);
     for (int k = 0; k < ex->plan->n_keys && status == HPC_OK; k++)
         if (!is_done(ex, k, 2 * ex->keys[k].pushes))
             status = hpc_fail(HPC_ERR_INVALID, op, "%s: key %s is under way on rank %d; wait for it first", op,
                               ex->plan->keys[k].name, ex->context->group.rank);
     if (status != HPC_OK) return status;
     double deadline = hpc_deadline(&ex->context->group, timeout);
-    int rank = ex->context->group.rank, size = ex->context->group.size;
-    ex->rule = rule;
-    ex->args_sent++;
-    for (int r = 0; r < size; r++)
-        for (int c = 0; c < ex->places[r].cores && status == HPC_OK; c++) {
-            size_t at = ((size_t)c * (size_t)size + (size_t)rank) * sizeof rule.args;
-            status = hpc_put_notify(ex->in_lanes[c], ex->window, r, ex->rule.args, sizeof rule.args,
-                                    ex->places[r].args + at, hpc_imm(HPC_OP_ARGS, 0, 0), hpc_left(deadline));
-        }
+    if (!ex->setting) { /* else the last call timed out: this one goes on with its args */
+        ex->rule = rule;
+        ex->args_sent++;
+        ex->args_at = 0;
+        ex->setting = 1;
+    }
+    status = send_args(ex, deadline);
     if (status != HPC_OK) return status;
     const hpc_wait wait = {op, all_have_args, owners_without_args, ex};
     status = hpc_wait_for(&ex->context->group, &wait, hpc_left(deadline));
-    return status == HPC_OK ? hpc_exchange_check(ex, op) : status;
+    if (status != HPC_OK) return status;
+    ex->setting = 0;
+    return hpc_exchange_check(ex, op);
 }
