@@ -441,8 +441,8 @@ typedef enum hpc_push_flags {
 
 /* Starts a push, a pull, or both. src: float32 values to copy (and encode) into the gradient; NULL: they are there
  * already. *ticket is for test and wait. Waits only while the owner has too many events of this rank unpolled. A push
- * of a key whose last one is not applied yet is refused under BSP, and under ASYNC when all its slots are in use. One
- * that times out has been sent in part, and ends the exchange. */
+ * of a key whose last one is not applied yet is refused under BSP, and under ASYNC when all its slots are in use.
+ * After HPC_ERR_TIMEOUT the same call goes on where this one stopped; so do close and set_args. */
 HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const float *src, double timeout,
                                uint64_t *ticket);
 HPC_API int hpc_exchange_test(hpc_exchange *exchange, int key, uint64_t ticket); /* HPC_OK or HPC_IN_PROGRESS */
