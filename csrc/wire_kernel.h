@@ -9,7 +9,7 @@ static inline reals one_nan(reals x) {
     return (reals)(((words)x & number) | (~number & 0x7fc00000));
 }
 
-/* Adds what makes the upper half of each word the bfloat16 that is nearest, and takes it. */
+/* The nearest bfloat16 of each, in the lower half of its word. */
 static inline words round_bf16(reals x) {
     words bits = (words)x;
     words nan = (words)(x != x);
@@ -83,7 +83,7 @@ static int all_finite(const void *from, size_t count, int dtype) {
         some |= more;
         for (int lane = 0; lane < LANES; lane++) found |= some[lane] & carry[dtype];
     }
-    for (; j < nbytes && found == 0;) {
+    while (j < nbytes && found == 0) {
         uint64_t word = 0;
         size_t left = nbytes - j < sizeof word ? nbytes - j : sizeof word;
         memcpy(&word, in + j, left);
