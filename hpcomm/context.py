@@ -6,9 +6,10 @@ import time
 import traceback
 import weakref
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,6 +31,12 @@ class Event(NamedTuple):
     peer: int
     imm: int
     nbytes: int
+
+
+class Closes(Protocol):
+    """What a context closes before itself."""
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -78,11 +85,12 @@ class Context:
     raise InvalidArgument after close.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_lane", "_sources", "config", "notes", "rank", "size")
+    __slots__ = ("__weakref__", "_exchanges", "_handle", "_lane", "_sources", "config", "notes", "rank", "size")
 
     def __init__(self, group: Group, config: Config) -> None:
         self.rank, self.size, self.config = group.rank, group.size, config
         self._sources = Sources()
+        self._exchanges: weakref.WeakSet[Closes] = weakref.WeakSet()
         self._lane = Lane(None, NULL, self._sources)
         self._handle = _core.context_create(group.rank, group.size, config, self._sources)
         try:
@@ -234,10 +242,14 @@ class Context:
     def close(self) -> None:
         """Leaves the group: peers that still wait for this rank are told. Not collective; again is no error.
 
-        Arrays of windows and queues stay valid.
+        Exchanges are closed first. Arrays of windows, queues and exchanges stay valid.
         """
         _open.discard(self)
-        _core.context_close(self._handle)
+        try:
+            for exchange in list(self._exchanges):
+                exchange.close()
+        finally:
+            _core.context_close(self._handle)
 
     def abort(self, why: str) -> None:
         """close, but the peers are told that this rank failed, and why."""
@@ -302,11 +314,12 @@ def _last_error() -> BaseException | None:
 
 def _close_all() -> None:
     error = _last_error()
-    for context in list(_open):
-        if error is None:
-            context.close()
-        else:
-            context.abort(_told(error))
+    with ExitStack() as every:  # one that fails keeps none of the others open
+        for context in list(_open):
+            if error is None:
+                every.callback(context.close)
+            else:
+                every.callback(context.abort, _told(error))
 
 
 atexit.register(_close_all)
