@@ -103,7 +103,8 @@ def _numba() -> ModuleType:
         import numba  # noqa: PLC0415
     except ModuleNotFoundError:
         raise NotSupported(f"kernels are compiled by Numba, which is missing: {PIP_KERNELS}") from None
-    return numba  # type: ignore[no-any-return]
+    found: ModuleType = numba
+    return found
 
 
 def _compiled_rule(function: Callable[..., Any], slots: int) -> Kernel:

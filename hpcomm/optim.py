@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 from .errors import InvalidArgument
 
+_CFunction: Any = ctypes.CFUNCTYPE(None).__base__  # of every function pointer of ctypes
+
 MOST_ARGS = 7  # of a rule, the step not counted
 MOST_SLOTS = 4  # float32 values of state for each parameter
 
@@ -191,7 +193,8 @@ def with_arguments(rule: AnyRule, values: Sequence[float]) -> AnyRule:
     if isinstance(rule, Rule):
         named = dict(zip(rule.args, values, strict=True)) if isinstance(rule.args, Mapping) else tuple(values)
         return dataclasses.replace(rule, args=named)
-    return dataclasses.replace(rule, **dict(zip(_BUILT_IN[type(rule)][1], values, strict=True)))
+    by_name: dict[str, Any] = dict(zip(_BUILT_IN[type(rule)][1], values, strict=True))
+    return dataclasses.replace(rule, **by_name)
 
 
 def changed(rule: AnyRule, changes: Mapping[str, Any]) -> AnyRule:
@@ -222,7 +225,7 @@ def function_address(function: Any, name: str) -> int:
     Raises:
         InvalidArgument: it is none of these, or null.
     """
-    if isinstance(function, ctypes._CFuncPtr):
+    if isinstance(function, _CFunction):
         address = ctypes.cast(function, ctypes.c_void_p).value or 0
     else:
         address = getattr(function, "address", function)
