@@ -217,6 +217,13 @@ static int has_input(const hpc_row *row, int rank) {
     return 0;
 }
 
+/* A trainer's own kernels may have written the gradient past the caches, outside of the order that a release makes. */
+static void end_gradient(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
+}
+
 /* To an owner that reads the gradient where it is, one event; to another one, every row with its data. Goes on from
  * k->at_row, where a full ring stopped it. */
 static int push_share(hpc_exchange *ex, int s, int slot, double deadline) {
@@ -297,6 +304,7 @@ int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const float *src, d
         if (status != HPC_OK) return status;
         if (src != NULL && (flags & HPC_PUSH)) fill_slot(ex, key, src);
         if (flags & HPC_PUSH) publish_count(ex, key);
+        end_gradient();
         k->sending = k->started = flags;
     } else if (k->started != flags || ticket == NULL) {
         return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d is sent in part; start it again with flags %d", op,
