@@ -401,6 +401,7 @@ def _layout(name: str) -> np.dtype[Any]:
 
 
 _ROW, _EDGE = _layout("hpc_row"), _layout("hpc_edge")
+ROW_FIELDS = tuple(name for name, _ in ffi.typeof("hpc_row").fields)
 
 
 def _plan_keys(keys: list[tuple[str, int]]) -> tuple[Any, list[Any]]:
@@ -426,9 +427,9 @@ def plan_hub(
 ) -> Any:
     hub = ffi.new("hpc_hub *")
     lib.hpc_hub_init(hub)
-    hub.keys, _names = _plan_keys(keys)
+    c_keys, _names = _plan_keys(keys)  # both must stay until C has copied them
     c_workers, c_servers = ffi.new("int[]", workers), ffi.new("int[]", servers)
-    hub.n_keys, hub.workers, hub.n_workers = len(keys), c_workers, len(workers)
+    hub.keys, hub.n_keys, hub.workers, hub.n_workers = c_keys, len(keys), c_workers, len(workers)
     hub.servers, hub.n_servers, hub.cores, hub.chunk = c_servers, len(servers), cores, chunk
     hub.depth, hub.wire, hub.sum, hub.each = depth, wire, sum, each
     out = ffi.new("hpc_plan **")
