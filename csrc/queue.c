@@ -298,7 +298,7 @@ int hpc_queue_reduce(hpc_queue *q, void *out, const void *own, double weight_own
     if (weights == NULL && q->n_in > 0) return hpc_fail(HPC_ERR_INVALID, op, "%s: weights is NULL", op);
     size_t item = dtype == HPC_F32 ? 4 : 8;
     if (dtype != HPC_F32 && dtype != HPC_F64)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: dtype %d is none of hpc_dtype", op, dtype);
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: dtype is %d, not 0 (f32) or 1 (f64)", op, dtype);
     if (q->nbytes % item != 0)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: an update of %zu bytes is no whole number of %zu-byte values", op,
                         q->nbytes, item);
