@@ -17,9 +17,11 @@ cli
 __init__
 context
 queue kernels
-window optim checkpoint
+window optim checkpoint topology
+plan
+stage
 _core launch
-config
+config consistency
 errors
 _ffi _fast
 """

@@ -1,0 +1,418 @@
+"""Plans: who folds, applies and sends which piece of an update (PHub, sections 3.2.3, 3.2.4 and 4.5)."""
+
+import json
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import FrozenInstanceError, fields
+from typing import Any, NamedTuple, NoReturn, overload
+
+import numpy as np
+
+from . import _core
+from .errors import InvalidArgument
+from .stage import Edge, Key, Row, as_keys, choice, whole
+
+__all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
+
+ELEMENT = 4  # bytes of a parameter
+SHOWN = 24  # lines of each table that str shows
+
+
+class Imbalance(NamedTuple):
+    """The fullest over the mean, in bytes: 1.0 when all have the same. core: over cores, server: over ranks."""
+
+    core: float
+    server: float
+
+
+class Rows(Sequence[Row]):
+    """The rows of a plan, made when they are looked at."""
+
+    __slots__ = ("_columns", "_edges", "_handle")
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle  # whose memory _columns are
+        self._columns = _core.plan_rows(handle)
+        self._edges: dict[tuple[int, int], tuple[Edge, ...]] = {}  # by address: rows share them
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @overload
+    def __getitem__(self, i: int) -> Row: ...
+    @overload
+    def __getitem__(self, i: slice) -> tuple[Row, ...]: ...
+    def __getitem__(self, i: int | slice) -> Row | tuple[Row, ...]:
+        if isinstance(i, slice):
+            return tuple(map(self._row, range(*i.indices(len(self)))))
+        return self._row(i)
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self._row, range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} rows>"
+
+    def _row(self, i: int) -> Row:
+        values = dict(zip(_core.ROW_FIELDS, self._columns[i].item(), strict=True))
+        n_in, n_out = values.pop("n_in"), values.pop("n_out")
+        values["in_edges"], values["out_edges"] = (
+            self.edges(values.pop("in"), n_in),
+            self.edges(values.pop("out"), n_out),
+        )
+        values["action"] = _ACTION[values["action"]]
+        values["codec_in"], values["codec_out"] = _CODEC[values["codec_in"]], _CODEC[values["codec_out"]]
+        return Row(**values)
+
+    def edges(self, address: int, n: int) -> tuple[Edge, ...]:
+        found = self._edges.get((address, n))
+        if found is None:
+            found = tuple(Edge(*edge) for edge in _core.plan_edges(address, n))
+            self._edges[address, n] = found
+        return found
+
+    def column(self, name: str) -> Any:
+        """A field of the C struct for every row, as an array."""
+        return self._columns[name].copy()
+
+    def lists(self) -> tuple[list[tuple[Edge, ...]], list[int], list[int]]:
+        """The different lists of edges, and for every row which of them are its in- and its out-edges."""
+        numbers: dict[tuple[Edge, ...], int] = {}
+        placed: dict[tuple[int, int], int] = {}
+
+        def number(place: tuple[int, int]) -> int:
+            if place not in placed:
+                placed[place] = numbers.setdefault(self.edges(*place), len(numbers))
+            return placed[place]
+
+        inputs, outputs = (
+            [
+                number(place)
+                for place in zip(self._columns[way].tolist(), self._columns[f"n_{way}"].tolist(), strict=True)
+            ]
+            for way in ("in", "out")
+        )
+        return list(numbers), inputs, outputs
+
+
+_ACTION = {value: name for name, value in _core.ACTIONS.items()}
+_CODEC = {value: name for name, value in _core.CODECS.items()}
+
+
+# ---- plan ----------------------------------------------------------------------------------------------------------
+
+
+class Plan:
+    """Which core of which rank does what with which chunk of which key: a value that never changes.
+
+    Plan.hub makes that of a parameter server; any other topology is given row by row. All of it is checked before a
+    plan exists: ranks, numbers and edges that have both their ends, no circle of forwards, and for every rank that is
+    sent parameters that it is sent each element of the key once.
+
+    Args:
+        keys: what is exchanged, in order: Key values, or a mapping from names to float32 arrays or shapes.
+        rows: the stages, in order of key, then offset.
+        size: ranks of the job.
+        places: every (rank, core) that serves; None: those of the rows.
+
+    Attributes:
+        keys: tuple of Key.
+        rows: sequence of Row.
+        size: ranks of the job.
+        places: tuple of (rank, core), idle ones included.
+        handle: the plan in C, valid while this plan is.
+
+    Raises:
+        InvalidArgument: names the key or the row, and what is wrong with it.
+    """
+
+    __slots__ = ("__weakref__", "handle", "keys", "places", "rows", "size")
+
+    keys: tuple[Key, ...]
+    rows: Rows
+    size: int
+    places: tuple[tuple[int, int], ...]
+    handle: Any
+
+    def __init__(
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        rows: Iterable[Row],
+        size: int,
+        places: Iterable[tuple[int, int]] | None = None,
+    ) -> None:
+        own_keys = as_keys(keys)
+        numbers: dict[tuple[Edge, ...], int] = {}
+        table = []
+        for row in rows:
+            if not isinstance(row, Row):
+                raise InvalidArgument(f"rows hold {row!r}: must be Row values")
+            n_in, n_out = (numbers.setdefault(edges, len(numbers)) for edges in (row.in_edges, row.out_edges))
+            table.append(
+                (row.key, row.owner, row.core, _core.ACTIONS[row.action], row.offset, row.count, row.depth, row.quorum,
+                 _core.CODECS[row.codec_in], _core.CODECS[row.codec_out], n_in, n_out)
+            )  # fmt: skip
+        lists = [[(edge.rank, edge.row, edge.weight) for edge in edges] for edges in numbers]
+        handle = _core.plan_make([(key.name, key.count) for key in own_keys], table, lists)
+        self._fill(handle, own_keys, size, places)
+
+    @classmethod
+    def hub(
+        cls,
+        keys: Mapping[str, Any] | Iterable[Key],
+        workers: Sequence[int],
+        servers: Sequence[int],
+        size: int,
+        *,
+        cores: int = 1,
+        chunk_bytes: int = 32768,
+        depth: int = 1,
+        wire: str = "float32",
+        reduce: str = "mean",
+        each: bool = False,
+    ) -> "Plan":
+        """The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
+
+        Keys are cut into chunks, and each chunk, the largest first, goes to the core that has the least so far; among
+        equal ones to a server that has the least. The fullest core has at most 4/3 of the least possible, and at most
+        the mean and one chunk.
+
+        Args:
+            keys: Key values, or a mapping from names to float32 arrays or shapes.
+            workers, servers: ranks; one may be both. Updates are folded in the order of workers.
+            size: ranks of the job.
+            cores: of each server.
+            chunk_bytes: of float32, a multiple of 64. A chunk lies in one key.
+            depth: updates of a key that a worker may have under way, 1 to 16.
+            wire: format of the updates: "float32", "float16" or "bfloat16". Parameters are float32.
+            reduce: "mean" or "sum" of the workers' updates.
+            each: True applies each update by itself as it comes, with weight 1; False the fold of all workers'.
+
+        Raises:
+            InvalidArgument: a value is out of range, or a key is empty or there twice.
+        """
+        choice("wire", wire, _core.CODECS)
+        choice("reduce", reduce, ("mean", "sum"))
+        own_keys = as_keys(keys)
+        size = whole("size", size, 1)
+        ranks = {
+            name: [whole(name, rank, 0, size - 1) for rank in given]
+            for name, given in (("workers", workers), ("servers", servers))
+        }
+        handle = _core.plan_hub(
+            [(key.name, key.count) for key in own_keys],
+            ranks["workers"],
+            ranks["servers"],
+            cores=whole("cores", cores, 1),
+            chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
+            depth=whole("depth", depth, 0),
+            wire=_core.CODECS[wire],
+            sum=reduce == "sum",
+            each=bool(each),
+        )
+        plan = cls.__new__(cls)
+        plan._fill(handle, own_keys, size, [(rank, core) for rank in ranks["servers"] for core in range(cores)])
+        return plan
+
+    def _fill(self, handle: Any, keys: tuple[Key, ...], size: int, places: Iterable[tuple[int, int]] | None) -> None:
+        size = whole("size", size, 1)
+        _core.plan_check(handle, size)
+        rows = Rows(handle)
+        used = np.unique(np.stack([rows.column("owner"), rows.column("core")], axis=1), axis=0)
+        working = [(rank, core) for rank, core in used.tolist()]
+        own_places = tuple(working) if places is None else _places(places, size)
+        if idle := set(working) - set(own_places):
+            raise InvalidArgument(f"places lack {min(idle)}, a (rank, core) that owns rows")
+        for name, value in (("handle", handle), ("keys", keys), ("rows", rows), ("size", size), ("places", own_places)):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(f"a plan cannot be changed: {name} was to be set; make another plan")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenInstanceError(f"a plan cannot be changed: {name} was to be deleted; make another plan")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return (
+            (self.size, self.keys, self.places) == (other.size, other.keys, other.places)
+            and len(self.rows) == len(other.rows)
+            and all(map(operator.eq, self.rows, other.rows))
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.size, self.keys, self.places, len(self.rows)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plan.from_json, (self.to_json(),)
+
+    # ---- questions -------------------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Ranks that push, in rising order."""
+        lists, inputs, _ = self.rows.lists()
+        return tuple(sorted({edge.rank for i in set(inputs) for edge in lists[i] if edge.row == -1}))
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """Ranks that have places, in rising order."""
+        return tuple(sorted({rank for rank, _ in self.places}))
+
+    def key(self, key: str | int) -> int:
+        """The number of a key, given by its name or its number."""
+        if not isinstance(key, str):
+            return whole("key", key, 0, len(self.keys) - 1)
+        for i, own in enumerate(self.keys):
+            if own.name == key:
+                return i
+        raise InvalidArgument(f"key {key!r} is not in the plan; its keys are {_few([own.name for own in self.keys])}")
+
+    def range_of(self, key: str | int) -> range:
+        """The numbers of a key's rows."""
+        number = self.key(key)
+        column = self.rows.column("key")
+        return range(int(np.searchsorted(column, number)), int(np.searchsorted(column, number, side="right")))
+
+    def rows_of(self, key: str | int) -> tuple[Row, ...]:
+        """The rows of a key, in order of offset."""
+        found = self.range_of(key)
+        return self.rows[found.start : found.stop]
+
+    def owners(self, key: str | int) -> tuple[int, ...]:
+        """The ranks that own rows of a key, in rising order."""
+        found = self.range_of(key)
+        return tuple(np.unique(self.rows.column("owner")[found.start : found.stop]).tolist())
+
+    def loads(self) -> dict[tuple[int, int], int]:
+        """Bytes of float32 that each (rank, core) folds for a whole update, by place; 0 for an idle one."""
+        return {place: nbytes for place, (nbytes, _) in self._shares().items()}
+
+    @property
+    def imbalance(self) -> Imbalance:
+        """The fullest core over the mean of all cores, and the fullest server over the mean of all servers."""
+        loads = self.loads()
+        servers = dict.fromkeys(self.servers, 0)
+        for (rank, _), nbytes in loads.items():
+            servers[rank] += nbytes
+        core, server = (max(values) * len(values) / sum(values) for values in (loads.values(), servers.values()))
+        return Imbalance(core, server)
+
+    def _shares(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Bytes and rows of each place."""
+        owner, core, count = (self.rows.column(name) for name in ("owner", "core", "count"))
+        number = {place: i for i, place in enumerate(self.places)}
+        pairs, which = np.unique(np.stack([owner, core], axis=1), axis=0, return_inverse=True)
+        elements, chunks = np.zeros(len(pairs), np.uint64), np.bincount(which.reshape(-1), minlength=len(pairs))
+        np.add.at(elements, which.reshape(-1), count)
+        found = [(0, 0)] * len(number)
+        for pair, n, rows in zip(pairs.tolist(), elements.tolist(), chunks.tolist(), strict=True):
+            found[number[pair[0], pair[1]]] = (n * ELEMENT, rows)
+        return dict(zip(self.places, found, strict=True))
+
+    # ---- as text ---------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"<hpcomm.Plan of {self.size} ranks, {len(self.keys)} keys, {len(self.rows)} rows>"
+
+    def __str__(self) -> str:
+        imbalance = self.imbalance
+        total = sum(key.count for key in self.keys) * ELEMENT
+        head = (
+            f"plan of {self.size} ranks: {len(self.keys)} keys, {len(self.rows)} chunks, {_bytes(total)}; "
+            f"fullest over mean: core {imbalance.core:.3f}, server {imbalance.server:.3f}"
+        )
+        keys = [("key", "shape", "bytes", "chunks", "servers")]
+        for i, key in enumerate(self.keys[:SHOWN]):
+            chunks = str(len(self.range_of(i)))
+            keys.append((key.name, str(key.shape), _bytes(key.count * ELEMENT), chunks, _few(self.owners(i))))
+        places = [("server", "core", "bytes", "chunks")]
+        for (rank, core), (nbytes, rows) in list(self._shares().items())[:SHOWN]:
+            places.append((str(rank), str(core), _bytes(nbytes), str(rows)))
+        return "\n".join(
+            [head, "", *_table(keys, "llrrl", len(self.keys), "keys"), "",
+             *_table(places, "rrrr", len(self.places), "cores")]
+        )  # fmt: skip
+
+    def to_json(self) -> str:
+        """The plan as JSON, from which from_json makes an equal one. Lists of edges that rows share are there once."""
+        lists, inputs, outputs = self.rows.lists()
+        column = {name: self.rows.column(name).tolist() for name in _NUMBERS}
+        column["action"] = [_ACTION[value] for value in column["action"]]
+        for name in ("codec_in", "codec_out"):
+            column[name] = [_CODEC[value] for value in column[name]]
+        column["fold"] = ["sum"] * len(self.rows)
+        column["in_edges"], column["out_edges"] = inputs, outputs
+        return json.dumps(
+            {
+                "hpcomm_plan": 1,
+                "size": self.size,
+                "keys": [[key.name, key.shape] for key in self.keys],
+                "places": self.places,
+                "edges": [[[edge.rank, edge.row, edge.weight] for edge in edges] for edges in lists],
+                "columns": _COLUMNS,
+                "rows": list(zip(*(column[name] for name in _COLUMNS), strict=True)),
+            },
+            allow_nan=False,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """The plan that to_json wrote.
+
+        Raises:
+            InvalidArgument: the text is not such JSON, or its plan is not sound.
+        """
+        try:
+            found = json.loads(text)
+            if found["hpcomm_plan"] != 1:
+                raise InvalidArgument(f"the plan has version {found['hpcomm_plan']!r}: this hpcomm reads version 1")
+            lists = [tuple(Edge(*edge) for edge in edges) for edges in found["edges"]]
+            rows = []
+            for values in found["rows"]:
+                row = dict(zip(found["columns"], values, strict=True))
+                for name in ("in_edges", "out_edges"):
+                    row[name] = lists[whole(name, row[name], 0)]
+                rows.append(Row(**row))
+            keys = [Key(name, shape) for name, shape in found["keys"]]
+            return cls(keys, rows, found["size"], [(rank, core) for rank, core in found["places"]])
+        except InvalidArgument:
+            raise
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as wrong:
+            raise InvalidArgument(f"this is not a plan's JSON: {type(wrong).__name__}: {wrong}") from None
+
+
+_COLUMNS = [field.name for field in fields(Row)]
+_NUMBERS = [name for name in _COLUMNS if name not in ("in_edges", "out_edges", "fold")]
+
+
+def _places(places: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:
+    found = tuple((whole("places: rank", rank, 0, size - 1), whole("places: core", core, 0)) for rank, core in places)
+    if len(set(found)) != len(found):
+        raise InvalidArgument(f"places are {_few(found)}: each may be there once")
+    return found
+
+
+def _bytes(n: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n >= size:
+            return f"{n / size:.2f} {unit}"
+    return f"{n} B"
+
+
+def _few(values: Sequence[object], most: int = 8) -> str:
+    more = f", and {len(values) - most} more" if len(values) > most else ""
+    return ", ".join(map(str, values[:most])) + more
+
+
+def _table(lines: Sequence[tuple[str, ...]], sides: str, n: int, what: str) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    made = [
+        "  ".join(
+            cell.ljust(width) if side == "l" else cell.rjust(width)
+            for cell, width, side in zip(line, widths, sides, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+    return made + [f"... and {n - SHOWN} more {what}"] * (n > SHOWN)

@@ -1,0 +1,173 @@
+"""What a plan is made of: keys, edges and rows, each a value that never changes (PHub, section 3.2.3)."""
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Any
+
+from . import _core
+from .errors import InvalidArgument
+
+MOST_ELEMENTS = 1 << 48  # of all keys together
+MOST_INT = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class Key:
+    """A tensor that is exchanged by name, such as a layer's weights.
+
+    Attributes:
+        name: of the tensor.
+        shape: of the tensor, () for a single number; an int stands for one dimension.
+        count: float32 elements; None: what the shape holds.
+
+    Raises:
+        InvalidArgument: the name is not a text that C can hold, the shape is none or holds nothing, or the count is
+            another one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    count: int = None  # type: ignore[assignment]  # an int from __post_init__ on
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or "\0" in self.name or any("\ud800" <= c <= "\udfff" for c in self.name):
+            raise InvalidArgument(f"key {self.name!r}: a name must be a str without NUL and lone surrogates")
+        shape = _shape(self.name, self.shape)
+        count = prod(shape)
+        if count == 0:
+            raise InvalidArgument(f"key {self.name!r} has shape {shape}, which holds no elements: leave it out")
+        if count > MOST_ELEMENTS:
+            raise InvalidArgument(f"key {self.name!r} has {count} elements: at most {MOST_ELEMENTS} are possible")
+        if self.count is not None and self.count != count:
+            raise InvalidArgument(f"key {self.name!r}: count is {self.count!r}, but shape {shape} holds {count}")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "count", count)
+
+
+def _shape(name: str, value: object) -> tuple[int, ...]:
+    try:
+        dims: tuple[Any, ...] = tuple(value) if isinstance(value, Iterable) else (value,)
+        shape = tuple(int(operator.index(n)) for n in dims)
+    except TypeError:
+        raise InvalidArgument(f"key {name!r}: shape is {value!r}: must be a sequence of ints") from None
+    if any(n < 0 for n in shape):
+        raise InvalidArgument(f"key {name!r}: shape is {shape}: its lengths must be 0 or more")
+    return shape
+
+
+def as_keys(keys: Mapping[str, Any] | Iterable[Key]) -> tuple[Key, ...]:
+    """Keys in order: of a mapping from names to arrays or shapes, or of keys."""
+    if isinstance(keys, Mapping):
+        shapes: dict[str, Any] = {name: getattr(value, "shape", value) for name, value in keys.items()}
+        return tuple(Key(name, shape) for name, shape in shapes.items())
+    found = tuple(keys)
+    for key in found:
+        if not isinstance(key, Key):
+            raise InvalidArgument(f"keys hold {key!r}: must be Key values, or a mapping from names to arrays or shapes")
+    return found
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where an input comes from, or where an output goes.
+
+    Attributes:
+        rank: the peer.
+        row: a row that the peer owns; -1: what the peer pushes of the key (in), its parameters (out).
+        weight: of an input in the fold; of no meaning on the way out.
+
+    Raises:
+        InvalidArgument: a number is out of range.
+    """
+
+    rank: int
+    row: int = -1
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rank", whole("edge: rank", self.rank, 0))
+        object.__setattr__(self, "row", whole("edge: row", self.row, -1))
+        try:
+            weight = float(self.weight)
+        except (TypeError, ValueError):
+            weight = float("nan")
+        if not isfinite(weight):
+            raise InvalidArgument(f"edge: weight is {self.weight!r}: must be a finite number")
+        object.__setattr__(self, "weight", weight)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A stage of a chunk: inputs come over the in-edges, are folded, and go where the action says.
+
+    Attributes:
+        key: number of the key that the chunk lies in.
+        owner, core: the rank, and which of its cores, that works the stage for life.
+        offset, count: the chunk's elements; the offset is a multiple of 16 (64 bytes).
+        in_edges, out_edges: the inputs, in the order in which they are folded, and the outputs.
+        action: "apply": the rule changes the parameters, which go to the out-edges; "emit": the fold goes to the
+            out-edges as parameters; "forward": it goes to the rows of the out-edges.
+        depth: inputs that may be under way on each in-edge, 1 to 16.
+        quorum: inputs that make a fold: all, or 1 (each by itself); None: all.
+        fold: "sum", the weighted sum of the inputs; a rule may bring its own fold.
+        codec_in, codec_out: "float32", "float16" or "bfloat16" for what comes, "float32" for what goes.
+
+    Raises:
+        InvalidArgument: a value is out of range or unknown; what one row cannot tell is checked by Plan.
+    """
+
+    key: int
+    owner: int
+    core: int
+    offset: int
+    count: int
+    in_edges: tuple[Edge, ...]
+    out_edges: tuple[Edge, ...]
+    action: str = "apply"
+    depth: int = 1
+    quorum: int = None  # type: ignore[assignment]  # an int from __post_init__ on
+    fold: str = "sum"
+    codec_in: str = "float32"
+    codec_out: str = "float32"
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "in_edges", _edges("in_edges", self.in_edges))
+        put(self, "out_edges", _edges("out_edges", self.out_edges))
+        if self.quorum is None:
+            put(self, "quorum", len(self.in_edges))
+        for name in ("key", "owner", "core", "depth", "quorum"):
+            put(self, name, whole(f"row: {name}", getattr(self, name), 0))
+        for name in ("offset", "count"):
+            put(self, name, whole(f"row: {name}", getattr(self, name), 0, MOST_ELEMENTS))
+        choice("row: action", self.action, _core.ACTIONS)
+        choice("row: fold", self.fold, ("sum",))
+        choice("row: codec_in", self.codec_in, _core.CODECS)
+        choice("row: codec_out", self.codec_out, _core.CODECS)
+
+
+def _edges(name: str, edges: Iterable[Edge]) -> tuple[Edge, ...]:
+    found = tuple(edges)
+    if not all(isinstance(edge, Edge) for edge in found):
+        raise InvalidArgument(f"row: {name} is {edges!r}: must be Edge values")
+    return found
+
+
+def whole(name: str, value: object, low: int, high: int = MOST_INT) -> int:
+    """value as an int from low to high."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = int(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(f"{name} is {value!r}: must be an int") from None
+    if not low <= number <= high:
+        raise InvalidArgument(f"{name} is {number}: must be {low} to {high}")
+    return number
+
+
+def choice(name: str, value: object, values: Iterable[str]) -> None:
+    if value not in tuple(values):
+        raise InvalidArgument(f"{name} is {value!r}: must be one of {', '.join(map(repr, values))}")

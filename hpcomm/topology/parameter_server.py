@@ -1,0 +1,131 @@
+"""Parameter servers in the four placements of PHub (sections 2.1, 3.3 and 4.5)."""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, InvalidArgument
+from ..plan import Plan
+from ..stage import Key, whole
+
+PLACEMENTS = {
+    "CC": "colocated, centralized: one worker serves as well",
+    "CS": "colocated, sharded: all ranks work, several of them serve",
+    "NCC": "not colocated, centralized: one rank only serves (PBox)",
+    "NCS": "not colocated, sharded: several ranks only serve",
+}
+
+
+@dataclass(frozen=True)
+class ParameterServer:
+    """Workers push updates to servers, which apply them and send the parameters back (PHub, sections 2.1 and 3.3).
+
+    | placement | who serves                                        | who works            |
+    |-----------|---------------------------------------------------|----------------------|
+    | "CC"      | rank 0, or the one of servers                     | all ranks            |
+    | "CS"      | all ranks, or those of servers                    | all ranks            |
+    | "NCC"     | rank 0, or the one of servers                     | the others           |
+    | "NCS"     | those of servers, which must be given             | the others           |
+
+    Attributes:
+        placement: one of these names, in capitals or not.
+        servers: how many ranks serve (the first so many), or which ones; None as the table says.
+
+    Raises:
+        InvalidArgument: the placement is unknown, or servers is neither a number nor ranks.
+        ConfigError: the placement and servers do not go together.
+    """
+
+    placement: str = "CS"
+    servers: int | Iterable[int] | None = None
+
+    def __post_init__(self) -> None:
+        placement = self.placement.upper() if isinstance(self.placement, str) else ""
+        if placement not in PLACEMENTS:
+            known = "; ".join(f'"{name}" ({meaning})' for name, meaning in PLACEMENTS.items())
+            raise InvalidArgument(f"placement is {self.placement!r}: must be one of {known}")
+        servers = _servers(self.servers)
+        n = len(servers) if isinstance(servers, tuple) else servers
+        if placement in ("CC", "NCC") and n not in (None, 1):
+            raise ConfigError(
+                f"placement {placement} has one server, servers is {self.servers!r}: use {placement[:-1]}S"
+            )
+        if placement == "NCS" and n is None:
+            raise ConfigError("placement NCS needs servers, a number or ranks: they serve and do nothing else")
+        object.__setattr__(self, "placement", placement)
+        object.__setattr__(self, "servers", servers)
+
+    def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The workers and the servers of a job of size ranks, each in rising order.
+
+        Raises:
+            InvalidArgument: servers are out of range.
+            ConfigError: no rank is left to work.
+        """
+        size = whole("size", size, 1)
+        ranks = tuple(range(size))
+        if self.servers is None:
+            servers = ranks if self.placement == "CS" else (0,)
+        elif isinstance(self.servers, int):
+            if self.servers > size:
+                raise InvalidArgument(f"servers is {self.servers}: a job of {size} ranks has at most {size}")
+            servers = ranks[: self.servers]
+        else:
+            servers = tuple(self.servers)
+            if servers[-1] >= size:
+                raise InvalidArgument(f"servers has rank {servers[-1]}: the ranks of this job are 0 to {size - 1}")
+        if self.placement in ("CC", "CS"):
+            return ranks, servers
+        workers = tuple(rank for rank in ranks if rank not in set(servers))
+        if not workers:
+            raise ConfigError(
+                f"placement {self.placement} leaves no worker: all {size} ranks would only serve; start more ranks, "
+                f"or use {self.placement[1:]}, where servers work as well"
+            )
+        return workers, servers
+
+    def compile(
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        cores: int = 1,
+        chunk_bytes: int = 32768,
+        depth: int = 1,
+        wire: str = "float32",
+        reduce: str = "mean",
+        each: bool = False,
+    ) -> Plan:
+        """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers.
+
+        Args and errors are those of Plan.hub and of roles.
+        """
+        workers, servers = self.roles(size)
+        return Plan.hub(
+            keys,
+            workers,
+            servers,
+            size,
+            cores=cores,
+            chunk_bytes=chunk_bytes,
+            depth=depth,
+            wire=wire,
+            reduce=reduce,
+            each=each,
+        )
+
+
+def _servers(value: object) -> int | tuple[int, ...] | None:
+    """servers as given, ranks in rising order."""
+    if value is None:
+        return None
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+        return whole("servers", value, 1)
+    ranks = sorted(whole("servers", rank, 0) for rank in value)
+    if not ranks:
+        raise InvalidArgument("servers is empty: name one rank at least")
+    for rank, following in itertools.pairwise(ranks):
+        if rank == following:
+            raise InvalidArgument(f"servers has rank {rank} twice: name it once")
+    return tuple(ranks)
