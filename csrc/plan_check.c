@@ -9,6 +9,7 @@
 #include <string.h>
 
 static const char op_plan[] = "plan";
+static const char *const codecs[] = {[HPC_F32] = "f32", [HPC_F64] = "f64", [HPC_F16] = "f16", [HPC_BF16] = "bf16"};
 
 static int wrong(int row, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -149,7 +150,7 @@ static int check_ends(const struct check *c, int from, int to, int rank, int nam
                      "count",
                      to);
     if (b->codec_in != a->codec_out)
-        return wrong(to, "has codec_in %d, but row %d sends it %d", b->codec_in, from, a->codec_out);
+        return wrong(to, "has codec_in %s, but row %d sends it %s", codecs[b->codec_in], from, codecs[a->codec_out]);
     return HPC_OK;
 }
 
@@ -166,10 +167,8 @@ static int check_in(const struct check *c, int r, int *wire) {
             c->rank_mark[edge->rank] = r;
             if (*wire == -1) *wire = row->codec_in;
             if (*wire != row->codec_in)
-                return wrong(r,
-                             "has codec_in %d, but rows before it take pushes of its key as %d; a key has one wire "
-                             "format",
-                             row->codec_in, *wire);
+                return wrong(r, "takes pushes as %s, rows before it of the same key as %s; a key has one wire format",
+                             codecs[row->codec_in], codecs[*wire]);
             continue;
         }
         if (edge->row < 0 || edge->row >= c->plan->n_rows)
