@@ -56,6 +56,12 @@ static int prefer(void *data, size_t nbytes, int node) {
     return syscall(SYS_mbind, data, nbytes, MPOL_PREFERRED, nodes, (unsigned long)NODES + 1, 0) == 0 ? 0 : errno;
 }
 
+/* A huge page that two nodes would share is left to small ones. */
+static void split_at(char *data, size_t length, size_t border) {
+    size_t start = border / HUGE_PAGE * HUGE_PAGE, end = start + HUGE_PAGE < length ? start + HUGE_PAGE : length;
+    if (start < border && start < end) madvise(data + start, end - start, MADV_NOHUGEPAGE);
+}
+
 /* One call for each run of ranges on one node: the kernel keeps the range of every call. */
 static int place(char *data, size_t length, const hpc_placement *places, int n) {
     size_t page = page_size();
@@ -66,8 +72,12 @@ static int place(char *data, size_t length, const hpc_placement *places, int n) 
         for (; i < n && places[i].node == node && places[i].offset / page * page <= end; i++)
             if (places[i].nbytes > 0) end = whole_pages(places[i].offset + places[i].nbytes);
         if (end > length) end = length;
-        int failed = node >= 0 && end > start ? prefer(data + start, end - start, node) : 0;
+        if (node < 0 || end <= start) continue;
+        int failed = prefer(data + start, end - start, node);
         if (refused == 0) refused = failed;
+        if (length < HUGE_PAGE || failed) continue;
+        split_at(data, length, start);
+        split_at(data, length, end);
     }
     return refused;
 }

@@ -23,8 +23,8 @@ typedef struct hpc_placement {
     int node;
 } hpc_placement;
 
-/* The same with each page on the node of its range; a page that two ranges share goes with the later of them, and a
- * huge page goes whole. Ranges are given in rising order and cut at the end of the block. A node that is full gives way
+/* The same with each page on the node of its range; a page that two ranges share goes with the later of them.
+ * Ranges are given in rising order and cut at the end of the block. A node that is full gives way
  * to others. A refusal (no such node, a container's system call filter) is no error: memory->unplaced says it. */
 int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, const char *op, hpc_memory **memory);
 

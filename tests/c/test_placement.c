@@ -1,11 +1,10 @@
 /* Where pages lie and where threads run, as the kernel tells. On a host with one node every page is on it, whatever was
  * asked for; tests/numa runs this in a guest that has two. */
 #define _GNU_SOURCE
-#include "ranks.h"
+#include "numa.h"
 
 #include <errno.h>
 #include <linux/filter.h>
-#include <linux/mempolicy.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
@@ -17,47 +16,16 @@
 #include "memory.h"
 #include "window.h"
 
-enum { NODES = 1024, WORD_BITS = 8 * sizeof(unsigned long), CPUS = 1024, PLACES = 4, WHEREVER = -1 };
+enum { PLACES = 4 };
 
 static const size_t MiB = 1 << 20;
-static int nodes[NODES], n_nodes; /* that this process may take memory from; 0: it may not ask */
-static int cpus[CPUS], n_cpus;
-
-static void look_around(void) {
-    unsigned long allowed[NODES / WORD_BITS] = {0};
-    n_cpus = hpc_host_cpus(cpus, CPUS);
-    if (syscall(SYS_get_mempolicy, NULL, allowed, NODES + 1, NULL, MPOL_F_MEMS_ALLOWED) != 0) return;
-    for (int node = 0; node < NODES; node++)
-        if (allowed[node / WORD_BITS] >> (node % WORD_BITS) & 1) nodes[n_nodes++] = node;
-}
-
-static void need_policy(void) {
-    if (n_nodes == 0) ranks_skip("the kernel, or this container, does not tell where memory lies (get_mempolicy)");
-}
-
-static int node_of(const void *page) {
-    int node = WHEREVER;
-    void *address = (void *)(uintptr_t)page;
-    if (syscall(SYS_move_pages, 0, 1ul, &address, NULL, &node, 0) == 0) return node;
-    if (errno == EPERM || errno == ENOSYS) ranks_skip("this container does not tell where a page lies (move_pages)");
-    return -errno;
-}
-
-/* Away from a node, so that no page gets there by being touched first. */
-static void run_away_from(int node) {
-    for (int i = 0; i < n_cpus; i++) {
-        if (hpc_host_node("", cpus[i]) == node) continue;
-        CHECK_EQ(hpc_host_pin(cpus[i]), 0);
-        return;
-    }
-}
 
 /* Four ranges that begin inside of pages, one of them wherever, the last one over the end; grain 0: page by page. */
 static int make_places(hpc_placement *places, size_t nbytes, size_t grain, int turn) {
     size_t cut[PLACES + 1] = {64, nbytes / 4 + 64, nbytes / 2 + 192, nbytes / 4 * 3 + 64, nbytes + 100};
     for (int i = 0; i < PLACES; i++) {
         if (grain != 0) cut[i] = cut[i] / grain * grain;
-        places[i].node = i == 2 ? WHEREVER : nodes[(i + turn) % n_nodes];
+        places[i].node = i == 2 ? NUMA_WHEREVER : numa_nodes[(i + turn) % numa_n_nodes];
     }
     for (int i = 0; i < PLACES; i++) {
         places[i].offset = cut[i];
@@ -71,12 +39,13 @@ static void check_places(const char *data, size_t nbytes, const hpc_placement *p
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     int checked = 0;
     for (size_t at = 0; at < nbytes; at += page) {
-        int wanted = WHEREVER, node = node_of(data + at);
+        int wanted = NUMA_WHEREVER, node = numa_node_of(data + at);
         for (int i = 0; i < n; i++)
-            if (places[i].node != WHEREVER && places[i].offset < at + page && places[i].offset + places[i].nbytes > at)
+            if (places[i].node != NUMA_WHEREVER && places[i].offset < at + page &&
+                places[i].offset + places[i].nbytes > at)
                 wanted = places[i].node;
         CHECK(node >= 0);
-        if (wanted == WHEREVER) continue;
+        if (wanted == NUMA_WHEREVER) continue;
         CHECK_EQ(node, wanted);
         checked++;
     }
@@ -85,15 +54,17 @@ static void check_places(const char *data, size_t nbytes, const hpc_placement *p
 
 static void shared_memory(rank *r) {
     (void)r;
-    need_policy();
-    static const struct { size_t nbytes, grain; } blocks[] = {{100, 0}, {256 << 10, 0}, {16 << 20, 2 << 20}};
+    numa_needed();
+    static const struct {
+        size_t nbytes, grain;
+    } blocks[] = {{100, 0}, {256 << 10, 0}, {16 << 20, 0}, {16 << 20, 2 << 20}};
     for (int turn = 0; turn < 2; turn++) {
-        for (int b = 0; b < 3; b++) {
+        for (int b = 0; b < 4; b++) {
             hpc_placement places[PLACES];
             hpc_memory *memory;
             size_t nbytes = blocks[b].nbytes;
             int n = make_places(places, nbytes, blocks[b].grain, turn);
-            run_away_from(nodes[turn % n_nodes]);
+            numa_avoid(numa_nodes[turn % numa_n_nodes]);
             CHECK_OK(hpc_memory_create_placed(nbytes, places, n, "test", &memory));
             CHECK_EQ(memory->unplaced, 0);
             check_places(hpc_memory_data(memory), nbytes, places, n);
@@ -105,13 +76,13 @@ static void shared_memory(rank *r) {
 /* Neighbours on one node, among them empty ones, count as one range. */
 static void many_ranges(rank *r) {
     (void)r;
-    need_policy();
+    numa_needed();
     enum { N = 512, EACH = 1024 };
     static hpc_placement places[N];
     for (int i = 0; i < N; i++)
-        places[i] = (hpc_placement){(size_t)i * EACH, i % 3 == 1 ? 0 : EACH, nodes[i / (N / 2) % n_nodes]};
+        places[i] = (hpc_placement){(size_t)i * EACH, i % 3 == 1 ? 0 : EACH, numa_nodes[i / (N / 2) % numa_n_nodes]};
     hpc_memory *memory;
-    run_away_from(nodes[n_nodes - 1]);
+    numa_avoid(numa_nodes[numa_n_nodes - 1]);
     CHECK_OK(hpc_memory_create_placed((size_t)N * EACH, places, N, "test", &memory));
     CHECK_EQ(memory->unplaced, 0);
     check_places(hpc_memory_data(memory), (size_t)N * EACH, places, N);
@@ -120,9 +91,9 @@ static void many_ranges(rank *r) {
 
 static void no_such_node(rank *r) {
     (void)r;
-    static const int absent[] = {NODES - 1, NODES, 1 << 30};
+    static const int absent[] = {NUMA_NODES - 1, NUMA_NODES, 1 << 30};
     for (int i = 0; i < 3; i++) {
-        const hpc_placement places[] = {{0, 4096, absent[i]}, {4096, 4096, WHEREVER}};
+        const hpc_placement places[] = {{0, 4096, absent[i]}, {4096, 4096, NUMA_WHEREVER}};
         hpc_memory *memory;
         CHECK_OK(hpc_memory_create_placed(8192, places, 2, "test", &memory));
         CHECK(memory->unplaced > 0);
@@ -164,14 +135,15 @@ static void private_memory(rank *r) {
     static const size_t sizes[] = {1, 100 << 10, 9 << 20};
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     for (int i = 0; i < 3; i++) {
-        for (int n = -1; n < n_nodes; n++) {
-            int node = n < 0 ? WHEREVER : nodes[n];
-            if (node != WHEREVER) run_away_from(node);
+        for (int n = -1; n < numa_n_nodes; n++) {
+            int node = n < 0 ? NUMA_WHEREVER : numa_nodes[n];
+            if (node != NUMA_WHEREVER) numa_avoid(node);
             char *p = hpc_private_alloc(sizes[i], node);
             CHECK(p != NULL);
             CHECK_EQ((uintptr_t)p % page, 0);
             for (size_t at = 0; at < sizes[i]; at += page)
-                if (n_nodes > 0) CHECK(node == WHEREVER ? node_of(p + at) >= 0 : node_of(p + at) == node);
+                if (numa_n_nodes > 0)
+                    CHECK(node == NUMA_WHEREVER ? numa_node_of(p + at) >= 0 : numa_node_of(p + at) == node);
             for (size_t at = 0; at < sizes[i]; at++) CHECK(p[at] == 0);
             memset(p, 1, sizes[i]);
             hpc_private_free(p, sizes[i]);
@@ -197,30 +169,30 @@ static void run_on(int cpu) {
 
 /* Over all CPUs, so that no luck of the scheduler's passes for a pin. */
 static void *run_everywhere(void *arg) {
-    for (int i = 0; i < n_cpus; i++) run_on(cpus[i]);
+    for (int i = 0; i < numa_n_cpus; i++) run_on(numa_cpus[i]);
     run_on(*(int *)arg);
     return NULL;
 }
 
 static void pinned_threads(rank *r) {
     (void)r;
-    static pthread_t threads[CPUS];
+    static pthread_t threads[NUMA_CPUS];
     cpu_set_t before, after;
     CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0);
-    for (int i = 0; i < n_cpus; i++) CHECK_EQ(pthread_create(&threads[i], NULL, run_everywhere, &cpus[i]), 0);
-    for (int i = 0; i < n_cpus; i++) CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    for (int i = 0; i < numa_n_cpus; i++) CHECK_EQ(pthread_create(&threads[i], NULL, run_everywhere, &numa_cpus[i]), 0);
+    for (int i = 0; i < numa_n_cpus; i++) CHECK_EQ(pthread_join(threads[i], NULL), 0);
     CHECK_EQ(sched_getaffinity(0, sizeof after, &after), 0);
     CHECK(CPU_EQUAL(&before, &after));
 }
 
 /* Both ranks see both parts where their owners asked for them, though each was touched first by a thread elsewhere. */
 static void window(rank *r) {
-    need_policy();
+    numa_needed();
     hpc_placement places[2][PLACES];
     size_t nbytes = MiB;
     hpc_window *w;
     for (int i = 0; i < 2; i++) make_places(places[i], nbytes, 0, i);
-    run_away_from(places[r->rank][0].node);
+    numa_avoid(places[r->rank][0].node);
     CHECK_OK(hpc_window_create_parts(r->context, "test", nbytes, 3, places[r->rank], PLACES, ranks_now() + 20, &w));
     CHECK_EQ(w->memory->unplaced, 0);
     for (int i = 0; i < 2; i++) check_places(hpc_window_peer_view(w, i), nbytes, places[i], PLACES);
@@ -240,8 +212,6 @@ int main(int argc, char **argv) {
         {.name = "window", .size = 2, .run = window, .where = RANKS_SHM},
         {0},
     };
-    look_around();
-    printf("NUMA nodes: %d, CPUs: %d%s\n", n_nodes, n_cpus,
-           n_nodes == 1 ? "; every page can only be on that node" : "");
+    numa_look();
     return ranks_main(argc, argv, cases);
 }
