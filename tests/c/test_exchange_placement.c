@@ -1,0 +1,99 @@
+/* What a core of an exchange works on lies on its node, and its thread stays on its CPU. Meaningful where there are two
+ * nodes: tests/numa runs this in a guest that has them. */
+#define _GNU_SOURCE
+#include "numa.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include "engine.h"
+#include "host.h"
+
+enum { KEYS = 3, MOST_CORES = 3 };
+
+static const hpc_key keys[KEYS] = {{"a", 100003}, {"b", 17}, {"c", 250000}};
+
+static hpc_exchange *open_exchange(const rank *r, int cores) {
+    static float zeros[250000];
+    const float *values[KEYS] = {zeros, zeros, zeros};
+    int everybody[RANKS_MAX];
+    hpc_exchange_config config;
+    hpc_exchange *ex;
+    hpc_plan *plan;
+    hpc_rule rule;
+    hpc_hub hub;
+    for (int i = 0; i < r->size; i++) everybody[i] = i;
+    hpc_hub_init(&hub);
+    hub.keys = keys, hub.n_keys = KEYS, hub.cores = cores, hub.each = 1;
+    hub.workers = hub.servers = everybody, hub.n_workers = hub.n_servers = r->size;
+    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_rule_find("momentum", HPC_ISA_BEST, &rule));
+    hpc_exchange_config_init(&config);
+    config.plan = plan, config.rule = &rule, config.values = values;
+    config.consistency = HPC_ASYNC, config.progress = HPC_PROGRESS_THREAD;
+    CHECK_OK(hpc_exchange_create(r->context, &config, -1, &ex));
+    hpc_plan_free(plan);
+    for (int key = 0; key < KEYS; key++) CHECK_OK(hpc_exchange_push_pull(ex, key, zeros, -1));
+    return ex;
+}
+
+static void check_range(const void *at, size_t nbytes, int node, const char *what, int core) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (uintptr_t p = (uintptr_t)at / page * page; p < (uintptr_t)at + nbytes; p += page) {
+        int found = numa_node_of((void *)p);
+        if (found == node) continue;
+        fprintf(stderr, "%s of core %d: a page is on node %d, not on node %d\n", what, core, found, node);
+        exit(1);
+    }
+}
+
+static void check_thread(const hpc_core *core) {
+    cpu_set_t mask;
+    CHECK(core->running && core->cpu >= 0 && !core->pin_refused);
+    CHECK_EQ(pthread_getaffinity_np(core->thread, sizeof mask, &mask), 0);
+    CHECK_EQ(CPU_COUNT(&mask), 1);
+    CHECK(CPU_ISSET(core->cpu, &mask));
+    CHECK_EQ(core->node, hpc_host_node("", core->cpu));
+}
+
+static void check_home(const hpc_exchange *ex) {
+    for (int i = 0; i < ex->n_own_cores; i++) {
+        check_thread(&ex->cores[i]);
+        check_range(ex->cores[i].memory, ex->cores[i].memory_bytes, ex->cores[i].node, "the state", i);
+    }
+    for (int i = 0; i < ex->n_work; i++) {
+        const hpc_work *w = &ex->work[i];
+        const hpc_core *core = &ex->cores[w->row->core];
+        check_range(w->param, (size_t)w->row->count * sizeof(float), core->node, "a master", core->index);
+        for (int e = 0; e < w->row->n_in; e++) {
+            if (hpc_is_mapped(ex, w->inputs[e].rank)) continue; /* read where the worker wrote it */
+            check_range(w->inputs[e].slots, hpc_slot_stride(w->row), core->node, "a receive slot", core->index);
+        }
+    }
+}
+
+/* Whichever node the pages would come from. */
+static void cores_at_home(rank *r) {
+    int spare = (numa_n_cpus - r->size) / r->size, cores = spare < MOST_CORES ? spare : MOST_CORES;
+    if (cores < 1) ranks_skip("no CPU to spare beside one for each rank, so threads are not pinned");
+    numa_needed();
+    for (int i = 0; i < numa_n_nodes; i++) {
+        numa_avoid(numa_nodes[i]);
+        hpc_exchange *ex = open_exchange(r, cores);
+        CHECK_EQ(ex->window->memory->unplaced, 0);
+        CHECK_EQ(ex->n_own_cores, cores);
+        check_home(ex);
+        hpc_exchange_free(ex);
+    }
+}
+
+int main(int argc, char **argv) {
+    static const ranks_case cases[] = {
+        {.name = "one_rank", .size = 1, .run = cores_at_home, .where = RANKS_SHM},
+        {.name = "two_ranks", .size = 2, .run = cores_at_home, .where = RANKS_UNSEEDED},
+        {0},
+    };
+    numa_look();
+    return ranks_main(argc, argv, cases);
+}
