@@ -3,12 +3,15 @@
     ctx = hpcomm.init()                                   # under mpirun, or alone
     window = ctx.window((1024,), "float32", signals=1)    # every peer may write into it
     queue = ctx.receive_queue(in_peers, out_peers, (1024,))   # NOTIFY-ACK
+    ex = hpcomm.parameter_hub(ctx, {"fc": weights})       # push gradients, pull parameters
 
 All that is public is here; `python -m pydoc hpcomm` tells it all.
 """
 
+from . import kernels as kernels
 from ._core import version as _version
 from .config import Config
+from .consistency import ASYNC, BSP, Consistency
 from .context import Context, Event, Peer, init
 from .errors import (
     AuthError,
@@ -21,31 +24,51 @@ from .errors import (
     Timeout,
     TransportError,
 )
+from .exchange import Exchange, ExchangeStats, Handle
 from .launch import Communicator
+from .optim import SGD, Adam, Average, Momentum, Nesterov, Rule
+from .plan import Plan
+from .presets import parameter_hub
 from .queue import Queue, QueueStats
+from .topology import ParameterServer
 from .window import Lane, Window
 
 __version__ = _version()
 
 __all__ = [
+    "ASYNC",
+    "BSP",
+    "SGD",
+    "Adam",
     "AuthError",
+    "Average",
     "Communicator",
     "Config",
     "ConfigError",
+    "Consistency",
     "Context",
     "Event",
+    "Exchange",
+    "ExchangeStats",
+    "Handle",
     "HpcommError",
     "InvalidArgument",
     "Lane",
+    "Momentum",
+    "Nesterov",
     "NotSupported",
     "OutOfMemory",
+    "ParameterServer",
     "Peer",
     "PeerFailed",
+    "Plan",
     "Queue",
     "QueueStats",
+    "Rule",
     "Timeout",
     "TransportError",
     "Window",
     "__version__",
     "init",
+    "parameter_hub",
 ]

@@ -15,6 +15,9 @@ PACKAGE = ROOT / "hpcomm"
 PYTHON = """
 cli
 __init__
+presets
+exchange
+arguments
 context
 queue kernels
 window optim checkpoint topology

@@ -1,0 +1,111 @@
+"""What an exchange is given: checked, and brought into the form that C takes."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core, optim
+from .checkpoint import Span
+from .consistency import ASYNC, BSP, Consistency
+from .context import Context
+from .errors import HpcommError, InvalidArgument, NotSupported
+from .optim import AnyRule, Rule
+from .plan import Plan
+from .window import as_source
+
+
+def refuse(ctx: Context, wrong: Exception) -> None:
+    """Takes part in the creation of an exchange only to tell every rank why this one cannot."""
+    with suppress(HpcommError):  # every rank gets one; here it is wrong itself that is raised
+        _core.exchange_refuse(ctx._handle, f"rank {ctx.rank}: {wrong}", ctx.config.timeout)
+
+
+def checked_params(params: Any) -> dict[str, NDArray[np.float32]]:
+    """The keys and what they start from."""
+    if not isinstance(params, Mapping) or not params:
+        what = "empty" if isinstance(params, Mapping) else f"a {type(params).__name__}"
+        raise InvalidArgument(f"params is {what}: must map names to float32 arrays, one or more")
+    values = {}
+    for name, value in params.items():
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument(f"params: {name!r} is no name of a key: must be a text")
+        try:
+            found = np.asarray(as_source(value))
+        except InvalidArgument as wrong:
+            raise InvalidArgument(f"params[{name!r}]: {wrong}") from None
+        if found.dtype != np.float32 or not found.dtype.isnative or not found.flags.aligned:
+            raise InvalidArgument(f"params[{name!r}] is {found.dtype}: must be float32, native and aligned")
+        if found.size == 0:
+            raise InvalidArgument(f"params[{name!r}] has shape {found.shape}: a key has one element or more")
+        values[name] = found
+    return values
+
+
+def check_choice(name: str, value: Any, choices: type | tuple[str, ...]) -> None:
+    if isinstance(choices, type):
+        if not isinstance(value, choices):
+            raise InvalidArgument(f"{name} is {value!r}: must be a {choices.__name__}")
+    elif value not in choices:
+        raise InvalidArgument(f"{name} is {value!r}: must be one of {', '.join(map(repr, choices))}")
+
+
+def check_plan(plan: Any, values: Mapping[str, NDArray[np.float32]], size: int) -> None:
+    """Refuses a plan that was made for other keys or another number of ranks."""
+    check_choice("plan", plan, Plan)
+    if plan.size != size:
+        raise InvalidArgument(f"plan is for {plan.size} ranks: there are {size}")
+    theirs, ours = [(key.name, key.shape) for key in plan.keys], [(name, value.shape) for name, value in values.items()]
+    for i, (their, our) in enumerate(zip_longest(theirs, ours)):
+        if their != our:
+            raise InvalidArgument(
+                f"key {i} is {their} in the plan and {our} in params: must be the same, in that order"
+            )
+
+
+def engine_mode(consistency: Any) -> str:
+    """The engine's name of a consistency."""
+    check_choice("consistency", consistency, Consistency)
+    for name, known in (("BSP", BSP), ("ASYNC", ASYNC)):
+        if consistency == known:
+            return name
+    raise NotSupported(f"consistency is {consistency}: an exchange knows BSP and ASYNC")
+
+
+def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:
+    """The rows that a rank owns: their numbers, and where they lie."""
+    key, offset, count = (plan.rows.column(name).tolist() for name in ("key", "offset", "count"))
+    own = np.flatnonzero(plan.rows.column("owner") == rank).tolist()
+    return [(i, Span(plan.keys[key[i]].name, offset[i], count[i])) for i in own]
+
+
+def wire_dtypes(plan: Plan) -> list[np.dtype[Any]]:
+    """The dtype of each key's gradients."""
+    lists, inputs, _ = plan.rows.lists()
+    pushed = [any(edge.row < 0 for edge in edges) for edges in lists]
+    names = {codec: name for name, codec in _core.CODECS.items()}
+    keys, codecs = plan.rows.column("key").tolist(), plan.rows.column("codec_in").tolist()
+    found = {k: names[c] for k, c, edges in zip(keys, codecs, inputs, strict=True) if pushed[edges]}
+    return [_wire_dtype(found[k]) for k in range(len(plan.keys))]
+
+
+def c_rule(rule: AnyRule, isa: str) -> Any:
+    if isinstance(rule, Rule):
+        apply = optim.function_address(rule.apply, "apply")
+        fold = 0 if rule.fold is None else optim.function_address(rule.fold, "fold")
+        return _core.rule_own(optim.c_name(rule), apply, fold, rule.slots, optim.arguments(rule))
+    return _core.rule_found(optim.c_name(rule), optim.arguments(rule), _core.ISAS[isa])
+
+
+def _wire_dtype(wire: str) -> np.dtype[Any]:
+    if wire != "bfloat16":
+        return np.dtype(wire)
+    try:
+        import ml_dtypes  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return np.dtype(np.uint16)
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
