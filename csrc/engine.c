@@ -56,7 +56,8 @@ static void count(_Atomic uint64_t *counter, uint64_t n) {
 
 /* The folded block: in acc, or where its only input lies. NULL when a user's fold has failed. only: the input to fold
  * alone, or -1 for all. */
-static const float *fold_block(hpc_core *core, const hpc_work *w, int slot, int only, size_t from, size_t n) {
+static const float *fold_block(hpc_core *core, const hpc_work *w, int slot, int only, const double *args, size_t from,
+                               size_t n) {
     const hpc_exchange *ex = core->exchange;
     size_t item = hpc_codec_bytes(w->row->codec_in);
     int first = only < 0 ? 0 : only, n_in = only < 0 ? w->row->n_in : 1;
@@ -67,8 +68,7 @@ static const float *fold_block(hpc_core *core, const hpc_work *w, int slot, int 
     if (ex->rule.fold != NULL) {
         memset(core->acc, 0, n * sizeof(float));
         for (int i = 0; i < n_in; i++) {
-            int returned = ex->rule.fold(core->acc, core->folding[i], (int64_t)(n * item), w->weights[first + i],
-                                         core->args[ex->lowest]);
+            int returned = ex->rule.fold(core->acc, core->folding[i], (int64_t)(n * item), w->weights[first + i], args);
             if (returned != 0) {
                 fail_kernel(core, w, "fold", returned);
                 return NULL;
@@ -81,20 +81,29 @@ static const float *fold_block(hpc_core *core, const hpc_work *w, int slot, int 
     return core->acc;
 }
 
-/* Adds input i to the row's accumulator. */
-static void fold_eagerly(hpc_core *core, hpc_work *w, int slot, int input) {
+/* The rule's arguments for the next step of a row: those of the lowest worker, or under ASYNC of whom the update is. */
+static void next_args(const hpc_core *core, const hpc_work *w, int rank, double *args) {
+    memcpy(args, core->args[rank], sizeof core->args[rank]);
+    args[0] = (double)(w->step + 1);
+}
+
+/* Adds an input to the row's accumulator; nonzero when a user's fold has failed. */
+static int fold_eagerly(hpc_core *core, hpc_work *w, int slot, int input) {
     static const double ones[2] = {1, 1};
     const hpc_exchange *ex = core->exchange;
+    double args[HPC_RULE_ARGS];
+    next_args(core, w, ex->lowest, args);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
-        const float *block = fold_block(core, w, slot, input, from, n);
-        if (block == NULL) return;
+        const float *block = fold_block(core, w, slot, input, args, from, n);
+        if (block == NULL) return -1;
         const void *sum[2] = {w->acc + from, block};
         if (w->arrived[slot] == 0)
             memcpy(w->acc + from, block, n * sizeof(float));
         else
             ex->fold[HPC_F32](w->acc + from, sum, ones, 2, n, 0);
     }
+    return 0;
 }
 
 static int apply_block(hpc_core *core, const hpc_work *w, const float *block, int count, const double *args,
@@ -177,24 +186,25 @@ static void retry_forwards(hpc_core *core) {
     memmove(core->late, core->late + done, (size_t)core->n_late * sizeof *core->late);
 }
 
-/* A row whose inputs are there. only: under ASYNC the input that has come, else -1. */
-static void work_off(hpc_core *core, hpc_work *w, int slot, int only) {
+/* A row whose inputs are there. only: under ASYNC the input that has come, else -1. Nonzero when a user's kernel has
+ * failed. */
+static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
     hpc_exchange *ex = core->exchange;
     const hpc_row *row = w->row;
-    const int each = row->quorum == 1 && row->n_in > 1;
-    const int whose = each ? w->inputs[only].rank : ex->lowest;
+    int n_in = only >= 0 ? 1 : row->n_in;
     double args[HPC_RULE_ARGS];
-    memcpy(args, core->args[whose], sizeof args);
-    args[0] = (double)++w->step;
+    next_args(core, w, only >= 0 ? w->inputs[only].rank : ex->lowest, args);
+    w->step++;
     for (size_t from = 0; from < row->count; from += HPC_BLOCK) {
         size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
-        const float *block = ex->eager && !each ? w->acc + from : fold_block(core, w, slot, each ? only : -1, from, n);
-        if (block == NULL) return;
+        const float *block =
+            w->acc != NULL && ex->eager && only < 0 ? w->acc + from : fold_block(core, w, slot, only, args, from, n);
+        if (block == NULL) return -1;
         if (row->action == HPC_FORWARD) {
             if (block != w->acc + from) memcpy(w->acc + from, block, n * sizeof(float));
             continue;
         }
-        if (apply_block(core, w, block, each ? 1 : row->n_in, args, from, n) != 0) return;
+        if (apply_block(core, w, block, n_in, args, from, n) != 0) return -1;
         if (ex->consistency == HPC_BSP) write_block(core, w, -1, from, n);
     }
     if (row->action == HPC_FORWARD)
@@ -202,7 +212,8 @@ static void work_off(hpc_core *core, hpc_work *w, int slot, int only) {
     else if (ex->consistency == HPC_BSP)
         put_row(core, w, -1);
     count(&core->applied, 1);
-    count(&core->bytes_folded, row->count * hpc_codec_bytes(row->codec_in) * (size_t)(each ? 1 : row->n_in));
+    count(&core->bytes_folded, row->count * hpc_codec_bytes(row->codec_in) * (size_t)n_in);
+    return 0;
 }
 
 /* ---- answers ---- */
@@ -233,19 +244,24 @@ static void row_is_done(hpc_core *core, hpc_share *share, int from) {
 
 /* ---- events ---- */
 
+/* After a failure nothing is answered any more: no rank may take an update for applied that is not. */
 static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
-    const hpc_exchange *ex = core->exchange;
+    hpc_exchange *ex = core->exchange;
     const hpc_row *row = w->row;
-    int from = w->inputs[input].rank;
+    int from = w->inputs[input].rank, failed;
+    if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return;
     if (row->quorum == 1 && row->n_in > 1) {
-        work_off(core, w, slot, input);
+        failed = work_off(core, w, slot, input);
     } else {
-        if (ex->eager) fold_eagerly(core, w, slot, input);
+        _Atomic char *came = &w->came[(size_t)slot * (size_t)row->n_in];
+        if (ex->eager && fold_eagerly(core, w, slot, input) != 0) return;
+        atomic_store_explicit(&came[input], 1, memory_order_relaxed);
         if (++w->arrived[slot] < row->n_in) return;
         w->arrived[slot] = 0;
-        work_off(core, w, slot, -1);
+        for (int i = 0; i < row->n_in; i++) atomic_store_explicit(&came[i], 0, memory_order_relaxed);
+        failed = work_off(core, w, slot, -1);
     }
-    row_is_done(core, w->share, from);
+    if (!failed) row_is_done(core, w->share, from);
 }
 
 static int input_of(const hpc_work *w, int rank, int forwarded) {
@@ -321,9 +337,11 @@ static int args_came(hpc_core *core, int rank) {
     hpc_exchange *ex = core->exchange;
     if (!ex->places[rank].worker) return 0;
     memcpy(core->args[rank], args_slot(ex, core->index, rank), sizeof core->args[rank]);
-    uint64_t set = ++core->args_set[rank];
+    uint64_t set = atomic_load_explicit(&core->args_set[rank], memory_order_relaxed) + 1;
+    atomic_store_explicit(&core->args_set[rank], set, memory_order_release);
     for (int r = 0; r < ex->context->group.size; r++) {
-        if (!ex->places[r].worker || core->args_set[r] != set || r == rank) continue;
+        if (!ex->places[r].worker || r == rank || atomic_load_explicit(&core->args_set[r], memory_order_relaxed) != set)
+            continue;
         for (int a = 1; a < HPC_RULE_ARGS; a++) {
             if (core->args[r][a] == core->args[rank][a]) continue;
             char why[HPC_FAILURE_BYTES];
@@ -333,6 +351,7 @@ static int args_came(hpc_core *core, int rank) {
         }
     }
     answer(core, rank, hpc_signal_args(ex, ex->context->group.rank, core->index), set);
+    hpc_bell_ring(ex->context->group.bell); /* this rank's own set_args waits for those of all */
     return 1;
 }
 

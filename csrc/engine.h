@@ -65,7 +65,8 @@ typedef struct hpc_work {
     float *state; /* block by block: slots times the values of the block */
     float *acc;   /* eager and FORWARD only */
     uint64_t step;
-    int *arrived; /* by slot: inputs that are there */
+    int *arrived;       /* by slot: inputs that are there */
+    _Atomic char *came; /* the same by slot and input; written by the core alone */
     const double *weights;
     hpc_input *inputs;
     hpc_output *outputs; /* all but the master's own place; the receive slots of a FORWARD */
@@ -85,7 +86,7 @@ typedef struct hpc_core {
     float *acc;                    /* one block */
     const void **folding;          /* addresses of a fold's inputs */
     double (*args)[HPC_RULE_ARGS]; /* by rank */
-    uint64_t *args_set;            /* by rank */
+    _Atomic uint64_t *args_set;    /* by rank: how often */
     hpc_late *late;
     int n_late;
     char *unflushed; /* by rank: puts that may still read a master */
@@ -161,6 +162,7 @@ struct hpc_exchange {
     hpc_output *outputs;
     double *weights;
     int *arrived;
+    _Atomic char *came;
     hpc_task task;
     int inline_progress;
     _Atomic int stopping;
@@ -180,6 +182,9 @@ int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank)
  * is -1). offset is that of its slot 0 from the pair's slot_base. */
 typedef void hpc_visit(void *arg, int row, int edge, size_t offset);
 int hpc_layout_walk(const hpc_exchange *ex, int owner, int sender, hpc_visit *visit, void *arg);
+
+/* What a closed signal says: no push comes any more; and neither does an answer. */
+enum { HPC_CLOSED = 1, HPC_FREED = 2 };
 
 /* Signals of every rank: closed by each rank, args answered by each core, then two a share. */
 static inline int hpc_signal_closed(int rank) {

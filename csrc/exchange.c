@@ -332,18 +332,16 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
 
 /* ---- close ---- */
 
-/* Tells every rank how far the pushes from here go. A rank that is gone needs not know. By a lane of the exchange,
- * which is flushed before the memory goes. */
-static int announce_close(hpc_exchange *ex) {
+/* Tells every rank how far the pushes from here go, and (HPC_FREED) that no answer comes from here either. A rank that
+ * is gone needs not know. By a lane of the exchange, which is flushed before the memory goes. */
+static int announce(hpc_exchange *ex, uint64_t what) {
     hpc_context *c = ex->context;
-    size_t n = (size_t)ex->plan->n_keys, nbytes = n * sizeof(uint64_t);
-    const char *pushed = hpc_own_part(ex) + ex->places[c->group.rank].pushed;
-    int first_failure = HPC_OK;
-    if (!ex->places[c->group.rank].worker) return HPC_OK;
+    int me = c->group.rank, first_failure = HPC_OK;
+    size_t nbytes = ex->places[me].worker ? (size_t)ex->plan->n_keys * sizeof(uint64_t) : 0;
+    const char *pushed = nbytes > 0 ? hpc_own_part(ex) + ex->places[me].pushed : NULL;
     for (int r = 0; r < c->group.size; r++) {
-        int status =
-            hpc_put_signal(ex->in_lanes[0], ex->window, r, pushed, nbytes,
-                           ex->places[r].closed + (size_t)c->group.rank * nbytes, hpc_signal_closed(c->group.rank), 1);
+        size_t at = ex->places[r].closed + (size_t)me * (size_t)ex->plan->n_keys * sizeof(uint64_t);
+        int status = hpc_put_signal(ex->in_lanes[0], ex->window, r, pushed, nbytes, at, hpc_signal_closed(me), what);
         if (status != HPC_OK && status != HPC_ERR_PEER && first_failure == HPC_OK) first_failure = status;
     }
     return first_failure;
@@ -393,7 +391,7 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
         status = hpc_exchange_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline));
     if (status == HPC_ERR_TIMEOUT) return status;
     if (!ex->closed) {
-        int announced = announce_close(ex);
+        int announced = announce(ex, HPC_CLOSED);
         if (status == HPC_OK) status = announced;
         ex->closed = 1;
     }
@@ -405,7 +403,8 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
 void hpc_exchange_free(hpc_exchange *ex) {
     if (ex == NULL || !hpc_group_is_mine(&ex->context->group)) return;
     hpc_engine_stop(ex);
-    if (ex->open && !ex->closed) announce_close(ex);
+    for (int i = 0; i < ex->n_lanes && ex->open; i++) hpc_lane_flush(ex->out_lanes[i], 0); /* answers come first */
+    if (ex->open) announce(ex, HPC_FREED);
     hpc_rows_free(ex);
     for (int i = 0; i < ex->n_lanes; i++) {
         if (ex->in_lanes != NULL) hpc_lane_free(ex->in_lanes[i]);

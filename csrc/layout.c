@@ -88,10 +88,12 @@ out:
 /* A rank takes part in a share if it pushes to it or is answered by it. Both ends of an update are then answered: when
  * all shares of a key have answered, its gradient has been read and its parameters are written. */
 int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    const hpc_row *before = NULL;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_row *row = &ex->plan->rows[share->rows[i]], *before = i > 0 ? row - 1 : NULL;
-        if (before != NULL && before->in == row->in && before->out == row->out) continue;
+        const hpc_row *row = &ex->plan->rows[share->rows[i]];
+        if (before != NULL && before->in == row->in && before->out == row->out) continue; /* as in every hub */
         if (has_edge(row->in, row->n_in, rank) || has_edge(row->out, row->n_out, rank)) return 1;
+        before = row;
     }
     return 0;
 }

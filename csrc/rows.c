@@ -177,14 +177,16 @@ static int open_rows(hpc_exchange *ex, const char *op) {
     ex->outputs = calloc(n_out + 1, sizeof *ex->outputs);
     ex->weights = calloc(n_in + 1, sizeof *ex->weights);
     ex->arrived = calloc((size_t)ex->n_work * (size_t)ex->depth + 1, sizeof *ex->arrived);
+    ex->came = calloc(n_in * (size_t)ex->depth + 1, sizeof *ex->came);
     if (used == NULL || ex->work_of == NULL || ex->push_slot == NULL || ex->work == NULL || ex->inputs == NULL ||
-        ex->outputs == NULL || ex->weights == NULL || ex->arrived == NULL) {
+        ex->outputs == NULL || ex->weights == NULL || ex->arrived == NULL || ex->came == NULL) {
         free(used);
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d rows", op, ex->n_work);
     }
     hpc_input *inputs = ex->inputs;
     hpc_output *outputs = ex->outputs;
     double *weights = ex->weights;
+    _Atomic char *came = ex->came;
     hpc_work *w = ex->work;
     for (int c = 0; c < ex->n_own_cores; c++) used[c] = HPC_BLOCK * sizeof(float);
     for (int i = 0; i < plan->n_rows; i++) {
@@ -198,6 +200,8 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         w->outputs = outputs;
         w->weights = weights;
         w->arrived = ex->arrived + (size_t)(w - ex->work) * (size_t)ex->depth;
+        w->came = came;
+        came += (size_t)row->n_in * (size_t)ex->depth;
         for (int e = 0; e < row->n_in; e++) weights[e] = row->in[e].weight;
         inputs += row->n_in;
         outputs += row->n_out;
@@ -266,4 +270,5 @@ void hpc_rows_free(hpc_exchange *ex) {
     free(ex->outputs);
     free(ex->weights);
     free(ex->arrived);
+    free(ex->came);
 }

@@ -62,17 +62,21 @@ static const uint64_t *closing_counts(const hpc_exchange *ex, int rank) {
            (size_t)rank * n;
 }
 
-static int has_closed(const hpc_exchange *ex, int rank) {
-    return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(rank)), memory_order_acquire) != 0;
+static uint64_t closed_signal(const hpc_exchange *ex, int rank) {
+    return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(rank)), memory_order_acquire);
 }
 
-/* A worker that closed before it pushed what a BSP ticket waits for, or -1. */
+/* A worker that closed before it pushed what a BSP ticket waits for, or an owner that was freed before it answered;
+ * else -1. */
 static int closed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
-    if (ex->consistency != HPC_BSP) return -1;
-    for (int r = 0; r < ex->context->group.size; r++)
-        if (ex->places[r].worker && r != ex->context->group.rank && has_closed(ex, r) &&
+    const hpc_pushed *k = &ex->keys[key];
+    for (int r = 0; r < ex->context->group.size && ex->consistency == HPC_BSP; r++)
+        if (ex->places[r].worker && r != ex->context->group.rank && closed_signal(ex, r) != 0 &&
             closing_counts(ex, r)[key] < ticket / 2)
             return r;
+    for (int i = 0; i < k->n_shares; i++)
+        if (closed_signal(ex, ex->shares[k->shares[i]].owner) == HPC_FREED && !is_answered(ex, k->shares[i], ticket))
+            return ex->shares[k->shares[i]].owner;
     return -1;
 }
 
@@ -86,28 +90,55 @@ static int looks_done(void *arg) {
     return l->closed >= 0;
 }
 
-/* How often rank has pushed key, where its memory can be read here. */
+/* How often rank has pushed key, where its memory can be read here; else UINT64_MAX. */
 static uint64_t pushes_of(const hpc_exchange *ex, int rank, int key) {
     const char *part = hpc_window_peer_view(ex->window, rank);
-    if (part == NULL || ex->places[rank].pushed == HPC_NOWHERE) return UINT64_MAX;
+    if (part == NULL) return UINT64_MAX;
     const _Atomic uint64_t *counts = (const _Atomic uint64_t *)(const void *)(part + ex->places[rank].pushed);
     return atomic_load_explicit(&counts[key], memory_order_relaxed);
 }
 
-/* Those who have not pushed; where that cannot be seen, the owners who have not answered. */
+static int add_rank(int *ranks, int n, int rank) {
+    for (int i = 0; i < n; i++)
+        if (ranks[i] == rank) return n;
+    ranks[n] = rank;
+    return n + 1;
+}
+
+/* Of a share of this rank's own: the ranks whose inputs are missing. */
+static int missing_inputs(const hpc_exchange *ex, const hpc_share *share, int slot, int *ranks, int n) {
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
+        for (int e = 0; e < w->row->n_in; e++)
+            if (!atomic_load_explicit(&came[e], memory_order_relaxed)) n = add_rank(ranks, n, w->inputs[e].rank);
+    }
+    return n;
+}
+
+/* Those who have not pushed. Where that cannot be seen: whose inputs miss here, the other owners who have not answered,
+ * and workers that left without a word. */
 static int awaited(void *arg, int *ranks) {
     const look *l = arg;
     const hpc_exchange *ex = l->ex;
-    int n = 0, size = ex->context->group.size;
-    for (int r = 0; r < size && ex->consistency == HPC_BSP; r++)
-        if (ex->places[r].worker && pushes_of(ex, r, l->key) < l->ticket / 2) ranks[n++] = r;
-    for (int r = 0; r < size && n == 0; r++)
-        for (int i = 0; i < ex->keys[l->key].n_shares; i++) {
-            int s = ex->keys[l->key].shares[i];
-            if (ex->shares[s].owner != r || is_answered(ex, s, l->ticket)) continue;
-            ranks[n++] = r;
-            break;
-        }
+    const hpc_pushed *k = &ex->keys[l->key];
+    int n = 0, size = ex->context->group.size, me = ex->context->group.rank, bsp = ex->consistency == HPC_BSP;
+    int slot = (int)((l->ticket / 2 + (uint64_t)ex->depth - 1) % (uint64_t)ex->depth);
+    for (int r = 0; r < size && bsp; r++)
+        if (ex->places[r].worker && pushes_of(ex, r, l->key) < l->ticket / 2) n = add_rank(ranks, n, r);
+    if (n > 0) return n;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &ex->shares[k->shares[i]];
+        if (is_answered(ex, k->shares[i], l->ticket)) continue;
+        if (bsp && share->owner == me)
+            n = missing_inputs(ex, share, slot, ranks, n);
+        else
+            n = add_rank(ranks, n, share->owner);
+    }
+    for (int r = 0; r < size && bsp; r++)
+        if (ex->places[r].worker && pushes_of(ex, r, l->key) == UINT64_MAX && closed_signal(ex, r) == 0 &&
+            atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
+            n = add_rank(ranks, n, r);
     return n;
 }
 
@@ -121,6 +152,10 @@ static int wait_for(hpc_exchange *ex, int key, uint64_t ticket, double timeout, 
     if (status != HPC_OK || is_done(ex, key, ticket)) return status;
     status = hpc_exchange_check(ex, op);
     if (status != HPC_OK || l.closed < 0) return status;
+    if (closed_signal(ex, l.closed) == HPC_FREED)
+        return hpc_fail_ranks(HPC_ERR_PEER, op, &l.closed, 1, &l.closed, 1,
+                              "rank %d: %s: rank %d has freed the exchange, which owns a part of key %s",
+                              ex->context->group.rank, op, l.closed, ex->plan->keys[key].name);
     return hpc_fail_ranks(HPC_ERR_PEER, op, &l.closed, 1, &l.closed, 1,
                           "rank %d: %s: rank %d has closed the exchange after %llu pushes of key %s; push %llu is "
                           "waited for",
@@ -278,8 +313,8 @@ static int send_pull(hpc_exchange *ex, int key, double deadline) {
     return HPC_OK;
 }
 
-/* What k->sending says is left. After a timeout the next start goes on where this one stopped; any other failure has
- * left half of an update with the owners and ends the exchange. */
+/* What k->sending says is left. After a timeout the next start goes on where this one stopped. A dead owner is told of
+ * by every later call anyway; any other failure has left half of an update with the owners and ends the exchange. */
 static int send_left(hpc_exchange *ex, int key, double deadline) {
     hpc_pushed *k = &ex->keys[key];
     int status = HPC_OK;
@@ -290,7 +325,8 @@ static int send_left(hpc_exchange *ex, int key, double deadline) {
         k->sending &= ~part;
         k->at_share = k->at_row = 0;
     }
-    if (status != HPC_OK && status != HPC_ERR_TIMEOUT) hpc_exchange_fail(ex, status, hpc_last_error()->message);
+    if (status != HPC_OK && status != HPC_ERR_TIMEOUT && status != HPC_ERR_PEER)
+        hpc_exchange_fail(ex, status, hpc_last_error()->message);
     return status;
 }
 
@@ -340,20 +376,27 @@ static int args_answered(const hpc_exchange *ex, int rank) {
     return 1;
 }
 
+/* Whether this rank's own cores have what rank sends: they must answer all before this rank may go elsewhere. */
+static int have_args_of(const hpc_exchange *ex, int rank) {
+    for (int c = 0; c < ex->n_own_cores && ex->places[rank].worker; c++)
+        if (atomic_load_explicit(&ex->cores[c].args_set[rank], memory_order_acquire) < ex->args_sent) return 0;
+    return 1;
+}
+
 static int all_have_args(void *arg) {
     const hpc_exchange *ex = arg;
     if (ex->inline_progress) hpc_context_work(ex->context);
     if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 1;
     for (int r = 0; r < ex->context->group.size; r++)
-        if (!args_answered(ex, r)) return 0;
+        if (!args_answered(ex, r) || !have_args_of(ex, r)) return 0;
     return 1;
 }
 
-static int owners_without_args(void *arg, int *ranks) {
+static int ranks_without_args(void *arg, int *ranks) {
     const hpc_exchange *ex = arg;
     int n = 0;
     for (int r = 0; r < ex->context->group.size; r++)
-        if (!args_answered(ex, r)) ranks[n++] = r;
+        if (!args_answered(ex, r) || !have_args_of(ex, r)) ranks[n++] = r;
     return n;
 }
 
@@ -396,7 +439,7 @@ int hpc_exchange_set_args(hpc_exchange *ex, const double *args, double timeout) 
     }
     status = send_args(ex, deadline);
     if (status != HPC_OK) return status;
-    const hpc_wait wait = {op, all_have_args, owners_without_args, ex};
+    const hpc_wait wait = {op, all_have_args, ranks_without_args, ex};
     status = hpc_wait_for(&ex->context->group, &wait, hpc_left(deadline));
     if (status != HPC_OK) return status;
     ex->setting = 0;

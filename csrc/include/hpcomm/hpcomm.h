@@ -425,8 +425,9 @@ HPC_API int hpc_exchange_create(hpc_context *context, const hpc_exchange_config 
  */
 HPC_API int hpc_spare_cores(const hpc_context *context, const int *servers, int n_servers);
 
-/* Tells every rank that no push comes from here any more. A rank that owns rows of an ASYNC exchange serves the others
- * until they have closed too. Idempotent. free closes and drops the handle. */
+/* Tells every rank that no push comes from here any more, when those under way are done. A rank that owns rows of an
+ * ASYNC exchange serves the others until they have closed too. Idempotent. free drops the handle without waiting: ranks
+ * that still wait for rows owned here get HPC_ERR_PEER. */
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
 HPC_API void hpc_exchange_free(hpc_exchange *exchange);
 
