@@ -175,7 +175,7 @@ class Plan:
 
         Keys are cut into chunks, and each chunk, the largest first, goes to the core that has the least so far; among
         equal ones to a server that has the least. The fullest core has at most 4/3 of the least possible, and at most
-        the mean and one chunk.
+        the mean and one chunk. A chunk stays with its core, whichever worker its updates come from (section 4.5).
 
         Args:
             keys: Key values, or a mapping from names to float32 arrays or shapes.
@@ -195,14 +195,11 @@ class Plan:
         choice("reduce", reduce, ("mean", "sum"))
         own_keys = as_keys(keys)
         size = whole("size", size, 1)
-        ranks = {
-            name: [whole(name, rank, 0, size - 1) for rank in given]
-            for name, given in (("workers", workers), ("servers", servers))
-        }
+        own_workers, own_servers = _ranks("workers", workers, size), _ranks("servers", servers, size)
         handle = _core.plan_hub(
             [(key.name, key.count) for key in own_keys],
-            ranks["workers"],
-            ranks["servers"],
+            own_workers,
+            own_servers,
             cores=whole("cores", cores, 1),
             chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
             depth=whole("depth", depth, 0),
@@ -211,7 +208,7 @@ class Plan:
             each=bool(each),
         )
         plan = cls.__new__(cls)
-        plan._fill(handle, own_keys, size, [(rank, core) for rank in ranks["servers"] for core in range(cores)])
+        plan._fill(handle, own_keys, size, [(rank, core) for rank in own_servers for core in range(cores)])
         return plan
 
     def _fill(self, handle: Any, keys: tuple[Key, ...], size: int, places: Iterable[tuple[int, int]] | None) -> None:
@@ -221,8 +218,8 @@ class Plan:
         used = np.unique(np.stack([rows.column("owner"), rows.column("core")], axis=1), axis=0)
         working = [(rank, core) for rank, core in used.tolist()]
         own_places = tuple(working) if places is None else _places(places, size)
-        if idle := set(working) - set(own_places):
-            raise InvalidArgument(f"places lack {min(idle)}, a (rank, core) that owns rows")
+        if homeless := set(working) - set(own_places):
+            raise InvalidArgument(f"places lack {min(homeless)}, a (rank, core) that owns rows")
         for name, value in (("handle", handle), ("keys", keys), ("rows", rows), ("size", size), ("places", own_places)):
             object.__setattr__(self, name, value)
 
@@ -385,6 +382,14 @@ class Plan:
 
 _COLUMNS = [field.name for field in fields(Row)]
 _NUMBERS = [name for name in _COLUMNS if name not in ("in_edges", "out_edges", "fold")]
+
+
+def _ranks(name: str, ranks: Iterable[int], size: int) -> list[int]:
+    try:
+        found = list(ranks)
+    except TypeError:
+        raise InvalidArgument(f"{name} is {ranks!r}: must be a sequence of ranks") from None
+    return [whole(name, rank, 0, size - 1) for rank in found]
 
 
 def _places(places: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:

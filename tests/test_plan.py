@@ -268,6 +268,8 @@ def test_hub_refusals() -> None:
         Plan.hub({"a": 1}, [0], [1, 1], 2)
     with pytest.raises(InvalidArgument, match="workers is 2: must be 0 to 1"):
         Plan.hub({"a": 1}, [0, 2], [1], 2)
+    with pytest.raises(InvalidArgument, match="servers is 1: must be a sequence of ranks"):
+        Plan.hub({"a": 1}, [0], 1, 2)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"count is 7, but shape \(2, 3\) holds 6"):
         Key("a", (2, 3), 7)
 
