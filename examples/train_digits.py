@@ -1,15 +1,19 @@
-"""Several ranks learn to read digits, each from its own part of the data, and average their models by NOTIFY-ACK.
+"""Several ranks learn to read digits, each from its own part of the data.
 
     mpirun -n 4 python examples/train_digits.py
+    mpirun -n 4 python examples/train_digits.py --exchange parameter_hub
+
+They average their models with their neighbours' by NOTIFY-ACK, or hand the gradient of each layer to a parameter hub as
+soon as the backward pass has it.
 
 The data are scikit-learn's 1797 handwritten digits; three quarters are trained on, the rest tests. The ranks' shards
 are unlike each other on purpose: four fifths of a shard are the rank's own few digits, the rest is of every kind. A
 rank that keeps to itself therefore reads the other digits badly, which is what the exchange has to make good.
 
 Each model is trained three times with equally many steps: by all ranks exchanging, by all ranks without exchanging, and
-by rank 0 alone on all the data (its step takes as many examples as all the ranks' steps together). The exit code is 0
-when the exchanging ranks agree with each other and test as well as the one with all the data, less at most one point in
-a hundred.
+by rank 0 alone on all the data (its step takes as many examples as all the ranks' steps together; beside a hub, the
+very same ones, so that it ends with the hub's weights but for rounding). The exit code is 0 when the exchanging ranks
+agree with each other and test as well as the one with all the data, less at most one point in a hundred.
 """
 
 import os
@@ -44,6 +48,7 @@ Array = NDArray[Any]
 AGREE = 1e-5  # how far two ranks' weights may lie apart at the end
 REACH = 0.01  # how much test accuracy the exchange may cost
 CONSENSUS = 1e-7  # what the last averaging rounds leave of a disagreement
+LONG = 24 * 3600.0  # seconds: others are training
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -94,12 +99,16 @@ class Network:
 
     name: str
     sizes: tuple[int, ...]
-    rate: float  # of learning; falls to 0 in a straight line
+    rate: float  # of learning at first; falls to 0
     decay: float = 1e-3
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
         return [(inputs + 1, outputs) for inputs, outputs in zip(self.sizes[:-1], self.sizes[1:], strict=True)]
+
+    @property
+    def names(self) -> list[str]:
+        return [f"layer {i + 1}" for i in range(len(self.shapes))]
 
     @property
     def n_weights(self) -> int:
@@ -116,9 +125,9 @@ class Network:
         for layer in self.layers(weights)[:-1]:
             layer[:-1] = rng.normal(0, math.sqrt(2 / len(layer)), layer[:-1].shape)
 
-    def forward(self, weights: Array, x: Array) -> tuple[list[Array], Array]:
+    def forward(self, layers: list[Array], x: Array) -> tuple[list[Array], Array]:
         """What goes into each layer, and the logarithms of the probabilities that come out."""
-        *hidden, last = self.layers(weights)
+        *hidden, last = layers
         inputs = [x]
         for layer in hidden:
             inputs.append(np.maximum(inputs[-1] @ layer[:-1] + layer[-1], 0))
@@ -126,27 +135,35 @@ class Network:
         scores -= scores.max(axis=1, keepdims=True)
         return inputs, scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
 
-    def step(self, weights: Array, x: Array, y: Array, rate: float) -> None:
-        """One step of gradient descent, in place."""
-        inputs, logs = self.forward(weights, x)
-        layers, gradient = self.layers(weights), self.decay * weights
-        slopes = self.layers(gradient)
+    def backward(self, layers: list[Array], x: Array, y: Array, slope: Callable[[int], Array]) -> Iterator[int]:
+        """Writes the gradient of layer i into slope(i), last layer first, and yields i; the layer is not read again."""
+        inputs, logs = self.forward(layers, x)
         error = np.exp(logs)
         error[np.arange(len(y)), y] -= 1
         error /= len(y)
         for i in reversed(range(len(layers))):
-            slopes[i][:-1] += inputs[i].T @ error
-            slopes[i][-1] += error.sum(axis=0)
+            gradient = slope(i)
+            np.matmul(inputs[i].T, error, out=gradient[:-1])
+            np.sum(error, axis=0, out=gradient[-1])
             if i > 0:
                 error = (error @ layers[i][:-1].T) * (inputs[i] > 0)
+            yield i
+
+    def step(self, weights: Array, x: Array, y: Array, rate: float) -> None:
+        """One step of gradient descent, in place."""
+        gradient = np.empty_like(weights)
+        slopes = self.layers(gradient)
+        for _ in self.backward(self.layers(weights), x, y, slopes.__getitem__):
+            pass
+        gradient += self.decay * weights
         gradient *= rate
         weights -= gradient
 
     def loss(self, weights: Array, x: Array, y: Array) -> float:
-        return -float(self.forward(weights, x)[1][np.arange(len(y)), y].mean())
+        return -float(self.forward(self.layers(weights), x)[1][np.arange(len(y)), y].mean())
 
     def accuracy(self, weights: Array, x: Array, y: Array) -> float:
-        return float((self.forward(weights, x)[1].argmax(axis=1) == y).mean())
+        return float((self.forward(self.layers(weights), x)[1].argmax(axis=1) == y).mean())
 
 
 MODELS = (
@@ -168,12 +185,17 @@ GRAPHS: dict[str, Callable[[int], set[int]]] = {
 class Graph:
     """A directed graph that looks the same from every rank: rank i sends to i + offset, for each offset."""
 
+    name: str
     size: int
     offsets: tuple[int, ...]
 
     @classmethod
     def named(cls, name: str, size: int) -> "Graph":
-        return cls(size, tuple(sorted({offset % size for offset in GRAPHS[name](size)} - {0})))
+        return cls(name, size, tuple(sorted({offset % size for offset in GRAPHS[name](size)} - {0})))
+
+    @property
+    def workers(self) -> list[int]:
+        return list(range(self.size))
 
     def out_peers(self, rank: int) -> list[int]:
         return [(rank + offset) % self.size for offset in self.offsets]
@@ -188,6 +210,25 @@ class Graph:
         second = sorted([0, *np.abs(np.fft.fft(row))])[-2]
         return math.ceil(math.log(CONSENSUS) / math.log(max(second, CONSENSUS)))
 
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Who serves (PHub, sections 2.1 and 3.3)."""
+
+    placement: str
+    size: int
+
+    @property
+    def workers(self) -> list[int]:
+        """The one server of NCC is a rank of its own."""
+        return list(range(self.placement == "NCC", self.size))
+
+    def __str__(self) -> str:
+        return f"parameter hub, {self.placement}"
+
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
@@ -201,13 +242,18 @@ class Plan:
     every: int
     rounds: int
     seed: int
+    hold: int  # steps between two rates of learning
+
+    def rate(self, step: int) -> float:
+        """The share of the first rate of learning."""
+        return 1 - step // self.hold * self.hold / self.steps
 
 
 @dataclass
 class Run:
     """One training of one model by this rank."""
 
-    weights: Array
+    weights: Array = field(default_factory=lambda: np.empty(0))
     losses: list[float] = field(default_factory=list)  # over all training data, at the start and after each epoch
     accuracy: float = 0.0
     bytes_sent: int = 0
@@ -219,43 +265,114 @@ class Run:
         return [self.accuracy, self.bytes_sent, self.seconds_waiting, self.seconds_computing]
 
 
-Tell = Callable[[int, float], None]
+class Alone:
+    """Gradient descent without an exchange."""
+
+    def __init__(self, model: Network, plan: Plan, weights: Array) -> None:
+        self.model, self.plan, self.weights = model, plan, weights
+        self.exchanging = 0.0  # seconds
+        model.start(weights, plan.seed)
+
+    def step(self, number: int, x: Array, y: Array, rate: float) -> None:
+        self.model.step(self.weights, x, y, rate)
+
+    def flat(self) -> Array:
+        """All weights, for reading."""
+        return self.weights
+
+    def finish(self) -> tuple[int, float]:
+        """Ends the training; bytes sent and seconds waited."""
+        return 0, 0.0
 
 
-def average(queue: hpcomm.Queue, weights: Array) -> Array:
-    """Sends weights to the out-neighbours; gives their mean with the in-neighbours'. Both are registered buffers of the
-    queue, which the neighbours read in place."""
-    queue.send_all(weights)
-    mean: Array = queue.reduce(weights, out=queue.acquire())
-    return mean
+class Averaging(Alone):
+    """Every few steps the model becomes its mean with the in-neighbours'."""
 
+    def __init__(self, model: Network, plan: Plan, queue: hpcomm.Queue) -> None:
+        super().__init__(model, plan, queue.acquire())
+        self.queue = queue
 
-def train(
-    model: Network, data: Digits, rows: Array, batch: int, plan: Plan, tell: Tell, queue: hpcomm.Queue | None = None
-) -> Run:
-    """Trains on these rows of the data, over and over in their order; with a queue, exchanging."""
-    weights = np.empty(model.n_weights, data.x.dtype) if queue is None else queue.acquire()
-    model.start(weights, plan.seed)
-    run = Run(weights, [model.loss(weights, data.x, data.y)])
-    begin = time.perf_counter()
-    exchanging = 0.0
-    for step in range(plan.steps):
-        taken = rows.take(range(step * batch, (step + 1) * batch), mode="wrap")
-        model.step(weights, data.x[taken], data.y[taken], model.rate * (1 - step / plan.steps))
-        if queue is not None and (step + 1) % plan.every == 0:
+    def average(self) -> None:
+        """Both sides of it are registered buffers of the queue, which the neighbours read in place."""
+        self.queue.send_all(self.weights)
+        self.weights = self.queue.reduce(self.weights, out=self.queue.acquire())
+
+    def step(self, number: int, x: Array, y: Array, rate: float) -> None:
+        super().step(number, x, y, rate)
+        if (number + 1) % self.plan.every == 0:
             start = time.perf_counter()
-            weights = average(queue, weights)
-            exchanging += time.perf_counter() - start
+            self.average()
+            self.exchanging += time.perf_counter() - start
+
+    def finish(self) -> tuple[int, float]:
+        for _ in range(self.plan.rounds):
+            self.average()
+        stats = self.queue.stats()
+        return stats.bytes_sent, stats.wait_send + stats.wait_recv
+
+
+class Pushing(Alone):
+    """Each layer's gradient goes to a parameter hub as soon as the backward pass has it."""
+
+    def __init__(self, model: Network, plan: Plan, ctx: hpcomm.Context, hub: Hub) -> None:
+        super().__init__(model, plan, np.empty(model.n_weights, np.float32))
+        self.exchange = hpcomm.parameter_hub(
+            ctx,
+            dict(zip(model.names, model.layers(self.weights), strict=True)),
+            placement=hub.placement,
+            rule=hpcomm.SGD(weight_decay=model.decay),
+        )
+        self.layers = list(self.exchange.params.values())
+
+    def step(self, number: int, x: Array, y: Array, rate: float) -> None:
+        if number % self.plan.hold == 0:
+            self.exchange.set(lr=rate)
+        names = self.model.names
+        under_way = [
+            self.exchange.push_pull_nb(names[i])
+            for i in self.model.backward(self.layers, x, y, lambda i: self.exchange.gradient(names[i]))
+        ]
+        start = time.perf_counter()
+        for layer in under_way:
+            layer.wait()
+        self.exchanging += time.perf_counter() - start
+
+    def flat(self) -> Array:
+        return np.concatenate([layer.ravel() for layer in self.layers])
+
+    def finish(self) -> tuple[int, float]:
+        waited = self.exchange.stats().wait
+        self.exchange.close()
+        return self.plan.steps * self.weights.nbytes, waited
+
+
+Tell = Callable[[int, float], None]
+Batches = Callable[[int], Array]  # the rows of the data that a step takes
+
+
+def in_turn(rows: Array, batch: int) -> Batches:
+    """These rows, over and over in their order."""
+    return lambda step: rows.take(range(step * batch, (step + 1) * batch), mode="wrap")
+
+
+def at_once(parts: list[Batches]) -> Batches:
+    """What a step of all ranks takes."""
+    return lambda step: np.concatenate([part(step) for part in parts])
+
+
+def train(trainer: Alone, data: Digits, batches: Batches, tell: Tell) -> Run:
+    model, plan = trainer.model, trainer.plan
+    run = Run(losses=[model.loss(trainer.flat(), data.x, data.y)])
+    begin = time.perf_counter()
+    for step in range(plan.steps):
+        taken = batches(step)
+        trainer.step(step, data.x[taken], data.y[taken], model.rate * plan.rate(step))
         if (step + 1) % plan.steps_per_epoch == 0:
-            run.losses.append(model.loss(weights, data.x, data.y))
+            run.losses.append(model.loss(trainer.flat(), data.x, data.y))
             tell(len(run.losses) - 1, run.losses[-1])
-    run.seconds_computing = time.perf_counter() - begin - exchanging
-    if queue is not None:
-        for _ in range(plan.rounds):
-            weights = average(queue, weights)
-        stats = queue.stats()
-        run.bytes_sent, run.seconds_waiting = stats.bytes_sent, stats.wait_send + stats.wait_recv
-    run.weights = weights.copy()
+    run.seconds_computing = time.perf_counter() - begin - trainer.exchanging
+    run.bytes_sent, run.seconds_waiting = trainer.finish()
+    run.weights = trainer.flat().copy()
     run.accuracy = model.accuracy(run.weights, data.x_test, data.y_test)
     return run
 
@@ -263,13 +380,13 @@ def train(
 def gather(ctx: hpcomm.Context, values: Any) -> Array:
     """The values of every rank, a row each, over hpcomm's control channel."""
     mine = np.asarray(values)
-    everyone = b"".join(ctx.allgather(mine.tobytes(), timeout=600))
+    everyone = b"".join(ctx.allgather(mine.tobytes(), timeout=LONG))
     return np.frombuffer(everyone, mine.dtype).reshape(ctx.size, *mine.shape)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A model's three trainings, gathered: every array has a row for each rank."""
+    """A model's three trainings, gathered: every array has a row for each rank that works."""
 
     model: Network
     alone: Run  # meaningful on rank 0
@@ -285,6 +402,11 @@ class Outcome:
         return float(np.ptp(self.weights, axis=0).max())
 
     @property
+    def distance(self) -> float:
+        """The largest difference of one weight from the one rank's with all the data."""
+        return float(np.abs(self.weights - self.alone.weights).max())
+
+    @property
     def agree(self) -> bool:
         return self.spread <= AGREE
 
@@ -298,6 +420,7 @@ class Outcome:
             "accuracy_exchanging": self.together[:, 0].tolist(),
             "accuracy_not_exchanging": self.apart[:, 0].tolist(),
             "spread": self.spread,
+            "distance": self.distance,
             "bytes_sent": self.together[:, 1].tolist(),
             "seconds_waiting": self.together[:, 2].tolist(),
             "seconds_computing": self.together[:, 3].tolist(),
@@ -310,30 +433,39 @@ class Outcome:
 
 
 def compare(
-    ctx: hpcomm.Context, model: Network, data: Digits, graph: Graph, batch: int, plan: Plan, console: Console | None
+    ctx: hpcomm.Context, model: Network, data: Digits, how: Graph | Hub, batch: int, plan: Plan, console: Console | None
 ) -> Outcome:
     """Trains a model in the three ways. Collective."""
-    epochs = plan.steps // plan.steps_per_epoch
-    shard, share = data.shard(ctx.rank, ctx.size), max(1, batch // ctx.size)
-    queue = ctx.receive_queue(
-        graph.in_peers(ctx.rank), graph.out_peers(ctx.rank), model.n_weights, data.x.dtype, buffers=2
-    )
-    with progress(console, f"{model.name}: {ranks(ctx.size)}, exchanging", epochs) as tell:
-        together = train(model, data, shard, share, plan, tell, queue)
-    with progress(console, f"{model.name}: {ranks(ctx.size)}, not exchanging", epochs) as tell:
-        apart = train(model, data, shard, share, plan, tell)
-    alone = apart
+    epochs, dtype, workers = (plan.steps // plan.steps_per_epoch, data.x.dtype, how.workers)
+    shards = [in_turn(data.shard(i, len(workers)), max(1, batch // len(workers))) for i in range(len(workers))]
+    together = apart = alone = Run(np.zeros(model.n_weights, dtype), [0.0] * (epochs + 1))
+
+    def fresh() -> Alone:
+        return Alone(model, plan, np.empty(model.n_weights, dtype))
+
+    if isinstance(how, Graph):
+        peers = how.in_peers(ctx.rank), how.out_peers(ctx.rank)
+        exchanging: Alone = Averaging(model, plan, ctx.receive_queue(*peers, model.n_weights, dtype, buffers=2))
+        whole = in_turn(np.arange(len(data.y)), batch)
+    else:
+        exchanging = pushing = Pushing(model, plan, ctx, how)
+        whole = at_once(shards)
+    if ctx.rank in workers:
+        mine = shards[workers.index(ctx.rank)]
+        with progress(console, f"{model.name}: {ranks(len(workers))}, exchanging", epochs) as tell:
+            together = train(exchanging, data, mine, tell)
+        with progress(console, f"{model.name}: {ranks(len(workers))}, not exchanging", epochs) as tell:
+            apart = train(fresh(), data, mine, tell)
+    else:
+        pushing.exchange.serve()
     if ctx.rank == 0:
         with progress(console, f"{model.name}: 1 rank, all data", epochs) as tell:
-            alone = train(model, data, np.arange(len(data.y)), batch, plan, tell)
+            alone = train(fresh(), data, whole, tell)
     return Outcome(
         model,
         alone,
-        gather(ctx, together.weights),
-        gather(ctx, together.numbers),
-        gather(ctx, apart.numbers),
-        gather(ctx, together.losses),
-        gather(ctx, apart.losses),
+        *(gather(ctx, run)[workers] for run in (together.weights, together.numbers, apart.numbers)),
+        *(gather(ctx, run)[workers] for run in (together.losses, apart.losses)),
     )
 
 
@@ -372,8 +504,9 @@ def progress(console: Console | None, what: str, epochs: int) -> Iterator[Tell]:
         yield line
 
 
-def table(outcomes: list[Outcome], size: int, graph: str) -> Table:
-    found = Table(title=f"Test accuracy on the digits ({ranks(size)}, {graph})", title_justify="left")
+def table(outcomes: list[Outcome], how: Graph | Hub) -> Table:
+    size = len(how.workers)
+    found = Table(title=f"Test accuracy on the digits ({ranks(how.size)}, {how})", title_justify="left")
     found.add_column("")
     for outcome in outcomes:
         found.add_column(outcome.model.name, justify="right")
@@ -389,8 +522,10 @@ def table(outcomes: list[Outcome], size: int, graph: str) -> Table:
     row(f"{ranks(size)}, exchanging", lambda outcome: percents(outcome.together[:, 0]))
     row(f"{ranks(size)}, not exchanging", lambda outcome: percents(outcome.apart[:, 0]))
     row("largest difference of a weight between ranks", lambda outcome: f"{outcome.spread:.1e}")
+    if isinstance(how, Hub):
+        row("largest difference from 1 rank, all data", lambda outcome: f"{outcome.distance:.1e}")
     row("sent by each rank", lambda outcome: f"{outcome.together[:, 1].mean() / 1e6:.2f} MB")
-    row("waiting for neighbours, mean of ranks", lambda outcome: f"{outcome.together[:, 2].mean():.3f} s")
+    row("waiting for others, mean of ranks", lambda outcome: f"{outcome.together[:, 2].mean():.3f} s")
     row("computing, mean of ranks", lambda outcome: f"{outcome.together[:, 3].mean():.3f} s")
     return found
 
@@ -424,8 +559,20 @@ def plot(outcomes: list[Outcome], size: int, path: str) -> None:
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--epochs", type=click.IntRange(1), default=100, help="Passes over the training data.")
 @click.option("--batch", type=click.IntRange(1), default=32, help="Examples of one step, over all ranks.")
-@click.option("--every", type=click.IntRange(1), default=4, help="Steps between two exchanges.")
-@click.option("--graph", type=click.Choice(list(GRAPHS)), default="expander", help="Who sends to whom.")
+@click.option(
+    "--exchange",
+    type=click.Choice(["notify_ack", "parameter_hub"]),
+    default="notify_ack",
+    help="Models averaged with neighbours, or gradients pushed to a hub.",
+)
+@click.option("--every", type=click.IntRange(1), default=4, help="notify_ack: steps between two exchanges.")
+@click.option("--graph", type=click.Choice(list(GRAPHS)), default="expander", help="notify_ack: who sends to whom.")
+@click.option(
+    "--placement",
+    type=click.Choice(["CC", "CS", "NCC"]),
+    default="CS",
+    help="parameter_hub: rank 0 serves, every rank does, or rank 0 does nothing else.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the split and the first weights.")
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", help="Of weights and data.")
 @click.option("--plot", "plot_path", default="train_digits.png", help="Where the loss curves go.")
@@ -435,8 +582,10 @@ def plot(outcomes: list[Outcome], size: int, path: str) -> None:
 def main(
     epochs: int,
     batch: int,
+    exchange: str,
     every: int,
     graph: str,
+    placement: str,
     seed: int,
     dtype: str,
     plot_path: str,
@@ -448,29 +597,43 @@ def main(
     if export_path is not None:
         data.export(export_path)
         return
+    if exchange == "parameter_hub":
+        every = 1
+        if dtype != "float32":
+            raise click.BadParameter(f"{dtype}: a hub's parameters are float32", param_hint="--dtype")
     if every > len(data.y) // batch:
         raise click.BadParameter(
             f"{every}: an epoch has {len(data.y) // batch} steps of {batch} examples", param_hint="--every"
         )
     with hpcomm.init() as ctx:
         console = console_of(ctx.rank)
-        edges = Graph.named(graph, ctx.size)
+        hub, edges = Hub(placement, ctx.size), Graph.named(graph, ctx.size)
+        how = hub if exchange == "parameter_hub" else edges
+        if not how.workers:
+            raise click.BadParameter(f"{placement}: one rank serves, so it takes two", param_hint="--placement")
         per_epoch = every * math.ceil(len(data.y) / (batch * every))  # a whole pass, and an exchange at its end
-        plan = Plan(epochs * per_epoch, per_epoch, every, edges.consensus_rounds(), seed)
-        outcomes = [compare(ctx, model, data, edges, batch, plan, console) for model in MODELS]
-        size = ctx.size
+        hold = per_epoch if how is hub else 1  # all owners of a hub have to be told
+        plan = Plan(epochs * per_epoch, per_epoch, every, edges.consensus_rounds(), seed, hold)
+        outcomes = [compare(ctx, model, data, how, batch, plan, console) for model in MODELS]
     if console is None:
         return
-    console.print(table(outcomes, size, graph))
+    console.print(table(outcomes, how))
     for outcome in outcomes:
         agree = "agree" if outcome.agree else "DISAGREE"
         reach = "reach" if outcome.reach else "DO NOT REACH"
         print(f"{outcome.model.name}: ranks that exchange {agree} and {reach} the accuracy of all the data")
-    plot(outcomes, size, plot_path)
+    plot(outcomes, len(how.workers), plot_path)
     print(f"loss curves: {os.path.abspath(plot_path)}")
     held = all(outcome.agree and outcome.reach for outcome in outcomes)
     if json_path is not None:
-        settings = {"ranks": size, "epochs": epochs, "batch": batch, "every": every, "graph": graph, "seed": seed}
+        settings = {
+            "ranks": how.size,
+            "epochs": epochs,
+            "batch": batch,
+            "every": every,
+            "exchange": str(how),
+            "seed": seed,
+        }
         models = {outcome.model.name: outcome.as_json() for outcome in outcomes}
         with open(json_path, "w") as file:
             json.dump({**settings, "dtype": dtype, "held": held, "models": models}, file, indent=1)

@@ -318,8 +318,8 @@ def test_the_cxx_trainer_ends_with_the_python_trainers_weights(
 
 def push_pull(trainers: Path, weights: Path, ranks: int, *options: str) -> tuple[str, Array]:
     """What train_push_pull says after 5 epochs, and the weights that it ends with."""
-    program = [trainers / "train_push_pull", trainers / "digits.txt", "--weights", weights]
-    said = run(*mpi.mpirun(), "-n", str(ranks), *program, "--epochs", "5", *options)
+    mpirun: list[str | Path] = [*mpi.mpirun(), "-n", str(ranks), trainers / "train_push_pull"]
+    said = run(*mpirun, trainers / "digits.txt", "--weights", weights, "--epochs", "5", *options)
     return said, np.loadtxt(weights)
 
 

@@ -1,5 +1,6 @@
 """examples/train_digits.py, started as its users start it: what it claims, what it counts, and when it fails."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -8,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import mpi
+import numpy as np
 import pytest
 
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "train_digits.py"
 WEIGHTS = {"logistic regression": 65 * 10, "network, 48 hidden units": 65 * 48 + 49 * 10}
 STEPS_PER_EPOCH = 44  # 1347 examples in batches of 32, an exchange after every 4th and at the end
+STEPS_OF_HUB = 43  # one exchange a step
 
 
 def demo(folder: Path, ranks: int, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
@@ -47,6 +50,57 @@ def test_ranks_that_exchange_agree_and_lose_nothing(tmp_path: Path, ranks: int, 
             updates, rest = divmod(sent, WEIGHTS[name] * 4 * out_peers)
             assert rest == 0
             assert updates > 20 * STEPS_PER_EPOCH / 4  # the exchanges of the training, then those for consensus
+
+
+@pytest.mark.parametrize(("ranks", "placement", "workers"), [(4, "CS", 4), (3, "CC", 3), (4, "NCC", 3)])
+def test_a_hub_finds_what_one_rank_finds(tmp_path: Path, ranks: int, placement: str, workers: int) -> None:
+    how = ["--exchange", "parameter_hub", "--placement", placement]
+    ended, said = demo(tmp_path, ranks, "--epochs", "20", *how)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert said["held"]
+    assert said["exchange"] == f"parameter hub, {placement}"
+    assert f"{workers} ranks, exchanging" in ended.stdout
+    for name, model in said["models"].items():
+        assert model["spread"] == 0
+        assert model["distance"] <= 1e-5
+        assert model["accuracy_exchanging"] == [pytest.approx(model["accuracy_alone"], abs=0.01)] * workers
+        assert max(model["accuracy_not_exchanging"]) < min(model["accuracy_exchanging"]) - 0.03
+        assert model["bytes_sent"] == [WEIGHTS[name] * 4 * 20 * STEPS_OF_HUB] * workers
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_a_hub_computes_bit_for_bit_what_numpy_does(tmp_path: Path, ranks: int) -> None:
+    ended, _ = demo(
+        tmp_path, ranks, "--epochs", "3", "--exchange", "parameter_hub", "--weights", str(tmp_path / "weights")
+    )
+    assert ended.returncode in (0, 1), ended.stderr  # 3 epochs are few
+    found = np.loadtxt(tmp_path / "weights", np.float32)
+
+    digits = loaded()
+    data, model = digits.Digits.load(0, "float32"), digits.MODELS[0]
+    plan = digits.Plan(3 * STEPS_OF_HUB, STEPS_OF_HUB, 1, 0, 0, STEPS_OF_HUB)
+    batches = [digits.in_turn(data.shard(rank, ranks), 32 // ranks) for rank in range(ranks)]
+    weights = np.zeros(650, np.float32)
+    gradient, share, decay = np.empty((65, 10), np.float32), np.float32(1 / ranks), np.float32(model.decay)
+    for step in range(plan.steps):
+        fold = np.zeros(650, np.float32)
+        for batch in batches:
+            rows = batch(step)
+            for _ in model.backward(model.layers(weights), data.x[rows], data.y[rows], lambda i: gradient):
+                fold += share * gradient.ravel()
+        weights -= np.float32(model.rate * plan.rate(step)) * (fold + decay * weights)
+    np.testing.assert_array_equal(found, weights)
+
+
+def loaded() -> Any:
+    """The demo as a module."""
+    spec = importlib.util.spec_from_file_location("train_digits", DEMO)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_what_rank_0_shows(tmp_path: Path) -> None:
