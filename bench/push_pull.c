@@ -1,0 +1,194 @@
+/* push_pull.c - push_pull of one key or many by the C API, beside the memory traffic that its bytes would take at the
+ * rate of a fused momentum loop.
+ *
+ * The traffic of an element: its owner reads each worker's gradient and writes each worker's parameter, and reads and
+ * writes its momentum and its own parameter: eight streams of four bytes for two workers.
+ */
+#define _GNU_SOURCE
+#include "c_ranks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum { NAME_MAX_BYTES = 24, PERIOD = 4093, LOOP_STREAMS = 5 };
+static const double RATE = 1.0 / 64, MOMENTUM = 0.5; /* powers of two: see training.py */
+
+/* An exchange of n_keys over all ranks, each worker and server (CS), with Nesterov momentum. values as in
+ * hpc_exchange_config. */
+BENCH_API int bench_exchange(hpc_context *context, const uint64_t *counts, const float *const *values, int n_keys,
+                             size_t chunk, double rate, double momentum, hpc_exchange **exchange) {
+    int size = hpc_context_size(context), status = HPC_ERR_MEMORY;
+    hpc_key *keys = calloc((size_t)n_keys, sizeof *keys);
+    char(*names)[NAME_MAX_BYTES] = calloc((size_t)n_keys, sizeof *names);
+    int *ranks = calloc((size_t)size, sizeof *ranks);
+    hpc_plan *plan = NULL;
+    hpc_rule rule;
+    hpc_hub hub;
+    hpc_exchange_config config;
+    if (keys == NULL || names == NULL || ranks == NULL) goto out;
+    for (int k = 0; k < n_keys; k++) {
+        snprintf(names[k], sizeof names[k], "key%d", k);
+        keys[k] = (hpc_key){names[k], counts[k]};
+    }
+    for (int r = 0; r < size; r++) ranks[r] = r;
+    hpc_hub_init(&hub);
+    hub.keys = keys;
+    hub.n_keys = n_keys;
+    hub.workers = hub.servers = ranks;
+    hub.n_workers = hub.n_servers = size;
+    hub.cores = 1;
+    hub.chunk = chunk;
+    status = hpc_plan_hub(&hub, &plan);
+    if (status == HPC_OK) status = hpc_rule_find("nesterov", HPC_ISA_BEST, &rule);
+    if (status != HPC_OK) goto out;
+    rule.args[1] = rate;
+    rule.args[2] = 0;
+    rule.args[3] = momentum;
+    hpc_exchange_config_init(&config);
+    config.plan = plan;
+    config.rule = &rule;
+    config.values = values;
+    status = hpc_exchange_create(context, &config, -1, exchange);
+out:
+    hpc_plan_free(plan);
+    free(keys);
+    free(names);
+    free(ranks);
+    return status;
+}
+
+/* m rounds over all keys, one after another; *seconds of one round. */
+BENCH_API int bench_push_pull(hpc_exchange *exchange, int n_keys, int m, double timeout, double *seconds) {
+    double start = bench_now();
+    for (int i = 0; i < m; i++) {
+        for (int k = 0; k < n_keys; k++) {
+            int status = hpc_exchange_push_pull(exchange, k, NULL, timeout);
+            if (status != HPC_OK) return status;
+        }
+    }
+    *seconds = (bench_now() - start) / m;
+    return HPC_OK;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx"))) static size_t momentum_avx(float *p, const float *g, float *v, size_t count) {
+    const __m256 rate = _mm256_set1_ps((float)RATE), mu = _mm256_set1_ps((float)MOMENTUM);
+    size_t j = 0;
+    for (; j + 8 <= count; j += 8) {
+        __m256 gradient = _mm256_loadu_ps(g + j);
+        __m256 velocity = _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(v + j), mu), gradient);
+        __m256 step = _mm256_mul_ps(_mm256_add_ps(_mm256_mul_ps(velocity, mu), gradient), rate);
+        _mm256_storeu_ps(v + j, velocity);
+        _mm256_storeu_ps(p + j, _mm256_sub_ps(_mm256_loadu_ps(p + j), step));
+    }
+    return j;
+}
+#endif
+
+/* Nesterov momentum in one pass over arrays of its own: three streams read, two written. Seconds of one of m passes. */
+BENCH_API double bench_momentum(float *p, const float *g, float *v, size_t count, int m) {
+    double start = bench_now();
+    for (int i = 0; i < m; i++) {
+        size_t j = 0;
+#if defined(__x86_64__)
+        if (__builtin_cpu_supports("avx")) j = momentum_avx(p, g, v, count);
+#endif
+        for (; j < count; j++) {
+            v[j] = v[j] * (float)MOMENTUM + g[j];
+            p[j] -= (v[j] * (float)MOMENTUM + g[j]) * (float)RATE;
+        }
+    }
+    return (bench_now() - start) / m;
+}
+
+#ifndef BENCH_LIBRARY
+/* Whole numbers that differ by rank, class and step: their sums are exact, and so is every product with RATE. */
+static float gradient_of(int rank, size_t j, uint64_t step) {
+    return (float)(bench_word((uint64_t)rank * PERIOD + j % PERIOD) % 4096 + step % 64);
+}
+
+static void model_step(float *params, float *velocities, int size, uint64_t step) {
+    for (size_t j = 0; j < PERIOD; j++) {
+        float sum = 0;
+        for (int r = 0; r < size; r++) sum += gradient_of(r, j, step);
+        sum /= (float)size;
+        velocities[j] = velocities[j] * (float)MOMENTUM + sum;
+        params[j] -= (velocities[j] * (float)MOMENTUM + sum) * (float)RATE;
+    }
+}
+
+static int run_size(bench_rank *r, size_t size) {
+    const bench_options *options = &r->options;
+    size_t count = size / sizeof(float), loop = count / (size_t)r->size + 1;
+    size_t least = ((size_t)128 << 20) / sizeof(float) / LOOP_STREAMS;
+    float *values = calloc(count, sizeof *values), *arrays[3] = {NULL, NULL, NULL};
+    float params[PERIOD] = {0}, velocities[PERIOD] = {0};
+    const float *const by_key[1] = {values};
+    const uint64_t counts[1] = {count};
+    hpc_exchange *exchange = NULL;
+    int status = HPC_ERR_MEMORY;
+    uint64_t step = 0;
+    if (loop < least) loop = least; /* the caches must not hold the loop's arrays */
+    for (int i = 0; i < 3; i++) arrays[i] = malloc(loop * sizeof(float));
+    if (values == NULL || arrays[0] == NULL || arrays[1] == NULL || arrays[2] == NULL) goto out;
+    for (size_t j = 0; j < loop; j++)
+        for (int i = 0; i < 3; i++) arrays[i][j] = gradient_of(i, j, 0);
+    status = bench_exchange(r->context, counts, by_key, 1, (size_t)32 << 10, RATE, MOMENTUM, &exchange);
+    for (int c = -1; status >= 0 && c < options->run_cycles; c++) {
+        int n = c < 0 ? options->warmup_iters : options->iters;
+        uint64_t wrong = 0;
+        for (int b = 0; status >= 0 && b < n; b++) {
+            status = bench_meet(r);
+            r->seconds[b] = bench_momentum(arrays[0], arrays[1], arrays[2], loop, 1) * (2 * r->size + 4) *
+                            (double)count / (LOOP_STREAMS * (double)loop * r->size);
+        }
+        bench_add(r, 0, "momentum traffic (bound)", size, c, n, 0, r->seconds);
+        for (int b = 0; status >= 0 && b < n; b++) {
+            void *gradient = NULL;
+            status = hpc_exchange_gradient(exchange, 0, options->timeout, &gradient);
+            if (status < 0) break;
+            step++;
+            for (size_t j = 0; j < count && j < PERIOD; j++) ((float *)gradient)[j] = gradient_of(r->rank, j, step);
+            for (size_t j = PERIOD; j < count; j++) ((float *)gradient)[j] = ((float *)gradient)[j - PERIOD];
+            status = bench_meet(r);
+            if (status >= 0)
+                status = bench_push_pull(exchange, 1, options->agg_iters, options->timeout, &r->seconds[b]);
+            for (int i = 0; i < options->agg_iters; i++) model_step(params, velocities, r->size, step);
+        }
+        const float *got = hpc_exchange_params(exchange, 0);
+        for (size_t j = 0; status >= 0 && j < count; j++) wrong += got[j] != params[j % PERIOD];
+        bench_add(r, 1, "hpcomm C", size, c, n, (int64_t)wrong, r->seconds);
+    }
+    if (status >= 0) bench_report(r, size, 2);
+out:
+    hpc_exchange_free(exchange);
+    free(values);
+    for (int i = 0; i < 3; i++) free(arrays[i]);
+    return status;
+}
+
+static int run(bench_rank *r) {
+    int status = HPC_OK;
+    for (size_t size = r->options.minbytes; status >= 0 && size <= r->options.maxbytes;
+         size *= (size_t)r->options.stepfactor)
+        status = run_size(r, size);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    bench_options defaults = {.minbytes = 32 << 20,
+                              .maxbytes = 256 << 20,
+                              .stepfactor = 8,
+                              .iters = 3,
+                              .warmup_iters = 1,
+                              .agg_iters = 1,
+                              .run_cycles = 7,
+                              .ranks = 2,
+                              .timeout = 30};
+    return bench_main(argc, argv, "push_pull", defaults, run);
+}
+#endif

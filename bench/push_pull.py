@@ -1,0 +1,170 @@
+"""push_pull: gradients in, parameters after a step of Nesterov momentum out, beside what a user would write.
+
+One flat buffer of each size, or the keys of a model (-M) one by one. Each worker is a server too (CS). The gradient
+lies in the exchange's memory, for a composite in its own arrays. training.py says how the answers are known.
+"""
+
+import argparse
+import ctypes
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+import hpcomm
+from bench import models
+from bench.composites import composites, gloo
+from bench.harness import Bench, Benchmark, Contender, has_torch, main, nbytes
+from bench.native import address, view
+from bench.training import MOMENTUM, RATE, Floats, Job
+
+LOOP_STREAMS = 5  # of a fused momentum loop: three arrays read, two written
+MIB = 1 << 20
+SIZES = [8, 64 << 10, 4 * MIB, 32 * MIB, 256 * MIB]
+
+
+def several(size: int) -> int:
+    """Operations of one sample: one of few bytes is too short for the clock."""
+    return max(1, min(2000, 2 * MIB // size))
+
+
+def last_cache() -> int:
+    """Bytes of the last level of cache of this core; 32 MiB where the system does not say."""
+    folder = Path("/sys/devices/system/cpu/cpu0/cache")
+    found = [path.read_text().strip() for path in folder.glob("index*/size")]
+    return max((nbytes(text) for text in found), default=32 * MIB)
+
+
+def exchange(job: Job, name: str, chunk: int, shared: bool = False, step: bool = False) -> Contender:
+    """hpcomm from Python. step: all keys by one call instead of one by one."""
+    names = [key.name for key in job.keys]
+    made = hpcomm.Exchange(
+        job.bench.context,
+        dict(zip(names, job.params(), strict=True)),
+        rule=hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM),
+        chunk_bytes=chunk,
+        shared_params=shared,
+        timeout=job.bench.options.timeout,
+    )
+    params = [made.params[key] for key in names]
+
+    def load() -> None:
+        for key, gradient in zip(names, job.gradients, strict=True):
+            np.copyto(made.gradient(key), gradient)
+
+    def one_by_one() -> None:
+        for key in names:
+            made.push_pull(key)
+
+    def flat() -> None:
+        made.push_pull("flat")
+
+    way = made.step if step else flat if names == ["flat"] else one_by_one
+    measure = job.turn(way, lambda: params, load, lambda: made.gradient(names[0]))
+    return Contender(name, "hpcomm", measure, made.close)
+
+
+def exchange_c(job: Job, chunk: int) -> Contender:
+    """hpcomm by its C API, in a loop in C."""
+    native, bench = job.bench.native, job.bench
+    counts = np.array([key.count for key in job.keys], np.uint64)
+    start = job.params()
+    values = np.array([address(array) for array in start], np.uint64)
+    made, gradient, seconds = ctypes.c_void_p(), ctypes.c_void_p(), np.zeros(1)
+    native.check(
+        native.bench_exchange(
+            native.context, address(counts), address(values), counts.size, chunk, RATE, MOMENTUM, ctypes.byref(made)
+        )
+    )
+    params = [view(native.hpc_exchange_params(made, k), key.count, np.float32) for k, key in enumerate(job.keys)]
+
+    def place(k: int) -> Floats:
+        native.check(native.hpc_exchange_gradient(made, k, bench.options.timeout, ctypes.byref(gradient)))
+        found: Floats = view(gradient.value or 0, job.keys[k].count, np.float32)
+        return found
+
+    def load() -> None:
+        for k, own in enumerate(job.gradients):
+            np.copyto(place(k), own)
+
+    def timed() -> float:
+        native.check(native.bench_push_pull(made, counts.size, job.m, bench.options.timeout, address(seconds)))
+        return float(seconds[0])
+
+    measure = job.turn(lambda: None, lambda: params, load, lambda: place(0), timed)
+    return Contender("hpcomm C", "hpcomm", measure, lambda: native.hpc_exchange_free(made))
+
+
+def traffic(job: Job) -> Contender:
+    """The time of push_pull's memory traffic at the rate of a fused momentum loop in every rank at once."""
+    count = max(job.count // job.bench.size, 4 * last_cache() // (12 * job.bench.size))
+    params, gradient, velocity = (np.random.default_rng(k).random(count, np.float32) for k in range(3))
+    streams = (
+        2 * job.bench.size + 4
+    )  # each worker's gradient read and parameter written, the owner's both read, written
+    times = streams * job.count / (LOOP_STREAMS * count * job.bench.size)
+
+    def measure(n: int) -> tuple[list[float], int]:
+        seconds = []
+        for _ in range(n):
+            job.bench.comm.Barrier()
+            loop = job.bench.native.bench_momentum(address(params), address(gradient), address(velocity), count, 1)
+            seconds.append(times * loop)
+        return seconds, 0
+
+    return Contender("momentum traffic (bound)", "bound", measure)
+
+
+def model(options: argparse.Namespace, size: int) -> models.Model:
+    return models.flat(size) if options.model == "flat" else models.load(options.model)
+
+
+def contenders(bench: Bench, size: int) -> Sequence[Contender]:
+    return list(wanted(bench, size))
+
+
+def wanted(bench: Bench, size: int) -> Iterator[Contender]:
+    keys = model(bench.options, size).keys
+    job = Job(bench, keys, bench.options.agg_iters or several(size))
+    chunk = bench.options.chunk
+    if job.count * 4 >= last_cache() and bench.wanted("momentum traffic (bound)"):
+        yield traffic(job)
+    if bench.wanted("hpcomm C"):
+        yield exchange_c(job, chunk)
+    if bench.wanted("hpcomm Python"):
+        yield exchange(job, "hpcomm Python", chunk)
+    if len(keys) > 1 and bench.wanted("hpcomm step"):
+        yield exchange(job, "hpcomm step", chunk, step=True)
+    if bench.wanted("hpcomm shared_params"):
+        yield exchange(job, "hpcomm shared_params", chunk, shared=True)
+    yield from composites(job)
+    if len(keys) == 1 and has_torch() and bench.wanted("Gloo + torch SGD"):
+        yield gloo(job)
+
+
+def sizes(options: argparse.Namespace) -> Sequence[int]:
+    return options.sizes if options.model == "flat" else [models.load(options.model).nbytes]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-s", "--sizes", type=lambda text: [nbytes(part) for part in text.split(",")], default=SIZES,
+        help="of the flat buffer, e.g. 8,64K,4M",
+    )  # fmt: skip
+    parser.add_argument("-M", "--model", choices=("flat", *models.NAMES), default="flat", help="whose keys")
+    parser.add_argument("--chunk", type=nbytes, default=32 << 10, help="bytes that one core owns, e.g. 32K")
+
+
+BENCHMARK = Benchmark(
+    name="push_pull",
+    about="push_pull of a flat buffer or of a model's keys, beside collectives plus an update.",
+    dtype="float32",
+    contenders=contenders,
+    defaults={"iters": 0, "agg_iters": 0},
+    options=options,
+    sizes=sizes,
+    samples=lambda size: max(1, min(10, 64 * MIB // size)),
+)
+
+if __name__ == "__main__":
+    main(BENCHMARK)

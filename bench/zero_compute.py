@@ -1,0 +1,143 @@
+"""zero_compute: exchanges a second of infinitely fast workers, against their number (PHub, section 4.4 and figure 15).
+
+Starts push_pull once for each number of workers and each model, takes the fastest composite beside hpcomm, and counts
+the exchanges of whole models that all workers together make in a second.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import models, plots
+from bench.launch import attend, cores, launcher
+from bench.rows import Row, named
+
+STYLES = {"hpcomm": ("tab:blue", "-"), "composite": ("tab:red", "--")}
+
+
+@dataclass(frozen=True)
+class Point:
+    """Exchanges a second of all workers together, with those of the slowest and the fastest cycle."""
+
+    model: str
+    workers: int
+    who: str
+    name: str
+    rate: float
+    low: float
+    high: float
+
+
+def arguments_of(model: str) -> list[str]:
+    """push_pull's, for a model's name or the bytes of a flat buffer."""
+    return ["-M", model] if model in models.NAMES else ["-M", "flat", "-s", model]
+
+
+def point(model: str, workers: int, who: str, row: Row) -> Point:
+    rates = [
+        workers / seconds for seconds in (statistics.median(row["cycles"]), max(row["cycles"]), min(row["cycles"]))
+    ]
+    return Point(model, workers, who, row["name"], *rates)
+
+
+def points(model: str, document: Row) -> list[Point]:
+    rows, workers = document["rows"], document["ranks"]
+    peers = [row for row in rows if row["role"] == "peer"]
+    return [
+        point(model, workers, "hpcomm", named(rows, "hpcomm Python")),
+        point(model, workers, "composite", named(peers, "")),
+    ]
+
+
+def table(found: Sequence[Point], available: int) -> list[str]:
+    """Speedup: over hpcomm with the fewest workers."""
+    lines = [f"{'model':<10}{'workers':>8}  {'who':<44}{'exchanges/s':>12}{'speedup':>9}  spread"]
+    for p in found:
+        base = next(q for q in found if q.model == p.model and q.who == "hpcomm")
+        crowd = " *" if p.workers > available else "  "
+        lines.append(
+            f"{p.model:<10}{p.workers:>6}{crowd}  {p.name:<44}{p.rate:>12.1f}{p.rate / base.rate:>8.2f}x  "
+            f"{p.low:.1f} .. {p.high:.1f}"
+        )
+    if any(p.workers > available for p in found):
+        lines.append(f"* more workers than the {available} cores")
+    return lines
+
+
+def scaling(axis: Any, found: Sequence[Point], model: str) -> None:
+    own = [p for p in found if p.model == model]
+    for who, (colour, dashes) in STYLES.items():
+        line = [p for p in own if p.who == who]
+        if not line:
+            continue
+        workers = [p.workers for p in line]
+        axis.fill_between(workers, [p.low for p in line], [p.high for p in line], alpha=0.2, color=colour)
+        text = "hpcomm" if who == "hpcomm" else "best composite"
+        axis.plot(workers, [p.rate for p in line], dashes, marker="o", color=colour, label=text)
+    if own:
+        counts = sorted({p.workers for p in own})
+        linear = [own[0].rate * count / own[0].workers for count in counts]
+        axis.plot(counts, linear, ":", color="black", label="linear")
+        axis.set_xticks(counts)
+    axis.set(title=model, xlabel="workers", ylabel="exchanges/s, all workers", yscale="log")
+    axis.grid(alpha=0.3)
+    axis.legend()
+
+
+def measure(options: argparse.Namespace) -> tuple[list[Point], list[Row]]:
+    found, documents = [], []
+    runs = [(model, int(workers)) for model in options.models.split(",") for workers in options.workers.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "push_pull.json")
+        for i, (model, workers) in enumerate(runs):
+            if options.progress is not None:
+                options.progress.write_text(f"{i / len(runs):.4f}")
+            command = [*launcher(workers), "bench.push_pull", *arguments_of(model), "-J", str(output)]
+            command += ["-N", str(options.run_cycles), "-n", "1", "--only", "hpcomm Python,update"]
+            bar = not options.json and options.progress is None
+            status = attend(command, f"{model}, {workers} workers", quiet=True, bar=bar)
+            if not output.exists():
+                raise SystemExit(f"push_pull of {model} with {workers} workers ended with status {status}, no figures")
+            documents.append(json.loads(output.read_text(encoding="utf-8")))
+            output.unlink()
+            found += points(model, documents[-1])
+    return found, documents
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m bench.zero_compute", description="Exchanges a second against workers.")
+    p.add_argument("-W", "--workers", default="1,2,4,8", help="numbers of workers, powers of two, e.g. 1,2,4")
+    p.add_argument("--models", default="resnet50,32M", help="models, or bytes of a flat buffer, e.g. vgg19,4M")
+    p.add_argument("-N", "--run_cycles", type=int, default=5, help="alternated cycles of each")
+    p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
+    p.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    p.add_argument("--plot", type=Path, help="draw the figures into this file (needs matplotlib)")
+    p.add_argument("--progress", type=Path, help=argparse.SUPPRESS)  # a file that says which part is done
+    options = p.parse_args(given)
+    found, documents = measure(options)
+    rows = [row for document in documents for row in document["rows"]]
+    wrong = sum(row["wrong"] for row in rows)
+    figures = {"benchmark": "zero_compute", "cores": cores(), "points": [vars(q) for q in found], "rows": rows}
+    text = json.dumps({**figures, "runs": documents}, indent=1)
+    if options.output_file is not None:
+        options.output_file.write_text(text + "\n", encoding="utf-8")
+    if options.plot is not None:
+        draws = [functools.partial(scaling, found=found, model=model) for model in options.models.split(",")]
+        heading = f"zero compute, hpcomm {documents[0]['hpcomm']}, {cores()} cores, {documents[0]['mpi'].split(',')[0]}"
+        plots.figure(options.plot, draws, heading)
+    if options.json:
+        print(text)
+    else:
+        print("\n".join([*table(found, cores()), f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
