@@ -84,6 +84,7 @@ static void cores_at_home(rank *r) {
         CHECK_EQ(ex->window->memory->unplaced, 0);
         CHECK_EQ(ex->n_own_cores, cores);
         check_home(ex);
+        CHECK_OK(hpc_exchange_close(ex, -1)); /* not before the other rank's pushes are answered */
         hpc_exchange_free(ex);
     }
 }

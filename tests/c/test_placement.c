@@ -57,7 +57,7 @@ static void shared_memory(rank *r) {
     numa_needed();
     static const struct {
         size_t nbytes, grain;
-    } blocks[] = {{100, 0}, {256 << 10, 0}, {16 << 20, 0}, {16 << 20, 2 << 20}};
+    } blocks[] = {{100, 0}, {256 << 10, 0}, {(14 << 20) + 8192, 0}, {16 << 20, 2 << 20}};
     for (int turn = 0; turn < 2; turn++) {
         for (int b = 0; b < 4; b++) {
             hpc_placement places[PLACES];
