@@ -153,6 +153,9 @@ def test_questions() -> None:
     assert plan.owners("bias") == (plan.rows_of("bias")[0].owner,)
     assert plan.rows[-1] == plan.rows[len(plan.rows) - 1]
     assert plan.rows[-1].key == 3
+    apart = ParameterServer("NCS", (40, 3)).compile({"a": 1}, 42)
+    assert apart.servers == (3, 40)
+    assert apart.workers == tuple(rank for rank in range(42) if rank not in (3, 40))
     with pytest.raises(IndexError):
         plan.rows[len(plan.rows)]
     with pytest.raises(InvalidArgument, match="key 'fd' is not in the plan; its keys are conv, bias, fc"):
@@ -464,9 +467,23 @@ def test_text() -> None:
     assert lines[8].split() == ["server", "core", "bytes", "chunks"]
     assert sum(int(line.split()[-1]) for line in lines[9:]) == len(plan.rows)
     assert len(lines) == 17
+    assert str(ParameterServer("NCS", [1, 2]).compile({"conv": (16, 33), "b": ()}, 3, chunk_bytes=1024, cores=2)) == (
+        "plan of 3 ranks: 2 keys, 4 chunks, 2.07 KiB; fullest over mean: core 1.936, server 1.028\n"
+        "\n"
+        "key   shape        bytes  chunks  servers\n"
+        "conv  (16, 33)  2.06 KiB       3  1, 2\n"
+        "b     ()             4 B       1  2\n"
+        "\n"
+        "server  core     bytes  chunks\n"
+        "     1     0  1.00 KiB       1\n"
+        "     1     1      64 B       1\n"
+        "     2     0  1.00 KiB       1\n"
+        "     2     1       4 B       1"
+    )
     many = ParameterServer().compile({f"k{i}": 5 for i in range(100)}, 50)
     assert "... and 76 more keys" in str(many)
     assert "... and 26 more cores" in str(many)
+    assert "more" not in str(ParameterServer().compile({f"k{i}": 5 for i in range(24)}, 8))
     assert repr(plan) == "<hpcomm.Plan of 4 ranks, 4 keys, 102 rows>"
 
 
