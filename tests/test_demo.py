@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "train_digits.py"
+README = DEMO.parents[1] / "README.md"
 WEIGHTS = {"logistic regression": 65 * 10, "network, 48 hidden units": 65 * 48 + 49 * 10}
 STEPS_PER_EPOCH = 44  # 1347 examples in batches of 32, an exchange after every 4th and at the end
 STEPS_OF_HUB = 43  # one exchange a step
@@ -101,6 +103,14 @@ def loaded() -> Any:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_first_lines_of_the_readme_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0])
+    command = [*mpi.mpirun(), "-n", "2", sys.executable, str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_what_rank_0_shows(tmp_path: Path) -> None:
