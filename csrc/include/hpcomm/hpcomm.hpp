@@ -495,6 +495,11 @@ struct HubConfig {
     bool each = false;
 };
 
+// Cores that each of the servers can have for threads of its own; 0 when there are none to spare.
+inline int spare_cores(const Context &context, const std::vector<int> &servers) {
+    return hpc_spare_cores(context.get(), servers.data(), static_cast<int>(servers.size()));
+}
+
 class Plan : public Handle<hpc_plan, hpc_plan_free> {
   public:
     Plan() noexcept = default;
