@@ -1,0 +1,324 @@
+#include "exchange_plans.h"
+
+#include <sched.h>
+
+static const char *const names[JOB_KEYS] = {"k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k8", "k9", "k10", "k11"};
+
+/* ---- jobs --------------------------------------------------------------------------------------------------- */
+
+void job_init(job *j, const rank *r) {
+    *j = (job){.cores = 1, .depth = 1, .chunk = 1024, .rule = "sgd", .args = {0, 0.5}, .sum = 1, .seed = 1};
+    j->n_keys = 3;
+    j->keys[0] = (hpc_key){names[0], 1001};
+    j->keys[1] = (hpc_key){names[1], 33};
+    j->keys[2] = (hpc_key){names[2], 4097};
+    for (int i = 0; i < r->size; i++) j->workers[i] = j->servers[i] = i;
+    j->n_workers = j->n_servers = r->size;
+    j->progress = HPC_PROGRESS_INLINE;
+}
+
+static int below(uint64_t *state, int n) {
+    return (int)(ranks_random(state) % (uint64_t)n);
+}
+
+void job_random_sizes(job *j, uint64_t *state, uint64_t most) {
+    for (int i = 0; i < j->n_keys; i++) {
+        uint64_t bits = ranks_random(state) % 15, count = 1 + ranks_random(state) % (2u << bits);
+        j->keys[i] = (hpc_key){names[i], count < most ? count : most};
+    }
+}
+
+static void random_placement(job *j, uint64_t *state, int size) {
+    int dedicated = below(state, 2), central = below(state, 2);
+    if (size == 2) central |= dedicated;
+    j->n_servers = j->n_workers = 0;
+    int n_dedicated = !dedicated ? 0 : central ? 1 : 1 + below(state, size - 1), first = below(state, size);
+    for (int i = 0; i < size; i++) {
+        int who = (first + i) % size;
+        bool serves = dedicated ? i < n_dedicated : !central || i == 0;
+        if (serves) j->servers[j->n_servers++] = who;
+    }
+    for (int who = 0; who < size; who++) {
+        bool serves = false;
+        for (int i = 0; i < j->n_servers; i++) serves |= j->servers[i] == who;
+        if (!dedicated || !serves) j->workers[j->n_workers++] = who;
+    }
+}
+
+void job_random(job *j, const rank *r, uint64_t seed) {
+    static const int wires[] = {HPC_F32, HPC_F32, HPC_F16, HPC_BF16};
+    static const char *const rules[] = {"sgd", "momentum", "average"};
+    uint64_t state = seed * 1000003 + (uint64_t)r->size;
+    job_init(j, r);
+    j->seed = seed;
+    j->n_keys = 1 + below(&state, JOB_KEYS);
+    random_placement(j, &state, r->size);
+    j->cores = 1 + below(&state, 3);
+    j->depth = 1 + below(&state, 2);
+    j->wire = wires[below(&state, 4)];
+    j->chunk = (uint64_t)64 << below(&state, 11);
+    if (below(&state, 3) == 0) j->chunk += 64 * ranks_random(&state) % 4096;
+    job_random_sizes(j, &state, j->chunk * 32 < 20001 ? j->chunk * 32 : 20001); /* at most 128 chunks a key */
+    j->sum = (j->n_workers & (j->n_workers - 1)) || below(&state, 2);
+    j->rule = rules[below(&state, 3)];
+    j->args[1] = below(&state, 2) ? 0.5 : 0.25;
+    j->args[3] = 0.5;
+    j->eager = below(&state, 2);
+    j->check_finite = below(&state, 4) == 0;
+    j->shared_params = strcmp(r->mode->transports, "shm") == 0 && below(&state, 4) == 0;
+}
+
+static bool among(const int *ranks, int n, int who) {
+    for (int i = 0; i < n; i++) {
+        if (ranks[i] == who) return true;
+    }
+    return false;
+}
+
+bool job_works(const job *j, int who) {
+    return among(j->workers, j->n_workers, who);
+}
+
+bool job_serves(const job *j, int who) {
+    return among(j->servers, j->n_servers, who);
+}
+
+int job_create_with(const rank *r, const job *j, const hpc_exchange_config *config, double timeout,
+                    hpc_exchange **exchange) {
+    float *values[JOB_KEYS];
+    hpc_exchange_config c = *config;
+    hpc_plan *plan = NULL;
+    hpc_rule rule;
+    for (int key = 0; key < j->n_keys; key++) {
+        values[key] = malloc(j->keys[key].count * sizeof(float));
+        for (uint64_t i = 0; i < j->keys[key].count; i++) values[key][i] = job_initial(j, key, i);
+    }
+    if (!j->plan) {
+        hpc_hub hub;
+        hpc_hub_init(&hub);
+        hub.keys = j->keys, hub.n_keys = j->n_keys;
+        hub.workers = j->workers, hub.n_workers = j->n_workers;
+        hub.servers = j->servers, hub.n_servers = j->n_servers;
+        hub.cores = j->cores, hub.chunk = j->chunk, hub.depth = j->depth, hub.wire = j->wire;
+        hub.sum = j->sum, hub.each = j->each;
+        CHECK_OK(hpc_plan_hub(&hub, &plan));
+    }
+    CHECK_OK(hpc_rule_find(j->rule, j->isa, &rule));
+    memcpy(rule.args, j->args, sizeof rule.args);
+    if (!c.rule) c.rule = &rule;
+    c.plan = j->plan ? j->plan : plan;
+    c.values = r->rank == 0 ? (const float *const *)values : NULL; /* rank 0's count */
+    int status = hpc_exchange_create(r->context, &c, timeout, exchange);
+    hpc_plan_free(plan);
+    for (int key = 0; key < j->n_keys; key++) free(values[key]);
+    return status;
+}
+
+int job_create(const rank *r, const job *j, double timeout, hpc_exchange **exchange) {
+    hpc_exchange_config c;
+    hpc_exchange_config_init(&c);
+    c.consistency = j->each ? HPC_ASYNC : HPC_BSP;
+    c.progress = j->progress;
+    c.shared_params = j->shared_params;
+    c.eager = j->eager;
+    c.check_finite = j->check_finite;
+    c.isa = j->isa;
+    return job_create_with(r, j, &c, timeout, exchange);
+}
+
+hpc_exchange *job_open(const rank *r, const job *j) {
+    hpc_exchange *e = NULL;
+    CHECK_OK(job_create(r, j, -1, &e));
+    CHECK(e);
+    return e;
+}
+
+/* ---- numbers ------------------------------------------------------------------------------------------------ */
+
+static float small(uint64_t seed, uint32_t a, uint32_t b, uint32_t c, uint64_t i) {
+    uint32_t h = (uint32_t)seed * 0x9e3779b1u + a * 0x85ebca6bu + b * 0xc2b2ae35u + c * 0x27d4eb2fu;
+    h ^= (uint32_t)i * 0x165667b1u;
+    h ^= h >> 15;
+    h *= 0x2c1b3c6du;
+    return (float)((int)(h >> 20 & 15) - 8);
+}
+
+float job_initial(const job *j, int key, uint64_t i) {
+    return small(j->seed, 99, 77, (uint32_t)key, i);
+}
+
+float job_gradient(const job *j, int worker, int step, int key, uint64_t i) {
+    return small(j->seed, (uint32_t)worker, (uint32_t)step, (uint32_t)key, i);
+}
+
+void job_fill(const job *j, int worker, int step, int key, float *to) {
+    for (uint64_t i = 0; i < j->keys[key].count; i++) to[i] = job_gradient(j, worker, step, key, i);
+}
+
+uint64_t job_start(const rank *r, const job *j, hpc_exchange *e, int key, int step, int flags, bool in_place) {
+    uint64_t ticket = 0, count = j->keys[key].count;
+    float *src = malloc(count * sizeof *src);
+    job_fill(j, r->rank, step, key, src);
+    if (in_place) {
+        void *gradient = NULL;
+        CHECK_OK(hpc_exchange_gradient(e, key, -1, &gradient));
+        CHECK(gradient && (uintptr_t)gradient % 64 == 0);
+        if (j->wire == HPC_F32)
+            memcpy(gradient, src, count * sizeof *src);
+        else
+            CHECK_OK(hpc_encode(gradient, src, count, j->wire, HPC_ISA_GENERIC));
+    }
+    CHECK_OK(hpc_exchange_start(e, key, flags, in_place ? NULL : src, -1, &ticket));
+    memset(src, 0xcc, count * sizeof *src); /* free to reuse on return */
+    free(src);
+    return ticket;
+}
+
+void job_push_pull(const rank *r, const job *j, hpc_exchange *e, int key, int step) {
+    uint64_t ticket = job_start(r, j, e, key, step, HPC_PUSH | HPC_PULL, step % 2);
+    CHECK_OK(hpc_exchange_wait(e, key, ticket, -1));
+}
+
+/* ---- what must come of them ----------------------------------------------------------------------------------- */
+
+void reference_init(reference *ref, const job *j) {
+    *ref = (reference){.j = j};
+    for (int key = 0; key < j->n_keys; key++) {
+        uint64_t count = j->keys[key].count;
+        ref->params[key] = malloc(count * sizeof(float));
+        ref->state[key] = calloc(count, sizeof(float));
+        CHECK(ref->params[key] && ref->state[key]);
+        for (uint64_t i = 0; i < count; i++) ref->params[key][i] = job_initial(j, key, i);
+    }
+}
+
+void reference_free(reference *ref) {
+    for (int key = 0; key < ref->j->n_keys; key++) {
+        free(ref->params[key]);
+        free(ref->state[key]);
+    }
+}
+
+void reference_apply(reference *ref, int key, const double *sum) {
+    const job *j = ref->j;
+    double lr = j->args[1], decay = j->args[2], mu = j->args[3];
+    bool average = strcmp(j->rule, "average") == 0, momentum = strcmp(j->rule, "momentum") == 0;
+    for (uint64_t i = 0; i < j->keys[key].count; i++) {
+        double param = ref->params[key][i], g = sum[i] + decay * param;
+        if (momentum) ref->state[key][i] = (float)(g = mu * ref->state[key][i] + g);
+        ref->params[key][i] = (float)(average ? sum[i] : param - lr * g);
+    }
+    ref->step[key]++;
+}
+
+void reference_step(reference *ref, int key) {
+    const job *j = ref->j;
+    uint64_t count = j->keys[key].count;
+    double *sum = calloc(count, sizeof *sum), weight = j->sum ? 1 : 1.0 / j->n_workers;
+    for (int w = 0; w < j->n_workers; w++) {
+        for (uint64_t i = 0; i < count; i++) {
+            sum[i] += weight * (double)job_gradient(j, j->workers[w], ref->step[key], key, i);
+        }
+    }
+    reference_apply(ref, key, sum);
+    free(sum);
+}
+
+bool same_floats(const float *at, const float *expected, uint64_t count, const char *what, int who, int key) {
+    if (memcmp(at, expected, count * sizeof *at) == 0) return true;
+    uint64_t wrong = 0, first = count;
+    for (uint64_t i = 0; i < count; i++) {
+        if (memcmp(&at[i], &expected[i], sizeof *at) == 0) continue;
+        if (!wrong++) first = i;
+    }
+    if (!wrong) return true;
+    fprintf(stderr, "rank %d, key %d, %s: element %llu of %llu is %.9g, not %.9g; %llu are wrong\n", who, key, what,
+            (unsigned long long)first, (unsigned long long)count, (double)at[first], (double)expected[first],
+            (unsigned long long)wrong);
+    return false;
+}
+
+void reference_check(const reference *ref, const rank *r, hpc_exchange *e, int key) {
+    char what[32];
+    snprintf(what, sizeof what, "after step %d", ref->step[key]);
+    CHECK(same_floats(hpc_exchange_params(e, key), ref->params[key], ref->j->keys[key].count, what, r->rank, key));
+}
+
+uint64_t progress_until(const rank *r, hpc_exchange *e, int word, uint64_t at_least) {
+    uint64_t value;
+    while ((value = atomic_load(&r->board[word])) < at_least) {
+        CHECK_OK(hpc_exchange_progress(e));
+        sched_yield();
+    }
+    return value;
+}
+
+/* ---- plans by hand ---------------------------------------------------------------------------------------------- */
+
+static hpc_edge *hand_edge(hand_plan *h, hpc_edge edge) {
+    CHECK(h->n_edges < HAND_EDGES);
+    h->edges[h->n_edges] = edge;
+    return &h->edges[h->n_edges++];
+}
+
+static hpc_row *hand_row(hand_plan *h, int key, int owner, int action, int wire, uint64_t from, uint64_t count) {
+    CHECK(h->plan.n_rows < HAND_ROWS);
+    hpc_row *row = &h->rows[h->plan.n_rows++];
+    *row = (hpc_row){.key = key, .owner = owner, .action = action, .offset = from, .count = count, .depth = 1};
+    row->codec_in = wire;
+    row->codec_out = HPC_F32;
+    return row;
+}
+
+static void hand_start(hand_plan *h, const job *j) {
+    memset(h, 0, sizeof *h);
+    h->plan = (hpc_plan){.n_keys = j->n_keys, .keys = j->keys, .rows = h->rows};
+}
+
+void hand_racks(hand_plan *h, const job *j, int size, int wire, uint64_t most) {
+    hand_start(h, j);
+    for (int key = 0; key < j->n_keys; key++) {
+        for (uint64_t from = 0, count; from < j->keys[key].count; from += count) {
+            count = j->keys[key].count - from < most ? j->keys[key].count - from : most;
+            int racks = (size + 1) / 2, base = h->plan.n_rows;
+            for (int rack = 0; rack < racks; rack++) {
+                hpc_row *row = hand_row(h, key, 2 * rack, HPC_FORWARD, wire, from, count);
+                for (int who = 2 * rack; who < size && who < 2 * rack + 2; who++) {
+                    hpc_edge *edge = hand_edge(h, (hpc_edge){who, -1, 1});
+                    if (!row->n_in++) row->in = edge;
+                }
+                row->quorum = row->n_in;
+                row->n_out = 1;
+                row->out = hand_edge(h, (hpc_edge){size - 1, base + racks, 1});
+            }
+            hpc_row *row = hand_row(h, key, size - 1, HPC_APPLY, HPC_F32, from, count);
+            for (int rack = 0; rack < racks; rack++) {
+                hpc_edge *edge = hand_edge(h, (hpc_edge){2 * rack, base + rack, 0.5});
+                if (!row->n_in++) row->in = edge;
+            }
+            row->quorum = row->n_in;
+            for (int who = 0; who < size; who++) {
+                hpc_edge *edge = hand_edge(h, (hpc_edge){who, -1, 1});
+                if (!row->n_out++) row->out = edge;
+            }
+        }
+    }
+}
+
+void hand_ring(hand_plan *h, const job *j, int size, int wire, uint64_t most) {
+    hand_start(h, j);
+    for (int key = 0; key < j->n_keys; key++) {
+        for (uint64_t from = 0, count; from < j->keys[key].count; from += count) {
+            count = j->keys[key].count - from < most ? j->keys[key].count - from : most;
+            for (int who = 0; who < size; who++) {
+                hpc_row *row = hand_row(h, key, who, HPC_EMIT, wire, from, count);
+                row->in = hand_edge(h, (hpc_edge){(who + size - 1) % size, -1, 0.25});
+                hand_edge(h, (hpc_edge){who, -1, 0.5});
+                hand_edge(h, (hpc_edge){(who + 1) % size, -1, 0.25});
+                row->n_in = row->quorum = 3;
+                row->out = hand_edge(h, (hpc_edge){who, -1, 1});
+                row->n_out = 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+/* exchange_plans.h - jobs for the tests of the exchange: keys, plans, exact gradients, and what must come of them.
+ *
+ * Gradients and parameters are small whole numbers and rates and weights powers of two, so that every order of summing
+ * gives the same bits and the expected parameters can be computed in any way at all. */
+#ifndef HPC_EXCHANGE_PLANS_H
+#define HPC_EXCHANGE_PLANS_H
+
+#include "ranks.h"
+
+enum { JOB_KEYS = 12, HAND_ROWS = 1024, HAND_EDGES = 4 * HAND_ROWS };
+
+typedef struct job {
+    hpc_key keys[JOB_KEYS];
+    int n_keys;
+    int workers[RANKS_MAX], n_workers, servers[RANKS_MAX], n_servers;
+    int cores, depth, wire, sum, each;
+    uint64_t chunk;
+    const char *rule;
+    double args[HPC_RULE_ARGS];
+    int eager, check_finite, shared_params, isa, progress;
+    const hpc_plan *plan; /* by hand; NULL: the hub of the above */
+    uint64_t seed;        /* of its numbers */
+} job;
+
+/* Three keys of odd sizes, all ranks both worker and server, the sum, sgd with a rate of 0.5. */
+void job_init(job *j, const rank *r);
+/* Anything that hpc_hub can say; the same for the same seed and size. */
+void job_random(job *j, const rank *r, uint64_t seed);
+void job_random_sizes(job *j, uint64_t *state, uint64_t most);
+
+bool job_works(const job *j, int who);
+bool job_serves(const job *j, int who);
+
+hpc_exchange *job_open(const rank *r, const job *j);
+int job_create(const rank *r, const job *j, double timeout, hpc_exchange **exchange);
+int job_create_with(const rank *r, const job *j, const hpc_exchange_config *config, double timeout,
+                    hpc_exchange **exchange); /* plan, rule and values of j, the rest of config */
+
+float job_initial(const job *j, int key, uint64_t i);
+float job_gradient(const job *j, int worker, int step, int key, uint64_t i);
+void job_fill(const job *j, int worker, int step, int key, float *to);
+
+/* Writes the gradient of that step (from 0) where the exchange wants it, or hands it over from elsewhere. */
+uint64_t job_start(const rank *r, const job *j, hpc_exchange *e, int key, int step, int flags, bool in_place);
+void job_push_pull(const rank *r, const job *j, hpc_exchange *e, int key, int step);
+
+/* The parameters after as many steps of every worker. */
+typedef struct reference {
+    const job *j;
+    float *params[JOB_KEYS], *state[JOB_KEYS];
+    int step[JOB_KEYS];
+} reference;
+
+void reference_init(reference *ref, const job *j);
+void reference_free(reference *ref);
+void reference_step(reference *ref, int key); /* all workers' gradients of the next step */
+void reference_apply(reference *ref, int key, const double *sum);
+void reference_check(const reference *ref, const rank *r, hpc_exchange *e, int key);
+bool same_floats(const float *at, const float *expected, uint64_t count, const char *what, int who, int key);
+
+/* Works for this rank's rows until the word is there. */
+uint64_t progress_until(const rank *r, hpc_exchange *e, int word, uint64_t at_least);
+
+/* Plans that no hub makes, in rows of at most so many elements (a multiple of 16). Racks: the first rank of every two
+ * sums their updates and forwards the sum to the last rank of all, which applies the rule to half of all sums. Ring:
+ * each rank emits half of its own and a quarter of each neighbour's update. */
+typedef struct hand_plan {
+    hpc_plan plan;
+    hpc_row rows[HAND_ROWS];
+    hpc_edge edges[HAND_EDGES];
+    int n_edges;
+} hand_plan;
+
+void hand_racks(hand_plan *h, const job *j, int size, int wire, uint64_t most);
+void hand_ring(hand_plan *h, const job *j, int size, int wire, uint64_t most);
+
+#endif
