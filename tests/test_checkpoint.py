@@ -1,0 +1,255 @@
+"""Checkpoints: what is restored trains on bit for bit, under any plan, or is refused on every rank."""
+
+import io
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpcomm
+from hpcomm import SGD, Adam, Average, Exchange, InvalidArgument, Momentum, Nesterov, ParameterServer, optim
+from hpcomm.checkpoint import Kind, Piece, Span, found, packed
+
+F32 = np.float32
+SHAPES = {"w": (61, 53), "b": (53,), "s": ()}
+
+
+def random(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(F32) for name, shape in SHAPES.items()}
+
+
+def train(ex: Exchange, rank: int, first: int, last: int) -> dict[str, Any]:
+    for step in range(first, last):
+        ex.step(random(100 * step + rank + 1))
+    return {name: value.copy() for name, value in ex.params.items()}
+
+
+def assert_same(have: dict[str, Any], want: dict[str, Any]) -> None:
+    for name, value in want.items():
+        np.testing.assert_array_equal(have[name], value, err_msg=name)
+
+
+def through_a_file(shard: dict[str, Any]) -> Any:
+    file = io.BytesIO()
+    np.savez(file, **shard)
+    file.seek(0)
+    return np.load(file)
+
+
+RULES: list[optim.AnyRule] = [SGD(lr=0.1), Momentum(lr=0.1), Nesterov(lr=0.1, weight_decay=0.01), Adam(), Average()]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"chunk_bytes": 64, "cores": 3},
+        {"topology": ParameterServer("CC", servers=[2]), "chunk_bytes": 1 << 20},
+        {"progress": "thread", "shared_params": True, "depth": 2},
+    ],
+    ids=["the same plan", "other chunks", "another server", "other memory"],
+)
+def test_three_steps_and_three_after_a_restart_are_six(rule: optim.AnyRule, other: dict[str, Any]) -> None:
+    shards: list[Any] = [None] * 3
+    want: list[Any] = [None] * 3
+
+    def before(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), rule=rule, chunk_bytes=1024, progress="inline")
+        train(ex, context.rank, 0, 3)
+        shards[context.rank] = through_a_file(ex.state_dict())
+        context.barrier()  # nobody pushes before all have saved
+        want[context.rank] = train(ex, context.rank, 3, 6)
+
+    def after(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(7), rule=rule, **{"chunk_bytes": 1024, "progress": "inline", **other})
+        train(ex, context.rank, 10, 12)  # to be forgotten
+        ex.load_state_dict(shards[:: -1 if context.rank else 1])
+        assert_same(train(ex, context.rank, 3, 6), want[context.rank])
+
+    run_threads(3, before)
+    run_threads(3, after)
+
+
+def test_own_shard_is_enough_under_the_same_plan() -> None:
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), rule=Adam(), progress="inline")
+        train(ex, context.rank, 0, 2)
+        shard = ex.state_dict()
+        assert shard["rule"] == "adam"
+        assert (shard["row_step"] == 2).all()
+        assert all(isinstance(value, np.ndarray | int | str) for value in shard.values())
+        context.barrier()
+        want = train(ex, context.rank, 2, 4)
+        ex.load_state_dict(shard)
+        assert_same(train(ex, context.rank, 2, 4), want)
+
+    run_threads(2, body)
+
+
+def test_hyper_parameters_come_back_too() -> None:
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), rule=Nesterov(lr=0.1))
+        ex.set(lr=0.25, momentum=0.5)
+        shard = ex.state_dict()
+        context.barrier()
+        ex.set(lr=0.75)
+        ex.load_state_dict([shard])
+        assert ex.rule == Nesterov(lr=0.25, momentum=0.5)
+        ex.step({name: np.ones(shape, F32) for name, shape in SHAPES.items()})
+        want = {name: value - F32(0.25) * F32(1.5) for name, value in random(0).items()}
+        assert_same(dict(ex.params), want)
+
+    run_threads(2, body)
+
+
+def test_rank_that_only_serves_saves_and_loads() -> None:
+    shards: list[Any] = [None] * 3
+    wants: list[Any] = [None] * 3
+    topology = ParameterServer("NCS", servers=[1])
+
+    def before(context: hpcomm.Context) -> None:
+        with Exchange(context, random(0), topology, rule=Adam(), progress="inline") as ex:
+            if context.rank == 1:
+                ex.serve()
+            else:
+                train(ex, context.rank, 0, 3)
+                ex.close()
+                wants[context.rank] = {name: value.copy() for name, value in ex.params.items()}
+                return
+            shards[1] = ex.state_dict()
+
+    def after(context: hpcomm.Context) -> None:
+        with Exchange(context, random(9), topology, rule=Adam(lr=0.5), progress="inline") as ex:
+            ex.load_state_dict([shards[1]])
+            if context.rank == 1:
+                ex.serve()
+                return
+            assert_same(dict(ex.params), wants[context.rank])
+            assert ex.rule == Adam()
+            train(ex, context.rank, 3, 4)
+
+    run_threads(3, before)
+    run_threads(3, after)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def without(name: str) -> Change:
+    return lambda shard: {key: value for key, value in shard.items() if key != name}
+
+
+def changed(**values: Any) -> Change:
+    return lambda shard: {**shard, **values}
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "nothing": (lambda shard: [], r"no shard is given"),
+    "no shard": (lambda shard: [5], r"a shard is a int: must be what state_dict gave"),
+    "another rule": (changed(rule="sgd"), r"a shard is of rule 'sgd' with 2 .* the exchange of 'adam' with 2"),
+    "other slots": (changed(slots=1), r"with 1 values of state an element"),
+    "other keys": (changed(keys=np.array(["w", "b", "t"])), r"other keys than the exchange, among them \[\('s', 1\)"),
+    "other counts": (changed(counts=np.array([1, 2, 3])), r"other keys than the exchange"),
+    "another format": (changed(format=2), r"format 2: this version reads format 1"),
+    "no state": (without("state"), r"is not what state_dict gave: KeyError\('state'\)"),
+    "cut params": (changed(params=np.zeros(3, F32)), r"arrays of other sizes"),
+    "no rows": (
+        changed(params=np.zeros(0, F32), state=np.zeros(0, F32), row_key=[], row_offset=[], row_count=[], row_step=[]),
+        r"are in none of the shards: give those of every rank that owned rows",
+    ),
+    "two checkpoints": (
+        lambda shard: [shard, {**shard, "row_step": shard["row_step"] + 1}],
+        r"at step 2 and at step 3: they are of different checkpoints",
+    ),
+    "two sets of arguments": (
+        lambda shard: [shard, {**shard, "args": shard["args"] * 2}],
+        r"different rule arguments",
+    ),
+    "arguments out of range": (changed(args=np.array([-1, 0, 0.9, 0.9, 1e-8])), r"lr is -1"),
+    "too few arguments": (changed(args=np.array([0.1])), r"adam has 5 arguments: 1 are given"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_checkpoint_that_does_not_fit_is_refused_on_every_rank(case: str) -> None:
+    change, told = REFUSED[case]
+
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), rule=Adam(), progress="inline")
+        want = train(ex, context.rank, 0, 2)
+        shard = ex.state_dict()
+        context.barrier()
+        with pytest.raises(InvalidArgument, match=told) as raised:
+            ex.load_state_dict(change(shard) if context.rank == 1 else shard)
+        assert ("rank 1 refuses" in str(raised.value)) == (context.rank != 1)
+        assert_same(dict(ex.params), want)  # and nothing has changed
+        ex.load_state_dict(shard)
+        train(ex, context.rank, 2, 3)
+
+    run_threads(3, body)
+
+
+def test_ranks_with_different_arguments_are_told() -> None:
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), rule=SGD(lr=0.5))
+        shard = ex.state_dict()
+        shard["args"] = shard["args"] * (1 + context.rank)
+        with pytest.raises(hpcomm.ConfigError, match=r"rank 0's shards .* \(0\.5, 0\.0\), rank 1's \(1\.0, 0\.0\)"):
+            ex.load_state_dict(shard)
+        context.barrier()
+
+    run_threads(2, body)
+
+
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    slots=st.integers(0, 2),
+    cuts=st.lists(st.floats(0, 1), max_size=12),
+    other=st.lists(st.floats(0, 1), max_size=12),
+    shards=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_any_cut_is_found_in_any_other(
+    sizes: list[int], slots: int, cuts: list[float], other: list[float], shards: int, seed: int
+) -> None:
+    kind = Kind("adam", slots, {f"key {i}": size for i, size in enumerate(sizes)})
+    rng = np.random.default_rng(seed)
+    params = {name: rng.random(n, F32) for name, n in kind.keys.items()}
+    state = {name: rng.random((slots, n), F32) for name, n in kind.keys.items()}
+
+    def spans(at: list[float]) -> list[Span]:
+        made = []
+        for name, n in kind.keys.items():
+            edges = sorted({0, n, *(int(x * n) for x in at)})
+            made += [Span(name, low, high - low) for low, high in itertools.pairwise(edges)]
+        return made
+
+    def piece(span: Span) -> Piece:
+        end = span.offset + span.count
+        return Piece(span, 5, params[span.key][span.offset : end], state[span.key][:, span.offset : end])
+
+    pieces = [piece(span) for span in spans(cuts)]
+    order = rng.permutation(len(pieces))
+    given_ = [packed(kind, (1.0, 2.0), [pieces[i] for i in order[part::shards]]) for part in range(shards)]
+    args, have = found(given_, kind, spans(other))
+    assert args == (1.0, 2.0)
+    for one in have:
+        want = piece(one.span)
+        assert one.step == 5
+        np.testing.assert_array_equal(one.params, want.params)
+        np.testing.assert_array_equal(one.state, want.state)
+    with pytest.raises(InvalidArgument, match="in none of the shards"):
+        found(packed(kind, (1.0, 2.0), pieces[1:]), kind, spans(other))

@@ -1,0 +1,568 @@
+"""Exchanges: push and pull over every transport and placement, where gradients and parameters lie, what is refused."""
+
+import array
+import gc
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mpi
+import numpy as np
+import pytest
+from conftest import run_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_window import Exported
+
+import hpcomm
+from hpcomm import ASYNC, BSP, SGD, Average, Exchange, InvalidArgument, ParameterServer
+
+F32 = np.float32
+SHAPES = {"conv": (3, 5, 2), "fc": (40, 70), "bias": (7,), "scale": ()}
+PLACEMENTS = {
+    "CC": ParameterServer("CC"),
+    "CC on 1": ParameterServer("CC", servers=[1]),
+    "CS": ParameterServer("CS"),
+    "CS on 2": ParameterServer("CS", servers=2),
+    "NCC": ParameterServer("NCC"),
+    "NCS": ParameterServer("NCS", servers=[0, 2]),
+}
+
+
+def values(seed: int = 0, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Any]:
+    """Whole numbers, so that sums are exact in whatever order."""
+    rng = np.random.default_rng(seed)
+    return {name: rng.integers(-8, 8, shape).astype(F32) for name, shape in (shapes or SHAPES).items()}
+
+
+def grads(rank: int, step: int, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Any]:
+    return values(1000 * rank + step + 1, shapes)
+
+
+def works(context: hpcomm.Context, topology: ParameterServer) -> bool:
+    """Whether this rank is a worker; one that is not serves until the others have closed."""
+    return context.rank in topology.roles(context.size)[0]
+
+
+def each_rank(n: int, body: Callable[[hpcomm.Context, Exchange], Any], **options: Any) -> list[Any]:
+    """run_threads with an exchange, which servers serve and which every rank closes."""
+    config = {name: options.pop(name) for name in ("transport", "loop_seed", "timeout") if name in options}
+    topology = options.get("topology", ParameterServer())
+    shapes = options.pop("shapes", SHAPES)
+
+    def rank(context: hpcomm.Context) -> Any:
+        with Exchange(context, values(shapes=shapes), **{"rule": SGD(lr=1), "progress": "inline", **options}) as ex:
+            if works(context, topology):
+                return body(context, ex)
+            ex.serve(20)
+            return None
+
+    return run_threads(n, rank, **config)
+
+
+def assert_same(have: Any, want: Any) -> None:
+    assert list(have) == list(want)
+    for name, value in want.items():
+        np.testing.assert_array_equal(have[name], value, err_msg=name)
+
+
+# ---- bulk synchronous ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("progress", ["inline", "thread"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_placement_sums(placement: str, progress: str, transport: dict[str, Any]) -> None:
+    topology = PLACEMENTS[placement]
+    workers = topology.roles(3)[0]
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        want = values()
+        for step in range(4):
+            for name, grad in grads(context.rank, step).items():
+                if step % 2:
+                    ex.gradient(name)[...] = grad
+                    assert ex.push_pull(name) is ex.params[name]
+                else:
+                    assert ex.push_pull(name, grad) is ex.params[name]
+            for worker in workers:
+                for name, grad in grads(worker, step).items():
+                    want[name] = want[name] - grad
+            assert_same(ex.params, want)
+
+    each_rank(3, body, topology=topology, reduce="sum", progress=progress, **transport)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_mean_of_powers_of_two_is_exact(n: int) -> None:
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        ex.step(grads(context.rank, 0))
+        want = {name: values()[name] - sum(grads(r, 0)[name] for r in range(n)) / F32(n) for name in SHAPES}
+        assert_same(ex.params, want)
+
+    each_rank(n, body)
+
+
+def test_params_start_as_rank_0_gave_them() -> None:
+    def rank(context: hpcomm.Context) -> None:
+        given = values() if context.rank == 0 else {name: np.full(shape, 9, F32) for name, shape in SHAPES.items()}
+        ex = Exchange(context, given, topology=ParameterServer("CC", servers=[1]))
+        assert_same(ex.params, values())
+        given["fc"][:] = -1  # a copy was made
+        context.barrier()
+        assert_same(ex.params, values())
+
+    run_threads(3, rank)
+
+
+def test_push_then_pull_and_nonblocking() -> None:
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        mine = grads(context.rank, 0)
+        want = {name: values()[name] - grads(0, 0)[name] - grads(1, 0)[name] for name in SHAPES}
+        for name in SHAPES:
+            ex.push(name, mine[name])
+        for name in reversed(SHAPES):
+            np.testing.assert_array_equal(ex.pull(name), want[name])
+        handles = [ex.push_pull_nb(name, grad) for name, grad in grads(context.rank, 1).items()]
+        assert [handle.name for handle in handles] == list(SHAPES)
+        assert "under way" in repr(handles[0])
+        for handle in reversed(handles):
+            want[handle.name] = want[handle.name] - grads(0, 1)[handle.name] - grads(1, 1)[handle.name]
+            np.testing.assert_array_equal(handle.wait(), want[handle.name])
+            assert handle.done
+            assert handle.test()
+            assert handle.wait(0) is ex.params[handle.name]
+        pushed = ex.push_nb("fc", mine["fc"])
+        while not pushed.test():
+            pass
+        assert pushed.wait() is None
+        assert ex.pull_nb("fc").wait() is ex.params["fc"]
+        np.testing.assert_array_equal(ex.params["fc"], want["fc"] - grads(0, 0)["fc"] - grads(1, 0)["fc"])
+
+    each_rank(2, body, reduce="sum")
+
+
+def test_push_waits_for_no_other_rank_and_pull_does() -> None:
+    gate = threading.Event()
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        if context.rank == 1:
+            assert gate.wait(20)
+            ex.push_pull("fc", grads(1, 0)["fc"])
+            return
+        ex.push("fc", grads(0, 0)["fc"])
+        handle = ex.pull_nb("fc")
+        assert not handle.test()
+        assert not handle.done
+        with pytest.raises(hpcomm.Timeout) as raised:
+            handle.wait(0.02)
+        assert raised.value.waiting_for == (1,)
+        with pytest.raises(hpcomm.Timeout, match=r"in 0\.15 s"):
+            ex.pull("fc", timeout=0.15)  # more than a slice
+        with pytest.raises(InvalidArgument, match=r"fc.*under way"):
+            ex.push("fc", grads(0, 0)["fc"])
+        with pytest.raises(InvalidArgument, match=r"fc.*under way"):
+            ex.push_pull("fc")
+        gate.set()
+        handle.wait()
+        np.testing.assert_array_equal(ex.params["fc"], values()["fc"] - grads(0, 0)["fc"] - grads(1, 0)["fc"])
+
+    each_rank(2, body, reduce="sum")
+
+
+def test_step_takes_keys_in_any_order_and_partly_in_place() -> None:
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        want = values()
+        for step in range(6):
+            mine = grads(context.rank, step)
+            if step % 3 == 0:
+                given: Any = dict(reversed(mine.items()))
+            else:
+                for name, grad in mine.items():
+                    ex.gradient(name)[...] = grad
+                given = None if step % 3 == 1 else {"fc": None, "scale": mine["scale"], "bias": None, "conv": None}
+            assert ex.step(given) is ex.params
+            for rank in range(2):
+                want = {name: value - grads(rank, step)[name] for name, value in want.items()}
+            assert_same(ex.params, want)
+        stats = ex.stats()
+        assert (stats.pushes, stats.pulls) == (24, 24)
+        assert stats.bytes_folded > 0
+        assert stats.bytes_written > 0
+        assert stats.applied > 0
+        assert min(stats.wait, stats.busy) >= 0
+        assert stats.threads == 0
+
+    each_rank(2, body, reduce="sum")
+
+
+def test_step_times_out_and_goes_on_later() -> None:
+    gate = threading.Event()
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        if context.rank == 1:
+            assert gate.wait(20)
+        else:
+            with pytest.raises(hpcomm.Timeout):
+                ex.step(grads(0, 0), timeout=0.15)
+            gate.set()
+            for name in SHAPES:
+                ex.pull(name)
+            return
+        ex.step(grads(1, 0))
+
+    each_rank(2, body)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    n=st.integers(1, 4),
+    sizes=st.lists(st.integers(1, 300), min_size=1, max_size=5),
+    chunk=st.integers(1, 8),
+    cores=st.integers(1, 3),
+    placement=st.sampled_from(["CC", "CS", "NCC", "NCS"]),
+    seed=st.integers(0, 2**31),
+    deterministic=st.booleans(),
+    loop=st.booleans(),
+)
+def test_any_exchange_is_its_reference(
+    n: int, sizes: list[int], chunk: int, cores: int, placement: str, seed: int, deterministic: bool, loop: bool
+) -> None:
+    """Random keys, chunk sizes, cores, placements and orders of arrival, with values whose sums are exact."""
+    n += placement.startswith("N")
+    shapes = {f"key {i}": (size,) for i, size in enumerate(sizes)}
+    topology = ParameterServer(placement, servers=[n - 1] if placement == "NCS" else None)
+    workers = topology.roles(n)[0]
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        order = np.random.default_rng([seed, context.rank])
+        want = values(shapes=shapes)
+        for step in range(3):
+            mine = grads(context.rank, step, shapes)
+            handles = [ex.push_pull_nb(name, mine[name]) for name in order.permutation(list(shapes)).tolist()]
+            for i in order.permutation(len(handles)):
+                handles[i].wait()
+            for worker in workers:
+                want = {name: value - grads(worker, step, shapes)[name] for name, value in want.items()}
+            assert_same(ex.params, want)
+
+    each_rank(
+        n,
+        body,
+        topology=topology,
+        shapes=shapes,
+        chunk_bytes=64 * chunk,
+        cores=cores,
+        reduce="sum",
+        deterministic=deterministic,
+        transport="loop" if loop else "shm",
+        loop_seed=seed if loop else 0,
+    )
+
+
+# ---- asynchronous --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_async_applies_each_update_as_it_comes(placement: str, transport: dict[str, Any]) -> None:
+    topology = PLACEMENTS[placement]
+    workers = topology.roles(3)[0]
+    arrived: list[int] = []
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        for step in range(5):
+            for name, grad in grads(context.rank, step).items():
+                ex.push_pull(name, grad)
+        arrived.append(context.rank)
+        while len(arrived) < len(workers):  # the others' pushes may need this rank's cores
+            ex.progress()
+        for name, value in values().items():
+            want = value - sum(grads(rank, step)[name] for rank in workers for step in range(5))
+            np.testing.assert_array_equal(ex.pull(name), want)
+        assert (ex.stats().pushes, ex.stats().pulls) == (20, 24)
+
+    each_rank(3, body, topology=topology, consistency=ASYNC, **transport)
+
+
+def test_async_worker_goes_on_alone() -> None:
+    gate = threading.Event()
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        if context.rank == 1:
+            for step in range(10):
+                ex.push_pull("fc", grads(1, step)["fc"])
+            np.testing.assert_array_equal(ex.params["fc"], values()["fc"] - sum(grads(1, s)["fc"] for s in range(10)))
+            gate.set()
+        else:
+            while not gate.is_set():
+                ex.progress()
+            np.testing.assert_array_equal(ex.params["fc"], values()["fc"])  # only who pulls gets them
+            ex.pull("fc")
+            np.testing.assert_array_equal(ex.params["fc"], values()["fc"] - sum(grads(1, s)["fc"] for s in range(10)))
+
+    each_rank(2, body, topology=ParameterServer("CC"), consistency=ASYNC)
+
+
+# ---- where gradients and parameters lie ----------------------------------------------------------------------------
+
+
+def test_gradient_in_place_is_not_copied(transport: dict[str, Any]) -> None:
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        first = ex.gradient("fc")
+        assert (first.shape, first.dtype.name, first.flags.c_contiguous) == ((40, 70), "float32", True)
+        assert ex.gradient("scale").shape == ()
+        want = values()["fc"]
+        for step in range(3):
+            mine = ex.gradient("fc")
+            assert mine is first  # the one slot
+            mine[...] = grads(context.rank, step)["fc"]
+            ex.push_pull("fc", [mine, first, None, mine.reshape(-1).reshape(40, 70)][step + context.rank])
+            want = want - grads(0, step)["fc"] - grads(1, step)["fc"]
+            np.testing.assert_array_equal(ex.params["fc"], want)
+
+    each_rank(2, body, reduce="sum", **transport)
+
+
+@pytest.mark.parametrize("consistency", [BSP, ASYNC], ids=str)
+def test_gradients_rotate(consistency: hpcomm.Consistency, transport: dict[str, Any]) -> None:
+    """With depth 2 the next gradient may be written while the last one is under way."""
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        seen = []
+        for step in range(6):
+            mine = ex.gradient("fc")
+            assert mine is ex.gradient("fc")
+            seen.append(mine)
+            mine[...] = step + 1
+            handle = ex.push_pull_nb("fc", mine)
+            following = ex.gradient("fc")
+            assert following is not mine
+            following[...] = 1000  # it is not what is under way
+            handle.wait()
+        assert [a.ctypes.data for a in seen] == [seen[i % 2].ctypes.data for i in range(6)]
+        assert seen[0].ctypes.data != seen[1].ctypes.data
+        context.barrier()
+        np.testing.assert_array_equal(ex.pull("fc"), values()["fc"] - 2 * 21)
+        context.barrier()
+        old = ex.gradient("fc")
+        old[...] = 3
+        ex.push_pull("fc", old)
+        ex.gradient("fc")[...] = 4
+        ex.push_pull("fc", old)  # the slot of another push: a source as any other
+        context.barrier()
+        np.testing.assert_array_equal(ex.pull("fc"), values()["fc"] - 2 * 21 - 2 * 6)
+
+    each_rank(2, body, reduce="sum", depth=2, consistency=consistency, **transport)
+
+
+def test_gradient_waits_until_its_slot_is_free() -> None:
+    gate = threading.Event()
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        if context.rank == 1:
+            assert gate.wait(20)
+        else:
+            ex.gradient("fc")[...] = 2
+            ex.push("fc")
+            with pytest.raises(hpcomm.Timeout) as raised:
+                ex.gradient("fc", timeout=0.15)
+            assert raised.value.waiting_for == (1,)
+            gate.set()
+            ex.gradient("fc")[...] = 7
+            np.testing.assert_array_equal(ex.pull("fc"), values()["fc"] - 3)
+            return
+        ex.push_pull("fc", np.full((40, 70), 1, F32))
+
+    each_rank(2, body, reduce="sum")
+
+
+def test_foreign_gradient_is_free_on_return() -> None:
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        mine = grads(context.rank, 0)["fc"]
+        handle = ex.push_nb("fc", mine)
+        mine[...] = 99
+        handle.wait()
+        np.testing.assert_array_equal(ex.pull("fc"), values()["fc"] - grads(0, 0)["fc"] - grads(1, 0)["fc"])
+
+    each_rank(2, body, reduce="sum")
+
+
+def test_gradients_of_other_libraries(alone: hpcomm.Context) -> None:
+    ex = Exchange(alone, {"w": np.zeros(3, F32)}, rule=SGD(lr=1))
+    ex.push_pull("w", array.array("f", [1, 2, 3]))
+    ex.push_pull("w", Exported(np.array([1, 1, 1], F32)))
+    read_only = np.array([1, 0, 0], F32)
+    read_only.flags.writeable = False
+    assert list(ex.push_pull("w", read_only)) == [-3, -3, -4]
+
+
+def test_small_gradient_that_is_pushed_again_is_read_again(alone: hpcomm.Context) -> None:
+    ex = Exchange(alone, {"w": np.zeros(3, F32)}, rule=SGD(lr=1))
+    grad = np.ones(3, F32)
+    for step in range(3):
+        grad[:] = step
+        ex.push_pull("w", grad)
+    assert list(ex.params["w"]) == [-3, -3, -3]
+    grad.resize(6, refcheck=False)
+    with pytest.raises(InvalidArgument, match="24 bytes instead of 12"):
+        ex.push_pull("w", grad)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_shared_params_are_one_read_only_copy(placement: str) -> None:
+    topology = PLACEMENTS[placement]
+    workers = topology.roles(3)[0]
+    addresses = []
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        with pytest.raises(ValueError, match="read-only"):
+            ex.params["fc"][0, 0] = 1
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            ex.params["fc"].flags.writeable = True
+        want = values()
+        for step in range(3):
+            ex.step(grads(context.rank, step))
+            want = {name: value - sum(grads(r, step)[name] for r in workers) for name, value in want.items()}
+            assert_same(ex.params, want)
+            context_free_barrier(ex, meeting)
+        addresses.append(ex.params["fc"].ctypes.data)
+
+    meeting: list[int] = []
+
+    def context_free_barrier(ex: Exchange, met: list[int]) -> None:
+        """Nobody pushes before all have looked: the one copy would change under them."""
+        met.append(0)
+        aim = -(-len(met) // len(workers)) * len(workers)
+        while len(met) < aim:
+            ex.progress()
+
+    each_rank(3, body, topology=topology, reduce="sum", shared_params=True)
+    assert len(addresses) == len(workers)
+
+
+def test_arrays_outlive_everything(transport: dict[str, Any]) -> None:
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        ex.step({name: np.ones(shape, F32) for name, shape in SHAPES.items()})
+        kept.append((ex.params, ex.gradient("fc"), ex.params["fc"]))
+        context.barrier()
+
+    kept: list[Any] = []
+    each_rank(2, body, **transport)
+    gc.collect()
+    for params, gradient, fc in kept:
+        assert_same(params, {name: value - 1 for name, value in values().items()})
+        gradient[...] = 1
+        fc[...] = 2
+        assert params["fc"][39, 69] == 2
+
+
+def test_params_is_a_mapping_that_knows_its_names(alone: hpcomm.Context) -> None:
+    ex = Exchange(alone, values())
+    assert list(ex.params) == list(ex.params.keys()) == list(SHAPES)
+    assert len(ex.params) == 4
+    assert "fc" in ex.params
+    assert "fd" not in ex.params
+    assert ex.params.get("fd") is None
+    assert "fc (40, 70)" in repr(ex.params)
+    assert "4 keys" in repr(ex)
+    with pytest.raises(InvalidArgument, match=r"'bais' is no key of this exchange: did you mean 'bias'\?"):
+        ex.params["bais"]
+    with pytest.raises(InvalidArgument, match=r"they are 'conv', 'fc', 'bias', 'scale'"):
+        ex.params["?"]
+    with pytest.raises(TypeError):
+        ex.params["fc"] = 1  # type: ignore[index]
+
+
+def test_rank_that_only_serves_has_no_params() -> None:
+    def rank(context: hpcomm.Context) -> None:
+        with Exchange(context, values(), ParameterServer("NCC")) as ex:
+            if context.rank == 0:
+                assert len(ex.params) == 0
+                with pytest.raises(InvalidArgument, match="rank 0 only serves"):
+                    ex.params["fc"]
+                for call in (ex.push, ex.pull, ex.push_pull, ex.gradient):
+                    with pytest.raises(InvalidArgument, match="rank 0 only serves"):
+                        call("fc")
+                with pytest.raises(InvalidArgument, match="rank 0 only serves"):
+                    ex.step()
+                ex.serve()
+            else:
+                ex.push_pull("fc", values()["fc"])
+
+    run_threads(3, rank)
+
+
+# ---- plans and presets ---------------------------------------------------------------------------------------------
+
+
+def test_plan_is_told_and_may_be_given() -> None:
+    def rank(context: hpcomm.Context) -> None:
+        first = Exchange(context, values(), chunk_bytes=64, cores=2, depth=2, wire="float16", reduce="sum")
+        assert len(first.plan.rows) > 100
+        again = Exchange(context, values(), rule=Average(), plan=first.plan)
+        assert again.plan is first.plan
+        assert again.gradient("fc").dtype == np.float16
+        again.step({name: np.full(shape, context.rank, F32) for name, shape in SHAPES.items()})
+        assert_same(again.params, {name: np.full(shape, 1, F32) for name, shape in SHAPES.items()})
+
+    run_threads(2, rank)
+
+
+def test_parameter_hub_is_its_parts() -> None:
+    def rank(context: hpcomm.Context) -> None:
+        for placement in ("CC", "CS", "NCC", "NCS"):
+            servers = [0] if placement == "NCS" else None
+            with hpcomm.parameter_hub(
+                context, values(), placement=placement, servers=servers, rule=SGD(lr=1), chunk_bytes=128
+            ) as ex:
+                if placement.startswith("N") and context.rank == 0:
+                    ex.serve()
+                    continue
+                ex.step(values())
+                assert_same(ex.params, {name: np.zeros(shape, F32) for name, shape in SHAPES.items()})
+                assert ex.plan.rows[0].count == 30
+
+    run_threads(2, rank)
+    assert "Nesterov(lr=0.01" in str(inspect.signature(hpcomm.parameter_hub))
+
+
+# ---- processes -----------------------------------------------------------------------------------------------------
+
+
+def train(placement: str, progress: str, wire: str) -> list[Any]:
+    """A model that learns to be its mean target, from arrays in place."""
+    context = hpcomm.init(mpi.world())
+    topology = ParameterServer(placement, servers=[0] if placement == "NCS" else None)
+    with Exchange(
+        context, {"w": np.zeros(3000, F32), "b": np.zeros(2, F32)}, topology, rule=SGD(lr=0.5),
+        progress=progress, wire=wire, chunk_bytes=1024,
+    ) as ex:  # fmt: skip
+        if works(context, topology):
+            for _ in range(20):
+                for name in ("b", "w"):
+                    ex.gradient(name)[...] = ex.params[name] - context.rank
+                    ex.push_pull_nb(name)
+                ex.pull("w")
+                ex.pull("b")
+        else:
+            ex.serve()
+        found = [float(ex.params[name].mean()) for name in ex.params]
+    context.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("placement", "progress", "wire"),
+    [
+        ("CC", "thread", "float32"),
+        ("CS", "inline", "float16"),
+        ("CS", "auto", "float32"),
+        ("NCC", "inline", "float32"),
+        ("NCS", "thread", "bfloat16"),
+    ],
+)
+def test_processes_train(placement: str, progress: str, wire: str) -> None:
+    ranks = mpi.run(3, train, placement, progress, wire)
+    want = 1.5 if placement.startswith("N") else 1.0
+    for found in ranks[placement.startswith("N") :]:
+        assert found == pytest.approx([want, want], abs=1e-2)

@@ -1,0 +1,269 @@
+"""What an exchange refuses: before anything is sent, with the value and the fix, on every rank where all make it."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Left, run_threads
+
+import hpcomm
+from hpcomm import (
+    ASYNC,
+    BSP,
+    SGD,
+    Adam,
+    ConfigError,
+    Consistency,
+    Exchange,
+    InvalidArgument,
+    NotSupported,
+    ParameterServer,
+    Plan,
+    Rule,
+)
+
+F32 = np.float32
+Options = dict[str, Any]
+
+
+def params(**changed: Any) -> Options:
+    return {"fc": np.zeros((2, 3), F32), "bias": np.zeros(3, F32), **changed}
+
+
+# ---- creation: every rank raises -------------------------------------------------------------------------------------
+
+# What rank 1 asks for, and what every rank is told. The other ranks ask for Exchange(context, params()).
+ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
+    "dtype": ({"params": params(bias=np.zeros(3))}, r"params\['bias'\] is float64: must be float32"),
+    "byte order": ({"params": params(bias=np.zeros(3, ">f4"))}, r"params\['bias'\] is >f4: must be float32, native"),
+    "empty key": ({"params": params(bias=np.zeros(0, F32))}, r"params\['bias'\] has shape \(0,\): a key has one"),
+    "columns": ({"params": params(fc=np.zeros((3, 2), F32).T)}, r"params\['fc'\]: .* not C-contiguous"),
+    "objects": ({"params": params(fc=object())}, r"params\['fc'\]: a object has neither the buffer protocol"),
+    "name no text": ({"params": {3: np.zeros(3, F32)}}, r"params: 3 is no name of a key"),
+    "no keys": ({"params": {}}, r"params is empty: must map names"),
+    "params no mapping": ({"params": [np.zeros(3, F32)]}, r"params is a list: must map names"),
+    "chunk size 0": ({"chunk_bytes": 0}, r"chunk"),
+    "chunk size odd": ({"chunk_bytes": 100}, r"100.*multiple of 64"),
+    "chunk size a text": ({"chunk_bytes": "32K"}, r"chunk_bytes is '32K'"),
+    "cores": ({"cores": 0}, r"cores is 0"),
+    "depth": ({"depth": 0}, r"depth"),
+    "wire": ({"wire": "int8"}, r"wire is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
+    "reduce": ({"reduce": "max"}, r"reduce is 'max': must be one of 'mean', 'sum'"),
+    "progress": ({"progress": "fast"}, r"progress is 'fast': must be one of 'auto', 'inline', 'thread'"),
+    "rule a class": ({"rule": SGD}, r"rule is .*must be one of SGD, .*SGD\(\) makes one"),
+    "rule a text": ({"rule": "sgd"}, r"rule is 'sgd': must be one of SGD, Momentum, Nesterov, Adam, Average, Rule"),
+    "consistency a text": ({"consistency": "BSP"}, r"consistency is 'BSP': must be a Consistency"),
+    "consistency to come": ({"consistency": Consistency(staleness=3)}, r"an exchange knows BSP and ASYNC"),
+    "topology": ({"topology": "CS"}, r"topology is 'CS': must be a ParameterServer"),
+    "server out of range": ({"topology": ParameterServer(servers=[5])}, r"rank 5.* 0 to 2"),
+    "timeout": ({"timeout": -1}, r"timeout is -1"),
+    "plan": ({"plan": 5}, r"plan is 5: must be a Plan"),
+    "plan of other keys": (
+        {"plan": ParameterServer().compile({"fc": (2, 3)}, 3)},
+        r"key 1 is None in the plan and \('bias', \(3,\)\) in params",
+    ),
+    "plan of other ranks": ({"plan": ParameterServer().compile(params(), 2)}, r"plan is for 2 ranks: there are 3"),
+    "shared under ASYNC": ({"consistency": ASYNC, "shared_params": True}, r"shared_params needs BSP"),
+}
+
+RANKS_DIFFER: dict[str, tuple[Options, str]] = {
+    "order of keys": (
+        {"params": dict(reversed(params().items()))},
+        r"key 0 is bias of 3 elements on rank 1 and fc of 6 on rank 0: give the same keys in the same order",
+    ),
+    "shape": ({"params": params(bias=np.zeros(4, F32))}, r"key 1 is bias of 4 elements on rank 1 and bias of 3"),
+    "number of keys": ({"params": params(more=np.zeros(4, F32))}, r"rank 1 has 3 keys and rank 0 has 2"),
+    "rule": ({"rule": Adam(lr=0.01)}, r"rank 1 has rule adam with 2 slots, rank 0 sgd with 0"),
+    "hyper-parameter": ({"rule": SGD(lr=0.5)}, r"argument 1 of rule sgd is 0.5 on rank 1 and 0.01"),
+    "depth": ({"depth": 2}, r"another plan than rank 0"),
+    "wire": ({"wire": "float16"}, r"another plan than rank 0"),
+    "placement": ({"topology": ParameterServer("CC")}, r"another plan than rank 0"),
+    "consistency": ({"consistency": ASYNC}, r"rank 1 has consistency 1"),
+    "determinism": ({"deterministic": False}, r"rank 1 has .*eager 1"),
+}
+
+
+def refused_on_every_rank(options: Options, told: str, kinds: Any) -> None:
+    raised: list[str] = []
+
+    def body(context: hpcomm.Context) -> None:
+        given: Options = {"params": params(), **(options if context.rank == 1 else {})}
+        with pytest.raises(kinds, match=told) as error:
+            Exchange(context, given.pop("params"), **given)
+        raised.append(str(error.value))
+        context.barrier()  # they still agree on what comes next
+        with Exchange(context, params()) as ex:
+            ex.step(params())
+
+    run_threads(3, body, timeout=10)
+    assert len(raised) == 3
+
+
+@pytest.mark.parametrize("case", ONE_IS_WRONG)
+def test_wrong_argument_of_one_rank_raises_on_every_rank(case: str) -> None:
+    options, told = ONE_IS_WRONG[case]
+    refused_on_every_rank(options, told, (InvalidArgument, ConfigError, NotSupported))
+
+
+@pytest.mark.parametrize("case", RANKS_DIFFER)
+def test_ranks_that_differ_are_all_told(case: str) -> None:
+    options, told = RANKS_DIFFER[case]
+    refused_on_every_rank(options, told, ConfigError)
+
+
+def test_preset_tells_every_rank_too() -> None:
+    def body(context: hpcomm.Context) -> None:
+        options: Options = {"placement": "ring"} if context.rank == 1 else {}
+        with pytest.raises(InvalidArgument, match="placement is 'ring'"):
+            hpcomm.parameter_hub(context, params(), **options)
+        context.barrier()
+
+    run_threads(2, body)
+
+
+def test_shared_params_where_none_can_be_shared() -> None:
+    def body(context: hpcomm.Context) -> None:
+        with pytest.raises(NotSupported, match="shared_params"):
+            Exchange(context, params(), shared_params=True)
+
+    run_threads(2, body, transport="loop")
+
+
+def test_ctx_that_is_none() -> None:
+    with pytest.raises(InvalidArgument, match=r"ctx is 5: must be a Context, see hpcomm\.init"):
+        Exchange(5, params())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="placement"):
+        hpcomm.parameter_hub(5, params(), placement="ring")  # type: ignore[arg-type]
+
+
+def test_rank_that_makes_none_is_waited_for() -> None:
+    gate = threading.Event()
+
+    def body(context: hpcomm.Context) -> None:
+        if context.rank == 0:
+            with pytest.raises(hpcomm.Timeout) as raised:
+                Exchange(context, params(), timeout=0.05)
+            assert raised.value.waiting_for == (1,)
+            gate.set()
+        assert gate.wait(20)
+        context.close()
+        raise Left
+
+    run_threads(2, body)
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "unknown key": (lambda ex: ex.push("fd"), r"'fd' is no key of this exchange: did you mean 'fc'\?"),
+    "key no text": (lambda ex: ex.pull(["fc"]), r"\['fc'\] is no key of this exchange: they are 'fc', 'bias'"),
+    "gradient of none": (lambda ex: ex.gradient("bios"), r"did you mean 'bias'"),
+    "dtype": (lambda ex: ex.push("fc", np.zeros((2, 3))), r"gradient of 'fc' is float64: must be float32"),
+    "int": (lambda ex: ex.push_pull("fc", np.zeros((2, 3), "i4")), r"gradient of 'fc' is int32"),
+    "byte order": (lambda ex: ex.push("fc", np.zeros((2, 3), ">f4")), r"gradient of 'fc' is >f4"),
+    "shape": (lambda ex: ex.push("fc", np.zeros((3, 2), F32)), r"has shape \(3, 2\): must be \(2, 3\)"),
+    "flat": (lambda ex: ex.push_pull_nb("fc", np.zeros(6, F32)), r"has shape \(6,\): must be \(2, 3\)"),
+    "columns": (lambda ex: ex.push_nb("fc", np.zeros((3, 2), F32).T), r"gradient of 'fc': .* not C-contiguous"),
+    "a list": (lambda ex: ex.push("bias", [1, 2, 3]), r"gradient of 'bias': a list has neither the buffer protocol"),
+    "between elements": (
+        lambda ex: ex.push("bias", np.frombuffer(bytearray(13), np.uint8)[1:].view(F32)),
+        r"gradient of 'bias' does not lie at a multiple of 4",
+    ),
+    "step without a key": (lambda ex: ex.step({"fc": np.zeros((2, 3), F32)}), r"grads has no 'bias'"),
+    "step with another key": (lambda ex: ex.step(params(more=0)), r"'more' is no key"),
+    "step with a wrong one": (lambda ex: ex.step(params(bias=np.zeros(2, F32))), r"gradient of 'bias' has shape"),
+    "step of a list": (lambda ex: ex.step([1]), r"grads is a list"),
+    "timeout": (lambda ex: ex.push_pull("fc", timeout=-1), r"timeout is -1"),
+    "no time": (lambda ex: ex.pull("fc", timeout=float("nan")), r"timeout is nan"),
+    "serve": (lambda ex: ex.serve(timeout=-2), r"timeout is -2"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_refused_call_sends_nothing(case: str) -> None:
+    call, told = CALLS[case]
+
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, params(), rule=SGD(lr=1))
+        if context.rank == 1:
+            with pytest.raises(InvalidArgument, match=told):
+                call(ex)
+        assert ex.stats().pushes == 0
+        ex.step({name: np.ones_like(value) for name, value in params().items()})
+        assert all((value == -1).all() for value in ex.params.values())
+
+    run_threads(2, body)
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_check_finite_names_key_and_rank(wire: str, bad: float) -> None:
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, params(), rule=SGD(lr=1), check_finite=True, wire=wire)
+        if context.rank == 1:
+            wrong = params(bias=np.array([0, bad, 0], F32))
+            with pytest.raises(InvalidArgument, match=r"bias.*rank 1"):
+                ex.push("bias", wrong["bias"])
+            with pytest.raises(InvalidArgument, match=r"rank 1: the gradient of 'bias' is .* at element 1"):
+                ex.step(wrong)
+            slot = ex.gradient("bias")
+            slot[...] = 0
+            slot[2] = 0x7F80 if slot.dtype == np.uint16 else np.inf
+            with pytest.raises(InvalidArgument, match=r"bias.*rank 1"):
+                ex.push_pull("bias", slot)
+            ex.gradient("fc")[...] = 0
+            with pytest.raises(InvalidArgument, match=r"rank 1: the gradient of 'bias' is .* at element 2"):
+                ex.step()
+        assert ex.stats().pushes == 0
+        ex.step({name: np.ones_like(value) for name, value in params().items()})
+        assert all((value == -1).all() for value in ex.params.values())
+
+    run_threads(2, body)
+
+
+def test_closed_exchange_says_so(alone: hpcomm.Context) -> None:
+    ex = Exchange(alone, params(), rule=SGD(lr=1))
+    gradient = ex.gradient("fc")
+    handle = ex.push_pull_nb("bias", np.ones(3, F32))
+    ex.close()
+    assert "closed" in repr(ex)
+    state: Options = {}
+    calls: list[Callable[[], Any]] = [
+        lambda: ex.push("fc"),
+        lambda: ex.push("fc", gradient),
+        lambda: ex.pull("fc"),
+        lambda: ex.push_pull_nb("fc"),
+        lambda: ex.gradient("fc"),
+        ex.step,
+        lambda: ex.set(lr=0.5),
+        ex.state_dict,
+        lambda: ex.load_state_dict(state),
+        ex.progress,
+        ex.serve,
+        ex.stats,
+        handle.wait,
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgument, match="closed"):
+            call()
+    ex.close()
+    assert list(ex.params["bias"]) == [-1, -1, -1]  # what was under way was waited for
+
+
+def test_exchange_of_a_closed_context(alone: hpcomm.Context) -> None:
+    ex = Exchange(alone, params())
+    alone.close()
+    with pytest.raises(InvalidArgument, match="closed"):
+        ex.push("fc")
+    ex.close()
+    with pytest.raises(InvalidArgument, match="closed"):
+        Exchange(alone, params())
+
+
+def test_same_rules_by_hand_are_the_same() -> None:
+    assert SGD() == SGD(lr=0.01)
+    assert BSP != ASYNC
+    assert isinstance(ParameterServer().compile(params(), 2), Plan)
+    assert Rule(8, name="a") != Rule(8, name="b")

@@ -1,0 +1,351 @@
+"""Rules: their bits against NumPy in float32, the formats on the wire, and that nothing else changes a bit."""
+
+import ctypes
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run_threads
+
+import hpcomm
+from hpcomm import (
+    SGD,
+    Adam,
+    Average,
+    Exchange,
+    InvalidArgument,
+    Momentum,
+    Nesterov,
+    ParameterServer,
+    Rule,
+    _core,
+    optim,
+)
+
+F32 = np.float32
+SHAPES = {"w": (37, 113), "b": (113,)}
+Array = Any  # float32
+
+
+def random(seed: int) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(F32) for name, shape in SHAPES.items()}
+
+
+def gradient(rank: int, step: int) -> dict[str, Array]:
+    return random(100 * step + rank + 1)
+
+
+# ---- NumPy references, in the order of operations of the formulas ----------------------------------------------------
+
+
+def sgd(rule: SGD, p: Array, g: Array, state: list[Array], step: int) -> Array:
+    return p - F32(rule.lr) * g
+
+
+def momentum(rule: Momentum, p: Array, g: Array, state: list[Array], step: int) -> Array:
+    state[0] = F32(rule.momentum) * state[0] + g
+    return p - F32(rule.lr) * state[0]
+
+
+def nesterov(rule: Nesterov, p: Array, g: Array, state: list[Array], step: int) -> Array:
+    mu = F32(rule.momentum)
+    state[0] = mu * state[0] + g
+    return p - F32(rule.lr) * (g + mu * state[0])
+
+
+def adam(rule: Adam, p: Array, g: Array, state: list[Array], step: int) -> Array:
+    state[0] = F32(rule.beta1) * state[0] + F32(1 - rule.beta1) * g
+    state[1] = F32(rule.beta2) * state[1] + F32(1 - rule.beta2) * (g * g)
+    rate, unbias = F32(rule.lr / (1 - rule.beta1**step)), F32(1 / (1 - rule.beta2**step))
+    return p - rate * state[0] / (np.sqrt(unbias * state[1]) + F32(rule.epsilon))
+
+
+def average(rule: Average, p: Array, g: Array, state: list[Array], step: int) -> Array:
+    return g
+
+
+Apply = Callable[[Any, Array, Array, list[Array], int], Array]
+RULES: list[tuple[optim.AnyRule, Apply]] = [
+    (SGD(lr=0.3), sgd),
+    (SGD(lr=0.3, weight_decay=0.01), sgd),
+    (Momentum(lr=0.1, momentum=0.7), momentum),
+    (Momentum(lr=0.1, momentum=0.7, weight_decay=0.02), momentum),
+    (Nesterov(lr=0.1), nesterov),
+    (Nesterov(lr=0.1, momentum=0.5, weight_decay=0.1), nesterov),
+    (Adam(), adam),
+    (Adam(lr=0.01, beta1=0.8, beta2=0.95, epsilon=1e-6, weight_decay=0.1), adam),
+    (Average(), average),
+]
+
+
+class Reference:
+    """One rank's model under a rule, where all workers' updates are at hand."""
+
+    def __init__(self, rule: optim.AnyRule, apply: Apply) -> None:
+        self.rule, self.apply, self.params, self.steps = rule, apply, random(0), 0
+        self.state = {name: [np.zeros(shape, F32) for _ in range(2)] for name, shape in SHAPES.items()}
+
+    def step(self, updates: list[dict[str, Array]], weight: float) -> None:
+        self.steps += 1
+        for name, p in self.params.items():
+            g = F32(weight) * updates[0][name]
+            for update in updates[1:]:
+                g = g + F32(weight) * update[name]
+            decay = getattr(self.rule, "weight_decay", 0.0)
+            if decay:
+                g = g + F32(decay) * p
+            self.params[name] = self.apply(self.rule, p, g, self.state[name], self.steps)
+
+
+def bits(params: Any) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(value).tobytes() for value in params.values())).hexdigest()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule[0]))
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_rule_has_the_bits_of_numpy(rule: tuple[Any, Apply], reduce: str) -> None:
+    def body(context: hpcomm.Context) -> None:
+        reference = Reference(*rule)
+        ex = Exchange(context, random(0), rule=rule[0], reduce=reduce, chunk_bytes=1024, progress="inline")
+        for step in range(5):
+            ex.step(gradient(context.rank, step))
+            reference.step([gradient(r, step) for r in range(3)], 1 / 3 if reduce == "mean" else 1.0)
+            for name, want in reference.params.items():
+                np.testing.assert_array_equal(ex.params[name], want)
+
+    run_threads(3, body)
+
+
+def test_hyper_parameters_change_between_steps() -> None:
+    topologies = {"CS": ParameterServer("CS"), "NCC": ParameterServer("NCC", servers=[2])}
+
+    def body(topology: ParameterServer, context: hpcomm.Context) -> None:
+        reference = Reference(Nesterov(lr=0.1), nesterov)
+        with Exchange(context, random(0), topology, rule=Nesterov(lr=0.1), cores=2, chunk_bytes=512) as ex:
+            workers = topology.roles(3)[0]
+            if context.rank not in workers:
+                ex.serve()
+                return
+            changes: list[Any] = [{}, {"lr": 0.05}, {"momentum": 0.5, "weight_decay": 0.25}, {"lr": 0}]
+            for step, change in enumerate(changes):
+                if change:
+                    ex.set(**change)
+                    reference.rule = dataclasses.replace(reference.rule, **change)
+                assert ex.rule == reference.rule
+                ex.step(gradient(context.rank, step))
+                reference.step([gradient(r, step) for r in workers], 1 / len(workers))
+                for name, want in reference.params.items():
+                    np.testing.assert_array_equal(ex.params[name], want)
+
+    for topology in topologies.values():
+        run_threads(3, functools.partial(body, topology))
+
+
+def test_hyper_parameters_that_cannot_be_set(alone: hpcomm.Context) -> None:
+    ex = Exchange(alone, random(0), rule=Nesterov(lr=0.1))
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"rate": 1}, r"Nesterov has no 'rate' to set: it has lr, weight_decay, momentum"),
+        ({"lr": -1}, r"lr is -1: must be finite and 0 or more"),
+        ({"lr": float("nan")}, r"lr is nan"),
+        ({"momentum": 1}, r"momentum is 1: must be finite and from 0 to less than 1"),
+        ({"lr": "fast"}, r"lr is 'fast': must be a number"),
+    ]
+    for changes, told in refused:
+        with pytest.raises(InvalidArgument, match=told):
+            ex.set(**changes)
+    assert ex.rule == Nesterov(lr=0.1)
+    with pytest.raises(InvalidArgument, match="Average has no 'lr' to set: it has none"):
+        Exchange(alone, random(0), rule=Average()).set(lr=1)
+
+
+def test_ranks_that_set_different_values_are_told() -> None:
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), rule=SGD(lr=0.1), progress="inline")
+        ex.set(lr=0.5 + context.rank)
+        ex.step(gradient(0, 0))
+
+    with pytest.raises(hpcomm.ConfigError, match=r"argument 1 of rule .sgd. to"):
+        run_threads(2, body)
+
+
+@pytest.mark.parametrize("kind", [SGD, Momentum, Nesterov, Adam])
+def test_limits_of_rules(kind: Any) -> None:
+    for field in dataclasses.fields(kind):
+        below_one = field.name in ("momentum", "beta1", "beta2")
+        for wrong in (-0.1, float("inf"), float("nan"), "0.1", None, 1.0 if below_one else -1):
+            with pytest.raises(InvalidArgument, match=f"{kind.__name__}: {field.name} is"):
+                kind(**{field.name: wrong})
+        assert getattr(kind(**{field.name: np.float32(0.5)}), field.name) == 0.5
+        assert getattr(kind(**{field.name: 0}), field.name) == 0
+
+
+# ---- what may not change a bit ---------------------------------------------------------------------------------------
+
+
+def trained(rule: optim.AnyRule, n: int, isa: str = "best", **options: Any) -> str:
+    """The bits of every rank's model after some steps; ranks push in different orders."""
+
+    def body(context: hpcomm.Context) -> str:
+        ex = Exchange(context, random(0), rule=rule, **options)
+        for step in range(4):
+            mine = gradient(context.rank, step)
+            order = list(mine)[:: -1 if (context.rank + step) % 2 else 1]
+            for handle in [ex.push_pull_nb(name, mine[name]) for name in order]:
+                handle.wait()
+        return bits(ex.params)
+
+    chosen = Exchange._isa
+    Exchange._isa = isa
+    try:
+        (found,) = set(run_threads(n, body))
+    finally:
+        Exchange._isa = chosen
+    return str(found)
+
+
+@pytest.mark.parametrize("rule", [Nesterov(lr=0.1, weight_decay=0.01), Adam()], ids=str)
+@pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
+def test_same_bits_whatever_the_cores_chunks_threads_and_instructions(rule: optim.AnyRule, wire: str) -> None:
+    want = trained(rule, 3, wire=wire, progress="inline")
+    ways: list[dict[str, Any]] = [{"isa": isa} for isa in _core.instruction_sets()]
+    ways += [{"chunk_bytes": 64 * n} for n in (1, 5, 1000)]
+    ways += [{"cores": 3, "progress": "thread", "chunk_bytes": 256}, {"cores": 2, "chunk_bytes": 128}]
+    ways += [{"topology": ParameterServer("CC")}, {"topology": ParameterServer("CS", servers=[1, 2])}]
+    ways += [{"depth": 2}, {"shared_params": True}]
+    for way in ways:
+        assert trained(rule, 3, wire=wire, **{"progress": "inline", **way}) == want, way
+
+
+def test_eager_folds_are_right_though_not_in_order() -> None:
+    def body(context: hpcomm.Context) -> None:
+        reference = Reference(SGD(lr=0.5), sgd)
+        ex = Exchange(context, random(0), rule=SGD(lr=0.5), deterministic=False, progress="inline")
+        for step in range(4):
+            ex.step(gradient(context.rank, step))
+            reference.step([gradient(r, step) for r in range(4)], 0.25)
+            for name, want in reference.params.items():
+                np.testing.assert_allclose(ex.params[name], want, rtol=1e-5, atol=1e-6)
+
+    run_threads(4, body)
+
+
+# ---- the wire --------------------------------------------------------------------------------------------------------
+
+
+def rounded(x: Array, wire: str) -> Array:
+    """x as it comes over the wire."""
+    if wire == "float16":
+        return x.astype(np.float16).astype(F32)
+    whole = x.view(np.uint32).astype(np.uint64)
+    return (whole + 0x7FFF + (whole >> 16 & 1) >> 16 << 16).astype(np.uint32).view(F32)
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_narrow_wires_round_updates_alone(wire: str) -> None:
+    def body(context: hpcomm.Context) -> None:
+        reference = Reference(SGD(lr=0.5), sgd)
+        ex = Exchange(context, random(0), rule=SGD(lr=0.5), wire=wire, progress="inline")
+        for step in range(4):
+            mine = gradient(context.rank, step)
+            if step % 2:
+                for name, value in mine.items():
+                    slot = ex.gradient(name)
+                    assert (slot.shape, slot.dtype.itemsize) == (value.shape, 2)
+                    if slot.dtype == np.uint16:
+                        slot[...] = rounded(value, wire).view(np.uint32) >> 16
+                    else:
+                        slot[...] = value.astype(slot.dtype)
+                ex.step()
+            else:
+                ex.step(mine)
+            reference.step([{k: rounded(v, wire) for k, v in gradient(r, step).items()} for r in range(2)], 0.5)
+            for name, want in reference.params.items():
+                np.testing.assert_array_equal(ex.params[name], want)
+
+    run_threads(2, body)
+
+
+def test_narrow_gradient_of_another_place_is_refused(alone: hpcomm.Context) -> None:
+    ex = Exchange(alone, random(0), wire="float16")
+    with pytest.raises(InvalidArgument, match=r"'b' is float16: must be float32, or the float16 array that gradient"):
+        ex.push("b", np.zeros(113, np.float16))
+    mine = ex.gradient("b")
+    ex.push_pull("b", mine)
+    ex.push_pull("b", mine)  # the one slot that there is
+    ex.push_pull("b", mine[:])
+
+
+# ---- rules of one's own ----------------------------------------------------------------------------------------------
+
+APPLY: Any = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_float),
+    ctypes.POINTER(ctypes.c_float),
+    ctypes.c_int64,
+    ctypes.POINTER(ctypes.c_float),
+    ctypes.POINTER(ctypes.c_double),
+    ctypes.c_int64,
+)
+
+
+def test_rule_of_any_function_pointer(alone: hpcomm.Context) -> None:
+    """A ctypes callback calls the interpreter, which inline progress allows: the caller is Python."""
+    seen = []
+
+    @APPLY  # type: ignore[untyped-decorator]
+    def apply(param: Any, acc: Any, count: int, state: Any, args: Any, n: int) -> int:
+        seen.append((count, n, args[0], args[1]))
+        for i in range(n):
+            state[i] += 1
+            param[i] -= acc[i] * state[i]
+        return 7 if args[1] < 0 else 0
+
+    for function in (apply, ctypes.cast(apply, ctypes.c_void_p).value):
+        seen.clear()
+        rule = Rule(function, slots=1, args={"lr": 0.5}, name="counted")
+        ex = Exchange(alone, {"w": np.zeros(3, F32)}, rule=rule, progress="inline")
+        ex.push_pull("w", np.ones(3, F32))
+        ex.set(lr=0.25)
+        assert ex.rule == dataclasses.replace(rule, args={"lr": 0.25})
+        assert list(ex.push_pull("w", np.ones(3, F32))) == [-3, -3, -3]
+        assert seen == [(1, 3, 1.0, 0.5), (1, 3, 2.0, 0.25)]
+    ex.set(lr=-1)
+    with pytest.raises(InvalidArgument, match=r'apply of rule "counted" returned 7 on key w'):
+        ex.push_pull("w", np.ones(3, F32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"apply": 0}, "apply is 0: must be the address"),
+        ({"apply": len}, "apply is <built-in function len>"),
+        ({"apply": APPLY()}, "apply is"),
+        ({"apply": 8, "fold": "sum"}, "fold is 'sum'"),
+        ({"apply": 8, "slots": 5}, "slots is 5: must be an int from 0 to 4"),
+        ({"apply": 8, "slots": -1}, "slots is -1"),
+        ({"apply": 8, "args": [0.0] * 8}, "at most 7 finite numbers"),
+        ({"apply": 8, "args": {"lr": float("inf")}}, "at most 7 finite numbers"),
+        ({"apply": 8, "args": 3}, "args are 3: must be numbers"),
+        ({"apply": 8, "name": "n" * 64}, "1 to 63 bytes"),
+    ],
+)
+def test_rules_that_cannot_be(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        Rule(**arguments)
+
+
+def test_arguments_without_names_are_set_as_a_whole() -> None:
+    rule = Rule(8, args=(1, 2))
+    assert optim.changed(rule, {"args": (3, 4)}) == Rule(8, args=(3, 4))
+    with pytest.raises(InvalidArgument, match="must be 2 numbers"):
+        optim.changed(rule, {"args": (3,)})
+    with pytest.raises(InvalidArgument, match=r"rule has no 'lr' to set: it has args"):
+        optim.changed(rule, {"lr": 1})
+    kinds: list[optim.AnyRule] = [SGD(), Adam(), Average(), rule]
+    for kind in kinds:
+        assert optim.with_arguments(kind, optim.arguments(kind)) == kind
