@@ -6,7 +6,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -247,7 +247,8 @@ class Context:
         _open.discard(self)
         try:
             for exchange in list(self._exchanges):
-                exchange.close()
+                with suppress(InvalidArgument):  # a failure has closed the context before, and has been told
+                    exchange.close()
         finally:
             _core.context_close(self._handle)
 

@@ -474,13 +474,13 @@ class Exchange:
         """
         self._check_open("load_state_dict")
         limit = seconds(timeout, self._default)
-        wrong: InvalidArgument | None = None
+        wrong: Exception | None = None
         args: tuple[float, ...] = ()
         pieces: list[Piece] = []
         try:
             args, pieces = checkpoint.found(shards, self._kind, [span for _, span in self._rows])
             rule = optim.with_arguments(self._rule, args)
-        except InvalidArgument as found:
+        except Exception as found:  # the other ranks wait for this one
             wrong = found
         self._agree(wrong, args, limit)
         for (row, _), piece in zip(self._rows, pieces, strict=True):
@@ -490,18 +490,19 @@ class Exchange:
         self._rule = rule
         _core.exchange_publish(self._handle, limit)
 
-    def _agree(self, wrong: InvalidArgument | None, args: tuple[float, ...], timeout: float) -> None:
+    def _agree(self, wrong: Exception | None, args: tuple[float, ...], timeout: float) -> None:
         """Raises on every rank if a rank has found something wrong, or if their arguments differ."""
         words = np.zeros(optim.MOST_ARGS, np.float64)
         words[: len(args)] = args
-        told = str(wrong or "").encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b"\0")
-        every = self.context.allgather(words.tobytes() + told, timeout)
+        told = "" if wrong is None else str(wrong) or type(wrong).__name__
+        sentence = told.encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b"\0")
+        every = self.context.allgather(words.tobytes() + sentence, timeout)
         if wrong is not None:
             raise wrong
         for rank, part in enumerate(every):
-            sentence = part[words.nbytes :].rstrip(b"\0").decode("utf-8", "replace")
-            if sentence:
-                raise InvalidArgument(f"rank {rank} refuses the checkpoint: {sentence}")
+            told = part[words.nbytes :].rstrip(b"\0").decode("utf-8", "replace")
+            if told:
+                raise InvalidArgument(f"rank {rank} refuses the checkpoint: {told}")
         for rank, part in enumerate(every):
             if part != every[0]:
                 theirs = np.frombuffer(part[: words.nbytes])[: len(args)]

@@ -18,7 +18,7 @@ keeps it float32.
 
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -83,7 +83,13 @@ def rule(
     return compiled
 
 
-def fold(function: Callable[..., Any] | None = None, *, dtype: Any = np.float32) -> Any:
+@overload
+def fold(function: Callable[..., Any], *, dtype: Any = np.float32) -> Kernel: ...
+@overload
+def fold(*, dtype: Any = np.float32) -> Callable[[Callable[..., Any]], Kernel]: ...
+def fold(
+    function: Callable[..., Any] | None = None, *, dtype: Any = np.float32
+) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
     """Makes a fold of a function(acc, update, weight, args): `@fold`, or `@fold(dtype=np.uint16)`.
 
     The function adds weight times the update to acc. It gets a block of n elements: acc, float32 (n,), zero before the
@@ -138,10 +144,9 @@ def _compiled_rule(function: Callable[..., Any], slots: int) -> Kernel:
 def _compiled_fold(function: Callable[..., Any], dtype: np.dtype[Any]) -> Kernel:
     nb = _numba()
     types, carray = nb.types, nb.carray
-    try:
-        element = nb.from_dtype(dtype)
-    except nb.core.errors.NumbaError as wrong:
-        raise InvalidArgument(f"fold: dtype is {dtype}: {wrong}") from None
+    if dtype.kind not in "fui" or not dtype.isnative:
+        raise InvalidArgument(f"fold: dtype is {dtype}: must be a native number, such as float32 or uint16")
+    element = nb.from_dtype(dtype)
     size = dtype.itemsize
     inner, returns = _inner(nb, function, (types.float32[::1], element[::1], types.float64, types.float64[::1]))
 

@@ -8,6 +8,7 @@ bits on every instruction set. In the formulas w is a parameter and g the folded
 import ctypes
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -23,15 +24,13 @@ MOST_SLOTS = 4  # float32 values of state for each parameter
 def _number(rule: object, name: str, low: float, high: float = math.inf, *, open_high: bool = False) -> None:
     """Refuses a hyper-parameter that is no finite number of [low, high], or of [low, high) where high is open."""
     value = getattr(rule, name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        try:
-            value = float(value)  # a NumPy scalar
-        except (TypeError, ValueError):
-            raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be a number") from None
-    if not (low <= value < high if open_high else low <= value <= high) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be a number")
+    number = float(value)
+    if not (low <= number < high if open_high else low <= number <= high) or not math.isfinite(number):
         limits = f"{low:g} or more" if high == math.inf else f"from {low:g} to {'less than ' * open_high}{high:g}"
         raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be finite and {limits}")
-    object.__setattr__(rule, name, float(value))
+    object.__setattr__(rule, name, number)
 
 
 @dataclass(frozen=True)
@@ -190,6 +189,8 @@ def arguments(rule: AnyRule) -> tuple[float, ...]:
 
 def with_arguments(rule: AnyRule, values: Sequence[float]) -> AnyRule:
     """The rule with other hyper-parameters, in C's order."""
+    if len(values) != len(arguments(rule)):
+        raise InvalidArgument(f"{c_name(rule)} has {len(arguments(rule))} arguments: {len(values)} are given")
     if isinstance(rule, Rule):
         named = dict(zip(rule.args, values, strict=True)) if isinstance(rule.args, Mapping) else tuple(values)
         return dataclasses.replace(rule, args=named)
