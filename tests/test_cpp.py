@@ -107,6 +107,8 @@ static void exchanges(hpcomm::Context &context) {
     hub.each = true;
     assert(hpcomm::Plan(context, hub, code).row(0).quorum == 1 && !code);
 
+    assert(hpcomm::spare_cores(context, {0}) >= 0 && hpcomm::spare_cores(context, {0}) < hpcomm::core_count());
+
     const hpcomm::Rule none("none", code);
     assert(code == hpcomm::make_error_code(HPC_ERR_INVALID));
     hpcomm::Rule momentum("momentum", {0.5, 0.0, 0.25}, code);
