@@ -299,7 +299,7 @@ def main(benchmark: Benchmark) -> None:
         given = sys.argv[1:]
         options = parser(benchmark).parse_args(given)
         command = [*launcher(options.ranks), f"bench.{benchmark.name}", *given]
-        sys.exit(attend(command, f"{benchmark.name}, {options.ranks} ranks"))
+        sys.exit(attend(command, f"{benchmark.name}, {options.ranks} ranks", limit=3600))
     try:
         status = run(benchmark)
     except Exception:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT = 300.0  # seconds for one group
+LIMIT = 300.0  # seconds for one group of a summary
 MARKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")  # what mpirun, mpiexec and srun leave in the environment
 LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
@@ -52,9 +52,9 @@ def launcher(ranks: int, python: str = sys.executable) -> list[str]:
     return [*command, "-n", str(ranks), python, "-m"]
 
 
-def attend(command: Sequence[str], title: str, quiet: bool = False, bar: bool = True) -> int:
-    """Runs a group to its end and returns its status. bar: on a terminal a bar shows how far it is. quiet: what the
-    group prints is dropped."""
+def attend(command: Sequence[str], title: str, quiet: bool = False, bar: bool = True, limit: float = LIMIT) -> int:
+    """Runs a group to its end, limit seconds at the most, and returns its status. bar: on a terminal a bar shows how
+    far it is. quiet: what the group prints is dropped. Whoever ends this process ends the group too."""
     from rich.console import Console  # noqa: PLC0415 - ranks of other Pythons may do without
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
@@ -79,11 +79,12 @@ def attend(command: Sequence[str], title: str, quiet: bool = False, bar: bool = 
         printer = threading.Thread(target=_pass, args=(process.stdout, console), daemon=True)
         if through:
             printer.start()
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + limit
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         try:
             while process.poll() is None:
                 if time.monotonic() > deadline:
-                    raise subprocess.TimeoutExpired(process.args, LIMIT)
+                    raise SystemExit(f"{title}: not done after {limit:g} s: ended")
                 if progress and task is not None:
                     progress.update(task, completed=float(mark.read_text() or 0))
                 with suppress(subprocess.TimeoutExpired):
@@ -92,6 +93,8 @@ def attend(command: Sequence[str], title: str, quiet: bool = False, bar: bool = 
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(10)
             raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
         if through:
             printer.join(10)
     return process.returncode

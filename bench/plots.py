@@ -91,7 +91,9 @@ def bars(axis: Any, rows: Sequence[Row], heading: str) -> None:
     """A bar for each contender of one size."""
     colours = {"hpcomm": "tab:blue", "peer": "tab:red", "bound": "black"}
     times = [milliseconds(row) for row in rows]
-    drawn = axis.barh([row["name"] for row in rows], times, color=[colours[row["role"]] for row in rows])
+    drawn = axis.barh(
+        [row["name"].replace(" + ", "\n+ ") for row in rows], times, color=[colours[row["role"]] for row in rows]
+    )
     axis.bar_label(drawn, [f"{t:.3g}" for t in times], padding=3)
     axis.invert_yaxis()
     axis.margins(x=0.12)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import models, plots, zero_compute
-from bench.launch import ROOT, attend, launcher
+from bench.launch import LIMIT, ROOT, attend, launcher
 from bench.promises import AGAIN, notes, promises, table
 from bench.rows import Row
 
@@ -84,7 +84,8 @@ def start(run: Run, quick: bool, silent: bool, folder: Path, python: str = sys.e
     if not silent:
         by = f"mpirun -n {run.ranks} python -m" if run.ranks else "python -m"
         print(f"\n# {by} bench.{run.module}", *arguments, "" if python == sys.executable else f"({python})", flush=True)
-    status = attend([*started, f"bench.{run.module}", *arguments, "-J", str(output)], run.key, quiet=silent)
+    command = [*started, f"bench.{run.module}", *arguments, "-J", str(output)]
+    status = attend(command, run.key, quiet=silent, limit=LIMIT if run.ranks else 3 * LIMIT)
     if not output.exists():
         raise SystemExit(f"{run.module} with {run.ranks} ranks under {python} ended with status {status}, no figures")
     return json.loads(output.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
@@ -132,7 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "-o", "--output", type=Path, default=ROOT / "build" / "bench", help="folder of the JSON and the plot"
     )
     parser.add_argument(
-        "--python", action="append", default=[], help="another Python whose MPI, and torch, are peers too; repeatable"
+        "--python",
+        action="append",
+        default=[],
+        type=os.path.abspath,
+        help="another Python whose MPI, and torch, are peers too; repeatable",
     )
     parser.add_argument("--only", default="", help=f"of {', '.join(run.key for run in RUNS)}; comma-separated")
     parser.add_argument("--json", action="store_true", help="print the promises as JSON and nothing else")

@@ -4,6 +4,8 @@ import contextlib
 import importlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +140,43 @@ def test_zero_compute_counts_exchanges_of_all_workers(tmp_path: Path) -> None:
     assert document["points"][2]["rate"] == pytest.approx(2 / row["cycles"][0])
     assert {row["wrong"] for row in document["rows"]} == {0}
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_summary_runs_under_other_pythons_too(tmp_path: Path) -> None:
+    arguments = ["--quick", "--only", "push_pull", "--python", sys.executable, "-o", str(tmp_path)]
+    judged = own_mpirun("summary", *arguments)
+    assert [promise["what"] for promise in judged] == ["push_pull, 8 B", "push_pull, 64 KiB", "push_pull, 2 MiB"]
+    written = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert set(written["runs"]) == {"push_pull", "push_pull @ 1"}
+    assert written["wrong"] == 0
+    assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_who_ends_a_benchmark_ends_its_ranks(tmp_path: Path) -> None:
+    mpi.mpirun()
+    mark = tmp_path / "ranks.json"
+    command = [sys.executable, "-m", "bench.push_pull", "-s", "8", "-N", "100000", "-J", str(mark)]
+    started = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert started.stdout is not None
+        assert started.stdout.readline().startswith("# push_pull: 2 ranks")  # rank 0 is at work
+        assert len(processes_with(str(mark))) > 2
+        started.terminate()
+        started.communicate(timeout=60)  # mpirun has closed it too
+        assert started.returncode == 128 + signal.SIGTERM
+        assert processes_with(str(mark)) == []
+    finally:
+        for pid in processes_with(str(mark)):
+            os.kill(pid, signal.SIGKILL)
+
+
+def processes_with(argument: str) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if argument in (process / "cmdline").read_text(encoding="utf-8").split("\0"):
+                found.append(int(process.name))
+    return found
 
 
 @pytest.mark.parametrize(
