@@ -90,7 +90,7 @@ class Context:
     def __init__(self, group: Group, config: Config) -> None:
         self.rank, self.size, self.config = group.rank, group.size, config
         self._sources = Sources()
-        self._exchanges: weakref.WeakSet[Closes] = weakref.WeakSet()
+        self._exchanges: weakref.WeakValueDictionary[int, Closes] = weakref.WeakValueDictionary()
         self._lane = Lane(None, NULL, self._sources)
         self._handle = _core.context_create(group.rank, group.size, config, self._sources)
         try:
@@ -246,7 +246,7 @@ class Context:
         """
         _open.discard(self)
         try:
-            for exchange in list(self._exchanges):
+            for exchange in list(self._exchanges.values()):  # in the order of their making, the same on all ranks
                 with suppress(InvalidArgument):  # a failure has closed the context before, and has been told
                     exchange.close()
         finally:

@@ -311,7 +311,7 @@ class Exchange:
         for key, params_array in zip(self._keys.values(), arrays, strict=False):
             key.params = params_array
         self.params = Params(dict(zip(self._keys, arrays, strict=False)), self._unknown)
-        ctx._exchanges.add(self)
+        ctx._exchanges[self._address] = self
 
     def __repr__(self) -> str:
         return (
@@ -546,7 +546,7 @@ class Exchange:
         limit = seconds(timeout, self._default)
         self._closed = True
         self._steps += 1  # no gradient is at hand any more
-        self.context._exchanges.discard(self)
+        self.context._exchanges.pop(self._address, None)
         _core.exchange_close(self._handle, limit)
 
     def __enter__(self) -> "Exchange":
