@@ -160,6 +160,18 @@ static void exchanges(hpcomm::Context &context) {
     assert(!code && halving.params(1)[0] == 1 && halving.params(1)[2] == 0 && !halving.stats(code).threads);
     hpcomm::Exchange moved = std::move(halving);
     assert(moved && !halving);
+
+    const hpc_edge twofold = {0, -1, 2.0};
+    hpc_row emit = {};
+    emit.action = HPC_EMIT;
+    emit.count = 3;
+    emit.depth = emit.quorum = emit.n_in = emit.n_out = 1;
+    emit.in = emit.out = &twofold;
+    const hpc_plan row_by_row = {1, 1, &hub.keys[1], &emit};
+    hpcomm::Exchange emitting(context, &row_by_row, own, &values[1], {}, 1.0, code);
+    assert(!code);
+    emitting.push_pull(0, ones, 1.0, code);
+    assert(!code && emitting.params(0)[0] == 2 && emitting.params(0)[2] == 0);
 }
 
 #if defined(__cpp_exceptions)
