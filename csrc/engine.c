@@ -165,7 +165,7 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     const hpc_row *to = &ex->plan->rows[w->row->out[edge].row];
     int status = hpc_lane_try_notify(
         ex->in_lanes[to->core], ex->window, out->rank, w->acc, (size_t)w->row->count * sizeof(float),
-        out->offset + (size_t)slot * hpc_slot_stride(to), hpc_imm(HPC_OP_FORWARD, slot, w->index));
+        out->offset + (size_t)slot * hpc_slot_stride(to), hpc_imm(HPC_OP_FORWARD, slot, w->row->out[edge].row));
     if (status != HPC_IN_PROGRESS) check_put(core, status);
     return status;
 }
@@ -219,6 +219,7 @@ static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
 /* ---- answers ---- */
 
 static void answer(hpc_core *core, int rank, int signal, uint64_t value) {
+    if (atomic_load_explicit(&core->exchange->failing, memory_order_relaxed)) return;
     check_put(core, hpc_put_signal(core->out, core->exchange->window, rank, NULL, 0, 0, signal, value));
 }
 
@@ -264,9 +265,10 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
     if (!failed) row_is_done(core, w->share, from);
 }
 
+/* The input that rank pushes, or that a row of rank forwards: there is one of each at most. */
 static int input_of(const hpc_work *w, int rank, int forwarded) {
     for (int i = 0; i < w->row->n_in; i++)
-        if (w->inputs[i].rank == rank && w->inputs[i].forwarded == forwarded) return i;
+        if (w->inputs[i].rank == rank && (w->inputs[i].forwarded >= 0) == forwarded) return i;
     return -1;
 }
 
@@ -290,7 +292,7 @@ static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     if (share == NULL) return 0;
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
-        int input = input_of(w, rank, -1);
+        int input = input_of(w, rank, 0);
         if (input >= 0) input_came(core, w, slot, input);
     }
     return 1;
@@ -301,17 +303,6 @@ static int row_came(hpc_core *core, hpc_work *w, int rank, int forwarded, int sl
     if (input < 0) return 0;
     input_came(core, w, slot, input);
     return 1;
-}
-
-static int forward_came(hpc_core *core, int source, int rank, int slot) {
-    const hpc_exchange *ex = core->exchange;
-    if (source < 0 || source >= ex->plan->n_rows || ex->plan->rows[source].owner != rank) return 0;
-    const hpc_row *from = &ex->plan->rows[source];
-    int came = 0;
-    for (int e = 0; e < from->n_out; e++)
-        if (from->out[e].rank == ex->context->group.rank)
-            came += row_came(core, own_row(core, from->out[e].row), rank, source, slot);
-    return came > 0;
 }
 
 /* ASYNC: every push that the worker made before has been applied, events being in order. */
@@ -363,10 +354,10 @@ static void handle(hpc_core *core, const hpc_event *event) {
             known = share_came(core, own_share(core, index), rank, slot);
             break;
         case HPC_OP_ROW:
-            known = row_came(core, own_row(core, index), rank, -1, slot);
+            known = row_came(core, own_row(core, index), rank, 0, slot);
             break;
         case HPC_OP_FORWARD:
-            known = forward_came(core, index, rank, slot);
+            known = row_came(core, own_row(core, index), rank, 1, slot);
             break;
         case HPC_OP_PULL:
             known = pull_came(core, own_share(core, index), rank);
@@ -382,13 +373,19 @@ static void handle(hpc_core *core, const hpc_event *event) {
     hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
 }
 
+/* Pushes come by in; what other cores of this number forward comes by out, where nothing else does. */
+static int next_event(hpc_core *core) {
+    return hpc_lane_poll(core->in, &core->held) == HPC_OK ||
+           (core->exchange->forwards && hpc_lane_poll(core->out, &core->held) == HPC_OK);
+}
+
 /* Everything that has come; how many events. */
 static int work_core(hpc_core *core) {
     hpc_exchange *ex = core->exchange;
     int n = 0;
     if (core->n_late > 0) retry_forwards(core);
     if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 0;
-    while (core->holds || hpc_lane_poll(core->in, &core->held) == HPC_OK) {
+    while (core->holds || next_event(core)) {
         core->holds = 1;
         if (ex->consistency == HPC_ASYNC && core->n_unflushed > 0 && flush_outputs(core) == HPC_IN_PROGRESS) break;
         core->holds = 0;

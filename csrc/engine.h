@@ -35,7 +35,7 @@ typedef struct hpc_share {
     int n_rows;
     int *rows; /* of the plan */
     int n_parts;
-    int *parts;        /* owner: the ranks at either end of its rows */
+    int *parts;        /* owner: the ranks at either end of its rows, itself last */
     uint64_t version;  /* owner, BSP: how often all rows have been applied */
     int left;          /* owner, BSP: rows of the next version that are not applied yet */
     uint64_t *applied; /* owner, ASYNC, by rank: pushes that all rows have applied */
@@ -130,10 +130,12 @@ struct hpc_exchange {
     const struct hpc_fold_kernels *kernels;
     hpc_fold_fn *fold[HPC_BF16 + 1];
     int consistency, shared_params, eager, check_finite, stream;
+    int forwards;                 /* some rows do */
     int depth, n_shares, n_cores; /* n_cores: of all ranks */
     hpc_share *shares;
     int *share_of;                       /* by row */
     hpc_place *places;                   /* by rank */
+    char *pushers;                       /* [key * size + rank] */
     size_t params_bytes, gradient_bytes; /* of all keys; of one slot */
     size_t *master_of;                   /* by row: bytes from its owner's masters */
     size_t *slot_base;                   /* [owner * size + sender]: bytes in the owner's part, or HPC_NOWHERE */
@@ -176,6 +178,7 @@ struct hpc_exchange {
 int hpc_layout(hpc_exchange *ex, const char *op);
 int hpc_layout_slots(hpc_exchange *ex); /* places this rank's receive slots and fills in its part of slot_base */
 void hpc_layout_free(hpc_exchange *ex);
+int hpc_row_is_fed_by(const hpc_exchange *ex, const hpc_row *row, int rank); /* by its pushes, through any stages */
 int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank); /* at either end of its rows */
 
 /* Calls visit for every in-edge whose input comes by receive slots: of the rows of owner, or from sender (the other one

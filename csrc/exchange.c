@@ -147,6 +147,41 @@ static int check_shared(const hpc_exchange *ex) {
                     ex->context->group.rank, ex->lowest, ex->context->transports[ex->lowest]->name);
 }
 
+static int has_output(const hpc_row *row, int rank) {
+    for (int e = 0; e < row->n_out; e++)
+        if (row->out[e].rank == rank) return 1;
+    return 0;
+}
+
+/* A worker's parameters change between its push and its pull only, so whoever gets them must have pushed; under ASYNC,
+ * where a push is answered by itself, all that a key's rows have must be the same workers; one copy of the parameters
+ * is every worker's. */
+static int check_outputs(const hpc_exchange *ex) {
+    for (int i = 0; i < ex->plan->n_rows; i++) {
+        const hpc_row *row = &ex->plan->rows[i], *before = i > 0 ? row - 1 : NULL;
+        if (row->action == HPC_FORWARD) continue;
+        if (before != NULL && before->key == row->key && before->in == row->in && before->out == row->out) continue;
+        for (int r = 0; r < ex->context->group.size; r++) {
+            int gets = has_output(row, r), gives = hpc_row_is_fed_by(ex, row, r);
+            int pushes = ex->pushers[(size_t)row->key * (size_t)ex->context->group.size + (size_t)r];
+            if (gets && !gives)
+                return hpc_fail(HPC_ERR_CONFIG, op_create,
+                                "exchange: row %d sends parameters to rank %d, of which it gets no update", i, r);
+            if (ex->consistency == HPC_ASYNC && (gets != gives || gives != pushes))
+                return hpc_fail(HPC_ERR_CONFIG, op_create,
+                                "exchange: ASYNC needs every row of a key to get updates from and send parameters to "
+                                "the same ranks; row %d does not for rank %d",
+                                i, r);
+            if (ex->shared_params && ex->places[r].worker && !gets)
+                return hpc_fail(HPC_ERR_CONFIG, op_create,
+                                "exchange: shared_params needs every row to send parameters to all workers; row %d "
+                                "sends rank %d none",
+                                i, r);
+        }
+    }
+    return HPC_OK;
+}
+
 /* Parameters go past the caches when all that this host's ranks touch in a step would not fit the last one. */
 static int writes_past_caches(const hpc_exchange *ex) {
     size_t workers = 0;
@@ -267,6 +302,7 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
     hpc_context *c = ex->context;
     int threads = 0, status = hpc_layout(ex, op_create);
     if (status == HPC_OK) status = check_shared(ex);
+    if (status == HPC_OK) status = check_outputs(ex);
     if (status == HPC_OK) status = hpc_layout_slots(ex);
     if (status == HPC_OK) status = hpc_rows_choose_cores(ex, f->progress, &threads, op_create);
     status = hpc_context_agree(c, op_create, status, deadline);
@@ -405,11 +441,11 @@ void hpc_exchange_free(hpc_exchange *ex) {
     hpc_engine_stop(ex);
     for (int i = 0; i < ex->n_lanes && ex->open; i++) hpc_lane_flush(ex->out_lanes[i], 0); /* answers come first */
     if (ex->open) announce(ex, HPC_FREED);
-    hpc_rows_free(ex);
-    for (int i = 0; i < ex->n_lanes; i++) {
+    for (int i = 0; i < ex->n_lanes; i++) { /* before what late puts still read */
         if (ex->in_lanes != NULL) hpc_lane_free(ex->in_lanes[i]);
         if (ex->out_lanes != NULL) hpc_lane_free(ex->out_lanes[i]);
     }
+    hpc_rows_free(ex);
     free(ex->in_lanes);
     free(ex->out_lanes);
     hpc_window_free(ex->window);

@@ -9,7 +9,7 @@ enum { HPC_IMM_INDEX_BITS = 24, HPC_IMM_SLOT_BITS = 5 };
 typedef enum hpc_operation {
     HPC_OP_SHARE = 0,   /* index: a share whose inputs from the sender can be read where they are */
     HPC_OP_ROW = 1,     /* index: a row whose input from the sender lies in its receive slot */
-    HPC_OP_FORWARD = 2, /* index: the sender's row whose output lies in the receive slot */
+    HPC_OP_FORWARD = 2, /* index: a row whose input from a row of the sender lies in its receive slot */
     HPC_OP_PULL = 3,    /* index: a share whose parameters the sender wants */
     HPC_OP_ARGS = 4     /* the sender has put new args of the rule */
 } hpc_operation;

@@ -85,14 +85,22 @@ out:
 
 /* ---- keys ---- */
 
-/* A rank takes part in a share if it pushes to it or is answered by it. Both ends of an update are then answered: when
- * all shares of a key have answered, its gradient has been read and its parameters are written. */
+int hpc_row_is_fed_by(const hpc_exchange *ex, const hpc_row *row, int rank) {
+    for (int e = 0; e < row->n_in; e++)
+        if (row->in[e].row < 0 ? row->in[e].rank == rank : hpc_row_is_fed_by(ex, &ex->plan->rows[row->in[e].row], rank))
+            return 1;
+    return 0;
+}
+
+/* A rank takes part in a share if its pushes come there, by whatever stages, or if it gets parameters from there. When
+ * all shares of a key have answered it, its gradient has been read, what was made of it has gone all the way, and its
+ * parameters are written. */
 int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank) {
     const hpc_row *before = NULL;
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
         if (before != NULL && before->in == row->in && before->out == row->out) continue; /* as in every hub */
-        if (has_edge(row->in, row->n_in, rank) || has_edge(row->out, row->n_out, rank)) return 1;
+        if (hpc_row_is_fed_by(ex, row, rank) || has_edge(row->out, row->n_out, rank)) return 1;
         before = row;
     }
     return 0;
@@ -102,7 +110,9 @@ static int find_keys(hpc_exchange *ex, const char *op) {
     const hpc_plan *plan = ex->plan;
     int rank = ex->context->group.rank;
     ex->keys = calloc((size_t)plan->n_keys, sizeof *ex->keys);
-    if (ex->keys == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d keys", op, plan->n_keys);
+    ex->pushers = calloc((size_t)plan->n_keys * (size_t)ex->context->group.size, 1);
+    if (ex->keys == NULL || ex->pushers == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d keys", op, plan->n_keys);
     for (int s = 0; s < ex->n_shares; s++) ex->keys[ex->shares[s].key].n_shares++;
     for (int k = 0; k < plan->n_keys; k++) {
         ex->keys[k].codec = HPC_F32;
@@ -114,21 +124,15 @@ static int find_keys(hpc_exchange *ex, const char *op) {
         hpc_pushed *key = &ex->keys[ex->shares[s].key];
         if (hpc_share_involves(ex, &ex->shares[s], rank)) key->shares[key->n_shares++] = s;
     }
+    ex->depth = plan->rows[0].depth; /* a plan has one, and a key one codec */
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
-        if (row->depth > ex->depth) ex->depth = row->depth;
-        for (int e = 0; e < row->n_in; e++)
-            if (row->in[e].row < 0) ex->keys[row->key].codec = row->codec_in;
-    }
-    for (int i = 0; i < plan->n_rows; i++) {
-        const hpc_row *row = &plan->rows[i];
-        for (int e = 0; e < row->n_in; e++)
-            if (row->in[e].row < 0 && ex->keys[row->key].codec != row->codec_in)
-                return hpc_fail(HPC_ERR_INVALID, op, "%s: row %d takes codec %d, other rows of key %s take %d", op, i,
-                                row->codec_in, plan->keys[row->key].name, ex->keys[row->key].codec);
-        if (row->depth != ex->depth)
-            return hpc_fail(HPC_ERR_INVALID, op, "%s: row %d has depth %d, another %d; one depth is possible", op, i,
-                            row->depth, ex->depth);
+        for (int e = 0; e < row->n_in; e++) {
+            if (row->in[e].row >= 0) continue;
+            ex->keys[row->key].codec = row->codec_in;
+            ex->pushers[(size_t)row->key * (size_t)ex->context->group.size + (size_t)row->in[e].rank] = 1;
+        }
+        ex->forwards |= row->action == HPC_FORWARD;
     }
     for (int k = 0; k < plan->n_keys; k++) {
         ex->keys[k].params = ex->params_bytes;
@@ -265,6 +269,7 @@ void hpc_layout_free(hpc_exchange *ex) {
     }
     for (int k = 0; ex->keys != NULL && k < ex->plan->n_keys; k++) free(ex->keys[k].shares);
     free(ex->keys);
+    free(ex->pushers);
     free(ex->shares);
     free(ex->share_of);
     free(ex->places);

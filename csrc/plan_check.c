@@ -149,6 +149,9 @@ static int check_ends(const struct check *c, int from, int to, int rank, int nam
                      "forwards to row %d, which is of other elements; both must have the same key, offset and "
                      "count",
                      to);
+    if (a->core != b->core)
+        return wrong(from, "of core %d forwards to row %d of core %d; a row forwards to the core of its own number",
+                     a->core, to, b->core);
     if (b->codec_in != a->codec_out)
         return wrong(to, "has codec_in %s, but row %d sends it %s", codecs[b->codec_in], from, codecs[a->codec_out]);
     return HPC_OK;
@@ -176,6 +179,10 @@ static int check_in(const struct check *c, int r, int *wire) {
                          c->plan->n_rows - 1);
         if (c->row_mark[edge->row] == 2 * r) return wrong(r, "has two in-edges from row %d", edge->row);
         c->row_mark[edge->row] = 2 * r;
+        for (int f = 0; f < e; f++)
+            if (row->in[f].row >= 0 && row->in[f].rank == edge->rank)
+                return wrong(r, "has in-edges from two rows of rank %d, %d and %d; let one forward to the other",
+                             edge->rank, row->in[f].row, edge->row);
         int status = check_ends(c, edge->row, r, edge->rank, r);
         if (status != HPC_OK) return status;
     }

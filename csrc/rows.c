@@ -236,8 +236,11 @@ static int open_shares(hpc_exchange *ex, const char *op) {
         share->rows_done = calloc(size, sizeof *share->rows_done);
         if (share->parts == NULL || share->applied == NULL || share->pulled == NULL || share->rows_done == NULL)
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
-        for (int r = 0; r < ex->context->group.size; r++)
+        /* Oneself last: who has its own answer may close and leave, and then answers nobody any more. */
+        for (int i = 1; i <= ex->context->group.size; i++) {
+            int r = (ex->context->group.rank + i) % ex->context->group.size;
             if (hpc_share_involves(ex, share, r)) share->parts[share->n_parts++] = r;
+        }
     }
     return HPC_OK;
 }

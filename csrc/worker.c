@@ -27,7 +27,15 @@ static int check_call(hpc_exchange *ex, int key, const char *op) {
     if (!ex->places[ex->context->group.rank].worker)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d only serves; push and pull are for workers", op,
                         ex->context->group.rank);
+    if (ex->keys[key].n_shares == 0)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: by its plan rank %d takes no part in key %s", op,
+                        ex->context->group.rank, ex->plan->keys[key].name);
     return hpc_exchange_check(ex, op);
+}
+
+/* Whether rank pushes key, and others therefore wait for it. */
+static int pushes(const hpc_exchange *ex, int rank, int key) {
+    return ex->pushers[(size_t)key * (size_t)ex->context->group.size + (size_t)rank];
 }
 
 /* ---- tickets ---- */
@@ -71,7 +79,7 @@ static uint64_t closed_signal(const hpc_exchange *ex, int rank) {
 static int closed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
     const hpc_pushed *k = &ex->keys[key];
     for (int r = 0; r < ex->context->group.size && ex->consistency == HPC_BSP; r++)
-        if (ex->places[r].worker && r != ex->context->group.rank && closed_signal(ex, r) != 0 &&
+        if (pushes(ex, r, key) && r != ex->context->group.rank && closed_signal(ex, r) != 0 &&
             closing_counts(ex, r)[key] < ticket / 2)
             return r;
     for (int i = 0; i < k->n_shares; i++)
@@ -125,7 +133,7 @@ static int awaited(void *arg, int *ranks) {
     int n = 0, size = ex->context->group.size, me = ex->context->group.rank, bsp = ex->consistency == HPC_BSP;
     int slot = (int)((l->ticket / 2 + (uint64_t)ex->depth - 1) % (uint64_t)ex->depth);
     for (int r = 0; r < size && bsp; r++)
-        if (ex->places[r].worker && pushes_of(ex, r, l->key) < l->ticket / 2) n = add_rank(ranks, n, r);
+        if (pushes(ex, r, l->key) && pushes_of(ex, r, l->key) < l->ticket / 2) n = add_rank(ranks, n, r);
     if (n > 0) return n;
     for (int i = 0; i < k->n_shares; i++) {
         const hpc_share *share = &ex->shares[k->shares[i]];
@@ -136,7 +144,7 @@ static int awaited(void *arg, int *ranks) {
             n = add_rank(ranks, n, share->owner);
     }
     for (int r = 0; r < size && bsp; r++)
-        if (ex->places[r].worker && pushes_of(ex, r, l->key) == UINT64_MAX && closed_signal(ex, r) == 0 &&
+        if (pushes(ex, r, l->key) && pushes_of(ex, r, l->key) == UINT64_MAX && closed_signal(ex, r) == 0 &&
             atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
             n = add_rank(ranks, n, r);
     return n;
@@ -432,7 +440,7 @@ int hpc_exchange_set_args(hpc_exchange *ex, const double *args, double timeout) 
     if (status != HPC_OK) return status;
     double deadline = hpc_deadline(&ex->context->group, timeout);
     if (!ex->setting) { /* else the last call timed out: this one goes on with its args */
-        ex->rule = rule;
+        memcpy(ex->rule.args, rule.args, sizeof rule.args); /* the cores have copies of their own */
         ex->args_sent++;
         ex->args_at = 0;
         ex->setting = 1;
