@@ -5,6 +5,7 @@ processes in turns, A B C A B C ..., one turn of each a cycle: whatever the mach
 """
 
 import argparse
+import gc
 import importlib.util
 import json
 import os
@@ -275,6 +276,7 @@ def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
     steps = sizes(benchmark, options)
     for i, size in enumerate(steps):
         found = run_size(bench, benchmark, size, i / len(steps), 1 / len(steps))
+        gc.collect()  # the next size wants the memory of this one's contenders
         if not quiet:
             print("\n".join(table(found, benchmark.scale)), flush=True)
         rows += found

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bench import models, plots, zero_compute
 from bench.launch import LIMIT, ROOT, attend, launcher
+from bench.plots import MIB
 from bench.promises import AGAIN, notes, promises, table
 from bench.rows import Row
 
@@ -29,6 +30,7 @@ class Run:
     Attributes:
         ranks: 0: it starts its own.
         everywhere: under every Python of --python too.
+        memory: GiB that all ranks together need; with less it is left out.
     """
 
     key: str
@@ -37,6 +39,7 @@ class Run:
     arguments: tuple[str, ...]
     quick: tuple[str, ...]
     everywhere: bool = False
+    memory: float = 1
 
 
 CROWD = ("-b", "4M", "-e", "4M", "-g", "1,2")
@@ -57,10 +60,11 @@ RUNS = (
         ("-s", "256M", "-N", "9", "--only", "hpcomm,blocks,traffic,Gloo"),
         ("-s", "32M", *FEW, "--only", "hpcomm,blocks,traffic,Gloo"),
         everywhere=True,
+        memory=10,
     ),
-    Run("resnet50", "push_pull", 2, ("-M", "resnet50", "-N", "7"), ("-M", "resnet50", *FEW, *BEST), everywhere=True),
-    Run("alexnet", "push_pull", 2, ("-M", "alexnet", "-N", "5", *BEST), ("-M", "alexnet", *FEW, *BEST)),
-    Run("vgg19", "push_pull", 2, ("-M", "vgg19", "-N", "3", *BEST), ("-M", "vgg19", *FEW, *BEST)),
+    Run("resnet50", "push_pull", 2, ("-M", "resnet50", "-N", "7"), ("-M", "resnet50", *FEW, *BEST), True, 5),
+    Run("alexnet", "push_pull", 2, ("-M", "alexnet", "-N", "5", *BEST), ("-M", "alexnet", *FEW, *BEST), memory=6),
+    Run("vgg19", "push_pull", 2, ("-M", "vgg19", "-N", "3", *BEST), ("-M", "vgg19", *FEW, *BEST), memory=14),
     Run(
         "crowded push_pull",
         "push_pull",
@@ -68,11 +72,18 @@ RUNS = (
         ("-s", "32M", "-N", "7", *BEST),
         ("-s", "2M", *FEW, *BEST),
         everywhere=True,
+        memory=4,
     ),
     Run("fold", "fold_bench", 2, (), ("-b", "16M", "-e", "16M", *FEW)),
     Run("zero_compute", "zero_compute", 0, ("-N", "3"), ("-N", "1", "-W", "1,2", "--models", "2M")),
     Run("chunk_sweep", "chunk_sweep", 2, ("-N", "7"), ("-b", "4M", "-e", "4M", *FEW)),
 )
+
+
+def memory() -> float:
+    """GiB that are free."""
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) / MIB for line in lines if line.startswith("MemAvailable"))
 
 
 def start(run: Run, quick: bool, silent: bool, folder: Path, python: str = sys.executable) -> Row:
@@ -121,7 +132,9 @@ def plot(documents: dict[str, Row], path: Path) -> bool:
             draws.append(partial(zero_compute.scaling, found=found, model=model))
     if "chunk_sweep" in documents:
         draws.append(partial(plots.sweep, document=documents["chunk_sweep"]))
-    facts = next(document for document in documents.values() if "mpi" in document)
+    facts = next((document for document in documents.values() if "mpi" in document), None)
+    if facts is None:
+        return False
     return plots.figure(path, draws, plots.title(facts))
 
 
@@ -152,9 +165,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if load > 0.5 and not options.json:
         print(f"# load {load:.1f}: others use this machine too, which shows in the figures", flush=True)
     documents: dict[str, Row] = {}
+    left_out = []
     with tempfile.TemporaryDirectory() as folder:
         for run in RUNS:
             if wanted and run.key not in wanted:
+                continue
+            if memory() < run.memory:
+                left_out.append(f"{run.key} left out: it needs {run.memory:g} GiB, {memory():.1f} are free")
                 continue
             documents[run.key] = start(run, options.quick, options.json, Path(folder))
             for i, python in enumerate(options.python if run.everywhere else (), 1):
@@ -162,14 +179,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = promises(documents)
     wrong = sum(row["wrong"] for document in documents.values() for row in document["rows"])
     judged = [{**vars(promise), "met": promise.met} for promise in found]
-    text = json.dumps({"promises": judged, "wrong": wrong, "load": load, "runs": documents}, indent=1)
+    text = json.dumps(
+        {"promises": judged, "wrong": wrong, "load": load, "left_out": left_out, "runs": documents}, indent=1
+    )
     (options.output / "summary.json").write_text(text + "\n", encoding="utf-8")
     drawn = plot(documents, options.output / "summary.png")
     if options.json:
         print(json.dumps(judged, indent=1))
         return 1 if wrong else 0
     print("\n" + table(found))
-    print("\n".join(f"# {note}" for note in notes(documents)), end="\n" if notes(documents) else "")
+    for note in (*left_out, *notes(documents)):
+        print(f"# {note}")
     print(
         f"# #wrong {wrong}; all figures in {options.output / 'summary.json'}" + (", plot beside them" if drawn else "")
     )
