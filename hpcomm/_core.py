@@ -190,7 +190,7 @@ def collective(call: Callable[[float], int], timeout: float) -> None:
     """One call(timeout), which cannot be cut into slices: a collective that failed leaves ranks that no longer agree.
 
     In the main thread, the one that Ctrl-C interrupts, another thread makes the call: Python's locks can be
-    interrupted. An interpreter that ends starts no thread any more.
+    interrupted.
     """
     if threading.current_thread() is not threading.main_thread():
         check(call(timeout))
@@ -206,11 +206,7 @@ def collective(call: Callable[[float], int], timeout: float) -> None:
         finally:
             done.release()
 
-    try:
-        _thread.start_new_thread(run, ())
-    except RuntimeError:
-        check(call(timeout))
-        return
+    _thread.start_new_thread(run, ())
     while not done.acquire(timeout=SLICE):  # the signal may have interrupted another thread
         pass
     if outcome[0] is not None:
@@ -519,6 +515,11 @@ PROGRESS: dict[str, int] = {
 }
 
 
+def spare_cores(context: Any, servers: tuple[int, ...]) -> int:
+    """Cores that each of these servers can have for threads of its own; the same number on all ranks."""
+    return int(lib.hpc_spare_cores(context, servers, len(servers)))
+
+
 def exchange_create(
     context: Any,
     timeout: float,
@@ -584,7 +585,7 @@ def exchange_gradient_array(
 def exchange_set_args(exchange: Any, args: tuple[float, ...], timeout: float) -> None:
     c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
     c_args[1 : 1 + len(args)] = args
-    collective(lambda seconds: lib.hpc_exchange_set_args(exchange, c_args, seconds), timeout)
+    wait(lambda seconds: lib.hpc_exchange_set_args(exchange, c_args, seconds), timeout)
 
 
 def exchange_get_row(exchange: Any, row: int, params: NDArray[np.float32], state: NDArray[np.float32]) -> int:
@@ -615,7 +616,7 @@ def exchange_serve(exchange: Any, timeout: float) -> None:
 
 
 def exchange_close(exchange: Any, timeout: float) -> None:
-    collective(lambda seconds: lib.hpc_exchange_close(exchange, seconds), timeout)
+    wait(lambda seconds: lib.hpc_exchange_close(exchange, seconds), timeout)
 
 
 def exchange_stats(exchange: Any) -> dict[str, Any]:

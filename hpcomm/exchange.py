@@ -28,7 +28,7 @@ from .arguments import c_rule, check_choice, check_plan, checked_params, engine_
 from .checkpoint import Kind, Piece
 from .consistency import BSP, Consistency
 from .context import Context
-from .errors import ConfigError, HpcommError, InvalidArgument
+from .errors import ConfigError, HpcommError, InvalidArgument, Timeout
 from .optim import SGD, AnyRule
 from .plan import Plan
 from .topology import ParameterServer
@@ -183,7 +183,8 @@ class Exchange:
         check_finite: a push of NaN or Inf is refused, with key and rank.
         progress: who works for the chunks that this rank owns: "thread" (a pinned thread for each core), "inline"
             (every wait of this rank's), or "auto" (threads where the host has cores to spare).
-        cores: of each server; None means 1.
+        cores: of each server. None means as many as its host can spare for threads, 1 at least, and 1 with "inline";
+            ranks whose progress differs must give a number.
         plan: one made earlier, instead of topology, chunk_bytes, depth, wire, reduce and cores.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
@@ -267,7 +268,7 @@ class Exchange:
                 plan = topology.compile(
                     values,
                     ctx.size,
-                    cores=1 if cores is None else cores,
+                    cores=_cores(ctx, topology, progress) if cores is None else cores,
                     chunk_bytes=chunk_bytes,
                     depth=depth,
                     wire=wire,
@@ -538,16 +539,25 @@ class Exchange:
     def close(self, timeout: float | None = None) -> None:
         """Tells every rank that no push comes from here any more; again is no error.
 
-        A rank that owns rows of an ASYNC exchange serves the others until they have closed too, for timeout seconds at
-        the most. params stays valid.
+        What is under way is waited for, and a rank that owns rows of an ASYNC exchange serves the others until they
+        have closed too. params stays valid.
+
+        Raises:
+            Timeout: not all of that in timeout seconds; close may be called again.
+            PeerFailed: what is under way cannot end any more. The exchange is closed then.
         """
         if self._closed:
             return
         limit = seconds(timeout, self._default)
-        self._closed = True
         self._steps += 1  # no gradient is at hand any more
-        self.context._exchanges.pop(self._address, None)
-        _core.exchange_close(self._handle, limit)
+        try:
+            _core.exchange_close(self._handle, limit)
+        except Timeout:
+            raise
+        except HpcommError:
+            self._closed = True
+            raise
+        self._closed = True
 
     def __enter__(self) -> "Exchange":
         return self
@@ -721,3 +731,9 @@ class Exchange:
 
 def _unreadable(key: _Key, wrong: Exception) -> InvalidArgument:
     return InvalidArgument(f"gradient of {key.name!r} cannot be read: {wrong}")
+
+
+def _cores(ctx: Context, topology: ParameterServer, progress: str) -> int:
+    if progress == "inline":
+        return 1
+    return max(1, _core.spare_cores(ctx._handle, topology.roles(ctx.size)[1]))

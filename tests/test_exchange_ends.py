@@ -71,7 +71,7 @@ def test_async_owner_serves_until_all_have_closed(placement: str) -> None:
     run_threads(3, body)
 
 
-def test_close_that_waits_in_vain_times_out_and_stays_closed() -> None:
+def test_close_that_times_out_may_be_called_again() -> None:
     gate = threading.Event()
 
     def body(context: hpcomm.Context) -> None:
@@ -80,11 +80,13 @@ def test_close_that_waits_in_vain_times_out_and_stays_closed() -> None:
             with pytest.raises(hpcomm.Timeout) as raised:
                 ex.close(timeout=0.15)
             assert raised.value.waiting_for == (1,)
+            with pytest.raises(InvalidArgument, match="closed"):
+                ex.push("w")
             gate.set()
-            ex.close()
         else:
             assert gate.wait(20)
-            ex.close()
+            ex.push_pull("w", np.ones(1000, F32))
+        ex.close()
 
     run_threads(2, body)
 
