@@ -305,6 +305,37 @@ void hand_racks(hand_plan *h, const job *j, int size, int wire, uint64_t most) {
     }
 }
 
+/* Rows of a piece: the hops, one a rank but the last, then the rules, one a rank. A hop feeds the next rank's hop and
+ * rule, the first one also its own rank's rule. */
+void hand_relay(hand_plan *h, const job *j, int size, uint64_t most) {
+    hand_start(h, j);
+    for (int key = 0; key < j->n_keys; key++) {
+        for (uint64_t from = 0, count; from < j->keys[key].count; from += count) {
+            count = j->keys[key].count - from < most ? j->keys[key].count - from : most;
+            int hops = h->plan.n_rows, rules = hops + size - 1;
+            for (int who = 0; who < size - 1; who++) {
+                hpc_row *row = hand_row(h, key, who, HPC_FORWARD, HPC_F32, from, count);
+                for (int i = 0; i < (who ? 1 : size); i++) {
+                    hpc_edge *edge = hand_edge(h, who ? (hpc_edge){who - 1, hops + who - 1, 1} : (hpc_edge){i, -1, 1});
+                    if (!row->n_in++) row->in = edge;
+                }
+                row->quorum = row->n_in;
+                row->out = hand_edge(h, (hpc_edge){who + 1, rules + who + 1, 1});
+                if (who < size - 2) hand_edge(h, (hpc_edge){who + 1, hops + who + 1, 1});
+                if (who == 0) hand_edge(h, (hpc_edge){0, rules, 1});
+                row->n_out = 1 + (who < size - 2) + (who == 0);
+            }
+            for (int who = 0; who < size; who++) {
+                int source = who ? who - 1 : 0;
+                hpc_row *row = hand_row(h, key, who, HPC_APPLY, HPC_F32, from, count);
+                row->in = hand_edge(h, (hpc_edge){source, hops + source, 1});
+                row->out = hand_edge(h, (hpc_edge){who, -1, 1});
+                row->n_in = row->n_out = row->quorum = 1;
+            }
+        }
+    }
+}
+
 void hand_ring(hand_plan *h, const job *j, int size, int wire, uint64_t most) {
     hand_start(h, j);
     for (int key = 0; key < j->n_keys; key++) {

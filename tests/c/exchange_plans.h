@@ -63,7 +63,8 @@ uint64_t progress_until(const rank *r, hpc_exchange *e, int word, uint64_t at_le
 
 /* Plans that no hub makes, in rows of at most so many elements (a multiple of 16). Racks: the first rank of every two
  * sums their updates and forwards the sum to the last rank of all, which applies the rule to half of all sums. Ring:
- * each rank emits half of its own and a quarter of each neighbour's update. */
+ * each rank emits half of its own and a quarter of each neighbour's update. Relay: rank 0 sums, each rank hands the sum
+ * on to the next, and each applies the rule to its own copy. */
 typedef struct hand_plan {
     hpc_plan plan;
     hpc_row rows[HAND_ROWS];
@@ -72,6 +73,7 @@ typedef struct hand_plan {
 } hand_plan;
 
 void hand_racks(hand_plan *h, const job *j, int size, int wire, uint64_t most);
+void hand_relay(hand_plan *h, const job *j, int size, uint64_t most);
 void hand_ring(hand_plan *h, const job *j, int size, int wire, uint64_t most);
 
 #endif

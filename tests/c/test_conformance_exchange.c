@@ -100,13 +100,55 @@ static void random_job(rank *r, uint64_t seed) {
 }
 
 static void random_jobs(rank *r) {
-    int rounds = ranks_rounds(30);
+    int rounds = ranks_rounds(20);
     for (int i = 0; i < rounds; i++) random_job(r, (uint64_t)(1000 * r->arg + i + 1));
+}
+
+/* ASYNC: with sgd it does not matter in which order updates are applied. When all have pulled after all have pushed,
+ * everybody has every update. */
+static void random_async(rank *r, uint64_t seed) {
+    job j;
+    reference ref;
+    job_random(&j, r, seed);
+    j.each = j.sum = 1, j.rule = "sgd", j.shared_params = 0;
+    j.depth = 1 + (int)(seed % 3);
+    uint64_t random = seed * 64 + (uint64_t)r->rank, ticket;
+    j.progress = HPC_PROGRESS_INLINE + (int)(ranks_random(&random) % 2);
+    hpc_exchange *e = job_open(r, &j);
+    int pushed[JOB_KEYS] = {0}, left = j.n_keys * STEPS;
+    while (left && job_works(&j, r->rank)) {
+        int key = (int)(ranks_random(&random) % (uint64_t)j.n_keys), what = (int)(ranks_random(&random) % 4);
+        if (what == 0) CHECK_OK(hpc_exchange_progress(e));
+        if (what == 0 || pushed[key] == STEPS) continue;
+        ticket = job_start(r, &j, e, key, pushed[key]++, what == 1 ? HPC_PUSH : HPC_PUSH | HPC_PULL, true);
+        if (what == 3) CHECK_OK(hpc_exchange_wait(e, key, ticket, -1));
+        left--;
+    }
+    for (int key = 0; key < j.n_keys && job_works(&j, r->rank); key++) {
+        CHECK_OK(hpc_exchange_start(e, key, HPC_PULL, NULL, -1, &ticket));
+        CHECK_OK(hpc_exchange_wait(e, key, ticket, -1)); /* and so all of this rank's updates are in */
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    reference_init(&ref, &j);
+    for (int key = 0; key < j.n_keys && job_works(&j, r->rank); key++) {
+        for (int i = 0; i < STEPS; i++) reference_step(&ref, key);
+        CHECK_OK(hpc_exchange_start(e, key, HPC_PULL, NULL, -1, &ticket));
+        CHECK_OK(hpc_exchange_wait(e, key, ticket, -1));
+        reference_check(&ref, r, e, key);
+    }
+    reference_free(&ref);
+    CHECK_OK(job_works(&j, r->rank) ? hpc_exchange_close(e, -1) : hpc_exchange_serve(e, -1));
+    hpc_exchange_free(e);
+}
+
+static void random_asyncs(rank *r) {
+    int rounds = ranks_rounds(20);
+    for (int i = 0; i < rounds; i++) random_async(r, (uint64_t)(100 * r->size + i));
 }
 
 /* ---- plans that no hub makes ---------------------------------------------------------------------------------- */
 
-static void racks_step(rank *r, const job *j, hpc_exchange *e, reference *ref, int step) {
+static void staged_step(rank *r, const job *j, hpc_exchange *e, reference *ref, int step, double weight) {
     uint64_t tickets[JOB_KEYS];
     for (int i = 0; i < j->n_keys; i++) {
         int key = (i + r->rank + step) % j->n_keys;
@@ -117,7 +159,7 @@ static void racks_step(rank *r, const job *j, hpc_exchange *e, reference *ref, i
         double *sum = calloc(j->keys[key].count, sizeof *sum);
         for (int who = 0; who < r->size; who++) {
             for (uint64_t i = 0; i < j->keys[key].count; i++)
-                sum[i] += 0.5 * (double)job_gradient(j, who, step, key, i);
+                sum[i] += weight * (double)job_gradient(j, who, step, key, i);
         }
         reference_apply(ref, key, sum);
         free(sum);
@@ -137,7 +179,7 @@ static void racks(rank *r) {
     j.plan = &h.plan;
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
-    for (int step = 0; step < 6; step++) racks_step(r, &j, e, &ref, step);
+    for (int step = 0; step < 6; step++) staged_step(r, &j, e, &ref, step, 0.5);
     reference_free(&ref);
     hpc_exchange_free(e);
 }
@@ -175,9 +217,27 @@ static void racks_full(rank *r) {
             reference_check(&ref, r, e, 0);
             continue;
         }
-        racks_step(r, &j, e, &ref, step);
+        staged_step(r, &j, e, &ref, step, 0.5);
     }
     reference_free(&ref);
+    hpc_exchange_free(e);
+}
+
+/* arg: progress. A hop sends to two rows of one core. */
+static void relay(rank *r) {
+    job j;
+    hand_plan h;
+    reference ref;
+    job_init(&j, r);
+    j.rule = "momentum", j.args[3] = 0.5, j.progress = r->arg;
+    hand_relay(&h, &j, r->size, 1024);
+    CHECK_OK(hpc_plan_check(&h.plan, r->size));
+    j.plan = &h.plan;
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    for (int step = 0; step < 6; step++) staged_step(r, &j, e, &ref, step, 1);
+    reference_free(&ref);
+    CHECK_OK(hpc_barrier(r->context, -1));
     hpc_exchange_free(e);
 }
 
@@ -238,10 +298,15 @@ int main(int argc, char **argv) {
         {.name = "random_4_inline_sleepy", .size = 4, .run = random_jobs, .arg = HPC_PROGRESS_INLINE, .sleepy = true},
         {.name = "random_3_thread_sleepy", .size = 3, .run = random_jobs, .arg = HPC_PROGRESS_THREAD, .sleepy = true},
         {.name = "random_5_mixed", .size = 5, .run = random_jobs, .arg = MIXED},
+        {.name = "random_8_auto_sleepy", .size = 8, .run = random_jobs, .arg = HPC_PROGRESS_AUTO, .sleepy = true},
+        {.name = "random_2_async", .size = 2, .run = random_asyncs},
+        {.name = "random_4_async_sleepy", .size = 4, .run = random_asyncs, .sleepy = true},
         {.name = "racks_4", .size = 4, .run = racks, .arg = HPC_F32},
         {.name = "racks_5_bf16", .size = 5, .run = racks, .arg = HPC_BF16},
         {.name = "racks_5_f16_eager", .size = 5, .run = racks, .arg = HPC_F16 + EAGER},
         {.name = "racks_4_full", .size = 4, .run = racks_full},
+        {.name = "relay_3", .size = 3, .run = relay, .arg = HPC_PROGRESS_INLINE},
+        {.name = "relay_5_thread", .size = 5, .run = relay, .arg = HPC_PROGRESS_THREAD},
         {.name = "ring_4", .size = 4, .run = ring, .arg = HPC_F32},
         {.name = "ring_5_f16_sleepy", .size = 5, .run = ring, .arg = HPC_F16, .sleepy = true},
         {.name = "large", .size = 2, .run = large, .where = RANKS_UNSEEDED | RANKS_NOT_TSAN},
