@@ -261,6 +261,35 @@ static void async_own_pull(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* Rank 0 owns a key in one row and the others push ones to it as fast as they go: every pull gives a whole version, in
+ * which each element has seen the same number of updates. */
+static void async_whole(rank *r) {
+    job j;
+    job_init(&j, r);
+    central(&j, true);
+    j.each = 1, j.chunk = 65536, j.args[1] = 1, j.progress = r->arg;
+    hpc_exchange *e = job_open(r, &j);
+    if (r->rank == 0) {
+        CHECK_OK(hpc_exchange_serve(e, -1));
+        hpc_exchange_free(e);
+        return;
+    }
+    uint64_t count = j.keys[2].count;
+    float *ones = malloc(count * sizeof *ones), last = 0;
+    for (uint64_t i = 0; i < count; i++) ones[i] = 1;
+    int rounds = ranks_rounds(100);
+    for (int round = 1; round <= rounds; round++) {
+        CHECK_OK(hpc_exchange_push_pull(e, 2, ones, -1));
+        const float *params = hpc_exchange_params(e, 2);
+        float updates = job_initial(&j, 2, 0) - params[0];
+        CHECK(updates > last && updates >= (float)round);
+        for (uint64_t i = 0; i < count; i++) CHECK(job_initial(&j, 2, i) - params[i] == updates);
+        last = updates;
+    }
+    free(ones);
+    hpc_exchange_free(e);
+}
+
 /* arg: depth. As many updates of a key may be under way; their slots take turns, and come free once they are applied.
  * The server looks at nothing until the slots have been counted. */
 static void async_slots(rank *r) {
@@ -369,6 +398,8 @@ int main(int argc, char **argv) {
         {.name = "async_totals_3_dedicated_thread", .size = 3, .run = async_totals, .arg = 3 + DEDICATED + THREADS},
         {.name = "async_own_pull", .size = 3, .run = async_own_pull, .arg = INLINE},
         {.name = "async_own_pull_thread", .size = 3, .run = async_own_pull, .arg = THREAD},
+        {.name = "async_whole", .size = 4, .run = async_whole, .arg = INLINE},
+        {.name = "async_whole_thread", .size = 3, .run = async_whole, .arg = THREAD},
         {.name = "async_slots_1", .size = 2, .run = async_slots, .arg = 1},
         {.name = "async_slots_2", .size = 3, .run = async_slots, .arg = 2},
         {.name = "start_goes_on", .size = 2, .run = start_goes_on},

@@ -134,29 +134,34 @@ static void new_args(rank *r) {
         hpc_exchange_free(e);
         return;
     }
+    /* ASYNC: the last worker alone pushes; its updates are applied with its own args, whether others have theirs or
+     * not.
+     */
+    bool pushes = r->rank == r->size - 1, lags = j.each && r->arg & 8 && !pushes;
     reference ref;
     reference_init(&ref, &j);
     int rounds = ranks_rounds(12);
     for (int step = 0; step < rounds; step++) {
         static const double rates[] = {0.5, 1, 0.25, 2}, momenta[] = {0.5, 0, 1};
         double args[HPC_RULE_ARGS] = {12345, rates[step % 4], 0, step > 8 ? 0 : momenta[step % 3]};
+        if (lags) rank_await(r, 0, (uint64_t)step + 1);
         if (step) { /* the first step goes with those of create; args[0] is not ours */
             CHECK_OK(hpc_exchange_set_args(e, args, -1));
             for (int i = 1; i < HPC_RULE_ARGS; i++) j.args[i] = args[i];
         }
-        if (step % 3 == 2) continue; /* twice in a row */
-        for (int key = 0; key < j.n_keys; key++) {
-            if (j.each && r->rank != j.workers[0]) break; /* one pushes: with momentum the order of updates counts */
+        for (int key = 0; key < j.n_keys && step % 3 != 2; key++) { /* else twice in a row */
+            if (j.each && !pushes) break;                           /* with momentum the order of updates counts */
             job_push_pull(r, &j, e, key, step);
             double *sum = calloc(j.keys[key].count, sizeof *sum);
             for (int w = 0; w < (j.each ? 1 : j.n_workers); w++) {
                 for (uint64_t i = 0; i < j.keys[key].count; i++)
-                    sum[i] += (double)job_gradient(&j, j.workers[w], step, key, i);
+                    sum[i] += (double)job_gradient(&j, j.each ? r->rank : j.workers[w], step, key, i);
             }
             reference_apply(&ref, key, sum);
             free(sum);
             reference_check(&ref, r, e, key);
         }
+        if (pushes) rank_set(r, 0, (uint64_t)step + 1);
     }
     reference_free(&ref);
     CHECK_OK(hpc_exchange_close(e, -1)); /* serves whoever pulls longer */
@@ -346,6 +351,7 @@ int main(int argc, char **argv) {
         {.name = "new_args_thread", .size = 3, .run = new_args, .arg = THREAD},
         {.name = "new_args_dedicated", .size = 3, .run = new_args, .arg = INLINE + DEDICATED, .sleepy = true},
         {.name = "new_args_async", .size = 3, .run = new_args, .arg = INLINE + EACH},
+        {.name = "new_args_async_dedicated", .size = 4, .run = new_args, .arg = INLINE + EACH + DEDICATED},
         {.name = "own_rule", .size = 3, .run = own_rule, .arg = INLINE},
         {.name = "own_rule_thread", .size = 2, .run = own_rule, .arg = THREAD},
         {.name = "own_fold", .size = 3, .run = own_fold, .arg = INLINE},
