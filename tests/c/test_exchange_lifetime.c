@@ -1,7 +1,10 @@
 /* Exchanges that come and go: several at once, freed in any order, with or without close, before and after windows and
  * the context itself; memory that outlives them; threads of one rank with an exchange each. */
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "exchange_plans.h"
 
@@ -223,6 +226,41 @@ static void closed(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* arg: progress. A forked child (a data loader) can neither use nor tear down its parent's exchange. */
+static void forked_child(rank *r) {
+    job j;
+    reference ref;
+    uint64_t ticket;
+    void *gradient;
+    job_init(&j, r);
+    j.progress = r->arg;
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    job_push_pull(r, &j, e, 2, 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK_STATUS(hpc_exchange_start(e, 2, BOTH, ref.params[2], -1, &ticket), HPC_ERR_INVALID);
+        CHECK_STATUS(hpc_exchange_gradient(e, 2, -1, &gradient), HPC_ERR_INVALID);
+        CHECK_STATUS(hpc_exchange_serve(e, -1), HPC_ERR_INVALID);
+        CHECK_STATUS(hpc_exchange_publish(e, -1), HPC_ERR_INVALID);
+        CHECK_STATUS(hpc_exchange_close(e, -1), HPC_ERR_INVALID);
+        hpc_exchange_free(e);
+        _exit(0);
+    }
+    int status;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    reference_step(&ref, 2);
+    for (int step = 1; step < 4; step++) {
+        job_push_pull(r, &j, e, 2, step);
+        reference_step(&ref, 2);
+        reference_check(&ref, r, e, 2);
+    }
+    reference_free(&ref);
+    hpc_exchange_free(e);
+}
+
 /* ---- threads ------------------------------------------------------------------------------------------------------
  */
 
@@ -307,6 +345,8 @@ int main(int argc, char **argv) {
         {.name = "memory_stays_shared", .size = 3, .run = memory_stays, .arg = 1, .where = RANKS_SHM},
         {.name = "closed", .size = 3, .run = closed},
         {.name = "closed_async", .size = 3, .run = closed, .arg = 1},
+        {.name = "forked_child", .size = 2, .run = forked_child, .arg = INLINE, .where = RANKS_NOT_TSAN},
+        {.name = "forked_child_thread", .size = 2, .run = forked_child, .arg = THREAD, .where = RANKS_NOT_TSAN},
         {.name = "trainers", .size = 2, .run = trainers, .arg = INLINE},
         {.name = "trainers_sleepy", .size = 3, .run = trainers, .arg = INLINE, .sleepy = true},
         {.name = "trainers_thread", .size = 2, .run = trainers, .arg = THREAD},

@@ -63,6 +63,37 @@ static void disagree(rank *r) {
     told(r, &good, &bad, "0.5", "0.375");
     bad = good, bad.each = 1;
     told(r, &good, &bad, "rank", me);
+    hpc_exchange *e = NULL; /* another call altogether */
+    CHECK_STATUS(r->rank == r->arg ? hpc_barrier(r->context, -1) : job_create(r, &good, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("barrier");
+    CHECK_MESSAGE("exchange");
+    CHECK(!e);
+    good_exchange(r);
+}
+
+/* More than there is: an error at creation, on every rank, and nothing is kept. */
+static void too_much_memory(rank *r) {
+    int ranks[RANKS_MAX];
+    for (int i = 0; i < r->size; i++) ranks[i] = i;
+    const hpc_key key = {"huge", (uint64_t)1 << 40};
+    float one = 1;
+    const float *values[] = {&one};
+    hpc_hub hub;
+    hpc_plan *plan;
+    hpc_rule rule;
+    hpc_exchange_config c;
+    hpc_exchange *e = NULL;
+    hpc_hub_init(&hub);
+    hub.keys = &key, hub.n_keys = 1;
+    hub.workers = hub.servers = ranks, hub.n_workers = hub.n_servers = r->size;
+    hub.chunk = (uint64_t)1 << 36;
+    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_rule_find("adam", HPC_ISA_BEST, &rule));
+    hpc_exchange_config_init(&c);
+    c.plan = plan, c.rule = &rule, c.values = values;
+    CHECK_STATUS(hpc_exchange_create(r->context, &c, -1, &e), HPC_ERR_MEMORY);
+    CHECK(!e);
+    hpc_plan_free(plan);
     good_exchange(r);
 }
 
@@ -149,6 +180,12 @@ static void bad_create(rank *r) {
     CHECK_STATUS(hpc_exchange_create(r->context, &c, -1, &e), HPC_ERR_INVALID);
     CHECK_MESSAGE("row");
     if (odd) h.rows[0].count++;
+    for (int i = 0; i < h.plan.n_rows; i++) {
+        if (h.rows[i].action == HPC_APPLY) h.rows[i].quorum = 1; /* BSP waits for all */
+    }
+    CHECK_STATUS(hpc_exchange_create(r->context, &c, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("quorum");
+    for (int i = 0; i < h.plan.n_rows; i++) h.rows[i].quorum = h.rows[i].n_in;
     c.consistency = HPC_ASYNC; /* all of them: the plan waits for all inputs */
     CHECK_STATUS(hpc_exchange_create(r->context, &c, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("quorum");
@@ -156,7 +193,7 @@ static void bad_create(rank *r) {
     good_exchange(r);
 }
 
-/* One copy of the parameters wants BSP, and memory that every worker can map. */
+/* One copy of the parameters wants BSP, memory that every worker can map, and a plan that gives all the same. */
 static void shared_refused(rank *r) {
     job j;
     hpc_exchange *e = NULL;
@@ -169,6 +206,11 @@ static void shared_refused(rank *r) {
         CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
         CHECK_MESSAGE("shared_params");
     }
+    hand_plan h;
+    hand_ring(&h, &j, r->size, HPC_F32, 1024);
+    j.plan = &h.plan;
+    CHECK(job_create(r, &j, -1, &e) < 0);
+    CHECK_MESSAGE("shared_params");
     CHECK(!e);
     good_exchange(r);
 }
@@ -368,6 +410,7 @@ int main(int argc, char **argv) {
         {.name = "bad_config_first", .size = 2, .run = bad_config, .arg = 0, .where = RANKS_UNSEEDED},
         {.name = "bad_config_last", .size = 3, .run = bad_config, .arg = 2, .where = RANKS_UNSEEDED},
         {.name = "bad_create", .size = 4, .run = bad_create, .arg = 1, .where = RANKS_UNSEEDED},
+        {.name = "too_much_memory", .size = 3, .run = too_much_memory, .where = RANKS_UNSEEDED},
         {.name = "shared_refused", .size = 3, .run = shared_refused, .where = RANKS_UNSEEDED},
         {.name = "bad_calls", .size = 2, .run = bad_calls},
         {.name = "server_pushes", .size = 3, .run = server_pushes},
