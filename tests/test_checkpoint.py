@@ -58,11 +58,12 @@ RULES: list[optim.AnyRule] = [SGD(lr=0.1), Momentum(lr=0.1), Nesterov(lr=0.1, we
 )
 def test_three_steps_and_three_after_a_restart_are_six(rule: optim.AnyRule, other: dict[str, Any]) -> None:
     shards: list[Any] = [None] * 3
+    saved: list[Any] = [None] * 3
     want: list[Any] = [None] * 3
 
     def before(context: hpcomm.Context) -> None:
         ex = Exchange(context, random(0), rule=rule, chunk_bytes=1024, progress="inline")
-        train(ex, context.rank, 0, 3)
+        saved[context.rank] = train(ex, context.rank, 0, 3)
         shards[context.rank] = through_a_file(ex.state_dict())
         context.barrier()  # nobody pushes before all have saved
         want[context.rank] = train(ex, context.rank, 3, 6)
@@ -71,6 +72,8 @@ def test_three_steps_and_three_after_a_restart_are_six(rule: optim.AnyRule, othe
         ex = Exchange(context, random(7), rule=rule, **{"chunk_bytes": 1024, "progress": "inline", **other})
         train(ex, context.rank, 10, 12)  # to be forgotten
         ex.load_state_dict(shards[:: -1 if context.rank else 1])
+        assert_same(dict(ex.params), saved[context.rank])
+        context.barrier()  # one copy may be shared
         assert_same(train(ex, context.rank, 3, 6), want[context.rank])
 
     run_threads(3, before)

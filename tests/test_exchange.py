@@ -355,6 +355,21 @@ def test_gradients_rotate(consistency: hpcomm.Consistency, transport: dict[str, 
     each_rank(2, body, reduce="sum", depth=2, consistency=consistency, **transport)
 
 
+def test_gradients_rotate_with_steps() -> None:
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        seen = []
+        for step in range(5):
+            for name in SHAPES:
+                ex.gradient(name)[...] = step
+            seen.append(ex.gradient("fc"))
+            ex.step()
+        assert [a.ctypes.data for a in seen] == [seen[i % 3].ctypes.data for i in range(5)]
+        assert len({a.ctypes.data for a in seen}) == 3
+        assert_same(ex.params, {name: value - 20 for name, value in values().items()})
+
+    each_rank(2, body, reduce="sum", depth=3)
+
+
 def test_gradient_waits_until_its_slot_is_free() -> None:
     gate = threading.Event()
 
