@@ -216,9 +216,11 @@ static void leave_tasks(hpc_context *c) {
 }
 
 int hpc_context_work(hpc_context *c) {
+    const char *why = NULL;
     if (!take_tasks(c)) return 1;
-    for (const hpc_task *t = c->tasks; t != NULL; t = t->next) t->run(t->arg);
+    for (const hpc_task *t = c->tasks; t != NULL && why == NULL; t = t->next) why = t->run(t->arg);
     leave_tasks(c);
+    if (why != NULL) hpc_context_abort(c, why);
     return 0;
 }
 

@@ -20,9 +20,10 @@ typedef struct hpc_address {
     char transports[HPC_TRANSPORTS_BYTES];
 } hpc_address;
 
-/* Work that every wait of a context does besides looking at its condition: that of an engine without threads. */
+/* Work that every wait of a context does besides looking at its condition: that of an engine without threads. run
+ * returns NULL, or why this rank has failed: the context is then aborted. */
 typedef struct hpc_task {
-    void (*run)(void *arg);
+    const char *(*run)(void *arg);
     void *arg;
     struct hpc_task *next;
 } hpc_task;

@@ -11,7 +11,8 @@
 #define _GNU_SOURCE
 #include "engine.h"
 
-#include <math.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ static const char op_engine[] = "exchange";
 
 /* ---- failure ---- */
 
-/* The bell wakes the user's thread, which tells the other ranks. */
+/* Whoever works for the engine tells the other ranks: its thread, or the wait that ran the task. */
 void hpc_exchange_fail(hpc_exchange *ex, int status, const char *why) {
     if (atomic_exchange_explicit(&ex->failing, 1, memory_order_relaxed)) return;
     snprintf(ex->failure, sizeof ex->failure, "%s", why);
@@ -198,7 +199,7 @@ static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
     for (size_t from = 0; from < row->count; from += HPC_BLOCK) {
         size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
         const float *block =
-            w->acc != NULL && ex->eager && only < 0 ? w->acc + from : fold_block(core, w, slot, only, args, from, n);
+            ex->eager && row->quorum == row->n_in ? w->acc + from : fold_block(core, w, slot, only, args, from, n);
         if (block == NULL) return -1;
         if (row->action == HPC_FORWARD) {
             if (block != w->acc + from) memcpy(w->acc + from, block, n * sizeof(float));
@@ -254,13 +255,13 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
     if (row->quorum == 1 && row->n_in > 1) {
         failed = work_off(core, w, slot, input);
     } else {
-        _Atomic char *came = &w->came[(size_t)slot * (size_t)row->n_in];
+        _Atomic char *came = &w->came[(size_t)slot * (size_t)row->n_in]; /* who is not missed, until all is done */
         if (ex->eager && fold_eagerly(core, w, slot, input) != 0) return;
         atomic_store_explicit(&came[input], 1, memory_order_relaxed);
         if (++w->arrived[slot] < row->n_in) return;
         w->arrived[slot] = 0;
+        failed = work_off(core, w, slot, ex->consistency == HPC_ASYNC ? input : -1);
         for (int i = 0; i < row->n_in; i++) atomic_store_explicit(&came[i], 0, memory_order_relaxed);
-        failed = work_off(core, w, slot, -1);
     }
     if (!failed) row_is_done(core, w->share, from);
 }
@@ -290,9 +291,12 @@ static hpc_share *own_share(const hpc_core *core, int index) {
 static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     const hpc_exchange *ex = core->exchange;
     if (share == NULL) return 0;
+    const hpc_edge *edges = NULL;
+    int input = -1;
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
-        int input = input_of(w, rank, 0);
+        if (w->row->in != edges) input = input_of(w, rank, 0); /* rows of a hub share their edges */
+        edges = w->row->in;
         if (input >= 0) input_came(core, w, slot, input);
     }
     return 1;
@@ -375,50 +379,53 @@ static void handle(hpc_core *core, const hpc_event *event) {
 
 /* Pushes come by in; what other cores of this number forward comes by out, where nothing else does. */
 static int next_event(hpc_core *core) {
-    return hpc_lane_poll(core->in, &core->held) == HPC_OK ||
-           (core->exchange->forwards && hpc_lane_poll(core->out, &core->held) == HPC_OK);
+    int status = hpc_lane_poll(core->in, &core->held);
+    if (status == HPC_IN_PROGRESS && core->exchange->forwards) status = hpc_lane_poll(core->out, &core->held);
+    if (status != HPC_OK && status != HPC_IN_PROGRESS) check_put(core, status);
+    return status == HPC_OK;
 }
 
 /* Everything that has come; how many events. */
 static int work_core(hpc_core *core) {
     hpc_exchange *ex = core->exchange;
+    double start = 0;
     int n = 0;
     if (core->n_late > 0) retry_forwards(core);
-    if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 0;
-    while (core->holds || next_event(core)) {
+    while (atomic_load_explicit(&ex->failed, memory_order_relaxed) == HPC_OK && (core->holds || next_event(core))) {
         core->holds = 1;
         if (ex->consistency == HPC_ASYNC && core->n_unflushed > 0 && flush_outputs(core) == HPC_IN_PROGRESS) break;
         core->holds = 0;
-        double start = hpc_now();
+        if (n++ == 0) start = hpc_now();
         handle(core, &core->held);
+    }
+    if (n > 0)
         atomic_store_explicit(&core->busy, atomic_load_explicit(&core->busy, memory_order_relaxed) + hpc_now() - start,
                               memory_order_relaxed);
-        n++;
-    }
     return n;
 }
 
 /* ---- progress ---- */
 
-static void work_inline(void *arg) {
+static const char *why_failed(const hpc_exchange *ex) {
+    return atomic_load_explicit(&ex->failed, memory_order_acquire) == HPC_OK ? NULL : ex->failure;
+}
+
+static const char *work_inline(void *arg) {
     hpc_exchange *ex = arg;
     for (int c = 0; c < ex->n_own_cores; c++) work_core(&ex->cores[c]);
+    return why_failed(ex);
 }
 
 static int thread_has_work(void *arg) {
     hpc_core *core = arg;
-    return work_core(core) > 0 || atomic_load_explicit(&core->exchange->stopping, memory_order_acquire);
+    return work_core(core) > 0 || atomic_load_explicit(&core->exchange->stopping, memory_order_acquire) ||
+           why_failed(core->exchange) != NULL;
 }
 
-/* Workers that may still push. */
-static int open_workers(void *arg, int *ranks) {
-    const hpc_exchange *ex = ((hpc_core *)arg)->exchange;
-    int n = 0;
-    for (int r = 0; r < ex->context->group.size; r++)
-        if (ex->places[r].worker &&
-            atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(r)), memory_order_acquire) == 0)
-            ranks[n++] = r;
-    return n;
+/* A core waits for nobody in particular: workers may leave, and the others' pushes still come. */
+static int nobody_else(void *arg, int *ranks) {
+    ranks[0] = ((hpc_core *)arg)->exchange->context->group.rank;
+    return 1;
 }
 
 /* Each round of work begins a new wait, so that a busy core spins and an idle one sleeps. A dead rank ends the thread:
@@ -426,40 +433,30 @@ static int open_workers(void *arg, int *ranks) {
 static void *run_core(void *arg) {
     hpc_core *core = arg;
     hpc_exchange *ex = core->exchange;
-    const hpc_wait wait = {op_engine, thread_has_work, open_workers, core};
-    if (core->cpu >= 0 && hpc_host_pin(core->cpu) != 0) core->pin_refused = 1;
-    while (!atomic_load_explicit(&ex->stopping, memory_order_acquire))
-        if (hpc_wait_for(&ex->context->group, &wait, 1e9) != HPC_OK) break;
+    const hpc_wait wait = {op_engine, thread_has_work, nobody_else, core};
+    int pin_refused = core->cpu >= 0 && hpc_host_pin(core->cpu) != 0;
+    atomic_store_explicit(&core->started, pin_refused ? HPC_UNPINNED : HPC_STARTED, memory_order_release);
+    while (!atomic_load_explicit(&ex->stopping, memory_order_acquire) && why_failed(ex) == NULL)
+        if (hpc_wait_for(&ex->context->group, &wait, 1e9) != HPC_OK) return NULL;
+    if (why_failed(ex) != NULL) hpc_context_abort(ex->context, why_failed(ex));
     return NULL;
 }
 
-void hpc_engine_start(hpc_exchange *ex, int threads) {
-    for (int c = 0; threads && c < ex->n_own_cores; c++) {
-        ex->cores[c].running = pthread_create(&ex->cores[c].thread, NULL, run_core, &ex->cores[c]) == 0;
-        if (ex->cores[c].running) {
-            ex->stats.threads++;
-            continue;
-        }
-        for (int d = 0; d < c; d++) { /* no more threads here: all cores inline */
-            atomic_store_explicit(&ex->stopping, 1, memory_order_release);
-            hpc_bell_wake(ex->context->group.bell);
-            pthread_join(ex->cores[d].thread, NULL);
-            ex->cores[d].running = 0;
-        }
-        atomic_store_explicit(&ex->stopping, 0, memory_order_release);
-        ex->stats.threads = 0;
-        hpc_context_add_note(ex->context, "exchange: no thread could be started; waits work for its servers");
-        break;
-    }
-    if (ex->stats.threads > 0 || ex->n_own_cores == 0) return;
-    ex->inline_progress = 1;
-    ex->task = (hpc_task){work_inline, ex, NULL};
-    hpc_context_add_task(ex->context, &ex->task);
+static int start_thread(hpc_core *core) {
+    char name[16];
+    sigset_t all, before;
+    sigfillset(&all); /* signals are for the caller's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    core->running = pthread_create(&core->thread, NULL, run_core, core) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!core->running) return 0;
+    snprintf(name, sizeof name, "hpcomm-core-%u", (unsigned)core->index % 100);
+    pthread_setname_np(core->thread, name);
+    while (atomic_load_explicit(&core->started, memory_order_acquire) == 0) sched_yield();
+    return 1;
 }
 
-void hpc_engine_stop(hpc_exchange *ex) {
-    if (ex->inline_progress) hpc_context_remove_task(ex->context, &ex->task);
-    ex->inline_progress = 0;
+static void stop_threads(hpc_exchange *ex) {
     atomic_store_explicit(&ex->stopping, 1, memory_order_release);
     for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
         if (!ex->cores[c].running) continue;
@@ -469,9 +466,33 @@ void hpc_engine_stop(hpc_exchange *ex) {
     }
 }
 
+void hpc_engine_start(hpc_exchange *ex, int threads) {
+    int n = 0, unpinned = 0;
+    while (threads && n < ex->n_own_cores && start_thread(&ex->cores[n]))
+        unpinned += atomic_load_explicit(&ex->cores[n++].started, memory_order_relaxed) == HPC_UNPINNED;
+    if (unpinned > 0) hpc_context_add_note(ex->context, "exchange: the kernel refused to pin the threads of its cores");
+    if (n < ex->n_own_cores) { /* inline, all of them */
+        if (threads)
+            hpc_context_add_note(ex->context, "exchange: too few threads can be had; waits work for its cores");
+        stop_threads(ex);
+        atomic_store_explicit(&ex->stopping, 0, memory_order_release);
+        ex->inline_progress = 1;
+        ex->task = (hpc_task){work_inline, ex, NULL};
+        hpc_context_add_task(ex->context, &ex->task);
+        return;
+    }
+    ex->stats.threads = n;
+}
+
+void hpc_engine_stop(hpc_exchange *ex) {
+    if (ex->inline_progress) hpc_context_remove_task(ex->context, &ex->task);
+    ex->inline_progress = 0;
+    stop_threads(ex);
+}
+
 /* ---- all rows ---- */
 
-int hpc_engine_write(hpc_exchange *ex) {
+void hpc_engine_write(hpc_exchange *ex) {
     for (int i = 0; i < ex->n_work; i++) {
         const hpc_work *w = &ex->work[i];
         if (w->row->action == HPC_FORWARD) continue;
@@ -480,5 +501,4 @@ int hpc_engine_write(hpc_exchange *ex) {
             write_block(core, w, -1, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
         put_row(core, w, -1);
     }
-    return atomic_load_explicit(&ex->failed, memory_order_acquire);
 }

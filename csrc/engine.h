@@ -8,7 +8,8 @@
  * A *share* is what one core owns of one key: its rows are pushed and answered together. Who writes what:
  *   gradients, pushed counts   their worker; read by the owners of the rows between its push and their answer
  *   params                     the owners of their rows, between the worker's push (or pull) and the answer
- *   masters, receive slots     one core; the slots by the sender they belong to, between an answer and the next push
+ *   masters, receive slots     one core, where a master is not a worker's params; the slots by the sender they belong
+ *                              to, between an answer and the next push
  *   args slots                 their worker; read by the core between the event and the answer
  * A push is an event (a release of the ring's tail, acquired by poll), an answer is a signal (a release, acquired by
  * the worker's look), so every access above is ordered by one of the two. No lock, no word with two writers. */
@@ -79,6 +80,8 @@ typedef struct hpc_late {
     int edge, slot;
 } hpc_late;
 
+typedef enum hpc_started { HPC_STARTED = 1, HPC_UNPINNED = 2 /* where it should have been pinned */ } hpc_started;
+
 typedef struct hpc_core {
     _Alignas(64) hpc_exchange *exchange;
     int index, cpu, node;          /* cpu -1: not pinned */
@@ -94,8 +97,9 @@ typedef struct hpc_core {
     hpc_event held; /* an event that waits for a flush */
     int holds;
     pthread_t thread;
-    int running, pin_refused;
-    void *memory; /* states and accumulators of its rows */
+    int running;
+    _Atomic int started; /* hpc_started */
+    void *memory;        /* states and accumulators of its rows */
     size_t memory_bytes;
     _Atomic uint64_t applied, bytes_folded, bytes_written; /* read by hpc_exchange_get_stats meanwhile */
     _Atomic double busy;
@@ -189,7 +193,7 @@ int hpc_layout_walk(const hpc_exchange *ex, int owner, int sender, hpc_visit *vi
 /* What a closed signal says: no push comes any more; and neither does an answer. */
 enum { HPC_CLOSED = 1, HPC_FREED = 2 };
 
-/* Signals of every rank: closed by each rank, args answered by each core, then two a share. */
+/* Signals of every rank: closed by each rank, args answered by each core, then one or two a share. */
 static inline int hpc_signal_closed(int rank) {
     return rank;
 }
@@ -197,10 +201,13 @@ static inline int hpc_signal_args(const hpc_exchange *ex, int owner, int core) {
     return ex->context->group.size + ex->places[owner].first_core + core;
 }
 static inline int hpc_signal_applied(const hpc_exchange *ex, int share) {
-    return ex->context->group.size + ex->n_cores + 2 * share;
+    return ex->context->group.size + ex->n_cores + share;
 }
-static inline int hpc_signal_pulled(const hpc_exchange *ex, int share) {
-    return hpc_signal_applied(ex, share) + 1;
+static inline int hpc_signal_pulled(const hpc_exchange *ex, int share) { /* ASYNC only */
+    return hpc_signal_applied(ex, share) + ex->n_shares;
+}
+static inline int hpc_signals(const hpc_exchange *ex) {
+    return hpc_signal_applied(ex, 0) + ex->n_shares * (ex->consistency == HPC_ASYNC ? 2 : 1);
 }
 
 static inline size_t hpc_codec_bytes(int codec) {
@@ -228,12 +235,15 @@ void hpc_rows_free(hpc_exchange *ex);
 /* engine.c */
 void hpc_engine_start(hpc_exchange *ex, int threads);
 void hpc_engine_stop(hpc_exchange *ex);
-int hpc_engine_write(hpc_exchange *ex); /* every row's parameters to its outputs */
+void hpc_engine_write(hpc_exchange *ex); /* every row's parameters to its outputs */
+
+/* worker.c: sends the rest of what is sent in part, and waits for all that is under way. */
+int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline);
 
 /* Records what ends the exchange; first word wins. hpc_exchange_check tells the other ranks. */
 void hpc_exchange_fail(hpc_exchange *ex, int status, const char *why);
 
-/* HPC_OK, or that failure, after which the context is aborted. By the user's thread. */
+/* HPC_OK, or that failure, after which the context is aborted. */
 int hpc_exchange_check(hpc_exchange *ex, const char *op);
 
 #endif

@@ -54,9 +54,9 @@ static int check_config(const hpc_context *c, const hpc_exchange_config *f) {
     if (status != HPC_OK) return status;
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
-        if (f->consistency == HPC_BSP ? row->quorum != row->n_in
-                                      : row->quorum != 1 || row->action != HPC_APPLY || f->plan->n_keys < 1)
-            return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d has a quorum of %d of %d inputs%s", i,
+        if (f->consistency == HPC_BSP ? row->quorum != row->n_in : row->quorum != 1 || row->action != HPC_APPLY)
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: row %d has action %d and a quorum of %d of %d inputs%s", i, row->action,
                             row->quorum, row->n_in,
                             f->consistency == HPC_BSP ? "; BSP waits for all of them"
                                                       : "; ASYNC applies each one by itself, in one stage");
@@ -182,7 +182,7 @@ static int check_outputs(const hpc_exchange *ex) {
     return HPC_OK;
 }
 
-/* Parameters go past the caches when all that this host's ranks touch in a step would not fit the last one. */
+/* Parameters go past the caches when all that the ranks touch in a step would not fit the last one. */
 static int writes_past_caches(const hpc_exchange *ex) {
     size_t workers = 0;
     for (int r = 0; r < ex->context->group.size; r++) workers += (size_t)ex->places[r].worker;
@@ -244,9 +244,8 @@ static int open_memory(hpc_exchange *ex, double deadline) {
         add_masters(&pieces);
         for (int s = 0; s < c->group.size; s++) hpc_layout_walk(ex, me, -1, add_slots, &(struct slots){&pieces, s});
     }
-    int status =
-        hpc_window_create_parts(c, op_create, ex->places[me].nbytes, c->group.size + ex->n_cores + 2 * ex->n_shares,
-                                pieces.places, pieces.n, deadline, &ex->window);
+    int status = hpc_window_create_parts(c, op_create, ex->places[me].nbytes, hpc_signals(ex), pieces.places, pieces.n,
+                                         deadline, &ex->window);
     if (status == HPC_OK && ex->window->memory->unplaced != 0)
         hpc_context_add_note(c, "exchange: the kernel refused to place memory on NUMA nodes");
     free(pieces.places);
@@ -368,16 +367,20 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
 
 /* ---- close ---- */
 
-/* Tells every rank how far the pushes from here go, and (HPC_FREED) that no answer comes from here either. A rank that
- * is gone needs not know. By a lane of the exchange, which is flushed before the memory goes. */
+/* Tells every rank how far the pushes from here go (those sent in part do not count), or later that no answer comes
+ * from here either. A rank that is gone needs not know. By a lane of the exchange, which is flushed before the memory
+ * goes. */
 static int announce(hpc_exchange *ex, uint64_t what) {
     hpc_context *c = ex->context;
     int me = c->group.rank, first_failure = HPC_OK;
-    size_t nbytes = ex->places[me].worker ? (size_t)ex->plan->n_keys * sizeof(uint64_t) : 0;
-    const char *pushed = nbytes > 0 ? hpc_own_part(ex) + ex->places[me].pushed : NULL;
+    size_t n = ex->places[me].worker && !ex->closed ? (size_t)ex->plan->n_keys : 0;
+    uint64_t *counts = n > 0 ? (uint64_t *)(void *)(hpc_own_part(ex) + ex->places[me].pushed) : NULL;
+    for (size_t k = 0; k < n; k++)
+        atomic_store_explicit((_Atomic uint64_t *)&counts[k], ex->keys[k].pushes, memory_order_relaxed);
     for (int r = 0; r < c->group.size; r++) {
-        size_t at = ex->places[r].closed + (size_t)me * (size_t)ex->plan->n_keys * sizeof(uint64_t);
-        int status = hpc_put_signal(ex->in_lanes[0], ex->window, r, pushed, nbytes, at, hpc_signal_closed(me), what);
+        size_t at = ex->places[r].closed + (size_t)me * (size_t)ex->plan->n_keys * sizeof *counts;
+        int status =
+            hpc_put_signal(ex->in_lanes[0], ex->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
         if (status != HPC_OK && status != HPC_ERR_PEER && first_failure == HPC_OK) first_failure = status;
     }
     return first_failure;
@@ -408,7 +411,9 @@ static int all_closed(void *arg) {
 int hpc_exchange_serve(hpc_exchange *ex, double timeout) {
     static const char op[] = "serve";
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
-    int status = hpc_exchange_check(ex, op);
+    int status = hpc_exchange_check(ex, op), rank = ex->context->group.rank;
+    if (status == HPC_OK && ex->places[rank].worker && !ex->closed)
+        status = hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is a worker itself; close serves the others", op, rank);
     if (status != HPC_OK) return status;
     const hpc_wait wait = {op, all_closed, open_workers, ex};
     status = hpc_wait_for(&ex->context->group, &wait, timeout);
@@ -423,8 +428,7 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     if (ex->closed && ex->served) return HPC_OK;
     int status = hpc_exchange_check(ex, op), rank = ex->context->group.rank;
     double deadline = hpc_deadline(&ex->context->group, timeout);
-    for (int k = 0; k < ex->plan->n_keys && status == HPC_OK && !ex->closed && ex->places[rank].worker; k++)
-        status = hpc_exchange_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline));
+    if (status == HPC_OK && !ex->closed && ex->places[rank].worker) status = hpc_worker_finish(ex, op, deadline);
     if (status == HPC_ERR_TIMEOUT) return status;
     if (!ex->closed) {
         int announced = announce(ex, HPC_CLOSED);
@@ -508,7 +512,8 @@ int hpc_exchange_publish(hpc_exchange *ex, double timeout) {
     double deadline = hpc_deadline(&ex->context->group, timeout);
     status = hpc_barrier(ex->context, hpc_left(deadline)); /* nobody is under way */
     if (status != HPC_OK) return status;
-    status = hpc_engine_write(ex);
+    hpc_engine_write(ex);
+    status = hpc_exchange_check(ex, op);
     for (int i = 0; i < ex->n_own_cores && status == HPC_OK; i++)
         status = hpc_flush(ex->cores[i].out, ex->window, -1, hpc_left(deadline));
     return hpc_context_agree(ex->context, op, status, deadline);

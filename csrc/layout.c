@@ -33,7 +33,7 @@ static int is_master_params(const hpc_exchange *ex, const hpc_row *row) {
 
 /* ---- shares ---- */
 
-static int find_cores(hpc_exchange *ex) {
+static void find_cores(hpc_exchange *ex) {
     const hpc_plan *plan = ex->plan;
     int size = ex->context->group.size;
     for (int i = 0; i < plan->n_rows; i++) {
@@ -45,7 +45,6 @@ static int find_cores(hpc_exchange *ex) {
         ex->n_cores += ex->places[r].cores;
         if (ex->places[r].cores > ex->n_lanes) ex->n_lanes = ex->places[r].cores;
     }
-    return HPC_OK;
 }
 
 /* Shares are numbered in the order of their first rows. share_at: by core, the share of the key at hand. */
@@ -193,8 +192,11 @@ int hpc_layout(hpc_exchange *ex, const char *op) {
     ex->slot_base = calloc((size_t)size * (size_t)size, sizeof *ex->slot_base);
     if (ex->places == NULL || ex->slot_base == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
-    int status = find_cores(ex);
-    if (status == HPC_OK) status = find_shares(ex, op);
+    find_cores(ex);
+    int status = find_shares(ex, op);
+    if (status == HPC_OK && hpc_signals(ex) > HPC_MOST_SIGNALS)
+        status = hpc_fail(HPC_ERR_INVALID, op, "%s: %d keys on %d cores need %d signals; at most %d are possible", op,
+                          ex->plan->n_keys, ex->n_cores, hpc_signals(ex), HPC_MOST_SIGNALS);
     if (status != HPC_OK) return status;
     find_workers(ex);
     status = find_keys(ex, op);

@@ -179,12 +179,12 @@ static int check_in(const struct check *c, int r, int *wire) {
                          c->plan->n_rows - 1);
         if (c->row_mark[edge->row] == 2 * r) return wrong(r, "has two in-edges from row %d", edge->row);
         c->row_mark[edge->row] = 2 * r;
+        int status = check_ends(c, edge->row, r, edge->rank, r);
+        if (status != HPC_OK) return status;
         for (int f = 0; f < e; f++)
             if (row->in[f].row >= 0 && row->in[f].rank == edge->rank)
                 return wrong(r, "has in-edges from two rows of rank %d, %d and %d; let one forward to the other",
                              edge->rank, row->in[f].row, edge->row);
-        int status = check_ends(c, edge->row, r, edge->rank, r);
-        if (status != HPC_OK) return status;
     }
     return HPC_OK;
 }

@@ -50,7 +50,9 @@ int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const ch
         free(cpus);
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d cores", op, ex->n_own_cores);
     }
-    int n_cpus = hpc_host_cpus(cpus, MOST_CPUS), spare = n_cpus >= ranks + cores;
+    int n_cpus = hpc_host_cpus(cpus, MOST_CPUS);
+    if (n_cpus > MOST_CPUS) n_cpus = MOST_CPUS;
+    int spare = n_cpus >= ranks + cores;
     *threads = progress == HPC_PROGRESS_THREAD || (progress == HPC_PROGRESS_AUTO && spare);
     for (int i = 0; i < ex->n_own_cores; i++) {
         hpc_core *core = &ex->cores[i];

@@ -139,8 +139,7 @@ static int fail_timeout(hpc_group *group, const hpc_wait *wait, double timeout) 
 
 /* With all that a transport holds back delivered. */
 static int holds_now(hpc_group *group, const hpc_wait *wait) {
-    while (hpc_group_progress(group) != 0) {
-    }
+    while (hpc_group_progress(group) != 0) sched_yield();
     return wait->ready(wait->arg);
 }
 

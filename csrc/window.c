@@ -50,8 +50,8 @@ int hpc_window_create(hpc_context *c, size_t nbytes, int signals, const char *ty
     deadline = hpc_deadline(&c->group, timeout);
     if (window == NULL)
         status = hpc_fail(HPC_ERR_INVALID, op, "%s: window is NULL", op);
-    else if (signals < 0 || signals > 1 << 24)
-        status = hpc_fail(HPC_ERR_INVALID, op, "%s: %d signals; 0 to %d are possible", op, signals, 1 << 24);
+    else if (signals < 0 || signals > HPC_MOST_SIGNALS)
+        status = hpc_fail(HPC_ERR_INVALID, op, "%s: %d signals; 0 to %d are possible", op, signals, HPC_MOST_SIGNALS);
     else if (type != NULL && strlen(type) >= TYPE_BYTES)
         status = hpc_fail(HPC_ERR_INVALID, op, "%s: type has %zu characters; at most %d are possible", op, strlen(type),
                           TYPE_BYTES - 1);
@@ -88,7 +88,7 @@ static int learn_extents(hpc_window *w, const char *op, double deadline) {
     if (status == HPC_OK) {
         for (int r = 0; r < c->group.size; r++) {
             memcpy(&extent, replies[r].data, sizeof extent);
-            if (extent.signals < 0 || extent.signals > 1 << 24 || extent.nbytes > SIZE_MAX / 2)
+            if (extent.signals < 0 || extent.signals > HPC_MOST_SIGNALS || extent.nbytes > SIZE_MAX / 2)
                 status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d says that its part has %llu bytes and %d signals",
                                   op, r, (unsigned long long)extent.nbytes, extent.signals);
             w->parts[r].nbytes = (size_t)extent.nbytes;

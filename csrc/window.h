@@ -5,7 +5,8 @@
 #include "context.h"
 
 enum {
-    HPC_SIGNAL_STRIDE = 64
+    HPC_SIGNAL_STRIDE = 64,
+    HPC_MOST_SIGNALS = 1 << 24
 }; /* a signal has a cache line of its own: one writer, one reader, nobody else's traffic */
 
 /* How one rank's part is laid out. */

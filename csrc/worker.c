@@ -44,7 +44,8 @@ typedef struct look {
     hpc_exchange *ex;
     int key;
     uint64_t ticket;
-    int closed; /* a worker that closed and will never push what is waited for; -1 */
+    int closed; /* a rank that closed and will never push what is waited for, or freed and will never answer; -1 */
+    int freed;
 } look;
 
 static int signal_of(const hpc_exchange *ex, int share, uint64_t ticket) {
@@ -74,14 +75,18 @@ static uint64_t closed_signal(const hpc_exchange *ex, int rank) {
     return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(rank)), memory_order_acquire);
 }
 
-/* A worker that closed before it pushed what a BSP ticket waits for, or an owner that was freed before it answered;
- * else -1. */
+/* A worker that closed before it pushed what a BSP ticket waits for; else -1. */
 static int closed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
-    const hpc_pushed *k = &ex->keys[key];
     for (int r = 0; r < ex->context->group.size && ex->consistency == HPC_BSP; r++)
         if (pushes(ex, r, key) && r != ex->context->group.rank && closed_signal(ex, r) != 0 &&
             closing_counts(ex, r)[key] < ticket / 2)
             return r;
+    return -1;
+}
+
+/* An owner that was freed before it answered; else -1. */
+static int freed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
+    const hpc_pushed *k = &ex->keys[key];
     for (int i = 0; i < k->n_shares; i++)
         if (closed_signal(ex, ex->shares[k->shares[i]].owner) == HPC_FREED && !is_answered(ex, k->shares[i], ticket))
             return ex->shares[k->shares[i]].owner;
@@ -95,7 +100,10 @@ static int looks_done(void *arg) {
     if (ex->inline_progress && hpc_context_work(ex->context) == 0 && is_done(ex, l->key, l->ticket)) return 1;
     if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 1;
     l->closed = closed_without(ex, l->key, l->ticket);
-    return l->closed >= 0;
+    if (l->closed >= 0) return 1;
+    l->closed = freed_without(ex, l->key, l->ticket);
+    l->freed = l->closed >= 0;
+    return l->freed;
 }
 
 /* How often rank has pushed key, where its memory can be read here; else UINT64_MAX. */
@@ -115,7 +123,7 @@ static int add_rank(int *ranks, int n, int rank) {
 
 /* Of a share of this rank's own: the ranks whose inputs are missing. */
 static int missing_inputs(const hpc_exchange *ex, const hpc_share *share, int slot, int *ranks, int n) {
-    for (int i = 0; i < share->n_rows; i++) {
+    for (int i = 0; i < share->n_rows && n < ex->context->group.size; i++) {
         const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
         for (int e = 0; e < w->row->n_in; e++)
@@ -147,11 +155,17 @@ static int awaited(void *arg, int *ranks) {
         if (pushes(ex, r, l->key) && pushes_of(ex, r, l->key) == UINT64_MAX && closed_signal(ex, r) == 0 &&
             atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
             n = add_rank(ranks, n, r);
-    return n;
+    return n > 0 ? n : add_rank(ranks, n, me); /* its own core is at it */
+}
+
+static int freed_owner(const hpc_exchange *ex, int rank, int key, const char *op) {
+    return hpc_fail_ranks(HPC_ERR_PEER, op, &rank, 1, &rank, 1,
+                          "rank %d: %s: rank %d has freed the exchange, which owns a part of key %s",
+                          ex->context->group.rank, op, rank, ex->plan->keys[key].name);
 }
 
 static int wait_for(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op) {
-    look l = {ex, key, ticket, -1};
+    look l = {ex, key, ticket, -1, 0};
     if (is_done(ex, key, ticket)) return HPC_OK;
     const hpc_wait wait = {op, looks_done, awaited, &l};
     double start = hpc_now();
@@ -160,10 +174,10 @@ static int wait_for(hpc_exchange *ex, int key, uint64_t ticket, double timeout, 
     if (status != HPC_OK || is_done(ex, key, ticket)) return status;
     status = hpc_exchange_check(ex, op);
     if (status != HPC_OK || l.closed < 0) return status;
-    if (closed_signal(ex, l.closed) == HPC_FREED)
-        return hpc_fail_ranks(HPC_ERR_PEER, op, &l.closed, 1, &l.closed, 1,
-                              "rank %d: %s: rank %d has freed the exchange, which owns a part of key %s",
-                              ex->context->group.rank, op, l.closed, ex->plan->keys[key].name);
+    if (l.freed) return freed_owner(ex, l.closed, key, op);
+    return hpc_fail_ranks(HPC_ERR_PEER, op, &l.closed, 1, &l.closed, 1,
+                          "rank %d: %s: rank %d has freed the exchange, which owns a part of key %s",
+                          ex->context->group.rank, op, l.closed, ex->plan->keys[key].name);
     return hpc_fail_ranks(HPC_ERR_PEER, op, &l.closed, 1, &l.closed, 1,
                           "rank %d: %s: rank %d has closed the exchange after %llu pushes of key %s; push %llu is "
                           "waited for",
@@ -175,7 +189,7 @@ int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {
     static const char op[] = "test";
     int status = check_call(ex, key, op);
     if (status != HPC_OK) return status;
-    look l = {ex, key, ticket, -1};
+    look l = {ex, key, ticket, -1, 0};
     hpc_group_progress(&ex->context->group);
     if (is_done(ex, key, ticket)) return HPC_OK;
     if (!looks_done(&l) && atomic_load_explicit(&ex->context->group.departures, memory_order_relaxed) == 0)
@@ -224,7 +238,7 @@ float *hpc_exchange_params(const hpc_exchange *ex, int key) {
 
 /* ---- start ---- */
 
-static int check_start(hpc_exchange *ex, int key, int flags, const float *src, uint64_t *ticket, const char *op) {
+static int check_start(hpc_exchange *ex, int key, int flags, uint64_t *ticket, const char *op) {
     const hpc_pushed *k = &ex->keys[key];
     if (flags < HPC_PUSH || flags > (HPC_PUSH | HPC_PULL))
         return hpc_fail(HPC_ERR_INVALID, op, "%s: flags are %d, not HPC_PUSH, HPC_PULL or both", op, flags);
@@ -235,13 +249,7 @@ static int check_start(hpc_exchange *ex, int key, int flags, const float *src, u
         return hpc_fail(HPC_ERR_INVALID, op,
                         "%s: key %s is under way since push %llu of rank %d; wait for it before the next one", op,
                         ex->plan->keys[key].name, (unsigned long long)(last / 2), ex->context->group.rank);
-    if (!ex->check_finite) return HPC_OK;
-    size_t count = (size_t)ex->plan->keys[key].count;
-    if (src != NULL ? ex->kernels->all_finite(src, count, HPC_F32)
-                    : ex->kernels->all_finite(slot_at(ex, key), count, k->codec))
-        return HPC_OK;
-    return hpc_fail(HPC_ERR_INVALID, op, "%s: the gradient of key %s on rank %d has a NaN or an Inf", op,
-                    ex->plan->keys[key].name, ex->context->group.rank);
+    return HPC_OK;
 }
 
 /* src into the slot, in the wire format. */
@@ -252,6 +260,15 @@ static void fill_slot(hpc_exchange *ex, int key, const float *src) {
         ex->kernels->copy(slot_at(ex, key), src, count * sizeof(float), 0);
     else
         ex->kernels->encode(slot_at(ex, key), src, count, codec);
+}
+
+/* As it goes out: a float32 may be too large for a narrow wire. */
+static int check_finite(const hpc_exchange *ex, int key, const char *op) {
+    if (ex->kernels->all_finite(slot_at(ex, key), (size_t)ex->plan->keys[key].count, ex->keys[key].codec))
+        return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: the gradient of key %s on rank %d has a NaN or an Inf%s", op,
+                    ex->plan->keys[key].name, ex->context->group.rank,
+                    ex->keys[key].codec == HPC_F32 ? "" : ", or a value too large for its wire format");
 }
 
 static int has_input(const hpc_row *row, int rank) {
@@ -267,40 +284,56 @@ static void end_gradient(void) {
 #endif
 }
 
+/* A deadline that costs a look at the clock only when something has to wait. */
+typedef struct limit {
+    double timeout, deadline; /* deadline 0: not needed yet */
+} limit;
+
+static double time_left(const hpc_exchange *ex, limit *l) {
+    if (l->deadline == 0) l->deadline = hpc_deadline(&ex->context->group, l->timeout);
+    return hpc_left(l->deadline);
+}
+
+static int notify(hpc_exchange *ex, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
+                  limit *l) {
+    hpc_lane *lane = ex->in_lanes[core];
+    int status = hpc_lane_try_notify(lane, ex->window, owner, src, nbytes, offset, imm);
+    if (status != HPC_IN_PROGRESS) return status;
+    return hpc_put_notify(lane, ex->window, owner, src, nbytes, offset, imm, time_left(ex, l));
+}
+
 /* To an owner that reads the gradient where it is, one event; to another one, every row with its data. Goes on from
  * k->at_row, where a full ring stopped it. */
-static int push_share(hpc_exchange *ex, int s, int slot, double deadline) {
+static int push_share(hpc_exchange *ex, int s, int slot, limit *l) {
     const hpc_share *share = &ex->shares[s];
     hpc_pushed *k = &ex->keys[share->key];
     size_t item = hpc_codec_bytes(k->codec);
-    hpc_lane *lane = ex->in_lanes[share->core];
     for (; k->at_row < share->n_rows; k->at_row++) {
-        int index = share->rows[k->at_row], status;
+        int index = share->rows[k->at_row];
         const hpc_row *row = &ex->plan->rows[index];
         if (!has_input(row, ex->context->group.rank)) continue;
         if (hpc_is_mapped(ex, share->owner))
-            return hpc_put_notify(lane, ex->window, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s),
-                                  hpc_left(deadline));
-        status = hpc_put_notify(lane, ex->window, share->owner, slot_at(ex, share->key) + row->offset * item,
-                                (size_t)row->count * item, ex->push_slot[index] + (size_t)slot * hpc_slot_stride(row),
-                                hpc_imm(HPC_OP_ROW, slot, index), hpc_left(deadline));
+            return notify(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
+        int status = notify(ex, share->core, share->owner, slot_at(ex, share->key) + row->offset * item,
+                            (size_t)row->count * item, ex->push_slot[index] + (size_t)slot * hpc_slot_stride(row),
+                            hpc_imm(HPC_OP_ROW, slot, index), l);
         if (status != HPC_OK) return status;
     }
     return HPC_OK;
 }
 
-/* Says of how many pushes others may know before any of them can be missed. */
+/* Counted before it is sent: a rank that is named as missing has really not pushed. */
 static void publish_count(hpc_exchange *ex, int key) {
     _Atomic uint64_t *counts =
         (_Atomic uint64_t *)(void *)(hpc_own_part(ex) + ex->places[ex->context->group.rank].pushed);
     atomic_store_explicit(&counts[key], ex->keys[key].pushes + 1, memory_order_relaxed);
 }
 
-static int send_push(hpc_exchange *ex, int key, double deadline) {
+static int send_push(hpc_exchange *ex, int key, limit *l) {
     hpc_pushed *k = &ex->keys[key];
     int slot = (int)(k->pushes % (uint64_t)ex->depth);
     for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0) {
-        int status = push_share(ex, k->shares[k->at_share], slot, deadline);
+        int status = push_share(ex, k->shares[k->at_share], slot, l);
         if (status != HPC_OK) return status;
     }
     k->pushes++;
@@ -308,12 +341,12 @@ static int send_push(hpc_exchange *ex, int key, double deadline) {
     return HPC_OK;
 }
 
-static int send_pull(hpc_exchange *ex, int key, double deadline) {
+static int send_pull(hpc_exchange *ex, int key, limit *l) {
     hpc_pushed *k = &ex->keys[key];
     for (; k->at_share < k->n_shares && ex->consistency == HPC_ASYNC; k->at_share++) { /* BSP answers the push */
         const hpc_share *share = &ex->shares[k->shares[k->at_share]];
-        int status = hpc_put_notify(ex->in_lanes[share->core], ex->window, share->owner, NULL, 0, 0,
-                                    hpc_imm(HPC_OP_PULL, 0, k->shares[k->at_share]), hpc_left(deadline));
+        int status =
+            notify(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, 0, k->shares[k->at_share]), l);
         if (status != HPC_OK) return status;
     }
     k->pulls++;
@@ -323,48 +356,72 @@ static int send_pull(hpc_exchange *ex, int key, double deadline) {
 
 /* What k->sending says is left. After a timeout the next start goes on where this one stopped. A dead owner is told of
  * by every later call anyway; any other failure has left half of an update with the owners and ends the exchange. */
-static int send_left(hpc_exchange *ex, int key, double deadline) {
+static int send_left(hpc_exchange *ex, int key, limit *l, const char *op) {
     hpc_pushed *k = &ex->keys[key];
     int status = HPC_OK;
     while (k->sending != 0 && status == HPC_OK) {
         int part = k->sending & HPC_PUSH ? HPC_PUSH : HPC_PULL;
-        status = part == HPC_PUSH ? send_push(ex, key, deadline) : send_pull(ex, key, deadline);
+        status = part == HPC_PUSH ? send_push(ex, key, l) : send_pull(ex, key, l);
         if (status != HPC_OK) break;
         k->sending &= ~part;
         k->at_share = k->at_row = 0;
     }
-    if (status != HPC_OK && status != HPC_ERR_TIMEOUT && status != HPC_ERR_PEER)
+    if (status == HPC_ERR_TIMEOUT) {
+        int freed = freed_without(ex, key, UINT64_MAX - 1);
+        if (freed >= 0) return freed_owner(ex, freed, key, op);
+    } else if (status != HPC_OK && status != HPC_ERR_PEER) {
         hpc_exchange_fail(ex, status, hpc_last_error()->message);
+    }
     return status;
 }
 
-int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const float *src, double timeout, uint64_t *ticket) {
-    static const char op[] = "push";
+static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *l, uint64_t *ticket, const char *op) {
     int status = check_call(ex, key, op);
     if (status != HPC_OK) return status;
     hpc_pushed *k = &ex->keys[key];
     if (k->sending == 0) {
-        status = check_start(ex, key, flags, src, ticket, op);
+        status = check_start(ex, key, flags, ticket, op);
         if (status != HPC_OK) return status;
-        if (src != NULL && (flags & HPC_PUSH)) fill_slot(ex, key, src);
-        if (flags & HPC_PUSH) publish_count(ex, key);
-        end_gradient();
+        if (flags & HPC_PUSH) {
+            if (src != NULL) fill_slot(ex, key, src);
+            if (ex->check_finite && (status = check_finite(ex, key, op)) != HPC_OK) return status;
+            publish_count(ex, key);
+            end_gradient();
+        }
         k->sending = k->started = flags;
     } else if (k->started != flags || ticket == NULL) {
         return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d is sent in part; start it again with flags %d", op,
                         ex->plan->keys[key].name, ex->context->group.rank, k->started);
     }
-    status = send_left(ex, key, hpc_deadline(&ex->context->group, timeout));
+    status = send_left(ex, key, l, op);
     if (status == HPC_OK)
         *ticket = flags & HPC_PULL && ex->consistency == HPC_ASYNC ? 2 * k->pulls + PULL_TICKET : 2 * k->pushes;
     return status;
 }
 
+int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const float *src, double timeout, uint64_t *ticket) {
+    limit l = {timeout, 0};
+    return start(ex, key, flags, src, &l, ticket, "push");
+}
+
 int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double timeout) {
     static const char op[] = "push_pull";
-    uint64_t ticket;
-    int status = hpc_exchange_start(ex, key, HPC_PUSH | HPC_PULL, src, timeout, &ticket);
-    return status == HPC_OK ? wait_for(ex, key, ticket, timeout, op) : status;
+    limit l = {timeout, 0};
+    uint64_t ticket = 0;
+    int status = start(ex, key, HPC_PUSH | HPC_PULL, src, &l, &ticket, op);
+    if (status != HPC_OK || is_done(ex, key, ticket)) return status;
+    return wait_for(ex, key, ticket, l.deadline == 0 ? timeout : time_left(ex, &l), op);
+}
+
+int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline) {
+    int status = HPC_OK;
+    for (int k = 0; k < ex->plan->n_keys && status == HPC_OK; k++) {
+        limit l = {0, deadline};
+        if (ex->keys[k].n_shares == 0) continue;
+        status = send_left(ex, k, &l, op);
+        if (status == HPC_OK) status = wait_for(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline), op);
+    }
+    return status;
 }
 
 int hpc_exchange_progress(hpc_exchange *ex) {
@@ -391,10 +448,19 @@ static int have_args_of(const hpc_exchange *ex, int rank) {
     return 1;
 }
 
+/* A rank that has closed while its answer or its args are still missing; else -1. */
+static int closed_without_args(const hpc_exchange *ex) {
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (!have_args_of(ex, r) ? closed_signal(ex, r) != 0
+                                 : closed_signal(ex, r) == HPC_FREED && !args_answered(ex, r))
+            return r;
+    return -1;
+}
+
 static int all_have_args(void *arg) {
     const hpc_exchange *ex = arg;
     if (ex->inline_progress) hpc_context_work(ex->context);
-    if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 1;
+    if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK || closed_without_args(ex) >= 0) return 1;
     for (int r = 0; r < ex->context->group.size; r++)
         if (!args_answered(ex, r) || !have_args_of(ex, r)) return 0;
     return 1;
@@ -434,7 +500,7 @@ int hpc_exchange_set_args(hpc_exchange *ex, const double *args, double timeout) 
     if (status == HPC_OK && ex->setting && memcmp(rule.args, ex->rule.args, sizeof rule.args) != 0)
         status = hpc_fail(HPC_ERR_INVALID, op, "%s: the last call timed out; call it again with the same args", op);
     for (int k = 0; k < ex->plan->n_keys && status == HPC_OK; k++)
-        if (!is_done(ex, k, 2 * ex->keys[k].pushes))
+        if (ex->keys[k].sending != 0 || !is_done(ex, k, 2 * ex->keys[k].pushes))
             status = hpc_fail(HPC_ERR_INVALID, op, "%s: key %s is under way on rank %d; wait for it first", op,
                               ex->plan->keys[k].name, ex->context->group.rank);
     if (status != HPC_OK) return status;
@@ -449,7 +515,13 @@ int hpc_exchange_set_args(hpc_exchange *ex, const double *args, double timeout) 
     if (status != HPC_OK) return status;
     const hpc_wait wait = {op, all_have_args, ranks_without_args, ex};
     status = hpc_wait_for(&ex->context->group, &wait, hpc_left(deadline));
+    if (status == HPC_OK) status = hpc_exchange_check(ex, op);
     if (status != HPC_OK) return status;
+    int closed = closed_without_args(ex);
+    if (closed >= 0)
+        return hpc_fail_ranks(HPC_ERR_PEER, op, &closed, 1, &closed, 1,
+                              "rank %d: %s: rank %d has closed the exchange without setting args",
+                              ex->context->group.rank, op, closed);
     ex->setting = 0;
-    return hpc_exchange_check(ex, op);
+    return HPC_OK;
 }

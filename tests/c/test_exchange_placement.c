@@ -50,7 +50,7 @@ static void check_range(const void *at, size_t nbytes, int node, const char *wha
 
 static void check_thread(const hpc_core *core) {
     cpu_set_t mask;
-    CHECK(core->running && core->cpu >= 0 && !core->pin_refused);
+    CHECK(core->running && core->cpu >= 0 && core->started == HPC_STARTED);
     CHECK_EQ(pthread_getaffinity_np(core->thread, sizeof mask, &mask), 0);
     CHECK_EQ(CPU_COUNT(&mask), 1);
     CHECK(CPU_ISSET(core->cpu, &mask));

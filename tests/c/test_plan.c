@@ -283,7 +283,7 @@ static void make_racks(struct racks *p) {
             p->sums[c][rack] = (hpc_edge){2 * rack, 3 * c + rack, 1};
             p->rows[3 * c + rack] = (hpc_row){.key = c / 2,
                                               .owner = 2 * rack,
-                                              .core = rack,
+                                              .core = c,
                                               .action = HPC_FORWARD,
                                               .offset = offsets[c],
                                               .count = counts[c],
@@ -401,6 +401,8 @@ static void test_check_edges(void) {
     BROKEN("row 5 has an edge from row 0, which has none back", add_input(&p, 5, (hpc_edge){0, 0, 1}));
     BROKEN("row 2 has codec_in f16, but row 0 sends it f32", p.rows[2].codec_in = HPC_F16);
     BROKEN("row 0 forwards to row 2, which is of other elements", p.rows[2].count = 16);
+    BROKEN("row 0 of core 1 forwards to row 2 of core 0", p.rows[0].core = 1);
+    BROKEN("row 2 has in-edges from two rows of rank 0, 0 and 1", p.rows[1].owner = p.sums[0][1].rank = 0);
 
     BROKEN("row 3 forwards to row 8, which is of other elements", p.up[1][0].row = 8;
            p.sums[2][0] = (hpc_edge){0, 3, 1}; for (int r = 3; r < 6; r++) p.rows[r].offset = 0, p.rows[r].count = 5);
