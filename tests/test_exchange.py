@@ -480,8 +480,8 @@ def test_params_is_a_mapping_that_knows_its_names(alone: hpcomm.Context) -> None
     assert ex.params.get("fd") is None
     assert "fc (40, 70)" in repr(ex.params)
     assert "4 keys" in repr(ex)
-    with pytest.raises(InvalidArgument, match=r"'bais' is no key of this exchange: did you mean 'bias'\?"):
-        ex.params["bais"]
+    with pytest.raises(InvalidArgument, match=r"'biaz' is no key of this exchange: did you mean 'bias'\?"):
+        ex.params["biaz"]
     with pytest.raises(InvalidArgument, match=r"they are 'conv', 'fc', 'bias', 'scale'"):
         ex.params["?"]
     with pytest.raises(TypeError):
