@@ -256,6 +256,8 @@ static void bad_calls(rank *r) {
         CHECK_STATUS(hpc_exchange_get_row(e, rows[i], &step, row, NULL), HPC_ERR_INVALID);
         CHECK_STATUS(hpc_exchange_set_row(e, rows[i], 1, row, NULL), HPC_ERR_INVALID);
     }
+    CHECK_STATUS(hpc_exchange_serve(e, -1), HPC_ERR_INVALID); /* would wait for itself */
+    CHECK_MESSAGE("close");
     CHECK(!hpc_exchange_memory(e, -1) && !hpc_exchange_memory(e, r->size));
     reference ref;
     reference_init(&ref, &j);
