@@ -2,8 +2,8 @@
 
 Three ways by mpi4py, each with the update over whole arrays and in blocks that the cache holds; both forms advance the
 same parameters. MPI calls get their buffers in the form that mpi4py takes fastest, NumPy's calls their constants as
-zero-dimensional arrays and their outputs by position. Where a sample is one operation the reduction is in place, in
-memory that got the gradients before the clock started; where it is many, each needs them again.
+zero-dimensional arrays and their outputs by position. Reductions are in place where that is faster: the gradients are
+written anew before each.
 """
 
 import importlib
@@ -17,9 +17,13 @@ import numpy as np
 from mpi4py import MPI
 
 from bench.harness import Contender
-from bench.training import MOMENTUM, RATE, Floats, Job, Reference, Step, message, nothing
+from bench.training import MOMENTUM, RATE, Floats, Job, Reference, Step, message
 
 BLOCK = 1 << 15  # elements: four arrays of them stay in a core's cache
+
+
+def nothing() -> None:
+    pass
 
 
 def update(params: Floats, velocity: Floats, gradient: Floats, scratch: Floats, rate: float, block: int) -> Step:
@@ -49,23 +53,14 @@ def update(params: Floats, velocity: Floats, gradient: Floats, scratch: Floats, 
 
 
 class Composites:
-    """The ways by MPI over one job. All share the array that holds reduced gradients, and the scratch."""
+    """The ways by MPI over one job. All share the gradients' arrays, which become their sums, and the scratch."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.comm = job, job.bench.comm
         self.size, self.rank = job.bench.size, job.bench.rank
-        self.in_place = job.m == 1
         self.rate = RATE / self.size
-        self.summed = [np.zeros(key.count, np.float32) for key in job.keys]
+        self.gradients = [np.zeros(key.count, np.float32) for key in job.keys]
         self.scratch = np.empty(max(key.count for key in job.keys), np.float32)
-
-    def load(self) -> None:
-        if self.in_place:
-            for summed, gradient in zip(self.summed, self.job.gradients, strict=True):
-                np.copyto(summed, gradient)
-
-    def first_gradient(self) -> Floats:
-        return self.summed[0] if self.in_place else self.job.gradients[0]
 
     def contenders(self) -> Iterator[Contender]:
         ways: tuple[tuple[str, Callable[[], Callable[[int], tuple[list[Floats], list[Step]]]]], ...] = (
@@ -89,7 +84,7 @@ class Composites:
                 exchange()
 
         only = steps[0] if len(steps) == 1 else step
-        measure = self.job.turn(only, lambda: params, self.load, self.first_gradient, reference=reference)
+        measure = self.job.turn(only, params, lambda: self.gradients, reference=reference)
         return Contender(name, "peer", measure)
 
     def allreduce(self) -> Callable[[int], tuple[list[Floats], list[Step]]]:
@@ -99,19 +94,17 @@ class Composites:
 
         def steps_of(block: int) -> tuple[list[Floats], list[Step]]:
             return params, [
-                self._allreduce(own, summed, update(p, v, summed, self.scratch, self.rate, block))
-                for own, summed, p, v in zip(self.job.gradients, self.summed, params, velocities, strict=True)
+                self._allreduce(g, update(p, v, g, self.scratch, self.rate, block))
+                for g, p, v in zip(self.gradients, params, velocities, strict=True)
             ]
 
         return steps_of
 
-    def _allreduce(self, own: Floats, summed: Floats, apply: Step) -> Step:
-        comm = self.comm
-        send = MPI.IN_PLACE if self.in_place else message(own, own.size)
-        receive = message(summed, summed.size)
+    def _allreduce(self, gradient: Floats, apply: Step) -> Step:
+        comm, receive = self.comm, message(gradient, gradient.size)
 
         def step() -> None:
-            comm.Allreduce(send, receive)
+            comm.Allreduce(MPI.IN_PLACE, receive)
             apply()
 
         return step
@@ -124,17 +117,15 @@ class Composites:
 
         def steps_of(block: int) -> tuple[list[Floats], list[Step]]:
             return params, [
-                self._reduce(own, summed, p, update(p, v, summed, self.scratch, self.rate, block) if root else nothing)
-                for own, summed, p, v in zip(self.job.gradients, self.summed, params, velocities, strict=True)
+                self._reduce(g, p, update(p, v, g, self.scratch, self.rate, block) if root else nothing)
+                for g, p, v in zip(self.gradients, params, velocities, strict=True)
             ]
 
         return steps_of
 
-    def _reduce(self, own: Floats, summed: Floats, params: Floats, apply: Step) -> Step:
-        comm, root = self.comm, self.rank == 0
-        mine = message(summed if self.in_place else own, own.size)
-        send = MPI.IN_PLACE if self.in_place and root else mine
-        receive = message(summed, summed.size) if root else None
+    def _reduce(self, gradient: Floats, params: Floats, apply: Step) -> Step:
+        comm, mine = self.comm, message(gradient, gradient.size)
+        send, receive = (MPI.IN_PLACE, mine) if self.rank == 0 else (mine, None)
         whole = message(params, params.size)
 
         def step() -> None:
@@ -155,8 +146,7 @@ class Composites:
             for k, shard in enumerate(shards):
                 own = params[k][shard.start : shard.start + shard.count]
                 apply = update(own, velocities[k], sums[k], self.scratch, self.rate, block)
-                source = self.summed[k] if self.in_place else self.job.gradients[k]
-                found.append(self._reduce_scatter(shard, source, sums[k], params[k], apply))
+                found.append(self._reduce_scatter(shard, self.gradients[k], sums[k], params[k], apply))
             return params, found
 
         return steps_of
@@ -204,13 +194,7 @@ def gloo(job: Job) -> Contender:
         param.grad = gradient
         rules.append(torch.optim.SGD([param], lr=RATE / bench.size, momentum=MOMENTUM, nesterov=True, fused=True))
 
-    def load() -> None:
-        for to, gradient in zip(summed, job.gradients, strict=True):
-            np.copyto(to, gradient)
-
     def step() -> None:
-        if job.m > 1:  # the reduction is in place always
-            load()
         for gradient, rule in zip(gradients, rules, strict=True):
             dist.all_reduce(gradient)
             rule.step()
@@ -223,7 +207,7 @@ def gloo(job: Job) -> Contender:
                 file.unlink()
             Path(store).rmdir()
 
-    return Contender("Gloo + torch SGD", "peer", job.turn(step, lambda: arrays, load, lambda: summed[0]), close)
+    return Contender("Gloo + torch SGD", "peer", job.turn(step, arrays, lambda: summed), close)
 
 
 def composites(job: Job) -> Sequence[Contender]:

@@ -44,7 +44,7 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "bench_queue": (_int, [_pointer, _int, _pointer, _int, _size, _int, _int, _double, _pointer, _pointer]),
     "bench_fold": (_int, [_pointer, _pointer, _pointer, _int, _size, _int, _int, _pointer]),
     "bench_exchange": (_int, [_pointer, _pointer, _pointer, _int, _size, _double, _double, _pointer]),
-    "bench_push_pull": (_int, [_pointer, _int, _int, _double, _pointer]),
+    "bench_push_pull": (_int, [_pointer, _pointer, _pointer, _int, _int, _double, _pointer]),
     "bench_momentum": (_double, [_pointer, _pointer, _pointer, _size, _int]),
     "bench_fold_of": (_double, [_pointer, _pointer, _int, _size, _int]),
     "bench_two": (_double, [_pointer, _pointer, _pointer, _size, _int, _int]),

@@ -48,9 +48,8 @@ def exchange(job: Job, name: str, chunk: int, shared: bool = False, step: bool =
     )
     params = [made.params[key] for key in names]
 
-    def load() -> None:
-        for key, gradient in zip(names, job.gradients, strict=True):
-            np.copyto(made.gradient(key), gradient)
+    def places() -> list[Floats]:
+        return [made.gradient(key) for key in names]
 
     def one_by_one() -> None:
         for key in names:
@@ -60,8 +59,7 @@ def exchange(job: Job, name: str, chunk: int, shared: bool = False, step: bool =
         made.push_pull("flat")
 
     way = made.step if step else flat if names == ["flat"] else one_by_one
-    measure = job.turn(way, lambda: params, load, lambda: made.gradient(names[0]))
-    return Contender(name, "hpcomm", measure, made.close)
+    return Contender(name, "hpcomm", job.turn(way, params, places), made.close)
 
 
 def exchange_c(job: Job, chunk: int) -> Contender:
@@ -69,7 +67,7 @@ def exchange_c(job: Job, chunk: int) -> Contender:
     native, bench = job.bench.native, job.bench
     counts = np.array([key.count for key in job.keys], np.uint64)
     start = job.params()
-    values = np.array([address(array) for array in start], np.uint64)
+    values, sources = (np.array([address(array) for array in arrays], np.uint64) for arrays in (start, job.gradients))
     made, gradient, seconds = ctypes.c_void_p(), ctypes.c_void_p(), np.zeros(1)
     native.check(
         native.bench_exchange(
@@ -83,15 +81,18 @@ def exchange_c(job: Job, chunk: int) -> Contender:
         found: Floats = view(gradient.value or 0, job.keys[k].count, np.float32)
         return found
 
-    def load() -> None:
-        for k, own in enumerate(job.gradients):
-            np.copyto(place(k), own)
+    def places() -> list[Floats]:
+        return [place(k) for k in range(counts.size)]
 
     def timed() -> float:
-        native.check(native.bench_push_pull(made, counts.size, job.m, bench.options.timeout, address(seconds)))
+        native.check(
+            native.bench_push_pull(
+                made, address(sources), address(counts), counts.size, job.m, bench.options.timeout, address(seconds)
+            )
+        )
         return float(seconds[0])
 
-    measure = job.turn(lambda: None, lambda: params, load, lambda: place(0), timed)
+    measure = job.turn(lambda: None, params, places, timed)
     return Contender("hpcomm C", "hpcomm", measure, lambda: native.hpc_exchange_free(made))
 
 

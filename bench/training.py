@@ -26,15 +26,11 @@ Floats = NDArray[np.float32]
 Step = Callable[[], object]
 
 
-def nothing() -> None:
-    pass
-
-
 class Job:
     """Keys, this rank's gradients of them, and the sum of all ranks' gradients by class.
 
     Attributes:
-        gradients: by key; every contender reads these, or a copy of them.
+        gradients: by key; every contender starts from a copy of these.
         m: operations of one sample, all with the same gradients.
     """
 
@@ -75,46 +71,54 @@ class Job:
     def turn(
         self,
         step: Step,
-        params: Callable[[], Sequence[Floats]],
-        load: Step = nothing,
-        spoilt: Callable[[], Floats] | None = None,
+        params: Sequence[Floats],
+        places: Callable[[], Sequence[Floats]],
         timed: Callable[[], float] | None = None,
         reference: "Reference | None" = None,
     ) -> Callable[[int], tuple[list[float], int]]:
         """measure of a contender whose step exchanges all keys once.
 
-        load brings the gradients to where the contender wants them, outside the clock. spoilt is the first key's
-        gradient as the contender reads it, for --plant. timed makes the m steps itself and gives the seconds of one.
-        reference is that of the parameters, if other contenders advance them too.
+        Before every step the trainer reads its parameters and writes its gradients to the contender's places, outside
+        the clock: lines that nobody touches would stay in the cache of whoever had them last. timed makes the m steps
+        itself, and all but the first of these turns, and gives the seconds of one. reference is that of the
+        parameters, if other contenders advance them too.
         """
         expected, spoil = reference or Reference(self), self.bench.options.plant
+        spoilt = False
+
+        def train() -> None:
+            for array in params:
+                array.max()
+            at = places()
+            for place, gradient in zip(at, self.gradients, strict=True):
+                np.copyto(place, gradient)
+            if spoilt:
+                at[0][0] += 1
 
         def several() -> float:
-            clock = time.perf_counter
-            before = clock()
-            for _ in range(self.m):
+            clock, seconds = time.perf_counter, 0.0
+            train()
+            self.bench.comm.Barrier()
+            if timed is not None:
+                return timed()
+            for i in range(self.m):
+                if i > 0:
+                    train()
+                before = clock()
                 step()
-            return (clock() - before) / self.m
-
-        run = timed or several
+                seconds += clock() - before
+            return seconds / self.m
 
         def measure(n: int) -> tuple[list[float], int]:
-            nonlocal spoil
+            nonlocal spoil, spoilt
             seconds = []
             for _ in range(n):
                 self.touch()
-                load()
-                place = spoilt() if spoil and spoilt is not None and self.bench.rank == 0 else None
-                if place is not None:
-                    place[0] += 1
-                self.bench.comm.Barrier()
-                seconds.append(run())
-                if place is not None:
-                    place[0] -= 1
-                spoil = False
+                spoilt, spoil = spoil and self.bench.rank == 0, False
+                seconds.append(several())
                 for _ in range(self.m):
                     expected.step()
-            return seconds, expected.wrong(params()) if self.bench.options.check else 0
+            return seconds, expected.wrong(params) if self.bench.options.check else 0
 
         return measure
 
