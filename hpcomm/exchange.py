@@ -526,6 +526,7 @@ class Exchange:
         means no deadline.
 
         Raises:
+            InvalidArgument: this rank is a worker: its waits, and close, serve the others.
             PeerFailed: a worker died.
         """
         self._check_open("serve")

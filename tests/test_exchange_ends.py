@@ -189,17 +189,19 @@ def test_keyboard_interrupt_ends_a_wait(wait: str) -> None:
     """The main thread is rank 0; rank 1 is there and does nothing."""
     done = threading.Event()
     mine, other = thread_worlds(2)
+    topology = ParameterServer("NCC" if wait == "serve" else "CS")
 
     def rank_1() -> None:
         with hpcomm.init(other) as context:
-            Exchange(context, params())
+            ex = Exchange(context, params(), topology)
             done.wait(60)
+            assert len(ex.params) == 2
 
     thread = threading.Thread(target=rank_1)
     thread.start()
     try:
         with hpcomm.init(mine, timeout=60) as context:
-            ex = Exchange(context, params())
+            ex = Exchange(context, params(), topology)
             with interrupted(), pytest.raises(KeyboardInterrupt):
                 WAITS[wait](ex)
             assert context.peers[1].state == "alive"

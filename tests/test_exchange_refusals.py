@@ -179,6 +179,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "timeout": (lambda ex: ex.push_pull("fc", timeout=-1), r"timeout is -1"),
     "no time": (lambda ex: ex.pull("fc", timeout=float("nan")), r"timeout is nan"),
     "serve": (lambda ex: ex.serve(timeout=-2), r"timeout is -2"),
+    "serve by a worker": (lambda ex: ex.serve(), r"rank 1 is a worker itself; close serves the others"),
 }
 
 
