@@ -1,17 +1,28 @@
 #include "exchange_plans.h"
 
+#include <pthread.h>
 #include <sched.h>
 
-static const char *const names[JOB_KEYS] = {"k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k8", "k9", "k10", "k11"};
-
 /* ---- jobs --------------------------------------------------------------------------------------------------- */
+
+static char names[JOB_KEYS][8];
+
+static void make_names(void) {
+    for (int key = 0; key < JOB_KEYS; key++) snprintf(names[key], sizeof names[key], "k%d", key);
+}
+
+const char *job_key_name(int key) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    CHECK_EQ(pthread_once(&once, make_names), 0);
+    return names[key];
+}
 
 void job_init(job *j, const rank *r) {
     *j = (job){.cores = 1, .depth = 1, .chunk = 1024, .rule = "sgd", .args = {0, 0.5}, .sum = 1, .seed = 1};
     j->n_keys = 3;
-    j->keys[0] = (hpc_key){names[0], 1001};
-    j->keys[1] = (hpc_key){names[1], 33};
-    j->keys[2] = (hpc_key){names[2], 4097};
+    j->keys[0] = (hpc_key){job_key_name(0), 1001};
+    j->keys[1] = (hpc_key){job_key_name(1), 33};
+    j->keys[2] = (hpc_key){job_key_name(2), 4097};
     for (int i = 0; i < r->size; i++) j->workers[i] = j->servers[i] = i;
     j->n_workers = j->n_servers = r->size;
     j->progress = HPC_PROGRESS_INLINE;
@@ -24,7 +35,7 @@ static int below(uint64_t *state, int n) {
 void job_random_sizes(job *j, uint64_t *state, uint64_t most) {
     for (int i = 0; i < j->n_keys; i++) {
         uint64_t bits = ranks_random(state) % 15, count = 1 + ranks_random(state) % (2u << bits);
-        j->keys[i] = (hpc_key){names[i], count < most ? count : most};
+        j->keys[i] = (hpc_key){job_key_name(i), count < most ? count : most};
     }
 }
 
@@ -51,7 +62,7 @@ void job_random(job *j, const rank *r, uint64_t seed) {
     uint64_t state = seed * 1000003 + (uint64_t)r->size;
     job_init(j, r);
     j->seed = seed;
-    j->n_keys = 1 + below(&state, JOB_KEYS);
+    j->n_keys = 1 + below(&state, 12);
     random_placement(j, &state, r->size);
     j->cores = 1 + below(&state, 3);
     j->depth = 1 + below(&state, 2);

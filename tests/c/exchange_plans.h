@@ -7,7 +7,7 @@
 
 #include "ranks.h"
 
-enum { JOB_KEYS = 12, HAND_ROWS = 1024, HAND_EDGES = 4 * HAND_ROWS };
+enum { JOB_KEYS = 600, HAND_ROWS = 1024, HAND_EDGES = 4 * HAND_ROWS };
 
 typedef struct job {
     hpc_key keys[JOB_KEYS];
@@ -21,6 +21,8 @@ typedef struct job {
     const hpc_plan *plan; /* by hand; NULL: the hub of the above */
     uint64_t seed;        /* of its numbers */
 } job;
+
+const char *job_key_name(int key); /* k0, k1 and so on */
 
 /* Three keys of odd sizes, all ranks both worker and server, the sum, sgd with a rate of 0.5. */
 void job_init(job *j, const rank *r);

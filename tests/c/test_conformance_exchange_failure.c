@@ -326,7 +326,11 @@ static void closes(rank *r) {
             int status = hpc_exchange_start(e, 2, BOTH, ref.params[2], -1, &ticket);
             if (status == HPC_OK) status = hpc_exchange_wait(e, 2, ticket, -1);
             CHECK(status == HPC_ERR_PEER || (i && status == HPC_ERR_INVALID)); /* the second push of the key */
-            if (!i) check_names_victim(status, begin);
+            if (!i) {
+                check_names_victim(status, begin);
+                CHECK_MESSAGE("closed");
+                CHECK_MESSAGE("k2");
+            }
         }
         reference_check(&ref, r, e, 2); /* nothing of it was applied */
     }
@@ -349,6 +353,8 @@ static void frees(rank *r) {
         static const float src[5000];
         double begin = ranks_now();
         check_names_victim(hpc_exchange_push_pull(e, 2, src, -1), begin);
+        CHECK_MESSAGE("freed");
+        CHECK_MESSAGE("k2");
     }
     CHECK_OK(hpc_barrier(r->context, -1));
     if (r->rank != VICTIM) free_in_time(e);

@@ -271,6 +271,10 @@ static void bad_calls(rank *r) {
     CHECK_EQ(stats.pushes, 3);
     CHECK_EQ(stats.pulls, 3);
     CHECK_EQ(stats.applied, r->rank ? 0 : 3);
+    CHECK_EQ(stats.bytes_folded, r->rank ? 0 : 3 * 33 * 4 * r->size);
+    CHECK_EQ(stats.bytes_written, r->rank ? 0 : 3 * 33 * 4 * (r->size - 1)); /* its own are the master */
+    CHECK_EQ(stats.threads, 0);
+    CHECK(stats.wait >= 0 && stats.busy >= 0 && stats.wait + stats.busy < 1e4);
     hpc_exchange_free(e);
 }
 
@@ -302,7 +306,7 @@ static void server_pushes(rank *r) {
 
 /* arg: wire. The key and the rank are named and nothing is sent: the clean push that follows is the first. */
 static void not_finite(rank *r) {
-    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    const float bad[] = {NAN, INFINITY, r->arg == HPC_F16 ? 70000 : -INFINITY}; /* 70000 is Inf on that wire */
     job j;
     reference ref;
     job_init(&j, r);

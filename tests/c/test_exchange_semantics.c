@@ -176,6 +176,34 @@ static void served_from_elsewhere(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* arg: progress. Far more keys under way than a ring holds events: a push that finds a ring full works for its own rows
+ * meanwhile, so that all get on. */
+static void many_keys(rank *r) {
+    job j;
+    reference ref;
+    uint64_t tickets[JOB_KEYS];
+    job_init(&j, r);
+    j.progress = r->arg, j.cores = 2;
+    j.n_keys = JOB_KEYS;
+    CHECK(j.n_keys > 2 * hpc_notify_depth());
+    for (int key = 0; key < j.n_keys; key++) j.keys[key] = (hpc_key){job_key_name(key), 1 + (uint64_t)key * 37 % 301};
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    for (int step = 0; step < 4; step++) {
+        for (int i = 0; i < j.n_keys; i++) {
+            int key = r->rank % 2 ? i : j.n_keys - 1 - i;
+            tickets[key] = job_start(r, &j, e, key, step, BOTH, (step + i) % 2);
+        }
+        for (int key = 0; key < j.n_keys; key++) {
+            CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
+            reference_step(&ref, key);
+            reference_check(&ref, r, e, key);
+        }
+    }
+    reference_free(&ref);
+    hpc_exchange_free(e);
+}
+
 /* ---- ASYNC ----------------------------------------------------------------------------------------------------- */
 
 /* arg: depth + 4 * dedicated + 8 * threads. With sgd the order does not matter: in the end all updates are in. */
@@ -385,6 +413,9 @@ int main(int argc, char **argv) {
         {.name = "bsp_waits_for_all_thread", .size = 3, .run = bsp_waits_for_all, .arg = THREAD},
         {.name = "bsp_pull_alone", .size = 3, .run = bsp_pull_alone, .arg = INLINE},
         {.name = "bsp_pull_alone_thread", .size = 2, .run = bsp_pull_alone, .arg = THREAD},
+        {.name = "many_keys", .size = 3, .run = many_keys, .arg = INLINE},
+        {.name = "many_keys_sleepy", .size = 4, .run = many_keys, .arg = INLINE, .sleepy = true},
+        {.name = "many_keys_thread", .size = 2, .run = many_keys, .arg = THREAD},
         {.name = "served_from_barrier", .size = 3, .run = served_from_elsewhere, .arg = IN_BARRIER},
         {.name = "served_from_wait_signal", .size = 3, .run = served_from_elsewhere, .arg = IN_WAIT_SIGNAL},
         {.name = "served_from_wait_event", .size = 3, .run = served_from_elsewhere, .arg = IN_WAIT_EVENT},

@@ -360,6 +360,7 @@ int main(int argc, char **argv) {
         {.name = "rows_back", .size = 3, .run = rows_back, .arg = INLINE},
         {.name = "rows_back_thread", .size = 2, .run = rows_back, .arg = THREAD},
         {.name = "rows_back_dedicated", .size = 3, .run = rows_back, .arg = INLINE + DEDICATED},
+        {.name = "rows_back_dedicated_thread", .size = 2, .run = rows_back, .arg = THREAD + DEDICATED},
         {0},
     };
     return ranks_main(argc, argv, cases);
