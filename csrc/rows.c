@@ -53,7 +53,8 @@ int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const ch
     int n_cpus = hpc_host_cpus(cpus, MOST_CPUS);
     if (n_cpus > MOST_CPUS) n_cpus = MOST_CPUS;
     int spare = n_cpus >= ranks + cores;
-    *threads = progress == HPC_PROGRESS_THREAD || (progress == HPC_PROGRESS_AUTO && spare);
+    /* A single rank waits for nobody but its own core: by itself it is there at once. */
+    *threads = progress == HPC_PROGRESS_THREAD || (progress == HPC_PROGRESS_AUTO && spare && c->group.size > 1);
     for (int i = 0; i < ex->n_own_cores; i++) {
         hpc_core *core = &ex->cores[i];
         core->exchange = ex;
