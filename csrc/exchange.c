@@ -442,6 +442,7 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
 
 void hpc_exchange_free(hpc_exchange *ex) {
     if (ex == NULL || !hpc_group_is_mine(&ex->context->group)) return;
+    int muted = hpc_mute_errors(1);
     hpc_engine_stop(ex);
     for (int i = 0; i < ex->n_lanes && ex->open; i++) hpc_lane_flush(ex->out_lanes[i], 0); /* answers come first */
     if (ex->open) announce(ex, HPC_FREED);
@@ -456,6 +457,7 @@ void hpc_exchange_free(hpc_exchange *ex) {
     hpc_layout_free(ex);
     hpc_plan_free(ex->plan);
     hpc_context_release(ex->context);
+    hpc_mute_errors(muted);
     free(ex);
 }
 

@@ -54,7 +54,16 @@ static int keep(int *to, const int *from, int n) {
     return n;
 }
 
+static _Thread_local int muted;
+
+int hpc_mute_errors(int mute) {
+    int before = muted;
+    muted = mute;
+    return before;
+}
+
 static int record(int status, const char *op, const char *format, va_list args) {
+    if (muted) return status;
     vsnprintf(last.message, sizeof last.message, format, args);
     last.error.status = status;
     last.error.op = op;
@@ -78,6 +87,7 @@ int hpc_fail_ranks(int status, const char *op, const int *ranks, int n_ranks, co
     va_start(args, format);
     record(status, op, format, args);
     va_end(args);
+    if (muted) return status;
     last.error.n_ranks = keep(last.ranks, ranks, n_ranks);
     last.error.n_waiting = keep(last.waiting_for, waiting_for, n_waiting);
     return status;
@@ -88,6 +98,7 @@ int hpc_fail_transport(const char *op, const char *transport, int peer, const ch
     va_start(args, format);
     record(HPC_ERR_TRANSPORT, op, format, args);
     va_end(args);
+    if (muted) return HPC_ERR_TRANSPORT;
     last.error.transport = transport;
     last.error.peer = peer;
     return HPC_ERR_TRANSPORT;

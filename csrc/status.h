@@ -16,4 +16,8 @@ int hpc_fail_ranks(int status, const char *op, const int *ranks, int n_ranks, co
 int hpc_fail_transport(const char *op, const char *transport, int peer, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* While mute is set, failures of this thread are returned but not recorded: freeing a handle, which a garbage collector
+ * may do at any time, leaves the last error alone. Returns what was set before. */
+int hpc_mute_errors(int mute);
+
 #endif

@@ -176,9 +176,6 @@ static int wait_for(hpc_exchange *ex, int key, uint64_t ticket, double timeout, 
     if (status != HPC_OK || l.closed < 0) return status;
     if (l.freed) return freed_owner(ex, l.closed, key, op);
     return hpc_fail_ranks(HPC_ERR_PEER, op, &l.closed, 1, &l.closed, 1,
-                          "rank %d: %s: rank %d has freed the exchange, which owns a part of key %s",
-                          ex->context->group.rank, op, l.closed, ex->plan->keys[key].name);
-    return hpc_fail_ranks(HPC_ERR_PEER, op, &l.closed, 1, &l.closed, 1,
                           "rank %d: %s: rank %d has closed the exchange after %llu pushes of key %s; push %llu is "
                           "waited for",
                           ex->context->group.rank, op, l.closed, (unsigned long long)closing_counts(ex, l.closed)[key],
