@@ -7,7 +7,7 @@ no copy on either side. Arrays of the trainer's own cost one.
 import difflib
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -83,17 +83,18 @@ class _Key:
 class Params(Mapping[str, NDArray[np.float32]]):
     """The parameters of an exchange by name, in the order of its keys. The arrays stay; their values change."""
 
-    __slots__ = ("_arrays", "_explain")
+    __slots__ = ("_arrays", "_keys", "_rank")
 
-    def __init__(self, arrays: dict[str, NDArray[np.float32]], explain: Any) -> None:
-        self._arrays = arrays
-        self._explain = explain
+    def __init__(self, arrays: dict[str, NDArray[np.float32]], keys: Collection[str], rank: int) -> None:
+        self._arrays, self._keys, self._rank = arrays, keys, rank
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         try:
             return self._arrays[name]
         except (KeyError, TypeError):
-            raise self._explain(name) from None
+            if not self._arrays and name in self._keys:
+                raise InvalidArgument(f"rank {self._rank} only serves: it has no parameters") from None
+            raise _unknown(name, self._keys) from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._arrays
@@ -311,7 +312,7 @@ class Exchange:
         arrays = _core.exchange_params(self._handle, [key.shape for key in self._keys.values()], not shared_params)
         for key, params_array in zip(self._keys.values(), arrays, strict=False):
             key.params = params_array
-        self.params = Params(dict(zip(self._keys, arrays, strict=False)), self._unknown)
+        self.params = Params(dict(zip(self._keys, arrays, strict=False)), tuple(self._keys), ctx.rank)
         ctx._exchanges[self._address] = self
 
     def __repr__(self) -> str:
@@ -578,7 +579,7 @@ class Exchange:
         try:
             key = self._keys[name]
         except (KeyError, TypeError):
-            raise self._unknown(name) from None
+            raise _unknown(name, self._keys) from None
         if grad is not None:
             grad = None if grad is key.gradient else self._source(key, grad)
         first = self._slice if timeout is None else self._first(timeout)
@@ -664,18 +665,7 @@ class Exchange:
         try:
             return self._keys[name]
         except (KeyError, TypeError):
-            raise self._unknown(name) from None
-
-    def _unknown(self, name: object) -> InvalidArgument:
-        if isinstance(name, str) and name in self._keys:
-            return InvalidArgument(f"rank {self._rank} only serves: it has no parameters")
-        close = difflib.get_close_matches(name, self._keys, 3, 0.5) if isinstance(name, str) else []
-        known = close or list(self._keys)[:8]
-        more = len(self._keys) - len(known)
-        hint = f"did you mean {', '.join(map(repr, close))}?" if close else f"they are {', '.join(map(repr, known))}"
-        return InvalidArgument(
-            f"{name!r} is no key of this exchange: {hint}{f' and {more} more' if not close and more else ''}"
-        )
+            raise _unknown(name, self._keys) from None
 
     def _source(self, key: _Key, grad: Any) -> Any:
         """grad as the buffer that C copies from; None when it is the key's gradient, seen through another array."""
@@ -728,6 +718,15 @@ class Exchange:
                 f"rank {self._rank}: the gradient of {key.name!r} is {gradient.flat[at]} at element {at}: "
                 "check_finite refuses NaN and Inf, and nothing of the step was pushed"
             )
+
+
+def _unknown(name: object, keys: Collection[str]) -> InvalidArgument:
+    close = difflib.get_close_matches(name, keys, 3, 0.5) if isinstance(name, str) else []
+    if close:
+        return InvalidArgument(f"{name!r} is no key of this exchange: did you mean {', '.join(map(repr, close))}?")
+    known = ", ".join(map(repr, list(keys)[:8]))
+    more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
+    return InvalidArgument(f"{name!r} is no key of this exchange: they are {known}{more}")
 
 
 def _unreadable(key: _Key, wrong: Exception) -> InvalidArgument:
