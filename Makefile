@@ -1,4 +1,4 @@
-# Everything on a machine that has make, a C compiler and Python >= 3.10 with its headers; the rest goes into .venv.
+# Everything on a machine that has make, a C compiler and Python >= 3.10 with its headers; the rest goes into .venv (and .venv-mpich: bench).
 #   make demo      four ranks train on the digits        make lint       what pre-commit runs
 #   make test      C tests and Python tests              make sanitize   the C tests under ASan+UBSan and TSan
 #   make cpp       the C++ examples                      make bench      the benchmarks
@@ -62,8 +62,9 @@ cpp: $(VENV)/.installed-test mpi
 	$(MPIRUN) -n $(RANKS) build/cpp/train_softmax build/cpp/digits.txt
 	$(MPIRUN) -n $(RANKS) build/cpp/train_push_pull build/cpp/digits.txt
 
-bench: $(VENV)/.installed-test mpi
-	python -m bench.summary $(BENCH_FLAGS)
+# A process group has one MPI: the benchmarks that have MPI peers run again beside the other one.
+bench: $(VENV)/.installed-test $(VENV)-mpich/.installed mpi
+	python -m bench.summary --python $(abspath $(VENV))-mpich/bin/python $(BENCH_FLAGS)
 
 lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
 lint-ruff: $(VENV)/.installed-dev
@@ -79,7 +80,7 @@ lint-shellcheck: $(VENV)/.installed-dev
 	shellcheck $(SHELL_FILES)
 
 clean:
-	rm -rf build dist $(VENV) hpcomm.egg-info hpcomm/lib hpcomm/include hpcomm/_*.so
+	rm -rf build dist $(VENV) $(VENV)-mpich hpcomm.egg-info hpcomm/lib hpcomm/include hpcomm/_*.so
 
 # ---- the environment ------------------------------------------------------------------------------------------------
 
@@ -96,6 +97,11 @@ $(VENV)/bin/python:
 # The editable package with the extra of that name; its CMake build is incremental.
 $(VENV)/.installed-%: pyproject.toml $(NATIVE) | $(VENV)/bin/python
 	python -m pip install -q -e '.[$*]'
+	@touch $@
+
+$(VENV)-mpich/.installed: | $(VENV)/bin/python
+	$(PYTHON) -m venv $(VENV)-mpich
+	$(VENV)-mpich/bin/python -m pip install -q cffi 'mpi4py>=4' mpich numpy
 	@touch $@
 
 mpi: | $(VENV)/bin/python
