@@ -262,7 +262,7 @@ kept: list[Any] = []
 
 
 def end(how: str, placement: str, consistency: str, progress: str) -> str:
-    """Rank 1 ends in the middle of training, by `how`; the others tell what they learn. Nothing is closed by hand."""
+    """Rank 1 ends in the middle of training, by `how`; who is left tells what it learns. Nothing is closed by hand."""
     context = hpcomm.init(mpi.world(), timeout=20)
     topology = ParameterServer(placement, servers=[1] if placement == "NCS" else None)
     mode = BSP if consistency == "BSP" else ASYNC
@@ -299,18 +299,17 @@ def end(how: str, placement: str, consistency: str, progress: str) -> str:
 @pytest.mark.parametrize(
     ("how", "code", "told"),
     [
-        ("return", 0, "rank 1 has closed"),
-        ("drop", 0, r"rank.* 1\b"),
-        ("exit", 3, "rank 1 has closed"),
+        ("return", 0, r"rank 1 .*(closed|left)"),
+        ("drop", 0, r"rank 1 .*(closed|freed|left)"),
+        ("exit", 3, r"rank 1 .*(closed|left)"),
         ("raise", 1, "LookupError: lost my way"),
-        ("kill", -signal.SIGKILL, r"rank.* 1\b.*died"),
+        ("kill", -signal.SIGKILL, r"rank 1 .*died"),
     ],
 )
-def test_end_of_a_worker_is_told_to_its_peers(how: str, code: int, told: str, progress: str) -> None:
-    ended = mpi.spawn(3, end, how, "CS", "BSP", progress, check=False)
-    assert ended.codes == [0, code, 0], ended.err
-    for rank in (0, 2):
-        assert re.search(told, ended.values[rank])
+def test_end_of_a_worker_is_told_to_its_peer(how: str, code: int, told: str, progress: str) -> None:
+    ended = mpi.spawn(2, end, how, "CS", "BSP", progress, check=False)
+    assert ended.codes == [0, code], ended.err
+    assert re.search(told, ended.values[0])
     assert "Fatal" not in ended.err
 
 
