@@ -276,6 +276,7 @@ static hpc_row *hand_row(hand_plan *h, int key, int owner, int action, int wire,
     CHECK(h->plan.n_rows < HAND_ROWS);
     hpc_row *row = &h->rows[h->plan.n_rows++];
     *row = (hpc_row){.key = key, .owner = owner, .action = action, .offset = from, .count = count, .depth = 1};
+    row->core = h->core;
     row->codec_in = wire;
     row->codec_out = HPC_F32;
     return row;
@@ -291,6 +292,7 @@ void hand_racks(hand_plan *h, const job *j, int size, int wire, uint64_t most) {
     for (int key = 0; key < j->n_keys; key++) {
         for (uint64_t from = 0, count; from < j->keys[key].count; from += count) {
             count = j->keys[key].count - from < most ? j->keys[key].count - from : most;
+            h->core = (int)(from / most % 2);
             int racks = (size + 1) / 2, base = h->plan.n_rows;
             for (int rack = 0; rack < racks; rack++) {
                 hpc_row *row = hand_row(h, key, 2 * rack, HPC_FORWARD, wire, from, count);
@@ -323,6 +325,7 @@ void hand_relay(hand_plan *h, const job *j, int size, uint64_t most) {
     for (int key = 0; key < j->n_keys; key++) {
         for (uint64_t from = 0, count; from < j->keys[key].count; from += count) {
             count = j->keys[key].count - from < most ? j->keys[key].count - from : most;
+            h->core = (int)(from / most % 2);
             int hops = h->plan.n_rows, rules = hops + size - 1;
             for (int who = 0; who < size - 1; who++) {
                 hpc_row *row = hand_row(h, key, who, HPC_FORWARD, HPC_F32, from, count);
@@ -352,6 +355,7 @@ void hand_ring(hand_plan *h, const job *j, int size, int wire, uint64_t most) {
     for (int key = 0; key < j->n_keys; key++) {
         for (uint64_t from = 0, count; from < j->keys[key].count; from += count) {
             count = j->keys[key].count - from < most ? j->keys[key].count - from : most;
+            h->core = (int)(from / most % 2);
             for (int who = 0; who < size; who++) {
                 hpc_row *row = hand_row(h, key, who, HPC_EMIT, wire, from, count);
                 row->in = hand_edge(h, (hpc_edge){(who + size - 1) % size, -1, 0.25});

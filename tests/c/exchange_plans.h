@@ -7,7 +7,7 @@
 
 #include "ranks.h"
 
-enum { JOB_KEYS = 600, HAND_ROWS = 1024, HAND_EDGES = 4 * HAND_ROWS };
+enum { JOB_KEYS = 600, HAND_ROWS = 2048, HAND_EDGES = 4 * HAND_ROWS };
 
 typedef struct job {
     hpc_key keys[JOB_KEYS];
@@ -63,15 +63,15 @@ bool same_floats(const float *at, const float *expected, uint64_t count, const c
 /* Works for this rank's rows until the word is there. */
 uint64_t progress_until(const rank *r, hpc_exchange *e, int word, uint64_t at_least);
 
-/* Plans that no hub makes, in rows of at most so many elements (a multiple of 16). Racks: the first rank of every two
- * sums their updates and forwards the sum to the last rank of all, which applies the rule to half of all sums. Ring:
- * each rank emits half of its own and a quarter of each neighbour's update. Relay: rank 0 sums, each rank hands the sum
- * on to the next, and each applies the rule to its own copy. */
+/* Plans that no hub makes, in rows of at most so many elements (a multiple of 16), by turns on two cores. Racks: the
+ * first rank of every two sums their updates and forwards the sum to the last rank of all, which applies the rule to
+ * half of all sums. Ring: each rank emits half of its own and a quarter of each neighbour's update. Relay: rank 0 sums,
+ * each rank hands the sum on to the next, and each applies the rule to its own copy. */
 typedef struct hand_plan {
     hpc_plan plan;
     hpc_row rows[HAND_ROWS];
     hpc_edge edges[HAND_EDGES];
-    int n_edges;
+    int n_edges, core; /* of the rows that come next */
 } hand_plan;
 
 void hand_racks(hand_plan *h, const job *j, int size, int wire, uint64_t most);

@@ -132,6 +132,32 @@ static void free_at_once(rank *r) {
     }
 }
 
+/* arg: progress. Rank 0 owns all rows, closes with its pushes under way and is in no call from then on: what it pushed
+ * is applied and its peers get all of it. */
+static void close_finishes(rank *r) {
+    job j;
+    reference ref;
+    uint64_t tickets[JOB_KEYS];
+    job_init(&j, r);
+    j.progress = r->arg, j.n_servers = 1;
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    for (int key = 0; key < j.n_keys; key++) tickets[key] = job_start(r, &j, e, key, 0, HPC_PUSH, key % 2);
+    if (r->rank == 0)
+        CHECK_OK(hpc_exchange_close(e, -1));
+    else {
+        for (int key = 0; key < j.n_keys; key++) CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
+        rank_set(r, r->rank, 1);
+    }
+    for (int who = 1; who < r->size; who++) rank_await(r, who, 1);
+    for (int key = 0; key < j.n_keys; key++) {
+        reference_step(&ref, key);
+        reference_check(&ref, r, e, key);
+    }
+    reference_free(&ref);
+    hpc_exchange_free(e);
+}
+
 /* Freed after its context, and before and after windows that came with it. */
 static void context_first(rank *r) {
     job j;
@@ -339,6 +365,8 @@ int main(int argc, char **argv) {
         {.name = "free_at_once", .size = 3, .run = free_at_once, .arg = INLINE},
         {.name = "free_at_once_thread", .size = 2, .run = free_at_once, .arg = THREAD},
         {.name = "free_at_once_apart", .size = 3, .run = free_at_once, .arg = INLINE, .apart = true},
+        {.name = "close_finishes", .size = 3, .run = close_finishes, .arg = INLINE},
+        {.name = "close_finishes_thread", .size = 3, .run = close_finishes, .arg = THREAD},
         {.name = "context_first", .size = 3, .run = context_first, .arg = INLINE},
         {.name = "context_first_thread", .size = 2, .run = context_first, .arg = THREAD},
         {.name = "memory_stays", .size = 2, .run = memory_stays},

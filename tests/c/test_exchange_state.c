@@ -168,6 +168,22 @@ static void new_args(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* arg: progress. Rank 0 owns all rows and is in no call after its set_args: the others' have been answered by then. */
+static void new_args_then_away(rank *r) {
+    job j;
+    double args[HPC_RULE_ARGS] = {0, 0.25};
+    job_init(&j, r);
+    j.progress = r->arg, j.n_servers = 1;
+    hpc_exchange *e = job_open(r, &j);
+    int rounds = ranks_rounds(10);
+    for (int round = 1; round <= rounds; round++) {
+        CHECK_OK(hpc_exchange_set_args(e, args, -1));
+        rank_set(r, r->rank, (uint64_t)round);
+        for (int who = 0; who < r->size; who++) rank_await(r, who, (uint64_t)round);
+    }
+    hpc_exchange_free(e);
+}
+
 static int args_seen(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
     (void)state;
     for (int64_t i = 0; i < n; i++) param[i] = (float)(args[0] * 1000 + args[7] * 10 + (double)count) + 0 * acc[i];
@@ -352,6 +368,7 @@ int main(int argc, char **argv) {
         {.name = "new_args_dedicated", .size = 3, .run = new_args, .arg = INLINE + DEDICATED, .sleepy = true},
         {.name = "new_args_async", .size = 3, .run = new_args, .arg = INLINE + EACH},
         {.name = "new_args_async_dedicated", .size = 4, .run = new_args, .arg = INLINE + EACH + DEDICATED},
+        {.name = "new_args_then_away", .size = 3, .run = new_args_then_away, .arg = INLINE},
         {.name = "own_rule", .size = 3, .run = own_rule, .arg = INLINE},
         {.name = "own_rule_thread", .size = 2, .run = own_rule, .arg = THREAD},
         {.name = "own_fold", .size = 3, .run = own_fold, .arg = INLINE},
