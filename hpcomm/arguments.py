@@ -76,10 +76,19 @@ def engine_mode(consistency: Any) -> str:
 
 
 def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:
-    """The rows that a rank owns: their numbers, and where they lie."""
+    """The rows by which a rank owns parameters: their numbers, and where they lie."""
     key, offset, count = (plan.rows.column(name).tolist() for name in ("key", "offset", "count"))
-    own = np.flatnonzero(plan.rows.column("owner") == rank).tolist()
-    return [(i, Span(plan.keys[key[i]].name, offset[i], count[i])) for i in own]
+    own = (plan.rows.column("owner") == rank) & (plan.rows.column("action") == _core.ACTIONS["apply"])
+    return [(i, Span(plan.keys[key[i]].name, offset[i], count[i])) for i in np.flatnonzero(own).tolist()]
+
+
+def check_owners(plan: Plan, op: str) -> None:
+    """Refuses a plan by which an element has no owner, or several."""
+    key, applied = plan.rows.column("key"), plan.rows.column("action") == _core.ACTIONS["apply"]
+    elements = np.bincount(key[applied], plan.rows.column("count")[applied], len(plan.keys))
+    for own, n in zip(plan.keys, elements.tolist(), strict=True):
+        if n != own.count:
+            raise NotSupported(f"{op}: the plan applies {int(n)} elements of key {own.name!r}, which has {own.count}")
 
 
 def wire_dtypes(plan: Plan) -> list[np.dtype[Any]]:

@@ -24,7 +24,17 @@ from ._core import exchange_start as _start
 from ._core import exchange_step as _step
 from ._core import exchange_test as _test
 from ._core import exchange_wait as _wait
-from .arguments import c_rule, check_choice, check_plan, checked_params, engine_mode, owned_rows, refuse, wire_dtypes
+from .arguments import (
+    c_rule,
+    check_choice,
+    check_owners,
+    check_plan,
+    checked_params,
+    engine_mode,
+    owned_rows,
+    refuse,
+    wire_dtypes,
+)
 from .checkpoint import Kind, Piece
 from .consistency import BSP, Consistency
 from .context import Context
@@ -449,8 +459,12 @@ class Exchange:
 
         Called while nothing is under way: by a worker after a step, by a rank that only serves after serve. The shards
         of all ranks are the whole checkpoint.
+
+        Raises:
+            NotSupported: a plan of one's own by which an element has no owner or several.
         """
         self._check_open("state_dict")
+        check_owners(self.plan, "state_dict")
         pieces = []
         for row, span in self._rows:
             params = np.empty(span.count, np.float32)
@@ -475,6 +489,7 @@ class Exchange:
             ConfigError: the ranks' shards have different hyper-parameters.
         """
         self._check_open("load_state_dict")
+        check_owners(self.plan, "load_state_dict")
         limit = seconds(timeout, self._default)
         wrong: Exception | None = None
         args: tuple[float, ...] = ()

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpcomm
-from hpcomm import SGD, Adam, Average, Exchange, InvalidArgument, Momentum, Nesterov, ParameterServer, optim
+from hpcomm import SGD, Adam, Average, Exchange, InvalidArgument, Momentum, Nesterov, ParameterServer, Plan, optim
 from hpcomm.checkpoint import Kind, Piece, Span, found, packed
+from hpcomm.plan import Edge, Row
 
 F32 = np.float32
 SHAPES = {"w": (61, 53), "b": (53,), "s": ()}
@@ -140,6 +141,55 @@ def test_rank_that_only_serves_saves_and_loads() -> None:
 
     run_threads(3, before)
     run_threads(3, after)
+
+
+def rack() -> Plan:
+    """Two racks of two workers: each folds its own, and rank 0 applies both sums."""
+    all_ranks = tuple(Edge(rank) for rank in range(4))
+    applies = Row(0, 0, 0, 0, 64, (Edge(0, 0, 0.25), Edge(2, 1, 0.25)), all_ranks)
+    return Plan(
+        {"w": (64,)},
+        [
+            Row(0, 0, 0, 0, 64, (Edge(0), Edge(1)), (Edge(0, 2),), action="forward"),
+            Row(0, 2, 0, 0, 64, (Edge(2), Edge(3)), (Edge(0, 2),), action="forward"),
+            applies,
+        ],
+        4,
+    )
+
+
+def test_stages_that_own_no_parameters_save_none(transport: dict[str, Any]) -> None:
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, {"w": np.zeros(64, F32)}, plan=rack(), rule=Momentum(lr=1, momentum=0.5))
+        for _ in range(2):
+            ex.push_pull("w", np.full(64, 2 * context.rank, F32))
+        assert set(ex.params["w"]) == {-7.5}  # means of 3: 3 + 4.5
+        shard = ex.state_dict()
+        assert list(shard["row_step"]) == [2] * (context.rank == 0)
+        context.barrier()
+        ex.push_pull("w", np.full(64, context.rank, F32))
+        ex.load_state_dict(shard)
+        assert set(ex.params["w"]) == {-7.5}
+        ex.push_pull("w", np.zeros(64, F32))
+        assert set(ex.params["w"]) == {-9.75}
+        ex.close()
+
+    run_threads(4, body, **transport)
+
+
+def test_plan_of_several_owners_has_no_checkpoint() -> None:
+    def body(context: hpcomm.Context) -> None:
+        """Each rank applies for itself alone."""
+        rows = [Row(0, rank, 0, 0, 16, (Edge(0), Edge(1)), (Edge(rank),)) for rank in range(2)]
+        ex = Exchange(context, {"w": np.zeros(16, F32)}, plan=Plan({"w": (16,)}, rows, 2), rule=SGD(lr=1))
+        assert set(ex.push_pull("w", np.ones(16, F32))) == {-2}
+        with pytest.raises(hpcomm.NotSupported, match=r"applies 32 elements of key 'w', which has 16"):
+            ex.state_dict()
+        with pytest.raises(hpcomm.NotSupported, match="load_state_dict"):
+            ex.load_state_dict([])
+        context.barrier()
+
+    run_threads(2, body)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
