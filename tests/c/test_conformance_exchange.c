@@ -5,7 +5,7 @@
 #include "exchange_plans.h"
 #include "host.h"
 
-enum { STEPS = 4, MIXED = 8, EAGER = 8 };
+enum { STEPS = 4, MIXED = 8, EAGER = 8, THREADS = 8 };
 
 typedef struct flight {
     int started, done;
@@ -167,13 +167,14 @@ static void staged_step(rank *r, const job *j, hpc_exchange *e, reference *ref, 
     }
 }
 
-/* arg: wire + 8 * eager. By momentum. */
+/* arg: wire + 8 * eager, in threads too then. By momentum. */
 static void racks(rank *r) {
     job j;
     hand_plan h;
     reference ref;
     job_init(&j, r);
     j.wire = r->arg % 8, j.eager = r->arg / 8, j.rule = "momentum", j.args[3] = 0.5;
+    if (j.eager) j.progress = HPC_PROGRESS_THREAD;
     hand_racks(&h, &j, r->size, j.wire, 1024);
     CHECK_OK(hpc_plan_check(&h.plan, r->size));
     j.plan = &h.plan;
@@ -241,13 +242,14 @@ static void relay(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* arg: wire. Nobody waits for all: a rank may be a step ahead of its neighbours, and two of theirs. */
+/* arg: wire + 8 * threads. Nobody waits for all: a rank may be a step ahead of its neighbours, and two of theirs. */
 static void ring(rank *r) {
     job j;
     hand_plan h;
     job_init(&j, r);
-    j.wire = r->arg, j.rule = "average";
-    hand_ring(&h, &j, r->size, r->arg, 1024);
+    j.wire = r->arg % 8, j.rule = "average";
+    j.progress = r->arg / 8 ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
+    hand_ring(&h, &j, r->size, j.wire, 1024);
     CHECK_OK(hpc_plan_check(&h.plan, r->size));
     j.plan = &h.plan;
     hpc_exchange *e = job_open(r, &j);
@@ -308,6 +310,7 @@ int main(int argc, char **argv) {
         {.name = "relay_3", .size = 3, .run = relay, .arg = HPC_PROGRESS_INLINE},
         {.name = "relay_5_thread", .size = 5, .run = relay, .arg = HPC_PROGRESS_THREAD},
         {.name = "ring_4", .size = 4, .run = ring, .arg = HPC_F32},
+        {.name = "ring_4_bf16_thread", .size = 4, .run = ring, .arg = HPC_BF16 + THREADS},
         {.name = "ring_5_f16_sleepy", .size = 5, .run = ring, .arg = HPC_F16, .sleepy = true},
         {.name = "large", .size = 2, .run = large, .where = RANKS_UNSEEDED | RANKS_NOT_TSAN},
         {0},
