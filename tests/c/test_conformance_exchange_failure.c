@@ -21,12 +21,18 @@ typedef enum wait_kind {
     SET_ARGS,  /* of the victim's rows */
     PUBLISH,   /* a collective */
     CLOSE,     /* ASYNC: they serve the victim until it has closed */
+    RELAY,     /* a plan in which the victim hands on what it gets */
     CREATE,    /* another exchange */
     WAIT_KINDS
 } wait_kind;
 
 static void job_of(job *j, const rank *r, wait_kind kind, int progress) {
+    static _Thread_local hand_plan relay;
     job_init(j, r);
+    if (kind == RELAY) {
+        hand_relay(&relay, j, r->size, 1024);
+        j->plan = &relay.plan;
+    }
     j->progress = progress;
     if (kind == OWNER || kind == PULL || kind == GRADIENT || kind == START || kind == SET_ARGS)
         j->servers[0] = VICTIM, j->n_servers = 1;
@@ -68,6 +74,7 @@ static int wait_once(rank *r, const job *j, hpc_exchange *e, wait_kind kind, dou
         return push_and_wait(r, e, BOTH, timeout);
     case PUSH_PULL:
     case OWNER:
+    case RELAY:
         return hpc_exchange_push_pull(e, 2, src, timeout);
     case PULL:
         return push_and_wait(r, e, HPC_PULL, timeout);
@@ -363,7 +370,7 @@ static void frees(rank *r) {
 int main(int argc, char **argv) {
     enum { INLINE = 16 * HPC_PROGRESS_INLINE, THREAD = 16 * HPC_PROGRESS_THREAD, STEPS = 64 };
     static const char *const kinds[WAIT_KINDS] = {"wait",  "push_pull", "owner",   "pull",  "gradient", "start",
-                                                  "serve", "set_args",  "publish", "close", "create"};
+                                                  "serve", "set_args",  "publish", "close", "relay",    "create"};
     static ranks_case cases[4 * WAIT_KINDS + 24];
     static char names[4 * WAIT_KINDS][40];
     const ranks_case any = {.size = 3, .victims = 1 << VICTIM, .timeout = SECONDS};
