@@ -164,9 +164,9 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     hpc_exchange *ex = core->exchange;
     const hpc_output *out = &w->outputs[edge];
     const hpc_row *to = &ex->plan->rows[w->row->out[edge].row];
-    int status = hpc_lane_try_notify(
-        ex->in_lanes[to->core], ex->window, out->rank, w->acc, (size_t)w->row->count * sizeof(float),
-        out->offset + (size_t)slot * hpc_slot_stride(to), hpc_imm(HPC_OP_FORWARD, slot, w->row->out[edge].row));
+    int status = hpc_lane_try_notify(core->out, ex->window, out->rank, w->acc, (size_t)w->row->count * sizeof(float),
+                                     out->offset + (size_t)slot * hpc_slot_stride(to),
+                                     hpc_imm(HPC_OP_FORWARD, slot, w->row->out[edge].row));
     if (status != HPC_IN_PROGRESS) check_put(core, status);
     return status;
 }
