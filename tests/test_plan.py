@@ -287,7 +287,7 @@ def racks() -> tuple[dict[str, Any], list[Row]]:
         up, here = (Edge(3, 3 * chunk + 2),), 3 * chunk
         for rack in (0, 1):
             members = tuple(Edge(rank, weight=0.25) for rank in (2 * rack, 2 * rack + 1))
-            rows.append(Row(0, 2 * rack, 0, offset, count, members, up, action="forward", codec_in="float16"))
+            rows.append(Row(0, 2 * rack, chunk, offset, count, members, up, action="forward", codec_in="float16"))
         sums = (Edge(0, here), Edge(2, here + 1))
         rows.append(Row(0, 3, chunk, offset, count, sums, tuple(Edge(rank) for rank in range(4))))
     return {"a": (5, 7)}, rows
@@ -298,13 +298,13 @@ def test_rack_hierarchy() -> None:
     plan = Plan(keys, rows, 4)
     assert tuple(plan.rows) == tuple(rows)
     assert [row.quorum for row in plan.rows] == [2] * 6
-    assert plan.places == ((0, 0), (2, 0), (3, 0), (3, 1))
-    assert plan.loads() == {(0, 0): 140, (2, 0): 140, (3, 0): 128, (3, 1): 12}
+    assert plan.places == ((0, 0), (0, 1), (2, 0), (2, 1), (3, 0), (3, 1))
+    assert plan.loads() == {(rank, core): (128, 12)[core] for rank in (0, 2, 3) for core in (0, 1)}
     assert plan.workers == (0, 1, 2, 3)
     assert plan.owners("a") == (0, 2, 3)
     assert Plan.from_json(plan.to_json()) == plan
     assert "rack" not in str(plan)
-    assert len(Plan(keys, rows, 4, [(3, 2), *plan.places]).loads()) == 5
+    assert len(Plan(keys, rows, 4, [(3, 2), *plan.places]).loads()) == 7
 
 
 def test_gossip() -> None:
@@ -323,6 +323,7 @@ def test_gossip() -> None:
         ("row 5 has owner 4; ranks are 0 to 3", 5, {"owner": 4}),
         ("row 1 has an edge to row 5, which has none back", 1, {"out_edges": (Edge(3, 5),)}),
         ("forwards to row 2, which is of other elements", 2, {"count": 16}),
+        ("row 0 of core 1 forwards to row 2 of core 0", 0, {"core": 1}),
         ("row 3 has depth 2, row 0 has 1", 3, {"depth": 2}),
         ("row 2 has quorum 3; must be 1 or all 2", 2, {"quorum": 3}),
         ("row 2 has codec_in f16, but row 0 sends it f32", 2, {"codec_in": "float16"}),
