@@ -187,15 +187,43 @@ static void retry_forwards(hpc_core *core) {
     memmove(core->late, core->late + done, (size_t)core->n_late * sizeof *core->late);
 }
 
-/* A row whose inputs are there. only: under ASYNC the input that has come, else -1. Nonzero when a user's kernel has
- * failed. */
-static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
-    hpc_exchange *ex = core->exchange;
+/* Fold, rule and write of a whole row by ex->pass. */
+static int pass_row(hpc_core *core, const hpc_work *w, int slot, const double *args) {
+    const hpc_exchange *ex = core->exchange;
     const hpc_row *row = w->row;
-    int n_in = only >= 0 ? 1 : row->n_in;
-    double args[HPC_RULE_ARGS];
-    next_args(core, w, only >= 0 ? w->inputs[only].rank : ex->lowest, args);
-    w->step++;
+    for (size_t from = 0; from < row->count; from += HPC_BLOCK) { /* the state lies block by block */
+        size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
+        for (int i = 0; i < row->n_in; i++)
+            core->folding[i] = w->inputs[i].slots + (size_t)slot * w->inputs[i].stride + from * sizeof(float);
+        for (int o = 0; o < w->n_outputs; o++) core->writing[o] = w->outputs[o].params + from;
+        const hpc_pass pass = {
+            .param = w->param + from,
+            .in = (const float *const *)core->folding,
+            .weights = w->weights,
+            .n_in = row->n_in,
+            .out = core->writing,
+            .n_out = w->n_outputs,
+            .state = w->state + from * (size_t)ex->rule.slots,
+            .args = args,
+            .n = (int64_t)n,
+            .stream = ex->stream,
+        };
+        int returned = ex->pass(&pass);
+        if (returned == 0) continue;
+        fail_kernel(core, w, "apply", returned);
+        return returned;
+    }
+#if defined(__x86_64__)
+    if (ex->stream) __builtin_ia32_sfence(); /* streamed stores come before the answer */
+#endif
+    count(&core->bytes_written, row->count * sizeof(float) * (size_t)w->n_outputs);
+    return 0;
+}
+
+/* The same one after the other, block by block. */
+static int work_blocks(hpc_core *core, hpc_work *w, int slot, int only, const double *args) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_row *row = w->row;
     for (size_t from = 0; from < row->count; from += HPC_BLOCK) {
         size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
         const float *block =
@@ -205,15 +233,28 @@ static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
             if (block != w->acc + from) memcpy(w->acc + from, block, n * sizeof(float));
             continue;
         }
-        if (apply_block(core, w, block, n_in, args, from, n) != 0) return -1;
+        if (apply_block(core, w, block, only >= 0 ? 1 : row->n_in, args, from, n) != 0) return -1;
         if (ex->consistency == HPC_BSP) write_block(core, w, -1, from, n);
     }
+    return 0;
+}
+
+/* A row whose inputs are there. only: under ASYNC the input that has come, else -1. Nonzero when a user's kernel has
+ * failed. */
+static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_row *row = w->row;
+    double args[HPC_RULE_ARGS];
+    next_args(core, w, only >= 0 ? w->inputs[only].rank : ex->lowest, args);
+    w->step++;
+    int failed = w->passes ? pass_row(core, w, slot, args) : work_blocks(core, w, slot, only, args);
+    if (failed) return failed;
     if (row->action == HPC_FORWARD)
         forward_row(core, w, slot);
     else if (ex->consistency == HPC_BSP)
         put_row(core, w, -1);
     count(&core->applied, 1);
-    count(&core->bytes_folded, row->count * hpc_codec_bytes(row->codec_in) * (size_t)n_in);
+    count(&core->bytes_folded, row->count * hpc_codec_bytes(row->codec_in) * (size_t)(only >= 0 ? 1 : row->n_in));
     return 0;
 }
 

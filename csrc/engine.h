@@ -70,6 +70,7 @@ typedef struct hpc_work {
     _Atomic char *came; /* the same by slot and input; written by the core alone */
     const double *weights;
     hpc_input *inputs;
+    int passes;          /* inputs and outputs are such that ex->pass can do it */
     hpc_output *outputs; /* all but the master's own place; the receive slots of a FORWARD */
     int n_outputs;
 } hpc_work;
@@ -88,6 +89,7 @@ typedef struct hpc_core {
     hpc_lane *in, *out;            /* pushes come by in, answers go by out */
     float *acc;                    /* one block */
     const void **folding;          /* addresses of a fold's inputs */
+    float **writing;               /* and of the places where a pass writes */
     double (*args)[HPC_RULE_ARGS]; /* by rank */
     _Atomic uint64_t *args_set;    /* by rank: how often */
     hpc_late *late;
@@ -133,6 +135,7 @@ struct hpc_exchange {
     char rule_name[64];
     const struct hpc_fold_kernels *kernels;
     hpc_fold_fn *fold[HPC_BF16 + 1];
+    hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
     int consistency, shared_params, eager, check_finite, stream;
     int forwards;                 /* some rows do */
     int depth, n_shares, n_cores; /* n_cores: of all ranks */

@@ -315,6 +315,19 @@ static void cut(const hpc_key *keys, int n_keys, uint64_t elements, hpc_row *row
         }
 }
 
+/* Equal chunks of a key change their bins so that those of a bin lie together, in the order in which the key came to
+ * the bins: every bin has as much as before, and passes over memory in long runs. was: room for n; filled: 0 for every
+ * bin, before and after. */
+static void gather_chunks(const hpc_row *rows, int n, uint64_t full, int *bin_of, int *was, int *filled) {
+    memcpy(was, bin_of, (size_t)n * sizeof *was);
+    for (int from = 0, to; from < n; from = to + (to == from)) {
+        for (to = from; to < n && rows[to].key == rows[from].key && rows[to].count == full; to++) filled[was[to]]++;
+        int at = from;
+        for (int r = from; r < to; r++)
+            for (; filled[was[r]] > 0; filled[was[r]]--) bin_of[at++] = was[r];
+    }
+}
+
 int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
     int status = check_hub(hub);
     if (status != HPC_OK) return status;
@@ -333,8 +346,9 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
 
     struct block b = {NULL, NULL, NULL};
     uint64_t *sizes = calloc((size_t)n, sizeof *sizes);
-    int *bin_of = malloc((size_t)n * sizeof *bin_of);
-    if (sizes == NULL || bin_of == NULL) {
+    int *bin_of = malloc((size_t)n * sizeof *bin_of), *was = malloc((size_t)n * sizeof *was);
+    int *filled = calloc((size_t)hub->n_servers * (size_t)hub->cores, sizeof *filled);
+    if (sizes == NULL || bin_of == NULL || was == NULL || filled == NULL) {
         status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
         goto err;
     }
@@ -351,6 +365,7 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
     for (int r = 0; r < n; r++) sizes[r] = b.rows[r].count * sizeof(float);
     status = hpc_partition(sizes, n, hub->n_servers * hub->cores, hub->cores, bin_of);
     if (status != HPC_OK) goto err;
+    gather_chunks(b.rows, n, elements, bin_of, was, filled);
     for (int r = 0; r < n; r++) {
         hpc_row *row = &b.rows[r];
         row->owner = hub->servers[bin_of[r] / hub->cores];
@@ -368,6 +383,8 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
     b.plan = NULL;
 err:
     free(b.plan);
+    free(filled);
+    free(was);
     free(bin_of);
     free(sizes);
     return status;

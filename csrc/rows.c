@@ -80,12 +80,13 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     core->memory_bytes += HPC_BLOCK * sizeof(float); /* acc comes first */
     core->memory = hpc_private_alloc(core->memory_bytes, core->node);
     core->folding = malloc(most_inputs * sizeof *core->folding);
+    core->writing = malloc((size + 1) * sizeof *core->writing);
     core->args = malloc(size * sizeof *core->args);
     core->args_set = calloc(size, sizeof *core->args_set);
     core->late = malloc((forwards + 1) * sizeof *core->late);
     core->unflushed = calloc(size, 1);
-    if (core->memory == NULL || core->folding == NULL || core->args == NULL || core->args_set == NULL ||
-        core->late == NULL || core->unflushed == NULL)
+    if (core->memory == NULL || core->folding == NULL || core->writing == NULL || core->args == NULL ||
+        core->args_set == NULL || core->late == NULL || core->unflushed == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
     core->in = ex->in_lanes[core->index];
@@ -135,6 +136,17 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
         if (hpc_is_mapped(ex, r))
             out->params = (float *)(void *)((char *)hpc_window_peer_view(ex->window, r) + out->offset);
     }
+}
+
+/* A row in one pass: float32 folded all at once, and every output mapped. */
+static int can_pass(const hpc_exchange *ex, const hpc_work *w) {
+    const hpc_row *row = w->row;
+    if (ex->pass == NULL || ex->eager || ex->consistency != HPC_BSP || row->action != HPC_APPLY ||
+        row->codec_in != HPC_F32 || row->n_in > HPC_PASS_INPUTS)
+        return 0;
+    for (int o = 0; o < w->n_outputs; o++)
+        if (w->outputs[o].params == NULL) return 0;
+    return 1;
 }
 
 /* An input that comes by receive slots of this rank. */
@@ -221,6 +233,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         }
         find_inputs(ex, w);
         find_outputs(ex, w);
+        w->passes = can_pass(ex, w);
         w++;
     }
     free(used);
@@ -263,6 +276,7 @@ void hpc_rows_free(hpc_exchange *ex) {
         hpc_core *core = &ex->cores[c];
         if (core->memory != NULL) hpc_private_free(core->memory, core->memory_bytes);
         free(core->folding);
+        free(core->writing);
         free(core->args);
         free(core->args_set);
         free(core->late);

@@ -42,6 +42,19 @@ int hpc_rule_find(const char *name, int isa, hpc_rule *rule) {
                     op, name);
 }
 
+hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule) {
+    if (rule->fold != NULL) return NULL;
+    for (int isa = HPC_ISA_GENERIC; isa <= HPC_ISA_AVX512; isa++) {
+        if (!hpc_isa_available(isa)) continue;
+        const struct hpc_rule_kernels *kernels = kernels_of(isa);
+        if (rule->apply == kernels->sgd) return kernels->sgd_pass;
+        if (rule->apply == kernels->momentum) return kernels->momentum_pass;
+        if (rule->apply == kernels->nesterov) return kernels->nesterov_pass;
+        if (rule->apply == kernels->adam) return kernels->adam_pass;
+    }
+    return NULL;
+}
+
 int hpc_rule_check_args(const char *name, const double *args, const char *op) {
     if (args == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: the args of rule '%s' are NULL", op, name);
     for (int i = 1; i < HPC_RULE_ARGS; i++)

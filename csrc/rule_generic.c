@@ -13,6 +13,10 @@ static inline reals root(reals x) {
     return (reals)_mm_sqrt_ps((__m128)x);
 }
 
+static inline void stream_reals(float *to, reals x) {
+    _mm_stream_ps(to, (__m128)x);
+}
+
 #else
 
 /* One instruction each: this file is compiled with -fno-math-errno. */
@@ -21,10 +25,17 @@ static inline reals root(reals x) {
     return x;
 }
 
+static inline void stream_reals(float *to, reals x) {
+    *(reals *)to = x; /* aligned, as every streamed place is */
+}
+
 #endif
 
 static inline void rule_end(void) {}
 
 #include "rule_kernel.h"
+#include "rule_pass.h"
 
-const struct hpc_rule_kernels hpc_rule_generic = {average, sgd, momentum, nesterov, adam};
+const struct hpc_rule_kernels hpc_rule_generic = {
+    average, sgd, momentum, nesterov, adam, sgd_pass, momentum_pass, nesterov_pass, adam_pass,
+};

@@ -122,12 +122,11 @@ static double power(double base, uint64_t n) {
     return result;
 }
 
-static int adam(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
-    (void)count;
+static int adam_constants(const double *args, struct constants *c) {
     if (!(args[0] >= 1 && args[0] < 0x1p63)) return HPC_ERR_INVALID;
     uint64_t step = (uint64_t)args[0];
     double rate = args[1], beta1 = args[3], beta2 = args[4];
-    struct constants c = {
+    *c = (struct constants){
         .rate = (float)(rate / (1 - power(beta1, step))),
         .decay = (float)args[2],
         .momentum = (float)beta1,
@@ -137,5 +136,12 @@ static int adam(float *param, const float *acc, int64_t count, float *state, con
         .unbias2 = (float)(1 / (1 - power(beta2, step))),
         .epsilon = (float)args[5],
     };
-    return apply(adam_step, 2, &c, param, acc, state, n);
+    return HPC_OK;
+}
+
+static int adam(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
+    struct constants c;
+    int status = adam_constants(args, &c);
+    (void)count;
+    return status == HPC_OK ? apply(adam_step, 2, &c, param, acc, state, n) : status;
 }

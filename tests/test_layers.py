@@ -34,9 +34,9 @@ HEADERS = """
 queue.h engine.h
 lane.h
 window.h
-context.h rule_kernel.h
-control.h ring.h reduce_kernel.h rule.h
-wait.h transport.h reduce.h wire_kernel.h
+context.h rule_pass.h
+control.h ring.h reduce_kernel.h rule_kernel.h
+wait.h transport.h reduce.h wire_kernel.h rule.h
 memory.h host.h half.h plan.h imm.h
 status.h
 include/hpcomm/hpcomm.h
@@ -57,9 +57,9 @@ SOURCES = {
     "reduce_generic.c": "reduce_kernel.h",
     "reduce_avx2.c": "reduce_kernel.h",
     "reduce_avx512.c": "reduce_kernel.h",
-    "rule_generic.c": "rule_kernel.h",
-    "rule_avx2.c": "rule_kernel.h",
-    "rule_avx512.c": "rule_kernel.h",
+    "rule_generic.c": "rule_pass.h",
+    "rule_avx2.c": "rule_pass.h",
+    "rule_avx512.c": "rule_pass.h",
 }
 
 

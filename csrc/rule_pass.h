@@ -1,0 +1,114 @@
+/* Fold, rule and write of float32 updates in one pass: while a block's gradients come from memory its parameters go
+ * there, which block after block, one thing after the other, cannot. Included after rule_kernel.h, whose steps it
+ * takes; the file of an instruction set also defines stream_reals(float *to, reals x), a store past the caches.
+ *
+ * The operations of an element and their order are those of the fold and the rule, so the bits are the same. */
+
+INLINE reals fold_inputs(const hpc_pass *p, const float *weights, int n_in, int64_t j) {
+    typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
+    reals g = weights[0] * (reals) * (const vector *)(p->in[0] + j);
+    for (int i = 1; i < n_in; i++) g += weights[i] * (reals) * (const vector *)(p->in[i] + j);
+    return g;
+}
+
+INLINE void pass_from(step_fn *step, int slots, int decayed, int n_in, const struct constants *c, const hpc_pass *p) {
+    typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
+    enum { LANES = VECTOR_BYTES / sizeof(float) };
+    reals s[HPC_RULE_SLOTS];
+    float weights[HPC_PASS_INPUTS];
+    hpc_pass own = *p; /* nothing that is stored can be taken for a change of it */
+    const float *in[HPC_PASS_INPUTS];
+    for (int i = 0; i < n_in; i++) {
+        weights[i] = (float)p->weights[i];
+        in[i] = p->in[i];
+    }
+    own.in = in;
+    int64_t j = 0, n = p->n;
+    for (; n - j >= LANES; j += LANES) {
+        reals x = (reals) * (const vector *)(own.param + j), g = fold_inputs(&own, weights, n_in, j);
+        for (int k = 0; k < slots; k++) s[k] = (reals) * (const vector *)(own.state + k * n + j);
+        if (decayed) g += c->decay * x;
+        step(&x, g, s, c);
+        for (int k = 0; k < slots; k++) *(vector *)(own.state + k * n + j) = s[k];
+        *(vector *)(own.param + j) = x;
+        for (int o = 0; o < own.n_out; o++) {
+            if (own.stream)
+                stream_reals(own.out[o] + j, x);
+            else
+                *(vector *)(own.out[o] + j) = x;
+        }
+    }
+    if (j < n) {
+        size_t left = (size_t)(n - j) * sizeof(float);
+        reals x = {0}, g = {0};
+        memcpy(&x, p->param + j, left);
+        for (int i = 0; i < n_in; i++) {
+            reals y = {0};
+            memcpy(&y, in[i] + j, left);
+            g = i == 0 ? weights[0] * y : g + weights[i] * y;
+        }
+        for (int k = 0; k < slots; k++) {
+            s[k] = (reals){0};
+            memcpy(&s[k], p->state + k * n + j, left);
+        }
+        if (decayed) g += c->decay * x;
+        step(&x, g, s, c);
+        for (int k = 0; k < slots; k++) memcpy(p->state + k * n + j, &s[k], left);
+        memcpy(p->param + j, &x, left);
+        for (int o = 0; o < p->n_out; o++) memcpy(p->out[o] + j, &x, left);
+    }
+    rule_end();
+}
+
+/* A constant number of inputs gives each its own load, which prefetchers follow (see reduce_kernel.h). */
+INLINE void pass_of(step_fn *step, int slots, int decayed, const struct constants *c, const hpc_pass *p) {
+    switch (p->n_in) {
+    case 1:
+        pass_from(step, slots, decayed, 1, c, p);
+        break;
+    case 2:
+        pass_from(step, slots, decayed, 2, c, p);
+        break;
+    case 3:
+        pass_from(step, slots, decayed, 3, c, p);
+        break;
+    case 4:
+        pass_from(step, slots, decayed, 4, c, p);
+        break;
+    case 8:
+        pass_from(step, slots, decayed, 8, c, p);
+        break;
+    default:
+        pass_from(step, slots, decayed, p->n_in, c, p);
+        break;
+    }
+}
+
+INLINE int pass(step_fn *step, int slots, const struct constants *c, const hpc_pass *p) {
+    if (c->decay != 0)
+        pass_of(step, slots, 1, c, p);
+    else
+        pass_of(step, slots, 0, c, p);
+    return HPC_OK;
+}
+
+static int sgd_pass(const hpc_pass *p) {
+    struct constants c = constants_of(p->args);
+    return pass(sgd_step, 0, &c, p);
+}
+
+static int momentum_pass(const hpc_pass *p) {
+    struct constants c = constants_of(p->args);
+    return pass(momentum_step, 1, &c, p);
+}
+
+static int nesterov_pass(const hpc_pass *p) {
+    struct constants c = constants_of(p->args);
+    return pass(nesterov_step, 1, &c, p);
+}
+
+static int adam_pass(const hpc_pass *p) {
+    struct constants c;
+    int status = adam_constants(p->args, &c);
+    return status == HPC_OK ? pass(adam_step, 2, &c, p) : status;
+}
