@@ -240,7 +240,10 @@ void hpc_engine_start(hpc_exchange *ex, int threads);
 void hpc_engine_stop(hpc_exchange *ex);
 void hpc_engine_write(hpc_exchange *ex); /* every row's parameters to its outputs */
 
-/* worker.c: sends the rest of what is sent in part, and waits for all that is under way. */
+/* worker.c: HPC_ERR_INVALID while a push or a pull of this rank is under way. */
+int hpc_worker_check_idle(const hpc_exchange *ex, const char *op);
+
+/* Sends the rest of what is sent in part, and waits for all that is under way. */
 int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline);
 
 /* Records what ends the exchange; first word wins. hpc_exchange_check tells the other ranks. */

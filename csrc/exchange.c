@@ -472,7 +472,7 @@ static hpc_work *find_work(hpc_exchange *ex, int row, const char *op) {
     else if (ex->work_of[row] < 0)
         hpc_fail(HPC_ERR_INVALID, op, "%s: row %d is owned by rank %d, not by rank %d", op, row,
                  ex->plan->rows[row].owner, ex->context->group.rank);
-    else
+    else if (hpc_exchange_check(ex, op) == HPC_OK && hpc_worker_check_idle(ex, op) == HPC_OK)
         return &ex->work[ex->work_of[row]];
     return NULL;
 }

@@ -235,13 +235,28 @@ float *hpc_exchange_params(const hpc_exchange *ex, int key) {
 
 /* ---- start ---- */
 
+/* The ticket that must end before the next push of key. */
+static uint64_t blocking_ticket(const hpc_exchange *ex, int key) {
+    return ex->consistency == HPC_BSP ? 2 * ex->keys[key].pushes : slot_ticket(ex, key);
+}
+
+int hpc_exchange_ready(hpc_exchange *ex, int key) {
+    static const char op[] = "ready";
+    int status = check_call(ex, key, op);
+    if (status != HPC_OK) return status;
+    if (ex->keys[key].sending != 0) return HPC_IN_PROGRESS;
+    uint64_t last = blocking_ticket(ex, key);
+    if (is_done(ex, key, last)) return HPC_OK;
+    hpc_group_progress(&ex->context->group);
+    return is_done(ex, key, last) ? HPC_OK : HPC_IN_PROGRESS;
+}
+
 static int check_start(hpc_exchange *ex, int key, int flags, uint64_t *ticket, const char *op) {
-    const hpc_pushed *k = &ex->keys[key];
     if (flags < HPC_PUSH || flags > (HPC_PUSH | HPC_PULL))
         return hpc_fail(HPC_ERR_INVALID, op, "%s: flags are %d, not HPC_PUSH, HPC_PULL or both", op, flags);
     if (ticket == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: ticket is NULL", op);
     if (!(flags & HPC_PUSH)) return HPC_OK;
-    uint64_t last = ex->consistency == HPC_BSP ? 2 * k->pushes : slot_ticket(ex, key);
+    uint64_t last = blocking_ticket(ex, key);
     if (!is_done(ex, key, last) && (hpc_group_progress(&ex->context->group), !is_done(ex, key, last)))
         return hpc_fail(HPC_ERR_INVALID, op,
                         "%s: key %s is under way since push %llu of rank %d; wait for it before the next one", op,
@@ -410,6 +425,14 @@ int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double t
     return wait_for(ex, key, ticket, l.deadline == 0 ? timeout : time_left(ex, &l), op);
 }
 
+int hpc_worker_check_idle(const hpc_exchange *ex, const char *op) {
+    for (int k = 0; k < ex->plan->n_keys && ex->places[ex->context->group.rank].worker; k++)
+        if (ex->keys[k].sending != 0 || !is_done(ex, k, 2 * ex->keys[k].pushes))
+            return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s is under way on rank %d; wait for it first", op,
+                            ex->plan->keys[k].name, ex->context->group.rank);
+    return HPC_OK;
+}
+
 int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline) {
     int status = HPC_OK;
     for (int k = 0; k < ex->plan->n_keys && status == HPC_OK; k++) {
@@ -496,10 +519,7 @@ int hpc_exchange_set_args(hpc_exchange *ex, const double *args, double timeout) 
     status = hpc_rule_check(&rule, op);
     if (status == HPC_OK && ex->setting && memcmp(rule.args, ex->rule.args, sizeof rule.args) != 0)
         status = hpc_fail(HPC_ERR_INVALID, op, "%s: the last call timed out; call it again with the same args", op);
-    for (int k = 0; k < ex->plan->n_keys && status == HPC_OK; k++)
-        if (ex->keys[k].sending != 0 || !is_done(ex, k, 2 * ex->keys[k].pushes))
-            status = hpc_fail(HPC_ERR_INVALID, op, "%s: key %s is under way on rank %d; wait for it first", op,
-                              ex->plan->keys[k].name, ex->context->group.rank);
+    if (status == HPC_OK) status = hpc_worker_check_idle(ex, op);
     if (status != HPC_OK) return status;
     double deadline = hpc_deadline(&ex->context->group, timeout);
     if (!ex->setting) { /* else the last call timed out: this one goes on with its args */
@@ -520,5 +540,19 @@ int hpc_exchange_set_args(hpc_exchange *ex, const double *args, double timeout) 
                               "rank %d: %s: rank %d has closed the exchange without setting args",
                               ex->context->group.rank, op, closed);
     ex->setting = 0;
+    return HPC_OK;
+}
+
+int hpc_exchange_get_args(hpc_exchange *ex, double *args) {
+    static const char op[] = "get_args";
+    if (ex == NULL || args == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: %s is NULL", op, ex == NULL ? "exchange" : "args");
+    const hpc_core *core = ex->n_own_cores > 0 ? &ex->cores[0] : NULL;
+    memcpy(args, ex->rule.args, sizeof ex->rule.args);
+    if (!ex->places[ex->context->group.rank].worker && core != NULL) {
+        (void)atomic_load_explicit(&core->args_set[ex->lowest], memory_order_acquire);
+        memcpy(args, core->args[ex->lowest], sizeof ex->rule.args);
+    }
+    args[0] = 0;
     return HPC_OK;
 }

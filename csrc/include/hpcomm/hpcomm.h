@@ -446,6 +446,8 @@ typedef enum hpc_push_flags {
  * After HPC_ERR_TIMEOUT the same call goes on where this one stopped; so do close and set_args. */
 HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const float *src, double timeout,
                                uint64_t *ticket);
+/* Whether a push of key would be taken now: HPC_OK, or HPC_IN_PROGRESS while start would refuse it. */
+HPC_API int hpc_exchange_ready(hpc_exchange *exchange, int key);
 HPC_API int hpc_exchange_test(hpc_exchange *exchange, int key, uint64_t ticket); /* HPC_OK or HPC_IN_PROGRESS */
 HPC_API int hpc_exchange_wait(hpc_exchange *exchange, int key, uint64_t ticket, double timeout);
 /* start with both flags, then wait. */
@@ -459,6 +461,10 @@ HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
 /* New args of the rule, from args[1] on, for every push that follows. Called by every worker with the same args while
  * nothing of it is under way; returns when all owners have them. */
 HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, const double *args, double timeout);
+
+/* args (HPC_RULE_ARGS of them) as the pushes that follow are applied with: on a rank that only serves, what the workers
+ * have set. args[0] is 0. */
+HPC_API int hpc_exchange_get_args(hpc_exchange *exchange, double *args);
 
 /* A row that this rank owns, while nothing is under way: its step, parameters (count values) and state (slots * count
  * values, slot by slot). After set, publish (collective) sends the parameters to all workers. */
