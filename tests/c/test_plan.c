@@ -256,6 +256,31 @@ static void test_hub_refusals(void) {
     REFUSED("each is -1", hub.each = -1);
 }
 
+/* The equal chunks that a core has of a key lie one behind the other. */
+static void test_hub_gathers(void) {
+    const hpc_key keys[] = {{"odd", 100}, {"a", 64 * 11}, {"b", 5}, {"c", 64 * 7 + 3}};
+    const int ranks[] = {0, 1, 2};
+    hpc_hub hub;
+    hpc_hub_init(&hub);
+    hub.keys = keys, hub.n_keys = 4, hub.workers = hub.servers = ranks, hub.n_workers = hub.n_servers = 3;
+    hub.cores = 2, hub.chunk = 256;
+    hpc_plan *plan;
+    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    for (int key = 0; key < 4; key++) {
+        int last = -1, runs = 0, seen = 0;
+        for (int r = 0; r < plan->n_rows; r++) {
+            const hpc_row *row = &plan->rows[r];
+            if (row->key != key || row->count != 64) continue;
+            int bin = row->owner * 2 + row->core;
+            runs += bin != last;
+            seen |= 1 << bin;
+            last = bin;
+        }
+        CHECK_EQ(runs, __builtin_popcount((unsigned)seen));
+    }
+    hpc_plan_free(plan);
+}
+
 /* ---- a rack hierarchy by hand ---- */
 
 /* Ranks 0 and 1 are a rack, 2 and 3 another; each rack's sum goes to rank 3. Key "a" has two chunks, "b" one: rows
@@ -524,6 +549,7 @@ static void test_digest(void) {
 }
 
 int main(void) {
+    test_hub_gathers();
     test_partition_bound();
     test_partition_mean();
     test_partition_ties();

@@ -231,6 +231,49 @@ static void test_no_decay(int isa) {
     }
 }
 
+/* One pass is the fold, the rule and the copies, one after the other. */
+static void test_pass(const char *name, int isa) {
+    enum { MOST = 100, OUTS = 2, OUT_ROOM = 128 /* keeps the second one aligned */ };
+    static const int inputs[] = {1, 2, 3, 4, 5, 8, HPC_PASS_INPUTS}, counts[] = {1, 15, 16, 33, 64, MOST};
+    static _Alignas(64) float in[HPC_PASS_INPUTS][MOST], param[2][MOST], state[2][SLOTS * MOST], out[OUTS][OUT_ROOM];
+    float acc[MOST];
+    const float *from[HPC_PASS_INPUTS];
+    float *to[OUTS] = {out[0], out[1]};
+    double weights[HPC_PASS_INPUTS];
+    hpc_rule rule = find(name, isa);
+    hpc_pass_fn *run = hpc_rule_pass(&rule);
+    CHECK(run != NULL);
+    for (int round = 0; round < 7 * 6 * 2 * 3 * 2; round++) {
+        int n_in = inputs[round % 7], n = counts[round / 7 % 6], streamed = round / 42 % 2, n_out = round / 84 % 3;
+        rule.args[0] = 1 + round;
+        rule.args[2] = round / 252 ? 0.25 : 0;
+        for (int i = 0; i < n_in; i++) {
+            fill(in[i], (size_t)n);
+            from[i] = in[i];
+            weights[i] = ldexp((double)(int32_t)random_bits(), -30);
+        }
+        fill(param[0], (size_t)n);
+        fill(state[0], (size_t)(n * rule.slots));
+        for (int j = 0; rule.slots == 2 && j < n; j++) state[0][n + j] = fabsf(state[0][n + j]);
+        memcpy(param[1], param[0], sizeof param[0]);
+        memcpy(state[1], state[0], sizeof state[0]);
+        for (int o = 0; o < OUTS; o++)
+            for (int j = 0; j < OUT_ROOM; j++) out[o][j] = 7;
+        CHECK_OK(hpc_fold(acc, (const void *const *)from, weights, n_in, (size_t)n, HPC_F32, isa));
+        CHECK_OK(rule.apply(param[1], acc, n_in, state[1], rule.args, n));
+        const hpc_pass pass = {param[0], from, weights, n_in, to, n_out, state[0], rule.args, n, streamed};
+        CHECK_EQ(run(&pass), 0);
+        check_same(param[0], param[1], (size_t)n, name, isa);
+        check_same(state[0], state[1], (size_t)(n * rule.slots), name, isa);
+        for (int o = 0; o < OUTS; o++) {
+            if (o < n_out) check_same(out[o], param[1], (size_t)n, name, isa);
+            for (int j = o < n_out ? n : 0; j < OUT_ROOM; j++) CHECK(out[o][j] == 7);
+        }
+    }
+    rule.fold = (hpc_fold_into_fn)(void (*)(void))rule.apply; /* a fold of one's own has no pass */
+    CHECK(hpc_rule_pass(&rule) == NULL);
+}
+
 static void test_find(void) {
     static const int slots[RULES] = {0, 0, 1, 1, 2};
     static const double args[RULES][HPC_RULE_ARGS] = {
@@ -305,7 +348,10 @@ int main(void) {
         for (int r = 0; r < RULES; r++) {
             test_bits(names[r], isa);
             test_blocks(names[r], isa);
+            if (r > 0) test_pass(names[r], isa);
         }
+        hpc_rule average = find("average", isa);
+        CHECK(hpc_rule_pass(&average) == NULL);
         for (int r = 1; r < 4; r++) {
             test_exact(names[r], isa, 0);
             test_exact(names[r], isa, 0.25);
