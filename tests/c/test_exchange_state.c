@@ -131,6 +131,9 @@ static void new_args(rank *r) {
     hpc_exchange *e = job_open(r, &j);
     if (!job_works(&j, r->rank)) {
         CHECK_OK(hpc_exchange_serve(e, -1));
+        double told[HPC_RULE_ARGS]; /* what the workers have set last */
+        CHECK_OK(hpc_exchange_get_args(e, told));
+        CHECK_EQ(told[1] * 1024, rank_await(r, 1, 1));
         hpc_exchange_free(e);
         return;
     }
@@ -147,7 +150,11 @@ static void new_args(rank *r) {
         if (lags) rank_await(r, 0, (uint64_t)step + 1);
         if (step) { /* the first step goes with those of create; args[0] is not ours */
             CHECK_OK(hpc_exchange_set_args(e, args, -1));
+            double told[HPC_RULE_ARGS];
+            CHECK_OK(hpc_exchange_get_args(e, told));
+            CHECK(told[0] == 0 && memcmp(told + 1, args + 1, sizeof args - sizeof *args) == 0);
             for (int i = 1; i < HPC_RULE_ARGS; i++) j.args[i] = args[i];
+            rank_set(r, 1, (uint64_t)(args[1] * 1024));
         }
         for (int key = 0; key < j.n_keys && step % 3 != 2; key++) { /* else twice in a row */
             if (j.each && !pushes) break;                           /* with momentum the order of updates counts */
