@@ -1,9 +1,9 @@
 """What a user would write instead of push_pull: a collective of MPI or Gloo, and Nesterov momentum by NumPy or torch.
 
-Three ways by mpi4py, each with the update over whole arrays and in blocks that the cache holds; both forms advance the
-same parameters. MPI calls get their buffers in the form that mpi4py takes fastest, NumPy's calls their constants as
-zero-dimensional arrays and their outputs by position. Reductions are in place where that is faster: the gradients are
-written anew before each.
+Three ways by mpi4py, each with the update over whole arrays and in blocks that the cache holds; all forms of a way
+advance the same parameters. MPI calls get their buffers in the form that mpi4py takes fastest, NumPy's calls
+their constants as zero-dimensional arrays and their outputs by position. Arrays start on a cache line. Reductions are
+in place where that is faster: the gradients are written anew before each.
 """
 
 import importlib
@@ -17,9 +17,12 @@ import numpy as np
 from mpi4py import MPI
 
 from bench.harness import Contender
+from bench.native import aligned, zeros
 from bench.training import MOMENTUM, RATE, Floats, Job, Reference, Step, message
 
 BLOCK = 1 << 15  # elements: four arrays of them stay in a core's cache
+SCATTER, SCATTER_BLOCK = (f"{call} + update + Allgather" for call in ("Reduce_scatter", "Reduce_scatter_block"))
+Form = Callable[[str, int], tuple[list[Floats], list[Step]]]  # by name and block: the parameters, a step for each key
 
 
 def nothing() -> None:
@@ -59,24 +62,28 @@ class Composites:
         self.job, self.comm = job, job.bench.comm
         self.size, self.rank = job.bench.size, job.bench.rank
         self.rate = RATE / self.size
-        self.gradients = [np.zeros(key.count, np.float32) for key in job.keys]
-        self.scratch = np.empty(max(key.count for key in job.keys), np.float32)
+        self.gradients = [zeros(key.count) for key in job.keys]
+        self.scratch = aligned(max(key.count for key in job.keys))
 
     def contenders(self) -> Iterator[Contender]:
-        ways: tuple[tuple[str, Callable[[], Callable[[int], tuple[list[Floats], list[Step]]]]], ...] = (
-            ("Allreduce + update", self.allreduce),
-            ("Reduce + update + Bcast", self.reduce),
-            ("Reduce_scatter + update + Allgather", self.reduce_scatter),
+        bench, largest = self.job.bench, max(key.count for key in self.job.keys)
+        even = all(key.count % bench.size == 0 for key in self.job.keys)
+        ways: tuple[tuple[Callable[[], Form], tuple[str, ...]], ...] = (
+            (self.allreduce, ("Allreduce + update",)),
+            (self.reduce, ("Reduce + update + Bcast",)),
+            (self.reduce_scatter, (SCATTER, SCATTER_BLOCK) if even else (SCATTER,)),
         )
-        largest = max(key.count for key in self.job.keys)
-        for name, way in ways:
-            forms = [(name, largest)] + ([(f"{name}, blocks", BLOCK)] if largest > BLOCK else [])
-            forms = [form for form in forms if self.job.bench.wanted(form[0])]
-            if not forms:
-                continue
-            steps_of, reference = way(), Reference(self.job)
-            for form, block in forms:
-                yield self.contender(form, reference, *steps_of(block))
+        for way, names in ways:
+            found = [(name, name, largest) for name in names]
+            found += [(f"{name}, blocks", name, BLOCK) for name in names if largest > BLOCK]
+            made: tuple[Form, Reference] | None = None
+            for title, name, block in found:
+                if not bench.wanted(title):
+                    continue
+                if made is None or bench.options.plant:  # what one form spoils must not be found in another
+                    made = way(), Reference(self.job)
+                form, reference = made
+                yield self.contender(title, reference, *form(name, block))
 
     def contender(self, name: str, reference: Reference, params: list[Floats], steps: list[Step]) -> Contender:
         def step() -> None:
@@ -87,12 +94,12 @@ class Composites:
         measure = self.job.turn(only, params, lambda: self.gradients, reference=reference)
         return Contender(name, "peer", measure)
 
-    def allreduce(self) -> Callable[[int], tuple[list[Floats], list[Step]]]:
+    def allreduce(self) -> Form:
         """All ranks sum, all ranks update."""
         params = self.job.params()
-        velocities = [np.zeros(key.count, np.float32) for key in self.job.keys]
+        velocities = [zeros(key.count) for key in self.job.keys]
 
-        def steps_of(block: int) -> tuple[list[Floats], list[Step]]:
+        def steps_of(name: str, block: int) -> tuple[list[Floats], list[Step]]:
             return params, [
                 self._allreduce(g, update(p, v, g, self.scratch, self.rate, block))
                 for g, p, v in zip(self.gradients, params, velocities, strict=True)
@@ -109,13 +116,13 @@ class Composites:
 
         return step
 
-    def reduce(self) -> Callable[[int], tuple[list[Floats], list[Step]]]:
+    def reduce(self) -> Form:
         """Rank 0 sums, updates and sends the parameters to all."""
         params = self.job.params()
         root = self.rank == 0
-        velocities = [np.zeros(key.count if root else 0, np.float32) for key in self.job.keys]
+        velocities = [zeros(key.count if root else 0) for key in self.job.keys]
 
-        def steps_of(block: int) -> tuple[list[Floats], list[Step]]:
+        def steps_of(name: str, block: int) -> tuple[list[Floats], list[Step]]:
             return params, [
                 self._reduce(g, p, update(p, v, g, self.scratch, self.rate, block) if root else nothing)
                 for g, p, v in zip(self.gradients, params, velocities, strict=True)
@@ -135,23 +142,26 @@ class Composites:
 
         return step
 
-    def reduce_scatter(self) -> Callable[[int], tuple[list[Floats], list[Step]]]:
+    def reduce_scatter(self) -> Form:
         """Every rank sums and updates a part, and gets the other parts' parameters."""
         params = self.job.params()
         shards = [Shard(array.size, self.size, self.rank) for array in params]
-        sums, velocities = ([np.zeros(shard.count, np.float32) for shard in shards] for _ in range(2))
+        sums, velocities = ([zeros(shard.count) for shard in shards] for _ in range(2))
 
-        def steps_of(block: int) -> tuple[list[Floats], list[Step]]:
+        def steps_of(name: str, block: int) -> tuple[list[Floats], list[Step]]:
             found = []
             for k, shard in enumerate(shards):
                 own = params[k][shard.start : shard.start + shard.count]
                 apply = update(own, velocities[k], sums[k], self.scratch, self.rate, block)
-                found.append(self._reduce_scatter(shard, self.gradients[k], sums[k], params[k], apply))
+                even = name == SCATTER_BLOCK
+                found.append(self._reduce_scatter(shard, self.gradients[k], sums[k], params[k], apply, even))
             return params, found
 
         return steps_of
 
-    def _reduce_scatter(self, shard: "Shard", own: Floats, summed: Floats, params: Floats, apply: Step) -> Step:
+    def _reduce_scatter(
+        self, shard: "Shard", own: Floats, summed: Floats, params: Floats, apply: Step, even: bool
+    ) -> Step:
         comm, counts = self.comm, shard.counts
         send, receive = message(own), message(summed, summed.size)
         if len(set(counts)) == 1:
@@ -165,7 +175,12 @@ class Composites:
             apply()
             gather(MPI.IN_PLACE, whole)
 
-        return step
+        def step_of_equals() -> None:
+            comm.Reduce_scatter_block(send, receive)
+            apply()
+            gather(MPI.IN_PLACE, whole)
+
+        return step_of_equals if even else step
 
 
 class Shard:
@@ -187,7 +202,7 @@ def gloo(job: Job) -> Contender:
     dist.init_process_group("gloo", init_method=f"file://{store}/gloo", rank=bench.rank, world_size=bench.size)
     arrays = job.params()
     params = [torch.from_numpy(array).requires_grad_() for array in arrays]
-    summed = [np.empty(key.count, np.float32) for key in job.keys]
+    summed = [aligned(key.count) for key in job.keys]
     gradients = [torch.from_numpy(array) for array in summed]
     rules = []
     for param, gradient in zip(params, gradients, strict=True):

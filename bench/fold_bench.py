@@ -9,19 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bench.harness import Bench, Benchmark, Contender, main
-from bench.native import address
-from bench.training import Floats
+from bench.harness import Bench, Benchmark, Contender, last_cache, main
+from bench.native import address, aligned, zeros
 
-LINE = 16  # floats of a cache line
-
-
-def aligned(count: int) -> Floats:
-    """count floats from a cache line's start on, as windows and trainers have them."""
-    room = np.empty(count + LINE, np.float32)
-    ahead = -address(room) % 64 // 4
-    found: Floats = room[ahead : ahead + count]
-    return found
+MIB = 1 << 20
+SIZE = max(64 * MIB, 2 * last_cache() // MIB * MIB)  # no cache holds one array
 
 
 class Folds:
@@ -35,8 +27,7 @@ class Folds:
         self.pointers = np.array([address(array) for array in self.inputs], np.uint64)
         for array in self.inputs:
             array[:] = random.integers(-2048, 2048, self.count, np.int16)
-        self.out = aligned(self.count)
-        self.out.fill(0)
+        self.out = zeros(self.count)
 
     def contender(self, n_in: int) -> Contender:
         name, spoil, checked = f"hpcomm C, {n_in} inputs", self.bench.options.plant, not self.bench.options.check
@@ -103,7 +94,7 @@ BENCHMARK = Benchmark(
     about="Fold of several arrays into one, beside the add bandwidth of the machine.",
     dtype="float32",
     contenders=contenders,
-    defaults={"minbytes": 64 << 20, "maxbytes": 64 << 20, "iters": 2},
+    defaults={"minbytes": SIZE, "maxbytes": SIZE, "iters": 2},
     options=options,
 )
 

@@ -18,6 +18,7 @@ import hpcomm
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build" / "bench"
 SOURCES = ("put_lat.c", "put_bw.c", "queue.c", "wait_cpu.c", "push_pull.c", "fold.c")
+LINE = 64  # bytes of a cache line
 FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-ffp-contract=off")
 
 _int, _size, _int64, _uint64 = ctypes.c_int, ctypes.c_size_t, ctypes.c_int64, ctypes.c_uint64
@@ -132,6 +133,19 @@ def compile_c(target: Path, sources: Sequence[str], *flags: str) -> None:
 
 def address(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
+
+
+def aligned(count: int) -> NDArray[np.float32]:
+    """count floats from a cache line's start on, as windows and trainers have them; NumPy's own start anywhere."""
+    room = np.empty(count + LINE // 4, np.float32)
+    ahead = -address(room) % LINE // 4
+    return room[ahead : ahead + count]
+
+
+def zeros(count: int) -> NDArray[np.float32]:
+    made = aligned(count)
+    made.fill(0)
+    return made
 
 
 def view(at: int, shape: int, dtype: Any) -> NDArray[Any]:

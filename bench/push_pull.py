@@ -7,15 +7,14 @@ lies in the exchange's memory, for a composite in its own arrays. training.py sa
 import argparse
 import ctypes
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
 import hpcomm
 from bench import models
 from bench.composites import composites, gloo
-from bench.harness import Bench, Benchmark, Contender, has_torch, main, nbytes
-from bench.native import address, view
+from bench.harness import Bench, Benchmark, Contender, has_torch, last_cache, main, nbytes
+from bench.native import address, aligned, view
 from bench.training import MOMENTUM, RATE, Floats, Job
 
 LOOP_STREAMS = 5  # of a fused momentum loop: three arrays read, two written
@@ -28,15 +27,9 @@ def several(size: int) -> int:
     return max(1, min(2000, 2 * MIB // size))
 
 
-def last_cache() -> int:
-    """Bytes of the last level of cache of this core; 32 MiB where the system does not say."""
-    folder = Path("/sys/devices/system/cpu/cpu0/cache")
-    found = [path.read_text().strip() for path in folder.glob("index*/size")]
-    return max((nbytes(text) for text in found), default=32 * MIB)
-
-
 def exchange(job: Job, name: str, chunk: int, shared: bool = False, step: bool = False) -> Contender:
-    """hpcomm from Python. step: all keys by one call instead of one by one."""
+    """hpcomm from Python, asked for each gradient's place by the clock, as a trainer asks. step: all keys by one call
+    instead of one by one."""
     names = [key.name for key in job.keys]
     made = hpcomm.Exchange(
         job.bench.context,
@@ -47,19 +40,24 @@ def exchange(job: Job, name: str, chunk: int, shared: bool = False, step: bool =
         timeout=job.bench.options.timeout,
     )
     params = [made.params[key] for key in names]
-
-    def places() -> list[Floats]:
-        return [made.gradient(key) for key in names]
+    places = [made.gradient(key) for key in names]  # with a depth of 1 they stay where they are
 
     def one_by_one() -> None:
         for key in names:
+            made.gradient(key)
             made.push_pull(key)
 
     def flat() -> None:
+        made.gradient("flat")
         made.push_pull("flat")
 
-    way = made.step if step else flat if names == ["flat"] else one_by_one
-    return Contender(name, "hpcomm", job.turn(way, params, places), made.close)
+    def whole() -> None:
+        for key in names:
+            made.gradient(key)
+        made.step()
+
+    way = whole if step else flat if names == ["flat"] else one_by_one
+    return Contender(name, "hpcomm", job.turn(way, params, lambda: places), made.close)
 
 
 def exchange_c(job: Job, chunk: int) -> Contender:
@@ -99,7 +97,9 @@ def exchange_c(job: Job, chunk: int) -> Contender:
 def traffic(job: Job) -> Contender:
     """The time of push_pull's memory traffic at the rate of a fused momentum loop in every rank at once."""
     count = max(job.count // job.bench.size, 4 * last_cache() // (12 * job.bench.size))
-    params, gradient, velocity = (np.random.default_rng(k).random(count, np.float32) for k in range(3))
+    params, gradient, velocity = (aligned(count) for _ in range(3))
+    for k, array in enumerate((params, gradient, velocity)):
+        np.random.default_rng(k).random(out=array, dtype=np.float32)
     streams = (
         2 * job.bench.size + 4
     )  # each worker's gradient read and parameter written, the owner's both read, written

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bench.harness import Bench
 from bench.models import Key
-from bench.native import address
+from bench.native import address, aligned
 
 PERIOD = 4093  # as in queue.c; a prime: data that lands a power of two off is wrong
 RATE, MOMENTUM = 2.0**-6, 0.5
@@ -50,7 +50,7 @@ class Job:
 
     def arrays(self, tile: Floats) -> list[Floats]:
         """New arrays of all keys, every element with its class's value of tile."""
-        made = [np.empty(key.count, np.float32) for key in self.keys]
+        made = [aligned(key.count) for key in self.keys]
         for array, shift in zip(made, self.shifts, strict=True):
             _repeat(array, np.roll(tile, -shift))
         return made
