@@ -27,6 +27,7 @@ enum {
 typedef struct bench_options {
     size_t minbytes, maxbytes;
     int stepfactor, iters, warmup_iters, agg_iters, run_cycles, ranks, json;
+    int power_of_two;                      /* the number of ranks must be one */
     int degree, offsets[BENCH_DEGREE_MAX]; /* of the graph; see queue.c */
     double timeout;
 } bench_options;
@@ -114,6 +115,21 @@ static inline void bench_report(bench_rank *r, size_t size, int contenders) {
     memset(r->series, 0, sizeof r->series);
 }
 
+/* Bytes of the last level of cache of this core; 32 MiB where the system does not say. */
+static inline size_t bench_last_cache(void) {
+    size_t last = 0;
+    for (int i = 0; i < 8; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", i);
+        FILE *file = fopen(path, "re");
+        unsigned long kib = 0;
+        if (file == NULL) continue;
+        if (fscanf(file, "%luK", &kib) == 1 && (size_t)kib << 10 > last) last = (size_t)kib << 10;
+        fclose(file);
+    }
+    return last > 0 ? last : (size_t)32 << 20;
+}
+
 static size_t bench_bytes(const char *text) {
     char *end;
     double value = strtod(text, &end);
@@ -188,6 +204,10 @@ static int bench_parse(int argc, char **argv, const char *name, bench_options *o
         o->ranks > BENCH_RANKS_MAX) {
         fprintf(stderr, "%s: sizes are 8 bytes or more, counts 1 or more, ranks an even number up to %d\n", name,
                 BENCH_RANKS_MAX);
+        return 2;
+    }
+    if (o->power_of_two && (o->ranks & (o->ranks - 1)) != 0) {
+        fprintf(stderr, "%s: %d ranks: answers are exact for 2, 4, 8 ... ranks only\n", name, o->ranks);
         return 2;
     }
     return -1;

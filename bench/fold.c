@@ -101,8 +101,10 @@ static int run(bench_rank *r) {
 }
 
 int main(int argc, char **argv) {
-    bench_options defaults = {.minbytes = 64 << 20,
-                              .maxbytes = 64 << 20,
+    size_t size = 2 * bench_last_cache(); /* no cache holds one array */
+    if (size < (size_t)64 << 20) size = (size_t)64 << 20;
+    bench_options defaults = {.minbytes = size,
+                              .maxbytes = size,
                               .stepfactor = 2,
                               .iters = 3,
                               .warmup_iters = 1,

@@ -37,6 +37,7 @@ EXPECTED = {
         "Allreduce + update",
         "Reduce + update + Bcast, blocks",
         "Reduce_scatter + update + Allgather, blocks",
+        "Reduce_scatter_block + update + Allgather, blocks",
     },
     "fold_bench": {f"hpcomm C, {n} inputs" for n in (2, 4, 8)},
     "chunk_sweep": {f"hpcomm Python, chunks of {n}" for n in ("4 KiB", "32 KiB", "4 MiB")},
@@ -183,7 +184,7 @@ def processes_with(argument: str) -> list[int]:
     ("name", "keys", "parameters"),
     [("alexnet", 16, 61_100_840), ("vgg19", 38, 143_667_240), ("resnet50", 161, 25_557_032)],
 )
-def test_models_have_the_layers_of_their_papers(
+def test_models_have_the_layers_of_their_definitions(
     name: str, keys: int, parameters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(ROOT)
@@ -198,6 +199,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sys.path.insert(0, str(ROOT))
     native = importlib.import_module("bench.native")
     return {program.name: program for program in native.programs(tmp_path_factory.mktemp("bench"))}
+
+
+def test_the_c_program_refuses_ranks_whose_answers_round(programs: dict[str, Path]) -> None:
+    command = [str(programs["push_pull"]), *PROGRAMS["push_pull"], "-t", "6"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "6 ranks: answers are exact for 2, 4, 8" in ended.stderr
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
