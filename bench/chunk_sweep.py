@@ -1,7 +1,8 @@
 """chunk_sweep: the time of one push_pull against the size of its chunks (PHub, section 4.6 and figure 16, left).
 
-One exchange for each chunk size, all in the same processes in turns. Large chunks cost fewer events; small ones let
-aggregation start before the rest has arrived and stay in the cache meanwhile.
+One exchange for each chunk size, all in the same processes in turns. Where memory is mapped a push is one event for
+each core that owns some of the key, whatever the chunks, and a core's chunks of a key lie together. What is left:
+small chunks deal more evenly, and each costs the bookkeeping of a row.
 """
 
 import argparse
