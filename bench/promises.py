@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.plots import MIB, named_size
-from bench.rows import Row, named, ratio
+from bench.rows import Row, named, ratio, short_library
 
 Documents = Mapping[str, Row]
 AGAIN = " @ "
@@ -130,7 +130,7 @@ def groups(documents: Documents, name: str) -> list[Row]:
 
 
 def library(document: Row) -> str:
-    return "MPICH" if "MPICH" in document["mpi"] else str(document["mpi"].split(" v")[0].split(",")[0])
+    return short_library(document["mpi"])
 
 
 def composite(what: str, found: Sequence[Row], size: int, target: float, ours: str = "hpcomm Python") -> Promise:

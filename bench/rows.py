@@ -26,6 +26,11 @@ def named(rows: Iterable[Row], part: str) -> Row:
     return min((row for row in rows if part in row["name"]), key=lambda row: statistics.median(row["cycles"]))
 
 
+def short_library(mpi: str) -> str:
+    """Of an MPI's own name for itself."""
+    return "MPICH" if "MPICH" in mpi else mpi.partition(" v")[0].partition(",")[0]
+
+
 def line(cells: Sequence[object]) -> str:
     text = [f"{cell:<{w}}" if i == 3 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(cells, WIDTHS, strict=True))]
     return "  ".join(text)

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from bench import models, plots, zero_compute
-from bench.launch import LIMIT, ROOT, attend, launcher
+from bench.launch import LIMIT, ROOT, attend, launcher, library
 from bench.plots import MIB
-from bench.promises import AGAIN, notes, promises, table
+from bench.promises import AGAIN, groups, notes, promises, table
 from bench.rows import Row
 
 
@@ -29,7 +29,7 @@ class Run:
 
     Attributes:
         ranks: 0: it starts its own.
-        everywhere: under every Python of --python too.
+        again: under the Pythons of --python too: "peers" all of them, "MPI" one for each other MPI; "" none.
         memory: GiB that all ranks together need; with less it is left out.
     """
 
@@ -38,12 +38,12 @@ class Run:
     ranks: int
     arguments: tuple[str, ...]
     quick: tuple[str, ...]
-    everywhere: bool = False
+    again: str = ""
     memory: float = 1
 
 
 CROWD = ("-b", "4M", "-e", "4M", "-g", "1,2")
-BEST = ("--only", "hpcomm Python,blocks")  # of large arrays the update in blocks is the faster one
+BEST = ("--only", "hpcomm Python,blocks")  # the composites whose update is in blocks
 FEW = ("-N", "3", "-n", "1")
 RUNS = (
     Run("latency", "put_lat", 2, ("-e", "32K"), ("-e", "8", "-N", "5", "-n", "5")),
@@ -52,17 +52,17 @@ RUNS = (
     Run("crowded exchange", "queue_bench", 8, (*CROWD, "-n", "5"), (*CROWD, "-N", "5", "-n", "1")),
     Run("crowded latency", "put_lat", 8, ("-n", "10", "-m", "100"), ("-N", "5", "-n", "2", "-m", "50")),
     Run("waiting", "wait_cpu", 2, (), ("-t", "1")),
-    Run("push_pull", "push_pull", 2, ("-s", "8,64K,4M,32M"), ("-s", "8,64K,2M", *FEW), everywhere=True),
+    Run("push_pull", "push_pull", 2, ("-s", "8,64K,4M,32M"), ("-s", "8,64K,2M", *FEW), again="peers"),
     Run(
         "large push_pull",
         "push_pull",
         2,
         ("-s", "256M", "-N", "9", "--only", "hpcomm,blocks,traffic,Gloo"),
         ("-s", "32M", *FEW, "--only", "hpcomm,blocks,traffic,Gloo"),
-        everywhere=True,
+        again="peers",
         memory=10,
     ),
-    Run("resnet50", "push_pull", 2, ("-M", "resnet50", "-N", "7"), ("-M", "resnet50", *FEW, *BEST), True, 5),
+    Run("resnet50", "push_pull", 2, ("-M", "resnet50", "-N", "7"), ("-M", "resnet50", *FEW, *BEST), "MPI", 5),
     Run("alexnet", "push_pull", 2, ("-M", "alexnet", "-N", "5", *BEST), ("-M", "alexnet", *FEW, *BEST), memory=6),
     Run("vgg19", "push_pull", 2, ("-M", "vgg19", "-N", "3", *BEST), ("-M", "vgg19", *FEW, *BEST), memory=14),
     Run(
@@ -71,11 +71,11 @@ RUNS = (
         8,
         ("-s", "32M", "-N", "7", *BEST),
         ("-s", "2M", *FEW, *BEST),
-        everywhere=True,
+        again="MPI",
         memory=4,
     ),
     Run("fold", "fold_bench", 2, (), ("-b", "16M", "-e", "16M", *FEW)),
-    Run("zero_compute", "zero_compute", 0, ("-N", "3"), ("-N", "1", "-W", "1,2", "--models", "2M")),
+    Run("zero_compute", "zero_compute", 0, ("-N", "3"), ("-N", "1", "-W", "1,2", "--models", "2M"), again="MPI"),
     Run("chunk_sweep", "chunk_sweep", 2, ("-N", "7"), ("-b", "4M", "-e", "4M", *FEW)),
 )
 
@@ -84,6 +84,18 @@ def memory() -> float:
     """GiB that are free."""
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) / MIB for line in lines if line.startswith("MemAvailable"))
+
+
+def others(run: Run, pythons: Sequence[str]) -> list[str]:
+    """The Pythons under which it runs again."""
+    if run.again != "MPI":
+        return list(pythons) if run.again else []
+    seen, found = {library(sys.executable)}, []
+    for python in pythons:
+        if library(python) not in seen:
+            found.append(python)
+        seen.add(library(python))
+    return found
 
 
 def start(run: Run, quick: bool, silent: bool, folder: Path, python: str = sys.executable) -> Row:
@@ -126,13 +138,13 @@ def plot(documents: dict[str, Row], path: Path) -> bool:
         crowded = documents["crowded push_pull"]
         heading = f"push_pull, {crowded['ranks']} ranks on {crowded['cores']} cores"
         draws.append(partial(plots.bars, rows=crowded["rows"], heading=heading))
-    if "zero_compute" in documents:
-        found = [zero_compute.Point(**point) for point in documents["zero_compute"]["points"]]
+    for document in groups(documents, "zero_compute"):
+        found = [zero_compute.Point(**point) for point in document["points"]]
         for model in dict.fromkeys(point.model for point in found):
-            draws.append(partial(zero_compute.scaling, found=found, model=model))
+            draws.append(partial(zero_compute.scaling, found=found, model=model, mpi=document["mpi"]))
     if "chunk_sweep" in documents:
         draws.append(partial(plots.sweep, document=documents["chunk_sweep"]))
-    facts = next((document for document in documents.values() if "mpi" in document), None)
+    facts = next((document for document in documents.values() if "ranks" in document), None)
     if facts is None:
         return False
     return plots.figure(path, draws, plots.title(facts))
@@ -174,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 left_out.append(f"{run.key} left out: it needs {run.memory:g} GiB, {memory():.1f} are free")
                 continue
             documents[run.key] = start(run, options.quick, options.json, Path(folder))
-            for i, python in enumerate(options.python if run.everywhere else (), 1):
+            for i, python in enumerate(others(run, options.python), 1):
                 documents[f"{run.key}{AGAIN}{i}"] = start(run, options.quick, options.json, Path(folder), python)
     found = promises(documents)
     wrong = sum(row["wrong"] for document in documents.values() for row in document["rows"])

@@ -301,7 +301,7 @@ def test_the_best_composite_of_all_groups_is_the_peer(tmp_path: Path, monkeypatc
         "fold": document(
             [row(name, 64 << 20, [k]) for k, name in zip((5.0, 4.0, 9.0), names, strict=True)], inputs=[2]
         ),
-        "zero_compute": {"points": [point], "rows": []},
+        "zero_compute": {"points": [point], "rows": [], "mpi": "Open MPI v5"},
         "chunk_sweep": document(chunks, chunks=[4096, 32768]),
     }
     found = summary.promises(documents)
