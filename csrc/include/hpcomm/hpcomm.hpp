@@ -614,7 +614,8 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     void progress(Report report = {}) {
         report(hpc_exchange_progress(get()));
     }
-    void serve(double timeout = default_timeout, Report report = {}) {
+    // Until every worker has closed. The default is no deadline: a training takes as long as it takes.
+    void serve(double timeout = 1e9, Report report = {}) {
         report(hpc_exchange_serve(get(), timeout));
     }
     void set_args(const hpc_rule &rule, double timeout = default_timeout, Report report = {}) {
