@@ -62,9 +62,11 @@ cpp: $(VENV)/.installed-test mpi
 	$(MPIRUN) -n $(RANKS) build/cpp/train_softmax build/cpp/digits.txt
 	$(MPIRUN) -n $(RANKS) build/cpp/train_push_pull build/cpp/digits.txt
 
-# A process group has one MPI: the benchmarks that have MPI peers run again beside the other one.
+# A process group has one MPI: the benchmarks that have MPI peers run again beside the other one, and beside torch where
+# $(VENV)-torch is there (bench/README.md has the line that makes it).
 bench: $(VENV)/.installed-test $(VENV)-mpich/.installed mpi
-	python -m bench.summary --python $(abspath $(VENV))-mpich/bin/python $(BENCH_FLAGS)
+	python -m bench.summary --python $(abspath $(VENV))-mpich/bin/python \
+	    $(patsubst %,--python %,$(wildcard $(abspath $(VENV))-torch/bin/python)) $(BENCH_FLAGS)
 
 lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
 lint-ruff: $(VENV)/.installed-dev
