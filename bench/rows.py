@@ -10,7 +10,7 @@ from typing import Any
 
 Row = dict[str, Any]
 
-WIDTHS = (12, 12, 8, 34, 11, 8, 8, 7, 11, 11, 11, 8)
+WIDTHS = (12, 12, 8, 50, 11, 8, 8, 7, 11, 11, 11, 8)
 HEADER = ("size", "count", "type", "who", "time", "algbw", "busbw", "#wrong", "p50", "p90", "p99", "x time")
 SUBHEADER = ("(B)", "(elements)", "", "", "{}", "(GB/s)", "(GB/s)", "", "{}", "{}", "{}", "")
 

@@ -58,12 +58,12 @@ def points(model: str, document: Row) -> list[Point]:
 
 def table(found: Sequence[Point], available: int) -> list[str]:
     """Speedup: over hpcomm with the fewest workers."""
-    lines = [f"{'model':<10}{'workers':>8}  {'who':<44}{'exchanges/s':>12}{'speedup':>9}  spread"]
+    lines = [f"{'model':<10}{'workers':>8}  {'who':<50}{'exchanges/s':>12}{'speedup':>9}  spread"]
     for p in found:
         base = next(q for q in found if q.model == p.model and q.who == "hpcomm")
         crowd = " *" if p.workers > available else "  "
         lines.append(
-            f"{p.model:<10}{p.workers:>6}{crowd}  {p.name:<44}{p.rate:>12.1f}{p.rate / base.rate:>8.2f}x  "
+            f"{p.model:<10}{p.workers:>6}{crowd}  {p.name:<50}{p.rate:>12.1f}{p.rate / base.rate:>8.2f}x  "
             f"{p.low:.1f} .. {p.high:.1f}"
         )
     if any(p.workers > available for p in found):
