@@ -128,7 +128,7 @@ def test_a_model_goes_key_by_key_and_whole(tmp_path: Path) -> None:
     assert document["ranks"] == 2
     assert {row["count"] for row in document["rows"]} == {25_557_032}
     assert {row["wrong"] for row in document["rows"]} == {0}
-    assert len(document["rows"]) == 4
+    assert len(document["rows"]) == 6
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
