@@ -103,7 +103,8 @@ def start(run: Run, quick: bool, silent: bool, folder: Path, python: str = sys.e
     output = folder / "figures.json"
     output.unlink(missing_ok=True)
     arguments = run.quick if quick else run.arguments
-    started = [*launcher(run.ranks, python)] if run.ranks else [python, "-m"]
+    started = launcher(run.ranks, python) if run.ranks else [sys.executable, "-m"]
+    arguments += () if run.ranks or python == sys.executable else ("--python", python)
     if not silent:
         by = f"mpirun -n {run.ranks} python -m" if run.ranks else "python -m"
         print(f"\n# {by} bench.{run.module}", *arguments, "" if python == sys.executable else f"({python})", flush=True)

@@ -1,6 +1,6 @@
 """zero_compute: exchanges a second of infinitely fast workers, against their number (PHub, section 4.4 and figure 15).
 
-Starts push_pull once for each number of workers and each model, takes the fastest composite of this Python's MPI beside
+Starts push_pull once for each number of workers and each model, takes the fastest composite of --python's MPI beside
 hpcomm, both key by key, and counts the exchanges of whole models that all workers together make in a second.
 """
 
@@ -100,7 +100,7 @@ def measure(options: argparse.Namespace) -> tuple[list[Point], list[Row]]:
         for i, (model, workers) in enumerate(runs):
             if options.progress is not None:
                 options.progress.write_text(f"{i / len(runs):.4f}")
-            command = [*launcher(workers), "bench.push_pull", *arguments_of(model), "-J", str(output)]
+            command = [*launcher(workers, options.python), "bench.push_pull", *arguments_of(model), "-J", str(output)]
             command += ["-N", str(options.run_cycles), "-n", "1", "--only", "hpcomm Python,update"]
             bar = not options.json and options.progress is None
             status = attend(command, f"{model}, {workers} workers", quiet=True, bar=bar)
@@ -118,6 +118,7 @@ def main(given: Sequence[str] | None = None) -> int:
     p.add_argument("--models", default="resnet50,32M", help="models, or bytes of a flat buffer, e.g. vgg19,4M")
     p.add_argument("-N", "--run_cycles", type=int, default=5, help="alternated cycles of each")
     p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
+    p.add_argument("--python", default=sys.executable, help="of the ranks, whose MPI is the peer")
     p.add_argument("--json", action="store_true", help="print JSON instead of the table")
     p.add_argument("--plot", type=Path, help="draw the figures into this file (needs matplotlib)")
     p.add_argument("--progress", type=Path, help=argparse.SUPPRESS)  # a file that says which part is done

@@ -133,7 +133,18 @@ def test_a_model_goes_key_by_key_and_whole(tmp_path: Path) -> None:
 
 
 def test_zero_compute_counts_exchanges_of_all_workers(tmp_path: Path) -> None:
-    arguments = ["-W", "1,2", "--models", "4K", "-N", "1", "--plot", str(tmp_path / "plot.png")]
+    arguments = [
+        "-W",
+        "1,2",
+        "--models",
+        "4K",
+        "-N",
+        "1",
+        "--python",
+        sys.executable,
+        "--plot",
+        str(tmp_path / "plot.png"),
+    ]
     document = own_mpirun("zero_compute", *arguments)
     points = [(point["workers"], point["who"]) for point in document["points"]]
     assert points == [(1, "hpcomm"), (1, "composite"), (2, "hpcomm"), (2, "composite")]
@@ -151,6 +162,18 @@ def test_the_summary_runs_under_other_pythons_too(tmp_path: Path) -> None:
     assert set(written["runs"]) == {"push_pull", "push_pull @ 1"}
     assert written["wrong"] == 0
     assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_has_no_other_peers_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    summary = importlib.import_module("bench.summary")
+    libraries = {sys.executable: "Open MPI v5", "same": "Open MPI v5", "mpich": "MPICH", "mpich again": "MPICH"}
+    monkeypatch.setattr(summary, "library", libraries.__getitem__)
+    pythons = ["same", "mpich", "mpich again"]
+    again = {run.key: summary.others(run, pythons) for run in summary.RUNS}
+    assert again["push_pull"] == again["large push_pull"] == pythons  # torch may be anywhere
+    assert again["resnet50"] == again["zero_compute"] == ["mpich"]
+    assert again["latency"] == []
 
 
 def test_who_ends_a_benchmark_ends_its_ranks(tmp_path: Path) -> None:
