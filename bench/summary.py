@@ -74,7 +74,7 @@ RUNS = (
         again="MPI",
         memory=4,
     ),
-    Run("fold", "fold_bench", 2, (), ("-b", "16M", "-e", "16M", *FEW)),
+    Run("fold", "fold_bench", 2, (), ("-b", "16M", "-e", "16M", *FEW), memory=2),
     Run("zero_compute", "zero_compute", 0, ("-N", "3"), ("-N", "1", "-W", "1,2", "--models", "2M"), again="MPI"),
     Run("chunk_sweep", "chunk_sweep", 2, ("-N", "7"), ("-b", "4M", "-e", "4M", *FEW)),
 )
