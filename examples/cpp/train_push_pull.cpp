@@ -252,7 +252,7 @@ void run(const Options &options) {
         accuracy = network.accuracy(weights_of(exchange, plan.n_keys()), data.test);
         exchange.close();
     } else {
-        exchange.serve(24 * 3600.0); // until the workers have closed
+        exchange.serve(); // until the workers have closed
     }
 
     const std::vector<double> all = context.allgather(accuracy);
