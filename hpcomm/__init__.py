@@ -10,6 +10,7 @@ All that is public is here; `python -m pydoc hpcomm` tells it all.
 
 from . import kernels as kernels
 from ._core import version as _version
+from .calls import Handle
 from .config import Config
 from .consistency import ASYNC, BSP, Consistency
 from .context import Context, Event, Peer, init
@@ -24,7 +25,7 @@ from .errors import (
     Timeout,
     TransportError,
 )
-from .exchange import Exchange, ExchangeStats, Handle
+from .exchange import Exchange, ExchangeStats
 from .launch import Communicator
 from .optim import SGD, Adam, Average, Momentum, Nesterov, Rule
 from .plan import Plan

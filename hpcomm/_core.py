@@ -23,6 +23,7 @@ from .errors import Failure, HpcommError, InvalidArgument, from_failure
 NULL: Any = ffi.NULL
 IN_PROGRESS: int = lib.HPC_IN_PROGRESS
 TIMED_OUT: int = lib.HPC_ERR_TIMEOUT
+INVALID: int = lib.HPC_ERR_INVALID
 SLICE = 0.1  # seconds a C call may wait before Python looks for signals (Ctrl-C)
 
 from_buffer = ffi.from_buffer
@@ -44,6 +45,7 @@ exchange_start = _fast.exchange_start
 exchange_call = _fast.exchange_call
 exchange_test = _fast.exchange_test
 exchange_wait = _fast.exchange_wait
+exchange_ready = _fast.exchange_ready
 exchange_step = _fast.exchange_step
 
 
@@ -586,6 +588,13 @@ def exchange_set_args(exchange: Any, args: tuple[float, ...], timeout: float) ->
     c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
     c_args[1 : 1 + len(args)] = args
     wait(lambda seconds: lib.hpc_exchange_set_args(exchange, c_args, seconds), timeout)
+
+
+def exchange_get_args(exchange: Any, n: int) -> tuple[float, ...]:
+    """The first n arguments of the rule, as the pushes that follow are applied with."""
+    c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
+    check(lib.hpc_exchange_get_args(exchange, c_args))
+    return tuple(c_args[1 : 1 + n])
 
 
 def exchange_get_row(exchange: Any, row: int, params: NDArray[np.float32], state: NDArray[np.float32]) -> int:

@@ -1,13 +1,14 @@
 /* The calls of _core whose cost a ping-pong of 8 bytes or a small key's push_pull sees: put, put_signal, test_signal,
  * wait_signal, and the steps of an exchange.
  *
- * cffi lets go of the GIL around every call, which takes longer than these calls do. Here a short put or push keeps it,
- * and a wait lets go only when its first looks find nothing. Handles come as addresses: _core owns what they point to.
- * Limited API of CPython 3.10. */
+ * cffi lets go of the GIL around every call, which takes longer than these calls do. Here a short put and the calls of
+ * a short exchange keep it, and a wait lets go only when its first looks find nothing. Handles come as addresses: _core
+ * owns what they point to. Limited API of CPython 3.10. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030a0000
 #include <Python.h>
 
+#include <stdlib.h>
 #include <time.h>
 
 #include <hpcomm/hpcomm.h>
@@ -146,19 +147,29 @@ static PyObject *wait_signal(PyObject *module, PyObject *const *args, Py_ssize_t
 
 /* ---- exchange ------------------------------------------------------------------------------------------------- */
 
-/* What a call on one key takes: exchange, key, flags, src, nbytes, timeout. src: nbytes of float32, C-contiguous, or
- * None when the gradient is in place. */
+/* Every look at an exchange may fold, apply and write whatever has come, of any key, where progress is inline. keep
+ * says that the whole exchange is short, so that even this may be done with the GIL held.
+ */
+
+/* What a call on one key takes: exchange, key, flags, src, nbytes, keep, timeout. src: nbytes of float32, C-contiguous,
+ * or None when the gradient is in place. */
 typedef struct key_args {
     hpc_exchange *exchange;
-    int key, flags;
+    int key, flags, keep;
     size_t nbytes;
     double timeout;
     Py_buffer src;
+    int started;
+    uint64_t ticket;
 } key_args;
 
 static int parse_key(key_args *k, PyObject *const *args) {
-    *k = (key_args){PyLong_AsVoidPtr(args[0]), as_int(args[1]),           as_int(args[2]),
-                    as_uint64(args[4]),        PyFloat_AsDouble(args[5]), {0}};
+    *k = (key_args){.exchange = PyLong_AsVoidPtr(args[0]),
+                    .key = as_int(args[1]),
+                    .flags = as_int(args[2]),
+                    .keep = args[5] == Py_True,
+                    .nbytes = as_uint64(args[4]),
+                    .timeout = PyFloat_AsDouble(args[6])};
     if (PyErr_Occurred()) return 0;
     if (args[3] == Py_None) return 1;
     if (PyObject_GetBuffer(args[3], &k->src, PyBUF_SIMPLE) != 0) return 0;
@@ -168,16 +179,15 @@ static int parse_key(key_args *k, PyObject *const *args) {
     return 0;
 }
 
-/* Keeps the GIL for a short key, as long as the owner takes its event at once. */
-static int start(const key_args *k, uint64_t *ticket) {
-    int status = HPC_ERR_TIMEOUT;
-    if (k->nbytes <= SHORT_BYTES) status = hpc_exchange_start(k->exchange, k->key, k->flags, k->src.buf, 0, ticket);
-    if (status == HPC_ERR_TIMEOUT && (k->nbytes > SHORT_BYTES || k->timeout > 0)) {
-        Py_BEGIN_ALLOW_THREADS;
-        status = hpc_exchange_start(k->exchange, k->key, k->flags, k->src.buf, k->timeout, ticket);
-        Py_END_ALLOW_THREADS;
-    }
-    return status;
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double left_until(double deadline) {
+    double left = deadline - now();
+    return left > 0 ? left : 0;
 }
 
 static int look(hpc_exchange *exchange, int key, uint64_t ticket) {
@@ -186,17 +196,48 @@ static int look(hpc_exchange *exchange, int key, uint64_t ticket) {
     return status;
 }
 
-/* exchange_gradient(exchange, key, timeout) -> the address of the key's next gradient, or a negative status */
+/* patient: waits, within k->timeout, for what is not there at the first looks. */
+static int start(key_args *k, int patient) {
+    if (k->started) return HPC_OK;
+    int status = hpc_exchange_start(k->exchange, k->key, k->flags, k->src.buf, 0, &k->ticket);
+    if (status == HPC_ERR_TIMEOUT && patient && k->timeout > 0) {
+        double deadline = now() + k->timeout;
+        status = hpc_exchange_start(k->exchange, k->key, k->flags, k->src.buf, k->timeout, &k->ticket);
+        k->timeout = left_until(deadline);
+    }
+    k->started = status == HPC_OK;
+    return status;
+}
+
+static int start_and_wait(key_args *k, int patient) {
+    int status = start(k, patient);
+    if (status != HPC_OK) return status;
+    return patient ? hpc_exchange_wait(k->exchange, k->key, k->ticket, k->timeout)
+                   : look(k->exchange, k->key, k->ticket);
+}
+
+static int run(key_args *k, int (*call)(key_args *k, int patient)) {
+    int status = k->keep ? call(k, 0) : HPC_IN_PROGRESS;
+    if (status == HPC_IN_PROGRESS || status == HPC_ERR_TIMEOUT) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = call(k, 1);
+        Py_END_ALLOW_THREADS;
+    }
+    if (k->src.obj != NULL) PyBuffer_Release(&k->src);
+    return status;
+}
+
+/* exchange_gradient(exchange, key, keep, timeout) -> the address of the key's next gradient, or a negative status */
 static PyObject *exchange_gradient(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
-    if (!expect("exchange_gradient", n, 3)) return NULL;
+    if (!expect("exchange_gradient", n, 4)) return NULL;
     hpc_exchange *exchange = PyLong_AsVoidPtr(args[0]);
-    int key = as_int(args[1]);
-    double timeout = PyFloat_AsDouble(args[2]);
+    int key = as_int(args[1]), keep = args[2] == Py_True;
+    double timeout = PyFloat_AsDouble(args[3]);
     void *gradient = NULL;
     if (PyErr_Occurred()) return NULL;
-    int status = hpc_exchange_gradient(exchange, key, 0, &gradient);
-    if (status == HPC_ERR_TIMEOUT && timeout > 0) {
+    int status = keep ? hpc_exchange_gradient(exchange, key, 0, &gradient) : HPC_ERR_TIMEOUT;
+    if (status == HPC_ERR_TIMEOUT && (!keep || timeout > 0)) {
         Py_BEGIN_ALLOW_THREADS;
         status = hpc_exchange_gradient(exchange, key, timeout, &gradient);
         Py_END_ALLOW_THREADS;
@@ -204,57 +245,53 @@ static PyObject *exchange_gradient(PyObject *module, PyObject *const *args, Py_s
     return status == HPC_OK ? PyLong_FromVoidPtr(gradient) : PyLong_FromLong(status);
 }
 
-/* exchange_start(exchange, key, flags, src, nbytes, timeout) -> the ticket, or a negative status */
+/* exchange_start(exchange, key, flags, src, nbytes, keep, timeout) -> the ticket, or a negative status */
 static PyObject *exchange_start(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     key_args k;
-    uint64_t ticket = 0;
     (void)module;
-    if (!expect("exchange_start", n, 6) || !parse_key(&k, args)) return NULL;
-    int status = start(&k, &ticket);
-    if (k.src.obj != NULL) PyBuffer_Release(&k.src);
-    return status == HPC_OK ? PyLong_FromUnsignedLongLong(ticket) : PyLong_FromLong(status);
+    if (!expect("exchange_start", n, 7) || !parse_key(&k, args)) return NULL;
+    int status = run(&k, start);
+    return status == HPC_OK ? PyLong_FromUnsignedLongLong(k.ticket) : PyLong_FromLong(status);
 }
 
-/* exchange_call(exchange, key, flags, src, nbytes, timeout) -> start, then wait: 0, a negative status, or ticket + 1
- * when the wait ran out of time */
+/* exchange_call(exchange, key, flags, src, nbytes, keep, timeout) -> start, then wait: 0, a negative status, or
+ * ticket + 1 when the wait ran out of time */
 static PyObject *exchange_call(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     key_args k;
-    uint64_t ticket = 0;
     (void)module;
-    if (!expect("exchange_call", n, 6) || !parse_key(&k, args)) return NULL;
-    int status = start(&k, &ticket);
-    if (k.src.obj != NULL) PyBuffer_Release(&k.src);
-    if (status != HPC_OK) return PyLong_FromLong(status);
-    status = k.nbytes <= SHORT_BYTES ? look(k.exchange, k.key, ticket) : HPC_IN_PROGRESS;
-    if (status == HPC_IN_PROGRESS) {
-        Py_BEGIN_ALLOW_THREADS;
-        status = hpc_exchange_wait(k.exchange, k.key, ticket, k.timeout);
-        Py_END_ALLOW_THREADS;
-    }
-    return status == HPC_ERR_TIMEOUT ? PyLong_FromUnsignedLongLong(ticket + 1) : PyLong_FromLong(status);
+    if (!expect("exchange_call", n, 7) || !parse_key(&k, args)) return NULL;
+    int status = run(&k, start_and_wait);
+    return status == HPC_ERR_TIMEOUT && k.started ? PyLong_FromUnsignedLongLong(k.ticket + 1) : PyLong_FromLong(status);
 }
 
-/* exchange_test(exchange, key, ticket) -> status */
+/* exchange_test(exchange, key, ticket, keep) -> status */
 static PyObject *exchange_test(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
-    if (!expect("exchange_test", n, 3)) return NULL;
+    if (!expect("exchange_test", n, 4)) return NULL;
     hpc_exchange *exchange = PyLong_AsVoidPtr(args[0]);
-    int key = as_int(args[1]);
+    int key = as_int(args[1]), status;
     uint64_t ticket = as_uint64(args[2]);
     if (PyErr_Occurred()) return NULL;
-    return PyLong_FromLong(hpc_exchange_test(exchange, key, ticket));
+    if (args[3] == Py_True) {
+        status = hpc_exchange_test(exchange, key, ticket);
+    } else {
+        Py_BEGIN_ALLOW_THREADS;
+        status = hpc_exchange_test(exchange, key, ticket);
+        Py_END_ALLOW_THREADS;
+    }
+    return PyLong_FromLong(status);
 }
 
-/* exchange_wait(exchange, key, ticket, timeout) -> status */
+/* exchange_wait(exchange, key, ticket, keep, timeout) -> status */
 static PyObject *exchange_wait(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
-    if (!expect("exchange_wait", n, 4)) return NULL;
+    if (!expect("exchange_wait", n, 5)) return NULL;
     hpc_exchange *exchange = PyLong_AsVoidPtr(args[0]);
     int key = as_int(args[1]);
     uint64_t ticket = as_uint64(args[2]);
-    double timeout = PyFloat_AsDouble(args[3]);
+    double timeout = PyFloat_AsDouble(args[4]);
     if (PyErr_Occurred()) return NULL;
-    int status = look(exchange, key, ticket);
+    int status = args[3] == Py_True ? look(exchange, key, ticket) : HPC_IN_PROGRESS;
     if (status == HPC_IN_PROGRESS) {
         Py_BEGIN_ALLOW_THREADS;
         status = hpc_exchange_wait(exchange, key, ticket, timeout);
@@ -263,25 +300,32 @@ static PyObject *exchange_wait(PyObject *module, PyObject *const *args, Py_ssize
     return PyLong_FromLong(status);
 }
 
-/* A step over n keys: their numbers, then in words their tickets, how many have started and how many have come. */
+/* exchange_ready(exchange, keys) -> 0 when a push of each of these would be taken, else 1 + the place of the first that
+ * would not, or a negative status. keys: of int32. */
+static PyObject *exchange_ready(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    Py_buffer keys;
+    (void)module;
+    if (!expect("exchange_ready", n, 2)) return NULL;
+    hpc_exchange *exchange = PyLong_AsVoidPtr(args[0]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[1], &keys, PyBUF_SIMPLE) != 0) return NULL;
+    const int32_t *key = keys.buf;
+    long i = 0, count = (long)((size_t)keys.len / sizeof *key);
+    int status = HPC_OK;
+    while (i < count && (status = hpc_exchange_ready(exchange, key[i])) == HPC_OK) i++;
+    PyBuffer_Release(&keys);
+    return PyLong_FromLong(status == HPC_IN_PROGRESS ? 1 + i : status);
+}
+
+/* A step over n keys: their numbers, their sources, then in words their tickets, how many have started and how many
+ * have come. */
 typedef struct step_args {
     hpc_exchange *exchange;
     const int32_t *keys;
+    Py_buffer *sources; /* buf NULL: in place */
     uint64_t *tickets, *started, *came;
     size_t n;
     double deadline; /* of the monotonic clock, in seconds */
 } step_args;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static double left_of(const step_args *s) {
-    double left = s->deadline - now();
-    return left > 0 ? left : 0;
-}
 
 /* Goes on where the last call of the same step ended. patient: waits for what is not there at the first looks. */
 static int go_on(step_args *s, int patient) {
@@ -289,30 +333,62 @@ static int go_on(step_args *s, int patient) {
     for (; *s->started < s->n; ++*s->started) {
         int key = s->keys[*s->started];
         uint64_t *ticket = &s->tickets[*s->started];
-        int status = hpc_exchange_start(s->exchange, key, both, NULL, 0, ticket);
+        const float *src = s->sources == NULL ? NULL : s->sources[*s->started].buf;
+        int status = hpc_exchange_start(s->exchange, key, both, src, 0, ticket);
         if (status == HPC_ERR_TIMEOUT && patient)
-            status = hpc_exchange_start(s->exchange, key, both, NULL, left_of(s), ticket);
+            status = hpc_exchange_start(s->exchange, key, both, src, left_until(s->deadline), ticket);
         if (status != HPC_OK) return status;
     }
     for (; *s->came < s->n; ++*s->came) {
         int key = s->keys[*s->came];
         uint64_t ticket = s->tickets[*s->came];
         int status = patient ? hpc_exchange_test(s->exchange, key, ticket) : look(s->exchange, key, ticket);
-        if (status == HPC_IN_PROGRESS && patient) status = hpc_exchange_wait(s->exchange, key, ticket, left_of(s));
+        if (status == HPC_IN_PROGRESS && patient)
+            status = hpc_exchange_wait(s->exchange, key, ticket, left_until(s->deadline));
         if (status != HPC_OK) return status;
     }
     return HPC_OK;
 }
 
-/* exchange_step(exchange, keys, words, nbytes, timeout) -> status. keys: n of int32; words: n + 2 of uint64, zero at
- * first; nbytes: of all gradients. After HPC_ERR_TIMEOUT the same call goes on. */
+static void close_sources(step_args *s) {
+    for (size_t i = 0; s->sources != NULL && i < s->n; i++)
+        if (s->sources[i].obj != NULL) PyBuffer_Release(&s->sources[i]);
+    free(s->sources);
+}
+
+/* Of those that have not started; every one is held and measured before the first goes out. */
+static int open_sources(step_args *s, PyObject *list, const uint64_t *sizes) {
+    if (list == Py_None) return 1;
+    if (PyList_Size(list) != (Py_ssize_t)s->n) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "sources must be as many as keys");
+        return 0;
+    }
+    s->sources = calloc(s->n + 1, sizeof *s->sources);
+    if (s->sources == NULL) return PyErr_NoMemory() != NULL;
+    for (size_t i = (size_t)*s->started; i < s->n; i++) {
+        PyObject *source = PyList_GetItem(list, (Py_ssize_t)i);
+        Py_buffer *into = &s->sources[i];
+        if (source == Py_None) continue;
+        if (PyObject_GetBuffer(source, into, PyBUF_SIMPLE) != 0) return 0;
+        if ((uint64_t)into->len != sizes[i]) {
+            PyErr_Format(PyExc_ValueError, "gradient %zu of the step has %zd bytes instead of %llu", i, into->len,
+                         (unsigned long long)sizes[i]);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* exchange_step(exchange, keys, words, sources, sizes, keep, timeout) -> status. keys: n of int32; words: n + 2 of
+ * uint64, zero at first; sources: None, or a list of what exchange_start takes; sizes: n of uint64, their bytes.
+ * After HPC_ERR_TIMEOUT the same call goes on. */
 static PyObject *exchange_step(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-    Py_buffer keys, words;
+    Py_buffer keys, words, sizes = {0};
     (void)module;
-    if (!expect("exchange_step", n, 5)) return NULL;
+    if (!expect("exchange_step", n, 7)) return NULL;
     step_args s = {.exchange = PyLong_AsVoidPtr(args[0])};
-    uint64_t nbytes = as_uint64(args[3]);
-    double timeout = PyFloat_AsDouble(args[4]);
+    int keep = args[5] == Py_True, status = HPC_IN_PROGRESS;
+    double timeout = PyFloat_AsDouble(args[6]);
     if (PyErr_Occurred() || PyObject_GetBuffer(args[1], &keys, PyBUF_SIMPLE) != 0) return NULL;
     if (PyObject_GetBuffer(args[2], &words, PyBUF_WRITABLE) != 0) {
         PyBuffer_Release(&keys);
@@ -323,11 +399,13 @@ static PyObject *exchange_step(PyObject *module, PyObject *const *args, Py_ssize
     s.tickets = words.buf;
     s.started = s.tickets + s.n;
     s.came = s.started + 1;
-    int status = HPC_IN_PROGRESS;
-    if ((size_t)words.len != (s.n + 2) * sizeof(uint64_t)) {
-        PyErr_SetString(PyExc_ValueError, "words must be two more than keys");
-    } else {
-        if (nbytes <= SHORT_BYTES) status = go_on(&s, 0);
+    int sound = PyObject_GetBuffer(args[4], &sizes, PyBUF_SIMPLE) == 0;
+    if (sound && ((size_t)words.len != (s.n + 2) * sizeof(uint64_t) || (size_t)sizes.len != s.n * sizeof(uint64_t))) {
+        PyErr_SetString(PyExc_ValueError, "words must be two more than keys, sizes as many");
+        sound = 0;
+    }
+    if (sound && open_sources(&s, args[3], sizes.buf)) {
+        if (keep) status = go_on(&s, 0);
         if (status == HPC_IN_PROGRESS || status == HPC_ERR_TIMEOUT) {
             s.deadline = now() + timeout;
             Py_BEGIN_ALLOW_THREADS;
@@ -335,6 +413,8 @@ static PyObject *exchange_step(PyObject *module, PyObject *const *args, Py_ssize
             Py_END_ALLOW_THREADS;
         }
     }
+    close_sources(&s);
+    if (sizes.obj != NULL) PyBuffer_Release(&sizes);
     PyBuffer_Release(&words);
     PyBuffer_Release(&keys);
     return PyErr_Occurred() ? NULL : PyLong_FromLong(status);
@@ -350,6 +430,7 @@ static PyMethodDef methods[] = {
     {"exchange_call", (PyCFunction)(void (*)(void))exchange_call, METH_FASTCALL, NULL},
     {"exchange_test", (PyCFunction)(void (*)(void))exchange_test, METH_FASTCALL, NULL},
     {"exchange_wait", (PyCFunction)(void (*)(void))exchange_wait, METH_FASTCALL, NULL},
+    {"exchange_ready", (PyCFunction)(void (*)(void))exchange_ready, METH_FASTCALL, NULL},
     {"exchange_step", (PyCFunction)(void (*)(void))exchange_step, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

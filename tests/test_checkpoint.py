@@ -3,6 +3,7 @@
 import io
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,62 @@ def test_rank_that_only_serves_saves_and_loads() -> None:
 
     run_threads(3, before)
     run_threads(3, after)
+
+
+def test_server_keeps_the_hyper_parameters_that_workers_have_set() -> None:
+    shards: list[Any] = [None] * 3
+    topology = ParameterServer("NCS", servers=[1])
+
+    def before(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), topology, rule=Nesterov(lr=0.1), progress="inline")
+        if context.rank == 1:
+            ex.serve()
+            assert ex.rule == Nesterov(lr=0.25, momentum=0.5)
+            assert "lr=0.25" in repr(ex)
+        else:
+            train(ex, context.rank, 0, 2)
+            ex.set(lr=0.25, momentum=0.5)
+            train(ex, context.rank, 2, 3)
+            shards[context.rank] = ex.state_dict()
+            ex.close()
+            return
+        shards[1] = ex.state_dict()
+        ex.close()
+
+    def after(context: hpcomm.Context, shards: list[Any]) -> None:
+        with Exchange(context, random(9), topology, rule=Nesterov(lr=0.75), progress="inline") as ex:
+            ex.load_state_dict(shards)
+            assert ex.rule == Nesterov(lr=0.25, momentum=0.5)
+            if context.rank == 1:
+                ex.serve()
+            else:
+                train(ex, context.rank, 3, 4)
+
+    run_threads(3, before)
+    for loaded in (shards, [shards[1]]):
+        run_threads(3, partial(after, shards=loaded))
+
+
+def test_no_checkpoint_while_something_is_under_way() -> None:
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), rule=SGD(), progress="inline")
+        shard = ex.state_dict()
+        context.barrier()
+        handle = ex.push_nb("w") if context.rank == 0 else None
+        if handle is not None:
+            with pytest.raises(InvalidArgument, match="key w is under way on rank 0; wait for it first"):
+                ex.state_dict()
+        with pytest.raises(InvalidArgument, match="key w is under way on rank 0; wait for it first"):
+            ex.load_state_dict(shard)  # on every rank
+        if handle is None:
+            ex.push_pull("w")
+        else:
+            handle.wait()
+        context.barrier()
+        ex.load_state_dict(shard)
+        assert_same(dict(ex.params), random(0))
+
+    run_threads(2, body)
 
 
 def rack() -> Plan:

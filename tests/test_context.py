@@ -392,7 +392,7 @@ def wait_until_asleep(thread: threading.Thread) -> None:
     raise AssertionError("the thread did not sleep")
 
 
-CALLERS = ("_core.py", "exchange.py", "queue.py", "window.py")  # modules whose functions call C by themselves
+CALLERS = ("_core.py", "calls.py", "queue.py", "window.py")  # modules whose functions call C by themselves
 
 
 def in_core(thread: threading.Thread) -> bool:

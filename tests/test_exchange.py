@@ -4,6 +4,7 @@ import array
 import gc
 import inspect
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from test_window import Exported
 
 import hpcomm
-from hpcomm import ASYNC, BSP, SGD, Average, Exchange, InvalidArgument, ParameterServer
+from hpcomm import ASYNC, BSP, SGD, Average, Exchange, InvalidArgument, ParameterServer, _core, calls
 
 F32 = np.float32
 SHAPES = {"conv": (3, 5, 2), "fc": (40, 70), "bias": (7,), "scale": ()}
@@ -196,22 +197,145 @@ def test_step_takes_keys_in_any_order_and_partly_in_place() -> None:
     each_rank(2, body, reduce="sum")
 
 
-def test_step_times_out_and_goes_on_later() -> None:
+@pytest.mark.parametrize("again", ["no gradients", "the same gradients"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_step_that_timed_out_goes_on_when_called_again(depth: int, again: str, transport: dict[str, Any]) -> None:
+    gate = threading.Event()
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        mine = grads(context.rank, 0)
+        if context.rank == 1:
+            assert gate.wait(20)
+            ex.step(mine)
+        else:
+            with pytest.raises(hpcomm.Timeout, match=r"in 0\.15 s"):
+                ex.step(mine, timeout=0.15)
+            for call in (ex.push, ex.pull, ex.push_pull_nb, ex.gradient):
+                with pytest.raises(InvalidArgument, match=r"rank 0: key 'fc': the last step has not ended: step\(\)"):
+                    call("fc")
+            for refused in (lambda: ex.set(lr=1), ex.state_dict, lambda: ex.step(grads(0, 1))):
+                with pytest.raises(InvalidArgument, match="the last step has not ended"):
+                    refused()
+            with pytest.raises(hpcomm.Timeout):
+                ex.step(timeout=0.02)
+            gate.set()
+            assert ex.step(mine if again == "the same gradients" else None) is ex.params
+        want = {name: value - grads(0, 0)[name] - grads(1, 0)[name] for name, value in values().items()}
+        assert_same(ex.params, want)
+        assert ex.stats().pushes == len(SHAPES)
+        ex.step(mine)
+        assert_same(ex.params, {name: want[name] - grads(0, 0)[name] - grads(1, 0)[name] for name in SHAPES})
+
+    each_rank(2, body, reduce="sum", depth=depth, **transport)
+
+
+def test_step_that_ctrl_c_cut_short_goes_on_when_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    call = _core.exchange_step
+
+    def interrupted(*args: Any) -> int:
+        call(*args)  # what was sent is sent
+        monkeypatch.setattr(calls, "_step", call)
+        raise KeyboardInterrupt
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        if context.rank == 1:
+            assert gate.wait(20)
+            ex.step(grads(1, 0))
+        else:
+            monkeypatch.setattr(calls, "_step", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ex.step(grads(0, 0))
+            gate.set()
+            ex.step()
+        assert_same(ex.params, {name: values()[name] - grads(0, 0)[name] - grads(1, 0)[name] for name in SHAPES})
+
+    each_rank(2, body, reduce="sum")
+
+
+def test_close_ends_a_step_that_timed_out() -> None:
     gate = threading.Event()
 
     def body(context: hpcomm.Context, ex: Exchange) -> None:
         if context.rank == 1:
             assert gate.wait(20)
+            ex.step(grads(1, 0))
         else:
             with pytest.raises(hpcomm.Timeout):
-                ex.step(grads(0, 0), timeout=0.15)
+                ex.step(grads(0, 0), timeout=0)
             gate.set()
-            for name in SHAPES:
-                ex.pull(name)
-            return
-        ex.step(grads(1, 0))
+            ex.close()
+            with pytest.raises(InvalidArgument, match="closed"):
+                ex.pull("fc")
+        assert_same(ex.params, {name: values()[name] - grads(0, 0)[name] - grads(1, 0)[name] for name in SHAPES})
 
-    each_rank(2, body)
+    each_rank(2, body, reduce="sum")
+
+
+def many(n: int) -> dict[str, Any]:
+    """More keys than a ring of 16 events takes at once."""
+    return {f"key {i}": np.full(3, i, F32) for i in range(n)}
+
+
+@pytest.mark.parametrize("call", ["push", "push_pull"])
+def test_push_that_a_full_ring_cut_short_is_ended_by_pull(call: str) -> None:
+    """The other rank takes nothing for a while: at some key the ring is full, and the push is sent in part or not."""
+    gate = threading.Event()
+    shapes = {name: value.shape for name, value in many(400).items()}
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        start = values(shapes=shapes)
+        if context.rank == 1:
+            assert gate.wait(20)
+            for name in shapes:
+                ex.push_pull(name, many(400)[name])
+        else:
+            cut = 0
+            for name, grad in many(400).items():
+                before = ex.gradient(name)
+                before[...] = grad
+                try:
+                    getattr(ex, call)(name, before, timeout=0)
+                except hpcomm.Timeout:
+                    if ex.stats().pushes == cut:  # the ring is full: not even sent
+                        break
+                cut = ex.stats().pushes
+            assert 0 < cut < len(shapes)
+            with pytest.raises(hpcomm.Timeout):
+                ex.gradient(name, timeout=0)  # is not handed out while an owner may read it
+            with pytest.raises(InvalidArgument, match=r"was cut short: make it again, or pull\('key \d+'\)"):
+                getattr(ex, "push" if call == "push_pull" else "push_pull")(name)
+            gate.set()
+            for done in list(shapes)[: cut + 1]:
+                ex.pull(done)
+            assert ex.stats().pushes == cut + 1
+            for rest in list(shapes)[cut + 1 :]:
+                ex.push_pull(rest, many(400)[rest])
+        assert_same(ex.params, {name: start[name] - 2 * many(400)[name] for name in shapes})
+
+    each_rank(2, body, topology=ParameterServer("CC", servers=[1]), shapes=shapes, reduce="sum")
+
+
+def test_timeout_is_for_the_whole_step() -> None:
+    """Not for each key of it: 30 keys that wait for the ring and then for rank 1."""
+    gate = threading.Event()
+    shapes = {name: value.shape for name, value in many(400).items()}
+
+    def body(context: hpcomm.Context, ex: Exchange) -> None:
+        if context.rank == 1:
+            assert gate.wait(20)
+            ex.step(many(400))
+        else:
+            start = time.monotonic()
+            with pytest.raises(hpcomm.Timeout, match=r"in 0\.25 s"):
+                ex.step(many(400), timeout=0.25)
+            assert time.monotonic() - start < 2
+            gate.set()
+            ex.step()
+        start_values = values(shapes=shapes)
+        assert_same(ex.params, {name: start_values[name] - 2 * many(400)[name] for name in shapes})
+
+    each_rank(2, body, topology=ParameterServer("CC", servers=[1]), shapes=shapes, reduce="sum")
 
 
 @settings(max_examples=20, deadline=None)

@@ -158,7 +158,7 @@ def test_rank_that_makes_none_is_waited_for() -> None:
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "unknown key": (lambda ex: ex.push("fd"), r"'fd' is no key of this exchange: did you mean 'fc'\?"),
+    "unknown key": (lambda ex: ex.push("fd"), r"rank 1: 'fd' is no key of this exchange: did you mean 'fc'\?"),
     "key no text": (lambda ex: ex.pull(["fc"]), r"\['fc'\] is no key of this exchange: they are 'fc', 'bias'"),
     "gradient of none": (lambda ex: ex.gradient("bios"), r"did you mean 'bias'"),
     "dtype": (lambda ex: ex.push("fc", np.zeros((2, 3))), r"gradient of 'fc' is float64: must be float32"),
@@ -226,6 +226,88 @@ def test_check_finite_names_key_and_rank(wire: str, bad: float, monkeypatch: pyt
         assert all((value == -1).all() for value in ex.params.values())
 
     run_threads(2, body)
+
+
+@pytest.mark.parametrize(
+    ("wire", "bad", "told"),
+    [
+        ("float16", 65520.0, "65520 at element 1, too large for float16"),
+        ("float16", -1e6, "-1e\\+06 at element 1, too large for float16"),
+        ("float16", np.nan, "nan at element 1, too large|nan at element 1, not finite"),
+        ("bfloat16", float(np.finfo(F32).max), "e\\+38 at element 1, too large for bfloat16"),
+    ],
+)
+def test_step_refuses_what_the_wire_cannot_hold(wire: str, bad: float, told: str) -> None:
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, params(), rule=SGD(lr=0), check_finite=True, wire=wire)
+        if context.rank == 1:
+            with pytest.raises(InvalidArgument, match=told):
+                ex.step(params(bias=np.array([0, bad, 0], F32)))
+            assert ex.stats().pushes == 0
+        largest = 65519.0 if wire == "float16" else 3.39e38
+        ex.step(params(bias=np.array([0, largest, -largest], F32)))
+        assert ex.stats().pushes == 2
+
+    run_threads(2, body)
+
+
+def test_bfloat16_bits_are_told_as_the_number_they_are(alone: hpcomm.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    ex = Exchange(alone, params(), check_finite=True, wire="bfloat16")
+    for bits, told in ((0x7F80, "inf"), (0xFF80, "-inf"), (0x7FC0, "nan")):
+        ex.gradient("fc")[...] = 0
+        ex.gradient("bias")[...] = [0, 0, bits]
+        with pytest.raises(InvalidArgument, match=rf"gradient of 'bias' is {told} at element 2, not finite"):
+            ex.step()
+
+
+@pytest.mark.parametrize("arrays", [False, True], ids=["in place", "arrays"])
+def test_step_with_a_key_under_way_sends_nothing(arrays: bool) -> None:
+    gate = threading.Event()
+
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, params(), rule=SGD(lr=1), reduce="sum")
+        ones = {name: np.ones_like(value) for name, value in params().items()}
+        if context.rank == 1:
+            assert gate.wait(20)
+        handle = ex.push_nb("bias", ones["bias"])
+        if context.rank == 0:
+            ex.gradient("fc")[...] = 1
+            with pytest.raises(InvalidArgument, match=r"rank 0: step: key 'bias' is under way: wait for its handle"):
+                ex.step(ones if arrays else None)
+            assert ex.stats().pushes == 1
+            gate.set()
+        handle.wait()
+        ex.step(ones)
+        assert set(ex.params["bias"]) == {-4}
+        assert set(ex.params["fc"].flat) == {-2}
+
+    run_threads(2, body)
+
+
+def test_step_looks_at_an_array_that_was_resized_since(alone: hpcomm.Context) -> None:
+    ex = Exchange(alone, params(), rule=SGD(lr=1))
+    grads = {name: np.ones_like(value) for name, value in params().items()}
+    ex.step(grads)
+    grads["bias"].resize(4, refcheck=False)
+    with pytest.raises(InvalidArgument, match=r"gradient of 'bias' has shape \(4,\)"):
+        ex.step(grads)
+    assert ex.stats().pushes == 2
+
+
+def test_refused_calls_leave_the_gradients_where_they_are(alone: hpcomm.Context) -> None:
+    ex = Exchange(alone, params(), rule=SGD(lr=1), wire="float16", depth=2, check_finite=True)
+    mine = {name: ex.gradient(name) for name in params()}
+    for array in mine.values():
+        array[...] = 1
+    mine["bias"][1] = np.inf
+    with pytest.raises(InvalidArgument, match="not finite"):
+        ex.step(mine)
+    with pytest.raises(InvalidArgument, match="bias"):
+        ex.push_pull("bias", mine["bias"])
+    mine["bias"][1] = 1
+    assert list(ex.push_pull("bias", mine["bias"])) == [-1, -1, -1]  # a foreign array would have to be float32
+    assert set(ex.push_pull("fc", mine["fc"]).flat) == {-1}
 
 
 def test_closed_exchange_says_so(alone: hpcomm.Context) -> None:

@@ -4,6 +4,7 @@ import builtins
 import ctypes
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -269,3 +270,48 @@ def test_server_trains_with_the_gil_held(progress: str) -> None:
     assert (entered, applied) == (0, 150)
     for model in models:
         np.testing.assert_allclose(model, [1, -2, 3, 0.5], atol=0.02)
+
+
+def gil_is_free() -> Rule:
+    """A rule that fails where it is applied by a thread that holds the GIL."""
+    held = ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p).value
+    return Rule(held, name="gil_is_free")
+
+
+@pytest.mark.parametrize("last", ["test", "wait", "pull", "gradient", "step"])
+def test_folding_of_a_large_model_leaves_the_gil_to_others(last: str) -> None:
+    """Whatever call comes upon the work, and however small its own key is."""
+    pushed = threading.Event()
+
+    def body(context: hpcomm.Context) -> None:
+        start = {"large": np.zeros(100_000, F32), "small": np.zeros(1, F32)}
+        topology = ParameterServer("CC", servers=[0])
+        with Exchange(context, start, topology, rule=gil_is_free(), progress="inline") as ex:
+            if context.rank == 1:
+                ex.push("large")
+                ex.push("small")
+                pushed.set()
+                return
+            assert pushed.wait(20)
+            if last == "step":
+                ex.step()
+                return
+            ex.push("large")
+            handle = ex.push_nb("small")
+            if last == "test":
+                while not handle.test():
+                    pass
+            elif last == "wait":
+                handle.wait()
+            else:
+                getattr(ex, last)("small")
+            assert ex.stats().applied > 0
+
+    run_threads(2, body)
+
+
+def test_folding_of_a_small_model_keeps_the_gil(alone: hpcomm.Context) -> None:
+    """The rule above can tell."""
+    ex = Exchange(alone, {"small": np.zeros(1, F32)}, rule=gil_is_free(), progress="inline")
+    with pytest.raises(hpcomm.HpcommError, match="gil_is_free"):
+        ex.push_pull("small")

@@ -17,9 +17,9 @@ cli
 __init__
 presets
 exchange
-arguments
+arguments snapshot calls
 context
-queue kernels
+queue kernels keys
 window optim checkpoint topology
 plan
 stage
@@ -33,10 +33,10 @@ _ffi _fast
 HEADERS = """
 queue.h engine.h
 lane.h
-window.h
-context.h rule_pass.h
-control.h ring.h reduce_kernel.h rule_kernel.h
-wait.h transport.h reduce.h wire_kernel.h rule.h
+window.h rule_pass.h
+context.h rule_kernel.h
+control.h ring.h reduce_kernel.h rule.h
+wait.h transport.h reduce.h wire_kernel.h
 memory.h host.h half.h plan.h imm.h
 status.h
 include/hpcomm/hpcomm.h
@@ -57,6 +57,7 @@ SOURCES = {
     "reduce_generic.c": "reduce_kernel.h",
     "reduce_avx2.c": "reduce_kernel.h",
     "reduce_avx512.c": "reduce_kernel.h",
+    "rule.c": "rule_kernel.h",
     "rule_generic.c": "rule_pass.h",
     "rule_avx2.c": "rule_pass.h",
     "rule_avx512.c": "rule_pass.h",

@@ -1,0 +1,324 @@
+"""How an exchange calls C: for a slice first, after which Python looks for signals (Ctrl-C), then until the deadline.
+
+A call that its timeout or Ctrl-C has cut short goes on later: nothing of a push is lost, and nothing is sent twice.
+"""
+
+from array import array
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any, NamedTuple
+
+from . import _core
+from ._core import PULL, PUSH, SLICE, address_of, error, seconds
+from ._core import exchange_call as _call
+from ._core import exchange_gradient as _gradient
+from ._core import exchange_ready as _ready
+from ._core import exchange_start as _start
+from ._core import exchange_step as _step
+from ._core import exchange_test as _test
+from ._core import exchange_wait as _wait
+from .errors import HpcommError, InvalidArgument, Timeout
+from .keys import Key, unknown
+
+_TIMED_OUT, _INVALID = _core.TIMED_OUT, _core.INVALID
+_WRONG = (TypeError, ValueError, OverflowError, BufferError)
+_SHORT = 65536  # bytes of an exchange whose work takes microseconds: its calls may keep the GIL
+
+
+class Step(NamedTuple):
+    """A step over all keys: their numbers in its order, their sources (None: all in place), the bytes of each, and the
+    gradients as the trainer gave them."""
+
+    order: Any
+    sources: list[Any] | None
+    sizes: Any
+    grads: Any
+
+
+class Calls:
+    """An exchange as its calls need it: its address in C, its keys, and the step that is left half done, if any."""
+
+    __slots__ = (
+        "_address",
+        "_closed",
+        "_default",
+        "_every",
+        "_finite",
+        "_handle",
+        "_in_place",
+        "_keep",
+        "_keys",
+        "_left",
+        "_rank",
+        "_rotates",
+        "_slice",
+        "_steps",
+        "_words",
+    )
+
+    _handle: Any
+    _rank: int
+    _default: float
+
+    def _begin(self, keys: dict[str, Key], *, rotates: bool, finite: bool) -> None:
+        """_handle, _rank and _default, the timeout of a call that gives none, are there before."""
+        self._address = address_of(self._handle)
+        self._keys = self._every = keys  # _keys is empty while a step is left half done
+        self._rotates, self._finite, self._closed = rotates, finite, False
+        self._slice = min(self._default, SLICE)
+        sizes = array("Q", [key.nbytes for key in keys.values()])
+        self._keep = sum(sizes) <= _SHORT
+        self._in_place = Step(array("i", range(len(keys))), None, sizes, None)
+        self._left: Step | None = None
+        self._steps = 0
+        self._words = array("Q", bytes(8 * (len(keys) + 2)))
+
+    # ---- a key ----
+
+    def _sent(self, call: Any, name: str, flags: int, grad: Any, timeout: float | None) -> tuple[Key, int]:
+        """The key, and what call gave: a ticket of _start, 0 of _call."""
+        try:
+            key = self._keys[name]
+        except (KeyError, TypeError):
+            raise self._no_key(name) from None
+        if grad is not None and grad is not key.checked:
+            grad = None if grad is key.gradient else key.source(grad)
+        last, gradient = key.flags, key.gradient
+        key.flags = flags
+        if flags & PUSH:
+            key.ready = -1
+            if self._rotates:
+                key.gradient = None
+        first = self._slice if timeout is None else self._first(timeout)
+        try:
+            status = call(self._address, key.index, flags, grad, key.nbytes, self._keep, first)
+        except _WRONG as wrong:
+            key.flags, key.gradient = last, gradient
+            raise InvalidArgument(f"rank {self._rank}: gradient of {name!r} cannot be read: {wrong}") from None
+        if status and (status < 0 or call is _call):
+            late = self._late(timeout)
+            ticket = status - 1 if status > 0 else self._started(key, flags, grad, status, late, (last, gradient))
+            if call is _start:
+                return key, ticket
+            index, waited = key.index, _TIMED_OUT if status > 0 else None
+            self._until(lambda left: _wait(self._address, index, ticket, self._keep, left), *late, waited)
+        return key, status
+
+    def _gradient(self, key: Key, timeout: float | None) -> Any:
+        """The array that the next push of a key sends, when its slot is free."""
+        if key.ready == self._steps:
+            return key.gradient
+        address = _gradient(self._address, key.index, self._keep, self._first(timeout))
+        if address <= 0:
+            late = self._late(timeout)
+            if address == _INVALID and key.flags & PUSH:
+                self._resume(key, late)
+                address = _TIMED_OUT
+            address = self._until(lambda left: _gradient(self._address, key.index, self._keep, left), *late, address)
+        gradient = key.slots.get(address)
+        if gradient is None:
+            gradient = key.slots[address] = _core.exchange_gradient_array(
+                self._handle, self._rank, address, key.shape, key.dtype
+            )
+        key.gradient, key.ready = gradient, self._steps
+        return gradient
+
+    def _started(
+        self, key: Key, flags: int, source: Any, status: int, late: tuple[float, float], before: tuple[int, Any]
+    ) -> int:
+        """The ticket, after a first slice of a start that gave a status. before: the key's flags and gradient."""
+        try:
+            if status == _INVALID and flags == PULL and before[0] & PUSH:
+                key.flags = before[0]
+                self._resume(key, late)
+                key.flags, status = flags, _TIMED_OUT
+            return self._until(
+                lambda left: _start(self._address, key.index, flags, source, key.nbytes, self._keep, left),
+                *late,
+                status,
+            )
+        except Timeout:
+            key.gradient = before[1]
+            raise
+        except HpcommError as wrong:
+            key.flags, key.gradient = before
+            if isinstance(wrong, InvalidArgument) and "in part" in str(wrong):
+                raise InvalidArgument(
+                    f"rank {self._rank}: the last call on key {key.name!r} was cut short: make it again, or "
+                    f"pull({key.name!r}), before another one"
+                ) from None
+            raise
+
+    def _resume(self, key: Key, late: tuple[float, float]) -> None:
+        """Sends the rest of a start that was cut short; refused like any other call when none was."""
+        self._until(lambda left: _start(self._address, key.index, key.flags, None, key.nbytes, self._keep, left), *late)
+
+    def _wait(self, index: int, ticket: int, timeout: float | None) -> None:
+        address, keep = self._address, self._keep
+        status = _wait(address, index, ticket, keep, self._first(timeout))
+        if status:
+            self._until(lambda left: _wait(address, index, ticket, keep, left), *self._late(timeout), status)
+
+    def _first(self, timeout: float | None) -> float:
+        """The first slice of a wait, after which Python looks for signals."""
+        return self._slice if timeout is None else min(seconds(timeout, timeout), SLICE)
+
+    def _late(self, timeout: float | None) -> tuple[float, float]:
+        """The limit and the deadline of a call whose first slice is over."""
+        limit = seconds(timeout, self._default)
+        return limit, monotonic() + limit - min(limit, SLICE)
+
+    def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
+        """Calls call(seconds), once at least if no status is known, until it gives 0 or more, which is returned."""
+        while status is None or status == _TIMED_OUT:
+            left = deadline - monotonic()
+            if left <= 0 and status is not None:
+                raise error(status, limit)
+            status = call(min(max(left, 0.0), SLICE))
+        if status < 0:
+            raise error(status, limit)
+        return status
+
+    # ---- a step ----
+
+    def _take_step(self, grads: Any, timeout: float | None) -> None:
+        limit = seconds(timeout, self._default)
+        deadline = monotonic() + limit
+        left = self._left
+        if left is None:
+            left = self._new_step(grads, deadline)
+        elif grads is not None and grads is not left.grads:
+            raise InvalidArgument(f"rank {self._rank}: the last step has not ended: step() without gradients goes on")
+        order, sources, sizes, _ = left
+        address, words, keep = self._address, self._words, self._keep
+        self._left, self._keys = left, {}
+        try:
+            self._until(lambda most: _step(address, order, words, sources, sizes, keep, most), limit, deadline)
+        except Timeout:
+            raise
+        except HpcommError:
+            self._left, self._keys = None, self._every
+            raise
+        except _WRONG as wrong:
+            raise InvalidArgument(f"rank {self._rank}: a gradient of the step cannot be read: {wrong}") from None
+        self._left, self._keys = None, self._every
+
+    # ---- checks ----
+
+    def _end(self) -> None:
+        """From here on calls are refused."""
+        self._closed, self._left, self._keys = True, None, self._every
+
+    def _check_open(self, op: str) -> None:
+        if self._closed:
+            raise InvalidArgument(f"rank {self._rank}: {op}: the exchange is closed")
+
+    def _check_idle(self, op: str) -> None:
+        self._check_open(op)
+        if self._left is not None:
+            raise self._unfinished(op)
+
+    def _unfinished(self, op: str) -> InvalidArgument:
+        return InvalidArgument(f"rank {self._rank}: {op}: the last step has not ended: step() goes on with it")
+
+    def _key(self, name: str) -> Key:
+        try:
+            return self._keys[name]
+        except (KeyError, TypeError):
+            raise self._no_key(name) from None
+
+    def _no_key(self, name: object) -> InvalidArgument:
+        if self._left is not None:
+            return self._unfinished(f"key {name!r}")
+        return unknown(name, self._every, self._rank)
+
+    def _new_step(self, grads: Any, deadline: float) -> Step:
+        """A step that may start: nothing that it needs is refused or under way."""
+        step = self._in_place if grads is None and not self._finite else self._checked_step(grads, deadline)
+        place = _ready(self._address, step.order)
+        if place < 0:
+            raise error(place)
+        if place > 0:
+            name = list(self._every)[step.order[place - 1]]
+            raise InvalidArgument(
+                f"rank {self._rank}: step: key {name!r} is under way: wait for its handle, or pull({name!r}), first; "
+                "nothing of the step was pushed"
+            )
+        self._words[-2] = self._words[-1] = 0
+        self._steps += 1
+        if self._rotates:
+            for key in self._every.values():
+                key.gradient = None
+        return step
+
+    def _checked_step(self, grads: Any, deadline: float) -> Step:
+        if grads is None:
+            grads = dict.fromkeys(self._every)
+        elif not isinstance(grads, Mapping):
+            raise InvalidArgument(f"grads is a {type(grads).__name__}: must map every key to its gradient, or be None")
+        keys = [self._key(name) for name in grads]
+        if len(keys) != len(self._every):
+            missing = [name for name in self._every if name not in grads]
+            raise InvalidArgument(
+                f"rank {self._rank}: grads has no {missing[0]!r}: step takes one for each of {len(self._every)} keys"
+            )
+        sources = [
+            None if grad is None or grad is key.gradient else key.source(grad)
+            for key, grad in zip(keys, grads.values(), strict=True)
+        ]
+        for key, source in zip(keys, sources, strict=True):
+            if self._finite:
+                found = source
+                if found is None:
+                    found = self._gradient(key, max(0.0, deadline - monotonic()))
+                key.check_finite(found, self._rank)
+        foreign = any(source is not None for source in sources)
+        return Step(
+            array("i", [key.index for key in keys]),
+            sources if foreign else None,
+            array("Q", [key.nbytes for key in keys]),
+            grads,
+        )
+
+
+class Handle:
+    """A push, a pull or both that has been started by push_nb, pull_nb or push_pull_nb.
+
+    Attributes:
+        name: of the key.
+        done: whether test or wait has seen its end.
+    """
+
+    __slots__ = ("_exchange", "_index", "_params", "_ticket", "done", "name")
+
+    def __init__(self, exchange: Calls, index: int, name: str, ticket: int, params: Any) -> None:
+        self._exchange, self._index, self._ticket, self._params = exchange, index, ticket, params
+        self.name = name
+        self.done = False
+
+    def test(self) -> bool:
+        """Whether it has ended. It never waits for others; where progress is inline, it works for what has come.
+
+        Raises:
+            PeerFailed: it cannot end any more.
+        """
+        if not self.done:
+            status = _test(self._exchange._address, self._index, self._ticket, self._exchange._keep)
+            if status < 0:
+                raise error(status)
+            self.done = status == 0
+        return self.done
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits for its end; returns the key's parameters after a pull, None after a push.
+
+        Raises:
+            Timeout, PeerFailed: with the ranks still waited for.
+        """
+        if not self.done:
+            self._exchange._wait(self._index, self._ticket, timeout)
+            self.done = True
+        return self._params
+
+    def __repr__(self) -> str:
+        return f"<hpcomm.Handle of {self.name!r}, {'done' if self.done else 'under way'}>"

@@ -1,0 +1,123 @@
+"""Keys of an exchange: what a step knows of each, their parameters by name, and the gradients that they take."""
+
+import difflib
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import InvalidArgument
+from .window import as_source
+
+_SMALL = 4096  # bytes of a source that a key may keep alive only to know it again
+# Gradients of float32 from here on are Inf on the wire: halfway between the largest number and the next that would be.
+_TOO_LARGE = {"float32": math.inf, "float16": 65520.0, "bfloat16": float.fromhex("0x1.FFp127")}
+_TOO_LARGE["uint16"] = _TOO_LARGE["bfloat16"]
+
+
+class Key:
+    """A key as the steps of a trainer need it."""
+
+    __slots__ = (
+        "checked",
+        "dtype",
+        "flags",
+        "gradient",
+        "index",
+        "name",
+        "nbytes",
+        "params",
+        "ready",
+        "shape",
+        "slots",
+    )
+
+    def __init__(self, name: str, index: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.name, self.index, self.shape, self.dtype = name, index, shape, dtype
+        self.nbytes = 4 * math.prod(shape)  # of its parameters
+        self.params: Any = None
+        self.gradient: Any = None  # the array of the slot that the next push sends, as far as it is known
+        self.ready = -1  # the step in which that slot was found free
+        self.flags = 0  # of its last start
+        self.slots: dict[int, NDArray[Any]] = {}  # by address
+        self.checked: Any = None  # the last small array that was pushed: a loop pushes the same one over and over
+
+    def source(self, grad: Any) -> Any:
+        """grad as the buffer that C copies from; None when it is the key's gradient, seen through another array."""
+        try:
+            source = np.asarray(as_source(grad))
+        except InvalidArgument as wrong:
+            raise InvalidArgument(f"gradient of {self.name!r}: {wrong}") from None
+        if source.shape != self.shape:
+            raise InvalidArgument(f"gradient of {self.name!r} has shape {source.shape}: must be {self.shape}")
+        mine = self.gradient
+        if mine is not None and source.dtype == mine.dtype and source.ctypes.data == mine.ctypes.data:
+            return None
+        if source.dtype != np.float32 or not source.dtype.isnative:
+            own = "" if self.dtype == np.float32 else f", or the {self.dtype} array that gradient({self.name!r}) gave"
+            raise InvalidArgument(f"gradient of {self.name!r} is {source.dtype}: must be float32{own}")
+        if not source.flags.aligned:
+            raise InvalidArgument(f"gradient of {self.name!r} does not lie at a multiple of 4 bytes: push a copy of it")
+        if self.nbytes <= _SMALL and source is grad:
+            self.checked = grad
+        return source
+
+    def check_finite(self, gradient: NDArray[Any], rank: int) -> None:
+        """Refuses NaN, Inf, and what would be Inf on the wire. C looks at each push again."""
+        if gradient.dtype == np.uint16:  # bfloat16 without its dtype
+            gradient = (gradient.astype(np.uint32) << 16).view(np.float32)
+        if gradient.dtype == np.float32 and self.dtype != np.float32:
+            finite = np.abs(gradient) < _TOO_LARGE[self.dtype.name]
+        else:
+            finite = np.isfinite(gradient)
+        if not finite.all():
+            at = int(np.argmin(finite))
+            value = float(gradient.flat[at])
+            what = f"too large for {self.dtype}" if math.isfinite(value) else "not finite"
+            raise InvalidArgument(
+                f"rank {rank}: the gradient of {self.name!r} is {value:g} at element {at}, {what}: "
+                "check_finite refuses it, and nothing of the step was pushed"
+            )
+
+
+class Params(Mapping[str, NDArray[np.float32]]):
+    """The parameters of an exchange by name, in the order of its keys. The arrays stay; their values change."""
+
+    __slots__ = ("_arrays", "_keys", "_rank")
+
+    def __init__(self, arrays: dict[str, NDArray[np.float32]], keys: Collection[str], rank: int) -> None:
+        self._arrays, self._keys, self._rank = arrays, keys, rank
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        try:
+            return self._arrays[name]
+        except (KeyError, TypeError):
+            if not self._arrays and name in self._keys:
+                raise InvalidArgument(f"rank {self._rank} only serves: it has no parameters") from None
+            raise unknown(name, self._keys, self._rank) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._arrays.get(name, default)
+
+    def __repr__(self) -> str:
+        return f"<parameters of {', '.join(f'{name} {value.shape}' for name, value in self._arrays.items())}>"
+
+
+def unknown(name: object, keys: Collection[str], rank: int) -> InvalidArgument:
+    """A name that is none of the keys, with those that are near."""
+    close = difflib.get_close_matches(name, keys, 3, 0.5) if isinstance(name, str) else []
+    known = ", ".join(map(repr, list(keys)[:8]))
+    more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
+    told = f"did you mean {', '.join(map(repr, close))}?" if close else f"they are {known}{more}"
+    return InvalidArgument(f"rank {rank}: {name!r} is no key of this exchange: {told}")

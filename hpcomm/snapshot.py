@@ -1,0 +1,80 @@
+"""An exchange's checkpoint: the rows of its owners into a shard, and back by all ranks together."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from . import _core, checkpoint, optim
+from .checkpoint import Kind, Piece, Shard, Span
+from .context import Context
+from .errors import ConfigError, InvalidArgument
+from .optim import AnyRule
+
+_SENTENCE_BYTES = 400  # of a refusal, told to the peers
+
+
+def saved(exchange: Any, rows: list[tuple[int, Span]], kind: Kind, rule: AnyRule) -> dict[str, Any]:
+    """The shard of these rows."""
+    pieces = []
+    for row, span in rows:
+        params = np.empty(span.count, np.float32)
+        state = np.empty((kind.slots, span.count), np.float32)
+        step = _core.exchange_get_row(exchange, row, params, state)
+        pieces.append(Piece(span, step, params, state))
+    return checkpoint.packed(kind, optim.arguments(rule), pieces)
+
+
+def restored(
+    ctx: Context,
+    exchange: Any,
+    rows: list[tuple[int, Span]],
+    kind: Kind,
+    rule: AnyRule,
+    shards: Shard | Iterable[Shard],
+    *,
+    works: bool,
+    timeout: float,
+) -> AnyRule:
+    """The rule with the shards' hyper-parameters; the rows hold what the shards hold, on every rank. Collective. works:
+    this rank is a worker."""
+    wrong: Exception | None = None
+    args: tuple[float, ...] = ()
+    pieces: list[Piece] = []
+    found = rule
+    try:
+        args, pieces = checkpoint.found(shards, kind, [span for _, span in rows])
+        found = optim.with_arguments(rule, args)
+        saved(exchange, rows[:1], kind, rule)  # refused while something is under way
+    except Exception as refused:  # the other ranks wait for this one
+        wrong = refused
+    _agree(ctx, wrong, args, timeout)
+    for (row, _), piece in zip(rows, pieces, strict=True):
+        _core.exchange_set_row(exchange, row, piece.step, piece.params, piece.state)
+    if works and args != optim.arguments(rule):
+        _core.exchange_set_args(exchange, args, timeout)
+    _core.exchange_publish(exchange, timeout)
+    return found
+
+
+def _agree(ctx: Context, wrong: Exception | None, args: tuple[float, ...], timeout: float) -> None:
+    """Raises on every rank if a rank has found something wrong, or if their arguments differ."""
+    words = np.zeros(optim.MOST_ARGS, np.float64)
+    words[: len(args)] = args
+    told = "" if wrong is None else str(wrong) or type(wrong).__name__
+    sentence = told.encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b"\0")
+    every = ctx.allgather(words.tobytes() + sentence, timeout)
+    if wrong is not None:
+        raise wrong
+    for rank, part in enumerate(every):
+        told = part[words.nbytes :].rstrip(b"\0").decode("utf-8", "replace")
+        if told:
+            raise InvalidArgument(f"rank {rank} refuses the checkpoint: {told}")
+    for rank, part in enumerate(every):
+        if part != every[0]:
+            theirs = np.frombuffer(part[: words.nbytes])[: len(args)]
+            raise ConfigError(
+                f"load_state_dict: rank 0's shards have rule arguments "
+                f"{tuple(np.frombuffer(every[0][: words.nbytes])[: len(args)].tolist())}, rank {rank}'s "
+                f"{tuple(theirs.tolist())}"
+            )
