@@ -73,16 +73,16 @@ class Context:
     """One rank's place in a group; made by init, closed by close, by the end of a with block, or at exit.
 
     A with block that ends by an exception, or an interpreter that ends by one, tells the peers that this rank failed
-    and why; a plain close tells them that it left. A context that is dropped is closed when its last window, lane and
-    queue go. In a forked child nothing of it can be used, and its end there does not touch the parent.
+    and why; a plain close tells them that it left. A context that is dropped is closed when its last window, lane,
+    queue and exchange go. In a forked child nothing of it can be used, and its end there does not touch the parent.
 
     Attributes:
         rank, size: this rank, and how many there are.
         config: the settings it was made with.
         notes: what was degraded at start, a sentence each.
 
-    Collectives (window, receive_queue, lane, barrier, allgather) are made by all ranks in the same order. All methods
-    raise InvalidArgument after close.
+    Collectives (window, receive_queue, lane, barrier, allgather, an Exchange and its load_state_dict) are made by all
+    ranks in the same order. All methods raise InvalidArgument after close.
     """
 
     __slots__ = ("__weakref__", "_exchanges", "_handle", "_lane", "_sources", "config", "notes", "rank", "size")
@@ -242,7 +242,8 @@ class Context:
     def close(self) -> None:
         """Leaves the group: peers that still wait for this rank are told. Not collective; again is no error.
 
-        Exchanges are closed first. Arrays of windows, queues and exchanges stay valid.
+        Exchanges are closed first, which may wait for others up to the timeout (see Exchange.close) and raise Timeout
+        or PeerFailed. Arrays of windows, queues and exchanges stay valid.
         """
         _open.discard(self)
         try:

@@ -183,7 +183,8 @@ class Plan:
             size: ranks of the job.
             cores: of each server.
             chunk_bytes: of float32, a multiple of 64. A chunk lies in one key.
-            depth: updates of a key that a worker may have under way, 1 to 16.
+            depth: gradients of a key, 1 to 16: under ASYNC so many pushes may be under way, under BSP the next gradient
+                may be written while one is.
             wire: format of the updates: "float32", "float16" or "bfloat16". Parameters are float32.
             reduce: "mean" or "sum" of the workers' updates.
             each: True applies each update by itself as it comes, with weight 1; False the fold of all workers'.

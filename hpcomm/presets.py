@@ -31,7 +31,8 @@ def parameter_hub(
         placement: "CC", "CS", "NCC" or "NCS" (section 2.2), see ParameterServer: colocated or not with the workers,
             centralized or sharded.
         servers: of ParameterServer.
-        options: Exchange's other ones, e.g. chunk_bytes=65536, wire="float16" or consistency=ASYNC.
+        options: Exchange's other ones, e.g. chunk_bytes=65536, wire="float16" or consistency=ASYNC, under which every
+            update counts in full. plan=... stands for placement and servers too.
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank.
