@@ -193,7 +193,11 @@ class Calls:
         address, words, keep = self._address, self._words, self._keep
         self._left, self._keys = left, {}
         try:
-            self._until(lambda most: _step(address, order, words, sources, sizes, keep, most), limit, deadline)
+            status = _step(address, order, words, sources, sizes, keep, min(limit, SLICE))
+            if status:
+                self._until(
+                    lambda left: _step(address, order, words, sources, sizes, keep, left), limit, deadline, status
+                )
         except Timeout:
             raise
         except HpcommError:
