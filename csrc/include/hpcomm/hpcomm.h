@@ -375,7 +375,8 @@ typedef struct hpc_hub {
 HPC_API void hpc_hub_init(hpc_hub *hub);
 HPC_API int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan);
 HPC_API void hpc_plan_free(hpc_plan *plan); /* one made by hpc_plan_hub; exchanges keep their own copy */
-/* HPC_ERR_INVALID, and which row is wrong, unless the rows cover each key once and every edge has its other end. */
+/* HPC_ERR_INVALID, and which row is wrong, unless every rank that is sent a key's parameters gets each element once and
+ * every edge has its other end. */
 HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
 
 /* Longest processing time first: bin_of[i], so that the fullest bin holds at most 4/3 of the least possible. Among
@@ -426,8 +427,8 @@ HPC_API int hpc_exchange_create(hpc_context *context, const hpc_exchange_config 
 HPC_API int hpc_spare_cores(const hpc_context *context, const int *servers, int n_servers);
 
 /* Tells every rank that no push comes from here any more, when those under way are done. A rank that owns rows of an
- * ASYNC exchange serves the others until they have closed too. Idempotent. free drops the handle without waiting: ranks
- * that still wait for rows owned here get HPC_ERR_PEER. */
+ * ASYNC exchange, or rows of keys that it does not push, serves the others until they have closed too. Idempotent. free
+ * drops the handle without waiting: ranks that still wait for rows owned here get HPC_ERR_PEER. */
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
 HPC_API void hpc_exchange_free(hpc_exchange *exchange);
 
