@@ -17,8 +17,8 @@ static const uint32_t MAGIC = 0x68706d61;
 static const uint32_t VERSION = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
 
 void hpc_config_init(hpc_config *config) {
-    *config = (hpc_config){
-        .size = sizeof *config, .timeout = 30, .transports = NULL, .spin = -1, .yield = -1, .loop_seed = 0};
+    *config =
+        (hpc_config){.size = sizeof *config, .timeout = 30, .spin = -1, .yield = -1, .silence = 10, .tcp_streams = 1};
 }
 
 size_t hpc_address_size(void) {
@@ -183,9 +183,9 @@ static void choose_waiting(hpc_context *c) {
         here++;
         if (c->addresses[r].cores < cores) cores = c->addresses[r].cores;
     }
-    if (here > cores && c->n_notes < HPC_NOTES)
-        snprintf(c->notes[c->n_notes++], HPC_NOTE_BYTES,
-                 "%d ranks share %d cores of %s: waits yield instead of spinning", here, cores, c->self.hostname);
+    if (here > cores)
+        hpc_group_note(&c->group, "%d ranks share %d cores of %s: waits yield instead of spinning", here, cores,
+                       c->self.hostname);
     if (c->group.spin < 0) c->group.spin = here <= cores ? 50e-6 : 0;
     if (c->group.yield < 0) c->group.yield = here <= cores ? 100e-6 : 500e-6;
 }
@@ -240,10 +240,6 @@ void hpc_context_remove_task(hpc_context *c, hpc_task *task) {
             break;
         }
     leave_tasks(c);
-}
-
-void hpc_context_add_note(hpc_context *c, const char *note) {
-    if (c->n_notes < HPC_NOTES) snprintf(c->notes[c->n_notes++], HPC_NOTE_BYTES, "%s", note);
 }
 
 /* ---- connect ---- */
@@ -362,11 +358,12 @@ int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     peer->transport = c->transports[rank] == NULL ? "" : rank == c->group.rank ? "self" : c->transports[rank]->name;
     peer->host = c->addresses[rank].hostname;
     peer->pid = c->addresses[rank].control.pid;
+    peer->path = "";
     return HPC_OK;
 }
 
 const char *hpc_context_note(const hpc_context *c, int i) {
-    return c != NULL && i >= 0 && i < c->n_notes ? c->notes[i] : NULL;
+    return c == NULL ? NULL : hpc_group_note_at(&c->group, i);
 }
 
 int hpc_context_ready(const hpc_context *c, const char *op) {

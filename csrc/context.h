@@ -5,7 +5,7 @@
 #include "control.h"
 #include "transport.h"
 
-enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_NOTE_BYTES = 200, HPC_NOTES = 8 };
+enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64 };
 
 /* What a rank says of itself; opaque to whoever carries it. Its first three members never change between versions. */
 typedef struct hpc_address {
@@ -42,8 +42,6 @@ struct hpc_context {
     hpc_task *tasks;
     _Atomic int working; /* a thread is at the tasks, or changes their list */
     int connecting, connected;
-    char notes[HPC_NOTES][HPC_NOTE_BYTES];
-    int n_notes;
 };
 
 hpc_context *hpc_context_retain(hpc_context *context);
@@ -59,9 +57,6 @@ void hpc_context_remove_task(hpc_context *context, hpc_task *task);
 /* Runs the tasks once. Nonzero when another thread is at them: what it leaves has to be looked at again before a
  * sleep. */
 int hpc_context_work(hpc_context *context);
-
-/* Tells of something that was degraded at start (hpc_context_note). */
-void hpc_context_add_note(hpc_context *context, const char *note);
 
 /* The lane, or the context's first one for NULL. */
 hpc_lane *hpc_context_lane(hpc_context *context, hpc_lane *lane);

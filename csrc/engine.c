@@ -511,10 +511,11 @@ void hpc_engine_start(hpc_exchange *ex, int threads) {
     int n = 0, unpinned = 0;
     while (threads && n < ex->n_own_cores && start_thread(&ex->cores[n]))
         unpinned += atomic_load_explicit(&ex->cores[n++].started, memory_order_relaxed) == HPC_UNPINNED;
-    if (unpinned > 0) hpc_context_add_note(ex->context, "exchange: the kernel refused to pin the threads of its cores");
+    if (unpinned > 0)
+        hpc_group_note(&ex->context->group, "exchange: the kernel refused to pin the threads of its cores");
     if (n < ex->n_own_cores) { /* inline, all of them */
         if (threads)
-            hpc_context_add_note(ex->context, "exchange: too few threads can be had; waits work for its cores");
+            hpc_group_note(&ex->context->group, "exchange: too few threads can be had; waits work for its cores");
         stop_threads(ex);
         atomic_store_explicit(&ex->stopping, 0, memory_order_release);
         ex->inline_progress = 1;

@@ -16,7 +16,7 @@ typedef struct hpc_bell {
     _Alignas(64) _Atomic uint32_t rings;    /* the futex word */
 } hpc_bell;
 
-enum { HPC_REASON_BYTES = 160 };
+enum { HPC_REASON_BYTES = 160, HPC_NOTE_BYTES = 200, HPC_NOTES = 16 };
 
 /* What a wait must know of the group. */
 typedef struct hpc_group {
@@ -32,6 +32,8 @@ typedef struct hpc_group {
     int (*_Atomic progress)(void *arg); /* moves what transports and engines have to do; whether something is left.
                                            NULL if none has */
     void *progress_arg;
+    char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* hpc_context_note's; each written once, before noted counts it */
+    _Atomic int noting, noted;
 } hpc_group;
 
 typedef struct hpc_wait {
@@ -51,6 +53,10 @@ int hpc_group_usable(const hpc_group *group, const char *op);
 static inline int hpc_group_is_mine(const hpc_group *group) {
     return *(volatile const char *)group->owner == 1;
 }
+
+/* Tells of something degraded or refused, from any thread; only the first HPC_NOTES are kept. */
+void hpc_group_note(hpc_group *group, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const char *hpc_group_note_at(const hpc_group *group, int i); /* NULL past the end */
 
 /* HPC_ERR_PEER if rank has left or failed. */
 int hpc_group_peer_present(const hpc_group *group, int rank, const char *op);

@@ -36,8 +36,9 @@ lane.h
 window.h rule_pass.h
 context.h rule_kernel.h
 control.h ring.h reduce_kernel.h rule.h
+hello.h net.h frame.h
 wait.h transport.h reduce.h wire_kernel.h
-memory.h host.h half.h plan.h imm.h
+memory.h sha256.h host.h half.h plan.h imm.h
 status.h
 include/hpcomm/hpcomm.h
 """

@@ -89,7 +89,15 @@ typedef struct hpc_config {
     double spin;            /* seconds to spin before yielding; negative: chosen by cores and ranks of the host */
     double yield;           /* seconds to yield before sleeping; negative: chosen likewise */
     uint64_t loop_seed;     /* loop only: 0 delivers at once; else delays, splits and reorders by this seed */
+    double silence;         /* a rank on another host that says nothing for so long counts as failed; 10 s */
+    const char *interfaces; /* for TCP, in NCCL_SOCKET_IFNAME's grammar: "eth,ib", "=eth0", "^docker"; NULL: all */
+    int tcp_streams;        /* connections that a large put is striped over, 1 to HPC_TCP_STREAMS; 1 */
+    size_t tcp_zerocopy;    /* puts of so many bytes and more go out by MSG_ZEROCOPY; 0: none */
+    const void *secret;     /* known to the ranks of the job alone, beyond what the addresses say; NULL: none */
+    size_t secret_bytes;
 } hpc_config;
+
+enum { HPC_TCP_STREAMS = 8 };
 
 HPC_API void hpc_config_init(hpc_config *config); /* fills in the defaults */
 
@@ -116,6 +124,17 @@ HPC_API int hpc_context_create(int rank, int size, const hpc_config *config, hpc
 HPC_API int hpc_context_address(const hpc_context *context, void *address);
 HPC_API int hpc_context_connect(hpc_context *context, const void *addresses, double timeout);
 
+/* An out-of-band allgather without a launcher that has one: rank 0 listens at host:port, the others call it. With a
+ * secret every connection proves both ways that it knows it; without one, hosts other than loopback are refused
+ * (HPC_ERR_AUTH). create returns when all ranks have come; HPC_ERR_TIMEOUT names those that never did, on every rank.
+ */
+typedef struct hpc_rendezvous hpc_rendezvous;
+HPC_API int hpc_rendezvous_create(int rank, int size, const char *host, int port, const void *secret,
+                                  size_t secret_bytes, double timeout, hpc_rendezvous **rendezvous);
+HPC_API int hpc_rendezvous_allgather(hpc_rendezvous *rendezvous, const void *send, void *recv, size_t nbytes,
+                                     double timeout);
+HPC_API void hpc_rendezvous_free(hpc_rendezvous *rendezvous);
+
 HPC_API int hpc_context_rank(const hpc_context *context);
 HPC_API int hpc_context_size(const hpc_context *context);
 
@@ -124,6 +143,7 @@ typedef struct hpc_peer {
     const char *transport; /* "self" for oneself; "" before connect */
     const char *host;
     int64_t pid;
+    const char *path; /* how it is reached: "10.0.0.2:40001 by eth0" over TCP, else "" */
 } hpc_peer;
 
 typedef enum hpc_peer_state {

@@ -1,0 +1,48 @@
+/* TCP sockets: which interfaces and addresses a rank has, listening, and connecting by a deadline. IPv4 and IPv6. */
+#ifndef HPC_NET_H
+#define HPC_NET_H
+
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "status.h"
+
+enum { HPC_ENDPOINTS = 4, HPC_ENDPOINT_TEXT = 80, HPC_IFNAME = 16 };
+
+/* Where a rank listens; travels in its address. */
+typedef struct hpc_endpoint {
+    uint8_t family; /* 4, 6, or 0 for none */
+    uint8_t prefix; /* bits of its network */
+    uint16_t port;  /* in host order */
+    uint8_t ip[16]; /* in network order; an IPv4 one has the first four */
+    char interface[HPC_IFNAME];
+} hpc_endpoint;
+
+/* Listens on an ephemeral port of this host and fills in the endpoints that interfaces allows, best first, the rest
+ * with family 0: all but loopback and docker's bridges for NULL or "", those too when there is no other. interfaces is
+ * a comma list: "eth" by prefix, "=eth0" exactly, "^" before it excludes. HPC_ERR_CONFIG when it allows none; the
+ * sentence names those there are. The descriptor is non-blocking and close-on-exec. */
+int hpc_net_listen(const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS], int *fd, const char *op);
+
+/* Whether the local end of a connected socket is one of the endpoints, or loopback. */
+int hpc_net_is_local(int fd, const hpc_endpoint endpoints[HPC_ENDPOINTS]);
+
+/* Which endpoints of a peer to try from this host, in this order; returns how many: with same_host loopback at the port
+ * of the peer's first endpoint; then those in a network of one of own; then those of an interface with a name of one of
+ * own; then the rest. */
+int hpc_net_candidates(const hpc_endpoint own[HPC_ENDPOINTS], const hpc_endpoint peer[HPC_ENDPOINTS], int same_host,
+                       hpc_endpoint candidates[HPC_ENDPOINTS + 2]);
+
+/* Connects by the deadline (hpc_now's clock). HPC_OK with a non-blocking descriptor, HPC_ERR_TIMEOUT, or
+ * HPC_ERR_TRANSPORT; no error is recorded: *error is an errno that says why. */
+int hpc_net_connect(const hpc_endpoint *to, double deadline, int *fd, int *error);
+
+/* No delay; keepalive and user timeout such that the kernel gives a peer up that is silent for so many seconds. */
+void hpc_net_tune(int fd, double silence);
+
+/* "10.0.0.2:40001 by eth0", "[fd00::2]:40001 by eth0". */
+void hpc_net_text(const hpc_endpoint *endpoint, char text[HPC_ENDPOINT_TEXT]);
+/* The other end of a connected socket, likewise, without interface. */
+void hpc_net_peer_text(int fd, char text[HPC_ENDPOINT_TEXT]);
+
+#endif
