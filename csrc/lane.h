@@ -16,6 +16,7 @@ struct hpc_lane {
     hpc_memory *memory;   /* the rings that peers write events into */
     hpc_lane_peer *peers; /* by rank */
     int next;             /* where poll looks first */
+    uint64_t number;      /* tcp: what this rank calls it; 0: nothing yet */
 };
 
 /* Remote completion of all that the lane has put, to every peer that is still here. */

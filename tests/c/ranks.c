@@ -20,6 +20,8 @@ const ranks_mode ranks_modes[] = {
     {"loop-seed-1", "loop", true, 1},
     {"loop-seed-2", "loop", true, 2},
     {"loop-seed-3", "loop", true, 3},
+    {"tcp-processes", "tcp", false, 0},
+    {"tcp-threads", "tcp", true, 0},
     {NULL, NULL, false, 0},
 };
 
