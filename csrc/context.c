@@ -58,6 +58,14 @@ static void *owner_page(void) {
     return p;
 }
 
+/* Whether the comma list names it, or is NULL: all. */
+static int allows(const char *names, const char *name) {
+    size_t length = strlen(name);
+    for (const char *p = names; p != NULL; p = strchr(p, ',') == NULL ? NULL : strchr(p, ',') + 1)
+        if (strcspn(p, ",") == length && memcmp(p, name, length) == 0) return 1;
+    return names == NULL;
+}
+
 int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context **context) {
     hpc_config defaults;
     hpc_context *c = NULL;
@@ -102,7 +110,12 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
     status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
     if (status != HPC_OK) goto err;
     g->bell = hpc_memory_data(c->bell_memory);
-    status = hpc_control_open(g, c->bell_memory, &c->control);
+    const hpc_control_config control = {.tcp = allows(config->transports, "tcp"),
+                                        .interfaces = config->interfaces,
+                                        .silence = config->silence,
+                                        .secret = config->secret,
+                                        .secret_bytes = config->secret_bytes};
+    status = hpc_control_open(g, c->bell_memory, &control, &c->control);
     if (status != HPC_OK) goto err;
     describe_self(c, config->transports);
     *context = c;
@@ -244,9 +257,37 @@ void hpc_context_remove_task(hpc_context *c, hpc_task *task) {
 
 /* ---- connect ---- */
 
+/* Which links a pair may have: none over a Unix socket when TCP alone is asked for. */
+static unsigned char links_to(const hpc_context *c, int rank) {
+    const hpc_address *peer = &c->addresses[rank];
+    unsigned char links = 0;
+    if (on_same_host(peer, &c->self) && strcmp(c->self.transports, "tcp") != 0) links |= HPC_LINK_UNIX;
+    if (peer->control.endpoints[0].family != 0 && c->self.control.endpoints[0].family != 0) links |= HPC_LINK_TCP;
+    return links;
+}
+
+static int connect_control(hpc_context *c, double deadline) {
+    size_t size = (size_t)c->group.size;
+    hpc_control_address *addresses = calloc(size, sizeof *addresses);
+    unsigned char *links = calloc(size, 2), *same_host = links + size;
+    int status;
+    if (addresses == NULL || links == NULL) {
+        status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %zu addresses", size);
+    } else {
+        for (size_t r = 0; r < size; r++) {
+            addresses[r] = c->addresses[r].control;
+            links[r] = links_to(c, (int)r);
+            same_host[r] = (unsigned char)on_same_host(&c->addresses[r], &c->self);
+        }
+        status = hpc_control_connect(c->control, addresses, links, same_host, deadline);
+    }
+    free(addresses);
+    free(links);
+    return status;
+}
+
 int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     double deadline;
-    hpc_control_address *controls;
     int status;
     if (c == NULL || addresses == NULL) return hpc_fail(HPC_ERR_INVALID, "init", "init: context or addresses is NULL");
     status = hpc_group_usable(&c->group, "init");
@@ -265,11 +306,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     if (status != HPC_OK) return status;
     choose_waiting(c);
 
-    controls = calloc((size_t)c->group.size, sizeof *controls);
-    if (controls == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d addresses", c->group.size);
-    for (int r = 0; r < c->group.size; r++) controls[r] = c->addresses[r].control;
-    status = hpc_control_connect(c->control, controls, deadline);
-    free(controls);
+    status = connect_control(c, deadline);
     if (status == HPC_OK) status = hpc_lane_open(c, 1, deadline, &c->lane);
     if (status != HPC_OK) return status;
     c->group.progress_arg = c;
@@ -358,7 +395,7 @@ int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     peer->transport = c->transports[rank] == NULL ? "" : rank == c->group.rank ? "self" : c->transports[rank]->name;
     peer->host = c->addresses[rank].hostname;
     peer->pid = c->addresses[rank].control.pid;
-    peer->path = "";
+    peer->path = hpc_control_path(c->control, rank);
     return HPC_OK;
 }
 
