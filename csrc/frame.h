@@ -45,11 +45,12 @@ _Static_assert(sizeof(hpc_frame) == 40, "a frame's header has no holes");
 
 /* Whom a reader tells. Negative statuses end the connection; why gets a few words (static). */
 typedef struct hpc_sink {
-    /* For a PUT, when its header is there, also with no payload: checks window, bounds and signal. HPC_OK with *at and
-     * a reference in *memory that keeps it mapped; with *at NULL the window is gone and the payload is to be dropped.
-     */
+    /* Once for each PUT, when header and fences are there and met, also with no payload: checks window, bounds and
+     * signal. HPC_OK with *at, where frame->nbytes may be written, and in *memory a reference that keeps it mapped,
+     * which the reader gives back; both come as NULL. *at left NULL: the window is gone, the payload is dropped. */
     int (*place)(void *arg, const hpc_frame *frame, char **at, hpc_memory **memory, const char **why);
-    /* The payload, if any, is in place, and every fence has been met. at and memory as place gave them. */
+    /* For every frame: its payload, if any, is in place or dropped, and every fence has been met. memory is what place
+     * gave, and lives until done returns. */
     int (*done)(void *arg, int stream, const hpc_frame *frame, hpc_memory *memory, const char **why);
     void *arg;
 } hpc_sink;
@@ -58,7 +59,7 @@ typedef struct hpc_sink {
 typedef struct hpc_reader {
     int stream, streams;
     int state;           /* of frame.c */
-    size_t staged, used; /* bytes in staging, and how many of them are worked off */
+    size_t staged, used; /* bytes in staging, and how many of them are worked off; used is 0 between calls */
     hpc_frame frame;
     uint64_t fences[HPC_TCP_STREAMS - 1];
     char *at; /* where the rest of the payload goes; NULL: dropped */
@@ -76,8 +77,9 @@ void hpc_reader_free(hpc_reader *reader);
 int hpc_reader_want(hpc_reader *reader, struct iovec parts[2]);
 
 /* nbytes came into the parts of the last want (0: nothing came, but a fence may be met now). landed: pieces in place by
- * stream (of streams entries, [0] unused). Works off whole frames in order. HPC_OK: go on reading; HPC_IN_PROGRESS: a
- * fence holds it; negative: a violation, why gets a few words. */
+ * stream (of streams entries, [0] unused), looked at again for each frame. Works off whole frames in order. HPC_OK: go
+ * on reading; HPC_IN_PROGRESS: a fence holds it; negative: a violation, why gets a few words, or the sink's status, and
+ * the reader can only be freed. */
 int hpc_reader_got(hpc_reader *reader, size_t nbytes, const uint64_t *landed, const hpc_sink *sink, const char **why);
 
 /* Whether the stream may end here: between two frames, nothing staged. */

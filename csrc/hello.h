@@ -7,7 +7,8 @@
  *
  * All sizes are fixed, so a stranger can make the called side read and keep no more than a greeting's few bytes. A
  * hello names the listener it means (name, random for each context), so that a wrong host at a right address is found
- * out. */
+ * out. Nothing is encrypted, and what follows is not signed: this keeps strangers out, not whoever can rewrite the
+ * packets of a connection on their way. A key that can be guessed can be found from one answer. */
 #ifndef HPC_HELLO_H
 #define HPC_HELLO_H
 
@@ -34,9 +35,10 @@ typedef struct hpc_hello {
     unsigned char nonce[HPC_NONCE_BYTES];
 } hpc_hello;
 
-/* The caller's side, on a connected non-blocking descriptor: the whole handshake. Fills in magic, version, order and
- * nonce. HPC_OK, HPC_ERR_TIMEOUT, HPC_ERR_AUTH (it does not know the key, or refused us) or HPC_ERR_TRANSPORT (no
- * hpcomm, or it hung up); no error is recorded: why gets a few words. */
+/* The caller's side, on a connected descriptor: the whole handshake. Fills in magic, version, order, unused and nonce.
+ * HPC_OK, HPC_ERR_TIMEOUT, HPC_ERR_AUTH (it does not know the key, or is no hpcomm) or HPC_ERR_TRANSPORT: it hung up,
+ * before its proof if it refuses what the hello says, after it if it has no place for us. No error is recorded: why
+ * gets a few words (static). The descriptor stays the caller's. */
 int hpc_hello_call(int fd, hpc_hello *hello, const unsigned char key[HPC_DIGEST_BYTES], double deadline,
                    const char **why);
 
@@ -51,19 +53,20 @@ typedef struct hpc_greeting {
 
 void hpc_greeting_start(hpc_greeting *greeting);
 
-/* Reads and answers what it can. HPC_IN_PROGRESS: call again when fd is readable. HPC_OK: greeting->hello is proven;
- * call hpc_greeting_end once the connection has its place. Negative: why gets a few words, close it. key NULL: not
- * known yet; call again later. name, rank, size: what the hello must say; rank -1: any to (then size is not looked at).
- */
+/* Reads and answers what it can, and never a byte from behind the greeting. HPC_IN_PROGRESS: call again when fd is
+ * readable. HPC_OK: greeting->hello is proven; call hpc_greeting_end once the connection has its place. HPC_ERR_AUTH: a
+ * stranger, or it means somebody else; HPC_ERR_TRANSPORT: it hung up; both: why gets a few words (static), close it.
+ * key NULL: not known yet; call again when it is, readable or not. name, rank, size: what the hello must say; rank -1:
+ * any to and size. from is always a rank of the hello's own size, and not to. */
 int hpc_greeting_step(hpc_greeting *greeting, int fd, const unsigned char *key,
                       const unsigned char name[HPC_NAME_BYTES], int rank, int size, const char **why);
 
 /* Welcomes the caller: HPC_OK, or HPC_ERR_TRANSPORT if it is gone. */
 int hpc_greeting_end(int fd);
 
-/* The part of a step that needs no socket: takes up to nbytes of what came; *used of them. After HPC_OK from
- * hpc_greeting_take with state "hello is there" the answer to send lies in answer (for the fuzzer and the tests too).
- */
+/* The part of a step that needs no socket (for tests and the fuzzer too): takes some of nbytes, *used of them, at most
+ * to the end of a message. HPC_IN_PROGRESS: if answer->ready, all of answer is to be sent before more is taken; call
+ * again with what is left or comes. HPC_OK: proven. HPC_ERR_AUTH: refused, for good. */
 typedef struct hpc_answer {
     unsigned char bytes[HPC_NONCE_BYTES + HPC_DIGEST_BYTES];
     int ready;

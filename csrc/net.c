@@ -1,0 +1,408 @@
+#define _GNU_SOURCE
+#include "net.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <limits.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "wait.h"
+
+enum { BACKLOG = 4096, IPV4_BYTES = 4, IPV6_BYTES = 16, NAMES_BYTES = 256 };
+
+_Static_assert(HPC_IFNAME == IFNAMSIZ, "an interface's name has room");
+
+typedef union address {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+    struct sockaddr_storage room;
+} address;
+
+/* ---- addresses ---- */
+
+static size_t ip_bytes(const hpc_endpoint *e) {
+    return e->family == 4 ? IPV4_BYTES : IPV6_BYTES;
+}
+
+/* An IPv4 address that a dual-stack socket shows as IPv6 becomes IPv4 again. Whether it is an IP address at all. */
+static int endpoint_of(const address *a, hpc_endpoint *e) {
+    memset(e, 0, sizeof *e);
+    if (a->any.sa_family == AF_INET) {
+        e->family = 4;
+        e->port = ntohs(a->v4.sin_port);
+        memcpy(e->ip, &a->v4.sin_addr, IPV4_BYTES);
+    } else if (a->any.sa_family == AF_INET6) {
+        int mapped = IN6_IS_ADDR_V4MAPPED(&a->v6.sin6_addr);
+        e->family = mapped ? 4 : 6;
+        e->port = ntohs(a->v6.sin6_port);
+        memcpy(e->ip, a->v6.sin6_addr.s6_addr + (mapped ? IPV6_BYTES - IPV4_BYTES : 0),
+               mapped ? IPV4_BYTES : IPV6_BYTES);
+    }
+    return e->family != 0;
+}
+
+static socklen_t address_of(const hpc_endpoint *e, address *a) {
+    memset(a, 0, sizeof *a);
+    if (e->family == 4) {
+        a->v4.sin_family = AF_INET;
+        a->v4.sin_port = htons(e->port);
+        memcpy(&a->v4.sin_addr, e->ip, IPV4_BYTES);
+        return sizeof a->v4;
+    }
+    a->v6.sin6_family = AF_INET6;
+    a->v6.sin6_port = htons(e->port);
+    memcpy(&a->v6.sin6_addr, e->ip, IPV6_BYTES);
+    return sizeof a->v6;
+}
+
+static int is_present(const hpc_endpoint *e) {
+    return e->family == 4 || e->family == 6;
+}
+
+static int is_loopback(const hpc_endpoint *e) {
+    static const uint8_t one[IPV6_BYTES] = {[IPV6_BYTES - 1] = 1};
+    return e->family == 4 ? e->ip[0] == 127 : e->family == 6 && memcmp(e->ip, one, sizeof one) == 0;
+}
+
+static int is_link_local(const hpc_endpoint *e) {
+    return e->family == 4 ? e->ip[0] == 169 && e->ip[1] == 254 : e->ip[0] == 0xfe && (e->ip[1] & 0xc0) == 0x80;
+}
+
+static int same_ip(const hpc_endpoint *a, const hpc_endpoint *b) {
+    return a->family == b->family && memcmp(a->ip, b->ip, ip_bytes(a)) == 0;
+}
+
+static int in_network(const hpc_endpoint *e, const hpc_endpoint *network) {
+    if (e->family != network->family) return 0;
+    size_t bits = network->prefix, most = 8 * ip_bytes(e);
+    if (bits > most) bits = most;
+    if (memcmp(e->ip, network->ip, bits / 8) != 0) return 0;
+    return bits % 8 == 0 || (e->ip[bits / 8] ^ network->ip[bits / 8]) >> (8 - bits % 8) == 0;
+}
+
+void hpc_net_text(const hpc_endpoint *e, char text[HPC_ENDPOINT_TEXT]) {
+    char ip[INET6_ADDRSTRLEN];
+    if (!is_present(e) || inet_ntop(e->family == 4 ? AF_INET : AF_INET6, e->ip, ip, sizeof ip) == NULL) {
+        snprintf(text, HPC_ENDPOINT_TEXT, "no address");
+        return;
+    }
+    int n = snprintf(text, HPC_ENDPOINT_TEXT, e->family == 4 ? "%s:%u" : "[%s]:%u", ip, (unsigned)e->port);
+    if (e->interface[0] != '\0')
+        snprintf(text + n, HPC_ENDPOINT_TEXT - (size_t)n, " by %.*s", HPC_IFNAME - 1, e->interface);
+}
+
+void hpc_net_peer_text(int fd, char text[HPC_ENDPOINT_TEXT]) {
+    address a;
+    socklen_t nbytes = sizeof a;
+    hpc_endpoint e;
+    if (getpeername(fd, &a.any, &nbytes) != 0)
+        snprintf(text, HPC_ENDPOINT_TEXT, "a peer that is gone");
+    else if (!endpoint_of(&a, &e))
+        snprintf(text, HPC_ENDPOINT_TEXT, "a socket of this host");
+    else
+        hpc_net_text(&e, text);
+}
+
+/* ---- which interfaces ---- */
+
+typedef struct choice {
+    int excludes, exact;
+    const char *list; /* NULL: the default */
+} choice;
+
+static choice parse(const char *interfaces) {
+    choice c = {0};
+    if (interfaces == NULL || interfaces[0] == '\0') return c;
+    c.list = interfaces;
+    c.excludes = *c.list == '^';
+    c.list += c.excludes;
+    c.exact = *c.list == '=';
+    c.list += c.exact;
+    return c;
+}
+
+/* The next name of a comma list, without spaces around it; NULL at its end. */
+static const char *next_name(const char **list, size_t *length) {
+    while (**list == ',' || **list == ' ') ++*list;
+    const char *name = *list;
+    size_t n = strcspn(name, ",");
+    *list += n;
+    while (n > 0 && name[n - 1] == ' ') n--;
+    *length = n;
+    return n > 0 ? name : NULL;
+}
+
+static int is_listed(const choice *c, const char *interface) {
+    const char *list = c->list, *name;
+    size_t length;
+    while ((name = next_name(&list, &length)) != NULL) {
+        int exact = c->exact || *name == '=';
+        if (*name == '=') name++, length--;
+        if (length > 0 && strncmp(interface, name, length) == 0 && (!exact || interface[length] == '\0')) return 1;
+    }
+    return 0;
+}
+
+static int is_allowed(const choice *c, const hpc_endpoint *e) {
+    if (c->list != NULL) return is_listed(c, e->interface) != c->excludes;
+    return !is_loopback(e) && strcmp(e->interface, "lo") != 0 && strncmp(e->interface, "docker", 6) != 0 &&
+           strncmp(e->interface, "br-", 3) != 0;
+}
+
+static int prefix_of(const struct sockaddr *mask, const hpc_endpoint *e) {
+    const unsigned char *bytes;
+    int bits = 0, most = 8 * (int)ip_bytes(e);
+    if (mask == NULL) return most;
+    bytes = e->family == 4 ? (const unsigned char *)&((const struct sockaddr_in *)(const void *)mask)->sin_addr
+                           : ((const struct sockaddr_in6 *)(const void *)mask)->sin6_addr.s6_addr;
+    while (bits < most && (bytes[bits / 8] >> (7 - bits % 8) & 1)) bits++;
+    return bits;
+}
+
+/* Whether an interface's address can be given to other hosts: a link-local IPv6 one means nothing without its scope. */
+static int endpoint_of_interface(const struct ifaddrs *i, int with_ipv6, hpc_endpoint *e) {
+    address a;
+    if (i->ifa_addr == NULL || (i->ifa_flags & (IFF_UP | IFF_RUNNING)) != (IFF_UP | IFF_RUNNING)) return 0;
+    memset(&a, 0, sizeof a);
+    if (i->ifa_addr->sa_family == AF_INET)
+        memcpy(&a, i->ifa_addr, sizeof a.v4);
+    else if (i->ifa_addr->sa_family == AF_INET6 && with_ipv6)
+        memcpy(&a, i->ifa_addr, sizeof a.v6);
+    if (!endpoint_of(&a, e) || (e->family == 6 && is_link_local(e))) return 0;
+    e->prefix = (uint8_t)prefix_of(i->ifa_netmask, e);
+    /* A second IPv4 address may come as eth0:label. */
+    snprintf(e->interface, sizeof e->interface, "%.*s", (int)strcspn(i->ifa_name, ":"), i->ifa_name);
+    return 1;
+}
+
+/* Lower is better. */
+static int grade(const hpc_endpoint *e) {
+    if (is_loopback(e)) return e->family == 4 ? 3 : 4;
+    if (is_link_local(e)) return 2;
+    return e->family == 4 ? 0 : 1;
+}
+
+/* Before those that are worse; the last one falls out when there are too many. */
+static void insert(hpc_endpoint endpoints[HPC_ENDPOINTS], const hpc_endpoint *e) {
+    int at = 0;
+    while (at < HPC_ENDPOINTS && is_present(&endpoints[at]) && grade(&endpoints[at]) <= grade(e)) at++;
+    if (at == HPC_ENDPOINTS) return;
+    memmove(&endpoints[at + 1], &endpoints[at], (size_t)(HPC_ENDPOINTS - 1 - at) * sizeof *endpoints);
+    endpoints[at] = *e;
+}
+
+/* How many addresses the choice allows. */
+static int collect(const struct ifaddrs *interfaces, const choice *c, int with_ipv6, int all,
+                   hpc_endpoint endpoints[HPC_ENDPOINTS]) {
+    int n = 0;
+    hpc_endpoint e;
+    memset(endpoints, 0, HPC_ENDPOINTS * sizeof *endpoints);
+    for (const struct ifaddrs *i = interfaces; i != NULL; i = i->ifa_next) {
+        if (!endpoint_of_interface(i, with_ipv6, &e) || (!all && !is_allowed(c, &e))) continue;
+        insert(endpoints, &e);
+        n++;
+    }
+    return n;
+}
+
+/* Each once. */
+static void list_names(const struct ifaddrs *interfaces, int with_ipv6, char names[NAMES_BYTES]) {
+    const choice known = {.exact = 1, .list = names};
+    hpc_endpoint e;
+    size_t used = 0;
+    names[0] = '\0';
+    for (const struct ifaddrs *i = interfaces; i != NULL && used < NAMES_BYTES - 1; i = i->ifa_next) {
+        if (!endpoint_of_interface(i, with_ipv6, &e) || is_listed(&known, e.interface)) continue;
+        int n = snprintf(names + used, NAMES_BYTES - used, "%s%s", used > 0 ? ", " : "", e.interface);
+        used += n > 0 ? (size_t)n : 0;
+    }
+    if (used == 0) snprintf(names, NAMES_BYTES, "none");
+}
+
+static int find_endpoints(const char *interfaces, int with_ipv6, hpc_endpoint endpoints[HPC_ENDPOINTS],
+                          const char *op) {
+    choice c = parse(interfaces);
+    struct ifaddrs *there = NULL;
+    char names[NAMES_BYTES];
+    int status = HPC_OK;
+    if (getifaddrs(&there) != 0)
+        return hpc_fail(HPC_ERR_TRANSPORT, op, "%s: cannot list the interfaces of this host: %s", op, strerror(errno));
+    int n = collect(there, &c, with_ipv6, 0, endpoints);
+    if (n == 0 && c.list == NULL) n = collect(there, &c, with_ipv6, 1, endpoints);
+    if (n == 0) {
+        list_names(there, with_ipv6, names);
+        status = c.list == NULL
+                     ? hpc_fail(HPC_ERR_CONFIG, op, "%s: no interface of this host is up and has an address", op)
+                     : hpc_fail(HPC_ERR_CONFIG, op,
+                                "%s: HPCOMM_SOCKET_IFNAME is \"%s\", which allows no interface of this host that is up "
+                                "and has an address; name some of these, or leave it unset: %s",
+                                op, interfaces, names);
+    }
+    freeifaddrs(there);
+    return status;
+}
+
+/* ---- sockets ---- */
+
+/* A listening socket on every address of the family; -1 with errno. */
+static int listen_on(int family) {
+    const int on = 1, off = 0;
+    address a = {.any.sa_family = (sa_family_t)family};
+    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), error;
+    if (fd < 0) return -1;
+    if ((family != AF_INET6 || setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0) &&
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+        bind(fd, &a.any, family == AF_INET6 ? sizeof a.v6 : sizeof a.v4) == 0 && listen(fd, BACKLOG) == 0)
+        return fd;
+    error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
+int hpc_net_listen(const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS], int *fd, const char *op) {
+    address a;
+    socklen_t nbytes = sizeof a;
+    hpc_endpoint bound;
+    int with_ipv6 = 1, status;
+    *fd = listen_on(AF_INET6);
+    if (*fd < 0) {
+        with_ipv6 = 0;
+        *fd = listen_on(AF_INET);
+    }
+    if (*fd < 0 || getsockname(*fd, &a.any, &nbytes) != 0)
+        status = hpc_fail(HPC_ERR_TRANSPORT, op, "%s: cannot listen for TCP connections: %s", op, strerror(errno));
+    else
+        status = find_endpoints(interfaces, with_ipv6, endpoints, op);
+    if (status != HPC_OK) {
+        if (*fd >= 0) close(*fd);
+        *fd = -1;
+        return status;
+    }
+    endpoint_of(&a, &bound);
+    for (int i = 0; i < HPC_ENDPOINTS; i++)
+        if (is_present(&endpoints[i])) endpoints[i].port = bound.port;
+    return HPC_OK;
+}
+
+int hpc_net_is_local(int fd, const hpc_endpoint endpoints[HPC_ENDPOINTS]) {
+    address a;
+    socklen_t nbytes = sizeof a;
+    hpc_endpoint e;
+    if (getsockname(fd, &a.any, &nbytes) != 0 || !endpoint_of(&a, &e)) return 0;
+    if (is_loopback(&e)) return 1;
+    for (int i = 0; i < HPC_ENDPOINTS; i++)
+        if (is_present(&endpoints[i]) && same_ip(&e, &endpoints[i])) return 1;
+    return 0;
+}
+
+/* ---- reaching a peer ---- */
+
+/* Lower is tried first; a loopback address of a peer that is not known to be on this host leads back here. */
+static int distance(const hpc_endpoint own[HPC_ENDPOINTS], const hpc_endpoint *e) {
+    int best = is_loopback(e) ? 3 : 2;
+    for (int i = 0; i < HPC_ENDPOINTS && !is_loopback(e); i++) {
+        if (!is_present(&own[i])) continue;
+        if (in_network(e, &own[i])) return 0;
+        if (e->interface[0] != '\0' && strncmp(e->interface, own[i].interface, HPC_IFNAME) == 0) best = 1;
+    }
+    return best;
+}
+
+static int add(hpc_endpoint *candidates, int n, const hpc_endpoint *e) {
+    for (int i = 0; i < n; i++)
+        if (same_ip(&candidates[i], e)) return n;
+    candidates[n] = *e;
+    return n + 1;
+}
+
+int hpc_net_candidates(const hpc_endpoint own[HPC_ENDPOINTS], const hpc_endpoint peer[HPC_ENDPOINTS], int same_host,
+                       hpc_endpoint candidates[HPC_ENDPOINTS + 2]) {
+    enum { FARTHEST = 3 };
+    hpc_endpoint loopback4 = {.family = 4, .prefix = 8, .ip = {127, 0, 0, 1}, .interface = "lo"};
+    hpc_endpoint loopback6 = {.family = 6, .prefix = 128, .ip = {[IPV6_BYTES - 1] = 1}, .interface = "lo"};
+    int n = 0, has_ipv6 = 0;
+    for (int i = 0; i < HPC_ENDPOINTS; i++) has_ipv6 |= peer[i].family == 6;
+    if (same_host && is_present(&peer[0])) {
+        loopback4.port = loopback6.port = peer[0].port;
+        n = add(candidates, n, &loopback4);
+        if (has_ipv6) n = add(candidates, n, &loopback6);
+    }
+    for (int near = 0; near <= FARTHEST; near++)
+        for (int i = 0; i < HPC_ENDPOINTS; i++)
+            if (is_present(&peer[i]) && distance(own, &peer[i]) == near) n = add(candidates, n, &peer[i]);
+    return n;
+}
+
+/* A connection from an ephemeral port to that same port where nobody listens connects to itself. */
+static int is_own_echo(int fd) {
+    address here, there;
+    socklen_t n_here = sizeof here, n_there = sizeof there;
+    hpc_endpoint a, b;
+    return getsockname(fd, &here.any, &n_here) == 0 && getpeername(fd, &there.any, &n_there) == 0 &&
+           endpoint_of(&here, &a) && endpoint_of(&there, &b) && same_ip(&a, &b) && a.port == b.port;
+}
+
+/* 0 when a connect under way has succeeded, else its errno. */
+static int await_connected(int fd, double deadline) {
+    for (;;) {
+        double left = hpc_left(deadline);
+        struct pollfd p = {.fd = fd, .events = POLLOUT};
+        int n = poll(&p, 1, left > 60 ? 60000 : (int)(left * 1e3) + (left > 0)), error = 0;
+        if (n > 0) {
+            socklen_t nbytes = sizeof error;
+            return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &nbytes) == 0 ? error : errno;
+        }
+        if (n < 0 && errno != EINTR) return errno;
+        if (left <= 0) return EINPROGRESS;
+    }
+}
+
+int hpc_net_connect(const hpc_endpoint *to, double deadline, int *fd, int *error) {
+    address a;
+    socklen_t nbytes = address_of(to, &a);
+    *error = 0;
+    *fd = socket(a.any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (*fd < 0) {
+        *error = errno;
+        return HPC_ERR_TRANSPORT;
+    }
+    /* Interrupted, it goes on by itself. */
+    if (connect(*fd, &a.any, nbytes) != 0)
+        *error = errno == EINPROGRESS || errno == EINTR ? await_connected(*fd, deadline) : errno;
+    if (*error == 0 && is_own_echo(*fd)) *error = ECONNREFUSED;
+    if (*error == 0) return HPC_OK;
+    close(*fd);
+    *fd = -1;
+    if (*error != EINPROGRESS) return HPC_ERR_TRANSPORT;
+    *error = ETIMEDOUT;
+    return HPC_ERR_TIMEOUT;
+}
+
+static void set(int fd, int level, int option, int value) {
+    setsockopt(fd, level, option, &value, sizeof value); /* what the kernel refuses is left at its default */
+}
+
+void hpc_net_tune(int fd, double silence) {
+    enum { MOST_SECONDS = 32767 }; /* the kernel's limit for keepalive */
+    int seconds = silence >= 1 ? (silence < MOST_SECONDS ? (int)silence : MOST_SECONDS) : 1;
+    int idle = seconds > 1 ? seconds / 2 : 1, interval = seconds > 10 ? seconds / 10 : 1;
+    int probes = seconds > idle ? (seconds - idle) / interval : 1;
+    double ms = silence * 1e3;
+    set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
+    set(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval);
+    set(fd, IPPROTO_TCP, TCP_KEEPCNT, probes);
+    set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, ms >= 1 ? (ms < INT_MAX ? (int)ms : INT_MAX) : 1); /* 0 is the default */
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
