@@ -201,48 +201,6 @@ static int choose_transports(hpc_context *c) {
     return HPC_OK;
 }
 
-/* Connects the control channel by what the chosen transports need; a pair that looked like one host but is none (a
- * cloned machine, say) comes out with a TCP link, and its transport follows. */
-static int connect_control(hpc_context *c, double deadline) {
-    size_t size = (size_t)c->group.size;
-    const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
-    hpc_control_address *controls = calloc(size, sizeof *controls);
-    unsigned char *links = calloc(size, 2), *same_host = links + size;
-    int status = HPC_OK;
-    if (controls == NULL || links == NULL)
-        status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %zu addresses", size);
-    for (size_t r = 0; r < size && status == HPC_OK; r++) {
-        const char *why;
-        controls[r] = c->addresses[r].control;
-        same_host[r] = (unsigned char)on_same_host(&c->addresses[r], &c->self);
-        links[r] = c->transports[r]->caps & HPC_CAP_ONE_HOST ? HPC_LINK_UNIX : HPC_LINK_TCP;
-        if (hpc_transport_allowed(names, &hpc_transport_tcp) && c->transports[r] != &hpc_transport_loop &&
-            hpc_transport_tcp.reaches(&c->self, &c->addresses[r], &why))
-            links[r] |= HPC_LINK_TCP;
-    }
-    if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, deadline);
-    c->all_tcp = size > 1;
-    for (size_t r = 0; r < size && status == HPC_OK; r++) {
-        if (r == (size_t)c->group.rank) continue;
-        if (hpc_control_link(c->control, (int)r) == HPC_LINK_TCP)
-            c->transports[r] = &hpc_transport_tcp;
-        else
-            c->all_tcp = 0;
-    }
-    free(controls);
-    free(links);
-    return status;
-}
-
-static void list_used(hpc_context *c) {
-    int n = 0;
-    for (int r = 0; r < c->group.size; r++) {
-        int known = 0;
-        for (int i = 0; i < n; i++) known |= c->used[i] == c->transports[r];
-        if (!known && n + 1 < HPC_USED) c->used[n++] = c->transports[r];
-    }
-}
-
 /* With a core for each rank of the host a spin costs nobody anything; with fewer it takes the core of the rank that is
  * waited for, and yielding for longer beats the futex' wake-up (docs/architecture.md, Waiting). */
 static void choose_waiting(hpc_context *c) {
@@ -307,6 +265,48 @@ void hpc_context_remove_task(hpc_context *c, hpc_task *task) {
 }
 
 /* ---- connect ---- */
+
+/* Connects the control channel by what the chosen transports need; a pair that looked like one host but is none (a
+ * cloned machine, say) comes out with a TCP link, and its transport follows. */
+static int connect_control(hpc_context *c, double deadline) {
+    size_t size = (size_t)c->group.size;
+    const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
+    hpc_control_address *controls = calloc(size, sizeof *controls);
+    unsigned char *links = calloc(size, 2), *same_host = links + size;
+    int status = HPC_OK;
+    if (controls == NULL || links == NULL)
+        status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %zu addresses", size);
+    for (size_t r = 0; r < size && status == HPC_OK; r++) {
+        const char *why;
+        controls[r] = c->addresses[r].control;
+        same_host[r] = (unsigned char)on_same_host(&c->addresses[r], &c->self);
+        links[r] = c->transports[r]->caps & HPC_CAP_ONE_HOST ? HPC_LINK_UNIX : HPC_LINK_TCP;
+        if (hpc_transport_allowed(names, &hpc_transport_tcp) && c->transports[r] != &hpc_transport_loop &&
+            hpc_transport_tcp.reaches(&c->self, &c->addresses[r], &why))
+            links[r] |= HPC_LINK_TCP;
+    }
+    if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, deadline);
+    c->all_tcp = size > 1;
+    for (size_t r = 0; r < size && status == HPC_OK; r++) {
+        if (r == (size_t)c->group.rank) continue;
+        if (hpc_control_link(c->control, (int)r) == HPC_LINK_TCP)
+            c->transports[r] = &hpc_transport_tcp;
+        else
+            c->all_tcp = 0;
+    }
+    free(controls);
+    free(links);
+    return status;
+}
+
+static void list_used(hpc_context *c) {
+    int n = 0;
+    for (int r = 0; r < c->group.size; r++) {
+        int known = 0;
+        for (int i = 0; i < n; i++) known |= c->used[i] == c->transports[r];
+        if (!known && n + 1 < HPC_USED) c->used[n++] = c->transports[r];
+    }
+}
 
 int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     double deadline;

@@ -34,7 +34,7 @@ HEADERS = """
 queue.h engine.h
 lane.h
 window.h rule_pass.h
-context.h rule_kernel.h
+context.h mesh.h rule_kernel.h
 control.h ring.h reduce_kernel.h rule.h
 hello.h net.h frame.h
 wait.h transport.h reduce.h wire_kernel.h
@@ -49,6 +49,10 @@ SOURCES = {
     "rows.c": "engine.h",
     "worker.c": "engine.h",
     "exchange.c": "engine.h",
+    "control.c": "mesh.h",  # the control channel's parts know each other
+    "service.c": "mesh.h",
+    "link.c": "mesh.h",
+    "collective.c": "mesh.h",
     "context.c": "lane.h",  # a context opens its first lane
     "window.c": "lane.h",  # a put goes by a lane
     "plan_check.c": "plan.h",

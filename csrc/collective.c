@@ -1,0 +1,158 @@
+/* Collectives: each rank sends its part to every other one and waits for theirs. Messages are numbered, so a rank that
+ * is ahead by one collective fills the inboxes of those that are still at the last. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "mesh.h"
+
+struct gathering {
+    hpc_control *control;
+    uint64_t sequence;
+};
+
+static int has_reply(struct gathering *g, int rank) {
+    hpc_control *c = g->control;
+    if (rank == c->group->rank) return 1;
+    for (const hpc_message *m = c->links[rank].inbox; m != NULL && m->sequence <= g->sequence; m = m->next)
+        if (m->sequence == g->sequence) return 1;
+    return 0;
+}
+
+static int who_is_missing(void *arg, int *ranks) {
+    struct gathering *g = arg;
+    int n = 0;
+    pthread_mutex_lock(&g->control->lock);
+    for (int r = 0; r < g->control->group->size; r++)
+        if (!has_reply(g, r)) ranks[n++] = r;
+    pthread_mutex_unlock(&g->control->lock);
+    return n;
+}
+
+static int all_replied(void *arg) {
+    struct gathering *g = arg;
+    int all = 1;
+    pthread_mutex_lock(&g->control->lock);
+    for (int r = 0; r < g->control->group->size && all; r++) all = has_reply(g, r);
+    pthread_mutex_unlock(&g->control->lock);
+    return all;
+}
+
+/* Takes rank's reply out of the inbox, and drops what an abandoned collective left before it. */
+static hpc_message *take_reply(hpc_control *c, int rank, uint64_t sequence) {
+    hpc_message *m;
+    pthread_mutex_lock(&c->lock);
+    while ((m = c->links[rank].inbox) != NULL && m->sequence < sequence) {
+        c->links[rank].inbox = m->next;
+        hpc_message_free(m);
+    }
+    if (m != NULL) c->links[rank].inbox = m->next;
+    pthread_mutex_unlock(&c->lock);
+    return m;
+}
+
+/* One's own part, or what the message brought; frees it. */
+static int take_data(hpc_reply *reply, hpc_message *m, const void *data, size_t nbytes) {
+    reply->nbytes = m != NULL ? m->total : nbytes;
+    if (m != NULL) {
+        reply->data = m->data;
+        reply->fd = m->fd;
+        m->data = NULL;
+        m->fd = -1;
+    } else if ((reply->data = malloc(nbytes + 1)) != NULL && nbytes > 0) {
+        memcpy(reply->data, data, nbytes);
+    }
+    hpc_message_free(m);
+    return reply->data != NULL;
+}
+
+/* Returns the first rank that did not take its part in time, or -1. */
+static int send_to_all(hpc_control *c, const char *op, const void *data, size_t nbytes, int fd, double deadline) {
+    hpc_group *g = c->group;
+    int late = -1;
+    for (int i = 1; i < g->size; i++) { /* each rank begins with its successor, so that no rank is everybody's first */
+        int r = (g->rank + i) % g->size;
+        if (hpc_link_send(c, r, HPC_MESH_GATHER, c->sequence, op, data, nbytes, fd, deadline) == HPC_ERR_TIMEOUT && late < 0)
+            late = r;
+    }
+    return late;
+}
+
+/* One collective at a time, and no longer than the deadline for its turn. */
+static int take_turn(hpc_control *c, const char *op, double deadline) {
+    double left = hpc_left(deadline);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    double at = (double)until.tv_sec + 1e-9 * (double)until.tv_nsec + left;
+    until.tv_sec = (time_t)at;
+    until.tv_nsec = (long)((at - (double)until.tv_sec) * 1e9);
+    if (pthread_mutex_timedlock(&c->collective_lock, &until) == 0) return HPC_OK;
+    return hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, NULL, 0,
+                          "rank %d: %s: a collective of another thread is under way", c->group->rank, op);
+}
+
+int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_t nbytes, int fd, hpc_sizes sizes,
+                         hpc_reply *replies, double deadline) {
+    hpc_group *g = c->group;
+    struct gathering gathering = {c, 0};
+    const hpc_wait wait = {op, all_replied, who_is_missing, &gathering};
+    char(*ops)[HPC_OP_BYTES] = calloc((size_t)g->size, sizeof *ops);
+    int status = ops == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op) : take_turn(c, op, deadline);
+    for (int r = 0; r < g->size; r++) replies[r] = (hpc_reply){.fd = -1};
+    if (status != HPC_OK) {
+        free(ops);
+        return status;
+    }
+    status = hpc_group_usable(g, op);
+    if (status != HPC_OK) goto out;
+    for (int r = 0; r < g->size && c->broken == HPC_ERR_PEER && status == HPC_OK; r++)
+        status = hpc_group_peer_present(g, r, op);
+    if (c->broken != HPC_OK) {
+        if (status == HPC_OK)
+            status = hpc_fail(HPC_ERR_CONFIG, op,
+                              "rank %d: %s: an earlier collective failed (%s), so the ranks no longer agree on the "
+                              "next; close the context",
+                              g->rank, op, hpc_status_text(c->broken));
+        goto out;
+    }
+    gathering.sequence = ++c->sequence;
+    int late = send_to_all(c, op, data, nbytes, fd, deadline);
+    status = hpc_wait_for(g, &wait, hpc_left(deadline));
+    if (status == HPC_OK && late >= 0) /* it has not all of this rank's part, so it will not go on */
+        status = hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, &late, 1,
+                                "rank %d: %s: rank %d did not read its socket in time", g->rank, op, late);
+    if (status != HPC_OK) {
+        c->broken = status;
+        goto out;
+    }
+    for (int r = 0; r < g->size; r++) {
+        hpc_message *m = r == g->rank ? NULL : take_reply(c, r, c->sequence);
+        snprintf(ops[r], HPC_OP_BYTES, "%s", m != NULL ? m->op : op);
+        if (!take_data(&replies[r], m, data, nbytes))
+            c->broken = status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %zu bytes", op, nbytes);
+    }
+    for (int r = 1; r < g->size && status == HPC_OK; r++)
+        if (strcmp(ops[r], ops[0]) != 0)
+            status = hpc_fail(HPC_ERR_CONFIG, op,
+                              "rank 0 calls %s while rank %d calls %s; every rank must make the same collective calls "
+                              "in the same order",
+                              ops[0], r, ops[r]);
+        else if (sizes == HPC_EQUAL_SIZES && replies[r].nbytes != replies[0].nbytes)
+            status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d gives %zu bytes and rank 0 gives %zu", op, r,
+                              replies[r].nbytes, replies[0].nbytes);
+out:
+    if (status != HPC_OK) hpc_control_free_replies(c, replies);
+    pthread_mutex_unlock(&c->collective_lock);
+    free(ops);
+    return status;
+}
+
+void hpc_control_free_replies(hpc_control *c, hpc_reply *replies) {
+    for (int r = 0; r < c->group->size; r++) {
+        free(replies[r].data);
+        hpc_close(&replies[r].fd);
+        replies[r] = (hpc_reply){.fd = -1};
+    }
+}

@@ -1,0 +1,381 @@
+/* Frames on one link. A Unix link carries each frame as a packet. On a TCP link they follow each other as a stream, so
+ * both sides keep where they are in it: the reader a frame in part (head, got), the sender what a frame needs to be
+ * whole. A frame that the deadline cuts in two ends the sending half of the link, or the next one would be read as its
+ * rest. */
+#define _GNU_SOURCE
+#include "mesh.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+static const uint32_t MAGIC = 0x68706331; /* "hpc1" */
+static const uint64_t MOST = (uint64_t)1 << 32;
+
+/* ---- sending ---- */
+
+/* Whether nobody will read what is sent to rank, or nobody waits for the answer any more. */
+static int is_pointless(const hpc_group *g, int rank, uint32_t type) {
+    int state = atomic_load_explicit(&g->states[rank], memory_order_acquire);
+    return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED || (type == HPC_MESH_GATHER && atomic_load(&g->closed));
+}
+
+static int is_whole(struct msghdr *m, size_t sent) {
+    while (m->msg_iovlen > 0 && sent >= m->msg_iov->iov_len) {
+        sent -= m->msg_iov->iov_len;
+        m->msg_iov++;
+        m->msg_iovlen--;
+    }
+    if (m->msg_iovlen == 0) return 1;
+    m->msg_iov->iov_base = (char *)m->msg_iov->iov_base + sent;
+    m->msg_iov->iov_len -= sent;
+    return 0;
+}
+
+/* All of m (which is used up), waiting for room until the deadline; *sent of it when it fails. */
+static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, double deadline, size_t *sent) {
+    hpc_link *l = &c->links[rank];
+    int fd = atomic_load(&l->fd);
+    *sent = 0;
+    for (;;) {
+        ssize_t n = sendmsg(fd, m, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n >= 0) {
+            *sent += (size_t)n;
+            atomic_store_explicit(&l->spoke, 1, memory_order_relaxed);
+            if (is_whole(m, (size_t)n)) return HPC_OK;
+            continue;
+        }
+        if (errno == EINTR) continue;
+        if (errno != EAGAIN && errno != ENOBUFS && errno != ETOOMANYREFS) {
+            if (errno != EPIPE) atomic_store(&l->failure, errno);
+            return HPC_ERR_PEER;
+        }
+        double left = deadline - hpc_now();
+        if (is_pointless(c->group, rank, type)) return HPC_ERR_PEER;
+        if (left <= 0) return HPC_ERR_TIMEOUT;
+        struct pollfd p = {.fd = fd, .events = POLLOUT};
+        poll(&p, 1, left > 0.1 ? 100 : (int)(left * 1e3) + 1);
+    }
+}
+
+static hpc_mesh_frame beat_of(const hpc_control *c) {
+    return (hpc_mesh_frame){.magic = MAGIC, .type = HPC_MESH_BEAT, .rank = c->group->rank};
+}
+
+/* What is missing of a beat comes before anything else. */
+static int finish_beat(hpc_control *c, int rank, double deadline) {
+    hpc_link *l = &c->links[rank];
+    hpc_mesh_frame beat = beat_of(c);
+    if (l->beat_left == 0) return HPC_OK;
+    struct iovec part = {(char *)(&beat + 1) - l->beat_left, l->beat_left};
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
+    size_t sent;
+    int status = send_all(c, rank, HPC_MESH_BEAT, &m, deadline, &sent);
+    l->beat_left -= sent;
+    return status;
+}
+
+static int send_frame(hpc_control *c, int rank, const hpc_mesh_frame *f, const void *payload, int pass_fd,
+                      double deadline) {
+    hpc_link *l = &c->links[rank];
+    struct iovec parts[2] = {{(void *)(uintptr_t)f, sizeof *f}, {(void *)(uintptr_t)payload, f->nbytes}};
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } room;
+    struct msghdr m = {.msg_iov = parts, .msg_iovlen = f->nbytes > 0 ? 2 : 1};
+    size_t sent;
+    if (pass_fd >= 0 && l->kind == HPC_LINK_UNIX) {
+        memset(&room, 0, sizeof room);
+        m.msg_control = room.bytes;
+        m.msg_controllen = sizeof room.bytes;
+        struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+        h->cmsg_level = SOL_SOCKET;
+        h->cmsg_type = SCM_RIGHTS;
+        h->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(h), &pass_fd, sizeof(int));
+    }
+    int status = send_all(c, rank, f->type, &m, deadline, &sent);
+    if (status != HPC_OK && sent > 0) {
+        l->cut = 1;
+        shutdown(atomic_load(&l->fd), SHUT_WR);
+    }
+    return status;
+}
+
+int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, const char *op, const void *data,
+                  size_t nbytes, int pass_fd, double deadline) {
+    hpc_link *l = &c->links[rank];
+    int status;
+    size_t offset = 0;
+    pthread_mutex_lock(&l->send_lock); /* also keeps the descriptor from being closed under the send */
+    status = atomic_load(&l->fd) < 0 || l->cut ? HPC_ERR_PEER : finish_beat(c, rank, deadline);
+    while (status == HPC_OK) {
+        size_t n = nbytes - offset < HPC_PIECE_BYTES ? nbytes - offset : HPC_PIECE_BYTES;
+        hpc_mesh_frame f = {.magic = MAGIC,
+                            .type = type,
+                            .rank = c->group->rank,
+                            .nbytes = (uint32_t)n,
+                            .sequence = sequence,
+                            .total = nbytes,
+                            .offset = offset};
+        snprintf(f.op, sizeof f.op, "%s", op);
+        status = send_frame(c, rank, &f, (const char *)data + offset, offset == 0 ? pass_fd : -1, deadline);
+        offset += n;
+        if (offset >= nbytes) break;
+    }
+    pthread_mutex_unlock(&l->send_lock);
+    return status;
+}
+
+int hpc_link_beat(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    if (pthread_mutex_trylock(&l->send_lock) != 0) return 0;
+    if (!l->cut) {
+        if (l->beat_left == 0) l->beat_left = sizeof(hpc_mesh_frame);
+        finish_beat(c, rank, 0);
+        atomic_store_explicit(&l->spoke, 0, memory_order_relaxed);
+    }
+    int whole = !l->cut && l->beat_left == 0;
+    pthread_mutex_unlock(&l->send_lock);
+    return whole;
+}
+
+/* ---- receiving ---- */
+
+void hpc_message_free(hpc_message *m) {
+    if (m == NULL) return;
+    hpc_close(&m->fd);
+    free(m->data);
+    free(m);
+}
+
+static int is_sound(const hpc_mesh_frame *f, int size) {
+    return f->magic == MAGIC && f->rank >= 0 && f->rank < size && f->nbytes <= HPC_PIECE_BYTES &&
+           f->offset <= f->total && f->nbytes <= f->total - f->offset && memchr(f->op, 0, sizeof f->op) != NULL;
+}
+
+static const char garbled[] = "it sent what is no message of hpcomm";
+static const char no_memory[] = "this rank has no memory for what it sent";
+static const char ended[] = "its process died or closed the connection";
+
+/* Room for what the frame brings, never more than twice what has come. */
+static int make_room(hpc_message *m, size_t more) {
+    size_t need = m->got + more, room = need > 2 * m->room ? need : 2 * m->room;
+    if (need <= m->room && m->data != NULL) return 1;
+    if (room > m->total) room = m->total;
+    char *data = realloc(m->data, room + 1);
+    if (data == NULL) return 0;
+    m->data = data;
+    m->room = room;
+    return 1;
+}
+
+/* The message that the frame goes on with, or begins. NULL, or what is wrong. */
+static const char *find_message(hpc_link *l, const hpc_mesh_frame *f) {
+    hpc_message *m = l->incoming;
+    if (m != NULL && f->offset == 0) { /* the sender gave it up when its deadline passed */
+        hpc_message_free(m);
+        m = l->incoming = NULL;
+    }
+    if (m == NULL) {
+        if (f->offset != 0 || f->total > MOST) return garbled;
+        m = malloc(sizeof *m);
+        if (m == NULL) return no_memory;
+        *m = (hpc_message){.sequence = f->sequence, .total = f->total, .fd = -1};
+        memcpy(m->op, f->op, sizeof m->op);
+        l->incoming = m;
+    }
+    if (f->sequence != m->sequence || f->total != m->total || f->offset != m->got) return garbled;
+    return make_room(m, f->nbytes) ? NULL : no_memory;
+}
+
+/* Says in *at where the frame's payload goes. NULL, or why the link cannot go on. */
+static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f, char **at) {
+    hpc_link *l = &c->links[rank];
+    *at = NULL;
+    if (!is_sound(f, c->group->size) || f->rank != rank) return garbled;
+    switch (f->type) {
+    case HPC_MESH_GATHER: {
+        const char *why = find_message(l, f);
+        if (why == NULL) *at = l->incoming->data + l->incoming->got;
+        return why;
+    }
+    case HPC_MESH_ABORT:
+        *at = l->text;
+        return f->nbytes < sizeof l->text ? NULL : garbled;
+    case HPC_MESH_BYE:
+    case HPC_MESH_BEAT:
+        return f->nbytes == 0 ? NULL : garbled;
+    default:
+        return garbled;
+    }
+}
+
+/* The payload is where begin_frame said. */
+static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
+    hpc_link *l = &c->links[rank];
+    hpc_message *m = l->incoming, **at;
+    switch (f->type) {
+    case HPC_MESH_GATHER:
+        m->got += f->nbytes;
+        if (m->got < m->total) return;
+        l->incoming = NULL;
+        pthread_mutex_lock(&c->lock);
+        for (at = &l->inbox; *at != NULL; at = &(*at)->next) {
+        }
+        *at = m;
+        pthread_mutex_unlock(&c->lock);
+        hpc_bell_ring(c->group->bell);
+        return;
+    case HPC_MESH_BYE:
+        hpc_group_depart(c->group, rank, HPC_PEER_LEFT, "it left");
+        return;
+    case HPC_MESH_ABORT:
+        l->text[f->nbytes] = 0;
+        hpc_group_depart(c->group, rank, HPC_PEER_FAILED, l->text);
+        return;
+    }
+}
+
+/* One packet if there is one: its size, 0 at the end of the link, -1 if none (errno). A descriptor that came along is
+ * the caller's. */
+static ssize_t receive_packet(int fd, hpc_mesh_frame *f, char *payload, int *passed) {
+    struct iovec parts[2] = {{f, sizeof *f}, {payload, HPC_PIECE_BYTES}};
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } room;
+    struct msghdr m = {
+        .msg_iov = parts, .msg_iovlen = 2, .msg_control = room.bytes, .msg_controllen = CMSG_LEN(sizeof(int))};
+    ssize_t n;
+    *passed = -1;
+    do n = recvmsg(fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    while (n < 0 && errno == EINTR);
+    if (n < 0) return n;
+    for (struct cmsghdr *h = CMSG_FIRSTHDR(&m); h != NULL; h = CMSG_NXTHDR(&m, h))
+        if (h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS) memcpy(passed, CMSG_DATA(h), sizeof(int));
+    return n;
+}
+
+static int is_packet(const hpc_mesh_frame *f, ssize_t n, int size) {
+    return n >= (ssize_t)sizeof *f && is_sound(f, size) && (size_t)n == sizeof *f + f->nbytes;
+}
+
+/* The answer to this rank's HELLO. Takes the descriptor over. */
+static int take_bell(hpc_control *c, int rank, int *passed) {
+    hpc_link *l = &c->links[rank];
+    int fd = *passed;
+    if (l->bell != NULL || fd < 0) return 0;
+    *passed = -1;
+    if (hpc_memory_attach(fd, sizeof(hpc_bell), "init", &l->bell) != HPC_OK) return 0;
+    hpc_link_alive(c, rank);
+    return 1;
+}
+
+static const char *read_packets(hpc_control *c, int rank) {
+    char payload[HPC_PIECE_BYTES], *at;
+    hpc_link *l = &c->links[rank];
+    int fd = atomic_load(&l->fd), passed;
+    hpc_mesh_frame f;
+    const char *why = NULL;
+    while (why == NULL) {
+        ssize_t n = receive_packet(fd, &f, payload, &passed);
+        /* A peer that closed with packets of ours unread gives one reset before its own last packets. */
+        if (n < 0 && errno == ECONNRESET) continue;
+        if (n < 0) return errno == EAGAIN ? NULL : ended;
+        if (n == 0) {
+            why = ended;
+        } else if (!is_packet(&f, n, c->group->size)) {
+            why = garbled;
+        } else if (f.type == HPC_MESH_HELLO) {
+            if (!take_bell(c, rank, &passed)) why = garbled;
+        } else if ((why = begin_frame(c, rank, &f, &at)) == NULL) {
+            if (f.nbytes > 0) memcpy(at, payload, f.nbytes);
+            if (f.type == HPC_MESH_GATHER && f.offset == 0) {
+                l->incoming->fd = passed;
+                passed = -1;
+            }
+            end_frame(c, rank, &f);
+        }
+        hpc_close(&passed);
+    }
+    return why;
+}
+
+static const char *name_failure(hpc_link *l, int error) {
+    if (error == 0) return ended;
+    snprintf(l->text, sizeof l->text, "the connection to it failed: %s", strerror(error));
+    return l->text;
+}
+
+/* A frame's header goes to head, then its payload to where it belongs. */
+static const char *read_stream(hpc_control *c, int rank) {
+    enum { TURN = 4 << 20 }; /* then the other links have theirs */
+    hpc_link *l = &c->links[rank];
+    int fd = atomic_load(&l->fd);
+    hpc_mesh_frame *f = &l->head;
+    for (size_t read = 0; read < TURN;) {
+        char *at = (char *)f;
+        size_t done = l->got, want = sizeof *f;
+        if (l->got >= sizeof *f) {
+            done = l->got - sizeof *f;
+            want = f->nbytes;
+            at = f->type == HPC_MESH_GATHER ? l->incoming->data + l->incoming->got : l->text;
+        }
+        ssize_t n = recv(fd, at + done, want - done, MSG_DONTWAIT);
+        if (n == 0) return name_failure(l, atomic_load(&l->failure));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno == EAGAIN ? NULL : name_failure(l, errno);
+        l->heard = hpc_now();
+        l->got += (size_t)n;
+        read += (size_t)n;
+        if (l->got == sizeof *f) {
+            const char *why = begin_frame(c, rank, f, &at);
+            if (why != NULL) return why;
+        }
+        if (l->got >= sizeof *f && l->got == sizeof *f + f->nbytes) {
+            l->got = 0;
+            end_frame(c, rank, f);
+        }
+    }
+    return NULL;
+}
+
+const char *hpc_link_read(hpc_control *c, int rank) {
+    return c->links[rank].kind == HPC_LINK_TCP ? read_stream(c, rank) : read_packets(c, rank);
+}
+
+int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_COOKIE_BYTES], int *bell) {
+    char payload[HPC_PIECE_BYTES];
+    hpc_mesh_frame f;
+    ssize_t n = receive_packet(fd, &f, payload, bell);
+    if (n < 0 && errno == EAGAIN) return HPC_IN_PROGRESS;
+    if (!is_packet(&f, n, size) || f.type != HPC_MESH_HELLO || f.nbytes != HPC_COOKIE_BYTES || *bell < 0) {
+        hpc_close(bell);
+        return HPC_ERR_AUTH;
+    }
+    memcpy(secret, payload, HPC_COOKIE_BYTES);
+    *rank = f.rank;
+    return HPC_OK;
+}
+
+/* ---- the link as such ---- */
+
+void hpc_link_publish(hpc_control *c, int rank, int fd, int kind) {
+    hpc_link *l = &c->links[rank];
+    l->kind = kind;
+    l->heard = hpc_now();
+    atomic_store(&l->fd, fd);
+    if (kind == HPC_LINK_TCP) atomic_fetch_add(&c->tcp_links, 1);
+}
+
+void hpc_link_alive(hpc_control *c, int rank) {
+    int joining = HPC_PEER_JOINING; /* release: the bell before the state */
+    atomic_compare_exchange_strong(&c->group->states[rank], &joining, HPC_PEER_ALIVE);
+    hpc_bell_ring(c->group->bell);
+}

@@ -1,0 +1,337 @@
+/* How links are made: of two ranks the higher one calls. By a Unix socket where the pair has one; else by TCP, where
+ * each address that may lead to the peer is tried until one proves to be it. */
+#define _GNU_SOURCE
+#include "mesh.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address) {
+    char *path = address->sun_path; /* a leading NUL makes it abstract */
+    memset(address, 0, sizeof *address);
+    address->sun_family = AF_UNIX;
+    int n = snprintf(path + 1, sizeof address->sun_path - 1, "hpcomm-");
+    for (int i = 0; i < HPC_COOKIE_BYTES; i++)
+        n += snprintf(path + 1 + n, sizeof address->sun_path - 1 - (size_t)n, "%02x", name[i]);
+    return (unsigned)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+/* ---- Unix ---- */
+
+/* HPC_IN_PROGRESS when nobody listens there. */
+static int call_unix(hpc_control *c, int rank, double deadline) {
+    const hpc_control_address *to = &c->links[rank].address;
+    struct sockaddr_un name;
+    socklen_t length = hpc_mesh_name(to->name, &name);
+    struct ucred owner = {.uid = (uid_t)-1};
+    socklen_t owner_bytes = sizeof owner;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), status;
+    if (fd < 0) return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: socket: %s", strerror(errno));
+    while (connect(fd, (struct sockaddr *)&name, length) != 0) {
+        int error = errno;
+        if (error == EINTR) continue;
+        if (error == EAGAIN && hpc_now() < deadline) { /* its backlog is full */
+            poll(NULL, 0, 1);
+            continue;
+        }
+        close(fd);
+        if (error == ECONNREFUSED || error == ENOENT) return HPC_IN_PROGRESS;
+        return hpc_fail_ranks(HPC_ERR_TIMEOUT, "init", NULL, 0, &rank, 1,
+                              "rank %d: init: cannot connect to rank %d: %s", c->group->rank, rank, strerror(error));
+    }
+    /* The name may have been taken over by somebody else after its owner's death. */
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &owner_bytes) != 0 ||
+        (owner.uid != geteuid() && owner.uid != 0)) {
+        close(fd);
+        return hpc_fail(HPC_ERR_AUTH, "init", "init: rank %d's socket belongs to user %d, who is not of this job", rank,
+                        (int)owner.uid);
+    }
+    hpc_link_publish(c, rank, fd, HPC_LINK_UNIX);
+    status =
+        hpc_link_send(c, rank, HPC_MESH_HELLO, 0, "init", to->secret, HPC_COOKIE_BYTES, c->bell->fd, deadline);
+    if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0)
+        return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
+    if (status == HPC_ERR_TIMEOUT)
+        return hpc_fail_ranks(HPC_ERR_TIMEOUT, "init", NULL, 0, &rank, 1,
+                              "rank %d: init: rank %d does not read its socket", c->group->rank, rank);
+    return HPC_OK; /* a hang-up is found by the service thread */
+}
+
+/* ---- TCP ---- */
+
+enum { MOST_ATTEMPTS = HPC_ENDPOINTS + 3, HANG_UPS = 3, DETAIL_BYTES = 512 };
+
+/* One address of the peer, and how far it led. */
+typedef struct attempt {
+    hpc_endpoint at;
+    int status;   /* HPC_IN_PROGRESS before the first try */
+    int hang_ups; /* it closed the connection so often: it may have had no place, or have died */
+    int refused;  /* by the kernel there: nobody listens */
+    char why[80];
+} attempt;
+
+typedef struct calls {
+    attempt all[MOST_ATTEMPTS];
+    int n;
+} calls;
+
+static int same_endpoint(const hpc_endpoint *a, const hpc_endpoint *b) {
+    return a->family == b->family && a->port == b->port && memcmp(a->ip, b->ip, a->family == 4 ? 4 : 16) == 0;
+}
+
+/* The address that led to the peer before comes first. */
+static void list_attempts(hpc_control *c, int rank, calls *calls) {
+    hpc_link *l = &c->links[rank];
+    hpc_endpoint found[HPC_ENDPOINTS + 2], known;
+    int n = hpc_net_candidates(c->self.endpoints, l->address.endpoints, l->same_host, found);
+    pthread_mutex_lock(&c->lock);
+    known = l->endpoint;
+    pthread_mutex_unlock(&c->lock);
+    memset(calls, 0, sizeof *calls);
+    if (known.family != 0) calls->all[calls->n++].at = known;
+    for (int i = 0; i < n; i++)
+        if (known.family == 0 || !same_endpoint(&known, &found[i])) calls->all[calls->n++].at = found[i];
+    for (int i = 0; i < calls->n; i++) calls->all[i].status = HPC_IN_PROGRESS;
+}
+
+/* Whether it may still lead to the peer. */
+static int is_open(const attempt *a) {
+    return a->status == HPC_IN_PROGRESS || a->status == HPC_ERR_TIMEOUT ||
+           (a->status == HPC_ERR_TRANSPORT && a->hang_ups > 0 && a->hang_ups < HANG_UPS);
+}
+
+static void try_address(hpc_control *c, attempt *a, hpc_hello *hello, double until, int *fd) {
+    int error = 0;
+    const char *why = "";
+    a->status = hpc_net_connect(&a->at, until, fd, &error);
+    a->refused = error == ECONNREFUSED;
+    if (a->status != HPC_OK) {
+        snprintf(a->why, sizeof a->why, "%s", a->status == HPC_ERR_TIMEOUT ? "no answer" : strerror(error));
+        return;
+    }
+    a->status = hpc_hello_call(*fd, hello, c->key, until, &why);
+    if (a->status == HPC_OK) {
+        hpc_net_tune(*fd, c->silence);
+        return;
+    }
+    if (a->status == HPC_ERR_TRANSPORT) a->hang_ups++;
+    snprintf(a->why, sizeof a->why, "%s", why);
+    hpc_close(fd);
+}
+
+/* A third of what is left, at least a second, while there are other addresses: one that swallows everything must not
+ * take the time of those that work. */
+static double share_of(double deadline, int others) {
+    double now = hpc_now(), left = deadline - now, share = left / 3 > 1 ? left / 3 : 1;
+    return others > 0 && share < left ? now + share : deadline;
+}
+
+/* Goes round the addresses until one is the peer, none may be any more, or the time is over. A peer that is late keeps
+ * callers waiting in its backlog, so an address that did not answer is tried again. */
+static int try_all(hpc_control *c, calls *calls, hpc_hello *hello, double deadline, int *fd, hpc_endpoint *reached) {
+    int open;
+    do {
+        for (int i = 0; i < calls->n; i++) {
+            attempt *a = &calls->all[i];
+            int others = 0;
+            if (!is_open(a)) continue;
+            for (int k = 0; k < calls->n; k++) others += k != i && is_open(&calls->all[k]);
+            try_address(c, a, hello, share_of(deadline, others), fd);
+            if (a->status != HPC_OK) continue;
+            *reached = a->at;
+            return HPC_OK;
+        }
+        open = 0;
+        for (int i = 0; i < calls->n; i++) open += is_open(&calls->all[i]);
+    } while (open > 0 && hpc_now() < deadline);
+    return HPC_ERR_TRANSPORT;
+}
+
+/* Whether nobody listens at any address of the peer. */
+static int is_dead(const calls *calls) {
+    for (int i = 0; i < calls->n; i++)
+        if (!calls->all[i].refused) return 0;
+    return calls->n > 0;
+}
+
+static int fail_calls(hpc_control *c, int rank, const char *op, const calls *calls) {
+    char detail[DETAIL_BYTES] = "", text[HPC_ENDPOINT_TEXT];
+    size_t used = 0;
+    int late = 0, wrong = 0;
+    for (int i = 0; i < calls->n; i++) {
+        const attempt *a = &calls->all[i];
+        late |= a->status == HPC_ERR_TIMEOUT;
+        wrong |= a->status == HPC_ERR_AUTH;
+        hpc_net_text(&a->at, text);
+        if (used < sizeof detail)
+            used += (size_t)snprintf(detail + used, sizeof detail - used, "%s%s: %s", i > 0 ? "; " : "", text, a->why);
+    }
+    if (calls->n == 0)
+        return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: rank %d has no address that TCP could reach",
+                                  c->group->rank, op, rank);
+    if (late)
+        return hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, &rank, 1,
+                              "rank %d: %s: cannot reach rank %d by TCP in time (%s); is it late, does a firewall drop "
+                              "this, or is it the wrong interface?",
+                              c->group->rank, op, rank, detail);
+    if (is_dead(calls))
+        return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: rank %d refuses (%s): it died, or a firewall refuses",
+                                  c->group->rank, op, rank, detail);
+    if (wrong)
+        return hpc_fail(HPC_ERR_AUTH, op,
+                        "rank %d: %s: none of rank %d's addresses leads to it (%s); all ranks must have the same "
+                        "secret",
+                        c->group->rank, op, rank, detail);
+    return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: cannot reach rank %d by TCP (%s)", c->group->rank, op,
+                              rank, detail);
+}
+
+static hpc_hello hello_to(const hpc_control *c, int rank, hpc_purpose purpose) {
+    hpc_hello hello = {
+        .purpose = (uint8_t)purpose, .from = c->group->rank, .to = rank, .size = c->group->size};
+    memcpy(hello.name, c->links[rank].address.name, HPC_NAME_BYTES);
+    return hello;
+}
+
+static int call_tcp(hpc_control *c, int rank, double deadline) {
+    hpc_link *l = &c->links[rank];
+    hpc_hello hello = hello_to(c, rank, HPC_FOR_CONTROL);
+    hpc_endpoint reached;
+    char first[HPC_ENDPOINT_TEXT], why[HPC_REASON_BYTES];
+    calls calls;
+    int fd = -1;
+    list_attempts(c, rank, &calls);
+    if (try_all(c, &calls, &hello, deadline, &fd, &reached) != HPC_OK) {
+        if (!is_dead(&calls)) return fail_calls(c, rank, "init", &calls);
+        hpc_net_text(&calls.all[0].at, first);
+        snprintf(why, sizeof why, "it refuses at %s: it died, or a firewall refuses", first);
+        hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
+        return HPC_OK; /* the wait that follows says who is gone, this one and all others */
+    }
+    l->endpoint = reached;
+    hpc_net_text(&reached, l->path);
+    hpc_link_publish(c, rank, fd, HPC_LINK_TCP);
+    if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0)
+        return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
+    hpc_service_poke(c); /* the clock has something to do now */
+    hpc_link_alive(c, rank);
+    return HPC_OK;
+}
+
+static int call(hpc_control *c, int rank, double deadline) {
+    const hpc_link *l = &c->links[rank];
+    int status = HPC_IN_PROGRESS;
+    if (l->allowed == 0)
+        return hpc_fail_transport("init", "tcp", rank,
+                                  "rank %d: init: rank %d is on another host, and TCP is not to be used",
+                                  c->group->rank, rank);
+    if (l->allowed & HPC_LINK_UNIX) status = call_unix(c, rank, deadline);
+    if (status != HPC_IN_PROGRESS) return status;
+    if (l->allowed & HPC_LINK_TCP) return call_tcp(c, rank, deadline);
+    hpc_group_depart(c->group, rank, HPC_PEER_FAILED,
+                     "it does not answer: it died, or runs in another network namespace");
+    return HPC_OK;
+}
+
+int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, const char *op, double deadline,
+                          int *fd) {
+    hpc_link *l = &c->links[rank];
+    hpc_hello hello = hello_to(c, rank, HPC_FOR_LANE);
+    hpc_endpoint reached;
+    calls calls;
+    int status = hpc_group_peer_present(c->group, rank, op);
+    *fd = -1;
+    if (status != HPC_OK) return status;
+    hello.lane = lane;
+    hello.stream = (uint8_t)stream;
+    list_attempts(c, rank, &calls);
+    if (try_all(c, &calls, &hello, deadline, fd, &reached) != HPC_OK) {
+        status = hpc_group_peer_present(c->group, rank, op);
+        return status != HPC_OK ? status : fail_calls(c, rank, op, &calls);
+    }
+    pthread_mutex_lock(&c->lock);
+    l->endpoint = reached;
+    pthread_mutex_unlock(&c->lock);
+    return HPC_OK;
+}
+
+/* ---- all of them ---- */
+
+static void watch_process(hpc_control *c, int rank) {
+    const hpc_link *l = &c->links[rank];
+    const hpc_control_address *peer = &l->address;
+    if (!l->same_host || !(l->allowed & HPC_LINK_UNIX)) return;
+    if (peer->pid == c->self.pid || peer->pid_namespace != c->self.pid_namespace) return;
+    int pidfd = (int)syscall(SYS_pidfd_open, (pid_t)peer->pid, 0);
+    if (pidfd >= 0) {
+        struct pollfd died = {.fd = pidfd, .events = POLLIN};
+        c->links[rank].pidfd = pidfd;
+        if (poll(&died, 1, 0) == 1)
+            hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died"); /* before it could connect */
+        else
+            hpc_mesh_watch(c, pidfd, HPC_WATCH_PROCESS, rank);
+    } else if (errno == ESRCH) {
+        hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
+    } /* else the kernel has no pidfd (before 5.3): the socket alone tells */
+}
+
+static int all_connected(void *arg) {
+    hpc_control *c = arg;
+    for (int r = 0; r < c->group->size; r++)
+        if (atomic_load_explicit(&c->group->states[r], memory_order_acquire) == HPC_PEER_JOINING) return 0;
+    return 1;
+}
+
+static int who_is_joining(void *arg, int *ranks) {
+    hpc_control *c = arg;
+    int n = 0;
+    for (int r = 0; r < c->group->size; r++)
+        if (atomic_load_explicit(&c->group->states[r], memory_order_acquire) == HPC_PEER_JOINING) ranks[n++] = r;
+    return n;
+}
+
+void hpc_mesh_deafen(hpc_control *c) {
+    pthread_mutex_lock(&c->lock);
+    if (c->tcp_fd >= 0) epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, c->tcp_fd, NULL);
+    hpc_close(&c->tcp_fd);
+    pthread_mutex_unlock(&c->lock);
+}
+
+int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, const unsigned char *links,
+                        const unsigned char *same_host, double deadline) {
+    hpc_group *g = c->group;
+    const hpc_wait wait = {"init", all_connected, who_is_joining, c};
+    const hpc_bytes of_job = {addresses[0].secret, HPC_COOKIE_BYTES};
+    int status = HPC_OK, any = 0;
+    hpc_hmac(c->secret, c->secret_bytes, &of_job, 1, c->key);
+    for (int r = 0; r < g->size; r++) {
+        c->links[r].address = addresses[r];
+        c->links[r].same_host = same_host[r];
+        if (r == g->rank) continue;
+        c->links[r].allowed = links[r];
+        any |= links[r];
+    }
+    atomic_store(&g->states[g->rank], HPC_PEER_ALIVE);
+    if (c->tcp_fd >= 0 && any & HPC_LINK_TCP) {
+        if (hpc_mesh_watch(c, c->tcp_fd, HPC_WATCH_TCP, 0) != 0)
+            return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
+    } else {
+        hpc_mesh_deafen(c);
+    }
+    for (int r = 0; r < g->size; r++)
+        if (r != g->rank) watch_process(c, r);
+    for (int r = 0; r < g->rank && status == HPC_OK; r++)
+        if (atomic_load(&g->states[r]) == HPC_PEER_JOINING) status = call(c, r, deadline);
+    if (status == HPC_OK) status = hpc_wait_for(g, &wait, hpc_left(deadline));
+    if (status == HPC_OK && atomic_load(&c->tcp_links) == 0) hpc_mesh_deafen(c);
+    return status;
+}

@@ -1,0 +1,162 @@
+/* Inside the control channel: its links, and what its parts do for each other. control.c opens and closes, mesh.c calls,
+ * service.c is the thread that answers and listens, link.c moves frames, collective.c gathers.
+ *
+ * Threads: the service thread; the one that connects; those that make collectives or call lanes; the one that stops.
+ *
+ *   link->fd          -1 until the link is made, by the connecting thread for lower ranks and by the service thread for
+ *                     higher ones. Whoever makes it fills in kind, path, endpoint and heard first; the store of fd
+ *                     publishes them, and the peer's state (HPC_PEER_ALIVE) comes after that. Closed only by stop, which
+ *                     has ended the service thread, and under send_lock.
+ *   send_lock         of a link: one message at a time goes out; also cut and beat_left.
+ *   lock              inboxes, remembered endpoints, and the TCP listener's descriptor.
+ *   collective_lock   one collective at a time: sequence, broken.
+ *   service thread    alone reads sockets: incoming, head, got, text, heard, quiet, ended, and the strangers.
+ *   key, address,     written by connect before the TCP listener is watched and before the first call; epoll_ctl comes
+ *   allowed           before the epoll_wait that tells of a caller. Until then TCP callers wait in the backlog.
+ *
+ * collective_lock comes before the others, which are never held together. The service thread never waits for a lock that
+ * is held during a wait: it tries a send_lock for a beat and goes on without. */
+#ifndef HPC_MESH_H
+#define HPC_MESH_H
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include "control.h"
+
+enum {
+    HPC_PIECE_BYTES = 32 << 10, /* of payload; a longer message comes in several frames */
+    HPC_STRANGERS = 64
+};
+
+typedef enum hpc_mesh_type {
+    HPC_MESH_HELLO = 1, /* Unix links only: the secret, and the bell's descriptor */
+    HPC_MESH_GATHER,
+    HPC_MESH_BYE,
+    HPC_MESH_ABORT, /* the payload says why, in less than HPC_REASON_BYTES */
+    HPC_MESH_BEAT   /* TCP links only */
+} hpc_mesh_type;
+
+typedef struct hpc_mesh_frame {
+    uint32_t magic, type;
+    int32_t rank;
+    uint32_t nbytes; /* of this frame's payload */
+    uint64_t sequence, total, offset;
+    char op[HPC_OP_BYTES];
+} hpc_mesh_frame;
+_Static_assert(sizeof(hpc_mesh_frame) == 64, "a frame has no holes");
+
+typedef struct hpc_message {
+    struct hpc_message *next;
+    uint64_t sequence;
+    size_t total, got, room; /* room grows with what has come */
+    int fd;
+    char op[HPC_OP_BYTES];
+    char *data;
+} hpc_message;
+
+typedef struct hpc_link {
+    _Atomic int fd;
+    int kind; /* hpc_link_kind */
+    int pidfd;
+    hpc_memory *bell;
+    hpc_message *inbox;          /* whole messages, in order of sequence */
+    hpc_control_address address; /* of the peer */
+    unsigned char allowed, same_host;
+    hpc_endpoint endpoint; /* that the peer answers at; family 0: not known */
+    char path[HPC_ENDPOINT_TEXT];
+
+    pthread_mutex_t send_lock;
+    int cut;             /* the stream stopped inside a frame: nothing more may be sent */
+    size_t beat_left;    /* bytes of a beat that was sent in part */
+    _Atomic int spoke;   /* something was sent since the last tick */
+    _Atomic int failure; /* errno of a send: reported once by the kernel, so kept for the reader */
+
+    hpc_message *incoming; /* the message that is not whole yet */
+    hpc_mesh_frame head;   /* the frame that is not whole yet, of a stream */
+    size_t got;            /* bytes of it, header and payload */
+    char text[HPC_REASON_BYTES];
+    double heard;
+    int quiet; /* ticks without a word of ours */
+    int ended; /* nothing more will be read */
+} hpc_link;
+
+typedef struct hpc_stranger {
+    int fd, kind; /* accepted, but not greeted yet; -1 for a free place */
+    double since;
+    hpc_greeting greeting;
+} hpc_stranger;
+
+struct hpc_control {
+    hpc_group *group;
+    hpc_memory *bell;
+    hpc_control_address self;
+    double silence;
+    void *secret;
+    size_t secret_bytes;
+    unsigned char key[HPC_DIGEST_BYTES];
+    int listen_fd, tcp_fd, epoll_fd, poke_fd;
+    _Atomic int stopping, tcp_links;
+    hpc_stranger strangers[HPC_STRANGERS];
+    int greeting;     /* places that are taken */
+    int full;         /* nobody is accepted until there is a place */
+    int told;         /* of the first stranger that was refused */
+    double next_tick; /* 0: none is due */
+    hpc_accept_lane *accept_lane;
+    void *accept_arg;
+    pthread_t thread;
+    int running;
+    pthread_mutex_t lock;
+    pthread_mutex_t collective_lock;
+    uint64_t sequence;
+    int broken; /* the status of the collective that failed */
+    hpc_link *links;
+};
+
+/* epoll's user data: what kind of descriptor, and which. */
+enum { HPC_WATCH_POKE, HPC_WATCH_UNIX, HPC_WATCH_TCP, HPC_WATCH_STRANGER, HPC_WATCH_LINK, HPC_WATCH_PROCESS };
+int hpc_mesh_watch(const hpc_control *c, int fd, int kind, int index); /* 0, or -1 with errno */
+
+static inline void hpc_close(int *fd) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+/* ---- link.c ---- */
+
+/* The whole message, waiting for room until the deadline; HPC_ERR_PEER if the peer is gone (its state says so soon). No
+ * error is recorded. pass_fd: -1 for none; left out over TCP. */
+int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, const char *op, const void *data,
+                  size_t nbytes, int pass_fd, double deadline);
+
+/* A few bytes that say "I am here", if they can be sent at once. Whether they were. */
+int hpc_link_beat(hpc_control *c, int rank);
+
+/* Reads what is there, for a while. NULL to go on, else why the link has ended (valid until the next call). */
+const char *hpc_link_read(hpc_control *c, int rank);
+
+/* The HELLO of a Unix link: HPC_OK with the rank, the secret and the bell's descriptor (the caller's), HPC_IN_PROGRESS
+ * when nothing came yet, HPC_ERR_AUTH for anything else. */
+int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_COOKIE_BYTES], int *bell);
+
+/* Makes the link to rank known; fd is its own now. */
+void hpc_link_publish(hpc_control *c, int rank, int fd, int kind);
+void hpc_link_alive(hpc_control *c, int rank);
+
+void hpc_message_free(hpc_message *m);
+
+/* ---- service.c ---- */
+
+int hpc_service_start(hpc_control *c); /* 0, or an errno */
+void hpc_service_poke(hpc_control *c);
+
+/* ---- mesh.c ---- */
+
+/* Closes the TCP listener, whatever thread is at it. */
+void hpc_mesh_deafen(hpc_control *c);
+
+/* The abstract name of a Unix listener: no file, gone with its last descriptor. */
+struct sockaddr_un;
+unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address);
+
+#endif

@@ -1,0 +1,348 @@
+/* The service thread: it reads every link, greets whoever calls, watches processes and the clock. It never waits but in
+ * epoll.
+ *
+ * The clock ticks eight times within config.silence while there is a TCP link. Each tick says a word on links where this
+ * rank has said none for two ticks, and gives up peers from which nothing has come for config.silence. A tick that comes
+ * late by half of config.silence says that this process was stopped, or got no core, so that its peers' beats may lie
+ * unread: all clocks begin again. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include "mesh.h"
+
+enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2 };
+
+static const double GREETING_SECONDS = 5; /* a TCP caller has for the whole handshake */
+static const double PLACE_SECONDS = 1;    /* and for itself alone, when others want its place */
+
+/* ---- links ---- */
+
+static void end_link(hpc_control *c, int rank, const char *why) {
+    hpc_link *l = &c->links[rank];
+    int fd = atomic_load(&l->fd);
+    if (l->ended) return;
+    l->ended = 1;
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why); /* unless its last word was another */
+    if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);   /* lets a peer go that waits for it, and ends our sends */
+}
+
+static void on_link(hpc_control *c, int rank) {
+    if (c->links[rank].ended) { /* by a tick, before the connecting thread had it watched */
+        epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, atomic_load(&c->links[rank].fd), NULL);
+        return;
+    }
+    const char *why = hpc_link_read(c, rank);
+    if (why != NULL) end_link(c, rank, why);
+}
+
+static void on_death(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, l->pidfd, NULL);
+    if (atomic_load(&l->fd) >= 0) on_link(c, rank); /* its last words may be a BYE */
+    hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
+}
+
+/* ---- strangers ---- */
+
+/* With no place left the listeners are mute, and callers wait in their backlogs. */
+static void listen_again(hpc_control *c, int listen) {
+    struct epoll_event unix_event = {.events = listen ? EPOLLIN : 0, .data.u64 = (uint64_t)HPC_WATCH_UNIX << 32};
+    struct epoll_event tcp_event = {.events = listen ? EPOLLIN : 0, .data.u64 = (uint64_t)HPC_WATCH_TCP << 32};
+    c->full = !listen;
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_MOD, c->listen_fd, &unix_event);
+    pthread_mutex_lock(&c->lock);
+    if (c->tcp_fd >= 0) epoll_ctl(c->epoll_fd, EPOLL_CTL_MOD, c->tcp_fd, &tcp_event);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* Gives the descriptor up, open. */
+static int release_place(hpc_control *c, hpc_stranger *s) {
+    int fd = s->fd;
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    s->fd = -1;
+    c->greeting--;
+    return fd;
+}
+
+static void drop(hpc_control *c, hpc_stranger *s) {
+    int fd = release_place(c, s);
+    hpc_close(&fd);
+}
+
+/* A free place, else that of the oldest stranger, else NULL: the oldest is still new. *since: of the oldest. */
+static hpc_stranger *find_place(hpc_control *c, double now, double *since) {
+    hpc_stranger *oldest = NULL;
+    for (int i = 0; i < HPC_STRANGERS; i++) {
+        hpc_stranger *s = &c->strangers[i];
+        if (s->fd < 0) return s;
+        if (oldest == NULL || s->since < oldest->since) oldest = s;
+    }
+    *since = oldest->since;
+    return now - oldest->since >= PLACE_SECONDS ? oldest : NULL;
+}
+
+static void take_in(hpc_control *c, int fd, int kind) {
+    double now = hpc_now(), since;
+    hpc_stranger *s = find_place(c, now, &since);
+    if (s == NULL) { /* cannot be: the listeners are muted */
+        hpc_close(&fd);
+        return;
+    }
+    if (s->fd >= 0) drop(c, s);
+    *s = (hpc_stranger){.fd = fd, .kind = kind, .since = now};
+    hpc_greeting_start(&s->greeting);
+    c->greeting++;
+    if (hpc_mesh_watch(c, fd, HPC_WATCH_STRANGER, (int)(s - c->strangers)) != 0) drop(c, s);
+}
+
+static void refuse(hpc_control *c, int fd, const char *why) {
+    char from[HPC_ENDPOINT_TEXT];
+    if (c->told) return;
+    c->told = 1;
+    hpc_net_peer_text(fd, from);
+    hpc_group_note(c->group, "refused a connection from %s: %s", from, why);
+}
+
+static void on_accept(hpc_control *c, int kind) {
+    struct ucred peer;
+    socklen_t length = sizeof peer;
+    double since;
+    int fd = -1;
+    if (find_place(c, hpc_now(), &since) == NULL) {
+        listen_again(c, 0);
+        return;
+    }
+    pthread_mutex_lock(&c->lock); /* the TCP listener may be closed meanwhile */
+    int from = kind == HPC_LINK_UNIX ? c->listen_fd : c->tcp_fd;
+    if (from >= 0) fd = accept4(from, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int error = errno;
+    pthread_mutex_unlock(&c->lock);
+    if (fd < 0) {
+        /* Out of descriptors: the caller stays in the backlog and epoll would report it without end. */
+        if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) poll(NULL, 0, 1);
+        return;
+    }
+    if (kind == HPC_LINK_TCP && !hpc_net_is_local(fd, c->self.endpoints)) {
+        refuse(c, fd, "it came by an interface that is not to be used");
+        hpc_close(&fd);
+        return;
+    }
+    if (kind == HPC_LINK_UNIX && (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
+                                  (peer.uid != geteuid() && peer.uid != 0))) {
+        hpc_close(&fd);
+        return;
+    }
+    take_in(c, fd, kind);
+}
+
+static void on_unix_caller(hpc_control *c, hpc_stranger *s) {
+    unsigned char secret[HPC_COOKIE_BYTES];
+    int rank, bell, status = hpc_link_read_hello(s->fd, c->group->size, &rank, secret, &bell);
+    if (status == HPC_IN_PROGRESS) return;
+    int fd = release_place(c, s);
+    if (status == HPC_OK) {
+        hpc_link *l = &c->links[rank];
+        if (rank > c->group->rank && l->bell == NULL && atomic_load(&l->fd) < 0 &&
+            hpc_same_bytes(secret, c->self.secret, sizeof secret)) {
+            if (hpc_memory_attach(bell, sizeof(hpc_bell), "init", &l->bell) != HPC_OK) status = HPC_ERR_MEMORY;
+            bell = -1;
+        } else {
+            status = HPC_ERR_AUTH;
+        }
+        hpc_close(&bell);
+    }
+    if (status != HPC_OK) {
+        hpc_close(&fd);
+        return;
+    }
+    hpc_link_publish(c, rank, fd, HPC_LINK_UNIX);
+    /* Answer before anything else can be sent on this link, then the peer counts as here. */
+    hpc_link_send(c, rank, HPC_MESH_HELLO, 0, "init", c->self.secret, HPC_COOKIE_BYTES, c->bell->fd, hpc_now() + 1);
+    if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0) end_link(c, rank, "this rank cannot watch its connection");
+    hpc_link_alive(c, rank);
+}
+
+/* Which of the peer's endpoints is at the address from which it came. */
+static void recall_endpoint(hpc_link *l) {
+    char text[HPC_ENDPOINT_TEXT];
+    for (int i = 0; i < HPC_ENDPOINTS; i++) {
+        hpc_endpoint e = l->address.endpoints[i];
+        if (e.family == 0) return;
+        e.interface[0] = 0;
+        hpc_net_text(&e, text);
+        const char *port = strrchr(text, ':');
+        if (port == NULL || strncmp(text, l->path, (size_t)(port - text) + 1) != 0) continue;
+        l->endpoint = l->address.endpoints[i];
+        return;
+    }
+}
+
+/* Takes fd over if it returns 1. */
+static int take_link(hpc_control *c, int fd, const hpc_hello *hello) {
+    hpc_link *l = &c->links[hello->from];
+    if (hello->from <= c->group->rank || !(l->allowed & HPC_LINK_TCP) || atomic_load(&l->fd) >= 0) return 0;
+    if (hpc_greeting_end(fd) != HPC_OK) return 0;
+    hpc_net_tune(fd, c->silence);
+    hpc_net_peer_text(fd, l->path);
+    recall_endpoint(l);
+    hpc_link_publish(c, hello->from, fd, HPC_LINK_TCP);
+    if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, hello->from) != 0)
+        end_link(c, hello->from, "this rank cannot watch its connection");
+    hpc_link_alive(c, hello->from);
+    return 1;
+}
+
+static int take_lane(hpc_control *c, int fd, const hpc_hello *hello) {
+    hpc_link *l = &c->links[hello->from];
+    if (c->accept_lane == NULL || atomic_load(&l->fd) < 0 || l->ended) return 0;
+    hpc_net_tune(fd, c->silence);
+    if (c->accept_lane(c->accept_arg, hello->from, hello->lane, hello->stream, fd) != HPC_OK) return 0;
+    hpc_greeting_end(fd); /* a caller that is gone has hung up: whoever has fd sees it */
+    return 1;
+}
+
+static void on_tcp_caller(hpc_control *c, hpc_stranger *s) {
+    const char *why = "";
+    int taken = 0, status = hpc_greeting_step(&s->greeting, s->fd, c->key, c->self.name, c->group->rank,
+                                              c->group->size, &why);
+    if (status == HPC_IN_PROGRESS) return;
+    if (status == HPC_ERR_AUTH) refuse(c, s->fd, why);
+    const hpc_hello hello = s->greeting.hello;
+    int fd = release_place(c, s);
+    if (status == HPC_OK && hello.purpose == HPC_FOR_CONTROL) taken = take_link(c, fd, &hello);
+    if (status == HPC_OK && hello.purpose == HPC_FOR_LANE) taken = take_lane(c, fd, &hello);
+    if (!taken) hpc_close(&fd);
+}
+
+static void on_stranger(hpc_control *c, hpc_stranger *s) {
+    if (s->fd >= 0) (s->kind == HPC_LINK_UNIX ? on_unix_caller : on_tcp_caller)(c, s);
+}
+
+static void drop_silent(hpc_control *c, double now) {
+    double since;
+    for (int i = 0; i < HPC_STRANGERS && c->greeting > 0; i++) {
+        hpc_stranger *s = &c->strangers[i];
+        if (s->fd < 0 || s->kind != HPC_LINK_TCP || now - s->since < GREETING_SECONDS) continue;
+        refuse(c, s->fd, "it did not say who it is");
+        drop(c, s);
+    }
+    if (c->full && find_place(c, now, &since) != NULL) listen_again(c, 1);
+}
+
+/* ---- the clock ---- */
+
+static void tick_link(hpc_control *c, int rank, double now) {
+    hpc_link *l = &c->links[rank];
+    char why[HPC_REASON_BYTES];
+    if (atomic_load(&l->fd) < 0 || l->kind != HPC_LINK_TCP || l->ended) return;
+    if (now - l->heard > c->silence) {
+        on_link(c, rank); /* what came may lie unread */
+        if (!l->ended && now - l->heard > c->silence) {
+            snprintf(why, sizeof why, "nothing was heard from it for %.3g s", c->silence);
+            end_link(c, rank, why);
+        }
+    }
+    int state = atomic_load(&c->group->states[rank]);
+    if (l->ended || state == HPC_PEER_LEFT || state == HPC_PEER_FAILED) return;
+    if (atomic_exchange_explicit(&l->spoke, 0, memory_order_relaxed))
+        l->quiet = 0;
+    else if (++l->quiet >= QUIET_TICKS && hpc_link_beat(c, rank))
+        l->quiet = 0;
+}
+
+static void tick(hpc_control *c, double now) {
+    if (atomic_load(&c->tcp_links) == 0) return;
+    if (c->next_tick == 0) c->next_tick = now + c->silence / TICKS;
+    if (now < c->next_tick) return;
+    int late = now - c->next_tick > c->silence / 2;
+    for (int r = 0; r < c->group->size; r++) {
+        if (r == c->group->rank || atomic_load(&c->links[r].fd) < 0) continue;
+        if (late) c->links[r].heard = now;
+        tick_link(c, r, now);
+    }
+    c->next_tick = now + c->silence / TICKS;
+}
+
+/* Until something is due by the clock; -1 for never. */
+static int wait_ms(hpc_control *c, double now) {
+    double due = c->next_tick > 0 ? c->next_tick : now + 3600, since;
+    for (int i = 0; i < HPC_STRANGERS && c->greeting > 0; i++) {
+        const hpc_stranger *s = &c->strangers[i];
+        if (s->fd >= 0 && s->kind == HPC_LINK_TCP && s->since + GREETING_SECONDS < due)
+            due = s->since + GREETING_SECONDS;
+    }
+    if (c->full && find_place(c, now, &since) == NULL && since + PLACE_SECONDS < due) due = since + PLACE_SECONDS;
+    return due <= now ? 0 : due - now > 1000 ? -1 : (int)((due - now) * 1e3) + 1;
+}
+
+/* ---- the thread ---- */
+
+static void handle(hpc_control *c, const struct epoll_event *event) {
+    int index = (int)(uint32_t)event->data.u64;
+    uint64_t pokes;
+    switch (event->data.u64 >> 32) {
+    case HPC_WATCH_POKE:
+        if (read(c->poke_fd, &pokes, sizeof pokes) < 0) return; /* it is read to become quiet */
+        return;
+    case HPC_WATCH_UNIX:
+        on_accept(c, HPC_LINK_UNIX);
+        return;
+    case HPC_WATCH_TCP:
+        on_accept(c, HPC_LINK_TCP);
+        return;
+    case HPC_WATCH_STRANGER:
+        on_stranger(c, &c->strangers[index]);
+        return;
+    case HPC_WATCH_LINK:
+        on_link(c, index);
+        return;
+    case HPC_WATCH_PROCESS:
+        on_death(c, index);
+        return;
+    }
+}
+
+static void *serve(void *arg) {
+    hpc_control *c = arg;
+    struct epoll_event events[EVENTS];
+    while (!atomic_load(&c->stopping)) {
+        int n = epoll_wait(c->epoll_fd, events, EVENTS, wait_ms(c, hpc_now()));
+        if (n < 0 && errno != EINTR) {
+            char why[HPC_REASON_BYTES];
+            snprintf(why, sizeof why, "this rank can hear nobody any more: epoll_wait: %s", strerror(errno));
+            for (int r = 0; r < c->group->size; r++)
+                if (r != c->group->rank) hpc_group_depart(c->group, r, HPC_PEER_FAILED, why);
+            return NULL;
+        }
+        for (int i = 0; i < n; i++) handle(c, &events[i]);
+        double now = hpc_now();
+        drop_silent(c, now);
+        tick(c, now);
+    }
+    return NULL;
+}
+
+int hpc_service_start(hpc_control *c) {
+    sigset_t all, before;
+    int error;
+    sigfillset(&all); /* signals are for the caller's threads: Python's handlers, mpirun's SIGTERM */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(&c->thread, NULL, serve, c);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error == 0) pthread_setname_np(c->thread, "hpcomm-control");
+    return error;
+}
+
+void hpc_service_poke(hpc_control *c) {
+    uint64_t one = 1;
+    if (write(c->poke_fd, &one, sizeof one) < 0) return; /* full of pokes: it is awake */
+}
