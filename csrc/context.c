@@ -222,7 +222,7 @@ static int progress_all(void *arg) {
     int left = 0;
     for (int i = 0; c->used[i] != NULL; i++)
         if (c->used[i]->progress != NULL) left += c->used[i]->progress(c);
-    return left + hpc_context_work(c);
+    return left + (atomic_load_explicit(&c->leaving, memory_order_relaxed) ? 0 : hpc_context_work(c));
 }
 
 /* ---- tasks ---- */
@@ -587,8 +587,12 @@ static int leave(hpc_context *c, const char *why) {
     /* What was put is delivered before the others hear that this rank is gone; a failed rank does not wait for it. */
     if (c->connected && !atomic_load(&c->group.closed)) {
         const hpc_wait wait = {"close", is_settled, anybody, c};
-        hpc_lane_flush(c->lane, why == NULL ? c->group.timeout : 0);
-        hpc_wait_for(&c->group, &wait, why == NULL ? c->group.timeout : 0);
+        double deadline = hpc_deadline(&c->group, why == NULL ? c->group.timeout : 0);
+        int muted = hpc_mute_errors(1);
+        atomic_store_explicit(&c->leaving, 1, memory_order_relaxed);
+        hpc_lane_flush(c->lane, hpc_left(deadline));
+        hpc_wait_for(&c->group, &wait, hpc_left(deadline));
+        hpc_mute_errors(muted);
     }
     if (atomic_exchange(&c->group.closed, 1)) return HPC_OK;
     hpc_bell_ring(c->group.bell); /* this rank's own waits end too */

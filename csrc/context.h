@@ -48,6 +48,7 @@ struct hpc_context {
     hpc_task *tasks;
     _Atomic int working; /* a thread is at the tasks, or changes their list */
     int connecting, connected;
+    _Atomic int leaving; /* nothing is worked for any more */
 };
 
 hpc_context *hpc_context_retain(hpc_context *context);

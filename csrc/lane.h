@@ -12,6 +12,7 @@ typedef struct hpc_lane_peer {
 
 struct hpc_lane {
     hpc_context *context;
+    int open;             /* every peer can be reached by it */
     int own;              /* the context's first lane: holds no reference to it */
     hpc_memory *memory;   /* the rings that peers write events into */
     hpc_lane_peer *peers; /* by rank */

@@ -302,8 +302,10 @@ int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src) {
 int tcp_link_may_notify(tcp_link *l) {
     int error = 0, may;
     pthread_mutex_lock(&l->sending);
-    may = is_silent(l) || l->events - atomic_load_explicit(&l->credit, memory_order_acquire) < HPC_NOTIFY_DEPTH;
-    if (may) {
+    may = l->events - atomic_load_explicit(&l->credit, memory_order_acquire) < HPC_NOTIFY_DEPTH;
+    if (is_silent(l)) {
+        may = 0; /* until it is known what became of the peer */
+    } else if (may) {
         l->wanting = 0;
     } else if (!l->wanting) {
         l->wanting = 1;

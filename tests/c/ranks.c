@@ -237,6 +237,7 @@ static void set_up(life *l, const ranks_case *c, const ranks_mode *mode, ranks_s
     l->r.config.timeout = c->timeout > 0 ? c->timeout : 20;
     l->r.config.transports = mode->transports;
     l->r.config.loop_seed = mode->seed;
+    l->r.config.silence = 4;
     if (c->sleepy) l->r.config.spin = l->r.config.yield = 0;
 }
 
