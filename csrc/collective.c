@@ -74,7 +74,8 @@ static int send_to_all(hpc_control *c, const char *op, const void *data, size_t 
     int late = -1;
     for (int i = 1; i < g->size; i++) { /* each rank begins with its successor, so that no rank is everybody's first */
         int r = (g->rank + i) % g->size;
-        if (hpc_link_send(c, r, HPC_MESH_GATHER, c->sequence, op, data, nbytes, fd, deadline) == HPC_ERR_TIMEOUT && late < 0)
+        if (hpc_link_send(c, r, HPC_MESH_GATHER, c->sequence, op, data, nbytes, fd, deadline) == HPC_ERR_TIMEOUT &&
+            late < 0)
             late = r;
     }
     return late;

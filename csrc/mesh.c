@@ -56,8 +56,7 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
                         (int)owner.uid);
     }
     hpc_link_publish(c, rank, fd, HPC_LINK_UNIX);
-    status =
-        hpc_link_send(c, rank, HPC_MESH_HELLO, 0, "init", to->secret, HPC_COOKIE_BYTES, c->bell->fd, deadline);
+    status = hpc_link_send(c, rank, HPC_MESH_HELLO, 0, "init", to->secret, HPC_COOKIE_BYTES, c->bell->fd, deadline);
     if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0)
         return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
     if (status == HPC_ERR_TIMEOUT)
@@ -196,8 +195,7 @@ static int fail_calls(hpc_control *c, int rank, const char *op, const calls *cal
 }
 
 static hpc_hello hello_to(const hpc_control *c, int rank, hpc_purpose purpose) {
-    hpc_hello hello = {
-        .purpose = (uint8_t)purpose, .from = c->group->rank, .to = rank, .size = c->group->size};
+    hpc_hello hello = {.purpose = (uint8_t)purpose, .from = c->group->rank, .to = rank, .size = c->group->size};
     memcpy(hello.name, c->links[rank].address.name, HPC_NAME_BYTES);
     return hello;
 }

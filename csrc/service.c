@@ -1,10 +1,10 @@
 /* The service thread: it reads every link, greets whoever calls, watches processes and the clock. It never waits but in
  * epoll.
  *
- * The clock ticks eight times within config.silence while there is a TCP link. Each tick says a word on links where this
- * rank has said none for two ticks, and gives up peers from which nothing has come for config.silence. A tick that comes
- * late by half of config.silence says that this process was stopped, or got no core, so that its peers' beats may lie
- * unread: all clocks begin again. */
+ * The clock ticks eight times within config.silence while there is a TCP link. Each tick says a word on links where
+ * this rank has said none for two ticks, and gives up peers from which nothing has come for config.silence. A tick that
+ * comes late by half of config.silence says that this process was stopped, or got no core, so that its peers' beats may
+ * lie unread: all clocks begin again. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -136,8 +136,8 @@ static void on_accept(hpc_control *c, int kind) {
         hpc_close(&fd);
         return;
     }
-    if (kind == HPC_LINK_UNIX && (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
-                                  (peer.uid != geteuid() && peer.uid != 0))) {
+    if (kind == HPC_LINK_UNIX &&
+        (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || (peer.uid != geteuid() && peer.uid != 0))) {
         hpc_close(&fd);
         return;
     }
@@ -212,8 +212,8 @@ static int take_lane(hpc_control *c, int fd, const hpc_hello *hello) {
 
 static void on_tcp_caller(hpc_control *c, hpc_stranger *s) {
     const char *why = "";
-    int taken = 0, status = hpc_greeting_step(&s->greeting, s->fd, c->key, c->self.name, c->group->rank,
-                                              c->group->size, &why);
+    int taken = 0,
+        status = hpc_greeting_step(&s->greeting, s->fd, c->key, c->self.name, c->group->rank, c->group->size, &why);
     if (status == HPC_IN_PROGRESS) return;
     if (status == HPC_ERR_AUTH) refuse(c, s->fd, why);
     const hpc_hello hello = s->greeting.hello;
