@@ -402,6 +402,7 @@ static void last_words(rank *r) {
         node *n = join(r, ALL_TCP, 0.2);
         int who = i % r->size;
         CHECK_OK(meet(n, 20));
+        rank_meet(r);
         if (r->rank == who) {
             if (i % 3 == 0) idle(0.1);
             leave(n, why);
