@@ -102,6 +102,7 @@ static void test_candidates(void) {
     check_candidates(alone, alone, 0, "127.0.0.1:5 [::1]:5");
     hpc_endpoint mixed[HPC_ENDPOINTS] = {endpoint("127.0.0.1", 8, 5, "lo"), endpoint("10.3.0.1", 24, 5, "eth7")};
     check_candidates(alone, mixed, 0, "10.3.0.1:5 127.0.0.1:5");
+    check_candidates(alone, mixed, 1, "127.0.0.1:5 10.3.0.1:5");
 
     /* Networks that end inside of a byte, that are one address, that are everything. */
     for (int prefix = 0; prefix <= 40; prefix++) {
@@ -114,6 +115,11 @@ static void test_candidates(void) {
     hpc_endpoint four[HPC_ENDPOINTS] = {endpoint("253.0.0.0", 8, 1, "a")};
     hpc_endpoint six[HPC_ENDPOINTS] = {endpoint("fc00::1", 8, 2, "b"), endpoint("fd00::1", 8, 2, "c")};
     check_candidates(four, six, 0, "[fc00::1]:2 [fd00::1]:2");
+    hpc_endpoint both[HPC_ENDPOINTS] = {endpoint("253.0.0.0", 8, 2, "b"), endpoint("fd00::1", 8, 2, "c")};
+    check_candidates(four, both, 0, "253.0.0.0:2 [fd00::1]:2");
+    /* A prefix from the wire that no network has. */
+    hpc_endpoint wrong[HPC_ENDPOINTS] = {endpoint("fd00::1", 255, 1, "a")};
+    check_candidates(wrong, six, 0, "[fd00::1]:2 [fc00::1]:2");
 }
 
 /* ---- listening ---- */
@@ -357,7 +363,8 @@ static void test_lists(void) {
     check_listed("eth", ETH0_4 " eth01=10.2.0.1/20 " ETH0_6 " eth01=fd02::1/64");
     check_listed("=eth0", ETH0_4 " " ETH0_6);
     check_listed("=eth01,ib0", "eth01=10.2.0.1/20 ib0=10.3.0.1/24 ib0=10.3.1.1/24 eth01=fd02::1/64");
-    check_listed("=ib,eth01", "eth01=10.2.0.1/20 eth01=fd02::1/64"); /* exactly, all of the list */
+    check_listed("=ib,eth0", ETH0_4 " " ETH0_6); /* exactly, all of the list */
+    check_listed("=eth01,=", "eth01=10.2.0.1/20 eth01=fd02::1/64");
     check_listed("ib,=eth0", ETH0_4 " ib0=10.3.0.1/24 ib0=10.3.1.1/24 " ETH0_6);
     check_listed(" ib0 , eth01 ", "eth01=10.2.0.1/20 ib0=10.3.0.1/24 ib0=10.3.1.1/24 eth01=fd02::1/64");
     check_listed("docker", "docker0=172.17.0.1/16");
@@ -374,7 +381,7 @@ static void test_lists(void) {
     int fd;
     CHECK_STATUS(hpc_net_listen("down", endpoints, &fd, "init"), HPC_ERR_CONFIG);
     CHECK_MESSAGE("\"down\"");
-    CHECK_MESSAGE(": lo, wlan0, docker0, eth0, eth01, ib0, br-0123");
+    CHECK_MESSAGE(": lo, wlan0, docker0, br-0123, eth0, eth01, ib0");
     CHECK(strstr(hpc_last_error()->message, "down0") == NULL);
 }
 
@@ -439,27 +446,35 @@ static void test_known_host(void) {
         return;
     }
     CHECK(ip_commands("link add docker0 type veth peer name p1\n"
-                      "link set p0 up\nlink set p1 up\nlink set wlan0 up\nlink set docker0 up\n"
-                      "addr add 172.17.0.1/16 dev docker0\n"));
-    check_listed(NULL, "docker0=172.17.0.1/16 lo=127.0.0.1/8 lo=::1/128");
+                      "link add br-0123 type veth peer name p2\n"
+                      "link set p0 up\nlink set p1 up\nlink set p2 up\n"
+                      "link set wlan0 up\nlink set docker0 up\nlink set br-0123 up\n"
+                      "addr add 172.17.0.1/16 dev docker0\naddr add 172.18.0.1/16 dev br-0123\n"));
+    check_listed(NULL, "docker0=172.17.0.1/16 br-0123=172.18.0.1/16 lo=127.0.0.1/8 lo=::1/128");
     CHECK(ip_commands("addr add 169.254.7.7/16 dev wlan0\n"));
     check_listed(NULL, "wlan0=169.254.7.7/16");
-    CHECK(ip_commands("link add eth0 type veth peer name p2\nlink set p2 up\nlink set eth0 up\n"
-                      "link add eth01 type veth peer name p3\nlink set p3 up\nlink set eth01 up\n"
-                      "link add ib0 type veth peer name p4\nlink set p4 up\nlink set ib0 up\n"
-                      "link add br-0123 type veth peer name p5\nlink set p5 up\nlink set br-0123 up\n"
+    CHECK(ip_commands("link add eth0 type veth peer name p3\nlink set p3 up\nlink set eth0 up\n"
+                      "link add eth01 type veth peer name p4\nlink set p4 up\nlink set eth01 up\n"
+                      "link add ib0 type veth peer name p5\nlink set p5 up\nlink set ib0 up\n"
                       "link add down0 type veth peer name p6\nlink set p6 up\n"
                       "addr add 10.1.0.1/24 dev eth0\naddr add fd01::1/64 dev eth0 nodad\n"
                       "addr add 10.2.0.1/20 dev eth01\naddr add fd02::1/64 dev eth01 nodad\n"
                       "addr add 10.3.0.1/24 dev ib0\naddr add 10.3.1.1/24 dev ib0 label ib0:two\n"
-                      "addr add 172.18.0.1/16 dev br-0123\naddr add 10.4.0.1/24 dev down0\n"));
+                      "addr add 10.4.0.1/24 dev down0\n"));
     test_lists();
     test_arrivals();
     test_without_ipv6();
     test_own_echo();
 }
 
+static int next_descriptor(void) {
+    int fd = dup(STDERR_FILENO);
+    close(fd);
+    return fd;
+}
+
 int main(void) {
+    int before = next_descriptor();
     test_text();
     test_candidates();
     test_listen_here();
@@ -469,5 +484,6 @@ int main(void) {
     CHECK_EQ(hpc_last_error()->status, HPC_OK);
     test_refused_names();
     test_known_host();
+    CHECK_EQ(next_descriptor(), before);
     return 0;
 }
