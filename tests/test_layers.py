@@ -23,7 +23,8 @@ queue kernels keys
 window optim checkpoint topology
 plan
 stage
-_core launch
+launch
+_core
 config consistency
 errors
 _ffi _fast
