@@ -30,6 +30,8 @@ typedef struct bench_options {
     int power_of_two;                      /* the number of ranks must be one */
     int degree, offsets[BENCH_DEGREE_MAX]; /* of the graph; see queue.c */
     double timeout;
+    const char *transport; /* NULL: what reaches the peer best */
+    const char *heading;   /* of a table other than that of times */
 } bench_options;
 
 typedef struct bench_series {
@@ -40,8 +42,13 @@ typedef struct bench_series {
     double samples[BENCH_SAMPLES], medians[BENCH_CYCLES_MAX];
 } bench_series;
 
+/* This process's own memory, and the kernel's for objects and sockets of all processes. */
+typedef struct bench_memory {
+    uint64_t private_dirty, pss, kernel;
+} bench_memory;
+
 typedef struct bench_board {
-    _Atomic int arrived;
+    _Atomic int started, arrived;
     unsigned char addresses[BENCH_RANKS_MAX][512];
     bench_line lines[BENCH_RANKS_MAX];
 } bench_board;
@@ -49,13 +56,45 @@ typedef struct bench_board {
 typedef struct bench_rank {
     hpc_context *context;
     int rank, size;
-    void *board; /* a bench_line for each rank, shared by all */
+    bench_memory before; /* the context was made */
+    bench_line *board;   /* a bench_line for each rank, shared by all */
     bench_options options;
     double seconds[BENCH_SAMPLES];
     bench_series series[BENCH_CONTENDERS];
 } bench_rank;
 
-static int bench_meet(bench_rank *r) {
+/* The number behind name in a line of a file of /proc, in KiB there; 0 where there is none. */
+static inline uint64_t bench_kib(const char *path, const char *name) {
+    char line[256];
+    unsigned long long kib = 0;
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return 0;
+    while (fgets(line, sizeof line, file) != NULL)
+        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), " %llu", &kib) == 1) break;
+    fclose(file);
+    return (uint64_t)kib << 10;
+}
+
+static inline void bench_measure_memory(bench_memory *m) {
+    unsigned long long pages = 0;
+    char line[256];
+    FILE *file = fopen("/proc/net/sockstat", "re");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        char *mem = strncmp(line, "TCP:", 4) == 0 ? strstr(line, " mem ") : NULL;
+        if (mem != NULL) sscanf(mem, " mem %llu", &pages);
+    }
+    if (file != NULL) fclose(file);
+    m->kernel = bench_kib("/proc/meminfo", "Slab:") + (pages << 12);
+    m->private_dirty = bench_kib("/proc/self/smaps_rollup", "Private_Dirty:");
+    m->pss = bench_kib("/proc/self/smaps_rollup", "Pss:");
+}
+
+static inline int bench_over_tcp(const bench_rank *r) {
+    hpc_peer peer;
+    return hpc_context_peer(r->context, r->rank == 0 ? 1 : 0, &peer) == HPC_OK && strcmp(peer.transport, "tcp") == 0;
+}
+
+static inline int bench_meet(bench_rank *r) {
     return hpc_barrier(r->context, r->options.timeout);
 }
 
@@ -138,19 +177,13 @@ static size_t bench_bytes(const char *text) {
 }
 
 static int bench_parse(int argc, char **argv, const char *name, bench_options *o) {
-    static const struct option names[] = {{"minbytes", 1, NULL, 'b'},
-                                          {"maxbytes", 1, NULL, 'e'},
-                                          {"stepfactor", 1, NULL, 'f'},
-                                          {"iters", 1, NULL, 'n'},
-                                          {"warmup_iters", 1, NULL, 'w'},
-                                          {"agg_iters", 1, NULL, 'm'},
-                                          {"run_cycles", 1, NULL, 'N'},
-                                          {"ranks", 1, NULL, 't'},
-                                          {"timeout", 1, NULL, 'T'},
-                                          {"json", 0, NULL, 'j'},
-                                          {"graph", 1, NULL, 'g'},
-                                          {"help", 0, NULL, 'h'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option names[] = {{"minbytes", 1, NULL, 'b'},     {"maxbytes", 1, NULL, 'e'},
+                                          {"stepfactor", 1, NULL, 'f'},   {"iters", 1, NULL, 'n'},
+                                          {"warmup_iters", 1, NULL, 'w'}, {"agg_iters", 1, NULL, 'm'},
+                                          {"run_cycles", 1, NULL, 'N'},   {"ranks", 1, NULL, 't'},
+                                          {"timeout", 1, NULL, 'T'},      {"json", 0, NULL, 'j'},
+                                          {"graph", 1, NULL, 'g'},        {"transport", 1, NULL, 'x'},
+                                          {"help", 0, NULL, 'h'},         {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "b:e:f:n:w:m:N:t:T:g:jh", names, NULL)) != -1;) {
         switch (c) {
         case 'b':
@@ -185,6 +218,9 @@ static int bench_parse(int argc, char **argv, const char *name, bench_options *o
             for (char *at = optarg; *at && o->degree < BENCH_DEGREE_MAX; at += *at == ',')
                 o->offsets[o->degree++] = (int)strtol(at, &at, 10);
             break;
+        case 'x':
+            o->transport = optarg;
+            break;
         case 'j':
             o->json = 1;
             break;
@@ -192,7 +228,8 @@ static int bench_parse(int argc, char **argv, const char *name, bench_options *o
             fprintf(
                 c == 'h' ? stdout : stderr,
                 "usage: %s [-b minbytes] [-e maxbytes] [-f stepfactor] [-n iters] [-w warmup_iters] [-m agg_iters]\n"
-                "       [-N run_cycles] [-t ranks] [-T timeout] [-g offsets] [--json]     see bench/README.md\n",
+                "       [-N run_cycles] [-t ranks] [-T timeout] [-g offsets] [--transport shm|tcp] [--json]\n"
+                "see bench/README.md\n",
                 name);
             return c == 'h' ? 0 : 2;
         }
@@ -218,13 +255,20 @@ static int bench_live(int rank, const bench_options *options, bench_board *board
     bench_rank *r = calloc(1, sizeof *r);
     size_t nbytes = hpc_address_size();
     unsigned char *addresses = malloc(nbytes * (size_t)options->ranks);
+    hpc_config config;
     int status = HPC_ERR_MEMORY;
     if (r == NULL || addresses == NULL || nbytes > sizeof board->addresses[0]) goto out;
     r->rank = rank;
     r->size = options->ranks;
     r->options = *options;
     r->board = board->lines;
-    status = hpc_context_create(rank, r->size, NULL, &r->context);
+    bench_measure_memory(&r->before); /* once for what the asking itself takes */
+    atomic_fetch_add(&board->started, 1);
+    while (atomic_load(&board->started) < r->size) sched_yield(); /* pages are shared with all that fork will make */
+    bench_measure_memory(&r->before);
+    hpc_config_init(&config);
+    config.transports = options->transport;
+    status = hpc_context_create(rank, r->size, &config, &r->context);
     if (status < 0) goto out;
     hpc_context_address(r->context, board->addresses[rank]);
     atomic_fetch_add(&board->arrived, 1);
@@ -247,10 +291,12 @@ static int bench_main(int argc, char **argv, const char *name, bench_options opt
     bench_board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (board == MAP_FAILED) return 1;
     if (!options.json)
-        printf("# %s, hpcomm %s, %d ranks, times are medians of rank 0, ratios are to the first row of a size\n"
-               "#   size (B)  name                    time (us) GB/s algbw #wrong     p90 (us)     p99 (us)   ratio "
-               "[min, max]\n",
-               name, hpc_version(), options.ranks);
+        printf("# %s, hpcomm %s, %d ranks, %s\n", name, hpc_version(), options.ranks,
+               options.heading != NULL
+                   ? options.heading
+                   : "times are medians of rank 0, ratios are to the first row of a size\n"
+                     "#   size (B)  name                    time (us) GB/s algbw #wrong     p90 (us)     p99 (us)   "
+                     "ratio [min, max]");
     fflush(stdout);
     for (int p = 0; p < options.ranks; p++) {
         ranks[p] = fork();

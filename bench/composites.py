@@ -8,17 +8,21 @@ in place where that is faster: the gradients are written anew before each.
 
 import importlib
 import os
+import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import accumulate
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from bench.harness import Contender
+from bench.harness import Bench, Contender
 from bench.native import aligned, zeros
 from bench.training import MOMENTUM, RATE, Floats, Job, Reference, Step, message
+from bench.wire import path_to
 
 BLOCK = 1 << 15  # elements: four arrays of them stay in a core's cache
 SCATTER, SCATTER_BLOCK = (f"{call} + update + Allgather" for call in ("Reduce_scatter", "Reduce_scatter_block"))
@@ -192,14 +196,35 @@ class Shard:
         self.start, self.count = self.starts[rank], self.counts[rank]
 
 
+def gloo_group(bench: Bench) -> tuple[Any, Any, Step]:
+    """torch, torch.distributed with Gloo's group of all ranks, and what ends the group."""
+    torch, dist = (importlib.import_module(name) for name in ("torch", "torch.distributed"))
+    torch.set_num_threads(max(1, bench.cores // bench.hosts.count(bench.hosts[bench.rank])))
+    interface, folder = "lo", None
+    if bench.apart:
+        host, interface = path_to(bench, 1 if bench.rank == 0 else 0)
+        host = bench.comm.bcast(host, 1)  # rank 0 as rank 1 reaches it
+        with socket.create_server((host, 0)) if bench.rank == 0 else nullcontext() as free:
+            store = f"tcp://{host}:{bench.comm.bcast(free.getsockname()[1] if free else None)}"
+    else:
+        folder = bench.comm.bcast(tempfile.mkdtemp() if bench.rank == 0 else None)
+        store = f"file://{folder}/gloo"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    dist.init_process_group("gloo", init_method=store, rank=bench.rank, world_size=bench.size)
+
+    def close() -> None:
+        dist.destroy_process_group()
+        bench.meet()
+        if bench.rank == 0 and folder is not None:
+            shutil.rmtree(folder)
+
+    return torch, dist, close
+
+
 def gloo(job: Job) -> Contender:
     """torch.distributed's Gloo and torch's fused SGD, over keys one by one."""
-    torch, dist = (importlib.import_module(name) for name in ("torch", "torch.distributed"))
     bench = job.bench
-    torch.set_num_threads(max(1, bench.cores // bench.size))
-    store = bench.comm.bcast(tempfile.mkdtemp() if bench.rank == 0 else None)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here
-    dist.init_process_group("gloo", init_method=f"file://{store}/gloo", rank=bench.rank, world_size=bench.size)
+    torch, dist, close = gloo_group(bench)
     arrays = job.params()
     params = [torch.from_numpy(array).requires_grad_() for array in arrays]
     summed = [aligned(key.count) for key in job.keys]
@@ -214,15 +239,44 @@ def gloo(job: Job) -> Contender:
             dist.all_reduce(gradient)
             rule.step()
 
-    def close() -> None:
-        dist.destroy_process_group()
-        bench.meet()
-        if bench.rank == 0:
-            for file in Path(store).iterdir():
-                file.unlink()
-            Path(store).rmdir()
-
     return Contender("Gloo + torch SGD", "peer", job.turn(step, arrays, lambda: summed), close)
+
+
+# ---- the sum alone, as between hosts nothing else counts -----------------------------------------------------------
+
+
+class Sums(Reference):
+    """What every rank must hold after a bare sum of all gradients."""
+
+    def step(self) -> None:
+        self._params[: self.job.classes] = self.job.total[: self.job.classes]
+
+
+def alone(job: Job, name: str, summed: Sequence[Floats], step: Step, close: Step = nothing) -> Contender:
+    return Contender(name, "peer", job.turn(step, summed, lambda: summed, reference=Sums(job)), close)
+
+
+def allreduce_alone(job: Job) -> Contender:
+    summed = [zeros(key.count) for key in job.keys]
+    parts, allreduce = [message(array, array.size) for array in summed], job.bench.comm.Allreduce
+
+    def step() -> None:
+        for part in parts:
+            allreduce(MPI.IN_PLACE, part)
+
+    return alone(job, "Allreduce alone", summed, step)
+
+
+def gloo_alone(job: Job) -> Contender:
+    torch, dist, close = gloo_group(job.bench)
+    summed = [zeros(key.count) for key in job.keys]
+    tensors = [torch.from_numpy(array) for array in summed]
+
+    def step() -> None:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+
+    return alone(job, "Gloo all_reduce alone", summed, step, close)
 
 
 def composites(job: Job) -> Sequence[Contender]:

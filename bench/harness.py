@@ -27,7 +27,7 @@ import hpcomm
 from bench import plots
 from bench.launch import attend, launched, launcher
 from bench.native import Native, build, view
-from bench.rows import HEADER, SUBHEADER, Row, line, table
+from bench.rows import HEADER, SUBHEADER, Row, line, table, where
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -58,13 +58,15 @@ class Contender:
         measure: takes n samples and says how many answers were wrong. A sample is the seconds of one operation; ranks
             that do not measure give none.
         close: lets go of what the contender holds; collective.
+        bus: bytes that are moved for each of an operation's, where it is not the benchmark's.
         cycles: this rank's samples of each cycle.
     """
 
     name: str
     role: str
     measure: Callable[[int], tuple[list[float], int]]
-    close: Callable[[], None] = _nothing
+    close: Callable[[], object] = _nothing
+    bus: float | None = None
     cycles: list[list[float]] = field(default_factory=list)
     wrong: int = 0
 
@@ -95,18 +97,45 @@ class Benchmark:
     draw: Callable[[Row, Path], bool] = plots.benchmark
 
 
+def _place() -> tuple[str, int]:
+    """What the ranks of one host have in common: its name and its network, as a namespace is a host too."""
+    return platform.node(), Path("/proc/self/ns/net").stat().st_ino
+
+
 class Bench:
-    """A run of one benchmark on this rank."""
+    """A run of one benchmark on this rank.
+
+    Attributes:
+        cores: of this rank's host, that the ranks on it may use.
+        hosts: what tells the hosts of all ranks from each other, by rank; apart: there are several.
+        transports: by which hpcomm reaches other ranks.
+        ends: what is called before all contexts close; collective.
+    """
 
     def __init__(self, options: argparse.Namespace, comm: MPI.Intracomm) -> None:
         self.options, self.comm = options, comm
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.cores = len(set().union(*comm.allgather(os.sched_getaffinity(0))))
-        self.crowded = self.size > self.cores  # a peer must not spin on a core that another rank needs
-        path = build() if self.rank == 0 else None
-        self.native = Native(comm.bcast(path), self.rank, self.size)
-        self.native.connect(comm.allgather(self.native.create()))
-        self.context = hpcomm.init(comm)
+        places = comm.allgather((_place(), os.sched_getaffinity(0)))
+        self.hosts = [host for host, _ in places]
+        own = [cores for host, cores in places if host == self.hosts[self.rank]]
+        self.cores = len(set().union(*own))
+        self.crowded = len(own) > self.cores  # a peer must not spin on a core that another rank needs
+        self.apart = len(set(self.hosts)) > 1
+        self._path = comm.bcast(build() if self.rank == 0 else None)
+        self._natives: list[Native] = []
+        self.ends: list[Callable[[], object]] = []
+        self.native = self.connected()
+        self.context = hpcomm.init(comm, transport=options.transport or None)
+        self.transports = sorted({peer.transport for peer in self.context.peers} - {"self"})
+
+    def connected(self, transport: str | None = None, **settings: float) -> Native:
+        """A context of the C API with such settings, closed with this. transport: "" what reaches each peer best, None
+        that of --transport. Collective."""
+        made = Native(self._path, self.rank, self.size)
+        chosen = self.options.transport if transport is None else transport
+        made.connect(self.comm.allgather(made.create(chosen, **settings)))
+        self._natives.append(made)
+        return made
 
     def wanted(self, name: str) -> bool:
         """Is a contender of this name to run? (--only)"""
@@ -118,6 +147,14 @@ class Bench:
         request = self.comm.Ibarrier()
         while not request.Test():
             time.sleep(1e-4)
+
+    def own(self, size: int, huge: bool) -> NDArray[np.uint64] | None:
+        """A block of this rank alone, of the same kind of memory as a shared one."""
+        fd = os.memfd_create("bench")
+        os.ftruncate(fd, size)
+        at = self.native.bench_map(fd, size, huge)
+        os.close(fd)
+        return None if not at else view(at, size // 8, np.uint64)
 
     def share(self, size: int, owner: int, huge: bool) -> NDArray[np.uint64] | None:
         """One block of shared memory mapped by all ranks, as words; None if memory is not to be had."""
@@ -137,8 +174,11 @@ class Bench:
 
     def close(self) -> None:
         self.meet()
+        for end in self.ends:
+            end()
         self.context.close()
-        self.native.close()
+        for native in self._natives:
+            native.close()
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
@@ -157,6 +197,7 @@ def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     p.add_argument("-c", "--check", type=int, choices=(0, 1), help="verify the answers")
     p.add_argument("-T", "--timeout", type=float, help="seconds that a wait may take")
     p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
+    p.add_argument("--transport", default="", choices=("shm", "tcp"), help="default: what reaches each peer best")
     p.add_argument("--json", action="store_true", help="print JSON instead of the table")
     p.add_argument("--plot", type=Path, help="draw the figures into this file (needs matplotlib)")
     p.add_argument("--ranks", type=int, default=benchmark.ranks, help="how many, when started without mpirun")
@@ -225,7 +266,7 @@ def row(
         "role": contender.role,
         "time": mean,
         "algbw": algbw,
-        "busbw": algbw * benchmark.bus(bench),
+        "busbw": algbw * (benchmark.bus(bench) if contender.bus is None else contender.bus),
         "wrong": sum(wrong for _, wrong in ranks),
         "p50": p50,
         "p90": p90,
@@ -259,6 +300,8 @@ def about(bench: Bench, benchmark: Benchmark) -> dict[str, Any]:
         "benchmark": benchmark.name,
         "ranks": bench.size,
         "cores": bench.cores,
+        "hosts": len(set(bench.hosts)),
+        "transport": ",".join(bench.transports),
         "hpcomm": hpcomm.__version__,
         "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 "),
         "torch": has_torch(),
@@ -275,7 +318,7 @@ def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
     quiet = options.json or bench.rank != 0
     facts = about(bench, benchmark)
     if not quiet:
-        print(f"# {benchmark.name}: {facts['ranks']} ranks on {facts['cores']} cores, hpcomm {facts['hpcomm']}")
+        print(f"# {benchmark.name}: {facts['ranks']} ranks {where(facts)}, hpcomm {facts['hpcomm']}")
         print(f"# {facts['mpi']}, Python {facts['python']}, NumPy {facts['numpy']}")
         units = [cell.format(f"({benchmark.unit})") for cell in SUBHEADER]
         print("#" + line(HEADER)[1:], "#" + line(units)[1:], sep="\n", flush=True)
@@ -307,7 +350,7 @@ def main(benchmark: Benchmark) -> None:
     if not launched():
         given = sys.argv[1:]
         options = parser(benchmark).parse_args(given)
-        command = [*launcher(options.ranks), f"bench.{benchmark.name}", *given]
+        command = [*launcher(options.ranks, transport=options.transport), f"bench.{benchmark.name}", *given]
         sys.exit(attend(command, f"{benchmark.name}, {options.ranks} ranks", limit=3600))
     try:
         status = run(benchmark)

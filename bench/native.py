@@ -17,7 +17,7 @@ import hpcomm
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build" / "bench"
-SOURCES = ("put_lat.c", "put_bw.c", "queue.c", "wait_cpu.c", "push_pull.c", "fold.c")
+SOURCES = ("put_lat.c", "put_bw.c", "queue.c", "wait_cpu.c", "push_pull.c", "fold.c", "footprint.c")
 LINE = 64  # bytes of a cache line
 FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-ffp-contract=off")
 
@@ -31,11 +31,18 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
         _int64,
         [_pointer, _int, _int, _int, _pointer, _size, _int, _int, _double, _pointer, _pointer],
     ),
+    "bench_prepare": (_int, [_int, _double]),
+    "bench_socket_pair": (
+        _int64,
+        [_int, _int, _pointer, _int, _int, _int, _pointer, _size, _int, _int, _pointer, _pointer],
+    ),
     "bench_map": (_pointer, [_int, _size, _int]),
     "bench_unmap": (None, [_pointer, _size]),
     "bench_fill": (None, [_pointer, _size]),
     "bench_wrong": (_uint64, [_pointer, _pointer, _size]),
     "bench_memcpy": (_double, [_pointer, _pointer, _size, _int, _int]),
+    "bench_stream_send": (_int, [_int, _pointer, _size, _int, _int, _pointer]),
+    "bench_stream_recv": (_int, [_int, _pointer, _size, _int, _int]),
     "bench_put_bw": (_int, [_pointer, _int, _pointer, _size, _int, _int, _double, _pointer]),
     "bench_period": (_int, []),
     "bench_start": (None, [_pointer, _size, _int]),
@@ -53,6 +60,31 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "bench_wait": (_int64, [_pointer, _int, _uint64, _double, _pointer, _pointer]),
     "bench_raise": (_int, [_pointer, _int, _uint64]),
 }
+
+
+class Config(ctypes.Structure):
+    """hpc_config of hpcomm.h."""
+
+    _fields_ = [
+        ("size", _size),
+        ("timeout", _double),
+        ("transports", _chars),
+        ("spin", _double),
+        ("yield_", _double),
+        ("loop_seed", _uint64),
+        ("silence", _double),
+        ("interfaces", _chars),
+        ("tcp_streams", _int),
+        ("tcp_zerocopy", _size),
+        ("secret", _pointer),
+        ("secret_bytes", _size),
+    ]
+
+
+class Peer(ctypes.Structure):
+    """hpc_peer of hpcomm.h."""
+
+    _fields_ = [("state", _int), ("transport", _chars), ("host", _chars), ("pid", _int64), ("path", _chars)]
 
 
 class QueueConfig(ctypes.Structure):
@@ -73,13 +105,17 @@ class QueueConfig(ctypes.Structure):
 
 CALLS: dict[str, tuple[Any, list[Any]]] = {
     "hpc_address_size": (_size, []),
+    "hpc_config_init": (None, [_pointer]),
     "hpc_context_create": (_int, [_int, _int, _pointer, _pointer]),
     "hpc_context_address": (_int, [_pointer, _pointer]),
     "hpc_context_connect": (_int, [_pointer, _pointer, _double]),
+    "hpc_context_peer": (_int, [_pointer, _int, _pointer]),
     "hpc_context_free": (None, [_pointer]),
     "hpc_window_create": (_int, [_pointer, _size, _int, _chars, _double, _pointer]),
     "hpc_window_free": (None, [_pointer]),
     "hpc_window_data": (_pointer, [_pointer]),
+    "hpc_put_signal": (_int, [_pointer, _pointer, _int, _pointer, _size, _size, _int, _uint64]),
+    "hpc_wait_signal": (_int, [_pointer, _int, _uint64, _int, _double, _pointer]),
     "hpc_queue_config_init": (None, [_pointer]),
     "hpc_queue_create": (_int, [_pointer, _pointer, _double, _pointer]),
     "hpc_queue_free": (None, [_pointer]),
@@ -178,15 +214,25 @@ class Native:
             raise NativeError(f"rank {self.rank}: status {status}: {message.decode()}")
         return status
 
-    def create(self) -> bytes:
-        """This rank's address; connect with those of all ranks."""
-        self.check(self.hpc_context_create(self.rank, self.size, None, ctypes.byref(self.context)))
+    def create(self, transport: str = "", **settings: float) -> bytes:
+        """This rank's address; connect with those of all ranks. settings: of hpc_config, by name."""
+        config = Config()
+        self.hpc_config_init(ctypes.byref(config))
+        config.transports = transport.encode() or None
+        for name, value in settings.items():
+            setattr(config, name, value)
+        self.check(self.hpc_context_create(self.rank, self.size, ctypes.byref(config), ctypes.byref(self.context)))
         own = ctypes.create_string_buffer(self.hpc_address_size())
         self.check(self.hpc_context_address(self.context, own))
         return own.raw
 
     def connect(self, addresses: Sequence[bytes]) -> None:
         self.check(self.hpc_context_connect(self.context, b"".join(addresses), -1.0))
+
+    def peer(self, rank: int) -> Peer:
+        found = Peer()
+        self.check(self.hpc_context_peer(self.context, rank, ctypes.byref(found)))
+        return found
 
     def window(self, nbytes: int, signals: int) -> ctypes.c_void_p:
         created = ctypes.c_void_p()

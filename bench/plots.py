@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.rows import Row
+from bench.rows import Row, where
 
 MIB = 1 << 20
 STYLES = {"hpcomm": ("-", 2.4), "peer": ("--", 1.4), "bound": (":", 1.8)}
@@ -33,7 +33,7 @@ def microseconds(row: Row) -> float:
 
 
 def title(document: Row) -> str:
-    facts = (f"hpcomm {document['hpcomm']}", f"{document['ranks']} ranks on {document['cores']} cores")
+    facts = (f"hpcomm {document['hpcomm']}", f"{document['ranks']} ranks {where(document)}")
     return ", ".join((*facts, document["mpi"].split(",")[0]))
 
 
@@ -119,6 +119,26 @@ def sweep(axis: Any, document: Row) -> None:
     axis.set_ylim(bottom=0)
     axis.set(title=f"push_pull of {named_size(size)} (band: all cycles)", xlabel="chunk", ylabel="time (ms)")
     axis.grid(alpha=0.3)
+
+
+def rates(axis: Any, rows: Sequence[Row], heading: str) -> None:
+    """GB/s of each contender of one size: on its own, as between hosts and within one lie two orders of magnitude."""
+    colours = {"hpcomm": "tab:blue", "peer": "tab:red", "bound": "black"}
+    found = [row["size"] / statistics.median(row["cycles"]) / 1e9 for row in rows]
+    drawn = axis.barh([row["name"] for row in rows], found, color=[colours[row["role"]] for row in rows])
+    axis.bar_label(drawn, [f"{rate:.3g}" for rate in found], padding=3)
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    axis.margins(x=0.2)
+    axis.set(title=heading, xlabel="GB/s (logarithmic)")
+
+
+def limits(document: Row, path: Path) -> bool:
+    rows = document["rows"]
+    largest = max(row["size"] for row in rows)
+    chosen = [row for row in rows if row["size"] == largest]
+    heading = f"what bounds this machine, {named_size(largest)}"
+    return figure(path, [lambda axis: rates(axis, chosen, heading)], title(document))
 
 
 def benchmark(document: Row, path: Path) -> bool:

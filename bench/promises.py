@@ -6,68 +6,15 @@ Documents are the benchmarks' JSON by name. A benchmark that ran under another P
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from bench import remote
+from bench.judge import Promise, compare, library, of_size, sizes
 from bench.plots import MIB, named_size
-from bench.rows import Row, named, ratio, short_library
+from bench.rows import Row
 
 Documents = Mapping[str, Row]
 AGAIN = " @ "
-
-
-@dataclass(frozen=True)
-class Promise:
-    """One line of the final table.
-
-    Attributes:
-        value, low, high: a ratio and its spread over the cycles, or a share of a core.
-        asked: False: a figure beside the others, with nothing to reach.
-        missing: why it was not measured, or empty.
-    """
-
-    what: str
-    ours: str
-    other: str
-    value: float
-    low: float
-    high: float
-    target: float
-    at_most: bool = False
-    unit: str = "x"
-    asked: bool = True
-    missing: str = ""
-
-    @property
-    def met(self) -> bool:
-        if self.missing:
-            return False
-        return self.value <= self.target if self.at_most else self.value >= self.target
-
-    @property
-    def verdict(self) -> str:
-        if self.missing:
-            return "not measured"
-        return "" if not self.asked else "met" if self.met else "MISSED"
-
-
-def of_size(document: Row, size: int) -> list[Row]:
-    return [row for row in document["rows"] if row["size"] == size]
-
-
-def sizes(document: Row) -> list[int]:
-    return sorted({row["size"] for row in document["rows"]})
-
-
-def span(seconds: float) -> str:
-    return f"{seconds * 1e6:.3f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
-
-
-def compare(what: str, rows: list[Row], ours: str, other: str, target: float, at_most: bool = False) -> Promise:
-    """hpcomm's row against the fastest of the others: their time over hpcomm's, or, at_most, hpcomm's over theirs."""
-    mine, theirs = named(rows, ours), named(rows, other)
-    value, low, high = ratio(mine, theirs) if at_most else ratio(theirs, mine)
-    times = [span(statistics.median(row["cycles"])) for row in (mine, theirs)]
-    return Promise(what, times[0], f"{times[1]} {theirs['name']}", value, low, high, target, at_most)
 
 
 # ---- signals, puts and queues --------------------------------------------------------------------------------------
@@ -127,10 +74,6 @@ def waiting(document: Row) -> Iterator[Promise]:
 def groups(documents: Documents, name: str) -> list[Row]:
     """The figures of a benchmark under each Python that it ran under."""
     return [document for key, document in documents.items() if key.split(AGAIN)[0] == name]
-
-
-def library(document: Row) -> str:
-    return short_library(document["mpi"])
 
 
 def composite(what: str, found: Sequence[Row], size: int, target: float, ours: str = "hpcomm Python") -> Promise:
@@ -210,6 +153,11 @@ ALONE: tuple[tuple[str, Callable[[Row], Iterable[Promise]]], ...] = (
     ("crowded exchange", crowded_exchange),
     ("crowded latency", crowded_latency),
     ("waiting", waiting),
+    ("tcp latency", remote.latency),
+    ("tcp bandwidth", remote.bandwidth),
+    ("footprint", remote.footprint),
+    ("limits", remote.limits),
+    ("cluster", remote.cluster),
 )
 GROUPED: tuple[tuple[str, Callable[[Sequence[Row]], Iterable[Promise]]], ...] = (
     ("push_pull", push_pull),
@@ -218,6 +166,8 @@ GROUPED: tuple[tuple[str, Callable[[Sequence[Row]], Iterable[Promise]]], ...] = 
     ("vgg19", other_model("VGG-19")),
     ("alexnet", other_model("AlexNet")),
     ("crowded push_pull", crowded_push_pull),
+    ("tcp exchange", remote.exchange),
+    ("tcp push_pull", remote.push_pull),
 )
 
 
@@ -242,17 +192,3 @@ def notes(documents: Documents) -> list[str]:
     if not libraries or not absent:
         return []
     return [f"composites by {', '.join(sorted(libraries))} alone: --python PATH of a Python with {absent[0]} adds it"]
-
-
-def table(found: Sequence[Promise]) -> str:
-    head = ("what", "hpcomm", "peer or bound", "ratio", "spread", "target", "")
-    lines = [head]
-    for p in found:
-        sign = "<=" if p.at_most else ">="
-        unit = " %" if p.unit != "x" else ""
-        target = f"{sign} {p.target:g}{unit}" if p.asked else ""
-        spread = f"{p.low:.2f} .. {p.high:.2f}"
-        figures = ("-", p.missing) if p.missing else (f"{p.value:.2f}{unit}", spread)
-        lines.append((p.what, p.ours, p.other, *figures, target, p.verdict))
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)

@@ -12,10 +12,12 @@ import numpy as np
 
 import hpcomm
 from bench import models
-from bench.composites import composites, gloo
+from bench.composites import allreduce_alone, composites, gloo, gloo_alone
 from bench.harness import Bench, Benchmark, Contender, has_torch, last_cache, main, nbytes
+from bench.launch import has_iperf3
 from bench.native import address, aligned, view
 from bench.training import MOMENTUM, RATE, Floats, Job
+from bench.wire import IPERF3_SECONDS, iperf3
 
 LOOP_STREAMS = 5  # of a fused momentum loop: three arrays read, two written
 MIB = 1 << 20
@@ -116,6 +118,18 @@ def traffic(job: Job) -> Contender:
     return Contender("momentum traffic (bound)", "bound", measure)
 
 
+def wire(job: Job) -> Contender:
+    """The least that the links allow when every rank sends and receives 2(n-1)/n of all bytes, at iperf3's rate."""
+    bench = job.bench
+    nbytes_each = 2 * (bench.size - 1) / bench.size * 4 * job.count
+
+    def measure(n: int) -> tuple[list[float], int]:
+        rates = [iperf3(bench, 1, IPERF3_SECONDS) for _ in range(n)]
+        return ([nbytes_each / rate for rate in rates] if bench.rank == 0 else []), 0
+
+    return Contender("wire (bound)", "bound", measure)
+
+
 def model(options: argparse.Namespace, size: int) -> models.Model:
     return models.flat(size) if options.model == "flat" else models.load(options.model)
 
@@ -136,10 +150,17 @@ def wanted(bench: Bench, size: int) -> Iterator[Contender]:
         yield exchange(job, "hpcomm Python", chunk)
     if len(keys) > 1 and bench.wanted("hpcomm step"):
         yield exchange(job, "hpcomm step", chunk, step=True)
-    if bench.wanted("hpcomm shared_params"):
+    if "tcp" not in bench.transports and bench.wanted("hpcomm shared_params"):
         yield exchange(job, "hpcomm shared_params", chunk, shared=True)
     yield from composites(job)
-    if len(keys) == 1 and has_torch() and bench.wanted("Gloo + torch SGD"):
+    if bench.apart:
+        if has_iperf3() and bench.wanted("wire (bound)"):
+            yield wire(job)
+        if bench.wanted("Allreduce alone"):
+            yield allreduce_alone(job)
+        if has_torch() and bench.wanted("Gloo all_reduce alone"):
+            yield gloo_alone(job)
+    elif len(keys) == 1 and has_torch() and bench.wanted("Gloo + torch SGD"):
         yield gloo(job)
 
 

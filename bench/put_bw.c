@@ -1,6 +1,7 @@
-/* put_bw.c - bandwidth of put, beside memcpy between shared mappings by one thread. */
+/* put_bw.c - bandwidth of put, beside memcpy between shared mappings by one thread, or a stream of bare sockets. */
 #define _GNU_SOURCE
 #include "c_ranks.h"
+#include "sockets.h"
 
 #include <sys/mman.h>
 
@@ -60,27 +61,80 @@ BENCH_API int bench_put_bw(hpc_window *window, int peer, const void *from, size_
     return status;
 }
 
+/* The same on a connected socket: m sends, then the receiver's word that all of it has been read, as flush has it.
+ * Negative: -errno. */
+BENCH_API int bench_stream_send(int fd, const void *from, size_t nbytes, int slots, int m, double *seconds) {
+    double start = bench_now();
+    char done;
+    for (int i = 0; i < m; i++) {
+        const char *at = (const char *)from + (size_t)(i % slots) * nbytes;
+        if (bench_send_all(fd, at, nbytes, 0) != 0) return -errno;
+    }
+    if (bench_recv_all(fd, &done, 1, 0) != 0) return -errno;
+    *seconds = (bench_now() - start) / m;
+    return 0;
+}
+
+BENCH_API int bench_stream_recv(int fd, void *to, size_t nbytes, int slots, int m) {
+    for (int i = 0; i < m; i++)
+        if (bench_recv_all(fd, (char *)to + (size_t)(i % slots) * nbytes, nbytes, 0) != 0) return -errno;
+    return bench_send_all(fd, "", 1, 0) != 0 ? -errno : 0;
+}
+
 #ifndef BENCH_LIBRARY
 enum { RING_BYTES = 64 << 20 };
+
+typedef struct stream {
+    bench_rank *r;
+    hpc_window *window;
+    char *copy;    /* where rank 0 copies to, in rank 1's memory; over TCP where rank 1 reads to */
+    int fd;        /* over TCP: a connection to the other; else -1 */
+    uint64_t done; /* over TCP: the value that lets rank 1 go on, which waits meanwhile */
+} stream;
+
+/* One sample on ranks 0 and 1. */
+static int bound(stream *s, const void *source, size_t size, int slots, int m, double *seconds) {
+    int status = 0;
+    if (s->fd < 0 && s->r->rank == 0) *seconds = bench_memcpy(s->copy, source, size, slots, m);
+    if (s->fd >= 0 && s->r->rank == 0) status = bench_stream_send(s->fd, source, size, slots, m, seconds);
+    if (s->fd >= 0 && s->r->rank == 1) status = bench_stream_recv(s->fd, s->copy, size, slots, m);
+    if (status < 0) fprintf(stderr, "rank %d: socket stream: %s\n", s->r->rank, strerror(-status));
+    return status;
+}
+
+static int put(stream *s, const void *source, size_t size, int slots, int m, double *seconds) {
+    double timeout = s->r->options.timeout;
+    int status = HPC_OK;
+    s->done++;
+    if (s->r->rank == 0) status = bench_put_bw(s->window, 1, source, size, slots, m, timeout, seconds);
+    if (s->fd < 0 || status != HPC_OK) return status;
+    if (s->r->rank == 0) return hpc_put_signal(NULL, s->window, 1, NULL, 0, 0, 0, s->done);
+    return s->r->rank == 1 ? hpc_wait_signal(s->window, 0, s->done, 0, timeout, NULL) : HPC_OK;
+}
 
 static int run(bench_rank *r) {
     const bench_options *options = &r->options;
     size_t ring = options->maxbytes > RING_BYTES ? options->maxbytes : RING_BYTES, page = 2u << 20;
     size_t length = (ring + BENCH_SHIFTS * BENCH_PAGE_WORDS * sizeof(uint64_t) + page - 1) / page * page;
-    int sender = r->rank == 0, status = HPC_ERR_MEMORY, fd = memfd_create("bench", MFD_CLOEXEC);
-    hpc_window *window = NULL;
+    int tcp = bench_over_tcp(r), status = HPC_ERR_MEMORY, fd = memfd_create("bench", MFD_CLOEXEC);
+    stream s = {.r = r, .fd = -1};
     uint64_t *words = fd < 0 || ftruncate(fd, (off_t)length) != 0 ? NULL : bench_map(fd, length, 1), sample = 0;
-    uint64_t *copy = NULL;
     if (words == NULL) goto out;
     bench_fill_words(words, length / sizeof *words);
-    status = hpc_window_create(r->context, 2 * ring, 0, "put_bw", -1, &window);
+    status = hpc_window_create(r->context, 2 * ring, 1, "put_bw", -1, &s.window);
     if (status < 0) goto out;
-    /* The bound copies between the same kind of mappings: into the second half of the peer's window. */
-    copy = sender ? (uint64_t *)((char *)hpc_window_peer_view(window, 1) + ring) : NULL;
+    /* The bound moves between the same kind of mappings: into the second half of the peer's window. */
+    s.copy = !tcp && r->rank == 0 ? hpc_window_peer_view(s.window, 1) : hpc_window_data(s.window);
+    s.copy += ring;
+    if (tcp && r->rank < 2) s.fd = bench_connect_pair(r->rank == 1, &r->board[0].word, options->timeout);
+    if (tcp && r->rank < 2 && s.fd < 0) {
+        fprintf(stderr, "rank %d: no loopback connection: %s\n", r->rank, strerror(errno));
+        status = HPC_ERR_TRANSPORT;
+    }
     for (size_t size = options->minbytes; status >= 0 && size <= options->maxbytes;
          size *= (size_t)options->stepfactor) {
         int slots = (int)(ring / size), m = slots > options->agg_iters ? slots : options->agg_iters;
-        const uint64_t *arrived = hpc_window_data(window);
+        const char *arrived = hpc_window_data(s.window);
         for (int c = -1; status >= 0 && c < options->run_cycles; c++) {
             for (int i = 0; status >= 0 && i < 2; i++) {
                 int n = c < 0 ? options->warmup_iters : options->iters;
@@ -88,22 +142,26 @@ static int run(bench_rank *r) {
                 for (int b = 0; status >= 0 && b < n; b++) {
                     const uint64_t *source = words + bench_shift(++sample, 0) * BENCH_PAGE_WORDS;
                     status = bench_meet(r);
-                    if (status >= 0 && sender && i == 0) r->seconds[b] = bench_memcpy(copy, source, size, slots, m);
-                    if (status >= 0 && sender && i == 1)
-                        status = bench_put_bw(window, 1, source, size, slots, m, options->timeout, &r->seconds[b]);
+                    if (status < 0) break;
+                    status = (i == 0 ? bound : put)(&s, source, size, slots, m, &r->seconds[b]);
                     if (status >= 0) status = bench_meet(r);
                     if (r->rank == 1)
-                        wrong += (int64_t)bench_wrong_words(arrived + (i == 0 ? ring / sizeof *arrived : 0), source,
+                        wrong += (int64_t)bench_wrong_words((const uint64_t *)(arrived + (i == 0 ? ring : 0)), source,
                                                             (size_t)slots * size / sizeof *source);
                 }
-                bench_add(r, i, i == 0 ? "memcpy (bound)" : "hpcomm C", size, c, n, wrong, r->seconds);
+                bench_add(r, i,
+                          i == 1 ? "hpcomm C"
+                          : tcp  ? "socket stream (bound)"
+                                 : "memcpy (bound)",
+                          size, c, n, wrong, r->seconds);
             }
         }
         if (status >= 0) bench_report(r, size, 2);
     }
 out:
     if (fd >= 0) close(fd);
-    hpc_window_free(window);
+    if (s.fd >= 0) close(s.fd);
+    hpc_window_free(s.window);
     bench_unmap(words, length);
     return status;
 }

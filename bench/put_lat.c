@@ -1,6 +1,8 @@
-/* put_lat.c - one-way latency of put_signal -> wait_signal, beside a bare token that two processes spin on. */
+/* put_lat.c - one-way latency of put_signal -> wait_signal, beside a bare token that two processes spin on, and beside
+ * a bare pair of sockets. */
 #define _GNU_SOURCE
 #include "c_ranks.h"
+#include "sockets.h"
 
 /* Passes one word there and back: rank `first` starts. Each direction has a line of its own with one writer. seconds[b]
  * is half a round trip, averaged over the m of sample b. Returns the number of words that were not the expected one. */
@@ -58,6 +60,34 @@ BENCH_API int64_t bench_put_lat(hpc_window *window, int rank, int peer, int firs
     return wrong;
 }
 
+BENCH_API int bench_prepare(int fd, double timeout) {
+    return bench_prepare_socket(fd, timeout);
+}
+
+/* The same by send and recv on a connected socket: spinning, or blocking in both. state: the samples. Negative: -errno.
+ */
+BENCH_API int64_t bench_socket_pair(int fd, int spin, uint64_t *arrived, int rank, int peer, int first,
+                                    const uint64_t *words, size_t count, int m, int n, uint64_t *state,
+                                    double *seconds) {
+    size_t nbytes = count * sizeof *words;
+    int64_t wrong = 0;
+    for (int b = 0; b < n; b++, (*state)++) {
+        const uint64_t *source = words + bench_shift(*state, rank) * BENCH_LINE_WORDS;
+        const uint64_t *expected = words + bench_shift(*state, peer) * BENCH_LINE_WORDS;
+        double start = 0;
+        for (int i = -1; i < m; i++) { /* round -1 is not timed; its bytes are overwritten */
+            size_t at = i < 0 ? 0 : (size_t)i * count;
+            if (i == 0) start = bench_now();
+            if (first && bench_send_all(fd, source + at, nbytes, spin) != 0) return -errno;
+            if (bench_recv_all(fd, arrived + at, nbytes, spin) != 0) return -errno;
+            if (!first && bench_send_all(fd, source + at, nbytes, spin) != 0) return -errno;
+        }
+        seconds[b] = (bench_now() - start) / (2.0 * m);
+        wrong += (int64_t)bench_wrong_words(arrived, expected, (size_t)m * count);
+    }
+    return wrong;
+}
+
 #ifndef BENCH_LIBRARY
 enum { SAMPLE_BYTES = 256 << 10 };
 
@@ -67,37 +97,64 @@ static int operations(const bench_options *options, size_t size) {
     return m < 8 ? 8 : m > options->agg_iters ? options->agg_iters : m;
 }
 
+/* n samples of contender i, wrong answers or a negative status. Over shared memory the bound is the token, over TCP a
+ * pair of sockets, each with a contender that spins and one that sleeps. */
+typedef struct pair {
+    bench_rank *r;
+    hpc_window *window;
+    uint64_t *words, *arrived, token, sent, state[2];
+    int peer, first, fd;
+} pair;
+
+static int64_t measure(pair *p, int i, size_t count, int m, int n) {
+    bench_rank *r = p->r;
+    if (i == 1)
+        return bench_put_lat(p->window, r->rank, p->peer, p->first, p->words, count, m, n, r->options.timeout, p->state,
+                             r->seconds);
+    if (p->fd < 0) return bench_token(&r->board[r->rank], &r->board[p->peer], p->first, m, n, &p->token, r->seconds);
+    int64_t wrong = bench_socket_pair(p->fd, i == 0, p->arrived, r->rank, p->peer, p->first, p->words, count, m, n,
+                                      &p->sent, r->seconds);
+    if (wrong < 0) fprintf(stderr, "rank %d: socket pair: %s\n", r->rank, strerror((int)-wrong));
+    return wrong;
+}
+
 static int run(bench_rank *r) {
+    static const char *const names[2][3] = {{"token (bound)", "hpcomm C", NULL},
+                                            {"socket pair, spinning (bound)", "hpcomm C", "socket pair, blocking"}};
     const bench_options *options = &r->options;
+    int tcp = bench_over_tcp(r), contenders = tcp ? 3 : 2, status = HPC_ERR_MEMORY;
     size_t room = (size_t)options->agg_iters * sizeof(uint64_t) + SAMPLE_BYTES + 8 * options->maxbytes;
-    uint64_t *words = malloc(room + BENCH_SHIFTS * BENCH_LINE), token = 0, state[2] = {0, 0};
-    bench_line *lines = r->board;
-    hpc_window *window = NULL;
-    int peer = r->rank ^ 1, first = !(r->rank & 1), status = HPC_ERR_MEMORY;
-    if (words == NULL) goto out;
-    bench_fill_words(words, room / sizeof *words + BENCH_SHIFTS * BENCH_LINE_WORDS);
-    status = hpc_window_create(r->context, room, 1, "put_lat", -1, &window);
+    pair p = {.r = r, .peer = r->rank ^ 1, .first = !(r->rank & 1), .fd = -1};
+    p.words = malloc(room + BENCH_SHIFTS * BENCH_LINE);
+    p.arrived = malloc(room);
+    if (p.words == NULL || p.arrived == NULL) goto out;
+    bench_fill_words(p.words, room / sizeof *p.words + BENCH_SHIFTS * BENCH_LINE_WORDS);
+    if (tcp) {
+        p.fd = bench_connect_pair(p.first, &r->board[p.first ? r->rank : p.peer].word, options->timeout);
+        if (p.fd < 0) fprintf(stderr, "rank %d: no loopback connection: %s\n", r->rank, strerror(errno));
+        if (p.fd < 0) goto out;
+    }
+    status = hpc_window_create(r->context, room, 1, "put_lat", -1, &p.window);
     for (size_t size = options->minbytes; status >= 0 && size <= options->maxbytes;
          size *= (size_t)options->stepfactor) {
         int m = operations(options, size);
         for (int c = -1; status >= 0 && c < options->run_cycles; c++) { /* cycle -1 warms up */
             int n = c < 0 ? options->warmup_iters : options->iters;
-            status = bench_meet(r);
-            if (status >= 0)
-                bench_add(r, 0, "token (bound)", sizeof(uint64_t), c, n,
-                          bench_token(&lines[r->rank], &lines[peer], first, m, n, &token, r->seconds), r->seconds);
-            if (status >= 0) status = bench_meet(r);
-            if (status < 0) break;
-            int64_t wrong = bench_put_lat(window, r->rank, peer, first, words, size / sizeof *words, m, n,
-                                          options->timeout, state, r->seconds);
-            bench_add(r, 1, "hpcomm C", size, c, n, wrong, r->seconds);
-            if (wrong < 0) status = (int)wrong;
+            for (int i = 0; status >= 0 && i < contenders; i++) {
+                status = bench_meet(r);
+                if (status < 0) break;
+                int64_t wrong = measure(&p, i, size / sizeof *p.words, m, n);
+                bench_add(r, i, names[tcp][i], tcp || i > 0 ? size : sizeof(uint64_t), c, n, wrong, r->seconds);
+                if (wrong < 0) status = (int)wrong;
+            }
         }
-        if (status >= 0) bench_report(r, size, 2);
+        if (status >= 0) bench_report(r, size, contenders);
     }
 out:
-    hpc_window_free(window);
-    free(words);
+    if (p.fd >= 0) close(p.fd);
+    hpc_window_free(p.window);
+    free(p.words);
+    free(p.arrived);
     return status;
 }
 

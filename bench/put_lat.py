@@ -15,7 +15,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from bench.harness import Bench, Benchmark, Contender, main
-from bench.native import address
+from bench.native import Native, address
+from bench.wire import socket_to
 
 SAMPLE_BYTES = 256 << 10  # the operations of one sample, so that they stay in the cache
 SHIFTS, LINE_WORDS, LINE = 512, 8, 128  # as in bench.h
@@ -85,8 +86,8 @@ class Pair:
 # ---- hpcomm --------------------------------------------------------------------------------------------------------
 
 
-def hpcomm_c(pair: Pair) -> Contender:
-    native, bench = pair.bench.native, pair.bench
+def hpcomm_c(pair: Pair, name: str, native: Native) -> Contender:
+    bench = pair.bench
     window = native.window(pair.m * pair.size, 1)
     state = np.zeros(2, np.uint64)
 
@@ -100,7 +101,7 @@ def hpcomm_c(pair: Pair) -> Contender:
         )  # fmt: skip
         return (seconds.tolist() if pair.first else []), wrong
 
-    return Contender("hpcomm C", "hpcomm", measure, lambda: native.hpc_window_free(window))
+    return Contender(name, "hpcomm", measure, lambda: native.hpc_window_free(window))
 
 
 def hpcomm_python(pair: Pair, name: str, same: bool) -> Contender:
@@ -132,7 +133,7 @@ def hpcomm_python(pair: Pair, name: str, same: bool) -> Contender:
     return pair.contender(name, "hpcomm", window.array, play, same=same)
 
 
-# ---- the bound -----------------------------------------------------------------------------------------------------
+# ---- the bounds ----------------------------------------------------------------------------------------------------
 
 
 def token(pair: Pair) -> list[Contender]:
@@ -153,7 +154,34 @@ def token(pair: Pair) -> list[Contender]:
     return [Contender("token (bound)", "bound", measure, lambda: bench.native.bench_unmap(address(shared), room))]
 
 
+def socket_pair(pair: Pair, spin: bool) -> list[Contender]:
+    """The same bytes by send and recv on a bare connection, which spin, or block in the kernel."""
+    bench = pair.bench
+    if spin and bench.crowded:
+        return []
+    connection = socket_to(bench, pair.peer, pair.first)
+    arrived, samples = np.zeros(pair.m * pair.count, np.uint64), np.zeros(1, np.uint64)
+
+    def measure(n: int) -> tuple[list[float], int]:
+        seconds = np.zeros(n)
+        wrong = bench.native.bench_socket_pair(
+            connection.fileno(), spin, address(arrived), pair.rank, pair.peer, pair.first, address(pair.words),
+            pair.count, pair.m, n, address(samples), address(seconds),
+        )  # fmt: skip
+        if wrong < 0:
+            raise OSError(-wrong, f"rank {pair.rank}: socket pair: {os.strerror(-wrong)}")
+        return (seconds.tolist() if pair.first else []), wrong
+
+    return [Contender(f"socket pair, {'spinning' if spin else 'blocking'} (bound)", "bound", measure, connection.close)]
+
+
 # ---- mpi4py --------------------------------------------------------------------------------------------------------
+
+
+def window_of(bench: Bench, room: int) -> MPI.Win:
+    if bench.transports == ["tcp"]:  # what MPI allocates it shares among the ranks of a host
+        return MPI.Win.Create(np.zeros(-(-room // 8), np.uint64), 1, comm=bench.comm)
+    return MPI.Win.Allocate(room, 1, comm=bench.comm)
 
 
 def words_of(window: MPI.Win) -> NDArray[np.uint64]:
@@ -194,7 +222,7 @@ def send_recv(pair: Pair, name: str, prepare: Callable[[NDArray[np.uint64]], Any
 
 def put_message(pair: Pair) -> Contender:
     """Put, Flush, then an empty message as the notification."""
-    window = MPI.Win.Allocate(pair.m * pair.size, 1, comm=pair.bench.comm)
+    window = window_of(pair.bench, pair.m * pair.size)
     arrived = words_of(window)
     window.Lock_all(MPI.MODE_NOCHECK)
     places = [(i * pair.size, pair.size, MPI.BYTE) for i in range(pair.m)]
@@ -300,11 +328,32 @@ def put_flag(pair: Pair) -> Contender:
 # ---- all -----------------------------------------------------------------------------------------------------------
 
 
+_asleep: list[Native] = []  # a context whose waits neither spin nor yield, made once
+
+
+def over_tcp(pair: Pair) -> list[Contender]:
+    """Each of the two ways to wait beside the sockets that wait like it."""
+    bench = pair.bench
+    if not _asleep:
+        _asleep.append(bench.connected(spin=0.0, yield_=0.0))
+    return [
+        *socket_pair(pair, spin=True),
+        hpcomm_c(pair, "hpcomm C", bench.native),
+        hpcomm_python(pair, "hpcomm Python", same=True),
+        *socket_pair(pair, spin=False),
+        hpcomm_c(pair, "hpcomm C, sleeping", _asleep[0]),
+        send_recv(pair, "mpi4py Send/Recv", prepared),
+        put_message(pair),  # no flag: nobody says that an MPI over sockets goes on while its user polls memory
+    ]
+
+
 def contenders(bench: Bench, size: int) -> Sequence[Contender]:
     pair = Pair(bench, size)
+    if bench.transports == ["tcp"]:
+        return over_tcp(pair)
     return [
         *token(pair),
-        hpcomm_c(pair),
+        hpcomm_c(pair, "hpcomm C", bench.native),
         hpcomm_python(pair, "hpcomm Python", same=True),
         hpcomm_python(pair, "hpcomm Python, many sources", same=False),
         send_recv(pair, "mpi4py Send/Recv", prepared),
@@ -316,7 +365,7 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
 
 BENCHMARK = Benchmark(
     name="put_lat",
-    about="One-way latency of put_signal -> wait_signal, beside mpi4py and a bare spinning token.",
+    about="One-way latency of put_signal -> wait_signal, beside mpi4py and a bare spinning token, or bare sockets.",
     dtype="uint64",
     contenders=contenders,
     defaults={"minbytes": 8, "maxbytes": 8, "stepfactor": 8, "iters": 30, "warmup_iters": 3, "agg_iters": 200},

@@ -31,6 +31,13 @@ def short_library(mpi: str) -> str:
     return "MPICH" if "MPICH" in mpi else mpi.partition(" v")[0].partition(",")[0]
 
 
+def where(facts: Row) -> str:
+    """On what, and by what, a benchmark's ranks run."""
+    hosts = facts.get("hosts", 1)
+    place = f"on {hosts} hosts" if hosts > 1 else f"on {facts['cores']} cores"
+    return f"{place} by {facts['transport']}" if facts.get("transport") else place
+
+
 def line(cells: Sequence[object]) -> str:
     text = [f"{cell:<{w}}" if i == 3 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(cells, WIDTHS, strict=True))]
     return "  ".join(text)

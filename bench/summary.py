@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench import models, plots, zero_compute
+from bench import cluster_bench, models, plots, zero_compute
+from bench.judge import table
 from bench.launch import LIMIT, ROOT, attend, launcher, library
 from bench.plots import MIB
-from bench.promises import AGAIN, groups, notes, promises, table
+from bench.promises import AGAIN, groups, notes, promises
 from bench.rows import Row
 
 
@@ -29,7 +30,8 @@ class Run:
 
     Attributes:
         ranks: 0: it starts its own.
-        again: under the Pythons of --python too: "peers" all of them, "MPI" one for each other MPI; "" none.
+        again: under the Pythons of --python too: "peers" all of them, "MPI" one for each other MPI, "itself" it gets
+            them all and does it by itself; "" none.
         memory: GiB that all ranks together need; with less it is left out.
     """
 
@@ -44,6 +46,7 @@ class Run:
 
 CROWD = ("-b", "4M", "-e", "4M", "-g", "1,2")
 BEST = ("--only", "hpcomm Python,blocks")  # the composites whose update is in blocks
+TCP = ("--transport", "tcp")
 FEW = ("-N", "3", "-n", "1")
 RUNS = (
     Run("latency", "put_lat", 2, ("-e", "32K"), ("-e", "8", "-N", "5", "-n", "5")),
@@ -77,6 +80,20 @@ RUNS = (
     Run("fold", "fold_bench", 2, (), ("-b", "16M", "-e", "16M", *FEW), memory=2),
     Run("zero_compute", "zero_compute", 0, ("-N", "3"), ("-N", "1", "-W", "1,2", "--models", "2M"), again="MPI"),
     Run("chunk_sweep", "chunk_sweep", 2, ("-N", "7"), ("-b", "4M", "-e", "4M", *FEW)),
+    Run("tcp latency", "put_lat", 2, TCP, (*TCP, "-N", "5", "-n", "5")),
+    Run("tcp bandwidth", "put_bw", 2, TCP, (*TCP, "-b", "1M", "-e", "1M", *FEW)),
+    Run("tcp exchange", "queue_bench", 2, (*TCP, "-b", "4M"), (*TCP, "-b", "1M", "-e", "1M", *FEW), again="MPI"),
+    Run(
+        "tcp push_pull",
+        "push_pull",
+        2,
+        (*TCP, "-s", "8,64K,4M,32M", "-N", "7"),
+        (*TCP, "-s", "8,2M", *FEW, *BEST),
+        again="peers",
+    ),
+    Run("limits", "limits", 2, (), ("-b", "8M", "-e", "8M", "-R", "8M", *FEW)),
+    Run("footprint", "footprint", 0, (), ("--ranks", "8")),
+    Run("cluster", "cluster_bench", 0, (), ("--quick",), again="itself", memory=4),
 )
 
 
@@ -89,7 +106,7 @@ def memory() -> float:
 def others(run: Run, pythons: Sequence[str]) -> list[str]:
     """The Pythons under which it runs again."""
     if run.again != "MPI":
-        return list(pythons) if run.again else []
+        return list(pythons) if run.again == "peers" else []
     seen, found = {library(sys.executable)}, []
     for python in pythons:
         if library(python) not in seen:
@@ -98,13 +115,17 @@ def others(run: Run, pythons: Sequence[str]) -> list[str]:
     return found
 
 
-def start(run: Run, quick: bool, silent: bool, folder: Path, python: str = sys.executable) -> Row:
-    """Runs one benchmark to its end and returns its JSON."""
+def start(
+    run: Run, quick: bool, silent: bool, folder: Path, python: str = sys.executable, others: Sequence[str] = ()
+) -> Row:
+    """Runs one benchmark to its end and returns its JSON. others: the Pythons that it gets."""
     output = folder / "figures.json"
     output.unlink(missing_ok=True)
     arguments = run.quick if quick else run.arguments
-    started = launcher(run.ranks, python) if run.ranks else [sys.executable, "-m"]
-    arguments += () if run.ranks or python == sys.executable else ("--python", python)
+    transport = "tcp" if "tcp" in arguments else ""
+    started = launcher(run.ranks, python, transport) if run.ranks else [sys.executable, "-m"]
+    given = [*others, *([] if run.ranks or python == sys.executable else [python])]
+    arguments += tuple(word for each in given for word in ("--python", each))
     if not silent:
         by = f"mpirun -n {run.ranks} python -m" if run.ranks else "python -m"
         print(f"\n# {by} bench.{run.module}", *arguments, "" if python == sys.executable else f"({python})", flush=True)
@@ -122,6 +143,9 @@ def plot(documents: dict[str, Row], path: Path) -> bool:
         ("latency", "put_signal to wait_signal, one way", "time (us)", plots.microseconds),
         ("bandwidth", "put", "GB/s", lambda row: row["size"] / statistics.median(row["cycles"]) / 1e9),
         ("exchange", "exchange and average, one neighbour", "time (ms)", plots.milliseconds),
+        ("tcp bandwidth", "put over TCP", "GB/s", lambda row: row["size"] / statistics.median(row["cycles"]) / 1e9),
+        ("tcp exchange", "exchange and average over TCP", "time (ms)", plots.milliseconds),
+        ("tcp push_pull", "push_pull over TCP", "time (us)", plots.microseconds),
     ):
         if key in documents:
             rows = documents[key]["rows"]
@@ -145,7 +169,14 @@ def plot(documents: dict[str, Row], path: Path) -> bool:
             draws.append(partial(zero_compute.scaling, found=found, model=model, mpi=document["mpi"]))
     if "chunk_sweep" in documents:
         draws.append(partial(plots.sweep, document=documents["chunk_sweep"]))
-    facts = next((document for document in documents.values() if "ranks" in document), None)
+    if "tcp latency" in documents:
+        heading = "8 B put_signal over TCP, one way"
+        draws.append(partial(plots.bars, rows=documents["tcp latency"]["rows"], heading=heading))
+    if "limits" in documents:
+        draws.append(partial(plots.rates, rows=documents["limits"]["rows"], heading="what bounds this machine"))
+    if "cluster" in documents:
+        draws += cluster_bench.panels(documents["cluster"])
+    facts = next((document for document in documents.values() if "mpi" in document and "ranks" in document), None)
     if facts is None:
         return False
     return plots.figure(path, draws, plots.title(facts))
@@ -186,7 +217,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if memory() < run.memory:
                 left_out.append(f"{run.key} left out: it needs {run.memory:g} GiB, {memory():.1f} are free")
                 continue
-            documents[run.key] = start(run, options.quick, options.json, Path(folder))
+            given = options.python if run.again == "itself" else ()
+            found_now = start(run, options.quick, options.json, Path(folder), others=given)
+            if "unable" in found_now:
+                left_out.append(f"{run.key} left out: {found_now['unable']}")
+                continue
+            documents[run.key] = found_now
             for i, python in enumerate(others(run, options.python), 1):
                 documents[f"{run.key}{AGAIN}{i}"] = start(run, options.quick, options.json, Path(folder), python)
     found = promises(documents)

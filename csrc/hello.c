@@ -215,7 +215,7 @@ static size_t wanted(const hpc_greeting *greeting) {
 /* While a hello waits for the key nothing more may come, but the caller may hang up. */
 static int look_at_waiting(hpc_greeting *greeting, int fd, const char **why) {
     char byte;
-    ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    ssize_t n = recv(fd, &byte, 1, MSG_DONTWAIT);
     if (n > 0) return refuse_greeting(greeting, "it sent more than its hello", why);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return HPC_IN_PROGRESS;
     greeting->state = REFUSED;

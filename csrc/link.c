@@ -309,7 +309,8 @@ static const char *read_packets(hpc_control *c, int rank) {
 
 static const char *name_failure(hpc_link *l, int error) {
     if (error == 0) return ended;
-    snprintf(l->text, sizeof l->text, "the connection to it failed: %s", strerror(error));
+    snprintf(l->text, sizeof l->text, "%s: %s", error == ECONNRESET ? ended : "the connection to it failed",
+             strerror(error));
     return l->text;
 }
 

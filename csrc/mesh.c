@@ -72,9 +72,9 @@ enum { MOST_ATTEMPTS = HPC_ENDPOINTS + 3, HANG_UPS = 3, DETAIL_BYTES = 512 };
 /* One address of the peer, and how far it led. */
 typedef struct attempt {
     hpc_endpoint at;
-    int status;   /* HPC_IN_PROGRESS before the first try */
-    int hang_ups; /* it closed the connection so often: it may have had no place, or have died */
-    int refused;  /* by the kernel there: nobody listens */
+    int status, open; /* whether it may still lead to the peer */
+    int hang_ups;     /* it closed the connection so often: it may have had no place, or have died */
+    int refused;      /* by the kernel there: nobody listens */
     char why[80];
 } attempt;
 
@@ -99,13 +99,7 @@ static void list_attempts(hpc_control *c, int rank, calls *calls) {
     if (known.family != 0) calls->all[calls->n++].at = known;
     for (int i = 0; i < n; i++)
         if (known.family == 0 || !same_endpoint(&known, &found[i])) calls->all[calls->n++].at = found[i];
-    for (int i = 0; i < calls->n; i++) calls->all[i].status = HPC_IN_PROGRESS;
-}
-
-/* Whether it may still lead to the peer. */
-static int is_open(const attempt *a) {
-    return a->status == HPC_IN_PROGRESS || a->status == HPC_ERR_TIMEOUT ||
-           (a->status == HPC_ERR_TRANSPORT && a->hang_ups > 0 && a->hang_ups < HANG_UPS);
+    for (int i = 0; i < calls->n; i++) calls->all[i].open = 1;
 }
 
 static void try_address(hpc_control *c, attempt *a, hpc_hello *hello, double until, int *fd) {
@@ -113,8 +107,9 @@ static void try_address(hpc_control *c, attempt *a, hpc_hello *hello, double unt
     const char *why = "";
     a->status = hpc_net_connect(&a->at, until, fd, &error);
     a->refused = error == ECONNREFUSED;
+    a->open = a->status == HPC_ERR_TIMEOUT;
     if (a->status != HPC_OK) {
-        snprintf(a->why, sizeof a->why, "%s", a->status == HPC_ERR_TIMEOUT ? "no answer" : strerror(error));
+        snprintf(a->why, sizeof a->why, "%s", a->open ? "no answer" : strerror(error));
         return;
     }
     a->status = hpc_hello_call(*fd, hello, c->key, until, &why);
@@ -122,7 +117,7 @@ static void try_address(hpc_control *c, attempt *a, hpc_hello *hello, double unt
         hpc_net_tune(*fd, c->silence);
         return;
     }
-    if (a->status == HPC_ERR_TRANSPORT) a->hang_ups++;
+    a->open = a->status == HPC_ERR_TIMEOUT || (a->status == HPC_ERR_TRANSPORT && ++a->hang_ups < HANG_UPS);
     snprintf(a->why, sizeof a->why, "%s", why);
     hpc_close(fd);
 }
@@ -142,15 +137,15 @@ static int try_all(hpc_control *c, calls *calls, hpc_hello *hello, double deadli
         for (int i = 0; i < calls->n; i++) {
             attempt *a = &calls->all[i];
             int others = 0;
-            if (!is_open(a)) continue;
-            for (int k = 0; k < calls->n; k++) others += k != i && is_open(&calls->all[k]);
+            if (!a->open) continue;
+            for (int k = 0; k < calls->n; k++) others += k != i && calls->all[k].open;
             try_address(c, a, hello, share_of(deadline, others), fd);
             if (a->status != HPC_OK) continue;
             *reached = a->at;
             return HPC_OK;
         }
         open = 0;
-        for (int i = 0; i < calls->n; i++) open += is_open(&calls->all[i]);
+        for (int i = 0; i < calls->n; i++) open += calls->all[i].open;
     } while (open > 0 && hpc_now() < deadline);
     return HPC_ERR_TRANSPORT;
 }

@@ -147,7 +147,7 @@ static int is_listed(const choice *c, const char *interface) {
     while ((name = next_name(&list, &length)) != NULL) {
         int exact = c->exact || *name == '=';
         if (*name == '=') name++, length--;
-        if (length > 0 && strncmp(interface, name, length) == 0 && (!exact || interface[length] == '\0')) return 1;
+        if (strncmp(interface, name, length) == 0 && (!exact || interface[length] == '\0')) return 1;
     }
     return 0;
 }
@@ -313,7 +313,7 @@ static int distance(const hpc_endpoint own[HPC_ENDPOINTS], const hpc_endpoint *e
     for (int i = 0; i < HPC_ENDPOINTS && !is_loopback(e); i++) {
         if (!is_present(&own[i])) continue;
         if (in_network(e, &own[i])) return 0;
-        if (e->interface[0] != '\0' && strncmp(e->interface, own[i].interface, HPC_IFNAME) == 0) best = 1;
+        if (strncmp(e->interface, own[i].interface, HPC_IFNAME) == 0) best = 1;
     }
     return best;
 }

@@ -145,15 +145,44 @@ def _texts(get: Callable[[int], Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
+# ---- rendezvous ----------------------------------------------------------------------------------------------------
+
+
+def rendezvous_create(rank: int, size: int, host: str, port: int, secret: bytes | None, timeout: float) -> Any:
+    """The meeting of all ranks at host and port, where rank 0 listens. Collective."""
+    chars = NULL if secret is None else from_buffer(secret)
+
+    def create(seconds: float, out: Any) -> int:
+        return lib.hpc_rendezvous_create(rank, size, host.encode(), port, chars, len(secret or b""), seconds, out)
+
+    return _collected(create, "hpc_rendezvous *", timeout, lib.hpc_rendezvous_free)
+
+
+def rendezvous_allgather(rendezvous: Any, data: bytes, size: int, timeout: float) -> list[bytes]:
+    def call(data: bytes, received: Any, n: int, seconds: float) -> int:
+        return lib.hpc_rendezvous_allgather(rendezvous, data, received, n, seconds)
+
+    return _gathered(call, data, size, timeout)
+
+
 # ---- context -------------------------------------------------------------------------------------------------------
 
 
-def context_create(rank: int, size: int, config: Config, keep: object) -> Any:
-    transports = ffi.new("char[]", config.transport.encode()) if config.transport else NULL
+def _chars(text: str) -> Any:
+    return ffi.new("char[]", text.encode()) if text else NULL
+
+
+def context_create(rank: int, size: int, config: Config, secret: bytes | None, keep: object) -> Any:
+    """secret is copied by C."""
+    transports, interfaces = _chars(config.transport), _chars(config.socket_ifname)
+    chars = NULL if secret is None else from_buffer(secret)
     c = ffi.new("hpc_config *")
     lib.hpc_config_init(c)
     c.timeout, c.spin, c.loop_seed, c.transports = config.timeout, config.spin, config.loop_seed, transports
     setattr(c, "yield", config.yield_)
+    c.silence, c.interfaces = config.silence, interfaces
+    c.tcp_streams, c.tcp_zerocopy = config.tcp_streams, config.tcp_zerocopy
+    c.secret, c.secret_bytes = chars, len(secret or b"")
     out = ffi.new("hpc_context **")
     check(lib.hpc_context_create(rank, size, c, out))
     return _owned(out[0], lib.hpc_context_free, keep)
@@ -220,9 +249,16 @@ def barrier(context: Any, timeout: float) -> None:
 
 
 def allgather(context: Any, data: bytes, size: int, timeout: float) -> list[bytes]:
+    def call(data: bytes, received: Any, n: int, seconds: float) -> int:
+        return lib.hpc_allgather(context, data, received, n, seconds)
+
+    return _gathered(call, data, size, timeout)
+
+
+def _gathered(call: Callable[[bytes, Any, int, float], int], data: bytes, size: int, timeout: float) -> list[bytes]:
     n = len(data)
     received = ffi.new("char[]", max(1, n * size))
-    collective(lambda seconds: lib.hpc_allgather(context, data, received, n, seconds), timeout)
+    collective(lambda seconds: call(data, received, n, seconds), timeout)
     whole = bytes(ffi.buffer(received, n * size))
     return [whole[i * n : (i + 1) * n] for i in range(size)]
 

@@ -3,6 +3,9 @@ variable."""
 
 import difflib
 import math
+import operator
+import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -11,7 +14,9 @@ from .errors import ConfigError
 
 PREFIX = "HPCOMM_"
 DEBUG_LEVELS = ("WARN", "INFO", "TRACE")
-TRANSPORTS = ("shm", "loop")
+TRANSPORTS = ("shm", "tcp", "loop")
+TCP_STREAMS = 8  # the most that a pair of ranks may have
+SECRET_BYTES = (16, 4096)  # of a secret: the least and the most
 
 
 def _seconds(value: object) -> float:
@@ -43,6 +48,20 @@ def _transports(value: object) -> str:
     return ",".join(names)
 
 
+def _integer(least: int, most: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        number = int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
+        if not least <= number <= most:
+            raise ValueError(f"must be from {least} to {most}")
+        return number
+
+    return parse
+
+
+def _path(value: object) -> str:
+    return os.fsdecode(value)  # type: ignore[arg-type]
+
+
 def _debug(value: object) -> str:
     level = str(value).upper()
     if level not in DEBUG_LEVELS:
@@ -70,6 +89,24 @@ class Config:
     )
     loop_seed: int = _setting(
         0, "integer", _seed, "transport loop only: 0 delivers at once, else delays, splits and reorders by this seed"
+    )
+    silence: float = _setting(
+        10.0, "seconds", _timeout, "a rank on another host that says nothing for so long counts as failed"
+    )
+    socket_ifname: str = _setting(
+        "", "list", str, 'interfaces for TCP: "eth,ib" by prefix, "=eth0" exactly, "^docker" all but these; empty: all'
+    )
+    tcp_streams: int = _setting(
+        1, "integer", _integer(1, TCP_STREAMS), f"connections that a large put is striped over, 1 to {TCP_STREAMS}"
+    )
+    tcp_zerocopy: int = _setting(
+        0, "bytes", _integer(0, 2**63 - 1), "puts of so many bytes and more go out by MSG_ZEROCOPY; 0: none"
+    )
+    secret_file: str = _setting(
+        "", "path", _path, "file of the job's secret, readable by its owner alone; needed across hosts without mpirun"
+    )
+    master_port: int = _setting(
+        0, "port", _integer(0, 65535), "where rank 0 is met without mpirun; 0: MASTER_PORT, or by SLURM's job"
     )
     debug: str = _setting("WARN", "level", _debug, "what is told on stderr: WARN, INFO (peers, notes) or TRACE (calls)")
 
@@ -126,6 +163,35 @@ def resolve(environ: Mapping[str, str], arguments: Mapping[str, object]) -> Conf
         if name not in values and environ.get(told_as):
             values[name] = _parse(name, environ[told_as], told_as)
     return Config(**values)
+
+
+def read_secret(path: str) -> bytes | None:
+    """The secret in a file, without the newline at its end; None for no path.
+
+    Raises:
+        ConfigError: it cannot be read, others than its owner may, or it is too short or too long.
+    """
+    if not path:
+        return None
+    told = f"{variable('secret_file')}={path}"
+    least, most = SECRET_BYTES
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{told} is no plain file")
+            if status.st_mode & 0o077:
+                raise ConfigError(
+                    f"{told} may be read or written by others (mode {status.st_mode & 0o777:04o}): chmod 600 {path}"
+                )
+            secret = file.read(most + 2).removesuffix(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{told} cannot be read: {error.strerror}") from None
+    if not least <= len(secret) <= most:
+        raise ConfigError(
+            f"{told} holds {len(secret)} bytes: must be {least} to {most}, e.g. head -c 32 /dev/urandom > {path}"
+        )
+    return secret
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from . import _core, launch
 from ._core import NULL, seconds
-from .config import Config
+from .config import Config, read_secret
 from .errors import InvalidArgument
 from .launch import Communicator, Group
 from .queue import Queue, as_peers
@@ -55,18 +55,20 @@ def init(comm: Communicator | Any | None = None, **config: Any) -> "Context":
 
     Args:
         comm: an mpi4py communicator, or any object with rank, size and allgather(bytes) -> list[bytes]. None: what the
-            launcher says (mpirun, mpiexec, srun), else a world of one. MPI is not called any more once init has
-            returned.
+            launcher says (mpirun, mpiexec and srun by MPI, torchrun and srun by their variables), else a world of
+            one. MPI is not called any more once init has returned.
         config: the settings of Config, e.g. timeout=10 (seconds) or transport="shm". One that is not given, or None, is
             its HPCOMM_ variable, else its default; `hpcomm info -c` prints them all.
 
     Raises:
-        ConfigError: a setting has no meaning, the ranks run different versions, or the launcher's size is not MPI's.
-        NotSupported: the launcher needs mpi4py, which is missing, or is not an MPI launcher.
+        ConfigError: a setting or a launcher's variable has no meaning, the ranks run different versions or have
+            different sizes of the job, or the launcher's size is not MPI's.
+        NotSupported: the launcher needs mpi4py, which is missing.
+        AuthError: without MPI, ranks have different secrets, or none and are to meet elsewhere than at loopback.
         Timeout, PeerFailed: not every rank came.
     """
     settings = launch.configuration(config)
-    return Context(launch.find(comm), settings)
+    return Context(launch.find(comm, settings), settings)
 
 
 class Context:
@@ -92,7 +94,8 @@ class Context:
         self._sources = Sources()
         self._exchanges: weakref.WeakValueDictionary[int, Closes] = weakref.WeakValueDictionary()
         self._lane = Lane(None, NULL, self._sources)
-        self._handle = _core.context_create(group.rank, group.size, config, self._sources)
+        secret = read_secret(config.secret_file)
+        self._handle = _core.context_create(group.rank, group.size, config, secret, self._sources)
         try:
             self._connect(group)
         except BaseException as error:

@@ -2,13 +2,17 @@
 environment.
 
     comm given              an mpi4py communicator, or any object with rank, size and allgather(bytes) -> list[bytes]
-    started by a launcher   mpirun, mpiexec or srun with PMI: mpi4py's COMM_WORLD
-    neither                 a world of one
+    mpirun, mpiexec, srun   with PMI: mpi4py's COMM_WORLD (srun without mpi4py: as below)
+    torchrun, by hand       RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: rank 0 listens there
+    srun                    SLURM's variables, likewise
+    none of these           a world of one
 
-Once init has returned neither MPI nor the communicator is used any more.
+Where several have left their variables the first counts, but for torchrun, whose processes are its own wherever it runs
+itself. Once init has returned neither MPI nor the communicator is used any more.
 """
 
 import os
+import re
 import sys
 import time
 import warnings
@@ -16,7 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from .config import Config, resolve, unknown_variables
+from . import _core
+from .config import Config, read_secret, resolve, unknown_variables
 from .errors import ConfigError, InvalidArgument, NotSupported, Timeout
 
 PIP_MPI4PY = 'pip install "mpi4py>=4"'
@@ -63,14 +68,24 @@ def configuration(arguments: Mapping[str, object]) -> Config:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher says in the environment of its processes."""
+    """What an MPI launcher says in the environment of its processes."""
 
     launcher: str
     size: int | None  # None: it does not say
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks of a launcher without MPI meet: rank 0 listens there."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+
+
 def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
-    """The launcher that started this process, or None."""
+    """The MPI launcher that started this process, or None."""
     env = os.environ if environ is None else environ
 
     def number(*names: str) -> int | None:
@@ -83,16 +98,89 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
         return Launch("srun" if tasks else "mpiexec", number("PMI_SIZE"))
     if "PMIX_RANK" in env or (tasks and "PMI_RANK" in env):
         return Launch("srun" if tasks else "a PMIx launcher", tasks)
-    if "SLURM_STEP_ID" in env and (number("SLURM_STEP_NUM_TASKS") or 1) > 1:
-        raise ConfigError(
-            f"srun started {tasks} tasks without PMI, so they cannot find each other: srun --mpi=pmix (or pmi2)"
-        )
-    if "RANK" in env and (number("WORLD_SIZE") or 1) > 1:
-        raise NotSupported(
-            f"torchrun started {number('WORLD_SIZE')} processes, but hpcomm's ranks are brought up by MPI: "
-            f"mpirun -n {number('WORLD_SIZE')} python ..., or give init a communicator"
-        )
     return None
+
+
+def meeting(environ: Mapping[str, str], port: int = 0) -> Meeting | None:
+    """Where this process is to meet the others by torchrun's variables, else by SLURM's; None when neither has started
+    several. port: instead of what the variables say, if not 0.
+
+    Raises:
+        ConfigError: variables are missing or make no sense; the sentence names them.
+    """
+    return _by_rank(environ, port) or _by_slurm(environ, port)
+
+
+def _number(env: Mapping[str, str], name: str, needed_by: str, least: int, most: int) -> int:
+    text = env.get(name, "")
+    if not text:
+        raise ConfigError(f"{needed_by}, but {name} is not set")
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        raise ConfigError(f"{needed_by}, but {name}={text!r}: must be from {least} to {most}")
+    return int(text)
+
+
+def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
+    """RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+    given = [name for name in ("RANK", "WORLD_SIZE") if env.get(name)]
+    if not given or ("RANK" not in given and "SLURM_STEP_ID" in env):  # a batch script may tell WORLD_SIZE alone
+        return None
+    told = f"{given[0]}={env[given[0]]}"
+    size = _number(env, "WORLD_SIZE", told, 1, 2**31 - 1)
+    rank = _number(env, "RANK", f"WORLD_SIZE={size}", 0, size - 1)
+    if size == 1:
+        return None
+    told = f"RANK={rank} and WORLD_SIZE={size}"
+    here = env.get("LOCAL_WORLD_SIZE") == str(size)  # all on this host, whatever its name means
+    host = "127.0.0.1" if here else env.get("MASTER_ADDR", "")
+    if not host:
+        raise ConfigError(f"{told}, but MASTER_ADDR is not set: it names the host of rank 0")
+    if port == 0:
+        port = _number(env, "MASTER_PORT", told, 1, 65535)
+        if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's own store listens there
+            port += 1 if port < 65535 else -1
+    return Meeting(rank, size, host, port)
+
+
+def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
+    """The tasks of a step, which srun has started."""
+    if "SLURM_STEP_ID" not in env:
+        return None
+    name = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+    told = f"SLURM_STEP_ID={env['SLURM_STEP_ID']}"
+    size = _number(env, name, told, 1, 2**31 - 1)
+    rank = _number(env, "SLURM_PROCID", f"{name}={size}", 0, size - 1)
+    if env.get("WORLD_SIZE", str(size)) != str(size):
+        raise ConfigError(f"WORLD_SIZE={env['WORLD_SIZE']}, but {name}={size}: they must agree")
+    if size == 1:
+        return None
+    host = "127.0.0.1" if env.get("SLURM_STEP_NUM_NODES") == "1" else env.get("MASTER_ADDR", "")
+    if not host:
+        host = first_host(env.get("SLURM_STEP_NODELIST", ""))
+    if port == 0 and env.get("MASTER_PORT"):
+        port = _number(env, "MASTER_PORT", told, 1, 65535)
+    return Meeting(rank, size, host, port or _port_of_step(env))
+
+
+def _port_of_step(env: Mapping[str, str]) -> int:
+    """The same for all tasks of a step, and another one for most other steps; below the ports of outgoing calls."""
+    step = _number(env, "SLURM_STEP_ID", "srun started this process", 0, 2**32)
+    job = _number(env, "SLURM_JOB_ID", f"SLURM_STEP_ID={step}", 0, 2**63)
+    return 20000 + (job + 31 * step) % 12000
+
+
+def first_host(nodes: str) -> str:
+    """The first host of SLURM's list: "rack0node007" of "rack[0-1]node[007-009,012],login"."""
+    first, depth = "", 0
+    for char in nodes:
+        if char == "," and depth == 0:
+            break
+        depth += (char == "[") - (char == "]")
+        first += char
+    host = re.sub(r"\[([^\[\]\-,]+)[^\[\]]*\]", r"\1", first)
+    if not host or "[" in host or "]" in host:
+        raise ConfigError(f"SLURM_STEP_NODELIST={nodes!r} names no host: set MASTER_ADDR to the one of rank 0")
+    return host
 
 
 # ---- groups --------------------------------------------------------------------------------------------------------
@@ -143,21 +231,34 @@ class _Mpi:
         return [bytes(received[i * n : (i + 1) * n]) for i in range(self.size)]
 
 
-def find(comm: object = None) -> Group:
+class _Met:
+    """The ranks of a launcher without MPI: they meet over TCP when the first exchange is made."""
+
+    def __init__(self, where: Meeting, secret: bytes | None) -> None:
+        self.rank, self.size = where.rank, where.size
+        self._where, self._secret = where, secret
+        self._rendezvous: Any = None
+
+    def exchange(self, data: bytes, timeout: float) -> list[bytes]:
+        deadline = time.monotonic() + timeout
+        if self._rendezvous is None:
+            w = self._where
+            self._rendezvous = _core.rendezvous_create(w.rank, w.size, w.host, w.port, self._secret, timeout)
+        left = max(0.0, deadline - time.monotonic())
+        return _core.rendezvous_allgather(self._rendezvous, data, self.size, left)
+
+
+def find(comm: object = None, config: Config | None = None) -> Group:
     """The group of a communicator, of the launcher, or of this process alone.
 
     Raises:
         InvalidArgument: comm is neither an mpi4py communicator nor a Communicator.
-        ConfigError: the launcher's size differs from MPI's, or MPI is not running.
+        ConfigError: the launcher's size differs from MPI's, MPI is not running, or variables make no sense.
         NotSupported: the launcher needs something that is not there; the sentence has the line that brings it.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if comm is None:
-        launch = launched()
-        if launch is None or launch.size == 1:
-            return _Alone()
-        mpi = _import_mpi(launch)
-        return _mpi_group(mpi.COMM_WORLD, mpi, launch)
+        return _started(os.environ, config or Config())
     if mpi is not None and isinstance(comm, mpi.Comm):
         return _mpi_group(comm, mpi, launched())
     if not isinstance(comm, Communicator):
@@ -168,6 +269,23 @@ def find(comm: object = None) -> Group:
     if not 0 <= group.rank < group.size:
         raise InvalidArgument(f"comm says rank {group.rank} of {group.size}: must be from 0 to {group.size - 1}")
     return group
+
+
+def _started(env: Mapping[str, str], config: Config) -> Group:
+    launch = None if "TORCHELASTIC_RUN_ID" in env else launched(env)
+    if launch is not None:
+        if launch.size == 1:
+            return _Alone()
+        try:
+            mpi = _import_mpi(launch)
+            return _mpi_group(mpi.COMM_WORLD, mpi, launch)
+        except NotSupported:
+            where = _by_slurm(env, config.master_port)
+            if where is None or launch.launcher != "srun" or launch.size not in (None, where.size):
+                raise
+    else:
+        where = meeting(env, config.master_port)
+    return _Alone() if where is None else _Met(where, read_secret(config.secret_file))
 
 
 def _mpi_group(comm: Any, mpi: Any, launch: Launch | None) -> Group:

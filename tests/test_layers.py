@@ -23,7 +23,8 @@ queue kernels keys
 window optim checkpoint topology
 plan
 stage
-_core launch
+launch
+_core
 config consistency
 errors
 _ffi _fast
@@ -35,7 +36,7 @@ queue.h engine.h
 lane.h
 window.h rule_pass.h
 context.h mesh.h rule_kernel.h
-control.h ring.h reduce_kernel.h rule.h
+control.h ring.h reduce_kernel.h rule.h rendezvous.h
 hello.h net.h frame.h
 wait.h transport.h reduce.h wire_kernel.h
 memory.h sha256.h host.h half.h plan.h imm.h
@@ -56,6 +57,8 @@ SOURCES = {
     "context.c": "lane.h",  # a context opens its first lane
     "window.c": "lane.h",  # a put goes by a lane
     "plan_check.c": "plan.h",
+    "letters.c": "rendezvous.h",
+    "place.c": "rendezvous.h",
     "transport.c": "context.h",  # chosen per peer of a context
     "transport/loop.c": "lane.h",  # a transport moves the bytes of a lane
     "transport/shm.c": "lane.h",
