@@ -422,6 +422,20 @@ static void test_without_ipv6(void) {
     without_ipv6 = 0;
 }
 
+/* IPv6 sockets exist, but no interface has an IPv6 address. */
+static void test_ipv6_switched_off(void) {
+    hpc_endpoint endpoints[HPC_ENDPOINTS];
+    int fd;
+    if (!write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")) {
+        fprintf(stderr, "test_ipv6_switched_off left out: IPv6 cannot be switched off here\n");
+        return;
+    }
+    check_listed("eth", ETH0_4 " eth01=10.2.0.1/20");
+    CHECK_OK(hpc_net_listen("eth0", endpoints, &fd, "init"));
+    CHECK(arrives_locally(&endpoints[0], fd, endpoints));
+    close(fd);
+}
+
 /* With one ephemeral port there is, the connection comes from the port that it goes to. */
 static void test_own_echo(void) {
     hpc_endpoint to = endpoint("127.0.0.1", 8, 40000, "lo");
@@ -464,6 +478,7 @@ static void test_known_host(void) {
     test_lists();
     test_arrivals();
     test_without_ipv6();
+    test_ipv6_switched_off();
     test_own_echo();
 }
 
