@@ -48,7 +48,9 @@ LIMIT = 30.0  # seconds for any of the harness's own commands
 # PID 1 of a host lives as long as its standard input is open, and leaves no zombies. /sys is this network's.
 HOLD = """set -e
 mount -t proc proc /proc
-if mount --rbind /sys/fs/cgroup /mnt && mount -t sysfs sysfs /sys; then mount --move /mnt /sys/fs/cgroup; fi 2>/dev/null
+mount --rbind /sys/fs/cgroup /mnt
+mount -t sysfs sysfs /sys
+mount --rbind /mnt /sys/fs/cgroup
 mount -t tmpfs tmpfs /dev/shm
 mount --bind "$2" /etc/hosts
 hostname "$1"
@@ -81,8 +83,8 @@ class Cluster:
         self._holders: dict[str, subprocess.Popen[str]] = {}
         self._pids: dict[str, int] = {}  # of each host's PID 1, as this process sees it
         self._inner: dict[str, int] = {}  # and as HEAD sees it
+        self._chains: dict[str, frozenset[int]] = {}  # what keeps a host up
         self._namespaces: dict[str, str] = {}
-        self._undo = ExitStack()
 
     def __enter__(self) -> "Cluster":
         check_tools()
@@ -218,7 +220,8 @@ class Cluster:
 
     def open(self, host: str, interface: str = "eth0") -> None:
         """Ends firewall."""
-        self._tc(HEAD, f"qdisc del dev {self._port(host, interface)} clsact")
+        port = self._port(host, interface)
+        self._tc(HEAD, f"qdisc replace dev {port} clsact", f"qdisc del dev {port} clsact")
 
     def add_private(self, name: str = "docker0", address: str = "172.17.0.1/16") -> None:
         """An interface of the same address on every host, which leads nowhere."""
@@ -255,12 +258,14 @@ class Cluster:
         assert holder.stderr is not None
         if holder.stdout.readline() != "up\n":
             raise Unavailable(f"no namespaces here: {holder.stderr.read().strip() or 'unshare failed'}")
-        pid = holder.pid  # of unshare, or of nsenter whose child unshare is
+        chain = [holder.pid]  # nsenter, unshare, PID 1; HEAD's without nsenter
         for _ in range(1 if host == HEAD else 2):
-            pid = _child(pid)
+            chain.append(_child(chain[-1]))
+        pid = chain[-1]
         status = Path(f"/proc/{pid}/status").read_text()
         numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
         self._pids[host], self._inner[host] = pid, int(numbers[-2])
+        self._chains[host] = frozenset(chain)
         self._namespaces[host] = os.readlink(f"/proc/{pid}/ns/pid")
 
     def _wire(self) -> None:
@@ -316,7 +321,7 @@ class Cluster:
     # ---- entering --------------------------------------------------------------------------------------------------
 
     def _nsenter(self, host: str) -> list[str]:
-        user = ["--user"] if os.geteuid() != 0 else []
+        user = ["--user", "--preserve-credentials"] if os.geteuid() != 0 else []
         return ["nsenter", "--target", str(self._pids[host]), *user, *NAMESPACES]
 
     def _enter(
@@ -356,7 +361,7 @@ class Cluster:
             with suppress(OSError):
                 if os.readlink(process / "ns" / which) == self._namespaces[host]:
                     found.append(int(process.name))
-        return [pid for pid in found if pid != self._pids[host]]
+        return sorted(set(found).difference(*self._chains.values()))
 
     def _signal(self, host: str, number: int, until: Callable[[str], bool]) -> None:
         """Until every process is in such a state: one that forks meanwhile, or enters, is told in the next round."""
