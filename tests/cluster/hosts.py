@@ -74,12 +74,15 @@ def check_tools() -> None:
 
 
 class Cluster:
-    """hosts: how many, h1 and on. second: each has an eth1, too, in a network of its own. mtu: of all links."""
+    """hosts: how many, h1 and on. second: each has an eth1, too, in a network of its own. mtu: of all links.
+    family: 4 or 6, the version of IP; mpirun and firewall need 4."""
 
-    def __init__(self, hosts: int = 4, *, rate: str | None = "1gbit", second: bool = False, mtu: int = 1500) -> None:
+    def __init__(
+        self, hosts: int = 4, *, rate: str | None = "1gbit", second: bool = False, mtu: int = 1500, family: int = 4
+    ) -> None:
         self.hosts = tuple(f"h{i + 1}" for i in range(hosts))
-        self._rate, self._mtu = rate, mtu
-        self._networks = {"eth0": "10.77.0"} | ({"eth1": "10.78.0"} if second else {})
+        self._rate, self._mtu, self._family = rate, mtu, family
+        self._interfaces = ("eth0", "eth1") if second else ("eth0",)
         self._holders: dict[str, subprocess.Popen[str]] = {}
         self._pids: dict[str, int] = {}  # of each host's PID 1, as this process sees it
         self._inner: dict[str, int] = {}  # and as HEAD sees it
@@ -108,7 +111,8 @@ class Cluster:
     # ---- who and where ---------------------------------------------------------------------------------------------
 
     def address(self, host: str, interface: str = "eth0") -> str:
-        return f"{self._networks[interface]}.{254 if host == HEAD else self.hosts.index(host) + 1}"
+        network, number = 77 + int(interface[-1]), 254 if host == HEAD else self.hosts.index(host) + 1
+        return f"10.{network}.0.{number}" if self._family == 4 else f"fd{network}::{number:x}"
 
     def run(
         self, host: str, command: Sequence[str], *, timeout: float = 60, check: bool = True, **options: Any
@@ -273,12 +277,13 @@ class Cluster:
         switch = ["link add sink type bridge", "link add void type bridge forward_delay 0 mcast_snooping 0"]
         switch += ["link set sink addrgenmode none up", "link set void addrgenmode none up"]
         shape = []
-        for interface in self._networks:
+        prefix = "24" if self._family == 4 else "64 nodad"
+        for interface in self._interfaces:
             bridge = self._bridge(interface)  # its address would change when ports leave
             switch += [
                 f"link add {bridge} address 02:00:00:00:00:0{bridge[-1]} mtu {self._mtu} type bridge "
                 "forward_delay 0 mcast_snooping 0",
-                f"addr add {self.address(HEAD, interface)}/24 dev {bridge}",
+                f"addr add {self.address(HEAD, interface)}/{prefix} dev {bridge}",
                 f"link set {bridge} up",
             ]
             for host in self.hosts:
@@ -291,9 +296,9 @@ class Cluster:
                 shape += [f"qdisc add dev {port} root tbf rate {self._rate} {SHAPE}"]
         self._ip(HEAD, *switch)
         for host in self.hosts:
-            for interface in self._networks:
+            for interface in self._interfaces:
                 address = self.address(host, interface)
-                self._ip(host, f"addr add {address}/24 dev {interface}", f"link set {interface} up")
+                self._ip(host, f"addr add {address}/{prefix} dev {interface}", f"link set {interface} up")
                 if self._rate:
                     self._tc(host, f"qdisc add dev {interface} root tbf rate {self._rate} {SHAPE}")
         if self._rate:

@@ -88,6 +88,13 @@ def test_only_addresses_that_lead_nowhere_are_an_error_that_names_both_ranks(two
             assert set(re.findall(r"rank (\d)", ended.message)) - {str(rank)}, ended
 
 
+def test_hosts_with_ipv6_alone_meet() -> None:
+    with Cluster(2, family=6) as two, Job(two, who, ranks_per_host=2, by="desk") as job:
+        found = paths(job.values())
+    assert sum(path == "" for path in found) == 4
+    assert all(re.fullmatch(r"\[fd77::[12]\]:\d+ by eth0", path) for path in found if path)
+
+
 # ---- strangers -----------------------------------------------------------------------------------------------------
 
 
