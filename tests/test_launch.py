@@ -62,6 +62,11 @@ SRUN = {
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, 0, launch.Meeting(1, 4, "127.0.0.1", 29500)),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, 0, launch.Meeting(1, 4, "node1", 29500)),
         ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, 0, launch.Meeting(1, 4, "node1", 29501)),
+        (
+            {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "36001"},
+            0,
+            launch.Meeting(1, 4, "node1", 20001),
+        ),
         ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, 0, launch.Meeting(1, 4, "node1", 29500)),
         ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, 7, launch.Meeting(1, 4, "node1", 7)),
         ({**TORCHRUN, **SRUN}, 0, launch.Meeting(1, 4, "node1", 29500)),  # torchrun inside a step

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -95,7 +96,7 @@ def test_secret_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch, which brings torchrun, is not installed")
 @pytest.mark.parametrize("options", [["--master-port", "{port}"], ["--standalone"]])
 def test_torchrun_itself(options: list[str]) -> None:
-    code = "import hpcomm; c = hpcomm.init(); print('rank', c.rank, 'of', c.size, flush=True); c.barrier(); c.close()"
+    code = "import hpcomm; c = hpcomm.init(); print(f'[rank {c.rank} of {c.size}]', flush=True); c.barrier(); c.close()"
     given = [option.format(port=free_port()) for option in options]
     command = [sys.executable, "-m", "torch.distributed.run", *given, "--nproc-per-node", "2"]
     with subprocess.Popen(
@@ -110,8 +111,7 @@ def test_torchrun_itself(options: list[str]) -> None:
         finally:
             os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
     assert process.returncode == 0, err
-    assert "rank 0 of 2" in out
-    assert "rank 1 of 2" in out
+    assert sorted(re.findall(r"\[rank . of .\]", out)) == ["[rank 0 of 2]", "[rank 1 of 2]"]
 
 
 # ---- ranks that do not come up -------------------------------------------------------------------------------------
