@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import random
 import re
 import signal
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,9 +26,11 @@ SECRET = b"sixteen or more bytes\n"
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    """Below those of outgoing connections: a free one of these may be taken at any time."""
+    while True:
+        with socket.socket() as taken, suppress(OSError):
+            taken.bind(("127.0.0.1", random.randrange(20000, 32000)))
+            return int(taken.getsockname()[1])
 
 
 def torchrun(n: int, **more: str) -> list[dict[str, str]]:

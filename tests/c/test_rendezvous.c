@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -94,14 +95,17 @@ static void run_rank(const caller *c, outcome *o) {
 
 /* ---- the test's side ---- */
 
-/* A port where nobody listens. */
+/* A port where nobody listens, below those of outgoing connections: a free one of these may be taken at any time. */
 static int free_port(void) {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t nbytes = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    CHECK(bind(fd, (struct sockaddr *)&a, nbytes) == 0 && getsockname(fd, (struct sockaddr *)&a, &nbytes) == 0);
-    close(fd);
-    return ntohs(a.sin_port);
+    uint16_t drawn;
+    for (;;) {
+        CHECK_EQ(getrandom(&drawn, sizeof drawn, 0), sizeof drawn);
+        a.sin_port = htons((uint16_t)(20000 + drawn % 12000));
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), taken = bind(fd, (struct sockaddr *)&a, sizeof a);
+        close(fd);
+        if (!taken) return ntohs(a.sin_port);
+    }
 }
 
 static int listen_there(int port) {
