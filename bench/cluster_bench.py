@@ -106,9 +106,8 @@ def panels(document: Row) -> list[plots.Draw]:
     for run in document["runs"].values():
         largest = max(row["size"] for row in run["rows"])
         rows = [row for row in run["rows"] if row["size"] == largest]
-        heading = (
-            f"{run['benchmark']} of {plots.named_size(largest)}, {run['hosts']} hosts, {short_library(run['mpi'])}"
-        )
+        what = f"{run['benchmark']} of {plots.named_size(largest)}"
+        heading = f"{what}, {run['hosts']} hosts, {short_library(run['mpi'])}"
         draw_rows = plots.rates if run["benchmark"] == "limits" else plots.bars
         draws.append(partial(draw_rows, rows=rows, heading=heading))
     return draws
