@@ -125,9 +125,11 @@ HPC_API int hpc_context_address(const hpc_context *context, void *address);
 HPC_API int hpc_context_connect(hpc_context *context, const void *addresses, double timeout);
 
 /* An out-of-band allgather without a launcher that has one: rank 0 listens at host:port, the others call it. With a
- * secret every connection proves both ways that it knows it; without one, hosts other than loopback are refused
- * (HPC_ERR_AUTH). create returns when all ranks have come; HPC_ERR_TIMEOUT names those that never did, on every rank.
- */
+ * secret (16 bytes or more) every connection proves both ways that it knows it; without one, hosts other than loopback
+ * are refused (HPC_ERR_AUTH). create returns when all ranks have come; HPC_ERR_TIMEOUT names those that never did, on
+ * every rank. allgather takes as many bytes from every rank, 16 MiB in all at most; one that fails ends the rendezvous
+ * on every rank. A negative timeout means 30 s; a rank whose time is over may take a second more to hear who is
+ * missing. Rank 0 serves in its own calls. A rendezvous belongs to one thread at a time. */
 typedef struct hpc_rendezvous hpc_rendezvous;
 HPC_API int hpc_rendezvous_create(int rank, int size, const char *host, int port, const void *secret,
                                   size_t secret_bytes, double timeout, hpc_rendezvous **rendezvous);
