@@ -35,6 +35,7 @@ typedef struct tcp_order {
 typedef struct tcp_stream {
     _Atomic int fd;    /* -1: not connected yet */
     hpc_reader reader; /* under reading */
+    int low_water;     /* bytes that must have come before an event tells of them; likewise */
     tcp_order *first, **last;
     uint64_t pieces; /* put on it, other than stream 0 */
     int no_zerocopy; /* the kernel says that it copied all the same */

@@ -22,7 +22,7 @@
 
 #include "tcp.h"
 
-enum { EVENTS = 16, WAIT_BUDGET = 256 << 10, SERVICE_BUDGET = 1 << 20, NAP_MS = 1, LONGEST_NAP_MS = 16 };
+enum { EVENTS = 16, WAIT_BUDGET = 512 << 10, SERVICE_BUDGET = 1 << 20, NAP_MS = 1, LONGEST_NAP_MS = 16 };
 
 static const uint64_t ALARM = UINT64_MAX;
 static const double GRACE = 1; /* a broken connection's peer may be about to say that it leaves */
@@ -132,6 +132,7 @@ static void sleep_in_set(void *arg, double seconds) {
     struct epoll_event events[EVENTS];
     hpc_tcp *t = ((hpc_context *)arg)->tcp;
     int n = epoll_wait(t->epoll_fd, events, EVENTS, seconds > 60 ? 60000 : (int)(seconds * 1e3) + 1);
+    atomic_fetch_sub(&t->context->group.bell->sleepers, 1);
     for (int i = 0; i < n; i++)
         if (events[i].data.u64 == ALARM)
             clear(t->alarm_fd);
