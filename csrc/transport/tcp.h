@@ -94,6 +94,8 @@ typedef struct hpc_tcp {
     pthread_t thread;
     int running;
     _Atomic int stopping;
+    _Atomic uint32_t told;  /* how often news was told */
+    _Atomic int hot;        /* 1 + the slot of the link that spoke last */
     _Atomic uint32_t polls; /* looks by waits: they do the reading */
     _Atomic int drowsy;     /* a wait sleeps in the set */
     _Atomic int napping;    /* the service thread */

@@ -431,6 +431,8 @@ static int done(void *arg, int stream, const hpc_frame *f, hpc_memory *memory, c
 static void tell(tcp_link *l) {
     if (l->rings) {
         l->rings = 0;
+        atomic_store_explicit(&l->tcp->hot, l->slot + 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&l->tcp->told, 1, memory_order_relaxed);
         hpc_bell_ring(l->tcp->context->group.bell);
     }
     if (l->answer_flush) {
