@@ -269,11 +269,12 @@ static unsigned char links_to(const hpc_context *c, int rank) {
 static int connect_control(hpc_context *c, double deadline) {
     size_t size = (size_t)c->group.size;
     hpc_control_address *addresses = calloc(size, sizeof *addresses);
-    unsigned char *links = calloc(size, 2), *same_host = links + size;
+    unsigned char *links = calloc(size, 2), *same_host;
     int status;
     if (addresses == NULL || links == NULL) {
         status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %zu addresses", size);
     } else {
+        same_host = links + size;
         for (size_t r = 0; r < size; r++) {
             addresses[r] = c->addresses[r].control;
             links[r] = links_to(c, (int)r);

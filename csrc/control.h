@@ -2,9 +2,9 @@
  *
  * A pair of ranks that can share memory is linked by an abstract Unix socket, any other one by TCP. A service thread
  * reads every link, so a rank that computes for an hour still answers. On a Unix link a peer's death is told by the
- * kernel: its socket hangs up, or (when a forked child of it keeps the socket open) its pidfd becomes readable. Over TCP
- * a host may go without a word: every rank sends a beat a few times within config.silence, and one from which nothing
- * has come for so long has failed. */
+ * kernel: its socket hangs up, or (when a forked child of it keeps the socket open) its pidfd becomes readable. Over
+ * TCP a host may go without a word: every rank sends a beat a few times within config.silence, and one from which
+ * nothing has come for so long has failed. */
 #ifndef HPC_CONTROL_H
 #define HPC_CONTROL_H
 
@@ -19,8 +19,9 @@ typedef struct hpc_control hpc_control;
 
 /* What a rank must know to reach another one's control channel; part of its address. */
 typedef struct hpc_control_address {
-    unsigned char name[HPC_COOKIE_BYTES];   /* of the listeners: anybody on the host can see it */
-    unsigned char secret[HPC_COOKIE_BYTES]; /* known to the job alone: whoever connects must show it; rank 0's keys TCP */
+    unsigned char name[HPC_COOKIE_BYTES]; /* of the listeners: anybody on the host can see it */
+    unsigned char
+        secret[HPC_COOKIE_BYTES]; /* known to the job alone: whoever connects must show it; rank 0's keys TCP */
     int64_t pid;
     uint64_t pid_namespace;
     hpc_endpoint endpoints[HPC_ENDPOINTS]; /* where it listens for TCP */
@@ -42,21 +43,25 @@ void hpc_control_address_of(const hpc_control *control, hpc_control_address *add
 typedef enum hpc_link_kind { HPC_LINK_UNIX = 1, HPC_LINK_TCP = 2 } hpc_link_kind;
 
 /* Connects to every rank, by what links[rank] allows (hpc_link_kind bits; both ranks of a pair have the same);
- * same_host[rank]: try loopback first. Returns when all are connected; the TCP listener then stays open only if some link
- * is TCP. */
+ * same_host[rank]: try loopback first. Returns when all are connected; the TCP listener then stays open only if some
+ * link is TCP. */
 int hpc_control_connect(hpc_control *control, const hpc_control_address *addresses, const unsigned char *links,
                         const unsigned char *same_host, double deadline);
 
 /* Of a connected peer; HPC_LINK_UNIX for oneself. */
 int hpc_control_link(const hpc_control *control, int rank);
-/* "10.0.0.2:40001 by eth0": where a TCP peer was reached, or from where it came; "" otherwise. Valid while control is. */
+/* "10.0.0.2:40001 by eth0": where a TCP peer was reached, or from where it came; "" otherwise. Valid while control is.
+ */
 const char *hpc_control_path(const hpc_control *control, int rank);
 
-/* One more TCP connection to rank, proven, for a lane: *fd is non-blocking and tuned (hpc_net_tune). Records its error. */
+/* One more TCP connection to rank, proven, for a lane: *fd is non-blocking and tuned (hpc_net_tune). Records its error.
+ */
 int hpc_control_call_lane(hpc_control *control, int rank, uint64_t lane, int stream, const char *op, double deadline,
                           int *fd);
 /* And the called side: accept is run by the service thread for each such connection, before the caller is welcomed. It
- * takes fd over if it returns HPC_OK; else the caller is refused. Set once, before connect. */
+ * takes fd over if it returns HPC_OK; else the caller is refused. The welcome is sent right after that: nobody may
+ * write to fd or close it before the caller has been heard by another way (a collective, or its first bytes). accept
+ * may not block. Set once, before connect. */
 typedef int hpc_accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd);
 void hpc_control_on_lane(hpc_control *control, hpc_accept_lane *accept, void *arg);
 
