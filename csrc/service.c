@@ -171,19 +171,19 @@ static void on_unix_caller(hpc_control *c, hpc_stranger *s) {
     hpc_link_alive(c, rank);
 }
 
-/* Which of the peer's endpoints is at the address from which it came. */
-static void recall_endpoint(hpc_link *l) {
+/* The peer's endpoint at the address from which it came is how it can be reached. */
+static void recall_endpoint(const hpc_control *c, hpc_link *l) {
+    hpc_endpoint candidates[HPC_ENDPOINTS + 2];
     char text[HPC_ENDPOINT_TEXT];
-    for (int i = 0; i < HPC_ENDPOINTS; i++) {
-        hpc_endpoint e = l->address.endpoints[i];
-        if (e.family == 0) return;
+    int n = hpc_net_candidates(c->self.endpoints, l->address.endpoints, l->same_host, candidates);
+    for (int i = 0; i < n; i++) {
+        hpc_endpoint e = candidates[i];
         e.interface[0] = 0;
         hpc_net_text(&e, text);
         const char *port = strrchr(text, ':');
         if (port == NULL || strncmp(text, l->path, (size_t)(port - text) + 1) != 0) continue;
-        size_t used = strlen(l->path);
-        snprintf(l->path + used, sizeof l->path - used, " by %s", l->address.endpoints[i].interface);
-        l->endpoint = l->address.endpoints[i];
+        l->endpoint = candidates[i];
+        hpc_net_text(&l->endpoint, l->path);
         return;
     }
 }
@@ -195,7 +195,7 @@ static int take_link(hpc_control *c, int fd, const hpc_hello *hello) {
     if (hpc_greeting_end(fd) != HPC_OK) return 0;
     hpc_net_tune(fd, c->silence);
     hpc_net_peer_text(fd, l->path);
-    recall_endpoint(l);
+    recall_endpoint(c, l);
     hpc_link_publish(c, hello->from, fd, HPC_LINK_TCP);
     if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, hello->from) != 0)
         end_link(c, hello->from, "this rank cannot watch its connection");
