@@ -49,24 +49,40 @@ class Group:
 FEW = ("-N", "1", "-w", "0")
 SUMS = ("--only", "hpcomm C,hpcomm Python,wire,alone")
 GROUPS = (
-    Group("put", "put_bw", 2, 1, ("-b", "64M", "-e", "256M", "-n", "1"), ("-b", "8M", "-e", "8M", "-R", "8M", *FEW)),
-    Group("push_pull", "push_pull", 4, 1, ("-s", "32M", "-n", "1", *SUMS), ("-s", "4M", *FEW, *SUMS), again=True),
+    Group(
+        "put",
+        "put_bw",
+        2,
+        1,
+        ("-b", "64M", "-e", "256M", "-N", "7", "-n", "1"),
+        ("-b", "8M", "-e", "8M", "-R", "8M", *FEW),
+    ),
+    Group(
+        "push_pull",
+        "push_pull",
+        4,
+        1,
+        ("-s", "32M", "-N", "9", "-n", "1", *SUMS),
+        ("-s", "4M", *FEW, *SUMS),
+        again=True,
+    ),
     Group("limits", "limits", 2, 2, ("-N", "5", "-n", "1"), ("-b", "8M", "-e", "8M", "-R", "8M", *FEW)),
 )
 
 
-def start(cluster: Cluster, group: Group, python: str, quick: bool, silent: bool, folder: Path) -> Row:
+def start(cluster: Cluster, group: Group, python: str, options: argparse.Namespace, folder: Path) -> Row:
     """Runs one group to its end and returns its JSON."""
     output = folder / "figures.json"
     output.unlink(missing_ok=True)
-    arguments = group.quick if quick else group.arguments
+    arguments = group.quick if options.quick else group.arguments
     command = cluster.mpirun(cluster.hosts[: group.hosts], ranks_per_host=group.ranks_per_host, path=mpirun(python))
     command += OVER_ETHERNET if "MPICH" in library(python) else ()
     command += [python, "-m", f"bench.{group.module}", *arguments, "-J", str(output)]
-    if not silent:
+    if not options.json:
         ranks = f"{group.ranks_per_host} rank{'s' if group.ranks_per_host > 1 else ''} each"
         print(f"\n# {group.hosts} hosts, {ranks}: bench.{group.module}", *arguments, f"({python})", flush=True)
-    status = attend(command, group.key, quiet=silent, limit=LIMIT, popen=partial(cluster.popen, HEAD))
+    there = partial(cluster.popen, HEAD)
+    status = attend(command, group.key, options.json, bar=options.progress is None, limit=LIMIT, popen=there)
     if not output.exists():
         raise SystemExit(f"{group.module} on {group.hosts} hosts under {python} ended with status {status}, no figures")
     return json.loads(output.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
@@ -79,7 +95,7 @@ def measure(options: argparse.Namespace, chosen: Sequence[Group]) -> dict[str, R
     with tempfile.TemporaryDirectory() as folder, Cluster(HOSTS, rate=options.rate) as cluster:
         for i, (group, python) in enumerate(turns):
             key = group.key if group.key not in found else f"{group.key} @ {pythons.index(python)}"
-            found[key] = start(cluster, group, python, options.quick, options.json, Path(folder))
+            found[key] = start(cluster, group, python, options, Path(folder))
             if options.progress is not None:
                 options.progress.write_text(f"{(i + 1) / len(turns):.4f}")
     return found

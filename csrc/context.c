@@ -27,7 +27,7 @@ size_t hpc_address_size(void) {
 
 /* ---- create ---- */
 
-static void describe_self(hpc_context *c, const char *transports) {
+static void describe_self(hpc_context *c, const hpc_config *config) {
     hpc_address *a = &c->self;
     struct stat s;
     FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -35,6 +35,7 @@ static void describe_self(hpc_context *c, const char *transports) {
     *a = (hpc_address){
         .magic = MAGIC, .version = VERSION, .nbytes = sizeof *a, .rank = c->group.rank, .size = c->group.size};
     a->cores = hpc_core_count();
+    a->tcp_streams = config->tcp_streams;
     if (boot != NULL) {
         if (fgets(id, sizeof id, boot) == NULL) id[0] = 0;
         fclose(boot);
@@ -42,7 +43,7 @@ static void describe_self(hpc_context *c, const char *transports) {
     for (const char *p = id; *p != 0; p++) a->host[0] = a->host[0] * 1099511628211u + (unsigned char)*p;
     a->host[1] = stat("/proc/self/ns/net", &s) == 0 ? (uint64_t)s.st_ino : 0;
     if (gethostname(a->hostname, sizeof a->hostname - 1) != 0) snprintf(a->hostname, sizeof a->hostname, "?");
-    snprintf(a->transports, sizeof a->transports, "%s", transports == NULL ? "" : transports);
+    snprintf(a->transports, sizeof a->transports, "%s", config->transports == NULL ? "" : config->transports);
     hpc_control_address_of(c->control, &a->control);
 }
 
@@ -58,12 +59,11 @@ static void *owner_page(void) {
     return p;
 }
 
-/* Whether the comma list names it, or is NULL: all. */
-static int allows(const char *names, const char *name) {
-    size_t length = strlen(name);
-    for (const char *p = names; p != NULL; p = strchr(p, ',') == NULL ? NULL : strchr(p, ',') + 1)
-        if (strcspn(p, ",") == length && memcmp(p, name, length) == 0) return 1;
-    return names == NULL;
+/* Which transport a lane's connection is for is known by its rank. */
+static int accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd) {
+    hpc_context *c = arg;
+    const hpc_transport *t = c->transports[rank];
+    return t == NULL || t->accept_lane == NULL ? HPC_ERR_INVALID : t->accept_lane(c, rank, lane, stream, fd);
 }
 
 int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context **context) {
@@ -83,6 +83,14 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: timeout is %g s; it must be more than 0", config->timeout);
     if (config->transports != NULL && strlen(config->transports) >= HPC_TRANSPORTS_BYTES)
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: transports \"%s\" is too long", config->transports);
+    if (!(config->silence > 0))
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: silence is %g s; it must be more than 0", config->silence);
+    if (config->tcp_streams < 1 || config->tcp_streams > HPC_TCP_STREAMS)
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: tcp_streams is %d; it must be 1 to %d", config->tcp_streams,
+                        HPC_TCP_STREAMS);
+    if (config->secret == NULL && config->secret_bytes > 0)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: secret is NULL while secret_bytes is %zu",
+                        config->secret_bytes);
     status = hpc_transport_check(config->transports);
     if (status != HPC_OK) return status;
 
@@ -96,6 +104,8 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
     g->spin = config->spin;
     g->yield = config->yield;
     c->loop_seed = config->loop_seed;
+    c->tcp_streams = config->tcp_streams;
+    c->tcp_zerocopy = config->tcp_zerocopy;
     g->owner = owner_page();
     g->states = calloc((size_t)size, sizeof *g->states);
     g->departing = calloc((size_t)size, sizeof *g->departing);
@@ -110,14 +120,12 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
     status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
     if (status != HPC_OK) goto err;
     g->bell = hpc_memory_data(c->bell_memory);
-    const hpc_control_config control = {.tcp = allows(config->transports, "tcp"),
-                                        .interfaces = config->interfaces,
-                                        .silence = config->silence,
-                                        .secret = config->secret,
-                                        .secret_bytes = config->secret_bytes};
+    const hpc_control_config control = {hpc_transport_allowed(config->transports, &hpc_transport_tcp),
+                                        config->interfaces, config->silence, config->secret, config->secret_bytes};
     status = hpc_control_open(g, c->bell_memory, &control, &c->control);
     if (status != HPC_OK) goto err;
-    describe_self(c, config->transports);
+    hpc_control_on_lane(c->control, accept_lane, c);
+    describe_self(c, config);
     *context = c;
     return HPC_OK;
 err:
@@ -161,6 +169,11 @@ static int check_addresses(const hpc_context *c) {
                             "init: rank %d allows transports \"%s\" and rank 0 \"%s\"; set HPCOMM_TRANSPORT alike", r,
                             all[r].transports, first->transports);
     }
+    for (int r = 0; r < c->group.size; r++)
+        if (all[r].tcp_streams != first->tcp_streams)
+            return hpc_fail(HPC_ERR_CONFIG, "init",
+                            "init: rank %d has %d tcp_streams and rank 0 has %d; set HPCOMM_TCP_STREAMS alike", r,
+                            all[r].tcp_streams, first->tcp_streams);
     if (memcmp(&all[c->group.rank], &c->self, sizeof c->self) != 0)
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: place %d of the addresses is not this rank's own",
                         c->group.rank);
@@ -184,6 +197,7 @@ static int choose_transports(hpc_context *c) {
                                 c->addresses[b].hostname, a, c->addresses[a].hostname, why);
             if (a == c->group.rank) c->transports[b] = t;
         }
+    if (c->transports[c->group.rank] == &hpc_transport_tcp) c->transports[c->group.rank] = &hpc_transport_shm;
     return HPC_OK;
 }
 
@@ -205,15 +219,10 @@ static void choose_waiting(hpc_context *c) {
 
 static int progress_all(void *arg) {
     hpc_context *c = arg;
-    const hpc_transport *done = NULL;
     int left = 0;
-    for (int r = 0; r < c->group.size; r++) {
-        const hpc_transport *t = c->transports[r];
-        if (t == done || t->progress == NULL) continue;
-        left += t->progress(c);
-        done = t;
-    }
-    return left + hpc_context_work(c);
+    for (int i = 0; c->used[i] != NULL; i++)
+        if (c->used[i]->progress != NULL) left += c->used[i]->progress(c);
+    return left + (atomic_load_explicit(&c->leaving, memory_order_relaxed) ? 0 : hpc_context_work(c));
 }
 
 /* ---- tasks ---- */
@@ -257,34 +266,46 @@ void hpc_context_remove_task(hpc_context *c, hpc_task *task) {
 
 /* ---- connect ---- */
 
-/* Which links a pair may have: none over a Unix socket when TCP alone is asked for. */
-static unsigned char links_to(const hpc_context *c, int rank) {
-    const hpc_address *peer = &c->addresses[rank];
-    unsigned char links = 0;
-    if (on_same_host(peer, &c->self) && strcmp(c->self.transports, "tcp") != 0) links |= HPC_LINK_UNIX;
-    if (peer->control.endpoints[0].family != 0 && c->self.control.endpoints[0].family != 0) links |= HPC_LINK_TCP;
-    return links;
-}
-
+/* Connects the control channel by what the chosen transports need; a pair that looked like one host but is none (a
+ * cloned machine, say) comes out with a TCP link, and its transport follows. */
 static int connect_control(hpc_context *c, double deadline) {
     size_t size = (size_t)c->group.size;
-    hpc_control_address *addresses = calloc(size, sizeof *addresses);
-    unsigned char *links = calloc(size, 2), *same_host;
-    int status;
-    if (addresses == NULL || links == NULL) {
+    const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
+    hpc_control_address *controls = calloc(size, sizeof *controls);
+    unsigned char *links = calloc(size, 2), *same_host = links + size;
+    int status = HPC_OK;
+    if (controls == NULL || links == NULL)
         status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %zu addresses", size);
-    } else {
-        same_host = links + size;
-        for (size_t r = 0; r < size; r++) {
-            addresses[r] = c->addresses[r].control;
-            links[r] = links_to(c, (int)r);
-            same_host[r] = (unsigned char)on_same_host(&c->addresses[r], &c->self);
-        }
-        status = hpc_control_connect(c->control, addresses, links, same_host, deadline);
+    for (size_t r = 0; r < size && status == HPC_OK; r++) {
+        const char *why;
+        controls[r] = c->addresses[r].control;
+        same_host[r] = (unsigned char)on_same_host(&c->addresses[r], &c->self);
+        links[r] = c->transports[r]->caps & HPC_CAP_ONE_HOST ? HPC_LINK_UNIX : HPC_LINK_TCP;
+        if (hpc_transport_allowed(names, &hpc_transport_tcp) && c->transports[r] != &hpc_transport_loop &&
+            hpc_transport_tcp.reaches(&c->self, &c->addresses[r], &why))
+            links[r] |= HPC_LINK_TCP;
     }
-    free(addresses);
+    if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, deadline);
+    c->all_tcp = size > 1;
+    for (size_t r = 0; r < size && status == HPC_OK; r++) {
+        if (r == (size_t)c->group.rank) continue;
+        if (hpc_control_link(c->control, (int)r) == HPC_LINK_TCP)
+            c->transports[r] = &hpc_transport_tcp;
+        else
+            c->all_tcp = 0;
+    }
+    free(controls);
     free(links);
     return status;
+}
+
+static void list_used(hpc_context *c) {
+    int n = 0;
+    for (int r = 0; r < c->group.size; r++) {
+        int known = 0;
+        for (int i = 0; i < n; i++) known |= c->used[i] == c->transports[r];
+        if (!known && n + 1 < HPC_USED) c->used[n++] = c->transports[r];
+    }
 }
 
 int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
@@ -308,11 +329,15 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     choose_waiting(c);
 
     status = connect_control(c, deadline);
+    list_used(c);
     if (status == HPC_OK) status = hpc_lane_open(c, 1, deadline, &c->lane);
+    if (status == HPC_OK) status = hpc_lane_open(c, 1, deadline, &c->acks);
     if (status != HPC_OK) return status;
     c->group.progress_arg = c;
-    for (int r = 0; r < c->group.size; r++)
-        if (c->transports[r]->progress != NULL) c->group.progress = progress_all;
+    for (int i = 0; c->used[i] != NULL; i++) {
+        if (c->used[i]->progress != NULL) c->group.progress = progress_all;
+        if (c->used[i]->bed != NULL) c->group.bed = c->used[i]->bed;
+    }
     c->connected = 1;
     return HPC_OK;
 }
@@ -499,7 +524,7 @@ int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, dou
             blob.fd = replies[r].fd;
             replies[r].fd = -1;
             /* All of them, also after a failure: a blob may hold a reference that only attaching takes over. */
-            attached = joint->attach(c->transports[r], joint->object, (int)r, &blob);
+            attached = joint->attach(c->transports[r], joint->object, (int)r, &blob, deadline);
             if (status == HPC_OK) status = attached;
         }
         hpc_control_free_replies(c->control, replies);
@@ -545,10 +570,30 @@ int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, size
 
 /* ---- leaving ---- */
 
+static int is_settled(void *arg) {
+    hpc_context *c = arg;
+    int left = 0;
+    for (int i = 0; c->used[i] != NULL; i++)
+        if (c->used[i]->settle != NULL) left += c->used[i]->settle(c);
+    return left == 0;
+}
+
+static int anybody(void *arg, int *ranks) {
+    return hpc_group_others(&((hpc_context *)arg)->group, ranks);
+}
+
 static int leave(hpc_context *c, const char *why) {
     if (c == NULL || !hpc_group_is_mine(&c->group)) return HPC_OK;
     /* What was put is delivered before the others hear that this rank is gone; a failed rank does not wait for it. */
-    if (c->connected && !atomic_load(&c->group.closed)) hpc_lane_flush(c->lane, why == NULL ? c->group.timeout : 0);
+    if (c->connected && !atomic_load(&c->group.closed)) {
+        const hpc_wait wait = {"close", is_settled, anybody, c};
+        double deadline = hpc_deadline(&c->group, why == NULL ? c->group.timeout : 0);
+        int muted = hpc_mute_errors(1);
+        atomic_store_explicit(&c->leaving, 1, memory_order_relaxed);
+        hpc_lane_flush(c->lane, hpc_left(deadline));
+        hpc_wait_for(&c->group, &wait, hpc_left(deadline));
+        hpc_mute_errors(muted);
+    }
     if (atomic_exchange(&c->group.closed, 1)) return HPC_OK;
     hpc_bell_ring(c->group.bell); /* this rank's own waits end too */
     hpc_control_stop(c->control, why);
@@ -578,6 +623,7 @@ void hpc_context_release(hpc_context *c) {
     if (c->group.owner != NULL && !hpc_group_is_mine(&c->group)) return; /* a forked child tears nothing down */
     if (atomic_fetch_sub_explicit(&c->references, 1, memory_order_acq_rel) != 1) return;
     hpc_lane_free(c->lane);
+    hpc_lane_free(c->acks);
     for (int r = 0; c->transports != NULL && r < c->group.size; r++)
         if (c->transports[r] != NULL && c->transports[r]->release != NULL) c->transports[r]->release(c);
     hpc_control_free(c->control);

@@ -5,7 +5,7 @@
 #include "control.h"
 #include "transport.h"
 
-enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64 };
+enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_USED = 4 };
 
 /* What a rank says of itself; opaque to whoever carries it. Its first three members never change between versions. */
 typedef struct hpc_address {
@@ -13,7 +13,7 @@ typedef struct hpc_address {
     uint32_t version; /* major << 16 | minor << 8 | patch */
     uint32_t nbytes;
     int32_t rank, size;
-    int32_t cores;
+    int32_t cores, tcp_streams;
     uint64_t host[2]; /* the same for processes that can share abstract sockets: boot and network namespace */
     hpc_control_address control;
     char hostname[HPC_HOST_BYTES];
@@ -34,14 +34,21 @@ struct hpc_context {
     hpc_memory *bell_memory;
     hpc_control *control;
     hpc_address self;
-    hpc_address *addresses;           /* of all ranks, once connected */
-    const hpc_transport **transports; /* by rank; NULL before connect */
-    hpc_lane *lane;                   /* the first one */
+    hpc_address *addresses;              /* of all ranks, once connected */
+    const hpc_transport **transports;    /* by rank; NULL before connect */
+    const hpc_transport *used[HPC_USED]; /* each once; NULL after the last */
+    hpc_lane *lane;                      /* the first one */
+    hpc_lane *acks;                      /* of queues: no data delays them (Parameter Flow's paper, section 5) */
     uint64_t loop_seed;
-    void *held; /* loop's: what it holds back */
+    void *held;          /* loop's: what it holds back */
+    struct hpc_tcp *tcp; /* tcp's */
+    int tcp_streams;
+    size_t tcp_zerocopy;
+    int all_tcp; /* no peer shares memory with this rank */
     hpc_task *tasks;
     _Atomic int working; /* a thread is at the tasks, or changes their list */
     int connecting, connected;
+    _Atomic int leaving; /* nothing is worked for any more */
 };
 
 hpc_context *hpc_context_retain(hpc_context *context);
@@ -69,7 +76,7 @@ int hpc_context_agree(hpc_context *context, const char *op, int status, double d
 typedef struct hpc_joint {
     void *object;
     int (*export_to)(const hpc_transport *transport, void *object, int peer, hpc_blob *blob);
-    int (*attach)(const hpc_transport *transport, void *object, int peer, const hpc_blob *blob);
+    int (*attach)(const hpc_transport *transport, void *object, int peer, const hpc_blob *blob, double deadline);
 } hpc_joint;
 int hpc_context_join(hpc_context *context, const char *op, const hpc_joint *joint, double deadline);
 

@@ -445,7 +445,9 @@ void hpc_exchange_free(hpc_exchange *ex) {
     if (ex == NULL || !hpc_group_is_mine(&ex->context->group)) return;
     int muted = hpc_mute_errors(1);
     hpc_engine_stop(ex);
-    for (int i = 0; i < ex->n_lanes && ex->open; i++) hpc_lane_flush(ex->out_lanes[i], 0); /* answers come first */
+    double deadline = hpc_now() + 1; /* answers come before the news that there are no more; a rank that stands still
+                                        has seen neither */
+    for (int i = 0; i < ex->n_lanes && ex->open; i++) hpc_lane_flush(ex->out_lanes[i], hpc_left(deadline));
     if (ex->open) announce(ex, HPC_FREED);
     for (int i = 0; i < ex->n_lanes; i++) { /* before what late puts still read */
         if (ex->in_lanes != NULL) hpc_lane_free(ex->in_lanes[i]);

@@ -57,7 +57,8 @@ void hpc_greeting_start(hpc_greeting *greeting);
  * readable. HPC_OK: greeting->hello is proven; call hpc_greeting_end once the connection has its place. HPC_ERR_AUTH: a
  * stranger, or it means somebody else; HPC_ERR_TRANSPORT: it hung up; both: why gets a few words (static), close it.
  * key NULL: not known yet; call again when it is, readable or not. name, rank, size: what the hello must say; rank -1:
- * any to and size. from is always a rank of the hello's own size, and not to. */
+ * any to and size. from is always a rank of the hello's own size, and not to; purpose is one that there is, lane and
+ * stream are as they came. How long a caller may take is for whoever calls this to say. */
 int hpc_greeting_step(hpc_greeting *greeting, int fd, const unsigned char *key,
                       const unsigned char name[HPC_NAME_BYTES], int rank, int size, const char **why);
 

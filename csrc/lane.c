@@ -12,8 +12,8 @@ static int export_to(const hpc_transport *transport, void *object, int peer, hpc
     return transport->lane_export(object, peer, blob);
 }
 
-static int attach(const hpc_transport *transport, void *object, int peer, const hpc_blob *blob) {
-    return transport->lane_attach(object, peer, blob);
+static int attach(const hpc_transport *transport, void *object, int peer, const hpc_blob *blob, double deadline) {
+    return transport->lane_attach(object, peer, blob, deadline);
 }
 
 int hpc_lane_open(hpc_context *c, int own, double deadline, hpc_lane **lane) {
@@ -40,12 +40,13 @@ int hpc_lane_open(hpc_context *c, int own, double deadline, hpc_lane **lane) {
         const hpc_transport *t = c->transports[c->group.rank];
         status = t->lane_export(l, c->group.rank, &blob);
         blob.fd = -1; /* the memory's own: nobody sent it, so nobody may close it */
-        if (status == HPC_OK) status = t->lane_attach(l, c->group.rank, &blob);
+        if (status == HPC_OK) status = t->lane_attach(l, c->group.rank, &blob, deadline);
     }
     if (status != HPC_OK) {
         hpc_lane_free(l);
         return status;
     }
+    l->open = 1;
     *lane = l;
     return HPC_OK;
 }
@@ -63,6 +64,12 @@ int hpc_lane_create(hpc_context *c, double timeout, hpc_lane **lane) {
 void hpc_lane_free(hpc_lane *l) {
     if (l == NULL || !hpc_group_is_mine(&l->context->group)) return;
     hpc_context *c = l->context;
+    if (l->open && !l->own &&
+        !atomic_load(&c->group.closed)) { /* its last puts still count; whose peer is gone, count no more */
+        int muted = hpc_mute_errors(1);
+        hpc_lane_flush(l, c->group.timeout);
+        hpc_mute_errors(muted);
+    }
     for (int r = 0; r < c->group.size; r++) {
         c->transports[r]->lane_detach(l, r);
         hpc_memory_release(l->peers[r].memory);
@@ -196,12 +203,14 @@ int hpc_flush(hpc_lane *lane, hpc_window *w, int peer, double timeout) {
 
 int hpc_lane_flush(hpc_lane *lane, double timeout) {
     hpc_group *g = &lane->context->group;
+    double deadline = hpc_deadline(g, timeout);
     int first_failure = HPC_OK;
+    for (int r = 0; r < g->size; r++) hpc_lane_try_flush(lane, r); /* all are asked before one is waited for */
     for (int r = 0; r < g->size; r++) {
         struct flushing f = {lane, r, r, HPC_OK};
         const hpc_wait wait = {"flush", try_flush, flushed_peer, &f};
         if (try_flush(&f) && f.status == HPC_OK) continue;
-        int status = hpc_wait_for(g, &wait, timeout);
+        int status = hpc_wait_for(g, &wait, hpc_left(deadline));
         if (first_failure == HPC_OK) first_failure = status != HPC_OK ? status : f.status;
     }
     return first_failure;

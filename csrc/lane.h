@@ -12,10 +12,12 @@ typedef struct hpc_lane_peer {
 
 struct hpc_lane {
     hpc_context *context;
+    int open;             /* every peer can be reached by it */
     int own;              /* the context's first lane: holds no reference to it */
     hpc_memory *memory;   /* the rings that peers write events into */
     hpc_lane_peer *peers; /* by rank */
     int next;             /* where poll looks first */
+    uint64_t number;      /* tcp: what this rank calls it; 0: nothing yet */
 };
 
 /* Remote completion of all that the lane has put, to every peer that is still here. */

@@ -119,9 +119,12 @@ static int find_keys(hpc_exchange *ex, const char *op) {
         if (ex->keys[k].shares == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);
         ex->keys[k].n_shares = 0;
     }
-    for (int s = 0; s < ex->n_shares; s++) {
-        hpc_pushed *key = &ex->keys[ex->shares[s].key];
-        if (hpc_share_involves(ex, &ex->shares[s], rank)) key->shares[key->n_shares++] = s;
+    /* From the owner after this rank on, round to this rank itself: over wires no owner is everybody's first. */
+    for (int s = 0; s < 2 * ex->n_shares; s++) {
+        const hpc_share *share = &ex->shares[s % ex->n_shares];
+        hpc_pushed *key = &ex->keys[share->key];
+        if ((share->owner > rank) != (s < ex->n_shares)) continue;
+        if (hpc_share_involves(ex, share, rank)) key->shares[key->n_shares++] = s % ex->n_shares;
     }
     ex->depth = plan->rows[0].depth; /* a plan has one, and a key one codec */
     for (int i = 0; i < plan->n_rows; i++) {

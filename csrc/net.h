@@ -37,7 +37,8 @@ int hpc_net_candidates(const hpc_endpoint own[HPC_ENDPOINTS], const hpc_endpoint
  * HPC_ERR_TRANSPORT; no error is recorded: *error is an errno that says why. */
 int hpc_net_connect(const hpc_endpoint *to, double deadline, int *fd, int *error);
 
-/* No delay; keepalive and user timeout such that the kernel gives a peer up that is silent for so many seconds. */
+/* No delay, non-blocking; keepalive and user timeout such that the kernel gives a peer up that is silent for so many
+ * seconds, or takes nothing of what is sent: also a live one that does not read while its window stays shut so long. */
 void hpc_net_tune(int fd, double silence);
 
 /* "10.0.0.2:40001 by eth0", "[fd00::2]:40001 by eth0". */

@@ -254,7 +254,7 @@ static int send_ack(hpc_queue *q, in_edge *e) {
     e->acked++;
     /* A sender that left needs no ACK. */
     if (atomic_load_explicit(&g->states[e->rank], memory_order_acquire) == HPC_PEER_LEFT) return HPC_OK;
-    int status = hpc_put_signal(NULL, q->window, e->rank, NULL, 0, 0, e->ack_signal, e->acked);
+    int status = hpc_put_signal(q->context->acks, q->window, e->rank, NULL, 0, 0, e->ack_signal, e->acked);
     return status == HPC_ERR_PEER && atomic_load_explicit(&g->states[e->rank], memory_order_acquire) == HPC_PEER_LEFT
                ? HPC_OK
                : status;

@@ -4,8 +4,9 @@
 #include <string.h>
 
 /* Best first; loop last, since it is for one process and taken only when asked for. */
-static const hpc_transport *const transports[] = {&hpc_transport_shm, &hpc_transport_loop};
+static const hpc_transport *const transports[] = {&hpc_transport_shm, &hpc_transport_tcp, &hpc_transport_loop};
 enum { TRANSPORTS = sizeof transports / sizeof transports[0] };
+static const char all_but_loop[] = "shm,tcp";
 
 const char *hpc_transport_name(int i) {
     return i >= 0 && i < TRANSPORTS ? transports[i]->name : NULL;
@@ -35,12 +36,22 @@ int hpc_transport_check(const char *names) {
     return HPC_OK;
 }
 
+int hpc_transport_allowed(const char *names, const hpc_transport *transport) {
+    if (names == NULL) names = all_but_loop;
+    for (const char *p = names; p != NULL; p = *p == ',' ? p + 1 : NULL) {
+        size_t length = strcspn(p, ",");
+        if (find(p, length) == transport) return 1;
+        p += length;
+    }
+    return 0;
+}
+
 const hpc_transport *hpc_transport_choose(const char *names, const struct hpc_address *self,
                                           const struct hpc_address *peer, char *why, size_t cap) {
     const char *reason = "";
     size_t used = 0;
     why[0] = 0;
-    if (names == NULL) names = "shm";
+    if (names == NULL) names = all_but_loop;
     for (const char *p = names; p != NULL; p = *p == ',' ? p + 1 : NULL) {
         size_t length = strcspn(p, ",");
         const hpc_transport *t = find(p, length);

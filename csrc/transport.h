@@ -11,6 +11,7 @@
 #define HPC_TRANSPORT_H
 
 #include "memory.h"
+#include "wait.h"
 
 enum { HPC_BLOB_BYTES = 64, HPC_NOTIFY_DEPTH = 256 };
 
@@ -25,6 +26,7 @@ struct hpc_address;
 typedef struct hpc_transport {
     const char *name;
     unsigned caps;
+    const hpc_bed *bed; /* where waits may sleep (wait.h); NULL: on the futex */
 
     /* Whether the two ranks can use it; no side effects. why gets the reason when not. */
     int (*reaches)(const struct hpc_address *self, const struct hpc_address *peer, const char **why);
@@ -38,8 +40,11 @@ typedef struct hpc_transport {
 
     /* Lanes: the same, for the ring of events. */
     int (*lane_export)(hpc_lane *lane, int peer, hpc_blob *blob);
-    int (*lane_attach)(hpc_lane *lane, int peer, const hpc_blob *blob);
+    int (*lane_attach)(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline);
     void (*lane_detach)(hpc_lane *lane, int peer);
+    /* A peer's connection for a lane that was exported to it; takes fd over if HPC_OK. Run by the control channel's
+     * thread. NULL if there are none. */
+    int (*accept_lane)(hpc_context *context, int peer, uint64_t lane, int stream, int fd);
 
     int (*put)(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset);
     int (*put_signal)(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
@@ -52,6 +57,9 @@ typedef struct hpc_transport {
     /* HPC_IN_PROGRESS until remote completion. */
     int (*flush)(hpc_lane *lane, int peer);
 
+    /* Asks that all that this rank has put, by any lane, be in place with the peers that are here; returns how much is
+     * left. NULL if that is so anyway. Any thread. */
+    int (*settle)(hpc_context *context);
     /* Moves what is held back for this rank; returns how much is left. NULL if nothing ever is. Any
      * thread. */
     int (*progress)(hpc_context *context);
@@ -59,9 +67,15 @@ typedef struct hpc_transport {
     void (*release)(hpc_context *context);
 } hpc_transport;
 
-enum { HPC_CAP_PEER_VIEW = 1 /* window_attach maps the peer's memory: put and load by plain instructions */ };
+enum {
+    HPC_CAP_PEER_VIEW = 1, /* window_attach maps the peer's memory: put and load by plain instructions */
+    HPC_CAP_ONE_HOST = 2   /* its control links are Unix sockets */
+};
 
-extern const hpc_transport hpc_transport_shm, hpc_transport_loop;
+extern const hpc_transport hpc_transport_shm, hpc_transport_tcp, hpc_transport_loop;
+
+/* Whether names (NULL: every one but loop) hold that transport. */
+int hpc_transport_allowed(const char *names, const hpc_transport *transport);
 
 /* The best of names (NULL: every one but loop) that reaches the peer, or NULL with the reasons of all in why. */
 const hpc_transport *hpc_transport_choose(const char *names, const struct hpc_address *self,

@@ -38,6 +38,8 @@ void hpc_bell_wake(hpc_bell *bell) {
     atomic_fetch_add_explicit(&bell->rings, 1, memory_order_release);
     /* Not FUTEX_PRIVATE: the sleeper is in another process. */
     syscall(SYS_futex, &bell->rings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    int alarm = atomic_load_explicit(&bell->alarm, memory_order_relaxed);
+    if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* full: it rings all the same */
 }
 
 int hpc_group_usable(const hpc_group *group, const char *op) {
@@ -184,6 +186,7 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds)
     uint32_t rings;
     int status = HPC_IN_PROGRESS;
     atomic_fetch_add(&bell->sleepers, 1);
+    int in_bed = group->bed != NULL && group->bed->claim(group->progress_arg);
 #if !defined(__SANITIZE_THREAD__)
     atomic_thread_fence(memory_order_seq_cst); /* see hpc_bell_ring */
 #endif
@@ -192,12 +195,15 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds)
      * now. */
     int held = hpc_group_progress(group);
     if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait);
-    if (held == 0 && status == HPC_IN_PROGRESS) {
+    if (held == 0 && status == HPC_IN_PROGRESS && in_bed) {
+        group->bed->sleep(group->progress_arg, seconds);
+    } else if (held == 0 && status == HPC_IN_PROGRESS) {
         t.tv_sec = (time_t)seconds;
         t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
         syscall(SYS_futex, &bell->rings, FUTEX_WAIT, rings, &t, NULL, 0);
     }
     atomic_fetch_sub(&bell->sleepers, 1);
+    if (in_bed) group->bed->leave(group->progress_arg);
     return status;
 }
 
@@ -213,7 +219,7 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
     deadline = start + timeout;
     for (;;) {
         held = hpc_group_progress(group);
-        for (int i = 0; i < (now - start < group->spin ? SPINS_PER_CLOCK : 1); i++) {
+        for (int i = 0; i < (now - start < group->spin && group->bed == NULL ? SPINS_PER_CLOCK : 1); i++) {
             if (wait->ready(wait->arg)) return HPC_OK;
             hpc_cpu_relax();
         }

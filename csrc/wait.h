@@ -14,9 +14,18 @@
 typedef struct hpc_bell {
     _Alignas(64) _Atomic uint32_t sleepers; /* threads between "about to look once more" and "awake" */
     _Alignas(64) _Atomic uint32_t rings;    /* the futex word */
+    _Atomic int alarm; /* 1 + an eventfd to write to as well, where the bell is mapped by its owner alone; else 0 */
 } hpc_bell;
 
 enum { HPC_REASON_BYTES = 160, HPC_NOTE_BYTES = 200, HPC_NOTES = 16 };
+
+/* Where a wait may sleep instead of on the futex: in a set of sockets, which wakes it without a detour. Only one thread
+ * can at a time. claim comes before the last look at the condition; leave after the sleep, or without one. */
+typedef struct hpc_bed {
+    int (*claim)(void *arg);
+    void (*sleep)(void *arg, double seconds);
+    void (*leave)(void *arg);
+} hpc_bed;
 
 /* What a wait must know of the group. */
 typedef struct hpc_group {
@@ -29,9 +38,10 @@ typedef struct hpc_group {
     _Atomic int closed;
     hpc_bell *bell;
     const char *owner; /* a page that the kernel wipes in a forked child: 1 in the process that made it */
-    int (*_Atomic progress)(void *arg); /* moves what transports and engines have to do; whether something is left.
-                                           NULL if none has */
-    void *progress_arg;
+    int (*_Atomic progress)(void *arg);    /* moves what transports and engines have to do; whether something is left.
+                                              NULL if none has */
+    void *progress_arg;                    /* of bed, too */
+    const hpc_bed *bed;                    /* NULL: the futex alone */
     char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* hpc_context_note's; each written once, before noted counts it */
     _Atomic int noting, noted;
 } hpc_group;

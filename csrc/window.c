@@ -105,7 +105,8 @@ static int export_to(const hpc_transport *transport, void *object, int peer, hpc
     return transport->window_export(object, peer, blob);
 }
 
-static int attach(const hpc_transport *transport, void *object, int peer, const hpc_blob *blob) {
+static int attach(const hpc_transport *transport, void *object, int peer, const hpc_blob *blob, double deadline) {
+    (void)deadline;
     return transport->window_attach(object, peer, blob);
 }
 

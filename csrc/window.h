@@ -15,12 +15,14 @@ typedef struct hpc_part {
     size_t signals_offset; /* of signal 0, from the data's start */
     int signals;
     hpc_memory *memory; /* mapped here, or NULL */
+    uint32_t number;    /* tcp: what its rank calls it */
 } hpc_part;
 
 struct hpc_window {
     hpc_context *context;
     hpc_memory *memory; /* this rank's part */
     hpc_part *parts;    /* by rank, one's own included */
+    uint32_t number;    /* tcp: what this rank calls its part; 0: nothing yet */
 };
 
 /* hpc_window_create with parts that may differ between ranks, and ranges of one's own part on given NUMA nodes (offsets

@@ -198,11 +198,11 @@ def context_connect(context: Any, addresses: list[bytes], timeout: float) -> Non
     collective(lambda seconds: lib.hpc_context_connect(context, b"".join(addresses), seconds), timeout)
 
 
-def context_peer(context: Any, rank: int) -> tuple[int, str, str, int]:
-    """State, transport, host and process of a peer."""
+def context_peer(context: Any, rank: int) -> tuple[int, str, str, int, str]:
+    """State, transport, host, process and path of a peer."""
     peer = ffi.new("hpc_peer *")
     check(lib.hpc_context_peer(context, rank, peer))
-    return peer.state, text(peer.transport), text(peer.host), peer.pid
+    return peer.state, text(peer.transport), text(peer.host), peer.pid, text(peer.path)
 
 
 def context_notes(context: Any) -> tuple[str, ...]:

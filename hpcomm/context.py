@@ -1,6 +1,7 @@
 """A context: one rank's place in a group."""
 
 import atexit
+import os
 import sys
 import time
 import traceback
@@ -41,13 +42,15 @@ class Closes(Protocol):
 
 @dataclass(frozen=True)
 class Peer:
-    """What is known of a rank. state: joining, alive, left or failed. transport: "self" for oneself."""
+    """What is known of a rank. state: joining, alive, left or failed. transport: "self" for oneself. path: how it is
+    reached, e.g. "10.0.0.2:40001 by eth0" over tcp; else ""."""
 
     rank: int
     transport: str
     host: str
     pid: int
     state: str
+    path: str = ""
 
 
 def init(comm: Communicator | Any | None = None, **config: Any) -> "Context":
@@ -81,13 +84,26 @@ class Context:
     Attributes:
         rank, size: this rank, and how many there are.
         config: the settings it was made with.
-        notes: what was degraded at start, a sentence each.
+        peers: what is known of every rank now.
+        notes: what was degraded at start, and what was odd since, e.g. a stranger refused; a sentence each. The latter
+            are also told on stderr when the context is closed.
 
     Collectives (window, receive_queue, lane, barrier, allgather, an Exchange and its load_state_dict) are made by all
     ranks in the same order. All methods raise InvalidArgument after close.
     """
 
-    __slots__ = ("__weakref__", "_exchanges", "_handle", "_lane", "_sources", "config", "notes", "rank", "size")
+    __slots__ = (
+        "__weakref__",
+        "_exchanges",
+        "_handle",
+        "_lane",
+        "_noted",  # how many notes are no news any more
+        "_process",
+        "_sources",
+        "config",
+        "rank",
+        "size",
+    )
 
     def __init__(self, group: Group, config: Config) -> None:
         self.rank, self.size, self.config = group.rank, group.size, config
@@ -96,13 +112,14 @@ class Context:
         self._lane = Lane(None, NULL, self._sources)
         secret = read_secret(config.secret_file)
         self._handle = _core.context_create(group.rank, group.size, config, secret, self._sources)
+        self._noted, self._process = 0, os.getpid()
+        _open.add(self)
         try:
             self._connect(group)
         except BaseException as error:
             self.abort(_told(error))
             raise
-        self.notes = _core.context_notes(self._handle)
-        _open.add(self)
+        self._noted = len(self.notes)
         self._tell_start()
 
     def _connect(self, group: Group) -> None:
@@ -123,9 +140,14 @@ class Context:
         """What is known of every rank now, this one included."""
         found = []
         for rank in range(self.size):
-            state, transport, host, pid = _core.context_peer(self._handle, rank)
-            found.append(Peer(rank, transport, host, pid, _STATES[state]))
+            state, transport, host, pid, path = _core.context_peer(self._handle, rank)
+            found.append(Peer(rank, transport, host, pid, _STATES[state], path))
         return tuple(found)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was degraded or odd until now, a sentence each."""
+        return _core.context_notes(self._handle)
 
     # ---- collectives -----------------------------------------------------------------------------------------------
 
@@ -248,18 +270,28 @@ class Context:
         Exchanges are closed first, which may wait for others up to the timeout (see Exchange.close) and raise Timeout
         or PeerFailed. Arrays of windows, queues and exchanges stay valid.
         """
-        _open.discard(self)
+        first = self._leave()
         try:
             for exchange in list(self._exchanges.values()):  # in the order of their making, the same on all ranks
                 with suppress(InvalidArgument):  # a failure has closed the context before, and has been told
                     exchange.close()
         finally:
             _core.context_close(self._handle)
+            if first:
+                self._tell_news()
 
     def abort(self, why: str) -> None:
         """close, but the peers are told that this rank failed, and why."""
-        _open.discard(self)
+        first = self._leave()
         _core.context_abort(self._handle, why)
+        if first:
+            self._tell_news()
+
+    def _leave(self) -> bool:
+        """Whether the context ends now: it has not before, and is no forked child's."""
+        first = self in _open and self._process == os.getpid()
+        _open.discard(self)
+        return first
 
     def __enter__(self) -> "Context":
         return self
@@ -278,11 +310,22 @@ class Context:
         if self.config.debug == "WARN":
             return
         by_transport: dict[str, list[str]] = {}
-        for peer in self.peers:
-            by_transport.setdefault(peer.transport, []).append(str(peer.rank))
-        told = "; ".join(f"{transport} to rank {', '.join(ranks)}" for transport, ranks in by_transport.items())
-        self._tell(f"of {self.size}, hpcomm {_core.version()}: {told}")
-        for note in self.notes:
+        ways = []
+        for peer in self.peers[self.rank + 1 :]:  # each pair once: by its lower rank
+            if peer.path:
+                ways.append(f"{peer.transport} to rank {peer.rank} ({peer.host}) at {peer.path}")
+            else:
+                by_transport.setdefault(peer.transport, []).append(str(peer.rank))
+        for transport, ranks in by_transport.items():
+            ways.append(f"{transport} to rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}")
+        told = f"of {self.size}, hpcomm {_core.version()}"
+        self._tell(f"{told}: {'; '.join(ways)}" if ways else told)
+        for note in self.notes[: self._noted]:
+            self._tell(note)
+
+    def _tell_news(self) -> None:
+        """Notes that came after the start, or all if there was none, whatever HPCOMM_DEBUG says."""
+        for note in self.notes[self._noted :]:
             self._tell(note)
 
     def _trace(self, what: str, start: float) -> None:

@@ -26,6 +26,7 @@ from .errors import ConfigError, InvalidArgument, NotSupported, Timeout
 
 PIP_MPI4PY = 'pip install "mpi4py>=4"'
 _HELLO_BYTES = 64
+_OUTGOING = 32768  # the first port that Linux gives to outgoing connections
 
 _abandoned: list[object] = []  # buffers of MPI requests whose deadline passed: MPI may still write to them
 _warned: set[str] = set()
@@ -138,7 +139,7 @@ def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
     if port == 0:
         port = _number(env, "MASTER_PORT", told, 1, 65535)
         if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's own store listens there
-            port += 1 if port < 65535 else -1
+            port = port + 1 if port < _OUTGOING else _folded(port)
     return Meeting(rank, size, host, port)
 
 
@@ -163,10 +164,15 @@ def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
 
 
 def _port_of_step(env: Mapping[str, str]) -> int:
-    """The same for all tasks of a step, and another one for most other steps; below the ports of outgoing calls."""
+    """The same for all tasks of a step, and another one for most other steps."""
     step = _number(env, "SLURM_STEP_ID", "srun started this process", 0, 2**32)
     job = _number(env, "SLURM_JOB_ID", f"SLURM_STEP_ID={step}", 0, 2**63)
-    return 20000 + (job + 31 * step) % 12000
+    return _folded(job + 31 * step)
+
+
+def _folded(number: int) -> int:
+    """A port for a number, below those of outgoing connections, any of which may be taken."""
+    return 20000 + number % 12000
 
 
 def first_host(nodes: str) -> str:

@@ -2,6 +2,7 @@
 
     values = mpi.run(4, body, 1024)          # mpirun -n 4: Open MPI or MPICH, root and more ranks than cores
     ended = mpi.spawn(2, body, check=False)  # no launcher: their out-of-band exchange is a socket of this process
+    ended = mpi.start([{"RANK": "0"}, ...], body)   # no launcher either: each process has variables of its own
 
 A body is a module-level function; it gets args (JSON) and brings itself up by hpcomm.init(mpi.world()). What it returns
 (JSON) is the rank's value.
@@ -27,6 +28,7 @@ from typing import Any
 
 import pytest
 
+INDEX = "RANK_OF_TEST"  # which process of the run this is, where no launcher says so
 MARK = "RANKS_OF_TEST"  # in the environment of every process of a run: mpirun puts its ranks into groups of their own
 
 
@@ -57,7 +59,7 @@ class SocketWorld:
 
 
 def world() -> SocketWorld | None:
-    """What a body gives to hpcomm.init: None under mpirun."""
+    """What a body gives to hpcomm.init: None under mpirun, and with variables."""
     return _world
 
 
@@ -65,7 +67,7 @@ _world: SocketWorld | None = None
 
 
 def _rank() -> int:
-    return int(next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ))
+    return int(next(os.environ[name] for name in (INDEX, "OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ))
 
 
 def _main(file: str, name: str, args: str, out: str, *address: str) -> None:
@@ -127,6 +129,21 @@ def spawn(
             rank_command = _rank_command(body, args, folder)
             commands = [[*rank_command, address, str(rank), str(n)] for rank in range(n)]
             ended = _await(commands, n, folder, timeout, env)
+    assert not check or not any(ended.codes), f"ranks ended with {ended.codes}\n{ended.out}\n{ended.err}"
+    return ended
+
+
+def start(
+    variables: list[dict[str, str]], body: Callable[..., Any], *args: Any, timeout: float = 60, check: bool = True
+) -> Ended:
+    """A process for each of variables, which has them in its environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        rank_command = _rank_command(body, args, folder)
+        commands = [
+            ["env", f"{INDEX}={index}", *(f"{name}={value}" for name, value in own.items()), *rank_command]
+            for index, own in enumerate(variables)
+        ]
+        ended = _await(commands, len(variables), folder, timeout, None)
     assert not check or not any(ended.codes), f"ranks ended with {ended.codes}\n{ended.out}\n{ended.err}"
     return ended
 

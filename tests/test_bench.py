@@ -24,6 +24,7 @@ TINY = {
     "push_pull": ["-n", "1", "-m", "2", "-N", "2", "-s", "4,20000,160000"],
     "fold_bench": [*FEW, "-b", "20000", "-e", "20000"],
     "chunk_sweep": ["-n", "1", "-N", "2", "-b", "200000", "-e", "200000", "--chunks", "4K,32K,4M"],
+    "limits": [*FEW, "-b", "64K", "-e", "64K", "-R", "512K"],
 }
 BOTH = {"hpcomm C", "hpcomm Python"}
 EXPECTED = {
@@ -41,7 +42,21 @@ EXPECTED = {
     },
     "fold_bench": {f"hpcomm C, {n} inputs" for n in (2, 4, 8)},
     "chunk_sweep": {f"hpcomm Python, chunks of {n}" for n in ("4 KiB", "32 KiB", "4 MiB")},
+    "limits": {
+        "memory copy, all ranks (bound)",
+        "hpcomm fold of 2, all ranks",
+        "hpcomm put, shm",
+        "loopback, socket stream (bound)",
+        "hpcomm put, loopback",
+    },
 }
+OVER_TCP = {
+    "put_lat": {*BOTH, "hpcomm C, sleeping", "socket pair, spinning (bound)", "socket pair, blocking (bound)"},
+    "put_bw": {*BOTH, "hpcomm C, nobody waits", "socket stream, huge pages (bound)", "mpi4py Put+Flush"},
+    "queue_bench": BOTH,
+    "push_pull": {*BOTH, "Allreduce + update"},
+}
+TCP = ["--transport", "tcp"]
 PROGRAMS = {
     "put_lat": ["-n", "2", "-m", "8", "-N", "2", "-e", "64"],
     "put_bw": ["-n", "1", "-N", "2", "-e", "256K"],
@@ -89,6 +104,23 @@ def test_a_planted_wrong_value_is_found(name: str) -> None:
     for row in document["rows"]:
         wrong[row["name"]] += row["wrong"]
     assert len(wrong) >= 3
+    assert all(wrong.values()), wrong
+
+
+@pytest.mark.parametrize("name", OVER_TCP)
+def test_every_answer_over_tcp_is_right(name: str) -> None:
+    codes, document = run(name, 2, *TCP, "-N", "2")
+    assert codes == [0, 0]
+    assert document["transport"] == document["options"]["transport"] == "tcp"
+    assert {row["name"] for row in document["rows"]} >= OVER_TCP[name]
+    assert {row["wrong"] for row in document["rows"]} == {0}
+
+
+def test_a_planted_wrong_value_over_tcp_is_found() -> None:
+    codes, document = run("put_bw", 2, *TCP, "-N", "1", "--plant", "--only", "hpcomm,socket")
+    assert codes == [1, 1]
+    wrong = {row["name"]: row["wrong"] for row in document["rows"] if row["size"] == 64 << 10}
+    assert len(wrong) == 5
     assert all(wrong.values()), wrong
 
 
@@ -154,6 +186,27 @@ def test_zero_compute_counts_exchanges_of_all_workers(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_memory_of_ranks_is_told_by_transport() -> None:
+    document = own_mpirun("footprint", "--ranks", "4")
+    assert [row["transport"] for row in document["rows"]] == ["tcp"] * 3 + ["shm"] * 3
+    for row in document["rows"]:
+        assert 0 < row["private_dirty"] < 4 << 20
+        assert 0 < row["pss"] < 4 << 20
+
+
+def test_hosts_of_a_cluster_are_measured_beside_iperf3() -> None:
+    command = [sys.executable, "-m", "bench.cluster_bench", "--quick", "--only", "put", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
+    if ended.returncode == 77:
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 0, ended.stderr
+    run = json.loads(ended.stdout)["runs"]["put"]
+    assert (run["hosts"], run["transport"]) == (2, "tcp")
+    rates = {row["name"]: row["algbw"] for row in run["rows"]}
+    assert {"iperf3 (bound)", "hpcomm C", "hpcomm Python"} <= set(rates)
+    assert max(rates.values()) < 0.14  # GB/s: the links hold 1 Gb/s, and their buckets a little more
+
+
 def test_the_summary_runs_under_other_pythons_too(tmp_path: Path) -> None:
     arguments = ["--quick", "--only", "push_pull", "--python", sys.executable, "-o", str(tmp_path)]
     judged = own_mpirun("summary", *arguments)
@@ -173,7 +226,7 @@ def test_what_has_no_other_peers_is_not_repeated(monkeypatch: pytest.MonkeyPatch
     again = {run.key: summary.others(run, pythons) for run in summary.RUNS}
     assert again["push_pull"] == again["large push_pull"] == pythons  # torch may be anywhere
     assert again["resnet50"] == again["zero_compute"] == ["mpich"]
-    assert again["latency"] == []
+    assert again["latency"] == again["cluster"] == []
 
 
 def test_who_ends_a_benchmark_ends_its_ranks(tmp_path: Path) -> None:
@@ -231,9 +284,11 @@ def test_the_c_program_refuses_ranks_whose_answers_round(programs: dict[str, Pat
     assert "6 ranks: answers are exact for 2, 4, 8" in ended.stderr
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_the_c_program_needs_no_python(name: str, programs: dict[str, Path]) -> None:
-    command = [str(programs[name]), *PROGRAMS[name], "--json"]
+@pytest.mark.parametrize(
+    ("name", "more"), [*((name, []) for name in PROGRAMS), ("put_lat", TCP), ("put_bw", TCP), ("queue", TCP)]
+)
+def test_the_c_program_needs_no_python(name: str, more: list[str], programs: dict[str, Path]) -> None:
+    command = [str(programs[name]), *PROGRAMS[name], *more, "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     rows = [json.loads(line) for line in ended.stdout.splitlines()]
@@ -344,3 +399,59 @@ def test_the_best_composite_of_all_groups_is_the_peer(tmp_path: Path, monkeypatc
     assert summary.notes({"push_pull": documents["push_pull"]})[0].endswith("a Python with MPICH adds it")
     assert summary.notes(documents) == []
     assert summary.plot(documents, tmp_path / "summary.png")
+
+
+def test_what_is_promised_without_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    summary = importlib.import_module("bench.summary")
+
+    def figures(size: int, seconds: dict[str, float], **facts: Any) -> dict[str, Any]:
+        rows = [row(name, size, [time] * 3) for name, time in seconds.items()]
+        return {**document(rows), "transport": "tcp", "benchmark": "x", **facts}
+
+    mine = {"hpcomm C": 4.0, "hpcomm Python": 5.0}
+    latency = {**mine, "hpcomm C, sleeping": 30.0, "mpi4py Send/Recv": 6.0, "mpi4py Put+Flush+Send": 7.0}
+    pairs = {"socket pair, spinning (bound)": 3.5, "socket pair, blocking (bound)": 20.0}
+    stream = {**mine, "hpcomm C, nobody waits": 3.0, "mpi4py Put+Flush": 10.0}
+    streams = {"socket stream, huge pages (bound)": 3.9, "socket stream, plain pages (bound)": 4.5}
+    sums = {**mine, "wire (bound)": 3.9, "Allreduce alone": 6.0}
+    hosts = {
+        "put": figures(64 << 20, {**mine, "hpcomm C, nobody waits": 3.0, "iperf3 (bound)": 3.95}, hosts=2),
+        "push_pull": figures(32 << 20, {**sums, "Gloo all_reduce alone": 4.1}, hosts=4, mpi="Open MPI v5"),
+        "push_pull @ 1": figures(32 << 20, {**sums, "wire (bound)": 3.5}, hosts=4, mpi="MPICH Version: 5"),
+    }
+    memory = [
+        {"transport": name, "private_dirty": most << 20, "pss": 1 << 20, "kernel": 0, "wrong": 0}
+        for name, most in (("tcp", 3), ("shm", 5))
+    ]
+    documents = {
+        "tcp latency": figures(8, {**latency, **pairs}),
+        "tcp bandwidth": figures(1 << 20, {**stream, **streams}),
+        "limits": figures(64 << 20, {"memory copy, one rank (bound)": 1.0, "hpcomm put, shm": 2.0}),
+        "footprint": {"ranks": 64, "rows": memory},
+        "cluster": {"runs": hosts, "rows": [], "rate": "1gbit"},
+    }
+    found = summary.promises(documents)
+    assert [(promise.what, round(promise.value, 2), promise.verdict) for promise in found] == [
+        ("8 B put_signal over TCP, spinning, C", 1.14, "met"),
+        ("8 B put_signal over TCP, sleeping, C", 1.5, "MISSED"),
+        ("8 B put_signal over TCP, Python", 1.2, ""),
+        ("8 B put_signal over TCP, Python", 1.4, ""),
+        ("put of 1 MiB over TCP, C", 0.97, "met"),  # by who is waited for
+        ("put of 1 MiB over TCP, Python", 0.78, "MISSED"),
+        ("put over TCP, nobody waits, C", 1.3, ""),
+        ("put over TCP, Python", 2.0, ""),
+        ("memory of a rank of 64, tcp", 3.0, "met"),
+        ("memory of a rank of 64, shm", 5.0, ""),
+        ("limits: hpcomm put, shm", 0.5, ""),
+        ("put of 64 MiB between hosts, C", 0.99, "met"),
+        ("put of 64 MiB between hosts, Python", 0.79, "MISSED"),
+        ("push_pull of 32 MiB, 4 hosts, C", 0.88, "MISSED"),  # the worst of both MPIs' groups
+        ("push_pull of 32 MiB, 4 hosts, Python", 0.7, "MISSED"),
+        ("push_pull of 32 MiB, 4 hosts, Python", 1.2, ""),
+        ("push_pull of 32 MiB, 4 hosts, Python", 0.82, ""),
+        ("push_pull of 32 MiB, 4 hosts, Python", 1.2, ""),
+    ]
+    assert "<= 4 MiB" in summary.table(found)
+    assert summary.plot(documents, tmp_path / "summary.png")
+    assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")

@@ -9,17 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import mpi as ranks
 import pytest
 from click.testing import CliRunner
 
 import hpcomm
-from hpcomm import _core
-from hpcomm.cli import doctor, main, mpi
+from hpcomm import _core, launch
+from hpcomm.cli import doctor, interfaces, mpi, network, reach
+from hpcomm.cli import main as command
+from hpcomm.cli.interfaces import VARIABLE
 from hpcomm.config import settings
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> str:
-    result = CliRunner().invoke(main, arguments, env=env, catch_exceptions=False)
+    result = CliRunner().invoke(command, arguments, env=env, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -40,7 +43,8 @@ def test_info_tells_the_build() -> None:
     assert facts["memory_available"] > 0
     assert "compiler=" in facts["build"]
     table = run("info")
-    for fact in ("transports", "instruction sets", "numpy", "mpi4py"):
+    assert "127.0.0.1/8" in facts["interfaces"]
+    for fact in ("transports", "instruction sets", "interfaces", "numpy", "mpi4py"):
         assert fact in table
 
 
@@ -65,15 +69,15 @@ def test_info_prints_every_setting() -> None:
 
 
 def test_bad_option_is_a_usage_error() -> None:
-    assert CliRunner().invoke(main, ["doctor", "-n", "0"]).exit_code == 2
-    assert CliRunner().invoke(main, ["info", "--colour"]).exit_code == 2
+    assert CliRunner().invoke(command, ["doctor", "-n", "0"]).exit_code == 2
+    assert CliRunner().invoke(command, ["info", "--colour"]).exit_code == 2
 
 
 # ---- doctor --------------------------------------------------------------------------------------------------------
 
 
 def test_doctor_checks_this_host() -> None:
-    result = CliRunner().invoke(main, ["doctor", "--json", "-n", "3"])
+    result = CliRunner().invoke(command, ["doctor", "--json", "-n", "3"])
     report = json.loads(result.output)
     names = [check["name"] for check in report["checks"]]
     assert len(names) == len(set(names)) == len(doctor.CHECKS)
@@ -87,18 +91,18 @@ def test_doctor_checks_this_host() -> None:
 def test_failed_check_ends_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = doctor.Check("compass", doctor.FAIL, "points south", "turn it round")
     monkeypatch.setattr(doctor, "CHECKS", (lambda ranks: broken,))
-    result = CliRunner().invoke(main, ["doctor"])
+    result = CliRunner().invoke(command, ["doctor"])
     assert result.exit_code == 1
     for word in ("compass", "points south", "turn it round"):
         assert word in result.output
-    report = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).output)
+    report = json.loads(CliRunner().invoke(command, ["doctor", "--json"]).output)
     assert not report["ok"]
     assert report["checks"] == [vars(broken)]
 
 
 def test_warnings_alone_end_with_nought(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (lambda ranks: doctor.Check("moon", doctor.WARN, "waning", "wait"),))
-    assert CliRunner().invoke(main, ["doctor"]).exit_code == 0
+    assert CliRunner().invoke(command, ["doctor"]).exit_code == 0
 
 
 def test_more_ranks_than_cores() -> None:
@@ -148,6 +152,65 @@ def test_huge_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, 
     assert doctor.huge_pages(2).result == result
 
 
+def test_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [("127.0.0.1", 8, "lo", 65536), ("10.0.0.1", 24, "eth0", 1500)]
+
+    def check(asked: str, *addresses: tuple[str, int, str, int]) -> doctor.Check:
+        monkeypatch.setenv(VARIABLE, asked)
+        monkeypatch.setattr(interfaces, "addresses", lambda rule: interfaces.choose(list(addresses), rule))
+        return doctor.addresses(2)
+
+    fine = check("", *found)
+    assert fine.result == doctor.OK
+    assert fine.seen == (f"eth0 10.0.0.1/24, MTU 1500 ({VARIABLE} is not set); not used: lo 127.0.0.1/8, MTU 65536")
+    assert check("", found[0]).result == doctor.WARN
+    refused = check("ib", *found)
+    assert refused.result == doctor.FAIL
+    assert "eth0" in refused.seen
+    assert VARIABLE in refused.fix
+
+
+def test_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.loopback(2).result == doctor.OK
+
+    def refused(*_: object) -> None:
+        raise OSError("Cannot assign requested address")
+
+    monkeypatch.setattr(reach, "_listen", refused)
+    check = doctor.loopback(2)
+    assert (check.result, check.seen) == (doctor.FAIL, "Cannot assign requested address")
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "check", "result", "fix"),
+    [
+        ("ipv4/tcp_rmem", "4096 131072 6291456", doctor.socket_buffers, "ok", ""),
+        ("ipv4/tcp_rmem", "4096 131072 212992", doctor.socket_buffers, "warn", 'tcp_rmem="4096 131072 6250000"'),
+        ("core/somaxconn", "4096", doctor.backlog, "ok", ""),
+        ("core/somaxconn", "128", doctor.backlog, "warn", "somaxconn=4096"),
+    ],
+)
+def test_kernel_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, said: str, check: Any, result: str, fix: str
+) -> None:
+    (tmp_path / "ipv4").mkdir()
+    (tmp_path / "core").mkdir()
+    (tmp_path / "ipv4/tcp_wmem").write_text("4096 16384 4194304", encoding="ascii")
+    (tmp_path / file).write_text(said, encoding="ascii")
+    monkeypatch.setattr(doctor, "_NET", tmp_path)
+    told = check(2)
+    assert told.result == result
+    assert fix in told.fix
+
+
+@pytest.mark.parametrize(("ports", "result"), [("32768\t60999", "ok"), ("40000 40100", "warn")])
+def test_ephemeral_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ports: str, result: str) -> None:
+    file = tmp_path / "ip_local_port_range"
+    file.write_text(ports, encoding="ascii")
+    monkeypatch.setattr(network, "_PORTS", file)
+    assert doctor.ports(2).result == result
+
+
 OPEN_MPI = mpi.Launcher("/bin/mpirun", "mpirun (Open MPI) 5.0.11", "Open MPI")
 MPICH = mpi.Launcher("/bin/mpirun", "MPICH 5.0.2", "MPICH")
 
@@ -190,3 +253,80 @@ def test_mpi_of_this_machine_is_seen() -> None:
         pytest.skip("this machine has no mpi4py")
     assert re.match(r"\d+\.\d+", binding.version)
     assert binding.library or binding.wrong
+
+
+# ---- doctor among ranks ----------------------------------------------------------------------------------------------
+
+
+class Two:
+    """A group that is none: its ranks are not asked."""
+
+    rank, size = 0, 2
+
+    def exchange(self, data: bytes, timeout: float) -> list[bytes]:
+        raise AssertionError
+
+
+def doctor_among(monkeypatch: pytest.MonkeyPatch, outcome: bool | Exception, *options: str) -> Any:
+    def main(*_: object) -> bool:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(launch, "find", lambda *_: Two())
+    monkeypatch.setattr(network, "main", main)
+    return CliRunner().invoke(command, ["doctor", *options])
+
+
+@pytest.mark.parametrize("options", [[], ["--network"]])
+def test_ranks_examine_the_network(monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
+    assert doctor_among(monkeypatch, True, *options).exit_code == 0
+    assert doctor_among(monkeypatch, False, *options).exit_code == 1
+
+
+def test_failed_examination_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = doctor_among(monkeypatch, hpcomm.ConfigError("the ranks run different versions"))
+    assert result.exit_code == 1
+    assert "different versions" in result.output
+
+
+def test_rank_that_never_comes_does_not_keep_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(doctor, "_leave", left.append)
+    assert doctor_among(monkeypatch, hpcomm.Timeout("not all 2 ranks came")).exit_code == 1
+    assert left == [1]
+
+
+def test_network_needs_ranks() -> None:
+    result = CliRunner().invoke(command, ["doctor", "--network"])
+    assert result.exit_code == 2
+    assert "mpirun -n 4 -H" in result.output
+
+
+def test_launcher_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(*_: object) -> None:
+        raise hpcomm.NotSupported("mpi4py is missing")
+
+    monkeypatch.setattr(launch, "find", find)
+    report = json.loads(CliRunner().invoke(command, ["doctor", "--json"]).output)
+    assert report["checks"][-1]["seen"] == "mpi4py is missing"
+    result = CliRunner().invoke(command, ["doctor", "--network"])
+    assert (result.exit_code, result.output) == (1, "Error: mpi4py is missing\n")
+    names = [check["name"] for check in json.loads(run_doctor("--no-network"))["checks"]]
+    assert "launcher" not in names
+
+
+def run_doctor(*options: str) -> str:
+    return CliRunner().invoke(command, ["doctor", "--json", *options]).output
+
+
+def test_doctor_under_mpirun() -> None:
+    done = subprocess.run(
+        [*ranks.mpirun(), "-n", "3", sys.executable, "-m", "hpcomm.cli", "doctor", "--network"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "ranks 0, 1, 2" in done.stdout
+    assert done.stdout.count("nothing to test between hosts") == 1

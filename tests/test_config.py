@@ -1,14 +1,15 @@
 """The settings: where a value comes from, and what is refused."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcomm import ConfigError, _core
-from hpcomm.config import TRANSPORTS, Config, resolve, settings, unknown_variables
+from hpcomm import ConfigError, _core, _ffi
+from hpcomm.config import TCP_STREAMS, TRANSPORTS, Config, read_secret, resolve, settings, unknown_variables
 
 
 def test_defaults_when_nothing_is_said() -> None:
@@ -37,6 +38,12 @@ def test_empty_variable_counts_as_unset() -> None:
         ("HPCOMM_LOOP_SEED", "-1"),
         ("HPCOMM_LOOP_SEED", "1.5"),
         ("HPCOMM_DEBUG", "LOUD"),
+        ("HPCOMM_SILENCE", "0"),
+        ("HPCOMM_TCP_STREAMS", "0"),
+        ("HPCOMM_TCP_STREAMS", "9"),
+        ("HPCOMM_TCP_STREAMS", "two"),
+        ("HPCOMM_TCP_ZEROCOPY", "-1"),
+        ("HPCOMM_MASTER_PORT", "65536"),
     ],
 )
 def test_bad_value_names_variable_and_value(variable: str, value: str) -> None:
@@ -58,7 +65,74 @@ def test_unknown_variable_names_the_nearest() -> None:
 
 
 def test_transports_are_those_of_the_library() -> None:
-    assert set(TRANSPORTS) == set(_core.transports())
+    assert _core.transports() == TRANSPORTS
+
+
+def test_defaults_are_those_of_the_library() -> None:
+    c = _ffi.ffi.new("hpc_config *")
+    _ffi.lib.hpc_config_init(c)
+    config = Config()
+    names = ("timeout", "spin", "loop_seed", "silence", "tcp_streams", "tcp_zerocopy")
+    assert {name: getattr(config, name) for name in names} == {name: getattr(c, name) for name in names}
+    assert _ffi.lib.HPC_TCP_STREAMS == TCP_STREAMS
+
+
+@pytest.mark.parametrize("value", [1.5, None, "1.5", [1]])
+def test_integers_are_not_rounded(value: object) -> None:
+    if value is None:
+        assert resolve({}, {"tcp_streams": value}).tcp_streams == 1
+        return
+    with pytest.raises(ConfigError, match="tcp_streams="):
+        resolve({}, {"tcp_streams": value})
+
+
+# ---- the secret ----------------------------------------------------------------------------------------------------
+
+
+def secret_file(folder: Path, content: bytes, mode: int = 0o600) -> str:
+    path = folder / "secret"
+    path.write_bytes(content)
+    path.chmod(mode)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "secret"),
+    [
+        (b"0123456789abcdef", b"0123456789abcdef"),
+        (b"0123456789abcdef\n", b"0123456789abcdef"),
+        (b"0123456789abcde\n\n", b"0123456789abcde\n"),
+        (b"\0" * 4096 + b"\n", b"\0" * 4096),
+    ],
+)
+def test_secret_is_the_file_without_its_last_newline(tmp_path: Path, content: bytes, secret: bytes) -> None:
+    assert read_secret(secret_file(tmp_path, content)) == secret
+
+
+def test_no_file_is_no_secret() -> None:
+    assert read_secret("") is None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o602, 0o644])
+def test_secret_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = secret_file(tmp_path, b"0123456789abcdef", mode)
+    with pytest.raises(ConfigError, match=rf"HPCOMM_SECRET_FILE={path} .*mode {mode:04o}.*chmod 600 {path}"):
+        read_secret(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"0123456789abcde\n", b"x" * 4098])
+def test_secret_of_a_wrong_length_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ConfigError, match="must be 16 to 4096"):
+        read_secret(secret_file(tmp_path, content))
+
+
+def test_secret_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_secret(str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"Is a directory|no plain file"):
+        read_secret(str(tmp_path))
+    with pytest.raises(ConfigError, match="no plain file"):
+        read_secret("/dev/zero")
 
 
 def test_each_setting_says_what_it_is() -> None:

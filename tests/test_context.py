@@ -17,6 +17,7 @@ from conftest import Left, run_threads, thread_worlds
 
 import hpcomm
 from hpcomm import _core, _ffi
+from hpcomm.config import Config
 
 
 def test_world_of_one(alone: hpcomm.Context) -> None:
@@ -97,10 +98,77 @@ def test_debug_tells_peers_and_calls(capfd: pytest.CaptureFixture[str]) -> None:
     with hpcomm.init(debug="TRACE") as context:
         context.window(64, signals=2)
     told = capfd.readouterr().err
-    assert f"hpcomm rank 0: of 1, hpcomm {hpcomm.__version__}: self to rank 0" in told
+    assert f"hpcomm rank 0: of 1, hpcomm {hpcomm.__version__}\n" in told
     assert "window of 64 bytes and 2 signals" in told
     hpcomm.init(debug="warn").close()
     assert capfd.readouterr().err == ""
+
+
+def test_debug_tells_the_choice_for_each_pair_once(capfd: pytest.CaptureFixture[str]) -> None:
+    run_threads(3, lambda context: None, transport="shm", debug="INFO")
+    told = [line for line in capfd.readouterr().err.splitlines() if ": of 3, " in line]
+    start = f"of 3, hpcomm {hpcomm.__version__}"
+    assert sorted(told) == [
+        f"hpcomm rank 0: {start}: shm to ranks 1, 2",
+        f"hpcomm rank 1: {start}: shm to rank 2",
+        f"hpcomm rank 2: {start}",
+    ]
+
+
+def test_debug_tells_where_peers_of_other_hosts_are(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    peers = [("self", ""), ("shm", ""), ("tcp", "10.0.0.2:40001 by eth0"), ("shm", "")]
+    known = {rank: (1, transport, "h2", 7, path) for rank, (transport, path) in enumerate(peers)}
+    with hpcomm.init() as context:
+        monkeypatch.setattr(_core, "context_peer", lambda _, rank: known[rank])
+        monkeypatch.setattr(context, "size", 4)
+        monkeypatch.setattr(context, "config", Config(debug="INFO"))
+        context._tell_start()
+        assert context.peers[2] == hpcomm.Peer(2, "tcp", "h2", 7, "alive", "10.0.0.2:40001 by eth0")
+        monkeypatch.undo()
+    told = capfd.readouterr().err
+    assert told.endswith(": tcp to rank 2 (h2) at 10.0.0.2:40001 by eth0; shm to ranks 1, 3\n")
+
+
+def test_notes_of_the_start_are_told_at_info(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(_core, "context_notes", lambda _: ("few cores",))
+    hpcomm.init().close()
+    assert capfd.readouterr().err == ""
+    hpcomm.init(debug="INFO").close()
+    assert capfd.readouterr().err.count("hpcomm rank 0: few cores\n") == 1
+
+
+@pytest.mark.parametrize("end", [lambda context: context.close(), lambda context: context.abort("weary")])
+def test_later_notes_are_warnings(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], end: Callable[[hpcomm.Context], None]
+) -> None:
+    notes = ["few cores"]
+    monkeypatch.setattr(_core, "context_notes", lambda _: tuple(notes))
+    context = hpcomm.init()
+    notes.append("refused a stranger")
+    assert context.notes == ("few cores", "refused a stranger")
+    if (child := os.fork()) == 0:
+        context.close()  # nothing ends here
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert capfd.readouterr().err == ""
+    end(context)
+    context.close()
+    assert capfd.readouterr().err == "hpcomm rank 0: refused a stranger\n"
+
+
+def test_failed_start_tells_all_notes(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    class Broken:
+        rank, size = 0, 2
+
+        def allgather(self, data: bytes) -> list[bytes]:
+            raise OSError("the wire is cut")
+
+    monkeypatch.setattr(_core, "context_notes", lambda _: ("refused a stranger",))
+    with pytest.raises(OSError, match="wire"):
+        hpcomm.init(Broken())
+    assert capfd.readouterr().err == "hpcomm rank 0: refused a stranger\n"
 
 
 # ---- events --------------------------------------------------------------------------------------------------------

@@ -43,14 +43,117 @@ def test_no_launcher(environ: dict[str, str]) -> None:
     assert launch.launched(environ) is None
 
 
-def test_srun_without_pmi_is_told() -> None:
-    with pytest.raises(hpcomm.ConfigError, match=r"2 tasks without PMI.*--mpi=pmix"):
-        launch.launched({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+SRUN = {
+    "SLURM_JOB_ID": "12001",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "node[07-08]",
+}
 
 
-def test_torchrun_is_told() -> None:
-    with pytest.raises(hpcomm.NotSupported, match=r"torchrun started 4 processes.*mpirun -n 4"):
-        launch.launched({"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "host"})
+@pytest.mark.parametrize(
+    ("environ", "port", "expected"),
+    [
+        (TORCHRUN, 0, launch.Meeting(1, 4, "node1", 29500)),
+        (TORCHRUN, 7, launch.Meeting(1, 4, "node1", 7)),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, 0, launch.Meeting(1, 4, "127.0.0.1", 29500)),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, 0, launch.Meeting(1, 4, "node1", 29500)),
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, 0, launch.Meeting(1, 4, "node1", 29501)),
+        (
+            {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "36001"},
+            0,
+            launch.Meeting(1, 4, "node1", 20001),
+        ),
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, 0, launch.Meeting(1, 4, "node1", 29500)),
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, 7, launch.Meeting(1, 4, "node1", 7)),
+        ({**TORCHRUN, **SRUN}, 0, launch.Meeting(1, 4, "node1", 29500)),  # torchrun inside a step
+        (SRUN, 0, launch.Meeting(3, 4, "node07", 20063)),
+        ({**SRUN, "SLURM_JOB_ID": "1"}, 9, launch.Meeting(3, 4, "node07", 9)),
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "1"}, 0, launch.Meeting(3, 4, "127.0.0.1", 20063)),
+        ({**SRUN, "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "29500"}, 0, launch.Meeting(3, 4, "10.0.0.2", 29500)),
+        ({**SRUN, "WORLD_SIZE": "4"}, 0, launch.Meeting(3, 4, "node07", 20063)),  # a batch script says it too
+        ({**SRUN, "SLURM_STEP_NUM_TASKS": "", "SLURM_NTASKS": "5"}, 0, launch.Meeting(3, 5, "node07", 20063)),
+        ({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 0, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, 0, None),
+        ({"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}, 0, None),
+        ({"SLURM_NTASKS": "8", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}, 0, None),  # a batch script
+        ({}, 5, None),
+    ],
+)
+def test_where_ranks_meet(environ: dict[str, str], port: int, expected: launch.Meeting | None) -> None:
+    assert launch.meeting(environ, port) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "without", "told"),
+    [
+        (TORCHRUN, "RANK", "WORLD_SIZE=4, but RANK is not set"),
+        (TORCHRUN, "WORLD_SIZE", "RANK=1, but WORLD_SIZE is not set"),
+        (TORCHRUN, "MASTER_ADDR", "RANK=1 and WORLD_SIZE=4, but MASTER_ADDR is not set"),
+        (TORCHRUN, "MASTER_PORT", "RANK=1 and WORLD_SIZE=4, but MASTER_PORT is not set"),
+        ({**TORCHRUN, "RANK": "4"}, "", "WORLD_SIZE=4, but RANK='4': must be from 0 to 3"),
+        ({**TORCHRUN, "RANK": "-1"}, "", "RANK='-1'"),
+        ({**TORCHRUN, "RANK": "one"}, "", "RANK='one'"),
+        ({**TORCHRUN, "WORLD_SIZE": "0"}, "", "WORLD_SIZE='0'"),
+        ({**TORCHRUN, "MASTER_PORT": "70000"}, "", "MASTER_PORT='70000': must be from 1 to 65535"),
+        (SRUN, "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID=2, but SLURM_NTASKS is not set"),
+        (SRUN, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS=4, but SLURM_PROCID is not set"),
+        (SRUN, "SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST='' names no host: set MASTER_ADDR"),
+        (SRUN, "SLURM_JOB_ID", "SLURM_JOB_ID is not set"),
+        ({**SRUN, "SLURM_PROCID": "4"}, "", "SLURM_PROCID='4': must be from 0 to 3"),
+        ({**SRUN, "WORLD_SIZE": "8"}, "", "WORLD_SIZE=8, but SLURM_STEP_NUM_TASKS=4"),
+    ],
+)
+def test_senseless_variables_are_named(environ: dict[str, str], without: str, told: str) -> None:
+    given = {name: value for name, value in environ.items() if name != without}
+    with pytest.raises(hpcomm.ConfigError) as raised:
+        launch.meeting(given)
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("node[1-4]", "node1"),
+        ("node[007-009,012],login", "node007"),
+        ("node[3,5-9]", "node3"),
+        ("login,node[1-4]", "login"),
+        ("rack[0-1]node[07-09]", "rack0node07"),
+        ("gpu-a[2]-ib.cluster,b1", "gpu-a2-ib.cluster"),
+    ],
+)
+def test_first_host(nodes: str, host: str) -> None:
+    assert launch.first_host(nodes) == host
+
+
+@pytest.mark.parametrize("nodes", ["", ",node1", "node[1-4", "node]1[", "node[]"])
+def test_no_first_host(nodes: str) -> None:
+    with pytest.raises(hpcomm.ConfigError, match="names no host: set MASTER_ADDR"):
+        launch.first_host(nodes)
+
+
+def test_srun_without_mpi4py_meets_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    under(monkeypatch, **SRUN, PMIX_RANK="3")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    group = launch.find()
+    assert (group.rank, group.size) == (3, 4)
+    under(monkeypatch, PMI_SIZE="8")  # another launcher inside the step, whose ranks are not srun's
+    with pytest.raises(hpcomm.NotSupported, match="mpi4py"):
+        launch.find()
+
+
+def test_mpirun_comes_before_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    under(monkeypatch, **TORCHRUN, OMPI_COMM_WORLD_SIZE="2")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(hpcomm.NotSupported, match="mpirun started 2 processes"):
+        launch.find()
+    under(monkeypatch, TORCHELASTIC_RUN_ID="none")  # torchrun, which mpirun has started
+    assert launch.find().size == 4
 
 
 def under(monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
@@ -142,7 +245,7 @@ def test_unknown_variable_is_warned_about_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_bad_variable_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     under(monkeypatch, HPCOMM_TRANSPORT="avian")
-    with pytest.raises(hpcomm.ConfigError, match=r"HPCOMM_TRANSPORT='avian'.*shm, loop"):
+    with pytest.raises(hpcomm.ConfigError, match=r"HPCOMM_TRANSPORT='avian'.*shm, tcp, loop"):
         hpcomm.init()
 
 

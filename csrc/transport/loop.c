@@ -212,9 +212,10 @@ static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
     return export_memory(lane->memory, box, blob);
 }
 
-static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob) {
+static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
     route *to = calloc(1, sizeof *to);
     loop_blob b;
+    (void)deadline;
     if (blob->fd >= 0) close(blob->fd);
     memcpy(&b, blob->bytes, sizeof b);
     if (to == NULL) return hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for a route");
@@ -288,7 +289,7 @@ static int flush(hpc_lane *lane, int peer) {
 
 const hpc_transport hpc_transport_loop = {
     .name = "loop",
-    .caps = 0,
+    .caps = HPC_CAP_ONE_HOST,
     .reaches = reaches,
     .window_export = window_export,
     .window_attach = window_attach,

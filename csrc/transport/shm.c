@@ -56,7 +56,8 @@ static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
     return export_memory(lane->context, lane->memory, peer, blob);
 }
 
-static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob) {
+static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
+    (void)deadline;
     hpc_context *c = lane->context;
     hpc_lane_peer *p = &lane->peers[peer];
     int status = attach_memory(c, peer, blob, (size_t)c->group.size * sizeof(hpc_ring), "lane", &p->memory);
@@ -123,7 +124,7 @@ static int flush(hpc_lane *lane, int peer) {
 
 const hpc_transport hpc_transport_shm = {
     .name = "shm",
-    .caps = HPC_CAP_PEER_VIEW,
+    .caps = HPC_CAP_PEER_VIEW | HPC_CAP_ONE_HOST,
     .reaches = reaches,
     .window_export = window_export,
     .window_attach = window_attach,

@@ -1,4 +1,4 @@
-"""hpcomm doctor: what is wrong with this host for hpcomm, and the fix."""
+"""hpcomm doctor: what is wrong with this host for hpcomm, or between the hosts of a job, and the fix."""
 
 import ctypes.util
 import json
@@ -7,23 +7,32 @@ import resource
 import secrets
 import shutil
 import socket
+import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from .. import _core
-from . import mpi
+from .. import _core, launch
+from ..config import Config
+from ..errors import ConfigError, HpcommError, Timeout
+from . import interfaces, mpi, network, reach, verdict
+from .interfaces import VARIABLE
 
-OK, WARN, FAIL = "ok", "warn", "fail"
+OK, WARN, FAIL = verdict.OK, verdict.WARN, verdict.FAIL
 _STYLE = {OK: "green", WARN: "yellow", FAIL: "red"}
 _MIB = 2**20
 _GIB = 2**30
 _THP = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_NET = Path("/proc/sys/net")
+_GBIT = 1e9 / 8
+_IN_FLIGHT = int(25 * _GBIT * 1e-3)  # bytes: 25 Gb/s and a round trip of 1 ms
+_ENOUGH_PORTS = 4096
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,82 @@ def huge_pages(ranks: int) -> Check:
     return Check("huge pages", OK, f"shared memory: {chosen}")
 
 
+def addresses(ranks: int) -> Check:
+    """Where other hosts reach this one."""
+    try:
+        asked = launch.configuration({}).socket_ifname
+        found = interfaces.addresses(asked)
+    except (ConfigError, OSError) as error:
+        return Check("interfaces", FAIL, str(error), "hpcomm info -c lists the settings")
+    used = [address for address in found if address.used]
+    others = [address for address in found if not address.used]
+    rule = f"{VARIABLE}={asked}" if asked else f"{VARIABLE} is not set"
+    seen = f"{interfaces.told(used) or 'none'} ({rule}); not used: {interfaces.told(others) or 'none'}"
+    if not used:
+        return Check("interfaces", FAIL, seen, f"name one of them in {VARIABLE}, or leave it unset")
+    if all(address.interface == "lo" for address in used):
+        return Check("interfaces", WARN, seen, "an address for other hosts, if there are any: ip addr")
+    return Check("interfaces", OK, seen)
+
+
+def loopback(ranks: int) -> Check:
+    """A connection to oneself, by the means that `doctor --network` tests other hosts with."""
+    token = secrets.token_bytes(reach.TOKEN_BYTES)
+    try:
+        with reach.Responder(token, [token], [], 2 * reach.LONGEST, bind="127.0.0.1") as responder:
+            target = reach.Target(0, "127.0.0.1", responder.port, 0, token)
+            (finding,) = reach.probe(0, token, [target], {}, patience=1.0, budget=reach.LONGEST)
+    except (OSError, RuntimeError) as error:
+        return Check("loopback", FAIL, str(error), "ip link set lo up")
+    if not finding.passes:
+        seen = f"127.0.0.1:{finding.port}: {finding.outcome} {finding.why}".strip()
+        return Check("loopback", FAIL, seen, "ip link set lo up; let the firewall pass what comes from lo")
+    return Check(
+        "loopback", OK, f"TCP to 127.0.0.1 in {finding.seconds * 1e6:.0f} us, {verdict.speed(finding.rate)} for 1 MiB"
+    )
+
+
+def socket_buffers(ranks: int) -> Check:
+    """What one connection may have under way."""
+    numbers = {}
+    for name in ("tcp_rmem", "tcp_wmem"):
+        try:
+            numbers[name] = [int(word) for word in (_NET / "ipv4" / name).read_text(encoding="ascii").split()]
+        except (OSError, ValueError):
+            return Check("socket buffers", WARN, f"cannot read {_NET / 'ipv4' / name}", "sysctl net.ipv4.tcp_rmem")
+    seen = ", ".join(f"{name} at most {values[2] / _MIB:.3g} MiB" for name, values in numbers.items())
+    small = [
+        f'sysctl -w net.ipv4.{name}="{values[0]} {values[1]} {2 * _IN_FLIGHT}"'
+        for name, values in numbers.items()
+        if values[2] < _IN_FLIGHT
+    ]
+    if small:
+        need = f"; 25 Gb/s over 1 ms has {_IN_FLIGHT / _MIB:.3g} MiB under way"
+        return Check("socket buffers", WARN, seen + need, "; ".join(small))
+    return Check("socket buffers", OK, seen)
+
+
+def ports(ranks: int) -> Check:
+    """Every context listens on an ephemeral port, and calls from them."""
+    first, last = (int(number) for number in network.ephemeral().split("-"))
+    seen = f"{last - first + 1} ephemeral ports, {first} to {last}"
+    if last - first + 1 < _ENOUGH_PORTS:
+        return Check("ports", WARN, seen, 'sysctl -w net.ipv4.ip_local_port_range="32768 60999"')
+    return Check("ports", OK, seen)
+
+
+def backlog(ranks: int) -> Check:
+    """All peers of a rank may call it at once."""
+    try:
+        most = int((_NET / "core/somaxconn").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return Check("backlog", WARN, "cannot read net.core.somaxconn", "sysctl net.core.somaxconn")
+    seen = f"{most} connections may wait to be accepted"
+    if most < max(1024, 4 * ranks):
+        return Check("backlog", WARN, seen, "sysctl -w net.core.somaxconn=4096")
+    return Check("backlog", OK, seen)
+
+
 def verbs(ranks: int) -> Check:
     library = ctypes.util.find_library("ibverbs")
     if library is None:
@@ -179,20 +264,87 @@ CHECKS: tuple[Callable[[int], Check], ...] = (
     memlock,
     cores,
     huge_pages,
+    addresses,
+    loopback,
+    socket_buffers,
+    ports,
+    backlog,
     verbs,
     mpi_found,
     compiler,
 )
 
 
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
 @click.command("doctor")
 @click.option(
     "-n", "--ranks", type=click.IntRange(1), default=2, show_default=True, help="Ranks to be started on this host."
 )
+@click.option(
+    "--network/--no-network",
+    "between",
+    default=None,
+    help="Test TCP between the hosts of all ranks: mpirun -n 4 -H a,b,c,d hpcomm doctor --network. The default where a "
+    "launcher has started more than one rank.",
+)
+@click.option(
+    "-w",
+    "--wait",
+    type=click.FloatRange(0.1, 60),
+    default=network.PATIENCE,
+    show_default=True,
+    help="Seconds to wait for each address of another host.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(ranks: int, as_json: bool) -> None:
-    """Look for what is wrong with this host, and say the fix. Ends with 1 if a check failed."""
-    checks = [check(ranks) for check in CHECKS]
+def command(ranks: int, between: bool | None, wait: float, as_json: bool) -> None:
+    """Look for what is wrong with this host, or between the hosts of a job, and say the fix.
+
+    Ends with 1 if a check failed, or if two hosts cannot reach each other.
+    """
+    checks = list(CHECKS)
+    if between is not False:
+        config, wrong = Config(), ""
+        try:
+            config = launch.configuration({})
+        except ConfigError as error:
+            wrong = str(error)  # the other ranks are told
+        try:
+            group = launch.find(None, config)
+        except HpcommError as error:
+            if between:
+                raise click.ClickException(str(error)) from None
+            why = str(error)
+            checks.append(lambda _: Check("launcher", WARN, why, "hpcomm doctor --no-network looks at this host alone"))
+        else:
+            if group.size > 1:
+                raise SystemExit(0 if examine(group, config, wrong, wait, as_json) else 1)
+            if between:
+                raise click.UsageError("--network needs a launcher: mpirun -n 4 -H a,b,c,d hpcomm doctor --network")
+    tell(ranks, checks, as_json)
+
+
+def examine(group: launch.Group, config: Config, wrong: str, wait: float, as_json: bool) -> bool:
+    """Of all hosts, by all ranks; whether all hosts can work together. wrong: why this rank cannot take part."""
+    try:
+        return network.main(group, network.me(config.socket_ifname, wrong), config.timeout, wait, as_json)
+    except HpcommError as error:
+        click.echo(f"hpcomm doctor: {error}", err=True)
+        if isinstance(error, Timeout):
+            _leave(1)
+        return False
+
+
+def _leave(status: int) -> None:
+    """MPI's own end would wait for the ranks that never came."""
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def tell(ranks: int, wanted: Sequence[Callable[[int], Check]], as_json: bool) -> None:
+    """Prints what the checks find; ends with 1 if one failed."""
+    checks = [check(ranks) for check in wanted]
     failed = any(check.result == FAIL for check in checks)
     if as_json:
         click.echo(json.dumps({"ok": not failed, "checks": [asdict(check) for check in checks]}, indent=2))
@@ -201,7 +353,8 @@ def command(ranks: int, as_json: bool) -> None:
         for column in ("check", "", "seen", "fix"):
             table.add_column(column, overflow="fold")
         for check in checks:
-            table.add_row(check.name, f"[{_STYLE[check.result]}]{check.result}[/]", check.seen, check.fix or "-")
+            row = (check.name, Text(check.result, _STYLE[check.result]), check.seen, check.fix or "-")
+            table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))  # no markup: "[fd00::1]"
         Console().print(table)
     if failed:
         raise SystemExit(1)

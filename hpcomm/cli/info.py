@@ -14,7 +14,7 @@ from rich.table import Table
 
 from .. import _core, launch
 from ..config import resolve, settings
-from . import mpi
+from . import interfaces, mpi
 
 PACKAGE = Path(__file__).absolute().parent.parent
 
@@ -47,6 +47,7 @@ def facts() -> dict[str, Any]:
         "instruction_sets": list(_core.instruction_sets()),
         "cores": _core.core_count(),
         "memory_available": _core.memory_available(),
+        "interfaces": interfaces.told(interfaces.addresses()),
         "python": f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})",
         "numpy": np.__version__,
         "mpi4py": binding.version or None,
@@ -75,8 +76,8 @@ def configuration() -> list[dict[str, Any]]:
 
 def _print_table(console: Console, title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for i, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=i == 0)
     for row in rows:
         table.add_row(*("-" if cell in (None, "") else str(cell) for cell in row))
     console.print(table)

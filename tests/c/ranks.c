@@ -20,6 +20,8 @@ const ranks_mode ranks_modes[] = {
     {"loop-seed-1", "loop", true, 1},
     {"loop-seed-2", "loop", true, 2},
     {"loop-seed-3", "loop", true, 3},
+    {"tcp-processes", "tcp", false, 0},
+    {"tcp-threads", "tcp", true, 0},
     {NULL, NULL, false, 0},
 };
 
@@ -235,6 +237,7 @@ static void set_up(life *l, const ranks_case *c, const ranks_mode *mode, ranks_s
     l->r.config.timeout = c->timeout > 0 ? c->timeout : 20;
     l->r.config.transports = mode->transports;
     l->r.config.loop_seed = mode->seed;
+    l->r.config.silence = 4;
     if (c->sleepy) l->r.config.spin = l->r.config.yield = 0;
 }
 

@@ -239,9 +239,11 @@ static void test_broken_called(int tcp) {
             int fds[2];
             caller c;
             hpc_hello hello;
-            double start = hpc_now();
+            /* Whoever answers needs some time of it, on a busy machine too. */
+            double start = hpc_now(), seconds = !silent ? SOON : sent == 0 ? 0.05 : 1;
+            if (seconds == 1 && !tcp) continue;
             connection(fds, tcp);
-            start_caller(&c, fds[0], job_key, silent ? 0.05 : SOON);
+            start_caller(&c, fds[0], job_key, seconds);
             receive_bytes(fds[1], &hello, sizeof hello);
             prove("hpcomm called", job_key, &hello, answer, answer + HPC_NONCE_BYTES);
             send_bytes(fds[1], answer, (size_t)sent);
@@ -251,7 +253,7 @@ static void test_broken_called(int tcp) {
                 end_caller(&c, HPC_ERR_TIMEOUT, sent < ANSWER ? "did not answer in time" : "did not welcome us");
             else
                 end_caller(&c, HPC_ERR_TRANSPORT, sent < ANSWER ? "before its proof" : "after its proof");
-            CHECK(!silent || hpc_now() - start >= 0.05);
+            CHECK(!silent || hpc_now() - start >= seconds);
             CHECK(hpc_now() - start < SOON / 2);
             close(fds[0]);
             close(fds[1]);

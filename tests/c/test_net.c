@@ -149,7 +149,10 @@ static int name_of(int fd, char text[HPC_ENDPOINT_TEXT]) {
 static int arrives_locally(const hpc_endpoint *to, int listener, const hpc_endpoint endpoints[HPC_ENDPOINTS]) {
     char text[HPC_ENDPOINT_TEXT], expected[HPC_ENDPOINT_TEXT];
     int fd = -1, error = -1;
-    CHECK_OK(hpc_net_connect(to, hpc_now() + SOON, &fd, &error));
+    int status = hpc_net_connect(to, hpc_now() + SOON, &fd, &error);
+    hpc_net_text(to, text);
+    if (status != HPC_OK) fprintf(stderr, "cannot connect to %s: %s\n", text, strerror(error));
+    CHECK_STATUS(status, HPC_OK);
     CHECK_EQ(error, 0);
     CHECK(fcntl(fd, F_GETFL) & O_NONBLOCK);
     CHECK(fcntl(fd, F_GETFD) & FD_CLOEXEC);
@@ -328,6 +331,25 @@ static int ip_commands(const char *text) {
     return pclose(ip) == 0 && wrote;
 }
 
+static int has_line(const char *path, const char *beginning) {
+    char line[256];
+    int found = 0;
+    FILE *file = fopen(path, "r");
+    CHECK(file != NULL);
+    while (!found && fgets(line, sizeof line, file) != NULL) found = strncmp(line, beginning, strlen(beginning)) == 0;
+    fclose(file);
+    return found;
+}
+
+/* The kernel makes the route to an IPv6 address of its own some time after the address. */
+static void await_own_route(const char *ip_in_hex) {
+    double deadline = hpc_now() + SOON;
+    while (!has_line("/proc/net/ipv6_route", ip_in_hex)) {
+        CHECK(hpc_left(deadline) > 0);
+        sched_yield();
+    }
+}
+
 /* Into a network namespace of its own, which ends with this process. */
 static int leave_network(void) {
     char map[64];
@@ -422,6 +444,20 @@ static void test_without_ipv6(void) {
     without_ipv6 = 0;
 }
 
+/* IPv6 sockets exist, but no interface has an IPv6 address. */
+static void test_ipv6_switched_off(void) {
+    hpc_endpoint endpoints[HPC_ENDPOINTS];
+    int fd;
+    if (!write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")) {
+        fprintf(stderr, "test_ipv6_switched_off left out: IPv6 cannot be switched off here\n");
+        return;
+    }
+    check_listed("eth", ETH0_4 " eth01=10.2.0.1/20");
+    CHECK_OK(hpc_net_listen("eth0", endpoints, &fd, "init"));
+    CHECK(arrives_locally(&endpoints[0], fd, endpoints));
+    close(fd);
+}
+
 /* With one ephemeral port there is, the connection comes from the port that it goes to. */
 static void test_own_echo(void) {
     hpc_endpoint to = endpoint("127.0.0.1", 8, 40000, "lo");
@@ -461,9 +497,12 @@ static void test_known_host(void) {
                       "addr add 10.2.0.1/20 dev eth01\naddr add fd02::1/64 dev eth01 nodad\n"
                       "addr add 10.3.0.1/24 dev ib0\naddr add 10.3.1.1/24 dev ib0 label ib0:two\n"
                       "addr add 10.4.0.1/24 dev down0\n"));
+    await_own_route("fd010000000000000000000000000001 80");
+    await_own_route("fd020000000000000000000000000001 80");
     test_lists();
     test_arrivals();
     test_without_ipv6();
+    test_ipv6_switched_off();
     test_own_echo();
 }
 

@@ -48,7 +48,9 @@ LIMIT = 30.0  # seconds for any of the harness's own commands
 # PID 1 of a host lives as long as its standard input is open, and leaves no zombies. /sys is this network's.
 HOLD = """set -e
 mount -t proc proc /proc
-if mount --rbind /sys/fs/cgroup /mnt && mount -t sysfs sysfs /sys; then mount --move /mnt /sys/fs/cgroup; fi 2>/dev/null
+mount --rbind /sys/fs/cgroup /mnt
+mount -t sysfs sysfs /sys
+mount --rbind /mnt /sys/fs/cgroup
 mount -t tmpfs tmpfs /dev/shm
 mount --bind "$2" /etc/hosts
 hostname "$1"
@@ -72,17 +74,20 @@ def check_tools() -> None:
 
 
 class Cluster:
-    """hosts: how many, h1 and on. second: each has an eth1, too, in a network of its own. mtu: of all links."""
+    """hosts: how many, h1 and on. second: each has an eth1, too, in a network of its own. mtu: of all links.
+    family: 4 or 6, the version of IP; mpirun and firewall need 4."""
 
-    def __init__(self, hosts: int = 4, *, rate: str | None = "1gbit", second: bool = False, mtu: int = 1500) -> None:
+    def __init__(
+        self, hosts: int = 4, *, rate: str | None = "1gbit", second: bool = False, mtu: int = 1500, family: int = 4
+    ) -> None:
         self.hosts = tuple(f"h{i + 1}" for i in range(hosts))
-        self._rate, self._mtu = rate, mtu
-        self._networks = {"eth0": "10.77.0"} | ({"eth1": "10.78.0"} if second else {})
+        self._rate, self._mtu, self._family = rate, mtu, family
+        self._interfaces = ("eth0", "eth1") if second else ("eth0",)
         self._holders: dict[str, subprocess.Popen[str]] = {}
         self._pids: dict[str, int] = {}  # of each host's PID 1, as this process sees it
         self._inner: dict[str, int] = {}  # and as HEAD sees it
+        self._chains: dict[str, frozenset[int]] = {}  # what keeps a host up
         self._namespaces: dict[str, str] = {}
-        self._undo = ExitStack()
 
     def __enter__(self) -> "Cluster":
         check_tools()
@@ -106,7 +111,8 @@ class Cluster:
     # ---- who and where ---------------------------------------------------------------------------------------------
 
     def address(self, host: str, interface: str = "eth0") -> str:
-        return f"{self._networks[interface]}.{254 if host == HEAD else self.hosts.index(host) + 1}"
+        network, number = 77 + int(interface[-1]), 254 if host == HEAD else self.hosts.index(host) + 1
+        return f"10.{network}.0.{number}" if self._family == 4 else f"fd{network}::{number:x}"
 
     def run(
         self, host: str, command: Sequence[str], *, timeout: float = 60, check: bool = True, **options: Any
@@ -218,7 +224,8 @@ class Cluster:
 
     def open(self, host: str, interface: str = "eth0") -> None:
         """Ends firewall."""
-        self._tc(HEAD, f"qdisc del dev {self._port(host, interface)} clsact")
+        port = self._port(host, interface)
+        self._tc(HEAD, f"qdisc replace dev {port} clsact", f"qdisc del dev {port} clsact")
 
     def add_private(self, name: str = "docker0", address: str = "172.17.0.1/16") -> None:
         """An interface of the same address on every host, which leads nowhere."""
@@ -255,12 +262,14 @@ class Cluster:
         assert holder.stderr is not None
         if holder.stdout.readline() != "up\n":
             raise Unavailable(f"no namespaces here: {holder.stderr.read().strip() or 'unshare failed'}")
-        pid = holder.pid  # of unshare, or of nsenter whose child unshare is
+        chain = [holder.pid]  # nsenter, unshare, PID 1; HEAD's without nsenter
         for _ in range(1 if host == HEAD else 2):
-            pid = _child(pid)
+            chain.append(_child(chain[-1]))
+        pid = chain[-1]
         status = Path(f"/proc/{pid}/status").read_text()
         numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
         self._pids[host], self._inner[host] = pid, int(numbers[-2])
+        self._chains[host] = frozenset(chain)
         self._namespaces[host] = os.readlink(f"/proc/{pid}/ns/pid")
 
     def _wire(self) -> None:
@@ -268,12 +277,13 @@ class Cluster:
         switch = ["link add sink type bridge", "link add void type bridge forward_delay 0 mcast_snooping 0"]
         switch += ["link set sink addrgenmode none up", "link set void addrgenmode none up"]
         shape = []
-        for interface in self._networks:
+        prefix = "24" if self._family == 4 else "64 nodad"
+        for interface in self._interfaces:
             bridge = self._bridge(interface)  # its address would change when ports leave
             switch += [
                 f"link add {bridge} address 02:00:00:00:00:0{bridge[-1]} mtu {self._mtu} type bridge "
                 "forward_delay 0 mcast_snooping 0",
-                f"addr add {self.address(HEAD, interface)}/24 dev {bridge}",
+                f"addr add {self.address(HEAD, interface)}/{prefix} dev {bridge}",
                 f"link set {bridge} up",
             ]
             for host in self.hosts:
@@ -286,9 +296,9 @@ class Cluster:
                 shape += [f"qdisc add dev {port} root tbf rate {self._rate} {SHAPE}"]
         self._ip(HEAD, *switch)
         for host in self.hosts:
-            for interface in self._networks:
+            for interface in self._interfaces:
                 address = self.address(host, interface)
-                self._ip(host, f"addr add {address}/24 dev {interface}", f"link set {interface} up")
+                self._ip(host, f"addr add {address}/{prefix} dev {interface}", f"link set {interface} up")
                 if self._rate:
                     self._tc(host, f"qdisc add dev {interface} root tbf rate {self._rate} {SHAPE}")
         if self._rate:
@@ -316,7 +326,7 @@ class Cluster:
     # ---- entering --------------------------------------------------------------------------------------------------
 
     def _nsenter(self, host: str) -> list[str]:
-        user = ["--user"] if os.geteuid() != 0 else []
+        user = ["--user", "--preserve-credentials"] if os.geteuid() != 0 else []
         return ["nsenter", "--target", str(self._pids[host]), *user, *NAMESPACES]
 
     def _enter(
@@ -356,7 +366,7 @@ class Cluster:
             with suppress(OSError):
                 if os.readlink(process / "ns" / which) == self._namespaces[host]:
                     found.append(int(process.name))
-        return [pid for pid in found if pid != self._pids[host]]
+        return sorted(set(found).difference(*self._chains.values()))
 
     def _signal(self, host: str, number: int, until: Callable[[str], bool]) -> None:
         """Until every process is in such a state: one that forks meanwhile, or enters, is told in the next round."""

@@ -89,7 +89,7 @@ def run(options: Sequence[str], folder: Path) -> tuple[int, list[str]]:
 
 def main() -> int:
     start = time.monotonic()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     hosts.sweep()
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

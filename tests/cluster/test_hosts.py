@@ -32,7 +32,9 @@ with socket.create_connection((sys.argv[1], 7000), 5) as connection:
         print(type(error).__name__)
 """
 SERVE = """import socket, sys
-listeners = [socket.create_server(("", int(port))) for port in sys.argv[1:]]
+listeners = [
+    socket.create_server(("", int(port)), family=socket.AF_INET6, dualstack_ipv6=True) for port in sys.argv[1:]
+]
 print("listening", flush=True)
 sys.stdin.read()
 """
@@ -210,6 +212,13 @@ def test_two_networks_and_an_address_that_all_hosts_have() -> None:
             assert connect(cluster, "h1", "172.17.0.1", 7000) == "ConnectionRefusedError"  # that is oneself
         said = cluster.run("h2", ["ip", "-br", "address", "show", "docker0"]).stdout
         assert re.match(r"docker0 +UP +172\.17\.0\.1/16", said)
+
+
+def test_hosts_with_ipv6_alone() -> None:
+    with Cluster(2, family=6) as cluster, Serving(cluster, "h2", 7000):
+        assert cluster.address("h2") == "fd77::2"
+        assert connect(cluster, "h1", "h2", 7000) == "connected"
+        assert " 10." not in cluster.run("h2", ["ip", "-br", "address"]).stdout
 
 
 def test_links_have_the_rate_they_are_given() -> None:

@@ -1,0 +1,222 @@
+/* tcp: ranks of other hosts. A put is a frame on the lane's connection to the peer, read by the peer straight into its
+ * window; a signal and an event travel in the frame of their data, so they cannot overtake it.
+ *
+ * Windows and lanes have numbers, given by the rank that owns them and told to the peers in the blobs: a frame, and the
+ * hello of a lane's connection, name theirs. A window that was freed keeps its number, so what is still under way to it
+ * is dropped; a number that was never given ends the link. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tcp.h"
+
+typedef struct tcp_blob {
+    uint64_t number;
+    int32_t streams; /* of a lane */
+} tcp_blob;
+
+static int reaches(const hpc_address *self, const hpc_address *peer, const char **why) {
+    *why = "one of them listens on no interface";
+    return self->control.endpoints[0].family != 0 && peer->control.endpoints[0].family != 0;
+}
+
+static int export_number(uint64_t number, int streams, hpc_blob *blob) {
+    tcp_blob b = {number, streams};
+    memcpy(blob->bytes, &b, sizeof b);
+    return HPC_OK;
+}
+
+static tcp_blob read_blob(const hpc_blob *blob) {
+    tcp_blob b;
+    if (blob->fd >= 0) close(blob->fd); /* meant for ranks of its host */
+    memcpy(&b, blob->bytes, sizeof b);
+    return b;
+}
+
+/* ---- windows ---- */
+
+static int register_window(hpc_tcp *t, hpc_window *w) {
+    const hpc_part *part = &w->parts[t->context->group.rank];
+    int status = HPC_OK;
+    pthread_mutex_lock(&t->lock);
+    tcp_window *windows = realloc(t->windows, (t->n_windows + 1) * sizeof *windows);
+    if (windows == NULL) {
+        status = hpc_fail(HPC_ERR_MEMORY, "window", "window: no memory to register it");
+    } else {
+        t->windows = windows;
+        windows[t->n_windows++] =
+            (tcp_window){part->nbytes, part->signals_offset, part->signals, hpc_memory_retain(w->memory)};
+        w->number = t->n_windows;
+    }
+    pthread_mutex_unlock(&t->lock);
+    return status;
+}
+
+static int window_export(hpc_window *w, int peer, hpc_blob *blob) {
+    hpc_tcp *t = tcp_of(w->context);
+    int status = t == NULL ? hpc_last_error()->status : w->number != 0 ? HPC_OK : register_window(t, w);
+    (void)peer;
+    return status == HPC_OK ? export_number(w->number, 0, blob) : status;
+}
+
+static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
+    w->parts[peer].number = (uint32_t)read_blob(blob).number;
+    return HPC_OK;
+}
+
+/* For the first of the peers that tcp serves. */
+static void window_detach(hpc_window *w, int peer) {
+    hpc_tcp *t = w->context->tcp;
+    hpc_memory *memory = NULL;
+    (void)peer;
+    if (t == NULL || w->number == 0) return;
+    pthread_mutex_lock(&t->lock);
+    memory = t->windows[w->number - 1].memory;
+    t->windows[w->number - 1].memory = NULL;
+    pthread_mutex_unlock(&t->lock);
+    w->number = 0;
+    hpc_memory_release(memory); /* a payload under way has a reference of its own */
+}
+
+/* ---- lanes ---- */
+
+static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
+    hpc_tcp *t = tcp_of(lane->context);
+    if (t == NULL) return hpc_last_error()->status;
+    if (lane->number == 0) lane->number = ++t->lanes;
+    tcp_link *link = tcp_link_create(t, peer, lane->number, lane);
+    if (link == NULL) return hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for a connection to rank %d", peer);
+    lane->peers[peer].out = link;
+    return export_number(lane->number, link->n_streams, blob);
+}
+
+/* As in the control channel, the higher rank calls. */
+static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
+    hpc_context *c = lane->context;
+    tcp_link *link = lane->peers[peer].out;
+    tcp_blob b = read_blob(blob);
+    for (int k = 0; c->group.rank > peer && k < link->n_streams; k++) {
+        int fd, status = hpc_control_call_lane(c->control, peer, b.number, k, "lane", deadline, &fd);
+        if (status != HPC_OK) return status;
+        if (tcp_link_install(link, k, fd) == HPC_OK) continue;
+        close(fd);
+        return hpc_fail_transport("lane", "tcp", peer, "lane: cannot watch the connection to rank %d", peer);
+    }
+    return HPC_OK;
+}
+
+static int accept_lane(hpc_context *c, int rank, uint64_t lane, int stream, int fd) {
+    hpc_tcp *t = c->tcp;
+    tcp_link *link = NULL;
+    if (t == NULL) return HPC_ERR_INVALID;
+    pthread_mutex_lock(&t->lock);
+    for (int i = 0; i < t->n_links && link == NULL; i++)
+        if (t->links[i] != NULL && t->links[i]->peer == rank && t->links[i]->lane == lane)
+            link = tcp_link_retain(t->links[i]);
+    pthread_mutex_unlock(&t->lock);
+    if (link == NULL) return HPC_ERR_INVALID;
+    int status = tcp_link_install(link, stream, fd);
+    tcp_link_release(link);
+    return status;
+}
+
+/* Its connections stay until the peer's lane goes as well: the peer may still put by it. */
+static void lane_detach(hpc_lane *lane, int peer) {
+    tcp_link *link = lane->peers[peer].out;
+    if (link == NULL) return;
+    lane->peers[peer].out = NULL;
+    tcp_link_close(link);
+    if (atomic_load(&link->closed_there) || atomic_load(&link->ended)) tcp_drop_link(link->tcp, link);
+    tcp_link_release(link);
+}
+
+/* ---- data ---- */
+
+static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
+    const hpc_frame frame = {
+        .type = HPC_FRAME_PUT, .window = w->parts[peer].number, .offset = offset, .nbytes = nbytes};
+    return nbytes == 0 ? HPC_OK : tcp_link_put(lane->peers[peer].out, &frame, src);
+}
+
+static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
+                      int signal, uint64_t value) {
+    const hpc_frame frame = {.type = HPC_FRAME_PUT,
+                             .flags = HPC_FRAME_SIGNAL,
+                             .window = w->parts[peer].number,
+                             .offset = offset,
+                             .nbytes = nbytes,
+                             .word = (uint32_t)signal,
+                             .value = value};
+    return tcp_link_put(lane->peers[peer].out, &frame, src);
+}
+
+static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
+                      uint32_t imm) {
+    const hpc_frame frame = {.type = HPC_FRAME_PUT,
+                             .flags = HPC_FRAME_EVENT,
+                             .window = w->parts[peer].number,
+                             .offset = offset,
+                             .nbytes = nbytes,
+                             .word = imm,
+                             .value = nbytes};
+    if (!tcp_link_may_notify(lane->peers[peer].out)) return HPC_IN_PROGRESS;
+    return tcp_link_put(lane->peers[peer].out, &frame, src);
+}
+
+/* Half of the ring taken, or the peer waits: it gets credit. Its WANT and this look at wanted are in one order with the
+ * ring's head: one of the two sides sees the other. */
+static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
+    hpc_ring *ring = lane->peers[peer].in;
+    tcp_link *link = lane->peers[peer].out;
+    int status = hpc_ring_pop(ring, event);
+    if (status != HPC_OK) return status;
+    int wanted = atomic_fetch_add(&link->wanted, 0); /* a barrier, too */
+    uint64_t owed = atomic_load_explicit(&ring->head, memory_order_relaxed) -
+                    atomic_load_explicit(&link->credited, memory_order_relaxed);
+    if (owed >= HPC_NOTIFY_DEPTH / 2 || wanted) tcp_link_give_credit(link);
+    return HPC_OK;
+}
+
+static int flush(hpc_lane *lane, int peer) {
+    return tcp_link_flush(lane->peers[peer].out);
+}
+
+static int settle(hpc_context *c) {
+    hpc_tcp *t = c->tcp;
+    int left = 0;
+    pthread_mutex_lock(&t->lock);
+    for (int i = 0; i < t->n_links; i++)
+        if (t->links[i] != NULL &&
+            atomic_load_explicit(&c->group.states[t->links[i]->peer], memory_order_acquire) == HPC_PEER_ALIVE &&
+            !atomic_load(&t->links[i]->silent) && tcp_link_flush(t->links[i]) != HPC_OK)
+            left++;
+    pthread_mutex_unlock(&t->lock);
+    return left;
+}
+
+static void release(hpc_context *c) {
+    if (c->tcp != NULL) tcp_service_free(c->tcp);
+    c->tcp = NULL;
+}
+
+const hpc_transport hpc_transport_tcp = {
+    .name = "tcp",
+    .caps = 0,
+    .bed = &tcp_bed,
+    .reaches = reaches,
+    .window_export = window_export,
+    .window_attach = window_attach,
+    .window_detach = window_detach,
+    .lane_export = lane_export,
+    .lane_attach = lane_attach,
+    .lane_detach = lane_detach,
+    .accept_lane = accept_lane,
+    .put = put,
+    .put_signal = put_signal,
+    .put_notify = put_notify,
+    .poll = poll_ring,
+    .flush = flush,
+    .settle = settle,
+    .progress = tcp_progress,
+    .release = release,
+};

@@ -1,0 +1,130 @@
+/* The parts of the tcp transport.
+ *
+ *   tcp.c          the vtable: windows, lanes, puts
+ *   tcp_link.c     one lane's connections to one peer: what is sent, what is read
+ *   tcp_service.c  who reads: the epoll set, the thread, sleeping in the set
+ *
+ * A *link* joins a lane of this rank with the peer's lane of the same making, by one or more *streams* (connections).
+ *
+ * Who may touch what. Everything that is sent on a link, and the orders that wait for room in a socket, is under
+ * `sending`, a mutex: puts come from the lane's thread, answers (FLUSHED, CREDIT) from whoever reads. Everything that
+ * is read is done by the one thread that holds `reading`, a flag: who finds it taken says `again` and goes on, and the
+ * holder looks once more after it let go, so no news is lost. `reading` may be held when `sending` is taken, never the
+ * other way. The table of links and windows is under the transport's lock, which is held for look-ups only.
+ *
+ * What orders the data: payload is read into the window by the holder of `reading`, then the signal is stored (release)
+ * or the event pushed (release), then the bell is rung. The waiter's load (acquire) sees the payload whoever read it.
+ */
+#ifndef HPC_TCP_H
+#define HPC_TCP_H
+
+#include <pthread.h>
+
+#include "../frame.h"
+#include "../lane.h"
+#include "../ring.h"
+
+/* A frame that waits for room in the socket. */
+typedef struct tcp_order {
+    struct tcp_order *next;
+    const char *src;
+    size_t head, total, sent; /* bytes of header and fences; with the payload; gone already */
+    unsigned char header[sizeof(hpc_frame) + (HPC_TCP_STREAMS - 1) * sizeof(uint64_t)];
+} tcp_order;
+
+typedef struct tcp_stream {
+    _Atomic int fd;    /* -1: not connected yet */
+    hpc_reader reader; /* under reading */
+    tcp_order *first, **last;
+    uint64_t pieces; /* put on it, other than stream 0 */
+    int no_zerocopy; /* the kernel says that it copied all the same */
+    int zerocopied;  /* asked for once */
+} tcp_stream;
+
+typedef struct tcp_link {
+    struct hpc_tcp *tcp;
+    int peer, slot;
+    uint64_t lane; /* this rank's number of it: the peer says it when it calls */
+    _Atomic int references;
+    hpc_ring *ring; /* the lane's, of events from this peer */
+    hpc_memory *ring_memory;
+    int n_streams;
+    tcp_stream streams[HPC_TCP_STREAMS];
+
+    _Atomic int reading, again;
+    uint64_t landed[HPC_TCP_STREAMS]; /* pieces, by stream */
+    size_t signals_offset;            /* of the window of the frame at hand, if it has a signal */
+    uint64_t flush_asked;             /* by the peer, to be answered after what was read */
+    int answer_flush, rings;
+
+    pthread_mutex_t sending;
+    uint64_t events;          /* sent */
+    _Atomic uint64_t credit;  /* events that the peer has taken */
+    int wanting;              /* it was asked for credit */
+    int fenced;               /* no piece since the last frame with fences */
+    uint64_t issued, asked;   /* puts; up to which a FLUSH was sent */
+    _Atomic uint64_t flushed; /* up to which they are in place */
+    _Atomic uint64_t credited;
+    _Atomic int wanted;                    /* the peer waits for credit */
+    _Atomic int closed_here, closed_there; /* the lane was freed */
+
+    _Atomic int silent, ended; /* nothing goes out any more; nothing comes in */
+    double broken_at;          /* before silent, like why */
+    char why[96];
+} tcp_link;
+
+typedef struct tcp_window {
+    size_t nbytes, signals_offset;
+    int signals;
+    hpc_memory *memory; /* NULL: freed */
+} tcp_window;
+
+typedef struct hpc_tcp {
+    hpc_context *context;
+    int epoll_fd;
+    int alarm_fd; /* in the set: the bell of whoever sleeps there */
+    int poke_fd;  /* ends a nap of the service thread */
+    pthread_mutex_t lock;
+    tcp_window *windows; /* by number, from 1 */
+    uint32_t n_windows;
+    tcp_link **links; /* by slot; NULL: free */
+    int n_links;
+    uint64_t lanes;
+    pthread_t thread;
+    int running;
+    _Atomic int stopping;
+    _Atomic uint32_t polls; /* looks by waits: they do the reading */
+    _Atomic int drowsy;     /* a wait sleeps in the set */
+    _Atomic int napping;    /* the service thread */
+    _Atomic int any_broken; /* some link, and nobody was told yet */
+} hpc_tcp;
+
+/* ---- tcp_link.c ---- */
+
+/* A link with the reference of its slot and one for the caller; NULL if there is no memory. */
+tcp_link *tcp_link_create(hpc_tcp *tcp, int peer, uint64_t lane, hpc_lane *of);
+tcp_link *tcp_link_retain(tcp_link *link);
+void tcp_link_release(tcp_link *link);
+int tcp_link_install(tcp_link *link, int stream, int fd); /* takes fd over if HPC_OK */
+
+int tcp_link_put(tcp_link *link, const hpc_frame *frame, const void *src);
+int tcp_link_may_notify(tcp_link *link); /* else the peer is asked for credit */
+int tcp_link_flush(tcp_link *link);
+void tcp_link_give_credit(tcp_link *link);
+void tcp_link_close(tcp_link *link); /* this end: nothing is put any more */
+
+/* Reads and sends what can be; events as of epoll. Nonzero if there is more to read, or another thread is at it. */
+int tcp_link_visit(tcp_link *link, int stream, uint32_t events, size_t budget);
+
+/* ---- tcp_service.c ---- */
+
+hpc_tcp *tcp_of(hpc_context *context); /* opens it at the first call; NULL with the error recorded */
+void tcp_service_free(hpc_tcp *tcp);
+void tcp_report(hpc_tcp *tcp); /* a link has broken */
+int tcp_progress(hpc_context *context);
+extern const hpc_bed tcp_bed;
+int tcp_watch(hpc_tcp *tcp, const tcp_link *link, int stream, int fd, int again);
+int tcp_add_link(hpc_tcp *tcp, tcp_link *link);
+void tcp_drop_link(hpc_tcp *tcp, tcp_link *link); /* out of its slot, with the slot's reference; again is no error */
+
+#endif

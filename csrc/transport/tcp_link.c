@@ -1,0 +1,530 @@
+/* One lane's connections to one peer.
+ *
+ * Sending: a frame goes to the socket at once; what does not fit becomes an order, and is sent when the socket has room
+ * by whoever finds that out. Nothing waits here. Striped, a large put is cut into a piece for each stream; whatever has
+ * an order (signals, events, FLUSH) goes by stream 0, with fences where pieces went before it.
+ *
+ * A link that breaks falls silent, without a word to the callers: the control channel says what became of the peer, and
+ * if it says nothing the service thread reports it after a grace. What the peer had sent is read to its end. */
+#define _GNU_SOURCE
+#include <time.h> /* which linux/errqueue.h forgets */
+
+#include <errno.h>
+#include <linux/errqueue.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "tcp.h"
+
+enum { SMALL = 512, PARTS = 32, STRIPE_MIN = 256 << 10, LINE = 64 };
+
+/* ---- life ---- */
+
+tcp_link *tcp_link_create(hpc_tcp *t, int peer, uint64_t lane, hpc_lane *of) {
+    int streams = t->context->tcp_streams;
+    tcp_link *l = calloc(1, sizeof *l);
+    if (l == NULL) return NULL;
+    l->tcp = t;
+    l->peer = peer;
+    l->lane = lane;
+    l->ring = of->peers[peer].in;
+    l->ring_memory = hpc_memory_retain(of->memory);
+    l->n_streams = streams;
+    l->fenced = 1;
+    pthread_mutex_init(&l->sending, NULL);
+    atomic_init(&l->references, 2);
+    for (int k = 0; k < streams; k++) {
+        atomic_init(&l->streams[k].fd, -1);
+        l->streams[k].last = &l->streams[k].first;
+    }
+    for (int k = 0; k < streams; k++)
+        if (hpc_reader_init(&l->streams[k].reader, k, streams) != HPC_OK) goto no_memory;
+    if (tcp_add_link(t, l) == HPC_OK) return l;
+no_memory:
+    atomic_store(&l->references, 1);
+    tcp_link_release(l);
+    return NULL;
+}
+
+tcp_link *tcp_link_retain(tcp_link *l) {
+    atomic_fetch_add_explicit(&l->references, 1, memory_order_relaxed);
+    return l;
+}
+
+static void drop_orders(tcp_stream *s) {
+    for (tcp_order *o = s->first, *next; o != NULL; o = next) {
+        next = o->next;
+        free(o);
+    }
+    s->first = NULL;
+    s->last = &s->first;
+}
+
+void tcp_link_release(tcp_link *l) {
+    if (atomic_fetch_sub_explicit(&l->references, 1, memory_order_acq_rel) != 1) return;
+    for (int k = 0; k < l->n_streams; k++) {
+        int fd = atomic_load(&l->streams[k].fd);
+        if (fd >= 0) close(fd);
+        hpc_reader_free(&l->streams[k].reader);
+        drop_orders(&l->streams[k]);
+    }
+    hpc_memory_release(l->ring_memory);
+    pthread_mutex_destroy(&l->sending);
+    free(l);
+}
+
+int tcp_link_install(tcp_link *l, int stream, int fd) {
+    int none = -1, on = 1;
+    if (stream < 0 || stream >= l->n_streams || !atomic_compare_exchange_strong(&l->streams[stream].fd, &none, fd))
+        return HPC_ERR_INVALID;
+    if (l->tcp->context->tcp_zerocopy == 0 || setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) != 0)
+        l->streams[stream].no_zerocopy = 1;
+    if (tcp_watch(l->tcp, l, stream, fd, 0) == 0) return HPC_OK;
+    atomic_store(&l->streams[stream].fd, -1);
+    return HPC_ERR_TRANSPORT;
+}
+
+/* Nothing goes out any more; what the peer sent before it went is still read. First word wins. Under l->sending. */
+static void fall_silent(tcp_link *l, const char *what) {
+    for (int k = 0; k < l->n_streams; k++) drop_orders(&l->streams[k]);
+    if (atomic_load_explicit(&l->silent, memory_order_relaxed)) return;
+    snprintf(l->why, sizeof l->why, "its data connection broke: %s", what);
+    l->broken_at = hpc_now();
+    atomic_store_explicit(&l->silent, 1, memory_order_release);
+    if (!atomic_load(&l->closed_there)) tcp_report(l->tcp);
+}
+
+/* Nothing comes any more, either. */
+static void end_link(tcp_link *l, const char *what) {
+    pthread_mutex_lock(&l->sending);
+    fall_silent(l, what);
+    for (int k = 0; k < l->n_streams; k++) {
+        int fd = atomic_load(&l->streams[k].fd);
+        if (fd >= 0) shutdown(fd, SHUT_RDWR);
+    }
+    pthread_mutex_unlock(&l->sending);
+    atomic_store(&l->ended, 1);
+    hpc_bell_ring(l->tcp->context->group.bell);
+}
+
+static int is_silent(tcp_link *l) {
+    return atomic_load_explicit(&l->silent, memory_order_acquire);
+}
+
+/* ---- sending, all of it under l->sending ---- */
+
+/* Copies of what left by MSG_ZEROCOPY come back on the error queue; they say whether the kernel copied after all. What
+ * they are for, when src may be reused, flush answers already. */
+static void take_completions(tcp_stream *s, int fd) {
+    union {
+        char bytes[CMSG_SPACE(sizeof(struct sock_extended_err) + 64)];
+        struct cmsghdr align;
+    } room;
+    for (;;) {
+        struct msghdr m = {.msg_control = room.bytes, .msg_controllen = sizeof room.bytes};
+        if (recvmsg(fd, &m, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
+        for (struct cmsghdr *h = CMSG_FIRSTHDR(&m); h != NULL; h = CMSG_NXTHDR(&m, h)) {
+            struct sock_extended_err e;
+            if (h->cmsg_len < CMSG_LEN(sizeof e)) continue;
+            memcpy(&e, CMSG_DATA(h), sizeof e);
+            if (e.ee_origin == SO_EE_ORIGIN_ZEROCOPY && e.ee_code & SO_EE_CODE_ZEROCOPY_COPIED) s->no_zerocopy = 1;
+        }
+    }
+}
+
+static ssize_t send_parts(int fd, struct iovec *parts, int n, int flags) {
+    struct msghdr m = {.msg_iov = parts, .msg_iovlen = (size_t)n};
+    ssize_t sent;
+    do sent = sendmsg(fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL | flags);
+    while (sent < 0 && errno == EINTR);
+    return sent;
+}
+
+/* The next bytes of an order as parts. */
+static int add_parts(const tcp_order *o, struct iovec *parts) {
+    int n = 0;
+    size_t sent = o->sent;
+    if (sent < o->head) parts[n++] = (struct iovec){(void *)(uintptr_t)(o->header + sent), o->head - sent};
+    sent = sent < o->head ? 0 : sent - o->head;
+    if (o->total - o->head > sent)
+        parts[n++] = (struct iovec){(void *)(uintptr_t)(o->src + sent), o->total - o->head - sent};
+    return n;
+}
+
+/* The payload alone: the header is about to be freed. */
+static ssize_t send_zerocopy(tcp_link *l, tcp_stream *s, int fd, const tcp_order *o) {
+    struct iovec parts[2];
+    int n = add_parts(o, parts);
+    if (o->sent < o->head) return send_parts(fd, parts, 1, MSG_MORE);
+    ssize_t sent = send_parts(fd, parts, n, MSG_ZEROCOPY);
+    s->zerocopied = 1;
+    (void)l;
+    return sent < 0 && errno == ENOBUFS ? send_parts(fd, parts, n, 0) : sent;
+}
+
+static int goes_uncopied(const tcp_link *l, const tcp_stream *s, size_t nbytes) {
+    size_t least = l->tcp->context->tcp_zerocopy;
+    return least != 0 && !s->no_zerocopy && nbytes >= least;
+}
+
+/* Sends what fits; 0, or the errno that broke it. */
+static int send_orders(tcp_link *l, tcp_stream *s) {
+    int fd = atomic_load_explicit(&s->fd, memory_order_relaxed);
+    while (s->first != NULL && fd >= 0) {
+        struct iovec parts[PARTS];
+        ssize_t sent;
+        if (goes_uncopied(l, s, s->first->total - s->first->head)) {
+            sent = send_zerocopy(l, s, fd, s->first);
+        } else {
+            int n = 0;
+            for (const tcp_order *o = s->first; o != NULL && n + 2 <= PARTS; o = o->next) {
+                if (goes_uncopied(l, s, o->total - o->head)) break;
+                n += add_parts(o, parts + n);
+            }
+            sent = send_parts(fd, parts, n, 0);
+        }
+        if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : errno;
+        while (sent > 0) {
+            tcp_order *o = s->first;
+            size_t part = o->total - o->sent < (size_t)sent ? o->total - o->sent : (size_t)sent;
+            o->sent += part;
+            sent -= (ssize_t)part;
+            if (o->sent < o->total) break;
+            s->first = o->next;
+            if (s->first == NULL) s->last = &s->first;
+            free(o);
+        }
+    }
+    return 0;
+}
+
+static int hold_back(tcp_stream *s, const void *header, size_t head, const void *src, size_t nbytes, size_t sent) {
+    tcp_order *o = malloc(sizeof *o);
+    if (o == NULL) return ENOMEM;
+    *o = (tcp_order){.src = src, .head = head, .total = head + nbytes, .sent = sent};
+    memcpy(o->header, header, head);
+    *s->last = o;
+    s->last = &o->next;
+    return 0;
+}
+
+/* One frame to one stream, behind what waits there. */
+static int send_frame(tcp_link *l, tcp_stream *s, const hpc_frame *frame, const uint64_t *fences, const void *src) {
+    unsigned char small[sizeof(tcp_order) + SMALL];
+    size_t head = sizeof *frame + frame->fences * sizeof(uint64_t), nbytes = (size_t)frame->nbytes;
+    int fd = atomic_load_explicit(&s->fd, memory_order_relaxed);
+    ssize_t sent = 0;
+    memcpy(small, frame, sizeof *frame);
+    if (frame->fences > 0) memcpy(small + sizeof *frame, fences, frame->fences * sizeof(uint64_t));
+    if (s->first == NULL && fd >= 0 && !goes_uncopied(l, s, nbytes)) {
+        if (nbytes <= SMALL) {
+            if (nbytes > 0) memcpy(small + head, src, nbytes);
+            do sent = send(fd, small, head + nbytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+            while (sent < 0 && errno == EINTR);
+        } else {
+            struct iovec parts[2] = {{small, head}, {(void *)(uintptr_t)src, nbytes}};
+            sent = send_parts(fd, parts, 2, 0);
+        }
+        if (sent == (ssize_t)(head + nbytes)) return 0;
+        if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return errno;
+        if (sent < 0) sent = 0;
+    }
+    int error = hold_back(s, small, head, src, nbytes, (size_t)sent);
+    return error != 0 ? error : send_orders(l, s);
+}
+
+/* A frame of stream 0 that comes after all pieces so far. */
+static int send_ordered(tcp_link *l, hpc_frame frame, const void *src) {
+    uint64_t fences[HPC_TCP_STREAMS - 1];
+    frame.magic = HPC_FRAME_MAGIC;
+    if (!l->fenced) {
+        frame.fences = (uint32_t)l->n_streams - 1;
+        for (int k = 1; k < l->n_streams; k++) fences[k - 1] = l->streams[k].pieces;
+        l->fenced = 1;
+    }
+    return send_frame(l, &l->streams[0], &frame, fences, src);
+}
+
+/* All but the first piece of a large put; the frame is left with that one. */
+static int send_pieces(tcp_link *l, hpc_frame *frame, const char *src) {
+    size_t nbytes = (size_t)frame->nbytes, n = (size_t)l->n_streams;
+    size_t piece = (nbytes / n + LINE - 1) / LINE * LINE;
+    frame->nbytes = piece;
+    l->fenced = 0;
+    for (size_t k = 1; k < n; k++) {
+        size_t from = k * piece, to = k + 1 == n ? nbytes : from + piece;
+        const hpc_frame rest = {.magic = HPC_FRAME_MAGIC,
+                                .type = HPC_FRAME_PUT,
+                                .window = frame->window,
+                                .offset = frame->offset + from,
+                                .nbytes = to - from};
+        l->streams[k].pieces++;
+        int error = send_frame(l, &l->streams[k], &rest, NULL, src + from);
+        if (error != 0) return error;
+    }
+    return 0;
+}
+
+/* ---- what a lane asks for ---- */
+
+static void unlock_sent(tcp_link *l, int error) {
+    if (error != 0) fall_silent(l, strerror(error));
+    pthread_mutex_unlock(&l->sending);
+}
+
+int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src) {
+    hpc_frame frame = *given;
+    int error = 0;
+    pthread_mutex_lock(&l->sending);
+    if (is_silent(l)) {
+        pthread_mutex_unlock(&l->sending);
+        return HPC_OK;
+    }
+    l->issued++;
+    if (frame.flags & HPC_FRAME_EVENT) l->events++;
+    if (l->n_streams > 1 && frame.nbytes >= STRIPE_MIN) error = send_pieces(l, &frame, src);
+    if (error == 0) {
+        if (frame.flags != 0)
+            error = send_ordered(l, frame, src);
+        else {
+            frame.magic = HPC_FRAME_MAGIC;
+            error = send_frame(l, &l->streams[0], &frame, NULL, src);
+        }
+    }
+    unlock_sent(l, error);
+    return HPC_OK;
+}
+
+int tcp_link_may_notify(tcp_link *l) {
+    int error = 0, may;
+    pthread_mutex_lock(&l->sending);
+    may = l->events - atomic_load_explicit(&l->credit, memory_order_acquire) < HPC_NOTIFY_DEPTH;
+    if (is_silent(l)) {
+        may = 0; /* until it is known what became of the peer */
+    } else if (may) {
+        l->wanting = 0;
+    } else if (!l->wanting) {
+        l->wanting = 1;
+        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_WANT}, NULL);
+    }
+    unlock_sent(l, error);
+    return may;
+}
+
+int tcp_link_flush(tcp_link *l) {
+    int error = 0, done;
+    pthread_mutex_lock(&l->sending);
+    done = atomic_load_explicit(&l->flushed, memory_order_acquire) >= l->issued;
+    if (!done && !is_silent(l) && l->asked < l->issued) {
+        l->asked = l->issued;
+        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_FLUSH, .value = l->issued}, NULL);
+    }
+    unlock_sent(l, error);
+    return done ? HPC_OK : HPC_IN_PROGRESS;
+}
+
+void tcp_link_give_credit(tcp_link *l) {
+    int error = 0;
+    pthread_mutex_lock(&l->sending);
+    uint64_t taken = atomic_load_explicit(&l->ring->head, memory_order_acquire);
+    if (taken != atomic_load_explicit(&l->credited, memory_order_relaxed) && !is_silent(l)) {
+        atomic_store(&l->wanted, 0);
+        atomic_store_explicit(&l->credited, taken, memory_order_relaxed);
+        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CREDIT, .value = taken}, NULL);
+    }
+    unlock_sent(l, error);
+}
+
+void tcp_link_close(tcp_link *l) {
+    int error = 0;
+    pthread_mutex_lock(&l->sending);
+    atomic_store(&l->closed_here, 1);
+    if (!is_silent(l)) error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CLOSE}, NULL);
+    unlock_sent(l, error);
+}
+
+/* ---- reading, all of it by the holder of l->reading ---- */
+
+static int place(void *arg, const hpc_frame *f, char **at, hpc_memory **memory, const char **why) {
+    tcp_link *l = arg;
+    hpc_tcp *t = l->tcp;
+    int status = HPC_OK;
+    *at = NULL;
+    *memory = NULL;
+    pthread_mutex_lock(&t->lock);
+    const tcp_window *w = f->window - 1 < t->n_windows ? &t->windows[f->window - 1] : NULL;
+    if (w == NULL) {
+        *why = "a put into no window";
+        status = HPC_ERR_TRANSPORT;
+    } else if (f->offset > w->nbytes || f->nbytes > w->nbytes - f->offset) {
+        *why = "a put past the end of a window";
+        status = HPC_ERR_TRANSPORT;
+    } else if (f->flags & HPC_FRAME_SIGNAL && f->word >= (uint32_t)w->signals) {
+        *why = "a signal that the window has not";
+        status = HPC_ERR_TRANSPORT;
+    } else if (w->memory != NULL) {
+        *memory = hpc_memory_retain(w->memory);
+        *at = (char *)hpc_memory_data(w->memory) + f->offset;
+        if (f->flags & HPC_FRAME_SIGNAL) l->signals_offset = w->signals_offset; /* stream 0 alone has such frames */
+    }
+    pthread_mutex_unlock(&t->lock);
+    return status;
+}
+
+static int put_is_done(tcp_link *l, int stream, const hpc_frame *f, hpc_memory *memory, const char **why) {
+    if (stream > 0) {
+        l->landed[stream]++;
+    } else if (f->flags & HPC_FRAME_SIGNAL && memory != NULL) {
+        char *word = (char *)hpc_memory_data(memory) + l->signals_offset;
+        atomic_store_explicit((_Atomic uint64_t *)(void *)(word + (size_t)f->word * HPC_SIGNAL_STRIDE), f->value,
+                              memory_order_release);
+        l->rings = 1;
+    } else if (f->flags & HPC_FRAME_EVENT) {
+        uint64_t tail = atomic_load_explicit(&l->ring->tail, memory_order_relaxed);
+        if (hpc_ring_is_full(l->ring, tail)) {
+            *why = "an event too many";
+            return HPC_ERR_TRANSPORT;
+        }
+        hpc_ring_push(l->ring, tail, f->word, f->value);
+        l->rings = 1;
+    }
+    return HPC_OK;
+}
+
+static int done(void *arg, int stream, const hpc_frame *f, hpc_memory *memory, const char **why) {
+    tcp_link *l = arg;
+    uint64_t before;
+    switch (f->type) {
+    case HPC_FRAME_PUT:
+        return put_is_done(l, stream, f, memory, why);
+    case HPC_FRAME_FLUSH:
+        l->flush_asked = f->value;
+        l->answer_flush = 1;
+        return HPC_OK;
+    case HPC_FRAME_FLUSHED:
+        before = atomic_load_explicit(&l->flushed, memory_order_relaxed);
+        if (f->value > before) atomic_store_explicit(&l->flushed, f->value, memory_order_release);
+        l->rings = 1;
+        return HPC_OK;
+    case HPC_FRAME_CREDIT:
+        before = atomic_load_explicit(&l->credit, memory_order_relaxed);
+        if (f->value > before) atomic_store_explicit(&l->credit, f->value, memory_order_release);
+        l->rings = 1;
+        return HPC_OK;
+    case HPC_FRAME_WANT:
+        /* Either the taker of the next event sees wanted, or its head is seen here. */
+        atomic_store(&l->wanted, 1);
+        tcp_link_give_credit(l);
+        return HPC_OK;
+    default:
+        atomic_store(&l->closed_there, 1);
+        return HPC_OK;
+    }
+}
+
+/* Tells whoever waits, and answers the peer, once for all that came. */
+static void tell(tcp_link *l) {
+    if (l->rings) {
+        l->rings = 0;
+        hpc_bell_ring(l->tcp->context->group.bell);
+    }
+    if (l->answer_flush) {
+        int error = 0;
+        l->answer_flush = 0;
+        pthread_mutex_lock(&l->sending);
+        if (!is_silent(l))
+            error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_FLUSHED, .value = l->flush_asked}, NULL);
+        unlock_sent(l, error);
+    }
+}
+
+/* 1: more may be there than the budget allowed; 0: all is read; -1: the link is broken. to_end: the peer has closed,
+ * which a short read would not show. */
+static int read_stream(tcp_link *l, int k, int to_end, size_t budget) {
+    const hpc_sink sink = {place, done, l};
+    tcp_stream *s = &l->streams[k];
+    int fd = atomic_load_explicit(&s->fd, memory_order_relaxed);
+    size_t taken = 0;
+    while (fd >= 0) {
+        struct iovec parts[2];
+        const char *why = "a bad frame";
+        int n = hpc_reader_want(&s->reader, parts);
+        if (n == 0) return 0;
+        size_t asked = parts[0].iov_len + (n > 1 ? parts[1].iov_len : 0);
+        ssize_t got = n == 1 ? recv(fd, parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT) : readv(fd, parts, n);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
+        if (got < 0) {
+            end_link(l, strerror(errno));
+            return -1;
+        }
+        if (got == 0) {
+            end_link(l, "it closed the connection");
+            return -1;
+        }
+        if (hpc_reader_got(&s->reader, (size_t)got, l->landed, &sink, &why) < 0) {
+            tell(l);
+            end_link(l, why);
+            return -1;
+        }
+        tell(l);
+        taken += (size_t)got;
+        if (!to_end && (size_t)got < asked) return 0;
+        if (taken >= budget) return 1;
+    }
+    return 0;
+}
+
+static int read_link(tcp_link *l, int stream, uint32_t events, size_t budget) {
+    const hpc_sink sink = {place, done, l};
+    int to_end = (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+    int left = read_stream(l, stream, to_end, budget);
+    if (stream > 0 && left >= 0) { /* a fence of stream 0 may be met */
+        const char *why = "a bad frame";
+        if (hpc_reader_got(&l->streams[0].reader, 0, l->landed, &sink, &why) < 0) {
+            end_link(l, why);
+            return -1;
+        }
+        tell(l);
+        if (read_stream(l, 0, 0, budget) == 1)
+            tcp_watch(l->tcp, l, 0, atomic_load_explicit(&l->streams[0].fd, memory_order_relaxed), 1);
+    }
+    return left;
+}
+
+static void send_more(tcp_link *l, int stream, uint32_t events) {
+    tcp_stream *s = &l->streams[stream];
+    int error = 0;
+    pthread_mutex_lock(&l->sending);
+    if (events & EPOLLERR && s->zerocopied) take_completions(s, atomic_load_explicit(&s->fd, memory_order_relaxed));
+    if (s->first != NULL && !is_silent(l)) error = send_orders(l, s);
+    unlock_sent(l, error);
+}
+
+int tcp_link_visit(tcp_link *l, int stream, uint32_t events, size_t budget) {
+    int left = 0;
+    if (stream < 0 || stream >= l->n_streams) return 0;
+    if (events & (EPOLLOUT | EPOLLERR)) send_more(l, stream, events);
+    if (!(events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))) return 0;
+    atomic_fetch_or(&l->again, 1 << stream);
+    while (!atomic_exchange(&l->reading, 1)) {
+        int streams = atomic_exchange(&l->again, 0), closed;
+        for (int k = 0; k < l->n_streams && !atomic_load(&l->ended); k++) {
+            if (!(streams >> k & 1)) continue;
+            int more = read_link(l, k, k == stream ? events : EPOLLRDHUP, budget);
+            if (more > 0) { /* back into the set, behind the others */
+                tcp_watch(l->tcp, l, k, atomic_load_explicit(&l->streams[k].fd, memory_order_relaxed), 1);
+                left = 1;
+            }
+        }
+        closed = atomic_load(&l->closed_there) || atomic_load(&l->ended);
+        atomic_store(&l->reading, 0);
+        if (closed && atomic_load(&l->closed_here)) tcp_drop_link(l->tcp, l);
+        if (atomic_load(&l->again) == 0 || atomic_load(&l->ended)) return left;
+    }
+    return 1; /* another thread reads, and will look again */
+}

@@ -1,0 +1,300 @@
+"""hpcomm doctor --network: every host of the job calls every other at all of its addresses, and rank 0 tells."""
+
+import json
+import os
+import secrets
+import socket
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from .. import _core
+from ..launch import Group, agree
+from . import interfaces, reach, verdict
+from .interfaces import VARIABLE, Address
+from .reach import Finding, Responder, Target
+from .verdict import FAIL, OK, WARN, Host, Pair, Problem
+
+PATIENCE = 3.0  # seconds to wait for an address: the first packet is sent three times
+_SPARE = 8  # addresses of a host that are tried although they are not used
+_MOST_ALIKE = 4  # rows with one fix
+_TOGETHER = 400  # bytes of all ranks in one exchange: what fits into the smallest packet that IP allows
+_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+@dataclass(frozen=True)
+class Self:
+    """This rank as it tells the others of itself."""
+
+    host: str  # the same on the ranks of one host and no others
+    name: str
+    asked: str  # HPCOMM_SOCKET_IFNAME
+    addresses: tuple[Address, ...]
+    wrong: str = ""  # why it can take no part
+
+
+@dataclass(frozen=True)
+class Report:
+    hosts: tuple[Host, ...]
+    pairs: tuple[Pair, ...]
+    notes: tuple[Problem, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(pair.result != FAIL for pair in self.pairs)
+
+
+def me(asked: str, wrong: str = "") -> Self:
+    """A host is a network namespace of a running kernel, as it is for hpcomm's choice of a transport."""
+    parts = []
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"):
+        with suppress(OSError):
+            parts.append(os.readlink(path) if path.endswith("net") else Path(path).read_text(encoding="ascii").strip())
+    name = socket.gethostname()
+    try:
+        return Self(" ".join(parts) or name, name, asked, interfaces.addresses(asked), wrong)
+    except OSError as error:
+        return Self(" ".join(parts) or name, name, asked, (), f"cannot list its interfaces: {error}")
+
+
+def ephemeral() -> str:
+    try:
+        return "-".join(_PORTS.read_text(encoding="ascii").split())
+    except OSError:
+        return "32768-60999"
+
+
+# ---- the ranks together --------------------------------------------------------------------------------------------
+
+
+def examine(
+    group: Group, self: Self, timeout: float, patience: float = PATIENCE, watch: Callable[[int], Any] | None = None
+) -> Report:
+    """Collective; the same report on every rank, in a bounded time. The lowest rank of each host acts for it; watch is
+    given the number of steps of this rank's host and returns what is to be called after each.
+
+    Raises:
+        Timeout, ConfigError: not every rank takes part, or not with the same hpcomm.
+    """
+    agree(group, _core.version(), 0, timeout)
+    token = secrets.token_bytes(reach.TOKEN_BYTES)
+    told = _gather(group, {**asdict(self), "ports": ephemeral(), "token": token.hex()}, timeout)
+    leaders, hosts = _hosts(told)
+    mine = next((i for i, rank in enumerate(leaders) if rank == group.rank), None)
+    most = max((len(_tried(host)) for host in hosts), default=0) * len(hosts)
+    budget = 10.0 + most
+    limit = reach.longest(most, patience, budget)
+    wrong, found = self.wrong, list[Finding]()
+    with ExitStack() as open_until_all_have_called:
+        responder = None
+        if mine is not None and len(hosts) > 1 and not wrong:
+            tokens = [bytes.fromhex(host.token) for host in hosts]
+            try:
+                ours = Responder(tokens[mine], tokens, [address.ip for address in self.addresses], limit)
+                responder = open_until_all_have_called.enter_context(ours)
+            except (OSError, RuntimeError) as error:
+                wrong = f"cannot listen: {error}"
+        doors = _gather(group, _door(responder, wrong), timeout)
+        hosts = _with_wrongs(hosts, doors)
+        if responder is not None and mine is not None:
+            targets = _targets(mine, hosts, [doors[rank] for rank in leaders])
+            tell = watch(2 * len(targets)) if watch is not None else _nothing
+            mtus = {address.ip: address.mtu for address in self.addresses}
+            try:
+                found = reach.probe(mine, tokens[mine], targets, mtus, patience=patience, budget=budget, tell=tell)
+            except (OSError, RuntimeError) as error:
+                wrong = f"cannot call the others: {error}"
+        last = _gather(group, {"wrong": wrong, "found": [asdict(finding) for finding in found]}, limit + timeout)
+    hosts = _with_wrongs(hosts, last)
+    findings = tuple(Finding(**one) for part in last for one in part["found"])
+    pairs = tuple(verdict.judge(hosts, findings))
+    return Report(hosts, pairs, tuple(verdict.notes(hosts, pairs)), findings)
+
+
+def _gather(group: Group, value: Any, timeout: float) -> list[Any]:
+    """What every rank gave, of any length, by small messages: they pass where large ones are swallowed."""
+    end = time.monotonic() + timeout
+
+    def allgather(data: bytes) -> list[bytes]:
+        return group.exchange(data, max(0.0, end - time.monotonic()))
+
+    data = zlib.compress(json.dumps(value).encode())
+    longest = max(int.from_bytes(part, "big") for part in allgather(len(data).to_bytes(8, "big")))
+    piece = max(8, _TOGETHER // group.size)
+    parts = [bytearray() for _ in range(group.size)]
+    for start in range(0, longest, piece):
+        for rank, came in enumerate(allgather(data[start : start + piece].ljust(piece, b"\0"))):
+            parts[rank] += came
+    return [json.loads(zlib.decompressobj().decompress(part)) for part in parts]
+
+
+def _hosts(told: Sequence[dict[str, Any]]) -> tuple[list[int], tuple[Host, ...]]:
+    """The lowest rank of each host, and the hosts, in the order of these ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank, one in enumerate(told):
+        ranks.setdefault(one["host"], []).append(rank)
+    leaders = [held[0] for held in ranks.values()]
+    names = [told[rank]["name"] for rank in leaders]
+    hosts = []
+    for held in ranks.values():
+        one = told[held[0]]
+        name = one["name"] if names.count(one["name"]) == 1 else f"{one['name']} (rank {held[0]})"
+        addresses = tuple(Address(**address) for address in one["addresses"])
+        hosts.append(Host(name, tuple(held), one["asked"], addresses, one["ports"], one["token"], one["wrong"]))
+    return leaders, tuple(hosts)
+
+
+def _door(responder: Responder | None, wrong: str) -> dict[str, Any]:
+    return {
+        "port": responder.port if responder is not None else 0,
+        "udp": responder.udp_ports if responder is not None else {},
+        "wrong": wrong,
+    }
+
+
+def _with_wrongs(hosts: Sequence[Host], told: Sequence[dict[str, Any]]) -> tuple[Host, ...]:
+    """With what went wrong on any rank of the host."""
+    return tuple(
+        replace(host, wrong=next((told[rank]["wrong"] for rank in host.ranks if told[rank]["wrong"]), ""))
+        for host in hosts
+    )
+
+
+def _nothing() -> None: ...
+
+
+def _tried(host: Host) -> list[Address]:
+    spare = [address for address in host.addresses if not address.used and address.interface != "lo"]
+    return host.used() + spare[:_SPARE]
+
+
+def _targets(mine: int, hosts: Sequence[Host], doors: Sequence[dict[str, Any]]) -> list[Target]:
+    """Of all other hosts, the next one first: no host is called by all at once."""
+    found = []
+    for step in range(1, len(hosts)):
+        number = (mine + step) % len(hosts)
+        host, door = hosts[number], doors[number]
+        if host.wrong:
+            continue
+        token = bytes.fromhex(host.token)
+        for address in _tried(host):
+            udp = door["udp"].get(address.ip, 0)
+            found.append(Target(number, address.ip, door["port"], udp, token, address.interface, address.used))
+    return found
+
+
+# ---- telling -------------------------------------------------------------------------------------------------------
+
+
+def as_json(report: Report) -> str:
+    names = [host.name for host in report.hosts]
+    return json.dumps(
+        {
+            "ok": report.ok,
+            "hosts": [
+                {"name": host.name, "ranks": host.ranks, "interfaces": interfaces.told(host.addresses),
+                 "used": [address.ip for address in host.used()], VARIABLE: host.asked}
+                for host in report.hosts
+            ],
+            "pairs": [{**asdict(pair), "hosts": [names[i] for i in pair.hosts]} for pair in report.pairs],
+            "notes": [asdict(note) for note in report.notes],
+            "calls": [
+                {**asdict(finding), "caller": names[finding.caller], "called": names[finding.called]}
+                for finding in report.findings
+            ],
+        },
+        indent=2,
+    )  # fmt: skip
+
+
+def show(report: Report, console: Console) -> None:
+    for host in report.hosts:
+        ranks = f"rank{'s' if len(host.ranks) > 1 else ''} {', '.join(map(str, host.ranks))}"
+        rule = f"{VARIABLE}={host.asked}" if host.asked else f"{VARIABLE} is not set"
+        console.print(
+            f"{host.name}: {ranks}; {interfaces.told(host.used()) or 'no interface'} ({rule})", highlight=False
+        )
+    table = Table(box=None, pad_edge=False)
+    for column in ("hosts", "", "seen", "fix"):
+        table.add_column(column, overflow="fold")
+    style = {OK: "green", WARN: "yellow", FAIL: "red"}
+    for name, result, said, fix in rows(report):
+        table.add_row(Text(name), Text(result, style[result]), Text(said), Text(fix or "-"))
+    if table.rows:
+        console.print(table)
+    console.print(Text(summary(report)))
+
+
+def rows(report: Report) -> list[tuple[str, str, str, str]]:
+    """Hosts, result, what is wrong, the fix; of those with the same fix the first few."""
+    found = [
+        (" - ".join(report.hosts[i].name for i in pair.hosts), pair.result, problem)
+        for pair in report.pairs
+        for problem in pair.problems
+    ]
+    found += [("", WARN, note) for note in report.notes]
+    same = Counter((result, problem.fix) for _, result, problem in found)
+    told: Counter[tuple[str, str]] = Counter()
+    listed = []
+    for name, result, problem in found:
+        kind = (result, problem.fix)
+        told[kind] += 1
+        if told[kind] <= _MOST_ALIKE:
+            listed.append((name, result, problem.said, problem.fix))
+        elif told[kind] == same[kind]:
+            more = f"and {same[kind] - _MOST_ALIKE} more with this fix: --json has them"
+            listed.append(("", result, more, problem.fix))
+    return listed
+
+
+def summary(report: Report) -> str:
+    if len(report.hosts) == 1:
+        return f"all ranks are on {report.hosts[0].name}: nothing to test between hosts"
+    fine = [pair for pair in report.pairs if pair.result == OK]
+    told = f"{len(fine)} of {len(report.pairs)} pairs of hosts are fine"
+    if not fine:
+        return told
+    seconds, rates = [pair.seconds for pair in fine], [pair.rate for pair in fine]
+    mtus = sorted({pair.mtu for pair in fine if pair.mtu})
+    passes = f", MTU {', '.join(map(str, mtus))} passes" if mtus else ""
+    return (
+        f"{told}: {min(seconds) * 1e3:.2f} to {max(seconds) * 1e3:.2f} ms to connect, "
+        f"{verdict.speed(min(rates))} to {verdict.speed(max(rates))} for {reach.BLOCK >> 20} MiB{passes}"
+    )
+
+
+def main(group: Group, self: Self, timeout: float, patience: float, json_wanted: bool) -> bool:
+    """Takes part in the examination, on rank 0 tells what came of it, and returns whether all pairs work.
+
+    Raises:
+        HpcommError: as examine.
+    """
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    terminal = Console(stderr=True)
+    hidden = group.rank != 0 or json_wanted or not terminal.is_terminal
+    with Progress(console=terminal, transient=True, disable=hidden) as progress:
+
+        def watch(steps: int) -> Callable[[], None]:
+            task = progress.add_task("calling the other hosts", total=steps)
+            return lambda: progress.advance(task)
+
+        report = examine(group, self, timeout, patience, watch)
+    if group.rank == 0:
+        if json_wanted:
+            print(as_json(report))
+        else:
+            show(report, console)
+    return report.ok

@@ -1,0 +1,183 @@
+"""hpcomm doctor --network on hosts with a firewall, a wrong interface, a link that swallows large packets."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .hosts import HEAD, Cluster
+
+LIMIT = 90  # seconds for one examination
+FIRST, LAST = 32768, 60999  # the kernel's ephemeral ports
+
+# A rank whose exchange needs no network: what is broken there must not keep the ranks from telling.
+RANK = """import sys
+sys.path.insert(0, sys.argv[1])
+from mpi import SocketWorld
+from hpcomm import launch
+from hpcomm.cli import main
+find, world = launch.find, SocketWorld(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+launch.find = lambda comm, config: find(world, config)
+main(["doctor", "--network", *sys.argv[5:]])
+"""
+
+
+class Examined(NamedTuple):
+    codes: list[int]  # of each rank
+    report: dict[str, Any]
+
+    def pair(self, *hosts: str) -> dict[str, Any]:
+        return next(pair for pair in self.report["pairs"] if pair["hosts"] == list(hosts))
+
+    def problems(self, *hosts: str) -> list[str]:
+        return [f"{problem['said']} -> {problem['fix']}" for problem in self.pair(*hosts)["problems"]]
+
+
+def serve(listener: Listener, n: int) -> None:
+    """The allgathers of n ranks, until one of them has gone."""
+    with suppress(OSError, EOFError):
+        ranks = {}
+        for _ in range(n):
+            connection = listener.accept()
+            ranks[connection.recv()] = connection
+        while True:
+            parts = [ranks[rank].recv() for rank in range(n)]
+            for rank in range(n):
+                ranks[rank].send(parts)
+
+
+def examine(cluster: Cluster, *options: str, env: Mapping[str, Mapping[str, str]] | None = None) -> Examined:
+    """What the ranks find, one on each host. env: of some hosts."""
+    n = len(cluster.hosts)
+    end = time.monotonic() + LIMIT
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Listener(str(Path(folder, "socket")), "AF_UNIX", backlog=n) as meeting,
+    ):
+        threading.Thread(target=serve, args=(meeting, n), daemon=True).start()
+        ranks = []
+        try:
+            for rank, host in enumerate(cluster.hosts):
+                words = [str(Path(__file__).parents[1]), str(rank), str(n), str(meeting.address), "--json", *options]
+                ranks.append(
+                    cluster.popen(
+                        host,
+                        [sys.executable, "-c", RANK, *words],
+                        env=os.environ | dict((env or {}).get(host, {})),
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                    )
+                )
+            said = [rank.communicate(timeout=max(0.0, end - time.monotonic())) for rank in ranks]
+        finally:
+            for one in ranks:
+                one.kill()
+                one.communicate()
+    assert said[0][0], said
+    return Examined([rank.returncode for rank in ranks], json.loads(said[0][0]))
+
+
+def test_hosts_that_reach_each_other(cluster: Cluster) -> None:
+    seen = examine(cluster)
+    assert seen.codes == [0] * len(cluster.hosts)
+    assert seen.report["ok"]
+    assert [host["name"] for host in seen.report["hosts"]] == list(cluster.hosts)
+    assert [pair["result"] for pair in seen.report["pairs"]] == ["ok"] * 6
+    assert {pair["mtu"] for pair in seen.report["pairs"]} == {1500}
+    assert seen.report["notes"] == []
+
+
+def test_it_runs_under_mpirun(cluster: Cluster) -> None:
+    command = [*cluster.mpirun(ranks_per_host=2), sys.executable, "-m", "hpcomm.cli", "doctor", "--network"]
+    said = cluster.run(HEAD, command, timeout=LIMIT).stdout
+    assert "6 of 6 pairs of hosts are fine" in said
+    assert re.search(r"h2: ranks 2, 3; eth0 10\.77\.0\.2/24, MTU 1500", said)
+
+
+def test_firewall_is_named_with_its_port_and_direction(cluster: Cluster) -> None:
+    cluster.firewall("h2", FIRST, LAST)
+    try:
+        seen = examine(cluster, "-w", "0.5")
+        assert seen.codes == [0] * 4  # h2 can call the others
+        assert [pair["hosts"] for pair in seen.report["pairs"] if pair["result"] == "ok"] == [
+            ["h1", "h3"],
+            ["h1", "h4"],
+            ["h3", "h4"],
+        ]
+        (problem,) = seen.problems("h1", "h2")
+        port = next(call["port"] for call in seen.report["calls"] if call["called"] == "h2")
+        told = f"h1 cannot reach h2 at {cluster.address('h2')}:{port} by eth0 (no answer in 0.5 s: a firewall drops it)"
+        assert problem == f"{told}; h2 can reach h1 -> let TCP to ports {FIRST}-{LAST} of h2 pass"
+
+        cluster.firewall("h1", FIRST, LAST)
+        seen = examine(cluster, "-w", "0.5")
+        assert seen.codes == [1] * 4
+        assert [pair["result"] for pair in seen.report["pairs"]] == ["fail", "warn", "warn", "warn", "warn", "ok"]
+        assert len(seen.problems("h1", "h2")) == 2
+    finally:
+        cluster.open("h1")
+        cluster.open("h2")
+
+
+def test_host_that_cannot_be_reached(cluster: Cluster) -> None:
+    cluster.cut("h4")
+    seen = examine(cluster, "-w", "0.5")
+    cluster.restore("h4")
+    assert seen.codes == [1] * 4
+    assert {pair["result"] for pair in seen.report["pairs"] if "h4" in pair["hosts"]} == {"fail"}
+    assert {pair["result"] for pair in seen.report["pairs"] if "h4" not in pair["hosts"]} == {"ok"}
+
+
+def test_network_that_leads_nowhere_and_addresses_that_all_have() -> None:
+    with Cluster(2, rate=None, second=True) as two:
+        two.add_private("docker0", "172.17.0.1/16")
+        two.cut("h2", interface="eth1")
+        seen = examine(two, "-w", "0.5")
+        assert seen.codes == [0, 0]
+        problems = seen.problems("h1", "h2")
+        assert len(problems) == 2
+        assert f"h1 cannot reach h2 at {two.address('h2', 'eth1')}:" in problems[0]
+        assert problems[0].endswith("if eth1 is not meant for it: HPCOMM_SOCKET_IFNAME=^lo,docker,br-,eth1")
+
+        def asked(rule: str) -> Examined:
+            return examine(two, "-w", "0.5", env={host: {"HPCOMM_SOCKET_IFNAME": rule} for host in two.hosts})
+
+        assert asked("^lo,docker,br-,eth1").pair("h1", "h2")["result"] == "ok"
+        assert asked("=eth0").pair("h1", "h2")["result"] == "ok"
+
+        problems = asked("^lo,eth1").problems("h1", "h2")
+        said = "172.17.0.1 by docker0 of h2 is an address of h1 too: h1 answers there itself"
+        assert problems[0] == f"{said} -> HPCOMM_SOCKET_IFNAME=^lo,eth1,docker0"
+
+        seen = asked("eth1")
+        assert seen.codes == [1, 1]
+        said = f"h2 does answer h1 at {two.address('h2')} by eth0, which HPCOMM_SOCKET_IFNAME='eth1' leaves out"
+        assert f"{said} -> HPCOMM_SOCKET_IFNAME=eth0" in seen.problems("h1", "h2")
+
+        seen = examine(two, env={"h2": {"HPCOMM_SOCKET_IFNAME": "wlan"}})
+        assert "HPCOMM_SOCKET_IFNAME differs: not set on h1; 'wlan' on h2" in seen.report["notes"][0]["said"]
+        assert "allows no interface of h2" in seen.problems("h1", "h2")[0]
+
+
+def test_link_that_swallows_large_packets() -> None:
+    with Cluster(3, rate=None, mtu=9000) as three:
+        three.narrow("h2", 1500)
+        seen = examine(three)
+        assert seen.codes == [1] * 3
+        assert seen.pair("h1", "h3")["result"] == "ok"
+        assert seen.pair("h1", "h3")["mtu"] == 9000
+        told = "large data to h2 stalls: eth0 of h1 says MTU 9000, but only 1472+28 pass to h2"
+        told += " -> ip link set eth0 mtu 1500"
+        assert seen.problems("h1", "h2")[0].endswith(told)
+        for host in three.hosts:
+            three.set_mtu(host, 1500)
+        assert examine(three).codes == [0] * 3
