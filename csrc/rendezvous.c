@@ -544,6 +544,7 @@ int hpc_rendezvous_create(int rank, int size, const char *host_name, int port, c
     static const hpc_bytes label = {"hpcomm rendezvous", 17};
     double deadline;
     int status = HPC_OK;
+    if (rendezvous == NULL) return hpc_fail(HPC_ERR_INVALID, "init", "init: rendezvous is NULL");
     *rendezvous = NULL;
     if (size < 1 || rank < 0 || rank >= size)
         return hpc_fail(HPC_ERR_INVALID, "init", "init: rank %d of %d ranks; rank must be in 0..size-1", rank, size);
@@ -572,6 +573,8 @@ int hpc_rendezvous_create(int rank, int size, const char *host_name, int port, c
 }
 
 int hpc_rendezvous_allgather(hpc_rendezvous *rv, const void *send, void *recv, size_t nbytes, double timeout) {
+    if (rv == NULL || (nbytes > 0 && (send == NULL || recv == NULL)))
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: rendezvous, send or recv is NULL");
     if (rv->owner != getpid())
         return hpc_fail(HPC_ERR_INVALID, "init", "init: this rendezvous belongs to the process that forked this one");
     double deadline = deadline_of(rv, timeout);

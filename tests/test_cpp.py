@@ -1,6 +1,7 @@
 """The C++ binding, its how-to, and examples/cpp built against the installed library, beside the Python trainer."""
 
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -82,6 +83,22 @@ static void codes(hpcomm::Context &context) {
 static int halve(float *param, const float *acc, int64_t count, float *, const double *args, int64_t n) {
     for (int64_t i = 0; i < n; i++) param[i] = static_cast<float>(args[0] + count) * acc[i] / 2;
     return 0;
+}
+
+static void rendezvous() {
+    std::error_code code;
+    hpcomm::Rendezvous none(0, 2, "0.0.0.0", 1, "sixteen or more bytes", 1.0, code);
+    assert(!none && code == hpcomm::make_error_code(HPC_ERR_CONFIG));
+    hpcomm::Context nobody(none, {}, code);
+    assert(!nobody && code == hpcomm::make_error_code(HPC_ERR_INVALID));
+    hpcomm::Rendezvous alone(0, 1, "", 0, {}, 1.0, code);
+    int given = 7, got = 0;
+    alone.allgather(&given, &got, sizeof given, 1.0, code);
+    assert(alone && !code && got == 7);
+    hpcomm::Context context(alone, {}, code);
+    alone.reset();
+    context.barrier(1.0, code);
+    assert(!code && context.size() == 1);
 }
 
 static void exchanges(hpcomm::Context &context) {
@@ -211,6 +228,7 @@ int main() {
     hpcomm::Context context(oob);
     assert(context && hpcomm::version() == hpc_version() && !hpcomm::transports().empty());
     codes(context);
+    rendezvous();
     exchanges(context);
     exceptions(context);
     return 0;
@@ -298,6 +316,29 @@ def test_the_programs_of_the_how_to_run(tmp_path: Path, mpi_bin: Path, which: in
     flags = ["-std=c++17", *STRICT, "-I", str(info("--include-dir"))]
     run(mpi_bin / "mpicxx", *flags, source, library, f"-Wl,-rpath,{library.parent}", "-o", program)
     run(*mpi.mpirun(), "-n", "3", program, seconds=60)
+
+
+def test_the_program_of_the_how_to_that_needs_no_mpi(tmp_path: Path) -> None:
+    source, program, secret = tmp_path / "program.cpp", tmp_path / "program", tmp_path / "secret"
+    blocks = re.findall(r"```cpp\n(.*?)```", (ROOT / "docs" / "cpp.md").read_text(), re.DOTALL)
+    source.write_text(next(block for block in blocks if "int main" in block and "Rendezvous" in block))
+    library = info("--cmake-dir").parents[1] / "libhpcomm.so.0"
+    flags = ["-std=c++17", *STRICT, "-I", str(info("--include-dir"))]
+    run(tool("c++", "g++", "clang++"), *flags, source, library, f"-Wl,-rpath,{library.parent}", "-o", program)
+    secret.write_text("sixteen or more bytes")
+    port = str(random.randrange(20000, 32000))  # below those of outgoing connections
+    shared = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    shared["SECRET"] = str(secret)
+    ranks = [
+        subprocess.Popen([program], env={**shared, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(3)
+    ]
+    try:
+        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert said == [f"rank {rank} of 3 after rank {(rank + 2) % 3}\n" for rank in range(3)]
 
 
 @pytest.fixture(scope="module")

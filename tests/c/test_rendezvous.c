@@ -486,13 +486,17 @@ static void parts_of_another_size(void) {
     }
 }
 
-static void too_many_bytes(void) {
-    hpc_rendezvous *rv;
+static void bad_arguments(void) {
+    hpc_rendezvous *rv, *none;
     char byte = 7, got = 0;
     CHECK_OK(hpc_rendezvous_create(0, 1, NULL, 0, NULL, 0, 1, &rv));
     CHECK_STATUS(hpc_rendezvous_allgather(rv, &byte, &got, HPC_GATHER_BYTES + 1, 1), HPC_ERR_INVALID);
     CHECK_MESSAGE("16777217 bytes");
-    CHECK_OK(hpc_rendezvous_allgather(rv, &byte, &got, 1, 1)); /* that call has spoilt nothing */
+    CHECK_STATUS(hpc_rendezvous_allgather(rv, NULL, &got, 1, 1), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_rendezvous_allgather(NULL, &byte, &got, 1, 1), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_rendezvous_create(0, 1, NULL, 0, NULL, 0, 1, NULL), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_rendezvous_create(1, 1, NULL, 0, NULL, 0, 1, &none), HPC_ERR_INVALID);
+    CHECK_OK(hpc_rendezvous_allgather(rv, &byte, &got, 1, 1)); /* these calls have spoilt nothing */
     CHECK_EQ(got, 7);
     hpc_rendezvous_free(rv);
     hpc_rendezvous_free(NULL);
@@ -590,7 +594,7 @@ int main(void) {
         CASE(another_world_size),
         CASE(two_with_one_rank),
         CASE(parts_of_another_size),
-        CASE(too_many_bytes),
+        CASE(bad_arguments),
         CASE(port_in_use),
         CASE(places_that_are_refused),
         CASE(a_forked_child_touches_nothing),

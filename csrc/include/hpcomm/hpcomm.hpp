@@ -1,6 +1,7 @@
 // hpcomm.hpp - hpcomm.h for C++17: handles that free themselves, and errors as exceptions or as std::error_code.
 //
-// Every call here is one call of hpcomm.h, whose comments hold. What may fail takes a last argument that says where a
+// Every call here is one call of hpcomm.h, whose comments hold; a Context from a Rendezvous is the few that it takes to
+// come up. What may fail takes a last argument that says where a
 // failure goes: nothing, and it is thrown as one of
 //
 //     Error
@@ -23,6 +24,7 @@
 #include "hpcomm.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -244,6 +246,58 @@ struct Config : hpc_config {
     }
 };
 
+// How ranks come up without MPI: rank 0 listens at host:port, the others call it. secret: empty for none, which
+// loopback alone allows.
+class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
+  public:
+    Rendezvous() noexcept = default;
+
+    Rendezvous(int rank, int size, const std::string &host, int port, std::string secret = {},
+               double timeout = default_timeout, Report report = {})
+        : Handle(report,
+                 [&](hpc_rendezvous **out) {
+                     return hpc_rendezvous_create(rank, size, host.c_str(), port,
+                                                  secret.empty() ? nullptr : secret.data(), secret.size(), timeout,
+                                                  out);
+                 }),
+          rank_(rank), size_(size), secret_(std::move(secret)) {}
+
+    // Every rank gives nbytes, every rank gets size * nbytes in rank order.
+    void allgather(const void *send, void *recv, std::size_t nbytes, double timeout = default_timeout,
+                   Report report = {}) {
+        report(hpc_rendezvous_allgather(get(), send, recv, nbytes, timeout));
+    }
+
+    // A connected context, by config.timeout; with this secret, unless config has one.
+    int bring_up(Config config, hpc_context **context) {
+        using seconds = std::chrono::duration<double>;
+        const auto start = std::chrono::steady_clock::now();
+        std::vector<unsigned char> mine(hpc_address_size()), all(mine.size() * static_cast<std::size_t>(size_));
+        hpc_context *made = nullptr;
+        if (config.secret == nullptr && !secret_.empty()) {
+            config.secret = secret_.data();
+            config.secret_bytes = secret_.size();
+        }
+        int status = hpc_context_create(rank_, size_, &config, &made);
+        if (status == HPC_OK) status = hpc_context_address(made, mine.data());
+        if (status == HPC_OK)
+            status = hpc_rendezvous_allgather(get(), mine.data(), all.data(), mine.size(), config.timeout);
+        if (status == HPC_OK) {
+            const double gone = seconds(std::chrono::steady_clock::now() - start).count();
+            status = hpc_context_connect(made, all.data(), std::max(0.0, config.timeout - gone));
+        }
+        if (status == HPC_OK)
+            *context = made;
+        else
+            hpc_context_free(made);
+        return status;
+    }
+
+  private:
+    int rank_ = 0, size_ = 1;
+    std::string secret_;
+};
+
 class Context : public Handle<hpc_context, hpc_context_free> {
   public:
     Context() noexcept = default;
@@ -251,6 +305,10 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     // Brings this rank up and waits for all others. hpcomm_mpi.h makes oob from an MPI communicator.
     explicit Context(const hpc_oob &oob, const Config &config = {}, Report report = {})
         : Handle(report, [&](hpc_context **out) { return hpc_init(&oob, &config, out); }) {}
+
+    // The same where ranks have met; the rendezvous may go then.
+    explicit Context(Rendezvous &rendezvous, const Config &config = {}, Report report = {})
+        : Handle(report, [&](hpc_context **out) { return rendezvous.bring_up(config, out); }) {}
 
     int rank() const {
         return hpc_context_rank(get());
