@@ -22,7 +22,7 @@ from typing import Any
 
 from bench import plots
 from bench.launch import IPERF3_MISSING, ROOT, attend, has_iperf3, library, mpirun
-from bench.rows import Row
+from bench.rows import Row, short_library
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster, Unavailable
@@ -103,10 +103,11 @@ def measure(options: argparse.Namespace, chosen: Sequence[Group]) -> dict[str, R
 
 def panels(document: Row) -> list[plots.Draw]:
     draws: list[plots.Draw] = []
-    for key, run in document["runs"].items():
+    for run in document["runs"].values():
         largest = max(row["size"] for row in run["rows"])
         rows = [row for row in run["rows"] if row["size"] == largest]
-        heading = f"{key.partition(' @ ')[0]} of {plots.named_size(largest)}, {plots.title(run)}"
+        what = f"{run['benchmark']} of {plots.named_size(largest)}"
+        heading = f"{what}, {run['hosts']} hosts, {short_library(run['mpi'])}"
         draw_rows = plots.rates if run["benchmark"] == "limits" else plots.bars
         draws.append(partial(draw_rows, rows=rows, heading=heading))
     return draws

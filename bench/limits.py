@@ -75,7 +75,7 @@ class Blocks:
         self, name: str, role: str, once: Callable[[], float], wrong: Callable[[], int], everybody: bool, moves: int
     ) -> Contender:
         bench, spoil = self.bench, self.bench.options.plant
-        works = everybody or bench.rank == 0
+        works = bench.rank == 0 or (everybody and bench.hosts[bench.rank] == bench.hosts[0])
         ranks = bench.hosts.count(bench.hosts[0]) if everybody else 1
 
         def measure(n: int) -> tuple[list[float], int]:

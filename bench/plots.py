@@ -122,15 +122,16 @@ def sweep(axis: Any, document: Row) -> None:
 
 
 def rates(axis: Any, rows: Sequence[Row], heading: str) -> None:
-    """GB/s of each contender of one size: on its own, as between hosts and within one lie two orders of magnitude."""
+    """GB/s of each contender of one size; between hosts and within one lie two orders of magnitude."""
     colours = {"hpcomm": "tab:blue", "peer": "tab:red", "bound": "black"}
     found = [row["size"] / statistics.median(row["cycles"]) / 1e9 for row in rows]
     drawn = axis.barh([row["name"] for row in rows], found, color=[colours[row["role"]] for row in rows])
     axis.bar_label(drawn, [f"{rate:.3g}" for rate in found], padding=3)
     axis.invert_yaxis()
-    axis.set_xscale("log")
-    axis.margins(x=0.2)
-    axis.set(title=heading, xlabel="GB/s (logarithmic)")
+    wide = max(found) > 20 * min(found)
+    axis.set_xscale("log" if wide else "linear")
+    axis.margins(x=0.2 if wide else 0.12)
+    axis.set(title=heading, xlabel="GB/s (logarithmic)" if wide else "GB/s")
 
 
 def limits(document: Row, path: Path) -> bool:

@@ -113,7 +113,9 @@ int hpc_place_find(hpc_place *place, int rank, const char *host, int port, int h
     if (error != 0)
         return hpc_fail(HPC_ERR_CONFIG, "init", "rank %d: init: cannot look up MASTER_ADDR=%s: %s", rank, place->host,
                         gai_strerror(error));
+    place->is_loopback = 1;
     for (int i = 0; i < place->n; i++) {
+        if (!is_loopback(&place->at[i])) place->is_loopback = 0;
         if (is_any(&place->at[i]))
             return hpc_fail(HPC_ERR_CONFIG, "init",
                             "rank %d: init: MASTER_ADDR=%s means every address of a host: give the one of rank 0's "

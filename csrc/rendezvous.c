@@ -195,14 +195,17 @@ static int missing(const hpc_rendezvous *rv, int *ranks) {
 
 static int end_without(hpc_rendezvous *rv, int late, const int *ranks, int n) {
     char whom[WHOM_TEXT];
+    /* Debian gives a host's own name 127.0.1.1. */
+    const char *only_here = rv->place.is_loopback ? " (loopback on rank 0's host, where no other host comes)" : "";
     name_ranks(ranks, n, whom);
     if (rv->round > 0)
         return end(rv, HPC_ERR_TIMEOUT, NULL, 0, ranks, n,
                    "nothing came from %s before the deadline of rank %d, though all ranks have met", whom, late);
-    return end(rv, HPC_ERR_TIMEOUT, NULL, 0, ranks, n,
-               "%s never came to %s before the deadline of rank %d%s%s: start all %d ranks with the same MASTER_ADDR, "
-               "MASTER_PORT and WORLD_SIZE, and let the others reach that port",
-               whom, rv->place.text, late, rv->refused[0] != '\0' ? "; " : "", rv->refused, rv->size);
+    return end(
+        rv, HPC_ERR_TIMEOUT, NULL, 0, ranks, n,
+        "%s never came to %s%s before the deadline of rank %d%s%s: start all %d ranks with the same MASTER_ADDR, "
+        "MASTER_PORT and WORLD_SIZE, and let the others reach that port",
+        whom, rv->place.text, only_here, late, rv->refused[0] != '\0' ? "; " : "", rv->refused, rv->size);
 }
 
 static int end_by_peer(hpc_rendezvous *rv, int rank, const char *how) {

@@ -78,6 +78,7 @@ enum { HPC_PLACES = 8, HPC_PLACE_TEXT = 272 };
 typedef struct hpc_place {
     char host[HPC_PLACE_TEXT - 16], text[HPC_PLACE_TEXT]; /* "node1", "node1:29500" */
     int port, n;
+    int is_loopback;             /* no other host reaches it */
     hpc_endpoint at[HPC_PLACES]; /* what the host's name means */
 } hpc_place;
 

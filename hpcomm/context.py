@@ -97,7 +97,7 @@ class Context:
         "_exchanges",
         "_handle",
         "_lane",
-        "_noted",  # how many notes are no news any more
+        "_noted",  # how many notes of the start are no news any more
         "_process",
         "_sources",
         "config",
@@ -119,7 +119,7 @@ class Context:
         except BaseException as error:
             self.abort(_told(error))
             raise
-        self._noted = len(self.notes)
+        self._noted = sum(not _is_odd(note) for note in self.notes)
         self._tell_start()
 
     def _connect(self, group: Group) -> None:
@@ -320,13 +320,18 @@ class Context:
             ways.append(f"{transport} to rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}")
         told = f"of {self.size}, hpcomm {_core.version()}"
         self._tell(f"{told}: {'; '.join(ways)}" if ways else told)
-        for note in self.notes[: self._noted]:
-            self._tell(note)
+        for note in self.notes:
+            if not _is_odd(note):
+                self._tell(note)
 
     def _tell_news(self) -> None:
-        """Notes that came after the start, or all if there was none, whatever HPCOMM_DEBUG says."""
-        for note in self.notes[self._noted :]:
-            self._tell(note)
+        """Notes that came after the start, or all if there was none, whatever HPCOMM_DEBUG says; a stranger may have
+        called before the start was over."""
+        notes = self.notes
+        plain = [note for note in notes if not _is_odd(note)]
+        for note in notes:
+            if _is_odd(note) or note in plain[self._noted :]:
+                self._tell(note)
 
     def _trace(self, what: str, start: float) -> None:
         if self.config.debug == "TRACE":
@@ -344,6 +349,10 @@ def _count(value: Any, name: str) -> int:
     if not -(2**31) <= count < 2**31:
         raise InvalidArgument(f"{name} is {count}: must be less than {2**31}")
     return count
+
+
+def _is_odd(note: str) -> bool:
+    return note.startswith("refused ")
 
 
 _open: "weakref.WeakSet[Context]" = weakref.WeakSet()

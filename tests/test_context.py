@@ -3,11 +3,14 @@
 import gc
 import multiprocessing
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import mpi
@@ -131,23 +134,26 @@ def test_debug_tells_where_peers_of_other_hosts_are(
     assert told.endswith(": tcp to rank 2 (h2) at 10.0.0.2:40001 by eth0; shm to ranks 1, 3\n")
 
 
-def test_notes_of_the_start_are_told_at_info(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(_core, "context_notes", lambda _: ("few cores",))
+def test_notes_of_the_start_are_told_at_info(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_core, "context_notes", lambda _: ("few cores", "refused a stranger"))
     hpcomm.init().close()
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == "hpcomm rank 0: refused a stranger\n"
     hpcomm.init(debug="INFO").close()
-    assert capfd.readouterr().err.count("hpcomm rank 0: few cores\n") == 1
+    told = capfd.readouterr().err.splitlines()[1:]
+    assert told == ["hpcomm rank 0: few cores", "hpcomm rank 0: refused a stranger"]
 
 
 @pytest.mark.parametrize("end", [lambda context: context.close(), lambda context: context.abort("weary")])
 def test_later_notes_are_warnings(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], end: Callable[[hpcomm.Context], None]
 ) -> None:
-    notes = ["few cores"]
+    notes = ["few cores", "refused an early stranger"]
     monkeypatch.setattr(_core, "context_notes", lambda _: tuple(notes))
     context = hpcomm.init()
-    notes.append("refused a stranger")
-    assert context.notes == ("few cores", "refused a stranger")
+    notes.extend(["refused a stranger", "no NUMA"])
+    assert context.notes == ("few cores", "refused an early stranger", "refused a stranger", "no NUMA")
     if (child := os.fork()) == 0:
         context.close()  # nothing ends here
         os._exit(0)
@@ -155,7 +161,8 @@ def test_later_notes_are_warnings(
     assert capfd.readouterr().err == ""
     end(context)
     context.close()
-    assert capfd.readouterr().err == "hpcomm rank 0: refused a stranger\n"
+    told = ["refused an early stranger", "refused a stranger", "no NUMA"]
+    assert capfd.readouterr().err == "".join(f"hpcomm rank 0: {note}\n" for note in told)
 
 
 def test_failed_start_tells_all_notes(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -169,6 +176,26 @@ def test_failed_start_tells_all_notes(monkeypatch: pytest.MonkeyPatch, capfd: py
     with pytest.raises(OSError, match="wire"):
         hpcomm.init(Broken())
     assert capfd.readouterr().err == "hpcomm rank 0: refused a stranger\n"
+
+
+def test_stranger_on_the_wire_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    def body(context: hpcomm.Context) -> tuple[str, ...]:
+        if context.rank == 1:
+            where = re.fullmatch(r"(.*):(\d+) by \w+", context.peers[0].path)
+            assert where is not None
+            for _ in range(2):
+                with socket.create_connection((where[1].strip("[]"), int(where[2])), 10) as stranger:
+                    stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 8)
+                    with suppress(ConnectionResetError):
+                        assert stranger.recv(64) == b""
+        context.barrier()
+        return context.notes
+
+    notes = run_threads(2, body, transport="tcp")
+    assert notes[1] == ()
+    (told,) = notes[0]
+    assert re.fullmatch(r"refused a connection from 127\.0\.0\.1:\d+: .*", told)
+    assert capfd.readouterr().err == f"hpcomm rank 0: {told}\n"
 
 
 # ---- events --------------------------------------------------------------------------------------------------------

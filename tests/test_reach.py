@@ -342,7 +342,7 @@ def test_addresses_of_this_machine() -> None:
 
 
 def host(name: str, *addresses: Address, asked: str = "", wrong: str = "") -> Host:
-    return Host(name, (0,), asked, addresses, "32768-60999", name.encode().hex(), wrong)
+    return Host(name, (int(name[1:]) - 1,), asked, addresses, "32768-60999", name.encode().hex(), wrong)
 
 
 def eth0(number: int, mtu: int = 1500) -> Address:
@@ -377,9 +377,16 @@ def test_fine_pair() -> None:
 
 
 def test_firewall_in_one_direction() -> None:
+    """The higher rank calls the lower one, so that only one of them needs to be reached."""
     result, problems = judge(H1, H2, seen(0, eth0(2), reach.SILENT), seen(1, eth0(1)))
     said = "h1 cannot reach h2 at 10.0.0.2:40001 by eth0 (no answer in 3.0 s: a firewall drops it); h2 can reach h1"
     assert (result, problems) == ("warn", [(said, "let TCP to ports 32768-60999 of h2 pass")])
+    result, problems = judge(H1, H2, seen(0, eth0(2)), seen(1, eth0(1), reach.SILENT))
+    said = "h2 cannot reach h1 at 10.0.0.1:40001 by eth0 (no answer in 3.0 s: a firewall drops it); h1 can reach h2"
+    said += ", but of two ranks the higher one calls"
+    assert (result, problems) == ("fail", [(said, "let TCP to ports 32768-60999 of h1 pass")])
+    mixed = replace(H1, ranks=(0, 2))
+    assert judge(mixed, H2, seen(0, eth0(2), reach.SILENT), seen(1, eth0(1)))[0] == "fail"
 
 
 def test_firewall_in_both_directions() -> None:
@@ -404,7 +411,8 @@ def test_wrong_interface_is_named() -> None:
 
 def test_interface_that_is_left_out_would_work() -> None:
     h2 = host("h2", eth0(2), eth1(2, used=False), asked="eth0")
-    result, problems = judge(H1, h2, seen(0, eth0(2), reach.SILENT), seen(0, eth1(2, used=False)))
+    findings = [seen(0, eth0(2), reach.SILENT), seen(0, eth1(2, used=False)), seen(1, eth0(1))]
+    result, problems = judge(replace(H1, ranks=(0, 2)), h2, *findings)
     assert result == "fail"
     said = f"h2 does answer h1 at 10.1.0.2 by eth1, which {VARIABLE}='eth0' leaves out"
     assert problems[-1] == (said, f"{VARIABLE}=eth1")
@@ -484,7 +492,7 @@ def test_hosts_without_a_part() -> None:
         [("h2 takes no part: cannot listen: no", "hpcomm doctor on h2")],
     )
     result, problems = judge(H1, host("h2", eth1(2, used=False), asked="wlan"), seen(1, eth0(1)))
-    assert result == "warn"
+    assert result == "fail"
     assert problems[0][0] == f"{VARIABLE}='wlan' allows no interface of h2, which has eth1"
 
 

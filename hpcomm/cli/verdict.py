@@ -41,7 +41,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Pair:
-    """What is between two hosts. seconds and rate are of the best address, in the worse direction; 0: none works."""
+    """What is between two hosts. seconds and rate are of the best address, in the worse direction that works; 0: none
+    does."""
 
     hosts: tuple[int, int]
     result: str
@@ -107,13 +108,15 @@ def _pair(hosts: Sequence[Host], which: tuple[int, int], there: list[Finding], b
     unheard = [_none_used(host) for host in (a, b) if not host.used()]
     ways = [_Way(hosts, a, b, there, back), _Way(hosts, b, a, back, there)]
     problems = [*unheard, *ways[0].problems(ways[1].works), *ways[1].problems(ways[0].works)]
-    if not ways[0].works and not ways[1].works:
-        problems += [problem for way in ways for problem in way.left_out()]
-        return Pair(which, FAIL, tuple(problems))
+    missing = [way for way in ways if way.needed and not way.works]
+    problems += [problem for way in missing for problem in way.left_out()]
+    result = FAIL if missing or unheard else WARN if problems else OK
     best = [way.best() for way in ways if way.works]
+    if not best:
+        return Pair(which, result, tuple(problems))
     return Pair(
         which,
-        WARN if problems else OK,
+        result,
         tuple(problems),
         max(finding.seconds for finding in best),
         min(finding.rate for finding in best),
@@ -130,7 +133,8 @@ def _none_used(host: Host) -> Problem:
 
 
 class _Way:
-    """From one host to another, by every address; back is what the other found."""
+    """From one host to another, by every address; back is what the other found. needed: of two ranks the higher one
+    calls, so that not every job calls both ways."""
 
     def __init__(
         self, hosts: Sequence[Host], caller: Host, called: Host, findings: list[Finding], back: list[Finding]
@@ -140,6 +144,7 @@ class _Way:
         self._used = [finding for finding in findings if finding.used]
         self._others = [finding for finding in findings if not finding.used]
         self.works = any(finding.passes for finding in self._used)
+        self.needed = max(caller.ranks) > min(called.ranks)
 
     def best(self) -> Finding:
         return max((finding for finding in self._used if finding.passes), key=lambda finding: finding.rate)
@@ -163,6 +168,8 @@ class _Way:
     def _problem(self, finding: Finding, back_works: bool) -> Problem | None:
         a, b = self._caller.name, self._called.name
         back = f"; {b} can reach {a}" if back_works else ""
+        if back and self.needed and not self.works:
+            back += ", but of two ranks the higher one calls"
         if finding.passes:
             return self._doubt(finding)
         if finding.outcome == reach.OK:

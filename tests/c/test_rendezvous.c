@@ -303,6 +303,7 @@ static void missing_rank(void) {
         for (int r = 0; r < 3; r++) {
             CHECK_OUTCOME(r, HPC_ERR_TIMEOUT);
             CHECK_TEXT(r, "rank 2 never came to 127.0.0.1:");
+            CHECK_TEXT(r, "loopback on rank 0's host");
             CHECK_TEXT(r, hasty == 0 ? "deadline of rank 0" : "deadline of rank 1");
             CHECK(outcomes[r].n_ranks == 0 && names(outcomes[r].waiting_for, outcomes[r].n_waiting, 2));
             CHECK(outcomes[r].seconds < 10);
