@@ -19,9 +19,8 @@ typedef struct hpc_control hpc_control;
 
 /* What a rank must know to reach another one's control channel; part of its address. */
 typedef struct hpc_control_address {
-    unsigned char name[HPC_COOKIE_BYTES]; /* of the listeners: anybody on the host can see it */
-    unsigned char
-        secret[HPC_COOKIE_BYTES]; /* known to the job alone: whoever connects must show it; rank 0's keys TCP */
+    unsigned char name[HPC_COOKIE_BYTES];   /* of the listeners: anybody on the host can see it */
+    unsigned char secret[HPC_COOKIE_BYTES]; /* known to the job alone: shown by who connects; rank 0's keys TCP */
     int64_t pid;
     uint64_t pid_namespace;
     hpc_endpoint endpoints[HPC_ENDPOINTS]; /* where it listens for TCP */
@@ -50,16 +49,17 @@ int hpc_control_connect(hpc_control *control, const hpc_control_address *address
 
 /* Of a connected peer; HPC_LINK_UNIX for oneself. */
 int hpc_control_link(const hpc_control *control, int rank);
-/* "10.0.0.2:40001 by eth0": where a TCP peer was reached, or from where it came; "" otherwise. Valid while control is.
- */
+/* "10.0.0.2:40001 by eth0": where a TCP peer is reached (only from where it came, if that is none of its endpoints);
+ * else "". Valid while control is. */
 const char *hpc_control_path(const hpc_control *control, int rank);
 
-/* One more TCP connection to rank, proven, for a lane: *fd is non-blocking and tuned (hpc_net_tune). Records its error.
- */
+/* One more TCP connection to rank, proven, for a lane: *fd is non-blocking and tuned (hpc_net_tune). */
 int hpc_control_call_lane(hpc_control *control, int rank, uint64_t lane, int stream, const char *op, double deadline,
                           int *fd);
 /* And the called side: accept is run by the service thread for each such connection, before the caller is welcomed. It
- * takes fd over if it returns HPC_OK; else the caller is refused. Set once, before connect. */
+ * takes fd over if it returns HPC_OK; else the caller is refused. The welcome is sent right after that: nobody may
+ * write to fd or close it before the caller has been heard by another way (a collective, or its first bytes). accept
+ * may not block. Set once, before connect. */
 typedef int hpc_accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd);
 void hpc_control_on_lane(hpc_control *control, hpc_accept_lane *accept, void *arg);
 

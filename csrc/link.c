@@ -277,17 +277,18 @@ static int take_bell(hpc_control *c, int rank, int *passed) {
     return 1;
 }
 
-static const char *read_packets(hpc_control *c, int rank) {
+static const char *read_packets(hpc_control *c, int rank, size_t most) {
     char payload[HPC_PIECE_BYTES], *at;
     hpc_link *l = &c->links[rank];
     int fd = atomic_load(&l->fd), passed;
     hpc_mesh_frame f;
     const char *why = NULL;
-    while (why == NULL) {
+    for (size_t read = 0; why == NULL && read < most;) {
         ssize_t n = receive_packet(fd, &f, payload, &passed);
         /* A peer that closed with packets of ours unread gives one reset before its own last packets. */
         if (n < 0 && errno == ECONNRESET) continue;
         if (n < 0) return errno == EAGAIN ? NULL : ended;
+        read += (size_t)n;
         if (n == 0) {
             why = ended;
         } else if (!is_packet(&f, n, c->group->size)) {
@@ -315,12 +316,11 @@ static const char *name_failure(hpc_link *l, int error) {
 }
 
 /* A frame's header goes to head, then its payload to where it belongs. */
-static const char *read_stream(hpc_control *c, int rank) {
-    enum { TURN = 4 << 20 }; /* then the other links have theirs */
+static const char *read_stream(hpc_control *c, int rank, size_t most) {
     hpc_link *l = &c->links[rank];
     int fd = atomic_load(&l->fd);
     hpc_mesh_frame *f = &l->head;
-    for (size_t read = 0; read < TURN;) {
+    for (size_t read = 0; read < most;) {
         char *at = (char *)f;
         size_t done = l->got, want = sizeof *f;
         if (l->got >= sizeof *f) {
@@ -347,8 +347,8 @@ static const char *read_stream(hpc_control *c, int rank) {
     return NULL;
 }
 
-const char *hpc_link_read(hpc_control *c, int rank) {
-    return c->links[rank].kind == HPC_LINK_TCP ? read_stream(c, rank) : read_packets(c, rank);
+const char *hpc_link_read(hpc_control *c, int rank, size_t most) {
+    return c->links[rank].kind == HPC_LINK_TCP ? read_stream(c, rank, most) : read_packets(c, rank, most);
 }
 
 int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_COOKIE_BYTES], int *bell) {

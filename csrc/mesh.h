@@ -131,8 +131,9 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
 /* A few bytes that say "I am here", if they can be sent at once. Whether they were. */
 int hpc_link_beat(hpc_control *c, int rank);
 
-/* Reads what is there, for a while. NULL to go on, else why the link has ended (valid until the next call). */
-const char *hpc_link_read(hpc_control *c, int rank);
+/* Reads what is there, about most bytes of it. NULL to go on, else why the link has ended (valid until the next call).
+ */
+const char *hpc_link_read(hpc_control *c, int rank, size_t most);
 
 /* The HELLO of a Unix link: HPC_OK with the rank, the secret and the bell's descriptor (the caller's), HPC_IN_PROGRESS
  * when nothing came yet, HPC_ERR_AUTH for anything else. */

@@ -18,7 +18,7 @@
 
 #include "mesh.h"
 
-enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2 };
+enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2, TURN_BYTES = 4 << 20 /* of a link, then the others have theirs */ };
 
 static const double GREETING_SECONDS = 5; /* a TCP caller has for the whole handshake */
 static const double PLACE_SECONDS = 1;    /* and for itself alone, when others want its place */
@@ -35,19 +35,19 @@ static void end_link(hpc_control *c, int rank, const char *why) {
     if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);   /* lets a peer go that waits for it, and ends our sends */
 }
 
-static void on_link(hpc_control *c, int rank) {
+static void on_link(hpc_control *c, int rank, size_t most) {
     if (c->links[rank].ended) { /* by a tick, before the connecting thread had it watched */
         epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, atomic_load(&c->links[rank].fd), NULL);
         return;
     }
-    const char *why = hpc_link_read(c, rank);
+    const char *why = hpc_link_read(c, rank, most);
     if (why != NULL) end_link(c, rank, why);
 }
 
 static void on_death(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, l->pidfd, NULL);
-    if (atomic_load(&l->fd) >= 0) on_link(c, rank); /* its last words may be a BYE */
+    if (atomic_load(&l->fd) >= 0) on_link(c, rank, SIZE_MAX); /* its last words may be a BYE */
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
 }
 
@@ -171,17 +171,19 @@ static void on_unix_caller(hpc_control *c, hpc_stranger *s) {
     hpc_link_alive(c, rank);
 }
 
-/* Which of the peer's endpoints is at the address from which it came. */
-static void recall_endpoint(hpc_link *l) {
+/* The peer's endpoint at the address from which it came is how it can be reached. */
+static void recall_endpoint(const hpc_control *c, hpc_link *l) {
+    hpc_endpoint candidates[HPC_ENDPOINTS + 2];
     char text[HPC_ENDPOINT_TEXT];
-    for (int i = 0; i < HPC_ENDPOINTS; i++) {
-        hpc_endpoint e = l->address.endpoints[i];
-        if (e.family == 0) return;
+    int n = hpc_net_candidates(c->self.endpoints, l->address.endpoints, l->same_host, candidates);
+    for (int i = 0; i < n; i++) {
+        hpc_endpoint e = candidates[i];
         e.interface[0] = 0;
         hpc_net_text(&e, text);
         const char *port = strrchr(text, ':');
         if (port == NULL || strncmp(text, l->path, (size_t)(port - text) + 1) != 0) continue;
-        l->endpoint = l->address.endpoints[i];
+        l->endpoint = candidates[i];
+        hpc_net_text(&l->endpoint, l->path);
         return;
     }
 }
@@ -193,7 +195,7 @@ static int take_link(hpc_control *c, int fd, const hpc_hello *hello) {
     if (hpc_greeting_end(fd) != HPC_OK) return 0;
     hpc_net_tune(fd, c->silence);
     hpc_net_peer_text(fd, l->path);
-    recall_endpoint(l);
+    recall_endpoint(c, l);
     hpc_link_publish(c, hello->from, fd, HPC_LINK_TCP);
     if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, hello->from) != 0)
         end_link(c, hello->from, "this rank cannot watch its connection");
@@ -245,7 +247,7 @@ static void tick_link(hpc_control *c, int rank, double now) {
     char why[HPC_REASON_BYTES];
     if (atomic_load(&l->fd) < 0 || l->kind != HPC_LINK_TCP || l->ended) return;
     if (now - l->heard > c->silence) {
-        on_link(c, rank); /* what came may lie unread */
+        on_link(c, rank, TURN_BYTES); /* what came may lie unread */
         if (!l->ended && now - l->heard > c->silence) {
             snprintf(why, sizeof why, "nothing was heard from it for %.3g s", c->silence);
             end_link(c, rank, why);
@@ -303,7 +305,7 @@ static void handle(hpc_control *c, const struct epoll_event *event) {
         on_stranger(c, &c->strangers[index]);
         return;
     case HPC_WATCH_LINK:
-        on_link(c, index);
+        on_link(c, index, TURN_BYTES);
         return;
     case HPC_WATCH_PROCESS:
         on_death(c, index);

@@ -197,7 +197,10 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds)
     if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait);
     if (held == 0 && status == HPC_IN_PROGRESS && in_bed) {
         group->bed->sleep(group->progress_arg, seconds);
-    } else if (held == 0 && status == HPC_IN_PROGRESS) {
+        group->bed->leave(group->progress_arg);
+        return status;
+    }
+    if (held == 0 && status == HPC_IN_PROGRESS) {
         t.tv_sec = (time_t)seconds;
         t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
         syscall(SYS_futex, &bell->rings, FUTEX_WAIT, rings, &t, NULL, 0);

@@ -20,7 +20,8 @@ typedef struct hpc_bell {
 enum { HPC_REASON_BYTES = 160, HPC_NOTE_BYTES = 200, HPC_NOTES = 16 };
 
 /* Where a wait may sleep instead of on the futex: in a set of sockets, which wakes it without a detour. Only one thread
- * can at a time. claim comes before the last look at the condition; leave after the sleep, or without one. */
+ * can at a time. claim comes before the last look at the condition; leave after the sleep, or without one. sleep takes
+ * its thread out of the bell's sleepers before it handles what woke it, which would ring for itself otherwise. */
 typedef struct hpc_bed {
     int (*claim)(void *arg);
     void (*sleep)(void *arg, double seconds);

@@ -35,6 +35,7 @@ typedef struct tcp_order {
 typedef struct tcp_stream {
     _Atomic int fd;    /* -1: not connected yet */
     hpc_reader reader; /* under reading */
+    int low_water;     /* bytes that must have come before an event tells of them; likewise */
     tcp_order *first, **last;
     uint64_t pieces; /* put on it, other than stream 0 */
     int no_zerocopy; /* the kernel says that it copied all the same */
@@ -93,6 +94,8 @@ typedef struct hpc_tcp {
     pthread_t thread;
     int running;
     _Atomic int stopping;
+    _Atomic uint32_t told;  /* how often news was told */
+    _Atomic int hot;        /* 1 + the slot of the link that spoke last */
     _Atomic uint32_t polls; /* looks by waits: they do the reading */
     _Atomic int drowsy;     /* a wait sleeps in the set */
     _Atomic int napping;    /* the service thread */

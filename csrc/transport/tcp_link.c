@@ -20,7 +20,7 @@
 
 #include "tcp.h"
 
-enum { SMALL = 512, PARTS = 32, STRIPE_MIN = 256 << 10, LINE = 64 };
+enum { SMALL = 512, PARTS = 32, STRIPE_MIN = 256 << 10, LINE = 64, BATCH = 256 << 10 };
 
 /* ---- life ---- */
 
@@ -40,6 +40,7 @@ tcp_link *tcp_link_create(hpc_tcp *t, int peer, uint64_t lane, hpc_lane *of) {
     for (int k = 0; k < streams; k++) {
         atomic_init(&l->streams[k].fd, -1);
         l->streams[k].last = &l->streams[k].first;
+        l->streams[k].low_water = 1;
     }
     for (int k = 0; k < streams; k++)
         if (hpc_reader_init(&l->streams[k].reader, k, streams) != HPC_OK) goto no_memory;
@@ -430,6 +431,8 @@ static int done(void *arg, int stream, const hpc_frame *f, hpc_memory *memory, c
 static void tell(tcp_link *l) {
     if (l->rings) {
         l->rings = 0;
+        atomic_store_explicit(&l->tcp->hot, l->slot + 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&l->tcp->told, 1, memory_order_relaxed);
         hpc_bell_ring(l->tcp->context->group.bell);
     }
     if (l->answer_flush) {
@@ -440,6 +443,15 @@ static void tell(tcp_link *l) {
             error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_FLUSHED, .value = l->flush_asked}, NULL);
         unlock_sent(l, error);
     }
+}
+
+/* While much of a payload is to come, no event tells of less than a batch: each would cost a wake-up. Whether reading
+ * must go on: what came before the mark was lowered has had no event. */
+static int mark_low_water(tcp_stream *s, int fd) {
+    int mark = hpc_reader_left(&s->reader) >= BATCH ? BATCH : 1;
+    if (mark == s->low_water) return 0;
+    if (setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark) == 0) s->low_water = mark;
+    return mark == 1;
 }
 
 /* 1: more may be there than the budget allowed; 0: all is read; -1: the link is broken. to_end: the peer has closed,
@@ -473,7 +485,8 @@ static int read_stream(tcp_link *l, int k, int to_end, size_t budget) {
         }
         tell(l);
         taken += (size_t)got;
-        if (!to_end && (size_t)got < asked) return 0;
+        int goes_on = mark_low_water(s, fd);
+        if (!to_end && !goes_on && (size_t)got < asked) return 0;
         if (taken >= budget) return 1;
     }
     return 0;

@@ -22,7 +22,14 @@
 
 #include "tcp.h"
 
-enum { EVENTS = 16, WAIT_BUDGET = 256 << 10, SERVICE_BUDGET = 1 << 20, NAP_MS = 1, LONGEST_NAP_MS = 16 };
+enum {
+    EVENTS = 16,
+    WAIT_BUDGET = 512 << 10,
+    SERVICE_BUDGET = 1 << 20,
+    NAP_MS = 1,
+    LONGEST_NAP_MS = 16,
+    LOOKS_AT_HOT = 4
+};
 
 static const uint64_t ALARM = UINT64_MAX;
 static const double GRACE = 1; /* a broken connection's peer may be about to say that it leaves */
@@ -103,12 +110,20 @@ void tcp_report(hpc_tcp *t) {
 
 /* ---- waits ---- */
 
+/* Mostly the link that spoke last speaks next: it is read at once, without asking the set. */
 int tcp_progress(hpc_context *c) {
     struct epoll_event events[EVENTS];
     hpc_tcp *t = c->tcp;
     int n, left = 0;
     if (t == NULL) return 0;
     atomic_fetch_add_explicit(&t->polls, 1, memory_order_relaxed);
+    int hot = atomic_load_explicit(&t->hot, memory_order_relaxed);
+    uint32_t told = atomic_load_explicit(&t->told, memory_order_relaxed);
+    if (hot != 0) {
+        const struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)(hot - 1) << 8};
+        left = handle(t, &event, WAIT_BUDGET);
+        if (atomic_load_explicit(&t->told, memory_order_relaxed) != told) return 1;
+    }
     n = epoll_wait(t->epoll_fd, events, EVENTS, 0);
     for (int i = 0; i < n; i++)
         if (events[i].data.u64 != ALARM)
@@ -132,6 +147,7 @@ static void sleep_in_set(void *arg, double seconds) {
     struct epoll_event events[EVENTS];
     hpc_tcp *t = ((hpc_context *)arg)->tcp;
     int n = epoll_wait(t->epoll_fd, events, EVENTS, seconds > 60 ? 60000 : (int)(seconds * 1e3) + 1);
+    atomic_fetch_sub(&t->context->group.bell->sleepers, 1);
     for (int i = 0; i < n; i++)
         if (events[i].data.u64 == ALARM)
             clear(t->alarm_fd);

@@ -1,0 +1,194 @@
+/* Who is alive on the control channel: dead, frozen, thawed and busy ranks; and what their last words are. */
+#define _GNU_SOURCE
+#include <poll.h>
+#include <signal.h>
+
+#include "node.h"
+
+enum { MET = 1, DONE };
+
+static void compute(double seconds) {
+    volatile uint64_t x = 1;
+    for (double end = ranks_now() + seconds; ranks_now() < end;)
+        for (int i = 0; i < 1000; i++) x = x * 3 + 1;
+}
+
+/* ---- who is alive ---- */
+
+static void dead(rank *r) {
+    node *n = node_join(r, r->arg, 10);
+    rank_meet(r);
+    if (r->rank == 1) raise(SIGKILL);
+    node_expect_gone(n, 1, "its process died", 5);
+    node_leave(n, NULL);
+}
+
+static void frozen(rank *r) {
+    node *n = node_join(r, r->arg, 1);
+    CHECK_OK(node_meet(n, 20));
+    if (r->rank == 1) raise(SIGSTOP);
+    node_expect_gone(n, 1, "nothing was heard from it for 1 s", 4);
+    node_leave(n, NULL);
+}
+
+/* Thawed before the silence is over, it is alive, and blames nobody. */
+static void thawed(rank *r) {
+    node *n = node_join(r, ALL_TCP, 2);
+    CHECK_OK(node_meet(n, 20));
+    if (r->rank == 1) {
+        rank_set(r, MET, (uint64_t)getpid());
+        raise(SIGSTOP);
+    } else if (r->rank == 0) {
+        pid_t pid = (pid_t)rank_await(r, MET, 1);
+        node_idle(1.2);
+        CHECK_EQ(kill(pid, SIGCONT), 0);
+    }
+    CHECK_OK(node_meet(n, 20));
+    node_leave(n, NULL);
+}
+
+/* Frozen for longer than the silence: the others have given it up, and it finds out. */
+static void given_up(rank *r) {
+    node *n = node_join(r, ALL_TCP, 0.5);
+    CHECK_OK(node_meet(n, 20));
+    if (r->rank == 1) {
+        rank_set(r, MET, (uint64_t)getpid());
+        raise(SIGSTOP);
+        if (node_meet(n, 20) == HPC_OK)
+            CHECK_STATUS(node_meet(n, 20), HPC_ERR_PEER); /* the parts of the first one had come */
+    } else {
+        pid_t pid = (pid_t)rank_await(r, MET, 1);
+        node_expect_gone(n, 1, "nothing was heard from it for 0.5 s", 4);
+        atomic_fetch_add(&r->board[DONE], 1);
+        rank_await(r, DONE, (uint64_t)r->size - 1);
+        kill(pid, SIGCONT);
+    }
+    node_leave(n, NULL);
+}
+
+static void busy(rank *r) {
+    node *n = node_join(r, r->arg, 0.5);
+    CHECK_OK(node_meet(n, 20));
+    if (r->rank == 1) compute(2.5);
+    CHECK_OK(node_meet(n, 20));
+    if (r->rank == 0) node_idle(1.5);
+    CHECK_OK(node_meet(n, 20));
+    node_leave(n, NULL);
+}
+
+/* A child keeps the dead rank's sockets open: only its silence tells. */
+static void orphaned(rank *r) {
+    node *n = node_join(r, ALL_TCP, 1);
+    CHECK_OK(node_meet(n, 20));
+    if (r->rank == 1) {
+        if (fork() == 0) {
+            for (double end = ranks_now() + 10; ranks_now() < end && atomic_load(&r->board[DONE]) < 2;)
+                poll(NULL, 0, 10);
+            _exit(0);
+        }
+        raise(SIGKILL);
+    }
+    node_expect_gone(n, 1, "nothing was heard from it for 1 s", 4);
+    atomic_fetch_add(&r->board[DONE], 1);
+    node_leave(n, NULL);
+}
+
+/* It does not read, and the silence is longer than the deadline: a part that was sent by halves ends the link. */
+static void clogged(rank *r) {
+    enum { BYTES = 32 << 20 };
+    node *n = node_join(r, ALL_TCP, 60);
+    CHECK_OK(node_meet(n, 20));
+    if (r->rank == 1) raise(SIGSTOP);
+    char *data = calloc(1, BYTES);
+    CHECK(data);
+    double start = ranks_now();
+    CHECK_STATUS(node_gather(n, "gather", data, BYTES, HPC_EQUAL_SIZES, 1), HPC_ERR_TIMEOUT);
+    CHECK(ranks_error_waits_for(1));
+    CHECK_STATUS(node_meet(n, 20), HPC_ERR_CONFIG);
+    CHECK(ranks_now() - start < 5);
+    free(data);
+    start = ranks_now();
+    node_leave(n, NULL);
+    CHECK(ranks_now() - start < 5);
+}
+
+/* ---- leaving ---- */
+
+/* Beats are under way all the time, and must not eat the last word. */
+static void last_words(rank *r) {
+    const char *why = r->arg ? "the disk is full" : NULL;
+    for (int i = 0; i < ranks_rounds(40); i++) {
+        node *n = node_join(r, ALL_TCP, 0.2);
+        int who = i % r->size;
+        CHECK_OK(node_meet(n, 20));
+        rank_meet(r);
+        if (r->rank == who) {
+            if (i % 3 == 0) node_idle(0.1);
+            node_leave(n, why);
+        } else {
+            node_expect_gone(n, who, why ? why : "it left", 5);
+            CHECK_EQ(atomic_load(&n->group.states[who]), why ? HPC_PEER_FAILED : HPC_PEER_LEFT);
+            CHECK_EQ(strcmp(n->group.reasons[who], why ? why : "it left"), 0);
+            node_leave(n, NULL);
+        }
+        rank_meet(r);
+    }
+}
+
+static void leave_together(rank *r) {
+    for (int i = 0; i < ranks_rounds(40); i++) {
+        node *n = node_join(r, i % 3, 1);
+        CHECK_OK(node_meet(n, 20));
+        double start = ranks_now();
+        node_leave(n, NULL);
+        CHECK(ranks_now() - start < 0.9);
+        rank_meet(r);
+    }
+}
+
+int main(int argc, char **argv) {
+    static const ranks_case cases[] = {
+        {.name = "dead-tcp",
+         .size = 3,
+         .run = dead,
+         .arg = ALL_TCP,
+         .where = RANKS_SHM | RANKS_PROCESSES,
+         .victims = 2,
+         .bare = true},
+        {.name = "dead-unix",
+         .size = 3,
+         .run = dead,
+         .arg = ALL_UNIX,
+         .where = RANKS_SHM | RANKS_PROCESSES,
+         .victims = 2,
+         .bare = true},
+        {.name = "frozen-tcp",
+         .size = 3,
+         .run = frozen,
+         .arg = ALL_TCP,
+         .where = RANKS_SHM | RANKS_PROCESSES,
+         .victims = 2,
+         .bare = true},
+        {.name = "thawed", .size = 3, .run = thawed, .where = RANKS_SHM | RANKS_PROCESSES, .bare = true},
+        {.name = "given-up", .size = 3, .run = given_up, .where = RANKS_SHM | RANKS_PROCESSES, .bare = true},
+        {.name = "busy-tcp", .size = 3, .run = busy, .arg = ALL_TCP, .where = RANKS_SHM, .bare = true},
+        {.name = "busy-mixed", .size = 4, .run = busy, .arg = MIXED, .where = RANKS_SHM, .bare = true},
+        {.name = "orphaned",
+         .size = 3,
+         .run = orphaned,
+         .where = RANKS_SHM | RANKS_PROCESSES,
+         .victims = 2,
+         .bare = true},
+        {.name = "clogged",
+         .size = 3,
+         .run = clogged,
+         .where = RANKS_SHM | RANKS_PROCESSES,
+         .victims = 2,
+         .bare = true},
+        {.name = "last-words-bye", .size = 3, .run = last_words, .arg = 0, .where = RANKS_SHM, .bare = true},
+        {.name = "last-words-abort", .size = 3, .run = last_words, .arg = 1, .where = RANKS_SHM, .bare = true},
+        {.name = "leave-together", .size = 4, .run = leave_together, .where = RANKS_SHM, .bare = true},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}

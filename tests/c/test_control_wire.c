@@ -1,0 +1,270 @@
+/* What may come to the control channel by TCP: strangers, and bytes of a peer that is proven but is not this code. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "node.h"
+
+enum { MET = 1, DONE, GONE, PORT };
+
+/* ---- bytes of a peer that is proven, but not this code ---- */
+
+static const hpc_mesh_frame sound = {
+    .magic = 0x68706331, .type = HPC_MESH_GATHER, .rank = 1, .sequence = 1, .op = "meet"};
+
+/* Rank 1 as a bare connection to rank 0. */
+static int impersonate(rank *r) {
+    hpc_control_address all[RANKS_MAX], self = {0};
+    unsigned char key[HPC_DIGEST_BYTES];
+    const char *why = "";
+    node_share(r, &self, all, sizeof self);
+    const hpc_bytes part = {all[0].secret, sizeof all[0].secret};
+    hpc_hello hello = {.purpose = HPC_FOR_CONTROL, .from = 1, .size = 2};
+    memcpy(hello.name, all[0].name, sizeof hello.name);
+    hpc_hmac(NULL, 0, &part, 1, key);
+    int fd = node_call_port(1, all[0].endpoints[0].port, 0);
+    CHECK_OK(hpc_hello_call(fd, &hello, key, hpc_now() + 10, &why));
+    return fd;
+}
+
+static void send_bytes(int fd, const void *data, size_t n) {
+    CHECK_EQ(send(fd, data, n, MSG_NOSIGNAL), n);
+}
+
+static void receive_bytes(int fd, void *data, size_t n) {
+    CHECK_EQ(recv(fd, data, n, MSG_WAITALL), n);
+}
+
+/* What follows is cut anywhere. */
+static void dribble(rank *r) {
+    enum { BYTES = 100000 };
+    char *data = malloc(BYTES), *stream = malloc(2 * BYTES);
+    size_t used = 0;
+    CHECK(data && stream);
+    ranks_fill(data, BYTES, 3 + (uint64_t)r->rank);
+    if (r->rank == 0) {
+        node *n = node_join(r, ALL_TCP, 10);
+        CHECK_OK(node_gather(n, "gather", data, BYTES, HPC_EQUAL_SIZES, 20));
+        CHECK_EQ(ranks_first_wrong(n->replies[1].data, BYTES, 4), BYTES);
+        hpc_control_free_replies(n->control, n->replies);
+        node_expect_gone(n, 1, "it left", 5);
+        node_leave(n, NULL);
+    } else {
+        int fd = impersonate(r);
+        uint64_t random = 5;
+        for (size_t at = 0; at < BYTES; at += 1000) {
+            hpc_mesh_frame f = sound, beat = sound;
+            f.nbytes = 1000, f.total = BYTES, f.offset = at;
+            snprintf(f.op, sizeof f.op, "gather");
+            beat.type = HPC_MESH_BEAT;
+            memcpy(stream + used, &f, sizeof f);
+            memcpy(stream + used + sizeof f, data + at, 1000);
+            memcpy(stream + used + sizeof f + 1000, &beat, sizeof beat);
+            used += sizeof f + 1000 + sizeof beat;
+        }
+        for (size_t at = 0, n; at < used; at += n) {
+            n = 1 + ranks_random(&random) % 300;
+            if (n > used - at) n = used - at;
+            send_bytes(fd, stream + at, n);
+        }
+        for (size_t at = 0; at < BYTES;) {
+            hpc_mesh_frame f;
+            receive_bytes(fd, &f, sizeof f);
+            if (f.type == HPC_MESH_BEAT) continue;
+            CHECK_EQ(f.type, HPC_MESH_GATHER);
+            CHECK_EQ(f.offset, at);
+            receive_bytes(fd, stream + at, f.nbytes);
+            at += f.nbytes;
+        }
+        CHECK_EQ(ranks_first_wrong(stream, BYTES, 3), BYTES);
+        hpc_mesh_frame bye = sound;
+        bye.type = HPC_MESH_BYE;
+        send_bytes(fd, &bye, sizeof bye);
+        close(fd);
+    }
+    free(data);
+    free(stream);
+}
+
+enum { GARBLED = 14 };
+
+/* One wrong thing each; what follows the frame is zeros. */
+static hpc_mesh_frame garble(int what) {
+    hpc_mesh_frame f = sound;
+    switch (what) {
+    case 0:
+        f.magic++;
+        break;
+    case 1:
+        f.type = 99;
+        break;
+    case 2:
+        f.type = HPC_MESH_HELLO;
+        break;
+    case 3:
+        f.rank = 0;
+        break;
+    case 4:
+        f.rank = -1;
+        break;
+    case 5:
+        f.rank = 1 << 30;
+        break;
+    case 6:
+        f.nbytes = HPC_PIECE_BYTES + 1, f.total = 1 << 20;
+        break;
+    case 7:
+        f.nbytes = UINT32_MAX, f.total = UINT64_MAX;
+        break;
+    case 8:
+        f.nbytes = 2, f.total = 1;
+        break;
+    case 9:
+        f.offset = UINT64_MAX - 1, f.total = UINT64_MAX, f.nbytes = 1;
+        break;
+    case 10:
+        f.offset = 8, f.total = 16, f.nbytes = 8; /* the first one of its message */
+        break;
+    case 11:
+        f.total = ((uint64_t)1 << 32) + 1;
+        break;
+    case 12:
+        memset(f.op, 'x', sizeof f.op);
+        break;
+    case 13:
+        f.type = HPC_MESH_ABORT, f.nbytes = HPC_REASON_BYTES, f.total = HPC_REASON_BYTES;
+        break;
+    }
+    return f;
+}
+
+static size_t mapped_bytes(void) {
+    unsigned long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    CHECK(f && fscanf(f, "%lu", &pages) == 1);
+    fclose(f);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static void garbled(rank *r) {
+    for (int what = 0; what <= GARBLED; what++) {
+        if (r->rank == 0) {
+            node *n = node_join(r, ALL_TCP, 10);
+            size_t before = mapped_bytes();
+            node_expect_gone(n, 1,
+                             what < GARBLED ? "it sent what is no message of hpcomm" : "its process died or closed", 5);
+            CHECK(mapped_bytes() < before + ((size_t)1 << 30));
+            node_leave(n, NULL);
+        } else {
+            int fd = impersonate(r);
+            hpc_mesh_frame f = garble(what);
+            if (what == GARBLED) f.total = (uint64_t)1 << 32, f.nbytes = 8; /* sound, but there is not as much */
+            send_bytes(fd, &f, sizeof f);
+            send_bytes(fd, "12345678", 8);
+            close(fd);
+        }
+        rank_meet(r);
+    }
+}
+
+/* Sound frames with a few random bytes changed: whatever it is taken for, this rank lives and says who was at fault. */
+static void noise(rank *r) {
+    for (int i = 0; i < ranks_rounds(100); i++) {
+        if (r->rank == 0) {
+            node *n = node_join(r, ALL_TCP, 10);
+            int status;
+            while ((status = node_meet(n, 20)) == HPC_OK) {
+            }
+            CHECK(status == HPC_ERR_PEER || status == HPC_ERR_CONFIG);
+            node_leave(n, NULL);
+        } else {
+            uint64_t random = (uint64_t)i;
+            int fd = impersonate(r);
+            for (int k = 0; k < 50; k++) {
+                hpc_mesh_frame f = sound;
+                f.sequence = (uint64_t)k / 2 + 1;
+                f.type = k % 2 ? HPC_MESH_GATHER : HPC_MESH_BEAT;
+                if (ranks_random(&random) % 8 == 0)
+                    ((char *)&f)[ranks_random(&random) % 40] ^= (char)(1 << ranks_random(&random) % 8);
+                if (send(fd, &f, sizeof f, MSG_NOSIGNAL) < 0) break;
+            }
+            close(fd);
+        }
+        rank_meet(r);
+    }
+}
+
+/* ---- strangers ---- */
+
+static int open_files(void) {
+    DIR *dir = opendir("/proc/self/fd");
+    int n = 0;
+    CHECK(dir);
+    while (readdir(dir)) n++;
+    closedir(dir);
+    return n;
+}
+
+static int has_hung_up(int fd, int ms) {
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    char bytes[64];
+    while (poll(&p, 1, ms) == 1)
+        if (recv(fd, bytes, sizeof bytes, 0) <= 0) return 1;
+    return 0;
+}
+
+/* Rank 2 is none: it calls rank 0 instead, before and after the others connect. */
+static void strangers(rank *r) {
+    enum { SILENT = 150 };
+    static const char garbage[] = "GET / HTTP/1.1\r\nHost: nobody\r\n\r\nand much more that nobody asked for\r\n";
+    if (r->rank == 2) {
+        static int silent[SILENT];
+        hpc_control_address none[RANKS_MAX], self = {0};
+        node_share(r, &self, none, sizeof self);
+        uint16_t port = (uint16_t)rank_await(r, PORT, 1);
+        for (int i = 0; i < SILENT; i++) silent[i] = node_call_port(1, port, 0);
+        int loud = node_call_port(1, port, 0);
+        CHECK(send(loud, garbage, sizeof garbage, MSG_NOSIGNAL) > 0);
+        rank_set(r, MET, 1);
+        rank_await(r, DONE, 2); /* the others have met in spite of it */
+        CHECK(has_hung_up(loud, 1000));
+        for (int i = 0; i < SILENT; i++) {
+            CHECK(has_hung_up(silent[i], 10000));
+            close(silent[i]);
+        }
+        close(loud);
+        rank_set(r, GONE, 1);
+        return;
+    }
+    node *n = node_open(r, 2, 2, NULL);
+    int before = open_files();
+    if (r->rank == 0) rank_set(r, PORT, n->all[0].endpoints[0].port);
+    rank_await(r, MET, 1);
+    CHECK_OK(node_connect(n, ALL_TCP, 20));
+    CHECK_OK(node_meet(n, 20));
+    CHECK(!r->mode->threads ? open_files() <= before + 64 + 2 : 1);
+    atomic_fetch_add(&r->board[DONE], 1);
+    rank_await(r, GONE, 1);
+    CHECK_OK(node_meet(n, 20));
+    if (r->rank == 0) {
+        const char *note = hpc_group_note_at(&n->group, 0);
+        CHECK(note && strstr(note, "refused a connection from 127.0.0.1:"));
+        CHECK(hpc_group_note_at(&n->group, 1) == NULL);
+    } else {
+        CHECK(hpc_group_note_at(&n->group, 0) == NULL);
+    }
+    node_leave(n, NULL);
+}
+
+int main(int argc, char **argv) {
+    static const ranks_case cases[] = {
+        {.name = "dribble", .size = 2, .run = dribble, .where = RANKS_SHM, .bare = true},
+        {.name = "garbled", .size = 2, .run = garbled, .where = RANKS_SHM, .bare = true},
+        {.name = "noise", .size = 2, .run = noise, .where = RANKS_SHM, .bare = true},
+        {.name = "strangers", .size = 3, .run = strangers, .where = RANKS_SHM, .bare = true},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}
