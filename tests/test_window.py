@@ -77,6 +77,24 @@ def test_late_sources_stay_alive_until_they_are_read() -> None:
     assert run_threads(2, body, transport="loop", loop_seed=3) == [1500 * 1501] * 2
 
 
+def test_large_sources_stay_alive_until_the_wire_has_them() -> None:
+    """Temporaries that no socket buffer holds, for a peer that takes its time."""
+    rows, width = 6, 1 << 20
+
+    def body(context: hpcomm.Context) -> list[tuple[int, int]]:
+        window = context.window((rows, width), "int64", signals=1)
+        if context.rank == 0:
+            for row in range(rows):
+                window.put(1, np.full(width, row + 1), row * width * 8)
+            window.put_signal(1, None, signal=0, value=1)
+        else:
+            window.wait_signal(0, 1)
+        context.barrier()
+        return [(int(row.min()), int(row.max())) for row in window.array]
+
+    assert run_threads(2, body, transport="tcp")[1] == [(row + 1, row + 1) for row in range(rows)]
+
+
 def test_late_sources_of_a_rank_alone() -> None:
     with hpcomm.init(transport="loop", loop_seed=5) as context:
         window = context.window((1000,), "uint64")
