@@ -53,6 +53,7 @@ typedef struct tcp_link {
     tcp_stream streams[HPC_TCP_STREAMS];
 
     _Atomic int reading, again;
+    _Atomic int hung_up;              /* bit k: the peer's end of stream k */
     uint64_t landed[HPC_TCP_STREAMS]; /* pieces, by stream */
     size_t signals_offset;            /* of the window of the frame at hand, if it has a signal */
     uint64_t flush_asked;             /* by the peer, to be answered after what was read */

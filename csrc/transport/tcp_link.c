@@ -454,9 +454,9 @@ static int mark_low_water(tcp_stream *s, int fd) {
     return mark == 1;
 }
 
-/* 1: more may be there than the budget allowed; 0: all is read; -1: the link is broken. to_end: the peer has closed,
- * which a short read would not show. */
-static int read_stream(tcp_link *l, int k, int to_end, size_t budget) {
+/* 1: more may be there than the budget allowed; 0: all is read; -1: the link is broken. A short read means that all is
+ * read, unless the peer has hung up, which it would not show. */
+static int read_stream(tcp_link *l, int k, size_t budget) {
     const hpc_sink sink = {place, done, l};
     tcp_stream *s = &l->streams[k];
     int fd = atomic_load_explicit(&s->fd, memory_order_relaxed);
@@ -486,16 +486,15 @@ static int read_stream(tcp_link *l, int k, int to_end, size_t budget) {
         tell(l);
         taken += (size_t)got;
         int goes_on = mark_low_water(s, fd);
-        if (!to_end && !goes_on && (size_t)got < asked) return 0;
+        if (!goes_on && (size_t)got < asked && !(atomic_load(&l->hung_up) >> k & 1)) return 0;
         if (taken >= budget) return 1;
     }
     return 0;
 }
 
-static int read_link(tcp_link *l, int stream, uint32_t events, size_t budget) {
+static int read_link(tcp_link *l, int stream, size_t budget) {
     const hpc_sink sink = {place, done, l};
-    int to_end = (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
-    int left = read_stream(l, stream, to_end, budget);
+    int left = read_stream(l, stream, budget);
     if (stream > 0 && left >= 0) { /* a fence of stream 0 may be met */
         const char *why = "a bad frame";
         if (hpc_reader_got(&l->streams[0].reader, 0, l->landed, &sink, &why) < 0) {
@@ -503,7 +502,7 @@ static int read_link(tcp_link *l, int stream, uint32_t events, size_t budget) {
             return -1;
         }
         tell(l);
-        if (read_stream(l, 0, 0, budget) == 1)
+        if (read_stream(l, 0, budget) == 1)
             tcp_watch(l->tcp, l, 0, atomic_load_explicit(&l->streams[0].fd, memory_order_relaxed), 1);
     }
     return left;
@@ -523,12 +522,13 @@ int tcp_link_visit(tcp_link *l, int stream, uint32_t events, size_t budget) {
     if (stream < 0 || stream >= l->n_streams) return 0;
     if (events & (EPOLLOUT | EPOLLERR)) send_more(l, stream, events);
     if (!(events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))) return 0;
+    if (events & (EPOLLRDHUP | EPOLLHUP)) atomic_fetch_or(&l->hung_up, 1 << stream); /* whoever reads has to know */
     atomic_fetch_or(&l->again, 1 << stream);
     while (!atomic_exchange(&l->reading, 1)) {
         int streams = atomic_exchange(&l->again, 0), closed;
         for (int k = 0; k < l->n_streams && !atomic_load(&l->ended); k++) {
             if (!(streams >> k & 1)) continue;
-            int more = read_link(l, k, k == stream ? events : EPOLLRDHUP, budget);
+            int more = read_link(l, k, budget);
             if (more > 0) { /* back into the set, behind the others */
                 tcp_watch(l->tcp, l, k, atomic_load_explicit(&l->streams[k].fd, memory_order_relaxed), 1);
                 left = 1;
