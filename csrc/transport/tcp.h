@@ -100,7 +100,7 @@ typedef struct hpc_tcp {
     _Atomic uint32_t polls; /* looks by waits: they do the reading */
     _Atomic int drowsy;     /* a wait sleeps in the set */
     _Atomic int napping;    /* the service thread */
-    _Atomic int any_broken; /* some link, and nobody was told yet */
+    _Atomic int broken;     /* some link, and nobody was told yet */
 } hpc_tcp;
 
 /* ---- tcp_link.c ---- */
