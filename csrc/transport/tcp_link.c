@@ -11,6 +11,9 @@
 
 #include <errno.h>
 #include <linux/errqueue.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,6 +66,7 @@ static void drop_orders(tcp_stream *s) {
     }
     s->first = NULL;
     s->last = &s->first;
+    s->answer = NULL;
 }
 
 void tcp_link_release(tcp_link *l) {
@@ -79,11 +83,13 @@ void tcp_link_release(tcp_link *l) {
 }
 
 int tcp_link_install(tcp_link *l, int stream, int fd) {
-    int none = -1, on = 1;
+    int none = -1, on = 1, off = 0;
     if (stream < 0 || stream >= l->n_streams || !atomic_compare_exchange_strong(&l->streams[stream].fd, &none, fd))
         return HPC_ERR_INVALID;
     if (l->tcp->context->tcp_zerocopy == 0 || setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) != 0)
         l->streams[stream].no_zerocopy = 1;
+    /* While a fence holds it, it is not read, and that may last longer than a silence: until slower streams are. */
+    if (stream == 0 && l->n_streams > 1) setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof off);
     if (tcp_watch(l->tcp, l, stream, fd, 0) == 0) return HPC_OK;
     atomic_store(&l->streams[stream].fd, -1);
     return HPC_ERR_TRANSPORT;
@@ -197,6 +203,7 @@ static int send_orders(tcp_link *l, tcp_stream *s) {
             if (o->sent < o->total) break;
             s->first = o->next;
             if (s->first == NULL) s->last = &s->first;
+            if (s->answer == o) s->answer = NULL;
             free(o);
         }
     }
@@ -210,6 +217,7 @@ static int hold_back(tcp_stream *s, const void *header, size_t head, const void 
     memcpy(o->header, header, head);
     *s->last = o;
     s->last = &o->next;
+    if (o->header[offsetof(hpc_frame, type)] == HPC_FRAME_FLUSHED) s->answer = o;
     return 0;
 }
 
@@ -418,13 +426,22 @@ static int done(void *arg, int stream, const hpc_frame *f, hpc_memory *memory, c
         return HPC_OK;
     case HPC_FRAME_WANT:
         /* Either the taker of the next event sees wanted, or its head is seen here. */
-        atomic_store(&l->wanted, 1);
+        atomic_exchange(&l->wanted, 1);
         tcp_link_give_credit(l);
         return HPC_OK;
     default:
         atomic_store(&l->closed_there, 1);
         return HPC_OK;
     }
+}
+
+/* A peer that reads nothing has one answer waiting for it, however often it asks. */
+static int answer_flush(tcp_link *l) {
+    tcp_order *waiting = l->streams[0].answer;
+    const hpc_frame answer = {.type = HPC_FRAME_FLUSHED, .value = l->flush_asked};
+    if (waiting == NULL || waiting->sent > 0) return send_ordered(l, answer, NULL);
+    memcpy(waiting->header + offsetof(hpc_frame, value), &answer.value, sizeof answer.value);
+    return 0;
 }
 
 /* Tells whoever waits, and answers the peer, once for all that came. */
@@ -439,8 +456,7 @@ static void tell(tcp_link *l) {
         int error = 0;
         l->answer_flush = 0;
         pthread_mutex_lock(&l->sending);
-        if (!is_silent(l))
-            error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_FLUSHED, .value = l->flush_asked}, NULL);
+        if (!is_silent(l)) error = answer_flush(l);
         unlock_sent(l, error);
     }
 }
