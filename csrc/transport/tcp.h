@@ -20,9 +20,9 @@
 
 #include <pthread.h>
 
-#include "../frame.h"
-#include "../lane.h"
-#include "../ring.h"
+#include "frame.h"
+#include "lane.h"
+#include "ring.h"
 
 /* A frame that waits for room in the socket. */
 typedef struct tcp_order {
