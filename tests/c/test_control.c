@@ -74,7 +74,7 @@ static void descriptor(rank *r) {
 /* ---- starting ---- */
 
 static void late(rank *r) {
-    node *n = node_open(r, r->size, 0.5, NULL);
+    node *n = node_open(r, r->size, 1, NULL);
     if (r->rank == 0) node_idle(2.5);
     CHECK_OK(node_connect(n, r->arg, 20));
     CHECK_OK(node_meet(n, 20));
