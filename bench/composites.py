@@ -209,7 +209,8 @@ def gloo_group(bench: Bench) -> tuple[Any, Any, Step]:
     else:
         folder = bench.comm.bcast(tempfile.mkdtemp() if bench.rank == 0 else None)
         store = f"file://{folder}/gloo"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group("gloo", init_method=store, rank=bench.rank, world_size=bench.size)
 
     def close() -> None:

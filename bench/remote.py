@@ -100,7 +100,7 @@ def cluster(document: Row) -> Iterator[Promise]:
                 rows = of_size(run, size)
                 if any(row["name"] == peer for row in rows):
                     promise = unasked(compare(f"{what}, Python", rows, "hpcomm Python", peer, 1.0))
-                    yield replace(promise, other=f"{promise.other}, {library(run)}")
+                    yield promise if "Gloo" in peer else replace(promise, other=f"{promise.other}, {library(run)}")
 
 
 def _streams(document: Row) -> Iterator[Promise]:

@@ -88,7 +88,7 @@ RUNS = (
         "push_pull",
         2,
         (*TCP, "-s", "8,64K,4M,32M", "-N", "7"),
-        (*TCP, "-s", "8,2M", *FEW, *BEST),
+        (*TCP, "-s", "2M", *FEW, *BEST),
         again="peers",
     ),
     Run("limits", "limits", 2, (), ("-b", "8M", "-e", "8M", "-R", "8M", *FEW)),

@@ -135,6 +135,13 @@ static uint64_t seal_buffer(hpc_queue *q, int i) {
     return version_of(buffer_footer(q, i));
 }
 
+/* Waits until src is the caller's again. */
+static int end_send(hpc_queue *q, out_edge *e, double timeout) {
+    int status = hpc_flush(NULL, q->window, e->rank, timeout);
+    if (status != HPC_ERR_TIMEOUT) e->flushing = NULL;
+    return status;
+}
+
 int hpc_queue_send(hpc_queue *q, int peer, const void *src, size_t nbytes, double timeout) {
     static const char op[] = "send";
     int buffer = -1, status = usable(q, op);
@@ -150,8 +157,14 @@ int hpc_queue_send(hpc_queue *q, int peer, const void *src, size_t nbytes, doubl
                         "%s: src is none of the queue's %d registered buffers; write the update into one of them", op,
                         q->buffers);
 
+    if (e->flushing != NULL && e->flushing != src)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: update %llu to rank %d is still under way; send that one again first",
+                        op, (unsigned long long)e->sent, peer);
+    if (e->flushing != NULL) return end_send(q, e, timeout);
+
     struct slot_wait free_slot = {e, e->sent + 1 > (uint64_t)q->depth ? e->sent + 1 - (uint64_t)q->depth : 0};
     const hpc_wait wait = {op, slot_is_free, slot_owner, &free_slot};
+    double deadline = hpc_deadline(&q->context->group, timeout);
     status = wait_timed(q, &wait, timeout, &q->stats.wait_send);
     if (status != HPC_OK) return status;
 
@@ -170,15 +183,15 @@ int hpc_queue_send(hpc_queue *q, int peer, const void *src, size_t nbytes, doubl
         if (status == HPC_OK)
             status = hpc_put_signal(NULL, q->window, peer, footer, sizeof *footer, at + e->slot_stride - sizeof *footer,
                                     e->notify_signal, version);
-        if (status == HPC_OK && buffer < 0)
-            status = hpc_flush(NULL, q->window, peer, timeout); /* src is the caller's again */
     }
     if (status != HPC_OK) return status;
     e->sent = version;
     if (buffer >= 0) e->sent_from[buffer] = version;
     q->stats.sent++;
     q->stats.bytes_sent += nbytes;
-    return HPC_OK;
+    if (e->in_place || buffer >= 0) return HPC_OK;
+    e->flushing = src;
+    return end_send(q, e, hpc_left(deadline));
 }
 
 /* ---- recv and ack ---- */

@@ -25,6 +25,7 @@ typedef struct out_edge {
     int rank, in_place, notify_signal;
     _Atomic uint64_t *ack;
     uint64_t sent;
+    const void *flushing;             /* the source of update sent, while it may still be read; NULL: of none */
     size_t slots_offset, slot_stride; /* in the peer's part */
     hpc_stamp *stamps;                /* header and footer of each slot, as sent */
     uint64_t *sent_from;              /* by buffer: the version it was last sent as */

@@ -56,6 +56,7 @@ class Queue:
         "_queue",
         "_rank",
         "_slots",
+        "_unsent",
         "buffers",
         "context",
         "depth",
@@ -96,6 +97,7 @@ class Queue:
         self._next = 0
         self._pointer = _core.new_pointer()
         self._slots: dict[tuple[int, int], NDArray[Any]] = {}  # by peer and address
+        self._unsent: dict[int, tuple[object, Any]] = {}  # by peer: the update whose send did not end
 
     def __repr__(self) -> str:
         return (
@@ -118,10 +120,22 @@ class Queue:
 
     def send(self, peer: int, update: object, timeout: float | None = None) -> None:
         """Waits for a free slot at peer, writes the update there and notifies. update is free to reuse on return,
-        unless it is a registered buffer (see acquire); a queue that has buffers sends nothing else."""
-        data = _from_buffer(self._update(update, "update"))
+        unless it is a registered buffer (see acquire); a queue that has buffers sends nothing else.
+
+        After a Timeout send the same object again, unchanged: what is under way already is waited for, not sent twice.
+        """
+        given, data = self._unsent.get(peer, (None, None))
+        if given is not update:
+            data = _from_buffer(self._update(update, "update"))
         n = len(data)
-        self._wait(lambda left: _core.queue_send(self._queue, peer, data, n, left), timeout)
+        try:
+            self._wait(lambda left: _core.queue_send(self._queue, peer, data, n, left), timeout)
+        except InvalidArgument:
+            raise
+        except BaseException:
+            self._unsent[peer] = (update, data)  # the wire may still read it
+            raise
+        self._unsent.pop(peer, None)
 
     def send_all(self, update: object, timeout: float | None = None) -> None:
         """send to every out-peer, in their order; timeout is for each."""

@@ -1,6 +1,7 @@
 """hpcomm doctor --network without a network: two hosts are 127.0.0.1 and 127.0.0.2, and their ranks are threads."""
 
 import json
+import re
 import socket
 import struct
 import threading
@@ -391,11 +392,10 @@ def test_firewall_in_one_direction() -> None:
 
 def test_firewall_in_both_directions() -> None:
     result, problems = judge(H1, H2, seen(0, eth0(2), reach.SILENT), seen(1, eth0(1), reach.NO_ROUTE, why="prohibited"))
-    assert result == "fail"
-    assert problems[0][0].endswith("a firewall drops it)")
-    assert (
-        problems[1][0] == "h2 cannot reach h1 at 10.0.0.1:40001 by eth0 (prohibited: no route, or a firewall says so)"
-    )
+    assert result == "fail"  # what is needed comes first
+    said = "h2 cannot reach h1 at 10.0.0.1:40001 by eth0 (prohibited: no route, or a firewall says so)"
+    assert problems[0][0] == said
+    assert problems[1][0].endswith("a firewall drops it)")
 
 
 def test_wrong_interface_is_named() -> None:
@@ -436,9 +436,9 @@ def test_another_host_answers() -> None:
     h3 = host("h3", eth0(3))
     findings = [seen(0, eth0(2), reach.WRONG, by=h3.token), seen(1, eth0(1), reach.WRONG)]
     pair = next(pair for pair in verdict.judge([H1, H2, h3], findings) if pair.hosts == (0, 1))
-    assert [problem.said for problem in pair.problems] == [
-        "h3 answers h1 at 10.0.0.2:40001 by eth0 of h2",
-        "what is no hpcomm doctor answers h2 at 10.0.0.1:40001 by eth0 of h1",
+    assert [(problem.said, problem.result) for problem in pair.problems] == [
+        ("what is no hpcomm doctor answers h2 at 10.0.0.1:40001 by eth0 of h1", "fail"),
+        ("h3 answers h1 at 10.0.0.2:40001 by eth0 of h2", "warn"),
     ]
 
 
@@ -546,7 +546,8 @@ def test_ranks_of_two_hosts_are_told_the_same() -> None:
         (0, 1, THERE, "ok"),
         (1, 0, HERE, "ok"),
     ]
-    assert network.summary(report).startswith("1 of 1 pairs of hosts are fine: ")
+    said = r"1 of 1 pairs of hosts are fine: [\d.]+ ms to connect, [\d.]+ .B/s for 1 MiB, MTU 1500 passes"
+    assert re.fullmatch(said, network.summary(report))
 
 
 def test_hosts_of_one_name_are_told_apart() -> None:
@@ -591,11 +592,27 @@ def test_report_is_json_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_rows_with_one_fix_are_cut_short() -> None:
     hosts = tuple(host(f"h{i}", eth0(i)) for i in range(5))
-    problem = verdict.Problem("stalls [fd00::1]", "less")
-    pairs = tuple(verdict.Pair((a, b), "fail", (problem,)) for a in range(5) for b in range(a + 1, 5))
+    problem = verdict.Problem("stalls [fd00::1]", "less", "fail")
+    slight = verdict.Problem("odd")
+    pairs = tuple(verdict.Pair((a, b), "fail", (slight, problem)) for a in range(5) for b in range(a + 1, 5))
     rows = network.rows(network.Report(hosts, pairs, (), ()))
-    assert len(rows) == 5
+    assert [row[1] for row in rows] == ["fail"] * 5 + ["warn"] * 5
+    rows = rows[:5]
     assert rows[-1] == ("", "fail", "and 6 more with this fix: --json has them", "less")
+
+
+def test_summary() -> None:
+    def pair(result: str, rate: float) -> verdict.Pair:
+        return verdict.Pair((0, 1), result, (), 1e-3 if rate == 1e8 else 2e-3, rate, 1500)
+
+    hosts = (H1, H2)
+    pairs = (pair("fail", 0.0), pair("warn", 1e8), pair("ok", 2e9))
+    assert network.summary(network.Report(hosts, pairs, (), ())) == (
+        "1 of 3 pairs of hosts are fine, 1 have warnings, 1 fail: "
+        "1.00 ms to 2.00 ms to connect, 100 MB/s to 2.00 GB/s for 1 MiB, MTU 1500 passes"
+    )
+    told = "0 of 1 pairs of hosts are fine, 0 have warnings, 1 fail"
+    assert network.summary(network.Report(hosts, pairs[:1], (), ())) == told
 
 
 def test_progress_is_bounded_by_what_is_told() -> None:

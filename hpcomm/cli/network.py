@@ -239,39 +239,46 @@ def show(report: Report, console: Console) -> None:
 def rows(report: Report) -> list[tuple[str, str, str, str]]:
     """Hosts, result, what is wrong, the fix; of those with the same fix the first few."""
     found = [
-        (" - ".join(report.hosts[i].name for i in pair.hosts), pair.result, problem)
+        (" - ".join(report.hosts[i].name for i in pair.hosts), problem)
         for pair in report.pairs
         for problem in pair.problems
     ]
-    found += [("", WARN, note) for note in report.notes]
-    same = Counter((result, problem.fix) for _, result, problem in found)
+    found.sort(key=lambda one: one[1].result != FAIL)
+    found += [("", note) for note in report.notes]
+    same = Counter((problem.result, problem.fix) for _, problem in found)
     told: Counter[tuple[str, str]] = Counter()
     listed = []
-    for name, result, problem in found:
-        kind = (result, problem.fix)
+    for name, problem in found:
+        kind = (problem.result, problem.fix)
         told[kind] += 1
         if told[kind] <= _MOST_ALIKE:
-            listed.append((name, result, problem.said, problem.fix))
+            listed.append((name, problem.result, problem.said, problem.fix))
         elif told[kind] == same[kind]:
             more = f"and {same[kind] - _MOST_ALIKE} more with this fix: --json has them"
-            listed.append(("", result, more, problem.fix))
+            listed.append(("", problem.result, more, problem.fix))
     return listed
 
 
 def summary(report: Report) -> str:
     if len(report.hosts) == 1:
         return f"all ranks are on {report.hosts[0].name}: nothing to test between hosts"
-    fine = [pair for pair in report.pairs if pair.result == OK]
-    told = f"{len(fine)} of {len(report.pairs)} pairs of hosts are fine"
-    if not fine:
+    results = Counter(pair.result for pair in report.pairs)
+    told = f"{results[OK]} of {len(report.pairs)} pairs of hosts are fine"
+    if results[WARN] or results[FAIL]:
+        told += f", {results[WARN]} have warnings, {results[FAIL]} fail"
+    working = [pair for pair in report.pairs if pair.result != FAIL]
+    if not working:
         return told
-    seconds, rates = [pair.seconds for pair in fine], [pair.rate for pair in fine]
-    mtus = sorted({pair.mtu for pair in fine if pair.mtu})
-    passes = f", MTU {', '.join(map(str, mtus))} passes" if mtus else ""
-    return (
-        f"{told}: {min(seconds) * 1e3:.2f} to {max(seconds) * 1e3:.2f} ms to connect, "
-        f"{verdict.speed(min(rates))} to {verdict.speed(max(rates))} for {reach.BLOCK >> 20} MiB{passes}"
-    )
+    mtus = [str(mtu) for mtu in sorted({pair.mtu for pair in working if pair.mtu})]
+    passes = f", MTU {', '.join(mtus)} passes" if mtus else ""
+    connect = _span([pair.seconds for pair in working], lambda seconds: f"{seconds * 1e3:.2f} ms")
+    rates = _span([pair.rate for pair in working], verdict.speed)
+    return f"{told}: {connect} to connect, {rates} for {reach.BLOCK >> 20} MiB{passes}"
+
+
+def _span(values: Sequence[float], tell: Callable[[float], str]) -> str:
+    least, most = tell(min(values)), tell(max(values))
+    return least if least == most else f"{least} to {most}"
 
 
 def main(group: Group, self: Self, timeout: float, patience: float, json_wanted: bool) -> bool:

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import reach
 from .interfaces import VARIABLE, Address
@@ -37,6 +37,7 @@ class Host:
 class Problem:
     said: str
     fix: str = ""
+    result: str = WARN  # or FAIL: without it being mended the pair does not work
 
 
 @dataclass(frozen=True)
@@ -102,15 +103,16 @@ def speed(rate: float) -> str:
 
 def _pair(hosts: Sequence[Host], which: tuple[int, int], there: list[Finding], back: list[Finding]) -> Pair:
     a, b = (hosts[i] for i in which)
-    absent = [Problem(f"{x.name} takes no part: {x.wrong}", f"hpcomm doctor on {x.name}") for x in (a, b) if x.wrong]
+    absent = [_absent(host) for host in (a, b) if host.wrong]
     if absent:
         return Pair(which, FAIL, tuple(absent))
-    unheard = [_none_used(host) for host in (a, b) if not host.used()]
     ways = [_Way(hosts, a, b, there, back), _Way(hosts, b, a, back, there)]
-    problems = [*unheard, *ways[0].problems(ways[1].works), *ways[1].problems(ways[0].works)]
+    problems = [_none_used(host) for host in (a, b) if not host.used()]
+    problems += [*ways[0].problems(ways[1].works), *ways[1].problems(ways[0].works)]
     missing = [way for way in ways if way.needed and not way.works]
     problems += [problem for way in missing for problem in way.left_out()]
-    result = FAIL if missing or unheard else WARN if problems else OK
+    problems.sort(key=lambda problem: problem.result != FAIL)
+    result = problems[0].result if problems else OK
     best = [way.best() for way in ways if way.works]
     if not best:
         return Pair(which, result, tuple(problems))
@@ -124,11 +126,16 @@ def _pair(hosts: Sequence[Host], which: tuple[int, int], there: list[Finding], b
     )
 
 
+def _absent(host: Host) -> Problem:
+    return Problem(f"{host.name} takes no part: {host.wrong}", f"hpcomm doctor on {host.name}", FAIL)
+
+
 def _none_used(host: Host) -> Problem:
     names = ", ".join(dict.fromkeys(address.interface for address in host.addresses)) or "none"
     return Problem(
         f"{VARIABLE}={host.asked!r} allows no interface of {host.name}, which has {names}",
         f"name one of them in {VARIABLE}, or leave it unset",
+        FAIL,
     )
 
 
@@ -151,7 +158,8 @@ class _Way:
 
     def problems(self, back_works: bool) -> list[Problem]:
         found = [self._problem(finding, back_works) for finding in self._used]
-        return [problem for problem in found if problem is not None]
+        result = FAIL if self.needed and not self.works else WARN
+        return [replace(problem, result=result) for problem in found if problem is not None]
 
     def left_out(self) -> list[Problem]:
         """Addresses that would work, were they used."""
@@ -160,6 +168,7 @@ class _Way:
                 f"{self._called.name} does answer {self._caller.name} at {finding.ip} by {finding.interface}, which "
                 + (f"{VARIABLE}={self._called.asked!r} leaves out" if self._called.asked else "is left out by default"),
                 f"{VARIABLE}={finding.interface}",
+                FAIL,
             )
             for finding in self._others
             if finding.passes

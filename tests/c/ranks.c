@@ -284,12 +284,14 @@ static void as_processes(const ranks_case *c, const ranks_mode *mode, ranks_shar
 
 static bool runs_in(const ranks_case *c, const ranks_mode *mode) {
     bool shm = strcmp(mode->transports, "shm") == 0, loop = strcmp(mode->transports, "loop") == 0;
+    bool tcp = strcmp(mode->transports, "tcp") == 0;
     if (RANKS_TSAN && !mode->threads) return false; /* a second mapping of the same memory hides every race from it */
     if (c->where & RANKS_NOT_TSAN && RANKS_TSAN) return false;
     if (c->where & RANKS_PROCESSES && mode->threads) return false;
     if (c->where & RANKS_THREADS && !mode->threads) return false;
     if (c->where & RANKS_SHM && !shm) return false;
     if (c->where & RANKS_LOOP && !loop) return false;
+    if (c->where & RANKS_TCP && !tcp) return false;
     if (c->where & RANKS_UNSEEDED && mode->seed) return false;
     return true;
 }

@@ -73,7 +73,8 @@ enum {
     RANKS_SHM = 4,
     RANKS_LOOP = 8,
     RANKS_UNSEEDED = 16,
-    RANKS_NOT_TSAN = 32
+    RANKS_NOT_TSAN = 32,
+    RANKS_TCP = 64
 };
 
 typedef struct ranks_case {

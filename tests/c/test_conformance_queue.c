@@ -1,7 +1,12 @@
 /* NOTIFY-ACK: updates in order and whole, none overwritten while it is held, none lost. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+
 #include "ranks.h"
 
-enum { NBYTES = 5011 };
+enum { NBYTES = 5011, LARGE = 32 << 20 };
 
 /* arg: depth + 16 * buffers */
 static hpc_queue *queue_of(rank *r, const int *in, int n_in, const int *out, int n_out, size_t nbytes) {
@@ -208,6 +213,59 @@ static void queues_apart(rank *r) {
     for (int i = 0; i < 3; i++) hpc_queue_free(q[i]);
 }
 
+static void await_stop(int64_t pid) {
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
+    while (state != 'T') {
+        FILE *f = fopen(path, "r");
+        CHECK(f);
+        CHECK_EQ(fscanf(f, "%*d (%*[^)]) %c", &state), 1);
+        fclose(f);
+        sched_yield();
+    }
+}
+
+/* A send that ends before its update has gone all the way goes on when it is made again: the update comes once. */
+static void sent_again(rank *r) {
+    int peer = 1 - r->rank;
+    hpc_queue *q = queue_of(r, &peer, 1, &peer, 1, LARGE);
+    const void *update;
+    if (r->rank == 1) {
+        raise(SIGSTOP);
+        for (uint64_t k = 0; k < 2; k++) {
+            CHECK_OK(hpc_queue_recv(q, 0, &update, -1));
+            check_update(q, update, 0, k, LARGE);
+            CHECK_OK(hpc_queue_ack(q, 0));
+        }
+        CHECK_STATUS(hpc_queue_recv(q, 0, &update, 0.05), HPC_ERR_TIMEOUT);
+        rank_set(r, 0, 1);
+    } else {
+        unsigned char *src = malloc(LARGE), *other = malloc(LARGE);
+        hpc_peer stopped;
+        hpc_queue_stats stats;
+        CHECK_OK(hpc_context_peer(r->context, 1, &stopped));
+        await_stop(stopped.pid);
+        ranks_fill(src, LARGE, 0);
+        ranks_fill(other, LARGE, 1);
+        int status = hpc_queue_send(q, 1, src, LARGE, 0.1);
+        if (status != HPC_OK) { /* a wire is between them, and the other side does not read */
+            CHECK_STATUS(status, HPC_ERR_TIMEOUT);
+            CHECK(ranks_error_waits_for(1));
+            CHECK_STATUS(hpc_queue_send(q, 1, src, LARGE, 0.1), HPC_ERR_TIMEOUT);
+            CHECK_STATUS(hpc_queue_send(q, 1, other, LARGE, 0.1), HPC_ERR_INVALID);
+        }
+        CHECK_EQ(kill((pid_t)stopped.pid, SIGCONT), 0);
+        if (status != HPC_OK) CHECK_OK(hpc_queue_send(q, 1, src, LARGE, -1));
+        CHECK_OK(hpc_queue_send(q, 1, other, LARGE, -1));
+        CHECK_OK(hpc_queue_get_stats(q, &stats));
+        CHECK_EQ(stats.sent, 2);
+        rank_await(r, 0, 1);
+        free(src);
+        free(other);
+    }
+    hpc_queue_free(q);
+}
+
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "both_ways_1", .size = 2, .run = both_ways, .arg = 1},
@@ -226,6 +284,7 @@ int main(int argc, char **argv) {
         {.name = "sender_waits_for_ack_2_registered", .size = 2, .run = sender_waits_for_ack, .arg = 2 + 48},
         {.name = "one_buffer_to_many", .size = 4, .run = one_buffer_to_many, .arg = 1 + 16},
         {.name = "one_buffer_to_many_2", .size = 4, .run = one_buffer_to_many, .arg = 2 + 32},
+        {.name = "sent_again", .size = 2, .run = sent_again, .arg = 2, .where = RANKS_PROCESSES},
         {.name = "queues_apart", .size = 2, .run = queues_apart, .arg = 1},
         {0},
     };

@@ -73,6 +73,18 @@ def check_tools() -> None:
         raise Unavailable(f"no {', no '.join(missing)} here; on Debian: apt-get install -y {packages}")
 
 
+class Entered(subprocess.Popen[str]):
+    """A process of a host, by way of nsenter, which is its parent here and ends as it does."""
+
+    def send_signal(self, number: int) -> None:
+        """To the process itself: nsenter would leave it, and its remains, to others."""
+        with suppress(Unavailable, ProcessLookupError):
+            if self.poll() is None:
+                os.kill(_child(self.pid), number)
+                return
+        super().send_signal(number)
+
+
 class Cluster:
     """hosts: how many, h1 and on. second: each has an eth1, too, in a network of its own. mtu: of all links.
     family: 4 or 6, the version of IP; mpirun and firewall need 4."""
@@ -115,22 +127,35 @@ class Cluster:
         return f"10.{network}.0.{number}" if self._family == 4 else f"fd{network}::{number:x}"
 
     def run(
-        self, host: str, command: Sequence[str], *, timeout: float = 60, check: bool = True, **options: Any
+        self,
+        host: str,
+        command: Sequence[str],
+        *,
+        timeout: float = 60,
+        check: bool = True,
+        input: str | None = None,
+        **options: Any,
     ) -> subprocess.CompletedProcess[str]:
         """subprocess.run on a host, its output captured as text. Ends within the timeout, or raises TimeoutExpired."""
-        options = {"stdin": subprocess.DEVNULL, "text": True, "timeout": timeout} | options
-        if "input" in options:
-            del options["stdin"]
-        if "stdout" not in options and "stderr" not in options:
-            options["capture_output"] = True
-        command, options["env"] = self._enter(host, command, options.get("env"), options.pop("cwd", None))
-        return subprocess.run(command, check=check, **options)
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        if input is not None:
+            options["stdin"] = subprocess.PIPE
+        with self.popen(host, command, **options) as process:
+            try:
+                out, err = process.communicate(input, timeout)
+            except BaseException:
+                process.kill()
+                raise
+        done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        if check:
+            done.check_returncode()
+        return done
 
-    def popen(self, host: str, command: Sequence[str], **options: Any) -> "subprocess.Popen[str]":
-        """subprocess.Popen on a host. Its end is the command's, and the command ends with it."""
+    def popen(self, host: str, command: Sequence[str], **options: Any) -> "Entered":
+        """subprocess.Popen on a host, with text."""
         options = {"stdin": subprocess.DEVNULL, "text": True} | options
         command, options["env"] = self._enter(host, command, options.get("env"), options.pop("cwd", None))
-        return subprocess.Popen(command, **options)
+        return Entered(command, **options)
 
     def mpirun(
         self, hosts: Iterable[str] | None = None, *, ranks_per_host: int = 1, path: str | None = None
@@ -375,7 +400,8 @@ class Cluster:
             # Whoever has entered stops when its child does, so it goes on after its child.
             inside = self._members(host, "pid")
             entered = [pid for pid in self._members(host, "pid_for_children") if pid not in inside]
-            others = [pid for pid in inside + entered if not until(_state(pid))]
+            others = [pid for pid in inside if not until(_state(pid))]
+            others = others or [pid for pid in entered if not until(_state(pid))]
             if not others:
                 return
             for pid in others:

@@ -21,8 +21,8 @@ def who(desk: Desk) -> dict[str, Any]:
         ctx.barrier()
         views = [window.peer_view(peer) for peer in range(ctx.size)]
         seen = [None if view is None else int(np.asarray(view)[7]) for view in views]
-        ctx.barrier()
         peers = [(peer.transport, peer.host, peer.path, peer.state) for peer in ctx.peers]
+        ctx.barrier()
         return {"peers": peers, "seen": seen}
 
 

@@ -290,7 +290,8 @@ HPC_API void *hpc_queue_buffer(const hpc_queue *queue, int i);
 HPC_API int hpc_queue_acquire(hpc_queue *queue, int i, double timeout);
 
 /* nbytes must be the queue's own. src is free to reuse on return, unless it is a registered buffer (see acquire). With
- * buffers > 0 src must be one. */
+ * buffers > 0 src must be one. After HPC_ERR_TIMEOUT call it again with the same src, which is to stay as it is until
+ * then: an update that is under way already is then waited for, not sent again. */
 HPC_API int hpc_queue_send(hpc_queue *queue, int peer, const void *src, size_t nbytes, double timeout);
 
 /* The next update of peer, in place and read-only, until its ack. Up to depth may be held; ack frees the oldest. */

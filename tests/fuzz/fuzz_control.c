@@ -1,0 +1,270 @@
+/* A link of the control channel, used by a peer that is proven but ill. The input: what kind of link, how much of the
+ * end is missing, how what comes is cut, then headers of frames as they travel; payloads are made up here. On a Unix
+ * link each frame is a packet, perhaps with a descriptor. What has come is held against what the headers say. */
+#define _GNU_SOURCE
+#include "fuzz.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include "mesh.h"
+
+enum {
+    CONTROL = 5, /* bytes before the first header */
+    INPUT = 1024,
+    HEADER = sizeof(hpc_mesh_frame),
+    FRAMES = INPUT / HEADER + 1,
+    MAGIC = 0x68706331,
+    PEER = 1,
+    RANKS = 3
+};
+
+/* Of the first byte. */
+enum { PACKETS = 1, GREETS = 2, HANGS_UP = 4, DESCRIPTORS = 8 };
+
+typedef struct message {
+    uint64_t sequence, total, got;
+    const char *op;
+    size_t at; /* in sent.data */
+} message;
+
+static struct {
+    hpc_mesh_frame frames[FRAMES];
+    size_t ends[FRAMES], n;
+    unsigned char bytes[FRAMES * (HEADER + HPC_PIECE_BYTES)];
+    size_t nbytes;
+    unsigned char data[FRAMES * HPC_PIECE_BYTES]; /* of the messages */
+    size_t ndata;
+    message messages[FRAMES], coming;
+    size_t n_messages;
+    int is_coming, is_wrong, has_bell, has_left, has_failed;
+    char reason[HPC_REASON_BYTES];
+} sent;
+
+static _Atomic int states[RANKS];
+static _Atomic char departing[RANKS];
+static char reasons[RANKS][HPC_REASON_BYTES];
+static hpc_bell bell;
+static hpc_link links[RANKS];
+static hpc_group group = {.size = RANKS, .states = states, .departing = departing, .reasons = reasons, .bell = &bell};
+static hpc_control control = {.group = &group, .links = links, .lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* ---- what the input says -------------------------------------------------------------------------------------------
+ */
+
+static void write_frames(const uint8_t *data, size_t size) {
+    for (; size >= HEADER; data += HEADER, size -= HEADER) {
+        hpc_mesh_frame *f = &sent.frames[sent.n];
+        memcpy(f, data, HEADER);
+        memcpy(sent.bytes + sent.nbytes, data, HEADER);
+        sent.nbytes += HEADER;
+        for (uint32_t i = 0; i < f->nbytes && i < HPC_PIECE_BYTES; i++)
+            sent.bytes[sent.nbytes++] = (unsigned char)('a' + ((i + (i >> 6) + sent.n) & 15));
+        sent.ends[sent.n++] = sent.nbytes;
+    }
+}
+
+static int is_sound(const hpc_mesh_frame *f) {
+    return f->magic == MAGIC && f->rank >= 0 && f->rank < RANKS && f->nbytes <= HPC_PIECE_BYTES &&
+           f->offset <= f->total && f->nbytes <= f->total - f->offset && memchr(f->op, 0, sizeof f->op) != NULL;
+}
+
+/* Whether a message may go on, or begin, with this piece. */
+static int is_next_piece(const hpc_mesh_frame *f) {
+    message *m = &sent.coming;
+    if (f->offset == 0) {
+        *m = (message){.sequence = f->sequence, .total = f->total, .op = f->op, .at = sent.ndata};
+        sent.is_coming = f->total <= (uint64_t)1 << 32;
+    }
+    return sent.is_coming && f->sequence == m->sequence && f->total == m->total && f->offset == m->got;
+}
+
+static int may_come(const hpc_mesh_frame *f, int flags) {
+    if (!is_sound(f)) return 0;
+    if (f->type == HPC_MESH_HELLO) return (flags & PACKETS) && (flags & DESCRIPTORS) && !sent.has_bell;
+    if (f->rank != PEER) return 0;
+    if (f->type == HPC_MESH_GATHER) return is_next_piece(f);
+    if (f->type == HPC_MESH_ABORT) return f->nbytes < HPC_REASON_BYTES;
+    return (f->type == HPC_MESH_BYE || f->type == HPC_MESH_BEAT) && f->nbytes == 0;
+}
+
+static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
+    int is_first = !sent.has_left && !sent.has_failed;
+    if (f->type == HPC_MESH_HELLO) sent.has_bell = 1;
+    if (f->type == HPC_MESH_BYE && is_first) sent.has_left = 1;
+    if (f->type == HPC_MESH_ABORT && is_first) {
+        sent.has_failed = 1;
+        memcpy(sent.reason, payload, f->nbytes);
+        sent.reason[f->nbytes] = '\0';
+    }
+    if (f->type != HPC_MESH_GATHER) return;
+    memcpy(sent.data + sent.ndata, payload, f->nbytes);
+    sent.ndata += f->nbytes;
+    sent.coming.got += f->nbytes;
+    if (sent.coming.got < sent.coming.total) return;
+    sent.messages[sent.n_messages++] = sent.coming;
+    sent.is_coming = 0;
+}
+
+/* Of what is sent, nbytes altogether. A packet that is cut short is none, a header in a stream is looked at alone. */
+static void expect(size_t nbytes, int flags) {
+    for (size_t k = 0, start = 0; k < sent.n && start < nbytes && !sent.is_wrong; start = sent.ends[k++]) {
+        int is_whole = sent.ends[k] <= nbytes;
+        if (!is_whole && ((flags & PACKETS) || start + HEADER > nbytes)) {
+            sent.is_wrong = (flags & PACKETS) != 0;
+            return;
+        }
+        sent.is_wrong = !may_come(&sent.frames[k], flags);
+        if (is_whole && !sent.is_wrong) take(&sent.frames[k], sent.bytes + start + HEADER);
+    }
+}
+
+/* ---- the peer ------------------------------------------------------------------------------------------------------
+ */
+
+/* A block as a bell's owner sends it. */
+static int make_bell(void) {
+    int fd = memfd_create("bell", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    REQUIRE(fd >= 0 && ftruncate(fd, 1 << 16) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    return fd;
+}
+
+static int passed = -1; /* the descriptor that goes along */
+
+static void send_bytes(int fd, const void *data, size_t nbytes, int flags) {
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } room = {{0}};
+    struct iovec part = {(void *)(uintptr_t)data, nbytes};
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
+    if (flags & DESCRIPTORS) {
+        m.msg_control = room.bytes;
+        m.msg_controllen = sizeof room.bytes;
+        struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+        *h = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
+        memcpy(CMSG_DATA(h), &passed, sizeof passed);
+    }
+    REQUIRE(sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)nbytes);
+}
+
+static int has_more(int fd) {
+    char byte;
+    return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0;
+}
+
+/* Until nothing is left to read; NULL, or why the link has ended. */
+static const char *read_all(int fd, size_t most) {
+    const char *why = NULL;
+    while (why == NULL && has_more(fd)) why = hpc_link_read(&control, PEER, most);
+    return why;
+}
+
+static const char *run_link(const int *pair, const uint8_t *cuts, size_t nbytes, size_t most, int flags) {
+    const char *why = NULL;
+    size_t done = 0, k = 0;
+    for (size_t turn = 0; done < nbytes && why == NULL; turn++) {
+        size_t cut = flags & PACKETS ? sent.ends[k++] - done : fuzz_cut(cuts, 2, turn);
+        if (cut > nbytes - done) cut = nbytes - done;
+        send_bytes(pair[1], sent.bytes + done, cut, flags);
+        done += cut;
+        why = read_all(pair[0], most);
+    }
+    REQUIRE((why != NULL) == sent.is_wrong);
+    if (why != NULL || !(flags & HANGS_UP)) return why;
+    shutdown(pair[1], SHUT_WR);
+    why = read_all(pair[0], most);
+    REQUIRE(why != NULL && strlen(why) < HPC_REASON_BYTES);
+    return why;
+}
+
+/* ---- what came -----------------------------------------------------------------------------------------------------
+ */
+
+static void check_message(const hpc_message *got, const message *m, int flags) {
+    REQUIRE(got->sequence == m->sequence && got->total == m->total && got->got == m->got);
+    REQUIRE(strcmp(got->op, m->op) == 0 && memcmp(got->data, sent.data + m->at, m->got) == 0);
+    REQUIRE((got->fd >= 0 && fcntl(got->fd, F_GETFD) >= 0) == !!(flags & DESCRIPTORS));
+    REQUIRE(got->room <= 2 * got->got + HPC_PIECE_BYTES);
+}
+
+static void check_link(int flags) {
+    hpc_link *l = &links[PEER];
+    size_t k = 0;
+    for (hpc_message *m = l->inbox, *next; m != NULL; m = next, k++) {
+        next = m->next;
+        REQUIRE(k < sent.n_messages);
+        check_message(m, &sent.messages[k], flags);
+        hpc_message_free(m);
+    }
+    REQUIRE(k == sent.n_messages);
+    if (!sent.is_wrong && sent.is_coming && l->incoming != NULL) check_message(l->incoming, &sent.coming, flags);
+    REQUIRE(sent.is_wrong || sent.is_coming || l->incoming == NULL);
+    REQUIRE((l->bell != NULL) == sent.has_bell);
+    int state = sent.has_left ? HPC_PEER_LEFT : sent.has_failed ? HPC_PEER_FAILED : HPC_PEER_ALIVE;
+    if (sent.has_left || sent.has_failed || sent.has_bell) REQUIRE(states[PEER] == state);
+    if (sent.has_failed) REQUIRE(strcmp(reasons[PEER], sent.reason) == 0);
+    hpc_message_free(l->incoming);
+    hpc_memory_release(l->bell);
+}
+
+static void check_hello(const int *pair, size_t nbytes, int flags) {
+    unsigned char secret[HPC_COOKIE_BYTES];
+    int rank = -1, got = -1;
+    const hpc_mesh_frame *f = &sent.frames[0];
+    size_t end = sent.n > 0 && nbytes > sent.ends[0] ? sent.ends[0] : nbytes;
+    if (end > 0) send_bytes(pair[1], sent.bytes, end, flags);
+    int status = hpc_link_read_hello(pair[0], RANKS, &rank, secret, &got);
+    int is_hello = end > 0 && end == sent.ends[0] && is_sound(f) && f->type == HPC_MESH_HELLO &&
+                   f->nbytes == HPC_COOKIE_BYTES && (flags & DESCRIPTORS);
+    REQUIRE(status == (end == 0 ? HPC_IN_PROGRESS : is_hello ? HPC_OK : HPC_ERR_AUTH));
+    REQUIRE((got >= 0) == is_hello);
+    if (!is_hello) return;
+    REQUIRE(rank == f->rank && memcmp(secret, sent.bytes + HEADER, sizeof secret) == 0);
+    close(got);
+}
+
+/* ---- a run ---------------------------------------------------------------------------------------------------------
+ */
+
+static int next_descriptor(void) {
+    int fd = dup(passed);
+    REQUIRE(fd >= 0 && close(fd) == 0);
+    return fd;
+}
+
+static void start(int fd, int flags) {
+    memset(departing, 0, sizeof departing);
+    memset(&links[PEER], 0, sizeof links[PEER]);
+    states[PEER] = HPC_PEER_JOINING;
+    links[PEER].fd = fd;
+    links[PEER].kind = flags & PACKETS ? HPC_LINK_UNIX : HPC_LINK_TCP;
+    sent.n = sent.nbytes = sent.ndata = sent.n_messages = 0;
+    sent.is_coming = sent.is_wrong = sent.has_bell = sent.has_left = sent.has_failed = 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    int pair[2], flags = size > 0 ? data[0] : 0;
+    if (size < CONTROL || size > INPUT) return 0;
+    if (passed < 0) passed = make_bell();
+    if (flags & GREETS) flags |= PACKETS;
+    if (!(flags & PACKETS)) flags &= ~DESCRIPTORS;
+    REQUIRE(socketpair(AF_UNIX, flags & PACKETS ? SOCK_SEQPACKET : SOCK_STREAM, 0, pair) == 0);
+    int next = next_descriptor();
+    start(pair[0], flags);
+    write_frames(data + CONTROL, size - CONTROL);
+    size_t missing = 16u * data[1], nbytes = sent.nbytes - (missing < sent.nbytes ? missing : sent.nbytes);
+
+    if (flags & GREETS) {
+        check_hello(pair, nbytes, flags);
+    } else {
+        expect(nbytes, flags);
+        run_link(pair, data + 3, nbytes, data[2] == 0 ? SIZE_MAX : data[2] * 16u, flags);
+        check_link(flags);
+    }
+    REQUIRE(next_descriptor() == next); /* none is left open */
+    close(pair[0]);
+    close(pair[1]);
+    return 0;
+}
