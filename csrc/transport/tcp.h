@@ -37,6 +37,7 @@ typedef struct tcp_stream {
     hpc_reader reader; /* under reading */
     int low_water;     /* bytes that must have come before an event tells of them; likewise */
     tcp_order *first, **last;
+    tcp_order *answer; /* the last FLUSHED among them */
     uint64_t pieces; /* put on it, other than stream 0 */
     int no_zerocopy; /* the kernel says that it copied all the same */
     int zerocopied;  /* asked for once */
@@ -53,6 +54,7 @@ typedef struct tcp_link {
     tcp_stream streams[HPC_TCP_STREAMS];
 
     _Atomic int reading, again;
+    _Atomic int hung_up;              /* bit k: the peer's end of stream k */
     uint64_t landed[HPC_TCP_STREAMS]; /* pieces, by stream */
     size_t signals_offset;            /* of the window of the frame at hand, if it has a signal */
     uint64_t flush_asked;             /* by the peer, to be answered after what was read */
@@ -99,7 +101,7 @@ typedef struct hpc_tcp {
     _Atomic uint32_t polls; /* looks by waits: they do the reading */
     _Atomic int drowsy;     /* a wait sleeps in the set */
     _Atomic int napping;    /* the service thread */
-    _Atomic int any_broken; /* some link, and nobody was told yet */
+    _Atomic int broken;     /* some link, and nobody was told yet */
 } hpc_tcp;
 
 /* ---- tcp_link.c ---- */

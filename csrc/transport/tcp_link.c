@@ -11,6 +11,9 @@
 
 #include <errno.h>
 #include <linux/errqueue.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,6 +66,7 @@ static void drop_orders(tcp_stream *s) {
     }
     s->first = NULL;
     s->last = &s->first;
+    s->answer = NULL;
 }
 
 void tcp_link_release(tcp_link *l) {
@@ -79,11 +83,13 @@ void tcp_link_release(tcp_link *l) {
 }
 
 int tcp_link_install(tcp_link *l, int stream, int fd) {
-    int none = -1, on = 1;
+    int none = -1, on = 1, off = 0;
     if (stream < 0 || stream >= l->n_streams || !atomic_compare_exchange_strong(&l->streams[stream].fd, &none, fd))
         return HPC_ERR_INVALID;
     if (l->tcp->context->tcp_zerocopy == 0 || setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) != 0)
         l->streams[stream].no_zerocopy = 1;
+    /* While a fence holds it, it is not read, and that may last longer than a silence: until slower streams are. */
+    if (stream == 0 && l->n_streams > 1) setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof off);
     if (tcp_watch(l->tcp, l, stream, fd, 0) == 0) return HPC_OK;
     atomic_store(&l->streams[stream].fd, -1);
     return HPC_ERR_TRANSPORT;
@@ -197,6 +203,7 @@ static int send_orders(tcp_link *l, tcp_stream *s) {
             if (o->sent < o->total) break;
             s->first = o->next;
             if (s->first == NULL) s->last = &s->first;
+            if (s->answer == o) s->answer = NULL;
             free(o);
         }
     }
@@ -210,6 +217,7 @@ static int hold_back(tcp_stream *s, const void *header, size_t head, const void 
     memcpy(o->header, header, head);
     *s->last = o;
     s->last = &o->next;
+    if (o->header[offsetof(hpc_frame, type)] == HPC_FRAME_FLUSHED) s->answer = o;
     return 0;
 }
 
@@ -418,13 +426,22 @@ static int done(void *arg, int stream, const hpc_frame *f, hpc_memory *memory, c
         return HPC_OK;
     case HPC_FRAME_WANT:
         /* Either the taker of the next event sees wanted, or its head is seen here. */
-        atomic_store(&l->wanted, 1);
+        atomic_exchange(&l->wanted, 1);
         tcp_link_give_credit(l);
         return HPC_OK;
     default:
         atomic_store(&l->closed_there, 1);
         return HPC_OK;
     }
+}
+
+/* A peer that reads nothing has one answer waiting for it, however often it asks. */
+static int answer_flush(tcp_link *l) {
+    tcp_order *waiting = l->streams[0].answer;
+    const hpc_frame answer = {.type = HPC_FRAME_FLUSHED, .value = l->flush_asked};
+    if (waiting == NULL || waiting->sent > 0) return send_ordered(l, answer, NULL);
+    memcpy(waiting->header + offsetof(hpc_frame, value), &answer.value, sizeof answer.value);
+    return 0;
 }
 
 /* Tells whoever waits, and answers the peer, once for all that came. */
@@ -439,8 +456,7 @@ static void tell(tcp_link *l) {
         int error = 0;
         l->answer_flush = 0;
         pthread_mutex_lock(&l->sending);
-        if (!is_silent(l))
-            error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_FLUSHED, .value = l->flush_asked}, NULL);
+        if (!is_silent(l)) error = answer_flush(l);
         unlock_sent(l, error);
     }
 }
@@ -454,9 +470,9 @@ static int mark_low_water(tcp_stream *s, int fd) {
     return mark == 1;
 }
 
-/* 1: more may be there than the budget allowed; 0: all is read; -1: the link is broken. to_end: the peer has closed,
- * which a short read would not show. */
-static int read_stream(tcp_link *l, int k, int to_end, size_t budget) {
+/* 1: more may be there than the budget allowed; 0: all is read; -1: the link is broken. A short read means that all is
+ * read, unless the peer has hung up, which it would not show. */
+static int read_stream(tcp_link *l, int k, size_t budget) {
     const hpc_sink sink = {place, done, l};
     tcp_stream *s = &l->streams[k];
     int fd = atomic_load_explicit(&s->fd, memory_order_relaxed);
@@ -486,16 +502,15 @@ static int read_stream(tcp_link *l, int k, int to_end, size_t budget) {
         tell(l);
         taken += (size_t)got;
         int goes_on = mark_low_water(s, fd);
-        if (!to_end && !goes_on && (size_t)got < asked) return 0;
+        if (!goes_on && (size_t)got < asked && !(atomic_load(&l->hung_up) >> k & 1)) return 0;
         if (taken >= budget) return 1;
     }
     return 0;
 }
 
-static int read_link(tcp_link *l, int stream, uint32_t events, size_t budget) {
+static int read_link(tcp_link *l, int stream, size_t budget) {
     const hpc_sink sink = {place, done, l};
-    int to_end = (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
-    int left = read_stream(l, stream, to_end, budget);
+    int left = read_stream(l, stream, budget);
     if (stream > 0 && left >= 0) { /* a fence of stream 0 may be met */
         const char *why = "a bad frame";
         if (hpc_reader_got(&l->streams[0].reader, 0, l->landed, &sink, &why) < 0) {
@@ -503,7 +518,7 @@ static int read_link(tcp_link *l, int stream, uint32_t events, size_t budget) {
             return -1;
         }
         tell(l);
-        if (read_stream(l, 0, 0, budget) == 1)
+        if (read_stream(l, 0, budget) == 1)
             tcp_watch(l->tcp, l, 0, atomic_load_explicit(&l->streams[0].fd, memory_order_relaxed), 1);
     }
     return left;
@@ -523,12 +538,13 @@ int tcp_link_visit(tcp_link *l, int stream, uint32_t events, size_t budget) {
     if (stream < 0 || stream >= l->n_streams) return 0;
     if (events & (EPOLLOUT | EPOLLERR)) send_more(l, stream, events);
     if (!(events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))) return 0;
+    if (events & (EPOLLRDHUP | EPOLLHUP)) atomic_fetch_or(&l->hung_up, 1 << stream); /* whoever reads has to know */
     atomic_fetch_or(&l->again, 1 << stream);
     while (!atomic_exchange(&l->reading, 1)) {
         int streams = atomic_exchange(&l->again, 0), closed;
         for (int k = 0; k < l->n_streams && !atomic_load(&l->ended); k++) {
             if (!(streams >> k & 1)) continue;
-            int more = read_link(l, k, k == stream ? events : EPOLLRDHUP, budget);
+            int more = read_link(l, k, budget);
             if (more > 0) { /* back into the set, behind the others */
                 tcp_watch(l->tcp, l, k, atomic_load_explicit(&l->streams[k].fd, memory_order_relaxed), 1);
                 left = 1;

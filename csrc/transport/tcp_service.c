@@ -31,6 +31,8 @@ enum {
     LOOKS_AT_HOT = 4
 };
 
+enum { KNOWN = 1, NEWS = 2 }; /* some link is broken, and the service thread keeps the time; or has to hear of it */
+
 static const uint64_t ALARM = UINT64_MAX;
 static const double GRACE = 1; /* a broken connection's peer may be about to say that it leaves */
 
@@ -101,11 +103,24 @@ static void poke(hpc_tcp *t) {
     (void)n; /* full: it is readable all the same */
 }
 
-void tcp_report(hpc_tcp *t) {
+static void raise_alarm(hpc_tcp *t) {
     uint64_t one = 1;
-    if (atomic_exchange(&t->any_broken, 1)) return;
-    ssize_t n = write(t->alarm_fd, &one, sizeof one); /* the service thread has a time to keep now */
-    (void)n;
+    ssize_t n = write(t->alarm_fd, &one, sizeof one);
+    (void)n; /* likewise */
+}
+
+/* By the sleeper in the set, or while there is none. What came for another one meanwhile may have been taken with it:
+ * then it is raised again. */
+static void take_alarm(hpc_tcp *t, int is_sleeper) {
+    if (atomic_load(&t->broken) == NEWS) return; /* for the service thread, whom this wakes */
+    clear(t->alarm_fd);
+    if ((!is_sleeper && atomic_load(&t->drowsy)) || atomic_load(&t->broken) == NEWS) raise_alarm(t);
+}
+
+void tcp_report(hpc_tcp *t) {
+    if (atomic_exchange(&t->broken, NEWS) == NEWS) return;
+    raise_alarm(t); /* the service thread has a time to keep now */
+    if (atomic_load(&t->napping)) poke(t);
 }
 
 /* ---- waits ---- */
@@ -129,7 +144,7 @@ int tcp_progress(hpc_context *c) {
         if (events[i].data.u64 != ALARM)
             left += handle(t, &events[i], WAIT_BUDGET);
         else if (!atomic_load(&t->drowsy)) /* else it is for the sleeper, who set drowsy before its last look */
-            clear(t->alarm_fd);
+            take_alarm(t, 0);
     return left;
 }
 
@@ -150,7 +165,7 @@ static void sleep_in_set(void *arg, double seconds) {
     atomic_fetch_sub(&t->context->group.bell->sleepers, 1);
     for (int i = 0; i < n; i++)
         if (events[i].data.u64 == ALARM)
-            clear(t->alarm_fd);
+            take_alarm(t, 1);
         else
             handle(t, &events[i], WAIT_BUDGET);
 }
@@ -170,7 +185,8 @@ const hpc_bed tcp_bed = {claim, sleep_in_set, leave};
 static void report_broken(hpc_tcp *t) {
     hpc_group *g = &t->context->group;
     double now = hpc_now();
-    int left = 0;
+    int left = 0, known = KNOWN;
+    atomic_exchange(&t->broken, KNOWN); /* before the look: what breaks after it is news again */
     pthread_mutex_lock(&t->lock);
     for (int i = 0; i < t->n_links; i++) {
         tcp_link *link = t->links[i];
@@ -184,7 +200,7 @@ static void report_broken(hpc_tcp *t) {
             hpc_group_depart(g, link->peer, HPC_PEER_FAILED, link->why);
     }
     pthread_mutex_unlock(&t->lock);
-    atomic_store(&t->any_broken, left);
+    if (!left) atomic_compare_exchange_strong(&t->broken, &known, 0);
 }
 
 static int nap(hpc_tcp *t, int milliseconds) {
@@ -204,7 +220,7 @@ static void *serve(void *arg) {
     while (!atomic_load(&t->stopping)) {
         uint32_t polls = atomic_load_explicit(&t->polls, memory_order_relaxed);
         int drowsy = atomic_load(&t->drowsy), alarmed = 0;
-        if (atomic_load(&t->any_broken)) report_broken(t);
+        if (atomic_load(&t->broken)) report_broken(t);
         if (!called && (polls != seen || drowsy)) {
             called = nap(t, milliseconds);
             milliseconds = !drowsy ? NAP_MS : milliseconds < LONGEST_NAP_MS ? 2 * milliseconds : LONGEST_NAP_MS;
@@ -214,13 +230,13 @@ static void *serve(void *arg) {
         seen = polls;
         milliseconds = NAP_MS;
         called = 0;
-        int n = epoll_wait(t->epoll_fd, events, EVENTS, atomic_load(&t->any_broken) ? 100 : -1);
+        int n = epoll_wait(t->epoll_fd, events, EVENTS, atomic_load(&t->broken) ? 100 : -1);
         for (int i = 0; i < n; i++)
             if (events[i].data.u64 == ALARM)
                 alarmed = 1;
             else
                 handle(t, &events[i], SERVICE_BUDGET);
-        if (alarmed && !atomic_load(&t->drowsy)) clear(t->alarm_fd);
+        if (alarmed && !atomic_load(&t->drowsy)) take_alarm(t, 0);
     }
     return NULL;
 }
@@ -266,12 +282,12 @@ hpc_tcp *tcp_of(hpc_context *c) {
 }
 
 void tcp_service_free(hpc_tcp *t) {
-    uint64_t one = 1;
     atomic_store(&t->context->group.bell->alarm, 0);
     if (t->running) {
         atomic_store(&t->stopping, 1);
         poke(t);
-        if (write(t->alarm_fd, &one, sizeof one) == sizeof one) pthread_join(t->thread, NULL);
+        raise_alarm(t);
+        pthread_join(t->thread, NULL);
     }
     for (int i = 0; i < t->n_links; i++)
         if (t->links[i] != NULL) tcp_link_release(t->links[i]);
