@@ -87,18 +87,36 @@ static int same_endpoint(const hpc_endpoint *a, const hpc_endpoint *b) {
     return a->family == b->family && a->port == b->port && memcmp(a->ip, b->ip, a->family == 4 ? 4 : 16) == 0;
 }
 
-/* The address that led to the peer before comes first. */
+static int same_network(const hpc_endpoint *a, const hpc_endpoint *b) {
+    size_t most = a->family == 4 ? 32 : 128, bits = a->prefix < most ? a->prefix : most;
+    if (a->family != b->family || memcmp(a->ip, b->ip, bits / 8) != 0) return 0;
+    return bits % 8 == 0 || (a->ip[bits / 8] ^ b->ip[bits / 8]) >> (8 - bits % 8) == 0;
+}
+
+void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint) {
+    pthread_mutex_lock(&c->lock);
+    l->endpoint = *endpoint;
+    if (!l->same_host) c->good = *endpoint;
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* First the address that led to the peer before, then those in a network that led to another: where there are two
+ * networks and one is dead, only the first call pays for it. */
 static void list_attempts(hpc_control *c, int rank, calls *calls) {
-    hpc_link *l = &c->links[rank];
-    hpc_endpoint found[HPC_ENDPOINTS + 2], known;
+    const hpc_link *l = &c->links[rank];
+    hpc_endpoint found[HPC_ENDPOINTS + 2], known, good;
     int n = hpc_net_candidates(c->self.endpoints, l->address.endpoints, l->same_host, found);
     pthread_mutex_lock(&c->lock);
     known = l->endpoint;
+    good = c->good;
     pthread_mutex_unlock(&c->lock);
     memset(calls, 0, sizeof *calls);
     if (known.family != 0) calls->all[calls->n++].at = known;
-    for (int i = 0; i < n; i++)
-        if (known.family == 0 || !same_endpoint(&known, &found[i])) calls->all[calls->n++].at = found[i];
+    for (int other = 0; other <= 1; other++)
+        for (int i = 0; i < n; i++)
+            if ((good.family == 0 || l->same_host || !same_network(&good, &found[i])) == other &&
+                (known.family == 0 || !same_endpoint(&known, &found[i])))
+                calls->all[calls->n++].at = found[i];
     for (int i = 0; i < calls->n; i++) calls->all[i].open = 1;
 }
 
@@ -210,7 +228,7 @@ static int call_tcp(hpc_control *c, int rank, double deadline) {
         hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
         return HPC_OK; /* the wait that follows says who is gone, this one and all others */
     }
-    l->endpoint = reached;
+    hpc_mesh_remember(c, l, &reached);
     hpc_net_text(&reached, l->path);
     hpc_link_publish(c, rank, fd, HPC_LINK_TCP);
     if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0)
@@ -251,9 +269,7 @@ int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, c
         status = hpc_group_peer_present(c->group, rank, op);
         return status != HPC_OK ? status : fail_calls(c, rank, op, &calls);
     }
-    pthread_mutex_lock(&c->lock);
-    l->endpoint = reached;
-    pthread_mutex_unlock(&c->lock);
+    hpc_mesh_remember(c, l, &reached);
     return HPC_OK;
 }
 
@@ -299,6 +315,23 @@ void hpc_mesh_deafen(hpc_control *c) {
     pthread_mutex_unlock(&c->lock);
 }
 
+/* A timeout of connect, with what may be its cause. */
+static int explain_timeout(hpc_control *c) {
+    const hpc_error *e = hpc_last_error();
+    char refusal[HPC_REASON_BYTES], message[1024];
+    int n = e->n_waiting, *waiting = malloc(((size_t)n + 1) * sizeof *waiting);
+    pthread_mutex_lock(&c->lock);
+    memcpy(refusal, c->refusal, sizeof refusal);
+    pthread_mutex_unlock(&c->lock);
+    if (refusal[0] != 0 && waiting != NULL) {
+        memcpy(waiting, e->waiting_for, (size_t)n * sizeof *waiting);
+        snprintf(message, sizeof message, "%s", e->message);
+        hpc_fail_ranks(HPC_ERR_TIMEOUT, "init", NULL, 0, waiting, n, "%s; a call from %s", message, refusal);
+    }
+    free(waiting);
+    return HPC_ERR_TIMEOUT;
+}
+
 int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, const unsigned char *links,
                         const unsigned char *same_host, double deadline) {
     hpc_group *g = c->group;
@@ -325,6 +358,7 @@ int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, co
     for (int r = 0; r < g->rank && status == HPC_OK; r++)
         if (atomic_load(&g->states[r]) == HPC_PEER_JOINING) status = call(c, r, deadline);
     if (status == HPC_OK) status = hpc_wait_for(g, &wait, hpc_left(deadline));
+    if (status == HPC_ERR_TIMEOUT) status = explain_timeout(c);
     if (status == HPC_OK && atomic_load(&c->tcp_links) == 0) hpc_mesh_deafen(c);
     return status;
 }

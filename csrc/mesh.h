@@ -97,10 +97,12 @@ struct hpc_control {
     int listen_fd, tcp_fd, epoll_fd, poke_fd;
     _Atomic int stopping, tcp_links;
     hpc_stranger strangers[HPC_STRANGERS];
-    int greeting;     /* places that are taken */
-    int full;         /* nobody is accepted until there is a place */
-    int told;         /* of the first stranger that was refused */
-    double next_tick; /* 0: none is due */
+    int greeting;                   /* places that are taken */
+    int full;                       /* nobody is accepted until there is a place */
+    int told;                       /* of the first stranger that was refused */
+    char refusal[HPC_REASON_BYTES]; /* who was refused last, and why; "" for nobody */
+    hpc_endpoint good;              /* that led to a peer on another host: its network works */
+    double next_tick;               /* 0: none is due */
     hpc_accept_lane *accept_lane;
     void *accept_arg;
     pthread_t thread;
@@ -151,6 +153,9 @@ int hpc_service_start(hpc_control *c); /* 0, or an errno */
 void hpc_service_poke(hpc_control *c);
 
 /* ---- mesh.c ---- */
+
+/* The peer answers at this endpoint. */
+void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint);
 
 /* Closes the TCP listener, whatever thread is at it. */
 void hpc_mesh_deafen(hpc_control *c);

@@ -104,11 +104,19 @@ static void take_in(hpc_control *c, int fd, int kind) {
     if (hpc_mesh_watch(c, fd, HPC_WATCH_STRANGER, (int)(s - c->strangers)) != 0) drop(c, s);
 }
 
+/* For whoever waits in connect and wonders. */
+static void keep_refusal(hpc_control *c, const char *from, const char *why) {
+    pthread_mutex_lock(&c->lock);
+    snprintf(c->refusal, sizeof c->refusal, "%s failed: %s", from, why);
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void refuse(hpc_control *c, int fd, const char *why) {
     char from[HPC_ENDPOINT_TEXT];
+    hpc_net_peer_text(fd, from);
+    keep_refusal(c, from, why);
     if (c->told) return;
     c->told = 1;
-    hpc_net_peer_text(fd, from);
     hpc_group_note(c->group, "refused a connection from %s: %s", from, why);
 }
 
@@ -172,7 +180,7 @@ static void on_unix_caller(hpc_control *c, hpc_stranger *s) {
 }
 
 /* The peer's endpoint at the address from which it came is how it can be reached. */
-static void recall_endpoint(const hpc_control *c, hpc_link *l) {
+static void recall_endpoint(hpc_control *c, hpc_link *l) {
     hpc_endpoint candidates[HPC_ENDPOINTS + 2];
     char text[HPC_ENDPOINT_TEXT];
     int n = hpc_net_candidates(c->self.endpoints, l->address.endpoints, l->same_host, candidates);
@@ -182,7 +190,7 @@ static void recall_endpoint(const hpc_control *c, hpc_link *l) {
         hpc_net_text(&e, text);
         const char *port = strrchr(text, ':');
         if (port == NULL || strncmp(text, l->path, (size_t)(port - text) + 1) != 0) continue;
-        l->endpoint = candidates[i];
+        hpc_mesh_remember(c, l, &candidates[i]);
         hpc_net_text(&l->endpoint, l->path);
         return;
     }
@@ -213,11 +221,16 @@ static int take_lane(hpc_control *c, int fd, const hpc_hello *hello) {
 }
 
 static void on_tcp_caller(hpc_control *c, hpc_stranger *s) {
+    char from[HPC_ENDPOINT_TEXT];
     const char *why = "";
-    int taken = 0,
-        status = hpc_greeting_step(&s->greeting, s->fd, c->key, c->self.name, c->group->rank, c->group->size, &why);
+    int taken = 0, status;
+    status = hpc_greeting_step(&s->greeting, s->fd, c->key, c->self.name, c->group->rank, c->group->size, &why);
     if (status == HPC_IN_PROGRESS) return;
     if (status == HPC_ERR_AUTH) refuse(c, s->fd, why);
+    if (status == HPC_ERR_TRANSPORT) { /* a caller that this rank's own proof does not satisfy, or one that gave up */
+        hpc_net_peer_text(s->fd, from);
+        keep_refusal(c, from, "it hung up before its proof; do all ranks have the same secret?");
+    }
     const hpc_hello hello = s->greeting.hello;
     int fd = release_place(c, s);
     if (status == HPC_OK && hello.purpose == HPC_FOR_CONTROL) taken = take_link(c, fd, &hello);

@@ -74,7 +74,7 @@ static void descriptor(rank *r) {
 /* ---- starting ---- */
 
 static void late(rank *r) {
-    node *n = node_open(r, r->size, 0.5, NULL);
+    node *n = node_open(r, r->size, 1, NULL);
     if (r->rank == 0) node_idle(2.5);
     CHECK_OK(node_connect(n, r->arg, 20));
     CHECK_OK(node_meet(n, 20));
@@ -116,6 +116,8 @@ static void wrong_secret(rank *r) {
     } else {
         CHECK_STATUS(node_connect(n, ALL_TCP, 2), HPC_ERR_TIMEOUT);
         CHECK(ranks_error_waits_for(1));
+        CHECK_MESSAGE("; a call from ");
+        CHECK_MESSAGE("do all ranks have the same secret?");
     }
     rank_meet(r);
     node_leave(n, NULL);
@@ -136,13 +138,20 @@ static int listen_at(int last, int backlog, uint16_t *port) {
     return fd;
 }
 
+static int take_lane(void *arg, int from, uint64_t lane, int stream, int fd) {
+    (void)from, (void)lane, (void)stream;
+    atomic_store((_Atomic int *)arg, fd);
+    return HPC_OK;
+}
+
 /* Rank 0 seems to be at four addresses: one swallows everything, one accepts and is silent, one is another rank, and
  * one is right. */
 static void wrong_addresses(rank *r) {
     enum { FILL = 4 };
     node *n = node_open(r, r->size, 10, NULL);
     uint16_t hole, mute;
-    int hole_fd = listen_at(2, 0, &hole), mute_fd = listen_at(3, 16, &mute), fill[FILL];
+    int hole_fd = listen_at(2, 0, &hole), mute_fd = listen_at(3, 16, &mute), fill[FILL], lane;
+    _Atomic int taken = -1;
     hpc_endpoint right = loopback(4, n->all[0].endpoints[0].port);
     for (int i = 0; i < FILL; i++) fill[i] = node_call_port(2, hole, SOCK_NONBLOCK);
     if (r->rank == 1) {
@@ -152,6 +161,7 @@ static void wrong_addresses(rank *r) {
         n->all[0].endpoints[3] = right;
     }
     n->links[0] = n->links[1] = HPC_LINK_TCP;
+    hpc_control_on_lane(n->control, take_lane, &taken);
     double start = ranks_now();
     CHECK_OK(hpc_control_connect(n->control, n->all, n->links, n->same_host, hpc_now() + (r->rank == 1 ? 12 : 20)));
     CHECK(ranks_now() - start < 10);
@@ -161,9 +171,43 @@ static void wrong_addresses(rank *r) {
         CHECK_EQ(strcmp(hpc_control_path(n->control, 0), text), 0);
     }
     CHECK_OK(node_meet(n, 20));
+    start = ranks_now(); /* where to call is known now */
+    if (r->rank == 1) {
+        CHECK_OK(hpc_control_call_lane(n->control, 0, 1, 0, "lane", hpc_now() + 9, &lane));
+        close(lane);
+        CHECK(ranks_now() - start < 1);
+    }
+    CHECK_OK(node_meet(n, 20));
+    if (r->rank == 0) close(atomic_load(&taken));
     for (int i = 0; i < FILL; i++) close(fill[i]);
     close(hole_fd);
     close(mute_fd);
+    node_leave(n, NULL);
+}
+
+/* Of two networks one is dead: rank 2 finds out with rank 0, and does not try it again with rank 1. */
+static void dead_network(rank *r) {
+    enum { FILL = 4, SECONDS = 9 };
+    node *n = node_open(r, r->size, 20, NULL);
+    uint16_t hole;
+    int hole_fd = listen_at(2, 0, &hole), fill[FILL];
+    for (int i = 0; i < FILL; i++) fill[i] = node_call_port(2, hole, SOCK_NONBLOCK);
+    for (int i = 0; i < r->size; i++) {
+        hpc_endpoint dead = loopback(2, hole), right = loopback(64 + i, n->all[i].endpoints[0].port);
+        dead.prefix = right.prefix = 26;
+        n->links[i] = HPC_LINK_TCP;
+        if (i == r->rank) continue;
+        memset(n->all[i].endpoints, 0, sizeof n->all[i].endpoints);
+        n->all[i].endpoints[r->rank == 2 ? 1 : 0] = right;
+        if (r->rank == 2) n->all[i].endpoints[0] = dead;
+    }
+    double start = ranks_now();
+    CHECK_OK(hpc_control_connect(n->control, n->all, n->links, n->same_host,
+                                 hpc_now() + (r->rank == 2 ? SECONDS : 2 * SECONDS)));
+    if (r->rank == 2) CHECK(ranks_now() - start < SECONDS / 2.0);
+    CHECK_OK(node_meet(n, 20));
+    for (int i = 0; i < FILL; i++) close(fill[i]);
+    close(hole_fd);
     node_leave(n, NULL);
 }
 
@@ -262,6 +306,7 @@ int main(int argc, char **argv) {
         {.name = "dead-before", .size = 3, .run = dead_before, .where = RANKS_SHM, .bare = true},
         {.name = "wrong-secret", .size = 2, .run = wrong_secret, .where = RANKS_SHM, .bare = true},
         {.name = "wrong-addresses", .size = 2, .run = wrong_addresses, .where = RANKS_SHM, .bare = true},
+        {.name = "dead-network", .size = 3, .run = dead_network, .where = RANKS_SHM, .bare = true},
         {.name = "deaf-unix", .size = 2, .run = deaf, .arg = ALL_UNIX, .where = RANKS_SHM, .bare = true},
         {.name = "deaf-tcp", .size = 2, .run = deaf, .arg = ALL_TCP, .where = RANKS_SHM, .bare = true},
         {.name = "lanes", .size = 4, .run = call_lanes, .where = RANKS_SHM, .bare = true},

@@ -88,6 +88,31 @@ static void dribble(rank *r) {
     free(stream);
 }
 
+/* Beats come all the while, and whoever leaves has not read them: that must not become a reset, which eats the BYE. */
+static void talkative(rank *r) {
+    for (int i = 0; i < 5; i++) {
+        if (r->rank == 0) {
+            node *n = node_join(r, ALL_TCP, 10);
+            rank_await(r, DONE, (uint64_t)i + 1);
+            node_leave(n, NULL);
+        } else {
+            int fd = impersonate(r), told = 0;
+            hpc_mesh_frame f, beat = sound;
+            beat.type = HPC_MESH_BEAT;
+            for (int k = 0; k < 2000; k++) {
+                send_bytes(fd, &beat, sizeof beat);
+                if (k == 1000) rank_set(r, DONE, (uint64_t)i + 1);
+                if (k > 1000) poll(NULL, 0, k % 20 == 0);
+            }
+            while (recv(fd, &f, sizeof f, MSG_WAITALL) == sizeof f) told = f.type == HPC_MESH_BYE;
+            CHECK(told);
+            CHECK_EQ(recv(fd, &f, sizeof f, 0), 0); /* the end, and no reset */
+            close(fd);
+        }
+        rank_meet(r);
+    }
+}
+
 enum { GARBLED = 14 };
 
 /* One wrong thing each; what follows the frame is zeros. */
@@ -261,6 +286,7 @@ static void strangers(rank *r) {
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "dribble", .size = 2, .run = dribble, .where = RANKS_SHM, .bare = true},
+        {.name = "talkative", .size = 2, .run = talkative, .where = RANKS_SHM, .bare = true},
         {.name = "garbled", .size = 2, .run = garbled, .where = RANKS_SHM, .bare = true},
         {.name = "noise", .size = 2, .run = noise, .where = RANKS_SHM, .bare = true},
         {.name = "strangers", .size = 3, .run = strangers, .where = RANKS_SHM, .bare = true},
