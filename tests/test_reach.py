@@ -596,6 +596,29 @@ def test_report_is_json_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{VARIABLE} differs" in told
 
 
+def test_progress_is_shown_on_a_terminal_by_rank_0(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes what it writes to for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    ended: list[bool] = []
+
+    def rank(world: Any) -> None:
+        me = self("a", HERE) if world.rank == 0 else self("b", THERE)
+        ended.append(network.main(launch.find(world), me, 20.0, 2.0, False))
+
+    threads = [threading.Thread(target=rank, args=(world,), daemon=True) for world in thread_worlds(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert ended == [True, True]
+    out, err = capfd.readouterr()
+    assert "calling the other hosts" in err
+    assert "calling" not in out
+    assert out.count("pairs of hosts are fine") == 1
+
+
 def test_rows_with_one_fix_are_cut_short() -> None:
     hosts = tuple(host(f"h{i}", eth0(i)) for i in range(5))
     problem = verdict.Problem("stalls [fd00::1]", "less", "fail")

@@ -139,7 +139,10 @@ class Responder:
         while not self._ended.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # nobody called in a while, or the caller has gone
+            except TimeoutError:
+                continue
+            except OSError:  # the caller has gone, or no file may be opened: not at once again
+                self._ended.wait(0.05)
                 continue
             with self._lock:
                 welcome = len(self._open) < _HANDLERS
