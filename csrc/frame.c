@@ -23,6 +23,10 @@ int hpc_reader_is_idle(const hpc_reader *reader) {
     return reader->state == AT_HEADER && reader->staged == 0;
 }
 
+int hpc_reader_is_held(const hpc_reader *reader) {
+    return reader->state == AT_FENCE;
+}
+
 uint64_t hpc_reader_left(const hpc_reader *reader) {
     return reader->state == AT_PAYLOAD ? reader->left : 0;
 }

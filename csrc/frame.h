@@ -82,6 +82,9 @@ int hpc_reader_want(hpc_reader *reader, struct iovec parts[2]);
  * the reader can only be freed. */
 int hpc_reader_got(hpc_reader *reader, size_t nbytes, const uint64_t *landed, const hpc_sink *sink, const char **why);
 
+/* Whether a fence that is not met holds the stream. */
+int hpc_reader_is_held(const hpc_reader *reader);
+
 /* Bytes of the payload at hand that have not come; 0 between payloads. */
 uint64_t hpc_reader_left(const hpc_reader *reader);
 

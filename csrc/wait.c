@@ -157,30 +157,30 @@ static int fail_timeout(hpc_group *group, const hpc_wait *wait, double timeout) 
     return status;
 }
 
-/* With all that a transport holds back delivered. */
-static int holds_now(hpc_group *group, const hpc_wait *wait) {
-    while (hpc_group_progress(group) != 0) sched_yield();
+/* With all that a transport holds back delivered, as far as that comes to an end. */
+static int holds_now(hpc_group *group, const hpc_wait *wait, double deadline) {
+    while (hpc_group_progress(group) != 0 && !wait->ready(wait->arg) && hpc_now() < deadline) sched_yield();
     return wait->ready(wait->arg);
 }
 
 /* The slow checks of a wait, in the order in which they may end it; HPC_IN_PROGRESS to go on. */
-static int look_around(hpc_group *group, const hpc_wait *wait) {
+static int look_around(hpc_group *group, const hpc_wait *wait, double deadline) {
     int status;
     if (!atomic_load_explicit(&group->closed, memory_order_acquire) &&
         atomic_load_explicit(&group->departures, memory_order_acquire) == 0)
         return HPC_IN_PROGRESS;
-    if (holds_now(group, wait)) return HPC_OK;
+    if (holds_now(group, wait, deadline)) return HPC_OK;
     status = hpc_group_usable(group, wait->op);
     if (status == HPC_OK) status = check_departures(group, wait);
     if (status == HPC_OK) return HPC_IN_PROGRESS;
     /* What a rank did before it went is visible once its departure is, and both may have come since the look at the
      * condition: look again, after the departure. */
-    return holds_now(group, wait) ? HPC_OK : status;
+    return holds_now(group, wait, deadline) ? HPC_OK : status;
 }
 
 /* Sleeps unless the wait has ended meanwhile; HPC_IN_PROGRESS to go on. A condition that held is not asked again: it
  * may have taken an event. */
-static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds) {
+static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds, double deadline) {
     hpc_bell *bell = group->bell;
     struct timespec t;
     uint32_t rings;
@@ -194,7 +194,7 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds)
     /* What a transport holds back is part of the condition: its sender rang before we counted as a sleeper, or will
      * now. */
     int held = hpc_group_progress(group);
-    if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait);
+    if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait, deadline);
     if (held == 0 && status == HPC_IN_PROGRESS && in_bed) {
         group->bed->sleep(group->progress_arg, seconds);
         group->bed->leave(group->progress_arg);
@@ -226,14 +226,14 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
             if (wait->ready(wait->arg)) return HPC_OK;
             hpc_cpu_relax();
         }
-        status = look_around(group, wait);
+        status = look_around(group, wait, deadline);
         if (status != HPC_IN_PROGRESS) return status;
         now = hpc_now();
         if (now >= deadline) return wait->ready(wait->arg) ? HPC_OK : fail_timeout(group, wait, timeout);
         if (now - start < group->spin) continue;
         if (held != 0 || now - start < group->spin + group->yield)
             sched_yield();
-        else if ((status = sleep_on_bell(group, wait, deadline - now)) != HPC_IN_PROGRESS)
+        else if ((status = sleep_on_bell(group, wait, deadline - now, deadline)) != HPC_IN_PROGRESS)
             return status;
     }
 }

@@ -58,7 +58,7 @@ typedef struct tcp_link {
     uint64_t landed[HPC_TCP_STREAMS]; /* pieces, by stream */
     size_t signals_offset;            /* of the window of the frame at hand, if it has a signal */
     uint64_t flush_asked;             /* by the peer, to be answered after what was read */
-    int answer_flush, rings;
+    int answer_flush, rings, ended_streams;
 
     pthread_mutex_t sending;
     uint64_t events;          /* sent */

@@ -474,6 +474,14 @@ static int mark_low_water(tcp_stream *s, int fd) {
     return mark == 1;
 }
 
+/* The others may still have what the peer sent before it went. */
+static void end_stream(tcp_link *l, int k, const char *what) {
+    l->ended_streams |= 1 << k;
+    pthread_mutex_lock(&l->sending);
+    fall_silent(l, what);
+    pthread_mutex_unlock(&l->sending);
+}
+
 /* 1: more may be there than the budget allowed; 0: all is read; -1: the link is broken. A short read means that all is
  * read, unless the peer has hung up, which it would not show. */
 static int read_stream(tcp_link *l, int k, size_t budget) {
@@ -481,7 +489,7 @@ static int read_stream(tcp_link *l, int k, size_t budget) {
     tcp_stream *s = &l->streams[k];
     int fd = atomic_load_explicit(&s->fd, memory_order_relaxed);
     size_t taken = 0;
-    while (fd >= 0) {
+    while (fd >= 0 && !(l->ended_streams >> k & 1)) {
         struct iovec parts[2];
         const char *why = "a bad frame";
         int n = hpc_reader_want(&s->reader, parts);
@@ -490,13 +498,9 @@ static int read_stream(tcp_link *l, int k, size_t budget) {
         ssize_t got = n == 1 ? recv(fd, parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT) : readv(fd, parts, n);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
-        if (got < 0) {
-            end_link(l, strerror(errno));
-            return -1;
-        }
-        if (got == 0) {
-            end_link(l, "it closed the connection");
-            return -1;
+        if (got <= 0) {
+            end_stream(l, k, got < 0 ? strerror(errno) : "it closed the connection");
+            return 0;
         }
         if (hpc_reader_got(&s->reader, (size_t)got, l->landed, &sink, &why) < 0) {
             tell(l);
@@ -525,6 +529,9 @@ static int read_link(tcp_link *l, int stream, size_t budget) {
         if (read_stream(l, 0, budget) == 1)
             tcp_watch(l->tcp, l, 0, atomic_load_explicit(&l->streams[0].fd, memory_order_relaxed), 1);
     }
+    int all = (1 << l->n_streams) - 1;
+    if (l->ended_streams == all || ((l->ended_streams | 1) == all && hpc_reader_is_held(&l->streams[0].reader)))
+        end_link(l, "it closed the connection");
     return left;
 }
 

@@ -402,6 +402,7 @@ static void flooded(rank *r) {
             CHECK_OK(hpc_put_signal(NULL, w, 1, src, sizeof src, 0, 0, k));
             if (k % 256 == 0) CHECK_OK(hpc_flush(NULL, w, 1, -1));
         }
+        rank_set(r, 1, 1);
     } else if (r->rank == 1) {
         hpc_peer p;
         do CHECK_OK(hpc_context_peer(r->context, 2, &p));
@@ -412,6 +413,7 @@ static void flooded(rank *r) {
             CHECK(ranks_now() - start < 0.5);
         }
         rank_set(r, 0, 1);
+        rank_await(r, 1, 1);
     }
     hpc_window_free(w);
 }
