@@ -33,8 +33,8 @@ HERE, THERE = "127.0.0.1", "127.0.0.2"
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives up soon."""
-    monkeypatch.setattr(reach, "STALL", 0.1)
-    monkeypatch.setattr(reach, "LONGEST", 0.4)
+    monkeypatch.setattr(reach, "STALL", 0.3)
+    monkeypatch.setattr(reach, "LONGEST", 1.5)
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_host_that_falls_silent(quick: None) -> None:
         start = time.monotonic()
         (finding,) = probe(target(port))
     assert (finding.sent, finding.passes) == (0, False)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 10
 
 
 def test_host_that_hangs_up() -> None:
@@ -253,26 +253,30 @@ def test_bisection_of_what_passes_nothing() -> None:
     assert reach.bisect(576, 9000, lambda size: False) == 0
 
 
-@pytest.mark.parametrize("passes", [576, 1500, 1501, 8999])
-def test_path_that_swallows_large_packets(monkeypatch: pytest.MonkeyPatch, passes: int) -> None:
-    monkeypatch.setattr(reach, "_UDP_WAIT", 0.05)
+@pytest.mark.parametrize(("passes", "lost"), [(1500, 0), (1501, 0), (1500, 3)])
+def test_path_that_swallows_large_packets(passes: int, lost: int) -> None:
+    """lost: so many of the packets that would pass do not, as on a busy host."""
+    taken: list[int] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as swallows:
         swallows.bind((THERE, 0))
         swallows.settimeout(10)
 
         def run() -> None:
             while (came := swallows.recvfrom(1 << 16))[0] != b"end":
-                if len(came[0]) + 28 <= passes:
+                if 1400 <= len(came[0]) + 28 <= passes and len(taken) < lost:
+                    taken.append(len(came[0]))
+                elif len(came[0]) + 28 <= passes:
                     swallows.sendto(came[0][:8] + B + came[0][24:28], came[1])
 
         thread = threading.Thread(target=run)
         thread.start()
         try:
             port = swallows.getsockname()[1]
-            assert reach.path_mtu(HERE, target(1, udp=port), A, 9000) == passes
+            assert reach.path_mtu(HERE, target(1, udp=port), A, 1520) == passes
         finally:
             swallows.sendto(b"end", swallows.getsockname())
             thread.join(10)
+    assert len(taken) == lost
 
 
 def test_udp_that_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:

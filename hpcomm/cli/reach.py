@@ -42,7 +42,7 @@ _MAGIC = b"hpcheck\1"
 _SEND, _RECEIVE = b"S", b"R"
 _PIECE = 1 << 16
 _HANDLERS = 1024
-_UDP_WAIT, _UDP_TRIES = 0.15, 2
+_UDP_WAIT, _UDP_TRIES = 0.15, 3
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3  # linux/in.h, in6.h
 _NO_ROUTE = {
     errno.ENETUNREACH,
@@ -346,7 +346,10 @@ def path_mtu(local: str, target: Target, token: bytes, top: int) -> int:
             udp.bind((local, 0))
             udp.connect((target.ip, target.udp_port))
             probe = _Probe(udp, token, target.token, headers)
-            return bisect(floor, top, probe.passes)
+            found = bisect(floor, top, probe.passes)
+            while 0 < found < top and probe.passes(found + 1):  # packets were lost for another reason
+                found = bisect(found + 1, top, probe.passes)
+            return found
     except OSError:
         return 0
 
@@ -443,5 +446,5 @@ def probe(
 def longest(targets: int, patience: float, budget: float) -> float:
     """Seconds that probe takes at most."""
     calls = -(-targets // CALLS_AT_ONCE) * 2 * patience
-    bisection = 20 * _UDP_TRIES * _UDP_WAIT
+    bisection = 60 * _UDP_TRIES * _UDP_WAIT
     return calls + budget + 3 * LONGEST + 4 * STALL + bisection
