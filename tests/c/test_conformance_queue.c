@@ -39,10 +39,10 @@ static void check_update(hpc_queue *q, const void *update, int from, uint64_t se
     CHECK_EQ(header, footer);
 }
 
-/* Each sends to the other at the same time; slots wrap round thousands of times. */
+/* Each sends to the other at the same time; slots wrap round hundreds of times. */
 static void both_ways(rank *r) {
     int peer = 1 - r->rank;
-    uint64_t rounds = (uint64_t)ranks_rounds(2000), last = 0;
+    uint64_t rounds = (uint64_t)ranks_rounds(500), last = 0;
     hpc_queue *q = queue_of(r, &peer, 1, &peer, 1, NBYTES);
     unsigned char *own = malloc(NBYTES);
     for (uint64_t k = 0; k < rounds; k++) {
@@ -76,7 +76,7 @@ static void both_ways(rank *r) {
 static void held_while_streaming(rank *r) {
     enum { MOST = 16 };
     int depth = r->arg % 16, one = 1, zero = 0;
-    uint64_t rounds = (uint64_t)ranks_rounds(3000), acked = 0;
+    uint64_t rounds = (uint64_t)ranks_rounds(800), acked = 0;
     size_t n = 999;
     hpc_queue *q = r->rank == 0 ? queue_of(r, NULL, 0, &one, 1, n) : queue_of(r, &zero, 1, NULL, 0, n);
     unsigned char own[999];
@@ -154,7 +154,7 @@ static void sender_waits_for_ack(rank *r) {
 /* A registered buffer that went to several is free when the last of them has acknowledged it. */
 static void one_buffer_to_many(rank *r) {
     int others[] = {1, 2, 3}, zero = 0;
-    uint64_t rounds = (uint64_t)ranks_rounds(500);
+    uint64_t rounds = (uint64_t)ranks_rounds(150);
     hpc_queue *q = r->rank == 0 ? queue_of(r, NULL, 0, others, 3, 4096) : queue_of(r, &zero, 1, NULL, 0, 4096);
     for (uint64_t k = 0; k < rounds; k++) {
         if (r->rank == 0) {

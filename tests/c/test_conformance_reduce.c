@@ -70,7 +70,7 @@ static void reduce(rank *r) {
     c.nbytes = nbytes, c.depth = depth, c.buffers = buffers, c.type = "a graph's update";
     CHECK_OK(hpc_queue_create(r->context, &c, -1, &q));
     void *own = malloc(nbytes), *other = malloc(nbytes);
-    uint64_t rounds = (uint64_t)ranks_rounds(1500);
+    uint64_t rounds = (uint64_t)ranks_rounds(500);
     for (uint64_t round = 0; round < rounds; round++) {
         void *src = own;
         if (buffers) {
