@@ -140,12 +140,13 @@ class Cluster:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
         if input is not None:
             options["stdin"] = subprocess.PIPE
-        with self.popen(host, command, **options) as process:
-            try:
-                out, err = process.communicate(input, timeout)
-            except BaseException:
-                process.kill()
-                raise
+        process = self.popen(host, command, **options)
+        try:
+            out, err = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            process.communicate(timeout=LIMIT)
+            raise
         done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
         if check:
             done.check_returncode()

@@ -100,7 +100,6 @@ CASES = [
     ("queue", "freeze"),
     ("flush", "cut"),
     ("barrier", "cut"),
-    ("barrier", "crash"),
 ]
 
 

@@ -49,7 +49,7 @@ def paths(values: list[Any]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("names", "path"),
-    [("eth0", ETH0), ("eth1", ETH1), ("=eth1", ETH1), ("ib,eth1", ETH1), ("^eth0,lan,docker", ETH1)],
+    [("=eth0", ETH0), ("ib,eth1", ETH1), ("^eth0,lan,docker", ETH1)],
 )
 def test_a_job_takes_the_interface_it_is_told(two_networks: Cluster, names: str, path: str) -> None:
     env = {"HPCOMM_SOCKET_IFNAME": names}
@@ -192,6 +192,8 @@ def test_strangers_are_refused_and_disturb_nobody(cluster: Cluster, tmp_path: Pa
         job.reached("worked")
         job.go()
         assert job.values() == [["alive"] * 3] * 3
+        told = re.findall(r"hpcomm rank (\d): refused a connection from (\S+):\d+", job.said())
+        assert sorted(told) == [(str(rank), cluster.address("h4")) for rank in range(3)]  # once each, however many
 
 
 def test_ranks_with_different_secrets_do_not_meet(cluster: Cluster, tmp_path: Path) -> None:
@@ -201,7 +203,7 @@ def test_ranks_with_different_secrets_do_not_meet(cluster: Cluster, tmp_path: Pa
         (cluster.folder / host / "secret").chmod(0o600)
     with Job(cluster, with_secret, hosts=["h1", "h2"], by="desk") as job:
         for ended in job.end():
-            assert ended.error in ("AuthError", "PeerFailed"), ended
+            assert ended.error in ("AuthError", "Timeout"), ended  # a called rank goes on waiting for the right one
         assert any(ended.error == "AuthError" and "secret" in ended.message for ended in job.end())
 
 
