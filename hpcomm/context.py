@@ -338,7 +338,7 @@ class Context:
             self._tell(f"{what} in {time.monotonic() - start:.6f} s")
 
     def _tell(self, what: str) -> None:
-        print(f"hpcomm rank {self.rank}: {what}", file=sys.stderr, flush=True)
+        print(f"hpcomm rank {self.rank}: {what}\n", end="", file=sys.stderr, flush=True)  # one write: one line
 
 
 def _count(value: Any, name: str) -> int:
