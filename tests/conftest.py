@@ -60,11 +60,22 @@ def run_threads(n: int, body: Callable[[hpcomm.Context], Any], **config: Any) ->
     return values
 
 
-@pytest.fixture(params=["shm", "loop", "loop late"])
+@pytest.fixture(params=["shm", "tcp", "loop", "loop late"])
 def transport(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The settings of each transport; "late" delays, splits and reorders what may be."""
     name, _, late = request.param.partition(" ")
     return {"transport": name, "loop_seed": 7 if late else 0}
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def ranks_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The transport of all ranks that the test starts and gives none: threads, processes, under mpirun or not."""
+    name = str(request.param)
+    monkeypatch.setenv("HPCOMM_TRANSPORT", name)
+    return name
+
+
+on_both = pytest.mark.usefixtures("ranks_by")  # a test without it, of ranks on one host, has them on shm
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run_threads
+from conftest import on_both, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,11 +54,16 @@ RULES: list[optim.AnyRule] = [SGD(lr=0.1), Momentum(lr=0.1), Nesterov(lr=0.1, we
         {},
         {"chunk_bytes": 64, "cores": 3},
         {"topology": ParameterServer("CC", servers=[2]), "chunk_bytes": 1 << 20},
-        {"progress": "thread", "shared_params": True, "depth": 2},
+        {"progress": "thread", "shared_params": True, "depth": 2, "transport": "shm"},
+        {"chunk_bytes": 192, "transport": "tcp"},
     ],
-    ids=["the same plan", "other chunks", "another server", "other memory"],
+    ids=["the same plan", "other chunks", "another server", "other memory", "over tcp"],
 )
-def test_three_steps_and_three_after_a_restart_are_six(rule: optim.AnyRule, other: dict[str, Any]) -> None:
+def test_three_steps_and_three_after_a_restart_are_six(
+    rule: optim.AnyRule, other: dict[str, Any], ranks_by: str
+) -> None:
+    other = {"transport": ranks_by, **other}
+    transport = other.pop("transport")
     shards: list[Any] = [None] * 3
     saved: list[Any] = [None] * 3
     want: list[Any] = [None] * 3
@@ -79,9 +84,10 @@ def test_three_steps_and_three_after_a_restart_are_six(rule: optim.AnyRule, othe
         assert_same(train(ex, context.rank, 3, 6), want[context.rank])
 
     run_threads(3, before)
-    run_threads(3, after)
+    run_threads(3, after, transport=transport)
 
 
+@on_both
 def test_own_shard_is_enough_under_the_same_plan() -> None:
     def body(context: hpcomm.Context) -> None:
         ex = Exchange(context, random(0), rule=Adam(), progress="inline")
@@ -98,6 +104,7 @@ def test_own_shard_is_enough_under_the_same_plan() -> None:
     run_threads(2, body)
 
 
+@on_both
 def test_hyper_parameters_come_back_too() -> None:
     def body(context: hpcomm.Context) -> None:
         ex = Exchange(context, random(0), rule=Nesterov(lr=0.1))
@@ -114,6 +121,7 @@ def test_hyper_parameters_come_back_too() -> None:
     run_threads(2, body)
 
 
+@on_both
 def test_rank_that_only_serves_saves_and_loads() -> None:
     shards: list[Any] = [None] * 3
     wants: list[Any] = [None] * 3
@@ -144,6 +152,7 @@ def test_rank_that_only_serves_saves_and_loads() -> None:
     run_threads(3, after)
 
 
+@on_both
 def test_server_keeps_the_hyper_parameters_that_workers_have_set() -> None:
     shards: list[Any] = [None] * 3
     topology = ParameterServer("NCS", servers=[1])
@@ -178,6 +187,7 @@ def test_server_keeps_the_hyper_parameters_that_workers_have_set() -> None:
         run_threads(3, partial(after, shards=loaded))
 
 
+@on_both
 def test_no_checkpoint_while_something_is_under_way() -> None:
     def body(context: hpcomm.Context) -> None:
         ex = Exchange(context, random(0), rule=SGD(), progress="inline")
@@ -234,6 +244,7 @@ def test_stages_that_own_no_parameters_save_none(transport: dict[str, Any]) -> N
     run_threads(4, body, **transport)
 
 
+@on_both
 def test_plan_of_several_owners_has_no_checkpoint() -> None:
     def body(context: hpcomm.Context) -> None:
         """Each rank applies for itself alone."""
@@ -289,6 +300,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
 }
 
 
+@on_both
 @pytest.mark.parametrize("case", REFUSED)
 def test_checkpoint_that_does_not_fit_is_refused_on_every_rank(case: str) -> None:
     change, told = REFUSED[case]
@@ -308,6 +320,7 @@ def test_checkpoint_that_does_not_fit_is_refused_on_every_rank(case: str) -> Non
     run_threads(3, body)
 
 
+@on_both
 def test_ranks_with_different_arguments_are_told() -> None:
     def body(context: hpcomm.Context) -> None:
         ex = Exchange(context, random(0), rule=SGD(lr=0.5))

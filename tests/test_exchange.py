@@ -11,7 +11,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
-from conftest import run_threads
+from conftest import on_both, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_window import Exported
@@ -94,6 +94,7 @@ def test_every_placement_sums(placement: str, progress: str, transport: dict[str
     each_rank(3, body, topology=topology, reduce="sum", progress=progress, **transport)
 
 
+@on_both
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_mean_of_powers_of_two_is_exact(n: int) -> None:
     def body(context: hpcomm.Context, ex: Exchange) -> None:
@@ -104,6 +105,7 @@ def test_mean_of_powers_of_two_is_exact(n: int) -> None:
     each_rank(n, body)
 
 
+@on_both
 def test_params_start_as_rank_0_gave_them() -> None:
     def rank(context: hpcomm.Context) -> None:
         given = values() if context.rank == 0 else {name: np.full(shape, 9, F32) for name, shape in SHAPES.items()}
@@ -116,6 +118,7 @@ def test_params_start_as_rank_0_gave_them() -> None:
     run_threads(3, rank)
 
 
+@on_both
 def test_push_then_pull_and_nonblocking() -> None:
     def body(context: hpcomm.Context, ex: Exchange) -> None:
         mine = grads(context.rank, 0)
@@ -143,6 +146,7 @@ def test_push_then_pull_and_nonblocking() -> None:
     each_rank(2, body, reduce="sum")
 
 
+@on_both
 def test_push_waits_for_no_other_rank_and_pull_does() -> None:
     gate = threading.Event()
 
@@ -171,6 +175,7 @@ def test_push_waits_for_no_other_rank_and_pull_does() -> None:
     each_rank(2, body, reduce="sum")
 
 
+@on_both
 def test_step_takes_keys_in_any_order_and_partly_in_place() -> None:
     def body(context: hpcomm.Context, ex: Exchange) -> None:
         want = values()
@@ -229,6 +234,7 @@ def test_step_that_timed_out_goes_on_when_called_again(depth: int, again: str, t
     each_rank(2, body, reduce="sum", depth=depth, **transport)
 
 
+@on_both
 def test_step_that_ctrl_c_cut_short_goes_on_when_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     call = _core.exchange_step
@@ -253,6 +259,7 @@ def test_step_that_ctrl_c_cut_short_goes_on_when_called_again(monkeypatch: pytes
     each_rank(2, body, reduce="sum")
 
 
+@on_both
 def test_close_ends_a_step_that_timed_out() -> None:
     gate = threading.Event()
 
@@ -277,6 +284,7 @@ def many(n: int) -> dict[str, Any]:
     return {f"key {i}": np.full(3, i, F32) for i in range(n)}
 
 
+@on_both
 @pytest.mark.parametrize("call", ["push", "push_pull"])
 def test_push_that_a_full_ring_cut_short_is_ended_by_pull(call: str) -> None:
     """The other rank takes nothing for a while: at some key the ring is full, and the push is sent in part or not."""
@@ -316,6 +324,7 @@ def test_push_that_a_full_ring_cut_short_is_ended_by_pull(call: str) -> None:
     each_rank(2, body, topology=ParameterServer("CC", servers=[1]), shapes=shapes, reduce="sum")
 
 
+@on_both
 def test_timeout_is_for_the_whole_step() -> None:
     """Not for each key of it: 30 keys that wait for the ring and then for rank 1."""
     gate = threading.Event()
@@ -338,7 +347,7 @@ def test_timeout_is_for_the_whole_step() -> None:
     each_rank(2, body, topology=ParameterServer("CC", servers=[1]), shapes=shapes, reduce="sum")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     n=st.integers(1, 4),
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=5),
@@ -347,10 +356,10 @@ def test_timeout_is_for_the_whole_step() -> None:
     placement=st.sampled_from(["CC", "CS", "NCC", "NCS"]),
     seed=st.integers(0, 2**31),
     deterministic=st.booleans(),
-    loop=st.booleans(),
+    transport=st.sampled_from(["shm", "tcp", "loop"]),
 )
 def test_any_exchange_is_its_reference(
-    n: int, sizes: list[int], chunk: int, cores: int, placement: str, seed: int, deterministic: bool, loop: bool
+    n: int, sizes: list[int], chunk: int, cores: int, placement: str, seed: int, deterministic: bool, transport: str
 ) -> None:
     """Random keys, chunk sizes, cores, placements and orders of arrival, with values whose sums are exact."""
     n += placement.startswith("N")
@@ -379,8 +388,8 @@ def test_any_exchange_is_its_reference(
         cores=cores,
         reduce="sum",
         deterministic=deterministic,
-        transport="loop" if loop else "shm",
-        loop_seed=seed if loop else 0,
+        transport=transport,
+        loop_seed=seed if transport == "loop" else 0,
     )
 
 
@@ -408,6 +417,7 @@ def test_async_applies_each_update_as_it_comes(placement: str, transport: dict[s
     each_rank(3, body, topology=topology, consistency=ASYNC, **transport)
 
 
+@on_both
 def test_async_worker_goes_on_alone() -> None:
     gate = threading.Event()
 
@@ -479,6 +489,7 @@ def test_gradients_rotate(consistency: hpcomm.Consistency, transport: dict[str, 
     each_rank(2, body, reduce="sum", depth=2, consistency=consistency, **transport)
 
 
+@on_both
 def test_gradients_rotate_with_steps() -> None:
     def body(context: hpcomm.Context, ex: Exchange) -> None:
         seen = []
@@ -494,6 +505,7 @@ def test_gradients_rotate_with_steps() -> None:
     each_rank(2, body, reduce="sum", depth=3)
 
 
+@on_both
 def test_gradient_waits_until_its_slot_is_free() -> None:
     gate = threading.Event()
 
@@ -515,6 +527,7 @@ def test_gradient_waits_until_its_slot_is_free() -> None:
     each_rank(2, body, reduce="sum")
 
 
+@on_both
 def test_foreign_gradient_is_free_on_return() -> None:
     def body(context: hpcomm.Context, ex: Exchange) -> None:
         mine = grads(context.rank, 0)["fc"]
@@ -612,6 +625,7 @@ def test_params_is_a_mapping_that_knows_its_names(alone: hpcomm.Context) -> None
         ex.params["fc"] = 1  # type: ignore[index]
 
 
+@on_both
 def test_rank_that_only_serves_has_no_params() -> None:
     def rank(context: hpcomm.Context) -> None:
         with Exchange(context, values(), ParameterServer("NCC")) as ex:
@@ -634,6 +648,7 @@ def test_rank_that_only_serves_has_no_params() -> None:
 # ---- plans and presets ---------------------------------------------------------------------------------------------
 
 
+@on_both
 def test_plan_is_told_and_may_be_given() -> None:
     def rank(context: hpcomm.Context) -> None:
         first = Exchange(context, values(), chunk_bytes=64, cores=2, depth=2, wire="float16", reduce="sum")
@@ -647,6 +662,7 @@ def test_plan_is_told_and_may_be_given() -> None:
     run_threads(2, rank)
 
 
+@on_both
 def test_parameter_hub_is_its_parts() -> None:
     def rank(context: hpcomm.Context) -> None:
         for placement in ("CC", "CS", "NCC", "NCS"):
@@ -690,6 +706,7 @@ def train(placement: str, progress: str, wire: str) -> list[Any]:
     return found
 
 
+@on_both
 @pytest.mark.parametrize(
     ("placement", "progress", "wire"),
     [

@@ -13,7 +13,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
-from conftest import Left, run_threads, thread_worlds
+from conftest import Left, on_both, run_threads, thread_worlds
 from test_context import interrupted, wait_until_asleep
 
 import hpcomm
@@ -29,6 +29,7 @@ def params() -> dict[str, Any]:
 # ---- close -----------------------------------------------------------------------------------------------------------
 
 
+@on_both
 def test_wait_for_a_key_that_a_closed_rank_never_pushed() -> None:
     def body(context: hpcomm.Context) -> None:
         ex = Exchange(context, params(), rule=SGD(lr=1))
@@ -50,6 +51,7 @@ def test_wait_for_a_key_that_a_closed_rank_never_pushed() -> None:
     run_threads(3, body)
 
 
+@on_both
 @pytest.mark.parametrize("placement", ["CC", "CS", "NCC"])
 def test_async_owner_serves_until_all_have_closed(placement: str) -> None:
     topology = ParameterServer(placement)
@@ -71,6 +73,7 @@ def test_async_owner_serves_until_all_have_closed(placement: str) -> None:
     run_threads(3, body)
 
 
+@on_both
 def test_close_that_times_out_may_be_called_again() -> None:
     gate = threading.Event()
 
@@ -91,6 +94,7 @@ def test_close_that_times_out_may_be_called_again() -> None:
     run_threads(2, body)
 
 
+@on_both
 @pytest.mark.parametrize("consistency", [BSP, ASYNC], ids=str)
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 def test_context_closes_its_exchanges_first(consistency: hpcomm.Consistency, progress: str) -> None:
@@ -108,6 +112,7 @@ def test_context_closes_its_exchanges_first(consistency: hpcomm.Consistency, pro
     run_threads(2, body)
 
 
+@on_both
 def test_with_that_raises_does_not_wait_for_the_others() -> None:
     def body(context: hpcomm.Context) -> None:
         def train() -> None:
@@ -148,6 +153,7 @@ def test_dropped_exchange_gives_all_back() -> None:
     run_threads(1, body)
 
 
+@on_both
 def test_exchange_keeps_its_context_open() -> None:
     made: list[Exchange] = []
 
@@ -183,6 +189,7 @@ WAITS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@on_both
 @pytest.mark.parametrize("wait", WAITS)
 def test_keyboard_interrupt_ends_a_wait(wait: str) -> None:
     """The main thread is rank 0; rank 1 is there and does nothing."""
@@ -210,6 +217,7 @@ def test_keyboard_interrupt_ends_a_wait(wait: str) -> None:
         thread.join(30)
 
 
+@on_both
 @pytest.mark.parametrize("size", [2, 100_000])
 def test_other_threads_run_while_one_waits(size: int) -> None:
     """The main thread waits for rank 1, a thread that can run only if it has let go of the GIL."""
@@ -295,6 +303,7 @@ def end(how: str, placement: str, consistency: str, progress: str) -> str:
     return str(raised.value)
 
 
+@on_both
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 @pytest.mark.parametrize(
     ("how", "code", "told"),
@@ -313,6 +322,7 @@ def test_end_of_a_worker_is_told_to_its_peer(how: str, code: int, told: str, pro
     assert "Fatal" not in ended.err
 
 
+@on_both
 @pytest.mark.parametrize(("placement", "consistency"), [("NCS", "BSP"), ("NCS", "ASYNC"), ("CS", "ASYNC")])
 def test_server_that_dies_fails_all_workers(placement: str, consistency: str) -> None:
     ended = mpi.spawn(3, end, "kill", placement, consistency, "inline", check=False)
@@ -320,6 +330,7 @@ def test_server_that_dies_fails_all_workers(placement: str, consistency: str) ->
     assert None not in (ended.values[0], ended.values[2])  # each has raised PeerFailed that names rank 1
 
 
+@on_both
 def test_dead_worker_fails_a_rank_that_only_serves() -> None:
     ended = mpi.spawn(3, end, "kill", "NCC", "BSP", "inline", check=False)
     assert ended.codes == [0, -signal.SIGKILL, 0], ended.err
@@ -336,6 +347,7 @@ def train_to_the_end(progress: str) -> float:
     return float(ex.params["w"].mean())
 
 
+@on_both
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 def test_interpreter_ends_with_exchanges_open(progress: str) -> None:
     ended = mpi.spawn(3, train_to_the_end, progress)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Left, run_threads
+from conftest import Left, on_both, run_threads
 
 import hpcomm
 from hpcomm import (
@@ -102,12 +102,14 @@ def refused_on_every_rank(options: Options, told: str, kinds: Any) -> None:
     assert len(raised) == 3
 
 
+@on_both
 @pytest.mark.parametrize("case", ONE_IS_WRONG)
 def test_wrong_argument_of_one_rank_raises_on_every_rank(case: str) -> None:
     options, told = ONE_IS_WRONG[case]
     refused_on_every_rank(options, told, (InvalidArgument, ConfigError, NotSupported))
 
 
+@on_both
 @pytest.mark.parametrize("case", RANKS_DIFFER)
 def test_ranks_that_differ_are_all_told(case: str) -> None:
     options, told = RANKS_DIFFER[case]
@@ -124,12 +126,13 @@ def test_preset_tells_every_rank_too() -> None:
     run_threads(2, body)
 
 
-def test_shared_params_where_none_can_be_shared() -> None:
+@pytest.mark.parametrize("transport", ["loop", "tcp"])
+def test_shared_params_where_none_can_be_shared(transport: str) -> None:
     def body(context: hpcomm.Context) -> None:
         with pytest.raises(NotSupported, match="shared_params"):
             Exchange(context, params(), shared_params=True)
 
-    run_threads(2, body, transport="loop")
+    run_threads(2, body, transport=transport)
 
 
 def test_ctx_that_is_none() -> None:
@@ -139,6 +142,7 @@ def test_ctx_that_is_none() -> None:
         hpcomm.parameter_hub(5, params(), placement="ring")  # type: ignore[arg-type]
 
 
+@on_both
 def test_rank_that_makes_none_is_waited_for() -> None:
     gate = threading.Event()
 
@@ -183,6 +187,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+@on_both
 @pytest.mark.parametrize("case", CALLS)
 def test_refused_call_sends_nothing(case: str) -> None:
     call, told = CALLS[case]
@@ -261,6 +266,7 @@ def test_bfloat16_bits_are_told_as_the_number_they_are(alone: hpcomm.Context, mo
             ex.step()
 
 
+@on_both
 @pytest.mark.parametrize("arrays", [False, True], ids=["in place", "arrays"])
 def test_step_with_a_key_under_way_sends_nothing(arrays: bool) -> None:
     gate = threading.Event()

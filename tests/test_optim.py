@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run_threads
+from conftest import on_both, run_threads
 
 import hpcomm
 from hpcomm import (
@@ -107,6 +107,7 @@ def bits(params: Any) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(value).tobytes() for value in params.values())).hexdigest()
 
 
+@on_both
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule[0]))
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
 def test_rule_has_the_bits_of_numpy(rule: tuple[Any, Apply], reduce: str) -> None:
@@ -122,6 +123,7 @@ def test_rule_has_the_bits_of_numpy(rule: tuple[Any, Apply], reduce: str) -> Non
     run_threads(3, body)
 
 
+@on_both
 def test_hyper_parameters_change_between_steps() -> None:
     topologies = {"CS": ParameterServer("CS"), "NCC": ParameterServer("NCC", servers=[2])}
 
@@ -164,6 +166,7 @@ def test_hyper_parameters_that_cannot_be_set(alone: hpcomm.Context) -> None:
         Exchange(alone, random(0), rule=Average()).set(lr=1)
 
 
+@on_both
 def test_ranks_that_set_different_values_are_told() -> None:
     def body(context: hpcomm.Context) -> None:
         ex = Exchange(context, random(0), rule=SGD(lr=0.1), progress="inline")
@@ -191,6 +194,8 @@ def test_limits_of_rules(kind: Any) -> None:
 def trained(rule: optim.AnyRule, n: int, isa: str = "best", **options: Any) -> str:
     """The bits of every rank's model after some steps; ranks push in different orders."""
 
+    transport = options.pop("transport", "shm")
+
     def body(context: hpcomm.Context) -> str:
         ex = Exchange(context, random(0), rule=rule, **options)
         for step in range(4):
@@ -203,7 +208,7 @@ def trained(rule: optim.AnyRule, n: int, isa: str = "best", **options: Any) -> s
     chosen = Exchange._isa
     Exchange._isa = isa
     try:
-        (found,) = set(run_threads(n, body))
+        (found,) = set(run_threads(n, body, transport=transport))
     finally:
         Exchange._isa = chosen
     return str(found)
@@ -211,17 +216,19 @@ def trained(rule: optim.AnyRule, n: int, isa: str = "best", **options: Any) -> s
 
 @pytest.mark.parametrize("rule", [Nesterov(lr=0.1, weight_decay=0.01), Adam()], ids=str)
 @pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
-def test_same_bits_whatever_the_cores_chunks_threads_and_instructions(rule: optim.AnyRule, wire: str) -> None:
+def test_same_bits_whatever_the_transport_cores_chunks_threads_and_instructions(rule: optim.AnyRule, wire: str) -> None:
     want = trained(rule, 3, wire=wire, progress="inline")
     ways: list[dict[str, Any]] = [{"isa": isa} for isa in _core.instruction_sets()]
     ways += [{"chunk_bytes": 64 * n} for n in (1, 5, 1000)]
     ways += [{"cores": 3, "progress": "thread", "chunk_bytes": 256}, {"cores": 2, "chunk_bytes": 128}]
     ways += [{"topology": ParameterServer("CC")}, {"topology": ParameterServer("CS", servers=[1, 2])}]
     ways += [{"depth": 2}, {"shared_params": True}]
+    ways += [{"transport": "tcp", **way} for way in ({}, {"cores": 3, "progress": "thread", "chunk_bytes": 256})]
     for way in ways:
         assert trained(rule, 3, wire=wire, **{"progress": "inline", **way}) == want, way
 
 
+@on_both
 def test_eager_folds_are_right_though_not_in_order() -> None:
     def body(context: hpcomm.Context) -> None:
         reference = Reference(SGD(lr=0.5), sgd)
@@ -246,6 +253,7 @@ def rounded(x: Array, wire: str) -> Array:
     return (whole + 0x7FFF + (whole >> 16 & 1) >> 16 << 16).astype(np.uint32).view(F32)
 
 
+@on_both
 @pytest.mark.parametrize(("wire", "dtype"), [("float16", "float16"), ("bfloat16", "bfloat16"), ("bfloat16", "uint16")])
 def test_narrow_wires_round_updates_alone(wire: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if dtype == "bfloat16":

@@ -7,7 +7,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
-from conftest import Left, run_threads
+from conftest import Left, on_both, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_window import Exported
@@ -70,6 +70,7 @@ def test_update_is_read_only_and_in_place(transport: dict[str, Any]) -> None:
     run_threads(2, body, **transport)
 
 
+@on_both
 def test_update_keeps_its_memory_mapped() -> None:
     def body(context: hpcomm.Context) -> None:
         queue = ring(context, shape=(1 << 16,), buffers=2)
@@ -84,6 +85,7 @@ def test_update_keeps_its_memory_mapped() -> None:
         assert set(update) == {value}
 
 
+@on_both
 def test_depth_bounds_what_is_under_way() -> None:
     """A sender waits for the ACK of the update that is depth updates old, and for nothing else."""
 
@@ -111,6 +113,7 @@ def test_depth_bounds_what_is_under_way() -> None:
     run_threads(2, body)
 
 
+@on_both
 def test_nothing_to_receive_times_out() -> None:
     def body(context: hpcomm.Context) -> None:
         queue = ring(context)
@@ -129,6 +132,7 @@ def test_nothing_to_receive_times_out() -> None:
     run_threads(2, body)
 
 
+@on_both
 def test_buffer_is_free_when_every_peer_has_acknowledged() -> None:
     def body(context: hpcomm.Context) -> None:
         others = [(context.rank + 1) % 3, (context.rank + 2) % 3]
@@ -275,6 +279,7 @@ def test_queue_without_buffers_has_none_to_acquire(alone: hpcomm.Context) -> Non
         alone.receive_queue([], [], 4).acquire()
 
 
+@on_both
 def test_queue_with_buffers_sends_nothing_else() -> None:
     def body(context: hpcomm.Context) -> None:
         queue = ring(context, buffers=1)
@@ -303,6 +308,7 @@ def test_queues_that_cannot_be(alone: hpcomm.Context, arguments: dict[str, Any],
         alone.receive_queue(**{"in_peers": [], "out_peers": [], "shape": 4, **arguments})
 
 
+@on_both
 @pytest.mark.parametrize(
     ("wants", "told"),
     [
@@ -324,6 +330,7 @@ def test_ranks_that_disagree_are_all_told_both_values(wants: dict[str, Any], tol
     run_threads(2, body)
 
 
+@on_both
 def test_edge_that_one_side_denies_is_told_to_all() -> None:
     def body(context: hpcomm.Context) -> None:
         with pytest.raises(hpcomm.ConfigError, match="rank 0 has out-peer 1, but rank 1 has no in-peer 0"):
@@ -334,6 +341,7 @@ def test_edge_that_one_side_denies_is_told_to_all() -> None:
     run_threads(2, body)
 
 
+@on_both
 def test_sender_that_left_fails_its_receiver_alone() -> None:
     left = threading.Event()
 
@@ -379,6 +387,7 @@ def gossip(steps: int, buffers: int) -> list[float]:
     return [float(model.min()), float(model.max())]
 
 
+@on_both
 @pytest.mark.parametrize("buffers", [0, 3])
 def test_ranks_of_mpi_come_to_agree(buffers: int) -> None:
     for low, high in mpi.run(4, gossip, 40, buffers):
