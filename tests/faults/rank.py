@@ -56,8 +56,12 @@ class Life:
             return
         if self._how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._how == "stop":
+        if self._how in ("stop", "silent"):
             os.kill(os.getpid(), signal.SIGSTOP)
+        if self._how == "fork":
+            if os.fork() == 0:
+                signal.pause()  # with every socket of its parent
+            os.kill(os.getpid(), signal.SIGKILL)
         if self._how == "exit":
             sys.exit(0)
         raise Fallen(f"rank {self.rank} falls at {step}")

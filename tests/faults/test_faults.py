@@ -1,5 +1,5 @@
 """A rank that is killed, stopped, raises or exits early, at each step of its life: every other rank is told in time who
-it was, and nothing is left behind."""
+it was, and nothing is left behind. The ranks of one host, on shm and on tcp."""
 
 import json
 import os
@@ -29,12 +29,14 @@ LIMIT = 90.0  # seconds for a whole case
 
 @dataclass(frozen=True)
 class How:
-    """A way to fall. timeout: the ranks' deadline, in seconds; within: when the others must know, at the latest."""
+    """A way to fall. timeout: the ranks' deadline, in seconds; within: when the others must know, at the latest;
+    silence: after which a rank that says nothing over tcp has failed."""
 
     error: str
     victim: int
     timeout: float
     within: float
+    silence: float = 10
 
 
 HOWS = {
@@ -42,8 +44,14 @@ HOWS = {
     "stop": How("Timeout", 2, 2.5, 2.5 + 2),
     "raise": How("PeerFailed", 0, 30, 10),
     "exit": How("PeerFailed", 3, 30, 10),
+    "silent": How("PeerFailed", 2, 30, 4 + 4, silence=4),  # stopped, and missed before the deadline
+    "fork": How("PeerFailed", 1, 30, 4 + 4, silence=4),  # killed, and a child keeps its sockets open
 }
-CASES = [(step, how) for step in STEPS for how in HOWS]
+SHM = [("shm", step, how) for step in STEPS for how in ("kill", "stop", "raise", "exit")]
+SHM += [("shm", step, "fork") for step in ("init", "recv")]
+TCP = [("tcp", step, how) for step in STEPS for how in ("kill", "stop")]
+TCP += [("tcp", step, how) for step in ("init", "queue", "signal", "hold", "teardown") for how in ("raise", "exit")]
+TCP += [("tcp", step, how) for step in ("init", "recv", "teardown") for how in ("silent", "fork")]
 
 
 # ---- running one case ------------------------------------------------------------------------------------------------
@@ -63,7 +71,7 @@ def files() -> set[str]:
     return {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir() if "hpc" in path.name}
 
 
-def fall(step: str, how: str, launcher: list[str] | None = None) -> dict[int, dict[str, Any]]:
+def fall(transport: str, step: str, how: str, launcher: list[str] | None = None) -> dict[int, dict[str, Any]]:
     """Runs the ranks of a case and returns what the survivors saw. Fails when something is left."""
     given = HOWS[how]
     mark, before = uuid.uuid4().hex, files()
@@ -72,6 +80,7 @@ def fall(step: str, how: str, launcher: list[str] | None = None) -> dict[int, di
     numbers = [str(SIZE), str(given.victim), step, how, str(given.timeout)]
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
         env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "TMPDIR": scratch, MARK: mark}
+        env |= {"HPCOMM_TRANSPORT": transport, "HPCOMM_SILENCE": str(given.silence)}
         if launcher:
             commands = [[*launcher, "-n", str(SIZE), *program, folder, address, "-1", *numbers, "mpi"]]
         else:
@@ -82,7 +91,7 @@ def fall(step: str, how: str, launcher: list[str] | None = None) -> dict[int, di
                 for command in commands
             ]
             end = time.monotonic() + LIMIT
-            stopped = how == "stop" and not launcher
+            stopped = how in ("stop", "silent") and not launcher
             for rank, process in enumerate(started):
                 if not stopped or rank != given.victim:
                     with suppress(subprocess.TimeoutExpired):
@@ -97,7 +106,7 @@ def fall(step: str, how: str, launcher: list[str] | None = None) -> dict[int, di
             err.seek(0)
             said = err.read().decode(errors="replace")
         assert hanging == [given.victim] * stopped, f"ranks {hanging} still run\n{said}"
-        assert len(left) == stopped, f"processes {left} are left\n{said}"
+        assert len(left) == (stopped or how == "fork"), f"processes {left} are left\n{said}"
         if not launcher:
             assert os.listdir(scratch) == ["err"], said
         saw = {int(path.name): json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).iterdir()}
@@ -133,25 +142,25 @@ def check(saw: dict[int, dict[str, Any]], step: str, how: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def falling(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], "Future[dict[int, dict[str, Any]]]"]]:
+def falling(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, ...], "Future[dict[int, dict[str, Any]]]"]]:
     """All selected cases, under way side by side: most of their time is start-up and waiting."""
     chosen = [item.callspec.params for item in request.session.items if item.name.startswith("test_others_are_told[")]  # type: ignore[attr-defined]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {(case["step"], case["how"]): pool.submit(fall, case["step"], case["how"]) for case in chosen}
+        yield {tuple(case.values()): pool.submit(fall, **case) for case in chosen}
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize(("step", "how"), CASES)
+@pytest.mark.parametrize(("transport", "step", "how"), SHM + TCP)
 def test_others_are_told(
-    falling: dict[tuple[str, str], "Future[dict[int, dict[str, Any]]]"], step: str, how: str
+    falling: dict[tuple[str, ...], "Future[dict[int, dict[str, Any]]]"], transport: str, step: str, how: str
 ) -> None:
-    check(falling[step, how].result(), step, how)
+    check(falling[transport, step, how].result(), step, how)
 
 
-@pytest.mark.parametrize(("step", "how"), [("recv", "kill")])
-def test_others_are_told_under_mpirun(step: str, how: str) -> None:
+@pytest.mark.parametrize(("transport", "step", "how"), [("shm", "recv", "kill"), ("tcp", "recv", "kill")])
+def test_others_are_told_under_mpirun(transport: str, step: str, how: str) -> None:
     """mpirun's own exit code is 0 then: what counts is what each rank saw."""
     launcher = mpi.mpirun()
     if "--oversubscribe" not in launcher:
         pytest.skip("only Open MPI's mpirun lets the other ranks live")
-    check(fall(step, how, [*launcher, "--enable-recovery"]), step, how)
+    check(fall(transport, step, how, [*launcher, "--enable-recovery"]), step, how)
