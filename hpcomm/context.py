@@ -97,7 +97,7 @@ class Context:
         "_exchanges",
         "_handle",
         "_lane",
-        "_noted",  # how many notes of the start are no news any more
+        "_noted",  # how many notes of the start are no news any more; None before the start
         "_process",
         "_sources",
         "config",
@@ -112,7 +112,8 @@ class Context:
         self._lane = Lane(None, NULL, self._sources)
         secret = read_secret(config.secret_file)
         self._handle = _core.context_create(group.rank, group.size, config, secret, self._sources)
-        self._noted, self._process = 0, os.getpid()
+        self._noted: int | None = None
+        self._process = os.getpid()
         _open.add(self)
         try:
             self._connect(group)
@@ -325,12 +326,14 @@ class Context:
                 self._tell(note)
 
     def _tell_news(self) -> None:
-        """Notes that came after the start, or all if there was none, whatever HPCOMM_DEBUG says; a stranger may have
-        called before the start was over."""
+        """Who was refused, also before the start was over; of other notes those that came after it, if HPCOMM_DEBUG
+        asks for them, and all if the start failed."""
         notes = self.notes
         plain = [note for note in notes if not _is_odd(note)]
+        if self._noted is not None:
+            plain = [] if self.config.debug == "WARN" else plain[self._noted :]
         for note in notes:
-            if _is_odd(note) or note in plain[self._noted :]:
+            if _is_odd(note) or note in plain:
                 self._tell(note)
 
     def _trace(self, what: str, start: float) -> None:

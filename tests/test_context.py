@@ -149,12 +149,17 @@ def test_notes_of_the_start_are_told_at_info(
 
 
 @pytest.mark.parametrize("end", [lambda context: context.close(), lambda context: context.abort("weary")])
-def test_later_notes_are_warnings(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], end: Callable[[hpcomm.Context], None]
+@pytest.mark.parametrize("debug", ["WARN", "INFO"])
+def test_strangers_are_warnings_and_other_later_notes_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    debug: str,
+    end: Callable[[hpcomm.Context], None],
 ) -> None:
     notes = ["few cores", "refused an early stranger"]
     monkeypatch.setattr(_core, "context_notes", lambda _: tuple(notes))
-    context = hpcomm.init()
+    context = hpcomm.init(debug=debug)
+    capfd.readouterr()
     notes.extend(["refused a stranger", "no NUMA"])
     assert context.notes == ("few cores", "refused an early stranger", "refused a stranger", "no NUMA")
     if (child := os.fork()) == 0:
@@ -164,7 +169,7 @@ def test_later_notes_are_warnings(
     assert capfd.readouterr().err == ""
     end(context)
     context.close()
-    told = ["refused an early stranger", "refused a stranger", "no NUMA"]
+    told = ["refused an early stranger", "refused a stranger", *(["no NUMA"] if debug == "INFO" else [])]
     assert capfd.readouterr().err == "".join(f"hpcomm rank 0: {note}\n" for note in told)
 
 
