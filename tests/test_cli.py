@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -330,3 +331,19 @@ def test_doctor_under_mpirun() -> None:
     )
     assert "ranks 0, 1, 2" in done.stdout
     assert done.stdout.count("nothing to test between hosts") == 1
+
+
+def test_doctor_whose_rank_0_never_comes() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # nobody listens there
+        where = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "HPCOMM_TIMEOUT": "0.5"}
+        done = subprocess.run(
+            [sys.executable, "-m", "hpcomm.cli", "doctor"],
+            env=os.environ | where | {"MASTER_PORT": str(bound.getsockname()[1])},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert re.match("hpcomm doctor: rank 1: init: .*rank 0", done.stderr)

@@ -32,13 +32,13 @@ _ffi _fast
 
 # Interfaces. A source may include what its own header may, and that header.
 HEADERS = """
-queue.h engine.h
+queue.h engine.h transport/tcp.h
 lane.h
 window.h rule_pass.h
 context.h mesh.h rule_kernel.h
 control.h ring.h reduce_kernel.h rule.h rendezvous.h
-hello.h net.h frame.h
-wait.h transport.h reduce.h wire_kernel.h
+hello.h net.h frame.h transport.h
+wait.h reduce.h wire_kernel.h
 memory.h sha256.h host.h half.h plan.h imm.h
 status.h
 include/hpcomm/hpcomm.h
@@ -62,6 +62,9 @@ SOURCES = {
     "transport.c": "context.h",  # chosen per peer of a context
     "transport/loop.c": "lane.h",  # a transport moves the bytes of a lane
     "transport/shm.c": "lane.h",
+    "transport/tcp.c": "transport/tcp.h",
+    "transport/tcp_link.c": "transport/tcp.h",
+    "transport/tcp_service.c": "transport/tcp.h",
     "reduce_generic.c": "reduce_kernel.h",
     "reduce_avx2.c": "reduce_kernel.h",
     "reduce_avx512.c": "reduce_kernel.h",

@@ -562,6 +562,12 @@ def test_rank_that_can_take_no_part_is_told_on_all() -> None:
         assert report.pairs[0].problems[0].said == "b takes no part: HPCOMM_TIMEOUT='x'"
 
 
+def test_rank_that_can_take_no_part_is_told_where_there_is_one_host() -> None:
+    for report in examine(self("a", HERE), self("a", HERE, wrong="HPCOMM_TIMEOUT='x'")):
+        assert not report.ok
+        assert network.rows(report) == [("", "fail", "a takes no part: HPCOMM_TIMEOUT='x'", "hpcomm doctor on a")]
+
+
 def test_host_that_cannot_listen_is_told_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def listen(bind: str) -> socket.socket:
         raise OSError("Too many open files")

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tcp.h"
+#include "transport/tcp.h"
 
 typedef struct tcp_blob {
     uint64_t number;

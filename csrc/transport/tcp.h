@@ -20,9 +20,9 @@
 
 #include <pthread.h>
 
-#include "../frame.h"
-#include "../lane.h"
-#include "../ring.h"
+#include "frame.h"
+#include "lane.h"
+#include "ring.h"
 
 /* A frame that waits for room in the socket. */
 typedef struct tcp_order {
@@ -38,9 +38,9 @@ typedef struct tcp_stream {
     int low_water;     /* bytes that must have come before an event tells of them; likewise */
     tcp_order *first, **last;
     tcp_order *answer; /* the last FLUSHED among them */
-    uint64_t pieces; /* put on it, other than stream 0 */
-    int no_zerocopy; /* the kernel says that it copied all the same */
-    int zerocopied;  /* asked for once */
+    uint64_t pieces;   /* put on it, other than stream 0 */
+    int no_zerocopy;   /* the kernel says that it copied all the same */
+    int zerocopied;    /* asked for once */
 } tcp_stream;
 
 typedef struct tcp_link {

@@ -20,7 +20,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "tcp.h"
+#include "transport/tcp.h"
 
 enum {
     EVENTS = 16,

@@ -52,7 +52,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return all(pair.result != FAIL for pair in self.pairs)
+        results = {pair.result for pair in self.pairs} | {note.result for note in self.notes}
+        return FAIL not in results
 
 
 def me(asked: str, wrong: str = "") -> Self:

@@ -69,7 +69,7 @@ def judge(hosts: Sequence[Host], findings: Iterable[Finding]) -> list[Pair]:
 
 def notes(hosts: Sequence[Host], pairs: Sequence[Pair]) -> list[Problem]:
     """What is wrong with no pair in particular."""
-    found = []
+    found = [_absent(host) for host in hosts if host.wrong and not pairs]
     by_rule: dict[str, list[str]] = {}
     for host in hosts:
         by_rule.setdefault(host.asked, []).append(host.name)

@@ -280,10 +280,12 @@ static void test_few_calls(void) {
     CHECK_EQ(hpc_reader_want(&s->reader, parts), 2);
     CHECK(parts[0].iov_base == data + frame.offset + 5 && parts[0].iov_len == MOST - 5);
     CHECK(parts[1].iov_base == s->reader.staging && parts[1].iov_len == HPC_STAGING);
+    CHECK_EQ(hpc_reader_left(&s->reader), MOST - 5);
     for (int i = 0; i < 20; i++) send_frame(j, 0, put_of(j, 8), NULL);
     CHECK_OK(feed(j, 0, SIZE_MAX));
     CHECK_EQ(s->calls, 2);
     CHECK_EQ(s->done, 21);
+    CHECK_EQ(hpc_reader_left(&s->reader), 0);
     CHECK_EQ(hpc_reader_want(&s->reader, parts), 1);
     CHECK(parts[0].iov_base == s->reader.staging && parts[0].iov_len == HPC_STAGING);
     check_window(j);
@@ -333,6 +335,7 @@ static void test_fences(void) {
     j->landed[1] = 2, j->landed[3] = 2;
     CHECK_STATUS(feed(j, 0, 0), HPC_IN_PROGRESS);
     CHECK_EQ(s->placed, 0);
+    CHECK_EQ(hpc_reader_left(&s->reader), 0);
     j->landed[1] = 3;
     CHECK_OK(feed(j, 0, 0));
     CHECK_EQ(s->placed, 1);

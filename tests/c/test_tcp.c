@@ -130,7 +130,7 @@ static void held_by_fence(rank *r) {
         int fd = atomic_exchange(&l->streams[1].fd, -1); /* its pieces wait */
         CHECK_OK(hpc_put_signal(NULL, w, 1, src, BYTES / 2, 0, 0, 1));
         CHECK_OK(hpc_put(NULL, w, 1, src + BYTES / 2, BYTES / 2, BYTES / 2));
-        CHECK_STATUS(hpc_flush(NULL, w, 1, 2), HPC_ERR_TIMEOUT);
+        CHECK_STATUS(hpc_flush(NULL, w, 1, 1.2), HPC_ERR_TIMEOUT);
         CHECK(!atomic_load(&l->silent));
         atomic_store(&l->streams[1].fd, fd);
         tcp_link_visit(l, 1, EPOLLOUT, 0);
@@ -391,6 +391,31 @@ static void sleepers(rank *r) {
     hpc_window_free(w);
 }
 
+/* One rank has left, and another one puts without rest: a wait ends all the same when it is over, or its time is. */
+static void flooded(rank *r) {
+    hpc_window *w;
+    static char src[2048];
+    CHECK_OK(hpc_window_create(r->context, sizeof src, 2, NULL, -1, &w));
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank == 0) {
+        for (uint64_t k = 1; atomic_load(&r->board[0]) == 0; k++) {
+            CHECK_OK(hpc_put_signal(NULL, w, 1, src, sizeof src, 0, 0, k));
+            if (k % 256 == 0) CHECK_OK(hpc_flush(NULL, w, 1, -1));
+        }
+    } else if (r->rank == 1) {
+        hpc_peer p;
+        do CHECK_OK(hpc_context_peer(r->context, 2, &p));
+        while (p.state != HPC_PEER_LEFT);
+        for (int i = 0; i < 5; i++) {
+            double start = ranks_now();
+            CHECK_STATUS(hpc_wait_signal(w, 1, 1, 0, 0.05, NULL), HPC_ERR_TIMEOUT);
+            CHECK(ranks_now() - start < 0.5);
+        }
+        rank_set(r, 0, 1);
+    }
+    hpc_window_free(w);
+}
+
 /* ---- many ranks, and children ---- */
 
 static long resident_pages(void) {
@@ -472,6 +497,7 @@ int main(int argc, char **argv) {
         {.name = "window_freed_1", .size = 2, .run = window_freed, .arg = 1, .where = RANKS_TCP, .bare = true},
         {.name = "window_freed_4", .size = 2, .run = window_freed, .arg = 4, .where = RANKS_TCP, .bare = true},
         {.name = "sleepers", .size = 2, .run = sleepers, .where = RANKS_TCP, .sleepy = true},
+        {.name = "flooded", .size = 3, .run = flooded, .where = RANKS_TCP, .apart = true},
         {.name = "sixteen", .size = 16, .run = sixteen, .arg = 1, .where = RANKS_TCP, .bare = true},
         {.name = "child_outlives_clean",
          .size = 2,

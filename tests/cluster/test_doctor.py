@@ -3,32 +3,24 @@
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .hosts import HEAD, Cluster
+import pytest
+from click.testing import CliRunner
 
-LIMIT = 90  # seconds for one examination
-FIRST, LAST = 32768, 60999  # the kernel's ephemeral ports
-
-# A rank whose exchange needs no network: what is broken there must not keep the ranks from telling.
-RANK = """import sys
-sys.path.insert(0, sys.argv[1])
-from mpi import SocketWorld
 from hpcomm import launch
 from hpcomm.cli import main
-find, world = launch.find, SocketWorld(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
-launch.find = lambda comm, config: find(world, config)
-main(["doctor", "--network", *sys.argv[5:]])
-"""
+from hpcomm.cli.interfaces import VARIABLE
+
+from .hosts import HEAD, Cluster
+from .job import Desk, Job
+from .test_choice import who
+
+FIRST, LAST = 32768, 60999  # the kernel's ephemeral ports
+QUICK = ("-w", "0.5")
 
 
 class Examined(NamedTuple):
@@ -42,47 +34,21 @@ class Examined(NamedTuple):
         return [f"{problem['said']} -> {problem['fix']}" for problem in self.pair(*hosts)["problems"]]
 
 
-def serve(listener: Listener, n: int) -> None:
-    """The allgathers of n ranks, until one of them has gone."""
-    with suppress(OSError, EOFError):
-        ranks = {}
-        for _ in range(n):
-            connection = listener.accept()
-            ranks[connection.recv()] = connection
-        while True:
-            parts = [ranks[rank].recv() for rank in range(n)]
-            for rank in range(n):
-                ranks[rank].send(parts)
+def doctor(desk: Desk, options: Sequence[str], rules: Mapping[int, str]) -> tuple[int, str]:
+    """A rank of it. What is broken in the network does not keep the ranks from telling: they meet at the desk."""
+    if desk.rank in rules:
+        os.environ[VARIABLE] = rules[desk.rank]
+    find = launch.find
+    launch.find = lambda _, config: find(desk.world(), config)  # type: ignore[assignment, misc]
+    done = CliRunner().invoke(main, ["doctor", "--network", "--json", *options], catch_exceptions=False)
+    return done.exit_code, done.stdout
 
 
-def examine(cluster: Cluster, *options: str, env: Mapping[str, Mapping[str, str]] | None = None) -> Examined:
-    """What the ranks find, one on each host. env: of some hosts."""
-    n = len(cluster.hosts)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Listener(str(Path(folder, "socket")), "AF_UNIX", backlog=n) as meeting,
-    ):
-        threading.Thread(target=serve, args=(meeting, n), daemon=True).start()
-        tests, where = str(Path(__file__).parents[1]), str(meeting.address)
-        commands = [["-c", RANK, tests, str(rank), str(n), where, "--json", *options] for rank in range(n)]
-        return run(cluster, commands, [(env or {}).get(host, {}) for host in cluster.hosts])
-
-
-def run(cluster: Cluster, commands: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]]) -> Examined:
-    """A command of Python on each host, at once."""
-    end = time.monotonic() + LIMIT
-    ranks = []
-    try:
-        for host, command, env in zip(cluster.hosts, commands, envs, strict=True):
-            both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            ranks.append(cluster.popen(host, [sys.executable, *command], env=os.environ | dict(env), **both))
-        said = [rank.communicate(timeout=max(0.0, end - time.monotonic())) for rank in ranks]
-    finally:
-        for one in ranks:
-            one.kill()
-            one.communicate()
-    assert said[0][0], said
-    return Examined([rank.returncode for rank in ranks], json.loads(said[0][0]))
+def examine(cluster: Cluster, *options: str, rules: Mapping[int, str] | None = None, **job: Any) -> Examined:
+    """What the ranks find, one on each host. rules: HPCOMM_SOCKET_IFNAME of some ranks."""
+    with Job(cluster, doctor, options, rules or {}, **{"by": "desk", **job}) as ranks:
+        ended = ranks.values()
+    return Examined([code for code, _ in ended], json.loads(ended[0][1]))
 
 
 def test_hosts_that_reach_each_other(cluster: Cluster) -> None:
@@ -97,7 +63,7 @@ def test_hosts_that_reach_each_other(cluster: Cluster) -> None:
 
 def test_it_runs_under_mpirun(cluster: Cluster) -> None:
     command = [*cluster.mpirun(ranks_per_host=2), sys.executable, "-m", "hpcomm.cli", "doctor", "--network"]
-    said = cluster.run(HEAD, command, timeout=LIMIT).stdout
+    said = cluster.run(HEAD, command).stdout
     assert "6 of 6 pairs of hosts are fine" in said
     assert re.search(r"h2: ranks 2, 3; eth0 10\.77\.0\.2/24, MTU 1500", said)
 
@@ -105,7 +71,7 @@ def test_it_runs_under_mpirun(cluster: Cluster) -> None:
 def test_firewall_is_named_with_its_port_and_direction(cluster: Cluster) -> None:
     cluster.firewall("h2", FIRST, LAST)
     try:
-        seen = examine(cluster, "-w", "0.5")
+        seen = examine(cluster, *QUICK)
         assert seen.codes == [1] * 4
         results = {tuple(pair["hosts"]): pair["result"] for pair in seen.report["pairs"]}
         assert [pair for pair, result in results.items() if result == "ok"] == [
@@ -123,7 +89,7 @@ def test_firewall_is_named_with_its_port_and_direction(cluster: Cluster) -> None
         assert problem == f"h3 {told}; h2 can reach h3, but of two ranks the higher one calls -> {fix}"
 
         cluster.firewall("h1", FIRST, LAST)
-        seen = examine(cluster, "-w", "0.5")
+        seen = examine(cluster, *QUICK)
         assert [pair["result"] for pair in seen.report["pairs"]] == ["fail"] * 5 + ["ok"]
         assert len(seen.problems("h1", "h2")) == 2
     finally:
@@ -133,7 +99,7 @@ def test_firewall_is_named_with_its_port_and_direction(cluster: Cluster) -> None
 
 def test_host_that_cannot_be_reached(cluster: Cluster) -> None:
     cluster.cut("h4")
-    seen = examine(cluster, "-w", "0.5")
+    seen = examine(cluster, *QUICK)
     cluster.restore("h4")
     assert seen.codes == [1] * 4
     assert {pair["result"] for pair in seen.report["pairs"] if "h4" in pair["hosts"]} == {"fail"}
@@ -144,7 +110,7 @@ def test_network_that_leads_nowhere_and_addresses_that_all_have() -> None:
     with Cluster(2, rate=None, second=True) as two:
         two.add_private("docker0", "172.17.0.1/16")
         two.cut("h2", interface="eth1")
-        seen = examine(two, "-w", "0.5")
+        seen = examine(two, *QUICK)
         assert seen.codes == [0, 0]
         problems = seen.problems("h1", "h2")
         assert len(problems) == 2
@@ -152,7 +118,7 @@ def test_network_that_leads_nowhere_and_addresses_that_all_have() -> None:
         assert problems[0].endswith("if eth1 is not meant for it: HPCOMM_SOCKET_IFNAME=^lo,docker,br-,eth1")
 
         def asked(rule: str) -> Examined:
-            return examine(two, "-w", "0.5", env={host: {"HPCOMM_SOCKET_IFNAME": rule} for host in two.hosts})
+            return examine(two, *QUICK, rules={0: rule, 1: rule})
 
         assert asked("^lo,docker,br-,eth1").pair("h1", "h2")["result"] == "ok"
         assert asked("=eth0").pair("h1", "h2")["result"] == "ok"
@@ -166,7 +132,7 @@ def test_network_that_leads_nowhere_and_addresses_that_all_have() -> None:
         said = f"h1 does answer h2 at {two.address('h1')} by eth0, which HPCOMM_SOCKET_IFNAME='eth1' leaves out"
         assert f"{said} -> HPCOMM_SOCKET_IFNAME=eth0" in seen.problems("h1", "h2")
 
-        seen = examine(two, env={"h2": {"HPCOMM_SOCKET_IFNAME": "wlan"}})
+        seen = examine(two, *QUICK, rules={1: "wlan"})
         assert seen.codes == [1, 1]
         assert "HPCOMM_SOCKET_IFNAME differs: not set on h1; 'wlan' on h2" in seen.report["notes"][0]["said"]
         assert "allows no interface of h2" in seen.problems("h1", "h2")[0]
@@ -187,12 +153,24 @@ def test_link_that_swallows_large_packets(tmp_path: Path) -> None:
         secret = tmp_path / "secret"
         secret.write_bytes(os.urandom(32))
         secret.chmod(0o600)
-        meeting = {"WORLD_SIZE": "3", "MASTER_ADDR": three.address("h1"), "MASTER_PORT": "29500"}
-        envs = [{"RANK": str(rank), "HPCOMM_SECRET_FILE": str(secret), **meeting} for rank in range(3)]
-        seen = run(three, [["-m", "hpcomm.cli", "doctor", "--network", "--json"]] * 3, envs)
+        seen = examine(three, by="environment", env={"HPCOMM_SECRET_FILE": str(secret)})
         assert seen.codes == [1] * 3
         assert any(problem.endswith(told) for problem in seen.problems("h1", "h2"))
 
         for host in three.hosts:
             three.set_mtu(host, 1500)
         assert examine(three).codes == [0] * 3
+
+
+@pytest.mark.parametrize(("closed", "works"), [("h2", True), ("h1", False)])
+def test_a_job_fares_as_doctor_says(cluster: Cluster, closed: str, works: bool) -> None:
+    """Of two ranks the higher one calls: a firewall before the other one does no harm."""
+    cluster.firewall(closed, FIRST, LAST)
+    try:
+        with Job(cluster, who, hosts=["h1", "h2"], by="desk", env={"HPCOMM_TIMEOUT": "5"}) as job:
+            ended = job.end()
+        seen = examine(cluster, *QUICK)
+    finally:
+        cluster.open(closed)
+    assert [one.error for one in ended] == ([""] * 2 if works else ["Timeout"] * 2)
+    assert seen.pair("h1", "h2")["result"] == ("warn" if works else "fail")
