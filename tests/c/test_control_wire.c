@@ -113,7 +113,7 @@ static void talkative(rank *r) {
     }
 }
 
-enum { GARBLED = 14 };
+enum { GARBLED = 17, SECOND = 14 /* from here on the frame goes on with a message of 16 bytes */ };
 
 /* One wrong thing each; what follows the frame is zeros. */
 static hpc_mesh_frame garble(int what) {
@@ -161,6 +161,15 @@ static hpc_mesh_frame garble(int what) {
     case 13:
         f.type = HPC_MESH_ABORT, f.nbytes = HPC_REASON_BYTES, f.total = HPC_REASON_BYTES;
         break;
+    case 14:
+        f.total = 16, f.nbytes = 4, f.offset = 12;
+        break;
+    case 15:
+        f.total = 17, f.nbytes = 8, f.offset = 8;
+        break;
+    case 16:
+        f.total = 16, f.nbytes = 8, f.offset = 8, f.sequence = 2;
+        break;
     }
     return f;
 }
@@ -183,12 +192,22 @@ static void garbled(rank *r) {
             CHECK(mapped_bytes() < before + ((size_t)1 << 30));
             node_leave(n, NULL);
         } else {
+            char rest[4096];
             int fd = impersonate(r);
             hpc_mesh_frame f = garble(what);
+            if (what >= SECOND && what < GARBLED) {
+                hpc_mesh_frame first = sound;
+                first.total = 16, first.nbytes = 8;
+                send_bytes(fd, &first, sizeof first);
+                send_bytes(fd, "12345678", 8);
+            }
             if (what == GARBLED) f.total = (uint64_t)1 << 32, f.nbytes = 8; /* sound, but there is not as much */
             send_bytes(fd, &f, sizeof f);
             send_bytes(fd, "12345678", 8);
-            close(fd);
+            shutdown(fd, SHUT_WR);
+            while (recv(fd, rest, sizeof rest, 0) > 0) {
+            }
+            close(fd); /* with nothing unread: no reset */
         }
         rank_meet(r);
     }
@@ -267,7 +286,9 @@ static void strangers(rank *r) {
     int before = open_files();
     if (r->rank == 0) rank_set(r, PORT, n->all[0].endpoints[0].port);
     rank_await(r, MET, 1);
+    double start = ranks_now();
     CHECK_OK(node_connect(n, ALL_TCP, 20));
+    CHECK(ranks_now() - start < 8); /* the silent ones have had their second each */
     CHECK_OK(node_meet(n, 20));
     CHECK(!r->mode->threads ? open_files() <= before + 64 + 2 : 1);
     atomic_fetch_add(&r->board[DONE], 1);
