@@ -272,9 +272,9 @@ static int connect_control(hpc_context *c, double deadline) {
     size_t size = (size_t)c->group.size;
     const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
     hpc_control_address *controls = calloc(size, sizeof *controls);
-    unsigned char *links = calloc(size, 2), *same_host = links + size;
+    unsigned char *links = calloc(size, 1), *same_host = calloc(size, 1);
     int status = HPC_OK;
-    if (controls == NULL || links == NULL)
+    if (controls == NULL || links == NULL || same_host == NULL)
         status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %zu addresses", size);
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
         const char *why;
@@ -296,6 +296,7 @@ static int connect_control(hpc_context *c, double deadline) {
     }
     free(controls);
     free(links);
+    free(same_host);
     return status;
 }
 
