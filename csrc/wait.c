@@ -38,7 +38,7 @@ void hpc_bell_wake(hpc_bell *bell) {
     atomic_fetch_add_explicit(&bell->rings, 1, memory_order_release);
     /* Not FUTEX_PRIVATE: the sleeper is in another process. */
     syscall(SYS_futex, &bell->rings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-    int alarm = atomic_load_explicit(&bell->alarm, memory_order_relaxed);
+    int alarm = atomic_load_explicit(&bell->alarm, memory_order_acquire);             /* the descriptor is there */
     if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* full: it rings all the same */
 }
 
