@@ -256,6 +256,7 @@ static void test_any_frames(int n, int mode) {
         stream *s = &j->streams[k];
         int status = feed(j, k, any_cut(mode));
         CHECK(status == HPC_OK || (status == HPC_IN_PROGRESS && s->done < s->n));
+        CHECK_EQ(hpc_reader_is_held(&s->reader), status == HPC_IN_PROGRESS);
         CHECK_EQ(hpc_reader_is_idle(&s->reader), s->given == (s->done > 0 ? s->frames[s->done - 1].end : 0));
         left = 0;
         for (int i = 0; i < n; i++) left += j->streams[i].done < j->streams[i].n;

@@ -181,6 +181,8 @@ static int is_fenced(void) {
 
 static void check_end(const hpc_reader *reader, int status, const char *why) {
     REQUIRE(status >= 0 || why != NULL);
+    REQUIRE(status < 0 || hpc_reader_is_held(reader) == (status == HPC_IN_PROGRESS));
+    REQUIRE(status < 0 || (hpc_reader_left(reader) > 0) == (job.placed > job.done));
     if (job.failed != HPC_OK) {
         REQUIRE(status == job.failed);
     } else if (status == HPC_OK) {
