@@ -22,14 +22,7 @@
 
 #include "transport/tcp.h"
 
-enum {
-    EVENTS = 16,
-    WAIT_BUDGET = 512 << 10,
-    SERVICE_BUDGET = 1 << 20,
-    NAP_MS = 1,
-    LONGEST_NAP_MS = 16,
-    LOOKS_AT_HOT = 4
-};
+enum { EVENTS = 16, WAIT_BUDGET = 512 << 10, SERVICE_BUDGET = 1 << 20, NAP_MS = 1, LONGEST_NAP_MS = 16 };
 
 enum { KNOWN = 1, NEWS = 2 }; /* some link is broken, and the service thread keeps the time; or has to hear of it */
 
