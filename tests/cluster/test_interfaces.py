@@ -188,7 +188,7 @@ def test_strangers_are_refused_and_disturb_nobody(cluster: Cluster, tmp_path: Pa
         impostor = cluster.run(
             "h4", program, input=json.dumps(addresses), stderr=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        assert re.match("(AuthError|PeerFailed|Timeout|TransportError) ", impostor.stdout), impostor
+        assert impostor.stdout.startswith("AuthError "), impostor
         job.reached("worked")
         job.go()
         assert job.values() == [["alive"] * 3] * 3
