@@ -148,32 +148,31 @@ static void held_by_fence(rank *r) {
 
 /* It receives and answers all the same, also right after a wait, when the service thread keeps out of the way. */
 static void computes(rank *r) {
-    enum { ROUNDS = 100 };
+    enum { ROUNDS = 100, BYTES = 1 << 20 };
     static const double prompt = RANKS_TSAN || RANKS_ASAN ? 2 : 0.5;
     hpc_window *w;
-    CHECK_OK(hpc_window_create(r->context, 1 << 20, 1, NULL, -1, &w));
-    char *src = calloc(1, 1 << 20);
+    CHECK_OK(hpc_window_create(r->context, BYTES, 2, NULL, -1, &w));
+    uint64_t *src = calloc(1, BYTES);
+    const uint64_t *data = hpc_window_data(w), last = BYTES / sizeof *data - 1;
     double slowest = 0, start = ranks_now();
     CHECK(src);
     for (uint64_t k = 1; k <= ROUNDS; k++) {
         if (r->rank == 0) {
             double sent = ranks_now();
-            memcpy(src, &k, 8);
-            memcpy(src + (1 << 20) - 8, &k, 8);
-            CHECK_OK(hpc_put(NULL, w, 1, src, k % 2 ? 8 : 1 << 20, 0));
+            src[0] = src[last] = k;
+            CHECK_OK(hpc_put_signal(NULL, w, 1, src, k % 2 ? 8 : BYTES, 0, 0, k));
             rank_await(r, 0, k); /* it lands though neither side calls */
             CHECK_OK(hpc_flush(NULL, w, 1, -1));
             double took = ranks_now() - sent;
             slowest = took > slowest ? took : slowest;
             rank_set(r, 1, k);
-            if (k % 10 == 0) CHECK_OK(hpc_put_signal(NULL, w, 1, NULL, 0, 0, 0, k));
+            if (k % 10 == 0) CHECK_OK(hpc_put_signal(NULL, w, 1, NULL, 0, 0, 1, k));
         } else {
-            const char *data = hpc_window_data(w);
-            await_word((const _Atomic uint64_t *)(const void *)data, k, 20);
-            if (k % 2 == 0) await_word((const _Atomic uint64_t *)(const void *)(data + (1 << 20) - 8), k, 20);
+            await_word(hpc_own_signal(w, 0), k, 20);
+            CHECK(data[0] == k && (k % 2 || data[last] == k));
             rank_set(r, 0, k);
             rank_await(r, 1, k);
-            if (k % 10 == 0) CHECK_OK(hpc_wait_signal(w, 0, k, 0, -1, NULL));
+            if (k % 10 == 0) CHECK_OK(hpc_wait_signal(w, 1, k, 0, -1, NULL));
         }
     }
     CHECK(slowest < prompt && ranks_now() - start < 0.1 * prompt * ROUNDS);
