@@ -2,28 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-import hpcomm
-
+from .bodies import who
 from .hosts import Cluster
-from .job import Desk, Job
-
-
-def who(desk: Desk) -> dict[str, Any]:
-    """What a rank knows of its peers, and whose memory it sees."""
-    with hpcomm.init(desk.world()) as ctx:
-        window = ctx.window(8, "int64")
-        window.array[:] = ctx.rank
-        ctx.barrier()
-        views = [window.peer_view(peer) for peer in range(ctx.size)]
-        seen = [None if view is None else int(np.asarray(view)[7]) for view in views]
-        peers = [(peer.transport, peer.host, peer.path, peer.state) for peer in ctx.peers]
-        ctx.barrier()
-        return {"peers": peers, "seen": seen}
+from .job import Job
 
 
 @pytest.mark.parametrize("by", ["mpirun", "desk"])

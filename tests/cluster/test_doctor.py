@@ -15,9 +15,9 @@ from hpcomm import launch
 from hpcomm.cli import main
 from hpcomm.cli.interfaces import VARIABLE
 
+from .bodies import who
 from .hosts import HEAD, Cluster
 from .job import Desk, Job
-from .test_choice import who
 
 FIRST, LAST = 32768, 60999  # the kernel's ephemeral ports
 QUICK = ("-w", "0.5")

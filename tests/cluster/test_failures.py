@@ -2,63 +2,21 @@
 and what was no failure is not taken for one."""
 
 import time
-from typing import Any
 
 import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import SGD, Exchange
 
+from .bodies import steps_of
 from .hosts import Cluster
 from .job import Desk, Ended, Job
 
 SILENCE = 2.0
 SLACK = 2.5  # seconds of two busy cores
-N = 1 << 20  # values: a step takes a tenth of a second and more on these links
 WARM = 3  # steps before anything happens
 VICTIM = 2
 SIZE = 4
-
-
-def steps_of(ctx: hpcomm.Context, kind: str) -> Any:
-    """A function that makes one step, and raises if what it finds is wrong."""
-    others = [rank for rank in range(ctx.size) if rank != ctx.rank]
-    if kind == "push_pull":
-        ex = Exchange(ctx, {"w": np.zeros(N, np.float32)}, rule=SGD(lr=1), reduce="sum", progress="inline")
-
-        def step(number: int) -> None:
-            ex.gradient("w")[:] = ctx.rank + 1
-            ex.push_pull("w")
-            assert (ex.params["w"] == -10.0 * (number + 1)).all(), f"step {number} is wrong"
-
-    elif kind == "queue":
-        queue = ctx.receive_queue(others, others, N, "float32")
-        mine, found = np.empty(N, np.float32), np.empty(N, np.float32)
-
-        def step(number: int) -> None:
-            mine[:] = ctx.rank + number
-            queue.send_all(mine)
-            queue.reduce(mine, out=found, weights=[1.0] * ctx.size)
-            assert (found == 6.0 + ctx.size * number).all(), f"step {number} is wrong"
-
-    elif kind == "flush":
-        window = ctx.window((ctx.size, N), "float32")
-        block = np.ones(N, np.float32)
-
-        def step(number: int) -> None:
-            for peer in others:
-                window.put(peer, block, ctx.rank * block.nbytes)
-            window.flush()
-            window.flush()
-
-    else:
-
-        def step(number: int) -> None:
-            for _ in range(100):
-                ctx.barrier()
-
-    return step
 
 
 def work(desk: Desk, kind: str, steps: int) -> int:

@@ -14,10 +14,9 @@ import pytest
 
 import hpcomm
 
+from .bodies import steps_of, who
 from .hosts import Cluster
 from .job import Desk, Job
-from .test_choice import who
-from .test_failures import steps_of
 
 ETH0 = r"10\.77\.0\.\d+:\d+ by eth0"
 ETH1 = r"10\.78\.0\.\d+:\d+ by eth1"

@@ -10,17 +10,13 @@ from conftest import run_threads
 import hpcomm
 from hpcomm import ASYNC, SGD, Exchange, Nesterov, ParameterServer
 
+from .bodies import block, put_and_signal
 from .hosts import Cluster
 from .job import Desk, Job
 
 F32 = np.float32
 LARGE = 1 << 19  # values: 4 MiB, more than the links' bucket and any socket's buffer
 SHAPES = {"conv": (3, 5, 2), "fc": (400, 701), "bias": (7,), "scale": ()}
-
-
-def block(rank: int, step: int, n: int) -> Any:
-    """Values that no other rank or step has."""
-    return np.arange(n, dtype=np.int64) * 64 + (rank + 4 * step)
 
 
 def numbers(seed: int) -> dict[str, Any]:
@@ -30,27 +26,6 @@ def numbers(seed: int) -> dict[str, Any]:
 
 
 # ---- windows -------------------------------------------------------------------------------------------------------
-
-
-def put_and_signal(desk: Desk, n: int, steps: int) -> int:
-    """Everybody writes into everybody's window; returns how many values were wrong when their signal was there."""
-    with hpcomm.init(desk.world()) as ctx:
-        others = [peer for peer in range(ctx.size) if peer != ctx.rank]
-        window = ctx.window((ctx.size, n), "int64", signals=2 * ctx.size)
-        wrong = 0
-        for step in range(1, steps + 1):
-            mine = block(ctx.rank, step, n)
-            offset = ctx.rank * mine.nbytes
-            for peer in others:
-                window.put(peer, mine[: n // 3], offset)
-                window.put_signal(peer, mine[n // 3 :], offset + mine[: n // 3].nbytes, signal=ctx.rank, value=step)
-            for peer in others:
-                window.wait_signal(peer, step, peer=peer)
-                wrong += int((window.array[peer] != block(peer, step, n)).sum())
-                window.put_signal(peer, None, signal=ctx.size + ctx.rank, value=step)  # read
-            for peer in others:
-                window.wait_signal(ctx.size + peer, step, peer=peer)
-        return wrong
 
 
 def flush_and_notify(desk: Desk, n: int) -> list[Any]:

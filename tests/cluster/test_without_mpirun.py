@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from .bodies import put_and_signal, who
 from .hosts import Cluster
 from .job import PORT, Desk, Job
-from .test_choice import who
-from .test_results import put_and_signal
 
 
 @pytest.fixture
