@@ -255,33 +255,39 @@ static int links_held(rank *r) {
     return n;
 }
 
-/* A lane that one side has freed still takes what the other one puts; when both have, its connections go. */
+/* A lane that one side has freed still takes what the other one puts, and what it has put itself is there, whatever
+ * becomes of its source; when both have freed it, its connections go. */
 static void lane_freed_first(rank *r) {
-    enum { BYTES = 1 << 20 };
+    enum { BYTES = 8 << 20, HALF = BYTES / 2 };
     bring_up(r, r->arg, 0);
     hpc_window *w;
-    int before = links_held(r), rounds = ranks_rounds(30);
+    int before = links_held(r), rounds = ranks_rounds(16);
     char *src = malloc(BYTES);
     CHECK(src);
-    CHECK_OK(hpc_window_create(r->context, BYTES, 1, NULL, -1, &w));
-    for (int round = 1; round <= rounds; round++) {
+    CHECK_OK(hpc_window_create(r->context, BYTES, 2, NULL, -1, &w));
+    for (uint64_t round = 1; round <= (uint64_t)rounds; round++) {
         hpc_lane *lane;
-        int first = round & 1; /* who frees it first */
+        int first = round & 1, peer = 1 - r->rank; /* first: who frees it first */
         CHECK_OK(hpc_lane_create(r->context, -1, &lane));
+        ranks_fill(src, BYTES, round);
         if (r->rank == first) {
-            CHECK_OK(hpc_put(lane, w, 1 - first, src, 8, 0));
+            CHECK_OK(hpc_put(lane, w, peer, src, BYTES - 8, 0));
+            CHECK_OK(hpc_put_signal(lane, w, peer, src + BYTES - 8, 8, BYTES - 8, 1, round));
             hpc_lane_free(lane);
+            memset(src, 0xcc, BYTES);
             if (round % 3) CHECK_OK(hpc_barrier(r->context, -1)); /* it is gone for sure, or it goes just now */
-            CHECK_OK(hpc_wait_signal(w, 0, (uint64_t)round, 1 - first, -1, NULL));
-            CHECK_EQ(ranks_first_wrong(hpc_window_data(w), BYTES, (uint64_t)round), BYTES);
+            CHECK_OK(hpc_wait_signal(w, 0, round, peer, -1, NULL));
+            CHECK_EQ(ranks_first_wrong(hpc_window_data(w), HALF, round), HALF);
         } else {
-            ranks_fill(src, BYTES, (uint64_t)round);
             if (round % 3) CHECK_OK(hpc_barrier(r->context, -1));
-            CHECK_OK(hpc_put(lane, w, first, src, BYTES - 8, 0));
-            CHECK_OK(hpc_put_signal(lane, w, first, src + BYTES - 8, 8, BYTES - 8, 0, (uint64_t)round));
+            CHECK_OK(hpc_put(lane, w, first, src, HALF - 8, 0));
+            CHECK_OK(hpc_put_signal(lane, w, first, src + HALF - 8, 8, HALF - 8, 0, round));
             CHECK_OK(hpc_flush(lane, w, first, -1));
             hpc_lane_free(lane);
+            CHECK_OK(hpc_wait_signal(w, 1, round, peer, -1, NULL));
+            CHECK_EQ(ranks_first_wrong(hpc_window_data(w), BYTES, round), BYTES);
         }
+        memset(hpc_window_data(w), 0, BYTES);
         CHECK_OK(hpc_barrier(r->context, -1));
     }
     double end = ranks_now() + 5;
