@@ -396,6 +396,60 @@ static void sleepers(rank *r) {
     hpc_window_free(w);
 }
 
+enum { AWAITED = 20, TO_BED, UP, SEEN, WHEN };
+
+static void *sleep_beside(void *arg) {
+    rank *r = ((void **)arg)[0];
+    for (uint64_t k = 1; k <= AWAITED; k++) {
+        rank_await(r, TO_BED, k);
+        while (!atomic_load(&r->context->tcp->drowsy)) sched_yield();
+        CHECK_OK(hpc_wait_signal(((void **)arg)[1], 1, k, 0, -1, NULL));
+        rank_set(r, WHEN, (uint64_t)(ranks_now() * 1e9));
+        rank_set(r, SEEN, k);
+    }
+    return NULL;
+}
+
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The thread that slept in the set goes to work while another one still sleeps: somebody reads for it at once, though
+ * the service thread had lain down for long. */
+static void left_asleep(rank *r) {
+    hpc_window *w;
+    CHECK_OK(hpc_window_create(r->context, 8, 2, NULL, -1, &w));
+    if (r->rank == 0) {
+        double late[AWAITED];
+        for (uint64_t k = 1; k <= AWAITED; k++) {
+            rank_await(r, TO_BED, k);
+            double start = ranks_now();
+            while (ranks_now() < start + 0.04) sched_yield();
+            CHECK_OK(hpc_put_signal(NULL, w, 1, NULL, 0, 0, 0, k));
+            rank_await(r, UP, k);
+            double sent = ranks_now();
+            CHECK_OK(hpc_put_signal(NULL, w, 1, NULL, 0, 0, 1, k));
+            rank_await(r, SEEN, k);
+            late[k - 1] = 1e-9 * (double)rank_await(r, WHEN, 1) - sent;
+        }
+        qsort(late, AWAITED, sizeof *late, by_size);
+        CHECK(late[AWAITED / 2] < (RANKS_TSAN || RANKS_ASAN ? 0.1 : 0.005));
+    } else {
+        pthread_t thread;
+        void *arg[] = {r, w};
+        CHECK_EQ(pthread_create(&thread, NULL, sleep_beside, arg), 0);
+        for (uint64_t k = 1; k <= AWAITED; k++) {
+            rank_set(r, TO_BED, k);
+            CHECK_OK(hpc_wait_signal(w, 0, k, 0, -1, NULL));
+            rank_set(r, UP, k);
+            rank_await(r, SEEN, k);
+        }
+        CHECK_EQ(pthread_join(thread, NULL), 0);
+    }
+    hpc_window_free(w);
+}
+
 /* One rank has left, and another one puts without rest: a wait ends all the same when it is over, or its time is. */
 static void flooded(rank *r) {
     hpc_window *w;
@@ -504,6 +558,7 @@ int main(int argc, char **argv) {
         {.name = "window_freed_1", .size = 2, .run = window_freed, .arg = 1, .where = RANKS_TCP, .bare = true},
         {.name = "window_freed_4", .size = 2, .run = window_freed, .arg = 4, .where = RANKS_TCP, .bare = true},
         {.name = "sleepers", .size = 2, .run = sleepers, .where = RANKS_TCP, .sleepy = true},
+        {.name = "left_asleep", .size = 2, .run = left_asleep, .where = RANKS_TCP, .sleepy = true},
         {.name = "flooded", .size = 3, .run = flooded, .where = RANKS_TCP, .apart = true},
         {.name = "sixteen", .size = 16, .run = sixteen, .arg = 1, .where = RANKS_TCP, .bare = true},
         {.name = "child_outlives_clean",
