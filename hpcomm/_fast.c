@@ -33,8 +33,26 @@ PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *view);
 enum {
     SHORT_BYTES =
         64 << 10, /* a put of so much takes a few microseconds, a thousandth of the interpreter's own switches */
-    LOOKS = 200   /* at a signal or a ticket before a wait lets go of the GIL: microseconds, for an answer in one */
+    LOOKS = 200,  /* at a signal or a ticket before a wait lets go of the GIL: microseconds, for an answer in one */
+    LOOKS_PER_CLOCK = 8
 };
+
+static const double LOOKS_END = 15e-6; /* at sockets a look takes a hundred times as long as at memory */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Whether there may be another look after so many; begin is for this function. */
+static int looks_on(int looks, double *begin) {
+    if (looks % LOOKS_PER_CLOCK != 0) return 1;
+    if (looks == 0) return *begin = 0, 1;
+    double t = now();
+    if (*begin == 0) *begin = t;
+    return looks < LOOKS && t - *begin < LOOKS_END;
+}
 
 static int expect(const char *name, Py_ssize_t given, Py_ssize_t wanted) {
     if (given == wanted) return 1;
@@ -131,12 +149,10 @@ static PyObject *wait_signal(PyObject *module, PyObject *const *args, Py_ssize_t
     hpc_window *window = PyLong_AsVoidPtr(args[0]);
     int signal = as_int(args[1]), peer = as_int(args[3]), status = HPC_IN_PROGRESS;
     uint64_t at_least = as_uint64(args[2]), value = 0;
-    double timeout = PyFloat_AsDouble(args[4]);
+    double timeout = PyFloat_AsDouble(args[4]), begin;
     if (PyErr_Occurred()) return NULL;
-    for (int look = 0; look < LOOKS; look++) {
+    for (int looks = 0; status == HPC_IN_PROGRESS && looks_on(looks, &begin); looks++)
         status = hpc_test_signal(window, signal, at_least, &value);
-        if (status != HPC_IN_PROGRESS) break;
-    }
     if (status == HPC_IN_PROGRESS) {
         Py_BEGIN_ALLOW_THREADS;
         status = hpc_wait_signal(window, signal, at_least, peer, timeout, &value);
@@ -179,12 +195,6 @@ static int parse_key(key_args *k, PyObject *const *args) {
     return 0;
 }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static double left_until(double deadline) {
     double left = deadline - now();
     return left > 0 ? left : 0;
@@ -192,7 +202,9 @@ static double left_until(double deadline) {
 
 static int look(hpc_exchange *exchange, int key, uint64_t ticket) {
     int status = HPC_IN_PROGRESS;
-    for (int i = 0; i < LOOKS && status == HPC_IN_PROGRESS; i++) status = hpc_exchange_test(exchange, key, ticket);
+    double begin;
+    for (int looks = 0; status == HPC_IN_PROGRESS && looks_on(looks, &begin); looks++)
+        status = hpc_exchange_test(exchange, key, ticket);
     return status;
 }
 
