@@ -20,12 +20,15 @@ STEPS_PER_EPOCH = 44  # 1347 examples in batches of 32, an exchange after every 
 STEPS_OF_HUB = 43  # one exchange a step
 
 
-def demo(folder: Path, ranks: int, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+def demo(
+    folder: Path, ranks: int, *options: str, **env: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """The ended demo and its --json."""
     launcher = [*mpi.mpirun(), "-n", str(ranks)] if ranks > 1 else []
     files = ["--json", str(folder / "digits.json"), "--plot", str(folder / "digits.png")]
     ended = subprocess.run(
         [*launcher, sys.executable, str(DEMO), *files, *options],
+        env={**os.environ, **env},
         capture_output=True,
         text=True,
         timeout=240,
@@ -92,6 +95,30 @@ def test_a_hub_computes_bit_for_bit_what_numpy_does(tmp_path: Path, ranks: int) 
                 fold += share * gradient.ravel()
         weights -= np.float32(model.rate * plan.rate(step)) * (fold + decay * weights)
     np.testing.assert_array_equal(found, weights)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (4, "--graph expander"),
+        (3, "--graph ring --every 2 --batch 20 --dtype float64 --seed 3"),
+        (4, "--exchange parameter_hub --placement CS"),
+        (3, "--exchange parameter_hub --placement NCC --batch 48 --seed 1"),
+    ],
+)
+def test_ranks_find_over_tcp_what_they_find_over_shm(tmp_path: Path, ranks: int, options: str) -> None:
+    """Bit for bit: every loss on the way, the accuracies, the bytes sent and the last weights."""
+    found = []
+    for transport in ("shm", "tcp"):
+        weights = tmp_path / transport
+        told = ["--epochs", "3", "--weights", str(weights), *options.split()]
+        said = demo(tmp_path, ranks, *told, HPCOMM_TRANSPORT=transport)[1]
+        for model in said["models"].values():
+            for name in [name for name in model if name.startswith("seconds")]:
+                del model[name]
+        found.append((said, weights.read_bytes()))
+    assert found[0] == found[1]
+    assert len(found[0][1].split()) == 65 * 10
 
 
 def loaded() -> Any:
