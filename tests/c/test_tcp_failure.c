@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -312,6 +313,36 @@ static void end_told_to_another(rank *r) {
     hpc_lane_free(lane);
 }
 
+/* A rank puts, striped, with a signal, and dies. Its last words lie in four sockets, and whichever of them is read to
+ * its end first, all of them are heard. */
+static void last_words(rank *r) {
+    enum { STREAMS = 4, NBYTES = 256 << 10 };
+    unsigned char *src = malloc(NBYTES);
+    double start = ranks_now();
+    hpc_window *w;
+    bring_up(r, STREAMS);
+    CHECK_OK(hpc_window_create(r->context, NBYTES, 1, NULL, -1, &w));
+    tcp_link *l = link_to(r, NULL, 1 - r->rank);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank == 1) {
+        rank_await(r, 0, 1);
+        ranks_fill(src, NBYTES, 7);
+        CHECK_OK(hpc_put_signal(NULL, w, 0, src, NBYTES, 0, 0, 1));
+        pthread_mutex_lock(&l->sending);
+        for (int k = 0; k < STREAMS; k++) CHECK(l->streams[k].first == NULL); /* the kernel has all of it */
+        raise(SIGKILL);
+    }
+    while (atomic_exchange(&l->reading, 1)) sched_yield(); /* nobody reads until it is dead */
+    rank_set(r, 0, 1);
+    await_failed(r, 1, start);
+    atomic_store(&l->reading, 0);
+    for (int k = STREAMS - 1; k >= 0; k--) tcp_link_visit(l, k, EPOLLIN | EPOLLRDHUP | EPOLLHUP, 1 << 20);
+    CHECK_OK(hpc_wait_signal(w, 0, 1, 1, -1, NULL));
+    CHECK_EQ(ranks_first_wrong(hpc_window_data(w), NBYTES, 7), NBYTES);
+    hpc_window_free(w);
+    free(src);
+}
+
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "bad_frames", .size = GOOD + 1, .run = bad_frames, .where = RANKS_TCP, .apart = true},
@@ -333,6 +364,12 @@ int main(int argc, char **argv) {
          .sleepy = true,
          .apart = true},
         {.name = "reset_after_close", .size = 2, .run = reset_after_close, .where = RANKS_TCP, .apart = true},
+        {.name = "last_words",
+         .size = 2,
+         .run = last_words,
+         .where = RANKS_TCP | RANKS_PROCESSES,
+         .victims = 2,
+         .bare = true},
         {.name = "end_told_to_another", .size = 2, .run = end_told_to_another, .where = RANKS_TCP, .apart = true},
         {0},
     };
