@@ -397,6 +397,17 @@ def test_a_hub_finds_the_weights_that_one_rank_finds_alone(
     assert f"pushed {5 * 43 * 2} layers" in said
 
 
+@pytest.mark.parametrize(
+    "how", ["train_softmax --graph expander", "train_push_pull", "train_push_pull --servers 1"], ids=str
+)
+def test_a_cxx_trainer_finds_over_tcp_what_it_finds_over_shm(tmp_path: Path, trainers: Path, how: str) -> None:
+    trainer, *options = how.split()
+    mpirun = [*mpi.mpirun(), "-n", "4", str(trainers / trainer), str(trainers / "digits.txt"), "--epochs", "3"]
+    for transport in ("shm", "tcp"):
+        run(*mpirun, *options, "--transport", transport, "--weights", tmp_path / transport)
+    assert (tmp_path / "tcp").read_bytes() == (tmp_path / "shm").read_bytes()
+
+
 @pytest.mark.parametrize("trainer", ["train_softmax", "train_push_pull"])
 def test_a_cxx_trainer_says_what_is_wrong(tmp_path: Path, trainers: Path, trainer: str) -> None:
     (tmp_path / "digits.txt").write_text("no numbers\n")

@@ -29,7 +29,8 @@ namespace {
 
 struct Options {
     std::string data, weights;
-    int servers = 0; // ranks that only serve, the first ones; 0: every rank does both
+    std::string transport; // of all pairs of ranks; empty: the best one of each
+    int servers = 0;       // ranks that only serve, the first ones; 0: every rank does both
     int epochs = 30;
     int batch = 32; // examples of one step, over all workers
     int hidden = 48;
@@ -50,6 +51,8 @@ Options parse(int argc, char **argv) {
         const std::string value = argv[++i];
         if (name == "--weights")
             options.weights = value;
+        else if (name == "--transport")
+            options.transport = value;
         else if (name == "--servers")
             options.servers = std::stoi(value);
         else if (name == "--epochs")
@@ -63,7 +66,7 @@ Options parse(int argc, char **argv) {
     }
     if (options.data.empty() || options.servers < 0 || std::min({options.epochs, options.batch, options.hidden}) < 1)
         throw std::invalid_argument("usage: train_push_pull DATA [--weights FILE] [--servers N] [--epochs N] "
-                                    "[--batch N] [--hidden N]");
+                                    "[--batch N] [--hidden N] [--transport shm|tcp]");
     return options;
 }
 
@@ -226,7 +229,9 @@ void train(const Options &options, const Data &data, Network &network, hpcomm::R
 void run(const Options &options) {
     hpc_oob oob;
     if (hpc_oob_from_mpi(MPI_COMM_WORLD, &oob) != HPC_OK) throw std::runtime_error("MPI does not say who is there");
-    hpcomm::Context context(oob);
+    hpcomm::Config config;
+    if (!options.transport.empty()) config.transports = options.transport.c_str();
+    hpcomm::Context context(oob, config);
 
     const Data data = load(options.data);
     const int workers = context.size() - options.servers, worker = context.rank() - options.servers;

@@ -27,6 +27,7 @@ namespace {
 
 struct Options {
     std::string data, weights;
+    std::string transport;          // of all pairs of ranks; empty: the best one of each
     std::string graph = "expander"; // or ring, complete
     int epochs = 100;
     int batch = 32; // examples of one step, over all ranks
@@ -47,6 +48,8 @@ Options parse(int argc, char **argv) {
         const std::string value = argv[++i];
         if (name == "--weights")
             options.weights = value;
+        else if (name == "--transport")
+            options.transport = value;
         else if (name == "--graph")
             options.graph = value;
         else if (name == "--epochs")
@@ -60,7 +63,7 @@ Options parse(int argc, char **argv) {
     }
     if (options.data.empty() || std::min({options.epochs, options.batch, options.every}) < 1)
         throw std::invalid_argument("usage: train_softmax DATA [--weights FILE] [--graph ring|complete|expander] "
-                                    "[--epochs N] [--batch N] [--every N]");
+                                    "[--epochs N] [--batch N] [--every N] [--transport shm|tcp]");
     return options;
 }
 
@@ -218,7 +221,9 @@ class Weights {
 void run(const Options &options) {
     hpc_oob oob;
     if (hpc_oob_from_mpi(MPI_COMM_WORLD, &oob) != HPC_OK) throw std::runtime_error("MPI does not say who is there");
-    hpcomm::Context context(oob);
+    hpcomm::Config config;
+    if (!options.transport.empty()) config.transports = options.transport.c_str();
+    hpcomm::Context context(oob, config);
 
     const Data data = load(options.data);
     const std::vector<std::size_t> mine = shard(data.train.digits, context.rank(), context.size());
