@@ -197,6 +197,15 @@ class Job:
         for rank in wanted:
             assert label in self._told[rank], f"rank {rank} ended before {label!r}: {self._ended[rank]}"
 
+    def pid(self, rank: int) -> int:
+        """Of a rank that no launcher started."""
+        mark = f"RANK={rank}".encode()
+        return next(
+            pid
+            for pid in self.cluster.processes(self.host_of[rank])
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        )
+
     def end(self, but: Collection[int] = ()) -> list[Ended]:
         """How all ranks ended, in their order; those that are not to be waited for are left out, and end with the job.
         The other processes have ended, too."""

@@ -1,6 +1,8 @@
 """Links that are cut and hosts that fall silent, in the middle of a step: every rank is told in time who is missing,
 and what was no failure is not taken for one."""
 
+import os
+import signal
 import time
 
 import numpy as np
@@ -119,6 +121,19 @@ def test_two_hosts_that_lose_each_other_name_each_other(cluster: Cluster) -> Non
         job.go()
         cluster.join()
         job.end()
+
+
+def test_one_rank_of_a_host_that_dies_is_named_near_and_far(cluster: Cluster) -> None:
+    with Job(cluster, work, "push_pull", 10**6, hosts=["h1", "h2"], ranks_per_host=2, by="desk") as job:
+        job.heard("warm")
+        start = time.monotonic()
+        os.kill(job.pid(3), signal.SIGKILL)
+        for ended in job.reached("failed", [0, 1, 2]):
+            assert ended.error == "PeerFailed", ended
+            assert ended.ranks == (3,), ended
+            assert ended.at - start < SLACK, ended
+        job.go()
+        job.end(but=[3])
 
 
 def test_under_mpirun_too(cluster: Cluster) -> None:
