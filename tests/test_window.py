@@ -459,8 +459,8 @@ def pass_on(rounds: int) -> list[float]:
     for value in range(1, rounds + 1):
         if context.rank > 0 or value > 1:
             window.wait_signal(0, value - (context.rank == 0))
+        sums.append(float(window.array[-1]))  # before it may come round again
         window.put_signal(right, window.array + 1, signal=0, value=value)
-        sums.append(float(window.array[-1]))
     context.barrier()
     view = window.peer_view(right)
     if context.config.transport == "shm":
