@@ -115,6 +115,32 @@ static void stripes(rank *r) {
     free(expected);
 }
 
+/* Pieces for one window come between a signal's data for another one and the signal. */
+static void two_windows(rank *r) {
+    enum { BYTES = 1 << 20 };
+    bring_up(r, 3, 0);
+    hpc_window *w, *other;
+    static char src[BYTES];
+    int rounds = ranks_rounds(100);
+    CHECK_OK(hpc_window_create(r->context, BYTES, 1, NULL, -1, &w));
+    CHECK_OK(hpc_window_create(r->context, BYTES / 2, 1, NULL, -1, &other));
+    for (uint64_t k = 1; k <= (uint64_t)rounds; k++) {
+        if (r->rank == 0) {
+            CHECK_OK(hpc_put_signal(NULL, w, 1, src, BYTES, 0, 0, k));
+            CHECK_OK(hpc_put(NULL, other, 1, src, BYTES / 2, 0));
+            CHECK_OK(hpc_put_signal(NULL, other, 1, src, BYTES / 2, 0, 0, k));
+            CHECK_OK(hpc_put(NULL, w, 1, src, BYTES, 0));
+        } else {
+            CHECK_OK(hpc_wait_signal(w, 0, k, 0, 5, NULL));
+            CHECK_OK(hpc_wait_signal(other, 0, k, 0, 5, NULL));
+        }
+    }
+    CHECK_OK(hpc_flush(NULL, w, -1, -1));
+    CHECK_OK(hpc_barrier(r->context, -1));
+    hpc_window_free(w);
+    hpc_window_free(other);
+}
+
 /* What lies behind a fence fills the socket for longer than silence, because another stream is slow: nobody died. */
 static void held_by_fence(rank *r) {
     enum { BYTES = 48 << 20 };
@@ -128,6 +154,8 @@ static void held_by_fence(rank *r) {
         CHECK(src);
         ranks_fill(src, BYTES, 7);
         int fd = atomic_exchange(&l->streams[1].fd, -1); /* its pieces wait */
+        CHECK_OK(hpc_put(NULL, w, 1, src, BYTES / 16, 0));
+        CHECK_STATUS(hpc_flush(NULL, w, 1, 0.05), HPC_ERR_TIMEOUT);
         CHECK_OK(hpc_put_signal(NULL, w, 1, src, BYTES / 2, 0, 0, 1));
         CHECK_OK(hpc_put(NULL, w, 1, src + BYTES / 2, BYTES / 2, BYTES / 2));
         CHECK_STATUS(hpc_flush(NULL, w, 1, 1.2), HPC_ERR_TIMEOUT);
@@ -548,6 +576,7 @@ int main(int argc, char **argv) {
          .arg = 4 + 10000 * UNCOPIED,
          .where = RANKS_TCP,
          .bare = true},
+        {.name = "two_windows", .size = 2, .run = two_windows, .where = RANKS_TCP, .bare = true},
         {.name = "held_by_fence", .size = 2, .run = held_by_fence, .where = RANKS_TCP, .bare = true},
         {.name = "computes", .size = 2, .run = computes, .where = RANKS_TCP},
         {.name = "computes_sleepy", .size = 2, .run = computes, .where = RANKS_TCP, .sleepy = true},
