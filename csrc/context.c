@@ -36,6 +36,7 @@ static void describe_self(hpc_context *c, const hpc_config *config) {
         .magic = MAGIC, .version = VERSION, .nbytes = sizeof *a, .rank = c->group.rank, .size = c->group.size};
     a->cores = hpc_core_count();
     a->tcp_streams = config->tcp_streams;
+    a->silence = config->silence;
     if (boot != NULL) {
         if (fgets(id, sizeof id, boot) == NULL) id[0] = 0;
         fclose(boot);
@@ -169,11 +170,16 @@ static int check_addresses(const hpc_context *c) {
                             "init: rank %d allows transports \"%s\" and rank 0 \"%s\"; set HPCOMM_TRANSPORT alike", r,
                             all[r].transports, first->transports);
     }
-    for (int r = 0; r < c->group.size; r++)
+    for (int r = 0; r < c->group.size; r++) {
         if (all[r].tcp_streams != first->tcp_streams)
             return hpc_fail(HPC_ERR_CONFIG, "init",
                             "init: rank %d has %d tcp_streams and rank 0 has %d; set HPCOMM_TCP_STREAMS alike", r,
                             all[r].tcp_streams, first->tcp_streams);
+        if (all[r].silence != first->silence) /* by it each sends its beats, and takes the others for dead */
+            return hpc_fail(HPC_ERR_CONFIG, "init",
+                            "init: rank %d bears a silence of %g s and rank 0 of %g s; set HPCOMM_SILENCE alike", r,
+                            all[r].silence, first->silence);
+    }
     if (memcmp(&all[c->group.rank], &c->self, sizeof c->self) != 0)
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: place %d of the addresses is not this rank's own",
                         c->group.rank);
@@ -391,6 +397,9 @@ int hpc_init(const hpc_oob *oob, const hpc_config *config, hpc_context **context
     }
     free(all);
     if (status != HPC_OK) {
+        char why[HPC_REASON_BYTES];
+        snprintf(why, sizeof why, "%s", hpc_last_error()->message);
+        hpc_context_abort(c, why);
         hpc_context_free(c);
         return status;
     }
@@ -507,20 +516,28 @@ int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, dou
     hpc_blob *blobs = calloc(size, sizeof *blobs);
     hpc_reply *replies = calloc(size, sizeof *replies);
     int fd = -1, status = HPC_OK;
-    if (blobs == NULL || replies == NULL) status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    if (blobs == NULL || replies == NULL) {
+        free(blobs);
+        free(replies);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    }
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
         blobs[r].fd = -1;
         if (r != me) status = joint->export_to(c->transports[r], joint->object, (int)r, &blobs[r]);
         if (blobs[r].fd >= 0) fd = blobs[r].fd;
     }
-    if (status == HPC_OK)
-        status =
-            hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, fd, HPC_EQUAL_SIZES, replies, deadline);
-    if (status == HPC_OK) {
+    /* One that failed says so in the blob that is meant for itself; the others take nothing of its. */
+    memcpy(blobs[me].bytes, &status, sizeof status);
+    int exchanged =
+        hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, fd, HPC_EQUAL_SIZES, replies, deadline);
+    if (exchanged != HPC_OK) {
+        status = exchanged;
+    } else {
         for (size_t r = 0; r < size; r++) {
             hpc_blob blob;
-            int attached = HPC_OK;
-            if (r == me) continue;
+            int exported, attached = HPC_OK;
+            memcpy(&exported, ((hpc_blob *)replies[r].data + r)->bytes, sizeof exported);
+            if (r == me || exported != HPC_OK) continue;
             memcpy(&blob, (hpc_blob *)replies[r].data + me, sizeof blob);
             blob.fd = replies[r].fd;
             replies[r].fd = -1;

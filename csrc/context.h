@@ -14,6 +14,7 @@ typedef struct hpc_address {
     uint32_t nbytes;
     int32_t rank, size;
     int32_t cores, tcp_streams;
+    double silence;
     uint64_t host[2]; /* the same for processes that can share abstract sockets: boot and network namespace */
     hpc_control_address control;
     char hostname[HPC_HOST_BYTES];

@@ -3,15 +3,16 @@
  *
  * Threads: the service thread; the one that connects; those that make collectives or call lanes; the one that stops.
  *
- *   link->fd          -1 until the link is made, by the connecting thread for lower ranks and by the service thread for
- *                     higher ones. Whoever makes it fills in kind, path, endpoint and heard first; the store of fd
- *                     publishes them, and the peer's state (HPC_PEER_ALIVE) comes after that. Closed only by stop,
- * which has ended the service thread, and under send_lock. send_lock         of a link: one message at a time goes out;
- * also cut and beat_left. lock              inboxes, remembered endpoints, and the TCP listener's descriptor.
- *   collective_lock   one collective at a time: sequence, broken.
- *   service thread    alone reads sockets: incoming, head, got, text, heard, quiet, ended, and the strangers.
- *   key, address,     written by connect before the TCP listener is watched and before the first call; epoll_ctl comes
- *   allowed           before the epoll_wait that tells of a caller. Until then TCP callers wait in the backlog.
+ * link->fd is -1 until the link is made, by the connecting thread for lower ranks and by the service thread for higher
+ * ones. Whoever makes it fills in kind, path, endpoint and heard first; the store of fd publishes them, and the peer's
+ * state (HPC_PEER_ALIVE) comes after that. It is closed by stop alone, which has ended the service thread, and under
+ * send_lock.
+ *
+ * Of a link's send_lock: one message at a time goes out; also cut and beat_left. Of lock: inboxes, remembered
+ * endpoints, and the TCP listener's descriptor. Of collective_lock: one collective at a time; sequence, broken.
+ * The service thread alone reads sockets: incoming, head, got, text, heard, quiet, ended, and the strangers. key,
+ * address and allowed are written by connect before the TCP listener is watched and before the first call; epoll_ctl
+ * comes before the epoll_wait that tells of a caller. Until then TCP callers wait in the backlog.
  *
  * collective_lock comes before the others, which are never held together. The service thread never waits for a lock
  * that is held during a wait: it tries a send_lock for a beat and goes on without. */

@@ -137,6 +137,7 @@ static void on_accept(hpc_control *c, int kind) {
     if (fd < 0) {
         /* Out of descriptors: the caller stays in the backlog and epoll would report it without end. */
         if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) poll(NULL, 0, 1);
+        if (error == EMFILE) keep_refusal(c, "a peer", "this rank may open no more files; raise ulimit -n");
         return;
     }
     if (kind == HPC_LINK_TCP && !hpc_net_is_local(fd, c->self.endpoints)) {

@@ -30,9 +30,9 @@ static int check_agreement(hpc_context *c, const char *op, const struct descript
             else if (d->signals != first->signals)
                 status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d asks for %d signals and rank 0 for %d", op, r,
                                   d->signals, first->signals);
-            else if (strcmp(d->type, first->type) != 0)
-                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d has type \"%s\" and rank 0 has \"%s\"", op, r,
-                                  d->type, first->type);
+            else if (strncmp(d->type, first->type, TYPE_BYTES) != 0)
+                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d has type \"%.*s\" and rank 0 has \"%.*s\"", op, r,
+                                  TYPE_BYTES - 1, d->type, TYPE_BYTES - 1, first->type);
         }
         hpc_control_free_replies(c->control, replies);
     }

@@ -10,27 +10,21 @@
 
 #include "transport/tcp.h"
 
-typedef struct tcp_blob {
-    uint64_t number;
-    int32_t streams; /* of a lane */
-} tcp_blob;
-
 static int reaches(const hpc_address *self, const hpc_address *peer, const char **why) {
     *why = "one of them listens on no interface";
     return self->control.endpoints[0].family != 0 && peer->control.endpoints[0].family != 0;
 }
 
-static int export_number(uint64_t number, int streams, hpc_blob *blob) {
-    tcp_blob b = {number, streams};
-    memcpy(blob->bytes, &b, sizeof b);
+static int export_number(uint64_t number, hpc_blob *blob) {
+    memcpy(blob->bytes, &number, sizeof number);
     return HPC_OK;
 }
 
-static tcp_blob read_blob(const hpc_blob *blob) {
-    tcp_blob b;
+static uint64_t read_number(const hpc_blob *blob) {
+    uint64_t number;
     if (blob->fd >= 0) close(blob->fd); /* meant for ranks of its host */
-    memcpy(&b, blob->bytes, sizeof b);
-    return b;
+    memcpy(&number, blob->bytes, sizeof number);
+    return number;
 }
 
 /* ---- windows ---- */
@@ -56,11 +50,11 @@ static int window_export(hpc_window *w, int peer, hpc_blob *blob) {
     hpc_tcp *t = tcp_of(w->context);
     int status = t == NULL ? hpc_last_error()->status : w->number != 0 ? HPC_OK : register_window(t, w);
     (void)peer;
-    return status == HPC_OK ? export_number(w->number, 0, blob) : status;
+    return status == HPC_OK ? export_number(w->number, blob) : status;
 }
 
 static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
-    w->parts[peer].number = (uint32_t)read_blob(blob).number;
+    w->parts[peer].number = (uint32_t)read_number(blob);
     return HPC_OK;
 }
 
@@ -87,16 +81,16 @@ static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
     tcp_link *link = tcp_link_create(t, peer, lane->number, lane);
     if (link == NULL) return hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for a connection to rank %d", peer);
     lane->peers[peer].out = link;
-    return export_number(lane->number, link->n_streams, blob);
+    return export_number(lane->number, blob);
 }
 
 /* As in the control channel, the higher rank calls. */
 static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
     hpc_context *c = lane->context;
     tcp_link *link = lane->peers[peer].out;
-    tcp_blob b = read_blob(blob);
+    uint64_t number = read_number(blob);
     for (int k = 0; c->group.rank > peer && k < link->n_streams; k++) {
-        int fd, status = hpc_control_call_lane(c->control, peer, b.number, k, "lane", deadline, &fd);
+        int fd, status = hpc_control_call_lane(c->control, peer, number, k, "lane", deadline, &fd);
         if (status != HPC_OK) return status;
         if (tcp_link_install(link, k, fd) == HPC_OK) continue;
         close(fd);

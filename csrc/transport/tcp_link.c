@@ -167,13 +167,12 @@ static int add_parts(const tcp_order *o, struct iovec *parts) {
 }
 
 /* The payload alone: the header is about to be freed. */
-static ssize_t send_zerocopy(tcp_link *l, tcp_stream *s, int fd, const tcp_order *o) {
+static ssize_t send_zerocopy(tcp_stream *s, int fd, const tcp_order *o) {
     struct iovec parts[2];
     int n = add_parts(o, parts);
     if (o->sent < o->head) return send_parts(fd, parts, 1, MSG_MORE);
     ssize_t sent = send_parts(fd, parts, n, MSG_ZEROCOPY);
     s->zerocopied = 1;
-    (void)l;
     return sent < 0 && errno == ENOBUFS ? send_parts(fd, parts, n, 0) : sent;
 }
 
@@ -189,7 +188,7 @@ static int send_orders(tcp_link *l, tcp_stream *s) {
         struct iovec parts[PARTS];
         ssize_t sent;
         if (goes_uncopied(l, s, s->first->total - s->first->head)) {
-            sent = send_zerocopy(l, s, fd, s->first);
+            sent = send_zerocopy(s, fd, s->first);
         } else {
             int n = 0;
             for (const tcp_order *o = s->first; o != NULL && n + 2 <= PARTS; o = o->next) {
@@ -293,11 +292,11 @@ int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src) {
     hpc_frame frame = *given;
     int error = 0;
     pthread_mutex_lock(&l->sending);
+    l->issued++; /* also what is lost: flush must not take it for delivered */
     if (is_silent(l)) {
         pthread_mutex_unlock(&l->sending);
         return HPC_OK;
     }
-    l->issued++;
     if (frame.flags & HPC_FRAME_EVENT) l->events++;
     if (l->n_streams > 1 && frame.nbytes >= STRIPE_MIN) error = send_pieces(l, &frame, src);
     if (error == 0) {

@@ -267,7 +267,8 @@ hpc_tcp *tcp_of(hpc_context *c) {
                 : start_thread(t);
     if (error != 0) {
         tcp_service_free(t);
-        hpc_fail_transport("init", "tcp", -1, "init: cannot open the tcp transport: %s", strerror(error));
+        hpc_fail_transport("init", "tcp", -1, "rank %d: init: cannot open the tcp transport: %s%s", c->group.rank,
+                           strerror(error), error == EMFILE ? "; raise ulimit -n" : "");
         return NULL;
     }
     if (c->all_tcp) atomic_store(&c->group.bell->alarm, t->alarm_fd + 1);
