@@ -436,7 +436,7 @@ static void sleepers(rank *r) {
     hpc_window_free(w);
 }
 
-enum { AWAITED = 20, TO_BED, UP, SEEN, WHEN };
+enum { AWAITED = 8, TO_BED, UP, SEEN, WHEN };
 
 static void *sleep_beside(void *arg) {
     rank *r = ((void **)arg)[0];
