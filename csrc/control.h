@@ -53,7 +53,8 @@ int hpc_control_link(const hpc_control *control, int rank);
  * else "". Valid while control is. */
 const char *hpc_control_path(const hpc_control *control, int rank);
 
-/* One more TCP connection to rank, proven, for a lane: *fd is non-blocking and tuned (hpc_net_tune). */
+/* One more TCP connection to rank, proven, for a lane; after a collective, when rank knows this one: *fd is
+ * non-blocking and tuned (hpc_net_tune). */
 int hpc_control_call_lane(hpc_control *control, int rank, uint64_t lane, int stream, const char *op, double deadline,
                           int *fd);
 /* And the called side: accept is run by the service thread for each such connection, before the caller is welcomed. It

@@ -262,6 +262,7 @@ static void call_lanes(rank *r) {
     int fds[RANKS_MAX], fd;
     hpc_control_on_lane(n->control, accept_lane, &lanes);
     CHECK_OK(node_connect(n, ALL_TCP, 20));
+    CHECK_OK(node_meet(n, 20)); /* every rank knows every other one, as when a lane is made */
     for (int i = 0; i < r->size; i++) {
         if (i == r->rank) continue;
         CHECK_OK(hpc_control_call_lane(n->control, i, 7, r->rank % 3, "lane", hpc_now() + 10, &fds[i]));
