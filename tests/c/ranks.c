@@ -14,15 +14,9 @@
 #include <unistd.h>
 
 const ranks_mode ranks_modes[] = {
-    {"shm-processes", "shm", false, 0},
-    {"shm-threads", "shm", true, 0},
-    {"loop", "loop", true, 0},
-    {"loop-seed-1", "loop", true, 1},
-    {"loop-seed-2", "loop", true, 2},
-    {"loop-seed-3", "loop", true, 3},
-    {"tcp-processes", "tcp", false, 0},
-    {"tcp-threads", "tcp", true, 0},
-    {NULL, NULL, false, 0},
+    {"shm-processes", "shm", false, 0}, {"shm-threads", "shm", true, 0},  {"loop", "loop", true, 0},
+    {"loop-seed-1", "loop", true, 1},   {"loop-seed-2", "loop", true, 2}, {"loop-seed-3", "loop", true, 3},
+    {"tcp-processes", "tcp", false, 0}, {"tcp-threads", "tcp", true, 0},  {NULL, NULL, false, 0},
 };
 
 enum { SLOT = 4096, SKIP = 77, CASE_SECONDS = 90 };
