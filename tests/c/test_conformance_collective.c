@@ -229,6 +229,22 @@ static void broken_addresses(rank *r) {
     free(addresses);
 }
 
+/* Settings that the ranks must have alike: each is told both values. */
+static void settings_disagree(rank *r) {
+    for (int round = 0; round < 3; round++) {
+        hpc_config config = r->config;
+        hpc_context *c = NULL;
+        if (round == 0 && r->rank == 1) config.silence = 7.5;
+        if (round == 1 && r->rank == 1) config.tcp_streams = 3;
+        if (round == 2 && r->rank == 1) config.transports = "shm,loop,tcp";
+        CHECK_STATUS(hpc_init(&r->oob, &config, &c), HPC_ERR_CONFIG);
+        CHECK_MESSAGE(round == 0 ? "7.5" : round == 1 ? "3" : "shm,loop,tcp");
+        CHECK_MESSAGE(round == 0 ? "4" : round == 1 ? "1" : r->config.transports);
+        CHECK(c == NULL);
+        rank_meet(r);
+    }
+}
+
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "barriers", .size = 4, .run = barriers},
@@ -243,6 +259,7 @@ int main(int argc, char **argv) {
         {.name = "collectives_disagree_last", .size = 3, .run = collectives_disagree, .arg = 2},
         {.name = "too_much_memory", .size = 3, .run = too_much_memory},
         {.name = "one_is_missing", .size = 3, .run = one_is_missing, .arg = 1, .apart = true},
+        {.name = "settings_disagree", .size = 3, .run = settings_disagree, .bare = true},
         {.name = "broken_exchange", .size = 1, .run = broken_exchange, .bare = true},
         {.name = "broken_addresses", .size = 1, .run = broken_addresses, .bare = true},
         {0},
