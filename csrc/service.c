@@ -1,5 +1,5 @@
-/* The service thread: it reads every link, greets whoever calls, watches processes and the clock. It never waits but in
- * epoll.
+/* The service thread: it reads every link, greets whoever calls, watches processes and the clock. It waits in
+ * epoll, and for moments elsewhere: a second at the most to answer a caller on the Unix socket.
  *
  * The clock ticks eight times within config.silence while there is a TCP link. Each tick says a word on links where
  * this rank has said none for two ticks, and gives up peers from which nothing has come for config.silence. A tick that

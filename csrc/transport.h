@@ -63,7 +63,7 @@ typedef struct hpc_transport {
     /* Moves what is held back for this rank; returns how much is left. NULL if nothing ever is. Any
      * thread. */
     int (*progress)(hpc_context *context);
-    /* Frees what the transport keeps in context->held. NULL if nothing. */
+    /* Frees what the transport keeps in the context. NULL if nothing. */
     void (*release)(hpc_context *context);
 } hpc_transport;
 

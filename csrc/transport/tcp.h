@@ -10,7 +10,7 @@
  * `sending`, a mutex: puts come from the lane's thread, answers (FLUSHED, CREDIT) from whoever reads. Everything that
  * is read is done by the one thread that holds `reading`, a flag: who finds it taken says `again` and goes on, and the
  * holder looks once more after it let go, so no news is lost. `reading` may be held when `sending` is taken, never the
- * other way. The table of links and windows is under the transport's lock, which is held for look-ups only.
+ * other way. The table of links and windows is under the transport's lock, held for look-ups, and while settle sends.
  *
  * What orders the data: payload is read into the window by the holder of `reading`, then the signal is stored (release)
  * or the event pushed (release), then the bell is rung. The waiter's load (acquire) sees the payload whoever read it.
