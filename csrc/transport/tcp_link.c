@@ -91,7 +91,7 @@ int tcp_link_install(tcp_link *l, int stream, int fd) {
     /* While a fence holds it, it is not read, and that may last longer than a silence: until slower streams are. */
     if (stream == 0 && l->n_streams > 1) setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof off);
     /* What the kernel has taken but not sent yet keeps its place before all that follows; with little of it the flows
-     * of a rank share its link evenly to the end (four hosts, 32 MiB each: 0.96 of the wire's bound instead of 0.91).
+     * of a rank share its link evenly to the end.
      */
     setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
     if (tcp_watch(l->tcp, l, stream, fd, 0) == 0) return HPC_OK;
