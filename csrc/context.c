@@ -337,8 +337,8 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
 
     status = connect_control(c, deadline);
     list_used(c);
-    if (status == HPC_OK) status = hpc_lane_open(c, 1, deadline, &c->lane);
-    if (status == HPC_OK) status = hpc_lane_open(c, 1, deadline, &c->acks);
+    if (status == HPC_OK) status = hpc_lane_open(c, 1, 0, deadline, &c->lane);
+    if (status == HPC_OK) status = hpc_lane_open(c, 1, 0, deadline, &c->acks);
     if (status != HPC_OK) return status;
     c->group.progress_arg = c;
     for (int i = 0; c->used[i] != NULL; i++) {

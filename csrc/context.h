@@ -39,6 +39,7 @@ struct hpc_context {
     const hpc_transport **transports;    /* by rank; NULL before connect */
     const hpc_transport *used[HPC_USED]; /* each once; NULL after the last */
     hpc_lane *lane;                      /* the first one */
+    int user_lanes;                      /* created so far, on every rank alike */
     hpc_lane *acks;                      /* of queues: no data delays them (Parameter Flow's paper, section 5) */
     uint64_t loop_seed;
     void *held;          /* loop's: what it holds back */

@@ -260,8 +260,8 @@ static int open_lanes(hpc_exchange *ex, double deadline) {
         status = hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %d lanes", ex->n_lanes);
     status = hpc_context_agree(ex->context, op_create, status, deadline);
     for (int i = 0; i < ex->n_lanes && status == HPC_OK; i++) {
-        status = hpc_lane_open(ex->context, 0, deadline, &ex->in_lanes[i]);
-        if (status == HPC_OK) status = hpc_lane_open(ex->context, 0, deadline, &ex->out_lanes[i]);
+        status = hpc_lane_open(ex->context, 0, i, deadline, &ex->in_lanes[i]);
+        if (status == HPC_OK) status = hpc_lane_open(ex->context, 0, i, deadline, &ex->out_lanes[i]);
     }
     return status;
 }

@@ -16,7 +16,7 @@ static int attach(const hpc_transport *transport, void *object, int peer, const 
     return transport->lane_attach(object, peer, blob, deadline);
 }
 
-int hpc_lane_open(hpc_context *c, int own, double deadline, hpc_lane **lane) {
+int hpc_lane_open(hpc_context *c, int own, int rail, double deadline, hpc_lane **lane) {
     const char *op = own ? "init" : "lane";
     hpc_lane *l = calloc(1, sizeof *l);
     hpc_lane_peer *peers = calloc((size_t)c->group.size, sizeof *peers);
@@ -28,6 +28,7 @@ int hpc_lane_open(hpc_context *c, int own, double deadline, hpc_lane **lane) {
     }
     l->context = own ? c : hpc_context_retain(c);
     l->own = own;
+    l->rail = rail;
     l->peers = peers;
     status = hpc_memory_create((size_t)c->group.size * sizeof(hpc_ring), op, &l->memory);
     status = hpc_context_agree(c, op, status, deadline);
@@ -58,7 +59,7 @@ int hpc_lane_create(hpc_context *c, double timeout, hpc_lane **lane) {
     if (lane == NULL) /* told to the others, who would wait for it otherwise */
         return hpc_context_agree(c, "lane", hpc_fail(HPC_ERR_INVALID, "lane", "lane: lane is NULL"), deadline);
     *lane = NULL;
-    return hpc_lane_open(c, 0, deadline, lane);
+    return hpc_lane_open(c, 0, c->user_lanes++, deadline, lane);
 }
 
 void hpc_lane_free(hpc_lane *l) {

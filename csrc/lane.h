@@ -10,6 +10,9 @@ typedef struct hpc_lane_peer {
     hpc_memory *memory; /* behind out, if mapped */
 } hpc_lane_peer;
 
+/* Each pair of ranks uses one rail in all that is by worker (PHub, section 4.5). */
+enum { HPC_RAIL_BY_WORKER = -1 };
+
 struct hpc_lane {
     hpc_context *context;
     int open;             /* every peer can be reached by it */
@@ -17,6 +20,7 @@ struct hpc_lane {
     hpc_memory *memory;   /* the rings that peers write events into */
     hpc_lane_peer *peers; /* by rank */
     int next;             /* where poll looks first */
+    int rail;             /* verbs: by which rail to a peer (mod their number), or HPC_RAIL_BY_WORKER */
     uint64_t number;      /* tcp: what this rank calls it; 0: nothing yet */
 };
 
@@ -34,6 +38,7 @@ int hpc_lane_try_flush(hpc_lane *lane, int peer);
 int hpc_lane_try_notify(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
                         uint32_t imm);
 
-int hpc_lane_open(hpc_context *context, int own, double deadline, hpc_lane **lane);
+/* rail: as in hpc_lane. */
+int hpc_lane_open(hpc_context *context, int own, int rail, double deadline, hpc_lane **lane);
 
 #endif

@@ -36,8 +36,8 @@ queue.h engine.h transport/tcp.h
 lane.h
 window.h rule_pass.h
 context.h mesh.h rule_kernel.h
-control.h ring.h reduce_kernel.h rule.h rendezvous.h
-hello.h net.h frame.h transport.h
+control.h ring.h reduce_kernel.h rule.h rendezvous.h transport/verbs_device.h
+hello.h net.h frame.h transport.h device.h reactor.h
 wait.h reduce.h wire_kernel.h
 memory.h sha256.h host.h half.h plan.h imm.h
 status.h

@@ -1,0 +1,57 @@
+/* Who reads what comes from other hosts, when nobody waits for it and when everybody does.
+ *
+ * One epoll set a context holds what its transports listen to: the streams of tcp, the completion channels of verbs. A
+ * wait looks for itself (hpc_transport.progress), so that what comes is handled by the thread that waits for it; when
+ * it sleeps, it sleeps in the set (hpc_bed, wait.h). For the time when nobody waits there is one service thread, so
+ * that a rank that computes receives all the same; while waits look or sleep, it keeps out of their way by naps. */
+#ifndef HPC_REACTOR_H
+#define HPC_REACTOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "wait.h"
+
+typedef struct hpc_reactor hpc_reactor;
+
+/* A transport's part of it. */
+typedef struct hpc_source {
+    void *arg;
+    /* What the set said of a descriptor: events as of epoll, tag as given to watch, about how many bytes to read.
+     * Nonzero if more is left. Any thread. */
+    int (*handle)(void *arg, uint64_t tag, uint32_t events, size_t budget);
+    /* Before a sleep in the set, which is followed by one more look (look): what comes from now on has to be an event.
+     * NULL where that is always so. Any thread. */
+    void (*arm)(void *arg);
+    /* Takes what has come without an event, after arm; nonzero if more is left. NULL where there is an event for all.
+     */
+    int (*look)(void *arg);
+    /* After hpc_reactor_report: tells the group of broken connections; nonzero to be called again in a while. The
+     * service thread only. */
+    int (*report)(void *arg);
+} hpc_source;
+
+/* all_remote: no peer shares memory with this rank, so nobody but this process rings its bell, and a wait may sleep in
+ * the set. NULL with the error recorded. */
+hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote);
+void hpc_reactor_close(hpc_reactor *reactor); /* ends the thread; the sources are still there */
+
+/* Adds a transport: its number, for watch; at most 4. Before anything of it is watched. */
+int hpc_reactor_add(hpc_reactor *reactor, const hpc_source *source);
+/* Takes it out: no call to it is under way or comes any more. Its descriptors are closed or removed by then. */
+void hpc_reactor_remove(hpc_reactor *reactor, int source);
+
+/* A descriptor into the set, or, again, there once more; 0 or -1 with errno. events as of epoll. tag has 56 bits. */
+int hpc_reactor_watch(hpc_reactor *reactor, int source, int fd, uint32_t events, uint64_t tag, int again);
+
+/* A wait has looked: the service thread leaves the reading to it. */
+void hpc_reactor_looked(hpc_reactor *reactor);
+/* Handles what the set has by now; how many sources have more. By waits. */
+int hpc_reactor_poll(hpc_reactor *reactor, size_t budget);
+/* A connection has broken: report is called soon, and again until it says that there is nothing left. */
+void hpc_reactor_report(hpc_reactor *reactor);
+
+/* Of a context's waits; their argument is the reactor. */
+extern const hpc_bed hpc_reactor_bed;
+
+#endif
