@@ -99,7 +99,7 @@ static int compare(int r, const struct description *d, const struct description 
     if (d->digest != first->digest)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: rank %d has another plan than rank 0: give all ranks the same servers, cores, "
-                        "chunk, depth and wire",
+                        "interfaces, affinity, chunk, depth and wire",
                         r);
     return HPC_OK;
 }
@@ -252,6 +252,7 @@ static int open_memory(hpc_exchange *ex, double deadline) {
     return status;
 }
 
+/* Both lanes of a core use one rail: a chunk goes back by the path on which its updates came (PHub, section 3.2.4). */
 static int open_lanes(hpc_exchange *ex, double deadline) {
     int status = HPC_OK;
     ex->in_lanes = calloc((size_t)ex->n_lanes, sizeof(hpc_lane *));
@@ -260,8 +261,9 @@ static int open_lanes(hpc_exchange *ex, double deadline) {
         status = hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %d lanes", ex->n_lanes);
     status = hpc_context_agree(ex->context, op_create, status, deadline);
     for (int i = 0; i < ex->n_lanes && status == HPC_OK; i++) {
-        status = hpc_lane_open(ex->context, 0, i, deadline, &ex->in_lanes[i]);
-        if (status == HPC_OK) status = hpc_lane_open(ex->context, 0, i, deadline, &ex->out_lanes[i]);
+        int rail = ex->plan->affinity == HPC_WORKER_BY_INTERFACE ? HPC_RAIL_BY_WORKER : i;
+        status = hpc_lane_open(ex->context, 0, rail, deadline, &ex->in_lanes[i]);
+        if (status == HPC_OK) status = hpc_lane_open(ex->context, 0, rail, deadline, &ex->out_lanes[i]);
     }
     return status;
 }

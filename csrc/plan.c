@@ -37,7 +37,7 @@ static int make_block(const hpc_key *keys, int n_keys, int n_rows, size_t n_edge
         own_keys[k] = (hpc_key){name, keys[k].count};
         name += length;
     }
-    *plan = (hpc_plan){n_keys, n_rows, own_keys, b->rows};
+    *plan = (hpc_plan){.n_keys = n_keys, .n_rows = n_rows, .keys = own_keys, .rows = b->rows};
     return HPC_OK;
 }
 
@@ -109,6 +109,7 @@ int hpc_plan_copy(const hpc_plan *plan, const char *op, hpc_plan **copy) {
         b.rows[r].in = copy_list(&copied, plan->rows[r].in, plan->rows[r].n_in, &room, &n_edges);
         b.rows[r].out = copy_list(&copied, plan->rows[r].out, plan->rows[r].n_out, &room, &n_edges);
     }
+    b.plan->affinity = plan->affinity;
     *copy = b.plan;
     return HPC_OK;
 }
@@ -140,7 +141,7 @@ static uint64_t digest_of(struct lists *lists, const hpc_edge *edges, int n) {
 
 uint64_t hpc_plan_digest(const hpc_plan *plan) {
     struct lists lists = {.n = 0};
-    uint64_t digest = mix_ints(fnv_start, plan->n_keys, plan->n_rows);
+    uint64_t digest = mix(mix_ints(fnv_start, plan->n_keys, plan->n_rows), (uint64_t)plan->affinity);
     for (int k = 0; k < plan->n_keys; k++) {
         digest = mix(digest, plan->keys[k].count);
         const char *name = plan->keys[k].name;
@@ -299,7 +300,11 @@ static int check_hub(const hpc_hub *h) {
     if ((h->sum != 0 && h->sum != 1) || (h->each != 0 && h->each != 1))
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s is %d; must be 0 or 1",
                         h->sum != 0 && h->sum != 1 ? "sum" : "each", h->sum != 0 && h->sum != 1 ? h->sum : h->each);
-    return HPC_OK;
+    if (h->interfaces < 0 || h->interfaces > h->cores)
+        return hpc_fail(HPC_ERR_INVALID, op_plan,
+                        "plan: interfaces is %d; 0 (one) to %d are possible, since each needs one of the %d cores",
+                        h->interfaces, h->cores, h->cores);
+    return hpc_plan_check_affinity(h->affinity);
 }
 
 static uint64_t chunks_of(const hpc_key *key, uint64_t elements) {
@@ -313,6 +318,43 @@ static void cut(const hpc_key *keys, int n_keys, uint64_t elements, hpc_row *row
             *rows = (hpc_row){.key = k, .offset = offset, .count = left < elements ? left : elements};
             offset += rows->count;
         }
+}
+
+/* First to the interfaces of all servers; then what each of them has, to its own cores. */
+static int deal_by_interface(const hpc_hub *hub, const uint64_t *sizes, int n, int *bin_of) {
+    const int interfaces = hub->interfaces, groups = hub->n_servers * interfaces;
+    uint64_t *own = malloc((size_t)n * sizeof *own);
+    int *chunk = malloc((size_t)n * sizeof *chunk), *core = malloc((size_t)n * sizeof *core);
+    int *end = calloc((size_t)groups + 1, sizeof *end);
+    int status = HPC_OK;
+    if (own == NULL || chunk == NULL || core == NULL || end == NULL) {
+        status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
+        goto err;
+    }
+    status = hpc_partition(sizes, n, groups, interfaces, bin_of);
+    if (status != HPC_OK) goto err;
+    for (int i = 0; i < n; i++) end[bin_of[i] + 1]++;
+    for (int g = 0; g < groups; g++) end[g + 1] += end[g];
+    for (int i = 0; i < n; i++) chunk[end[bin_of[i]]++] = i; /* end[g] was the start of g, and is its end now */
+
+    for (int g = 0, start = 0; g < groups && status == HPC_OK; start = end[g++]) {
+        const int m = end[g] - start, interface = g % interfaces, cores = (hub->cores - 1 - interface) / interfaces + 1;
+        for (int i = 0; i < m; i++) own[i] = sizes[chunk[start + i]];
+        status = hpc_partition(own, m, cores, 1, core);
+        for (int i = 0; i < m && status == HPC_OK; i++)
+            bin_of[chunk[start + i]] = g / interfaces * hub->cores + core[i] * interfaces + interface;
+    }
+err:
+    free(end);
+    free(core);
+    free(chunk);
+    free(own);
+    return status;
+}
+
+static int deal(const hpc_hub *hub, const uint64_t *sizes, int n, int *bin_of) {
+    if (hub->interfaces > 1) return deal_by_interface(hub, sizes, n, bin_of);
+    return hpc_partition(sizes, n, hub->n_servers * hub->cores, hub->cores, bin_of);
 }
 
 /* Equal chunks of a key change their bins so that those of a bin lie together, in the order in which the key came to
@@ -363,7 +405,7 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
     }
     cut(hub->keys, hub->n_keys, elements, b.rows);
     for (int r = 0; r < n; r++) sizes[r] = b.rows[r].count * sizeof(float);
-    status = hpc_partition(sizes, n, hub->n_servers * hub->cores, hub->cores, bin_of);
+    status = deal(hub, sizes, n, bin_of);
     if (status != HPC_OK) goto err;
     gather_chunks(b.rows, n, elements, bin_of, was, filled);
     for (int r = 0; r < n; r++) {
@@ -379,6 +421,7 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
         row->in = in;
         row->out = out;
     }
+    b.plan->affinity = hub->affinity;
     *plan = b.plan;
     b.plan = NULL;
 err:

@@ -20,7 +20,8 @@ int hpc_plan_copy(const hpc_plan *plan, const char *op, hpc_plan **copy);
 /* Equal for equal plans, wherever they lie: every field counts, no pointer does. The plan has passed hpc_plan_check. */
 uint64_t hpc_plan_digest(const hpc_plan *plan);
 
-/* The part of hpc_plan_check that concerns the keys alone. */
+/* The parts of hpc_plan_check that concern the keys, or the affinity, alone. */
 int hpc_plan_check_keys(const hpc_key *keys, int n_keys);
+int hpc_plan_check_affinity(int affinity);
 
 #endif

@@ -64,6 +64,13 @@ int hpc_plan_check_keys(const hpc_key *keys, int n_keys) {
     return check_names(keys, n_keys);
 }
 
+int hpc_plan_check_affinity(int affinity) {
+    if (affinity == HPC_KEY_BY_CORE || affinity == HPC_WORKER_BY_INTERFACE) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op_plan,
+                    "plan: affinity is %d; must be %d (key by core) or %d (worker by interface)", affinity,
+                    HPC_KEY_BY_CORE, HPC_WORKER_BY_INTERFACE);
+}
+
 /* ---- rows by themselves ---- */
 
 static int check_place(const hpc_plan *plan, int r) {
@@ -302,6 +309,7 @@ int hpc_plan_check(const hpc_plan *plan, int size) {
     if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: plan is NULL");
     if (size < 1) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: size is %d; must be 1 or more ranks", size);
     int status = hpc_plan_check_keys(plan->keys, plan->n_keys);
+    if (status == HPC_OK) status = hpc_plan_check_affinity(plan->affinity);
     if (status != HPC_OK) return status;
     if (plan->n_rows < 1 || plan->n_rows > HPC_PLAN_NUMBERS)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: n_rows is %d; 1 to %d are possible", plan->n_rows,

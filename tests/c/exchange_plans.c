@@ -77,6 +77,8 @@ void job_random(job *j, const rank *r, uint64_t seed) {
     j->eager = below(&state, 2);
     j->check_finite = below(&state, 4) == 0;
     j->shared_params = strcmp(r->mode->transports, "shm") == 0 && below(&state, 4) == 0;
+    j->affinity = below(&state, 2);
+    j->interfaces = below(&state, j->cores + 1);
 }
 
 static bool among(const int *ranks, int n, int who) {
@@ -111,7 +113,7 @@ int job_create_with(const rank *r, const job *j, const hpc_exchange_config *conf
         hub.workers = j->workers, hub.n_workers = j->n_workers;
         hub.servers = j->servers, hub.n_servers = j->n_servers;
         hub.cores = j->cores, hub.chunk = j->chunk, hub.depth = j->depth, hub.wire = j->wire;
-        hub.sum = j->sum, hub.each = j->each;
+        hub.sum = j->sum, hub.each = j->each, hub.affinity = j->affinity, hub.interfaces = j->interfaces;
         CHECK_OK(hpc_plan_hub(&hub, &plan));
     }
     CHECK_OK(hpc_rule_find(j->rule, j->isa, &rule));

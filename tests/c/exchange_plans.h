@@ -13,7 +13,7 @@ typedef struct job {
     hpc_key keys[JOB_KEYS];
     int n_keys;
     int workers[RANKS_MAX], n_workers, servers[RANKS_MAX], n_servers;
-    int cores, depth, wire, sum, each;
+    int cores, depth, wire, sum, each, affinity, interfaces;
     uint64_t chunk;
     const char *rule;
     double args[HPC_RULE_ARGS];

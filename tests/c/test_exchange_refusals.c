@@ -57,6 +57,8 @@ static void disagree(rank *r) {
     told(r, &good, &bad, "plan", me);
     bad = good, bad.cores = 2;
     told(r, &good, &bad, "plan", me);
+    bad = good, bad.affinity = HPC_WORKER_BY_INTERFACE;
+    told(r, &good, &bad, "affinity", me);
     bad = good, bad.rule = "average";
     told(r, &good, &bad, "sgd", "average");
     bad = good, bad.args[1] = 0.375;

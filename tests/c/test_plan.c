@@ -254,6 +254,10 @@ static void test_hub_refusals(void) {
     REFUSED("wire is 9", hub.wire = 9);
     REFUSED("sum is 2", hub.sum = 2);
     REFUSED("each is -1", hub.each = -1);
+    REFUSED("affinity is 2; must be 0 (key by core) or 1 (worker by interface)", hub.affinity = 2);
+    REFUSED("affinity is -1", hub.affinity = -1);
+    REFUSED("interfaces is -1; 0 (one) to 2", hub.interfaces = -1);
+    REFUSED("interfaces is 3; 0 (one) to 2 are possible, since each needs one of the 2 cores", hub.interfaces = 3);
 }
 
 /* The equal chunks that a core has of a key lie one behind the other. */
@@ -281,6 +285,135 @@ static void test_hub_gathers(void) {
     hpc_plan_free(plan);
 }
 
+/* ---- interfaces ---- */
+
+enum { MOST_SERVERS = 3, MOST_KEYS = 200 };
+
+static const int first_ranks[MOST_SERVERS] = {0, 1, 2};
+
+/* A hub of one chunk a key, whose sizes are random. */
+static hpc_hub random_hub(hpc_key *own, char names[][8], int n_keys, uint64_t largest) {
+    hpc_hub hub;
+    hpc_hub_init(&hub);
+    for (int k = 0; k < n_keys; k++) {
+        snprintf(names[k], sizeof names[k], "%d", k);
+        own[k] = (hpc_key){names[k], 1 + random_below(largest)};
+    }
+    hub.keys = own, hub.n_keys = n_keys, hub.workers = hub.servers = first_ranks;
+    hub.n_workers = MOST_SERVERS, hub.n_servers = 1 + (int)random_below(MOST_SERVERS);
+    hub.chunk = (largest + 15) / 16 * 64;
+    return hub;
+}
+
+/* Every interface's load is within 4/3 of the best partition over all interfaces, and every core's within 4/3 of the
+ * best partition of what its interface has. */
+static void test_interfaces_bound(void) {
+    enum { N = 7 };
+    for (int round = 0; round < 300; round++) {
+        hpc_key own[N];
+        char names[N][8];
+        int n = 1 + (int)random_below(N);
+        hpc_hub hub = random_hub(own, names, n, 20);
+        hub.interfaces = 2 + (int)random_below(2);
+        if (hub.n_servers * hub.interfaces > 4) hub.n_servers = 1;
+        hub.cores = hub.interfaces + (int)random_below(4);
+        hpc_plan *plan = make(&hub);
+        CHECK_EQ(plan->n_rows, n);
+
+        int groups = hub.n_servers * hub.interfaces, group_of[N], core_of[N];
+        uint64_t sizes[N], loads[8] = {0};
+        for (int r = 0; r < n; r++) {
+            sizes[r] = plan->rows[r].count;
+            group_of[r] = plan->rows[r].owner * hub.interfaces + plan->rows[r].core % hub.interfaces;
+        }
+        CHECK(3 * fullest(sizes, group_of, n, groups) <= 4 * least(sizes, n, loads, groups, 0));
+        for (int g = 0; g < groups; g++) {
+            uint64_t part[N];
+            int m = 0, cores = (hub.cores - g % hub.interfaces + hub.interfaces - 1) / hub.interfaces;
+            for (int r = 0; r < n; r++) {
+                if (group_of[r] != g) continue;
+                core_of[m] = plan->rows[r].core / hub.interfaces;
+                CHECK(core_of[m] < cores);
+                part[m++] = sizes[r];
+            }
+            CHECK(3 * fullest(part, core_of, m, cores) <= 4 * least(part, m, loads, cores, 0));
+        }
+        hpc_plan_free(plan);
+    }
+}
+
+/* However many chunks: no interface has more than the mean and one chunk, and where all interfaces have as many cores
+ * no core has either. */
+static void test_interfaces_mean(void) {
+    for (int round = 0; round < 100; round++) {
+        static hpc_key own[MOST_KEYS];
+        static char names[MOST_KEYS][8];
+        int n = 1 + (int)random_below(MOST_KEYS);
+        hpc_hub hub = random_hub(own, names, n, 1u << (1 + random_below(16)));
+        hub.interfaces = 1 + (int)random_below(8);
+        hub.cores = hub.interfaces * (1 + (int)random_below(3));
+        hub.chunk = 4096;
+        hpc_plan *plan = make(&hub);
+
+        uint64_t by_interface[8 * MOST_SERVERS] = {0}, by_core[24 * MOST_SERVERS] = {0}, total = 0, largest = 0;
+        for (int r = 0; r < plan->n_rows; r++) {
+            const hpc_row *row = &plan->rows[r];
+            by_interface[row->owner * hub.interfaces + row->core % hub.interfaces] += row->count;
+            by_core[row->owner * hub.cores + row->core] += row->count;
+            total += row->count;
+            if (row->count > largest) largest = row->count;
+        }
+        uint64_t groups = (uint64_t)(hub.n_servers * hub.interfaces), cores = (uint64_t)(hub.n_servers * hub.cores);
+        for (uint64_t g = 0; g < groups; g++) CHECK(by_interface[g] <= total / groups + 1 + largest);
+        for (uint64_t c = 0; c < cores; c++) CHECK(by_core[c] <= total / cores + 1 + largest);
+        hpc_plan_free(plan);
+    }
+}
+
+/* One large chunk takes an interface for itself, although the small ones would leave its other cores idle. */
+static void test_interface_comes_first(void) {
+    const hpc_key own[] = {{"large", 512}, {"a", 128}, {"b", 128}, {"c", 128}, {"d", 128}};
+    hpc_hub hub = small_hub();
+    hub.keys = own, hub.n_keys = 5, hub.n_servers = 1;
+    hub.cores = 8, hub.interfaces = 2, hub.chunk = 2048;
+    hpc_plan *plan = make(&hub);
+    static const int cores[] = {0, 1, 3, 5, 7};
+    for (int r = 0; r < 5; r++) CHECK_EQ(plan->rows[r].core, cores[r]);
+    hpc_plan_free(plan);
+
+    /* equal ones go round the servers before they go to the next interface of one */
+    const int owners[] = {2, 0, 2, 0};
+    hub = small_hub();
+    hub.keys = own + 1, hub.n_keys = 4, hub.cores = hub.interfaces = 2;
+    plan = make(&hub);
+    for (int r = 0; r < 4; r++) CHECK(plan->rows[r].owner == owners[r] && plan->rows[r].core == r / 2);
+    hpc_plan_free(plan);
+}
+
+static void test_affinity_moves_no_chunk(void) {
+    for (int round = 0; round < 50; round++) {
+        static hpc_key own[MOST_KEYS];
+        static char names[MOST_KEYS][8];
+        hpc_hub hub = random_hub(own, names, 1 + (int)random_below(MOST_KEYS), 5000);
+        hub.cores = 1 + (int)random_below(6);
+        hub.interfaces = (int)random_below((uint64_t)hub.cores + 1);
+        hpc_plan *by_key = make(&hub);
+        hub.affinity = HPC_WORKER_BY_INTERFACE;
+        hpc_plan *by_worker = make(&hub);
+        CHECK(by_key->affinity == HPC_KEY_BY_CORE && by_worker->affinity == HPC_WORKER_BY_INTERFACE);
+        CHECK_EQ(by_key->n_rows, by_worker->n_rows);
+        for (int r = 0; r < by_key->n_rows; r++) {
+            CHECK_EQ(by_key->rows[r].owner, by_worker->rows[r].owner);
+            CHECK_EQ(by_key->rows[r].core, by_worker->rows[r].core);
+        }
+        CHECK(hpc_plan_digest(by_key) != hpc_plan_digest(by_worker));
+        by_worker->affinity = HPC_KEY_BY_CORE;
+        CHECK(hpc_plan_digest(by_key) == hpc_plan_digest(by_worker));
+        hpc_plan_free(by_key);
+        hpc_plan_free(by_worker);
+    }
+}
+
 /* ---- a rack hierarchy by hand ---- */
 
 /* Ranks 0 and 1 are a rack, 2 and 3 another; each rack's sum goes to rank 3. Key "a" has two chunks, "b" one: rows
@@ -297,7 +430,7 @@ struct racks {
 static void make_racks(struct racks *p) {
     static const uint64_t offsets[CHUNKS] = {0, 32, 0}, counts[CHUNKS] = {32, 8, 5};
     *p = (struct racks){.keys = {{"a", 40}, {"b", 5}}};
-    p->plan = (hpc_plan){2, ROWS, p->keys, p->rows};
+    p->plan = (hpc_plan){.n_keys = 2, .n_rows = ROWS, .keys = p->keys, .rows = p->rows};
     for (int rank = 0; rank < 4; rank++) {
         p->pushes[rank / 2][rank % 2] = (hpc_edge){rank, -1, 0.25};
         p->params[rank] = (hpc_edge){rank, -1, 0};
@@ -361,6 +494,8 @@ static void test_check_whole(void) {
 }
 
 static void test_check_keys(void) {
+    BROKEN("affinity is 2; must be 0 (key by core) or 1 (worker by interface)", p.plan.affinity = 2);
+    BROKEN("affinity is -1", p.plan.affinity = -1);
     BROKEN("n_keys is 0", p.plan.n_keys = 0);
     BROKEN("keys is NULL", p.plan.keys = NULL);
     BROKEN("key 1 has no name", p.keys[1].name = NULL);
@@ -470,10 +605,12 @@ static void test_check_cover(void) {
 static void test_copy(void) {
     struct racks p;
     make_racks(&p);
+    p.plan.affinity = HPC_WORKER_BY_INTERFACE;
     hpc_plan *copy = NULL;
     const uint64_t digest = hpc_plan_digest(&p.plan);
     CHECK_OK(hpc_plan_copy(&p.plan, "test", &copy));
     CHECK(hpc_plan_digest(copy) == digest);
+    CHECK_EQ(copy->affinity, HPC_WORKER_BY_INTERFACE);
     CHECK(copy->rows[0].in == copy->rows[3].in && copy->rows[2].out == copy->rows[8].out);
     memset(&p, 0xee, sizeof p);
     CHECK(hpc_plan_digest(copy) == digest);
@@ -488,7 +625,7 @@ static void test_copy_many_lists(void) {
     static hpc_row rows[N];
     static hpc_edge in[LISTS], out[LISTS];
     const hpc_key key[] = {{"a", N * 16}};
-    const hpc_plan plan = {1, N, key, rows};
+    const hpc_plan plan = {.n_keys = 1, .n_rows = N, .keys = key, .rows = rows};
     for (int i = 0; i < LISTS; i++) in[i] = (hpc_edge){i, -1, i}, out[i] = (hpc_edge){0, -1, 0};
     for (int r = 0; r < N; r++)
         rows[r] = (hpc_row){.action = HPC_EMIT,
@@ -529,6 +666,7 @@ static void test_digest(void) {
     DIFFERS(p.keys[0].count++);
     DIFFERS(p.keys[0].name = "ab"; p.keys[1].name = "");
     DIFFERS(p.plan.n_rows--);
+    DIFFERS(p.plan.affinity++);
     DIFFERS(p.rows[8].key--);
     DIFFERS(p.rows[8].owner--);
     DIFFERS(p.rows[8].core++);
@@ -557,6 +695,10 @@ int main(void) {
     test_hub_rows();
     test_hub_choices();
     test_hub_refusals();
+    test_interfaces_bound();
+    test_interfaces_mean();
+    test_interface_comes_first();
+    test_affinity_moves_no_chunk();
     test_check_whole();
     test_check_keys();
     test_check_rows();

@@ -373,14 +373,24 @@ typedef struct hpc_row {
     const hpc_edge *in, *out; /* rows may share them */
 } hpc_row;
 
+/* Which of several NICs carries a chunk between a worker and its owner, there and back (PHub, sections 3.2.4 and 4.5).
+ * Where a transport has no NICs of its own (shm, tcp) both are the same. */
+typedef enum hpc_affinity {
+    HPC_KEY_BY_CORE = 0, /* that of the chunk's core, whichever worker it is of: core c uses NIC c mod their number */
+    HPC_WORKER_BY_INTERFACE = 1 /* that of the pair of ranks, whichever chunk it is */
+} hpc_affinity;
+
 typedef struct hpc_plan {
     int n_keys, n_rows;
     const hpc_key *keys;
     const hpc_row *rows;
+    int affinity; /* hpc_affinity */
 } hpc_plan;
 
 /* A parameter server (PHub, sections 3.2.3 and 3.2.4): keys are cut into chunks, and each chunk goes to the server's
- * core that has the least so far, largest chunks first (within 4/3 of the best partition). */
+ * core that has the least so far, largest chunks first (within 4/3 of the best partition). With several interfaces a
+ * chunk goes to the interface that has the least, and there to the core that has the least, each within 4/3 of the best
+ * partition of what it has; cores c and d are of one interface when c mod interfaces == d mod interfaces. */
 typedef struct hpc_hub {
     size_t size; /* sizeof(hpc_hub), set by hpc_hub_init */
     const hpc_key *keys;
@@ -393,6 +403,8 @@ typedef struct hpc_hub {
     int wire;       /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
     int sum;        /* 0: the mean of the workers' updates, 1: their sum */
     int each;       /* 0: an update is applied when all workers' are there, 1: each as it comes */
+    int affinity;   /* hpc_affinity; changes no chunk's core */
+    int interfaces; /* NICs of each server that the chunks are balanced over, at most its cores; 0: one */
 } hpc_hub;
 
 HPC_API void hpc_hub_init(hpc_hub *hub);

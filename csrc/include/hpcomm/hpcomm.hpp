@@ -551,6 +551,8 @@ struct HubConfig {
     hpc_dtype wire = HPC_F32;
     bool sum = false;
     bool each = false;
+    hpc_affinity affinity = HPC_KEY_BY_CORE;
+    int interfaces = 1; // of each server
 };
 
 // Cores that each of the servers can have for threads of its own; 0 when there are none to spare.
@@ -582,6 +584,8 @@ class Plan : public Handle<hpc_plan, hpc_plan_free> {
               hub.wire = config.wire;
               hub.sum = config.sum;
               hub.each = config.each;
+              hub.affinity = config.affinity;
+              hub.interfaces = config.interfaces;
               return hpc_plan_hub(&hub, out);
           }) {}
 
