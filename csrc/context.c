@@ -46,6 +46,10 @@ static void describe_self(hpc_context *c, const hpc_config *config) {
     if (gethostname(a->hostname, sizeof a->hostname - 1) != 0) snprintf(a->hostname, sizeof a->hostname, "?");
     snprintf(a->transports, sizeof a->transports, "%s", config->transports == NULL ? "" : config->transports);
     hpc_control_address_of(c->control, &a->control);
+    if (hpc_transport_allowed(config->transports, &hpc_transport_verbs))
+        hpc_nics_open(config->devices, &c->nics, &a->devices);
+    else
+        a->devices.state = HPC_VERBS_NOT_ALLOWED;
 }
 
 static void *owner_page(void) {
@@ -93,6 +97,7 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
         return hpc_fail(HPC_ERR_INVALID, "init", "init: secret is NULL while secret_bytes is %zu",
                         config->secret_bytes);
     status = hpc_transport_check(config->transports);
+    if (status == HPC_OK) status = hpc_nics_check(config->devices);
     if (status != HPC_OK) return status;
 
     c = calloc(1, sizeof *c);
@@ -121,7 +126,8 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
     status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
     if (status != HPC_OK) goto err;
     g->bell = hpc_memory_data(c->bell_memory);
-    const hpc_control_config control = {hpc_transport_allowed(config->transports, &hpc_transport_tcp),
+    const hpc_control_config control = {hpc_transport_allowed(config->transports, &hpc_transport_tcp) ||
+                                            hpc_transport_allowed(config->transports, &hpc_transport_verbs),
                                         config->interfaces, config->silence, config->secret, config->secret_bytes};
     status = hpc_control_open(g, c->bell_memory, &control, &c->control);
     if (status != HPC_OK) goto err;
@@ -186,14 +192,10 @@ static int check_addresses(const hpc_context *c) {
     return HPC_OK;
 }
 
-static int on_same_host(const hpc_address *a, const hpc_address *b) {
-    return a->host[0] == b->host[0] && a->host[1] == b->host[1];
-}
-
 /* Every pair is judged by every rank alike, so that one unreachable pair fails the start of all of them. */
 static int choose_transports(hpc_context *c) {
     const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
-    char why[256];
+    char why[512];
     for (int a = 0; a < c->group.size; a++)
         for (int b = 0; b < c->group.size; b++) {
             const hpc_transport *t = hpc_transport_choose(names, &c->addresses[a], &c->addresses[b], why, sizeof why);
@@ -203,7 +205,8 @@ static int choose_transports(hpc_context *c) {
                                 c->addresses[b].hostname, a, c->addresses[a].hostname, why);
             if (a == c->group.rank) c->transports[b] = t;
         }
-    if (c->transports[c->group.rank] == &hpc_transport_tcp) c->transports[c->group.rank] = &hpc_transport_shm;
+    const hpc_transport **own = &c->transports[c->group.rank];
+    if (*own == &hpc_transport_tcp || *own == &hpc_transport_verbs) *own = &hpc_transport_shm;
     return HPC_OK;
 }
 
@@ -212,7 +215,7 @@ static int choose_transports(hpc_context *c) {
 static void choose_waiting(hpc_context *c) {
     int here = 0, cores = c->self.cores;
     for (int r = 0; r < c->group.size; r++) {
-        if (!on_same_host(&c->addresses[r], &c->self)) continue;
+        if (!hpc_same_host(&c->addresses[r], &c->self)) continue;
         here++;
         if (c->addresses[r].cores < cores) cores = c->addresses[r].cores;
     }
@@ -272,33 +275,43 @@ void hpc_context_remove_task(hpc_context *c, hpc_task *task) {
 
 /* ---- connect ---- */
 
-/* Connects the control channel by what the chosen transports need; a pair that looked like one host but is none (a
- * cloned machine, say) comes out with a TCP link, and its transport follows. */
+/* What serves a pair that looks like one host but is none (a cloned machine, say); NULL if nothing does. */
+static const hpc_transport *across_hosts(const hpc_context *c, size_t peer) {
+    static const hpc_transport *const candidates[] = {&hpc_transport_verbs, &hpc_transport_tcp};
+    const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports, *why;
+    for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++)
+        if (hpc_transport_allowed(names, candidates[i]) && candidates[i]->reaches(&c->self, &c->addresses[peer], &why))
+            return candidates[i];
+    return NULL;
+}
+
+/* Connects the control channel by what the chosen transports need; where shared memory was chosen and the link comes
+ * out as TCP, the transport follows. */
 static int connect_control(hpc_context *c, double deadline) {
     size_t size = (size_t)c->group.size;
-    const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
     hpc_control_address *controls = calloc(size, sizeof *controls);
     unsigned char *links = calloc(size, 1), *same_host = calloc(size, 1);
     int status = HPC_OK;
     if (controls == NULL || links == NULL || same_host == NULL)
         status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %zu addresses", size);
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
+        const hpc_transport *t = c->transports[r];
         const char *why;
+        int both_listen = hpc_transport_tcp.reaches(&c->self, &c->addresses[r], &why);
         controls[r] = c->addresses[r].control;
-        same_host[r] = (unsigned char)on_same_host(&c->addresses[r], &c->self);
-        links[r] = c->transports[r]->caps & HPC_CAP_ONE_HOST ? HPC_LINK_UNIX : HPC_LINK_TCP;
-        if (hpc_transport_allowed(names, &hpc_transport_tcp) && c->transports[r] != &hpc_transport_loop &&
-            hpc_transport_tcp.reaches(&c->self, &c->addresses[r], &why))
+        same_host[r] = (unsigned char)hpc_same_host(&c->addresses[r], &c->self);
+        if (t->caps & HPC_CAP_ONE_HOST || (t == &hpc_transport_verbs && same_host[r])) links[r] |= HPC_LINK_UNIX;
+        if (both_listen && t != &hpc_transport_loop && (t != &hpc_transport_shm || across_hosts(c, r) != NULL))
             links[r] |= HPC_LINK_TCP;
     }
     if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, deadline);
     c->all_tcp = size > 1;
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
         if (r == (size_t)c->group.rank) continue;
-        if (hpc_control_link(c->control, (int)r) == HPC_LINK_TCP)
-            c->transports[r] = &hpc_transport_tcp;
-        else
+        if (hpc_control_link(c->control, (int)r) != HPC_LINK_TCP)
             c->all_tcp = 0;
+        else if (c->transports[r] == &hpc_transport_shm)
+            c->transports[r] = across_hosts(c, r);
     }
     free(controls);
     free(links);
@@ -567,7 +580,7 @@ int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, size
             int ranks = 0;
             for (int other = 0; other < c->group.size; other++) {
                 const struct demand *d = replies[other].data;
-                if (!on_same_host(&c->addresses[r], &c->addresses[other])) continue;
+                if (!hpc_same_host(&c->addresses[r], &c->addresses[other])) continue;
                 all.asked = d->asked > UINT64_MAX - all.asked ? UINT64_MAX : all.asked + d->asked;
                 if (d->available < all.available) all.available = d->available;
                 ranks++;
@@ -644,6 +657,7 @@ void hpc_context_release(hpc_context *c) {
     hpc_lane_free(c->acks);
     for (int r = 0; c->transports != NULL && r < c->group.size; r++)
         if (c->transports[r] != NULL && c->transports[r]->release != NULL) c->transports[r]->release(c);
+    hpc_nics_close(c->nics);
     hpc_control_free(c->control);
     hpc_memory_release(c->bell_memory);
     if (c->group.owner != NULL) munmap((void *)(uintptr_t)c->group.owner, (size_t)sysconf(_SC_PAGESIZE));

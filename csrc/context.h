@@ -3,9 +3,10 @@
 #define HPC_CONTEXT_H
 
 #include "control.h"
+#include "device.h"
 #include "transport.h"
 
-enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_USED = 4 };
+enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_USED = 5 };
 
 /* What a rank says of itself; opaque to whoever carries it. Its first three members never change between versions. */
 typedef struct hpc_address {
@@ -17,6 +18,7 @@ typedef struct hpc_address {
     double silence;
     uint64_t host[2]; /* the same for processes that can share abstract sockets: boot and network namespace */
     hpc_control_address control;
+    hpc_device_address devices;
     char hostname[HPC_HOST_BYTES];
     char transports[HPC_TRANSPORTS_BYTES];
 } hpc_address;
@@ -44,6 +46,7 @@ struct hpc_context {
     uint64_t loop_seed;
     void *held;          /* loop's: what it holds back */
     struct hpc_tcp *tcp; /* tcp's */
+    hpc_nics *nics;      /* verbs'; NULL if it can use none */
     int tcp_streams;
     size_t tcp_zerocopy;
     int all_tcp; /* no peer shares memory with this rank */
@@ -88,6 +91,11 @@ int hpc_context_check_memory(hpc_context *context, const char *op, size_t nbytes
 
 /* HPC_ERR_INVALID unless 0 <= rank < size. */
 int hpc_context_check_rank(const hpc_context *context, int rank, const char *what, const char *op);
+
+/* Whether they can share memory and abstract sockets, by what they say. */
+static inline int hpc_same_host(const hpc_address *a, const hpc_address *b) {
+    return a->host[0] == b->host[0] && a->host[1] == b->host[1];
+}
 
 static inline int hpc_same_process(const hpc_context *context, int rank) {
     const hpc_control_address *a = &context->self.control, *b = &context->addresses[rank].control;

@@ -18,6 +18,7 @@ typedef enum hpc_no_verbs {
     HPC_VERBS_NOT_BUILT,   /* without rdma-core's headers */
     HPC_VERBS_NO_LIBRARY,  /* no libibverbs.so.1 */
     HPC_VERBS_NO_DEVICE,   /* or none that config's devices name */
+    HPC_VERBS_NO_ACCESS,   /* none that can be opened */
     HPC_VERBS_NO_PORT      /* none active with an address */
 } hpc_no_verbs;
 
@@ -42,6 +43,9 @@ typedef struct hpc_nics hpc_nics;
 /* HPC_ERR_CONFIG unless names is NULL or follows the grammar ("mlx5_0,mlx5_1:1", "^mlx5_2", "=mlx5_1:1"). */
 int hpc_nics_check(const char *names);
 
+/* Whether names (NULL: all) allow that port. */
+int hpc_nics_allow(const char *names, const char *device, int port);
+
 /* Opens the usable ports that names allow. That there are none is no error: *nics is then NULL and address->state says
  * why. */
 void hpc_nics_open(const char *names, hpc_nics **nics, hpc_device_address *address);
@@ -49,6 +53,9 @@ void hpc_nics_close(hpc_nics *nics); /* NULL is fine */
 
 /* The NUMA node that all ports have in common; -1. */
 int hpc_nics_node(const hpc_nics *nics);
+
+/* How good a RoCE v2 address is: 3 for IPv4, 2 for IPv6, 1 for one that no router takes. */
+int hpc_gid_grade(const unsigned char gid[16]);
 
 /* A pair of ports that reach each other, one of each rank. */
 typedef struct hpc_rail {

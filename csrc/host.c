@@ -19,6 +19,12 @@
 #define COMPILER "gcc " __VERSION__
 #endif
 
+#if defined(HPC_HAVE_VERBS)
+#define VERBS "yes"
+#else
+#define VERBS "no"
+#endif
+
 enum { PATH_BYTES = 4096, LINE_BYTES = 4 * PATH_BYTES };
 
 /* A cgroup's folder, and how much of it is the mount point: the cgroups above it are found by cutting the path. */
@@ -34,10 +40,10 @@ const char *hpc_version(void) {
 }
 
 const char *hpc_build_info(void) {
-    if (hpc_isa_available(HPC_ISA_AVX512))
-        return "compiler=" COMPILER "; build=" HPC_BUILD_TYPE "; isa=avx512,avx2,generic";
-    if (hpc_isa_available(HPC_ISA_AVX2)) return "compiler=" COMPILER "; build=" HPC_BUILD_TYPE "; isa=avx2,generic";
-    return "compiler=" COMPILER "; build=" HPC_BUILD_TYPE "; isa=generic";
+#define BUILD(isa) "compiler=" COMPILER "; build=" HPC_BUILD_TYPE "; isa=" isa "; verbs=" VERBS
+    if (hpc_isa_available(HPC_ISA_AVX512)) return BUILD("avx512,avx2,generic");
+    if (hpc_isa_available(HPC_ISA_AVX2)) return BUILD("avx2,generic");
+    return BUILD("generic");
 }
 
 /* The words of a comma list. */

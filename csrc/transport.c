@@ -4,9 +4,10 @@
 #include <string.h>
 
 /* Best first; loop last, since it is for one process and taken only when asked for. */
-static const hpc_transport *const transports[] = {&hpc_transport_shm, &hpc_transport_tcp, &hpc_transport_loop};
+static const hpc_transport *const transports[] = {&hpc_transport_shm, &hpc_transport_verbs, &hpc_transport_tcp,
+                                                  &hpc_transport_loop};
 enum { TRANSPORTS = sizeof transports / sizeof transports[0] };
-static const char all_but_loop[] = "shm,tcp";
+static const char all_but_loop[] = "shm,verbs,tcp";
 
 const char *hpc_transport_name(int i) {
     return i >= 0 && i < TRANSPORTS ? transports[i]->name : NULL;

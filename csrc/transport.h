@@ -72,7 +72,7 @@ enum {
     HPC_CAP_ONE_HOST = 2   /* its control links are Unix sockets */
 };
 
-extern const hpc_transport hpc_transport_shm, hpc_transport_tcp, hpc_transport_loop;
+extern const hpc_transport hpc_transport_shm, hpc_transport_verbs, hpc_transport_tcp, hpc_transport_loop;
 
 /* Whether names (NULL: every one but loop) hold that transport. */
 int hpc_transport_allowed(const char *names, const hpc_transport *transport);

@@ -175,12 +175,13 @@ def _chars(text: str) -> Any:
 def context_create(rank: int, size: int, config: Config, secret: bytes | None, keep: object) -> Any:
     """secret is copied by C."""
     transports, interfaces = _chars(config.transport), _chars(config.socket_ifname)
+    devices = _chars(config.devices)
     chars = NULL if secret is None else from_buffer(secret)
     c = ffi.new("hpc_config *")
     lib.hpc_config_init(c)
     c.timeout, c.spin, c.loop_seed, c.transports = config.timeout, config.spin, config.loop_seed, transports
     setattr(c, "yield", config.yield_)
-    c.silence, c.interfaces = config.silence, interfaces
+    c.silence, c.interfaces, c.devices = config.silence, interfaces, devices
     c.tcp_streams, c.tcp_zerocopy = config.tcp_streams, config.tcp_zerocopy
     c.secret, c.secret_bytes = chars, len(secret or b"")
     out = ffi.new("hpc_context **")

@@ -14,7 +14,7 @@ from .errors import ConfigError
 
 PREFIX = "HPCOMM_"
 DEBUG_LEVELS = ("WARN", "INFO", "TRACE")
-TRANSPORTS = ("shm", "tcp", "loop")
+TRANSPORTS = ("shm", "verbs", "tcp", "loop")
 TCP_STREAMS = 8  # the most that a pair of ranks may have
 SECRET_BYTES = (16, 4096)  # of a secret: the least and the most
 
@@ -101,6 +101,9 @@ class Config:
     )
     tcp_zerocopy: int = _setting(
         0, "bytes", _integer(0, 2**63 - 1), "puts of so many bytes and more go out by MSG_ZEROCOPY; 0: none"
+    )
+    devices: str = _setting(
+        "", "list", str, 'RDMA ports: "mlx5_0,mlx5_1:1" by prefix, "=mlx5_1" exactly, "^mlx5_2" not these; empty: all'
     )
     secret_file: str = _setting(
         "", "path", _path, "file of the job's secret, readable by its owner alone; needed across hosts without mpirun"

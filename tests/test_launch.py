@@ -245,7 +245,7 @@ def test_unknown_variable_is_warned_about_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_bad_variable_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     under(monkeypatch, HPCOMM_TRANSPORT="avian")
-    with pytest.raises(hpcomm.ConfigError, match=r"HPCOMM_TRANSPORT='avian'.*shm, tcp, loop"):
+    with pytest.raises(hpcomm.ConfigError, match=r"HPCOMM_TRANSPORT='avian'.*shm, verbs, tcp, loop"):
         hpcomm.init()
 
 

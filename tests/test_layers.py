@@ -62,6 +62,7 @@ SOURCES = {
     "transport.c": "context.h",  # chosen per peer of a context
     "transport/loop.c": "lane.h",  # a transport moves the bytes of a lane
     "transport/shm.c": "lane.h",
+    "transport/verbs.c": "lane.h",
     "transport/tcp.c": "transport/tcp.h",
     "transport/tcp_link.c": "transport/tcp.h",
     "transport/tcp_service.c": "transport/tcp.h",

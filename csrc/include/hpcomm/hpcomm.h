@@ -73,10 +73,30 @@ HPC_API const char *hpc_status_text(int status); /* never NULL */
 /* ---- build and host ----------------------------------------------------------------------------------------- */
 
 HPC_API const char *hpc_version(void);         /* "MAJOR.MINOR.PATCH" of the loaded library */
-HPC_API const char *hpc_build_info(void);      /* "compiler=...; build=...; isa=..." */
+HPC_API const char *hpc_build_info(void);      /* "compiler=...; build=...; isa=...; verbs=yes|no" */
 HPC_API const char *hpc_transport_name(int i); /* the transports of this build, best first; NULL past the end */
 HPC_API int hpc_core_count(void);              /* the affinity mask cut by the cgroup's quota, at least 1 */
 HPC_API uint64_t hpc_memory_available(void);   /* bytes a new window may take: the host's, cut by the cgroup's limit */
+
+/* One port of an RDMA device of this host. */
+typedef struct hpc_device {
+    char name[64];   /* "mlx5_0" */
+    char netdev[16]; /* the interface of a RoCE port, else "" */
+    char gid[48];    /* the address that hpcomm takes, "" if there is none */
+    char link_layer[16];
+    char state[16]; /* "active" */
+    char why[96];   /* "" if hpcomm can use the port, else a sentence */
+    int port;
+    int lid;       /* InfiniBand's, else 0 */
+    int gid_index; /* of gid; -1 */
+    int mtu;       /* bytes; 0 if unknown, like gbits */
+    int numa_node; /* -1 if unknown */
+    double gbits;
+} hpc_device;
+
+/* All ports of all RDMA devices of this host, whatever hpc_config says, the first cap of them in devices; returns how
+ * many there are. HPC_ERR_UNSUPPORTED if this build has no verbs, or this host no libibverbs. */
+HPC_API int hpc_devices(hpc_device *devices, int cap);
 
 /* ---- context ------------------------------------------------------------------------------------------------ */
 
@@ -95,6 +115,7 @@ typedef struct hpc_config {
     size_t tcp_zerocopy;    /* puts of so many bytes and more go out by MSG_ZEROCOPY; 0: none */
     const void *secret;     /* known to the ranks of the job alone, beyond what the addresses say; NULL: none */
     size_t secret_bytes;
+    const char *devices; /* for verbs, in NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1", "^mlx5_2", "=mlx5_1"; NULL: all */
 } hpc_config;
 
 enum { HPC_TCP_STREAMS = 8 };
