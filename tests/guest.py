@@ -1,5 +1,6 @@
 """A virtual machine for what the host's own kernel or hardware lacks: Debian's kernel, unpacked into a cache and never
-installed, over the host's file system (copy-on-write), under qemu without KVM. What the host built runs in it as it is.
+installed, over the host's file system (copy-on-write or read-only), under qemu without KVM. What the host built runs in
+it as it is.
 """
 
 import fcntl
@@ -113,7 +114,7 @@ def run(script: str, share: Path, seconds: float, *options: str) -> str:
     )
     output.write_text("")
     command = ["timeout", "--kill-after=5", str(max(1, int(seconds))), str(vng), "--verbose", "--run", str(image)]
-    command += ["--disable-kvm", "--rw", f"--rwdir={share}", *options, "--", f"sh '{share}/script.sh'"]
+    command += ["--disable-kvm", f"--rwdir={share}", *options, "--", f"sh '{share}/script.sh'"]
     env = ENV | {"PATH": f"{vng.parent}:{ENV['PATH']}"}
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     start = time.monotonic()
