@@ -14,9 +14,10 @@
 #include <unistd.h>
 
 const ranks_mode ranks_modes[] = {
-    {"shm-processes", "shm", false, 0}, {"shm-threads", "shm", true, 0},  {"loop", "loop", true, 0},
-    {"loop-seed-1", "loop", true, 1},   {"loop-seed-2", "loop", true, 2}, {"loop-seed-3", "loop", true, 3},
-    {"tcp-processes", "tcp", false, 0}, {"tcp-threads", "tcp", true, 0},  {NULL, NULL, false, 0},
+    {"shm-processes", "shm", false, 0},  {"shm-threads", "shm", true, 0},  {"loop", "loop", true, 0},
+    {"loop-seed-1", "loop", true, 1},    {"loop-seed-2", "loop", true, 2}, {"loop-seed-3", "loop", true, 3},
+    {"tcp-processes", "tcp", false, 0},  {"tcp-threads", "tcp", true, 0},  {"verbs-processes", "verbs", false, 0},
+    {"verbs-threads", "verbs", true, 0}, {NULL, NULL, false, 0},
 };
 
 enum { SLOT = 4096, SKIP = 77, CASE_SECONDS = 90 };
@@ -278,7 +279,7 @@ static void as_processes(const ranks_case *c, const ranks_mode *mode, ranks_shar
 
 static bool runs_in(const ranks_case *c, const ranks_mode *mode) {
     bool shm = strcmp(mode->transports, "shm") == 0, loop = strcmp(mode->transports, "loop") == 0;
-    bool tcp = strcmp(mode->transports, "tcp") == 0;
+    bool tcp = strcmp(mode->transports, "tcp") == 0, verbs = strcmp(mode->transports, "verbs") == 0;
     if (RANKS_TSAN && !mode->threads) return false; /* a second mapping of the same memory hides every race from it */
     if (c->where & RANKS_NOT_TSAN && RANKS_TSAN) return false;
     if (c->where & RANKS_PROCESSES && mode->threads) return false;
@@ -286,6 +287,7 @@ static bool runs_in(const ranks_case *c, const ranks_mode *mode) {
     if (c->where & RANKS_SHM && !shm) return false;
     if (c->where & RANKS_LOOP && !loop) return false;
     if (c->where & RANKS_TCP && !tcp) return false;
+    if (c->where & RANKS_VERBS && !verbs) return false;
     if (c->where & RANKS_UNSEEDED && mode->seed) return false;
     return true;
 }
@@ -326,12 +328,28 @@ static int run_case(const ranks_case *c, const ranks_mode *mode) {
     return result == 0 || result == SKIP ? result : 1;
 }
 
+/* Whether this machine has an RDMA port that hpcomm can use. A child looks: libibverbs stays out of this process. */
+static bool has_rdma(void) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        static hpc_device ports[64];
+        int n = hpc_devices(ports, 64), usable = 0;
+        for (int i = 0; i < n && i < 64; i++) usable += ports[i].why[0] == '\0';
+        _exit(usable == 0);
+    }
+    int status = 0;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
 int ranks_main(int argc, char **argv, const ranks_case *cases) {
     const char *only_mode = argc > 1 && strcmp(argv[1], "all") ? argv[1] : NULL;
     const char *only_case = argc > 2 && strcmp(argv[2], "all") ? argv[2] : NULL;
     int passed = 0, failed = 0, skipped = 0;
     for (const ranks_mode *mode = ranks_modes; mode->name; mode++) {
         if (only_mode && strcmp(only_mode, mode->name)) continue;
+        if (strcmp(mode->transports, "verbs") == 0 && !has_rdma()) continue;
         for (const ranks_case *c = cases; c->name; c++) {
             if ((only_case && strcmp(only_case, c->name)) || !runs_in(c, mode)) continue;
             int result = run_case(c, mode);
