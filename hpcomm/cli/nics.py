@@ -1,0 +1,134 @@
+"""RDMA devices as the kernel shows them, under a root folder that is another one in tests."""
+
+import ipaddress
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Gid:
+    index: int
+    kind: str  # "RoCE v2", "IB/RoCE v1"
+    ip: str  # a RoCE v2 GID is the address that its packets come from
+    netdev: str
+
+    @property
+    def is_ipv4(self) -> bool:
+        return ":" not in self.ip
+
+
+@dataclass(frozen=True)
+class Port:
+    device: str
+    number: int
+    state: str  # ACTIVE, DOWN, INIT, ARMED
+    physical: str  # LinkUp, Polling, Disabled
+    link_layer: str
+    rate: str  # "100 Gb/sec (4X EDR)"
+    netdev: str  # of an Ethernet port, as far as the kernel says
+    gids: tuple[Gid, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.device}:{self.number}"
+
+    @property
+    def routable(self) -> list[Gid]:
+        """Its RoCE v2 GIDs, IPv4 first."""
+        return sorted((gid for gid in self.gids if gid.kind == "RoCE v2"), key=lambda gid: not gid.is_ipv4)
+
+
+@dataclass(frozen=True)
+class Nic:
+    """An RDMA device. uverbs: its character device's name; "" where the kernel has made none."""
+
+    name: str
+    node: int  # NUMA; -1: not known
+    uverbs: str
+    ports: tuple[Port, ...]
+
+
+def find(root: Path) -> tuple[Nic, ...]:
+    """The RDMA devices of a host, by name."""
+    made = {read(path / "ibdev"): path.name for path in _entries(root / "sys/class/infiniband_verbs")}
+    found = []
+    for path in _entries(root / "sys/class/infiniband"):
+        ports = tuple(sorted(map(_port, _entries(path / "ports")), key=lambda port: port.number))
+        node = number(read(path / "device/numa_node"), -1)
+        if node < 0 and ports and ports[0].netdev:  # a software device over a NIC
+            node = number(read(root / "sys/class/net" / ports[0].netdev / "device/numa_node"), -1)
+        found.append(Nic(path.name, node, made.get(path.name, ""), ports))
+    return tuple(found)
+
+
+def _port(path: Path) -> Port:
+    gids = tuple(_gids(path))
+    return Port(
+        path.parent.parent.name,
+        number(path.name, 0),
+        read(path / "state").rpartition(" ")[2],  # "4: ACTIVE"
+        read(path / "phys_state").rpartition(" ")[2],
+        read(path / "link_layer"),
+        read(path / "rate"),
+        next((gid.netdev for gid in gids if gid.netdev), "") or _netdev(path.parent.parent),
+        gids,
+    )
+
+
+def _netdev(device: Path) -> str:
+    """Of a port that has no GID: the software device's NIC, or the only one of the same hardware."""
+    others = [path.name for path in _entries(device / "device/net")]
+    return read(device / "parent") or (others[0] if len(others) == 1 else "")
+
+
+def _gids(port: Path) -> Iterator[Gid]:
+    for path in sorted(_entries(port / "gids"), key=lambda path: number(path.name, 0)):
+        with suppress(ValueError):
+            address = ipaddress.IPv6Address(read(path))
+            if int(address):
+                kind, netdev = (read(port / "gid_attrs" / what / path.name) for what in ("types", "ndevs"))
+                yield Gid(number(path.name, 0), kind, str(address.ipv4_mapped or address), netdev)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def read(path: Path) -> str:
+    """A line of sysfs; "" where there is none: an empty GID's attributes cannot be read."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def number(text: str, otherwise: int) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        return otherwise
+
+
+def node_of(root: Path, cpu: int) -> int | None:
+    """Of a CPU, whose folder has a link named after it."""
+    for path in _entries(root / f"sys/devices/system/cpu/cpu{cpu}"):
+        if path.name.startswith("node") and path.name[4:].isdigit():
+            return int(path.name[4:])
+    return None
+
+
+def allows(asked: str, device: str, port: int) -> bool:
+    """NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1" by prefix, "=mlx5_1:1" exactly, "^mlx5_2" all but these."""
+    exclude, names = asked.startswith("^"), asked.removeprefix("^")
+    exact, names = names.startswith("="), names.removeprefix("=")
+    for word in filter(None, (word.strip() for word in names.split(","))):
+        whole = exact or word.startswith("=")
+        name, _, number = word.removeprefix("=").partition(":")
+        if number in ("", str(port)) and (device == name if whole else device.startswith(name)):
+            return not exclude
+    return exclude

@@ -1,0 +1,329 @@
+"""hpcomm doctor's look at RDMA: what keeps hpcomm from using the devices of this host, and the fix.
+
+All files that are read lie under a root folder, which is another one in tests; what only libibverbs or the process
+knows is handed in (Here). A host without an RDMA device is as good as one with: tcp is used, and nothing is wrong.
+"""
+
+import ctypes
+import os
+import resource
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import _core
+from .._core import Device
+from ..config import Config, variable
+from ..errors import NotSupported
+from . import nics
+from .nics import Nic, Port, allows, node_of, number, read
+from .verdict import FAIL, OK, WARN, Check
+
+VARIABLE = variable("devices")
+LIBRARY = "libibverbs.so.1"
+NONE_HERE = "none here: tcp is used between hosts"
+NO_DEVICE = "this host has no RDMA device: tcp is used between hosts"
+REBUILD = "apt-get install -y libibverbs-dev, then install hpcomm again"
+INSTALL = "apt-get install -y libibverbs1 ibverbs-providers"
+CONTAINER = "in a container: --device=/dev/infiniband"
+_UNLOCK = (
+    "ulimit -l unlimited, for good by /etc/security/limits.d/rdma.conf: * - memlock unlimited; "
+    "in a container: --ulimit memlock=-1"
+)
+_HEADERS = 96  # bytes that the kernel takes off a netdev's MTU for RoCE's headers
+_MTUS = (256, 512, 1024, 2048, 4096)
+_CAP_IPC_LOCK = 14  # capabilities(7): may lock what it likes
+
+
+@dataclass(frozen=True)
+class Here:
+    """This process and its host."""
+
+    root: Path = Path("/")
+    built: bool = True  # with rdma-core's headers
+    missing: str = ""  # why libibverbs cannot be loaded
+    devices: tuple[Device, ...] = ()  # what libibverbs says
+    asked: str = ""  # HPCOMM_DEVICES
+    transport: str = ""  # HPCOMM_TRANSPORT
+    memlock: int = resource.RLIM_INFINITY  # bytes
+    memory: int = 0  # that windows may take
+    cpus: frozenset[int] = frozenset()
+
+    @property
+    def insists(self) -> bool:
+        """Whether a job cannot fall back to tcp."""
+        named = self.transport.split(",")
+        return "verbs" in named and "tcp" not in named
+
+
+def here(config: Config) -> Here:
+    return Here(
+        built=built(),
+        missing=library_missing(),
+        devices=listed()[0],
+        asked=config.devices,
+        transport=config.transport,
+        memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        memory=_core.memory_available(),
+        cpus=frozenset(os.sched_getaffinity(0)),
+    )
+
+
+def built() -> bool:
+    """Whether libhpcomm was built with rdma-core's headers."""
+    return "verbs=yes" in _core.build_info()
+
+
+def library_missing() -> str:
+    """Why libibverbs cannot be loaded; "" if it can."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def address(device: Device) -> str:
+    """Of a port, IPv4 in its own notation: "10.0.0.1", "fe80::a288:c203:15:8e42, LID 7"."""
+    gid = device.gid.removeprefix("::ffff:") if "." in device.gid else device.gid
+    return f"{gid}, LID {device.lid}" if device.lid else gid
+
+
+def told(device: Device) -> str:
+    """ "mlx5_0:1 10.0.0.1 by eth2, 100 Gb/s"."""
+    by = f" by {device.netdev}" if device.netdev else ""
+    return f"{device.name}:{device.port} {address(device)}{by}" + (f", {device.gbits:g} Gb/s" if device.gbits else "")
+
+
+def listed(root: Path = Path("/")) -> tuple[tuple[Device, ...], str]:
+    """All ports, and with none why there is none."""
+    try:
+        devices = _core.devices()
+    except NotSupported as error:
+        return (), str(error).removeprefix("devices: ") if nics.find(root) else NO_DEVICE
+    return devices, "" if devices else NO_DEVICE
+
+
+def none_usable(root: Path = Path("/")) -> str:
+    return "none that can be used: hpcomm info --devices" if nics.find(root) else NONE_HERE
+
+
+# ---- the checks ------------------------------------------------------------------------------------------------------
+
+
+def examine(here: Here, ranks: int) -> list[Check]:
+    """What there is to say of RDMA for so many ranks on this host."""
+    found = nics.find(here.root)
+    if not found:
+        return [_none(here)]
+    known = {(device.name, device.port): device for device in here.devices}
+    ports = [port for nic in found for port in nic.ports]
+    usable = [port for port in ports if (port.device, port.number) in known and known[port.device, port.number].usable]
+    troubles = {nic.name: trouble for nic in found if (trouble := _trouble(here.root, nic)) is not None}
+    # Of a device that libibverbs cannot open it says nothing but that.
+    opened = {device.name for device in here.devices if device.mtu}
+    unheard = [device for device in here.devices if device.name not in opened and device.name not in troubles]
+    return [
+        _build(here),
+        _library(here, unheard),
+        _access(found, list(troubles.values())),
+        *(
+            _judge(port, known[port.device, port.number] if port.device in opened else None, here.root, bool(usable))
+            for port in ports
+        ),
+        _memlock(here, ranks),
+        _numa(here, found),
+        *_choice(here, ports, usable),
+    ]
+
+
+def _none(here: Here) -> Check:
+    if here.insists:
+        said = f"no RDMA device here, and {variable('transport')}={here.transport} allows no tcp"
+        return Check("RDMA", FAIL, said, f"{variable('transport')}={here.transport},tcp, or leave it unset")
+    if here.asked:
+        said = f"no RDMA device here, but {VARIABLE}={here.asked}"
+        return Check("RDMA", WARN, said, f"leave {VARIABLE} unset, or modprobe the NIC's driver")
+    return Check("RDMA", OK, NONE_HERE)
+
+
+def _build(here: Here) -> Check:
+    if here.built:
+        return Check("RDMA build", OK, "this hpcomm has verbs")
+    return Check("RDMA build", WARN, "this hpcomm was built without rdma-core's headers: it has no verbs", REBUILD)
+
+
+def _library(here: Here, unheard: Sequence[Device]) -> Check:
+    """libibverbs, and its drivers. unheard: what it cannot open, though the kernel would let it."""
+    if here.missing:
+        return Check("RDMA library", WARN, f"{LIBRARY} cannot be loaded: {here.missing}", INSTALL)
+    if unheard:
+        return Check("RDMA library", WARN, f"{unheard[0].name}: {unheard[0].why}", INSTALL)
+    return Check("RDMA library", OK, LIBRARY)
+
+
+def _access(found: Sequence[Nic], troubles: Sequence[tuple[str, str]]) -> Check:
+    """The kernel's door for libibverbs."""
+    if troubles:
+        fixes = dict.fromkeys(fix for _, fix in troubles)
+        return Check("RDMA access", WARN, "; ".join(said for said, _ in troubles), "; ".join(fixes))
+    paths = ", ".join(f"/dev/infiniband/{nic.uverbs}" for nic in found)
+    return Check("RDMA access", OK, f"ib_uverbs is loaded, {paths} can be opened")
+
+
+def _trouble(root: Path, nic: Nic) -> tuple[str, str] | None:
+    """What keeps a process from opening a device, and the fix."""
+    if not nic.uverbs:
+        return f"the kernel knows {nic.name}, but ib_uverbs is not loaded for it", "modprobe ib_uverbs"
+    path = f"/dev/infiniband/{nic.uverbs}"
+    try:
+        os.close(os.open(root / path[1:], os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return f"{nic.name} is {path}, which is not there", f"{CONTAINER}; else udevadm trigger"
+    except OSError as error:
+        return f"{nic.name}: {path}: {error.strerror}", f"chmod a+rw {path}; {CONTAINER}"
+    return None
+
+
+# ---- one port --------------------------------------------------------------------------------------------------------
+
+
+def _judge(port: Port, device: Device | None, root: Path, others: bool) -> Check:
+    """others: there is a port that can be used, so that one without a cable does no harm."""
+    name = f"RDMA {port.name}"
+    why, fix = _down(port) or _nameless(port) or ("", "")
+    if not why and device is not None and device.why:
+        why, fix = device.why, f"ibv_devinfo -v -d {port.device} -i {port.number}"
+    if why:
+        return Check(name, OK if others else WARN, f"{why}; not used" if others else why, fix)
+    return Check(name, OK, _seen(port, device), _hint(port, device, root))
+
+
+def _down(port: Port) -> tuple[str, str] | None:
+    """Why a port is not active, and the fix."""
+    if port.state == "ACTIVE":
+        return None
+    said = f"{port.state or 'of unknown state'} ({port.link_layer}{f', {port.physical}' if port.physical else ''})"
+    if port.link_layer != "InfiniBand":
+        netdev = port.netdev or "the NIC's netdev"
+        return said, f"ip link set {netdev} up; if it is up: the cable, or the switch's port (ethtool {netdev})"
+    if port.state == "INIT":
+        return f"{said}: no subnet manager has come", "apt-get install -y opensm, on one host of the fabric"
+    if port.state == "ARMED":
+        return f"{said}: the subnet manager has not finished", "opensm's log on the host that runs it"
+    if port.physical == "Disabled":
+        return said, f"ibportstate -C {port.device} -P {port.number} -D 0 {port.number} enable"
+    return said, "the cable, or the switch's port: ibstat, iblinkinfo"
+
+
+def _nameless(port: Port) -> tuple[str, str] | None:
+    """An Ethernet port needs an address in RoCE v2's table of GIDs."""
+    if port.link_layer == "InfiniBand" or port.routable:
+        return None
+    has = f"{len(port.gids)} of another kind" if port.gids else "no GID at all"
+    return f"{port.state} ({port.link_layer}), but no RoCE v2 GID ({has})", _give_address(port)
+
+
+def _give_address(port: Port) -> str:
+    return f"give {port.netdev or 'its netdev'} an IPv4 address: ip addr add 10.0.0.1/24 dev {port.netdev or 'NETDEV'}"
+
+
+def _seen(port: Port, device: Device | None) -> str:
+    parts = [f"{port.state}, {port.link_layer}" + (f" by {port.netdev}" if port.netdev else "")]
+    if device is not None and device.gid_index >= 0:
+        parts.append(f"GID {address(device)} (index {device.gid_index})")
+    elif port.routable:
+        parts.append(f"RoCE v2 GID {port.routable[0].ip} (index {port.routable[0].index})")
+    if device is not None and device.mtu:
+        parts.append(f"MTU {device.mtu}")
+    if port.rate:
+        parts.append(port.rate.replace("Gb/sec", "Gb/s").partition(" (")[0])
+    return ", ".join(parts)
+
+
+def _hint(port: Port, device: Device | None, root: Path) -> str:
+    """What would make a port that works better."""
+    if port.link_layer == "InfiniBand":
+        return ""
+    if not port.routable[0].is_ipv4:
+        return f"{_give_address(port)}: other hosts may not reach an IPv6 one"
+    allowed = roce_mtu(number(read(root / "sys/class/net" / (port.netdev or "-") / "mtu"), 0))
+    if device is None or not allowed:
+        return ""
+    if device.mtu < allowed:
+        return f"{port.netdev}'s MTU allows {allowed}: ip link set {port.netdev} down, then up"
+    if device.mtu < _MTUS[-1]:
+        return f"larger packets cost less, if all hosts and switches take them: ip link set {port.netdev} mtu 4200"
+    return ""
+
+
+def roce_mtu(netdev: int) -> int:
+    """The MTU of RoCE on a netdev with that one; 0: none fits."""
+    return max((mtu for mtu in _MTUS if mtu + _HEADERS <= netdev), default=0)
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+
+def _memlock(here: Here, ranks: int) -> Check:
+    """Windows are registered whole, which locks them."""
+    name = "RDMA memlock"
+    if here.memlock == resource.RLIM_INFINITY:
+        return Check(name, OK, "unlimited")
+    limit = _size(here.memlock)
+    if _may_lock_all(here.root):
+        return Check(name, OK, f"{limit}, which does not bind this process (CAP_IPC_LOCK)")
+    need = here.memory // ranks
+    if here.memlock >= need:
+        return Check(name, OK, f"{limit} a rank, whose windows can take {_size(need)}")
+    return Check(name, WARN, f"a rank may lock {limit}; its windows can take {_size(need)}", _UNLOCK)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.3g} MiB"
+
+
+def _may_lock_all(root: Path) -> bool:
+    """A capability of a user namespace's own root does not count."""
+    status = read(root / "proc/self/status").splitlines()
+    effective = next((line.split()[1] for line in status if line.startswith("CapEff:")), "0")
+    whole = read(root / "proc/self/uid_map").split() == ["0", "0", str(2**32 - 1)]
+    return whole and bool(int(effective, 16) >> _CAP_IPC_LOCK & 1)
+
+
+def _numa(here: Here, found: Sequence[Nic]) -> Check:
+    """A NIC moves data of its own node without crossing to another."""
+    name = "RDMA NUMA"
+    mine = {node for cpu in here.cpus if (node := node_of(here.root, cpu)) is not None}
+    far = [nic for nic in found if nic.node >= 0 and mine and nic.node not in mine]
+    seen = ", ".join(f"{nic.name} on {_listed([nic.node]) if nic.node >= 0 else 'a node not known'}" for nic in found)
+    seen += f"; this process on {_listed(mine)}" if mine else ""
+    if not far:
+        return Check(name, OK, seen)
+    node = far[0].node
+    return Check(name, WARN, seen, f"start the ranks there: numactl --cpunodebind={node} --preferred={node}")
+
+
+def _listed(nodes: Iterable[int]) -> str:
+    numbers = sorted(nodes)
+    return f"node{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _choice(here: Here, ports: Sequence[Port], usable: Sequence[Port]) -> list[Check]:
+    """What HPCOMM_DEVICES and HPCOMM_TRANSPORT leave."""
+    name, transport = "RDMA choice", variable("transport")
+    named = [port for port in ports if not here.asked or allows(here.asked, port.device, port.number)]
+    chosen = [port for port in named if port in usable]
+    bad = FAIL if here.insists else WARN
+    if here.asked and not named:
+        said = f"{VARIABLE}={here.asked} names none of {', '.join(port.name for port in ports)}"
+        return [Check(name, bad, said, f"name one of them in {VARIABLE}, or leave it unset")]
+    if here.asked and usable and not chosen:
+        said = f"{VARIABLE}={here.asked} names only {', '.join(port.name for port in named)}, which cannot be used"
+        return [Check(name, bad, said, f"{VARIABLE}={usable[0].name}, or leave it unset")]
+    if here.insists and not chosen:
+        said = f"{transport}={here.transport} allows no tcp, and no port can be used"
+        return [Check(name, FAIL, said, f"the fixes above, or {transport}={here.transport},tcp")]
+    if here.asked:
+        return [Check(name, OK, f"{VARIABLE}={here.asked}: {', '.join(port.name for port in chosen) or 'none'}")]
+    return []
