@@ -228,7 +228,7 @@ static int bench_parse(int argc, char **argv, const char *name, bench_options *o
             fprintf(
                 c == 'h' ? stdout : stderr,
                 "usage: %s [-b minbytes] [-e maxbytes] [-f stepfactor] [-n iters] [-w warmup_iters] [-m agg_iters]\n"
-                "       [-N run_cycles] [-t ranks] [-T timeout] [-g offsets] [--transport shm|tcp] [--json]\n"
+                "       [-N run_cycles] [-t ranks] [-T timeout] [-g offsets] [--transport shm|verbs|tcp] [--json]\n"
                 "see bench/README.md\n",
                 name);
             return c == 'h' ? 0 : 2;

@@ -29,6 +29,7 @@ from bench.launch import attend, launched, launcher
 from bench.native import Native, build, view
 from bench.rows import HEADER, SUBHEADER, Row, line, table, where
 
+TRANSPORTS = ("shm", "verbs", "tcp")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -125,7 +126,7 @@ class Bench:
         self._natives: list[Native] = []
         self.ends: list[Callable[[], object]] = []
         self.native = self.connected()
-        self.context = hpcomm.init(comm, transport=options.transport or None)
+        self.context = hpcomm.init(comm, transport=options.transport or None, devices=options.devices or None)
         self.transports = sorted({peer.transport for peer in self.context.peers} - {"self"})
 
     def connected(self, transport: str | None = None, **settings: float) -> Native:
@@ -133,7 +134,7 @@ class Bench:
         that of --transport. Collective."""
         made = Native(self._path, self.rank, self.size)
         chosen = self.options.transport if transport is None else transport
-        made.connect(self.comm.allgather(made.create(chosen, **settings)))
+        made.connect(self.comm.allgather(made.create(chosen, self.options.devices, **settings)))
         self._natives.append(made)
         return made
 
@@ -197,7 +198,8 @@ def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     p.add_argument("-c", "--check", type=int, choices=(0, 1), help="verify the answers")
     p.add_argument("-T", "--timeout", type=float, help="seconds that a wait may take")
     p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
-    p.add_argument("--transport", default="", choices=("shm", "tcp"), help="default: what reaches each peer best")
+    p.add_argument("--transport", default="", choices=TRANSPORTS, help="default: what reaches each peer best")
+    p.add_argument("--devices", default="", help="RDMA ports by name, e.g. mlx5_0,mlx5_1; default: all")
     p.add_argument("--json", action="store_true", help="print JSON instead of the table")
     p.add_argument("--plot", type=Path, help="draw the figures into this file (needs matplotlib)")
     p.add_argument("--ranks", type=int, default=benchmark.ranks, help="how many, when started without mpirun")

@@ -4,6 +4,7 @@
 """
 
 import ctypes
+import functools
 import os
 import subprocess
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ import hpcomm
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build" / "bench"
 SOURCES = ("put_lat.c", "put_bw.c", "queue.c", "wait_cpu.c", "push_pull.c", "fold.c", "footprint.c")
+VERBS_SOURCES = ("verbs_raw.c", "loopback.c")  # where rdma-core's headers are
+VERBS = ("-libverbs", "-lpthread")
 LINE = 64  # bytes of a cache line
 FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-ffp-contract=off")
 
@@ -78,6 +81,7 @@ class Config(ctypes.Structure):
         ("tcp_zerocopy", _size),
         ("secret", _pointer),
         ("secret_bytes", _size),
+        ("devices", _chars),
     ]
 
 
@@ -140,29 +144,42 @@ def library() -> Path:
     return package() / "lib" / "libhpcomm.so.0"
 
 
-def build(folder: Path = BUILD) -> Path:
-    """Compiles the loops if they are older than their sources or than the library, and returns the shared library."""
-    target = folder / "libbench.so"
-    inputs = [*HERE.glob("*.c"), *HERE.glob("*.h"), library(), package() / "include" / "hpcomm" / "hpcomm.h"]
-    if not target.exists() or target.stat().st_mtime <= max(path.stat().st_mtime for path in inputs):
-        compile_c(target, SOURCES, "-fvisibility=hidden", "-fPIC", "-shared", "-DBENCH_LIBRARY")
+def sources_of() -> list[Path]:
+    """What a compiled benchmark is made of: older than one of these, it is made again."""
+    return [*HERE.glob("*.c"), *HERE.glob("*.h"), library(), package() / "include" / "hpcomm" / "hpcomm.h"]
+
+
+@functools.cache
+def has_verbs() -> bool:
+    """Has the compiler rdma-core's headers?"""
+    asked = ["cc", "-fsyntax-only", "-include", "infiniband/verbs.h", "-x", "c", "/dev/null"]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
+def build(folder: Path = BUILD, name: str = "libbench.so", sources: Sequence[str] = SOURCES, *libraries: str) -> Path:
+    """Compiles loops if they are older than what they are made of, and returns the shared library."""
+    target = folder / name
+    if not target.exists() or target.stat().st_mtime <= max(path.stat().st_mtime for path in sources_of()):
+        flags = ("-fvisibility=hidden", "-fPIC", "-shared", "-DBENCH_LIBRARY")
+        compile_c(target, sources, *flags, libraries=libraries)
     return target
 
 
 def programs(folder: Path = BUILD) -> list[Path]:
     """Compiles each C benchmark as a program of its own."""
-    made = [folder / Path(source).stem for source in SOURCES]
-    for source, target in zip(SOURCES, made, strict=True):
-        compile_c(target, [source])
+    sources = (*SOURCES, *(VERBS_SOURCES if has_verbs() else ()))
+    made = [folder / Path(source).stem for source in sources]
+    for source, target in zip(sources, made, strict=True):
+        compile_c(target, [source], libraries=VERBS if source in VERBS_SOURCES else ())
     return made
 
 
-def compile_c(target: Path, sources: Sequence[str], *flags: str) -> None:
+def compile_c(target: Path, sources: Sequence[str], *flags: str, libraries: Sequence[str] = ()) -> None:
     """One call of the C compiler against the installed package; the target appears when it is whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(f".{os.getpid()}")
     command = ["cc", *FLAGS, *flags, f"-I{package() / 'include'}", "-o", str(unfinished)]
-    command += [*(str(HERE / name) for name in sources), str(library()), f"-Wl,-rpath,{library().parent}"]
+    command += [*(str(HERE / name) for name in sources), str(library()), f"-Wl,-rpath,{library().parent}", *libraries]
     subprocess.run(command, check=True)
     unfinished.replace(target)
 
@@ -214,11 +231,12 @@ class Native:
             raise NativeError(f"rank {self.rank}: status {status}: {message.decode()}")
         return status
 
-    def create(self, transport: str = "", **settings: float) -> bytes:
+    def create(self, transport: str = "", devices: str = "", **settings: float) -> bytes:
         """This rank's address; connect with those of all ranks. settings: of hpc_config, by name."""
         config = Config()
         self.hpc_config_init(ctypes.byref(config))
         config.transports = transport.encode() or None
+        config.devices = devices.encode() or None
         for name, value in settings.items():
             setattr(config, name, value)
         self.check(self.hpc_context_create(self.rank, self.size, ctypes.byref(config), ctypes.byref(self.context)))
