@@ -17,6 +17,7 @@ from hpcomm import Device, _core
 from hpcomm.cli import doctor, nics, rdma
 from hpcomm.cli import main as command
 from hpcomm.cli.verdict import FAIL, OK, WARN, Check
+from hpcomm.config import Config
 
 GIB = 2**30
 IPV4 = "0000:0000:0000:0000:0000:ffff:0a4d:0001"
@@ -458,6 +459,17 @@ def test_devices_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     _title, _head, first, second = info("--devices").splitlines()
     assert " ".join(first.split()) == "mlx5_0:1 active Ethernet 10.77.0.1 3 eth2 1024 100 1 can use it"
     assert " ".join(second.split()) == "mlx5_1:2 init InfiniBand fe80::1 0 - 4096 2.5 - the port is not active"
+
+
+def test_ports_that_a_job_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "devices", lambda: (ROCE, replace(ROCE, name="mlx5_2"), INFINIBAND))
+
+    def usable(**settings: Any) -> list[str]:
+        return [port.partition(" ")[0] for port in rdma.usable(Config(**settings))]
+
+    assert usable() == usable(transport="verbs,tcp") == ["mlx5_0:1", "mlx5_2:1"]
+    assert usable(devices="^mlx5_0") == ["mlx5_2:1"]
+    assert usable(transport="shm,tcp") == []
 
 
 def test_info_tells_of_verbs(monkeypatch: pytest.MonkeyPatch) -> None:

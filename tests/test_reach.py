@@ -537,7 +537,7 @@ def examine(*selves: network.Self, timeout: float = 20.0) -> list[network.Report
 
 def self(name: str, ip: str, **more: Any) -> network.Self:
     address = Address(ip, 32, "eth0", 1500, True)
-    return network.Self(more.pop("host", name), name, more.pop("asked", ""), (address,), more.pop("wrong", ""))
+    return network.Self(more.pop("host", name), name, more.pop("asked", ""), (address,), **more)
 
 
 def test_ranks_of_two_hosts_are_told_the_same() -> None:
@@ -598,6 +598,22 @@ def test_report_is_json_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert "a: rank 0; eth0 127.0.0.1/32, MTU 1500 (HPCOMM_SOCKET_IFNAME=eth)" in told
     assert f"{VARIABLE} differs" in told
+
+
+def test_hosts_with_and_without_rdma(capsys: pytest.CaptureFixture[str]) -> None:
+    report = examine(self("a", HERE, rdma=("mlx5_0:1 10.0.0.1 by eth2, 100 Gb/s",)), self("b", THERE))[0]
+    assert report.ok
+    assert [(note.said, note.fix) for note in report.notes] == [
+        ("a can use verbs, but b cannot: between them it is tcp", "hpcomm doctor --no-network on b says why")
+    ]
+    assert [one["rdma"] for one in json.loads(network.as_json(report))["hosts"]] == [list(report.hosts[0].rdma), []]
+    network.show(report, Console(width=200))
+    assert "(HPCOMM_SOCKET_IFNAME is not set); RDMA: mlx5_0:1 10.0.0.1 by eth2, 100 Gb/s\n" in capsys.readouterr().out
+
+
+def test_hosts_that_all_have_rdma_are_fine() -> None:
+    report = examine(self("a", HERE, rdma=("mlx5_0:1",)), self("b", THERE, rdma=("mlx5_0:1",)))[0]
+    assert not report.notes
 
 
 def test_progress_is_shown_on_a_terminal_by_rank_0(

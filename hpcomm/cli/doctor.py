@@ -311,7 +311,7 @@ def command(ranks: int, between: bool | None, wait: float, as_json: bool) -> Non
 def examine(group: launch.Group, config: Config, wrong: str, wait: float, as_json: bool) -> bool:
     """Of all hosts, by all ranks; whether all hosts can work together. wrong: why this rank cannot take part."""
     try:
-        return network.main(group, network.me(config.socket_ifname, wrong), config.timeout, wait, as_json)
+        return network.main(group, network.me(config, wrong), config.timeout, wait, as_json)
     except HpcommError as error:
         click.echo(f"hpcomm doctor: {error}", err=True)
         if isinstance(error, Timeout):

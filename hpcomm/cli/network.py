@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import _core
+from ..config import Config
 from ..launch import Group, agree
-from . import interfaces, reach, verdict
+from . import interfaces, rdma, reach, verdict
 from .interfaces import VARIABLE, Address
 from .reach import Finding, Responder, Target
 from .verdict import FAIL, OK, WARN, Host, Pair, Problem
@@ -41,6 +42,7 @@ class Self:
     asked: str  # HPCOMM_SOCKET_IFNAME
     addresses: tuple[Address, ...]
     wrong: str = ""  # why it can take no part
+    rdma: tuple[str, ...] = ()  # ports that verbs can use
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,18 @@ class Report:
         return FAIL not in results
 
 
-def me(asked: str, wrong: str = "") -> Self:
+def me(config: Config, wrong: str = "") -> Self:
     """A host is a network namespace of a running kernel, as it is for hpcomm's choice of a transport."""
-    parts = []
+    parts, addresses = [], tuple[Address, ...]()
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"):
         with suppress(OSError):
             parts.append(os.readlink(path) if path.endswith("net") else Path(path).read_text(encoding="ascii").strip())
     name = socket.gethostname()
     try:
-        return Self(" ".join(parts) or name, name, asked, interfaces.addresses(asked), wrong)
+        addresses = interfaces.addresses(config.socket_ifname)
     except OSError as error:
-        return Self(" ".join(parts) or name, name, asked, (), f"cannot list its interfaces: {error}")
+        wrong = f"cannot list its interfaces: {error}"
+    return Self(" ".join(parts) or name, name, config.socket_ifname, addresses, wrong, rdma.usable(config))
 
 
 def ephemeral() -> str:
@@ -152,7 +155,8 @@ def _hosts(told: Sequence[dict[str, Any]]) -> tuple[list[int], tuple[Host, ...]]
         one = told[held[0]]
         name = one["name"] if names.count(one["name"]) == 1 else f"{one['name']} (rank {held[0]})"
         addresses = tuple(Address(**address) for address in one["addresses"])
-        hosts.append(Host(name, tuple(held), one["asked"], addresses, one["ports"], one["token"], one["wrong"]))
+        told_of = (one["asked"], addresses, one["ports"], one["token"], one["wrong"], tuple(one["rdma"]))
+        hosts.append(Host(name, tuple(held), *told_of))
     return leaders, tuple(hosts)
 
 
@@ -205,7 +209,7 @@ def as_json(report: Report) -> str:
             "ok": report.ok,
             "hosts": [
                 {"name": host.name, "ranks": host.ranks, "interfaces": interfaces.told(host.addresses),
-                 "used": [address.ip for address in host.used()], VARIABLE: host.asked}
+                 "used": [address.ip for address in host.used()], VARIABLE: host.asked, "rdma": host.rdma}
                 for host in report.hosts
             ],
             "pairs": [{**asdict(pair), "hosts": [names[i] for i in pair.hosts]} for pair in report.pairs],
@@ -223,9 +227,8 @@ def show(report: Report, console: Console) -> None:
     for host in report.hosts:
         ranks = f"rank{'s' if len(host.ranks) > 1 else ''} {', '.join(map(str, host.ranks))}"
         rule = f"{VARIABLE}={host.asked}" if host.asked else f"{VARIABLE} is not set"
-        console.print(
-            f"{host.name}: {ranks}; {interfaces.told(host.used()) or 'no interface'} ({rule})", highlight=False
-        )
+        told = f"{host.name}: {ranks}; {interfaces.told(host.used()) or 'no interface'} ({rule})"
+        console.print(Text(f"{told}; RDMA: {'; '.join(host.rdma)}" if host.rdma else told))
     table = Table(box=None, pad_edge=False)
     for column in ("hosts", "", "seen", "fix"):
         table.add_column(column, overflow="fold")

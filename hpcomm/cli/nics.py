@@ -123,7 +123,9 @@ def node_of(root: Path, cpu: int) -> int | None:
 
 
 def allows(asked: str, device: str, port: int) -> bool:
-    """NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1" by prefix, "=mlx5_1:1" exactly, "^mlx5_2" all but these."""
+    """NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1" by prefix, "=mlx5_1:1" exactly, "^mlx5_2" all but these; "" all."""
+    if not asked:
+        return True
     exclude, names = asked.startswith("^"), asked.removeprefix("^")
     exact, names = names.startswith("="), names.removeprefix("=")
     for word in filter(None, (word.strip() for word in names.split(","))):

@@ -104,6 +104,15 @@ def listed(root: Path = Path("/")) -> tuple[tuple[Device, ...], str]:
     return devices, "" if devices else NO_DEVICE
 
 
+def usable(config: Config) -> tuple[str, ...]:
+    """The ports that a job with these settings takes; () where it takes no verbs."""
+    if config.transport and "verbs" not in config.transport.split(","):
+        return ()
+    return tuple(
+        told(device) for device in listed()[0] if device.usable and allows(config.devices, device.name, device.port)
+    )
+
+
 def none_usable(root: Path = Path("/")) -> str:
     return "none that can be used: hpcomm info --devices" if nics.find(root) else NONE_HERE
 
@@ -312,7 +321,7 @@ def _listed(nodes: Iterable[int]) -> str:
 def _choice(here: Here, ports: Sequence[Port], usable: Sequence[Port]) -> list[Check]:
     """What HPCOMM_DEVICES and HPCOMM_TRANSPORT leave."""
     name, transport = "RDMA choice", variable("transport")
-    named = [port for port in ports if not here.asked or allows(here.asked, port.device, port.number)]
+    named = [port for port in ports if allows(here.asked, port.device, port.number)]
     chosen = [port for port in named if port in usable]
     bad = FAIL if here.insists else WARN
     if here.asked and not named:

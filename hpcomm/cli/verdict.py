@@ -25,6 +25,7 @@ class Host:
     ports: str  # the ephemeral ones, "32768-60999"
     token: str  # what it answers with, in hex
     wrong: str = ""  # why it takes no part
+    rdma: tuple[str, ...] = ()  # its ports that verbs can use
 
     def holder(self, ip: str) -> Address | None:
         return next((address for address in self.addresses if address.ip == ip), None)
@@ -89,6 +90,7 @@ def notes(hosts: Sequence[Host], pairs: Sequence[Pair]) -> list[Problem]:
             for rule, names in by_rule.items()
         )
         found.append(Problem(f"{VARIABLE} differs: {told}", f"give it to all ranks: mpirun -x {VARIABLE}"))
+    found += _half(hosts)
     rates = [pair.rate for pair in pairs if pair.rate > 0]
     if len(rates) >= 3:
         slowest = min((pair for pair in pairs if pair.rate > 0), key=lambda pair: pair.rate)
@@ -102,6 +104,16 @@ def notes(hosts: Sequence[Host], pairs: Sequence[Pair]) -> list[Problem]:
                 )
             )
     return found
+
+
+def _half(hosts: Sequence[Host]) -> list[Problem]:
+    """Verbs needs a port at both ends."""
+    lacking = [host.name for host in hosts if not host.rdma and not host.wrong]
+    having = [host.name for host in hosts if host.rdma]
+    if not having or not lacking:
+        return []
+    said = f"{', '.join(having)} can use verbs, but {', '.join(lacking)} cannot: between them it is tcp"
+    return [Problem(said, f"hpcomm doctor --no-network on {lacking[0]} says why")]
 
 
 def speed(rate: float) -> str:
