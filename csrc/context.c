@@ -305,18 +305,22 @@ static int connect_control(hpc_context *c, double deadline) {
             links[r] |= HPC_LINK_TCP;
     }
     if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, deadline);
-    c->all_tcp = size > 1;
+    c->all_remote = size > 1;
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
         if (r == (size_t)c->group.rank) continue;
-        if (hpc_control_link(c->control, (int)r) != HPC_LINK_TCP)
-            c->all_tcp = 0;
-        else if (c->transports[r] == &hpc_transport_shm)
+        if (hpc_control_link(c->control, (int)r) == HPC_LINK_TCP && c->transports[r] == &hpc_transport_shm)
             c->transports[r] = across_hosts(c, r);
+        if (c->transports[r]->caps & HPC_CAP_ONE_HOST) c->all_remote = 0;
     }
     free(controls);
     free(links);
     free(same_host);
     return status;
+}
+
+hpc_reactor *hpc_context_reactor(hpc_context *c) {
+    if (c->reactor == NULL) c->reactor = hpc_reactor_open(&c->group, c->all_remote);
+    return c->reactor;
 }
 
 static void list_used(hpc_context *c) {
@@ -354,10 +358,10 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     if (status == HPC_OK) status = hpc_lane_open(c, 1, 0, deadline, &c->acks);
     if (status != HPC_OK) return status;
     c->group.progress_arg = c;
-    for (int i = 0; c->used[i] != NULL; i++) {
+    for (int i = 0; c->used[i] != NULL; i++)
         if (c->used[i]->progress != NULL) c->group.progress = progress_all;
-        if (c->used[i]->bed != NULL) c->group.bed = c->used[i]->bed;
-    }
+    c->group.bed_arg = c->reactor;
+    if (c->reactor != NULL) c->group.bed = &hpc_reactor_bed;
     c->connected = 1;
     return HPC_OK;
 }
@@ -657,6 +661,7 @@ void hpc_context_release(hpc_context *c) {
     hpc_lane_free(c->acks);
     for (int r = 0; c->transports != NULL && r < c->group.size; r++)
         if (c->transports[r] != NULL && c->transports[r]->release != NULL) c->transports[r]->release(c);
+    hpc_reactor_close(c->reactor);
     hpc_nics_close(c->nics);
     hpc_control_free(c->control);
     hpc_memory_release(c->bell_memory);

@@ -4,6 +4,7 @@
 
 #include "control.h"
 #include "device.h"
+#include "reactor.h"
 #include "transport.h"
 
 enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_USED = 5 };
@@ -49,7 +50,8 @@ struct hpc_context {
     hpc_nics *nics;      /* verbs'; NULL if it can use none */
     int tcp_streams;
     size_t tcp_zerocopy;
-    int all_tcp; /* no peer shares memory with this rank */
+    hpc_reactor *reactor; /* NULL: no transport has asked for it */
+    int all_remote;       /* no peer shares memory with this rank */
     hpc_task *tasks;
     _Atomic int working; /* a thread is at the tasks, or changes their list */
     int connecting, connected;
@@ -69,6 +71,10 @@ void hpc_context_remove_task(hpc_context *context, hpc_task *task);
 /* Runs the tasks once. Nonzero when another thread is at them: what it leaves has to be looked at again before a
  * sleep. */
 int hpc_context_work(hpc_context *context);
+
+/* The one of its transports, opened at the first call, while lanes are: by then they have been chosen. NULL with the
+ * error recorded. */
+hpc_reactor *hpc_context_reactor(hpc_context *context);
 
 /* The lane, or the context's first one for NULL. */
 hpc_lane *hpc_context_lane(hpc_context *context, hpc_lane *lane);

@@ -12,44 +12,51 @@
 
 #include "wait.h"
 
+enum { HPC_REACTOR_SOURCES = 4 };
+
 typedef struct hpc_reactor hpc_reactor;
 
-/* A transport's part of it. */
+/* A transport's part of it. Any thread may call any of them, several at once; none blocks. */
 typedef struct hpc_source {
     void *arg;
-    /* What the set said of a descriptor: events as of epoll, tag as given to watch, about how many bytes to read.
-     * Nonzero if more is left. Any thread. */
+    /* What the set said of a descriptor: events as of epoll, tag as given to watch, about how many bytes to read. Takes
+     * what made the event before it looks at what the event is about. Nonzero if more is left. */
     int (*handle)(void *arg, uint64_t tag, uint32_t events, size_t budget);
-    /* Before a sleep in the set, which is followed by one more look (look): what comes from now on has to be an event.
-     * NULL where that is always so. Any thread. */
+    /* Before a sleep in the set: what comes from now on has to be an event, and a look follows for what came before. An
+     * event ends it; a new descriptor is armed by who watches it. NULL where all that comes is an event. */
     void (*arm)(void *arg);
-    /* Takes what has come without an event, after arm; nonzero if more is left. NULL where there is an event for all.
-     */
+    /* Takes what has come without an event, after arm; nonzero if more is left. It is not the look of a wait
+     * (hpc_reactor_looked). NULL as arm is. */
     int (*look)(void *arg);
     /* After hpc_reactor_report: tells the group of broken connections; nonzero to be called again in a while. The
-     * service thread only. */
+     * service thread only. May be NULL. */
     int (*report)(void *arg);
 } hpc_source;
 
 /* all_remote: no peer shares memory with this rank, so nobody but this process rings its bell, and a wait may sleep in
  * the set. NULL with the error recorded. */
 hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote);
-void hpc_reactor_close(hpc_reactor *reactor); /* ends the thread; the sources are still there */
+void hpc_reactor_close(hpc_reactor *reactor); /* ends the thread; NULL is no error */
 
-/* Adds a transport: its number, for watch; at most 4. Before anything of it is watched. */
+/* Adds a transport: its number, for watch; at most HPC_REACTOR_SOURCES in the life of a reactor, else -1. */
 int hpc_reactor_add(hpc_reactor *reactor, const hpc_source *source);
-/* Takes it out: no call to it is under way or comes any more. Its descriptors are closed or removed by then. */
+/* Takes it out: no call to it is under way or comes any more. Its descriptors that are still in the set are closed
+ * next. Not from within such a call. */
 void hpc_reactor_remove(hpc_reactor *reactor, int source);
 
-/* A descriptor into the set, or, again, there once more; 0 or -1 with errno. events as of epoll. tag has 56 bits. */
+/* A descriptor into the set, or, again, there once more; 0 or -1 with errno. events as of epoll, with EPOLLET: one
+ * event, one reader. tag has 56 bits. */
 int hpc_reactor_watch(hpc_reactor *reactor, int source, int fd, uint32_t events, uint64_t tag, int again);
 
 /* A wait has looked: the service thread leaves the reading to it. */
 void hpc_reactor_looked(hpc_reactor *reactor);
-/* Handles what the set has by now; how many sources have more. By waits. */
+/* Handles what the set has by now; nonzero if more is left. By waits. */
 int hpc_reactor_poll(hpc_reactor *reactor, size_t budget);
 /* A connection has broken: report is called soon, and again until it says that there is nothing left. */
 void hpc_reactor_report(hpc_reactor *reactor);
+
+/* Whether a wait sleeps in the set, or is about to. */
+int hpc_reactor_has_sleeper(const hpc_reactor *reactor);
 
 /* Of a context's waits; their argument is the reactor. */
 extern const hpc_bed hpc_reactor_bed;

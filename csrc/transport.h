@@ -26,7 +26,6 @@ struct hpc_address;
 typedef struct hpc_transport {
     const char *name;
     unsigned caps;
-    const hpc_bed *bed; /* where waits may sleep (wait.h); NULL: on the futex */
 
     /* Whether the two ranks can use it; no side effects. why gets the reason when not. */
     int (*reaches)(const struct hpc_address *self, const struct hpc_address *peer, const char **why);

@@ -186,7 +186,7 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
     uint32_t rings;
     int status = HPC_IN_PROGRESS;
     atomic_fetch_add(&bell->sleepers, 1);
-    int in_bed = group->bed != NULL && group->bed->claim(group->progress_arg);
+    int in_bed = group->bed != NULL && group->bed->claim(group->bed_arg);
 #if !defined(__SANITIZE_THREAD__)
     atomic_thread_fence(memory_order_seq_cst); /* see hpc_bell_ring */
 #endif
@@ -196,8 +196,8 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
     int held = hpc_group_progress(group);
     if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait, deadline);
     if (held == 0 && status == HPC_IN_PROGRESS && in_bed) {
-        group->bed->sleep(group->progress_arg, seconds);
-        group->bed->leave(group->progress_arg);
+        group->bed->sleep(group->bed_arg, seconds);
+        group->bed->leave(group->bed_arg);
         return status;
     }
     if (held == 0 && status == HPC_IN_PROGRESS) {
@@ -206,7 +206,7 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
         syscall(SYS_futex, &bell->rings, FUTEX_WAIT, rings, &t, NULL, 0);
     }
     atomic_fetch_sub(&bell->sleepers, 1);
-    if (in_bed) group->bed->leave(group->progress_arg);
+    if (in_bed) group->bed->leave(group->bed_arg);
     return status;
 }
 

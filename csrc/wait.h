@@ -39,10 +39,11 @@ typedef struct hpc_group {
     _Atomic int closed;
     hpc_bell *bell;
     const char *owner; /* a page that the kernel wipes in a forked child: 1 in the process that made it */
-    int (*_Atomic progress)(void *arg);    /* moves what transports and engines have to do; whether something is left.
-                                              NULL if none has */
-    void *progress_arg;                    /* of bed, too */
-    const hpc_bed *bed;                    /* NULL: the futex alone */
+    int (*_Atomic progress)(void *arg); /* moves what transports and engines have to do; whether something is left.
+                                           NULL if none has */
+    void *progress_arg;
+    const hpc_bed *bed; /* NULL: the futex alone */
+    void *bed_arg;
     char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* hpc_context_note's; each written once, before noted counts it */
     _Atomic int noting, noted;
 } hpc_group;

@@ -65,7 +65,7 @@ SOURCES = {
     "transport/verbs.c": "lane.h",
     "transport/tcp.c": "transport/tcp.h",
     "transport/tcp_link.c": "transport/tcp.h",
-    "transport/tcp_service.c": "transport/tcp.h",
+    "transport/tcp_source.c": "transport/tcp.h",
     "reduce_generic.c": "reduce_kernel.h",
     "reduce_avx2.c": "reduce_kernel.h",
     "reduce_avx512.c": "reduce_kernel.h",

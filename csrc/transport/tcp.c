@@ -189,14 +189,13 @@ static int settle(hpc_context *c) {
 }
 
 static void release(hpc_context *c) {
-    if (c->tcp != NULL) tcp_service_free(c->tcp);
+    if (c->tcp != NULL) tcp_free(c->tcp);
     c->tcp = NULL;
 }
 
 const hpc_transport hpc_transport_tcp = {
     .name = "tcp",
     .caps = 0,
-    .bed = &tcp_bed,
     .reaches = reaches,
     .window_export = window_export,
     .window_attach = window_attach,

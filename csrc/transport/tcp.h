@@ -2,7 +2,7 @@
  *
  *   tcp.c          the vtable: windows, lanes, puts
  *   tcp_link.c     one lane's connections to one peer: what is sent, what is read
- *   tcp_service.c  who reads: the epoll set, the thread, sleeping in the set
+ *   tcp_source.c   the table of links, and how they are read by the context's reactor
  *
  * A *link* joins a lane of this rank with the peer's lane of the same making, by one or more *streams* (connections).
  *
@@ -22,6 +22,7 @@
 
 #include "frame.h"
 #include "lane.h"
+#include "reactor.h"
 #include "ring.h"
 
 /* A frame that waits for room in the socket. */
@@ -84,24 +85,16 @@ typedef struct tcp_window {
 
 typedef struct hpc_tcp {
     hpc_context *context;
-    int epoll_fd;
-    int alarm_fd; /* in the set: the bell of whoever sleeps there */
-    int poke_fd;  /* ends a nap of the service thread */
+    hpc_reactor *reactor;
+    int source; /* of it */
     pthread_mutex_t lock;
     tcp_window *windows; /* by number, from 1 */
     uint32_t n_windows;
     tcp_link **links; /* by slot; NULL: free */
     int n_links;
     uint64_t lanes;
-    pthread_t thread;
-    int running;
-    _Atomic int stopping;
-    _Atomic uint32_t told;  /* how often news was told */
-    _Atomic int hot;        /* 1 + the slot of the link that spoke last */
-    _Atomic uint32_t polls; /* looks by waits: they do the reading */
-    _Atomic int drowsy;     /* a wait sleeps in the set */
-    _Atomic int napping;    /* the service thread */
-    _Atomic int broken;     /* some link, and nobody was told yet */
+    _Atomic uint32_t told; /* how often news was told */
+    _Atomic int hot;       /* 1 + the slot of the link that spoke last */
 } hpc_tcp;
 
 /* ---- tcp_link.c ---- */
@@ -121,13 +114,11 @@ void tcp_link_close(tcp_link *link); /* this end: nothing is put any more */
 /* Reads and sends what can be; events as of epoll. Nonzero if there is more to read, or another thread is at it. */
 int tcp_link_visit(tcp_link *link, int stream, uint32_t events, size_t budget);
 
-/* ---- tcp_service.c ---- */
+/* ---- tcp_source.c ---- */
 
 hpc_tcp *tcp_of(hpc_context *context); /* opens it at the first call; NULL with the error recorded */
-void tcp_service_free(hpc_tcp *tcp);
-void tcp_report(hpc_tcp *tcp); /* a link has broken */
+void tcp_free(hpc_tcp *tcp);
 int tcp_progress(hpc_context *context);
-extern const hpc_bed tcp_bed;
 int tcp_watch(hpc_tcp *tcp, const tcp_link *link, int stream, int fd, int again);
 int tcp_add_link(hpc_tcp *tcp, tcp_link *link);
 void tcp_drop_link(hpc_tcp *tcp, tcp_link *link); /* out of its slot, with the slot's reference; again is no error */

@@ -106,7 +106,7 @@ static void fall_silent(tcp_link *l, const char *what) {
     snprintf(l->why, sizeof l->why, "its data connection broke: %s", what);
     l->broken_at = hpc_now();
     atomic_store_explicit(&l->silent, 1, memory_order_release);
-    if (!atomic_load(&l->closed_there)) tcp_report(l->tcp);
+    if (!atomic_load(&l->closed_there)) hpc_reactor_report(l->tcp->reactor);
 }
 
 /* Nothing comes any more, either. */

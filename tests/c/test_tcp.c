@@ -442,7 +442,7 @@ static void *sleep_beside(void *arg) {
     rank *r = ((void **)arg)[0];
     for (uint64_t k = 1; k <= AWAITED; k++) {
         rank_await(r, TO_BED, k);
-        while (!atomic_load(&r->context->tcp->drowsy)) sched_yield();
+        while (!hpc_reactor_has_sleeper(r->context->reactor)) sched_yield();
         CHECK_OK(hpc_wait_signal(((void **)arg)[1], 1, k, 0, -1, NULL));
         rank_set(r, WHEN, (uint64_t)(ranks_now() * 1e9));
         rank_set(r, SEEN, k);

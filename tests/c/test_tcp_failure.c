@@ -159,7 +159,7 @@ static void asks_without_end(rank *r) {
     CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small), 0);
     CHECK_OK(hpc_barrier(r->context, -1));
     if (r->rank == 1) {
-        CHECK_EQ(epoll_ctl(r->context->tcp->epoll_fd, EPOLL_CTL_DEL, fd, NULL), 0);
+        CHECK_EQ(hpc_reactor_watch(r->context->reactor, r->context->tcp->source, fd, 0, 0, 1), 0); /* deaf */
         static hpc_frame frames[1000];
         for (int i = 0; i < ASKED / 1000; i++) {
             for (int k = 0; k < 1000; k++)
@@ -167,7 +167,7 @@ static void asks_without_end(rank *r) {
             send_all(fd, frames, sizeof frames);
             sched_yield();
         }
-        CHECK_EQ(tcp_watch(r->context->tcp, link_to(r, NULL, 0), 0, fd, 0), 0);
+        CHECK_EQ(tcp_watch(r->context->tcp, link_to(r, NULL, 0), 0, fd, 1), 0);
         CHECK_OK(hpc_put_signal(NULL, w, 0, NULL, 0, 0, 0, 1));
         CHECK_OK(hpc_flush(NULL, w, 0, -1));
     } else {

@@ -1,0 +1,353 @@
+/* The epoll set, the service thread and the bed of a context.
+ *
+ * Streams are edge-triggered: one event, one reader. While waits look or sleep, the service thread naps: woken by every
+ * message it would only take a core from them. The kernel wakes the youngest sleeper of a set, which is the wait and
+ * not the service thread; an event that the latter gets nevertheless it handles, and the source rings the bell.
+ *
+ * The bell of a rank whose peers are all remote has an alarm, an eventfd in the set: level-triggered, so that the
+ * service thread, when it is woken by it, passes it on by leaving it alone. Only one thread sleeps in the set; others
+ * sleep on the bell's futex as everywhere.
+ *
+ * Sources that must be armed. An event is the end of an arm, whoever takes it from the set; who sleeps there relies on
+ * one that holds. A sleeper does  flag = 1 (drowsy, of a wait; listening, of the service thread); arm; look; sleep.  A
+ * taker does  take the event; handle; load flags; if one is set: arm; look.  So nothing is missed: what came before the
+ * sleeper's arm, its look finds. What comes after it is an event; either that wakes the sleeper, or a taker has it. An
+ * event after the arm comes after the flag: the taker's load, which is behind all that it took, sees the flag, and it
+ * arms in the sleeper's stead, or the sleeper is up. What its look leaves over it owes to the service thread, which
+ * does not nap before nothing is left. With no flag set nobody arms, so waits that look cause no events. A wait that
+ * finds no bed pokes the service thread out of its nap, which then arms and sleeps for it. */
+#define _GNU_SOURCE
+#include "reactor.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { EVENTS = 16, WAIT_BUDGET = 512 << 10, SERVICE_BUDGET = 1 << 20, NAP_MS = 1, LONGEST_NAP_MS = 16, TAG_BITS = 56 };
+
+enum { KNOWN = 1, NEWS = 2 }; /* something is broken, and the service thread keeps the time; or has to hear of it */
+
+static const uint64_t ALARM = UINT64_MAX;
+
+typedef struct slot {
+    hpc_source source; /* written before there */
+    _Atomic int there;
+    _Atomic int calls; /* under way */
+} slot;
+
+struct hpc_reactor {
+    hpc_group *group;
+    int all_remote;
+    int epoll_fd;
+    int alarm_fd; /* in the set: the bell of whoever sleeps there */
+    int poke_fd;  /* ends a nap of the service thread */
+    pthread_t thread;
+    int running;
+    _Atomic int stopping;
+    slot slots[HPC_REACTOR_SOURCES];
+    _Atomic int n_slots;
+    _Atomic uint32_t polls; /* looks by waits: they do the reading */
+    _Atomic int drowsy;     /* a wait sleeps in the set */
+    _Atomic int listening;  /* the service thread sleeps in it */
+    _Atomic int napping;    /* it keeps away */
+    _Atomic int broken;     /* KNOWN, NEWS or 0 */
+    _Atomic int owed;       /* a look, by the service thread */
+};
+
+static void clear(int eventfd) {
+    uint64_t count;
+    ssize_t n = read(eventfd, &count, sizeof count);
+    (void)n; /* nothing there: as good */
+}
+
+static void raise_event(int eventfd) {
+    uint64_t one = 1;
+    ssize_t n = write(eventfd, &one, sizeof one);
+    (void)n; /* full: it is readable all the same */
+}
+
+/* The alarm rings until the service thread has seen to that. */
+static int is_called(hpc_reactor *r) {
+    return atomic_load(&r->broken) == NEWS || atomic_load(&r->owed);
+}
+
+/* By the sleeper in the set, or while there is none. What came for another one meanwhile may have been taken with it:
+ * then it is raised again. */
+static void take_alarm(hpc_reactor *r, int is_sleeper) {
+    if (is_called(r)) return;
+    clear(r->alarm_fd);
+    if ((!is_sleeper && atomic_load(&r->drowsy)) || is_called(r)) raise_event(r->alarm_fd);
+}
+
+/* After the store of what is_called sees. */
+static void call_thread(hpc_reactor *r) {
+    raise_event(r->alarm_fd);
+    if (atomic_load(&r->napping)) raise_event(r->poke_fd);
+}
+
+void hpc_reactor_report(hpc_reactor *r) {
+    if (atomic_exchange(&r->broken, NEWS) != NEWS) call_thread(r); /* it has a time to keep now */
+}
+
+/* ---- sources ---- */
+
+int hpc_reactor_add(hpc_reactor *r, const hpc_source *source) {
+    int i = atomic_fetch_add(&r->n_slots, 1);
+    if (i >= HPC_REACTOR_SOURCES) {
+        atomic_fetch_sub(&r->n_slots, 1);
+        return -1;
+    }
+    r->slots[i].source = *source;
+    atomic_store(&r->slots[i].there, 1);
+    return i;
+}
+
+/* Order: enter does  calls += 1; load there.  remove does  there = 0; load calls.  Either remove sees the call, and
+ * waits for its end, or enter sees that the source has gone. */
+static const hpc_source *enter(slot *s) {
+    if (!atomic_load_explicit(&s->there, memory_order_acquire)) return NULL;
+    atomic_fetch_add(&s->calls, 1);
+    if (atomic_load(&s->there)) return &s->source;
+    atomic_fetch_sub(&s->calls, 1);
+    return NULL;
+}
+
+static void leave(slot *s) {
+    atomic_fetch_sub(&s->calls, 1);
+}
+
+void hpc_reactor_remove(hpc_reactor *r, int source) {
+    slot *s = &r->slots[source];
+    atomic_store(&s->there, 0);
+    while (atomic_load(&s->calls) != 0) sched_yield();
+}
+
+int hpc_reactor_watch(hpc_reactor *r, int source, int fd, uint32_t events, uint64_t tag, int again) {
+    struct epoll_event event = {.events = events, .data.u64 = (uint64_t)source << TAG_BITS | tag};
+    return epoll_ctl(r->epoll_fd, again ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event);
+}
+
+/* Arms the sources of the mask that need it. */
+static void arm(hpc_reactor *r, unsigned mask) {
+    for (int i = 0; i < HPC_REACTOR_SOURCES; i++) {
+        const hpc_source *s = mask >> i & 1 ? enter(&r->slots[i]) : NULL;
+        if (s == NULL) continue;
+        if (s->arm != NULL) s->arm(s->arg);
+        leave(&r->slots[i]);
+    }
+}
+
+/* Nonzero if more is left. */
+static int look(hpc_reactor *r, unsigned mask) {
+    int left = 0;
+    for (int i = 0; i < HPC_REACTOR_SOURCES; i++) {
+        const hpc_source *s = mask >> i & 1 ? enter(&r->slots[i]) : NULL;
+        if (s == NULL) continue;
+        if (s->look != NULL) left |= s->look(s->arg) != 0;
+        leave(&r->slots[i]);
+    }
+    return left;
+}
+
+static const unsigned ALL = (1u << HPC_REACTOR_SOURCES) - 1;
+
+/* ---- events ---- */
+
+/* Handles events other than the alarm; how many sources have more. armed gets those that are armed no more. */
+static int handle(hpc_reactor *r, const struct epoll_event *events, int n, size_t budget, unsigned *armed) {
+    int left = 0;
+    *armed = 0;
+    for (int i = 0; i < n; i++) {
+        uint64_t source = events[i].data.u64 >> TAG_BITS;
+        const hpc_source *s = source < HPC_REACTOR_SOURCES ? enter(&r->slots[source]) : NULL;
+        if (s == NULL) continue;
+        left += s->handle(s->arg, events[i].data.u64 & ((1ull << TAG_BITS) - 1), events[i].events, budget) != 0;
+        if (s->arm != NULL) *armed |= 1u << source;
+        leave(&r->slots[source]);
+    }
+    return left;
+}
+
+static int has_alarm(const struct epoll_event *events, int n) {
+    for (int i = 0; i < n; i++)
+        if (events[i].data.u64 == ALARM) return 1;
+    return 0;
+}
+
+/* In the stead of another thread that sleeps in the set. */
+static void arm_again(hpc_reactor *r, unsigned mask) {
+    arm(r, mask);
+    if (look(r, mask) && !atomic_exchange(&r->owed, 1)) call_thread(r);
+}
+
+/* ---- waits ---- */
+
+void hpc_reactor_looked(hpc_reactor *r) {
+    atomic_fetch_add_explicit(&r->polls, 1, memory_order_relaxed);
+}
+
+int hpc_reactor_poll(hpc_reactor *r, size_t budget) {
+    struct epoll_event events[EVENTS];
+    unsigned spent;
+    int n = epoll_wait(r->epoll_fd, events, EVENTS, 0), left;
+    /* Else it is for the sleeper, who set drowsy before its last look. */
+    if (has_alarm(events, n) && !atomic_load(&r->drowsy)) take_alarm(r, 0);
+    left = handle(r, events, n, budget, &spent);
+    if (spent != 0 && (atomic_load(&r->drowsy) || atomic_load(&r->listening))) arm_again(r, spent);
+    return left;
+}
+
+static int claim(void *arg) {
+    hpc_reactor *r = arg;
+    if (r->all_remote && !atomic_exchange(&r->drowsy, 1)) {
+        arm(r, ALL);
+        return 1;
+    }
+    if (atomic_load(&r->napping)) raise_event(r->poke_fd); /* this wait will not read: the service thread has to */
+    return 0;
+}
+
+static void sleep_in_set(void *arg, double seconds) {
+    struct epoll_event events[EVENTS];
+    hpc_reactor *r = arg;
+    unsigned spent;
+    int n = epoll_wait(r->epoll_fd, events, EVENTS, seconds > 60 ? 60000 : (int)(seconds * 1e3) + 1);
+    atomic_fetch_sub(&r->group->bell->sleepers, 1);
+    if (has_alarm(events, n)) take_alarm(r, 1);
+    handle(r, events, n, WAIT_BUDGET, &spent);
+    if (spent != 0 && atomic_load(&r->listening)) arm_again(r, spent);
+}
+
+/* While this thread goes about its own business somebody has to read for the others that sleep. */
+static void leave_bed(void *arg) {
+    hpc_reactor *r = arg;
+    atomic_store(&r->drowsy, 0);
+    if (atomic_load(&r->group->bell->sleepers) != 0 && atomic_load(&r->napping)) raise_event(r->poke_fd);
+}
+
+int hpc_reactor_has_sleeper(const hpc_reactor *r) {
+    return atomic_load(&r->drowsy);
+}
+
+const hpc_bed hpc_reactor_bed = {claim, sleep_in_set, leave_bed};
+
+/* ---- the thread ---- */
+
+static void report_broken(hpc_reactor *r) {
+    int left = 0, known = KNOWN;
+    atomic_exchange(&r->broken, KNOWN); /* before the look: what breaks after it is news again */
+    for (int i = 0; i < HPC_REACTOR_SOURCES; i++) {
+        const hpc_source *s = enter(&r->slots[i]);
+        if (s == NULL) continue;
+        if (s->report != NULL) left |= s->report(s->arg) != 0;
+        leave(&r->slots[i]);
+    }
+    if (!left) atomic_compare_exchange_strong(&r->broken, &known, 0);
+}
+
+static int nap(hpc_reactor *r, int milliseconds) {
+    struct pollfd poked = {.fd = r->poke_fd, .events = POLLIN};
+    atomic_store(&r->napping, 1);
+    int called = atomic_load(&r->owed) || poll(&poked, 1, milliseconds) > 0;
+    atomic_store(&r->napping, 0);
+    if (called) clear(r->poke_fd);
+    return called;
+}
+
+/* Nonzero if more is left. */
+static int listen_once(hpc_reactor *r) {
+    struct epoll_event events[EVENTS];
+    unsigned spent;
+    int n, left;
+    atomic_exchange(&r->listening, 1);
+    atomic_exchange(&r->owed, 0);
+    arm(r, ALL);
+    left = look(r, ALL);
+    n = epoll_wait(r->epoll_fd, events, EVENTS, left ? 0 : atomic_load(&r->broken) ? 100 : -1);
+    atomic_store(&r->listening, 0);
+    if (has_alarm(events, n) && !atomic_load(&r->drowsy)) take_alarm(r, 0);
+    handle(r, events, n, SERVICE_BUDGET, &spent);
+    if (spent != 0 && atomic_load(&r->drowsy)) arm_again(r, spent);
+    return left;
+}
+
+static void *serve(void *arg) {
+    hpc_reactor *r = arg;
+    uint32_t seen = 0;
+    int milliseconds = NAP_MS, called = 0;
+    while (!atomic_load(&r->stopping)) {
+        uint32_t polls = atomic_load_explicit(&r->polls, memory_order_relaxed);
+        int drowsy = atomic_load(&r->drowsy);
+        if (atomic_load(&r->broken)) report_broken(r);
+        if (!called && (polls != seen || drowsy)) {
+            called = nap(r, milliseconds);
+            milliseconds = !drowsy ? NAP_MS : milliseconds < LONGEST_NAP_MS ? 2 * milliseconds : LONGEST_NAP_MS;
+        } else {
+            milliseconds = NAP_MS;
+            called = listen_once(r);
+        }
+        seen = polls;
+    }
+    return NULL;
+}
+
+static int start_thread(hpc_reactor *r) {
+    sigset_t all, before;
+    sigfillset(&all); /* signals are for the caller's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&r->thread, NULL, serve, r);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0) return error;
+    pthread_setname_np(r->thread, "hpcomm-reactor");
+    r->running = 1;
+    return 0;
+}
+
+hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote) {
+    struct epoll_event alarm = {.events = EPOLLIN, .data.u64 = ALARM};
+    hpc_reactor *r = calloc(1, sizeof *r);
+    int error;
+    if (r == NULL) {
+        hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for the set of connections");
+        return NULL;
+    }
+    r->group = group;
+    r->all_remote = all_remote;
+    r->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    r->alarm_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    r->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    error = r->epoll_fd < 0 || r->alarm_fd < 0 || r->poke_fd < 0 ||
+                    epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, r->alarm_fd, &alarm) != 0
+                ? errno
+                : start_thread(r);
+    if (error != 0) {
+        hpc_reactor_close(r);
+        hpc_fail(HPC_ERR_TRANSPORT, "init", "rank %d: init: cannot open the set of connections: %s%s", group->rank,
+                 strerror(error), error == EMFILE ? "; raise ulimit -n" : "");
+        return NULL;
+    }
+    if (all_remote) atomic_store(&group->bell->alarm, r->alarm_fd + 1);
+    return r;
+}
+
+void hpc_reactor_close(hpc_reactor *r) {
+    if (r == NULL) return;
+    atomic_store(&r->group->bell->alarm, 0);
+    if (r->running) {
+        atomic_store(&r->stopping, 1);
+        raise_event(r->poke_fd);
+        raise_event(r->alarm_fd);
+        pthread_join(r->thread, NULL);
+    }
+    if (r->epoll_fd >= 0) close(r->epoll_fd);
+    if (r->alarm_fd >= 0) close(r->alarm_fd);
+    if (r->poke_fd >= 0) close(r->poke_fd);
+    free(r);
+}
