@@ -1,5 +1,6 @@
 """Ranks that are threads of the test's own process: quick, and the only ones that transport loop has."""
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -60,14 +61,19 @@ def run_threads(n: int, body: Callable[[hpcomm.Context], Any], **config: Any) ->
     return values
 
 
-@pytest.fixture(params=["shm", "tcp", "loop", "loop late"])
+# What the tests that take any transport run on: HPC_TEST_TRANSPORTS=verbs where there is an RDMA port.
+TRANSPORTS = os.environ.get("HPC_TEST_TRANSPORTS", "shm,tcp").split(",")
+LOOP = [] if "HPC_TEST_TRANSPORTS" in os.environ else ["loop", "loop late"]
+
+
+@pytest.fixture(params=[*TRANSPORTS, *LOOP])
 def transport(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The settings of each transport; "late" delays, splits and reorders what may be."""
     name, _, late = request.param.partition(" ")
     return {"transport": name, "loop_seed": 7 if late else 0}
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=TRANSPORTS)
 def ranks_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The transport of all ranks that the test starts and gives none: threads, processes, under mpirun or not."""
     name = str(request.param)

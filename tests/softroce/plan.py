@@ -1,0 +1,117 @@
+"""The guests of tests/softroce/run.py: their hardware, and what each of them does, step by step."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from softroce.steps import Step
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+BUILD = ROOT / "build/softroce"  # with verbs
+PLAIN = ROOT / "build/softroce-plain"  # as on a machine without rdma-core's headers
+CXX = ROOT / "build/softroce-cpp"  # examples/cpp
+
+OF_PROCESSES = {"test_conformance_midwrite"}  # no case of it is for threads
+OF_ANY_TRANSPORT = {"test_device"}  # takes no mode
+LARGE = "test_conformance_large"
+AGAIN = ("bounds", "order", "flush", "notify", "queue", "exchange", "midwrite", "teardown")  # in a second guest
+PLAIN_TESTS = ("test_conformance_order", "test_conformance_queue", "test_conformance_exchange")
+PYTEST = (
+    "test_context.py::test_collectives",
+    "test_context.py::test_events_come_in_the_order_of_their_puts",
+    "test_context.py::test_a_lane_has_its_own_events",
+    "test_window.py::test_everybody_puts_to_everybody",
+    "test_window.py::test_flush_is_remote_completion",
+    "test_window.py::test_token_goes_round_the_ranks_of_mpi",
+    "test_queue.py::test_updates_arrive_whole_and_in_order",
+    "test_queue.py::test_reduce_is_the_mean",
+    "test_exchange.py::test_every_placement_sums",
+    "test_exchange.py::test_async_applies_each_update_as_it_comes",
+    "test_exchange.py::test_gradients_rotate",
+)
+# An empty file in the place of libibverbs, as far as one command sees.
+WITHOUT_LIBIBVERBS = """
+: >/tmp/empty
+for library in $(ldconfig -p | sed -n 's/.*libibverbs\\.so\\.1 .*=> //p'); do mount --bind /tmp/empty "$library"; done
+exec "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Guest:
+    """options are vng's; every device is an RDMA one of its own subnet. seconds: from its start until it is killed."""
+
+    name: str
+    options: list[str]
+    devices: int
+    seconds: float
+    steps: list[Step]
+
+    @property
+    def setup(self) -> str:
+        script = "ulimit -l unlimited\nmodprobe rdma_rxe && modprobe ib_uverbs && modprobe dummy\nip link set lo up\n"
+        for i in range(self.devices):
+            script += f"""ip link add d{i} type dummy
+ip address add 10.{77 + i}.0.1/24 dev d{i}
+ip link set d{i} mtu 9000 up
+rdma link add rxe{i} type rxe netdev d{i}
+"""
+        return script + "export HPC_TEST_SCALE=5 PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR=/tmp/matplotlib\n"
+
+
+def program(name: str, *arguments: str, seconds: float = 90) -> Step:
+    return Step(" ".join([name, *arguments]), [str(BUILD / name), *arguments], seconds)
+
+
+def check(name: str, *arguments: str, seconds: float) -> Step:
+    return Step(name, [sys.executable, str(HERE / "checks.py"), name, *arguments], seconds)
+
+
+def c_tests(pattern: str) -> list[str]:
+    return sorted(path.stem for path in (ROOT / "tests/c").glob(pattern) if path.stem != LARGE)
+
+
+def two_nodes(over: str) -> Guest:
+    steps = []
+    for name in c_tests("test_conformance_*.c"):
+        kinds = ["processes"] if name in OF_PROCESSES else ["processes", "threads"]
+        steps += [program(name, f"{over}-{kind}") for kind in kinds]
+    if over == "verbs":
+        for name in [*c_tests("test_verbs*.c"), *c_tests("test_device.c")]:
+            steps.append(program(name) if name in OF_ANY_TRANSPORT else program(name, "all"))
+    memory = ["--memory", "4G", "--cpus", "2", "--numa", "2G,cpus=0", "--numa", "2G,cpus=1"]
+    return Guest("two nodes, two devices", memory, 2, 400, steps)
+
+
+def one_node(over: str) -> Guest:
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    pytest += [str(ROOT / "tests" / test) for test in PYTEST]
+    hidden = ["unshare", "--mount", "sh", "-c", WITHOUT_LIBIBVERBS, "sh", str(BUILD / "refused")]
+    steps = [check("perftest", seconds=60)]
+    if over == "verbs":
+        steps.append(Step("foreign", ["/usr/bin/python3", str(HERE / "foreign.py"), str(BUILD / "foreign")], 60))
+    steps += [
+        Step("without libibverbs", hidden, 30, {"HPC_REFUSAL": "libibverbs.so.1"}),
+        *[program(f"test_conformance_{name}", f"{over}-processes") for name in AGAIN],
+        Step("Python tests", pytest, 150, {"HPC_TEST_TRANSPORTS": over}),
+        check("digits", over, seconds=180),
+        check("cpp", str(CXX), over, seconds=120),
+    ]
+    return Guest("one node, one device", ["--memory", "4G", "--cpus", "2"], 1, 400, steps)
+
+
+def large(over: str) -> Guest:
+    steps = [program(LARGE, f"{over}-processes", seconds=150)]
+    return Guest("8 GiB", ["--memory", "8G", "--cpus", "2"], 1, 200, steps)
+
+
+def guests(over: str) -> list[Guest]:
+    return [two_nodes(over), one_node(over), large(over)]
+
+
+def plain() -> list[Step]:
+    """What this machine does with a library that was built without rdma-core's headers."""
+    env = {"HPC_TEST_SCALE": "10", "HPC_REFUSAL": "built without rdma-core's headers"}
+    steps = [Step(f"{name} shm-processes", [str(PLAIN / name), "shm-processes"], 60, env) for name in PLAIN_TESTS]
+    return [*steps, Step("refused", [str(PLAIN / "refused")], 30, env)]
