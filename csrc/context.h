@@ -47,6 +47,7 @@ struct hpc_context {
     uint64_t loop_seed;
     void *held;          /* loop's: what it holds back */
     struct hpc_tcp *tcp; /* tcp's */
+    struct hpc_verbs *verbs;
     hpc_nics *nics;      /* verbs'; NULL if it can use none */
     int tcp_streams;
     size_t tcp_zerocopy;

@@ -22,6 +22,7 @@ struct hpc_lane {
     int next;             /* where poll looks first */
     int rail;             /* verbs: by which rail to a peer (mod their number), or HPC_RAIL_BY_WORKER */
     uint64_t number;      /* tcp: what this rank calls it; 0: nothing yet */
+    void *verbs;          /* verbs: its queues */
 };
 
 /* Remote completion of all that the lane has put, to every peer that is still here. */

@@ -270,7 +270,7 @@ static int listen_once(hpc_reactor *r) {
     atomic_exchange(&r->owed, 0);
     arm(r, ALL);
     left = look(r, ALL);
-    n = epoll_wait(r->epoll_fd, events, EVENTS, left ? 0 : atomic_load(&r->broken) ? 100 : -1);
+    n = epoll_wait(r->epoll_fd, events, EVENTS, left ? 1 : atomic_load(&r->broken) ? 100 : -1);
     atomic_store(&r->listening, 0);
     if (has_alarm(events, n) && !atomic_load(&r->drowsy)) take_alarm(r, 0);
     handle(r, events, n, SERVICE_BUDGET, &spent);

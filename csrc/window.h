@@ -16,6 +16,7 @@ typedef struct hpc_part {
     int signals;
     hpc_memory *memory; /* mapped here, or NULL */
     uint32_t number;    /* tcp: what its rank calls it */
+    void *remote;       /* verbs: where it is */
 } hpc_part;
 
 struct hpc_window {
@@ -23,6 +24,7 @@ struct hpc_window {
     hpc_memory *memory; /* this rank's part */
     hpc_part *parts;    /* by rank, one's own included */
     uint32_t number;    /* tcp: what this rank calls its part; 0: nothing yet */
+    void *registered;   /* verbs: this rank's part */
 };
 
 /* hpc_window_create with parts that may differ between ranks, and ranges of one's own part on given NUMA nodes (offsets

@@ -32,7 +32,7 @@ _ffi _fast
 
 # Interfaces. A source may include what its own header may, and that header.
 HEADERS = """
-queue.h engine.h transport/tcp.h
+queue.h engine.h transport/tcp.h transport/verbs.h
 lane.h
 window.h rule_pass.h
 context.h mesh.h rule_kernel.h
@@ -62,7 +62,10 @@ SOURCES = {
     "transport.c": "context.h",  # chosen per peer of a context
     "transport/loop.c": "lane.h",  # a transport moves the bytes of a lane
     "transport/shm.c": "lane.h",
-    "transport/verbs.c": "lane.h",
+    "transport/verbs.c": "transport/verbs.h",
+    "transport/verbs_iface.c": "transport/verbs.h",
+    "transport/verbs_link.c": "transport/verbs.h",
+    "transport/verbs_window.c": "transport/verbs.h",
     "transport/tcp.c": "transport/tcp.h",
     "transport/tcp_link.c": "transport/tcp.h",
     "transport/tcp_source.c": "transport/tcp.h",

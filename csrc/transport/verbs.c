@@ -1,11 +1,201 @@
-/* verbs: ranks with RDMA NICs, on InfiniBand or RoCE. */
-#include "lane.h"
+/* verbs: ranks with RDMA NICs, on InfiniBand or RoCE. A put is a write of the NIC into the peer's window, with no
+ * instruction of the peer; signals and events travel as immediates of the writes of their data (transport/verbs.h). */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "transport/verbs.h"
 
 static int reaches(const hpc_address *self, const hpc_address *peer, const char **why) {
     const char *names = self->transports[0] == 0 ? NULL : self->transports;
     hpc_rail rails[HPC_RAILS];
-    hpc_match_rails(&self->devices, &peer->devices, !hpc_transport_allowed(names, &hpc_transport_tcp), rails, why);
-    return 0;
+    return hpc_match_rails(&self->devices, &peer->devices, !hpc_transport_allowed(names, &hpc_transport_tcp), rails,
+                           why) > 0;
 }
 
+#if defined(HPC_HAVE_VERBS)
+
+/* ---- lanes ---- */
+
+typedef struct lane_blob {
+    verbs_greeting greeting;
+} lane_blob;
+
+_Static_assert(sizeof(lane_blob) <= HPC_BLOB_BYTES, "a blob holds it");
+
+/* Which of the pair's rails the lane takes: its own number's, or that of the pair. */
+static const hpc_rail *rail_of(const hpc_verbs *v, const hpc_lane *lane, int peer) {
+    const verbs_peer *p = &v->peers[peer];
+    int n = lane->rail == HPC_RAIL_BY_WORKER ? v->context->group.rank + peer : lane->rail;
+    return &p->rails[n % p->n_rails];
+}
+
+static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
+    hpc_verbs *v = verbs_of(lane->context);
+    verbs_lane *own = lane->verbs;
+    verbs_link *link;
+    if (v == NULL) return hpc_last_error()->status;
+    if (own == NULL) {
+        own = calloc(1, sizeof *own);
+        if (own == NULL) return hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for its queues");
+        own->number = ++v->lanes;
+        lane->verbs = own;
+    }
+    const hpc_rail *rail = rail_of(v, lane, peer);
+    own->links++; /* detach comes for each peer, also after a failure */
+    if (own->ifaces[rail->here] == NULL)
+        own->ifaces[rail->here] = verbs_iface_open(v, rail->here, lane->memory, "lane");
+    if (own->ifaces[rail->here] == NULL) return hpc_last_error()->status;
+    int status = verbs_link_open(v, own->ifaces[rail->here], lane, peer, rail, &link);
+    if (status != HPC_OK) return status;
+    lane->peers[peer].out = link;
+    lane_blob b;
+    verbs_link_greet(link, &b.greeting);
+    memcpy(blob->bytes, &b, sizeof b);
+    return HPC_OK;
+}
+
+static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
+    lane_blob b;
+    (void)deadline;
+    if (blob->fd >= 0) close(blob->fd); /* meant for ranks that share memory with its owner */
+    memcpy(&b, blob->bytes, sizeof b);
+    if (lane->peers[peer].out == NULL) return HPC_OK; /* this rank's own failure is known */
+    return verbs_link_connect(lane->peers[peer].out, &b.greeting);
+}
+
+/* The queue pair stays until the peer's lane goes as well: the peer may still put by it. */
+static void lane_detach(hpc_lane *lane, int peer) {
+    verbs_link *link = lane->peers[peer].out;
+    verbs_lane *own = lane->verbs;
+    if (own == NULL) return;
+    lane->peers[peer].out = NULL;
+    if (link != NULL) {
+        verbs_iface *iface = own->ifaces[link->iface->nic];
+        verbs_link_close(link);
+        verbs_iface_visit(iface); /* it may be the second end to close */
+    }
+    if (--own->links > 0) return;
+    for (int i = 0; i < HPC_RAILS; i++)
+        if (own->ifaces[i] != NULL) verbs_iface_release(own->ifaces[i]);
+    free(own);
+    lane->verbs = NULL;
+}
+
+static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
+    if (blob->fd >= 0) close(blob->fd);
+    return verbs_window_attach(w, peer, blob);
+}
+
+/* ---- data ---- */
+
+static uint64_t address_in(const hpc_window *w, int peer, size_t offset) {
+    return ((const verbs_remote *)w->parts[peer].remote)->address + offset;
+}
+
+static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
+    const verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset)};
+    return nbytes == 0 ? HPC_OK : verbs_link_put(lane->peers[peer].out, w, &order, 0, "put");
+}
+
+/* Whether the receiver will find the value by its low bits: it has seen the last one, which is near. */
+static int fits_imm(const verbs_remote *remote, const verbs_link *link, int signal, uint64_t value) {
+    const struct verbs_sent *last = &remote->sent[signal];
+    return remote->number < VERBS_IMM_WINDOWS && signal < 1 << VERBS_SIGNAL_BITS &&
+           (last->lane == link->lane || last->lane == 0) && value - last->value < 1u << (VERBS_VALUE_BITS - 1);
+}
+
+static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
+                      int signal, uint64_t value) {
+    verbs_link *link = lane->peers[peer].out;
+    verbs_remote *remote = w->parts[peer].remote;
+    verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset)};
+    if (fits_imm(remote, link, signal, value)) {
+        order.with_imm = 1;
+        order.imm = verbs_imm_signal(remote->number, signal, value);
+    } else {
+        order.written = nbytes == 0;
+        order.message =
+            (verbs_message){.kind = VERBS_SIGNAL, .number = remote->number, .word = (uint32_t)signal, .value = value};
+    }
+    remote->sent[signal] = (struct verbs_sent){value, link->lane};
+    return verbs_link_put(link, w, &order, 0, "put_signal");
+}
+
+static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
+                      uint32_t imm) {
+    verbs_link *link = lane->peers[peer].out;
+    verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset)};
+    if (!verbs_imm_is_signal(imm) && nbytes <= verbs_link_most(link)) {
+        order.with_imm = 1;
+        order.imm = imm;
+    } else {
+        order.written = nbytes == 0;
+        order.message = (verbs_message){.kind = VERBS_EVENT, .word = imm, .value = nbytes};
+    }
+    return verbs_link_put(link, w, &order, 1, "put_notify");
+}
+
+/* Once in a round of polls over the peers the lane's queues are looked at. Half of the ring taken, or the peer waits:
+ * it hears of it. Its WANT and this look at wanted are in one order with the ring's head: one of the two sides sees the
+ * other. */
+static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
+    hpc_ring *ring = lane->peers[peer].in;
+    verbs_link *link = lane->peers[peer].out;
+    const verbs_lane *own = lane->verbs;
+    if (peer == ((hpc_verbs *)lane->context->verbs)->first_peer)
+        for (int i = 0; i < HPC_RAILS; i++)
+            if (own->ifaces[i] != NULL) verbs_iface_visit(own->ifaces[i]);
+    int status = hpc_ring_pop(ring, event);
+    if (status != HPC_OK) return status;
+    int wanted = atomic_fetch_add(&link->wanted, 0); /* a barrier, too */
+    uint64_t owed = atomic_load_explicit(&ring->head, memory_order_relaxed) -
+                    atomic_load_explicit(&link->told_taken, memory_order_relaxed);
+    if (wanted) wanted = atomic_exchange(&link->wanted, 0);
+    if (owed >= HPC_NOTIFY_DEPTH / 2 || wanted) verbs_link_tell(link, wanted);
+    return HPC_OK;
+}
+
+static int flush(hpc_lane *lane, int peer) {
+    verbs_link *link = lane->peers[peer].out;
+    int status = verbs_link_flush(link, "flush");
+    if (status != HPC_IN_PROGRESS) return status;
+    verbs_iface_visit(link->iface);
+    return verbs_link_flush(link, "flush");
+}
+
+static int settle(hpc_context *c) {
+    return verbs_settle(c->verbs, -1);
+}
+
+static void release(hpc_context *c) {
+    if (c->verbs != NULL) verbs_close(c->verbs);
+    c->verbs = NULL;
+}
+
+const hpc_transport hpc_transport_verbs = {
+    .name = "verbs",
+    .caps = 0,
+    .reaches = reaches,
+    .window_export = verbs_window_export,
+    .window_attach = window_attach,
+    .window_detach = verbs_window_detach,
+    .lane_export = lane_export,
+    .lane_attach = lane_attach,
+    .lane_detach = lane_detach,
+    .put = put,
+    .put_signal = put_signal,
+    .put_notify = put_notify,
+    .poll = poll_ring,
+    .flush = flush,
+    .settle = settle,
+    .progress = verbs_progress,
+    .release = release,
+};
+
+#else
+
+/* Built without rdma-core's headers: reaches nobody, and says so. */
 const hpc_transport hpc_transport_verbs = {.name = "verbs", .reaches = reaches};
+
+#endif

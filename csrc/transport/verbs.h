@@ -1,0 +1,306 @@
+/* The parts of the verbs transport.
+ *
+ *   verbs.c         the vtable: lanes, puts
+ *   verbs_window.c  registered memory: windows, and sources that are in none
+ *   verbs_link.c    one lane's queue pair to one peer: what is sent
+ *   verbs_iface.c   a lane's completion queue and shared receive queue at one NIC: what has come, what is done
+ *   verbs_device.c  libibverbs, ports
+ *
+ * A *link* joins a lane of this rank with the peer's lane of the same making by one reliable-connected queue pair, on
+ * the lane's rail. The links of a lane at one NIC share an *iface*: a completion queue and a shared receive queue.
+ *
+ * What travels. A put is an RDMA write. An event is an RDMA write with immediate, which is the caller's. A signal is
+ * one, too: its immediate begins with 111 and says the window, the signal and the low bits of the value; whoever polls
+ * the receiver's completion queue stores the word. What does not fit into an immediate (such an immediate of an event,
+ * a value far from the last one, more than one message) is said by a verbs_message, sent behind the write.
+ *
+ * Credits. What takes a receive at the peer needs one of its credits; the peer writes how many it has granted into the
+ * link's credit words, beside how many events its lane has taken. Those writes take no receive and are answered by the
+ * peer's NIC, so there is always a way on: no queue ever waits for the one that it feeds.
+ *
+ * Who may touch what. Everything that is posted on a link, and the orders that wait for room or credit, is under
+ * `sending`, a mutex. A completion queue is polled by the one thread that holds `reading`, a flag; who finds it taken
+ * leaves it to the holder. `reading` may be held when `sending` is taken, never the other way. The tables of ifaces and
+ * windows are under the transport's lock; `sending` may be taken under it, never the other way.
+ *
+ * What orders the data: the NIC has written the payload before the completion of its immediate (the writes of a queue
+ * pair are placed in order, and a completion comes after the data); the poller stores the signal (release) or pushes
+ * the event (release), then rings the bell. */
+#ifndef HPC_VERBS_H
+#define HPC_VERBS_H
+
+#include <pthread.h>
+
+#include "lane.h"
+#include "reactor.h"
+#include "ring.h"
+#include "transport/verbs_device.h"
+
+#if defined(HPC_HAVE_VERBS)
+
+enum {
+    VERBS_DEPTH = 128,     /* sends under way on a link, at most */
+    VERBS_CREDITS = 512,   /* receives of a link that are kept, at most */
+    VERBS_RECEIVES = 8192, /* of all links of an iface together, unless there are very many */
+    VERBS_WINDOWS = 4096,
+    VERBS_COUNT_BITS = 44 /* of a send's wr_id: how many were posted up to it; above, the link's slot */
+};
+
+/* ---- the immediate of a signal: 111, 6 bits of window, 13 of signal, 10 of value ---- */
+
+enum { VERBS_SIGNAL_BITS = 13, VERBS_VALUE_BITS = 10, VERBS_IMM_WINDOWS = 64 };
+
+static inline int verbs_imm_is_signal(uint32_t imm) {
+    return imm >> 29 == 7;
+}
+
+static inline uint32_t verbs_imm_signal(uint32_t window, int signal, uint64_t value) {
+    return 7u << 29 | window << (VERBS_SIGNAL_BITS + VERBS_VALUE_BITS) | (uint32_t)signal << VERBS_VALUE_BITS |
+           (uint32_t)(value & ((1u << VERBS_VALUE_BITS) - 1));
+}
+
+static inline uint32_t verbs_imm_window(uint32_t imm) {
+    return imm >> (VERBS_SIGNAL_BITS + VERBS_VALUE_BITS) & (VERBS_IMM_WINDOWS - 1);
+}
+
+static inline uint32_t verbs_imm_signal_of(uint32_t imm) {
+    return imm >> VERBS_VALUE_BITS & ((1u << VERBS_SIGNAL_BITS) - 1);
+}
+
+/* The value nearest to now that ends in these bits. */
+static inline uint64_t verbs_imm_value(uint32_t imm, uint64_t now) {
+    const uint64_t range = 1u << VERBS_VALUE_BITS;
+    uint64_t ahead = ((uint64_t)imm - now) & (range - 1);
+    return ahead < range / 2 ? now + ahead : now + ahead - range;
+}
+
+/* ---- what a send carries that no immediate can ---- */
+
+typedef enum verbs_kind {
+    VERBS_NONE = 0,
+    VERBS_SIGNAL, /* number: the window, word: the signal, value */
+    VERBS_EVENT,  /* word: the immediate, value: bytes */
+    VERBS_WANT,   /* value: events that the sender knows to be taken; it waits for more */
+    VERBS_CREDIT, /* the credit words were written */
+    VERBS_DETACH, /* number: a window into which nothing comes from the sender any more */
+    VERBS_CLOSE   /* the sender's lane was freed */
+} verbs_kind;
+
+typedef struct verbs_message {
+    uint32_t kind, number, word, reserved;
+    uint64_t value;
+} verbs_message;
+
+/* Written by the peer. */
+typedef struct verbs_credit {
+    _Alignas(64) _Atomic uint64_t granted; /* receives, ever */
+    _Atomic uint64_t taken;                /* events that its lane has polled */
+} verbs_credit;
+
+typedef struct verbs_message_room { /* of a receive */
+    _Alignas(32) verbs_message message;
+} verbs_message_room;
+
+/* ---- registered memory ---- */
+
+/* This rank's part of a window. */
+typedef struct verbs_window {
+    uint32_t number;
+    hpc_memory *memory;
+    size_t nbytes, signals_offset;
+    int signals;
+    struct ibv_mr *regions[HPC_RAILS]; /* by NIC */
+    int holders;                       /* for each peer that knows of it: that peer, and this rank's handle */
+    struct verbs_window *next;         /* of those that are about to go */
+    unsigned char known[];             /* by rank */
+} verbs_window;
+
+/* A peer's part. */
+typedef struct verbs_remote {
+    uint64_t address;
+    uint32_t number;
+    uint32_t keys[HPC_RAILS]; /* by the peer's NIC */
+    struct verbs_sent {
+        uint64_t value;
+        uint64_t lane;
+    } * sent; /* by signal: the last one, and by which lane */
+} verbs_remote;
+
+/* Registered for one put. */
+typedef struct verbs_loan {
+    struct verbs_loan *next;
+    struct ibv_mr *region;
+    uint64_t until; /* it may go when so many sends are done */
+} verbs_loan;
+
+/* ---- links ---- */
+
+/* A put, or a message, of which something is still to be posted. */
+typedef struct verbs_order {
+    struct verbs_order *next;
+    const char *src;
+    uint64_t to;
+    uint32_t local_key, remote_key;
+    size_t nbytes, sent;
+    int written;  /* the write is posted in full, or there is none */
+    int with_imm; /* the last piece has one */
+    uint32_t imm;
+    verbs_message message; /* kind VERBS_NONE: none */
+    int finished;          /* the message was posted */
+    struct ibv_mr *loan;   /* src is registered for it alone */
+    verbs_loan *lent;
+} verbs_order;
+
+typedef struct verbs_link {
+    struct verbs_iface *iface;
+    int peer, slot; /* slot: in the iface's links */
+    uint64_t lane;  /* number of the lane */
+    struct ibv_qp *qp;
+    int depth;       /* sends under way at most */
+    int inline_most; /* bytes that a send can carry itself */
+    int far;         /* the peer's NIC: index of remote keys */
+    hpc_ring *ring;
+    verbs_credit *credit; /* in the iface's block; of the peer's receives */
+    uint64_t credit_to;   /* where the peer has its own */
+    uint32_t credit_key;
+
+    pthread_mutex_t sending;
+    uint64_t posted;
+    int failed;      /* a post was refused */
+    int lost;        /* something was put when it was silent */
+    int unsignalled; /* of the last ones posted */
+    uint64_t used;   /* receives of the peer */
+    uint64_t events; /* put_notify */
+    int wanting;
+    verbs_order *first, **last;
+    verbs_loan *loans, **last_loan;
+    _Atomic uint64_t told_granted, told_taken;
+    int owes, owes_message; /* the credit words could not be written yet */
+    _Atomic uint64_t done;  /* sends that are; written by the holder of the iface's reading */
+
+    uint64_t reaped;           /* of those posted, also when they failed; likewise, like the next one */
+    _Atomic uint64_t consumed; /* receives */
+    _Atomic int wanted;        /* the peer waits for credit */
+    _Atomic int closed_here, closed_there;
+    _Atomic int silent; /* broken: nothing goes out any more */
+    int local;          /* by this rank's own doing; before silent, like why */
+    double broken_at;
+    char why[HPC_REASON_BYTES];
+} verbs_link;
+
+/* ---- ifaces ---- */
+
+typedef struct verbs_iface {
+    struct hpc_verbs *verbs;
+    int nic;
+    _Atomic int references; /* the lane's, the links', of those who visit */
+    struct ibv_cq *cq;
+    struct ibv_srq *srq;
+    int credits, receives, depth; /* of a link; in all; sends of a link */
+    void *block;                  /* credit words of all links, then the receives */
+    size_t block_bytes;
+    struct ibv_mr *region;
+    verbs_credit *credit;      /* by slot */
+    verbs_message_room *rooms; /* by receive */
+    verbs_link **links;        /* by slot; NULL: free */
+    int n_links, n_slots;      /* slots that there can be */
+    struct verbs_number {
+        uint32_t qp;
+        int slot; /* -1: nobody */
+    } * numbers;  /* by queue pair, open addressing */
+    uint32_t mask;
+    hpc_memory *ring_memory;
+    _Atomic int reading;
+    _Atomic int armed;   /* the next completion is an event of the channel */
+    _Atomic int closing; /* some link may be able to go */
+    _Atomic int waiting; /* links with orders */
+} verbs_iface;
+
+/* ---- the transport ---- */
+
+typedef struct verbs_peer {
+    int n_rails; /* 0: not one of verbs' */
+    hpc_rail rails[HPC_RAILS];
+} verbs_peer;
+
+typedef struct hpc_verbs {
+    hpc_context *context;
+    hpc_nics *nics;
+    const verbs_library *library;
+    hpc_reactor *reactor;
+    int source; /* in the reactor */
+    int n_peers, first_peer;
+    verbs_peer *peers; /* by rank */
+    struct ibv_comp_channel *channels[HPC_RAILS];
+    pthread_mutex_t lock;
+    verbs_iface **ifaces;
+    int n_ifaces, room;
+    uint64_t lanes;
+    _Atomic(verbs_window *) windows[VERBS_WINDOWS]; /* by number; 0 is none */
+    uint32_t last_number;
+    int many_windows;    /* there have been more than an immediate can say */
+    verbs_window *going; /* whose last holder is gone; freed when no completion can name them any more */
+    _Atomic int n_going;
+} hpc_verbs;
+
+/* A lane's ifaces. */
+typedef struct verbs_lane {
+    uint64_t number;
+    int links;
+    verbs_iface *ifaces[HPC_RAILS]; /* by NIC; NULL where it has no link */
+} verbs_lane;
+
+static inline size_t verbs_link_most(const verbs_link *link) { /* bytes of one message */
+    return link->iface->verbs->nics->nics[link->iface->nic].most_message;
+}
+
+/* ---- verbs_window.c ---- */
+
+int verbs_window_export(hpc_window *window, int peer, hpc_blob *blob);
+int verbs_window_attach(hpc_window *window, int peer, const hpc_blob *blob);
+void verbs_window_detach(hpc_window *window, int peer);
+void verbs_window_leave(hpc_verbs *verbs, uint32_t number); /* a holder has let go */
+void verbs_window_free(hpc_verbs *verbs, verbs_window *window);
+/* The region of this NIC that src lies in. NULL: none, of any window. */
+struct ibv_mr *verbs_region_of(hpc_verbs *verbs, const hpc_window *window, int nic, const void *src, size_t nbytes);
+
+/* ---- verbs_link.c ---- */
+
+int verbs_link_open(hpc_verbs *verbs, verbs_iface *iface, hpc_lane *lane, int peer, const hpc_rail *rail,
+                    verbs_link **link);
+/* What the peer must know of the link, and what it said. */
+typedef struct verbs_greeting {
+    uint64_t credit_to;
+    uint32_t qp, sequence, credit_key, credits;
+} verbs_greeting;
+void verbs_link_greet(const verbs_link *link, verbs_greeting *greeting);
+int verbs_link_connect(verbs_link *link, const verbs_greeting *greeting);
+void verbs_link_free(verbs_link *link); /* its queue pair, and what it holds */
+
+/* Posts it now or later; is_event: HPC_IN_PROGRESS, with nothing done, while the peer's ring is full. op is the
+ * caller's. */
+int verbs_link_put(verbs_link *link, const hpc_window *window, const verbs_order *order, int is_event, const char *op);
+int verbs_link_flush(verbs_link *link, const char *op);
+int verbs_link_say(verbs_link *link, const verbs_message *message);
+void verbs_link_go_on(verbs_link *link);             /* some sends are done, or credit has come */
+void verbs_link_tell(verbs_link *link, int message); /* the peer, of its credit */
+void verbs_link_break(verbs_link *link, enum ibv_wc_status status);
+void verbs_link_close(verbs_link *link); /* this end */
+int verbs_link_can_go(verbs_link *link); /* closed at both ends, or broken; by the holder of reading */
+
+/* ---- verbs_iface.c ---- */
+
+hpc_verbs *verbs_of(hpc_context *context); /* opens it at the first call; NULL with the error recorded */
+void verbs_close(hpc_verbs *verbs);
+verbs_iface *verbs_iface_open(hpc_verbs *verbs, int nic, hpc_memory *ring_memory, const char *op);
+void verbs_iface_release(verbs_iface *iface);
+int verbs_iface_slot(verbs_iface *iface);                   /* a free one; -1 */
+void verbs_iface_add(verbs_iface *iface, verbs_link *link); /* into its slot; takes a reference */
+int verbs_iface_visit(
+    verbs_iface *iface); /* takes what has come; nonzero if more is left, or another thread is at it */
+int verbs_progress(hpc_context *context);
+int verbs_settle(hpc_verbs *verbs, int peer); /* flushes what this rank has put, to peer or (-1) to all that are here;
+                                                 how many links are left */
+
+#endif
+#endif

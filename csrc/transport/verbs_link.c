@@ -1,0 +1,477 @@
+/* One lane's queue pair to one peer: what is sent.
+ *
+ * A put is posted at once; what finds the send queue full, or wants a credit that is not there, becomes an order and is
+ * posted by whoever sees sends done or credit come. Nothing waits here. Of the small writes one in many asks for a
+ * completion, and a flush asks for one behind the last of them. */
+#include "transport/verbs.h"
+
+#if defined(HPC_HAVE_VERBS)
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    CHAIN = 16,        /* sends of one post */
+    INLINE = 256,      /* bytes that a send should be able to carry itself */
+    INLINE_LEAST = 64, /* and has to */
+    LARGE = 4096,      /* a write that is worth a completion of its own */
+    RNR_TIMER = 12,    /* 0.64 ms until a peer without receives is tried again */
+    RETRIES = 7,
+    ACK_TIMEOUT = 16, /* 0.27 s: with the retries, a port that is gone is known after 2 s */
+    HOPS = 64
+};
+
+/* ---- life ---- */
+
+static int create_queue_pair(verbs_link *l, struct ibv_pd *pd, const verbs_library *library) {
+    const int sizes[] = {INLINE, INLINE / 2, INLINE_LEAST};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && l->qp == NULL; i++) {
+        struct ibv_qp_init_attr a = {
+            .send_cq = l->iface->cq,
+            .recv_cq = l->iface->cq,
+            .srq = l->iface->srq,
+            .cap = {.max_send_wr = (uint32_t)l->depth, .max_send_sge = 1, .max_inline_data = (uint32_t)sizes[i]},
+            .qp_type = IBV_QPT_RC};
+        l->qp = library->create_qp(pd, &a);
+        l->inline_most = sizes[i];
+    }
+    return l->qp == NULL ? errno : 0;
+}
+
+int verbs_link_open(hpc_verbs *v, verbs_iface *f, hpc_lane *lane, int peer, const hpc_rail *rail, verbs_link **link) {
+    const verbs_nic *nic = &v->nics->nics[f->nic];
+    verbs_link *l = calloc(1, sizeof *l);
+    int slot = verbs_iface_slot(f);
+    if (l == NULL || slot < 0) {
+        free(l);
+        return hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for a queue pair to rank %d", peer);
+    }
+    pthread_mutex_init(&l->sending, NULL);
+    l->iface = f;
+    l->peer = peer;
+    l->slot = slot;
+    l->lane = ((verbs_lane *)lane->verbs)->number;
+    l->depth = f->depth;
+    l->far = rail->there;
+    l->ring = lane->peers[peer].in;
+    l->credit = &f->credit[slot];
+    l->last = &l->first;
+    l->last_loan = &l->loans;
+    struct ibv_qp_attr a = {
+        .qp_state = IBV_QPS_INIT, .port_num = (uint8_t)nic->port, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+    int error = create_queue_pair(l, nic->pd, v->library);
+    if (error == 0)
+        error = v->library->modify_qp(l->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    if (error != 0) {
+        l->iface = NULL; /* not in it yet */
+        if (l->qp != NULL) v->library->destroy_qp(l->qp);
+        pthread_mutex_destroy(&l->sending);
+        free(l);
+        return hpc_fail_transport("lane", "verbs", peer, "rank %d: lane: %s cannot make a queue pair for rank %d: %s%s",
+                                  v->context->group.rank, nic->name, peer, strerror(error),
+                                  error == ENOMEM ? "; it has no more, or ulimit -l is too low" : "");
+    }
+    verbs_iface_add(f, l);
+    *link = l;
+    return HPC_OK;
+}
+
+void verbs_link_greet(const verbs_link *l, verbs_greeting *g) {
+    *g = (verbs_greeting){.qp = l->qp->qp_num,
+                          .sequence = l->qp->qp_num & 0xffffff,
+                          .credit_to = (uint64_t)(uintptr_t)l->credit,
+                          .credit_key = l->iface->region->rkey,
+                          .credits = (uint32_t)l->iface->credits};
+}
+
+static void address_of(const verbs_nic *nic, const hpc_port_address *peer, struct ibv_ah_attr *ah) {
+    *ah = (struct ibv_ah_attr){.port_num = (uint8_t)nic->port, .dlid = peer->lid};
+    /* Inside an InfiniBand subnet the LID is enough; everywhere else there is a global route. */
+    if (nic->address.fabric == HPC_FABRIC_INFINIBAND && memcmp(nic->address.gid, peer->gid, 8) == 0) return;
+    ah->is_global = 1;
+    ah->grh.sgid_index = (uint8_t)nic->gid_index;
+    ah->grh.hop_limit = HOPS;
+    memcpy(ah->grh.dgid.raw, peer->gid, sizeof peer->gid);
+}
+
+int verbs_link_connect(verbs_link *l, const verbs_greeting *g) {
+    hpc_verbs *v = l->iface->verbs;
+    const verbs_nic *nic = &v->nics->nics[l->iface->nic];
+    const hpc_port_address *peer = &v->context->addresses[l->peer].devices.ports[l->far];
+    uint8_t mtu = peer->mtu < nic->address.mtu ? peer->mtu : nic->address.mtu;
+    struct ibv_qp_attr ready = {.qp_state = IBV_QPS_RTR,
+                                .path_mtu = (enum ibv_mtu)mtu,
+                                .dest_qp_num = g->qp,
+                                .rq_psn = g->sequence,
+                                .max_dest_rd_atomic = 1,
+                                .min_rnr_timer = RNR_TIMER};
+    struct ibv_qp_attr send = {.qp_state = IBV_QPS_RTS,
+                               .timeout = ACK_TIMEOUT,
+                               .retry_cnt = RETRIES,
+                               .rnr_retry = RETRIES - 1, /* 7 would be for ever */
+                               .sq_psn = l->qp->qp_num & 0xffffff,
+                               .max_rd_atomic = 1};
+    address_of(nic, peer, &ready.ah_attr);
+    l->credit_to = g->credit_to;
+    l->credit_key = g->credit_key;
+    atomic_store_explicit(&l->credit->granted, g->credits, memory_order_relaxed);
+    atomic_store_explicit(&l->told_granted, (uint64_t)l->iface->credits, memory_order_relaxed);
+    int error = v->library->modify_qp(l->qp, &ready,
+                                      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    if (error == 0)
+        error = v->library->modify_qp(l->qp, &send,
+                                      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                          IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+    if (error == 0) return HPC_OK;
+    return hpc_fail_transport("lane", "verbs", l->peer,
+                              "rank %d: lane: %s cannot connect to rank %d: %s; check the route to its address",
+                              v->context->group.rank, nic->name, l->peer, strerror(error));
+}
+
+static void free_loans(verbs_link *l, uint64_t done) {
+    while (l->loans != NULL && l->loans->until <= done) {
+        verbs_loan *loan = l->loans;
+        l->loans = loan->next;
+        if (l->loans == NULL) l->last_loan = &l->loans;
+        l->iface->verbs->library->dereg_mr(loan->region);
+        free(loan);
+    }
+}
+
+static void drop_orders(verbs_link *l) {
+    for (verbs_order *o = l->first, *next; o != NULL; o = next) {
+        next = o->next;
+        if (o->loan != NULL) {
+            l->iface->verbs->library->dereg_mr(o->loan);
+            free(o->lent);
+        }
+        free(o);
+    }
+    if (l->first != NULL) atomic_fetch_sub(&l->iface->waiting, 1);
+    l->first = NULL;
+    l->last = &l->first;
+}
+
+void verbs_link_free(verbs_link *l) {
+    l->iface->verbs->library->destroy_qp(l->qp);
+    free_loans(l, UINT64_MAX);
+    pthread_mutex_destroy(&l->sending);
+    free(l);
+}
+
+/* ---- breaking ---- */
+
+/* What a completion's status means for whoever has to repair it. */
+static const char *hint(enum ibv_wc_status status) {
+    switch (status) {
+    case IBV_WC_RETRY_EXC_ERR:
+        return "its port does not answer: check link, MTU, UDP 4791";
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+        return "it takes nothing: is its process stopped?";
+    case IBV_WC_REM_ACCESS_ERR:
+        return "its window is not there any more";
+    case IBV_WC_LOC_PROT_ERR:
+        return "the source was unmapped before the flush";
+    case IBV_WC_WR_FLUSH_ERR:
+        return "the queue pair was closed";
+    default:
+        return "see the NIC's counters and dmesg";
+    }
+}
+
+void verbs_link_break(verbs_link *l, enum ibv_wc_status status) {
+    hpc_verbs *v = l->iface->verbs;
+    pthread_mutex_lock(&l->sending);
+    drop_orders(l);
+    if (!atomic_load_explicit(&l->silent, memory_order_relaxed)) {
+        l->local = status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR ||
+                   status == IBV_WC_LOC_ACCESS_ERR || status == IBV_WC_MW_BIND_ERR;
+        snprintf(l->why, sizeof l->why, "RDMA on %s: %s (%s)", v->nics->nics[l->iface->nic].name,
+                 v->library->wc_status_str(status), hint(status));
+        l->broken_at = hpc_now();
+        atomic_store_explicit(&l->silent, 1, memory_order_release);
+        if (!atomic_load(&l->closed_there)) hpc_reactor_report(v->reactor);
+        atomic_store(&l->iface->closing, 1);
+    }
+    pthread_mutex_unlock(&l->sending);
+}
+
+static int is_silent(const verbs_link *l) {
+    return atomic_load_explicit(&l->silent, memory_order_acquire);
+}
+
+/* For a caller of a broken link: what this rank did wrong itself it hears at once; what became of the peer the control
+ * channel says, or the reactor's thread after a grace. */
+static int broken(const verbs_link *l, const char *op, int otherwise) {
+    if (!l->local) return otherwise;
+    return hpc_fail_transport(op, "verbs", l->peer, "rank %d: %s: to rank %d: %s", l->iface->verbs->context->group.rank,
+                              op, l->peer, l->why);
+}
+
+/* ---- posting, all of it under l->sending ---- */
+
+static int room(const verbs_link *l) {
+    return l->depth - (int)(l->posted - atomic_load_explicit(&l->done, memory_order_acquire));
+}
+
+static int has_credit(const verbs_link *l) {
+    return l->used < atomic_load_explicit(&l->credit->granted, memory_order_acquire);
+}
+
+typedef struct chain {
+    struct ibv_send_wr sends[CHAIN];
+    struct ibv_sge parts[CHAIN];
+    int n;
+} chain;
+
+static struct ibv_send_wr *add_send(verbs_link *l, chain *c, enum ibv_wr_opcode opcode, const void *src, size_t nbytes,
+                                    uint32_t key, int asks) {
+    struct ibv_send_wr *s = &c->sends[c->n];
+    c->parts[c->n] = (struct ibv_sge){(uint64_t)(uintptr_t)src, (uint32_t)nbytes, key};
+    l->posted++;
+    *s = (struct ibv_send_wr){.wr_id = (uint64_t)l->slot << VERBS_COUNT_BITS | l->posted,
+                              .sg_list = &c->parts[c->n],
+                              .num_sge = nbytes > 0,
+                              .opcode = opcode};
+    if (nbytes > 0 && nbytes <= (size_t)l->inline_most) s->send_flags |= IBV_SEND_INLINE;
+    /* Enough of them that a full queue always has one whose completion makes room. */
+    if (asks || nbytes >= LARGE || ++l->unsignalled >= l->depth / 4) {
+        s->send_flags |= IBV_SEND_SIGNALED;
+        l->unsignalled = 0;
+    }
+    if (c->n > 0) c->sends[c->n - 1].next = s;
+    c->n++;
+    return s;
+}
+
+static void post(verbs_link *l, chain *c) {
+    struct ibv_send_wr *bad;
+    if (c->n > 0 && ibv_post_send(l->qp, c->sends, &bad) != 0) l->failed = 1;
+}
+
+static void add_write(verbs_link *l, chain *c, verbs_order *o) {
+    size_t most = verbs_link_most(l);
+    size_t piece = o->nbytes - o->sent < most ? o->nbytes - o->sent : most;
+    int last = o->sent + piece == o->nbytes, with_imm = last && o->with_imm;
+    struct ibv_send_wr *s = add_send(l, c, with_imm ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE, o->src + o->sent,
+                                     piece, o->local_key, last && o->loan != NULL);
+    s->wr.rdma.remote_addr = o->to + o->sent;
+    s->wr.rdma.rkey = o->remote_key;
+    if (with_imm) {
+        s->imm_data = htonl(o->imm);
+        l->used++;
+    }
+    o->sent += piece;
+    o->written = last;
+    if (last && o->loan != NULL) {
+        o->lent->until = l->posted;
+        *l->last_loan = o->lent;
+        l->last_loan = &o->lent->next;
+        o->loan = NULL;
+    }
+}
+
+static int is_posted(const verbs_order *o) {
+    return o->written && o->message.kind == VERBS_NONE;
+}
+
+/* As much of it as there is room and credit for; whether that is all. */
+static int post_order(verbs_link *l, verbs_order *o) {
+    chain c;
+    int most;
+    do {
+        c.n = 0;
+        most = room(l) < CHAIN ? room(l) : CHAIN;
+        while (!is_posted(o) && c.n < most) {
+            int takes_receive = o->written || (o->with_imm && o->nbytes - o->sent <= verbs_link_most(l));
+            if (takes_receive && !has_credit(l)) {
+                most = 0;
+                break;
+            }
+            if (o->written) {
+                add_send(l, &c, IBV_WR_SEND, &o->message, sizeof o->message, 0, o->message.kind == VERBS_CLOSE);
+                l->used++;
+                o->finished = 1;
+                break;
+            }
+            add_write(l, &c, o);
+        }
+        post(l, &c);
+        if (o->finished) o->message.kind = VERBS_NONE; /* it was read by the post: inline */
+    } while (!is_posted(o) && most == CHAIN && !l->failed);
+    return is_posted(o);
+}
+
+static void submit(verbs_link *l, const verbs_order *given) {
+    verbs_order order = *given, *o;
+    if (l->first == NULL && post_order(l, &order)) return;
+    o = malloc(sizeof *o);
+    if (o == NULL) {
+        l->failed = 1;
+        return;
+    }
+    *o = order;
+    o->next = NULL;
+    if (l->first == NULL) atomic_fetch_add(&l->iface->waiting, 1);
+    *l->last = o;
+    l->last = &o->next;
+}
+
+/* A post that the library refuses leaves the queue pair as it is, and the peer without something: the link is over. */
+static void unlock(verbs_link *l) {
+    int failed = l->failed;
+    l->failed = 0;
+    pthread_mutex_unlock(&l->sending);
+    if (failed) verbs_link_break(l, IBV_WC_LOC_QP_OP_ERR);
+}
+
+void verbs_link_go_on(verbs_link *l) {
+    int owes, message;
+    pthread_mutex_lock(&l->sending);
+    free_loans(l, atomic_load_explicit(&l->done, memory_order_acquire));
+    while (l->first != NULL && !is_silent(l) && !l->failed && post_order(l, l->first)) {
+        verbs_order *o = l->first;
+        l->first = o->next;
+        if (l->first == NULL) {
+            l->last = &l->first;
+            atomic_fetch_sub(&l->iface->waiting, 1);
+        }
+        free(o);
+    }
+    owes = l->owes;
+    message = l->owes_message;
+    unlock(l);
+    if (owes) verbs_link_tell(l, message);
+}
+
+/* ---- what a lane asks for ---- */
+
+/* Memory that is in no window is registered until the put is done with it. */
+static int lend(verbs_link *l, verbs_order *o, const char *op) {
+    hpc_verbs *v = l->iface->verbs;
+    const verbs_nic *nic = &v->nics->nics[l->iface->nic];
+    o->lent = malloc(sizeof *o->lent);
+    o->loan = o->lent == NULL ? NULL : v->library->reg_mr(nic->pd, (void *)(uintptr_t)o->src, o->nbytes, 0);
+    if (o->loan == NULL) {
+        int error = o->lent == NULL ? ENOMEM : errno;
+        free(o->lent);
+        return hpc_fail_transport(op, "verbs", l->peer, "rank %d: %s: %s cannot register %zu bytes of the source: %s%s",
+                                  v->context->group.rank, op, nic->name, o->nbytes, strerror(error),
+                                  error == ENOMEM ? "; raise ulimit -l, or put from a window's memory" : "");
+    }
+    *o->lent = (verbs_loan){.region = o->loan};
+    o->local_key = o->loan->lkey;
+    return HPC_OK;
+}
+
+static int may_notify(verbs_link *l) {
+    uint64_t taken = atomic_load_explicit(&l->credit->taken, memory_order_acquire);
+    if (l->events - taken < HPC_NOTIFY_DEPTH) {
+        l->wanting = 0;
+        return 1;
+    }
+    if (!l->wanting) submit(l, &(verbs_order){.written = 1, .message = {.kind = VERBS_WANT, .value = taken}});
+    l->wanting = 1;
+    return 0;
+}
+
+int verbs_link_put(verbs_link *l, const hpc_window *w, const verbs_order *given, int is_event, const char *op) {
+    verbs_order o = *given;
+    int status = HPC_OK;
+    o.remote_key = ((const verbs_remote *)w->parts[l->peer].remote)->keys[l->far];
+    if (o.nbytes > (size_t)l->inline_most) {
+        const struct ibv_mr *region = verbs_region_of(l->iface->verbs, w, l->iface->nic, o.src, o.nbytes);
+        if (region != NULL)
+            o.local_key = region->lkey;
+        else
+            status = lend(l, &o, op);
+        if (status != HPC_OK) return status;
+    }
+    pthread_mutex_lock(&l->sending);
+    if (is_silent(l)) {
+        status = broken(l, op, is_event ? HPC_IN_PROGRESS : HPC_OK);
+        l->lost = 1; /* flush must not take it for delivered */
+    } else if (is_event && !may_notify(l)) {
+        status = HPC_IN_PROGRESS;
+    } else {
+        l->events += is_event != 0;
+        submit(l, &o);
+        o.loan = NULL;
+    }
+    unlock(l);
+    if (o.loan != NULL) { /* not taken */
+        l->iface->verbs->library->dereg_mr(o.loan);
+        free(o.lent);
+    }
+    return status;
+}
+
+int verbs_link_say(verbs_link *l, const verbs_message *message) {
+    pthread_mutex_lock(&l->sending);
+    if (!is_silent(l)) submit(l, &(verbs_order){.written = 1, .message = *message});
+    unlock(l);
+    return HPC_OK;
+}
+
+int verbs_link_flush(verbs_link *l, const char *op) {
+    int status;
+    pthread_mutex_lock(&l->sending);
+    if (is_silent(l)) {
+        status = l->lost || atomic_load(&l->done) < l->posted ? broken(l, op, HPC_IN_PROGRESS) : HPC_OK;
+    } else {
+        if (l->first == NULL && l->unsignalled > 0 && room(l) > 0) { /* an empty write behind the last one */
+            chain c = {.n = 0};
+            struct ibv_send_wr *s = add_send(l, &c, IBV_WR_RDMA_WRITE, NULL, 0, 0, 1);
+            s->wr.rdma.remote_addr = l->credit_to;
+            s->wr.rdma.rkey = l->credit_key;
+            post(l, &c);
+        }
+        status = l->first == NULL && atomic_load_explicit(&l->done, memory_order_acquire) == l->posted
+                     ? HPC_OK
+                     : HPC_IN_PROGRESS;
+    }
+    unlock(l);
+    return status;
+}
+
+void verbs_link_tell(verbs_link *l, int message) {
+    pthread_mutex_lock(&l->sending);
+    if (!is_silent(l) && !atomic_load(&l->closed_here)) {
+        uint64_t words[2] = {(uint64_t)l->iface->credits + atomic_load_explicit(&l->consumed, memory_order_acquire),
+                             atomic_load_explicit(&l->ring->head, memory_order_acquire)};
+        l->owes = room(l) == 0;
+        l->owes_message = l->owes && message;
+        if (!l->owes) {
+            chain c = {.n = 0};
+            struct ibv_send_wr *s = add_send(l, &c, IBV_WR_RDMA_WRITE, words, sizeof words, 0, 0);
+            s->wr.rdma.remote_addr = l->credit_to;
+            s->wr.rdma.rkey = l->credit_key;
+            post(l, &c);
+            atomic_store_explicit(&l->told_granted, words[0], memory_order_relaxed);
+            atomic_store_explicit(&l->told_taken, words[1], memory_order_relaxed);
+            if (message) submit(l, &(verbs_order){.written = 1, .message = {.kind = VERBS_CREDIT}});
+        }
+    }
+    unlock(l);
+}
+
+void verbs_link_close(verbs_link *l) {
+    pthread_mutex_lock(&l->sending);
+    if (!is_silent(l)) submit(l, &(verbs_order){.written = 1, .message = {.kind = VERBS_CLOSE}});
+    atomic_store(&l->closed_here, 1);
+    unlock(l);
+}
+
+int verbs_link_can_go(verbs_link *l) {
+    int can = atomic_load(&l->closed_here) && (atomic_load(&l->closed_there) || is_silent(l));
+    pthread_mutex_lock(&l->sending);
+    can = can && l->first == NULL && l->reaped == l->posted;
+    pthread_mutex_unlock(&l->sending);
+    return can;
+}
+
+#endif

@@ -1,0 +1,180 @@
+/* Registered memory. A window is registered once with every NIC, as one region, so that a put into it or from it needs
+ * no more than an address and a key.
+ *
+ * A window is freed by each rank for itself, and a write into a region that is gone would break the queue pair. So a
+ * rank that frees its handle lets its own puts end and then tells the owner that nothing comes from it any more; the
+ * region goes when all have said so, and when no completion that is still in a queue can name it. */
+#include "transport/verbs.h"
+
+#if defined(HPC_HAVE_VERBS)
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct window_blob {
+    uint64_t address;
+    uint32_t number;
+    uint32_t keys[HPC_RAILS];
+} window_blob;
+
+_Static_assert(sizeof(window_blob) <= HPC_BLOB_BYTES, "a blob holds it");
+
+/* Numbers that an immediate can say are taken in turn, so that a late completion names nothing else; then the others.
+ */
+static uint32_t free_number(hpc_verbs *v) {
+    for (uint32_t i = 1; i < VERBS_IMM_WINDOWS; i++) {
+        uint32_t number = 1 + (v->last_number + i - 1) % (VERBS_IMM_WINDOWS - 1);
+        if (atomic_load_explicit(&v->windows[number], memory_order_relaxed) == NULL) return v->last_number = number;
+    }
+    for (uint32_t number = VERBS_IMM_WINDOWS; number < VERBS_WINDOWS; number++)
+        if (atomic_load_explicit(&v->windows[number], memory_order_relaxed) == NULL) {
+            v->many_windows = 1;
+            return number;
+        }
+    return 0;
+}
+
+static int register_window(hpc_verbs *v, hpc_window *w) {
+    const hpc_part *part = &w->parts[v->context->group.rank];
+    verbs_window *r = calloc(1, sizeof *r + (size_t)v->context->group.size);
+    if (r == NULL) return hpc_fail(HPC_ERR_MEMORY, "window", "window: no memory to register it");
+    *r = (verbs_window){.nbytes = part->nbytes,
+                        .signals_offset = part->signals_offset,
+                        .signals = part->signals,
+                        .memory = hpc_memory_retain(w->memory)};
+    for (int i = 0; i < v->nics->n; i++) {
+        r->regions[i] = v->library->reg_mr(v->nics->nics[i].pd, w->memory->data, w->memory->nbytes,
+                                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+        if (r->regions[i] != NULL) continue;
+        int error = errno;
+        verbs_window_free(v, r);
+        return hpc_fail_transport("window", "verbs", -1, "rank %d: window: %s cannot register %zu bytes: %s%s",
+                                  v->context->group.rank, v->nics->nics[i].name, w->memory->nbytes, strerror(error),
+                                  error == ENOMEM || error == EPERM || error == EAGAIN
+                                      ? "; raise the limit of locked memory (ulimit -l unlimited)"
+                                      : "");
+    }
+    pthread_mutex_lock(&v->lock);
+    r->number = free_number(v);
+    if (r->number != 0) atomic_store_explicit(&v->windows[r->number], r, memory_order_release);
+    pthread_mutex_unlock(&v->lock);
+    if (r->number == 0) {
+        verbs_window_free(v, r);
+        return hpc_fail(HPC_ERR_TRANSPORT, "window", "window: there are %d windows already; free some",
+                        VERBS_WINDOWS - 1);
+    }
+    w->registered = r;
+    return HPC_OK;
+}
+
+void verbs_window_free(hpc_verbs *v, verbs_window *r) {
+    for (int i = 0; i < v->nics->n; i++)
+        if (r->regions[i] != NULL) v->library->dereg_mr(r->regions[i]);
+    hpc_memory_release(r->memory);
+    free(r);
+}
+
+int verbs_window_export(hpc_window *w, int peer, hpc_blob *blob) {
+    hpc_verbs *v = verbs_of(w->context);
+    int status = v == NULL ? hpc_last_error()->status : w->registered != NULL ? HPC_OK : register_window(v, w);
+    if (status != HPC_OK) return status;
+    verbs_window *r = w->registered;
+    window_blob b = {.address = (uint64_t)(uintptr_t)r->memory->data, .number = r->number};
+    for (int i = 0; i < v->nics->n; i++) b.keys[i] = r->regions[i]->rkey;
+    memcpy(blob->bytes, &b, sizeof b);
+    pthread_mutex_lock(&v->lock);
+    r->known[peer] = 1;
+    r->holders += 2;
+    pthread_mutex_unlock(&v->lock);
+    return HPC_OK;
+}
+
+int verbs_window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
+    size_t signals = (size_t)w->parts[peer].signals;
+    verbs_remote *remote = calloc(1, sizeof *remote);
+    window_blob b;
+    memcpy(&b, blob->bytes, sizeof b);
+    if (remote != NULL) remote->sent = calloc(signals + 1, sizeof *remote->sent); /* pages come as they are used */
+    if (remote == NULL || remote->sent == NULL) {
+        free(remote);
+        return hpc_fail(HPC_ERR_MEMORY, "window", "window: no memory for rank %d's part", peer);
+    }
+    remote->address = b.address;
+    remote->number = b.number;
+    memcpy(remote->keys, b.keys, sizeof b.keys);
+    w->parts[peer].remote = remote;
+    return HPC_OK;
+}
+
+/* One of its two holders for a peer has let go: the last one takes the window out of the table. */
+static void drop_holder(hpc_verbs *v, verbs_window *r) {
+    if (--r->holders > 0) return;
+    atomic_store_explicit(&v->windows[r->number], NULL, memory_order_release);
+    r->next = v->going;
+    v->going = r;
+    atomic_fetch_add(&v->n_going, 1);
+}
+
+void verbs_window_leave(hpc_verbs *v, uint32_t number) {
+    pthread_mutex_lock(&v->lock);
+    verbs_window *r = number < VERBS_WINDOWS ? atomic_load_explicit(&v->windows[number], memory_order_relaxed) : NULL;
+    if (r != NULL && r->holders > 0) drop_holder(v, r);
+    pthread_mutex_unlock(&v->lock);
+}
+
+/* Lets what this rank has put to the peer, by any lane, come to its end. */
+static void let_puts_end(hpc_verbs *v, int peer) {
+    hpc_group *g = &v->context->group;
+    double deadline = hpc_deadline(g, -1);
+    while (!atomic_load(&g->closed) && verbs_settle(v, peer) != 0 && hpc_now() < deadline) {
+        if (atomic_load_explicit(&g->states[peer], memory_order_acquire) != HPC_PEER_ALIVE) return;
+        verbs_progress(v->context);
+        sched_yield();
+    }
+}
+
+void verbs_window_detach(hpc_window *w, int peer) {
+    hpc_verbs *v = w->context->verbs;
+    verbs_remote *remote = w->parts[peer].remote;
+    verbs_window *r = w->registered;
+    if (remote != NULL) {
+        hpc_lane *lane = w->context->lane;
+        let_puts_end(v, peer);
+        if (!atomic_load(&w->context->group.closed) && lane != NULL && lane->peers[peer].out != NULL)
+            verbs_link_say(lane->peers[peer].out, &(verbs_message){.kind = VERBS_DETACH, .number = remote->number});
+        free(remote->sent);
+        free(remote);
+        w->parts[peer].remote = NULL;
+    }
+    if (r == NULL) return;
+    pthread_mutex_lock(&v->lock);
+    if (r->known[peer]) {
+        r->known[peer] = 0;
+        drop_holder(v, r);
+    }
+    pthread_mutex_unlock(&v->lock);
+}
+
+static struct ibv_mr *covers(const verbs_window *r, int nic, const void *src, size_t nbytes) {
+    if (r == NULL) return NULL;
+    uintptr_t start = (uintptr_t)r->memory->data, at = (uintptr_t)src;
+    return at >= start && at - start <= r->memory->nbytes && nbytes <= r->memory->nbytes - (at - start)
+               ? r->regions[nic]
+               : NULL;
+}
+
+struct ibv_mr *verbs_region_of(hpc_verbs *v, const hpc_window *w, int nic, const void *src, size_t nbytes) {
+    struct ibv_mr *region = covers(w->registered, nic, src, nbytes);
+    if (region != NULL) return region;
+    pthread_mutex_lock(&v->lock);
+    for (uint32_t i = 1; i < VERBS_WINDOWS && region == NULL; i++) {
+        if (i == VERBS_IMM_WINDOWS && !v->many_windows) break;
+        region = covers(atomic_load_explicit(&v->windows[i], memory_order_relaxed), nic, src, nbytes);
+    }
+    pthread_mutex_unlock(&v->lock);
+    return region;
+}
+
+#endif
