@@ -114,6 +114,15 @@ static int count(const hpc_device_address *a) {
     return a->state != HPC_VERBS_READY || a->n < 0 ? 0 : a->n < HPC_RAILS ? a->n : HPC_RAILS;
 }
 
+int hpc_node_of_core(const hpc_device_address *address, int core) {
+    int n = count(address);
+    if (n == 0) return -1;
+    if (core >= 0) return address->ports[core % n].node;
+    for (int i = 1; i < n; i++)
+        if (address->ports[i].node != address->ports[0].node) return -1;
+    return address->ports[0].node;
+}
+
 typedef struct pairing {
     const hpc_device_address *of[2];
     unsigned taken[2];

@@ -28,7 +28,8 @@ typedef struct hpc_port_address {
     uint8_t fabric; /* hpc_fabric */
     uint8_t prefix; /* leading bits of the gid that are its subnet: for ::ffff:10.77.0.1/24 it is 120 */
     uint8_t mtu;    /* enum ibv_mtu: 5 is 4096 */
-    uint8_t reserved[3];
+    uint8_t reserved;
+    int16_t node; /* NUMA, of the rank's host; -1 if unknown */
 } hpc_port_address;
 
 typedef struct hpc_device_address {
@@ -53,6 +54,10 @@ void hpc_nics_close(hpc_nics *nics); /* NULL is fine */
 
 /* The NUMA node that all ports have in common; -1. */
 int hpc_nics_node(const hpc_nics *nics);
+
+/* The same by what a rank says of its ports; core: that of the port by which chunks of this core come where each core
+ * has one NIC; -1: all ports. */
+int hpc_node_of_core(const hpc_device_address *address, int core);
 
 /* How good a RoCE v2 address is: 3 for IPv4, 2 for IPv6, 1 for one that no router takes. */
 int hpc_gid_grade(const unsigned char gid[16]);

@@ -231,6 +231,9 @@ static inline int hpc_is_mapped(const hpc_exchange *ex, int rank) {
 }
 
 /* rows.c: this rank's cores and the rows they own. choose comes before the window is there, open after. */
+/* chosen[i] for each of the n cores: a CPU of the node that it wants (-1: none) while there is one, else the next; no
+ * CPU twice. n_cpus is n or more; nodes are the CPUs'. The same on all ranks that ask the same. */
+void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wanted, int n, int *chosen);
 int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const char *op);
 int hpc_rows_open(hpc_exchange *ex, const char *op);
 void hpc_rows_free(hpc_exchange *ex);

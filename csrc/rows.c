@@ -33,14 +33,96 @@ int hpc_spare_cores(const hpc_context *c, const int *servers, int n_servers) {
     return n_servers > 0 ? least : 0;
 }
 
+/* The rails of two ranks of the context, whichever they are; 0 if verbs does not carry what they say to each other. */
+static int rails_between(const hpc_context *c, int a, int b) {
+    const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports, *no_rail;
+    char why[64];
+    const hpc_address *self = &c->addresses[a], *peer = &c->addresses[b];
+    hpc_rail rails[HPC_RAILS];
+    if (hpc_transport_choose(names, self, peer, why, sizeof why) != &hpc_transport_verbs) return 0;
+    return hpc_match_rails(&self->devices, &peer->devices, !hpc_transport_allowed(names, &hpc_transport_tcp), rails,
+                           &no_rail);
+}
+
+int hpc_interfaces(const hpc_context *c, const int *servers, int n_servers) {
+    int least = n_servers > 0 ? HPC_RAILS : 1;
+    if (c == NULL || !c->connected || servers == NULL) return 1;
+    for (int s = 0; s < n_servers; s++) {
+        int most = 1;
+        if (servers[s] < 0 || servers[s] >= c->group.size) return 1;
+        for (int r = 0; r < c->group.size; r++) {
+            int rails = r != servers[s] ? rails_between(c, servers[s], r) : 0;
+            if (rails > most) most = rails;
+        }
+        if (most < least) least = most;
+    }
+    return least;
+}
+
+static int uses_nics(const hpc_context *c, int rank) {
+    for (int r = 0; r < c->group.size; r++)
+        if (r != rank && rails_between(c, rank, r) > 0) return 1;
+    return 0;
+}
+
+void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wanted, int n, int *chosen) {
+    for (int i = 0; i < n; i++) {
+        chosen[i] = -1;
+        for (int k = 0; k < n_cpus && wanted[i] >= 0 && chosen[i] < 0; k++) {
+            if (nodes[k] != wanted[i]) continue;
+            int taken = 0;
+            for (int j = 0; j < i && !taken; j++) taken = chosen[j] == cpus[k];
+            if (!taken) chosen[i] = cpus[k];
+        }
+    }
+    for (int i = 0, next = 0; i < n; i++) {
+        for (int taken = 1; chosen[i] < 0 && taken; next++) {
+            taken = 0;
+            for (int j = 0; j < n && !taken; j++) taken = chosen[j] == cpus[next];
+            if (!taken) chosen[i] = cpus[next];
+        }
+    }
+}
+
+/* The CPUs of this rank's cores, out of those that its host can spare for the cores of all its ranks. A core polls the
+ * queues of its own NIC alone, on that one's node (PHub, section 3.3). */
+static int choose_cpus(hpc_exchange *ex, const int *cpus, int n_cpus, int n, const char *op) {
+    const hpc_context *c = ex->context;
+    int me = c->group.rank, any = 0, at = 0, mine = 0;
+    int *wanted = malloc(((size_t)n + 1) * sizeof *wanted), *chosen = malloc(((size_t)n + 1) * sizeof *chosen);
+    int *nodes = calloc((size_t)n_cpus + 1, sizeof *nodes);
+    if (wanted == NULL || chosen == NULL || nodes == NULL) {
+        free(wanted);
+        free(chosen);
+        free(nodes);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d cores", op, n);
+    }
+    for (int r = 0; r < c->group.size; r++) {
+        if (!same_host(c, r, me)) continue;
+        int near = ex->places[r].cores > 0 && uses_nics(c, r);
+        if (r == me) mine = at;
+        for (int i = 0; i < ex->places[r].cores; i++, at++) {
+            int core = ex->plan->affinity == HPC_KEY_BY_CORE ? i : -1;
+            wanted[at] = near ? hpc_node_of_core(&c->addresses[r].devices, core) : -1;
+            any |= wanted[at] >= 0;
+        }
+    }
+    for (int k = 0; any && k < n_cpus; k++) nodes[k] = hpc_host_node("", cpus[k]);
+    hpc_deal_cpus(cpus, nodes, n_cpus, wanted, n, chosen);
+    for (int i = 0; i < ex->n_own_cores; i++) ex->cores[i].cpu = chosen[mine + i];
+    free(wanted);
+    free(chosen);
+    free(nodes);
+    return HPC_OK;
+}
+
 /* Threads have a CPU each where the host has one to spare for every core of its servers, beside one for every rank. */
 int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const char *op) {
     const hpc_context *c = ex->context;
-    int me = c->group.rank, ranks = 0, cores = 0, before = 0;
+    int me = c->group.rank, ranks = 0, cores = 0, status = HPC_OK;
     for (int r = 0; r < c->group.size; r++) {
         if (!same_host(c, r, me)) continue;
         ranks++;
-        if (r < me) before += ex->places[r].cores;
         cores += ex->places[r].cores;
     }
     ex->n_own_cores = ex->places[me].cores;
@@ -56,14 +138,15 @@ int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const ch
     /* A single rank waits for nobody but its own core: by itself it is there at once. */
     *threads = progress == HPC_PROGRESS_THREAD || (progress == HPC_PROGRESS_AUTO && spare && c->group.size > 1);
     for (int i = 0; i < ex->n_own_cores; i++) {
-        hpc_core *core = &ex->cores[i];
-        core->exchange = ex;
-        core->index = i;
-        core->cpu = *threads && spare ? cpus[ranks + before + i] : -1;
-        core->node = core->cpu >= 0 ? hpc_host_node("", core->cpu) : -1;
+        ex->cores[i].exchange = ex;
+        ex->cores[i].index = i;
+        ex->cores[i].cpu = -1;
     }
+    if (*threads && spare) status = choose_cpus(ex, cpus + ranks, n_cpus - ranks, cores, op);
+    for (int i = 0; i < ex->n_own_cores; i++)
+        ex->cores[i].node = ex->cores[i].cpu >= 0 ? hpc_host_node("", ex->cores[i].cpu) : -1;
     free(cpus);
-    return HPC_OK;
+    return status;
 }
 
 static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {

@@ -110,6 +110,12 @@ static int attach(const hpc_transport *transport, void *object, int peer, const 
     return transport->window_attach(object, peer, blob);
 }
 
+int hpc_window_node(const hpc_context *c) {
+    for (int r = 0; r < c->group.size; r++)
+        if (c->transports[r] == &hpc_transport_verbs) return hpc_nics_node(c->nics);
+    return -1;
+}
+
 int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int signals, const hpc_placement *places,
                             int n_places, double deadline, hpc_window **window) {
     hpc_window *w = calloc(1, sizeof *w);
@@ -129,7 +135,9 @@ int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int s
     parts[c->group.rank].signals = signals;
     status = hpc_context_check_memory(c, op, nbytes, total, deadline);
     if (status == HPC_OK) {
-        status = hpc_memory_create_placed(total, places, n_places, op, &w->memory);
+        const hpc_placement whole = {0, total, hpc_window_node(c)};
+        status = hpc_memory_create_placed(total, n_places > 0 ? places : &whole, n_places > 0 ? n_places : 1, op,
+                                          &w->memory);
         status = hpc_context_agree(c, op, status, deadline);
     }
     if (status == HPC_OK) status = learn_extents(w, op, deadline);

@@ -32,6 +32,10 @@ struct hpc_window {
 int hpc_window_create_parts(hpc_context *context, const char *op, size_t nbytes, int signals,
                             const hpc_placement *places, int n_places, double deadline, hpc_window **window);
 
+/* The NUMA node where a window lies of which nothing else is said: that of the context's NICs where they carry what
+ * peers write into it, so that it goes no further than it must (PHub, section 3.2.1); -1: anywhere. */
+int hpc_window_node(const hpc_context *context);
+
 static inline _Atomic uint64_t *hpc_signal_at(const hpc_part *part, int signal) {
     return (_Atomic uint64_t *)(void *)((char *)hpc_memory_data(part->memory) + part->signals_offset +
                                         (size_t)signal * HPC_SIGNAL_STRIDE);

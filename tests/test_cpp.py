@@ -123,7 +123,13 @@ static void exchanges(hpcomm::Context &context) {
     assert(other.row(0).depth == 2 && other.row(0).quorum == 2 && other.row(0).codec_in == HPC_BF16);
     hub.each = true;
     assert(hpcomm::Plan(context, hub, code).row(0).quorum == 1 && !code);
+    hub.affinity = HPC_WORKER_BY_INTERFACE;
+    hub.cores = hub.interfaces = 2;
+    assert(hpcomm::Plan(context, hub, code).get()->affinity == HPC_WORKER_BY_INTERFACE && !code);
+    hub.interfaces = 3;
+    assert(!hpcomm::Plan(context, hub, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
 
+    assert(hpcomm::interfaces(context, {0}) == 1);
     assert(hpcomm::spare_cores(context, {0}) >= 0 && hpcomm::spare_cores(context, {0}) < hpcomm::core_count());
 
     const hpcomm::Rule none("none", code);
@@ -184,7 +190,7 @@ static void exchanges(hpcomm::Context &context) {
     emit.count = 3;
     emit.depth = emit.quorum = emit.n_in = emit.n_out = 1;
     emit.in = emit.out = &twofold;
-    const hpc_plan row_by_row = {1, 1, &hub.keys[1], &emit};
+    const hpc_plan row_by_row = {1, 1, &hub.keys[1], &emit, HPC_KEY_BY_CORE};
     hpcomm::Exchange emitting(context, &row_by_row, own, &values[1], {}, 1.0, code);
     assert(!code);
     emitting.push_pull(0, ones, 1.0, code);

@@ -396,7 +396,10 @@ void hpc_nics_open(const char *names, hpc_nics **nics, hpc_device_address *addre
     each_port(l, names, take_nic, &o);
     address->state = o.nics->n > 0 ? HPC_VERBS_READY : o.state;
     address->n = o.nics->n;
-    for (int i = 0; i < o.nics->n; i++) address->ports[i] = o.nics->nics[i].address;
+    for (int i = 0; i < o.nics->n; i++) {
+        address->ports[i] = o.nics->nics[i].address;
+        address->ports[i].node = (int16_t)o.nics->nics[i].node;
+    }
     if (o.nics->n > 0)
         *nics = o.nics;
     else

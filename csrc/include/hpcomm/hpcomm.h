@@ -482,6 +482,10 @@ HPC_API int hpc_exchange_create(hpc_context *context, const hpc_exchange_config 
  */
 HPC_API int hpc_spare_cores(const hpc_context *context, const int *servers, int n_servers);
 
+/* NICs by which each of these servers reaches other ranks, at least 1: the same number on all ranks. What
+ * hub.interfaces can be, with hub.cores a multiple of it. */
+HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n_servers);
+
 /* Tells every rank that no push comes from here any more, when those under way are done. A rank that owns rows of an
  * ASYNC exchange, or rows of keys that it does not push, serves the others until they have closed too. Idempotent. free
  * drops the handle without waiting: ranks that still wait for rows owned here get HPC_ERR_PEER. */

@@ -560,6 +560,11 @@ inline int spare_cores(const Context &context, const std::vector<int> &servers) 
     return hpc_spare_cores(context.get(), servers.data(), static_cast<int>(servers.size()));
 }
 
+// NICs that each of the servers can use, 1 at least; cores is best a multiple of it.
+inline int interfaces(const Context &context, const std::vector<int> &servers) {
+    return hpc_interfaces(context.get(), servers.data(), static_cast<int>(servers.size()));
+}
+
 class Plan : public Handle<hpc_plan, hpc_plan_free> {
   public:
     Plan() noexcept = default;
