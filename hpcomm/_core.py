@@ -482,6 +482,7 @@ DTYPES: dict[str, int] = {"float32": lib.HPC_F32, "float64": lib.HPC_F64}
 # ---- plan ----------------------------------------------------------------------------------------------------------
 
 ACTIONS: dict[str, int] = {"apply": lib.HPC_APPLY, "forward": lib.HPC_FORWARD, "emit": lib.HPC_EMIT}
+AFFINITIES: dict[str, int] = {"key": lib.HPC_KEY_BY_CORE, "worker": lib.HPC_WORKER_BY_INTERFACE}
 CODECS: dict[str, int] = {"float32": lib.HPC_F32, "float16": lib.HPC_F16, "bfloat16": lib.HPC_BF16}
 
 
@@ -522,6 +523,8 @@ def plan_hub(
     wire: int,
     sum: bool,  # the field's name
     each: bool,
+    affinity: int,
+    interfaces: int,
 ) -> Any:
     hub = ffi.new("hpc_hub *")
     lib.hpc_hub_init(hub)
@@ -530,13 +533,17 @@ def plan_hub(
     hub.keys, hub.n_keys, hub.workers, hub.n_workers = c_keys, len(keys), c_workers, len(workers)
     hub.servers, hub.n_servers, hub.cores, hub.chunk = c_servers, len(servers), cores, chunk
     hub.depth, hub.wire, hub.sum, hub.each = depth, wire, sum, each
+    hub.affinity, hub.interfaces = affinity, interfaces
     out = ffi.new("hpc_plan **")
     check(lib.hpc_plan_hub(hub, out))
     return ffi.gc(out[0], lib.hpc_plan_free)
 
 
 def plan_make(
-    keys: list[tuple[str, int]], rows: Sequence[tuple[int, ...]], lists: list[list[tuple[int, int, float]]]
+    keys: list[tuple[str, int]],
+    rows: Sequence[tuple[int, ...]],
+    lists: list[list[tuple[int, int, float]]],
+    affinity: int,
 ) -> Any:
     """A plan of these rows: tuples of hpc_row's fields in order, with the numbers of lists for in and out."""
     plan = ffi.new("hpc_plan *")
@@ -551,12 +558,17 @@ def plan_make(
     for i, (*numbers, first_in, first_out) in enumerate(rows):
         table[i] = (*numbers, len(lists[first_in]), len(lists[first_out]), starts[first_in], starts[first_out])
     plan.n_keys, plan.keys, plan.n_rows, plan.rows = len(keys), c_keys, len(rows), c_rows
+    plan.affinity = affinity
     keep = (plan, c_keys, names, c_edges, c_rows)
     return _owned(plan, lambda _: None, keep)
 
 
 def plan_check(plan: Any, size: int) -> None:
     check(lib.hpc_plan_check(plan, size))
+
+
+def plan_affinity(plan: Any) -> int:
+    return int(plan.affinity)
 
 
 def plan_rows(plan: Any) -> NDArray[Any]:
@@ -620,6 +632,11 @@ PROGRESS: dict[str, int] = {
 def spare_cores(context: Any, servers: tuple[int, ...]) -> int:
     """Cores that each of these servers can have for threads of its own; the same number on all ranks."""
     return int(lib.hpc_spare_cores(context, servers, len(servers)))
+
+
+def interfaces(context: Any, servers: tuple[int, ...]) -> int:
+    """NICs that each of these servers can use, 1 at least; the same number on all ranks."""
+    return int(lib.hpc_interfaces(context, servers, len(servers)))
 
 
 def exchange_create(

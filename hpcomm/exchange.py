@@ -81,7 +81,7 @@ class Exchange(Calls):
         ctx: the ranks.
         params: an ordered mapping of names to float32 arrays (C-contiguous, native). Their shapes are the keys; rank
             0's values are what every rank starts from. A rank that only serves gives the same. They are copied.
-        topology: who serves: ParameterServer(placement, servers).
+        topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces).
         consistency: BSP (a chunk is applied when every worker has pushed it) or ASYNC (each update as it comes).
         rule: SGD, Momentum, Nesterov, Adam, Average, or a Rule of one's own.
         chunk_bytes: bytes of float32 a chunk, a multiple of 64 (section 3.2.3).
@@ -96,8 +96,8 @@ class Exchange(Calls):
         check_finite: a push of NaN or Inf, or of a value too large for the wire, is refused, with key and rank.
         progress: who works for the chunks that this rank owns: "thread" (a pinned thread for each core), "inline"
             (every wait of this rank's), or "auto" (threads where the host has cores to spare).
-        cores: of each server. None means as many as its host can spare for threads, 1 at least, and 1 with "inline";
-            ranks whose progress differs must give a number.
+        cores: of each server. None means as many as its host can spare for threads, 1 for each of its interfaces at
+            least, and that with "inline"; ranks whose progress differs must give a number.
         plan: one made earlier; topology, chunk_bytes, depth, wire, reduce and cores then say nothing.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
@@ -167,10 +167,12 @@ class Exchange(Calls):
             check_choice("progress", progress, tuple(_core.PROGRESS))
             if plan is None:
                 check_choice("topology", topology, ParameterServer)
+                interfaces = _interfaces(ctx, topology)
                 plan = topology.compile(
                     values,
                     ctx.size,
-                    cores=_cores(ctx, topology, progress) if cores is None else cores,
+                    cores=_cores(ctx, topology, progress, interfaces) if cores is None else cores,
+                    interfaces=interfaces,
                     chunk_bytes=chunk_bytes,
                     depth=depth,
                     wire=wire,
@@ -422,7 +424,13 @@ class Exchange(Calls):
             self.close(0)
 
 
-def _cores(ctx: Context, topology: ParameterServer, progress: str) -> int:
-    if progress == "inline":
-        return 1
-    return max(1, _core.spare_cores(ctx._handle, topology.roles(ctx.size)[1]))
+def _interfaces(ctx: Context, topology: ParameterServer) -> int:
+    if topology.interfaces is not None:
+        return topology.interfaces
+    return _core.interfaces(ctx._handle, topology.roles(ctx.size)[1])
+
+
+def _cores(ctx: Context, topology: ParameterServer, progress: str, interfaces: int) -> int:
+    """As many for each interface: a NIC needs one, and two that differ in cores would give theirs unequal work."""
+    spare = 0 if progress == "inline" else _core.spare_cores(ctx._handle, topology.roles(ctx.size)[1])
+    return max(1, spare // interfaces) * interfaces

@@ -97,6 +97,7 @@ class Rows(Sequence[Row]):
 
 _ACTION = {value: name for name, value in _core.ACTIONS.items()}
 _CODEC = {value: name for name, value in _core.CODECS.items()}
+_AFFINITY = {value: name for name, value in _core.AFFINITIES.items()}
 
 
 # ---- plan ----------------------------------------------------------------------------------------------------------
@@ -114,24 +115,27 @@ class Plan:
         rows: the stages, in order of key, then offset.
         size: ranks of the job.
         places: every (rank, core) that serves; None: those of the rows.
+        affinity: which of several NICs carries a chunk, see hub.
 
     Attributes:
         keys: tuple of Key.
         rows: sequence of Row.
         size: ranks of the job.
         places: tuple of (rank, core), idle ones included.
+        affinity: "key" or "worker".
         handle: the plan in C, valid while this plan is.
 
     Raises:
         InvalidArgument: names the key or the row, and what is wrong with it.
     """
 
-    __slots__ = ("__weakref__", "handle", "keys", "places", "rows", "size")
+    __slots__ = ("__weakref__", "affinity", "handle", "keys", "places", "rows", "size")
 
     keys: tuple[Key, ...]
     rows: Rows
     size: int
     places: tuple[tuple[int, int], ...]
+    affinity: str
     handle: Any
 
     def __init__(
@@ -140,7 +144,9 @@ class Plan:
         rows: Iterable[Row],
         size: int,
         places: Iterable[tuple[int, int]] | None = None,
+        affinity: str = "key",
     ) -> None:
+        choice("affinity", affinity, _core.AFFINITIES)
         own_keys = as_keys(keys)
         numbers: dict[tuple[Edge, ...], int] = {}
         table = []
@@ -153,7 +159,7 @@ class Plan:
                  _core.CODECS[row.codec_in], _core.CODECS[row.codec_out], n_in, n_out)
             )  # fmt: skip
         lists = [[(edge.rank, edge.row, edge.weight) for edge in edges] for edges in numbers]
-        handle = _core.plan_make([(key.name, key.count) for key in own_keys], table, lists)
+        handle = _core.plan_make([(key.name, key.count) for key in own_keys], table, lists, _core.AFFINITIES[affinity])
         self._fill(handle, own_keys, size, places)
 
     @classmethod
@@ -170,12 +176,17 @@ class Plan:
         wire: str = "float32",
         reduce: str = "mean",
         each: bool = False,
+        affinity: str = "key",
+        interfaces: int = 1,
     ) -> "Plan":
         """The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
 
         Keys are cut into chunks, and each chunk, the largest first, goes to the core that has the least so far; among
         equal ones to a server that has the least. The fullest core has at most 4/3 of the least possible, and at most
         the mean and one chunk. A chunk stays with its core, whichever worker its updates come from (section 4.5).
+
+        Servers with several NICs have their chunks dealt to NICs first and then, in each of them, to its cores, which
+        are every interfaces-th one: each deal is within 4/3 of the best (section 3.2.4, section 3.3).
 
         Args:
             keys: Key values, or a mapping from names to float32 arrays or shapes.
@@ -188,12 +199,17 @@ class Plan:
             wire: format of the updates: "float32", "float16" or "bfloat16". Parameters are float32.
             reduce: "mean" or "sum" of the workers' updates.
             each: True applies each update by itself as it comes, with weight 1; False the fold of all workers'.
+            affinity: which of several NICs carries a chunk, there and back (section 4.5): "key", that of the chunk's
+                core, so that a worker uses all of them; "worker", one for each pair of ranks. It changes no chunk's
+                core, and nothing at all between ranks that share memory or use TCP.
+            interfaces: NICs of each server, 1 to cores, that the chunks are balanced over.
 
         Raises:
             InvalidArgument: a value is out of range, or a key is empty or there twice.
         """
         choice("wire", wire, _core.CODECS)
         choice("reduce", reduce, ("mean", "sum"))
+        choice("affinity", affinity, _core.AFFINITIES)
         own_keys = as_keys(keys)
         size = whole("size", size, 1)
         own_workers, own_servers = _ranks("workers", workers, size), _ranks("servers", servers, size)
@@ -207,6 +223,8 @@ class Plan:
             wire=_core.CODECS[wire],
             sum=reduce == "sum",
             each=bool(each),
+            affinity=_core.AFFINITIES[affinity],
+            interfaces=whole("interfaces", interfaces, 1),
         )
         plan = cls.__new__(cls)
         plan._fill(handle, own_keys, size, [(rank, core) for rank in own_servers for core in range(cores)])
@@ -221,7 +239,15 @@ class Plan:
         own_places = tuple(working) if places is None else _places(places, size)
         if homeless := set(working) - set(own_places):
             raise InvalidArgument(f"places lack {min(homeless)}, a (rank, core) that owns rows")
-        for name, value in (("handle", handle), ("keys", keys), ("rows", rows), ("size", size), ("places", own_places)):
+        affinity = _AFFINITY[_core.plan_affinity(handle)]
+        for name, value in (
+            ("handle", handle),
+            ("keys", keys),
+            ("rows", rows),
+            ("size", size),
+            ("places", own_places),
+            ("affinity", affinity),
+        ):
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -234,13 +260,13 @@ class Plan:
         if not isinstance(other, Plan):
             return NotImplemented
         return (
-            (self.size, self.keys, self.places) == (other.size, other.keys, other.places)
+            (self.size, self.keys, self.places, self.affinity) == (other.size, other.keys, other.places, other.affinity)
             and len(self.rows) == len(other.rows)
             and all(map(operator.eq, self.rows, other.rows))
         )
 
     def __hash__(self) -> int:
-        return hash((self.size, self.keys, self.places, len(self.rows)))
+        return hash((self.size, self.keys, self.places, self.affinity, len(self.rows)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Plan.from_json, (self.to_json(),)
@@ -319,7 +345,7 @@ class Plan:
         total = sum(key.count for key in self.keys) * ELEMENT
         head = (
             f"plan of {self.size} ranks: {len(self.keys)} keys, {len(self.rows)} chunks, {_bytes(total)}; "
-            f"fullest over mean: core {imbalance.core:.3f}, server {imbalance.server:.3f}"
+            f"fullest over mean: core {imbalance.core:.3f}, server {imbalance.server:.3f}; affinity {self.affinity}"
         )
         keys = [("key", "shape", "bytes", "chunks", "servers")]
         for i, key in enumerate(self.keys[:SHOWN]):
@@ -348,6 +374,7 @@ class Plan:
                 "size": self.size,
                 "keys": [[key.name, key.shape] for key in self.keys],
                 "places": self.places,
+                "affinity": self.affinity,
                 "edges": [[[edge.rank, edge.row, edge.weight] for edge in edges] for edges in lists],
                 "columns": _COLUMNS,
                 "rows": list(zip(*(column[name] for name in _COLUMNS), strict=True)),
@@ -374,7 +401,8 @@ class Plan:
                     row[name] = lists[whole(name, row[name], 0)]
                 rows.append(Row(**row))
             keys = [Key(name, shape) for name, shape in found["keys"]]
-            return cls(keys, rows, found["size"], [(rank, core) for rank, core in found["places"]])
+            places = [(rank, core) for rank, core in found["places"]]
+            return cls(keys, rows, found["size"], places, found.get("affinity", "key"))
         except InvalidArgument:
             raise
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as wrong:

@@ -20,6 +20,8 @@ def parameter_hub(
     *,
     placement: str = "CS",
     servers: int | Iterable[int] | None = None,
+    affinity: str = "key",
+    interfaces: int | None = None,
     rule: AnyRule = _RULE,
     **options: Any,
 ) -> Exchange:
@@ -31,15 +33,16 @@ def parameter_hub(
         placement: "CC", "CS", "NCC" or "NCS" (section 2.2), see ParameterServer: colocated or not with the workers,
             centralized or sharded.
         servers: of ParameterServer.
+        affinity, interfaces: of ParameterServer: how several NICs are used (section 4.5).
         options: Exchange's other ones, e.g. chunk_bytes=65536, wire="float16" or consistency=ASYNC, under which every
-            update counts in full. plan=... stands for placement and servers too.
+            update counts in full. plan=... stands for placement, servers, affinity and interfaces too.
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank.
         ConfigError: ranks disagree.
     """
     try:
-        topology = ParameterServer(placement=placement, servers=servers)
+        topology = ParameterServer(placement=placement, servers=servers, affinity=affinity, interfaces=interfaces)
     except HpcommError as wrong:
         if isinstance(ctx, Context):
             refuse(ctx, wrong)

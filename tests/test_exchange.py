@@ -357,14 +357,26 @@ def test_timeout_is_for_the_whole_step() -> None:
     seed=st.integers(0, 2**31),
     deterministic=st.booleans(),
     transport=st.sampled_from(["shm", "tcp", "loop"]),
+    affinity=st.sampled_from(["key", "worker"]),
+    interfaces=st.integers(1, 3),
 )
 def test_any_exchange_is_its_reference(
-    n: int, sizes: list[int], chunk: int, cores: int, placement: str, seed: int, deterministic: bool, transport: str
+    n: int,
+    sizes: list[int],
+    chunk: int,
+    cores: int,
+    placement: str,
+    seed: int,
+    deterministic: bool,
+    transport: str,
+    affinity: str,
+    interfaces: int,
 ) -> None:
-    """Random keys, chunk sizes, cores, placements and orders of arrival, with values whose sums are exact."""
+    """Random keys, chunk sizes, cores, NICs, placements and orders of arrival, with values whose sums are exact."""
     n += placement.startswith("N")
     shapes = {f"key {i}": (size,) for i, size in enumerate(sizes)}
-    topology = ParameterServer(placement, servers=[n - 1] if placement == "NCS" else None)
+    servers = [n - 1] if placement == "NCS" else None
+    topology = ParameterServer(placement, servers, affinity=affinity, interfaces=min(interfaces, cores))
     workers = topology.roles(n)[0]
 
     def body(context: hpcomm.Context, ex: Exchange) -> None:
@@ -660,6 +672,50 @@ def test_plan_is_told_and_may_be_given() -> None:
         assert_same(again.params, {name: np.full(shape, 1, F32) for name, shape in SHAPES.items()})
 
     run_threads(2, rank)
+
+
+@pytest.mark.parametrize(
+    ("progress", "spare", "cores"), [("inline", 7, 3), ("auto", 0, 3), ("auto", 2, 3), ("auto", 7, 6)]
+)
+def test_every_interface_has_as_many_cores(
+    progress: str, spare: int, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_core, "spare_cores", lambda *_: spare)
+
+    def rank(context: hpcomm.Context) -> None:
+        for affinity in ("key", "worker"):
+            with hpcomm.parameter_hub(
+                context, values(), affinity=affinity, interfaces=3, rule=SGD(lr=1), chunk_bytes=64, progress=progress
+            ) as ex:
+                assert ex.plan.affinity == affinity
+                assert ex.plan.places == tuple((r, core) for r in range(2) for core in range(cores))
+                ex.step(values())
+                assert_same(ex.params, {name: np.zeros(shape, F32) for name, shape in SHAPES.items()})
+
+    run_threads(2, rank)
+
+
+@on_both
+def test_interfaces_are_what_the_servers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def two(_: Any, servers: tuple[int, ...]) -> int:
+        asked.append(servers)
+        return 2
+
+    def rank(context: hpcomm.Context) -> None:
+        assert _core.interfaces(context._handle, (0, 1)) == 1  # the ranks share memory
+        context.barrier()
+        if context.rank == 0:
+            monkeypatch.setattr(_core, "interfaces", two)
+        context.barrier()
+        with Exchange(context, values(), ParameterServer("CC"), progress="inline", chunk_bytes=64) as ex:
+            assert ex.plan == ParameterServer("CC", interfaces=2).compile(values(), 2, cores=2, chunk_bytes=64)
+        with Exchange(context, values(), ParameterServer("CC"), cores=1) as ex:
+            assert ex.plan.places == ((0, 0),)
+
+    run_threads(2, rank)
+    assert asked == [(0,)] * 4
 
 
 @on_both

@@ -59,6 +59,10 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "consistency to come": ({"consistency": Consistency(staleness=3)}, r"an exchange knows BSP and ASYNC"),
     "topology": ({"topology": "CS"}, r"topology is 'CS': must be a ParameterServer"),
     "server out of range": ({"topology": ParameterServer(servers=[5])}, r"rank 5.* 0 to 2"),
+    "more interfaces than cores": (
+        {"topology": ParameterServer(interfaces=3), "cores": 2},
+        r"interfaces is 3; 0 \(one\) to 2 are possible",
+    ),
     "timeout": ({"timeout": -1}, r"timeout is -1"),
     "plan": ({"plan": 5}, r"plan is 5: must be a Plan"),
     "plan of other keys": (
@@ -81,6 +85,10 @@ RANKS_DIFFER: dict[str, tuple[Options, str]] = {
     "depth": ({"depth": 2}, r"another plan than rank 0"),
     "wire": ({"wire": "float16"}, r"another plan than rank 0"),
     "placement": ({"topology": ParameterServer("CC")}, r"another plan than rank 0"),
+    "affinity": (
+        {"topology": ParameterServer(affinity="worker")},
+        r"another plan than rank 0: give .* servers, cores, interfaces, affinity, chunk",
+    ),
     "consistency": ({"consistency": ASYNC}, r"rank 1 has consistency 1"),
     "determinism": ({"deterministic": False}, r"rank 1 has .*eager 1"),
 }
@@ -116,10 +124,11 @@ def test_ranks_that_differ_are_all_told(case: str) -> None:
     refused_on_every_rank(options, told, ConfigError)
 
 
-def test_preset_tells_every_rank_too() -> None:
+@pytest.mark.parametrize(("name", "value"), [("placement", "ring"), ("affinity", "core"), ("interfaces", 0)])
+def test_preset_tells_every_rank_too(name: str, value: Any) -> None:
     def body(context: hpcomm.Context) -> None:
-        options: Options = {"placement": "ring"} if context.rank == 1 else {}
-        with pytest.raises(InvalidArgument, match="placement is 'ring'"):
+        options: Options = {name: value} if context.rank == 1 else {}
+        with pytest.raises(InvalidArgument, match=f"{name} is {value!r}"):
             hpcomm.parameter_hub(context, params(), **options)
         context.barrier()
 

@@ -84,6 +84,54 @@ def test_equal_chunks_of_a_key_go_round_the_servers(counts: list[int], servers: 
         assert max(shares) - min(shares) <= 1
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    servers=st.integers(1, 2),
+    interfaces=st.integers(2, 3),
+    more=st.integers(0, 4),
+)
+def test_fullest_interface_is_within_four_thirds_of_the_best(
+    counts: list[int], servers: int, interfaces: int, more: int
+) -> None:
+    keys = {f"k{i}": count for i, count in enumerate(counts)}
+    topology = ParameterServer("CS", servers, interfaces=interfaces)
+    plan = topology.compile(keys, 4, cores=interfaces + more, chunk_bytes=64 * 16)
+    loads = {(rank, interface): 0 for rank in range(servers) for interface in range(interfaces)}
+    for (rank, core), nbytes in plan.loads().items():
+        loads[rank, core % interfaces] += nbytes
+    assert 3 * max(loads.values()) <= 4 * least_possible([count * 4 for count in counts], servers * interfaces)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 5000), min_size=1, max_size=30),
+    servers=st.integers(1, 4),
+    cores=st.integers(1, 6),
+    interfaces=st.integers(1, 6),
+)
+def test_affinity_changes_no_core(counts: list[int], servers: int, cores: int, interfaces: int) -> None:
+    keys = {f"k{i}": count for i, count in enumerate(counts)}
+    by_key, by_worker = (
+        ParameterServer("CS", servers, affinity=affinity).compile(keys, 4, cores=cores, interfaces=interfaces)
+        for affinity in ("key", "worker")
+    )
+    assert (by_key.affinity, by_worker.affinity) == ("key", "worker")
+    assert tuple(by_key.rows) == tuple(by_worker.rows)
+    assert by_key != by_worker
+    again = Plan.from_json(by_worker.to_json())
+    assert again == by_worker
+    assert again.affinity == "worker"
+
+
+def test_no_more_interfaces_than_cores_by_default() -> None:
+    keys = {"a": 100000}
+    few = ParameterServer("CS").compile(keys, 2, cores=2, interfaces=5)
+    assert few == ParameterServer("CS", interfaces=2).compile(keys, 2, cores=2)
+    own = ParameterServer("CS", interfaces=1).compile(keys, 2, cores=4, interfaces=2)
+    assert own == ParameterServer("CS").compile(keys, 2, cores=4)
+
+
 def test_idle_cores_count() -> None:
     plan = ParameterServer("CS").compile({"a": 16}, 2, cores=2)
     assert plan.loads() == {(0, 0): 64, (0, 1): 0, (1, 0): 0, (1, 1): 0}
@@ -257,11 +305,38 @@ def test_placement_refusals(error: type[Exception], match: str, placement: Any, 
         ("depth is 17; 1 to 16", {"a": 1}, {"depth": 17}),
         ("wire is 'float64': must be one of 'float32', 'float16', 'bfloat16'", {"a": 1}, {"wire": "float64"}),
         ("reduce is 'max': must be one of 'mean', 'sum'", {"a": 1}, {"reduce": "max"}),
+        ("interfaces is 0: must be 1 to", {"a": 1}, {"interfaces": 0}),
+        ("interfaces is 1.5: must be an int", {"a": 1}, {"interfaces": 1.5}),
     ],
 )
 def test_compile_refusals(match: str, keys: Any, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=match):
         ParameterServer().compile(keys, 2, **options)
+
+
+def test_affinity_refusals() -> None:
+    with pytest.raises(InvalidArgument, match="affinity is 'core': must be one of 'key', 'worker'"):
+        ParameterServer(affinity="core")
+    with pytest.raises(InvalidArgument, match="affinity is None: must be one of"):
+        Plan.hub({"a": 1}, [0], [0], 1, affinity=None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="affinity is 0: must be one of"):
+        Plan(*racks(), 4, affinity=0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="interfaces is 0: must be 1 to"):
+        ParameterServer(interfaces=0)
+    with pytest.raises(InvalidArgument, match="interfaces is True: must be an int"):
+        ParameterServer(interfaces=True)
+    with pytest.raises(InvalidArgument, match=r"interfaces is 3; 0 \(one\) to 2 are possible, since each needs one of"):
+        ParameterServer(interfaces=3).compile({"a": 1}, 2, cores=2)
+
+
+def test_json_without_an_affinity() -> None:
+    plan = compiled()
+    text = json.loads(plan.to_json())
+    del text["affinity"]
+    assert Plan.from_json(json.dumps(text)) == plan
+    text["affinity"] = "both"
+    with pytest.raises(InvalidArgument, match="affinity is 'both'"):
+        Plan.from_json(json.dumps(text))
 
 
 def test_hub_refusals() -> None:
@@ -381,7 +456,7 @@ def test_other_refusals() -> None:
 
 def test_a_plan_never_changes() -> None:
     plan = compiled()
-    for name in ("keys", "rows", "size", "places", "handle", "other"):
+    for name in ("keys", "rows", "size", "places", "affinity", "handle", "other"):
         with pytest.raises(FrozenInstanceError):
             setattr(plan, name, None)
         with pytest.raises(FrozenInstanceError):
@@ -408,6 +483,7 @@ def test_equal_plans() -> None:
         compiled(size=5),
         compiled("CC"),
         compiled(depth=2),
+        ParameterServer(affinity="worker").compile(KEYS, 4),
         "plan",
     ):
         assert plan != other
@@ -469,7 +545,7 @@ def test_text() -> None:
     assert sum(int(line.split()[-1]) for line in lines[9:]) == len(plan.rows)
     assert len(lines) == 17
     assert str(ParameterServer("NCS", [1, 2]).compile({"conv": (16, 33), "b": ()}, 3, chunk_bytes=1024, cores=2)) == (
-        "plan of 3 ranks: 2 keys, 4 chunks, 2.07 KiB; fullest over mean: core 1.936, server 1.028\n"
+        "plan of 3 ranks: 2 keys, 4 chunks, 2.07 KiB; fullest over mean: core 1.936, server 1.028; affinity key\n"
         "\n"
         "key   shape        bytes  chunks  servers\n"
         "conv  (16, 33)  2.06 KiB       3  1, 2\n"

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .. import _core
 from ..errors import ConfigError, InvalidArgument
 from ..plan import Plan
-from ..stage import Key, whole
+from ..stage import Key, choice, whole
 
 PLACEMENTS = {
     "CC": "colocated, centralized: one worker serves as well",
@@ -31,14 +32,24 @@ class ParameterServer:
     Attributes:
         placement: one of these names, in capitals or not.
         servers: how many ranks serve (the first so many), or which ones; None as the table says.
+        affinity: which of several NICs carries a chunk between a worker and its owner, there and back (section 4.5):
+            "key" (key by interface/core), that of the chunk's core, so that every worker uses all of them; "worker"
+            (worker by interface), one for each pair of ranks. No chunk's core depends on it, and ranks that share
+            memory or use TCP know no difference.
+        interfaces: NICs of each server that its chunks are balanced over (sections 3.2.4 and 3.3), before they are
+            dealt to the cores of each; None: as many as the servers can use, 1 where they have none or share memory
+            with all others. It balances, whatever the transport.
 
     Raises:
-        InvalidArgument: the placement is unknown, or servers is neither a number nor ranks.
+        InvalidArgument: the placement or the affinity is unknown, servers is neither a number nor ranks, or interfaces
+            is no number of NICs.
         ConfigError: the placement and servers do not go together.
     """
 
     placement: str = "CS"
     servers: int | Iterable[int] | None = None
+    affinity: str = "key"
+    interfaces: int | None = None
 
     def __post_init__(self) -> None:
         placement = self.placement.upper() if isinstance(self.placement, str) else ""
@@ -53,6 +64,9 @@ class ParameterServer:
             )
         if placement == "NCS" and n is None:
             raise ConfigError("placement NCS needs servers, a number or ranks: they serve and do nothing else")
+        choice("affinity", self.affinity, _core.AFFINITIES)
+        if self.interfaces is not None:
+            object.__setattr__(self, "interfaces", whole("interfaces", self.interfaces, 1))
         object.__setattr__(self, "placement", placement)
         object.__setattr__(self, "servers", servers)
 
@@ -91,6 +105,7 @@ class ParameterServer:
         size: int,
         *,
         cores: int = 1,
+        interfaces: int = 1,
         chunk_bytes: int = 32768,
         depth: int = 1,
         wire: str = "float32",
@@ -99,15 +114,19 @@ class ParameterServer:
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers.
 
-        Args and errors are those of Plan.hub and of roles.
+        Args and errors are those of Plan.hub and of roles; but the topology's own interfaces come before those given
+        here, of which no more are taken than there are cores.
         """
         workers, servers = self.roles(size)
+        cores, interfaces = whole("cores", cores, 1), whole("interfaces", interfaces, 1)
         return Plan.hub(
             keys,
             workers,
             servers,
             size,
             cores=cores,
+            interfaces=min(interfaces, cores) if self.interfaces is None else self.interfaces,
+            affinity=self.affinity,
             chunk_bytes=chunk_bytes,
             depth=depth,
             wire=wire,
