@@ -141,6 +141,12 @@ static void pair_up(pairing *p, int (*fits)(const hpc_port_address *, const hpc_
         }
 }
 
+static unsigned fabrics_of(const hpc_device_address *a) {
+    unsigned fabrics = 0;
+    for (int i = 0; i < count(a); i++) fabrics |= 1u << (a->ports[i].fabric & 31);
+    return fabrics;
+}
+
 static const char *why_none(const hpc_device_address *self, const hpc_device_address *peer, int routed) {
     int state = self->state != HPC_VERBS_READY && (peer->state == HPC_VERBS_READY || self->state < peer->state)
                     ? self->state
@@ -162,15 +168,11 @@ static const char *why_none(const hpc_device_address *self, const hpc_device_add
     default:
         return "one of them has no RDMA port that is active and has an address; hpcomm info --devices says why";
     }
-    for (int i = 0; i < count(self); i++)
-        for (int j = 0; j < count(peer); j++) {
-            if (self->ports[i].fabric != peer->ports[j].fabric) continue;
-            if (self->ports[i].fabric == HPC_FABRIC_INFINIBAND)
-                return "their InfiniBand ports are in different subnets";
-            return routed
-                       ? "one has IPv4 and the other IPv6 RoCE v2 addresses, or a link-local one"
-                       : "their RoCE ports are in different subnets; HPCOMM_TRANSPORT=shm,verbs lets routers be used";
-        }
+    unsigned shared = fabrics_of(self) & fabrics_of(peer);
+    if (shared >> HPC_FABRIC_ROCE & 1)
+        return routed ? "one has IPv4 and the other IPv6 RoCE v2 addresses, or a link-local one"
+                      : "their RoCE ports are in different subnets; HPCOMM_TRANSPORT=shm,verbs lets routers be used";
+    if (shared >> HPC_FABRIC_INFINIBAND & 1) return "their InfiniBand ports are in different subnets";
     return "one has InfiniBand ports and the other RoCE ones";
 }
 
