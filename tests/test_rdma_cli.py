@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from conftest import run_threads, thread_worlds
 
 import hpcomm
 from hpcomm import Device, _core
@@ -23,6 +26,7 @@ GIB = 2**30
 IPV4 = "0000:0000:0000:0000:0000:ffff:0a4d:0001"
 LINK_LOCAL = "fe80:0000:0000:0000:d8a5:79ff:fe1c:8d2a"
 TABLE = ((LINK_LOCAL, "IB/RoCE v1"), (LINK_LOCAL, "RoCE v2"), (IPV4, "IB/RoCE v1"), (IPV4, "RoCE v2"))
+WITHOUT_VERBS = "has no RDMA device, or none that HPCOMM_DEVICES allows"
 EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
@@ -314,8 +318,9 @@ def test_port_that_hpcomm_cannot_use_for_another_reason(host: Host) -> None:
     ("limit", "result", "seen"),
     [
         (resource.RLIM_INFINITY, OK, "unlimited"),
-        (2**33, OK, "8.0 GiB a rank, whose windows can take 4.0 GiB"),
-        (2**23, WARN, "a rank may lock 8 MiB; its windows can take 4.0 GiB"),
+        (2**33, OK, "8 GiB a rank, whose windows can take 4 GiB"),
+        (2**16, WARN, "a rank may lock 64 KiB; its windows can take 4 GiB"),
+        (2**23, WARN, "a rank may lock 8 MiB; its windows can take 4 GiB"),
     ],
 )
 def test_memlock(host: Host, limit: int, result: str, seen: str) -> None:
@@ -432,6 +437,54 @@ def test_doctor_tells_them_among_the_others(host: Host, monkeypatch: pytest.Monk
 def test_settings_that_have_no_meaning_do_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCOMM_TIMEOUT", "soon")
     assert doctor.verbs(2)
+
+
+# ---- the setting, of a job -------------------------------------------------------------------------------------------
+
+
+def refusals(**config: Any) -> list[hpcomm.HpcommError]:
+    """What init raises on each of two ranks."""
+    raised: list[hpcomm.HpcommError] = []
+
+    def rank(world: Any) -> None:
+        try:
+            hpcomm.init(world, timeout=20, **config).close()
+        except hpcomm.HpcommError as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=rank, args=(world,), daemon=True) for world in thread_worlds(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return raised
+
+
+def test_job_whose_devices_are_none_goes_by_the_next_transport() -> None:
+    peers = run_threads(2, lambda ctx: ctx.peers[1 - ctx.rank].transport, devices="nosuch")
+    assert peers == ["shm", "shm"]
+    peers = run_threads(2, lambda ctx: ctx.peers[1 - ctx.rank].transport, devices="nosuch", transport="verbs,tcp")
+    assert peers == ["tcp", "tcp"]
+
+
+def test_job_that_has_nothing_but_verbs_is_told_on_all_ranks() -> None:
+    raised = refusals(devices="nosuch", transport="verbs")
+    assert len(raised) == 2
+    for error in raised:
+        assert isinstance(error, hpcomm.NotSupported)
+        told = re.search(r"no transport reaches rank \d .* from rank \d .*: verbs: one of them (.*)", str(error))
+        assert told is not None
+        assert told[1] == WITHOUT_VERBS or "built without" in told[1] or "no libibverbs" in told[1]
+
+
+@pytest.mark.parametrize("devices", ["mlx5_0:x", "mlx5_0:0", "mlx5_0:256", ":1", "^", "^^mlx5_0", "a/b"])
+def test_devices_that_are_no_list_are_refused(devices: str) -> None:
+    raised = refusals(devices=devices)
+    assert len(raised) == 2
+    for error in raised:
+        assert isinstance(error, hpcomm.ConfigError)
+        assert f'HPCOMM_DEVICES is "{devices}", in which "' in str(error)
+        assert "mlx5_0,mlx5_1:1" in str(error)
 
 
 # ---- info ------------------------------------------------------------------------------------------------------------

@@ -289,7 +289,10 @@ def _memlock(here: Here, ranks: int) -> Check:
 
 
 def _size(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.3g} MiB"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes / 2**10:.4g} KiB"
 
 
 def _may_lock_all(root: Path) -> bool:
