@@ -4,12 +4,14 @@
 #   make cpp       the C++ examples                      make bench      the benchmarks
 #   make fuzz      what reads from the network, 20 s each, with clang's libFuzzer
 #   make cluster   tests on several hosts, which are network namespaces
+#   make softroce  tests over RDMA, in virtual machines with softRoCE
 PYTHON ?= python3
 VENV ?= .venv
 RANKS ?= 4
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
 FUZZ_FLAGS ?=
+SOFTROCE_FLAGS ?=
 DEMO_FLAGS ?=
 CMAKE_FLAGS ?=
 
@@ -31,11 +33,11 @@ MPIRUN = mpirun $$(if mpirun --version 2>&1 | grep -q 'Open MPI'; then \
 # TSan of GCC 13 and older finds no room for its shadow where the kernel spreads addresses over more than 28 bits.
 FIXED_ADDRESSES = $$(if setarch -R true 2>/dev/null; then echo setarch -R; fi)
 
-.PHONY: help demo test ctest pytest sanitize fuzz cluster cpp bench mpi clean \
+.PHONY: help demo test ctest pytest sanitize fuzz cluster softroce cpp bench mpi clean \
         lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
 
 help:
-	@sed -n '2,6s/^# *//p' Makefile
+	@sed -n '2,7s/^# *//p' Makefile
 
 demo: $(VENV)/.installed-demo mpi
 	$(MPIRUN) -n $(RANKS) python examples/train_digits.py $(DEMO_FLAGS)
@@ -63,6 +65,9 @@ fuzz: $(VENV)/.installed-test
 
 cluster: $(VENV)/.installed-test $(VENV)-mpich/.installed mpi
 	python tests/cluster/run.py $(PYTEST_FLAGS)
+
+softroce: $(VENV)/.installed-test mpi
+	python tests/softroce/run.py $(SOFTROCE_FLAGS)
 
 cpp: $(VENV)/.installed-test mpi
 	cmake -S examples/cpp -B build/cpp -Dhpcomm_DIR="$$(hpcomm info --cmake-dir)" $(CMAKE_FLAGS)
