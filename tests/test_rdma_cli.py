@@ -380,7 +380,7 @@ def test_node_that_the_kernel_does_not_say(host: Host) -> None:
         ("mlx5", ["mlx5_0:1", "mlx5_1:1", "mlx5_1:2", "mlx5_10:1"]),
         ("mlx5_1", ["mlx5_1:1", "mlx5_1:2", "mlx5_10:1"]),
         ("=mlx5_1", ["mlx5_1:1", "mlx5_1:2"]),
-        ("mlx5_0, =mlx5_1:2", ["mlx5_0:1", "mlx5_1:2"]),
+        ("mlx5_0, =mlx5_1", ["mlx5_0:1", "mlx5_1:1", "mlx5_1:2"]),
         ("=mlx5_0:1,mlx5_1:2", ["mlx5_0:1", "mlx5_1:2"]),
         ("^mlx5_1", ["mlx5_0:1", "rxe0:1"]),
         ("^=mlx5_1:2,rxe0", ["mlx5_0:1", "mlx5_1:1", "mlx5_10:1"]),
@@ -388,8 +388,22 @@ def test_node_that_the_kernel_does_not_say(host: Host) -> None:
     ],
 )
 def test_grammar_of_devices(asked: str, allowed: list[str]) -> None:
+    assert nics.is_list(asked)
     ports = [("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_1", 2), ("mlx5_10", 1), ("rxe0", 1)]
     assert [f"{name}:{port}" for name, port in ports if nics.allows(asked, name, port)] == allowed
+
+
+NO_LISTS = ["mlx5_0:x", "mlx5_0:0", "mlx5_0:256", "mlx5_0:", ":1", "^", "^^mlx5_0", "a/b", ",", "mlx5_0,=", "a" * 64]
+
+
+@pytest.mark.parametrize("asked", NO_LISTS)
+def test_devices_that_are_no_list(host: Host, asked: str) -> None:
+    def wrong(check: Check) -> bool:
+        return (check.result, check.seen) == (FAIL, f"HPCOMM_DEVICES={asked} is no list of devices")
+
+    assert wrong(host.examine(asked=asked)[""])
+    host.port()
+    assert wrong(host.examine(asked=asked)["choice"])
 
 
 def test_devices_that_are_none(host: Host) -> None:
@@ -477,7 +491,7 @@ def test_job_that_has_nothing_but_verbs_is_told_on_all_ranks() -> None:
         assert told[1] == WITHOUT_VERBS or "built without" in told[1] or "no libibverbs" in told[1]
 
 
-@pytest.mark.parametrize("devices", ["mlx5_0:x", "mlx5_0:0", "mlx5_0:256", ":1", "^", "^^mlx5_0", "a/b"])
+@pytest.mark.parametrize("devices", NO_LISTS)
 def test_devices_that_are_no_list_are_refused(devices: str) -> None:
     raised = refusals(devices=devices)
     assert len(raised) == 2

@@ -1,10 +1,13 @@
 """RDMA devices as the kernel shows them, under a root folder that is another one in tests."""
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+_WORD = re.compile(r"=?[^\^=/ :]{1,63}(?::([0-9]+))?")  # of HPCOMM_DEVICES: a name, and maybe a port
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,13 @@ def node_of(root: Path, cpu: int) -> int | None:
         if path.name.startswith("node") and path.name[4:].isdigit():
             return int(path.name[4:])
     return None
+
+
+def is_list(asked: str) -> bool:
+    """Whether init takes it for HPCOMM_DEVICES."""
+    words = [word.strip(" ") for word in asked.removeprefix("^").removeprefix("=").split(",")]
+    named = [_WORD.fullmatch(word) for word in words if word]
+    return bool(named) and all(match is not None and int(match[1] or 1) in range(1, 256) for match in named)
 
 
 def allows(asked: str, device: str, port: int) -> bool:

@@ -147,6 +147,8 @@ def examine(here: Here, ranks: int) -> list[Check]:
 
 
 def _none(here: Here) -> Check:
+    if (wrong := _no_list("RDMA", here)) is not None:
+        return wrong
     if here.insists:
         said = f"no RDMA device here, and {variable('transport')}={here.transport} allows no tcp"
         return Check("RDMA", FAIL, said, f"{variable('transport')}={here.transport},tcp, or leave it unset")
@@ -154,6 +156,14 @@ def _none(here: Here) -> Check:
         said = f"no RDMA device here, but {VARIABLE}={here.asked}"
         return Check("RDMA", WARN, said, f"leave {VARIABLE} unset, or modprobe the NIC's driver")
     return Check("RDMA", OK, NONE_HERE)
+
+
+def _no_list(name: str, here: Here) -> Check | None:
+    """What init refuses."""
+    if not here.asked or nics.is_list(here.asked):
+        return None
+    fix = f"{VARIABLE}=mlx5_0,mlx5_1:1 or ^mlx5_2 or =mlx5_1, or leave it unset"
+    return Check(name, FAIL, f"{VARIABLE}={here.asked} is no list of devices", fix)
 
 
 def _build(here: Here) -> Check:
@@ -324,6 +334,8 @@ def _listed(nodes: Iterable[int]) -> str:
 def _choice(here: Here, ports: Sequence[Port], usable: Sequence[Port]) -> list[Check]:
     """What HPCOMM_DEVICES and HPCOMM_TRANSPORT leave."""
     name, transport = "RDMA choice", variable("transport")
+    if (wrong := _no_list(name, here)) is not None:
+        return [wrong]
     named = [port for port in ports if allows(here.asked, port.device, port.number)]
     chosen = [port for port in named if port in usable]
     bad = FAIL if here.insists else WARN
