@@ -29,6 +29,7 @@ from typing import Any
 import pytest
 
 INDEX = "RANK_OF_TEST"  # which process of the run this is, where no launcher says so
+PATIENCE = float(os.environ.get("HPC_TEST_PATIENCE", "1"))  # a factor of every run's time, for an emulated machine
 MARK = "RANKS_OF_TEST"  # in the environment of every process of a run: mpirun puts its ranks into groups of their own
 
 
@@ -170,6 +171,7 @@ def _rank_command(body: Callable[..., Any], args: tuple[Any, ...], folder: str) 
 def _await(commands: list[list[str]], n: int, folder: str, timeout: float, env: dict[str, str] | None) -> Ended:
     mark = uuid.uuid4().hex
     whole = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **(env or {}), MARK: mark}
+    timeout *= PATIENCE
     deadline = time.monotonic() + timeout
     with open(Path(folder, "out"), "w+b") as out, open(Path(folder, "err"), "w+b") as err:
         started = []

@@ -95,8 +95,9 @@ typedef struct ranks_case {
 int ranks_main(int argc, char **argv, const ranks_case *cases);
 
 void ranks_skip(const char *why) __attribute__((noreturn)); /* this machine cannot run the case */
-int ranks_rounds(int n); /* n, fewer under a sanitizer or by HPC_TEST_SCALE (percent) */
-double ranks_now(void);  /* seconds */
+int ranks_rounds(int n);               /* n, fewer under a sanitizer or by HPC_TEST_SCALE (percent) */
+double ranks_now(void);                /* seconds */
+double ranks_patience(double seconds); /* so many, or more on an emulated machine, by HPC_TEST_PATIENCE (a factor) */
 
 void rank_meet(rank *r);                          /* a barrier outside hpcomm */
 void rank_set(rank *r, int word, uint64_t value); /* the board */

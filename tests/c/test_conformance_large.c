@@ -16,7 +16,7 @@ static void over_4_gib(rank *r) {
     hpc_window *w;
     size_t nbytes = r->rank == 1 ? NBYTES : PAGE;
     rank_meet(r);
-    CHECK_OK(hpc_window_create_parts(r->context, "window", nbytes, 2, NULL, 0, hpc_now() + 60, &w));
+    CHECK_OK(hpc_window_create_parts(r->context, "window", nbytes, 2, NULL, 0, hpc_now() + ranks_patience(60), &w));
     CHECK_EQ(hpc_window_nbytes(w), nbytes);
     unsigned char src[PAGE], *mine = hpc_window_data(w);
 
@@ -43,16 +43,16 @@ static void over_4_gib(rank *r) {
         CHECK(from != MAP_FAILED);
         madvise(from, NBYTES, MADV_NOHUGEPAGE);
         for (size_t at = 0; at < NBYTES; at += GIB / 4) ranks_fill(from + at, PAGE, at);
-        CHECK_OK(hpc_put_notify(NULL, w, 1, from, NBYTES, 0, 5, 60));
-        CHECK_OK(hpc_flush(NULL, w, 1, 60));
+        CHECK_OK(hpc_put_notify(NULL, w, 1, from, NBYTES, 0, 5, ranks_patience(60)));
+        CHECK_OK(hpc_flush(NULL, w, 1, ranks_patience(60)));
         CHECK_EQ(munmap(from, NBYTES), 0);
     } else {
         hpc_event e;
-        CHECK_OK(hpc_wait_event(r->context, NULL, &e, 60));
+        CHECK_OK(hpc_wait_event(r->context, NULL, &e, ranks_patience(60)));
         CHECK_EQ(e.nbytes, NBYTES);
         for (size_t at = 0; at < NBYTES; at += GIB / 4) CHECK_EQ(ranks_first_wrong(mine + at, PAGE, at), PAGE);
     }
-    CHECK_OK(hpc_barrier(r->context, 60));
+    CHECK_OK(hpc_barrier(r->context, ranks_patience(60)));
     hpc_window_free(w);
 }
 
