@@ -57,7 +57,8 @@ ip address add 10.{77 + i}.0.1/24 dev d{i}
 ip link set d{i} mtu 9000 up
 rdma link add rxe{i} type rxe netdev d{i}
 """
-        return script + "export HPC_TEST_SCALE=5 HPC_TEST_PATIENCE=3 PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR=/tmp/matplotlib\n"
+        script += "export HPC_TEST_SCALE=5 HPC_TEST_PATIENCE=3\n"
+        return script + "export PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR=/tmp/matplotlib\n"
 
 
 def program(name: str, *arguments: str, seconds: float = 90) -> Step:
