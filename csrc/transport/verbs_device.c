@@ -307,6 +307,7 @@ static void look(const verbs_library *l, const opened_device *d, int port, port_
     v->nic.context = d->context;
     v->nic.port = port;
     v->nic.node = shown->numa_node;
+    v->nic.address.node = (int16_t)shown->numa_node;
     v->nic.most_cqe = d->attributes.max_cqe;
     v->nic.most_srq = d->attributes.max_srq_wr;
     v->nic.most_sends = d->attributes.max_qp_wr;
@@ -396,10 +397,7 @@ void hpc_nics_open(const char *names, hpc_nics **nics, hpc_device_address *addre
     each_port(l, names, take_nic, &o);
     address->state = o.nics->n > 0 ? HPC_VERBS_READY : o.state;
     address->n = o.nics->n;
-    for (int i = 0; i < o.nics->n; i++) {
-        address->ports[i] = o.nics->nics[i].address;
-        address->ports[i].node = (int16_t)o.nics->nics[i].node;
-    }
+    for (int i = 0; i < o.nics->n; i++) address->ports[i] = o.nics->nics[i].address;
     if (o.nics->n > 0)
         *nics = o.nics;
     else
