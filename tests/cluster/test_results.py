@@ -101,7 +101,7 @@ def test_a_queue_gives_the_sums_that_numpy_gives(cluster: Cluster, buffers: int)
 # ---- exchanges -----------------------------------------------------------------------------------------------------
 
 
-PLACEMENTS = {"CC": {}, "CS": {}, "NCS": {"servers": [1, 2]}}
+PLACEMENTS: dict[str, dict[str, Any]] = {"CC": {}, "CS": {}, "NCS": {"servers": [1, 2]}}
 STEPS = 3
 
 
