@@ -18,8 +18,9 @@ class Gid:
     netdev: str
 
     @property
-    def is_ipv4(self) -> bool:
-        return ":" not in self.ip
+    def is_link_local(self) -> bool:
+        """Reached from its own link only."""
+        return ipaddress.ip_address(self.ip).is_link_local
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class Port:
 
     @property
     def routable(self) -> list[Gid]:
-        """Its RoCE v2 GIDs, IPv4 first."""
-        return sorted((gid for gid in self.gids if gid.kind == "RoCE v2"), key=lambda gid: not gid.is_ipv4)
+        """Its RoCE v2 GIDs, best first, as hpcomm takes them."""
+        found = (gid for gid in self.gids if gid.kind == "RoCE v2")
+        return sorted(found, key=lambda gid: (gid.is_link_local, ":" in gid.ip))
 
 
 @dataclass(frozen=True)

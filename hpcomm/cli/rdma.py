@@ -177,7 +177,7 @@ def _library(here: Here, unheard: Sequence[Device]) -> Check:
     if here.missing:
         return Check("RDMA library", WARN, f"{LIBRARY} cannot be loaded: {here.missing}", INSTALL)
     if unheard:
-        return Check("RDMA library", WARN, f"{unheard[0].name}: {unheard[0].why}", INSTALL)
+        return Check("RDMA library", WARN, f"{unheard[0].name}: {unheard[0].why.partition(':')[0]}", INSTALL)
     return Check("RDMA library", OK, LIBRARY)
 
 
@@ -264,8 +264,8 @@ def _hint(port: Port, device: Device | None, root: Path) -> str:
     """What would make a port that works better."""
     if port.link_layer == "InfiniBand":
         return ""
-    if not port.routable[0].is_ipv4:
-        return f"{_give_address(port)}: other hosts may not reach an IPv6 one"
+    if port.routable[0].is_link_local:
+        return f"{_give_address(port)}; {port.routable[0].ip} is reached from its own link only"
     allowed = roce_mtu(number(read(root / "sys/class/net" / (port.netdev or "-") / "mtu"), 0))
     if device is None or not allowed:
         return ""
@@ -318,8 +318,11 @@ def _numa(here: Here, found: Sequence[Nic]) -> Check:
     name = "RDMA NUMA"
     mine = {node for cpu in here.cpus if (node := node_of(here.root, cpu)) is not None}
     far = [nic for nic in found if nic.node >= 0 and mine and nic.node not in mine]
-    seen = ", ".join(f"{nic.name} on {_listed([nic.node]) if nic.node >= 0 else 'a node not known'}" for nic in found)
-    seen += f"; this process on {_listed(mine)}" if mine else ""
+    unknown = [nic.name for nic in found if nic.node < 0]
+    parts = [", ".join(f"{nic.name} on node {nic.node}" for nic in found if nic.node >= 0)]
+    parts += [f"the kernel does not say where {', '.join(unknown)} is" if unknown else ""]
+    parts += [f"this process on {_listed(mine)}" if mine else ""]
+    seen = "; ".join(filter(None, parts))
     if not far:
         return Check(name, OK, seen)
     node = far[0].node
