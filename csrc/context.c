@@ -52,6 +52,14 @@ static void describe_self(hpc_context *c, const hpc_config *config) {
         a->devices.state = HPC_VERBS_NOT_ALLOWED;
 }
 
+/* Where RDMA is there, or asked for, and cannot be used. */
+static void note_devices(hpc_context *c, const hpc_config *config) {
+    int state = c->self.devices.state, asked = config->devices != NULL && config->devices[0] != '\0';
+    int there = state == HPC_VERBS_NO_LIBRARY || state == HPC_VERBS_NO_ACCESS || state == HPC_VERBS_NO_PORT;
+    if (there || (asked && state != HPC_VERBS_READY && state != HPC_VERBS_NOT_ALLOWED))
+        hpc_group_note(&c->group, "no verbs: rank %d %s", c->group.rank, hpc_no_verbs_text(state));
+}
+
 static void *owner_page(void) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char *p = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -133,6 +141,7 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
     if (status != HPC_OK) goto err;
     hpc_control_on_lane(c->control, accept_lane, c);
     describe_self(c, config);
+    note_devices(c, config);
     *context = c;
     return HPC_OK;
 err:
@@ -196,8 +205,9 @@ static int check_addresses(const hpc_context *c) {
 static int choose_transports(hpc_context *c) {
     const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
     char why[512];
-    for (int a = 0; a < c->group.size; a++)
-        for (int b = 0; b < c->group.size; b++) {
+    for (int apart = 1; apart <= c->group.size; apart++) /* what is wrong is told of two ranks, where there are two */
+        for (int a = 0; a < c->group.size; a++) {
+            int b = (a + apart) % c->group.size;
             const hpc_transport *t = hpc_transport_choose(names, &c->addresses[a], &c->addresses[b], why, sizeof why);
             if (t == NULL)
                 return hpc_fail(HPC_ERR_UNSUPPORTED, "init",

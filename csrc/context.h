@@ -48,7 +48,7 @@ struct hpc_context {
     void *held;          /* loop's: what it holds back */
     struct hpc_tcp *tcp; /* tcp's */
     struct hpc_verbs *verbs;
-    hpc_nics *nics;      /* verbs'; NULL if it can use none */
+    hpc_nics *nics; /* verbs'; NULL if it can use none */
     int tcp_streams;
     size_t tcp_zerocopy;
     hpc_reactor *reactor; /* NULL: no transport has asked for it */

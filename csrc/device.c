@@ -147,27 +147,29 @@ static unsigned fabrics_of(const hpc_device_address *a) {
     return fabrics;
 }
 
-static const char *why_none(const hpc_device_address *self, const hpc_device_address *peer, int routed) {
-    int state = self->state != HPC_VERBS_READY && (peer->state == HPC_VERBS_READY || self->state < peer->state)
-                    ? self->state
-                    : peer->state;
+const char *hpc_no_verbs_text(int state) {
     switch (state) {
     case HPC_VERBS_READY:
-        break;
+        return "has RDMA ports";
     case HPC_VERBS_NOT_ALLOWED:
-        return "one of them does not allow verbs";
+        return "does not allow verbs";
     case HPC_VERBS_NOT_BUILT:
-        return "one of them runs an hpcomm built without rdma-core's headers; apt-get install libibverbs-dev, and "
-               "build it again";
+        return "runs an hpcomm built without rdma-core's headers; apt-get install libibverbs-dev, and build it again";
     case HPC_VERBS_NO_LIBRARY:
-        return "one of them has no libibverbs.so.1; apt-get install libibverbs1 ibverbs-providers";
+        return "has no libibverbs.so.1; apt-get install libibverbs1 ibverbs-providers";
     case HPC_VERBS_NO_DEVICE:
-        return "one of them has no RDMA device, or none that HPCOMM_DEVICES allows";
+        return "has no RDMA device, or none that HPCOMM_DEVICES allows";
     case HPC_VERBS_NO_ACCESS:
-        return "one of them cannot open its RDMA devices; hpcomm info --devices says why";
+        return "cannot open its RDMA devices; hpcomm info --devices says why";
     default:
-        return "one of them has no RDMA port that is active and has an address; hpcomm info --devices says why";
+        return "has no RDMA port that is active and has an address; hpcomm info --devices says why";
     }
+}
+
+static const char *why_none(const hpc_device_address *self, const hpc_device_address *peer, int routed) {
+    if (self->state != HPC_VERBS_READY && (peer->state == HPC_VERBS_READY || self->state < peer->state))
+        return hpc_no_verbs_text(self->state);
+    if (peer->state != HPC_VERBS_READY) return hpc_no_verbs_text(peer->state);
     unsigned shared = fabrics_of(self) & fabrics_of(peer);
     if (shared >> HPC_FABRIC_ROCE & 1)
         return routed ? "one has IPv4 and the other IPv6 RoCE v2 addresses, or a link-local one"

@@ -38,6 +38,9 @@ typedef struct hpc_device_address {
     hpc_port_address ports[HPC_RAILS];
 } hpc_device_address;
 
+/* That of a rank, without its subject: "has no libibverbs.so.1; apt-get ...". */
+const char *hpc_no_verbs_text(int state);
+
 /* The ports themselves, opened; NULL where there are none. */
 typedef struct hpc_nics hpc_nics;
 
@@ -69,7 +72,7 @@ typedef struct hpc_rail {
 
 /* The rails of two ranks: each port is in one of them at most. The same for both ranks, which each see their own end as
  * here. routed: RoCE v2 ports of different subnets match as well, after those of one subnet. How many; with 0, *why is
- * a sentence. */
+ * a sentence, or hpc_no_verbs_text of one that has no port. */
 int hpc_match_rails(const hpc_device_address *self, const hpc_device_address *peer, int routed,
                     hpc_rail rails[HPC_RAILS], const char **why);
 

@@ -1,5 +1,6 @@
 /* verbs: ranks with RDMA NICs, on InfiniBand or RoCE. A put is a write of the NIC into the peer's window, with no
  * instruction of the peer; signals and events travel as immediates of the writes of their data (transport/verbs.h). */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -7,8 +8,19 @@
 #include "transport/verbs.h"
 
 static int reaches(const hpc_address *self, const hpc_address *peer, const char **why) {
+    static _Thread_local char told[160];
     const char *names = self->transports[0] == 0 ? NULL : self->transports;
+    const hpc_address *lacking = self->devices.state != HPC_VERBS_READY ? self : peer;
     hpc_rail rails[HPC_RAILS];
+    if (lacking->devices.state != HPC_VERBS_READY) {
+        snprintf(told, sizeof told, "rank %d %s", lacking->rank, hpc_no_verbs_text(lacking->devices.state));
+        *why = told;
+        return 0;
+    }
+    if (!hpc_same_host(self, peer) && !hpc_transport_tcp.reaches(self, peer, why)) {
+        *why = "one of them listens on no interface, and the control channel between hosts is TCP";
+        return 0;
+    }
     return hpc_match_rails(&self->devices, &peer->devices, !hpc_transport_allowed(names, &hpc_transport_tcp), rails,
                            why) > 0;
 }

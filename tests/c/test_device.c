@@ -294,6 +294,10 @@ static void check_create(const char *transports, const char *devices, int status
     CHECK_STATUS(hpc_context_create(0, 1, &config, &c), status);
     if (status != HPC_OK) return;
     if (state >= 0) CHECK_EQ(c->self.devices.state, state);
+    if (devices != NULL) { /* asked for, and not there */
+        CHECK(c->self.devices.state != HPC_VERBS_READY && hpc_context_note(c, 0) != NULL);
+        CHECK(strncmp(hpc_context_note(c, 0), "no verbs: rank 0 ", 17) == 0);
+    }
     CHECK_EQ(c->self.devices.state == HPC_VERBS_READY, c->nics != NULL);
     CHECK_EQ(c->self.control.endpoints[0].family != 0, listens);
     hpc_context_free(c);
@@ -326,6 +330,7 @@ static void check_none(int state) {
     hpc_nics *nics = (hpc_nics *)&state;
     hpc_device_address a;
     hpc_context *c;
+    char says[256];
     hpc_nics_open(NULL, &nics, &a);
     CHECK(nics == NULL);
     CHECK_EQ(a.n, 0);
@@ -334,9 +339,12 @@ static void check_none(int state) {
     hpc_nics_close(nics);
     connect_alone("verbs", &c, HPC_ERR_UNSUPPORTED);
     CHECK_MESSAGE("init: no transport reaches rank 0");
-    CHECK_MESSAGE("verbs: one of them");
+    snprintf(says, sizeof says, "verbs: rank 0 %s", hpc_no_verbs_text(state));
+    CHECK_MESSAGE(says);
     hpc_context_free(c);
     connect_alone(NULL, &c, HPC_OK); /* the others are there */
+    int told = hpc_context_note(c, 0) != NULL && strstr(hpc_context_note(c, 0), says + strlen("verbs: ")) != NULL;
+    CHECK_EQ(told, state != HPC_VERBS_NOT_BUILT && state != HPC_VERBS_NO_DEVICE);
     hpc_context_free(c);
 }
 
