@@ -40,13 +40,15 @@ exec "$@"
 
 @dataclass(frozen=True)
 class Guest:
-    """options are vng's; every device is an RDMA one of its own subnet. seconds: from its start until it is killed."""
+    """options are vng's; every device is an RDMA one of its own subnet. seconds: from its start until it is killed.
+    python: some step is that of an installed hpcomm."""
 
     name: str
     options: list[str]
     devices: int
     seconds: float
     steps: list[Step]
+    python: bool = False
 
     @property
     def setup(self) -> str:
@@ -99,7 +101,7 @@ def one_node(over: str) -> Guest:
         check("digits", over, seconds=180),
         check("cpp", str(CXX), over, seconds=120),
     ]
-    return Guest("one node, one device", ["--memory", "4G", "--cpus", "2"], 1, 400, steps)
+    return Guest("one node, one device", ["--memory", "4G", "--cpus", "2"], 1, 400, steps, python=True)
 
 
 def large(over: str) -> Guest:
