@@ -165,6 +165,11 @@ def build(folder: Path = BUILD, name: str = "libbench.so", sources: Sequence[str
     return target
 
 
+def build_verbs(folder: Path = BUILD) -> Path:
+    """The same of those that need rdma-core's headers."""
+    return build(folder, "libbenchverbs.so", VERBS_SOURCES, *VERBS)
+
+
 def programs(folder: Path = BUILD) -> list[Path]:
     """Compiles each C benchmark as a program of its own."""
     sources = (*SOURCES, *(VERBS_SOURCES if has_verbs() else ()))

@@ -8,14 +8,13 @@ import functools
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.harness import Bench
-from bench.native import BUILD, VERBS, VERBS_SOURCES, address, build, has_verbs, view
+from bench.native import address, build_verbs, has_verbs, view
 
 WHY = 256  # BENCH_WHY
 DEPTH = 128  # BENCH_DEPTH, and perftest's own
@@ -63,15 +62,11 @@ class Port:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(_built()))
+    loaded = ctypes.CDLL(str(build_verbs()))
     for name, (result, arguments) in CALLS.items():
         call = getattr(loaded, name)
         call.restype, call.argtypes = result, arguments
     return loaded
-
-
-def _built() -> Path:
-    return build(BUILD, "libbenchverbs.so", VERBS_SOURCES, *VERBS)
 
 
 def _all_or_none(bench: Bench, make: Callable[[], Any]) -> list[Any]:
@@ -92,7 +87,7 @@ def _ready(bench: Bench) -> None:
         if not has_verbs():
             raise Missing(HEADERS)
         if bench.rank == 0:
-            _built()
+            build_verbs()
 
     _all_or_none(bench, compiled)
 

@@ -3,6 +3,7 @@
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ COLOURS = {"hpcomm C": "tab:blue", "hpcomm Python": "tab:cyan"}
 OTHERS = {
     "hpcomm": ("tab:green", "tab:purple", "tab:olive"),
     "peer": ("tab:red", "tab:orange", "tab:brown", "tab:pink", "goldenrod", "salmon"),
-    "bound": ("black", "tab:gray"),
+    "bound": ("black", "tab:gray", "rosybrown", "darkkhaki", "slategray", "tan", "plum", "darkseagreen", "thistle"),
 }
 Draw = Callable[[Any], None]
 
@@ -30,6 +31,11 @@ def milliseconds(row: Row) -> float:
 
 def microseconds(row: Row) -> float:
     return 1e6 * float(statistics.median(row["cycles"]))
+
+
+def gigabytes(row: Row) -> float:
+    """GB/s of the median."""
+    return float(row["size"] / statistics.median(row["cycles"]) / 1e9)
 
 
 def title(document: Row) -> str:
@@ -100,22 +106,35 @@ def bars(axis: Any, rows: Sequence[Row], heading: str) -> None:
     axis.set(title=heading, xlabel="time (ms)")
 
 
-def chunk_name(chunk: int) -> str:
+def chunk_name(chunk: int, cores: int = 0, affinity: str = "key") -> str:
     """The contender of chunk_sweep."""
-    return f"hpcomm Python, chunks of {named_size(chunk)}"
+    return f"hpcomm Python, chunks of {named_size(chunk)}{_way(cores, affinity)}"
+
+
+def _way(cores: int, affinity: str) -> str:
+    pairs = f", {cores} queue pair{'' if cores == 1 else 's'}" if cores else ""
+    return pairs + (", worker by interface" if affinity == "worker" else "")
 
 
 def sweep(axis: Any, document: Row) -> None:
-    """Time over chunk size, of chunk_sweep's largest buffer."""
-    chunks = {chunk_name(chunk): chunk for chunk in document["options"]["chunks"]}
+    """Time over chunk size, of chunk_sweep's largest buffer; a line for each number of queue pairs and affinity."""
+    options = document["options"]
     size = max(row["size"] for row in document["rows"])
-    rows = sorted((row for row in document["rows"] if row["size"] == size), key=lambda row: chunks[row["name"]])
-    at = [chunks[row["name"]] for row in rows]
-    low, high = ([1e3 * of(row["cycles"]) for row in rows] for of in (min, max))
-    axis.fill_between(at, low, high, alpha=0.2, color="tab:cyan")
-    axis.plot(at, [milliseconds(row) for row in rows], "-o", color="tab:blue", linewidth=2)
+    found = {row["name"]: row for row in document["rows"] if row["size"] == size}
+    for cores, affinity in product(options.get("cores", [0]), options.get("affinity", ["key"])):
+        points = [(chunk, found.get(chunk_name(chunk, cores, affinity))) for chunk in sorted(options["chunks"])]
+        own = [(chunk, row) for chunk, row in points if row is not None]
+        if not own:
+            continue
+        at, rows = zip(*own, strict=True)
+        low, high = ([1e3 * of(row["cycles"]) for row in rows] for of in (min, max))
+        label = _way(cores, affinity).removeprefix(", ") or None
+        drawn = axis.plot(at, [milliseconds(row) for row in rows], "-o", linewidth=2, label=label)
+        axis.fill_between(at, low, high, alpha=0.2, color=drawn[0].get_color())
+        if label:
+            axis.legend(fontsize="small")
     axis.set_xscale("log", base=2)
-    ticks(axis, at)
+    ticks(axis, options["chunks"])
     axis.set_ylim(bottom=0)
     axis.set(title=f"push_pull of {named_size(size)} (band: all cycles)", xlabel="chunk", ylabel="time (ms)")
     axis.grid(alpha=0.3)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 import hpcomm
-from bench import models
+from bench import models, over_verbs
 from bench.composites import allreduce_alone, composites, gloo, gloo_alone
 from bench.harness import Bench, Benchmark, Contender, has_torch, last_cache, main, nbytes
 from bench.launch import has_iperf3
@@ -29,15 +29,25 @@ def several(size: int) -> int:
     return max(1, min(2000, 2 * MIB // size))
 
 
-def exchange(job: Job, name: str, chunk: int, shared: bool = False, step: bool = False) -> Contender:
+def exchange(
+    job: Job,
+    name: str,
+    chunk: int,
+    shared: bool = False,
+    step: bool = False,
+    cores: int = 0,
+    affinity: str = "key",
+) -> Contender:
     """hpcomm from Python, asked for each gradient's place by the clock, as a trainer asks. step: all keys by one call
-    instead of one by one."""
+    instead of one by one. cores: of each server, 0 for the Exchange's own choice."""
     names = [key.name for key in job.keys]
     made = hpcomm.Exchange(
         job.bench.context,
         dict(zip(names, job.params(), strict=True)),
+        hpcomm.ParameterServer(affinity=affinity),
         rule=hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM),
         chunk_bytes=chunk,
+        cores=cores or None,
         shared_params=shared,
         timeout=job.bench.options.timeout,
     )
@@ -150,8 +160,12 @@ def wanted(bench: Bench, size: int) -> Iterator[Contender]:
         yield exchange(job, "hpcomm Python", chunk)
     if len(keys) > 1 and bench.wanted("hpcomm step"):
         yield exchange(job, "hpcomm step", chunk, step=True)
-    if "tcp" not in bench.transports and bench.wanted("hpcomm shared_params"):
+    if not {"verbs", "tcp"} & set(bench.transports) and bench.wanted("hpcomm shared_params"):
         yield exchange(job, "hpcomm shared_params", chunk, shared=True)
+    if over_verbs.goes(bench):
+        yield from over_verbs.exchange_limits(bench, 4 * job.count, chunk)
+        if not bench.apart:  # MPI would take shared memory
+            return
     yield from composites(job)
     if bench.apart:
         if has_iperf3() and bench.wanted("wire (bound)"):

@@ -1,8 +1,9 @@
-"""put_bw: bandwidth of put, beside memcpy between shared mappings by one thread; over TCP, beside bare sockets.
+"""put_bw: bandwidth of put, beside memcpy between shared mappings by one thread, or beside what the wire has by itself:
+bare sockets over TCP, bare verbs and ib_write_bw over RDMA.
 
 Rank 0 writes to rank 1 through a ring of buffers, both the sources' and the peer's, that is larger than the cache (-R).
 One sample is at least one turn of the ring and a flush. Rank 1 compares the whole ring afterwards. Over shared memory
-it sleeps meanwhile; over TCP it waits for the end, as who needs the bytes would, in the contender's own way of waiting.
+and RDMA it sleeps meanwhile; over TCP it waits for the end, as who needs the bytes would, in the contender's own way.
 """
 
 import argparse
@@ -17,9 +18,11 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import hpcomm
+from bench import over_verbs
 from bench.harness import Bench, Benchmark, Contender, main, nbytes
 from bench.launch import has_iperf3
 from bench.native import Native, address, view
+from bench.nic import DEPTH
 from bench.put_lat import window_of, words_of
 from bench.wire import IPERF3_SECONDS, iperf3, socket_to
 
@@ -113,6 +116,15 @@ def hpcomm_c(
 
 
 _turns: dict[Any, Iterator[int]] = {}  # the next value of each window's signal, which several sizes share
+
+
+def own_words(native: Native, nbytes: int) -> NDArray[np.uint64]:
+    """The predictable words in this rank's part of a window, which a NIC reads where they are: enough of them for
+    nbytes from any page that a sample starts on. Collective."""
+    room = nbytes + SHIFTS * PAGE_WORDS * 8
+    words = view(int(native.hpc_window_data(native.window(room, 1))), room // 8, np.uint64)
+    native.bench_fill(address(words), words.size)
+    return words
 
 
 def turns(stream: Stream, words: NDArray[np.uint64]) -> list[tuple[NDArray[np.uint64], int]]:
@@ -227,6 +239,14 @@ class Memory:
             bench.native.bench_fill(address(self.sources[-1]), self.sources[-1].size)
         self.c_window = bench.native.window(self.room, 1)
         self.window = bench.context.window((self.room // 8,), np.uint64, signals=1)
+        self.registered: list[NDArray[np.uint64]] = []  # in windows of the C API's context and of the other
+        if over_verbs.goes(bench):
+            self.own_window = bench.context.window((source_room // 8,), np.uint64)
+            own = self.own_window.array
+            bench.native.bench_fill(address(own), own.size)
+            self.registered = [own_words(bench.native, self.room), own]
+        if over_verbs.goes(bench) and not bench.apart:  # MPI would take shared memory
+            return
         self.mpi_window = window_of(bench, self.room)
         self.mpi_window.Lock_all(MPI.MODE_NOCHECK)
         bench.ends += [self.mpi_window.Unlock_all, self.mpi_window.Free]
@@ -240,6 +260,8 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
         _memory.append(Memory(bench))
     memory, stream = _memory[0], Stream(bench, size)
     huge, plain = memory.sources
+    if over_verbs.goes(bench):
+        return verbs_contenders(memory, stream)
     tcp = bench.transports == ["tcp"]
     ours = [
         hpcomm_c(stream, "hpcomm C", huge, memory.c_window, waits=tcp, native=bench.native),
@@ -260,6 +282,21 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
         *ours,
         hpcomm_c(stream, "hpcomm C, nobody waits", huge, memory.c_window, waits=False, native=bench.native),
     ]
+
+
+def verbs_contenders(memory: Memory, stream: Stream) -> Sequence[Contender]:
+    """Nobody waits at the other end: a NIC needs nobody."""
+    bench, native = stream.bench, stream.bench.native
+    own, own_python = memory.registered
+    found = [
+        *over_verbs.streams(stream, own, DEPTH),
+        hpcomm_c(stream, "hpcomm C", own, memory.c_window, waits=False, native=native),
+        hpcomm_c(stream, "hpcomm C, user memory", memory.sources[0], memory.c_window, waits=False, native=native),
+        hpcomm_python(stream, own_python, memory.window, waits=False),
+    ]
+    if bench.apart:
+        found.append(mpi_put(stream, own, memory.mpi_window, waits=False))
+    return found
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from bench import over_verbs
 from bench.harness import Bench, Benchmark, Contender, main
 from bench.native import Native, address
 from bench.wire import socket_to
@@ -347,8 +348,26 @@ def over_tcp(pair: Pair) -> list[Contender]:
     ]
 
 
+def via_verbs(pair: Pair) -> list[Contender]:
+    """The same beside bare verbs and ib_write_lat."""
+    bench = pair.bench
+    if not _asleep:
+        _asleep.append(bench.connected(spin=0.0, yield_=0.0))
+    found = [
+        *over_verbs.trips(pair, max(SAMPLE_BYTES, 8 * bench.options.maxbytes)),
+        hpcomm_c(pair, "hpcomm C", bench.native),
+        hpcomm_python(pair, "hpcomm Python", same=True),
+        hpcomm_c(pair, "hpcomm C, sleeping", _asleep[0]),
+    ]
+    if bench.apart:  # on one host MPI would take shared memory
+        found += [send_recv(pair, "mpi4py Send/Recv", prepared), put_message(pair)]
+    return found
+
+
 def contenders(bench: Bench, size: int) -> Sequence[Contender]:
     pair = Pair(bench, size)
+    if over_verbs.goes(bench):
+        return via_verbs(pair)
     if bench.transports == ["tcp"]:
         return over_tcp(pair)
     return [

@@ -14,9 +14,11 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from bench import over_verbs
 from bench.harness import Bench, Benchmark, Contender, main
 from bench.native import address, view
 
+WRITE = 1 << 20  # bytes of a bare write
 BLOCK = 1 << 15  # elements: three arrays of them stay in a core's cache
 Floats = NDArray[np.float32]
 
@@ -191,13 +193,12 @@ def fold_alone(graph: Graph) -> Contender:
 
 def contenders(bench: Bench, size: int) -> Sequence[Contender]:
     graph = Graph(bench, size)
-    return [
-        fold_alone(graph),
-        hpcomm_c(graph),
-        hpcomm_python(graph),
-        mpi_numpy(graph, blocks=False),
-        mpi_numpy(graph, blocks=True),
-    ]
+    found = [fold_alone(graph), hpcomm_c(graph), hpcomm_python(graph)]
+    if over_verbs.goes(bench):
+        found += over_verbs.both_ways(bench, size * graph.offsets.size, min(size, WRITE))
+        if not bench.apart:  # MPI would take shared memory
+            return found
+    return [*found, mpi_numpy(graph, blocks=False), mpi_numpy(graph, blocks=True)]
 
 
 def offsets(text: str) -> list[int]:

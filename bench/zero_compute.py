@@ -1,7 +1,8 @@
 """zero_compute: exchanges a second of infinitely fast workers, against their number (PHub, section 4.4 and figure 15).
 
 Starts push_pull once for each number of workers and each model, takes the fastest composite of --python's MPI beside
-hpcomm, both key by key, and counts the exchanges of whole models that all workers together make in a second.
+hpcomm, both key by key, and counts the exchanges of whole models that all workers together make in a second. Over RDMA
+(--transport verbs) the wire and the NICs' own copies stand in the composite's place, as in figure 17.
 """
 
 import argparse
@@ -19,7 +20,12 @@ from bench import models, plots
 from bench.launch import attend, cores, launcher
 from bench.rows import Row, named, short_library
 
-STYLES = {"hpcomm": ("tab:blue", "-"), "composite": ("tab:red", "--")}
+STYLES = {
+    "hpcomm": ("tab:blue", "-"),
+    "composite": ("tab:red", "--"),
+    "wire": ("black", "--"),
+    "NIC copies": ("tab:gray", "--"),
+}
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,11 @@ def point(model: str, workers: int, who: str, row: Row) -> Point:
 def points(model: str, document: Row) -> list[Point]:
     rows, workers = document["rows"], document["ranks"]
     peers = [row for row in rows if row["role"] == "peer"]
+    limits = [(who, row) for who in ("wire", "NIC copies") for row in rows if row["name"].startswith(who)]
     return [
         point(model, workers, "hpcomm", named(rows, "hpcomm Python")),
-        point(model, workers, "composite", named(peers, "")),
+        *([point(model, workers, "composite", named(peers, ""))] if peers else []),
+        *(point(model, workers, who, row) for who, row in limits),
     ]
 
 
@@ -79,7 +87,7 @@ def scaling(axis: Any, found: Sequence[Point], model: str, mpi: str) -> None:
             continue
         workers = [p.workers for p in line]
         axis.fill_between(workers, [p.low for p in line], [p.high for p in line], alpha=0.2, color=colour)
-        text = "hpcomm" if who == "hpcomm" else f"best composite, {short_library(mpi)}"
+        text = f"best composite, {short_library(mpi)}" if who == "composite" else who
         axis.plot(workers, [p.rate for p in line], dashes, marker="o", color=colour, label=text)
     if own:
         counts = sorted({p.workers for p in own})
@@ -100,8 +108,10 @@ def measure(options: argparse.Namespace) -> tuple[list[Point], list[Row]]:
         for i, (model, workers) in enumerate(runs):
             if options.progress is not None:
                 options.progress.write_text(f"{i / len(runs):.4f}")
-            command = [*launcher(workers, options.python), "bench.push_pull", *arguments_of(model), "-J", str(output)]
-            command += ["-N", str(options.run_cycles), "-n", "1", "--only", "hpcomm Python,update"]
+            started = launcher(workers, options.python, options.transport)
+            command = [*started, "bench.push_pull", *arguments_of(model), "-J", str(output)]
+            command += ["-N", str(options.run_cycles), "-n", "1", "--only", "hpcomm Python,update,wire,NIC copies"]
+            command += ["--transport", options.transport] if options.transport else []
             bar = not options.json and options.progress is None
             status = attend(command, f"{model}, {workers} workers", quiet=True, bar=bar)
             if not output.exists():
@@ -118,6 +128,7 @@ def main(given: Sequence[str] | None = None) -> int:
     p.add_argument("--models", default="resnet50,32M", help="models, or bytes of a flat buffer, e.g. vgg19,4M")
     p.add_argument("-N", "--run_cycles", type=int, default=5, help="alternated cycles of each")
     p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
+    p.add_argument("--transport", default="", choices=("", "verbs"), help="verbs: beside the limits of RDMA")
     p.add_argument("--python", default=sys.executable, help="of the ranks, whose MPI is the peer")
     p.add_argument("--json", action="store_true", help="print JSON instead of the table")
     p.add_argument("--plot", type=Path, help="draw the figures into this file (needs matplotlib)")

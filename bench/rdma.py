@@ -1,0 +1,95 @@
+"""What hpcomm promises over RDMA, judged by one run's figures: beside perftest, bare verbs and the NICs' limits."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+
+from bench.judge import Promise, compare, of_size, sizes
+from bench.plots import chunk_name, named_size
+from bench.remote import exactly, unasked
+from bench.rows import Row
+
+LATENCY, SHARE = 1.25, 0.97
+
+
+def beside(
+    what: str, rows: Sequence[Row], ours: str, others: Iterable[str], target: float, **how: bool
+) -> list[Promise]:
+    """hpcomm's row of just this name beside each of the others that was measured; the first of these has a target."""
+    found = [row["name"] for row in rows]
+    names = [name for name in others if any(name in each for each in found)]
+    if ours not in found or not names:
+        return []
+    made = [compare(what, exactly(rows, ours), ours, name, target, **how) for name in names]
+    return [made[0], *map(unasked, made[1:])]
+
+
+def latency(document: Row) -> Iterator[Promise]:
+    """perftest's mean trip, as a sample of ours is the mean of many; its median stands beside it."""
+    rows = of_size(document, 8)
+    bounds = ("ib_write_lat (bound)", "bare verbs, write (bound)", "with immediate (bound)", "median trip")
+    yield from beside("8 B put_signal over RDMA, C", rows, "hpcomm C", bounds, LATENCY, at_most=True)
+    for ours, other in (("hpcomm Python", bounds[0]), ("hpcomm C, sleeping", "immediate, sleeping")):
+        what = f"8 B put_signal over RDMA, {ours.removeprefix('hpcomm ').removeprefix('C, ')}"
+        yield from map(unasked, beside(what, rows, ours, (other,), LATENCY, at_most=True))
+
+
+def bandwidth(document: Row) -> Iterator[Promise]:
+    bounds = ("ib_write_bw (bound)", "bare verbs (bound)")
+    for size in sizes(document):
+        rows, what = of_size(document, size), f"put of {named_size(size)} over RDMA"
+        yield from beside(f"{what}, C", rows, "hpcomm C", bounds, SHARE)
+        for who in ("hpcomm C, user memory", "hpcomm Python"):
+            name = who.removeprefix("hpcomm ").removeprefix("C, ")
+            yield from map(unasked, beside(f"{what}, {name}", rows, who, bounds[:1], SHARE))
+
+
+def exchange(document: Row) -> Iterator[Promise]:
+    for size in sizes(document):
+        what, rows = f"exchange and average over RDMA, {named_size(size)}", of_size(document, size)
+        for who in ("C", "Python"):
+            yield from map(unasked, beside(f"{what}, {who}", rows, f"hpcomm {who}", ("wire, both ways",), SHARE))
+
+
+def push_pull(document: Row) -> Iterator[Promise]:
+    for size in sizes(document):
+        what, rows = f"push_pull of {named_size(size)} over RDMA", of_size(document, size)
+        limits = ("wire, both ways", "NIC copies")
+        yield from beside(f"{what}, C", rows, "hpcomm C", limits, SHARE)
+        yield from map(unasked, beside(f"{what}, Python", rows, "hpcomm Python", limits[:1], SHARE))
+
+
+def loopback(document: Row) -> Iterator[Promise]:
+    """At the largest size the fastest of the NICs' copies, the wire and hpcomm's put."""
+    rows = of_size(document, max(sizes(document)))
+    for name in ("wire, one way", "copy by", "memory copy"):
+        yield from map(unasked, beside("put over RDMA beside its limits", rows, "hpcomm C", (name,), 1.0))
+
+
+def affinity(document: Row) -> Iterator[Promise]:
+    """Worker by interface's time over key by interface/core's (PHub, section 4.5: 1.43), chunk by chunk."""
+    options, by_name = document["options"], {(row["size"], row["name"]): row for row in document["rows"]}
+    for size, cores, chunk in product(sizes(document), options["cores"], options["chunks"]):
+        names = [chunk_name(chunk, cores, way) for way in ("key", "worker")]
+        rows = [by_name.get((size, name)) for name in names]
+        if rows[0] is None or rows[1] is None:
+            continue
+        two = [
+            {**row, "name": way} for row, way in zip(rows, ("key by core", "worker by interface"), strict=True) if row
+        ]
+        what = f"push_pull of {named_size(size)}, {names[0].partition(', ')[2]}"
+        yield unasked(compare(what, two, "key by core", "worker by interface", 1.0))
+
+
+JUDGES = {
+    "put_lat": latency,
+    "put_bw": bandwidth,
+    "queue_bench": exchange,
+    "push_pull": push_pull,
+    "loopback": loopback,
+    "chunk_sweep": affinity,
+}
+
+
+def judge(runs: Mapping[str, Row]) -> list[Promise]:
+    """Of all runs, each by its own benchmark's rule."""
+    return [promise for document in runs.values() for promise in JUDGES[document["benchmark"]](document)]

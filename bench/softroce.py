@@ -1,0 +1,180 @@
+"""softroce: the benchmarks over RDMA on a machine without a NIC: softRoCE in a guest, and one table of all figures.
+
+Boots one guest with one RDMA device and one with two (tests/softroce has their hardware), runs in each the benchmarks
+that its devices are for, and brings their tables and JSON out. Everything is emulated and a NIC's work done by the
+guest's cores: figures are small, and only their ratios, all within one run, say something.
+"""
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench import judge, native, plots, rdma
+from bench.launch import ROOT
+from bench.rows import Row
+
+sys.path.insert(0, str(ROOT / "tests"))
+import guest
+from softroce.plan import Guest
+from softroce.run import PATH, check_machine
+
+UNABLE = 77  # the exit status of what the machine cannot run
+LIMIT = 150  # seconds for one benchmark
+HARDWARE = ["--memory", "4G", "--cpus", "2"]
+VERBS = ("--transport", "verbs")
+FEW = ("-N", "3", "-n", "1")
+BOTH_WAYS = ("--affinity", "key,worker", "-m", "1")
+# MPI only starts the ranks: what it knows of RDMA itself stays out of the way.
+OPEN_MPI = "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm OMPI_MCA_osc=^ucx"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One benchmark in the guest with so many devices. quick: instead of arguments, to see that all runs."""
+
+    key: str
+    devices: int
+    module: str
+    arguments: tuple[str, ...]
+    quick: tuple[str, ...]
+
+
+RUNS = (
+    Run("latency", 1, "put_lat", (*VERBS, "-N", "9", "-n", "10", "-m", "20"), (*VERBS, *FEW, "-m", "8")),
+    Run(
+        "bandwidth",
+        1,
+        "put_bw",
+        (*VERBS, "-b", "32K", "-e", "4M", "-f", "2", "-R", "4M", "-N", "5", "-n", "1"),
+        (*VERBS, "-b", "32K", "-e", "4M", "-f", "128", "-R", "4M", *FEW),
+    ),
+    Run(
+        "exchange",
+        1,
+        "queue_bench",
+        (*VERBS, "-b", "1M", "-e", "4M", "-f", "4", "-N", "7", "-n", "2"),
+        (*VERBS, "-b", "1M", "-e", "1M", *FEW),
+    ),
+    Run(
+        "push_pull",
+        1,
+        "push_pull",
+        (*VERBS, "-s", "1M,4M", "-N", "7", "-n", "1", "-m", "2"),
+        (*VERBS, "-s", "1M", "-m", "1", *FEW),
+    ),
+    Run("limits", 1, "loopback", ("-f", "4", "-R", "4M", "-N", "5"), ("-b", "64K", "-e", "64K", "-R", "1M", *FEW)),
+    Run(
+        "limits, two NICs",
+        2,
+        "loopback",
+        ("-b", "32K", "-f", "128", "-R", "4M", "-N", "5"),
+        ("-b", "64K", "-e", "64K", "-R", "1M", *FEW),
+    ),
+    Run(
+        "push_pull, two NICs",
+        2,
+        "push_pull",
+        (*VERBS, "-s", "4M", "-N", "7", "-n", "1", "-m", "2"),
+        (*VERBS, "-s", "1M", "-m", "1", *FEW),
+    ),
+    Run(
+        "sweep",
+        2,
+        "chunk_sweep",
+        (*VERBS, "-b", "4M", "-e", "4M", "--chunks", "4K,32K,256K", "--cores", "1,2,4", *BOTH_WAYS, *FEW),
+        (*VERBS, "-b", "1M", "-e", "1M", "--chunks", "32K", "--cores", "2", *BOTH_WAYS, *FEW),
+    ),
+)
+
+
+def command(run: Run, quick: bool, folder: Path) -> str:
+    """A line of the guest's script: what a benchmark prints, and its JSON, go to files of the shared folder."""
+    arguments = [*(run.quick if quick else run.arguments), "-J", str(folder / f"{run.key}.json")]
+    words = ["timeout", str(LIMIT), sys.executable, "-m", f"bench.{run.module}", *arguments]
+    return f"{shlex.join(words)} >{shlex.quote(f'{folder}/{run.key}.txt')} 2>&1\n"
+
+
+def boot(devices: int, runs: Sequence[Run], quick: bool, folder: Path) -> dict[str, Row]:
+    """Runs all that is for one guest; the figures of what came to its end."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    seconds = 60.0 + 2 * LIMIT if quick else 60.0 + LIMIT * len(runs)
+    machine = Guest(f"{devices} devices", HARDWARE, devices, seconds, [])
+    script = f"{machine.setup}export PATH='{PATH}' {OPEN_MPI}\ncd '{ROOT}'\n"
+    script += "".join(command(run, quick, folder) for run in runs)
+    printed = guest.run(script, folder, seconds, *HARDWARE)
+    found = {}
+    for run in runs:
+        output, told = folder / f"{run.key}.json", folder / f"{run.key}.txt"
+        if output.exists():
+            found[run.key] = json.loads(output.read_text(encoding="utf-8"))
+        else:
+            last = told.read_text(errors="replace").strip().splitlines()[-5:] if told.exists() else [printed[-500:]]
+            print(f"# {run.key}: no figures\n" + "\n".join(f"#   {line}" for line in last), file=sys.stderr)
+    return found
+
+
+def panels(document: Row) -> list[plots.Draw]:
+    draws: list[plots.Draw] = []
+    for key, run in document["runs"].items():
+        if run["benchmark"] == "chunk_sweep":
+            draws.append(partial(plots.sweep, document=run))
+            continue
+        largest = max(row["size"] for row in run["rows"])
+        rows = [row for row in run["rows"] if row["size"] == largest]
+        drawn = plots.bars if run["benchmark"] in ("put_lat", "push_pull", "queue_bench") else plots.rates
+        draws.append(partial(drawn, rows=rows, heading=f"{key}: {run['benchmark']} of {plots.named_size(largest)}"))
+    return draws
+
+
+def tables(found: dict[str, Row], folder: Path) -> str:
+    """What the benchmarks printed themselves."""
+    return "\n".join(path.read_text(errors="replace") for key in found for path in folder.glob(f"*/{key}.txt"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.softroce", description="The benchmarks over softRoCE.")
+    parser.add_argument("--only", default="", help=f"of {', '.join(run.key for run in RUNS)}; separated by ;")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few samples: to see that all runs")
+    parser.add_argument("--folder", type=Path, default=native.BUILD / "softroce", help="for tables, JSON and logs")
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
+    parser.add_argument("--plot", type=Path, help="draw the figures into this file (needs matplotlib)")
+    options = parser.parse_args(arguments)
+    wanted = [part.strip() for part in options.only.split(";") if part.strip()]
+    unknown = set(wanted) - {run.key for run in RUNS}
+    if unknown:
+        parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
+    chosen = [run for run in RUNS if not wanted or run.key in wanted]
+    try:
+        check_machine()
+    except guest.Unavailable as why:
+        print(f"softroce: {why}", file=sys.stderr)
+        return UNABLE
+    native.build()  # here, where the compiler is not emulated
+    native.build_verbs()
+    folder = options.folder.resolve()
+    found: dict[str, Row] = {}
+    for devices in sorted({run.devices for run in chosen}):
+        found |= boot(devices, [run for run in chosen if run.devices == devices], options.quick, folder / str(devices))
+    promises = rdma.judge(found)
+    document: dict[str, Any] = {"benchmark": "softroce", "runs": found, "promises": [vars(p) for p in promises]}
+    document["rows"] = [row for run in found.values() for row in run["rows"]]
+    text = json.dumps(document, indent=1)
+    if options.output_file is not None:
+        options.output_file.write_text(text + "\n", encoding="utf-8")
+    if options.plot is not None and found:
+        plots.figure(options.plot, panels(document), "over softRoCE, in a guest without KVM", columns=2)
+    print(text if options.json else f"{tables(found, folder)}\n{judge.table(promises)}")
+    return 1 if len(found) < len(chosen) or any(row["wrong"] for row in document["rows"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
