@@ -193,7 +193,7 @@ def _await(commands: list[list[str]], n: int, folder: str, timeout: float, env: 
             _kill_marked(mark)
             codes = [process.wait() for process in started]
         printed = [Path(file.name).read_text(encoding="utf-8", errors="replace") for file in (out, err)]
-    assert not late, f"the ranks took more than {timeout} s\n{printed[0]}\n{printed[1]}"
+    assert not late, f"the ranks took more than {timeout:g} s\n{printed[0]}\n{printed[1]}"
     values = [Path(folder, str(rank)) for rank in range(n)]
     return Ended(
         codes,
