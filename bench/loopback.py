@@ -10,6 +10,7 @@ import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from bench import plots
 from bench.harness import Bench, Benchmark, Contender, main, nbytes
@@ -22,42 +23,41 @@ from bench.rows import Row
 QUEUE_PAIRS = (1, 2, 4, 8)
 UNABLE = 77  # the exit status of what the machine cannot run
 
-_loops: dict[int, Loop] = {}  # one for all sizes
+# Made once for all sizes.
+_loops: WeakKeyDictionary[Bench, Loop] = WeakKeyDictionary()
+_blocks: WeakKeyDictionary[Bench, Blocks] = WeakKeyDictionary()
+_ours: WeakKeyDictionary[Bench, tuple[Any, ...]] = WeakKeyDictionary()
 
 
 def loop_of(bench: Bench) -> Loop:
-    if id(bench) not in _loops:
+    if bench not in _loops:
         try:
             made = Loop(bench, max(bench.options.ring, bench.options.maxbytes), max(QUEUE_PAIRS))
         except Missing as why:
             raise SystemExit(f"loopback: {why}" if bench.rank == 0 else UNABLE) from None
         bench.ends.append(made.close)
-        _loops[id(bench)] = made
-    return _loops[id(bench)]
+        _loops[bench] = made
+    return _loops[bench]
 
 
 def several(number: int, of: str) -> str:
     return f"{number} {of}{'' if number == 1 else 's'}"
 
 
-_blocks: dict[int, Blocks] = {}
-_ours: dict[int, tuple[Any, ...]] = {}
-
-
 def ours(bench: Bench, size: int, room: int) -> Contender:
     """hpcomm from a window of its own to another one; context and windows are made once."""
-    if id(bench) not in _ours:
+    if bench not in _ours:
         native = bench.connected("verbs")
-        _ours[id(bench)] = native, native.window(room, 1), own_words(native, room)
-    native, window, source = _ours[id(bench)]
+        _ours[bench] = native, native.window(room, 1), own_words(native, room)
+    native, window, source = _ours[bench]
     return hpcomm_c(Stream(bench, size), "hpcomm C", source, window, waits=False, native=native)
 
 
 def beside(bench: Bench, size: int, m: int, largest: int) -> list[Contender]:
     """The memory and, where another rank is there, the wire and hpcomm over it."""
-    if id(bench) not in _blocks:
-        _blocks[id(bench)] = Blocks(bench, largest)
-    blocks = copy.copy(_blocks[id(bench)])
+    if bench not in _blocks:
+        _blocks[bench] = Blocks(bench, largest)
+    blocks = copy.copy(_blocks[bench])
     blocks.size = size
     found = [blocks.copy("memory copy, one rank (bound)", everybody=False)]
     plain = raw(bench, largest) if bench.size > 1 else None

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,22 +32,22 @@ def note(bench: Bench, why: object) -> None:
         print(f"# {why}", file=sys.stderr, flush=True)
 
 
-_raws: dict[int, Raw | None] = {}
+_raws: WeakKeyDictionary[Bench, Raw | None] = WeakKeyDictionary()
 
 
 def raw(bench: Bench, room: int) -> Raw | None:
     """One for all sizes, closed with the benchmark; None, which is noted, where plain verbs are not to be had."""
-    if id(bench) not in _raws:
+    if bench not in _raws:
         try:
             if bench.size % 2:
                 raise Missing(f"no bare verbs: {bench.size} ranks make no pairs")
             made = Raw(bench, room)
             bench.ends.append(made.close)
-            _raws[id(bench)] = made
+            _raws[bench] = made
         except Missing as why:
-            _raws[id(bench)] = None
+            _raws[bench] = None
             note(bench, why)
-    return _raws[id(bench)]
+    return _raws[bench]
 
 
 def has(bench: Bench, program: str) -> bool:
