@@ -37,6 +37,9 @@ static void codes(hpcomm::Context &context) {
     std::error_code code;
     context.barrier(1.0, code);
     assert(!code);
+    const int ports = hpc_devices(nullptr, 0); // HPC_ERR_UNSUPPORTED without libibverbs
+    assert(static_cast<int>(hpcomm::devices(code).size()) == (ports < 0 ? 0 : ports));
+    assert(code.value() == (ports < 0 ? ports : 0));
     hpcomm::Window none(context, 64, -1, nullptr, 1.0, code);
     assert(!none && code == hpcomm::make_error_code(HPC_ERR_INVALID) && code.category() == hpcomm::category());
     assert(code.message() == hpc_status_text(HPC_ERR_INVALID));

@@ -206,6 +206,18 @@ inline std::uint64_t memory_available() {
     return hpc_memory_available();
 }
 
+using Device = hpc_device;
+
+// All ports of this host's RDMA devices, those that hpcomm cannot use among them (why is then not empty).
+inline std::vector<Device> devices(Report report = {}) {
+    std::vector<Device> found;
+    int n, room = 0;
+    while ((n = hpc_devices(found.data(), room)) > room) found.resize(static_cast<std::size_t>(room = n));
+    report(n < 0 ? n : HPC_OK);
+    found.resize(n < 0 ? 0 : static_cast<std::size_t>(n));
+    return found;
+}
+
 // ---- handles --------------------------------------------------------------------------------------------------------
 
 template <class T, void (*Free)(T *)> class Handle {
