@@ -20,7 +20,8 @@ enum {
     BENCH_CONTENDERS = 4,
     BENCH_SAMPLES = 1 << 16,
     BENCH_CYCLES_MAX = 1000,
-    BENCH_DEGREE_MAX = 16
+    BENCH_DEGREE_MAX = 16,
+    BENCH_ADDRESS_BYTES = 4096
 };
 
 /* nccl-tests' names. */
@@ -49,7 +50,7 @@ typedef struct bench_memory {
 
 typedef struct bench_board {
     _Atomic int started, arrived;
-    unsigned char addresses[BENCH_RANKS_MAX][512];
+    unsigned char addresses[BENCH_RANKS_MAX][BENCH_ADDRESS_BYTES];
     bench_line lines[BENCH_RANKS_MAX];
 } bench_board;
 
@@ -89,9 +90,10 @@ static inline void bench_measure_memory(bench_memory *m) {
     m->pss = bench_kib("/proc/self/smaps_rollup", "Pss:");
 }
 
-static inline int bench_over_tcp(const bench_rank *r) {
+/* Is no memory shared: does the bound go through sockets? */
+static inline int bench_over_wire(const bench_rank *r) {
     hpc_peer peer;
-    return hpc_context_peer(r->context, r->rank == 0 ? 1 : 0, &peer) == HPC_OK && strcmp(peer.transport, "tcp") == 0;
+    return hpc_context_peer(r->context, r->rank == 0 ? 1 : 0, &peer) == HPC_OK && strcmp(peer.transport, "shm") != 0;
 }
 
 static inline int bench_meet(bench_rank *r) {
@@ -257,7 +259,10 @@ static int bench_live(int rank, const bench_options *options, bench_board *board
     unsigned char *addresses = malloc(nbytes * (size_t)options->ranks);
     hpc_config config;
     int status = HPC_ERR_MEMORY;
-    if (r == NULL || addresses == NULL || nbytes > sizeof board->addresses[0]) goto out;
+    if (nbytes > BENCH_ADDRESS_BYTES)
+        fprintf(stderr, "rank %d: addresses of %zu bytes: BENCH_ADDRESS_BYTES is %d\n", rank, nbytes,
+                BENCH_ADDRESS_BYTES);
+    if (r == NULL || addresses == NULL || nbytes > BENCH_ADDRESS_BYTES) goto out;
     r->rank = rank;
     r->size = options->ranks;
     r->options = *options;
@@ -277,7 +282,8 @@ static int bench_live(int rank, const bench_options *options, bench_board *board
     status = hpc_context_connect(r->context, addresses, -1);
     if (status >= 0) status = run(r);
 out:
-    if (status < 0) fprintf(stderr, "rank %d: %s\n", rank, hpc_last_error()->message);
+    if (status < 0 && hpc_last_error()->message[0] != '\0')
+        fprintf(stderr, "rank %d: %s\n", rank, hpc_last_error()->message);
     if (r != NULL) hpc_context_free(r->context);
     free(addresses);
     free(r);

@@ -87,9 +87,9 @@ enum { RING_BYTES = 64 << 20 };
 typedef struct stream {
     bench_rank *r;
     hpc_window *window;
-    char *copy;    /* where rank 0 copies to, in rank 1's memory; over TCP where rank 1 reads to */
-    int fd;        /* over TCP: a connection to the other; else -1 */
-    uint64_t done; /* over TCP: the value that lets rank 1 go on, which waits meanwhile */
+    char *copy;    /* where rank 0 copies to, in rank 1's memory; by sockets where rank 1 reads to */
+    int fd;        /* where no memory is shared: a connection to the other; else -1 */
+    uint64_t done; /* there: the value that lets rank 1 go on, which waits meanwhile */
 } stream;
 
 /* One sample on ranks 0 and 1. */
@@ -116,7 +116,7 @@ static int run(bench_rank *r) {
     const bench_options *options = &r->options;
     size_t ring = options->maxbytes > RING_BYTES ? options->maxbytes : RING_BYTES, page = 2u << 20;
     size_t length = (ring + BENCH_SHIFTS * BENCH_PAGE_WORDS * sizeof(uint64_t) + page - 1) / page * page;
-    int tcp = bench_over_tcp(r), status = HPC_ERR_MEMORY, fd = memfd_create("bench", MFD_CLOEXEC);
+    int wire = bench_over_wire(r), status = HPC_ERR_MEMORY, fd = memfd_create("bench", MFD_CLOEXEC);
     stream s = {.r = r, .fd = -1};
     uint64_t *words = fd < 0 || ftruncate(fd, (off_t)length) != 0 ? NULL : bench_map(fd, length, 1), sample = 0;
     if (words == NULL) goto out;
@@ -124,10 +124,10 @@ static int run(bench_rank *r) {
     status = hpc_window_create(r->context, 2 * ring, 1, "put_bw", -1, &s.window);
     if (status < 0) goto out;
     /* The bound moves between the same kind of mappings: into the second half of the peer's window. */
-    s.copy = !tcp && r->rank == 0 ? hpc_window_peer_view(s.window, 1) : hpc_window_data(s.window);
+    s.copy = !wire && r->rank == 0 ? hpc_window_peer_view(s.window, 1) : hpc_window_data(s.window);
     s.copy += ring;
-    if (tcp && r->rank < 2) s.fd = bench_connect_pair(r->rank == 1, &r->board[0].word, options->timeout);
-    if (tcp && r->rank < 2 && s.fd < 0) {
+    if (wire && r->rank < 2) s.fd = bench_connect_pair(r->rank == 1, &r->board[0].word, options->timeout);
+    if (wire && r->rank < 2 && s.fd < 0) {
         fprintf(stderr, "rank %d: no loopback connection: %s\n", r->rank, strerror(errno));
         status = HPC_ERR_TRANSPORT;
     }
@@ -151,7 +151,7 @@ static int run(bench_rank *r) {
                 }
                 bench_add(r, i,
                           i == 1 ? "hpcomm C"
-                          : tcp  ? "socket stream (bound)"
+                          : wire ? "socket stream (bound)"
                                  : "memcpy (bound)",
                           size, c, n, wrong, r->seconds);
             }

@@ -97,7 +97,7 @@ static int operations(const bench_options *options, size_t size) {
     return m < 8 ? 8 : m > options->agg_iters ? options->agg_iters : m;
 }
 
-/* n samples of contender i, wrong answers or a negative status. Over shared memory the bound is the token, over TCP a
+/* n samples of contender i, wrong answers or a negative status. Over shared memory the bound is the token, else a
  * pair of sockets, each with a contender that spins and one that sleeps. */
 typedef struct pair {
     bench_rank *r;
@@ -122,14 +122,14 @@ static int run(bench_rank *r) {
     static const char *const names[2][3] = {{"token (bound)", "hpcomm C", NULL},
                                             {"socket pair, spinning (bound)", "hpcomm C", "socket pair, blocking"}};
     const bench_options *options = &r->options;
-    int tcp = bench_over_tcp(r), contenders = tcp ? 3 : 2, status = HPC_ERR_MEMORY;
+    int wire = bench_over_wire(r), contenders = wire ? 3 : 2, status = HPC_ERR_MEMORY;
     size_t room = (size_t)options->agg_iters * sizeof(uint64_t) + SAMPLE_BYTES + 8 * options->maxbytes;
     pair p = {.r = r, .peer = r->rank ^ 1, .first = !(r->rank & 1), .fd = -1};
     p.words = malloc(room + BENCH_SHIFTS * BENCH_LINE);
     p.arrived = malloc(room);
     if (p.words == NULL || p.arrived == NULL) goto out;
     bench_fill_words(p.words, room / sizeof *p.words + BENCH_SHIFTS * BENCH_LINE_WORDS);
-    if (tcp) {
+    if (wire) {
         p.fd = bench_connect_pair(p.first, &r->board[p.first ? r->rank : p.peer].word, options->timeout);
         if (p.fd < 0) fprintf(stderr, "rank %d: no loopback connection: %s\n", r->rank, strerror(errno));
         if (p.fd < 0) goto out;
@@ -144,7 +144,7 @@ static int run(bench_rank *r) {
                 status = bench_meet(r);
                 if (status < 0) break;
                 int64_t wrong = measure(&p, i, size / sizeof *p.words, m, n);
-                bench_add(r, i, names[tcp][i], tcp || i > 0 ? size : sizeof(uint64_t), c, n, wrong, r->seconds);
+                bench_add(r, i, names[wire][i], wire || i > 0 ? size : sizeof(uint64_t), c, n, wrong, r->seconds);
                 if (wrong < 0) status = (int)wrong;
             }
         }
