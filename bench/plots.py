@@ -112,8 +112,8 @@ def chunk_name(chunk: int, cores: int = 0, affinity: str = "key") -> str:
 
 
 def _way(cores: int, affinity: str) -> str:
-    pairs = f", {cores} queue pair{'' if cores == 1 else 's'}" if cores else ""
-    return pairs + (", worker by interface" if affinity == "worker" else "")
+    pairs = f", {cores} QP{'' if cores == 1 else 's'}" if cores else ""
+    return pairs + (", by worker" if affinity == "worker" else "")
 
 
 def sweep(axis: Any, document: Row) -> None:

@@ -103,7 +103,7 @@ def test_affinities_are_compared_like_with_like() -> None:
     ]
     sweep = document("chunk_sweep", rows, chunks=[4096, 32768], cores=[1, 2], affinity=["key", "worker"])
     (promise,) = rdma.judge({"sweep": sweep})
-    assert (promise.what, promise.value) == ("push_pull of 1 MiB, chunks of 4 KiB, 2 queue pairs", 1.4)
+    assert (promise.what, promise.value) == ("push_pull of 1 MiB, chunks of 4 KiB, 2 QPs", 1.4)
     assert not promise.asked
 
 
@@ -123,8 +123,8 @@ def test_sweeps_are_drawn_with_a_line_for_each_way(tmp_path: Path) -> None:
         lines.extend(text.get_text() for text in axis.get_legend().get_texts())
 
     assert plots.figure(tmp_path / "plot.png", [draw], "sweep")
-    ways = ("", ", worker by interface")
-    assert sorted(lines) == sorted(f"{pairs}{way}" for pairs in ("1 queue pair", "2 queue pairs") for way in ways)
+    ways = ("", ", by worker")
+    assert sorted(lines) == sorted(f"{pairs}{way}" for pairs in ("1 QP", "2 QPs") for way in ways)
 
 
 @pytest.mark.skipif(HAS_DEVICE, reason="this machine has an RDMA device")
