@@ -13,9 +13,9 @@
  * taker does  take the event; handle; load flags; if one is set: arm; look.  So nothing is missed: what came before the
  * sleeper's arm, its look finds. What comes after it is an event; either that wakes the sleeper, or a taker has it. An
  * event after the arm comes after the flag: the taker's load, which is behind all that it took, sees the flag, and it
- * arms in the sleeper's stead, or the sleeper is up. What its look leaves over it owes to the service thread, which
- * does not nap before nothing is left. With no flag set nobody arms, so waits that look cause no events. A wait that
- * finds no bed pokes the service thread out of its nap, which then arms and sleeps for it. */
+ * arms in the sleeper's stead, or the sleeper is up. What its look leaves over it owes to the service thread, and
+ * wakes all in the set: its own wait may be over. With no flag set nobody arms, so waits that look cause no events. A
+ * wait that finds no bed pokes the service thread out of its nap, which then arms and sleeps for it. */
 #define _GNU_SOURCE
 #include "reactor.h"
 
@@ -53,12 +53,13 @@ struct hpc_reactor {
     _Atomic int stopping;
     slot slots[HPC_REACTOR_SOURCES];
     _Atomic int n_slots;
-    _Atomic uint32_t polls; /* looks by waits: they do the reading */
-    _Atomic int drowsy;     /* a wait sleeps in the set */
-    _Atomic int listening;  /* the service thread sleeps in it */
-    _Atomic int napping;    /* it keeps away */
-    _Atomic int broken;     /* KNOWN, NEWS or 0 */
-    _Atomic int owed;       /* a look, by the service thread */
+    _Atomic unsigned to_arm; /* a bit for each slot whose source has to be */
+    _Atomic uint32_t polls;  /* looks by waits: they do the reading */
+    _Atomic int drowsy;      /* a wait sleeps in the set */
+    _Atomic int listening;   /* the service thread sleeps in it */
+    _Atomic int napping;     /* it keeps away */
+    _Atomic int broken;      /* KNOWN, NEWS or 0 */
+    _Atomic int owed;        /* a look, by the service thread */
 };
 
 static void clear(int eventfd) {
@@ -106,6 +107,7 @@ int hpc_reactor_add(hpc_reactor *r, const hpc_source *source) {
     }
     r->slots[i].source = *source;
     atomic_store(&r->slots[i].there, 1);
+    if (source->arm != NULL) atomic_fetch_or(&r->to_arm, 1u << i);
     return i;
 }
 
@@ -134,12 +136,11 @@ int hpc_reactor_watch(hpc_reactor *r, int source, int fd, uint32_t events, uint6
     return epoll_ctl(r->epoll_fd, again ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event);
 }
 
-/* Arms the sources of the mask that need it. */
 static void arm(hpc_reactor *r, unsigned mask) {
     for (int i = 0; i < HPC_REACTOR_SOURCES; i++) {
         const hpc_source *s = mask >> i & 1 ? enter(&r->slots[i]) : NULL;
         if (s == NULL) continue;
-        if (s->arm != NULL) s->arm(s->arg);
+        s->arm(s->arg);
         leave(&r->slots[i]);
     }
 }
@@ -150,26 +151,24 @@ static int look(hpc_reactor *r, unsigned mask) {
     for (int i = 0; i < HPC_REACTOR_SOURCES; i++) {
         const hpc_source *s = mask >> i & 1 ? enter(&r->slots[i]) : NULL;
         if (s == NULL) continue;
-        if (s->look != NULL) left |= s->look(s->arg) != 0;
+        left |= s->look(s->arg) != 0;
         leave(&r->slots[i]);
     }
     return left;
 }
 
-static const unsigned ALL = (1u << HPC_REACTOR_SOURCES) - 1;
-
 /* ---- events ---- */
 
-/* Handles events other than the alarm; how many sources have more. armed gets those that are armed no more. */
-static int handle(hpc_reactor *r, const struct epoll_event *events, int n, size_t budget, unsigned *armed) {
+/* Handles events other than the alarm; nonzero if more is left. spent gets the sources whose arm they end. */
+static int handle(hpc_reactor *r, const struct epoll_event *events, int n, size_t budget, unsigned *spent) {
     int left = 0;
-    *armed = 0;
+    *spent = 0;
     for (int i = 0; i < n; i++) {
         uint64_t source = events[i].data.u64 >> TAG_BITS;
         const hpc_source *s = source < HPC_REACTOR_SOURCES ? enter(&r->slots[source]) : NULL;
         if (s == NULL) continue;
-        left += s->handle(s->arg, events[i].data.u64 & ((1ull << TAG_BITS) - 1), events[i].events, budget) != 0;
-        if (s->arm != NULL) *armed |= 1u << source;
+        left |= s->handle(s->arg, events[i].data.u64 & ((1ull << TAG_BITS) - 1), events[i].events, budget) != 0;
+        if (s->arm != NULL) *spent |= 1u << source;
         leave(&r->slots[source]);
     }
     return left;
@@ -185,6 +184,11 @@ static int has_alarm(const struct epoll_event *events, int n) {
 static void arm_again(hpc_reactor *r, unsigned mask) {
     arm(r, mask);
     if (look(r, mask) && !atomic_exchange(&r->owed, 1)) call_thread(r);
+}
+
+/* The service thread, if it does not sleep in the set, looks by itself; a wait that lies down later looks before. */
+void hpc_reactor_call(hpc_reactor *r) {
+    if ((atomic_load(&r->listening) || atomic_load(&r->drowsy)) && !atomic_exchange(&r->owed, 1)) call_thread(r);
 }
 
 /* ---- waits ---- */
@@ -207,7 +211,7 @@ int hpc_reactor_poll(hpc_reactor *r, size_t budget) {
 static int claim(void *arg) {
     hpc_reactor *r = arg;
     if (r->all_remote && !atomic_exchange(&r->drowsy, 1)) {
-        arm(r, ALL);
+        arm(r, atomic_load(&r->to_arm));
         return 1;
     }
     if (atomic_load(&r->napping)) raise_event(r->poke_fd); /* this wait will not read: the service thread has to */
@@ -261,16 +265,17 @@ static int nap(hpc_reactor *r, int milliseconds) {
     return called;
 }
 
-/* Nonzero if more is left. */
+/* Nonzero if more is left, which may be no event when its time comes. */
 static int listen_once(hpc_reactor *r) {
     struct epoll_event events[EVENTS];
-    unsigned spent;
+    unsigned mask = atomic_load(&r->to_arm), spent;
     int n, left;
     atomic_exchange(&r->listening, 1);
     atomic_exchange(&r->owed, 0);
-    arm(r, ALL);
-    left = look(r, ALL);
-    n = epoll_wait(r->epoll_fd, events, EVENTS, left ? 1 : atomic_load(&r->broken) ? 100 : -1);
+    arm(r, mask);
+    left = look(r, mask);
+    if (left) atomic_store(&r->listening, 0); /* it comes again by itself */
+    n = epoll_wait(r->epoll_fd, events, EVENTS, left ? 0 : atomic_load(&r->broken) ? 100 : -1);
     atomic_store(&r->listening, 0);
     if (has_alarm(events, n) && !atomic_load(&r->drowsy)) take_alarm(r, 0);
     handle(r, events, n, SERVICE_BUDGET, &spent);
@@ -281,17 +286,19 @@ static int listen_once(hpc_reactor *r) {
 static void *serve(void *arg) {
     hpc_reactor *r = arg;
     uint32_t seen = 0;
-    int milliseconds = NAP_MS, called = 0;
+    int milliseconds = NAP_MS, called = 0, left = 0;
     while (!atomic_load(&r->stopping)) {
         uint32_t polls = atomic_load_explicit(&r->polls, memory_order_relaxed);
         int drowsy = atomic_load(&r->drowsy);
         if (atomic_load(&r->broken)) report_broken(r);
-        if (!called && (polls != seen || drowsy)) {
-            called = nap(r, milliseconds);
+        if (!called && (left || polls != seen || drowsy)) {
+            called = nap(r, left ? NAP_MS : milliseconds);
+            left = 0; /* waits that look, look at it as well, and do not sleep before it is gone */
             milliseconds = !drowsy ? NAP_MS : milliseconds < LONGEST_NAP_MS ? 2 * milliseconds : LONGEST_NAP_MS;
         } else {
             milliseconds = NAP_MS;
-            called = listen_once(r);
+            called = 0;
+            left = listen_once(r);
         }
         seen = polls;
     }

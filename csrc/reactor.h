@@ -25,8 +25,8 @@ typedef struct hpc_source {
     /* Before a sleep in the set: what comes from now on has to be an event, and a look follows for what came before. An
      * event ends it; a new descriptor is armed by who watches it. NULL where all that comes is an event. */
     void (*arm)(void *arg);
-    /* Takes what has come without an event, after arm; nonzero if more is left. It is not the look of a wait
-     * (hpc_reactor_looked). NULL as arm is. */
+    /* Takes what has come without an event, after arm. Nonzero to be called again in a while: more is left, or
+     * something is awaited that is no event. It is not the look of a wait (hpc_reactor_looked). NULL as arm is. */
     int (*look)(void *arg);
     /* After hpc_reactor_report: tells the group of broken connections; nonzero to be called again in a while. The
      * service thread only. May be NULL. */
@@ -52,6 +52,9 @@ int hpc_reactor_watch(hpc_reactor *reactor, int source, int fd, uint32_t events,
 void hpc_reactor_looked(hpc_reactor *reactor);
 /* Handles what the set has by now; nonzero if more is left. By waits. */
 int hpc_reactor_poll(hpc_reactor *reactor, size_t budget);
+/* Something has begun to be awaited that is no event, and look will say so (as the look of a wait does, which then does
+ * not sleep): whoever sleeps in the set gets up for it. Any thread. */
+void hpc_reactor_call(hpc_reactor *reactor);
 /* A connection has broken: report is called soon, and again until it says that there is nothing left. */
 void hpc_reactor_report(hpc_reactor *reactor);
 

@@ -14,6 +14,8 @@
 #include "ranks.h"
 #include "reactor.h"
 
+enum { AWAITED = 1, HERE = 2 };
+
 enum { QUEUES = 4, BURST = 3, TIMEOUT = 20 };
 
 typedef struct queue {
@@ -27,6 +29,7 @@ typedef struct source {
     int number, plain; /* an event for all that is made */
     size_t most;       /* taken at once */
     queue queues[QUEUES];
+    _Atomic int awaited; /* HERE when it has come, without an event */
     _Atomic int inside, gone, calls, reports, unreported;
 } source;
 
@@ -67,7 +70,9 @@ static int take(source *s, queue *q) {
 }
 
 static int take_all(source *s) {
-    int left = 0;
+    int left = 0, here = HERE;
+    if (atomic_compare_exchange_strong(&s->awaited, &here, 0)) sem_post(&s->job->told);
+    left += atomic_load(&s->awaited) != 0;
     for (int i = 0; i < QUEUES; i++) left += take(s, &s->queues[i]);
     return left;
 }
@@ -347,6 +352,28 @@ static void after_a_wait(void) {
     close_job(&j);
 }
 
+/* What is no event is looked for, also when a wait slept in the set as it began. */
+static void awaited(int slept_in) {
+    static job j;
+    pthread_t thread;
+    pair p = {.job = &j, .source = &j.sources[0], .queue = &j.sources[0].queues[0], .rounds = 1};
+    open_job(&j, 1, 0, BURST);
+    CHECK_EQ(sem_init(&p.asked, 0, 0), 0);
+    if (slept_in) CHECK_EQ(pthread_create(&thread, NULL, consume, &p), 0);
+    for (int k = 0; k < ranks_rounds(200); k++) {
+        while (slept_in && !hpc_reactor_has_sleeper(j.reactor)) sched_yield();
+        atomic_store(&j.sources[0].awaited, AWAITED);
+        hpc_reactor_call(j.reactor);
+        for (int i = 0; i < k % 20; i++) sched_yield();
+        atomic_store(&j.sources[0].awaited, HERE);
+        hear(&j, 1);
+    }
+    make(p.source, p.queue, BURST);
+    if (slept_in) CHECK_EQ(pthread_join(thread, NULL), 0);
+    sem_destroy(&p.asked);
+    close_job(&j);
+}
+
 /* ---- sources that go ---- */
 
 static void *look_on(void *arg) {
@@ -417,6 +444,8 @@ int main(void) {
     waits_that_sleep();
     while_nobody_waits();
     after_a_wait();
+    awaited(0);
+    awaited(1);
     removed();
     reports();
     CHECK_EQ(entries("/proc/self/fd"), files);
