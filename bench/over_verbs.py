@@ -138,7 +138,7 @@ def _numbered(bench: Bench, plain: Raw, size: int) -> Callable[[int, bool, bool]
             plain.sources[: part.size] = part
         bench.comm.Barrier()
         seconds = plain.stream(size, slots, m) if sends else 0.0
-        bench.comm.Barrier()
+        bench.meet()
         wrong = bench.native.wrong(plain.arrived[: part.size], part) if receives and bench.options.check else 0
         return seconds, wrong
 
@@ -176,15 +176,18 @@ def both_ways(bench: Bench, nbytes: float, piece: int) -> list[Contender]:
     plain = None if bench.crowded or not bench.wanted(name) else raw(bench, RING)
     if plain is None:
         return []
-    m = max(1, min(1024, round(nbytes / piece)))
-    return [_scaled(wire(bench, plain, name, piece, True, m), nbytes / piece)]
+    return [_scaled(wire(bench, plain, name, piece, True, several(nbytes, piece)), nbytes / piece)]
+
+
+def several(nbytes: float, piece: int) -> int:
+    """Writes of a sample: as many as it takes, but a stream in any case."""
+    return max(1, RING // piece, min(1024, round(nbytes / piece)))
 
 
 def exchange_limits(bench: Bench, nbytes: int, chunk: int) -> Sequence[Contender]:
     """The least time of a sum over n ranks, each of which sends and receives 2(n-1)/n of all bytes: by bare writes of a
     chunk, and by the NICs' own copies, which both directions share (PHub, figure 17)."""
     each = 2 * (bench.size - 1) / bench.size * nbytes
-    m = max(1, min(1024, round(each / chunk)))
     found = both_ways(bench, each, chunk)
     if bench.wanted("NIC copies (bound)"):
         try:
@@ -193,7 +196,9 @@ def exchange_limits(bench: Bench, nbytes: int, chunk: int) -> Sequence[Contender
             note(bench, why)
             return found
         here = bench.hosts.count(bench.hosts[0])
-        made = _scaled(copies(loop, "NIC copies (bound)", max(1, loop.nics), 1, chunk, m), here * each / chunk)
+        made = _scaled(
+            copies(loop, "NIC copies (bound)", max(1, loop.nics), 1, chunk, several(each, chunk)), here * each / chunk
+        )
         made.close = loop.close
         found.append(made)
     return found

@@ -36,7 +36,8 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_columns_of_perftest_have_its_names() -> None:
     perftest = importlib.import_module("bench.perftest")
-    assert perftest.columns(WRITE_BW)["BW average[Gb/sec]"] == 0.67
+    assert perftest.rate(perftest.columns(WRITE_BW)) == pytest.approx(0.67e9 / 8)
+    assert perftest.rate(perftest.columns(WRITE_BW.replace("Gb/", "MB/"))) == pytest.approx(0.67 * 2**20)
     found = perftest.columns(WRITE_LAT)
     assert (found["#bytes"], found["t_typical[usec]"], found["t_avg[usec]"]) == (8, 8.49, 9.57)
     assert perftest.columns("Couldn't connect to 10.77.0.1:18515") == {}
