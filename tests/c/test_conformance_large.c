@@ -1,6 +1,7 @@
 /* One window over 4 GiB: no offset, length or size is cut to 32 bits. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "ranks.h"
 #include "window.h"
@@ -8,9 +9,23 @@
 #define GIB ((size_t)1 << 30)
 #define PAGE ((size_t)4096)
 #define NBYTES (4 * GIB + PAGE)
+#define PERIOD (GIB / 4 + 17 * PAGE)
 
-/* Rank 1's part is that large. What goes into it comes from pages that are, but for a few, the kernel's one of zeros.
- */
+/* As long a source in little memory: the same pages again and again, shared, so that registering them copies none.
+ * Those that are GIB / 4 apart are not the same. */
+static unsigned char *long_source(void) {
+    unsigned char *from = mmap(NULL, NBYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int fd = memfd_create("source", MFD_CLOEXEC);
+    CHECK(from != MAP_FAILED && fd >= 0 && ftruncate(fd, (off_t)PERIOD) == 0);
+    for (size_t at = 0; at < NBYTES; at += PERIOD) {
+        size_t n = NBYTES - at < PERIOD ? NBYTES - at : PERIOD;
+        CHECK(mmap(from + at, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED);
+    }
+    CHECK_EQ(close(fd), 0);
+    return from;
+}
+
+/* Rank 1's part is that large. */
 static void over_4_gib(rank *r) {
     if (hpc_memory_available() < NBYTES + 2 * GIB) ranks_skip("a window of 4 GiB needs 6 GiB of free memory");
     hpc_window *w;
@@ -38,10 +53,7 @@ static void over_4_gib(rank *r) {
 
     /* One put that is itself longer than 4 GiB. */
     if (r->rank == 0) {
-        unsigned char *from =
-            mmap(NULL, NBYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        CHECK(from != MAP_FAILED);
-        madvise(from, NBYTES, MADV_NOHUGEPAGE);
+        unsigned char *from = long_source();
         for (size_t at = 0; at < NBYTES; at += GIB / 4) ranks_fill(from + at, PAGE, at);
         CHECK_OK(hpc_put_notify(NULL, w, 1, from, NBYTES, 0, 5, ranks_patience(60)));
         CHECK_OK(hpc_flush(NULL, w, 1, ranks_patience(60)));

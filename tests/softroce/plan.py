@@ -111,8 +111,8 @@ def one_node(over: str) -> Guest:
 
 
 def large(over: str) -> Guest:
-    steps = [program(LARGE, f"{over}-processes", seconds=150)]
-    return Guest("8 GiB", ["--memory", "8G", "--cpus", "2"], 1, 200, steps)
+    steps = [program(LARGE, f"{over}-processes", seconds=270)]
+    return Guest("8 GiB", ["--memory", "8G", "--cpus", "2"], 1, 300, steps)
 
 
 def guests(over: str) -> list[Guest]:
