@@ -144,6 +144,7 @@ static void bad_frames(rank *r) {
         await_failed(r, VICTIM, start);
         rank_await(r, 0, 1);
     }
+    rank_meet(r); /* to the others rank 0 has failed before it leaves */
     hpc_window_free(before);
     hpc_window_free(w);
     hpc_window_free(after);
