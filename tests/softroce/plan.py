@@ -70,7 +70,7 @@ class Guest:
         return SETUP + "".join(DEVICE.format(i=i, net=77 + i) for i in range(self.devices))
 
 
-def program(name: str, *arguments: str, seconds: float = 90) -> Step:
+def program(name: str, *arguments: str, seconds: float = 180) -> Step:
     return Step(" ".join([name, *arguments]), [str(BUILD / name), *arguments], seconds)
 
 

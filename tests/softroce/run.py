@@ -131,8 +131,10 @@ def boot(which: plan.Guest) -> bool:
         pack(packages, IMAGE)
         script += f"modprobe ext4; modprobe loop; mount -o loop,ro '{IMAGE}' '{packages}'\n"
     script += f"export PATH='{PATH}'\n'{sys.executable}' '{steps.__file__}' '{folder}'\n"
-    output = guest.run(script, folder, which.seconds, *which.options)
-    IMAGE.unlink(missing_ok=True)
+    try:
+        output = guest.run(script, folder, which.seconds, *which.options)
+    finally:
+        IMAGE.unlink(missing_ok=True)
     done = steps.results(folder)
     for step in which.steps:
         result = done.get(step.name, steps.Result(step.name, 0, "the guest did not get there"))
