@@ -94,7 +94,7 @@ def build(over: str) -> None:
     command("cmake", "--build", plan.PLAIN, "--target", "refused", *plan.PLAIN_TESTS)
     info = command("hpcomm", "info")
     if over == "verbs" and not re.search(r"verbs=yes", info):
-        raise SystemExit("FAILED: the installed hpcomm was built without rdma-core's headers; pip install it again")
+        raise SystemExit("FAILED: the installed hpcomm was built without rdma-core's headers; install it again")
     found = command("hpcomm", "info", "--cmake-dir").strip()
     command("cmake", "-G", "Ninja", "-S", plan.ROOT / "examples/cpp", "-B", plan.CXX, f"-Dhpcomm_DIR={found}")
     command("cmake", "--build", plan.CXX)
