@@ -258,6 +258,7 @@ static void leave_tasks(hpc_context *c) {
 
 int hpc_context_work(hpc_context *c) {
     const char *why = NULL;
+    if (atomic_load_explicit(&c->n_tasks, memory_order_relaxed) == 0) return 0;
     if (!take_tasks(c)) return 1;
     for (const hpc_task *t = c->tasks; t != NULL && why == NULL; t = t->next) why = t->run(t->arg);
     leave_tasks(c);
@@ -269,6 +270,7 @@ void hpc_context_add_task(hpc_context *c, hpc_task *task) {
     while (!take_tasks(c)) sched_yield();
     task->next = c->tasks;
     c->tasks = task;
+    atomic_fetch_add_explicit(&c->n_tasks, 1, memory_order_release);
     leave_tasks(c);
     atomic_store_explicit(&c->group.progress, progress_all, memory_order_release);
 }
@@ -278,6 +280,7 @@ void hpc_context_remove_task(hpc_context *c, hpc_task *task) {
     for (hpc_task **at = &c->tasks; *at != NULL; at = &(*at)->next)
         if (*at == task) {
             *at = task->next;
+            atomic_fetch_sub_explicit(&c->n_tasks, 1, memory_order_relaxed);
             break;
         }
     leave_tasks(c);
@@ -342,6 +345,23 @@ static void list_used(hpc_context *c) {
     }
 }
 
+/* Ports that no pair has chosen are closed again. Where both ranks have some and go by TCP all the same, that is told.
+ */
+static void settle_nics(hpc_context *c) {
+    const char *why, *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
+    int wanted = 0;
+    for (int r = 0; r < c->group.size; r++) wanted |= c->transports[r] == &hpc_transport_verbs;
+    for (int r = 0; r < c->group.size && c->nics != NULL && hpc_transport_allowed(names, &hpc_transport_verbs); r++)
+        if (c->transports[r] == &hpc_transport_tcp && c->addresses[r].devices.state == HPC_VERBS_READY &&
+            !hpc_transport_verbs.reaches(&c->self, &c->addresses[r], &why)) {
+            hpc_group_note(&c->group, "no verbs to rank %d: %s", r, why);
+            break;
+        }
+    if (wanted) return;
+    hpc_nics_close(c->nics);
+    c->nics = NULL;
+}
+
 int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     double deadline;
     int status;
@@ -364,6 +384,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
 
     status = connect_control(c, deadline);
     list_used(c);
+    settle_nics(c);
     if (status == HPC_OK) status = hpc_lane_open(c, 1, 0, deadline, &c->lane);
     if (status == HPC_OK) status = hpc_lane_open(c, 1, 0, deadline, &c->acks);
     if (status != HPC_OK) return status;
@@ -458,7 +479,8 @@ int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     peer->transport = c->transports[rank] == NULL ? "" : rank == c->group.rank ? "self" : c->transports[rank]->name;
     peer->host = c->addresses[rank].hostname;
     peer->pid = c->addresses[rank].control.pid;
-    peer->path = hpc_control_path(c->control, rank);
+    const hpc_transport *t = c->transports[rank];
+    peer->path = t != NULL && t->path != NULL ? t->path(c, rank) : hpc_control_path(c->control, rank);
     return HPC_OK;
 }
 

@@ -54,6 +54,7 @@ struct hpc_context {
     hpc_reactor *reactor; /* NULL: no transport has asked for it */
     int all_remote;       /* no peer shares memory with this rank */
     hpc_task *tasks;
+    _Atomic int n_tasks; /* 0 spares the look at them */
     _Atomic int working; /* a thread is at the tasks, or changes their list */
     int connecting, connected;
     _Atomic int leaving; /* nothing is worked for any more */

@@ -28,8 +28,8 @@ typedef struct hpc_port_address {
     uint8_t fabric; /* hpc_fabric */
     uint8_t prefix; /* leading bits of the gid that are its subnet: for ::ffff:10.77.0.1/24 it is 120 */
     uint8_t mtu;    /* enum ibv_mtu: 5 is 4096 */
-    uint8_t reserved;
-    int16_t node; /* NUMA, of the rank's host; -1 if unknown */
+    uint8_t global; /* InfiniBand: wants a global route also inside of its subnet */
+    int16_t node;   /* NUMA, of the rank's host; -1 if unknown */
 } hpc_port_address;
 
 typedef struct hpc_device_address {

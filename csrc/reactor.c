@@ -286,18 +286,19 @@ static int listen_once(hpc_reactor *r) {
 static void *serve(void *arg) {
     hpc_reactor *r = arg;
     uint32_t seen = 0;
-    int milliseconds = NAP_MS, called = 0, left = 0;
+    int milliseconds = NAP_MS, called = 0, left = 0, due = 0;
     while (!atomic_load(&r->stopping)) {
         uint32_t polls = atomic_load_explicit(&r->polls, memory_order_relaxed);
         int drowsy = atomic_load(&r->drowsy);
         if (atomic_load(&r->broken)) report_broken(r);
-        if (!called && (left || polls != seen || drowsy)) {
+        if (!called && !due && (left || polls != seen || drowsy)) {
             called = nap(r, left ? NAP_MS : milliseconds);
-            left = 0; /* waits that look, look at it as well, and do not sleep before it is gone */
+            due = left; /* no event tells of it */
+            left = 0;
             milliseconds = !drowsy ? NAP_MS : milliseconds < LONGEST_NAP_MS ? 2 * milliseconds : LONGEST_NAP_MS;
         } else {
             milliseconds = NAP_MS;
-            called = 0;
+            called = due = 0;
             left = listen_once(r);
         }
         seen = polls;

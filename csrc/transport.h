@@ -59,6 +59,8 @@ typedef struct hpc_transport {
     /* Asks that all that this rank has put, by any lane, be in place with the peers that are here; returns how much is
      * left. NULL if that is so anyway. Any thread. */
     int (*settle)(hpc_context *context);
+    /* Where the data to peer goes, in words. NULL: where the control channel's does. */
+    const char *(*path)(const hpc_context *context, int peer);
     /* Moves what is held back for this rank; returns how much is left. NULL if nothing ever is. Any
      * thread. */
     int (*progress)(hpc_context *context);

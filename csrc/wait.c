@@ -222,10 +222,14 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
     deadline = start + timeout;
     for (;;) {
         held = hpc_group_progress(group);
-        for (int i = 0; i < (now - start < group->spin && group->bed == NULL ? SPINS_PER_CLOCK : 1); i++) {
-            if (wait->ready(wait->arg)) return HPC_OK;
-            hpc_cpu_relax();
+        if (now - start < group->spin) {
+            for (int i = 0; i < SPINS_PER_CLOCK; i++) {
+                if (wait->ready(wait->arg)) return HPC_OK;
+                hpc_cpu_relax();
+                if (group->bed != NULL) held = hpc_group_progress(group); /* what is waited for comes by it */
+            }
         }
+        if (wait->ready(wait->arg)) return HPC_OK;
         status = look_around(group, wait, deadline);
         if (status != HPC_IN_PROGRESS) return status;
         now = hpc_now();

@@ -102,8 +102,15 @@ static int looks_done(void *arg) {
     l->closed = closed_without(ex, l->key, l->ticket);
     if (l->closed >= 0) return 1;
     l->closed = freed_without(ex, l->key, l->ticket);
+    if (l->closed < 0) return 0;
+    /* Its answers went before, by other lanes: they have come, but nobody may have taken them yet. */
+    if (hpc_group_progress(&ex->context->group) != 0) {
+        l->closed = -1;
+        return 0;
+    }
+    l->closed = freed_without(ex, l->key, l->ticket);
     l->freed = l->closed >= 0;
-    return l->freed;
+    return l->freed || is_done(ex, l->key, l->ticket);
 }
 
 /* How often rank has pushed key, where its memory can be read here; else UINT64_MAX. */

@@ -106,15 +106,16 @@ static uint64_t address_in(const hpc_window *w, int peer, size_t offset) {
 }
 
 static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
-    const verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset)};
+    verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset)};
     return nbytes == 0 ? HPC_OK : verbs_link_put(lane->peers[peer].out, w, &order, 0, "put");
 }
 
-/* Whether the receiver will find the value by its low bits: it has seen the last one, which is near. */
+/* Whether the receiver will find the value by its low bits: it goes on from the last one, which came by the same lane
+ * and is near. */
 static int fits_imm(const verbs_remote *remote, const verbs_link *link, int signal, uint64_t value) {
     const struct verbs_sent *last = &remote->sent[signal];
     return remote->number < VERBS_IMM_WINDOWS && signal < 1 << VERBS_SIGNAL_BITS &&
-           (last->lane == link->lane || last->lane == 0) && value - last->value < 1u << (VERBS_VALUE_BITS - 1);
+           (last->lane == link->lane || last->lane == 0) && value - last->value < 1u << VERBS_VALUE_BITS;
 }
 
 static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
@@ -130,8 +131,11 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
         order.message =
             (verbs_message){.kind = VERBS_SIGNAL, .number = remote->number, .word = (uint32_t)signal, .value = value};
     }
-    remote->sent[signal] = (struct verbs_sent){value, link->lane};
-    return verbs_link_put(link, w, &order, 0, "put_signal");
+    int status = verbs_link_put(link, w, &order, 0, "put_signal");
+    /* A value that is none of the next ones stores nothing there, and does not make this lane the word's. */
+    if (status == HPC_OK && value > remote->sent[signal].value)
+        remote->sent[signal] = (struct verbs_sent){value, link->lane};
+    return status;
 }
 
 static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
@@ -176,6 +180,10 @@ static int flush(hpc_lane *lane, int peer) {
     return verbs_link_flush(link, "flush");
 }
 
+static const char *path(const hpc_context *c, int peer) {
+    return c->verbs == NULL ? "" : c->verbs->peers[peer].path;
+}
+
 static int settle(hpc_context *c) {
     return verbs_settle(c->verbs, -1);
 }
@@ -201,6 +209,7 @@ const hpc_transport hpc_transport_verbs = {
     .poll = poll_ring,
     .flush = flush,
     .settle = settle,
+    .path = path,
     .progress = verbs_progress,
     .release = release,
 };

@@ -43,6 +43,8 @@ enum {
     VERBS_CREDITS = 512,   /* receives of a link that are kept, at most */
     VERBS_RECEIVES = 8192, /* of all links of an iface together, unless there are very many */
     VERBS_WINDOWS = 4096,
+    VERBS_BATCH = 16,     /* completions taken at once */
+    VERBS_REPOST = 8,     /* receives that are posted again together; a link has as many at least */
     VERBS_COUNT_BITS = 44 /* of a send's wr_id: how many were posted up to it; above, the link's slot */
 };
 
@@ -67,11 +69,9 @@ static inline uint32_t verbs_imm_signal_of(uint32_t imm) {
     return imm >> VERBS_VALUE_BITS & ((1u << VERBS_SIGNAL_BITS) - 1);
 }
 
-/* The value nearest to now that ends in these bits. */
+/* The first value from now on that ends in these bits: the sender is less than their range ahead of the last one. */
 static inline uint64_t verbs_imm_value(uint32_t imm, uint64_t now) {
-    const uint64_t range = 1u << VERBS_VALUE_BITS;
-    uint64_t ahead = ((uint64_t)imm - now) & (range - 1);
-    return ahead < range / 2 ? now + ahead : now + ahead - range;
+    return now + (((uint64_t)imm - now) & ((1u << VERBS_VALUE_BITS) - 1));
 }
 
 /* ---- what a send carries that no immediate can ---- */
@@ -112,7 +112,9 @@ typedef struct verbs_window {
     struct ibv_mr *regions[HPC_RAILS]; /* by NIC */
     int holders;                       /* for each peer that knows of it: that peer, and this rank's handle */
     struct verbs_window *next;         /* of those that are about to go */
-    unsigned char known[];             /* by rank */
+    pthread_mutex_t storing;
+    uint32_t *writers;     /* by signal: the link that brought its value; 0: none yet. Under storing, as stores are */
+    unsigned char known[]; /* by rank: 1: this rank's handle reaches it, 2: it may still write */
 } verbs_window;
 
 /* A peer's part. */
@@ -153,8 +155,9 @@ typedef struct verbs_order {
 
 typedef struct verbs_link {
     struct verbs_iface *iface;
-    int peer, slot; /* slot: in the iface's links */
-    uint64_t lane;  /* number of the lane */
+    int peer, slot;  /* slot: in the iface's links */
+    uint64_t lane;   /* number of the lane */
+    uint32_t number; /* of the link, in this context */
     struct ibv_qp *qp;
     int depth;       /* sends under way at most */
     int inline_most; /* bytes that a send can carry itself */
@@ -166,6 +169,7 @@ typedef struct verbs_link {
 
     pthread_mutex_t sending;
     uint64_t posted;
+    int connected;
     int failed;      /* a post was refused */
     int lost;        /* something was put when it was silent */
     int unsignalled; /* of the last ones posted */
@@ -176,10 +180,12 @@ typedef struct verbs_link {
     verbs_loan *loans, **last_loan;
     _Atomic uint64_t told_granted, told_taken;
     int owes, owes_message; /* the credit words could not be written yet */
+    _Atomic int busy;       /* there is something for go_on */
     _Atomic uint64_t done;  /* sends that are; written by the holder of the iface's reading */
 
-    uint64_t reaped;           /* of those posted, also when they failed; likewise, like the next one */
-    _Atomic uint64_t consumed; /* receives */
+    uint64_t reaped; /* of those posted, also when they failed; likewise, like the next one */
+    uint64_t received;
+    _Atomic uint64_t consumed; /* receives, posted again */
     _Atomic int wanted;        /* the peer waits for credit */
     _Atomic int closed_here, closed_there;
     _Atomic int silent; /* broken: nothing goes out any more */
@@ -211,9 +217,10 @@ typedef struct verbs_iface {
     uint32_t mask;
     hpc_memory *ring_memory;
     _Atomic int reading;
-    _Atomic int armed;   /* the next completion is an event of the channel */
-    _Atomic int closing; /* some link may be able to go */
-    _Atomic int waiting; /* links with orders */
+    _Atomic int armed;                                  /* the next completion is an event of the channel */
+    _Atomic int closing;                                /* some link may be able to go */
+    _Atomic int waiting;                                /* links with orders */
+    int rooms_free[VERBS_REPOST + VERBS_BATCH], n_free; /* receives taken, to be posted again */
 } verbs_iface;
 
 /* ---- the transport ---- */
@@ -221,6 +228,7 @@ typedef struct verbs_iface {
 typedef struct verbs_peer {
     int n_rails; /* 0: not one of verbs' */
     hpc_rail rails[HPC_RAILS];
+    char path[128]; /* "10.0.0.3 by mlx5_0, ..." */
 } verbs_peer;
 
 typedef struct hpc_verbs {
@@ -236,6 +244,9 @@ typedef struct hpc_verbs {
     verbs_iface **ifaces;
     int n_ifaces, room;
     uint64_t lanes;
+    uint32_t links;
+    _Atomic(verbs_iface *) hot;                     /* where something came last; only compared */
+    int departures;                                 /* seen, of the group */
     _Atomic(verbs_window *) windows[VERBS_WINDOWS]; /* by number; 0 is none */
     uint32_t last_number;
     int many_windows;    /* there have been more than an immediate can say */
@@ -251,7 +262,8 @@ typedef struct verbs_lane {
 } verbs_lane;
 
 static inline size_t verbs_link_most(const verbs_link *link) { /* bytes of one message */
-    return link->iface->verbs->nics->nics[link->iface->nic].most_message;
+    size_t most = link->iface->verbs->nics->nics[link->iface->nic].most_message;
+    return most == 0 || most > (size_t)1 << 30 ? (size_t)1 << 30 : most;
 }
 
 /* ---- verbs_window.c ---- */
@@ -259,7 +271,8 @@ static inline size_t verbs_link_most(const verbs_link *link) { /* bytes of one m
 int verbs_window_export(hpc_window *window, int peer, hpc_blob *blob);
 int verbs_window_attach(hpc_window *window, int peer, const hpc_blob *blob);
 void verbs_window_detach(hpc_window *window, int peer);
-void verbs_window_leave(hpc_verbs *verbs, uint32_t number); /* a holder has let go */
+void verbs_window_leave(hpc_verbs *verbs, uint32_t number, int peer); /* the peer writes into it no more */
+void verbs_window_forget(hpc_verbs *verbs);                           /* the peers that have gone */
 void verbs_window_free(hpc_verbs *verbs, verbs_window *window);
 /* The region of this NIC that src lies in. NULL: none, of any window. */
 struct ibv_mr *verbs_region_of(hpc_verbs *verbs, const hpc_window *window, int nic, const void *src, size_t nbytes);
@@ -279,13 +292,14 @@ void verbs_link_free(verbs_link *link); /* its queue pair, and what it holds */
 
 /* Posts it now or later; is_event: HPC_IN_PROGRESS, with nothing done, while the peer's ring is full. op is the
  * caller's. */
-int verbs_link_put(verbs_link *link, const hpc_window *window, const verbs_order *order, int is_event, const char *op);
+int verbs_link_put(verbs_link *link, const hpc_window *window, verbs_order *order, int is_event, const char *op);
 int verbs_link_flush(verbs_link *link, const char *op);
 int verbs_link_say(verbs_link *link, const verbs_message *message);
 void verbs_link_go_on(verbs_link *link);             /* some sends are done, or credit has come */
 void verbs_link_tell(verbs_link *link, int message); /* the peer, of its credit */
-void verbs_link_break(verbs_link *link, enum ibv_wc_status status);
-void verbs_link_close(verbs_link *link); /* this end */
+void verbs_link_break(verbs_link *link, const char *what, const char *hint, int local);
+void verbs_link_fail(verbs_link *link, enum ibv_wc_status status); /* the same, of a completion */
+void verbs_link_close(verbs_link *link);                           /* this end */
 int verbs_link_can_go(verbs_link *link); /* closed at both ends, or broken; by the holder of reading */
 
 /* ---- verbs_iface.c ---- */
@@ -296,8 +310,8 @@ verbs_iface *verbs_iface_open(hpc_verbs *verbs, int nic, hpc_memory *ring_memory
 void verbs_iface_release(verbs_iface *iface);
 int verbs_iface_slot(verbs_iface *iface);                   /* a free one; -1 */
 void verbs_iface_add(verbs_iface *iface, verbs_link *link); /* into its slot; takes a reference */
-int verbs_iface_visit(
-    verbs_iface *iface); /* takes what has come; nonzero if more is left, or another thread is at it */
+enum { VERBS_LEFT = 1, VERBS_CAME = 2 };   /* more is left, or another thread is at it; something was there */
+int verbs_iface_visit(verbs_iface *iface); /* takes what has come: some of these */
 int verbs_progress(hpc_context *context);
 int verbs_settle(hpc_verbs *verbs, int peer); /* flushes what this rank has put, to peer or (-1) to all that are here;
                                                  how many links are left */

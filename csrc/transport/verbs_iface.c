@@ -11,14 +11,16 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { BATCH = 16, ROUNDS = 64 /* batches of one visit */, ASYNC = 256 /* tag of a NIC's other events */ };
+enum { BATCH = VERBS_BATCH, ROUNDS = 64 /* batches of one visit */, ASYNC = 256 /* tag of a NIC's other events */ };
 
 static const uint64_t RECEIVE = (uint64_t)1 << 63; /* wr_id of a receive: this and its room */
 static const double GRACE = 1;                     /* a broken queue pair's peer may be about to say that it leaves */
@@ -83,9 +85,10 @@ static int at_most(int n, int most) {
 static void choose_sizes(verbs_iface *f, const verbs_nic *nic) {
     int links = f->n_slots, receives = at_most(VERBS_RECEIVES, at_most(nic->most_srq, nic->most_cqe / 2));
     f->credits = at_most(VERBS_CREDITS, receives / links);
-    if (f->credits < 8) f->credits = 8;
+    if (f->credits < VERBS_REPOST) f->credits = VERBS_REPOST;
     f->receives = f->credits * links;
-    f->depth = at_most(VERBS_DEPTH, at_most(nic->most_sends, (nic->most_cqe - f->receives) / links));
+    f->depth = at_most(links > 32 ? VERBS_DEPTH / 4 : VERBS_DEPTH,
+                       at_most(nic->most_sends, (nic->most_cqe - f->receives) / links));
     if (f->depth < 8) f->depth = 8;
 }
 
@@ -242,21 +245,32 @@ static void ring(verbs_iface *f) {
     hpc_bell_ring(f->verbs->context->group.bell);
 }
 
-/* Stores a signal, unless a greater value is there: one put by another lane may have overtaken it. */
-static void store_signal(hpc_verbs *v, uint32_t number, uint32_t signal, uint32_t imm, uint64_t value) {
+/* Stores a signal, unless a greater value is there: one that was put by another lane may have overtaken it. An
+ * immediate counts from the last value of its own link, which is the word's; where another link has brought the word on
+ * since, the immediate is older than that. */
+static void store_signal(verbs_link *l, uint32_t number, uint32_t signal, int is_imm, uint64_t value) {
+    hpc_verbs *v = l->iface->verbs;
     verbs_window *w = number < VERBS_WINDOWS ? atomic_load_explicit(&v->windows[number], memory_order_acquire) : NULL;
     if (w == NULL || signal >= (uint32_t)w->signals) return; /* freed meanwhile */
     char *words = (char *)w->memory->data + w->signals_offset;
     _Atomic uint64_t *word = (_Atomic uint64_t *)(void *)(words + (size_t)signal * HPC_SIGNAL_STRIDE);
+    pthread_mutex_lock(&w->storing);
     uint64_t now = atomic_load_explicit(word, memory_order_relaxed);
-    if (imm != 0) value = verbs_imm_value(imm, now);
-    if (value > now) atomic_store_explicit(word, value, memory_order_release);
+    if (is_imm) {
+        int is_next = w->writers[signal] == 0 || w->writers[signal] == l->number;
+        value = is_next ? verbs_imm_value((uint32_t)value, now) : 0;
+    }
+    if (value > now) {
+        w->writers[signal] = l->number;
+        atomic_store_explicit(word, value, memory_order_release);
+    }
+    pthread_mutex_unlock(&w->storing);
 }
 
 static void push_event(verbs_link *l, uint32_t imm, uint64_t nbytes) {
     uint64_t tail = atomic_load_explicit(&l->ring->tail, memory_order_relaxed);
     if (hpc_ring_is_full(l->ring, tail)) /* credits rule it out */
-        verbs_link_break(l, IBV_WC_REM_OP_ERR);
+        verbs_link_break(l, "an event too many", "the peer runs another version?", 0);
     else
         hpc_ring_push(l->ring, tail, imm, nbytes);
 }
@@ -272,7 +286,7 @@ static void take_message(verbs_link *l, const verbs_message *m) {
     hpc_verbs *v = l->iface->verbs;
     switch (m->kind) {
     case VERBS_SIGNAL:
-        store_signal(v, m->number, m->word, 0, m->value);
+        store_signal(l, m->number, m->word, 0, m->value);
         break;
     case VERBS_EVENT:
         push_event(l, m->word, m->value);
@@ -281,7 +295,7 @@ static void take_message(verbs_link *l, const verbs_message *m) {
         answer_want(l, m->value);
         break;
     case VERBS_DETACH:
-        verbs_window_leave(v, m->number);
+        verbs_window_leave(v, m->number, l->peer);
         break;
     case VERBS_CLOSE:
         atomic_store(&l->closed_there, 1);
@@ -293,14 +307,13 @@ static void take_message(verbs_link *l, const verbs_message *m) {
 }
 
 static void take_receive(verbs_iface *f, verbs_link *l, const struct ibv_wc *wc) {
-    atomic_fetch_add_explicit(&l->consumed, 1, memory_order_release);
     if (wc->opcode == IBV_WC_RECV) {
         take_message(l, &f->rooms[wc->wr_id & ~RECEIVE].message);
         return;
     }
     uint32_t imm = ntohl(wc->imm_data);
     if (verbs_imm_is_signal(imm))
-        store_signal(f->verbs, verbs_imm_window(imm), verbs_imm_signal_of(imm), imm, 0);
+        store_signal(l, verbs_imm_window(imm), verbs_imm_signal_of(imm), 1, imm);
     else
         push_event(l, imm, wc->byte_len);
 }
@@ -312,6 +325,7 @@ static verbs_link *take(verbs_iface *f, const struct ibv_wc *wc, int *comes) {
         l = link_of(f, wc->qp_num);
         if (l == NULL) return NULL;
         *comes = 1;
+        l->received++;
         if (wc->status == IBV_WC_SUCCESS) take_receive(f, l, wc);
     } else {
         int slot = (int)(wc->wr_id >> VERBS_COUNT_BITS);
@@ -321,8 +335,14 @@ static verbs_link *take(verbs_iface *f, const struct ibv_wc *wc, int *comes) {
         if (wc->status == IBV_WC_SUCCESS) atomic_store_explicit(&l->done, l->reaped, memory_order_release);
         if (atomic_load_explicit(&l->closed_here, memory_order_relaxed)) atomic_store(&f->closing, 1);
     }
-    if (wc->status != IBV_WC_SUCCESS) verbs_link_break(l, wc->status);
+    if (wc->status != IBV_WC_SUCCESS) verbs_link_fail(l, wc->status);
     return l;
+}
+
+/* The queues themselves have failed. */
+static void break_all(verbs_iface *f, const char *what) {
+    for (int i = 0; i < f->n_links; i++)
+        if (f->links[i] != NULL) verbs_link_break(f->links[i], what, "see dmesg", 0);
 }
 
 /* Half of a link's receives, or of its ring, is used up: the peer hears that it has them again. */
@@ -332,86 +352,112 @@ static void tell_if_due(verbs_link *l) {
         verbs_link_tell(l, 0);
 }
 
+/* A receive counts as given back when it is posted, not before. */
+static void give_back(verbs_iface *f) {
+    for (int i = 0; i < f->n_free; i += BATCH)
+        if (post_receives(f, f->rooms_free + i, at_most(BATCH, f->n_free - i)) != 0) {
+            break_all(f, "receives were refused");
+            return;
+        }
+    f->n_free = 0;
+    for (int i = 0; i < f->n_links; i++) {
+        verbs_link *l = f->links[i];
+        if (l == NULL || l->received == atomic_load_explicit(&l->consumed, memory_order_relaxed)) continue;
+        atomic_store_explicit(&l->consumed, l->received, memory_order_release);
+        tell_if_due(l);
+    }
+}
+
 /* One batch; how many there were. */
 static int take_batch(verbs_iface *f) {
     struct ibv_wc wcs[BATCH];
     verbs_link *links[BATCH];
-    int rooms[BATCH], n_rooms = 0, n_links = 0, comes = 0;
+    int n_links = 0, comes = 0;
     int n = ibv_poll_cq(f->cq, BATCH, wcs);
     for (int i = 0; i < n; i++) {
         verbs_link *l = take(f, &wcs[i], &comes);
-        if (wcs[i].wr_id & RECEIVE) rooms[n_rooms++] = (int)(wcs[i].wr_id & ~RECEIVE);
+        if (wcs[i].wr_id & RECEIVE) f->rooms_free[f->n_free++] = (int)(wcs[i].wr_id & ~RECEIVE);
         int known = l == NULL;
         for (int k = 0; k < n_links && !known; k++) known = links[k] == l;
         if (!known) links[n_links++] = l;
     }
+    if (n < 0) break_all(f, "its completion queue failed");
     if (n <= 0) return 0;
-    post_receives(f, rooms, n_rooms); /* before the peers hear of it */
+    if (f->n_free >= VERBS_REPOST) give_back(f);
     for (int k = 0; k < n_links; k++) {
-        verbs_link_go_on(links[k]);
-        tell_if_due(links[k]);
+        if (atomic_load_explicit(&links[k]->busy, memory_order_relaxed)) verbs_link_go_on(links[k]);
     }
-    if (comes || n_links > 0) ring(f);
+    if (comes) atomic_store_explicit(&f->verbs->hot, f, memory_order_relaxed);
+    ring(f);
     return n;
 }
 
 /* Links whose orders wait for credit, which comes without a completion. */
-static int go_on(verbs_iface *f) {
+static void go_on(verbs_iface *f) {
     for (int i = 0; i < f->n_links; i++)
         if (f->links[i] != NULL) verbs_link_go_on(f->links[i]);
-    return atomic_load_explicit(&f->waiting, memory_order_relaxed);
 }
 
 int verbs_iface_visit(verbs_iface *f) {
-    int left = 0, gone = 0;
+    int result = 0, gone = 0, n;
     if (atomic_load_explicit(&f->reading, memory_order_relaxed) ||
         atomic_exchange_explicit(&f->reading, 1, memory_order_acquire))
-        return 1;
-    for (int round = 0; take_batch(f) == BATCH; round++)
+        return VERBS_LEFT;
+    for (int round = 0; (n = take_batch(f)) > 0; round++) {
+        result = VERBS_CAME;
+        if (n < BATCH) break;
         if (round == ROUNDS) {
-            left = 1;
+            result |= VERBS_LEFT;
             break;
         }
-    if (atomic_load_explicit(&f->waiting, memory_order_relaxed) != 0) left |= go_on(f) != 0;
+    }
+    if (atomic_load_explicit(&f->waiting, memory_order_relaxed) != 0) go_on(f);
     if (atomic_load_explicit(&f->closing, memory_order_relaxed)) gone = remove_closed(f);
     leave_reading(f);
     while (gone-- > 0) verbs_iface_release(f); /* the caller has one */
-    return left;
+    return result;
 }
 
 /* ---- all of them ---- */
 
-/* Calls what for every iface, without the lock; the sum of what it says. From the last one down: the place of one that
- * goes meanwhile is taken by the last one. */
-static int for_each(hpc_verbs *v, int (*what)(verbs_iface *f)) {
-    int sum = 0;
+enum { MOST_AT_ONCE = 32 };
+
+/* Some of the ifaces from *at on, each with a reference; *at moves on. They are taken from the last one down: the place
+ * of one that goes meanwhile is taken by the last one. *at starts at INT_MAX. */
+static int take_some(hpc_verbs *v, int *at, verbs_iface *some[MOST_AT_ONCE]) {
+    int n = 0;
     pthread_mutex_lock(&v->lock);
-    for (int i = v->n_ifaces - 1; i >= 0; i--) {
-        verbs_iface *f = i < v->n_ifaces ? v->ifaces[i] : NULL;
-        if (f == NULL || !retain(f)) continue;
-        pthread_mutex_unlock(&v->lock);
-        sum += what(f);
-        verbs_iface_release(f);
-        pthread_mutex_lock(&v->lock);
-    }
+    if (*at > v->n_ifaces) *at = v->n_ifaces;
+    while (*at > 0 && n < MOST_AT_ONCE)
+        if (retain(v->ifaces[--*at])) some[n++] = v->ifaces[*at];
     pthread_mutex_unlock(&v->lock);
-    return sum;
+    return n;
+}
+
+/* Visits every iface; VERBS_LEFT, VERBS_CAME. */
+static int visit_all(hpc_verbs *v) {
+    verbs_iface *some[MOST_AT_ONCE];
+    int at = INT_MAX, n, result = 0;
+    while ((n = take_some(v, &at, some)) > 0)
+        for (int i = 0; i < n; i++) {
+            result |= verbs_iface_visit(some[i]);
+            verbs_iface_release(some[i]);
+        }
+    return result;
 }
 
 /* Windows without a holder go when every queue has been seen empty since: no completion names them then. */
-static int look(void *arg) {
-    hpc_verbs *v = arg;
-    verbs_window *going = NULL;
-    if (atomic_load_explicit(&v->n_going, memory_order_relaxed) != 0) {
-        pthread_mutex_lock(&v->lock);
-        going = v->going;
-        v->going = NULL;
-        pthread_mutex_unlock(&v->lock);
-    }
-    int left = for_each(v, verbs_iface_visit);
+static int visit_and_free(hpc_verbs *v) {
+    verbs_window *going;
+    pthread_mutex_lock(&v->lock);
+    going = v->going;
+    v->going = NULL;
+    pthread_mutex_unlock(&v->lock);
+    int result = visit_all(v);
     for (verbs_window *w = going, *next; w != NULL; w = next) {
         next = w->next;
-        if (left == 0) {
+        if (!(result & VERBS_LEFT)) {
+            atomic_store_explicit(&v->windows[w->number], NULL, memory_order_release);
             verbs_window_free(v, w);
             atomic_fetch_sub(&v->n_going, 1);
             continue;
@@ -421,18 +467,54 @@ static int look(void *arg) {
         v->going = w;
         pthread_mutex_unlock(&v->lock);
     }
+    return result;
+}
+
+static int look_at_all(hpc_verbs *v) {
+    if (atomic_load_explicit(&v->n_going, memory_order_relaxed) != 0) return visit_and_free(v);
+    return visit_all(v);
+}
+
+/* Mostly the lane that spoke last speaks next: with something there the others are left to the next look. */
+int verbs_progress(hpc_context *c) {
+    hpc_verbs *v = c->verbs;
+    verbs_iface *hot;
+    if (v == NULL) return 0;
+    hpc_reactor_looked(v->reactor);
+    pthread_mutex_lock(&v->lock);
+    hot = atomic_load_explicit(&v->hot, memory_order_relaxed);
+    int i = 0;
+    while (i < v->n_ifaces && v->ifaces[i] != hot) i++;
+    if (i == v->n_ifaces || !retain(hot)) hot = NULL;
+    pthread_mutex_unlock(&v->lock);
+    if (hot != NULL) {
+        int result = verbs_iface_visit(hot);
+        verbs_iface_release(hot);
+        if (result & VERBS_CAME) return 1;
+    }
+    if (atomic_load_explicit(&c->group.departures, memory_order_relaxed) != v->departures) verbs_window_forget(v);
+    return (look_at_all(v) & VERBS_LEFT) != 0;
+}
+
+/* The service thread looks again in a while when orders wait: the credit that they want is no event. */
+static int look(void *arg) {
+    hpc_verbs *v = arg;
+    int left = (look_at_all(v) & VERBS_LEFT) != 0;
+    pthread_mutex_lock(&v->lock);
+    for (int i = 0; i < v->n_ifaces; i++)
+        left |= atomic_load_explicit(&v->ifaces[i]->waiting, memory_order_relaxed) != 0;
+    pthread_mutex_unlock(&v->lock);
     return left;
 }
 
-int verbs_progress(hpc_context *c) {
-    hpc_verbs *v = c->verbs;
-    if (v == NULL) return 0;
-    hpc_reactor_looked(v->reactor);
-    return look(v);
-}
-
 static void arm(void *arg) {
-    for_each(arg, arm_one);
+    verbs_iface *some[MOST_AT_ONCE];
+    int at = INT_MAX, n;
+    while ((n = take_some(arg, &at, some)) > 0)
+        for (int i = 0; i < n; i++) {
+            arm_one(some[i]);
+            verbs_iface_release(some[i]);
+        }
 }
 
 int verbs_settle(hpc_verbs *v, int peer) {
@@ -465,19 +547,54 @@ static int take_channel(hpc_verbs *v, int nic) {
         if (here) atomic_store(&f->armed, 0);
         v->library->ack_cq_events(cq, 1);
         if (!here) continue;
-        left += verbs_iface_visit(f);
+        left |= verbs_iface_visit(f) & VERBS_LEFT;
         verbs_iface_release(f);
     }
     return left;
+}
+
+static int concerns(const verbs_link *l, const struct ibv_async_event *event) {
+    switch (event->event_type) {
+    case IBV_EVENT_DEVICE_FATAL:
+        return 1;
+    case IBV_EVENT_CQ_ERR:
+        return l->iface->cq == event->element.cq;
+    default:
+        return l->qp == event->element.qp;
+    }
+}
+
+/* What completions do not tell: a queue pair that only receives, or a device that does nothing any more. */
+static void take_fatal(hpc_verbs *v, int nic, const struct ibv_async_event *event) {
+    pthread_mutex_lock(&v->lock);
+    for (int i = 0; i < v->n_ifaces; i++)
+        for (int k = 0; k < v->ifaces[i]->n_links; k++) {
+            verbs_link *l = v->ifaces[i]->links[k];
+            if (l == NULL || v->nics->nics[v->ifaces[i]->nic].context != v->nics->nics[nic].context) continue;
+            if (concerns(l, event)) verbs_link_break(l, v->library->event_type_str(event->event_type), "see dmesg", 0);
+        }
+    pthread_mutex_unlock(&v->lock);
 }
 
 static void take_async(hpc_verbs *v, int nic) {
     const verbs_nic *n = &v->nics->nics[nic];
     struct ibv_async_event event;
     while (v->library->get_async_event(n->context, &event) == 0) {
-        if (event.event_type == IBV_EVENT_PORT_ERR || event.event_type == IBV_EVENT_DEVICE_FATAL ||
-            event.event_type == IBV_EVENT_PORT_ACTIVE)
+        switch (event.event_type) {
+        case IBV_EVENT_DEVICE_FATAL:
+        case IBV_EVENT_CQ_ERR:
+        case IBV_EVENT_QP_FATAL:
+        case IBV_EVENT_QP_REQ_ERR:
+        case IBV_EVENT_QP_ACCESS_ERR:
+            take_fatal(v, nic, &event);
+            break;
+        case IBV_EVENT_PORT_ERR:
+        case IBV_EVENT_PORT_ACTIVE:
             hpc_group_note(&v->context->group, "%s: %s", n->name, v->library->event_type_str(event.event_type));
+            break;
+        default:
+            break;
+        }
         v->library->ack_async_event(&event);
     }
 }
@@ -499,7 +616,7 @@ static int report(void *arg) {
         for (int k = 0; k < v->ifaces[i]->n_links; k++) {
             verbs_link *l = v->ifaces[i]->links[k];
             if (l == NULL || !atomic_load_explicit(&l->silent, memory_order_acquire)) continue;
-            if (atomic_load(&l->closed_there) || l->local ||
+            if (atomic_load(&l->closed_here) || atomic_load(&l->closed_there) || l->local ||
                 atomic_load_explicit(&g->states[l->peer], memory_order_acquire) != HPC_PEER_ALIVE)
                 continue;
             if (now - l->broken_at < GRACE)
@@ -530,6 +647,23 @@ static int listen_to(hpc_verbs *v, int nic) {
     return 0;
 }
 
+/* Where the rails lead: the peer's addresses, and by which port of this rank. */
+static void write_path(hpc_verbs *v, int peer) {
+    verbs_peer *p = &v->peers[peer];
+    size_t used = 0, cap = sizeof p->path;
+    for (int i = 0; i < p->n_rails && used < cap; i++) {
+        const hpc_port_address *to = &v->context->addresses[peer].devices.ports[p->rails[i].there];
+        char address[INET6_ADDRSTRLEN] = "";
+        if (to->fabric == HPC_FABRIC_INFINIBAND)
+            snprintf(address, sizeof address, "LID %d", to->lid);
+        else
+            inet_ntop(AF_INET6, to->gid, address, sizeof address);
+        used += (size_t)snprintf(p->path + used, cap - used, "%s%s by %s", i > 0 ? ", " : "",
+                                 strncmp(address, "::ffff:", 7) == 0 ? address + 7 : address,
+                                 v->nics->nics[p->rails[i].here].name);
+    }
+}
+
 static int find_peers(hpc_verbs *v) {
     hpc_context *c = v->context;
     const char *why, *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
@@ -542,6 +676,7 @@ static int find_peers(hpc_verbs *v) {
         if (v->first_peer < 0) v->first_peer = r;
         v->peers[r].n_rails =
             hpc_match_rails(&c->self.devices, &c->addresses[r].devices, routed, v->peers[r].rails, &why);
+        write_path(v, r);
         v->n_peers++;
     }
     return HPC_OK;
@@ -591,10 +726,6 @@ void verbs_close(hpc_verbs *v) {
     for (uint32_t i = 0; i < VERBS_WINDOWS; i++) {
         verbs_window *w = atomic_load(&v->windows[i]);
         if (w != NULL) verbs_window_free(v, w);
-    }
-    for (verbs_window *w = v->going, *next; w != NULL; w = next) {
-        next = w->next;
-        verbs_window_free(v, w);
     }
     for (int i = 0; v->nics != NULL && i < v->nics->n; i++)
         if (v->channels[i] != NULL) v->library->destroy_comp_channel(v->channels[i]);

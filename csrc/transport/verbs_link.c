@@ -17,10 +17,11 @@ enum {
     CHAIN = 16,        /* sends of one post */
     INLINE = 256,      /* bytes that a send should be able to carry itself */
     INLINE_LEAST = 64, /* and has to */
+    MANY = 16,         /* links, of which each should be small */
     LARGE = 4096,      /* a write that is worth a completion of its own */
     RNR_TIMER = 12,    /* 0.64 ms until a peer without receives is tried again */
     RETRIES = 7,
-    ACK_TIMEOUT = 16, /* 0.27 s: with the retries, a port that is gone is known after 2 s */
+    ACK_TIMEOUT = 17, /* 0.54 s: with the retries, a port that is gone is known after 4 s */
     HOPS = 64
 };
 
@@ -28,7 +29,7 @@ enum {
 
 static int create_queue_pair(verbs_link *l, struct ibv_pd *pd, const verbs_library *library) {
     const int sizes[] = {INLINE, INLINE / 2, INLINE_LEAST};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && l->qp == NULL; i++) {
+    for (size_t i = l->iface->n_slots > MANY; i < sizeof sizes / sizeof sizes[0] && l->qp == NULL; i++) {
         struct ibv_qp_init_attr a = {
             .send_cq = l->iface->cq,
             .recv_cq = l->iface->cq,
@@ -54,6 +55,7 @@ int verbs_link_open(hpc_verbs *v, verbs_iface *f, hpc_lane *lane, int peer, cons
     l->peer = peer;
     l->slot = slot;
     l->lane = ((verbs_lane *)lane->verbs)->number;
+    l->number = ++v->links;
     l->depth = f->depth;
     l->far = rail->there;
     l->ring = lane->peers[peer].in;
@@ -90,7 +92,9 @@ void verbs_link_greet(const verbs_link *l, verbs_greeting *g) {
 static void address_of(const verbs_nic *nic, const hpc_port_address *peer, struct ibv_ah_attr *ah) {
     *ah = (struct ibv_ah_attr){.port_num = (uint8_t)nic->port, .dlid = peer->lid};
     /* Inside an InfiniBand subnet the LID is enough; everywhere else there is a global route. */
-    if (nic->address.fabric == HPC_FABRIC_INFINIBAND && memcmp(nic->address.gid, peer->gid, 8) == 0) return;
+    if (nic->address.fabric == HPC_FABRIC_INFINIBAND && memcmp(nic->address.gid, peer->gid, 8) == 0 &&
+        !nic->address.global && !peer->global)
+        return;
     ah->is_global = 1;
     ah->grh.sgid_index = (uint8_t)nic->gid_index;
     ah->grh.hop_limit = HOPS;
@@ -126,7 +130,10 @@ int verbs_link_connect(verbs_link *l, const verbs_greeting *g) {
         error = v->library->modify_qp(l->qp, &send,
                                       IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                                           IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
-    if (error == 0) return HPC_OK;
+    if (error == 0) {
+        l->connected = 1;
+        return HPC_OK;
+    }
     return hpc_fail_transport("lane", "verbs", l->peer,
                               "rank %d: lane: %s cannot connect to rank %d: %s; check the route to its address",
                               v->context->group.rank, nic->name, l->peer, strerror(error));
@@ -158,6 +165,7 @@ static void drop_orders(verbs_link *l) {
 
 void verbs_link_free(verbs_link *l) {
     l->iface->verbs->library->destroy_qp(l->qp);
+    drop_orders(l);
     free_loans(l, UINT64_MAX);
     pthread_mutex_destroy(&l->sending);
     free(l);
@@ -183,21 +191,29 @@ static const char *hint(enum ibv_wc_status status) {
     }
 }
 
-void verbs_link_break(verbs_link *l, enum ibv_wc_status status) {
+/* First word wins. What is still posted fails with it, here and at the peer, which would wait for it otherwise. */
+void verbs_link_break(verbs_link *l, const char *what, const char *advice, int local) {
     hpc_verbs *v = l->iface->verbs;
     pthread_mutex_lock(&l->sending);
     drop_orders(l);
     if (!atomic_load_explicit(&l->silent, memory_order_relaxed)) {
-        l->local = status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR ||
-                   status == IBV_WC_LOC_ACCESS_ERR || status == IBV_WC_MW_BIND_ERR;
-        snprintf(l->why, sizeof l->why, "RDMA on %s: %s (%s)", v->nics->nics[l->iface->nic].name,
-                 v->library->wc_status_str(status), hint(status));
+        struct ibv_qp_attr failed = {.qp_state = IBV_QPS_ERR};
+        v->library->modify_qp(l->qp, &failed, IBV_QP_STATE);
+        l->local = local;
+        snprintf(l->why, sizeof l->why, "RDMA on %s: %s (%s)", v->nics->nics[l->iface->nic].name, what, advice);
         l->broken_at = hpc_now();
         atomic_store_explicit(&l->silent, 1, memory_order_release);
-        if (!atomic_load(&l->closed_there)) hpc_reactor_report(v->reactor);
+        if (!atomic_load(&l->closed_there) && !atomic_load(&l->closed_here)) hpc_reactor_report(v->reactor);
         atomic_store(&l->iface->closing, 1);
     }
     pthread_mutex_unlock(&l->sending);
+    hpc_bell_ring(v->context->group.bell);
+}
+
+void verbs_link_fail(verbs_link *l, enum ibv_wc_status status) {
+    int local = status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR ||
+                status == IBV_WC_LOC_ACCESS_ERR || status == IBV_WC_MW_BIND_ERR;
+    verbs_link_break(l, l->iface->verbs->library->wc_status_str(status), hint(status), local);
 }
 
 static int is_silent(const verbs_link *l) {
@@ -250,7 +266,9 @@ static struct ibv_send_wr *add_send(verbs_link *l, chain *c, enum ibv_wr_opcode 
 
 static void post(verbs_link *l, chain *c) {
     struct ibv_send_wr *bad;
-    if (c->n > 0 && ibv_post_send(l->qp, c->sends, &bad) != 0) l->failed = 1;
+    if (c->n == 0 || ibv_post_send(l->qp, c->sends, &bad) == 0) return;
+    for (; bad != NULL; bad = bad->next) l->posted--; /* no completion tells of these */
+    l->failed = 1;
 }
 
 static void add_write(verbs_link *l, chain *c, verbs_order *o) {
@@ -306,17 +324,20 @@ static int post_order(verbs_link *l, verbs_order *o) {
     return is_posted(o);
 }
 
-static void submit(verbs_link *l, const verbs_order *given) {
-    verbs_order order = *given, *o;
-    if (l->first == NULL && post_order(l, &order)) return;
+/* order: the caller's, changed. */
+static void submit(verbs_link *l, verbs_order *order) {
+    verbs_order *o;
+    if (l->first == NULL && post_order(l, order)) return;
     o = malloc(sizeof *o);
     if (o == NULL) {
         l->failed = 1;
         return;
     }
-    *o = order;
+    *o = *order;
     o->next = NULL;
-    if (l->first == NULL) atomic_fetch_add(&l->iface->waiting, 1);
+    if (l->first == NULL && atomic_fetch_add(&l->iface->waiting, 1) == 0)
+        hpc_reactor_call(l->iface->verbs->reactor); /* credit comes without a completion */
+    atomic_store_explicit(&l->busy, 1, memory_order_relaxed);
     *l->last = o;
     l->last = &o->next;
 }
@@ -326,13 +347,20 @@ static void unlock(verbs_link *l) {
     int failed = l->failed;
     l->failed = 0;
     pthread_mutex_unlock(&l->sending);
-    if (failed) verbs_link_break(l, IBV_WC_LOC_QP_OP_ERR);
+    if (failed) verbs_link_fail(l, IBV_WC_LOC_QP_OP_ERR);
+}
+
+/* Nothing waits for the credit of a peer that will give none. */
+static int has_gone(const verbs_link *l) {
+    return atomic_load_explicit(&l->iface->verbs->context->group.states[l->peer], memory_order_acquire) !=
+           HPC_PEER_ALIVE;
 }
 
 void verbs_link_go_on(verbs_link *l) {
     int owes, message;
     pthread_mutex_lock(&l->sending);
     free_loans(l, atomic_load_explicit(&l->done, memory_order_acquire));
+    if (l->first != NULL && has_gone(l)) drop_orders(l);
     while (l->first != NULL && !is_silent(l) && !l->failed && post_order(l, l->first)) {
         verbs_order *o = l->first;
         l->first = o->next;
@@ -344,6 +372,7 @@ void verbs_link_go_on(verbs_link *l) {
     }
     owes = l->owes;
     message = l->owes_message;
+    atomic_store_explicit(&l->busy, l->first != NULL || l->loans != NULL || owes, memory_order_relaxed);
     unlock(l);
     if (owes) verbs_link_tell(l, message);
 }
@@ -379,16 +408,15 @@ static int may_notify(verbs_link *l) {
     return 0;
 }
 
-int verbs_link_put(verbs_link *l, const hpc_window *w, const verbs_order *given, int is_event, const char *op) {
-    verbs_order o = *given;
-    int status = HPC_OK;
-    o.remote_key = ((const verbs_remote *)w->parts[l->peer].remote)->keys[l->far];
-    if (o.nbytes > (size_t)l->inline_most) {
-        const struct ibv_mr *region = verbs_region_of(l->iface->verbs, w, l->iface->nic, o.src, o.nbytes);
+int verbs_link_put(verbs_link *l, const hpc_window *w, verbs_order *o, int is_event, const char *op) {
+    int status = HPC_OK, queued;
+    o->remote_key = ((const verbs_remote *)w->parts[l->peer].remote)->keys[l->far];
+    if (o->nbytes > (size_t)l->inline_most) {
+        const struct ibv_mr *region = verbs_region_of(l->iface->verbs, w, l->iface->nic, o->src, o->nbytes);
         if (region != NULL)
-            o.local_key = region->lkey;
+            o->local_key = region->lkey;
         else
-            status = lend(l, &o, op);
+            status = lend(l, o, op);
         if (status != HPC_OK) return status;
     }
     pthread_mutex_lock(&l->sending);
@@ -399,13 +427,16 @@ int verbs_link_put(verbs_link *l, const hpc_window *w, const verbs_order *given,
         status = HPC_IN_PROGRESS;
     } else {
         l->events += is_event != 0;
-        submit(l, &o);
-        o.loan = NULL;
+        submit(l, o);
+        o->loan = NULL;
     }
+    queued = l->first != NULL;
+    if (l->loans != NULL) atomic_store_explicit(&l->busy, 1, memory_order_relaxed);
     unlock(l);
-    if (o.loan != NULL) { /* not taken */
-        l->iface->verbs->library->dereg_mr(o.loan);
-        free(o.lent);
+    if (queued) verbs_iface_visit(l->iface); /* sends that are done make room */
+    if (o->loan != NULL) {                   /* not taken */
+        l->iface->verbs->library->dereg_mr(o->loan);
+        free(o->lent);
     }
     return status;
 }
@@ -424,7 +455,8 @@ int verbs_link_flush(verbs_link *l, const char *op) {
         status = l->lost || atomic_load(&l->done) < l->posted ? broken(l, op, HPC_IN_PROGRESS) : HPC_OK;
     } else {
         if (l->first == NULL && l->unsignalled > 0 && room(l) > 0) { /* an empty write behind the last one */
-            chain c = {.n = 0};
+            chain c;
+            c.n = 0;
             struct ibv_send_wr *s = add_send(l, &c, IBV_WR_RDMA_WRITE, NULL, 0, 0, 1);
             s->wr.rdma.remote_addr = l->credit_to;
             s->wr.rdma.rkey = l->credit_key;
@@ -440,14 +472,18 @@ int verbs_link_flush(verbs_link *l, const char *op) {
 
 void verbs_link_tell(verbs_link *l, int message) {
     pthread_mutex_lock(&l->sending);
-    if (!is_silent(l) && !atomic_load(&l->closed_here)) {
+    if (!is_silent(l) && l->connected) {
+        int closed = atomic_load(&l->closed_here); /* what the peer puts by its lane is still taken */
         uint64_t words[2] = {(uint64_t)l->iface->credits + atomic_load_explicit(&l->consumed, memory_order_acquire),
                              atomic_load_explicit(&l->ring->head, memory_order_acquire)};
+        message = (message || l->owes_message) && !closed;
         l->owes = room(l) == 0;
         l->owes_message = l->owes && message;
+        if (l->owes) atomic_store_explicit(&l->busy, 1, memory_order_relaxed);
         if (!l->owes) {
-            chain c = {.n = 0};
-            struct ibv_send_wr *s = add_send(l, &c, IBV_WR_RDMA_WRITE, words, sizeof words, 0, 0);
+            chain c;
+            c.n = 0;
+            struct ibv_send_wr *s = add_send(l, &c, IBV_WR_RDMA_WRITE, words, sizeof words, 0, closed);
             s->wr.rdma.remote_addr = l->credit_to;
             s->wr.rdma.rkey = l->credit_key;
             post(l, &c);
@@ -461,8 +497,12 @@ void verbs_link_tell(verbs_link *l, int message) {
 
 void verbs_link_close(verbs_link *l) {
     pthread_mutex_lock(&l->sending);
-    if (!is_silent(l)) submit(l, &(verbs_order){.written = 1, .message = {.kind = VERBS_CLOSE}});
+    if (!l->connected) /* its lane was never whole: the peer puts nothing by it */
+        atomic_store(&l->closed_there, 1);
+    else if (!is_silent(l))
+        submit(l, &(verbs_order){.written = 1, .message = {.kind = VERBS_CLOSE}});
     atomic_store(&l->closed_here, 1);
+    atomic_store(&l->iface->closing, 1);
     unlock(l);
 }
 

@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { OURS = 1, ITS = 2 }; /* holders for a peer */
+
 typedef struct window_blob {
     uint64_t address;
     uint32_t number;
@@ -44,6 +46,12 @@ static int register_window(hpc_verbs *v, hpc_window *w) {
                         .signals_offset = part->signals_offset,
                         .signals = part->signals,
                         .memory = hpc_memory_retain(w->memory)};
+    pthread_mutex_init(&r->storing, NULL);
+    r->writers = calloc((size_t)part->signals + 1, sizeof *r->writers);
+    if (r->writers == NULL) {
+        verbs_window_free(v, r);
+        return hpc_fail(HPC_ERR_MEMORY, "window", "window: no memory to register it");
+    }
     for (int i = 0; i < v->nics->n; i++) {
         r->regions[i] = v->library->reg_mr(v->nics->nics[i].pd, w->memory->data, w->memory->nbytes,
                                            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
@@ -73,6 +81,8 @@ void verbs_window_free(hpc_verbs *v, verbs_window *r) {
     for (int i = 0; i < v->nics->n; i++)
         if (r->regions[i] != NULL) v->library->dereg_mr(r->regions[i]);
     hpc_memory_release(r->memory);
+    pthread_mutex_destroy(&r->storing);
+    free(r->writers);
     free(r);
 }
 
@@ -85,7 +95,7 @@ int verbs_window_export(hpc_window *w, int peer, hpc_blob *blob) {
     for (int i = 0; i < v->nics->n; i++) b.keys[i] = r->regions[i]->rkey;
     memcpy(blob->bytes, &b, sizeof b);
     pthread_mutex_lock(&v->lock);
-    r->known[peer] = 1;
+    r->known[peer] = OURS | ITS;
     r->holders += 2;
     pthread_mutex_unlock(&v->lock);
     return HPC_OK;
@@ -108,19 +118,33 @@ int verbs_window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     return HPC_OK;
 }
 
-/* One of its two holders for a peer has let go: the last one takes the window out of the table. */
-static void drop_holder(hpc_verbs *v, verbs_window *r) {
+/* One of its two holders for a peer has let go. After the last one it goes, once no completion can name it any more;
+ * its number is taken until then. */
+static void drop_holder(hpc_verbs *v, verbs_window *r, int peer, int which) {
+    if (!(r->known[peer] & which)) return;
+    r->known[peer] &= (unsigned char)~which;
     if (--r->holders > 0) return;
-    atomic_store_explicit(&v->windows[r->number], NULL, memory_order_release);
     r->next = v->going;
     v->going = r;
     atomic_fetch_add(&v->n_going, 1);
 }
 
-void verbs_window_leave(hpc_verbs *v, uint32_t number) {
+void verbs_window_leave(hpc_verbs *v, uint32_t number, int peer) {
     pthread_mutex_lock(&v->lock);
     verbs_window *r = number < VERBS_WINDOWS ? atomic_load_explicit(&v->windows[number], memory_order_relaxed) : NULL;
-    if (r != NULL && r->holders > 0) drop_holder(v, r);
+    if (r != NULL) drop_holder(v, r, peer, ITS);
+    pthread_mutex_unlock(&v->lock);
+}
+
+void verbs_window_forget(hpc_verbs *v) {
+    const hpc_group *g = &v->context->group;
+    pthread_mutex_lock(&v->lock);
+    v->departures = atomic_load_explicit(&g->departures, memory_order_acquire);
+    for (uint32_t i = 1; i < VERBS_WINDOWS; i++) {
+        verbs_window *r = atomic_load_explicit(&v->windows[i], memory_order_relaxed);
+        for (int p = 0; r != NULL && p < g->size; p++)
+            if (atomic_load_explicit(&g->states[p], memory_order_acquire) != HPC_PEER_ALIVE) drop_holder(v, r, p, ITS);
+    }
     pthread_mutex_unlock(&v->lock);
 }
 
@@ -150,10 +174,7 @@ void verbs_window_detach(hpc_window *w, int peer) {
     }
     if (r == NULL) return;
     pthread_mutex_lock(&v->lock);
-    if (r->known[peer]) {
-        r->known[peer] = 0;
-        drop_holder(v, r);
-    }
+    drop_holder(v, r, peer, OURS);
     pthread_mutex_unlock(&v->lock);
 }
 
