@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CLASS "/sys/class/infiniband"
 
@@ -315,10 +317,25 @@ static void look(const verbs_library *l, const opened_device *d, int port, port_
 
 /* ---- all ports ---- */
 
+/* 0, or errno. libibverbs waits five seconds for udev to make a device file that is not there, or may not be opened;
+ * where it looks is its own: by name, then by number. */
+static int check_file(const struct ibv_device *device) {
+    char path[PATH_BYTES], number[LINE_BYTES];
+    snprintf(path, sizeof path, "/dev/infiniband/%s", device->dev_name);
+    if (faccessat(AT_FDCWD, path, R_OK | W_OK, AT_EACCESS) == 0) return 0;
+    int error = errno;
+    snprintf(path, sizeof path, "/sys/class/infiniband_verbs/%s/dev", device->dev_name);
+    if (!read_line(path, number)) return error;
+    snprintf(path, sizeof path, "/dev/char/%s", number);
+    return faccessat(AT_FDCWD, path, R_OK | W_OK, AT_EACCESS) == 0 ? 0 : error;
+}
+
 static void open_device(const verbs_library *l, struct ibv_device **known, int n_known, opened_device *d) {
     for (int i = 0; i < n_known && d->device == NULL; i++)
         if (strcmp(l->get_device_name(known[i]), d->name) == 0) d->device = known[i];
     if (d->device == NULL) return;
+    d->error = check_file(d->device);
+    if (d->error != 0) return;
     errno = 0;
     d->context = l->open_device(d->device);
     d->error = errno;

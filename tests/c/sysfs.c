@@ -31,7 +31,8 @@ static int leave_mounts(void) {
     gid_t group = getegid();
     return (unshare(CLONE_NEWNS) == 0 || (unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 && become_root(user, group))) &&
            mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
-           mount("none", "/sys/class", "tmpfs", 0, "mode=755") == 0;
+           mount("none", "/sys/class", "tmpfs", 0, "mode=755") == 0 &&
+           mount("none", "/dev", "tmpfs", 0, "mode=755") == 0;
 }
 
 int sysfs_run(const char *name, void (*run)(void)) {
@@ -56,7 +57,7 @@ int sysfs_run(const char *name, void (*run)(void)) {
 
 void sysfs_give(const char *path, const char *text) {
     char file[256];
-    snprintf(file, sizeof file, "/sys/class/%s", path);
+    snprintf(file, sizeof file, "%s%s", path[0] == '/' ? "" : "/sys/class/", path);
     for (char *slash = strchr(file + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         mkdir(file, 0755);
@@ -69,5 +70,6 @@ void sysfs_give(const char *path, const char *text) {
 }
 
 void sysfs_hide(const char *file) {
-    CHECK_EQ(mount("/dev/null", file, NULL, MS_BIND, NULL), 0);
+    sysfs_give("/dev/hidden", "");
+    CHECK_EQ(mount("/dev/hidden", file, NULL, MS_BIND, NULL), 0);
 }

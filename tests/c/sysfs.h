@@ -1,4 +1,4 @@
-/* sysfs.h - a process of its own in which /sys/class holds what a test puts there, and files can be hidden. */
+/* sysfs.h - a process of its own in which /sys/class and /dev hold what a test puts there, and files can be hidden. */
 #ifndef HPC_TEST_SYSFS_H
 #define HPC_TEST_SYSFS_H
 
@@ -8,7 +8,7 @@
  * A check that fails there fails here. */
 int sysfs_run(const char *name, void (*run)(void));
 
-/* Both within run. path is below /sys/class. */
+/* Both within run. path begins with /dev, or is below /sys/class. */
 void sysfs_give(const char *path, const char *text);
 void sysfs_hide(const char *file);
 

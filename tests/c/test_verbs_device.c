@@ -15,6 +15,7 @@ int main(void) {
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <unistd.h>
 
 #include "fake/ibverbs.h"
 
@@ -38,10 +39,13 @@ static void give(const char *device, int port, const char *what, const char *tex
 /* One more device; its first port is active InfiniBand, with a LID. */
 static fake_device *add_device(const char *name) {
     fake_device *d = &fakes->devices[fakes->n++];
+    char file[64];
     *d = (fake_device){.name = name, .transport = IBV_TRANSPORT_IB, .srqs = 1};
     d->ports[0] =
         (fake_port){.state = IBV_PORT_ACTIVE, .link_layer = IBV_LINK_LAYER_INFINIBAND, .lid = 7, .mtu = IBV_MTU_4096};
     d->ports[0].gids[0] = "fec0::2:c903:0:1";
+    snprintf(file, sizeof file, "/dev/infiniband/uverbs_%s", name);
+    sysfs_give(file, "");
     give(name, 1, "link_layer", "InfiniBand");
     give(name, 1, "state", "4: ACTIVE");
     give(name, 1, "rate", "100 Gb/sec (4X EDR)");
@@ -133,7 +137,7 @@ static void run_infiniband(void) {
     nics = open_nics("mlx5_0", 2, HPC_VERBS_READY);
     CHECK_EQ(hpc_nics_node(nics), 1);
     hpc_nics_close(nics);
-    CHECK_EQ(fakes->devices[0].opens, 1); /* what was not named is not touched */
+    CHECK_EQ(fakes->devices[0].tries, 1); /* what was not named is not touched */
     nics = open_nics("mlx5_0:2,=mlx5_1", 1, HPC_VERBS_READY);
     CHECK_EQ(nics->nics[0].port, 2);
     hpc_nics_close(nics);
@@ -208,9 +212,10 @@ static void run_refused(void) {
                                        "no RoCE v2 address: ip addr add ADDRESS/24 dev eth7",
                                        "has no LID",
                                        "subnet manager runs (opensm)",
-                                       "cannot be opened (Permission denied)"};
+                                       "cannot be opened (Permission denied)",
+                                       "cannot be opened (No such file"};
     enum { CASES = sizeof whys / sizeof *whys };
-    static const char *const names[CASES] = {"r0", "r1", "r2", "r3", "r4", "r5", "r6"};
+    static const char *const names[CASES] = {"r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7"};
     load_fake();
     add_device(names[0])->transport = IBV_TRANSPORT_IWARP;
     add_device(names[1])->srqs = 0;
@@ -222,6 +227,8 @@ static void run_refused(void) {
     add_device(names[4])->ports[0].lid = 0;
     add_device(names[5])->ports[0].state = IBV_PORT_INIT;
     add_device(names[6])->error = EACCES;
+    fake_device *absent = add_device(names[7]);
+    CHECK_EQ(unlink("/dev/infiniband/uverbs_r7"), 0);
 
     hpc_device d[CASES];
     CHECK_EQ(hpc_devices(d, CASES), CASES);
@@ -229,12 +236,19 @@ static void run_refused(void) {
         if (strstr(d[i].why, whys[i]) == NULL) fprintf(stderr, "%s: %s\n", d[i].name, d[i].why);
         CHECK(strstr(d[i].why, whys[i]) != NULL);
         CHECK(strlen(d[i].why) < sizeof d[i].why - 1); /* none is cut */
-        CHECK(open_nics(names[i], 0, i == CASES - 1 ? HPC_VERBS_NO_ACCESS : HPC_VERBS_NO_PORT) == NULL);
+        CHECK(open_nics(names[i], 0, i >= 6 ? HPC_VERBS_NO_ACCESS : HPC_VERBS_NO_PORT) == NULL);
     }
     CHECK(strcmp(d[2].state, "down") == 0 && d[2].mtu == 1024);
     CHECK(strcmp(d[6].state, "active") == 0 && d[6].mtu == 0 && d[6].gid_index == -1 && d[6].gbits == 100);
     CHECK(open_nics(NULL, 0, HPC_VERBS_NO_PORT) == NULL); /* how far the best one has come */
     check_closed();
+
+    CHECK_EQ(absent->tries, 0); /* libibverbs would wait for its file */
+    sysfs_give("infiniband_verbs/uverbs_r7/dev", "231:199");
+    CHECK(open_nics("r7", 0, HPC_VERBS_NO_ACCESS) == NULL);
+    sysfs_give("/dev/char/231:199", "");
+    hpc_nics_close(open_nics("r7", 1, HPC_VERBS_READY));
+    CHECK_EQ(absent->tries, 1);
 }
 
 int main(void) {

@@ -24,6 +24,7 @@ struct ibv_device **ibv_get_device_list(int *n) {
     for (int i = 0; i < fake.n; i++) {
         list[i] = &devices[fake.n - 1 - i]; /* libibverbs promises no order */
         snprintf(list[i]->name, sizeof list[i]->name, "%s", fake.devices[fake.n - 1 - i].name);
+        snprintf(list[i]->dev_name, sizeof list[i]->dev_name, "uverbs_%.32s", list[i]->name);
         list[i]->transport_type = fake.devices[fake.n - 1 - i].transport;
     }
     *n = fake.n;
@@ -58,6 +59,7 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
 struct ibv_context *ibv_open_device(struct ibv_device *device) {
     fake_device *d = &fake.devices[device - devices];
     struct verbs_context *c;
+    d->tries++;
     errno = d->error;
     if (d->error != 0) return NULL;
     c = calloc(1, sizeof *c);
@@ -66,7 +68,6 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
     c->query_port = query_port;
     if (d->extended) c->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
     d->opened++;
-    d->opens++;
     return &c->context;
 }
 

@@ -17,7 +17,7 @@ typedef struct fake_device {
     int error;    /* errno of opening */
     int extended; /* it has a query_port of its own, and libibverbs' fails */
     fake_port ports[FAKE_PORTS];
-    int opened, opens, pds; /* now, ever, now */
+    int opened, tries, pds; /* now, ever, now */
 } fake_device;
 
 typedef struct fake_verbs {
