@@ -21,6 +21,7 @@ BUILD = HERE.parent / "build" / "bench"
 SOURCES = ("put_lat.c", "put_bw.c", "queue.c", "wait_cpu.c", "push_pull.c", "fold.c", "footprint.c")
 VERBS_SOURCES = ("verbs_raw.c", "loopback.c")  # where rdma-core's headers are
 VERBS = ("-libverbs", "-lpthread")
+LIBRARY_OF_VERBS = "libbenchverbs.so"
 LINE = 64  # bytes of a cache line
 FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-ffp-contract=off")
 
@@ -145,7 +146,7 @@ def library() -> Path:
 
 
 def sources_of() -> list[Path]:
-    """What a compiled benchmark is made of: older than one of these, it is made again."""
+    """What a compiled benchmark is made of."""
     return [*HERE.glob("*.c"), *HERE.glob("*.h"), library(), package() / "include" / "hpcomm" / "hpcomm.h"]
 
 
@@ -156,18 +157,25 @@ def has_verbs() -> bool:
     return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
 
+def stale(target: Path) -> bool:
+    """Is a compiled file missing, or older than what it is made of?"""
+    return not target.exists() or target.stat().st_mtime <= max(path.stat().st_mtime for path in sources_of())
+
+
 def build(folder: Path = BUILD, name: str = "libbench.so", sources: Sequence[str] = SOURCES, *libraries: str) -> Path:
     """Compiles loops if they are older than what they are made of, and returns the shared library."""
     target = folder / name
-    if not target.exists() or target.stat().st_mtime <= max(path.stat().st_mtime for path in sources_of()):
+    if stale(target):
         flags = ("-fvisibility=hidden", "-fPIC", "-shared", "-DBENCH_LIBRARY")
         compile_c(target, sources, *flags, libraries=libraries)
     return target
 
 
 def build_verbs(folder: Path = BUILD) -> Path:
-    """The same of those that need rdma-core's headers."""
-    return build(folder, "libbenchverbs.so", VERBS_SOURCES, *VERBS)
+    """The same of those that need rdma-core's headers; FileNotFoundError if they are needed and not here."""
+    if stale(folder / LIBRARY_OF_VERBS) and not has_verbs():
+        raise FileNotFoundError("rdma-core's headers are missing: apt-get install -y libibverbs-dev")
+    return build(folder, LIBRARY_OF_VERBS, VERBS_SOURCES, *VERBS)
 
 
 def programs(folder: Path = BUILD) -> list[Path]:
