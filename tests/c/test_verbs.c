@@ -109,7 +109,7 @@ static void jumps(rank *r) {
 
 /* What comes next is the same for both ranks: a small step or a large one. */
 static uint64_t next_value(uint64_t value, uint64_t *seed) {
-    static const uint64_t most[] = {1, 511, 512, 513, 1024, 1ull << 33};
+    static const uint64_t most[] = {1, 511, 1023, 1024, 1025, 1ull << 33};
     return value + 1 + ranks_random(seed) % most[ranks_random(seed) % 6];
 }
 
@@ -216,7 +216,7 @@ static void many_windows(rank *r) {
     int peer = 1 - r->rank;
     for (int i = 0; i < MANY; i++) CHECK_OK(hpc_window_create(r->context, 64, 2, NULL, -1, &w[i]));
     for (uint64_t round = 1; round <= 4; round++) {
-        uint64_t value = round * 700; /* not near */
+        uint64_t value = round * 1100; /* not near */
         for (int i = MANY - 1; i >= 0; i--) {
             src[i] = round << 32 | (uint64_t)i;
             CHECK_OK(hpc_put_signal(NULL, w[i], peer, &src[i], 8, 8 * (round - 1), 1, value + (uint64_t)i % 7));
@@ -238,7 +238,7 @@ static void many_windows(rank *r) {
     for (int i = 0; i < MANY; i++) CHECK_OK(hpc_put_signal(NULL, w[i], peer, &src[i], 8, 56, 0, 9 + (uint64_t)i));
     for (int i = 0; i < MANY; i++) {
         CHECK_OK(hpc_wait_signal(w[i], 0, 9 + (uint64_t)i, peer, -1, NULL));
-        CHECK(word(w[i], 0) == 9 + (uint64_t)i && word(w[i], 1) == (i % 3 ? 2801 + (uint64_t)i % 7 : 0));
+        CHECK(word(w[i], 0) == 9 + (uint64_t)i && word(w[i], 1) == (i % 3 ? 4401 + (uint64_t)i % 7 : 0));
     }
     CHECK_OK(hpc_flush(NULL, w[0], peer, -1));
     CHECK_OK(hpc_barrier(r->context, -1));

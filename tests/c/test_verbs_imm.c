@@ -5,7 +5,7 @@
 
 #if defined(HPC_HAVE_VERBS)
 
-enum { FAR = (1 << (VERBS_VALUE_BITS - 1)) - 1, SIGNALS = 1 << VERBS_SIGNAL_BITS };
+enum { FAR = (1 << VERBS_VALUE_BITS) - 1, SIGNALS = 1 << VERBS_SIGNAL_BITS };
 
 static const uint64_t nows[] = {
     0,          1,           511,        512,        513,        1023,           1024,
@@ -14,23 +14,24 @@ static const uint64_t nows[] = {
     1ull << 10, 1000ull - 1, 1ull << 53,
 };
 
-/* Every value that is near the last one seen, also over 2^64. */
+/* Every value that follows the last one closely, also over 2^64, is found. */
 static void near_values(void) {
     for (size_t i = 0; i < sizeof nows / sizeof *nows; i++) {
-        for (int far = -FAR; far <= FAR; far++) {
-            uint64_t now = nows[i], value = now + (uint64_t)(int64_t)far;
+        for (uint64_t far = 0; far <= FAR; far++) {
+            uint64_t now = nows[i], value = now + far;
             CHECK(verbs_imm_value(verbs_imm_signal(1, 0, value), now) == value);
             CHECK(verbs_imm_value(verbs_imm_signal(VERBS_IMM_WINDOWS - 1, SIGNALS - 1, value), now) == value);
         }
     }
 }
 
-/* One more, and it is another one that is near: these are sent whole. */
+/* What is further, or older, is taken for another value: these are sent whole. */
 static void far_values(void) {
     for (size_t i = 0; i < sizeof nows / sizeof *nows; i++) {
-        uint64_t now = nows[i], value = now + FAR + 1;
-        CHECK(verbs_imm_value(verbs_imm_signal(1, 0, value), now) == now - FAR - 1);
-        CHECK(verbs_imm_value(verbs_imm_signal(1, 0, value + 1), now) == now - FAR);
+        uint64_t now = nows[i];
+        CHECK(verbs_imm_value(verbs_imm_signal(1, 0, now + FAR + 1), now) == now);
+        CHECK(verbs_imm_value(verbs_imm_signal(1, 0, now + FAR + 2), now) == now + 1);
+        CHECK(verbs_imm_value(verbs_imm_signal(1, 0, now - 1), now) == now + FAR);
     }
 }
 
