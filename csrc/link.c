@@ -128,7 +128,8 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
                             .total = nbytes,
                             .offset = offset};
         snprintf(f.op, sizeof f.op, "%s", op);
-        status = send_frame(c, rank, &f, (const char *)data + offset, offset == 0 ? pass_fd : -1, deadline);
+        status = send_frame(c, rank, &f, data == NULL ? NULL : (const char *)data + offset, offset == 0 ? pass_fd : -1,
+                            deadline);
         offset += n;
         if (offset >= nbytes) break;
     }

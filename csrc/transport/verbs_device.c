@@ -258,6 +258,7 @@ static void judge(const verbs_library *l, const opened_device *d, int port, port
         a->lid = p.lid;
     }
     a->fabric = is_roce ? HPC_FABRIC_ROCE : HPC_FABRIC_INFINIBAND;
+    a->global = (p.flags & IBV_QPF_GRH_REQUIRED) != 0;
     a->mtu = (uint8_t)p.active_mtu;
     if (!is_roce)
         a->prefix = 64;
