@@ -13,10 +13,11 @@ PLAIN = ROOT / "build/softroce-plain"  # as on a machine without rdma-core's hea
 CXX = ROOT / "build/softroce-cpp"  # examples/cpp
 
 LARGE = "test_conformance_large"
-# Every program of the conformance suite runs with ranks that are processes in the first guest, and with ranks that are
-# threads in one of the first two. The second one repeats those of its processes that know of data and signals.
-PROCESSES_ONLY = {"test_conformance_midwrite"}
-THREADS_IN_SECOND = {f"test_conformance_{name}" for name in ("collective", "failure", "exchange_failure", "teardown")}
+# Every program of the conformance suite runs with ranks that are processes in the first guest, and all but two with
+# ranks that are threads in one of the first two: what fails in an exchange takes long, and is the same in threads. The
+# second guest repeats those of its processes that know of data and signals.
+PROCESSES_ONLY = {"test_conformance_midwrite", "test_conformance_exchange_failure"}
+THREADS_IN_SECOND = {f"test_conformance_{name}" for name in ("collective", "failure", "teardown")}
 AGAIN_IN_SECOND = [f"test_conformance_{name}" for name in ("bounds", "order", "flush", "midwrite")]
 PLAIN_TESTS = ("test_conformance_order", "test_conformance_queue", "test_conformance_exchange")
 PYTEST = (
@@ -89,7 +90,7 @@ def two_nodes(over: str) -> Guest:
     if over == "verbs":
         steps += [program(name) for name in [*c_tests("test_verbs*.c"), *c_tests("test_device.c")]]
     memory = ["--memory", "4G", "--cpus", "2", "--numa", "2G,cpus=0", "--numa", "2G,cpus=1"]
-    return Guest("two nodes, two devices", memory, 2, 500, steps)
+    return Guest("two nodes, two devices", memory, 2, 600, steps)
 
 
 def one_node(over: str) -> Guest:
@@ -107,7 +108,7 @@ def one_node(over: str) -> Guest:
         check("digits", over, seconds=180),
         check("cpp", str(CXX), over, seconds=120),
     ]
-    return Guest("one node, one device", ["--memory", "4G", "--cpus", "2"], 1, 500, steps, python=True)
+    return Guest("one node, one device", ["--memory", "4G", "--cpus", "2"], 1, 480, steps, python=True)
 
 
 def large(over: str) -> Guest:
