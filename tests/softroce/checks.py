@@ -18,7 +18,7 @@ from typing import Any
 
 DEMO = Path(__file__).resolve().parents[2] / "examples/train_digits.py"
 PORT = 18515  # perftest's own
-EPOCHS = "2"
+EPOCHS = "1"
 EXCHANGES = ("notify_ack", "parameter_hub")
 CXX = ("train_softmax --graph expander", "train_push_pull")
 

@@ -105,10 +105,10 @@ def one_node(over: str) -> Guest:
         *[program(name, f"{over}-processes") for name in AGAIN_IN_SECOND],
         *[program(name, f"{over}-threads") for name in sorted(THREADS_IN_SECOND)],
         Step("Python tests", pytest, 150, {"HPC_TEST_TRANSPORTS": over}),
-        check("digits", over, seconds=180),
+        check("digits", over, seconds=300),
         check("cpp", str(CXX), over, seconds=120),
     ]
-    return Guest("one node, one device", ["--memory", "4G", "--cpus", "2"], 1, 480, steps, python=True)
+    return Guest("one node, one device", ["--memory", "4G", "--cpus", "2"], 1, 600, steps, python=True)
 
 
 def large(over: str) -> Guest:
