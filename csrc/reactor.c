@@ -55,6 +55,7 @@ struct hpc_reactor {
     _Atomic int n_slots;
     _Atomic unsigned to_arm; /* a bit for each slot whose source has to be */
     _Atomic uint32_t polls;  /* looks by waits: they do the reading */
+    _Atomic int hurried;     /* some source is not patient */
     _Atomic int drowsy;      /* a wait sleeps in the set */
     _Atomic int listening;   /* the service thread sleeps in it */
     _Atomic int napping;     /* it keeps away */
@@ -108,6 +109,7 @@ int hpc_reactor_add(hpc_reactor *r, const hpc_source *source) {
     r->slots[i].source = *source;
     atomic_store(&r->slots[i].there, 1);
     if (source->arm != NULL) atomic_fetch_or(&r->to_arm, 1u << i);
+    if (!source->patient) atomic_store(&r->hurried, 1);
     return i;
 }
 
@@ -295,7 +297,9 @@ static void *serve(void *arg) {
             called = nap(r, left ? NAP_MS : milliseconds);
             due = left; /* no event tells of it */
             left = 0;
-            milliseconds = !drowsy ? NAP_MS : milliseconds < LONGEST_NAP_MS ? 2 * milliseconds : LONGEST_NAP_MS;
+            milliseconds = !drowsy && atomic_load(&r->hurried) ? NAP_MS
+                           : milliseconds < LONGEST_NAP_MS     ? 2 * milliseconds
+                                                               : LONGEST_NAP_MS;
         } else {
             milliseconds = NAP_MS;
             called = due = 0;

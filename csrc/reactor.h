@@ -31,6 +31,8 @@ typedef struct hpc_source {
     /* After hpc_reactor_report: tells the group of broken connections; nonzero to be called again in a while. The
      * service thread only. May be NULL. */
     int (*report)(void *arg);
+    /* What comes can lie for a while: data moves without this rank. Its naps may be longer. */
+    int patient;
 } hpc_source;
 
 /* all_remote: no peer shares memory with this rank, so nobody but this process rings its bell, and a wait may sleep in

@@ -701,7 +701,7 @@ hpc_verbs *verbs_of(hpc_context *c) {
         verbs_close(v);
         return NULL;
     }
-    v->source = hpc_reactor_add(v->reactor, &(hpc_source){v, handle, arm, look, report});
+    v->source = hpc_reactor_add(v->reactor, &(hpc_source){v, handle, arm, look, report, .patient = 1});
     error = find_peers(v) == HPC_OK ? 0 : ENOMEM;
     for (int i = 0; i < v->nics->n && error == 0; i++) error = listen_to(v, i);
     if (error != 0) {
