@@ -44,7 +44,7 @@ enum {
     VERBS_RECEIVES = 8192, /* of all links of an iface together, unless there are very many */
     VERBS_WINDOWS = 4096,
     VERBS_BATCH = 16,     /* completions taken at once */
-    VERBS_REPOST = 16,     /* receives that are posted again together; a link has as many at least */
+    VERBS_REPOST = 16,    /* receives that are posted again together; a link has as many at least */
     VERBS_COUNT_BITS = 44 /* of a send's wr_id: how many were posted up to it; above, the link's slot */
 };
 

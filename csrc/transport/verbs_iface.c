@@ -616,7 +616,7 @@ static int report(void *arg) {
         for (int k = 0; k < v->ifaces[i]->n_links; k++) {
             verbs_link *l = v->ifaces[i]->links[k];
             if (l == NULL || !atomic_load_explicit(&l->silent, memory_order_acquire)) continue;
-            if (atomic_load(&l->closed_here) || atomic_load(&l->closed_there) || l->local ||
+            if (atomic_load(&l->closed_here) || atomic_load(&l->closed_there) ||
                 atomic_load_explicit(&g->states[l->peer], memory_order_acquire) != HPC_PEER_ALIVE)
                 continue;
             if (now - l->broken_at < GRACE)

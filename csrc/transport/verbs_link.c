@@ -183,7 +183,8 @@ static const char *hint(enum ibv_wc_status status) {
     case IBV_WC_REM_ACCESS_ERR:
         return "its window is not there any more";
     case IBV_WC_LOC_PROT_ERR:
-        return "the source was unmapped before the flush";
+    case IBV_WC_LOC_QP_OP_ERR: /* softRoCE says this of both */
+        return "is the port up? was the source unmapped before the flush?";
     case IBV_WC_WR_FLUSH_ERR:
         return "the queue pair was closed";
     default:
