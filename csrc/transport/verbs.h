@@ -172,6 +172,7 @@ typedef struct verbs_link {
     int connected;
     int failed;      /* a post was refused */
     int lost;        /* something was put when it was silent */
+    int starved;     /* orders wait for credit */
     int unsignalled; /* of the last ones posted */
     uint64_t used;   /* receives of the peer */
     uint64_t events; /* put_notify */

@@ -325,6 +325,13 @@ static int post_order(verbs_link *l, verbs_order *o) {
     return is_posted(o);
 }
 
+/* Room comes with a completion, credit without one: then somebody has to look now and then. */
+static void call_if_starved(verbs_link *l) {
+    if (l->starved || room(l) == 0) return;
+    l->starved = 1;
+    hpc_reactor_call(l->iface->verbs->reactor);
+}
+
 /* order: the caller's, changed. */
 static void submit(verbs_link *l, verbs_order *order) {
     verbs_order *o;
@@ -336,11 +343,11 @@ static void submit(verbs_link *l, verbs_order *order) {
     }
     *o = *order;
     o->next = NULL;
-    if (l->first == NULL && atomic_fetch_add(&l->iface->waiting, 1) == 0)
-        hpc_reactor_call(l->iface->verbs->reactor); /* credit comes without a completion */
+    if (l->first == NULL) atomic_fetch_add(&l->iface->waiting, 1);
     atomic_store_explicit(&l->busy, 1, memory_order_relaxed);
     *l->last = o;
     l->last = &o->next;
+    call_if_starved(l);
 }
 
 /* A post that the library refuses leaves the queue pair as it is, and the peer without something: the link is over. */
@@ -371,6 +378,10 @@ void verbs_link_go_on(verbs_link *l) {
         }
         free(o);
     }
+    if (l->first == NULL)
+        l->starved = 0;
+    else
+        call_if_starved(l);
     owes = l->owes;
     message = l->owes_message;
     atomic_store_explicit(&l->busy, l->first != NULL || l->loans != NULL || owes, memory_order_relaxed);
@@ -434,8 +445,11 @@ int verbs_link_put(verbs_link *l, const hpc_window *w, verbs_order *o, int is_ev
     queued = l->first != NULL;
     if (l->loans != NULL) atomic_store_explicit(&l->busy, 1, memory_order_relaxed);
     unlock(l);
-    if (queued) verbs_iface_visit(l->iface); /* sends that are done make room */
-    if (o->loan != NULL) {                   /* not taken */
+    if (queued) { /* sends that are done make room; the service thread keeps away from who sees to it */
+        hpc_reactor_looked(l->iface->verbs->reactor);
+        verbs_iface_visit(l->iface);
+    }
+    if (o->loan != NULL) { /* not taken */
         l->iface->verbs->library->dereg_mr(o->loan);
         free(o->lent);
     }
