@@ -253,6 +253,7 @@ typedef struct hpc_verbs {
     int many_windows;    /* there have been more than an immediate can say */
     verbs_window *going; /* whose last holder is gone; freed when no completion can name them any more */
     _Atomic int n_going;
+    _Atomic int waiting; /* links with orders, of all ifaces */
 } hpc_verbs;
 
 /* A lane's ifaces. */

@@ -85,7 +85,7 @@ static int at_most(int n, int most) {
 static void choose_sizes(verbs_iface *f, const verbs_nic *nic) {
     int links = f->n_slots, receives = at_most(VERBS_RECEIVES, at_most(nic->most_srq, nic->most_cqe / 2));
     f->credits = at_most(VERBS_CREDITS, receives / links);
-    if (f->credits < VERBS_REPOST) f->credits = VERBS_REPOST;
+    if (f->credits < 2 * VERBS_REPOST) f->credits = 2 * VERBS_REPOST; /* more than may lie unposted, and half of them */
     f->receives = f->credits * links;
     f->depth = at_most(links > 32 ? VERBS_DEPTH / 4 : VERBS_DEPTH,
                        at_most(nic->most_sends, (nic->most_cqe - f->receives) / links));
@@ -308,7 +308,10 @@ static void take_message(verbs_link *l, const verbs_message *m) {
 
 static void take_receive(verbs_iface *f, verbs_link *l, const struct ibv_wc *wc) {
     if (wc->opcode == IBV_WC_RECV) {
-        take_message(l, &f->rooms[wc->wr_id & ~RECEIVE].message);
+        if (wc->byte_len == sizeof(verbs_message))
+            take_message(l, &f->rooms[wc->wr_id & ~RECEIVE].message);
+        else
+            verbs_link_break(l, "a message of another length", "the peer runs another version?", 0);
         return;
     }
     uint32_t imm = ntohl(wc->imm_data);
@@ -332,7 +335,7 @@ static verbs_link *take(verbs_iface *f, const struct ibv_wc *wc, int *comes) {
         l = slot < f->n_links ? f->links[slot] : NULL;
         if (l == NULL) return NULL;
         l->reaped = wc->wr_id & (((uint64_t)1 << VERBS_COUNT_BITS) - 1);
-        if (wc->status == IBV_WC_SUCCESS) atomic_store_explicit(&l->done, l->reaped, memory_order_release);
+        if (wc->status == IBV_WC_SUCCESS) atomic_store(&l->done, l->reaped);
         if (atomic_load_explicit(&l->closed_here, memory_order_relaxed)) atomic_store(&f->closing, 1);
     }
     if (wc->status != IBV_WC_SUCCESS) verbs_link_fail(l, wc->status);
@@ -354,12 +357,13 @@ static void tell_if_due(verbs_link *l) {
 
 /* A receive counts as given back when it is posted, not before. */
 static void give_back(verbs_iface *f) {
-    for (int i = 0; i < f->n_free; i += BATCH)
-        if (post_receives(f, f->rooms_free + i, at_most(BATCH, f->n_free - i)) != 0) {
-            break_all(f, "receives were refused");
-            return;
-        }
+    int n = f->n_free, error = 0;
     f->n_free = 0;
+    for (int i = 0; i < n && error == 0; i += BATCH) error = post_receives(f, f->rooms_free + i, at_most(BATCH, n - i));
+    if (error != 0) {
+        break_all(f, "receives were refused");
+        return;
+    }
     for (int i = 0; i < f->n_links; i++) {
         verbs_link *l = f->links[i];
         if (l == NULL || l->received == atomic_load_explicit(&l->consumed, memory_order_relaxed)) continue;
@@ -385,7 +389,7 @@ static int take_batch(verbs_iface *f) {
     if (n <= 0) return 0;
     if (f->n_free >= VERBS_REPOST) give_back(f);
     for (int k = 0; k < n_links; k++) {
-        if (atomic_load_explicit(&links[k]->busy, memory_order_relaxed)) verbs_link_go_on(links[k]);
+        if (atomic_load(&links[k]->busy)) verbs_link_go_on(links[k]);
     }
     if (comes) atomic_store_explicit(&f->verbs->hot, f, memory_order_relaxed);
     ring(f);
@@ -493,18 +497,14 @@ int verbs_progress(hpc_context *c) {
         if (result & VERBS_CAME) return 1;
     }
     if (atomic_load_explicit(&c->group.departures, memory_order_relaxed) != v->departures) verbs_window_forget(v);
-    return (look_at_all(v) & VERBS_LEFT) != 0;
+    /* Orders may wait for credit, which is no event: no wait sleeps meanwhile. */
+    return (look_at_all(v) & VERBS_LEFT) != 0 || atomic_load(&v->waiting) > 0;
 }
 
 /* The service thread looks again in a while when orders wait: the credit that they want is no event. */
 static int look(void *arg) {
     hpc_verbs *v = arg;
-    int left = (look_at_all(v) & VERBS_LEFT) != 0;
-    pthread_mutex_lock(&v->lock);
-    for (int i = 0; i < v->n_ifaces; i++)
-        left |= atomic_load_explicit(&v->ifaces[i]->waiting, memory_order_relaxed) != 0;
-    pthread_mutex_unlock(&v->lock);
-    return left;
+    return (look_at_all(v) & VERBS_LEFT) != 0 || atomic_load(&v->waiting) > 0;
 }
 
 static void arm(void *arg) {

@@ -149,6 +149,11 @@ static void free_loans(verbs_link *l, uint64_t done) {
     }
 }
 
+static void count_waiting(verbs_link *l, int n) {
+    atomic_fetch_add(&l->iface->waiting, n);
+    atomic_fetch_add(&l->iface->verbs->waiting, n);
+}
+
 static void drop_orders(verbs_link *l) {
     for (verbs_order *o = l->first, *next; o != NULL; o = next) {
         next = o->next;
@@ -158,7 +163,7 @@ static void drop_orders(verbs_link *l) {
         }
         free(o);
     }
-    if (l->first != NULL) atomic_fetch_sub(&l->iface->waiting, 1);
+    if (l->first != NULL) count_waiting(l, -1);
     l->first = NULL;
     l->last = &l->first;
 }
@@ -232,7 +237,7 @@ static int broken(const verbs_link *l, const char *op, int otherwise) {
 /* ---- posting, all of it under l->sending ---- */
 
 static int room(const verbs_link *l) {
-    return l->depth - (int)(l->posted - atomic_load_explicit(&l->done, memory_order_acquire));
+    return l->depth - (int)(l->posted - atomic_load(&l->done));
 }
 
 static int has_credit(const verbs_link *l) {
@@ -343,10 +348,10 @@ static void submit(verbs_link *l, verbs_order *order) {
     }
     *o = *order;
     o->next = NULL;
-    if (l->first == NULL) atomic_fetch_add(&l->iface->waiting, 1);
-    atomic_store_explicit(&l->busy, 1, memory_order_relaxed);
+    if (l->first == NULL) count_waiting(l, 1);
     *l->last = o;
     l->last = &o->next;
+    atomic_store(&l->busy, 1);
     call_if_starved(l);
 }
 
@@ -368,13 +373,18 @@ void verbs_link_go_on(verbs_link *l) {
     int owes, message;
     pthread_mutex_lock(&l->sending);
     free_loans(l, atomic_load_explicit(&l->done, memory_order_acquire));
-    if (l->first != NULL && has_gone(l)) drop_orders(l);
+    if (l->first != NULL && has_gone(l)) {
+        drop_orders(l);
+        l->lost = 1;
+        snprintf(l->why, sizeof l->why, "it has gone");
+        atomic_store_explicit(&l->silent, 1, memory_order_release);
+    }
     while (l->first != NULL && !is_silent(l) && !l->failed && post_order(l, l->first)) {
         verbs_order *o = l->first;
         l->first = o->next;
         if (l->first == NULL) {
             l->last = &l->first;
-            atomic_fetch_sub(&l->iface->waiting, 1);
+            count_waiting(l, -1);
         }
         free(o);
     }
