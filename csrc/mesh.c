@@ -125,9 +125,10 @@ static void try_address(hpc_control *c, attempt *a, hpc_hello *hello, double unt
     const char *why = "";
     a->status = hpc_net_connect(&a->at, until, fd, &error);
     a->refused = error == ECONNREFUSED;
-    a->open = a->status == HPC_ERR_TIMEOUT;
+    /* Reset while it was in the backlog of a peer that leaves: a hang-up too, and the next call is refused. */
+    a->open = a->status == HPC_ERR_TIMEOUT || (error == ECONNRESET && ++a->hang_ups < HANG_UPS);
     if (a->status != HPC_OK) {
-        snprintf(a->why, sizeof a->why, "%s", a->open ? "no answer" : strerror(error));
+        snprintf(a->why, sizeof a->why, "%s", a->status == HPC_ERR_TIMEOUT ? "no answer" : strerror(error));
         return;
     }
     a->status = hpc_hello_call(*fd, hello, c->key, until, &why);
