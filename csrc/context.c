@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "host.h"
 #include "lane.h"
 
 static const uint32_t MAGIC = 0x68706d61;
@@ -27,6 +28,14 @@ size_t hpc_address_size(void) {
 
 /* ---- create ---- */
 
+static void note_cpus(hpc_address *a) {
+    int cpus[64 * HPC_CPU_WORDS];
+    a->cores = hpc_host_cpus(cpus, 64 * HPC_CPU_WORDS);
+    a->quota = hpc_host_quota("");
+    for (int i = 0; i < a->cores && i < 64 * HPC_CPU_WORDS; i++)
+        a->cpus[cpus[i] / 64 % HPC_CPU_WORDS] |= (uint64_t)1 << cpus[i] % 64;
+}
+
 static void describe_self(hpc_context *c, const hpc_config *config) {
     hpc_address *a = &c->self;
     struct stat s;
@@ -34,7 +43,7 @@ static void describe_self(hpc_context *c, const hpc_config *config) {
     char id[64] = "";
     *a = (hpc_address){
         .magic = MAGIC, .version = VERSION, .nbytes = sizeof *a, .rank = c->group.rank, .size = c->group.size};
-    a->cores = hpc_core_count();
+    note_cpus(a);
     a->tcp_streams = config->tcp_streams;
     a->silence = config->silence;
     if (boot != NULL) {
@@ -221,14 +230,20 @@ static int choose_transports(hpc_context *c) {
 }
 
 /* With a core for each rank of the host a spin costs nobody anything; with fewer it takes the core of the rank that is
- * waited for, and yielding for longer beats the futex' wake-up (docs/architecture.md, Waiting). */
+ * waited for, and yielding for longer beats the futex' wake-up (docs/architecture.md, Waiting). The ranks may be bound
+ * to cores of their own: those of all count. */
 static void choose_waiting(hpc_context *c) {
-    int here = 0, cores = c->self.cores;
+    uint64_t cpus[HPC_CPU_WORDS] = {0};
+    int here = 0, cores = 0, quota = 0;
     for (int r = 0; r < c->group.size; r++) {
         if (!hpc_same_host(&c->addresses[r], &c->self)) continue;
         here++;
-        if (c->addresses[r].cores < cores) cores = c->addresses[r].cores;
+        for (int i = 0; i < HPC_CPU_WORDS; i++) cpus[i] |= c->addresses[r].cpus[i];
+        int own = c->addresses[r].quota;
+        if (own > 0 && (quota == 0 || own < quota)) quota = own;
     }
+    for (int i = 0; i < HPC_CPU_WORDS; i++) cores += __builtin_popcountll(cpus[i]);
+    if (quota > 0 && quota < cores) cores = quota;
     if (here > cores)
         hpc_group_note(&c->group, "%d ranks share %d cores of %s: waits yield instead of spinning", here, cores,
                        c->self.hostname);
@@ -240,8 +255,8 @@ static int progress_all(void *arg) {
     hpc_context *c = arg;
     int left = 0;
     for (int i = 0; c->used[i] != NULL; i++)
-        if (c->used[i]->progress != NULL) left += c->used[i]->progress(c);
-    return left + (atomic_load_explicit(&c->leaving, memory_order_relaxed) ? 0 : hpc_context_work(c));
+        if (c->used[i]->progress != NULL) left |= c->used[i]->progress(c);
+    return left | (atomic_load_explicit(&c->leaving, memory_order_relaxed) ? 0 : hpc_context_work(c));
 }
 
 /* ---- tasks ---- */
@@ -259,7 +274,7 @@ static void leave_tasks(hpc_context *c) {
 int hpc_context_work(hpc_context *c) {
     const char *why = NULL;
     if (atomic_load_explicit(&c->n_tasks, memory_order_relaxed) == 0) return 0;
-    if (!take_tasks(c)) return 1;
+    if (!take_tasks(c)) return HPC_LEFT;
     for (const hpc_task *t = c->tasks; t != NULL && why == NULL; t = t->next) why = t->run(t->arg);
     leave_tasks(c);
     if (why != NULL) hpc_context_abort(c, why);

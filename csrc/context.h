@@ -7,7 +7,7 @@
 #include "reactor.h"
 #include "transport.h"
 
-enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_USED = 5 };
+enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_CPU_WORDS = 16, HPC_USED = 5 };
 
 /* What a rank says of itself; opaque to whoever carries it. Its first three members never change between versions. */
 typedef struct hpc_address {
@@ -15,8 +15,9 @@ typedef struct hpc_address {
     uint32_t version; /* major << 16 | minor << 8 | patch */
     uint32_t nbytes;
     int32_t rank, size;
-    int32_t cores, tcp_streams;
+    int32_t cores, tcp_streams, quota; /* quota: of its cgroups, in cores; 0: none */
     double silence;
+    uint64_t cpus[HPC_CPU_WORDS]; /* which ones it may use: a bit each, by number modulo how many bits there are */
     uint64_t host[2]; /* the same for processes that can share abstract sockets: boot and network namespace */
     hpc_control_address control;
     hpc_device_address devices;

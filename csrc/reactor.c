@@ -55,6 +55,7 @@ struct hpc_reactor {
     _Atomic int n_slots;
     _Atomic unsigned to_arm; /* a bit for each slot whose source has to be */
     _Atomic uint32_t polls;  /* looks by waits: they do the reading */
+    _Atomic uint32_t loops;  /* of calls, each at a part */
     _Atomic int hurried;     /* some source is not patient */
     _Atomic int drowsy;      /* a wait sleeps in the set */
     _Atomic int listening;   /* the service thread sleeps in it */
@@ -199,6 +200,10 @@ void hpc_reactor_looked(hpc_reactor *r) {
     atomic_fetch_add_explicit(&r->polls, 1, memory_order_relaxed);
 }
 
+void hpc_reactor_loops(hpc_reactor *r) {
+    atomic_fetch_add_explicit(&r->loops, 1, memory_order_relaxed);
+}
+
 int hpc_reactor_poll(hpc_reactor *r, size_t budget) {
     struct epoll_event events[EVENTS];
     unsigned spent;
@@ -285,27 +290,38 @@ static int listen_once(hpc_reactor *r) {
     return left;
 }
 
+static int longer(const hpc_reactor *r, int milliseconds, int drowsy) {
+    if (!drowsy && atomic_load(&r->hurried)) return NAP_MS;
+    return milliseconds < LONGEST_NAP_MS ? 2 * milliseconds : LONGEST_NAP_MS;
+}
+
 static void *serve(void *arg) {
     hpc_reactor *r = arg;
-    uint32_t seen = 0;
+    uint32_t seen = 0, seen_loops = 0;
     int milliseconds = NAP_MS, called = 0, left = 0, due = 0;
     while (!atomic_load(&r->stopping)) {
         uint32_t polls = atomic_load_explicit(&r->polls, memory_order_relaxed);
+        uint32_t loops = atomic_load_explicit(&r->loops, memory_order_relaxed);
         int drowsy = atomic_load(&r->drowsy);
         if (atomic_load(&r->broken)) report_broken(r);
-        if (!called && !due && (left || polls != seen || drowsy)) {
-            called = nap(r, left ? NAP_MS : milliseconds);
-            due = left; /* no event tells of it */
-            left = 0;
-            milliseconds = !drowsy && atomic_load(&r->hurried) ? NAP_MS
-                           : milliseconds < LONGEST_NAP_MS     ? 2 * milliseconds
-                                                               : LONGEST_NAP_MS;
+        if (!called && (polls != seen || drowsy)) { /* they see to what is left, too */
+            called = nap(r, milliseconds);
+            milliseconds = longer(r, milliseconds, drowsy);
+        } else if (!called && loops != seen_loops && atomic_load(&r->group->bell->sleepers) == 0) {
+            called = nap(r, milliseconds);
+            milliseconds = longer(r, milliseconds, 0);
+            left = hpc_reactor_poll(r, SERVICE_BUDGET);
+            left |= look(r, atomic_load(&r->to_arm));
+        } else if (!called && !due && left) { /* no event tells of it */
+            called = nap(r, NAP_MS);
+            due = 1;
         } else {
             milliseconds = NAP_MS;
             called = due = 0;
             left = listen_once(r);
         }
         seen = polls;
+        seen_loops = loops;
     }
     return NULL;
 }

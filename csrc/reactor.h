@@ -52,6 +52,8 @@ int hpc_reactor_watch(hpc_reactor *reactor, int source, int fd, uint32_t events,
 
 /* A wait has looked: the service thread leaves the reading to it. */
 void hpc_reactor_looked(hpc_reactor *reactor);
+/* A call has looked at what is its own, as it will again in a loop: the service thread looks at the rest by naps. */
+void hpc_reactor_loops(hpc_reactor *reactor);
 /* Handles what the set has by now; nonzero if more is left. By waits. */
 int hpc_reactor_poll(hpc_reactor *reactor, size_t budget);
 /* Something has begun to be awaited that is no event, and look will say so (as the look of a wait does, which then does

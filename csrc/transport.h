@@ -61,7 +61,7 @@ typedef struct hpc_transport {
     int (*settle)(hpc_context *context);
     /* Where the data to peer goes, in words. NULL: where the control channel's does. */
     const char *(*path)(const hpc_context *context, int peer);
-    /* Moves what is held back for this rank; returns how much is left. NULL if nothing ever is. Any
+    /* Moves what is held back for this rank; returns what is left, as of hpc_left_over. NULL if nothing ever is. Any
      * thread. */
     int (*progress)(hpc_context *context);
     /* Frees what the transport keeps in the context. NULL if nothing. */

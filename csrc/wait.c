@@ -157,11 +157,11 @@ static int fail_timeout(hpc_group *group, const hpc_wait *wait, double timeout) 
     return status;
 }
 
-/* With all that a transport holds back delivered, as far as that comes to an end. */
+/* With all that has come taken, as far as a second is enough: others may send without end. */
 static int holds_now(hpc_group *group, const hpc_wait *wait, double deadline) {
-    double until = hpc_now() + 0.25; /* what is left may be for a peer that takes nothing */
+    double until = hpc_now() + 1;
     if (until > deadline) until = deadline;
-    while (hpc_group_progress(group) != 0 && !wait->ready(wait->arg) && hpc_now() < until) sched_yield();
+    while ((hpc_group_progress(group) & HPC_LEFT) && !wait->ready(wait->arg) && hpc_now() < until) sched_yield();
     return wait->ready(wait->arg);
 }
 
@@ -212,6 +212,11 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
     return status;
 }
 
+/* For what rings no bell. */
+static void doze(void) {
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+}
+
 int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
     enum { GLANCES = 16, SPINS_PER_CLOCK = 64 };
     double start, now, deadline;
@@ -227,8 +232,10 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
         if (now - start < group->spin) {
             for (int i = 0; i < SPINS_PER_CLOCK; i++) {
                 if (wait->ready(wait->arg)) return HPC_OK;
-                hpc_cpu_relax();
-                if (group->bed != NULL) held = hpc_group_progress(group); /* what is waited for comes by it */
+                if (group->bed != NULL)
+                    held = hpc_group_progress(group); /* what is waited for comes by it */
+                else
+                    hpc_cpu_relax();
             }
         }
         if (wait->ready(wait->arg)) return HPC_OK;
@@ -237,8 +244,10 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
         now = hpc_now();
         if (now >= deadline) return wait->ready(wait->arg) ? HPC_OK : fail_timeout(group, wait, timeout);
         if (now - start < group->spin) continue;
-        if (held != 0 || now - start < group->spin + group->yield)
+        if ((held & HPC_LEFT) || now - start < group->spin + group->yield)
             sched_yield();
+        else if (held != 0)
+            doze();
         else if ((status = sleep_on_bell(group, wait, deadline - now, deadline)) != HPC_IN_PROGRESS)
             return status;
     }

@@ -28,6 +28,12 @@ typedef struct hpc_bed {
     void (*leave)(void *arg);
 } hpc_bed;
 
+/* What progress leaves. A wait looks again at once, or in a while; with nothing left it may sleep on its bell. */
+typedef enum hpc_left_over {
+    HPC_LEFT = 1,   /* more has come, or another thread is at it */
+    HPC_AWAITED = 2 /* something is to come that rings no bell, and it may be long */
+} hpc_left_over;
+
 /* What a wait must know of the group. */
 typedef struct hpc_group {
     int rank, size;
@@ -39,8 +45,8 @@ typedef struct hpc_group {
     _Atomic int closed;
     hpc_bell *bell;
     const char *owner; /* a page that the kernel wipes in a forked child: 1 in the process that made it */
-    int (*_Atomic progress)(void *arg); /* moves what transports and engines have to do; whether something is left.
-                                           NULL if none has */
+    int (*_Atomic progress)(void *arg); /* moves what transports and engines have to do; hpc_left_over. NULL if none has
+                                         */
     void *progress_arg;
     const hpc_bed *bed; /* NULL: the futex alone */
     void *bed_arg;
@@ -79,7 +85,7 @@ int hpc_group_others(const hpc_group *group, int *ranks);
 /* Marks rank as departed (first word wins) and wakes every local wait. */
 void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason);
 
-/* Does what there is to do besides the caller's own; how much is left. */
+/* Does what there is to do besides the caller's own; hpc_left_over. */
 static inline int hpc_group_progress(hpc_group *group) {
     int (*progress)(void *) = atomic_load_explicit(&group->progress, memory_order_acquire);
     return progress == NULL ? 0 : progress(group->progress_arg);

@@ -104,7 +104,7 @@ static int looks_done(void *arg) {
     l->closed = freed_without(ex, l->key, l->ticket);
     if (l->closed < 0) return 0;
     /* Its answers went before, by other lanes: they have come, but nobody may have taken them yet. */
-    if (hpc_group_progress(&ex->context->group) != 0) {
+    if (hpc_group_progress(&ex->context->group) & HPC_LEFT) {
         l->closed = -1;
         return 0;
     }

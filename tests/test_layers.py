@@ -65,6 +65,7 @@ SOURCES = {
     "transport/verbs.c": "transport/verbs.h",
     "transport/verbs_iface.c": "transport/verbs.h",
     "transport/verbs_link.c": "transport/verbs.h",
+    "transport/verbs_source.c": "transport/verbs.h",
     "transport/verbs_window.c": "transport/verbs.h",
     "transport/tcp.c": "transport/tcp.h",
     "transport/tcp_link.c": "transport/tcp.h",

@@ -152,7 +152,8 @@ static int progress(hpc_context *c) {
     dice = next_random(box);
     left = box->held;
     pthread_mutex_unlock(&box->lock);
-    return left == 0 || dice % 2 ? left : step(box, NULL);
+    if (left > 0 && dice % 2 == 0) left = step(box, NULL);
+    return left > 0 ? HPC_LEFT : 0;
 }
 
 static void release(hpc_context *c) {

@@ -79,9 +79,9 @@ int tcp_progress(hpc_context *c) {
     uint32_t told = atomic_load_explicit(&t->told, memory_order_relaxed);
     if (hot != 0) {
         left = handle(t, (uint64_t)(hot - 1) << 8, EPOLLIN, WAIT_BUDGET);
-        if (atomic_load_explicit(&t->told, memory_order_relaxed) != told) return 1;
+        if (atomic_load_explicit(&t->told, memory_order_relaxed) != told) return HPC_LEFT;
     }
-    return left + hpc_reactor_poll(t->reactor, WAIT_BUDGET);
+    return hpc_reactor_poll(t->reactor, WAIT_BUDGET) != 0 || left ? HPC_LEFT : 0;
 }
 
 static int report(void *arg) {

@@ -29,11 +29,7 @@ static int reaches(const hpc_address *self, const hpc_address *peer, const char 
 
 /* ---- lanes ---- */
 
-typedef struct lane_blob {
-    verbs_greeting greeting;
-} lane_blob;
-
-_Static_assert(sizeof(lane_blob) <= HPC_BLOB_BYTES, "a blob holds it");
+_Static_assert(sizeof(verbs_greeting) <= HPC_BLOB_BYTES, "a blob holds it");
 
 /* Which of the pair's rails the lane takes: its own number's, or that of the pair. */
 static const hpc_rail *rail_of(const hpc_verbs *v, const hpc_lane *lane, int peer) {
@@ -61,19 +57,19 @@ static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
     int status = verbs_link_open(v, own->ifaces[rail->here], lane, peer, rail, &link);
     if (status != HPC_OK) return status;
     lane->peers[peer].out = link;
-    lane_blob b;
-    verbs_link_greet(link, &b.greeting);
-    memcpy(blob->bytes, &b, sizeof b);
+    verbs_greeting greeting;
+    verbs_link_greet(link, &greeting);
+    memcpy(blob->bytes, &greeting, sizeof greeting);
     return HPC_OK;
 }
 
 static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
-    lane_blob b;
+    verbs_greeting greeting;
     (void)deadline;
     if (blob->fd >= 0) close(blob->fd); /* meant for ranks that share memory with its owner */
-    memcpy(&b, blob->bytes, sizeof b);
+    memcpy(&greeting, blob->bytes, sizeof greeting);
     if (lane->peers[peer].out == NULL) return HPC_OK; /* this rank's own failure is known */
-    return verbs_link_connect(lane->peers[peer].out, &b.greeting);
+    return verbs_link_connect(lane->peers[peer].out, &greeting);
 }
 
 /* The queue pair stays until the peer's lane goes as well: the peer may still put by it. */
@@ -159,9 +155,9 @@ static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
     hpc_ring *ring = lane->peers[peer].in;
     verbs_link *link = lane->peers[peer].out;
     const verbs_lane *own = lane->verbs;
-    if (peer == ((hpc_verbs *)lane->context->verbs)->first_peer)
-        for (int i = 0; i < HPC_RAILS; i++)
-            if (own->ifaces[i] != NULL) verbs_iface_visit(own->ifaces[i]);
+    const hpc_verbs *v = lane->context->verbs;
+    for (int i = 0; i < HPC_RAILS && peer == v->first_peer; i++)
+        if (own->ifaces[i] != NULL && (verbs_iface_visit(own->ifaces[i]) & VERBS_CAME)) hpc_reactor_loops(v->reactor);
     int status = hpc_ring_pop(ring, event);
     if (status != HPC_OK) return status;
     int wanted = atomic_fetch_add(&link->wanted, 0); /* a barrier, too */

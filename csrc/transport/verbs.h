@@ -1,8 +1,9 @@
 /* The parts of the verbs transport.
  *
  *   verbs.c         the vtable: lanes, puts
- *   verbs_window.c  registered memory: windows, and sources that are in none
+ *   verbs_window.c  registered memory: windows
  *   verbs_link.c    one lane's queue pair to one peer: what is sent
+ *   verbs_source.c  sources that are in no window
  *   verbs_iface.c   a lane's completion queue and shared receive queue at one NIC: what has come, what is done
  *   verbs_device.c  libibverbs, ports
  *
@@ -128,12 +129,22 @@ typedef struct verbs_remote {
     } * sent; /* by signal: the last one, and by which lane */
 } verbs_remote;
 
-/* Registered for one put. */
+/* What one put holds of its own. */
 typedef struct verbs_loan {
     struct verbs_loan *next;
-    struct ibv_mr *region;
-    uint64_t until; /* it may go when so many sends are done */
+    struct ibv_mr *region; /* its source is registered; NULL: */
+    size_t staged;         /* bytes of the stage */
+    uint64_t until;        /* it may go when so many sends are done */
 } verbs_loan;
+
+/* A link's ring for small sources; head and tail count bytes, ever. */
+typedef struct verbs_stage {
+    char *memory;
+    struct ibv_mr *region;
+    int tried;
+    size_t head, tail;
+    size_t unasked; /* staged since a completion was asked for */
+} verbs_stage;
 
 /* ---- links ---- */
 
@@ -149,8 +160,7 @@ typedef struct verbs_order {
     uint32_t imm;
     verbs_message message; /* kind VERBS_NONE: none */
     int finished;          /* the message was posted */
-    struct ibv_mr *loan;   /* src is registered for it alone */
-    verbs_loan *lent;
+    verbs_loan *loan;      /* until the last piece is posted */
 } verbs_order;
 
 typedef struct verbs_link {
@@ -170,15 +180,19 @@ typedef struct verbs_link {
     pthread_mutex_t sending;
     uint64_t posted;
     int connected;
-    int failed;      /* a post was refused */
-    int lost;        /* something was put when it was silent */
-    int starved;     /* orders wait for credit */
-    int unsignalled; /* of the last ones posted */
-    uint64_t used;   /* receives of the peer */
-    uint64_t events; /* put_notify */
+    int failed;               /* a post was refused */
+    int lost;                 /* something that was put was not posted */
+    int starved;              /* orders wait for credit */
+    int unsignalled;          /* of the last ones posted */
+    size_t unsignalled_bytes; /* in them */
+    uint64_t used;            /* receives of the peer */
+    uint64_t events;          /* put_notify */
     int wanting;
     verbs_order *first, **last;
+    int n_orders;
+    unsigned puts;
     verbs_loan *loans, **last_loan;
+    verbs_stage stage;
     _Atomic uint64_t told_granted, told_taken;
     int owes, owes_message; /* the credit words could not be written yet */
     _Atomic int busy;       /* there is something for go_on */
@@ -220,7 +234,7 @@ typedef struct verbs_iface {
     _Atomic int reading;
     _Atomic int armed;                                  /* the next completion is an event of the channel */
     _Atomic int closing;                                /* some link may be able to go */
-    _Atomic int waiting;                                /* links with orders */
+    _Atomic int starved;                                /* links */
     int rooms_free[VERBS_REPOST + VERBS_BATCH], n_free; /* receives taken, to be posted again */
 } verbs_iface;
 
@@ -247,13 +261,14 @@ typedef struct hpc_verbs {
     uint64_t lanes;
     uint32_t links;
     _Atomic(verbs_iface *) hot;                     /* where something came last; only compared */
-    int departures;                                 /* seen, of the group */
+    _Atomic int hot_in_a_row;                       /* looks that ended there */
+    _Atomic int departures;                         /* seen, of the group */
     _Atomic(verbs_window *) windows[VERBS_WINDOWS]; /* by number; 0 is none */
     uint32_t last_number;
     int many_windows;    /* there have been more than an immediate can say */
     verbs_window *going; /* whose last holder is gone; freed when no completion can name them any more */
     _Atomic int n_going;
-    _Atomic int waiting; /* links with orders, of all ifaces */
+    _Atomic int starved; /* links, of all ifaces */
 } hpc_verbs;
 
 /* A lane's ifaces. */
@@ -303,6 +318,18 @@ void verbs_link_break(verbs_link *link, const char *what, const char *hint, int 
 void verbs_link_fail(verbs_link *link, enum ibv_wc_status status); /* the same, of a completion */
 void verbs_link_close(verbs_link *link);                           /* this end */
 int verbs_link_can_go(verbs_link *link); /* closed at both ends, or broken; by the holder of reading */
+
+/* ---- verbs_source.c ---- */
+
+int verbs_source_is_small(size_t nbytes); /* it may be staged */
+/* Registers the order's source. */
+int verbs_source_lend(verbs_link *link, verbs_order *order, const char *op);
+int verbs_source_stage(verbs_link *link, verbs_order *order);      /* copies it; 0: there is no room */
+int verbs_source_asks(verbs_link *link, const verbs_loan *loan);   /* whether its write needs a completion */
+void verbs_source_is_posted(verbs_link *link, verbs_order *order); /* the last piece: gives back when it is done */
+void verbs_source_give_back(verbs_link *link, verbs_loan *loan);   /* of an order that will not be posted */
+void verbs_source_reclaim(verbs_link *link, uint64_t done);        /* of sends that are done */
+void verbs_source_close(verbs_link *link);
 
 /* ---- verbs_iface.c ---- */
 

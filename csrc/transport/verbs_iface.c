@@ -20,7 +20,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { BATCH = VERBS_BATCH, ROUNDS = 64 /* batches of one visit */, ASYNC = 256 /* tag of a NIC's other events */ };
+enum {
+    BATCH = VERBS_BATCH,
+    ROUNDS = 64,   /* batches of one visit */
+    HOT_MOST = 16, /* looks at one iface alone, of a wait */
+    ASYNC = 256    /* tag of a NIC's other events */
+};
 
 static const uint64_t RECEIVE = (uint64_t)1 << 63; /* wr_id of a receive: this and its room */
 static const double GRACE = 1;                     /* a broken queue pair's peer may be about to say that it leaves */
@@ -81,15 +86,19 @@ static int at_most(int n, int most) {
     return n < most ? n : most;
 }
 
+static int at_least(int n, int least) {
+    return n > least ? n : least;
+}
+
 /* How much of each queue: every link may have all its credits out and all its sends unread. */
 static void choose_sizes(verbs_iface *f, const verbs_nic *nic) {
     int links = f->n_slots, receives = at_most(VERBS_RECEIVES, at_most(nic->most_srq, nic->most_cqe / 2));
-    f->credits = at_most(VERBS_CREDITS, receives / links);
-    if (f->credits < 2 * VERBS_REPOST) f->credits = 2 * VERBS_REPOST; /* more than may lie unposted, and half of them */
+    /* More than may lie unposted, and half of them. */
+    f->credits = at_least(at_most(VERBS_CREDITS, receives / links), 2 * VERBS_REPOST);
     f->receives = f->credits * links;
     f->depth = at_most(links > 32 ? VERBS_DEPTH / 4 : VERBS_DEPTH,
                        at_most(nic->most_sends, (nic->most_cqe - f->receives) / links));
-    if (f->depth < 8) f->depth = 8;
+    f->depth = at_least(f->depth, 8);
 }
 
 static int create(verbs_iface *f, const verbs_nic *nic, struct ibv_comp_channel *channel) {
@@ -97,7 +106,9 @@ static int create(verbs_iface *f, const verbs_nic *nic, struct ibv_comp_channel 
     struct ibv_srq_init_attr srq = {.attr = {.max_wr = (uint32_t)f->receives, .max_sge = 1}};
     f->region = library->reg_mr(nic->pd, f->block, f->block_bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     if (f->region == NULL) return errno;
-    f->cq = library->create_cq(nic->context, f->receives + f->depth * f->n_slots, f, channel, 0);
+    /* The lanes' interrupts go to several cores. */
+    int vector = (int)(f->verbs->lanes % (uint64_t)at_least(nic->context->num_comp_vectors, 1));
+    f->cq = library->create_cq(nic->context, f->receives + f->depth * f->n_slots, f, channel, vector);
     if (f->cq == NULL) return errno;
     f->srq = library->create_srq(nic->pd, &srq);
     if (f->srq == NULL) return errno;
@@ -415,7 +426,7 @@ int verbs_iface_visit(verbs_iface *f) {
             break;
         }
     }
-    if (atomic_load_explicit(&f->waiting, memory_order_relaxed) != 0) go_on(f);
+    if (atomic_load_explicit(&f->starved, memory_order_relaxed) != 0) go_on(f);
     if (atomic_load_explicit(&f->closing, memory_order_relaxed)) gone = remove_closed(f);
     leave_reading(f);
     while (gone-- > 0) verbs_iface_release(f); /* the caller has one */
@@ -479,32 +490,48 @@ static int look_at_all(hpc_verbs *v) {
     return visit_all(v);
 }
 
-/* Mostly the lane that spoke last speaks next: with something there the others are left to the next look. */
-int verbs_progress(hpc_context *c) {
-    hpc_verbs *v = c->verbs;
-    verbs_iface *hot;
-    if (v == NULL) return 0;
-    hpc_reactor_looked(v->reactor);
+/* The credit that orders want is no event. */
+static int left_over(hpc_verbs *v, int visited) {
+    return (visited & VERBS_LEFT ? HPC_LEFT : 0) | (atomic_load(&v->starved) > 0 ? HPC_AWAITED : 0);
+}
+
+/* The iface where something came last, with a reference, or NULL; whether it is the only one. */
+static verbs_iface *take_hot(hpc_verbs *v, int *alone) {
     pthread_mutex_lock(&v->lock);
-    hot = atomic_load_explicit(&v->hot, memory_order_relaxed);
+    verbs_iface *hot = atomic_load_explicit(&v->hot, memory_order_relaxed);
     int i = 0;
     while (i < v->n_ifaces && v->ifaces[i] != hot) i++;
     if (i == v->n_ifaces || !retain(hot)) hot = NULL;
+    *alone = v->n_ifaces == 1;
     pthread_mutex_unlock(&v->lock);
-    if (hot != NULL) {
-        int result = verbs_iface_visit(hot);
-        verbs_iface_release(hot);
-        if (result & VERBS_CAME) return 1;
-    }
-    if (atomic_load_explicit(&c->group.departures, memory_order_relaxed) != v->departures) verbs_window_forget(v);
-    /* Orders may wait for credit, which is no event: no wait sleeps meanwhile. */
-    return (look_at_all(v) & VERBS_LEFT) != 0 || atomic_load(&v->waiting) > 0;
+    return hot;
 }
 
-/* The service thread looks again in a while when orders wait: the credit that they want is no event. */
+/* Mostly the lane that spoke last speaks next: with something there the others are left to the next look, a few times.
+ */
+int verbs_progress(hpc_context *c) {
+    hpc_verbs *v = c->verbs;
+    int alone, result = 0;
+    if (v == NULL) return 0;
+    hpc_reactor_looked(v->reactor);
+    verbs_iface *hot = take_hot(v, &alone);
+    if (hot != NULL) {
+        result = verbs_iface_visit(hot);
+        verbs_iface_release(hot);
+        if ((result & VERBS_CAME) && atomic_fetch_add_explicit(&v->hot_in_a_row, 1, memory_order_relaxed) < HOT_MOST)
+            return HPC_LEFT;
+        atomic_store_explicit(&v->hot_in_a_row, 0, memory_order_relaxed);
+    }
+    if (atomic_load_explicit(&c->group.departures, memory_order_relaxed) != atomic_load(&v->departures))
+        verbs_window_forget(v);
+    if (hot == NULL || !alone || atomic_load_explicit(&v->n_going, memory_order_relaxed) != 0) result = look_at_all(v);
+    return left_over(v, result);
+}
+
+/* What this look has made free goes with the next one. */
 static int look(void *arg) {
     hpc_verbs *v = arg;
-    return (look_at_all(v) & VERBS_LEFT) != 0 || atomic_load(&v->waiting) > 0;
+    return left_over(v, look_at_all(v)) != 0 || atomic_load(&v->n_going) > 0;
 }
 
 static void arm(void *arg) {
@@ -543,7 +570,9 @@ static int take_channel(hpc_verbs *v, int nic) {
     int left = 0;
     while (v->library->get_cq_event(v->channels[nic], &cq, &arg) == 0) {
         verbs_iface *f = arg;
+        pthread_mutex_lock(&v->lock); /* what its opener wrote: that the kernel orders it C does not know */
         int here = retain(f);
+        pthread_mutex_unlock(&v->lock);
         if (here) atomic_store(&f->armed, 0);
         v->library->ack_cq_events(cq, 1);
         if (!here) continue;

@@ -1,8 +1,8 @@
 /* One lane's queue pair to one peer: what is sent.
  *
  * A put is posted at once; what finds the send queue full, or wants a credit that is not there, becomes an order and is
- * posted by whoever sees sends done or credit come. Nothing waits here. Of the small writes one in many asks for a
- * completion, and a flush asks for one behind the last of them. */
+ * posted by whoever sees sends done or credit come. Nothing waits here. Of many writes one asks for a completion, and a
+ * flush asks for one behind the last of them. */
 #include "transport/verbs.h"
 
 #if defined(HPC_HAVE_VERBS)
@@ -15,10 +15,12 @@
 
 enum {
     CHAIN = 16,        /* sends of one post */
+    TOGETHER = 8,      /* puts until one looks for what is done; orders that wait until every one does */
     INLINE = 256,      /* bytes that a send should be able to carry itself */
     INLINE_LEAST = 64, /* and has to */
     MANY = 16,         /* links, of which each should be small */
-    LARGE = 4096,      /* a write that is worth a completion of its own */
+    LARGE = 4096,      /* a write that is worth a completion of its own when all before it are done */
+    SPAN = 1 << 20,    /* bytes of writes that share a completion, at most */
     RNR_TIMER = 12,    /* 0.64 ms until a peer without receives is tried again */
     RETRIES = 7,
     ACK_TIMEOUT = 17, /* 0.54 s: with the retries, a port that is gone is known after 4 s */
@@ -139,41 +141,90 @@ int verbs_link_connect(verbs_link *l, const verbs_greeting *g) {
                               v->context->group.rank, nic->name, l->peer, strerror(error));
 }
 
-static void free_loans(verbs_link *l, uint64_t done) {
-    while (l->loans != NULL && l->loans->until <= done) {
-        verbs_loan *loan = l->loans;
-        l->loans = loan->next;
-        if (l->loans == NULL) l->last_loan = &l->loans;
-        l->iface->verbs->library->dereg_mr(loan->region);
-        free(loan);
-    }
-}
-
-static void count_waiting(verbs_link *l, int n) {
-    atomic_fetch_add(&l->iface->waiting, n);
-    atomic_fetch_add(&l->iface->verbs->waiting, n);
+static void set_starved(verbs_link *l, int starved) {
+    if (l->starved == starved) return;
+    l->starved = starved;
+    atomic_fetch_add(&l->iface->starved, starved ? 1 : -1);
+    atomic_fetch_add(&l->iface->verbs->starved, starved ? 1 : -1);
+    if (starved) hpc_reactor_call(l->iface->verbs->reactor); /* somebody has to look now and then */
 }
 
 static void drop_orders(verbs_link *l) {
+    if (l->first != NULL) l->lost = 1;
     for (verbs_order *o = l->first, *next; o != NULL; o = next) {
         next = o->next;
-        if (o->loan != NULL) {
-            l->iface->verbs->library->dereg_mr(o->loan);
-            free(o->lent);
-        }
+        verbs_source_give_back(l, o->loan);
         free(o);
     }
-    if (l->first != NULL) count_waiting(l, -1);
     l->first = NULL;
     l->last = &l->first;
+    l->n_orders = 0;
+    set_starved(l, 0);
 }
 
 void verbs_link_free(verbs_link *l) {
     l->iface->verbs->library->destroy_qp(l->qp);
     drop_orders(l);
-    free_loans(l, UINT64_MAX);
+    verbs_source_close(l);
     pthread_mutex_destroy(&l->sending);
     free(l);
+}
+
+/* ---- posting, all of it under l->sending ---- */
+
+static int room(const verbs_link *l) {
+    return l->depth - (int)(l->posted - atomic_load(&l->done));
+}
+
+static int has_credit(const verbs_link *l) {
+    return l->used < atomic_load_explicit(&l->credit->granted, memory_order_acquire);
+}
+
+typedef struct chain {
+    struct ibv_send_wr sends[CHAIN];
+    struct ibv_sge parts[CHAIN];
+    int n;
+} chain;
+
+static struct ibv_send_wr *add_send(verbs_link *l, chain *c, enum ibv_wr_opcode opcode, const void *src, size_t nbytes,
+                                    uint32_t key, int asks) {
+    struct ibv_send_wr *s = &c->sends[c->n];
+    int is_alone = room(l) == l->depth;
+    c->parts[c->n] = (struct ibv_sge){(uint64_t)(uintptr_t)src, (uint32_t)nbytes, key};
+    l->posted++;
+    *s = (struct ibv_send_wr){.wr_id = (uint64_t)l->slot << VERBS_COUNT_BITS | l->posted,
+                              .sg_list = &c->parts[c->n],
+                              .num_sge = nbytes > 0,
+                              .opcode = opcode};
+    if (nbytes > 0 && nbytes <= (size_t)l->inline_most) s->send_flags |= IBV_SEND_INLINE;
+    l->unsignalled++;
+    l->unsignalled_bytes += nbytes;
+    /* Each may wake somebody. Enough of them that a full queue always has one whose completion makes room. */
+    if (asks || (is_alone && nbytes >= LARGE) || l->unsignalled_bytes >= SPAN || l->unsignalled >= l->depth / 4) {
+        s->send_flags |= IBV_SEND_SIGNALED;
+        l->unsignalled = 0;
+        l->unsignalled_bytes = 0;
+    }
+    if (c->n > 0) c->sends[c->n - 1].next = s;
+    c->n++;
+    return s;
+}
+
+static void post(verbs_link *l, chain *c) {
+    struct ibv_send_wr *bad;
+    if (c->n == 0 || ibv_post_send(l->qp, c->sends, &bad) == 0) return;
+    for (; bad != NULL; bad = bad->next) l->posted--; /* no completion tells of these */
+    l->failed = l->lost = 1;
+}
+
+/* An empty write that asks for the completion which those before it did not. */
+static void post_last(verbs_link *l) {
+    chain c;
+    c.n = 0;
+    struct ibv_send_wr *s = add_send(l, &c, IBV_WR_RDMA_WRITE, NULL, 0, 0, 1);
+    s->wr.rdma.remote_addr = l->credit_to;
+    s->wr.rdma.rkey = l->credit_key;
+    post(l, &c);
 }
 
 /* ---- breaking ---- */
@@ -197,23 +248,34 @@ static const char *hint(enum ibv_wc_status status) {
     }
 }
 
-/* First word wins. What is still posted fails with it, here and at the peer, which would wait for it otherwise. */
-void verbs_link_break(verbs_link *l, const char *what, const char *advice, int local) {
+/* Nothing goes out any more. What is posted fails, here and at the peer, which would wait for it otherwise; the last
+ * completion says that all of it has. */
+static void fall_silent(verbs_link *l) {
+    struct ibv_qp_attr failed = {.qp_state = IBV_QPS_ERR};
+    l->iface->verbs->library->modify_qp(l->qp, &failed, IBV_QP_STATE);
+    if (l->connected && room(l) > 0 && room(l) < l->depth) post_last(l);
+    atomic_store_explicit(&l->silent, 1, memory_order_release);
+    atomic_store(&l->iface->closing, 1);
+}
+
+/* First word wins. */
+static void break_now(verbs_link *l, const char *what, const char *advice, int local) {
     hpc_verbs *v = l->iface->verbs;
-    pthread_mutex_lock(&l->sending);
     drop_orders(l);
     if (!atomic_load_explicit(&l->silent, memory_order_relaxed)) {
-        struct ibv_qp_attr failed = {.qp_state = IBV_QPS_ERR};
-        v->library->modify_qp(l->qp, &failed, IBV_QP_STATE);
         l->local = local;
         snprintf(l->why, sizeof l->why, "RDMA on %s: %s (%s)", v->nics->nics[l->iface->nic].name, what, advice);
         l->broken_at = hpc_now();
-        atomic_store_explicit(&l->silent, 1, memory_order_release);
+        fall_silent(l);
         if (!atomic_load(&l->closed_there) && !atomic_load(&l->closed_here)) hpc_reactor_report(v->reactor);
-        atomic_store(&l->iface->closing, 1);
     }
+}
+
+void verbs_link_break(verbs_link *l, const char *what, const char *advice, int local) {
+    pthread_mutex_lock(&l->sending);
+    break_now(l, what, advice, local);
     pthread_mutex_unlock(&l->sending);
-    hpc_bell_ring(v->context->group.bell);
+    hpc_bell_ring(l->iface->verbs->context->group.bell);
 }
 
 void verbs_link_fail(verbs_link *l, enum ibv_wc_status status) {
@@ -234,55 +296,14 @@ static int broken(const verbs_link *l, const char *op, int otherwise) {
                               op, l->peer, l->why);
 }
 
-/* ---- posting, all of it under l->sending ---- */
-
-static int room(const verbs_link *l) {
-    return l->depth - (int)(l->posted - atomic_load(&l->done));
-}
-
-static int has_credit(const verbs_link *l) {
-    return l->used < atomic_load_explicit(&l->credit->granted, memory_order_acquire);
-}
-
-typedef struct chain {
-    struct ibv_send_wr sends[CHAIN];
-    struct ibv_sge parts[CHAIN];
-    int n;
-} chain;
-
-static struct ibv_send_wr *add_send(verbs_link *l, chain *c, enum ibv_wr_opcode opcode, const void *src, size_t nbytes,
-                                    uint32_t key, int asks) {
-    struct ibv_send_wr *s = &c->sends[c->n];
-    c->parts[c->n] = (struct ibv_sge){(uint64_t)(uintptr_t)src, (uint32_t)nbytes, key};
-    l->posted++;
-    *s = (struct ibv_send_wr){.wr_id = (uint64_t)l->slot << VERBS_COUNT_BITS | l->posted,
-                              .sg_list = &c->parts[c->n],
-                              .num_sge = nbytes > 0,
-                              .opcode = opcode};
-    if (nbytes > 0 && nbytes <= (size_t)l->inline_most) s->send_flags |= IBV_SEND_INLINE;
-    /* Enough of them that a full queue always has one whose completion makes room. */
-    if (asks || nbytes >= LARGE || ++l->unsignalled >= l->depth / 4) {
-        s->send_flags |= IBV_SEND_SIGNALED;
-        l->unsignalled = 0;
-    }
-    if (c->n > 0) c->sends[c->n - 1].next = s;
-    c->n++;
-    return s;
-}
-
-static void post(verbs_link *l, chain *c) {
-    struct ibv_send_wr *bad;
-    if (c->n == 0 || ibv_post_send(l->qp, c->sends, &bad) == 0) return;
-    for (; bad != NULL; bad = bad->next) l->posted--; /* no completion tells of these */
-    l->failed = 1;
-}
+/* ---- orders, under l->sending as well ---- */
 
 static void add_write(verbs_link *l, chain *c, verbs_order *o) {
     size_t most = verbs_link_most(l);
     size_t piece = o->nbytes - o->sent < most ? o->nbytes - o->sent : most;
     int last = o->sent + piece == o->nbytes, with_imm = last && o->with_imm;
     struct ibv_send_wr *s = add_send(l, c, with_imm ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE, o->src + o->sent,
-                                     piece, o->local_key, last && o->loan != NULL);
+                                     piece, o->local_key, last && verbs_source_asks(l, o->loan));
     s->wr.rdma.remote_addr = o->to + o->sent;
     s->wr.rdma.rkey = o->remote_key;
     if (with_imm) {
@@ -291,76 +312,85 @@ static void add_write(verbs_link *l, chain *c, verbs_order *o) {
     }
     o->sent += piece;
     o->written = last;
-    if (last && o->loan != NULL) {
-        o->lent->until = l->posted;
-        *l->last_loan = o->lent;
-        l->last_loan = &o->lent->next;
-        o->loan = NULL;
-    }
+    if (last) verbs_source_is_posted(l, o);
 }
 
 static int is_posted(const verbs_order *o) {
-    return o->written && o->message.kind == VERBS_NONE;
+    return o->written && (o->message.kind == VERBS_NONE || o->finished);
 }
 
-/* As much of it as there is room and credit for; whether that is all. */
-static int post_order(verbs_link *l, verbs_order *o) {
-    chain c;
-    int most;
-    do {
-        c.n = 0;
-        most = room(l) < CHAIN ? room(l) : CHAIN;
-        while (!is_posted(o) && c.n < most) {
-            int takes_receive = o->written || (o->with_imm && o->nbytes - o->sent <= verbs_link_most(l));
-            if (takes_receive && !has_credit(l)) {
-                most = 0;
-                break;
-            }
-            if (o->written) {
-                add_send(l, &c, IBV_WR_SEND, &o->message, sizeof o->message, 0, o->message.kind == VERBS_CLOSE);
-                l->used++;
-                o->finished = 1;
-                break;
-            }
-            add_write(l, &c, o);
+/* As much of it as there is credit for, *most sends in all, into the chain; whether that is all of it. What the order
+ * says is read by the post: until then it has to stay. */
+static int add_order(verbs_link *l, chain *c, verbs_order *o, int *most) {
+    while (!is_posted(o) && c->n < *most) {
+        int takes_receive = o->written || (o->with_imm && o->nbytes - o->sent <= verbs_link_most(l));
+        if (takes_receive && !has_credit(l)) {
+            *most = c->n;
+        } else if (o->written) {
+            add_send(l, c, IBV_WR_SEND, &o->message, sizeof o->message, 0, o->message.kind == VERBS_CLOSE);
+            l->used++;
+            o->finished = 1;
+        } else {
+            add_write(l, c, o);
         }
-        post(l, &c);
-        if (o->finished) o->message.kind = VERBS_NONE; /* it was read by the post: inline */
-    } while (!is_posted(o) && most == CHAIN && !l->failed);
+    }
     return is_posted(o);
 }
 
-/* Room comes with a completion, credit without one: then somebody has to look now and then. */
-static void call_if_starved(verbs_link *l) {
-    if (l->starved || room(l) == 0) return;
-    l->starved = 1;
-    hpc_reactor_call(l->iface->verbs->reactor);
+/* Posts this order and those behind it as far as they go; the first one that is not posted to its end. */
+static verbs_order *post_from(verbs_link *l, verbs_order *o) {
+    chain c;
+    do {
+        int most = room(l) < CHAIN ? room(l) : CHAIN;
+        c.n = 0;
+        while (o != NULL && add_order(l, &c, o, &most)) o = o->next;
+        post(l, &c);
+    } while (o != NULL && c.n == CHAIN && !l->failed);
+    return o;
+}
+
+static void post_orders(verbs_link *l) {
+    const verbs_order *end = post_from(l, l->first);
+    while (l->first != end) {
+        verbs_order *posted = l->first;
+        l->first = posted->next;
+        l->n_orders--;
+        free(posted);
+    }
+    if (l->first == NULL) l->last = &l->first;
+    /* Room comes with a completion, credit without one. */
+    set_starved(l, l->first != NULL && room(l) > 0);
 }
 
 /* order: the caller's, changed. */
 static void submit(verbs_link *l, verbs_order *order) {
     verbs_order *o;
-    if (l->first == NULL && post_order(l, order)) return;
+    order->next = NULL;
+    if (l->first == NULL && post_from(l, order) == NULL) return;
     o = malloc(sizeof *o);
     if (o == NULL) {
-        l->failed = 1;
+        verbs_source_is_posted(l, order);
+        l->failed = l->lost = 1;
         return;
     }
     *o = *order;
-    o->next = NULL;
-    if (l->first == NULL) count_waiting(l, 1);
     *l->last = o;
     l->last = &o->next;
+    l->n_orders++;
+    /* Before the look at done, as its writer looks at busy behind it: one of the two sees the other. */
     atomic_store(&l->busy, 1);
-    call_if_starved(l);
+    if (room(l) > 0 && !l->failed) post_orders(l);
 }
 
-/* A post that the library refuses leaves the queue pair as it is, and the peer without something: the link is over. */
+/* A post that the library refuses leaves the queue pair as it is, and the peer without something: the link is over,
+ * before anything goes by it that would be behind. */
 static void unlock(verbs_link *l) {
+    const enum ibv_wc_status status = IBV_WC_LOC_QP_OP_ERR;
     int failed = l->failed;
     l->failed = 0;
+    if (failed) break_now(l, l->iface->verbs->library->wc_status_str(status), hint(status), 1);
     pthread_mutex_unlock(&l->sending);
-    if (failed) verbs_link_fail(l, IBV_WC_LOC_QP_OP_ERR);
+    if (failed) hpc_bell_ring(l->iface->verbs->context->group.bell);
 }
 
 /* Nothing waits for the credit of a peer that will give none. */
@@ -372,26 +402,13 @@ static int has_gone(const verbs_link *l) {
 void verbs_link_go_on(verbs_link *l) {
     int owes, message;
     pthread_mutex_lock(&l->sending);
-    free_loans(l, atomic_load_explicit(&l->done, memory_order_acquire));
+    verbs_source_reclaim(l, atomic_load_explicit(&l->done, memory_order_acquire));
     if (l->first != NULL && has_gone(l)) {
         drop_orders(l);
-        l->lost = 1;
         snprintf(l->why, sizeof l->why, "it has gone");
-        atomic_store_explicit(&l->silent, 1, memory_order_release);
+        fall_silent(l);
     }
-    while (l->first != NULL && !is_silent(l) && !l->failed && post_order(l, l->first)) {
-        verbs_order *o = l->first;
-        l->first = o->next;
-        if (l->first == NULL) {
-            l->last = &l->first;
-            count_waiting(l, -1);
-        }
-        free(o);
-    }
-    if (l->first == NULL)
-        l->starved = 0;
-    else
-        call_if_starved(l);
+    if (l->first != NULL && !is_silent(l)) post_orders(l);
     owes = l->owes;
     message = l->owes_message;
     atomic_store_explicit(&l->busy, l->first != NULL || l->loans != NULL || owes, memory_order_relaxed);
@@ -400,24 +417,6 @@ void verbs_link_go_on(verbs_link *l) {
 }
 
 /* ---- what a lane asks for ---- */
-
-/* Memory that is in no window is registered until the put is done with it. */
-static int lend(verbs_link *l, verbs_order *o, const char *op) {
-    hpc_verbs *v = l->iface->verbs;
-    const verbs_nic *nic = &v->nics->nics[l->iface->nic];
-    o->lent = malloc(sizeof *o->lent);
-    o->loan = o->lent == NULL ? NULL : v->library->reg_mr(nic->pd, (void *)(uintptr_t)o->src, o->nbytes, 0);
-    if (o->loan == NULL) {
-        int error = o->lent == NULL ? ENOMEM : errno;
-        free(o->lent);
-        return hpc_fail_transport(op, "verbs", l->peer, "rank %d: %s: %s cannot register %zu bytes of the source: %s%s",
-                                  v->context->group.rank, op, nic->name, o->nbytes, strerror(error),
-                                  error == ENOMEM ? "; raise ulimit -l, or put from a window's memory" : "");
-    }
-    *o->lent = (verbs_loan){.region = o->loan};
-    o->local_key = o->loan->lkey;
-    return HPC_OK;
-}
 
 static int may_notify(verbs_link *l) {
     uint64_t taken = atomic_load_explicit(&l->credit->taken, memory_order_acquire);
@@ -430,39 +429,43 @@ static int may_notify(verbs_link *l) {
     return 0;
 }
 
+/* With l->sending. */
+static int try_put(verbs_link *l, verbs_order *o, int is_event, int stages, const char *op) {
+    if (is_silent(l)) {
+        l->lost = 1; /* flush must not take it for delivered */
+        return broken(l, op, is_event ? HPC_IN_PROGRESS : HPC_OK);
+    }
+    if (is_event && !may_notify(l)) return HPC_IN_PROGRESS;
+    if (stages && !verbs_source_stage(l, o)) {
+        int status = verbs_source_lend(l, o, op);
+        if (status != HPC_OK) return status;
+    }
+    l->events += is_event != 0;
+    submit(l, o);
+    o->loan = NULL;
+    return HPC_OK;
+}
+
 int verbs_link_put(verbs_link *l, const hpc_window *w, verbs_order *o, int is_event, const char *op) {
-    int status = HPC_OK, queued;
+    int status = HPC_OK, stages = 0, looks;
     o->remote_key = ((const verbs_remote *)w->parts[l->peer].remote)->keys[l->far];
     if (o->nbytes > (size_t)l->inline_most) {
         const struct ibv_mr *region = verbs_region_of(l->iface->verbs, w, l->iface->nic, o->src, o->nbytes);
         if (region != NULL)
             o->local_key = region->lkey;
+        else if (verbs_source_is_small(o->nbytes))
+            stages = 1;
         else
-            status = lend(l, o, op);
+            status = verbs_source_lend(l, o, op); /* before the lock: it may take long */
         if (status != HPC_OK) return status;
     }
     pthread_mutex_lock(&l->sending);
-    if (is_silent(l)) {
-        status = broken(l, op, is_event ? HPC_IN_PROGRESS : HPC_OK);
-        l->lost = 1; /* flush must not take it for delivered */
-    } else if (is_event && !may_notify(l)) {
-        status = HPC_IN_PROGRESS;
-    } else {
-        l->events += is_event != 0;
-        submit(l, o);
-        o->loan = NULL;
-    }
-    queued = l->first != NULL;
-    if (l->loans != NULL) atomic_store_explicit(&l->busy, 1, memory_order_relaxed);
+    status = try_put(l, o, is_event, stages, op);
+    if (o->loan != NULL) verbs_source_give_back(l, o->loan); /* not taken */
+    looks = l->n_orders >= TOGETHER || ++l->puts % TOGETHER == 0;
     unlock(l);
-    if (queued) { /* sends that are done make room; the service thread keeps away from who sees to it */
-        hpc_reactor_looked(l->iface->verbs->reactor);
-        verbs_iface_visit(l->iface);
-    }
-    if (o->loan != NULL) { /* not taken */
-        l->iface->verbs->library->dereg_mr(o->loan);
-        free(o->lent);
-    }
+    if (looks || o->nbytes >= LARGE) hpc_reactor_loops(l->iface->verbs->reactor); /* not worth it for each small one */
+    if (looks) verbs_iface_visit(l->iface); /* sends that are done make room for some */
     return status;
 }
 
@@ -479,14 +482,7 @@ int verbs_link_flush(verbs_link *l, const char *op) {
     if (is_silent(l)) {
         status = l->lost || atomic_load(&l->done) < l->posted ? broken(l, op, HPC_IN_PROGRESS) : HPC_OK;
     } else {
-        if (l->first == NULL && l->unsignalled > 0 && room(l) > 0) { /* an empty write behind the last one */
-            chain c;
-            c.n = 0;
-            struct ibv_send_wr *s = add_send(l, &c, IBV_WR_RDMA_WRITE, NULL, 0, 0, 1);
-            s->wr.rdma.remote_addr = l->credit_to;
-            s->wr.rdma.rkey = l->credit_key;
-            post(l, &c);
-        }
+        if (l->first == NULL && l->unsignalled > 0 && room(l) > 0) post_last(l);
         status = l->first == NULL && atomic_load_explicit(&l->done, memory_order_acquire) == l->posted
                      ? HPC_OK
                      : HPC_IN_PROGRESS;
@@ -502,9 +498,9 @@ void verbs_link_tell(verbs_link *l, int message) {
         uint64_t words[2] = {(uint64_t)l->iface->credits + atomic_load_explicit(&l->consumed, memory_order_acquire),
                              atomic_load_explicit(&l->ring->head, memory_order_acquire)};
         message = (message || l->owes_message) && !closed;
+        atomic_store(&l->busy, 1); /* before the look at done, as in submit */
         l->owes = room(l) == 0;
         l->owes_message = l->owes && message;
-        if (l->owes) atomic_store_explicit(&l->busy, 1, memory_order_relaxed);
         if (!l->owes) {
             chain c;
             c.n = 0;

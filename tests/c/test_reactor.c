@@ -16,7 +16,7 @@
 
 enum { AWAITED = 1, HERE = 2 };
 
-enum { QUEUES = 4, BURST = 3, TIMEOUT = 20 };
+enum { QUEUES = 4, BURST = 3, LOOPS = 4, TIMEOUT = 20 };
 
 typedef struct queue {
     int fd;
@@ -376,6 +376,31 @@ static void awaited(int slept_in) {
 
 /* ---- sources that go ---- */
 
+static void *loop_on(void *arg) {
+    job *j = arg;
+    while (!atomic_load(&j->stop)) {
+        hpc_reactor_loops(j->reactor);
+    }
+    return NULL;
+}
+
+/* Loops of calls see to what is their own: the rest is taken all the same, of both kinds. */
+static void while_calls_loop(void) {
+    static job j;
+    open_job(&j, 1, 0, 1);
+    j.tells = 1;
+    pthread_t threads[LOOPS]; /* one of them is on a core, mostly */
+    for (int i = 0; i < LOOPS; i++) CHECK_EQ(pthread_create(&threads[i], NULL, loop_on, &j), 0);
+    for (int k = 0; k < ranks_rounds(100); k++) {
+        source *s = &j.sources[k & 1];
+        make(s, &s->queues[k / 2 % QUEUES], BURST);
+        hear(&j, BURST);
+    }
+    atomic_store(&j.stop, 1);
+    for (int i = 0; i < LOOPS; i++) CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    close_job(&j);
+}
+
 static void *look_on(void *arg) {
     job *j = arg;
     while (!atomic_load(&j->stop)) {
@@ -444,6 +469,7 @@ int main(void) {
     waits_that_sleep();
     while_nobody_waits();
     after_a_wait();
+    while_calls_loop();
     awaited(0);
     awaited(1);
     removed();

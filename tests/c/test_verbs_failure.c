@@ -3,14 +3,18 @@
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <linux/capability.h>
+#include <net/if.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "ranks.h"
-#include "transport/verbs.h"
+#include "verbs_ranks.h"
 
 #if defined(HPC_HAVE_VERBS)
 
@@ -22,10 +26,6 @@ static void bring_up(rank *r) {
     r->config.silence = SILENCE;
     r->config.timeout = ranks_patience(30);
     CHECK_OK(hpc_init(&r->oob, &r->config, &r->context));
-}
-
-static verbs_link *link_to(rank *r, hpc_lane *lane, int peer) {
-    return hpc_context_lane(r->context, lane)->peers[peer].out;
 }
 
 static int state_of(rank *r, int peer) {
@@ -61,6 +61,60 @@ static void check_sentence(const rank *r, const char *text) {
 
 enum { BIG = 64 << 20, VICTIM = 1 };
 
+/* SIGKILL in the middle of writes of 1 GiB to each of the others: both say so, and what they put to each other still
+ * arrives. */
+static void killed_in_midwrite(rank *r) {
+    enum { TIMES = 16 };
+    hpc_window *w;
+    hpc_peer p;
+    bring_up(r);
+    CHECK_OK(hpc_window_create(r->context, BIG, 2, NULL, -1, &w));
+    CHECK_OK(hpc_context_peer(r->context, VICTIM, &p));
+    _Atomic char *data = hpc_window_data(w);
+    rank_meet(r);
+    if (r->rank == VICTIM) {
+        char *src = hpc_window_data(w);
+        memset(src, 0x77, BIG);
+        for (int i = 0; i < TIMES; i++)
+            for (int to = 0; to < 3; to += 2) CHECK_OK(hpc_put(NULL, w, to, src, BIG, 0));
+        for (int to = 0; to < 3; to += 2) CHECK_OK(hpc_put_signal(NULL, w, to, NULL, 0, 0, 0, 1));
+        for (;;) sched_yield();
+    }
+    int other = 2 - r->rank;
+    while (data[0] == 0) sched_yield();
+    rank_set(r, r->rank, 1);
+    rank_await(r, other, 1);
+    double start = ranks_now();
+    if (r->rank == 0) CHECK_EQ(kill((pid_t)p.pid, SIGKILL), 0);
+    CHECK_STATUS(hpc_wait_signal(w, 0, 1, VICTIM, -1, NULL), HPC_ERR_PEER);
+    CHECK(ranks_error_names(VICTIM));
+    CHECK_MESSAGE("rank 1");
+    CHECK(ranks_now() - start < ranks_patience(SOON));
+    CHECK_STATUS(hpc_put_signal(NULL, w, VICTIM, &start, 8, 0, 0, 1), HPC_ERR_PEER);
+    CHECK(ranks_error_names(VICTIM));
+    CHECK_STATUS(hpc_put_notify(NULL, w, VICTIM, NULL, 0, 0, 1, -1), HPC_ERR_PEER);
+    for (uint64_t k = 1; k <= 50; k++) {
+        CHECK_OK(hpc_put_signal(NULL, w, other, NULL, 0, 0, 1, k));
+        while (atomic_load(hpc_own_signal(w, 1)) < k) { /* any wait would tell of the dead one */
+            CHECK(ranks_now() - start < ranks_patience(2 * SOON));
+            sched_yield();
+        }
+    }
+    rank_set(r, r->rank, 2);
+    rank_await(r, other, 2);
+    hpc_window_free(w);
+}
+
+/* No rank holds the window any more, and none that is dead. */
+static void await_gone(rank *r, uint32_t number) {
+    hpc_verbs *v = r->context->verbs;
+    double end = ranks_now() + ranks_patience(5);
+    while (atomic_load(&v->windows[number]) != NULL) {
+        CHECK(ranks_now() < end);
+        verbs_progress(r->context);
+    }
+}
+
 /* The writer's peer dies under it: flush does not take for delivered what is not. */
 static void killed_under_a_writer(rank *r) {
     hpc_window *w;
@@ -79,7 +133,9 @@ static void killed_under_a_writer(rank *r) {
     CHECK_STATUS(hpc_flush(NULL, w, VICTIM, -1), HPC_ERR_PEER);
     CHECK(ranks_error_names(VICTIM));
     CHECK(ranks_now() - start < ranks_patience(SOON));
+    uint32_t number = ((const verbs_window *)w->registered)->number;
     hpc_window_free(w);
+    await_gone(r, number);
     free(src);
 }
 
@@ -105,6 +161,60 @@ static void source_unregistered(rank *r) {
         CHECK_MESSAGE("rank 0: put: to rank 1: RDMA on ");
         region->lkey ^= 0x5a00;
     }
+    rank_meet(r);
+    hpc_window_free(w);
+}
+
+/* A source that is registered and has no pages: the put says so, and nothing else suffers. */
+static void source_missing(rank *r) {
+    enum { BYTES = 1 << 17 };
+    hpc_window *w;
+    CHECK_OK(hpc_window_create(r->context, BYTES, 1, NULL, -1, &w));
+    if (r->rank == 0) {
+        int empty = memfd_create("empty", MFD_CLOEXEC);
+        void *src = mmap(NULL, BYTES, PROT_READ, MAP_PRIVATE, empty, 0);
+        CHECK(src != MAP_FAILED);
+        CHECK_EQ(close(empty), 0);
+        CHECK_STATUS(hpc_put(NULL, w, 1, src, BYTES, 0), HPC_ERR_TRANSPORT);
+        CHECK_MESSAGE("cannot register 131072 bytes of the source: Bad address");
+        CHECK_STATUS(hpc_put_notify(NULL, w, 1, src, BYTES, 0, 1, -1), HPC_ERR_TRANSPORT);
+        /* A value that is lost with it does not count. */
+        CHECK_OK(hpc_put_signal(NULL, w, 1, NULL, 0, 0, 0, 10));
+        CHECK_STATUS(hpc_put_signal(NULL, w, 1, src, BYTES, 0, 0, 1500), HPC_ERR_TRANSPORT);
+        CHECK_OK(hpc_put_signal(NULL, w, 1, "nothing", 8, 0, 0, 2400));
+        CHECK_OK(hpc_flush(NULL, w, 1, -1));
+        CHECK_EQ(munmap(src, BYTES), 0);
+    } else {
+        uint64_t value;
+        CHECK_OK(hpc_wait_signal(w, 0, 2400, 0, -1, &value));
+        CHECK_EQ(value, 2400);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    hpc_window_free(w);
+}
+
+/* A put that waited for credit goes with the link, though all that was posted is done: the flush does not say that it
+ * arrived. */
+static void dropped(rank *r) {
+    hpc_window *w;
+    bring_up(r);
+    CHECK_OK(hpc_window_create(r->context, 64, 1, NULL, -1, &w));
+    rank_meet(r);
+    if (r->rank == 0) {
+        verbs_link *l = link_to(r, NULL, 1);
+        CHECK_OK(hpc_flush(NULL, w, 1, -1));
+        pthread_mutex_lock(&l->sending);
+        l->used += VERBS_RECEIVES; /* more than the peer grants */
+        pthread_mutex_unlock(&l->sending);
+        CHECK_OK(hpc_put_signal(NULL, w, 1, NULL, 0, 0, 0, 1));
+        CHECK_EQ(atomic_load(&l->done), l->posted);
+        verbs_link_break(l, "broken by a test", "nothing to repair", 0);
+        CHECK_STATUS(hpc_flush(NULL, w, 1, -1), HPC_ERR_PEER);
+        CHECK_MESSAGE("broken by a test");
+        rank_set(r, 0, 1);
+    }
+    rank_await(r, 0, 1);
+    CHECK_EQ(atomic_load(hpc_own_signal(w, 0)), 0);
     rank_meet(r);
     hpc_window_free(w);
 }
@@ -157,10 +267,69 @@ static void names(rank *r) {
     CHECK_OK(hpc_barrier(r->context, -1));
 }
 
+/* ---- a port that goes ---- */
+
+/* The netdev under a device that is software, if it is virtual as well: no other one is touched. */
+static bool netdev_of(const verbs_nic *n, char name[IFNAMSIZ]) {
+    char path[200];
+    snprintf(path, sizeof path, "/sys/class/infiniband/%.*s/parent", (int)strcspn(n->name, ":"), n->name);
+    FILE *f = fopen(path, "r");
+    if (!f) return false;
+    int got = fscanf(f, "%15s", name);
+    fclose(f);
+    snprintf(path, sizeof path, "/sys/devices/virtual/net/%s", name);
+    return got == 1 && access(path, F_OK) == 0;
+}
+
+static void set_link(const char *netdev, bool up) {
+    struct ifreq q;
+    int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    CHECK(s >= 0);
+    memset(&q, 0, sizeof q);
+    memcpy(q.ifr_name, netdev, strnlen(netdev, IFNAMSIZ - 1));
+    CHECK_EQ(ioctl(s, SIOCGIFFLAGS, &q), 0);
+    q.ifr_flags = (short)(up ? q.ifr_flags | IFF_UP : q.ifr_flags & ~IFF_UP);
+    if (ioctl(s, SIOCSIFFLAGS, &q) != 0) ranks_skip("it may not take a network device down");
+    close(s);
+}
+
+/* It is taken down under a write: the sender says within seconds to look at the port. */
+static void port_down(rank *r) {
+    enum { BYTES = 4 << 20 };
+    char netdev[IFNAMSIZ];
+    hpc_window *w;
+    bring_up(r);
+    CHECK_OK(hpc_window_create(r->context, BYTES, 1, NULL, -1, &w));
+    verbs_link *l = link_to(r, NULL, 1 - r->rank);
+    if (!netdev_of(&r->context->nics->nics[l->iface->nic], netdev))
+        ranks_skip("no RDMA device of software, whose network device may go down");
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank == 0) {
+        char *src = calloc(1, BYTES);
+        CHECK(src);
+        CHECK_OK(hpc_put(NULL, w, 1, src, BYTES, 0));
+        set_link(netdev, false);
+        double start = ranks_now();
+        int status = HPC_OK;
+        while ((status == HPC_OK || status == HPC_ERR_TIMEOUT) && ranks_now() - start < ranks_patience(SOON)) {
+            status = hpc_put_signal(NULL, w, 1, src, 64, 0, 0, 1);
+            if (status == HPC_OK) status = hpc_flush(NULL, w, 1, 0.2);
+        }
+        set_link(netdev, true);
+        CHECK(status == HPC_ERR_TRANSPORT || status == HPC_ERR_PEER); /* its own port, or the peer's: rxe has one */
+        CHECK_MESSAGE("rank 1");
+        CHECK_MESSAGE("port");
+        free(src);
+    }
+    rank_meet(r);
+    hpc_window_free(w);
+}
+
 /* ---- locked memory ---- */
 
-/* No more than this may be locked by this process, even if it is root's. */
-static void lock_at_most(rlim_t nbytes) {
+/* The limit of locked memory holds for this process, even if it is root's. After init it is too late: uverbs takes no
+ * calls from a process whose credentials have changed. */
+static void have_a_limit(void) {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct data[2];
     CHECK_EQ(syscall(SYS_capget, &header, data), 0);
@@ -168,11 +337,15 @@ static void lock_at_most(rlim_t nbytes) {
     data[CAP_IPC_LOCK / 32].permitted &= ~(1u << CAP_IPC_LOCK % 32);
     data[CAP_IPC_LOCK / 32].inheritable &= ~(1u << CAP_IPC_LOCK % 32);
     CHECK_EQ(syscall(SYS_capset, &header, data), 0);
+}
+
+static void lock_at_most(rlim_t nbytes) {
     CHECK_EQ(setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){nbytes, nbytes}), 0);
 }
 
 /* arg: whether all ranks have too little for their queues, or rank 1 alone; all say so. */
 static void too_little_for_queues(rank *r) {
+    have_a_limit();
     if (r->arg || r->rank == 1) lock_at_most(4096);
     CHECK_STATUS(hpc_init(&r->oob, &r->config, &r->context), HPC_ERR_TRANSPORT);
     CHECK_MESSAGE("ulimit -l");
@@ -183,12 +356,16 @@ static void too_little_for_queues(rank *r) {
 static void too_little_for_a_window(rank *r) {
     enum { BYTES = 32 << 20 };
     hpc_window *w;
+    have_a_limit();
     if (r->rank == 1) lock_at_most(BYTES / 2);
     CHECK_OK(hpc_init(&r->oob, &r->config, &r->context));
     CHECK_STATUS(hpc_window_create(r->context, BYTES, 1, NULL, -1, &w), HPC_ERR_TRANSPORT);
     CHECK_MESSAGE("ulimit -l");
     CHECK_MESSAGE("rank 1");
-    CHECK_OK(hpc_window_create(r->context, 1 << 16, 1, NULL, -1, &w)); /* a smaller one is fine */
+    for (int i = 0; i < 40; i++) { /* smaller ones are fine, and what is freed may be locked again */
+        CHECK_OK(hpc_window_create(r->context, BYTES / 32, 1, NULL, -1, &w));
+        if (i < 39) hpc_window_free(w);
+    }
     for (uint64_t k = 1; k <= 20; k++) {
         CHECK_OK(hpc_put_signal(NULL, w, 1 - r->rank, &k, 8, 0, 0, k));
         CHECK_OK(hpc_wait_signal(w, 0, k, 1 - r->rank, -1, NULL));
@@ -198,9 +375,38 @@ static void too_little_for_a_window(rank *r) {
     hpc_window_free(w);
 }
 
+/* The target has enough, the sender has not: its put says so, and that a window's memory needs none. */
+static void too_little_for_a_source(rank *r) {
+    enum { BYTES = 2 << 20 };
+    hpc_window *w;
+    have_a_limit();
+    CHECK_OK(hpc_init(&r->oob, &r->config, &r->context));
+    CHECK_OK(hpc_window_create(r->context, BYTES, 1, NULL, -1, &w));
+    if (r->rank == 1) {
+        char *src = calloc(1, BYTES);
+        CHECK(src);
+        lock_at_most(4096);
+        CHECK_STATUS(hpc_put(NULL, w, 0, src, BYTES, 0), HPC_ERR_TRANSPORT);
+        CHECK_MESSAGE("raise ulimit -l, or put from a window's memory");
+        CHECK_OK(hpc_put_signal(NULL, w, 0, hpc_window_data(w), BYTES, 0, 0, 1));
+        CHECK_OK(hpc_flush(NULL, w, 0, -1));
+        free(src);
+    } else {
+        CHECK_OK(hpc_wait_signal(w, 0, 1, 1, -1, NULL));
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    hpc_window_free(w);
+}
+
 int main(int argc, char **argv) {
     enum { PROCESSES = RANKS_VERBS | RANKS_PROCESSES };
     static const ranks_case cases[] = {
+        {.name = "killed_in_midwrite",
+         .size = 3,
+         .run = killed_in_midwrite,
+         .where = PROCESSES,
+         .victims = 1 << VICTIM,
+         .bare = true},
         {.name = "killed_under_a_writer",
          .size = 2,
          .run = killed_under_a_writer,
@@ -213,6 +419,8 @@ int main(int argc, char **argv) {
          .where = PROCESSES,
          .apart = true,
          .bare = true},
+        {.name = "source_missing", .size = 2, .run = source_missing, .where = PROCESSES},
+        {.name = "dropped", .size = 2, .run = dropped, .where = PROCESSES, .apart = true, .bare = true},
         {.name = "window_unregistered",
          .size = 3,
          .run = window_unregistered,
@@ -220,6 +428,7 @@ int main(int argc, char **argv) {
          .apart = true,
          .bare = true},
         {.name = "names", .size = 2, .run = names, .where = PROCESSES},
+        {.name = "port_down", .size = 2, .run = port_down, .where = PROCESSES, .apart = true, .bare = true},
         {.name = "too_little_for_queues",
          .size = 2,
          .run = too_little_for_queues,
@@ -238,16 +447,14 @@ int main(int argc, char **argv) {
          .run = too_little_for_a_window,
          .where = PROCESSES,
          .bare = true},
+        {.name = "too_little_for_a_source",
+         .size = 2,
+         .run = too_little_for_a_source,
+         .where = PROCESSES,
+         .bare = true},
         {0},
     };
     return ranks_main(argc, argv, cases);
-}
-
-#else
-
-int main(void) {
-    fprintf(stderr, "skipped: built without rdma-core's headers\n");
-    return 77;
 }
 
 #endif
