@@ -144,10 +144,12 @@ class Bench:
         return not parts or any(part in name.lower() for part in parts)
 
     def meet(self) -> None:
-        """A barrier whose waiters leave the cores to those who still work."""
-        request = self.comm.Ibarrier()
+        """A barrier whose waiters leave the cores to those who still work: the longer that takes, the more seldom they
+        look, as a look on an emulated core is no trifle."""
+        request, pause = self.comm.Ibarrier(), 1e-4
         while not request.Test():
-            time.sleep(1e-4)
+            time.sleep(pause)
+            pause = min(1.5 * pause, 5e-3)
 
     def own(self, size: int, huge: bool) -> NDArray[np.uint64] | None:
         """A block of this rank alone, of the same kind of memory as a shared one."""
@@ -197,6 +199,7 @@ def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     p.add_argument("-a", "--average", type=int, choices=(0, 1, 2, 3), help="of ranks: 0 rank 0, 1 mean, 2 min, 3 max")
     p.add_argument("-c", "--check", type=int, choices=(0, 1), help="verify the answers")
     p.add_argument("-T", "--timeout", type=float, help="seconds that a wait may take")
+    p.add_argument("-L", "--limit", type=float, help="seconds for all cycles: fewer of them where it is not enough")
     p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
     p.add_argument("--transport", default="", choices=TRANSPORTS, help="default: what reaches each peer best")
     p.add_argument("--devices", default="", help="RDMA ports by name, e.g. mlx5_0,mlx5_1; default: all")
@@ -215,9 +218,9 @@ def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
 # ---- running -------------------------------------------------------------------------------------------------------
 
 
-def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: float) -> list[Row]:
-    """done: the part of the run before this size, share: this size's."""
-    options = bench.options
+def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: float, until: float) -> list[Row]:
+    """done: the part of the run before this size, share: this size's. until: when it must be over, if one cycle is."""
+    options, longest, began = bench.options, 0.0, time.monotonic()
     made = benchmark.contenders(bench, size)
     chosen = [c for c in made if bench.wanted(c.name)]
     for cycle in range(-1, options.run_cycles):
@@ -232,6 +235,12 @@ def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: 
             contender.wrong += wrong
             if cycle >= 0:
                 contender.cycles.append(seconds)
+        now = time.monotonic()
+        longest, began = max(longest, now - began), now
+        if options.limit is not None and bench.comm.bcast(cycle >= 0 and now + longest > until):
+            if bench.rank == 0 and cycle + 1 < options.run_cycles:
+                print(f"# {cycle + 1} cycles of {options.run_cycles} in the time for {size} B", file=sys.stderr)
+            break
     bench.meet()
     gathered = bench.comm.gather([(c.cycles, c.wrong) for c in chosen])
     for contender in made:
@@ -325,13 +334,17 @@ def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
         units = [cell.format(f"({benchmark.unit})") for cell in SUBHEADER]
         print("#" + line(HEADER)[1:], "#" + line(units)[1:], sep="\n", flush=True)
     rows: list[Row] = []
-    steps = sizes(benchmark, options)
+    steps, started = sizes(benchmark, options), time.monotonic()
     for i, size in enumerate(steps):
-        found = run_size(bench, benchmark, size, i / len(steps), 1 / len(steps))
+        now = time.monotonic()
+        until = now + (started + (options.limit or 0) - now) / (len(steps) - i)
+        found = run_size(bench, benchmark, size, i / len(steps), 1 / len(steps), until)
         gc.collect()  # the next size wants the memory of this one's contenders
         if not quiet:
             print("\n".join(table(found, benchmark.scale)), flush=True)
         rows += found
+        if bench.rank == 0 and options.output_file is not None:  # what is there if this run is ended
+            options.output_file.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     bench.close()
     wrong = bench.comm.bcast(sum(r["wrong"] for r in rows))
     if bench.rank == 0:

@@ -33,7 +33,7 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "bench_token": (_int64, [_pointer, _pointer, _int, _int, _int, _pointer, _pointer]),
     "bench_put_lat": (
         _int64,
-        [_pointer, _int, _int, _int, _pointer, _size, _int, _int, _double, _pointer, _pointer],
+        [_pointer, _int, _int, _int, _pointer, _size, _int, _int, _double, _pointer, _pointer, _pointer],
     ),
     "bench_prepare": (_int, [_int, _double]),
     "bench_socket_pair": (
@@ -57,6 +57,7 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "bench_fold": (_int, [_pointer, _pointer, _pointer, _int, _size, _int, _int, _pointer]),
     "bench_exchange": (_int, [_pointer, _pointer, _pointer, _int, _size, _double, _double, _pointer]),
     "bench_push_pull": (_int, [_pointer, _pointer, _pointer, _int, _int, _double, _pointer]),
+    "bench_update": (_double, [_pointer, _int, _pointer, _pointer, _pointer, _size, _int]),
     "bench_momentum": (_double, [_pointer, _pointer, _pointer, _size, _int]),
     "bench_fold_of": (_double, [_pointer, _pointer, _int, _size, _int]),
     "bench_two": (_double, [_pointer, _pointer, _pointer, _size, _int, _int]),

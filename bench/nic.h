@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { BENCH_QPS = 16, BENCH_DEPTH = 128, BENCH_INLINE = 64, BENCH_RECEIVES = 64, BENCH_WHY = 256 };
+enum { BENCH_QPS = 16, BENCH_DEPTH = 128, BENCH_INLINE = 64, BENCH_RECEIVES = 256, BENCH_WHY = 256 };
 
 /* Leaves a sentence in why (BENCH_WHY bytes); -1. */
 __attribute__((format(printf, 2, 3))) static inline int bench_fail(char *why, const char *format, ...) {

@@ -34,9 +34,10 @@ CALLS: dict[str, tuple[Any, list[Any]]] = {
     "bench_raw_port": (_chars, [_pointer, _pointer, _pointer, _pointer]),
     "bench_raw_lat": (
         _int64,
-        [_pointer, _int, _int, _int, _int, _pointer, _size, _int, _int, _pointer],
+        [_pointer, _int, _int, _int, _int, _pointer, _size, _int, _int, _pointer, _pointer],
     ),
     "bench_raw_stream": (_int, [_pointer, _size, _int, _int, _int, _pointer]),
+    "bench_raw_exchange": (_int, [_pointer, _size, _int, _int, _pointer]),
     "bench_loop_open": (_pointer, [_chars, _size, _int, _double, _pointer]),
     "bench_loop_close": (None, [_pointer]),
     "bench_loop_nics": (_int, [_pointer]),
@@ -128,20 +129,36 @@ class Raw:
 
     def trips(
         self, way: int, sleeps: bool, words: NDArray[np.uint64], count: int, m: int, n: int
-    ) -> tuple[list[float], int]:
-        """n samples of m round trips of count words, and wrong answers; see bench_raw_lat."""
-        seconds = np.zeros(n)
+    ) -> tuple[list[float], float, int]:
+        """n samples of m round trips of count words, the median of single ones, wrong answers; see bench_raw_lat."""
+        seconds, trips = np.zeros(n), np.zeros(n * m)
         wrong = self._check(
             _library().bench_raw_lat(
-                self._at, way, sleeps, self.bench.rank, self.first, address(words), count, m, n, address(seconds)
+                self._at,
+                way,
+                sleeps,
+                self.bench.rank,
+                self.first,
+                address(words),
+                count,
+                m,
+                n,
+                address(seconds),
+                address(trips),
             )
         )
-        return (seconds.tolist() if self.first else []), wrong
+        return (seconds.tolist() if self.first else []), float(np.median(trips)), wrong
 
     def stream(self, nbytes: int, slots: int, m: int, depth: int = DEPTH) -> float:
         """Seconds of one of m writes of sources, with depth of them under way, the last one acknowledged."""
         seconds = np.zeros(1)
         self._check(_library().bench_raw_stream(self._at, nbytes, slots, m, depth, address(seconds)))
+        return float(seconds[0])
+
+    def exchange(self, nbytes: int, slots: int, pieces: int) -> float:
+        """Seconds of so many writes to the other side and as many that it answers; both sides at once."""
+        seconds = np.zeros(1)
+        self._check(_library().bench_raw_exchange(self._at, nbytes, slots, pieces, address(seconds)))
         return float(seconds[0])
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PAGE_WORDS, SHIFTS = 512, 512  # as in bench.h
 RING = 4 << 20  # bytes that the streams of a bound go through
+PIECES = 128  # pushes of a sample of push and pull
 Words = NDArray[np.uint64]
 
 
@@ -66,20 +67,29 @@ def trips(pair: "Pair", room: int) -> list[Contender]:
     if plain is None:
         return []
 
-    def bare(name: str, way: int, sleeps: bool = False) -> Contender:
-        def measure(n: int) -> tuple[list[float], int]:
-            return plain.trips(way, sleeps, pair.words, pair.count, pair.m, n)
+    def bare(name: str, way: int, sleeps: bool = False, singles: bool = False) -> list[Contender]:
+        median = [0.0]
 
-        return Contender(name, "bound", measure)
+        def measure(n: int) -> tuple[list[float], int]:
+            seconds, median[0], wrong = plain.trips(way, sleeps, pair.words, pair.count, pair.m, n)
+            return seconds, wrong
+
+        found = [Contender(f"bare verbs, {name} (bound)", "bound", measure)]
+        return [*found, _median(pair, f"bare verbs, {name}", median)] if singles else found
 
     immediate = WAYS.index("write with immediate")
-    asleep = bare("bare verbs, write with immediate, sleeping (bound)", immediate, sleeps=True)
+    asleep = bare("write with immediate, sleeping", immediate, sleeps=True)
     if bench.crowded:
-        return [asleep]
-    found = [bare(f"bare verbs, {name} (bound)", way) for way, name in enumerate(WAYS)]
+        return asleep
+    found = [each for way, name in enumerate(WAYS) for each in bare(name, way, singles=way == immediate)]
     if bench.size == 2 and bench.wanted("ib_write_lat (bound)") and has(bench, "ib_write_lat"):
         found = [*_write_lat(pair, plain), *found]
-    return [*found, asleep]
+    return [*found, *asleep]
+
+
+def _median(pair: "Pair", name: str, median: list[float]) -> Contender:
+    """A second figure of the contender before it, that this one's turn has left there: the median of single trips."""
+    return Contender(f"{name}, median trip (bound)", "bound", lambda n: (median[:] if pair.first else [], 0))
 
 
 def _write_lat(pair: "Pair", plain: Raw) -> list[Contender]:
@@ -90,10 +100,7 @@ def _write_lat(pair: "Pair", plain: Raw) -> list[Contender]:
         seconds, median[0] = perftest.trip_seconds(pair.bench, plain.port, pair.size, n * pair.m)
         return ([seconds] if pair.first else []), 0
 
-    return [
-        Contender("ib_write_lat (bound)", "bound", mean),
-        Contender("ib_write_lat, median trip (bound)", "bound", lambda n: (median[:] if pair.first else [], 0)),
-    ]
+    return [Contender("ib_write_lat (bound)", "bound", mean), _median(pair, "ib_write_lat", median)]
 
 
 # ---- put_bw --------------------------------------------------------------------------------------------------------
@@ -126,18 +133,19 @@ def bench_ring(bench: Bench) -> int:
 # ---- limits of an exchange -----------------------------------------------------------------------------------------
 
 
-def _numbered(bench: Bench, plain: Raw, size: int) -> Callable[[int, bool, bool], tuple[float, int]]:
-    """One sample of a stream of m writes from the ranks that send, of words that move with each sample."""
+def _numbered(bench: Bench, plain: Raw, size: int, m: int, play: Callable[[], float]) -> Callable[[bool, bool], Any]:
+    """One sample: play writes m times size, its i-th from slot i of the sources to slot i of the other side's memory,
+    on the ranks that send; of words that move with each sample."""
     words = bench.native.words(plain.room // 8 + SHIFTS * PAGE_WORDS)
-    slots, turn = plain.room // size, count()
+    turn = count()
 
-    def sample(m: int, sends: bool, receives: bool) -> tuple[float, int]:
+    def sample(sends: bool, receives: bool) -> tuple[float, int]:
         at = 2 * next(turn) % SHIFTS * PAGE_WORDS
-        part = words[at : at + min(slots, m) * size // 8]
+        part = words[at : at + min(plain.room // size, m) * size // 8]
         if sends:
             plain.sources[: part.size] = part
         bench.comm.Barrier()
-        seconds = plain.stream(size, slots, m) if sends else 0.0
+        seconds = play() if sends else 0.0
         bench.meet()
         wrong = bench.native.wrong(plain.arrived[: part.size], part) if receives and bench.options.check else 0
         return seconds, wrong
@@ -147,14 +155,27 @@ def _numbered(bench: Bench, plain: Raw, size: int) -> Callable[[int, bool, bool]
 
 def wire(bench: Bench, plain: Raw, name: str, size: int, both: bool, m: int) -> Contender:
     """m bare writes of size on one queue pair, from even ranks to odd ones, or both ways at once."""
-    sample = _numbered(bench, plain, size)
+    sample = _numbered(bench, plain, size, m, lambda: plain.stream(size, plain.room // size, m))
     sends = both or plain.first
 
     def measure(n: int) -> tuple[list[float], int]:
-        found = [sample(m, sends, both or not plain.first) for _ in range(n)]
+        found = [sample(sends, both or not plain.first) for _ in range(n)]
         return ([seconds for seconds, _ in found] if sends else []), sum(wrong for _, wrong in found)
 
     return Contender(name, "bound", measure, bus=2.0 if both else 1.0)
+
+
+def push_and_pull(bench: Bench, plain: Raw, name: str, size: int, pieces: int) -> Contender:
+    """So many bare writes of size from each rank to its neighbour, each of which it answers by one."""
+    sample = _numbered(
+        bench, plain, size, 2 * pieces, lambda: plain.exchange(size, plain.room // size, pieces) / (2 * pieces)
+    )
+
+    def measure(n: int) -> tuple[list[float], int]:
+        found = [sample(True, True) for _ in range(n)]
+        return [seconds for seconds, _ in found], sum(wrong for _, wrong in found)
+
+    return Contender(name, "bound", measure, bus=2.0)
 
 
 def copies(loop: Loop, name: str, nics: int, qps: int, size: int, m: int) -> Contender:
@@ -169,36 +190,46 @@ def copies(loop: Loop, name: str, nics: int, qps: int, size: int, m: int) -> Con
     return Contender(name, "bound", measure)
 
 
+def _spinning(bench: Bench, name: str) -> Raw | None:
+    """None where ranks outnumber cores, as bare verbs spin."""
+    return None if bench.crowded or not bench.wanted(name) else raw(bench, RING)
+
+
+def _writes(nbytes: float, piece: int) -> tuple[int, int]:
+    """Of what size, and how many, the writes are that carry nbytes; 1024 of them stand for more."""
+    size = max(8, min(piece, round(nbytes)) // 8 * 8)
+    return size, max(1, min(1024, round(nbytes / size)))
+
+
 def both_ways(bench: Bench, nbytes: float, piece: int) -> list[Contender]:
-    """The time that bare writes take for nbytes from every rank to its neighbour at once; none where ranks outnumber
-    cores, as they spin."""
-    name = "wire, both ways (bound)"
-    plain = None if bench.crowded or not bench.wanted(name) else raw(bench, RING)
+    """The time that bare writes take for nbytes from every rank to its neighbour at once."""
+    name, (size, m) = "wire, both ways (bound)", _writes(nbytes, piece)
+    plain = _spinning(bench, name)
+    return [] if plain is None else [_scaled(wire(bench, plain, name, size, True, m), nbytes / size)]
+
+
+def _answered(bench: Bench, nbytes: float, piece: int) -> list[Contender]:
+    """The same bytes in push_pull's order: half of them pushed, the other half each behind a push that has come."""
+    name, (size, m) = "wire, push and pull (bound)", _writes(nbytes, piece)
+    plain = _spinning(bench, name)
     if plain is None:
         return []
-    return [_scaled(wire(bench, plain, name, piece, True, several(nbytes, piece)), nbytes / piece)]
-
-
-def several(nbytes: float, piece: int) -> int:
-    """Writes of a sample: as many as it takes, but a stream in any case."""
-    return max(1, RING // piece, min(1024, round(nbytes / piece)))
+    return [_scaled(push_and_pull(bench, plain, name, size, max(1, min(m // 2, PIECES))), nbytes / size)]
 
 
 def exchange_limits(bench: Bench, nbytes: int, chunk: int) -> Sequence[Contender]:
     """The least time of a sum over n ranks, each of which sends and receives 2(n-1)/n of all bytes: by bare writes of a
     chunk, and by the NICs' own copies, which both directions share (PHub, figure 17)."""
     each = 2 * (bench.size - 1) / bench.size * nbytes
-    found = both_ways(bench, each, chunk)
+    found = [*_answered(bench, each, chunk), *both_ways(bench, each, chunk)]
     if bench.wanted("NIC copies (bound)"):
         try:
             loop = Loop(bench, max(RING, chunk), 1)
         except Missing as why:
             note(bench, why)
             return found
-        here = bench.hosts.count(bench.hosts[0])
-        made = _scaled(
-            copies(loop, "NIC copies (bound)", max(1, loop.nics), 1, chunk, several(each, chunk)), here * each / chunk
-        )
+        here, (size, m) = bench.hosts.count(bench.hosts[0]), _writes(each, chunk)
+        made = _scaled(copies(loop, "NIC copies (bound)", max(1, loop.nics), 1, size, m), here * each / size)
         made.close = loop.close
         found.append(made)
     return found

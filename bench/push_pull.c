@@ -15,7 +15,7 @@
 #include <immintrin.h>
 #endif
 
-enum { NAME_MAX_BYTES = 24, PERIOD = 4093, LOOP_STREAMS = 5 };
+enum { NAME_MAX_BYTES = 24, MOST_RANKS = 64, PERIOD = 4093, LOOP_STREAMS = 5 };
 static const double RATE = 1.0 / 64, MOMENTUM = 0.5; /* powers of two: see training.py */
 
 /* An exchange of n_keys over all ranks, each worker and server (CS), with Nesterov momentum. values as in
@@ -41,8 +41,9 @@ BENCH_API int bench_exchange(hpc_context *context, const uint64_t *counts, const
     hub.n_keys = n_keys;
     hub.workers = hub.servers = ranks;
     hub.n_workers = hub.n_servers = size;
-    hub.cores = hpc_spare_cores(context, ranks, size); /* as Python's Exchange takes them */
-    if (hub.cores < 1) hub.cores = 1;
+    hub.interfaces = hpc_interfaces(context, ranks, size); /* and cores: as Python's Exchange takes them */
+    hub.cores = hpc_spare_cores(context, ranks, size) / hub.interfaces * hub.interfaces;
+    if (hub.cores < hub.interfaces) hub.cores = hub.interfaces;
     hub.chunk = chunk;
     status = hpc_plan_hub(&hub, &plan);
     if (status == HPC_OK) status = hpc_rule_find("nesterov", HPC_ISA_BEST, &rule);
@@ -127,6 +128,31 @@ BENCH_API double bench_momentum(float *p, const float *g, float *v, size_t count
             p[j] -= (v[j] * (float)MOMENTUM + g[j]) * (float)RATE;
         }
     }
+    return (bench_now() - start) / m;
+}
+
+/* What an owner does with count elements: the sum of n gradients and a step of momentum, block by block, as the engine
+ * does it; nothing is sent. Seconds of one of m passes, negative if a kernel refuses. */
+BENCH_API double bench_update(const float *const *gradients, int n, const double *weights, float *params, float *state,
+                              size_t count, int m) {
+    enum { BLOCK = 4096 };
+    float sum[BLOCK];
+    hpc_rule rule;
+    if (n > MOST_RANKS || hpc_rule_find("nesterov", HPC_ISA_BEST, &rule) != HPC_OK) return -1;
+    rule.args[0] = 1;
+    rule.args[1] = RATE;
+    rule.args[2] = 0;
+    rule.args[3] = MOMENTUM;
+    double start = bench_now();
+    for (int i = 0; i < m; i++)
+        for (size_t from = 0; from < count; from += BLOCK) {
+            size_t length = count - from < BLOCK ? count - from : BLOCK;
+            const void *in[MOST_RANKS];
+            for (int k = 0; k < n; k++) in[k] = gradients[k] + from;
+            if (hpc_fold(sum, in, weights, n, length, HPC_F32, HPC_ISA_BEST) != HPC_OK ||
+                rule.apply(params + from, sum, n, state + from, rule.args, (int64_t)length) != 0)
+                return -1;
+        }
     return (bench_now() - start) / m;
 }
 

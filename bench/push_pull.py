@@ -15,7 +15,7 @@ from bench import models, over_verbs
 from bench.composites import allreduce_alone, composites, gloo, gloo_alone
 from bench.harness import Bench, Benchmark, Contender, has_torch, last_cache, main, nbytes
 from bench.launch import has_iperf3
-from bench.native import address, aligned, view
+from bench.native import address, aligned, view, zeros
 from bench.training import MOMENTUM, RATE, Floats, Job
 from bench.wire import IPERF3_SECONDS, iperf3
 
@@ -128,6 +128,30 @@ def traffic(job: Job) -> Contender:
     return Contender("momentum traffic (bound)", "bound", measure)
 
 
+def update(job: Job) -> Contender:
+    """What every owner does with its part of the elements, and nothing sent: a sum of all gradients, and the rule."""
+    ranks = job.bench.size
+    count = -(-job.count // ranks)
+    gradients, (params, state) = [aligned(count) for _ in range(ranks)], (zeros(count), zeros(count))
+    for gradient in gradients:
+        gradient.fill(1)
+    places, weights = np.array([address(gradient) for gradient in gradients], np.uint64), np.ones(ranks)
+
+    def measure(n: int) -> tuple[list[float], int]:
+        seconds = []
+        for _ in range(n):
+            job.bench.comm.Barrier()
+            took = job.bench.native.bench_update(
+                address(places), ranks, address(weights), address(params), address(state), count, 1
+            )
+            if took < 0:
+                raise RuntimeError(f"the update of {ranks} ranks' gradients was refused")
+            seconds.append(took)
+        return seconds, 0
+
+    return Contender("update alone (bound)", "bound", measure)
+
+
 def wire(job: Job) -> Contender:
     """The least that the links allow when every rank sends and receives 2(n-1)/n of all bytes, at iperf3's rate."""
     bench = job.bench
@@ -164,6 +188,8 @@ def wanted(bench: Bench, size: int) -> Iterator[Contender]:
         yield exchange(job, "hpcomm shared_params", chunk, shared=True)
     if over_verbs.goes(bench):
         yield from over_verbs.exchange_limits(bench, 4 * job.count, chunk)
+        if bench.wanted("update alone (bound)"):
+            yield update(job)
         if not bench.apart:  # MPI would take shared memory
             return
     yield from composites(job)

@@ -45,7 +45,7 @@ class Stream:
         self.sender, self.receiver = bench.rank == 0, bench.rank == to
         self.ring: int = max(size, bench.options.ring)
         self.slots = self.ring // size
-        self.m: int = max(self.slots, bench.options.agg_iters)
+        self.m: int = max(self.slots, bench.options.agg_iters, getattr(bench.options, "stream", 0) // size)
         self.words = self.slots * size // 8
 
     def contender(
@@ -301,6 +301,7 @@ def verbs_contenders(memory: Memory, stream: Stream) -> Sequence[Contender]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-R", "--ring", type=nbytes, default=64 << 20, help="bytes that the buffers rotate through")
+    parser.add_argument("-S", "--stream", type=nbytes, default=0, help="bytes of one sample, if more than these")
 
 
 BENCHMARK = Benchmark(

@@ -30,9 +30,9 @@ BENCH_API int64_t bench_token(bench_line *mine, bench_line *theirs, int first, i
 /* The same with put_signal and wait_signal. Operation i of a sample writes count words at word i * count of the peer's
  * window; all are compared when the clock has stopped, so that reading them moves no cache line while it runs. Every
  * signal's value is compared in the loop. words: the predictable ones, m * count + BENCH_SHIFTS lines of them. state:
- * the last value, the samples. */
+ * the last value, the samples. trips: n * m single ones, or NULL. */
 BENCH_API int64_t bench_put_lat(hpc_window *window, int rank, int peer, int first, const uint64_t *words, size_t count,
-                                int m, int n, double timeout, uint64_t state[2], double *seconds) {
+                                int m, int n, double timeout, uint64_t state[2], double *seconds, double *trips) {
     const uint64_t *arrived = hpc_window_data(window);
     size_t nbytes = count * sizeof *words;
     uint64_t v = state[0], got = 0;
@@ -41,19 +41,29 @@ BENCH_API int64_t bench_put_lat(hpc_window *window, int rank, int peer, int firs
     for (int b = 0; b < n; b++, state[1]++) {
         const uint64_t *source = words + bench_shift(state[1], rank) * BENCH_LINE_WORDS;
         const uint64_t *expected = words + bench_shift(state[1], peer) * BENCH_LINE_WORDS;
-        double start = 0;
+        double start = 0, elapsed;
+        uint64_t before = 0;
         for (int i = -1; i < m; i++) {
             size_t size = i < 0 ? 0 : nbytes, at = i < 0 ? 0 : (size_t)i;
             v++;
-            if (i == 0) start = bench_now();
+            if (i == 0) {
+                start = bench_now();
+                before = bench_ticks();
+            }
             if (first) status = hpc_put_signal(NULL, window, peer, source + at * count, size, at * nbytes, 0, v);
             if (status == HPC_OK) status = hpc_wait_signal(window, 0, v, peer, timeout, &got);
             wrong += got != v;
             if (!first && status == HPC_OK)
                 status = hpc_put_signal(NULL, window, peer, source + at * count, size, at * nbytes, 0, v);
             if (status != HPC_OK) return status;
+            if (i < 0 || trips == NULL) continue;
+            uint64_t now = bench_ticks();
+            trips[(size_t)b * (size_t)m + (size_t)i] = (double)(now - before);
+            before = now;
         }
-        seconds[b] = (bench_now() - start) / (2.0 * m);
+        elapsed = bench_now() - start;
+        seconds[b] = elapsed / (2.0 * m);
+        if (trips != NULL) bench_trips(&trips[(size_t)b * (size_t)m], m, elapsed);
         wrong += (int64_t)bench_wrong_words(arrived, expected, (size_t)m * count);
     }
     state[0] = v;
@@ -110,7 +120,7 @@ static int64_t measure(pair *p, int i, size_t count, int m, int n) {
     bench_rank *r = p->r;
     if (i == 1)
         return bench_put_lat(p->window, r->rank, p->peer, p->first, p->words, count, m, n, r->options.timeout, p->state,
-                             r->seconds);
+                             r->seconds, NULL);
     if (p->fd < 0) return bench_token(&r->board[r->rank], &r->board[p->peer], p->first, m, n, &p->token, r->seconds);
     int64_t wrong = bench_socket_pair(p->fd, i == 0, p->arrived, r->rank, p->peer, p->first, p->words, count, m, n,
                                       &p->sent, r->seconds);

@@ -24,13 +24,15 @@ def beside(
 
 
 def latency(document: Row) -> Iterator[Promise]:
-    """perftest's mean trip, as a sample of ours is the mean of many; its median stands beside it."""
-    rows = of_size(document, 8)
-    bounds = ("ib_write_lat (bound)", "bare verbs, write (bound)", "with immediate (bound)", "median trip")
-    yield from beside("8 B put_signal over RDMA, C", rows, "hpcomm C", bounds, LATENCY, at_most=True)
-    for ours, other in (("hpcomm Python", bounds[0]), ("hpcomm C, sleeping", "immediate, sleeping")):
-        what = f"8 B put_signal over RDMA, {ours.removeprefix('hpcomm ').removeprefix('C, ')}"
-        yield from map(unasked, beside(what, rows, ours, (other,), LATENCY, at_most=True))
+    """Like with like: means of many trips beside perftest's mean, and medians of single trips beside its median."""
+    rows, what = of_size(document, 8), "8 B put_signal over RDMA"
+    means = ("ib_write_lat (bound)", "bare verbs, write (bound)", "with immediate (bound)")
+    medians = ("ib_write_lat, median trip", "with immediate, median trip")
+    yield from beside(f"{what}, C, means", rows, "hpcomm C", means, LATENCY, at_most=True)
+    yield from beside(f"{what}, C, medians", rows, "hpcomm C, median trip", medians, LATENCY, at_most=True)
+    for ours, other in (("hpcomm Python", means[0]), ("hpcomm C, sleeping", "immediate, sleeping")):
+        name = ours.removeprefix("hpcomm ").removeprefix("C, ")
+        yield from map(unasked, beside(f"{what}, {name}, means", rows, ours, (other,), LATENCY, at_most=True))
 
 
 def bandwidth(document: Row) -> Iterator[Promise]:
@@ -50,12 +52,26 @@ def exchange(document: Row) -> Iterator[Promise]:
             yield from map(unasked, beside(f"{what}, {who}", rows, f"hpcomm {who}", ("wire, both ways",), SHARE))
 
 
+SENT = "wire, push and pull"
+UPDATED = f"{SENT}, then update"
+
+
+def updated(rows: Sequence[Row]) -> Iterator[Row]:
+    """Cycle by cycle the time of the wire and of the owners' work, one after the other: the limit where the cores that
+    work are also what plays the NIC."""
+    parts = [[row for row in rows if row["name"] == f"{name} (bound)"] for name in (SENT, "update alone")]
+    for sent, worked in zip(*parts, strict=False):  # one alone where bare verbs cannot run
+        cycles = [a + b for a, b in zip(sent["cycles"], worked["cycles"], strict=True)]
+        yield {**sent, "name": f"{UPDATED} (bound)", "cycles": cycles}
+
+
 def push_pull(document: Row) -> Iterator[Promise]:
     for size in sizes(document):
         what, rows = f"push_pull of {named_size(size)} over RDMA", of_size(document, size)
-        limits = ("wire, both ways", "NIC copies")
+        limits = (f"{SENT} (bound)", "wire, both ways", "NIC copies", UPDATED)
+        rows = [*rows, *updated(rows)]
         yield from beside(f"{what}, C", rows, "hpcomm C", limits, SHARE)
-        yield from map(unasked, beside(f"{what}, Python", rows, "hpcomm Python", limits[:1], SHARE))
+        yield from map(unasked, beside(f"{what}, Python", rows, "hpcomm Python", limits, SHARE)[:1])
 
 
 def loopback(document: Row) -> Iterator[Promise]:

@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from bench import judge, native, plots, rdma
-from bench.launch import ROOT
+from bench.launch import ROOT, launcher
 from bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
 import guest
 from softroce.plan import Guest
-from softroce.run import PATH, check_machine
+from softroce.run import PATH, check_machine, pack, site_packages
 
 UNABLE = 77  # the exit status of what the machine cannot run
-LIMIT = 150  # seconds for one benchmark
-HARDWARE = ["--memory", "4G", "--cpus", "2"]
+ENDED = ("124", "137")  # those of a benchmark which timeout has ended
+STARTING = 70  # seconds for what is before and after a benchmark's cycles
+BOOTING = 90  # seconds
+# Without the last two the guest's clock is an emulated HPET, a device that the cores take turns at.
+HARDWARE = ["--memory", "4G", "--cpus", "2", "--append", "tsc=reliable", "--append", "clocksource=tsc"]
 VERBS = ("--transport", "verbs")
 FEW = ("-N", "3", "-n", "1")
 BOTH_WAYS = ("--affinity", "key,worker", "-m", "1")
@@ -37,51 +40,68 @@ OPEN_MPI = "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm OMPI_MCA_osc=^ucx"
 
 @dataclass(frozen=True)
 class Run:
-    """One benchmark in the guest with so many devices. quick: instead of arguments, to see that all runs."""
+    """One benchmark in the guest with so many devices.
+
+    Attributes:
+        quick: instead of arguments, to see that all runs.
+        limit: seconds for its cycles.
+    """
 
     key: str
     devices: int
     module: str
     arguments: tuple[str, ...]
     quick: tuple[str, ...]
+    limit: int = 80
+
+    @property
+    def longest(self) -> int:
+        return self.limit + STARTING
 
 
 RUNS = (
-    Run("latency", 1, "put_lat", (*VERBS, "-N", "9", "-n", "10", "-m", "20"), (*VERBS, *FEW, "-m", "8")),
+    Run("latency", 1, "put_lat", (*VERBS, "-N", "15", "-n", "1", "-m", "200"), (*VERBS, *FEW, "-m", "8"), 120),
     Run(
         "bandwidth",
         1,
         "put_bw",
-        (*VERBS, "-b", "32K", "-e", "4M", "-f", "2", "-R", "4M", "-N", "5", "-n", "1"),
+        (*VERBS, "-b", "32K", "-e", "4M", "-f", "2", "-R", "4M", "-S", "8M", "-N", "7", "-n", "1"),
         (*VERBS, "-b", "32K", "-e", "4M", "-f", "128", "-R", "4M", *FEW),
+        300,  # starting perftest takes longer than what it measures
     ),
     Run(
         "exchange",
         1,
         "queue_bench",
-        (*VERBS, "-b", "1M", "-e", "4M", "-f", "4", "-N", "7", "-n", "2"),
+        (*VERBS, "-b", "1M", "-e", "4M", "-f", "4", "-N", "9", "-n", "2"),
         (*VERBS, "-b", "1M", "-e", "1M", *FEW),
     ),
     Run(
         "push_pull",
         1,
         "push_pull",
-        (*VERBS, "-s", "1M,4M", "-N", "7", "-n", "1", "-m", "2"),
+        (*VERBS, "-s", "1M,4M", "-N", "15", "-n", "2", "-m", "1"),
         (*VERBS, "-s", "1M", "-m", "1", *FEW),
     ),
-    Run("limits", 1, "loopback", ("-f", "4", "-R", "4M", "-N", "5"), ("-b", "64K", "-e", "64K", "-R", "1M", *FEW)),
+    Run(
+        "limits",
+        1,
+        "loopback",
+        (*VERBS, "-f", "4", "-R", "4M", "-N", "5"),
+        (*VERBS, "-b", "64K", "-e", "64K", "-R", "1M", *FEW),
+    ),
     Run(
         "limits, two NICs",
         2,
         "loopback",
-        ("-b", "32K", "-f", "128", "-R", "4M", "-N", "5"),
-        ("-b", "64K", "-e", "64K", "-R", "1M", *FEW),
+        (*VERBS, "-b", "32K", "-f", "128", "-R", "4M", "-N", "5"),
+        (*VERBS, "-b", "64K", "-e", "64K", "-R", "1M", *FEW),
     ),
     Run(
         "push_pull, two NICs",
         2,
         "push_pull",
-        (*VERBS, "-s", "4M", "-N", "7", "-n", "1", "-m", "2"),
+        (*VERBS, "-s", "4M", "-N", "9", "-n", "1", "-m", "1"),
         (*VERBS, "-s", "1M", "-m", "1", *FEW),
     ),
     Run(
@@ -95,29 +115,42 @@ RUNS = (
 
 
 def command(run: Run, quick: bool, folder: Path) -> str:
-    """A line of the guest's script: what a benchmark prints, and its JSON, go to files of the shared folder."""
-    arguments = [*(run.quick if quick else run.arguments), "-J", str(folder / f"{run.key}.json")]
-    words = ["timeout", str(LIMIT), sys.executable, "-m", f"bench.{run.module}", *arguments]
-    return f"{shlex.join(words)} >{shlex.quote(f'{folder}/{run.key}.txt')} 2>&1\n"
+    """A line of the guest's script: what a benchmark prints, its JSON and its status go to files in the folder."""
+    arguments = [*(run.quick if quick else run.arguments), "-L", str(run.limit), "-J", str(folder / f"{run.key}.json")]
+    words = ["timeout", "-k", "5", str(run.longest), *launcher(2), f"bench.{run.module}", *arguments]
+    told, status = (shlex.quote(f"{folder}/{run.key}.{what}") for what in ("txt", "status"))
+    return f"status=0; {shlex.join(words)} >{told} 2>&1 || status=$?; echo $status >{status}\n"
 
 
 def boot(devices: int, runs: Sequence[Run], quick: bool, folder: Path) -> dict[str, Row]:
-    """Runs all that is for one guest; the figures of what came to its end."""
+    """Runs all that is for one guest; the figures there are."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    seconds = 60.0 + 2 * LIMIT if quick else 60.0 + LIMIT * len(runs)
+    seconds = float(BOOTING + sum(run.longest for run in runs))
     machine = Guest(f"{devices} devices", HARDWARE, devices, seconds, [])
-    script = f"{machine.setup}export PATH='{PATH}' {OPEN_MPI}\ncd '{ROOT}'\n"
+    packages, image = site_packages(), folder / "packages.ext4"
+    pack(packages, image)
+    script = f"{machine.setup}modprobe ext4; modprobe loop; mount -o loop,ro '{image}' '{packages}'\n"
+    script += f"export PATH='{PATH}' {OPEN_MPI}\ncd '{ROOT}'\n"
     script += "".join(command(run, quick, folder) for run in runs)
-    printed = guest.run(script, folder, seconds, *HARDWARE)
-    found = {}
-    for run in runs:
-        output, told = folder / f"{run.key}.json", folder / f"{run.key}.txt"
-        if output.exists():
-            found[run.key] = json.loads(output.read_text(encoding="utf-8"))
-        else:
-            last = told.read_text(errors="replace").strip().splitlines()[-5:] if told.exists() else [printed[-500:]]
-            print(f"# {run.key}: no figures\n" + "\n".join(f"#   {line}" for line in last), file=sys.stderr)
+    try:
+        printed = guest.run(script, folder, seconds, *HARDWARE)
+    finally:
+        image.unlink(missing_ok=True)
+    return {run.key: figures for run in runs if (figures := figures_of(run, folder, printed)) is not None}
+
+
+def figures_of(run: Run, folder: Path, printed: str) -> Row | None:
+    """What a benchmark has left; says so if it is not all, and why. printed: what the guest's script said itself."""
+    output, told, status = (folder / f"{run.key}.{what}" for what in ("json", "txt", "status"))
+    ended = status.read_text().strip() if status.exists() else ""
+    if ended != "0":
+        lines = (told.read_text(errors="replace") if told.exists() else printed).strip().splitlines()[-5:]
+        why = f"ended after {run.longest} s" if ended in ENDED else f"exit status {ended}"
+        why = why if ended else "the guest did not come to its end" if told.exists() else "the guest did not get there"
+        what = "figures of some sizes only" if output.exists() else "no figures"
+        print(f"# {run.key}: {what}: {why}", *(f"#   {line}" for line in lines), sep="\n", file=sys.stderr)
+    found: Row | None = json.loads(output.read_text(encoding="utf-8")) if output.exists() else None
     return found
 
 

@@ -13,6 +13,7 @@
 #include <poll.h>
 
 enum { RAW_WRITE, RAW_WORD, RAW_IMMEDIATE, RAW_SEND, RAW_WAYS };
+enum { RAW_PUSHED = 1, RAW_LAST };
 enum { RAW_SIGNALLED = 32, RAW_LOOKS = 1 << 16 }; /* work requests for each completion; looks for each of the clock */
 
 /* One side of a ping-pong or a stream. Its memory, which the other side writes but for the sources:
@@ -103,14 +104,20 @@ BENCH_API const char *bench_raw_port(const bench_raw *w, int *number, int *gid_i
     return w->port.name;
 }
 
+/* Takes what is known to be sent; how many completions that were. */
+static int raw_sent(bench_raw *w) {
+    struct ibv_wc done[16];
+    int n = bench_completed(&w->end, w->end.sent, done, 16, w->why);
+    if (n > 0) w->done = done[n - 1].wr_id;
+    return n;
+}
+
 /* Until no more than most work requests are under way. */
 static int raw_drain(bench_raw *w, uint64_t most) {
     double deadline = bench_now() + w->timeout;
-    struct ibv_wc done[16];
     for (int looks = 1; w->posted - w->done > most; looks++) {
-        int n = bench_completed(&w->end, w->end.sent, done, 16, w->why);
+        int n = raw_sent(w);
         if (n < 0) return -1;
-        if (n > 0) w->done = done[n - 1].wr_id;
         if (n == 0 && looks % RAW_LOOKS == 0 && bench_now() > deadline)
             return bench_fail(w->why, "%s: writes are not done after %g s", w->port.name, w->timeout);
     }
@@ -192,16 +199,17 @@ static int raw_complete(bench_raw *w, int way, int sleeps, int64_t *wrong) {
 }
 
 /* As bench_put_lat, m * count words of room. Where data is polled its last word is the value. sleeps: in the completion
- * channel, for the ways with a completion. Wrong answers, or -1 with a sentence. */
+ * channel, for the ways with a completion. trips: n * m single ones, or NULL. Wrong answers, or -1 with a sentence. */
 BENCH_API int64_t bench_raw_lat(bench_raw *w, int way, int sleeps, int rank, int first, const uint64_t *words,
-                                size_t count, int m, int n, double *seconds) {
+                                size_t count, int m, int n, double *seconds, double *trips) {
     size_t nbytes = count * sizeof *words, compared = count - (way == RAW_WRITE);
     const uint64_t *arrived = (const uint64_t *)w->memory;
     uint64_t *sources = (uint64_t *)w->sources;
     int64_t wrong = 0;
     for (int b = 0; b < n; b++, w->samples++) {
         const uint64_t *expected = words + bench_shift(w->samples, rank ^ 1) * BENCH_LINE_WORDS;
-        double start = 0;
+        double start = 0, elapsed;
+        uint64_t before = 0;
         memcpy(sources, words + bench_shift(w->samples, rank) * BENCH_LINE_WORDS, (size_t)m * nbytes);
         for (int i = 0; i < m && way == RAW_WRITE; i++)
             sources[(size_t)(i + 1) * count - 1] = w->value + 2 + (uint64_t)i;
@@ -212,7 +220,10 @@ BENCH_API int64_t bench_raw_lat(bench_raw *w, int way, int sleeps, int rank, int
             int status = 0;
             w->value++;
             if (i < 0) sources[0] = w->value; /* inline: it is sent when the call returns */
-            if (i == 0) start = bench_now();
+            if (i == 0) {
+                start = bench_now();
+                before = bench_ticks();
+            }
             if (first) status = raw_put(w, way, from, size, at);
             if (status == 0 && (way == RAW_WRITE || way == RAW_WORD))
                 status = raw_poll(w, way == RAW_WRITE ? last : w->room);
@@ -221,8 +232,14 @@ BENCH_API int64_t bench_raw_lat(bench_raw *w, int way, int sleeps, int rank, int
             if (status == 0 && !first) status = raw_put(w, way, from, size, at);
             if (status != 0) return -1;
             if (i < 0) sources[0] = kept;
+            if (i < 0 || trips == NULL) continue;
+            uint64_t now = bench_ticks();
+            trips[(size_t)b * (size_t)m + (size_t)i] = (double)(now - before);
+            before = now;
         }
-        seconds[b] = (bench_now() - start) / (2.0 * m);
+        elapsed = bench_now() - start;
+        seconds[b] = elapsed / (2.0 * m);
+        if (trips != NULL) bench_trips(&trips[(size_t)b * (size_t)m], m, elapsed);
         for (int i = 0; i < m; i++)
             wrong += (int64_t)bench_wrong_words(&arrived[(size_t)i * count], &expected[(size_t)i * count], compared);
     }
@@ -246,6 +263,49 @@ BENCH_API int bench_raw_stream(bench_raw *w, size_t nbytes, int slots, int m, in
     return 0;
 }
 
+static int raw_piece(bench_raw *w, size_t nbytes, int slot, uint32_t imm, int complete) {
+    struct ibv_send_wr wr;
+    struct ibv_sge sge;
+    size_t at = (size_t)slot * nbytes;
+    bench_write(&w->end, &wr, &sge, w->sources + at, nbytes, at);
+    if (imm != 0) {
+        wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+        wr.imm_data = imm;
+    }
+    return raw_post(w, &wr, &wr, 1, complete);
+}
+
+/* The messages of push_pull, with nothing folded: both sides push so many pieces at once, each with an immediate, and
+ * write one back for each that has come, the last with an immediate too. Over when the other's last answer is here and
+ * this side's own are acknowledged. A side has a receive for every piece. */
+BENCH_API int bench_raw_exchange(bench_raw *w, size_t nbytes, int slots, int pieces, double *seconds) {
+    double start = bench_now(), deadline = start + w->timeout;
+    int pushed = 0, came = 0, answered = 0, ended = 0;
+    if (pieces < 1 || pieces >= BENCH_RECEIVES)
+        return bench_fail(w->why, "%d pieces: 1 to %d are possible", pieces, BENCH_RECEIVES - 1);
+    for (int looks = 1; answered < pieces || !ended || w->posted > w->done; looks++) {
+        struct ibv_wc done[16];
+        for (; pushed < pieces && w->posted - w->done < BENCH_DEPTH; pushed++)
+            if (raw_piece(w, nbytes, pushed % slots, RAW_PUSHED, 0) != 0) return -1;
+        for (; answered < came && w->posted - w->done < BENCH_DEPTH; answered++) {
+            int last = answered == pieces - 1;
+            if (raw_piece(w, nbytes, (pieces + answered) % slots, last ? RAW_LAST : 0, last) != 0) return -1;
+        }
+        int n = bench_completed(&w->end, w->end.arrived, done, 16, w->why);
+        for (int i = 0; i < n; i++) {
+            came += done[i].imm_data == RAW_PUSHED;
+            ended |= done[i].imm_data == RAW_LAST;
+            if (raw_receive(w, (int)done[i].wr_id) != 0) return -1;
+        }
+        if (n < 0 || raw_sent(w) < 0) return -1;
+        if (looks % RAW_LOOKS == 0 && bench_now() > deadline)
+            return bench_fail(w->why, "%s: %d of %d pieces were answered in %g s", w->port.name, answered, pieces,
+                              w->timeout);
+    }
+    *seconds = bench_now() - start;
+    return 0;
+}
+
 #ifndef BENCH_LIBRARY
 enum { SAMPLE_BYTES = 256 << 10, STREAM_BYTES = 4 << 20 };
 
@@ -260,7 +320,7 @@ static int ways(bench_rank *r, bench_raw *w, const uint64_t *words, size_t size)
             int status = bench_meet(r);
             if (status < 0) return status;
             int64_t wrong =
-                bench_raw_lat(w, way, 0, r->rank, r->rank == 0, words, size / sizeof *words, m, n, r->seconds);
+                bench_raw_lat(w, way, 0, r->rank, r->rank == 0, words, size / sizeof *words, m, n, r->seconds, NULL);
             if (wrong < 0) return 1;
             bench_add(r, way, names[way], size, c, n, wrong, r->seconds);
         }

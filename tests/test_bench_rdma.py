@@ -52,26 +52,30 @@ def document(benchmark: str, rows: list[dict[str, Any]], **options: Any) -> dict
     return {"benchmark": benchmark, "rows": rows, "options": options}
 
 
-def test_latency_is_judged_by_the_mean_trip_of_perftest() -> None:
+def test_latency_is_judged_like_with_like() -> None:
     rdma = importlib.import_module("bench.rdma")
     rows = [
         row("ib_write_lat (bound)", 8, 10.0, 10.0),
         row("ib_write_lat, median trip (bound)", 8, 8.0, 8.0),
         row("bare verbs, write with immediate (bound)", 8, 11.0, 11.0),
         row("bare verbs, write with immediate, sleeping (bound)", 8, 40.0, 40.0),
+        row("bare verbs, write with immediate, median trip (bound)", 8, 9.0, 9.0),
         row("hpcomm C", 8, 12.0, 13.0),
+        row("hpcomm C, median trip", 8, 12.0, 12.0),
         row("hpcomm C, sleeping", 8, 44.0, 44.0),
         row("hpcomm Python", 8, 15.0, 15.0),
     ]
     found = rdma.judge({"latency": document("put_lat", rows)})
     asked = [promise for promise in found if promise.asked]
     assert [(promise.what, promise.value, promise.met) for promise in asked] == [
-        ("8 B put_signal over RDMA, C", 1.25, True)
+        ("8 B put_signal over RDMA, C, means", 1.25, True),
+        ("8 B put_signal over RDMA, C, medians", 1.5, False),
     ]
     assert (asked[0].low, asked[0].high) == (1.2, 1.3)
     values = {(promise.what, promise.other.split(maxsplit=2)[2]): promise.value for promise in found}
-    assert values["8 B put_signal over RDMA, sleeping", "bare verbs, write with immediate, sleeping (bound)"] == 1.1
-    assert values["8 B put_signal over RDMA, C", "ib_write_lat, median trip (bound)"] == pytest.approx(12.5 / 8)
+    what, sleeping = "8 B put_signal over RDMA", "bare verbs, write with immediate, sleeping (bound)"
+    assert values[f"{what}, sleeping, means", sleeping] == 1.1
+    assert values[f"{what}, C, medians", "bare verbs, write with immediate, median trip (bound)"] == 12 / 9
 
 
 def test_without_perftest_bare_verbs_are_the_measure() -> None:
@@ -90,6 +94,11 @@ def test_the_exchange_is_judged_by_the_wire() -> None:
     found = rdma.judge({"push_pull": document("push_pull", rows)})
     assert [(promise.value, promise.asked) for promise in found] == [(0.9, True), (0.5, False), (0.75, False)]
     assert [promise.verdict for promise in found] == ["MISSED", "", ""]
+    rows += [row("wire, push and pull (bound)", 1 << 20, 9.5), row("update alone (bound)", 1 << 20, 1.0)]
+    found = rdma.judge({"push_pull": document("push_pull", rows)})
+    asked = [(promise.value, promise.asked) for promise in found]
+    assert asked == [(0.95, True), (0.9, False), (0.5, False), (1.05, False), (9.5 / 12, False)]
+    assert "then update" in found[3].other
 
 
 def test_affinities_are_compared_like_with_like() -> None:
@@ -145,7 +154,11 @@ def test_loopback_without_a_device_says_so() -> None:
     [
         ("put_lat", ["-m", "8"], {"bare verbs, write with immediate (bound)", "hpcomm C", "hpcomm Python"}),
         ("put_bw", ["-b", "64K", "-e", "64K", "-R", "512K"], {"bare verbs (bound)", "hpcomm C", "hpcomm Python"}),
-        ("push_pull", ["-s", "160000"], {"wire, both ways (bound)", "NIC copies (bound)", "hpcomm C", "hpcomm Python"}),
+        (
+            "push_pull",
+            ["-s", "160000"],
+            {"wire, push and pull (bound)", "update alone (bound)", "hpcomm C", "hpcomm Python"},
+        ),
     ],
 )
 def test_every_answer_over_rdma_is_right(name: str, arguments: list[str], names: set[str]) -> None:
@@ -158,3 +171,67 @@ def test_every_answer_over_rdma_is_right(name: str, arguments: list[str], names:
     assert found["transport"] == "verbs"
     assert {row["name"] for row in found["rows"]} >= names
     assert {row["wrong"] for row in found["rows"]} == {0}
+
+
+def test_a_run_without_its_figures_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    softroce = importlib.import_module("bench.softroce")
+    run, saved = softroce.RUNS[0], {"benchmark": "put_lat", "rows": []}
+    assert softroce.figures_of(run, tmp_path, "no modules here") is None
+    assert "no figures: the guest did not get there\n#   no modules here" in capsys.readouterr().err
+    (tmp_path / "latency.txt").write_text("rank 1: broken\n")
+    (tmp_path / "latency.json").write_text(json.dumps(saved))
+    (tmp_path / "latency.status").write_text("124\n")
+    assert softroce.figures_of(run, tmp_path, "") == saved
+    said = capsys.readouterr().err
+    assert "figures of some sizes only: ended after" in said
+    assert "rank 1: broken" in said
+    (tmp_path / "latency.status").write_text("0\n")
+    assert softroce.figures_of(run, tmp_path, "") == saved
+    assert capsys.readouterr().err == ""
+
+
+def test_a_benchmark_keeps_to_its_time_and_leaves_its_figures(tmp_path: Path) -> None:
+    mpi.mpirun()
+    figures = tmp_path / "figures.json"
+    command = [
+        sys.executable,
+        "-m",
+        "bench.put_lat",
+        "-N",
+        "900",
+        "-n",
+        "1",
+        "-m",
+        "8",
+        "-L",
+        "0.5",
+        "-J",
+        str(figures),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    cycles = {len(row["cycles"]) for row in json.loads(figures.read_text())["rows"]}
+    assert len(cycles) == 1
+    assert 1 <= cycles.pop() < 900
+    assert " cycles of 900 in the time for 8 B" in ended.stderr
+
+
+def test_perftest_is_asked_again_until_it_has_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    perftest = importlib.import_module("bench.perftest")
+    told = [{"t_avg[usec]": float("inf")}, {"t_avg[usec]": float("nan")}, {"t_avg[usec]": 9.5}]
+
+    class Alone:
+        rank = 0
+        comm = property(lambda self: self)
+
+        def meet(self) -> None:
+            pass
+
+        def bcast(self, value: Any) -> Any:
+            return value
+
+    monkeypatch.setattr(perftest, "_once", lambda *given: told.pop(0))
+    assert perftest.measure(Alone(), None, "ib_write_lat", 1) == {"t_avg[usec]": 9.5}
+    told[:] = [{"t_avg[usec]": float("inf")}] * perftest.ATTEMPTS
+    with pytest.raises(RuntimeError, match="no finite figures"):
+        perftest.measure(Alone(), None, "ib_write_lat", 1)
