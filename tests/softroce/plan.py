@@ -11,14 +11,29 @@ HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "build/softroce"  # with verbs
 PLAIN = ROOT / "build/softroce-plain"  # as on a machine without rdma-core's headers
 CXX = ROOT / "build/softroce-cpp"  # examples/cpp
+SANITIZED = {"address,undefined": ROOT / "build/softroce-asan", "thread": ROOT / "build/softroce-tsan"}
 
 LARGE = "test_conformance_large"
 # Every program of the conformance suite runs with ranks that are processes in the first guest, and all but two with
 # ranks that are threads in one of the first two: what fails in an exchange takes long, and is the same in threads. The
 # second guest repeats those of its processes that know of data and signals.
-PROCESSES_ONLY = {"test_conformance_midwrite", "test_conformance_exchange_failure"}
+PROCESSES_ONLY = {"test_conformance_midwrite", "test_conformance_exchange_failure", "test_verbs_failure"}
 THREADS_IN_SECOND = {f"test_conformance_{name}" for name in ("collective", "failure", "teardown")}
 AGAIN_IN_SECOND = [f"test_conformance_{name}" for name in ("bounds", "order", "flush", "midwrite")]
+# Programs, or one case of them: under a sanitizer and emulation more takes too long.
+SANITIZED_TESTS = (
+    "test_verbs",
+    "test_verbs_lanes",
+    "test_verbs_source",
+    "test_verbs_failure",
+    "test_conformance_exchange random_2_async",
+    "test_conformance_exchange ring_4",
+    "test_conformance_queue both_ways_3_registered",
+    "test_conformance_teardown windows_come_and_go",
+    "test_conformance_teardown freed_under_a_writer",
+    "test_conformance_failure dies_under_writers",
+    "test_conformance_order many_writers",
+)
 PLAIN_TESTS = ("test_conformance_order", "test_conformance_queue", "test_conformance_exchange")
 PYTEST = (
     "test_context.py::test_collectives",
@@ -71,8 +86,8 @@ class Guest:
         return SETUP + "".join(DEVICE.format(i=i, net=77 + i) for i in range(self.devices))
 
 
-def program(name: str, *arguments: str, seconds: float = 180) -> Step:
-    return Step(" ".join([name, *arguments]), [str(BUILD / name), *arguments], seconds)
+def program(name: str, *arguments: str, seconds: float = 180, build: Path = BUILD) -> Step:
+    return Step(" ".join([name, *arguments]), [str(build / name), *arguments], seconds)
 
 
 def check(name: str, *arguments: str, seconds: float) -> Step:
@@ -114,6 +129,17 @@ def one_node(over: str) -> Guest:
 def large(over: str) -> Guest:
     steps = [program(LARGE, f"{over}-processes", seconds=270)]
     return Guest("8 GiB", ["--memory", "8G", "--cpus", "2"], 1, 300, steps)
+
+
+def sanitized(over: str, sanitizer: str) -> Guest:
+    """TSan sees ranks that are threads alone."""
+    kind = "threads" if sanitizer == "thread" else "processes"
+    steps = []
+    for program_and_case in SANITIZED_TESTS:
+        name, *case = program_and_case.split()
+        if kind == "processes" or name not in PROCESSES_ONLY:
+            steps.append(program(name, f"{over}-{kind}", *case, seconds=300, build=SANITIZED[sanitizer]))
+    return Guest(f"two devices, {sanitizer}", ["--memory", "4G", "--cpus", "2"], 2, 900, steps)
 
 
 def guests(over: str) -> list[Guest]:

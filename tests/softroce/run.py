@@ -1,9 +1,9 @@
-"""hpcomm over RDMA in a virtual machine with softRoCE: python tests/softroce/run.py [--over TRANSPORT] [WORD...]
+"""hpcomm over RDMA in virtual machines with softRoCE: python tests/softroce/run.py [OPTION...] [WORD...]
 
 Fetches and caches the guest's kernel, builds what the guests run, and boots them one after another: one with two NUMA
 nodes and two RDMA devices, one with one of each, and one with 8 GiB of memory. With words, only the steps whose names,
-or whose guests' names, have one of them. Ends with 0 if every step passes, with 1 if one does not, and with 77 where
-the machine cannot run the guest, saying why.
+or whose guests' names, have one of them. With --sanitize one guest alone, for some of the C tests under a sanitizer.
+Ends with 0 if every step passes, with 1 if one does not, and with 77 where the machine cannot run a guest, saying why.
 """
 
 import argparse
@@ -101,6 +101,13 @@ def build(over: str) -> None:
     command(sys.executable, plan.ROOT / "examples/train_digits.py", "--export", plan.CXX / "digits.txt")
 
 
+def build_sanitized(sanitizer: str) -> None:
+    folder = plan.SANITIZED[sanitizer]
+    options = ["-DHPC_BUILD_TESTS=ON", "-DHPC_VERBS=ON", f"-DHPC_SANITIZE={sanitizer}"]
+    command("cmake", "-G", "Ninja", "-S", plan.ROOT, "-B", folder, *options)
+    command("cmake", "--build", folder, "--target", *sorted({test.split()[0] for test in plan.SANITIZED_TESTS}))
+
+
 def pack(folder: Path, image: Path) -> None:
     """The folder as a file system in a file: what a guest reads of that comes by large pieces, and once."""
     paths = [folder, *folder.rglob("*")]
@@ -150,6 +157,7 @@ def chosen(name: str, among: Sequence[steps.Step], words: Sequence[str]) -> list
 
 
 def run(over: str, words: Sequence[str]) -> bool:
+    """The plain build and all guests."""
     build(over)
     passed = True
     if plain := chosen("plain", plan.plain(), words):
@@ -159,7 +167,12 @@ def run(over: str, words: Sequence[str]) -> bool:
             result = steps.perform(step, SHARE)
             steps.tell(result, SHARE, step.log)
             passed = passed and not result.wrong
-    for each in plan.guests(over):
+    return run_guests(plan.guests(over), words) and passed
+
+
+def run_guests(guests: Sequence[plan.Guest], words: Sequence[str]) -> bool:
+    passed = True
+    for each in guests:
         which = dataclasses.replace(each, steps=chosen(each.name, each.steps, words))
         if which.steps and not fits(which):
             print(f"--- {which.name}: left out, this machine has less memory available")
@@ -175,13 +188,18 @@ def main() -> int:
         "words", nargs="*", metavar="WORD", help="only the steps, or guests, that have it in their names"
     )
     parser.add_argument("--over", default="verbs", help="another transport, to see whether it is verbs that fails")
+    parser.add_argument("--sanitize", choices=plan.SANITIZED, help="some of the C tests under it, and nothing else")
     arguments = parser.parse_args()
     try:
         check_machine()
     except guest.Unavailable as why:
         print(f"skipped: {why}")
         return 77
-    passed = run(arguments.over, arguments.words)
+    if arguments.sanitize:
+        build_sanitized(arguments.sanitize)
+        passed = run_guests([plan.sanitized(arguments.over, arguments.sanitize)], arguments.words)
+    else:
+        passed = run(arguments.over, arguments.words)
     print(f"{'passed' if passed else 'FAILED'} in {time.monotonic() - start:.0f} s")
     return 0 if passed else 1
 
