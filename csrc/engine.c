@@ -55,31 +55,41 @@ static void count(_Atomic uint64_t *counter, uint64_t n) {
 
 /* ---- one block ---- */
 
-/* The folded block: in acc, or where its only input lies. NULL when a user's fold has failed. only: the input to fold
- * alone, or -1 for all. */
-static const float *fold_block(hpc_core *core, const hpc_work *w, int slot, int only, const double *args, size_t from,
-                               size_t n) {
+/* The inputs of a row in a slot. only: one of them alone, or -1 for all that the graph of the row's next step has. */
+static hpc_inputs inputs_of(hpc_core *core, const hpc_work *w, int slot, int only) {
     const hpc_exchange *ex = core->exchange;
-    size_t item = hpc_codec_bytes(w->row->codec_in);
-    int first = only < 0 ? 0 : only, n_in = only < 0 ? w->row->n_in : 1;
-    for (int i = 0; i < n_in; i++) {
-        const hpc_input *in = &w->inputs[first + i];
-        core->folding[i] = in->slots + (size_t)slot * in->stride + from * item;
+    int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1, n = 0;
+    for (int i = first; i < last; i++) {
+        const hpc_input *in = &w->inputs[i];
+        double weight =
+            ex->n_phases > 1 ? hpc_edge_weight(ex, w->folded + 1, w->row->owner, in->rank) : w->weights[i];
+        if (ex->n_phases > 1 && weight == 0) continue;
+        core->bases[n] = in->slots + (size_t)slot * in->stride;
+        core->base_weights[n++] = weight;
     }
+    return (hpc_inputs){core->bases, core->base_weights, n, w->row->codec_in};
+}
+
+/* The folded block: in out, or where its only input lies. NULL when a user's fold has failed. */
+static const float *fold_block(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, float *out, int stream,
+                               const double *args, size_t from, size_t n) {
+    const hpc_exchange *ex = core->exchange;
+    size_t item = hpc_codec_bytes(inputs->codec);
+    for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + from * item;
     if (ex->rule.fold != NULL) {
-        memset(core->acc, 0, n * sizeof(float));
-        for (int i = 0; i < n_in; i++) {
-            int returned = ex->rule.fold(core->acc, core->folding[i], (int64_t)(n * item), w->weights[first + i], args);
+        memset(out, 0, n * sizeof(float));
+        for (int i = 0; i < inputs->n; i++) {
+            int returned = ex->rule.fold(out, core->folding[i], (int64_t)(n * item), inputs->weights[i], args);
             if (returned != 0) {
                 fail_kernel(core, w, "fold", returned);
                 return NULL;
             }
         }
-        return core->acc;
+        return out;
     }
-    if (n_in == 1 && w->weights[first] == 1 && w->row->codec_in == HPC_F32) return core->folding[0];
-    ex->fold[w->row->codec_in](core->acc, core->folding, w->weights + first, n_in, n, 0);
-    return core->acc;
+    if (inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec == HPC_F32) return core->folding[0];
+    ex->fold[inputs->codec](out, core->folding, inputs->weights, inputs->n, n, stream);
+    return out;
 }
 
 /* The rule's arguments for the next step of a row: those of the lowest worker, or under ASYNC of whom the update is. */
@@ -94,9 +104,10 @@ static int fold_eagerly(hpc_core *core, hpc_work *w, int slot, int input) {
     const hpc_exchange *ex = core->exchange;
     double args[HPC_RULE_ARGS];
     next_args(core, w, ex->lowest, args);
+    const hpc_inputs alone = inputs_of(core, w, slot, input);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
-        const float *block = fold_block(core, w, slot, input, args, from, n);
+        const float *block = fold_block(core, w, &alone, core->acc, 0, args, from, n);
         if (block == NULL) return -1;
         const void *sum[2] = {w->acc + from, block};
         if (w->arrived[slot] == 0)
@@ -165,7 +176,7 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     const hpc_output *out = &w->outputs[edge];
     const hpc_row *to = &ex->plan->rows[w->row->out[edge].row];
     int status = hpc_lane_try_notify(core->out, ex->window, out->rank, w->acc, (size_t)w->row->count * sizeof(float),
-                                     out->offset + (size_t)slot * hpc_slot_stride(to),
+                                     out->offset + (size_t)slot * hpc_slot_stride(ex, to),
                                      hpc_imm(HPC_OP_FORWARD, slot, w->row->out[edge].row));
     if (status != HPC_IN_PROGRESS) check_put(core, status);
     return status;
@@ -220,23 +231,40 @@ static int pass_row(hpc_core *core, const hpc_work *w, int slot, const double *a
     return 0;
 }
 
-/* The same one after the other, block by block. */
-static int work_blocks(hpc_core *core, hpc_work *w, int slot, int only, const double *args) {
+/* The same one after the other, block by block. An average is folded where it belongs. */
+static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
     const hpc_exchange *ex = core->exchange;
     const hpc_row *row = w->row;
+    int in_place = ex->averages && row->action == HPC_APPLY && !ex->eager, stream = ex->stream && w->n_outputs == 0;
     for (size_t from = 0; from < row->count; from += HPC_BLOCK) {
         size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
-        const float *block =
-            ex->eager && row->quorum == row->n_in ? w->acc + from : fold_block(core, w, slot, only, args, from, n);
+        float *out = in_place ? w->param + from : core->acc;
+        const float *block = ex->eager && row->quorum == row->n_in
+                                 ? w->acc + from
+                                 : fold_block(core, w, inputs, out, in_place && stream, args, from, n);
         if (block == NULL) return -1;
         if (row->action == HPC_FORWARD) {
             if (block != w->acc + from) memcpy(w->acc + from, block, n * sizeof(float));
             continue;
         }
-        if (apply_block(core, w, block, only >= 0 ? 1 : row->n_in, args, from, n) != 0) return -1;
+        if (block != w->param + from && apply_block(core, w, block, inputs->n, args, from, n) != 0) return -1;
         if (ex->consistency == HPC_BSP) write_block(core, w, -1, from, n);
     }
     return 0;
+}
+
+static void count_fold(hpc_core *core, const hpc_work *w, int n_inputs) {
+    count(&core->applied, 1);
+    count(&core->bytes_folded, w->row->count * hpc_codec_bytes(w->row->codec_in) * (size_t)n_inputs);
+}
+
+int hpc_engine_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+    double args[HPC_RULE_ARGS];
+    next_args(core, w, core->exchange->context->group.rank, args);
+    w->step++;
+    int failed = work_blocks(core, w, inputs, args);
+    if (!failed) count_fold(core, w, inputs->n);
+    return failed;
 }
 
 /* A row whose inputs are there. only: under ASYNC the input that has come, else -1. Nonzero when a user's kernel has
@@ -244,48 +272,98 @@ static int work_blocks(hpc_core *core, hpc_work *w, int slot, int only, const do
 static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
     const hpc_exchange *ex = core->exchange;
     const hpc_row *row = w->row;
+    const hpc_inputs inputs = inputs_of(core, w, slot, only);
     double args[HPC_RULE_ARGS];
-    next_args(core, w, only >= 0 ? w->inputs[only].rank : ex->lowest, args);
+    next_args(core, w, only >= 0 ? w->inputs[only].rank : ex->n_phases > 0 ? row->owner : ex->lowest, args);
     w->step++;
-    int failed = w->passes ? pass_row(core, w, slot, args) : work_blocks(core, w, slot, only, args);
+    w->folded++;
+    int failed = w->passes ? pass_row(core, w, slot, args) : work_blocks(core, w, &inputs, args);
     if (failed) return failed;
     if (row->action == HPC_FORWARD)
         forward_row(core, w, slot);
     else if (ex->consistency == HPC_BSP)
         put_row(core, w, -1);
-    count(&core->applied, 1);
-    count(&core->bytes_folded, row->count * hpc_codec_bytes(row->codec_in) * (size_t)(only >= 0 ? 1 : row->n_in));
+    count_fold(core, w, inputs.n);
     return 0;
 }
 
 /* ---- answers ---- */
 
-static void answer(hpc_core *core, int rank, int signal, uint64_t value) {
+void hpc_engine_answer(hpc_core *core, int rank, int signal, uint64_t value) {
     if (atomic_load_explicit(&core->exchange->failing, memory_order_relaxed)) return;
     check_put(core, hpc_put_signal(core->out, core->exchange->window, rank, NULL, 0, 0, signal, value));
 }
 
-/* Everybody who is at either end of the share: its inputs have been read, its outputs are written. */
+/* On a graph: what came from the neighbours of the step that has just been folded. */
+static void count_neighbours(hpc_core *core, const hpc_share *share) {
+    hpc_exchange *ex = core->exchange;
+    const hpc_row *row = &ex->plan->rows[share->rows[0]];
+    int n = 0;
+    for (int e = 0; e < row->n_in; e++) {
+        int rank = row->in[e].rank;
+        if (rank == row->owner || !hpc_sends(ex, share->version, row->owner, rank)) continue;
+        hpc_graph_count_received(ex, share, rank);
+        n++;
+    }
+    hpc_graph_count(core, n);
+}
+
+/* Everybody who is at either end of the share: its inputs have been read, its outputs are written. On a graph under
+ * NOTIFY-ACK: whoever has sent something this time. */
 static void answer_all(hpc_core *core, hpc_share *share) {
     hpc_exchange *ex = core->exchange;
     int signal = hpc_signal_applied(ex, (int)(share - ex->shares));
     share->version++;
     share->left = share->n_rows;
-    for (int i = 0; i < share->n_parts; i++) answer(core, share->parts[i], signal, share->version);
+    if (ex->n_phases > 0) count_neighbours(core, share);
+    for (int i = 0; i < share->n_parts; i++)
+        if (ex->n_phases <= 1 || ex->consistency == HPC_BSP ||
+            hpc_sends(ex, share->version, share->owner, share->parts[i]))
+            hpc_engine_answer(core, share->parts[i], signal, share->version);
 }
 
 static void row_is_done(hpc_core *core, hpc_share *share, int from) {
     hpc_exchange *ex = core->exchange;
-    if (ex->consistency == HPC_BSP) {
+    if (ex->consistency != HPC_ASYNC) {
         if (--share->left == 0) answer_all(core, share);
         return;
     }
     if (++share->rows_done[from] < share->n_rows) return;
     share->rows_done[from] = 0;
-    answer(core, from, hpc_signal_applied(ex, (int)(share - ex->shares)), ++share->applied[from]);
+    hpc_engine_answer(core, from, hpc_signal_applied(ex, (int)(share - ex->shares)), ++share->applied[from]);
 }
 
 /* ---- events ---- */
+
+/* On a graph that changes, inputs of each rank are counted apart: one of a later step may come before those of this
+ * one, of ranks that send nothing in between. Those of one rank come in turn, so each is of the next step that has it. */
+static int has_inputs(const hpc_exchange *ex, const hpc_work *w, uint64_t n) {
+    for (int e = 0; e < w->row->n_in; e++)
+        if (hpc_sends(ex, n, w->row->owner, w->inputs[e].rank) &&
+            atomic_load_explicit(&w->came[e], memory_order_relaxed) == 0)
+            return 0;
+    return 1;
+}
+
+static void take_inputs(const hpc_exchange *ex, const hpc_work *w, uint64_t n) {
+    for (int e = 0; e < w->row->n_in; e++)
+        if (hpc_sends(ex, n, w->row->owner, w->inputs[e].rank))
+            atomic_store_explicit(&w->came[e], (char)(w->came[e] - 1), memory_order_relaxed);
+}
+
+/* The rows of a share whose inputs are there, of one step after the other. */
+static void work_in_turn(hpc_core *core, hpc_share *share) {
+    hpc_exchange *ex = core->exchange;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        uint64_t n = share->version + 1;
+        if (w->folded == n || !has_inputs(ex, w, n)) continue;
+        take_inputs(ex, w, n);
+        if (work_off(core, w, (int)((n - 1) % (uint64_t)ex->depth), -1) != 0) return;
+        row_is_done(core, share, w->row->owner);
+        if (share->version == n) i = -1; /* all rows again, for the step after it */
+    }
+}
 
 /* After a failure nothing is answered any more: no rank may take an update for applied that is not. */
 static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
@@ -293,7 +371,11 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
     const hpc_row *row = w->row;
     int from = w->inputs[input].rank, failed;
     if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return;
-    if (row->quorum == 1 && row->n_in > 1) {
+    if (ex->n_phases > 1) { /* see work_in_turn */
+        atomic_store_explicit(&w->came[input], (char)(w->came[input] + 1), memory_order_relaxed);
+        return;
+    }
+    if (ex->n_phases == 0 && row->quorum == 1 && row->n_in > 1) {
         failed = work_off(core, w, slot, input);
     } else {
         _Atomic char *came = &w->came[(size_t)slot * (size_t)row->n_in]; /* who is not missed, until all is done */
@@ -332,6 +414,10 @@ static hpc_share *own_share(const hpc_core *core, int index) {
 static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     const hpc_exchange *ex = core->exchange;
     if (share == NULL) return 0;
+    if (hpc_takes_what_is_there(ex)) {
+        hpc_graph_share_came(share, rank);
+        return 1;
+    }
     const hpc_edge *edges = NULL;
     int input = -1;
     for (int i = 0; i < share->n_rows; i++) {
@@ -340,27 +426,33 @@ static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
         edges = w->row->in;
         if (input >= 0) input_came(core, w, slot, input);
     }
+    if (ex->n_phases > 1) work_in_turn(core, share);
     return 1;
 }
 
 static int row_came(hpc_core *core, hpc_work *w, int rank, int forwarded, int slot) {
     int input = w == NULL ? -1 : input_of(w, rank, forwarded);
     if (input < 0) return 0;
+    if (hpc_takes_what_is_there(core->exchange)) {
+        hpc_graph_row_came(w->share, rank);
+        return 1;
+    }
     input_came(core, w, slot, input);
+    if (core->exchange->n_phases > 1) work_in_turn(core, w->share);
     return 1;
 }
 
 /* ASYNC: every push that the worker made before has been applied, events being in order. */
 static int pull_came(hpc_core *core, hpc_share *share, int rank) {
     const hpc_exchange *ex = core->exchange;
-    if (share == NULL || ex->consistency != HPC_ASYNC) return 0;
+    if (share == NULL || ex->consistency != HPC_ASYNC || ex->n_phases > 0) return 0;
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
             write_block(core, w, rank, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
         put_row(core, w, rank);
     }
-    answer(core, rank, hpc_signal_pulled(ex, (int)(share - ex->shares)), ++share->pulled[rank]);
+    hpc_engine_answer(core, rank, hpc_signal_pulled(ex, (int)(share - ex->shares)), ++share->pulled[rank]);
     return 1;
 }
 
@@ -386,7 +478,7 @@ static int args_came(hpc_core *core, int rank) {
             hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);
         }
     }
-    answer(core, rank, hpc_signal_args(ex, ex->context->group.rank, core->index), set);
+    hpc_engine_answer(core, rank, hpc_signal_args(ex, ex->context->group.rank, core->index), set);
     hpc_bell_ring(ex->context->group.bell); /* this rank's own set_args waits for those of all */
     return 1;
 }
@@ -439,7 +531,9 @@ static int work_core(hpc_core *core) {
         if (n++ == 0) start = hpc_now();
         handle(core, &core->held);
     }
-    if (n > 0)
+    if (core->n_graph_shares > 0 && atomic_load_explicit(&ex->failed, memory_order_relaxed) == HPC_OK)
+        n += hpc_graph_work(core);
+    if (n > 0 && start > 0)
         atomic_store_explicit(&core->busy, atomic_load_explicit(&core->busy, memory_order_relaxed) + hpc_now() - start,
                               memory_order_relaxed);
     return n;

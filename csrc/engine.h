@@ -4,6 +4,7 @@
  *   exchange.c  the collectives: create, publish, close
  *   worker.c    the trainer's side: gradient, start, test, wait, set_args
  *   engine.c    the owner's side: cores that poll, fold, apply and write
+ *   graph.c     the same where every rank owns what it has folded of its neighbours' updates
  *
  * A *share* is what one core owns of one key: its rows are pushed and answered together. Who writes what:
  *   gradients, pushed counts   their worker; read by the owners of the rows between its push and their answer
@@ -31,10 +32,23 @@ enum {
 
 #define HPC_NOWHERE SIZE_MAX
 
+/* Before and behind an update that may be overwritten while it is read: equal versions mean a whole one. */
+typedef struct hpc_mark {
+    _Alignas(64) _Atomic uint64_t version;
+} hpc_mark;
+
+/* A row's inputs: where each begins, its weight, and the format of all. */
+typedef struct hpc_inputs {
+    const char *const *bases;
+    const double *weights;
+    int n, codec;
+} hpc_inputs;
+
 typedef struct hpc_share {
     int key, owner, core;
     int n_rows;
-    int *rows; /* of the plan */
+    int *rows;     /* of the plan */
+    size_t nbytes; /* of an update of all of them, as it is sent */
     int n_parts;
     int *parts;        /* owner: the ranks at either end of its rows, itself last */
     uint64_t version;  /* owner, BSP: how often all rows have been applied */
@@ -42,6 +56,12 @@ typedef struct hpc_share {
     uint64_t *applied; /* owner, ASYNC, by rank: pushes that all rows have applied */
     uint64_t *pulled;  /* owner, ASYNC, by rank: pulls answered */
     int *rows_done;    /* owner, ASYNC, by rank: rows of its current push that are applied */
+
+    /* On a graph, of shares that fold what is there (SSP, BARRIER, ASYNC), by rank: */
+    _Atomic uint64_t *clock; /* pushes that are there; written by the core alone */
+    uint64_t *used;          /* the newest of them that was folded */
+    uint64_t *consumed;      /* answered: their slots are free */
+    int *siblings;           /* the share of the same key and core that rank owns */
 } hpc_share;
 
 /* Where the inputs and outputs of a row are. */
@@ -66,6 +86,7 @@ typedef struct hpc_work {
     float *state; /* block by block: slots times the values of the block */
     float *acc;   /* eager and FORWARD only */
     uint64_t step;
+    uint64_t folded; /* pushes of this exchange; on a graph of several phases */
     int *arrived;       /* by slot: inputs that are there */
     _Atomic char *came; /* the same by slot and input; written by the core alone */
     const double *weights;
@@ -89,6 +110,13 @@ typedef struct hpc_core {
     hpc_lane *in, *out;            /* pushes come by in, answers go by out */
     float *acc;                    /* one block */
     const void **folding;          /* addresses of a fold's inputs */
+    const char **bases;            /* of a whole row's, and their weights */
+    double *base_weights;
+    char *scratch; /* graphs whose inputs may be torn: a copy of one input of a share, and the fold of all */
+    float *sum;
+    const char **rows_from;
+    hpc_share **graph_shares; /* that fold what is there */
+    int n_graph_shares;
     float **writing;               /* and of the places where a pass writes */
     double (*args)[HPC_RULE_ARGS]; /* by rank */
     _Atomic uint64_t *args_set;    /* by rank: how often */
@@ -104,6 +132,7 @@ typedef struct hpc_core {
     void *memory;        /* states and accumulators of its rows */
     size_t memory_bytes;
     _Atomic uint64_t applied, bytes_folded, bytes_written; /* read by hpc_exchange_get_stats meanwhile */
+    _Atomic uint64_t reduces, whole, torn, stale, missing;
     _Atomic double busy;
 } hpc_core;
 
@@ -137,6 +166,17 @@ struct hpc_exchange {
     hpc_fold_fn *fold[HPC_BF16 + 1];
     hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
     int consistency, shared_params, eager, check_finite, stream;
+    int averages; /* the rule is average, over the weighted sum: a fold is all, and goes into the parameters */
+    /* On a graph, see graph.c; n_phases is 0 on a plan with servers. */
+    int n_phases, staleness;
+    double *phase_weights; /* as hpc_graph has them */
+    int64_t ahead;         /* steps that a checkpoint was ahead of this exchange's pushes */
+    _Atomic uint64_t *inputs_whole; /* reduces by how many whole inputs they had; written by the cores */
+    int most_inputs;
+    _Atomic uint64_t *peer_sent, *peer_received; /* bytes by rank */
+    double *peer_wait; /* seconds by rank */
+    int *awaited, n_awaited; /* whom the wait that is under way was for at its last look */
+    hpc_mark *marks; /* of what is being sent, by key */
     int forwards;                 /* some rows do */
     int depth, n_shares, n_cores; /* n_cores: of all ranks */
     hpc_share *shares;
@@ -217,8 +257,38 @@ static inline size_t hpc_codec_bytes(int codec) {
     return codec == HPC_F32 ? 4 : 2;
 }
 
-static inline size_t hpc_slot_stride(const hpc_row *row) {
+static inline size_t hpc_row_bytes(const hpc_row *row) {
     return ((size_t)row->count * hpc_codec_bytes(row->codec_in) + 63) / 64 * 64;
+}
+
+/* Whether neighbours overwrite their last update, read or not: it lies at its owner between two stamps, in one slot. */
+static inline int hpc_is_stamped(const hpc_exchange *ex) {
+    return ex->n_phases > 0 && (ex->consistency == HPC_BARRIER || ex->consistency == HPC_ASYNC);
+}
+
+static inline size_t hpc_slot_stride(const hpc_exchange *ex, const hpc_row *row) {
+    return hpc_row_bytes(row) + (hpc_is_stamped(ex) ? 2 * sizeof(hpc_mark) : 0);
+}
+
+static inline int hpc_slot_depth(const hpc_exchange *ex) {
+    return hpc_is_stamped(ex) ? 1 : ex->depth;
+}
+
+/* Whether a fold takes what is there: it waits for no input, or not for the newest. */
+static inline int hpc_takes_what_is_there(const hpc_exchange *ex) {
+    return ex->n_phases > 0 && ex->consistency != HPC_BSP && ex->consistency != HPC_NOTIFY_ACK;
+}
+
+/* The weight of from's push number n (from 1 on) at rank to; 0 where the graph of that step has no such edge. */
+static inline double hpc_edge_weight(const hpc_exchange *ex, uint64_t n, int to, int from) {
+    size_t size = (size_t)ex->context->group.size;
+    size_t phase = (size_t)((n - 1 + (uint64_t)ex->ahead) % (uint64_t)ex->n_phases);
+    return ex->phase_weights[(phase * size + (size_t)to) * size + (size_t)from];
+}
+
+/* Whether from sends its push number n to rank to. */
+static inline int hpc_sends(const hpc_exchange *ex, uint64_t n, int to, int from) {
+    return ex->n_phases <= 1 || hpc_edge_weight(ex, n, to, from) != 0;
 }
 
 static inline char *hpc_own_part(const hpc_exchange *ex) {
@@ -230,6 +300,12 @@ static inline int hpc_is_mapped(const hpc_exchange *ex, int rank) {
     return rank == ex->context->group.rank || (ex->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
 }
 
+/* Whether owner reads what rank pushes where rank has it, else it comes by put. This rank is one of the two. */
+static inline int hpc_reads_in_place(const hpc_exchange *ex, int owner, int rank) {
+    if (hpc_is_stamped(ex)) return owner == rank;
+    return hpc_is_mapped(ex, owner == ex->context->group.rank ? rank : owner);
+}
+
 /* rows.c: this rank's cores and the rows they own. choose comes before the window is there, open after. */
 /* chosen[i] for each of the n cores: a CPU of the node that it wants (-1: none) while there is one, else the next; no
  * CPU twice. n_cpus is n or more; nodes are the CPUs'. The same on all ranks that ask the same. */
@@ -238,7 +314,24 @@ int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const ch
 int hpc_rows_open(hpc_exchange *ex, const char *op);
 void hpc_rows_free(hpc_exchange *ex);
 
+/* graph.c: shares of a graph that fold what is there. open comes before the layout is known; came: rank's input to all
+ * rows of the share, or to one of them; work: folds those whose time has come, and says how many. */
+int hpc_graph_open(hpc_exchange *ex, const hpc_graph *graph, const char *op);
+void hpc_graph_free(hpc_exchange *ex);
+int hpc_graph_open_core(hpc_exchange *ex, hpc_core *core, const char *op);
+void hpc_graph_share_came(hpc_share *share, int rank);
+void hpc_graph_row_came(hpc_share *share, int rank);
+int hpc_graph_work(hpc_core *core);
+/* Counts a fold whose n inputs of neighbours were all whole. */
+void hpc_graph_count(hpc_core *core, int n);
+void hpc_graph_count_received(hpc_exchange *ex, const hpc_share *share, int rank);
+
 /* engine.c */
+/* Folds n inputs of a row and applies the rule, as step w->step + 1. Nonzero when a user's kernel has failed. */
+int hpc_engine_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
+/* A signal to rank: what it waits for has come so far. */
+void hpc_engine_answer(hpc_core *core, int rank, int signal, uint64_t value);
+
 void hpc_engine_start(hpc_exchange *ex, int threads);
 void hpc_engine_stop(hpc_exchange *ex);
 void hpc_engine_write(hpc_exchange *ex); /* every row's parameters to its outputs */

@@ -22,13 +22,64 @@ struct description {
     char rule[NAME_BYTES];
     double args[HPC_RULE_ARGS];
     uint64_t digest; /* of the plan */
-    int32_t slots, has_fold, consistency, shared_params, eager, n_keys;
+    int32_t slots, has_fold, consistency, shared_params, eager, n_keys, n_phases, staleness;
 };
 
 struct key_description {
     char name[NAME_BYTES]; /* cut; the digest has it all */
     uint64_t count;
 };
+
+static const char *const consistencies[] = {"BSP", "ASYNC", "NOTIFY_ACK", "SSP", "BARRIER"};
+
+static int is_edge(const hpc_graph *g, int to, int from) {
+    size_t ranks = (size_t)g->ranks;
+    for (size_t p = 0; p < (size_t)g->n_phases; p++)
+        if (g->weights[(p * ranks + (size_t)to) * ranks + (size_t)from] != 0) return 1;
+    return 0;
+}
+
+/* Every rank owns what it folds, of all whom the graph says. */
+static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
+    int edges = 0, sound = row->action == HPC_APPLY && row->n_out == 1 && row->out[0].rank == row->owner;
+    for (int from = 0; from < g->ranks; from++) edges += is_edge(g, row->owner, from);
+    for (int e = 0; e < row->n_in; e++) sound &= row->in[e].row < 0 && is_edge(g, row->owner, row->in[e].rank);
+    if (sound && edges == row->n_in && row->quorum == row->n_in) return HPC_OK;
+    return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d is not of the graph: make the plan by hpc_plan_graph",
+                    i);
+}
+
+static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
+    const hpc_graph *g = f->graph;
+    int status = hpc_graph_check(g), takes = f->consistency == HPC_ASYNC || f->consistency == HPC_BARRIER;
+    const char *name = consistencies[f->consistency];
+    if (status != HPC_OK) return status;
+    if (g->ranks != c->group.size)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: the graph has %d ranks, the job %d", g->ranks,
+                        c->group.size);
+    if (f->shared_params || f->eager)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: %s is for servers; on a graph every rank folds %s",
+                        f->shared_params ? "shared_params" : "eager",
+                        f->shared_params ? "parameters of its own" : "its inputs in order");
+    if (f->staleness < 0 || (f->consistency == HPC_SSP && f->staleness + 2 > f->plan->rows[0].depth))
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: SSP with staleness %d needs a plan of depth %d or more, at most %d; this one has %d",
+                        f->staleness, f->staleness + 2, HPC_PLAN_DEPTH, f->plan->rows[0].depth);
+    if (f->consistency == HPC_SSP && g->n_phases > 1)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: SSP needs a graph of one phase; this one has %d",
+                        g->n_phases);
+    if ((takes || f->consistency == HPC_SSP) && f->rule->fold != NULL)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                        "exchange: rule %s has a fold of its own; under %s some inputs may be missing from it: use "
+                        "NOTIFY_ACK or BSP",
+                        f->rule->name, name);
+    if (takes && c->tcp_streams > 1)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                        "exchange: %s on a graph needs puts that keep their order; tcp_streams is %d, make it 1", name,
+                        c->tcp_streams);
+    for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) status = check_graph_row(g, &f->plan->rows[i], i);
+    return status;
+}
 
 static int check_config(const hpc_context *c, const hpc_exchange_config *f) {
     if (f == NULL) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: config is NULL");
@@ -39,20 +90,26 @@ static int check_config(const hpc_context *c, const hpc_exchange_config *f) {
     if (f->refusal != NULL) return hpc_fail(HPC_ERR_INVALID, op_create, "%s", f->refusal);
     if (f->plan == NULL || f->rule == NULL)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: %s is NULL", f->plan == NULL ? "plan" : "rule");
-    if (f->consistency != HPC_BSP && f->consistency != HPC_ASYNC)
-        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: consistency is %d, not 0 (BSP) or 1 (ASYNC)",
+    if (f->consistency < HPC_BSP || f->consistency > HPC_BARRIER)
+        return hpc_fail(HPC_ERR_INVALID, op_create,
+                        "exchange: consistency is %d, not 0 (BSP), 1 (ASYNC), 2 (NOTIFY_ACK), 3 (SSP) or 4 (BARRIER)",
                         f->consistency);
+    if (f->graph == NULL && f->consistency > HPC_ASYNC)
+        return hpc_fail(HPC_ERR_INVALID, op_create,
+                        "exchange: consistency %s needs a graph; servers know BSP and ASYNC",
+                        consistencies[f->consistency]);
     if (f->progress < HPC_PROGRESS_AUTO || f->progress > HPC_PROGRESS_THREAD)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: progress is %d, not 0 (auto), 1 (inline) or 2 (thread)",
                         f->progress);
-    if (f->shared_params && f->consistency != HPC_BSP)
+    if (f->shared_params && f->graph == NULL && f->consistency != HPC_BSP)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: shared_params needs BSP: under ASYNC a worker would see the pushes of others");
     int status = hpc_rule_check(f->rule, op_create);
     if (status == HPC_OK) status = hpc_isa_check(f->isa, op_create);
     if (status == HPC_OK) status = hpc_plan_check(f->plan, c->group.size);
+    if (status == HPC_OK && f->graph != NULL) status = check_graph(c, f);
     if (status != HPC_OK) return status;
-    for (int i = 0; i < f->plan->n_rows; i++) {
+    for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++) {
         const hpc_row *row = &f->plan->rows[i];
         if (f->consistency == HPC_BSP ? row->quorum != row->n_in : row->quorum != 1 || row->action != HPC_APPLY)
             return hpc_fail(HPC_ERR_CONFIG, op_create,
@@ -96,12 +153,29 @@ static int compare(int r, const struct description *d, const struct description 
                         "exchange: rank %d has consistency %d, shared_params %d, eager %d; rank 0 has %d, %d, %d", r,
                         d->consistency, d->shared_params, d->eager, first->consistency, first->shared_params,
                         first->eager);
+    if (d->n_phases != first->n_phases || d->staleness != first->staleness)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has a graph of %d phases and staleness %d, rank 0 of %d and %d; 0 phases "
+                        "means servers",
+                        r, d->n_phases, d->staleness, first->n_phases, first->staleness);
     if (d->digest != first->digest)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: rank %d has another plan than rank 0: give all ranks the same servers, cores, "
-                        "interfaces, affinity, chunk, depth and wire",
-                        r);
+                        "exchange: rank %d has another plan than rank 0: give all ranks the same %s, chunk, depth and "
+                        "wire",
+                        r, d->n_phases > 0 ? "graph, weights, cores" : "servers, cores, interfaces, affinity");
     return HPC_OK;
+}
+
+static uint64_t weights_digest(const hpc_exchange *ex) {
+    size_t size = (size_t)ex->context->group.size, n = (size_t)ex->n_phases * size * size;
+    uint64_t digest = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t weight;
+        memcpy(&weight, &ex->phase_weights[i], sizeof weight);
+        digest = (digest ^ weight) * 1099511628211u;
+        digest ^= digest >> 32;
+    }
+    return digest;
 }
 
 static int agree(hpc_exchange *ex, double deadline) {
@@ -114,7 +188,9 @@ static int agree(hpc_exchange *ex, double deadline) {
     if (status != HPC_OK) goto out;
     snprintf(mine->rule, sizeof mine->rule, "%s", ex->rule_name);
     memcpy(mine->args, ex->rule.args, sizeof mine->args);
-    mine->digest = hpc_plan_digest(ex->plan);
+    mine->digest = hpc_plan_digest(ex->plan) ^ weights_digest(ex);
+    mine->n_phases = ex->n_phases;
+    mine->staleness = ex->staleness;
     mine->slots = ex->rule.slots;
     mine->has_fold = ex->rule.fold != NULL;
     mine->consistency = ex->consistency;
@@ -167,7 +243,7 @@ static int check_outputs(const hpc_exchange *ex) {
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: row %d sends parameters to rank %d, of which it gets no update", i, r);
-            if (ex->consistency == HPC_ASYNC && (gets != gives || gives != pushes))
+            if (ex->n_phases == 0 && ex->consistency == HPC_ASYNC && (gets != gives || gives != pushes))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: ASYNC needs every row of a key to get updates from and send parameters to "
                                 "the same ranks; row %d does not for rank %d",
@@ -230,7 +306,7 @@ static void add_slots(void *arg, int row, int edge, size_t offset) {
     const hpc_row *r = &ex->plan->rows[row];
     size_t base = ex->slot_base[(size_t)r->owner * (size_t)ex->context->group.size + (size_t)s->sender];
     if (r->in[edge].rank == s->sender)
-        add_piece(s->pieces, r->core, base + offset, hpc_slot_stride(r) * (size_t)ex->depth);
+        add_piece(s->pieces, r->core, base + offset, hpc_slot_stride(ex, r) * (size_t)hpc_slot_depth(ex));
 }
 
 static int open_memory(hpc_exchange *ex, double deadline) {
@@ -319,12 +395,23 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
     status = hpc_context_agree(c, op_create, status, deadline); /* also the barrier before the first push */
     if (status != HPC_OK) return status;
     ex->open = 1;
-    ex->serves = ex->consistency == HPC_ASYNC && ex->n_work > 0;
+    ex->serves = ex->n_phases == 0 && ex->consistency == HPC_ASYNC && ex->n_work > 0;
     for (int s = 0; s < ex->n_shares; s++) /* others may wait for rows that no push of this rank waits for */
         if (ex->shares[s].owner == c->group.rank && !hpc_share_involves(ex, &ex->shares[s], c->group.rank))
             ex->serves = 1;
     hpc_engine_start(ex, threads);
     return HPC_OK;
+}
+
+static int open_counts(hpc_exchange *ex, const hpc_exchange_config *f) {
+    size_t size = (size_t)ex->context->group.size;
+    ex->peer_sent = calloc(size, sizeof *ex->peer_sent);
+    ex->peer_received = calloc(size, sizeof *ex->peer_received);
+    ex->peer_wait = calloc(size, sizeof *ex->peer_wait);
+    ex->awaited = calloc(size, sizeof *ex->awaited);
+    if (ex->peer_sent == NULL || ex->peer_received == NULL || ex->peer_wait == NULL || ex->awaited == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %zu ranks", size);
+    return f->graph == NULL ? HPC_OK : hpc_graph_open(ex, f->graph, op_create);
 }
 
 int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double timeout, hpc_exchange **exchange) {
@@ -358,7 +445,10 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     ex->shared_params = f->shared_params != 0;
     ex->eager = f->eager != 0;
     ex->check_finite = f->check_finite != 0;
-    status = agree(ex, deadline);
+    ex->averages = ex->rule.fold == NULL && strcmp(ex->rule_name, "average") == 0;
+    ex->staleness = f->consistency == HPC_SSP ? f->staleness : 0;
+    status = hpc_context_agree(c, op_create, open_counts(ex, f), deadline);
+    if (status == HPC_OK) status = agree(ex, deadline);
     if (status == HPC_OK) status = open_all(ex, f, deadline);
     if (status != HPC_OK) {
         hpc_exchange_free(ex);
@@ -460,6 +550,11 @@ void hpc_exchange_free(hpc_exchange *ex) {
     free(ex->out_lanes);
     hpc_window_free(ex->window);
     hpc_layout_free(ex);
+    hpc_graph_free(ex);
+    free(ex->peer_sent);
+    free(ex->peer_received);
+    free(ex->peer_wait);
+    free(ex->awaited);
     hpc_plan_free(ex->plan);
     hpc_context_release(ex->context);
     hpc_mute_errors(muted);
@@ -506,6 +601,7 @@ int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *
     hpc_work *w = find_work(ex, row, "set_row");
     if (w == NULL) return HPC_ERR_INVALID;
     w->step = step;
+    ex->ahead = (int64_t)(step - w->share->version); /* a graph that changes goes on where the checkpoint was made */
     if (params != NULL && w->param != NULL) memcpy(w->param, params, (size_t)w->row->count * sizeof(float));
     if (state != NULL && w->state != NULL) copy_state(ex, w, w->state, state, 0);
     return HPC_OK;
@@ -536,8 +632,40 @@ int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
         stats->applied += atomic_load_explicit(&core->applied, memory_order_relaxed);
         stats->bytes_folded += atomic_load_explicit(&core->bytes_folded, memory_order_relaxed);
         stats->bytes_written += atomic_load_explicit(&core->bytes_written, memory_order_relaxed);
+        stats->reduces += atomic_load_explicit(&core->reduces, memory_order_relaxed);
+        stats->whole += atomic_load_explicit(&core->whole, memory_order_relaxed);
+        stats->torn += atomic_load_explicit(&core->torn, memory_order_relaxed);
+        stats->stale += atomic_load_explicit(&core->stale, memory_order_relaxed);
+        stats->missing += atomic_load_explicit(&core->missing, memory_order_relaxed);
         stats->busy += atomic_load_explicit(&core->busy, memory_order_relaxed);
     }
+    for (int r = 0; r < ex->context->group.size; r++)
+        stats->bytes_sent += atomic_load_explicit(&ex->peer_sent[r], memory_order_relaxed);
+    return HPC_OK;
+}
+
+int hpc_exchange_get_inputs(const hpc_exchange *ex, uint64_t *counts, int cap) {
+    if (ex == NULL || (counts == NULL && cap > 0))
+        return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or counts is NULL");
+    int most = 0;
+    for (int i = 0; i < ex->n_work; i++)
+        if (ex->n_phases > 0 && ex->work[i].row->n_in - 1 > most) most = ex->work[i].row->n_in - 1;
+    for (int k = 0; k < cap; k++)
+        counts[k] =
+            k <= ex->most_inputs && ex->n_phases > 0 ? atomic_load_explicit(&ex->inputs_whole[k], memory_order_relaxed)
+                                                     : 0;
+    return most;
+}
+
+int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *peer) {
+    static const char op[] = "stats";
+    if (ex == NULL || peer == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange or peer is NULL", op);
+    if (rank < 0 || rank >= ex->context->group.size)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
+                        ex->context->group.size);
+    *peer = (hpc_exchange_peer){atomic_load_explicit(&ex->peer_sent[rank], memory_order_relaxed),
+                                atomic_load_explicit(&ex->peer_received[rank], memory_order_relaxed),
+                                ex->peer_wait[rank]};
     return HPC_OK;
 }
 

@@ -27,7 +27,7 @@ static int has_edge(const hpc_edge *edges, int n, int rank) {
 /* Whether the master of a row is its owner's own copy of the parameters, which change between the owner's push and its
  * pull only: under BSP the owner has pushed whenever the row is applied. */
 static int is_master_params(const hpc_exchange *ex, const hpc_row *row) {
-    return ex->shared_params || (ex->consistency == HPC_BSP && has_edge(row->in, row->n_in, row->owner) &&
+    return ex->shared_params || ((ex->n_phases > 0 || ex->consistency == HPC_BSP) && has_edge(row->in, row->n_in, row->owner) &&
                                  has_edge(row->out, row->n_out, row->owner));
 }
 
@@ -73,6 +73,7 @@ static int find_shares(hpc_exchange *ex, const char *op) {
     for (int i = 0; i < plan->n_rows; i++) {
         hpc_share *share = &ex->shares[ex->share_of[i]];
         share->rows[share->n_rows++] = i;
+        share->nbytes += (size_t)plan->rows[i].count * hpc_codec_bytes(plan->rows[i].codec_in);
     }
     goto out;
 no_memory:
@@ -96,6 +97,7 @@ int hpc_row_is_fed_by(const hpc_exchange *ex, const hpc_row *row, int rank) {
  * parameters are written. */
 int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank) {
     const hpc_row *before = NULL;
+    if (ex->n_phases > 0 && ex->consistency == HPC_BSP) return 1; /* all ranks wait for all */
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
         if (before != NULL && before->in == row->in && before->out == row->out) continue; /* as in every hub */
@@ -231,10 +233,10 @@ int hpc_layout_walk(const hpc_exchange *ex, int owner, int sender, hpc_visit *vi
             for (int e = 0; e < row->n_in; e++) {
                 const hpc_edge *edge = &row->in[e];
                 if (sender >= 0 && edge->rank != sender) continue;
-                if (edge->row < 0 && hpc_is_mapped(ex, owner >= 0 ? edge->rank : row->owner)) continue;
+                if (edge->row < 0 && hpc_reads_in_place(ex, row->owner, edge->rank)) continue;
                 size_t *at = &used[owner >= 0 ? edge->rank : row->owner];
                 visit(arg, i, e, *at);
-                *at += hpc_slot_stride(row) * (size_t)ex->depth;
+                *at += hpc_slot_stride(ex, row) * (size_t)hpc_slot_depth(ex);
             }
         }
         for (int r = 0; r < size; r++) used[r] = aligned(used[r], PAGE);
@@ -247,7 +249,7 @@ static void count_slots(void *arg, int row, int edge, size_t offset) {
     hpc_exchange *ex = arg;
     const hpc_row *r = &ex->plan->rows[row];
     size_t size = (size_t)ex->context->group.size;
-    size_t end = offset + hpc_slot_stride(r) * (size_t)ex->depth;
+    size_t end = offset + hpc_slot_stride(ex, r) * (size_t)hpc_slot_depth(ex);
     size_t *bytes = &ex->slot_base[(size_t)r->owner * size + (size_t)r->in[edge].rank];
     if (end > *bytes) *bytes = end;
 }
@@ -271,6 +273,10 @@ void hpc_layout_free(hpc_exchange *ex) {
         free(ex->shares[s].applied);
         free(ex->shares[s].pulled);
         free(ex->shares[s].rows_done);
+        free(ex->shares[s].clock);
+        free(ex->shares[s].used);
+        free(ex->shares[s].consumed);
+        free(ex->shares[s].siblings);
     }
     for (int k = 0; ex->keys != NULL && k < ex->plan->n_keys; k++) free(ex->keys[k].shares);
     free(ex->keys);

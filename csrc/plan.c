@@ -10,14 +10,8 @@ static const char op_plan[] = "plan";
 
 /* ---- one block ---- */
 
-struct block {
-    hpc_plan *plan;
-    hpc_row *rows;
-    hpc_edge *edges;
-};
-
-/* The keys and their names are filled in; rows and edges are zero. */
-static int make_block(const hpc_key *keys, int n_keys, int n_rows, size_t n_edges, const char *op, struct block *b) {
+int hpc_plan_block_make(const hpc_key *keys, int n_keys, int n_rows, size_t n_edges, const char *op,
+                        hpc_plan_block *b) {
     size_t names = 0;
     for (int k = 0; k < n_keys; k++) names += strlen(keys[k].name) + 1;
     size_t nbytes = sizeof(hpc_plan) + (size_t)n_rows * sizeof(hpc_row) + n_edges * sizeof(hpc_edge) +
@@ -98,8 +92,8 @@ int hpc_plan_copy(const hpc_plan *plan, const char *op, hpc_plan **copy) {
         copy_list(&counted, plan->rows[r].in, plan->rows[r].n_in, &room, &n_edges);
         copy_list(&counted, plan->rows[r].out, plan->rows[r].n_out, &room, &n_edges);
     }
-    struct block b;
-    int status = make_block(plan->keys, plan->n_keys, plan->n_rows, n_edges, op, &b);
+    hpc_plan_block b;
+    int status = hpc_plan_block_make(plan->keys, plan->n_keys, plan->n_rows, n_edges, op, &b);
     if (status != HPC_OK) return status;
 
     room = b.edges;
@@ -284,19 +278,10 @@ static int check_hub(const hpc_hub *h) {
     if (status == HPC_OK) status = check_ranks(h->workers, h->n_workers, "worker");
     if (status == HPC_OK) status = check_ranks(h->servers, h->n_servers, "server");
     if (status != HPC_OK) return status;
-    if (h->cores < 1 || h->cores > HPC_PLAN_CORES)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: cores is %d; 1 to %d of each server are possible", h->cores,
-                        HPC_PLAN_CORES);
+    status = hpc_plan_check_cut(h->cores, h->chunk, h->depth, h->wire);
+    if (status != HPC_OK) return status;
     if (h->n_servers > INT_MAX / h->cores)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %d servers of %d cores are too many", h->n_servers, h->cores);
-    if (h->chunk == 0 || h->chunk % (HPC_PLAN_ALIGN * sizeof(float)) != 0)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: chunk is %llu bytes; must be a multiple of 64, and not 0",
-                        (unsigned long long)h->chunk);
-    if (h->depth < 1 || h->depth > HPC_PLAN_DEPTH)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: depth is %d; 1 to %d are possible", h->depth, HPC_PLAN_DEPTH);
-    if (h->wire != HPC_F32 && h->wire != HPC_F16 && h->wire != HPC_BF16)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: wire is %d; must be %d (f32), %d (f16) or %d (bf16)", h->wire,
-                        HPC_F32, HPC_F16, HPC_BF16);
     if ((h->sum != 0 && h->sum != 1) || (h->each != 0 && h->each != 1))
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s is %d; must be 0 or 1",
                         h->sum != 0 && h->sum != 1 ? "sum" : "each", h->sum != 0 && h->sum != 1 ? h->sum : h->each);
@@ -307,16 +292,27 @@ static int check_hub(const hpc_hub *h) {
     return hpc_plan_check_affinity(h->affinity);
 }
 
-static uint64_t chunks_of(const hpc_key *key, uint64_t elements) {
-    return (key->count - 1) / elements + 1;
+int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, const char *op, int *n) {
+    uint64_t chunks = 0;
+    for (int k = 0; k < n_keys; k++) {
+        chunks += (keys[k].count - 1) / (chunk / sizeof(float)) + 1;
+        if (chunks > (uint64_t)most)
+            return hpc_fail(HPC_ERR_INVALID, op,
+                            "plan: chunk is %llu bytes, which makes more than the %d rows that a plan may have; make "
+                            "it larger",
+                            (unsigned long long)chunk, HPC_PLAN_NUMBERS);
+    }
+    *n = (int)chunks;
+    return HPC_OK;
 }
 
-static void cut(const hpc_key *keys, int n_keys, uint64_t elements, hpc_row *rows) {
+void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, hpc_row *rows) {
+    const uint64_t elements = chunk / sizeof(float);
     for (int k = 0; k < n_keys; k++)
-        for (uint64_t offset = 0; offset < keys[k].count; rows++) {
+        for (uint64_t offset = 0; offset < keys[k].count; offset += elements) {
             uint64_t left = keys[k].count - offset;
-            *rows = (hpc_row){.key = k, .offset = offset, .count = left < elements ? left : elements};
-            offset += rows->count;
+            for (int i = 0; i < copies; i++)
+                *rows++ = (hpc_row){.key = k, .offset = offset, .count = left < elements ? left : elements};
         }
 }
 
@@ -374,19 +370,11 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
     int status = check_hub(hub);
     if (status != HPC_OK) return status;
     if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: there is no place for the plan");
-    const uint64_t elements = hub->chunk / sizeof(float);
-    uint64_t chunks = 0;
-    for (int k = 0; k < hub->n_keys; k++) {
-        chunks += chunks_of(&hub->keys[k], elements);
-        if (chunks > HPC_PLAN_NUMBERS)
-            return hpc_fail(HPC_ERR_INVALID, op_plan,
-                            "plan: chunk is %llu bytes, which makes more than the %d rows that a plan may have; make "
-                            "it larger",
-                            (unsigned long long)hub->chunk, HPC_PLAN_NUMBERS);
-    }
-    const int n = (int)chunks;
+    int n = 0;
+    status = hpc_plan_chunks(hub->keys, hub->n_keys, hub->chunk, HPC_PLAN_NUMBERS, op_plan, &n);
+    if (status != HPC_OK) return status;
 
-    struct block b = {NULL, NULL, NULL};
+    hpc_plan_block b = {NULL, NULL, NULL};
     uint64_t *sizes = calloc((size_t)n, sizeof *sizes);
     int *bin_of = malloc((size_t)n * sizeof *bin_of), *was = malloc((size_t)n * sizeof *was);
     int *filled = calloc((size_t)hub->n_servers * (size_t)hub->cores, sizeof *filled);
@@ -394,7 +382,7 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
         status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
         goto err;
     }
-    status = make_block(hub->keys, hub->n_keys, n, 2 * (size_t)hub->n_workers, op_plan, &b);
+    status = hpc_plan_block_make(hub->keys, hub->n_keys, n, 2 * (size_t)hub->n_workers, op_plan, &b);
     if (status != HPC_OK) goto err;
 
     hpc_edge *in = b.edges, *out = in + hub->n_workers;
@@ -403,11 +391,11 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
         in[w] = (hpc_edge){hub->workers[w], -1, weight};
         out[w] = (hpc_edge){hub->workers[w], -1, 1.0};
     }
-    cut(hub->keys, hub->n_keys, elements, b.rows);
+    hpc_plan_cut(hub->keys, hub->n_keys, hub->chunk, 1, b.rows);
     for (int r = 0; r < n; r++) sizes[r] = b.rows[r].count * sizeof(float);
     status = deal(hub, sizes, n, bin_of);
     if (status != HPC_OK) goto err;
-    gather_chunks(b.rows, n, elements, bin_of, was, filled);
+    gather_chunks(b.rows, n, hub->chunk / sizeof(float), bin_of, was, filled);
     for (int r = 0; r < n; r++) {
         hpc_row *row = &b.rows[r];
         row->owner = hub->servers[bin_of[r] / hub->cores];

@@ -20,8 +20,29 @@ int hpc_plan_copy(const hpc_plan *plan, const char *op, hpc_plan **copy);
 /* Equal for equal plans, wherever they lie: every field counts, no pointer does. The plan has passed hpc_plan_check. */
 uint64_t hpc_plan_digest(const hpc_plan *plan);
 
+/* A plan as one block: the struct, rows, edges, keys and their names. */
+typedef struct hpc_plan_block {
+    hpc_plan *plan;
+    hpc_row *rows;
+    hpc_edge *edges;
+} hpc_plan_block;
+
+/* The keys and their names are filled in; rows and edges are zero. */
+int hpc_plan_block_make(const hpc_key *keys, int n_keys, int n_rows, size_t n_edges, const char *op,
+                        hpc_plan_block *block);
+
+/* How many chunks of so many bytes the keys make; HPC_ERR_INVALID when they are more than most. */
+int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, const char *op, int *n);
+
+/* Key, offset and count of every chunk, each of them copies times. */
+void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, hpc_row *rows);
+
 /* The parts of hpc_plan_check that concern the keys, or the affinity, alone. */
 int hpc_plan_check_keys(const hpc_key *keys, int n_keys);
 int hpc_plan_check_affinity(int affinity);
+/* What hubs and graphs have in common. */
+/* Every field, and every weight. */
+int hpc_graph_check(const hpc_graph *graph);
+int hpc_plan_check_cut(int cores, uint64_t chunk, int depth, int wire);
 
 #endif

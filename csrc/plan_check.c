@@ -71,6 +71,21 @@ int hpc_plan_check_affinity(int affinity) {
                     HPC_KEY_BY_CORE, HPC_WORKER_BY_INTERFACE);
 }
 
+int hpc_plan_check_cut(int cores, uint64_t chunk, int depth, int wire) {
+    if (cores < 1 || cores > HPC_PLAN_CORES)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: cores is %d; 1 to %d of each server are possible", cores,
+                        HPC_PLAN_CORES);
+    if (chunk == 0 || chunk % (HPC_PLAN_ALIGN * sizeof(float)) != 0)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: chunk is %llu bytes; must be a multiple of 64, and not 0",
+                        (unsigned long long)chunk);
+    if (depth < 1 || depth > HPC_PLAN_DEPTH)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: depth is %d; 1 to %d are possible", depth, HPC_PLAN_DEPTH);
+    if (wire != HPC_F32 && wire != HPC_F16 && wire != HPC_BF16)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: wire is %d; must be %d (f32), %d (f16) or %d (bf16)", wire,
+                        HPC_F32, HPC_F16, HPC_BF16);
+    return HPC_OK;
+}
+
 /* ---- rows by themselves ---- */
 
 static int check_place(const hpc_plan *plan, int r) {

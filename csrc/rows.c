@@ -155,7 +155,7 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
         const hpc_row *row = &ex->plan->rows[i];
         if (row->owner != ex->context->group.rank || row->core != core->index) continue;
         size_t n = (size_t)row->count * sizeof(float);
-        if ((size_t)row->n_in > most_inputs) most_inputs = (size_t)row->n_in;
+        if ((size_t)row->n_in * (size_t)ex->depth > most_inputs) most_inputs = (size_t)row->n_in * (size_t)ex->depth;
         if (row->action == HPC_FORWARD) forwards += (size_t)row->n_out * (size_t)ex->depth;
         if (row->action == HPC_APPLY) core->memory_bytes += (n * (size_t)ex->rule.slots + LINE - 1) / LINE * LINE;
         if (ex->eager || row->action == HPC_FORWARD) core->memory_bytes += (n + LINE - 1) / LINE * LINE;
@@ -163,12 +163,14 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     core->memory_bytes += HPC_BLOCK * sizeof(float); /* acc comes first */
     core->memory = hpc_private_alloc(core->memory_bytes, core->node);
     core->folding = malloc(most_inputs * sizeof *core->folding);
+    core->bases = malloc(most_inputs * sizeof *core->bases);
+    core->base_weights = malloc(most_inputs * sizeof *core->base_weights);
     core->writing = malloc((size + 1) * sizeof *core->writing);
     core->args = malloc(size * sizeof *core->args);
     core->args_set = calloc(size, sizeof *core->args_set);
     core->late = malloc((forwards + 1) * sizeof *core->late);
     core->unflushed = calloc(size, 1);
-    if (core->memory == NULL || core->folding == NULL || core->writing == NULL || core->args == NULL ||
+    if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL || core->writing == NULL || core->args == NULL ||
         core->args_set == NULL || core->late == NULL || core->unflushed == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
@@ -195,7 +197,8 @@ static void find_inputs(hpc_exchange *ex, hpc_work *w) {
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_edge *edge = &w->row->in[e];
         w->inputs[e] = (hpc_input){edge->rank, edge->row, NULL, ex->gradient_bytes};
-        if (edge->row < 0 && hpc_is_mapped(ex, edge->rank)) w->inputs[e].slots = gradient_at(ex, edge->rank, w->row);
+        if (edge->row < 0 && hpc_reads_in_place(ex, w->row->owner, edge->rank))
+            w->inputs[e].slots = gradient_at(ex, edge->rank, w->row);
     }
 }
 
@@ -224,7 +227,8 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
 /* A row in one pass: float32 folded all at once, and every output mapped. */
 static int can_pass(const hpc_exchange *ex, const hpc_work *w) {
     const hpc_row *row = w->row;
-    if (ex->pass == NULL || ex->eager || ex->consistency != HPC_BSP || row->action != HPC_APPLY ||
+    if (ex->pass == NULL || ex->eager || ex->n_phases > 1 || hpc_takes_what_is_there(ex) ||
+        (ex->consistency == HPC_ASYNC && ex->n_phases == 0) || row->action != HPC_APPLY ||
         row->codec_in != HPC_F32 || row->n_in > HPC_PASS_INPUTS)
         return 0;
     for (int o = 0; o < w->n_outputs; o++)
@@ -239,7 +243,7 @@ static void found_slots(void *arg, int row, int edge, size_t offset) {
     size_t size = (size_t)ex->context->group.size;
     size_t base = ex->slot_base[(size_t)ex->context->group.rank * size + (size_t)w->inputs[edge].rank];
     w->inputs[edge].slots = hpc_own_part(ex) + base + offset;
-    w->inputs[edge].stride = hpc_slot_stride(w->row);
+    w->inputs[edge].stride = hpc_slot_stride(ex, w->row);
 }
 
 /* Where this rank sends: a worker's push of a row, or what a row forwards. */
@@ -349,6 +353,7 @@ int hpc_rows_open(hpc_exchange *ex, const char *op) {
     for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_core(ex, &ex->cores[c], op);
     if (status == HPC_OK) status = open_shares(ex, op);
     if (status == HPC_OK) status = open_rows(ex, op);
+    for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = hpc_graph_open_core(ex, &ex->cores[c], op);
     if (status == HPC_OK) status = hpc_layout_walk(ex, me, -1, found_slots, ex);
     if (status == HPC_OK) status = hpc_layout_walk(ex, -1, me, found_target, ex);
     return status;
@@ -359,6 +364,11 @@ void hpc_rows_free(hpc_exchange *ex) {
         hpc_core *core = &ex->cores[c];
         if (core->memory != NULL) hpc_private_free(core->memory, core->memory_bytes);
         free(core->folding);
+        free(core->bases);
+        free(core->base_weights);
+        free(core->scratch);
+        free(core->sum);
+        free(core->graph_shares);
         free(core->writing);
         free(core->args);
         free(core->args_set);

@@ -1,7 +1,11 @@
 /* The trainer's side of an exchange: a gradient goes out, parameters come back.
  *
  * A ticket is the number of a push of its key (or of a pull, under ASYNC), and done when every share of the key that
- * this rank takes part in has answered that number. Every look at a ticket works for this rank's own rows too. */
+ * this rank takes part in has answered that number. Every look at a ticket works for this rank's own rows too.
+ *
+ * On a graph this rank's own shares make its parameters, so a pull waits for those alone (under BSP for all ranks', who
+ * have met then). Those of its out-neighbours answer that they have read its update, which is NOTIFY-ACK's ACK: a push
+ * waits until its slot is free again. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,6 +50,8 @@ typedef struct look {
     uint64_t ticket;
     int closed; /* a rank that closed and will never push what is waited for, or freed and will never answer; -1 */
     int freed;
+    int for_slot;    /* on a graph: for the slot of push number ticket / 2, not for what became of it */
+    double measured; /* when the wait was last charged to whom it is for; 0: not yet */
 } look;
 
 static int signal_of(const hpc_exchange *ex, int share, uint64_t ticket) {
@@ -58,10 +64,15 @@ static int is_answered(const hpc_exchange *ex, int share, uint64_t ticket) {
            ticket / 2;
 }
 
+/* Whether a pull waits for the answer of this share. */
+static int makes_params(const hpc_exchange *ex, const hpc_share *share) {
+    return ex->n_phases == 0 || share->owner == ex->context->group.rank || ex->consistency == HPC_BSP;
+}
+
 static int is_done(const hpc_exchange *ex, int key, uint64_t ticket) {
     const hpc_pushed *k = &ex->keys[key];
     for (int i = 0; i < k->n_shares; i++)
-        if (!is_answered(ex, k->shares[i], ticket)) return 0;
+        if (makes_params(ex, &ex->shares[k->shares[i]]) && !is_answered(ex, k->shares[i], ticket)) return 0;
     return 1;
 }
 
@@ -75,11 +86,31 @@ static uint64_t closed_signal(const hpc_exchange *ex, int rank) {
     return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(rank)), memory_order_acquire);
 }
 
-/* A worker that closed before it pushed what a BSP ticket waits for; else -1. */
+static int is_neighbour(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    return hpc_row_is_fed_by(ex, &ex->plan->rows[share->rows[0]], rank);
+}
+
+/* How far rank must have pushed for this rank's push number n of a graph to be folded; 0: it does not matter. */
+static uint64_t needed_of(const hpc_exchange *ex, int rank, int key, uint64_t n) {
+    const hpc_pushed *k = &ex->keys[key];
+    int me = ex->context->group.rank;
+    if (ex->consistency == HPC_BSP || ex->consistency == HPC_BARRIER) return n;
+    if (ex->consistency == HPC_ASYNC || rank == me) return 0;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &ex->shares[k->shares[i]];
+        if (share->owner != me || !is_neighbour(ex, share, rank)) continue;
+        if (ex->consistency == HPC_SSP) return n > (uint64_t)ex->staleness ? n - (uint64_t)ex->staleness : 0;
+        return hpc_sends(ex, n, me, rank) ? n : 0;
+    }
+    return 0;
+}
+
+/* A worker that closed before it pushed what a ticket waits for; else -1. */
 static int closed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
-    for (int r = 0; r < ex->context->group.size && ex->consistency == HPC_BSP; r++)
+    int graph = ex->n_phases > 0;
+    for (int r = 0; r < ex->context->group.size && (graph || ex->consistency == HPC_BSP); r++)
         if (pushes(ex, r, key) && r != ex->context->group.rank && closed_signal(ex, r) != 0 &&
-            closing_counts(ex, r)[key] < ticket / 2)
+            closing_counts(ex, r)[key] < (graph ? needed_of(ex, r, key, ticket / 2) : ticket / 2))
             return r;
     return -1;
 }
@@ -88,17 +119,61 @@ static int closed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
 static int freed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
     const hpc_pushed *k = &ex->keys[key];
     for (int i = 0; i < k->n_shares; i++)
-        if (closed_signal(ex, ex->shares[k->shares[i]].owner) == HPC_FREED && !is_answered(ex, k->shares[i], ticket))
+        if (makes_params(ex, &ex->shares[k->shares[i]]) &&
+            closed_signal(ex, ex->shares[k->shares[i]].owner) == HPC_FREED && !is_answered(ex, k->shares[i], ticket))
             return ex->shares[k->shares[i]].owner;
     return -1;
+}
+
+/* Whether nobody reads this rank's push number ticket / 2 any more: its neighbours have answered it, or closed, after
+ * which they fold nothing; or they were not sent it. */
+static int has_read(const hpc_exchange *ex, int s, uint64_t ticket) {
+    const hpc_share *share = &ex->shares[s];
+    int me = ex->context->group.rank;
+    if (share->owner == me) return is_answered(ex, s, ticket);
+    if (hpc_is_stamped(ex) || ticket == 0 || !is_neighbour(ex, share, me)) return 1;
+    return !hpc_sends(ex, ticket / 2, share->owner, me) || is_answered(ex, s, ticket) ||
+           closed_signal(ex, share->owner) != 0;
+}
+
+static int is_free(const hpc_exchange *ex, int key, uint64_t ticket) {
+    const hpc_pushed *k = &ex->keys[key];
+    if (ex->n_phases == 0) return is_done(ex, key, ticket);
+    for (int i = 0; i < k->n_shares; i++)
+        if (!has_read(ex, k->shares[i], ticket)) return 0;
+    return 1;
+}
+
+static int holds(const look *l) {
+    return l->for_slot ? is_free(l->ex, l->key, l->ticket) : is_done(l->ex, l->key, l->ticket);
+}
+
+static int awaited(void *arg, int *ranks);
+
+/* The time since the last look goes to whom the wait was for then. */
+static void charge(look *l, double now) {
+    hpc_exchange *ex = l->ex;
+    for (int i = 0; i < ex->n_awaited && l->measured > 0; i++)
+        if (ex->awaited[i] != ex->context->group.rank) ex->peer_wait[ex->awaited[i]] += now - l->measured;
+    l->measured = now;
+}
+
+static void measure(look *l) {
+    static const double often = 1e-4; /* seconds: a look at everybody takes a microsecond */
+    double now = hpc_now();
+    if (l->measured > 0 && now - l->measured < often) return;
+    charge(l, now);
+    l->ex->n_awaited = awaited(l, l->ex->awaited);
 }
 
 static int looks_done(void *arg) {
     look *l = arg;
     hpc_exchange *ex = l->ex;
-    if (is_done(ex, l->key, l->ticket)) return 1;
-    if (ex->inline_progress && hpc_context_work(ex->context) == 0 && is_done(ex, l->key, l->ticket)) return 1;
+    if (holds(l)) return 1;
+    if (ex->inline_progress && hpc_context_work(ex->context) == 0 && holds(l)) return 1;
     if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 1;
+    measure(l);
+    if (l->for_slot) return 0;
     l->closed = closed_without(ex, l->key, l->ticket);
     if (l->closed >= 0) return 1;
     l->closed = freed_without(ex, l->key, l->ticket);
@@ -139,11 +214,65 @@ static int missing_inputs(const hpc_exchange *ex, const hpc_share *share, int sl
     return n;
 }
 
+/* Of a share of this rank's own: the neighbours whose inputs to its fold number n are missing. */
+static int missing_neighbours(const hpc_exchange *ex, const hpc_share *share, uint64_t n, int *ranks, int found) {
+    int slot = ex->n_phases > 1 ? 0 : (int)((n - 1) % (uint64_t)ex->depth); /* see work_in_turn */
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
+        for (int e = 0; e < w->row->n_in; e++)
+            if (w->inputs[e].rank != share->owner && hpc_sends(ex, n, share->owner, w->inputs[e].rank) &&
+                !atomic_load_explicit(&came[e], memory_order_relaxed))
+                found = add_rank(ranks, found, w->inputs[e].rank);
+    }
+    return found;
+}
+
+/* Of a share of this rank's own that folds what is there: those who are too far behind. */
+static int late_neighbours(const hpc_exchange *ex, const hpc_share *share, uint64_t n, int *ranks, int found) {
+    for (int r = 0; r < ex->context->group.size; r++) {
+        uint64_t needed = needed_of(ex, r, share->key, n), came;
+        if (r == share->owner || needed == 0) continue;
+        if (ex->consistency == HPC_BARRIER)
+            came = atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_applied(ex, share->siblings[r])),
+                                        memory_order_relaxed);
+        else
+            came = atomic_load_explicit(&share->clock[r], memory_order_relaxed);
+        if (came < needed) found = add_rank(ranks, found, r);
+    }
+    return found;
+}
+
+/* On a graph: those who have not pushed what this rank's fold waits for, or not read what its slot holds. */
+static int awaited_neighbours(const look *l, int *ranks) {
+    const hpc_exchange *ex = l->ex;
+    const hpc_pushed *k = &ex->keys[l->key];
+    int n = 0, me = ex->context->group.rank;
+    uint64_t number = l->ticket / 2;
+    for (int r = 0; r < ex->context->group.size && !l->for_slot; r++)
+        if (r != me && pushes_of(ex, r, l->key) < needed_of(ex, r, l->key, number)) n = add_rank(ranks, n, r);
+    if (n > 0) return n;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &ex->shares[k->shares[i]];
+        if (l->for_slot ? has_read(ex, k->shares[i], l->ticket)
+                        : !makes_params(ex, share) || is_answered(ex, k->shares[i], l->ticket))
+            continue;
+        if (share->owner != me)
+            n = add_rank(ranks, n, share->owner);
+        else if (hpc_takes_what_is_there(ex))
+            n = late_neighbours(ex, share, number, ranks, n);
+        else
+            n = missing_neighbours(ex, share, number, ranks, n);
+    }
+    return n > 0 ? n : add_rank(ranks, n, me);
+}
+
 /* Those who have not pushed. Where that cannot be seen: whose inputs miss here, the other owners who have not answered,
  * and workers that left without a word. */
 static int awaited(void *arg, int *ranks) {
     const look *l = arg;
     const hpc_exchange *ex = l->ex;
+    if (ex->n_phases > 0) return awaited_neighbours(l, ranks);
     const hpc_pushed *k = &ex->keys[l->key];
     int n = 0, size = ex->context->group.size, me = ex->context->group.rank, bsp = ex->consistency == HPC_BSP;
     int slot = (int)((l->ticket / 2 + (uint64_t)ex->depth - 1) % (uint64_t)ex->depth);
@@ -171,29 +300,36 @@ static int freed_owner(const hpc_exchange *ex, int rank, int key, const char *op
                           ex->context->group.rank, op, rank, ex->plan->keys[key].name);
 }
 
-static int wait_for(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op) {
-    look l = {ex, key, ticket, -1, 0};
-    if (is_done(ex, key, ticket)) return HPC_OK;
-    const hpc_wait wait = {op, looks_done, awaited, &l};
+static int wait_look(look *l, double timeout, const char *op) {
+    hpc_exchange *ex = l->ex;
+    if (holds(l)) return HPC_OK;
+    const hpc_wait wait = {op, looks_done, awaited, l};
     double start = hpc_now();
     int status = hpc_wait_for(&ex->context->group, &wait, timeout);
-    ex->stats.wait += hpc_now() - start;
-    if (status != HPC_OK || is_done(ex, key, ticket)) return status;
+    double now = hpc_now();
+    charge(l, now);
+    ex->stats.wait += now - start;
+    if (status != HPC_OK || holds(l)) return status;
     status = hpc_exchange_check(ex, op);
-    if (status != HPC_OK || l.closed < 0) return status;
-    if (l.freed) return freed_owner(ex, l.closed, key, op);
-    return hpc_fail_ranks(HPC_ERR_PEER, op, &l.closed, 1, &l.closed, 1,
+    if (status != HPC_OK || l->closed < 0) return status;
+    if (l->freed) return freed_owner(ex, l->closed, l->key, op);
+    return hpc_fail_ranks(HPC_ERR_PEER, op, &l->closed, 1, &l->closed, 1,
                           "rank %d: %s: rank %d has closed the exchange after %llu pushes of key %s; push %llu is "
                           "waited for",
-                          ex->context->group.rank, op, l.closed, (unsigned long long)closing_counts(ex, l.closed)[key],
-                          ex->plan->keys[key].name, (unsigned long long)(ticket / 2));
+                          ex->context->group.rank, op, l->closed,
+                          (unsigned long long)closing_counts(ex, l->closed)[l->key], ex->plan->keys[l->key].name,
+                          (unsigned long long)(l->ticket / 2));
+}
+
+static int wait_for(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op) {
+    return wait_look(&(look){.ex = ex, .key = key, .ticket = ticket, .closed = -1}, timeout, op);
 }
 
 int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {
     static const char op[] = "test";
     int status = check_call(ex, key, op);
     if (status != HPC_OK) return status;
-    look l = {ex, key, ticket, -1, 0};
+    look l = {.ex = ex, .key = key, .ticket = ticket, .closed = -1};
     hpc_group_progress(&ex->context->group);
     if (is_done(ex, key, ticket)) return HPC_OK;
     if (!looks_done(&l) && atomic_load_explicit(&ex->context->group.departures, memory_order_relaxed) == 0)
@@ -221,6 +357,43 @@ static char *slot_at(const hpc_exchange *ex, int key) {
            ex->keys[key].pushes % (uint64_t)ex->depth * ex->gradient_bytes;
 }
 
+/* A deadline that costs a look at the clock only when something has to wait. */
+typedef struct limit {
+    double timeout, deadline; /* deadline 0: not needed yet */
+} limit;
+
+static double time_left(const hpc_exchange *ex, limit *l) {
+    if (l->deadline == 0) l->deadline = hpc_deadline(&ex->context->group, l->timeout);
+    return hpc_left(l->deadline);
+}
+
+/* HPC_ERR_PEER of a neighbour that has closed is none: it folds nothing any more. */
+static int unless_left(const hpc_exchange *ex, int rank, int status) {
+    if (status != HPC_ERR_PEER) return status;
+    int state = atomic_load_explicit(&ex->context->group.states[rank], memory_order_acquire);
+    return state == HPC_PEER_LEFT ? HPC_OK : status;
+}
+
+/* What a neighbour may overwrite unread has no ACK: the last update has left when the transport says so. */
+static int flush_last(hpc_exchange *ex, int key, limit *l) {
+    const hpc_pushed *k = &ex->keys[key];
+    int status = HPC_OK;
+    for (int i = 0; i < k->n_shares && k->pushes > 0 && status == HPC_OK; i++) {
+        const hpc_share *share = &ex->shares[k->shares[i]];
+        if (share->owner == ex->context->group.rank) continue;
+        status = unless_left(ex, share->owner,
+                             hpc_flush(ex->in_lanes[share->core], ex->window, share->owner, time_left(ex, l)));
+    }
+    return status;
+}
+
+/* Waits until the slot of the next push may be written. */
+static int wait_slot(hpc_exchange *ex, int key, limit *l, const char *op) {
+    look look = {.ex = ex, .key = key, .ticket = slot_ticket(ex, key), .closed = -1, .for_slot = ex->n_phases > 0};
+    int status = holds(&look) ? HPC_OK : wait_look(&look, time_left(ex, l), op);
+    return status == HPC_OK && hpc_is_stamped(ex) ? flush_last(ex, key, l) : status;
+}
+
 int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **gradient) {
     static const char op[] = "gradient";
     int status = check_call(ex, key, op);
@@ -229,7 +402,8 @@ int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **grad
     if (ex->keys[key].sending & HPC_PUSH)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d is sent in part; start it again first", op,
                         ex->plan->keys[key].name, ex->context->group.rank);
-    status = wait_for(ex, key, slot_ticket(ex, key), timeout, op);
+    limit l = {timeout, 0};
+    status = wait_slot(ex, key, &l, op);
     if (status == HPC_OK) *gradient = slot_at(ex, key);
     return status;
 }
@@ -252,6 +426,7 @@ int hpc_exchange_ready(hpc_exchange *ex, int key) {
     int status = check_call(ex, key, op);
     if (status != HPC_OK) return status;
     if (ex->keys[key].sending != 0) return HPC_IN_PROGRESS;
+    if (ex->n_phases > 0) return HPC_OK; /* start waits */
     uint64_t last = blocking_ticket(ex, key);
     if (is_done(ex, key, last)) return HPC_OK;
     hpc_group_progress(&ex->context->group);
@@ -262,7 +437,7 @@ static int check_start(hpc_exchange *ex, int key, int flags, uint64_t *ticket, c
     if (flags < HPC_PUSH || flags > (HPC_PUSH | HPC_PULL))
         return hpc_fail(HPC_ERR_INVALID, op, "%s: flags are %d, not HPC_PUSH, HPC_PULL or both", op, flags);
     if (ticket == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: ticket is NULL", op);
-    if (!(flags & HPC_PUSH)) return HPC_OK;
+    if (!(flags & HPC_PUSH) || ex->n_phases > 0) return HPC_OK;
     uint64_t last = blocking_ticket(ex, key);
     if (!is_done(ex, key, last) && (hpc_group_progress(&ex->context->group), !is_done(ex, key, last)))
         return hpc_fail(HPC_ERR_INVALID, op,
@@ -303,16 +478,6 @@ static void end_gradient(void) {
 #endif
 }
 
-/* A deadline that costs a look at the clock only when something has to wait. */
-typedef struct limit {
-    double timeout, deadline; /* deadline 0: not needed yet */
-} limit;
-
-static double time_left(const hpc_exchange *ex, limit *l) {
-    if (l->deadline == 0) l->deadline = hpc_deadline(&ex->context->group, l->timeout);
-    return hpc_left(l->deadline);
-}
-
 static int notify(hpc_exchange *ex, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                   limit *l) {
     hpc_lane *lane = ex->in_lanes[core];
@@ -321,24 +486,73 @@ static int notify(hpc_exchange *ex, int core, int owner, const void *src, size_t
     return hpc_put_notify(lane, ex->window, owner, src, nbytes, offset, imm, time_left(ex, l));
 }
 
+static void count_sent(hpc_exchange *ex, int owner, size_t nbytes) {
+    if (owner == ex->context->group.rank) return;
+    atomic_fetch_add_explicit(&ex->peer_sent[owner], nbytes, memory_order_relaxed);
+}
+
+/* Into the neighbour's slots, read or not: mark, data, mark, which no transport puts in another order. */
+static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
+    const hpc_pushed *k = &ex->keys[share->key];
+    int me = ex->context->group.rank, status = HPC_OK, owner = share->owner;
+    hpc_lane *lane = ex->in_lanes[share->core];
+    hpc_mark *mark = &ex->marks[share->key];
+    const char *slot = slot_at(ex, share->key);
+    if (atomic_load_explicit(&ex->context->group.states[owner], memory_order_acquire) == HPC_PEER_LEFT) return HPC_OK;
+    for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
+        const hpc_row *row = &ex->plan->rows[share->rows[i]];
+        if (!has_input(row, me)) return HPC_OK;
+        size_t item = hpc_codec_bytes(k->codec), at = ex->push_slot[share->rows[i]];
+        size_t data = at + sizeof *mark, last = data + hpc_row_bytes(row);
+        status = hpc_put(lane, ex->window, owner, &mark->version, sizeof mark->version, at);
+        end_gradient(); /* a copy past the caches could overtake the mark */
+        if (status == HPC_OK)
+            status = hpc_put(lane, ex->window, owner, slot + row->offset * item, (size_t)row->count * item, data);
+        if (status == HPC_OK)
+            status = hpc_put(lane, ex->window, owner, &mark->version, sizeof mark->version, last);
+    }
+    if (status == HPC_OK) count_sent(ex, owner, share->nbytes);
+    return unless_left(ex, owner, status);
+}
+
+/* BARRIER: tells every rank that this one has sent, by a lane that bulk does not keep waiting. */
+static int say_sent(hpc_exchange *ex, int s) {
+    int me = ex->context->group.rank, status = HPC_OK;
+    uint64_t n = ex->keys[ex->shares[s].key].pushes + 1;
+    for (int r = 0; r < ex->context->group.size && status == HPC_OK; r++)
+        if (r != me)
+            status = unless_left(
+                ex, r,
+                hpc_put_signal(ex->context->acks, ex->window, r, NULL, 0, 0, hpc_signal_applied(ex, s), n));
+    return status;
+}
+
 /* To an owner that reads the gradient where it is, one event; to another one, every row with its data. Goes on from
  * k->at_row, where a full ring stopped it. */
 static int push_share(hpc_exchange *ex, int s, int slot, limit *l) {
     const hpc_share *share = &ex->shares[s];
     hpc_pushed *k = &ex->keys[share->key];
     size_t item = hpc_codec_bytes(k->codec);
-    for (; k->at_row < share->n_rows; k->at_row++) {
+    int me = ex->context->group.rank, status = HPC_OK;
+    if (ex->n_phases > 0 && !hpc_sends(ex, k->pushes + 1, share->owner, me)) return HPC_OK;
+    if (hpc_is_stamped(ex) && share->owner != me) return overwrite_share(ex, share);
+    if (ex->consistency == HPC_BARRIER) status = say_sent(ex, s);
+    for (; k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
         int index = share->rows[k->at_row];
         const hpc_row *row = &ex->plan->rows[index];
-        if (!has_input(row, ex->context->group.rank)) continue;
-        if (hpc_is_mapped(ex, share->owner))
-            return notify(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
-        int status = notify(ex, share->core, share->owner, slot_at(ex, share->key) + row->offset * item,
-                            (size_t)row->count * item, ex->push_slot[index] + (size_t)slot * hpc_slot_stride(row),
-                            hpc_imm(HPC_OP_ROW, slot, index), l);
-        if (status != HPC_OK) return status;
+        if (!has_input(row, me)) continue;
+        if (hpc_reads_in_place(ex, share->owner, me)) {
+            status = notify(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
+            break;
+        }
+        status = notify(ex, share->core, share->owner, slot_at(ex, share->key) + row->offset * item,
+                        (size_t)row->count * item, ex->push_slot[index] + (size_t)slot * hpc_slot_stride(ex, row),
+                        hpc_imm(HPC_OP_ROW, slot, index), l);
+        if (status != HPC_OK) break;
     }
-    return HPC_OK;
+    if (ex->n_phases > 0) status = unless_left(ex, share->owner, status);
+    if (status == HPC_OK && is_neighbour(ex, share, me)) count_sent(ex, share->owner, share->nbytes);
+    return status;
 }
 
 /* Counted before it is sent: a rank that is named as missing has really not pushed. */
@@ -360,9 +574,14 @@ static int send_push(hpc_exchange *ex, int key, limit *l) {
     return HPC_OK;
 }
 
+/* ASYNC with servers: elsewhere a push is answered when it is applied, and a pull waits for that. */
+static int pulls_by_itself(const hpc_exchange *ex) {
+    return ex->consistency == HPC_ASYNC && ex->n_phases == 0;
+}
+
 static int send_pull(hpc_exchange *ex, int key, limit *l) {
     hpc_pushed *k = &ex->keys[key];
-    for (; k->at_share < k->n_shares && ex->consistency == HPC_ASYNC; k->at_share++) { /* BSP answers the push */
+    for (; k->at_share < k->n_shares && pulls_by_itself(ex); k->at_share++) {
         const hpc_share *share = &ex->shares[k->shares[k->at_share]];
         int status =
             notify(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, 0, k->shares[k->at_share]), l);
@@ -401,10 +620,13 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *
     if (k->sending == 0) {
         status = check_start(ex, key, flags, ticket, op);
         if (status != HPC_OK) return status;
+        if (flags & HPC_PUSH && ex->n_phases > 0) status = wait_slot(ex, key, l, op);
+        if (status != HPC_OK) return status;
         if (flags & HPC_PUSH) {
             if (src != NULL) fill_slot(ex, key, src);
             if (ex->check_finite && (status = check_finite(ex, key, op)) != HPC_OK) return status;
             publish_count(ex, key);
+            if (hpc_is_stamped(ex)) atomic_store_explicit(&ex->marks[key].version, k->pushes + 1, memory_order_relaxed);
             end_gradient();
         }
         k->sending = k->started = flags;
@@ -414,7 +636,7 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *
     }
     status = send_left(ex, key, l, op);
     if (status == HPC_OK)
-        *ticket = flags & HPC_PULL && ex->consistency == HPC_ASYNC ? 2 * k->pulls + PULL_TICKET : 2 * k->pushes;
+        *ticket = flags & HPC_PULL && pulls_by_itself(ex) ? 2 * k->pulls + PULL_TICKET : 2 * k->pushes;
     return status;
 }
 
@@ -440,6 +662,14 @@ int hpc_worker_check_idle(const hpc_exchange *ex, const char *op) {
     return HPC_OK;
 }
 
+/* On a graph, when everything is folded here: the neighbours have read what was sent, or it has at least left. Under SSP
+ * they may read the last update until they close themselves. */
+static int finish_sends(hpc_exchange *ex, int key, limit *l, const char *op) {
+    look look = {.ex = ex, .key = key, .ticket = 2 * ex->keys[key].pushes, .closed = -1, .for_slot = 1};
+    if (hpc_takes_what_is_there(ex)) return flush_last(ex, key, l);
+    return wait_look(&look, time_left(ex, l), op);
+}
+
 int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline) {
     int status = HPC_OK;
     for (int k = 0; k < ex->plan->n_keys && status == HPC_OK; k++) {
@@ -447,6 +677,7 @@ int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline) {
         if (ex->keys[k].n_shares == 0) continue;
         status = send_left(ex, k, &l, op);
         if (status == HPC_OK) status = wait_for(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline), op);
+        if (status == HPC_OK && ex->n_phases > 0) status = finish_sends(ex, k, &l, op);
     }
     return status;
 }

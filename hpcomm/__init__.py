@@ -4,16 +4,18 @@
     window = ctx.window((1024,), "float32", signals=1)    # every peer may write into it
     queue = ctx.receive_queue(in_peers, out_peers, (1024,))   # NOTIFY-ACK
     ex = hpcomm.parameter_hub(ctx, {"fc": weights})       # push gradients, pull parameters
+    ex = hpcomm.stochastic_reduce(ctx, {"fc": weights})   # average models with a few neighbours
 
 All that is public is here; `python -m pydoc hpcomm` tells it all.
 """
 
 from . import kernels as kernels
+from . import topology as topology
 from ._core import Device, devices
 from ._core import version as _version
 from .calls import Handle
 from .config import Config
-from .consistency import ASYNC, BSP, Consistency
+from .consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from .context import Context, Event, Peer, init
 from .errors import (
     AuthError,
@@ -26,11 +28,11 @@ from .errors import (
     Timeout,
     TransportError,
 )
-from .exchange import Exchange, ExchangeStats
+from .exchange import Exchange, ExchangeStats, PeerStats
 from .launch import Communicator
 from .optim import SGD, Adam, Average, Momentum, Nesterov, Rule
 from .plan import Plan
-from .presets import parameter_hub
+from .presets import parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
 from .topology import ParameterServer
 from .window import Lane, Window
@@ -39,8 +41,11 @@ __version__ = _version()
 
 __all__ = [
     "ASYNC",
+    "BARRIER",
     "BSP",
+    "NOTIFY_ACK",
     "SGD",
+    "SSP",
     "Adam",
     "AuthError",
     "Average",
@@ -64,6 +69,7 @@ __all__ = [
     "ParameterServer",
     "Peer",
     "PeerFailed",
+    "PeerStats",
     "Plan",
     "Queue",
     "QueueStats",
@@ -75,4 +81,5 @@ __all__ = [
     "devices",
     "init",
     "parameter_hub",
+    "stochastic_reduce",
 ]

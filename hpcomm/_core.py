@@ -539,6 +539,32 @@ def plan_hub(
     return ffi.gc(out[0], lib.hpc_plan_free)
 
 
+def graph(
+    keys: list[tuple[str, int]],
+    weights: NDArray[np.float64],
+    *,
+    cores: int,
+    chunk: int,
+    depth: int,
+    wire: int,
+) -> Any:
+    """An hpc_graph. weights: (phases, ranks, ranks), what each rank (second) takes of each (third)."""
+    made = ffi.new("hpc_graph *")
+    lib.hpc_graph_init(made)
+    c_keys, names = _plan_keys(keys)
+    c_weights = from_buffer("double[]", weights)
+    made.keys, made.n_keys, made.weights = c_keys, len(keys), c_weights
+    made.n_phases, made.ranks = weights.shape[:2]
+    made.cores, made.chunk, made.depth, made.wire = cores, chunk, depth, wire
+    return _owned(made, lambda _: None, (made, c_keys, names, c_weights, weights))
+
+
+def plan_graph(graph: Any) -> Any:
+    out = ffi.new("hpc_plan **")
+    check(lib.hpc_plan_graph(graph, out))
+    return ffi.gc(out[0], lib.hpc_plan_free)
+
+
 def plan_make(
     keys: list[tuple[str, int]],
     rows: Sequence[tuple[int, ...]],
@@ -621,7 +647,13 @@ _named: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 PUSH: int = lib.HPC_PUSH
 PULL: int = lib.HPC_PULL
 PUSH_PULL: int = lib.HPC_PUSH | lib.HPC_PULL
-CONSISTENCIES: dict[str, int] = {"BSP": lib.HPC_BSP, "ASYNC": lib.HPC_ASYNC}
+CONSISTENCIES: dict[str, int] = {
+    "BSP": lib.HPC_BSP,
+    "ASYNC": lib.HPC_ASYNC,
+    "NOTIFY_ACK": lib.HPC_NOTIFY_ACK,
+    "SSP": lib.HPC_SSP,
+    "BARRIER": lib.HPC_BARRIER,
+}
 PROGRESS: dict[str, int] = {
     "auto": lib.HPC_PROGRESS_AUTO,
     "inline": lib.HPC_PROGRESS_INLINE,
@@ -648,6 +680,8 @@ def exchange_create(
     rule: Any,
     values: list[NDArray[np.float32]],
     consistency: int,
+    staleness: int,
+    graph: Any,
     progress: int,
     shared_params: bool,
     eager: bool,
@@ -661,6 +695,7 @@ def exchange_create(
     config.plan, config.rule, config.values = plan, rule, c_values
     config.consistency, config.progress, config.isa = consistency, progress, isa
     config.shared_params, config.eager, config.check_finite = shared_params, eager, check_finite
+    config.graph, config.staleness = graph or ffi.NULL, staleness
 
     def create(seconds: float, out: Any) -> int:
         return lib.hpc_exchange_create(context, config, seconds, out)
@@ -749,3 +784,21 @@ def exchange_stats(exchange: Any) -> dict[str, Any]:
     stats = ffi.new("hpc_exchange_stats *")
     check(lib.hpc_exchange_get_stats(exchange, stats))
     return {name: getattr(stats, name) for name, _ in ffi.typeof("hpc_exchange_stats").fields}
+
+
+def exchange_inputs(exchange: Any) -> tuple[int, ...]:
+    """Reduces by how many whole inputs of neighbours they had; () on a plan with servers."""
+    most = lib.hpc_exchange_get_inputs(exchange, ffi.NULL, 0)
+    counts = ffi.new("uint64_t[]", most + 1)
+    check(min(0, lib.hpc_exchange_get_inputs(exchange, counts, most + 1)))
+    return tuple(counts) if most > 0 else ()
+
+
+def exchange_peers(exchange: Any, size: int) -> list[dict[str, Any]]:
+    """hpc_exchange_peer of every rank."""
+    peer, found = ffi.new("hpc_exchange_peer *"), []
+    names = [name for name, _ in ffi.typeof("hpc_exchange_peer").fields]
+    for rank in range(size):
+        check(lib.hpc_exchange_get_peer(exchange, rank, peer))
+        found.append({name: getattr(peer, name) for name in names})
+    return found

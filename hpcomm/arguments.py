@@ -1,6 +1,6 @@
 """What an exchange is given: checked, and brought into the form that C takes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from . import _core, optim
 from .checkpoint import Span
-from .consistency import ASYNC, BSP, Consistency
+from .consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from .context import Context
 from .errors import HpcommError, InvalidArgument, NotSupported
 from .optim import AnyRule, Rule
 from .plan import Plan
+from .topology import Graph, ParameterServer
 from .window import as_source
 
 
@@ -66,13 +67,40 @@ def check_plan(plan: Any, values: Mapping[str, NDArray[np.float32]], size: int) 
             )
 
 
-def engine_mode(consistency: Any) -> str:
+def engine_mode(consistency: Any, on_graph: bool) -> str:
     """The engine's name of a consistency."""
     check_choice("consistency", consistency, Consistency)
-    for name, known in (("BSP", BSP), ("ASYNC", ASYNC)):
-        if consistency == known:
+    known = {"BSP": BSP, "ASYNC": ASYNC}
+    if on_graph:
+        known |= {"NOTIFY_ACK": NOTIFY_ACK, "BARRIER": BARRIER}
+        if consistency.staleness:
+            known["SSP"] = SSP(consistency.staleness)
+    for name, value in known.items():
+        if consistency == value:
             return name
-    raise NotSupported(f"consistency is {consistency}: an exchange knows BSP and ASYNC")
+    if on_graph:
+        raise NotSupported(
+            f"consistency is {consistency}: a graph knows BSP, NOTIFY_ACK, SSP(s), BARRIER and ASYNC"
+        )
+    raise NotSupported(f"consistency is {consistency}: servers know BSP and ASYNC; give a graph as the topology")
+
+
+def graph_phases(topology: Any) -> tuple[Graph, ...]:
+    """The graphs of a topology, in turn; none where there are servers."""
+    if isinstance(topology, ParameterServer):
+        return ()
+    phases = (topology,) if isinstance(topology, Graph) else topology
+    if not isinstance(phases, Sequence) or not phases or not all(isinstance(phase, Graph) for phase in phases):
+        raise InvalidArgument(f"topology is {topology!r}: must be a ParameterServer, a Graph or several Graphs")
+    return tuple(phases)
+
+
+def graph_weights(phases: tuple[Graph, ...], size: int) -> NDArray[np.float64]:
+    """The weights of a topology's graphs: (phases, size, size)."""
+    for phase in phases:
+        if phase.size != size:
+            raise InvalidArgument(f"topology is {phase!r}: must have as many ranks as the job, which has {size}")
+    return np.stack([phase.dense() for phase in phases])
 
 
 def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:

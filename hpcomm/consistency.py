@@ -8,7 +8,7 @@ from .errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Consistency:
-    """How far workers may drift apart, and what a fold waits for. BSP and ASYNC are two such values.
+    """How far workers may drift apart, and what a fold waits for. BSP, ASYNC, NOTIFY_ACK, BARRIER and SSP(s) are such.
 
     Attributes:
         staleness: steps that a worker may be ahead of the slowest one, 0 or more; None: any number.
@@ -16,6 +16,8 @@ class Consistency:
         period: a worker exchanges every so many of its steps, 1 or more.
         late: what becomes of an update that comes after its fold was made: "fold" puts it into the next one, "drop"
             leaves it out. With quorum None no update is late; with quorum 1 each is a fold by itself.
+        waits_for: "all" the other workers, or on a graph "neighbours" only, those that a rank exchanges updates with.
+        whole: False takes what is there when it has waited, be it late, overwritten or torn (and then left out).
 
     Raises:
         InvalidArgument: a number is out of range or no int, or late is neither of the two.
@@ -25,6 +27,8 @@ class Consistency:
     quorum: int | None = None
     period: int = 1
     late: Literal["fold", "drop"] = "fold"
+    waits_for: Literal["all", "neighbours"] = "all"
+    whole: bool = True
 
     def __post_init__(self) -> None:
         _whole("staleness", self.staleness, 0, "None for any number")
@@ -32,8 +36,12 @@ class Consistency:
         _whole("period", self.period, 1, "")
         if self.late not in ("fold", "drop"):
             raise InvalidArgument(f'late is {self.late!r}: must be "fold" or "drop"')
+        if self.waits_for not in ("all", "neighbours"):
+            raise InvalidArgument(f'waits_for is {self.waits_for!r}: must be "all" or "neighbours"')
 
     def __str__(self) -> str:
+        if self.staleness and self == SSP(self.staleness):
+            return f"SSP({self.staleness})"
         return _NAMES.get(self, repr(self))
 
 
@@ -48,6 +56,28 @@ BSP = Consistency()
 """A fold waits for all workers, and every worker for the fold: the same parameters everywhere after each step."""
 
 ASYNC = Consistency(staleness=None, quorum=1)
-"""Each update is applied by itself as it comes; no worker waits for another."""
+"""Each update is applied by itself as it comes; no worker waits for another. On a graph a reduce takes what is there and
+whole."""
 
-_NAMES = {BSP: "BSP", ASYNC: "ASYNC"}
+NOTIFY_ACK = Consistency(waits_for="neighbours")
+"""Graphs: a reduce waits for the in-neighbours' updates, and a send for the out-neighbours' ACK of what was in its slot;
+every input is whole and of this step, and nobody waits for ranks further away (ASAP, section 4)."""
+
+BARRIER = Consistency(whole=False)
+"""Graphs, for comparison: all ranks meet, but the barrier may overtake the updates, and a fast rank may write over what
+a slow one still reads (ASAP, section 6.2)."""
+
+
+def SSP(staleness: int) -> Consistency:  # noqa: N802  the field's name
+    """Graphs: a reduce takes the newest update of each in-neighbour, none more than staleness steps old; SSP(0) is
+    NOTIFY_ACK (Ho et al., NIPS 2013; ASAP, section 7).
+
+    Raises:
+        InvalidArgument: staleness is no int, or negative.
+    """
+    if staleness is None:
+        raise InvalidArgument("staleness is None: must be an int, 0 or more; ASYNC has no bound")
+    return Consistency(staleness=staleness, waits_for="neighbours")
+
+
+_NAMES = {BSP: "BSP", ASYNC: "ASYNC", NOTIFY_ACK: "NOTIFY_ACK", BARRIER: "BARRIER"}

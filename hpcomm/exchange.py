@@ -5,7 +5,7 @@ no copy on either side. Arrays of the trainer's own cost one.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,6 +25,8 @@ from .arguments import (
     check_plan,
     checked_params,
     engine_mode,
+    graph_phases,
+    graph_weights,
     owned_rows,
     refuse,
     wire_dtypes,
@@ -36,11 +38,26 @@ from .context import Context
 from .errors import HpcommError, InvalidArgument, Timeout
 from .keys import Key, Params
 from .optim import SGD, AnyRule
-from .plan import Plan
-from .topology import ParameterServer
+from .plan import Plan, graph_handle
+from .topology import Graph, ParameterServer
 
 _DEFAULT_TOPOLOGY = ParameterServer()
 _DEFAULT_RULE = SGD()
+
+
+@dataclass(frozen=True)
+class PeerStats:
+    """What an exchange had to do with one other rank.
+
+    Attributes:
+        bytes_sent: of updates, to it.
+        bytes_received: of updates, from it, that were folded here.
+        wait: seconds in which it was among those that this rank waited for.
+    """
+
+    bytes_sent: int
+    bytes_received: int
+    wait: float
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,13 @@ class ExchangeStats:
         wait: seconds that this rank waited for pulls, free gradients and full rings.
         busy: seconds that this rank's cores folded, applied and wrote.
         threads: of its engine; 0 means that the callers' own waits do its work.
+        bytes_sent: of updates, to other ranks.
+        reduces: on a graph: folds made here, of each key (and core) by itself.
+        whole, torn, stale, missing: on a graph: neighbours' inputs to them that were whole and new; overwritten while
+            they were read; folded before; not there yet (ASAP, section 6.2). All but the whole ones were left out; under
+            SSP a stale one was folded again where models are averaged.
+        by_inputs: on a graph: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
+        peers: by rank.
     """
 
     pushes: int
@@ -64,6 +88,14 @@ class ExchangeStats:
     wait: float
     busy: float
     threads: int
+    bytes_sent: int
+    reduces: int
+    whole: int
+    torn: int
+    stale: int
+    missing: int
+    by_inputs: tuple[int, ...]
+    peers: tuple["PeerStats", ...]
 
 
 class Exchange(Calls):
@@ -82,11 +114,15 @@ class Exchange(Calls):
         params: an ordered mapping of names to float32 arrays (C-contiguous, native). Their shapes are the keys; rank
             0's values are what every rank starts from. A rank that only serves gives the same. They are copied.
         topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces).
-        consistency: BSP (a chunk is applied when every worker has pushed it) or ASYNC (each update as it comes).
+            Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
+            its in-neighbours, by the graph's weights (ASAP, sections 3 and 4); or several, which the steps take in turn.
+        consistency: BSP (a chunk is applied when every worker has pushed it) or ASYNC (each update as it comes). On a
+            graph also NOTIFY_ACK, SSP(s) and BARRIER.
         rule: SGD, Momentum, Nesterov, Adam, Average, or a Rule of one's own.
         chunk_bytes: bytes of float32 a chunk, a multiple of 64 (section 3.2.3).
         depth: gradients of a key, 1 to 16. Under ASYNC so many pushes of it may be under way; under BSP one, while the
-            next gradient is written.
+            next gradient is written. On a graph: updates that may be on their way to a neighbour that has not folded
+            them; staleness + 2 at least.
         wire: the format of gradients: "float32", "float16" or "bfloat16". Sums are float32.
         reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full.
         shared_params: the workers of a host read one copy of the parameters, which none may write. BSP, and transports
@@ -108,6 +144,7 @@ class Exchange(Calls):
             would change for all, and the next pull would undo the rest. load_state_dict and the rule Average change
             parameters.
         plan: who owns which chunk.
+        graph: the graphs that the steps take in turn; () where there are servers.
         rule: the rule with its present hyper-parameters.
 
     From a push until the pull that follows has returned, the key's gradient and parameters belong to the exchange.
@@ -129,6 +166,7 @@ class Exchange(Calls):
         "_rows",
         "_rule",
         "context",
+        "graph",
         "params",
         "plan",
     )
@@ -139,7 +177,7 @@ class Exchange(Calls):
         self,
         ctx: Context,
         params: Mapping[str, Any],
-        topology: ParameterServer = _DEFAULT_TOPOLOGY,
+        topology: ParameterServer | Graph | Sequence[Graph] = _DEFAULT_TOPOLOGY,
         consistency: Consistency = BSP,
         rule: AnyRule = _DEFAULT_RULE,
         *,
@@ -163,10 +201,27 @@ class Exchange(Calls):
             limit = seconds(timeout, self._default)
             values = checked_params(params)
             optim.check_rule(rule)
-            mode = engine_mode(consistency)
+            phases = graph_phases(topology)
+            mode = engine_mode(consistency, bool(phases))
+            staleness = consistency.staleness or 0
             check_choice("progress", progress, tuple(_core.PROGRESS))
-            if plan is None:
-                check_choice("topology", topology, ParameterServer)
+            graph = None
+            if phases:
+                if plan is not None:
+                    raise InvalidArgument("plan and a graph are given: the graph makes the plan, give one of them")
+                if reduce != "mean":
+                    raise InvalidArgument(f"reduce is {reduce!r}: on a graph the weights say how updates are folded")
+                cut = (
+                    _graph_cores(ctx, progress) if cores is None else cores,
+                    chunk_bytes,
+                    max(depth, staleness + 2) if staleness else depth,
+                    wire,
+                )
+                weights = graph_weights(phases, ctx.size)
+                plan = Plan.graph(values, weights, cores=cut[0], chunk_bytes=cut[1], depth=cut[2], wire=cut[3])
+                graph = graph_handle(values, weights, *cut)
+            elif plan is None:
+                assert isinstance(topology, ParameterServer)
                 interfaces = _interfaces(ctx, topology)
                 plan = topology.compile(
                     values,
@@ -185,7 +240,7 @@ class Exchange(Calls):
         except Exception as wrong:  # the other ranks wait for this one
             refuse(ctx, wrong)
             raise
-        self.plan, self._rule = plan, rule
+        self.plan, self._rule, self.graph = plan, rule, phases
         self._rows = owned_rows(plan, ctx.rank)
         self._kind = Kind(optim.c_name(rule), made.slots, {name: value.size for name, value in values.items()})
         self._handle = _core.exchange_create(
@@ -196,9 +251,11 @@ class Exchange(Calls):
             rule=made,
             values=list(values.values()),
             consistency=_core.CONSISTENCIES[mode],
+            staleness=staleness,
+            graph=graph,
             progress=_core.PROGRESS[progress],
             shared_params=bool(shared_params),
-            eager=not deterministic,
+            eager=not deterministic and not phases,
             check_finite=bool(check_finite),
             isa=_core.ISAS[self._isa],
         )
@@ -332,7 +389,8 @@ class Exchange(Calls):
             InvalidArgument: a push or a pull of this rank is under way.
         """
         self._check_idle("state_dict")
-        check_owners(self.plan, "state_dict")
+        if not self.graph:
+            check_owners(self.plan, "state_dict")
         return snapshot.saved(self._handle, self._rows, self._kind, self.rule)
 
     def load_state_dict(
@@ -351,7 +409,8 @@ class Exchange(Calls):
             ConfigError: the ranks' shards have different hyper-parameters.
         """
         self._check_idle("load_state_dict")
-        check_owners(self.plan, "load_state_dict")
+        if not self.graph:
+            check_owners(self.plan, "load_state_dict")
         self._rule = snapshot.restored(
             self.context,
             self._handle,
@@ -385,7 +444,11 @@ class Exchange(Calls):
     def stats(self) -> ExchangeStats:
         """What it has done so far on this rank."""
         self._check_open("stats")
-        return ExchangeStats(**_core.exchange_stats(self._handle))
+        return ExchangeStats(
+            **_core.exchange_stats(self._handle),
+            by_inputs=_core.exchange_inputs(self._handle),
+            peers=tuple(PeerStats(**peer) for peer in _core.exchange_peers(self._handle, self.context.size)),
+        )
 
     def close(self, timeout: float | None = None) -> None:
         """Tells every rank that no push comes from here any more; again is no error.
@@ -422,6 +485,11 @@ class Exchange(Calls):
             return
         with suppress(HpcommError):  # what was raised first is told
             self.close(0)
+
+
+def _graph_cores(ctx: Context, progress: str) -> int:
+    """Every rank folds for itself: as many as all of them can have for threads."""
+    return max(1, 0 if progress == "inline" else _core.spare_cores(ctx._handle, tuple(range(ctx.size))))
 
 
 def _interfaces(ctx: Context, topology: ParameterServer) -> int:

@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError, fields
 from typing import Any, NamedTuple, NoReturn, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import _core
 from .errors import InvalidArgument
@@ -230,6 +231,38 @@ class Plan:
         plan._fill(handle, own_keys, size, [(rank, core) for rank in own_servers for core in range(cores)])
         return plan
 
+    @classmethod
+    def graph(
+        cls,
+        keys: Mapping[str, Any] | Iterable[Key],
+        weights: NDArray[np.float64],
+        *,
+        cores: int = 1,
+        chunk_bytes: int = 32768,
+        depth: int = 1,
+        wire: str = "float32",
+    ) -> "Plan":
+        """The plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk, which it and
+        its in-neighbours feed.
+
+        Args:
+            keys: as hub takes them.
+            weights: float64 (phases, ranks, ranks): of the update of the third at the second, 0 where there is no edge;
+                never 0 of a rank's own. Steps take the phases in turn.
+            cores: of each rank, to which its chunks are dealt, the largest first.
+            chunk_bytes, wire: as hub takes them.
+            depth: updates of a key, 1 to 16, that may be on their way to a neighbour that has not folded them.
+
+        Raises:
+            InvalidArgument: a value is out of range, or a key is empty or there twice.
+        """
+        own_keys = as_keys(keys)
+        handle = _core.plan_graph(graph_handle(own_keys, weights, cores, chunk_bytes, depth, wire))
+        plan = cls.__new__(cls)
+        places = [(rank, core) for rank in range(weights.shape[1]) for core in range(cores)]
+        plan._fill(handle, own_keys, weights.shape[1], places)
+        return plan
+
     def _fill(self, handle: Any, keys: tuple[Key, ...], size: int, places: Iterable[tuple[int, int]] | None) -> None:
         size = whole("size", size, 1)
         _core.plan_check(handle, size)
@@ -407,6 +440,30 @@ class Plan:
             raise
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as wrong:
             raise InvalidArgument(f"this is not a plan's JSON: {type(wrong).__name__}: {wrong}") from None
+
+
+def graph_handle(
+    keys: Mapping[str, Any] | Iterable[Key],
+    weights: NDArray[np.float64],
+    cores: int,
+    chunk_bytes: int,
+    depth: int,
+    wire: str,
+) -> Any:
+    """What Plan.graph is made of, in C; see there."""
+    choice("wire", wire, _core.CODECS)
+    if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or weights.dtype != np.float64:
+        raise InvalidArgument(
+            f"weights is {weights.dtype} of shape {weights.shape}: must be float64 (phases, ranks, ranks)"
+        )
+    return _core.graph(
+        [(key.name, key.count) for key in as_keys(keys)],
+        np.ascontiguousarray(weights),
+        cores=whole("cores", cores, 1),
+        chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
+        depth=whole("depth", depth, 0),
+        wire=_core.CODECS[wire],
+    )
 
 
 _COLUMNS = [field.name for field in fields(Row)]

@@ -1,15 +1,15 @@
 """Presets: each paper as a function that returns an Exchange of that paper's parts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .arguments import refuse
-from .consistency import BSP
+from .consistency import BSP, NOTIFY_ACK, Consistency
 from .context import Context
 from .errors import HpcommError
 from .exchange import Exchange
-from .optim import AnyRule, Nesterov
-from .topology import ParameterServer
+from .optim import AnyRule, Average, Nesterov
+from .topology import Graph, ParameterServer, root_expander
 
 _RULE = Nesterov()
 
@@ -48,3 +48,40 @@ def parameter_hub(
             refuse(ctx, wrong)
         raise
     return Exchange(ctx, params, topology, options.pop("consistency", BSP), rule, **options)
+
+
+_AVERAGE = Average()
+
+
+def stochastic_reduce(
+    ctx: Context,
+    params: Mapping[str, Any],
+    *,
+    topology: Graph | Sequence[Graph] | None = None,
+    consistency: Consistency = NOTIFY_ACK,
+    rule: AnyRule = _AVERAGE,
+    **options: Any,
+) -> Exchange:
+    """ASAP (Kadav and Kruus, 2016): every rank averages its model with those of its in-neighbours in a sparse graph,
+    and waits for nobody else (sections 3 and 4).
+
+        x = ex.gradient("w")     # where the next update goes: the local model
+        x[...] = w - lr * g
+        w = ex.push_pull("w")    # the weighted average of one's own and the neighbours' models
+
+    Args:
+        ctx, params: as Exchange takes them.
+        topology: a Graph of hpcomm.topology, or several that the steps take in turn; None: root_expander, two
+            out-neighbours each.
+        consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC.
+        rule: Average: what is pushed are models. Any other rule takes gradients, which are folded by the graph's
+            weights and applied to this rank's own parameters.
+        options: Exchange's other ones, e.g. chunk_bytes=65536, wire="bfloat16" or depth=2.
+
+    Raises:
+        InvalidArgument: an argument that cannot be, here or on another rank.
+        ConfigError: ranks disagree.
+    """
+    if topology is None:
+        topology = root_expander(ctx.size)
+    return Exchange(ctx, params, topology, consistency, rule, **options)

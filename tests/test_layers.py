@@ -57,6 +57,8 @@ SOURCES = {
     "context.c": "lane.h",  # a context opens its first lane
     "window.c": "lane.h",  # a put goes by a lane
     "plan_check.c": "plan.h",
+    "plan_graph.c": "plan.h",
+    "graph.c": "engine.h",
     "letters.c": "rendezvous.h",
     "place.c": "rendezvous.h",
     "transport.c": "context.h",  # chosen per peer of a context

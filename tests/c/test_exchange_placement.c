@@ -68,7 +68,7 @@ static void check_home(const hpc_exchange *ex) {
         check_range(w->param, (size_t)w->row->count * sizeof(float), core->node, "a master", core->index);
         for (int e = 0; e < w->row->n_in; e++) {
             if (hpc_is_mapped(ex, w->inputs[e].rank)) continue; /* read where the worker wrote it */
-            check_range(w->inputs[e].slots, hpc_slot_stride(w->row), core->node, "a receive slot", core->index);
+            check_range(w->inputs[e].slots, hpc_slot_stride(ex, w->row), core->node, "a receive slot", core->index);
         }
     }
 }

@@ -430,7 +430,28 @@ typedef struct hpc_hub {
 
 HPC_API void hpc_hub_init(hpc_hub *hub);
 HPC_API int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan);
-HPC_API void hpc_plan_free(hpc_plan *plan); /* one made by hpc_plan_hub; exchanges keep their own copy */
+
+/* A node communication graph (ASAP, section 3): every rank averages its own update with those of its in-neighbours. The
+ * graph of each step is the next of its phases, in turn; one that stays the same has one phase. */
+typedef struct hpc_graph {
+    size_t size; /* sizeof(hpc_graph), set by hpc_graph_init */
+    const hpc_key *keys;
+    int n_keys;
+    int ranks;             /* all of the job */
+    int n_phases;          /* 1 or more */
+    const double *weights; /* [phase][rank][from]: of the update of from at rank, 0 where there is no edge; never 0 of
+                              oneself */
+    int cores;             /* of each rank, 1 or more */
+    uint64_t chunk;        /* bytes of float32, a multiple of 64; 32 KiB */
+    int depth;             /* updates of one key that may be on their way to a neighbour; 1 */
+    int wire;              /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
+} hpc_graph;
+
+HPC_API void hpc_graph_init(hpc_graph *graph);
+/* Each rank owns a row of every chunk, fed by itself and its in-neighbours of all phases. */
+HPC_API int hpc_plan_graph(const hpc_graph *graph, hpc_plan **plan);
+
+HPC_API void hpc_plan_free(hpc_plan *plan); /* one made here; exchanges keep their own copy */
 /* HPC_ERR_INVALID, and which row is wrong, unless every rank that is sent a key's parameters gets each element once and
  * every edge has its other end. */
 HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
@@ -449,8 +470,13 @@ HPC_API int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group,
 typedef struct hpc_exchange hpc_exchange;
 
 typedef enum hpc_consistency {
-    HPC_BSP = 0,  /* a chunk is applied when every worker has pushed it, and goes to all */
-    HPC_ASYNC = 1 /* each update is applied as it comes; parameters go to who pulls them */
+    HPC_BSP = 0,        /* a chunk is applied when every worker has pushed it, and goes to all */
+    HPC_ASYNC = 1,      /* each update is applied as it comes; parameters go to who pulls them. On a graph: nobody waits
+                           for anybody, and a fold takes what is there and whole */
+    HPC_NOTIFY_ACK = 2, /* graphs only (ASAP, section 4): a fold waits for the in-neighbours' updates, a push for the
+                           out-neighbours' folds of the one that used its slot before */
+    HPC_SSP = 3,        /* graphs only: a fold takes the newest updates, none of them more than staleness steps old */
+    HPC_BARRIER = 4     /* graphs only: all ranks meet, unflushed, then a fold takes what is there and whole */
 } hpc_consistency;
 
 typedef enum hpc_progress {
@@ -470,6 +496,8 @@ typedef struct hpc_exchange_config {
     int eager;                  /* 1: fold each input as it comes, in any order; 0: all at once, in the plan's order */
     int check_finite;           /* 1: a push with NaN or Inf is refused */
     int isa;                    /* hpc_isa of its kernels */
+    const hpc_graph *graph;     /* the one that the plan was made of; NULL: the plan has servers */
+    int staleness;              /* HPC_SSP: steps, 0 or more */
     const char *refusal;        /* not NULL: this rank cannot take part, and all get this sentence */
 } hpc_exchange_config;
 
@@ -541,9 +569,23 @@ typedef struct hpc_exchange_stats {
     double wait;                          /* seconds that this rank waited for pulls, gradients and rings */
     double busy;                          /* seconds that its cores folded, applied and wrote */
     int threads;                          /* of its engine; 0: inline */
+    uint64_t bytes_sent;                  /* of updates, to other ranks */
+    /* On a graph: folds of a share (what a core has of a key), and what became of the neighbours' inputs to them. */
+    uint64_t reduces, whole, torn, stale, missing;
 } hpc_exchange_stats;
 
 HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_stats *stats);
+
+/* counts[k]: the reduces so far of which k inputs of neighbours were whole, for k below cap; returns the most inputs
+ * that a reduce has had, 0 on a plan with servers. */
+HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *counts, int cap);
+
+typedef struct hpc_exchange_peer {
+    uint64_t bytes_sent, bytes_received; /* of updates: sent there, and from there folded here */
+    double wait;                         /* seconds in which that rank was among those waited for */
+} hpc_exchange_peer;
+
+HPC_API int hpc_exchange_get_peer(const hpc_exchange *exchange, int rank, hpc_exchange_peer *peer);
 
 /* A reference that keeps this rank's gradients and parameters mapped (see hpc_window_memory); shared parameters lie in
  * that of rank. */

@@ -1,0 +1,253 @@
+"""A node communication graph: who takes whose updates, and with which weight (ASAP, section 3 and appendix A)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import InvalidArgument, NotSupported
+from ..stage import whole
+
+PIP_GRAPH = "pip install 'hpcomm[graph]'"
+TOLERANCE = 1e-9  # by which sums of weights may miss 1
+
+
+class Graph:
+    """Which rank sends its update to which, and the weights with which updates are averaged.
+
+    In a step rank i takes the updates of its in-neighbours j and its own: x_i becomes the sum of P_ij x_j. P is the
+    matrix of dense(); each row sums to 1. By default the weights of a row are all the same, 1/(in-degree + 1): P is the
+    adjacency matrix with self-loops over the in-degree with self-loops (ASAP, appendix A). A graph never changes; two
+    are equal if they have the same edges and weights, whatever their names. It takes 12 bytes for each
+    edge and 20 for each rank.
+
+    Args:
+        size: number of ranks.
+        sources, targets: int (edges,), rank sources[k] sends to rank targets[k], each pair once. Self-loops need not be
+            given.
+        weights: float (edges,), with which targets[k] takes what sources[k] sends. A rank whose self-loop is not given
+            takes its own update with what is left to 1. None: as above.
+        name: for people, such as "ring(8)".
+
+    Raises:
+        InvalidArgument: a rank is out of range, an edge is given twice, a weight is not above 0 (a self-loop's: below
+            0), or the weights of a rank do not sum to 1.
+    """
+
+    __slots__ = ("_name", "_out", "_size", "_sources", "_starts", "_weights")
+
+    def __init__(
+        self, size: int, sources: ArrayLike, targets: ArrayLike, weights: ArrayLike | None = None, name: str = "graph"
+    ) -> None:
+        self._size = whole("size", size, 1)
+        if not isinstance(name, str):
+            raise InvalidArgument(f"name is {name!r}: must be a str")
+        self._name = name
+        source, target = _ranks("sources", sources, self._size), _ranks("targets", targets, self._size)
+        if len(source) != len(target):
+            raise InvalidArgument(
+                f"sources has {len(source)} ranks and targets {len(target)}: each edge has one of both"
+            )
+        given = None if weights is None else _numbers(weights, len(source))
+
+        # The ranks whose self-loop is missing get it, and edges are sorted by target, then source.
+        bare = np.ones(self._size, bool)
+        bare[target[source == target]] = False
+        loops = np.flatnonzero(bare)
+        source, target = np.concatenate([source, loops]), np.concatenate([target, loops])
+        order = np.lexsort((source, target))
+        source, target = source[order], target[order]
+        twice = np.flatnonzero((source[1:] == source[:-1]) & (target[1:] == target[:-1]))
+        if twice.size:
+            raise InvalidArgument(f"edge {source[twice[0]]} -> {target[twice[0]]} is given twice: name it once")
+
+        degrees = np.bincount(target, minlength=self._size)
+        if given is None:
+            values = np.repeat(1 / degrees, degrees)
+        else:
+            values = np.concatenate([given, np.zeros(len(loops))])[order]
+            rest = 1 - np.bincount(target, values, self._size)
+            own = (source == target) & bare[target]
+            values[own] = np.where(rest > -TOLERANCE, np.maximum(rest, 0), rest)[loops]
+            _check_weights(source, target, values, self._size)
+        self._starts: NDArray[np.int64] = _frozen(np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64))
+        self._sources: NDArray[np.int32] = _frozen(source.astype(np.int32))
+        self._weights: NDArray[np.float64] = _frozen(
+            values + 0.0
+        )  # no -0.0, which equals 0.0 but has other bits for hash
+        self._out: tuple[NDArray[np.int64], NDArray[np.int32]] | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._size
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """int64 (size + 1,), read-only: in-edges starts[i] to starts[i + 1] are those of rank i."""
+        return self._starts
+
+    @property
+    def sources(self) -> NDArray[np.int32]:
+        """int32 (edges + size,), read-only: where each in-edge comes from; those of a rank rise, itself among them."""
+        return self._sources
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """float64 (edges + size,), read-only: the weight of each in-edge; those of a rank sum to 1."""
+        return self._weights
+
+    @property
+    def targets(self) -> NDArray[np.int32]:
+        """int32 (edges + size,): where each in-edge goes to."""
+        return np.repeat(np.arange(self._size, dtype=np.int32), np.diff(self._starts))
+
+    @property
+    def in_degrees(self) -> NDArray[np.int64]:
+        """int64 (size,): from how many others each rank takes updates."""
+        degrees: NDArray[np.int64] = np.diff(self._starts) - 1
+        return degrees
+
+    @property
+    def out_degrees(self) -> NDArray[np.int64]:
+        """int64 (size,): to how many others each rank sends its update."""
+        return np.bincount(self._sources, minlength=self._size) - 1
+
+    def in_edges(self, rank: int) -> tuple[tuple[int, float], ...]:
+        """Whose updates a rank takes, and with which weight: (source, weight), by rising source, itself included.
+
+        Raises:
+            InvalidArgument: there is no such rank.
+        """
+        edges = self._edges(rank)
+        return tuple(zip(self._sources[edges].tolist(), self._weights[edges].tolist(), strict=True))
+
+    def in_peers(self, rank: int) -> tuple[int, ...]:
+        """The other ranks that send to a rank, rising."""
+        return tuple(source for source in self._sources[self._edges(rank)].tolist() if source != rank)
+
+    def out_peers(self, rank: int) -> tuple[int, ...]:
+        """The other ranks that a rank sends to, rising."""
+        rank = whole("rank", rank, 0, self._size - 1)
+        starts, targets = self.out_edges()
+        return tuple(target for target in targets[starts[rank] : starts[rank + 1]].tolist() if target != rank)
+
+    def out_edges(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Edges by source: starts, int64 (size + 1,), and targets, int32 (edges + size,); self-loops included."""
+        if self._out is None:
+            order = np.argsort(self._sources, kind="stable")
+            starts = np.concatenate([[0], np.cumsum(np.bincount(self._sources, minlength=self._size))])
+            self._out = _frozen(starts.astype(np.int64)), _frozen(self.targets[order])
+        return self._out
+
+    def dense(self) -> NDArray[np.float64]:
+        """P, float64 (size, size): entry (i, j) is the weight with which rank i takes the update of rank j, or 0."""
+        matrix = np.zeros((self._size, self._size))
+        matrix[self.targets, self._sources] = self._weights
+        return matrix
+
+    def sparse(self) -> Any:
+        """P as scipy.sparse.csr_array.
+
+        Raises:
+            NotSupported: SciPy is not installed.
+        """
+        try:
+            from scipy.sparse import csr_array  # noqa: PLC0415
+        except ModuleNotFoundError:
+            raise NotSupported(f"a sparse matrix needs SciPy: {PIP_GRAPH}") from None
+        shape = (self._size, self._size)
+        return csr_array((self._weights.copy(), self._sources.copy(), self._starts.astype(np.int32)), shape=shape)
+
+    def to_networkx(self, self_loops: bool = False) -> Any:
+        """networkx.DiGraph of the edges, with attribute "weight", self-loops among them only if asked for.
+
+        Raises:
+            NotSupported: networkx is not installed.
+        """
+        try:
+            import networkx  # noqa: PLC0415
+        except ModuleNotFoundError:
+            raise NotSupported(f"a networkx graph needs networkx: {PIP_GRAPH}") from None
+        found = networkx.DiGraph(name=self._name)
+        found.add_nodes_from(range(self._size))
+        found.add_weighted_edges_from(edge for edge in self if self_loops or edge[0] != edge[1])
+        return found
+
+    def __iter__(self) -> Iterator[tuple[int, int, float]]:
+        """Edges (source, target, weight) by rising target, then source; self-loops included."""
+        return zip(self._sources.tolist(), self.targets.tolist(), self._weights.tolist(), strict=True)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return self._size == other._size and all(
+            np.array_equal(mine, theirs) for mine, theirs in zip(self._arrays(), other._arrays(), strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._size, *(array.tobytes() for array in self._arrays())))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Graph, (self._size, self._sources, self.targets, self._weights, self._name)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self._name}: {self._size} ranks, {len(self._sources) - self._size} edges>"
+
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        return self._starts, self._sources, self._weights
+
+    def _edges(self, rank: int) -> slice:
+        rank = whole("rank", rank, 0, self._size - 1)
+        return slice(int(self._starts[rank]), int(self._starts[rank + 1]))
+
+
+def _frozen(array: Any) -> Any:
+    array.flags.writeable = False
+    return array
+
+
+def _ranks(name: str, values: ArrayLike, size: int) -> NDArray[np.int64]:
+    """values as ranks of a graph of that size."""
+    found = np.asarray(values)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise InvalidArgument(f"{name} is {values!r}: must be ranks, one for each edge")
+    wrong = np.flatnonzero((found < 0) | (found >= size))
+    if wrong.size:
+        raise InvalidArgument(f"{name} has rank {found[wrong[0]]}: the ranks of this graph are 0 to {size - 1}")
+    return found.astype(np.int64)
+
+
+def _numbers(weights: ArrayLike, edges: int) -> NDArray[np.float64]:
+    try:
+        found = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"weights is {weights!r}: must be numbers, one for each edge") from None
+    if found.shape != (edges,):
+        raise InvalidArgument(f"weights has shape {found.shape}: there are {edges} edges, and each has one weight")
+    return found
+
+
+def _check_weights(
+    source: NDArray[np.int64], target: NDArray[np.int64], weights: NDArray[np.float64], size: int
+) -> None:
+    """Refuses weights with which a rank would not average."""
+    wrong = np.flatnonzero(~(np.isfinite(weights) & ((weights > 0) | ((weights == 0) & (source == target)))))
+    if wrong.size:
+        k = wrong[0]
+        if source[k] == target[k]:
+            raise InvalidArgument(
+                f"rank {target[k]} would take its own update with weight {weights[k]:g}: must be 0 or more, so that "
+                f"the weights of its other in-edges sum to 1 at the most"
+            )
+        raise InvalidArgument(f"edge {source[k]} -> {target[k]} has weight {weights[k]:g}: must be above 0")
+    sums = np.bincount(target, weights, size)
+    wrong = np.flatnonzero(np.abs(sums - 1) > TOLERANCE)
+    if wrong.size:
+        rank = wrong[0]
+        raise InvalidArgument(f"the weights of the in-edges of rank {rank} sum to {sums[rank]:.9g}: must sum to 1")

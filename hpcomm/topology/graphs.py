@@ -1,0 +1,305 @@
+"""Graphs by name, from edges, and those that change from step to step (ASAP, section 3).
+
+Directed graphs send along their edges only, undirected ones both ways. Weights are uniform, 1/(in-degree + 1), wherever
+they are not given.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import isqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import InvalidArgument
+from ..stage import whole
+from .graph import Graph
+from .spectrum import spectral_gap
+
+Ints = NDArray[np.int64]
+
+
+def complete(n: int) -> Graph:
+    """All-reduce: every rank sends to every other one (ASAP, figure 2a)."""
+    n = whole("n", n, 1)
+    return _circulant(n, range(1, n), f"complete({n})")
+
+
+def ring(n: int, directed: bool = True) -> Graph:
+    """Rank i sends to i + 1, mod n; undirected also to i - 1."""
+    n = whole("n", n, 1)
+    return _circulant(n, (1,) if directed else (1, -1), _named("ring", n, directed))
+
+
+def chain(n: int, directed: bool = True) -> Graph:
+    """Rank i sends to i + 1; undirected also to i - 1 (ASAP, figure 2d).
+
+    In the directed chain rank 0 hears of nobody: all ranks drift to its model.
+    """
+    n = whole("n", n, 1)
+    source = np.arange(n - 1)
+    return _graph(n, source, source + 1, _named("chain", n, directed), directed)
+
+
+def star(n: int, center: int = 0) -> Graph:
+    """The center sends to all and all send to it, as with one parameter server (ASAP, figure 2b).
+
+    The center takes n updates, and every other rank two: its weights are no doubly stochastic matrix. Average with
+    metropolis(star(n)) to treat all fairly.
+    """
+    n = whole("n", n, 1)
+    center = whole("center", center, 0, n - 1)
+    others = np.delete(np.arange(n), center)
+    name = f"star({n})" if center == 0 else f"star({n}, center={center})"
+    return _graph(n, others, np.full(n - 1, center), name, directed=False)
+
+
+def root_expander(n: int, degree: int | None = None) -> Graph:
+    """Rank i sends to i + 1 and to i + floor(sqrt(n)), mod n (ASAP, section 3.1 and figure 2c).
+
+    The paper has no other degrees and asks for edges that spread with n. Here rank i sends to i + floor(n^(j/degree)),
+    mod n, for j = 0 to degree - 1: strides 1 and floor(sqrt(n)) of degree 2, and 1, floor(cbrt(n)) and floor(cbrt(n^2))
+    of degree 3. A stride that is taken already goes up to the next free one, or down where there is none above.
+
+    The spectral gap of this graph is 0.333 for 6 ranks and 0.142 for 25. The 0.38 and 0.2 of the paper's figure 2c do
+    not follow from its formula.
+
+    Args:
+        n: number of ranks.
+        degree: out-degree, 1 to n - 1. None: the two edges of the paper, or one where they fall together (n < 4).
+    """
+    n = whole("n", n, 1)
+    if degree is None:
+        return _circulant(n, (1, isqrt(n)), f"root_expander({n})")
+    degree = whole("degree", degree, 1, max(n - 1, 1))
+    strides: list[int] = []
+    for j in range(degree) if n > 1 else ():
+        low = _root(n**j, degree)
+        free = [*range(low, n), *range(low - 1, 0, -1)]
+        strides.append(next(stride for stride in free if stride not in strides))
+    return _circulant(n, strides, f"root_expander({n}, degree={degree})")
+
+
+def hypercube(n: int) -> Graph:
+    """Rank i sends to those whose number differs from its own in one bit. n must be a power of two."""
+    n = whole("n", n, 1)
+    if n & (n - 1):
+        below = 1 << n.bit_length() - 1
+        raise InvalidArgument(
+            f"n is {n}: a hypercube has a power of two of ranks, such as {below} or {2 * below}; use exponential({n})"
+        )
+    ranks = np.arange(n)
+    bits = [1 << k for k in range(n.bit_length() - 1)]
+    return _graph(n, np.tile(ranks, len(bits)), _joined([ranks ^ bit for bit in bits]), f"hypercube({n})")
+
+
+def exponential(n: int) -> Graph:
+    """Rank i sends to i + 1, i + 2, i + 4, ... up to i + 2^k for 2^k < n, mod n."""
+    n = whole("n", n, 1)
+    return _circulant(n, _powers(n), f"exponential({n})")
+
+
+def torus(rows: int, cols: int) -> Graph:
+    """Rank row * cols + col sends to the ranks above, below, left and right of it, around the edges."""
+    rows, cols = whole("rows", rows, 1), whole("cols", cols, 1)
+    n = whole("rows * cols", rows * cols, 1)
+    row, col = np.divmod(np.arange(n), cols)
+    targets = [(row + 1) % rows * cols + col, row * cols + (col + 1) % cols]
+    source, target = np.tile(np.arange(n), 2), _joined(targets)
+    return _graph(n, source, target, f"torus({rows}, {cols})", directed=False)
+
+
+def random_regular(n: int, degree: int, seeds: int = 16, seed: int = 0) -> Graph:
+    """An undirected random graph in which every rank has that degree: of several drawn, the one with the best gap.
+
+    Half-edges are paired at random, and pairs that are no edges exchange ends with others until all are. The same
+    arguments give the same graph on every rank.
+
+    Args:
+        n: number of ranks.
+        degree: to how many each sends, 1 to n - 1; n * degree must be even.
+        seeds: how many graphs are drawn.
+        seed: of the first draw, 0 or more; the k-th has seed + k.
+
+    Raises:
+        InvalidArgument: there is no such graph.
+        NotSupported: several are to be compared, n is more than 1024, and SciPy is not installed.
+    """
+    n = whole("n", n, 2)
+    degree, seeds, seed = whole("degree", degree, 1, n - 1), whole("seeds", seeds, 1), whole("seed", seed, 0)
+    if n * degree % 2:
+        raise InvalidArgument(f"degree is {degree}: {n} ranks of odd degree do not pair up; use {degree - 1 or 2}")
+    drawn = (_regular(n, degree, np.random.default_rng(seed + k)) for k in range(seeds))
+    name = f"random_regular({n}, {degree})"
+    found = [_graph(n, source, target, name, directed=False) for source, target in drawn]
+    # Rounding makes equally good draws equal whatever the host's arithmetic, and max takes the first of them.
+    return max(found, key=lambda graph: round(spectral_gap(graph), 9)) if seeds > 1 else found[0]
+
+
+def from_edges(
+    n: int, edges: Iterable[Sequence[int]], weights: ArrayLike | None = None, name: str = "from_edges"
+) -> Graph:
+    """A graph of n ranks with the edges (source, target): source sends to target.
+
+    Args:
+        n: number of ranks.
+        edges: pairs of ranks, each once; self-loops need not be there.
+        weights: one for each edge, by which its target takes the update; see Graph.
+        name: of the graph.
+    """
+    try:
+        pairs = np.array([tuple(edge) for edge in edges])
+    except (TypeError, ValueError):
+        raise InvalidArgument("edges must be pairs of ranks (source, target)") from None
+    if pairs.size == 0:
+        pairs = np.zeros((0, 2), np.int64)
+    if pairs.ndim != 2 or pairs.shape[1] != 2:
+        raise InvalidArgument(f"edges has shape {pairs.shape}: must be pairs of ranks (source, target)")
+    return Graph(n, pairs[:, 0], pairs[:, 1], weights, name)
+
+
+def from_adjacency(matrix: Any, weighted: bool = False, name: str = "from_adjacency") -> Graph:
+    """A graph from the matrix A of the paper's appendix: entry (i, j) is not 0 if rank i takes the update of rank j.
+
+    The adjacency matrices of networkx are the other way round: there row i has the targets of i. Transpose them.
+
+    Args:
+        matrix: (n, n), an array or a SciPy sparse matrix.
+        weighted: take the entries as weights; a rank with 0 on the diagonal gets there what is left to 1. Otherwise
+            it counts only whether they are 0.
+        name: of the graph.
+    """
+    found = matrix.tocoo() if hasattr(matrix, "tocoo") else np.asarray(matrix)
+    if len(found.shape) != 2 or found.shape[0] != found.shape[1] or found.dtype.kind not in "biuf":
+        raise InvalidArgument(f"matrix has shape {found.shape} and dtype {found.dtype}: must be square, of numbers")
+    if isinstance(found, np.ndarray):
+        target, source = np.nonzero(found)
+        values = found[target, source]
+    else:
+        found.sum_duplicates()
+        there = found.data != 0
+        target, source, values = found.row[there], found.col[there], found.data[there]
+    return Graph(found.shape[0], source, target, values if weighted else None, name)
+
+
+def from_networkx(g: Any, weight: str | None = None, name: str | None = None) -> Graph:
+    """A graph from a networkx graph whose nodes are 0 to n - 1; an undirected one sends both ways.
+
+    Args:
+        g: networkx.Graph or DiGraph.
+        weight: the attribute of edges by which their target takes the update, for all of them; None: uniform weights.
+        name: of the graph; None: that of g.
+    """
+    if not all(hasattr(g, method) for method in ("is_directed", "is_multigraph", "nodes", "edges")):
+        raise InvalidArgument(f"g is a {type(g).__name__}: must be a networkx.Graph or DiGraph")
+    if g.is_multigraph():
+        raise InvalidArgument(f"g is a {type(g).__name__}, which may have an edge twice: use networkx.DiGraph(g)")
+    n = g.number_of_nodes()
+    strange = next((node for node in g if not isinstance(node, int | np.integer) or not 0 <= node < n), None)
+    if strange is not None:
+        raise InvalidArgument(
+            f"g has node {strange!r}: nodes must be 0 to {n - 1}; use networkx.convert_node_labels_to_integers(g)"
+        )
+    edges = [(u, v, data) for u, v, data in g.edges(data=True)]
+    if not g.is_directed():
+        edges += [(v, u, data) for u, v, data in edges if u != v]
+    if weight is not None:
+        for u, v, data in edges:
+            if weight not in data:
+                raise InvalidArgument(f"edge {u} -> {v} of g has no attribute {weight!r}: all edges need it, or none")
+    weights = None if weight is None else [data[weight] for _, _, data in edges]
+    return from_edges(n, [(u, v) for u, v, _ in edges], weights, name or str(g.name) or "from_networkx")
+
+
+def one_peer_exponential(n: int) -> tuple[Graph, ...]:
+    """The edges of exponential(n) one stride a step: in phase k rank i sends to i + 2^k, mod n, with weight 1/2.
+
+    The phases are gone through again and again. If n is a power of two, one round of them gives exactly the mean of
+    all ranks.
+    """
+    n = whole("n", n, 1)
+    name = f"one_peer_exponential({n})"
+    return tuple(_circulant(n, (stride,), f"{name}[{k}]") for k, stride in enumerate(_powers(n) or [0]))
+
+
+def random_matchings(n: int, phases: int, seed: int = 0) -> tuple[Graph, ...]:
+    """In each phase the ranks pair up at random and average in pairs; one rank sits out if n is odd.
+
+    Args:
+        n: number of ranks.
+        phases: how many graphs, which are gone through again and again.
+        seed: 0 or more; the same one gives the same graphs on every rank.
+    """
+    n, phases, seed = whole("n", n, 1), whole("phases", phases, 1), whole("seed", seed, 0)
+    random = np.random.default_rng(seed)
+    name = f"random_matchings({n}, {phases})"
+    found = []
+    for k in range(phases):
+        pairs = random.permutation(n)[: n // 2 * 2].reshape(-1, 2)
+        found.append(_graph(n, pairs[:, 0], pairs[:, 1], f"{name}[{k}]", directed=False))
+    return tuple(found)
+
+
+def _graph(n: int, source: Ints, target: Ints, name: str, directed: bool = True) -> Graph:
+    """The distinct edges among these, without self-loops; undirected ones both ways."""
+    if not directed:
+        source, target = np.concatenate([source, target]), np.concatenate([target, source])
+    other = source != target
+    edges = np.unique(target[other].astype(np.int64) * n + source[other])
+    return Graph(n, edges % n, edges // n, name=name)
+
+
+def _circulant(n: int, strides: Iterable[int], name: str) -> Graph:
+    """Rank i sends to i + stride, mod n."""
+    ranks = np.arange(n)
+    distinct = sorted({stride % n for stride in strides} - {0})
+    return _graph(n, np.tile(ranks, len(distinct)), _joined([(ranks + stride) % n for stride in distinct]), name)
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _named(kind: str, n: int, directed: bool) -> str:
+    if not isinstance(directed, bool):
+        raise InvalidArgument(f"directed is {directed!r}: must be True or False")
+    return f"{kind}({n})" if directed else f"{kind}({n}, directed=False)"
+
+
+def _powers(n: int) -> list[int]:
+    return [1 << k for k in range((n - 1).bit_length())]
+
+
+def _root(value: int, degree: int) -> int:
+    """The largest int whose degree-th power is no more than value."""
+    found = round(value ** (1 / degree)) if value < 1 << 52 else 1 << -(-value.bit_length() // degree)
+    while found**degree > value:
+        found = min(found - 1, ((degree - 1) * found + value // found ** (degree - 1)) // degree)
+    while (found + 1) ** degree <= value:
+        found += 1
+    return found
+
+
+def _regular(n: int, degree: int, random: np.random.Generator) -> tuple[Ints, Ints]:
+    """The edges of a random regular graph, each once."""
+    if 2 * degree > n - 1 and degree < n:  # more edges than not: those that a sparser one leaves
+        absent = np.eye(n, dtype=bool)
+        if degree < n - 1:
+            source, target = _regular(n, n - 1 - degree, random)
+            absent[source, target] = absent[target, source] = True
+        low, high = np.nonzero(np.triu(~absent))
+        return low, high
+    ends = random.permutation(np.repeat(np.arange(n), degree)).reshape(-1, 2)
+    while (wrong := _no_edges(ends, n)).size:
+        others = random.choice(len(ends), size=len(wrong), replace=False)
+        for a, b in zip(wrong.tolist(), others.tolist(), strict=True):
+            ends[a, 1], ends[b, 1] = ends[b, 1], ends[a, 1]
+    return ends[:, 0], ends[:, 1]
+
+
+def _no_edges(ends: Ints, n: int) -> Ints:
+    """Which of these pairs are no edges: a rank with itself, and what is there already."""
+    names = ends.min(axis=1) * n + ends.max(axis=1)
+    first = np.zeros(len(ends), bool)
+    first[np.unique(names, return_index=True)[1]] = True
+    return np.flatnonzero(~first | (ends[:, 0] == ends[:, 1]))
