@@ -5,6 +5,8 @@ graph.in_edges(0)                          # whose updates rank 0 takes, with wh
 hpcomm.topology.spectral_gap(graph)        # how fast updates spread
 """
 
+from .choose import Choice, bytes_per_step, recommend, steps_to_consensus
+from .fairness import check, metropolis
 from .graph import Graph
 from .graphs import (
     chain,
@@ -23,22 +25,36 @@ from .graphs import (
     torus,
 )
 from .parameter_server import ParameterServer
+from .paths import diameter, distances, first_wait
+from .spectrum import influence, second_singular, spectral_gap
 
 __all__ = [
+    "Choice",
     "Graph",
     "ParameterServer",
+    "bytes_per_step",
     "chain",
+    "check",
     "complete",
+    "diameter",
+    "distances",
     "exponential",
+    "first_wait",
     "from_adjacency",
     "from_edges",
     "from_networkx",
     "hypercube",
+    "influence",
+    "metropolis",
     "one_peer_exponential",
     "random_matchings",
     "random_regular",
+    "recommend",
     "ring",
     "root_expander",
+    "second_singular",
+    "spectral_gap",
     "star",
+    "steps_to_consensus",
     "torus",
 ]

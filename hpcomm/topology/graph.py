@@ -1,6 +1,6 @@
 """A node communication graph: who takes whose updates, and with which weight (ASAP, section 3 and appendix A)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -205,6 +205,21 @@ class Graph:
     def _edges(self, rank: int) -> slice:
         rank = whole("rank", rank, 0, self._size - 1)
         return slice(int(self._starts[rank]), int(self._starts[rank + 1]))
+
+
+def as_phases(graph: Graph | Sequence[Graph]) -> tuple[Graph, ...]:
+    """The graphs of one round: one, or those of a graph that changes from step to step.
+
+    Raises:
+        InvalidArgument: they are no graphs, none, or of different sizes.
+    """
+    phases = (graph,) if isinstance(graph, Graph) else tuple(graph) if isinstance(graph, Sequence) else ()
+    if not phases or not all(isinstance(phase, Graph) for phase in phases):
+        raise InvalidArgument(f"graph is {graph!r}: must be a Graph, or a sequence of them, one for each phase")
+    for k, phase in enumerate(phases):
+        if phase.size != phases[0].size:
+            raise InvalidArgument(f"phase {k} has {phase.size} ranks and phase 0 {phases[0].size}: all have as many")
+    return phases
 
 
 def _frozen(array: Any) -> Any:

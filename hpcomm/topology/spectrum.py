@@ -1,11 +1,226 @@
-"""How fast updates spread over a graph (ASAP, section 3.1 and appendix A)."""
+"""How fast updates spread over a graph, and whose count for more (ASAP, section 3.1 and appendix A).
+
+P is the matrix of Graph.dense(): the adjacency matrix with self-loops, each row over its sum. If P is doubly
+stochastic, what is left of all models' distance from their mean after t steps is sigma_2(P)^t of it at the most.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .graph import Graph
+from ..errors import InvalidArgument, NotSupported
+from .graph import PIP_GRAPH, TOLERANCE, Graph, as_phases
+from .paths import distances
+
+DENSE = 512  # ranks up to which a dense matrix is quick
+Eigen = tuple[float, NDArray[np.float64]]  # an eigenvalue and its vector
+_EPSILON = float(np.finfo(np.float64).eps)
+_RESTARTS = 100  # of Lanczos, before its matrix is factored
+_POWERS = 2000  # steps of power iteration, likewise
 
 
-def spectral_gap(graph: Graph) -> float:
-    """1 - sigma_2(P): 1 for all-reduce, 0 for a regular graph that falls apart."""
-    sigma = np.linalg.svd(graph.dense(), compute_uv=False)
-    return 1 - float(sigma[1]) if graph.size > 1 else 1.0
+def spectral_gap(graph: Graph | Sequence[Graph]) -> float:
+    """1 - sigma_2(P), where sigma_2 is the second largest singular value (ASAP, appendix A): 1 - second_singular.
+
+    It is 1 for all-reduce, and 0 for a regular graph that falls apart. The appendix also writes sigma_1 - sigma_2,
+    which is the same where P is doubly stochastic, as it asks for: then sigma_1 is 1. Elsewhere (star, chains) sigma_1
+    is above 1, and it is 1 - sigma_2 that gives the paper's 0.002 for the directed chain of 25 ranks, each row of P
+    over its own in-degree with self-loop. There it bounds nothing and may be below 0: see check and metropolis.
+
+    Args:
+        graph: a graph; or several, one for each step of a round that is gone through again and again: then the gap of a
+            step, 1 - sigma_2(P_k ... P_2 P_1)^(1/k).
+
+    Raises:
+        InvalidArgument: graph is neither.
+        NotSupported: there are more than 512 ranks, and SciPy is not installed.
+    """
+    return 1 - second_singular(graph)
+
+
+def second_singular(graph: Graph | Sequence[Graph]) -> float:
+    """sigma_2(P), for one step of a round if there are several graphs; 0 for a single rank.
+
+    Up to 512 ranks it is taken from a dense matrix. Beyond, the largest eigenvalue of P^T P that is left without
+    sigma_1's vector comes from Lanczos iteration, which is quick where updates spread well. Where it is not, as on a
+    ring, few edges join large parts: then the matrix, shifted, has sparse factors, and inverse iteration is quick.
+    Args and errors are those of spectral_gap.
+    """
+    phases = as_phases(graph)
+    size = phases[0].size
+    if size == 1:
+        return 0.0
+    if size <= DENSE:
+        product = reduce(lambda before, phase: phase.dense() @ before, phases[1:], phases[0].dense())
+        found = float(np.linalg.svd(product, compute_uv=False)[1])
+        found = 0.0 if found < size * _EPSILON else found
+    else:
+        found = _second_sparse([phase.sparse() for phase in phases], all(map(doubly_stochastic, phases)))
+    return float(found ** (1 / len(phases)))
+
+
+def influence(graph: Graph) -> NDArray[np.float64]:
+    """How much the update of each rank counts in the end, float64 (size,), summing to 1: 1/size each is fair.
+
+    It is the stationary distribution pi of P: pi P = pi (ASAP, appendix A). Ranks whose updates do not get to all
+    others have 0: only rank 0 counts in a directed chain.
+
+    Raises:
+        InvalidArgument: the graph falls into groups that never hear of each other, and each has a limit of its own.
+        NotSupported: there are more than 512 ranks among which updates spread slowly, and SciPy is not installed.
+    """
+    leader = _leader(graph)
+    heard = distances(graph, leader)
+    if heard.min() < 0:
+        deaf = int(np.argmin(heard))
+        raise InvalidArgument(
+            f"graph {graph.name}: no rank's update gets to all others, rank {leader}'s not to rank {deaf}; add edges, "
+            f"for its influence to be one distribution"
+        )
+    members = np.flatnonzero(distances(graph, leader, backward=True) >= 0)
+    found = np.zeros(graph.size)
+    found[members] = _stationary(_among(graph, members))
+    return found
+
+
+def column_sums(graph: Graph) -> NDArray[np.float64]:
+    """float64 (size,): with which weight all ranks together take the update of each; 1 for all: doubly stochastic."""
+    return np.bincount(graph.sources, graph.weights, graph.size).astype(np.float64)
+
+
+def doubly_stochastic(graph: Graph) -> bool:
+    return bool(np.abs(column_sums(graph) - 1).max() <= TOLERANCE)
+
+
+def _scipy() -> tuple[Any, Any]:
+    """The modules scipy.sparse and scipy.sparse.linalg."""
+    try:
+        from scipy import sparse  # noqa: PLC0415
+        from scipy.sparse import linalg  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise NotSupported(f"a graph of more than {DENSE} ranks needs SciPy: {PIP_GRAPH}") from None
+    return sparse, linalg
+
+
+def _second_sparse(factors: list[Any], doubly: bool) -> float:
+    """sigma_2 of the product of these sparse matrices, the last one on the left."""
+    size = factors[0].shape[0]
+    first = np.full(size, size**-0.5) if doubly else _largest(factors, None)[1]
+    value = _largest(factors, first)[0]
+    return float(np.sqrt(value)) if value > size * _EPSILON else 0.0
+
+
+def _largest(factors: list[Any], known: NDArray[np.float64] | None) -> Eigen:
+    """The largest eigenvalue of M^T M, M the product, and its vector; known is an eigenvector that does not count."""
+    _, linalg = _scipy()
+    turned = [factor.T.tocsr() for factor in factors]
+
+    def apply(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        for factor in factors:
+            x = factor @ x
+        for factor in reversed(turned):
+            x = factor @ x
+        return x
+
+    try:
+        return _lanczos(apply, factors[0].shape[0], known, tolerance=1e-12)
+    except linalg.ArpackNoConvergence:
+        return _inverse(reduce(lambda before, factor: factor @ before, factors), known)
+
+
+def _lanczos(apply: Any, size: int, known: NDArray[np.float64] | None, tolerance: float) -> Eigen:
+    """The largest eigenvalue of a symmetric operator and its vector, orthogonal to known."""
+    _, linalg = _scipy()
+
+    def project(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return x if known is None else x - known * (known @ x)
+
+    start = project(np.random.default_rng(0).standard_normal(size))
+    image = project(apply(start))
+    if np.linalg.norm(image) <= size * _EPSILON * np.linalg.norm(start):  # nothing is left, and ARPACK would refuse it
+        return 0.0, start / float(np.linalg.norm(start))
+    operator = linalg.LinearOperator((size, size), matvec=lambda x: project(apply(project(x.ravel()))), dtype=float)
+    values, vectors = linalg.eigsh(operator, k=1, which="LA", v0=start, ncv=20, maxiter=_RESTARTS, tol=tolerance)
+    return float(values[0]), vectors[:, 0]
+
+
+def _inverse(matrix: Any, known: NDArray[np.float64] | None) -> Eigen:
+    """_largest by inverse iteration.
+
+    The shift starts above all eigenvalues, at the largest column sum of M times its largest row sum, and comes down to
+    a tenth of its distance from the estimate, time and again: rough estimates do, their error is a small part of it.
+    """
+    sparse, linalg = _scipy()
+    size = matrix.shape[0]
+    square = (matrix.T @ matrix).tocsc()
+    shift = float(abs(matrix).sum(axis=0).max() * abs(matrix).sum(axis=1).max()) * 1.001
+    while True:
+        shifted = (shift * sparse.eye_array(size, format="csc") - square).tocsc()
+        factored = linalg.splu(shifted, "MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+        distance = 1 / _lanczos(factored.solve, size, known, tolerance=1e-2)[0]
+        if distance < 1e-8 * shift:
+            value, vector = _lanczos(factored.solve, size, known, tolerance=1e-10)
+            return shift - 1 / value, vector
+        shift -= 0.9 * distance
+
+
+def _leader(graph: Graph) -> int:
+    """A rank whose update gets to all ranks, if there is one: where the search for all ranks was last begun anew."""
+    starts, targets = graph.out_edges()
+    seen = np.zeros(graph.size, bool)
+    leader = 0
+    for rank in range(graph.size):
+        if seen[rank]:
+            continue
+        leader, waiting = rank, [rank]
+        seen[rank] = True
+        while waiting:
+            of = waiting.pop()
+            near = targets[starts[of] : starts[of + 1]]
+            new = near[~seen[near]]
+            seen[new] = True
+            waiting += new.tolist()
+    return leader
+
+
+def _among(graph: Graph, members: NDArray[Any]) -> Graph:
+    """The graph of these ranks, none of which takes the update of another one."""
+    if len(members) == graph.size:
+        return graph
+    number = np.zeros(graph.size, np.int64)
+    number[members] = np.arange(len(members))
+    kept = np.isin(graph.targets, members)
+    source, target = number[graph.sources[kept]], number[graph.targets[kept]]
+    return Graph(len(members), source, target, graph.weights[kept], graph.name)
+
+
+def _stationary(graph: Graph) -> NDArray[np.float64]:
+    """influence of a strongly connected graph."""
+    size = graph.size
+    if doubly_stochastic(graph):
+        return np.full(size, 1 / size)
+    if size > DENSE:
+        found: NDArray[np.float64] = np.full(size, 1 / size)
+        targets = graph.targets
+        for _ in range(_POWERS):
+            before = found
+            found = np.bincount(graph.sources, graph.weights * before[targets], size).astype(np.float64)
+            if np.abs(found - before).sum() < 1e-14:
+                return _scaled(found)
+
+    # The last equation follows from the others, and the last entry is 1 until all are scaled.
+    if size <= DENSE:
+        equations = np.eye(size) - graph.dense().T
+        found = np.linalg.solve(equations[:-1, :-1], -equations[:-1, -1])
+    else:
+        sparse, linalg = _scipy()
+        equations = (sparse.eye_array(size) - graph.sparse().T).tocsc()
+        found = linalg.spsolve(equations[:-1, :-1], -equations[:-1, [-1]].toarray().ravel())
+    return _scaled(np.append(found, 1.0))
+
+
+def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values / float(values.sum())
