@@ -78,7 +78,7 @@ def _unreached(graph: Graph) -> list[str]:
 def _unfair(graph: Graph) -> list[str]:
     """The sentences of a graph whose ranks do not count for the same."""
     sums = column_sums(graph)
-    rank = int(np.argmax(np.abs(sums - 1)))
+    rank = int(np.argmax(np.round(np.abs(sums - 1), 9)))  # the first of those that are as far off
     if abs(sums[rank] - 1) <= TOLERANCE:
         return []
     found = []
