@@ -1,9 +1,9 @@
-"""The hpcomm command: info and doctor."""
+"""The hpcomm command: info, doctor and graph."""
 
 import click
 
 from .. import __version__
-from . import doctor, info
+from . import doctor, graph, info
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -14,3 +14,4 @@ def main() -> None:
 
 main.add_command(info.command)
 main.add_command(doctor.command)
+main.add_command(graph.command)
