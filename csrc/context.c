@@ -121,6 +121,8 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
     if (c == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory");
     hpc_group *g = &c->group;
     atomic_init(&c->references, 1);
+    atomic_init(&c->open, 1);
+    c->root = c;
     g->rank = rank;
     g->size = size;
     g->timeout = config->timeout;
@@ -664,6 +666,16 @@ static int anybody(void *arg, int *ranks) {
     return hpc_group_others(&((hpc_context *)arg)->group, ranks);
 }
 
+/* The control channel of the root outlives it while there are heirs: they shrink by it. An abort is the whole
+ * family's: this rank has failed. */
+static void stop_control(hpc_context *c, const char *why) {
+    hpc_context *root = c->root;
+    if (c != root) hpc_control_stop(c->control, why);
+    if (c != root && why != NULL) atomic_store(&root->group.closed, 1);
+    hpc_bell_ring(root->group.bell); /* where a shrink waits */
+    if (atomic_fetch_sub(&root->open, 1) == 1 || why != NULL) hpc_control_stop(root->control, why);
+}
+
 static int leave(hpc_context *c, const char *why) {
     if (c == NULL || !hpc_group_is_mine(&c->group)) return HPC_OK;
     /* What was put is delivered before the others hear that this rank is gone; a failed rank does not wait for it. */
@@ -678,7 +690,7 @@ static int leave(hpc_context *c, const char *why) {
     }
     if (atomic_exchange(&c->group.closed, 1)) return HPC_OK;
     hpc_bell_ring(c->group.bell); /* this rank's own waits end too */
-    hpc_control_stop(c->control, why);
+    stop_control(c, why);
     return HPC_OK;
 }
 
@@ -718,5 +730,8 @@ void hpc_context_release(hpc_context *c) {
     free(c->group.departing);
     free(c->group.reasons);
     free(c->group.states);
+    free(c->first);
+    hpc_context *root = c->root;
     free(c);
+    if (root != c) hpc_context_release(root);
 }

@@ -58,7 +58,10 @@ struct hpc_context {
     _Atomic int n_tasks; /* 0 spares the look at them */
     _Atomic int working; /* a thread is at the tasks, or changes their list */
     int connecting, connected;
-    _Atomic int leaving; /* nothing is worked for any more */
+    struct hpc_context *root; /* the first of its family (shrink.c): itself, or one that it holds */
+    _Atomic int open;         /* the root's: contexts of the family that are not closed */
+    int *first;               /* an heir's: the root's ranks, by its own; else NULL */
+    _Atomic int leaving;      /* nothing is worked for any more */
 };
 
 hpc_context *hpc_context_retain(hpc_context *context);

@@ -53,6 +53,7 @@ static hpc_control *create(hpc_group *group, hpc_memory *bell) {
     c->links[group->rank].kind = HPC_LINK_UNIX;
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->collective_lock, NULL);
+    pthread_mutex_init(&c->round_lock, NULL);
     return c;
 }
 
@@ -185,8 +186,7 @@ static void close_all(hpc_control *c) {
 }
 
 void hpc_control_stop(hpc_control *c, const char *why) {
-    if (!c->running || !hpc_group_is_mine(c->group)) return;
-    c->running = 0;
+    if (!hpc_group_is_mine(c->group) || !atomic_exchange(&c->running, 0)) return;
     atomic_store(&c->stopping, 1);
     hpc_service_poke(c);
     pthread_join(c->thread, NULL);
@@ -195,15 +195,21 @@ void hpc_control_stop(hpc_control *c, const char *why) {
     close_all(c);
 }
 
+static void free_all(hpc_message *m) {
+    for (hpc_message *next; m != NULL; m = next) {
+        next = m->next;
+        hpc_message_free(m);
+    }
+}
+
 void hpc_control_free(hpc_control *c) {
     if (c == NULL) return;
     hpc_control_stop(c, NULL);
     for (int r = 0; r < c->group->size; r++) {
-        for (hpc_message *m = c->links[r].inbox, *next; m != NULL; m = next) {
-            next = m->next;
-            hpc_message_free(m);
-        }
+        free_all(c->links[r].inbox);
+        free_all(c->links[r].ballots);
         hpc_message_free(c->links[r].incoming);
+        hpc_message_free(c->links[r].arriving);
         hpc_memory_release(c->links[r].bell);
         pthread_mutex_destroy(&c->links[r].send_lock);
     }
@@ -214,6 +220,9 @@ void hpc_control_free(hpc_control *c) {
     hpc_memory_release(c->bell);
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->collective_lock);
+    pthread_mutex_destroy(&c->round_lock);
+    hpc_message_free(c->ballot);
+    free(c->cast);
     free(c->secret);
     free(c->links);
     free(c);

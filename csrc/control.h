@@ -83,6 +83,27 @@ int hpc_control_exchange(hpc_control *control, const char *op, const void *data,
                          hpc_reply *replies, double deadline);
 void hpc_control_free_replies(hpc_control *control, hpc_reply *replies);
 
+/* What the ranks that are left agree on (survivors.c). */
+typedef struct hpc_survivors {
+    const hpc_group *caller; /* of the context that shrinks: it says who this rank is, and its end ends the waits */
+    const int *names;        /* what errors call the ranks, by rank; NULL: by their own numbers */
+    char *gone;              /* by rank: 1 for who is left out; grows */
+    double deadline;
+} hpc_survivors;
+
+/* Votes until every rank that is not gone has said the same. HPC_ERR_TIMEOUT names who did not vote, and may be
+ * followed by another try; HPC_ERR_TRANSPORT: others count this rank as gone. One thread at a time. */
+int hpc_control_vote(hpc_control *control, hpc_survivors *survivors);
+
+/* After a vote: gives nbytes to every rank that is not gone and gets theirs (HPC_OK: replies, to be freed; data is NULL
+ * for who is gone). HPC_IN_PROGRESS when somebody departed, or has not decided, meanwhile: vote again. */
+int hpc_control_give(hpc_control *control, hpc_survivors *survivors, const void *data, size_t nbytes,
+                     hpc_reply *replies);
+
+/* While heir's ranks (ranks here, in heir's order) connect: one that departs here, or votes again, departs there too,
+ * so that their waits end. NULL ends it; heir and ranks must live until then. */
+void hpc_control_watch(hpc_control *control, hpc_group *heir, const int *ranks);
+
 /* Tells the peers (why: NULL for leaving, else the failure) and stops the thread; then free. In a forked child both do
  * nothing but forget. */
 void hpc_control_stop(hpc_control *control, const char *why);

@@ -150,6 +150,14 @@ int hpc_link_beat(hpc_control *c, int rank) {
     return whole;
 }
 
+void hpc_link_drop(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    const hpc_mesh_frame f = {.magic = MAGIC, .type = HPC_MESH_DROP, .rank = c->group->rank};
+    if (pthread_mutex_trylock(&l->send_lock) != 0) return;
+    if (!l->cut && finish_beat(c, rank, 0) == HPC_OK) send_frame(c, rank, &f, NULL, -1, 0);
+    pthread_mutex_unlock(&l->send_lock);
+}
+
 /* ---- receiving ---- */
 
 void hpc_message_free(hpc_message *m) {
@@ -167,6 +175,7 @@ static int is_sound(const hpc_mesh_frame *f, int size) {
 static const char garbled[] = "it sent what is no message of hpcomm";
 static const char no_memory[] = "this rank has no memory for what it sent";
 static const char ended[] = "its process died or closed the connection";
+static const char dropped[] = "it heard nothing from this rank for too long and goes on without it";
 
 /* Room for what the frame brings, never more than twice what has come. */
 static int make_room(hpc_message *m, size_t more) {
@@ -200,51 +209,83 @@ static const char *find_message(hpc_link *l, const hpc_mesh_frame *f) {
 }
 
 /* Nobody is more than one collective ahead of a rank that takes part in all of them. */
-static int is_far_ahead(hpc_control *c, const hpc_link *l) {
+static int is_far_ahead(hpc_control *c, hpc_message *const *inbox) {
     int waiting = 0;
     pthread_mutex_lock(&c->lock);
-    for (const hpc_message *m = l->inbox; m != NULL; m = m->next) waiting++;
+    for (const hpc_message *m = *inbox; m != NULL; m = m->next) waiting++;
     pthread_mutex_unlock(&c->lock);
     return waiting > MOST_WAITING;
 }
 
-/* Says in *at where the frame's payload goes. NULL, or why the link cannot go on. */
-static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f, char **at) {
+/* A ballot may come between two pieces of another message. */
+static const char *begin_ballot(hpc_link *l, const hpc_mesh_frame *f) {
+    if (f->offset != 0 || f->total != f->nbytes) return garbled;
+    hpc_message *m = malloc(sizeof *m);
+    if (m == NULL) return no_memory;
+    *m = (hpc_message){.sequence = f->sequence, .total = f->total, .fd = -1};
+    memcpy(m->op, f->op, sizeof m->op);
+    l->arriving = m;
+    return make_room(m, f->nbytes) ? NULL : no_memory;
+}
+
+/* Where the frame's payload goes. */
+static char *place_of(const hpc_link *l, const hpc_mesh_frame *f) {
+    if (f->type == HPC_MESH_GATHER) return l->incoming->data + l->incoming->got;
+    return f->type == HPC_MESH_BALLOT ? l->arriving->data : (char *)(uintptr_t)l->text;
+}
+
+/* NULL when the frame's payload may come, or why the link cannot go on. */
+static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
     hpc_link *l = &c->links[rank];
-    *at = NULL;
     if (!is_sound(f, c->group->size) || f->rank != rank) return garbled;
     switch (f->type) {
-    case HPC_MESH_GATHER: {
-        const char *why = is_far_ahead(c, l) ? garbled : find_message(l, f);
-        if (why == NULL) *at = l->incoming->data + l->incoming->got;
-        return why;
-    }
+    case HPC_MESH_GATHER:
+        return is_far_ahead(c, &l->inbox) ? garbled : find_message(l, f);
+    case HPC_MESH_BALLOT:
+        return begin_ballot(l, f);
     case HPC_MESH_ABORT:
-        *at = l->text;
         return f->nbytes < sizeof l->text ? NULL : garbled;
     case HPC_MESH_BYE:
     case HPC_MESH_BEAT:
+    case HPC_MESH_DROP:
         return f->nbytes == 0 ? NULL : garbled;
     default:
         return garbled;
     }
 }
 
-/* The payload is where begin_frame said. */
+static void append(hpc_control *c, hpc_message **inbox, hpc_message *m) {
+    pthread_mutex_lock(&c->lock);
+    while (*inbox != NULL) inbox = &(*inbox)->next;
+    *inbox = m;
+    pthread_mutex_unlock(&c->lock);
+    hpc_bell_ring(c->group->bell);
+}
+
+/* The payload is where place_of said. */
 static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
     hpc_link *l = &c->links[rank];
-    hpc_message *m = l->incoming, **at;
+    hpc_message *m;
     switch (f->type) {
     case HPC_MESH_GATHER:
+        m = l->incoming;
         m->got += f->nbytes;
         if (m->got < m->total) return;
         l->incoming = NULL;
-        pthread_mutex_lock(&c->lock);
-        for (at = &l->inbox; *at != NULL; at = &(*at)->next) {
-        }
-        *at = m;
-        pthread_mutex_unlock(&c->lock);
-        hpc_bell_ring(c->group->bell);
+        append(c, &l->inbox, m);
+        return;
+    case HPC_MESH_BALLOT:
+        m = l->arriving;
+        m->got = f->nbytes;
+        l->arriving = NULL;
+        if (is_far_ahead(c, &l->ballots)) /* it goes on without this rank, and has said so by the first ones */
+            hpc_message_free(m);
+        else
+            append(c, &l->ballots, m);
+        return;
+    case HPC_MESH_DROP:
+        atomic_store(&l->dropped, 1);
+        hpc_group_depart(c->group, rank, HPC_PEER_FAILED, dropped);
         return;
     case HPC_MESH_BYE:
         hpc_group_depart(c->group, rank, HPC_PEER_LEFT, "it left");
@@ -292,7 +333,7 @@ static int take_bell(hpc_control *c, int rank, int *passed) {
 }
 
 static const char *read_packets(hpc_control *c, int rank, size_t most) {
-    char payload[HPC_PIECE_BYTES], *at;
+    char payload[HPC_PIECE_BYTES];
     hpc_link *l = &c->links[rank];
     int fd = atomic_load(&l->fd), passed;
     hpc_mesh_frame f;
@@ -309,8 +350,8 @@ static const char *read_packets(hpc_control *c, int rank, size_t most) {
             why = garbled;
         } else if (f.type == HPC_MESH_HELLO) {
             if (!take_bell(c, rank, &passed)) why = garbled;
-        } else if ((why = begin_frame(c, rank, &f, &at)) == NULL) {
-            if (f.nbytes > 0) memcpy(at, payload, f.nbytes);
+        } else if ((why = begin_frame(c, rank, &f)) == NULL) {
+            if (f.nbytes > 0) memcpy(place_of(l, &f), payload, f.nbytes);
             if (f.type == HPC_MESH_GATHER && f.offset == 0) {
                 l->incoming->fd = passed;
                 passed = -1;
@@ -340,7 +381,7 @@ static const char *read_stream(hpc_control *c, int rank, size_t most) {
         if (l->got >= sizeof *f) {
             done = l->got - sizeof *f;
             want = f->nbytes;
-            at = f->type == HPC_MESH_GATHER ? l->incoming->data + l->incoming->got : l->text;
+            at = place_of(l, f);
         }
         ssize_t n = recv(fd, at + done, want - done, MSG_DONTWAIT);
         if (n == 0) return name_failure(l, atomic_load(&l->failure));
@@ -350,7 +391,7 @@ static const char *read_stream(hpc_control *c, int rank, size_t most) {
         l->got += (size_t)n;
         read += (size_t)n;
         if (l->got == sizeof *f) {
-            const char *why = begin_frame(c, rank, f, &at);
+            const char *why = begin_frame(c, rank, f);
             if (why != NULL) return why;
         }
         if (l->got >= sizeof *f && l->got == sizeof *f + f->nbytes) {

@@ -1,5 +1,6 @@
 /* Inside the control channel: its links, and what its parts do for each other. control.c opens and closes, mesh.c
- * calls, service.c is the thread that answers and listens, link.c moves frames, collective.c gathers.
+ * calls, service.c is the thread that answers and listens, link.c moves frames, collective.c gathers, survivors.c goes
+ * on without those who departed.
  *
  * Threads: the service thread; the one that connects; those that make collectives or call lanes; the one that stops.
  *
@@ -8,14 +9,15 @@
  * state (HPC_PEER_ALIVE) comes after that. It is closed by stop alone, which has ended the service thread, and under
  * send_lock.
  *
- * Of a link's send_lock: one message at a time goes out; also cut and beat_left. Of lock: inboxes, remembered
- * endpoints, and the TCP listener's descriptor. Of collective_lock: one collective at a time; sequence, broken.
- * The service thread alone reads sockets: incoming, head, got, text, heard, quiet, ended, and the strangers. key,
- * address and allowed are written by connect before the TCP listener is watched and before the first call; epoll_ctl
- * comes before the epoll_wait that tells of a caller. Until then TCP callers wait in the backlog.
+ * Of a link's send_lock: one message at a time goes out; also cut and beat_left. Of lock: inboxes, ballots, remembered
+ * endpoints, the TCP listener's descriptor, and the heir. Of collective_lock: one collective at a time; sequence,
+ * broken. Of round_lock: one round at a time; round, ballot, cast.
+ * The service thread alone reads sockets: incoming, arriving, head, got, text, heard, quiet, ended, and the strangers.
+ * key, address and allowed are written by connect before the TCP listener is watched and before the first call;
+ * epoll_ctl comes before the epoll_wait that tells of a caller. Until then TCP callers wait in the backlog.
  *
- * collective_lock comes before the others, which are never held together. The service thread never waits for a lock
- * that is held during a wait: it tries a send_lock for a beat and goes on without. */
+ * collective_lock and round_lock come before the others, which are never held together. The service thread never waits
+ * for a lock that is held during a wait: it tries a send_lock for a beat and goes on without. */
 #ifndef HPC_MESH_H
 #define HPC_MESH_H
 
@@ -33,8 +35,10 @@ typedef enum hpc_mesh_type {
     HPC_MESH_HELLO = 1, /* Unix links only: the secret, and the bell's descriptor */
     HPC_MESH_GATHER,
     HPC_MESH_BYE,
-    HPC_MESH_ABORT, /* the payload says why, in less than HPC_REASON_BYTES */
-    HPC_MESH_BEAT   /* TCP links only */
+    HPC_MESH_ABORT,  /* the payload says why, in less than HPC_REASON_BYTES */
+    HPC_MESH_BEAT,   /* TCP links only */
+    HPC_MESH_BALLOT, /* of survivors.c; one frame */
+    HPC_MESH_DROP    /* TCP links only: the sender counts the receiver as failed */
 } hpc_mesh_type;
 
 typedef struct hpc_mesh_frame {
@@ -61,6 +65,7 @@ typedef struct hpc_link {
     int pidfd;
     hpc_memory *bell;
     hpc_message *inbox;          /* whole messages, in order of sequence */
+    hpc_message *ballots;        /* the same of rounds */
     hpc_control_address address; /* of the peer */
     unsigned char allowed, same_host;
     hpc_endpoint endpoint; /* that the peer answers at; family 0: not known */
@@ -72,7 +77,10 @@ typedef struct hpc_link {
     _Atomic int spoke;   /* something was sent since the last tick */
     _Atomic int failure; /* errno of a send: reported once by the kernel, so kept for the reader */
 
+    _Atomic int dropped; /* the peer counts this rank as failed */
+
     hpc_message *incoming; /* the message that is not whole yet */
+    hpc_message *arriving; /* the ballot that is not */
     hpc_mesh_frame head;   /* the frame that is not whole yet, of a stream */
     size_t got;            /* bytes of it, header and payload */
     char text[HPC_REASON_BYTES];
@@ -107,11 +115,18 @@ struct hpc_control {
     hpc_accept_lane *accept_lane;
     void *accept_arg;
     pthread_t thread;
-    int running;
+    _Atomic int running;
     pthread_mutex_t lock;
     pthread_mutex_t collective_lock;
     uint64_t sequence;
     int broken; /* the status of the collective that failed */
+    pthread_mutex_t round_lock;
+    uint64_t round;
+    hpc_message *ballot; /* this rank's own, while the round is under way */
+    char *cast;          /* by rank: it was sent there */
+    hpc_group *heir;     /* a group of survivors that connects; NULL: none does */
+    const int *heir_ranks;
+    uint64_t heir_round;
     hpc_link *links;
 };
 
@@ -134,6 +149,9 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
 /* A few bytes that say "I am here", if they can be sent at once. Whether they were. */
 int hpc_link_beat(hpc_control *c, int rank);
 
+/* Tells the peer, if it can be told at once, that it counts as failed. */
+void hpc_link_drop(hpc_control *c, int rank);
+
 /* Reads what is there, about most bytes of it. NULL to go on, else why the link has ended (valid until the next call).
  */
 const char *hpc_link_read(hpc_control *c, int rank, size_t most);
@@ -152,6 +170,11 @@ void hpc_message_free(hpc_message *m);
 
 int hpc_service_start(hpc_control *c); /* 0, or an errno */
 void hpc_service_poke(hpc_control *c);
+
+/* ---- survivors.c ---- */
+
+/* Passes on to the heir who has departed or votes again; by the service thread, after what came. */
+void hpc_survivors_look(hpc_control *c);
 
 /* ---- mesh.c ---- */
 

@@ -264,6 +264,7 @@ static void tick_link(hpc_control *c, int rank, double now) {
         on_link(c, rank, TURN_BYTES); /* what came may lie unread */
         if (!l->ended && now - l->heard > c->silence) {
             snprintf(why, sizeof why, "nothing was heard from it for %.3g s", c->silence);
+            hpc_link_drop(c, rank); /* should it live after all */
             end_link(c, rank, why);
         }
     }
@@ -343,6 +344,7 @@ static void *serve(void *arg) {
         double now = hpc_now();
         drop_silent(c, now);
         tick(c, now);
+        hpc_survivors_look(c);
     }
     return NULL;
 }

@@ -54,6 +54,8 @@ SOURCES = {
     "service.c": "mesh.h",
     "link.c": "mesh.h",
     "collective.c": "mesh.h",
+    "survivors.c": "mesh.h",
+    "shrink.c": "context.h",  # makes one out of another
     "context.c": "lane.h",  # a context opens its first lane
     "window.c": "lane.h",  # a put goes by a lane
     "plan_check.c": "plan.h",

@@ -188,6 +188,17 @@ HPC_API int hpc_allgather(hpc_context *context, const void *send, void *recv, si
  * of this rank end with HPC_ERR_INVALID. abort does the same but lets the peers know that this rank failed, and why. */
 HPC_API int hpc_context_close(hpc_context *context);
 HPC_API int hpc_context_abort(hpc_context *context, const char *why);
+/* After ranks died or left: a new context over those that are left, in the same order. Collective over them; they agree
+ * on who they are, whatever failed before, and try again when more of them go. Also when nobody is gone: a duplicate.
+ * config as for hpc_init; NULL: the defaults. The ranks of errors are old's.
+ *   HPC_ERR_TIMEOUT names who did not come (a stopped rank is not gone); shrink again when it has woken up or died.
+ *   HPC_ERR_TRANSPORT: the others count this rank as failed and go on without it.
+ * old may be closed and freed afterwards, in any order; only the links of the first context stay until the last that
+ * came from it is closed. hpc_context_abort of one of them is this rank's end in all of them. */
+HPC_API int hpc_context_shrink(hpc_context *old, const hpc_config *config, double timeout, hpc_context **fresh);
+/* What rank was called in the context from which this one came by shrinks; rank itself if it came by none. */
+HPC_API int hpc_context_first_rank(const hpc_context *context, int rank);
+
 /* Closes if need be and drops the handle; memory goes when the last window, lane, queue and memory of it are freed. */
 HPC_API void hpc_context_free(hpc_context *context);
 

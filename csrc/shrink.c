@@ -1,0 +1,176 @@
+/* A new context over the ranks of another one that are left. survivors.c says who they are and carries their addresses;
+ * what is made here counts once every member has connected and passed a barrier in it, else they vote again.
+ *
+ * Contexts of one origin are a family: its root is the first context, which every heir holds. The root's control
+ * channel says goodbye when the last of the family is closed, or with the first that is aborted. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "context.h"
+
+static const char op[] = "shrink";
+
+/* What a rank gives the others: its address, or why it has none. */
+typedef struct letter {
+    int32_t status;
+    char why[256];
+    hpc_address address;
+} letter;
+
+typedef struct shrinking {
+    hpc_context *old, *root;
+    const hpc_config *config;
+    hpc_survivors survivors;
+    int *names; /* old's ranks, by root's; -1 for who is none of them */
+    int *first; /* root's ranks, by those of the new context */
+    int size, rank;
+} shrinking;
+
+static void list_members(shrinking *s) {
+    s->size = 0;
+    for (int r = 0; r < s->root->group.size; r++) {
+        if (s->survivors.gone[r]) continue;
+        if (r == s->root->group.rank) s->rank = s->size;
+        s->first[s->size++] = r;
+    }
+}
+
+/* Every member's address in *addresses, to be freed; a rank that has none fails all alike. */
+static int exchange_addresses(shrinking *s, int status, const hpc_context *c, hpc_address **addresses) {
+    size_t size = (size_t)s->root->group.size;
+    hpc_reply *replies = calloc(size, sizeof *replies);
+    letter *mine = calloc(1, sizeof *mine);
+    *addresses = calloc((size_t)s->size, sizeof **addresses);
+    if (replies == NULL || mine == NULL || *addresses == NULL) {
+        free(replies);
+        free(mine);
+        return hpc_fail(HPC_ERR_MEMORY, op, "shrink: no memory for %d addresses", s->size);
+    }
+    mine->status = status;
+    if (status == HPC_OK)
+        mine->address = c->self;
+    else
+        snprintf(mine->why, sizeof mine->why, "%s", hpc_last_error()->message);
+    status = hpc_control_give(s->root->control, &s->survivors, mine, sizeof *mine, replies);
+    for (int i = 0; i < s->size && status == HPC_OK; i++) {
+        letter *l = replies[s->first[i]].data;
+        l->why[sizeof l->why - 1] = 0;
+        (*addresses)[i] = l->address;
+        if (l->status < 0)
+            status =
+                hpc_fail(l->status, op, "shrink: rank %d can make no new context: %s", s->names[s->first[i]], l->why);
+    }
+    hpc_control_free_replies(s->root->control, replies);
+    free(replies);
+    free(mine);
+    return status;
+}
+
+static int connect_all(shrinking *s, hpc_context *c, const hpc_address *addresses) {
+    /* A host that dies without a word may take all this time: what is left then is for the next vote. */
+    double deadline = hpc_now() + hpc_left(s->survivors.deadline) / 2;
+    hpc_control_watch(s->root->control, &c->group, s->first);
+    int status = hpc_context_connect(c, addresses, hpc_left(deadline));
+    if (status == HPC_OK) status = hpc_barrier(c, hpc_left(deadline));
+    hpc_control_watch(s->root->control, NULL, NULL);
+    return status;
+}
+
+/* HPC_IN_PROGRESS to vote again: somebody is gone or late, which the vote finds out. */
+static int after_failure(const shrinking *s, int status) {
+    const hpc_error *e = hpc_last_error();
+    int n = e->n_waiting, *waiting = malloc(((size_t)n + 1) * sizeof *waiting);
+    char why[512];
+    int may_pass = status == HPC_ERR_PEER || status == HPC_ERR_TIMEOUT || status == HPC_ERR_TRANSPORT;
+    if (may_pass && hpc_left(s->survivors.deadline) > 0) status = HPC_IN_PROGRESS;
+    if (may_pass && status != HPC_IN_PROGRESS && waiting != NULL) {
+        snprintf(why, sizeof why, "%s", e->message);
+        for (int i = 0; i < n; i++) waiting[i] = s->names[s->first[e->waiting_for[i]]];
+        status = hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, waiting, n,
+                                "rank %d: shrink: the ranks that are left could not connect in time; in the new "
+                                "context's ranks: %s",
+                                s->old->group.rank, why);
+    }
+    free(waiting);
+    return status;
+}
+
+static void adopt(shrinking *s, hpc_context *c) {
+    c->first = s->first;
+    s->first = NULL;
+    c->root = hpc_context_retain(s->root);
+    atomic_fetch_add(&s->root->open, 1);
+}
+
+/* The context of those that are not gone. HPC_IN_PROGRESS: vote again. */
+static int try_once(shrinking *s, hpc_context **fresh) {
+    hpc_context *c = NULL;
+    hpc_address *addresses = NULL;
+    list_members(s);
+    int status = hpc_context_create(s->rank, s->size, s->config, &c);
+    status = exchange_addresses(s, status, c, &addresses);
+    if (status == HPC_OK) {
+        status = connect_all(s, c, addresses);
+        if (status == HPC_OK) {
+            adopt(s, c);
+            *fresh = c;
+        } else {
+            status = after_failure(s, status);
+        }
+    }
+    free(addresses);
+    if (status != HPC_OK && c != NULL) {
+        int muted = hpc_mute_errors(1);
+        hpc_context_abort(c, "it could not join the new context");
+        hpc_context_free(c);
+        hpc_mute_errors(muted);
+    }
+    return status;
+}
+
+/* Who has left old but not yet the family; who died is found by the root itself. */
+static void list_gone(shrinking *s) {
+    for (int r = 0; r < s->root->group.size; r++) {
+        s->names[r] = -1;
+        s->survivors.gone[r] = 1;
+    }
+    for (int r = 0; r < s->old->group.size; r++) {
+        int first = hpc_context_first_rank(s->old, r);
+        int state = atomic_load_explicit(&s->old->group.states[r], memory_order_acquire);
+        s->names[first] = r;
+        s->survivors.gone[first] = state == HPC_PEER_LEFT;
+    }
+}
+
+int hpc_context_shrink(hpc_context *old, const hpc_config *config, double timeout, hpc_context **fresh) {
+    int status = hpc_context_ready(old, op);
+    if (status != HPC_OK) return status;
+    if (fresh == NULL) return hpc_fail(HPC_ERR_INVALID, op, "shrink: fresh is NULL");
+    *fresh = NULL;
+    size_t size = (size_t)old->root->group.size;
+    shrinking s = {.old = old, .root = old->root, .config = config};
+    s.names = malloc(size * sizeof *s.names);
+    s.first = malloc(size * sizeof *s.first);
+    s.survivors = (hpc_survivors){&old->group, s.names, malloc(size), hpc_deadline(&old->group, timeout)};
+    if (s.names == NULL || s.first == NULL || s.survivors.gone == NULL)
+        status = hpc_fail(HPC_ERR_MEMORY, op, "shrink: no memory for %zu ranks", size);
+    else
+        list_gone(&s);
+    for (int again = status == HPC_OK; again; again = status == HPC_IN_PROGRESS) {
+        status = hpc_control_vote(s.root->control, &s.survivors);
+        if (status == HPC_OK) status = try_once(&s, fresh);
+    }
+    free(s.names);
+    free(s.first);
+    free(s.survivors.gone);
+    return status;
+}
+
+int hpc_context_first_rank(const hpc_context *c, int rank) {
+    if (c == NULL) return hpc_fail(HPC_ERR_INVALID, "first_rank", "first_rank: context is NULL");
+    int status = hpc_context_check_rank(c, rank, "rank", "first_rank");
+    if (status != HPC_OK) return status;
+    return c->first == NULL ? rank : c->first[rank];
+}

@@ -1,0 +1,323 @@
+/* Agreement among the ranks that are left, after others died or left: who they are, and something that each gives. It
+ * runs on the links that are still up, in rounds of its own, so that a collective that failed does not matter.
+ *
+ * A round: each rank sends one ballot to every other one and waits until of each it has that round's ballot, or the
+ * rank has departed. A ballot says whom its sender counts as gone. Votes alone are flood-set agreement: a rank whose
+ * round brought, from every rank that it does not count as gone, a ballot that counts the same ones as gone has
+ * decided; any other one adds what it heard and saw, and votes again. Sets only grow, so each round after which
+ * somebody has not decided has made some rank's set larger, and rounds end. After its vote is decided a rank gives: one
+ * more round, whose ballots carry data, and which must bring from everybody the same set again.
+ *
+ * Rounds are numbered by one count, and every rank goes through all of them: one that has decided gives in the next
+ * round, one that has not votes in it, and each sees by the other's ballot that not all have decided; both then vote.
+ * So whatever goes wrong, also after this file's part, leads to the next round, where all meet again.
+ *
+ * What one rank knows and another does not: a rank that dies while it sends reaches some and not others. Those that
+ * have its ballot may decide with it among the living, those that have not vote again without it. No round can prevent
+ * this: the last ballot may always be the one that is lost. It does no harm, because a decision is only a proposal.
+ * What counts is the new context, which every member must join, and a barrier in it. A dead member joins nothing, and
+ * one that votes again has left the proposal: hpc_survivors_look tells whoever is connecting, who gives it up and votes
+ * again. The barrier has the same gap: a rank may die in it when it has told some and not others. Those that passed go
+ * on in a context in which a member is dead and others have aborted; their next call says so, and they shrink that
+ * context, which makes them vote in the round in which the others wait for them already. Nobody computes meanwhile: a
+ * collective or an exchange needs every member.
+ *
+ * This is why rounds run on the first context's links, which stay until the last of its heirs is closed, and why a
+ * context made by a shrink is shrunk by the links and ranks of the first one.
+ *
+ * A rank that others count as gone but that lives (silence over TCP) must not go on by itself. It finds itself in the
+ * set of a ballot, or was told by a DROP on the link that was given up; either ends its part. Of two that accuse each
+ * other the lower one is believed. Where a network falls into parts for good, each part goes on: nobody can tell it
+ * from deaths.
+ *
+ * A deadline leaves the round as it is, under way: the next call ends it before it begins another one. A ballot is one
+ * frame, so it is sent or not; cast remembers to whom. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mesh.h"
+
+static const char op[] = "shrink";
+
+enum { VOTE = 1, GIVE = 2 };
+
+/* What a ballot holds; what is given comes behind gone. */
+typedef struct ballot {
+    uint32_t kind, size;
+    char gone[]; /* by rank */
+} ballot;
+
+typedef struct round {
+    hpc_control *control;
+    const hpc_survivors *s;
+    hpc_message **got; /* by rank; one's own too */
+} round;
+
+static int name_of(const hpc_survivors *s, int rank) {
+    return s->names == NULL ? rank : s->names[rank];
+}
+
+static int has_departed(const hpc_control *c, int rank) {
+    int state = atomic_load_explicit(&c->group->states[rank], memory_order_acquire);
+    return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED;
+}
+
+/* ---- who is left out ---- */
+
+static int fail_dropped(const hpc_control *c, const hpc_survivors *s, int by) {
+    const char *transport = hpc_control_link(c, by) == HPC_LINK_TCP ? "tcp" : "";
+    return hpc_fail_transport(op, transport, name_of(s, by),
+                              "rank %d: shrink: rank %d counts this rank as failed and the others go on without it, "
+                              "probably because nothing was heard from it for too long; end this process",
+                              name_of(s, c->group->rank), name_of(s, by));
+}
+
+/* The first peer that gave up the link to this rank, or -1. */
+static int who_dropped(const hpc_control *c) {
+    for (int r = 0; r < c->group->size; r++)
+        if (atomic_load(&c->links[r].dropped)) return r;
+    return -1;
+}
+
+/* ---- one round ---- */
+
+static int begin_round(hpc_control *c, const hpc_survivors *s, uint32_t kind, const void *data, size_t nbytes) {
+    size_t size = (size_t)c->group->size, total = sizeof(ballot) + size + nbytes;
+    if (c->ballot != NULL) return HPC_OK; /* the last one is not over */
+    if (total > HPC_PIECE_BYTES)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "shrink: %zu ranks are too many to agree in one message", size);
+    hpc_message *m = malloc(sizeof *m);
+    ballot *b = malloc(total);
+    if (c->cast == NULL) c->cast = malloc(size);
+    if (m == NULL || b == NULL || c->cast == NULL) {
+        free(m);
+        free(b);
+        return hpc_fail(HPC_ERR_MEMORY, op, "shrink: no memory for a message");
+    }
+    *b = (ballot){kind, (uint32_t)size};
+    memcpy(b->gone, s->gone, size);
+    if (nbytes > 0) memcpy(b->gone + size, data, nbytes);
+    *m = (hpc_message){.sequence = ++c->round, .total = total, .got = total, .fd = -1, .data = (char *)b};
+    memset(c->cast, 0, size);
+    c->ballot = m;
+    return HPC_OK;
+}
+
+static void cast_to_all(hpc_control *c, double deadline) {
+    const hpc_message *m = c->ballot;
+    for (int i = 1; i < c->group->size; i++) {
+        int r = (c->group->rank + i) % c->group->size;
+        if (c->cast[r]) continue;
+        c->cast[r] =
+            hpc_link_send(c, r, HPC_MESH_BALLOT, m->sequence, op, m->data, m->total, -1, deadline) != HPC_ERR_TIMEOUT;
+    }
+}
+
+static int has_ballot(const hpc_control *c, int rank) {
+    for (const hpc_message *m = c->links[rank].ballots; m != NULL && m->sequence <= c->round; m = m->next)
+        if (m->sequence == c->round) return 1;
+    return 0;
+}
+
+/* A rank that is gone is not waited for. The look at its state comes first: what it sent before it went is there then.
+ */
+static int is_missing(const round *r, int rank) {
+    hpc_control *c = r->control;
+    if (rank == c->group->rank || r->s->gone[rank] || has_departed(c, rank)) return 0;
+    pthread_mutex_lock(&c->lock);
+    int missing = !has_ballot(c, rank);
+    pthread_mutex_unlock(&c->lock);
+    return missing;
+}
+
+static int is_over(void *arg) {
+    const round *r = arg;
+    const hpc_control *c = r->control;
+    if (atomic_load(&c->stopping) || atomic_load(&r->s->caller->closed) || who_dropped(c) >= 0) return 1;
+    for (int rank = 0; rank < c->group->size; rank++)
+        if (is_missing(r, rank)) return 0;
+    return 1;
+}
+
+static int who_is_missing(void *arg, int *ranks) {
+    const round *r = arg;
+    int n = 0;
+    for (int rank = 0; rank < r->control->group->size; rank++)
+        if (is_missing(r, rank)) ranks[n++] = name_of(r->s, rank);
+    return n;
+}
+
+/* The wait is not ended by departures: is_over knows what to make of them. So it is made by a group that has none. */
+static int await_ballots(round *r) {
+    hpc_control *c = r->control;
+    hpc_group *others = calloc(1, sizeof *others);
+    const hpc_wait wait = {op, is_over, who_is_missing, r};
+    if (others == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "shrink: no memory");
+    others->rank = r->s->caller->rank;
+    others->size = c->group->size;
+    others->timeout = c->group->timeout;
+    others->spin = c->group->spin;
+    others->yield = c->group->yield;
+    others->bell = c->group->bell;
+    others->owner = c->group->owner;
+    int status = hpc_wait_for(others, &wait, hpc_left(r->s->deadline));
+    free(others);
+    return status;
+}
+
+/* The ballot of this round, and none of earlier ones. */
+static hpc_message *take_ballot(hpc_control *c, int rank, uint64_t sequence) {
+    hpc_link *l = &c->links[rank];
+    hpc_message *m;
+    pthread_mutex_lock(&c->lock);
+    while ((m = l->ballots) != NULL && m->sequence < sequence) {
+        l->ballots = m->next;
+        hpc_message_free(m);
+    }
+    if (m != NULL && m->sequence == sequence)
+        l->ballots = m->next;
+    else
+        m = NULL;
+    pthread_mutex_unlock(&c->lock);
+    if (m == NULL) return NULL;
+    const ballot *b = (const ballot *)(const void *)m->data;
+    if (m->total >= sizeof *b + (size_t)c->group->size && b->size == (uint32_t)c->group->size) return m;
+    hpc_message_free(m);
+    return NULL;
+}
+
+static void free_round(round *r) {
+    for (int rank = 0; r->got != NULL && rank < r->control->group->size; rank++) hpc_message_free(r->got[rank]);
+    free(r->got);
+}
+
+/* HPC_OK when it is over: got has the ballots that came, and one's own, which is an earlier one where a deadline had
+ * left a round under way. */
+static int run_round(round *r, uint32_t kind, const void *data, size_t nbytes) {
+    hpc_control *c = r->control;
+    int size = c->group->size, status = begin_round(c, r->s, kind, data, nbytes), late[1], n = 0;
+    if (status != HPC_OK) return status;
+    cast_to_all(c, 0); /* nobody has to wait for one who does not read */
+    cast_to_all(c, r->s->deadline);
+    status = await_ballots(r);
+    if (status != HPC_OK) return status;
+    status = hpc_group_usable(r->s->caller, op);
+    if (status == HPC_OK && atomic_load(&c->stopping))
+        status = hpc_fail(HPC_ERR_INVALID, op, "shrink: the first context has been aborted");
+    if (status == HPC_OK && who_dropped(c) >= 0) status = fail_dropped(c, r->s, who_dropped(c));
+    for (int rank = 0; rank < size && n == 0; rank++)
+        if (rank != c->group->rank && !c->cast[rank] && !r->s->gone[rank] && !has_departed(c, rank))
+            late[n++] = name_of(r->s, rank);
+    if (status == HPC_OK && n > 0)
+        status =
+            hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, late, n,
+                           "rank %d: shrink: rank %d did not read its socket in time", r->s->caller->rank, late[0]);
+    if (status != HPC_OK) return status;
+    if ((r->got = calloc((size_t)size, sizeof(hpc_message *))) == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op, "shrink: no memory for %d ranks", size);
+    for (int rank = 0; rank < size; rank++)
+        if (rank != c->group->rank) r->got[rank] = take_ballot(c, rank, c->round);
+    r->got[c->group->rank] = c->ballot;
+    c->ballot = NULL;
+    return HPC_OK;
+}
+
+/* Adds to gone whom the ballots and this rank's own eyes tell of. HPC_OK if all gave a ballot of this kind with the
+ * same ranks gone, and these are all; HPC_IN_PROGRESS if not; HPC_ERR_TRANSPORT if this rank is one of them. */
+static int judge(const round *r, hpc_survivors *s, uint32_t kind) {
+    const hpc_control *c = r->control;
+    size_t size = (size_t)c->group->size;
+    const char *mine = ((const ballot *)(const void *)r->got[c->group->rank]->data)->gone;
+    int alike = 1;
+    for (size_t rank = 0; rank < size; rank++)
+        if (has_departed(c, (int)rank)) s->gone[rank] = 1;
+    for (size_t rank = 0; rank < size; rank++) { /* rising: of two that accuse each other the lower one is believed */
+        const ballot *b = r->got[rank] == NULL ? NULL : (const ballot *)(const void *)r->got[rank]->data;
+        if (s->gone[rank]) continue;
+        if (b == NULL) s->gone[rank] = 1; /* it departed just now, or sent what is no ballot */
+        if (b == NULL) continue;
+        if (b->gone[c->group->rank]) return fail_dropped(c, s, (int)rank);
+        alike &= b->kind == kind && memcmp(b->gone, mine, size) == 0;
+        for (size_t other = 0; other < size; other++) s->gone[other] |= b->gone[other] != 0;
+    }
+    return alike && memcmp(s->gone, mine, size) == 0 ? HPC_OK : HPC_IN_PROGRESS;
+}
+
+/* ---- what it is for ---- */
+
+static int take_turn(hpc_control *c) {
+    if (pthread_mutex_trylock(&c->round_lock) == 0) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op, "shrink: another thread shrinks this context, or one of the same origin");
+}
+
+int hpc_control_vote(hpc_control *c, hpc_survivors *s) {
+    int status = take_turn(c);
+    if (status != HPC_OK) return status;
+    do {
+        round r = {.control = c, .s = s};
+        status = run_round(&r, VOTE, NULL, 0);
+        if (status == HPC_OK) status = judge(&r, s, VOTE);
+        free_round(&r);
+    } while (status == HPC_IN_PROGRESS);
+    pthread_mutex_unlock(&c->round_lock);
+    return status;
+}
+
+int hpc_control_give(hpc_control *c, hpc_survivors *s, const void *data, size_t nbytes, hpc_reply *replies) {
+    size_t start = sizeof(ballot) + (size_t)c->group->size;
+    round r = {.control = c, .s = s};
+    int status = take_turn(c);
+    for (int rank = 0; rank < c->group->size; rank++) replies[rank] = (hpc_reply){.fd = -1};
+    if (status != HPC_OK) return status;
+    status = run_round(&r, GIVE, data, nbytes);
+    if (status == HPC_OK) status = judge(&r, s, GIVE);
+    for (int rank = 0; rank < c->group->size && status == HPC_OK; rank++) {
+        hpc_message *m = r.got[rank];
+        if (m == NULL || s->gone[rank]) continue;
+        if (m->total - start != nbytes) {
+            status = hpc_fail(HPC_ERR_CONFIG, op, "shrink: rank %d gives %zu bytes and this rank %zu", name_of(s, rank),
+                              m->total - start, nbytes);
+            break;
+        }
+        memmove(m->data, m->data + start, nbytes);
+        replies[rank] = (hpc_reply){.data = m->data, .nbytes = nbytes, .fd = -1};
+        m->data = NULL;
+    }
+    free_round(&r);
+    if (status != HPC_OK) hpc_control_free_replies(c, replies);
+    pthread_mutex_unlock(&c->round_lock);
+    return status;
+}
+
+/* ---- while the new group connects ---- */
+
+/* NULL, or why rank will not join. One that is linked to the heir already says so there, by its last word or its death.
+ * It may have joined, and what it sends here is about the next shrink. */
+static const char *why_not(const hpc_control *c, int i) {
+    int rank = c->heir_ranks[i];
+    if (atomic_load_explicit(&c->heir->states[i], memory_order_acquire) != HPC_PEER_JOINING) return NULL;
+    if (has_departed(c, rank)) return c->group->reasons[rank];
+    for (const hpc_message *m = c->links[rank].ballots; m != NULL; m = m->next)
+        if (m->sequence > c->heir_round) return "it could not join the new context and votes again";
+    return NULL;
+}
+
+void hpc_survivors_look(hpc_control *c) {
+    pthread_mutex_lock(&c->lock);
+    for (int i = 0; c->heir != NULL && i < c->heir->size; i++) {
+        const char *why = i == c->heir->rank ? NULL : why_not(c, i);
+        if (why != NULL) hpc_group_depart(c->heir, i, HPC_PEER_FAILED, why);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+void hpc_control_watch(hpc_control *c, hpc_group *heir, const int *ranks) {
+    pthread_mutex_lock(&c->lock);
+    c->heir = heir;
+    c->heir_ranks = ranks;
+    c->heir_round = c->round;
+    pthread_mutex_unlock(&c->lock);
+    hpc_survivors_look(c); /* what came before */
+}

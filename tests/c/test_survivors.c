@@ -1,0 +1,405 @@
+/* Ranks die, leave, stop or are taken for dead, at every step of a shrink: those that are left always come out with one
+ * context, of themselves alone, and all with the same one. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "context.h"
+#include "mesh.h"
+#include "ranks.h"
+
+enum { PID = 100, STOPPED, DONE, TURN };
+enum { SECONDS = 30 };
+
+/* ---- what must hold ---- */
+
+/* The members know each other, by their ranks in the first context; nobody else is among them. */
+static void check_members(const rank *r, hpc_context *c, unsigned members) {
+    int n = 0, mine = hpc_context_rank(c);
+    uint64_t all[RANKS_MAX], own = (uint64_t)r->rank | (uint64_t)mine << 8;
+    CHECK_EQ(hpc_context_size(c), __builtin_popcount(members));
+    CHECK_OK(hpc_allgather(c, &own, all, sizeof own, SECONDS));
+    for (int i = 0; i < r->size; i++) {
+        if (!(members >> i & 1)) continue;
+        CHECK_EQ(hpc_context_first_rank(c, n), i);
+        CHECK_EQ(all[n], (uint64_t)i | (uint64_t)n << 8);
+        n++;
+    }
+    CHECK_EQ(hpc_context_first_rank(c, mine), r->rank);
+    CHECK_STATUS(hpc_context_first_rank(c, n), HPC_ERR_INVALID);
+}
+
+/* Bytes can be moved in it, by every transport. */
+static void use(hpc_context *c) {
+    int rank = hpc_context_rank(c), size = hpc_context_size(c), next = (rank + 1) % size;
+    hpc_window *w = NULL;
+    uint64_t value = 0;
+    unsigned char sent[3000];
+    CHECK_OK(hpc_window_create(c, sizeof sent, 1, NULL, SECONDS, &w));
+    ranks_fill(sent, sizeof sent, (uint64_t)rank + 1);
+    CHECK_OK(hpc_put_signal(NULL, w, next, sent, sizeof sent, 0, 0, 1));
+    CHECK_OK(hpc_wait_signal(w, 0, 1, (rank + size - 1) % size, SECONDS, &value));
+    CHECK_EQ(ranks_first_wrong(hpc_window_data(w), sizeof sent, (uint64_t)((rank + size - 1) % size) + 1), sizeof sent);
+    CHECK_OK(hpc_flush(NULL, w, -1, SECONDS));
+    CHECK_OK(hpc_barrier(c, SECONDS));
+    hpc_window_free(w);
+}
+
+static unsigned everybody(const rank *r) {
+    return (1u << r->size) - 1;
+}
+
+static hpc_context *shrink(const rank *r, hpc_context *old) {
+    hpc_context *fresh = NULL;
+    CHECK_OK(hpc_context_shrink(old, &r->config, SECONDS, &fresh));
+    return fresh;
+}
+
+/* A rank may have passed a shrink that another one has to make again. */
+static hpc_context *shrink_until(const rank *r, hpc_context *old, unsigned members) {
+    hpc_context *c = shrink(r, old);
+    while (hpc_context_size(c) > __builtin_popcount(members) || hpc_barrier(c, SECONDS) != HPC_OK) {
+        hpc_context *next = shrink(r, c);
+        hpc_context_free(c);
+        c = next;
+    }
+    return c;
+}
+
+/* ---- nobody died ---- */
+
+static void duplicate(rank *r) {
+    hpc_context *first = shrink(r, r->context), *second = shrink(r, r->context), *third = shrink(r, first);
+    check_members(r, first, everybody(r));
+    check_members(r, third, everybody(r));
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_barrier(first, -1));
+    hpc_context_free(first);
+    use(second);
+    CHECK_OK(hpc_barrier(third, SECONDS));
+    hpc_context_free(second);
+    use(third);
+    hpc_context_free(third);
+}
+
+/* Whoever is the last to go holds what the others need: every order of closing, on different ranks different ones. */
+static void close_in_any_order(rank *r) {
+    for (int order = 0; order < 6; order++) {
+        static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+        hpc_context *all[3] = {NULL};
+        CHECK_OK(hpc_init(&r->oob, &r->config, &all[0]));
+        all[1] = shrink(r, all[0]);
+        all[2] = shrink(r, all[1]);
+        use(all[2]);
+        for (int i = 0; i < 3; i++) {
+            hpc_context *c = all[orders[(order + r->rank) % 6][i]];
+            if (r->rank & 1) CHECK_OK(hpc_context_close(c));
+            hpc_context_free(c);
+        }
+        rank_meet(r);
+    }
+}
+
+/* A rank that closes the new context has left it, and is left out of the next one, though its first one is open. */
+static void leaver(rank *r) {
+    hpc_context *first = shrink(r, r->context), *second;
+    CHECK_OK(hpc_barrier(first, SECONDS));
+    if (r->rank == 2) {
+        CHECK_OK(hpc_context_close(first));
+        CHECK_STATUS(hpc_context_shrink(first, &r->config, 1, &second), HPC_ERR_INVALID);
+        CHECK_MESSAGE("closed");
+        hpc_context_free(first);
+        rank_await(r, DONE, (uint64_t)r->size - 1);
+        return;
+    }
+    while (hpc_barrier(first, SECONDS) == HPC_OK) {
+    }
+    CHECK(ranks_error_names(2));
+    second = shrink(r, first);
+    check_members(r, second, everybody(r) & ~4u);
+    use(second);
+    atomic_fetch_add(&r->board[DONE], 1);
+    hpc_context_free(second);
+    hpc_context_free(first);
+}
+
+static void invalid(rank *r) {
+    hpc_context *fresh = r->context;
+    hpc_config wrong = r->config;
+    CHECK_STATUS(hpc_context_shrink(NULL, NULL, 1, &fresh), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_context_shrink(r->context, NULL, 1, NULL), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_context_first_rank(r->context, r->size), HPC_ERR_INVALID);
+    CHECK_EQ(hpc_context_first_rank(r->context, 1), 1);
+    /* What one rank cannot do every rank is told. */
+    if (r->rank == 1) wrong.timeout = -1;
+    CHECK_STATUS(hpc_context_shrink(r->context, &wrong, SECONDS, &fresh), HPC_ERR_CONFIG);
+    CHECK(fresh == NULL);
+    CHECK_MESSAGE("rank 1 can make no new context");
+    fresh = shrink(r, r->context);
+    check_members(r, fresh, everybody(r));
+    hpc_context_free(fresh);
+}
+
+/* ---- deaths ---- */
+
+/* arg: who dies; the others learn it in the shrink itself, or (32) by a failed collective before it. */
+static void dies_before(rank *r) {
+    int victim = r->arg & 31;
+    rank_meet(r); /* nobody dies while another one is still in init */
+    if (r->rank == victim) {
+        rank_die(r);
+        return;
+    }
+    if (r->arg & 32) CHECK_STATUS(hpc_barrier(r->context, SECONDS), HPC_ERR_PEER);
+    hpc_context *c = shrink_until(r, r->context, everybody(r) & ~(1u << victim));
+    check_members(r, c, everybody(r) & ~(1u << victim));
+    use(c);
+    hpc_context_free(c);
+}
+
+/* Its ballot reaches rank 0 and nobody else. */
+static void tells_one(rank *r) {
+    enum { VICTIM = 2 };
+    rank_meet(r);
+    if (r->rank == VICTIM) {
+        unsigned char ballot[8 + RANKS_MAX] = {0};
+        uint32_t head[2] = {1, (uint32_t)r->size};
+        memcpy(ballot, head, sizeof head);
+        CHECK_OK(hpc_link_send(r->context->control, 0, HPC_MESH_BALLOT, 1, "shrink", ballot, 8 + (size_t)r->size, -1,
+                               hpc_now() + SECONDS));
+        rank_die(r);
+        return;
+    }
+    hpc_context *c = shrink_until(r, r->context, everybody(r) & ~(1u << VICTIM));
+    check_members(r, c, everybody(r) & ~(1u << VICTIM));
+    use(c);
+    hpc_context_free(c);
+}
+
+/* Kills its process some time after the shrink has begun, or after it has begun to connect. */
+typedef struct killer {
+    hpc_control *control;
+    uint64_t spins;
+    int connects;
+} killer;
+
+static int is_connecting(hpc_control *c) {
+    pthread_mutex_lock(&c->lock);
+    int connecting = c->heir != NULL;
+    pthread_mutex_unlock(&c->lock);
+    return connecting;
+}
+
+static void *kill_later(void *arg) {
+    const killer *k = arg;
+    while (k->connects && !is_connecting(k->control)) sched_yield();
+    for (_Atomic uint64_t i = 0; atomic_load(&i) < k->spins; atomic_fetch_add(&i, 1)) continue;
+    raise(SIGKILL);
+    return NULL;
+}
+
+enum { MANY = 6 };
+
+/* One of members that is to die, and how. */
+static int choose(unsigned members, uint64_t *seed, killer *k) {
+    int victim = (int)(ranks_random(seed) % MANY);
+    while (!(members >> victim & 1)) victim = (victim + 1) % MANY;
+    k->connects = (int)(ranks_random(seed) % 2);
+    k->spins = ranks_random(seed) % 1000000;
+    k->spins >>= ranks_random(seed) % 20;
+    return victim;
+}
+
+static unsigned victims_of(int arg) {
+    uint64_t seed = (uint64_t)arg;
+    unsigned victims = 0;
+    for (int turn = 0; turn < MANY / 2; turn++) victims |= 1u << choose(~victims, &seed, &(killer){0});
+    return victims;
+}
+
+/* Half of the ranks die, one in each shrink, at points that arg chooses. */
+static void dies_within(rank *r) {
+    uint64_t seed = (uint64_t)r->arg, started = 0;
+    hpc_context *c = r->context;
+    unsigned members = everybody(r);
+    for (int turn = 0; turn < MANY / 2; turn++) {
+        killer k = {.control = r->context->control};
+        int victim = choose(members, &seed, &k);
+        atomic_fetch_add(&r->board[TURN], 1); /* nobody dies while another one still checks the last turn */
+        rank_await(r, TURN, started += (uint64_t)__builtin_popcount(members));
+        members &= ~(1u << victim);
+        if (r->rank == victim) {
+            pthread_t thread;
+            CHECK_EQ(pthread_create(&thread, NULL, kill_later, &k), 0);
+            while (hpc_context_shrink(c, &r->config, SECONDS, &c) == HPC_OK) continue;
+            CHECK_EQ(pthread_join(thread, NULL), 0);
+        }
+        hpc_context *next = shrink_until(r, c, members);
+        if (c != r->context) hpc_context_free(c);
+        c = next;
+        check_members(r, c, members);
+    }
+    use(c);
+    if (c != r->context) hpc_context_free(c);
+}
+
+/* One dies in the context that the death of another one made; the first one is closed by then, or is not. */
+static void two_in_a_row(rank *r) {
+    rank_meet(r);
+    if (r->rank == 0) {
+        rank_die(r);
+        return;
+    }
+    hpc_context *first = shrink_until(r, r->context, everybody(r) & ~1u), *second;
+    if (r->rank & 1) CHECK_OK(hpc_context_close(r->context));
+    use(first);
+    if (r->rank == 3) {
+        if (!r->mode->threads) raise(SIGKILL);
+        CHECK_OK(hpc_context_abort(first, "the test says so")); /* its end in the first one too */
+        CHECK_STATUS(hpc_barrier(r->context, 1), HPC_ERR_INVALID);
+        hpc_context_free(first);
+        return;
+    }
+    while (hpc_barrier(first, SECONDS) == HPC_OK) {
+    }
+    CHECK(ranks_error_names(2)); /* what the dead rank is called there */
+    second = shrink_until(r, first, everybody(r) & ~9u);
+    hpc_context_free(first);
+    check_members(r, second, everybody(r) & ~9u);
+    use(second);
+    hpc_context_free(second);
+}
+
+/* ---- a rank that does not run ---- */
+
+static void stop(rank *r) {
+    rank_set(r, PID, (uint64_t)getpid());
+    raise(SIGSTOP);
+}
+
+/* A stopped rank is not gone: the shrink says who does not come, and the next one goes on where it ended. arg: it wakes
+ * up, or it is killed. */
+static void frozen(rank *r) {
+    enum { VICTIM = 1 };
+    hpc_context *c = NULL;
+    unsigned members = everybody(r);
+    if (r->rank == VICTIM) {
+        stop(r);
+    } else {
+        int pid = (int)rank_await(r, PID, 1);
+        CHECK_STATUS(hpc_context_shrink(r->context, &r->config, 0.5, &c), HPC_ERR_TIMEOUT);
+        CHECK(ranks_error_waits_for(VICTIM));
+        CHECK_EQ(hpc_last_error()->n_waiting, 1);
+        CHECK_MESSAGE("nothing came from rank 1");
+        CHECK(strcmp(hpc_last_error()->op, "shrink") == 0);
+        atomic_fetch_add(&r->board[STOPPED], 1);
+        rank_await(r, STOPPED, (uint64_t)r->size - 1);
+        if (r->rank == 0) kill(pid, r->arg ? SIGKILL : SIGCONT);
+        if (r->arg) members &= ~(1u << VICTIM);
+    }
+    c = shrink_until(r, r->context, members);
+    check_members(r, c, members);
+    use(c);
+    hpc_context_free(c);
+}
+
+/* Taken for dead while it was stopped: it hears so, and does not go on by itself. */
+static void taken_for_dead(rank *r) {
+    enum { VICTIM = 1 };
+    hpc_context *c = NULL;
+    r->config.silence = 1;
+    CHECK_OK(hpc_init(&r->oob, &r->config, &r->context));
+    if (r->rank == VICTIM) {
+        stop(r);
+        CHECK_STATUS(hpc_context_shrink(r->context, &r->config, SECONDS, &c), HPC_ERR_TRANSPORT);
+        CHECK_MESSAGE("counts this rank as failed");
+        CHECK(hpc_last_error()->peer == 0 || hpc_last_error()->peer == 2);
+        return;
+    }
+    int pid = (int)rank_await(r, PID, 1);
+    c = shrink_until(r, r->context, everybody(r) & ~(1u << VICTIM));
+    check_members(r, c, everybody(r) & ~(1u << VICTIM));
+    atomic_fetch_add(&r->board[DONE], 1);
+    rank_await(r, DONE, (uint64_t)r->size - 1);
+    if (r->rank == 0) kill(pid, SIGCONT);
+    use(c);
+    hpc_context_free(c);
+}
+
+/* ---- votes ---- */
+
+/* What each of three ranks says at first, by rank, and who is out then. The last one is of two that accuse each other.
+ */
+static const struct {
+    unsigned said[3], out;
+} ballots[] = {
+    {{0, 0, 0}, 0}, {{2, 0, 0}, 2}, {{0, 0, 2}, 2}, {{4, 4, 0}, 4}, {{4, 0, 0}, 4}, {{0, 1, 0}, 1}, {{2, 1, 0}, 2},
+};
+
+static void votes(rank *r) {
+    char gone[3];
+    hpc_survivors s = {&r->context->group, NULL, gone, hpc_now() + SECONDS};
+    for (int i = 0; i < 3; i++) gone[i] = (char)(ballots[r->arg].said[r->rank] >> i & 1);
+    int status = hpc_control_vote(r->context->control, &s);
+    if (ballots[r->arg].out >> r->rank & 1) {
+        CHECK_STATUS(status, HPC_ERR_TRANSPORT);
+    } else {
+        CHECK_OK(status);
+        for (int i = 0; i < 3; i++) CHECK_EQ(gone[i], ballots[r->arg].out >> i & 1);
+        /* What is given comes from everybody who is left. */
+        hpc_reply replies[3];
+        int mine = 10 + r->rank;
+        CHECK_OK(hpc_control_give(r->context->control, &s, &mine, sizeof mine, replies));
+        for (int i = 0; i < 3; i++) {
+            CHECK_EQ(replies[i].data == NULL, gone[i]);
+            if (!gone[i]) CHECK_EQ(*(int *)replies[i].data, 10 + i);
+        }
+        hpc_control_free_replies(r->context->control, replies);
+    }
+    rank_meet(r);
+}
+
+int main(int argc, char **argv) {
+    static const ranks_case fixed[] = {
+        {.name = "duplicate", .size = 3, .run = duplicate},
+        {.name = "duplicate-alone", .size = 1, .run = duplicate},
+        {.name = "close-in-any-order", .size = 3, .run = close_in_any_order, .where = RANKS_UNSEEDED, .bare = true},
+        {.name = "leaver", .size = 4, .run = leaver, .apart = true},
+        {.name = "invalid", .size = 3, .run = invalid},
+        {.name = "dies-0", .size = 4, .run = dies_before, .arg = 0, .victims = 1},
+        {.name = "dies-1", .size = 4, .run = dies_before, .arg = 1, .victims = 2},
+        {.name = "dies-3-of-4", .size = 4, .run = dies_before, .arg = 3, .victims = 8},
+        {.name = "dies-1-of-2", .size = 2, .run = dies_before, .arg = 1, .victims = 2},
+        {.name = "died-0", .size = 4, .run = dies_before, .arg = 32, .victims = 1},
+        {.name = "died-2", .size = 4, .run = dies_before, .arg = 34, .victims = 4},
+        {.name = "tells-one", .size = 4, .run = tells_one, .victims = 4},
+        {.name = "two-in-a-row", .size = 5, .run = two_in_a_row, .victims = 9},
+        {.name = "frozen-wakes", .size = 3, .run = frozen, .where = RANKS_SHM | RANKS_PROCESSES},
+        {.name = "frozen-dies", .size = 3, .run = frozen, .arg = 1, .where = RANKS_SHM | RANKS_PROCESSES, .victims = 2},
+        {.name = "taken-for-dead",
+         .size = 3,
+         .run = taken_for_dead,
+         .where = RANKS_TCP | RANKS_PROCESSES,
+         .apart = true,
+         .bare = true},
+    };
+    enum { FIXED = sizeof fixed / sizeof *fixed, VOTES = sizeof ballots / sizeof *ballots, SEEDS = 12 };
+    static ranks_case cases[FIXED + VOTES + SEEDS + 1];
+    static char names[VOTES + SEEDS][24];
+    int n = 0;
+    for (; n < FIXED; n++) cases[n] = fixed[n];
+    for (int i = 0; i < VOTES + SEEDS; i++, n++) {
+        snprintf(names[i], sizeof names[i], i < VOTES ? "votes-%d" : "dies-within-%d", i < VOTES ? i : i - VOTES);
+        cases[n] = i < VOTES
+                       ? (ranks_case){.name = names[i], .size = 3, .run = votes, .arg = i, .where = RANKS_UNSEEDED}
+                       : (ranks_case){.name = names[i],
+                                      .size = MANY,
+                                      .run = dies_within,
+                                      .arg = i - VOTES,
+                                      .where = RANKS_PROCESSES,
+                                      .victims = victims_of(i - VOTES)};
+    }
+    return ranks_main(argc, argv, cases);
+}
