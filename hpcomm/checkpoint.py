@@ -2,7 +2,8 @@
 another plan if need be.
 
 A *shard* is what one rank keeps: a dict of arrays, ints and texts, fit for numpy.savez. A *piece* is a range of a key's
-elements with its step, parameters and state (slots values an element, slot by slot).
+elements with its step, parameters and state (slots values an element, slot by slot). Entries by other names are left
+alone: there is room for what else a rank may keep of its rows.
 """
 
 from bisect import bisect_left
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from .errors import InvalidArgument
 
 FORMAT = 1
+SHARED = -1
 
 Shard = Mapping[str, Any]
 
@@ -41,30 +43,33 @@ class Piece:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a checkpoint and an exchange must have in common."""
+    """What a checkpoint and an exchange must have in common. replica: the rank whose own parameters these are, where
+    each rank has its own; SHARED where the ranks have them in common."""
 
     rule: str
     slots: int
     keys: Mapping[str, int]  # elements of each
+    replica: int = SHARED
 
 
-def packed(kind: Kind, args: Sequence[float], pieces: Sequence[Piece]) -> dict[str, Any]:
-    """The shard of these pieces."""
+def blank(kind: Kind, args: Sequence[float], spans: Sequence[Span]) -> dict[str, Any]:
+    """A shard of these spans, whose steps, parameters and state are still to be written: see pieces."""
     numbers = {name: i for i, name in enumerate(kind.keys)}
-    nothing = np.empty(0, np.float32)
+    elements = sum(span.count for span in spans)
     return {
         "format": FORMAT,
         "rule": kind.rule,
         "slots": kind.slots,
+        "replica": kind.replica,
         "args": np.array(args, np.float64),
         "keys": np.array(list(kind.keys), np.str_),
         "counts": np.array(list(kind.keys.values()), np.int64),
-        "row_key": np.array([numbers[piece.span.key] for piece in pieces], np.int32),
-        "row_offset": np.array([piece.span.offset for piece in pieces], np.int64),
-        "row_count": np.array([piece.span.count for piece in pieces], np.int64),
-        "row_step": np.array([piece.step for piece in pieces], np.uint64),
-        "params": np.concatenate([nothing, *(piece.params for piece in pieces)]),
-        "state": np.concatenate([nothing, *(piece.state.ravel() for piece in pieces)]),
+        "row_key": np.array([numbers[span.key] for span in spans], np.int32),
+        "row_offset": np.array([span.offset for span in spans], np.int64),
+        "row_count": np.array([span.count for span in spans], np.int64),
+        "row_step": np.zeros(len(spans), np.uint64),
+        "params": np.empty(elements, np.float32),
+        "state": np.empty(kind.slots * elements, np.float32),
     }
 
 
@@ -73,7 +78,7 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
 
     Raises:
         InvalidArgument: a shard is none, or of another rule or other keys; the shards are of different steps or
-            arguments; elements are missing.
+            arguments; elements are missing. Where each rank has a replica of its own, only those of this rank count.
     """
     given = [shards] if isinstance(shards, Mapping) else list(shards)
     if not given:
@@ -84,14 +89,17 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
         if not isinstance(shard, Mapping):
             raise InvalidArgument(f"load_state_dict: a shard is a {type(shard).__name__}: must be what state_dict gave")
         theirs = _checked(shard, kind)
+        if int(shard["replica"]) != kind.replica:
+            continue
         if args is not None and not np.array_equal(theirs, args):
             raise InvalidArgument(f"load_state_dict: the shards have different rule arguments: {args} and {theirs}")
         args = theirs
-        for piece in _pieces(shard, kind):
+        for piece in pieces(shard, kind):
             by_key.setdefault(piece.span.key, []).append(piece)
-    for pieces in by_key.values():
-        pieces.sort(key=lambda piece: piece.span.offset)
-    assert args is not None
+    if args is None:
+        raise InvalidArgument(f"load_state_dict: no shard is of the replica of rank {kind.replica}: give its own")
+    for own in by_key.values():
+        own.sort(key=lambda piece: piece.span.offset)
     return args, list(_assembled(by_key, kind, wanted))
 
 
@@ -100,6 +108,7 @@ def _checked(shard: Shard, kind: Kind) -> tuple[float, ...]:
     try:
         keys = dict(zip(map(str, shard["keys"]), map(int, shard["counts"]), strict=True))
         format_, rule, slots = int(shard["format"]), str(shard["rule"]), int(shard["slots"])
+        shared = int(shard["replica"]) == SHARED
         args = tuple(float(value) for value in shard["args"])
         elements = int(np.sum(shard["row_count"]))
         sizes = [np.asarray(shard[name]).shape for name in ("params", "state")]
@@ -116,12 +125,16 @@ def _checked(shard: Shard, kind: Kind) -> tuple[float, ...]:
     if keys != dict(kind.keys):
         odd = sorted(set(keys.items()) ^ set(kind.keys.items()))[:4]
         raise InvalidArgument(f"load_state_dict: a shard has other keys than the exchange, among them {odd}")
+    if shared != (kind.replica == SHARED):
+        have, want = ("a hub", "a graph") if shared else ("a graph", "a hub")
+        raise InvalidArgument(f"load_state_dict: a shard is of {have}'s parameters, the exchange of {want}'s")
     if len(rows) != 1 or sizes != [(elements,), (slots * elements,)]:
         raise InvalidArgument(f"load_state_dict: a shard of {elements} elements has arrays of other sizes: {sizes}")
     return args
 
 
-def _pieces(shard: Shard, kind: Kind) -> Iterator[Piece]:
+def pieces(shard: Shard, kind: Kind) -> Iterator[Piece]:
+    """The pieces of a shard that fits kind: views of its arrays, where those are float32 as blank makes them."""
     names = [str(name) for name in shard["keys"]]
     params = np.ascontiguousarray(shard["params"], np.float32)
     state = np.ascontiguousarray(shard["state"], np.float32)

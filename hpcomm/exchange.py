@@ -377,9 +377,12 @@ class Exchange(Calls):
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
         """What this rank's owners keep, as a dict of arrays, ints and texts that numpy.savez takes: the rule, its
         arguments, the keys, and of each row that this rank owns its place, step, parameters and state.
+
+        Args:
+            out: what an earlier call gave: its arrays are written again, and it is returned.
 
         Called while nothing is under way on any rank: by a worker after a step (under ASYNC after a barrier that
         follows the last one), by a rank that only serves after serve. The shards of all ranks are the whole checkpoint.
@@ -391,7 +394,7 @@ class Exchange(Calls):
         self._check_idle("state_dict")
         if not self.graph:
             check_owners(self.plan, "state_dict")
-        return snapshot.saved(self._handle, self._rows, self._kind, self.rule)
+        return snapshot.saved(self._handle, self._rows, self._kind, self.rule, out)
 
     def load_state_dict(
         self, shards: checkpoint.Shard | Iterable[checkpoint.Shard], timeout: float | None = None

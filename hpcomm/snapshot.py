@@ -14,15 +14,16 @@ from .optim import AnyRule
 _SENTENCE_BYTES = 400  # of a refusal, told to the peers
 
 
-def saved(exchange: Any, rows: list[tuple[int, Span]], kind: Kind, rule: AnyRule) -> dict[str, Any]:
-    """The shard of these rows."""
-    pieces = []
-    for row, span in rows:
-        params = np.empty(span.count, np.float32)
-        state = np.empty((kind.slots, span.count), np.float32)
-        step = _core.exchange_get_row(exchange, row, params, state)
-        pieces.append(Piece(span, step, params, state))
-    return checkpoint.packed(kind, optim.arguments(rule), pieces)
+def saved(
+    exchange: Any, rows: list[tuple[int, Span]], kind: Kind, rule: AnyRule, out: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The shard of these rows: one copy of what the owner keeps. out: a shard of the same rows, written again."""
+    args = optim.arguments(rule)
+    shard = checkpoint.blank(kind, args, [span for _, span in rows]) if out is None else out
+    shard["args"][:] = args
+    for i, ((row, _), piece) in enumerate(zip(rows, checkpoint.pieces(shard, kind), strict=True)):
+        shard["row_step"][i] = _core.exchange_get_row(exchange, row, piece.params, piece.state)
+    return shard
 
 
 def restored(

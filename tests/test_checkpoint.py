@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import hpcomm
 from hpcomm import SGD, Adam, Average, Exchange, InvalidArgument, Momentum, Nesterov, ParameterServer, Plan, optim
-from hpcomm.checkpoint import Kind, Piece, Span, found, packed
+from hpcomm.checkpoint import Kind, Piece, Span, blank, found, pieces
 from hpcomm.plan import Edge, Row
 
 F32 = np.float32
@@ -281,6 +281,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "other keys": (changed(keys=np.array(["w", "b", "t"])), r"other keys than the exchange, among them \[\('s', 1\)"),
     "other counts": (changed(counts=np.array([1, 2, 3])), r"other keys than the exchange"),
     "another format": (changed(format=2), r"format 2: this version reads format 1"),
+    "a replica": (changed(replica=1), r"a shard is of a graph's parameters, the exchange of a hub's"),
     "no state": (without("state"), r"is not what state_dict gave: KeyError\('state'\)"),
     "cut params": (changed(params=np.zeros(3, F32)), r"arrays of other sizes"),
     "no rows": (
@@ -336,6 +337,21 @@ def test_ranks_with_different_arguments_are_told() -> None:
 # ---- pieces ----------------------------------------------------------------------------------------------------------
 
 
+def test_of_replicas_only_ones_own_counts() -> None:
+    kinds = [Kind("sgd", 0, {"w": 4}, replica=rank) for rank in range(3)]
+    span = Span("w", 0, 4)
+    shards = [blank(kind, (0.1,), [span]) for kind in kinds]
+    for rank, shard in enumerate(shards):
+        shard["params"][:] = rank
+        shard["row_step"][:] = 7 + rank  # replicas need not be at the same step
+    for rank, kind in enumerate(kinds):
+        _, (piece,) = found(shards, kind, [span])
+        assert piece.step == 7 + rank
+        assert set(piece.params) == {rank}
+    with pytest.raises(InvalidArgument, match="no shard is of the replica of rank 1: give its own"):
+        found(shards[::2], kinds[1], [span])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
@@ -364,9 +380,16 @@ def test_any_cut_is_found_in_any_other(
         end = span.offset + span.count
         return Piece(span, 5, params[span.key][span.offset : end], state[span.key][:, span.offset : end])
 
-    pieces = [piece(span) for span in spans(cuts)]
-    order = rng.permutation(len(pieces))
-    given_ = [packed(kind, (1.0, 2.0), [pieces[i] for i in order[part::shards]]) for part in range(shards)]
+    def packed(spans: list[Span]) -> dict[str, Any]:
+        shard = blank(kind, (1.0, 2.0), spans)
+        shard["row_step"][:] = 5
+        for place, span in zip(pieces(shard, kind), spans, strict=True):
+            place.params[:], place.state[:] = piece(span).params, piece(span).state
+        return shard
+
+    cut = spans(cuts)
+    order = rng.permutation(len(cut))
+    given_ = [packed([cut[i] for i in order[part::shards]]) for part in range(shards)]
     args, have = found(given_, kind, spans(other))
     assert args == (1.0, 2.0)
     for one in have:
@@ -375,4 +398,4 @@ def test_any_cut_is_found_in_any_other(
         np.testing.assert_array_equal(one.params, want.params)
         np.testing.assert_array_equal(one.state, want.state)
     with pytest.raises(InvalidArgument, match="in none of the shards"):
-        found(packed(kind, (1.0, 2.0), pieces[1:]), kind, spans(other))
+        found(packed(cut[1:]), kind, spans(other))
