@@ -524,7 +524,8 @@ static int work_core(hpc_core *core) {
     double start = 0;
     int n = 0;
     if (core->n_late > 0) retry_forwards(core);
-    while (atomic_load_explicit(&ex->failed, memory_order_relaxed) == HPC_OK && (core->holds || next_event(core))) {
+    while (atomic_load_explicit(&ex->failed, memory_order_relaxed) == HPC_OK &&
+           !atomic_load_explicit(&core->paused, memory_order_relaxed) && (core->holds || next_event(core))) {
         core->holds = 1;
         if (ex->consistency == HPC_ASYNC && core->n_unflushed > 0 && flush_outputs(core) == HPC_IN_PROGRESS) break;
         core->holds = 0;
@@ -551,9 +552,32 @@ static const char *work_inline(void *arg) {
     return why_failed(ex);
 }
 
+/* Order: the thread does  store working; load paused.  Who pauses does  store paused; load working.  All four are
+ * sequentially consistent, so that one of the two sees the other. What the thread wrote to its rows is released by the
+ * store of 0 to working, and what was read of them by that to paused. */
+static int work_unless_paused(hpc_core *core) {
+    int n = 0;
+    atomic_store(&core->working, 1);
+    if (!atomic_load(&core->paused)) n = work_core(core);
+    atomic_store_explicit(&core->working, 0, memory_order_release);
+    return n;
+}
+
+void hpc_engine_pause(hpc_core *core) {
+    if (!core->running) return;
+    atomic_store(&core->paused, 1);
+    while (atomic_load(&core->working)) sched_yield(); /* a core never waits: this ends after one event */
+}
+
+void hpc_engine_resume(hpc_core *core) {
+    if (!core->running) return;
+    atomic_store_explicit(&core->paused, 0, memory_order_release);
+    hpc_bell_ring(core->exchange->context->group.bell); /* it may have gone to sleep over events */
+}
+
 static int thread_has_work(void *arg) {
     hpc_core *core = arg;
-    return work_core(core) > 0 || atomic_load_explicit(&core->exchange->stopping, memory_order_acquire) ||
+    return work_unless_paused(core) > 0 || atomic_load_explicit(&core->exchange->stopping, memory_order_acquire) ||
            why_failed(core->exchange) != NULL;
 }
 

@@ -128,6 +128,7 @@ typedef struct hpc_core {
     int holds;
     pthread_t thread;
     int running;
+    _Atomic int working, paused; /* by its thread; by who wants to look at its rows */
     _Atomic int started; /* hpc_started */
     void *memory;        /* states and accumulators of its rows */
     size_t memory_bytes;
@@ -335,6 +336,10 @@ void hpc_engine_answer(hpc_core *core, int rank, int signal, uint64_t value);
 void hpc_engine_start(hpc_exchange *ex, int threads);
 void hpc_engine_stop(hpc_exchange *ex);
 void hpc_engine_write(hpc_exchange *ex); /* every row's parameters to its outputs */
+/* Between the two the core's thread, if it has one, touches no row: it is between two events. Other threads do not call
+ * them. */
+void hpc_engine_pause(hpc_core *core);
+void hpc_engine_resume(hpc_core *core);
 
 /* worker.c: HPC_ERR_INVALID while a push or a pull of this rank is under way. */
 int hpc_worker_check_idle(const hpc_exchange *ex, const char *op);

@@ -563,6 +563,7 @@ void hpc_exchange_free(hpc_exchange *ex) {
 
 /* ---- rows ---- */
 
+/* Under ASYNC the pushes of others change a row at any time: its core is paused while it is copied. */
 static hpc_work *find_work(hpc_exchange *ex, int row, const char *op) {
     if (ex == NULL)
         hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
@@ -591,19 +592,23 @@ static void copy_state(const hpc_exchange *ex, const hpc_work *w, float *to, con
 int hpc_exchange_get_row(hpc_exchange *ex, int row, uint64_t *step, float *params, float *state) {
     const hpc_work *w = find_work(ex, row, "get_row");
     if (w == NULL) return HPC_ERR_INVALID;
+    hpc_engine_pause(&ex->cores[w->row->core]);
     if (step != NULL) *step = w->step;
     if (params != NULL && w->param != NULL) memcpy(params, w->param, (size_t)w->row->count * sizeof(float));
     if (state != NULL && w->state != NULL) copy_state(ex, w, state, w->state, 1);
+    hpc_engine_resume(&ex->cores[w->row->core]);
     return HPC_OK;
 }
 
 int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *params, const float *state) {
     hpc_work *w = find_work(ex, row, "set_row");
     if (w == NULL) return HPC_ERR_INVALID;
+    hpc_engine_pause(&ex->cores[w->row->core]);
     w->step = step;
     ex->ahead = (int64_t)(step - w->share->version); /* a graph that changes goes on where the checkpoint was made */
     if (params != NULL && w->param != NULL) memcpy(w->param, params, (size_t)w->row->count * sizeof(float));
     if (state != NULL && w->state != NULL) copy_state(ex, w, w->state, state, 0);
+    hpc_engine_resume(&ex->cores[w->row->core]);
     return HPC_OK;
 }
 

@@ -384,8 +384,9 @@ class Exchange(Calls):
         Args:
             out: what an earlier call gave: its arrays are written again, and it is returned.
 
-        Called while nothing is under way on any rank: by a worker after a step (under ASYNC after a barrier that
-        follows the last one), by a rank that only serves after serve. The shards of all ranks are the whole checkpoint.
+        Called by a worker after a step, by a rank that only serves while no worker pushes, e.g. after serve. The shards
+        of all ranks are the whole checkpoint. Under ASYNC others may push meanwhile: each row is copied between two
+        updates. Checkpointer does all this every so many steps.
 
         Raises:
             NotSupported: a plan of one's own by which an element has no owner or several.

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpcomm
-from hpcomm import SGD, Adam, Average, Exchange, InvalidArgument, Momentum, Nesterov, ParameterServer, Plan, optim
+from hpcomm import ASYNC, SGD, Adam, Average, Exchange, InvalidArgument, Momentum, Nesterov, ParameterServer, Plan, optim
 from hpcomm.checkpoint import Kind, Piece, Span, blank, found, pieces
 from hpcomm.plan import Edge, Row
 
@@ -206,6 +207,39 @@ def test_no_checkpoint_while_something_is_under_way() -> None:
         context.barrier()
         ex.load_state_dict(shard)
         assert_same(dict(ex.params), random(0))
+
+    run_threads(2, body)
+
+
+@pytest.mark.parametrize("progress", ["inline", "thread"])
+@on_both
+def test_a_row_is_whole_while_others_push(progress: str) -> None:
+    """ASYNC: every push takes 1 from each element, and adds 1 to the row's step, at once."""
+    n, most = 1 << 18, 400
+    done = threading.Event()
+
+    def body(context: hpcomm.Context) -> None:
+        rule, server = Momentum(lr=1, momentum=0), ParameterServer("NCC")
+        how: dict[str, Any] = {"consistency": ASYNC, "progress": progress, "chunk_bytes": 4 * n}
+        ex = Exchange(context, {"w": np.zeros(n, F32)}, server, rule=rule, **how)
+        if context.rank == 0:
+            seen, shard = set(), None
+            while not done.is_set():
+                shard = ex.state_dict(shard)
+                step = int(shard["row_step"][0])
+                assert (shard["params"] == -step).all()
+                assert (shard["state"] == min(step, 1)).all()
+                seen.add(step)
+                ex.progress()
+            assert len(seen) > 2
+            ex.serve()
+        else:
+            try:
+                for _ in range(most):
+                    ex.push_pull("w", np.ones(n, F32))
+            finally:
+                done.set()
+        ex.close()
 
     run_threads(2, body)
 

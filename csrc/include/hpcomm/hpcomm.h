@@ -566,8 +566,9 @@ HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, const double *args, do
  * have set. args[0] is 0. */
 HPC_API int hpc_exchange_get_args(hpc_exchange *exchange, double *args);
 
-/* A row that this rank owns, while nothing is under way: its step, parameters (count values) and state (slots * count
- * values, slot by slot). After set, publish (collective) sends the parameters to all workers. */
+/* A row that this rank owns, while nothing of this rank is under way: its step, parameters (count values) and state
+ * (slots * count values, slot by slot), between two updates if others push meanwhile, as they may under ASYNC. After
+ * set, publish (collective) sends the parameters to all workers. */
 HPC_API int hpc_exchange_get_row(hpc_exchange *exchange, int row, uint64_t *step, float *params, float *state);
 HPC_API int hpc_exchange_set_row(hpc_exchange *exchange, int row, uint64_t step, const float *params,
                                  const float *state);
