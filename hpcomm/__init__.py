@@ -14,11 +14,13 @@ from . import topology as topology
 from ._core import Device, devices
 from ._core import version as _version
 from .calls import Handle
+from .checkpointer import Checkpointer, CheckpointStats
 from .config import Config
 from .consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from .context import Context, Event, Peer, init
 from .errors import (
     AuthError,
+    CheckpointError,
     ConfigError,
     HpcommError,
     InvalidArgument,
@@ -34,6 +36,7 @@ from .optim import SGD, Adam, Average, Momentum, Nesterov, Rule
 from .plan import Plan
 from .presets import parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
+from .resume import Restored, latest, restore
 from .topology import ParameterServer
 from .window import Lane, Window
 
@@ -49,6 +52,9 @@ __all__ = [
     "Adam",
     "AuthError",
     "Average",
+    "CheckpointError",
+    "CheckpointStats",
+    "Checkpointer",
     "Communicator",
     "Config",
     "ConfigError",
@@ -73,6 +79,7 @@ __all__ = [
     "Plan",
     "Queue",
     "QueueStats",
+    "Restored",
     "Rule",
     "Timeout",
     "TransportError",
@@ -80,6 +87,8 @@ __all__ = [
     "__version__",
     "devices",
     "init",
+    "latest",
     "parameter_hub",
+    "restore",
     "stochastic_reduce",
 ]

@@ -8,13 +8,15 @@
     ├── PeerFailed                         ranks died or left: ranks, op, waiting_for
     ├── Timeout(TimeoutError)              the deadline passed: op, waiting_for
     ├── AuthError                          a stranger, or a peer of another job
-    └── OutOfMemory(MemoryError)           too little memory for a window or a queue, at creation only
+    ├── OutOfMemory(MemoryError)           too little memory for a window or a queue, at creation only
+    └── CheckpointError(OSError)           a file or a directory of checkpoints cannot be written or read: path
 
 Ranks are ints, lists of ranks are tuples in rising order, op is the name of the operation, e.g. "recv".
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from os import PathLike
 
 
 class HpcommError(Exception):
@@ -71,6 +73,15 @@ class AuthError(HpcommError):
 
 class OutOfMemory(HpcommError, MemoryError):
     """The host or the cgroup has too little memory left for a window or a queue. Raised at creation, never later."""
+
+
+class CheckpointError(HpcommError, OSError):
+    """A checkpoint cannot be written, read or found. `path` is that of the file or directory, `__cause__` what the
+    system said, if it was that."""
+
+    def __init__(self, message: str = "", *, path: str | PathLike[str] = "") -> None:
+        super().__init__(message)
+        self.path = path
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpcomm
-from hpcomm import ASYNC, SGD, Adam, Average, Exchange, InvalidArgument, Momentum, Nesterov, ParameterServer, Plan, optim
+from hpcomm import (
+    SGD,
+    Adam,
+    Average,
+    Exchange,
+    InvalidArgument,
+    Momentum,
+    Nesterov,
+    ParameterServer,
+    Plan,
+    optim,
+)
 from hpcomm.checkpoint import Kind, Piece, Span, blank, found, pieces
 from hpcomm.plan import Edge, Row
 
@@ -220,7 +231,7 @@ def test_a_row_is_whole_while_others_push(progress: str) -> None:
 
     def body(context: hpcomm.Context) -> None:
         rule, server = Momentum(lr=1, momentum=0), ParameterServer("NCC")
-        how: dict[str, Any] = {"consistency": ASYNC, "progress": progress, "chunk_bytes": 4 * n}
+        how: dict[str, Any] = {"consistency": hpcomm.ASYNC, "progress": progress, "chunk_bytes": 4 * n}
         ex = Exchange(context, {"w": np.zeros(n, F32)}, server, rule=rule, **how)
         if context.rank == 0:
             seen, shard = set(), None

@@ -20,6 +20,8 @@ TREE = {
     "OutOfMemory": MemoryError,
 }
 
+NOT_OF_C = {"CheckpointError": OSError}
+
 
 def statuses() -> dict[str, int]:
     header = Path(hpcomm.__file__).parent / "include/hpcomm/hpcomm.h"
@@ -28,7 +30,7 @@ def statuses() -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize(("name", "also"), TREE.items())
+@pytest.mark.parametrize(("name", "also"), [*TREE.items(), *NOT_OF_C.items()])
 def test_tree(name: str, also: type[Exception]) -> None:
     kind = getattr(hpcomm, name)
     assert issubclass(kind, hpcomm.HpcommError)
@@ -59,6 +61,12 @@ def test_what_they_carry() -> None:
     path = errors.from_failure(errors.Failure(-4, "put: cannot reach", transport="shm", peer=4))
     assert isinstance(path, hpcomm.TransportError)
     assert (path.transport, path.peer, path.detail) == ("shm", 4, "cannot reach")
+
+
+def test_path_of_a_checkpoint() -> None:
+    error = pickle.loads(pickle.dumps(hpcomm.CheckpointError("cannot read /a/b: Input/output error", path="/a/b")))
+    assert type(error) is hpcomm.CheckpointError
+    assert (str(error), error.path) == ("cannot read /a/b: Input/output error", "/a/b")
 
 
 @pytest.mark.parametrize("status", [-4, -5, -6])

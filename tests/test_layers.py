@@ -15,12 +15,13 @@ PACKAGE = ROOT / "hpcomm"
 PYTHON = """
 cli
 __init__
-presets
+presets checkpointer
+resume
 exchange
 arguments snapshot calls
 context
 queue kernels keys
-window optim checkpoint topology
+window optim checkpoint topology shards
 plan
 stage
 launch

@@ -1,0 +1,371 @@
+"""Checkpoints of a training as it goes on (ASAP, section 5: "fault tolerance by check-pointing the trained model
+periodically to the disk").
+
+After every k-th step a rank copies what it owns, and a thread writes the copy to disk. The trainer pauses for the copy
+only; no rank waits for another's disk, and there is no barrier. What makes the ranks' copies one checkpoint:
+
+- *BSP hubs.* At the boundary after its step k a worker has pulled every key: each row has been applied k times. For
+  the next time a row needs this rank's own push of step k + 1, which comes after the copy. So all ranks copy step k,
+  whenever each of them does. What others have pushed of step k + 1 meanwhile is in no copy, and is pushed again after
+  a restart.
+- *Graphs under NOTIFY-ACK.* At its boundary k a rank has folded all that its in-peers sent of step k, and nothing of
+  step k + 1: that is folded in its own step k + 1. What lies in its queues at the cut is sent again after a restart, so
+  the queues of the cut are empty, and clocks are the steps of the rows.
+- *ASYNC hubs.* There is no common step: the cut is per owner, and each row of it between two updates. An owner's step k
+  is that of its own worker; updates of others that are in no row at the cut are lost.
+- *Owners that only serve* have no steps. The first worker tells them that it is at the boundary, and goes on when they
+  have copied: under BSP their rows cannot change before. This is the one wait for another rank: it lasts as long as
+  that copy.
+
+Files are named after step and rank, and a rank writes and removes its own only, so one directory may be shared by all
+ranks or be each host's own. A rank that has written tells all others so, by a signal in their memory. Older files go
+when every rank has told that it has written newer ones.
+"""
+
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from . import resume, shards
+from ._core import seconds
+from .checkpoint import SHARED
+from .errors import ConfigError, HpcommError, InvalidArgument, NotSupported, PeerFailed, Timeout
+from .exchange import Exchange
+from .plan import Plan
+from .shards import Label
+from .stage import whole
+
+Extra = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
+_END = 2**63  # what the first worker tells instead of a step when it saves no more
+_MOST_STEPS = 10**15
+
+
+@dataclass(frozen=True)
+class CheckpointStats:
+    """What a Checkpointer has done so far on this rank.
+
+    Attributes:
+        saved: checkpoints of which this rank has written its file.
+        nbytes: of the last file.
+        pause: seconds that the trainer stood still for copies, in all.
+        longest: the longest of them.
+        waited: seconds that it waited besides: for the disk, which had not finished the last file when the next was
+            due, and for copies of ranks that only serve.
+        writing: seconds that the thread wrote and synced files.
+    """
+
+    saved: int
+    nbytes: int
+    pause: float
+    longest: float
+    waited: float
+    writing: float
+
+
+class Checkpointer:
+    """Saves an exchange every so many steps while the training goes on. Collective to make.
+
+        with hpcomm.Checkpointer(ex, "checkpoints", every=100) as ckpt:
+            for step in range(first, last):
+                ex.step(...)
+                ckpt.after(step + 1, {"epoch": step // 1000})
+
+    A checkpoint is complete when every rank has written its file; `latest` and `restore` find the newest such one.
+    It takes one more copy of what this rank owns in memory.
+
+    Args:
+        ex: the exchange. On a rank that only serves call Checkpointer.serve, not Exchange.serve.
+        directory: shared by all ranks, or each host's own; made if it is missing.
+        every: steps from one checkpoint to the next.
+        keep: complete checkpoints to keep, those of earlier runs in this directory among them. Older files are removed
+            after a newer checkpoint is complete, so there are a few more while other ranks still write theirs.
+        timeout: seconds to wait for the other ranks; None means the context's default.
+
+    An error of the thread that writes (a full disk, say) is raised by the next call of this rank. The other ranks are
+    not told; the checkpoint stays incomplete, and the ones before it stay. A checkpointer belongs to the exchange's
+    thread.
+
+    Raises:
+        CheckpointError: this rank, or another one, cannot write into its directory.
+        ConfigError: the ranks give different every or keep.
+        InvalidArgument: an argument that cannot be, or something is under way.
+        NotSupported: a plan of one's own in which a row can be applied without its owner's push, so that no rank can
+            tell at which step it is.
+    """
+
+    def __init__(
+        self,
+        ex: Exchange,
+        directory: str | PathLike[str],
+        every: int = 100,
+        keep: int = 2,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        self._ex, self._ctx = ex, ex.context
+        self._rank, self._size = self._ctx.rank, self._ctx.size
+        self._timeout = seconds(timeout, self._ctx.config.timeout)
+        self._last = self._nbytes = self._saved = 0
+        self._pause = self._longest = self._waited = self._wrote = 0.0
+        self._closed = False
+        wrong: Exception | None = None
+        has: list[resume.Which] = []
+        self._workers = ex.plan.workers
+        self._serving = tuple(rank for rank in ex.plan.servers if rank not in self._workers)
+        try:
+            self._folder = Path(os.fspath(directory))
+            self.every, self.keep = whole("every", every, 1), whole("keep", keep, 1)
+            self._shard = ex.state_dict()
+            if self._shard["replica"] == SHARED:
+                _check_steps(ex.plan, self._workers)
+            self._plan = resume.digest(ex.plan)
+            shards.prepare(self._folder, self._rank)
+            has = sorted(resume.candidates(self._folder, self._rank, self._size, self._plan)[0])
+        except Exception as refused:  # the other ranks wait for this one
+            wrong = refused
+        told = [
+            None if wrong is None else str(wrong),
+            [every, keep] if wrong is None else None,
+            has,
+            secrets.token_hex(4),
+        ]
+        self._agree(wrong, told)
+        self._window = self._ctx.window(8, signals=3 * self._size, timeout=self._timeout)
+        self._lane = self._ctx.lane(self._timeout)  # of the thread that writes
+        self._writer = ThreadPoolExecutor(1, "hpcomm-checkpoint")
+        self._writing: Future[None] | None = None
+        self._mine: list[int] = []  # written here, and not known to be complete
+
+    def _agree(self, wrong: Exception | None, told: list[Any]) -> None:
+        every = resume.gather(self._ctx, told, self._timeout)
+        if wrong is not None:
+            raise wrong
+        for rank, (refused, settings, _, _) in enumerate(every):
+            if refused is not None:
+                raise InvalidArgument(f"rank {rank} refuses the checkpointer: {refused}")
+            if settings != every[0][1]:
+                raise ConfigError(
+                    f"checkpointer: every and keep are {settings} on rank {rank} and {every[0][1]} on rank 0: give the "
+                    "same"
+                )
+        self._run = str(every[0][3])
+        self._complete = sorted(resume.common([has for _, _, has, _ in every]))
+
+    # ---- the trainer's calls ----------------------------------------------------------------------------------------
+
+    def after(self, step: int, extra: Extra | None = None) -> bool:
+        """Says that this rank has done so many steps, each after the one before; whether a checkpoint was begun.
+
+        Called by every worker after each step, while nothing is under way. It saves when step is a multiple of every.
+
+        Args:
+            step: 1 after the first step, 101 after the first that follows a restart from step 100.
+            extra: what else to save, for restore to give back to this rank: arrays, numbers, texts, lists and dicts of
+                those (a NumPy generator's state, say) by names; or a function that gives it, called only when it saves.
+
+        Raises:
+            CheckpointError: the last checkpoint could not be written.
+            InvalidArgument: a key is under way, a step that does not follow, an extra value that no file can hold.
+            Timeout, PeerFailed: a rank that only serves does not copy.
+        """
+        self._check_open("after")
+        if self._rank not in self._workers:
+            raise InvalidArgument(f"rank {self._rank} only serves, and has no steps: call serve")
+        whole("step", step, self._last + 1, _MOST_STEPS)
+        self._look()
+        self._last = step
+        if step % self.every:
+            return False
+        values = shards.frozen((extra() if callable(extra) else extra) or {}, "extra")
+        start = time.perf_counter()
+        self._let_servers_copy(step)
+        self._waited += time.perf_counter() - start
+        self._save(step, values)
+        return True
+
+    def serve(self, timeout: float | None = None) -> None:
+        """Serves as Exchange.serve does, and saves whenever the first worker says that it is due.
+
+        Args:
+            timeout: seconds; None means no deadline.
+
+        Raises:
+            CheckpointError: the last checkpoint could not be written.
+            InvalidArgument: this rank is a worker.
+            PeerFailed: a worker died.
+        """
+        self._check_open("serve")
+        if self._rank in self._workers:
+            raise InvalidArgument(f"rank {self._rank} is a worker: its waits, and close, serve the others")
+        end = time.monotonic() + seconds(timeout, math.inf)
+        first = self._workers[0]
+        while True:  # a wait for anything works for the rows of this rank
+            left = max(0.0, end - time.monotonic())
+            step = self._window.wait_signal(2 * self._size + first, self._last + 1, left, first)
+            if step == _END:
+                break
+            self._look()
+            self._save(step, {})
+            self._last = step
+            self._window.put_signal(first, None, signal=2 * self._size + self._rank, value=step)
+        self._finish()
+        self._ex.serve(max(0.0, end - time.monotonic()))
+
+    def stats(self) -> CheckpointStats:
+        """What it has done so far on this rank."""
+        return CheckpointStats(self._saved, self._nbytes, self._pause, self._longest, self._waited, self._wrote)
+
+    def close(self) -> None:
+        """Waits until this rank's last file is on disk; again is no error. It waits for no other rank. Before the
+        exchange is closed: ranks that only serve learn by it that nothing more is to be saved.
+
+        Raises:
+            CheckpointError: the last checkpoint could not be written.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._rank == self._workers[0]:
+            for server in self._serving:
+                with suppress(PeerFailed):
+                    self._window.put_signal(server, None, signal=2 * self._size + self._rank, value=_END)
+        try:
+            self._finish()
+        finally:
+            self._writer.shutdown()
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if raised is None:
+            self.close()
+            return
+        with suppress(HpcommError):  # what was raised first is told
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<hpcomm.Checkpointer rank {self._rank}, every {self.every} steps into {self._folder}>"
+
+    # ---- the copy ---------------------------------------------------------------------------------------------------
+
+    def _let_servers_copy(self, step: int) -> None:
+        """By the first worker, whose next push their rows need."""
+        if self._rank != self._workers[0]:
+            return
+        for server in self._serving:
+            self._window.put_signal(server, None, signal=2 * self._size + self._rank, value=step)
+        for server in self._serving:
+            try:
+                self._window.wait_signal(2 * self._size + server, step, self._timeout, server)
+            except Timeout as late:
+                told = f"{late}: rank {server} only serves: it must call Checkpointer.serve"
+                raise Timeout(told, op="after", waiting_for=(server,)) from None
+
+    def _save(self, step: int, extra: Mapping[str, Any]) -> None:
+        start = time.perf_counter()
+        self._finish()  # there is one copy
+        copying = time.perf_counter()
+        self._ex.state_dict(self._shard)
+        copied = time.perf_counter()
+        self._waited += copying - start
+        self._pause += copied - copying
+        self._longest = max(self._longest, copied - copying)
+        self._writing = self._writer.submit(self._write, step, extra)
+
+    def _look(self) -> None:
+        """Raises what the thread has met."""
+        if self._writing is not None and self._writing.done():
+            self._finish()
+
+    def _finish(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _check_open(self, op: str) -> None:
+        if self._closed:
+            raise InvalidArgument(f"rank {self._rank}: {op}: the checkpointer is closed")
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+    # Signals, of every rank at every rank: by number r the last step that rank r has written, by size + r the last that
+    # it has failed to write, by 2 * size + r, between the first worker and ranks that only serve, the step that is to
+    # be copied and the step that has been.
+
+    def _write(self, step: int, extra: Mapping[str, Any]) -> None:
+        start = time.perf_counter()
+        self._remove_old()
+        complete = self._complete[-1][0] if self._complete else 0
+        label = Label(step, self._rank, self._size, self._run, self._plan, complete)
+        try:
+            self._nbytes = shards.write(self._folder, label, {"shard": self._shard, "extra": extra})
+        except HpcommError:
+            self._tell(self._size + self._rank, step)
+            raise
+        self._saved += 1
+        self._wrote += time.perf_counter() - start
+        self._mine.append(step)
+        self._tell(self._rank, step)
+        self._remove_old()
+
+    def _tell(self, signal: int, step: int) -> None:
+        for peer in range(self._size):
+            with suppress(HpcommError):  # one that is gone needs not know; one that is not keeps its old files longer
+                self._window.put_signal(peer, None, signal=signal, value=step, lane=self._lane)
+
+    def _is_complete(self, step: int) -> bool:
+        """Every rank has written it. A rank that has failed at a later step may have failed at this one too: its word
+        of failures is stored before that of the next file, and read after."""
+        window, size = self._window, self._size
+        return all(window.test_signal(r, step) and not window.test_signal(size + r, step) for r in range(size))
+
+    def _remove_old(self) -> None:
+        newest = next((step for step in reversed(self._mine) if self._is_complete(step)), None)
+        if newest is None:
+            return
+        self._mine = [step for step in self._mine if step > newest]
+        self._complete = [one for one in self._complete if one[0] != newest] + [(newest, self._run)]
+        kept = self._complete[-self.keep :]
+        older = {
+            step for step, run in kept if run != self._run
+        }  # of which there may be files of ranks that are no more
+        steps = {step for step, _ in kept}
+        shards.remove(
+            found.path
+            for found in shards.listed(self._folder)
+            if found.step < newest
+            and found.rank % self._size == self._rank
+            and found.step not in (steps if found.rank < self._size else older)
+        )
+
+
+def _check_steps(plan: Plan, workers: tuple[int, ...]) -> None:
+    """Refuses a plan by which a row can change while its owner, or the first worker if the owner only serves, stands
+    at the end of a step."""
+    lists, inputs, _ = plan.rows.lists()
+    pushed = [{edge.rank for edge in edges if edge.row < 0} for edges in lists]
+    forwarded = [[edge.row for edge in edges if edge.row >= 0] for edges in lists]
+
+    def feeds(rank: int, row: int) -> bool:
+        i = inputs[row]
+        return rank in pushed[i] or any(feeds(rank, before) for before in forwarded[i])
+
+    for row, owner in enumerate(plan.rows.column("owner").tolist()):
+        rank = owner if owner in workers else workers[0]
+        if not feeds(rank, row):
+            raise NotSupported(
+                f"checkpointer: row {row} of the plan, which rank {owner} owns, gets no update from rank {rank}: it "
+                "may change while its step is saved"
+            )

@@ -1,0 +1,267 @@
+"""One rank's file of a checkpoint: written whole or not at all, and known for torn if a single bit of it is wrong.
+
+    "hpcomm checkpoint 1\\n"    what it is
+    8 bytes, little-endian     length of the header
+    header                     JSON: the label, all values that are no arrays, and where the arrays lie
+    arrays                     as in memory, each from a multiple of 64 bytes on
+    4 bytes, little-endian     CRC-32 of everything before
+
+No pickle: to read a file runs no code. Arrays go from memory to disk without a copy, and the GIL is free meanwhile.
+"""
+
+import json
+import mmap
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import CheckpointError, InvalidArgument
+
+_MAGIC = b"hpcomm checkpoint 1\n"
+_LINE = 64
+_NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.ckpt(\.part)?")
+_PART = ".part"  # ends the name of a file that is being written
+
+Sections = Mapping[str, Mapping[str, Any]]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Label:
+    """Whose file it is. run: a word that the files of one Checkpointer share. plan: a digest of who owns what.
+    complete: the newest step of which every rank had written its file before; 0: none."""
+
+    step: int
+    rank: int
+    size: int
+    run: str
+    plan: str
+    complete: int
+
+    @property
+    def name(self) -> str:
+        return f"step-{self.step:06d}.rank-{self.rank:03d}.ckpt"
+
+
+class Found(NamedTuple):
+    """A file by its name. whole: it is not one that a killed process was writing."""
+
+    path: Path
+    step: int
+    rank: int
+    whole: bool
+
+
+def listed(directory: Path) -> Iterator[Found]:
+    """The files of checkpoints in a directory; none where there is no directory."""
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return
+    except OSError as failed:
+        raise CheckpointError(f"cannot read {directory}: {failed.strerror}", path=directory) from failed
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            yield Found(directory / name, int(match[1]), int(match[2]), match[3] is None)
+
+
+def frozen(values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """A copy of values, if a file can hold them: arrays and numbers of NumPy's plain dtypes, and what JSON has.
+
+    Raises:
+        InvalidArgument: it cannot; the sentence names the value.
+    """
+    if not isinstance(values, Mapping):
+        raise InvalidArgument(f"{what} is a {type(values).__name__}: must map names to arrays, numbers and texts")
+    copies: dict[str, Any] = {}
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise InvalidArgument(f"{what}: {name!r} is no name: must be a text")
+        if isinstance(value, np.ndarray | np.generic) and type(value) not in (np.float64, np.str_):
+            if value.dtype.hasobject or np.dtype(value.dtype.str) != value.dtype:
+                raise InvalidArgument(f"{what}[{name!r}] is {value.dtype}: give a view of it as plain numbers")
+            copies[name] = np.array(value, order="C")
+            continue
+        try:
+            copies[name] = json.loads(json.dumps(value))
+        except (TypeError, ValueError):
+            raise InvalidArgument(
+                f"{what}[{name!r}] is a {type(value).__name__}: must be an array, a number, a text, or lists and dicts "
+                "of numbers and texts"
+            ) from None
+    return copies
+
+
+# ---- write -----------------------------------------------------------------------------------------------------------
+
+
+def write(directory: Path, label: Label, sections: Sections) -> int:
+    """Writes a file; its bytes. A reader sees all of it or nothing, also after a power failure: the file is synced
+    before it gets its name, and the directory after.
+
+    Raises:
+        CheckpointError: with the path and what the system said; nothing of the name has changed then.
+    """
+    path = directory / label.name
+    part = path.with_name(path.name + _PART)
+    try:
+        with open(part, "wb") as file:
+            nbytes = _fill(file, label, sections)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _sync(directory)
+    except OSError as failed:
+        with suppress(OSError):
+            part.unlink()
+        raise CheckpointError(
+            f"rank {label.rank}: cannot write {path}: {failed.strerror}: the checkpoint of step {label.step} is lost, "
+            "those before it are kept",
+            path=path,
+        ) from failed
+    return nbytes
+
+
+def _fill(file: BinaryIO, label: Label, sections: Sections) -> int:
+    values: dict[str, dict[str, Any]] = {}
+    places: list[list[Any]] = []
+    arrays: list[NDArray[Any]] = []
+    end = 0
+    for section, entries in sections.items():
+        values[section] = {}
+        for name, value in entries.items():
+            if not isinstance(value, np.ndarray):
+                values[section][name] = value
+                continue
+            places.append([section, name, value.dtype.str, value.shape, end])
+            arrays.append(value)
+            end += _padded(value.nbytes)
+    header = json.dumps({"label": asdict(label), "values": values, "arrays": places, "nbytes": end}).encode()
+    start = _MAGIC + len(header).to_bytes(8, "little") + header
+    start = start.ljust(_padded(len(start)), b"\0")
+    file.write(start)
+    check = zlib.crc32(start)
+    for array in arrays:
+        bytes_ = array.reshape(-1).view(np.uint8).data
+        for part in (bytes_, bytes(_padded(len(bytes_)) - len(bytes_))):
+            file.write(part)
+            check = zlib.crc32(part, check)
+    file.write(check.to_bytes(4, "little"))
+    return len(start) + end + 4
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _padded(n: int) -> int:
+    return (n + _LINE - 1) // _LINE * _LINE
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Raises CheckpointError for one that cannot be removed; one that is gone already is no error."""
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as failed:
+            raise CheckpointError(f"cannot remove {path}: {failed.strerror}", path=path) from failed
+
+
+def prepare(directory: Path, rank: int) -> None:
+    """Makes the directory, and what is left of a process that was killed while it wrote this rank's files goes.
+
+    Raises:
+        CheckpointError: this rank cannot write there.
+    """
+    trial = directory / f"rank-{rank:03d}{_PART}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        trial.write_bytes(b"")
+        trial.unlink()
+    except OSError as failed:
+        raise CheckpointError(
+            f"rank {rank}: cannot write into {directory}: {failed.strerror}: give a directory that this rank may write",
+            path=directory,
+        ) from failed
+    remove(found.path for found in listed(directory) if found.rank == rank and not found.whole)
+
+
+# ---- read ------------------------------------------------------------------------------------------------------------
+
+
+class _Head(NamedTuple):
+    label: Label
+    values: dict[str, dict[str, Any]]
+    arrays: list[tuple[str, str, str, list[int], int]]
+    start: int  # of the arrays
+
+
+def label(path: Path) -> Label:
+    """The label of a file that begins and ends where it should; its bits have not been looked at.
+
+    Raises:
+        CheckpointError: it is torn, or cannot be read.
+    """
+    return _opened(path, lambda file: _head(path, file)).label
+
+
+def read(path: Path) -> tuple[Label, dict[str, dict[str, Any]]]:
+    """The label and the sections of a file; arrays are read-only views of the file, which stays mapped for them.
+
+    Raises:
+        CheckpointError: it is torn or a bit of it is wrong, or it cannot be read.
+    """
+
+    def load(file: BinaryIO) -> tuple[Label, dict[str, dict[str, Any]]]:
+        head = _head(path, file)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        whole = memoryview(mapped)
+        if zlib.crc32(whole[:-4]) != int.from_bytes(whole[-4:], "little"):
+            raise CheckpointError(f"{path} is damaged: its checksum is another one", path=path)
+        for section, name, dtype, shape, offset in head.arrays:
+            flat = np.frombuffer(mapped, dtype, int(np.prod(shape)), head.start + offset)
+            head.values[section][name] = flat.reshape(shape)
+        return head.label, head.values
+
+    return _opened(path, load)
+
+
+def _opened(path: Path, use: Callable[[BinaryIO], _T]) -> _T:
+    try:
+        with open(path, "rb") as file:
+            return use(file)
+    except CheckpointError:
+        raise
+    except OSError as failed:
+        raise CheckpointError(f"cannot read {path}: {failed.strerror}", path=path) from failed
+
+
+def _head(path: Path, file: BinaryIO) -> _Head:
+    size = os.fstat(file.fileno()).st_size
+    first = file.read(len(_MAGIC) + 8)
+    n = int.from_bytes(first[len(_MAGIC) :], "little")
+    try:
+        if not first.startswith(_MAGIC) or len(first) + n > size:
+            raise ValueError
+        header = json.loads(file.read(n))
+        found = _Head(Label(**header["label"]), header["values"], header["arrays"], _padded(len(first) + n))
+        if found.start + header["nbytes"] + 4 != size or path.name != found.label.name:
+            raise ValueError
+    except (ValueError, TypeError, KeyError):
+        raise CheckpointError(
+            f"{path} is torn: no whole file of a checkpoint, or not under its name", path=path
+        ) from None
+    return found

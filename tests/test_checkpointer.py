@@ -1,0 +1,566 @@
+"""Checkpoints of a job that goes on: whole or not there at all, one cut of all ranks, found again after any end."""
+
+import hashlib
+import os
+import random
+import resource
+import shutil
+import signal
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import mpi
+import numpy as np
+import pytest
+from conftest import on_both, run_threads
+
+import hpcomm
+from hpcomm import (
+    ASYNC,
+    SGD,
+    Adam,
+    Checkpointer,
+    CheckpointError,
+    Context,
+    Exchange,
+    InvalidArgument,
+    ParameterServer,
+    Plan,
+    latest,
+    restore,
+    shards,
+)
+from hpcomm.plan import Edge, Row
+from hpcomm.shards import Label
+
+F32 = np.float32
+SHAPES = {"w": (61, 53), "b": (53,), "s": ()}
+
+
+def zeros() -> dict[str, Any]:
+    return {name: np.zeros(shape, F32) for name, shape in SHAPES.items()}
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(F32) for name, shape in SHAPES.items()}
+
+
+def exchange(context: Context, **options: Any) -> Exchange:
+    return Exchange(context, zeros(), **{"rule": Adam(), "chunk_bytes": 1024, "progress": "inline", **options})
+
+
+def train(ex: Exchange, ckpt: Checkpointer, first: int, last: int) -> None:
+    """Steps first + 1 to last, saved as ckpt says."""
+    for step in range(first, last):
+        ex.step(drawn(100 * step + ex.context.rank))
+        ckpt.after(step + 1, {"last": step + 1})
+
+
+def saved(folder: Path, n: int, last: int, every: int = 2, **options: Any) -> list[Any]:
+    """A job of n ranks that saves into folder; the parameters that it ends with."""
+
+    def body(context: Context) -> Any:
+        with exchange(context, **options) as ex, Checkpointer(ex, folder, every=every) as ckpt:
+            if not ex.params:
+                ckpt.serve()
+                return None
+            train(ex, ckpt, 0, last)
+            return {name: value.copy() for name, value in ex.params.items()}
+
+    return run_threads(n, body)
+
+
+def files(folder: Path) -> dict[int, set[int]]:
+    """The ranks that have a file, by step."""
+    found: dict[int, set[int]] = {}
+    for one in shards.listed(folder):
+        found.setdefault(one.step, set()).add(one.rank)
+    return found
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+# ---- the whole job is killed -----------------------------------------------------------------------------------------
+
+
+def job(folder: str | None, last: int, placement: str, kill_at: int, delay: float) -> Any:
+    """Trains on from the newest checkpoint to step last; from kill_at steps on and after a delay no rank lives."""
+    with hpcomm.init(mpi.world(), timeout=30) as context:
+        params = {"w": np.zeros((500, 300), F32), "b": np.zeros(300, F32)}
+        ex = hpcomm.parameter_hub(context, params, placement=placement, rule=Adam(lr=0.01))
+        found = restore(ex, folder) if folder is not None else None
+        rng = np.random.default_rng(context.rank)
+        if found is not None:
+            rng.bit_generator.state = found.extra["rng"] if ex.params else rng.bit_generator.state
+        first = found.step if found is not None else 0
+        killing = threading.Event()
+        if kill_at and context.rank == 1:
+            threading.Thread(target=kill, args=(context, killing, delay), daemon=True).start()
+        ckpt = Checkpointer(ex, folder, every=2) if folder is not None else None
+        if not ex.params:
+            (ckpt or ex).serve()
+        for step in range(first, last if ex.params else first):
+            ex.step({name: rng.standard_normal(value.shape).astype(F32) for name, value in params.items()})
+            if ckpt is not None:
+                ckpt.after(step + 1, lambda: {"rng": rng.bit_generator.state})
+            if step + 1 - first == kill_at:
+                killing.set()
+        if ckpt is not None:
+            ckpt.close()
+        ex.close()
+        return [first, hashlib.sha256(b"".join(value.tobytes() for value in ex.params.values())).hexdigest()]
+
+
+def kill(context: Context, killing: threading.Event, delay: float) -> None:
+    pids = [peer.pid for peer in context.peers if peer.rank != context.rank]
+    killing.wait()
+    time.sleep(delay)  # any moment will do
+    for pid in [*pids, os.getpid()]:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("placement", ["CS", "NCC"])
+@on_both
+def test_a_job_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path, placement: str) -> None:
+    last = 40
+    want = mpi.spawn(3, job, None, last, placement, 0, 0.0).values
+    lot = random.Random(placement)
+    firsts: list[int] = []
+    for _ in range(4):
+        ended = mpi.spawn(3, job, str(tmp_path), last, placement, lot.randint(6, 9), lot.uniform(0, 0.03), check=False)
+        assert ended.codes == [-signal.SIGKILL] * 3, ended.err
+        firsts.append(latest(tmp_path) or 0)
+    assert [0, *firsts] == sorted({0, *firsts}), "each job comes further than the one before"
+    have = mpi.spawn(3, job, str(tmp_path), last, placement, 0, 0.0).values
+    assert [value[0] for value in have] == [firsts[-1]] * 3
+    assert [value[1] for value in have] == [value[1] for value in want]
+    assert latest(tmp_path) == last
+
+
+# ---- one cut ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("progress", ["inline", "thread"])
+@pytest.mark.parametrize(
+    "topology",
+    [ParameterServer("CS"), ParameterServer("CC"), ParameterServer("NCC"), ParameterServer("NCS", servers=[1, 3])],
+    ids=lambda topology: topology.placement,
+)
+@on_both
+def test_every_file_of_a_step_is_of_that_step(tmp_path: Path, topology: ParameterServer, progress: str) -> None:
+    saved(tmp_path, 4, 12, every=1, topology=topology, progress=progress, deterministic=False)
+    found = [shards.read(one.path) for one in shards.listed(tmp_path)]
+    assert {label.step for label, _ in found} >= {11, 12}
+    for label, sections in found:
+        assert set(sections["shard"]["row_step"]) <= {label.step}
+        assert label.size == 4
+
+
+@on_both
+def test_asynchronous_owners_save_at_their_own_steps(tmp_path: Path) -> None:
+    for topology in (ParameterServer("CS"), ParameterServer("NCC")):
+        folder = tmp_path / topology.placement
+        options: dict[str, Any] = {"topology": topology, "consistency": ASYNC, "progress": "thread", "rule": SGD()}
+        saved(folder, 3, 8, **options)
+
+        def again(context: Context, folder: Path = folder, options: dict[str, Any] = options) -> None:
+            with exchange(context, **options) as ex:
+                found = restore(ex, folder)
+                assert found is not None
+                assert found.step == 8
+                if not ex.params:
+                    ex.serve()
+
+        run_threads(3, again)
+
+
+def test_a_server_that_does_not_save_is_named(tmp_path: Path) -> None:
+    def body(context: Context) -> None:
+        ex = exchange(context, topology=ParameterServer("NCC"))
+        ckpt = Checkpointer(ex, tmp_path, every=1, timeout=5)
+        if context.rank == 0:
+            ex.serve()
+            return
+        ex.step(drawn(context.rank))
+        if context.rank == 1:
+            ckpt._timeout = 0.1
+            with pytest.raises(hpcomm.Timeout, match=r"rank 0 only serves: it must call Checkpointer\.serve"):
+                ckpt.after(1)
+        ex.close()
+
+    run_threads(3, body)
+
+
+def test_a_plan_that_tells_no_step_is_refused(tmp_path: Path) -> None:
+    """Rank 1 owns what only rank 0 pushes."""
+
+    def body(context: Context) -> None:
+        rows = [
+            Row(0, 1, 0, 0, 16, (Edge(0),), (Edge(0),)),
+            Row(1, 0, 0, 0, 16, (Edge(0), Edge(1)), (Edge(0), Edge(1))),
+        ]
+        params = {"a": np.zeros(16, F32), "b": np.zeros(16, F32)}
+        ex = Exchange(context, params, plan=Plan(params, rows, 2), rule=SGD())
+        with pytest.raises(
+            hpcomm.HpcommError, match="row 0 of the plan, which rank 1 owns, gets no update from rank 1"
+        ):
+            Checkpointer(ex, tmp_path)
+        context.barrier()
+
+    run_threads(2, body)
+
+
+# ---- what is on disk -------------------------------------------------------------------------------------------------
+
+
+def test_every_bit_of_a_file_counts(tmp_path: Path) -> None:
+    label = Label(7, 2, 3, "abcd", "0123", 5)
+    sections: dict[str, Any] = {
+        "shard": {"format": 1, "params": np.arange(50, dtype=F32)},
+        "extra": {"x": [1, {"y": None}]},
+    }
+    n = shards.write(tmp_path, label, sections)
+    path = tmp_path / label.name
+    whole = path.read_bytes()
+    assert len(whole) == n
+    have, values = shards.read(path)
+    assert have == label
+    np.testing.assert_array_equal(values["shard"].pop("params"), np.arange(50, dtype=F32))
+    assert values == {"shard": {"format": 1}, "extra": {"x": [1, {"y": None}]}}
+    for at in range(n):
+        for bit in (1, 32, 128):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+            with pytest.raises(CheckpointError, match=r"torn|damaged"):
+                shards.read(path)
+    for length in range(n):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match="is torn"):
+            shards.label(path)
+
+
+def test_extra_values_come_back(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "epoch": 3,
+        "loss": 0.1,
+        "name": "später",
+        "rng": np.random.default_rng(0).bit_generator.state,
+        "order": np.arange(6).reshape(2, 3).T,
+        "empty": np.zeros((0, 4), np.int8),
+        "count": np.int64(5),
+        "mean": np.float64(0.1),
+        "texts": np.array(["a", "bcd"]),
+        "none": None,
+    }
+    found: list[Any] = []
+
+    def body(context: Context) -> None:
+        with exchange(context) as ex, Checkpointer(ex, tmp_path, every=1) as ckpt:
+            ex.step(drawn(0))
+            ckpt.after(1, values)
+            values["order"][:] = 0  # it is a copy that is written
+        ex = exchange(context)
+        found.append(restore(ex, tmp_path))
+
+    run_threads(1, body)
+    have = found[0].extra
+    assert have.keys() == values.keys()
+    np.testing.assert_array_equal(have["order"], np.arange(6).reshape(2, 3).T)
+    for name, value in values.items():
+        if isinstance(value, np.ndarray | np.int64):
+            assert (have[name].dtype, have[name].shape) == (value.dtype, value.shape)
+        else:
+            assert have[name] == value
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["one directory", "each its own"])
+def test_as_many_are_kept_as_were_asked_for(tmp_path: Path, own: bool) -> None:
+    def body(context: Context) -> None:
+        folder = tmp_path / str(context.rank) if own else tmp_path
+        for run in range(2):
+            with exchange(context) as ex, Checkpointer(ex, folder, every=3, keep=2) as ckpt:
+                train(ex, ckpt, 12 * run, 12 * run + 11)
+                ckpt.after(12 * run + 12)
+
+    run_threads(3, body)
+    for rank in range(3):
+        steps = [step for step, ranks in files(tmp_path / str(rank) if own else tmp_path).items() if rank in ranks]
+        assert steps[-2:] == [21, 24]
+        assert set(steps) <= {15, 18, 21, 24}  # others may have been two behind when this rank looked last
+    assert own or latest(tmp_path) == 24
+
+
+def test_nothing_is_removed_for_what_is_not_complete(tmp_path: Path) -> None:
+    """Rank 1's disk goes and comes back: for so long what all have had before is all that is whole."""
+
+    def body(context: Context) -> None:
+        folder = tmp_path / str(context.rank)
+        with exchange(context) as ex:
+            ckpt = Checkpointer(ex, folder, every=1, keep=1)
+            train(ex, ckpt, 0, 2)
+            ckpt._finish()
+            context.barrier()
+            if context.rank == 1:
+                shutil.rmtree(folder)
+            context.barrier()
+            for step in range(3, 6):
+                ex.step(drawn(step))
+                ckpt.after(step)
+                if context.rank == 1:
+                    with pytest.raises(
+                        CheckpointError, match=rf"write .*/1/step-00000{step}\.rank-001\.ckpt: No such f"
+                    ):
+                        ckpt._finish()
+            ckpt._finish()
+            assert context.rank == 1 or set(files(folder)) >= {2, 3, 4, 5}
+            context.barrier()
+            if context.rank == 1:
+                folder.mkdir()
+            train(ex, ckpt, 5, 6)
+            ckpt.close()
+            context.barrier()
+            assert [step for step in range(1, 7) if ckpt._is_complete(step)] == [6]
+
+    run_threads(3, body)
+
+
+def test_older_runs_of_more_ranks_go_too(tmp_path: Path) -> None:
+    saved(tmp_path, 5, 4)
+    saved(tmp_path, 2, 16, every=4)
+    assert {rank for ranks in files(tmp_path).values() for rank in ranks} == {0, 1}
+
+
+# ---- going on --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "other"),
+    [
+        (3, {}),
+        (3, {"chunk_bytes": 64}),
+        (2, {"topology": ParameterServer("CC")}),
+        (4, {"topology": ParameterServer("NCS", servers=[3]), "chunk_bytes": 1 << 20}),
+    ],
+    ids=["the same plan", "other chunks", "fewer ranks", "more ranks"],
+)
+@on_both
+def test_any_plan_goes_on_from_the_same_bits(tmp_path: Path, n: int, other: dict[str, Any]) -> None:
+    want = saved(tmp_path, 3, 6)[0]
+
+    def body(context: Context) -> None:
+        with exchange(context, **other) as ex:
+            found = restore(ex, tmp_path)
+            assert found is not None
+            assert (found.step, found.extra) == (6, {"last": 6})
+            for name, value in ex.params.items():
+                np.testing.assert_array_equal(value, want[name])
+            steps = set(ex.state_dict()["row_step"])
+            assert steps <= {6}
+            if not ex.params:
+                ex.serve()
+
+    run_threads(n, body)
+
+
+def restored(n: int, folder: Any, step: int | None = None) -> list[Any]:
+    """What restore gives to each of n ranks, or the sentence that it raises; folder(rank) is the rank's directory."""
+
+    def body(context: Context) -> Any:
+        ex = exchange(context)
+        try:
+            found = restore(ex, folder(context.rank), step)
+        except CheckpointError as wrong:
+            return str(wrong)
+        finally:
+            context.barrier()
+        return None if found is None else found.step
+
+    return run_threads(n, body)
+
+
+def test_a_damaged_file_sends_all_ranks_to_the_checkpoint_before(tmp_path: Path) -> None:
+    saved(tmp_path, 3, 6)
+    assert latest(tmp_path) == 6
+    flip(tmp_path / "step-000006.rank-001.ckpt", 5000)
+    with pytest.warns(RuntimeWarning, match=r"step 6 is left out: .*step-000006\.rank-001\.ckpt is damaged"):
+        assert latest(tmp_path) == 4
+    with pytest.warns(RuntimeWarning, match=r"step 6 is left out: rank 1: .*is damaged: its checksum"):
+        assert restored(3, lambda rank: tmp_path) == [4, 4, 4]
+    with pytest.warns(RuntimeWarning, match="is damaged"):
+        told = restored(3, lambda rank: tmp_path, step=6)
+    assert told == [told[0]] * 3
+    assert "no checkpoint of step 6 that every rank can load" in told[0]
+
+
+def test_ranks_agree_on_what_all_of_them_have(tmp_path: Path) -> None:
+    """Each has a directory of its own; the newest file of rank 2 has got lost, and half of a file lies about."""
+
+    def body(context: Context) -> None:
+        with exchange(context) as ex, Checkpointer(ex, tmp_path / str(context.rank), every=2, keep=3) as ckpt:
+            train(ex, ckpt, 0, 6)
+
+    run_threads(3, body)
+    (tmp_path / "2" / "step-000006.rank-002.ckpt").unlink()
+    half = tmp_path / "0" / "step-000008.rank-000.ckpt"
+    half.write_bytes((tmp_path / "0" / "step-000006.rank-000.ckpt").read_bytes()[:4000])
+    with pytest.warns(RuntimeWarning, match=r"step-000008\.rank-000\.ckpt is torn"):
+        assert restored(3, lambda rank: tmp_path / str(rank)) == [4, 4, 4]
+    half.unlink()
+    assert restored(3, lambda rank: tmp_path / str(rank), step=2) == [2, 2, 2]
+    told = restored(3, lambda rank: tmp_path / str((rank + 1) % 3))  # the hosts have been mixed up
+    assert told == [told[0]] * 3
+    assert "was complete once: rank 0 has none; rank 1 has none; rank 2 has none" in told[0]
+
+
+def test_without_a_complete_checkpoint_the_training_starts_anew(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert restored(2, lambda rank: tmp_path / "nothing") == [None, None]
+        assert latest(tmp_path / "nothing") is None
+    saved(tmp_path, 2, 2)
+    (tmp_path / "step-000002.rank-001.ckpt").rename(tmp_path / "step-000002.rank-001.ckpt.part")
+    assert latest(tmp_path) is None
+    with pytest.warns(RuntimeWarning, match="none has been complete yet: starting anew"):
+        assert restored(2, lambda rank: tmp_path) == [None, None]
+
+
+def test_files_of_two_runs_are_no_checkpoint(tmp_path: Path) -> None:
+    saved(tmp_path / "a", 2, 2)
+    saved(tmp_path / "b", 2, 2)
+    shutil.copy(tmp_path / "a" / "step-000002.rank-001.ckpt", tmp_path / "b")
+    assert latest(tmp_path / "a") == 2
+    assert latest(tmp_path / "b") is None
+    with pytest.warns(RuntimeWarning, match="rank 0 has 2; rank 1 has 2"):
+        assert restored(2, lambda rank: tmp_path / "b") == [None, None]
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def full(folder: str) -> Any:
+    """Rank 1 may write files of 4 KiB only, for a while."""
+    with hpcomm.init(mpi.world(), timeout=30) as context:
+        ex = exchange(context)
+        ckpt = Checkpointer(ex, folder, every=2)
+        train(ex, ckpt, 0, 2)
+        ckpt._finish()
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        if context.rank == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        train(ex, ckpt, 2, 4)
+        ex.step(drawn(5))
+        told: list[Any] = []
+        if context.rank == 1:
+            while not told:  # the thread may still be at it
+                try:
+                    ckpt._look()
+                except CheckpointError as wrong:
+                    told = [str(wrong), str(wrong.path)]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        there = sorted(os.listdir(folder))
+        train(ex, ckpt, 5, 6)
+        ckpt.close()
+        ex.close()
+        return told, there
+
+
+def test_a_full_disk_is_told_with_the_path_and_the_next_checkpoint_is_whole(tmp_path: Path) -> None:
+    (_, _), (told, there) = mpi.spawn(2, full, str(tmp_path)).values
+    path = str(tmp_path / "step-000004.rank-001.ckpt")
+    assert told == [
+        f"rank 1: cannot write {path}: File too large: the checkpoint of step 4 is lost, those before it are kept",
+        path,
+    ]
+    assert {"step-000002.rank-000.ckpt", "step-000002.rank-001.ckpt"} <= set(there)
+    assert not any(name.endswith(".part") for name in there if "rank-001" in name)
+    assert latest(tmp_path) == 6
+
+
+def locked_out(folder: str) -> str:
+    with hpcomm.init(mpi.world(), timeout=30) as context:
+        ex = exchange(context)
+        if context.rank == 1 and os.geteuid() == 0:
+            os.seteuid(65534)  # root may write anywhere
+        try:
+            Checkpointer(ex, folder if context.rank == 1 else f"{folder}/0")
+        except CheckpointError as wrong:
+            return str(wrong)
+        except InvalidArgument as wrong:
+            return f"told: {wrong}"
+        finally:
+            if os.geteuid() != os.getuid():
+                os.seteuid(os.getuid())
+            context.barrier()
+        return "made"
+
+
+def test_a_directory_that_a_rank_may_not_write_is_told_to_all(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    try:
+        (tmp_path / "0").mkdir(exist_ok=True) if os.geteuid() == 0 else None
+        values = mpi.spawn(3, locked_out, str(tmp_path)).values
+    finally:
+        tmp_path.chmod(0o755)
+    why = f"rank 1: cannot write into {tmp_path}: Permission denied: give a directory that this rank may write"
+    assert values[1] == why
+    if os.geteuid() == 0:
+        assert values[0] == values[2] == f"told: rank 1 refuses the checkpointer: {why}"
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    def body(context: Context) -> None:
+        ex = exchange(context)
+        with pytest.raises(InvalidArgument, match="every is 0: must be 1 to"):
+            Checkpointer(ex, tmp_path, every=0)
+        with pytest.raises(InvalidArgument, match=r"keep is 1\.5: must be an int"):
+            Checkpointer(ex, tmp_path, keep=1.5)  # type: ignore[arg-type]
+        with pytest.raises(hpcomm.ConfigError, match=r"every and keep are \[6, 2\] on rank 1 and \[5, 2\] on rank 0"):
+            Checkpointer(ex, tmp_path, every=5 + context.rank)
+        ckpt = Checkpointer(ex, tmp_path, every=2)
+        with pytest.raises(InvalidArgument, match="is a worker: its waits, and close, serve the others"):
+            ckpt.serve()
+        assert not ckpt.after(1)
+        with pytest.raises(InvalidArgument, match="step is 1: must be 2 to"):
+            ckpt.after(1)
+        with pytest.raises(InvalidArgument, match=r"extra\['f'\] is a builtin_function_or_method: must be an array"):
+            ckpt.after(2, {"f": len})
+        with pytest.raises(InvalidArgument, match="extra is a list: must map names"):
+            ckpt.after(4, [1])  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"extra\['o'\] is object: give a view"):
+            ckpt.after(6, {"o": np.array([object()])})
+        context.barrier()
+        handle = ex.push_nb("w", np.ones(SHAPES["w"], F32)) if context.rank == 0 else None
+        if handle is not None:
+            with pytest.raises(InvalidArgument, match="key w is under way"):
+                ckpt.after(8)
+        context.barrier()
+        ex.push("w", np.ones(SHAPES["w"], F32)) if handle is None else handle.wait()
+        ckpt.close()
+        ckpt.close()
+        with pytest.raises(InvalidArgument, match="after: the checkpointer is closed"):
+            ckpt.after(10)
+
+    run_threads(2, body)
+
+
+def test_stats(tmp_path: Path) -> None:
+    def body(context: Context) -> None:
+        with exchange(context) as ex:
+            ckpt = Checkpointer(ex, tmp_path, every=2)
+            train(ex, ckpt, 0, 7)
+            ckpt.close()
+            stats = ckpt.stats()
+            assert stats.saved == 3
+            assert stats.nbytes == os.path.getsize(tmp_path / f"step-000006.rank-{context.rank:03d}.ckpt")
+            assert 0 < stats.longest <= stats.pause <= 3 * stats.longest
+            assert stats.waited >= 0
+            assert stats.writing > 0
+
+    run_threads(2, body)
