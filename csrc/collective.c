@@ -97,6 +97,7 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
                          hpc_reply *replies, double deadline) {
     hpc_group *g = c->group;
     struct gathering gathering = {c, 0};
+    HPC_SPAN(g->timeline, op, NULL);
     const hpc_wait wait = {op, all_replied, who_is_missing, &gathering};
     char(*ops)[HPC_OP_BYTES] = calloc((size_t)g->size, sizeof *ops);
     int status = ops == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op) : take_turn(c, op, deadline);

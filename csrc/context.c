@@ -153,6 +153,9 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
     hpc_control_on_lane(c->control, accept_lane, c);
     describe_self(c, config);
     note_devices(c, config);
+    if (config->timeline != NULL && config->timeline[0] != 0)
+        status = hpc_timeline_open(config->timeline, rank, size, c->self.hostname, &g->timeline);
+    if (status != HPC_OK) goto err;
     *context = c;
     return HPC_OK;
 err:
@@ -379,6 +382,14 @@ static void settle_nics(hpc_context *c) {
     c->nics = NULL;
 }
 
+/* For whoever asks the control channel meanwhile (hpcomm status). */
+static void show_transports(hpc_context *c) {
+    char names[HPC_TRANSPORTS_BYTES] = "";
+    for (int i = 0, n = 0; c->used[i] != NULL && n < (int)sizeof names; i++)
+        n += snprintf(names + n, sizeof names - (size_t)n, "%s%s", n == 0 ? "" : ",", c->used[i]->name);
+    hpc_control_show(c->control, c->self.hostname, c->group.size > 1 ? names : "");
+}
+
 int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     double deadline;
     int status;
@@ -411,6 +422,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     c->group.bed_arg = c->reactor;
     if (c->reactor != NULL) c->group.bed = &hpc_reactor_bed;
     c->connected = 1;
+    show_transports(c);
     return HPC_OK;
 }
 
@@ -555,6 +567,19 @@ int hpc_barrier(hpc_context *c, double timeout) {
     return status;
 }
 
+int hpc_context_span(hpc_context *c, const char *name, double start) {
+    static const char op[] = "span";
+    if (c == NULL || name == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: context or name is NULL", op);
+    int status = hpc_group_usable(&c->group, op);
+    if (status != HPC_OK || c->group.timeline == NULL) return status;
+    double now = hpc_now();
+    if (!(start >= 0 && start <= now)) /* also a NaN */
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: start is %g s; it is CLOCK_MONOTONIC %g s now", op, start, now);
+    const hpc_span span = {.timeline = c->group.timeline, .start = start, .label = name, .kind = HPC_SPAN_USER};
+    hpc_timeline_record(&span, now);
+    return HPC_OK;
+}
+
 int hpc_context_agree(hpc_context *c, const char *op, int status, double deadline) {
     struct verdict {
         int status;
@@ -676,8 +701,14 @@ static void stop_control(hpc_context *c, const char *why) {
     if (atomic_fetch_sub(&root->open, 1) == 1 || why != NULL) hpc_control_stop(root->control, why);
 }
 
+static void end_timeline(hpc_context *c) {
+    int error = c->group.timeline == NULL ? 0 : hpc_timeline_close(c->group.timeline);
+    if (error != 0) hpc_group_note(&c->group, "the timeline is not whole: %s", strerror(error));
+}
+
 static int leave(hpc_context *c, const char *why) {
     if (c == NULL || !hpc_group_is_mine(&c->group)) return HPC_OK;
+    hpc_span span = hpc_span_begin(c->group.timeline, why == NULL ? "close" : "abort", NULL);
     /* What was put is delivered before the others hear that this rank is gone; a failed rank does not wait for it. */
     if (c->connected && !atomic_load(&c->group.closed)) {
         const hpc_wait wait = {"close", is_settled, anybody, c};
@@ -691,6 +722,8 @@ static int leave(hpc_context *c, const char *why) {
     if (atomic_exchange(&c->group.closed, 1)) return HPC_OK;
     hpc_bell_ring(c->group.bell); /* this rank's own waits end too */
     stop_control(c, why);
+    hpc_span_end(&span);
+    end_timeline(c);
     return HPC_OK;
 }
 
@@ -723,6 +756,7 @@ void hpc_context_release(hpc_context *c) {
     hpc_reactor_close(c->reactor);
     hpc_nics_close(c->nics);
     hpc_control_free(c->control);
+    hpc_timeline_free(c->group.timeline);
     hpc_memory_release(c->bell_memory);
     if (c->group.owner != NULL) munmap((void *)(uintptr_t)c->group.owner, (size_t)sysconf(_SC_PAGESIZE));
     free(c->transports);

@@ -130,6 +130,12 @@ hpc_bell *hpc_control_bell(const hpc_control *control, int rank) {
     return bell == NULL ? NULL : hpc_memory_data(bell);
 }
 
+void hpc_control_show(hpc_control *control, const char *host, const char *transports) {
+    snprintf(control->host, sizeof control->host, "%s", host);
+    snprintf(control->transports, sizeof control->transports, "%s", transports);
+    atomic_store_explicit(&control->group->watch.connected, 1, memory_order_release); /* and all that connect learned */
+}
+
 /* ---- leaving ---- */
 
 static void say_goodbye(hpc_control *c, const char *why) {

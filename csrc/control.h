@@ -103,6 +103,9 @@ int hpc_control_give(hpc_control *control, hpc_survivors *survivors, const void 
 /* While heir's ranks (ranks here, in heir's order) connect: one that departs here, or votes again, departs there too,
  * so that their waits end. NULL ends it; heir and ranks must live until then. */
 void hpc_control_watch(hpc_control *control, hpc_group *heir, const int *ranks);
+/* What whoever asks is told of this rank from now on: where it runs and the transports that it uses. Once, after
+ * connect. */
+void hpc_control_show(hpc_control *control, const char *host, const char *transports);
 
 /* Tells the peers (why: NULL for leaving, else the failure) and stops the thread; then free. In a forked child both do
  * nothing but forget. */

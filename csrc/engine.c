@@ -259,8 +259,10 @@ static void count_fold(hpc_core *core, const hpc_work *w, int n_inputs) {
 }
 
 int hpc_engine_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+    const hpc_exchange *ex = core->exchange;
     double args[HPC_RULE_ARGS];
-    next_args(core, w, core->exchange->context->group.rank, args);
+    HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[w->row->key].name, w->row->count * sizeof(float));
+    next_args(core, w, ex->context->group.rank, args);
     w->step++;
     int failed = work_blocks(core, w, inputs, args);
     if (!failed) count_fold(core, w, inputs->n);
@@ -274,6 +276,7 @@ static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
     const hpc_row *row = w->row;
     const hpc_inputs inputs = inputs_of(core, w, slot, only);
     double args[HPC_RULE_ARGS];
+    HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[row->key].name, row->count * sizeof(float));
     next_args(core, w, only >= 0 ? w->inputs[only].rank : ex->n_phases > 0 ? row->owner : ex->lowest, args);
     w->step++;
     w->folded++;

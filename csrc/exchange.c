@@ -503,6 +503,7 @@ static int all_closed(void *arg) {
 
 int hpc_exchange_serve(hpc_exchange *ex, double timeout) {
     static const char op[] = "serve";
+    HPC_SPAN(ex == NULL ? NULL : ex->context->group.timeline, op, NULL);
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
     int status = hpc_exchange_check(ex, op), rank = ex->context->group.rank;
     if (status == HPC_OK && ex->places[rank].worker && !ex->closed)
@@ -517,6 +518,7 @@ int hpc_exchange_serve(hpc_exchange *ex, double timeout) {
  * second call goes on. */
 int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     static const char op[] = "close";
+    HPC_SPAN(ex == NULL ? NULL : ex->context->group.timeline, op, NULL);
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
     if (ex->closed && ex->served) return HPC_OK;
     int status = hpc_exchange_check(ex, op), rank = ex->context->group.rank;

@@ -189,6 +189,7 @@ static int flushed_peer(void *arg, int *ranks) {
 
 int hpc_flush(hpc_lane *lane, hpc_window *w, int peer, double timeout) {
     static const char op[] = "flush";
+    HPC_SPAN(w == NULL ? NULL : w->context->group.timeline, op, NULL);
     if (w == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: window is NULL", op);
     hpc_context *c = w->context;
     int status = hpc_group_usable(&c->group, op);
@@ -274,6 +275,7 @@ int hpc_poll(hpc_context *c, hpc_lane *lane, hpc_event *event) {
 
 int hpc_wait_event(hpc_context *c, hpc_lane *lane, hpc_event *event, double timeout) {
     static const char op[] = "wait_event";
+    HPC_SPAN(c == NULL ? NULL : c->group.timeline, op, NULL);
     int status = check_poll(c, lane, event, op);
     if (status != HPC_OK) return status;
     struct polling p = {c, hpc_context_lane(c, lane), event, HPC_IN_PROGRESS};

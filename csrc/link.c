@@ -411,12 +411,46 @@ int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_CO
     hpc_mesh_frame f;
     ssize_t n = receive_packet(fd, &f, payload, bell);
     if (n < 0 && errno == EAGAIN) return HPC_IN_PROGRESS;
+    if (is_packet(&f, n, size) && f.type == HPC_MESH_STATUS && f.nbytes == HPC_COOKIE_BYTES && *bell < 0) {
+        memcpy(secret, payload, HPC_COOKIE_BYTES);
+        return HPC_ERR_INVALID;
+    }
     if (!is_packet(&f, n, size) || f.type != HPC_MESH_HELLO || f.nbytes != HPC_COOKIE_BYTES || *bell < 0) {
         hpc_close(bell);
         return HPC_ERR_AUTH;
     }
     memcpy(secret, payload, HPC_COOKIE_BYTES);
     *rank = f.rank;
+    return HPC_OK;
+}
+
+/* ---- questions of strangers ---- */
+
+static int send_status(int fd, int rank, const void *data, size_t nbytes) {
+    const hpc_mesh_frame f = {
+        .magic = MAGIC, .type = HPC_MESH_STATUS, .rank = rank, .nbytes = (uint32_t)nbytes, .total = nbytes};
+    struct iovec parts[2] = {{(void *)(uintptr_t)&f, sizeof f}, {(void *)(uintptr_t)data, nbytes}};
+    const struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
+    return sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)(sizeof f + nbytes) ? HPC_OK : HPC_ERR_AUTH;
+}
+
+void hpc_link_answer(int fd, int rank, const void *answer, size_t nbytes) {
+    send_status(fd, rank, answer, nbytes);
+}
+
+int hpc_link_ask(int fd, const unsigned char name[HPC_COOKIE_BYTES]) {
+    return send_status(fd, 0, name, HPC_COOKIE_BYTES);
+}
+
+int hpc_link_read_answer(int fd, void *answer, size_t nbytes) {
+    char payload[HPC_PIECE_BYTES];
+    hpc_mesh_frame f;
+    int passed;
+    ssize_t n = receive_packet(fd, &f, payload, &passed);
+    hpc_close(&passed);
+    if (n < 0 && errno == EAGAIN) return HPC_IN_PROGRESS;
+    if (!is_packet(&f, n, INT32_MAX) || f.type != HPC_MESH_STATUS || f.nbytes != nbytes) return HPC_ERR_AUTH;
+    memcpy(answer, payload, nbytes);
     return HPC_OK;
 }
 

@@ -38,7 +38,8 @@ typedef enum hpc_mesh_type {
     HPC_MESH_ABORT,  /* the payload says why, in less than HPC_REASON_BYTES */
     HPC_MESH_BEAT,   /* TCP links only */
     HPC_MESH_BALLOT, /* of survivors.c; one frame */
-    HPC_MESH_DROP    /* TCP links only: the sender counts the receiver as failed */
+    HPC_MESH_DROP,   /* TCP links only: the sender counts the receiver as failed */
+    HPC_MESH_STATUS  /* of strangers on Unix sockets, who may ask at any time: see jobs.h */
 } hpc_mesh_type;
 
 typedef struct hpc_mesh_frame {
@@ -128,6 +129,7 @@ struct hpc_control {
     const int *heir_ranks;
     uint64_t heir_round;
     hpc_link *links;
+    char host[64], transports[64]; /* shown to whoever asks, once the watch of the group says connected */
 };
 
 /* epoll's user data: what kind of descriptor, and which. */
@@ -156,9 +158,17 @@ void hpc_link_drop(hpc_control *c, int rank);
  */
 const char *hpc_link_read(hpc_control *c, int rank, size_t most);
 
-/* The HELLO of a Unix link: HPC_OK with the rank, the secret and the bell's descriptor (the caller's), HPC_IN_PROGRESS
- * when nothing came yet, HPC_ERR_AUTH for anything else. */
+/* The first packet of a Unix caller. HPC_OK for a HELLO, with the rank, the secret and the bell's descriptor (the
+ * caller's); HPC_ERR_INVALID for a question (HPC_MESH_STATUS), with the name it asks about in secret; HPC_IN_PROGRESS
+ * when nothing came yet; HPC_ERR_AUTH for anything else. */
 int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_COOKIE_BYTES], int *bell);
+
+/* One answer to a stranger that asked for the status, in a frame; what cannot be sent at once is not. */
+void hpc_link_answer(int fd, int rank, const void *answer, size_t nbytes);
+/* And the stranger's side: one question, and its answer. 0, or HPC_IN_PROGRESS when there is none yet, or HPC_ERR_AUTH
+ * for anything else. */
+int hpc_link_ask(int fd, const unsigned char name[HPC_COOKIE_BYTES]);
+int hpc_link_read_answer(int fd, void *answer, size_t nbytes);
 
 /* Makes the link to rank known; fd is its own now. */
 void hpc_link_publish(hpc_control *c, int rank, int fd, int kind);

@@ -42,6 +42,10 @@ static int usable(const hpc_queue *q, const char *op) {
     return hpc_group_usable(&q->context->group, op);
 }
 
+static hpc_timeline *timeline_of(const hpc_queue *q) {
+    return q == NULL ? NULL : q->context->group.timeline;
+}
+
 static char *own_part(const hpc_queue *q) {
     return hpc_memory_data(q->window->memory);
 }
@@ -96,6 +100,7 @@ static int slot_owner(void *arg, int *ranks) {
 
 int hpc_queue_acquire(hpc_queue *q, int i, double timeout) {
     static const char op[] = "acquire";
+    HPC_SPAN(timeline_of(q), op, NULL);
     int status = usable(q, op);
     if (status != HPC_OK) return status;
     if (i < 0 || i >= q->buffers)
@@ -144,6 +149,7 @@ static int end_send(hpc_queue *q, out_edge *e, double timeout) {
 
 int hpc_queue_send(hpc_queue *q, int peer, const void *src, size_t nbytes, double timeout) {
     static const char op[] = "send";
+    HPC_SPAN(timeline_of(q), op, NULL);
     int buffer = -1, status = usable(q, op);
     if (status != HPC_OK) return status;
     out_edge *e = find_out(q, peer, op);
@@ -186,6 +192,7 @@ int hpc_queue_send(hpc_queue *q, int peer, const void *src, size_t nbytes, doubl
     }
     if (status != HPC_OK) return status;
     e->sent = version;
+    hpc_watch_step(&q->context->group.watch, version);
     if (buffer >= 0) e->sent_from[buffer] = version;
     q->stats.sent++;
     q->stats.bytes_sent += nbytes;
@@ -249,6 +256,7 @@ static int open_slot(hpc_queue *q, in_edge *e, const char *op) {
 
 int hpc_queue_recv(hpc_queue *q, int peer, const void **update, double timeout) {
     static const char op[] = "recv";
+    HPC_SPAN(timeline_of(q), op, NULL);
     int status = usable(q, op);
     if (status != HPC_OK) return status;
     if (update == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: update is NULL", op);
@@ -304,6 +312,7 @@ static int missing_senders(void *arg, int *ranks) {
 int hpc_queue_reduce(hpc_queue *q, void *out, const void *own, double weight_own, const double *weights, int dtype,
                      double timeout) {
     static const char op[] = "reduce";
+    HPC_SPAN(timeline_of(q), op, NULL);
     int status = usable(q, op);
     if (status != HPC_OK) return status;
     if ((out == NULL || own == NULL) && q->nbytes > 0)

@@ -16,7 +16,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
-#include "mesh.h"
+#include "jobs.h"
 
 enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2, TURN_BYTES = 4 << 20 /* of a link, then the others have theirs */ };
 
@@ -158,6 +158,7 @@ static void on_unix_caller(hpc_control *c, hpc_stranger *s) {
     int rank, bell, status = hpc_link_read_hello(s->fd, c->group->size, &rank, secret, &bell);
     if (status == HPC_IN_PROGRESS) return;
     int fd = release_place(c, s);
+    if (status == HPC_ERR_INVALID) hpc_jobs_answer(c, fd, secret);
     if (status == HPC_OK) {
         hpc_link *l = &c->links[rank];
         if (rank > c->group->rank && l->bell == NULL && atomic_load(&l->fd) < 0 &&

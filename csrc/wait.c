@@ -217,16 +217,57 @@ static void doze(void) {
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }
 
-int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
-    enum { GLANCES = 16, SPINS_PER_CLOCK = 64 };
-    double start, now, deadline;
+/* ---- what others see of a wait ---- */
+
+enum { SEEN_RANKS = HPC_WATCHED_RANKS };
+_Static_assert((int)SEEN_RANKS >= (int)HPC_SPAN_RANKS, "a span tells of ranks that were kept");
+
+static const double LONG_SECONDS = 1e-3;    /* a wait of so long is shown, and looked at again as often */
+static const double TRACED_SECONDS = 10e-6; /* the same where there is a timeline: at first, */
+static const double RETRACED_SECONDS = 100e-6;
+
+/* A wait that lasts: for whom it waited when it looked last, which is the thread's own to find out. */
+typedef struct seen {
+    double start, due;
+    int place, n; /* in the group's watch; how many ranks */
+    int ranks[SEEN_RANKS];
+} seen;
+
+static seen begin_to_show(const hpc_group *group, double start) {
+    return (seen){.start = start, .due = start + (group->timeline ? TRACED_SECONDS : LONG_SECONDS), .place = -1};
+}
+
+/* A rank that waits for its own cores alone works, or is a core that has nothing to do. */
+static void show(hpc_group *group, const hpc_wait *wait, seen *s, double now) {
+    int few[64], *ranks = group->size <= 64 ? few : malloc((size_t)group->size * sizeof *ranks);
+    s->due = now + (group->timeline ? RETRACED_SECONDS : LONG_SECONDS);
+    if (ranks == NULL) return;
+    int n = wait->waiting_for(wait->arg, ranks);
+    if (n > 1 || (n == 1 && ranks[0] != group->rank)) {
+        s->n = n;
+        memcpy(s->ranks, ranks, (size_t)(n < SEEN_RANKS ? n : SEEN_RANKS) * sizeof *ranks);
+        s->place = hpc_watch_wait(&group->watch, s->place, wait->op, s->start, s->ranks, n);
+    }
+    if (ranks != few) free(ranks);
+    if (group->timeline != NULL) hpc_timeline_rest(group->timeline, now);
+}
+
+static void end_show(hpc_group *group, const hpc_wait *wait, const seen *s, int status) {
+    if (s->n == 0) return;
+    double now = hpc_now();
+    hpc_watch_end(&group->watch, s->place, status == HPC_ERR_TIMEOUT, now);
+    if (group->timeline == NULL) return;
+    const hpc_span span = {group->timeline, s->start, wait->op, NULL, HPC_SPAN_WAIT, s->n, s->ranks, 0, 0};
+    hpc_timeline_record(&span, now);
+}
+
+/* ---- the wait ---- */
+
+static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen *seen) {
+    enum { SPINS_PER_CLOCK = 64 };
+    double start = seen->start, now = start, deadline = start + timeout;
     int held = 0, status;
 
-    for (int i = 0; i < GLANCES; i++)
-        if (wait->ready(wait->arg)) return HPC_OK;
-    timeout = limit_of(group, timeout);
-    start = now = hpc_now();
-    deadline = start + timeout;
     for (;;) {
         held = hpc_group_progress(group);
         if (now - start < group->spin) {
@@ -243,12 +284,25 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
         if (status != HPC_IN_PROGRESS) return status;
         now = hpc_now();
         if (now >= deadline) return wait->ready(wait->arg) ? HPC_OK : fail_timeout(group, wait, timeout);
+        if (now >= seen->due) show(group, wait, seen, now);
         if (now - start < group->spin) continue;
         if ((held & HPC_LEFT) || now - start < group->spin + group->yield)
             sched_yield();
         else if (held != 0)
             doze();
-        else if ((status = sleep_on_bell(group, wait, deadline - now, deadline)) != HPC_IN_PROGRESS)
-            return status;
+        else {
+            show(group, wait, seen, now); /* it may sleep for long */
+            if ((status = sleep_on_bell(group, wait, deadline - now, deadline)) != HPC_IN_PROGRESS) return status;
+        }
     }
+}
+
+int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
+    enum { GLANCES = 16 };
+    for (int i = 0; i < GLANCES; i++)
+        if (wait->ready(wait->arg)) return HPC_OK;
+    seen seen = begin_to_show(group, group->timeline != NULL ? hpc_timeline_enter(group->timeline) : hpc_now());
+    int status = wait_on(group, wait, limit_of(group, timeout), &seen);
+    end_show(group, wait, &seen, status);
+    return status;
 }

@@ -9,7 +9,10 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "clock.h"
 #include "status.h"
+#include "timeline.h"
+#include "watch.h"
 
 typedef struct hpc_bell {
     _Alignas(64) _Atomic uint32_t sleepers; /* threads between "about to look once more" and "awake" */
@@ -52,6 +55,8 @@ typedef struct hpc_group {
     void *bed_arg;
     char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* hpc_context_note's; each written once, before noted counts it */
     _Atomic int noting, noted;
+    hpc_watch watch;
+    hpc_timeline *timeline; /* NULL: none is asked for */
 } hpc_group;
 
 typedef struct hpc_wait {
@@ -91,7 +96,6 @@ static inline int hpc_group_progress(hpc_group *group) {
     return progress == NULL ? 0 : progress(group->progress_arg);
 }
 
-double hpc_now(void); /* seconds, monotonic */
 double hpc_deadline(const hpc_group *group, double timeout);
 double hpc_left(double deadline); /* seconds, 0 when it has passed */
 

@@ -241,6 +241,7 @@ int hpc_test_signal(hpc_window *w, int signal, uint64_t at_least, uint64_t *valu
 
 int hpc_wait_signal(hpc_window *w, int signal, uint64_t at_least, int peer, double timeout, uint64_t *value) {
     static const char op[] = "wait_signal";
+    HPC_SPAN(w == NULL ? NULL : w->context->group.timeline, op, NULL);
     int status = check_signal(w, signal, op);
     if (status == HPC_OK && peer != -1) status = hpc_context_check_rank(w->context, peer, "peer", op);
     if (status != HPC_OK) return status;

@@ -42,6 +42,13 @@ static int pushes(const hpc_exchange *ex, int rank, int key) {
     return ex->pushers[(size_t)key * (size_t)ex->context->group.size + (size_t)rank];
 }
 
+/* From here on the caller is in op, of a key: for the timeline. */
+#define IN_CALL(ex, key, op) HPC_SPAN((ex) == NULL ? NULL : (ex)->context->group.timeline, op, key_name(ex, key))
+
+static const char *key_name(const hpc_exchange *ex, int key) {
+    return ex == NULL || key < 0 || key >= ex->plan->n_keys ? NULL : ex->plan->keys[key].name;
+}
+
 /* ---- tickets ---- */
 
 typedef struct look {
@@ -340,6 +347,7 @@ int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {
 
 int hpc_exchange_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout) {
     static const char op[] = "wait";
+    IN_CALL(ex, key, op);
     int status = check_call(ex, key, op);
     return status == HPC_OK ? wait_for(ex, key, ticket, timeout, op) : status;
 }
@@ -396,6 +404,7 @@ static int wait_slot(hpc_exchange *ex, int key, limit *l, const char *op) {
 
 int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **gradient) {
     static const char op[] = "gradient";
+    IN_CALL(ex, key, op);
     int status = check_call(ex, key, op);
     if (status != HPC_OK) return status;
     if (gradient == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: gradient is NULL", op);
@@ -571,6 +580,7 @@ static int send_push(hpc_exchange *ex, int key, limit *l) {
     }
     k->pushes++;
     ex->stats.pushes++;
+    hpc_watch_step(&ex->context->group.watch, k->pushes);
     return HPC_OK;
 }
 
@@ -641,12 +651,14 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *
 }
 
 int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const float *src, double timeout, uint64_t *ticket) {
+    IN_CALL(ex, key, flags == HPC_PULL ? "pull" : flags == HPC_PUSH ? "push" : "push_pull");
     limit l = {timeout, 0};
     return start(ex, key, flags, src, &l, ticket, "push");
 }
 
 int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double timeout) {
     static const char op[] = "push_pull";
+    IN_CALL(ex, key, op);
     limit l = {timeout, 0};
     uint64_t ticket = 0;
     int status = start(ex, key, HPC_PUSH | HPC_PULL, src, &l, &ticket, op);
@@ -749,6 +761,7 @@ static int send_args(hpc_exchange *ex, double deadline) {
 
 int hpc_exchange_set_args(hpc_exchange *ex, const double *args, double timeout) {
     static const char op[] = "set_args";
+    IN_CALL(ex, -1, op);
     int status = check_call(ex, 0, op);
     if (status != HPC_OK) return status;
     if (args == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: args is NULL", op);

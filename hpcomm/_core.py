@@ -6,6 +6,7 @@ Python object that uses it goes; none is freed while a call on it is under way.
 """
 
 import _thread
+import os
 import threading
 import time
 import weakref
@@ -208,6 +209,63 @@ def _texts(get: Callable[[int], Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
+# ---- jobs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a thread of a rank waits for: the operation, for so many seconds, and the ranks that are missing (of more
+    than 16 the first 16, n of them in all)."""
+
+    op: str
+    seconds: float
+    ranks: tuple[int, ...]
+    n: int
+
+
+@dataclass(frozen=True)
+class ShownRank:
+    """A context of a process of this host, as hpc_jobs shows it. state: "runs", "starts", "silent" (it did not answer
+    in time, as one that is stopped) or "foreign" (it hung up: another version, or its end). rank and size are -1, and
+    job "", where they are not known; pid is 0 where this process cannot see it."""
+
+    job: str
+    state: str
+    rank: int
+    size: int
+    pid: int
+    host: str
+    transports: tuple[str, ...]
+    step: int
+    waits: tuple[Waiting, ...]
+
+
+def jobs(timeout: float) -> tuple[ShownRank, ...]:
+    """Every context of this host that this user may see, in order of jobs and ranks. timeout: seconds to answer.
+
+    Raises:
+        NotSupported: /proc/net/unix cannot be read.
+    """
+    cap = 64
+    while True:
+        found = ffi.new("hpc_shown_rank[]", cap)
+        count = lib.hpc_jobs(found, cap, timeout)
+        check(count)
+        if count <= cap:
+            return tuple(_shown(found[i]) for i in range(count))
+        cap = 2 * count
+
+
+def _shown(c: Any) -> ShownRank:
+    state = {0: "silent", -1: "foreign"}.get(c.answers, "runs" if c.connected else "starts")
+    waits = tuple(
+        Waiting(text(w.op), w.seconds, tuple(w.ranks[0 : min(w.n_ranks, lib.HPC_SHOWN_RANKS)]), w.n_ranks)
+        for w in c.waits[0 : c.n_waits]
+    )
+    transports = tuple(name for name in text(c.transports).split(",") if name)
+    return ShownRank(text(c.job), state, c.rank, c.size, c.pid, text(c.host), transports, c.step, waits)
+
+
 # ---- rendezvous ----------------------------------------------------------------------------------------------------
 
 
@@ -235,16 +293,20 @@ def _chars(text: str) -> Any:
     return ffi.new("char[]", text.encode()) if text else NULL
 
 
+def _path_chars(path: str) -> Any:
+    return ffi.new("char[]", os.fsencode(path)) if path else NULL
+
+
 def context_create(rank: int, size: int, config: Config, secret: bytes | None, keep: object) -> Any:
     """secret is copied by C."""
     transports, interfaces = _chars(config.transport), _chars(config.socket_ifname)
-    devices = _chars(config.devices)
+    devices, timeline = _chars(config.devices), _path_chars(config.timeline)
     chars = NULL if secret is None else from_buffer(secret)
     c = ffi.new("hpc_config *")
     lib.hpc_config_init(c)
     c.timeout, c.spin, c.loop_seed, c.transports = config.timeout, config.spin, config.loop_seed, transports
     setattr(c, "yield", config.yield_)
-    c.silence, c.interfaces, c.devices = config.silence, interfaces, devices
+    c.silence, c.interfaces, c.devices, c.timeline = config.silence, interfaces, devices, timeline
     c.tcp_streams, c.tcp_zerocopy = config.tcp_streams, config.tcp_zerocopy
     c.secret, c.secret_bytes = chars, len(secret or b"")
     out = ffi.new("hpc_context **")
@@ -267,6 +329,11 @@ def context_peer(context: Any, rank: int) -> tuple[int, str, str, int, str]:
     peer = ffi.new("hpc_peer *")
     check(lib.hpc_context_peer(context, rank, peer))
     return peer.state, text(peer.transport), text(peer.host), peer.pid, text(peer.path)
+
+
+def context_span(context: Any, name: str, start: float) -> None:
+    """A span of this thread's from start, by time.monotonic, until now; nothing without a timeline."""
+    check(lib.hpc_context_span(context, name.encode("utf-8", "replace"), start))
 
 
 def context_notes(context: Any) -> tuple[str, ...]:

@@ -111,6 +111,12 @@ class Config:
     master_port: int = _setting(
         0, "port", _integer(0, 65535), "where rank 0 is met without mpirun; 0: MASTER_PORT, or by SLURM's job"
     )
+    timeline: str = _setting(
+        "",
+        "path",
+        _path,
+        "file for what each rank does and when (Chrome's trace format); ranks add .rankN, or replace %r",
+    )
     debug: str = _setting("WARN", "level", _debug, "what is told on stderr: WARN, INFO (peers, notes) or TRACE (calls)")
 
 

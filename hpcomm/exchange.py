@@ -348,7 +348,8 @@ class Exchange(Calls):
         Raises:
             InvalidArgument: as push does; nothing of the step has been sent then.
         """
-        self._take_step(grads, timeout)
+        with self.context.span("step"):
+            self._take_step(grads, timeout)
         return self.params
 
     # ---- the rule --------------------------------------------------------------------------------------------------

@@ -36,11 +36,13 @@ HEADERS = """
 queue.h engine.h transport/tcp.h transport/verbs.h
 lane.h
 window.h rule_pass.h
+jobs.h
 context.h mesh.h rule_kernel.h
 control.h ring.h reduce_kernel.h rule.h rendezvous.h transport/verbs_device.h
 hello.h net.h frame.h transport.h device.h reactor.h
 wait.h reduce.h wire_kernel.h
-memory.h sha256.h host.h half.h plan.h imm.h
+timeline.h watch.h
+memory.h sha256.h host.h half.h plan.h imm.h clock.h
 status.h
 include/hpcomm/hpcomm.h
 """
@@ -52,7 +54,7 @@ SOURCES = {
     "worker.c": "engine.h",
     "exchange.c": "engine.h",
     "control.c": "mesh.h",  # the control channel's parts know each other
-    "service.c": "mesh.h",
+    "service.c": "jobs.h",  # and answers who asks
     "link.c": "mesh.h",
     "collective.c": "mesh.h",
     "survivors.c": "mesh.h",

@@ -1,9 +1,9 @@
-"""The hpcomm command: info, doctor and graph."""
+"""The hpcomm command: info, doctor, graph, status and timeline."""
 
 import click
 
 from .. import __version__
-from . import doctor, graph, info
+from . import doctor, graph, info, status, timeline
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -15,3 +15,5 @@ def main() -> None:
 main.add_command(info.command)
 main.add_command(doctor.command)
 main.add_command(graph.command)
+main.add_command(status.command)
+main.add_command(timeline.command)

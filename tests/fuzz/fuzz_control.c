@@ -1,4 +1,5 @@
-/* A link of the control channel, used by a peer that is proven but ill. The input: what kind of link, how much of the
+/* A link of the control channel, used by a peer that is proven but ill; a stranger who greets or asks; a rank that
+ * answers who asks. The input: what kind of link, how much of the
  * end is missing, how what comes is cut, then headers of frames as they travel; payloads are made up here. On a Unix
  * link each frame is a packet, perhaps with a descriptor. What has come is held against what the headers say. */
 #define _GNU_SOURCE
@@ -8,7 +9,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "mesh.h"
+#include "jobs.h"
 
 enum {
     CONTROL = 5, /* bytes before the first header */
@@ -21,7 +22,7 @@ enum {
 };
 
 /* Of the first byte. */
-enum { PACKETS = 1, GREETS = 2, HANGS_UP = 4, DESCRIPTORS = 8 };
+enum { PACKETS = 1, GREETS = 2, HANGS_UP = 4, DESCRIPTORS = 8, ANSWERS = 16 };
 
 typedef struct message {
     uint64_t sequence, total, got;
@@ -209,6 +210,33 @@ static void check_link(int flags) {
     hpc_memory_release(l->bell);
 }
 
+/* The question's sender gets one answer, of this rank; and what came as the name is only looked up. */
+static void check_answer(const int *pair, const unsigned char *name) {
+    hpc_job_answer answer;
+    REQUIRE(memcmp(name, sent.bytes + HEADER, HPC_COOKIE_BYTES) == 0);
+    hpc_jobs_answer(&control, pair[0], name);
+    REQUIRE(hpc_link_read_answer(pair[1], &answer, sizeof answer) == HPC_OK);
+    REQUIRE(hpc_jobs_check(&answer) == HPC_OK && answer.asked == -1 && answer.of.size == RANKS);
+}
+
+/* And an asker that is answered by anything: what it keeps is bounded, and its texts end. */
+static void check_asker(const int *pair, size_t nbytes) {
+    hpc_job_answer answer;
+    if (nbytes == 0) return;
+    send_bytes(pair[1], sent.bytes, nbytes < sent.ends[0] ? nbytes : sent.ends[0], 0);
+    int status = hpc_link_read_answer(pair[0], &answer, sizeof answer);
+    REQUIRE(status == HPC_OK || status == HPC_ERR_AUTH);
+    for (size_t i = 0; i < sizeof answer; i++) ((unsigned char *)&answer)[i] = nbytes == 0 ? 0 : sent.bytes[i % nbytes];
+    if (hpc_jobs_check(&answer) != HPC_OK) return;
+    const hpc_shown_rank *s = &answer.of;
+    REQUIRE(s->rank >= 0 && s->rank < s->size && s->n_waits >= 0 && s->n_waits <= HPC_SHOWN_WAITS);
+    REQUIRE(strlen(s->job) < sizeof s->job && strlen(s->host) < sizeof s->host);
+    for (int i = 0; i < s->n_waits; i++) {
+        REQUIRE(s->waits[i].n_ranks <= s->size && strlen(s->waits[i].op) < sizeof s->waits[i].op);
+        for (int r = 0; r < HPC_SHOWN_RANKS; r++) REQUIRE(s->waits[i].ranks[r] >= 0 && s->waits[i].ranks[r] < s->size);
+    }
+}
+
 static void check_hello(const int *pair, size_t nbytes, int flags) {
     unsigned char secret[HPC_COOKIE_BYTES];
     int rank = -1, got = -1;
@@ -218,8 +246,11 @@ static void check_hello(const int *pair, size_t nbytes, int flags) {
     int status = hpc_link_read_hello(pair[0], RANKS, &rank, secret, &got);
     int is_hello = end > 0 && end == sent.ends[0] && is_sound(f) && f->type == HPC_MESH_HELLO &&
                    f->nbytes == HPC_COOKIE_BYTES && (flags & DESCRIPTORS);
-    REQUIRE(status == (end == 0 ? HPC_IN_PROGRESS : is_hello ? HPC_OK : HPC_ERR_AUTH));
+    int asks = end > 0 && end == sent.ends[0] && is_sound(f) && f->type == HPC_MESH_STATUS &&
+               f->nbytes == HPC_COOKIE_BYTES && !(flags & DESCRIPTORS);
+    REQUIRE(status == (end == 0 ? HPC_IN_PROGRESS : is_hello ? HPC_OK : asks ? HPC_ERR_INVALID : HPC_ERR_AUTH));
     REQUIRE((got >= 0) == is_hello);
+    if (asks) check_answer(pair, secret);
     if (!is_hello) return;
     REQUIRE(rank == f->rank && memcmp(secret, sent.bytes + HEADER, sizeof secret) == 0);
     close(got);
@@ -248,7 +279,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int pair[2], flags = size > 0 ? data[0] : 0;
     if (size < CONTROL || size > INPUT) return 0;
     if (passed < 0) passed = make_bell();
-    if (flags & GREETS) flags |= PACKETS;
+    if (flags & (GREETS | ANSWERS)) flags |= PACKETS;
     if (!(flags & PACKETS)) flags &= ~DESCRIPTORS;
     REQUIRE(socketpair(AF_UNIX, flags & PACKETS ? SOCK_SEQPACKET : SOCK_STREAM, 0, pair) == 0);
     int next = next_descriptor();
@@ -256,7 +287,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     write_frames(data + CONTROL, size - CONTROL);
     size_t missing = 16u * data[1], nbytes = sent.nbytes - (missing < sent.nbytes ? missing : sent.nbytes);
 
-    if (flags & GREETS) {
+    if (flags & ANSWERS) {
+        check_asker(pair, nbytes);
+    } else if (flags & GREETS) {
         check_hello(pair, nbytes, flags);
     } else {
         expect(nbytes, flags);

@@ -115,7 +115,9 @@ typedef struct hpc_config {
     size_t tcp_zerocopy;    /* puts of so many bytes and more go out by MSG_ZEROCOPY; 0: none */
     const void *secret;     /* known to the ranks of the job alone, beyond what the addresses say; NULL: none */
     size_t secret_bytes;
-    const char *devices; /* for verbs, in NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1", "^mlx5_2", "=mlx5_1"; NULL: all */
+    const char *devices;  /* for verbs, in NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1", "^mlx5_2", "=mlx5_1"; NULL: all */
+    const char *timeline; /* a file for what this rank does and when, in Chrome's trace event format, to which each rank
+                             adds its number: "trace.rank0.json" for "trace.json", or where %r is; NULL: none */
 } hpc_config;
 
 enum { HPC_TCP_STREAMS = 8 };
@@ -201,6 +203,43 @@ HPC_API int hpc_context_first_rank(const hpc_context *context, int rank);
 
 /* Closes if need be and drops the handle; memory goes when the last window, lane, queue and memory of it are freed. */
 HPC_API void hpc_context_free(hpc_context *context);
+
+/* A span of the caller's own in the timeline of the calling thread: from start (CLOCK_MONOTONIC, in seconds) until now.
+ * Spans of a thread lie beside or within each other. name is copied, up to 47 bytes. Nothing without a timeline. */
+HPC_API int hpc_context_span(hpc_context *context, const char *name, double start);
+
+/* ---- jobs --------------------------------------------------------------------------------------------------- */
+
+enum { HPC_JOB_BYTES = 33, HPC_SHOWN_WAITS = 4, HPC_SHOWN_RANKS = 16 };
+
+/* What a thread of a rank waits for. */
+typedef struct hpc_shown_wait {
+    char op[24];
+    double seconds; /* so far */
+    int n_ranks;    /* all that are waited for; the first HPC_SHOWN_RANKS are in ranks */
+    int ranks[HPC_SHOWN_RANKS];
+} hpc_shown_wait;
+
+/* A context of a process of this host, as another process sees it. */
+typedef struct hpc_shown_rank {
+    char job[HPC_JOB_BYTES]; /* the same for all ranks of a context; "" while it is not known yet */
+    int answers;             /* 1; 0: not in time, as one that is stopped: then pid alone is sure; -1: it hung up, being
+                                of another version of hpcomm, or at its end */
+    int connected;           /* its init is over */
+    int rank, size;          /* -1: not known */
+    int64_t pid;             /* 0: of a process namespace that this one does not see */
+    char host[64];
+    char transports[64]; /* in use, e.g. "shm,tcp"; "" in a world of one */
+    uint64_t step;       /* the most pushes of one key, or sends to one peer, that it has made */
+    int n_waits;         /* longest first */
+    hpc_shown_wait waits[HPC_SHOWN_WAITS];
+} hpc_shown_rank;
+
+/* The contexts of all processes in this network namespace that are of the caller's user (of any user, for root), in
+ * order of jobs and ranks, the first cap of them in ranks; returns how many there are. Each has timeout seconds to
+ * answer (a negative one: 1 s), all at the same time; who does not is given with answers = 0. Nothing of them is
+ * changed. HPC_ERR_UNSUPPORTED if /proc/net/unix cannot be read. */
+HPC_API int hpc_jobs(hpc_shown_rank *ranks, int cap, double timeout);
 
 /* ---- lane --------------------------------------------------------------------------------------------------- */
 

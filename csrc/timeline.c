@@ -1,0 +1,416 @@
+#define _GNU_SOURCE
+#include "timeline.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "status.h"
+
+enum { EVENTS = 512, LINE_BYTES = 1536, TEXT_BYTES = 16 << 10, NAME_BYTES = 16 };
+
+static const double FLUSH_SECONDS = 1;   /* a thread that works loses no more than this when it is killed */
+static const double REST_SECONDS = 0.02; /* and one that sleeps no more than this */
+static const double JOIN_SECONDS = 5e-6; /* rows of a key with no more between them are one span */
+
+typedef struct event {
+    double start, end;
+    const char *name;
+    hpc_span_kind kind;
+    int n_ranks, ranks[HPC_SPAN_RANKS];
+    uint64_t rows, bytes;
+    char label[HPC_LABEL_BYTES];
+} event;
+
+/* put is the producer's, written is that of the holder of "writing"; the release of each is acquired by the other, so
+ * that an event is whole when it is made text and its place free when it is written again. */
+typedef struct track {
+    struct track *next;
+    hpc_timeline *timeline;
+    int number, taken; /* by a thread; of the timeline's lock */
+    char name[NAME_BYTES];
+    double flushed;
+    event open; /* rows that may go on; the producer's own */
+    int is_open;
+    _Atomic uint64_t put, written;
+    _Atomic int writing;
+    event events[EVENTS];
+} track;
+
+struct hpc_timeline {
+    _Atomic int references; /* the handle, and every thread that has a track */
+    int rank, file;
+    pid_t process;
+    pthread_key_t key;    /* a thread's track */
+    pthread_mutex_t lock; /* of the list of tracks, and who has which */
+    track *tracks;
+    int n_tracks;
+    _Atomic int closed, failed; /* failed: the errno of the first write that did */
+};
+
+/* ---- text ---- */
+
+/* A label as JSON's text, without its quotes. What follows a byte that is no text is left out. */
+static size_t escape(const char *from, char *to, size_t cap) {
+    size_t n = 0;
+    for (; *from != 0 && n + 7 < cap; from++) {
+        unsigned char c = (unsigned char)*from;
+        if (c == '"' || c == '\\') to[n++] = '\\';
+        if (c < 0x20 || c == 0x7f)
+            n += (size_t)snprintf(to + n, cap - n, "\\u%04x", c);
+        else
+            to[n++] = *from;
+    }
+    to[n] = 0;
+    return n;
+}
+
+/* "0, 3, 7" */
+static void list_ranks(const event *e, char *to, size_t cap) {
+    int known = e->n_ranks < HPC_SPAN_RANKS ? e->n_ranks : HPC_SPAN_RANKS;
+    size_t n = 0;
+    to[0] = 0;
+    for (int i = 0; i < known && n < cap; i++)
+        n += (size_t)snprintf(to + n, cap - n, "%s%d", i == 0 ? "" : ", ", e->ranks[i]);
+}
+
+static size_t write_event(const track *k, const event *e, char *line) {
+    char label[7 * HPC_LABEL_BYTES], ranks[HPC_SPAN_RANKS * 13], name[HPC_SPAN_RANKS * 13 + 32], args[512];
+    static const char *const categories[] = {"call", "wait", "fold", "trainer"};
+    long long start = (long long)(e->start * 1e9), end = (long long)(e->end * 1e9);
+    escape(e->label, label, sizeof label);
+    snprintf(name, sizeof name, "%s", e->kind == HPC_SPAN_CALL ? e->name : "");
+    args[0] = 0;
+    if (e->kind == HPC_SPAN_CALL && e->label[0] != 0) snprintf(args, sizeof args, "\"key\": \"%s\"", label);
+    if (e->kind == HPC_SPAN_FOLD)
+        snprintf(args, sizeof args, "\"rows\": %llu, \"bytes\": %llu", (unsigned long long)e->rows,
+                 (unsigned long long)e->bytes);
+    if (e->kind == HPC_SPAN_WAIT) {
+        list_ranks(e, ranks, sizeof ranks);
+        snprintf(name, sizeof name, "wait for %s%s", ranks, e->n_ranks > HPC_SPAN_RANKS ? ", ..." : "");
+        snprintf(args, sizeof args, "\"op\": \"%s\", \"ranks\": [%s], \"of\": %d", e->name, ranks, e->n_ranks);
+    }
+    return (size_t)snprintf(line, LINE_BYTES,
+                            "{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"ts\": %lld.%03lld, \"dur\": "
+                            "%lld.%03lld, \"pid\": %d, \"tid\": %d, \"args\": {%s}},\n",
+                            e->kind == HPC_SPAN_FOLD || e->kind == HPC_SPAN_USER ? label : name, categories[e->kind],
+                            start / 1000, start % 1000, (end - start) / 1000, (end - start) % 1000, k->timeline->rank,
+                            k->number, args);
+}
+
+static void append(hpc_timeline *t, const char *text, size_t n) {
+    while (n > 0 && atomic_load_explicit(&t->failed, memory_order_relaxed) == 0) {
+        ssize_t wrote = write(t->file, text, n);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote < 0) {
+            atomic_store_explicit(&t->failed, errno, memory_order_relaxed);
+            return;
+        }
+        text += wrote;
+        n -= (size_t)wrote;
+    }
+}
+
+static void append_metadata(hpc_timeline *t, int thread, const char *name, const char *args) {
+    char line[LINE_BYTES];
+    int n =
+        snprintf(line, sizeof line, "{\"name\": \"%s\", \"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"args\": {%s}},\n",
+                 name, t->rank, thread, args);
+    append(t, line, (size_t)n);
+}
+
+/* What a track has, into the file. is_last: by close, after which nobody writes. */
+static void flush(track *k, int is_last) {
+    hpc_timeline *t = k->timeline;
+    char text[TEXT_BYTES];
+    size_t n = 0;
+    if (t->process != getpid()) return; /* a forked child: the parent writes them, and may have held the flag */
+    while (atomic_exchange_explicit(&k->writing, 1, memory_order_acquire)) sched_yield();
+    uint64_t from = atomic_load_explicit(&k->written, memory_order_relaxed);
+    uint64_t to = atomic_load_explicit(&k->put, memory_order_acquire);
+    for (; from < to && (is_last || !atomic_load(&t->closed)); from++) {
+        if (n + LINE_BYTES > sizeof text) {
+            append(t, text, n);
+            n = 0;
+        }
+        n += write_event(k, &k->events[from % EVENTS], text + n);
+    }
+    append(t, text, n);
+    atomic_store_explicit(&k->written, to, memory_order_release);
+    atomic_store_explicit(&k->writing, 0, memory_order_release);
+}
+
+/* ---- tracks ---- */
+
+static void release(hpc_timeline *t) {
+    if (atomic_fetch_sub_explicit(&t->references, 1, memory_order_acq_rel) != 1) return;
+    pthread_key_delete(t->key);
+    pthread_mutex_destroy(&t->lock);
+    for (track *k = t->tracks, *next; k != NULL; k = next) {
+        next = k->next;
+        free(k);
+    }
+    free(t);
+}
+
+static void push(track *k, const event *e) {
+    uint64_t put = atomic_load_explicit(&k->put, memory_order_relaxed);
+    if (put - atomic_load_explicit(&k->written, memory_order_acquire) == EVENTS) flush(k, 0);
+    k->events[put % EVENTS] = *e;
+    atomic_store_explicit(&k->put, put + 1, memory_order_release);
+}
+
+static void push_open(track *k) {
+    if (k->is_open) push(k, &k->open);
+    k->is_open = 0;
+}
+
+/* The thread that has the track ends. */
+static void give_track(void *arg) {
+    track *k = arg;
+    hpc_timeline *t = k->timeline;
+    if (t->process != getpid()) return;
+    push_open(k);
+    flush(k, 0);
+    pthread_mutex_lock(&t->lock);
+    k->taken = 0;
+    pthread_mutex_unlock(&t->lock);
+    release(t);
+}
+
+static track *new_track(hpc_timeline *t, const char *thread) {
+    char args[64 + 6 * NAME_BYTES], label[6 * NAME_BYTES];
+    track *k = calloc(1, sizeof *k);
+    if (k == NULL) return NULL;
+    *k = (track){.next = t->tracks, .timeline = t, .number = t->n_tracks++, .flushed = hpc_now()};
+    snprintf(k->name, sizeof k->name, "%s", thread);
+    t->tracks = k;
+    escape(thread, label, sizeof label);
+    snprintf(args, sizeof args, "\"name\": \"%s\"", label);
+    append_metadata(t, k->number, "thread_name", args);
+    return k;
+}
+
+/* The calling thread's; NULL once the timeline is closed, or without memory. */
+static track *take_track(hpc_timeline *t) {
+    track *k = pthread_getspecific(t->key);
+    char thread[NAME_BYTES] = "";
+    if (k != NULL || atomic_load_explicit(&t->closed, memory_order_relaxed)) return k;
+    prctl(PR_GET_NAME, thread);
+    pthread_mutex_lock(&t->lock);
+    if (!atomic_load(&t->closed)) {
+        for (k = t->tracks; k != NULL && (k->taken || strcmp(k->name, thread) != 0);) k = k->next;
+        if (k == NULL) k = new_track(t, thread);
+    }
+    if (k != NULL) k->taken = pthread_setspecific(t->key, k) == 0;
+    if (k != NULL && !k->taken) k = NULL;
+    pthread_mutex_unlock(&t->lock);
+    if (k != NULL) atomic_fetch_add_explicit(&t->references, 1, memory_order_relaxed);
+    return k;
+}
+
+/* ---- recording ---- */
+
+/* As much as fits of a text in UTF-8, without half a character at its end. */
+static void copy_label(char *to, const char *from) {
+    size_t n = from == NULL ? 0 : strnlen(from, HPC_LABEL_BYTES);
+    if (n == HPC_LABEL_BYTES) {
+        n--;
+        while (n > 0 && ((unsigned char)from[n] & 0xc0) == 0x80) n--;
+    }
+    if (n > 0) memcpy(to, from, n);
+    to[n] = 0;
+}
+
+double hpc_timeline_enter(hpc_timeline *t) {
+    track *k = take_track(t);
+    if (k != NULL) push_open(k);
+    return hpc_now();
+}
+
+void hpc_timeline_record(const hpc_span *span, double end) {
+    track *k = take_track(span->timeline);
+    if (k == NULL) return;
+    event e = {.start = span->start,
+               .end = end,
+               .name = span->name,
+               .kind = span->kind,
+               .n_ranks = span->n_ranks,
+               .rows = span->rows,
+               .bytes = span->bytes};
+    int known = e.n_ranks < HPC_SPAN_RANKS ? e.n_ranks : HPC_SPAN_RANKS;
+    if (known > 0) memcpy(e.ranks, span->ranks, (size_t)known * sizeof *e.ranks);
+    copy_label(e.label, span->label);
+    if (e.kind == HPC_SPAN_FOLD && k->is_open && e.start - k->open.end < JOIN_SECONDS &&
+        strcmp(e.label, k->open.label) == 0) {
+        k->open.end = end;
+        k->open.rows += e.rows;
+        k->open.bytes += e.bytes;
+        return;
+    }
+    push_open(k);
+    if (e.kind == HPC_SPAN_FOLD) {
+        k->open = e;
+        k->is_open = 1;
+    } else {
+        push(k, &e);
+    }
+    if (end - k->flushed < FLUSH_SECONDS) return;
+    k->flushed = end;
+    flush(k, 0);
+}
+
+void hpc_timeline_rest(hpc_timeline *t, double now) {
+    track *k = pthread_getspecific(t->key);
+    if (k == NULL) return;
+    push_open(k);
+    if (now - k->flushed < REST_SECONDS) return;
+    k->flushed = now;
+    flush(k, 0);
+}
+
+/* ---- the file ---- */
+
+/* Files of this process's timelines, so that a second one at the same path overwrites nothing. Never freed: a process
+ * has few. */
+typedef struct used_name {
+    struct used_name *next;
+    int times;
+    char text[];
+} used_name;
+
+static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
+static used_name *names;
+
+/* The how many-th of that name it is in this process, from 1; 0 without memory. */
+static int count_name(const char *text) {
+    used_name *at;
+    pthread_mutex_lock(&names_lock);
+    for (at = names; at != NULL && strcmp(at->text, text) != 0;) at = at->next;
+    if (at == NULL && (at = calloc(1, sizeof *at + strlen(text) + 1)) != NULL) {
+        memcpy(at->text, text, strlen(text) + 1);
+        at->next = names;
+        names = at;
+    }
+    int times = at == NULL ? 0 : ++at->times;
+    pthread_mutex_unlock(&names_lock);
+    return times;
+}
+
+/* Where the suffix begins, or the end. */
+static size_t suffix_at(const char *path) {
+    const char *dot = strrchr(path, '.'), *slash = strrchr(path, '/');
+    return dot == NULL || (slash != NULL && dot < slash + 2) || dot == path ? strlen(path) : (size_t)(dot - path);
+}
+
+/* Whether it fitted. */
+static int name_file(const char *path, int rank, char name[PATH_MAX]) {
+    size_t n = 0;
+    int replaced = 0;
+    for (const char *p = path; *p != 0 && n < PATH_MAX; p++) {
+        if (p[0] == '%' && p[1] == 'r') {
+            n += (size_t)snprintf(name + n, PATH_MAX - n, "%d", rank);
+            replaced = 1;
+            p++;
+        } else {
+            name[n++] = *p;
+        }
+    }
+    if (n >= PATH_MAX) return 0;
+    name[n] = 0;
+    if (!replaced) {
+        size_t stem = suffix_at(path);
+        if (snprintf(name, PATH_MAX, "%.*s.rank%d%s", (int)stem, path, rank, path + stem) >= PATH_MAX) return 0;
+    }
+    int times = count_name(name);
+    if (times <= 1) return times;
+    char first[PATH_MAX];
+    memcpy(first, name, sizeof first);
+    size_t stem = suffix_at(first);
+    return snprintf(name, PATH_MAX, "%.*s-%d%s", (int)stem, first, times, first + stem) < PATH_MAX;
+}
+
+/* What a reader of several files needs: which clock ts is of, and how far it is from the wall clock. */
+static void append_head(hpc_timeline *t, int size, const char *host) {
+    char args[1024], id[64] = "", where[7 * 64];
+    struct timespec wall;
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (boot != NULL) {
+        if (fgets(id, sizeof id, boot) == NULL) id[0] = 0;
+        fclose(boot);
+    }
+    id[strcspn(id, "\n")] = 0;
+    escape(host, where, sizeof where);
+    double before = hpc_now();
+    clock_gettime(CLOCK_REALTIME, &wall);
+    double now = (before + hpc_now()) / 2;
+    append(t, "[\n", 2);
+    snprintf(args, sizeof args, "\"name\": \"rank %d of %d on %s\"", t->rank, size, where);
+    append_metadata(t, 0, "process_name", args);
+    snprintf(args, sizeof args, "\"sort_index\": %d", t->rank);
+    append_metadata(t, 0, "process_sort_index", args);
+    snprintf(args, sizeof args,
+             "\"size\": %d, \"host\": \"%s\", \"boot\": \"%s\", \"monotonic_us\": %.3f, \"realtime_us\": %lld.%03ld",
+             size, where, id, now * 1e6, (long long)wall.tv_sec * 1000000 + wall.tv_nsec / 1000, wall.tv_nsec % 1000);
+    append_metadata(t, 0, "hpcomm_clock", args);
+}
+
+int hpc_timeline_open(const char *path, int rank, int size, const char *host, hpc_timeline **timeline) {
+    char name[PATH_MAX];
+    hpc_timeline *t = calloc(1, sizeof *t);
+    if (t == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for a timeline");
+    *t = (hpc_timeline){.rank = rank, .file = -1, .process = getpid()};
+    atomic_init(&t->references, 1);
+    if (!name_file(path, rank, name)) {
+        free(t);
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: timeline \"%.80s...\" is too long a path", path);
+    }
+    t->file = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+    int error = t->file < 0 ? errno : pthread_key_create(&t->key, give_track);
+    if (error != 0) {
+        if (t->file >= 0) close(t->file);
+        free(t);
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: timeline \"%s\" of rank %d cannot be written: %s", name, rank,
+                        strerror(error));
+    }
+    pthread_mutex_init(&t->lock, NULL);
+    append_head(t, size, host);
+    *timeline = t;
+    return HPC_OK;
+}
+
+int hpc_timeline_close(hpc_timeline *t) {
+    static const char end[] = "{\"name\": \"hpcomm_end\", \"ph\": \"M\", \"pid\": %d, \"tid\": 0, \"args\": {}}\n]\n";
+    char line[LINE_BYTES];
+    if (t->process != getpid()) return 0;
+    track *own = pthread_getspecific(t->key);
+    if (own != NULL) push_open(own);
+    pthread_mutex_lock(&t->lock);
+    int was_closed = atomic_exchange(&t->closed, 1);
+    for (track *k = t->tracks; k != NULL && !was_closed; k = k->next) flush(k, 1);
+    pthread_mutex_unlock(&t->lock);
+    if (!was_closed) {
+        append(t, line, (size_t)snprintf(line, sizeof line, end, t->rank));
+        close(t->file);
+    }
+    if (own != NULL) { /* the main thread's end runs no destructor */
+        pthread_setspecific(t->key, NULL);
+        give_track(own);
+    }
+    return atomic_load_explicit(&t->failed, memory_order_relaxed);
+}
+
+void hpc_timeline_free(hpc_timeline *t) {
+    if (t == NULL || t->process != getpid()) return;
+    hpc_timeline_close(t);
+    release(t);
+}

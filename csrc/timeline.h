@@ -1,0 +1,95 @@
+/* What the threads of a rank do and when, as a file that chrome://tracing and Perfetto read: a JSON array of trace
+ * events, pid being the rank and tid the thread.
+ *
+ * Each thread writes its spans into a track of its own, without a lock: a ring of events with one producer. The events
+ * are made text and appended to the file when the ring is full, once a second, when the thread is about to sleep, when
+ * it ends, and at close. Who makes the text of a track holds its "writing" flag, which is contended at close alone. The
+ * file is appended to by whole lines in single writes, so that tracks need no order among each other, and a rank that
+ * is killed leaves a file that ends after some line: the format needs no closing bracket.
+ *
+ * A thread that ends leaves its track to the next new one of its name: Python makes a thread for each collective.
+ *
+ * Off, that is without a timeline (NULL), a span costs one branch at either end. */
+#ifndef HPC_TIMELINE_H
+#define HPC_TIMELINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "clock.h"
+
+typedef struct hpc_timeline hpc_timeline;
+
+enum { HPC_SPAN_RANKS = 8, HPC_LABEL_BYTES = 48 };
+
+typedef enum hpc_span_kind {
+    HPC_SPAN_CALL, /* of the library */
+    HPC_SPAN_WAIT, /* in op name, for ranks */
+    HPC_SPAN_FOLD, /* rows of a key that are folded, applied and written */
+    HPC_SPAN_USER  /* a trainer's own, named by the label */
+} hpc_span_kind;
+
+/* What took place from start until now. */
+typedef struct hpc_span {
+    hpc_timeline *timeline; /* NULL: nothing is recorded */
+    double start;
+    const char *name;  /* a string literal */
+    const char *label; /* copied when the span ends, at most HPC_LABEL_BYTES - 1 bytes; NULL: none */
+    hpc_span_kind kind;
+    int n_ranks; /* all of them; the first HPC_SPAN_RANKS are told */
+    const int *ranks;
+    uint64_t rows, bytes;
+} hpc_span;
+
+/* Opens the file: path with every %r replaced by the rank, or else ".rankN" before its suffix; a second timeline of
+ * this process at the same path gets "-2" behind that, and so on. HPC_ERR_CONFIG if it cannot be made. */
+int hpc_timeline_open(const char *path, int rank, int size, const char *host, hpc_timeline **timeline);
+
+/* Writes what all threads have recorded and ends the file; spans that end later are dropped. 0, or the errno of the
+ * first write that failed. */
+int hpc_timeline_close(hpc_timeline *timeline);
+void hpc_timeline_free(hpc_timeline *timeline); /* closes if need be; nothing in a forked child */
+
+void hpc_timeline_record(const hpc_span *span, double end);
+
+/* The calling thread is about to sleep: what it has recorded goes to the file, if the last time is long ago. */
+void hpc_timeline_rest(hpc_timeline *timeline, double now);
+
+/* Now, when a span begins in the calling thread: no rows before it become one span with rows in it. */
+double hpc_timeline_enter(hpc_timeline *timeline);
+
+static inline hpc_span hpc_span_begin(hpc_timeline *timeline, const char *name, const char *label) {
+    hpc_span span = {.timeline = timeline};
+    if (__builtin_expect(timeline != NULL, 0)) {
+        span.start = hpc_timeline_enter(timeline);
+        span.name = name;
+        span.label = label;
+    }
+    return span;
+}
+
+static inline hpc_span hpc_span_of_row(hpc_timeline *timeline, const char *key, uint64_t bytes) {
+    hpc_span span = {.timeline = timeline};
+    if (__builtin_expect(timeline != NULL, 0)) {
+        span.start = hpc_now();
+        span.label = key;
+        span.kind = HPC_SPAN_FOLD;
+        span.rows = 1;
+        span.bytes = bytes;
+    }
+    return span;
+}
+
+static inline void hpc_span_end(hpc_span *span) {
+    if (__builtin_expect(span->timeline != NULL, 0)) hpc_timeline_record(span, hpc_now());
+}
+
+/* From here to the end of the block, whichever way it is left. */
+#define HPC_SPAN(timeline, name, label)                                                                                \
+    __attribute__((cleanup(hpc_span_end))) hpc_span span_of_block = hpc_span_begin(timeline, name, label)
+
+/* The same for a row of a key that an engine works off; rows of a key that follow each other become one span. */
+#define HPC_SPAN_OF_ROW(timeline, key, bytes)                                                                          \
+    __attribute__((cleanup(hpc_span_end))) hpc_span span_of_block = hpc_span_of_row(timeline, key, bytes)
+
+#endif

@@ -1,0 +1,46 @@
+/* What a rank lets others see of it while it runs (hpcomm status): its step, and for whom its threads wait.
+ *
+ * Waits write here when they sleep or have lasted for long, never before; the service thread reads. The step has no
+ * order with anything. All else is guarded by busy, a spin lock that is held for a copy of a few hundred bytes. */
+#ifndef HPC_WATCH_H
+#define HPC_WATCH_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+enum { HPC_WATCHED = 8, HPC_WATCHED_RANKS = 16 };
+
+typedef struct hpc_watched {
+    const void *thread; /* an address of its own; NULL: nobody has waited here */
+    const char *op;     /* a string literal */
+    double since;
+    double until; /* 0 while it lasts */
+    int ran_out;  /* it ended because its time was over */
+    int n_ranks;  /* all of them */
+    int ranks[HPC_WATCHED_RANKS];
+} hpc_watched;
+
+typedef struct hpc_watch {
+    _Atomic uint64_t step; /* the most pushes of one key, or sends to one peer, that a trainer here has made */
+    _Atomic int connected; /* what the peers said is there, and does not change any more */
+    _Atomic int busy;
+    hpc_watched waits[HPC_WATCHED];
+} hpc_watch;
+
+static inline void hpc_watch_step(hpc_watch *w, uint64_t step) {
+    if (step > atomic_load_explicit(&w->step, memory_order_relaxed))
+        atomic_store_explicit(&w->step, step, memory_order_relaxed);
+}
+
+/* The calling thread waits in op since start, for n ranks now. place: -1 at first, then what this gave; still -1 when
+ * as many others wait. A wait whose predecessor in the same thread and op has just run out of time goes on with its
+ * since: Python waits in slices. */
+int hpc_watch_wait(hpc_watch *w, int place, const char *op, double start, const int *ranks, int n);
+
+/* The wait at place is over. */
+void hpc_watch_end(hpc_watch *w, int place, int ran_out, double now);
+
+/* Copies the waits that last, longest first, into waits[HPC_WATCHED]; how many. */
+int hpc_watch_read(hpc_watch *w, double now, hpc_watched *waits);
+
+#endif

@@ -1,0 +1,144 @@
+"""hpcomm status: what the jobs of this host are at: each rank's step, and whom it waits for since when."""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from .. import _core
+from .._core import ShownRank, Waiting
+from ..errors import HpcommError
+
+_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in the kernel", "Z": "dead"}
+_JOB_CHARS = 8  # of 32: enough to tell the jobs of a host apart
+
+
+def process_state(pid: int) -> str:
+    """Why a process may give no answer, by /proc; "" for none known."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return _STATES.get(stat.rpartition(")")[2].split()[0], "")
+
+
+def command_of(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return ""
+    line = " ".join(word for word in words if word)
+    return "".join(char if char.isprintable() else "?" for char in line)
+
+
+def told_ranks(waiting: Waiting) -> str:
+    shown = ", ".join(map(str, waiting.ranks))
+    more = waiting.n - len(waiting.ranks)
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def told(rank: ShownRank) -> str:
+    """What a rank is at, in a few words."""
+    if rank.state == "silent":
+        why = process_state(rank.pid)
+        return f"does not answer{f': its process is {why}' if why else ''}"
+    if rank.state == "foreign":
+        return "hung up: another version of hpcomm, or at its end"
+    waits = "; ".join(f"{w.op} waits for {told_ranks(w)} since {w.seconds:.1f} s" for w in rank.waits)
+    if rank.state == "starts":
+        return waits or "starts"
+    return waits or "runs"
+
+
+def as_json(ranks: tuple[ShownRank, ...]) -> str:
+    rows: list[dict[str, Any]] = []
+    for rank in ranks:
+        row = asdict(rank)
+        row["process"] = process_state(rank.pid)
+        row["command"] = command_of(rank.pid)
+        rows.append(row)
+    return json.dumps({"ranks": rows}, indent=2)
+
+
+def _print(console: Console, ranks: tuple[ShownRank, ...]) -> None:
+    if not ranks:
+        console.print("no job of yours runs hpcomm in this host's network namespace")
+    for job in sorted({rank.job for rank in ranks}):
+        members = [rank for rank in ranks if rank.job == job]
+        size = max(rank.size for rank in members)
+        here = f", {len(members)} of them here" if job and len(members) < size else ""
+        head = f"job {job[:_JOB_CHARS]}: {size} rank{'s' if size != 1 else ''}{here}" if job else "not known to a job"
+        command = command_of(members[0].pid)
+        table = Table(
+            title=f"{head}; {command}" if command else head,
+            title_justify="left",
+            title_style="",
+            box=None,
+            pad_edge=False,
+        )
+        for column in ("rank", "pid", "transports", "step", "now"):
+            table.add_column(column, overflow="fold", no_wrap=column != "now")
+        for rank in members:
+            known = rank.state in ("runs", "starts")
+            table.add_row(
+                str(rank.rank) if rank.rank >= 0 else "?",
+                str(rank.pid or "?"),
+                ", ".join(rank.transports) or "-",
+                str(rank.step) if known else "?",
+                told(rank),
+            )
+        console.print(table)
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False, emoji=False)
+    return console if console.is_terminal else Console(width=160, highlight=False, markup=False, emoji=False)
+
+
+@click.command("status")
+@click.option("--json", "json_", is_flag=True, help="Print JSON.")
+@click.option(
+    "--watch", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Print it again, so often; Ctrl-C ends."
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0.01, max=60),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a rank may take to answer.",
+)
+def command(json_: bool, watch: float | None, wait: float) -> None:
+    """What jobs of this host are at: each rank's process, step, and whom it waits for, since when.
+
+    It asks the ranks themselves, which answer whatever their trainer does; one that is stopped does not, and is shown
+    with its process. Only jobs of the same user are seen (root sees all), and only ranks of this host: for another
+    one, mpirun -n 1 --host NODE hpcomm status, or ssh.
+
+    Ends with 0 if a job was found, 1 if none, 2 if the question cannot be asked here.
+    """
+    console = _console()
+    while True:
+        try:
+            ranks = _core.jobs(wait)
+        except HpcommError as error:
+            click.echo(f"hpcomm status: {error}", err=True)
+            sys.exit(2)
+        if json_:
+            click.echo(as_json(ranks))
+        else:
+            if watch is not None and console.is_terminal:
+                console.clear()
+            _print(console, ranks)
+        if watch is None:
+            sys.exit(0 if ranks else 1)
+        try:
+            time.sleep(watch)
+        except KeyboardInterrupt:
+            sys.exit(0 if ranks else 1)
