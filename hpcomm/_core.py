@@ -297,8 +297,8 @@ def _path_chars(path: str) -> Any:
     return ffi.new("char[]", os.fsencode(path)) if path else NULL
 
 
-def context_create(rank: int, size: int, config: Config, secret: bytes | None, keep: object) -> Any:
-    """secret is copied by C."""
+def _settings(config: Config, secret: bytes | None) -> tuple[Any, ...]:
+    """An hpc_config, and what it points to."""
     transports, interfaces = _chars(config.transport), _chars(config.socket_ifname)
     devices, timeline = _chars(config.devices), _path_chars(config.timeline)
     chars = NULL if secret is None else from_buffer(secret)
@@ -309,9 +309,32 @@ def context_create(rank: int, size: int, config: Config, secret: bytes | None, k
     c.silence, c.interfaces, c.devices, c.timeline = config.silence, interfaces, devices, timeline
     c.tcp_streams, c.tcp_zerocopy = config.tcp_streams, config.tcp_zerocopy
     c.secret, c.secret_bytes = chars, len(secret or b"")
+    return c, transports, interfaces, devices, timeline, chars
+
+
+def context_create(rank: int, size: int, config: Config, secret: bytes | None, keep: object) -> Any:
+    """secret is copied by C."""
+    settings = _settings(config, secret)
     out = ffi.new("hpc_context **")
-    check(lib.hpc_context_create(rank, size, c, out))
+    check(lib.hpc_context_create(rank, size, settings[0], out))
     return _owned(out[0], lib.hpc_context_free, keep)
+
+
+def context_shrink(old: Any, config: Config, secret: bytes | None, timeout: float, keep: object) -> Any:
+    """The new context of those that are left of the old one's ranks."""
+    settings = _settings(config, secret)
+    out = ffi.new("hpc_context **")
+    collective(lambda seconds: lib.hpc_context_shrink(old, settings[0], seconds, out), timeout)
+    return _owned(out[0], lib.hpc_context_free, keep)
+
+
+def context_rank(context: Any) -> int:
+    return int(lib.hpc_context_rank(context))
+
+
+def context_first_ranks(context: Any) -> tuple[int, ...]:
+    """By rank: what it was called in the first context."""
+    return tuple(lib.hpc_context_first_rank(context, rank) for rank in range(lib.hpc_context_size(context)))
 
 
 def context_address(context: Any) -> bytes:

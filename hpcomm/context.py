@@ -17,7 +17,7 @@ import numpy as np
 from . import _core, launch
 from ._core import NULL, seconds
 from .config import Config, read_secret
-from .errors import HpcommError, InvalidArgument
+from .errors import HpcommError, InvalidArgument, PeerFailed, Timeout
 from .launch import Communicator, Group
 from .queue import Queue, as_peers
 from .window import Lane, Sources, Window, as_dtype, as_shape, size_of, window_shape
@@ -83,6 +83,7 @@ class Context:
 
     Attributes:
         rank, size: this rank, and how many there are.
+        ranks: by rank, what each was called in the first context, from which this one came by shrinks; else 0 to size-1.
         config: the settings it was made with.
         peers: what is known of every rank now.
         notes: what was degraded at start, and what was odd since, e.g. a stranger refused; a sentence each. The latter
@@ -99,27 +100,40 @@ class Context:
         "_lane",
         "_noted",  # how many notes of the start are no news any more; None before the start
         "_process",
+        "_secret",
+        "_shrunk",  # another one has taken its place
         "_sources",
         "config",
         "rank",
+        "ranks",
         "size",
     )
 
     def __init__(self, group: Group, config: Config) -> None:
-        self.rank, self.size, self.config = group.rank, group.size, config
-        self._sources = Sources()
-        self._exchanges: weakref.WeakValueDictionary[int, Closes] = weakref.WeakValueDictionary()
-        self._lane = Lane(None, NULL, self._sources)
-        secret = read_secret(config.secret_file)
-        self._handle = _core.context_create(group.rank, group.size, config, secret, self._sources)
-        self._noted: int | None = None
-        self._process = os.getpid()
-        _open.add(self)
+        secret, sources = read_secret(config.secret_file), Sources()
+        self._begin(_core.context_create(group.rank, group.size, config, secret, sources), config, secret, sources)
         try:
             self._connect(group)
         except BaseException as error:
             self.abort(_told(error))
             raise
+        self._start()
+
+    def _begin(self, handle: Any, config: Config, secret: bytes | None, sources: Sources) -> None:
+        self._handle, self.config, self._secret, self._sources = handle, config, secret, sources
+        self.rank, self.ranks = _core.context_rank(handle), _core.context_first_ranks(handle)
+        self.size = len(self.ranks)
+        self._exchanges: weakref.WeakValueDictionary[int, Closes] = weakref.WeakValueDictionary()
+        self._lane = Lane(None, NULL, sources)
+        self._noted: int | None = None
+        self._shrunk = False
+        self._process = os.getpid()
+        _open.add(self)
+
+    def _start(self) -> None:
+        # Shared memory alone has read a source when put returns.
+        used = {peer.transport for peer in self.peers}
+        self._sources.late = "loop" in self.config.transport or not used <= {"shm", "self"}
         self._noted = sum(not _is_odd(note) for note in self.notes)
         self._tell_start()
 
@@ -129,9 +143,6 @@ class Context:
         launch.agree(group, _core.version(), len(address), self.config.timeout)
         addresses = group.exchange(address, max(0.0, deadline - time.monotonic()))
         _core.context_connect(self._handle, addresses, max(0.0, deadline - time.monotonic()))
-        # Shared memory alone has read a source when put returns.
-        used = {peer.transport for peer in self.peers}
-        self._sources.late = "loop" in self.config.transport or not used <= {"shm", "self"}
 
     def __repr__(self) -> str:
         return f"<hpcomm.Context rank {self.rank} of {self.size}>"
@@ -254,6 +265,33 @@ class Context:
         Without a timeline it costs next to nothing."""
         return _Span(self._handle, name) if self.config.timeline else _NO_SPAN
 
+    # ---- who is left -----------------------------------------------------------------------------------------------
+
+    def shrink(self, timeout: float | None = None) -> "Context":
+        """A new context over the ranks that are left, in the same order, when others died or left. Collective over
+        those that are left.
+
+        They agree on who they are, whatever failed before, and agree anew when more of them die meanwhile. With
+        nobody gone it is a duplicate. What this context made (windows, queues, exchanges) stays with it: its arrays
+        can be read, and new ones are made of the new context. This context is to be closed, not aborted, when it is
+        not needed any more; close then raises nothing, whatever its exchanges have lost. (ULFM's MPI_Comm_shrink.)
+
+        Args:
+            timeout: seconds for all of it.
+
+        Raises:
+            Timeout: waiting_for did not come; a stopped process is not gone. Call it again when they came or died.
+            TransportError: the others count this rank as failed (they heard nothing from it) and go on without it.
+        """
+        sources = Sources()
+        limit = seconds(timeout, self.config.timeout)
+        handle = _core.context_shrink(self._handle, self.config, self._secret, limit, sources)
+        self._shrunk = True
+        fresh = Context.__new__(Context)
+        fresh._begin(handle, self.config, self._secret, sources)
+        fresh._start()
+        return fresh
+
     # ---- events ----------------------------------------------------------------------------------------------------
 
     def poll(self, lane: Lane | None = None) -> Event | None:
@@ -281,7 +319,8 @@ class Context:
         first = self._leave()
         try:
             for exchange in list(self._exchanges.values()):  # in the order of their making, the same on all ranks
-                with suppress(InvalidArgument):  # a failure has closed the context before, and has been told
+                # A failure has closed the context before, and has been told; a shrink has gone on without its exchanges.
+                with suppress(InvalidArgument, *((PeerFailed, Timeout) if self._shrunk else ())):
                     exchange.close()
         finally:
             _core.context_close(self._handle)

@@ -17,7 +17,7 @@ cli
 __init__
 presets checkpointer
 resume
-exchange
+exchange elastic
 arguments snapshot calls
 context
 queue kernels keys

@@ -1,0 +1,128 @@
+"""Training that outlives its ranks: when some of them die, those that are left shrink their context, agree on how far
+the training has come, and go on.
+
+    params, done = {"w": weights}, 0            # as of the last step that this rank has finished
+
+    def train(start):
+        start.share(params)                     # the newest of what is left
+        ex = hpcomm.parameter_hub(start.context, params)
+        for step in range(start.clock, steps):
+            ex.step(gradients(ex.params))
+            commit(ex.params, step + 1)         # copies into params, sets done
+
+    hpcomm.elastic.survive(ctx, train, clock=lambda: done)
+
+The same as a loop of Horovod's elastic state (commit, restore, sync) or of ULFM's revoke, shrink and agree, without new
+ranks taking the places of dead ones. What is lost is what no rank has committed, and the data of the dead ranks' shards.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .context import Context
+from .errors import InvalidArgument, PeerFailed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where the ranks of a context begin, or begin again.
+
+    Attributes:
+        context: of the ranks that are left; its `ranks` say who they were at first.
+        clock: the largest that any of them gave.
+        leader: the lowest rank that gave it: what it has is the newest.
+    """
+
+    context: Context
+    clock: int
+    leader: int
+
+    def share(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Gives every rank the leader's values, in place. Collective.
+
+        Args:
+            arrays: C-contiguous; the same names, shapes and dtypes in the same order on every rank.
+
+        Raises:
+            InvalidArgument: an array cannot be written in place.
+            ConfigError: ranks disagree about how many bytes these are.
+            Timeout, PeerFailed: with the ranks still waited for.
+        """
+        parts = [_bytes_of(name, array) for name, array in arrays.items()]
+        with ExitStack() as stack:
+            window = self.context.window(max(1, sum(part.nbytes for part in parts)), signals=1)
+            stack.callback(self.context.barrier)  # nobody lets go of the window while others wait
+            if self.context.rank == self.leader:
+                whole = np.concatenate([*parts, np.zeros(0, np.uint8)])
+                for peer in range(self.context.size):
+                    if peer != self.leader:
+                        window.put_signal(peer, whole, signal=0, value=1)
+                window.flush()
+            else:
+                window.wait_signal(0, 1, peer=self.leader)
+                for part, end in zip(parts, np.cumsum([part.nbytes for part in parts]), strict=True):
+                    part[:] = window.array[end - part.nbytes : end]
+
+
+def survive(
+    context: Context,
+    train: Callable[[Start], T],
+    *,
+    clock: Callable[[], int] = lambda: 0,
+    least: int = 1,
+    timeout: float | None = None,
+) -> T:
+    """train(start), and again with those that are left whenever it ends by PeerFailed; what it returns at last.
+    Collective.
+
+    Args:
+        context: of all ranks. It stays the caller's to close; those that take its place are closed here.
+        train: makes its exchange, queues and windows of start.context and trains from start.clock on. It is to let
+            PeerFailed pass.
+        clock: how far this rank has come by what it can still give, 0 or more: of steps or epochs, say. It is asked
+            before each call of train.
+        least: with fewer ranks PeerFailed is raised instead. More than half of the ranks is what keeps the two sides
+            of a broken network from both going on.
+        timeout: seconds for each shrink; None means the context's default.
+
+    Raises:
+        PeerFailed: fewer than least ranks are left.
+        Timeout, TransportError: as Context.shrink.
+    """
+    first = context
+    with ExitStack() as stack:
+        while True:
+            try:
+                return train(_agree(context, clock()))
+            except PeerFailed:
+                pass  # what train has made goes with its frame
+            gone, context = context, stack.enter_context(context.shrink(timeout))
+            if gone is not first:
+                gone.close()
+            if context.size < least:
+                lost = tuple(rank for rank in first.ranks if rank not in context.ranks)
+                raise PeerFailed(
+                    f"rank {first.rank}: survive: ranks {', '.join(map(str, lost))} are gone; {context.size} are left, "
+                    f"and least is {least}",
+                    ranks=lost,
+                    op="survive",
+                )
+
+
+def _agree(context: Context, clock: int) -> Start:
+    parts = context.allgather(int(clock).to_bytes(8, "little", signed=True))
+    clocks = [int.from_bytes(part, "little", signed=True) for part in parts]
+    return Start(context, max(clocks), clocks.index(max(clocks)))
+
+
+def _bytes_of(name: str, array: NDArray[Any]) -> NDArray[np.uint8]:
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable:
+        raise InvalidArgument(f"share: {name!r} is no C-contiguous array that may be written")
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,256 @@
+"""Context.shrink: after ranks were killed those that are left go on in a new context, whatever they were doing."""
+
+import gc
+import os
+import random
+import signal
+import threading
+from contextlib import suppress
+from typing import Any
+
+import mpi
+import numpy as np
+import pytest
+from conftest import Left, on_both, run_threads
+
+import hpcomm
+from hpcomm import ASYNC, BSP, Exchange, InvalidArgument, PeerFailed, Timeout, elastic
+
+F32 = np.float32
+KILLED = -signal.SIGKILL
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_within(seconds: float) -> None:
+    """At a moment that nothing else knows."""
+    threading.Thread(target=lambda: (threading.Event().wait(seconds), die()), daemon=True).start()
+
+
+def check(fresh: hpcomm.Context, first: int) -> list[int]:
+    """The members know each other by their ranks in the first context, and can exchange updates."""
+    said = [int.from_bytes(part, "little") for part in fresh.allgather(first.to_bytes(4, "little"))]
+    assert said == list(fresh.ranks) == sorted(said)
+    assert fresh.ranks[fresh.rank] == first
+    assert fresh.size == len(fresh.ranks)
+    ex = Exchange(fresh, {"w": np.zeros(10_000, F32)}, rule=hpcomm.SGD(lr=1), reduce="sum", progress="inline")
+    assert (ex.push_pull("w", np.full(10_000, -(1 << first), F32)) == sum(1 << rank for rank in said)).all()
+    ex.close()
+    return said
+
+
+# ---- in one process --------------------------------------------------------------------------------------------------
+
+
+@on_both
+def test_nobody_is_gone() -> None:
+    def body(context: hpcomm.Context) -> None:
+        assert context.ranks == (0, 1, 2)
+        with context.shrink() as fresh:
+            assert (fresh.rank, fresh.size, fresh.ranks) == (context.rank, 3, (0, 1, 2))
+            assert fresh.config == context.config
+            check(fresh, context.rank)
+            context.barrier()
+            context.close()
+            with pytest.raises(InvalidArgument, match="closed"):
+                context.shrink()
+            check(fresh, context.rank)
+        raise Left
+
+    run_threads(3, body)
+
+
+@on_both
+def test_who_left_is_left_out() -> None:
+    def body(context: hpcomm.Context) -> None:
+        if context.rank == 1:
+            context.close()
+            raise Left
+        while context.peers[1].state == "alive":
+            pass
+        with context.shrink() as fresh:
+            assert check(fresh, context.rank) == [0, 2]
+            with fresh.shrink() as again:
+                assert check(again, context.rank) == [0, 2]
+                again.barrier()
+        raise Left
+
+    run_threads(3, body)
+
+
+def test_alone() -> None:
+    with hpcomm.init() as context, context.shrink() as fresh:
+        assert fresh.ranks == (0,)
+        assert fresh.allgather(b"x") == [b"x"]
+
+
+def test_timeout_is_checked_before_anything_is_sent() -> None:
+    with hpcomm.init() as context, pytest.raises(InvalidArgument, match="timeout"):
+        context.shrink(timeout=-1)
+
+
+# ---- processes that are killed ---------------------------------------------------------------------------------------
+
+
+def killed_at_random(seed: int, transport: str) -> list[int]:
+    """Half of eight ranks die one after another: before a shrink, in it, or while the next exchange runs."""
+    plan = random.Random(seed)
+    order = plan.sample(range(8), 4)
+    moments = [plan.choice([0.0, 0.001, 0.003, 0.01, 0.03]) * plan.random() for _ in order]
+    context = hpcomm.init(mpi.world(), transport=transport)
+    first = context.rank
+    for turn, victim in enumerate(order):
+        ex = Exchange(context, {"w": np.zeros(1000, F32)}, rule=hpcomm.SGD(lr=1))
+        ex.step({"w": np.ones(1000, F32)})
+        context.barrier()
+        if first == victim:
+            die_within(moments[turn])
+        with pytest.raises(PeerFailed):
+            while True:
+                ex.step({"w": np.ones(1000, F32)})
+        while victim in context.ranks:
+            fresh = context.shrink()
+            context.close()
+            context = fresh
+    said = check(context, first)
+    context.close()
+    return said
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_random(seed: int, transport: str) -> None:
+    ended = mpi.spawn(8, killed_at_random, seed, transport, timeout=120, check=False)
+    victims = random.Random(seed).sample(range(8), 4)
+    left = sorted(set(range(8)) - set(victims))
+    assert [ended.codes[rank] for rank in left] == [0] * 4, ended.err
+    assert [ended.codes[rank] for rank in victims] == [KILLED] * 4, ended.err
+    assert [ended.values[rank] for rank in left] == [left] * 4
+
+
+def closes_what_it_had(transport: str, consistency: str, progress: str) -> list[Any]:
+    """A rank dies under exchanges, queues and windows: they close, or are dropped, without waiting for it."""
+    context = hpcomm.init(mpi.world(), transport=transport, timeout=60)
+    kept = [
+        Exchange(context, {"w": np.zeros(50_000, F32)}, consistency=BSP if consistency == "BSP" else ASYNC, progress=p)
+        for p in (progress, progress, "inline")
+    ]
+    window = context.window(1000, signals=1)
+    others = [rank for rank in range(context.size) if rank != context.rank]
+    queue = context.receive_queue(others, others, 1000)
+    if context.rank == 1:
+        context.barrier()
+        die()
+    context.barrier()
+    for ex in kept:
+        with suppress(PeerFailed):
+            ex.push("w", np.ones(50_000, F32))
+    with pytest.raises(PeerFailed) as raised:
+        while True:
+            context.barrier()
+    assert raised.value.ranks == (1,)
+    for peer in others:
+        with suppress(PeerFailed):
+            queue.send(peer, np.ones(1000, F32), timeout=0)
+            window.put(peer, b"abc")
+    with suppress(PeerFailed):
+        kept.pop().close(timeout=10)
+    fresh = context.shrink(10)
+    kept.pop()
+    gc.collect()
+    context.close()
+    said = check(fresh, context.rank)
+    del window, queue
+    kept.clear()
+    gc.collect()
+    assert check(fresh, context.rank) == said
+    fresh.close()
+    return said
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("consistency", ["BSP", "ASYNC"])
+@pytest.mark.parametrize("progress", ["inline", "thread"])
+def test_what_a_dead_rank_shared_is_closed(transport: str, consistency: str, progress: str) -> None:
+    ended = mpi.spawn(3, closes_what_it_had, transport, consistency, progress, timeout=25, check=False)
+    assert ended.codes == [0, KILLED, 0], ended.err
+    assert ended.values == [[0, 2], None, [0, 2]]
+
+
+def waits_for_a_stopped_rank() -> Any:
+    context = hpcomm.init(mpi.world(), transport="shm")
+    pid = context.peers[1].pid
+    context.barrier()
+    if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return None
+    if context.rank == 0:  # the other one waits meanwhile
+        with pytest.raises(Timeout) as raised:
+            context.shrink(timeout=0.5)
+        assert raised.value.op == "shrink"
+        assert 1 in raised.value.waiting_for
+        os.kill(pid, signal.SIGKILL)
+    with context.shrink() as fresh:
+        return check(fresh, context.rank)
+
+
+def test_stopped_rank_is_named_and_may_be_killed() -> None:
+    ended = mpi.spawn(3, waits_for_a_stopped_rank, check=False)
+    assert ended.codes == [0, KILLED, 0], ended.err
+    assert ended.values == [[0, 2], None, [0, 2]]
+
+
+# ---- survive ---------------------------------------------------------------------------------------------------------
+
+
+def trains_on(seed: int, steps: int, least: int) -> Any:
+    """Four ranks count their steps in the parameters; two die at steps of their own."""
+    plan = random.Random(seed)
+    falls = dict(zip(plan.sample(range(4), 2), sorted(plan.sample(range(steps), 2)), strict=True))
+    context = hpcomm.init(mpi.world())
+    me = context.rank
+    saved = {"w": np.zeros(100, F32), "b": np.zeros((2, 3))}
+    done = 0
+    begun = []
+
+    def train(start: elastic.Start) -> float:
+        nonlocal done
+        start.share(saved)
+        begun.append((start.clock, list(start.context.ranks)))
+        assert (saved["w"] == start.clock).all()
+        assert (saved["b"] == -start.clock).all()
+        ex = Exchange(start.context, {"w": saved["w"]}, rule=hpcomm.SGD(lr=1))
+        for step in range(start.clock, steps):
+            if falls.get(me) == step:
+                die()
+            ex.step({"w": np.full(100, -1, F32)})
+            saved["w"][:], saved["b"][:], done = ex.params["w"], -(step + 1), step + 1
+        ex.close()
+        return float(saved["w"][0])
+
+    with context:
+        value = elastic.survive(context, train, clock=lambda: done, least=least)
+    return value, begun
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_training_survives(seed: int) -> None:
+    ended = mpi.spawn(4, trains_on, seed, 30, 1, check=False)
+    plan = random.Random(seed)
+    victims = plan.sample(range(4), 2)
+    left = sorted(set(range(4)) - set(victims))
+    assert [ended.codes[rank] for rank in left] == [0, 0], ended.err
+    one, other = (ended.values[rank] for rank in left)
+    assert one[0] == other[0] == 30
+    assert one[1][-1] == other[1][-1]
+    assert one[1][-1][1] == left
+    assert one[1][0] == [0, [0, 1, 2, 3]]
+
+
+def test_training_ends_below_its_least() -> None:
+    ended = mpi.spawn(4, trains_on, 0, 30, 3, check=False)
+    left = sorted(set(range(4)) - set(random.Random(0).sample(range(4), 2)))
+    assert [ended.codes[rank] for rank in left] == [1, 1]
+    assert "2 are left, and least is 3" in ended.err
