@@ -565,6 +565,18 @@ void hpc_exchange_free(hpc_exchange *ex) {
 
 /* ---- rows ---- */
 
+/* When a rank has died what is under way never ends, and its rows stay as they are: they can be saved for the exchange
+ * of those who are left. */
+static int is_over(hpc_exchange *ex) {
+    const hpc_group *g = &ex->context->group;
+    int failed = 0;
+    for (int r = 0; r < g->size; r++)
+        failed |= atomic_load_explicit(&g->states[r], memory_order_acquire) == HPC_PEER_FAILED;
+    if (!failed || hpc_group_usable(g, "rows") != HPC_OK) return 0;
+    hpc_engine_stop(ex);
+    return 1;
+}
+
 /* Under ASYNC the pushes of others change a row at any time: its core is paused while it is copied. */
 static hpc_work *find_work(hpc_exchange *ex, int row, const char *op) {
     if (ex == NULL)
@@ -574,7 +586,7 @@ static hpc_work *find_work(hpc_exchange *ex, int row, const char *op) {
     else if (ex->work_of[row] < 0)
         hpc_fail(HPC_ERR_INVALID, op, "%s: row %d is owned by rank %d, not by rank %d", op, row,
                  ex->plan->rows[row].owner, ex->context->group.rank);
-    else if (hpc_exchange_check(ex, op) == HPC_OK && hpc_worker_check_idle(ex, op) == HPC_OK)
+    else if (is_over(ex) || (hpc_exchange_check(ex, op) == HPC_OK && hpc_worker_check_idle(ex, op) == HPC_OK))
         return &ex->work[ex->work_of[row]];
     return NULL;
 }

@@ -37,6 +37,7 @@ from .optim import SGD, Adam, Average, Momentum, Nesterov, Rule
 from .plan import Plan
 from .presets import parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
+from .recovery import Recovered, recover
 from .resume import Restored, latest, restore
 from .topology import ParameterServer
 from .window import Lane, Window
@@ -80,6 +81,7 @@ __all__ = [
     "Plan",
     "Queue",
     "QueueStats",
+    "Recovered",
     "Restored",
     "Rule",
     "Timeout",
@@ -90,6 +92,7 @@ __all__ = [
     "init",
     "latest",
     "parameter_hub",
+    "recover",
     "restore",
     "stochastic_reduce",
 ]

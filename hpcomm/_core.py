@@ -847,6 +847,12 @@ def exchange_get_row(exchange: Any, row: int, params: NDArray[np.float32], state
     return int(step[0])
 
 
+def exchange_row_step(exchange: Any, row: int) -> int:
+    step = new_word()
+    check(lib.hpc_exchange_get_row(exchange, row, step, NULL, NULL))
+    return int(step[0])
+
+
 def exchange_set_row(
     exchange: Any, row: int, step: int, params: NDArray[np.float32], state: NDArray[np.float32]
 ) -> None:

@@ -85,13 +85,17 @@ def engine_mode(consistency: Any, on_graph: bool) -> str:
     raise NotSupported(f"consistency is {consistency}: servers know BSP and ASYNC; give a graph as the topology")
 
 
-def graph_phases(topology: Any) -> tuple[Graph, ...]:
-    """The graphs of a topology, in turn; none where there are servers."""
+def graph_phases(topology: Any, size: int) -> tuple[Graph, ...]:
+    """The graphs of a topology for a job of size ranks, in turn; none where there are servers."""
     if isinstance(topology, ParameterServer):
         return ()
-    phases = (topology,) if isinstance(topology, Graph) else topology
+    phases = topology(size) if callable(topology) else topology
+    phases = (phases,) if isinstance(phases, Graph) else phases
     if not isinstance(phases, Sequence) or not phases or not all(isinstance(phase, Graph) for phase in phases):
-        raise InvalidArgument(f"topology is {topology!r}: must be a ParameterServer, a Graph or several Graphs")
+        raise InvalidArgument(
+            f"topology is {topology!r}: must be a ParameterServer, a Graph, several Graphs, or a function that gives "
+            "them for a number of ranks"
+        )
     return tuple(phases)
 
 

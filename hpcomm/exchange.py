@@ -5,7 +5,7 @@ no copy on either side. Arrays of the trainer's own cost one.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -41,8 +41,20 @@ from .optim import SGD, AnyRule
 from .plan import Plan, graph_handle
 from .topology import Graph, ParameterServer
 
+Graphs = Graph | Sequence[Graph]
+AnyTopology = ParameterServer | Graphs | Callable[[int], Graphs]
+
 _DEFAULT_TOPOLOGY = ParameterServer()
 _DEFAULT_RULE = SGD()
+
+
+@dataclass(frozen=True)
+class Made:
+    """What an exchange was made of, for another one like it."""
+
+    topology: AnyTopology | None  # None: a plan's rows
+    consistency: Consistency
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -115,7 +127,8 @@ class Exchange(Calls):
             0's values are what every rank starts from. A rank that only serves gives the same. They are copied.
         topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces).
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
-            its in-neighbours, by the graph's weights (ASAP, sections 3 and 4); or several, which the steps take in turn.
+            its in-neighbours, by the graph's weights (ASAP, sections 3 and 4); or several, which the steps take in turn;
+            or a function that gives them for a number of ranks, e.g. hpcomm.topology.root_expander.
         consistency: BSP (a chunk is applied when every worker has pushed it) or ASYNC (each update as it comes). On a
             graph also NOTIFY_ACK, SSP(s) and BARRIER.
         rule: SGD, Momentum, Nesterov, Adam, Average, or a Rule of one's own.
@@ -162,6 +175,7 @@ class Exchange(Calls):
     __slots__ = (
         "__weakref__",
         "_kind",
+        "_made",
         "_nbytes",
         "_rows",
         "_rule",
@@ -177,7 +191,7 @@ class Exchange(Calls):
         self,
         ctx: Context,
         params: Mapping[str, Any],
-        topology: ParameterServer | Graph | Sequence[Graph] = _DEFAULT_TOPOLOGY,
+        topology: AnyTopology = _DEFAULT_TOPOLOGY,
         consistency: Consistency = BSP,
         rule: AnyRule = _DEFAULT_RULE,
         *,
@@ -196,12 +210,27 @@ class Exchange(Calls):
         if not isinstance(ctx, Context):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
         self.context = ctx  # keeps it open
+        self._made = Made(
+            None if plan is not None else topology,
+            consistency,
+            {
+                "chunk_bytes": chunk_bytes,
+                "depth": depth,
+                "wire": wire,
+                "reduce": reduce,
+                "shared_params": shared_params,
+                "deterministic": deterministic,
+                "check_finite": check_finite,
+                "progress": progress,
+                "cores": cores,
+            },
+        )
         self._rank, self._default = ctx.rank, ctx.config.timeout
         try:
             limit = seconds(timeout, self._default)
             values = checked_params(params)
             optim.check_rule(rule)
-            phases = graph_phases(topology)
+            phases = graph_phases(topology, ctx.size)
             mode = engine_mode(consistency, bool(phases))
             staleness = consistency.staleness or 0
             check_choice("progress", progress, tuple(_core.PROGRESS))
@@ -426,6 +455,16 @@ class Exchange(Calls):
             works=bool(self.params),
             timeout=seconds(timeout, self._default),
         )
+
+    def _kept(self) -> dict[str, Any]:
+        """The rows of this rank as they are when a rank has died, for an exchange of those that are left."""
+        return snapshot.saved(self._handle, self._rows, self._kind, self._rule)
+
+    @property
+    def clock(self) -> int:
+        """Steps that the rows of this rank have had, since the start of the training: on a graph the trainer's own.
+        Read while nothing is under way here, or after a rank has died. 0 on a rank that owns none."""
+        return max((_core.exchange_row_step(self._handle, row) for row, _ in self._rows), default=0)
 
     # ---- serving, and the end --------------------------------------------------------------------------------------
 

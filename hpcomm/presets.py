@@ -1,15 +1,15 @@
 """Presets: each paper as a function that returns an Exchange of that paper's parts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .arguments import refuse
 from .consistency import BSP, NOTIFY_ACK, Consistency
 from .context import Context
 from .errors import HpcommError
-from .exchange import Exchange
+from .exchange import Exchange, Graphs
 from .optim import AnyRule, Average, Nesterov
-from .topology import Graph, ParameterServer, root_expander
+from .topology import ParameterServer, root_expander
 
 _RULE = Nesterov()
 
@@ -57,7 +57,7 @@ def stochastic_reduce(
     ctx: Context,
     params: Mapping[str, Any],
     *,
-    topology: Graph | Sequence[Graph] | None = None,
+    topology: Graphs | Callable[[int], Graphs] | None = None,
     consistency: Consistency = NOTIFY_ACK,
     rule: AnyRule = _AVERAGE,
     **options: Any,
@@ -71,8 +71,8 @@ def stochastic_reduce(
 
     Args:
         ctx, params: as Exchange takes them.
-        topology: a Graph of hpcomm.topology, or several that the steps take in turn; None: root_expander, two
-            out-neighbours each.
+        topology: a Graph of hpcomm.topology, or several that the steps take in turn, or a function that gives them for
+            a number of ranks, by which recover rebuilds them; None: root_expander, two out-neighbours each.
         consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC.
         rule: Average: what is pushed are models. Any other rule takes gradients, which are folded by the graph's
             weights and applied to this rank's own parameters.
@@ -82,6 +82,4 @@ def stochastic_reduce(
         InvalidArgument: an argument that cannot be, here or on another rank.
         ConfigError: ranks disagree.
     """
-    if topology is None:
-        topology = root_expander(ctx.size)
-    return Exchange(ctx, params, topology, consistency, rule, **options)
+    return Exchange(ctx, params, root_expander if topology is None else topology, consistency, rule, **options)

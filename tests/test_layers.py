@@ -15,7 +15,7 @@ PACKAGE = ROOT / "hpcomm"
 PYTHON = """
 cli
 __init__
-presets checkpointer
+presets checkpointer recovery
 resume
 exchange elastic
 arguments snapshot calls

@@ -26,12 +26,14 @@ from .graphs import (
 )
 from .parameter_server import ParameterServer
 from .paths import diameter, distances, first_wait
+from .rebuild import among
 from .spectrum import influence, second_singular, spectral_gap
 
 __all__ = [
     "Choice",
     "Graph",
     "ParameterServer",
+    "among",
     "bytes_per_step",
     "chain",
     "check",

@@ -1,0 +1,140 @@
+"""Going on after a rank died: over those that are left, with what they keep."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from .arguments import graph_phases
+from .context import Context
+from .errors import CheckpointError, NotSupported
+from .exchange import Exchange
+from .resume import restore
+from .topology import ParameterServer, among, spectral_gap
+
+_log = logging.getLogger("hpcomm")
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """An exchange over the ranks that are left.
+
+    Attributes:
+        exchange: made like the one that was lost, with the parameters and the rule's state of those that are left. Its
+            context is a new one; exchange.context.ranks says what its ranks were called at first.
+        clock: the step that all of them have agreed to go on from: the number of steps made.
+        lost: the ranks that are gone, as the lost exchange called them.
+        gap: the graph's spectral gap before and after; None where there are servers.
+        extra: what the trainer had given to the checkpoint; empty without one.
+    """
+
+    exchange: Exchange
+    clock: int
+    lost: tuple[int, ...]
+    gap: tuple[float, float] | None
+    extra: dict[str, Any]
+
+
+def recover(
+    ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, timeout: float | None = None
+) -> Recovered:
+    """After PeerFailed: a new exchange over the ranks that are left. Collective over them; more may die meanwhile, and
+    the call is then made again.
+
+        try:
+            w = ex.push_pull("w")
+        except hpcomm.PeerFailed:
+            recovered = hpcomm.recover(ex)
+            ex, step = recovered.exchange, recovered.clock
+
+    On a graph every rank keeps its own parameters and state as they are, the graph is rebuilt (by the function that
+    was given as the topology, or by topology.among), and those that are behind take the clock of the furthest: what
+    they would have pushed is not made up for. Of a step that was cut short the chunks whose updates were all there are
+    folded, the others not.
+
+    With servers that all live the dead workers' part is dropped: their updates count no more, also not in the mean. A
+    step that was cut short is in those chunks that had all updates, and left out of the others. A rank that owned
+    parameters takes them with it, and the last checkpoint is restored (ASAP, section 5): of a directory that all ranks
+    can read.
+
+    The lost exchange and its context are closed with the new one's first ancestor; the trainer closes only the context
+    that it made. Arrays of the lost exchange stay readable. The spectral gap before and after is logged by rank 0
+    (logging's "hpcomm", WARNING).
+
+    Args:
+        ex: what raised.
+        checkpoint: a Checkpointer's directory, for a server that died; it is not read otherwise.
+        timeout: seconds for each part: to agree on who is left, to make the exchange, to restore.
+
+    Raises:
+        CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.
+        NotSupported: the plan was given by its rows: nobody knows what it is without a rank.
+        Timeout, TransportError: as Context.shrink.
+        PeerFailed: another rank died meanwhile: call it again.
+    """
+    old = ex.context
+    shard, mine = ex._kept(), ex.clock  # before the links that are left change hands
+    fresh = old.shrink(timeout)
+    before = {name: i for i, name in enumerate(old.ranks)}
+    left = [before[name] for name in fresh.ranks]  # what ex called them
+    lost = tuple(rank for rank in range(old.size) if rank not in left)
+    clock = _furthest(fresh, mine)
+    made = ex._made
+    topology: Any
+    servers = ex.plan.servers
+    gone = [rank for rank in servers if rank in lost] if not ex.graph else []
+    gap = None
+    if ex.graph:
+        topology = _rebuilt(made.topology, ex.graph, left)
+        gap = (spectral_gap(ex.graph), spectral_gap(graph_phases(topology, fresh.size)))
+    elif made.topology is None:
+        raise NotSupported("recover: the exchange was made of a plan's rows: make another plan, and an exchange of it")
+    else:
+        topology = _servers_left(made.topology, servers, left)
+    if gone and checkpoint is None:
+        raise CheckpointError(
+            f"rank {old.rank}: recover: rank {gone[0]} is gone, which owned parameters: give checkpoint, the directory "
+            "of a Checkpointer"
+        )
+    values = {key.name: ex.params[key.name] if ex.params else np.zeros(key.shape, np.float32) for key in ex.plan.keys}
+    options = dict(made.options)
+    if not ex.graph:
+        options["cores"] = max(core for _, core in ex.plan.places) + 1
+    new = Exchange(fresh, values, topology, made.consistency, ex.rule, timeout=timeout, **options)
+    extra: dict[str, Any] = {}
+    if gone:
+        assert checkpoint is not None
+        found = restore(new, checkpoint, timeout=timeout)
+        if found is None:
+            raise CheckpointError(f"recover: there is no checkpoint in {checkpoint}", path=checkpoint)
+        clock, extra = found.step, found.extra
+    else:
+        shard["row_step"][:] = clock
+        new.load_state_dict(shard, timeout)
+    if fresh.rank == 0:
+        _tell(lost, left, clock, gap)
+    return Recovered(new, clock, lost, gap, extra)
+
+
+def _furthest(ctx: Context, clock: int) -> int:
+    return max(int.from_bytes(part, "little") for part in ctx.allgather(clock.to_bytes(8, "little")))
+
+
+def _rebuilt(topology: Any, phases: Sequence[Any], left: Sequence[int]) -> Any:
+    """What makes the graphs of those that are left."""
+    return topology if callable(topology) else tuple(among(phase, left) for phase in phases)
+
+
+def _servers_left(topology: ParameterServer, servers: Sequence[int], left: Sequence[int]) -> ParameterServer:
+    """The same placement with the servers that are left, or with the lowest rank where none is."""
+    living = [left.index(rank) for rank in servers if rank in left] or [0]
+    return ParameterServer(topology.placement, living, topology.affinity, topology.interfaces)
+
+
+def _tell(lost: Sequence[int], left: Sequence[int], clock: int, gap: tuple[float, float] | None) -> None:
+    who = f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}" if lost else "nobody"
+    graph = "" if gap is None else f"; spectral gap {gap[0]:.4f} before, {gap[1]:.4f} now"
+    _log.warning("%s lost: %d ranks go on from step %d%s", who, len(left), clock, graph)
