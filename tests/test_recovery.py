@@ -1,0 +1,138 @@
+"""recover: ranks are killed at any step, and those that are left go on over a rebuilt graph or with the living servers."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import mpi
+import numpy as np
+import pytest
+
+import hpcomm
+from hpcomm import Average, Checkpointer, CheckpointError, Momentum, ParameterServer, topology
+
+STEPS = 40
+SIZE = 3000
+
+
+def _kill(rank: int) -> None:
+    if rank >= 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _train(kind: str, victims: dict[str, int], folder: str) -> dict[str, Any]:
+    """Every rank pushes what draws its parameters to its own number; a victim dies at its step, before, in or after its
+    push. victims: rank (as a text) -> 3 * step + place."""
+    first = ctx = hpcomm.init(mpi.world())
+    me, w0 = ctx.rank, {"w": np.zeros(SIZE, np.float32), "b": np.zeros(3, np.float32)}
+    ckpt = None
+    if kind.startswith("graph"):
+        graph: Any = topology.root_expander if kind == "graph" else topology.root_expander(ctx.size)
+        ex = hpcomm.stochastic_reduce(ctx, w0, topology=graph)
+    else:
+        servers = [0, 1] if kind == "workers die" else [0, ctx.size - 1]
+        ex = hpcomm.Exchange(ctx, w0, ParameterServer(servers=servers), rule=Momentum(lr=0.25, momentum=0.5))
+        if kind == "a server dies":
+            ckpt = Checkpointer(ex, folder, every=5)
+    death = victims.get(str(me), -1)
+    step, lost, clocks = 0, 0, []
+    while step < STEPS:
+        try:
+            for place, name in enumerate(("w", "b")):
+                if death == 3 * step + place:
+                    _kill(me)
+                x = ex.gradient(name)
+                x[...] = me if kind.startswith("graph") else ex.params[name] - me
+                ex.push(name)
+            if death == 3 * step + 2:
+                _kill(me)
+            for name in ("w", "b"):
+                ex.pull(name)
+            step += 1
+            if ckpt is not None:
+                ckpt.after(step)
+        except hpcomm.PeerFailed:
+            ckpt = None
+            recovered = hpcomm.recover(ex, checkpoint=folder if kind == "a server dies" else None)
+            ex, step = recovered.exchange, recovered.clock
+            lost += len(recovered.lost)
+            clocks.append(step)
+    found = {name: [float(value.min()), float(value.max())] for name, value in ex.params.items()}
+    ranks, clock = list(ex.context.ranks), ex.clock
+    ex.close()
+    ex.context.close()
+    first.close()
+    return {"ranks": ranks, "lost": lost, "found": found, "clocks": clocks, "clock": clock}
+
+
+def _run(n: int, kind: str, victims: dict[int, int], folder: Path) -> list[dict[str, Any]]:
+    ended = mpi.spawn(n, _train, kind, {str(r): at for r, at in victims.items()}, str(folder), check=False)
+    left = [r for r in range(n) if r not in victims]
+    for r in range(n):
+        assert ended.codes[r] == (-signal.SIGKILL if r in victims else 0), ended.err
+    told = [ended.values[r] for r in left]
+    for one in told:
+        assert one["ranks"] == left
+        assert one["lost"] == len(victims)
+        assert one["clocks"] == told[0]["clocks"]  # an epoch that all have agreed on
+        assert one["clock"] in (0, STEPS)
+    return told
+
+
+@pytest.mark.parametrize("kind", ["graph", "graph by its edges"])
+@pytest.mark.parametrize("at", [6, 7, 8, 59, 116])  # later than all have made the exchange
+def test_killed_at_any_step_the_others_go_on_over_the_rebuilt_graph(kind: str, at: int, tmp_path: Path) -> None:
+    """The last reduce of a rank has the survivors' numbers alone: none of the dead one's."""
+    n, victim = 5, 2
+    told = _run(n, kind, {victim: at}, tmp_path)
+    left = [r for r in range(n) if r != victim]
+    graph = topology.root_expander(n - 1) if kind == "graph" else topology.among(topology.root_expander(n), left)
+    for i, one in enumerate(told):
+        want = sum(weight * left[j] for j, weight in graph.in_edges(i))
+        for low, high in one["found"].values():
+            assert low == high == pytest.approx(want, rel=1e-6)
+
+
+def test_two_ranks_die_one_after_the_other(tmp_path: Path) -> None:
+    told = _run(6, "graph", {1: 20, 4: 70}, tmp_path)
+    graph = topology.root_expander(4)
+    for i, one in enumerate(told):
+        want = sum(weight * (0, 2, 3, 5)[j] for j, weight in graph.in_edges(i))
+        assert one["found"]["w"] == pytest.approx([want, want], rel=1e-6)
+
+
+@pytest.mark.parametrize("at", [3, 4, 62])
+def test_a_dead_workers_part_is_dropped(at: int, tmp_path: Path) -> None:
+    """What all are drawn to is the mean of the living, and every rank has the same."""
+    told = _run(4, "workers die", {3: at}, tmp_path)
+    assert all(one["found"] == told[0]["found"] for one in told)
+    if at < 30:
+        assert told[0]["found"]["w"] == pytest.approx([1.0, 1.0], abs=1e-2)  # of 0, 1, 2
+
+
+def test_a_dead_server_takes_the_job_back_to_the_last_checkpoint(tmp_path: Path) -> None:
+    told = _run(4, "a server dies", {3: 3 * 23}, tmp_path)
+    assert told[0]["clocks"][0] in (5, 10, 15, 20)
+    assert all(one["found"] == told[0]["found"] for one in told)
+
+
+def _no_checkpoint() -> str:
+    ctx = hpcomm.init(mpi.world())
+    ex = hpcomm.Exchange(ctx, {"w": np.zeros(8, np.float32)}, rule=Average())
+    ex.push_pull("w", np.ones(8, np.float32))
+    if ctx.rank == 2:
+        _kill(2)
+    try:
+        while True:
+            ex.push_pull("w", np.ones(8, np.float32))
+    except hpcomm.PeerFailed:
+        with pytest.raises(CheckpointError, match="rank 2 is gone, which owned parameters: give checkpoint"):
+            hpcomm.recover(ex)
+    ctx.close()
+    return "told"
+
+
+def test_a_dead_server_without_a_checkpoint_is_told_everywhere() -> None:
+    ended = mpi.spawn(3, _no_checkpoint, check=False)
+    assert ended.values[:2] == ["told", "told"], ended.err
