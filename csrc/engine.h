@@ -149,6 +149,7 @@ typedef struct hpc_place {
 /* A worker's view of a key. */
 typedef struct hpc_pushed {
     uint64_t pushes, pulls;
+    double since;         /* when its last push began; 0: its end has been seen */
     int sending, started; /* hpc_push_flags: what is left to send of what was started */
     int at_share, at_row; /* where it stopped */
     int n_shares;
@@ -201,6 +202,8 @@ struct hpc_exchange {
     int open, closed, served;
     int serves; /* rows of this rank outlast its own pushes */
     hpc_exchange_stats stats;
+    double mean, deviation; /* of how long pushes take */
+    uint64_t measured;
 
     /* owner */
     hpc_core *cores;

@@ -658,6 +658,7 @@ int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
         stats->missing += atomic_load_explicit(&core->missing, memory_order_relaxed);
         stats->busy += atomic_load_explicit(&core->busy, memory_order_relaxed);
     }
+    stats->usual = ex->measured < 8 ? 0 : ex->mean + 4 * ex->deviation;
     for (int r = 0; r < ex->context->group.size; r++)
         stats->bytes_sent += atomic_load_explicit(&ex->peer_sent[r], memory_order_relaxed);
     return HPC_OK;

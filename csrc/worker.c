@@ -332,13 +332,30 @@ static int wait_for(hpc_exchange *ex, int key, uint64_t ticket, double timeout, 
     return wait_look(&(look){.ex = ex, .key = key, .ticket = ticket, .closed = -1}, timeout, op);
 }
 
+/* How long a push takes, by RFC 6298 (section 2): a mean and a mean deviation that forget. */
+static void learn(hpc_exchange *ex, hpc_pushed *k, uint64_t ticket) {
+    if (k->since == 0 || ticket != 2 * k->pushes) return;
+    double took = hpc_now() - k->since, off = took - ex->mean;
+    k->since = 0;
+    if (ex->measured++ == 0) {
+        ex->mean = took;
+        ex->deviation = took / 2;
+        return;
+    }
+    ex->deviation += ((off < 0 ? -off : off) - ex->deviation) / 4;
+    ex->mean += off / 8;
+}
+
 int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {
     static const char op[] = "test";
     int status = check_call(ex, key, op);
     if (status != HPC_OK) return status;
     look l = {.ex = ex, .key = key, .ticket = ticket, .closed = -1};
     hpc_group_progress(&ex->context->group);
-    if (is_done(ex, key, ticket)) return HPC_OK;
+    if (is_done(ex, key, ticket)) {
+        learn(ex, &ex->keys[key], ticket);
+        return HPC_OK;
+    }
     if (!looks_done(&l) && atomic_load_explicit(&ex->context->group.departures, memory_order_relaxed) == 0)
         return HPC_IN_PROGRESS;
     status = wait_for(ex, key, ticket, 0, op); /* finds out what has happened */
@@ -349,7 +366,9 @@ int hpc_exchange_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout
     static const char op[] = "wait";
     IN_CALL(ex, key, op);
     int status = check_call(ex, key, op);
-    return status == HPC_OK ? wait_for(ex, key, ticket, timeout, op) : status;
+    if (status == HPC_OK) status = wait_for(ex, key, ticket, timeout, op);
+    if (status == HPC_OK) learn(ex, &ex->keys[key], ticket);
+    return status;
 }
 
 /* ---- gradient ---- */
@@ -639,6 +658,7 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *
             if (hpc_is_stamped(ex)) atomic_store_explicit(&ex->marks[key].version, k->pushes + 1, memory_order_relaxed);
             end_gradient();
         }
+        if (flags & HPC_PUSH) k->since = hpc_now();
         k->sending = k->started = flags;
     } else if (k->started != flags || ticket == NULL) {
         return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d is sent in part; start it again with flags %d", op,
@@ -662,8 +682,11 @@ int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double t
     limit l = {timeout, 0};
     uint64_t ticket = 0;
     int status = start(ex, key, HPC_PUSH | HPC_PULL, src, &l, &ticket, op);
-    if (status != HPC_OK || is_done(ex, key, ticket)) return status;
-    return wait_for(ex, key, ticket, l.deadline == 0 ? timeout : time_left(ex, &l), op);
+    if (status != HPC_OK) return status;
+    if (!is_done(ex, key, ticket))
+        status = wait_for(ex, key, ticket, l.deadline == 0 ? timeout : time_left(ex, &l), op);
+    if (status == HPC_OK) learn(ex, &ex->keys[key], ticket);
+    return status;
 }
 
 int hpc_worker_check_idle(const hpc_exchange *ex, const char *op) {

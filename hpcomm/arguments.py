@@ -1,5 +1,6 @@
 """What an exchange is given: checked, and brought into the form that C takes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -52,6 +53,13 @@ def check_choice(name: str, value: Any, choices: type | tuple[str, ...]) -> None
             raise InvalidArgument(f"{name} is {value!r}: must be a {choices.__name__}")
     elif value not in choices:
         raise InvalidArgument(f"{name} is {value!r}: must be one of {', '.join(map(repr, choices))}")
+
+
+def check_patience(patience: Any) -> None:
+    if patience is None:
+        return
+    if isinstance(patience, bool) or not isinstance(patience, int | float) or not 1 <= patience < math.inf:
+        raise InvalidArgument(f"patience is {patience!r}: must be a number, 1 or more, or None")
 
 
 def check_plan(plan: Any, values: Mapping[str, NDArray[np.float32]], size: int) -> None:

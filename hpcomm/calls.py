@@ -22,6 +22,7 @@ from .keys import Key, unknown
 
 _TIMED_OUT, _INVALID = _core.TIMED_OUT, _core.INVALID
 _WRONG = (TypeError, ValueError, OverflowError, BufferError)
+_LEAST = 1.0  # seconds: what a learned timeout is at least
 _SHORT = 65536  # bytes of an exchange whose work takes microseconds: its calls may keep the GIL
 
 
@@ -49,6 +50,7 @@ class Calls:
         "_keep",
         "_keys",
         "_left",
+        "_patience",
         "_rank",
         "_rotates",
         "_slice",
@@ -59,12 +61,13 @@ class Calls:
     _handle: Any
     _rank: int
     _default: float
+    _patience: float | None
 
-    def _begin(self, keys: dict[str, Key], *, rotates: bool, finite: bool) -> None:
+    def _begin(self, keys: dict[str, Key], *, rotates: bool, finite: bool, patience: float | None) -> None:
         """_handle, _rank and _default, the timeout of a call that gives none, are there before."""
         self._address = address_of(self._handle)
         self._keys = self._every = keys  # _keys is empty while a step is left half done
-        self._rotates, self._finite, self._closed = rotates, finite, False
+        self._rotates, self._finite, self._patience, self._closed = rotates, finite, patience, False
         self._slice = min(self._default, SLICE)
         sizes = array("Q", [key.nbytes for key in keys.values()])
         self._keep = sum(sizes) <= _SHORT
@@ -165,8 +168,15 @@ class Calls:
 
     def _late(self, timeout: float | None) -> tuple[float, float]:
         """The limit and the deadline of a call whose first slice is over."""
-        limit = seconds(timeout, self._default)
+        limit = seconds(timeout, self._usual())
         return limit, monotonic() + limit - min(limit, SLICE)
+
+    def _usual(self) -> float:
+        """The limit of a call that gives none: the context's, or what patience makes of how long pushes have taken."""
+        if self._patience is None:
+            return self._default
+        usual = _core.exchange_stats(self._handle)["usual"]
+        return min(self._default, max(_LEAST, self._patience * usual)) if usual > 0 else self._default
 
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
         """Calls call(seconds), once at least if no status is known, until it gives 0 or more, which is returned."""
@@ -182,7 +192,7 @@ class Calls:
     # ---- a step ----
 
     def _take_step(self, grads: Any, timeout: float | None) -> None:
-        limit = seconds(timeout, self._default)
+        limit = seconds(timeout, self._usual())
         deadline = monotonic() + limit
         left = self._left
         if left is None:

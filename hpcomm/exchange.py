@@ -22,6 +22,7 @@ from .arguments import (
     c_rule,
     check_choice,
     check_owners,
+    check_patience,
     check_plan,
     checked_params,
     engine_mode,
@@ -83,6 +84,8 @@ class ExchangeStats:
         wait: seconds that this rank waited for pulls, free gradients and full rings.
         busy: seconds that this rank's cores folded, applied and wrote.
         threads: of its engine; 0 means that the callers' own waits do its work.
+        usual: seconds that hardly any push here takes until it is done: the mean and four mean deviations of the last
+            ones, as RFC 6298 has it; 0 before there were eight.
         bytes_sent: of updates, to other ranks.
         reduces: on a graph: folds made here, of each key (and core) by itself.
         whole, torn, stale, missing: on a graph: neighbours' inputs to them that were whole and new; overwritten while
@@ -100,6 +103,7 @@ class ExchangeStats:
     wait: float
     busy: float
     threads: int
+    usual: float
     bytes_sent: int
     reduces: int
     whole: int
@@ -148,6 +152,9 @@ class Exchange(Calls):
         cores: of each server. None means as many as its host can spare for threads, 1 for each of its interfaces at
             least, and that with "inline"; ranks whose progress differs must give a number.
         plan: one made earlier; topology, chunk_bytes, depth, wire, reduce and cores then say nothing.
+        patience: pushes, pulls and steps that give no timeout wait so many times as long as they hardly ever take, which
+            is learned while they run (stats().usual; ASAP, section 5: a dynamic timeout by the time taken for the
+            reduce), 1 s at least and the context's default at most. None: that default.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
     Attributes:
@@ -205,6 +212,7 @@ class Exchange(Calls):
         progress: str = "auto",
         cores: int | None = None,
         plan: Plan | None = None,
+        patience: float | None = None,
         timeout: float | None = None,
     ) -> None:
         if not isinstance(ctx, Context):
@@ -223,6 +231,7 @@ class Exchange(Calls):
                 "check_finite": check_finite,
                 "progress": progress,
                 "cores": cores,
+                "patience": patience,
             },
         )
         self._rank, self._default = ctx.rank, ctx.config.timeout
@@ -234,6 +243,7 @@ class Exchange(Calls):
             mode = engine_mode(consistency, bool(phases))
             staleness = consistency.staleness or 0
             check_choice("progress", progress, tuple(_core.PROGRESS))
+            check_patience(patience)
             graph = None
             if phases:
                 if plan is not None:
@@ -291,7 +301,7 @@ class Exchange(Calls):
         dtypes = wire_dtypes(plan)
         keys = {name: Key(name, i, value.shape, dtypes[i]) for i, (name, value) in enumerate(values.items())}
         self._nbytes = sum(key.nbytes for key in keys.values())
-        self._begin(keys, rotates=int(plan.rows.column("depth").max()) > 1, finite=bool(check_finite))
+        self._begin(keys, rotates=int(plan.rows.column("depth").max()) > 1, finite=bool(check_finite), patience=patience)
         arrays = _core.exchange_params(self._handle, [key.shape for key in keys.values()], not shared_params)
         for key, params_array in zip(keys.values(), arrays, strict=False):
             key.params = params_array

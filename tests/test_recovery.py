@@ -136,3 +136,36 @@ def _no_checkpoint() -> str:
 def test_a_dead_server_without_a_checkpoint_is_told_everywhere() -> None:
     ended = mpi.spawn(3, _no_checkpoint, check=False)
     assert ended.values[:2] == ["told", "told"], ended.err
+
+
+def _frozen() -> dict[str, Any]:
+    """Rank 1 stops for good after some steps; the context's own timeout is longer than the test."""
+    ctx = hpcomm.init(mpi.world(), timeout=1000)
+    window = ctx.window(8, signals=1)
+    pid = ctx.peers[1].pid
+    ex = hpcomm.stochastic_reduce(ctx, {"w": np.zeros(64, np.float32)}, patience=3.0)
+    for _ in range(30):
+        ex.push_pull("w", np.ones(64, np.float32))
+    usual = ex.stats().usual
+    if ctx.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    told: list[list[int]] = []
+    while len(told) < 2:
+        try:
+            ex.push_pull("w", np.ones(64, np.float32))
+        except hpcomm.Timeout as late:
+            told.append(list(late.waiting_for))
+    if ctx.rank == 2:
+        window.put_signal(0, np.zeros(0, np.uint8), signal=0, value=1)
+    else:
+        window.wait_signal(0, 1, peer=2)
+        os.kill(pid, signal.SIGKILL)
+    return {"told": told, "usual": usual}
+
+
+def test_a_learned_timeout_names_who_stands_still() -> None:
+    ended = mpi.spawn(3, _frozen, check=False, timeout=60)
+    for rank in (0, 2):
+        assert ended.values[rank], ended.err
+        assert ended.values[rank]["usual"] > 0
+        assert ended.values[rank]["told"] == [[1], [1]]
