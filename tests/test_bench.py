@@ -194,6 +194,21 @@ def test_the_memory_of_ranks_is_told_by_transport() -> None:
         assert 0 < row["pss"] < 4 << 20
 
 
+def test_spectral_gaps_are_right_however_slowly_updates_spread() -> None:
+    document = own_mpirun("spectral_gap", "--ranks", "1024")
+    assert [row["name"].partition("(")[0] for row in document["rows"]] == [
+        "random_regular",
+        "root_expander",
+        "torus",
+        "ring",
+        "ring",
+        "chain",
+    ]
+    for row in document["rows"]:
+        assert row["wrong"] == 0
+        assert row["peak_bytes"] > 1 << 20
+
+
 def test_hosts_of_a_cluster_are_measured_beside_iperf3() -> None:
     command = [sys.executable, "-m", "bench.cluster_bench", "--quick", "--only", "put", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)

@@ -132,6 +132,8 @@ def test_given_weights_leave_the_rest_to_oneself() -> None:
     assert graph.in_edges(1) == ((0, 1.0), (1, 0.0))
     assert graph.in_edges(2) == ((2, 1.0),)
     assert graph.in_peers(1) == (0,)
+    rounded = topology.from_edges(3, [(1, 0), (2, 0)], [0.5, 0.5 + 1e-12])
+    assert rounded.in_edges(0)[0] == (0, 0.0)
 
 
 def test_a_big_graph_is_small() -> None:
