@@ -13,6 +13,8 @@ from hpcomm import topology
 from hpcomm.cli import graph
 from hpcomm.cli import main as command
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(command, ["graph", *arguments], catch_exceptions=False)
@@ -97,6 +99,14 @@ def test_all_kinds_that_there_are() -> None:
     names = {row["graph"].partition("(")[0] for row in rows("all", "16")}
     assert names == set(graph.KINDS)
     assert {row["graph"].partition("(")[0] for row in rows("all", "7")} == set(graph.KINDS) - {"hypercube"}
+
+
+def test_the_guide_shows_what_the_command_prints() -> None:
+    guide = (ROOT / "docs" / "topology.md").read_text(encoding="utf-8").splitlines()
+    printed = [line.rstrip() for line in run("all", "8", "25", "64", "--bytes", "1").output.splitlines()[1:]]
+    told = [line for line in printed if ": not " not in line and not line.startswith("random")]
+    assert len(told) == 1 + 3 * 11 - 1  # headings, and no hypercube of 25
+    assert [line for line in told if line not in guide] == []
 
 
 def test_phases_have_no_diameter() -> None:

@@ -275,8 +275,6 @@ def _root(value: int, degree: int) -> int:
     found = round(value ** (1 / degree)) if value < 1 << 52 else 1 << -(-value.bit_length() // degree)
     while found**degree > value:
         found = min(found - 1, ((degree - 1) * found + value // found ** (degree - 1)) // degree)
-    while (found + 1) ** degree <= value:
-        found += 1
     return found
 
 
