@@ -182,6 +182,8 @@ def test_recommend_ranks() -> None:
         ["torus", "0"],
         ["star:8", "8"],
         ["ring", "8", "--bytes", "3X"],
+        ["ring", "8", "--bytes", "inf"],
+        ["ring", "8", "--bytes", "-1"],
         ["ring", "8", "--seeds", "0"],
         ["ring", "8", "--metropolis"],
         ["ring", "8", "--colour"],

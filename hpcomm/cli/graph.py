@@ -198,7 +198,10 @@ def _print_choices(choices: tuple[topology.Choice, ...], as_json: bool) -> None:
 def amount(text: str) -> float:
     """A number, such as 28M or 1.25e9."""
     unit = text[-1:] if text[-1:] in UNITS else ""
-    return float(text.removesuffix(unit)) * UNITS[unit]
+    number = float(text.removesuffix(unit)) * UNITS[unit]
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
+    return number
 
 
 def _asked(words: tuple[str, ...], edges: TextIO | None, seeds: int, seed: int) -> list[Graphs]:
