@@ -6,6 +6,7 @@ stochastic, what is left of all models' distance from their mean after t steps i
 
 from collections.abc import Sequence
 from functools import reduce
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -109,8 +110,7 @@ def _second_sparse(factors: list[Any], doubly: bool) -> float:
     """sigma_2 of the product of these sparse matrices, the last one on the left."""
     size = factors[0].shape[0]
     first = np.full(size, size**-0.5) if doubly else _largest(factors, None)[1]
-    value = _largest(factors, first)[0]
-    return float(np.sqrt(value)) if value > size * _EPSILON else 0.0
+    return sqrt(max(_largest(factors, first)[0], 0.0))
 
 
 def _largest(factors: list[Any], known: NDArray[np.float64] | None) -> Eigen:
