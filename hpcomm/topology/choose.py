@@ -14,7 +14,7 @@ from .fairness import metropolis
 from .graph import Graph, as_phases
 from .spectrum import second_singular
 
-MOST_EDGES = 1 << 20  # of a graph that is worth a look
+MOST_EDGES = 1 << 20  # of an all-reduce that is worth a look
 _MOST_BYTES = 1 << 48
 
 
@@ -81,7 +81,7 @@ def recommend(
     whichever is more: its link works both ways at once. There are as many steps as steps_to_consensus says. Training
     itself may need fewer, for gradients, too, pull models together: it is a bound, good to rank graphs by.
 
-    All-reduce, stars and others of more than a million edges are left out.
+    All-reduce is left out where it has more than a million edges, beyond 1024 ranks.
 
     Args:
         n: number of ranks.
