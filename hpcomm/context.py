@@ -83,7 +83,7 @@ class Context:
 
     Attributes:
         rank, size: this rank, and how many there are.
-        ranks: by rank, what each was called in the first context, from which this one came by shrinks; else 0 to size-1.
+        ranks: by rank, what each was called in the first context, from which this one came by shrinks.
         config: the settings it was made with.
         peers: what is known of every rank now.
         notes: what was degraded at start, and what was odd since, e.g. a stranger refused; a sentence each. The latter
@@ -319,7 +319,7 @@ class Context:
         first = self._leave()
         try:
             for exchange in list(self._exchanges.values()):  # in the order of their making, the same on all ranks
-                # A failure has closed the context before, and has been told; a shrink has gone on without its exchanges.
+                # A failure has closed the context before, and has been told; after a shrink it is known.
                 with suppress(InvalidArgument, *((PeerFailed, Timeout) if self._shrunk else ())):
                     exchange.close()
         finally:

@@ -13,7 +13,7 @@ the training has come, and go on.
     hpcomm.elastic.survive(ctx, train, clock=lambda: done)
 
 The same as a loop of Horovod's elastic state (commit, restore, sync) or of ULFM's revoke, shrink and agree, without new
-ranks taking the places of dead ones. What is lost is what no rank has committed, and the data of the dead ranks' shards.
+ranks in the places of dead ones. What is lost is what no rank has committed, and the data of the dead ranks' shards.
 """
 
 from collections.abc import Callable, Mapping

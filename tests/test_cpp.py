@@ -232,6 +232,17 @@ static void exceptions(hpcomm::Context &context) {
 static void exceptions(hpcomm::Context &) {}
 #endif
 
+static void shrinks(hpcomm::Context &context) {
+    std::error_code code;
+    hpcomm::Context fresh = context.shrink({}, 5.0, code), again = fresh.shrink({}, 5.0, code);
+    assert(!code && again.rank() == 0 && again.size() == 1 && again.first_rank(0, code) == 0 && !code);
+    again.first_rank(1, code);
+    assert(code == hpcomm::make_error_code(HPC_ERR_INVALID));
+    fresh.reset();
+    again.barrier(1.0, code);
+    assert(!code);
+}
+
 int main() {
     const hpc_oob oob = {0, 1, nullptr, gather, ready, ready};
     hpcomm::Context context(oob);
@@ -239,6 +250,7 @@ int main() {
     codes(context);
     rendezvous();
     exchanges(context);
+    shrinks(context);
     exceptions(context);
     return 0;
 }

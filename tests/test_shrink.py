@@ -5,8 +5,10 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import mpi
 import numpy as np
@@ -26,7 +28,13 @@ def die() -> None:
 
 def die_within(seconds: float) -> None:
     """At a moment that nothing else knows."""
-    threading.Thread(target=lambda: (threading.Event().wait(seconds), die()), daemon=True).start()
+    threading.Timer(seconds, die).start()
+
+
+def forever(call: Callable[[], Any]) -> NoReturn:
+    """Until it raises."""
+    while True:
+        call()
 
 
 def check(fresh: hpcomm.Context, first: int) -> list[int]:
@@ -108,8 +116,7 @@ def killed_at_random(seed: int, transport: str) -> list[int]:
         if first == victim:
             die_within(moments[turn])
         with pytest.raises(PeerFailed):
-            while True:
-                ex.step({"w": np.ones(1000, F32)})
+            forever(partial(ex.step, {"w": np.ones(1000, F32)}))
         while victim in context.ranks:
             fresh = context.shrink()
             context.close()
@@ -148,8 +155,7 @@ def closes_what_it_had(transport: str, consistency: str, progress: str) -> list[
         with suppress(PeerFailed):
             ex.push("w", np.ones(50_000, F32))
     with pytest.raises(PeerFailed) as raised:
-        while True:
-            context.barrier()
+        forever(context.barrier)
     assert raised.value.ranks == (1,)
     for peer in others:
         with suppress(PeerFailed):
@@ -211,7 +217,7 @@ def trains_on(seed: int, steps: int, least: int) -> Any:
     falls = dict(zip(plan.sample(range(4), 2), sorted(plan.sample(range(steps), 2)), strict=True))
     context = hpcomm.init(mpi.world())
     me = context.rank
-    saved = {"w": np.zeros(100, F32), "b": np.zeros((2, 3))}
+    saved: dict[str, np.ndarray[Any, Any]] = {"w": np.zeros(100, F32), "b": np.zeros((2, 3))}
     done = 0
     begun = []
 

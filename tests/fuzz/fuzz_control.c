@@ -27,7 +27,7 @@ enum { PACKETS = 1, GREETS = 2, HANGS_UP = 4, DESCRIPTORS = 8, ANSWERS = 16 };
 typedef struct message {
     uint64_t sequence, total, got;
     const char *op;
-    size_t at; /* in sent.data */
+    const unsigned char *at;
 } message;
 
 static struct {
@@ -37,9 +37,9 @@ static struct {
     size_t nbytes;
     unsigned char data[FRAMES * HPC_PIECE_BYTES]; /* of the messages */
     size_t ndata;
-    message messages[FRAMES], coming;
-    size_t n_messages;
-    int is_coming, is_wrong, has_bell, has_left, has_failed;
+    message messages[FRAMES], ballots[FRAMES], coming;
+    size_t n_messages, n_ballots;
+    int is_coming, is_wrong, has_bell, has_left, has_failed, has_dropped;
     char reason[HPC_REASON_BYTES];
 } sent;
 
@@ -75,7 +75,7 @@ static int is_sound(const hpc_mesh_frame *f) {
 static int is_next_piece(const hpc_mesh_frame *f) {
     message *m = &sent.coming;
     if (f->offset == 0) {
-        *m = (message){.sequence = f->sequence, .total = f->total, .op = f->op, .at = sent.ndata};
+        *m = (message){.sequence = f->sequence, .total = f->total, .op = f->op, .at = sent.data + sent.ndata};
         sent.is_coming = f->total <= (uint64_t)1 << 32;
     }
     return sent.is_coming && f->sequence == m->sequence && f->total == m->total && f->offset == m->got;
@@ -86,8 +86,9 @@ static int may_come(const hpc_mesh_frame *f, int flags) {
     if (f->type == HPC_MESH_HELLO) return (flags & PACKETS) && (flags & DESCRIPTORS) && !sent.has_bell;
     if (f->rank != PEER) return 0;
     if (f->type == HPC_MESH_GATHER) return is_next_piece(f);
+    if (f->type == HPC_MESH_BALLOT) return f->offset == 0 && f->nbytes == f->total;
     if (f->type == HPC_MESH_ABORT) return f->nbytes < HPC_REASON_BYTES;
-    return (f->type == HPC_MESH_BYE || f->type == HPC_MESH_BEAT) && f->nbytes == 0;
+    return (f->type == HPC_MESH_BYE || f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP) && f->nbytes == 0;
 }
 
 static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
@@ -99,6 +100,13 @@ static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
         memcpy(sent.reason, payload, f->nbytes);
         sent.reason[f->nbytes] = '\0';
     }
+    if (f->type == HPC_MESH_DROP && is_first) {
+        sent.has_failed = 1;
+        strcpy(sent.reason, "it heard nothing from this rank for too long and goes on without it");
+    }
+    if (f->type == HPC_MESH_DROP) sent.has_dropped = 1;
+    if (f->type == HPC_MESH_BALLOT)
+        sent.ballots[sent.n_ballots++] = (message){f->sequence, f->total, f->nbytes, f->op, payload};
     if (f->type != HPC_MESH_GATHER) return;
     memcpy(sent.data + sent.ndata, payload, f->nbytes);
     sent.ndata += f->nbytes;
@@ -185,21 +193,27 @@ static const char *run_link(const int *pair, const uint8_t *cuts, size_t nbytes,
 
 static void check_message(const hpc_message *got, const message *m, int flags) {
     REQUIRE(got->sequence == m->sequence && got->total == m->total && got->got == m->got);
-    REQUIRE(strcmp(got->op, m->op) == 0 && memcmp(got->data, sent.data + m->at, m->got) == 0);
+    REQUIRE(strcmp(got->op, m->op) == 0 && memcmp(got->data, m->at, m->got) == 0);
     REQUIRE((got->fd >= 0 && fcntl(got->fd, F_GETFD) >= 0) == !!(flags & DESCRIPTORS));
     REQUIRE(got->room <= 2 * got->got + HPC_PIECE_BYTES);
 }
 
-static void check_link(int flags) {
-    hpc_link *l = &links[PEER];
+static void check_inbox(hpc_message *inbox, const message *messages, size_t n, int flags) {
     size_t k = 0;
-    for (hpc_message *m = l->inbox, *next; m != NULL; m = next, k++) {
+    for (hpc_message *m = inbox, *next; m != NULL; m = next, k++) {
         next = m->next;
-        REQUIRE(k < sent.n_messages);
-        check_message(m, &sent.messages[k], flags);
+        REQUIRE(k < n);
+        check_message(m, &messages[k], flags);
         hpc_message_free(m);
     }
-    REQUIRE(k == sent.n_messages);
+    REQUIRE(k == n);
+}
+
+static void check_link(int flags) {
+    hpc_link *l = &links[PEER];
+    check_inbox(l->inbox, sent.messages, sent.n_messages, flags);
+    check_inbox(l->ballots, sent.ballots, sent.n_ballots, flags & ~DESCRIPTORS); /* none belongs to a ballot */
+    REQUIRE(l->dropped == sent.has_dropped);
     if (!sent.is_wrong && sent.is_coming && l->incoming != NULL) check_message(l->incoming, &sent.coming, flags);
     REQUIRE(sent.is_wrong || sent.is_coming || l->incoming == NULL);
     REQUIRE((l->bell != NULL) == sent.has_bell);
@@ -207,6 +221,7 @@ static void check_link(int flags) {
     if (sent.has_left || sent.has_failed || sent.has_bell) REQUIRE(states[PEER] == state);
     if (sent.has_failed) REQUIRE(strcmp(reasons[PEER], sent.reason) == 0);
     hpc_message_free(l->incoming);
+    hpc_message_free(l->arriving);
     hpc_memory_release(l->bell);
 }
 
@@ -271,8 +286,8 @@ static void start(int fd, int flags) {
     states[PEER] = HPC_PEER_JOINING;
     links[PEER].fd = fd;
     links[PEER].kind = flags & PACKETS ? HPC_LINK_UNIX : HPC_LINK_TCP;
-    sent.n = sent.nbytes = sent.ndata = sent.n_messages = 0;
-    sent.is_coming = sent.is_wrong = sent.has_bell = sent.has_left = sent.has_failed = 0;
+    sent.n = sent.nbytes = sent.ndata = sent.n_messages = sent.n_ballots = 0;
+    sent.is_coming = sent.is_wrong = sent.has_bell = sent.has_left = sent.has_failed = sent.has_dropped = 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

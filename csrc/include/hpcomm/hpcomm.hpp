@@ -354,12 +354,27 @@ class Context : public Handle<hpc_context, hpc_context_free> {
         return all;
     }
 
+    // A new context over the ranks that are left when others died or left; collective over them. This one is the
+    // caller's to close, in any order.
+    Context shrink(const Config &config = {}, double timeout = default_timeout, Report report = {}) {
+        return Context(report, [&](hpc_context **out) { return hpc_context_shrink(get(), &config, timeout, out); });
+    }
+    // What rank was called in the first context.
+    int first_rank(int rank, Report report = {}) const {
+        const int first = hpc_context_first_rank(get(), rank);
+        report(first < 0 ? first : HPC_OK);
+        return first;
+    }
+
     void close(Report report = {}) {
         report(hpc_context_close(get()));
     }
     void abort(const std::string &why, Report report = {}) {
         report(hpc_context_abort(get(), why.c_str()));
     }
+
+  private:
+    template <class Create> Context(const Report &report, Create create) : Handle(report, create) {}
 };
 
 class Lane : public Handle<hpc_lane, hpc_lane_free> {
