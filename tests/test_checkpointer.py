@@ -137,6 +137,8 @@ def test_a_job_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: 
     for _ in range(4):
         ended = mpi.spawn(3, job, str(tmp_path), last, placement, lot.randint(6, 9), lot.uniform(0, 0.03), check=False)
         assert ended.codes == [-signal.SIGKILL] * 3, ended.err
+        for one in shards.listed(tmp_path):
+            assert not one.whole or shards.read(one.path), "a file that has its name is whole"
         firsts.append(latest(tmp_path) or 0)
     assert [0, *firsts] == sorted({0, *firsts}), "each job comes further than the one before"
     have = mpi.spawn(3, job, str(tmp_path), last, placement, 0, 0.0).values
