@@ -2,6 +2,7 @@
 
     mpirun -n 4 python examples/train_digits.py
     mpirun -n 4 python examples/train_digits.py --exchange parameter_hub
+    mpirun -n 4 python examples/train_digits.py --exchange parameter_hub --checkpoint saved --resume   # after any end
 
 They average their models with their neighbours' by NOTIFY-ACK, or hand the gradient of each layer to a parameter hub as
 soon as the backward pass has it.
@@ -249,6 +250,15 @@ class Plan:
         return 1 - step // self.hold * self.hold / self.steps
 
 
+@dataclass(frozen=True)
+class Saving:
+    """Where a hub's training is saved (None: nowhere), how often, and whether it goes on from there."""
+
+    folder: str | None
+    every: int
+    resume: bool
+
+
 @dataclass
 class Run:
     """One training of one model by this rank."""
@@ -271,10 +281,14 @@ class Alone:
     def __init__(self, model: Network, plan: Plan, weights: Array) -> None:
         self.model, self.plan, self.weights = model, plan, weights
         self.exchanging = 0.0  # seconds
+        self.first, self.losses = 0, list[float]()  # where a training that was cut short goes on
         model.start(weights, plan.seed)
 
     def step(self, number: int, x: Array, y: Array, rate: float) -> None:
         self.model.step(self.weights, x, y, rate)
+
+    def after(self, steps: int, losses: list[float]) -> None:
+        """So many steps are done."""
 
     def flat(self) -> Array:
         """All weights, for reading."""
@@ -314,7 +328,7 @@ class Averaging(Alone):
 class Pushing(Alone):
     """Each layer's gradient goes to a parameter hub as soon as the backward pass has it."""
 
-    def __init__(self, model: Network, plan: Plan, ctx: hpcomm.Context, hub: Hub) -> None:
+    def __init__(self, model: Network, plan: Plan, ctx: hpcomm.Context, hub: Hub, saving: Saving) -> None:
         super().__init__(model, plan, np.empty(model.n_weights, np.float32))
         self.exchange = hpcomm.parameter_hub(
             ctx,
@@ -323,6 +337,20 @@ class Pushing(Alone):
             rule=hpcomm.SGD(weight_decay=model.decay),
         )
         self.layers = list(self.exchange.params.values())
+        self.checkpointer = None
+        if saving.folder is not None:
+            folder = os.path.join(saving.folder, model.name)
+            found = hpcomm.restore(self.exchange, folder) if saving.resume else None
+            self.checkpointer = hpcomm.Checkpointer(self.exchange, folder, saving.every)
+            if found is not None and self.layers:
+                self.first, self.losses = found.step, found.extra["losses"]
+
+    def serve(self) -> None:
+        (self.checkpointer or self.exchange).serve()
+
+    def after(self, steps: int, losses: list[float]) -> None:
+        if self.checkpointer is not None:
+            self.checkpointer.after(steps, {"losses": losses})
 
     def step(self, number: int, x: Array, y: Array, rate: float) -> None:
         if number % self.plan.hold == 0:
@@ -342,8 +370,10 @@ class Pushing(Alone):
 
     def finish(self) -> tuple[int, float]:
         waited = self.exchange.stats().wait
+        if self.checkpointer is not None:
+            self.checkpointer.close()
         self.exchange.close()
-        return self.plan.steps * self.weights.nbytes, waited
+        return (self.plan.steps - self.first) * self.weights.nbytes, waited
 
 
 Tell = Callable[[int, float], None]
@@ -362,14 +392,15 @@ def at_once(parts: list[Batches]) -> Batches:
 
 def train(trainer: Alone, data: Digits, batches: Batches, tell: Tell) -> Run:
     model, plan = trainer.model, trainer.plan
-    run = Run(losses=[model.loss(trainer.flat(), data.x, data.y)])
+    run = Run(losses=trainer.losses or [model.loss(trainer.flat(), data.x, data.y)])
     begin = time.perf_counter()
-    for step in range(plan.steps):
+    for step in range(trainer.first, plan.steps):
         taken = batches(step)
         trainer.step(step, data.x[taken], data.y[taken], model.rate * plan.rate(step))
         if (step + 1) % plan.steps_per_epoch == 0:
             run.losses.append(model.loss(trainer.flat(), data.x, data.y))
             tell(len(run.losses) - 1, run.losses[-1])
+        trainer.after(step + 1, run.losses)
     run.seconds_computing = time.perf_counter() - begin - trainer.exchanging
     run.bytes_sent, run.seconds_waiting = trainer.finish()
     run.weights = trainer.flat().copy()
@@ -433,7 +464,14 @@ class Outcome:
 
 
 def compare(
-    ctx: hpcomm.Context, model: Network, data: Digits, how: Graph | Hub, batch: int, plan: Plan, console: Console | None
+    ctx: hpcomm.Context,
+    model: Network,
+    data: Digits,
+    how: Graph | Hub,
+    batch: int,
+    plan: Plan,
+    saving: Saving,
+    console: Console | None,
 ) -> Outcome:
     """Trains a model in the three ways. Collective."""
     epochs, dtype, workers = (plan.steps // plan.steps_per_epoch, data.x.dtype, how.workers)
@@ -448,7 +486,7 @@ def compare(
         exchanging: Alone = Averaging(model, plan, ctx.receive_queue(*peers, model.n_weights, dtype, buffers=2))
         whole = in_turn(np.arange(len(data.y)), batch)
     else:
-        exchanging = pushing = Pushing(model, plan, ctx, how)
+        exchanging = pushing = Pushing(model, plan, ctx, how, saving)
         whole = at_once(shards)
     if ctx.rank in workers:
         mine = shards[workers.index(ctx.rank)]
@@ -457,7 +495,7 @@ def compare(
         with progress(console, f"{model.name}: {ranks(len(workers))}, not exchanging", epochs) as tell:
             apart = train(fresh(), data, mine, tell)
     else:
-        pushing.exchange.serve()
+        pushing.serve()
     if ctx.rank == 0:
         with progress(console, f"{model.name}: 1 rank, all data", epochs) as tell:
             alone = train(fresh(), data, whole, tell)
@@ -573,6 +611,9 @@ def plot(outcomes: list[Outcome], size: int, path: str) -> None:
     default="CS",
     help="parameter_hub: rank 0 serves, every rank does, or rank 0 does nothing else.",
 )
+@click.option("--checkpoint", help="parameter_hub: save the training into this directory.")
+@click.option("--save-every", type=click.IntRange(1), default=100, help="Steps from one checkpoint to the next.")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in that directory.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the split and the first weights.")
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", help="Of weights and data.")
 @click.option("--plot", "plot_path", default="train_digits.png", help="Where the loss curves go.")
@@ -586,6 +627,9 @@ def main(
     every: int,
     graph: str,
     placement: str,
+    checkpoint: str | None,
+    save_every: int,
+    resume: bool,
     seed: int,
     dtype: str,
     plot_path: str,
@@ -601,6 +645,10 @@ def main(
         every = 1
         if dtype != "float32":
             raise click.BadParameter(f"{dtype}: a hub's parameters are float32", param_hint="--dtype")
+    elif checkpoint is not None:
+        raise click.BadParameter("only what a hub trains is saved: --exchange parameter_hub", param_hint="--checkpoint")
+    if resume and checkpoint is None:
+        raise click.BadParameter("from which directory? give --checkpoint too", param_hint="--resume")
     if every > len(data.y) // batch:
         raise click.BadParameter(
             f"{every}: an epoch has {len(data.y) // batch} steps of {batch} examples", param_hint="--every"
@@ -614,7 +662,8 @@ def main(
         per_epoch = every * math.ceil(len(data.y) / (batch * every))  # a whole pass, and an exchange at its end
         hold = per_epoch if how is hub else 1  # all owners of a hub have to be told
         plan = Plan(epochs * per_epoch, per_epoch, every, edges.consensus_rounds(), seed, hold)
-        outcomes = [compare(ctx, model, data, how, batch, plan, console) for model in MODELS]
+        saving = Saving(checkpoint, save_every, resume)
+        outcomes = [compare(ctx, model, data, how, batch, plan, saving, console) for model in MODELS]
     if console is None:
         return
     console.print(table(outcomes, how))

@@ -13,6 +13,8 @@ import mpi
 import numpy as np
 import pytest
 
+import hpcomm
+
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "train_digits.py"
 README = DEMO.parents[1] / "README.md"
 WEIGHTS = {"logistic regression": 65 * 10, "network, 48 hidden units": 65 * 48 + 49 * 10}
@@ -95,6 +97,23 @@ def test_a_hub_computes_bit_for_bit_what_numpy_does(tmp_path: Path, ranks: int) 
                 fold += share * gradient.ravel()
         weights -= np.float32(model.rate * plan.rate(step)) * (fold + decay * weights)
     np.testing.assert_array_equal(found, weights)
+
+
+@pytest.mark.parametrize("placement", ["CS", "NCC"])
+def test_a_training_that_goes_on_ends_like_one_that_was_never_cut_short(tmp_path: Path, placement: str) -> None:
+    weights = tmp_path / "weights"
+    options = f"--epochs 3 --exchange parameter_hub --placement {placement} --save-every 20 --weights {weights}".split()
+    saved = ["--checkpoint", str(tmp_path / "saved")]
+    whole, want = demo(tmp_path, 3, *options, *saved)[1], weights.read_bytes()
+    for name in WEIGHTS:
+        assert hpcomm.latest(tmp_path / "saved" / name) == 120  # of 129 steps
+    for path in (tmp_path / "saved").glob("*/step-000120.*"):
+        path.unlink()
+    rest, have = demo(tmp_path, 3, *options, *saved, "--resume")[1], weights.read_bytes()
+    assert have == want
+    for name, model in rest["models"].items():
+        assert model["losses_exchanging"] == whole["models"][name]["losses_exchanging"]
+        assert model["bytes_sent"] == [WEIGHTS[name] * 4 * (129 - 100)] * len(model["bytes_sent"])
 
 
 @pytest.mark.parametrize(
