@@ -129,8 +129,8 @@ typedef struct hpc_core {
     pthread_t thread;
     int running;
     _Atomic int working, paused; /* by its thread; by who wants to look at its rows */
-    _Atomic int started; /* hpc_started */
-    void *memory;        /* states and accumulators of its rows */
+    _Atomic int started;         /* hpc_started */
+    void *memory;                /* states and accumulators of its rows */
     size_t memory_bytes;
     _Atomic uint64_t applied, bytes_folded, bytes_written; /* read by hpc_exchange_get_stats meanwhile */
     _Atomic uint64_t reduces, whole, torn, stale, missing;

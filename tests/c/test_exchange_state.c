@@ -365,6 +365,39 @@ static void rows_back(rank *r) {
     }
 }
 
+/* arg: progress. Under ASYNC rank 0 looks at a row of its own while others push: by each update its step and every
+ * value of its state grow by one, and it is never seen in between. */
+static void rows_whole(rank *r) {
+    enum { COUNT = 30000 };
+    job j;
+    job_init(&j, r);
+    j.rule = "momentum", j.args[1] = 0, j.args[3] = 1; /* the state is the sum of all updates */
+    j.progress = r->arg, j.each = 1, j.n_servers = 1, j.chunk = COUNT * sizeof(float) / 64 * 64 + 64;
+    j.n_keys = 1, j.keys[0].count = COUNT;
+    j.n_workers--;
+    for (int i = 0; i < j.n_workers; i++) j.workers[i] = i + 1;
+    hpc_exchange *e = job_open(r, &j);
+    uint64_t pushes = (uint64_t)ranks_rounds(200), step = 0, ticket;
+    float *row = malloc(COUNT * sizeof *row);
+    for (uint64_t i = 0; i < COUNT; i++) row[i] = 1;
+    if (r->rank == 0) {
+        while (step < pushes * (uint64_t)j.n_workers) {
+            CHECK_OK(hpc_exchange_get_row(e, 0, &step, NULL, row));
+            for (uint64_t i = 0; i < COUNT; i++) CHECK_EQ(row[i], step);
+            CHECK_OK(hpc_exchange_progress(e));
+        }
+        CHECK_OK(hpc_exchange_serve(e, -1));
+    } else {
+        for (uint64_t n = 0; n < pushes; n++) {
+            CHECK_OK(hpc_exchange_start(e, 0, BOTH, row, -1, &ticket));
+            CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+        }
+        CHECK_OK(hpc_exchange_close(e, -1));
+    }
+    free(row);
+    hpc_exchange_free(e);
+}
+
 int main(int argc, char **argv) {
     enum { INLINE = HPC_PROGRESS_INLINE, THREAD = HPC_PROGRESS_THREAD, DEDICATED = 8, EACH = 16, EAGER = 4 };
     static const ranks_case cases[] = {
@@ -385,6 +418,8 @@ int main(int argc, char **argv) {
         {.name = "rows_back_thread", .size = 2, .run = rows_back, .arg = THREAD},
         {.name = "rows_back_dedicated", .size = 3, .run = rows_back, .arg = INLINE + DEDICATED},
         {.name = "rows_back_dedicated_thread", .size = 2, .run = rows_back, .arg = THREAD + DEDICATED},
+        {.name = "rows_whole", .size = 3, .run = rows_whole, .arg = INLINE},
+        {.name = "rows_whole_thread", .size = 3, .run = rows_whole, .arg = THREAD},
         {0},
     };
     return ranks_main(argc, argv, cases);
