@@ -332,11 +332,12 @@ class Checkpointer:
         return all(window.test_signal(r, step) and not window.test_signal(size + r, step) for r in range(size))
 
     def _remove_old(self) -> None:
-        newest = next((step for step in reversed(self._mine) if self._is_complete(step)), None)
-        if newest is None:
+        done = [step for step in self._mine if self._is_complete(step)]
+        if not done:
             return
+        newest = done[-1]
         self._mine = [step for step in self._mine if step > newest]
-        self._complete = [one for one in self._complete if one[0] != newest] + [(newest, self._run)]
+        self._complete = [one for one in self._complete if one[0] not in done] + [(step, self._run) for step in done]
         kept = self._complete[-self.keep :]
         older = {
             step for step, run in kept if run != self._run

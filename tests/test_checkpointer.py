@@ -333,6 +333,27 @@ def test_nothing_is_removed_for_what_is_not_complete(tmp_path: Path) -> None:
     run_threads(3, body)
 
 
+def test_two_that_become_complete_at_once_are_both_kept(tmp_path: Path) -> None:
+    """Rank 1's disk stands still until rank 0 has written two more."""
+    moves = threading.Event()
+
+    def body(context: Context) -> None:
+        with exchange(context) as ex, Checkpointer(ex, tmp_path, every=1, keep=2) as ckpt:
+            train(ex, ckpt, 0, 1)
+            ckpt._finish()
+            context.barrier()
+            if context.rank == 1:
+                ckpt._writer.submit(moves.wait, 20)
+            train(ex, ckpt, 1, 3)
+            ckpt._finish()
+            moves.set()
+            context.barrier()
+            ckpt._writer.submit(ckpt._remove_old).result()
+
+    run_threads(2, body)
+    assert files(tmp_path) == {2: {0, 1}, 3: {0, 1}}
+
+
 def test_older_runs_of_more_ranks_go_too(tmp_path: Path) -> None:
     saved(tmp_path, 5, 4)
     saved(tmp_path, 2, 16, every=4)
