@@ -85,7 +85,7 @@ class Checkpointer:
 
     Args:
         ex: the exchange. On a rank that only serves call Checkpointer.serve, not Exchange.serve.
-        directory: shared by all ranks, or each host's own; made if it is missing.
+        directory: of this exchange alone; shared by all ranks, or each host's own; made if it is missing.
         every: steps from one checkpoint to the next.
         keep: complete checkpoints to keep, those of earlier runs in this directory among them. Older files are removed
             after a newer checkpoint is complete, so there are a few more while other ranks still write theirs.
@@ -145,6 +145,7 @@ class Checkpointer:
         self._writer = ThreadPoolExecutor(1, "hpcomm-checkpoint")
         self._writing: Future[None] | None = None
         self._mine: list[int] = []  # written here, and not known to be complete
+        self._ctx._exchanges[id(self)] = self  # its close closes this one, after the exchange
 
     def _agree(self, wrong: Exception | None, told: list[Any]) -> None:
         every = resume.gather(self._ctx, told, self._timeout)
@@ -226,8 +227,8 @@ class Checkpointer:
         return CheckpointStats(self._saved, self._nbytes, self._pause, self._longest, self._waited, self._wrote)
 
     def close(self) -> None:
-        """Waits until this rank's last file is on disk; again is no error. It waits for no other rank. Before the
-        exchange is closed: ranks that only serve learn by it that nothing more is to be saved.
+        """Waits until this rank's last file is on disk; again is no error. It waits for no other rank. Ranks that only
+        serve learn by it that nothing more is to be saved. Context.close does it, where nobody has.
 
         Raises:
             CheckpointError: the last checkpoint could not be written.
@@ -311,7 +312,7 @@ class Checkpointer:
         label = Label(step, self._rank, self._size, self._run, self._plan, complete)
         try:
             self._nbytes = shards.write(self._folder, label, {"shard": self._shard, "extra": extra})
-        except HpcommError:
+        except Exception:
             self._tell(self._size + self._rank, step)
             raise
         self._saved += 1

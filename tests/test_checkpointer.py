@@ -15,7 +15,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
-from conftest import on_both, run_threads
+from conftest import Left, on_both, run_threads
 
 import hpcomm
 from hpcomm import (
@@ -504,6 +504,32 @@ def test_a_full_disk_is_told_with_the_path_and_the_next_checkpoint_is_whole(tmp_
     assert {"step-000002.rank-000.ckpt", "step-000002.rank-001.ckpt"} <= set(there)
     assert not any(name.endswith(".part") for name in there if "rank-001" in name)
     assert latest(tmp_path) == 6
+
+
+def test_an_error_is_told_when_the_context_closes_at_the_latest(tmp_path: Path) -> None:
+    def body(context: Context) -> Checkpointer:
+        ckpt = Checkpointer(exchange(context), tmp_path / "gone", every=1)
+        shutil.rmtree(tmp_path / "gone")
+        ckpt.after(1)
+        return ckpt  # and so it lives
+
+    with pytest.raises(CheckpointError, match=r"rank 0: cannot write .*gone/step-000001"):
+        run_threads(1, body)
+
+
+def test_a_rank_that_serves_learns_of_the_end_from_the_context(tmp_path: Path) -> None:
+    def body(context: Context) -> Any:
+        ex = exchange(context, topology=ParameterServer("NCC"))
+        ckpt = Checkpointer(ex, tmp_path, every=1)
+        if context.rank == 0:
+            ckpt.serve()
+        else:
+            train(ex, ckpt, 0, 2)
+        context.close()
+        raise Left
+
+    run_threads(3, body)
+    assert latest(tmp_path) == 2
 
 
 def locked_out(folder: str) -> str:
