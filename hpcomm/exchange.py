@@ -33,7 +33,7 @@ from .arguments import (
     wire_dtypes,
 )
 from .calls import Calls, Handle
-from .checkpoint import Kind
+from .checkpoint import SHARED, Kind
 from .consistency import BSP, Consistency
 from .context import Context
 from .errors import HpcommError, InvalidArgument, Timeout
@@ -281,7 +281,8 @@ class Exchange(Calls):
             raise
         self.plan, self._rule, self.graph = plan, rule, phases
         self._rows = owned_rows(plan, ctx.rank)
-        self._kind = Kind(optim.c_name(rule), made.slots, {name: value.size for name, value in values.items()})
+        counts = {name: value.size for name, value in values.items()}
+        self._kind = Kind(optim.c_name(rule), made.slots, counts, ctx.rank if phases else SHARED)
         self._handle = _core.exchange_create(
             ctx._handle,
             limit,

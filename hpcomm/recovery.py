@@ -38,9 +38,7 @@ class Recovered:
     extra: dict[str, Any]
 
 
-def recover(
-    ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, timeout: float | None = None
-) -> Recovered:
+def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, timeout: float | None = None) -> Recovered:
     """After PeerFailed: a new exchange over the ranks that are left. Collective over them; more may die meanwhile, and
     the call is then made again.
 
@@ -113,6 +111,7 @@ def recover(
         clock, extra = found.step, found.extra
     else:
         shard["row_step"][:] = clock
+        shard["replica"] = new._kind.replica  # a rank's own, by another number now
         new.load_state_dict(shard, timeout)
     if fresh.rank == 0:
         _tell(lost, left, clock, gap)

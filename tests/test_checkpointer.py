@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from hpcomm import (
     latest,
     restore,
     shards,
+    topology,
 )
 from hpcomm.plan import Edge, Row
 from hpcomm.shards import Label
@@ -95,7 +97,10 @@ def job(folder: str | None, last: int, placement: str, kill_at: int, delay: floa
     """Trains on from the newest checkpoint to step last; from kill_at steps on and after a delay no rank lives."""
     with hpcomm.init(mpi.world(), timeout=30) as context:
         params = {"w": np.zeros((500, 300), F32), "b": np.zeros(300, F32)}
-        ex = hpcomm.parameter_hub(context, params, placement=placement, rule=Adam(lr=0.01))
+        if placement == "graph":
+            ex = hpcomm.stochastic_reduce(context, params, rule=Adam(lr=0.01))
+        else:
+            ex = hpcomm.parameter_hub(context, params, placement=placement, rule=Adam(lr=0.01))
         found = restore(ex, folder) if folder is not None else None
         rng = np.random.default_rng(context.rank)
         if found is not None:
@@ -127,7 +132,7 @@ def kill(context: Context, killing: threading.Event, delay: float) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("placement", ["CS", "NCC"])
+@pytest.mark.parametrize("placement", ["CS", "NCC", "graph"])
 @on_both
 def test_a_job_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path, placement: str) -> None:
     last = 40
@@ -182,6 +187,40 @@ def test_asynchronous_owners_save_at_their_own_steps(tmp_path: Path) -> None:
                     ex.serve()
 
         run_threads(3, again)
+
+
+@on_both
+def test_on_a_graph_each_rank_goes_on_from_its_own_replica(tmp_path: Path) -> None:
+    """Under another graph too, where every rank reads all files."""
+    want: list[Any] = [None] * 4
+
+    def before(context: Context) -> None:
+        with exchange(context, topology=topology.ring(4), consistency=hpcomm.NOTIFY_ACK) as ex:
+            with Checkpointer(ex, tmp_path, every=2) as ckpt:
+                train(ex, ckpt, 0, 6)
+            want[context.rank] = {name: value.copy() for name, value in ex.params.items()}
+
+    def after(context: Context, graph: Any) -> None:
+        with exchange(context, topology=graph, consistency=hpcomm.NOTIFY_ACK) as ex:
+            found = restore(ex, tmp_path)
+            assert found is not None
+            assert found.step == 6
+            for name, value in ex.params.items():
+                np.testing.assert_array_equal(value, want[context.rank][name])
+            assert set(ex.state_dict()["row_step"]) == {6}
+
+    run_threads(4, before)
+    assert any((want[0][name] != want[1][name]).any() for name in SHAPES), "replicas differ"
+    for graph in (topology.ring(4), topology.complete(4)):
+        run_threads(4, partial(after, graph=graph))
+
+    def fewer(context: Context) -> None:
+        ex = exchange(context, topology=topology.ring(3), consistency=hpcomm.NOTIFY_ACK)
+        found = restore(ex, tmp_path)
+        assert found is not None
+        np.testing.assert_array_equal(ex.params["w"], want[context.rank]["w"])
+
+    run_threads(3, fewer)
 
 
 def test_a_server_that_does_not_save_is_named(tmp_path: Path) -> None:
