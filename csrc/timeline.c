@@ -38,8 +38,8 @@ typedef struct track {
     hpc_timeline *timeline;
     int number, taken; /* by a thread; of the timeline's lock */
     char name[NAME_BYTES];
-    double flushed;
-    event open; /* rows that may go on; the producer's own */
+    double flushed, until; /* until: where its last event ends */
+    event open;            /* rows that may go on; the producer's own */
     int is_open;
     _Atomic uint64_t put, written;
     _Atomic int writing;
@@ -200,15 +200,16 @@ static track *new_track(hpc_timeline *t, const char *thread) {
     return k;
 }
 
-/* The calling thread's; NULL once the timeline is closed, or without memory. */
-static track *take_track(hpc_timeline *t) {
+/* The calling thread's, for a span that began at start; NULL once the timeline is closed, or without memory. One that
+ * another thread has left serves if that had ended by then. */
+static track *take_track(hpc_timeline *t, double start) {
     track *k = pthread_getspecific(t->key);
     char thread[NAME_BYTES] = "";
     if (k != NULL || atomic_load_explicit(&t->closed, memory_order_relaxed)) return k;
     prctl(PR_GET_NAME, thread);
     pthread_mutex_lock(&t->lock);
     if (!atomic_load(&t->closed)) {
-        for (k = t->tracks; k != NULL && (k->taken || strcmp(k->name, thread) != 0);) k = k->next;
+        for (k = t->tracks; k != NULL && (k->taken || k->until > start || strcmp(k->name, thread) != 0);) k = k->next;
         if (k == NULL) k = new_track(t, thread);
     }
     if (k != NULL) k->taken = pthread_setspecific(t->key, k) == 0;
@@ -232,14 +233,16 @@ static void copy_label(char *to, const char *from) {
 }
 
 double hpc_timeline_enter(hpc_timeline *t) {
-    track *k = take_track(t);
+    double now = hpc_now();
+    track *k = take_track(t, now);
     if (k != NULL) push_open(k);
     return hpc_now();
 }
 
 void hpc_timeline_record(const hpc_span *span, double end) {
-    track *k = take_track(span->timeline);
+    track *k = take_track(span->timeline, span->start);
     if (k == NULL) return;
+    k->until = end;
     event e = {.start = span->start,
                .end = end,
                .name = span->name,

@@ -49,8 +49,8 @@ def told(rank: ShownRank) -> str:
         why = process_state(rank.pid)
         return f"does not answer{f': its process is {why}' if why else ''}"
     if rank.state == "foreign":
-        return "hung up: another version of hpcomm, or at its end"
-    waits = "; ".join(f"{w.op} waits for {told_ranks(w)} since {w.seconds:.1f} s" for w in rank.waits)
+        return f"hung up: another version of hpcomm, or at its end; {command_of(rank.pid)}"
+    waits = "; ".join(f"waits for {told_ranks(w)} since {w.seconds:.1f} s, in {w.op}" for w in rank.waits)
     if rank.state == "starts":
         return waits or "starts"
     return waits or "runs"
@@ -72,16 +72,15 @@ def _print(console: Console, ranks: tuple[ShownRank, ...]) -> None:
     for job in sorted({rank.job for rank in ranks}):
         members = [rank for rank in ranks if rank.job == job]
         size = max(rank.size for rank in members)
-        here = f", {len(members)} of them here" if job and len(members) < size else ""
-        head = f"job {job[:_JOB_CHARS]}: {size} rank{'s' if size != 1 else ''}{here}" if job else "not known to a job"
-        command = command_of(members[0].pid)
-        table = Table(
-            title=f"{head}; {command}" if command else head,
-            title_justify="left",
-            title_style="",
-            box=None,
-            pad_edge=False,
-        )
+        if job:
+            here = f", {len(members)} of them here" if len(members) < size else ""
+            told_size = f"{size} rank{'s' if size != 1 else ''}{here}"
+            console.print(
+                f"job {job[:_JOB_CHARS]}: {told_size}; {command_of(members[0].pid)}", overflow="ellipsis", no_wrap=True
+            )
+        else:
+            console.print("of no job that is known")
+        table = Table(box=None, pad_edge=False)
         for column in ("rank", "pid", "transports", "step", "now"):
             table.add_column(column, overflow="fold", no_wrap=column != "now")
         for rank in members:

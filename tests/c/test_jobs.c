@@ -1,0 +1,274 @@
+/* What other processes see of a rank (hpc_jobs): whom it waits for and in which operation, its step, its silence. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "context.h"
+#include "jobs.h"
+#include "ranks.h"
+
+enum { CAP = 2048, RANK2 = 2 };
+
+/* ---- asking ---- */
+
+static char *job_of(rank *r, char job[HPC_JOB_BYTES]) {
+    const unsigned char *name = r->context->addresses[0].control.name;
+    for (int i = 0; i < HPC_COOKIE_BYTES; i++) snprintf(job + 2 * i, 3, "%02x", name[i]);
+    return job;
+}
+
+/* The ranks of this job, in their order; how many. Others run on this machine too. */
+static int ask(rank *r, hpc_shown_rank *found) {
+    char job[HPC_JOB_BYTES];
+    hpc_shown_rank *all = malloc(CAP * sizeof *all);
+    int count = hpc_jobs(all, CAP, ranks_patience(2)), n = 0;
+    CHECK(all && count >= 1 && count <= CAP);
+    job_of(r, job);
+    for (int i = 0; i < count; i++)
+        if (strcmp(all[i].job, job) == 0) {
+            CHECK(n < RANKS_MAX);
+            found[n++] = all[i];
+        }
+    free(all);
+    return n;
+}
+
+static bool waits(const hpc_shown_rank *shown, const char *op, int whom) {
+    for (int i = 0; i < shown->n_waits; i++) {
+        const hpc_shown_wait *w = &shown->waits[i];
+        if (strcmp(w->op, op) == 0 && w->n_ranks == 1 && w->ranks[0] == whom && w->seconds >= 0) return true;
+    }
+    return false;
+}
+
+/* Until every other rank is seen to wait for this one alone, in op. */
+static void await_waits(rank *r, const char *op) {
+    hpc_shown_rank shown[RANKS_MAX];
+    for (double until = ranks_now() + ranks_patience(20);;) {
+        int n = ask(r, shown), waiting = 0;
+        for (int i = 0; i < n; i++) waiting += shown[i].rank != r->rank && waits(&shown[i], op, r->rank);
+        if (waiting == r->size - 1) return;
+        CHECK(ranks_now() < until);
+    }
+}
+
+/* ---- cases ---- */
+
+/* Everybody waits for rank 2: in a barrier, for its update, and for room in its queue. */
+static void whom(rank *r) {
+    int peers[RANKS_MAX], n = 0;
+    float update = 1;
+    const void *got;
+    for (int i = 0; i < r->size; i++)
+        if ((i == RANK2) != (r->rank == RANK2)) peers[n++] = i;
+    hpc_queue_config config;
+    hpc_queue_config_init(&config);
+    config.nbytes = sizeof update;
+    config.in_peers = config.out_peers = peers;
+    config.n_in = config.n_out = n;
+    hpc_queue *q;
+    CHECK_OK(hpc_queue_create(r->context, &config, -1, &q));
+
+    if (r->rank == RANK2) await_waits(r, "barrier");
+    CHECK_OK(hpc_barrier(r->context, -1));
+
+    if (r->rank == RANK2) {
+        await_waits(r, "recv");
+        for (int i = 0; i < n; i++) CHECK_OK(hpc_queue_send(q, peers[i], &update, sizeof update, -1));
+    } else {
+        CHECK_OK(hpc_queue_recv(q, RANK2, &got, -1));
+        CHECK_OK(hpc_queue_ack(q, RANK2));
+        for (int i = 0; i < 2; i++) { /* the second finds the slot taken; in slices, as Python waits */
+            int status;
+            while ((status = hpc_queue_send(q, RANK2, &update, sizeof update, 0.02)) == HPC_ERR_TIMEOUT) {
+            }
+            CHECK_OK(status);
+        }
+    }
+    if (r->rank == RANK2) {
+        await_waits(r, "send");
+        for (int k = 0; k < 2; k++)
+            for (int i = 0; i < n; i++) {
+                CHECK_OK(hpc_queue_recv(q, peers[i], &got, -1));
+                CHECK_OK(hpc_queue_ack(q, peers[i]));
+            }
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank == 0) {
+        hpc_shown_rank shown[RANKS_MAX];
+        CHECK_EQ(ask(r, shown), r->size);
+        for (int i = 0; i < r->size; i++) {
+            hpc_peer peer;
+            CHECK_OK(hpc_context_peer(r->context, i, &peer));
+            CHECK_EQ(shown[i].rank, i);
+            CHECK_EQ(shown[i].size, r->size);
+            CHECK_EQ(shown[i].pid, peer.pid);
+            CHECK_EQ(shown[i].answers, 1);
+            CHECK_EQ(shown[i].connected, 1);
+            CHECK_EQ(shown[i].step, i == RANK2 ? 1 : 2);
+            CHECK_EQ(strcmp(shown[i].host, peer.host), 0);
+            CHECK(strstr(shown[i].transports, r->mode->transports));
+        }
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    hpc_queue_free(q);
+}
+
+/* A slice that follows another goes on with its time: a wait in slices of 20 ms is seen to last for longer. */
+static void slices(rank *r) {
+    hpc_event event;
+    hpc_shown_rank shown[RANKS_MAX];
+    CHECK_OK(hpc_barrier(r->context, -1)); /* all are connected: their job is known */
+    if (r->rank == 1) {
+        while (atomic_load(&r->board[0]) == 0)
+            CHECK_STATUS(hpc_wait_event(r->context, NULL, &event, 0.02), HPC_ERR_TIMEOUT);
+    } else {
+        double longest = 0;
+        for (double until = ranks_now() + ranks_patience(20); longest < 0.1 && ranks_now() < until;) {
+            CHECK_EQ(ask(r, shown), 2);
+            longest = shown[1].n_waits > 0 ? shown[1].waits[0].seconds : 0;
+        }
+        CHECK(longest >= 0.1);
+        rank_set(r, 0, 1);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+}
+
+/* One that is stopped is shown by its process and, since the others know its name, by its rank; in bounded time. */
+static void stopped(rank *r) {
+    hpc_shown_rank shown[RANKS_MAX];
+    hpc_peer peer;
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank == 0) {
+        CHECK_OK(hpc_context_peer(r->context, RANK2, &peer));
+        kill((pid_t)peer.pid, SIGSTOP);
+        do CHECK_EQ(ask(r, shown), 3);
+        while (shown[RANK2].answers == 1); /* it takes a moment to stop */
+        CHECK_EQ(shown[RANK2].answers, 0);
+        CHECK_EQ(shown[RANK2].rank, RANK2);
+        CHECK_EQ(shown[RANK2].size, 3);
+        CHECK_EQ(shown[RANK2].pid, peer.pid);
+        CHECK_EQ(shown[1].answers, 1);
+        double begin = ranks_now();
+        hpc_jobs(NULL, 0, 0.2);
+        CHECK(ranks_now() - begin < ranks_patience(5));
+        kill((pid_t)peer.pid, SIGCONT);
+        do CHECK_EQ(ask(r, shown), 3);
+        while (shown[RANK2].answers != 1);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+}
+
+static int call(rank *r, int who) {
+    struct sockaddr_un address;
+    socklen_t length = hpc_mesh_name(r->context->addresses[who].control.name, &address);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&address, length) == 0);
+    return fd;
+}
+
+/* Questions that are none, and askers that hang up or send no word, cost the rank nothing. */
+static void bad_askers(rank *r) {
+    hpc_shown_rank shown[RANKS_MAX];
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank == 0) {
+        int silent[8];
+        for (int i = 0; i < 8; i++) silent[i] = call(r, 1);
+        unsigned char name[HPC_COOKIE_BYTES] = {0}, junk[4096];
+        uint64_t state = 5;
+        for (int i = 0; i < 200; i++) {
+            int fd = call(r, 1);
+            for (size_t k = 0; k < sizeof junk; k++) junk[k] = (unsigned char)ranks_random(&state);
+            hpc_mesh_frame f = {.magic = 0x68706331, .type = HPC_MESH_STATUS, .nbytes = 16, .total = 16};
+            if (i % 4 == 1) f.nbytes = 4000;
+            if (i % 4 == 2) f.total = UINT64_MAX;
+            if (i % 4 == 3) f.rank = -1;
+            memcpy(junk, &f, sizeof f);
+            size_t n = i % 4 == 0 ? sizeof f + 15 : ranks_random(&state) % sizeof junk;
+            CHECK(send(fd, junk, n, MSG_NOSIGNAL) >= 0);
+            if (i % 2) CHECK(recv(fd, junk, sizeof junk, 0) <= 0); /* hung up, unanswered */
+            close(fd);
+            fd = call(r, 1);
+            CHECK_OK(hpc_link_ask(fd, name)); /* and gone before the answer */
+            close(fd);
+        }
+        for (int i = 0; i < 8; i++) close(silent[i]);
+        CHECK_EQ(ask(r, shown), 2);
+        CHECK_EQ(shown[1].answers, 1);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+}
+
+/* Askers by the side of a job that does nothing but wait. */
+static void *ask_on(void *arg) {
+    rank *r = arg;
+    hpc_shown_rank shown[RANKS_MAX];
+    while (atomic_load(&r->board[1]) == 0) {
+        int n = ask(r, shown);
+        for (int i = 0; i < n; i++)
+            for (int k = 0; k < shown[i].n_waits; k++)
+                for (int w = 0; w < shown[i].waits[k].n_ranks && w < HPC_SHOWN_RANKS; w++)
+                    CHECK(shown[i].waits[k].ranks[w] >= 0 && shown[i].waits[k].ranks[w] < r->size);
+    }
+    return NULL;
+}
+
+static void asked_all_the_time(rank *r) {
+    pthread_t askers[2];
+    for (int i = 0; i < 2 && r->rank == 0; i++) CHECK_EQ(pthread_create(&askers[i], NULL, ask_on, r), 0);
+    for (int i = 0; i < ranks_rounds(500); i++) CHECK_OK(hpc_barrier(r->context, -1));
+    rank_set(r, 1, 1);
+    for (int i = 0; i < 2 && r->rank == 0; i++) pthread_join(askers[i], NULL);
+    CHECK_OK(hpc_barrier(r->context, -1));
+}
+
+/* What comes as an answer is bounded and printable, or none. */
+static void answers_are_not_believed(rank *r) {
+    (void)r;
+    hpc_job_answer a, good = {.version = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH,
+                              .asked = -1,
+                              .of = {.rank = 1, .size = 3}};
+    a = good;
+    CHECK_OK(hpc_jobs_check(&a));
+    a.version++;
+    CHECK_STATUS(hpc_jobs_check(&a), HPC_ERR_AUTH);
+    a = good;
+    a.of.rank = 3;
+    CHECK_STATUS(hpc_jobs_check(&a), HPC_ERR_AUTH);
+    a = good;
+    a.of.n_waits = HPC_SHOWN_WAITS + 1;
+    CHECK_STATUS(hpc_jobs_check(&a), HPC_ERR_AUTH);
+    a = good;
+    a.asked = 3;
+    CHECK_STATUS(hpc_jobs_check(&a), HPC_ERR_AUTH);
+    a = good;
+    memset(a.of.host, '\x1b', sizeof a.of.host);
+    memset(a.of.waits[0].op, 'x', sizeof a.of.waits[0].op);
+    a.of.n_waits = 1;
+    a.of.waits[0].n_ranks = 1 << 30;
+    a.of.waits[0].ranks[0] = -7;
+    CHECK_OK(hpc_jobs_check(&a));
+    CHECK_EQ(strlen(a.of.host), sizeof a.of.host - 1);
+    CHECK_EQ(strspn(a.of.host, "?"), sizeof a.of.host - 1);
+    CHECK_EQ(strlen(a.of.waits[0].op), sizeof a.of.waits[0].op - 1);
+    CHECK_EQ(a.of.waits[0].n_ranks, 0);
+    CHECK_EQ(a.of.waits[0].ranks[0], 0);
+    CHECK_STATUS(hpc_jobs(NULL, 1, 0), HPC_ERR_INVALID);
+}
+
+int main(int argc, char **argv) {
+    static const ranks_case cases[] = {
+        {.name = "whom", .size = 4, .run = whom},
+        {.name = "whom_sleepy", .size = 3, .run = whom, .sleepy = true},
+        {.name = "slices", .size = 2, .run = slices},
+        {.name = "stopped", .size = 3, .run = stopped, .where = RANKS_PROCESSES | RANKS_SHM, .timeout = 60},
+        {.name = "bad_askers", .size = 2, .run = bad_askers, .where = RANKS_SHM},
+        {.name = "asked_all_the_time", .size = 3, .run = asked_all_the_time, .where = RANKS_UNSEEDED, .sleepy = true},
+        {.name = "answers_are_not_believed", .size = 1, .run = answers_are_not_believed, .where = RANKS_SHM},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}
