@@ -382,12 +382,20 @@ static void settle_nics(hpc_context *c) {
     c->nics = NULL;
 }
 
+static int serves_a_peer(const hpc_context *c, const hpc_transport *transport) {
+    for (int r = 0; r < c->group.size; r++)
+        if (r != c->group.rank && c->transports[r] == transport) return 1;
+    return 0;
+}
+
 /* For whoever asks the control channel meanwhile (hpcomm status). */
 static void show_transports(hpc_context *c) {
     char names[HPC_TRANSPORTS_BYTES] = "";
-    for (int i = 0, n = 0; c->used[i] != NULL && n < (int)sizeof names; i++)
-        n += snprintf(names + n, sizeof names - (size_t)n, "%s%s", n == 0 ? "" : ",", c->used[i]->name);
-    hpc_control_show(c->control, c->self.hostname, c->group.size > 1 ? names : "");
+    size_t n = 0;
+    for (int i = 0; c->used[i] != NULL && n < sizeof names; i++)
+        if (serves_a_peer(c, c->used[i]))
+            n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n == 0 ? "" : ",", c->used[i]->name);
+    hpc_control_show(c->control, c->self.hostname, names);
 }
 
 int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {

@@ -60,6 +60,8 @@ def read(path: Path) -> Trace:
                 event = json.loads(text)
             except ValueError:
                 continue  # the last line, cut by a full disk
+            if not isinstance(event, dict):
+                continue
             if event.get("name") == _CLOCK:
                 trace.clock, trace.rank = event["args"], event["pid"]
             elif event.get("name") == _OWN[1]:
@@ -118,9 +120,8 @@ def waits(traces: list[Trace]) -> dict[int, dict[int, float]]:
 def _print_waits(traces: list[Trace]) -> None:
     total = waits(traces)
     ranks = sorted({trace.rank for trace in traces} | {peer for row in total.values() for peer in row})
-    table = Table(
-        title="seconds that a rank waited for one other alone", title_justify="left", box=None, pad_edge=False
-    )
+    click.echo("seconds that a rank waited for one other alone")
+    table = Table(box=None, pad_edge=False)
     table.add_column("rank")
     for peer in ranks:
         table.add_column(f"for {peer}", justify="right")
