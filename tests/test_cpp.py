@@ -25,6 +25,7 @@ PROGRAM = r"""
 #include <hpcomm/hpcomm.hpp>
 #include <cassert>
 #include <cstring>
+#include <unistd.h>
 
 static int gather(const void *send, void *recv, size_t nbytes, void *, void **request) {
     std::memcpy(recv, send, nbytes);
@@ -100,8 +101,14 @@ static void rendezvous() {
     assert(alone && !code && got == 7);
     hpcomm::Context context(alone, {}, code);
     alone.reset();
-    context.barrier(1.0, code);
+    {
+        hpcomm::Span span(context, "barrier");
+        context.barrier(1.0, code);
+    }
     assert(!code && context.size() == 1);
+    int shown = 0;
+    for (const hpcomm::ShownRank &rank : hpcomm::jobs(5.0)) shown += rank.pid == getpid() && rank.answers == 1;
+    assert(shown >= 1);
 }
 
 static void exchanges(hpcomm::Context &context) {

@@ -44,7 +44,7 @@ def await_waits(op: str, whom: tuple[int, ...] = (LATE,)) -> list[dict[str, Any]
 
 def held_back(shared: bool) -> list[Any]:
     """What rank LATE sees while it keeps the others waiting: in a pull, a queue and a barrier."""
-    seen = []
+    seen: list[Any] = []
     with hpcomm.init(mpi.world()) as context:
         ex = hpcomm.parameter_hub(context, {"fc": np.zeros(100, np.float32)})
         others = [rank for rank in range(SIZE) if rank != LATE]

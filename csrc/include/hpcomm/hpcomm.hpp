@@ -218,6 +218,18 @@ inline std::vector<Device> devices(Report report = {}) {
     return found;
 }
 
+using ShownRank = hpc_shown_rank;
+
+// Every context of this host's processes, as hpc_jobs shows it.
+inline std::vector<ShownRank> jobs(double timeout = 1, Report report = {}) {
+    std::vector<ShownRank> found(64);
+    int n, room = 64;
+    while ((n = hpc_jobs(found.data(), room, timeout)) > room) found.resize(static_cast<std::size_t>(room = 2 * n));
+    report(n < 0 ? n : HPC_OK);
+    found.resize(n < 0 ? 0 : static_cast<std::size_t>(n));
+    return found;
+}
+
 // ---- handles --------------------------------------------------------------------------------------------------------
 
 template <class T, void (*Free)(T *)> class Handle {
@@ -375,6 +387,26 @@ class Context : public Handle<hpc_context, hpc_context_free> {
 
   private:
     template <class Create> Context(const Report &report, Create create) : Handle(report, create) {}
+};
+
+// A part of what this thread does, shown in the timeline from here to the end of the block; nothing without a timeline:
+//     hpcomm::Span forward(context, "forward");
+class Span {
+  public:
+    Span(Context &context, const char *name) noexcept : context_(context.get()), name_(name), start_(now()) {}
+    ~Span() {
+        hpc_context_span(context_, name_, start_);
+    }
+    Span(const Span &) = delete;
+    Span &operator=(const Span &) = delete;
+
+  private:
+    static double now() noexcept { // CLOCK_MONOTONIC
+        return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
+    hpc_context *context_;
+    const char *name_;
+    double start_;
 };
 
 class Lane : public Handle<hpc_lane, hpc_lane_free> {
