@@ -112,6 +112,7 @@ static void whom(rank *r) {
             CHECK_EQ(strcmp(shown[i].host, peer.host), 0);
             CHECK(strstr(shown[i].transports, r->mode->transports));
         }
+        CHECK_EQ(shown[0].n_waits, 0); /* its many waits are over */
     }
     CHECK_OK(hpc_barrier(r->context, -1));
     hpc_queue_free(q);

@@ -2,6 +2,7 @@
  * that record, end and close at once lose nothing that they must not. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include "clock.h"
@@ -89,6 +90,7 @@ static void check_nesting(void) {
     for (int i = 0; i < n_spans; i++) {
         const span *s = &spans[i];
         if (i > 0 && spans[i - 1].tid != s->tid) depth = 0;
+        CHECK(depth == 0 || s[-1].start != s->start || strcmp(s[-1].name, s->name) != 0); /* none is there twice */
         while (depth > 0 && open[depth - 1] <= s->start) depth--;
         if (depth > 0 && s->end > open[depth - 1])
             fprintf(stderr, "%s of thread %d crosses the end of what it is in\n", s->name, s->tid);
@@ -247,6 +249,37 @@ static void close_meanwhile(rank *r) {
     forget();
 }
 
+typedef struct given {
+    hpc_context *context;
+    double start;
+} given;
+
+static void *make_one(void *arg) {
+    const given *g = arg;
+    CHECK_OK(hpc_context_span(g->context, "one", g->start));
+    return NULL;
+}
+
+static void make_one_since(rank *r, double start) {
+    given g = {r->context, start};
+    pthread_t thread;
+    CHECK_EQ(pthread_create(&thread, NULL, make_one, &g), 0);
+    pthread_join(thread, NULL);
+}
+
+/* A span that began before the last one of a left track had ended does not go there. */
+static void tracks_do_not_cross(rank *r) {
+    start(r);
+    double first = hpc_now(), second = first;
+    while (second == first) second = hpc_now();
+    make_one_since(r, first);
+    make_one_since(r, second);
+    end(r);
+    CHECK_EQ(count("trainer", "one"), 2);
+    CHECK(spans[n_spans - 1].tid != spans[n_spans - 2].tid || spans[n_spans - 1].start >= spans[n_spans - 2].end);
+    forget();
+}
+
 /* Threads one after the other have one track, not one each. */
 static void tracks_are_left(rank *r) {
     start(r);
@@ -276,16 +309,16 @@ static void killed(rank *r) {
     hpc_event event;
     start(r);
     if (r->rank == 1) {
-        while (atomic_load(&r->board[1]) == 0) {
-            CHECK_OK(hpc_context_span(r->context, "before", hpc_now()));
-            CHECK_STATUS(hpc_wait_event(r->context, NULL, &event, 0.05), HPC_ERR_TIMEOUT);
-        }
-        rank_die(r);
-        return;
+        CHECK_STATUS(hpc_wait_event(r->context, NULL, &event, 0.05), HPC_ERR_TIMEOUT);
+        CHECK_OK(hpc_context_span(r->context, "before", hpc_now()));
+        hpc_wait_event(r->context, NULL, &event, 1e3);
+        CHECK(!"reached: rank 0 kills this one in its sleep");
     }
+    hpc_peer peer;
+    CHECK_OK(hpc_context_peer(r->context, 1, &peer));
     path_of(r, path, 1);
     for (double until = hpc_now() + ranks_patience(20); hpc_now() < until && !holds(path, "before");) usleep(1000);
-    rank_set(r, 1, 1);
+    CHECK_EQ(kill((pid_t)peer.pid, SIGKILL), 0);
     CHECK_STATUS(hpc_barrier(r->context, -1), HPC_ERR_PEER);
     read_file(path, 1);
     CHECK(count("trainer", "before") > 0 && !ended);
@@ -340,6 +373,12 @@ int main(int argc, char **argv) {
         {.name = "straggler_sleepy", .size = 3, .run = straggler, .bare = true, .sleepy = true, .apart = true},
         {.name = "all_is_kept", .size = 2, .run = all_is_kept, .where = RANKS_SHM, .bare = true, .apart = true},
         {.name = "close_meanwhile", .size = 2, .run = close_meanwhile, .where = RANKS_SHM, .bare = true, .apart = true},
+        {.name = "tracks_do_not_cross",
+         .size = 1,
+         .run = tracks_do_not_cross,
+         .where = RANKS_SHM,
+         .bare = true,
+         .apart = true},
         {.name = "tracks_are_left", .size = 1, .run = tracks_are_left, .where = RANKS_SHM, .bare = true, .apart = true},
         {.name = "killed",
          .size = 2,
