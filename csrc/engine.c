@@ -61,8 +61,7 @@ static hpc_inputs inputs_of(hpc_core *core, const hpc_work *w, int slot, int onl
     int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1, n = 0;
     for (int i = first; i < last; i++) {
         const hpc_input *in = &w->inputs[i];
-        double weight =
-            ex->n_phases > 1 ? hpc_edge_weight(ex, w->folded + 1, w->row->owner, in->rank) : w->weights[i];
+        double weight = ex->n_phases > 1 ? hpc_edge_weight(ex, w->folded + 1, w->row->owner, in->rank) : w->weights[i];
         if (ex->n_phases > 1 && weight == 0) continue;
         core->bases[n] = in->slots + (size_t)slot * in->stride;
         core->base_weights[n++] = weight;
@@ -339,7 +338,8 @@ static void row_is_done(hpc_core *core, hpc_share *share, int from) {
 /* ---- events ---- */
 
 /* On a graph that changes, inputs of each rank are counted apart: one of a later step may come before those of this
- * one, of ranks that send nothing in between. Those of one rank come in turn, so each is of the next step that has it. */
+ * one, of ranks that send nothing in between. Those of one rank come in turn, so each is of the next step that has it.
+ */
 static int has_inputs(const hpc_exchange *ex, const hpc_work *w, uint64_t n) {
     for (int e = 0; e < w->row->n_in; e++)
         if (hpc_sends(ex, n, w->row->owner, w->inputs[e].rank) &&

@@ -86,7 +86,7 @@ typedef struct hpc_work {
     float *state; /* block by block: slots times the values of the block */
     float *acc;   /* eager and FORWARD only */
     uint64_t step;
-    uint64_t folded; /* pushes of this exchange; on a graph of several phases */
+    uint64_t folded;    /* pushes of this exchange; on a graph of several phases */
     int *arrived;       /* by slot: inputs that are there */
     _Atomic char *came; /* the same by slot and input; written by the core alone */
     const double *weights;
@@ -106,11 +106,11 @@ typedef enum hpc_started { HPC_STARTED = 1, HPC_UNPINNED = 2 /* where it should 
 
 typedef struct hpc_core {
     _Alignas(64) hpc_exchange *exchange;
-    int index, cpu, node;          /* cpu -1: not pinned */
-    hpc_lane *in, *out;            /* pushes come by in, answers go by out */
-    float *acc;                    /* one block */
-    const void **folding;          /* addresses of a fold's inputs */
-    const char **bases;            /* of a whole row's, and their weights */
+    int index, cpu, node; /* cpu -1: not pinned */
+    hpc_lane *in, *out;   /* pushes come by in, answers go by out */
+    float *acc;           /* one block */
+    const void **folding; /* addresses of a fold's inputs */
+    const char **bases;   /* of a whole row's, and their weights */
     double *base_weights;
     char *scratch; /* graphs whose inputs may be torn: a copy of one input of a share, and the fold of all */
     float *sum;
@@ -171,16 +171,16 @@ struct hpc_exchange {
     int averages; /* the rule is average, over the weighted sum: a fold is all, and goes into the parameters */
     /* On a graph, see graph.c; n_phases is 0 on a plan with servers. */
     int n_phases, staleness;
-    double *phase_weights; /* as hpc_graph has them */
-    int64_t ahead;         /* steps that a checkpoint was ahead of this exchange's pushes */
+    double *phase_weights;          /* as hpc_graph has them */
+    int64_t ahead;                  /* steps that a checkpoint was ahead of this exchange's pushes */
     _Atomic uint64_t *inputs_whole; /* reduces by how many whole inputs they had; written by the cores */
     int most_inputs;
     _Atomic uint64_t *peer_sent, *peer_received; /* bytes by rank */
-    double *peer_wait; /* seconds by rank */
-    int *awaited, n_awaited; /* whom the wait that is under way was for at its last look */
-    hpc_mark *marks; /* of what is being sent, by key */
-    int forwards;                 /* some rows do */
-    int depth, n_shares, n_cores; /* n_cores: of all ranks */
+    double *peer_wait;                           /* seconds by rank */
+    int *awaited, n_awaited;                     /* whom the wait that is under way was for at its last look */
+    hpc_mark *marks;                             /* of what is being sent, by key */
+    int forwards;                                /* some rows do */
+    int depth, n_shares, n_cores;                /* n_cores: of all ranks */
     hpc_share *shares;
     int *share_of;                       /* by row */
     hpc_place *places;                   /* by rank */

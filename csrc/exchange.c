@@ -671,9 +671,9 @@ int hpc_exchange_get_inputs(const hpc_exchange *ex, uint64_t *counts, int cap) {
     for (int i = 0; i < ex->n_work; i++)
         if (ex->n_phases > 0 && ex->work[i].row->n_in - 1 > most) most = ex->work[i].row->n_in - 1;
     for (int k = 0; k < cap; k++)
-        counts[k] =
-            k <= ex->most_inputs && ex->n_phases > 0 ? atomic_load_explicit(&ex->inputs_whole[k], memory_order_relaxed)
-                                                     : 0;
+        counts[k] = k <= ex->most_inputs && ex->n_phases > 0
+                        ? atomic_load_explicit(&ex->inputs_whole[k], memory_order_relaxed)
+                        : 0;
     return most;
 }
 
@@ -683,9 +683,9 @@ int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *p
     if (rank < 0 || rank >= ex->context->group.size)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
                         ex->context->group.size);
-    *peer = (hpc_exchange_peer){atomic_load_explicit(&ex->peer_sent[rank], memory_order_relaxed),
-                                atomic_load_explicit(&ex->peer_received[rank], memory_order_relaxed),
-                                ex->peer_wait[rank]};
+    *peer =
+        (hpc_exchange_peer){atomic_load_explicit(&ex->peer_sent[rank], memory_order_relaxed),
+                            atomic_load_explicit(&ex->peer_received[rank], memory_order_relaxed), ex->peer_wait[rank]};
     return HPC_OK;
 }
 

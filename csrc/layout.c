@@ -27,8 +27,9 @@ static int has_edge(const hpc_edge *edges, int n, int rank) {
 /* Whether the master of a row is its owner's own copy of the parameters, which change between the owner's push and its
  * pull only: under BSP the owner has pushed whenever the row is applied. */
 static int is_master_params(const hpc_exchange *ex, const hpc_row *row) {
-    return ex->shared_params || ((ex->n_phases > 0 || ex->consistency == HPC_BSP) && has_edge(row->in, row->n_in, row->owner) &&
-                                 has_edge(row->out, row->n_out, row->owner));
+    return ex->shared_params ||
+           ((ex->n_phases > 0 || ex->consistency == HPC_BSP) && has_edge(row->in, row->n_in, row->owner) &&
+            has_edge(row->out, row->n_out, row->owner));
 }
 
 /* ---- shares ---- */

@@ -80,8 +80,8 @@ int hpc_plan_graph(const hpc_graph *g, hpc_plan **plan) {
         first[i + 1] = first[i];
         for (int j = 0; j < g->ranks; j++) first[i + 1] += has_edge(g, i, j);
     }
-    status = hpc_plan_block_make(g->keys, g->n_keys, n * g->ranks, (size_t)first[g->ranks] + (size_t)g->ranks, op_plan,
-                                 &b);
+    status =
+        hpc_plan_block_make(g->keys, g->n_keys, n * g->ranks, (size_t)first[g->ranks] + (size_t)g->ranks, op_plan, &b);
     if (status != HPC_OK) goto err;
     fill_edges(g, first, b.edges);
     hpc_plan_cut(g->keys, g->n_keys, g->chunk, g->ranks, b.rows);

@@ -170,8 +170,9 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     core->args_set = calloc(size, sizeof *core->args_set);
     core->late = malloc((forwards + 1) * sizeof *core->late);
     core->unflushed = calloc(size, 1);
-    if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL || core->writing == NULL || core->args == NULL ||
-        core->args_set == NULL || core->late == NULL || core->unflushed == NULL)
+    if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL ||
+        core->writing == NULL || core->args == NULL || core->args_set == NULL || core->late == NULL ||
+        core->unflushed == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
     core->in = ex->in_lanes[core->index];
@@ -228,8 +229,8 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
 static int can_pass(const hpc_exchange *ex, const hpc_work *w) {
     const hpc_row *row = w->row;
     if (ex->pass == NULL || ex->eager || ex->n_phases > 1 || hpc_takes_what_is_there(ex) ||
-        (ex->consistency == HPC_ASYNC && ex->n_phases == 0) || row->action != HPC_APPLY ||
-        row->codec_in != HPC_F32 || row->n_in > HPC_PASS_INPUTS)
+        (ex->consistency == HPC_ASYNC && ex->n_phases == 0) || row->action != HPC_APPLY || row->codec_in != HPC_F32 ||
+        row->n_in > HPC_PASS_INPUTS)
         return 0;
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].params == NULL) return 0;

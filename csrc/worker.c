@@ -536,8 +536,7 @@ static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
         end_gradient(); /* a copy past the caches could overtake the mark */
         if (status == HPC_OK)
             status = hpc_put(lane, ex->window, owner, slot + row->offset * item, (size_t)row->count * item, data);
-        if (status == HPC_OK)
-            status = hpc_put(lane, ex->window, owner, &mark->version, sizeof mark->version, last);
+        if (status == HPC_OK) status = hpc_put(lane, ex->window, owner, &mark->version, sizeof mark->version, last);
     }
     if (status == HPC_OK) count_sent(ex, owner, share->nbytes);
     return unless_left(ex, owner, status);
@@ -550,8 +549,7 @@ static int say_sent(hpc_exchange *ex, int s) {
     for (int r = 0; r < ex->context->group.size && status == HPC_OK; r++)
         if (r != me)
             status = unless_left(
-                ex, r,
-                hpc_put_signal(ex->context->acks, ex->window, r, NULL, 0, 0, hpc_signal_applied(ex, s), n));
+                ex, r, hpc_put_signal(ex->context->acks, ex->window, r, NULL, 0, 0, hpc_signal_applied(ex, s), n));
     return status;
 }
 
@@ -697,8 +695,8 @@ int hpc_worker_check_idle(const hpc_exchange *ex, const char *op) {
     return HPC_OK;
 }
 
-/* On a graph, when everything is folded here: the neighbours have read what was sent, or it has at least left. Under SSP
- * they may read the last update until they close themselves. */
+/* On a graph, when everything is folded here: the neighbours have read what was sent, or it has at least left. Under
+ * SSP they may read the last update until they close themselves. */
 static int finish_sends(hpc_exchange *ex, int key, limit *l, const char *op) {
     look look = {.ex = ex, .key = key, .ticket = 2 * ex->keys[key].pushes, .closed = -1, .for_slot = 1};
     if (hpc_takes_what_is_there(ex)) return flush_last(ex, key, l);

@@ -87,9 +87,7 @@ def engine_mode(consistency: Any, on_graph: bool) -> str:
         if consistency == value:
             return name
     if on_graph:
-        raise NotSupported(
-            f"consistency is {consistency}: a graph knows BSP, NOTIFY_ACK, SSP(s), BARRIER and ASYNC"
-        )
+        raise NotSupported(f"consistency is {consistency}: a graph knows BSP, NOTIFY_ACK, SSP(s), BARRIER and ASYNC")
     raise NotSupported(f"consistency is {consistency}: servers know BSP and ASYNC; give a graph as the topology")
 
 

@@ -56,19 +56,19 @@ BSP = Consistency()
 """A fold waits for all workers, and every worker for the fold: the same parameters everywhere after each step."""
 
 ASYNC = Consistency(staleness=None, quorum=1)
-"""Each update is applied by itself as it comes; no worker waits for another. On a graph a reduce takes what is there and
-whole."""
+"""Each update is applied by itself as it comes; no worker waits for another. On a graph a reduce takes what is there
+and whole."""
 
 NOTIFY_ACK = Consistency(waits_for="neighbours")
-"""Graphs: a reduce waits for the in-neighbours' updates, and a send for the out-neighbours' ACK of what was in its slot;
-every input is whole and of this step, and nobody waits for ranks further away (ASAP, section 4)."""
+"""Graphs: a reduce waits for the in-neighbours' updates, and a send for the out-neighbours' ACK of what was in its
+slot; every input is whole and of this step, and nobody waits for ranks further away (ASAP, section 4)."""
 
 BARRIER = Consistency(whole=False)
 """Graphs, for comparison: all ranks meet, but the barrier may overtake the updates, and a fast rank may write over what
 a slow one still reads (ASAP, section 6.2)."""
 
 
-def SSP(staleness: int) -> Consistency:  # noqa: N802  the field's name
+def SSP(staleness: int) -> Consistency:
     """Graphs: a reduce takes the newest update of each in-neighbour, none more than staleness steps old; SSP(0) is
     NOTIFY_ACK (Ho et al., NIPS 2013; ASAP, section 7).
 

@@ -89,8 +89,8 @@ class ExchangeStats:
         bytes_sent: of updates, to other ranks.
         reduces: on a graph: folds made here, of each key (and core) by itself.
         whole, torn, stale, missing: on a graph: neighbours' inputs to them that were whole and new; overwritten while
-            they were read; folded before; not there yet (ASAP, section 6.2). All but the whole ones were left out; under
-            SSP a stale one was folded again where models are averaged.
+            they were read; folded before; not there yet (ASAP, section 6.2). All but the whole ones were left out;
+            under SSP a stale one was folded again where models are averaged.
         by_inputs: on a graph: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
         peers: by rank.
     """
@@ -131,8 +131,8 @@ class Exchange(Calls):
             0's values are what every rank starts from. A rank that only serves gives the same. They are copied.
         topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces).
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
-            its in-neighbours, by the graph's weights (ASAP, sections 3 and 4); or several, which the steps take in turn;
-            or a function that gives them for a number of ranks, e.g. hpcomm.topology.root_expander.
+            its in-neighbours, by the graph's weights (ASAP, sections 3 and 4); or several, which the steps take in
+            turn; or a function that gives them for a number of ranks, e.g. hpcomm.topology.root_expander.
         consistency: BSP (a chunk is applied when every worker has pushed it) or ASYNC (each update as it comes). On a
             graph also NOTIFY_ACK, SSP(s) and BARRIER.
         rule: SGD, Momentum, Nesterov, Adam, Average, or a Rule of one's own.
@@ -152,9 +152,9 @@ class Exchange(Calls):
         cores: of each server. None means as many as its host can spare for threads, 1 for each of its interfaces at
             least, and that with "inline"; ranks whose progress differs must give a number.
         plan: one made earlier; topology, chunk_bytes, depth, wire, reduce and cores then say nothing.
-        patience: pushes, pulls and steps that give no timeout wait so many times as long as they hardly ever take, which
-            is learned while they run (stats().usual; ASAP, section 5: a dynamic timeout by the time taken for the
-            reduce), 1 s at least and the context's default at most. None: that default.
+        patience: pushes, pulls and steps that give no timeout wait so many times as long as they hardly ever take,
+            which is learned while they run (stats().usual; ASAP, section 5: a dynamic timeout by the time taken for
+            the reduce), 1 s at least and the context's default at most. None: that default.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
     Attributes:
@@ -302,7 +302,9 @@ class Exchange(Calls):
         dtypes = wire_dtypes(plan)
         keys = {name: Key(name, i, value.shape, dtypes[i]) for i, (name, value) in enumerate(values.items())}
         self._nbytes = sum(key.nbytes for key in keys.values())
-        self._begin(keys, rotates=int(plan.rows.column("depth").max()) > 1, finite=bool(check_finite), patience=patience)
+        self._begin(
+            keys, rotates=int(plan.rows.column("depth").max()) > 1, finite=bool(check_finite), patience=patience
+        )
         arrays = _core.exchange_params(self._handle, [key.shape for key in keys.values()], not shared_params)
         for key, params_array in zip(keys.values(), arrays, strict=False):
             key.params = params_array

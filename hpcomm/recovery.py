@@ -88,7 +88,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     if ex.graph:
         topology = _rebuilt(made.topology, ex.graph, left)
         gap = (spectral_gap(ex.graph), spectral_gap(graph_phases(topology, fresh.size)))
-    elif made.topology is None:
+    elif not isinstance(made.topology, ParameterServer):
         raise NotSupported("recover: the exchange was made of a plan's rows: make another plan, and an exchange of it")
     else:
         topology = _servers_left(made.topology, servers, left)

@@ -173,9 +173,9 @@ def test_every_file_of_a_step_is_of_that_step(tmp_path: Path, topology: Paramete
 
 @on_both
 def test_asynchronous_owners_save_at_their_own_steps(tmp_path: Path) -> None:
-    for topology in (ParameterServer("CS"), ParameterServer("NCC")):
-        folder = tmp_path / topology.placement
-        options: dict[str, Any] = {"topology": topology, "consistency": ASYNC, "progress": "thread", "rule": SGD()}
+    for placed in (ParameterServer("CS"), ParameterServer("NCC")):
+        folder = tmp_path / placed.placement
+        options: dict[str, Any] = {"topology": placed, "consistency": ASYNC, "progress": "thread", "rule": SGD()}
         saved(folder, 3, 8, **options)
 
         def again(context: Context, folder: Path = folder, options: dict[str, Any] = options) -> None:

@@ -1,4 +1,4 @@
-"""recover: ranks are killed at any step, and those that are left go on over a rebuilt graph or with the living servers."""
+"""recover: ranks are killed at any step; those that are left go on over a rebuilt graph or with the living servers."""
 
 import os
 import signal

@@ -623,7 +623,7 @@ typedef struct hpc_exchange_stats {
     int threads;                          /* of its engine; 0: inline */
     double usual;        /* seconds that hardly any push here takes until it is done: the mean and four mean deviations
                             of the last ones, as RFC 6298 has it; 0 before there were eight */
-    uint64_t bytes_sent;                  /* of updates, to other ranks */
+    uint64_t bytes_sent; /* of updates, to other ranks */
     /* On a graph: folds of a share (what a core has of a key), and what became of the neighbours' inputs to them. */
     uint64_t reduces, whole, torn, stale, missing;
 } hpc_exchange_stats;
