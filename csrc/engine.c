@@ -61,7 +61,8 @@ static hpc_inputs inputs_of(hpc_core *core, const hpc_work *w, int slot, int onl
     int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1, n = 0;
     for (int i = first; i < last; i++) {
         const hpc_input *in = &w->inputs[i];
-        double weight = ex->n_phases > 1 ? hpc_edge_weight(ex, w->folded + 1, w->row->owner, in->rank) : w->weights[i];
+        double weight =
+            ex->n_phases > 1 ? hpc_edge_weight(ex, w->row->key, w->folded + 1, w->row->owner, in->rank) : w->weights[i];
         if (ex->n_phases > 1 && weight == 0) continue;
         core->bases[n] = in->slots + (size_t)slot * in->stride;
         core->base_weights[n++] = weight;
@@ -303,7 +304,7 @@ static void count_neighbours(hpc_core *core, const hpc_share *share) {
     int n = 0;
     for (int e = 0; e < row->n_in; e++) {
         int rank = row->in[e].rank;
-        if (rank == row->owner || !hpc_sends(ex, share->version, row->owner, rank)) continue;
+        if (rank == row->owner || !hpc_sends(ex, share->key, share->version, row->owner, rank)) continue;
         hpc_graph_count_received(ex, share, rank);
         n++;
     }
@@ -320,7 +321,7 @@ static void answer_all(hpc_core *core, hpc_share *share) {
     if (ex->n_phases > 0) count_neighbours(core, share);
     for (int i = 0; i < share->n_parts; i++)
         if (ex->n_phases <= 1 || ex->consistency == HPC_BSP ||
-            hpc_sends(ex, share->version, share->owner, share->parts[i]))
+            hpc_sends(ex, share->key, share->version, share->owner, share->parts[i]))
             hpc_engine_answer(core, share->parts[i], signal, share->version);
 }
 
@@ -342,7 +343,7 @@ static void row_is_done(hpc_core *core, hpc_share *share, int from) {
  */
 static int has_inputs(const hpc_exchange *ex, const hpc_work *w, uint64_t n) {
     for (int e = 0; e < w->row->n_in; e++)
-        if (hpc_sends(ex, n, w->row->owner, w->inputs[e].rank) &&
+        if (hpc_sends(ex, w->row->key, n, w->row->owner, w->inputs[e].rank) &&
             atomic_load_explicit(&w->came[e], memory_order_relaxed) == 0)
             return 0;
     return 1;
@@ -350,7 +351,7 @@ static int has_inputs(const hpc_exchange *ex, const hpc_work *w, uint64_t n) {
 
 static void take_inputs(const hpc_exchange *ex, const hpc_work *w, uint64_t n) {
     for (int e = 0; e < w->row->n_in; e++)
-        if (hpc_sends(ex, n, w->row->owner, w->inputs[e].rank))
+        if (hpc_sends(ex, w->row->key, n, w->row->owner, w->inputs[e].rank))
             atomic_store_explicit(&w->came[e], (char)(w->came[e] - 1), memory_order_relaxed);
 }
 

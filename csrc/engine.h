@@ -157,6 +157,9 @@ typedef struct hpc_pushed {
     size_t params;   /* bytes from the start of the params */
     size_t gradient; /* bytes from the start of a slot of the gradients */
     int codec;       /* of the gradient */
+    /* On a graph: steps that a checkpoint was ahead of this exchange's pushes, and the phases of those in the slots. */
+    int64_t ahead;
+    int phases[HPC_PLAN_DEPTH];
 } hpc_pushed;
 
 struct hpc_exchange {
@@ -172,7 +175,6 @@ struct hpc_exchange {
     /* On a graph, see graph.c; n_phases is 0 on a plan with servers. */
     int n_phases, staleness;
     double *phase_weights;          /* as hpc_graph has them */
-    int64_t ahead;                  /* steps that a checkpoint was ahead of this exchange's pushes */
     _Atomic uint64_t *inputs_whole; /* reduces by how many whole inputs they had; written by the cores */
     int most_inputs;
     _Atomic uint64_t *peer_sent, *peer_received; /* bytes by rank */
@@ -283,16 +285,24 @@ static inline int hpc_takes_what_is_there(const hpc_exchange *ex) {
     return ex->n_phases > 0 && ex->consistency != HPC_BSP && ex->consistency != HPC_NOTIFY_ACK;
 }
 
-/* The weight of from's push number n (from 1 on) at rank to; 0 where the graph of that step has no such edge. */
-static inline double hpc_edge_weight(const hpc_exchange *ex, uint64_t n, int to, int from) {
-    size_t size = (size_t)ex->context->group.size;
-    size_t phase = (size_t)((n - 1 + (uint64_t)ex->ahead) % (uint64_t)ex->n_phases);
-    return ex->phase_weights[(phase * size + (size_t)to) * size + (size_t)from];
+/* Of push number n (from 1 on) of a key. */
+static inline int hpc_phase(const hpc_exchange *ex, int key, uint64_t n) {
+    return (int)((n - 1 + (uint64_t)ex->keys[key].ahead) % (uint64_t)ex->n_phases);
 }
 
-/* Whether from sends its push number n to rank to. */
-static inline int hpc_sends(const hpc_exchange *ex, uint64_t n, int to, int from) {
-    return ex->n_phases <= 1 || hpc_edge_weight(ex, n, to, from) != 0;
+static inline double hpc_phase_weight(const hpc_exchange *ex, int phase, int to, int from) {
+    size_t size = (size_t)ex->context->group.size;
+    return ex->phase_weights[((size_t)phase * size + (size_t)to) * size + (size_t)from];
+}
+
+/* The weight of from's push number n of a key at rank to; 0 where the graph of that step has no such edge. */
+static inline double hpc_edge_weight(const hpc_exchange *ex, int key, uint64_t n, int to, int from) {
+    return hpc_phase_weight(ex, hpc_phase(ex, key, n), to, from);
+}
+
+/* Whether from sends its push number n of a key to rank to. */
+static inline int hpc_sends(const hpc_exchange *ex, int key, uint64_t n, int to, int from) {
+    return ex->n_phases <= 1 || hpc_edge_weight(ex, key, n, to, from) != 0;
 }
 
 static inline char *hpc_own_part(const hpc_exchange *ex) {

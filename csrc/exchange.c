@@ -619,7 +619,8 @@ int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *
     if (w == NULL) return HPC_ERR_INVALID;
     hpc_engine_pause(&ex->cores[w->row->core]);
     w->step = step;
-    ex->ahead = (int64_t)(step - w->share->version); /* a graph that changes goes on where the checkpoint was made */
+    /* A graph that changes goes on where the checkpoint was made. */
+    if (ex->n_phases > 0) ex->keys[w->row->key].ahead = (int64_t)(step - w->share->version);
     if (params != NULL && w->param != NULL) memcpy(w->param, params, (size_t)w->row->count * sizeof(float));
     if (state != NULL && w->state != NULL) copy_state(ex, w, w->state, state, 0);
     hpc_engine_resume(&ex->cores[w->row->core]);

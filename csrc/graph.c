@@ -216,7 +216,7 @@ static int fold_what_is_there(hpc_core *core, hpc_share *share) {
             }
         else if (first->inputs[e].rank == share->owner)
             continue;
-        double weight = hpc_edge_weight(ex, n, share->owner, first->inputs[e].rank);
+        double weight = hpc_edge_weight(ex, share->key, n, share->owner, first->inputs[e].rank);
         if (weight == 0) continue;
         all += weight;
         found what = step == 0 ? WHOLE : read_input(core, share, e);

@@ -97,6 +97,11 @@ static int is_neighbour(const hpc_exchange *ex, const hpc_share *share, int rank
     return hpc_row_is_fed_by(ex, &ex->plan->rows[share->rows[0]], rank);
 }
 
+/* Of a share of this rank's own: the first fold that is still to come. */
+static uint64_t next_fold(const hpc_exchange *ex, int s) {
+    return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)), memory_order_acquire) + 1;
+}
+
 /* How far rank must have pushed for this rank's push number n of a graph to be folded; 0: it does not matter. */
 static uint64_t needed_of(const hpc_exchange *ex, int rank, int key, uint64_t n) {
     const hpc_pushed *k = &ex->keys[key];
@@ -107,7 +112,8 @@ static uint64_t needed_of(const hpc_exchange *ex, int rank, int key, uint64_t n)
         const hpc_share *share = &ex->shares[k->shares[i]];
         if (share->owner != me || !is_neighbour(ex, share, rank)) continue;
         if (ex->consistency == HPC_SSP) return n > (uint64_t)ex->staleness ? n - (uint64_t)ex->staleness : 0;
-        return hpc_sends(ex, n, me, rank) ? n : 0;
+        for (uint64_t v = n, first = next_fold(ex, k->shares[i]); v >= first; v--) /* n waits for those before it */
+            if (hpc_sends(ex, key, v, me, rank)) return v;
     }
     return 0;
 }
@@ -132,6 +138,12 @@ static int freed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
     return -1;
 }
 
+/* Of one of the last depth pushes. Its phase is not what its number says where a checkpoint has been restored since. */
+static int was_sent(const hpc_exchange *ex, int key, uint64_t n, int to) {
+    int phase = ex->keys[key].phases[(n - 1) % (uint64_t)ex->depth];
+    return hpc_phase_weight(ex, phase, to, ex->context->group.rank) != 0;
+}
+
 /* Whether nobody reads this rank's push number ticket / 2 any more: its neighbours have answered it, or closed, after
  * which they fold nothing; or they were not sent it. */
 static int has_read(const hpc_exchange *ex, int s, uint64_t ticket) {
@@ -139,7 +151,7 @@ static int has_read(const hpc_exchange *ex, int s, uint64_t ticket) {
     int me = ex->context->group.rank;
     if (share->owner == me) return is_answered(ex, s, ticket);
     if (hpc_is_stamped(ex) || ticket == 0 || !is_neighbour(ex, share, me)) return 1;
-    return !hpc_sends(ex, ticket / 2, share->owner, me) || is_answered(ex, s, ticket) ||
+    return !was_sent(ex, share->key, ticket / 2, share->owner) || is_answered(ex, s, ticket) ||
            closed_signal(ex, share->owner) != 0;
 }
 
@@ -180,9 +192,9 @@ static int looks_done(void *arg) {
     if (ex->inline_progress && hpc_context_work(ex->context) == 0 && holds(l)) return 1;
     if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 1;
     measure(l);
-    if (l->for_slot) return 0;
-    l->closed = closed_without(ex, l->key, l->ticket);
+    l->closed = l->for_slot && is_done(ex, l->key, l->ticket) ? -1 : closed_without(ex, l->key, l->ticket);
     if (l->closed >= 0) return 1;
+    if (l->for_slot) return 0;
     l->closed = freed_without(ex, l->key, l->ticket);
     if (l->closed < 0) return 0;
     /* Its answers went before, by other lanes: they have come, but nobody may have taken them yet. */
@@ -221,14 +233,14 @@ static int missing_inputs(const hpc_exchange *ex, const hpc_share *share, int sl
     return n;
 }
 
-/* Of a share of this rank's own: the neighbours whose inputs to its fold number n are missing. */
+/* Of a share of this rank's own: the neighbours whose inputs to fold number n, the next one, are missing. */
 static int missing_neighbours(const hpc_exchange *ex, const hpc_share *share, uint64_t n, int *ranks, int found) {
     int slot = ex->n_phases > 1 ? 0 : (int)((n - 1) % (uint64_t)ex->depth); /* see work_in_turn */
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
         for (int e = 0; e < w->row->n_in; e++)
-            if (w->inputs[e].rank != share->owner && hpc_sends(ex, n, share->owner, w->inputs[e].rank) &&
+            if (w->inputs[e].rank != share->owner && hpc_sends(ex, share->key, n, share->owner, w->inputs[e].rank) &&
                 !atomic_load_explicit(&came[e], memory_order_relaxed))
                 found = add_rank(ranks, found, w->inputs[e].rank);
     }
@@ -269,7 +281,7 @@ static int awaited_neighbours(const look *l, int *ranks) {
         else if (hpc_takes_what_is_there(ex))
             n = late_neighbours(ex, share, number, ranks, n);
         else
-            n = missing_neighbours(ex, share, number, ranks, n);
+            n = missing_neighbours(ex, share, next_fold(ex, k->shares[i]), ranks, n);
     }
     return n > 0 ? n : add_rank(ranks, n, me);
 }
@@ -542,14 +554,18 @@ static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
     return unless_left(ex, owner, status);
 }
 
-/* BARRIER: tells every rank that this one has sent, by a lane that bulk does not keep waiting. */
-static int say_sent(hpc_exchange *ex, int s) {
-    int me = ex->context->group.rank, status = HPC_OK;
-    uint64_t n = ex->keys[ex->shares[s].key].pushes + 1;
-    for (int r = 0; r < ex->context->group.size && status == HPC_OK; r++)
-        if (r != me)
-            status = unless_left(
-                ex, r, hpc_put_signal(ex->context->acks, ex->window, r, NULL, 0, 0, hpc_signal_applied(ex, s), n));
+/* BARRIER: tells every rank that this one has sent, by a lane that bulk does not keep waiting. The signals are those of
+ * this rank's own shares. */
+static int say_sent(hpc_exchange *ex, int key) {
+    const hpc_pushed *k = &ex->keys[key];
+    int me = ex->context->group.rank, size = ex->context->group.size, status = HPC_OK;
+    for (int i = 0; i < k->n_shares * size && status == HPC_OK; i++) {
+        int s = k->shares[i / size], r = i % size;
+        if (ex->shares[s].owner != me || r == me) continue;
+        status = unless_left(
+            ex, r,
+            hpc_put_signal(ex->context->acks, ex->window, r, NULL, 0, 0, hpc_signal_applied(ex, s), k->pushes + 1));
+    }
     return status;
 }
 
@@ -560,9 +576,8 @@ static int push_share(hpc_exchange *ex, int s, int slot, limit *l) {
     hpc_pushed *k = &ex->keys[share->key];
     size_t item = hpc_codec_bytes(k->codec);
     int me = ex->context->group.rank, status = HPC_OK;
-    if (ex->n_phases > 0 && !hpc_sends(ex, k->pushes + 1, share->owner, me)) return HPC_OK;
+    if (ex->n_phases > 0 && !hpc_sends(ex, share->key, k->pushes + 1, share->owner, me)) return HPC_OK;
     if (hpc_is_stamped(ex) && share->owner != me) return overwrite_share(ex, share);
-    if (ex->consistency == HPC_BARRIER) status = say_sent(ex, s);
     for (; k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
         int index = share->rows[k->at_row];
         const hpc_row *row = &ex->plan->rows[index];
@@ -595,6 +610,8 @@ static int send_push(hpc_exchange *ex, int key, limit *l) {
         int status = push_share(ex, k->shares[k->at_share], slot, l);
         if (status != HPC_OK) return status;
     }
+    int status = ex->consistency == HPC_BARRIER ? say_sent(ex, key) : HPC_OK;
+    if (status != HPC_OK) return status;
     k->pushes++;
     ex->stats.pushes++;
     hpc_watch_step(&ex->context->group.watch, k->pushes);
@@ -653,6 +670,7 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *
             if (src != NULL) fill_slot(ex, key, src);
             if (ex->check_finite && (status = check_finite(ex, key, op)) != HPC_OK) return status;
             publish_count(ex, key);
+            if (ex->n_phases > 0) k->phases[k->pushes % (uint64_t)ex->depth] = hpc_phase(ex, key, k->pushes + 1);
             if (hpc_is_stamped(ex)) atomic_store_explicit(&ex->marks[key].version, k->pushes + 1, memory_order_relaxed);
             end_gradient();
         }
@@ -698,9 +716,14 @@ int hpc_worker_check_idle(const hpc_exchange *ex, const char *op) {
 /* On a graph, when everything is folded here: the neighbours have read what was sent, or it has at least left. Under
  * SSP they may read the last update until they close themselves. */
 static int finish_sends(hpc_exchange *ex, int key, limit *l, const char *op) {
-    look look = {.ex = ex, .key = key, .ticket = 2 * ex->keys[key].pushes, .closed = -1, .for_slot = 1};
+    uint64_t pushes = ex->keys[key].pushes, depth = (uint64_t)ex->depth;
+    int status = HPC_OK;
     if (hpc_takes_what_is_there(ex)) return flush_last(ex, key, l);
-    return wait_look(&look, time_left(ex, l), op);
+    /* Each by itself: on a graph that changes, who read the last one may not have been sent the one before. */
+    for (uint64_t n = pushes < depth ? 1 : pushes - depth + 1; n <= pushes && status == HPC_OK; n++)
+        status = wait_look(&(look){.ex = ex, .key = key, .ticket = 2 * n, .closed = -1, .for_slot = 1},
+                           time_left(ex, l), op);
+    return status;
 }
 
 int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline) {
