@@ -39,11 +39,16 @@ static int is_edge(const hpc_graph *g, int to, int from) {
     return 0;
 }
 
-/* Every rank owns what it folds, of all whom the graph says. */
+/* Every rank owns what it folds, of all whom the graph says, in its order and with its weights. */
 static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
     int edges = 0, sound = row->action == HPC_APPLY && row->n_out == 1 && row->out[0].rank == row->owner;
-    for (int from = 0; from < g->ranks; from++) edges += is_edge(g, row->owner, from);
-    for (int e = 0; e < row->n_in; e++) sound &= row->in[e].row < 0 && is_edge(g, row->owner, row->in[e].rank);
+    for (int from = 0; from < g->ranks; from++) {
+        if (!is_edge(g, row->owner, from)) continue;
+        const hpc_edge *edge = edges < row->n_in ? &row->in[edges] : NULL;
+        sound &= edge != NULL && edge->row < 0 && edge->rank == from &&
+                 edge->weight == g->weights[(size_t)row->owner * (size_t)g->ranks + (size_t)from];
+        edges++;
+    }
     if (sound && edges == row->n_in && row->quorum == row->n_in) return HPC_OK;
     return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d is not of the graph: make the plan by hpc_plan_graph",
                     i);
@@ -61,10 +66,11 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: %s is for servers; on a graph every rank folds %s",
                         f->shared_params ? "shared_params" : "eager",
                         f->shared_params ? "parameters of its own" : "its inputs in order");
-    if (f->staleness < 0 || (f->consistency == HPC_SSP && f->staleness + 2 > f->plan->rows[0].depth))
-        return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: SSP with staleness %d needs a plan of depth %d or more, at most %d; this one has %d",
-                        f->staleness, f->staleness + 2, HPC_PLAN_DEPTH, f->plan->rows[0].depth);
+    if (f->staleness < 0 || (f->consistency == HPC_SSP && f->staleness > f->plan->rows[0].depth - 2))
+        return hpc_fail(
+            HPC_ERR_CONFIG, op_create,
+            "exchange: SSP with staleness %d needs a plan of depth %lld or more, at most %d; this one has %d",
+            f->staleness, (long long)f->staleness + 2, HPC_PLAN_DEPTH, f->plan->rows[0].depth);
     if (f->consistency == HPC_SSP && g->n_phases > 1)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: SSP needs a graph of one phase; this one has %d",
                         g->n_phases);
@@ -77,6 +83,10 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
                         "exchange: %s on a graph needs puts that keep their order; tcp_streams is %d, make it 1", name,
                         c->tcp_streams);
+    if (takes && c->loop_seed != 0)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                        "exchange: %s on a graph needs puts that keep their order; loop_seed is %llu, make it 0", name,
+                        (unsigned long long)c->loop_seed);
     for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) status = check_graph_row(g, &f->plan->rows[i], i);
     return status;
 }

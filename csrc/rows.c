@@ -369,6 +369,7 @@ void hpc_rows_free(hpc_exchange *ex) {
         free(core->base_weights);
         free(core->scratch);
         free(core->sum);
+        free(core->rows_from);
         free(core->graph_shares);
         free(core->writing);
         free(core->args);

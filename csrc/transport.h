@@ -5,7 +5,9 @@
  * the lane, may not block, and returns HPC_OK or a negative status with the error recorded.
  *
  * Ordering: put may be late and out of order. A signal or an event may not be seen before any earlier put of the same
- * lane to the same peer. flush ends when every earlier put of the lane to that peer is in place. Ownership: src is the
+ * lane to the same peer. flush ends when every earlier put of the lane to that peer is in place. Only BARRIER
+ * and ASYNC on a graph need more, that puts of a lane to a peer keep their order (see graph.c), and are refused where
+ * that is not so: with several tcp streams, and on loop with a seed. Ownership: src is the
  * caller's and must stay as it is until flush. Offsets and peers were checked by the core. */
 #ifndef HPC_TRANSPORT_H
 #define HPC_TRANSPORT_H
