@@ -1,0 +1,224 @@
+"""Text as sparse rows and labels of two classes: for train_text_svm.py, which one of them it may be.
+
+Rank 0 reads, and puts into a window of every other rank what that rank trains on, and the test set.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits, load_svmlight_file
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+import hpcomm
+
+TRAINED = 0.8  # the share of the rows that is trained on; the rest tests
+HEADER = 1 << 16  # bytes of what rank 0 tells all others first
+FEWEST = 100  # rows of either class, for a task that can be learnt
+FIELD = re.compile(r"^(Section|Description(?:-en)?): (.*)$", re.MULTILINE)
+
+
+class BadData(ValueError):
+    """What there is to read is no task; the message says why."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A sparse matrix of float32 by rows (CSR: indptr is int64, indices int32), and a label for each row.
+
+    labels are float32, 1 or -1. features is the number of columns.
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    values: NDArray[np.float32]
+    labels: NDArray[np.float32]
+    features: int
+
+    @classmethod
+    def of(cls, indptr: Any, indices: Any, values: Any, positive: Any, features: int) -> "Rows":
+        """Of arrays of any types, positive saying of each row whether it is of that class."""
+        labels = np.where(positive, 1, -1).astype(np.float32)
+        return cls(indptr.astype(np.int64), indices.astype(np.int32), values.astype(np.float32), labels, features)
+
+    @classmethod
+    def of_csr(cls, matrix: Any, positive: Any) -> "Rows":
+        """Of a SciPy CSR matrix."""
+        return cls.of(matrix.indptr, matrix.indices, matrix.data, positive, matrix.shape[1])
+
+    @classmethod
+    def of_dense(cls, matrix: NDArray[Any], positive: Any) -> "Rows":
+        rows, columns = np.nonzero(matrix)
+        indptr = np.searchsorted(rows, np.arange(len(matrix) + 1))
+        return cls.of(indptr, columns, matrix[rows, columns], positive, matrix.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: NDArray[np.int64]) -> "Rows":
+        """Copies of these rows, in this order."""
+        lengths = np.diff(self.indptr)[rows]
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        at = np.repeat(self.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
+        return Rows(indptr, self.indices[at], self.values[at], self.labels[rows], self.features)
+
+    @property
+    def majority(self) -> float:
+        """The accuracy of who says the same of every row."""
+        share = float((self.labels > 0).mean())
+        return max(share, 1 - share)
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
+        return self.indptr, self.values, self.indices, self.labels
+
+    def pack(self) -> NDArray[np.uint8]:
+        return np.concatenate([array.view(np.uint8) for array in self.arrays])
+
+    @property
+    def sizes(self) -> list[int]:
+        """What unpack needs: rows, stored values, features."""
+        return [len(self), len(self.values), self.features]
+
+    @classmethod
+    def unpack(cls, packed: NDArray[np.uint8], sizes: Sequence[int]) -> "Rows":
+        rows, stored, features = sizes
+        ends = np.cumsum([8 * (rows + 1), 4 * stored, 4 * stored, 4 * rows])
+        indptr, values, indices, labels = (part.copy() for part in np.split(packed[: ends[-1]], ends[:-1]))
+        return cls(
+            indptr.view(np.int64),
+            indices.view(np.int32),
+            values.view(np.float32),
+            labels.view(np.float32),
+            features,
+        )
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is told apart, in words, and rows to train on and to test with."""
+
+    name: str
+    train: Rows
+    test: Rows
+
+
+# ---- what there is to read -------------------------------------------------------------------------------------------
+
+
+def split(n: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which of n rows are trained on, and which test: in random order, the same for the same seed."""
+    order = np.random.default_rng(seed).permutation(n)
+    cut = int(n * TRAINED)
+    return order[:cut], order[cut:]
+
+
+def descriptions() -> list[tuple[str, str]]:
+    """The one-line descriptions of all packages that apt knows, each once, and their sections; none without apt."""
+    if shutil.which("apt-cache") is None:
+        return []
+    said = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, errors="replace", check=False)
+    found: dict[str, str] = {}
+    for package in said.stdout.split("\n\n"):
+        fields = dict(FIELD.findall(package))
+        text = fields.get("Description", fields.get("Description-en"))
+        if text is not None and "Section" in fields:
+            found.setdefault(text, fields["Section"].rpartition("/")[2])
+    return list(found.items())
+
+
+def packages(section: str, features: int, seed: int) -> Task | None:
+    """The packages of one section of Debian against all others, by the words and pairs of words that describe them
+    (tf-idf, its words and weights taken from the training rows). None where apt's lists are missing."""
+    found = descriptions()
+    if len(found) < 10 * FEWEST:
+        return None
+    sections = Counter(where for _, where in found)
+    if sections[section] < FEWEST:
+        most = ", ".join(name for name, _ in sections.most_common(12))
+        raise BadData(f"section {section!r} has {sections[section]} packages here: take a larger one, such as {most}")
+    texts = np.array([text for text, _ in found], object)
+    positive = np.array([where == section for _, where in found])
+    train, test = split(len(found), seed)
+    vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=features, dtype=np.float32)
+    rows = Rows.of_csr(vectors.fit_transform(texts[train]), positive[train])
+    tests = Rows.of_csr(vectors.transform(texts[test]), positive[test])
+    return Task(f"Debian packages of section {section} against all others", rows, tests)
+
+
+def svmlight(path: str, seed: int) -> Task:
+    """A file in svmlight's format, of two labels: the greater one is the positive class."""
+    try:
+        matrix, labels = load_svmlight_file(path, dtype=np.float32)
+    except (ValueError, OSError) as wrong:
+        raise BadData(f"{path} is no svmlight file: {wrong}") from None
+    kinds = np.unique(labels)
+    if len(kinds) != 2:
+        told = ", ".join(f"{kind:g}" for kind in kinds[:5]) + ", ..." * (len(kinds) > 5)
+        raise BadData(f"{path} has {len(kinds)} labels ({told}): there must be two")
+    rows = Rows.of_csr(matrix, labels == kinds[1])
+    train, test = split(len(rows), seed)
+    return Task(path, rows.take(train), rows.take(test))
+
+
+def digits(seed: int) -> Task:
+    """scikit-learn's handwritten digits, which are there without apt and without a network: eights against others."""
+    images, shown = load_digits(return_X_y=True)
+    rows = Rows.of_dense(images / 16, shown == 8)
+    train, test = split(len(rows), seed)
+    return Task("no apt lists here: handwritten eights against other digits", rows.take(train), rows.take(test))
+
+
+def read(path: str | None, section: str, features: int, seed: int) -> Task:
+    """The task that is asked for.
+
+    Raises:
+        BadData: the file or the section is no task of two classes.
+    """
+    if path is not None:
+        return svmlight(path, seed)
+    return packages(section, features, seed) or digits(seed)
+
+
+# ---- from rank 0 to all others ---------------------------------------------------------------------------------------
+
+
+def share(ctx: hpcomm.Context, reading: Callable[[], Task]) -> Task:
+    """What rank 0 reads, with the rows that this rank trains on: as many on each, dealt out in turn. Collective.
+
+    Raises:
+        BadData: on every rank, if rank 0's reading does, or if there are fewer rows than ranks.
+    """
+    packed: list[NDArray[np.uint8]] = []
+    told: dict[str, Any] = {}
+    if ctx.rank == 0:
+        try:
+            task = reading()
+            each = len(task.train) // ctx.size
+            if each == 0:
+                raise BadData(f"{task.name}: {len(task.train)} rows to train on, and {ctx.size} ranks: start fewer")
+        except BadData as wrong:
+            told = {"wrong": str(wrong)}
+        else:
+            parts = [task.train.take(np.arange(rank, each * ctx.size, ctx.size)) for rank in range(ctx.size)]
+            packed = [np.concatenate([part.pack(), task.test.pack()]) for part in parts]
+            told = {"name": task.name, "parts": [part.sizes for part in parts], "test": task.test.sizes}
+            told["nbytes"] = max(len(each) for each in packed)
+    told = json.loads(ctx.allgather(json.dumps(told).encode().ljust(HEADER), timeout=600)[0])
+    if "wrong" in told:
+        raise BadData(told["wrong"])
+    window = ctx.window(told["nbytes"])
+    for peer, rows in enumerate(packed):
+        window.put(peer, rows)
+    for peer, _ in enumerate(packed):
+        window.flush(peer)
+    ctx.barrier()
+    train = Rows.unpack(window.array, told["parts"][ctx.rank])
+    return Task(told["name"], train, Rows.unpack(window.array[len(train.pack()) :], told["test"]))

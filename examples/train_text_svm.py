@@ -1,0 +1,526 @@
+"""Several ranks learn to tell texts apart, by a linear SVM, each from its own part of them.
+
+    mpirun -n 4 python examples/train_text_svm.py
+    mpirun -n 8 python examples/train_text_svm.py --graph root_expander --consistency ASYNC --delay 20
+    mpirun -n 8 python examples/train_text_svm.py --compare
+
+This is the application of ASAP (sections 5 and 6): stochastic gradient descent after Bottou's svmsgd on sparse rows,
+and after every --period of them the average of the models of a rank and its in-neighbours. --compare trains by one
+graph and consistency after another on the same data, and draws accuracy against time and bytes sent (figures 5 to 10).
+
+The texts are what Debian's packages say of themselves (apt-cache dumpavail), and the task is to find those of one
+section; where apt's lists are missing, scikit-learn's handwritten digits take their place. --svmlight reads a file of
+one's own.
+"""
+
+import os
+import sys
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+try:
+    import click
+    import matplotlib
+    import numba
+    import numpy as np
+    import text_data
+    from numpy.typing import NDArray
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Table
+    from text_data import Rows
+except ImportError as missing:
+    sys.exit(f"{missing}; this demo needs: pip install click matplotlib numba numpy rich scikit-learn")
+
+import hpcomm
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+
+GRAPHS: dict[str, Callable[[int], hpcomm.topology.Graph]] = {
+    "complete": hpcomm.topology.complete,
+    "root_expander": hpcomm.topology.root_expander,
+    "exponential": hpcomm.topology.exponential,
+    "hypercube": hpcomm.topology.hypercube,
+    "ring": hpcomm.topology.ring,
+    "chain": partial(hpcomm.topology.chain, directed=False),  # along a directed one rank 0 hears of nobody
+}
+ALLREDUCE = "MPI_Allreduce"
+COMPARED = ",".join(
+    (
+        "complete/BSP",
+        "complete/NOTIFY_ACK",
+        "root_expander/NOTIFY_ACK",
+        "root_expander/BSP",
+        "root_expander/BARRIER",
+        "root_expander/ASYNC",
+        "chain/NOTIFY_ACK",
+        ALLREDUCE,
+    )
+)
+SAMPLE = 1000  # rows that the first rate of learning is tried on
+NOISE = 0.001  # of an accuracy: what a dozen of the tests are worth
+BIAS_RATE = 0.01  # of learning the bias, beside that of a weight: it has a part in every row
+LONG = 24 * 3600.0  # seconds: others are training
+
+
+# ---- model -----------------------------------------------------------------------------------------------------------
+
+
+@numba.njit(cache=True, nogil=True)
+def descend(
+    model: Floats,
+    order: Array,
+    indptr: Array,
+    values: Array,
+    indices: Array,
+    labels: Array,
+    decay: float,
+    eta0: float,
+    t: int,
+) -> None:
+    """Steps of gradient descent by these rows on the hinge loss and decay/2 of the squared weights (svmsgd).
+
+    A step shrinks all weights, of which a row has few: so the shrinking is one factor, multiplied in at the end. The
+    last value of the model is the bias, which does not shrink.
+    """
+    n, scale = model.size - 1, 1.0
+    bias = float(model[n])
+    for row in order:
+        eta = eta0 / (1.0 + decay * eta0 * t)
+        score = 0.0
+        for k in range(indptr[row], indptr[row + 1]):
+            score += model[indices[k]] * values[k]
+        scale *= 1.0 - eta * decay
+        if (scale * score + bias) * labels[row] < 1.0:
+            push = eta * labels[row] / scale
+            for k in range(indptr[row], indptr[row + 1]):
+                model[indices[k]] += push * values[k]
+            bias += BIAS_RATE * eta * labels[row]
+        t += 1
+    for i in range(n):
+        model[i] *= scale
+    model[n] = bias
+
+
+@numba.njit(cache=True, nogil=True)
+def judge(model: Floats, indptr: Array, values: Array, indices: Array, labels: Array) -> tuple[float, float]:
+    """Accuracy, and the mean hinge loss."""
+    n, right, loss = model.size - 1, 0, 0.0
+    for row in range(labels.size):
+        score = float(model[n])
+        for k in range(indptr[row], indptr[row + 1]):
+            score += model[indices[k]] * values[k]
+        right += (score > 0.0) == (labels[row] > 0.0)
+        loss += max(0.0, 1.0 - score * labels[row])
+    return right / labels.size, loss / labels.size
+
+
+def first_rate(rows: Rows, decay: float) -> float:
+    """The power of two from which a pass over a few rows gets furthest, as svmsgd finds it."""
+    sample = rows.take(np.arange(min(SAMPLE, len(rows))))
+
+    def cost(eta0: float) -> float:
+        model = np.zeros(rows.features + 1, np.float32)
+        descend(model, np.arange(len(sample)), *sample.arrays, decay, eta0, 0)
+        return float(judge(model, *sample.arrays)[1] + decay / 2 * np.dot(model[:-1], model[:-1]))
+
+    return min((2.0**k for k in range(-10, 11) if decay * 2.0**k < 1), key=cost)
+
+
+# ---- exchange --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class How:
+    """A graph and a consistency of stochastic_reduce, or MPI's allreduce."""
+
+    graph: str
+    consistency: str = ""
+
+    @classmethod
+    def named(cls, text: str) -> "How":
+        """GRAPH/CONSISTENCY as the options of these names take them, or MPI_Allreduce.
+
+        Raises:
+            click.BadParameter: there is no such graph or consistency.
+        """
+        graph, _, consistency = text.strip().partition("/")
+        if graph == ALLREDUCE and not consistency:
+            return cls(graph)
+        if graph not in GRAPHS:
+            raise click.BadParameter(f"{graph!r} is no graph: {', '.join(GRAPHS)}, or {ALLREDUCE}")
+        consistency_of(consistency)
+        return cls(graph, consistency)
+
+    def __str__(self) -> str:
+        return f"{self.graph}/{self.consistency}" if self.consistency else self.graph
+
+
+def consistency_of(text: str) -> Any:
+    """BSP, BARRIER, ASYNC, NOTIFY_ACK, or SSP:n."""
+    name, _, bound = text.partition(":")
+    if name == "SSP" and bound.isdigit():
+        return hpcomm.SSP(int(bound))
+    if text not in ("NOTIFY_ACK", "BSP", "BARRIER", "ASYNC"):
+        raise click.BadParameter(f"{text!r} is no consistency: NOTIFY_ACK, BSP, BARRIER, ASYNC or SSP:3")
+    return getattr(hpcomm, text)
+
+
+class Averaging(Protocol):
+    """model is what this rank trains; average makes it the mean with others', perhaps in another array."""
+
+    model: Floats
+
+    def average(self) -> None: ...
+
+    @property
+    def bytes_sent(self) -> int: ...
+
+    @property
+    def inputs(self) -> tuple[int, int, int, int]:
+        """Models of in-neighbours that were averaged whole, were torn, had been averaged before, or were not there; all
+        0 where nobody counts."""
+
+    def close(self) -> None: ...
+
+
+class StochasticReduce:
+    """The mean over oneself and the in-neighbours of a graph (ASAP, section 3)."""
+
+    def __init__(self, ctx: hpcomm.Context, how: How, size: int) -> None:
+        start, graph = {"w": np.zeros(size, np.float32)}, GRAPHS[how.graph](ctx.size)
+        consistency = consistency_of(how.consistency)
+        self.exchange = hpcomm.stochastic_reduce(ctx, start, topology=graph, consistency=consistency)
+        self.model = self.exchange.gradient("w")
+        self.model[:] = 0
+
+    def average(self) -> None:
+        mean = self.exchange.push_pull("w")
+        self.model = self.exchange.gradient("w")
+        np.copyto(self.model, mean)
+
+    @property
+    def bytes_sent(self) -> int:
+        return int(self.exchange.stats().bytes_sent)
+
+    @property
+    def inputs(self) -> tuple[int, int, int, int]:
+        found = self.exchange.stats()
+        return found.whole, found.torn, found.stale, found.missing
+
+    def close(self) -> None:
+        self.exchange.close()
+
+
+class Allreduce:
+    """The mean over all ranks by MPI. It does not tell what it sends: bytes_sent is the least that an allreduce can do
+    with, 2(n-1)/n of the model."""
+
+    def __init__(self, ctx: hpcomm.Context, how: How, size: int) -> None:
+        from mpi4py import MPI  # noqa: PLC0415 - the ranks may come from another launcher
+
+        self.comm, self.in_place = MPI.COMM_WORLD, MPI.IN_PLACE
+        self.model = np.zeros(size, np.float32)
+        self.share = np.float32(1 / ctx.size)
+        self.least = 2 * (ctx.size - 1) * self.model.nbytes // ctx.size
+        self.exchanges = 0
+
+    def average(self) -> None:
+        self.comm.Allreduce(self.in_place, self.model)
+        self.model *= self.share
+        self.exchanges += 1
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.exchanges * self.least
+
+    @property
+    def inputs(self) -> tuple[int, int, int, int]:
+        return 0, 0, 0, 0
+
+    def close(self) -> None:
+        pass
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long a rank trains, how often it exchanges, and after how many exchanges its model is kept to be judged."""
+
+    rows: int  # of one rank
+    period: int
+    epochs: int
+    decay: float
+    eta0: float
+    points: int
+    delay: float  # how many times as long as all others rank SLOW computes
+    seed: int
+
+    @property
+    def per_epoch(self) -> int:
+        return math.ceil(self.rows / self.period)
+
+    @property
+    def exchanges(self) -> int:
+        return self.epochs * self.per_epoch
+
+    @property
+    def kept(self) -> set[int]:
+        """After which exchanges; after the last in any case."""
+        return {math.ceil(self.exchanges * i / self.points) for i in range(1, self.points + 1)}
+
+    def batches(self, rank: int) -> Iterator[Array]:
+        """Rows between two exchanges, in another order each epoch."""
+        for epoch in range(self.epochs):
+            order = np.random.default_rng([self.seed, rank, epoch]).permutation(self.rows)
+            for first in range(0, self.rows, self.period):
+                yield order[first : first + self.period]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one training found. The arrays have a row for each rank and a column for each of its kept models, the first
+    of them the one before training."""
+
+    how: How
+    exchanges: int
+    seconds: Array
+    sent: Array  # bytes
+    accuracy: Array
+    inputs: Array  # whole, torn, stale, missing: of each rank
+    waiting: Array  # seconds of each rank in exchanges
+
+    def curve(self) -> tuple[Array, Array, Array]:
+        """Seconds; bytes that a rank has sent by then; accuracy. Means over the ranks, each as it is at that moment."""
+        times = np.unique(self.seconds)
+        at = [np.searchsorted(own, times, side="right") - 1 for own in self.seconds]
+        sent = np.mean([own[i] for own, i in zip(self.sent, at, strict=True)], axis=0)
+        return times, sent, np.mean([own[i] for own, i in zip(self.accuracy, at, strict=True)], axis=0)
+
+    def reached(self, target: float) -> tuple[float, float] | None:
+        """After how many seconds and bytes the accuracy was target for the first time."""
+        times, sent, accuracy = self.curve()
+        found = np.flatnonzero(accuracy >= target)
+        return (float(times[found[0]]), float(sent[found[0]])) if len(found) else None
+
+    def as_json(self, target: float) -> dict[str, Any]:
+        return {
+            "graph": self.how.graph,
+            "consistency": self.how.consistency,
+            "exchanges": self.exchanges,
+            "seconds": self.seconds.tolist(),
+            "bytes_sent": self.sent.tolist(),
+            "accuracy": self.accuracy.tolist(),
+            "inputs": dict(zip(("whole", "torn", "stale", "missing"), self.inputs.sum(axis=0).tolist(), strict=True)),
+            "seconds_waiting": self.waiting.tolist(),
+            "curve": [each.tolist() for each in self.curve()],
+            "reached": self.reached(target),
+        }
+
+
+SLOW = 1  # the rank that --delay slows down
+Tell = Callable[[int], object]
+
+
+def train(ctx: hpcomm.Context, how: How, task: text_data.Task, plan: Plan, tell: Tell) -> Run:
+    """Trains by this rank's rows, from zero. Collective."""
+    size = task.train.features + 1
+    exchange: Averaging = (Allreduce if how.graph == ALLREDUCE else StochasticReduce)(ctx, how, size)
+    kept = [(0.0, 0, exchange.model.copy())]
+    slower = plan.delay - 1 if ctx.rank == SLOW else 0.0
+    wanted, clock, waiting = plan.kept, time.perf_counter, 0.0
+    descend(exchange.model, np.arange(0), *task.train.arrays, plan.decay, plan.eta0, 0)  # compiled before the clock
+    ctx.barrier()
+    begin = clock()
+    for number, batch in enumerate(plan.batches(ctx.rank), 1):
+        start = time.thread_time()
+        t = (number - 1) // plan.per_epoch * plan.rows + (number - 1) % plan.per_epoch * plan.period
+        descend(exchange.model, batch, *task.train.arrays, plan.decay, plan.eta0, t)
+        if slower:
+            time.sleep(slower * (time.thread_time() - start))
+        before = clock()
+        exchange.average()
+        waiting += clock() - before
+        if number in wanted:
+            kept.append((clock() - begin, exchange.bytes_sent, exchange.model.copy()))
+            tell(number)
+    ctx.barrier(LONG)
+    inputs = exchange.inputs
+    exchange.close()
+    accuracy = [judge(model, *task.test.arrays)[0] for _, _, model in kept]
+    seconds, sent = [at for at, _, _ in kept], [float(count) for _, count, _ in kept]
+    found = (gather(ctx, each) for each in (seconds, sent, accuracy, [float(n) for n in inputs], [waiting]))
+    return Run(how, plan.exchanges, *found)
+
+
+def gather(ctx: hpcomm.Context, mine: list[float]) -> Array:
+    """The numbers of every rank, a row each, over hpcomm's control channel."""
+    everyone = b"".join(ctx.allgather(np.array(mine).tobytes(), timeout=LONG))
+    return np.frombuffer(everyone).reshape(ctx.size, len(mine))
+
+
+# ---- telling ---------------------------------------------------------------------------------------------------------
+
+
+def console_of(rank: int) -> Console | None:
+    """Rank 0's. Open MPI gives its ranks a terminal of no width, which is a pipe in truth."""
+    if rank > 0:
+        return None
+    terminal = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
+    return Console() if terminal else Console(force_terminal=False, width=150)
+
+
+@contextmanager
+def progress(console: Console | None, what: str, exchanges: int) -> Iterator[Tell]:
+    """A bar on a terminal; else a line when it begins."""
+    if console is None:
+        yield lambda number: None
+    elif console.is_terminal:
+        figures = TextColumn("exchange {task.completed} of {task.total}")
+        with Progress(TextColumn("{task.description:30}"), BarColumn(), figures, console=console) as bar:
+            task = bar.add_task(what, total=exchanges)
+            yield lambda number: bar.update(task, completed=number)
+    else:
+        print(f"{what}: {exchanges} exchanges", flush=True)
+        yield lambda number: None
+
+
+def table(runs: list[Run], size: int, target: float) -> Table:
+    found = Table(title=f"Test accuracy ({size} ranks)", title_justify="left")
+    found.add_column("", no_wrap=True)
+    reaching = f"{100 * target:.2f} % after"
+    for name in ("time", "exchanges", "sent by a rank", "accuracy", "whole", "torn", "stale", "missing", reaching):
+        found.add_column(name, justify="right")
+    for run in runs:
+        last, inputs = 100 * run.accuracy[:, -1], run.inputs.sum(axis=0)
+        shares = [f"{100 * share:.3g} %" for share in inputs / inputs.sum()] if inputs.any() else [""] * 4
+        spread = f" ({last.min():.2f} to {last.max():.2f})" if np.ptp(last) >= 0.005 else ""
+        reached = run.reached(target)
+        found.add_row(
+            str(run.how),
+            f"{run.seconds[:, -1].mean():.2f} s",
+            str(run.exchanges),
+            f"{run.sent[:, -1].mean() / 1e6:.1f} MB",
+            f"{last.mean():.2f} %{spread}",
+            *shares,
+            f"{reached[0]:.2f} s, {reached[1] / 1e6:.1f} MB" if reached else "never",
+        )
+    return found
+
+
+def plot(runs: list[Run], title: str, target: float, path: str) -> None:
+    """Accuracy against time, and against bytes."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415  (after the choice of Agg)
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    for run in runs:
+        times, sent, accuracy = run.curve()
+        dashes = {"BSP": "--", "BARRIER": "-.", "ASYNC": ":"}.get(run.how.consistency, "-")
+        for axis, x in ((axes[0], times), (axes[1], sent / 1e6)):
+            axis.plot(x, 100 * accuracy, dashes, label=str(run.how))
+    for axis, label in ((axes[0], "seconds"), (axes[1], "MB sent by a rank")):
+        axis.axhline(100 * target, color="black", linewidth=0.6)
+        axis.set(xlabel=label)
+        axis.grid(alpha=0.3)
+    best = max(float(run.accuracy.max()) for run in runs)
+    start = min(float(run.accuracy[:, 0].min()) for run in runs)
+    axes[0].set(ylabel="test accuracy (%)", ylim=(100 * (start + (best - start) / 2), 100 * best + 0.2))
+    axes[0].legend(fontsize="small")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+# ---- the job ---------------------------------------------------------------------------------------------------------
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--svmlight", "path", type=click.Path(exists=True, dir_okay=False), help="A data set of two labels.")
+@click.option("--section", default="libs", help="Of Debian: which packages are to be found.")
+@click.option("--features", type=click.IntRange(1), default=1 << 17, help="Words and pairs of words, at the most.")
+@click.option("--graph", type=click.Choice(list(GRAPHS)), default="root_expander", help="Who sends to whom.")
+@click.option("--consistency", default="NOTIFY_ACK", help="NOTIFY_ACK, BSP, BARRIER, ASYNC, or SSP:n.")
+@click.option("--allreduce", is_flag=True, help="MPI_Allreduce in place of graph and consistency.")
+@click.option("--compare", is_flag=False, flag_value=COMPARED, help=f"GRAPH/CONSISTENCY,..., {ALLREDUCE}: one by one.")
+@click.option("--epochs", type=click.IntRange(1), default=10, help="Passes over the training data.")
+@click.option("--period", type=click.IntRange(1), default=500, help="A rank's examples between two exchanges.")
+@click.option("--target", type=click.FloatRange(0, 1), help=f"To reach; default: the first run's end, less {NOISE}.")
+@click.option("--delay", type=click.FloatRange(1), default=1.0, help=f"Rank {SLOW} takes so many times as long.")
+@click.option("--decay", type=click.FloatRange(0, 1, min_open=True), default=1e-5, help="Lambda, of the weights.")
+@click.option("--eta0", type=click.FloatRange(0, min_open=True), help="First rate of learning; default: tried out.")
+@click.option("--points", type=click.IntRange(1), default=40, help="Of a curve: models that each rank keeps.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of the split and the order.")
+@click.option("--plot", "plot_path", default="train_text_svm.png", help="Where the curves go.")
+@click.option("--json", "json_path", help="Where the figures go, as JSON.")
+def main(
+    path: str | None,
+    section: str,
+    features: int,
+    graph: str,
+    consistency: str,
+    allreduce: bool,
+    compare: str | None,
+    epochs: int,
+    period: int,
+    target: float | None,
+    delay: float,
+    decay: float,
+    eta0: float | None,
+    points: int,
+    seed: int,
+    plot_path: str,
+    json_path: str | None,
+) -> None:
+    chosen = compare or (ALLREDUCE if allreduce else f"{graph}/{consistency}")
+    hows = [How.named(text) for text in chosen.split(",")]
+    if eta0 is not None and decay * eta0 >= 1:
+        raise click.BadParameter(f"{eta0:g}: must be less than 1 / decay, {1 / decay:g}", param_hint="--eta0")
+    with hpcomm.init() as ctx:
+        console = console_of(ctx.rank)
+        try:
+            task = text_data.share(ctx, lambda: text_data.read(path, section, features, seed))
+        except text_data.BadData as wrong:
+            if console is not None:
+                print(f"{os.path.basename(sys.argv[0])}: {wrong}", file=sys.stderr)
+            sys.exit(2)
+        rate = eta0 or gather(ctx, [first_rate(task.train, decay)])[0, 0]
+        plan = Plan(len(task.train), period, epochs, decay, rate, points, delay, seed)
+        told = f"{ctx.size} x {plan.rows} rows, {task.train.features + 1} weights"
+        if console is not None:
+            print(
+                f"{task.name}: {told}, {len(task.test)} tests; all the same: {100 * task.test.majority:.2f} %",
+                flush=True,
+            )
+        runs = []
+        for how in hows:
+            with progress(console, str(how), plan.exchanges) as tell:
+                runs.append(train(ctx, how, task, plan, tell))
+    if console is None:
+        return
+    aim = float(runs[0].accuracy[:, -1].mean()) - NOISE if target is None else target
+    console.print(table(runs, ctx.size, aim))
+    plot(runs, f"{task.name} ({told})", aim, plot_path)
+    print(f"curves: {os.path.abspath(plot_path)}")
+    if json_path is not None:
+        facts = {"task": task.name, "ranks": ctx.size, "tests": len(task.test), "majority": task.test.majority}
+        settings = {**vars(plan), "weights": task.train.features + 1, "target": aim}
+        with open(json_path, "w") as file:
+            json.dump({**facts, **settings, "runs": [run.as_json(aim) for run in runs]}, file, indent=1)
+    sys.exit(0 if target is None or all(run.reached(target) for run in runs) else 1)
+
+
+if __name__ == "__main__":
+    main()
