@@ -43,6 +43,11 @@ class Graph:
     def touch(self, x: Floats, step: int) -> None:
         self.native.bench_touch(address(x), x.size, self.bench.rank, step)
 
+    def advance(self, model: Floats, scratch: Floats, step: int, sum_first: bool) -> None:
+        """The model of every rank, float32 (ranks, period), goes a step further."""
+        places = address(model), address(scratch)
+        self.native.bench_model(*places, self.bench.size, address(self.offsets), self.offsets.size, step, sum_first)
+
     def steps(self, run: Callable[[int, int, int], list[float]], values: Callable[[], Floats], sum_first: bool) -> Any:
         """measure of a contender. run(step, samples, m) makes samples of m steps, from the given one on."""
         period = self.native.bench_period()
@@ -60,15 +65,7 @@ class Graph:
             run(done, 1, 1)  # not timed: all are here when it is over
             seconds = run(done + 1, n, m)
             for step in range(done, done + 1 + n * m):
-                self.native.bench_model(
-                    address(model),
-                    address(scratch),
-                    self.bench.size,
-                    address(self.offsets),
-                    self.offsets.size,
-                    step,
-                    sum_first,
-                )
+                self.advance(model, scratch, step, sum_first)
             done += 1 + n * m
             if not self.bench.options.check:
                 return seconds, 0

@@ -1,0 +1,95 @@
+"""graph_exchange: one averaging over a node communication graph, beside MPI's neighbourhood collective and NumPy.
+
+The graph is that of queue_bench, circulant: rank r receives from r - k and sends to r + k for each k of --graph; by
+default a ring and a stride. So are the updates, and the model that says what every element must be, bit for bit.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from mpi4py import MPI
+
+import hpcomm
+from bench.harness import Bench, Benchmark, Contender, main
+from bench.native import address
+from bench.queue_bench import BLOCK, Floats, Graph, options, timed
+
+
+class Rising(Graph):
+    """Of a fold by rising ranks, oneself among them, as an exchange makes it."""
+
+    def advance(self, model: Floats, scratch: Floats, step: int, sum_first: bool) -> None:
+        if sum_first:
+            super().advance(model, scratch, step, sum_first)
+            return
+        size, weight = self.bench.size, np.float32(self.weight)
+        for rank in range(size):
+            self.native.bench_touch(address(model[rank]), model.shape[1], rank, step)
+        for rank in range(size):
+            first, *others = sorted({rank, *(int(rank - k) % size for k in self.offsets)})
+            np.multiply(model[first], weight, out=scratch[rank])
+            for other in others:
+                scratch[rank] += model[other] * weight
+        model[:] = scratch
+
+
+def hpcomm_python(graph: Graph) -> Contender:
+    size = graph.bench.size
+    edges = [(rank, int(rank + k) % size) for rank in range(size) for k in graph.offsets]
+    exchange = hpcomm.stochastic_reduce(
+        graph.bench.context,
+        {"w": np.zeros(graph.count, np.float32)},
+        topology=hpcomm.topology.from_edges(size, edges),
+    )
+    mean = exchange.params["w"]
+    graph.fill(mean)  # each rank's own start, in place of rank 0's
+
+    def step_once(step: int) -> None:
+        """The trainer's model is the mean; what it makes of it goes where the next push reads it."""
+        x = exchange.gradient("w")
+        np.copyto(x, mean)
+        graph.touch(x, step)
+        exchange.push_pull("w")
+
+    return Contender("hpcomm Python", "hpcomm", graph.steps(timed(step_once), lambda: mean, False), exchange.close)
+
+
+def neighbor_allgather(graph: Graph, blocks: bool) -> Contender:
+    """The average over whole arrays as one writes it, or in blocks, which the cache likes."""
+    comm = graph.bench.comm.Create_dist_graph_adjacent(graph.in_peers, graph.out_peers)
+    x = np.empty(graph.count, np.float32)
+    received = np.zeros((len(graph.in_peers), graph.count), np.float32)
+    graph.fill(x)
+    weight, step_size = np.float32(graph.weight), BLOCK if blocks else max(1, graph.count)
+    parts = [(x[at : at + step_size], received[:, at : at + step_size]) for at in range(0, graph.count, step_size)]
+
+    def step_once(step: int) -> None:
+        graph.touch(x, step)
+        comm.Neighbor_allgather([x, MPI.FLOAT], [received, MPI.FLOAT])
+        for own, others in parts:
+            for theirs in others:
+                np.add(own, theirs, out=own)
+            np.multiply(own, weight, out=own)
+
+    name = f"Neighbor_allgather + NumPy{' in blocks' if blocks else ''}"
+    return Contender(name, "peer", graph.steps(timed(step_once), lambda: x, True), comm.Free)
+
+
+def contenders(bench: Bench, size: int) -> Sequence[Contender]:
+    graph = Rising(bench, size)
+    return [hpcomm_python(graph), neighbor_allgather(graph, blocks=False), neighbor_allgather(graph, blocks=True)]
+
+
+BENCHMARK = Benchmark(
+    name="graph_exchange",
+    about="Averaging over a node communication graph, beside MPI's neighbourhood collective plus NumPy's average.",
+    dtype="float32",
+    contenders=contenders,
+    defaults={"minbytes": 4 << 20, "maxbytes": 4 << 20, "iters": 5, "graph": [1, 3]},
+    bus=lambda bench: float(len(bench.options.graph)),
+    options=options,
+    ranks=8,
+)
+
+if __name__ == "__main__":
+    main(BENCHMARK)
