@@ -89,10 +89,11 @@ def attend(
     bar: bool = True,
     limit: float = LIMIT,
     popen: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
+    tells: bool = True,
 ) -> int:
     """Runs a group to its end, limit seconds at the most, and returns its status. bar: on a terminal a bar shows how
-    far it is. quiet: what the group prints is dropped. popen starts it, elsewhere perhaps. Whoever ends this process
-    ends the group too."""
+    far it is. quiet: what the group prints is dropped. popen starts it, elsewhere perhaps. tells: the group takes
+    --progress, and says there how far it is. Whoever ends this process ends the group too."""
     from rich.console import Console  # noqa: PLC0415 - ranks of other Pythons may do without
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
@@ -111,7 +112,8 @@ def attend(
         mark = Path(folder, "progress")
         mark.write_text("0")
         task = progress.add_task(title, total=1) if progress else None
-        process = popen([*command, "--progress", str(mark)], cwd=ROOT, start_new_session=True, stdout=where, text=True)
+        told = ["--progress", str(mark)] if tells else []
+        process = popen([*command, *told], cwd=ROOT, start_new_session=True, stdout=where, text=True)
         printer = threading.Thread(target=_pass, args=(process.stdout, console), daemon=True)
         if through:
             printer.start()
