@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench import cluster_bench, models, plots, zero_compute
+from bench import cluster_bench, consistent_reduces, convergence, models, plots, straggler, zero_compute
 from bench.judge import table
 from bench.launch import LIMIT, ROOT, attend, launcher, library
 from bench.plots import MIB
@@ -94,6 +94,10 @@ RUNS = (
     Run("limits", "limits", 2, (), ("-b", "8M", "-e", "8M", "-R", "8M", *FEW)),
     Run("footprint", "footprint", 0, (), ("--ranks", "8")),
     Run("cluster", "cluster_bench", 0, (), ("--quick",), again="itself", memory=4),
+    Run("graph exchange", "graph_exchange", 8, (), ("-b", "1M", "-e", "1M", *FEW)),
+    Run("consistent reduces", "consistent_reduces", 8, (), ("-n", "50", "--endure", "1000")),
+    Run("straggler", "straggler", 8, (), ("-t", "0.02", "-n", "8")),
+    Run("convergence", "convergence", 0, ("-N", "1"), ("--quick", "--only", "shm"), memory=6),
 )
 
 
@@ -176,6 +180,17 @@ def plot(documents: dict[str, Row], path: Path) -> bool:
         draws.append(partial(plots.rates, rows=documents["limits"]["rows"], heading="what bounds this machine"))
     if "cluster" in documents:
         draws += cluster_bench.panels(documents["cluster"])
+    if "graph exchange" in documents:
+        graph = documents["graph exchange"]
+        heading = f"averaging over a graph, {graph['ranks']} ranks on {graph['cores']} cores"
+        draws.append(partial(plots.bars, rows=graph["rows"], heading=heading))
+    for key, panels in (
+        ("consistent reduces", consistent_reduces.panels),
+        ("straggler", straggler.panels),
+        ("convergence", convergence.panels),
+    ):
+        if key in documents:
+            draws += panels(documents[key])
     facts = next((document for document in documents.values() if "mpi" in document and "ranks" in document), None)
     if facts is None:
         return False

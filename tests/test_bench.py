@@ -25,6 +25,7 @@ TINY = {
     "fold_bench": [*FEW, "-b", "20000", "-e", "20000"],
     "chunk_sweep": ["-n", "1", "-N", "2", "-b", "200000", "-e", "200000", "--chunks", "4K,32K,4M"],
     "limits": [*FEW, "-b", "64K", "-e", "64K", "-R", "512K"],
+    "graph_exchange": [*FEW, "-b", "20000", "-e", "160000", "-f", "8", "-g", "1"],
 }
 BOTH = {"hpcomm C", "hpcomm Python"}
 EXPECTED = {
@@ -48,6 +49,11 @@ EXPECTED = {
         "hpcomm put, shm",
         "loopback, socket stream (bound)",
         "hpcomm put, loopback",
+    },
+    "graph_exchange": {
+        "hpcomm Python",
+        "Neighbor_allgather + NumPy",
+        "Neighbor_allgather + NumPy in blocks",
     },
 }
 OVER_TCP = {
@@ -98,7 +104,7 @@ def test_every_answer_is_right(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_planted_wrong_value_is_found(name: str) -> None:
-    codes, document = run(name, 2, "--plant", "--only", "hpcomm,mpi4py,update")
+    codes, document = run(name, 2, "--plant", "--only", "hpcomm,mpi4py,update,Neighbor")
     assert codes == [1, 1]
     wrong = {row["name"]: 0 for row in document["rows"]}
     for row in document["rows"]:
@@ -126,7 +132,12 @@ def test_a_planted_wrong_value_over_tcp_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("put_lat", ["--only", "hpcomm"]), ("queue_bench", ["-g", "1,2", "--only", "hpcomm"]), ("push_pull", [])],
+    [
+        ("put_lat", ["--only", "hpcomm"]),
+        ("queue_bench", ["-g", "1,2", "--only", "hpcomm"]),
+        ("push_pull", []),
+        ("graph_exchange", ["-g", "1,3"]),
+    ],
 )
 def test_more_ranks_than_cores(name: str, more: list[str]) -> None:
     ranks = 4 if name == "push_pull" else 6
@@ -184,6 +195,61 @@ def test_zero_compute_counts_exchanges_of_all_workers(tmp_path: Path) -> None:
     assert document["points"][2]["rate"] == pytest.approx(2 / row["cycles"][0])
     assert {row["wrong"] for row in document["rows"]} == {0}
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_reduces_are_counted_by_their_whole_inputs(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    arguments = ["-n", "30", "--endure", "400", "--weights", "6000", "--ranks", "4"]
+    document = own_mpirun("consistent_reduces", *arguments, "--plot", str(plot))
+    rows = {row["name"]: row for row in document["rows"]}
+    assert list(rows) == ["NOTIFY_ACK", "BSP", "BARRIER", "ASYNC", "NOTIFY_ACK, short and many"]
+    for name, row in rows.items():
+        reduces = 400 if "many" in name else 4 * 30
+        assert row["reduces"] == sum(row["by_inputs"]) == reduces
+        assert sum(n * count for n, count in enumerate(row["by_inputs"])) == row["whole"]
+        assert row["whole"] + row["torn"] + row["stale"] + row["missing"] == 3 * reduces
+        assert row["wrong"] == 0
+        if name.startswith(("NOTIFY_ACK", "BSP")):
+            assert row["by_inputs"] == [0, 0, 0, reduces]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    command = [sys.executable, "-m", "bench.consistent_reduces", *arguments, "--plant"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
+    assert ended.returncode == 1, ended.stderr
+
+
+def test_a_straggler_is_waited_for_by_its_neighbours_first(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    document = own_mpirun("straggler", "--ranks", "4", "-t", "0.005", "-n", "6", "--plot", str(plot))
+    rows = document["rows"]
+    assert [row["name"].split(",")[0] for row in rows] == ["root_expander(4)"] * 2 + ["ring(4)", "root_expander(4)"]
+    assert [row["predicted"] for row in rows[2:]] == [[2, 2, 0, 1], [1, 1, 0, 1]]
+    for row in rows:
+        assert row["wrong"] == 0
+        assert [len(waits) for waits in row["waits"]] == [6] * 4
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_trainings_are_compared_by_the_accuracy_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    convergence = importlib.import_module("bench.convergence")
+    asap = importlib.import_module("bench.asap")
+
+    def run(graph: str, consistency: str, reached: list[float] | None) -> dict[str, Any]:
+        inputs = {"whole": 3, "torn": 1, "stale": 0, "missing": 0}
+        found = {"graph": graph, "consistency": consistency, "reached": reached, "inputs": inputs, "exchanges": 100}
+        return {**found, "seconds": [[0, 5.0], [0, 15.0]], "accuracy": [[0, 0.8], [0, 0.9]]}
+
+    cycles = [
+        {"runs": [run("complete", "BSP", [8.0, 8e6]), run("root_expander", "NOTIFY_ACK", sparse), run("chain", "", no)]}
+        for sparse, no in (([2.0, 4e6], [1.0, 1e6]), ([4.0, 2e6], None), ([1.0, 1e6], [1.0, 1e6]))
+    ]
+    complete, sparse, chain = convergence.lines(cycles)
+    assert (complete.faster, complete.rate, complete.whole) == ((1.0, 1.0, 1.0), 10.0, 0.75)
+    assert (sparse.seconds, sparse.sent) == (2.0, 2e6)
+    assert (sparse.faster, sparse.fewer) == ((4.0, 2.0, 8.0), (4.0, 2.0, 8.0))
+    assert chain.seconds is None  # it was missed once
+    judged = list(asap.convergence({"runs": {"hosts": cycles}}))
+    assert [(promise.value, promise.verdict) for promise in judged] == [(4.0, "met"), (4.0, "met"), (0, "")]
 
 
 def test_the_memory_of_ranks_is_told_by_transport() -> None:
