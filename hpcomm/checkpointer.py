@@ -10,7 +10,8 @@ only; no rank waits for another's disk, and there is no barrier. What makes the 
   a restart.
 - *Graphs under NOTIFY-ACK.* At its boundary k a rank has folded all that its in-peers sent of step k, and nothing of
   step k + 1: that is folded in its own step k + 1. What lies in its queues at the cut is sent again after a restart, so
-  the queues of the cut are empty, and clocks are the steps of the rows.
+  the queues of the cut are empty, and clocks are the steps of the rows. (Under SSP, BARRIER and ASYNC an update of step
+  k may come after its receiver's cut: it is lost with the job.)
 - *ASYNC hubs.* There is no common step: the cut is per owner, and each row of it between two updates. An owner's step k
   is that of its own worker; updates of others that are in no row at the cut are lost.
 - *Owners that only serve* have no steps. The first worker tells them that it is at the boundary, and goes on when they
