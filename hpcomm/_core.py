@@ -323,9 +323,11 @@ def context_create(rank: int, size: int, config: Config, secret: bytes | None, k
 def context_shrink(old: Any, config: Config, secret: bytes | None, timeout: float, keep: object) -> Any:
     """The new context of those that are left of the old one's ranks."""
     settings = _settings(config, secret)
-    out = ffi.new("hpc_context **")
-    collective(lambda seconds: lib.hpc_context_shrink(old, settings[0], seconds, out), timeout)
-    return _owned(out[0], lib.hpc_context_free, keep)
+
+    def shrink(seconds: float, out: Any) -> int:
+        return lib.hpc_context_shrink(old, settings[0], seconds, out)
+
+    return _collected(shrink, "hpc_context *", timeout, lib.hpc_context_free, keep)
 
 
 def context_rank(context: Any) -> int:

@@ -178,19 +178,65 @@ static void tells_one(rank *r) {
     hpc_context_free(c);
 }
 
-/* Kills its process some time after the shrink has begun, or after it has begun to connect. */
-typedef struct killer {
-    hpc_control *control;
-    uint64_t spins;
-    int connects;
-} killer;
-
 static int is_connecting(hpc_control *c) {
     pthread_mutex_lock(&c->lock);
     int connecting = c->heir != NULL;
     pthread_mutex_unlock(&c->lock);
     return connecting;
 }
+
+static void *tell_connecting(void *arg) {
+    rank *r = arg;
+    while (!is_connecting(r->context->control)) sched_yield();
+    atomic_fetch_add(&r->board[DONE], 1);
+    return NULL;
+}
+
+/* What a rank gives the others, as shrink.c writes it. */
+typedef struct letter {
+    int32_t status;
+    char why[256];
+    hpc_address address;
+} letter;
+
+/* The highest rank has told its address, so all take it for a member, and dies before it calls anybody: the others, who
+ * wait for its call, hear of it by the first context. */
+static void never_calls(rank *r) {
+    enum { VICTIM = 2 };
+    hpc_context *c = NULL;
+    rank_meet(r);
+    if (r->rank == VICTIM) {
+        char gone[VICTIM + 1] = {0};
+        hpc_reply replies[VICTIM + 1];
+        hpc_survivors s = {&r->context->group, NULL, gone, hpc_now() + SECONDS};
+        letter mine = {0};
+        CHECK_OK(hpc_control_vote(r->context->control, &s));
+        CHECK_OK(hpc_context_create(VICTIM, VICTIM + 1, &r->config, &c));
+        mine.address = c->self;
+        CHECK_OK(hpc_control_give(r->context->control, &s, &mine, sizeof mine, replies));
+        hpc_control_free_replies(r->context->control, replies);
+        rank_await(r, DONE, 2); /* they connect, or are about to */
+        rank_die(r);
+        hpc_context_free(c);
+        return;
+    }
+    double begin = ranks_now();
+    pthread_t thread;
+    CHECK_EQ(pthread_create(&thread, NULL, tell_connecting, r), 0);
+    c = shrink_until(r, r->context, everybody(r) & ~(1u << VICTIM));
+    CHECK(ranks_now() - begin < SECONDS / 4); /* not by a deadline */
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    check_members(r, c, everybody(r) & ~(1u << VICTIM));
+    use(c);
+    hpc_context_free(c);
+}
+
+/* Kills its process some time after the shrink has begun, or after it has begun to connect. */
+typedef struct killer {
+    hpc_control *control;
+    uint64_t spins;
+    int connects;
+} killer;
 
 static void *kill_later(void *arg) {
     const killer *k = arg;
@@ -305,6 +351,20 @@ static void frozen(rank *r) {
     hpc_context_free(c);
 }
 
+/* A rank that looks again and again floods nobody: it stays in one round until the last one comes. */
+static void impatient(rank *r) {
+    hpc_context *c = NULL;
+    if (r->rank == 1) rank_await(r, DONE, 1);
+    for (int i = 0; i < 100 && r->rank == 0; i++) {
+        CHECK_STATUS(hpc_context_shrink(r->context, &r->config, 0, &c), HPC_ERR_TIMEOUT);
+        CHECK(ranks_error_waits_for(1));
+    }
+    if (r->rank == 0) rank_set(r, DONE, 1);
+    c = shrink(r, r->context);
+    check_members(r, c, everybody(r));
+    hpc_context_free(c);
+}
+
 /* Taken for dead while it was stopped: it hears so, and does not go on by itself. */
 static void taken_for_dead(rank *r) {
     enum { VICTIM = 1 };
@@ -375,9 +435,11 @@ int main(int argc, char **argv) {
         {.name = "died-0", .size = 4, .run = dies_before, .arg = 32, .victims = 1},
         {.name = "died-2", .size = 4, .run = dies_before, .arg = 34, .victims = 4},
         {.name = "tells-one", .size = 4, .run = tells_one, .victims = 4},
+        {.name = "never-calls", .size = 3, .run = never_calls, .victims = 4},
         {.name = "two-in-a-row", .size = 5, .run = two_in_a_row, .victims = 9},
         {.name = "frozen-wakes", .size = 3, .run = frozen, .where = RANKS_SHM | RANKS_PROCESSES},
         {.name = "frozen-dies", .size = 3, .run = frozen, .arg = 1, .where = RANKS_SHM | RANKS_PROCESSES, .victims = 2},
+        {.name = "impatient", .size = 3, .run = impatient},
         {.name = "taken-for-dead",
          .size = 3,
          .run = taken_for_dead,
