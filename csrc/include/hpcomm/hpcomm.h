@@ -192,7 +192,7 @@ HPC_API int hpc_context_close(hpc_context *context);
 HPC_API int hpc_context_abort(hpc_context *context, const char *why);
 /* After ranks died or left: a new context over those that are left, in the same order. Collective over them; they agree
  * on who they are, whatever failed before, and try again when more of them go. Also when nobody is gone: a duplicate.
- * config as for hpc_init; NULL: the defaults. The ranks of errors are old's.
+ * config as for hpc_init; NULL: the defaults. The ranks of errors are old's. Exchanges with inline progress rest in it.
  *   HPC_ERR_TIMEOUT names who did not come (a stopped rank is not gone); shrink again when it has woken up or died.
  *   HPC_ERR_TRANSPORT: the others count this rank as failed and go on without it.
  * old may be closed and freed afterwards, in any order; only the links of the first context stay until the last that
