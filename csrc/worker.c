@@ -577,6 +577,8 @@ static int push_share(hpc_exchange *ex, int s, int slot, limit *l) {
     size_t item = hpc_codec_bytes(k->codec);
     int me = ex->context->group.rank, status = HPC_OK;
     if (ex->n_phases > 0 && !hpc_sends(ex, share->key, k->pushes + 1, share->owner, me)) return HPC_OK;
+    /* Who has closed folds nothing any more; who has freed takes no event out of its ring. */
+    if (ex->n_phases > 0 && closed_signal(ex, share->owner) != 0) return HPC_OK;
     if (hpc_is_stamped(ex) && share->owner != me) return overwrite_share(ex, share);
     for (; k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
         int index = share->rows[k->at_row];
