@@ -1,0 +1,258 @@
+/* Exchanges on graphs whose folds wait for their inputs: whoever is slow or fast, what comes out is the weighted sum of
+ * the very step. And where graphs change from step to step, checkpoints go on in the right one. */
+#include "graph_jobs.h"
+
+enum { BOTH = HPC_PUSH | HPC_PULL, STEPS = 12 };
+
+typedef struct run {
+    rank *r;
+    graph_job *g;
+    hpc_exchange *e;
+    reference ref;
+    uint64_t random; /* differs from rank to rank */
+} run;
+
+/* Pushes so many steps of every key, keys in any order, and waits for all of them, in any order. No more than depth, or
+ * ranks that do different keys first would wait for each other. */
+static void push_block(run *a, int steps) {
+    uint64_t tickets[JOB_KEYS];
+    int n = a->g->j.n_keys, first = (int)(ranks_random(&a->random) % (uint64_t)n);
+    bool in_place = ranks_random(&a->random) % 2, rising = ranks_random(&a->random) % 2;
+    for (int i = 0; i < n; i++) {
+        int key = (first + (rising ? i : n - i)) % n;
+        for (int s = 0; s < steps; s++) {
+            graph_dawdle(&a->random);
+            tickets[key] = job_start(a->r, &a->g->j, a->e, key, a->ref.step[key] + s, BOTH, in_place);
+        }
+    }
+    first = (int)(ranks_random(&a->random) % (uint64_t)n);
+    for (int i = 0; i < n; i++) {
+        int key = (first + i) % n;
+        graph_dawdle(&a->random);
+        CHECK_OK(hpc_exchange_wait(a->e, key, tickets[key], -1));
+        for (int s = 0; s < steps; s++) graph_reference_step(&a->ref, a->g, a->r->rank, key);
+        reference_check(&a->ref, a->r, a->e, key);
+    }
+}
+
+static void run_open(run *a, rank *r, graph_job *g) {
+    *a = (run){.r = r, .g = g, .e = graph_open(r, g), .random = g->j.seed * 31 + (uint64_t)r->rank};
+    reference_init(&a->ref, &g->j);
+}
+
+static void run_steps(run *a, int steps) {
+    for (int done = 0, block; done < steps; done += block) {
+        block = 1 + (int)(ranks_random(&a->random) % (uint64_t)a->g->j.depth);
+        if (block > steps - done) block = steps - done;
+        push_block(a, block);
+    }
+}
+
+/* Every input of every fold was whole; of each neighbour came, and to each went, what its edges say. */
+static void check_counts(const run *a, int steps) {
+    const graph_job *g = a->g;
+    hpc_exchange_stats stats;
+    uint64_t bytes = 0, sent = 0, inputs[RANKS_MAX] = {0}, expected[RANKS_MAX] = {0}, whole = 0;
+    int me = a->r->rank, size = a->r->size;
+    for (int key = 0; key < g->j.n_keys; key++) bytes += g->j.keys[key].count * (g->j.wire == HPC_F32 ? 4 : 2);
+    CHECK_OK(hpc_exchange_get_stats(a->e, &stats));
+    CHECK(hpc_exchange_get_inputs(a->e, inputs, RANKS_MAX) < size);
+    for (int step = 0; step < steps; step++) {
+        int degree = 0;
+        for (int from = 0; from < size; from++) degree += from != me && graph_job_weight(g, step, me, from) != 0;
+        expected[degree] += stats.reduces / (uint64_t)steps;
+        whole += (uint64_t)degree * (stats.reduces / (uint64_t)steps);
+    }
+    CHECK(stats.reduces >= (uint64_t)(steps * g->j.n_keys) && stats.reduces % (uint64_t)steps == 0);
+    CHECK_EQ(stats.whole, whole);
+    CHECK_EQ(stats.torn + stats.stale + stats.missing, 0);
+    for (int n = 0; n < size; n++) CHECK_EQ(inputs[n], expected[n]);
+    for (int other = 0; other < size; other++) {
+        uint64_t to = 0, from = 0;
+        hpc_exchange_peer peer;
+        for (int step = 0; step < steps && other != me; step++) {
+            to += graph_job_weight(g, step, other, me) != 0 ? bytes : 0;
+            from += graph_job_weight(g, step, me, other) != 0 ? bytes : 0;
+        }
+        CHECK_OK(hpc_exchange_get_peer(a->e, other, &peer));
+        CHECK_EQ(peer.bytes_sent, to);
+        CHECK_EQ(peer.bytes_received, from);
+        sent += to;
+    }
+    CHECK_EQ(stats.bytes_sent, sent);
+}
+
+static void run_close(run *a) {
+    CHECK_OK(hpc_exchange_close(a->e, -1));
+    reference_free(&a->ref);
+    hpc_exchange_free(a->e);
+}
+
+/* arg: the first seed. */
+static void exact(rank *r) {
+    graph_job g;
+    run a;
+    int rounds = ranks_rounds(2 * SHAPES);
+    for (int round = 0; round < rounds; round++) {
+        graph_job_random(&g, r, (uint64_t)(r->arg + round));
+        run_open(&a, r, &g);
+        run_steps(&a, STEPS);
+        check_counts(&a, STEPS);
+        run_close(&a);
+    }
+}
+
+/* arg: shape + 16 * depth. Some ranks are far ahead of others, as far as depth and graph let them. */
+static void one_is_slow(rank *r) {
+    graph_job g;
+    run a;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, (shape)(r->arg % 16));
+    g.j.depth = r->arg / 16;
+    run_open(&a, r, &g);
+    for (int step = 0; step < STEPS; step++) {
+        for (int i = 0; i < 200 && r->rank == step % r->size; i++) graph_dawdle(&a.random);
+        push_block(&a, 1);
+    }
+    check_counts(&a, STEPS);
+    run_close(&a);
+}
+
+/* arg: shape + 16 * depth. A rank that has pushed all it wants may close and free at once: its neighbours still read,
+ * or have, what it sent. */
+static void leaves_at_once(rank *r) {
+    graph_job g;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, (shape)(r->arg % 16));
+    g.j.depth = r->arg / 16;
+    g.j.keys[1].count = 50001;
+    for (int round = 0; round < 3; round++) {
+        run a;
+        uint64_t tickets[JOB_KEYS];
+        run_open(&a, r, &g);
+        for (int step = 0; step < g.j.depth; step++) /* nothing is waited for: slots are free */
+            for (int key = 0; key < g.j.n_keys; key++) tickets[key] = job_start(r, &g.j, a.e, key, step, BOTH, true);
+        for (int key = 0; key < g.j.n_keys && r->rank % 2 == round % 2; key++) {
+            CHECK_OK(hpc_exchange_wait(a.e, key, tickets[key], -1));
+            for (int step = 0; step < g.j.depth; step++) graph_reference_step(&a.ref, &g, r->rank, key);
+            reference_check(&a.ref, r, a.e, key);
+        }
+        run_close(&a);
+    }
+}
+
+/* A rank waits for nobody further away: the others of a chain make their step while the last has not begun its own. */
+static void only_neighbours(rank *r) {
+    graph_job g;
+    run a;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, CHAIN);
+    g.j.progress = HPC_PROGRESS_THREAD;
+    run_open(&a, r, &g);
+    if (r->rank == r->size - 1) rank_await(r, r->size - 2, 1);
+    push_block(&a, 1);
+    rank_set(r, r->rank, 1);
+    run_steps(&a, 3);
+    run_close(&a);
+}
+
+/* ---- checkpoints ------------------------------------------------------------------------------------------------ */
+
+typedef struct saved {
+    uint64_t step;
+    float *params, *state;
+} saved;
+
+typedef enum what { SAVE, RESTORE, FORGET } what;
+
+static void each_row(run *a, saved *rows, what what) {
+    hpc_plan *plan = NULL;
+    CHECK_OK(hpc_plan_graph(&a->g->graph, &plan));
+    for (int i = 0; i < plan->n_rows; i++) {
+        if (plan->rows[i].owner != a->r->rank) continue;
+        if (what == SAVE) {
+            rows[i].params = calloc(plan->rows[i].count, sizeof(float));
+            rows[i].state = calloc(plan->rows[i].count, sizeof(float));
+            CHECK_OK(hpc_exchange_get_row(a->e, i, &rows[i].step, rows[i].params, rows[i].state));
+        } else if (what == RESTORE) {
+            CHECK_OK(hpc_exchange_set_row(a->e, i, rows[i].step, rows[i].params, rows[i].state));
+        } else {
+            free(rows[i].params);
+            free(rows[i].state);
+        }
+    }
+    hpc_plan_free(plan);
+    if (what == RESTORE) CHECK_OK(hpc_exchange_publish(a->e, -1));
+}
+
+/* arg: the shape. Steps, momentum and phases go on in another exchange, and after a step back in the same one. */
+static void goes_on(rank *r) {
+    enum { BEFORE = 5, AFTER = 6, AGAIN = 2 };
+    static _Thread_local saved rows[4 * HAND_ROWS];
+    graph_job g;
+    run a, b;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, (shape)r->arg);
+    g.j.rule = "momentum", g.j.args[1] = 0.5, g.j.args[3] = 0.5;
+    g.j.depth = 2;
+    run_open(&a, r, &g);
+    run_steps(&a, BEFORE);
+    each_row(&a, rows, SAVE);
+    CHECK_OK(hpc_exchange_close(a.e, -1));
+    hpc_exchange_free(a.e);
+    run_open(&b, r, &g);
+    run_steps(&b, AGAIN); /* of which nothing is left */
+    each_row(&b, rows, RESTORE);
+    each_row(&b, rows, FORGET);
+    reference_free(&b.ref);
+    b.ref = a.ref;
+    for (int key = 0; key < g.j.n_keys; key++) reference_check(&b.ref, r, b.e, key);
+    run_steps(&b, AFTER);
+    run_close(&b);
+}
+
+/* arg: the shape. The same exchange begins again: pushes of before were of other phases than their numbers say now. */
+static void begins_again(rank *r) {
+    static _Thread_local saved rows[4 * HAND_ROWS];
+    graph_job g;
+    run a;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, (shape)r->arg);
+    run_open(&a, r, &g);
+    each_row(&a, rows, SAVE);
+    for (int steps = 1; steps < 6; steps++) {
+        run_steps(&a, steps);
+        each_row(&a, rows, RESTORE);
+        reference_free(&a.ref);
+        reference_init(&a.ref, &g.j);
+    }
+    run_steps(&a, 4);
+    each_row(&a, rows, FORGET);
+    run_close(&a);
+}
+
+int main(int argc, char **argv) {
+    static const ranks_case cases[] = {
+        {.name = "exact_2", .size = 2, .run = exact, .arg = 1},
+        {.name = "exact_3", .size = 3, .run = exact, .arg = 100},
+        {.name = "exact_4_sleepy", .size = 4, .run = exact, .arg = 200, .sleepy = true},
+        {.name = "exact_5", .size = 5, .run = exact, .arg = 300},
+        {.name = "slow_complete", .size = 4, .run = one_is_slow, .arg = COMPLETE + 16 * 2},
+        {.name = "slow_root_8", .size = 8, .run = one_is_slow, .arg = ROOT + 16 * 1},
+        {.name = "slow_one_peer_8", .size = 8, .run = one_is_slow, .arg = ONE_PEER + 16 * 3},
+        {.name = "slow_degrees_6", .size = 6, .run = one_is_slow, .arg = DEGREES + 16 * 4},
+        {.name = "slow_matching_7", .size = 7, .run = one_is_slow, .arg = MATCHING + 16 * 2},
+        {.name = "slow_unequal_16", .size = 16, .run = one_is_slow, .arg = UNEQUAL + 16 * 2, .where = RANKS_NOT_TSAN},
+        {.name = "leaves_ring", .size = 4, .run = leaves_at_once, .arg = RING + 16 * 1},
+        {.name = "leaves_one_peer", .size = 5, .run = leaves_at_once, .arg = ONE_PEER + 16 * 3},
+        {.name = "leaves_degrees", .size = 4, .run = leaves_at_once, .arg = DEGREES + 16 * 4, .apart = true},
+        {.name = "only_neighbours", .size = 4, .run = only_neighbours},
+        {.name = "goes_on_ring", .size = 3, .run = goes_on, .arg = RING},
+        {.name = "goes_on_one_peer", .size = 5, .run = goes_on, .arg = ONE_PEER},
+        {.name = "goes_on_degrees", .size = 4, .run = goes_on, .arg = DEGREES},
+        {.name = "begins_again_one_peer", .size = 5, .run = begins_again, .arg = ONE_PEER},
+        {.name = "begins_again_matching", .size = 5, .run = begins_again, .arg = MATCHING},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}

@@ -1,0 +1,350 @@
+/* Exchanges on graphs that end badly: a rank that closes early, dies or stands still holds up its neighbours alone, who
+ * are told whom they wait for; and what cannot be is refused, with one sentence on every rank. */
+#define _GNU_SOURCE
+#include <limits.h>
+#include <math.h>
+
+#include "graph_jobs.h"
+
+enum { BOTH = HPC_PUSH | HPC_PULL, VICTIM = 1, LONG = 700 };
+
+static int push_pull(const graph_job *g, hpc_exchange *e, int key, double timeout) {
+    float *src = calloc(g->j.keys[key].count, sizeof *src);
+    int status = hpc_exchange_push_pull(e, key, src, timeout);
+    free(src);
+    return status;
+}
+
+static void check_peer(int status, int who) {
+    CHECK_STATUS(status, HPC_ERR_PEER);
+    if (!ranks_error_names(who)) fprintf(stderr, "does not name %d: %s\n", who, hpc_last_error()->message);
+    CHECK(ranks_error_names(who));
+}
+
+/* ---- who closes early ------------------------------------------------------------------------------------------- */
+
+/* arg: consistency + 16 * depth + 256 when it frees the exchange too. In a chain the victim stops after two steps. Who
+ * is fed by it gets to know, and so on down the chain; who feeds it goes on, for longer than any ring is. */
+static void closes_early(rank *r) {
+    graph_job g;
+    int consistency = r->arg % 16, step = 0, status = HPC_OK;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, CHAIN);
+    g.consistency = consistency;
+    g.j.depth = r->arg / 16 % 16;
+    g.staleness = consistency == HPC_SSP ? 1 : 0;
+    hpc_exchange *e = graph_open(r, &g);
+    int steps = r->rank == VICTIM ? 2 : LONG;
+    for (; step < steps && status == HPC_OK; step++)
+        for (int key = 0; key < g.j.n_keys && status == HPC_OK; key++) status = push_pull(&g, e, key, -1);
+    if (r->rank > VICTIM && consistency != HPC_ASYNC) {
+        check_peer(status, r->rank - 1); /* each closes in its turn */
+        CHECK_MESSAGE("has closed the exchange after");
+        CHECK(step < 2 + 2 * r->size);
+    } else {
+        CHECK_OK(status);
+        CHECK_EQ(step, steps);
+    }
+    status = hpc_exchange_close(e, -1);
+    CHECK(status == HPC_OK || (status == HPC_ERR_PEER && r->rank > VICTIM));
+    if (r->rank == VICTIM && r->arg >= 256) hpc_exchange_free(e);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank != VICTIM || r->arg < 256) hpc_exchange_free(e);
+}
+
+/* Pushes that nobody has waited for: the next one waits for a slot, and is told all the same. arg: depth. */
+static void closes_before_slot(rank *r) {
+    graph_job g;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, CHAIN);
+    g.j.depth = r->arg;
+    hpc_exchange *e = graph_open(r, &g);
+    if (r->rank == VICTIM) CHECK_OK(hpc_exchange_close(e, -1));
+    if (r->rank == VICTIM + 1) {
+        int status = HPC_OK, pushes = 0;
+        uint64_t ticket;
+        for (; pushes < 40 && status == HPC_OK; pushes++)
+            status = hpc_exchange_start(e, 0, HPC_PUSH, hpc_exchange_params(e, 0), -1, &ticket);
+        check_peer(status, VICTIM);
+        CHECK_EQ(pushes, r->arg + 1);
+        check_peer(hpc_exchange_close(e, -1), VICTIM);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    hpc_exchange_free(e);
+}
+
+/* Two phases: rank 0 feeds rank 1 in the first alone. What it closed without is waited for by all later steps too; and
+ * it does not close before rank 1 has read the update of the first. */
+static void closes_between_phases(rank *r) {
+    graph_job g;
+    uint64_t ticket = 0;
+    graph_job_init(&g, r);
+    g.graph.n_phases = 2;
+    for (int p = 0; p < 2; p++)
+        for (int i = 0; i < r->size; i++) graph_job_edge(&g, p, i, i, 0.5);
+    graph_job_edge(&g, 0, 1, 0, 0.5);
+    g.j.depth = 4;
+    hpc_exchange *e = graph_open(r, &g);
+    if (r->rank == 0) {
+        for (int step = 0; step < 2; step++) CHECK_OK(push_pull(&g, e, 0, -1));
+        CHECK_STATUS(hpc_exchange_close(e, 0.1), HPC_ERR_TIMEOUT);
+        CHECK(ranks_error_waits_for(1));
+        rank_set(r, 0, 1);
+        CHECK_OK(hpc_exchange_close(e, -1));
+    }
+    if (r->rank == 1) {
+        rank_await(r, 0, 1);
+        for (int step = 0; step < 2; step++) CHECK_OK(push_pull(&g, e, 0, -1));
+        for (int step = 2; step < 4; step++)
+            CHECK_OK(hpc_exchange_start(e, 0, HPC_PUSH, hpc_exchange_params(e, 0), -1, &ticket));
+        check_peer(hpc_exchange_wait(e, 0, ticket, -1), 0);
+        check_peer(hpc_exchange_close(e, -1), 0);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    hpc_exchange_free(e);
+}
+
+/* ---- who stands still or dies ----------------------------------------------------------------------------------- */
+
+static uint64_t whom_waits(void) {
+    uint64_t set = 0;
+    for (int who = 0; who < RANKS_MAX; who++) set |= ranks_error_waits_for(who) ? 1u << who : 0;
+    return set;
+}
+
+/* arg: consistency. On a ring of four the victim pushes nothing after the first step. */
+static void stands_still(rank *r) {
+    enum { BEFORE = 0, AFTER = 2, FAR = 3 };
+    graph_job g;
+    void *slot;
+    uint64_t ticket;
+    bool mapped = strcmp(r->mode->transports, "shm") == 0;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, RING);
+    g.consistency = r->arg;
+    hpc_exchange *e = graph_open(r, &g);
+    CHECK_OK(push_pull(&g, e, 0, -1));
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank != VICTIM) {
+        CHECK_OK(hpc_exchange_start(e, 0, BOTH, hpc_exchange_params(e, 0), -1, &ticket));
+        rank_set(r, r->rank, 1);
+        for (int who = 0; who < r->size; who++)
+            if (who != VICTIM) progress_until(r, e, who, 1);
+        int status = hpc_exchange_wait(e, 0, ticket, 0.1);
+        bool all = r->arg == HPC_BSP || r->arg == HPC_BARRIER;
+        CHECK_STATUS(status, all || r->rank == AFTER ? HPC_ERR_TIMEOUT : HPC_OK);
+        if (status != HPC_OK && (mapped || r->rank == AFTER)) {
+            if (!ranks_error_waits_for(VICTIM)) fprintf(stderr, "%s\n", hpc_last_error()->message);
+            CHECK(ranks_error_waits_for(VICTIM));
+            if (mapped || !all) CHECK_EQ(whom_waits(), 1u << VICTIM);
+        }
+        if (r->arg == HPC_NOTIFY_ACK && r->rank == BEFORE) { /* its slot is not read */
+            CHECK_STATUS(hpc_exchange_gradient(e, 0, 0.1, &slot), HPC_ERR_TIMEOUT);
+            CHECK_EQ(whom_waits(), 1u << VICTIM);
+        }
+        if (r->arg == HPC_NOTIFY_ACK && r->rank == FAR) CHECK_OK(hpc_exchange_gradient(e, 0, -1, &slot));
+        rank_set(r, r->rank, 2);
+        for (int who = 0; who < r->size; who++)
+            if (who != VICTIM) progress_until(r, e, who, 2);
+        rank_set(r, r->rank, 3);
+    } else {
+        for (int who = 0; who < r->size; who++)
+            if (who != VICTIM) rank_await(r, who, 3);
+        CHECK_OK(hpc_exchange_start(e, 0, BOTH, hpc_exchange_params(e, 0), -1, &ticket));
+    }
+    CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1)); /* nothing is lost */
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* arg: consistency. */
+static void dies(rank *r) {
+    graph_job g;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, COMPLETE);
+    g.consistency = r->arg;
+    g.staleness = r->arg == HPC_SSP ? 1 : 0;
+    g.j.depth = 3;
+    hpc_exchange *e = graph_open(r, &g);
+    CHECK_OK(push_pull(&g, e, 0, -1));
+    CHECK_OK(hpc_barrier(r->context, -1));
+    rank_meet(r);
+    if (r->rank == VICTIM) {
+        rank_die(r);
+        hpc_exchange_free(e);
+        return;
+    }
+    int status = HPC_OK;
+    double begin = ranks_now();
+    while (status == HPC_OK && ranks_now() < begin + 10) status = push_pull(&g, e, 0, -1);
+    check_peer(status, VICTIM);
+    CHECK(ranks_now() - begin < 10);
+    rank_set(r, r->rank, 1); /* who frees is named too */
+    for (int who = 0; who < r->size; who++)
+        if (who != VICTIM) rank_await(r, who, 1);
+    hpc_exchange_free(e);
+}
+
+/* ---- what is refused --------------------------------------------------------------------------------------------- */
+
+static void refused(rank *r, graph_job *g, int status, const char *text) {
+    hpc_exchange *e = NULL;
+    CHECK_STATUS(graph_create(r, g, -1, &e), status);
+    CHECK_MESSAGE(text);
+    CHECK(!strchr(hpc_last_error()->message, '\n'));
+    CHECK(!e);
+}
+
+static void good(graph_job *g, const rank *r) {
+    graph_job_init(g, r);
+    graph_job_shape(g, COMPLETE);
+}
+
+static void refusals(rank *r) {
+    graph_job g;
+    hpc_plan *other = NULL;
+    bool last = r->rank == r->size - 1;
+    good(&g, r);
+    if (last) g.weights[1] = 2;
+    refused(r, &g, HPC_ERR_CONFIG, "weights");
+    good(&g, r);
+    if (last) graph_job_shape(&g, ONE_PEER);
+    refused(r, &g, HPC_ERR_CONFIG, "phases");
+    good(&g, r);
+    graph_job_shape(&g, ONE_PEER);
+    if (last) graph_job_edge(&g, 1, 0, 1, 4); /* not of the first phase */
+    refused(r, &g, HPC_ERR_CONFIG, "weights");
+    good(&g, r);
+    g.consistency = HPC_SSP, g.j.depth = 5, g.staleness = last ? 1 : 2;
+    refused(r, &g, HPC_ERR_CONFIG, "staleness 1");
+    good(&g, r);
+    g.consistency = last ? HPC_BSP : HPC_NOTIFY_ACK;
+    refused(r, &g, HPC_ERR_CONFIG, "consistency 0");
+    good(&g, r);
+    g.j.cores = last ? 2 : 1;
+    refused(r, &g, HPC_ERR_CONFIG, "cores");
+    for (int i = 0; i < 3; i++) { /* by one rank, and told to all */
+        static const double wrong[] = {NAN, INFINITY, 0};
+        good(&g, r);
+        if (last) g.weights[i == 2 ? 0 : 1] = wrong[i];
+        if (last && g.j.plan == NULL) { /* the plan refuses it too */
+            hpc_plan *none = NULL;
+            hpc_graph bad = g.graph;
+            bad.keys = g.j.keys, bad.n_keys = g.j.n_keys, bad.weights = g.weights;
+            CHECK_STATUS(hpc_plan_graph(&bad, &none), HPC_ERR_INVALID);
+            CHECK_MESSAGE("weights are finite, and never 0 of a rank's own");
+        }
+    }
+    for (int i = 0; i < 2; i++) { /* a plan of another graph: other edges, other weights */
+        good(&g, r);
+        hpc_graph graph = g.graph;
+        graph.keys = g.j.keys, graph.n_keys = g.j.n_keys, graph.chunk = g.j.chunk, graph.weights = g.weights;
+        if (i == 0) graph_job_shape(&g, RING);
+        if (i == 1) g.weights[1] = 8;
+        CHECK_OK(hpc_plan_graph(&graph, &other));
+        good(&g, r);
+        g.j.plan = last ? other : NULL;
+        refused(r, &g, HPC_ERR_CONFIG, "is not of the graph");
+        hpc_plan_free(other);
+    }
+    good(&g, r);
+    g.j.shared_params = last;
+    refused(r, &g, HPC_ERR_CONFIG, "shared_params");
+    good(&g, r);
+    g.j.eager = last;
+    refused(r, &g, HPC_ERR_CONFIG, "eager");
+    good(&g, r);
+    g.consistency = HPC_SSP, g.staleness = 2, g.j.depth = 3;
+    refused(r, &g, HPC_ERR_CONFIG, "depth 4 or more");
+    g.staleness = INT_MAX;
+    refused(r, &g, HPC_ERR_CONFIG, "depth");
+    g.staleness = -1;
+    refused(r, &g, HPC_ERR_CONFIG, "staleness -1");
+    g.staleness = 1;
+    graph_job_shape(&g, ONE_PEER);
+    refused(r, &g, HPC_ERR_UNSUPPORTED, "one phase");
+    good(&g, r);
+    g.consistency = HPC_BARRIER + 1;
+    refused(r, &g, HPC_ERR_INVALID, "consistency is 5");
+    good(&g, r);
+    g.graph.ranks = r->size - 1;
+    g.weights[r->size - 1] = 0.5; /* a row is shorter: make its own weights sound */
+    for (int i = 0; i < (r->size - 1) * (r->size - 1); i++) g.weights[i] = 0.5;
+    refused(r, &g, HPC_ERR_INVALID, "the graph has");
+    for (int consistency = HPC_ASYNC; consistency <= HPC_BARRIER; consistency++) {
+        if (consistency == HPC_NOTIFY_ACK) continue;
+        good(&g, r);
+        g.user = true, g.consistency = consistency, g.j.depth = 3, g.staleness = consistency == HPC_SSP;
+        refused(r, &g, HPC_ERR_UNSUPPORTED, "fold of its own");
+    }
+    for (int consistency = HPC_NOTIFY_ACK; consistency <= HPC_BARRIER; consistency++) { /* with servers */
+        hpc_exchange_config c;
+        hpc_exchange *e = NULL;
+        job j;
+        job_init(&j, r);
+        hpc_exchange_config_init(&c);
+        c.consistency = consistency;
+        CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_INVALID);
+        CHECK_MESSAGE("needs a graph");
+    }
+    good(&g, r);
+    g.consistency = HPC_ASYNC;
+    if (r->mode->seed) refused(r, &g, HPC_ERR_UNSUPPORTED, "loop_seed");
+    good(&g, r); /* the group goes on */
+    hpc_exchange *e = graph_open(r, &g);
+    CHECK_OK(push_pull(&g, e, 0, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* The case brings up a context by itself. */
+static void refuses_streams(rank *r) {
+    graph_job g;
+    r->config.tcp_streams = 2;
+    CHECK_OK(hpc_init(&r->oob, &r->config, &r->context));
+    for (int i = 0; i < 2; i++) {
+        good(&g, r);
+        g.consistency = i ? HPC_ASYNC : HPC_BARRIER;
+        refused(r, &g, HPC_ERR_UNSUPPORTED, "tcp_streams is 2");
+    }
+    good(&g, r);
+    hpc_exchange *e = graph_open(r, &g);
+    CHECK_OK(push_pull(&g, e, 0, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+int main(int argc, char **argv) {
+    enum { FREES = 256 };
+    static const ranks_case cases[] = {
+        {.name = "closes_early", .size = 4, .run = closes_early, .arg = HPC_NOTIFY_ACK + 16},
+        {.name = "closes_early_2", .size = 4, .run = closes_early, .arg = HPC_NOTIFY_ACK + 32 + FREES},
+        {.name = "closes_early_ssp", .size = 4, .run = closes_early, .arg = HPC_SSP + 48 + FREES},
+        {.name = "closes_early_async", .size = 3, .run = closes_early, .arg = HPC_ASYNC + 16, .where = RANKS_UNSEEDED},
+        {.name = "frees_early_async",
+         .size = 3,
+         .run = closes_early,
+         .arg = HPC_ASYNC + 16 + FREES,
+         .where = RANKS_UNSEEDED},
+        {.name = "closes_before_slot", .size = 3, .run = closes_before_slot, .arg = 1},
+        {.name = "closes_before_slot_3", .size = 3, .run = closes_before_slot, .arg = 3},
+        {.name = "closes_between_phases", .size = 2, .run = closes_between_phases},
+        {.name = "stands_still", .size = 4, .run = stands_still, .arg = HPC_NOTIFY_ACK},
+        {.name = "stands_still_bsp", .size = 4, .run = stands_still, .arg = HPC_BSP},
+        {.name = "stands_still_barrier", .size = 4, .run = stands_still, .arg = HPC_BARRIER, .where = RANKS_UNSEEDED},
+        {.name = "dies", .size = 4, .run = dies, .arg = HPC_NOTIFY_ACK, .victims = 1 << VICTIM, .timeout = 30},
+        {.name = "dies_ssp", .size = 3, .run = dies, .arg = HPC_SSP, .victims = 1 << VICTIM, .timeout = 30},
+        {.name = "dies_barrier",
+         .size = 3,
+         .run = dies,
+         .arg = HPC_BARRIER,
+         .where = RANKS_UNSEEDED,
+         .victims = 1 << VICTIM,
+         .timeout = 30},
+        {.name = "refusals", .size = 3, .run = refusals},
+        {.name = "refuses_streams", .size = 2, .run = refuses_streams, .where = RANKS_TCP, .bare = true},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}

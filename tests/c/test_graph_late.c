@@ -1,0 +1,258 @@
+/* Exchanges on graphs whose folds take what is there: under SSP nothing older than is allowed, under BARRIER and ASYNC
+ * whatever came, but always updates that are whole, of one version each, and none of them twice.
+ *
+ * Every rank's update is the number of its step, in digits of its own, so that the fold tells whose updates of which
+ * steps are in it. */
+#include <math.h>
+
+#include "graph_jobs.h"
+
+enum { BOTH = HPC_PUSH | HPC_PULL, DIGIT = 32, STEPS = DIGIT - 1, MOST = 4 };
+
+static float digit_of(int who, int version) {
+    return ldexpf((float)version, 5 * who);
+}
+
+static void init(graph_job *g, const rank *r, int consistency) {
+    CHECK(r->size <= MOST);
+    graph_job_init(g, r);
+    graph_job_shape(g, COMPLETE);
+    for (int i = 0; i < r->size * r->size; i++) g->weights[i] = 1;
+    g->consistency = consistency;
+    g->j.keys[0].count = 40001; /* in rows that are torn apart on their way */
+    g->j.chunk = 32768;
+}
+
+static void push(const rank *r, const graph_job *g, hpc_exchange *e, int key, int version) {
+    float *src = malloc(g->j.keys[key].count * sizeof *src);
+    for (int who = 0; who < r->size; who++) src[who] = who == r->rank ? (float)version : 0;
+    for (uint64_t i = (uint64_t)r->size; i < g->j.keys[key].count; i++) src[i] = digit_of(r->rank, version);
+    CHECK_OK(hpc_exchange_push_pull(e, key, src, -1));
+    free(src);
+}
+
+/* The versions that the parameters are folded of, 0 for what was not there, and how many. The first elements tell them
+ * one by one, and all others must be of the same. */
+static int decode(const rank *r, const graph_job *g, hpc_exchange *e, int key, int step, int *versions) {
+    const float *params = hpc_exchange_params(e, key);
+    double sum = 0;
+    int present = 0;
+    for (int who = 0; who < r->size; who++) present += params[who] != 0;
+    for (int who = 0; who < r->size; who++) {
+        double version = (double)params[who] * present / r->size;
+        versions[who] = (int)lround(version);
+        CHECK(fabs(version - versions[who]) < 0.001);
+        sum += (double)digit_of(who, versions[who]);
+    }
+    CHECK_EQ(versions[r->rank], step);
+    sum *= (double)r->size / present;
+    for (uint64_t i = (uint64_t)r->size; i < g->j.keys[key].count; i++) {
+        if (fabs((double)params[i] - sum) <= 1e-6 * sum) continue;
+        fprintf(stderr, "rank %d, key %d, step %d: element %llu is %.9g, not %.9g\n", r->rank, key, step,
+                (unsigned long long)i, (double)params[i], sum);
+        exit(1);
+    }
+    return present;
+}
+
+/* What became of every input; folds of which n were new, and received bytes, say the same. */
+static void check_counts(const rank *r, const graph_job *g, hpc_exchange *e, int reduces) {
+    hpc_exchange_stats stats;
+    uint64_t inputs[RANKS_MAX] = {0}, n = 0, whole = 0, received = 0, sent = 0, most = 0;
+    CHECK_OK(hpc_exchange_get_stats(e, &stats));
+    CHECK_EQ(hpc_exchange_get_inputs(e, inputs, RANKS_MAX), r->size - 1);
+    for (int i = 0; i < RANKS_MAX; i++) n += inputs[i], whole += (uint64_t)i * inputs[i];
+    CHECK_EQ(stats.reduces, reduces);
+    CHECK_EQ(n, reduces);
+    CHECK_EQ(stats.whole, whole);
+    CHECK_EQ(stats.whole + stats.torn + stats.stale + stats.missing, reduces * (r->size - 1));
+    for (int other = 0; other < r->size; other++) {
+        hpc_exchange_peer peer;
+        CHECK_OK(hpc_exchange_get_peer(e, other, &peer));
+        received += peer.bytes_received;
+        sent += peer.bytes_sent;
+        CHECK(other != r->rank || peer.bytes_sent + peer.bytes_received == 0);
+    }
+    for (int key = 0; key < g->j.n_keys; key++) most += g->j.keys[key].count * sizeof(float);
+    CHECK_EQ(sent, most * STEPS * (uint64_t)(r->size - 1));
+    CHECK_EQ(stats.bytes_sent, sent);
+    if (g->j.n_keys == 1) CHECK_EQ(received, whole * most);
+}
+
+/* ---- SSP -------------------------------------------------------------------------------------------------------- */
+
+/* arg: staleness + 16 * progress. Models: of every neighbour one version, none older than allowed, none of the past;
+ * and clocks that are never further apart. */
+static void ssp_models(rank *r) {
+    graph_job g;
+    int versions[MOST], last[MOST] = {0}, s = r->arg % 16;
+    uint64_t random = (uint64_t)r->rank;
+    init(&g, r, HPC_SSP);
+    g.staleness = s, g.j.depth = s + 2;
+    g.j.progress = r->arg / 16;
+    g.j.n_keys = 1;
+    hpc_exchange *e = graph_open(r, &g);
+    for (int step = 1; step <= STEPS; step++) {
+        for (int i = 0; i < 40 && r->rank == 1; i++) graph_dawdle(&random);
+        rank_set(r, r->rank, (uint64_t)step);
+        push(r, &g, e, 0, step);
+        for (int who = 0; who < r->size; who++)
+            CHECK(who == r->rank || rank_await(r, who, 0) + (uint64_t)s >= (uint64_t)step);
+        int present = decode(r, &g, e, 0, step, versions);
+        CHECK(step <= s || present == r->size);
+        for (int who = 0; who < r->size && step > s; who++) {
+            CHECK(versions[who] >= step - s && versions[who] >= last[who]);
+            last[who] = versions[who];
+        }
+    }
+    check_counts(r, &g, e, STEPS);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* arg: staleness + 16 * progress. Gradients: each of them counts once, at every neighbour, sooner or later. */
+static void ssp_gradients(rank *r) {
+    enum { ROUNDS = 20 };
+    graph_job g;
+    int s = r->arg % 16;
+    uint64_t random = (uint64_t)r->rank + 5;
+    init(&g, r, HPC_SSP);
+    g.staleness = s, g.j.depth = s + 2 + s % 2;
+    g.j.progress = r->arg / 16;
+    g.j.rule = "sgd", g.j.args[1] = -1;
+    g.j.cores = 2;
+    hpc_exchange *e = graph_open(r, &g);
+    for (int step = 1; step <= ROUNDS + s; step++) { /* after s more there is nothing on its way */
+        for (int key = 0; key < g.j.n_keys; key++) {
+            float *src = malloc(g.j.keys[key].count * sizeof *src);
+            for (uint64_t i = 0; i < g.j.keys[key].count; i++) src[i] = step > ROUNDS ? 0 : digit_of(r->rank, 1);
+            CHECK_OK(hpc_exchange_push_pull(e, key, src, -1));
+            free(src);
+            graph_dawdle(&random);
+            const float *params = hpc_exchange_params(e, key);
+            for (uint64_t i = 0; i < g.j.keys[key].count; i++) {
+                long long digits = llround((double)(params[i] - job_initial(&g.j, key, i)));
+                for (int who = 0; who < r->size; who++, digits /= DIGIT) {
+                    int n = (int)(digits % DIGIT), least = step - s < ROUNDS ? step - s : ROUNDS;
+                    CHECK(n >= least && n <= ROUNDS);
+                    CHECK(who != r->rank || n == (step < ROUNDS ? step : ROUNDS));
+                }
+                CHECK_EQ(digits, 0);
+            }
+        }
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* ---- BARRIER, ASYNC -----------------------------------------------------------------------------------------------
+ */
+
+/* arg: consistency + 16 * progress. */
+static void what_is_there(rank *r) {
+    int rounds = ranks_rounds(6);
+    for (int round = 0; round < rounds; round++) {
+        graph_job g;
+        int versions[MOST], last[2][MOST] = {{0}};
+        uint64_t random = (uint64_t)(r->rank + 100 * round);
+        init(&g, r, r->arg % 16);
+        g.j.progress = r->arg / 16;
+        g.j.depth = 1 + round % 3;
+        g.j.n_keys = 1 + round % 2;
+        hpc_exchange *e = graph_open(r, &g);
+        for (int step = 1; step <= STEPS; step++) {
+            rank_set(r, r->rank, (uint64_t)(round * STEPS + step));
+            for (int key = 0; key < g.j.n_keys; key++) {
+                push(r, &g, e, key, step);
+                decode(r, &g, e, key, step, versions);
+                for (int who = 0; who < r->size; who++) {
+                    CHECK(versions[who] == 0 || versions[who] > last[key][who]);
+                    if (versions[who] != 0) last[key][who] = versions[who];
+                    if (g.consistency == HPC_BARRIER) /* all have met */
+                        CHECK(rank_await(r, who, 0) >= (uint64_t)(round * STEPS + step));
+                }
+            }
+            graph_dawdle(&random);
+        }
+        check_counts(r, &g, e, STEPS * g.j.n_keys);
+        CHECK_OK(hpc_barrier(r->context, -1));
+        CHECK_OK(hpc_exchange_close(e, -1));
+        hpc_exchange_free(e);
+    }
+}
+
+/* Nobody waits: a rank makes all its steps while the others have not begun, and what they missed is counted so. */
+static void async_alone(rank *r) {
+    graph_job g;
+    hpc_exchange_stats stats;
+    int versions[MOST];
+    init(&g, r, HPC_ASYNC);
+    hpc_exchange *e = graph_open(r, &g);
+    if (r->rank != 0) rank_await(r, 0, 1);
+    for (int step = 1; step <= STEPS && r->rank == 0; step++) {
+        push(r, &g, e, 0, step);
+        CHECK_EQ(decode(r, &g, e, 0, step, versions), 1);
+    }
+    if (r->rank == 0) {
+        CHECK_OK(hpc_exchange_get_stats(e, &stats));
+        CHECK_EQ(stats.missing, STEPS * (r->size - 1));
+        CHECK_EQ(stats.whole + stats.stale + stats.torn, 0);
+        rank_set(r, 0, 1);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* arg: consistency. Phases: a rank folds whom the phase of its own step names, and counts those alone. */
+static void phases(rank *r) {
+    graph_job g;
+    hpc_exchange_stats stats;
+    uint64_t expected = 0;
+    init(&g, r, r->arg);
+    graph_job_shape(&g, DEGREES);
+    g.j.n_keys = 1;
+    hpc_exchange *e = graph_open(r, &g);
+    for (int step = 1; step <= STEPS; step++) {
+        push(r, &g, e, 0, step);
+        const float *params = hpc_exchange_params(e, 0);
+        for (int who = 0; who < r->size; who++) {
+            bool edge = graph_job_weight(&g, step - 1, r->rank, who) != 0;
+            CHECK(edge || params[who] == 0);
+            CHECK(who != r->rank || params[who] != 0);
+            expected += edge && who != r->rank;
+        }
+    }
+    CHECK_OK(hpc_exchange_get_stats(e, &stats));
+    CHECK_EQ(stats.reduces, STEPS);
+    CHECK_EQ(stats.whole + stats.torn + stats.stale + stats.missing, expected);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+int main(int argc, char **argv) {
+    enum { INLINE = 16 * HPC_PROGRESS_INLINE, THREAD = 16 * HPC_PROGRESS_THREAD };
+    static const ranks_case cases[] = {
+        {.name = "ssp_models_1", .size = 4, .run = ssp_models, .arg = 1 + INLINE},
+        {.name = "ssp_models_3_thread", .size = 4, .run = ssp_models, .arg = 3 + THREAD},
+        {.name = "ssp_models_0", .size = 3, .run = ssp_models, .arg = 0 + INLINE},
+        {.name = "ssp_gradients_1", .size = 4, .run = ssp_gradients, .arg = 1 + INLINE},
+        {.name = "ssp_gradients_4_thread", .size = 3, .run = ssp_gradients, .arg = 4 + THREAD},
+        {.name = "barrier", .size = 4, .run = what_is_there, .arg = HPC_BARRIER + INLINE, .where = RANKS_UNSEEDED},
+        {.name = "barrier_thread",
+         .size = 3,
+         .run = what_is_there,
+         .arg = HPC_BARRIER + THREAD,
+         .where = RANKS_UNSEEDED},
+        {.name = "async", .size = 4, .run = what_is_there, .arg = HPC_ASYNC + INLINE, .where = RANKS_UNSEEDED},
+        {.name = "async_thread", .size = 4, .run = what_is_there, .arg = HPC_ASYNC + THREAD, .where = RANKS_UNSEEDED},
+        {.name = "async_alone", .size = 3, .run = async_alone, .where = RANKS_UNSEEDED},
+        {.name = "phases_barrier", .size = 4, .run = phases, .arg = HPC_BARRIER, .where = RANKS_UNSEEDED},
+        {.name = "phases_async", .size = 4, .run = phases, .arg = HPC_ASYNC, .where = RANKS_UNSEEDED},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}
