@@ -885,11 +885,11 @@ def exchange_stats(exchange: Any) -> dict[str, Any]:
 
 
 def exchange_inputs(exchange: Any) -> tuple[int, ...]:
-    """Reduces by how many whole inputs of neighbours they had; () on a plan with servers."""
+    """Reduces by how many whole inputs of neighbours they had, on a graph."""
     most = lib.hpc_exchange_get_inputs(exchange, ffi.NULL, 0)
     counts = ffi.new("uint64_t[]", most + 1)
     check(min(0, lib.hpc_exchange_get_inputs(exchange, counts, most + 1)))
-    return tuple(counts) if most > 0 else ()
+    return tuple(counts)
 
 
 def exchange_peers(exchange: Any, size: int) -> list[dict[str, Any]]:

@@ -503,7 +503,7 @@ class Exchange(Calls):
         self._check_open("stats")
         return ExchangeStats(
             **_core.exchange_stats(self._handle),
-            by_inputs=_core.exchange_inputs(self._handle),
+            by_inputs=_core.exchange_inputs(self._handle) if self.graph else (),
             peers=tuple(PeerStats(**peer) for peer in _core.exchange_peers(self._handle, self.context.size)),
         )
 

@@ -13,7 +13,9 @@ import hpcomm
 from hpcomm import (
     ASYNC,
     BSP,
+    NOTIFY_ACK,
     SGD,
+    SSP,
     Adam,
     ConfigError,
     Consistency,
@@ -24,6 +26,7 @@ from hpcomm import (
     Plan,
     Rule,
 )
+from hpcomm.topology import ring
 
 F32 = np.float32
 Options = dict[str, Any]
@@ -56,8 +59,20 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "rule a class": ({"rule": SGD}, r"rule is .*must be one of SGD, .*SGD\(\) makes one"),
     "rule a text": ({"rule": "sgd"}, r"rule is 'sgd': must be one of SGD, Momentum, Nesterov, Adam, Average, Rule"),
     "consistency a text": ({"consistency": "BSP"}, r"consistency is 'BSP': must be a Consistency"),
-    "consistency to come": ({"consistency": Consistency(staleness=3)}, r"an exchange knows BSP and ASYNC"),
-    "topology": ({"topology": "CS"}, r"topology is 'CS': must be a ParameterServer"),
+    "consistency to come": ({"consistency": Consistency(staleness=3)}, r"servers know BSP and ASYNC; give a graph"),
+    "consistency of graphs": ({"consistency": NOTIFY_ACK}, r"consistency is NOTIFY_ACK: servers know BSP and ASYNC"),
+    "topology": ({"topology": "CS"}, r"topology is 'CS': must be a ParameterServer, a Graph or several Graphs"),
+    "no graphs": ({"topology": ()}, r"topology is \(\): must be a ParameterServer, a Graph or several Graphs"),
+    "graph too small": ({"topology": ring(2)}, r"must have as many ranks as the job, which has 3"),
+    "graph and sum": ({"topology": ring(3), "reduce": "sum"}, r"reduce is 'sum': on a graph the weights say"),
+    "graph and plan": ({"topology": ring(3), "plan": Plan.hub(params(), [0, 1, 2], [0], 3)}, r"the graph makes the plan"),
+    "graph and shared_params": ({"topology": ring(3), "shared_params": True}, r"shared_params is for servers"),
+    "graph and staleness": (
+        {"topology": ring(3), "consistency": Consistency(staleness=3)},
+        r"a graph knows BSP, NOTIFY_ACK, SSP\(s\), BARRIER and ASYNC",
+    ),
+    "phases and SSP": ({"topology": (ring(3), ring(3)), "consistency": SSP(1)}, r"SSP needs a graph of one phase"),
+    "staleness too large": ({"topology": ring(3), "consistency": SSP(15)}, r"depth is 17; 1 to 16 are possible"),
     "server out of range": ({"topology": ParameterServer(servers=[5])}, r"rank 5.* 0 to 2"),
     "more interfaces than cores": (
         {"topology": ParameterServer(interfaces=3), "cores": 2},

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcomm import ConfigError, InvalidArgument
-from hpcomm.consistency import ASYNC, BSP, Consistency
+from hpcomm.consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from hpcomm.plan import Edge, Key, Plan, Row
 from hpcomm.topology import ParameterServer
 
@@ -572,7 +572,14 @@ def test_consistency_is_a_value() -> None:
     assert (BSP.staleness, BSP.quorum, BSP.period, BSP.late) == (0, None, 1, "fold")
     assert Consistency(staleness=None, quorum=1) == ASYNC
     assert (str(BSP), str(ASYNC)) == ("BSP", "ASYNC")
-    assert str(Consistency(3)) == "Consistency(staleness=3, quorum=None, period=1, late='fold')"
+    assert (
+        str(Consistency(3))
+        == "Consistency(staleness=3, quorum=None, period=1, late='fold', waits_for='all', whole=True)"
+    )
+    assert Consistency(waits_for="neighbours") == NOTIFY_ACK == SSP(0)
+    assert Consistency(whole=False) == BARRIER
+    assert Consistency(staleness=2, waits_for="neighbours") == SSP(2) != SSP(3)
+    assert [str(c) for c in (NOTIFY_ACK, BARRIER, SSP(0), SSP(2))] == ["NOTIFY_ACK", "BARRIER", "NOTIFY_ACK", "SSP(2)"]
     with pytest.raises(FrozenInstanceError):
         BSP.staleness = 1  # type: ignore[misc]
 
@@ -586,6 +593,7 @@ def test_consistency_is_a_value() -> None:
         ("period is None: must be an int, 1 or more$", {"period": None}),
         ("period is True", {"period": True}),
         ('late is \'wait\': must be "fold" or "drop"', {"late": "wait"}),
+        ('waits_for is \'me\': must be "all" or "neighbours"', {"waits_for": "me"}),
     ],
 )
 def test_consistency_refusals(match: str, fields: dict[str, Any]) -> None:

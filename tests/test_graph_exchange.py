@@ -1,0 +1,244 @@
+"""Exchanges on node communication graphs, from Python: what comes out, what is counted, checkpoints, errors."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mpi
+import numpy as np
+import pytest
+from conftest import on_both, run_threads
+
+import hpcomm
+from hpcomm import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Exchange, Momentum, PeerFailed, Timeout, stochastic_reduce
+from hpcomm.topology import Graph, chain, complete, one_peer_exponential, random_matchings, ring, root_expander
+
+F32 = np.float32
+SHAPES = {"w": (300, 7), "b": (5,), "scale": ()}
+Topology = Graph | Sequence[Graph]
+EXACT = (NOTIFY_ACK, BSP)
+
+
+def update(rank: int, step: int) -> dict[str, Any]:
+    rng = np.random.default_rng(1000 * rank + step)
+    return {name: rng.integers(-8, 8, shape).astype(F32) for name, shape in SHAPES.items()}
+
+
+def zeros() -> dict[str, Any]:
+    return {name: np.zeros(shape, F32) for name, shape in SHAPES.items()}
+
+
+def graph_of(topology: Topology, step: int) -> Graph:
+    phases = [topology] if isinstance(topology, Graph) else list(topology)
+    return phases[step % len(phases)]
+
+
+def averaged(topology: Topology, rank: int, step: int) -> dict[str, Any]:
+    """What rank has after that step, from 0 on, when all push their updates as models."""
+    row = graph_of(topology, step).dense()[rank]
+    updates = [update(other, step) for other in range(len(row))]
+    return {name: sum(row[j] * u[name].astype(float) for j, u in enumerate(updates)) for name in SHAPES}
+
+
+def assert_close(have: Any, want: Any) -> None:
+    for name in SHAPES:
+        np.testing.assert_allclose(have[name], want[name], rtol=1e-6, atol=1e-5, err_msg=name)
+
+
+def in_turn(ex: Exchange, rank: int, step: int) -> Any:
+    """One step by each of the calls, in turn."""
+    grads = update(rank, step)
+    names = list(SHAPES) if rank % 2 else list(SHAPES)[::-1]
+    if step % 3 == 0:
+        return ex.step(grads)
+    for name in names:
+        if step % 3 == 1:
+            ex.gradient(name)[...] = grads[name]
+            ex.push_nb(name)
+        else:
+            ex.push_nb(name, grads[name])
+    return {name: ex.pull(name) for name in names}
+
+
+def check_counts(ex: Exchange, topology: Topology, rank: int, steps: int) -> None:
+    stats = ex.stats()
+    nbytes = sum(4 * value.size for value in zeros().values())
+    weights = [graph_of(topology, step).dense() for step in range(steps)]
+    degrees = [np.count_nonzero(p[rank]) - 1 for p in weights]
+    assert stats.reduces % (steps * len(SHAPES)) == 0 and stats.reduces > 0
+    each = stats.reduces // steps  # one for each key and core
+    assert stats.whole == each * sum(degrees)
+    assert (stats.torn, stats.stale, stats.missing) == (0, 0, 0)
+    assert [n for n in stats.by_inputs] == [each * degrees.count(n) for n in range(len(stats.by_inputs))]
+    assert sum(stats.by_inputs) == stats.reduces
+    assert stats.bytes_sent == sum(peer.bytes_sent for peer in stats.peers)
+    for other, peer in enumerate(stats.peers):
+        apart = other != rank
+        assert peer.bytes_sent == apart * nbytes * sum(p[other, rank] != 0 for p in weights)
+        assert peer.bytes_received == apart * nbytes * sum(p[rank, other] != 0 for p in weights)
+        assert peer.wait >= 0
+
+
+TOPOLOGIES: dict[str, Callable[[int], Topology]] = {
+    "root expander": root_expander,
+    "complete": complete,
+    "chain": chain,
+    "one peer": one_peer_exponential,
+    "matchings": lambda n: random_matchings(n, 3),
+    "list": lambda n: [ring(n), complete(n)],
+}
+
+
+@on_both
+@pytest.mark.parametrize("consistency", EXACT, ids=str)
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_every_step_is_the_weighted_average_of_that_step(name: str, consistency: hpcomm.Consistency) -> None:
+    topology = TOPOLOGIES[name](5)
+
+    def body(context: hpcomm.Context) -> None:
+        with stochastic_reduce(context, zeros(), topology=topology, consistency=consistency, depth=2) as ex:
+            assert ex.graph == ((topology,) if isinstance(topology, Graph) else tuple(topology))
+            for step in range(7):
+                assert_close(in_turn(ex, context.rank, step), averaged(topology, context.rank, step))
+            check_counts(ex, topology, context.rank, 7)
+
+    run_threads(5, body)
+
+
+@on_both
+def test_gradients_go_into_ones_own_parameters() -> None:
+    graph = ring(3)
+
+    def body(context: hpcomm.Context) -> None:
+        want, velocity = zeros(), zeros()
+        with Exchange(context, zeros(), graph, NOTIFY_ACK, Momentum(lr=0.5, momentum=0.5)) as ex:
+            for step in range(5):
+                mean = averaged(graph, context.rank, step)
+                for name in SHAPES:
+                    velocity[name] = 0.5 * velocity[name] + mean[name]
+                    want[name] = want[name] - 0.5 * velocity[name]
+                assert_close(ex.step(update(context.rank, step)), want)
+
+    run_threads(3, body)
+
+
+def test_root_expander_under_notify_ack_is_the_default() -> None:
+    def body(context: hpcomm.Context) -> None:
+        with stochastic_reduce(context, zeros()) as ex:
+            assert ex.graph == (root_expander(4),)
+            ex.step(update(context.rank, 0))
+            check_counts(ex, root_expander(4), context.rank, 1)
+
+    run_threads(4, body)
+
+
+# What is folded under the others: one number in all elements tells a whole update of one step.
+@on_both
+@pytest.mark.parametrize("consistency", [SSP(2), BARRIER, ASYNC], ids=str)
+def test_what_is_late_is_whole_or_left_out(consistency: hpcomm.Consistency) -> None:
+    steps = 20
+
+    def body(context: hpcomm.Context) -> None:
+        graph = complete(3)
+        with stochastic_reduce(context, zeros(), topology=graph, consistency=consistency, cores=1) as ex:
+            if consistency == SSP(2):
+                assert ex.plan.rows[0].depth == 4
+            for step in range(1, steps + 1):
+                out = ex.step({name: np.full(shape, 3.0 * step, F32) for name, shape in SHAPES.items()})
+                for name in SHAPES:
+                    assert np.ptp(out[name]) == 0
+                    least = 3 * max(step - 2, 1) if consistency == SSP(2) else 0
+                    assert least - 1e-3 <= float(out[name].flat[0] if out[name].ndim else out[name]) <= 3 * steps + 1e-3
+            stats = ex.stats()
+            assert stats.reduces == steps * len(SHAPES) == sum(stats.by_inputs)
+            assert stats.whole + stats.torn + stats.stale + stats.missing == 2 * stats.reduces
+            assert stats.whole == sum(n * count for n, count in enumerate(stats.by_inputs))
+            context.barrier()
+
+    run_threads(3, body)
+
+
+@on_both
+def test_a_checkpoint_goes_on_in_its_phase() -> None:
+    topology = one_peer_exponential(5)
+    shards: list[Any] = [None] * 5
+
+    def before(context: hpcomm.Context) -> None:
+        with stochastic_reduce(context, zeros(), topology=topology, rule=Momentum()) as ex:
+            for step in range(4):
+                ex.step(update(context.rank, step))
+            shards[context.rank] = ex.state_dict()
+            context.barrier()
+            shards[context.rank] = shards[context.rank], {
+                name: value.copy() for name, value in ex.step(update(context.rank, 4)).items()
+            }
+
+    def after(context: hpcomm.Context) -> None:
+        shard, want = shards[context.rank]
+        with stochastic_reduce(context, zeros(), topology=topology, rule=Momentum()) as ex:
+            ex.step(update(context.rank, 9))
+            ex.load_state_dict(shard)
+            assert_close(ex.step(update(context.rank, 4)), want)
+
+    run_threads(5, before)
+    run_threads(5, after)
+
+
+@on_both
+def test_waits_name_the_neighbour_that_has_not_pushed() -> None:
+    done = threading.Event()
+
+    def body(context: hpcomm.Context) -> None:
+        with stochastic_reduce(context, zeros(), topology=ring(3), progress="thread") as ex:
+            if context.rank == 2:
+                ex.push_nb("w", update(2, 0)["w"])
+                with pytest.raises(Timeout, match="rank 1"):
+                    ex.pull("w", timeout=0.1)
+                done.set()
+            elif context.rank == 1:
+                assert done.wait(20)
+                ex.push_nb("w", update(1, 0)["w"])
+            else:
+                ex.push_nb("w", update(0, 0)["w"])
+            ex.pull("w")
+
+    run_threads(3, body)
+
+
+@on_both
+def test_a_rank_that_closes_early_is_named() -> None:
+    def body(context: hpcomm.Context) -> None:
+        ex = stochastic_reduce(context, zeros(), topology=chain(3))
+        ex.step(update(context.rank, 0))
+        if context.rank == 2:
+            with pytest.raises(PeerFailed, match="rank 1 has closed the exchange after 1 pushes"):
+                ex.step(update(2, 1))
+        if context.rank == 0:  # nobody feeds it
+            for step in range(1, 50):
+                ex.step(update(0, step))
+        if context.rank != 2:
+            ex.close()
+        context.barrier()
+        if context.rank == 2:
+            with pytest.raises(PeerFailed):
+                ex.close()
+
+    run_threads(3, body)
+
+
+def train(steps: int) -> list[float]:
+    with hpcomm.init(mpi.world()) as context:
+        topology = root_expander(context.size)
+        with stochastic_reduce(context, zeros(), topology=topology) as ex:
+            for step in range(steps):
+                assert_close(in_turn(ex, context.rank, step), averaged(topology, context.rank, step))
+            check_counts(ex, topology, context.rank, steps)
+            return [float(value.sum()) for value in ex.params.values()]
+
+
+@on_both
+def test_processes() -> None:
+    values = mpi.run(4, train, 6)
+    for rank, value in enumerate(values):
+        want = averaged(root_expander(4), rank, 5)
+        np.testing.assert_allclose(value, [want[name].sum() for name in SHAPES], rtol=1e-4, atol=1e-2)
