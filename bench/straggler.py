@@ -31,7 +31,8 @@ RANKS, LIMIT = 8, 900.0  # seconds of all
 
 
 def run(ctx: hpcomm.Context, graph: hpcomm.topology.Graph, consistency: hpcomm.Consistency, depth: int, o: Any) -> Row:
-    """Steps of all ranks under one consistency; their waits, and the rates of the second half. Collective."""
+    """Steps of all ranks under one consistency: their waits, the step in which each first waited, 0 for never, and the
+    rates of the second half. Collective."""
     slow = o.factor if ctx.rank == o.straggler else 1.0
     params = {"w": np.zeros(o.weights, np.float32)}
     exchange = hpcomm.stochastic_reduce(ctx, params, topology=graph, consistency=consistency, depth=depth)
@@ -53,10 +54,11 @@ def run(ctx: hpcomm.Context, graph: hpcomm.topology.Graph, consistency: hpcomm.C
     waits, rates = np.array([row[:-2] for row in everyone]), [float(row[-1]) for row in everyone]
     wrong = int(sum(row[-2] for row in everyone))
     found = [np.flatnonzero(row > o.seconds / 2) for row in waits]
-    predicted = [float(rank != o.straggler) for rank in range(ctx.size)]
+    predicted = [int(rank != o.straggler) for rank in range(ctx.size)]
     if consistency == hpcomm.NOTIFY_ACK:
-        predicted = hpcomm.topology.first_wait(graph, o.straggler, depth).tolist()
-    first = [float(steps[0]) + 1 if len(steps) else np.inf for steps in found]
+        steps = hpcomm.topology.first_wait(graph, o.straggler, depth)
+        predicted = [int(step) if np.isfinite(step) else 0 for step in steps]
+    first = [int(steps[0]) + 1 if len(steps) else 0 for steps in found]
     others = [rank for rank in range(ctx.size) if rank != o.straggler]
     return {
         "name": f"{graph.name}, {consistency}, depth {depth}",
@@ -78,7 +80,7 @@ def table(document: Row) -> list[str]:
         f"{'rate / straggler':>18}{'#wrong':>8}",
     ]
     for row in document["rows"]:
-        steps = [" ".join(f"{step:3g}" for step in row[which]) for which in ("first_wait", "predicted")]
+        steps = [" ".join(f"{step or '-':>3}" for step in row[which]) for which in ("first_wait", "predicted")]
         lines.append(
             f"{row['name']:40}{steps[0]:34}{steps[1]:34}{row['elsewhere']:9}{row['rate']:18.3f}{row['wrong']:8}"
         )
@@ -88,10 +90,12 @@ def table(document: Row) -> list[str]:
 def steps_of_ranks(axis: Any, row: Row, factor: float, seconds: float) -> None:
     """The wait of each rank in each step, over what the straggler loses in one; rings where it is predicted first."""
     behind = seconds * (factor - 1)
-    shown = axis.imshow(np.array(row["waits"]) / behind, aspect="auto", cmap="Blues", vmin=0, vmax=1)
+    waits = np.array(row["waits"]) / behind
+    extent = (0.5, waits.shape[1] + 0.5, waits.shape[0] - 0.5, -0.5)  # steps are counted from 1
+    shown = axis.imshow(waits, aspect="auto", cmap="Blues", vmin=0, vmax=1, extent=extent)
     for rank, step in enumerate(row["predicted"]):
-        if 0 < step < np.inf:
-            axis.plot(step - 1, rank, "o", mfc="none", color="tab:red")
+        if step:
+            axis.plot(step, rank, "o", mfc="none", color="tab:red")
     axis.set(title=row["name"], xlabel="step", ylabel="rank")
     axis.figure.colorbar(shown, ax=axis, label="wait over what the straggler loses in a step")
 
