@@ -178,6 +178,22 @@ static void exchanges(hpcomm::Context &context) {
     const hpc_exchange_stats stats = exchange.stats(code);
     assert(!code && stats.pushes == 3 && stats.pulls == 3 && stats.applied == 6);
 
+    hpcomm::GraphConfig graph;
+    graph.keys = hub.keys;
+    graph.weights = {0.5, 0.25}; // of two phases, of a rank alone
+    const hpcomm::Plan of_graph(context, graph, code);
+    assert(!code && of_graph.row(0).n_in == 1 && of_graph.row(0).in[0].weight == 0.5);
+    hpcomm::ExchangeConfig with_graph;
+    with_graph.consistency = HPC_NOTIFY_ACK;
+    hpcomm::Exchange averaging(context, of_graph, graph, hpcomm::Rule("average"), values, with_graph, 1.0, code);
+    averaging.push_pull(1, bias.data(), 1.0, code);
+    assert(!code && averaging.params(1)[1] == 1);
+    averaging.push_pull(1, bias.data(), 1.0, code);
+    assert(!code && averaging.params(1)[1] == 0.5f && averaging.stats(code).reduces == 2);
+    assert(averaging.inputs(code) == std::vector<std::uint64_t>{2} && averaging.peer(0, code).bytes_sent == 0 && !code);
+    graph.weights = {0.5, 0};
+    assert(!hpcomm::Plan(context, graph, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
+
     const hpcomm::Memory memory = exchange.memory(0);
     assert(memory && memory.data() != nullptr);
     exchange.close(1.0, code);

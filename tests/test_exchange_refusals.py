@@ -65,7 +65,10 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "no graphs": ({"topology": ()}, r"topology is \(\): must be a ParameterServer, a Graph, several Graphs, or a function"),
     "graph too small": ({"topology": ring(2)}, r"must have as many ranks as the job, which has 3"),
     "graph and sum": ({"topology": ring(3), "reduce": "sum"}, r"reduce is 'sum': on a graph the weights say"),
-    "graph and plan": ({"topology": ring(3), "plan": Plan.hub(params(), [0, 1, 2], [0], 3)}, r"the graph makes the plan"),
+    "graph and plan": (
+        {"topology": ring(3), "plan": Plan.hub(params(), [0, 1, 2], [0], 3)},
+        r"the graph makes the plan",
+    ),
     "graph and shared_params": ({"topology": ring(3), "shared_params": True}, r"shared_params is for servers"),
     "graph and staleness": (
         {"topology": ring(3), "consistency": Consistency(staleness=3)},

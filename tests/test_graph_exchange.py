@@ -65,11 +65,12 @@ def check_counts(ex: Exchange, topology: Topology, rank: int, steps: int) -> Non
     nbytes = sum(4 * value.size for value in zeros().values())
     weights = [graph_of(topology, step).dense() for step in range(steps)]
     degrees = [np.count_nonzero(p[rank]) - 1 for p in weights]
-    assert stats.reduces % (steps * len(SHAPES)) == 0 and stats.reduces > 0
+    assert stats.reduces > 0
+    assert stats.reduces % (steps * len(SHAPES)) == 0
     each = stats.reduces // steps  # one for each key and core
     assert stats.whole == each * sum(degrees)
     assert (stats.torn, stats.stale, stats.missing) == (0, 0, 0)
-    assert [n for n in stats.by_inputs] == [each * degrees.count(n) for n in range(len(stats.by_inputs))]
+    assert list(stats.by_inputs) == [each * degrees.count(n) for n in range(len(stats.by_inputs))]
     assert sum(stats.by_inputs) == stats.reduces
     assert stats.bytes_sent == sum(peer.bytes_sent for peer in stats.peers)
     for other, peer in enumerate(stats.peers):
@@ -169,9 +170,10 @@ def test_a_checkpoint_goes_on_in_its_phase() -> None:
                 ex.step(update(context.rank, step))
             shards[context.rank] = ex.state_dict()
             context.barrier()
-            shards[context.rank] = shards[context.rank], {
-                name: value.copy() for name, value in ex.step(update(context.rank, 4)).items()
-            }
+            shards[context.rank] = (
+                shards[context.rank],
+                {name: value.copy() for name, value in ex.step(update(context.rank, 4)).items()},
+            )
 
     def after(context: hpcomm.Context) -> None:
         shard, want = shards[context.rank]

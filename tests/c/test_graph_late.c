@@ -147,6 +147,33 @@ static void ssp_gradients(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* Models: the newest version of a neighbour may be folded again, so its slot is not free yet, while all before it are. */
+static void ssp_keeps_newest(rank *r) {
+    graph_job g;
+    uint64_t ticket;
+    init(&g, r, HPC_SSP);
+    graph_job_shape(&g, CHAIN);
+    g.staleness = 1, g.j.depth = 3;
+    hpc_exchange *e = graph_open(r, &g);
+    push(r, &g, e, 0, 1);
+    if (r->rank == 1) {
+        push(r, &g, e, 0, 2); /* which waits for the first of rank 0 */
+        rank_set(r, 1, 1);
+        rank_await(r, 0, 1);
+        for (int step = 3; step <= 5; step++) push(r, &g, e, 0, step);
+    } else {
+        progress_until(r, e, 1, 1);
+        for (int step = 2; step <= 3; step++) push(r, &g, e, 0, step);
+        CHECK_STATUS(hpc_exchange_start(e, 0, BOTH, hpc_exchange_params(e, 0), 0.1, &ticket), HPC_ERR_TIMEOUT);
+        CHECK(ranks_error_waits_for(1));
+        rank_set(r, 0, 1);
+        push(r, &g, e, 0, 4);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
 /* ---- BARRIER, ASYNC -----------------------------------------------------------------------------------------------
  */
 
@@ -239,6 +266,7 @@ int main(int argc, char **argv) {
         {.name = "ssp_models_1", .size = 4, .run = ssp_models, .arg = 1 + INLINE},
         {.name = "ssp_models_3_thread", .size = 4, .run = ssp_models, .arg = 3 + THREAD},
         {.name = "ssp_models_0", .size = 3, .run = ssp_models, .arg = 0 + INLINE},
+        {.name = "ssp_keeps_newest", .size = 2, .run = ssp_keeps_newest},
         {.name = "ssp_gradients_1", .size = 4, .run = ssp_gradients, .arg = 1 + INLINE},
         {.name = "ssp_gradients_4_thread", .size = 3, .run = ssp_gradients, .arg = 4 + THREAD},
         {.name = "barrier", .size = 4, .run = what_is_there, .arg = HPC_BARRIER + INLINE, .where = RANKS_UNSEEDED},

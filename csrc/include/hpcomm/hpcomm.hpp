@@ -614,6 +614,33 @@ struct HubConfig {
     int interfaces = 1; // of each server
 };
 
+// A node communication graph: hpc_graph's members and defaults.
+struct GraphConfig {
+    std::vector<hpc_key> keys;   // {name, elements}
+    std::vector<double> weights; // [phase][rank][from]; as many phases as there are
+    int cores = 1;               // of each rank
+    std::size_t chunk = 32 * 1024;
+    int depth = 1;
+    hpc_dtype wire = HPC_F32;
+
+    // For C, while this lives and stays as it is.
+    hpc_graph graph(const Context &context) const {
+        const std::size_t ranks = static_cast<std::size_t>(context.size()), matrix = ranks * ranks;
+        hpc_graph graph;
+        hpc_graph_init(&graph);
+        graph.keys = keys.data();
+        graph.n_keys = static_cast<int>(keys.size());
+        graph.ranks = context.size();
+        graph.n_phases = weights.size() % matrix == 0 ? static_cast<int>(weights.size() / matrix) : 0;
+        graph.weights = weights.data();
+        graph.cores = cores;
+        graph.chunk = chunk;
+        graph.depth = depth;
+        graph.wire = wire;
+        return graph;
+    }
+};
+
 // Cores that each of the servers can have for threads of its own; 0 when there are none to spare.
 inline int spare_cores(const Context &context, const std::vector<int> &servers) {
     return hpc_spare_cores(context.get(), servers.data(), static_cast<int>(servers.size()));
@@ -651,6 +678,13 @@ class Plan : public Handle<hpc_plan, hpc_plan_free> {
               hub.affinity = config.affinity;
               hub.interfaces = config.interfaces;
               return hpc_plan_hub(&hub, out);
+          }) {}
+    // A template, so that {} stays a HubConfig.
+    template <class Config, class = std::enable_if_t<std::is_same<Config, GraphConfig>::value>>
+    Plan(const Context &context, const Config &config, Report report = {})
+        : Handle(report, [&](hpc_plan **out) {
+              const hpc_graph graph = config.graph(context);
+              return hpc_plan_graph(&graph, out);
           }) {}
 
     int n_keys() const {
@@ -698,6 +732,18 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     Exchange(Context &context, const Plan &plan, const hpc_rule &rule, const float *const *values,
              const ExchangeConfig &config = {}, double timeout = default_timeout, Report report = {})
         : Exchange(context, plan.get(), rule, values, config, timeout, report) {}
+    // On a graph; plan was made of it.
+    Exchange(Context &context, const Plan &plan, const GraphConfig &graph, const hpc_rule &rule,
+             const float *const *values, ExchangeConfig config = {}, double timeout = default_timeout,
+             Report report = {})
+        : Handle(report, [&](hpc_exchange **out) {
+              const hpc_graph of_plan = graph.graph(context);
+              config.graph = &of_plan;
+              config.plan = plan.get();
+              config.rule = &rule;
+              config.values = values;
+              return hpc_exchange_create(context.get(), &config, timeout, out);
+          }) {}
 
     void close(double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_close(get(), timeout));
@@ -765,6 +811,19 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         hpc_exchange_stats stats{};
         report(hpc_exchange_get_stats(get(), &stats));
         return stats;
+    }
+    // On a graph: how many reduces had 0, 1, 2, ... whole inputs of neighbours.
+    std::vector<std::uint64_t> inputs(Report report = {}) const {
+        std::vector<std::uint64_t> counts;
+        const int most = hpc_exchange_get_inputs(get(), nullptr, 0);
+        if (most >= 0) counts.resize(static_cast<std::size_t>(most) + 1);
+        report(hpc_exchange_get_inputs(get(), counts.data(), static_cast<int>(counts.size())));
+        return counts;
+    }
+    hpc_exchange_peer peer(int rank, Report report = {}) const {
+        hpc_exchange_peer peer{};
+        report(hpc_exchange_get_peer(get(), rank, &peer));
+        return peer;
     }
     Memory memory(int rank) const {
         return Memory(hpc_exchange_memory(get(), rank));
