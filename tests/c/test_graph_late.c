@@ -147,7 +147,8 @@ static void ssp_gradients(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* Models: the newest version of a neighbour may be folded again, so its slot is not free yet, while all before it are. */
+/* Models: the newest version of a neighbour may be folded again, so its slot is not free yet, while all before it are.
+ */
 static void ssp_keeps_newest(rank *r) {
     graph_job g;
     uint64_t ticket;
