@@ -61,8 +61,14 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "consistency a text": ({"consistency": "BSP"}, r"consistency is 'BSP': must be a Consistency"),
     "consistency to come": ({"consistency": Consistency(staleness=3)}, r"servers know BSP and ASYNC; give a graph"),
     "consistency of graphs": ({"consistency": NOTIFY_ACK}, r"consistency is NOTIFY_ACK: servers know BSP and ASYNC"),
-    "topology": ({"topology": "CS"}, r"topology is 'CS': must be a ParameterServer, a Graph, several Graphs, or a function"),
-    "no graphs": ({"topology": ()}, r"topology is \(\): must be a ParameterServer, a Graph, several Graphs, or a function"),
+    "topology": (
+        {"topology": "CS"},
+        r"topology is 'CS': must be a ParameterServer, a Graph, several Graphs, or a function",
+    ),
+    "no graphs": (
+        {"topology": ()},
+        r"topology is \(\): must be a ParameterServer, a Graph, several Graphs, or a function",
+    ),
     "graph too small": ({"topology": ring(2)}, r"must have as many ranks as the job, which has 3"),
     "graph and sum": ({"topology": ring(3), "reduce": "sum"}, r"reduce is 'sum': on a graph the weights say"),
     "graph and plan": (

@@ -52,6 +52,30 @@ static void closes_early(rank *r) {
     if (r->rank != VICTIM || r->arg < 256) hpc_exchange_free(e);
 }
 
+/* More events than the victim's ring holds are on their way to it when it frees its exchange. */
+static void frees_with_full_ring(rank *r) {
+    graph_job g;
+    uint64_t random = 1;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, CHAIN);
+    g.j.chunk = 64;
+    g.j.keys[2].count = 40001;
+    hpc_exchange *e = graph_open(r, &g);
+    if (r->rank == 0) {
+        rank_set(r, 0, 1);
+        CHECK_OK(push_pull(&g, e, 2, -1));
+        CHECK_OK(push_pull(&g, e, 2, -1));
+        CHECK_OK(hpc_exchange_close(e, -1));
+    } else {
+        rank_await(r, 0, 1);
+        for (int i = 0; i < 200; i++) graph_dawdle(&random);
+        CHECK_OK(hpc_exchange_close(e, -1));
+        hpc_exchange_free(e);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank == 0) hpc_exchange_free(e);
+}
+
 /* Pushes that nobody has waited for: the next one waits for a slot, and is told all the same. arg: depth. */
 static void closes_before_slot(rank *r) {
     graph_job g;
@@ -327,6 +351,7 @@ int main(int argc, char **argv) {
          .run = closes_early,
          .arg = HPC_ASYNC + 16 + FREES,
          .where = RANKS_UNSEEDED},
+        {.name = "frees_with_full_ring", .size = 2, .run = frees_with_full_ring},
         {.name = "closes_before_slot", .size = 3, .run = closes_before_slot, .arg = 1},
         {.name = "closes_before_slot_3", .size = 3, .run = closes_before_slot, .arg = 3},
         {.name = "closes_between_phases", .size = 2, .run = closes_between_phases},
