@@ -2,7 +2,8 @@
  *
  *   layout.c    where everything lies in every rank's part of the window, from the plan alone
  *   exchange.c  the collectives: create, publish, close
- *   worker.c    the trainer's side: gradient, start, test, wait, set_args
+ *   worker.c    the trainer's side: gradient, start, set_args
+ *   ticket.c    what it waits for, and whom: test, wait
  *   engine.c    the owner's side: cores that poll, fold, apply and write
  *   graph.c     the same where every rank owns what it has folded of its neighbours' updates
  *
@@ -353,6 +354,32 @@ void hpc_engine_write(hpc_exchange *ex); /* every row's parameters to its output
  * them. */
 void hpc_engine_pause(hpc_core *core);
 void hpc_engine_resume(hpc_core *core);
+
+/* ticket.c */
+enum { HPC_PULL_TICKET = 1 }; /* a ticket is 2 * number, plus this for a pull that owners answer by itself */
+
+/* HPC_OK when the trainer may push or pull key. */
+int hpc_worker_check_call(hpc_exchange *ex, int key, const char *op);
+/* Whether the parameters of that push are there; whether its slot may be written again, which is the same with servers.
+ */
+int hpc_ticket_is_done(const hpc_exchange *ex, int key, uint64_t ticket);
+int hpc_ticket_is_free(const hpc_exchange *ex, int key, uint64_t ticket);
+int hpc_ticket_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op);
+int hpc_ticket_wait_slot(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op);
+/* The push has ended: how long it took counts in what is usual. */
+void hpc_ticket_learn(hpc_exchange *ex, hpc_pushed *key, uint64_t ticket);
+/* An owner that was freed before it answered, else -1; and the failure that says so. */
+int hpc_ticket_freed(const hpc_exchange *ex, int key, uint64_t ticket);
+int hpc_fail_freed(const hpc_exchange *ex, int rank, int key, const char *op);
+/* HPC_CLOSED, HPC_FREED or 0: what rank has said. */
+uint64_t hpc_closed_signal(const hpc_exchange *ex, int rank);
+/* Whether rank's pushes go into the share. */
+int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank);
+const char *hpc_key_name(const hpc_exchange *ex, int key); /* NULL for none */
+
+/* From here on the caller is in op, of a key: for the timeline. */
+#define HPC_IN_CALL(ex, key, op)                                                                                       \
+    HPC_SPAN((ex) == NULL ? NULL : (ex)->context->group.timeline, op, hpc_key_name(ex, key))
 
 /* worker.c: HPC_ERR_INVALID while a push or a pull of this rank is under way. */
 int hpc_worker_check_idle(const hpc_exchange *ex, const char *op);

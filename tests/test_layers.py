@@ -52,6 +52,7 @@ SOURCES = {
     "layout.c": "engine.h",
     "rows.c": "engine.h",
     "worker.c": "engine.h",
+    "ticket.c": "engine.h",
     "exchange.c": "engine.h",
     "control.c": "mesh.h",  # the control channel's parts know each other
     "service.c": "jobs.h",  # and answers who asks
