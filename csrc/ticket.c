@@ -137,6 +137,13 @@ static int was_sent(const hpc_exchange *ex, int key, uint64_t n, int to) {
     return hpc_phase_weight(ex, phase, to, ex->context->group.rank) != 0;
 }
 
+/* Whether the owner has closed, and what was on its way there has left this rank's memory. */
+static int has_let_go(const hpc_exchange *ex, const hpc_share *share) {
+    if (hpc_closed_signal(ex, share->owner) == 0) return 0;
+    return hpc_is_mapped(ex, share->owner) ||
+           hpc_lane_try_flush(ex->in_lanes[share->core], share->owner) != HPC_IN_PROGRESS;
+}
+
 /* Whether nobody reads this rank's push number ticket / 2 any more: its neighbours have answered it, or closed, after
  * which they fold nothing; or they were not sent it. */
 static int has_read(const hpc_exchange *ex, int s, uint64_t ticket) {
@@ -144,8 +151,7 @@ static int has_read(const hpc_exchange *ex, int s, uint64_t ticket) {
     int me = ex->context->group.rank;
     if (share->owner == me) return is_answered(ex, s, ticket);
     if (hpc_is_stamped(ex) || ticket == 0 || !hpc_feeds_share(ex, share, me)) return 1;
-    return !was_sent(ex, share->key, ticket / 2, share->owner) || is_answered(ex, s, ticket) ||
-           hpc_closed_signal(ex, share->owner) != 0;
+    return !was_sent(ex, share->key, ticket / 2, share->owner) || is_answered(ex, s, ticket) || has_let_go(ex, share);
 }
 
 int hpc_ticket_is_free(const hpc_exchange *ex, int key, uint64_t ticket) {
