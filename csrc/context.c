@@ -89,6 +89,10 @@ static int accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd) {
 }
 
 int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context **context) {
+    return hpc_context_create_named(rank, size, rank, config, context);
+}
+
+int hpc_context_create_named(int rank, int size, int name, const hpc_config *config, hpc_context **context) {
     hpc_config defaults;
     hpc_context *c = NULL;
     int status;
@@ -154,7 +158,7 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
     describe_self(c, config);
     note_devices(c, config);
     if (config->timeline != NULL && config->timeline[0] != 0)
-        status = hpc_timeline_open(config->timeline, rank, size, c->self.hostname, &g->timeline);
+        status = hpc_timeline_open(config->timeline, name, rank, size, c->self.hostname, &g->timeline);
     if (status != HPC_OK) goto err;
     *context = c;
     return HPC_OK;

@@ -64,6 +64,8 @@ struct hpc_context {
     _Atomic int leaving;      /* nothing is worked for any more */
 };
 
+/* hpc_context_create with another number than the rank in the name of its timeline's file. */
+int hpc_context_create_named(int rank, int size, int name, const hpc_config *config, hpc_context **context);
 hpc_context *hpc_context_retain(hpc_context *context);
 void hpc_context_release(hpc_context *context);
 

@@ -109,7 +109,7 @@ static int try_once(shrinking *s, hpc_context **fresh) {
     hpc_context *c = NULL;
     hpc_address *addresses = NULL;
     list_members(s);
-    int status = hpc_context_create(s->rank, s->size, s->config, &c);
+    int status = hpc_context_create_named(s->rank, s->size, s->root->group.rank, s->config, &c);
     status = exchange_addresses(s, status, c, &addresses);
     if (status == HPC_OK) {
         status = connect_all(s, c, addresses);

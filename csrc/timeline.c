@@ -206,6 +206,7 @@ static track *take_track(hpc_timeline *t, double start) {
     track *k = pthread_getspecific(t->key);
     char thread[NAME_BYTES] = "";
     if (k != NULL || atomic_load_explicit(&t->closed, memory_order_relaxed)) return k;
+    if (t->process != getpid()) return NULL; /* a forked child: the lock may have been held */
     prctl(PR_GET_NAME, thread);
     pthread_mutex_lock(&t->lock);
     if (!atomic_load(&t->closed)) {
@@ -367,13 +368,13 @@ static void append_head(hpc_timeline *t, int size, const char *host) {
     append_metadata(t, 0, "hpcomm_clock", args);
 }
 
-int hpc_timeline_open(const char *path, int rank, int size, const char *host, hpc_timeline **timeline) {
+int hpc_timeline_open(const char *path, int number, int rank, int size, const char *host, hpc_timeline **timeline) {
     char name[PATH_MAX];
     hpc_timeline *t = calloc(1, sizeof *t);
     if (t == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for a timeline");
     *t = (hpc_timeline){.rank = rank, .file = -1, .process = getpid()};
     atomic_init(&t->references, 1);
-    if (!name_file(path, rank, name)) {
+    if (!name_file(path, number, name)) {
         free(t);
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: timeline \"%.80s...\" is too long a path", path);
     }

@@ -41,9 +41,10 @@ typedef struct hpc_span {
     uint64_t rows, bytes;
 } hpc_span;
 
-/* Opens the file: path with every %r replaced by the rank, or else ".rankN" before its suffix; a second timeline of
- * this process at the same path gets "-2" behind that, and so on. HPC_ERR_CONFIG if it cannot be made. */
-int hpc_timeline_open(const char *path, int rank, int size, const char *host, hpc_timeline **timeline);
+/* Opens the file: path with every %r replaced by number, or else ".rankN" before its suffix; a second timeline of this
+ * process at the same path gets "-2" behind that, and so on. number is the rank, or what it was in the first context of
+ * those that shrinks have made: no other process has it. HPC_ERR_CONFIG if it cannot be made. */
+int hpc_timeline_open(const char *path, int number, int rank, int size, const char *host, hpc_timeline **timeline);
 
 /* Writes what all threads have recorded and ends the file; spans that end later are dropped. 0, or the errno of the
  * first write that failed. */

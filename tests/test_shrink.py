@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import mpi
@@ -262,3 +263,33 @@ def test_training_ends_below_its_least() -> None:
     left = sorted(set(range(4)) - set(random.Random(0).sample(range(4), 2)))
     assert [ended.codes[rank] for rank in left] == [1, 1]
     assert "2 are left, and least is 3" in ended.err
+
+
+# ---- the timeline ----------------------------------------------------------------------------------------------------
+
+
+def leaves_a_timeline(path: str) -> Any:
+    context = hpcomm.init(mpi.world(), timeline=path)
+    for _ in range(3):
+        context.barrier()
+    if context.rank == 0:
+        die()
+    with suppress(PeerFailed):
+        while True:
+            context.barrier()
+    with context.shrink() as fresh:
+        fresh.barrier()
+    context.close()
+    return None
+
+
+def test_who_is_left_writes_no_timeline_but_its_own(tmp_path: Path) -> None:
+    """The ranks have other numbers after a shrink; what the dead one has written stays."""
+    ended = mpi.spawn(3, leaves_a_timeline, str(tmp_path / "t.json"), check=False)
+    assert ended.codes == [KILLED, 0, 0], ended.err
+    names = ["t.rank0.json", "t.rank1-2.json", "t.rank1.json", "t.rank2-2.json", "t.rank2.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
+    for name, rank in zip(names, (0, 0, 1, 1, 2), strict=True):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert f'"name": "rank {rank} of {2 if "-2" in name else 3} on' in text
+        assert text.count('"hpcomm_clock"') == 1
