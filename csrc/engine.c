@@ -418,10 +418,7 @@ static hpc_share *own_share(const hpc_core *core, int index) {
 static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     const hpc_exchange *ex = core->exchange;
     if (share == NULL) return 0;
-    if (hpc_takes_what_is_there(ex)) {
-        hpc_graph_share_came(share, rank);
-        return 1;
-    }
+    if (hpc_takes_what_is_there(ex)) return hpc_graph_share_came(ex, share, rank);
     const hpc_edge *edges = NULL;
     int input = -1;
     for (int i = 0; i < share->n_rows; i++) {
@@ -437,10 +434,7 @@ static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
 static int row_came(hpc_core *core, hpc_work *w, int rank, int forwarded, int slot) {
     int input = w == NULL ? -1 : input_of(w, rank, forwarded);
     if (input < 0) return 0;
-    if (hpc_takes_what_is_there(core->exchange)) {
-        hpc_graph_row_came(w->share, rank);
-        return 1;
-    }
+    if (hpc_takes_what_is_there(core->exchange)) return hpc_graph_row_came(core->exchange, w->share, rank);
     input_came(core, w, slot, input);
     if (core->exchange->n_phases > 1) work_in_turn(core, w->share);
     return 1;

@@ -330,12 +330,13 @@ int hpc_rows_open(hpc_exchange *ex, const char *op);
 void hpc_rows_free(hpc_exchange *ex);
 
 /* graph.c: shares of a graph that fold what is there. open comes before the layout is known; came: rank's input to all
- * rows of the share, or to one of them; work: folds those whose time has come, and says how many. */
+ * rows of the share, or to one of them; 0 when rank has no slot left to have sent it from; work: folds those whose time
+ * has come, and says how many. */
 int hpc_graph_open(hpc_exchange *ex, const hpc_graph *graph, const char *op);
 void hpc_graph_free(hpc_exchange *ex);
 int hpc_graph_open_core(hpc_exchange *ex, hpc_core *core, const char *op);
-void hpc_graph_share_came(hpc_share *share, int rank);
-void hpc_graph_row_came(hpc_share *share, int rank);
+int hpc_graph_share_came(const hpc_exchange *ex, hpc_share *share, int rank);
+int hpc_graph_row_came(const hpc_exchange *ex, hpc_share *share, int rank);
 int hpc_graph_work(hpc_core *core);
 /* Counts a fold whose n inputs of neighbours were all whole. */
 void hpc_graph_count(hpc_core *core, int n);

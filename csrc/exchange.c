@@ -79,6 +79,13 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
                         "exchange: rule %s has a fold of its own; under %s some inputs may be missing from it: use "
                         "NOTIFY_ACK or BSP",
                         f->rule->name, name);
+    size_t n = (size_t)g->n_phases * (size_t)g->ranks * (size_t)g->ranks;
+    for (size_t i = 0; i < n && (takes || f->consistency == HPC_SSP); i++)
+        if (g->weights[i] < 0)
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: the graph has a weight of %g; %s scales the weights of what is there, so none "
+                            "may be negative",
+                            g->weights[i], name);
     if (takes && c->tcp_streams > 1)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
                         "exchange: %s on a graph needs puts that keep their order; tcp_streams is %d, make it 1", name,

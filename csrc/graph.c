@@ -43,15 +43,18 @@ void hpc_graph_count_received(hpc_exchange *ex, const hpc_share *share, int rank
 
 /* ---- arrival ---- */
 
-void hpc_graph_share_came(hpc_share *share, int rank) {
-    atomic_store_explicit(&share->clock[rank], atomic_load_explicit(&share->clock[rank], memory_order_relaxed) + 1,
-                          memory_order_relaxed);
+int hpc_graph_share_came(const hpc_exchange *ex, hpc_share *share, int rank) {
+    uint64_t came = atomic_load_explicit(&share->clock[rank], memory_order_relaxed);
+    uint64_t gone = rank == share->owner ? share->version : share->consumed[rank];
+    if (came - gone >= (uint64_t)ex->depth) return 0; /* more than there are slots */
+    atomic_store_explicit(&share->clock[rank], came + 1, memory_order_relaxed);
+    return 1;
 }
 
-void hpc_graph_row_came(hpc_share *share, int rank) {
-    if (++share->rows_done[rank] < share->n_rows) return;
+int hpc_graph_row_came(const hpc_exchange *ex, hpc_share *share, int rank) {
+    if (++share->rows_done[rank] < share->n_rows) return 1;
     share->rows_done[rank] = 0;
-    hpc_graph_share_came(share, rank);
+    return hpc_graph_share_came(ex, share, rank);
 }
 
 static uint64_t clock_of(const hpc_share *share, int rank) {
@@ -297,9 +300,15 @@ static int open_share(hpc_exchange *ex, hpc_share *share, const char *op) {
     share->siblings = malloc(size * sizeof *share->siblings);
     if (share->clock == NULL || share->used == NULL || share->consumed == NULL || share->siblings == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
+    for (size_t r = 0; r < size; r++) share->siblings[r] = -1;
     for (int s = 0; s < ex->n_shares; s++)
         if (ex->shares[s].key == share->key && ex->shares[s].core == share->core)
             share->siblings[ex->shares[s].owner] = s;
+    for (size_t r = 0; r < size; r++)
+        if (share->siblings[r] < 0)
+            return hpc_fail(HPC_ERR_CONFIG, op,
+                            "%s: rank %zu owns key %s by other cores: make the plan by hpc_plan_graph", op, r,
+                            ex->plan->keys[share->key].name);
     return HPC_OK;
 }
 

@@ -138,6 +138,8 @@ static int has_input(const hpc_row *row, int rank) {
 static void end_gradient(void) {
 #if defined(__x86_64__)
     __builtin_ia32_sfence();
+#else
+    atomic_thread_fence(memory_order_release);
 #endif
 }
 
