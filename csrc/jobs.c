@@ -150,7 +150,7 @@ static void ask(question *questions, int n, double until) {
             polls[i] = (struct pollfd){.fd = questions[i].fd, .events = POLLIN};
             open += questions[i].fd >= 0;
         }
-        if (open == 0 || poll(polls, (nfds_t)n, (int)(left * 1e3) + 1) <= 0) continue;
+        if (open == 0 || poll(polls, (nfds_t)n, left > 1 ? 1000 : (int)(left * 1e3) + 1) <= 0) continue;
         for (int i = 0; i < n; i++)
             if (questions[i].fd >= 0 && polls[i].revents != 0) read_answer(&questions[i]);
     } while (open > 0 && hpc_left(until) > 0);
@@ -232,7 +232,9 @@ static void identify(hpc_shown_rank *shown, const name *of, const question *othe
 static int by_job(const void *a, const void *b) {
     const hpc_shown_rank *x = a, *y = b;
     int jobs = strcmp(x->job, y->job);
-    return jobs != 0 ? jobs : x->rank != y->rank ? (x->rank > y->rank) - (x->rank < y->rank) : x->pid < y->pid ? -1 : 1;
+    return jobs != 0            ? jobs
+           : x->rank != y->rank ? (x->rank > y->rank) - (x->rank < y->rank)
+                                : (x->pid > y->pid) - (x->pid < y->pid);
 }
 
 int hpc_jobs(hpc_shown_rank *ranks, int cap, double timeout) {
