@@ -471,7 +471,7 @@ class Exchange(Calls):
 
     def _kept(self) -> dict[str, Any]:
         """The rows of this rank as they are when a rank has died, for an exchange of those that are left."""
-        return snapshot.saved(self._handle, self._rows, self._kind, self._rule)
+        return snapshot.saved(self._handle, self._rows, self._kind, self.rule)
 
     @property
     def clock(self) -> int:

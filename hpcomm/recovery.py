@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arguments import graph_phases
+from .consistency import BSP
 from .context import Context
 from .errors import CheckpointError, NotSupported
 from .exchange import Exchange
@@ -28,7 +29,8 @@ class Recovered:
         clock: the step that all of them have agreed to go on from: the number of steps made.
         lost: the ranks that are gone, as the lost exchange called them.
         gap: the graph's spectral gap before and after; None where there are servers.
-        extra: what the trainer had given to the checkpoint; empty without one.
+        extra: what the trainer had given to the checkpoint, on the rank that had this one's number then; empty without
+            a checkpoint.
     """
 
     exchange: Exchange
@@ -58,8 +60,8 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     parameters takes them with it, and the last checkpoint is restored (ASAP, section 5): of a directory that all ranks
     can read.
 
-    The lost exchange and its context are closed with the new one's first ancestor; the trainer closes only the context
-    that it made. Arrays of the lost exchange stay readable. The spectral gap before and after is logged by rank 0
+    A Checkpointer of the lost exchange is closed before, and made anew. The trainer closes exchange.context in the end,
+    and the context that it made; the lost exchange needs no close, and its arrays stay readable. The spectral gap before and after is logged by rank 0
     (logging's "hpcomm", WARNING).
 
     Args:
@@ -69,38 +71,62 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
 
     Raises:
         CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.
-        NotSupported: the plan was given by its rows: nobody knows what it is without a rank.
+        NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank; servers under
+            ASYNC.
+        InvalidArgument: the function that was given as the topology makes no graph of so many ranks.
         Timeout, TransportError: as Context.shrink.
         PeerFailed: another rank died meanwhile: call it again.
     """
-    old = ex.context
+    made, old = ex._made, ex.context
+    if not ex.graph and not isinstance(made.topology, ParameterServer):
+        raise NotSupported("recover: the exchange was made of a plan's rows: make another plan, and an exchange of it")
+    if not ex.graph and made.consistency != BSP:
+        raise NotSupported(
+            f"recover: under {made.consistency} the servers count updates, and no two workers are at one step: make the "
+            "exchange again in hpcomm.elastic, or of a checkpoint"
+        )
     shard, mine = ex._kept(), ex.clock  # before the links that are left change hands
     fresh = old.shrink(timeout)
+    try:
+        return _over(ex, fresh, shard, mine, checkpoint, timeout)
+    except BaseException:
+        fresh.close()
+        raise
+
+
+def _over(
+    ex: Exchange,
+    fresh: Context,
+    shard: dict[str, Any],
+    mine: int,
+    checkpoint: str | PathLike[str] | None,
+    timeout: float | None,
+) -> Recovered:
+    """The exchange over the ranks of a shrunk context. shard: what this rank keeps, after `mine` steps."""
+    made, old = ex._made, ex.context
     before = {name: i for i, name in enumerate(old.ranks)}
     left = [before[name] for name in fresh.ranks]  # what ex called them
     lost = tuple(rank for rank in range(old.size) if rank not in left)
     clock = _furthest(fresh, mine)
-    made = ex._made
     topology: Any
-    servers = ex.plan.servers
-    gone = [rank for rank in servers if rank in lost] if not ex.graph else []
     gap = None
+    gone: list[int] = []
+    options = dict(made.options)
     if ex.graph:
         topology = _rebuilt(made.topology, ex.graph, left)
         gap = (spectral_gap(ex.graph), spectral_gap(graph_phases(topology, fresh.size)))
-    elif not isinstance(made.topology, ParameterServer):
-        raise NotSupported("recover: the exchange was made of a plan's rows: make another plan, and an exchange of it")
     else:
-        topology = _servers_left(made.topology, servers, left)
+        assert isinstance(made.topology, ParameterServer)
+        owners = set(np.unique(ex.plan.rows.column("owner")).tolist())
+        gone = sorted(owners.intersection(lost))
+        topology = _servers_left(made.topology, ex.plan.servers, left)
+        options["cores"] = max(core for _, core in ex.plan.places) + 1
     if gone and checkpoint is None:
         raise CheckpointError(
             f"rank {old.rank}: recover: rank {gone[0]} is gone, which owned parameters: give checkpoint, the directory "
             "of a Checkpointer"
         )
     values = {key.name: ex.params[key.name] if ex.params else np.zeros(key.shape, np.float32) for key in ex.plan.keys}
-    options = dict(made.options)
-    if not ex.graph:
-        options["cores"] = max(core for _, core in ex.plan.places) + 1
     new = Exchange(fresh, values, topology, made.consistency, ex.rule, timeout=timeout, **options)
     extra: dict[str, Any] = {}
     if gone:
@@ -128,8 +154,10 @@ def _rebuilt(topology: Any, phases: Sequence[Any], left: Sequence[int]) -> Any:
 
 
 def _servers_left(topology: ParameterServer, servers: Sequence[int], left: Sequence[int]) -> ParameterServer:
-    """The same placement with the servers that are left, or with the lowest rank where none is."""
-    living = [left.index(rank) for rank in servers if rank in left] or [0]
+    """The same placement with the servers that are left; where none is, the lowest rank."""
+    living = [left.index(rank) for rank in servers if rank in left]
+    if not living:  # one that was a worker serves as well
+        return ParameterServer("CC", [0], topology.affinity, topology.interfaces)
     return ParameterServer(topology.placement, living, topology.affinity, topology.interfaces)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import Average, Checkpointer, CheckpointError, Momentum, ParameterServer, topology
+from hpcomm import SGD, Average, Checkpointer, CheckpointError, Momentum, ParameterServer, topology
 
 STEPS = 40
 SIZE = 3000
@@ -115,6 +116,55 @@ def test_a_dead_server_takes_the_job_back_to_the_last_checkpoint(tmp_path: Path)
     told = _run(4, "a server dies", {3: 3 * 23}, tmp_path)
     assert told[0]["clocks"][0] in (5, 10, 15, 20)
     assert all(one["found"] == told[0]["found"] for one in told)
+
+
+def _dedicated(victim: int, folder: str) -> list[Any]:
+    """One rank only serves; the workers have changed the learning rate before one rank dies."""
+    first = ctx = hpcomm.init(mpi.world())
+    me = ctx.rank
+    ex = hpcomm.Exchange(ctx, {"w": np.zeros(8, np.float32)}, ParameterServer("NCC", servers=[0]), rule=SGD(lr=1.0))
+    ckpt = Checkpointer(ex, folder, every=3)
+    step, rates = 0, []
+    while True:
+        try:
+            if not ex.params:
+                (ex if ckpt is None else ckpt).serve()
+                break
+            if step == 0:
+                ex.set(lr=0.5)
+            while step < 20:
+                if me == victim and step == 10:
+                    _kill(me)
+                ex.push_pull("w", np.ones(8, np.float32))
+                step += 1
+                if ckpt is not None:
+                    ckpt.after(step)
+            break
+        except hpcomm.PeerFailed:
+            if ckpt is not None:
+                with suppress(hpcomm.HpcommError):
+                    ckpt.close()
+                if me == victim:
+                    _kill(me)
+            ckpt = None
+            recovered = hpcomm.recover(ex, checkpoint=folder)
+            ex, step = recovered.exchange, recovered.clock
+            assert isinstance(ex.rule, SGD)
+            rates.append(ex.rule.lr)
+    ended = [rates, step, [float(x) for x in ex.params["w"]] if ex.params else []]
+    ex.close()
+    ex.context.close()
+    first.close()
+    return ended
+
+
+@pytest.mark.parametrize("victim", [2])
+def test_a_rank_that_only_serves_keeps_the_rates_that_the_workers_have_set(victim: int, tmp_path: Path) -> None:
+    ended = mpi.spawn(4, _dedicated, victim, str(tmp_path), check=False)
+    assert ended.codes == [0, 0, -signal.SIGKILL, 0], ended.err
+    assert [value[0] for value in ended.values if value] == [[0.5], [0.5], [0.5]]
+    for rank in (1, 3):
+        assert ended.values[rank][1:] == [20, [-10.0] * 8]
 
 
 def _no_checkpoint() -> str:

@@ -195,8 +195,9 @@ HPC_API int hpc_context_abort(hpc_context *context, const char *why);
  * config as for hpc_init; NULL: the defaults. The ranks of errors are old's. Exchanges with inline progress rest in it.
  *   HPC_ERR_TIMEOUT names who did not come (a stopped rank is not gone); shrink again when it has woken up or died.
  *   HPC_ERR_TRANSPORT: the others count this rank as failed and go on without it.
- * old may be closed and freed afterwards, in any order; only the links of the first context stay until the last that
- * came from it is closed. hpc_context_abort of one of them is this rank's end in all of them. */
+ * old may be closed and freed afterwards, in any order; what the first context has of connections stays until the last
+ * that came from it is closed. Do not abort one of them and go on in another: this rank is left out of later shrinks.
+ */
 HPC_API int hpc_context_shrink(hpc_context *old, const hpc_config *config, double timeout, hpc_context **fresh);
 /* What rank was called in the context from which this one came by shrinks; rank itself if it came by none. */
 HPC_API int hpc_context_first_rank(const hpc_context *context, int rank);
