@@ -136,7 +136,7 @@ class Checkpointer:
             wrong = refused
         told = [
             None if wrong is None else str(wrong),
-            [every, keep] if wrong is None else None,
+            [self.every, self.keep] if wrong is None else None,
             has,
             secrets.token_hex(4),
         ]
@@ -308,10 +308,10 @@ class Checkpointer:
 
     def _write(self, step: int, extra: Mapping[str, Any]) -> None:
         start = time.perf_counter()
-        self._remove_old()
-        complete = self._complete[-1][0] if self._complete else 0
-        label = Label(step, self._rank, self._size, self._run, self._plan, complete)
         try:
+            self._remove_old()
+            complete = self._complete[-1][0] if self._complete else 0
+            label = Label(step, self._rank, self._size, self._run, self._plan, complete)
             self._nbytes = shards.write(self._folder, label, {"shard": self._shard, "extra": extra})
         except Exception:
             self._tell(self._size + self._rank, step)

@@ -14,7 +14,7 @@ import numpy as np
 from . import shards
 from ._core import seconds
 from .context import Context
-from .errors import CheckpointError
+from .errors import CheckpointError, ConfigError
 from .exchange import Exchange
 from .plan import Plan
 
@@ -87,11 +87,16 @@ def restore(
         mine, claimed = candidates(folder, ctx.rank, ctx.size, digest(ex.plan))
     except CheckpointError as wrong:
         refused = str(wrong)
-    has = {"has": sorted(mine), "complete": claimed, "refused": refused, "folder": str(folder)}
+    has = {"has": sorted(mine), "complete": claimed, "refused": refused, "folder": str(folder), "step": step}
     every = gather(ctx, has, limit)
     for rank, told in enumerate(every):
         if told["refused"]:
             raise CheckpointError(f"rank {rank} cannot restore: {told['refused']}", path=folder)
+    for rank, told in enumerate(every):
+        if told["step"] != every[0]["step"]:
+            raise ConfigError(
+                f"restore: step is {told['step']} on rank {rank} and {every[0]['step']} on rank 0: give the same"
+            )
     left = common([told["has"] for told in every])
     claimed = max(told["complete"] for told in every)
     while True:
@@ -108,6 +113,7 @@ def restore(
         if not any(whys):
             break
         left.remove(which)
+        claimed = max(claimed, which[0])  # every rank has its files of it
         _warn(f"the checkpoint of step {which[0]} is left out: rank {r}: {why}" for r, why in enumerate(whys) if why)
     if step is None and which[0] < claimed:
         _warn([f"step {claimed} was complete once and is not any more: going on from step {which[0]}"])
