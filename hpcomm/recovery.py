@@ -61,8 +61,8 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     can read.
 
     A Checkpointer of the lost exchange is closed before, and made anew. The trainer closes exchange.context in the end,
-    and the context that it made; the lost exchange needs no close, and its arrays stay readable. The spectral gap before and after is logged by rank 0
-    (logging's "hpcomm", WARNING).
+    and the context that it made; the lost exchange needs no close, and its arrays stay readable. The spectral gap
+    before and after is logged by rank 0 (logging's "hpcomm", WARNING).
 
     Args:
         ex: what raised.
@@ -82,8 +82,8 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         raise NotSupported("recover: the exchange was made of a plan's rows: make another plan, and an exchange of it")
     if not ex.graph and made.consistency != BSP:
         raise NotSupported(
-            f"recover: under {made.consistency} the servers count updates, and no two workers are at one step: make the "
-            "exchange again in hpcomm.elastic, or of a checkpoint"
+            f"recover: under {made.consistency} servers count updates, and workers are at different steps: make the "
+            "exchange again by hpcomm.elastic, or of a checkpoint"
         )
     shard, mine = ex._kept(), ex.clock  # before the links that are left change hands
     fresh = old.shrink(timeout)

@@ -123,7 +123,7 @@ def _dedicated(victim: int, folder: str) -> list[Any]:
     first = ctx = hpcomm.init(mpi.world())
     me = ctx.rank
     ex = hpcomm.Exchange(ctx, {"w": np.zeros(8, np.float32)}, ParameterServer("NCC", servers=[0]), rule=SGD(lr=1.0))
-    ckpt = Checkpointer(ex, folder, every=3)
+    ckpt: Checkpointer | None = Checkpointer(ex, folder, every=3)
     step, rates = 0, []
     while True:
         try:
