@@ -16,7 +16,7 @@ only; no rank waits for another's disk, and there is no barrier. What makes the 
   is that of its own worker; updates of others that are in no row at the cut are lost.
 - *Owners that only serve* have no steps. The first worker tells them that it is at the boundary, and goes on when they
   have copied: under BSP their rows cannot change before. This is the one wait for another rank: it lasts as long as
-  that copy.
+  that copy, and as what is left of writing the one before.
 
 Files are named after step and rank, and a rank writes and removes its own only, so one directory may be shared by all
 ranks or be each host's own. A rank that has written tells all others so, by a signal in their memory. Older files go
@@ -97,9 +97,10 @@ class Checkpointer:
     thread.
 
     Raises:
-        CheckpointError: this rank, or another one, cannot write into its directory.
+        CheckpointError: this rank cannot write into its directory.
         ConfigError: the ranks give different every or keep.
-        InvalidArgument: an argument that cannot be, or something is under way.
+        InvalidArgument: an argument that cannot be, or something is under way; another rank refuses, e.g. because it
+            cannot write.
         NotSupported: a plan of one's own in which a row can be applied without its owner's push, so that no rank can
             tell at which step it is.
     """
@@ -273,7 +274,7 @@ class Checkpointer:
             try:
                 self._window.wait_signal(2 * self._size + server, step, self._timeout, server)
             except Timeout as late:
-                told = f"{late}: rank {server} only serves: it must call Checkpointer.serve"
+                told = f"{late}: rank {server} only serves: it must call Checkpointer.serve, or its disk is slow"
                 raise Timeout(told, op="after", waiting_for=(server,)) from None
 
     def _save(self, step: int, extra: Mapping[str, Any]) -> None:

@@ -46,6 +46,7 @@ Graphs = Graph | Sequence[Graph]
 AnyTopology = ParameterServer | Graphs | Callable[[int], Graphs]
 
 _DEFAULT_TOPOLOGY = ParameterServer()
+_MOST_STALENESS = 14  # of 16 slots an edge two are for the update that is folded and the one that comes
 _DEFAULT_RULE = SGD()
 
 
@@ -250,6 +251,8 @@ class Exchange(Calls):
                     raise InvalidArgument("plan and a graph are given: the graph makes the plan, give one of them")
                 if reduce != "mean":
                     raise InvalidArgument(f"reduce is {reduce!r}: on a graph the weights say how updates are folded")
+                if staleness > _MOST_STALENESS:
+                    raise InvalidArgument(f"staleness is {staleness}: 0 to {_MOST_STALENESS} are possible on a graph")
                 cut = (
                     _graph_cores(ctx, progress) if cores is None else cores,
                     chunk_bytes,

@@ -81,7 +81,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"a graph knows BSP, NOTIFY_ACK, SSP\(s\), BARRIER and ASYNC",
     ),
     "phases and SSP": ({"topology": (ring(3), ring(3)), "consistency": SSP(1)}, r"SSP needs a graph of one phase"),
-    "staleness too large": ({"topology": ring(3), "consistency": SSP(15)}, r"depth is 17; 1 to 16 are possible"),
+    "staleness too large": ({"topology": ring(3), "consistency": SSP(15)}, r"staleness is 15: 0 to 14 are possible"),
     "server out of range": ({"topology": ParameterServer(servers=[5])}, r"rank 5.* 0 to 2"),
     "more interfaces than cores": (
         {"topology": ParameterServer(interfaces=3), "cores": 2},

@@ -39,8 +39,10 @@ def files_of(path: str) -> list[Path]:
     """The files that HPCOMM_TIMELINE=path has made, in order of their names."""
     place = Path(path)
     if "%r" in path:
-        found = glob.glob(glob.escape(path).replace("%r", "*"))
-        exact = re.compile(re.escape(path).replace("%r", r"\d+"))
+        stem = path[: -len(place.suffix)] if place.suffix else path
+        found = glob.glob(f"{glob.escape(stem).replace('%r', '*')}*{glob.escape(place.suffix)}")
+        number = re.escape(stem).replace("%r", r"\d+")
+        exact = re.compile(rf"{number}(-\d+)?{re.escape(place.suffix)}")
     else:
         stem = path[: -len(place.suffix)] if place.suffix else path
         found = glob.glob(f"{glob.escape(stem)}.rank*{glob.escape(place.suffix)}")
