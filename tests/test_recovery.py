@@ -169,13 +169,13 @@ def test_a_rank_that_only_serves_keeps_the_rates_that_the_workers_have_set(victi
 
 def _no_checkpoint() -> str:
     ctx = hpcomm.init(mpi.world())
-    ex = hpcomm.Exchange(ctx, {"w": np.zeros(8, np.float32)}, rule=Average())
-    ex.push_pull("w", np.ones(8, np.float32))
+    ex = hpcomm.Exchange(ctx, {"w": np.zeros(30000, np.float32)}, rule=Average())
+    ex.push_pull("w", np.ones(30000, np.float32))
     if ctx.rank == 2:
         _kill(2)
     try:
         while True:
-            ex.push_pull("w", np.ones(8, np.float32))
+            ex.push_pull("w", np.ones(30000, np.float32))
     except hpcomm.PeerFailed:
         with pytest.raises(CheckpointError, match="rank 2 is gone, which owned parameters: give checkpoint"):
             hpcomm.recover(ex)
