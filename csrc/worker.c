@@ -177,9 +177,10 @@ static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
         size_t item = hpc_codec_bytes(k->codec), at = ex->push_slot[share->rows[i]];
         size_t data = at + sizeof *mark, last = data + hpc_row_bytes(row);
         status = hpc_put(lane, ex->window, owner, &mark->version, sizeof mark->version, at);
-        end_gradient(); /* a copy past the caches could overtake the mark */
+        end_gradient(); /* the data could overtake the mark */
         if (status == HPC_OK)
             status = hpc_put(lane, ex->window, owner, slot + row->offset * item, (size_t)row->count * item, data);
+        end_gradient(); /* and the last mark the data */
         if (status == HPC_OK) status = hpc_put(lane, ex->window, owner, &mark->version, sizeof mark->version, last);
     }
     if (status == HPC_OK) count_sent(ex, owner, share->nbytes);
