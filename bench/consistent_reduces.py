@@ -181,6 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--progress", type=Path, help=argparse.SUPPRESS)
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = p.parse_args(given)
+    if options.ranks < 2 or options.ranks & (options.ranks - 1):
+        p.error(f"--ranks is {options.ranks}: must be a power of two, for the averages to be exact")
     if launched():
         return on_this_rank(options)
     command = [*launcher(options.ranks, transport=options.transport), "bench.consistent_reduces", *given]
