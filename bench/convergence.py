@@ -119,9 +119,10 @@ def table(document: Row) -> list[str]:
                 spreads = [f"{low:.2f} .. {high:.2f}" for _, low, high in (line.faster, line.fewer)]
                 cells = [f"{line.seconds:.3f} s", f"{line.faster[0]:.2f}x", spreads[0]]
                 cells += [f"{line.sent / 1e6:.1f}", f"{line.fewer[0]:.2f}x", spreads[1]]
+            whole = f"{100 * line.whole:.1f} %" if line.whole > 0 else "-"  # an allreduce counts none
             found.append(
                 f"{line.name:28}{cells[0]:>10}{cells[1]:>9}  {cells[2]:16}{cells[3]:>9}{cells[4]:>8}  {cells[5]:16}"
-                f"{line.rate:>12.1f}{100 * line.accuracy:>8.2f} %{100 * line.whole:>6.1f} %"
+                f"{line.rate:>12.1f}{100 * line.accuracy:>8.2f} %{whole:>8}"
             )
     return found
 
