@@ -1,9 +1,9 @@
 /* ranks.h - brings up the ranks of a test, as forked processes or as threads of one, in bounded time.
  *
  * A test program lists its cases and calls ranks_main. Every case runs once in every mode of ranks_modes (the one list
- * of transports), verbs where there is an RDMA port, each time in a fresh process group that is killed as a whole when
- * it ends or its time is over. When a case ends, its processes must have as many files, threads and shared mappings as
- * before it.
+ * of transports; under a sanitizer in about half of them), verbs where there is an RDMA port, each time in a fresh
+ * process group that is killed as a whole when it ends or its time is over. When a case ends, its processes must have
+ * as many files, threads and shared mappings as before it.
  *
  *     test_program [mode [case]]     both may be "all"; exits 0, 1, or 77 when nothing could run on this machine
  */

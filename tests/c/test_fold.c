@@ -1,6 +1,7 @@
 /* The fold: exact sums on integers, the same bits from every instruction set and for every position, and its refusals.
  */
 #include "check.h"
+#include "ranks.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -271,6 +272,7 @@ static void test_threads(void) {
 
 int main(void) {
     test_threads();
+    if (RANKS_TSAN) return 0; /* the rest has one thread */
     test_isa();
     test_refusals();
     for (int d = 0; d < 2; d++) {
