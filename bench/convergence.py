@@ -30,7 +30,8 @@ LIMIT = 600.0  # seconds of one cycle
 UNABLE = 77  # the exit status of what the machine cannot run
 EXAMPLE = str(ROOT / "examples" / "train_text_svm.py")
 REFERENCE = "complete/BSP"
-GRAPHS = "complete/NOTIFY_ACK,root_expander/NOTIFY_ACK,ring/NOTIFY_ACK,chain/NOTIFY_ACK"
+ONE_PEER = "one_peer_exponential/NOTIFY_ACK"
+GRAPHS = f"complete/NOTIFY_ACK,root_expander/NOTIFY_ACK,{ONE_PEER},ring/NOTIFY_ACK,chain/NOTIFY_ACK"
 WEAKER = "root_expander/BSP,root_expander/BARRIER,root_expander/ASYNC"
 DENSE = "complete/BARRIER,complete/ASYNC"
 ALLREDUCE = "MPI_Allreduce"
@@ -110,7 +111,7 @@ def table(document: Row) -> list[str]:
         found += [
             f"\n# {key}: {first['task']}, {first['weights']} weights, {first['epochs']} epochs, "
             f"{len(cycles)} cycles; aim {100 * statistics.median(c['target'] for c in cycles):.2f} %",
-            f"{'who':28}{'time':>10}{'faster':>9}  {'spread':16}{'MB sent':>9}{'fewer':>8}  {'spread':16}"
+            f"{'who':32}{'time':>10}{'faster':>9}  {'spread':16}{'MB sent':>9}{'fewer':>8}  {'spread':16}"
             f"{'exchanges/s':>12}{'accuracy':>10}{'whole':>8}",
         ]
         for line in lines(cycles):
@@ -121,7 +122,7 @@ def table(document: Row) -> list[str]:
                 cells += [f"{line.sent / 1e6:.1f}", f"{line.fewer[0]:.2f}x", spreads[1]]
             whole = f"{100 * line.whole:.1f} %" if line.whole > 0 else "-"  # an allreduce counts none
             found.append(
-                f"{line.name:28}{cells[0]:>10}{cells[1]:>9}  {cells[2]:16}{cells[3]:>9}{cells[4]:>8}  {cells[5]:16}"
+                f"{line.name:32}{cells[0]:>10}{cells[1]:>9}  {cells[2]:16}{cells[3]:>9}{cells[4]:>8}  {cells[5]:16}"
                 f"{line.rate:>12.1f}{100 * line.accuracy:>8.2f} %{whole:>8}"
             )
     return found

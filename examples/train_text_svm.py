@@ -46,10 +46,11 @@ import hpcomm
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
-GRAPHS: dict[str, Callable[[int], hpcomm.topology.Graph]] = {
+GRAPHS: dict[str, Callable[[int], hpcomm.topology.Graph | tuple[hpcomm.topology.Graph, ...]]] = {
     "complete": hpcomm.topology.complete,
     "root_expander": hpcomm.topology.root_expander,
     "exponential": hpcomm.topology.exponential,
+    "one_peer_exponential": hpcomm.topology.one_peer_exponential,  # one neighbour, another each step
     "hypercube": hpcomm.topology.hypercube,
     "ring": hpcomm.topology.ring,
     "chain": partial(hpcomm.topology.chain, directed=False),  # along a directed one rank 0 hears of nobody
@@ -60,6 +61,7 @@ COMPARED = ",".join(
         "complete/BSP",
         "complete/NOTIFY_ACK",
         "root_expander/NOTIFY_ACK",
+        "one_peer_exponential/NOTIFY_ACK",
         "root_expander/BSP",
         "root_expander/BARRIER",
         "root_expander/ASYNC",

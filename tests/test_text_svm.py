@@ -208,14 +208,14 @@ SETTINGS = ("--epochs", "20", "--period", "10", "--decay", "1e-3")
 
 def test_ranks_find_what_one_finds(cancer: Path, tmp_path: Path) -> None:
     alone = demo(tmp_path, 1, "--svmlight", str(cancer), *SETTINGS)[1]
-    compared = "root_expander/NOTIFY_ACK,complete/BSP,MPI_Allreduce"
+    compared = "root_expander/NOTIFY_ACK,complete/BSP,one_peer_exponential/NOTIFY_ACK,MPI_Allreduce"
     ended, found = demo(tmp_path, 4, "--svmlight", str(cancer), "--compare", compared, *SETTINGS)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (found["ranks"], found["weights"], found["rows"]) == (4, 31, 113)
     best = alone["runs"][0]["accuracy"][0][-1]
     assert best > 0.93
     assert found["majority"] < 0.75
-    for run, out_peers in zip(found["runs"], (2, 3, 1.5), strict=True):
+    for run, out_peers in zip(found["runs"], (2, 3, 1, 1.5), strict=True):
         last = [rank[-1] for rank in run["accuracy"]]
         assert min(last) > best - 0.03, run["graph"]
         assert run["exchanges"] == 20 * 12
