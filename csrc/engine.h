@@ -172,13 +172,16 @@ struct hpc_exchange {
     hpc_fold_fn *fold[HPC_BF16 + 1];
     hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
     int consistency, shared_params, eager, check_finite, stream;
-    int averages; /* the rule is average, over the weighted sum: a fold is all, and goes into the parameters */
+    int quorum, late; /* inputs of which a fold is made without the others, 0: all; hpc_late_update */
+    double grace;     /* seconds that it waits for them; -1: learned */
+    int averages;     /* the rule is average, over the weighted sum: a fold is all, and goes into the parameters */
     /* On a graph, see graph.c; n_phases is 0 on a plan with servers. */
     int n_phases, staleness;
     double *phase_weights;          /* as hpc_graph has them */
     _Atomic uint64_t *inputs_whole; /* reduces by how many whole inputs they had; written by the cores */
     int most_inputs;
     _Atomic uint64_t *peer_sent, *peer_received; /* bytes by rank */
+    _Atomic uint64_t *peer_late;                 /* by rank: shares of its updates that came too late here */
     double *peer_wait;                           /* seconds by rank */
     int *awaited, n_awaited;                     /* whom the wait that is under way was for at its last look */
     hpc_mark *marks;                             /* of what is being sent, by key */

@@ -1,6 +1,7 @@
 /* The collectives of an exchange: create, publish, close. */
 #include "engine.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 static const char op_create[] = "exchange";
 
 void hpc_exchange_config_init(hpc_exchange_config *config) {
-    *config = (hpc_exchange_config){.size = sizeof *config};
+    *config = (hpc_exchange_config){.size = sizeof *config, .grace = -1};
 }
 
 /* ---- what the ranks must agree on ---- */
@@ -22,7 +23,8 @@ struct description {
     char rule[NAME_BYTES];
     double args[HPC_RULE_ARGS];
     uint64_t digest; /* of the plan */
-    int32_t slots, has_fold, consistency, shared_params, eager, n_keys, n_phases, staleness;
+    double grace;
+    int32_t slots, has_fold, consistency, shared_params, eager, n_keys, n_phases, staleness, quorum, late;
 };
 
 struct key_description {
@@ -98,6 +100,19 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
     return status;
 }
 
+static int check_quorum(const hpc_exchange_config *f) {
+    if (f->quorum < 0)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: quorum is %d; must be 1 or more, or 0 for all inputs",
+                        f->quorum);
+    if (f->late != HPC_LATE_FOLD && f->late != HPC_LATE_DROP)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: late is %d, not 0 (fold) or 1 (drop)", f->late);
+    if (isnan(f->grace)) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: grace is NaN; must be seconds");
+    if (f->quorum > 0)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                        "exchange: quorum is %d; every fold takes all its inputs, make it 0", f->quorum);
+    return HPC_OK;
+}
+
 static int check_config(const hpc_context *c, const hpc_exchange_config *f) {
     if (f == NULL) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: config is NULL");
     if (f->size != sizeof *f)
@@ -124,6 +139,7 @@ static int check_config(const hpc_context *c, const hpc_exchange_config *f) {
     int status = hpc_rule_check(f->rule, op_create);
     if (status == HPC_OK) status = hpc_isa_check(f->isa, op_create);
     if (status == HPC_OK) status = hpc_plan_check(f->plan, c->group.size);
+    if (status == HPC_OK) status = check_quorum(f);
     if (status == HPC_OK && f->graph != NULL) status = check_graph(c, f);
     if (status != HPC_OK) return status;
     for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++) {
@@ -175,6 +191,10 @@ static int compare(int r, const struct description *d, const struct description 
                         "exchange: rank %d has a graph of %d phases and staleness %d, rank 0 of %d and %d; 0 phases "
                         "means servers",
                         r, d->n_phases, d->staleness, first->n_phases, first->staleness);
+    if (d->quorum != first->quorum || d->late != first->late || d->grace != first->grace)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has quorum %d, late %d, grace %g; rank 0 has %d, %d, %g", r, d->quorum,
+                        d->late, d->grace, first->quorum, first->late, first->grace);
     if (d->digest != first->digest)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: rank %d has another plan than rank 0: give all ranks the same %s, chunk, depth and "
@@ -208,6 +228,9 @@ static int agree(hpc_exchange *ex, double deadline) {
     mine->digest = hpc_plan_digest(ex->plan) ^ weights_digest(ex);
     mine->n_phases = ex->n_phases;
     mine->staleness = ex->staleness;
+    mine->quorum = ex->quorum;
+    mine->late = ex->late;
+    mine->grace = ex->grace;
     mine->slots = ex->rule.slots;
     mine->has_fold = ex->rule.fold != NULL;
     mine->consistency = ex->consistency;
@@ -424,9 +447,11 @@ static int open_counts(hpc_exchange *ex, const hpc_exchange_config *f) {
     size_t size = (size_t)ex->context->group.size;
     ex->peer_sent = calloc(size, sizeof *ex->peer_sent);
     ex->peer_received = calloc(size, sizeof *ex->peer_received);
+    ex->peer_late = calloc(size, sizeof *ex->peer_late);
     ex->peer_wait = calloc(size, sizeof *ex->peer_wait);
     ex->awaited = calloc(size, sizeof *ex->awaited);
-    if (ex->peer_sent == NULL || ex->peer_received == NULL || ex->peer_wait == NULL || ex->awaited == NULL)
+    if (ex->peer_sent == NULL || ex->peer_received == NULL || ex->peer_late == NULL || ex->peer_wait == NULL ||
+        ex->awaited == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %zu ranks", size);
     return f->graph == NULL ? HPC_OK : hpc_graph_open(ex, f->graph, op_create);
 }
@@ -464,6 +489,9 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     ex->check_finite = f->check_finite != 0;
     ex->averages = ex->rule.fold == NULL && strcmp(ex->rule_name, "average") == 0;
     ex->staleness = f->consistency == HPC_SSP ? f->staleness : 0;
+    ex->quorum = f->quorum;
+    ex->late = f->late;
+    ex->grace = f->grace < 0 ? -1 : f->grace;
     status = hpc_context_agree(c, op_create, open_counts(ex, f), deadline);
     if (status == HPC_OK) status = agree(ex, deadline);
     if (status == HPC_OK) status = open_all(ex, f, deadline);
@@ -572,6 +600,7 @@ void hpc_exchange_free(hpc_exchange *ex) {
     hpc_graph_free(ex);
     free(ex->peer_sent);
     free(ex->peer_received);
+    free(ex->peer_late);
     free(ex->peer_wait);
     free(ex->awaited);
     hpc_plan_free(ex->plan);
@@ -701,9 +730,9 @@ int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *p
     if (rank < 0 || rank >= ex->context->group.size)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
                         ex->context->group.size);
-    *peer =
-        (hpc_exchange_peer){atomic_load_explicit(&ex->peer_sent[rank], memory_order_relaxed),
-                            atomic_load_explicit(&ex->peer_received[rank], memory_order_relaxed), ex->peer_wait[rank]};
+    *peer = (hpc_exchange_peer){atomic_load_explicit(&ex->peer_sent[rank], memory_order_relaxed),
+                                atomic_load_explicit(&ex->peer_received[rank], memory_order_relaxed),
+                                ex->peer_wait[rank], atomic_load_explicit(&ex->peer_late[rank], memory_order_relaxed)};
     return HPC_OK;
 }
 

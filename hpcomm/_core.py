@@ -746,6 +746,7 @@ CONSISTENCIES: dict[str, int] = {
     "SSP": lib.HPC_SSP,
     "BARRIER": lib.HPC_BARRIER,
 }
+LATE: dict[str, int] = {"fold": lib.HPC_LATE_FOLD, "drop": lib.HPC_LATE_DROP}
 PROGRESS: dict[str, int] = {
     "auto": lib.HPC_PROGRESS_AUTO,
     "inline": lib.HPC_PROGRESS_INLINE,
@@ -773,6 +774,9 @@ def exchange_create(
     values: list[NDArray[np.float32]],
     consistency: int,
     staleness: int,
+    quorum: int,
+    late: int,
+    grace: float,
     graph: Any,
     progress: int,
     shared_params: bool,
@@ -788,6 +792,7 @@ def exchange_create(
     config.consistency, config.progress, config.isa = consistency, progress, isa
     config.shared_params, config.eager, config.check_finite = shared_params, eager, check_finite
     config.graph, config.staleness = graph or ffi.NULL, staleness
+    config.quorum, config.late, config.grace = quorum, late, grace
 
     def create(seconds: float, out: Any) -> int:
         return lib.hpc_exchange_create(context, config, seconds, out)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -78,13 +79,16 @@ def check_plan(plan: Any, values: Mapping[str, NDArray[np.float32]], size: int) 
 def engine_mode(consistency: Any, on_graph: bool) -> str:
     """The engine's name of a consistency."""
     check_choice("consistency", consistency, Consistency)
+    plain = consistency
+    if consistency != ASYNC:  # others may have a quorum besides
+        plain = replace(consistency, quorum=None, late="fold", grace=None)
     known = {"BSP": BSP, "ASYNC": ASYNC}
     if on_graph:
         known |= {"NOTIFY_ACK": NOTIFY_ACK, "BARRIER": BARRIER}
         if consistency.staleness:
             known["SSP"] = SSP(consistency.staleness)
     for name, value in known.items():
-        if consistency == value:
+        if plain == value:
             return name
     if on_graph:
         raise NotSupported(f"consistency is {consistency}: a graph knows BSP, NOTIFY_ACK, SSP(s), BARRIER and ASYNC")

@@ -14,6 +14,8 @@ class Consistency:
         staleness: steps that a worker may be ahead of the slowest one, 0 or more; None: any number.
         quorum: updates that make a fold, 1 or more; None: those of all workers.
         period: a worker exchanges every so many of its steps, 1 or more.
+        grace: seconds that a fold which has its quorum waits for the others, 0 or more (math.inf: until all have come);
+            None: as long as they usually take, which is learned.
         late: what becomes of an update that comes after its fold was made: "fold" puts it into the next one, "drop"
             leaves it out. With quorum None no update is late; with quorum 1 each is a fold by itself.
         waits_for: "all" the other workers, or on a graph "neighbours" only, those that a rank exchanges updates with.
@@ -29,11 +31,16 @@ class Consistency:
     late: Literal["fold", "drop"] = "fold"
     waits_for: Literal["all", "neighbours"] = "all"
     whole: bool = True
+    grace: float | None = None
 
     def __post_init__(self) -> None:
         _whole("staleness", self.staleness, 0, "None for any number")
         _whole("quorum", self.quorum, 1, "None for all workers")
         _whole("period", self.period, 1, "")
+        if self.grace is not None and (
+            isinstance(self.grace, bool) or not isinstance(self.grace, int | float) or not self.grace >= 0
+        ):
+            raise InvalidArgument(f"grace is {self.grace!r}: must be seconds, 0 or more, or None")
         if self.late not in ("fold", "drop"):
             raise InvalidArgument(f'late is {self.late!r}: must be "fold" or "drop"')
         if self.waits_for not in ("all", "neighbours"):

@@ -67,11 +67,13 @@ class PeerStats:
         bytes_sent: of updates, to it.
         bytes_received: of updates, from it, that were folded here.
         wait: seconds in which it was among those that this rank waited for.
+        late: with a quorum: shares of its updates that came too late here and were left out.
     """
 
     bytes_sent: int
     bytes_received: int
     wait: float
+    late: int
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,9 @@ class ExchangeStats:
         whole, torn, stale, missing: on a graph: neighbours' inputs to them that were whole and new; overwritten while
             they were read; folded before; not there yet (ASAP, section 6.2). All but the whole ones were left out;
             under SSP a stale one was folded again where models are averaged.
+        dropped: with a quorum: shares (what one core owns of a key) of this rank's updates that came too late and were
+            left out.
+        dropped_at: the version that the parameters had when the last of them came.
         by_inputs: on a graph: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
         peers: by rank.
     """
@@ -111,6 +116,8 @@ class ExchangeStats:
     torn: int
     stale: int
     missing: int
+    dropped: int
+    dropped_at: int
     by_inputs: tuple[int, ...]
     peers: tuple["PeerStats", ...]
 
@@ -295,6 +302,9 @@ class Exchange(Calls):
             values=list(values.values()),
             consistency=_core.CONSISTENCIES[mode],
             staleness=staleness,
+            quorum=0 if mode == "ASYNC" else consistency.quorum or 0,
+            late=_core.LATE[consistency.late],
+            grace=-1 if consistency.grace is None else consistency.grace,
             graph=graph,
             progress=_core.PROGRESS[progress],
             shared_params=bool(shared_params),

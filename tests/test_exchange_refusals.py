@@ -94,6 +94,11 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"key 1 is None in the plan and \('bias', \(3,\)\) in params",
     ),
     "plan of other ranks": ({"plan": ParameterServer().compile(params(), 2)}, r"plan is for 2 ranks: there are 3"),
+    "quorum": ({"consistency": Consistency(quorum=2, late="drop")}, r"quorum is 2; every fold takes all its inputs"),
+    "quorum on a graph": (
+        {"topology": ring(3), "consistency": Consistency(quorum=2, waits_for="neighbours")},
+        r"quorum is 2; every fold takes all its inputs",
+    ),
     "shared under ASYNC": ({"consistency": ASYNC, "shared_params": True}, r"shared_params needs BSP"),
 }
 

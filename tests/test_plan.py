@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import math
 import pickle
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
@@ -574,7 +575,7 @@ def test_consistency_is_a_value() -> None:
     assert (str(BSP), str(ASYNC)) == ("BSP", "ASYNC")
     assert (
         str(Consistency(3))
-        == "Consistency(staleness=3, quorum=None, period=1, late='fold', waits_for='all', whole=True)"
+        == "Consistency(staleness=3, quorum=None, period=1, late='fold', waits_for='all', whole=True, grace=None)"
     )
     assert Consistency(waits_for="neighbours") == NOTIFY_ACK == SSP(0)
     assert Consistency(whole=False) == BARRIER
@@ -590,6 +591,8 @@ def test_consistency_is_a_value() -> None:
         ("staleness is -1: must be an int, 0 or more, or None", {"staleness": -1}),
         ("staleness is 1.0", {"staleness": 1.0}),
         ("quorum is 0: must be an int, 1 or more, or None", {"quorum": 0}),
+        ("grace is -1: must be seconds, 0 or more, or None", {"grace": -1}),
+        ("grace is nan", {"grace": math.nan}),
         ("period is None: must be an int, 1 or more$", {"period": None}),
         ("period is True", {"period": True}),
         ('late is \'wait\': must be "fold" or "drop"', {"late": "wait"}),

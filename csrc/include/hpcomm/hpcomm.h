@@ -530,6 +530,12 @@ typedef enum hpc_consistency {
     HPC_BARRIER = 4     /* graphs only: all ranks meet, unflushed, then a fold takes what is there and whole */
 } hpc_consistency;
 
+/* Of an update that comes after its fold was made without it, where there is a quorum. */
+typedef enum hpc_late_update {
+    HPC_LATE_FOLD = 0, /* it goes into the next fold */
+    HPC_LATE_DROP = 1  /* it is left out, and its worker told */
+} hpc_late_update;
+
 typedef enum hpc_progress {
     HPC_PROGRESS_AUTO = 0,   /* threads where the host has cores to spare */
     HPC_PROGRESS_INLINE = 1, /* every wait of the context works for its servers too */
@@ -549,6 +555,9 @@ typedef struct hpc_exchange_config {
     int isa;                    /* hpc_isa of its kernels */
     const hpc_graph *graph;     /* the one that the plan was made of; NULL: the plan has servers */
     int staleness;              /* HPC_SSP: steps, 0 or more */
+    int quorum;                 /* inputs of which a fold may be made without the others; 0: all are needed */
+    int late;                   /* hpc_late_update */
+    double grace;               /* seconds that a fold which has its quorum waits for the others; negative: learned */
     const char *refusal;        /* not NULL: this rank cannot take part, and all get this sentence */
 } hpc_exchange_config;
 
@@ -627,6 +636,9 @@ typedef struct hpc_exchange_stats {
     uint64_t bytes_sent; /* of updates, to other ranks */
     /* On a graph: folds of a share (what a core has of a key), and what became of the neighbours' inputs to them. */
     uint64_t reduces, whole, torn, stale, missing;
+    /* With a quorum, of shares of updates: those of this rank that came too late and were left out, and the version
+     * that the parameters had when the last of them came. */
+    uint64_t dropped, dropped_at;
 } hpc_exchange_stats;
 
 HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_stats *stats);
@@ -638,6 +650,7 @@ HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *coun
 typedef struct hpc_exchange_peer {
     uint64_t bytes_sent, bytes_received; /* of updates: sent there, and from there folded here */
     double wait;                         /* seconds in which that rank was among those waited for */
+    uint64_t late;                       /* shares of its updates that came too late here and were left out */
 } hpc_exchange_peer;
 
 HPC_API int hpc_exchange_get_peer(const hpc_exchange *exchange, int rank, hpc_exchange_peer *peer);
