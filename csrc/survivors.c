@@ -26,9 +26,10 @@
  * context made by a shrink is shrunk by the links and ranks of the first one.
  *
  * A rank that others count as gone but that lives (silence over TCP) must not go on by itself. It finds itself in the
- * set of a ballot, or was told by a DROP on the link that was given up; either ends its part. Of two that accuse each
- * other the lower one is believed. Where a network falls into parts for good, each part goes on: nobody can tell it
- * from deaths.
+ * set of a ballot, which ends its part; of two that accuse each other the lower one is believed. Or it was told by a
+ * DROP on the link that was given up, after which it hears nothing more by it: that ends its part unless more ranks
+ * have voted with it than have dropped it, or one odd rank could end all the others. Where a network falls into parts
+ * for good, each part goes on: nobody can tell it from deaths.
  *
  * A deadline leaves the round as it is, under way: the next call ends it before it begins another one. A ballot is one
  * frame, so it is sent or not; cast remembers to whom. */
@@ -74,11 +75,18 @@ static int fail_dropped(const hpc_control *c, const hpc_survivors *s, int by) {
                               name_of(s, c->group->rank), name_of(s, by));
 }
 
-/* The first peer that gave up the link to this rank, or -1. */
-static int who_dropped(const hpc_control *c) {
-    for (int r = 0; r < c->group->size; r++)
-        if (atomic_load(&c->links[r].dropped)) return r;
-    return -1;
+/* Whether those who gave up their links to this rank are at least as many as those who are left with it: they are the
+ * job then. Of each pair only one hears the other's DROP, so two halves do not both end by this. A rank that the
+ * caller's context has no name for was settled when that one was made. */
+static int check_dropped(const hpc_control *c, const hpc_survivors *s) {
+    int by = -1, droppers = 0, left = 0;
+    for (int r = c->group->size - 1; r >= 0; r--) {
+        left += !s->gone[r];
+        if (!atomic_load(&c->links[r].dropped) || name_of(s, r) < 0) continue;
+        by = r;
+        droppers++;
+    }
+    return droppers > 0 && droppers >= left ? fail_dropped(c, s, by) : HPC_OK;
 }
 
 /* ---- one round ---- */
@@ -135,7 +143,7 @@ static int is_missing(const round *r, int rank) {
 static int is_over(void *arg) {
     const round *r = arg;
     const hpc_control *c = r->control;
-    if (atomic_load(&c->stopping) || atomic_load(&r->s->caller->closed) || who_dropped(c) >= 0) return 1;
+    if (atomic_load(&c->stopping) || atomic_load(&r->s->caller->closed)) return 1;
     for (int rank = 0; rank < c->group->size; rank++)
         if (is_missing(r, rank)) return 0;
     return 1;
@@ -206,7 +214,6 @@ static int run_round(round *r, uint32_t kind, const void *data, size_t nbytes) {
     status = hpc_group_usable(r->s->caller, op);
     if (status == HPC_OK && atomic_load(&c->stopping))
         status = hpc_fail(HPC_ERR_INVALID, op, "shrink: the first context has been aborted");
-    if (status == HPC_OK && who_dropped(c) >= 0) status = fail_dropped(c, r->s, who_dropped(c));
     for (int rank = 0; rank < size && n == 0; rank++)
         if (rank != c->group->rank && !c->cast[rank] && !r->s->gone[rank] && !has_departed(c, rank))
             late[n++] = name_of(r->s, rank);
@@ -259,6 +266,7 @@ int hpc_control_vote(hpc_control *c, hpc_survivors *s) {
         round r = {.control = c, .s = s};
         status = run_round(&r, VOTE, NULL, 0);
         if (status == HPC_OK) status = judge(&r, s, VOTE);
+        if (status == HPC_OK) status = check_dropped(c, s);
         free_round(&r);
     } while (status == HPC_IN_PROGRESS);
     pthread_mutex_unlock(&c->round_lock);

@@ -388,6 +388,41 @@ static void taken_for_dead(rank *r) {
     hpc_context_free(c);
 }
 
+static void await_departure(const hpc_context *c, int rank) {
+    hpc_peer peer = {.state = HPC_PEER_ALIVE};
+    while (peer.state == HPC_PEER_ALIVE) CHECK_OK(hpc_context_peer(c, rank, &peer));
+}
+
+/* The highest rank alone gives up rank 0, which hears of it: where others are left rank 0 goes on with them, and is
+ * still none of those who were dropped when they have gone. One against one, it ends. */
+static void dropped_by_one(rank *r) {
+    hpc_context *c = NULL, *alone;
+    int odd = r->size - 1;
+    if (r->rank == odd) {
+        hpc_link_drop(r->context->control, 0);
+        hpc_group_depart(&r->context->group, 0, HPC_PEER_FAILED, "the test says so");
+    }
+    if (r->rank == 0) await_departure(r->context, odd);
+    if (r->rank == (r->size > 2 ? odd : 0)) {
+        CHECK_STATUS(hpc_context_shrink(r->context, &r->config, SECONDS, &c), HPC_ERR_TRANSPORT);
+        CHECK_MESSAGE("counts this rank as failed");
+        CHECK(r->size > 2 || hpc_last_error()->peer == odd);
+        return;
+    }
+    unsigned members = r->size > 2 ? everybody(r) & ~(1u << odd) : 1u << odd;
+    c = shrink_until(r, r->context, members);
+    check_members(r, c, members);
+    use(c);
+    if (r->rank == 0) {
+        CHECK_OK(hpc_context_close(r->context));
+        for (int other = 1; other < odd; other++) await_departure(c, other);
+        alone = shrink_until(r, c, 1);
+        check_members(r, alone, 1);
+        hpc_context_free(alone);
+    }
+    hpc_context_free(c);
+}
+
 /* ---- votes ---- */
 
 /* What each of three ranks says at first, by rank, and who is out then. The last one is of two that accuse each other.
@@ -446,6 +481,8 @@ int main(int argc, char **argv) {
          .where = RANKS_TCP | RANKS_PROCESSES,
          .apart = true,
          .bare = true},
+        {.name = "dropped-by-1-of-4", .size = 4, .run = dropped_by_one, .where = RANKS_TCP, .apart = true},
+        {.name = "dropped-by-1-of-2", .size = 2, .run = dropped_by_one, .where = RANKS_TCP, .apart = true},
     };
     enum { FIXED = sizeof fixed / sizeof *fixed, VOTES = sizeof ballots / sizeof *ballots, SEEDS = 12 };
     static ranks_case cases[FIXED + VOTES + SEEDS + 1];
