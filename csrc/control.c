@@ -37,7 +37,12 @@ static uint64_t pid_namespace(void) {
 
 static hpc_control *create(hpc_group *group, hpc_memory *bell) {
     hpc_control *c = calloc(1, sizeof *c);
-    if (c == NULL || (c->links = calloc((size_t)group->size, sizeof *c->links)) == NULL) {
+    if (c == NULL) return NULL;
+    c->links = calloc((size_t)group->size, sizeof *c->links);
+    c->gave = calloc((size_t)group->size, sizeof *c->gave);
+    if (c->links == NULL || c->gave == NULL) {
+        free(c->links);
+        free(c->gave);
         free(c);
         return NULL;
     }
@@ -229,6 +234,7 @@ void hpc_control_free(hpc_control *c) {
     pthread_mutex_destroy(&c->round_lock);
     hpc_message_free(c->ballot);
     free(c->cast);
+    free(c->gave);
     free(c->secret);
     free(c->links);
     free(c);

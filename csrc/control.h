@@ -100,6 +100,11 @@ int hpc_control_vote(hpc_control *control, hpc_survivors *survivors);
 int hpc_control_give(hpc_control *control, hpc_survivors *survivors, const void *data, size_t nbytes,
                      hpc_reply *replies);
 
+/* Whether rank gave in the last round of giving that ended here, and no new context has come of it here: it may have
+ * come of it there. settle: one has. */
+int hpc_control_gave(const hpc_control *control, int rank);
+void hpc_control_settle(hpc_control *control);
+
 /* While heir's ranks (ranks here, in heir's order) connect: one that departs here, or votes again, departs there too,
  * so that their waits end. NULL ends it; heir and ranks must live until then. */
 void hpc_control_watch(hpc_control *control, hpc_group *heir, const int *ranks);

@@ -125,6 +125,7 @@ struct hpc_control {
     uint64_t round;
     hpc_message *ballot; /* this rank's own, while the round is under way */
     char *cast;          /* by rank: it was sent there */
+    _Atomic char *gave;  /* by rank: hpc_control_gave's */
     hpc_group *heir;     /* a group of survivors that connects; NULL: none does */
     const int *heir_ranks;
     uint64_t heir_round;

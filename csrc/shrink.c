@@ -101,6 +101,7 @@ static void adopt(shrinking *s, hpc_context *c) {
     c->first = s->first;
     s->first = NULL;
     c->root = hpc_context_retain(s->root);
+    hpc_control_settle(s->root->control);
     atomic_fetch_add(&s->root->open, 1);
 }
 
@@ -130,7 +131,9 @@ static int try_once(shrinking *s, hpc_context **fresh) {
     return status;
 }
 
-/* Who has left old but not yet the family; who died is found by the root itself. */
+/* Who has left old but not yet the family; who died is found by the root itself. When a shrink that failed here is made
+ * again, others may have passed it, gone on in the new context and closed old: they gave then, and have left nothing.
+ */
 static void list_gone(shrinking *s) {
     for (int r = 0; r < s->root->group.size; r++) {
         s->names[r] = -1;
@@ -140,7 +143,7 @@ static void list_gone(shrinking *s) {
         int first = hpc_context_first_rank(s->old, r);
         int state = atomic_load_explicit(&s->old->group.states[r], memory_order_acquire);
         s->names[first] = r;
-        s->survivors.gone[first] = state == HPC_PEER_LEFT;
+        s->survivors.gone[first] = state == HPC_PEER_LEFT && !hpc_control_gave(s->root->control, first);
     }
 }
 

@@ -281,6 +281,8 @@ int hpc_control_give(hpc_control *c, hpc_survivors *s, const void *data, size_t 
     if (status != HPC_OK) return status;
     status = run_round(&r, GIVE, data, nbytes);
     if (status == HPC_OK) status = judge(&r, s, GIVE);
+    for (int rank = 0; rank < c->group->size && status == HPC_OK; rank++)
+        atomic_store_explicit(&c->gave[rank], !s->gone[rank], memory_order_relaxed);
     for (int rank = 0; rank < c->group->size && status == HPC_OK; rank++) {
         hpc_message *m = r.got[rank];
         if (m == NULL || s->gone[rank]) continue;
@@ -297,6 +299,14 @@ int hpc_control_give(hpc_control *c, hpc_survivors *s, const void *data, size_t 
     if (status != HPC_OK) hpc_control_free_replies(c, replies);
     pthread_mutex_unlock(&c->round_lock);
     return status;
+}
+
+int hpc_control_gave(const hpc_control *c, int rank) {
+    return atomic_load_explicit(&c->gave[rank], memory_order_relaxed);
+}
+
+void hpc_control_settle(hpc_control *c) {
+    for (int rank = 0; rank < c->group->size; rank++) atomic_store_explicit(&c->gave[rank], 0, memory_order_relaxed);
 }
 
 /* ---- while the new group connects ---- */

@@ -68,6 +68,11 @@ static hpc_context *shrink_until(const rank *r, hpc_context *old, unsigned membe
     return c;
 }
 
+static void await_departure(const hpc_context *c, int rank) {
+    hpc_peer peer = {.state = HPC_PEER_ALIVE};
+    while (peer.state == HPC_PEER_ALIVE) CHECK_OK(hpc_context_peer(c, rank, &peer));
+}
+
 /* ---- nobody died ---- */
 
 static void duplicate(rank *r) {
@@ -231,6 +236,56 @@ static void never_calls(rank *r) {
     hpc_context_free(c);
 }
 
+static void send_gather(hpc_context *c, int to, const char *called) {
+    CHECK_OK(hpc_link_send(c->control, to, HPC_MESH_GATHER, c->control->sequence + 1, called, NULL, 0, -1,
+                           hpc_now() + SECONDS));
+}
+
+/* In the shrink of an heir the highest rank gives rank 0 another word than the others, so that these go on in the new
+ * context and close the heir, while rank 0 fails. Its second shrink counts them as present. */
+static void goes_ahead(rank *r) {
+    enum { ODD = 3 };
+    hpc_context *heir = shrink(r, r->context), *c = NULL;
+    rank_meet(r);
+    if (r->rank == ODD) {
+        char gone[ODD + 1] = {0};
+        hpc_reply replies[ODD + 1];
+        hpc_address all[ODD + 1];
+        hpc_survivors s = {&heir->group, NULL, gone, hpc_now() + SECONDS};
+        letter mine = {0};
+        CHECK_OK(hpc_control_vote(r->context->control, &s));
+        CHECK_OK(hpc_context_create(ODD, ODD + 1, &r->config, &c));
+        mine.address = c->self;
+        CHECK_OK(hpc_control_give(r->context->control, &s, &mine, sizeof mine, replies));
+        for (int i = 0; i <= ODD; i++) all[i] = ((const letter *)replies[i].data)->address;
+        hpc_control_free_replies(r->context->control, replies);
+        CHECK_OK(hpc_context_connect(c, all, SECONDS));
+        for (int i = 1; i < ODD; i++) send_gather(c, i, "barrier");
+        rank_await(r, DONE, ODD - 1);
+        send_gather(c, 0, "oddity");
+        rank_await(r, TURN, 1);
+        rank_die(r);
+        hpc_context_free(c);
+        hpc_context_free(heir);
+        return;
+    }
+    if (r->rank == 0) {
+        CHECK_STATUS(hpc_context_shrink(heir, &r->config, SECONDS, &c), HPC_ERR_CONFIG);
+        rank_set(r, TURN, 1);
+        for (int i = 1; i < ODD; i++) await_departure(heir, i);
+        c = heir;
+    } else {
+        c = shrink(r, heir);
+        atomic_fetch_add(&r->board[DONE], 1);
+        hpc_context_free(heir);
+    }
+    hpc_context *next = shrink_until(r, c, everybody(r) & ~(1u << ODD));
+    hpc_context_free(c);
+    check_members(r, next, everybody(r) & ~(1u << ODD));
+    use(next);
+    hpc_context_free(next);
+}
+
 /* Kills its process some time after the shrink has begun, or after it has begun to connect. */
 typedef struct killer {
     hpc_control *control;
@@ -301,7 +356,9 @@ static void two_in_a_row(rank *r) {
     hpc_context *first = shrink_until(r, r->context, everybody(r) & ~1u), *second;
     if (r->rank & 1) CHECK_OK(hpc_context_close(r->context));
     use(first);
+    atomic_fetch_add(&r->board[TURN], 1);
     if (r->rank == 3) {
+        rank_await(r, TURN, (uint64_t)r->size - 1); /* nobody is in use any more */
         if (!r->mode->threads) raise(SIGKILL);
         CHECK_OK(hpc_context_abort(first, "the test says so")); /* its end in the first one too */
         CHECK_STATUS(hpc_barrier(r->context, 1), HPC_ERR_INVALID);
@@ -388,11 +445,6 @@ static void taken_for_dead(rank *r) {
     hpc_context_free(c);
 }
 
-static void await_departure(const hpc_context *c, int rank) {
-    hpc_peer peer = {.state = HPC_PEER_ALIVE};
-    while (peer.state == HPC_PEER_ALIVE) CHECK_OK(hpc_context_peer(c, rank, &peer));
-}
-
 /* The highest rank alone gives up rank 0, which hears of it: where others are left rank 0 goes on with them, and is
  * still none of those who were dropped when they have gone. One against one, it ends. */
 static void dropped_by_one(rank *r) {
@@ -471,6 +523,7 @@ int main(int argc, char **argv) {
         {.name = "died-2", .size = 4, .run = dies_before, .arg = 34, .victims = 4},
         {.name = "tells-one", .size = 4, .run = tells_one, .victims = 4},
         {.name = "never-calls", .size = 3, .run = never_calls, .victims = 4},
+        {.name = "goes-ahead", .size = 4, .run = goes_ahead, .victims = 8},
         {.name = "two-in-a-row", .size = 5, .run = two_in_a_row, .victims = 9},
         {.name = "frozen-wakes", .size = 3, .run = frozen, .where = RANKS_SHM | RANKS_PROCESSES},
         {.name = "frozen-dies", .size = 3, .run = frozen, .arg = 1, .where = RANKS_SHM | RANKS_PROCESSES, .victims = 2},
