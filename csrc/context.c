@@ -691,6 +691,14 @@ int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, size
 
 /* ---- leaving ---- */
 
+int hpc_context_revoke(hpc_context *c) {
+    int status = hpc_context_ready(c, "revoke");
+    if (status != HPC_OK) return status;
+    hpc_group_revoke(&c->group);
+    hpc_control_revoke(c->control);
+    return HPC_OK;
+}
+
 static int is_settled(void *arg) {
     hpc_context *c = arg;
     int left = 0;

@@ -21,7 +21,7 @@
 
 #include "mesh.h"
 
-static const double LEAVE_SECONDS = 1; /* for all peers together */
+static const double LEAVE_SECONDS = 1; /* for all peers together, as for a revoke */
 
 int hpc_mesh_watch(const hpc_control *c, int fd, int kind, int index) {
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)kind << 32 | (uint32_t)index};
@@ -139,6 +139,13 @@ void hpc_control_show(hpc_control *control, const char *host, const char *transp
     snprintf(control->host, sizeof control->host, "%s", host);
     snprintf(control->transports, sizeof control->transports, "%s", transports);
     atomic_store_explicit(&control->group->watch.connected, 1, memory_order_release); /* and all that connect learned */
+}
+
+/* One who does not read has not seen who left either, and is missed in the shrink. */
+void hpc_control_revoke(hpc_control *c) {
+    double deadline = hpc_now() + LEAVE_SECONDS;
+    for (int r = 0; r < c->group->size; r++)
+        if (r != c->group->rank) hpc_link_send(c, r, HPC_MESH_REVOKE, 0, "revoke", NULL, 0, -1, deadline);
 }
 
 /* ---- leaving ---- */

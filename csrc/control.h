@@ -112,6 +112,9 @@ void hpc_control_watch(hpc_control *control, hpc_group *heir, const int *ranks);
  * connect. */
 void hpc_control_show(hpc_control *control, const char *host, const char *transports);
 
+/* Tells the peers that who has left or leaves counts as failed. */
+void hpc_control_revoke(hpc_control *control);
+
 /* Tells the peers (why: NULL for leaving, else the failure) and stops the thread; then free. In a forked child both do
  * nothing but forget. */
 void hpc_control_stop(hpc_control *control, const char *why);

@@ -612,13 +612,12 @@ void hpc_exchange_free(hpc_exchange *ex) {
 /* ---- rows ---- */
 
 /* When a rank has died what is under way never ends, and its rows stay as they are: they can be saved for the exchange
- * of those who are left. */
+ * of those who are left. The same after a revoke, also while who left has closed the exchange but not its context. */
 static int is_over(hpc_exchange *ex) {
     const hpc_group *g = &ex->context->group;
-    int failed = 0;
-    for (int r = 0; r < g->size; r++)
-        failed |= atomic_load_explicit(&g->states[r], memory_order_acquire) == HPC_PEER_FAILED;
-    if (!failed || hpc_group_usable(g, "rows") != HPC_OK) return 0;
+    int lost = atomic_load(&g->revoked);
+    for (int r = 0; r < g->size; r++) lost |= hpc_group_has_lost(g, r);
+    if (!lost || hpc_group_usable(g, "rows") != HPC_OK) return 0;
     hpc_engine_stop(ex);
     return 1;
 }

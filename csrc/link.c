@@ -248,6 +248,7 @@ static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f
     case HPC_MESH_BYE:
     case HPC_MESH_BEAT:
     case HPC_MESH_DROP:
+    case HPC_MESH_REVOKE:
         return f->nbytes == 0 ? NULL : garbled;
     default:
         return garbled;
@@ -289,6 +290,9 @@ static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
         return;
     case HPC_MESH_BYE:
         hpc_group_depart(c->group, rank, HPC_PEER_LEFT, "it left");
+        return;
+    case HPC_MESH_REVOKE:
+        hpc_group_revoke(c->group);
         return;
     case HPC_MESH_ABORT:
         l->text[f->nbytes] = 0;

@@ -39,7 +39,8 @@ typedef enum hpc_mesh_type {
     HPC_MESH_BEAT,   /* TCP links only */
     HPC_MESH_BALLOT, /* of survivors.c; one frame */
     HPC_MESH_DROP,   /* TCP links only: the sender counts the receiver as failed */
-    HPC_MESH_STATUS  /* of strangers on Unix sockets, who may ask at any time: see jobs.h */
+    HPC_MESH_STATUS, /* of strangers on Unix sockets, who may ask at any time: see jobs.h */
+    HPC_MESH_REVOKE  /* who has left or leaves counts as failed */
 } hpc_mesh_type;
 
 typedef struct hpc_mesh_frame {

@@ -14,7 +14,11 @@ int hpc_exchange_check(hpc_exchange *ex, const char *op) {
         hpc_context_abort(ex->context, ex->failure);
         return hpc_fail(failed, op, "%s: %s", op, ex->failure);
     }
-    return hpc_group_usable(&ex->context->group, op);
+    const hpc_group *g = &ex->context->group;
+    int status = hpc_group_usable(g, op);
+    for (int r = 0; r < g->size && status == HPC_OK && atomic_load_explicit(&g->revoked, memory_order_acquire); r++)
+        status = hpc_group_peer_present(g, r, op);
+    return status;
 }
 
 int hpc_worker_check_call(hpc_exchange *ex, int key, const char *op) {

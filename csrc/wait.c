@@ -122,13 +122,23 @@ static int fail_peers(const hpc_group *group, const char *op, const int *waiting
     return status;
 }
 
+int hpc_group_has_lost(const hpc_group *group, int rank) {
+    int state = atomic_load_explicit(&group->states[rank], memory_order_acquire);
+    return state == HPC_PEER_FAILED || (state == HPC_PEER_LEFT && atomic_load(&group->revoked));
+}
+
+void hpc_group_revoke(hpc_group *group) {
+    atomic_store(&group->revoked, 1);
+    hpc_bell_ring(group->bell);
+}
+
 int hpc_group_peer_present(const hpc_group *group, int rank, const char *op) {
     int state = atomic_load_explicit(&group->states[rank], memory_order_acquire);
     if (state != HPC_PEER_LEFT && state != HPC_PEER_FAILED) return HPC_OK;
     return fail_peers(group, op, NULL, 0);
 }
 
-/* Whether departures end this wait: every rank that failed does, one that left only if it was waited for. */
+/* Whether departures end this wait: every rank that is lost does, one that left only if it was waited for. */
 static int check_departures(hpc_group *group, const hpc_wait *wait) {
     int *waiting = malloc((size_t)group->size * sizeof *waiting);
     int n_waiting, ended = 0, status;
@@ -137,7 +147,7 @@ static int check_departures(hpc_group *group, const hpc_wait *wait) {
     n_waiting = wait->waiting_for(wait->arg, waiting);
     for (int r = 0; r < group->size; r++) {
         int state = atomic_load_explicit(&group->states[r], memory_order_acquire);
-        if (state == HPC_PEER_FAILED || (state == HPC_PEER_LEFT && n_waiting == 0)) ended = 1;
+        if (hpc_group_has_lost(group, r) || (state == HPC_PEER_LEFT && n_waiting == 0)) ended = 1;
         for (int i = 0; i < n_waiting && state == HPC_PEER_LEFT; i++)
             if (waiting[i] == r) ended = 1;
     }

@@ -45,6 +45,7 @@ typedef struct hpc_group {
     _Atomic char *departing;           /* by rank: somebody is about to mark it as departed */
     char (*reasons)[HPC_REASON_BYTES]; /* why a rank failed; written before its state */
     _Atomic int departures;            /* ranks that left or failed: 0 spares the look at states */
+    _Atomic int revoked;               /* who left counts as failed: hpc_context_revoke */
     _Atomic int closed;
     hpc_bell *bell;
     const char *owner; /* a page that the kernel wipes in a forked child: 1 in the process that made it */
@@ -66,7 +67,7 @@ typedef struct hpc_wait {
     void *arg;
 } hpc_wait;
 
-/* HPC_OK when ready; HPC_ERR_PEER when any rank failed or one of waiting_for has left (or none is left of them);
+/* HPC_OK when ready; HPC_ERR_PEER when any rank is lost or one of waiting_for has left (or none is left of them);
  * HPC_ERR_TIMEOUT; HPC_ERR_INVALID when the context is closed meanwhile. A condition that holds wins over all of these.
  */
 int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout);
@@ -80,6 +81,12 @@ static inline int hpc_group_is_mine(const hpc_group *group) {
 /* Tells of something degraded or refused, from any thread; only the first HPC_NOTES are kept. */
 void hpc_group_note(hpc_group *group, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *hpc_group_note_at(const hpc_group *group, int i); /* NULL past the end */
+
+/* Whether nobody can go on in this group because of rank: it failed, or left where that counts as much. */
+int hpc_group_has_lost(const hpc_group *group, int rank);
+
+/* Who has left or leaves counts as failed from now on. */
+void hpc_group_revoke(hpc_group *group);
 
 /* HPC_ERR_PEER if rank has left or failed. */
 int hpc_group_peer_present(const hpc_group *group, int rank, const char *op);

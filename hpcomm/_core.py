@@ -330,6 +330,10 @@ def context_shrink(old: Any, config: Config, secret: bytes | None, timeout: floa
     return _collected(shrink, "hpc_context *", timeout, lib.hpc_context_free, keep)
 
 
+def context_revoke(context: Any) -> None:
+    check(lib.hpc_context_revoke(context))
+
+
 def context_rank(context: Any) -> int:
     return int(lib.hpc_context_rank(context))
 

@@ -267,6 +267,13 @@ class Context:
 
     # ---- who is left -----------------------------------------------------------------------------------------------
 
+    def revoke(self) -> None:
+        """After ranks left before the others were done: they count as failed from now on, on every rank, so that all
+        waits of this context end by PeerFailed, also those for ranks that are there but go on without them. For
+        whoever finds it out, before shrink; recover and elastic.survive do it. Again is no error, and with nobody gone
+        nothing happens yet. (ULFM's MPI_Comm_revoke.)"""
+        _core.context_revoke(self._handle)
+
     def shrink(self, timeout: float | None = None) -> "Context":
         """A new context over the ranks that are left, in the same order, when others died or left. Collective over
         those that are left.

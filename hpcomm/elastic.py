@@ -1,5 +1,5 @@
-"""Training that outlives its ranks: when some of them die, those that are left shrink their context, agree on how far
-the training has come, and go on.
+"""Training that outlives its ranks: when some die or leave, the others shrink their context, agree on how far the
+training has come, and go on.
 
     params, done = {"w": weights}, 0            # as of the last step that this rank has finished
 
@@ -101,8 +101,8 @@ def survive(
         while True:
             try:
                 return train(_agree(context, clock()))
-            except PeerFailed:
-                pass  # what train has made goes with its frame
+            except PeerFailed:  # what train has made goes with its frame
+                context.revoke()  # where a rank has left, only those who wait for that one know
             gone, context = context, stack.enter_context(context.shrink(timeout))
             if gone is not first:
                 gone.close()

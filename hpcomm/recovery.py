@@ -1,4 +1,4 @@
-"""Going on after a rank died: over those that are left, with what they keep."""
+"""Going on after a rank died or left: over those that are left, with what they keep."""
 
 import logging
 from collections.abc import Sequence
@@ -41,8 +41,9 @@ class Recovered:
 
 
 def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, timeout: float | None = None) -> Recovered:
-    """After PeerFailed: a new exchange over the ranks that are left. Collective over them; more may die meanwhile, and
-    the call is then made again.
+    """After PeerFailed: a new exchange over the ranks that are left when others died, or left in the middle. Collective
+    over them; more may die meanwhile, and the call is then made again. Those of them who still wait in the lost
+    exchange are told by PeerFailed too (Context.revoke).
 
         try:
             w = ex.push_pull("w")
@@ -55,10 +56,10 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     they would have pushed is not made up for. Of a step that was cut short the chunks whose updates were all there are
     folded, the others not.
 
-    With servers that all live the dead workers' part is dropped: their updates count no more, also not in the mean. A
-    step that was cut short is in those chunks that had all updates, and left out of the others. A rank that owned
-    parameters takes them with it, and the last checkpoint is restored (ASAP, section 5): of a directory that all ranks
-    can read.
+    With servers that are all there the lost workers' part is dropped: their updates count no more, also not in the
+    mean. A step that was cut short is in those chunks that had all updates, and left out of the others. A rank that
+    owned parameters takes them with it, also when it leaves, and the last checkpoint is restored (ASAP, section 5): of
+    a directory that all ranks can read.
 
     A Checkpointer of the lost exchange is closed before, and made anew. The trainer closes exchange.context in the end,
     and the context that it made; the lost exchange needs no close, and its arrays stay readable. The spectral gap
@@ -85,6 +86,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
             f"recover: under {made.consistency} servers count updates, and workers are at different steps: make the "
             "exchange again by hpcomm.elastic, or of a checkpoint"
         )
+    old.revoke()  # where a rank has left, only those who wait for that one know
     shard, mine = ex._kept(), ex.clock  # before the links that are left change hands
     fresh = old.shrink(timeout)
     try:

@@ -1,4 +1,4 @@
-"""recover: ranks are killed at any step; those that are left go on over a rebuilt graph or with the living servers."""
+"""recover: ranks are killed or leave at any step; the others go on over a rebuilt graph or with the living servers."""
 
 import os
 import signal
@@ -22,17 +22,25 @@ def _kill(rank: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _train(kind: str, victims: dict[str, int], folder: str) -> dict[str, Any]:
-    """Every rank pushes what draws its parameters to its own number; a victim dies at its step, before, in or after its
-    push. victims: rank (as a text) -> 3 * step + place."""
+def _end(kind: str, ctx: hpcomm.Context) -> None:
+    if "leave" not in kind:
+        _kill(ctx.rank)
+    ctx.close()
+
+
+def _train(kind: str, victims: dict[str, int], folder: str) -> dict[str, Any] | None:
+    """Every rank pushes what draws its parameters to its own number; a victim dies or leaves at its step, before, in or
+    after its push. victims: rank (as a text) -> 3 * step + place."""
     first = ctx = hpcomm.init(mpi.world())
     me, w0 = ctx.rank, {"w": np.zeros(SIZE, np.float32), "b": np.zeros(3, np.float32)}
     ckpt = None
     if kind.startswith("graph"):
-        graph: Any = topology.root_expander if kind == "graph" else topology.root_expander(ctx.size)
+        graph: Any = topology.root_expander(ctx.size) if kind == "graph by its edges" else topology.root_expander
+        if kind == "graph leaves":
+            graph = topology.ring  # some wait for the leaver, and others for those
         ex = hpcomm.stochastic_reduce(ctx, w0, topology=graph)
     else:
-        servers = [0, 1] if kind == "workers die" else [0, ctx.size - 1]
+        servers = [0, 1] if kind in ("workers die", "workers leave") else [0, ctx.size - 1]
         ex = hpcomm.Exchange(ctx, w0, ParameterServer(servers=servers), rule=Momentum(lr=0.25, momentum=0.5))
         if kind == "a server dies":
             ckpt = Checkpointer(ex, folder, every=5)
@@ -42,12 +50,14 @@ def _train(kind: str, victims: dict[str, int], folder: str) -> dict[str, Any]:
         try:
             for place, name in enumerate(("w", "b")):
                 if death == 3 * step + place:
-                    _kill(me)
+                    _end(kind, first)
+                    return None
                 x = ex.gradient(name)
                 x[...] = me if kind.startswith("graph") else ex.params[name] - me
                 ex.push(name)
             if death == 3 * step + 2:
-                _kill(me)
+                _end(kind, first)
+                return None
             for name in ("w", "b"):
                 ex.pull(name)
             step += 1
@@ -71,7 +81,7 @@ def _run(n: int, kind: str, victims: dict[int, int], folder: Path) -> list[dict[
     ended = mpi.spawn(n, _train, kind, {str(r): at for r, at in victims.items()}, str(folder), check=False)
     left = [r for r in range(n) if r not in victims]
     for r in range(n):
-        assert ended.codes[r] == (-signal.SIGKILL if r in victims else 0), ended.err
+        assert ended.codes[r] == (-signal.SIGKILL if r in victims and "leave" not in kind else 0), ended.err
     told = [ended.values[r] for r in left]
     for one in told:
         assert one["ranks"] == left
@@ -103,10 +113,22 @@ def test_two_ranks_die_one_after_the_other(tmp_path: Path) -> None:
         assert one["found"]["w"] == pytest.approx([want, want], rel=1e-6)
 
 
-@pytest.mark.parametrize("at", [3, 4, 62])
-def test_a_dead_workers_part_is_dropped(at: int, tmp_path: Path) -> None:
-    """What all are drawn to is the mean of the living, and every rank has the same."""
-    told = _run(4, "workers die", {3: at}, tmp_path)
+@pytest.mark.parametrize("at", [6, 7, 8])
+def test_one_leaves_in_the_middle_and_the_others_go_on(at: int, tmp_path: Path) -> None:
+    """On a ring only one rank waits for it; the others wait for each other, and are told."""
+    told = _run(6, "graph leaves", {2: at}, tmp_path)
+    left = [0, 1, 3, 4, 5]
+    for i, one in enumerate(told):
+        want = sum(weight * left[j] for j, weight in topology.ring(5).in_edges(i))
+        assert one["found"]["w"] == pytest.approx([want, want], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at"), [("workers die", 3), ("workers die", 4), ("workers die", 62), ("workers leave", 4)]
+)
+def test_a_lost_workers_part_is_dropped(kind: str, at: int, tmp_path: Path) -> None:
+    """What all are drawn to is the mean of those that are left, and every rank has the same."""
+    told = _run(4, kind, {3: at}, tmp_path)
     assert all(one["found"] == told[0]["found"] for one in told)
     if at < 30:
         assert told[0]["found"]["w"] == pytest.approx([1.0, 1.0], abs=1e-2)  # of 0, 1, 2

@@ -88,6 +88,29 @@ def test_who_left_is_left_out() -> None:
     run_threads(3, body)
 
 
+@on_both
+def test_revoke_ends_what_waits_for_nobody() -> None:
+    """Under ASYNC nobody would miss the one who left."""
+
+    def body(context: hpcomm.Context) -> None:
+        ex = hpcomm.stochastic_reduce(context, {"w": np.zeros(100, F32)}, consistency=ASYNC)
+        if context.rank == 2:
+            context.close()
+            raise Left
+        if context.rank == 0:
+            while context.peers[2].state == "alive":
+                pass
+            context.revoke()
+        with pytest.raises(PeerFailed) as raised:
+            forever(lambda: ex.push_pull("w", np.ones(100, F32)))
+        assert raised.value.ranks == (2,)
+        with context.shrink() as fresh:
+            assert check(fresh, context.rank) == [0, 1]
+        raise Left
+
+    run_threads(3, body)
+
+
 def test_alone() -> None:
     with hpcomm.init() as context, context.shrink() as fresh:
         assert fresh.ranks == (0,)
@@ -263,6 +286,28 @@ def test_training_ends_below_its_least() -> None:
     left = sorted(set(range(4)) - set(random.Random(0).sample(range(4), 2)))
     assert [ended.codes[rank] for rank in left] == [1, 1]
     assert "2 are left, and least is 3" in ended.err
+
+
+def trains_until_one_leaves() -> list[int]:
+    """On a ring one rank waits for the one who leaves. Exchanges are kept, so that none is freed under the others."""
+    context = hpcomm.init(mpi.world())
+    kept = []
+
+    def train(start: elastic.Start) -> list[int]:
+        ring = hpcomm.topology.ring
+        kept.append(hpcomm.stochastic_reduce(start.context, {"w": np.zeros(100, F32)}, topology=ring))
+        for step in range(10):
+            if context.rank == 2 and step == 5:
+                return []
+            kept[-1].push_pull("w", np.ones(100, F32))
+        return list(start.context.ranks)
+
+    with context:
+        return elastic.survive(context, train)
+
+
+def test_training_survives_one_who_leaves() -> None:
+    assert mpi.spawn(5, trains_until_one_leaves).values == [[0, 1, 3, 4], [0, 1, 3, 4], [], [0, 1, 3, 4], [0, 1, 3, 4]]
 
 
 # ---- the timeline ----------------------------------------------------------------------------------------------------

@@ -130,6 +130,30 @@ static void leaver(rank *r) {
     hpc_context_free(first);
 }
 
+/* A rank leaves, and only rank 0 waits for it. When that one goes on without it the others' waits for rank 0 end too,
+ * though nobody has failed. */
+static void revoked(rank *r) {
+    int leaver = r->size - 1;
+    hpc_window *w = NULL;
+    CHECK_STATUS(hpc_context_revoke(NULL), HPC_ERR_INVALID);
+    CHECK_OK(hpc_window_create(r->context, 64, 1, NULL, SECONDS, &w));
+    if (r->rank == leaver) {
+        hpc_window_free(w);
+        CHECK_OK(hpc_context_close(r->context));
+        CHECK_STATUS(hpc_context_revoke(r->context), HPC_ERR_INVALID);
+        return;
+    }
+    CHECK_STATUS(hpc_wait_signal(w, 0, 1, r->rank == 0 ? leaver : 0, SECONDS, NULL), HPC_ERR_PEER);
+    CHECK(ranks_error_names(leaver));
+    CHECK(ranks_error_waits_for(r->rank == 0 ? leaver : 0));
+    CHECK_OK(hpc_context_revoke(r->context));
+    hpc_context *c = shrink(r, r->context);
+    hpc_window_free(w);
+    check_members(r, c, everybody(r) & ~(1u << leaver));
+    use(c);
+    hpc_context_free(c);
+}
+
 static void invalid(rank *r) {
     hpc_context *fresh = r->context;
     hpc_config wrong = r->config;
@@ -514,6 +538,7 @@ int main(int argc, char **argv) {
         {.name = "duplicate-alone", .size = 1, .run = duplicate},
         {.name = "close-in-any-order", .size = 3, .run = close_in_any_order, .where = RANKS_UNSEEDED, .bare = true},
         {.name = "leaver", .size = 4, .run = leaver, .apart = true},
+        {.name = "revoked", .size = 4, .run = revoked, .apart = true},
         {.name = "invalid", .size = 3, .run = invalid},
         {.name = "dies-0", .size = 4, .run = dies_before, .arg = 0, .victims = 1},
         {.name = "dies-1", .size = 4, .run = dies_before, .arg = 1, .victims = 2},

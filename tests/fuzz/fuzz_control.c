@@ -88,7 +88,9 @@ static int may_come(const hpc_mesh_frame *f, int flags) {
     if (f->type == HPC_MESH_GATHER) return is_next_piece(f);
     if (f->type == HPC_MESH_BALLOT) return f->offset == 0 && f->nbytes == f->total;
     if (f->type == HPC_MESH_ABORT) return f->nbytes < HPC_REASON_BYTES;
-    return (f->type == HPC_MESH_BYE || f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP) && f->nbytes == 0;
+    return (f->type == HPC_MESH_BYE || f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP ||
+            f->type == HPC_MESH_REVOKE) &&
+           f->nbytes == 0;
 }
 
 static void take(const hpc_mesh_frame *f, const unsigned char *payload) {

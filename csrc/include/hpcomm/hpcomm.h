@@ -190,6 +190,11 @@ HPC_API int hpc_allgather(hpc_context *context, const void *send, void *recv, si
  * of this rank end with HPC_ERR_INVALID. abort does the same but lets the peers know that this rank failed, and why. */
 HPC_API int hpc_context_close(hpc_context *context);
 HPC_API int hpc_context_abort(hpc_context *context, const char *why);
+/* After ranks left before the others were done: on every rank they count as failed from now on, so that all waits of
+ * this context end by HPC_ERR_PEER, also those for ranks that are there but go on without them; exchanges stop as when
+ * a rank has died. Made by whoever finds it out, before a shrink; again is no error. (ULFM's MPI_Comm_revoke; nothing
+ * is revoked while nobody has gone.) */
+HPC_API int hpc_context_revoke(hpc_context *context);
 /* After ranks died or left: a new context over those that are left, in the same order. Collective over them; they agree
  * on who they are, whatever failed before, and try again when more of them go. Also when nobody is gone: a duplicate.
  * config as for hpc_init; NULL: the defaults. The ranks of errors are old's. Exchanges with inline progress rest in it.
@@ -617,8 +622,9 @@ HPC_API int hpc_exchange_get_args(hpc_exchange *exchange, double *args);
 
 /* A row that this rank owns, while nothing of this rank is under way: its step, parameters (count values) and state
  * (slots * count values, slot by slot), between two updates if others push meanwhile, as they may under ASYNC. After
- * set, publish (collective) sends the parameters to all workers. When a rank has died, nothing is under way any more:
- * this rank's part of the exchange stops for good at the first of these calls, and its rows are as they are. */
+ * set, publish (collective) sends the parameters to all workers. When a rank has died or the context is revoked,
+ * nothing is under way any more: this rank's part of the exchange stops for good at the first of these calls, and its
+ * rows are as they are. */
 HPC_API int hpc_exchange_get_row(hpc_exchange *exchange, int row, uint64_t *step, float *params, float *state);
 HPC_API int hpc_exchange_set_row(hpc_exchange *exchange, int row, uint64_t step, const float *params,
                                  const float *state);

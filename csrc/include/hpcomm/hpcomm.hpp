@@ -366,6 +366,10 @@ class Context : public Handle<hpc_context, hpc_context_free> {
         return all;
     }
 
+    // Who has left counts as failed, on every rank.
+    void revoke(Report report = {}) {
+        report(hpc_context_revoke(get()));
+    }
     // A new context over the ranks that are left when others died or left; collective over them. This one is the
     // caller's to close, in any order.
     Context shrink(const Config &config = {}, double timeout = default_timeout, Report report = {}) {
