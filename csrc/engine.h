@@ -385,7 +385,8 @@ const char *hpc_key_name(const hpc_exchange *ex, int key); /* NULL for none */
 #define HPC_IN_CALL(ex, key, op)                                                                                       \
     HPC_SPAN((ex) == NULL ? NULL : (ex)->context->group.timeline, op, hpc_key_name(ex, key))
 
-/* worker.c: HPC_ERR_INVALID while a push or a pull of this rank is under way. */
+/* worker.c: a key of which a push or a pull of this rank is under way; -1: none. HPC_ERR_INVALID if there is one. */
+int hpc_worker_under_way(const hpc_exchange *ex);
 int hpc_worker_check_idle(const hpc_exchange *ex, const char *op);
 
 /* Sends the rest of what is sent in part, and waits for all that is under way. */

@@ -622,6 +622,10 @@ static int is_over(hpc_exchange *ex) {
     return 1;
 }
 
+int hpc_exchange_under_way(hpc_exchange *ex) {
+    return ex == NULL || is_over(ex) ? -1 : hpc_worker_under_way(ex);
+}
+
 /* Under ASYNC the pushes of others change a row at any time: its core is paused while it is copied. */
 static hpc_work *find_work(hpc_exchange *ex, int row, const char *op) {
     if (ex == NULL)

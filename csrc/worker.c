@@ -340,12 +340,20 @@ int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double t
     return status;
 }
 
+int hpc_worker_under_way(const hpc_exchange *ex) {
+    for (int k = 0; k < ex->plan->n_keys && ex->places[ex->context->group.rank].worker; k++) {
+        const hpc_pushed *key = &ex->keys[k];
+        if (key->sending != 0 || !hpc_ticket_is_done(ex, k, 2 * key->pushes)) return k;
+        if (pulls_by_itself(ex) && !hpc_ticket_is_done(ex, k, 2 * key->pulls + HPC_PULL_TICKET)) return k;
+    }
+    return -1;
+}
+
 int hpc_worker_check_idle(const hpc_exchange *ex, const char *op) {
-    for (int k = 0; k < ex->plan->n_keys && ex->places[ex->context->group.rank].worker; k++)
-        if (ex->keys[k].sending != 0 || !hpc_ticket_is_done(ex, k, 2 * ex->keys[k].pushes))
-            return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s is under way on rank %d; wait for it first", op,
-                            ex->plan->keys[k].name, ex->context->group.rank);
-    return HPC_OK;
+    int key = hpc_worker_under_way(ex);
+    if (key < 0) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s is under way on rank %d; wait for it first", op,
+                    ex->plan->keys[key].name, ex->context->group.rank);
 }
 
 /* On a graph, when everything is folded here: the neighbours have read what was sent, or it has at least left. Under

@@ -850,6 +850,11 @@ def exchange_get_args(exchange: Any, n: int) -> tuple[float, ...]:
     return tuple(c_args[1 : 1 + n])
 
 
+def exchange_under_way(exchange: Any) -> int:
+    """The number of a key that this rank has under way; -1: none."""
+    return int(lib.hpc_exchange_under_way(exchange))
+
+
 def exchange_get_row(exchange: Any, row: int, params: NDArray[np.float32], state: NDArray[np.float32]) -> int:
     """The step of a row; params and state are filled."""
     step = new_word()

@@ -231,6 +231,13 @@ class Calls:
         self._check_open(op)
         if self._left is not None:
             raise self._unfinished(op)
+        key = _core.exchange_under_way(self._handle)
+        if key >= 0:
+            raise InvalidArgument(self._under_way(op, key))
+
+    def _under_way(self, op: str, key: int) -> str:
+        name = list(self._every)[key]
+        return f"rank {self._rank}: {op}: key {name!r} is under way: wait for its handle, or pull({name!r}), first"
 
     def _unfinished(self, op: str) -> InvalidArgument:
         return InvalidArgument(f"rank {self._rank}: {op}: the last step has not ended: step() goes on with it")
@@ -253,11 +260,8 @@ class Calls:
         if place < 0:
             raise error(place)
         if place > 0:
-            name = list(self._every)[step.order[place - 1]]
-            raise InvalidArgument(
-                f"rank {self._rank}: step: key {name!r} is under way: wait for its handle, or pull({name!r}), first; "
-                "nothing of the step was pushed"
-            )
+            told = self._under_way("step", step.order[place - 1])
+            raise InvalidArgument(f"{told}; nothing of the step was pushed")
         self._words[-2] = self._words[-1] = 0
         self._steps += 1
         if self._rotates:

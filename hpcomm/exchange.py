@@ -448,9 +448,7 @@ class Exchange(Calls):
             NotSupported: a plan of one's own by which an element has no owner or several.
             InvalidArgument: a push or a pull of this rank is under way.
         """
-        self._check_idle("state_dict")
-        if not self.graph:
-            check_owners(self.plan, "state_dict")
+        self._check_rows("state_dict")
         return snapshot.saved(self._handle, self._rows, self._kind, self.rule, out)
 
     def load_state_dict(
@@ -468,9 +466,12 @@ class Exchange(Calls):
                 here or on another rank; nothing has changed then, on any rank.
             ConfigError: the ranks' shards have different hyper-parameters.
         """
-        self._check_idle("load_state_dict")
-        if not self.graph:
-            check_owners(self.plan, "load_state_dict")
+        limit, wrong = self._default, None
+        try:
+            limit = seconds(timeout, limit)
+            self._check_rows("load_state_dict")
+        except Exception as refused:  # the other ranks wait for this one
+            wrong = refused
         self._rule = snapshot.restored(
             self.context,
             self._handle,
@@ -478,9 +479,15 @@ class Exchange(Calls):
             self._kind,
             self.rule,
             shards,
+            wrong,
             works=bool(self.params),
-            timeout=seconds(timeout, self._default),
+            timeout=limit,
         )
+
+    def _check_rows(self, op: str) -> None:
+        self._check_idle(op)
+        if not self.graph:
+            check_owners(self.plan, op)
 
     def _kept(self) -> dict[str, Any]:
         """The rows of this rank as they are when a rank has died, for an exchange of those that are left."""

@@ -33,20 +33,20 @@ def restored(
     kind: Kind,
     rule: AnyRule,
     shards: Shard | Iterable[Shard],
+    wrong: Exception | None,
     *,
     works: bool,
     timeout: float,
 ) -> AnyRule:
-    """The rule with the shards' hyper-parameters; the rows hold what the shards hold, on every rank. Collective. works:
-    this rank is a worker."""
-    wrong: Exception | None = None
+    """The rule with the shards' hyper-parameters; the rows hold what the shards hold, on every rank. Collective. wrong:
+    why this rank refuses, if it does. works: it is a worker."""
     args: tuple[float, ...] = ()
     pieces: list[Piece] = []
     found = rule
     try:
-        args, pieces = checkpoint.found(shards, kind, [span for _, span in rows])
-        found = optim.with_arguments(rule, args)
-        saved(exchange, rows[:1], kind, rule)  # refused while something is under way
+        if wrong is None:
+            args, pieces = checkpoint.found(shards, kind, [span for _, span in rows])
+            found = optim.with_arguments(rule, args)
     except Exception as refused:  # the other ranks wait for this one
         wrong = refused
     _agree(ctx, wrong, args, timeout)

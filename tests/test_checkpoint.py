@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import hpcomm
 from hpcomm import (
+    ASYNC,
     SGD,
     Adam,
     Average,
@@ -199,17 +200,21 @@ def test_server_keeps_the_hyper_parameters_that_workers_have_set() -> None:
         run_threads(3, partial(after, shards=loaded))
 
 
+@pytest.mark.parametrize("servers", [[0, 1], [1]], ids=["an owner", "a rank without rows"])
 @on_both
-def test_no_checkpoint_while_something_is_under_way() -> None:
+def test_no_checkpoint_while_something_is_under_way(servers: list[int]) -> None:
+    shards: list[Any] = [None] * 2
+
     def body(context: hpcomm.Context) -> None:
-        ex = Exchange(context, random(0), rule=SGD(), progress="inline")
-        shard = ex.state_dict()
+        ex = Exchange(context, random(0), ParameterServer("CS", servers), rule=SGD(), progress="inline")
+        shards[context.rank] = ex.state_dict()
         context.barrier()
+        shard = shards[1] if len(servers) == 1 else shards
         handle = ex.push_nb("w") if context.rank == 0 else None
         if handle is not None:
-            with pytest.raises(InvalidArgument, match="key w is under way on rank 0; wait for it first"):
+            with pytest.raises(InvalidArgument, match="rank 0: state_dict: key 'w' is under way: wait for its handle"):
                 ex.state_dict()
-        with pytest.raises(InvalidArgument, match="key w is under way on rank 0; wait for it first"):
+        with pytest.raises(InvalidArgument, match="rank 0: load_state_dict: key 'w' is under way: wait for its handle"):
             ex.load_state_dict(shard)  # on every rank
         if handle is None:
             ex.push_pull("w")
@@ -218,6 +223,32 @@ def test_no_checkpoint_while_something_is_under_way() -> None:
         context.barrier()
         ex.load_state_dict(shard)
         assert_same(dict(ex.params), random(0))
+        ends = {"timeout": -1.0} if context.rank == 1 else {}
+        with pytest.raises(InvalidArgument, match=r"timeout is -1\.0: must be 0 or more seconds"):
+            ex.load_state_dict(shard, **ends)  # on every rank
+
+    run_threads(2, body)
+
+
+@on_both
+def test_no_checkpoint_while_a_pull_of_an_asynchronous_worker_is_under_way() -> None:
+    told = threading.Event()
+
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), ParameterServer("CC", [1]), ASYNC, SGD(), progress="inline")
+        if context.rank == 1:
+            assert told.wait(20)  # it works for nobody meanwhile
+            context.barrier()
+            return
+        handle = ex.pull_nb("w")
+        try:
+            with pytest.raises(InvalidArgument, match="state_dict: key 'w' is under way"):
+                ex.state_dict()
+        finally:
+            told.set()
+        handle.wait()
+        ex.state_dict()
+        context.barrier()
 
     run_threads(2, body)
 

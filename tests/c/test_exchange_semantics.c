@@ -42,6 +42,7 @@ static void bsp_waits_for_all(rank *r) {
         CHECK_EQ(hpc_exchange_test(e, 2, ticket), HPC_IN_PROGRESS);
         CHECK_EQ(hpc_exchange_ready(e, 1), HPC_OK);
         CHECK_EQ(hpc_exchange_ready(e, 2), HPC_IN_PROGRESS);
+        CHECK_EQ(hpc_exchange_under_way(e), 2);
         CHECK_STATUS(hpc_exchange_get_row(e, r->rank, NULL, NULL, NULL), HPC_ERR_INVALID); /* whoever owns it */
         CHECK_STATUS(hpc_exchange_start(e, 2, BOTH, NULL, -1, &other), HPC_ERR_INVALID);   /* a second push */
         CHECK_MESSAGE("k2");
@@ -69,6 +70,7 @@ static void bsp_waits_for_all(rank *r) {
     CHECK_OK(hpc_exchange_wait(e, 2, ticket, -1));
     CHECK_EQ(hpc_exchange_test(e, 2, ticket), HPC_OK);
     CHECK_EQ(hpc_exchange_ready(e, 2), HPC_OK);
+    CHECK_EQ(hpc_exchange_under_way(e), -1);
     reference_step(&ref, 2);
     reference_check(&ref, r, e, 2);
     for (int step = 1; step < 4; step++) { /* the refused push left nothing behind */

@@ -629,6 +629,9 @@ HPC_API int hpc_exchange_get_row(hpc_exchange *exchange, int row, uint64_t *step
 HPC_API int hpc_exchange_set_row(hpc_exchange *exchange, int row, uint64_t step, const float *params,
                                  const float *state);
 HPC_API int hpc_exchange_publish(hpc_exchange *exchange, double timeout);
+/* A key of which a push or a pull of this rank is under way, for which get_row and set_row are refused; -1: none. Tells
+ * also a rank that owns no rows. */
+HPC_API int hpc_exchange_under_way(hpc_exchange *exchange);
 
 typedef struct hpc_exchange_stats {
     uint64_t pushes, pulls;               /* of keys, by this rank */

@@ -798,6 +798,10 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_set_args(get(), rule.args, timeout));
     }
 
+    // A key of which a push or a pull of this rank is under way; -1: none.
+    int under_way() const {
+        return hpc_exchange_under_way(get());
+    }
     // The row's step.
     std::uint64_t get_row(int row, float *params, float *state, Report report = {}) const {
         std::uint64_t step = 0;
