@@ -24,22 +24,21 @@ when every rank has told that it has written newer ones.
 """
 
 import math
-import os
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from . import resume, shards
 from ._core import seconds
 from .checkpoint import SHARED
-from .errors import ConfigError, HpcommError, InvalidArgument, NotSupported, PeerFailed, Timeout
+from .errors import CheckpointError, ConfigError, HpcommError, InvalidArgument, NotSupported, PeerFailed, Timeout
 from .exchange import Exchange
 from .plan import Plan
 from .shards import Label
@@ -48,7 +47,6 @@ from .stage import whole
 Extra = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 _END = 2**63  # what the first worker tells instead of a step when it saves no more
-_MOST_STEPS = 10**15
 
 
 @dataclass(frozen=True)
@@ -92,9 +90,10 @@ class Checkpointer:
             after a newer checkpoint is complete, so there are a few more while other ranks still write theirs.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
-    An error of the thread that writes (a full disk, say) is raised by the next call of this rank. The other ranks are
-    not told; the checkpoint stays incomplete, and the ones before it stay. A checkpointer belongs to the exchange's
-    thread.
+    An error of the thread that writes (a full disk, say) is raised by the next call of this rank, when that has begun
+    to save what it has to. Then, and where `after` refuses a step that is due, the checkpoint of that step stays
+    incomplete, and the ones before it stay. The other ranks do not stop for it: they say so by a RuntimeWarning, at a
+    later step that is due or in close, when they have heard of it. A checkpointer belongs to the exchange's thread.
 
     Raises:
         CheckpointError: this rank cannot write into its directory.
@@ -116,7 +115,7 @@ class Checkpointer:
     ) -> None:
         self._ex, self._ctx = ex, ex.context
         self._rank, self._size = self._ctx.rank, self._ctx.size
-        self._timeout = seconds(timeout, self._ctx.config.timeout)
+        self._timeout = self._ctx.config.timeout
         self._last = self._nbytes = self._saved = 0
         self._pause = self._longest = self._waited = self._wrote = 0.0
         self._closed = False
@@ -125,7 +124,8 @@ class Checkpointer:
         self._workers = ex.plan.workers
         self._serving = tuple(rank for rank in ex.plan.servers if rank not in self._workers)
         try:
-            self._folder = Path(os.fspath(directory))
+            self._timeout = seconds(timeout, self._timeout)
+            self._folder = shards.folder(directory)
             self.every, self.keep = whole("every", every, 1), whole("keep", keep, 1)
             self._shard = ex.state_dict()
             if self._shard["replica"] == SHARED:
@@ -136,7 +136,7 @@ class Checkpointer:
         except Exception as refused:  # the other ranks wait for this one
             wrong = refused
         told = [
-            None if wrong is None else str(wrong),
+            None if wrong is None else str(wrong) or type(wrong).__name__,
             [self.every, self.keep] if wrong is None else None,
             has,
             secrets.token_hex(4),
@@ -147,6 +147,8 @@ class Checkpointer:
         self._writer = ThreadPoolExecutor(1, "hpcomm-checkpoint")
         self._writing: Future[None] | None = None
         self._mine: list[int] = []  # written here, and not known to be complete
+        self._begun: set[int] = set()  # copied here
+        self._missed = [0] * self._size  # the last step of each rank that was said to be missing there
         self._ctx._exchanges[id(self)] = self  # its close closes this one, after the exchange
 
     def _agree(self, wrong: Exception | None, told: list[Any]) -> None:
@@ -177,23 +179,36 @@ class Checkpointer:
                 those (a NumPy generator's state, say) by names; or a function that gives it, called only when it saves.
 
         Raises:
-            CheckpointError: the last checkpoint could not be written.
-            InvalidArgument: a key is under way, a step that does not follow, an extra value that no file can hold.
+            CheckpointError: the last checkpoint could not be written; this one, if it is due, is begun.
+            InvalidArgument: a key is under way, a step that does not follow, an extra value that no file can hold. This
+                rank saves nothing of the step, and tells the others.
             Timeout, PeerFailed: a rank that only serves does not copy.
         """
         self._check_open("after")
         if self._rank not in self._workers:
             raise InvalidArgument(f"rank {self._rank} only serves, and has no steps: call serve")
-        whole("step", step, self._last + 1, _MOST_STEPS)
-        self._look()
-        self._last = step
+        whole("step", step, self._last + 1, shards.MOST_STEPS)
+        passed = (step - 1) // self.every * self.every
+        if passed > self._last:
+            self._miss(passed)
         if step % self.every:
+            self._look()
+            self._last = step
             return False
-        values = shards.frozen((extra() if callable(extra) else extra) or {}, "extra")
-        start = time.perf_counter()
-        self._let_servers_copy(step)
-        self._waited += time.perf_counter() - start
-        self._save(step, values)
+        self._last = step
+        try:
+            self._ex._check_idle("after")  # before a rank that only serves has copied
+            values = shards.frozen((extra() if callable(extra) else extra) or {}, "extra")
+            start = time.perf_counter()
+            self._let_servers_copy(step)
+            self._waited += time.perf_counter() - start
+            lost = self._save(step, values)
+        except BaseException:
+            self._miss(step)
+            raise
+        self._hear()
+        if lost is not None:
+            raise lost
         return True
 
     def serve(self, timeout: float | None = None) -> None:
@@ -217,10 +232,17 @@ class Checkpointer:
             step = self._window.wait_signal(2 * self._size + first, self._last + 1, left, first)
             if step == _END:
                 break
-            self._look()
-            self._save(step, {})
-            self._last = step
-            self._window.put_signal(first, None, signal=2 * self._size + self._rank, value=step)
+            try:
+                lost = self._save(step, {})
+            except BaseException:
+                self._miss(step)
+                raise
+            finally:  # the first worker goes on, copied or not
+                self._last = step
+                self._window.put_signal(first, None, signal=2 * self._size + self._rank, value=step)
+            self._hear()
+            if lost is not None:
+                raise lost
         self._finish()
         self._ex.serve(max(0.0, end - time.monotonic()))
 
@@ -246,6 +268,8 @@ class Checkpointer:
             self._finish()
         finally:
             self._writer.shutdown()
+            with suppress(HpcommError):
+                self._hear()
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -277,9 +301,14 @@ class Checkpointer:
                 told = f"{late}: rank {server} only serves: it must call Checkpointer.serve, or its disk is slow"
                 raise Timeout(told, op="after", waiting_for=(server,)) from None
 
-    def _save(self, step: int, extra: Mapping[str, Any]) -> None:
+    def _save(self, step: int, extra: Mapping[str, Any]) -> CheckpointError | None:
+        """Begins to save; why the last file could not be written, if so."""
         start = time.perf_counter()
-        self._finish()  # there is one copy
+        lost = None
+        try:
+            self._finish()  # there is one copy
+        except CheckpointError as wrong:
+            lost = wrong
         copying = time.perf_counter()
         self._ex.state_dict(self._shard)
         copied = time.perf_counter()
@@ -287,6 +316,8 @@ class Checkpointer:
         self._pause += copied - copying
         self._longest = max(self._longest, copied - copying)
         self._writing = self._writer.submit(self._write, step, extra)
+        self._begun.add(step)
+        return lost
 
     def _look(self) -> None:
         """Raises what the thread has met."""
@@ -294,9 +325,32 @@ class Checkpointer:
             self._finish()
 
     def _finish(self) -> None:
+        if self._writing is None:
+            return
+        wait([self._writing])  # Ctrl-C leaves it to the next call: the copy is being read
         writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        writing.result()
+
+    def _miss(self, step: int) -> None:
+        """Tells all ranks that this one has no file of a step, after what the thread has still to tell."""
+        self._writer.submit(self._tell, self._size + self._rank, step)
+
+    def _hear(self) -> None:
+        """Says which checkpoints that were begun here stay incomplete, because another rank has no file of them."""
+        for rank, before in enumerate(self._missed):
+            signal = self._size + rank
+            if rank == self._rank or not self._window.test_signal(signal, before + 1):
+                continue
+            step = self._window.wait_signal(signal, before + 1, 0)
+            if step not in self._begun:
+                continue  # not yet, or never: a step that was due nowhere
+            self._missed[rank] = step
+            warnings.warn(
+                f"rank {self._rank}: the checkpoint of step {step} stays incomplete: rank {rank} has no file of it, "
+                "and was told why",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _check_open(self, op: str) -> None:
         if self._closed:
@@ -304,8 +358,9 @@ class Checkpointer:
 
     # ---- the thread -------------------------------------------------------------------------------------------------
     # Signals, of every rank at every rank: by number r the last step that rank r has written, by size + r the last that
-    # it has failed to write, by 2 * size + r, between the first worker and ranks that only serve, the step that is to
-    # be copied and the step that has been.
+    # it has refused, passed over or failed to write, by 2 * size + r, between the first worker and ranks that only
+    # serve, the step that is to be copied and the step that has been. The first two are told by this thread alone, so
+    # that they come in the order of the steps.
 
     def _write(self, step: int, extra: Mapping[str, Any]) -> None:
         start = time.perf_counter()

@@ -17,6 +17,7 @@ from .context import Context
 from .errors import CheckpointError, ConfigError
 from .exchange import Exchange
 from .plan import Plan
+from .stage import whole
 
 Which = tuple[int, str]  # a checkpoint: its step and its run
 
@@ -40,14 +41,15 @@ def latest(directory: str | PathLike[str]) -> int | None:
     Raises:
         CheckpointError: the directory cannot be read.
     """
-    groups, torn = _grouped(Path(directory))
+    folder = shards.folder(directory)
+    groups, torn = _grouped(folder)
     _warn(torn)
     for which, have in sorted(groups.items(), reverse=True):
         if set(have) != set(range(next(iter(have.values())).size)):
             continue
         try:
             for label in have.values():
-                shards.read(Path(directory) / label.name)
+                shards.read(folder / label.name)
         except CheckpointError as wrong:
             _warn([f"the checkpoint of step {which[0]} is left out: {wrong}"])
             continue
@@ -76,19 +78,26 @@ def restore(
     Raises:
         CheckpointError: no checkpoint of that step can be loaded by all, or one was complete once and none can be
             loaded any more; the same sentence on every rank, which says what each rank has. A directory cannot be read.
+        InvalidArgument: an argument that cannot be. The other ranks raise CheckpointError with the sentence.
         InvalidArgument, ConfigError: as by Exchange.load_state_dict: it is of other keys or another rule.
     """
     ctx = ex.context
-    limit = seconds(timeout, ctx.config.timeout)
-    folder = Path(directory)
+    limit, folder = ctx.config.timeout, Path()
     mine: dict[Which, list[Path]] = {}
     claimed, refused = 0, ""
+    wrong: Exception | None = None
     try:
+        limit = seconds(timeout, limit)
+        folder = shards.folder(directory)
+        step = None if step is None else whole("step", step, 1, shards.MOST_STEPS)
         mine, claimed = candidates(folder, ctx.rank, ctx.size, digest(ex.plan))
-    except CheckpointError as wrong:
-        refused = str(wrong)
+    except Exception as failed:  # the other ranks wait for this one
+        wrong, step = failed, None
+        refused = str(failed) or type(failed).__name__
     has = {"has": sorted(mine), "complete": claimed, "refused": refused, "folder": str(folder), "step": step}
     every = gather(ctx, has, limit)
+    if wrong is not None and not isinstance(wrong, CheckpointError):
+        raise wrong
     for rank, told in enumerate(every):
         if told["refused"]:
             raise CheckpointError(f"rank {rank} cannot restore: {told['refused']}", path=folder)
@@ -107,8 +116,8 @@ def restore(
         found, refused = [], ""
         try:
             found = [shards.read(path) for path in mine[which]]
-        except CheckpointError as wrong:
-            refused = str(wrong)
+        except CheckpointError as failed:
+            refused = str(failed)
         whys = gather(ctx, refused, limit)
         if not any(whys):
             break

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from .errors import CheckpointError, InvalidArgument
 
+MOST_STEPS = 10**15
 _MAGIC = b"hpcomm checkpoint 1\n"
 _LINE = 64
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.ckpt(\.part)?")
@@ -58,6 +60,14 @@ class Found(NamedTuple):
     step: int
     rank: int
     whole: bool
+
+
+def folder(directory: str | PathLike[str]) -> Path:
+    """Raises InvalidArgument for what is no path."""
+    try:
+        return Path(directory)
+    except TypeError:
+        raise InvalidArgument(f"directory is {directory!r}: must be a path") from None
 
 
 def listed(directory: Path) -> Iterator[Found]:

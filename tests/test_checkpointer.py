@@ -226,6 +226,87 @@ def test_on_a_graph_each_rank_goes_on_from_its_own_replica(tmp_path: Path) -> No
     run_threads(3, fewer)
 
 
+@pytest.mark.parametrize(
+    ("placed", "refuses", "why"),
+    [
+        (ParameterServer("NCC"), 2, "rank 2: after: key 'w' is under way: wait for its handle"),
+        (ParameterServer("CS"), 1, r"extra\['f'\] is a builtin_function_or_method"),
+    ],
+    ids=["a rank without rows", "an owner"],
+)
+@on_both
+def test_a_step_that_a_rank_refuses_is_told_to_all(
+    tmp_path: Path, placed: ParameterServer, refuses: int, why: str
+) -> None:
+    """Nobody waits for its file of step 2, and step 4 is whole."""
+    refused = threading.Event()
+
+    def body(context: Context) -> None:
+        ex = exchange(context, topology=placed)
+        ckpt = Checkpointer(ex, tmp_path, every=2)
+        if not ex.params:
+            ckpt.serve()
+        else:
+            train(ex, ckpt, 0, 1)
+            if context.rank == refuses:
+                handles = [ex.push_nb(name, value) for name, value in drawn(refuses).items()]
+                for handle in handles if "handle" not in why else []:
+                    handle.wait()
+                with pytest.raises(InvalidArgument, match=why):
+                    ckpt.after(2, {"f": len})
+                refused.set()
+                for handle in handles:
+                    handle.wait()
+            else:
+                assert "handle" not in why or refused.wait(20)
+                ex.step(drawn(context.rank))
+                ckpt.after(2)
+            train(ex, ckpt, 2, 4)
+        if context.rank != refuses:
+            ckpt._window.wait_signal(context.size + refuses, 2)  # it has heard
+        ex.close()
+        ckpt.close()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_threads(3, body)
+    others = {0, 1, 2} - {refuses}
+    assert {str(one.message) for one in caught} == {
+        f"rank {rank}: the checkpoint of step 2 stays incomplete: rank {refuses} has no file of it, and was told why"
+        for rank in others
+    }
+    assert refuses not in files(tmp_path).get(2, set())
+    assert latest(tmp_path) == 4
+
+
+@on_both
+def test_a_server_whose_disk_is_full_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """It learns of it at the next step, which it saves."""
+
+    def body(context: Context) -> None:
+        ex = exchange(context, topology=ParameterServer("NCC"))
+        ckpt = Checkpointer(ex, tmp_path / str(context.rank), every=2, keep=5)
+        if not ex.params:
+            with pytest.raises(CheckpointError, match=r"rank 0: cannot write .*step-000002"):
+                ckpt.serve()
+            ckpt.serve()
+        else:
+            train(ex, ckpt, 0, 1)
+            if context.rank == 1:
+                shutil.rmtree(tmp_path / "0")
+            train(ex, ckpt, 1, 2)
+            ckpt._window.wait_signal(context.size, 2)  # rank 0 has not written it
+            (tmp_path / "0").mkdir(exist_ok=True)
+            train(ex, ckpt, 2, 6)
+        ex.close()
+        ckpt.close()
+
+    with pytest.warns(RuntimeWarning, match="rank 2: the checkpoint of step 2 stays incomplete: rank 0"):
+        run_threads(3, body)
+    assert [sorted(files(tmp_path / str(rank)))[-2:] for rank in range(3)] == [[4, 6]] * 3
+    assert 2 not in files(tmp_path / "0")
+
+
 def test_a_server_that_does_not_save_is_named(tmp_path: Path) -> None:
     def body(context: Context) -> None:
         ex = exchange(context, topology=ParameterServer("NCC"))
@@ -372,7 +453,34 @@ def test_nothing_is_removed_for_what_is_not_complete(tmp_path: Path) -> None:
             context.barrier()
             assert [step for step in range(1, 7) if ckpt._is_complete(step)] == [6]
 
-    run_threads(3, body)
+    with pytest.warns(RuntimeWarning, match="stays incomplete: rank 1 has no file of it"):
+        run_threads(3, body)
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["refused", "passed over"])
+@on_both
+def test_a_step_that_one_rank_has_not_saved_makes_none_before_it_go(tmp_path: Path, refused: bool) -> None:
+    """Rank 1 has files of steps 1 and 3, rank 0 of 1 and 2: step 1 is the newest complete one."""
+
+    def body(context: Context) -> None:
+        with exchange(context) as ex, Checkpointer(ex, tmp_path, every=1, keep=1) as ckpt:
+            ckpt.after(1)
+            if context.rank == 0:
+                ckpt.after(2)
+            elif refused:
+                with pytest.raises(InvalidArgument, match="extra is a list"):
+                    ckpt.after(2, [1])  # type: ignore[arg-type]
+            if context.rank == 1:
+                ckpt.after(3)
+            for rank, written in enumerate((2, 3)):
+                ckpt._window.wait_signal(rank, written)
+            ckpt._writer.submit(ckpt._remove_old).result()
+            context.barrier()
+
+    with pytest.warns(RuntimeWarning, match="rank 0: the checkpoint of step 2 stays incomplete: rank 1"):
+        run_threads(2, body)
+    assert files(tmp_path) == {1: {0, 1}, 2: {0}, 3: {1}}
+    assert latest(tmp_path) == 1
 
 
 def test_two_that_become_complete_at_once_are_both_kept(tmp_path: Path) -> None:
@@ -482,6 +590,15 @@ def test_ranks_agree_on_what_all_of_them_have(tmp_path: Path) -> None:
     told = restored(3, lambda rank: tmp_path / str((rank + 1) % 3))  # the hosts have been mixed up
     assert told == [told[0]] * 3
     assert "was complete once: rank 0 has none; rank 1 has none; rank 2 has none" in told[0]
+
+
+def test_ranks_that_see_other_files_agree(tmp_path: Path) -> None:
+    """With fewer ranks each reads the files of all; rank 1 does not see the newest of one of them yet."""
+    saved(tmp_path / "0", 3, 4)
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    (tmp_path / "1" / "step-000004.rank-002.ckpt").unlink()
+    assert (latest(tmp_path / "0"), latest(tmp_path / "1")) == (4, 2)
+    assert restored(2, lambda rank: tmp_path / str(rank)) == [2, 2]
 
 
 def test_without_a_complete_checkpoint_the_training_starts_anew(tmp_path: Path) -> None:
@@ -629,7 +746,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         context.barrier()
         handle = ex.push_nb("w", np.ones(SHAPES["w"], F32)) if context.rank == 0 else None
         if handle is not None:
-            with pytest.raises(InvalidArgument, match="key w is under way"):
+            with pytest.raises(InvalidArgument, match="rank 0: after: key 'w' is under way"):
                 ckpt.after(8)
         context.barrier()
         ex.push("w", np.ones(SHAPES["w"], F32)) if handle is None else handle.wait()
@@ -637,6 +754,31 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ckpt.close()
         with pytest.raises(InvalidArgument, match="after: the checkpointer is closed"):
             ckpt.after(10)
+
+    run_threads(2, body)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"timeout": -1.0}, r"timeout is -1\.0: must be 0 or more seconds"),
+        ({"directory": 3}, "directory is 3: must be a path"),
+        ({"step": 0.5}, r"step is 0\.5: must be an int"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_one_rank_cannot_take_is_told_to_all(tmp_path: Path, wrong: dict[str, Any], why: str) -> None:
+    def body(context: Context) -> None:
+        ex = exchange(context)
+        given: dict[str, Any] = {"directory": tmp_path, **(wrong if context.rank == 1 else {})}
+        own: tuple[Any, str] = (InvalidArgument, f"^{why}")
+        told = (CheckpointError, f"^rank 1 cannot restore: {why}") if context.rank == 0 else own
+        with pytest.raises(told[0], match=told[1]):
+            restore(ex, **given)
+        if "step" not in wrong:
+            told = (InvalidArgument, f"^rank 1 refuses the checkpointer: {why}") if context.rank == 0 else own
+            with pytest.raises(told[0], match=told[1]):
+                Checkpointer(ex, **given)
 
     run_threads(2, body)
 
