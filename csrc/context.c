@@ -399,7 +399,8 @@ static void show_transports(hpc_context *c) {
     for (int i = 0; c->used[i] != NULL && n < sizeof names; i++)
         if (serves_a_peer(c, c->used[i]))
             n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n == 0 ? "" : ",", c->used[i]->name);
-    hpc_control_show(c->control, c->self.hostname, names);
+    for (int r = 0; r < c->group.size; r++) hpc_control_show_host(c->control, r, c->addresses[r].hostname);
+    hpc_control_show(c->control, names);
 }
 
 int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {

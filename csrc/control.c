@@ -135,8 +135,11 @@ hpc_bell *hpc_control_bell(const hpc_control *control, int rank) {
     return bell == NULL ? NULL : hpc_memory_data(bell);
 }
 
-void hpc_control_show(hpc_control *control, const char *host, const char *transports) {
-    snprintf(control->host, sizeof control->host, "%s", host);
+void hpc_control_show_host(hpc_control *control, int rank, const char *host) {
+    snprintf(control->links[rank].host, sizeof control->links[rank].host, "%s", host);
+}
+
+void hpc_control_show(hpc_control *control, const char *transports) {
     snprintf(control->transports, sizeof control->transports, "%s", transports);
     atomic_store_explicit(&control->group->watch.connected, 1, memory_order_release); /* and all that connect learned */
 }
@@ -228,6 +231,7 @@ void hpc_control_free(hpc_control *c) {
         free_all(c->links[r].ballots);
         hpc_message_free(c->links[r].incoming);
         hpc_message_free(c->links[r].arriving);
+        hpc_message_free(c->links[r].news);
         hpc_memory_release(c->links[r].bell);
         pthread_mutex_destroy(&c->links[r].send_lock);
     }

@@ -108,9 +108,10 @@ void hpc_control_settle(hpc_control *control);
 /* While heir's ranks (ranks here, in heir's order) connect: one that departs here, or votes again, departs there too,
  * so that their waits end. NULL ends it; heir and ranks must live until then. */
 void hpc_control_watch(hpc_control *control, hpc_group *heir, const int *ranks);
-/* What whoever asks is told of this rank from now on: where it runs and the transports that it uses. Once, after
- * connect. */
-void hpc_control_show(hpc_control *control, const char *host, const char *transports);
+/* What whoever asks is told of a rank: the name of its host. Once for each, before the next. */
+void hpc_control_show_host(hpc_control *control, int rank, const char *host);
+/* And of this one, from now on: the transports that it uses. Once, after connect. */
+void hpc_control_show(hpc_control *control, const char *transports);
 
 /* Tells the peers that who has left or leaves counts as failed. */
 void hpc_control_revoke(hpc_control *control);

@@ -10,7 +10,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { BATCH = 256, MOST_NAMES = 1 << 16, NAME_CHARS = 2 * HPC_COOKIE_BYTES, LISTENS = 0x10000 };
+enum { BATCH = 256, MOST = 1 << 16, NAME_CHARS = 2 * HPC_COOKIE_BYTES, LISTENS = 0x10000 };
+
+static const double NEW_SECONDS = 1; /* news that are not older are not asked for again */
+static const double LEAST_PAUSE = 1e-3, MOST_PAUSE = 0.1;
 
 static const uint32_t VERSION = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
 static const char PREFIX[] = "@hpcomm-";
@@ -36,27 +39,77 @@ static void show_waits(const hpc_group *g, hpc_shown_rank *shown) {
     }
 }
 
-void hpc_jobs_answer(const hpc_control *c, int fd, const unsigned char name[HPC_COOKIE_BYTES]) {
+/* Whether the links' addresses and hosts are there. */
+static int is_connected(const hpc_group *g) {
+    return atomic_load_explicit(&g->watch.connected, memory_order_acquire);
+}
+
+static void show_self(const hpc_control *c, hpc_shown_rank *shown) {
+    const hpc_group *g = c->group;
+    memset(shown, 0, sizeof *shown); /* holes too: it leaves the process */
+    shown->answers = 1;
+    shown->rank = g->rank;
+    shown->size = g->size;
+    shown->pid = c->self.pid;
+    shown->told_by = -1;
+    shown->step = atomic_load_explicit(&g->watch.step, memory_order_relaxed);
+    if (is_connected(g)) {
+        shown->connected = 1;
+        write_name(c->links[0].address.name, shown->job);
+        snprintf(shown->host, sizeof shown->host, "%s", c->links[g->rank].host);
+        snprintf(shown->transports, sizeof shown->transports, "%s", c->transports);
+    }
+    show_waits(g, shown);
+}
+
+/* Its last news, and what this rank knows of it by itself. */
+static void show_peer(const hpc_control *c, int rank, hpc_shown_rank *shown) {
+    const hpc_group *g = c->group;
+    const hpc_link *l = &c->links[rank];
+    int state = atomic_load_explicit(&g->states[rank], memory_order_acquire);
+    double now = hpc_now();
+    memset(shown, 0, sizeof *shown);
+    if (l->news != NULL) memcpy(shown, l->news->data, sizeof *shown);
+    shown->rank = rank;
+    shown->size = g->size;
+    shown->pid = l->address.pid;
+    write_name(c->links[0].address.name, shown->job);
+    snprintf(shown->host, sizeof shown->host, "%s", l->host);
+    shown->told_by = g->rank;
+    shown->age = l->news == NULL ? -1 : now - l->news_at;
+    shown->unheard = l->kind == HPC_LINK_TCP ? now - l->heard : 0;
+    if (state == HPC_PEER_LEFT || state == HPC_PEER_FAILED)
+        snprintf(shown->gone, sizeof shown->gone, "%s", g->reasons[rank]);
+}
+
+static void look(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    double now = hpc_now();
+    if (atomic_load(&c->group->states[rank]) != HPC_PEER_ALIVE || now - l->looked < NEW_SECONDS) return;
+    if (hpc_link_tell(c, rank, HPC_MESH_LOOK, NULL, 0)) l->looked = now;
+}
+
+void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[HPC_COOKIE_BYTES]) {
     const hpc_group *g = c->group;
     hpc_job_answer a;
-    memset(&a, 0, sizeof a); /* holes too: it leaves the process */
+    memset(&a, 0, sizeof a);
     a.version = VERSION;
     a.asked = -1;
-    a.of.answers = 1;
-    a.of.rank = g->rank;
-    a.of.size = g->size;
-    a.of.pid = c->self.pid;
-    a.of.step = atomic_load_explicit(&g->watch.step, memory_order_relaxed);
-    if (atomic_load_explicit(&g->watch.connected, memory_order_acquire)) { /* the links' addresses are there */
-        a.of.connected = 1;
-        write_name(c->links[0].address.name, a.of.job);
-        snprintf(a.of.host, sizeof a.of.host, "%s", c->host);
-        snprintf(a.of.transports, sizeof a.of.transports, "%s", c->transports);
-        for (int r = 0; r < g->size && a.asked < 0; r++)
+    if (rank >= 0 && rank != g->rank && is_connected(g)) {
+        look(c, rank);
+        show_peer(c, rank, &a.of);
+    } else {
+        show_self(c, &a.of);
+        for (int r = 0; r < g->size && rank < 0 && a.of.connected && a.asked < 0; r++)
             if (memcmp(c->links[r].address.name, name, HPC_COOKIE_BYTES) == 0) a.asked = r;
     }
-    show_waits(g, &a.of);
     hpc_link_answer(fd, g->rank, &a, sizeof a);
+}
+
+void hpc_jobs_tell(hpc_control *c, int rank) {
+    hpc_shown_rank shown;
+    show_self(c, &shown);
+    hpc_link_tell(c, rank, HPC_MESH_NEWS, &shown, sizeof shown);
 }
 
 /* ---- what came as one ---- */
@@ -70,17 +123,21 @@ static void clean(char *text, size_t bytes) {
 int hpc_jobs_check(hpc_job_answer *a) {
     hpc_shown_rank *s = &a->of;
     if (a->version != VERSION || s->size < 1 || s->rank < 0 || s->rank >= s->size || s->n_waits < 0 ||
-        s->n_waits > HPC_SHOWN_WAITS || a->asked < -1 || a->asked >= s->size)
+        s->n_waits > HPC_SHOWN_WAITS || a->asked < -1 || a->asked >= s->size || s->told_by < -1 ||
+        s->told_by >= s->size)
         return HPC_ERR_AUTH;
     s->answers = 1;
     s->connected = s->connected != 0;
     clean(s->job, sizeof s->job);
     clean(s->host, sizeof s->host);
     clean(s->transports, sizeof s->transports);
+    clean(s->gone, sizeof s->gone);
+    if (!(s->age >= 0 && s->age < 1e12)) s->age = -1; /* also a NaN */
+    if (!(s->unheard >= 0 && s->unheard < 1e12)) s->unheard = 0;
     for (int i = 0; i < s->n_waits; i++) {
         hpc_shown_wait *w = &s->waits[i];
         clean(w->op, sizeof w->op);
-        if (!(w->seconds >= 0 && w->seconds < 1e12)) w->seconds = 0; /* also a NaN */
+        if (!(w->seconds >= 0 && w->seconds < 1e12)) w->seconds = 0;
         if (w->n_ranks < 0 || w->n_ranks > s->size) w->n_ranks = 0;
         for (int r = 0; r < HPC_SHOWN_RANKS; r++)
             if (r >= w->n_ranks || w->ranks[r] < 0 || w->ranks[r] >= s->size) w->ranks[r] = 0;
@@ -94,12 +151,13 @@ typedef struct name {
     unsigned char bytes[HPC_COOKIE_BYTES];
 } name;
 
-/* One question: to the listener `to`, about `about`. */
+/* One question: to the listener `to`, about a rank of its job, or (-1) itself and whose listener `about` is. */
 typedef struct question {
     name to, about;
+    int rank;
     int fd;      /* -1: none yet, or over */
     int found;   /* a listener of this user is there */
-    int answers; /* of it: hpc_shown_rank's */
+    int answers; /* of it: hpc_shown_rank's; once it has answered, that stays */
     int64_t pid; /* as the kernel says */
     hpc_job_answer answer;
 } question;
@@ -127,14 +185,28 @@ static void call(question *q) {
     }
     q->found = 1;
     q->pid = owner.pid;
-    if (hpc_link_ask(q->fd, q->about.bytes) != HPC_OK) end(q);
+    int status = q->rank < 0 ? hpc_link_ask(q->fd, q->about.bytes) : hpc_link_ask_about(q->fd, q->rank);
+    if (status != HPC_OK) end(q);
+}
+
+/* Whether it is of the rank that was asked about; the question has its job and size. */
+static int is_told(const question *q, const hpc_shown_rank *s) {
+    const hpc_shown_rank *wanted = &q->answer.of;
+    return s->told_by >= 0 && s->rank == q->rank && s->size == wanted->size && strcmp(s->job, wanted->job) == 0;
 }
 
 static void read_answer(question *q) {
-    int status = hpc_link_read_answer(q->fd, &q->answer, sizeof q->answer);
+    hpc_job_answer a;
+    int status = hpc_link_read_answer(q->fd, &a, sizeof a);
     if (status == HPC_IN_PROGRESS) return;
-    if (status == HPC_OK) status = hpc_jobs_check(&q->answer);
-    q->answers = status == HPC_OK ? 1 : -1;
+    if (status == HPC_OK) status = hpc_jobs_check(&a);
+    if (status == HPC_OK && q->rank >= 0 && !is_told(q, &a.of)) status = HPC_ERR_AUTH;
+    if (status == HPC_OK) {
+        q->answer = a;
+        q->answers = 1;
+    } else if (q->answers == 0) {
+        q->answers = -1;
+    }
     end(q);
 }
 
@@ -180,7 +252,7 @@ static int list_names(name **names, int *n) {
     *n = 0;
     if (file == NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, "jobs", "jobs: /proc/net/unix cannot be read: %s", strerror(errno));
-    while (fgets(line, sizeof line, file) != NULL && *n < MOST_NAMES) {
+    while (fgets(line, sizeof line, file) != NULL && *n < MOST) {
         unsigned flags;
         name found;
         if (sscanf(line, "%*s %*s %*s %x", &flags) != 1 || !(flags & LISTENS)) continue;
@@ -197,14 +269,16 @@ static int list_names(name **names, int *n) {
     return HPC_OK;
 }
 
-static int add(hpc_shown_rank *ranks, int n, int cap, const question *q) {
-    hpc_shown_rank shown = {.rank = -1, .size = -1};
-    if (!q->found) return n;
-    if (q->answers == 1) shown = q->answer.of;
-    shown.answers = q->answers;
-    shown.pid = q->pid;
-    if (n < cap) ranks[n] = shown;
-    return n + 1;
+/* What is shown of a rank that was asked itself; whether it is. */
+static int settle(question *q) {
+    hpc_shown_rank *s = &q->answer.of;
+    if (!q->found) return 0;
+    if (q->answers != 1) *s = (hpc_shown_rank){.rank = -1, .size = -1, .age = -1};
+    s->answers = q->answers;
+    s->pid = q->pid;
+    s->told_by = -1;
+    s->gone[0] = 0;
+    return 1;
 }
 
 /* Which rank it is that does not answer: others of its job know its name. */
@@ -216,7 +290,7 @@ static void identify(hpc_shown_rank *shown, const name *of, const question *othe
         const hpc_shown_rank *other = &others[i].answer.of;
         if (others[i].answers != 1 || !other->connected || strcmp(other->job, last) == 0) continue;
         last = other->job;
-        q[k++] = (question){.to = others[i].to, .about = *of, .fd = -1};
+        q[k++] = (question){.to = others[i].to, .about = *of, .rank = -1, .fd = -1};
     }
     ask(q, k, until);
     for (int i = 0; i < k; i++) {
@@ -229,38 +303,120 @@ static void identify(hpc_shown_rank *shown, const name *of, const question *othe
     }
 }
 
+/* ---- who is not found here ---- */
+
+/* The missing ranks of the jobs that are found (in order), as questions to the first rank that has answered: the first
+ * room of them, and how many. */
+static int list_missing(const question *found, int n, question *missing, int room) {
+    int k = 0;
+    for (int begin = 0, end; begin < n; begin = end) {
+        const char *job = found[begin].answer.of.job;
+        const question *teller = NULL;
+        for (end = begin; end < n && strcmp(found[end].answer.of.job, job) == 0; end++)
+            if (teller == NULL && found[end].answers == 1 && found[end].answer.of.connected) teller = &found[end];
+        if (teller == NULL) continue;
+        for (int r = 0, at = begin; r < teller->answer.of.size && k < MOST; r++) {
+            while (at < end && found[at].answer.of.rank < r) at++;
+            if (at < end && found[at].answer.of.rank == r) continue;
+            if (k < room) {
+                missing[k] = (question){.to = teller->to, .rank = r, .fd = -1};
+                memcpy(missing[k].answer.of.job, job, HPC_JOB_BYTES);
+                missing[k].answer.of.size = teller->answer.of.size;
+            }
+            k++;
+        }
+    }
+    return k;
+}
+
+static int is_new(const hpc_shown_rank *s) {
+    return s->age >= 0 && s->age < NEW_SECONDS;
+}
+
+/* Whether there is nothing more to learn. */
+static int is_over(const question *q) {
+    return !q->found || q->answers < 0 || (q->answers == 1 && (q->answer.of.gone[0] != 0 || is_new(&q->answer.of)));
+}
+
+/* Asks until all that is told is new, or the time is over. The order changes. */
+static void ask_about(question *questions, int n, double until) {
+    double pause = LEAST_PAUSE;
+    for (int done = 0; done < n;) {
+        for (int i = done; i < n && (i == done || hpc_left(until) > 0); i += BATCH)
+            ask(questions + i, n - i < BATCH ? n - i : BATCH, until);
+        for (int i = done; i < n; i++) {
+            if (!is_over(&questions[i])) continue;
+            const question over = questions[i];
+            questions[i] = questions[done];
+            questions[done++] = over;
+        }
+        double left = hpc_left(until);
+        if (left <= 0) return;
+        poll(NULL, 0, (int)((pause < left ? pause : left) * 1e3) + 1);
+        pause = 2 * pause < MOST_PAUSE ? 2 * pause : MOST_PAUSE;
+    }
+}
+
+/* ---- all of it ---- */
+
 static int by_job(const void *a, const void *b) {
-    const hpc_shown_rank *x = a, *y = b;
+    const hpc_shown_rank *x = &((const question *)a)->answer.of, *y = &((const question *)b)->answer.of;
     int jobs = strcmp(x->job, y->job);
     return jobs != 0            ? jobs
            : x->rank != y->rank ? (x->rank > y->rank) - (x->rank < y->rank)
                                 : (x->pid > y->pid) - (x->pid < y->pid);
 }
 
+/* The ranks of here, settled and in order; how many. */
+static int find_here(const name *names, int n_names, question *found, double timeout) {
+    int n = 0;
+    for (int i = 0; i < n_names; i++) found[i] = (question){.to = names[i], .rank = -1, .fd = -1};
+    for (int i = 0; i < n_names; i += BATCH)
+        ask(found + i, n_names - i < BATCH ? n_names - i : BATCH, hpc_now() + timeout);
+    double until = hpc_now() + timeout;
+    for (int i = 0; i < n_names; i++)
+        if (settle(&found[i])) found[n++] = found[i];
+    for (int i = 0; i < n; i++)
+        if (found[i].answers == 0) identify(&found[i].answer.of, &found[i].to, found, n, until);
+    qsort(found, (size_t)n, sizeof *found, by_job);
+    return n;
+}
+
+/* Behind the n that are found; how many there are then. */
+static int add_missing(question **found, int n, double until) {
+    int k = list_missing(*found, n, NULL, 0);
+    question *more = k == 0 ? NULL : realloc(*found, (size_t)(n + k) * sizeof *more);
+    if (more == NULL) return n; /* fewer are shown */
+    *found = more;
+    list_missing(more, n, more + n, k);
+    ask_about(more + n, k, until);
+    int all = n;
+    for (int i = n; i < n + k; i++) {
+        if (more[i].answers != 1) continue;
+        more[i].answer.of.answers = more[i].answer.of.gone[0] == 0 && is_new(&more[i].answer.of);
+        more[all++] = more[i];
+    }
+    qsort(more, (size_t)all, sizeof *more, by_job);
+    return all;
+}
+
 int hpc_jobs(hpc_shown_rank *ranks, int cap, double timeout) {
     name *names;
-    int n_names, n = 0;
+    int n;
     if (cap < 0 || (ranks == NULL && cap > 0))
         return hpc_fail(HPC_ERR_INVALID, "jobs", "jobs: ranks is NULL, or cap is %d", cap);
     if (!(timeout >= 0 && timeout < 1e9)) timeout = 1;
-    int status = list_names(&names, &n_names);
+    int status = list_names(&names, &n);
     if (status != HPC_OK) return status;
-    question *questions = calloc((size_t)n_names + 1, sizeof *questions);
-    if (questions == NULL) {
+    question *found = calloc((size_t)n + 1, sizeof *found);
+    if (found == NULL) {
         free(names);
-        return hpc_fail(HPC_ERR_MEMORY, "jobs", "jobs: no memory for %d ranks", n_names);
+        return hpc_fail(HPC_ERR_MEMORY, "jobs", "jobs: no memory for %d ranks", n);
     }
-    for (int i = 0; i < n_names; i++) questions[i] = (question){.to = names[i], .fd = -1};
-    for (int i = 0; i < n_names; i += BATCH)
-        ask(questions + i, n_names - i < BATCH ? n_names - i : BATCH, hpc_now() + timeout);
-    double until = hpc_now() + timeout;
-    for (int i = 0; i < n_names; i++) {
-        int at = n;
-        n = add(ranks, n, cap, &questions[i]);
-        if (n > at && at < cap && questions[i].answers == 0) identify(&ranks[at], &names[i], questions, n_names, until);
-    }
-    if (cap > 0) qsort(ranks, (size_t)(n < cap ? n : cap), sizeof *ranks, by_job);
-    free(questions);
+    n = find_here(names, n, found, timeout);
+    n = add_missing(&found, n, hpc_now() + timeout);
+    for (int i = 0; i < n && i < cap; i++) ranks[i] = found[i].answer.of;
+    free(found);
     free(names);
     return n;
 }

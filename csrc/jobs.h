@@ -1,9 +1,15 @@
 /* Who runs here, and whom each waits for: a question that any process of the same user may put to the Unix listener of
  * a control channel, by whose name it is found in /proc/net/unix.
  *
- * The service thread answers with one packet of a fixed size and hangs up. It takes nothing from the asker but a name,
- * waits for nothing but the watch's spin lock, and keeps nothing. The asker believes nothing of the answer but its
- * process, which the kernel says: texts are ended and made printable, numbers are bounded. */
+ * The service thread answers with one packet of a fixed size and hangs up. It takes nothing from the asker but a name
+ * or a rank, waits for nothing but the watch's spin lock, and keeps nothing. The asker believes nothing of the answer
+ * but its process, which the kernel says: texts are ended and made printable, numbers are bounded.
+ *
+ * Ranks that the asker does not find itself are on other hosts, or gone. It asks one rank of their job about each. That
+ * one answers with what it knows; where this is a second old it sends the rank in question a LOOK over their link,
+ * whose service thread sends its NEWS back. So nobody waits but the asker, who asks again until the news are new; ranks
+ * that nobody looks at send nothing; and a look costs two frames a rank, whatever the number of ranks. News are passed
+ * on as they came: whoever asked checks them with the rest of the answer. */
 #ifndef HPC_JOBS_H
 #define HPC_JOBS_H
 
@@ -12,10 +18,14 @@
 typedef struct hpc_job_answer {
     uint32_t version;  /* of hpcomm, which says what follows */
     int32_t asked;     /* the rank whose listener has the name in question; -1: none of this job */
-    hpc_shown_rank of; /* the one that answers */
+    hpc_shown_rank of; /* the one that answers, or that it was asked about */
 } hpc_job_answer;
 
-void hpc_jobs_answer(const hpc_control *c, int fd, const unsigned char name[HPC_COOKIE_BYTES]);
+/* By the service thread: about rank, or (-1) this one; name is looked up then. */
+void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[HPC_COOKIE_BYTES]);
+
+/* By the service thread: what rank has asked for, if it can be sent at once. */
+void hpc_jobs_tell(hpc_control *c, int rank);
 
 /* What came as an answer, made harmless; HPC_ERR_AUTH if it is none of this version. */
 int hpc_jobs_check(hpc_job_answer *answer);

@@ -64,20 +64,15 @@ static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, d
     }
 }
 
-static hpc_mesh_frame beat_of(const hpc_control *c) {
-    return (hpc_mesh_frame){.magic = MAGIC, .type = HPC_MESH_BEAT, .rank = c->group->rank};
-}
-
-/* What is missing of a beat comes before anything else. */
-static int finish_beat(hpc_control *c, int rank, double deadline) {
+/* What is missing of a frame that was told comes before anything else. It ends where told ends. */
+static int finish_told(hpc_control *c, int rank, double deadline) {
     hpc_link *l = &c->links[rank];
-    hpc_mesh_frame beat = beat_of(c);
-    if (l->beat_left == 0) return HPC_OK;
-    struct iovec part = {(char *)(&beat + 1) - l->beat_left, l->beat_left};
+    if (l->told_left == 0) return HPC_OK;
+    struct iovec part = {l->told + sizeof l->told - l->told_left, l->told_left};
     struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
     size_t sent;
     int status = send_all(c, rank, HPC_MESH_BEAT, &m, deadline, &sent);
-    l->beat_left -= sent;
+    l->told_left -= sent;
     return status;
 }
 
@@ -117,7 +112,7 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
     int status;
     size_t offset = 0;
     pthread_mutex_lock(&l->send_lock); /* also keeps the descriptor from being closed under the send */
-    status = atomic_load(&l->fd) < 0 || l->cut ? HPC_ERR_PEER : finish_beat(c, rank, deadline);
+    status = atomic_load(&l->fd) < 0 || l->cut ? HPC_ERR_PEER : finish_told(c, rank, deadline);
     while (status == HPC_OK) {
         size_t n = nbytes - offset < HPC_PIECE_BYTES ? nbytes - offset : HPC_PIECE_BYTES;
         hpc_mesh_frame f = {.magic = MAGIC,
@@ -137,15 +132,19 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
     return status;
 }
 
-int hpc_link_beat(hpc_control *c, int rank) {
+int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes) {
     hpc_link *l = &c->links[rank];
+    const hpc_mesh_frame f = {
+        .magic = MAGIC, .type = type, .rank = c->group->rank, .nbytes = (uint32_t)nbytes, .total = nbytes};
+    int whole = 0;
     if (pthread_mutex_trylock(&l->send_lock) != 0) return 0;
-    if (!l->cut) {
-        if (l->beat_left == 0) l->beat_left = sizeof(hpc_mesh_frame);
-        finish_beat(c, rank, 0);
-        atomic_store_explicit(&l->spoke, 0, memory_order_relaxed);
+    if (atomic_load(&l->fd) >= 0 && !l->cut && finish_told(c, rank, 0) == HPC_OK) {
+        l->told_left = sizeof f + nbytes;
+        memcpy(l->told + sizeof l->told - l->told_left, &f, sizeof f);
+        if (nbytes > 0) memcpy(l->told + sizeof l->told - nbytes, data, nbytes);
+        whole = finish_told(c, rank, 0) == HPC_OK;
     }
-    int whole = !l->cut && l->beat_left == 0;
+    if (type == HPC_MESH_BEAT) atomic_store_explicit(&l->spoke, 0, memory_order_relaxed);
     pthread_mutex_unlock(&l->send_lock);
     return whole;
 }
@@ -154,7 +153,7 @@ void hpc_link_drop(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     const hpc_mesh_frame f = {.magic = MAGIC, .type = HPC_MESH_DROP, .rank = c->group->rank};
     if (pthread_mutex_trylock(&l->send_lock) != 0) return;
-    if (!l->cut && finish_beat(c, rank, 0) == HPC_OK) send_frame(c, rank, &f, NULL, -1, 0);
+    if (!l->cut && finish_told(c, rank, 0) == HPC_OK) send_frame(c, rank, &f, NULL, -1, 0);
     pthread_mutex_unlock(&l->send_lock);
 }
 
@@ -217,8 +216,8 @@ static int is_far_ahead(hpc_control *c, hpc_message *const *inbox) {
     return waiting > MOST_WAITING;
 }
 
-/* A ballot may come between two pieces of another message. */
-static const char *begin_ballot(hpc_link *l, const hpc_mesh_frame *f) {
+/* A message of one frame may come between two pieces of another one. */
+static const char *begin_single(hpc_link *l, const hpc_mesh_frame *f) {
     if (f->offset != 0 || f->total != f->nbytes) return garbled;
     hpc_message *m = malloc(sizeof *m);
     if (m == NULL) return no_memory;
@@ -231,7 +230,8 @@ static const char *begin_ballot(hpc_link *l, const hpc_mesh_frame *f) {
 /* Where the frame's payload goes. */
 static char *place_of(const hpc_link *l, const hpc_mesh_frame *f) {
     if (f->type == HPC_MESH_GATHER) return l->incoming->data + l->incoming->got;
-    return f->type == HPC_MESH_BALLOT ? l->arriving->data : (char *)(uintptr_t)l->text;
+    if (f->type == HPC_MESH_BALLOT || f->type == HPC_MESH_NEWS) return l->arriving->data;
+    return (char *)(uintptr_t)l->text;
 }
 
 /* NULL when the frame's payload may come, or why the link cannot go on. */
@@ -242,13 +242,16 @@ static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f
     case HPC_MESH_GATHER:
         return is_far_ahead(c, &l->inbox) ? garbled : find_message(l, f);
     case HPC_MESH_BALLOT:
-        return begin_ballot(l, f);
+        return begin_single(l, f);
+    case HPC_MESH_NEWS:
+        return f->nbytes == sizeof(hpc_shown_rank) ? begin_single(l, f) : garbled;
     case HPC_MESH_ABORT:
         return f->nbytes < sizeof l->text ? NULL : garbled;
     case HPC_MESH_BYE:
     case HPC_MESH_BEAT:
     case HPC_MESH_DROP:
     case HPC_MESH_REVOKE:
+    case HPC_MESH_LOOK:
         return f->nbytes == 0 ? NULL : garbled;
     default:
         return garbled;
@@ -283,6 +286,15 @@ static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
             hpc_message_free(m);
         else
             append(c, &l->ballots, m);
+        return;
+    case HPC_MESH_NEWS:
+        hpc_message_free(l->news);
+        l->news = l->arriving;
+        l->news_at = hpc_now();
+        l->arriving = NULL;
+        return;
+    case HPC_MESH_LOOK:
+        l->asks = 1;
         return;
     case HPC_MESH_DROP:
         atomic_store(&l->dropped, 1);
@@ -417,6 +429,11 @@ int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_CO
     if (n < 0 && errno == EAGAIN) return HPC_IN_PROGRESS;
     if (is_packet(&f, n, size) && f.type == HPC_MESH_STATUS && f.nbytes == HPC_COOKIE_BYTES && *bell < 0) {
         memcpy(secret, payload, HPC_COOKIE_BYTES);
+        *rank = -1;
+        return HPC_ERR_INVALID;
+    }
+    if (is_packet(&f, n, size) && f.type == HPC_MESH_ABOUT && f.nbytes == 0 && *bell < 0) {
+        *rank = f.rank;
         return HPC_ERR_INVALID;
     }
     if (!is_packet(&f, n, size) || f.type != HPC_MESH_HELLO || f.nbytes != HPC_COOKIE_BYTES || *bell < 0) {
@@ -430,20 +447,23 @@ int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_CO
 
 /* ---- questions of strangers ---- */
 
-static int send_status(int fd, int rank, const void *data, size_t nbytes) {
-    const hpc_mesh_frame f = {
-        .magic = MAGIC, .type = HPC_MESH_STATUS, .rank = rank, .nbytes = (uint32_t)nbytes, .total = nbytes};
+static int send_packet(int fd, hpc_mesh_type type, int rank, const void *data, size_t nbytes) {
+    const hpc_mesh_frame f = {.magic = MAGIC, .type = type, .rank = rank, .nbytes = (uint32_t)nbytes, .total = nbytes};
     struct iovec parts[2] = {{(void *)(uintptr_t)&f, sizeof f}, {(void *)(uintptr_t)data, nbytes}};
-    const struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
+    const struct msghdr m = {.msg_iov = parts, .msg_iovlen = nbytes > 0 ? 2 : 1};
     return sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)(sizeof f + nbytes) ? HPC_OK : HPC_ERR_AUTH;
 }
 
 void hpc_link_answer(int fd, int rank, const void *answer, size_t nbytes) {
-    send_status(fd, rank, answer, nbytes);
+    send_packet(fd, HPC_MESH_STATUS, rank, answer, nbytes);
 }
 
 int hpc_link_ask(int fd, const unsigned char name[HPC_COOKIE_BYTES]) {
-    return send_status(fd, 0, name, HPC_COOKIE_BYTES);
+    return send_packet(fd, HPC_MESH_STATUS, 0, name, HPC_COOKIE_BYTES);
+}
+
+int hpc_link_ask_about(int fd, int rank) {
+    return send_packet(fd, HPC_MESH_ABOUT, rank, NULL, 0);
 }
 
 int hpc_link_read_answer(int fd, void *answer, size_t nbytes) {

@@ -9,15 +9,16 @@
  * state (HPC_PEER_ALIVE) comes after that. It is closed by stop alone, which has ended the service thread, and under
  * send_lock.
  *
- * Of a link's send_lock: one message at a time goes out; also cut and beat_left. Of lock: inboxes, ballots, remembered
- * endpoints, the TCP listener's descriptor, and the heir. Of collective_lock: one collective at a time; sequence,
- * broken. Of round_lock: one round at a time; round, ballot, cast.
- * The service thread alone reads sockets: incoming, arriving, head, got, text, heard, quiet, ended, and the strangers.
+ * Of a link's send_lock: one message at a time goes out; also cut, told and told_left. Of lock: inboxes, ballots,
+ * remembered endpoints, the TCP listener's descriptor, and the heir. Of collective_lock: one collective at a time;
+ * sequence, broken. Of round_lock: one round at a time; round, ballot, cast.
+ * The service thread alone reads sockets and answers: incoming, arriving, head, got, text, heard, quiet, ended, asks,
+ * looked, news, news_at, and the strangers.
  * key, address and allowed are written by connect before the TCP listener is watched and before the first call;
  * epoll_ctl comes before the epoll_wait that tells of a caller. Until then TCP callers wait in the backlog.
  *
  * collective_lock and round_lock come before the others, which are never held together. The service thread never waits
- * for a lock that is held during a wait: it tries a send_lock for a beat and goes on without. */
+ * for a lock that is held during a wait: it tries a send_lock for what it tells and goes on without. */
 #ifndef HPC_MESH_H
 #define HPC_MESH_H
 
@@ -40,6 +41,9 @@ typedef enum hpc_mesh_type {
     HPC_MESH_BALLOT, /* of survivors.c; one frame */
     HPC_MESH_DROP,   /* TCP links only: the sender counts the receiver as failed */
     HPC_MESH_STATUS, /* of strangers on Unix sockets, who may ask at any time: see jobs.h */
+    HPC_MESH_ABOUT,  /* the same, of another rank than the one that is asked */
+    HPC_MESH_LOOK,   /* asks a peer for its NEWS */
+    HPC_MESH_NEWS,   /* an hpc_shown_rank; one frame */
     HPC_MESH_REVOKE  /* who has left or leaves counts as failed */
 } hpc_mesh_type;
 
@@ -61,6 +65,9 @@ typedef struct hpc_message {
     char *data;
 } hpc_message;
 
+/* A frame that the service thread sends. */
+enum { HPC_TOLD_BYTES = sizeof(hpc_mesh_frame) + sizeof(hpc_shown_rank) };
+
 typedef struct hpc_link {
     _Atomic int fd;
     int kind; /* hpc_link_kind */
@@ -74,21 +81,28 @@ typedef struct hpc_link {
     char path[HPC_ENDPOINT_TEXT];
 
     pthread_mutex_t send_lock;
-    int cut;             /* the stream stopped inside a frame: nothing more may be sent */
-    size_t beat_left;    /* bytes of a beat that was sent in part */
+    int cut;          /* the stream stopped inside a frame: nothing more may be sent */
+    size_t told_left; /* bytes of told that are still to be sent */
+    char told[HPC_TOLD_BYTES];
     _Atomic int spoke;   /* something was sent since the last tick */
     _Atomic int failure; /* errno of a send: reported once by the kernel, so kept for the reader */
 
     _Atomic int dropped; /* the peer counts this rank as failed */
 
     hpc_message *incoming; /* the message that is not whole yet */
-    hpc_message *arriving; /* the ballot that is not */
+    hpc_message *arriving; /* the ballot, or the news, that is not */
     hpc_mesh_frame head;   /* the frame that is not whole yet, of a stream */
     size_t got;            /* bytes of it, header and payload */
     char text[HPC_REASON_BYTES];
     double heard;
     int quiet; /* ticks without a word of ours */
     int ended; /* nothing more will be read */
+
+    char host[64];
+    int asks;          /* it wants this rank's news */
+    double looked;     /* when it was asked for its own */
+    hpc_message *news; /* the last that came; NULL: none */
+    double news_at;
 } hpc_link;
 
 typedef struct hpc_stranger {
@@ -131,7 +145,7 @@ struct hpc_control {
     const int *heir_ranks;
     uint64_t heir_round;
     hpc_link *links;
-    char host[64], transports[64]; /* shown to whoever asks, once the watch of the group says connected */
+    char transports[64]; /* shown to whoever asks, as the links' host, once the watch of the group says connected */
 };
 
 /* epoll's user data: what kind of descriptor, and which. */
@@ -150,8 +164,9 @@ static inline void hpc_close(int *fd) {
 int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, const char *op, const void *data,
                   size_t nbytes, int pass_fd, double deadline);
 
-/* A few bytes that say "I am here", if they can be sent at once. Whether they were. */
-int hpc_link_beat(hpc_control *c, int rank);
+/* One frame with nbytes, at most HPC_TOLD_BYTES with its head, if they can be sent at once. Whether they were; what has
+ * been begun goes on before the next frame. */
+int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes);
 
 /* Tells the peer, if it can be told at once, that it counts as failed. */
 void hpc_link_drop(hpc_control *c, int rank);
@@ -161,15 +176,16 @@ void hpc_link_drop(hpc_control *c, int rank);
 const char *hpc_link_read(hpc_control *c, int rank, size_t most);
 
 /* The first packet of a Unix caller. HPC_OK for a HELLO, with the rank, the secret and the bell's descriptor (the
- * caller's); HPC_ERR_INVALID for a question (HPC_MESH_STATUS), with the name it asks about in secret; HPC_IN_PROGRESS
- * when nothing came yet; HPC_ERR_AUTH for anything else. */
+ * caller's); HPC_ERR_INVALID for a question, with the name it asks about in secret and rank -1 (HPC_MESH_STATUS), or
+ * the rank it asks about (HPC_MESH_ABOUT); HPC_IN_PROGRESS when nothing came yet; HPC_ERR_AUTH for anything else. */
 int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_COOKIE_BYTES], int *bell);
 
 /* One answer to a stranger that asked for the status, in a frame; what cannot be sent at once is not. */
 void hpc_link_answer(int fd, int rank, const void *answer, size_t nbytes);
-/* And the stranger's side: one question, and its answer. 0, or HPC_IN_PROGRESS when there is none yet, or HPC_ERR_AUTH
- * for anything else. */
+/* And the stranger's side: one question, of the rank that is asked itself or of another one, and its answer. 0, or
+ * HPC_IN_PROGRESS when there is none yet, or HPC_ERR_AUTH for anything else. */
 int hpc_link_ask(int fd, const unsigned char name[HPC_COOKIE_BYTES]);
+int hpc_link_ask_about(int fd, int rank);
 int hpc_link_read_answer(int fd, void *answer, size_t nbytes);
 
 /* Makes the link to rank known; fd is its own now. */

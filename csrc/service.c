@@ -41,7 +41,12 @@ static void on_link(hpc_control *c, int rank, size_t most) {
         return;
     }
     const char *why = hpc_link_read(c, rank, most);
-    if (why != NULL) end_link(c, rank, why);
+    if (why != NULL) {
+        end_link(c, rank, why);
+    } else if (c->links[rank].asks) {
+        c->links[rank].asks = 0;
+        hpc_jobs_tell(c, rank);
+    }
 }
 
 static void on_death(hpc_control *c, int rank) {
@@ -158,7 +163,7 @@ static void on_unix_caller(hpc_control *c, hpc_stranger *s) {
     int rank, bell, status = hpc_link_read_hello(s->fd, c->group->size, &rank, secret, &bell);
     if (status == HPC_IN_PROGRESS) return;
     int fd = release_place(c, s);
-    if (status == HPC_ERR_INVALID) hpc_jobs_answer(c, fd, secret);
+    if (status == HPC_ERR_INVALID) hpc_jobs_answer(c, fd, rank, secret);
     if (status == HPC_OK) {
         hpc_link *l = &c->links[rank];
         if (rank > c->group->rank && l->bell == NULL && atomic_load(&l->fd) < 0 &&
@@ -273,7 +278,7 @@ static void tick_link(hpc_control *c, int rank, double now) {
     if (l->ended || state == HPC_PEER_LEFT || state == HPC_PEER_FAILED) return;
     if (atomic_exchange_explicit(&l->spoke, 0, memory_order_relaxed))
         l->quiet = 0;
-    else if (++l->quiet >= QUIET_TICKS && hpc_link_beat(c, rank))
+    else if (++l->quiet >= QUIET_TICKS && hpc_link_tell(c, rank, HPC_MESH_BEAT, NULL, 0))
         l->quiet = 0;
 }
 

@@ -225,9 +225,14 @@ class Waiting:
 
 @dataclass(frozen=True)
 class ShownRank:
-    """A context of a process of this host, as hpc_jobs shows it. state: "runs", "starts", "silent" (it did not answer
-    in time, as one that is stopped) or "foreign" (it hung up: another version, or its end). rank and size are -1, and
-    job "", where they are not known; pid is 0 where this process cannot see it."""
+    """A context of a process, as hpc_jobs shows it. state: "runs", "starts", "silent" (it did not answer in time, as
+    one that is stopped), "foreign" (it hung up: another version, or its end) or "gone" (it has left or failed, which
+    gone explains). rank and size are -1, and job "", where they are not known; pid is 0 where this process cannot see
+    it.
+
+    A rank that is on another host, or gone, is told of by told_by, a rank of this host (-1: it was asked itself), which
+    has heard nothing from it for unheard seconds. step and waits were so age seconds ago (-1: they are not known).
+    """
 
     job: str
     state: str
@@ -238,10 +243,15 @@ class ShownRank:
     transports: tuple[str, ...]
     step: int
     waits: tuple[Waiting, ...]
+    told_by: int
+    age: float
+    unheard: float
+    gone: str
 
 
 def jobs(timeout: float) -> tuple[ShownRank, ...]:
-    """Every context of this host that this user may see, in order of jobs and ranks. timeout: seconds to answer.
+    """Every context of this host that this user may see, and the other ranks of their jobs, in order of jobs and ranks.
+    timeout: seconds to answer for those of here, and then for the others.
 
     Raises:
         NotSupported: /proc/net/unix cannot be read.
@@ -258,12 +268,27 @@ def jobs(timeout: float) -> tuple[ShownRank, ...]:
 
 def _shown(c: Any) -> ShownRank:
     state = {0: "silent", -1: "foreign"}.get(c.answers, "runs" if c.connected else "starts")
+    gone = text(c.gone)
     waits = tuple(
         Waiting(text(w.op), w.seconds, tuple(w.ranks[0 : min(w.n_ranks, lib.HPC_SHOWN_RANKS)]), w.n_ranks)
         for w in c.waits[0 : c.n_waits]
     )
     transports = tuple(name for name in text(c.transports).split(",") if name)
-    return ShownRank(text(c.job), state, c.rank, c.size, c.pid, text(c.host), transports, c.step, waits)
+    return ShownRank(
+        job=text(c.job),
+        state="gone" if gone else state,
+        rank=c.rank,
+        size=c.size,
+        pid=c.pid,
+        host=text(c.host),
+        transports=transports,
+        step=c.step,
+        waits=waits,
+        told_by=c.told_by,
+        age=c.age,
+        unheard=c.unheard,
+        gone=gone,
+    )
 
 
 # ---- rendezvous ----------------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
-"""hpcomm status: whom each rank waits for, a rank that is stopped, and nothing to be found."""
+"""hpcomm status: whom each rank waits for, one that is stopped or dead, what is told of others, nothing to be found."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from click.testing import CliRunner
 
 import hpcomm
 from hpcomm import _core, cli
+from hpcomm._core import ShownRank, Waiting
 
 SIZE = 3
 LATE = 2
@@ -77,6 +80,7 @@ def test_whom_ranks_wait_for(transport: str) -> None:
     pull, text, _, barrier = seen
     assert [rank["rank"] for rank in pull] == list(range(SIZE))
     assert {rank["size"] for rank in pull} == {SIZE}
+    assert {(rank["told_by"], rank["age"]) for rank in pull} == {(-1, 0)}
     assert len({rank["pid"] for rank in pull}) == SIZE
     assert [rank["step"] for rank in pull] == [4, 4, 3]
     assert [rank["step"] for rank in barrier] == [4, 4, 4]
@@ -110,6 +114,60 @@ def test_a_stopped_rank_is_shown_by_its_process_and_its_rank() -> None:
     assert silent["process"] == "stopped"
     assert silent["job"] in {rank["job"] for rank in ranks if rank["state"] == "runs"}
     assert "does not answer: its process is stopped" in text
+
+
+def died() -> Any:
+    """What rank 0 sees after the death of rank LATE, which the others do not leave for."""
+    with hpcomm.init(mpi.world()) as context:
+        context.barrier()
+        if context.rank == LATE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ranks: list[dict[str, Any]] = []
+        while context.rank == 0 and not any(rank["state"] == "gone" for rank in ranks):
+            ranks = own_job()
+        with suppress(hpcomm.PeerFailed):
+            context.barrier()
+        return ranks
+
+
+def test_a_rank_that_died_is_shown_with_the_reason() -> None:
+    ended = mpi.spawn(SIZE, died, check=False)
+    assert ended.codes == [0, 0, -signal.SIGKILL], ended.err
+    seen = ended.values[0]
+    assert [rank["rank"] for rank in seen] == list(range(SIZE))
+    assert (seen[LATE]["told_by"], seen[LATE]["age"]) == (0, -1)
+    assert "died" in seen[LATE]["gone"]
+
+
+def shown(rank: int, state: str = "runs", **fields: Any) -> ShownRank:
+    waits = (Waiting("wait", 2.5, (LATE,), 1),) if rank != LATE else ()
+    plain = ShownRank("ab" * 16, state, rank, 5, os.getpid(), "h1", ("tcp",), 7, waits, -1, 0.0, 0.0, "")
+    return replace(plain, **fields)
+
+
+def test_what_is_told_of_other_hosts_is_shown_with_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = (
+        shown(0),
+        shown(1, host="h2", told_by=0, age=0.75),
+        shown(2, "silent", host="h3", told_by=0, age=8.25, unheard=6.5),
+        shown(3, "silent", host="h3", told_by=0, age=-1.0, unheard=6.5),
+        shown(4, "gone", host="h3", told_by=0, age=9.0, gone="its process died"),
+    )
+    monkeypatch.setattr(_core, "jobs", lambda timeout: ranks)
+    lines = [line.rstrip() for line in CliRunner().invoke(cli.main, ["status"]).output.splitlines()]
+    assert lines[0].startswith("job abababab: 5 ranks, 1 of them here; ")
+    assert [line.split()[1] for line in lines[2:]] == ["h1", "h2", "h3", "h3", "h3"]
+    assert [line.split()[4] for line in lines[2:]] == ["7", "7", "7", "?", "7"]
+    assert lines[2].endswith("waits for 2 since 2.5 s, in wait")
+    assert lines[3].endswith("waits for 2 since 2.5 s, in wait (0.8 s ago)")
+    assert lines[4].endswith("does not answer: nothing came from it for 6.5 s; before: runs (8.2 s ago)")
+    assert lines[5].endswith("does not answer: nothing came from it for 6.5 s")
+    assert lines[6].endswith("gone: its process died")
+    rows = json.loads(CliRunner().invoke(cli.main, ["status", "--json"]).output)["ranks"]
+    assert [(row["told_by"], row["age"], row["unheard"], row["gone"]) for row in rows] == [
+        (rank.told_by, rank.age, rank.unheard, rank.gone) for rank in ranks
+    ]
+    assert [bool(row["command"]) for row in rows] == [True, False, False, False, False]
 
 
 def test_contexts_of_a_process_are_told_apart() -> None:
@@ -148,6 +206,6 @@ def test_found_ends_with_0() -> None:
     assert f" {os.getpid()} " in done.stdout
 
 
-def test_help_says_that_other_hosts_are_not_seen() -> None:
+def test_help_says_how_other_hosts_are_seen() -> None:
     text = " ".join(CliRunner().invoke(cli.main, ["status", "--help"]).output.split())
-    assert "mpirun -n 1 --host NODE hpcomm status" in text
+    assert "Ranks of other hosts are asked by one of this host" in text

@@ -1,4 +1,4 @@
-"""hpcomm status: what the jobs of this host are at: each rank's step, and whom it waits for since when."""
+"""hpcomm status: what the jobs with ranks on this host are at: each rank's step, and whom it waits for since when."""
 
 import json
 import sys
@@ -45,23 +45,31 @@ def told_ranks(waiting: Waiting) -> str:
 
 def told(rank: ShownRank) -> str:
     """What a rank is at, in a few words."""
-    if rank.state == "silent":
-        why = process_state(rank.pid)
-        return f"does not answer{f': its process is {why}' if why else ''}"
+    if rank.state == "gone":
+        return f"gone: {rank.gone}"
     if rank.state == "foreign":
         return f"hung up: another version of hpcomm, or at its end; {command_of(rank.pid)}"
     waits = "; ".join(f"waits for {told_ranks(w)} since {w.seconds:.1f} s, in {w.op}" for w in rank.waits)
-    if rank.state == "starts":
-        return waits or "starts"
-    return waits or "runs"
+    now = waits or ("starts" if rank.state == "starts" else "runs")
+    if rank.told_by >= 0:
+        was = f"{now} ({rank.age:.1f} s ago)"
+        if rank.state != "silent":
+            return was
+        silence = f"does not answer: nothing came from it for {rank.unheard:.1f} s"
+        return f"{silence}; before: {was}" if rank.age >= 0 else silence
+    if rank.state == "silent":
+        why = process_state(rank.pid)
+        return f"does not answer{f': its process is {why}' if why else ''}"
+    return now
 
 
 def as_json(ranks: tuple[ShownRank, ...]) -> str:
     rows: list[dict[str, Any]] = []
     for rank in ranks:
+        here = rank.told_by < 0
         row = asdict(rank)
-        row["process"] = process_state(rank.pid)
-        row["command"] = command_of(rank.pid)
+        row["process"] = process_state(rank.pid) if here else ""
+        row["command"] = command_of(rank.pid) if here else ""
         rows.append(row)
     return json.dumps({"ranks": rows}, indent=2)
 
@@ -73,23 +81,24 @@ def _print(console: Console, ranks: tuple[ShownRank, ...]) -> None:
         members = [rank for rank in ranks if rank.job == job]
         size = max(rank.size for rank in members)
         if job:
-            here = f", {len(members)} of them here" if len(members) < size else ""
-            told_size = f"{size} rank{'s' if size != 1 else ''}{here}"
+            here = [rank for rank in members if rank.told_by < 0]
+            told_here = f", {len(here)} of them here" if len(here) < size else ""
+            told_size = f"{size} rank{'s' if size != 1 else ''}{told_here}"
             console.print(
-                f"job {job[:_JOB_CHARS]}: {told_size}; {command_of(members[0].pid)}", overflow="ellipsis", no_wrap=True
+                f"job {job[:_JOB_CHARS]}: {told_size}; {command_of(here[0].pid)}", overflow="ellipsis", no_wrap=True
             )
         else:
             console.print("of no job that is known")
         table = Table(box=None, pad_edge=False)
-        for column in ("rank", "pid", "transports", "step", "now"):
+        for column in ("rank", "host", "pid", "transports", "step", "now"):
             table.add_column(column, overflow="fold", no_wrap=column != "now")
         for rank in members:
-            known = rank.state in ("runs", "starts")
             table.add_row(
                 str(rank.rank) if rank.rank >= 0 else "?",
+                rank.host or "?",
                 str(rank.pid or "?"),
                 ", ".join(rank.transports) or "-",
-                str(rank.step) if known else "?",
+                str(rank.step) if rank.age >= 0 else "?",
                 told(rank),
             )
         console.print(table)
@@ -111,14 +120,14 @@ def _console() -> Console:
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a rank may take to answer.",
+    help="How long the ranks of this host may take to answer, and then those of other hosts.",
 )
 def command(json_: bool, watch: float | None, wait: float) -> None:
-    """What jobs of this host are at: each rank's process, step, and whom it waits for, since when.
+    """What jobs are at that have ranks on this host: each rank's process, step, and whom it waits for, since when.
 
     It asks the ranks themselves, which answer whatever their trainer does; one that is stopped does not, and is shown
-    with its process. Only jobs of the same user are seen (root sees all), and only ranks of this host: for another
-    one, mpirun -n 1 --host NODE hpcomm status, or ssh.
+    with its process. Ranks of other hosts are asked by one of this host, and shown with the age of their news, or since
+    when nothing has come from them. Only jobs of the same user are seen (root sees all).
 
     Ends with 0 if a job was found, 1 if none, 2 if the question cannot be asked here.
     """

@@ -113,7 +113,7 @@ static void talkative(rank *r) {
     }
 }
 
-enum { GARBLED = 17, SECOND = 14 /* from here on the frame goes on with a message of 16 bytes */ };
+enum { GARBLED = 19, SECOND = 16 /* from here on the frame goes on with a message of 16 bytes */ };
 
 /* One wrong thing each; what follows the frame is zeros. */
 static hpc_mesh_frame garble(int what) {
@@ -162,12 +162,18 @@ static hpc_mesh_frame garble(int what) {
         f.type = HPC_MESH_ABORT, f.nbytes = HPC_REASON_BYTES, f.total = HPC_REASON_BYTES;
         break;
     case 14:
-        f.total = 16, f.nbytes = 4, f.offset = 12;
+        f.type = HPC_MESH_NEWS, f.nbytes = f.total = sizeof(hpc_shown_rank) - 1;
         break;
     case 15:
-        f.total = 17, f.nbytes = 8, f.offset = 8;
+        f.type = HPC_MESH_LOOK, f.nbytes = f.total = 1;
         break;
     case 16:
+        f.total = 16, f.nbytes = 4, f.offset = 12;
+        break;
+    case 17:
+        f.total = 17, f.nbytes = 8, f.offset = 8;
+        break;
+    case 18:
         f.total = 16, f.nbytes = 8, f.offset = 8, f.sequence = 2;
         break;
     }

@@ -1,5 +1,6 @@
 /* What other processes see of a rank (hpc_jobs): whom it waits for and in which operation, its step, its silence. */
 #define _GNU_SOURCE
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -21,10 +22,10 @@ static char *job_of(rank *r, char job[HPC_JOB_BYTES]) {
 }
 
 /* The ranks of this job, in their order; how many. Others run on this machine too. */
-static int ask(rank *r, hpc_shown_rank *found) {
+static int ask_for(rank *r, hpc_shown_rank *found, double timeout) {
     char job[HPC_JOB_BYTES];
     hpc_shown_rank *all = malloc(CAP * sizeof *all);
-    int count = hpc_jobs(all, CAP, ranks_patience(2)), n = 0; /* others may have stopped ranks of theirs */
+    int count = hpc_jobs(all, CAP, timeout), n = 0;
     CHECK(all && count >= 1 && count <= CAP);
     job_of(r, job);
     for (int i = 0; i < count; i++)
@@ -34,6 +35,10 @@ static int ask(rank *r, hpc_shown_rank *found) {
         }
     free(all);
     return n;
+}
+
+static int ask(rank *r, hpc_shown_rank *found) {
+    return ask_for(r, found, ranks_patience(2)); /* others may have stopped ranks of theirs */
 }
 
 static bool waits(const hpc_shown_rank *shown, const char *op, int whom) {
@@ -167,6 +172,76 @@ static void stopped(rank *r) {
     CHECK_OK(hpc_barrier(r->context, -1));
 }
 
+/* From here on nobody finds this rank in /proc/net/unix, as if it were on another host. */
+static void hide(rank *r) {
+    hpc_close(&r->context->control->listen_fd);
+}
+
+/* Until all are seen, and a hidden rank 2 as rank 0 tells of it. */
+static void await_told(rank *r, hpc_shown_rank *shown, int answers) {
+    for (double until = ranks_now() + ranks_patience(20);;) {
+        int n = ask_for(r, shown, 0.3);
+        if (n == r->size && shown[RANK2].answers == answers && shown[0].answers == 1) break;
+        CHECK(ranks_now() < until);
+    }
+    CHECK_EQ(shown[RANK2].rank, RANK2);
+    CHECK_EQ(shown[RANK2].told_by, 0);
+    CHECK_EQ(shown[RANK2].size, r->size);
+    CHECK_EQ(strcmp(shown[RANK2].host, shown[0].host), 0);
+    CHECK_EQ(shown[RANK2].gone[0], 0);
+    CHECK_EQ(shown[0].told_by, -1);
+    CHECK_EQ(shown[0].age, 0);
+}
+
+/* Whom a rank waits for that one cannot ask is told by another one, and so is a rank that has left. */
+static void told(rank *r) {
+    hpc_shown_rank shown[RANKS_MAX];
+    if (r->rank == RANK2) hide(r);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank == 0) {
+        do await_told(r, shown, 1);
+        while (!waits(&shown[RANK2], "barrier", 0));
+        hpc_peer peer;
+        CHECK_OK(hpc_context_peer(r->context, RANK2, &peer));
+        CHECK_EQ(shown[RANK2].pid, peer.pid);
+        CHECK_EQ(shown[RANK2].connected, 1);
+        CHECK(strstr(shown[RANK2].transports, r->mode->transports));
+        CHECK(shown[RANK2].age >= 0 && shown[RANK2].age < 1);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank != 0) return;
+    for (double until = ranks_now() + ranks_patience(20); shown[RANK2].gone[0] == 0;) {
+        CHECK_EQ(ask_for(r, shown, 0.3), r->size);
+        CHECK(ranks_now() < until);
+    }
+    CHECK_EQ(strcmp(shown[RANK2].gone, "it left"), 0);
+    CHECK_EQ(shown[RANK2].answers, 0);
+}
+
+/* News of a stopped rank grow old: what it was at stays to be seen, and since when nothing has come. */
+static void told_of_stopped(rank *r) {
+    hpc_shown_rank shown[RANKS_MAX];
+    hpc_peer peer;
+    if (r->rank == RANK2) hide(r);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank == 0) {
+        CHECK_OK(hpc_context_peer(r->context, RANK2, &peer));
+        do await_told(r, shown, 1);
+        while (!waits(&shown[RANK2], "barrier", 0));
+        kill((pid_t)peer.pid, SIGSTOP);
+        await_told(r, shown, 0);
+        CHECK(shown[RANK2].age >= 1);
+        CHECK(waits(&shown[RANK2], "barrier", 0));
+        double age = shown[RANK2].age, unheard = shown[RANK2].unheard;
+        await_told(r, shown, 0);
+        CHECK(shown[RANK2].age > age + 0.2);
+        if (hpc_control_link(r->context->control, RANK2) == HPC_LINK_TCP) CHECK(shown[RANK2].unheard > unheard + 0.2);
+        kill((pid_t)peer.pid, SIGCONT);
+        await_told(r, shown, 1);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+}
+
 static int call(rank *r, int who) {
     struct sockaddr_un address;
     socklen_t length = hpc_mesh_name(r->context->addresses[who].control.name, &address);
@@ -244,6 +319,9 @@ static void answers_are_not_believed(rank *r) {
     a.of.rank = 3;
     CHECK_STATUS(hpc_jobs_check(&a), HPC_ERR_AUTH);
     a = good;
+    a.of.told_by = 3;
+    CHECK_STATUS(hpc_jobs_check(&a), HPC_ERR_AUTH);
+    a = good;
     a.of.n_waits = HPC_SHOWN_WAITS + 1;
     CHECK_STATUS(hpc_jobs_check(&a), HPC_ERR_AUTH);
     a = good;
@@ -252,6 +330,9 @@ static void answers_are_not_believed(rank *r) {
     a = good;
     memset(a.of.host, '\x1b', sizeof a.of.host);
     memset(a.of.waits[0].op, 'x', sizeof a.of.waits[0].op);
+    memset(a.of.gone, '\x7f', sizeof a.of.gone);
+    a.of.age = -3;
+    a.of.unheard = NAN;
     a.of.n_waits = 1;
     a.of.waits[0].n_ranks = 1 << 30;
     a.of.waits[0].ranks[0] = -7;
@@ -259,6 +340,9 @@ static void answers_are_not_believed(rank *r) {
     CHECK_EQ(strlen(a.of.host), sizeof a.of.host - 1);
     CHECK_EQ(strspn(a.of.host, "?"), sizeof a.of.host - 1);
     CHECK_EQ(strlen(a.of.waits[0].op), sizeof a.of.waits[0].op - 1);
+    CHECK_EQ(strlen(a.of.gone), sizeof a.of.gone - 1);
+    CHECK_EQ(a.of.age, -1);
+    CHECK_EQ(a.of.unheard, 0);
     CHECK_EQ(a.of.waits[0].n_ranks, 0);
     CHECK_EQ(a.of.waits[0].ranks[0], 0);
     CHECK_STATUS(hpc_jobs(NULL, 1, 0), HPC_ERR_INVALID);
@@ -270,6 +354,8 @@ int main(int argc, char **argv) {
         {.name = "whom_sleepy", .size = 3, .run = whom, .sleepy = true},
         {.name = "slices", .size = 2, .run = slices},
         {.name = "stopped", .size = 3, .run = stopped, .where = RANKS_PROCESSES | RANKS_SHM, .timeout = 60},
+        {.name = "told", .size = 3, .run = told, .where = RANKS_PROCESSES, .apart = true},
+        {.name = "told_of_stopped", .size = 3, .run = told_of_stopped, .where = RANKS_PROCESSES, .timeout = 60},
         {.name = "bad_askers", .size = 2, .run = bad_askers, .where = RANKS_SHM},
         {.name = "asked_all_the_time", .size = 3, .run = asked_all_the_time, .where = RANKS_UNSEEDED, .sleepy = true},
         {.name = "answers_are_not_believed", .size = 1, .run = answers_are_not_believed, .where = RANKS_SHM},

@@ -39,7 +39,8 @@ static struct {
     size_t ndata;
     message messages[FRAMES], ballots[FRAMES], coming;
     size_t n_messages, n_ballots;
-    int is_coming, is_wrong, has_bell, has_left, has_failed, has_dropped;
+    message news;
+    int is_coming, is_wrong, has_bell, has_left, has_failed, has_dropped, has_news, has_look;
     char reason[HPC_REASON_BYTES];
 } sent;
 
@@ -87,10 +88,10 @@ static int may_come(const hpc_mesh_frame *f, int flags) {
     if (f->rank != PEER) return 0;
     if (f->type == HPC_MESH_GATHER) return is_next_piece(f);
     if (f->type == HPC_MESH_BALLOT) return f->offset == 0 && f->nbytes == f->total;
+    if (f->type == HPC_MESH_NEWS) return f->offset == 0 && f->nbytes == f->total && f->total == sizeof(hpc_shown_rank);
     if (f->type == HPC_MESH_ABORT) return f->nbytes < HPC_REASON_BYTES;
-    return (f->type == HPC_MESH_BYE || f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP ||
-            f->type == HPC_MESH_REVOKE) &&
-           f->nbytes == 0;
+    return f->nbytes == 0 && (f->type == HPC_MESH_BYE || f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP ||
+                              f->type == HPC_MESH_REVOKE || f->type == HPC_MESH_LOOK);
 }
 
 static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
@@ -107,6 +108,9 @@ static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
         strcpy(sent.reason, "it heard nothing from this rank for too long and goes on without it");
     }
     if (f->type == HPC_MESH_DROP) sent.has_dropped = 1;
+    if (f->type == HPC_MESH_LOOK) sent.has_look = 1;
+    if (f->type == HPC_MESH_NEWS) sent.has_news = 1;
+    if (f->type == HPC_MESH_NEWS) sent.news = (message){f->sequence, f->total, f->nbytes, f->op, payload};
     if (f->type == HPC_MESH_BALLOT)
         sent.ballots[sent.n_ballots++] = (message){f->sequence, f->total, f->nbytes, f->op, payload};
     if (f->type != HPC_MESH_GATHER) return;
@@ -216,6 +220,8 @@ static void check_link(int flags) {
     check_inbox(l->inbox, sent.messages, sent.n_messages, flags);
     check_inbox(l->ballots, sent.ballots, sent.n_ballots, flags & ~DESCRIPTORS); /* none belongs to a ballot */
     REQUIRE(l->dropped == sent.has_dropped);
+    REQUIRE(l->asks == sent.has_look);
+    check_inbox(l->news, &sent.news, (size_t)sent.has_news, flags & ~DESCRIPTORS);
     if (!sent.is_wrong && sent.is_coming && l->incoming != NULL) check_message(l->incoming, &sent.coming, flags);
     REQUIRE(sent.is_wrong || sent.is_coming || l->incoming == NULL);
     REQUIRE((l->bell != NULL) == sent.has_bell);
@@ -227,13 +233,17 @@ static void check_link(int flags) {
     hpc_memory_release(l->bell);
 }
 
-/* The question's sender gets one answer, of this rank; and what came as the name is only looked up. */
-static void check_answer(const int *pair, const unsigned char *name) {
+/* The question's sender gets one answer, of this rank or the one in question; and what came as the name is only looked
+ * up. */
+static void check_answer(const int *pair, int rank, const unsigned char *name) {
+    const hpc_mesh_frame *f = &sent.frames[0];
     hpc_job_answer answer;
-    REQUIRE(memcmp(name, sent.bytes + HEADER, HPC_COOKIE_BYTES) == 0);
-    hpc_jobs_answer(&control, pair[0], name);
+    REQUIRE(rank == (f->type == HPC_MESH_ABOUT ? f->rank : -1));
+    REQUIRE(f->type == HPC_MESH_ABOUT || memcmp(name, sent.bytes + HEADER, HPC_COOKIE_BYTES) == 0);
+    hpc_jobs_answer(&control, pair[0], rank, name);
     REQUIRE(hpc_link_read_answer(pair[1], &answer, sizeof answer) == HPC_OK);
     REQUIRE(hpc_jobs_check(&answer) == HPC_OK && answer.asked == -1 && answer.of.size == RANKS);
+    REQUIRE(answer.of.rank == (rank > 0 ? rank : 0) && answer.of.told_by == (rank > 0 ? 0 : -1));
 }
 
 /* And an asker that is answered by anything: what it keeps is bounded, and its texts end. */
@@ -247,7 +257,8 @@ static void check_asker(const int *pair, size_t nbytes) {
     if (hpc_jobs_check(&answer) != HPC_OK) return;
     const hpc_shown_rank *s = &answer.of;
     REQUIRE(s->rank >= 0 && s->rank < s->size && s->n_waits >= 0 && s->n_waits <= HPC_SHOWN_WAITS);
-    REQUIRE(strlen(s->job) < sizeof s->job && strlen(s->host) < sizeof s->host);
+    REQUIRE(strlen(s->job) < sizeof s->job && strlen(s->host) < sizeof s->host && strlen(s->gone) < sizeof s->gone);
+    REQUIRE(s->told_by >= -1 && s->told_by < s->size && s->age >= -1 && s->age < 1e12 && s->unheard >= 0);
     for (int i = 0; i < s->n_waits; i++) {
         REQUIRE(s->waits[i].n_ranks <= s->size && strlen(s->waits[i].op) < sizeof s->waits[i].op);
         for (int r = 0; r < HPC_SHOWN_RANKS; r++) REQUIRE(s->waits[i].ranks[r] >= 0 && s->waits[i].ranks[r] < s->size);
@@ -256,18 +267,19 @@ static void check_asker(const int *pair, size_t nbytes) {
 
 static void check_hello(const int *pair, size_t nbytes, int flags) {
     unsigned char secret[HPC_COOKIE_BYTES];
-    int rank = -1, got = -1;
+    int rank = -2, got = -1;
     const hpc_mesh_frame *f = &sent.frames[0];
     size_t end = sent.n > 0 && nbytes > sent.ends[0] ? sent.ends[0] : nbytes;
     if (end > 0) send_bytes(pair[1], sent.bytes, end, flags);
     int status = hpc_link_read_hello(pair[0], RANKS, &rank, secret, &got);
     int is_hello = end > 0 && end == sent.ends[0] && is_sound(f) && f->type == HPC_MESH_HELLO &&
                    f->nbytes == HPC_COOKIE_BYTES && (flags & DESCRIPTORS);
-    int asks = end > 0 && end == sent.ends[0] && is_sound(f) && f->type == HPC_MESH_STATUS &&
-               f->nbytes == HPC_COOKIE_BYTES && !(flags & DESCRIPTORS);
+    int asks = end > 0 && end == sent.ends[0] && is_sound(f) && !(flags & DESCRIPTORS) &&
+               ((f->type == HPC_MESH_STATUS && f->nbytes == HPC_COOKIE_BYTES) ||
+                (f->type == HPC_MESH_ABOUT && f->nbytes == 0));
     REQUIRE(status == (end == 0 ? HPC_IN_PROGRESS : is_hello ? HPC_OK : asks ? HPC_ERR_INVALID : HPC_ERR_AUTH));
     REQUIRE((got >= 0) == is_hello);
-    if (asks) check_answer(pair, secret);
+    if (asks) check_answer(pair, rank, secret);
     if (!is_hello) return;
     REQUIRE(rank == f->rank && memcmp(secret, sent.bytes + HEADER, sizeof secret) == 0);
     close(got);
@@ -286,10 +298,13 @@ static void start(int fd, int flags) {
     memset(departing, 0, sizeof departing);
     memset(&links[PEER], 0, sizeof links[PEER]);
     states[PEER] = HPC_PEER_JOINING;
+    links[0].fd = links[PEER + 1].fd = -1;
     links[PEER].fd = fd;
+    group.watch.connected = 1;
     links[PEER].kind = flags & PACKETS ? HPC_LINK_UNIX : HPC_LINK_TCP;
     sent.n = sent.nbytes = sent.ndata = sent.n_messages = sent.n_ballots = 0;
     sent.is_coming = sent.is_wrong = sent.has_bell = sent.has_left = sent.has_failed = sent.has_dropped = 0;
+    sent.has_news = sent.has_look = 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

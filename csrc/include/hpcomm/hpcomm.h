@@ -226,25 +226,30 @@ typedef struct hpc_shown_wait {
     int ranks[HPC_SHOWN_RANKS];
 } hpc_shown_wait;
 
-/* A context of a process of this host, as another process sees it. */
+/* A context of a process, as another process sees it. */
 typedef struct hpc_shown_rank {
     char job[HPC_JOB_BYTES]; /* the same for all ranks of a context; "" while it is not known yet */
     int answers;             /* 1; 0: not in time, as one that is stopped: then pid alone is sure; -1: it hung up, being
                                 of another version of hpcomm, or at its end */
     int connected;           /* its init is over */
     int rank, size;          /* -1: not known */
-    int64_t pid;             /* 0: of a process namespace that this one does not see */
+    int64_t pid;             /* on its host; 0: of a process namespace that this one does not see */
     char host[64];
     char transports[64]; /* in use, e.g. "shm,tcp"; "" in a world of one */
     uint64_t step;       /* the most pushes of one key, or sends to one peer, that it has made */
     int n_waits;         /* longest first */
     hpc_shown_wait waits[HPC_SHOWN_WAITS];
+    int told_by;    /* -1: it was asked itself; else the rank of this host that tells of it: it is elsewhere, or gone */
+    double age;     /* seconds since step and waits were so; -1: nothing is known of them */
+    double unheard; /* told_by: seconds since anything came from it */
+    char gone[160]; /* told_by: why it has left or failed; "" while it is here */
 } hpc_shown_rank;
 
-/* The contexts of all processes in this network namespace that are of the caller's user (of any user, for root), in
- * order of jobs and ranks, the first cap of them in ranks; returns how many there are. Each has timeout seconds to
- * answer (a negative one: 1 s), all at the same time; who does not is given with answers = 0. Nothing of them is
- * changed. HPC_ERR_UNSUPPORTED if /proc/net/unix cannot be read. */
+/* The contexts of all processes in this network namespace that are of the caller's user (of any user, for root), and
+ * what one of each job tells of the job's other ranks, which it asks over the control channel: in order of jobs and
+ * ranks, the first cap of them in ranks; returns how many there are. Those of here have timeout seconds to answer (a
+ * negative one: 1 s), all at the same time, and so have then the others; who does not is given with answers = 0.
+ * Nothing of them is changed. HPC_ERR_UNSUPPORTED if /proc/net/unix cannot be read. */
 HPC_API int hpc_jobs(hpc_shown_rank *ranks, int cap, double timeout);
 
 /* ---- lane --------------------------------------------------------------------------------------------------- */
