@@ -258,11 +258,20 @@ static void count_fold(hpc_core *core, const hpc_work *w, int n_inputs) {
     count(&core->bytes_folded, w->row->count * hpc_codec_bytes(w->row->codec_in) * (size_t)n_inputs);
 }
 
+/* Where models rotate: the average of the update in a slot goes into the next one. Nobody reads that any more, as the
+ * push of the update has waited for the answers to what was in it. */
+static void turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
+    if (!ex->rotates) return;
+    char *at = hpc_own_part(ex) + hpc_params_at(ex, w->row->owner, w->row->key, slot + 1);
+    w->param = (float *)(void *)at + w->row->offset;
+}
+
 int hpc_engine_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     const hpc_exchange *ex = core->exchange;
     double args[HPC_RULE_ARGS];
     HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[w->row->key].name, w->row->count * sizeof(float));
     next_args(core, w, ex->context->group.rank, args);
+    turn(ex, w, w->share->version);
     w->step++;
     int failed = work_blocks(core, w, inputs, args);
     if (!failed) count_fold(core, w, inputs->n);
@@ -278,6 +287,7 @@ static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
     double args[HPC_RULE_ARGS];
     HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[row->key].name, row->count * sizeof(float));
     next_args(core, w, only >= 0 ? w->inputs[only].rank : ex->n_phases > 0 ? row->owner : ex->lowest, args);
+    turn(ex, w, (uint64_t)slot);
     w->step++;
     w->folded++;
     int failed = w->passes ? pass_row(core, w, slot, args) : work_blocks(core, w, &inputs, args);

@@ -83,7 +83,7 @@ typedef struct hpc_work {
     int index;
     const hpc_row *row;
     hpc_share *share;
-    float *param; /* the master */
+    float *param; /* the master; where models rotate, in the slot of the last fold */
     float *state; /* block by block: slots times the values of the block */
     float *acc;   /* eager and FORWARD only */
     uint64_t step;
@@ -175,6 +175,8 @@ struct hpc_exchange {
     int quorum, late; /* inputs of which a fold is made without the others, 0: all; hpc_late_update */
     double grace;     /* seconds that it waits for them; -1: learned */
     int averages;     /* the rule is average, over the weighted sum: a fold is all, and goes into the parameters */
+    int in_place;     /* models are trained where they lie: a push sends the parameters */
+    int rotates; /* as they are: they lie in the slot that the next push sends, and a fold writes the one after it */
     /* On a graph, see graph.c; n_phases is 0 on a plan with servers. */
     int n_phases, staleness;
     double *phase_weights;          /* as hpc_graph has them */
@@ -237,6 +239,9 @@ int hpc_layout_slots(hpc_exchange *ex); /* places this rank's receive slots and 
 void hpc_layout_free(hpc_exchange *ex);
 int hpc_row_is_fed_by(const hpc_exchange *ex, const hpc_row *row, int rank); /* by its pushes, through any stages */
 int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank); /* at either end of its rows */
+
+/* Bytes from the start of rank's part to its parameters of a key, after so many of its pushes. */
+size_t hpc_params_at(const hpc_exchange *ex, int rank, int key, uint64_t pushes);
 
 /* Calls visit for every in-edge whose input comes by receive slots: of the rows of owner, or from sender (the other one
  * is -1). offset is that of its slot 0 from the pair's slot_base. */

@@ -24,7 +24,7 @@ struct description {
     double args[HPC_RULE_ARGS];
     uint64_t digest; /* of the plan */
     double grace;
-    int32_t slots, has_fold, consistency, shared_params, eager, n_keys, n_phases, staleness, quorum, late;
+    int32_t slots, has_fold, consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum, late;
 };
 
 struct key_description {
@@ -56,9 +56,35 @@ static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
                     i);
 }
 
+static int averages(const hpc_rule *rule) {
+    return rule->fold == NULL && strcmp(rule->name, "average") == 0;
+}
+
+/* Whether models trained in place are what goes over the wire as they are. */
+static int models_rotate(const hpc_exchange_config *f) {
+    for (int i = 0; i < f->plan->n_rows; i++)
+        if (f->plan->rows[i].codec_in != HPC_F32) return 0;
+    return f->in_place != 0;
+}
+
+static int check_in_place(const hpc_exchange_config *f) {
+    if (f->in_place && (f->graph == NULL || !averages(f->rule)))
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: in_place is for graphs whose rule is average, where models are pushed; here are %s "
+                        "and rule %s",
+                        f->graph == NULL ? "servers" : "a graph", f->rule->name);
+    if (models_rotate(f) && f->plan->rows[0].depth < 2)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: in_place needs a plan of depth 2 or more, as one of the slots is the model; this "
+                        "one has %d",
+                        f->plan->rows[0].depth);
+    return HPC_OK;
+}
+
 static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
     const hpc_graph *g = f->graph;
     int status = hpc_graph_check(g), takes = f->consistency == HPC_ASYNC || f->consistency == HPC_BARRIER;
+    int most = f->plan->rows[0].depth - 2 - models_rotate(f); /* staleness; a slot is folded, and one comes */
     const char *name = consistencies[f->consistency];
     if (status != HPC_OK) return status;
     if (g->ranks != c->group.size)
@@ -68,11 +94,12 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: %s is for servers; on a graph every rank folds %s",
                         f->shared_params ? "shared_params" : "eager",
                         f->shared_params ? "parameters of its own" : "its inputs in order");
-    if (f->staleness < 0 || (f->consistency == HPC_SSP && f->staleness > f->plan->rows[0].depth - 2))
+    if (f->staleness < 0 || (f->consistency == HPC_SSP && f->staleness > most))
         return hpc_fail(
             HPC_ERR_CONFIG, op_create,
-            "exchange: SSP with staleness %d needs a plan of depth %lld or more, at most %d; this one has %d",
-            f->staleness, (long long)f->staleness + 2, HPC_PLAN_DEPTH, f->plan->rows[0].depth);
+            "exchange: SSP with staleness %d%s needs a plan of depth %lld or more, at most %d; this one has %d",
+            f->staleness, models_rotate(f) ? " and in_place" : "", (long long)f->staleness + 2 + models_rotate(f),
+            HPC_PLAN_DEPTH, f->plan->rows[0].depth);
     if (f->consistency == HPC_SSP && g->n_phases > 1)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: SSP needs a graph of one phase; this one has %d",
                         g->n_phases);
@@ -140,6 +167,7 @@ static int check_config(const hpc_context *c, const hpc_exchange_config *f) {
     if (status == HPC_OK) status = hpc_isa_check(f->isa, op_create);
     if (status == HPC_OK) status = hpc_plan_check(f->plan, c->group.size);
     if (status == HPC_OK) status = check_quorum(f);
+    if (status == HPC_OK) status = check_in_place(f);
     if (status == HPC_OK && f->graph != NULL) status = check_graph(c, f);
     if (status != HPC_OK) return status;
     for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++) {
@@ -186,6 +214,9 @@ static int compare(int r, const struct description *d, const struct description 
                         "exchange: rank %d has consistency %d, shared_params %d, eager %d; rank 0 has %d, %d, %d", r,
                         d->consistency, d->shared_params, d->eager, first->consistency, first->shared_params,
                         first->eager);
+    if (d->in_place != first->in_place)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has in_place %d and rank 0 has %d", r,
+                        d->in_place, first->in_place);
     if (d->n_phases != first->n_phases || d->staleness != first->staleness)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: rank %d has a graph of %d phases and staleness %d, rank 0 of %d and %d; 0 phases "
@@ -236,6 +267,7 @@ static int agree(hpc_exchange *ex, double deadline) {
     mine->consistency = ex->consistency;
     mine->shared_params = ex->shared_params;
     mine->eager = ex->eager;
+    mine->in_place = ex->in_place;
     mine->n_keys = ex->plan->n_keys;
     struct key_description *keys = (void *)(mine + 1);
     for (int k = 0; k < ex->plan->n_keys; k++) {
@@ -405,7 +437,7 @@ static int send_values(hpc_exchange *ex, const float *const *values, double dead
     for (int r = 0; r < c->group.size && status == HPC_OK; r++)
         for (int k = 0; k < ex->plan->n_keys && status == HPC_OK && ex->places[r].params != HPC_NOWHERE; k++)
             status = hpc_put(NULL, ex->window, r, values[k], (size_t)ex->plan->keys[k].count * sizeof(float),
-                             ex->places[r].params + ex->keys[k].params);
+                             hpc_params_at(ex, r, k, 0));
     for (int i = 0; i < ex->plan->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &ex->plan->rows[i];
         if (ex->master_of[i] != HPC_NOWHERE)
@@ -487,7 +519,9 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     ex->shared_params = f->shared_params != 0;
     ex->eager = f->eager != 0;
     ex->check_finite = f->check_finite != 0;
-    ex->averages = ex->rule.fold == NULL && strcmp(ex->rule_name, "average") == 0;
+    ex->averages = averages(f->rule);
+    ex->in_place = f->in_place != 0;
+    ex->rotates = models_rotate(f);
     ex->staleness = f->consistency == HPC_SSP ? f->staleness : 0;
     ex->quorum = f->quorum;
     ex->late = f->late;

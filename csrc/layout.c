@@ -210,14 +210,21 @@ int hpc_layout(hpc_exchange *ex, const char *op) {
     for (int r = 0; r < size; r++) {
         hpc_place *p = &ex->places[r];
         p->params = p->gradients = p->pushed = p->masters = p->args = HPC_NOWHERE;
-        if (p->worker && (!ex->shared_params || r == ex->lowest)) p->params = take(p, ex->params_bytes);
+        if (p->worker && !ex->rotates && (!ex->shared_params || r == ex->lowest)) p->params = take(p, ex->params_bytes);
         if (p->worker) p->gradients = take(p, ex->gradient_bytes * (size_t)ex->depth);
+        if (ex->rotates) p->params = p->gradients;
         if (p->worker) p->pushed = take(p, counts);
         p->closed = take(p, counts * (size_t)size);
         if (p->cores > 0) p->args = take(p, (size_t)p->cores * (size_t)size * HPC_RULE_ARGS * sizeof(double));
     }
     ex->holder = !ex->places[rank].worker ? -1 : ex->shared_params ? ex->lowest : rank;
     return place_masters(ex, op);
+}
+
+/* Where models rotate a key begins in the parameters where it does in a slot: both are float32. */
+size_t hpc_params_at(const hpc_exchange *ex, int rank, int key, uint64_t pushes) {
+    size_t slot = ex->rotates ? (size_t)(pushes % (uint64_t)ex->depth) : 0;
+    return ex->places[rank].params + ex->keys[key].params + slot * ex->gradient_bytes;
 }
 
 /* ---- receive slots ---- */

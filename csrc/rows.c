@@ -191,7 +191,7 @@ static char *gradient_at(const hpc_exchange *ex, int rank, const hpc_row *row) {
 }
 
 static size_t params_offset(const hpc_exchange *ex, int rank, const hpc_row *row) {
-    return ex->places[rank].params + ex->keys[row->key].params + row->offset * sizeof(float);
+    return hpc_params_at(ex, rank, row->key, 0) + row->offset * sizeof(float);
 }
 
 static void find_inputs(hpc_exchange *ex, hpc_work *w) {

@@ -6,9 +6,10 @@
 
 /* ---- gradient ---- */
 
-/* The ticket whose end frees the slot of the next push; 0 when it has not been used. */
+/* The ticket whose end frees the slot of the next push, or where models rotate the one that its fold writes; 0 when it
+ * has not been used. */
 static uint64_t slot_ticket(const hpc_exchange *ex, int key) {
-    uint64_t pushes = ex->keys[key].pushes, depth = (uint64_t)ex->depth;
+    uint64_t pushes = ex->keys[key].pushes, depth = (uint64_t)(ex->depth - ex->rotates);
     return pushes < depth ? 0 : 2 * (pushes - depth + 1);
 }
 
@@ -47,11 +48,18 @@ static int flush_last(hpc_exchange *ex, int key, limit *l) {
     return status;
 }
 
-/* Waits until the slot of the next push may be written. */
+/* Waits until the last push is folded: its average is the model that is trained next. */
+static int wait_model(hpc_exchange *ex, int key, limit *l, const char *op) {
+    uint64_t last = 2 * ex->keys[key].pushes;
+    return hpc_ticket_is_done(ex, key, last) ? HPC_OK : hpc_ticket_wait(ex, key, last, time_left(ex, l), op);
+}
+
+/* Waits until what the next push writes, or its fold, may be written. */
 static int wait_slot(hpc_exchange *ex, int key, limit *l, const char *op) {
     uint64_t ticket = slot_ticket(ex, key);
-    int status =
-        hpc_ticket_is_free(ex, key, ticket) ? HPC_OK : hpc_ticket_wait_slot(ex, key, ticket, time_left(ex, l), op);
+    int status = ex->in_place ? wait_model(ex, key, l, op) : HPC_OK;
+    if (status == HPC_OK && !hpc_ticket_is_free(ex, key, ticket))
+        status = hpc_ticket_wait_slot(ex, key, ticket, time_left(ex, l), op);
     return status == HPC_OK && hpc_is_stamped(ex) ? flush_last(ex, key, l) : status;
 }
 
@@ -65,15 +73,15 @@ int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **grad
         return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d is sent in part; start it again first", op,
                         ex->plan->keys[key].name, ex->context->group.rank);
     limit l = {timeout, 0};
-    status = wait_slot(ex, key, &l, op);
-    if (status == HPC_OK) *gradient = slot_at(ex, key);
+    status = ex->in_place ? wait_model(ex, key, &l, op) : wait_slot(ex, key, &l, op);
+    if (status == HPC_OK) *gradient = ex->in_place ? (char *)hpc_exchange_params(ex, key) : slot_at(ex, key);
     return status;
 }
 
 float *hpc_exchange_params(const hpc_exchange *ex, int key) {
     if (ex == NULL || key < 0 || key >= ex->plan->n_keys || ex->holder < 0) return NULL;
     char *part = hpc_window_peer_view(ex->window, ex->holder);
-    return (float *)(void *)(part + ex->places[ex->holder].params + ex->keys[key].params);
+    return (float *)(void *)(part + hpc_params_at(ex, ex->holder, key, ex->keys[key].pushes));
 }
 
 /* ---- start ---- */
@@ -109,8 +117,10 @@ static int check_start(hpc_exchange *ex, int key, int flags, uint64_t *ticket, c
     return HPC_OK;
 }
 
-/* src into the slot, in the wire format. */
+/* src into the slot, in the wire format; NULL: it is there, or it is the model. */
 static void fill_slot(hpc_exchange *ex, int key, const float *src) {
+    if (src == NULL && ex->in_place) src = hpc_exchange_params(ex, key);
+    if (src == NULL || (const char *)src == slot_at(ex, key)) return;
     size_t count = (size_t)ex->plan->keys[key].count;
     int codec = ex->keys[key].codec;
     if (codec == HPC_F32)
@@ -302,7 +312,7 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *
         if (flags & HPC_PUSH && ex->n_phases > 0) status = wait_slot(ex, key, l, op);
         if (status != HPC_OK) return status;
         if (flags & HPC_PUSH) {
-            if (src != NULL) fill_slot(ex, key, src);
+            fill_slot(ex, key, src);
             if (ex->check_finite && (status = check_finite(ex, key, op)) != HPC_OK) return status;
             publish_count(ex, key);
             if (ex->n_phases > 0) k->phases[k->pushes % (uint64_t)ex->depth] = hpc_phase(ex, key, k->pushes + 1);

@@ -176,7 +176,7 @@ uint64_t job_start(const rank *r, const job *j, hpc_exchange *e, int key, int st
         void *gradient = NULL;
         CHECK_OK(hpc_exchange_gradient(e, key, -1, &gradient));
         CHECK(gradient && (uintptr_t)gradient % 64 == 0);
-        if (j->wire == HPC_F32)
+        if (j->wire == HPC_F32 || j->in_place)
             memcpy(gradient, src, count * sizeof *src);
         else
             CHECK_OK(hpc_encode(gradient, src, count, j->wire, HPC_ISA_GENERIC));

@@ -101,6 +101,12 @@ void graph_job_random(graph_job *g, const rank *r, uint64_t seed) {
     if (g->user) j->wire = HPC_F32;
     j->progress = below(&random, 2) ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
     g->consistency = below(&random, 4) == 0 ? HPC_BSP : HPC_NOTIFY_ACK;
+    if (below(&random, 2) && strcmp(j->rule, "average") == 0 && !g->user) graph_job_in_place(g);
+}
+
+void graph_job_in_place(graph_job *g) {
+    g->j.in_place = 1;
+    if (g->j.wire == HPC_F32) g->j.depth++; /* for the model */
 }
 
 static int user_fold(float *acc, const void *in, int64_t nbytes, double weight, const double *args) {
@@ -133,6 +139,7 @@ int graph_create(const rank *r, graph_job *g, double timeout, hpc_exchange **exc
     c.progress = g->j.progress;
     c.shared_params = g->j.shared_params;
     c.eager = g->j.eager;
+    c.in_place = g->j.in_place;
     if (g->user) c.rule = &user;
     int status = job_create_with(r, &with_plan, &c, timeout, exchange);
     hpc_plan_free(plan);

@@ -34,6 +34,8 @@ void graph_job_init(graph_job *g, const rank *r);
 void graph_job_edge(graph_job *g, int phase, int to, int from, double weight);
 void graph_job_shape(graph_job *g, shape shape);
 double graph_job_weight(const graph_job *g, int step, int to, int from); /* steps from 0 on */
+/* Models are trained where they lie; neighbours may be as many updates behind as before. */
+void graph_job_in_place(graph_job *g);
 /* Any shape, keys, cut, wire, rule, cores and progress, under NOTIFY_ACK or BSP; the same for the same seed. */
 void graph_job_random(graph_job *g, const rank *r, uint64_t seed);
 

@@ -13,7 +13,7 @@ typedef struct run {
 } run;
 
 /* Pushes so many steps of every key, keys in any order, and waits for all of them, in any order. No more than depth, or
- * ranks that do different keys first would wait for each other. */
+ * one where models are trained in place, or ranks that do different keys first would wait for each other. */
 static void push_block(run *a, int steps) {
     uint64_t tickets[JOB_KEYS];
     int n = a->g->j.n_keys, first = (int)(ranks_random(&a->random) % (uint64_t)n);
@@ -42,7 +42,7 @@ static void run_open(run *a, rank *r, graph_job *g) {
 
 static void run_steps(run *a, int steps) {
     for (int done = 0, block; done < steps; done += block) {
-        block = 1 + (int)(ranks_random(&a->random) % (uint64_t)a->g->j.depth);
+        block = a->g->j.in_place ? 1 : 1 + (int)(ranks_random(&a->random) % (uint64_t)a->g->j.depth);
         if (block > steps - done) block = steps - done;
         push_block(a, block);
     }
@@ -102,13 +102,16 @@ static void exact(rank *r) {
     }
 }
 
-/* arg: shape + 16 * depth. Some ranks are far ahead of others, as far as depth and graph let them. */
+enum { IN_PLACE = 256 };
+
+/* arg: shape + 16 * depth, + IN_PLACE. Some ranks are far ahead of others, as far as depth and graph let them. */
 static void one_is_slow(rank *r) {
     graph_job g;
     run a;
     graph_job_init(&g, r);
     graph_job_shape(&g, (shape)(r->arg % 16));
-    g.j.depth = r->arg / 16;
+    g.j.depth = r->arg % IN_PLACE / 16;
+    if (r->arg >= IN_PLACE) graph_job_in_place(&g);
     run_open(&a, r, &g);
     for (int step = 0; step < STEPS; step++) {
         for (int i = 0; i < 200 && r->rank == step % r->size; i++) graph_dawdle(&a.random);
@@ -118,19 +121,20 @@ static void one_is_slow(rank *r) {
     run_close(&a);
 }
 
-/* arg: shape + 16 * depth. A rank that has pushed all it wants may close and free at once: its neighbours still read,
- * or have, what it sent. */
+/* arg: shape + 16 * depth, + IN_PLACE. A rank that has pushed all it wants may close and free at once: its neighbours
+ * still read, or have, what it sent. */
 static void leaves_at_once(rank *r) {
     graph_job g;
     graph_job_init(&g, r);
     graph_job_shape(&g, (shape)(r->arg % 16));
-    g.j.depth = r->arg / 16;
+    g.j.depth = r->arg % IN_PLACE / 16;
+    if (r->arg >= IN_PLACE) graph_job_in_place(&g);
     g.j.keys[1].count = 50001;
     for (int round = 0; round < 3; round++) {
         run a;
         uint64_t tickets[JOB_KEYS];
         run_open(&a, r, &g);
-        for (int step = 0; step < g.j.depth; step++) /* nothing is waited for: slots are free */
+        for (int step = 0; step < g.j.depth; step++) /* slots are free; a model waits for its fold */
             for (int key = 0; key < g.j.n_keys; key++) tickets[key] = job_start(r, &g.j, a.e, key, step, BOTH, true);
         for (int key = 0; key < g.j.n_keys && r->rank % 2 == round % 2; key++) {
             CHECK_OK(hpc_exchange_wait(a.e, key, tickets[key], -1));
@@ -154,6 +158,38 @@ static void only_neighbours(rank *r) {
     rank_set(r, r->rank, 1);
     run_steps(&a, 3);
     run_close(&a);
+}
+
+/* arg: the wire. Nobody trains and nobody pulls: each push sends the average of the last one, which it waits for. */
+static void averages_again(rank *r) {
+    enum { PUSHES = 4 };
+    graph_job g;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, ROOT);
+    g.j.wire = r->arg, g.j.depth = 3;
+    graph_job_in_place(&g);
+    hpc_exchange *e = graph_open(r, &g);
+    uint64_t ticket = job_start(r, &g.j, e, 1, 0, HPC_PUSH, true);
+    for (int i = 1; i < PUSHES; i++) CHECK_OK(hpc_exchange_start(e, 1, HPC_PUSH, NULL, -1, &ticket));
+    CHECK_OK(hpc_exchange_wait(e, 1, ticket, -1));
+    uint64_t count = g.j.keys[1].count;
+    float *expected = calloc(count, sizeof *expected);
+    for (uint64_t i = 0; i < count; i++) {
+        double x[RANKS_MAX], y[RANKS_MAX];
+        for (int who = 0; who < r->size; who++) x[who] = (double)job_gradient(&g.j, who, 0, 1, i);
+        for (int step = 0; step < PUSHES; step++) {
+            for (int to = 0; to < r->size; to++) {
+                y[to] = 0;
+                for (int from = 0; from < r->size; from++) y[to] += graph_job_weight(&g, step, to, from) * x[from];
+            }
+            memcpy(x, y, sizeof x);
+        }
+        expected[i] = (float)x[r->rank];
+    }
+    CHECK(same_floats(hpc_exchange_params(e, 1), expected, count, "after all pushes", r->rank, 1));
+    free(expected);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
 }
 
 /* ---- checkpoints ------------------------------------------------------------------------------------------------ */
@@ -211,13 +247,15 @@ static void goes_on(rank *r) {
     run_close(&b);
 }
 
-/* arg: the shape. The same exchange begins again: pushes of before were of other phases than their numbers say now. */
+/* arg: shape, + IN_PLACE. The same exchange begins again: pushes of before were of other phases than their numbers say
+ * now. */
 static void begins_again(rank *r) {
     static _Thread_local saved rows[4 * HAND_ROWS];
     graph_job g;
     run a;
     graph_job_init(&g, r);
-    graph_job_shape(&g, (shape)r->arg);
+    graph_job_shape(&g, (shape)(r->arg % 16));
+    if (r->arg >= IN_PLACE) graph_job_in_place(&g);
     run_open(&a, r, &g);
     each_row(&a, rows, SAVE);
     for (int steps = 1; steps < 6; steps++) {
@@ -243,15 +281,21 @@ int main(int argc, char **argv) {
         {.name = "slow_degrees_6", .size = 6, .run = one_is_slow, .arg = DEGREES + 16 * 4},
         {.name = "slow_matching_7", .size = 7, .run = one_is_slow, .arg = MATCHING + 16 * 2},
         {.name = "slow_unequal_16", .size = 16, .run = one_is_slow, .arg = UNEQUAL + 16 * 2, .where = RANKS_NOT_TSAN},
+        {.name = "slow_root_in_place", .size = 8, .run = one_is_slow, .arg = IN_PLACE + ROOT + 16 * 1},
+        {.name = "slow_one_peer_in_place", .size = 5, .run = one_is_slow, .arg = IN_PLACE + ONE_PEER + 16 * 1},
         {.name = "leaves_ring", .size = 4, .run = leaves_at_once, .arg = RING + 16 * 1},
         {.name = "leaves_one_peer", .size = 5, .run = leaves_at_once, .arg = ONE_PEER + 16 * 3},
         {.name = "leaves_degrees", .size = 4, .run = leaves_at_once, .arg = DEGREES + 16 * 4, .apart = true},
+        {.name = "leaves_in_place", .size = 4, .run = leaves_at_once, .arg = IN_PLACE + RING + 16 * 1},
         {.name = "only_neighbours", .size = 4, .run = only_neighbours},
+        {.name = "averages_again", .size = 4, .run = averages_again, .arg = HPC_F32},
+        {.name = "averages_again_f16", .size = 4, .run = averages_again, .arg = HPC_F16},
         {.name = "goes_on_ring", .size = 3, .run = goes_on, .arg = RING},
         {.name = "goes_on_one_peer", .size = 5, .run = goes_on, .arg = ONE_PEER},
         {.name = "goes_on_degrees", .size = 4, .run = goes_on, .arg = DEGREES},
         {.name = "begins_again_one_peer", .size = 5, .run = begins_again, .arg = ONE_PEER},
         {.name = "begins_again_matching", .size = 5, .run = begins_again, .arg = MATCHING},
+        {.name = "begins_again_in_place", .size = 4, .run = begins_again, .arg = IN_PLACE + ONE_PEER},
         {0},
     };
     return ranks_main(argc, argv, cases);

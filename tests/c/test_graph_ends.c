@@ -279,6 +279,17 @@ static void refusals(rank *r) {
     g.j.eager = last;
     refused(r, &g, HPC_ERR_CONFIG, "eager");
     good(&g, r);
+    g.j.in_place = 1;
+    refused(r, &g, HPC_ERR_CONFIG, "depth 2 or more");
+    g.j.depth = 4, g.consistency = HPC_SSP, g.staleness = 2;
+    refused(r, &g, HPC_ERR_CONFIG, "in_place needs a plan of depth 5 or more");
+    good(&g, r);
+    g.j.in_place = 1, g.j.rule = "sgd";
+    refused(r, &g, HPC_ERR_CONFIG, "here are a graph and rule sgd");
+    good(&g, r);
+    g.j.in_place = last, g.j.depth = 2;
+    refused(r, &g, HPC_ERR_CONFIG, "in_place 1 and rank 0 has 0");
+    good(&g, r);
     g.consistency = HPC_SSP, g.staleness = 2, g.j.depth = 3;
     refused(r, &g, HPC_ERR_CONFIG, "depth 4 or more");
     g.staleness = INT_MAX;

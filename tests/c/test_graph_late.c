@@ -7,7 +7,7 @@
 
 #include "graph_jobs.h"
 
-enum { BOTH = HPC_PUSH | HPC_PULL, DIGIT = 32, STEPS = DIGIT - 1, MOST = 4 };
+enum { BOTH = HPC_PUSH | HPC_PULL, DIGIT = 32, STEPS = DIGIT - 1, MOST = 4, IN_PLACE = 64 };
 
 static float digit_of(int who, int version) {
     return ldexpf((float)version, 5 * who);
@@ -24,11 +24,11 @@ static void init(graph_job *g, const rank *r, int consistency) {
 }
 
 static void push(const rank *r, const graph_job *g, hpc_exchange *e, int key, int version) {
-    float *src = malloc(g->j.keys[key].count * sizeof *src);
+    float *src = g->j.in_place ? hpc_exchange_params(e, key) : malloc(g->j.keys[key].count * sizeof *src);
     for (int who = 0; who < r->size; who++) src[who] = who == r->rank ? (float)version : 0;
     for (uint64_t i = (uint64_t)r->size; i < g->j.keys[key].count; i++) src[i] = digit_of(r->rank, version);
-    CHECK_OK(hpc_exchange_push_pull(e, key, src, -1));
-    free(src);
+    CHECK_OK(hpc_exchange_push_pull(e, key, g->j.in_place ? NULL : src, -1));
+    if (!g->j.in_place) free(src);
 }
 
 /* The versions that the parameters are folded of, 0 for what was not there, and how many. The first elements tell them
@@ -81,15 +81,16 @@ static void check_counts(const rank *r, const graph_job *g, hpc_exchange *e, int
 
 /* ---- SSP -------------------------------------------------------------------------------------------------------- */
 
-/* arg: staleness + 16 * progress. Models: of every neighbour one version, none older than allowed, none of the past;
- * and clocks that are never further apart. */
+/* arg: staleness + 16 * progress, + IN_PLACE. Models: of every neighbour one version, none older than allowed, none of
+ * the past; and clocks that are never further apart. */
 static void ssp_models(rank *r) {
     graph_job g;
     int versions[MOST], last[MOST] = {0}, s = r->arg % 16;
     uint64_t random = (uint64_t)r->rank;
     init(&g, r, HPC_SSP);
     g.staleness = s, g.j.depth = s + 2;
-    g.j.progress = r->arg / 16;
+    g.j.progress = r->arg % IN_PLACE / 16;
+    if (r->arg >= IN_PLACE) graph_job_in_place(&g);
     g.j.n_keys = 1;
     hpc_exchange *e = graph_open(r, &g);
     for (int step = 1; step <= STEPS; step++) {
@@ -147,14 +148,15 @@ static void ssp_gradients(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* Models: the newest version of a neighbour may be folded again, so its slot is not free yet, while all before it are.
- */
+/* arg: IN_PLACE or 0. Models: the newest version of a neighbour may be folded again, so its slot is not free yet, while
+ * all before it are. */
 static void ssp_keeps_newest(rank *r) {
     graph_job g;
     uint64_t ticket;
     init(&g, r, HPC_SSP);
     graph_job_shape(&g, CHAIN);
     g.staleness = 1, g.j.depth = 3;
+    if (r->arg) graph_job_in_place(&g);
     hpc_exchange *e = graph_open(r, &g);
     push(r, &g, e, 0, 1);
     if (r->rank == 1) {
@@ -178,7 +180,7 @@ static void ssp_keeps_newest(rank *r) {
 /* ---- BARRIER, ASYNC -----------------------------------------------------------------------------------------------
  */
 
-/* arg: consistency + 16 * progress. */
+/* arg: consistency + 16 * progress, + IN_PLACE. */
 static void what_is_there(rank *r) {
     int rounds = RANKS_TSAN || RANKS_ASAN ? 3 : 6; /* each depth, once or twice */
     for (int round = 0; round < rounds; round++) {
@@ -186,8 +188,9 @@ static void what_is_there(rank *r) {
         int versions[MOST], last[2][MOST] = {{0}};
         uint64_t random = (uint64_t)(r->rank + 100 * round);
         init(&g, r, r->arg % 16);
-        g.j.progress = r->arg / 16;
+        g.j.progress = r->arg % IN_PLACE / 16;
         g.j.depth = 1 + round % 3;
+        if (r->arg >= IN_PLACE) graph_job_in_place(&g);
         g.j.n_keys = 1 + round % 2;
         hpc_exchange *e = graph_open(r, &g);
         for (int step = 1; step <= STEPS; step++) {
@@ -267,7 +270,9 @@ int main(int argc, char **argv) {
         {.name = "ssp_models_1", .size = 4, .run = ssp_models, .arg = 1 + INLINE},
         {.name = "ssp_models_3_thread", .size = 4, .run = ssp_models, .arg = 3 + THREAD},
         {.name = "ssp_models_0", .size = 3, .run = ssp_models, .arg = 0 + INLINE},
+        {.name = "ssp_models_in_place", .size = 4, .run = ssp_models, .arg = 2 + INLINE + IN_PLACE},
         {.name = "ssp_keeps_newest", .size = 2, .run = ssp_keeps_newest},
+        {.name = "ssp_keeps_newest_in_place", .size = 2, .run = ssp_keeps_newest, .arg = IN_PLACE},
         {.name = "ssp_gradients_1", .size = 4, .run = ssp_gradients, .arg = 1 + INLINE},
         {.name = "ssp_gradients_4_thread", .size = 3, .run = ssp_gradients, .arg = 4 + THREAD},
         {.name = "barrier", .size = 4, .run = what_is_there, .arg = HPC_BARRIER + INLINE, .where = RANKS_UNSEEDED},
@@ -278,6 +283,16 @@ int main(int argc, char **argv) {
          .where = RANKS_UNSEEDED},
         {.name = "async", .size = 4, .run = what_is_there, .arg = HPC_ASYNC + INLINE, .where = RANKS_UNSEEDED},
         {.name = "async_thread", .size = 4, .run = what_is_there, .arg = HPC_ASYNC + THREAD, .where = RANKS_UNSEEDED},
+        {.name = "barrier_in_place",
+         .size = 3,
+         .run = what_is_there,
+         .arg = HPC_BARRIER + INLINE + IN_PLACE,
+         .where = RANKS_UNSEEDED},
+        {.name = "async_in_place",
+         .size = 4,
+         .run = what_is_there,
+         .arg = HPC_ASYNC + THREAD + IN_PLACE,
+         .where = RANKS_UNSEEDED},
         {.name = "async_alone", .size = 3, .run = async_alone, .where = RANKS_UNSEEDED},
         {.name = "phases_barrier", .size = 4, .run = phases, .arg = HPC_BARRIER, .where = RANKS_UNSEEDED},
         {.name = "phases_async", .size = 4, .run = phases, .arg = HPC_ASYNC, .where = RANKS_UNSEEDED},

@@ -568,6 +568,9 @@ typedef struct hpc_exchange_config {
     int quorum;                 /* inputs of which a fold may be made without the others; 0: all are needed */
     int late;                   /* hpc_late_update */
     double grace;               /* seconds that a fold which has its quorum waits for the others; negative: learned */
+    int in_place;               /* 1: models are trained where they lie: a push sends the key's parameters. Graphs whose
+                                   rule is average only; on a float32 wire one of the plan's slots is the model, so its
+                                   depth is 2 or more */
     const char *refusal;        /* not NULL: this rank cannot take part, and all get this sentence */
 } hpc_exchange_config;
 
@@ -590,9 +593,12 @@ HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
 HPC_API void hpc_exchange_free(hpc_exchange *exchange);
 
-/* Where the next gradient of key goes, in the plan's wire format: waits until the slot is free again. */
+/* Where the next gradient of key goes, in the plan's wire format: waits until the slot is free again. With in_place the
+ * parameters, float32: waits until the last push is folded. */
 HPC_API int hpc_exchange_gradient(hpc_exchange *exchange, int key, double timeout, void **gradient);
-HPC_API float *hpc_exchange_params(const hpc_exchange *exchange, int key); /* NULL on a rank that is no worker */
+/* NULL on a rank that is no worker. They stay where they are but with in_place on a float32 wire: there each average
+ * lies in another slot than the model that went out, which neighbours may still read, so ask again after a pull. */
+HPC_API float *hpc_exchange_params(const hpc_exchange *exchange, int key);
 
 typedef enum hpc_push_flags {
     HPC_PUSH = 1, /* the gradient goes out */
