@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import graph_phases
 from .consistency import BSP
 from .context import Context
 from .errors import CheckpointError, NotSupported
 from .exchange import Exchange
 from .resume import restore
-from .topology import ParameterServer, among, spectral_gap
+from .topology import Graph, ParameterServer, among, spectral_gap
 
 _log = logging.getLogger("hpcomm")
 
@@ -28,7 +27,8 @@ class Recovered:
             context is a new one; exchange.context.ranks says what its ranks were called at first.
         clock: the step that all of them have agreed to go on from: the number of steps made.
         lost: the ranks that are gone, as the lost exchange called them.
-        gap: the graph's spectral gap before and after; None where there are servers.
+        gap: the graph's spectral gap before and after; None where there are servers, and for more than 512 ranks
+            without SciPy.
         extra: what the trainer had given to the checkpoint, on the rank that had this one's number then; empty without
             a checkpoint.
     """
@@ -63,7 +63,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
 
     A Checkpointer of the lost exchange is closed before, and made anew. The trainer closes exchange.context in the end,
     and the context that it made; the lost exchange needs no close, and its arrays stay readable. The spectral gap
-    before and after is logged by rank 0 (logging's "hpcomm", WARNING).
+    before and after is logged by rank 0 (logging's "hpcomm", WARNING), if it can be computed.
 
     Args:
         ex: what raised.
@@ -74,7 +74,8 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.
         NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank; servers under
             ASYNC.
-        InvalidArgument: the function that was given as the topology makes no graph of so many ranks.
+        InvalidArgument: the function that was given as the topology makes no graph of so many ranks, here or on another
+            rank: make another exchange, of Context.shrink's context.
         Timeout, TransportError: as Context.shrink.
         PeerFailed: another rank died meanwhile: call it again.
     """
@@ -111,12 +112,10 @@ def _over(
     lost = tuple(rank for rank in range(old.size) if rank not in left)
     clock = _furthest(fresh, mine)
     topology: Any
-    gap = None
     gone: list[int] = []
     options = dict(made.options)
     if ex.graph:
-        topology = _rebuilt(made.topology, ex.graph, left)
-        gap = (spectral_gap(ex.graph), spectral_gap(graph_phases(topology, fresh.size)))
+        topology = made.topology if callable(made.topology) else among(ex.graph, left)
     else:
         assert isinstance(made.topology, ParameterServer)
         owners = set(np.unique(ex.plan.rows.column("owner")).tolist())
@@ -141,8 +140,9 @@ def _over(
         shard["row_step"][:] = clock
         shard["replica"] = new._kind.replica  # a rank's own, by another number now
         new.load_state_dict(shard, timeout)
+    gap = _gaps(ex.graph, new.graph) if ex.graph else None
     if fresh.rank == 0:
-        _tell(lost, left, clock, gap)
+        _tell(lost, left, clock, "" if not ex.graph else _told(gap))
     return Recovered(new, clock, lost, gap, extra)
 
 
@@ -150,9 +150,11 @@ def _furthest(ctx: Context, clock: int) -> int:
     return max(int.from_bytes(part, "little") for part in ctx.allgather(clock.to_bytes(8, "little")))
 
 
-def _rebuilt(topology: Any, phases: Sequence[Any], left: Sequence[int]) -> Any:
-    """What makes the graphs of those that are left."""
-    return topology if callable(topology) else tuple(among(phase, left) for phase in phases)
+def _gaps(before: Sequence[Graph], now: Sequence[Graph]) -> tuple[float, float] | None:
+    try:
+        return spectral_gap(before), spectral_gap(now)
+    except NotSupported:  # a large graph, and no SciPy: nothing depends on it
+        return None
 
 
 def _servers_left(topology: ParameterServer, servers: Sequence[int], left: Sequence[int]) -> ParameterServer:
@@ -163,7 +165,10 @@ def _servers_left(topology: ParameterServer, servers: Sequence[int], left: Seque
     return ParameterServer(topology.placement, living, topology.affinity, topology.interfaces)
 
 
-def _tell(lost: Sequence[int], left: Sequence[int], clock: int, gap: tuple[float, float] | None) -> None:
+def _told(gap: tuple[float, float] | None) -> str:
+    return "; spectral gap " + ("not computed" if gap is None else f"{gap[0]:.4f} before, {gap[1]:.4f} now")
+
+
+def _tell(lost: Sequence[int], left: Sequence[int], clock: int, graph: str) -> None:
     who = f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}" if lost else "nobody"
-    graph = "" if gap is None else f"; spectral gap {gap[0]:.4f} before, {gap[1]:.4f} now"
     _log.warning("%s lost: %d ranks go on from step %d%s", who, len(left), clock, graph)

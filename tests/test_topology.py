@@ -486,6 +486,32 @@ def test_check_names_the_rank() -> None:
     assert "rank 0 is taken sum to 1.333" in topology.check(regular)[0]
 
 
+@calm
+@given(st.integers(1, 6), st.lists(st.integers(1, 2), min_size=1, max_size=3), st.integers(0, 10_000))
+def test_check_sees_models_that_go_around(n: int, mixed: list[int], seed: int) -> None:
+    """Averages of permutations, which leave out a rank's own update as often as not, in phases."""
+    random = np.random.default_rng(seed)
+    matrices = [np.mean([np.eye(n)[random.permutation(n)] for _ in range(k)], axis=0) for k in mixed]
+    phases = [topology.from_adjacency(matrix, weighted=True) for matrix in matrices]
+    limit = np.linalg.matrix_power(reduce(lambda before, matrix: matrix @ before, matrices), 1 << 16)
+    assert (topology.check(phases) == []) == np.allclose(limit, 1 / n, atol=1e-6)
+    if len(phases) == 1:
+        assert topology.check(phases[0]) == topology.check(phases)
+
+
+def test_check_says_the_period() -> None:
+    def shift(stride: int) -> Graph:
+        return topology.from_edges(6, [(i, (i + stride) % 6) for i in range(6)], [1] * 6)
+
+    (around,) = topology.check(shift(1))
+    assert around.startswith("periodic: the update of rank 0 comes back every 6 steps only, and to rank 1 never at the")
+    (rounds,) = topology.check([shift(4), shift(1)])
+    assert rounds.startswith("periodic: the update of rank 0 comes back every 6 rounds only")
+    (back,) = topology.check([shift(1), shift(5)])
+    assert back.startswith("not strongly connected: no path of edges, one of each phase in turn, leads from rank 0")
+    assert topology.check(topology.from_edges(3, [(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)], [0.5] * 6)) == []
+
+
 def test_check_of_phases() -> None:
     assert topology.check(topology.one_peer_exponential(6)) == []
     apart = topology.check([topology.from_edges(3, [(0, 1), (1, 0)])] * 2)
@@ -508,6 +534,53 @@ def test_metropolis_is_fair(graph: Graph) -> None:
     for i, j in edges(both):
         assert matrix[i, j] == 1 / (1 + max(degrees[i], degrees[j]))
     assert all(sentence.startswith("not strongly") for sentence in topology.check(repaired))
+
+
+# ---- without some ranks --------------------------------------------------------------------------------------------
+
+
+def test_a_graph_keeps_its_kind_without_some_ranks() -> None:
+    assert topology.among(topology.ring(6), [0, 2, 3, 5]) == topology.ring(4)
+    assert topology.among(topology.chain(5), [1, 2, 4]) == topology.chain(3)
+    np.testing.assert_allclose(topology.among(topology.complete(5), [4, 1, 0]).dense(), 1 / 3)
+    server = topology.among(topology.star(5), [1, 2, 3, 4])
+    assert server.in_degrees.tolist() == [3] * 4, "all-reduce"
+    lazy = topology.from_edges(4, [(i, (i + 1) % 4) for i in range(4)], [0.25] * 4)
+    assert topology.among(lazy, [0, 1, 3]) == topology.from_edges(3, [(0, 1), (1, 2), (2, 0)], [0.25] * 3)
+    assert topology.among(topology.ring(3), [2]).dense().tolist() == [[1]]
+    assert topology.among(topology.ring(3), [2, 0, 1]).in_edges(0) == ((0, 0.5), (2, 0.5))
+    for ranks in ([], [0, 0], [0, 3], [-1]):
+        with pytest.raises(InvalidArgument, match="must be different ranks of 0 to 2, one or more"):
+            topology.among(topology.ring(3), ranks)
+
+
+@calm
+@given(edge_sets(), st.data())
+def test_what_is_left_is_the_stochastic_complement(graph: Graph, data: st.DataObject) -> None:
+    left = data.draw(st.lists(st.sampled_from(range(graph.size)), unique=True, min_size=1))
+    gone = [rank for rank in range(graph.size) if rank not in left]
+    p = graph.dense()
+    ways = np.eye(len(gone)) - p[np.ix_(gone, gone)]
+    found = topology.among(graph, left)
+    if abs(np.linalg.det(ways)) > 1e-9:  # else some of them took only each other
+        want = p[np.ix_(left, left)] + p[np.ix_(left, gone)] @ np.linalg.solve(ways, p[np.ix_(gone, left)])
+        np.testing.assert_allclose(found.dense(), want, atol=1e-12)
+    if topology.check(graph) == []:
+        assert topology.check(found) == []
+
+
+def test_phases_keep_their_kinds_without_some_ranks() -> None:
+    peers = topology.among(topology.one_peer_exponential(8), [0, 1, 2, 4, 5, 6, 7])
+    assert len(peers) == 3
+    assert all(phase.in_degrees.max() == 1 == phase.out_degrees.max() for phase in peers)
+    assert topology.check(peers) == []
+    pairs = topology.among(topology.random_matchings(6, 3), [0, 1, 2, 4, 5])
+    assert [phase.in_degrees.tolist().count(0) for phase in pairs] == [1, 1, 1]
+    assert all(edges(phase) == {(j, i) for i, j in edges(phase)} for phase in pairs)
+    line = [topology.from_edges(3, [(0, 1), (1, 0)]), topology.from_edges(3, [(1, 2), (2, 1)])]
+    apart = topology.among(line, [0, 2])
+    assert [len(edges(phase)) for phase in apart] == [0, 0, 2], "a ring as one more phase"
+    assert topology.check(line) == topology.check(apart) == []
 
 
 # ---- distance and lateness -----------------------------------------------------------------------------------------
@@ -613,6 +686,17 @@ def test_steps_to_consensus() -> None:
         math.log(100) / -math.log(math.cos(math.pi / 25))
     )
     assert topology.steps_to_consensus(topology.from_edges(3, []), 0.01) == math.inf
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_over_phases_are_whole_rounds(seed: int) -> None:
+    phases = topology.random_matchings(7, 5, seed)
+    steps = topology.steps_to_consensus(phases, 0.01)
+    product = reduce(lambda before, phase: phase.dense() @ before, phases, np.eye(7))
+    sigma = np.linalg.svd(product, compute_uv=False)[1]
+    rounds, rest = divmod(steps, 5)
+    assert rest == 0
+    assert sigma**rounds <= 0.01 < sigma ** (rounds - 1)
 
 
 def test_sparse_matrix_is_of_scipy() -> None:

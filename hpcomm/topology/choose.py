@@ -58,7 +58,8 @@ def steps_to_consensus(graph: Graph | Sequence[Graph], accuracy: float) -> float
     """Steps until the models' distance from their mean has come down to accuracy times what it was, or inf.
 
     They are log(1/accuracy) / -log(sigma_2), rounded up, by the bound of ASAP's appendix A, which holds if P is doubly
-    stochastic. Where sigma_2 is 0, as in all-reduce, it is one step, or one round of phases.
+    stochastic. Of phases they are whole rounds, for only over a round does it hold. Where sigma_2 is 0, as in
+    all-reduce, it is one step, or one round.
 
     Args:
         graph: a graph, or phases.
@@ -120,7 +121,7 @@ def recommend(
 def _steps(sigma: float, phases: int, accuracy: float) -> float:
     if sigma == 0:
         return phases
-    return max(1, ceil(log(1 / accuracy) / -log(sigma) - 1e-9)) if sigma < 1 - 1e-15 else inf
+    return phases * max(1, ceil(log(1 / accuracy) / -log(sigma) / phases - 1e-9)) if sigma < 1 - 1e-15 else inf
 
 
 def _candidates(n: int) -> Iterator[Graph | tuple[Graph, ...]]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import InvalidArgument
 from .graph import TOLERANCE, Graph, as_phases
-from .paths import distances
+from .paths import reached
 from .spectrum import column_sums
 
 
@@ -15,7 +15,9 @@ def check(graph: Graph | Sequence[Graph]) -> list[str]:
 
     Each sentence names a rank that breaks one of these (ASAP, appendix A, network requirement):
 
-    - The graph is strongly connected: every update gets to every rank. Phases need be so only together.
+    - The graph is strongly connected: every update gets to every rank. Phases need be so only over a round.
+    - It is aperiodic, as it is where any rank takes its own update too. Without such weights models may go around for
+      ever, as in a ring, and never come together.
     - P is doubly stochastic: the weights with which a rank's update is taken sum to 1, as do those that it takes.
     - Where P is not: all ranks have the same in-degree, which uniform weights need for that.
 
@@ -23,7 +25,7 @@ def check(graph: Graph | Sequence[Graph]) -> list[str]:
         InvalidArgument: graph is no graph and no phases of one.
     """
     phases = as_phases(graph)
-    found = _unreached(_union(phases))
+    found = _unmixed(phases)
     for k, phase in enumerate(phases):
         where = f"phase {k}: " if len(phases) > 1 else ""
         found += [where + sentence for sentence in _unfair(phase)]
@@ -55,24 +57,33 @@ def metropolis(graph: Graph) -> Graph:
     return Graph(graph.size, source, target, weights, f"metropolis({graph.name})")
 
 
-def _union(phases: tuple[Graph, ...]) -> Graph:
-    """The edges of all phases together."""
-    if len(phases) == 1:
-        return phases[0]
-    size = phases[0].size
-    edges = np.unique(np.concatenate([phase.targets.astype(np.int64) * size + phase.sources for phase in phases]))
-    return Graph(size, edges % size, edges // size, name=phases[0].name)
+def _unmixed(phases: tuple[Graph, ...]) -> list[str]:
+    """The sentence of a graph over which models do not come together, however fair it is.
 
-
-def _unreached(graph: Graph) -> list[str]:
-    """The sentence of a graph that is not strongly connected."""
-    for backward in (False, True):
-        hops = distances(graph, 0, backward)
-        if hops.min() < 0:
-            rank = int(np.argmin(hops))
+    It is looked for among nodes (phase, rank), with an edge from a phase to the next one for every update that is taken
+    with a weight above 0: then a path of a round is an entry of the product of all phases, which is never made. They
+    come together if that product is primitive: irreducible, and of period 1 (Perron and Frobenius).
+    """
+    size, n = phases[0].size, len(phases)
+    edges = [(k, phase, phase.weights > 0) for k, phase in enumerate(phases)]
+    source = np.concatenate([k * size + phase.sources[taken].astype(np.int64) for k, phase, taken in edges])
+    target = np.concatenate([(k + 1) % n * size + phase.targets[taken].astype(np.int64) for k, phase, taken in edges])
+    there, back = reached(source, target, n * size), reached(target, source, n * size)
+    for hops, backward in ((there, False), (back, True)):
+        if hops[:size].min() < 0:
+            rank = int(np.argmin(hops[:size]))
             of, to = (rank, 0) if backward else (0, rank)
-            return [f"not strongly connected: no path of edges leads from rank {of} to rank {to}; add edges"]
-    return []
+            over = ", one of each phase in turn," if n > 1 else ""
+            return [f"not strongly connected: no path of edges{over} leads from rank {of} to rank {to}; add edges"]
+    around = (there[source] >= 0) & (back[target] >= 0)  # all that are part of a way from rank 0 to itself
+    period = int(np.gcd.reduce(there[source[around]] + 1 - there[target[around]])) // n
+    if period == 1:
+        return []
+    rank = int(np.argmax(there[:size] // n % period != 0))
+    return [
+        f"periodic: the update of rank 0 comes back every {period} {'steps' if n == 1 else 'rounds'} only, and to rank "
+        f"{rank} never at the same time: models go around and do not come together; let rank 0 take its own update too"
+    ]
 
 
 def _unfair(graph: Graph) -> list[str]:

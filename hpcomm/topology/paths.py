@@ -23,10 +23,20 @@ def distances(graph: Graph, rank: int, backward: bool = False) -> NDArray[np.int
         InvalidArgument: there is no such rank.
     """
     rank = whole("rank", rank, 0, graph.size - 1)
-    starts, peers = (graph.starts, graph.sources) if backward else graph.out_edges()
-    found = np.full(graph.size, -1, np.int64)
-    found[rank] = 0
-    front = np.array([rank])
+    return _hops(*((graph.starts, graph.sources) if backward else graph.out_edges()), rank)
+
+
+def reached(source: NDArray[np.int64], target: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """distances from node 0 of any edges among so many nodes."""
+    order = np.argsort(source, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=size))])
+    return _hops(starts.astype(np.int64), target[order], 0)
+
+
+def _hops(starts: NDArray[np.int64], peers: NDArray[Any], first: int) -> NDArray[np.int64]:
+    found = np.full(len(starts) - 1, -1, np.int64)
+    found[first] = 0
+    front = np.array([first])
     for hops in count(1):
         near = _peers_of(front, starts, peers)
         front = np.unique(near[found[near] < 0])

@@ -1,37 +1,61 @@
 """A graph over those of its ranks that are left (ASAP, section 5: it can be rebuilt after a failure)."""
 
 from collections.abc import Sequence
-
-import numpy as np
+from typing import overload
 
 from ..errors import InvalidArgument
-from .graph import Graph
-from .paths import diameter
+from .fairness import check
+from .graph import TOLERANCE, Graph, as_phases
+from .graphs import ring
 
 
-def among(graph: Graph, ranks: Sequence[int]) -> Graph:
-    """The graph of some of another one's ranks: their own edges and, where these no longer connect all of them, a
-    directed ring. Every rank takes the updates of its in-neighbours and its own with equal weights.
+@overload
+def among(graph: Graph, ranks: Sequence[int]) -> Graph: ...
+@overload
+def among(graph: Sequence[Graph], ranks: Sequence[int]) -> tuple[Graph, ...]: ...
+def among(graph: Graph | Sequence[Graph], ranks: Sequence[int]) -> Graph | tuple[Graph, ...]:
+    """The graph of some of another one's ranks. Who took the update of a rank that is gone takes those that this one
+    took in its place, in the same proportions, so that its share is still there.
+
+    So a ring stays a ring, all-reduce stays all-reduce, and a pair of which one is gone sits out; weights that were
+    given are kept. If P is doubly stochastic it stays so, and what was strongly connected stays connected: the new P is
+    the stochastic complement of the old one (C. D. Meyer, 1989). Each phase is taken by itself, and keeps its kind;
+    where phases that led from every rank to every other one no longer do, a directed ring comes as one more phase.
 
     Args:
-        graph: of all ranks.
+        graph: of all ranks; or phases.
         ranks: those that are left, in their new order.
 
     Raises:
         InvalidArgument: a rank is not of the graph, or there twice.
     """
+    phases = as_phases(graph)
+    size, left = phases[0].size, len(ranks)
+    if len(set(ranks)) != left or not left or not all(0 <= rank < size for rank in ranks):
+        raise InvalidArgument(f"ranks is {tuple(ranks)}: must be different ranks of 0 to {size - 1}, one or more")
+    found = tuple(_without(phase, ranks) for phase in phases)
+    if isinstance(graph, Graph):
+        return found[0]
+    if not _connects(found) and _connects(phases):
+        found = (*found, ring(left))
+    return found
+
+
+def _without(graph: Graph, ranks: Sequence[int]) -> Graph:
+    rows = [dict(graph.in_edges(rank)) for rank in range(graph.size)]
+    for gone in sorted(set(range(graph.size)) - set(ranks)):
+        taken, rows[gone] = rows[gone], {}
+        others = 1 - taken.pop(gone)
+        parts = {source: weight / others for source, weight in taken.items()} if others > TOLERANCE else {}
+        for rank, row in enumerate(rows):
+            share = row.pop(gone, 0.0)
+            for other, part in (parts or {rank: 1.0}).items() if share else ():  # it took nobody: each takes itself
+                row[other] = row.get(other, 0.0) + share * part
     new = {rank: i for i, rank in enumerate(ranks)}
-    if len(new) != len(ranks) or not new or not all(0 <= rank < graph.size for rank in new):
-        raise InvalidArgument(f"ranks is {tuple(ranks)}: must be different ranks of 0 to {graph.size - 1}, one or more")
-    edges = {(new[source], new[rank]) for rank in ranks for source in graph.in_peers(rank) if source in new}
-    name = f"{graph.name} without {graph.size - len(ranks)}"
-    left = _graph(len(ranks), edges, name)
-    if len(ranks) > 1 and not np.isfinite(diameter(left)):
-        edges |= {(i, (i + 1) % len(ranks)) for i in range(len(ranks))}
-        left = _graph(len(ranks), edges, f"{name}, with a ring")
-    return left
+    edges = [(new[source], new[rank], weight) for rank in ranks for source, weight in rows[rank].items()]
+    source, target, weights = zip(*edges, strict=True)
+    return Graph(len(ranks), source, target, weights, f"{graph.name} without {graph.size - len(ranks)}")
 
 
-def _graph(size: int, edges: set[tuple[int, int]], name: str) -> Graph:
-    pairs = np.array(sorted(edges), np.int64).reshape(-1, 2)
-    return Graph(size, pairs[:, 0], pairs[:, 1], name=name)
+def _connects(phases: tuple[Graph, ...]) -> bool:
+    return not any(sentence.startswith("not strongly connected") for sentence in check(phases))
