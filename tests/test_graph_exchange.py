@@ -11,17 +11,27 @@ from conftest import on_both, run_threads
 
 import hpcomm
 from hpcomm import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Exchange, Momentum, PeerFailed, Timeout, stochastic_reduce
-from hpcomm.topology import Graph, chain, complete, one_peer_exponential, random_matchings, ring, root_expander
+from hpcomm.topology import (
+    Graph,
+    chain,
+    complete,
+    from_edges,
+    one_peer_exponential,
+    random_matchings,
+    ring,
+    root_expander,
+)
 
 F32 = np.float32
 SHAPES = {"w": (300, 7), "b": (5,), "scale": ()}
 Topology = Graph | Sequence[Graph]
 EXACT = (NOTIFY_ACK, BSP)
+GRAIN = 60  # of updates, so that averages of up to six of them are whole numbers, and exact
 
 
 def update(rank: int, step: int) -> dict[str, Any]:
     rng = np.random.default_rng(1000 * rank + step)
-    return {name: rng.integers(-8, 8, shape).astype(F32) for name, shape in SHAPES.items()}
+    return {name: (GRAIN * rng.integers(-8, 8, shape)).astype(F32) for name, shape in SHAPES.items()}
 
 
 def zeros() -> dict[str, Any]:
@@ -37,12 +47,12 @@ def averaged(topology: Topology, rank: int, step: int) -> dict[str, Any]:
     """What rank has after that step, from 0 on, when all push their updates as models."""
     row = graph_of(topology, step).dense()[rank]
     updates = [update(other, step) for other in range(len(row))]
-    return {name: sum(row[j] * u[name].astype(float) for j, u in enumerate(updates)) for name in SHAPES}
+    return {name: np.round(sum(row[j] * u[name].astype(float) for j, u in enumerate(updates))) for name in SHAPES}
 
 
-def assert_close(have: Any, want: Any) -> None:
+def assert_same(have: Any, want: Any) -> None:
     for name in SHAPES:
-        np.testing.assert_allclose(have[name], want[name], rtol=1e-6, atol=1e-5, err_msg=name)
+        np.testing.assert_array_equal(have[name], want[name], err_msg=name)
 
 
 def in_turn(ex: Exchange, rank: int, step: int) -> Any:
@@ -100,7 +110,7 @@ def test_every_step_is_the_weighted_average_of_that_step(name: str, consistency:
         with stochastic_reduce(context, zeros(), topology=topology, consistency=consistency, depth=2) as ex:
             assert ex.graph == ((topology,) if isinstance(topology, Graph) else tuple(topology))
             for step in range(7):
-                assert_close(in_turn(ex, context.rank, step), averaged(topology, context.rank, step))
+                assert_same(in_turn(ex, context.rank, step), averaged(topology, context.rank, step))
             check_counts(ex, topology, context.rank, 7)
 
     run_threads(5, body)
@@ -118,7 +128,7 @@ def test_gradients_go_into_ones_own_parameters() -> None:
                 for name in SHAPES:
                     velocity[name] = 0.5 * velocity[name] + mean[name]
                     want[name] = want[name] - 0.5 * velocity[name]
-                assert_close(ex.step(update(context.rank, step)), want)
+                assert_same(ex.step(update(context.rank, step)), want)
 
     run_threads(3, body)
 
@@ -133,30 +143,103 @@ def test_root_expander_under_notify_ack_is_the_default() -> None:
     run_threads(4, body)
 
 
-# What is folded under the others: one number in all elements tells a whole update of one step.
+@on_both
+@pytest.mark.parametrize("consistency", EXACT, ids=str)
+def test_fair_averages_keep_the_sum(consistency: hpcomm.Consistency) -> None:
+    """Models that are averaged again and again, of which every average is whole, by weights that are fair."""
+    topology = one_peer_exponential(4)
+    first = [64 * (rank + 1) ** 3 for rank in range(4)]
+    models: list[list[float]] = [[] for _ in range(4)]
+
+    def body(context: hpcomm.Context) -> None:
+        own = {name: np.full(shape, first[context.rank], F32) for name, shape in SHAPES.items()}
+        with stochastic_reduce(context, zeros(), topology=topology, consistency=consistency) as ex:
+            for _ in range(5):
+                own = {name: value.copy() for name, value in ex.step(own).items()}
+                assert all(np.ptp(value) == 0 for value in own.values())
+                models[context.rank].append(float(own["scale"]))
+
+    run_threads(4, body)
+    for step in range(5):
+        now = [models[rank][step] for rank in range(4)]
+        assert sum(now) == sum(first)
+        assert step == 0 or now == [sum(first) / 4] * 4, "the mean after one round, which stays"
+
+
+# What is folded under the others: a rank's update is its step, as a digit of its own, in all elements. So an average
+# tells of which updates it is, and a torn update shows.
+DIGIT = 64  # above n * steps: averages of other numbers of updates have other digits
+
+
+def folded(out: float, n: int, me: int, step: int) -> dict[int, int]:
+    """The steps of the others' updates of which, with one's own of this step, this is the plain average, by rank."""
+    for size in range(1, n + 1):
+        total, rest = divmod(out * size, 6)
+        digits = [int(total) // DIGIT**rank % DIGIT for rank in range(n)]
+        found = {rank: sent for rank, sent in enumerate(digits) if sent and rank != me}
+        if rest == 0 and total < DIGIT**n and digits[me] == step and len(found) == size - 1:
+            return found
+    raise AssertionError(f"{out} is the average of no updates that were sent")
+
+
 @on_both
 @pytest.mark.parametrize("consistency", [SSP(2), BARRIER, ASYNC], ids=str)
 def test_what_is_late_is_whole_or_left_out(consistency: hpcomm.Consistency) -> None:
-    steps = 20
+    """Every average is exactly that of one's own update and of some that the others have really sent, each rank's in
+    order, and none of them twice but under SSP; as many as are counted."""
+    n, steps = 3, 20
+    late = consistency.staleness or 0
 
     def body(context: hpcomm.Context) -> None:
-        graph = complete(3)
-        with stochastic_reduce(context, zeros(), topology=graph, consistency=consistency, cores=1) as ex:
-            if consistency == SSP(2):
+        me = context.rank
+        inputs = {name: [0] * n for name in SHAPES}  # how many averages had so many
+        received = [0] * n
+        last = {name: [0] * n for name in SHAPES}
+        with stochastic_reduce(context, zeros(), topology=complete(n), consistency=consistency, cores=1) as ex:
+            if late:
                 assert ex.plan.rows[0].depth == 4
             for step in range(1, steps + 1):
-                out = ex.step({name: np.full(shape, 3.0 * step, F32) for name, shape in SHAPES.items()})
-                for name in SHAPES:
+                out = ex.step({name: np.full(shape, 6 * step * DIGIT**me, F32) for name, shape in SHAPES.items()})
+                for name, shape in SHAPES.items():
                     assert np.ptp(out[name]) == 0
-                    least = 3 * max(step - 2, 1) if consistency == SSP(2) else 0
-                    assert least - 1e-3 <= float(out[name].flat[0] if out[name].ndim else out[name]) <= 3 * steps + 1e-3
+                    taken = folded(float(out[name].reshape(-1)[0]), n, me, step)
+                    new = {rank for rank, sent in taken.items() if sent > last[name][rank]}
+                    assert new == set(taken) or late, "an update counts once"
+                    assert all(sent >= last[name][rank] for rank, sent in taken.items())
+                    if late and step > late:
+                        assert len(taken) == n - 1
+                        assert min(taken.values()) >= step - late
+                    inputs[name][len(new)] += 1
+                    for rank, sent in taken.items():
+                        last[name][rank] = sent
+                        received[rank] += 4 * int(np.prod(shape)) * (rank in new)
             stats = ex.stats()
+            assert list(stats.by_inputs) == [sum(inputs[name][k] for name in SHAPES) for k in range(n)]
+            assert [peer.bytes_received for peer in stats.peers] == received
             assert stats.reduces == steps * len(SHAPES) == sum(stats.by_inputs)
-            assert stats.whole + stats.torn + stats.stale + stats.missing == 2 * stats.reduces
-            assert stats.whole == sum(n * count for n, count in enumerate(stats.by_inputs))
+            assert stats.whole + stats.torn + stats.stale + stats.missing == (n - 1) * stats.reduces
+            assert stats.whole == sum(k * count for k, count in enumerate(stats.by_inputs))
             context.barrier()
 
-    run_threads(3, body)
+    run_threads(n, body)
+
+
+@on_both
+@pytest.mark.parametrize("consistency", [BARRIER, ASYNC], ids=str)
+def test_models_that_agree_stay_the_same_whatever_is_left_out(consistency: hpcomm.Consistency) -> None:
+    """With more neighbours, weights that differ, and phases."""
+    graph = from_edges(
+        4, [(0, 1), (2, 1), (3, 1), (1, 0), (1, 2), (2, 3), (0, 3)], [0.25, 0.25, 0.25, *[0.5] * 2, 0.25, 0.5]
+    )
+
+    def body(context: hpcomm.Context) -> None:
+        for topology in (graph, [complete(4), ring(4)]):
+            with stochastic_reduce(context, zeros(), topology=topology, consistency=consistency) as ex:
+                for _ in range(15):
+                    out = ex.step({name: np.full(shape, 96.0, F32) for name, shape in SHAPES.items()})
+                    assert all((out[name] == 96).all() for name in SHAPES)
+
+    run_threads(4, body)
 
 
 @on_both
@@ -180,7 +263,7 @@ def test_a_checkpoint_goes_on_in_its_phase() -> None:
         with stochastic_reduce(context, zeros(), topology=topology, rule=Momentum()) as ex:
             ex.step(update(context.rank, 9))
             ex.load_state_dict(shard)
-            assert_close(ex.step(update(context.rank, 4)), want)
+            assert_same(ex.step(update(context.rank, 4)), want)
 
     run_threads(5, before)
     run_threads(5, after)
@@ -233,7 +316,7 @@ def train(steps: int) -> list[float]:
         topology = root_expander(context.size)
         with stochastic_reduce(context, zeros(), topology=topology) as ex:
             for step in range(steps):
-                assert_close(in_turn(ex, context.rank, step), averaged(topology, context.rank, step))
+                assert_same(in_turn(ex, context.rank, step), averaged(topology, context.rank, step))
             check_counts(ex, topology, context.rank, steps)
             return [float(value.sum()) for value in ex.params.values()]
 
@@ -243,4 +326,4 @@ def test_processes() -> None:
     values = mpi.run(4, train, 6)
     for rank, value in enumerate(values):
         want = averaged(root_expander(4), rank, 5)
-        np.testing.assert_allclose(value, [want[name].sum() for name in SHAPES], rtol=1e-4, atol=1e-2)
+        assert value == [want[name].sum() for name in SHAPES]
