@@ -403,6 +403,13 @@ static void show_transports(hpc_context *c) {
     hpc_control_show(c->control, names);
 }
 
+static void name_timeline(const hpc_context *c) {
+    char job[HPC_JOB_BYTES];
+    if (c->group.timeline == NULL) return;
+    hpc_control_name_job(&c->addresses[0].control, job);
+    hpc_timeline_name_job(c->group.timeline, job);
+}
+
 int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     double deadline;
     int status;
@@ -419,6 +426,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
         c->addresses[r].transports[HPC_TRANSPORTS_BYTES - 1] = 0;
     }
     status = check_addresses(c);
+    if (status == HPC_OK) name_timeline(c);
     if (status == HPC_OK) status = choose_transports(c);
     if (status != HPC_OK) return status;
     choose_waiting(c);

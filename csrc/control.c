@@ -112,6 +112,10 @@ err:
 
 /* ---- facts ---- */
 
+void hpc_control_name_job(const hpc_control_address *rank0, char job[HPC_JOB_BYTES]) {
+    for (int i = 0; i < HPC_COOKIE_BYTES; i++) snprintf(job + 2 * i, 3, "%02x", rank0->name[i]);
+}
+
 void hpc_control_address_of(const hpc_control *control, hpc_control_address *address) {
     *address = control->self;
 }

@@ -26,6 +26,9 @@ typedef struct hpc_control_address {
     hpc_endpoint endpoints[HPC_ENDPOINTS]; /* where it listens for TCP */
 } hpc_control_address;
 
+/* What a job is called, by the name of its rank 0. */
+void hpc_control_name_job(const hpc_control_address *rank0, char job[HPC_JOB_BYTES]);
+
 typedef struct hpc_control_config {
     int tcp;                /* whether to listen for TCP; no TCP link can be had without */
     const char *interfaces; /* hpc_net_listen's */

@@ -20,10 +20,6 @@ static const char PREFIX[] = "@hpcomm-";
 
 /* ---- the answer ---- */
 
-static void write_name(const unsigned char name[HPC_COOKIE_BYTES], char text[HPC_JOB_BYTES]) {
-    for (int i = 0; i < HPC_COOKIE_BYTES; i++) snprintf(text + 2 * i, 3, "%02x", name[i]);
-}
-
 static void show_waits(const hpc_group *g, hpc_shown_rank *shown) {
     hpc_watched waits[HPC_WATCHED];
     double now = hpc_now();
@@ -55,7 +51,7 @@ static void show_self(const hpc_control *c, hpc_shown_rank *shown) {
     shown->step = atomic_load_explicit(&g->watch.step, memory_order_relaxed);
     if (is_connected(g)) {
         shown->connected = 1;
-        write_name(c->links[0].address.name, shown->job);
+        hpc_control_name_job(&c->links[0].address, shown->job);
         snprintf(shown->host, sizeof shown->host, "%s", c->links[g->rank].host);
         snprintf(shown->transports, sizeof shown->transports, "%s", c->transports);
     }
@@ -73,7 +69,7 @@ static void show_peer(const hpc_control *c, int rank, hpc_shown_rank *shown) {
     shown->rank = rank;
     shown->size = g->size;
     shown->pid = l->address.pid;
-    write_name(c->links[0].address.name, shown->job);
+    hpc_control_name_job(&c->links[0].address, shown->job);
     snprintf(shown->host, sizeof shown->host, "%s", l->host);
     shown->told_by = g->rank;
     shown->age = l->news == NULL ? -1 : now - l->news_at;

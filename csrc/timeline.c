@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -343,7 +344,17 @@ static int name_file(const char *path, int rank, char name[PATH_MAX]) {
     return snprintf(name, PATH_MAX, "%.*s-%d%s", (int)stem, first, times, first + stem) < PATH_MAX;
 }
 
-/* What a reader of several files needs: which clock ts is of, and how far it is from the wall clock. */
+/* The same for all timelines of this process; a forked child has another pid. */
+static uint64_t process_id(void) {
+    static _Atomic uint64_t id;
+    uint64_t none = 0, made = 0;
+    if (atomic_load(&id) == 0 && getrandom(&made, sizeof made, 0) == sizeof made)
+        atomic_compare_exchange_strong(&id, &none, made);
+    return atomic_load(&id);
+}
+
+/* What a reader of several files needs: which clock ts is of, and how far it is from the wall clock; and which files
+ * are of one process, and so of one job. */
 static void append_head(hpc_timeline *t, int size, const char *host) {
     char args[1024], id[64] = "", where[7 * 64];
     struct timespec wall;
@@ -363,8 +374,10 @@ static void append_head(hpc_timeline *t, int size, const char *host) {
     snprintf(args, sizeof args, "\"sort_index\": %d", t->rank);
     append_metadata(t, 0, "process_sort_index", args);
     snprintf(args, sizeof args,
-             "\"size\": %d, \"host\": \"%s\", \"boot\": \"%s\", \"monotonic_us\": %.3f, \"realtime_us\": %lld.%03ld",
-             size, where, id, now * 1e6, (long long)wall.tv_sec * 1000000 + wall.tv_nsec / 1000, wall.tv_nsec % 1000);
+             "\"size\": %d, \"host\": \"%s\", \"boot\": \"%s\", \"monotonic_us\": %.3f, \"realtime_us\": %lld.%03ld, "
+             "\"process\": \"%ld-%016llx\"",
+             size, where, id, now * 1e6, (long long)wall.tv_sec * 1000000 + wall.tv_nsec / 1000, wall.tv_nsec % 1000,
+             (long)t->process, (unsigned long long)process_id());
     append_metadata(t, 0, "hpcomm_clock", args);
 }
 
@@ -390,6 +403,12 @@ int hpc_timeline_open(const char *path, int number, int rank, int size, const ch
     append_head(t, size, host);
     *timeline = t;
     return HPC_OK;
+}
+
+void hpc_timeline_name_job(hpc_timeline *t, const char *job) {
+    char args[64];
+    snprintf(args, sizeof args, "\"job\": \"%s\"", job);
+    append_metadata(t, 0, "hpcomm_job", args);
 }
 
 int hpc_timeline_close(hpc_timeline *t) {

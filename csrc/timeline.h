@@ -46,6 +46,9 @@ typedef struct hpc_span {
  * those that shrinks have made: no other process has it. HPC_ERR_CONFIG if it cannot be made. */
 int hpc_timeline_open(const char *path, int number, int rank, int size, const char *host, hpc_timeline **timeline);
 
+/* What the timelines of all ranks of the context have alike and no others, once it is known. */
+void hpc_timeline_name_job(hpc_timeline *timeline, const char *job);
+
 /* Writes what all threads have recorded and ends the file; spans that end later are dropped. 0, or the errno of the
  * first write that failed. */
 int hpc_timeline_close(hpc_timeline *timeline);

@@ -5,6 +5,7 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ LATE = 2
 
 def await_waits_for(rank: int, op: str, n: int) -> None:
     """Until n ranks of a job of SIZE are seen to wait for this rank alone in op; the runs of others are other jobs."""
-    mine = next(shown.job for shown in _core.jobs(5.0) if shown.pid == os.getpid())
+    mine = {shown.job for shown in _core.jobs(5.0) if shown.pid == os.getpid()}
     while True:
-        waits = [wait for shown in _core.jobs(5.0) if shown.job == mine for wait in shown.waits]
+        waits = [wait for shown in _core.jobs(5.0) if shown.job in mine for wait in shown.waits]
         if sum(wait.ranks == (rank,) and wait.op == op for wait in waits) == n:
             return
 
@@ -186,24 +187,81 @@ def test_what_is_no_timeline_is_told(tmp_path: Path) -> None:
     assert "is no timeline of hpcomm" in result.output
 
 
+def write_file(path: Path, rank: int, job: str, **fields: Any) -> None:
+    """A rank's timeline with one span, a second after its beginning."""
+    clock: dict[str, Any] = {"size": 2, "host": "h", "boot": "a", "monotonic_us": 1e6, "realtime_us": 5e9}
+    clock |= {"process": str(rank)} | fields
+    start = clock["monotonic_us"] + 1e6
+    lines = [
+        {"name": "hpcomm_clock", "ph": "M", "pid": rank, "tid": 0, "args": clock},
+        {"name": "x", "cat": "call", "ph": "X", "ts": start, "dur": 1, "pid": rank, "tid": 0, "args": {}},
+    ]
+    if job:
+        lines.append({"name": "hpcomm_job", "ph": "M", "pid": rank, "tid": 0, "args": {"job": job}})
+    text = "[\n" + "".join(json.dumps(line) + ",\n" for line in lines)
+    path.write_text(text, encoding="utf-8")
+
+
 def test_hosts_are_aligned_by_their_wall_clocks(tmp_path: Path) -> None:
     """Two files as of hosts whose monotonic clocks are 100 s apart."""
     for rank, boot in enumerate(("a", "b")):
-        clock = {"size": 2, "host": "h", "boot": boot, "monotonic_us": 1e6 + 1e8 * rank, "realtime_us": 5e9}
-        lines = [
-            {"name": "hpcomm_clock", "ph": "M", "pid": rank, "tid": 0, "args": clock},
-            {
-                "name": "x",
-                "cat": "call",
-                "ph": "X",
-                "ts": 2e6 + 1e8 * rank,
-                "dur": 1,
-                "pid": rank,
-                "tid": 0,
-                "args": {},
-            },
-        ]
-        text = "[\n" + "".join(json.dumps(line) + ",\n" for line in lines)
-        (tmp_path / f"t.rank{rank}.json").write_text(text, encoding="utf-8")
+        write_file(tmp_path / f"t.rank{rank}.json", rank, "j", boot=boot, monotonic_us=1e6 + 1e8 * rank)
     found = [event for event in merged(tmp_path / "t.json") if event["ph"] == "X"]
     assert [(event["pid"], event["ts"]) for event in found] == [(0, 2e6), (1, 2e6)]
+
+
+def test_files_of_earlier_jobs_are_left_out(tmp_path: Path) -> None:
+    """Of a job of four ranks, one of two that followed it 10 s later, and what was cut short before all ranks met."""
+    early, late = 5e9, 5e9 + 1e7
+    for rank in range(2):
+        write_file(tmp_path / f"t.rank{rank}.json", rank, "late", realtime_us=late)
+    write_file(tmp_path / "t.rank0-2.json", 0, "later context", realtime_us=late + 5e6)  # of the same process
+    write_file(tmp_path / "t.rank2.json", 2, "early", realtime_us=early, size=4, process="early 2")
+    write_file(tmp_path / "t.rank2-2.json", 1, "early context", realtime_us=early, process="early 2")
+    write_file(tmp_path / "t.rank3.json", 3, "", realtime_us=early, process="early 3")
+    write_file(tmp_path / "t.rank4.json", 4, "", realtime_us=late, process="late 4")
+    result = CliRunner().invoke(cli.main, ["timeline", str(tmp_path / "t.json")], catch_exceptions=False)
+    assert result.exit_code == 0
+    left_out = [line.split("/")[-1].split()[0] for line in result.output.splitlines() if "of an earlier job" in line]
+    assert left_out == ["t.rank2-2.json", "t.rank2.json", "t.rank3.json"]
+    assert sorted(event["pid"] for event in events(tmp_path / "t.json")) == [0, 1, 4, 6]
+
+
+def shrink() -> None:
+    """Rank 0 dies while the others wait for it; then the one that was rank 1 waits for the one that was rank 2."""
+    with hpcomm.init(mpi.world()) as context:
+        if context.rank == 0:
+            await_waits_for(0, "barrier", SIZE - 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        with suppress(hpcomm.PeerFailed):
+            context.barrier()
+        with context.shrink() as fresh:
+            if fresh.rank == 1:
+                await_waits_for(1, "barrier", 1)
+            fresh.barrier()
+
+
+def test_contexts_of_a_job_are_kept_apart(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    ended = mpi.spawn(SIZE, shrink, env={"HPCOMM_TIMELINE": str(path)}, check=False)
+    assert ended.codes == [-signal.SIGKILL, 0, 0], ended.err
+    found = merged(path)
+    names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
+    ranks = [(0, 3), (1, 3), (2, 3), (0, 2), (1, 2)]
+    assert [names[pid].partition(" on ")[0] for pid in range(5)] == [f"rank {rank} of {size}" for rank, size in ranks]
+    order = {event["pid"]: event["args"]["sort_index"] for event in found if event["name"] == "process_sort_index"}
+    assert order == {pid: pid for pid in range(5)}
+
+    result = CliRunner().invoke(cli.main, ["timeline", str(path), "--waits"], catch_exceptions=False)
+    lines = [line.split() for line in result.output.splitlines() if "has no end" not in line]
+    assert [" ".join(line[-4:]) for line in (lines[0], lines[5])] == ["context 1 of 2", "context 2 of 2"]
+    first = {line[0]: line[1:] for line in lines[2:5]}
+    assert float(first["1"][0]) > 0
+    assert float(first["2"][0]) > 0
+    assert lines[7][:3] == ["0", "(first", "1)"]
+    assert float(lines[7][4]) > 0
+    assert lines[8][:3] == ["1", "(first", "2)"]
+
+    with hpcomm.init(timeline=path) as alone:
+        alone.barrier()
+    assert {event["pid"] for event in merged(path)} == {0}

@@ -14,19 +14,35 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-_CLOCK = "hpcomm_clock"
-_OWN = (_CLOCK, "hpcomm_end")
+_CLOCK, _JOB, _END = "hpcomm_clock", "hpcomm_job", "hpcomm_end"
 
 
 @dataclass
 class Trace:
-    """The timeline of one rank: its events, what it says of its clock, and whether the rank has closed it."""
+    """The timeline of one rank: its events, what it says of its clock, the context that it is of ("" before all ranks
+    had met), and whether the rank has closed it."""
 
     path: Path
     events: list[dict[str, Any]] = field(default_factory=list)
     clock: dict[str, Any] = field(default_factory=dict)
     rank: int = -1
+    job: str = ""
     ended: bool = False
+
+    @property
+    def began(self) -> float:
+        """By the wall clock, in microseconds."""
+        return float(self.clock["realtime_us"])
+
+    @property
+    def last(self) -> float:
+        """When its last span ended, by the same clock."""
+        ends = (event["ts"] + event.get("dur", 0) for event in self.events if "ts" in event)
+        return self.began + max(0.0, max(ends, default=0.0) - float(self.clock["monotonic_us"]))
+
+    @property
+    def process(self) -> str:
+        return str(self.clock.get("process", self.path))
 
 
 class BadTrace(click.ClickException):
@@ -66,7 +82,9 @@ def read(path: Path) -> Trace:
                 continue
             if event.get("name") == _CLOCK:
                 trace.clock, trace.rank = event["args"], event["pid"]
-            elif event.get("name") == _OWN[1]:
+            elif event.get("name") == _JOB:
+                trace.job = event["args"]["job"]
+            elif event.get("name") == _END:
                 trace.ended = True
             else:
                 trace.events.append(event)
@@ -83,18 +101,45 @@ def shift(trace: Trace, first: Trace) -> float:
     return float(ahead[0] - ahead[1])
 
 
-def merged(traces: list[Trace]) -> Iterator[dict[str, Any]]:
-    """All events on the first one's clock. Several contexts of a rank (files -2, -3) are processes of their own."""
-    taken: set[int] = set()
+def of_last_job(traces: list[Trace]) -> list[Trace]:
+    """Without files of earlier jobs, which the last one has not overwritten. The ranks of a context are of one job, and
+    so are the contexts of a process. A rank whose context never was is of the last job unless it ended before that."""
+    jobs: list[tuple[set[str], list[Trace]]] = []
     for trace in traces:
-        pid = trace.rank
-        while pid in taken:
-            pid += int(trace.clock["size"])
-        taken.add(pid)
-        late = shift(trace, traces[0])
-        for event in trace.events:
-            moved = {"ts": round(event["ts"] + late, 3)} if "ts" in event else {}
-            yield {**event, **moved, "pid": pid}
+        names, members = {trace.process, trace.job or trace.process}, [trace]
+        for job in [job for job in jobs if job[0] & names]:
+            jobs.remove(job)
+            names |= job[0]
+            members += job[1]
+        jobs.append((names, members))
+    _, last = max(jobs, key=lambda job: max((bool(trace.job), trace.began) for trace in job[1]))
+    start = min(trace.began for trace in last)
+    early = [members for _, members in jobs if not any(trace.job for trace in members)]
+    return last + [trace for members in early if members is not last for trace in members if trace.last >= start]
+
+
+def contexts_of(traces: list[Trace]) -> list[list[Trace]]:
+    """The ranks of each context in their order; contexts in the order of their beginnings."""
+    found: dict[str, list[Trace]] = defaultdict(list)
+    for trace in traces:
+        found[trace.job or str(trace.path)].append(trace)
+    contexts = [sorted(context, key=lambda trace: trace.rank) for context in found.values()]
+    return sorted(contexts, key=lambda context: min(trace.began for trace in context))
+
+
+def merged(contexts: list[list[Trace]]) -> Iterator[dict[str, Any]]:
+    """All events on the first one's clock. The ranks of each context are processes of their own."""
+    before = 0
+    for context in contexts:
+        for trace in context:
+            pid = before + trace.rank
+            late = shift(trace, contexts[0][0])
+            for event in trace.events:
+                moved = {"ts": round(event["ts"] + late, 3)} if "ts" in event else {}
+                if event.get("name") == "process_sort_index":
+                    moved = {"args": {"sort_index": pid}}
+                yield {**event, **moved, "pid": pid}
+        before += int(context[0].clock["size"])
 
 
 def write(events: Iterator[dict[str, Any]], to: Path) -> int:
@@ -109,27 +154,35 @@ def write(events: Iterator[dict[str, Any]], to: Path) -> int:
     return n
 
 
-def waits(traces: list[Trace]) -> dict[int, dict[int, float]]:
+def waits(context: list[Trace]) -> dict[int, dict[int, float]]:
     """Seconds that each rank waited for each other one alone: who is the last to come is who is waited for."""
     total: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for trace in traces:
+    for trace in context:
         for event in trace.events:
             if event.get("cat") == "wait" and event["args"]["of"] == 1:
                 total[trace.rank][event["args"]["ranks"][0]] += event["dur"] * 1e-6
     return total
 
 
-def _print_waits(traces: list[Trace]) -> None:
-    total = waits(traces)
-    ranks = sorted({trace.rank for trace in traces} | {peer for row in total.values() for peer in row})
-    click.echo("seconds that a rank waited for one other alone")
-    table = Table(box=None, pad_edge=False)
-    table.add_column("rank")
-    for peer in ranks:
-        table.add_column(f"for {peer}", justify="right")
-    for rank in ranks:
-        table.add_row(str(rank), *(f"{total[rank][peer]:.3f}" if total[rank][peer] else "-" for peer in ranks))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+def _print_waits(contexts: list[list[Trace]]) -> None:
+    """A table for each context: its ranks have numbers of their own. Who they were in the job's first one stands beside
+    them."""
+    first: dict[str, int] = {}
+    for number, context in enumerate(contexts, 1):
+        total = waits(context)
+        ranks = sorted({trace.rank for trace in context} | {peer for row in total.values() for peer in row})
+        names = {trace.rank: first.setdefault(trace.process, trace.rank) for trace in context}
+        of = f", context {number} of {len(contexts)}" if len(contexts) > 1 else ""
+        click.echo(f"seconds that a rank waited for one other alone{of}")
+        table = Table(box=None, pad_edge=False)
+        table.add_column("rank")
+        for peer in ranks:
+            table.add_column(f"for {peer}", justify="right")
+        for rank in ranks:
+            was = f" (first {names[rank]})" if names.get(rank, rank) != rank else ""
+            row = (f"{total[rank][peer]:.3f}" if total[rank][peer] else "-" for peer in ranks)
+            table.add_row(f"{rank}{was}", *row)
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 @click.command("timeline")
@@ -148,16 +201,23 @@ def command(path: str, output: str | None, waits_: bool) -> None:
     files = files_of(path)
     if not files:
         raise BadTrace(f"no timelines of {path} are here, such as {Path(path).stem}.rank0{Path(path).suffix}")
-    traces = sorted((read(file) for file in files), key=lambda trace: (trace.rank, len(trace.path.name), trace.path))
-    missing = sorted(set(range(int(traces[0].clock["size"]))) - {trace.rank for trace in traces})
-    if missing:
-        click.echo(f"ranks {', '.join(map(str, missing))} are missing: on other hosts, or never started", err=True)
+    found = [read(file) for file in files]
+    traces = of_last_job(found)
+    for path_of in sorted({trace.path for trace in found} - {trace.path for trace in traces}):
+        click.echo(f"{path_of} is of an earlier job and left out", err=True)
+    contexts = contexts_of(traces)
+    for number, context in enumerate(contexts, 1):
+        missing = sorted(set(range(int(context[0].clock["size"]))) - {trace.rank for trace in context})
+        of = f" of context {number}" if len(contexts) > 1 else ""
+        if missing:
+            told = ", ".join(map(str, missing))
+            click.echo(f"ranks {told}{of} are missing: on other hosts, or never started", err=True)
     for trace in traces:
         if not trace.ended:
             click.echo(f"{trace.path} has no end: rank {trace.rank} still runs or was killed", err=True)
     if waits_:
-        _print_waits(traces)
+        _print_waits(contexts)
         return
     to = Path(output) if output is not None else Path(path.replace("%r", "all"))
-    n = write(merged(traces), to)
+    n = write(merged(contexts), to)
     click.echo(f"{to}: {n} events of {len(traces)} rank{'s' if len(traces) != 1 else ''}")
