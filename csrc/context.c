@@ -127,6 +127,7 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     atomic_init(&c->references, 1);
     atomic_init(&c->open, 1);
     c->root = c;
+    pthread_mutex_init(&c->family, NULL);
     g->rank = rank;
     g->size = size;
     g->timeout = config->timeout;
@@ -720,16 +721,6 @@ static int anybody(void *arg, int *ranks) {
     return hpc_group_others(&((hpc_context *)arg)->group, ranks);
 }
 
-/* The control channel of the root outlives it while there are heirs: they shrink by it. An abort is the whole
- * family's: this rank has failed. */
-static void stop_control(hpc_context *c, const char *why) {
-    hpc_context *root = c->root;
-    if (c != root) hpc_control_stop(c->control, why);
-    if (c != root && why != NULL) atomic_store(&root->group.closed, 1);
-    hpc_bell_ring(root->group.bell); /* where a shrink waits */
-    if (atomic_fetch_sub(&root->open, 1) == 1 || why != NULL) hpc_control_stop(root->control, why);
-}
-
 static void end_timeline(hpc_context *c) {
     int error = c->group.timeline == NULL ? 0 : hpc_timeline_close(c->group.timeline);
     if (error != 0) hpc_group_note(&c->group, "the timeline is not whole: %s", strerror(error));
@@ -750,7 +741,7 @@ static int leave(hpc_context *c, const char *why) {
     }
     if (atomic_exchange(&c->group.closed, 1)) return HPC_OK;
     hpc_bell_ring(c->group.bell); /* this rank's own waits end too */
-    stop_control(c, why);
+    hpc_family_leave(c, why);
     hpc_span_end(&span);
     end_timeline(c);
     return HPC_OK;
@@ -794,6 +785,7 @@ void hpc_context_release(hpc_context *c) {
     free(c->group.reasons);
     free(c->group.states);
     free(c->first);
+    pthread_mutex_destroy(&c->family);
     hpc_context *root = c->root;
     free(c);
     if (root != c) hpc_context_release(root);

@@ -2,6 +2,8 @@
 #ifndef HPC_CONTEXT_H
 #define HPC_CONTEXT_H
 
+#include <pthread.h>
+
 #include "control.h"
 #include "device.h"
 #include "reactor.h"
@@ -58,16 +60,22 @@ struct hpc_context {
     _Atomic int n_tasks; /* 0 spares the look at them */
     _Atomic int working; /* a thread is at the tasks, or changes their list */
     int connecting, connected;
-    struct hpc_context *root; /* the first of its family (shrink.c): itself, or one that it holds */
-    _Atomic int open;         /* the root's: contexts of the family that are not closed */
-    int *first;               /* an heir's: the root's ranks, by its own; else NULL */
-    _Atomic int leaving;      /* nothing is worked for any more */
+    struct hpc_context *root;              /* the first of its family (shrink.c): itself, or one that it holds */
+    _Atomic int open;                      /* the root's: contexts of the family that are not closed */
+    pthread_mutex_t family;                /* the root's: of heirs */
+    struct hpc_context *heirs, *next_heir; /* the root's, that are not closed */
+    int *first;                            /* an heir's: the root's ranks, by its own; else NULL */
+    _Atomic int leaving;                   /* nothing is worked for any more */
 };
 
 /* hpc_context_create with another number than the rank in the name of its timeline's file. */
 int hpc_context_create_named(int rank, int size, int name, const hpc_config *config, hpc_context **context);
 hpc_context *hpc_context_retain(hpc_context *context);
 void hpc_context_release(hpc_context *context);
+
+/* Stops the control channel of a context that has been closed, or has failed (why), and of those of its family that end
+ * with it (shrink.c). Once. */
+void hpc_family_leave(hpc_context *context, const char *why);
 
 /* HPC_OK if calls may be made on it: connected, open, and this process's own. */
 int hpc_context_ready(const hpc_context *context, const char *op);

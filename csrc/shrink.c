@@ -2,7 +2,8 @@
  * what is made here counts once every member has connected and passed a barrier in it, else they vote again.
  *
  * Contexts of one origin are a family: its root is the first context, which every heir holds. The root's control
- * channel says goodbye when the last of the family is closed, or with the first that is aborted. */
+ * channel outlives it while there are heirs, which shrink by it, and says goodbye when the last of the family is
+ * closed. An abort is the whole family's: this rank has failed, and all its peers in any of the contexts are told. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,6 +104,34 @@ static void adopt(shrinking *s, hpc_context *c) {
     c->root = hpc_context_retain(s->root);
     hpc_control_settle(s->root->control);
     atomic_fetch_add(&s->root->open, 1);
+    pthread_mutex_lock(&s->root->family);
+    c->next_heir = s->root->heirs;
+    s->root->heirs = c;
+    pthread_mutex_unlock(&s->root->family);
+}
+
+static void end_with(hpc_context *c, const char *why) {
+    if (atomic_exchange(&c->group.closed, 1)) return;
+    hpc_bell_ring(c->group.bell);
+    hpc_control_stop(c->control, why);
+}
+
+void hpc_family_leave(hpc_context *c, const char *why) {
+    hpc_context *root = c->root;
+    if (c != root) hpc_control_stop(c->control, why);
+    pthread_mutex_lock(&root->family); /* who is in the list has not been freed */
+    for (hpc_context **at = &root->heirs; *at != NULL;)
+        if (why != NULL || *at == c) {
+            hpc_context *heir = *at;
+            *at = heir->next_heir;
+            if (heir != c) end_with(heir, why);
+        } else {
+            at = &(*at)->next_heir;
+        }
+    pthread_mutex_unlock(&root->family);
+    if (why != NULL) atomic_store(&root->group.closed, 1);
+    hpc_bell_ring(root->group.bell); /* where a shrink waits */
+    if (atomic_fetch_sub(&root->open, 1) == 1 || why != NULL) hpc_control_stop(root->control, why);
 }
 
 /* The context of those that are not gone. HPC_IN_PROGRESS: vote again. */

@@ -154,6 +154,28 @@ static void revoked(rank *r) {
     hpc_context_free(c);
 }
 
+/* An abort of one context is this rank's end in all of its family: those who wait in any other one are told why. */
+static void aborts_one(rank *r) {
+    hpc_context *one = shrink(r, r->context), *other = shrink(r, r->context), *third = shrink(r, one);
+    use(other);
+    CHECK_OK(hpc_barrier(third, SECONDS));
+    hpc_context *all[] = {other, r->context, third, one};
+    if (r->rank == 1) {
+        atomic_fetch_add(&r->board[DONE], 1);
+        rank_await(r, DONE, (uint64_t)r->size);
+        CHECK_OK(hpc_context_abort(one, "the test says so"));
+    } else {
+        atomic_fetch_add(&r->board[DONE], 1);
+    }
+    for (int i = 0; i < 4; i++) {
+        CHECK_STATUS(hpc_barrier(all[i], SECONDS), r->rank == 1 ? HPC_ERR_INVALID : HPC_ERR_PEER);
+        CHECK_MESSAGE(r->rank == 1 ? "closed" : "the test says so");
+        if (r->rank != 1) CHECK(ranks_error_names(1));
+    }
+    for (int i = 0; i < 4; i++)
+        if (all[i] != r->context) hpc_context_free(all[i]);
+}
+
 static void invalid(rank *r) {
     hpc_context *fresh = r->context;
     hpc_config wrong = r->config;
@@ -539,6 +561,7 @@ int main(int argc, char **argv) {
         {.name = "close-in-any-order", .size = 3, .run = close_in_any_order, .where = RANKS_UNSEEDED, .bare = true},
         {.name = "leaver", .size = 4, .run = leaver, .apart = true},
         {.name = "revoked", .size = 4, .run = revoked, .apart = true},
+        {.name = "aborts-one", .size = 3, .run = aborts_one, .apart = true},
         {.name = "invalid", .size = 3, .run = invalid},
         {.name = "dies-0", .size = 4, .run = dies_before, .arg = 0, .victims = 1},
         {.name = "dies-1", .size = 4, .run = dies_before, .arg = 1, .victims = 2},

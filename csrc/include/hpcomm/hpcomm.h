@@ -201,7 +201,7 @@ HPC_API int hpc_context_revoke(hpc_context *context);
  *   HPC_ERR_TIMEOUT names who did not come (a stopped rank is not gone); shrink again when it has woken up or died.
  *   HPC_ERR_TRANSPORT: the others count this rank as failed and go on without it.
  * old may be closed and freed afterwards, in any order; what the first context has of connections stays until the last
- * that came from it is closed. Do not abort one of them and go on in another: this rank is left out of later shrinks.
+ * that came from it is closed. An abort of one of them is the end of all on this rank, and their peers are told.
  */
 HPC_API int hpc_context_shrink(hpc_context *old, const hpc_config *config, double timeout, hpc_context **fresh);
 /* What rank was called in the context from which this one came by shrinks; rank itself if it came by none. */
