@@ -10,7 +10,7 @@ import numpy as np
 
 from .consistency import BSP
 from .context import Context
-from .errors import CheckpointError, NotSupported
+from .errors import CheckpointError, NotSupported, PeerFailed
 from .exchange import Exchange
 from .resume import restore
 from .topology import Graph, ParameterServer, among, spectral_gap
@@ -42,8 +42,8 @@ class Recovered:
 
 def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, timeout: float | None = None) -> Recovered:
     """After PeerFailed: a new exchange over the ranks that are left when others died, or left in the middle. Collective
-    over them; more may die meanwhile, and the call is then made again. Those of them who still wait in the lost
-    exchange are told by PeerFailed too (Context.revoke).
+    over them; more may die meanwhile. Those of them who still wait in the lost exchange are told by PeerFailed too
+    (Context.revoke).
 
         try:
             w = ex.push_pull("w")
@@ -68,7 +68,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     Args:
         ex: what raised.
         checkpoint: a Checkpointer's directory, for a server that died; it is not read otherwise.
-        timeout: seconds for each part: to agree on who is left, to make the exchange, to restore.
+        timeout: seconds for each part, and anew when another rank dies: to agree on who is left, to make the exchange, to restore.
 
     Raises:
         CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.
@@ -77,7 +77,6 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         InvalidArgument: the function that was given as the topology makes no graph of so many ranks, here or on another
             rank: make another exchange, of Context.shrink's context.
         Timeout, TransportError: as Context.shrink.
-        PeerFailed: another rank died meanwhile: call it again.
     """
     made, old = ex._made, ex.context
     if not ex.graph and not isinstance(made.topology, ParameterServer):
@@ -90,11 +89,18 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     old.revoke()  # where a rank has left, only those who wait for that one know
     shard, mine = ex._kept(), ex.clock  # before the links that are left change hands
     fresh = old.shrink(timeout)
-    try:
-        return _over(ex, fresh, shard, mine, checkpoint, timeout)
-    except BaseException:
-        fresh.close()
-        raise
+    while True:
+        try:
+            return _over(ex, fresh, shard, mine, checkpoint, timeout)
+        except PeerFailed:  # some may have an exchange already: they shrink the same context
+            lost = fresh
+        except BaseException:
+            fresh.close()
+            raise
+        try:
+            fresh = lost.shrink(timeout)
+        finally:
+            lost.close()
 
 
 def _over(

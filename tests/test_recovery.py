@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import SGD, Average, Checkpointer, CheckpointError, Momentum, ParameterServer, topology
+from hpcomm import SGD, Average, Checkpointer, CheckpointError, Momentum, ParameterServer, recovery, topology
 from hpcomm.topology import spectrum
 
 STEPS = 40
@@ -159,6 +159,30 @@ def test_a_function_that_has_no_graph_of_those_left_is_told_everywhere() -> None
     ended = mpi.spawn(4, _no_graph, check=False)
     why = "topology: of_four(3) gives no graph: four racks only"
     assert [ended.values[0] == why, *(why in str(ended.values[rank]) for rank in (1, 3))] == [True] * 3, ended
+
+
+def _dies_meanwhile() -> list[Any] | None:
+    """Rank 3 dies, and rank 1 in the recovery: when the others have a context with it."""
+    first = hpcomm.init(mpi.world())
+    ex = hpcomm.stochastic_reduce(first, {"w": np.full(8, 2.0**first.rank, np.float32)})
+    ex.push_pull("w", np.ones(8, np.float32))
+    with suppress(hpcomm.PeerFailed):
+        while True:
+            if first.rank == 3:
+                _kill(3)
+            ex.push_pull("w", np.ones(8, np.float32))
+    if first.rank == 1:
+        recovery._over = lambda *_: _kill(1)
+    recovered = hpcomm.recover(ex)
+    told = [recovered.lost, recovered.clock == recovered.exchange.clock, recovered.exchange.context.ranks]
+    recovered.exchange.context.close()
+    first.close()
+    return told
+
+
+def test_another_rank_dies_meanwhile() -> None:
+    ended = mpi.spawn(5, _dies_meanwhile, check=False)
+    assert ended.values == [[[1, 3], True, [0, 2, 4]] if rank in (0, 2, 4) else None for rank in range(5)], ended.err
 
 
 @pytest.mark.parametrize("at", [6, 7, 8])
