@@ -12,6 +12,13 @@ training has come, and go on.
 
     hpcomm.elastic.survive(ctx, train, clock=lambda: done)
 
+Where one exchange is all that has to go on, run makes its steps:
+
+    def step(ex, n):
+        ex.step(gradients(ex.params))
+
+    ex = hpcomm.elastic.run(ex, step, steps, on_failure="shrink")   # or "raise"
+
 The same as a loop of Horovod's elastic state (commit, restore, sync) or of ULFM's revoke, shrink and agree, without new
 ranks in the places of dead ones. What is lost is what no rank has committed, and the data of the dead ranks' shards.
 """
@@ -19,13 +26,17 @@ ranks in the places of dead ones. What is lost is what no rank has committed, an
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .arguments import check_choice
 from .context import Context
 from .errors import InvalidArgument, PeerFailed
+from .exchange import Exchange
+from .recovery import Recovered, recover
 
 T = TypeVar("T")
 
@@ -106,14 +117,85 @@ def survive(
             gone, context = context, stack.enter_context(context.shrink(timeout))
             if gone is not first:
                 gone.close()
-            if context.size < least:
-                lost = tuple(rank for rank in first.ranks if rank not in context.ranks)
-                raise PeerFailed(
-                    f"rank {first.rank}: survive: ranks {', '.join(map(str, lost))} are gone; {context.size} are left, "
-                    f"and least is {least}",
-                    ranks=lost,
-                    op="survive",
-                )
+            _check_least("survive", first, context, least)
+
+
+def run(
+    exchange: Exchange,
+    step: Callable[[Exchange, int], object],
+    steps: int,
+    *,
+    first: int = 0,
+    on_failure: str = "raise",
+    recovered: Callable[[Recovered], object] = lambda _: None,
+    checkpoint: str | PathLike[str] | None = None,
+    least: int = 1,
+    timeout: float | None = None,
+) -> Exchange:
+    """step(exchange, n) for n from first to steps - 1, and what to do when a rank dies or leaves meanwhile. Collective;
+    a rank that only serves makes no steps, but serves until the workers have closed.
+
+    Args:
+        step: makes one step: every key is pushed and pulled once, of the exchange that it is given: after a recovery
+            that is another one, with other arrays. It is to let PeerFailed pass, and may be called again for an n that
+            it has been called for.
+        first: the step to begin with, of an exchange that was restored.
+        on_failure: "raise": PeerFailed passes. "shrink": those that are left recover, and go on from the step that they
+            have agreed on.
+        recovered: is called after each recovery; a Checkpointer of the lost exchange is made anew there.
+        checkpoint, timeout: as recover.
+        least: with fewer ranks left PeerFailed is raised instead of going on.
+
+    Returns:
+        The exchange as it is in the end, for the trainer to close, and then its context; the context that the trainer
+        had made stays the trainer's as well. Contexts between the two are closed here.
+
+    Raises:
+        PeerFailed: on_failure is "raise", or fewer than least ranks are left.
+        Others as step, recover and recovered.
+    """
+    check_choice("on_failure", on_failure, ("raise", "shrink"))
+    given, n = exchange.context, first
+    news: Recovered | None = None
+    while True:
+        try:
+            if news is not None:
+                recovered(news)
+            if not exchange.params:
+                exchange.serve()
+            while n < steps and exchange.params:
+                step(exchange, n)
+                n += 1
+            if on_failure == "shrink" and len(exchange.plan.workers) == exchange.context.size:
+                exchange.context.barrier(timeout)  # nobody goes while others may have to recover
+            return exchange
+        except PeerFailed:
+            if on_failure == "raise":
+                raise
+        lost = exchange.context
+        try:
+            news = recover(exchange, checkpoint=checkpoint, timeout=timeout)
+        finally:
+            if lost is not given:
+                lost.close()
+        exchange, n = news.exchange, news.clock
+        try:
+            _check_least("run", given, exchange.context, least)
+        except PeerFailed:
+            exchange.context.close()
+            raise
+
+
+def _check_least(op: str, first: Context, context: Context, least: int) -> None:
+    if context.size >= least:
+        return
+    lost = tuple(rank for rank in first.ranks if rank not in context.ranks)
+    raise PeerFailed(
+        f"rank {first.rank}: {op}: ranks {', '.join(map(str, lost))} are gone; {context.size} are left, and least is "
+        f"{least}",
+        ranks=lost,
+        op=op,
+    )
 
 
 def _agree(context: Context, clock: int) -> Start:

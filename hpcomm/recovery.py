@@ -68,7 +68,8 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     Args:
         ex: what raised.
         checkpoint: a Checkpointer's directory, for a server that died; it is not read otherwise.
-        timeout: seconds for each part, and anew when another rank dies: to agree on who is left, to make the exchange, to restore.
+        timeout: seconds for each part: to agree on who is left, to make the exchange, to restore; anew when another
+            rank dies.
 
     Raises:
         CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.

@@ -15,9 +15,10 @@ PACKAGE = ROOT / "hpcomm"
 PYTHON = """
 cli
 __init__
+elastic
 presets checkpointer recovery
 resume
-exchange elastic
+exchange
 arguments snapshot calls
 context
 queue kernels keys

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mpi
 import numpy as np
@@ -172,7 +173,7 @@ def _dies_meanwhile() -> list[Any] | None:
                 _kill(3)
             ex.push_pull("w", np.ones(8, np.float32))
     if first.rank == 1:
-        recovery._over = lambda *_: _kill(1)
+        patch.object(recovery, "_over", lambda *_: _kill(1)).start()
     recovered = hpcomm.recover(ex)
     told = [recovered.lost, recovered.clock == recovered.exchange.clock, recovered.exchange.context.ranks]
     recovered.exchange.context.close()
@@ -266,6 +267,57 @@ def test_a_rank_that_only_serves_keeps_the_rates_that_the_workers_have_set(victi
     assert [value[0] for value in ended.values if value] == [[0.5], [0.5], [0.5]]
     for rank in (1, 3):
         assert ended.values[rank][1:] == [20, [-10.0] * 8]
+
+
+def _runs(on_failure: str, at: int, least: int) -> list[Any]:
+    """On a ring of five rank 2 dies before a step: in the last one three others have no need of it any more."""
+    first = hpcomm.init(mpi.world())
+    begun, lost = [], []
+
+    def step(ex: hpcomm.Exchange, n: int) -> None:
+        begun.append(n)
+        if first.rank == 2 and n == at:
+            _kill(2)
+        ex.push_pull("w", ex.params["w"] + 1)
+
+    made = hpcomm.stochastic_reduce(first, {"w": np.zeros(8, np.float32)}, topology=topology.ring)
+    raised: list[str] = []
+    ranks: list[int] = []
+    try:
+        ex = hpcomm.elastic.run(
+            made, step, 6, on_failure=on_failure, recovered=lambda news: lost.append(list(news.lost)), least=least
+        )
+        ranks = list(ex.context.ranks)
+        ex.context.close()
+    except hpcomm.PeerFailed as failed:
+        raised.append(str(failed))
+    first.close() if on_failure == "shrink" else first.abort("its test is over")
+    return [ranks, lost, begun[-1], raised]
+
+
+@pytest.mark.parametrize("at", [3, 5])
+def test_run_goes_on_if_it_is_asked_to(at: int) -> None:
+    ended = mpi.spawn(5, _runs, "shrink", at, 1, check=False)
+    assert ended.codes == [0, 0, -signal.SIGKILL, 0, 0], ended.err
+    for rank in (0, 1, 3, 4):
+        assert ended.values[rank] == [[0, 1, 3, 4], [[2]], 5, []]
+
+
+def test_run_raises_if_it_is_asked_to_or_too_few_are_left() -> None:
+    for on_failure, least, message in (("raise", 1, " gone ("), ("shrink", 5, "4 are left, and least is 5")):
+        ended = mpi.spawn(5, _runs, on_failure, 3, least, check=False)
+        for rank in (0, 1, 3, 4):
+            ranks, lost, last, raised = ended.values[rank]
+            assert (ranks, lost) == ([], [])
+            assert last >= 3  # they may be ahead of each other
+            assert message in raised[0]
+
+
+def test_run_knows_two_ways_to_fail() -> None:
+    with hpcomm.init() as ctx:
+        ex = hpcomm.parameter_hub(ctx, {"w": np.zeros(8, np.float32)})
+        with pytest.raises(hpcomm.InvalidArgument, match="on_failure is 'stop': must be one of 'raise', 'shrink'"):
+            hpcomm.elastic.run(ex, lambda ex, n: None, 1, on_failure="stop")
 
 
 def _no_checkpoint() -> str:
