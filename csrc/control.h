@@ -116,6 +116,9 @@ void hpc_control_show_host(hpc_control *control, int rank, const char *host);
 /* And of this one, from now on: the transports that it uses. Once, after connect. */
 void hpc_control_show(hpc_control *control, const char *transports);
 
+/* A peer has failed, as a transport has found out: like a departure that came by the channel itself. Any thread. */
+void hpc_control_lose(hpc_control *control, int rank, const char *why);
+
 /* Tells the peers that who has left or leaves counts as failed. */
 void hpc_control_revoke(hpc_control *control);
 

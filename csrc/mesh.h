@@ -201,7 +201,7 @@ void hpc_service_poke(hpc_control *c);
 
 /* ---- survivors.c ---- */
 
-/* Passes on to the heir who has departed or votes again; by the service thread, after what came. */
+/* Passes on to the heir who has departed or votes again: after what came, by whatever thread learned of it. */
 void hpc_survivors_look(hpc_control *c);
 
 /* ---- mesh.c ---- */

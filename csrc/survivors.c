@@ -331,6 +331,11 @@ void hpc_survivors_look(hpc_control *c) {
     pthread_mutex_unlock(&c->lock);
 }
 
+void hpc_control_lose(hpc_control *c, int rank, const char *why) {
+    hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
+    hpc_survivors_look(c); /* the service thread may sleep for long */
+}
+
 void hpc_control_watch(hpc_control *c, hpc_group *heir, const int *ranks) {
     pthread_mutex_lock(&c->lock);
     c->heir = heir;

@@ -99,7 +99,7 @@ static int report(void *arg) {
         if (now - link->broken_at < GRACE)
             left = 1;
         else if (!atomic_load(&g->closed))
-            hpc_group_depart(g, link->peer, HPC_PEER_FAILED, link->why);
+            hpc_control_lose(t->context->control, link->peer, link->why);
     }
     pthread_mutex_unlock(&t->lock);
     return left;

@@ -651,7 +651,7 @@ static int report(void *arg) {
             if (now - l->broken_at < GRACE)
                 left = 1;
             else if (!atomic_load(&g->closed))
-                hpc_group_depart(g, l->peer, HPC_PEER_FAILED, l->why);
+                hpc_control_lose(v->context->control, l->peer, l->why);
         }
     pthread_mutex_unlock(&v->lock);
     return left;

@@ -236,9 +236,19 @@ static int is_connecting(hpc_control *c) {
     return connecting;
 }
 
+static int has_connected_to(hpc_control *c, int rank) {
+    pthread_mutex_lock(&c->lock);
+    int connected = c->heir != NULL && atomic_load(&c->heir->states[rank]) == HPC_PEER_ALIVE;
+    pthread_mutex_unlock(&c->lock);
+    return connected;
+}
+
 static void *tell_connecting(void *arg) {
     rank *r = arg;
-    while (!is_connecting(r->context->control)) sched_yield();
+    while (!r->arg && !is_connecting(r->context->control)) sched_yield();
+    while (r->arg && r->rank == 1 && !has_connected_to(r->context->control, 0)) sched_yield();
+    if (r->arg && r->rank == 0) rank_await(r, DONE, 1); /* rank 1 has given the connecting up for all */
+    if (r->arg) hpc_control_lose(r->context->control, 2, "its connection broke");
     atomic_fetch_add(&r->board[DONE], 1);
     return NULL;
 }
@@ -251,7 +261,7 @@ typedef struct letter {
 } letter;
 
 /* The highest rank has told its address, so all take it for a member, and dies before it calls anybody: the others, who
- * wait for its call, hear of it by the first context. */
+ * wait for its call, hear of it by the first context. arg: it lives on, but a transport finds its connection broken. */
 static void never_calls(rank *r) {
     enum { VICTIM = 2 };
     hpc_context *c = NULL;
@@ -267,7 +277,8 @@ static void never_calls(rank *r) {
         CHECK_OK(hpc_control_give(r->context->control, &s, &mine, sizeof mine, replies));
         hpc_control_free_replies(r->context->control, replies);
         rank_await(r, DONE, 2); /* they connect, or are about to */
-        rank_die(r);
+        if (!r->arg) rank_die(r);
+        rank_await(r, TURN, r->arg ? 2 : 0);
         hpc_context_free(c);
         return;
     }
@@ -279,6 +290,7 @@ static void never_calls(rank *r) {
     CHECK_EQ(pthread_join(thread, NULL), 0);
     check_members(r, c, everybody(r) & ~(1u << VICTIM));
     use(c);
+    atomic_fetch_add(&r->board[TURN], 1);
     hpc_context_free(c);
 }
 
@@ -571,6 +583,7 @@ int main(int argc, char **argv) {
         {.name = "died-2", .size = 4, .run = dies_before, .arg = 34, .victims = 4},
         {.name = "tells-one", .size = 4, .run = tells_one, .victims = 4},
         {.name = "never-calls", .size = 3, .run = never_calls, .victims = 4},
+        {.name = "loses-its-connection", .size = 3, .run = never_calls, .arg = 1, .victims = 4, .apart = true},
         {.name = "goes-ahead", .size = 4, .run = goes_ahead, .victims = 8},
         {.name = "two-in-a-row", .size = 5, .run = two_in_a_row, .victims = 9},
         {.name = "frozen-wakes", .size = 3, .run = frozen, .where = RANKS_SHM | RANKS_PROCESSES},
