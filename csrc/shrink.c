@@ -79,21 +79,25 @@ static int connect_all(shrinking *s, hpc_context *c, const hpc_address *addresse
     return status;
 }
 
-/* HPC_IN_PROGRESS to vote again: somebody is gone or late, which the vote finds out. */
+/* HPC_IN_PROGRESS to vote again: somebody is gone or late, or another process has taken the place of one that is gone,
+ * which the vote finds out. What connect says is about the ranks of the new context: the sentence says so, and who they
+ * are. */
 static int after_failure(const shrinking *s, int status) {
     const hpc_error *e = hpc_last_error();
-    int n = e->n_waiting, *waiting = malloc(((size_t)n + 1) * sizeof *waiting);
-    char why[512];
-    int may_pass = status == HPC_ERR_PEER || status == HPC_ERR_TIMEOUT || status == HPC_ERR_TRANSPORT;
-    if (may_pass && hpc_left(s->survivors.deadline) > 0) status = HPC_IN_PROGRESS;
-    if (may_pass && status != HPC_IN_PROGRESS && waiting != NULL) {
-        snprintf(why, sizeof why, "%s", e->message);
-        for (int i = 0; i < n; i++) waiting[i] = s->names[s->first[e->waiting_for[i]]];
-        status = hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, waiting, n,
-                                "rank %d: shrink: the ranks that are left could not connect in time; in the new "
-                                "context's ranks: %s",
-                                s->old->group.rank, why);
-    }
+    int late = status == HPC_ERR_PEER || status == HPC_ERR_TIMEOUT || status == HPC_ERR_TRANSPORT;
+    if ((late || status == HPC_ERR_AUTH) && hpc_left(s->survivors.deadline) > 0) return HPC_IN_PROGRESS;
+    size_t n = (size_t)e->n_waiting;
+    int *waiting = malloc((n + (size_t)s->size) * sizeof *waiting);
+    char why[512], who[256];
+    if (waiting == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "shrink: no memory for %d ranks", s->size);
+    int *left = waiting + n;
+    snprintf(why, sizeof why, "%s", e->message);
+    for (size_t i = 0; i < n; i++) waiting[i] = s->names[s->first[e->waiting_for[i]]];
+    for (int i = 0; i < s->size; i++) left[i] = s->names[s->first[i]];
+    status = hpc_fail_ranks(late ? HPC_ERR_TIMEOUT : status, op, NULL, 0, waiting, (int)n,
+                            "rank %d: shrink: ranks %s are left and %s; as ranks 0 to %d of the new context: %s",
+                            s->old->group.rank, hpc_ranks_text(left, s->size, who, sizeof who),
+                            late ? "could not connect in time" : "cannot connect", s->size - 1, why);
     free(waiting);
     return status;
 }

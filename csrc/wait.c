@@ -86,8 +86,7 @@ void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason)
     hpc_bell_ring(group->bell);
 }
 
-/* "1, 4 and 7" */
-static const char *list_ranks(const int *ranks, int n, char *text, size_t cap) {
+const char *hpc_ranks_text(const int *ranks, int n, char *text, size_t cap) {
     size_t used = 0;
     text[0] = 0;
     for (int i = 0; i < n && used < cap - 1; i++) {
@@ -114,10 +113,10 @@ static int fail_peers(const hpc_group *group, const char *op, const int *waiting
         gone[n++] = r;
         if (shown < 0 || (state == HPC_PEER_FAILED && atomic_load(&group->states[shown]) == HPC_PEER_LEFT)) shown = r;
     }
-    status =
-        hpc_fail_ranks(HPC_ERR_PEER, op, gone, n, waiting, n_waiting, "rank %d: %s: rank%s %s gone (%s)%s%s",
-                       group->rank, op, n == 1 ? "" : "s", list_ranks(gone, n, who, sizeof who), group->reasons[shown],
-                       n_waiting == 0 ? "" : " while waiting for ", list_ranks(waiting, n_waiting, whom, sizeof whom));
+    status = hpc_fail_ranks(HPC_ERR_PEER, op, gone, n, waiting, n_waiting, "rank %d: %s: rank%s %s gone (%s)%s%s",
+                            group->rank, op, n == 1 ? "" : "s", hpc_ranks_text(gone, n, who, sizeof who),
+                            group->reasons[shown], n_waiting == 0 ? "" : " while waiting for ",
+                            hpc_ranks_text(waiting, n_waiting, whom, sizeof whom));
     free(gone);
     return status;
 }
@@ -162,7 +161,7 @@ static int fail_timeout(hpc_group *group, const hpc_wait *wait, double timeout) 
     char whom[256];
     status = hpc_fail_ranks(HPC_ERR_TIMEOUT, wait->op, NULL, 0, waiting, n,
                             "rank %d: %s: nothing came from rank%s %s in %.3g s", group->rank, wait->op,
-                            n == 1 ? "" : "s", list_ranks(waiting, n, whom, sizeof whom), timeout);
+                            n == 1 ? "" : "s", hpc_ranks_text(waiting, n, whom, sizeof whom), timeout);
     free(waiting);
     return status;
 }

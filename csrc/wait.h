@@ -7,6 +7,7 @@
 #define HPC_WAIT_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "clock.h"
@@ -102,6 +103,9 @@ static inline int hpc_group_progress(hpc_group *group) {
     int (*progress)(void *) = atomic_load_explicit(&group->progress, memory_order_acquire);
     return progress == NULL ? 0 : progress(group->progress_arg);
 }
+
+/* "1, 4 and 7", in text, which is returned. */
+const char *hpc_ranks_text(const int *ranks, int n, char *text, size_t cap);
 
 double hpc_deadline(const hpc_group *group, double timeout);
 double hpc_left(double deadline); /* seconds, 0 when it has passed */

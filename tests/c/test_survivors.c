@@ -294,6 +294,36 @@ static void never_calls(rank *r) {
     hpc_context_free(c);
 }
 
+/* The others cannot prove to rank 0 that they are of the job, as if another process had its port by now. It dies, which
+ * they find out by voting again. */
+static void proves_nothing(rank *r) {
+    enum { SIZE = 3 };
+    rank_meet(r);
+    if (r->rank == 0) {
+        hpc_context *c = NULL;
+        char gone[SIZE] = {0};
+        hpc_reply replies[SIZE];
+        hpc_address all[SIZE];
+        hpc_survivors s = {&r->context->group, NULL, gone, hpc_now() + SECONDS};
+        letter mine = {0};
+        CHECK_OK(hpc_control_vote(r->context->control, &s));
+        CHECK_OK(hpc_context_create(0, SIZE, &r->config, &c));
+        mine.address = c->self;
+        mine.address.control.secret[0] ^= 1;
+        CHECK_OK(hpc_control_give(r->context->control, &s, &mine, sizeof mine, replies));
+        for (int i = 0; i < SIZE; i++) all[i] = i == 0 ? c->self : ((const letter *)replies[i].data)->address;
+        hpc_control_free_replies(r->context->control, replies);
+        CHECK_STATUS(hpc_context_connect(c, all, 0.5), HPC_ERR_TIMEOUT);
+        rank_die(r);
+        hpc_context_free(c);
+        return;
+    }
+    hpc_context *c = shrink_until(r, r->context, everybody(r) & ~1u);
+    check_members(r, c, everybody(r) & ~1u);
+    use(c);
+    hpc_context_free(c);
+}
+
 static void send_gather(hpc_context *c, int to, const char *called) {
     CHECK_OK(hpc_link_send(c->control, to, HPC_MESH_GATHER, c->control->sequence + 1, called, NULL, 0, -1,
                            hpc_now() + SECONDS));
@@ -329,6 +359,8 @@ static void goes_ahead(rank *r) {
     }
     if (r->rank == 0) {
         CHECK_STATUS(hpc_context_shrink(heir, &r->config, SECONDS, &c), HPC_ERR_CONFIG);
+        CHECK_MESSAGE("rank 0: shrink: ranks 0, 1, 2 and 3 are left and cannot connect; as ranks 0 to 3 of the new "
+                      "context: rank 0 calls barrier while rank 3 calls oddity");
         rank_set(r, TURN, 1);
         for (int i = 1; i < ODD; i++) await_departure(heir, i);
         c = heir;
@@ -584,6 +616,7 @@ int main(int argc, char **argv) {
         {.name = "tells-one", .size = 4, .run = tells_one, .victims = 4},
         {.name = "never-calls", .size = 3, .run = never_calls, .victims = 4},
         {.name = "loses-its-connection", .size = 3, .run = never_calls, .arg = 1, .victims = 4, .apart = true},
+        {.name = "proves-nothing", .size = 3, .run = proves_nothing, .where = RANKS_TCP, .victims = 1},
         {.name = "goes-ahead", .size = 4, .run = goes_ahead, .victims = 8},
         {.name = "two-in-a-row", .size = 5, .run = two_in_a_row, .victims = 9},
         {.name = "frozen-wakes", .size = 3, .run = frozen, .where = RANKS_SHM | RANKS_PROCESSES},
