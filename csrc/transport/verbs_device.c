@@ -210,15 +210,18 @@ typedef struct opened_device {
     int error; /* errno of opening */
 } opened_device;
 
-/* The best RoCE v2 address, the first of equal ones; its index, or -1. */
+/* The best RoCE v2 address, the first of equal ones; its index, or -1. Of a table's hundreds of places few are taken:
+ * libibverbs tells so faster than a file can be opened, and gives zeros for an empty one. */
 static int choose_gid(const verbs_library *l, const opened_device *d, int port, int n, port_view *v) {
+    static const union ibv_gid empty;
     char file[LINE_BYTES], line[LINE_BYTES];
     int best = -1, best_grade = 0;
     for (int i = 0; i < n; i++) {
         union ibv_gid gid;
+        if (l->query_gid(d->context, (uint8_t)port, i, &gid) != 0) continue;
+        if (memcmp(&gid, &empty, sizeof gid) == 0 || hpc_gid_grade(gid.raw) <= best_grade) continue;
         snprintf(file, sizeof file, "gid_attrs/types/%d", i);
         if (!read_of_port(d->name, port, file, line) || strcmp(line, "RoCE v2") != 0) continue;
-        if (l->query_gid(d->context, (uint8_t)port, i, &gid) != 0 || hpc_gid_grade(gid.raw) <= best_grade) continue;
         best = i;
         best_grade = hpc_gid_grade(gid.raw);
         memcpy(v->nic.address.gid, gid.raw, sizeof gid.raw);

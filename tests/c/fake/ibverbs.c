@@ -83,9 +83,11 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attrib
     return 0;
 }
 
+/* An empty place is no error and has zeros, as libibverbs gives it. */
 int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid) {
     const char *text = device_of(context)->ports[port - 1].gids[index];
-    return text != NULL && inet_pton(AF_INET6, text, gid->raw) == 1 ? 0 : -1;
+    memset(gid, 0, sizeof *gid);
+    return text == NULL || inet_pton(AF_INET6, text, gid->raw) == 1 ? 0 : -1;
 }
 
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context) {
