@@ -351,15 +351,37 @@ static bool has_rdma(void) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+/* Whether the list, joined by commas, has this one; NULL has all. */
+static bool has_name(const char *list, const char *name) {
+    size_t n = strlen(name);
+    for (const char *at = list; at && (at = strstr(at, name)); at += n) {
+        if ((at == list || at[-1] == ',') && (at[n] == ',' || at[n] == '\0')) return true;
+    }
+    return !list;
+}
+
+/* A name in the list that is no case's would go unnoticed beside others that are. */
+static void check_names(const char *list, const ranks_case *cases) {
+    for (const char *at = list; at && *at; at += strcspn(at, ","), at += *at == ',') {
+        int n = (int)strcspn(at, ",");
+        const ranks_case *c = cases;
+        while (c->name && (strncmp(c->name, at, (size_t)n) || c->name[n])) c++;
+        if (c->name) continue;
+        fprintf(stderr, "no case is called %.*s\n", n, at);
+        exit(2);
+    }
+}
+
 int ranks_main(int argc, char **argv, const ranks_case *cases) {
     const char *only_mode = argc > 1 && strcmp(argv[1], "all") ? argv[1] : NULL;
-    const char *only_case = argc > 2 && strcmp(argv[2], "all") ? argv[2] : NULL;
+    const char *only_cases = argc > 2 && strcmp(argv[2], "all") ? argv[2] : NULL;
+    check_names(only_cases, cases);
     int passed = 0, failed = 0, skipped = 0;
     for (const ranks_mode *mode = ranks_modes; mode->name; mode++) {
         if (only_mode && strcmp(only_mode, mode->name)) continue;
         if (strcmp(mode->transports, "verbs") == 0 && !has_rdma()) continue;
         for (const ranks_case *c = cases; c->name; c++) {
-            if ((only_case && strcmp(only_case, c->name)) || !runs_in(c, mode)) continue;
+            if (!has_name(only_cases, c->name) || !runs_in(c, mode)) continue;
             int result = run_case(c, mode);
             passed += result == 0;
             failed += result == 1;

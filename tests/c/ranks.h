@@ -5,7 +5,7 @@
  * process group that is killed as a whole when it ends or its time is over. When a case ends, its processes must have
  * as many files, threads and shared mappings as before it.
  *
- *     test_program [mode [case]]     both may be "all"; exits 0, 1, or 77 when nothing could run on this machine
+ *     test_program [mode [case[,case...]]]     both may be "all"; exits 0, 1, or 77 when nothing could run here
  */
 #ifndef HPC_RANKS_H
 #define HPC_RANKS_H

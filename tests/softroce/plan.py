@@ -14,12 +14,29 @@ CXX = ROOT / "build/softroce-cpp"  # examples/cpp
 SANITIZED = {"address,undefined": ROOT / "build/softroce-asan", "thread": ROOT / "build/softroce-tsan"}
 
 LARGE = "test_conformance_large"
-# Every program of the conformance suite runs with ranks that are processes in the first guest, and all but two with
-# ranks that are threads in one of the first two: what fails in an exchange takes long, and is the same in threads. The
-# second guest repeats those of its processes that know of data and signals.
-PROCESSES_ONLY = {"test_conformance_midwrite", "test_conformance_exchange_failure", "test_verbs_failure"}
-THREADS_IN_SECOND = {f"test_conformance_{name}" for name in ("collective", "failure", "teardown")}
-AGAIN_IN_SECOND = [f"test_conformance_{name}" for name in ("bounds", "order", "flush", "midwrite")]
+# The conformance suite and the graphs run with ranks that are processes in the first guest, and with ranks that are
+# threads in the second one, where those of THREADS know of data and signals; --all runs all but these two.
+THREADS = {f"test_conformance_{name}" for name in ("bounds", "flush", "notify", "order", "queue", "reduce")}
+GRAPHS = ("test_graph", "test_graph_ends", "test_graph_late")
+PROCESSES_ONLY = {"test_conformance_midwrite", "test_verbs_failure"}
+# What CI has time for, a second a case: one case of each kind. --all runs the programs whole.
+SHORT = {
+    "test_conformance_collective": "barriers_sleepy,allgathers_8,windows_disagree,edges_disagree,collectives_disagree,"
+    "too_much_memory,one_is_missing,settings_disagree,broken_addresses",
+    "test_conformance_exchange": "random_2_inline,random_3_thread,random_4_async_sleepy,racks_5_f16_eager,"
+    "racks_4_full,relay_3,ring_4_bf16_thread,large",
+    "test_conformance_exchange_failure": "dies_wait,stops_push_pull,leaves_owner,dies_thread_pull,dies_gradient,"
+    "leaves_start,stops_serve,dies_publish,leaves_close,stops_relay,dies_create,dies_after_push_thread,"
+    "dies_under_way_40,dies_under_way_owner,dies_waiting,frees_async,closes_thread",
+    "test_conformance_failure": "dies_wait_signal,leaves_wait_event,dies_put_notify,stops_barrier,dies_allgather,"
+    "leaves_window_create,stops_lane_create,dies_recv,leaves_send,dies_reduce,stops,dies_under_writers,dies_in_init",
+    "test_conformance_teardown": "several_contexts,leave_after_barrier,freed_under_a_writer,windows_come_and_go,"
+    "forked_children,child_outlives_parent",
+    "test_conformance_large": "window_over_4_gib",
+    "test_graph": "exact_2,slow_one_peer_8,leaves_degrees,begins_again_matching",
+    "test_graph_ends": "closes_early_2,frees_early_async,stands_still_barrier,dies,dies_barrier",
+    "test_graph_late": "ssp_models_3_thread,barrier,async_thread,phases_async",
+}
 # Programs, or one case of them: under a sanitizer and emulation more takes too long.
 SANITIZED_TESTS = (
     "test_verbs",
@@ -38,11 +55,16 @@ PLAIN_TESTS = ("test_conformance_order", "test_conformance_queue", "test_conform
 PYTEST = (
     "test_context.py::test_collectives",
     "test_context.py::test_events_come_in_the_order_of_their_puts",
-    "test_context.py::test_a_lane_has_its_own_events",
     "test_window.py::test_everybody_puts_to_everybody",
     "test_window.py::test_flush_is_remote_completion",
-    "test_window.py::test_token_goes_round_the_ranks_of_mpi",
     "test_queue.py::test_updates_arrive_whole_and_in_order",
+    "test_exchange.py::test_every_placement_sums[{over}-CS-inline]",
+    "test_exchange.py::test_every_placement_sums[{over}-NCC-thread]",
+    "test_exchange.py::test_async_applies_each_update_as_it_comes[{over}-NCS]",
+)
+MORE_PYTEST = (  # of --all
+    "test_context.py::test_a_lane_has_its_own_events",
+    "test_window.py::test_token_goes_round_the_ranks_of_mpi",
     "test_queue.py::test_reduce_is_the_mean",
     "test_exchange.py::test_every_placement_sums",
     "test_exchange.py::test_async_applies_each_update_as_it_comes",
@@ -52,6 +74,8 @@ SETUP = """set -e
 dmesg --console-level 1  # rdma_rxe has a line for every look at its ports, and the console is slow
 ulimit -l unlimited
 modprobe rdma_rxe && modprobe ib_uverbs && modprobe dummy
+# Every process of verbs would load the drivers of all NICs there are.
+mkdir /tmp/drivers && cp /etc/libibverbs.d/rxe.driver /tmp/drivers && mount --bind /tmp/drivers /etc/libibverbs.d
 ip link set lo up
 export HPC_TEST_SCALE=5 HPC_TEST_PATIENCE=3
 export PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR=/tmp/matplotlib
@@ -90,6 +114,12 @@ def program(name: str, *arguments: str, seconds: float = 180, build: Path = BUIL
     return Step(" ".join([name, *arguments]), [str(build / name), *arguments], seconds)
 
 
+def cases(name: str, mode: str, whole: bool, seconds: float = 180) -> Step:
+    """A program in one mode; unless whole, those of its cases that SHORT lists, where it does."""
+    short = [] if whole or name not in SHORT else [SHORT[name]]
+    return Step(f"{name} {mode}", [str(BUILD / name), mode, *short], seconds)
+
+
 def check(name: str, *arguments: str, seconds: float) -> Step:
     return Step(name, [sys.executable, str(HERE / "checks.py"), name, *arguments], seconds)
 
@@ -98,41 +128,40 @@ def c_tests(pattern: str) -> list[str]:
     return sorted(path.stem for path in (ROOT / "tests/c").glob(pattern) if path.stem != LARGE)
 
 
-def two_nodes(over: str) -> Guest:
-    programs = c_tests("test_conformance_*.c")
-    steps = [program(name, f"{over}-processes") for name in programs]
-    steps += [
-        program(name, f"{over}-threads")
-        for name in programs
-        if name not in PROCESSES_ONLY | THREADS_IN_SECOND and name != "test_conformance_exchange"  # a minute
-    ]
+def two_nodes(over: str, whole: bool) -> Guest:
+    steps = [cases(name, f"{over}-processes", whole) for name in (*c_tests("test_conformance_*.c"), *GRAPHS)]
     if over == "verbs":
-        steps += [program(name) for name in [*c_tests("test_verbs*.c"), *c_tests("test_device.c")]]
+        mode = "all" if whole else "verbs-processes"
+        steps += [cases(name, mode, whole) for name in [*c_tests("test_verbs*.c"), *c_tests("test_device.c")]]
     memory = ["--memory", "4G", "--cpus", "2", "--numa", "2G,cpus=0", "--numa", "2G,cpus=1"]
-    return Guest("two nodes, two devices", memory, 2, 600, steps)
+    return Guest("two nodes, two devices", memory, 2, 900 if whole else 600, steps)
 
 
-def one_node(over: str) -> Guest:
+def one_node(over: str, whole: bool, roomy: bool) -> Guest:
+    """With 8 GiB, and the window of more than 4, if the machine is roomy."""
+    tests = [*PYTEST, *MORE_PYTEST] if whole else PYTEST
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    pytest += [str(ROOT / "tests" / test) for test in PYTEST]
+    pytest += [str(ROOT / "tests" / test.format(over=over)) for test in tests]
     hidden = ["unshare", "--mount", "sh", "-c", WITHOUT_LIBIBVERBS, "sh", str(BUILD / "refused")]
+    threads = [
+        name
+        for name in (*c_tests("test_conformance_*.c"), *GRAPHS)
+        if name in THREADS or (whole and name not in PROCESSES_ONLY)
+    ]
     steps = [check("perftest", seconds=60)]
     if over == "verbs":
         steps.append(Step("foreign", ["/usr/bin/python3", str(HERE / "foreign.py"), str(BUILD / "foreign")], 60))
     steps += [
         Step("without libibverbs", hidden, 30, {"HPC_REFUSAL": "libibverbs.so.1"}),
-        *[program(name, f"{over}-processes") for name in AGAIN_IN_SECOND],
-        *[program(name, f"{over}-threads") for name in sorted(THREADS_IN_SECOND)],
-        Step("Python tests", pytest, 150, {"HPC_TEST_TRANSPORTS": over}),
+        *[cases(name, f"{over}-threads", whole) for name in threads],
+        Step("Python tests", pytest, 300, {"HPC_TEST_TRANSPORTS": over}),
         check("digits", over, seconds=300),
         check("cpp", str(CXX), over, seconds=120),
     ]
-    return Guest("one node, one device", ["--memory", "4G", "--cpus", "2"], 1, 600, steps, python=True)
-
-
-def large(over: str) -> Guest:
-    steps = [program(LARGE, f"{over}-processes", seconds=270)]
-    return Guest("8 GiB", ["--memory", "8G", "--cpus", "2"], 1, 300, steps)
+    if roomy:
+        steps.append(cases(LARGE, f"{over}-processes", whole, seconds=270))
+    memory = ["--memory", "8G" if roomy else "4G", "--cpus", "2"]
+    return Guest("one node, one device", memory, 1, 1200 if whole else 600, steps, python=True)
 
 
 def sanitized(over: str, sanitizer: str) -> Guest:
@@ -146,8 +175,8 @@ def sanitized(over: str, sanitizer: str) -> Guest:
     return Guest(f"two devices, {sanitizer}", ["--memory", "4G", "--cpus", "2"], 2, 900, steps)
 
 
-def guests(over: str) -> list[Guest]:
-    return [two_nodes(over), one_node(over), large(over)]
+def guests(over: str, whole: bool, roomy: bool) -> list[Guest]:
+    return [two_nodes(over, whole), one_node(over, whole, roomy)]
 
 
 def plain() -> list[Step]:
