@@ -81,6 +81,19 @@ static int check_in_place(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
+/* An update that may be overwritten while it is read lies between marks. */
+static int check_order(const hpc_context *c, const char *name) {
+    for (int i = 0; i < HPC_USED && c->used[i] != NULL; i++) {
+        char why[HPC_ORDER_BYTES] = "choose another transport";
+        if (c->used[i]->keeps_order != NULL && c->used[i]->keeps_order(c, why)) continue;
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                        "exchange: %s on a graph needs puts that keep their order, and those of rank %d over %s do "
+                        "not: %s",
+                        name, c->group.rank, c->used[i]->name, why);
+    }
+    return HPC_OK;
+}
+
 static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
     const hpc_graph *g = f->graph;
     int status = hpc_graph_check(g), takes = f->consistency == HPC_ASYNC || f->consistency == HPC_BARRIER;
@@ -115,14 +128,7 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
                             "exchange: the graph has a weight of %g; %s scales the weights of what is there, so none "
                             "may be negative",
                             g->weights[i], name);
-    if (takes && c->tcp_streams > 1)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: %s on a graph needs puts that keep their order; tcp_streams is %d, make it 1", name,
-                        c->tcp_streams);
-    if (takes && c->loop_seed != 0)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: %s on a graph needs puts that keep their order; loop_seed is %llu, make it 0", name,
-                        (unsigned long long)c->loop_seed);
+    if (takes) status = check_order(c, name);
     for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) status = check_graph_row(g, &f->plan->rows[i], i);
     return status;
 }

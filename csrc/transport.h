@@ -5,17 +5,16 @@
  * the lane, may not block, and returns HPC_OK or a negative status with the error recorded.
  *
  * Ordering: put may be late and out of order. A signal or an event may not be seen before any earlier put of the same
- * lane to the same peer. flush ends when every earlier put of the lane to that peer is in place. Only BARRIER
- * and ASYNC on a graph need more, that puts of a lane to a peer keep their order (see graph.c), and are refused where
- * that is not so: with several tcp streams, and on loop with a seed. Ownership: src is the
- * caller's and must stay as it is until flush. Offsets and peers were checked by the core. */
+ * lane to the same peer. flush ends when every earlier put of the lane to that peer is in place. Only BARRIER and ASYNC
+ * on a graph need more (see graph.c), and are refused where a transport in use does not keep the order of puts.
+ * Ownership: src is the caller's and must stay as it is until flush. Offsets and peers were checked by the core. */
 #ifndef HPC_TRANSPORT_H
 #define HPC_TRANSPORT_H
 
 #include "memory.h"
 #include "wait.h"
 
-enum { HPC_BLOB_BYTES = 64, HPC_NOTIFY_DEPTH = 256 };
+enum { HPC_BLOB_BYTES = 64, HPC_NOTIFY_DEPTH = 256, HPC_ORDER_BYTES = 64 };
 
 /* What a rank gives its peers so that they can reach an object of it; fd goes along where one is set (not -1). */
 typedef struct hpc_blob {
@@ -57,6 +56,9 @@ typedef struct hpc_transport {
     int (*poll)(hpc_lane *lane, int peer, hpc_event *event);
     /* HPC_IN_PROGRESS until remote completion. */
     int (*flush)(hpc_lane *lane, int peer);
+    /* Whether the peer sees puts of a lane in the order in which they were made. why gets the setting by which it may
+     * not, and what to do about it. NULL: it may not. */
+    int (*keeps_order)(const hpc_context *context, char why[HPC_ORDER_BYTES]);
 
     /* Asks that all that this rank has put, by any lane, be in place with the peers that are here; returns how much is
      * left. NULL if that is so anyway. Any thread. */

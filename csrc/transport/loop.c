@@ -288,6 +288,11 @@ static int flush(hpc_lane *lane, int peer) {
     return HPC_OK;
 }
 
+static int keeps_order(const hpc_context *c, char why[HPC_ORDER_BYTES]) {
+    snprintf(why, HPC_ORDER_BYTES, "loop_seed is %llu, make it 0", (unsigned long long)c->loop_seed);
+    return c->loop_seed == 0;
+}
+
 const hpc_transport hpc_transport_loop = {
     .name = "loop",
     .caps = HPC_CAP_ONE_HOST,
@@ -303,6 +308,7 @@ const hpc_transport hpc_transport_loop = {
     .put_notify = put_notify,
     .poll = poll_ring,
     .flush = flush,
+    .keeps_order = keeps_order,
     .progress = progress,
     .release = release,
 };

@@ -188,6 +188,12 @@ static int settle(hpc_context *c) {
     return left;
 }
 
+/* Payload is read into the window as it comes, and pieces of a large put come by all streams. */
+static int keeps_order(const hpc_context *c, char why[HPC_ORDER_BYTES]) {
+    snprintf(why, HPC_ORDER_BYTES, "tcp_streams is %d, make it 1", c->tcp_streams);
+    return c->tcp_streams == 1;
+}
+
 static void release(hpc_context *c) {
     if (c->tcp != NULL) tcp_free(c->tcp);
     c->tcp = NULL;
@@ -209,6 +215,7 @@ const hpc_transport hpc_transport_tcp = {
     .put_notify = put_notify,
     .poll = poll_ring,
     .flush = flush,
+    .keeps_order = keeps_order,
     .settle = settle,
     .progress = tcp_progress,
     .release = release,

@@ -184,6 +184,13 @@ static int settle(hpc_context *c) {
     return verbs_settle(c->verbs, -1);
 }
 
+/* A lane has one queue pair to a peer, and the NIC places its writes in the order in which they were posted: no window
+ * is registered with IBV_ACCESS_RELAXED_ORDERING, which would let a write overtake the one before it on the bus. */
+static int keeps_order(const hpc_context *c, char why[HPC_ORDER_BYTES]) {
+    (void)c, (void)why;
+    return 1;
+}
+
 static void release(hpc_context *c) {
     if (c->verbs != NULL) verbs_close(c->verbs);
     c->verbs = NULL;
@@ -204,6 +211,7 @@ const hpc_transport hpc_transport_verbs = {
     .put_notify = put_notify,
     .poll = poll_ring,
     .flush = flush,
+    .keeps_order = keeps_order,
     .settle = settle,
     .path = path,
     .progress = verbs_progress,

@@ -52,7 +52,7 @@ static int register_window(hpc_verbs *v, hpc_window *w) {
         verbs_window_free(v, r);
         return hpc_fail(HPC_ERR_MEMORY, "window", "window: no memory to register it");
     }
-    for (int i = 0; i < v->nics->n; i++) {
+    for (int i = 0; i < v->nics->n; i++) { /* no relaxed ordering, see keeps_order */
         r->regions[i] = v->library->reg_mr(v->nics->nics[i].pd, w->memory->data, w->memory->nbytes,
                                            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
         if (r->regions[i] != NULL) continue;
