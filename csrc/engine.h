@@ -9,7 +9,8 @@
  *
  * A *share* is what one core owns of one key: its rows are pushed and answered together. Who writes what:
  *   gradients, pushed counts   their worker; read by the owners of the rows between its push and their answer
- *   params                     the owners of their rows, between the worker's push (or pull) and the answer
+ *   params                     the owners of their rows, between the worker's push (or pull) and the answer; where
+ *                              models rotate then their worker, until they are what it pushes
  *   masters, receive slots     one core, where a master is not a worker's params; the slots by the sender they belong
  *                              to, between an answer and the next push
  *   args slots                 their worker; read by the core between the event and the answer

@@ -809,6 +809,7 @@ def exchange_create(
     graph: Any,
     progress: int,
     shared_params: bool,
+    in_place: bool,
     eager: bool,
     check_finite: bool,
     isa: int,
@@ -820,7 +821,7 @@ def exchange_create(
     config.plan, config.rule, config.values = plan, rule, c_values
     config.consistency, config.progress, config.isa = consistency, progress, isa
     config.shared_params, config.eager, config.check_finite = shared_params, eager, check_finite
-    config.graph, config.staleness = graph or ffi.NULL, staleness
+    config.graph, config.staleness, config.in_place = graph or ffi.NULL, staleness, in_place
     config.quorum, config.late, config.grace = quorum, late, grace
 
     def create(seconds: float, out: Any) -> int:
@@ -850,9 +851,13 @@ def exchange_params(exchange: Any, shapes: list[tuple[int, ...]], writable: bool
     if holder < 0:
         return []
     memory = _memory(lib.hpc_exchange_memory(exchange, holder))
-    addresses = [address_of(lib.hpc_exchange_params(exchange, key)) for key in range(len(shapes))]
+    addresses = [exchange_params_address(exchange, key) for key in range(len(shapes))]
     float32 = np.dtype(np.float32)
     return [mapped([memory], at, shape, float32, writable) for at, shape in zip(addresses, shapes, strict=True)]
+
+
+def exchange_params_address(exchange: Any, key: int) -> int:
+    return address_of(lib.hpc_exchange_params(exchange, key))
 
 
 def exchange_gradient_array(

@@ -17,8 +17,11 @@ from .context import Context
 from .errors import HpcommError, InvalidArgument, NotSupported
 from .optim import AnyRule, Rule
 from .plan import Plan
+from .stage import whole
 from .topology import Graph, ParameterServer
 from .window import as_source
+
+_MOST_DEPTH = 16  # of a plan
 
 
 def refuse(ctx: Context, wrong: Exception) -> None:
@@ -121,6 +124,17 @@ def graph_weights(phases: tuple[Graph, ...], size: int) -> NDArray[np.float64]:
         if phase.size != size:
             raise InvalidArgument(f"topology is {phase!r}: must have as many ranks as the job, which has {size}")
     return np.stack([phase.dense() for phase in phases])
+
+
+def graph_depth(depth: Any, staleness: int, *, rotates: bool) -> int:
+    """Slots of a key on a graph: beside staleness one is for the update that is folded and one for the next that comes,
+    and where models rotate one is the model."""
+    most = _MOST_DEPTH - rotates
+    if staleness > most - 2:
+        raise InvalidArgument(f"staleness is {staleness}: 0 to {most - 2} are possible on a graph")
+    if rotates:
+        depth = whole("depth", depth, 1, most)
+    return (max(depth, staleness + 2) if staleness else depth) + rotates  # type: ignore[no-any-return]
 
 
 def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:

@@ -50,6 +50,7 @@ class Calls:
         "_keep",
         "_keys",
         "_left",
+        "_models",
         "_patience",
         "_rank",
         "_rotates",
@@ -73,8 +74,15 @@ class Calls:
         self._keep = sum(sizes) <= _SHORT
         self._in_place = Step(array("i", range(len(keys))), None, sizes, None)
         self._left: Step | None = None
+        self._models: dict[str, Any] | None = None
         self._steps = 0
         self._words = array("Q", bytes(8 * (len(keys) + 2)))
+
+    def _train_in_place(self, models: dict[str, Any]) -> None:
+        """From now on pushes send the parameters. models: those of every key, to be kept up to date."""
+        self._models = models
+        for key in self._every.values():
+            key.slots[key.params.ctypes.data] = key.gradient = key.params
 
     # ---- a key ----
 
@@ -105,6 +113,8 @@ class Calls:
                 return key, ticket
             index, waited = key.index, _TIMED_OUT if status > 0 else None
             self._until(lambda left: _wait(self._address, index, ticket, self._keep, left), *late, waited)
+        if self._models is not None and call is _call:
+            self._came(key)
         return key, status
 
     def _gradient(self, key: Key, timeout: float | None) -> Any:
@@ -118,13 +128,30 @@ class Calls:
                 self._resume(key, late)
                 address = _TIMED_OUT
             address = self._until(lambda left: _gradient(self._address, key.index, self._keep, left), *late, address)
-        gradient = key.slots.get(address)
-        if gradient is None:
-            gradient = key.slots[address] = _core.exchange_gradient_array(
+        key.gradient, key.ready = self._slot(key, address), self._steps
+        self._came(key)
+        return key.gradient
+
+    def _slot(self, key: Key, address: int) -> Any:
+        """The array of a key's slot."""
+        slot = key.slots.get(address)
+        if slot is None:
+            slot = key.slots[address] = _core.exchange_gradient_array(
                 self._handle, self._rank, address, key.shape, key.dtype
             )
-        key.gradient, key.ready = gradient, self._steps
-        return gradient
+        return slot
+
+    def _came(self, key: Key) -> None:
+        """The last push of a key is folded: the model that is trained next lies where C says. Neighbours may still read
+        the one of before, which is not to be written any more."""
+        if self._models is None:
+            return
+        model = self._slot(key, _core.exchange_params_address(self._handle, key.index))
+        if model is not key.params:
+            key.params.setflags(write=False)
+            model.setflags(write=True)
+            key.params = self._models[key.name] = model
+        key.gradient = model
 
     def _started(
         self, key: Key, flags: int, source: Any, status: int, late: tuple[float, float], before: tuple[int, Any]
@@ -156,11 +183,12 @@ class Calls:
         """Sends the rest of a start that was cut short; refused like any other call when none was."""
         self._until(lambda left: _start(self._address, key.index, key.flags, None, key.nbytes, self._keep, left), *late)
 
-    def _wait(self, index: int, ticket: int, timeout: float | None) -> None:
-        address, keep = self._address, self._keep
+    def _wait(self, key: Key, ticket: int, timeout: float | None) -> None:
+        address, index, keep = self._address, key.index, self._keep
         status = _wait(address, index, ticket, keep, self._first(timeout))
         if status:
             self._until(lambda left: _wait(address, index, ticket, keep, left), *self._late(timeout), status)
+        self._came(key)
 
     def _first(self, timeout: float | None) -> float:
         """The first slice of a wait, after which Python looks for signals."""
@@ -216,6 +244,8 @@ class Calls:
         except _WRONG as wrong:
             raise InvalidArgument(f"rank {self._rank}: a gradient of the step cannot be read: {wrong}") from None
         self._left, self._keys = None, self._every
+        for key in self._every.values() if self._models is not None else ():
+            self._came(key)
 
     # ---- checks ----
 
@@ -307,11 +337,11 @@ class Handle:
         done: whether test or wait has seen its end.
     """
 
-    __slots__ = ("_exchange", "_index", "_params", "_ticket", "done", "name")
+    __slots__ = ("_exchange", "_key", "_pulls", "_ticket", "done", "name")
 
-    def __init__(self, exchange: Calls, index: int, name: str, ticket: int, params: Any) -> None:
-        self._exchange, self._index, self._ticket, self._params = exchange, index, ticket, params
-        self.name = name
+    def __init__(self, exchange: Calls, key: Key, ticket: int, *, pulls: bool) -> None:
+        self._exchange, self._key, self._ticket, self._pulls = exchange, key, ticket, pulls
+        self.name = key.name
         self.done = False
 
     def test(self) -> bool:
@@ -321,10 +351,12 @@ class Handle:
             PeerFailed: it cannot end any more.
         """
         if not self.done:
-            status = _test(self._exchange._address, self._index, self._ticket, self._exchange._keep)
+            status = _test(self._exchange._address, self._key.index, self._ticket, self._exchange._keep)
             if status < 0:
                 raise error(status)
-            self.done = status == 0
+            if status == 0:
+                self._exchange._came(self._key)
+                self.done = True
         return self.done
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -334,9 +366,9 @@ class Handle:
             Timeout, PeerFailed: with the ranks still waited for.
         """
         if not self.done:
-            self._exchange._wait(self._index, self._ticket, timeout)
+            self._exchange._wait(self._key, self._ticket, timeout)
             self.done = True
-        return self._params
+        return self._key.params if self._pulls else None
 
     def __repr__(self) -> str:
         return f"<hpcomm.Handle of {self.name!r}, {'done' if self.done else 'under way'}>"

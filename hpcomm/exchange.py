@@ -26,6 +26,7 @@ from .arguments import (
     check_plan,
     checked_params,
     engine_mode,
+    graph_depth,
     graph_phases,
     graph_weights,
     owned_rows,
@@ -38,7 +39,7 @@ from .consistency import BSP, Consistency
 from .context import Context
 from .errors import HpcommError, InvalidArgument, Timeout
 from .keys import Key, Params
-from .optim import SGD, AnyRule
+from .optim import SGD, AnyRule, Average
 from .plan import Plan, graph_handle
 from .topology import Graph, ParameterServer
 
@@ -46,7 +47,6 @@ Graphs = Graph | Sequence[Graph]
 AnyTopology = ParameterServer | Graphs | Callable[[int], Graphs]
 
 _DEFAULT_TOPOLOGY = ParameterServer()
-_MOST_STALENESS = 14  # of 16 slots an edge two are for the update that is folded and the one that comes
 _DEFAULT_RULE = SGD()
 
 
@@ -147,9 +147,14 @@ class Exchange(Calls):
         chunk_bytes: bytes of float32 a chunk, a multiple of 64 (section 3.2.3).
         depth: gradients of a key, 1 to 16. Under ASYNC so many pushes of it may be under way; under BSP one, while the
             next gradient is written. On a graph: updates that may be on their way to a neighbour that has not folded
-            them; staleness + 2 at least.
+            them; staleness + 2 at least, and with in_place 15 at most.
         wire: the format of gradients: "float32", "float16" or "bfloat16". Sums are float32.
         reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full.
+        in_place: on a graph whose rule is Average: the trainer trains params[name] where it lies, and a push without an
+            array sends it: `w = ex.params["w"]`, then over and over `w -= lr * grad` and `w = ex.push_pull("w")`.
+            Nothing is copied: the average is folded into another array while neighbours still read the model that was
+            sent, and that one is read-only from then on. gradient(name) gives params[name]. A 16-bit wire encodes the
+            push, and params stay where they are. A key has one push under way.
         shared_params: the workers of a host read one copy of the parameters, which none may write. BSP, and transports
             that map the peers' memory only.
         deterministic: updates are folded in the order of the ranks when all are there, so that a run repeats bit for
@@ -168,9 +173,10 @@ class Exchange(Calls):
     Attributes:
         params: the parameters by name, float32 arrays of the keys' shapes in the exchange's memory, read-only with
             shared_params; empty on a rank that only serves. They outlive the exchange. Their values change between a
-            push and the end of the pull that follows: look at them after that. Do not write them: what this rank owns
-            would change for all, and the next pull would undo the rest. load_state_dict and the rule Average change
-            parameters.
+            push and the end of the pull that follows: look at them after that. With in_place they are the trainer's to
+            write, and after each push other arrays: take what pull or push_pull returns, or look them up again. Else do
+            not write them: what this rank owns would change for all, and the next pull would undo the rest.
+            load_state_dict and the rule Average change parameters.
         plan: who owns which chunk.
         graph: the graphs that the steps take in turn; () where there are servers.
         rule: the rule with its present hyper-parameters.
@@ -215,6 +221,7 @@ class Exchange(Calls):
         wire: str = "float32",
         reduce: str = "mean",
         shared_params: bool = False,
+        in_place: bool = False,
         deterministic: bool = True,
         check_finite: bool = False,
         progress: str = "auto",
@@ -235,6 +242,7 @@ class Exchange(Calls):
                 "wire": wire,
                 "reduce": reduce,
                 "shared_params": shared_params,
+                "in_place": in_place,
                 "deterministic": deterministic,
                 "check_finite": check_finite,
                 "progress": progress,
@@ -252,18 +260,20 @@ class Exchange(Calls):
             staleness = consistency.staleness or 0
             check_choice("progress", progress, tuple(_core.PROGRESS))
             check_patience(patience)
+            if in_place and not (phases and isinstance(rule, Average)):
+                raise InvalidArgument(
+                    "in_place is for graphs whose rule is Average, where models are pushed: leave it out"
+                )
             graph = None
             if phases:
                 if plan is not None:
                     raise InvalidArgument("plan and a graph are given: the graph makes the plan, give one of them")
                 if reduce != "mean":
                     raise InvalidArgument(f"reduce is {reduce!r}: on a graph the weights say how updates are folded")
-                if staleness > _MOST_STALENESS:
-                    raise InvalidArgument(f"staleness is {staleness}: 0 to {_MOST_STALENESS} are possible on a graph")
                 cut = (
                     _graph_cores(ctx, progress) if cores is None else cores,
                     chunk_bytes,
-                    max(depth, staleness + 2) if staleness else depth,
+                    graph_depth(depth, staleness, rotates=bool(in_place) and wire == "float32"),
                     wire,
                 )
                 weights = graph_weights(phases, ctx.size)
@@ -308,6 +318,7 @@ class Exchange(Calls):
             graph=graph,
             progress=_core.PROGRESS[progress],
             shared_params=bool(shared_params),
+            in_place=bool(in_place),
             eager=not deterministic and not phases,
             check_finite=bool(check_finite),
             isa=_core.ISAS[self._isa],
@@ -318,10 +329,13 @@ class Exchange(Calls):
         self._begin(
             keys, rotates=int(plan.rows.column("depth").max()) > 1, finite=bool(check_finite), patience=patience
         )
-        arrays = _core.exchange_params(self._handle, [key.shape for key in keys.values()], not shared_params)
-        for key, params_array in zip(keys.values(), arrays, strict=False):
-            key.params = params_array
-        self.params = Params(dict(zip(keys, arrays, strict=False)), tuple(keys), ctx.rank)
+        shapes = [key.shape for key in keys.values()]
+        arrays = dict(zip(keys, _core.exchange_params(self._handle, shapes, not shared_params), strict=False))
+        for name, array in arrays.items():
+            keys[name].params = array
+        if in_place:
+            self._train_in_place(arrays)
+        self.params = Params(arrays, tuple(keys), ctx.rank)
         ctx._exchanges[self._address] = self
 
     def __repr__(self) -> str:
@@ -375,17 +389,17 @@ class Exchange(Calls):
     def push_nb(self, name: str, grad: object = None, timeout: float | None = None) -> Handle:
         """push, with a handle whose end means that the update has been applied and its slot is free again."""
         key, ticket = self._sent(_start, name, PUSH, grad, timeout)
-        return Handle(self, key.index, name, ticket, None)
+        return Handle(self, key, ticket, pulls=False)
 
     def pull_nb(self, name: str, timeout: float | None = None) -> Handle:
         """Starts a pull; wait of the handle returns the parameters."""
         key, ticket = self._sent(_start, name, PULL, None, timeout)
-        return Handle(self, key.index, name, ticket, key.params)
+        return Handle(self, key, ticket, pulls=True)
 
     def push_pull_nb(self, name: str, grad: object = None, timeout: float | None = None) -> Handle:
         """Starts a push_pull; wait of the handle returns the parameters."""
         key, ticket = self._sent(_start, name, PUSH_PULL, grad, timeout)
-        return Handle(self, key.index, name, ticket, key.params)
+        return Handle(self, key, ticket, pulls=True)
 
     def step(self, grads: Mapping[str, Any] | None = None, timeout: float | None = None) -> Params:
         """push_pull of every key: starts all of them, in the order given, then waits for all.

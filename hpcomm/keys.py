@@ -56,7 +56,9 @@ class Key:
         if mine is not None and source.dtype == mine.dtype and source.ctypes.data == mine.ctypes.data:
             return None
         if source.dtype != np.float32 or not source.dtype.isnative:
-            own = "" if self.dtype == np.float32 else f", or the {self.dtype} array that gradient({self.name!r}) gave"
+            own = ""
+            if self.dtype != np.float32 and mine is not self.params:
+                own = f", or the {self.dtype} array that gradient({self.name!r}) gave"
             raise InvalidArgument(f"gradient of {self.name!r} is {source.dtype}: must be float32{own}")
         if not source.flags.aligned:
             raise InvalidArgument(f"gradient of {self.name!r} does not lie at a multiple of 4 bytes: push a copy of it")
@@ -83,7 +85,8 @@ class Key:
 
 
 class Params(Mapping[str, NDArray[np.float32]]):
-    """The parameters of an exchange by name, in the order of its keys. The arrays stay; their values change."""
+    """The parameters of an exchange by name, in the order of its keys. The arrays stay and their values change, but for
+    models that are trained in place."""
 
     __slots__ = ("_arrays", "_keys", "_rank")
 

@@ -65,9 +65,11 @@ def stochastic_reduce(
     """ASAP (Kadav and Kruus, 2016): every rank averages its model with those of its in-neighbours in a sparse graph,
     and waits for nobody else (sections 3 and 4).
 
-        x = ex.gradient("w")     # where the next update goes: the local model
-        x[...] = w - lr * g
-        w = ex.push_pull("w")    # the weighted average of one's own and the neighbours' models
+        ex = hpcomm.stochastic_reduce(ctx, {"w": w0}, in_place=True)
+        w = ex.params["w"]
+        for batch in batches:
+            w -= lr * gradient(w, batch)    # the local model, trained where it lies
+            w = ex.push_pull("w")           # the weighted average of it and the neighbours' models
 
     Args:
         ctx, params: as Exchange takes them.
@@ -76,7 +78,8 @@ def stochastic_reduce(
         consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC.
         rule: Average: what is pushed are models. Any other rule takes gradients, which are folded by the graph's
             weights and applied to this rank's own parameters.
-        options: Exchange's other ones, e.g. chunk_bytes=65536, wire="bfloat16" or depth=2.
+        options: Exchange's other ones, e.g. chunk_bytes=65536, wire="bfloat16" or depth=2. Without in_place, which
+            is for models, params stay where they are, and what is pushed is written into gradient(name).
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank.

@@ -17,6 +17,7 @@ from hpcomm import (
     SGD,
     SSP,
     Adam,
+    Average,
     ConfigError,
     Consistency,
     Exchange,
@@ -74,6 +75,16 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "graph and plan": (
         {"topology": ring(3), "plan": Plan.hub(params(), [0, 1, 2], [0], 3)},
         r"the graph makes the plan",
+    ),
+    "in_place and servers": ({"in_place": True, "rule": Average()}, r"in_place is for graphs whose rule is Average"),
+    "in_place and gradients": ({"in_place": True, "topology": ring(3)}, r"in_place is for graphs whose rule is Ave"),
+    "in_place and depth": (
+        {"in_place": True, "topology": ring(3), "rule": Average(), "depth": 16},
+        r"depth is 16: must be 1 to 15",
+    ),
+    "in_place and staleness": (
+        {"in_place": True, "topology": ring(3), "rule": Average(), "consistency": SSP(14)},
+        r"staleness is 14: 0 to 13 are possible",
     ),
     "graph and shared_params": ({"topology": ring(3), "shared_params": True}, r"shared_params is for servers"),
     "graph and staleness": (

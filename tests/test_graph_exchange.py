@@ -116,6 +116,107 @@ def test_every_step_is_the_weighted_average_of_that_step(name: str, consistency:
     run_threads(5, body)
 
 
+def trained(topology: Topology, ranks: int, step: int) -> dict[str, Any]:
+    """The models of all ranks after so many steps of adding small numbers and averaging, by rank and then element.
+    Halves of halves of them are exact, in 11 bits too."""
+    models = {name: np.zeros((ranks, *shape)) for name, shape in SHAPES.items()}
+    for s in range(step):
+        for name, model in models.items():
+            model += [update(rank, s)[name] % 2 for rank in range(ranks)]
+            models[name] = np.tensordot(graph_of(topology, s).dense(), model, 1)
+    return models
+
+
+def push_in_turn(ex: Exchange, step: int) -> Any:
+    """The same by each of the calls, in turn, without a gradient. By some of them the handles come last."""
+    names = list(SHAPES)
+    if step % 4 == 0:
+        return dict(ex.step())
+    if step % 4 == 1:
+        return {name: ex.push_pull(name, ex.params[name]) for name in names}
+    handles = [ex.push_pull_nb(name) if step % 4 == 2 else ex.push_nb(name) for name in names]
+    while not handles[0].test():
+        pass
+    ended = {handle.name: handle.wait() for handle in handles}
+    return ended if step % 4 == 2 else {name: ex.gradient(name) for name in names}
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("phases", "consistency", "wire"),
+    [(1, NOTIFY_ACK, "float32"), (2, NOTIFY_ACK, "float32"), (1, BSP, "float16")],
+    ids=str,
+)
+def test_models_are_trained_in_place(phases: int, consistency: hpcomm.Consistency, wire: str) -> None:
+    topology = [ring(4), one_peer_exponential(4)[1]][:phases]
+
+    def body(context: hpcomm.Context) -> None:
+        options: Any = {"topology": topology, "consistency": consistency, "wire": wire, "depth": phases}
+        with stochastic_reduce(context, zeros(), in_place=True, **options) as ex:
+            w = dict(ex.params)
+            for step in range(7):
+                for name, change in update(context.rank, step).items():
+                    w[name] += change % 2
+                before, w = w, push_in_turn(ex, step)
+                want = trained(topology, context.size, step + 1)
+                for name in SHAPES:
+                    np.testing.assert_array_equal(w[name], want[name][context.rank])
+                    assert w[name] is ex.params[name] is ex.gradient(name)
+                    assert w[name].flags.writeable
+                    assert w[name] is before[name] if wire == "float16" else not before[name].flags.writeable
+            check_counts_of_models(ex, context, wire)
+
+    run_threads(4, body)
+
+
+def check_counts_of_models(ex: Exchange, context: hpcomm.Context, wire: str) -> None:
+    """What was sent is the models as the wire has them, and a model may be pushed from an array of the trainer's."""
+    nbytes = sum((4 if wire == "float32" else 2) * value.size for value in zeros().values())
+    assert ex.stats().bytes_sent == 7 * nbytes
+    context.barrier()
+    mean = ex.push_pull("b", np.full(5, 4.0 * context.rank, F32))
+    assert np.ptp(mean) == 0
+
+
+@on_both
+def test_a_checkpoint_has_what_was_trained_in_place() -> None:
+    def body(context: hpcomm.Context) -> None:
+        options: Any = {"topology": ring(2), "in_place": True}
+        with stochastic_reduce(context, zeros(), **options) as ex:
+            for step in range(3):
+                ex.params["b"][:] = context.rank + step
+                ex.push_pull("b")
+            ex.params["b"][:] += 10 * context.rank
+            shard = ex.state_dict()
+        with stochastic_reduce(context, zeros(), **options) as again:
+            again.step()
+            again.load_state_dict(shard)
+            np.testing.assert_array_equal(again.params["b"], np.full(5, 2.5 + 10 * context.rank))
+            np.testing.assert_array_equal(again.push_pull("b"), np.full(5, 7.5))
+
+    run_threads(2, body)
+
+
+@on_both
+def test_a_model_is_not_lost_in_a_timeout() -> None:
+    def body(context: hpcomm.Context) -> None:
+        with stochastic_reduce(context, zeros(), topology=ring(2), in_place=True) as ex:
+            model = ex.params["b"]
+            model += 4.0 * context.rank
+            if context.rank == 0:
+                with pytest.raises(Timeout, match="rank 1"):
+                    ex.push_pull("b", timeout=0.05)
+                context.barrier()
+                mean = ex.pull("b")
+            else:
+                context.barrier()
+                mean = ex.push_pull("b")
+            assert mean is ex.params["b"] is not model
+            np.testing.assert_array_equal(mean, np.full(5, 2))
+
+    run_threads(2, body)
+
+
 @on_both
 def test_gradients_go_into_ones_own_parameters() -> None:
     graph = ring(3)
