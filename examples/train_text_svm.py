@@ -202,14 +202,11 @@ class StochasticReduce:
     def __init__(self, ctx: hpcomm.Context, how: How, size: int) -> None:
         start, graph = {"w": np.zeros(size, np.float32)}, GRAPHS[how.graph](ctx.size)
         consistency = consistency_of(how.consistency)
-        self.exchange = hpcomm.stochastic_reduce(ctx, start, topology=graph, consistency=consistency)
-        self.model = self.exchange.gradient("w")
-        self.model[:] = 0
+        self.exchange = hpcomm.stochastic_reduce(ctx, start, topology=graph, consistency=consistency, in_place=True)
+        self.model = self.exchange.params["w"]
 
     def average(self) -> None:
-        mean = self.exchange.push_pull("w")
-        self.model = self.exchange.gradient("w")
-        np.copyto(self.model, mean)
+        self.model = self.exchange.push_pull("w")
 
     @property
     def bytes_sent(self) -> int:
