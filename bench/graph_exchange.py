@@ -33,25 +33,33 @@ class Rising(Graph):
         model[:] = scratch
 
 
-def hpcomm_python(graph: Graph) -> Contender:
+def hpcomm_python(graph: Graph, in_place: bool) -> Contender:
+    """The model trained where it lies, or a mean that stays where it is and is copied to where the push reads it."""
     size = graph.bench.size
     edges = [(rank, int(rank + k) % size) for rank in range(size) for k in graph.offsets]
     exchange = hpcomm.stochastic_reduce(
         graph.bench.context,
         {"w": np.zeros(graph.count, np.float32)},
         topology=hpcomm.topology.from_edges(size, edges),
+        in_place=in_place,
     )
-    mean = exchange.params["w"]
-    graph.fill(mean)  # each rank's own start, in place of rank 0's
+    w = exchange.params["w"]
+    graph.fill(w)  # each rank's own start, in place of rank 0's
 
-    def step_once(step: int) -> None:
-        """The trainer's model is the mean; what it makes of it goes where the next push reads it."""
+    def step_in_place(step: int) -> None:
+        nonlocal w
+        graph.touch(w, step)
+        w = exchange.push_pull("w")
+
+    def step_apart(step: int) -> None:
         x = exchange.gradient("w")
-        np.copyto(x, mean)
+        np.copyto(x, w)
         graph.touch(x, step)
         exchange.push_pull("w")
 
-    return Contender("hpcomm Python", "hpcomm", graph.steps(timed(step_once), lambda: mean, False), exchange.close)
+    run = timed(step_in_place if in_place else step_apart)
+    name = f"hpcomm Python{'' if in_place else ', a copy first'}"
+    return Contender(name, "hpcomm", graph.steps(run, lambda: w, False), exchange.close)
 
 
 def neighbor_allgather(graph: Graph, blocks: bool) -> Contender:
@@ -77,7 +85,8 @@ def neighbor_allgather(graph: Graph, blocks: bool) -> Contender:
 
 def contenders(bench: Bench, size: int) -> Sequence[Contender]:
     graph = Rising(bench, size)
-    return [hpcomm_python(graph), neighbor_allgather(graph, blocks=False), neighbor_allgather(graph, blocks=True)]
+    ours = [hpcomm_python(graph, in_place) for in_place in (True, False)]
+    return [*ours, neighbor_allgather(graph, blocks=False), neighbor_allgather(graph, blocks=True)]
 
 
 BENCHMARK = Benchmark(

@@ -51,6 +51,7 @@ EXPECTED = {
         "hpcomm put, loopback",
     },
     "graph_exchange": {
+        "hpcomm Python, a copy first",
         "hpcomm Python",
         "Neighbor_allgather + NumPy",
         "Neighbor_allgather + NumPy in blocks",
