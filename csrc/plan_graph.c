@@ -10,7 +10,7 @@ static const char op_plan[] = "plan";
 
 void hpc_graph_init(hpc_graph *graph) {
     *graph =
-        (hpc_graph){.size = sizeof *graph, .n_phases = 1, .cores = 1, .chunk = 32 << 10, .depth = 1, .wire = HPC_F32};
+        (hpc_graph){.size = sizeof *graph, .n_phases = 1, .cores = 1, .chunk = 256 << 10, .depth = 1, .wire = HPC_F32};
 }
 
 static double weight_of(const hpc_graph *g, int phase, int to, int from) {

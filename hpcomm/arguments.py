@@ -126,6 +126,15 @@ def graph_weights(phases: tuple[Graph, ...], size: int) -> NDArray[np.float64]:
     return np.stack([phase.dense() for phase in phases])
 
 
+def graph_chunk(values: Mapping[str, NDArray[np.float32]], cores: Any) -> int:
+    """Bytes of a chunk on a graph: what a row costs counts for little from 256 KiB on. Several cores get about four
+    each, lest one has more to do."""
+    chunk, all_bytes = 256 << 10, sum(value.nbytes for value in values.values())
+    while whole("cores", cores, 1) > 1 and chunk > 32 << 10 and 4 * cores * chunk > all_bytes:
+        chunk //= 2
+    return chunk
+
+
 def graph_depth(depth: Any, staleness: int, *, rotates: bool) -> int:
     """Slots of a key on a graph: beside staleness one is for the update that is folded and one for the next that comes,
     and where models rotate one is the model."""

@@ -26,6 +26,7 @@ from .arguments import (
     check_plan,
     checked_params,
     engine_mode,
+    graph_chunk,
     graph_depth,
     graph_phases,
     graph_weights,
@@ -48,6 +49,7 @@ AnyTopology = ParameterServer | Graphs | Callable[[int], Graphs]
 
 _DEFAULT_TOPOLOGY = ParameterServer()
 _DEFAULT_RULE = SGD()
+_CHUNK = 32768  # bytes, of a server's
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,8 @@ class Exchange(Calls):
         consistency: BSP (a chunk is applied when every worker has pushed it) or ASYNC (each update as it comes). On a
             graph also NOTIFY_ACK, SSP(s) and BARRIER.
         rule: SGD, Momentum, Nesterov, Adam, Average, or a Rule of one's own.
-        chunk_bytes: bytes of float32 a chunk, a multiple of 64 (section 3.2.3).
+        chunk_bytes: bytes of float32 a chunk, a multiple of 64 (section 3.2.3). None: 32 KiB with servers; on a graph
+            256 KiB, or where several cores would get fewer than four of all keys half of it, and so on down to 32 KiB.
         depth: gradients of a key, 1 to 16. Under ASYNC so many pushes of it may be under way; under BSP one, while the
             next gradient is written. On a graph: updates that may be on their way to a neighbour that has not folded
             them; staleness + 2 at least, and with in_place 15 at most.
@@ -216,7 +219,7 @@ class Exchange(Calls):
         consistency: Consistency = BSP,
         rule: AnyRule = _DEFAULT_RULE,
         *,
-        chunk_bytes: int = 32768,
+        chunk_bytes: int | None = None,
         depth: int = 1,
         wire: str = "float32",
         reduce: str = "mean",
@@ -270,9 +273,10 @@ class Exchange(Calls):
                     raise InvalidArgument("plan and a graph are given: the graph makes the plan, give one of them")
                 if reduce != "mean":
                     raise InvalidArgument(f"reduce is {reduce!r}: on a graph the weights say how updates are folded")
+                each = _graph_cores(ctx, progress) if cores is None else cores
                 cut = (
-                    _graph_cores(ctx, progress) if cores is None else cores,
-                    chunk_bytes,
+                    each,
+                    graph_chunk(values, each) if chunk_bytes is None else chunk_bytes,
                     graph_depth(depth, staleness, rotates=bool(in_place) and wire == "float32"),
                     wire,
                 )
@@ -287,7 +291,7 @@ class Exchange(Calls):
                     ctx.size,
                     cores=_cores(ctx, topology, progress, interfaces) if cores is None else cores,
                     interfaces=interfaces,
-                    chunk_bytes=chunk_bytes,
+                    chunk_bytes=_CHUNK if chunk_bytes is None else chunk_bytes,
                     depth=depth,
                     wire=wire,
                     reduce=reduce,

@@ -238,7 +238,7 @@ class Plan:
         weights: NDArray[np.float64],
         *,
         cores: int = 1,
-        chunk_bytes: int = 32768,
+        chunk_bytes: int = 262144,
         depth: int = 1,
         wire: str = "float32",
     ) -> "Plan":

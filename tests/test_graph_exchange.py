@@ -217,6 +217,13 @@ def test_a_model_is_not_lost_in_a_timeout() -> None:
     run_threads(2, body)
 
 
+@pytest.mark.parametrize(("cores", "chunk"), [(1, 256), (2, 128), (5, 32), (100, 32)])
+def test_chunks_are_large_but_enough_for_all_cores(alone: hpcomm.Context, cores: int, chunk: int) -> None:
+    keys = {"w": np.zeros(3 << 16, F32), "b": np.zeros(1 << 16, F32)}  # 1 MiB
+    with stochastic_reduce(alone, keys, cores=cores, progress="inline") as ex:
+        assert set(ex.plan.rows.column("count").tolist()) == {chunk << 8}
+
+
 @on_both
 def test_gradients_go_into_ones_own_parameters() -> None:
     graph = ring(3)

@@ -503,7 +503,7 @@ typedef struct hpc_graph {
     const double *weights; /* [phase][rank][from]: of the update of from at rank, 0 where there is no edge; never 0 of
                               oneself */
     int cores;             /* of each rank, 1 or more */
-    uint64_t chunk;        /* bytes of float32, a multiple of 64; 32 KiB */
+    uint64_t chunk;        /* bytes of float32, a multiple of 64; 256 KiB */
     int depth;             /* updates of one key that may be on their way to a neighbour; 1 */
     int wire;              /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
 } hpc_graph;

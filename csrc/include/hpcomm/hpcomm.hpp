@@ -623,7 +623,7 @@ struct GraphConfig {
     std::vector<hpc_key> keys;   // {name, elements}
     std::vector<double> weights; // [phase][rank][from]; as many phases as there are
     int cores = 1;               // of each rank
-    std::size_t chunk = 32 * 1024;
+    std::size_t chunk = 256 * 1024;
     int depth = 1;
     hpc_dtype wire = HPC_F32;
 
