@@ -355,7 +355,7 @@ class Exchange(Calls):
         ml_dtypes.bfloat16 where that package is installed, else the bits as uint16).
 
         It waits until the slot is free again, and is valid until the push: with depth > 1 the next one is another.
-        What it holds at first is not defined.
+        What it holds at first is not defined. With in_place it is params[name], when the last push is folded.
         """
         return self._gradient(self._key(name), timeout)  # type: ignore[no-any-return]
 

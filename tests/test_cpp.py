@@ -192,6 +192,15 @@ static void exchanges(hpcomm::Context &context) {
     averaging.push_pull(1, bias.data(), 1.0, code);
     assert(!code && averaging.params(1)[1] == 0.5f && averaging.stats(code).reduces == 2);
     assert(averaging.inputs(code) == std::vector<std::uint64_t>{2} && averaging.peer(0, code).bytes_sent == 0 && !code);
+    graph.depth = 2; // one for the model
+    with_graph.in_place = 1;
+    hpcomm::Exchange in_place(context, hpcomm::Plan(context, graph, code), graph, hpcomm::Rule("average"), values,
+                              with_graph, 1.0, code);
+    float *model = in_place.params(1);
+    assert(!code && model[2] == bias[2] && in_place.gradient(1, 1.0, code) == model);
+    model[2] = 8;
+    in_place.push_pull(1, nullptr, 1.0, code);
+    assert(!code && in_place.params(1) != model && in_place.params(1)[2] == 4);
     graph.weights = {0.5, 0};
     assert(!hpcomm::Plan(context, graph, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
 

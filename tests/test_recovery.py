@@ -46,7 +46,7 @@ def _train(kind: str, victims: dict[str, int], folder: str) -> dict[str, Any] | 
         graph: Any = topology.root_expander(ctx.size) if kind == "graph by its edges" else topology.root_expander
         if kind == "graph leaves":
             graph = topology.ring  # some wait for the leaver, and others for those
-        ex = hpcomm.stochastic_reduce(ctx, w0, topology=graph)
+        ex = hpcomm.stochastic_reduce(ctx, w0, topology=graph, in_place=kind == "graph by its edges")
     else:
         servers = [0, 1] if kind in ("workers die", "workers leave") else [0, ctx.size - 1]
         ex = hpcomm.Exchange(ctx, w0, ParameterServer(servers=servers), rule=Momentum(lr=0.25, momentum=0.5))
