@@ -6,6 +6,7 @@
  * no earlier operation of its lane is left. Steps are made by the receiver's own waits and by a sender's flush; the
  * lock orders every step before the next, and a signal's release store orders what was delivered before it. */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

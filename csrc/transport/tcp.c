@@ -4,6 +4,7 @@
  * Windows and lanes have numbers, given by the rank that owns them and told to the peers in the blobs: a frame, and the
  * hello of a lane's connection, name theirs. A window that was freed keeps its number, so what is still under way to it
  * is dropped; a number that was never given ends the link. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
