@@ -182,7 +182,7 @@ static void ssp_keeps_newest(rank *r) {
 
 /* arg: consistency + 16 * progress, + IN_PLACE. */
 static void what_is_there(rank *r) {
-    int rounds = RANKS_TSAN || RANKS_ASAN ? 3 : 6; /* each depth, once or twice */
+    int rounds = ranks_rounds(100) < 100 ? 3 : 6; /* each depth, once or twice */
     for (int round = 0; round < rounds; round++) {
         graph_job g;
         int versions[MOST], last[2][MOST] = {{0}};
