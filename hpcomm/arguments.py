@@ -102,18 +102,18 @@ def graph_phases(topology: Any, size: int) -> tuple[Graph, ...]:
     """The graphs of a topology for a job of size ranks, in turn; none where there are servers."""
     if isinstance(topology, ParameterServer):
         return ()
-    phases, made = topology, ""
+    phases, what = topology, "topology"
     if callable(topology):
-        made = f"{getattr(topology, '__name__', repr(topology))}({size})"
+        what = f"topology: {getattr(topology, '__name__', topology)}({size})"
         try:
             phases = topology(size)
         except Exception as wrong:
-            raise InvalidArgument(f"topology: {made} gives no graph: {str(wrong) or type(wrong).__name__}") from wrong
+            raise InvalidArgument(f"{what} gives no graph: {str(wrong) or type(wrong).__name__}") from wrong
     phases = (phases,) if isinstance(phases, Graph) else phases
     if not isinstance(phases, Sequence) or not phases or not all(isinstance(phase, Graph) for phase in phases):
         raise InvalidArgument(
-            f"topology{f': {made}' if made else ''} is {phases!r}: must be a ParameterServer, a Graph, several Graphs, "
-            "or a function that gives them for a number of ranks"
+            f"{what} is {phases!r}: must be a ParameterServer, a Graph, several Graphs, or a function that gives them "
+            "for a number of ranks"
         )
     return tuple(phases)
 

@@ -27,7 +27,7 @@ from hpcomm import (
     Plan,
     Rule,
 )
-from hpcomm.topology import ring
+from hpcomm.topology import hypercube, ring
 
 F32 = np.float32
 Options = dict[str, Any]
@@ -70,6 +70,11 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"topology": ()},
         r"topology is \(\): must be a ParameterServer, a Graph, several Graphs, or a function",
     ),
+    "function without a graph": (
+        {"topology": hypercube},
+        r"topology: hypercube\(3\) gives no graph: n is 3: a hypercube",
+    ),
+    "function of none": ({"topology": lambda n: None}, r"topology: <lambda>\(3\) is None: must be a ParameterServer"),
     "graph too small": ({"topology": ring(2)}, r"must have as many ranks as the job, which has 3"),
     "graph and sum": ({"topology": ring(3), "reduce": "sum"}, r"reduce is 'sum': on a graph the weights say"),
     "graph and plan": (
