@@ -379,6 +379,17 @@ static void work_in_turn(hpc_core *core, hpc_share *share) {
     }
 }
 
+/* Of inputs that are there and not folded yet, as many as a rank has slots for can be its own. */
+static int is_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *came, int most, int from) {
+    const hpc_exchange *ex = core->exchange;
+    if (atomic_load_explicit(came, memory_order_relaxed) < most) return 0;
+    char why[HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why, "rank %d: rank %d pushed key %s over an update that is not folded yet",
+             ex->context->group.rank, from, ex->plan->keys[w->row->key].name);
+    hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
+    return 1;
+}
+
 /* After a failure nothing is answered any more: no rank may take an update for applied that is not. */
 static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
     hpc_exchange *ex = core->exchange;
@@ -386,6 +397,7 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
     int from = w->inputs[input].rank, failed;
     if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return;
     if (ex->n_phases > 1) { /* see work_in_turn */
+        if (is_too_many(core, w, &w->came[input], ex->depth, from)) return;
         atomic_store_explicit(&w->came[input], (char)(w->came[input] + 1), memory_order_relaxed);
         return;
     }
@@ -393,6 +405,7 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
         failed = work_off(core, w, slot, input);
     } else {
         _Atomic char *came = &w->came[(size_t)slot * (size_t)row->n_in]; /* who is not missed, until all is done */
+        if (is_too_many(core, w, &came[input], 1, from)) return;
         if (ex->eager && fold_eagerly(core, w, slot, input) != 0) return;
         atomic_store_explicit(&came[input], 1, memory_order_relaxed);
         if (++w->arrived[slot] < row->n_in) return;

@@ -113,13 +113,14 @@ static int begin_round(hpc_control *c, const hpc_survivors *s, uint32_t kind, co
     return HPC_OK;
 }
 
-static void cast_to_all(hpc_control *c, double deadline) {
+/* Whoever is gone is told if it reads, and not waited for. */
+static void cast_to_all(hpc_control *c, const hpc_survivors *s, double deadline) {
     const hpc_message *m = c->ballot;
     for (int i = 1; i < c->group->size; i++) {
         int r = (c->group->rank + i) % c->group->size;
         if (c->cast[r]) continue;
-        c->cast[r] =
-            hpc_link_send(c, r, HPC_MESH_BALLOT, m->sequence, op, m->data, m->total, -1, deadline) != HPC_ERR_TIMEOUT;
+        c->cast[r] = hpc_link_send(c, r, HPC_MESH_BALLOT, m->sequence, op, m->data, m->total, -1,
+                                   s->gone[r] ? 0 : deadline) != HPC_ERR_TIMEOUT;
     }
 }
 
@@ -207,8 +208,8 @@ static int run_round(round *r, uint32_t kind, const void *data, size_t nbytes) {
     hpc_control *c = r->control;
     int size = c->group->size, status = begin_round(c, r->s, kind, data, nbytes), late[1], n = 0;
     if (status != HPC_OK) return status;
-    cast_to_all(c, 0); /* nobody has to wait for one who does not read */
-    cast_to_all(c, r->s->deadline);
+    cast_to_all(c, r->s, 0); /* nobody has to wait for one who does not read */
+    cast_to_all(c, r->s, r->s->deadline);
     status = await_ballots(r);
     if (status != HPC_OK) return status;
     status = hpc_group_usable(r->s->caller, op);

@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <math.h>
 
+#include "engine.h"
 #include "graph_jobs.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, VICTIM = 1, LONG = 700 };
@@ -50,6 +51,31 @@ static void closes_early(rank *r) {
     if (r->rank == VICTIM && r->arg >= 256) hpc_exchange_free(e);
     CHECK_OK(hpc_barrier(r->context, -1));
     if (r->rank != VICTIM || r->arg < 256) hpc_exchange_free(e);
+}
+
+/* A rank says that it has pushed more often than it has slots, and so would overwrite what is not folded yet. arg:
+ * shape.
+ */
+static void pushes_too_often(rank *r) {
+    graph_job g;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, (shape)r->arg);
+    g.j.depth = r->arg == DEGREES ? 3 : 1;
+    hpc_exchange *e = graph_open(r, &g);
+    if (r->rank == VICTIM) {
+        int index = 0;
+        while (e->plan->rows[index].owner != 0) index++;
+        for (int i = 0; i <= g.j.depth; i++)
+            CHECK_OK(hpc_put_notify(e->in_lanes[e->plan->rows[index].core], e->window, 0, NULL, 0, 0,
+                                    hpc_imm(HPC_OP_ROW, 0, index), -1));
+        check_peer(hpc_barrier(r->context, -1), 0);
+    } else {
+        int status = HPC_OK;
+        while (status == HPC_OK) status = hpc_exchange_progress(e);
+        CHECK_STATUS(status, HPC_ERR_TRANSPORT);
+        CHECK_MESSAGE("rank 0: rank 1 pushed key");
+    }
+    hpc_exchange_free(e);
 }
 
 /* More events than the victim's ring holds are on their way to it when it frees its exchange. */
@@ -364,6 +390,8 @@ int main(int argc, char **argv) {
          .run = closes_early,
          .arg = HPC_ASYNC + 16 + FREES,
          .where = RANKS_UNSEEDED},
+        {.name = "pushes_too_often", .size = 2, .run = pushes_too_often, .arg = COMPLETE, .apart = true},
+        {.name = "pushes_too_often_phases", .size = 2, .run = pushes_too_often, .arg = DEGREES, .apart = true},
         {.name = "frees_with_full_ring", .size = 2, .run = frees_with_full_ring},
         {.name = "closes_before_slot", .size = 3, .run = closes_before_slot, .arg = 1},
         {.name = "closes_before_slot_3", .size = 3, .run = closes_before_slot, .arg = 3},

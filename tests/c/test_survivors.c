@@ -598,6 +598,22 @@ static void votes(rank *r) {
     rank_meet(r);
 }
 
+/* Rank 2 stands still, its socket is full, and the others count it as gone: they vote without waiting for it. */
+static void gone_and_deaf(rank *r) {
+    enum { DEAF = 2 };
+    char gone[DEAF + 1] = {[DEAF] = 1}, filler[20000] = {0};
+    double begin = ranks_now();
+    hpc_survivors s = {&r->context->group, NULL, gone, hpc_now() + SECONDS};
+    if (r->rank == DEAF) stop(r);
+    int pid = (int)rank_await(r, PID, 1), sent = HPC_OK;
+    while (r->rank == 0 && sent == HPC_OK)
+        sent = hpc_link_send(r->context->control, DEAF, HPC_MESH_BALLOT, 0, "shrink", filler, sizeof filler, -1, 0);
+    CHECK_STATUS(sent, r->rank == 0 ? HPC_ERR_TIMEOUT : HPC_OK);
+    CHECK_OK(hpc_control_vote(r->context->control, &s));
+    CHECK(ranks_now() - begin < SECONDS / 4);
+    if (atomic_fetch_add(&r->board[DONE], 1) == 1) kill(pid, SIGKILL);
+}
+
 int main(int argc, char **argv) {
     static const ranks_case fixed[] = {
         {.name = "duplicate", .size = 3, .run = duplicate},
@@ -621,6 +637,12 @@ int main(int argc, char **argv) {
         {.name = "two-in-a-row", .size = 5, .run = two_in_a_row, .victims = 9},
         {.name = "frozen-wakes", .size = 3, .run = frozen, .where = RANKS_SHM | RANKS_PROCESSES},
         {.name = "frozen-dies", .size = 3, .run = frozen, .arg = 1, .where = RANKS_SHM | RANKS_PROCESSES, .victims = 2},
+        {.name = "gone-and-deaf",
+         .size = 3,
+         .run = gone_and_deaf,
+         .where = RANKS_SHM | RANKS_PROCESSES,
+         .victims = 4,
+         .apart = true},
         {.name = "impatient", .size = 3, .run = impatient},
         {.name = "taken-for-dead",
          .size = 3,
