@@ -207,6 +207,15 @@ static void told(rank *r) {
         CHECK_EQ(shown[RANK2].connected, 1);
         CHECK(strstr(shown[RANK2].transports, r->mode->transports));
         CHECK(shown[RANK2].age >= 0 && shown[RANK2].age < 1);
+
+        int news = 0; /* once a second, however often one asks */
+        double begin = ranks_now(), age = shown[RANK2].age;
+        for (int i = 0; i < 20; i++) {
+            await_told(r, shown, 1);
+            news += shown[RANK2].age < age;
+            age = shown[RANK2].age;
+        }
+        CHECK(news <= 2 + (int)(ranks_now() - begin));
     }
     CHECK_OK(hpc_barrier(r->context, -1));
     if (r->rank != 0) return;
