@@ -290,6 +290,7 @@ static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
     case HPC_MESH_NEWS:
         hpc_message_free(l->news);
         l->news = l->arriving;
+        l->news->got = f->nbytes;
         l->news_at = hpc_now();
         l->arriving = NULL;
         return;

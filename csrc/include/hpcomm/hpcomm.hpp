@@ -220,7 +220,7 @@ inline std::vector<Device> devices(Report report = {}) {
 
 using ShownRank = hpc_shown_rank;
 
-// Every context of this host's processes, as hpc_jobs shows it.
+// Every context of this host's processes, and the other ranks of their jobs, as hpc_jobs shows them.
 inline std::vector<ShownRank> jobs(double timeout = 1, Report report = {}) {
     std::vector<ShownRank> found(64);
     int n, room = 64;
