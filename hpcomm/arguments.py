@@ -129,8 +129,8 @@ def graph_weights(phases: tuple[Graph, ...], size: int) -> NDArray[np.float64]:
 def graph_chunk(values: Mapping[str, NDArray[np.float32]], cores: Any) -> int:
     """Bytes of a chunk on a graph: what a row costs counts for little from 256 KiB on. Several cores get about four
     each, lest one has more to do."""
-    chunk, all_bytes = 256 << 10, sum(value.nbytes for value in values.values())
-    while whole("cores", cores, 1) > 1 and chunk > 32 << 10 and 4 * cores * chunk > all_bytes:
+    n, chunk, all_bytes = whole("cores", cores, 1), 256 << 10, sum(value.nbytes for value in values.values())
+    while n > 1 and chunk > 32 << 10 and 4 * n * chunk > all_bytes:
         chunk //= 2
     return chunk
 

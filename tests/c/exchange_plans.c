@@ -133,6 +133,7 @@ int job_create(const rank *r, const job *j, double timeout, hpc_exchange **excha
     c.consistency = j->each ? HPC_ASYNC : HPC_BSP;
     c.progress = j->progress;
     c.shared_params = j->shared_params;
+    c.in_place = j->in_place;
     c.eager = j->eager;
     c.check_finite = j->check_finite;
     c.isa = j->isa;

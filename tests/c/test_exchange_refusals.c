@@ -195,11 +195,16 @@ static void bad_create(rank *r) {
     good_exchange(r);
 }
 
-/* One copy of the parameters wants BSP, memory that every worker can map, and a plan that gives all the same. */
+/* One copy of the parameters wants BSP, memory that every worker can map, and a plan that gives all the same. And with
+ * servers what is pushed are no models. */
 static void shared_refused(rank *r) {
     job j;
     hpc_exchange *e = NULL;
     job_init(&j, r);
+    j.in_place = 1;
+    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("in_place is for graphs whose rule is average, where models are pushed; here are servers");
+    j.in_place = 0;
     j.shared_params = 1, j.each = 1;
     CHECK(job_create(r, &j, -1, &e) < 0);
     CHECK_MESSAGE("shared_params");
