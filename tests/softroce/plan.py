@@ -61,6 +61,7 @@ PYTEST = (
     "test_exchange.py::test_every_placement_sums[{over}-CS-inline]",
     "test_exchange.py::test_every_placement_sums[{over}-NCC-thread]",
     "test_exchange.py::test_async_applies_each_update_as_it_comes[{over}-NCS]",
+    "test_graph_exchange.py::test_what_is_late_is_whole_or_left_out[{over}-ASYNC]",
 )
 MORE_PYTEST = (  # of --all
     "test_context.py::test_a_lane_has_its_own_events",
@@ -69,6 +70,8 @@ MORE_PYTEST = (  # of --all
     "test_exchange.py::test_every_placement_sums",
     "test_exchange.py::test_async_applies_each_update_as_it_comes",
     "test_exchange.py::test_gradients_rotate",
+    "test_graph_exchange.py::test_gradients_go_into_ones_own_parameters",
+    "test_graph_exchange.py::test_what_is_late_is_whole_or_left_out",
 )
 SETUP = """set -e
 dmesg --console-level 1  # rdma_rxe has a line for every look at its ports, and the console is slow
