@@ -283,12 +283,16 @@ static void leave_tasks(hpc_context *c) {
 
 int hpc_context_work(hpc_context *c) {
     const char *why = NULL;
+    int left = 0;
     if (atomic_load_explicit(&c->n_tasks, memory_order_relaxed) == 0) return 0;
     if (!take_tasks(c)) return HPC_LEFT;
-    for (const hpc_task *t = c->tasks; t != NULL && why == NULL; t = t->next) why = t->run(t->arg);
+    for (const hpc_task *t = c->tasks; t != NULL && why == NULL; t = t->next) {
+        why = t->run(t->arg);
+        left |= t->left;
+    }
     leave_tasks(c);
     if (why != NULL) hpc_context_abort(c, why);
-    return 0;
+    return left;
 }
 
 void hpc_context_add_task(hpc_context *c, hpc_task *task) {

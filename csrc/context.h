@@ -28,10 +28,11 @@ typedef struct hpc_address {
 } hpc_address;
 
 /* Work that every wait of a context does besides looking at its condition: that of an engine without threads. run
- * returns NULL, or why this rank has failed: the context is then aborted. */
+ * returns NULL, or why this rank has failed: the context is then aborted. left: what it leaves, as of hpc_left_over. */
 typedef struct hpc_task {
     const char *(*run)(void *arg);
     void *arg;
+    int left;
     struct hpc_task *next;
 } hpc_task;
 
@@ -84,8 +85,8 @@ int hpc_context_ready(const hpc_context *context, const char *op);
 void hpc_context_add_task(hpc_context *context, hpc_task *task);
 void hpc_context_remove_task(hpc_context *context, hpc_task *task);
 
-/* Runs the tasks once. Nonzero when another thread is at them: what it leaves has to be looked at again before a
- * sleep. */
+/* Runs the tasks once, and says what they leave, as of hpc_left_over. HPC_LEFT when another thread is at them: what it
+ * leaves has to be looked at again before a sleep. */
 int hpc_context_work(hpc_context *context);
 
 /* The one of its transports, opened at the first call, while lanes are: by then they have been chosen. NULL with the

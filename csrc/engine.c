@@ -11,6 +11,7 @@
 #define _GNU_SOURCE
 #include "engine.h"
 
+#include <math.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -131,12 +132,18 @@ static int apply_block(hpc_core *core, const hpc_work *w, const float *block, in
     return returned;
 }
 
-/* To every worker whose memory is mapped here; the others get the whole row by put. to: that rank alone, or -1. */
+/* Whether a row's parameters go to an output. to: that rank alone, or all that take them (-1). */
+static int goes_to(const hpc_work *w, const hpc_output *out, int to) {
+    const hpc_arrivals *arrivals = w->share->arrivals;
+    return to >= 0 ? out->rank == to : arrivals == NULL || arrivals->takes[out->rank];
+}
+
+/* To workers whose memory is mapped here; the others get the whole row by put. */
 static void write_block(hpc_core *core, const hpc_work *w, int to, size_t from, size_t n) {
     const hpc_exchange *ex = core->exchange;
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_output *out = &w->outputs[o];
-        if (out->params == NULL || (to >= 0 && out->rank != to)) continue;
+        if (out->params == NULL || !goes_to(w, out, to)) continue;
         ex->kernels->copy(out->params + from, w->param + from, n * sizeof(float), ex->stream);
         count(&core->bytes_written, n * sizeof(float));
     }
@@ -146,9 +153,10 @@ static void put_row(hpc_core *core, const hpc_work *w, int to) {
     hpc_exchange *ex = core->exchange;
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_output *out = &w->outputs[o];
-        if (out->params != NULL || (to >= 0 && out->rank != to)) continue;
+        if (out->params != NULL || !goes_to(w, out, to)) continue;
         size_t nbytes = (size_t)w->row->count * sizeof(float);
-        check_put(core, hpc_put(core->out, ex->window, out->rank, w->param, nbytes, out->offset));
+        const float *from = out->copy == NULL ? w->param : memcpy(out->copy, w->param, nbytes);
+        check_put(core, hpc_put(core->out, ex->window, out->rank, from, nbytes, out->offset));
         count(&core->bytes_written, nbytes);
         if (!core->unflushed[out->rank]) core->n_unflushed++;
         core->unflushed[out->rank] = 1;
@@ -169,6 +177,12 @@ static int flush_outputs(hpc_core *core) {
         core->n_unflushed--;
     }
     return HPC_OK;
+}
+
+void hpc_engine_send(hpc_core *core, const hpc_work *w, int to) {
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
+        write_block(core, w, to, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
+    put_row(core, w, to);
 }
 
 static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
@@ -199,21 +213,23 @@ static void retry_forwards(hpc_core *core) {
 }
 
 /* Fold, rule and write of a whole row by ex->pass. */
-static int pass_row(hpc_core *core, const hpc_work *w, int slot, const double *args) {
+static int pass_row(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, const double *args) {
     const hpc_exchange *ex = core->exchange;
     const hpc_row *row = w->row;
+    int n_out = 0;
     for (size_t from = 0; from < row->count; from += HPC_BLOCK) { /* the state lies block by block */
         size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
-        for (int i = 0; i < row->n_in; i++)
-            core->folding[i] = w->inputs[i].slots + (size_t)slot * w->inputs[i].stride + from * sizeof(float);
-        for (int o = 0; o < w->n_outputs; o++) core->writing[o] = w->outputs[o].params + from;
+        for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + from * sizeof(float);
+        n_out = 0;
+        for (int o = 0; o < w->n_outputs; o++)
+            if (goes_to(w, &w->outputs[o], -1)) core->writing[n_out++] = w->outputs[o].params + from;
         const hpc_pass pass = {
             .param = w->param + from,
             .in = (const float *const *)core->folding,
-            .weights = w->weights,
-            .n_in = row->n_in,
+            .weights = inputs->weights,
+            .n_in = inputs->n,
             .out = core->writing,
-            .n_out = w->n_outputs,
+            .n_out = n_out,
             .state = w->state + from * (size_t)ex->rule.slots,
             .args = args,
             .n = (int64_t)n,
@@ -227,7 +243,7 @@ static int pass_row(hpc_core *core, const hpc_work *w, int slot, const double *a
 #if defined(__x86_64__)
     if (ex->stream) __builtin_ia32_sfence(); /* streamed stores come before the answer */
 #endif
-    count(&core->bytes_written, row->count * sizeof(float) * (size_t)w->n_outputs);
+    count(&core->bytes_written, row->count * sizeof(float) * (size_t)n_out);
     return 0;
 }
 
@@ -270,12 +286,14 @@ int hpc_engine_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     const hpc_exchange *ex = core->exchange;
     double args[HPC_RULE_ARGS];
     HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[w->row->key].name, w->row->count * sizeof(float));
-    next_args(core, w, ex->context->group.rank, args);
+    next_args(core, w, ex->n_phases > 0 ? ex->context->group.rank : ex->lowest, args);
     turn(ex, w, w->share->version);
     w->step++;
-    int failed = work_blocks(core, w, inputs, args);
-    if (!failed) count_fold(core, w, inputs->n);
-    return failed;
+    int failed = w->passes ? pass_row(core, w, inputs, args) : work_blocks(core, w, inputs, args);
+    if (failed) return failed;
+    if (hpc_has_quorum(ex)) put_row(core, w, -1);
+    count_fold(core, w, inputs->n);
+    return 0;
 }
 
 /* A row whose inputs are there. only: under ASYNC the input that has come, else -1. Nonzero when a user's kernel has
@@ -290,7 +308,7 @@ static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
     turn(ex, w, (uint64_t)slot);
     w->step++;
     w->folded++;
-    int failed = w->passes ? pass_row(core, w, slot, args) : work_blocks(core, w, &inputs, args);
+    int failed = w->passes ? pass_row(core, w, &inputs, args) : work_blocks(core, w, &inputs, args);
     if (failed) return failed;
     if (row->action == HPC_FORWARD)
         forward_row(core, w, slot);
@@ -302,9 +320,14 @@ static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
 
 /* ---- answers ---- */
 
-void hpc_engine_answer(hpc_core *core, int rank, int signal, uint64_t value) {
+void hpc_engine_answer_with(hpc_core *core, int rank, const void *src, size_t nbytes, size_t offset, int signal,
+                            uint64_t value) {
     if (atomic_load_explicit(&core->exchange->failing, memory_order_relaxed)) return;
-    check_put(core, hpc_put_signal(core->out, core->exchange->window, rank, NULL, 0, 0, signal, value));
+    check_put(core, hpc_put_signal(core->out, core->exchange->window, rank, src, nbytes, offset, signal, value));
+}
+
+void hpc_engine_answer(hpc_core *core, int rank, int signal, uint64_t value) {
+    hpc_engine_answer_with(core, rank, NULL, 0, 0, signal, value);
 }
 
 /* On a graph: what came from the neighbours of the step that has just been folded. */
@@ -442,6 +465,7 @@ static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     const hpc_exchange *ex = core->exchange;
     if (share == NULL) return 0;
     if (hpc_takes_what_is_there(ex)) return hpc_graph_share_came(ex, share, rank);
+    if (hpc_has_quorum(ex)) return hpc_quorum_came(core, share, rank, slot);
     const hpc_edge *edges = NULL;
     int input = -1;
     for (int i = 0; i < share->n_rows; i++) {
@@ -456,7 +480,7 @@ static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
 
 static int row_came(hpc_core *core, hpc_work *w, int rank, int forwarded, int slot) {
     int input = w == NULL ? -1 : input_of(w, rank, forwarded);
-    if (input < 0) return 0;
+    if (input < 0 || hpc_has_quorum(core->exchange)) return 0;
     if (hpc_takes_what_is_there(core->exchange)) return hpc_graph_row_came(core->exchange, w->share, rank);
     input_came(core, w, slot, input);
     if (core->exchange->n_phases > 1) work_in_turn(core, w->share);
@@ -467,12 +491,7 @@ static int row_came(hpc_core *core, hpc_work *w, int rank, int forwarded, int sl
 static int pull_came(hpc_core *core, hpc_share *share, int rank) {
     const hpc_exchange *ex = core->exchange;
     if (share == NULL || ex->consistency != HPC_ASYNC || ex->n_phases > 0) return 0;
-    for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
-        for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
-            write_block(core, w, rank, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
-        put_row(core, w, rank);
-    }
+    for (int i = 0; i < share->n_rows; i++) hpc_engine_send(core, &ex->work[ex->work_of[share->rows[i]]], rank);
     hpc_engine_answer(core, rank, hpc_signal_pulled(ex, (int)(share - ex->shares)), ++share->pulled[rank]);
     return 1;
 }
@@ -555,6 +574,8 @@ static int work_core(hpc_core *core) {
     }
     if (core->n_graph_shares > 0 && atomic_load_explicit(&ex->failed, memory_order_relaxed) == HPC_OK)
         n += hpc_graph_work(core);
+    if (core->n_waiting > 0 && atomic_load_explicit(&ex->failed, memory_order_relaxed) == HPC_OK)
+        n += hpc_quorum_work(core);
     if (n > 0 && start > 0)
         atomic_store_explicit(&core->busy, atomic_load_explicit(&core->busy, memory_order_relaxed) + hpc_now() - start,
                               memory_order_relaxed);
@@ -569,7 +590,11 @@ static const char *why_failed(const hpc_exchange *ex) {
 
 static const char *work_inline(void *arg) {
     hpc_exchange *ex = arg;
-    for (int c = 0; c < ex->n_own_cores; c++) work_core(&ex->cores[c]);
+    ex->task.left = 0;
+    for (int c = 0; c < ex->n_own_cores; c++) {
+        work_core(&ex->cores[c]);
+        if (ex->cores[c].due < INFINITY) ex->task.left = HPC_AWAITED; /* a time, which rings no bell */
+    }
     return why_failed(ex);
 }
 
@@ -616,8 +641,10 @@ static void *run_core(void *arg) {
     const hpc_wait wait = {op_engine, thread_has_work, nobody_else, core};
     int pin_refused = core->cpu >= 0 && hpc_host_pin(core->cpu) != 0;
     atomic_store_explicit(&core->started, pin_refused ? HPC_UNPINNED : HPC_STARTED, memory_order_release);
-    while (!atomic_load_explicit(&ex->stopping, memory_order_acquire) && why_failed(ex) == NULL)
-        if (hpc_wait_for(&ex->context->group, &wait, 1e9) != HPC_OK) return NULL;
+    while (!atomic_load_explicit(&ex->stopping, memory_order_acquire) && why_failed(ex) == NULL) {
+        int status = hpc_wait_for(&ex->context->group, &wait, hpc_left(core->due));
+        if (status != HPC_OK && status != HPC_ERR_TIMEOUT) return NULL;
+    }
     if (why_failed(ex) != NULL) hpc_context_abort(ex->context, why_failed(ex));
     return NULL;
 }
@@ -658,7 +685,7 @@ void hpc_engine_start(hpc_exchange *ex, int threads) {
         stop_threads(ex);
         atomic_store_explicit(&ex->stopping, 0, memory_order_release);
         ex->inline_progress = 1;
-        ex->task = (hpc_task){work_inline, ex, NULL};
+        ex->task = (hpc_task){.run = work_inline, .arg = ex};
         hpc_context_add_task(ex->context, &ex->task);
         return;
     }
@@ -677,9 +704,6 @@ void hpc_engine_write(hpc_exchange *ex) {
     for (int i = 0; i < ex->n_work; i++) {
         const hpc_work *w = &ex->work[i];
         if (w->row->action == HPC_FORWARD) continue;
-        hpc_core *core = &ex->cores[w->row->core];
-        for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
-            write_block(core, w, -1, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
-        put_row(core, w, -1);
+        hpc_engine_send(&ex->cores[w->row->core], w, -1);
     }
 }

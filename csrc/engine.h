@@ -5,6 +5,7 @@
  *   worker.c    the trainer's side: gradient, start, set_args
  *   ticket.c    what it waits for, and whom: test, wait
  *   engine.c    the owner's side: cores that poll, fold, apply and write
+ *   quorum.c    the same where a fold is made without those who are late
  *   graph.c     the same where every rank owns what it has folded of its neighbours' updates
  *
  * A *share* is what one core owns of one key: its rows are pushed and answered together. Who writes what:
@@ -26,6 +27,7 @@
 #include "plan.h"
 #include "reduce.h"
 #include "rule.h"
+#include "usual.h"
 
 enum {
     HPC_BLOCK = 4096, /* elements that are folded, applied and written while they are in the first caches */
@@ -46,18 +48,38 @@ typedef struct hpc_inputs {
     int n, codec;
 } hpc_inputs;
 
+/* With a quorum, behind an answer: the version of the parameters that the worker has got, how many of its pushes of the
+ * share were left out, and at which version the last of them. */
+typedef struct hpc_verdict {
+    uint64_t version, dropped, dropped_at;
+} hpc_verdict;
+
+/* With a quorum, what has come of a share; arrays are by rank. */
+typedef struct hpc_arrivals {
+    _Atomic uint64_t *number; /* the version for which its update waits here, 0: none does; written by the core alone */
+    int *slots;               /* where that update is */
+    hpc_verdict *verdicts;    /* the last ones, which puts may still read */
+    char *takes;              /* whether parameters go there: in a fold to those who are in it */
+    int held, here;           /* updates that wait, and those of them that are for the next version */
+    int place;                /* among the core's waiting shares */
+    double since;             /* when the quorum was there; 0: it is not */
+    hpc_usual lag;            /* from then until the last update is there */
+} hpc_arrivals;
+
 typedef struct hpc_share {
     int key, owner, core;
+    int at; /* among those of its owner */
     int n_rows;
     int *rows;     /* of the plan */
     size_t nbytes; /* of an update of all of them, as it is sent */
     int n_parts;
-    int *parts;        /* owner: the ranks at either end of its rows, itself last */
-    uint64_t version;  /* owner, BSP: how often all rows have been applied */
-    int left;          /* owner, BSP: rows of the next version that are not applied yet */
-    uint64_t *applied; /* owner, ASYNC, by rank: pushes that all rows have applied */
-    uint64_t *pulled;  /* owner, ASYNC, by rank: pulls answered */
-    int *rows_done;    /* owner, ASYNC, by rank: rows of its current push that are applied */
+    int *parts;             /* owner: the ranks at either end of its rows, itself last */
+    uint64_t version;       /* owner, BSP: how often all rows have been applied */
+    int left;               /* owner, BSP: rows of the next version that are not applied yet */
+    uint64_t *applied;      /* owner, ASYNC or with a quorum, by rank: pushes that all rows have applied, or left out */
+    uint64_t *pulled;       /* owner, ASYNC, by rank: pulls answered */
+    int *rows_done;         /* owner, ASYNC, by rank: rows of its current push that are applied */
+    hpc_arrivals *arrivals; /* owner, with a quorum */
 
     /* On a graph, of shares that fold what is there (SSP, BARRIER, ASYNC), by rank: */
     _Atomic uint64_t *clock; /* pushes that are there; written by the core alone */
@@ -77,6 +99,7 @@ typedef struct hpc_output {
     int rank;
     float *params; /* mapped here, else NULL */
     size_t offset; /* in rank's part of the window */
+    float *copy;   /* what a put reads while the master goes on; NULL: the master itself */
 } hpc_output;
 
 /* A row that this rank owns. */
@@ -119,6 +142,9 @@ typedef struct hpc_core {
     const char **rows_from;
     hpc_share **graph_shares; /* that fold what is there */
     int n_graph_shares;
+    hpc_share **waiting; /* with a quorum: those in which updates wait */
+    int n_waiting;
+    double due;                    /* when the first of them need not wait any longer; INFINITY: for nothing known */
     float **writing;               /* and of the places where a pass writes */
     double (*args)[HPC_RULE_ARGS]; /* by rank */
     _Atomic uint64_t *args_set;    /* by rank: how often */
@@ -142,8 +168,9 @@ typedef struct hpc_core {
 /* How one rank's part of the window is laid out; offsets are HPC_NOWHERE for what it has not. */
 typedef struct hpc_place {
     size_t params, gradients, pushed, masters, args, closed;
+    size_t numbers, verdicts; /* with a quorum: hpc_share's at by rank, of pushes; hpc_verdict by share */
     size_t nbytes;
-    int cores; /* that own rows there */
+    int cores, shares; /* that own rows there */
     int first_core;
     int worker;
 } hpc_place;
@@ -159,6 +186,9 @@ typedef struct hpc_pushed {
     size_t params;   /* bytes from the start of the params */
     size_t gradient; /* bytes from the start of a slot of the gradients */
     int codec;       /* of the gradient */
+    /* With a quorum: the version that the last push is for, the newest one answered, shares of the last push that came
+     * too late, of all pushes, and at which version the last. */
+    uint64_t number, version, late, dropped, dropped_at;
     /* On a graph: steps that a checkpoint was ahead of this exchange's pushes, and the phases of those in the slots. */
     int64_t ahead;
     int phases[HPC_PLAN_DEPTH];
@@ -206,13 +236,13 @@ struct hpc_exchange {
     /* worker */
     hpc_pushed *keys;
     size_t *push_slot; /* by row: offset in its owner's part of slot 0 for this rank's pushes, or HPC_NOWHERE */
+    uint64_t number;   /* with a quorum: the version that keys are pushed for */
     uint64_t args_sent;
     int setting, args_at; /* a set_args is under way, up to which core */
     int open, closed, served;
     int serves; /* rows of this rank outlast its own pushes */
     hpc_exchange_stats stats;
-    double mean, deviation; /* of how long pushes take */
-    uint64_t measured;
+    hpc_usual usual; /* how long pushes take */
 
     /* owner */
     hpc_core *cores;
@@ -267,6 +297,11 @@ static inline int hpc_signal_pulled(const hpc_exchange *ex, int share) { /* ASYN
 }
 static inline int hpc_signals(const hpc_exchange *ex) {
     return hpc_signal_applied(ex, 0) + ex->n_shares * (ex->consistency == HPC_ASYNC ? 2 : 1);
+}
+
+/* Whether servers fold without those who are late: see quorum.c. */
+static inline int hpc_has_quorum(const hpc_exchange *ex) {
+    return ex->quorum > 0 && ex->n_phases == 0;
 }
 
 static inline size_t hpc_codec_bytes(int codec) {
@@ -351,11 +386,35 @@ int hpc_graph_work(hpc_core *core);
 void hpc_graph_count(hpc_core *core, int n);
 void hpc_graph_count_received(hpc_exchange *ex, const hpc_share *share, int rank);
 
+/* quorum.c: whether servers can fold by the quorum of a configuration; and what it is, 0 where it is that of all. */
+int hpc_quorum_check_config(const hpc_exchange_config *config, const char *op);
+int hpc_quorum_of(const hpc_exchange_config *config);
+/* The owner's side: open comes when the rows are there; came: rank's push of a share, 0 when it has no slot
+ * left to have sent it from; work: makes the folds whose time has come, and says how many. */
+int hpc_quorum_open(hpc_exchange *ex, const char *op);
+void hpc_quorum_free(hpc_share *share);
+int hpc_quorum_came(hpc_core *core, hpc_share *share, int rank, int slot);
+int hpc_quorum_work(hpc_core *core);
+/* Tells every worker the versions of this rank's shares, when nothing is under way anywhere. */
+int hpc_quorum_tell(hpc_exchange *ex);
+/* The worker's: takes what owners have said of the last push of key, if they all have. */
+void hpc_quorum_look(const hpc_exchange *ex, int key);
+/* Whether key may be pushed: not again before all keys have been, and are answered. other: one that is not. */
+int hpc_quorum_ready(const hpc_exchange *ex, int key, int *other);
+void hpc_quorum_begin(hpc_exchange *ex, int key); /* a push of key: it is numbered */
+/* HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
+int hpc_quorum_check(const hpc_exchange *ex, int key, const char *op);
+
 /* engine.c */
 /* Folds n inputs of a row and applies the rule, as step w->step + 1. Nonzero when a user's kernel has failed. */
 int hpc_engine_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
+/* A row's parameters to one rank, or to all that take them (-1). */
+void hpc_engine_send(hpc_core *core, const hpc_work *w, int to);
 /* A signal to rank: what it waits for has come so far. */
 void hpc_engine_answer(hpc_core *core, int rank, int signal, uint64_t value);
+/* The same behind bytes that are written into rank's part. */
+void hpc_engine_answer_with(hpc_core *core, int rank, const void *src, size_t nbytes, size_t offset, int signal,
+                            uint64_t value);
 
 void hpc_engine_start(hpc_exchange *ex, int threads);
 void hpc_engine_stop(hpc_exchange *ex);
@@ -376,8 +435,8 @@ int hpc_ticket_is_done(const hpc_exchange *ex, int key, uint64_t ticket);
 int hpc_ticket_is_free(const hpc_exchange *ex, int key, uint64_t ticket);
 int hpc_ticket_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op);
 int hpc_ticket_wait_slot(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op);
-/* The push has ended: how long it took counts in what is usual. */
-void hpc_ticket_learn(hpc_exchange *ex, hpc_pushed *key, uint64_t ticket);
+/* The push has ended: how long it took counts in what is usual. HPC_ERR_PEER when nobody will ever fold it. */
+int hpc_ticket_end(hpc_exchange *ex, int key, uint64_t ticket, const char *op);
 /* An owner that was freed before it answered, else -1; and the failure that says so. */
 int hpc_ticket_freed(const hpc_exchange *ex, int key, uint64_t ticket);
 int hpc_fail_freed(const hpc_exchange *ex, int rank, int key, const char *op);

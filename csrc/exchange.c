@@ -140,10 +140,10 @@ static int check_quorum(const hpc_exchange_config *f) {
     if (f->late != HPC_LATE_FOLD && f->late != HPC_LATE_DROP)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: late is %d, not 0 (fold) or 1 (drop)", f->late);
     if (isnan(f->grace)) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: grace is NaN; must be seconds");
-    if (f->quorum > 0)
+    if (f->quorum > 0 && f->graph != NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: quorum is %d; every fold takes all its inputs, make it 0", f->quorum);
-    return HPC_OK;
+                        "exchange: quorum is %d; on a graph a fold takes all its inputs, make it 0", f->quorum);
+    return f->quorum > 0 ? hpc_quorum_check_config(f, op_create) : HPC_OK;
 }
 
 static int check_config(const hpc_context *c, const hpc_exchange_config *f) {
@@ -321,11 +321,12 @@ static int check_outputs(const hpc_exchange *ex) {
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: row %d sends parameters to rank %d, of which it gets no update", i, r);
-            if (ex->n_phases == 0 && ex->consistency == HPC_ASYNC && (gets != gives || gives != pushes))
+            if ((hpc_has_quorum(ex) || (ex->n_phases == 0 && ex->consistency == HPC_ASYNC)) &&
+                (gets != gives || gives != pushes))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
-                                "exchange: ASYNC needs every row of a key to get updates from and send parameters to "
+                                "exchange: %s needs every row of a key to get updates from and send parameters to "
                                 "the same ranks; row %d does not for rank %d",
-                                i, r);
+                                hpc_has_quorum(ex) ? "a quorum" : "ASYNC", i, r);
             if (ex->shared_params && ex->places[r].worker && !gets)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: shared_params needs every row to send parameters to all workers; row %d "
@@ -473,7 +474,7 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
     status = hpc_context_agree(c, op_create, status, deadline); /* also the barrier before the first push */
     if (status != HPC_OK) return status;
     ex->open = 1;
-    ex->serves = ex->n_phases == 0 && ex->consistency == HPC_ASYNC && ex->n_work > 0;
+    ex->serves = ex->n_phases == 0 && (ex->consistency == HPC_ASYNC || hpc_has_quorum(ex)) && ex->n_work > 0;
     for (int s = 0; s < ex->n_shares; s++) /* others may wait for rows that no push of this rank waits for */
         if (ex->shares[s].owner == c->group.rank && !hpc_share_involves(ex, &ex->shares[s], c->group.rank))
             ex->serves = 1;
@@ -529,7 +530,7 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     ex->in_place = f->in_place != 0;
     ex->rotates = models_rotate(f);
     ex->staleness = f->consistency == HPC_SSP ? f->staleness : 0;
-    ex->quorum = f->quorum;
+    ex->quorum = hpc_quorum_of(f);
     ex->late = f->late;
     ex->grace = f->grace < 0 ? -1 : f->grace;
     status = hpc_context_agree(c, op_create, open_counts(ex, f), deadline);
@@ -726,6 +727,7 @@ int hpc_exchange_publish(hpc_exchange *ex, double timeout) {
     if (status != HPC_OK) return status;
     hpc_engine_write(ex);
     status = hpc_exchange_check(ex, op);
+    if (status == HPC_OK && hpc_has_quorum(ex)) status = hpc_quorum_tell(ex);
     for (int i = 0; i < ex->n_own_cores && status == HPC_OK; i++)
         status = hpc_flush(ex->cores[i].out, ex->window, -1, hpc_left(deadline));
     return hpc_context_agree(ex->context, op, status, deadline);
@@ -748,7 +750,12 @@ int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
         stats->missing += atomic_load_explicit(&core->missing, memory_order_relaxed);
         stats->busy += atomic_load_explicit(&core->busy, memory_order_relaxed);
     }
-    stats->usual = ex->measured < 8 ? 0 : ex->mean + 4 * ex->deviation;
+    stats->usual = hpc_usual_limit(&ex->usual);
+    for (int k = 0; k < ex->plan->n_keys && hpc_has_quorum(ex) && ex->keys[k].n_shares > 0; k++) {
+        hpc_quorum_look(ex, k);
+        stats->dropped += ex->keys[k].dropped;
+        if (ex->keys[k].dropped_at > stats->dropped_at) stats->dropped_at = ex->keys[k].dropped_at;
+    }
     for (int r = 0; r < ex->context->group.size; r++)
         stats->bytes_sent += atomic_load_explicit(&ex->peer_sent[r], memory_order_relaxed);
     return HPC_OK;
@@ -757,11 +764,11 @@ int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
 int hpc_exchange_get_inputs(const hpc_exchange *ex, uint64_t *counts, int cap) {
     if (ex == NULL || (counts == NULL && cap > 0))
         return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or counts is NULL");
-    int most = 0;
-    for (int i = 0; i < ex->n_work; i++)
-        if (ex->n_phases > 0 && ex->work[i].row->n_in - 1 > most) most = ex->work[i].row->n_in - 1;
+    int most = 0, own = ex->n_phases > 0; /* which is always there */
+    for (int i = 0; i < ex->n_work && ex->inputs_whole != NULL; i++)
+        if (ex->work[i].row->n_in - own > most) most = ex->work[i].row->n_in - own;
     for (int k = 0; k < cap; k++)
-        counts[k] = k <= ex->most_inputs && ex->n_phases > 0
+        counts[k] = k <= ex->most_inputs && ex->inputs_whole != NULL
                         ? atomic_load_explicit(&ex->inputs_whole[k], memory_order_relaxed)
                         : 0;
     return most;

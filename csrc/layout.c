@@ -25,11 +25,11 @@ static int has_edge(const hpc_edge *edges, int n, int rank) {
 }
 
 /* Whether the master of a row is its owner's own copy of the parameters, which change between the owner's push and its
- * pull only: under BSP the owner has pushed whenever the row is applied. */
+ * pull only: under BSP the owner has pushed whenever the row is applied, unless a quorum is enough. */
 static int is_master_params(const hpc_exchange *ex, const hpc_row *row) {
     return ex->shared_params ||
-           ((ex->n_phases > 0 || ex->consistency == HPC_BSP) && has_edge(row->in, row->n_in, row->owner) &&
-            has_edge(row->out, row->n_out, row->owner));
+           ((ex->n_phases > 0 || (ex->consistency == HPC_BSP && !hpc_has_quorum(ex))) &&
+            has_edge(row->in, row->n_in, row->owner) && has_edge(row->out, row->n_out, row->owner));
 }
 
 /* ---- shares ---- */
@@ -62,6 +62,7 @@ static int find_shares(hpc_exchange *ex, const char *op) {
         if (*at < 0 || ex->shares[*at].key != row->key) {
             *at = ex->n_shares++;
             ex->shares[*at] = (hpc_share){.key = row->key, .owner = row->owner, .core = row->core};
+            ex->shares[*at].at = ex->places[row->owner].shares++;
         }
         ex->share_of[i] = *at;
         ex->shares[*at].n_rows++;
@@ -209,12 +210,16 @@ int hpc_layout(hpc_exchange *ex, const char *op) {
     if (status != HPC_OK) return status;
     for (int r = 0; r < size; r++) {
         hpc_place *p = &ex->places[r];
-        p->params = p->gradients = p->pushed = p->masters = p->args = HPC_NOWHERE;
+        p->params = p->gradients = p->pushed = p->masters = p->args = p->numbers = p->verdicts = HPC_NOWHERE;
         if (p->worker && !ex->rotates && (!ex->shared_params || r == ex->lowest)) p->params = take(p, ex->params_bytes);
         if (p->worker) p->gradients = take(p, ex->gradient_bytes * (size_t)ex->depth);
         if (ex->rotates) p->params = p->gradients;
         if (p->worker) p->pushed = take(p, counts);
         p->closed = take(p, counts * (size_t)size);
+        if (hpc_has_quorum(ex)) {
+            p->numbers = take(p, (size_t)p->shares * (size_t)size * sizeof(uint64_t));
+            p->verdicts = take(p, (size_t)ex->n_shares * sizeof(hpc_verdict));
+        }
         if (p->cores > 0) p->args = take(p, (size_t)p->cores * (size_t)size * HPC_RULE_ARGS * sizeof(double));
     }
     ex->holder = !ex->places[rank].worker ? -1 : ex->shared_params ? ex->lowest : rank;
@@ -281,6 +286,7 @@ void hpc_layout_free(hpc_exchange *ex) {
         free(ex->shares[s].applied);
         free(ex->shares[s].pulled);
         free(ex->shares[s].rows_done);
+        hpc_quorum_free(&ex->shares[s]);
         free(ex->shares[s].clock);
         free(ex->shares[s].used);
         free(ex->shares[s].consumed);

@@ -1,4 +1,5 @@
 /* The rows that a rank owns: which cores work for them, and where their inputs, masters, states and outputs lie. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -175,6 +176,7 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
         core->unflushed == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
+    core->due = INFINITY;
     core->in = ex->in_lanes[core->index];
     core->out = ex->out_lanes[core->index];
     for (size_t r = 0; r < size; r++) memcpy(core->args[r], ex->rule.args, sizeof core->args[r]);
@@ -208,7 +210,7 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
     const hpc_row *row = w->row;
     size_t master = ex->master_of[w->index];
     if (row->action == HPC_FORWARD) {
-        for (int e = 0; e < row->n_out; e++) w->outputs[w->n_outputs++] = (hpc_output){row->out[e].rank, NULL, 0};
+        for (int e = 0; e < row->n_out; e++) w->outputs[w->n_outputs++] = (hpc_output){.rank = row->out[e].rank};
         return;
     }
     int home = ex->shared_params ? ex->lowest : me;
@@ -219,7 +221,7 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
         int r = row->out[e].rank;
         if (r == me && master == HPC_NOWHERE) continue;
         hpc_output *out = &w->outputs[w->n_outputs++];
-        *out = (hpc_output){r, NULL, params_offset(ex, r, row)};
+        *out = (hpc_output){.rank = r, .offset = params_offset(ex, r, row)};
         if (hpc_is_mapped(ex, r))
             out->params = (float *)(void *)((char *)hpc_window_peer_view(ex->window, r) + out->offset);
     }
@@ -355,6 +357,7 @@ int hpc_rows_open(hpc_exchange *ex, const char *op) {
     if (status == HPC_OK) status = open_shares(ex, op);
     if (status == HPC_OK) status = open_rows(ex, op);
     for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = hpc_graph_open_core(ex, &ex->cores[c], op);
+    if (status == HPC_OK && hpc_has_quorum(ex)) status = hpc_quorum_open(ex, op);
     if (status == HPC_OK) status = hpc_layout_walk(ex, me, -1, found_slots, ex);
     if (status == HPC_OK) status = hpc_layout_walk(ex, -1, me, found_target, ex);
     return status;
@@ -371,12 +374,15 @@ void hpc_rows_free(hpc_exchange *ex) {
         free(core->sum);
         free(core->rows_from);
         free(core->graph_shares);
+        free(core->waiting);
         free(core->writing);
         free(core->args);
         free(core->args_set);
         free(core->late);
         free(core->unflushed);
     }
+    for (int i = 0; ex->work != NULL && i < ex->n_work; i++)
+        for (int o = 0; o < ex->work[i].n_outputs; o++) free(ex->work[i].outputs[o].copy);
     free(ex->cores);
     free(ex->work);
     free(ex->work_of);

@@ -118,6 +118,7 @@ static uint64_t needed_of(const hpc_exchange *ex, int rank, int key, uint64_t n)
 /* A worker that closed before it pushed what a ticket waits for; else -1. */
 static int closed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
     int graph = ex->n_phases > 0;
+    if (hpc_has_quorum(ex)) return -1; /* the owners know, and tell */
     for (int r = 0; r < ex->context->group.size && (graph || ex->consistency == HPC_BSP); r++)
         if (pushes(ex, r, key) && r != ex->context->group.rank && hpc_closed_signal(ex, r) != 0 &&
             closing_counts(ex, r)[key] < (graph ? needed_of(ex, r, key, ticket / 2) : ticket / 2))
@@ -194,7 +195,7 @@ static int looks_done(void *arg) {
     look *l = arg;
     hpc_exchange *ex = l->ex;
     if (holds(l)) return 1;
-    if (ex->inline_progress && hpc_context_work(ex->context) == 0 && holds(l)) return 1;
+    if (ex->inline_progress && !(hpc_context_work(ex->context) & HPC_LEFT) && holds(l)) return 1;
     if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 1;
     measure(l);
     l->closed = l->for_slot && hpc_ticket_is_done(ex, l->key, l->ticket) ? -1 : closed_without(ex, l->key, l->ticket);
@@ -291,12 +292,29 @@ static int awaited_neighbours(const look *l, int *ranks) {
     return n > 0 ? n : add_rank(ranks, n, me);
 }
 
+/* With a quorum: of this rank's own shares those of whom nothing waits there, of others their owners. */
+static int awaited_of_quorum(const look *l, int *ranks) {
+    const hpc_exchange *ex = l->ex;
+    const hpc_pushed *k = &ex->keys[l->key];
+    int n = 0, me = ex->context->group.rank;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &ex->shares[k->shares[i]];
+        if (is_answered(ex, k->shares[i], l->ticket)) continue;
+        if (share->owner != me) n = add_rank(ranks, n, share->owner);
+        for (int p = 0; p < share->n_parts && share->owner == me; p++)
+            if (atomic_load_explicit(&share->arrivals->number[share->parts[p]], memory_order_relaxed) == 0)
+                n = add_rank(ranks, n, share->parts[p]);
+    }
+    return n > 0 ? n : add_rank(ranks, n, me);
+}
+
 /* Those who have not pushed. Where that cannot be seen: whose inputs miss here, the other owners who have not answered,
  * and workers that left without a word. */
 static int awaited(void *arg, int *ranks) {
     const look *l = arg;
     const hpc_exchange *ex = l->ex;
     if (ex->n_phases > 0) return awaited_neighbours(l, ranks);
+    if (hpc_has_quorum(ex)) return awaited_of_quorum(l, ranks);
     const hpc_pushed *k = &ex->keys[l->key];
     int n = 0, size = ex->context->group.size, me = ex->context->group.rank, bsp = ex->consistency == HPC_BSP;
     int slot = (int)((l->ticket / 2 + (uint64_t)ex->depth - 1) % (uint64_t)ex->depth);
@@ -354,18 +372,12 @@ int hpc_ticket_wait_slot(hpc_exchange *ex, int key, uint64_t ticket, double time
                      timeout, op);
 }
 
-/* How long a push takes, by RFC 6298 (section 2): a mean and a mean deviation that forget. */
-void hpc_ticket_learn(hpc_exchange *ex, hpc_pushed *k, uint64_t ticket) {
-    if (k->since == 0 || ticket != 2 * k->pushes) return;
-    double took = hpc_now() - k->since, off = took - ex->mean;
+int hpc_ticket_end(hpc_exchange *ex, int key, uint64_t ticket, const char *op) {
+    hpc_pushed *k = &ex->keys[key];
+    if (ticket != 2 * k->pushes) return HPC_OK;
+    if (k->since != 0) hpc_usual_learn(&ex->usual, hpc_now() - k->since);
     k->since = 0;
-    if (ex->measured++ == 0) {
-        ex->mean = took;
-        ex->deviation = took / 2;
-        return;
-    }
-    ex->deviation += ((off < 0 ? -off : off) - ex->deviation) / 4;
-    ex->mean += off / 8;
+    return hpc_has_quorum(ex) ? hpc_quorum_check(ex, key, op) : HPC_OK;
 }
 
 int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {
@@ -374,10 +386,7 @@ int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {
     if (status != HPC_OK) return status;
     look l = {.ex = ex, .key = key, .ticket = ticket, .closed = -1};
     hpc_group_progress(&ex->context->group);
-    if (hpc_ticket_is_done(ex, key, ticket)) {
-        hpc_ticket_learn(ex, &ex->keys[key], ticket);
-        return HPC_OK;
-    }
+    if (hpc_ticket_is_done(ex, key, ticket)) return hpc_ticket_end(ex, key, ticket, op);
     if (!looks_done(&l) && atomic_load_explicit(&ex->context->group.departures, memory_order_relaxed) == 0)
         return HPC_IN_PROGRESS;
     status = hpc_ticket_wait(ex, key, ticket, 0, op); /* finds out what has happened */
@@ -389,6 +398,5 @@ int hpc_exchange_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout
     HPC_IN_CALL(ex, key, op);
     int status = hpc_worker_check_call(ex, key, op);
     if (status == HPC_OK) status = hpc_ticket_wait(ex, key, ticket, timeout, op);
-    if (status == HPC_OK) hpc_ticket_learn(ex, &ex->keys[key], ticket);
-    return status;
+    return status == HPC_OK ? hpc_ticket_end(ex, key, ticket, op) : status;
 }

@@ -98,9 +98,10 @@ int hpc_exchange_ready(hpc_exchange *ex, int key) {
     if (ex->keys[key].sending != 0) return HPC_IN_PROGRESS;
     if (ex->n_phases > 0) return HPC_OK; /* start waits */
     uint64_t last = blocking_ticket(ex, key);
-    if (hpc_ticket_is_done(ex, key, last)) return HPC_OK;
-    hpc_group_progress(&ex->context->group);
-    return hpc_ticket_is_done(ex, key, last) ? HPC_OK : HPC_IN_PROGRESS;
+    int other;
+    if (!hpc_ticket_is_done(ex, key, last)) hpc_group_progress(&ex->context->group);
+    if (!hpc_ticket_is_done(ex, key, last)) return HPC_IN_PROGRESS;
+    return !hpc_has_quorum(ex) || hpc_quorum_ready(ex, key, &other) ? HPC_OK : HPC_IN_PROGRESS;
 }
 
 static int check_start(hpc_exchange *ex, int key, int flags, uint64_t *ticket, const char *op) {
@@ -114,6 +115,13 @@ static int check_start(hpc_exchange *ex, int key, int flags, uint64_t *ticket, c
         return hpc_fail(HPC_ERR_INVALID, op,
                         "%s: key %s is under way since push %llu of rank %d; wait for it before the next one", op,
                         ex->plan->keys[key].name, (unsigned long long)(last / 2), ex->context->group.rank);
+    int other;
+    if (hpc_has_quorum(ex) && !hpc_quorum_ready(ex, key, &other))
+        return hpc_fail(HPC_ERR_INVALID, op,
+                        "%s: rank %d has pushed key %s for version %llu already, and key %s not, or not to its end: "
+                        "with a quorum each key is pushed once for a version, and pulled before the next",
+                        op, ex->context->group.rank, ex->plan->keys[key].name, (unsigned long long)ex->number,
+                        ex->plan->keys[other].name);
     return HPC_OK;
 }
 
@@ -241,6 +249,27 @@ static int push_share(hpc_exchange *ex, int s, int slot, limit *l) {
     return status;
 }
 
+/* With a quorum a share goes as a whole, and says for which version it is. Its data comes before its event. */
+static int push_numbered(hpc_exchange *ex, int s, int slot, limit *l) {
+    const hpc_share *share = &ex->shares[s];
+    hpc_pushed *k = &ex->keys[share->key];
+    size_t item = hpc_codec_bytes(k->codec), size = (size_t)ex->context->group.size;
+    int me = ex->context->group.rank, status = HPC_OK;
+    for (; k->at_row < share->n_rows && !hpc_reads_in_place(ex, share->owner, me); k->at_row++) {
+        int index = share->rows[k->at_row];
+        const hpc_row *row = &ex->plan->rows[index];
+        status =
+            hpc_put(ex->in_lanes[share->core], ex->window, share->owner, slot_at(ex, share->key) + row->offset * item,
+                    (size_t)row->count * item, ex->push_slot[index] + (size_t)slot * hpc_slot_stride(ex, row));
+        if (status != HPC_OK) return status;
+    }
+    size_t at = ((size_t)share->at * size + (size_t)me) * sizeof k->number;
+    status = notify(ex, share->core, share->owner, &k->number, sizeof k->number, ex->places[share->owner].numbers + at,
+                    hpc_imm(HPC_OP_SHARE, slot, s), l);
+    if (status == HPC_OK) count_sent(ex, share->owner, share->nbytes);
+    return status;
+}
+
 /* Counted before it is sent: a rank that is named as missing has really not pushed. */
 static void publish_count(hpc_exchange *ex, int key) {
     _Atomic uint64_t *counts =
@@ -252,7 +281,8 @@ static int send_push(hpc_exchange *ex, int key, limit *l) {
     hpc_pushed *k = &ex->keys[key];
     int slot = (int)(k->pushes % (uint64_t)ex->depth);
     for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0) {
-        int status = push_share(ex, k->shares[k->at_share], slot, l);
+        int s = k->shares[k->at_share];
+        int status = hpc_has_quorum(ex) ? push_numbered(ex, s, slot, l) : push_share(ex, s, slot, l);
         if (status != HPC_OK) return status;
     }
     int status = ex->consistency == HPC_BARRIER ? say_sent(ex, key) : HPC_OK;
@@ -315,6 +345,7 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *
             fill_slot(ex, key, src);
             if (ex->check_finite && (status = check_finite(ex, key, op)) != HPC_OK) return status;
             publish_count(ex, key);
+            if (hpc_has_quorum(ex)) hpc_quorum_begin(ex, key);
             if (ex->n_phases > 0) k->phases[k->pushes % (uint64_t)ex->depth] = hpc_phase(ex, key, k->pushes + 1);
             if (hpc_is_stamped(ex)) atomic_store_explicit(&ex->marks[key].version, k->pushes + 1, memory_order_relaxed);
             end_gradient();
@@ -346,8 +377,7 @@ int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double t
     if (status != HPC_OK) return status;
     if (!hpc_ticket_is_done(ex, key, ticket))
         status = hpc_ticket_wait(ex, key, ticket, l.deadline == 0 ? timeout : time_left(ex, &l), op);
-    if (status == HPC_OK) hpc_ticket_learn(ex, &ex->keys[key], ticket);
-    return status;
+    return status == HPC_OK ? hpc_ticket_end(ex, key, ticket, op) : status;
 }
 
 int hpc_worker_under_way(const hpc_exchange *ex) {

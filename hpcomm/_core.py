@@ -928,6 +928,15 @@ def exchange_stats(exchange: Any) -> dict[str, Any]:
     return {name: getattr(stats, name) for name, _ in ffi.typeof("hpc_exchange_stats").fields}
 
 
+def exchange_late(exchange: Any, key: int) -> int:
+    """Shares of the last push of a key, or of all (-1), that came too late and were left out."""
+    return int(lib.hpc_exchange_late(exchange, key))
+
+
+def exchange_version(exchange: Any) -> int:
+    return int(lib.hpc_exchange_version(exchange))
+
+
 def exchange_inputs(exchange: Any) -> tuple[int, ...]:
     """Reduces by how many whole inputs of neighbours they had, on a graph."""
     most = lib.hpc_exchange_get_inputs(exchange, ffi.NULL, 0)

@@ -92,14 +92,15 @@ class ExchangeStats:
         usual: seconds that hardly any push here takes until it is done: the mean and four mean deviations of the last
             ones, as RFC 6298 has it; 0 before there were eight.
         bytes_sent: of updates, to other ranks.
-        reduces: on a graph: folds made here, of each key (and core) by itself.
+        reduces: on a graph or with a quorum: folds made here, of each key (and core) by itself.
         whole, torn, stale, missing: on a graph: neighbours' inputs to them that were whole and new; overwritten while
             they were read; folded before; not there yet (ASAP, section 6.2). All but the whole ones were left out;
-            under SSP a stale one was folded again where models are averaged.
+            under SSP a stale one was folded again where models are averaged. With a quorum: workers' updates that were
+            in the folds made here, and that were missing from them.
         dropped: with a quorum: shares (what one core owns of a key) of this rank's updates that came too late and were
             left out.
         dropped_at: the version that the parameters had when the last of them came.
-        by_inputs: on a graph: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
+        by_inputs: on a graph or with a quorum: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
         peers: by rank.
     """
 
@@ -144,7 +145,8 @@ class Exchange(Calls):
             its in-neighbours, by the graph's weights (ASAP, sections 3 and 4); or several, which the steps take in
             turn; or a function that gives them for a number of ranks, e.g. hpcomm.topology.root_expander.
         consistency: BSP (a chunk is applied when every worker has pushed it) or ASYNC (each update as it comes). On a
-            graph also NOTIFY_ACK, SSP(s) and BARRIER.
+            graph also NOTIFY_ACK, SSP(s) and BARRIER. Consistency(quorum=q, late="drop") is BSP that goes on without
+            stragglers: q workers' updates are enough, see late.
         rule: SGD, Momentum, Nesterov, Adam, Average, or a Rule of one's own.
         chunk_bytes: bytes of float32 a chunk, a multiple of 64 (section 3.2.3). None: 32 KiB with servers; on a graph
             256 KiB, or where several cores would get fewer than four of all keys half of it, and so on down to 32 KiB.
@@ -183,6 +185,9 @@ class Exchange(Calls):
         plan: who owns which chunk.
         graph: the graphs that the steps take in turn; () where there are servers.
         rule: the rule with its present hyper-parameters.
+
+    With a quorum a worker pushes every key once a step, and has pulled all before the next. A straggler finds its
+    parameters as it left them until it pushes; that push ends at once, with the newest parameters, and `late` says so.
 
     From a push until the pull that follows has returned, the key's gradient and parameters belong to the exchange.
     The nonblocking forms end in _nb and return a Handle. An exchange belongs to one thread of a rank at a time; the GIL
@@ -425,6 +430,22 @@ class Exchange(Calls):
             self._take_step(grads, timeout)
         return self.params
 
+    @property
+    def version(self) -> int:
+        """How many folds the newest parameters have had that this rank has heard of, since the exchange was made: with
+        a quorum a worker that was late is further than its own pushes are. Without a quorum: the pushes of a key."""
+        self._check_open("version")
+        return _core.exchange_version(self._handle)
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """With a quorum: the keys of which this rank's last push, when it has ended, came too late and was left out, as
+        a whole or in shares (what one core owns of a key). It costs microseconds, and may be asked after every step."""
+        self._check_open("late")
+        if not _core.exchange_late(self._handle, -1):
+            return ()
+        return tuple(key.name for key in self._every.values() if _core.exchange_late(self._handle, key.index))
+
     # ---- the rule --------------------------------------------------------------------------------------------------
 
     @property
@@ -539,9 +560,10 @@ class Exchange(Calls):
     def stats(self) -> ExchangeStats:
         """What it has done so far on this rank."""
         self._check_open("stats")
+        stats = _core.exchange_stats(self._handle)
         return ExchangeStats(
-            **_core.exchange_stats(self._handle),
-            by_inputs=_core.exchange_inputs(self._handle) if self.graph else (),
+            **stats,
+            by_inputs=_core.exchange_inputs(self._handle) if self.graph or stats["reduces"] else (),
             peers=tuple(PeerStats(**peer) for peer in _core.exchange_peers(self._handle, self.context.size)),
         )
 

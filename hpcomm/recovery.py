@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -57,9 +57,9 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     folded, the others not.
 
     With servers that are all there the lost workers' part is dropped: their updates count no more, also not in the
-    mean. A step that was cut short is in those chunks that had all updates, and left out of the others. A rank that
-    owned parameters takes them with it, also when it leaves, and the last checkpoint is restored (ASAP, section 5): of
-    a directory that all ranks can read.
+    mean, and a quorum of more than are left becomes that of all. A step that was cut short is in those chunks that had
+    all updates, and left out of the others. A rank that owned parameters takes them with it, also when it leaves, and
+    the last checkpoint is restored (ASAP, section 5): of a directory that all ranks can read.
 
     A Checkpointer of the lost exchange is closed before, and made anew. The trainer closes exchange.context in the end,
     and the context that it made; the lost exchange needs no close, and its arrays stay readable. The spectral gap
@@ -82,7 +82,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     made, old = ex._made, ex.context
     if not ex.graph and not isinstance(made.topology, ParameterServer):
         raise NotSupported("recover: the exchange was made of a plan's rows: make another plan, and an exchange of it")
-    if not ex.graph and made.consistency != BSP:
+    if not ex.graph and replace(made.consistency, quorum=None, late="fold", grace=None) != BSP:
         raise NotSupported(
             f"recover: under {made.consistency} servers count updates, and workers are at different steps: make the "
             "exchange again by hpcomm.elastic, or of a checkpoint"
@@ -121,6 +121,7 @@ def _over(
     topology: Any
     gone: list[int] = []
     options = dict(made.options)
+    consistency = made.consistency
     if ex.graph:
         topology = made.topology if callable(made.topology) else among(ex.graph, left)
     else:
@@ -129,13 +130,16 @@ def _over(
         gone = sorted(owners.intersection(lost))
         topology = _servers_left(made.topology, ex.plan.servers, left)
         options["cores"] = max(core for _, core in ex.plan.places) + 1
+        if consistency.quorum is not None:
+            workers = len(topology.roles(fresh.size)[0])
+            consistency = replace(consistency, quorum=min(consistency.quorum, workers))
     if gone and checkpoint is None:
         raise CheckpointError(
             f"rank {old.rank}: recover: rank {gone[0]} is gone, which owned parameters: give checkpoint, the directory "
             "of a Checkpointer"
         )
     values = {key.name: ex.params[key.name] if ex.params else np.zeros(key.shape, np.float32) for key in ex.plan.keys}
-    new = Exchange(fresh, values, topology, made.consistency, ex.rule, timeout=timeout, **options)
+    new = Exchange(fresh, values, topology, consistency, ex.rule, timeout=timeout, **options)
     extra: dict[str, Any] = {}
     if gone:
         assert checkpoint is not None

@@ -33,6 +33,10 @@ F32 = np.float32
 Options = dict[str, Any]
 
 
+def quorum_of(n: int) -> Consistency:
+    return Consistency(quorum=n, late="drop")
+
+
 def params(**changed: Any) -> Options:
     return {"fc": np.zeros((2, 3), F32), "bias": np.zeros(3, F32), **changed}
 
@@ -110,11 +114,15 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"key 1 is None in the plan and \('bias', \(3,\)\) in params",
     ),
     "plan of other ranks": ({"plan": ParameterServer().compile(params(), 2)}, r"plan is for 2 ranks: there are 3"),
-    "quorum": ({"consistency": Consistency(quorum=2, late="drop")}, r"quorum is 2; every fold takes all its inputs"),
     "quorum on a graph": (
         {"topology": ring(3), "consistency": Consistency(quorum=2, waits_for="neighbours")},
-        r"quorum is 2; every fold takes all its inputs",
+        r"quorum is 2; on a graph a fold takes all its inputs",
     ),
+    "quorum that folds the late": ({"consistency": Consistency(quorum=2)}, r"late is 0 \(fold\): servers leave late"),
+    "quorum too large": ({"consistency": quorum_of(4)}, r"quorum is 4; row 0 has 3 inputs"),
+    "quorum and ASYNC": ({"consistency": Consistency(staleness=None, quorum=2)}, r"servers know BSP and ASYNC"),
+    "quorum and shared_params": ({"consistency": quorum_of(2), "shared_params": True}, r"go with shared_params"),
+    "quorum and tall folds": ({"consistency": quorum_of(2), "deterministic": False}, r"does not go with eager folds"),
     "shared under ASYNC": ({"consistency": ASYNC, "shared_params": True}, r"shared_params needs BSP"),
 }
 
@@ -136,6 +144,7 @@ RANKS_DIFFER: dict[str, tuple[Options, str]] = {
     ),
     "consistency": ({"consistency": ASYNC}, r"rank 1 has consistency 1"),
     "determinism": ({"deterministic": False}, r"rank 1 has .*eager 1"),
+    "quorum": ({"consistency": quorum_of(2)}, r"rank 1 has quorum 2, late 1, grace -1; rank 0 has 0, 0, -1"),
 }
 
 

@@ -44,7 +44,7 @@ hello.h net.h frame.h transport.h device.h reactor.h
 wait.h reduce.h wire_kernel.h
 timeline.h watch.h
 memory.h sha256.h host.h half.h plan.h imm.h clock.h
-status.h
+status.h usual.h
 include/hpcomm/hpcomm.h
 """
 
@@ -66,6 +66,7 @@ SOURCES = {
     "plan_check.c": "plan.h",
     "plan_graph.c": "plan.h",
     "graph.c": "engine.h",
+    "quorum.c": "engine.h",
     "letters.c": "rendezvous.h",
     "place.c": "rendezvous.h",
     "transport.c": "context.h",  # chosen per peer of a context

@@ -654,7 +654,8 @@ typedef struct hpc_exchange_stats {
     double usual;        /* seconds that hardly any push here takes until it is done: the mean and four mean deviations
                             of the last ones, as RFC 6298 has it; 0 before there were eight */
     uint64_t bytes_sent; /* of updates, to other ranks */
-    /* On a graph: folds of a share (what a core has of a key), and what became of the neighbours' inputs to them. */
+    /* On a graph: folds of a share (what a core has of a key), and what became of the neighbours' inputs to them. With
+     * a quorum: folds of a share here, and the updates in them and missing from them. */
     uint64_t reduces, whole, torn, stale, missing;
     /* With a quorum, of shares of updates: those of this rank that came too late and were left out, and the version
      * that the parameters had when the last of them came. */
@@ -663,8 +664,15 @@ typedef struct hpc_exchange_stats {
 
 HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_stats *stats);
 
+/* With a quorum: how many shares (what a core has of a key) of this rank's last push of key, when it has ended, came
+ * too late and were left out; key -1: of all keys. And the newest version of the parameters (how many folds they have
+ * had) that any owner has answered this rank; the next push is for the one after it. Without a quorum: 0, and the
+ * pushes. */
+HPC_API int hpc_exchange_late(const hpc_exchange *exchange, int key);
+HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
+
 /* counts[k]: the reduces so far of which k inputs of neighbours were whole, for k below cap; returns the most inputs
- * that a reduce has had, 0 on a plan with servers. */
+ * that a reduce has had, 0 on a plan with servers. With a quorum inputs are those of all workers. */
 HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *counts, int cap);
 
 typedef struct hpc_exchange_peer {

@@ -828,6 +828,14 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_get_inputs(get(), counts.data(), static_cast<int>(counts.size())));
         return counts;
     }
+    // With a quorum: shares of this rank's last push of key (-1: of all keys) that came too late and were left out.
+    int late(int key = -1) const noexcept {
+        return hpc_exchange_late(get(), key);
+    }
+    // The newest version of the parameters that any owner has answered.
+    std::uint64_t version() const noexcept {
+        return hpc_exchange_version(get());
+    }
     hpc_exchange_peer peer(int rank, Report report = {}) const {
         hpc_exchange_peer peer{};
         report(hpc_exchange_get_peer(get(), rank, &peer));

@@ -1,0 +1,354 @@
+/* Folds of a quorum: who is in them, what the late see of it and when, what is counted, and that nothing is lost. */
+#include <math.h>
+#include <sched.h>
+
+#include "exchange_plans.h"
+
+enum { BOTH = HPC_PUSH | HPC_PULL, WORD = 100 };
+
+static void one_key(job *j, uint64_t count) {
+    j->n_keys = 1;
+    j->keys[0].count = count;
+}
+
+/* Of all cores that have rows of a key. */
+static int shares_of(const job *j, int key) {
+    int chunks = (int)((j->keys[key].count * sizeof(float) + j->chunk - 1) / j->chunk);
+    int places = j->n_servers * j->cores;
+    return chunks < places ? chunks : places;
+}
+
+/* The step that the workers of a mask make together, of their gradients number `step`. */
+static void fold_of(reference *ref, int key, unsigned mask, int step) {
+    const job *j = ref->j;
+    uint64_t count = j->keys[key].count;
+    double *sum = calloc(count, sizeof *sum);
+    int n = 0;
+    for (int w = 0; w < j->n_workers; w++) n += mask >> j->workers[w] & 1;
+    for (int w = 0; w < j->n_workers; w++) {
+        if (!(mask >> j->workers[w] & 1)) continue;
+        for (uint64_t i = 0; i < count; i++)
+            sum[i] += (j->sum ? 1 : 1.0 / n) * (double)job_gradient(j, j->workers[w], step, key, i);
+    }
+    reference_apply(ref, key, sum);
+    free(sum);
+}
+
+static void meet(const rank *r, hpc_exchange *e, uint64_t turn) {
+    rank_set((rank *)r, r->rank, turn);
+    for (int who = 0; who < r->size; who++) progress_until(r, e, who, turn);
+}
+
+/* The ranks of mask make a step while the others look on, and see nothing of it. */
+static void step_of(rank *r, const job *j, hpc_exchange *e, reference *ref, int key, unsigned mask, int step,
+                    const reference *unseen) {
+    static _Thread_local uint64_t turn;
+    if (step == 0) turn = 0;
+    fold_of(ref, key, mask, step);
+    if (mask >> r->rank & 1) {
+        job_push_pull(r, j, e, key, step);
+        reference_check(ref, r, e, key);
+        CHECK_EQ(hpc_exchange_late(e, key), 0);
+        CHECK_EQ(hpc_exchange_version(e), ref->step[key]);
+    }
+    meet(r, e, ++turn);
+    if (!(mask >> r->rank & 1)) reference_check(unseen, r, e, key);
+    meet(r, e, ++turn);
+}
+
+/* arg: progress + 4 * wire. Three of four make two steps; the fourth's parameters stay as they are until it pushes; its
+ * push has no effect, and brings it what the others have; then it counts again, and another one is late. */
+static void three_of_four(rank *r) {
+    enum { KEY = 0, STRAGGLER = 3, ALL = 15 };
+    job j;
+    reference ref, before;
+    hpc_exchange_stats stats;
+    hpc_exchange_peer peer;
+    job_init(&j, r);
+    j.progress = r->arg % 4, j.wire = r->arg / 4, j.cores = 2, j.depth = j.wire == HPC_F32 ? 1 : 2;
+    j.quorum = 3, j.grace = 0;
+    one_key(&j, 4097);
+    hpc_exchange *e = job_open(r, &j);
+    int shares = shares_of(&j, KEY);
+    reference_init(&ref, &j);
+    reference_init(&before, &j);
+    for (int step = 0; step < 2; step++) step_of(r, &j, e, &ref, KEY, ALL & ~(1u << STRAGGLER), step, &before);
+    if (r->rank == STRAGGLER) {
+        CHECK_EQ(hpc_exchange_version(e), 0);
+        job_push_pull(r, &j, e, KEY, 0);
+        reference_check(&ref, r, e, KEY);
+        CHECK_EQ(hpc_exchange_late(e, KEY), shares);
+        CHECK_EQ(hpc_exchange_late(e, -1), shares);
+        CHECK_EQ(hpc_exchange_version(e), 2);
+    }
+    reference_free(&before);
+    reference_init(&before, &j);
+    for (int step = 0; step < 2; step++) fold_of(&before, KEY, ALL & ~(1u << STRAGGLER), step);
+    step_of(r, &j, e, &ref, KEY, ALL & ~1u, 2, &before); /* rank 0 is late now */
+    CHECK_OK(hpc_exchange_get_stats(e, &stats));
+    CHECK_EQ(stats.dropped, r->rank == STRAGGLER ? shares : 0);
+    CHECK_EQ(stats.dropped_at, r->rank == STRAGGLER ? 2 : 0);
+    uint64_t late = 0, folded = stats.reduces, mine = 0;
+    for (int who = 0; who < r->size; who++) {
+        CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
+        if (who != STRAGGLER) CHECK_EQ(peer.late, 0);
+        late += peer.late;
+    }
+    mine = late; /* as many shares as this rank owns of the key */
+    CHECK_EQ(folded, 3 * mine);
+    CHECK_EQ(stats.whole, 3 * folded);
+    CHECK_EQ(stats.missing, folded);
+    uint64_t counts[5];
+    CHECK_EQ(hpc_exchange_get_inputs(e, counts, 5), 4);
+    CHECK_EQ(counts[3], folded);
+    atomic_fetch_add(&r->board[WORD], late);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_EQ(atomic_load(&r->board[WORD]), shares);
+    reference_free(&ref);
+    reference_free(&before);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* A mean is that of those who are there. The gradients are whole, and so is their mean. */
+static void means(rank *r) {
+    job j;
+    uint64_t ticket;
+    float src[33];
+    job_init(&j, r);
+    j.sum = 0, j.args[1] = 1, j.quorum = 3, j.grace = 0;
+    one_key(&j, 33);
+    hpc_exchange *e = job_open(r, &j);
+    for (int i = 0; i < 33; i++) src[i] = (float)(3 * (r->rank + i));
+    if (r->rank != 3) {
+        CHECK_OK(hpc_exchange_start(e, 0, BOTH, src, -1, &ticket));
+        CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+        for (uint64_t i = 0; i < 33; i++)
+            CHECK_EQ(hpc_exchange_params(e, 0)[i], job_initial(&j, 0, i) - (float)(3 + 3 * i));
+    }
+    meet(r, e, 1);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* arg: progress. With all the time of the world every fold has all updates, in the bits of BSP, late or not; a quorum
+ * of all is BSP. */
+static void as_bsp(rank *r) {
+    job j;
+    reference ref;
+    for (int quorum = 3; quorum <= 4; quorum++) {
+        job_random(&j, r, (uint64_t)quorum);
+        job_random_sizes(&j, &(uint64_t){7}, 5000);
+        for (int i = 0; i < r->size; i++) j.workers[i] = i;
+        j.n_workers = r->size;
+        j.progress = r->arg, j.eager = j.shared_params = 0;
+        j.quorum = quorum, j.grace = INFINITY, j.sum = 1;
+        hpc_exchange *e = job_open(r, &j);
+        reference_init(&ref, &j);
+        for (int step = 0; step < 6; step++)
+            for (int key = 0; key < j.n_keys; key++) {
+                for (int i = 0; i < (step + r->rank) % 3; i++) sched_yield();
+                job_push_pull(r, &j, e, key, step);
+                reference_step(&ref, key);
+                reference_check(&ref, r, e, key);
+                CHECK_EQ(hpc_exchange_late(e, -1), 0);
+                CHECK_EQ(hpc_exchange_version(e), step + 1);
+            }
+        reference_free(&ref);
+        CHECK_OK(hpc_exchange_close(e, -1));
+        hpc_exchange_free(e);
+    }
+}
+
+/* arg: progress. A fold that has its quorum waits for the rest, and says for whom; who is behind is not waited for. */
+static void grace(rank *r) {
+    enum { KEY = 0, STEPS = 20 };
+    const double seconds = 0.2;
+    job j;
+    reference ref;
+    job_init(&j, r);
+    j.progress = r->arg, j.n_servers = 1, j.quorum = 2, j.grace = seconds;
+    one_key(&j, 33);
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    double begin = ranks_now();
+    for (int step = 0; step < STEPS; step++) {
+        fold_of(&ref, KEY, 3, step);
+        if (r->rank < 2) {
+            job_push_pull(r, &j, e, KEY, step);
+            reference_check(&ref, r, e, KEY);
+        }
+        if (step == 0 && r->rank < 2) CHECK(ranks_now() - begin >= seconds * 0.9);
+    }
+    if (r->rank < 2) CHECK(ranks_now() - begin < ranks_patience(seconds * STEPS / 2));
+    meet(r, e, 1);
+    if (r->rank == 2) {
+        job_push_pull(r, &j, e, KEY, 0);
+        reference_check(&ref, r, e, KEY);
+        CHECK_EQ(hpc_exchange_late(e, KEY), 1);
+    }
+    meet(r, e, 2);
+    reference_free(&ref);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* arg: progress. Who has closed is not waited for, however long the grace; when too few are left a push fails. */
+static void closed(rank *r) {
+    enum { KEY = 0 };
+    job j;
+    reference ref;
+    job_init(&j, r);
+    j.progress = r->arg, j.quorum = 2, j.grace = INFINITY, j.n_servers = 1;
+    one_key(&j, 1001);
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    for (int step = 0; step < 3; step++) {
+        unsigned mask = step == 0 ? 7u : 3u;
+        fold_of(&ref, KEY, mask, step);
+        if (!(mask >> r->rank & 1)) break;
+        job_push_pull(r, &j, e, KEY, step);
+        reference_check(&ref, r, e, KEY);
+    }
+    if (r->rank == 0) {
+        uint64_t ticket = job_start(r, &j, e, KEY, 3, BOTH, false);
+        CHECK_STATUS(hpc_exchange_wait(e, KEY, ticket, -1), HPC_ERR_PEER);
+        CHECK_MESSAGE("no quorum of 2");
+        CHECK(ranks_error_names(1) && ranks_error_names(2));
+        reference_check(&ref, r, e, KEY);
+        CHECK_EQ(hpc_exchange_late(e, KEY), 1);
+        CHECK_EQ(hpc_exchange_version(e), 3);
+    }
+    reference_free(&ref);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* Each key is pushed once for a version. */
+static void in_steps(rank *r) {
+    job j;
+    uint64_t tickets[3], other;
+    job_init(&j, r);
+    j.quorum = 1, j.grace = INFINITY;
+    hpc_exchange *e = job_open(r, &j);
+    job_push_pull(r, &j, e, 1, 0);
+    CHECK_EQ(hpc_exchange_ready(e, 1), HPC_IN_PROGRESS);
+    CHECK_STATUS(hpc_exchange_start(e, 1, BOTH, NULL, -1, &other), HPC_ERR_INVALID);
+    CHECK_MESSAGE("has pushed key k1 for version 1 already, and key k0 not");
+    for (int key = 0; key < 3; key += 2) tickets[key] = job_start(r, &j, e, key, 0, BOTH, false);
+    for (int key = 0; key < 3; key += 2) CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
+    CHECK_EQ(hpc_exchange_ready(e, 1), HPC_OK);
+    job_push_pull(r, &j, e, 1, 1);
+    CHECK_EQ(hpc_exchange_version(e), 2);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+static void idle(uint64_t *state) {
+    uint64_t n = ranks_random(state);
+    for (uint64_t i = 0; i < (n % 7 == 0 ? n / 7 % 40 : n % 3); i++) sched_yield();
+}
+
+/* arg: progress + 4 * quorum. Every worker's update is one unit in its own digits of the sum, so that the parameters
+ * say how many of each were folded; the others have been counted as dropped, here and there. */
+static void nothing_is_lost(rank *r) {
+    enum { DIGIT = 6, STEPS = 24 };
+    job j;
+    hpc_exchange_stats stats;
+    hpc_exchange_peer peer;
+    hpc_plan *plan = NULL;
+    hpc_hub hub;
+    for (uint64_t seed = 1; seed <= (uint64_t)ranks_rounds(6); seed++) {
+        uint64_t state = seed * 977 + (uint64_t)r->rank, pushes = 0;
+        job_init(&j, r);
+        j.progress = r->arg % 4, j.quorum = r->arg / 4,
+        j.grace = seed % 3 == 0   ? (j.quorum == 3 ? -1 : 1e-3)
+                  : seed % 3 == 1 ? 0
+                                  : 1e-4;
+        j.cores = 1 + (int)seed % 2, j.depth = 1 + (int)seed % 3, j.wire = seed % 2 ? HPC_F32 : HPC_BF16;
+        j.n_servers = seed % 2 ? r->size : 1 + (int)seed % 3;
+        j.args[1] = 1;
+        hpc_exchange *e = job_open(r, &j);
+        while (hpc_exchange_version(e) < STEPS) {
+            uint64_t tickets[3];
+            for (int key = 0; key < j.n_keys; key++) {
+                float *src = malloc(j.keys[key].count * sizeof *src);
+                for (uint64_t i = 0; i < j.keys[key].count; i++) src[i] = (float)(1 << DIGIT * r->rank);
+                idle(&state);
+                CHECK_OK(hpc_exchange_start(e, key, BOTH, src, -1, &tickets[key]));
+                free(src);
+            }
+            for (int key = 0; key < j.n_keys; key++) CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
+            pushes++;
+            CHECK(pushes < 1 << DIGIT);
+            idle(&state);
+        }
+        CHECK_OK(hpc_exchange_get_stats(e, &stats));
+        uint64_t dropped = stats.dropped, late = 0;
+        CHECK_OK(hpc_exchange_close(e, -1));
+        atomic_store(&r->board[WORD + r->rank], pushes);
+        atomic_store(&r->board[2 * WORD + r->rank], 0);
+        CHECK_OK(hpc_barrier(r->context, -1));
+        /* of every share by itself: what is not folded is dropped */
+        hpc_hub_init(&hub);
+        hub.keys = j.keys, hub.n_keys = j.n_keys, hub.workers = j.workers, hub.n_workers = j.n_workers;
+        hub.servers = j.servers, hub.n_servers = j.n_servers, hub.cores = j.cores, hub.chunk = j.chunk;
+        hub.depth = j.depth, hub.wire = j.wire, hub.sum = 1;
+        CHECK_OK(hpc_plan_hub(&hub, &plan));
+        CHECK_OK(hpc_exchange_get_stats(e, &stats));
+        for (int i = 0, key = -1, core = -1; i < plan->n_rows; i++) {
+            const hpc_row *row = &plan->rows[i];
+            if (row->owner != r->rank) continue;
+            float *params = malloc(row->count * sizeof *params);
+            CHECK_OK(hpc_exchange_get_row(e, i, NULL, params, NULL));
+            for (uint64_t k = 0; k < row->count; k++)
+                CHECK_EQ(job_initial(&j, row->key, row->offset + k) - params[k],
+                         job_initial(&j, row->key, row->offset) - params[0]);
+            bool first = true; /* of its share */
+            for (int before = 0; before < i; before++)
+                first &= plan->rows[before].owner != r->rank || plan->rows[before].key != row->key ||
+                         plan->rows[before].core != row->core;
+            uint64_t folded = (uint64_t)(job_initial(&j, row->key, row->offset) - params[0]);
+            for (int who = 0; who < r->size && first; who++) {
+                uint64_t own = folded >> DIGIT * who & ((1 << DIGIT) - 1);
+                CHECK(own <= atomic_load(&r->board[WORD + who]));
+                atomic_fetch_add(&r->board[2 * WORD + who], atomic_load(&r->board[WORD + who]) - own);
+            }
+            free(params);
+            (void)key, (void)core;
+        }
+        for (int who = 0; who < r->size; who++) {
+            CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
+            late += peer.late;
+        }
+        CHECK_EQ(stats.whole + stats.missing, (uint64_t)r->size * stats.reduces);
+        CHECK_OK(hpc_barrier(r->context, -1));
+        CHECK_EQ(atomic_load(&r->board[2 * WORD + r->rank]), dropped);
+        atomic_fetch_add(&r->board[3 * WORD], dropped - late);
+        CHECK_OK(hpc_barrier(r->context, -1));
+        CHECK_EQ(atomic_load(&r->board[3 * WORD]), 0);
+        hpc_plan_free(plan);
+        hpc_exchange_free(e);
+    }
+}
+
+int main(int argc, char **argv) {
+    static const ranks_case cases[] = {
+        {.name = "three of four", .size = 4, .run = three_of_four, .arg = HPC_PROGRESS_INLINE},
+        {.name = "three of four, threads", .size = 4, .run = three_of_four, .arg = HPC_PROGRESS_THREAD},
+        {.name = "three of four, f16", .size = 4, .run = three_of_four, .arg = HPC_PROGRESS_INLINE + 4 * HPC_F16},
+        {.name = "means", .size = 4, .run = means},
+        {.name = "as bsp", .size = 4, .run = as_bsp, .arg = HPC_PROGRESS_INLINE},
+        {.name = "as bsp, threads", .size = 4, .run = as_bsp, .arg = HPC_PROGRESS_THREAD},
+        {.name = "grace", .size = 3, .run = grace, .arg = HPC_PROGRESS_INLINE},
+        {.name = "grace, threads, sleepy", .size = 3, .run = grace, .arg = HPC_PROGRESS_THREAD, .sleepy = true},
+        {.name = "closed", .size = 3, .run = closed, .arg = HPC_PROGRESS_INLINE},
+        {.name = "closed, threads, sleepy", .size = 3, .run = closed, .arg = HPC_PROGRESS_THREAD, .sleepy = true},
+        {.name = "in steps", .size = 2, .run = in_steps},
+        {.name = "nothing is lost, 1", .size = 3, .run = nothing_is_lost, .arg = HPC_PROGRESS_INLINE + 4},
+        {.name = "nothing is lost, 2", .size = 4, .run = nothing_is_lost, .arg = HPC_PROGRESS_THREAD + 8},
+        {.name = "nothing is lost, 3", .size = 4, .run = nothing_is_lost, .arg = HPC_PROGRESS_INLINE + 12},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}
