@@ -1,0 +1,236 @@
+"""A quorum on servers: folds go on without stragglers, who keep what they have until they push, and are told."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import mpi
+import numpy as np
+import pytest
+from conftest import on_both, run_threads
+
+import hpcomm
+from hpcomm import SGD, Checkpointer, Context, Exchange, InvalidArgument, ParameterServer
+from hpcomm.consistency import Consistency
+
+F32 = np.float32
+SHAPES = {"w": (40, 70), "b": (3,)}
+OTHERS = (0, 1, 2)
+
+
+def zeros() -> dict[str, Any]:
+    return {name: np.zeros(shape, F32) for name, shape in SHAPES.items()}
+
+
+def whole(rank: int, step: int) -> dict[str, Any]:
+    """Multiples of 3, whose mean of three ranks is whole."""
+    rng = np.random.default_rng(100 * step + rank)
+    return {name: 3 * rng.integers(-8, 8, shape).astype(F32) for name, shape in SHAPES.items()}
+
+
+def quorum(n: int, grace: float | None = 0) -> Consistency:
+    return Consistency(quorum=n, late="drop", grace=grace)
+
+
+def exchange(context: Context, consistency: Consistency, **options: Any) -> Exchange:
+    return Exchange(context, zeros(), **{"consistency": consistency, "rule": SGD(lr=1), "chunk_bytes": 1024, **options})
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_a_straggler_keeps_what_it_has_until_it_pushes(reduce: str, transport: dict[str, Any]) -> None:
+    passed = threading.Event()
+    meet = threading.Barrier(4, timeout=20)
+    folded = [threading.Barrier(3, timeout=20) for _ in range(2)]
+
+    def made(ranks: tuple[int, ...], steps: tuple[int, ...]) -> dict[str, Any]:
+        want = zeros()
+        for step in steps:
+            for name in SHAPES:
+                total = sum(whole(rank, step)[name] for rank in ranks)
+                want[name] -= total / F32(len(ranks)) if reduce == "mean" else total
+        return want
+
+    def same(ex: Exchange, want: dict[str, Any]) -> None:
+        for name, value in want.items():
+            np.testing.assert_array_equal(ex.params[name], value, err_msg=name)
+
+    def body(context: Context) -> tuple[int, int, list[int]]:
+        with exchange(context, quorum(3), reduce=reduce, progress="thread") as ex:
+            if context.rank == 3:
+                assert passed.wait(20)
+                same(ex, zeros())
+                assert (ex.version, ex.late) == (0, ())
+                ex.step(whole(3, 0))
+                assert (ex.version, ex.late) == (2, tuple(SHAPES))
+                assert ex.stats().dropped_at == 2
+            else:
+                for step in range(2):
+                    ex.step(whole(context.rank, step))
+                    same(ex, made(OTHERS, tuple(range(step + 1))))
+                    assert (ex.version, ex.late) == (step + 1, ())
+                    folded[step].wait()
+                passed.set()
+            same(ex, made(OTHERS, (0, 1)))
+            meet.wait()
+            if context.rank != 0:  # now that one is late
+                ex.step(whole(context.rank, 2))
+                assert (ex.version, ex.late) == (3, ())
+                want = made(OTHERS, (0, 1))
+                for name, value in made((1, 2, 3), (2,)).items():
+                    want[name] += value
+                same(ex, want)
+            meet.wait()
+            stats = ex.stats()
+            assert stats.by_inputs == (0, 0, 0, stats.reduces, 0)
+            assert stats.whole == 3 * stats.missing == 3 * stats.reduces
+            return stats.dropped, stats.reduces, [peer.late for peer in stats.peers]
+
+    told = run_threads(4, body, **transport)
+    shares = told[3][0]
+    assert [dropped for dropped, _, _ in told] == [0, 0, 0, shares]
+    assert sum(reduces for _, reduces, _ in told) == 3 * shares
+    assert np.sum([late for _, _, late in told], axis=0).tolist() == [0, 0, 0, shares]
+
+
+@on_both
+def test_all_are_waited_for_with_time_enough() -> None:
+    def body(context: Context, consistency: Consistency, **options: Any) -> list[Any]:
+        with exchange(context, consistency, wire="bfloat16", rule=hpcomm.Adam(), **options) as ex:
+            for step in range(4):
+                rng = np.random.default_rng(10 * step + context.rank)
+                ex.step({name: rng.standard_normal(shape).astype(F32) for name, shape in SHAPES.items()})
+                assert ex.late == ()
+            return [value.tobytes() for value in ex.params.values()]
+
+    want = run_threads(3, body_of(body, hpcomm.BSP))
+    for consistency in (quorum(2, float("inf")), quorum(3)):
+        assert run_threads(3, body_of(body, consistency, depth=2)) == want
+
+
+def body_of(body: Any, *args: Any, **options: Any) -> Any:
+    return lambda context: body(context, *args, **options)
+
+
+def _frozen(steps: int) -> dict[str, Any]:
+    """Rank 0 serves, and stops rank 2 for most of the training."""
+    with hpcomm.init(mpi.world()) as ctx:
+        pids = [int(part) for part in ctx.allgather(str(os.getpid()).encode().ljust(12))]
+        ex = exchange(ctx, quorum(2, None), topology=ParameterServer("CC"), reduce="sum")
+        pushes, late = 0, 0
+        while ex.version < steps:
+            if ctx.rank == 0 and ex.version == 5:
+                os.kill(pids[2], signal.SIGSTOP)
+            if ctx.rank == 0 and ex.version == steps - 1:
+                os.kill(pids[2], signal.SIGCONT)
+            ex.step({name: np.ones(shape, F32) for name, shape in SHAPES.items()})
+            pushes += 1
+            late += len(ex.late)
+        dropped, version = ex.stats().dropped, ex.version
+        ex.close()
+        ctx.barrier()
+        stats: dict[str, Any] = {"pushes": pushes, "late": late, "dropped": dropped, "version": version}
+        stats["folded"] = [float(ex.params[name].flat[0]) for name in SHAPES]
+        return stats
+
+
+def test_a_frozen_rank_stops_nobody() -> None:
+    steps = 40
+    told = mpi.spawn(3, _frozen, steps).values
+    for one in told:
+        assert one["version"] == steps
+        assert one["dropped"] == one["late"]  # a key has one share
+    assert told[2]["pushes"] < steps
+    for key, folded in enumerate(told[0]["folded"]):
+        assert -folded <= sum(one["pushes"] for one in told), key
+    dropped = sum(one["dropped"] for one in told)
+    assert sum(len(SHAPES) * one["pushes"] for one in told) + sum(told[0]["folded"]) == dropped
+
+
+def test_a_checkpoint_is_not_missed_by_who_was_late(tmp_path: Path) -> None:
+    meet = threading.Barrier(3, timeout=20)
+
+    def body(context: Context) -> list[bool]:
+        began = []
+        with exchange(context, quorum(2), progress="thread") as ex, Checkpointer(ex, tmp_path, every=2) as ckpt:
+            for step, ranks in enumerate([(0, 2), (1,), (0, 1), (0, 1), (2,)]):  # 1 is late once, and 2 later
+                if context.rank in ranks:
+                    ex.step(whole(context.rank, step))
+                    began.append(ckpt.after(ex.version))
+                meet.wait()
+            assert ex.version == 3
+        with exchange(context, quorum(2), progress="thread") as ex:
+            found = hpcomm.restore(ex, tmp_path)
+            assert found is not None
+            assert found.step == 2
+            ex.step(whole(context.rank, 9))  # and it goes on
+            assert ex.version == 1
+        return began
+
+    assert run_threads(3, body) == [[False, True, False], [False, True, False], [False, True]]
+
+
+@on_both
+def test_loading_a_state_takes_along_who_is_behind() -> None:
+    meet = threading.Barrier(3, timeout=20)
+    shards: dict[int, Any] = {}
+
+    def body(context: Context) -> None:
+        with exchange(context, quorum(2), progress="thread") as ex:
+            for step in range(2):
+                if context.rank != 2:
+                    ex.step(whole(context.rank, step))
+                meet.wait()
+            shards[context.rank] = ex.state_dict()
+            meet.wait()
+            ex.load_state_dict(shards.values())
+            assert ex.version == 2
+            meet.wait()
+            if context.rank != 0:
+                ex.step(whole(context.rank, 2))
+                assert (ex.version, ex.late) == (3, ())
+            meet.wait()
+
+    run_threads(3, body)
+
+
+def _recover(victim: int) -> list[Any]:
+    first = ctx = hpcomm.init(mpi.world())
+    ex = exchange(ctx, quorum(3, float("inf")), topology=ParameterServer(servers=[0]))
+    lost: tuple[int, ...] = ()
+    while ex.clock + ex.version * (ctx.rank > 0) < 8 or not lost:
+        if ctx.rank == victim and ex.version == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            ex.step({name: np.ones(shape, F32) for name, shape in SHAPES.items()})
+        except hpcomm.PeerFailed:
+            recovered = hpcomm.recover(ex)
+            ex, lost = recovered.exchange, recovered.lost
+            break
+    for _ in range(2):
+        ex.step({name: np.ones(shape, F32) for name, shape in SHAPES.items()})
+    value, ranks, kept = float(ex.params["b"][0]), ex.context.size, ex._made.consistency.quorum
+    ex.close()
+    ex.context.close()
+    first.close()
+    return [value, ranks, kept, list(lost)]
+
+
+def test_recovery_lowers_the_quorum_to_those_left() -> None:
+    ended = mpi.spawn(3, _recover, 2, check=False)
+    assert ended.codes == [0, 0, -signal.SIGKILL], ended.err
+    assert ended.values[:2] == [[-5.0, 2, 2, [2]]] * 2
+
+
+def test_keys_are_pushed_in_steps(alone: Context) -> None:
+    def body(context: Context) -> None:
+        with exchange(context, quorum(1, float("inf"))) as ex:
+            ex.push_pull("w", whole(0, 0)["w"])
+            with pytest.raises(InvalidArgument, match="pushed key w for version 1 already, and key b not"):
+                ex.push_pull("w", whole(0, 1)["w"])
+            ex.push_pull("b", whole(0, 0)["b"])
+            ex.step(whole(0, 1))
+            assert ex.version == 2
+
+    run_threads(2, body)
