@@ -7,6 +7,7 @@
  *   engine.c    the owner's side: cores that poll, fold, apply and write
  *   quorum.c    the same where a fold is made without those who are late
  *   graph.c     the same where every rank owns what it has folded of its neighbours' updates
+ *   graph_quorum.c  the same, and the trainer's side of it, where a fold is made without those who are late
  *
  * A *share* is what one core owns of one key: its rows are pushed and answered together. Who writes what:
  *   gradients, pushed counts   their worker; read by the owners of the rows between its push and their answer
@@ -66,6 +67,40 @@ typedef struct hpc_arrivals {
     hpc_usual lag;            /* from then until the last update is there */
 } hpc_arrivals;
 
+/* What the owner of a share answers to who has sent it an update; where it has gone to is the signal's. See
+ * graph_quorum.c.
+ */
+typedef struct hpc_told {
+    uint64_t folded, used; /* the version that was folded last; how many of the sender's updates were */
+} hpc_told;
+
+/* Of this rank's own shares: what folds of a quorum wait for. The core's, but for what is atomic. */
+typedef struct hpc_intake {
+    _Atomic uint64_t folded;  /* the version that was folded last */
+    uint64_t folding;         /* the one that is */
+    _Atomic uint64_t *taken;  /* by rank: updates that were folded, or dropped, and answered */
+    uint64_t *offers;         /* by rank: the first version that it may still bring */
+    char *present;            /* by rank: its update is there and in time */
+    hpc_told *told;           /* by rank: the last answer, which a put may still read */
+    double since;             /* when the next fold had its quorum; 0: it has not */
+    hpc_usual lag;            /* from then until the others are there */
+    _Atomic double grace;     /* how long they are waited for */
+    _Atomic uint64_t next;    /* the newest version that a quorum may still bring */
+    _Atomic uint64_t reached; /* the newest that a quorum has brought */
+} hpc_intake;
+
+/* Of an out-neighbour's share: what this rank has sent there. The worker's. */
+typedef struct hpc_outlet {
+    int mine;                     /* this rank's own share of the same key and core */
+    uint64_t decided;             /* pushes up to this one were sent, or dropped */
+    uint64_t sent, answered;      /* how many of them; one at most is on its way */
+    uint64_t used, dropped, told; /* folded there; left out; the version that was folded there last */
+    uint64_t under_way, lost;     /* the push that was sent last; the one that was left out last */
+    uint64_t version;             /* of what was sent last; a put may still read it */
+    size_t staged;                /* where that lies in this rank's part, if it travels; else HPC_NOWHERE */
+    int pending;                  /* decided is behind */
+} hpc_outlet;
+
 typedef struct hpc_share {
     int key, owner, core;
     int at; /* among those of its owner */
@@ -86,6 +121,8 @@ typedef struct hpc_share {
     uint64_t *used;          /* the newest of them that was folded */
     uint64_t *consumed;      /* answered: their slots are free */
     int *siblings;           /* the share of the same key and core that rank owns */
+    hpc_intake *intake;      /* with a quorum: its own */
+    hpc_outlet *outlet;      /* and an out-neighbour's */
 } hpc_share;
 
 /* Where the inputs and outputs of a row are. */
@@ -150,6 +187,7 @@ typedef struct hpc_core {
     _Atomic uint64_t *args_set;    /* by rank: how often */
     hpc_late *late;
     int n_late;
+    char *absent;    /* by rank: with a quorum, it let a fold wait in vain, and has sent nothing since */
     char *unflushed; /* by rank: puts that may still read a master */
     int n_unflushed;
     hpc_event held; /* an event that waits for a flush */
@@ -169,6 +207,7 @@ typedef struct hpc_core {
 typedef struct hpc_place {
     size_t params, gradients, pushed, masters, args, closed;
     size_t numbers, verdicts; /* with a quorum: hpc_share's at by rank, of pushes; hpc_verdict by share */
+    size_t told;              /* on a graph: hpc_told by share */
     size_t nbytes;
     int cores, shares; /* that own rows there */
     int first_core;
@@ -179,6 +218,7 @@ typedef struct hpc_place {
 typedef struct hpc_pushed {
     uint64_t pushes, pulls;
     double since;         /* when its last push began; 0: its end has been seen */
+    double waits_since;   /* with a quorum on a graph: when neighbours began to be waited for to take a push; 0: not */
     int sending, started; /* hpc_push_flags: what is left to send of what was started */
     int at_share, at_row; /* where it stopped */
     int n_shares;
@@ -192,6 +232,7 @@ typedef struct hpc_pushed {
     /* On a graph: steps that a checkpoint was ahead of this exchange's pushes, and the phases of those in the slots. */
     int64_t ahead;
     int phases[HPC_PLAN_DEPTH];
+    uint64_t numbers[HPC_PLAN_DEPTH]; /* with a quorum: those of the pushes in the slots */
 } hpc_pushed;
 
 struct hpc_exchange {
@@ -218,8 +259,10 @@ struct hpc_exchange {
     double *peer_wait;                           /* seconds by rank */
     int *awaited, n_awaited;                     /* whom the wait that is under way was for at its last look */
     hpc_mark *marks;                             /* of what is being sent, by key */
-    int forwards;                                /* some rows do */
-    int depth, n_shares, n_cores;                /* n_cores: of all ranks */
+    char *given_up;               /* by rank: with a quorum, it let a push wait in vain, and has answered none since */
+    int n_pending;                /* outlets that are */
+    int forwards;                 /* some rows do */
+    int depth, n_shares, n_cores; /* n_cores: of all ranks */
     hpc_share *shares;
     int *share_of;                       /* by row */
     hpc_place *places;                   /* by rank */
@@ -295,8 +338,21 @@ static inline int hpc_signal_applied(const hpc_exchange *ex, int share) {
 static inline int hpc_signal_pulled(const hpc_exchange *ex, int share) { /* ASYNC only */
     return hpc_signal_applied(ex, share) + ex->n_shares;
 }
+static inline int hpc_signal_sent(const hpc_exchange *ex, int share) { /* a quorum on a graph only */
+    return hpc_signal_applied(ex, share) + ex->n_shares;
+}
+
+/* Whether folds of a graph go on without stragglers: see graph_quorum.c. */
+static inline int hpc_leaves_out(const hpc_exchange *ex) {
+    return ex->n_phases > 0 && ex->quorum > 0;
+}
+
 static inline int hpc_signals(const hpc_exchange *ex) {
-    return hpc_signal_applied(ex, 0) + ex->n_shares * (ex->consistency == HPC_ASYNC ? 2 : 1);
+    return hpc_signal_applied(ex, 0) + ex->n_shares * (ex->consistency == HPC_ASYNC || hpc_leaves_out(ex) ? 2 : 1);
+}
+
+static inline const hpc_work *hpc_first_work(const hpc_exchange *ex, const hpc_share *share) {
+    return &ex->work[ex->work_of[share->rows[0]]];
 }
 
 /* Whether servers fold without those who are late: see quorum.c. */
@@ -318,16 +374,16 @@ static inline int hpc_is_stamped(const hpc_exchange *ex) {
 }
 
 static inline size_t hpc_slot_stride(const hpc_exchange *ex, const hpc_row *row) {
-    return hpc_row_bytes(row) + (hpc_is_stamped(ex) ? 2 * sizeof(hpc_mark) : 0);
+    return hpc_row_bytes(row) + (hpc_is_stamped(ex) ? 2 : hpc_leaves_out(ex) ? 1 : 0) * sizeof(hpc_mark);
 }
 
 static inline int hpc_slot_depth(const hpc_exchange *ex) {
-    return hpc_is_stamped(ex) ? 1 : ex->depth;
+    return hpc_is_stamped(ex) || hpc_leaves_out(ex) ? 1 : ex->depth;
 }
 
 /* Whether a fold takes what is there: it waits for no input, or not for the newest. */
 static inline int hpc_takes_what_is_there(const hpc_exchange *ex) {
-    return ex->n_phases > 0 && ex->consistency != HPC_BSP && ex->consistency != HPC_NOTIFY_ACK;
+    return ex->n_phases > 0 && ex->consistency != HPC_BSP && (ex->consistency != HPC_NOTIFY_ACK || ex->quorum > 0);
 }
 
 /* Of push number n (from 1 on) of a key. */
@@ -361,7 +417,7 @@ static inline int hpc_is_mapped(const hpc_exchange *ex, int rank) {
 
 /* Whether owner reads what rank pushes where rank has it, else it comes by put. This rank is one of the two. */
 static inline int hpc_reads_in_place(const hpc_exchange *ex, int owner, int rank) {
-    if (hpc_is_stamped(ex)) return owner == rank;
+    if (hpc_is_stamped(ex) || hpc_leaves_out(ex)) return owner == rank;
     return hpc_is_mapped(ex, owner == ex->context->group.rank ? rank : owner);
 }
 
@@ -404,6 +460,30 @@ int hpc_quorum_ready(const hpc_exchange *ex, int key, int *other);
 void hpc_quorum_begin(hpc_exchange *ex, int key); /* a push of key: it is numbered */
 /* HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
 int hpc_quorum_check(const hpc_exchange *ex, int key, const char *op);
+
+/* graph_quorum.c: NOTIFY-ACK that goes on without stragglers. */
+int hpc_graph_quorum_open(hpc_exchange *ex, const char *op);
+void hpc_graph_quorum_free(hpc_share *share);
+/* The core: folds those of its shares whose time has come, and says how many. */
+int hpc_graph_quorum_work(hpc_core *core, hpc_share *share);
+/* The quorum of a configuration, 0 where it is that of all. */
+int hpc_graph_quorum_of(const hpc_exchange_config *config);
+/* The worker: the version of its next step; what can be sent by now of what has not been yet; what may not be
+ * sent any more, so that the slots of pushes up to n are free (first of those alone who are not waited for). */
+uint64_t hpc_graph_next_version(const hpc_exchange *ex);
+int hpc_graph_send(hpc_exchange *ex);
+int hpc_graph_send_key(hpc_exchange *ex, int key);
+void hpc_graph_drop(hpc_exchange *ex, int key, uint64_t n, int all);
+/* How long neighbours are given to take an update, in seconds. */
+double hpc_graph_patience(const hpc_exchange *ex, int key);
+/* Whether an update of rank for a share of this rank's own is there. */
+int hpc_graph_has(const hpc_exchange *ex, const hpc_share *share, int rank);
+/* How many shares of this rank's updates rank has left out, and the newest version that any of them met; rank -1: all
+ * ranks. */
+uint64_t hpc_graph_dropped(const hpc_exchange *ex, int rank, uint64_t *at);
+/* How many shares of the last push of key were left out; the newest version that is folded of it. */
+int hpc_graph_late(const hpc_exchange *ex, int key);
+uint64_t hpc_graph_folded(const hpc_exchange *ex, int key);
 
 /* engine.c */
 /* Folds n inputs of a row and applies the rule, as step w->step + 1. Nonzero when a user's kernel has failed. */

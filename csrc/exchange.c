@@ -73,6 +73,12 @@ static int check_in_place(const hpc_exchange_config *f) {
                         "exchange: in_place is for graphs whose rule is average, where models are pushed; here are %s "
                         "and rule %s",
                         f->graph == NULL ? "servers" : "a graph", f->rule->name);
+    if (f->in_place && f->quorum > 0)
+        return hpc_fail(
+            HPC_ERR_UNSUPPORTED, op_create,
+            "exchange: quorum is %d and in_place 1: a straggler would read a model while it is trained; give "
+            "one of the two",
+            f->quorum);
     if (models_rotate(f) && f->plan->rows[0].depth < 2)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: in_place needs a plan of depth 2 or more, as one of the slots is the model; this "
@@ -116,18 +122,24 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
     if (f->consistency == HPC_SSP && g->n_phases > 1)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: SSP needs a graph of one phase; this one has %d",
                         g->n_phases);
-    if ((takes || f->consistency == HPC_SSP) && f->rule->fold != NULL)
+    if (f->quorum > 0 && (f->consistency != HPC_NOTIFY_ACK || f->late != HPC_LATE_DROP || g->n_phases > 1))
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: rule %s has a fold of its own; under %s some inputs may be missing from it: use "
-                        "NOTIFY_ACK or BSP",
-                        f->rule->name, name);
+                        "exchange: quorum is %d under %s with late %d, on a graph of %d phases; on a graph a quorum "
+                        "needs NOTIFY_ACK, late 1 (drop) and one phase",
+                        f->quorum, name, f->late, g->n_phases);
+    int partial = takes || f->consistency == HPC_SSP || f->quorum > 0;
+    if (partial && f->rule->fold != NULL)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                        "exchange: rule %s has a fold of its own; under %s%s some inputs may be missing from it: use "
+                        "NOTIFY_ACK or BSP without a quorum",
+                        f->rule->name, name, f->quorum > 0 ? " with a quorum" : "");
     size_t n = (size_t)g->n_phases * (size_t)g->ranks * (size_t)g->ranks;
-    for (size_t i = 0; i < n && (takes || f->consistency == HPC_SSP); i++)
+    for (size_t i = 0; i < n && partial; i++)
         if (g->weights[i] < 0)
             return hpc_fail(HPC_ERR_CONFIG, op_create,
                             "exchange: the graph has a weight of %g; %s scales the weights of what is there, so none "
                             "may be negative",
-                            g->weights[i], name);
+                            g->weights[i], f->quorum > 0 ? "a quorum" : name);
     if (takes) status = check_order(c, name);
     for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) status = check_graph_row(g, &f->plan->rows[i], i);
     return status;
@@ -140,10 +152,7 @@ static int check_quorum(const hpc_exchange_config *f) {
     if (f->late != HPC_LATE_FOLD && f->late != HPC_LATE_DROP)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: late is %d, not 0 (fold) or 1 (drop)", f->late);
     if (isnan(f->grace)) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: grace is NaN; must be seconds");
-    if (f->quorum > 0 && f->graph != NULL)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: quorum is %d; on a graph a fold takes all its inputs, make it 0", f->quorum);
-    return f->quorum > 0 ? hpc_quorum_check_config(f, op_create) : HPC_OK;
+    return f->quorum > 0 && f->graph == NULL ? hpc_quorum_check_config(f, op_create) : HPC_OK;
 }
 
 static int check_config(const hpc_context *c, const hpc_exchange_config *f) {
@@ -459,6 +468,7 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
     int threads = 0, status = hpc_layout(ex, op_create);
     if (status == HPC_OK) status = check_shared(ex);
     if (status == HPC_OK) status = check_outputs(ex);
+    if (status == HPC_OK) status = hpc_graph_quorum_open(ex, op_create);
     if (status == HPC_OK) status = hpc_layout_slots(ex);
     if (status == HPC_OK) status = hpc_rows_choose_cores(ex, f->progress, &threads, op_create);
     status = hpc_context_agree(c, op_create, status, deadline);
@@ -530,7 +540,7 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     ex->in_place = f->in_place != 0;
     ex->rotates = models_rotate(f);
     ex->staleness = f->consistency == HPC_SSP ? f->staleness : 0;
-    ex->quorum = hpc_quorum_of(f);
+    ex->quorum = f->graph == NULL ? hpc_quorum_of(f) : hpc_graph_quorum_of(f);
     ex->late = f->late;
     ex->grace = f->grace < 0 ? -1 : f->grace;
     status = hpc_context_agree(c, op_create, open_counts(ex, f), deadline);
@@ -642,6 +652,7 @@ void hpc_exchange_free(hpc_exchange *ex) {
     free(ex->peer_sent);
     free(ex->peer_received);
     free(ex->peer_late);
+    free(ex->given_up);
     free(ex->peer_wait);
     free(ex->awaited);
     hpc_plan_free(ex->plan);
@@ -710,7 +721,8 @@ int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *
     hpc_engine_pause(&ex->cores[w->row->core]);
     w->step = step;
     /* A graph that changes goes on where the checkpoint was made. */
-    if (ex->n_phases > 0) ex->keys[w->row->key].ahead = (int64_t)(step - w->share->version);
+    hpc_pushed *k = &ex->keys[w->row->key];
+    if (ex->n_phases > 0) k->ahead = (int64_t)(step - (hpc_leaves_out(ex) ? ex->number : w->share->version));
     if (params != NULL && w->param != NULL) memcpy(w->param, params, (size_t)w->row->count * sizeof(float));
     if (state != NULL && w->state != NULL) copy_state(ex, w, w->state, state, 0);
     hpc_engine_resume(&ex->cores[w->row->core]);
@@ -758,6 +770,7 @@ int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
     }
     for (int r = 0; r < ex->context->group.size; r++)
         stats->bytes_sent += atomic_load_explicit(&ex->peer_sent[r], memory_order_relaxed);
+    if (hpc_leaves_out(ex)) stats->dropped = hpc_graph_dropped(ex, -1, &stats->dropped_at);
     return HPC_OK;
 }
 
@@ -780,9 +793,12 @@ int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *p
     if (rank < 0 || rank >= ex->context->group.size)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
                         ex->context->group.size);
-    *peer = (hpc_exchange_peer){atomic_load_explicit(&ex->peer_sent[rank], memory_order_relaxed),
-                                atomic_load_explicit(&ex->peer_received[rank], memory_order_relaxed),
-                                ex->peer_wait[rank], atomic_load_explicit(&ex->peer_late[rank], memory_order_relaxed)};
+    *peer =
+        (hpc_exchange_peer){atomic_load_explicit(&ex->peer_sent[rank], memory_order_relaxed),
+                            atomic_load_explicit(&ex->peer_received[rank], memory_order_relaxed), ex->peer_wait[rank],
+                            atomic_load_explicit(&ex->peer_late[rank], memory_order_relaxed), 0};
+    uint64_t at;
+    if (hpc_leaves_out(ex)) peer->dropped = hpc_graph_dropped(ex, rank, &at);
     return HPC_OK;
 }
 

@@ -12,6 +12,7 @@
  * reader reads the last, copies the data, reads the first. Both equal: when the copy began everything of that version
  * was there, and when it had ended nothing of the next. What is not whole, or has been folded before, is left out, and
  * the weights of the rest are scaled up in its place. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,10 +64,6 @@ static uint64_t clock_of(const hpc_share *share, int rank) {
 
 /* ---- whether it is time ---- */
 
-static const hpc_work *first_work(const hpc_exchange *ex, const hpc_share *share) {
-    return &ex->work[ex->work_of[share->rows[0]]];
-}
-
 static int all_have_sent(const hpc_exchange *ex, const hpc_share *share, uint64_t n) {
     for (int r = 0; r < ex->context->group.size; r++) {
         int signal = hpc_signal_applied(ex, share->siblings[r]);
@@ -81,7 +78,7 @@ static int is_time(const hpc_exchange *ex, const hpc_share *share) {
     if (clock_of(share, share->owner) < n) return 0;
     if (ex->consistency == HPC_BARRIER) return all_have_sent(ex, share, n);
     if (ex->consistency == HPC_ASYNC) return 1;
-    const hpc_work *w = first_work(ex, share);
+    const hpc_work *w = hpc_first_work(ex, share);
     for (int e = 0; e < w->row->n_in; e++)
         if (clock_of(share, w->inputs[e].rank) + (uint64_t)ex->staleness < n) return 0;
     return 1;
@@ -118,7 +115,7 @@ static hpc_inputs newest_inputs(hpc_core *core, const hpc_share *share, const hp
 /* Counts what became of each neighbour's input, and answers what is not needed any more. */
 static void end_newest(hpc_core *core, hpc_share *share) {
     hpc_exchange *ex = core->exchange;
-    const hpc_work *w = first_work(ex, share);
+    const hpc_work *w = hpc_first_work(ex, share);
     int whole = 0, signal = hpc_signal_applied(ex, (int)(share - ex->shares));
     for (int e = 0; e < w->row->n_in; e++) {
         int rank = w->inputs[e].rank;
@@ -167,7 +164,7 @@ __attribute__((no_sanitize("thread"))) static uint64_t version_at(const char *ma
 /* One neighbour's input to all rows of a share, into core->scratch: all of one version, or not whole. */
 static found read_input(hpc_core *core, hpc_share *share, int input) {
     const hpc_exchange *ex = core->exchange;
-    int rank = first_work(ex, share)->inputs[input].rank;
+    int rank = hpc_first_work(ex, share)->inputs[input].rank;
     uint64_t version = 0;
     char *to = core->scratch;
     for (int i = 0; i < share->n_rows; i++) {
@@ -208,7 +205,7 @@ static void add_update(hpc_core *core, const hpc_share *share, const char *const
 
 static int fold_what_is_there(hpc_core *core, hpc_share *share) {
     hpc_exchange *ex = core->exchange;
-    const hpc_work *first = first_work(ex, share);
+    const hpc_work *first = hpc_first_work(ex, share);
     uint64_t n = share->version + 1;
     double all = 0, present = 0;
     int whole = 0;
@@ -256,8 +253,13 @@ static int fold_what_is_there(hpc_core *core, hpc_share *share) {
 int hpc_graph_work(hpc_core *core) {
     hpc_exchange *ex = core->exchange;
     int n = 0;
+    core->due = INFINITY;
     for (int i = 0; i < core->n_graph_shares; i++) {
         hpc_share *share = core->graph_shares[i];
+        if (hpc_leaves_out(ex)) {
+            n += hpc_graph_quorum_work(core, share);
+            continue;
+        }
         while (is_time(ex, share)) {
             int failed = hpc_is_stamped(ex) ? fold_what_is_there(core, share) : fold_newest(core, share);
             if (failed) return n;

@@ -210,7 +210,8 @@ int hpc_layout(hpc_exchange *ex, const char *op) {
     if (status != HPC_OK) return status;
     for (int r = 0; r < size; r++) {
         hpc_place *p = &ex->places[r];
-        p->params = p->gradients = p->pushed = p->masters = p->args = p->numbers = p->verdicts = HPC_NOWHERE;
+        p->params = p->gradients = p->pushed = p->masters = p->args = HPC_NOWHERE;
+        p->numbers = p->verdicts = p->told = HPC_NOWHERE;
         if (p->worker && !ex->rotates && (!ex->shared_params || r == ex->lowest)) p->params = take(p, ex->params_bytes);
         if (p->worker) p->gradients = take(p, ex->gradient_bytes * (size_t)ex->depth);
         if (ex->rotates) p->params = p->gradients;
@@ -221,6 +222,7 @@ int hpc_layout(hpc_exchange *ex, const char *op) {
             p->verdicts = take(p, (size_t)ex->n_shares * sizeof(hpc_verdict));
         }
         if (p->cores > 0) p->args = take(p, (size_t)p->cores * (size_t)size * HPC_RULE_ARGS * sizeof(double));
+        if (hpc_leaves_out(ex)) p->told = take(p, (size_t)ex->n_shares * sizeof(hpc_told));
     }
     ex->holder = !ex->places[rank].worker ? -1 : ex->shared_params ? ex->lowest : rank;
     return place_masters(ex, op);
@@ -276,6 +278,13 @@ int hpc_layout_slots(hpc_exchange *ex) {
         size_t *base = &ex->slot_base[(size_t)me * (size_t)size + (size_t)s];
         *base = *base > 0 ? take(place, *base) : HPC_NOWHERE;
     }
+    for (int s = 0; s < ex->n_shares; s++) {
+        const hpc_share *share = &ex->shares[s];
+        size_t nbytes = 0;
+        if (share->outlet == NULL || hpc_is_mapped(ex, share->owner)) continue;
+        for (int i = 0; i < share->n_rows; i++) nbytes += hpc_row_bytes(&ex->plan->rows[share->rows[i]]);
+        share->outlet->staged = take(place, nbytes);
+    }
     return HPC_OK;
 }
 
@@ -291,6 +300,7 @@ void hpc_layout_free(hpc_exchange *ex) {
         free(ex->shares[s].used);
         free(ex->shares[s].consumed);
         free(ex->shares[s].siblings);
+        hpc_graph_quorum_free(&ex->shares[s]);
     }
     for (int k = 0; ex->keys != NULL && k < ex->plan->n_keys; k++) free(ex->keys[k].shares);
     free(ex->keys);

@@ -387,10 +387,10 @@ static int works(const hpc_exchange *ex) {
 
 int hpc_exchange_late(const hpc_exchange *ex, int key) {
     int n = 0;
-    for (int k = 0; works(ex) && hpc_has_quorum(ex) && k < ex->plan->n_keys; k++) {
+    for (int k = 0; works(ex) && k < ex->plan->n_keys; k++) {
         if (key >= 0 && k != key) continue;
-        hpc_quorum_look(ex, k);
-        n += (int)ex->keys[k].late;
+        if (hpc_has_quorum(ex)) hpc_quorum_look(ex, k);
+        n += hpc_leaves_out(ex) ? hpc_graph_late(ex, k) : (int)ex->keys[k].late;
     }
     return n;
 }
@@ -400,6 +400,7 @@ uint64_t hpc_exchange_version(const hpc_exchange *ex) {
     for (int k = 0; works(ex) && k < ex->plan->n_keys; k++) {
         if (hpc_has_quorum(ex)) hpc_quorum_look(ex, k);
         uint64_t version = hpc_has_quorum(ex) ? ex->keys[k].version : ex->keys[k].pushes;
+        if (hpc_leaves_out(ex)) version = hpc_graph_folded(ex, k);
         if (version > newest) newest = version;
     }
     return newest;

@@ -171,9 +171,10 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     core->args_set = calloc(size, sizeof *core->args_set);
     core->late = malloc((forwards + 1) * sizeof *core->late);
     core->unflushed = calloc(size, 1);
+    core->absent = calloc(size, 1);
     if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL ||
         core->writing == NULL || core->args == NULL || core->args_set == NULL || core->late == NULL ||
-        core->unflushed == NULL)
+        core->unflushed == NULL || core->absent == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
     core->due = INFINITY;
@@ -380,6 +381,7 @@ void hpc_rows_free(hpc_exchange *ex) {
         free(core->args_set);
         free(core->late);
         free(core->unflushed);
+        free(core->absent);
     }
     for (int i = 0; ex->work != NULL && i < ex->n_work; i++)
         for (int o = 0; o < ex->work[i].n_outputs; o++) free(ex->work[i].outputs[o].copy);

@@ -104,7 +104,7 @@ static uint64_t needed_of(const hpc_exchange *ex, int rank, int key, uint64_t n)
     const hpc_pushed *k = &ex->keys[key];
     int me = ex->context->group.rank;
     if (ex->consistency == HPC_BSP || ex->consistency == HPC_BARRIER) return n;
-    if (ex->consistency == HPC_ASYNC || rank == me) return 0;
+    if (ex->consistency == HPC_ASYNC || hpc_leaves_out(ex) || rank == me) return 0;
     for (int i = 0; i < k->n_shares; i++) {
         const hpc_share *share = &ex->shares[k->shares[i]];
         if (share->owner != me || !hpc_feeds_share(ex, share, rank)) continue;
@@ -156,6 +156,7 @@ static int has_read(const hpc_exchange *ex, int s, uint64_t ticket) {
     const hpc_share *share = &ex->shares[s];
     int me = ex->context->group.rank;
     if (share->owner == me) return is_answered(ex, s, ticket);
+    if (share->outlet != NULL) return share->outlet->decided >= ticket / 2 || hpc_closed_signal(ex, share->owner) != 0;
     if (hpc_is_stamped(ex) || ticket == 0 || !hpc_feeds_share(ex, share, me)) return 1;
     return !was_sent(ex, share->key, ticket / 2, share->owner) || is_answered(ex, s, ticket) || has_let_go(ex, share);
 }
@@ -191,9 +192,16 @@ static void measure(look *l) {
     l->ex->n_awaited = awaited(l, l->ex->awaited);
 }
 
+/* A failure ends the exchange, and with it the wait. */
+static void send_pending(hpc_exchange *ex) {
+    int status = hpc_graph_send(ex);
+    if (status != HPC_OK) hpc_exchange_fail(ex, status, hpc_last_error()->message);
+}
+
 static int looks_done(void *arg) {
     look *l = arg;
     hpc_exchange *ex = l->ex;
+    if (hpc_leaves_out(ex)) send_pending(ex);
     if (holds(l)) return 1;
     if (ex->inline_progress && !(hpc_context_work(ex->context) & HPC_LEFT) && holds(l)) return 1;
     if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 1;
@@ -256,6 +264,12 @@ static int missing_neighbours(const hpc_exchange *ex, const hpc_share *share, ui
 /* Of a share of this rank's own that folds what is there: those who are too far behind. */
 static int late_neighbours(const hpc_exchange *ex, const hpc_share *share, uint64_t n, int *ranks, int found) {
     for (int r = 0; r < ex->context->group.size; r++) {
+        if (hpc_leaves_out(ex)) {
+            if (r != share->owner && hpc_feeds_share(ex, share, r) && hpc_closed_signal(ex, r) == 0 &&
+                !hpc_graph_has(ex, share, r))
+                found = add_rank(ranks, found, r);
+            continue;
+        }
         uint64_t needed = needed_of(ex, r, share->key, n), came;
         if (r == share->owner || needed == 0) continue;
         if (ex->consistency == HPC_BARRIER)

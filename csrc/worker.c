@@ -54,9 +54,32 @@ static int wait_model(hpc_exchange *ex, int key, limit *l, const char *op) {
     return hpc_ticket_is_done(ex, key, last) ? HPC_OK : hpc_ticket_wait(ex, key, last, time_left(ex, l), op);
 }
 
+/* Waits until a push has been folded here, and for neighbours who have not taken it as long as they are given, which
+ * may be longer than this call has. */
+static int wait_taken(hpc_exchange *ex, int key, uint64_t ticket, limit *l, const char *op) {
+    hpc_pushed *k = &ex->keys[key];
+    int status = hpc_graph_send(ex);
+    hpc_graph_drop(ex, key, ticket / 2, 0);
+    if (status == HPC_OK && !hpc_ticket_is_done(ex, key, ticket))
+        status = hpc_ticket_wait(ex, key, ticket, time_left(ex, l), op);
+    if (status == HPC_OK && !hpc_ticket_is_free(ex, key, ticket)) {
+        double now = hpc_now(), left = time_left(ex, l);
+        if (k->waits_since == 0) k->waits_since = now;
+        double given = k->waits_since + hpc_graph_patience(ex, key) - now;
+        status = hpc_ticket_wait_slot(ex, key, ticket, given < left ? given > 0 ? given : 0 : left, op);
+        if (status == HPC_ERR_TIMEOUT && given <= left) {
+            hpc_graph_drop(ex, key, ticket / 2, 1);
+            status = HPC_OK;
+        }
+    }
+    if (status == HPC_OK) k->waits_since = 0;
+    return status;
+}
+
 /* Waits until what the next push writes, or its fold, may be written. */
 static int wait_slot(hpc_exchange *ex, int key, limit *l, const char *op) {
     uint64_t ticket = slot_ticket(ex, key);
+    if (hpc_leaves_out(ex)) return wait_taken(ex, key, ticket, l, op);
     int status = ex->in_place ? wait_model(ex, key, l, op) : HPC_OK;
     if (status == HPC_OK && !hpc_ticket_is_free(ex, key, ticket))
         status = hpc_ticket_wait_slot(ex, key, ticket, time_left(ex, l), op);
@@ -231,6 +254,7 @@ static int push_share(hpc_exchange *ex, int s, int slot, limit *l) {
     /* Who has closed folds nothing any more; who has freed takes no event out of its ring. */
     if (ex->n_phases > 0 && hpc_closed_signal(ex, share->owner) != 0) return HPC_OK;
     if (hpc_is_stamped(ex) && share->owner != me) return overwrite_share(ex, share);
+    if (share->outlet != NULL) return HPC_OK; /* sent when its slot is free */
     for (; k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
         int index = share->rows[k->at_row];
         const hpc_row *row = &ex->plan->rows[index];
@@ -290,7 +314,7 @@ static int send_push(hpc_exchange *ex, int key, limit *l) {
     k->pushes++;
     ex->stats.pushes++;
     hpc_watch_step(&ex->context->group.watch, k->pushes);
-    return HPC_OK;
+    return hpc_leaves_out(ex) ? hpc_graph_send_key(ex, key) : HPC_OK;
 }
 
 /* ASYNC with servers: elsewhere a push is answered when it is applied, and a pull waits for that. */
@@ -332,6 +356,14 @@ static int send_left(hpc_exchange *ex, int key, limit *l, const char *op) {
     return status;
 }
 
+/* A key that is pushed again begins a step, after a look at what has come meanwhile. */
+static void choose_version(hpc_exchange *ex, hpc_pushed *k) {
+    hpc_group_progress(&ex->context->group);
+    if (k->number == ex->number) ex->number = hpc_graph_next_version(ex);
+    k->number = ex->number;
+    k->numbers[k->pushes % (uint64_t)ex->depth] = k->number;
+}
+
 static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *l, uint64_t *ticket, const char *op) {
     int status = hpc_worker_check_call(ex, key, op);
     if (status != HPC_OK) return status;
@@ -348,6 +380,7 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *
             if (hpc_has_quorum(ex)) hpc_quorum_begin(ex, key);
             if (ex->n_phases > 0) k->phases[k->pushes % (uint64_t)ex->depth] = hpc_phase(ex, key, k->pushes + 1);
             if (hpc_is_stamped(ex)) atomic_store_explicit(&ex->marks[key].version, k->pushes + 1, memory_order_relaxed);
+            if (hpc_leaves_out(ex)) choose_version(ex, k);
             end_gradient();
         }
         if (flags & HPC_PUSH) k->since = hpc_now();
@@ -396,11 +429,27 @@ int hpc_worker_check_idle(const hpc_exchange *ex, const char *op) {
                     ex->plan->keys[key].name, ex->context->group.rank);
 }
 
+/* The neighbours have taken the last push, and it has arrived; or they were given the time. */
+static int finish_taken(hpc_exchange *ex, int key, limit *l, const char *op) {
+    const hpc_pushed *k = &ex->keys[key];
+    int status = wait_taken(ex, key, 2 * k->pushes, l, op);
+    for (int i = 0; i < k->n_shares && status == HPC_OK; i++) {
+        const hpc_share *share = &ex->shares[k->shares[i]];
+        if (share->outlet == NULL) continue;
+        double left = time_left(ex, l), patience = hpc_graph_patience(ex, key);
+        status = hpc_flush(ex->in_lanes[share->core], ex->window, share->owner, patience < left ? patience : left);
+        if (status == HPC_ERR_TIMEOUT && patience < left) status = HPC_OK;
+        status = unless_left(ex, share->owner, status);
+    }
+    return status;
+}
+
 /* On a graph, when everything is folded here: the neighbours have read what was sent, or it has at least left. Under
  * SSP they may read the last update until they close themselves. */
 static int finish_sends(hpc_exchange *ex, int key, limit *l, const char *op) {
     uint64_t pushes = ex->keys[key].pushes, depth = (uint64_t)ex->depth;
     int status = HPC_OK;
+    if (hpc_leaves_out(ex)) return finish_taken(ex, key, l, op);
     if (hpc_takes_what_is_there(ex)) return flush_last(ex, key, l);
     /* Each by itself: on a graph that changes, who read the last one may not have been sent the one before. */
     for (uint64_t n = pushes < depth ? 1 : pushes - depth + 1; n <= pushes && status == HPC_OK; n++)
@@ -424,6 +473,7 @@ int hpc_exchange_progress(hpc_exchange *ex) {
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, "progress", "progress: exchange is NULL");
     int status = hpc_exchange_check(ex, "progress");
     if (status == HPC_OK) hpc_group_progress(&ex->context->group);
+    if (status == HPC_OK && hpc_leaves_out(ex)) status = hpc_graph_send(ex);
     return status == HPC_OK ? hpc_exchange_check(ex, "progress") : status;
 }
 

@@ -70,12 +70,14 @@ class PeerStats:
         bytes_received: of updates, from it, that were folded here.
         wait: seconds in which it was among those that this rank waited for.
         late: with a quorum: shares of its updates that came too late here and were left out.
+        dropped: with a quorum on a graph: shares of this rank's updates that it left out, or was not sent any more.
     """
 
     bytes_sent: int
     bytes_received: int
     wait: float
     late: int
+    dropped: int
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ class Exchange(Calls):
             turn; or a function that gives them for a number of ranks, e.g. hpcomm.topology.root_expander.
         consistency: BSP (a chunk is applied when every worker has pushed it) or ASYNC (each update as it comes). On a
             graph also NOTIFY_ACK, SSP(s) and BARRIER. Consistency(quorum=q, late="drop") is BSP that goes on without
-            stragglers: q workers' updates are enough, see late.
+            stragglers: q workers' updates are enough, see late. On a graph it waits_for="neighbours", and is NOTIFY_ACK
+            that does so: a fold needs the updates of q in-neighbours.
         rule: SGD, Momentum, Nesterov, Adam, Average, or a Rule of one's own.
         chunk_bytes: bytes of float32 a chunk, a multiple of 64 (section 3.2.3). None: 32 KiB with servers; on a graph
             256 KiB, or where several cores would get fewer than four of all keys half of it, and so on down to 32 KiB.
@@ -534,7 +537,8 @@ class Exchange(Calls):
 
     @property
     def clock(self) -> int:
-        """Steps that the rows of this rank have had, since the start of the training: on a graph the trainer's own.
+        """Steps that the rows of this rank have had, since the start of the training: on a graph the trainer's own; with
+        a quorum those of the updates that they are folded of, so that a straggler's clock jumps when it catches up.
         Read while nothing is under way here, or after a rank has died. 0 on a rank that owns none."""
         return max((_core.exchange_row_step(self._handle, row) for row, _ in self._rows), default=0)
 

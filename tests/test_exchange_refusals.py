@@ -27,7 +27,7 @@ from hpcomm import (
     Plan,
     Rule,
 )
-from hpcomm.topology import hypercube, ring
+from hpcomm.topology import complete, hypercube, ring
 
 F32 = np.float32
 Options = dict[str, Any]
@@ -115,8 +115,8 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "plan of other ranks": ({"plan": ParameterServer().compile(params(), 2)}, r"plan is for 2 ranks: there are 3"),
     "quorum on a graph": (
-        {"topology": ring(3), "consistency": Consistency(quorum=2, waits_for="neighbours")},
-        r"quorum is 2; on a graph a fold takes all its inputs",
+        {"topology": complete(3), "consistency": Consistency(quorum=1, waits_for="neighbours")},
+        r"quorum is 1 under NOTIFY_ACK with late 0.*a quorum needs NOTIFY_ACK, late 1 \(drop\) and one phase",
     ),
     "quorum that folds the late": ({"consistency": Consistency(quorum=2)}, r"late is 0 \(fold\): servers leave late"),
     "quorum too large": ({"consistency": quorum_of(4)}, r"quorum is 4; row 0 has 3 inputs"),

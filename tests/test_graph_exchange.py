@@ -10,7 +10,19 @@ import pytest
 from conftest import on_both, run_threads
 
 import hpcomm
-from hpcomm import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Exchange, Momentum, PeerFailed, Timeout, stochastic_reduce
+from hpcomm import (
+    ASYNC,
+    BARRIER,
+    BSP,
+    NOTIFY_ACK,
+    SSP,
+    Consistency,
+    Exchange,
+    Momentum,
+    PeerFailed,
+    Timeout,
+    stochastic_reduce,
+)
 from hpcomm.topology import (
     Graph,
     chain,
@@ -348,6 +360,47 @@ def test_models_that_agree_stay_the_same_whatever_is_left_out(consistency: hpcom
                     assert all((out[name] == 96).all() for name in SHAPES)
 
     run_threads(4, body)
+
+
+@on_both
+def test_a_quorum_goes_on_without_a_straggler_and_tells_it() -> None:
+    steps, more = 4, 20
+    pair, gone, told = threading.Barrier(2), threading.Barrier(3), threading.Event()
+    consistency = Consistency(quorum=1, late="drop", waits_for="neighbours", grace=0.1)
+
+    def mean(ranks: int, step: int) -> dict[str, Any]:
+        updates = [update(rank, step) for rank in range(ranks)]
+        return {name: sum(u[name].astype(float) for u in updates) / ranks for name in SHAPES}
+
+    def body(context: hpcomm.Context) -> None:
+        rank = context.rank
+        with stochastic_reduce(context, zeros(), topology=complete(3), consistency=consistency, cores=1) as ex:
+            for step in range(steps if rank < 2 else 0):
+                assert_close(ex.step(update(rank, step)), mean(2, step))
+                pair.wait(20)
+            gone.wait(20)
+            if rank < 2:
+                stats = ex.stats()
+                assert stats.missing == stats.whole == steps * len(SHAPES)
+                assert stats.peers[2].bytes_received == stats.peers[2].late == 0 < stats.peers[2].dropped
+                assert not told.is_set()
+                while not told.is_set():
+                    ex.progress()
+                assert ex.stats().peers[2].late == len(SHAPES)
+            else:
+                assert_close(ex.step(update(2, 0)), mean(3, 0))
+                assert ex.clock == 1
+                while (stats := ex.stats()).dropped < 2 * len(SHAPES):
+                    ex.progress()
+                assert stats.dropped_at == steps
+                assert [peer.dropped for peer in stats.peers] == [len(SHAPES), len(SHAPES), 0]
+                assert (ex.late, ex.version) == (tuple(SHAPES), 1)
+                told.set()
+            while ex.clock < steps + more:
+                ex.step(update(rank, 0))
+            assert rank == 2 or ex.stats().peers[2].bytes_received > 0
+
+    run_threads(3, body)
 
 
 @on_both

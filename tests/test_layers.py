@@ -67,6 +67,7 @@ SOURCES = {
     "plan_graph.c": "plan.h",
     "graph.c": "engine.h",
     "quorum.c": "engine.h",
+    "graph_quorum.c": "engine.h",
     "letters.c": "rendezvous.h",
     "place.c": "rendezvous.h",
     "transport.c": "context.h",  # chosen per peer of a context

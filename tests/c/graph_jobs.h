@@ -26,7 +26,9 @@ typedef struct graph_job {
     hpc_graph graph;
     double weights[GRAPH_WEIGHTS]; /* of the graph, as it wants them */
     int consistency, staleness;
-    bool user; /* a rule of the test's own: twice the weighted sum, plus how many there are, onto the parameters */
+    int quorum;   /* 0: none */
+    double grace; /* of a quorum */
+    bool user;    /* a rule of the test's own: twice the weighted sum, plus how many there are, onto the parameters */
 } graph_job;
 
 /* Three keys of odd sizes, one phase of no edges, NOTIFY_ACK, the average. */

@@ -208,12 +208,13 @@ static void stands_still(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* arg: consistency. */
+/* arg: consistency + 16 with a quorum. */
 static void dies(rank *r) {
     graph_job g;
     graph_job_init(&g, r);
     graph_job_shape(&g, COMPLETE);
-    g.consistency = r->arg;
+    g.consistency = r->arg % 16;
+    g.quorum = r->arg / 16;
     g.staleness = r->arg == HPC_SSP ? 1 : 0;
     g.j.depth = 3;
     hpc_exchange *e = graph_open(r, &g);
@@ -349,6 +350,20 @@ static void refusals(rank *r) {
         CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_INVALID);
         CHECK_MESSAGE("needs a graph");
     }
+    for (int consistency = HPC_BSP; consistency <= HPC_BARRIER; consistency++) {
+        good(&g, r);
+        g.quorum = 1, g.consistency = consistency, g.j.depth = 3, g.staleness = consistency == HPC_SSP;
+        if (consistency == HPC_NOTIFY_ACK) graph_job_shape(&g, ONE_PEER);
+        refused(r, &g, HPC_ERR_UNSUPPORTED, "on a graph a quorum needs NOTIFY_ACK");
+    }
+    good(&g, r);
+    g.quorum = 1, g.user = true;
+    refused(r, &g, HPC_ERR_UNSUPPORTED, "under NOTIFY_ACK with a quorum");
+    g.user = false, g.weights[1] = -1;
+    refused(r, &g, HPC_ERR_CONFIG, "a quorum scales");
+    good(&g, r);
+    g.quorum = last ? 1 : 2;
+    refused(r, &g, HPC_ERR_CONFIG, "quorum 1, late 1");
     good(&g, r);
     g.consistency = HPC_ASYNC;
     if (r->mode->seed) refused(r, &g, HPC_ERR_UNSUPPORTED, "loop_seed");
@@ -400,6 +415,12 @@ int main(int argc, char **argv) {
         {.name = "stands_still_bsp", .size = 4, .run = stands_still, .arg = HPC_BSP},
         {.name = "stands_still_barrier", .size = 4, .run = stands_still, .arg = HPC_BARRIER, .where = RANKS_UNSEEDED},
         {.name = "dies", .size = 4, .run = dies, .arg = HPC_NOTIFY_ACK, .victims = 1 << VICTIM, .timeout = 30},
+        {.name = "dies_quorum",
+         .size = 4,
+         .run = dies,
+         .arg = HPC_NOTIFY_ACK + 16,
+         .victims = 1 << VICTIM,
+         .timeout = 30},
         {.name = "dies_ssp", .size = 3, .run = dies, .arg = HPC_SSP, .victims = 1 << VICTIM, .timeout = 30},
         {.name = "dies_barrier",
          .size = 3,

@@ -679,6 +679,7 @@ typedef struct hpc_exchange_peer {
     uint64_t bytes_sent, bytes_received; /* of updates: sent there, and from there folded here */
     double wait;                         /* seconds in which that rank was among those waited for */
     uint64_t late;                       /* shares of its updates that came too late here and were left out */
+    uint64_t dropped;                    /* shares of this rank's updates that it left out, or was not sent any more */
 } hpc_exchange_peer;
 
 HPC_API int hpc_exchange_get_peer(const hpc_exchange *exchange, int rank, hpc_exchange_peer *peer);
