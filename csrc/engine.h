@@ -77,15 +77,12 @@ typedef struct hpc_told {
 /* Of this rank's own shares: what folds of a quorum wait for. The core's, but for what is atomic. */
 typedef struct hpc_intake {
     _Atomic uint64_t folded;  /* the version that was folded last */
-    uint64_t folding;         /* the one that is */
     _Atomic uint64_t *taken;  /* by rank: updates that were folded, or dropped, and answered */
-    uint64_t *offers;         /* by rank: the first version that it may still bring */
     char *present;            /* by rank: its update is there and in time */
     hpc_told *told;           /* by rank: the last answer, which a put may still read */
     double since;             /* when the next fold had its quorum; 0: it has not */
     hpc_usual lag;            /* from then until the others are there */
     _Atomic double grace;     /* how long they are waited for */
-    _Atomic uint64_t next;    /* the newest version that a quorum may still bring */
     _Atomic uint64_t reached; /* the newest that a quorum has brought */
 } hpc_intake;
 

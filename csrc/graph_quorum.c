@@ -23,18 +23,18 @@
  * earlier one waits for neighbours who have not taken that, twice as long, as they may be waiting for others
  * themselves, and not for one who let a push wait in vain and has answered none since.
  *
- * A straggler catches up: a fold whose inputs are all newer counts as that of the oldest of them, and the next push has
- * the newest version that a quorum may still bring it, or one past what its out-neighbours have folded, if a quorum of
- * its in-neighbours is as far. A later one, and it would wait for them; an earlier one, and it would be late again. A
- * version is of all keys and cores, and chosen when a key is pushed again: were keys counted by themselves, two ranks
- * could wait for each other, each for a key in which it is ahead.
+ * A straggler catches up: its next version is the newest that a quorum of its in-neighbours has pushed, in any key.
+ * They may have folded that already, and then it is late once more; but it never waits for what they may not push. Who
+ * has no in-neighbours goes one past what its out-neighbours have folded. A version is of all keys and cores, and
+ * chosen when a key is pushed again.
  *
- * Who has closed is left out, and the quorum is one of those who have not: a straggler may end its steps alone, after
- * all others.
+ * A fold of version n may be made when a quorum of the in-neighbours has brought n or newer, be it to an earlier fold.
+ * Who has closed is left out, and the quorum is one of the rest: a straggler may end its steps alone, after all others.
  *
- * Nobody waits in a circle. Of all ranks that fold look at one whose version n is least. What its in-neighbours have
- * pushed last has version n at least, or they are about to push it; it is in the slot here, or goes into it as soon as
- * what is there is taken: because it is used, or because it is older than n. */
+ * Nobody waits in a circle, if all ranks push all keys in the same order, or before they wait. Of all ranks that wait
+ * look at one that is the least far: in version n, and there in the first key. A quorum of its in-neighbours has pushed
+ * the key before, or one from which it has chosen n, for n or newer. They push all keys of a version before they go to
+ * another, so they push this one too; they are not less far, so they have. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,48 +92,37 @@ static int is_pushed(const hpc_share *share) {
 
 /* Of the next fold, when its push is there: the worker wrote it before the event. */
 static uint64_t next_version(const hpc_exchange *ex, const hpc_share *share) {
-    uint64_t version = ex->keys[share->key].numbers[share->version % (uint64_t)ex->depth];
-    return version > share->intake->folded ? version : share->intake->folded + 1; /* pushed before a fold that jumped */
+    return ex->keys[share->key].numbers[share->version % (uint64_t)ex->depth];
 }
 
-/* The n-th largest of values by rank, for the in-neighbours. */
-static uint64_t nth_largest(const hpc_work *w, int owner, const uint64_t *values, int n) {
-    uint64_t found = 0;
-    for (int e = 0; e < w->row->n_in; e++) {
-        uint64_t value = values[w->inputs[e].rank];
-        int above = 0;
-        if (w->inputs[e].rank == owner || value <= found) continue;
-        for (int i = 0; i < w->row->n_in; i++)
-            above += w->inputs[i].rank != owner && values[w->inputs[i].rank] >= value;
-        if (above >= n) found = value;
-    }
-    return found;
+static uint64_t newest_of(const hpc_share *share, int rank) {
+    return atomic_load_explicit(&share->clock[rank], memory_order_relaxed);
 }
 
 /* How far a quorum of the in-neighbours is, for the worker's choice of its next version. */
-static void publish_progress(const hpc_exchange *ex, const hpc_share *share, int needs) {
-    hpc_intake *in = share->intake;
+static void publish_progress(const hpc_exchange *ex, const hpc_share *share) {
     const hpc_work *w = hpc_first_work(ex, share);
-    uint64_t next = nth_largest(w, share->owner, in->offers, needs), reached = UINT64_MAX;
-    if (needs == 0 || next <= in->folded) next = in->folded + 1;
-    atomic_store_explicit(&in->next, next, memory_order_relaxed);
+    int needs = ex->quorum < w->row->n_in - 1 ? ex->quorum : w->row->n_in - 1;
+    uint64_t reached = 0;
     for (int e = 0; e < w->row->n_in; e++) {
-        int r = w->inputs[e].rank;
-        in->offers[r] = atomic_load_explicit(&share->clock[r], memory_order_relaxed);
+        uint64_t version = newest_of(share, w->inputs[e].rank);
+        int as_far = 0;
+        if (w->inputs[e].rank == share->owner || version <= reached) continue;
+        for (int i = 0; i < w->row->n_in; i++)
+            as_far += w->inputs[i].rank != share->owner && newest_of(share, w->inputs[i].rank) >= version;
+        if (as_far >= needs) reached = version;
     }
-    if (needs > 0) reached = nth_largest(w, share->owner, in->offers, needs);
-    atomic_store_explicit(&in->reached, reached, memory_order_relaxed);
+    atomic_store_explicit(&share->intake->reached, reached, memory_order_relaxed);
 }
 
+/* In-neighbours: who has brought the version or a newer one; who may still bring it, and who is expected to soon. */
 typedef struct survey {
-    int present, expected;
-    int open;        /* neither present nor closed */
-    uint64_t oldest; /* version that is present */
+    int brought, open, expected;
 } survey;
 
 /* Of those who have not closed. */
 static int quorum_of(const hpc_exchange *ex, const survey *found) {
-    int most = found->present + found->open;
+    int most = found->brought + found->open;
     return ex->quorum < most ? ex->quorum : most;
 }
 
@@ -142,7 +131,8 @@ static survey look(hpc_core *core, hpc_share *share, uint64_t least) {
     hpc_exchange *ex = core->exchange;
     hpc_intake *in = share->intake;
     const hpc_work *w = hpc_first_work(ex, share);
-    survey found = {0, 0, 0, UINT64_MAX};
+    survey found = {0, 0, 0};
+    int news = 0;
     for (int e = 0; e < w->row->n_in; e++) {
         int r = w->inputs[e].rank;
         if (r == share->owner) continue;
@@ -151,6 +141,7 @@ static survey look(hpc_core *core, hpc_share *share, uint64_t least) {
         if (in->present[r]) {
             const hpc_mark *mark = (const void *)w->inputs[e].slots;
             uint64_t version = atomic_load_explicit(&mark->version, memory_order_relaxed);
+            news |= version > newest_of(share, r);
             atomic_store_explicit(&share->clock[r], version, memory_order_relaxed);
             core->absent[r] = 0;
             if (version < least) {
@@ -160,18 +151,12 @@ static survey look(hpc_core *core, hpc_share *share, uint64_t least) {
                 in->present[r] = 0;
             }
         }
-        uint64_t newest = atomic_load_explicit(&share->clock[r], memory_order_relaxed);
-        if (in->present[r]) {
-            in->offers[r] = newest;
-            found.present++;
-            if (newest < found.oldest) found.oldest = newest;
-        } else {
-            in->offers[r] = closed ? 0 : newest + 1;
-            found.open += !closed;
-            found.expected += !closed && !core->absent[r] && newest + NEAR >= least;
-        }
+        int brought = newest_of(share, r) >= least;
+        found.brought += brought;
+        found.open += !brought && !closed;
+        found.expected += !brought && !closed && !core->absent[r] && newest_of(share, r) + NEAR >= least;
     }
-    publish_progress(ex, share, quorum_of(ex, &found));
+    if (news) publish_progress(ex, share);
     return found;
 }
 
@@ -191,10 +176,8 @@ static int is_time(hpc_core *core, hpc_share *share) {
         look(core, share, in->folded + 1);
         return 0;
     }
-    uint64_t version = next_version(ex, share);
-    survey found = look(core, share, version);
-    if (found.present < quorum_of(ex, &found)) return 0;
-    in->folding = found.present > 0 ? found.oldest : version;
+    survey found = look(core, share, next_version(ex, share));
+    if (found.brought < quorum_of(ex, &found)) return 0;
     int complete = found.open == 0;
     if (!complete && found.expected == 0) return 1; /* which says nothing of how long it takes */
     if (complete && in->since == 0) {
@@ -246,7 +229,7 @@ static void end_fold(hpc_core *core, hpc_share *share) {
     const hpc_work *w = hpc_first_work(ex, share);
     int whole = 0, missing = 0;
     in->since = 0;
-    in->folded = in->folding;
+    in->folded = next_version(ex, share);
     for (int e = 0; e < w->row->n_in; e++) {
         int r = w->inputs[e].rank;
         if (r == share->owner) continue;
@@ -271,7 +254,7 @@ static int fold(hpc_core *core, hpc_share *share) {
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         const hpc_inputs inputs = inputs_of(core, share, w);
-        w->step = (uint64_t)((int64_t)share->intake->folding - 1 + ex->keys[share->key].ahead);
+        w->step = (uint64_t)((int64_t)next_version(ex, share) - 1 + ex->keys[share->key].ahead);
         int failed = hpc_engine_fold(core, w, &inputs);
         if (failed) return failed;
     }
@@ -424,9 +407,8 @@ void hpc_graph_drop(hpc_exchange *ex, int key, uint64_t n, int all) {
 
 /* ---- the worker: when ---- */
 
-/* Of a key: as far as its shares can be. */
-static uint64_t version_of(const hpc_exchange *ex, int key, uint64_t version) {
-    const hpc_pushed *k = &ex->keys[key];
+/* Of a key's out-neighbours: the newest version that any of them has folded. */
+static uint64_t told_of(const hpc_exchange *ex, const hpc_pushed *k) {
     uint64_t told = 0, answered;
     for (int i = 0; i < k->n_shares; i++) {
         const hpc_outlet *out = ex->shares[k->shares[i]].outlet;
@@ -435,21 +417,21 @@ static uint64_t version_of(const hpc_exchange *ex, int key, uint64_t version) {
         uint64_t folded = news != NULL ? news->folded : out->told;
         if (folded > told) told = folded;
     }
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &ex->shares[k->shares[i]];
-        if (share->intake == NULL) continue;
-        uint64_t next = atomic_load_explicit(&share->intake->next, memory_order_relaxed);
-        uint64_t reached = atomic_load_explicit(&share->intake->reached, memory_order_relaxed);
-        if (next > version) version = next;
-        uint64_t ahead = 1 + (told < reached ? told : reached);
-        if (ahead > version) version = ahead;
-    }
-    return version;
+    return told;
 }
 
 uint64_t hpc_graph_next_version(const hpc_exchange *ex) {
     uint64_t version = ex->number + 1;
-    for (int key = 0; key < ex->plan->n_keys; key++) version = version_of(ex, key, version);
+    for (int key = 0; key < ex->plan->n_keys; key++) {
+        const hpc_pushed *k = &ex->keys[key];
+        for (int i = 0; i < k->n_shares; i++) {
+            const hpc_share *share = &ex->shares[k->shares[i]];
+            if (share->intake == NULL) continue;
+            uint64_t reached = atomic_load_explicit(&share->intake->reached, memory_order_relaxed);
+            if (hpc_first_work(ex, share)->row->n_in == 1) reached = told_of(ex, k) + 1;
+            if (reached > version) version = reached;
+        }
+    }
     return version;
 }
 
@@ -502,11 +484,10 @@ static int open_intake(hpc_exchange *ex, hpc_share *share) {
     hpc_intake *in = share->intake = calloc(1, sizeof *in);
     if (in == NULL) return HPC_ERR_MEMORY;
     in->taken = calloc(size, sizeof *in->taken);
-    in->offers = calloc(size, sizeof *in->offers);
     in->present = calloc(size, 1);
     in->told = calloc(size, sizeof *in->told);
     atomic_init(&in->grace, ex->grace < 0 ? FIRST : ex->grace);
-    return in->taken == NULL || in->offers == NULL || in->present == NULL || in->told == NULL ? HPC_ERR_MEMORY : HPC_OK;
+    return in->taken == NULL || in->present == NULL || in->told == NULL ? HPC_ERR_MEMORY : HPC_OK;
 }
 
 /* The share of the same key and core that this rank owns. */
@@ -542,7 +523,6 @@ int hpc_graph_quorum_open(hpc_exchange *ex, const char *op) {
 void hpc_graph_quorum_free(hpc_share *share) {
     if (share->intake != NULL) {
         free(share->intake->taken);
-        free(share->intake->offers);
         free(share->intake->present);
         free(share->intake->told);
     }
