@@ -14,8 +14,8 @@ only; no rank waits for another's disk, and there is no barrier. What makes the 
   k may come after its receiver's cut: it is lost with the job.)
 - *ASYNC hubs.* There is no common step: the cut is per owner, and each row of it between two updates. An owner's step k
   is that of its own worker; updates of others that are in no row at the cut are lost.
-- *Hubs with a quorum* may apply rows without this rank's push: as under ASYNC the cut is per owner, and rows may be some
-  steps further than the checkpoint is called.
+- *Hubs with a quorum* may apply rows without this rank's push: as under ASYNC the cut is per owner, and rows may be
+  some steps further than what the checkpoint is called.
 - *Owners that only serve* have no steps. The first worker tells them that it is at the boundary, and goes on when they
   have copied: under BSP their rows cannot change before. This is the one wait for another rank: it lasts as long as
   that copy, and as what is left of writing the one before.
@@ -173,8 +173,8 @@ class Checkpointer:
     def after(self, step: int, extra: Extra | None = None) -> bool:
         """Says that this rank has done so many steps, each after the one before; whether a checkpoint was begun.
 
-        Called by every worker after each step, while nothing is under way. It saves when step is a multiple of every, or
-        has passed one: with a quorum steps are ex.version, in which a worker that was late skips some.
+        Called by every worker after each step, while nothing is under way. It saves when step is a multiple of every,
+        or has passed one: with a quorum steps are ex.version, of which a worker that was late skips some.
 
         Args:
             step: 1 after the first step, 101 after the first that follows a restart from step 100.

@@ -575,8 +575,8 @@ class Exchange(Calls):
         """Tells every rank that no push comes from here any more; again is no error.
 
         What is under way is waited for. A rank that owns rows serves the others until they have closed too, where their
-        pushes do not wait for its own: under ASYNC, or when it only serves. params stays valid. Keys that a step cut
-        short has not pushed stay unpushed.
+        pushes do not wait for its own: under ASYNC, with a quorum, or when it only serves. params stays valid. Keys
+        that a step cut short has not pushed stay unpushed.
 
         Raises:
             Timeout: not all of that in timeout seconds; close may be called again.

@@ -178,6 +178,7 @@ static void exchanges(hpcomm::Context &context) {
     exchange.progress(code);
     const hpc_exchange_stats stats = exchange.stats(code);
     assert(!code && stats.pushes == 3 && stats.pulls == 3 && stats.applied == 6);
+    assert(exchange.late() == 0 && exchange.late(1) == 0 && exchange.version() == 2);
 
     hpcomm::GraphConfig graph;
     graph.keys = hub.keys;
