@@ -249,7 +249,8 @@ static void idle(uint64_t *state) {
     for (uint64_t i = 0; i < (n % 7 == 0 ? n / 7 % 40 : n % 3); i++) sched_yield();
 }
 
-/* arg: progress + 4 * quorum. Every worker's update is one unit in its own digits of the sum, so that the parameters
+/* arg: progress + 4 * quorum. On the board: pushes by rank, shares that were not folded by rank, and a sum that must be
+ * 0. Every worker's update is one unit in its own digits of the sum, so that the parameters
  * say how many of each were folded; the others have been counted as dropped, here and there. */
 static void nothing_is_lost(rank *r) {
     enum { DIGIT = 6, STEPS = 24 };
@@ -296,7 +297,7 @@ static void nothing_is_lost(rank *r) {
         hub.depth = j.depth, hub.wire = j.wire, hub.sum = 1;
         CHECK_OK(hpc_plan_hub(&hub, &plan));
         CHECK_OK(hpc_exchange_get_stats(e, &stats));
-        for (int i = 0, key = -1, core = -1; i < plan->n_rows; i++) {
+        for (int i = 0; i < plan->n_rows; i++) {
             const hpc_row *row = &plan->rows[i];
             if (row->owner != r->rank) continue;
             float *params = malloc(row->count * sizeof *params);
@@ -315,7 +316,6 @@ static void nothing_is_lost(rank *r) {
                 atomic_fetch_add(&r->board[2 * WORD + who], atomic_load(&r->board[WORD + who]) - own);
             }
             free(params);
-            (void)key, (void)core;
         }
         for (int who = 0; who < r->size; who++) {
             CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
