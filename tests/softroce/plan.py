@@ -14,8 +14,8 @@ CXX = ROOT / "build/softroce-cpp"  # examples/cpp
 SANITIZED = {"address,undefined": ROOT / "build/softroce-asan", "thread": ROOT / "build/softroce-tsan"}
 
 LARGE = "test_conformance_large"
-# The conformance suite and the graphs run with ranks that are processes in the first guest, and with ranks that are
-# threads in the second one, where those of THREADS know of data and signals; --all runs all but these two.
+# The conformance suite and the graphs run with ranks that are processes in the first guest. In the second one those of
+# THREADS, which know of data and signals, run with ranks that are threads; with --all every one but PROCESSES_ONLY.
 THREADS = {f"test_conformance_{name}" for name in ("bounds", "flush", "notify", "order", "queue", "reduce")}
 GRAPHS = ("test_graph", "test_graph_ends", "test_graph_late")
 PROCESSES_ONLY = {"test_conformance_midwrite", "test_verbs_failure"}
@@ -162,7 +162,7 @@ def one_node(over: str, whole: bool, roomy: bool) -> Guest:
         check("cpp", str(CXX), over, seconds=120),
     ]
     if roomy:
-        steps.append(cases(LARGE, f"{over}-processes", whole, seconds=270))
+        steps.append(cases(LARGE, f"{over}-processes", whole, seconds=400))
     memory = ["--memory", "8G" if roomy else "4G", "--cpus", "2"]
     return Guest("one node, one device", memory, 1, 1200 if whole else 600, steps, python=True)
 
