@@ -12,8 +12,8 @@ class Consistency:
 
     Attributes:
         staleness: steps that a worker may be ahead of the slowest one, 0 or more; None: any number.
-        quorum: updates that make a fold, 1 or more; None: those of all workers. On a graph those of in-neighbours, beside
-            one's own; as many as a rank has are all. It goes with late="drop": see Exchange.late.
+        quorum: updates that make a fold, 1 or more; None: those of all workers. It goes with late="drop"; see
+            Exchange.late. On a graph those of in-neighbours, beside one's own; as many as a rank has are all.
         period: a worker exchanges every so many of its steps, 1 or more.
         grace: seconds that a fold which has its quorum waits for the others, 0 or more (math.inf: until all have come);
             None: as long as they usually take, which is learned.

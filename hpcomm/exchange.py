@@ -537,9 +537,9 @@ class Exchange(Calls):
 
     @property
     def clock(self) -> int:
-        """Steps that the rows of this rank have had, since the start of the training: on a graph the trainer's own; with
-        a quorum those of the updates that they are folded of, so that a straggler's clock jumps when it catches up.
-        Read while nothing is under way here, or after a rank has died. 0 on a rank that owns none."""
+        """Steps that the rows of this rank have had, since the start of the training: on a graph the trainer's own.
+        With a quorum that of a straggler jumps when it catches up. Read while nothing is under way here, or after a
+        rank has died. 0 on a rank that owns none."""
         return max((_core.exchange_row_step(self._handle, row) for row, _ in self._rows), default=0)
 
     # ---- serving, and the end --------------------------------------------------------------------------------------
