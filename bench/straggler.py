@@ -3,7 +3,7 @@
 Eight ranks compute for --seconds a step, which is sleep, and reduce over a sparse graph; one takes five times as long.
 Under NOTIFY_ACK a rank waits for its neighbours alone, so that slowness travels an edge a step:
 hpcomm.topology.first_wait says when it arrives, and here it is measured. Then all go at the straggler's rate. Under
-BARRIER all do so from the first step.
+BARRIER all do so from the first step, and with a quorum of one in-neighbour nobody.
 
 The straggler pushes its first update after --factor times --seconds. Whoever waits because of it first in step k has
 computed k times --seconds by then, or fewer, and waits for the rest: with these graphs and numbers a whole --seconds at
@@ -28,6 +28,7 @@ from bench.launch import attend, cores, launched, launcher
 from bench.rows import Row
 
 RANKS, LIMIT = 8, 900.0  # seconds of all
+QUORUM = hpcomm.Consistency(quorum=1, late="drop", waits_for="neighbours", grace=0.001)
 
 
 def run(ctx: hpcomm.Context, graph: hpcomm.topology.Graph, consistency: hpcomm.Consistency, depth: int, o: Any) -> Row:
@@ -58,10 +59,12 @@ def run(ctx: hpcomm.Context, graph: hpcomm.topology.Graph, consistency: hpcomm.C
     if consistency == hpcomm.NOTIFY_ACK:
         steps = hpcomm.topology.first_wait(graph, o.straggler, depth)
         predicted = [int(step) if np.isfinite(step) else 0 for step in steps]
+    if consistency == QUORUM:
+        predicted = [0] * ctx.size
     first = [int(steps[0]) + 1 if len(steps) else 0 for steps in found]
     others = [rank for rank in range(ctx.size) if rank != o.straggler]
     return {
-        "name": f"{graph.name}, {consistency}, depth {depth}",
+        "name": f"{graph.name}, {'quorum of 1' if consistency == QUORUM else consistency}, depth {depth}",
         "predicted": predicted,
         "first_wait": first,
         "rates": rates,
@@ -114,6 +117,7 @@ def on_this_rank(options: argparse.Namespace) -> int:
             (expander, hpcomm.NOTIFY_ACK, 2),
             (hpcomm.topology.ring(ctx.size), hpcomm.NOTIFY_ACK, 1),
             (expander, hpcomm.BARRIER, 1),
+            (expander, QUORUM, 1),
         ]
         for i, (graph, consistency, depth) in enumerate(turns):
             rows.append(run(ctx, graph, consistency, depth, options))
