@@ -118,6 +118,15 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"topology": complete(3), "consistency": Consistency(quorum=1, waits_for="neighbours")},
         r"quorum is 1 under NOTIFY_ACK with late 0.*a quorum needs NOTIFY_ACK, late 1 \(drop\) and one phase",
     ),
+    "quorum and in_place": (
+        {
+            "topology": complete(3),
+            "rule": Average(),
+            "in_place": True,
+            "consistency": Consistency(quorum=1, late="drop", waits_for="neighbours"),
+        },
+        r"quorum is 1 and in_place 1: a straggler",
+    ),
     "quorum that folds the late": ({"consistency": Consistency(quorum=2)}, r"late is 0 \(fold\): servers leave late"),
     "quorum too large": ({"consistency": quorum_of(4)}, r"quorum is 4; row 0 has 3 inputs"),
     "quorum and ASYNC": ({"consistency": Consistency(staleness=None, quorum=2)}, r"servers know BSP and ASYNC"),
