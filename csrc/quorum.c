@@ -218,10 +218,12 @@ static void consider(hpc_core *core, hpc_share *share, int closed) {
     hpc_arrivals *a = share->arrivals;
     while (a->here >= ex->quorum) {
         double now = hpc_now();
-        if (a->since == 0) a->since = now;
+        int begins = a->since == 0;
+        if (begins) a->since = now;
         double due = a->since + grace_of(ex, a);
         if (now < due && more_may_come(ex, share)) {
             if (due < core->due) core->due = due;
+            if (begins) hpc_bell_ring(ex->context->group.bell); /* whoever is about to sleep must not sleep for longer */
             return;
         }
         if (fold(core, share) != 0) return;
