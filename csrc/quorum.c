@@ -223,7 +223,8 @@ static void consider(hpc_core *core, hpc_share *share, int closed) {
         double due = a->since + grace_of(ex, a);
         if (now < due && more_may_come(ex, share)) {
             if (due < core->due) core->due = due;
-            if (begins) hpc_bell_ring(ex->context->group.bell); /* whoever is about to sleep must not sleep for longer */
+            if (begins)
+                hpc_bell_ring(ex->context->group.bell); /* whoever is about to sleep must not sleep for longer */
             return;
         }
         if (fold(core, share) != 0) return;
