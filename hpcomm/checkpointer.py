@@ -151,6 +151,7 @@ class Checkpointer:
         self._mine: list[int] = []  # written here, and not known to be complete
         self._begun: set[int] = set()  # copied here
         self._missed = [0] * self._size  # the last step of each rank that was said to be missing there
+        self._skips = ex._made.consistency.quorum is not None  # steps, where this rank is late
         self._ctx._exchanges[id(self)] = self  # its close closes this one, after the exchange
 
     def _agree(self, wrong: Exception | None, told: list[Any]) -> None:
@@ -174,7 +175,8 @@ class Checkpointer:
         """Says that this rank has done so many steps, each after the one before; whether a checkpoint was begun.
 
         Called by every worker after each step, while nothing is under way. It saves when step is a multiple of every,
-        or has passed one: with a quorum steps are ex.version, of which a worker that was late skips some.
+        or has passed one: with a quorum steps are those that ex.version counts, or ex.clock on a graph, of which a
+        worker that was late skips some.
 
         Args:
             step: 1 after the first step, 101 after the first that follows a restart from step 100.
@@ -183,8 +185,8 @@ class Checkpointer:
 
         Raises:
             CheckpointError: the last checkpoint could not be written; this one, if it is due, is begun.
-            InvalidArgument: a key is under way, a step that does not follow, an extra value that no file can hold. This
-                rank saves nothing of the step, and tells the others.
+            InvalidArgument: a step that does not follow; or a key is under way, or no file can hold an extra value, and
+                then this rank saves nothing of the step and tells the others.
             Timeout, PeerFailed: a rank that only serves does not copy.
         """
         self._check_open("after")
@@ -192,9 +194,10 @@ class Checkpointer:
             raise InvalidArgument(f"rank {self._rank} only serves, and has no steps: call serve")
         whole("step", step, self._last + 1, shards.MOST_STEPS)
         passed = (step - 1) // self.every * self.every
-        late = step % self.every > 0 and passed > self._last and self._ex._made.consistency.quorum is not None
-        if passed > self._last and not late:
-            self._miss(passed)
+        late = 0 < self._last < passed and step % self.every > 0 and self._skips
+        missed = passed - self.every if late else passed
+        if missed > self._last:
+            self._miss(missed)
         if step % self.every and not late:
             self._look()
             self._last = step

@@ -23,8 +23,9 @@ The same as a loop of Horovod's elastic state (commit, restore, sync) or of ULFM
 ranks in the places of dead ones. What is lost is what no rank has committed, and the data of the dead ranks' shards.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TypeVar
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 
 from .arguments import check_choice
 from .context import Context
-from .errors import InvalidArgument, PeerFailed
+from .errors import HpcommError, InvalidArgument, PeerFailed
 from .exchange import Exchange
 from .recovery import Recovered, recover
 
@@ -138,7 +139,7 @@ def run(
     Args:
         step: makes one step: every key is pushed and pulled once, of the exchange that it is given: after a recovery
             that is another one, with other arrays. It is to let PeerFailed pass, and may be called again for an n that
-            it has been called for.
+            it has been called for. With a quorum a rank that was late goes on from the n of the others.
         first: the step to begin with, of an exchange that was restored.
         on_failure: "raise": PeerFailed passes. "shrink": those that are left recover, and go on from the step that they
             have agreed on.
@@ -163,11 +164,12 @@ def run(
                 recovered(news)
             if not exchange.params:
                 exchange.serve()
+            begin = n - _folds(exchange)
             while n < steps and exchange.params:
                 step(exchange, n)
-                n += 1
+                n = n + 1 if exchange._made.consistency.quorum is None else begin + _folds(exchange)
             if on_failure == "shrink" and len(exchange.plan.workers) == exchange.context.size:
-                exchange.context.barrier(timeout)  # nobody goes while others may have to recover
+                exchange.context.barrier(math.inf)  # nobody goes while others may have to recover
             return exchange
         except PeerFailed:
             if on_failure == "raise":
@@ -175,9 +177,13 @@ def run(
         lost = exchange.context
         try:
             news = recover(exchange, checkpoint=checkpoint, timeout=timeout)
-        finally:
-            if lost is not given:
-                lost.close()
+        except BaseException:
+            with suppress(HpcommError):  # what went wrong first is what counts
+                if lost is not given:
+                    lost.close()
+            raise
+        if lost is not given:
+            lost.close()
         exchange, n = news.exchange, news.clock
         try:
             _check_least("run", given, exchange.context, least)
@@ -186,10 +192,15 @@ def run(
             raise
 
 
+def _folds(exchange: Exchange) -> int:
+    """How far the parameters are, counted from anywhere."""
+    return exchange.clock if exchange.graph else exchange.version
+
+
 def _check_least(op: str, first: Context, context: Context, least: int) -> None:
     if context.size >= least:
         return
-    lost = tuple(rank for rank in first.ranks if rank not in context.ranks)
+    lost = tuple(rank for rank, name in enumerate(first.ranks) if name not in context.ranks)
     raise PeerFailed(
         f"rank {first.rank}: {op}: ranks {', '.join(map(str, lost))} are gone; {context.size} are left, and least is "
         f"{least}",

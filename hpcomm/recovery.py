@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from .consistency import BSP
 from .context import Context
-from .errors import CheckpointError, NotSupported, PeerFailed
+from .errors import CheckpointError, HpcommError, NotSupported, PeerFailed
 from .exchange import Exchange
 from .resume import restore
 from .topology import Graph, ParameterServer, among, spectral_gap
@@ -96,12 +97,17 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         except PeerFailed:  # some may have an exchange already: they shrink the same context
             lost = fresh
         except BaseException:
-            fresh.close()
+            with suppress(HpcommError):  # what went wrong first is what counts
+                fresh.close()
             raise
         try:
+            lost.revoke()
             fresh = lost.shrink(timeout)
-        finally:
-            lost.close()
+        except BaseException:
+            with suppress(HpcommError):
+                lost.close()
+            raise
+        lost.close()
 
 
 def _over(
@@ -117,7 +123,7 @@ def _over(
     before = {name: i for i, name in enumerate(old.ranks)}
     left = [before[name] for name in fresh.ranks]  # what ex called them
     lost = tuple(rank for rank in range(old.size) if rank not in left)
-    clock = _furthest(fresh, mine)
+    clock = _furthest(fresh, mine, timeout)
     topology: Any
     gone: list[int] = []
     options = dict(made.options)
@@ -157,8 +163,8 @@ def _over(
     return Recovered(new, clock, lost, gap, extra)
 
 
-def _furthest(ctx: Context, clock: int) -> int:
-    return max(int.from_bytes(part, "little") for part in ctx.allgather(clock.to_bytes(8, "little")))
+def _furthest(ctx: Context, clock: int, timeout: float | None) -> int:
+    return max(int.from_bytes(part, "little") for part in ctx.allgather(clock.to_bytes(8, "little"), timeout))
 
 
 def _gaps(before: Sequence[Graph], now: Sequence[Graph]) -> tuple[float, float] | None:

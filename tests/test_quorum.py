@@ -160,15 +160,62 @@ def test_a_checkpoint_is_not_missed_by_who_was_late(tmp_path: Path) -> None:
                     began.append(ckpt.after(ex.version))
                 meet.wait()
             assert ex.version == 3
-        with exchange(context, quorum(2), progress="thread") as ex:
+        with exchange(context, quorum(2), progress="thread") as ex, Checkpointer(ex, tmp_path, every=2) as ckpt:
             found = hpcomm.restore(ex, tmp_path)
             assert found is not None
             assert found.step == 2
             ex.step(whole(context.rank, 9))  # and it goes on
             assert ex.version == 1
+            assert not ckpt.after(found.step + ex.version)  # what was restored is there
         return began
 
     assert run_threads(3, body) == [[False, True, False], [False, True, False], [False, True]]
+
+
+@pytest.mark.filterwarnings("ignore:.*step 4 stays incomplete")
+def test_a_checkpoint_that_was_skipped_is_not_complete(tmp_path: Path) -> None:
+    meet = threading.Barrier(3, timeout=20)
+    turns = [(0, 2), (1,), (0, 2), (1,), *[(0, 1)] * 5, (2,)]  # rank 2 skips step 4, and is late for 6
+
+    def body(context: Context) -> list[int]:
+        saved = []
+        with exchange(context, quorum(2), progress="thread") as ex, Checkpointer(ex, tmp_path, every=2) as ckpt:
+            for step, ranks in enumerate(turns):
+                if context.rank in ranks:
+                    ex.step(whole(context.rank, step))
+                    if ckpt.after(ex.version):
+                        saved.append(ex.version)
+                meet.wait()
+            for rank in range(3):
+                ckpt._window.wait_signal(rank, 6, 20)  # has been written
+            assert not ckpt._is_complete(4)
+            assert ckpt._is_complete(6)
+            context.barrier()
+        return saved
+
+    assert run_threads(3, body) == [[2, 4, 6], [2, 4, 6], [2, 7]]
+
+
+def test_run_takes_along_who_was_late() -> None:
+    passed = threading.Event()
+
+    def body(context: Context) -> list[int]:
+        steps = []
+
+        def step(ex: Exchange, n: int) -> None:
+            steps.append(n)
+            if (context.rank, n) == (2, 0):
+                assert passed.wait(20)
+            ex.step(whole(context.rank, n))
+            if (context.rank, n) == (0, 3):
+                passed.set()
+
+        with exchange(context, quorum(2), progress="thread") as ex:
+            hpcomm.elastic.run(ex, step, 6, on_failure="shrink")
+            assert ex.version == 6
+        return steps
+
+    assert [n for n in run_threads(3, body)[2] if n < 4] == [0]
 
 
 @on_both

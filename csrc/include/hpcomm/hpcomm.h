@@ -192,8 +192,8 @@ HPC_API int hpc_context_close(hpc_context *context);
 HPC_API int hpc_context_abort(hpc_context *context, const char *why);
 /* After ranks left before the others were done: on every rank they count as failed from now on, so that all waits of
  * this context end by HPC_ERR_PEER, also those for ranks that are there but go on without them; exchanges stop as when
- * a rank has died. Made by whoever finds it out, before a shrink; again is no error. (ULFM's MPI_Comm_revoke; nothing
- * is revoked while nobody has gone.) */
+ * a rank has died. Made by whoever finds it out, before a shrink; again is no error. (ULFM's MPI_Comm_revoke. No wait
+ * ends while nobody has gone, but exchanges may stop.) */
 HPC_API int hpc_context_revoke(hpc_context *context);
 /* After ranks died or left: a new context over those that are left, in the same order. Collective over them; they agree
  * on who they are, whatever failed before, and try again when more of them go. Also when nobody is gone: a duplicate.
