@@ -45,6 +45,7 @@ void hpc_graph_count_received(hpc_exchange *ex, const hpc_share *share, int rank
 /* ---- arrival ---- */
 
 int hpc_graph_share_came(const hpc_exchange *ex, hpc_share *share, int rank) {
+    if (hpc_leaves_out(ex) && rank != share->owner) return 0; /* neighbours' come by signals there */
     uint64_t came = atomic_load_explicit(&share->clock[rank], memory_order_relaxed);
     uint64_t gone = rank == share->owner ? share->version : share->consumed[rank];
     if (came - gone >= (uint64_t)ex->depth) return 0; /* more than there are slots */
@@ -53,6 +54,7 @@ int hpc_graph_share_came(const hpc_exchange *ex, hpc_share *share, int rank) {
 }
 
 int hpc_graph_row_came(const hpc_exchange *ex, hpc_share *share, int rank) {
+    if (hpc_leaves_out(ex) && rank != share->owner) return 0;
     if (++share->rows_done[rank] < share->n_rows) return 1;
     share->rows_done[rank] = 0;
     return hpc_graph_share_came(ex, share, rank);

@@ -166,7 +166,8 @@ static survey look(hpc_core *core, hpc_share *share, uint64_t least) {
 static void learn(hpc_intake *in, double took) {
     hpc_usual_learn(&in->lag, took);
     double usual = hpc_usual_limit(&in->lag);
-    if (usual > 0) atomic_store_explicit(&in->grace, usual > LEAST ? usual : LEAST, memory_order_relaxed);
+    if (in->lag.measured >= HPC_USUAL_ENOUGH)
+        atomic_store_explicit(&in->grace, usual > LEAST ? usual : LEAST, memory_order_relaxed);
 }
 
 static int is_time(hpc_core *core, hpc_share *share) {
@@ -176,7 +177,8 @@ static int is_time(hpc_core *core, hpc_share *share) {
         look(core, share, in->folded + 1);
         return 0;
     }
-    survey found = look(core, share, next_version(ex, share));
+    uint64_t version = next_version(ex, share);
+    survey found = look(core, share, version);
     if (found.brought < quorum_of(ex, &found)) return 0;
     int complete = found.open == 0;
     if (!complete && found.expected == 0) return 1; /* which says nothing of how long it takes */
@@ -195,7 +197,7 @@ static int is_time(hpc_core *core, hpc_share *share) {
         return 0;
     }
     if (ex->grace < 0) learn(in, took);
-    for (int r = 0; r < ex->context->group.size && !complete; r++) core->absent[r] |= !in->present[r];
+    for (int r = 0; r < ex->context->group.size && !complete; r++) core->absent[r] |= newest_of(share, r) < version;
     return 1;
 }
 

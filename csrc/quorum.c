@@ -31,6 +31,15 @@ static const double LEAST_GRACE = 0.01;
 
 /* ---- what is asked for ---- */
 
+static int has_workers_of(const hpc_row *row, const hpc_row *other) {
+    int same = row->n_in == other->n_in;
+    for (int e = 0; e < row->n_in && same; e++) {
+        same = 0;
+        for (int f = 0; f < other->n_in; f++) same |= row->in[e].rank == other->in[f].rank;
+    }
+    return same;
+}
+
 int hpc_quorum_check_config(const hpc_exchange_config *f, const char *op) {
     const char *what = f->consistency != HPC_BSP ? "consistency ASYNC"
                        : f->shared_params        ? "shared_params"
@@ -47,12 +56,16 @@ int hpc_quorum_check_config(const hpc_exchange_config *f, const char *op) {
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
         int plain = row->action == HPC_APPLY;
-        for (int e = 0; e < row->n_in; e++) plain &= row->in[e].row < 0 && row->in[e].weight >= 0;
+        for (int e = 0; e < row->n_in; e++) plain &= row->in[e].row < 0 && row->in[e].weight > 0;
         if (!plain)
             return hpc_fail(HPC_ERR_UNSUPPORTED, op,
-                            "%s: row %d is of several stages, or emits, or has a weight below 0; a quorum needs "
+                            "%s: row %d is of several stages, or emits, or has a weight of 0 or less; a quorum needs "
                             "rows that apply what workers push",
                             op, i);
+        if (!has_workers_of(row, &f->plan->rows[0])) /* else two could wait for each other, each for a key of its own */
+            return hpc_fail(HPC_ERR_UNSUPPORTED, op,
+                            "%s: row %d is pushed by other workers than row 0; with a quorum all push every key", op,
+                            i);
         if (f->quorum > row->n_in)
             return hpc_fail(HPC_ERR_INVALID, op, "%s: quorum is %d; row %d has %d inputs", op, f->quorum, i, row->n_in);
     }
@@ -96,6 +109,7 @@ static void release(hpc_core *core, hpc_share *share, int rank) {
     if (--a->held > 0) return;
     core->waiting[a->place] = core->waiting[--core->n_waiting];
     core->waiting[a->place]->arrivals->place = a->place;
+    if (core->n_waiting == 0) core->due = INFINITY;
 }
 
 static void answer(hpc_core *core, hpc_share *share, int rank) {
@@ -129,12 +143,14 @@ static int more_may_come(const hpc_exchange *ex, const hpc_share *share) {
     return 0;
 }
 
-/* Whether too many have closed for the next version to find its quorum. */
+/* Whether too many have closed, or wait for a later one, for the next version to find its quorum. */
 static int is_lost(const hpc_exchange *ex, const hpc_share *share) {
     const hpc_work *w = first_work(ex, share);
     int n = 0;
-    for (int e = 0; e < w->row->n_in; e++)
-        n += number_of(share, w->inputs[e].rank) == share->version + 1 || is_open(ex, w->inputs[e].rank);
+    for (int e = 0; e < w->row->n_in; e++) {
+        uint64_t number = number_of(share, w->inputs[e].rank);
+        n += number == share->version + 1 || (number == 0 && is_open(ex, w->inputs[e].rank));
+    }
     return n < ex->quorum;
 }
 

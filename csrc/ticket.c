@@ -316,7 +316,8 @@ static int awaited_of_quorum(const look *l, int *ranks) {
         if (is_answered(ex, k->shares[i], l->ticket)) continue;
         if (share->owner != me) n = add_rank(ranks, n, share->owner);
         for (int p = 0; p < share->n_parts && share->owner == me; p++)
-            if (atomic_load_explicit(&share->arrivals->number[share->parts[p]], memory_order_relaxed) == 0)
+            if (atomic_load_explicit(&share->arrivals->number[share->parts[p]], memory_order_relaxed) == 0 &&
+                hpc_closed_signal(ex, share->parts[p]) == 0)
                 n = add_rank(ranks, n, share->parts[p]);
     }
     return n > 0 ? n : add_rank(ranks, n, me);
@@ -404,6 +405,7 @@ int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {
     if (!looks_done(&l) && atomic_load_explicit(&ex->context->group.departures, memory_order_relaxed) == 0)
         return HPC_IN_PROGRESS;
     status = hpc_ticket_wait(ex, key, ticket, 0, op); /* finds out what has happened */
+    if (status == HPC_OK) return hpc_ticket_end(ex, key, ticket, op);
     return status == HPC_ERR_TIMEOUT ? HPC_IN_PROGRESS : status;
 }
 

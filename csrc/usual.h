@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+enum { HPC_USUAL_ENOUGH = 8 }; /* measurements, before which nothing is usual */
+
 typedef struct hpc_usual {
     double mean, deviation;
     uint64_t measured;
@@ -20,9 +22,9 @@ static inline void hpc_usual_learn(hpc_usual *u, double took) {
     u->mean += off / 8;
 }
 
-/* What it hardly ever takes longer than; 0 before there are eight. */
+/* What it hardly ever takes longer than; 0 before enough is known. */
 static inline double hpc_usual_limit(const hpc_usual *u) {
-    return u->measured < 8 ? 0 : u->mean + 4 * u->deviation;
+    return u->measured < HPC_USUAL_ENOUGH ? 0 : u->mean + 4 * u->deviation;
 }
 
 #endif

@@ -9,7 +9,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
-from conftest import on_both, run_threads
+from conftest import Left, on_both, run_threads
 
 import hpcomm
 from hpcomm import SGD, Checkpointer, Context, Exchange, InvalidArgument, ParameterServer
@@ -216,6 +216,62 @@ def test_run_takes_along_who_was_late() -> None:
         return steps
 
     assert [n for n in run_threads(3, body)[2] if n < 4] == [0]
+
+
+def test_nobody_waits_for_a_quorum_that_cannot_come(transport: dict[str, Any]) -> None:
+    """Rank 1 closes in the middle of version 2; rank 2, who was late, is ahead of what rank 0 has pushed."""
+    closed, pushed = threading.Event(), threading.Event()
+
+    def body(context: Context) -> None:
+        ex = exchange(context, quorum(2), topology=ParameterServer(servers=[0]), progress="thread")
+        if context.rank < 2:
+            ex.step(whole(context.rank, 0))
+            ex.push_pull("w", whole(context.rank, 1)["w"])
+        if context.rank == 1:
+            ex.close(0)
+            closed.set()
+        elif context.rank == 0:
+            ex.push("b", whole(0, 1)["b"])
+            pushed.set()
+            with pytest.raises(hpcomm.PeerFailed, match="quorum"):
+                ex.pull("b")
+        else:
+            assert closed.wait(20)
+            assert pushed.wait(20)
+            ex.step(whole(2, 0))
+            assert ex.late == tuple(SHAPES)
+            with pytest.raises(hpcomm.PeerFailed, match="quorum|rank 0 has freed"):
+                ex.step(whole(2, 1))
+
+    run_threads(3, body, **transport)
+
+
+def test_who_has_closed_and_left_is_not_waited_for(transport: dict[str, Any]) -> None:
+    left, looked = threading.Event(), threading.Event()
+
+    def body(context: Context) -> None:
+        with exchange(context, quorum(2), topology=ParameterServer(servers=[0]), progress="thread") as ex:
+            if context.rank == 2:
+                ex.close()
+                context.close()
+                left.set()
+                raise Left
+            assert left.wait(20)
+            if context.rank == 1:
+                assert looked.wait(20)
+                ex.step(whole(1, 0))
+            else:
+                pulls = [ex.push_pull_nb(name, grad) for name, grad in whole(0, 0).items()]
+                for _ in range(20):
+                    assert [pull.test() for pull in pulls] == [False, False]
+                looked.set()
+                for pull in pulls:
+                    pull.wait()
+            assert ex.version == 1
+        context.close()
+        raise Left
+
+    run_threads(3, body, **transport)
 
 
 @on_both

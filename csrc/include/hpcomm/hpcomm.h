@@ -540,7 +540,7 @@ typedef enum hpc_consistency {
     HPC_BARRIER = 4     /* graphs only: all ranks meet, unflushed, then a fold takes what is there and whole */
 } hpc_consistency;
 
-/* Of an update that comes after its fold was made without it, where there is a quorum. */
+/* Of an update that comes after its fold was made without it, where there is a quorum, which takes DROP only so far. */
 typedef enum hpc_late_update {
     HPC_LATE_FOLD = 0, /* it goes into the next fold */
     HPC_LATE_DROP = 1  /* it is left out, and its worker told */
@@ -565,12 +565,15 @@ typedef struct hpc_exchange_config {
     int isa;                    /* hpc_isa of its kernels */
     const hpc_graph *graph;     /* the one that the plan was made of; NULL: the plan has servers */
     int staleness;              /* HPC_SSP: steps, 0 or more */
-    int quorum;                 /* inputs of which a fold may be made without the others; 0: all are needed */
+    int quorum;                 /* inputs of which a fold may be made without the others, with HPC_LATE_DROP; 0: all are
+                                   needed. On a graph those of in-neighbours, one's own not counted, and as many as a
+                                   rank has are all. Where there are servers each worker pushes every key once and has
+                                   pulled all before the next push of one */
     int late;                   /* hpc_late_update */
     double grace;               /* seconds that a fold which has its quorum waits for the others; negative: learned */
     int in_place;               /* 1: models are trained where they lie: a push sends the key's parameters. Graphs whose
                                    rule is average only; on a float32 wire one of the plan's slots is the model, so its
-                                   depth is 2 or more */
+                                   depth is 2 or more. Not with a quorum */
     const char *refusal;        /* not NULL: this rank cannot take part, and all get this sentence */
 } hpc_exchange_config;
 
@@ -588,9 +591,9 @@ HPC_API int hpc_spare_cores(const hpc_context *context, const int *servers, int 
 HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n_servers);
 
 /* Tells every rank that no push comes from here any more, when those under way are done. A rank that owns rows of an
- * ASYNC exchange or of one with a quorum, or rows of keys that it does not push, serves the others until they have
- * closed too. Idempotent. free drops the handle without waiting: ranks that still wait for rows owned here get
- * HPC_ERR_PEER. */
+ * ASYNC exchange or, with servers, of one with a quorum, or rows of keys that it does not push, serves the others until
+ * they have closed too. Idempotent. free drops the handle without waiting: ranks that still wait for rows owned here
+ * get HPC_ERR_PEER. */
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
 HPC_API void hpc_exchange_free(hpc_exchange *exchange);
 
@@ -667,8 +670,8 @@ HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_st
 
 /* With a quorum: how many shares (what a core has of a key) of this rank's last push of key, when it has ended, came
  * too late and were left out; key -1: of all keys. And the newest version of the parameters (how many folds they have
- * had) that any owner has answered this rank; the next push is for the one after it. Without a quorum: 0, and the
- * pushes. */
+ * had) that any owner has answered this rank, on a graph what was folded here; the next push is for the one after it.
+ * Without a quorum: 0, and the pushes. */
 HPC_API int hpc_exchange_late(const hpc_exchange *exchange, int key);
 HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
 
@@ -680,7 +683,7 @@ typedef struct hpc_exchange_peer {
     uint64_t bytes_sent, bytes_received; /* of updates: sent there, and from there folded here */
     double wait;                         /* seconds in which that rank was among those waited for */
     uint64_t late;                       /* shares of its updates that came too late here and were left out */
-    uint64_t dropped;                    /* shares of this rank's updates that it left out, or was not sent any more */
+    uint64_t dropped;                    /* on a graph: shares of this rank's that it left out, or was not sent */
 } hpc_exchange_peer;
 
 HPC_API int hpc_exchange_get_peer(const hpc_exchange *exchange, int rank, hpc_exchange_peer *peer);
