@@ -240,7 +240,7 @@ def test_nobody_waits_for_a_quorum_that_cannot_come(transport: dict[str, Any]) -
             assert pushed.wait(20)
             ex.step(whole(2, 0))
             assert ex.late == tuple(SHAPES)
-            with pytest.raises(hpcomm.PeerFailed, match="quorum|rank 0 has freed"):
+            with pytest.raises(hpcomm.PeerFailed, match=r"quorum|rank 0 has freed"):
                 ex.step(whole(2, 1))
 
     run_threads(3, body, **transport)
