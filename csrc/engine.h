@@ -348,6 +348,7 @@ static inline int hpc_signals(const hpc_exchange *ex) {
     return hpc_signal_applied(ex, 0) + ex->n_shares * (ex->consistency == HPC_ASYNC || hpc_leaves_out(ex) ? 2 : 1);
 }
 
+/* All rows of a share have the same inputs. */
 static inline const hpc_work *hpc_first_work(const hpc_exchange *ex, const hpc_share *share) {
     return &ex->work[ex->work_of[share->rows[0]]];
 }
@@ -533,6 +534,12 @@ int hpc_worker_check_idle(const hpc_exchange *ex, const char *op);
 
 /* Sends the rest of what is sent in part, and waits for all that is under way. */
 int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline);
+
+/* exchange_check.c. What this rank refuses of a configuration, what of it follows, and that all ranks gave the same. */
+int hpc_exchange_check_config(const hpc_context *context, const hpc_exchange_config *config);
+int hpc_rule_averages(const hpc_rule *rule);
+int hpc_models_rotate(const hpc_exchange_config *config);
+int hpc_exchange_agree(hpc_exchange *ex, double deadline);
 
 /* Records what ends the exchange; first word wins. hpc_exchange_check tells the other ranks. */
 void hpc_exchange_fail(hpc_exchange *ex, int status, const char *why);

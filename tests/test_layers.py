@@ -55,6 +55,7 @@ SOURCES = {
     "worker.c": "engine.h",
     "ticket.c": "engine.h",
     "exchange.c": "engine.h",
+    "exchange_check.c": "engine.h",
     "control.c": "mesh.h",  # the control channel's parts know each other
     "service.c": "jobs.h",  # and answers who asks
     "link.c": "mesh.h",

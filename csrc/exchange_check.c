@@ -1,0 +1,293 @@
+/* What an exchange is asked for: what this rank refuses, and what all ranks must have given alike. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+
+static const char op_create[] = "exchange";
+
+enum { NAME_BYTES = 64 };
+
+/* What a rank says of its exchange: then n_keys descriptions. */
+struct description {
+    char rule[NAME_BYTES];
+    double args[HPC_RULE_ARGS];
+    uint64_t digest; /* of the plan */
+    double grace;
+    int32_t slots, has_fold, consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum, late;
+};
+
+struct key_description {
+    char name[NAME_BYTES]; /* cut; the digest has it all */
+    uint64_t count;
+};
+
+static const char *const consistencies[] = {"BSP", "ASYNC", "NOTIFY_ACK", "SSP", "BARRIER"};
+
+static int is_edge(const hpc_graph *g, int to, int from) {
+    size_t ranks = (size_t)g->ranks;
+    for (size_t p = 0; p < (size_t)g->n_phases; p++)
+        if (g->weights[(p * ranks + (size_t)to) * ranks + (size_t)from] != 0) return 1;
+    return 0;
+}
+
+/* Every rank owns what it folds, of all whom the graph says, in its order and with its weights. */
+static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
+    int edges = 0, sound = row->action == HPC_APPLY && row->n_out == 1 && row->out[0].rank == row->owner;
+    for (int from = 0; from < g->ranks; from++) {
+        if (!is_edge(g, row->owner, from)) continue;
+        const hpc_edge *edge = edges < row->n_in ? &row->in[edges] : NULL;
+        sound &= edge != NULL && edge->row < 0 && edge->rank == from &&
+                 edge->weight == g->weights[(size_t)row->owner * (size_t)g->ranks + (size_t)from];
+        edges++;
+    }
+    if (sound && edges == row->n_in && row->quorum == row->n_in) return HPC_OK;
+    return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d is not of the graph: make the plan by hpc_plan_graph",
+                    i);
+}
+
+int hpc_rule_averages(const hpc_rule *rule) {
+    return rule->fold == NULL && strcmp(rule->name, "average") == 0;
+}
+
+/* Whether models trained in place are what goes over the wire as they are. */
+int hpc_models_rotate(const hpc_exchange_config *f) {
+    for (int i = 0; i < f->plan->n_rows; i++)
+        if (f->plan->rows[i].codec_in != HPC_F32) return 0;
+    return f->in_place != 0;
+}
+
+static int check_in_place(const hpc_exchange_config *f) {
+    if (f->in_place && (f->graph == NULL || !hpc_rule_averages(f->rule)))
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: in_place is for graphs whose rule is average, where models are pushed; here are %s "
+                        "and rule %s",
+                        f->graph == NULL ? "servers" : "a graph", f->rule->name);
+    if (f->in_place && f->quorum > 0)
+        return hpc_fail(
+            HPC_ERR_UNSUPPORTED, op_create,
+            "exchange: quorum is %d and in_place 1: a straggler would read a model while it is trained; give "
+            "one of the two",
+            f->quorum);
+    if (hpc_models_rotate(f) && f->plan->rows[0].depth < 2)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: in_place needs a plan of depth 2 or more, as one of the slots is the model; this "
+                        "one has %d",
+                        f->plan->rows[0].depth);
+    return HPC_OK;
+}
+
+/* An update that may be overwritten while it is read lies between marks. */
+static int check_order(const hpc_context *c, const char *name) {
+    for (int i = 0; i < HPC_USED && c->used[i] != NULL; i++) {
+        char why[HPC_ORDER_BYTES] = "choose another transport";
+        if (c->used[i]->keeps_order != NULL && c->used[i]->keeps_order(c, why)) continue;
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                        "exchange: %s on a graph needs puts that keep their order, and those of rank %d over %s do "
+                        "not: %s",
+                        name, c->group.rank, c->used[i]->name, why);
+    }
+    return HPC_OK;
+}
+
+static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
+    const hpc_graph *g = f->graph;
+    int status = hpc_graph_check(g), takes = f->consistency == HPC_ASYNC || f->consistency == HPC_BARRIER;
+    int most = f->plan->rows[0].depth - 2 - hpc_models_rotate(f); /* staleness; a slot is folded, and one comes */
+    const char *name = consistencies[f->consistency];
+    if (status != HPC_OK) return status;
+    if (g->ranks != c->group.size)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: the graph has %d ranks, the job %d", g->ranks,
+                        c->group.size);
+    if (f->shared_params || f->eager)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: %s is for servers; on a graph every rank folds %s",
+                        f->shared_params ? "shared_params" : "eager",
+                        f->shared_params ? "parameters of its own" : "its inputs in order");
+    if (f->staleness < 0 || (f->consistency == HPC_SSP && f->staleness > most))
+        return hpc_fail(
+            HPC_ERR_CONFIG, op_create,
+            "exchange: SSP with staleness %d%s needs a plan of depth %lld or more, at most %d; this one has %d",
+            f->staleness, hpc_models_rotate(f) ? " and in_place" : "",
+            (long long)f->staleness + 2 + hpc_models_rotate(f), HPC_PLAN_DEPTH, f->plan->rows[0].depth);
+    if (f->consistency == HPC_SSP && g->n_phases > 1)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: SSP needs a graph of one phase; this one has %d",
+                        g->n_phases);
+    if (f->quorum > 0 && (f->consistency != HPC_NOTIFY_ACK || f->late != HPC_LATE_DROP || g->n_phases > 1))
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                        "exchange: quorum is %d under %s with late %d, on a graph of %d phases; on a graph a quorum "
+                        "needs NOTIFY_ACK, late 1 (drop) and one phase",
+                        f->quorum, name, f->late, g->n_phases);
+    int partial = takes || f->consistency == HPC_SSP || f->quorum > 0;
+    if (partial && f->rule->fold != NULL)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                        "exchange: rule %s has a fold of its own; under %s%s some inputs may be missing from it: use "
+                        "NOTIFY_ACK or BSP without a quorum",
+                        f->rule->name, name, f->quorum > 0 ? " with a quorum" : "");
+    size_t n = (size_t)g->n_phases * (size_t)g->ranks * (size_t)g->ranks;
+    for (size_t i = 0; i < n && partial; i++)
+        if (g->weights[i] < 0)
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: the graph has a weight of %g; %s scales the weights of what is there, so none "
+                            "may be negative",
+                            g->weights[i], f->quorum > 0 ? "a quorum" : name);
+    if (takes) status = check_order(c, name);
+    for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) status = check_graph_row(g, &f->plan->rows[i], i);
+    return status;
+}
+
+static int check_quorum(const hpc_exchange_config *f) {
+    if (f->quorum < 0)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: quorum is %d; must be 1 or more, or 0 for all inputs",
+                        f->quorum);
+    if (f->late != HPC_LATE_FOLD && f->late != HPC_LATE_DROP)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: late is %d, not 0 (fold) or 1 (drop)", f->late);
+    if (isnan(f->grace)) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: grace is NaN; must be seconds");
+    return f->quorum > 0 && f->graph == NULL ? hpc_quorum_check_config(f, op_create) : HPC_OK;
+}
+
+int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f) {
+    if (f == NULL) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: config is NULL");
+    if (f->size != sizeof *f)
+        return hpc_fail(HPC_ERR_INVALID, op_create,
+                        "exchange: config->size is %zu, not %zu: call hpc_exchange_config_init first", f->size,
+                        sizeof *f);
+    if (f->refusal != NULL) return hpc_fail(HPC_ERR_INVALID, op_create, "%s", f->refusal);
+    if (f->plan == NULL || f->rule == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: %s is NULL", f->plan == NULL ? "plan" : "rule");
+    if (f->consistency < HPC_BSP || f->consistency > HPC_BARRIER)
+        return hpc_fail(HPC_ERR_INVALID, op_create,
+                        "exchange: consistency is %d, not 0 (BSP), 1 (ASYNC), 2 (NOTIFY_ACK), 3 (SSP) or 4 (BARRIER)",
+                        f->consistency);
+    if (f->graph == NULL && f->consistency > HPC_ASYNC)
+        return hpc_fail(HPC_ERR_INVALID, op_create,
+                        "exchange: consistency %s needs a graph; servers know BSP and ASYNC",
+                        consistencies[f->consistency]);
+    if (f->progress < HPC_PROGRESS_AUTO || f->progress > HPC_PROGRESS_THREAD)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: progress is %d, not 0 (auto), 1 (inline) or 2 (thread)",
+                        f->progress);
+    if (f->shared_params && f->graph == NULL && f->consistency != HPC_BSP)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: shared_params needs BSP: under ASYNC a worker would see the pushes of others");
+    int status = hpc_rule_check(f->rule, op_create);
+    if (status == HPC_OK) status = hpc_isa_check(f->isa, op_create);
+    if (status == HPC_OK) status = hpc_plan_check(f->plan, c->group.size);
+    if (status == HPC_OK) status = check_quorum(f);
+    if (status == HPC_OK) status = check_in_place(f);
+    if (status == HPC_OK && f->graph != NULL) status = check_graph(c, f);
+    if (status != HPC_OK) return status;
+    for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (f->consistency == HPC_BSP ? row->quorum != row->n_in : row->quorum != 1 || row->action != HPC_APPLY)
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: row %d has action %d and a quorum of %d of %d inputs%s", i, row->action,
+                            row->quorum, row->n_in,
+                            f->consistency == HPC_BSP ? "; BSP waits for all of them"
+                                                      : "; ASYNC applies each one by itself, in one stage");
+    }
+    for (int k = 0; c->group.rank == 0 && k < f->plan->n_keys; k++)
+        if (f->values == NULL || f->values[k] == NULL)
+            return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: rank 0 gives no initial values of key %s",
+                            f->plan->keys[k].name);
+    return HPC_OK;
+}
+
+static int compare(int r, const struct description *d, const struct description *first, size_t nbytes,
+                   size_t first_nbytes) {
+    if (nbytes < sizeof *d || nbytes != sizeof *d + (size_t)d->n_keys * sizeof(struct key_description) ||
+        first_nbytes != sizeof *d + (size_t)first->n_keys * sizeof(struct key_description))
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d describes its exchange in %zu bytes", r, nbytes);
+    if (d->n_keys != first->n_keys)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has %d keys and rank 0 has %d", r, d->n_keys,
+                        first->n_keys);
+    const struct key_description *k = (const void *)(d + 1), *f = (const void *)(first + 1);
+    for (int i = 0; i < d->n_keys; i++)
+        if (strcmp(k[i].name, f[i].name) != 0 || k[i].count != f[i].count)
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: key %d is %s of %llu elements on rank %d and %s of %llu on rank 0: give the "
+                            "same keys in the same order",
+                            i, k[i].name, (unsigned long long)k[i].count, r, f[i].name, (unsigned long long)f[i].count);
+    if (strcmp(d->rule, first->rule) != 0 || d->slots != first->slots || d->has_fold != first->has_fold)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has rule %s with %d slots, rank 0 %s with %d", r,
+                        d->rule, d->slots, first->rule, first->slots);
+    for (int a = 1; a < HPC_RULE_ARGS; a++)
+        if (d->args[a] != first->args[a])
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: argument %d of rule %s is %.9g on rank %d and %.9g on rank 0", a, d->rule,
+                            d->args[a], r, first->args[a]);
+    if (d->consistency != first->consistency || d->shared_params != first->shared_params || d->eager != first->eager)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has consistency %d, shared_params %d, eager %d; rank 0 has %d, %d, %d", r,
+                        d->consistency, d->shared_params, d->eager, first->consistency, first->shared_params,
+                        first->eager);
+    if (d->in_place != first->in_place)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has in_place %d and rank 0 has %d", r,
+                        d->in_place, first->in_place);
+    if (d->n_phases != first->n_phases || d->staleness != first->staleness)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has a graph of %d phases and staleness %d, rank 0 of %d and %d; 0 phases "
+                        "means servers",
+                        r, d->n_phases, d->staleness, first->n_phases, first->staleness);
+    if (d->quorum != first->quorum || d->late != first->late || d->grace != first->grace)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has quorum %d, late %d, grace %g; rank 0 has %d, %d, %g", r, d->quorum,
+                        d->late, d->grace, first->quorum, first->late, first->grace);
+    if (d->digest != first->digest)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has another plan than rank 0: give all ranks the same %s, chunk, depth and "
+                        "wire",
+                        r, d->n_phases > 0 ? "graph, weights, cores" : "servers, cores, interfaces, affinity");
+    return HPC_OK;
+}
+
+static uint64_t weights_digest(const hpc_exchange *ex) {
+    size_t size = (size_t)ex->context->group.size, n = (size_t)ex->n_phases * size * size;
+    uint64_t digest = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t weight;
+        memcpy(&weight, &ex->phase_weights[i], sizeof weight);
+        digest = (digest ^ weight) * 1099511628211u;
+        digest ^= digest >> 32;
+    }
+    return digest;
+}
+
+int hpc_exchange_agree(hpc_exchange *ex, double deadline) {
+    hpc_context *c = ex->context;
+    size_t nbytes = sizeof(struct description) + (size_t)ex->plan->n_keys * sizeof(struct key_description);
+    struct description *mine = calloc(1, nbytes);
+    hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
+    int status = mine == NULL || replies == NULL ? hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory") : HPC_OK;
+    status = hpc_context_agree(c, op_create, status, deadline);
+    if (status != HPC_OK) goto out;
+    snprintf(mine->rule, sizeof mine->rule, "%s", ex->rule_name);
+    memcpy(mine->args, ex->rule.args, sizeof mine->args);
+    mine->digest = hpc_plan_digest(ex->plan) ^ weights_digest(ex);
+    mine->n_phases = ex->n_phases;
+    mine->staleness = ex->staleness;
+    mine->quorum = ex->quorum;
+    mine->late = ex->late;
+    mine->grace = ex->grace;
+    mine->slots = ex->rule.slots;
+    mine->has_fold = ex->rule.fold != NULL;
+    mine->consistency = ex->consistency;
+    mine->shared_params = ex->shared_params;
+    mine->eager = ex->eager;
+    mine->in_place = ex->in_place;
+    mine->n_keys = ex->plan->n_keys;
+    struct key_description *keys = (void *)(mine + 1);
+    for (int k = 0; k < ex->plan->n_keys; k++) {
+        snprintf(keys[k].name, sizeof keys[k].name, "%.*s", NAME_BYTES - 1, ex->plan->keys[k].name);
+        keys[k].count = ex->plan->keys[k].count;
+    }
+    status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);
+    if (status != HPC_OK) goto out;
+    for (int r = 1; r < c->group.size && status == HPC_OK; r++)
+        status = compare(r, replies[r].data, replies[0].data, replies[r].nbytes, replies[0].nbytes);
+    hpc_control_free_replies(c->control, replies);
+out:
+    free(mine);
+    free(replies);
+    return status;
+}
