@@ -84,11 +84,6 @@ static int is_open(const hpc_exchange *ex, int rank) {
     return hpc_closed_signal(ex, rank) == 0;
 }
 
-/* All rows of a share have the same inputs. */
-static const hpc_work *first_work(const hpc_exchange *ex, const hpc_share *share) {
-    return &ex->work[ex->work_of[share->rows[0]]];
-}
-
 static uint64_t number_of(const hpc_share *share, int rank) {
     return atomic_load_explicit(&share->arrivals->number[rank], memory_order_relaxed);
 }
@@ -133,7 +128,7 @@ static void drop(hpc_core *core, hpc_share *share, int rank) {
 
 /* Whether an update for the next version may still come in time. */
 static int more_may_come(const hpc_exchange *ex, const hpc_share *share) {
-    const hpc_work *w = first_work(ex, share);
+    const hpc_work *w = hpc_first_work(ex, share);
     for (int e = 0; e < w->row->n_in; e++) {
         int rank = w->inputs[e].rank;
         if (number_of(share, rank) == 0 && share->arrivals->verdicts[rank].version == share->version &&
@@ -145,7 +140,7 @@ static int more_may_come(const hpc_exchange *ex, const hpc_share *share) {
 
 /* Whether too many have closed, or wait for a later one, for the next version to find its quorum. */
 static int is_lost(const hpc_exchange *ex, const hpc_share *share) {
-    const hpc_work *w = first_work(ex, share);
+    const hpc_work *w = hpc_first_work(ex, share);
     int n = 0;
     for (int e = 0; e < w->row->n_in; e++) {
         uint64_t number = number_of(share, w->inputs[e].rank);
@@ -179,7 +174,7 @@ static hpc_inputs inputs_here(hpc_core *core, const hpc_share *share, const hpc_
 
 static void count_fold(hpc_core *core, const hpc_share *share) {
     hpc_exchange *ex = core->exchange;
-    const hpc_work *w = first_work(ex, share);
+    const hpc_work *w = hpc_first_work(ex, share);
     for (int e = 0; e < w->row->n_in; e++) {
         int rank = w->inputs[e].rank;
         if (share->arrivals->takes[rank] && rank != share->owner) hpc_graph_count_received(ex, share, rank);
@@ -195,7 +190,7 @@ static int fold(hpc_core *core, hpc_share *share) {
     hpc_exchange *ex = core->exchange;
     hpc_arrivals *a = share->arrivals;
     uint64_t number = share->version + 1;
-    if (a->here == first_work(ex, share)->row->n_in) hpc_usual_learn(&a->lag, hpc_now() - a->since);
+    if (a->here == hpc_first_work(ex, share)->row->n_in) hpc_usual_learn(&a->lag, hpc_now() - a->since);
     for (int r = 0; r < ex->context->group.size; r++) a->takes[r] = number_of(share, r) == number;
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
