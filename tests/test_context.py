@@ -502,12 +502,12 @@ def wait_until_asleep(thread: threading.Thread) -> None:
     raise AssertionError("the thread did not sleep")
 
 
-CALLERS = ("_core.py", "calls.py", "queue.py", "window.py")  # modules whose functions call C by themselves
+CALLERS = ("_core", "calls.py", "queue.py", "window.py")  # what calls C by itself: a package, and modules above it
 
 
 def in_core(thread: threading.Thread) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)
-    return frame is not None and frame.f_code.co_filename.split(os.sep)[-1] in CALLERS
+    return frame is not None and not set(CALLERS).isdisjoint(frame.f_code.co_filename.split(os.sep)[-2:])
 
 
 def interrupt_a_barrier() -> str:

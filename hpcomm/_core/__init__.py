@@ -1,0 +1,121 @@
+"""The C library as Python sees it: the only package that touches ffi and lib, with the names that the others use.
+
+A file for each part of hpcomm.h, over status, memory and handle, which they share. The functions that a step of a job
+calls are bound there under their own names, so that one call costs one global look-up; those of a ping-pong come from
+_fast, which spares them what cffi costs. Every handle is freed when the last Python object that uses it goes; none is
+freed while a call on it is under way.
+"""
+
+from .context import (
+    allgather,
+    barrier,
+    context_abort,
+    context_address,
+    context_close,
+    context_connect,
+    context_create,
+    context_first_ranks,
+    context_notes,
+    context_peer,
+    context_rank,
+    context_revoke,
+    context_shrink,
+    context_span,
+    rendezvous_allgather,
+    rendezvous_create,
+)
+from .exchange import (
+    CONSISTENCIES,
+    LATE,
+    PROGRESS,
+    PULL,
+    PUSH,
+    PUSH_PULL,
+    exchange_call,
+    exchange_close,
+    exchange_create,
+    exchange_get_args,
+    exchange_get_row,
+    exchange_gradient,
+    exchange_gradient_array,
+    exchange_inputs,
+    exchange_late,
+    exchange_params,
+    exchange_params_address,
+    exchange_peers,
+    exchange_progress,
+    exchange_publish,
+    exchange_ready,
+    exchange_refuse,
+    exchange_row_step,
+    exchange_serve,
+    exchange_set_args,
+    exchange_set_row,
+    exchange_start,
+    exchange_stats,
+    exchange_step,
+    exchange_test,
+    exchange_under_way,
+    exchange_version,
+    exchange_wait,
+    interfaces,
+    spare_cores,
+)
+from .host import (
+    Device,
+    ShownRank,
+    Waiting,
+    build_info,
+    core_count,
+    devices,
+    instruction_sets,
+    jobs,
+    memory_available,
+    transports,
+    version,
+)
+from .memory import address_of, from_buffer, mapped
+from .plan import (
+    ACTIONS,
+    AFFINITIES,
+    CODECS,
+    ROW_FIELDS,
+    graph,
+    plan_affinity,
+    plan_check,
+    plan_edges,
+    plan_graph,
+    plan_hub,
+    plan_make,
+    plan_rows,
+)
+from .queue import (
+    DTYPES,
+    new_pointer,
+    queue_ack,
+    queue_acquire,
+    queue_buffer,
+    queue_create,
+    queue_memory,
+    queue_recv,
+    queue_reduce,
+    queue_send,
+    queue_stats,
+    queue_versions,
+    weights,
+)
+from .rule import ISAS, rule_found, rule_own
+from .status import INVALID, NULL, SLICE, TIMED_OUT, check, error, seconds, wait
+from .window import (
+    flush,
+    lane_create,
+    poll,
+    put,
+    put_notify,
+    put_signal,
+    test_signal,
+    wait_event,
+    wait_signal,
+    window_array,
+    window_create,
+)

@@ -1,0 +1,126 @@
+"""How ranks meet, the context that they share then, and what all do together."""
+
+import os
+from typing import Any
+
+from .._ffi import ffi, lib
+from ..config import Config
+from .handle import collected, collective, gathered, owned
+from .memory import from_buffer
+from .status import NULL, check, text, texts
+
+
+def rendezvous_create(rank: int, size: int, host: str, port: int, secret: bytes | None, timeout: float) -> Any:
+    """The meeting of all ranks at host and port, where rank 0 listens. Collective."""
+    chars = NULL if secret is None else from_buffer(secret)
+
+    def create(seconds: float, out: Any) -> int:
+        return lib.hpc_rendezvous_create(rank, size, host.encode(), port, chars, len(secret or b""), seconds, out)
+
+    return collected(create, "hpc_rendezvous *", timeout, lib.hpc_rendezvous_free)
+
+
+def rendezvous_allgather(rendezvous: Any, data: bytes, size: int, timeout: float) -> list[bytes]:
+    def call(data: bytes, received: Any, n: int, seconds: float) -> int:
+        return lib.hpc_rendezvous_allgather(rendezvous, data, received, n, seconds)
+
+    return gathered(call, data, size, timeout)
+
+
+def _chars(text: str) -> Any:
+    return ffi.new("char[]", text.encode()) if text else NULL
+
+
+def _path_chars(path: str) -> Any:
+    return ffi.new("char[]", os.fsencode(path)) if path else NULL
+
+
+def _settings(config: Config, secret: bytes | None) -> tuple[Any, ...]:
+    """An hpc_config, and what it points to."""
+    transports, interfaces = _chars(config.transport), _chars(config.socket_ifname)
+    devices, timeline = _chars(config.devices), _path_chars(config.timeline)
+    chars = NULL if secret is None else from_buffer(secret)
+    c = ffi.new("hpc_config *")
+    lib.hpc_config_init(c)
+    c.timeout, c.spin, c.loop_seed, c.transports = config.timeout, config.spin, config.loop_seed, transports
+    setattr(c, "yield", config.yield_)
+    c.silence, c.interfaces, c.devices, c.timeline = config.silence, interfaces, devices, timeline
+    c.tcp_streams, c.tcp_zerocopy = config.tcp_streams, config.tcp_zerocopy
+    c.secret, c.secret_bytes = chars, len(secret or b"")
+    return c, transports, interfaces, devices, timeline, chars
+
+
+def context_create(rank: int, size: int, config: Config, secret: bytes | None, keep: object) -> Any:
+    """secret is copied by C."""
+    settings = _settings(config, secret)
+    out = ffi.new("hpc_context **")
+    check(lib.hpc_context_create(rank, size, settings[0], out))
+    return owned(out[0], lib.hpc_context_free, keep)
+
+
+def context_shrink(old: Any, config: Config, secret: bytes | None, timeout: float, keep: object) -> Any:
+    """The new context of those that are left of the old one's ranks."""
+    settings = _settings(config, secret)
+
+    def shrink(seconds: float, out: Any) -> int:
+        return lib.hpc_context_shrink(old, settings[0], seconds, out)
+
+    return collected(shrink, "hpc_context *", timeout, lib.hpc_context_free, keep)
+
+
+def context_revoke(context: Any) -> None:
+    check(lib.hpc_context_revoke(context))
+
+
+def context_rank(context: Any) -> int:
+    return int(lib.hpc_context_rank(context))
+
+
+def context_first_ranks(context: Any) -> tuple[int, ...]:
+    """By rank: what it was called in the first context."""
+    return tuple(lib.hpc_context_first_rank(context, rank) for rank in range(lib.hpc_context_size(context)))
+
+
+def context_address(context: Any) -> bytes:
+    blob = ffi.new("char[]", lib.hpc_address_size())
+    check(lib.hpc_context_address(context, blob))
+    return bytes(ffi.buffer(blob))
+
+
+def context_connect(context: Any, addresses: list[bytes], timeout: float) -> None:
+    collective(lambda seconds: lib.hpc_context_connect(context, b"".join(addresses), seconds), timeout)
+
+
+def context_peer(context: Any, rank: int) -> tuple[int, str, str, int, str]:
+    """State, transport, host, process and path of a peer."""
+    peer = ffi.new("hpc_peer *")
+    check(lib.hpc_context_peer(context, rank, peer))
+    return peer.state, text(peer.transport), text(peer.host), peer.pid, text(peer.path)
+
+
+def context_span(context: Any, name: str, start: float) -> None:
+    """A span of this thread's from start, by time.monotonic, until now; nothing without a timeline."""
+    check(lib.hpc_context_span(context, name.encode("utf-8", "replace"), start))
+
+
+def context_notes(context: Any) -> tuple[str, ...]:
+    return texts(lambda i: lib.hpc_context_note(context, i))
+
+
+def context_close(context: Any) -> None:
+    check(lib.hpc_context_close(context))
+
+
+def context_abort(context: Any, why: str) -> None:
+    check(lib.hpc_context_abort(context, why.encode("utf-8", "replace")))
+
+
+def barrier(context: Any, timeout: float) -> None:
+    collective(lambda seconds: lib.hpc_barrier(context, seconds), timeout)
+
+
+def allgather(context: Any, data: bytes, size: int, timeout: float) -> list[bytes]:
+    def call(data: bytes, received: Any, n: int, seconds: float) -> int:
+        return lib.hpc_allgather(context, data, received, n, seconds)
+
+    return gathered(call, data, size, timeout)

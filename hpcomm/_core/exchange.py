@@ -1,0 +1,209 @@
+"""Exchanges: the calls of a step, what they moved, and the rows that owners keep."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _fast
+from .._ffi import ffi, lib
+from .handle import collected, collective
+from .memory import address_of, from_buffer, mapped, memory_of, new_word
+from .status import NULL, check, wait
+
+PUSH: int = lib.HPC_PUSH
+PULL: int = lib.HPC_PULL
+PUSH_PULL: int = lib.HPC_PUSH | lib.HPC_PULL
+CONSISTENCIES: dict[str, int] = {
+    "BSP": lib.HPC_BSP,
+    "ASYNC": lib.HPC_ASYNC,
+    "NOTIFY_ACK": lib.HPC_NOTIFY_ACK,
+    "SSP": lib.HPC_SSP,
+    "BARRIER": lib.HPC_BARRIER,
+}
+LATE: dict[str, int] = {"fold": lib.HPC_LATE_FOLD, "drop": lib.HPC_LATE_DROP}
+PROGRESS: dict[str, int] = {
+    "auto": lib.HPC_PROGRESS_AUTO,
+    "inline": lib.HPC_PROGRESS_INLINE,
+    "thread": lib.HPC_PROGRESS_THREAD,
+}
+
+exchange_gradient = _fast.exchange_gradient  # these take a handle by address_of
+exchange_start = _fast.exchange_start
+exchange_call = _fast.exchange_call
+exchange_test = _fast.exchange_test
+exchange_wait = _fast.exchange_wait
+exchange_ready = _fast.exchange_ready
+exchange_step = _fast.exchange_step
+
+
+def spare_cores(context: Any, servers: tuple[int, ...]) -> int:
+    """Cores that each of these servers can have for threads of its own; the same number on all ranks."""
+    return int(lib.hpc_spare_cores(context, servers, len(servers)))
+
+
+def interfaces(context: Any, servers: tuple[int, ...]) -> int:
+    """NICs that each of these servers can use, 1 at least; the same number on all ranks."""
+    return int(lib.hpc_interfaces(context, servers, len(servers)))
+
+
+def exchange_create(
+    context: Any,
+    timeout: float,
+    keep: object,
+    *,
+    plan: Any,
+    rule: Any,
+    values: list[NDArray[np.float32]],
+    consistency: int,
+    staleness: int,
+    quorum: int,
+    late: int,
+    grace: float,
+    graph: Any,
+    progress: int,
+    shared_params: bool,
+    in_place: bool,
+    eager: bool,
+    check_finite: bool,
+    isa: int,
+) -> Any:
+    """The handle of an exchange, which keeps `keep`, its rule's code among it, until it is freed."""
+    buffers = [from_buffer("float[]", array) for array in values]
+    c_values = ffi.new("const float *[]", buffers)
+    config = _exchange_config()
+    config.plan, config.rule, config.values = plan, rule, c_values
+    config.consistency, config.progress, config.isa = consistency, progress, isa
+    config.shared_params, config.eager, config.check_finite = shared_params, eager, check_finite
+    config.graph, config.staleness, config.in_place = graph or ffi.NULL, staleness, in_place
+    config.quorum, config.late, config.grace = quorum, late, grace
+
+    def create(seconds: float, out: Any) -> int:
+        return lib.hpc_exchange_create(context, config, seconds, out)
+
+    return collected(create, "hpc_exchange *", timeout, lib.hpc_exchange_free, keep)
+
+
+def exchange_refuse(context: Any, sentence: str, timeout: float) -> None:
+    """The collective of exchange_create by a rank that cannot take part: it fails on every rank, by this sentence."""
+    refusal = ffi.new("char[]", sentence.encode("utf-8", "replace"))
+    config = _exchange_config()
+    config.refusal = refusal
+    out = ffi.new("hpc_exchange **")
+    collective(lambda seconds: lib.hpc_exchange_create(context, config, seconds, out), timeout)
+
+
+def _exchange_config() -> Any:
+    config = ffi.new("hpc_exchange_config *")
+    lib.hpc_exchange_config_init(config)
+    return config
+
+
+def exchange_params(exchange: Any, shapes: list[tuple[int, ...]], writable: bool) -> list[NDArray[Any]]:
+    """The parameters of every key as arrays of the exchange's memory; none on a rank that is no worker."""
+    holder = lib.hpc_exchange_params_rank(exchange)
+    if holder < 0:
+        return []
+    memory = memory_of(lib.hpc_exchange_memory(exchange, holder))
+    addresses = [exchange_params_address(exchange, key) for key in range(len(shapes))]
+    float32 = np.dtype(np.float32)
+    return [mapped([memory], at, shape, float32, writable) for at, shape in zip(addresses, shapes, strict=True)]
+
+
+def exchange_params_address(exchange: Any, key: int) -> int:
+    return address_of(lib.hpc_exchange_params(exchange, key))
+
+
+def exchange_gradient_array(
+    exchange: Any, rank: int, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """The slot at an address that exchange_gradient gave."""
+    return mapped([memory_of(lib.hpc_exchange_memory(exchange, rank))], address, shape, dtype, True)
+
+
+def exchange_set_args(exchange: Any, args: tuple[float, ...], timeout: float) -> None:
+    c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
+    c_args[1 : 1 + len(args)] = args
+    wait(lambda seconds: lib.hpc_exchange_set_args(exchange, c_args, seconds), timeout)
+
+
+def exchange_get_args(exchange: Any, n: int) -> tuple[float, ...]:
+    """The first n arguments of the rule, as the pushes that follow are applied with."""
+    c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
+    check(lib.hpc_exchange_get_args(exchange, c_args))
+    return tuple(c_args[1 : 1 + n])
+
+
+def exchange_under_way(exchange: Any) -> int:
+    """The number of a key that this rank has under way; -1: none."""
+    return int(lib.hpc_exchange_under_way(exchange))
+
+
+def exchange_get_row(exchange: Any, row: int, params: NDArray[np.float32], state: NDArray[np.float32]) -> int:
+    """The step of a row; params and state are filled."""
+    step = new_word()
+    into = from_buffer("float[]", params), from_buffer("float[]", state)
+    check(lib.hpc_exchange_get_row(exchange, row, step, *into))
+    return int(step[0])
+
+
+def exchange_row_step(exchange: Any, row: int) -> int:
+    step = new_word()
+    check(lib.hpc_exchange_get_row(exchange, row, step, NULL, NULL))
+    return int(step[0])
+
+
+def exchange_set_row(
+    exchange: Any, row: int, step: int, params: NDArray[np.float32], state: NDArray[np.float32]
+) -> None:
+    values = from_buffer("float[]", params), from_buffer("float[]", state)
+    check(lib.hpc_exchange_set_row(exchange, row, step, *values))
+
+
+def exchange_publish(exchange: Any, timeout: float) -> None:
+    collective(lambda seconds: lib.hpc_exchange_publish(exchange, seconds), timeout)
+
+
+def exchange_progress(exchange: Any) -> None:
+    check(lib.hpc_exchange_progress(exchange))
+
+
+def exchange_serve(exchange: Any, timeout: float) -> None:
+    wait(lambda seconds: lib.hpc_exchange_serve(exchange, seconds), timeout)
+
+
+def exchange_close(exchange: Any, timeout: float) -> None:
+    wait(lambda seconds: lib.hpc_exchange_close(exchange, seconds), timeout)
+
+
+def exchange_stats(exchange: Any) -> dict[str, Any]:
+    stats = ffi.new("hpc_exchange_stats *")
+    check(lib.hpc_exchange_get_stats(exchange, stats))
+    return {name: getattr(stats, name) for name, _ in ffi.typeof("hpc_exchange_stats").fields}
+
+
+def exchange_late(exchange: Any, key: int) -> int:
+    """Shares of the last push of a key, or of all (-1), that came too late and were left out."""
+    return int(lib.hpc_exchange_late(exchange, key))
+
+
+def exchange_version(exchange: Any) -> int:
+    return int(lib.hpc_exchange_version(exchange))
+
+
+def exchange_inputs(exchange: Any) -> tuple[int, ...]:
+    """Reduces by how many whole inputs of neighbours they had, on a graph."""
+    most = lib.hpc_exchange_get_inputs(exchange, ffi.NULL, 0)
+    counts = ffi.new("uint64_t[]", most + 1)
+    check(min(0, lib.hpc_exchange_get_inputs(exchange, counts, most + 1)))
+    return tuple(counts)
+
+
+def exchange_peers(exchange: Any, size: int) -> list[dict[str, Any]]:
+    """hpc_exchange_peer of every rank."""
+    peer, found = ffi.new("hpc_exchange_peer *"), []
+    names = [name for name, _ in ffi.typeof("hpc_exchange_peer").fields]
+    for rank in range(size):
+        check(lib.hpc_exchange_get_peer(exchange, rank, peer))
+        found.append({name: getattr(peer, name) for name in names})
+    return found

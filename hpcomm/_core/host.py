@@ -1,0 +1,174 @@
+"""The build, this host, and the contexts that run on it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .._ffi import ffi, lib
+from .status import check, text, texts
+
+
+def version() -> str:
+    return text(lib.hpc_version())
+
+
+def build_info() -> str:
+    return text(lib.hpc_build_info())
+
+
+def transports() -> tuple[str, ...]:
+    return texts(lib.hpc_transport_name)
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """The instruction sets of the fold kernels that this machine can run, plainest first."""
+    names = {lib.HPC_ISA_GENERIC: "generic", lib.HPC_ISA_AVX2: "avx2", lib.HPC_ISA_AVX512: "avx512"}
+    return tuple(name for isa, name in names.items() if lib.hpc_isa_available(isa))
+
+
+def core_count() -> int:
+    return int(lib.hpc_core_count())
+
+
+def memory_available() -> int:
+    return int(lib.hpc_memory_available())
+
+
+@dataclass(frozen=True)
+class Device:
+    """One port of an RDMA device of this host.
+
+    Attributes:
+        name, port: of the device, "mlx5_0", and the port's number, from 1.
+        state: "active" where it can send; else "down", "init" or "armed".
+        link_layer: "InfiniBand" or "Ethernet" (RoCE).
+        netdev: the network interface of a RoCE port, else "".
+        gid: the address that hpcomm takes, in IPv6's notation ("::ffff:10.0.0.1" is 10.0.0.1); "" if there is none.
+        gid_index: its place in the port's table; -1 if there is none.
+        lid: InfiniBand's local address, else 0.
+        mtu: bytes of the largest packet; 0 if unknown.
+        gbits: Gb/s of the link; 0.0 if unknown.
+        numa_node: where it is attached; -1 if unknown.
+        why: "" if hpcomm can use the port, else why it cannot, in a sentence.
+    """
+
+    name: str
+    port: int
+    state: str
+    link_layer: str
+    netdev: str
+    gid: str
+    gid_index: int
+    lid: int
+    mtu: int
+    gbits: float
+    numa_node: int
+    why: str
+
+    @property
+    def usable(self) -> bool:
+        """Whether hpcomm can use the port."""
+        return not self.why
+
+
+def devices() -> tuple[Device, ...]:
+    """Every port of every RDMA device of this host, usable or not and whatever HPCOMM_DEVICES says; () where there is
+    none.
+
+    Raises:
+        NotSupported: this build has no verbs (rdma-core's headers were missing), or this host no libibverbs.
+    """
+    cap = 16
+    while True:
+        found = ffi.new("hpc_device[]", cap)
+        count = lib.hpc_devices(found, cap)
+        check(count)
+        if count <= cap:
+            return tuple(_device(found[i]) for i in range(count))
+        cap = count
+
+
+def _device(c: Any) -> Device:
+    values: dict[str, Any] = {}
+    for name in Device.__dataclass_fields__:
+        value = getattr(c, name)
+        values[name] = text(value) if isinstance(value, ffi.CData) else value
+    return Device(**values)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a thread of a rank waits for: the operation, for so many seconds, and the ranks that are missing (of more
+    than 16 the first 16, n of them in all)."""
+
+    op: str
+    seconds: float
+    ranks: tuple[int, ...]
+    n: int
+
+
+@dataclass(frozen=True)
+class ShownRank:
+    """A context of a process, as hpc_jobs shows it. state: "runs", "starts", "silent" (it did not answer in time, as
+    one that is stopped), "foreign" (it hung up: another version, or its end) or "gone" (it has left or failed, which
+    gone explains). rank and size are -1, and job "", where they are not known; pid is 0 where this process cannot see
+    it.
+
+    A rank that is on another host, or gone, is told of by told_by, a rank of this host (-1: it was asked itself), which
+    has heard nothing from it for unheard seconds. step and waits were so age seconds ago (-1: they are not known).
+    """
+
+    job: str
+    state: str
+    rank: int
+    size: int
+    pid: int
+    host: str
+    transports: tuple[str, ...]
+    step: int
+    waits: tuple[Waiting, ...]
+    told_by: int
+    age: float
+    unheard: float
+    gone: str
+
+
+def jobs(timeout: float) -> tuple[ShownRank, ...]:
+    """Every context of this host that this user may see, and the other ranks of their jobs, in order of jobs and ranks.
+    timeout: seconds to answer for those of here, and then for the others.
+
+    Raises:
+        NotSupported: /proc/net/unix cannot be read.
+    """
+    cap = 64
+    while True:
+        found = ffi.new("hpc_shown_rank[]", cap)
+        count = lib.hpc_jobs(found, cap, timeout)
+        check(count)
+        if count <= cap:
+            return tuple(_shown(found[i]) for i in range(count))
+        cap = 2 * count
+
+
+def _shown(c: Any) -> ShownRank:
+    state = {0: "silent", -1: "foreign"}.get(c.answers, "runs" if c.connected else "starts")
+    gone = text(c.gone)
+    waits = tuple(
+        Waiting(text(w.op), w.seconds, tuple(w.ranks[0 : min(w.n_ranks, lib.HPC_SHOWN_RANKS)]), w.n_ranks)
+        for w in c.waits[0 : c.n_waits]
+    )
+    transports = tuple(name for name in text(c.transports).split(",") if name)
+    return ShownRank(
+        job=text(c.job),
+        state="gone" if gone else state,
+        rank=c.rank,
+        size=c.size,
+        pid=c.pid,
+        host=text(c.host),
+        transports=transports,
+        step=c.step,
+        waits=waits,
+        told_by=c.told_by,
+        age=c.age,
+        unheard=c.unheard,
+        gone=gone,
+    )

@@ -1,0 +1,34 @@
+"""Arrays of mapped memory, which keep it mapped, and what C takes and gives by an address."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._ffi import ffi, lib
+from .status import NULL
+
+from_buffer = ffi.from_buffer
+new_word: Callable[[], Any] = lambda: ffi.new("uint64_t *")  # noqa: E731
+
+
+def mapped(
+    memories: list[Any], address: int, shape: tuple[int, ...], dtype: np.dtype[Any], writable: bool
+) -> NDArray[Any]:
+    """An array of mapped memory that keeps the mapping for as long as the array or a view of it lives."""
+    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if nbytes == 0:
+        return np.empty(shape, dtype)
+    chars = ffi.gc(ffi.cast("char *", address), lambda _: memories.clear())
+    view = memoryview(ffi.buffer(chars, nbytes))
+    return np.frombuffer(view if writable else view.toreadonly(), dtype).reshape(shape)
+
+
+def memory_of(memory: Any) -> Any:
+    return None if memory == NULL else ffi.gc(memory, lib.hpc_memory_release)
+
+
+def address_of(pointer: Any) -> int:
+    """Of a handle, whose owner must outlive the address."""
+    return int(ffi.cast("uintptr_t", pointer))

@@ -1,0 +1,36 @@
+"""Rules, built-in or of machine code."""
+
+import weakref
+from typing import Any
+
+from .._ffi import ffi, lib
+from .status import check
+
+ISAS: dict[str, int] = {
+    "best": lib.HPC_ISA_BEST,
+    "generic": lib.HPC_ISA_GENERIC,
+    "avx2": lib.HPC_ISA_AVX2,
+    "avx512": lib.HPC_ISA_AVX512,
+}
+
+_named: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+
+
+def rule_found(name: str, args: tuple[float, ...], isa: int) -> Any:
+    """A built-in rule with these hyper-parameters."""
+    rule = ffi.new("hpc_rule *")
+    check(lib.hpc_rule_find(name.encode(), isa, rule))
+    rule.args[1 : 1 + len(args)] = args
+    return rule
+
+
+def rule_own(name: str, apply: int, fold: int, slots: int, args: tuple[float, ...]) -> Any:
+    """A rule of machine code at these addresses; fold 0: the weighted sum. It keeps its name."""
+    chars = ffi.new("char[]", name.encode())
+    rule = ffi.new("hpc_rule *")
+    rule.name = chars
+    rule.apply, rule.fold = ffi.cast("hpc_apply_fn", apply), ffi.cast("hpc_fold_into_fn", fold)
+    rule.slots = slots
+    rule.args[1 : 1 + len(args)] = args
+    _named[rule] = chars
+    return rule

@@ -1,0 +1,78 @@
+"""Failures as exceptions, and waits that Ctrl-C ends."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .._ffi import ffi, lib
+from ..errors import Failure, HpcommError, InvalidArgument, from_failure
+
+NULL: Any = ffi.NULL
+IN_PROGRESS: int = lib.HPC_IN_PROGRESS
+TIMED_OUT: int = lib.HPC_ERR_TIMEOUT
+INVALID: int = lib.HPC_ERR_INVALID
+SLICE = 0.1  # seconds a C call may wait before Python looks for signals (Ctrl-C)
+
+
+def error(status: int, waited: float | None = None) -> HpcommError:
+    """The exception of a status that this thread's last C call returned. waited: the timeout to tell, in seconds."""
+    last = lib.hpc_last_error()
+    if last.status != status:  # nothing was recorded
+        return from_failure(Failure(status, text(lib.hpc_status_text(status))))
+    message = text(last.message)
+    if waited is not None and status == TIMED_OUT:
+        message = f"{message.rpartition(' in ')[0] or message} in {waited:.3g} s"
+    return from_failure(
+        Failure(
+            status,
+            message,
+            op=text(last.op),
+            transport=text(last.transport),
+            peer=last.peer,
+            ranks=tuple(last.ranks[0 : last.n_ranks]) if last.n_ranks else (),
+            waiting_for=tuple(last.waiting_for[0 : last.n_waiting]) if last.n_waiting else (),
+        )
+    )
+
+
+def check(status: int) -> None:
+    if status < 0:
+        raise error(status)
+
+
+def wait(call: Callable[[float], int], timeout: float, waited: float = 0.0) -> None:
+    """Calls call(seconds) in slices until it is done, fails, or timeout seconds have passed, `waited` of them before.
+
+    Between two slices Python runs its signal handlers, so that Ctrl-C ends every wait within a slice.
+    """
+    left = timeout - waited
+    deadline = time.monotonic() + left
+    while True:
+        status = call(left if left < SLICE else SLICE)
+        if status == 0:
+            return
+        if status != TIMED_OUT:
+            raise error(status)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise error(status, timeout)
+
+
+def seconds(timeout: float | None, default: float) -> float:
+    """A timeout as the user gave it; None means the default."""
+    if timeout is None:
+        return default
+    if not timeout >= 0:
+        raise InvalidArgument(f"timeout is {timeout!r}: must be 0 or more seconds, or None for the context's default")
+    return min(float(timeout), 1e9)
+
+
+def text(chars: Any) -> str:
+    return "" if chars == NULL else ffi.string(chars).decode("utf-8", "replace")
+
+
+def texts(get: Callable[[int], Any]) -> tuple[str, ...]:
+    found: list[str] = []
+    while (chars := get(len(found))) != NULL:
+        found.append(text(chars))
+    return tuple(found)
