@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_SOURCES = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "*.so", "*.so.0")
+HEADERS = sorted(path.name for path in (ROOT / "csrc/include/hpcomm").iterdir())
 SECONDS = 300  # of one command; all together take about a minute
 
 C_PROGRAM = """
@@ -111,9 +112,7 @@ def test_wheel_content(wheel: Path) -> None:
         "hpcomm/_fast.abi3.so",
         "hpcomm/_ffi.abi3.so",
         "hpcomm/py.typed",
-        "hpcomm/include/hpcomm/hpcomm.h",
-        "hpcomm/include/hpcomm/hpcomm.hpp",
-        "hpcomm/include/hpcomm/hpcomm_mpi.h",
+        *(f"hpcomm/include/hpcomm/{header}" for header in HEADERS),
         "hpcomm/lib/cmake/hpcomm/hpcommConfig.cmake",
         "hpcomm/lib/cmake/hpcomm/hpcommConfigVersion.cmake",
         "hpcomm/lib/cmake/hpcomm/hpcommTargets.cmake",
@@ -190,6 +189,11 @@ def test_header_is_c(compiler: str, standard: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
 def test_headers_are_cxx(compiler: str, header: str, standard: str, tmp_path: Path) -> None:
     compiles(compiler, "c++", standard, header, tmp_path)
+
+
+@pytest.mark.parametrize("header", [header for header in HEADERS if header.endswith(".hpp")])
+def test_each_header_stands_alone(header: str, tmp_path: Path) -> None:
+    compiles("c++", "c++", "c++17", f"hpcomm/{header}", tmp_path)
 
 
 def compiles(compiler: str, language: str, standard: str, header: str, folder: Path) -> None:

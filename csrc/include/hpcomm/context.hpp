@@ -1,0 +1,168 @@
+// context.hpp - how ranks come up, and what all of them do together.
+#ifndef HPCOMM_CONTEXT_HPP
+#define HPCOMM_CONTEXT_HPP
+
+#include "handle.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace hpcomm {
+
+struct Config : hpc_config {
+    Config() {
+        hpc_config_init(this);
+    }
+};
+
+// How ranks come up without MPI: rank 0 listens at host:port, the others call it. secret: empty for none, which
+// loopback alone allows.
+class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
+  public:
+    Rendezvous() noexcept = default;
+
+    Rendezvous(int rank, int size, const std::string &host, int port, std::string secret = {},
+               double timeout = default_timeout, Report report = {})
+        : Handle(report,
+                 [&](hpc_rendezvous **out) {
+                     return hpc_rendezvous_create(rank, size, host.c_str(), port,
+                                                  secret.empty() ? nullptr : secret.data(), secret.size(), timeout,
+                                                  out);
+                 }),
+          rank_(rank), size_(size), secret_(std::move(secret)) {}
+
+    // Every rank gives nbytes, every rank gets size * nbytes in rank order.
+    void allgather(const void *send, void *recv, std::size_t nbytes, double timeout = default_timeout,
+                   Report report = {}) {
+        report(hpc_rendezvous_allgather(get(), send, recv, nbytes, timeout));
+    }
+
+    // A connected context, by config.timeout; with this secret, unless config has one.
+    int bring_up(Config config, hpc_context **context) {
+        using seconds = std::chrono::duration<double>;
+        const auto start = std::chrono::steady_clock::now();
+        std::vector<unsigned char> mine(hpc_address_size()), all(mine.size() * static_cast<std::size_t>(size_));
+        hpc_context *made = nullptr;
+        if (config.secret == nullptr && !secret_.empty()) {
+            config.secret = secret_.data();
+            config.secret_bytes = secret_.size();
+        }
+        int status = hpc_context_create(rank_, size_, &config, &made);
+        if (status == HPC_OK) status = hpc_context_address(made, mine.data());
+        if (status == HPC_OK)
+            status = hpc_rendezvous_allgather(get(), mine.data(), all.data(), mine.size(), config.timeout);
+        if (status == HPC_OK) {
+            const double gone = seconds(std::chrono::steady_clock::now() - start).count();
+            status = hpc_context_connect(made, all.data(), std::max(0.0, config.timeout - gone));
+        }
+        if (status == HPC_OK)
+            *context = made;
+        else
+            hpc_context_free(made);
+        return status;
+    }
+
+  private:
+    int rank_ = 0, size_ = 1;
+    std::string secret_;
+};
+
+class Context : public Handle<hpc_context, hpc_context_free> {
+  public:
+    Context() noexcept = default;
+
+    // Brings this rank up and waits for all others. hpcomm_mpi.h makes oob from an MPI communicator.
+    explicit Context(const hpc_oob &oob, const Config &config = {}, Report report = {})
+        : Handle(report, [&](hpc_context **out) { return hpc_init(&oob, &config, out); }) {}
+
+    // The same where ranks have met; the rendezvous may go then.
+    explicit Context(Rendezvous &rendezvous, const Config &config = {}, Report report = {})
+        : Handle(report, [&](hpc_context **out) { return rendezvous.bring_up(config, out); }) {}
+
+    int rank() const {
+        return hpc_context_rank(get());
+    }
+    int size() const {
+        return hpc_context_size(get());
+    }
+    hpc_peer peer(int rank, Report report = {}) const {
+        hpc_peer peer{};
+        report(hpc_context_peer(get(), rank, &peer));
+        return peer;
+    }
+    std::vector<std::string> notes() const {
+        std::vector<std::string> notes;
+        for (int i = 0; hpc_context_note(get(), i) != nullptr; i++) notes.emplace_back(hpc_context_note(get(), i));
+        return notes;
+    }
+
+    void barrier(double timeout = default_timeout, Report report = {}) {
+        report(hpc_barrier(get(), timeout));
+    }
+    void allgather(const void *send, void *recv, std::size_t nbytes, double timeout = default_timeout,
+                   Report report = {}) {
+        report(hpc_allgather(get(), send, recv, nbytes, timeout));
+    }
+    // What every rank gave, in rank order.
+    template <class T> std::vector<T> allgather(const T &mine, double timeout = default_timeout, Report report = {}) {
+        static_assert(std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool>, "bytes are what travels");
+        std::vector<T> all(static_cast<std::size_t>(size()));
+        report(hpc_allgather(get(), &mine, all.data(), sizeof(T), timeout));
+        return all;
+    }
+
+    // Who has left counts as failed, on every rank.
+    void revoke(Report report = {}) {
+        report(hpc_context_revoke(get()));
+    }
+    // A new context over the ranks that are left when others died or left; collective over them. This one is the
+    // caller's to close, in any order.
+    Context shrink(const Config &config = {}, double timeout = default_timeout, Report report = {}) {
+        return Context(report, [&](hpc_context **out) { return hpc_context_shrink(get(), &config, timeout, out); });
+    }
+    // What rank was called in the first context.
+    int first_rank(int rank, Report report = {}) const {
+        const int first = hpc_context_first_rank(get(), rank);
+        report(first < 0 ? first : HPC_OK);
+        return first;
+    }
+
+    void close(Report report = {}) {
+        report(hpc_context_close(get()));
+    }
+    void abort(const std::string &why, Report report = {}) {
+        report(hpc_context_abort(get(), why.c_str()));
+    }
+
+  private:
+    template <class Create> Context(const Report &report, Create create) : Handle(report, create) {}
+};
+
+// A part of what this thread does, shown in the timeline from here to the end of the block; nothing without a timeline:
+//     hpcomm::Span forward(context, "forward");
+class Span {
+  public:
+    Span(Context &context, const char *name) noexcept : context_(context.get()), name_(name), start_(now()) {}
+    ~Span() {
+        hpc_context_span(context_, name_, start_);
+    }
+    Span(const Span &) = delete;
+    Span &operator=(const Span &) = delete;
+
+  private:
+    static double now() noexcept { // CLOCK_MONOTONIC
+        return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
+    hpc_context *context_;
+    const char *name_;
+    double start_;
+};
+
+} // namespace hpcomm
+
+#endif

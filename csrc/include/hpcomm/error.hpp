@@ -1,0 +1,155 @@
+// error.hpp - failures as exceptions or in a std::error_code; hpcomm.hpp shows the tree.
+#ifndef HPCOMM_ERROR_HPP
+#define HPCOMM_ERROR_HPP
+
+#include "hpcomm.h"
+
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <vector>
+
+namespace hpcomm {
+
+inline const std::error_category &category() noexcept {
+    struct Category final : std::error_category {
+        const char *name() const noexcept override {
+            return "hpcomm";
+        }
+        std::string message(int status) const override {
+            return hpc_status_text(status);
+        }
+    };
+    static const Category instance;
+    return instance;
+}
+
+inline std::error_code make_error_code(hpc_status status) noexcept {
+    return {static_cast<int>(status), category()};
+}
+
+#if defined(__cpp_exceptions)
+
+// What C recorded about the calling thread's last failure, kept.
+class Error : public std::runtime_error {
+  public:
+    explicit Error(const hpc_error &error)
+        : std::runtime_error(error.message), status_(error.status), op_(error.op), transport_(error.transport),
+          peer_(error.peer), ranks_(error.ranks, error.ranks + error.n_ranks),
+          waiting_for_(error.waiting_for, error.waiting_for + error.n_waiting) {}
+
+    std::error_code code() const noexcept {
+        return {status_, category()};
+    }
+    const std::string &op() const noexcept {
+        return op_;
+    }
+
+  protected:
+    int status_;
+    std::string op_, transport_;
+    int peer_;
+    std::vector<int> ranks_, waiting_for_;
+};
+
+struct InvalidArgument : Error {
+    using Error::Error;
+};
+
+struct ConfigError : Error {
+    using Error::Error;
+};
+
+struct NotSupported : Error {
+    using Error::Error;
+};
+
+struct TransportError : Error {
+    using Error::Error;
+    const std::string &transport() const noexcept {
+        return transport_;
+    }
+    int peer() const noexcept {
+        return peer_;
+    }
+};
+
+struct PeerFailed : Error {
+    using Error::Error;
+    const std::vector<int> &ranks() const noexcept {
+        return ranks_;
+    }
+    const std::vector<int> &waiting_for() const noexcept {
+        return waiting_for_;
+    }
+};
+
+struct Timeout : Error {
+    using Error::Error;
+    const std::vector<int> &waiting_for() const noexcept {
+        return waiting_for_;
+    }
+};
+
+struct AuthError : Error {
+    using Error::Error;
+};
+
+struct OutOfMemory : Error {
+    using Error::Error;
+};
+
+[[noreturn]] inline void throw_error(const hpc_error &error) {
+    switch (error.status) {
+    case HPC_ERR_INVALID:
+        throw InvalidArgument(error);
+    case HPC_ERR_CONFIG:
+        throw ConfigError(error);
+    case HPC_ERR_UNSUPPORTED:
+        throw NotSupported(error);
+    case HPC_ERR_TRANSPORT:
+        throw TransportError(error);
+    case HPC_ERR_PEER:
+        throw PeerFailed(error);
+    case HPC_ERR_TIMEOUT:
+        throw Timeout(error);
+    case HPC_ERR_AUTH:
+        throw AuthError(error);
+    case HPC_ERR_MEMORY:
+        throw OutOfMemory(error);
+    default:
+        throw Error(error);
+    }
+}
+
+#else
+
+[[noreturn]] inline void throw_error(const hpc_error &) {
+    std::terminate();
+}
+
+#endif
+
+// Where a failure goes; made from what the caller gives as the last argument.
+class Report {
+  public:
+    Report() noexcept = default;
+    Report(std::error_code &code) noexcept : code_(&code) {}
+
+    // True when status is HPC_OK; false for HPC_IN_PROGRESS and for a failure that went into the error_code.
+    bool operator()(int status) const {
+        if (code_ != nullptr)
+            code_->assign(status < 0 ? status : HPC_OK, category());
+        else if (status < 0)
+            throw_error(*hpc_last_error());
+        return status == HPC_OK;
+    }
+
+  private:
+    std::error_code *code_ = nullptr;
+};
+
+} // namespace hpcomm
+
+#endif

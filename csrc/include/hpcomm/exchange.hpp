@@ -1,0 +1,176 @@
+// exchange.hpp - push, pull and the rule that is applied between them.
+#ifndef HPCOMM_EXCHANGE_HPP
+#define HPCOMM_EXCHANGE_HPP
+
+#include "plan.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace hpcomm {
+
+// A built-in rule by its name, or one's own by its functions. hyper are args[1] and on; those left out are the
+// built-in's defaults, or 0.
+struct Rule : hpc_rule {
+    explicit Rule(const char *name, Report report = {}) : hpc_rule() {
+        report(hpc_rule_find(name, HPC_ISA_BEST, this));
+    }
+    template <std::size_t N> Rule(const char *name, const double (&hyper)[N], Report report = {}) : Rule(name, report) {
+        static_assert(N < HPC_RULE_ARGS, "args[0] is the step");
+        std::copy_n(hyper, N, args + 1);
+    }
+    Rule(const char *name, hpc_apply_fn apply, int slots = 0, hpc_fold_into_fn fold = nullptr) : hpc_rule() {
+        this->name = name;
+        this->apply = apply;
+        this->slots = slots;
+        this->fold = fold;
+    }
+};
+
+// plan, rule and values are arguments of Exchange.
+struct ExchangeConfig : hpc_exchange_config {
+    ExchangeConfig() {
+        hpc_exchange_config_init(this);
+    }
+};
+
+// What start gave: for test and wait.
+struct Ticket {
+    int key = 0;
+    std::uint64_t number = 0;
+};
+
+class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
+  public:
+    Exchange() noexcept = default;
+
+    // values, by key, are the initial parameters, of which rank 0's count: nullptr on the others.
+    Exchange(Context &context, const hpc_plan *plan, const hpc_rule &rule, const float *const *values,
+             ExchangeConfig config = {}, double timeout = default_timeout, Report report = {})
+        : Handle(report, [&](hpc_exchange **out) {
+              config.plan = plan;
+              config.rule = &rule;
+              config.values = values;
+              return hpc_exchange_create(context.get(), &config, timeout, out);
+          }) {}
+    Exchange(Context &context, const Plan &plan, const hpc_rule &rule, const float *const *values,
+             const ExchangeConfig &config = {}, double timeout = default_timeout, Report report = {})
+        : Exchange(context, plan.get(), rule, values, config, timeout, report) {}
+    // On a graph; plan was made of it.
+    Exchange(Context &context, const Plan &plan, const GraphConfig &graph, const hpc_rule &rule,
+             const float *const *values, ExchangeConfig config = {}, double timeout = default_timeout,
+             Report report = {})
+        : Handle(report, [&](hpc_exchange **out) {
+              const hpc_graph of_plan = graph.graph(context);
+              config.graph = &of_plan;
+              config.plan = plan.get();
+              config.rule = &rule;
+              config.values = values;
+              return hpc_exchange_create(context.get(), &config, timeout, out);
+          }) {}
+
+    void close(double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_close(get(), timeout));
+    }
+
+    // Where the next gradient of key goes, in the plan's wire format.
+    template <class T = float> T *gradient(int key, double timeout = default_timeout, Report report = {}) {
+        void *gradient = nullptr;
+        report(hpc_exchange_gradient(get(), key, timeout, &gradient));
+        return static_cast<T *>(gradient);
+    }
+    float *params(int key) const {
+        return hpc_exchange_params(get(), key);
+    }
+
+    // flags: HPC_PUSH, HPC_PULL or both. src: nullptr where the gradient has been written in place.
+    Ticket start(int key, int flags = HPC_PUSH | HPC_PULL, const float *src = nullptr, double timeout = default_timeout,
+                 Report report = {}) {
+        Ticket ticket{key, 0};
+        report(hpc_exchange_start(get(), key, flags, src, timeout, &ticket.number));
+        return ticket;
+    }
+    bool test(const Ticket &ticket, Report report = {}) {
+        return report(hpc_exchange_test(get(), ticket.key, ticket.number));
+    }
+    void wait(const Ticket &ticket, double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_wait(get(), ticket.key, ticket.number, timeout));
+    }
+
+    Ticket push(int key, const float *src = nullptr, double timeout = default_timeout, Report report = {}) {
+        return start(key, HPC_PUSH, src, timeout, report);
+    }
+    Ticket pull(int key, double timeout = default_timeout, Report report = {}) {
+        return start(key, HPC_PULL, nullptr, timeout, report);
+    }
+    void push_pull(int key, const float *src = nullptr, double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_push_pull(get(), key, src, timeout));
+    }
+
+    void progress(Report report = {}) {
+        report(hpc_exchange_progress(get()));
+    }
+    // Until every worker has closed. The default is no deadline: a training takes as long as it takes.
+    void serve(double timeout = 1e9, Report report = {}) {
+        report(hpc_exchange_serve(get(), timeout));
+    }
+    void set_args(const hpc_rule &rule, double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_set_args(get(), rule.args, timeout));
+    }
+
+    // A key of which a push or a pull of this rank is under way; -1: none.
+    int under_way() const {
+        return hpc_exchange_under_way(get());
+    }
+    // The row's step.
+    std::uint64_t get_row(int row, float *params, float *state, Report report = {}) const {
+        std::uint64_t step = 0;
+        report(hpc_exchange_get_row(get(), row, &step, params, state));
+        return step;
+    }
+    void set_row(int row, std::uint64_t step, const float *params, const float *state, Report report = {}) {
+        report(hpc_exchange_set_row(get(), row, step, params, state));
+    }
+    void publish(double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_publish(get(), timeout));
+    }
+
+    hpc_exchange_stats stats(Report report = {}) const {
+        hpc_exchange_stats stats{};
+        report(hpc_exchange_get_stats(get(), &stats));
+        return stats;
+    }
+    // On a graph: how many reduces had 0, 1, 2, ... whole inputs of neighbours.
+    std::vector<std::uint64_t> inputs(Report report = {}) const {
+        std::vector<std::uint64_t> counts;
+        const int most = hpc_exchange_get_inputs(get(), nullptr, 0);
+        if (most >= 0) counts.resize(static_cast<std::size_t>(most) + 1);
+        report(hpc_exchange_get_inputs(get(), counts.data(), static_cast<int>(counts.size())));
+        return counts;
+    }
+    // With a quorum: shares of this rank's last push of key (-1: of all keys) that came too late and were left out.
+    int late(int key = -1) const noexcept {
+        return hpc_exchange_late(get(), key);
+    }
+    // The newest version of the parameters that any owner has answered.
+    std::uint64_t version() const noexcept {
+        return hpc_exchange_version(get());
+    }
+    hpc_exchange_peer peer(int rank, Report report = {}) const {
+        hpc_exchange_peer peer{};
+        report(hpc_exchange_get_peer(get(), rank, &peer));
+        return peer;
+    }
+    Memory memory(int rank) const {
+        return Memory(hpc_exchange_memory(get(), rank));
+    }
+    int params_rank() const {
+        return hpc_exchange_params_rank(get());
+    }
+};
+
+} // namespace hpcomm
+
+#endif

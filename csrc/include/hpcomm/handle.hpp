@@ -1,0 +1,59 @@
+// handle.hpp - what frees itself: the base of every handle, and references to mapped memory.
+#ifndef HPCOMM_HANDLE_HPP
+#define HPCOMM_HANDLE_HPP
+
+#include "error.hpp"
+
+#include <memory>
+
+namespace hpcomm {
+
+inline constexpr double default_timeout = -1.0; // the context's
+
+template <class T, void (*Free)(T *)> class Handle {
+  public:
+    Handle() noexcept = default;
+
+    T *get() const noexcept {
+        return handle_.get();
+    }
+    explicit operator bool() const noexcept {
+        return handle_ != nullptr;
+    }
+    void reset() noexcept {
+        handle_.reset();
+    }
+
+  protected:
+    explicit Handle(T *handle) noexcept : handle_(handle) {}
+
+    // Calls create(T **) and owns what it made.
+    template <class Create> Handle(const Report &report, Create create) {
+        T *made = nullptr;
+        if (report(create(&made))) handle_.reset(made);
+    }
+
+  private:
+    struct Deleter {
+        void operator()(T *handle) const noexcept {
+            Free(handle);
+        }
+    };
+    std::unique_ptr<T, Deleter> handle_;
+};
+
+// A reference to mapped memory, which outlives the window or queue that it came from. Empty where nothing can be
+// mapped.
+class Memory : public Handle<hpc_memory, hpc_memory_release> {
+  public:
+    Memory() noexcept = default;
+    explicit Memory(hpc_memory *memory) noexcept : Handle(memory) {}
+
+    template <class T = void> T *data() const {
+        return static_cast<T *>(hpc_memory_data(get()));
+    }
+};
+
+} // namespace hpcomm
+
+#endif

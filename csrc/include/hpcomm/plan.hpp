@@ -1,0 +1,117 @@
+// plan.hpp - who does what: parameter servers and graphs.
+#ifndef HPCOMM_PLAN_HPP
+#define HPCOMM_PLAN_HPP
+
+#include "context.hpp"
+
+#include <cstddef>
+#include <numeric>
+#include <type_traits>
+#include <vector>
+
+namespace hpcomm {
+
+// A parameter server: hpc_hub's members and defaults.
+struct HubConfig {
+    std::vector<hpc_key> keys;         // {name, elements}; the names need not outlive the plan's creation
+    std::vector<int> workers, servers; // ranks; empty: all of the context
+    int cores = 1;                     // of each server
+    std::size_t chunk = 32 * 1024;     // bytes of float32
+    int depth = 1;
+    hpc_dtype wire = HPC_F32;
+    bool sum = false;
+    bool each = false;
+    hpc_affinity affinity = HPC_KEY_BY_CORE;
+    int interfaces = 1; // of each server
+};
+
+// A node communication graph: hpc_graph's members and defaults.
+struct GraphConfig {
+    std::vector<hpc_key> keys;   // {name, elements}
+    std::vector<double> weights; // [phase][rank][from]; as many phases as there are
+    int cores = 1;               // of each rank
+    std::size_t chunk = 256 * 1024;
+    int depth = 1;
+    hpc_dtype wire = HPC_F32;
+
+    // For C, while this lives and stays as it is.
+    hpc_graph graph(const Context &context) const {
+        const std::size_t ranks = static_cast<std::size_t>(context.size()), matrix = ranks * ranks;
+        hpc_graph graph;
+        hpc_graph_init(&graph);
+        graph.keys = keys.data();
+        graph.n_keys = static_cast<int>(keys.size());
+        graph.ranks = context.size();
+        graph.n_phases = weights.size() % matrix == 0 ? static_cast<int>(weights.size() / matrix) : 0;
+        graph.weights = weights.data();
+        graph.cores = cores;
+        graph.chunk = chunk;
+        graph.depth = depth;
+        graph.wire = wire;
+        return graph;
+    }
+};
+
+// Cores that each of the servers can have for threads of its own; 0 when there are none to spare.
+inline int spare_cores(const Context &context, const std::vector<int> &servers) {
+    return hpc_spare_cores(context.get(), servers.data(), static_cast<int>(servers.size()));
+}
+
+// NICs that each of the servers can use, 1 at least; cores is best a multiple of it.
+inline int interfaces(const Context &context, const std::vector<int> &servers) {
+    return hpc_interfaces(context.get(), servers.data(), static_cast<int>(servers.size()));
+}
+
+class Plan : public Handle<hpc_plan, hpc_plan_free> {
+  public:
+    Plan() noexcept = default;
+
+    Plan(const Context &context, const HubConfig &config, Report report = {})
+        : Handle(report, [&](hpc_plan **out) {
+              std::vector<int> all(static_cast<std::size_t>(context.size()));
+              std::iota(all.begin(), all.end(), 0);
+              const std::vector<int> &workers = config.workers.empty() ? all : config.workers;
+              const std::vector<int> &servers = config.servers.empty() ? all : config.servers;
+              hpc_hub hub;
+              hpc_hub_init(&hub);
+              hub.keys = config.keys.data();
+              hub.n_keys = static_cast<int>(config.keys.size());
+              hub.workers = workers.data();
+              hub.n_workers = static_cast<int>(workers.size());
+              hub.servers = servers.data();
+              hub.n_servers = static_cast<int>(servers.size());
+              hub.cores = config.cores;
+              hub.chunk = config.chunk;
+              hub.depth = config.depth;
+              hub.wire = config.wire;
+              hub.sum = config.sum;
+              hub.each = config.each;
+              hub.affinity = config.affinity;
+              hub.interfaces = config.interfaces;
+              return hpc_plan_hub(&hub, out);
+          }) {}
+    // A template, so that {} stays a HubConfig.
+    template <class Config, class = std::enable_if_t<std::is_same<Config, GraphConfig>::value>>
+    Plan(const Context &context, const Config &config, Report report = {})
+        : Handle(report, [&](hpc_plan **out) {
+              const hpc_graph graph = config.graph(context);
+              return hpc_plan_graph(&graph, out);
+          }) {}
+
+    int n_keys() const {
+        return get()->n_keys;
+    }
+    int n_rows() const {
+        return get()->n_rows;
+    }
+    const hpc_key &key(int i) const {
+        return get()->keys[i];
+    }
+    const hpc_row &row(int i) const {
+        return get()->rows[i];
+    }
+};
+
+} // namespace hpcomm
+
+#endif
