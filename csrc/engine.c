@@ -132,10 +132,11 @@ static int apply_block(hpc_core *core, const hpc_work *w, const float *block, in
     return returned;
 }
 
-/* Whether a row's parameters go to an output. to: that rank alone, or all that take them (-1). */
+/* Whether a row's parameters go to an output. to: that rank alone, HPC_OF_FOLD or HPC_EVERYBODY. */
 static int goes_to(const hpc_work *w, const hpc_output *out, int to) {
     const hpc_arrivals *arrivals = w->share->arrivals;
-    return to >= 0 ? out->rank == to : arrivals == NULL || arrivals->takes[out->rank];
+    if (to >= 0) return out->rank == to;
+    return to == HPC_EVERYBODY || arrivals == NULL || arrivals->takes[out->rank];
 }
 
 /* To workers whose memory is mapped here; the others get the whole row by put. */
@@ -222,7 +223,7 @@ static int pass_row(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs,
         for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + from * sizeof(float);
         n_out = 0;
         for (int o = 0; o < w->n_outputs; o++)
-            if (goes_to(w, &w->outputs[o], -1)) core->writing[n_out++] = w->outputs[o].params + from;
+            if (goes_to(w, &w->outputs[o], HPC_OF_FOLD)) core->writing[n_out++] = w->outputs[o].params + from;
         const hpc_pass pass = {
             .param = w->param + from,
             .in = (const float *const *)core->folding,
@@ -264,7 +265,7 @@ static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, co
             continue;
         }
         if (block != w->param + from && apply_block(core, w, block, inputs->n, args, from, n) != 0) return -1;
-        if (ex->consistency == HPC_BSP) write_block(core, w, -1, from, n);
+        if (ex->consistency == HPC_BSP) write_block(core, w, HPC_OF_FOLD, from, n);
     }
     return 0;
 }
@@ -291,7 +292,7 @@ int hpc_engine_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     w->step++;
     int failed = w->passes ? pass_row(core, w, inputs, args) : work_blocks(core, w, inputs, args);
     if (failed) return failed;
-    if (hpc_has_quorum(ex)) put_row(core, w, -1);
+    if (hpc_has_quorum(ex)) put_row(core, w, HPC_OF_FOLD);
     count_fold(core, w, inputs->n);
     return 0;
 }
@@ -313,7 +314,7 @@ static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
     if (row->action == HPC_FORWARD)
         forward_row(core, w, slot);
     else if (ex->consistency == HPC_BSP)
-        put_row(core, w, -1);
+        put_row(core, w, HPC_OF_FOLD);
     count_fold(core, w, inputs.n);
     return 0;
 }
@@ -704,6 +705,6 @@ void hpc_engine_write(hpc_exchange *ex) {
     for (int i = 0; i < ex->n_work; i++) {
         const hpc_work *w = &ex->work[i];
         if (w->row->action == HPC_FORWARD) continue;
-        hpc_engine_send(&ex->cores[w->row->core], w, -1);
+        hpc_engine_send(&ex->cores[w->row->core], w, HPC_EVERYBODY);
     }
 }

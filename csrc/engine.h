@@ -60,7 +60,7 @@ typedef struct hpc_arrivals {
     _Atomic uint64_t *number; /* the version for which its update waits here, 0: none does; written by the core alone */
     int *slots;               /* where that update is */
     hpc_verdict *verdicts;    /* the last ones, which puts may still read */
-    char *takes;              /* whether parameters go there: in a fold to those who are in it */
+    char *takes;              /* whether it is in the fold that is being made, whose parameters go there */
     int held, here;           /* updates that wait, and those of them that are for the next version */
     int place;                /* among the core's waiting shares */
     double since;             /* when the quorum was there; 0: it is not */
@@ -486,7 +486,8 @@ uint64_t hpc_graph_folded(const hpc_exchange *ex, int key);
 /* engine.c */
 /* Folds n inputs of a row and applies the rule, as step w->step + 1. Nonzero when a user's kernel has failed. */
 int hpc_engine_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
-/* A row's parameters to one rank, or to all that take them (-1). */
+/* A row's parameters to one rank, or to all (HPC_EVERYBODY), also those who are in no fold. */
+enum { HPC_OF_FOLD = -1, HPC_EVERYBODY = -2 };
 void hpc_engine_send(hpc_core *core, const hpc_work *w, int to);
 /* A signal to rank: what it waits for has come so far. */
 void hpc_engine_answer(hpc_core *core, int rank, int signal, uint64_t value);

@@ -22,7 +22,6 @@
  */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine.h"
 
@@ -210,7 +209,6 @@ static int fold(hpc_core *core, hpc_share *share) {
     }
     for (int i = 0; i < share->n_parts; i++) /* all is put down before a worker may go on */
         if (a->takes[share->parts[i]]) answer(core, share, share->parts[i]);
-    memset(a->takes, 1, (size_t)ex->context->group.size);
     return 0;
 }
 
@@ -301,10 +299,8 @@ static int open_share(const hpc_exchange *ex, hpc_share *share) {
     a->number = calloc(size, sizeof *a->number);
     a->slots = calloc(size, sizeof *a->slots);
     a->verdicts = calloc(size, sizeof *a->verdicts);
-    a->takes = malloc(size);
-    if (a->number == NULL || a->slots == NULL || a->verdicts == NULL || a->takes == NULL) return 0;
-    memset(a->takes, 1, size);
-    return 1;
+    a->takes = calloc(size, 1);
+    return a->number != NULL && a->slots != NULL && a->verdicts != NULL && a->takes != NULL;
 }
 
 /* A put may go on for as long as its worker stands still, and the master with it: each has a copy of its own. */

@@ -224,6 +224,31 @@ static void closed(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* arg: progress. What is published goes to the straggler too, as soon as the last of the others has its answer: it is
+ * in no fold, and goes on from the newest version. */
+static void published(rank *r) {
+    enum { KEY = 0, STRAGGLER = 2 };
+    job j;
+    reference ref;
+    job_init(&j, r);
+    j.progress = r->arg, j.quorum = 2, j.grace = 0, j.n_servers = 1;
+    one_key(&j, 4097);
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    int steps = ranks_rounds(100);
+    for (int step = 0; step < steps; step++) {
+        fold_of(&ref, KEY, 3, step);
+        if (r->rank != STRAGGLER) job_push_pull(r, &j, e, KEY, step);
+        CHECK_OK(hpc_exchange_publish(e, -1));
+        reference_check(&ref, r, e, KEY);
+        CHECK_EQ(hpc_exchange_version(e), step + 1);
+        CHECK_OK(hpc_barrier(r->context, -1));
+    }
+    reference_free(&ref);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
 /* Each key is pushed once for a version. */
 static void in_steps(rank *r) {
     job j;
@@ -344,6 +369,8 @@ int main(int argc, char **argv) {
         {.name = "grace, threads, sleepy", .size = 3, .run = grace, .arg = HPC_PROGRESS_THREAD, .sleepy = true},
         {.name = "closed", .size = 3, .run = closed, .arg = HPC_PROGRESS_INLINE},
         {.name = "closed, threads, sleepy", .size = 3, .run = closed, .arg = HPC_PROGRESS_THREAD, .sleepy = true},
+        {.name = "published", .size = 3, .run = published, .arg = HPC_PROGRESS_INLINE},
+        {.name = "published by threads", .size = 3, .run = published, .arg = HPC_PROGRESS_THREAD},
         {.name = "in steps", .size = 2, .run = in_steps},
         {.name = "nothing is lost, 1", .size = 3, .run = nothing_is_lost, .arg = HPC_PROGRESS_INLINE + 4},
         {.name = "nothing is lost, 2", .size = 4, .run = nothing_is_lost, .arg = HPC_PROGRESS_THREAD + 8},
