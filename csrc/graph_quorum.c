@@ -36,6 +36,7 @@
  * the key before, or one from which it has chosen n, for n or newer. They push all keys of a version before they go to
  * another, so they push this one too; they are not less far, so they have. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,6 +66,10 @@ int hpc_graph_has(const hpc_exchange *ex, const hpc_share *share, int rank) {
 
 /* ---- the owner: answers ---- */
 
+static uint64_t taken_of(const hpc_intake *in, int rank) {
+    return atomic_load_explicit(&in->taken[rank], memory_order_relaxed);
+}
+
 static size_t told_at(const hpc_exchange *ex, int rank, int share) {
     return ex->places[rank].told + (size_t)share * sizeof(hpc_told);
 }
@@ -76,12 +81,11 @@ static void answer(hpc_core *core, const hpc_share *share, int rank, uint64_t fo
     int s = (int)(share - ex->shares);
     *told = (hpc_told){folded, share->used[rank]};
     hpc_engine_answer_with(core, rank, told, sizeof *told, told_at(ex, rank, s), hpc_signal_applied(ex, s),
-                           atomic_load_explicit(&share->intake->taken[rank], memory_order_relaxed) + 1);
+                           taken_of(share->intake, rank) + 1);
 }
 
 static void count_taken(hpc_intake *in, int rank) {
-    uint64_t taken = atomic_load_explicit(&in->taken[rank], memory_order_relaxed);
-    atomic_store_explicit(&in->taken[rank], taken + 1, memory_order_release);
+    atomic_store_explicit(&in->taken[rank], taken_of(in, rank) + 1, memory_order_release);
 }
 
 /* ---- the owner: what is there ---- */
@@ -126,6 +130,17 @@ static int quorum_of(const hpc_exchange *ex, const survey *found) {
     return ex->quorum < most ? ex->quorum : most;
 }
 
+/* Whether rank's update is in its slot. There is room for one. */
+static int is_present(hpc_exchange *ex, const hpc_share *share, int rank) {
+    uint64_t sent = sent_by(ex, share, rank), taken = taken_of(share->intake, rank);
+    if (sent - taken <= 1) return sent != taken;
+    char why[HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why, "rank %d: rank %d says that it has sent %llu updates of key %s; %llu were answered",
+             me(ex), rank, (unsigned long long)sent, ex->plan->keys[share->key].name, (unsigned long long)taken);
+    hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
+    return 0;
+}
+
 /* Looks at every in-neighbour's slot, and answers what is too late for a fold of version least. */
 static survey look(hpc_core *core, hpc_share *share, uint64_t least) {
     hpc_exchange *ex = core->exchange;
@@ -137,7 +152,7 @@ static survey look(hpc_core *core, hpc_share *share, uint64_t least) {
         int r = w->inputs[e].rank;
         if (r == share->owner) continue;
         int closed = hpc_closed_signal(ex, r) != 0; /* first: what it sent before has come */
-        in->present[r] = (char)hpc_graph_has(ex, share, r);
+        in->present[r] = (char)is_present(ex, share, r);
         if (in->present[r]) {
             const hpc_mark *mark = (const void *)w->inputs[e].slots;
             uint64_t version = atomic_load_explicit(&mark->version, memory_order_relaxed);
@@ -279,11 +294,26 @@ static const hpc_told *news_of(const hpc_exchange *ex, int s, uint64_t *answered
     return (const void *)(hpc_own_part(ex) + told_at(ex, me(ex), s));
 }
 
-static void hear(hpc_exchange *ex, int s) {
+/* One update at most is on its way, so there is one answer at most, and it counts at most one as used. */
+static int refuse_answer(hpc_exchange *ex, int s, uint64_t answered, uint64_t used) {
+    const hpc_share *share = &ex->shares[s];
+    char why[HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why,
+             "rank %d: rank %d says that it has answered %llu updates of key %s and used %llu; %llu were sent, and "
+             "%llu used before",
+             me(ex), share->owner, (unsigned long long)answered, ex->plan->keys[share->key].name,
+             (unsigned long long)used, (unsigned long long)share->outlet->sent,
+             (unsigned long long)share->outlet->used);
+    hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
+    return hpc_exchange_check(ex, "push");
+}
+
+static int hear(hpc_exchange *ex, int s) {
     hpc_outlet *out = ex->shares[s].outlet;
     uint64_t answered;
     const hpc_told *told = news_of(ex, s, &answered);
-    if (told == NULL) return;
+    if (told == NULL) return HPC_OK;
+    if (answered != out->sent || told->used - out->used > 1) return refuse_answer(ex, s, answered, told->used);
     if (told->used == out->used) {
         out->dropped++;
         out->lost = out->under_way;
@@ -292,6 +322,7 @@ static void hear(hpc_exchange *ex, int s) {
     out->told = told->folded;
     out->answered = answered;
     ex->given_up[ex->shares[s].owner] = 0;
+    return HPC_OK;
 }
 
 uint64_t hpc_graph_dropped(const hpc_exchange *ex, int rank, uint64_t *at) {
@@ -359,8 +390,7 @@ static int send_pending(hpc_exchange *ex, int s) {
     hpc_share *share = &ex->shares[s];
     hpc_outlet *out = share->outlet;
     const hpc_pushed *k = &ex->keys[share->key];
-    int status = HPC_OK;
-    hear(ex, s);
+    int status = hear(ex, s);
     if (hpc_closed_signal(ex, share->owner) != 0) {
         out->dropped += k->pushes - out->decided;
         out->decided = k->pushes;

@@ -78,6 +78,47 @@ static void pushes_too_often(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* With a quorum: a rank says that it has answered what it was not sent, used more than that, or sent what it cannot
+ * have sent. arg: which of the three. */
+static void counts_ahead(rank *r) {
+    enum { ANSWERS, USES, SENDS };
+    static const char *const texts[] = {"has answered 2 updates of key", "and used 2; 1 were sent",
+                                        "has sent 2 updates of key"};
+    graph_job g;
+    uint64_t ticket;
+    int s = 0, status = HPC_OK;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, COMPLETE);
+    g.quorum = 1, g.j.depth = 2;
+    hpc_exchange *e = graph_open(r, &g);
+    while (e->shares[s].owner != VICTIM) s++;
+    int key = e->shares[s].key;
+    if (r->rank == VICTIM) {
+        hpc_told told = {1, r->arg == USES ? 2 : 1};
+        rank_await(r, 0, 1);
+        CHECK_OK(hpc_put_signal(
+            e->in_lanes[0], e->window, 0, &told, sizeof told, e->places[0].told + (size_t)s * sizeof told,
+            r->arg == SENDS ? hpc_signal_sent(e, s) : hpc_signal_applied(e, s), r->arg == USES ? 1 : 2));
+        CHECK_OK(hpc_flush(e->in_lanes[0], e->window, 0, -1));
+        rank_set(r, 1, 1);
+    }
+    if (r->rank == 0) {
+        CHECK_OK(hpc_exchange_start(e, key, HPC_PUSH, hpc_exchange_params(e, key), -1, &ticket));
+        rank_set(r, 0, 1);
+        rank_await(r, 1, 1);
+        if (r->arg == SENDS)
+            while (status == HPC_OK) status = hpc_exchange_progress(e);
+        else
+            status = hpc_exchange_start(e, key, HPC_PUSH, hpc_exchange_params(e, key), -1, &ticket);
+        CHECK_STATUS(status, HPC_ERR_TRANSPORT);
+        CHECK_MESSAGE("rank 0: rank 1 says that it");
+        CHECK_MESSAGE(texts[r->arg]);
+    } else {
+        check_peer(hpc_barrier(r->context, -1), 0);
+    }
+    hpc_exchange_free(e);
+}
+
 /* More events than the victim's ring holds are on their way to it when it frees its exchange. */
 static void frees_with_full_ring(rank *r) {
     graph_job g;
@@ -407,6 +448,9 @@ int main(int argc, char **argv) {
          .where = RANKS_UNSEEDED},
         {.name = "pushes_too_often", .size = 2, .run = pushes_too_often, .arg = COMPLETE, .apart = true},
         {.name = "pushes_too_often_phases", .size = 2, .run = pushes_too_often, .arg = DEGREES, .apart = true},
+        {.name = "answers_too_often", .size = 3, .run = counts_ahead, .arg = 0, .apart = true},
+        {.name = "uses_too_often", .size = 3, .run = counts_ahead, .arg = 1, .apart = true},
+        {.name = "sends_too_often", .size = 3, .run = counts_ahead, .arg = 2, .apart = true},
         {.name = "frees_with_full_ring", .size = 2, .run = frees_with_full_ring},
         {.name = "closes_before_slot", .size = 3, .run = closes_before_slot, .arg = 1},
         {.name = "closes_before_slot_3", .size = 3, .run = closes_before_slot, .arg = 3},
