@@ -481,26 +481,32 @@ int hpc_graph_late(const hpc_exchange *ex, int key) {
     return n;
 }
 
-uint64_t hpc_graph_folded(const hpc_exchange *ex, int key) {
+/* Of this rank's own shares of a key: the newest version that is folded, and the longest grace. */
+typedef struct extremes {
+    uint64_t folded;
+    double grace;
+} extremes;
+
+static extremes extremes_of(const hpc_exchange *ex, int key) {
     const hpc_pushed *k = &ex->keys[key];
-    uint64_t newest = 0;
+    extremes most = {0, 0};
     for (int i = 0; i < k->n_shares; i++) {
         const hpc_intake *in = ex->shares[k->shares[i]].intake;
-        uint64_t folded = in == NULL ? 0 : atomic_load_explicit(&in->folded, memory_order_relaxed);
-        if (folded > newest) newest = folded;
+        if (in == NULL) continue;
+        uint64_t folded = atomic_load_explicit(&in->folded, memory_order_relaxed);
+        double grace = atomic_load_explicit(&in->grace, memory_order_relaxed);
+        if (folded > most.folded) most.folded = folded;
+        if (grace > most.grace) most.grace = grace;
     }
-    return newest;
+    return most;
+}
+
+uint64_t hpc_graph_folded(const hpc_exchange *ex, int key) {
+    return extremes_of(ex, key).folded;
 }
 
 double hpc_graph_patience(const hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
-    double most = 0;
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_intake *in = ex->shares[k->shares[i]].intake;
-        double grace = in == NULL ? 0 : atomic_load_explicit(&in->grace, memory_order_relaxed);
-        if (grace > most) most = grace;
-    }
-    return 2 * most;
+    return 2 * extremes_of(ex, key).grace;
 }
 
 /* ---- open ---- */
