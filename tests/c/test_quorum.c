@@ -2,6 +2,7 @@
 #include <math.h>
 #include <sched.h>
 
+#include "engine.h"
 #include "exchange_plans.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, WORD = 100 };
@@ -193,6 +194,27 @@ static void grace(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* While a fold waits for its rest progress says that a time is to come, for which waits doze; when it is made, and
+ * nothing else waits, they may sleep again. */
+static void sleeps_again(rank *r) {
+    enum { KEY = 0, LAST = 2 };
+    job j;
+    job_init(&j, r);
+    j.progress = HPC_PROGRESS_INLINE, j.n_servers = 1, j.quorum = 2, j.grace = 1e6;
+    one_key(&j, 33);
+    hpc_exchange *e = job_open(r, &j);
+    for (int step = 0; step < 2; step++) {
+        if (r->rank == LAST) rank_await(r, WORD, (uint64_t)step + 1);
+        uint64_t ticket = job_start(r, &j, e, KEY, step, BOTH, false);
+        while (r->rank == 0 && !(hpc_group_progress(&r->context->group) & HPC_AWAITED)) sched_yield();
+        if (r->rank == 0) rank_set(r, WORD, (uint64_t)step + 1);
+        CHECK_OK(hpc_exchange_wait(e, KEY, ticket, -1));
+        CHECK(!(hpc_group_progress(&r->context->group) & HPC_AWAITED));
+    }
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
 /* arg: progress. Who has closed is not waited for, however long the grace; when too few are left a push fails. */
 static void closed(rank *r) {
     enum { KEY = 0 };
@@ -367,6 +389,7 @@ int main(int argc, char **argv) {
         {.name = "as bsp, threads", .size = 4, .run = as_bsp, .arg = HPC_PROGRESS_THREAD},
         {.name = "grace", .size = 3, .run = grace, .arg = HPC_PROGRESS_INLINE},
         {.name = "grace, threads, sleepy", .size = 3, .run = grace, .arg = HPC_PROGRESS_THREAD, .sleepy = true},
+        {.name = "sleeps again", .size = 3, .run = sleeps_again},
         {.name = "closed", .size = 3, .run = closed, .arg = HPC_PROGRESS_INLINE},
         {.name = "closed, threads, sleepy", .size = 3, .run = closed, .arg = HPC_PROGRESS_THREAD, .sleepy = true},
         {.name = "published", .size = 3, .run = published, .arg = HPC_PROGRESS_INLINE},
