@@ -353,9 +353,9 @@ static uint64_t process_id(void) {
     return atomic_load(&id);
 }
 
-/* What a reader of several files needs: which clock ts is of, and how far it is from the wall clock; and which files
- * are of one process, and so of one job. */
-static void append_head(hpc_timeline *t, int size, const char *host) {
+/* What a reader of several files needs: which clock ts is of, and how far it is from the wall clock; which files are of
+ * one process, and so of one job; and who the rank was in the first context of a family. */
+static void append_head(hpc_timeline *t, int first, int size, const char *host) {
     char args[1024], id[64] = "", where[7 * 64];
     struct timespec wall;
     FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -374,10 +374,10 @@ static void append_head(hpc_timeline *t, int size, const char *host) {
     snprintf(args, sizeof args, "\"sort_index\": %d", t->rank);
     append_metadata(t, 0, "process_sort_index", args);
     snprintf(args, sizeof args,
-             "\"size\": %d, \"host\": \"%s\", \"boot\": \"%s\", \"monotonic_us\": %.3f, \"realtime_us\": %lld.%03ld, "
-             "\"process\": \"%ld-%016llx\"",
-             size, where, id, now * 1e6, (long long)wall.tv_sec * 1000000 + wall.tv_nsec / 1000, wall.tv_nsec % 1000,
-             (long)t->process, (unsigned long long)process_id());
+             "\"size\": %d, \"first\": %d, \"host\": \"%s\", \"boot\": \"%s\", \"monotonic_us\": %.3f, "
+             "\"realtime_us\": %lld.%03ld, \"process\": \"%ld-%016llx\"",
+             size, first, where, id, now * 1e6, (long long)wall.tv_sec * 1000000 + wall.tv_nsec / 1000,
+             wall.tv_nsec % 1000, (long)t->process, (unsigned long long)process_id());
     append_metadata(t, 0, "hpcomm_clock", args);
 }
 
@@ -400,7 +400,7 @@ int hpc_timeline_open(const char *path, int number, int rank, int size, const ch
                         strerror(error));
     }
     pthread_mutex_init(&t->lock, NULL);
-    append_head(t, size, host);
+    append_head(t, number, size, host);
     *timeline = t;
     return HPC_OK;
 }

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import mpi
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conftest import Left, run_threads
 
 import hpcomm
 from hpcomm import _core, cli
@@ -227,18 +228,45 @@ def test_files_of_earlier_jobs_are_left_out(tmp_path: Path) -> None:
     assert sorted(event["pid"] for event in events(tmp_path / "t.json")) == [0, 1, 4, 6]
 
 
-def shrink() -> None:
+def survive(context: hpcomm.Context, die: Callable[[], Any]) -> None:
     """Rank 0 dies while the others wait for it; then the one that was rank 1 waits for the one that was rank 2."""
+    if context.rank == 0:
+        await_waits_for(0, "barrier", SIZE - 1)
+        die()
+        return
+    with suppress(hpcomm.PeerFailed):
+        context.barrier()
+    with context.shrink() as fresh:
+        if fresh.rank == 1:
+            await_waits_for(1, "barrier", 1)
+        fresh.barrier()
+
+
+def shrink() -> None:
     with hpcomm.init(mpi.world()) as context:
-        if context.rank == 0:
-            await_waits_for(0, "barrier", SIZE - 1)
-            os.kill(os.getpid(), signal.SIGKILL)
-        with suppress(hpcomm.PeerFailed):
-            context.barrier()
-        with context.shrink() as fresh:
-            if fresh.rank == 1:
-                await_waits_for(1, "barrier", 1)
-            fresh.barrier()
+        survive(context, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def shrink_thread(context: hpcomm.Context) -> None:
+    survive(context, lambda: context.abort("enough"))
+    raise Left
+
+
+def check_waits_after_shrink(path: Path) -> None:
+    """One table for each context; in the second one ranks 0 and 1 are those that were 1 and 2."""
+    result = CliRunner().invoke(cli.main, ["timeline", str(path), "--waits"], catch_exceptions=False)
+    lines = [line.split() for line in result.output.splitlines() if "has no end" not in line]
+    assert [" ".join(line[-4:]) for line in (lines[0], lines[5])] == ["context 1 of 2", "context 2 of 2"]
+    assert [line[0] for line in lines[2:5]] == ["0", "1", "2"]
+    assert "-" not in (lines[3][1], lines[4][1])  # a wait of 0.000 s is one
+    assert lines[7][:3] == ["0", "(first", "1)"]
+    assert lines[7][4] != "-"
+    assert lines[8][:3] == ["1", "(first", "2)"]
+
+
+def test_contexts_of_ranks_that_are_threads_are_kept_apart(tmp_path: Path) -> None:
+    run_threads(SIZE, shrink_thread, timeline=tmp_path / "t.json")
+    check_waits_after_shrink(tmp_path / "t.json")
 
 
 def test_contexts_of_a_job_are_kept_apart(tmp_path: Path) -> None:
@@ -252,15 +280,7 @@ def test_contexts_of_a_job_are_kept_apart(tmp_path: Path) -> None:
     order = {event["pid"]: event["args"]["sort_index"] for event in found if event["name"] == "process_sort_index"}
     assert order == {pid: pid for pid in range(5)}
 
-    result = CliRunner().invoke(cli.main, ["timeline", str(path), "--waits"], catch_exceptions=False)
-    lines = [line.split() for line in result.output.splitlines() if "has no end" not in line]
-    assert [" ".join(line[-4:]) for line in (lines[0], lines[5])] == ["context 1 of 2", "context 2 of 2"]
-    first = {line[0]: line[1:] for line in lines[2:5]}
-    assert float(first["1"][0]) > 0
-    assert float(first["2"][0]) > 0
-    assert lines[7][:3] == ["0", "(first", "1)"]
-    assert float(lines[7][4]) > 0
-    assert lines[8][:3] == ["1", "(first", "2)"]
+    check_waits_after_shrink(path)
 
     with hpcomm.init(timeline=path) as alone:
         alone.barrier()

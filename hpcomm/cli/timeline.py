@@ -44,6 +44,11 @@ class Trace:
     def process(self) -> str:
         return str(self.clock.get("process", self.path))
 
+    @property
+    def first(self) -> int:
+        """Its rank in the context from which shrinks have made this one."""
+        return int(self.clock.get("first", self.rank))
+
 
 class BadTrace(click.ClickException):
     """A file that is no timeline of hpcomm; ends the command with 2."""
@@ -165,13 +170,12 @@ def waits(context: list[Trace]) -> dict[int, dict[int, float]]:
 
 
 def _print_waits(contexts: list[list[Trace]]) -> None:
-    """A table for each context: its ranks have numbers of their own. Who they were in the job's first one stands beside
+    """A table for each context: its ranks have numbers of their own. Who they were before any shrink stands beside
     them."""
-    first: dict[str, int] = {}
     for number, context in enumerate(contexts, 1):
         total = waits(context)
         ranks = sorted({trace.rank for trace in context} | {peer for row in total.values() for peer in row})
-        names = {trace.rank: first.setdefault(trace.process, trace.rank) for trace in context}
+        first = {trace.rank: trace.first for trace in context}
         of = f", context {number} of {len(contexts)}" if len(contexts) > 1 else ""
         click.echo(f"seconds that a rank waited for one other alone{of}")
         table = Table(box=None, pad_edge=False)
@@ -179,7 +183,7 @@ def _print_waits(contexts: list[list[Trace]]) -> None:
         for peer in ranks:
             table.add_column(f"for {peer}", justify="right")
         for rank in ranks:
-            was = f" (first {names[rank]})" if names.get(rank, rank) != rank else ""
+            was = f" (first {first[rank]})" if first.get(rank, rank) != rank else ""
             row = (f"{total[rank][peer]:.3f}" if total[rank][peer] else "-" for peer in ranks)
             table.add_row(f"{rank}{was}", *row)
         Console(width=None if sys.stdout.isatty() else 160).print(table)
