@@ -125,7 +125,7 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     if (c == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory");
     hpc_group *g = &c->group;
     atomic_init(&c->references, 1);
-    atomic_init(&c->open, 1);
+    c->open = 1;
     c->root = c;
     pthread_mutex_init(&c->family, NULL);
     g->rank = rank;

@@ -62,8 +62,8 @@ struct hpc_context {
     _Atomic int working; /* a thread is at the tasks, or changes their list */
     int connecting, connected;
     struct hpc_context *root;              /* the first of its family (shrink.c): itself, or one that it holds */
-    _Atomic int open;                      /* the root's: contexts of the family that are not closed */
-    pthread_mutex_t family;                /* the root's: of heirs */
+    pthread_mutex_t family;                /* the root's: of open and heirs */
+    int open;                              /* the root's: contexts of the family that have not left it */
     struct hpc_context *heirs, *next_heir; /* the root's, that are not closed */
     int *first;                            /* an heir's: the root's ranks, by its own; else NULL */
     _Atomic int leaving;                   /* nothing is worked for any more */

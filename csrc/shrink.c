@@ -3,7 +3,13 @@
  *
  * Contexts of one origin are a family: its root is the first context, which every heir holds. The root's control
  * channel outlives it while there are heirs, which shrink by it, and says goodbye when the last of the family is
- * closed. An abort is the whole family's: this rank has failed, and all its peers in any of the contexts are told. */
+ * closed. An abort is the whole family's: this rank has failed, and all its peers in any of the contexts are told.
+ *
+ * Threads: one may abort a context (an engine's does) while others shrink, close or free other contexts of the family.
+ * The root's mutex guards open and the list of heirs; nothing waits under it. Who is in the list has its handle still:
+ * a close takes it out before that goes, and an abort holds each before it closes it, for whoever finds a context
+ * closed may free it. What takes time comes after the mutex. An heir gets into the list only while old is open, so none
+ * outlives an abort. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,40 +108,65 @@ static int after_failure(const shrinking *s, int status) {
     return status;
 }
 
-static void adopt(shrinking *s, hpc_context *c) {
-    c->first = s->first;
-    s->first = NULL;
-    c->root = hpc_context_retain(s->root);
-    hpc_control_settle(s->root->control);
-    atomic_fetch_add(&s->root->open, 1);
-    pthread_mutex_lock(&s->root->family);
-    c->next_heir = s->root->heirs;
-    s->root->heirs = c;
-    pthread_mutex_unlock(&s->root->family);
+/* Not when another thread has closed old meanwhile, or aborted its family. */
+static int adopt(shrinking *s, hpc_context *c) {
+    hpc_context *root = s->root;
+    pthread_mutex_lock(&root->family);
+    int status = hpc_group_usable(&s->old->group, op);
+    if (status == HPC_OK) {
+        c->first = s->first;
+        s->first = NULL;
+        c->root = hpc_context_retain(root);
+        c->next_heir = root->heirs;
+        root->heirs = c;
+        root->open++;
+    }
+    pthread_mutex_unlock(&root->family);
+    if (status == HPC_OK) hpc_control_settle(root->control);
+    return status;
 }
 
-static void end_with(hpc_context *c, const char *why) {
-    if (atomic_exchange(&c->group.closed, 1)) return;
-    hpc_bell_ring(c->group.bell);
-    hpc_control_stop(c->control, why);
+/* The other heirs, held and closed: this rank has failed. */
+static hpc_context *close_others(hpc_context *c) {
+    hpc_context *root = c->root, *others = NULL, *next;
+    for (hpc_context *heir = root->heirs; heir != NULL; heir = next) {
+        next = heir->next_heir;
+        if (heir == c) continue;
+        heir->next_heir = others;
+        others = hpc_context_retain(heir);
+        atomic_store(&heir->group.closed, 1);
+    }
+    root->heirs = NULL;
+    atomic_store(&root->group.closed, 1);
+    return others;
+}
+
+static void remove_heir(hpc_context *c) {
+    for (hpc_context **at = &c->root->heirs; *at != NULL; at = &(*at)->next_heir)
+        if (*at == c) {
+            *at = c->next_heir;
+            return;
+        }
 }
 
 void hpc_family_leave(hpc_context *c, const char *why) {
-    hpc_context *root = c->root;
+    hpc_context *root = c->root, *others = NULL, *next;
     if (c != root) hpc_control_stop(c->control, why);
-    pthread_mutex_lock(&root->family); /* who is in the list has not been freed */
-    for (hpc_context **at = &root->heirs; *at != NULL;)
-        if (why != NULL || *at == c) {
-            hpc_context *heir = *at;
-            *at = heir->next_heir;
-            if (heir != c) end_with(heir, why);
-        } else {
-            at = &(*at)->next_heir;
-        }
+    pthread_mutex_lock(&root->family);
+    if (why != NULL)
+        others = close_others(c);
+    else
+        remove_heir(c);
+    int last = --root->open == 0 || why != NULL;
     pthread_mutex_unlock(&root->family);
-    if (why != NULL) atomic_store(&root->group.closed, 1);
     hpc_bell_ring(root->group.bell); /* where a shrink waits */
-    if (atomic_fetch_sub(&root->open, 1) == 1 || why != NULL) hpc_control_stop(root->control, why);
+    for (; others != NULL; others = next) {
+        next = others->next_heir;
+        hpc_bell_ring(others->group.bell);
+        hpc_control_stop(others->control, why);
+        hpc_context_release(others);
+    }
+    if (last) hpc_control_stop(root->control, why);
 }
 
 /* The context of those that are not gone. HPC_IN_PROGRESS: vote again. */
@@ -147,13 +178,9 @@ static int try_once(shrinking *s, hpc_context **fresh) {
     status = exchange_addresses(s, status, c, &addresses);
     if (status == HPC_OK) {
         status = connect_all(s, c, addresses);
-        if (status == HPC_OK) {
-            adopt(s, c);
-            *fresh = c;
-        } else {
-            status = after_failure(s, status);
-        }
+        status = status == HPC_OK ? adopt(s, c) : after_failure(s, status);
     }
+    if (status == HPC_OK) *fresh = c;
     free(addresses);
     if (status != HPC_OK && c != NULL) {
         int muted = hpc_mute_errors(1);

@@ -176,6 +176,38 @@ static void aborts_one(rank *r) {
         if (all[i] != r->context) hpc_context_free(all[i]);
 }
 
+static void *free_it(void *arg) {
+    hpc_context_free(arg);
+    return NULL;
+}
+
+static void *free_when_closed(void *arg) {
+    hpc_context *c = arg;
+    while (!atomic_load(&c->group.closed)) sched_yield();
+    return free_it(c);
+}
+
+/* A thread aborts a context while others free the rest of its family, each one's own, the first context among them:
+ * without a word, or as soon as it finds that one closed. */
+static void aborts_and_frees(rank *r) {
+    enum { FAMILY = 4 };
+    for (int round = 0; round < 8; round++) {
+        hpc_context *all[FAMILY] = {NULL};
+        pthread_t threads[FAMILY];
+        CHECK_OK(hpc_init(&r->oob, &r->config, &all[0]));
+        for (int i = 1; i < FAMILY; i++) all[i] = shrink(r, all[i / 2]);
+        int mine = round / 2 % FAMILY;
+        for (int i = 0; i < FAMILY; i++)
+            if (i != mine)
+                CHECK_EQ(pthread_create(&threads[i], NULL, round & 1 ? free_it : free_when_closed, all[i]), 0);
+        CHECK_OK(hpc_context_abort(all[mine], "the test says so"));
+        hpc_context_free(all[mine]);
+        for (int i = 0; i < FAMILY; i++)
+            if (i != mine) CHECK_EQ(pthread_join(threads[i], NULL), 0);
+        rank_meet(r);
+    }
+}
+
 static void invalid(rank *r) {
     hpc_context *fresh = r->context;
     hpc_config wrong = r->config;
@@ -251,6 +283,48 @@ static void *tell_connecting(void *arg) {
     if (r->arg) hpc_control_lose(r->context->control, 2, "its connection broke");
     atomic_fetch_add(&r->board[DONE], 1);
     return NULL;
+}
+
+typedef struct shrinking {
+    hpc_context *old, *fresh;
+    const hpc_config *config;
+    _Atomic int over;
+} shrinking;
+
+static void *shrink_beside(void *arg) {
+    shrinking *s = arg;
+    if (hpc_context_shrink(s->old, s->config, SECONDS, &s->fresh) != HPC_OK) {
+        CHECK_STATUS(hpc_last_error()->status, HPC_ERR_INVALID);
+        CHECK_MESSAGE("shrink: the context is closed");
+    }
+    atomic_store(&s->over, 1);
+    return NULL;
+}
+
+/* A rank aborts the first context while its other thread shrinks an heir, and has connected: no open context comes of
+ * that. The others go on without it. */
+static void aborts_what_shrinks(rank *r) {
+    enum { ODD = 2 };
+    hpc_context *heir = shrink(r, r->context);
+    CHECK_OK(hpc_barrier(heir, SECONDS));
+    if (r->rank == ODD) {
+        shrinking s = {.old = heir, .config = &r->config};
+        pthread_t thread;
+        CHECK_EQ(pthread_create(&thread, NULL, shrink_beside, &s), 0);
+        for (int i = 0; i < ODD; i++)
+            while (!has_connected_to(r->context->control, i) && !atomic_load(&s.over)) sched_yield();
+        CHECK_OK(hpc_context_abort(r->context, "the test says so"));
+        CHECK_EQ(pthread_join(thread, NULL), 0);
+        if (s.fresh != NULL) CHECK_STATUS(hpc_barrier(s.fresh, SECONDS), HPC_ERR_INVALID);
+        hpc_context_free(s.fresh);
+        hpc_context_free(heir);
+        return;
+    }
+    hpc_context *c = shrink_until(r, heir, everybody(r) & ~(1u << ODD));
+    hpc_context_free(heir);
+    check_members(r, c, everybody(r) & ~(1u << ODD));
+    use(c);
+    hpc_context_free(c);
 }
 
 /* What a rank gives the others, as shrink.c writes it. */
@@ -622,6 +696,8 @@ int main(int argc, char **argv) {
         {.name = "leaver", .size = 4, .run = leaver, .apart = true},
         {.name = "revoked", .size = 4, .run = revoked, .apart = true},
         {.name = "aborts-one", .size = 3, .run = aborts_one, .apart = true},
+        {.name = "aborts-and-frees", .size = 3, .run = aborts_and_frees, .where = RANKS_UNSEEDED, .bare = true},
+        {.name = "aborts-what-shrinks", .size = 3, .run = aborts_what_shrinks, .apart = true},
         {.name = "invalid", .size = 3, .run = invalid},
         {.name = "dies-0", .size = 4, .run = dies_before, .arg = 0, .victims = 1},
         {.name = "dies-1", .size = 4, .run = dies_before, .arg = 1, .victims = 2},
