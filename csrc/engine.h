@@ -458,6 +458,8 @@ int hpc_quorum_ready(const hpc_exchange *ex, int key, int *other);
 void hpc_quorum_begin(hpc_exchange *ex, int key); /* a push of key: it is numbered */
 /* HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
 int hpc_quorum_check(const hpc_exchange *ex, int key, const char *op);
+/* When nothing is under way: notes how many last pushes have found none, of those that nobody has waited for. */
+void hpc_quorum_note_lost(hpc_exchange *ex);
 
 /* graph_quorum.c: NOTIFY-ACK that goes on without stragglers. */
 int hpc_graph_quorum_open(hpc_exchange *ex, const char *op);

@@ -335,6 +335,7 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     double deadline = hpc_deadline(&ex->context->group, timeout);
     if (status == HPC_OK && !ex->closed && ex->places[rank].worker) status = hpc_worker_finish(ex, op, deadline);
     if (status == HPC_ERR_TIMEOUT) return status;
+    if (status == HPC_OK && !ex->closed && hpc_has_quorum(ex)) hpc_quorum_note_lost(ex);
     if (!ex->closed) {
         int announced = announce(ex, HPC_CLOSED);
         if (status == HPC_OK) status = announced;

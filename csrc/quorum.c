@@ -370,6 +370,23 @@ int hpc_quorum_check(const hpc_exchange *ex, int key, const char *op) {
     return status;
 }
 
+/* A pull has told of its own. */
+void hpc_quorum_note_lost(hpc_exchange *ex) {
+    int n = 0, first = -1;
+    for (int i = ex->plan->n_keys - 1; i >= 0; i--) {
+        const hpc_pushed *k = &ex->keys[i];
+        hpc_quorum_look(ex, i);
+        if (k->since == 0 || k->number <= k->version) continue;
+        first = i;
+        n++;
+    }
+    if (n > 0)
+        hpc_group_note(&ex->context->group,
+                       "lost the last push of %d key%s of rank %d, %.64s first: version %llu found no quorum of %d", n,
+                       n == 1 ? "" : "s", ex->context->group.rank, ex->plan->keys[first].name,
+                       (unsigned long long)ex->keys[first].number, ex->quorum);
+}
+
 /* The first key, if any, that is not pushed for the present version, or not answered; else -1. */
 static int unfinished(const hpc_exchange *ex) {
     for (int i = 0; i < ex->plan->n_keys; i++) {

@@ -86,8 +86,8 @@ class Context:
         ranks: by rank, what each was called in the first context, from which this one came by shrinks.
         config: the settings it was made with.
         peers: what is known of every rank now.
-        notes: what was degraded at start, and what was odd since, e.g. a stranger refused; a sentence each. The latter
-            are also told on stderr when the context is closed.
+        notes: what was degraded at start, and what was odd since, e.g. a stranger refused or a push lost; a sentence
+            each. The latter are also told on stderr when the context is closed.
 
     Collectives (window, receive_queue, lane, barrier, allgather, an Exchange and its load_state_dict) are made by all
     ranks in the same order. All methods raise InvalidArgument after close.
@@ -379,8 +379,8 @@ class Context:
                 self._tell(note)
 
     def _tell_news(self) -> None:
-        """Who was refused, also before the start was over; of other notes those that came after it, if HPCOMM_DEBUG
-        asks for them, and all if the start failed."""
+        """Who was refused and what was lost, also before the start was over; of other notes those that came after it,
+        if HPCOMM_DEBUG asks for them, and all if the start failed."""
         notes = self.notes
         plain = [note for note in notes if not _is_odd(note)]
         if self._noted is not None:
@@ -425,7 +425,7 @@ def _count(value: Any, name: str) -> int:
 
 
 def _is_odd(note: str) -> bool:
-    return note.startswith("refused ")
+    return note.startswith(("refused ", "lost "))
 
 
 _open: "weakref.WeakSet[Context]" = weakref.WeakSet()

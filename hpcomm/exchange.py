@@ -576,7 +576,8 @@ class Exchange(Calls):
 
         What is under way is waited for. A rank that owns rows serves the others until they have closed too, where their
         pushes do not wait for its own: under ASYNC, with a quorum, or when it only serves. params stays valid. Keys
-        that a step cut short has not pushed stay unpushed.
+        that a step cut short has not pushed stay unpushed. With a quorum a last push that nobody has waited for may
+        find none, as too many others have closed: context.notes and stderr tell of it.
 
         Raises:
             Timeout: not all of that in timeout seconds; close may be called again.

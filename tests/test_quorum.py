@@ -246,6 +246,21 @@ def test_nobody_waits_for_a_quorum_that_cannot_come(transport: dict[str, Any]) -
     run_threads(3, body, **transport)
 
 
+@on_both
+def test_close_tells_of_a_push_that_found_no_quorum(capsys: pytest.CaptureFixture[str]) -> None:
+    def body(context: Context) -> tuple[str, ...]:
+        with exchange(context, quorum(2, float("inf")), topology=ParameterServer(servers=[0])) as ex:
+            ex.step(whole(context.rank, 0))
+            if context.rank == 2:
+                for name, grad in whole(2, 1).items():
+                    ex.push(name, grad)
+        return tuple(note for note in context.notes if note.startswith("lost "))
+
+    note = "lost the last push of 2 keys of rank 2, w first: version 2 found no quorum of 2"
+    assert run_threads(3, body) == [(), (), (note,)]
+    assert f"hpcomm rank 2: {note}\n" in capsys.readouterr().err
+
+
 def test_who_has_closed_and_left_is_not_waited_for(transport: dict[str, Any]) -> None:
     left, looked = threading.Event(), threading.Event()
 

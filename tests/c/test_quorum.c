@@ -271,6 +271,37 @@ static void published(rank *r) {
     hpc_exchange_free(e);
 }
 
+static bool has_note(const rank *r, const char *text) {
+    for (int i = 0; hpc_context_note(r->context, i); i++)
+        if (strstr(hpc_context_note(r->context, i), text)) return true;
+    return false;
+}
+
+/* arg: whether the last key is waited for. Of pushes that find no quorum any more close tells those that nobody has
+ * waited for; not those that were folded, or left out. */
+static void lost(rank *r) {
+    enum { LAST = 0, KEYS = 3 };
+    job j;
+    uint64_t tickets[KEYS];
+    job_init(&j, r);
+    j.quorum = 2, j.grace = 0, j.n_servers = 1;
+    hpc_exchange *e = job_open(r, &j);
+    for (int step = 0; step < 2; step++) {
+        for (int key = 0; key < KEYS; key++)
+            if (step == 0 || r->rank == LAST) tickets[key] = job_start(r, &j, e, key, step, HPC_PUSH, false);
+        for (int key = 0; key < KEYS && step == 0 && r->rank == LAST; key++)
+            CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
+    }
+    if (r->rank == LAST && r->arg) CHECK_STATUS(hpc_exchange_wait(e, KEYS - 1, tickets[KEYS - 1], -1), HPC_ERR_PEER);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    CHECK_EQ(has_note(r, r->arg ? "lost the last push of 2 keys of rank 0, k0 first: version"
+                                : "lost the last push of 3 keys of rank 0, k0 first: version"),
+             r->rank == LAST);
+    CHECK_EQ(has_note(r, "lost"), r->rank == LAST);
+    hpc_exchange_free(e);
+}
+
 /* Each key is pushed once for a version. */
 static void in_steps(rank *r) {
     job j;
@@ -394,6 +425,8 @@ int main(int argc, char **argv) {
         {.name = "closed, threads, sleepy", .size = 3, .run = closed, .arg = HPC_PROGRESS_THREAD, .sleepy = true},
         {.name = "published", .size = 3, .run = published, .arg = HPC_PROGRESS_INLINE},
         {.name = "published by threads", .size = 3, .run = published, .arg = HPC_PROGRESS_THREAD},
+        {.name = "lost", .size = 3, .run = lost},
+        {.name = "lost but one told", .size = 3, .run = lost, .arg = 1},
         {.name = "in steps", .size = 2, .run = in_steps},
         {.name = "nothing is lost, 1", .size = 3, .run = nothing_is_lost, .arg = HPC_PROGRESS_INLINE + 4},
         {.name = "nothing is lost, 2", .size = 4, .run = nothing_is_lost, .arg = HPC_PROGRESS_THREAD + 8},

@@ -592,7 +592,8 @@ HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n
 
 /* Tells every rank that no push comes from here any more, when those under way are done. A rank that owns rows of an
  * ASYNC exchange or, with servers, of one with a quorum, or rows of keys that it does not push, serves the others until
- * they have closed too. Idempotent. free drops the handle without waiting: ranks that still wait for rows owned here
+ * they have closed too. Pushes that found no quorum any more, and that nobody has waited for, are noted
+ * (hpc_context_note). Idempotent. free drops the handle without waiting: ranks that still wait for rows owned here
  * get HPC_ERR_PEER. */
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
 HPC_API void hpc_exchange_free(hpc_exchange *exchange);
