@@ -73,6 +73,7 @@ SOURCES = {
     "collective.c": "mesh.h",
     "survivors.c": "mesh.h",
     "shrink.c": "context.h",  # makes one out of another
+    "agree.c": "context.h",
     "context.c": "lane.h",  # a context opens its first lane
     "window.c": "lane.h",  # a put goes by a lane
     "plan_check.c": "plan.h",

@@ -1,0 +1,139 @@
+/* What all ranks of a context do together by its control channel. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "context.h"
+
+int hpc_allgather(hpc_context *c, const void *send, void *recv, size_t nbytes, double timeout) {
+    static const char op[] = "allgather";
+    hpc_reply *replies;
+    int status = hpc_context_ready(c, op);
+    if (status != HPC_OK) return status;
+    if (nbytes > 0 && (send == NULL || recv == NULL))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: a buffer is NULL while nbytes is %zu", op, nbytes);
+    if (nbytes > (uint64_t)1 << 32)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: %zu bytes; at most 4 GiB are possible", op, nbytes);
+    replies = calloc((size_t)c->group.size, sizeof *replies);
+    if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    status = hpc_control_exchange(c->control, op, send, nbytes, -1, HPC_EQUAL_SIZES, replies,
+                                  hpc_deadline(&c->group, timeout));
+    if (status == HPC_OK) {
+        for (int r = 0; r < c->group.size && nbytes > 0; r++)
+            memcpy((char *)recv + (size_t)r * nbytes, replies[r].data, nbytes);
+        hpc_control_free_replies(c->control, replies);
+    }
+    free(replies);
+    return status;
+}
+
+int hpc_barrier(hpc_context *c, double timeout) {
+    static const char op[] = "barrier";
+    hpc_reply *replies;
+    int status = hpc_context_ready(c, op);
+    if (status != HPC_OK) return status;
+    replies = calloc((size_t)c->group.size, sizeof *replies);
+    if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    status =
+        hpc_control_exchange(c->control, op, NULL, 0, -1, HPC_EQUAL_SIZES, replies, hpc_deadline(&c->group, timeout));
+    if (status == HPC_OK) hpc_control_free_replies(c->control, replies);
+    free(replies);
+    return status;
+}
+
+int hpc_context_agree(hpc_context *c, const char *op, int status, double deadline) {
+    struct verdict {
+        int status;
+        char message[512];
+    } mine = {.status = status};
+    hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
+    int own = status;
+    if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    if (own != HPC_OK) snprintf(mine.message, sizeof mine.message, "%s", hpc_last_error()->message);
+    status = hpc_control_exchange(c->control, op, &mine, sizeof mine, -1, HPC_EQUAL_SIZES, replies, deadline);
+    if (status == HPC_OK) {
+        for (int r = 0; r < c->group.size && status == HPC_OK; r++) {
+            const struct verdict *v = replies[r].data;
+            if (v->status != HPC_OK)
+                status = hpc_fail(v->status, op, "on rank %d: %.*s", r, (int)sizeof v->message - 1, v->message);
+        }
+        hpc_control_free_replies(c->control, replies);
+    }
+    free(replies);
+    return status;
+}
+
+int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, double deadline) {
+    size_t size = (size_t)c->group.size, me = (size_t)c->group.rank;
+    hpc_blob *blobs = calloc(size, sizeof *blobs);
+    hpc_reply *replies = calloc(size, sizeof *replies);
+    int fd = -1, status = HPC_OK;
+    if (blobs == NULL || replies == NULL) {
+        free(blobs);
+        free(replies);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    }
+    for (size_t r = 0; r < size && status == HPC_OK; r++) {
+        blobs[r].fd = -1;
+        if (r != me) status = joint->export_to(c->transports[r], joint->object, (int)r, &blobs[r]);
+        if (blobs[r].fd >= 0) fd = blobs[r].fd;
+    }
+    /* One that failed says so in the blob that is meant for itself; the others take nothing of its. */
+    memcpy(blobs[me].bytes, &status, sizeof status);
+    int exchanged =
+        hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, fd, HPC_EQUAL_SIZES, replies, deadline);
+    if (exchanged != HPC_OK) {
+        status = exchanged;
+    } else {
+        for (size_t r = 0; r < size; r++) {
+            hpc_blob blob;
+            int exported, attached = HPC_OK;
+            memcpy(&exported, ((hpc_blob *)replies[r].data + r)->bytes, sizeof exported);
+            if (r == me || exported != HPC_OK) continue;
+            memcpy(&blob, (hpc_blob *)replies[r].data + me, sizeof blob);
+            blob.fd = replies[r].fd;
+            replies[r].fd = -1;
+            /* All of them, also after a failure: a blob may hold a reference that only attaching takes over. */
+            attached = joint->attach(c->transports[r], joint->object, (int)r, &blob, deadline);
+            if (status == HPC_OK) status = attached;
+        }
+        hpc_control_free_replies(c->control, replies);
+        status = hpc_context_agree(c, op, status, deadline);
+    }
+    free(blobs);
+    free(replies);
+    return status;
+}
+
+int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, size_t total, double deadline) {
+    struct demand {
+        uint64_t asked, available;
+    } mine = {total, hpc_memory_available()};
+    hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
+    int status;
+    if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    status = hpc_control_exchange(c->control, op, &mine, sizeof mine, -1, HPC_EQUAL_SIZES, replies, deadline);
+    if (status == HPC_OK) {
+        for (int r = 0; r < c->group.size && status == HPC_OK; r++) {
+            struct demand all = {0, UINT64_MAX};
+            int ranks = 0;
+            for (int other = 0; other < c->group.size; other++) {
+                const struct demand *d = replies[other].data;
+                if (!hpc_same_host(&c->addresses[r], &c->addresses[other])) continue;
+                all.asked = d->asked > UINT64_MAX - all.asked ? UINT64_MAX : all.asked + d->asked;
+                if (d->available < all.available) all.available = d->available;
+                ranks++;
+            }
+            if (all.asked > all.available)
+                status = hpc_fail(
+                    HPC_ERR_MEMORY, op,
+                    "%s: rank %d asks for %llu bytes, the %d rank%s on %s for %llu together, and %llu are available; "
+                    "ask for less",
+                    op, c->group.rank, (unsigned long long)nbytes, ranks, ranks == 1 ? "" : "s",
+                    c->addresses[r].hostname, (unsigned long long)all.asked, (unsigned long long)all.available);
+        }
+        hpc_control_free_replies(c->control, replies);
+    }
+    free(replies);
+    return status;
+}
