@@ -54,11 +54,14 @@ _CHUNK = 32768  # bytes, of a server's
 
 @dataclass(frozen=True)
 class Made:
-    """What an exchange was made of, for another one like it."""
+    """What an exchange was made of, for another one like it. One that takes its place after a death keeps that of the
+    first one: all ranks have that, whatever some had between."""
 
     topology: AnyTopology | None  # None: a plan's rows
     consistency: Consistency
+    rule: AnyRule
     options: dict[str, Any]
+    ranks: tuple[int, ...]  # of its context: what the topology's ranks were called at first
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,7 @@ class Exchange(Calls):
         self._made = Made(
             None if plan is not None else topology,
             consistency,
+            rule,
             {
                 "chunk_bytes": chunk_bytes,
                 "depth": depth,
@@ -260,6 +264,7 @@ class Exchange(Calls):
                 "cores": cores,
                 "patience": patience,
             },
+            ctx.ranks,
         )
         self._rank, self._default = ctx.rank, ctx.config.timeout
         try:

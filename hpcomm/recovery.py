@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .arguments import graph_phases
 from .consistency import BSP
 from .context import Context
 from .errors import CheckpointError, HpcommError, NotSupported, PeerFailed
@@ -118,36 +119,38 @@ def _over(
     checkpoint: str | PathLike[str] | None,
     timeout: float | None,
 ) -> Recovered:
-    """The exchange over the ranks of a shrunk context. shard: what this rank keeps, after `mine` steps."""
+    """The exchange over the ranks of a shrunk context. shard: what this rank keeps, after `mine` steps.
+
+    When a rank dies at the end of this, some have the new exchange and come again with it, others with ex. So what is
+    made here depends on what the first exchange was made of and on who is left, and on nothing between.
+    """
     made, old = ex._made, ex.context
-    before = {name: i for i, name in enumerate(old.ranks)}
-    left = [before[name] for name in fresh.ranks]  # what ex called them
-    lost = tuple(rank for rank in range(old.size) if rank not in left)
-    clock = _furthest(fresh, mine, timeout)
-    topology: Any
-    gone: list[int] = []
+    left = [made.ranks.index(name) for name in fresh.ranks]  # what the topology calls them
+    lost = tuple(rank for rank, name in enumerate(old.ranks) if name not in fresh.ranks)
+    owners = set(np.unique(ex.plan.rows.column("owner")).tolist())
+    gone = -1 if ex.graph else max((old.ranks[rank] for rank in owners.intersection(lost)), default=-1)
+    clock, gone = _agreed(fresh, mine, gone, timeout)
+    if gone >= 0 and checkpoint is None:
+        raise CheckpointError(
+            f"rank {fresh.ranks[fresh.rank]}: recover: rank {gone} is gone, which owned parameters: give checkpoint, "
+            "the directory of a Checkpointer"
+        )
+    topology: Any = made.topology
     options = dict(made.options)
     consistency = made.consistency
-    if ex.graph:
-        topology = made.topology if callable(made.topology) else among(ex.graph, left)
-    else:
-        assert isinstance(made.topology, ParameterServer)
-        owners = set(np.unique(ex.plan.rows.column("owner")).tolist())
-        gone = sorted(owners.intersection(lost))
-        topology = _servers_left(made.topology, ex.plan.servers, left)
+    if isinstance(topology, ParameterServer):
+        topology = _servers_left(topology, topology.roles(len(made.ranks))[1], left)
         options["cores"] = max(core for _, core in ex.plan.places) + 1
         if consistency.quorum is not None:
             workers = len(topology.roles(fresh.size)[0])
             consistency = replace(consistency, quorum=min(consistency.quorum, workers))
-    if gone and checkpoint is None:
-        raise CheckpointError(
-            f"rank {old.rank}: recover: rank {gone[0]} is gone, which owned parameters: give checkpoint, the directory "
-            "of a Checkpointer"
-        )
+    elif not callable(topology):
+        topology = among(graph_phases(topology, len(made.ranks)), left)
     values = {key.name: ex.params[key.name] if ex.params else np.zeros(key.shape, np.float32) for key in ex.plan.keys}
-    new = Exchange(fresh, values, topology, consistency, ex.rule, timeout=timeout, **options)
+    new = Exchange(fresh, values, topology, consistency, made.rule, timeout=timeout, **options)
+    new._made = made
     extra: dict[str, Any] = {}
-    if gone:
+    if gone >= 0:
         assert checkpoint is not None
         found = restore(new, checkpoint, timeout=timeout)
         if found is None:
@@ -159,12 +162,15 @@ def _over(
         new.load_state_dict(shard, timeout)
     gap = _gaps(ex.graph, new.graph) if ex.graph else None
     if fresh.rank == 0:
-        _tell(lost, left, clock, "" if not ex.graph else _told(gap))
+        _tell(lost, clock, fresh.size, "" if not ex.graph else _told(gap))
     return Recovered(new, clock, lost, gap, extra)
 
 
-def _furthest(ctx: Context, clock: int, timeout: float | None) -> int:
-    return max(int.from_bytes(part, "little") for part in ctx.allgather(clock.to_bytes(8, "little"), timeout))
+def _agreed(ctx: Context, clock: int, gone: int, timeout: float | None) -> tuple[int, int]:
+    """The clock of the furthest; and who is gone that owned parameters, as any rank's lost exchange had it, else -1."""
+    parts = ctx.allgather(np.array([clock, gone], np.int64).tobytes(), timeout)
+    every = np.array([np.frombuffer(part, np.int64) for part in parts])
+    return int(every[:, 0].max()), int(every[:, 1].max())
 
 
 def _gaps(before: Sequence[Graph], now: Sequence[Graph]) -> tuple[float, float] | None:
@@ -186,6 +192,6 @@ def _told(gap: tuple[float, float] | None) -> str:
     return "; spectral gap " + ("not computed" if gap is None else f"{gap[0]:.4f} before, {gap[1]:.4f} now")
 
 
-def _tell(lost: Sequence[int], left: Sequence[int], clock: int, graph: str) -> None:
+def _tell(lost: Sequence[int], clock: int, left: int, graph: str) -> None:
     who = f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}" if lost else "nobody"
-    _log.warning("%s lost: %d ranks go on from step %d%s", who, len(left), clock, graph)
+    _log.warning("%s lost: %d ranks go on from step %d%s", who, left, clock, graph)
