@@ -82,7 +82,7 @@ static void look(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     double now = hpc_now();
     if (atomic_load(&c->group->states[rank]) != HPC_PEER_ALIVE || now - l->looked < NEW_SECONDS) return;
-    if (hpc_link_tell(c, rank, HPC_MESH_LOOK, NULL, 0)) l->looked = now;
+    if (hpc_link_tell(c, rank, HPC_MESH_LOOK, NULL, 0) == HPC_OK) l->looked = now;
 }
 
 void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[HPC_COOKIE_BYTES]) {
@@ -102,10 +102,10 @@ void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[
     hpc_link_answer(fd, g->rank, &a, sizeof a);
 }
 
-void hpc_jobs_tell(hpc_control *c, int rank) {
+int hpc_jobs_tell(hpc_control *c, int rank) {
     hpc_shown_rank shown;
     show_self(c, &shown);
-    hpc_link_tell(c, rank, HPC_MESH_NEWS, &shown, sizeof shown);
+    return hpc_link_tell(c, rank, HPC_MESH_NEWS, &shown, sizeof shown);
 }
 
 /* ---- what came as one ---- */

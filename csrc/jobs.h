@@ -24,8 +24,8 @@ typedef struct hpc_job_answer {
 /* By the service thread: about rank, or (-1) this one; name is looked up then. */
 void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[HPC_COOKIE_BYTES]);
 
-/* By the service thread: what rank has asked for, if it can be sent at once. */
-void hpc_jobs_tell(hpc_control *c, int rank);
+/* By the service thread: what rank has asked for. As hpc_link_tell. */
+int hpc_jobs_tell(hpc_control *c, int rank);
 
 /* What came as an answer, made harmless; HPC_ERR_AUTH if it is none of this version. */
 int hpc_jobs_check(hpc_job_answer *answer);

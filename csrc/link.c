@@ -136,17 +136,17 @@ int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data
     hpc_link *l = &c->links[rank];
     const hpc_mesh_frame f = {
         .magic = MAGIC, .type = type, .rank = c->group->rank, .nbytes = (uint32_t)nbytes, .total = nbytes};
-    int whole = 0;
-    if (pthread_mutex_trylock(&l->send_lock) != 0) return 0;
-    if (atomic_load(&l->fd) >= 0 && !l->cut && finish_told(c, rank, 0) == HPC_OK) {
+    if (pthread_mutex_trylock(&l->send_lock) != 0) return HPC_ERR_TIMEOUT;
+    int status = atomic_load(&l->fd) < 0 || l->cut ? HPC_ERR_PEER : finish_told(c, rank, 0);
+    if (status == HPC_OK) {
         l->told_left = sizeof f + nbytes;
         memcpy(l->told + sizeof l->told - l->told_left, &f, sizeof f);
         if (nbytes > 0) memcpy(l->told + sizeof l->told - nbytes, data, nbytes);
-        whole = finish_told(c, rank, 0) == HPC_OK;
+        status = finish_told(c, rank, 0);
     }
     if (type == HPC_MESH_BEAT) atomic_store_explicit(&l->spoke, 0, memory_order_relaxed);
     pthread_mutex_unlock(&l->send_lock);
-    return whole;
+    return status;
 }
 
 void hpc_link_drop(hpc_control *c, int rank) {

@@ -99,7 +99,7 @@ typedef struct hpc_link {
     int ended; /* nothing more will be read */
 
     char host[64];
-    int asks;          /* it wants this rank's news */
+    int asks;          /* it wants this rank's news, and has not got them all */
     double looked;     /* when it was asked for its own */
     hpc_message *news; /* the last that came; NULL: none */
     double news_at;
@@ -164,8 +164,8 @@ static inline void hpc_close(int *fd) {
 int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, const char *op, const void *data,
                   size_t nbytes, int pass_fd, double deadline);
 
-/* One frame with nbytes, at most HPC_TOLD_BYTES with its head, if they can be sent at once. Whether they were; what has
- * been begun goes on before the next frame. */
+/* One frame with nbytes, at most HPC_TOLD_BYTES with its head, if they can be sent at once; what has been begun goes on
+ * before the next frame. HPC_ERR_TIMEOUT where there is no room, or another message is under way; HPC_ERR_PEER. */
 int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes);
 
 /* Tells the peer, if it can be told at once, that it counts as failed. */

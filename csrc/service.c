@@ -35,18 +35,25 @@ static void end_link(hpc_control *c, int rank, const char *why) {
     if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);   /* lets a peer go that waits for it, and ends our sends */
 }
 
+/* The news that rank has asked for: what finds no room goes, as news of then, when there is some. */
+static void tell_news(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    l->asks = hpc_jobs_tell(c, rank) == HPC_ERR_TIMEOUT;
+    struct epoll_event event = {.events = l->asks ? EPOLLIN | EPOLLOUT : EPOLLIN,
+                                .data.u64 = (uint64_t)HPC_WATCH_LINK << 32 | (uint32_t)rank};
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_MOD, atomic_load(&l->fd), &event);
+}
+
 static void on_link(hpc_control *c, int rank, size_t most) {
     if (c->links[rank].ended) { /* by a tick, before the connecting thread had it watched */
         epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, atomic_load(&c->links[rank].fd), NULL);
         return;
     }
     const char *why = hpc_link_read(c, rank, most);
-    if (why != NULL) {
+    if (why != NULL)
         end_link(c, rank, why);
-    } else if (c->links[rank].asks) {
-        c->links[rank].asks = 0;
-        hpc_jobs_tell(c, rank);
-    }
+    else if (c->links[rank].asks)
+        tell_news(c, rank);
 }
 
 static void on_death(hpc_control *c, int rank) {
@@ -278,7 +285,7 @@ static void tick_link(hpc_control *c, int rank, double now) {
     if (l->ended || state == HPC_PEER_LEFT || state == HPC_PEER_FAILED) return;
     if (atomic_exchange_explicit(&l->spoke, 0, memory_order_relaxed))
         l->quiet = 0;
-    else if (++l->quiet >= QUIET_TICKS && hpc_link_tell(c, rank, HPC_MESH_BEAT, NULL, 0))
+    else if (++l->quiet >= QUIET_TICKS && hpc_link_tell(c, rank, HPC_MESH_BEAT, NULL, 0) == HPC_OK)
         l->quiet = 0;
 }
 

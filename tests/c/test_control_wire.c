@@ -2,12 +2,14 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "node.h"
 
-enum { MET = 1, DONE, GONE, PORT };
+enum { MET = 1, DONE, GONE, PORT, ASKED, FILLED };
 
 /* ---- bytes of a peer that is proven, but not this code ---- */
 
@@ -35,6 +37,13 @@ static void send_bytes(int fd, const void *data, size_t n) {
 
 static void receive_bytes(int fd, void *data, size_t n) {
     CHECK_EQ(recv(fd, data, n, MSG_WAITALL), n);
+}
+
+static void say_bye(int fd) {
+    hpc_mesh_frame bye = sound;
+    bye.type = HPC_MESH_BYE;
+    send_bytes(fd, &bye, sizeof bye);
+    close(fd);
 }
 
 /* What follows is cut anywhere. */
@@ -79,10 +88,7 @@ static void dribble(rank *r) {
             at += f.nbytes;
         }
         CHECK_EQ(ranks_first_wrong(stream, BYTES, 3), BYTES);
-        hpc_mesh_frame bye = sound;
-        bye.type = HPC_MESH_BYE;
-        send_bytes(fd, &bye, sizeof bye);
-        close(fd);
+        say_bye(fd);
     }
     free(data);
     free(stream);
@@ -110,6 +116,120 @@ static void talkative(rank *r) {
             close(fd);
         }
         rank_meet(r);
+    }
+}
+
+/* ---- news that find no room ---- */
+
+static void ask_for_news(int fd) {
+    hpc_mesh_frame look = sound;
+    look.type = HPC_MESH_LOOK;
+    send_bytes(fd, &look, sizeof look);
+}
+
+/* Reads whole frames until these many bytes of a gather have come and news of this step; nobody sends beats. */
+static void read_until_news(int fd, size_t gathered, uint64_t step) {
+    char *payload = malloc(HPC_PIECE_BYTES);
+    hpc_shown_rank shown = {.step = UINT64_MAX};
+    hpc_mesh_frame f;
+    size_t got = 0;
+    CHECK(payload);
+    CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_sec = 20}, sizeof(struct timeval)), 0);
+    while (got < gathered || shown.step != step) {
+        receive_bytes(fd, &f, sizeof f);
+        CHECK(f.magic == sound.magic && f.nbytes <= HPC_PIECE_BYTES);
+        if (f.nbytes > 0) receive_bytes(fd, payload, f.nbytes);
+        if (f.type == HPC_MESH_GATHER) got += f.nbytes;
+        if (f.type == HPC_MESH_NEWS) memcpy(&shown, payload, sizeof shown);
+    }
+    free(payload);
+}
+
+/* The service thread has read what has come. */
+static void await_read(int fd) {
+    int unread = 1;
+    while (unread > 0) CHECK_EQ(ioctl(fd, FIONREAD, &unread), 0);
+}
+
+enum { MUCH = 32 << 20 /* more than the sockets hold */ };
+
+static void *gather_much(void *arg) {
+    node *n = arg;
+    char *data = calloc(1, MUCH);
+    CHECK(data);
+    CHECK_OK(node_gather(n, "gather", data, MUCH, HPC_OWN_SIZES, 20));
+    hpc_control_free_replies(n->control, n->replies);
+    free(data);
+    return NULL;
+}
+
+/* A message is under way when news are asked for: they come behind it, with no beat and no second question. */
+static void news_behind_a_message(rank *r) {
+    if (r->rank == 0) {
+        node *n = node_join(r, ALL_TCP, 1000);
+        pthread_t thread;
+        CHECK_EQ(pthread_create(&thread, NULL, gather_much, n), 0);
+        rank_await(r, ASKED, 1);
+        await_read(atomic_load(&n->control->links[1].fd));
+        rank_set(r, DONE, 1);
+        pthread_join(thread, NULL);
+        rank_await(r, GONE, 1);
+        node_leave(n, NULL);
+    } else {
+        char first;
+        hpc_mesh_frame own = sound;
+        int fd = impersonate(r);
+        snprintf(own.op, sizeof own.op, "gather");
+        CHECK_EQ(recv(fd, &first, 1, MSG_PEEK), 1);
+        ask_for_news(fd);
+        rank_set(r, ASKED, 1);
+        rank_await(r, DONE, 1);
+        read_until_news(fd, MUCH, 0);
+        send_bytes(fd, &own, sizeof own);
+        say_bye(fd);
+        rank_set(r, GONE, 1);
+    }
+}
+
+/* News are asked for until they stay half-sent. Once there is room, the rest comes, and then news of that time. */
+static void news_when_there_is_room(rank *r) {
+    enum { ROOM = 64 << 10 };
+    static char filler[ROOM];
+    uint64_t asked = 0, full = 0; /* asked: also this rank's step */
+    size_t filled = 0;
+    if (r->rank == 0) {
+        node *n = node_join(r, ALL_TCP, 1000);
+        hpc_link *l = &n->control->links[1];
+        int fd = atomic_load(&l->fd);
+        CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &(int){ROOM}, sizeof(int)), 0);
+        for (ssize_t sent; (sent = send(fd, filler, sizeof filler, MSG_DONTWAIT)) > 0;) filled += (size_t)sent;
+        rank_set(r, FILLED, filled);
+        while (!full) {
+            rank_await(r, ASKED, ++asked);
+            await_read(fd);
+            hpc_watch_step(&n->group.watch, asked);
+            pthread_mutex_lock(&l->send_lock);
+            full = l->told_left > 0;
+            pthread_mutex_unlock(&l->send_lock);
+            rank_set(r, DONE, 2 * asked + full);
+        }
+        rank_await(r, GONE, 1);
+        node_leave(n, NULL);
+    } else {
+        int fd = impersonate(r);
+        filled = (size_t)rank_await(r, FILLED, 1);
+        while (!full) {
+            ask_for_news(fd);
+            rank_set(r, ASKED, ++asked);
+            full = rank_await(r, DONE, 2 * asked) % 2;
+        }
+        for (size_t n; filled > 0; filled -= n) {
+            n = filled < sizeof filler ? filled : sizeof filler;
+            receive_bytes(fd, filler, n);
+        }
+        read_until_news(fd, 0, asked);
+        say_bye(fd);
+        rank_set(r, GONE, 1);
     }
 }
 
@@ -314,6 +434,12 @@ int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "dribble", .size = 2, .run = dribble, .where = RANKS_SHM, .bare = true},
         {.name = "talkative", .size = 2, .run = talkative, .where = RANKS_SHM, .bare = true},
+        {.name = "news behind a message", .size = 2, .run = news_behind_a_message, .where = RANKS_SHM, .bare = true},
+        {.name = "news when there is room",
+         .size = 2,
+         .run = news_when_there_is_room,
+         .where = RANKS_SHM,
+         .bare = true},
         {.name = "garbled", .size = 2, .run = garbled, .where = RANKS_SHM, .bare = true},
         {.name = "noise", .size = 2, .run = noise, .where = RANKS_SHM, .bare = true},
         {.name = "strangers", .size = 3, .run = strangers, .where = RANKS_SHM, .bare = true},
