@@ -10,6 +10,7 @@
 #include "transport.h"
 
 enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_CPU_WORDS = 16, HPC_USED = 5 };
+enum { HPC_ADDRESS_MAGIC = 0x68706d61 };
 
 /* What a rank says of itself; opaque to whoever carries it. Its first three members never change between versions. */
 typedef struct hpc_address {
@@ -88,6 +89,9 @@ void hpc_context_remove_task(hpc_context *context, hpc_task *task);
 /* Runs the tasks once, and says what they leave, as of hpc_left_over. HPC_LEFT when another thread is at them: what it
  * leaves has to be looked at again before a sleep. */
 int hpc_context_work(hpc_context *context);
+
+/* What waits of the context do, as hpc_group's progress: its transports' part and hpc_context_work. */
+int hpc_context_progress(void *context);
 
 /* The one of its transports, opened at the first call, while lanes are: by then they have been chosen. NULL with the
  * error recorded. */

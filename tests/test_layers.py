@@ -74,7 +74,8 @@ SOURCES = {
     "survivors.c": "mesh.h",
     "shrink.c": "context.h",  # makes one out of another
     "agree.c": "context.h",
-    "context.c": "lane.h",  # a context opens its first lane
+    "connect.c": "lane.h",  # a context opens its first lane
+    "context.c": "lane.h",  # and frees it
     "window.c": "lane.h",  # a put goes by a lane
     "plan_check.c": "plan.h",
     "plan_graph.c": "plan.h",
