@@ -444,6 +444,25 @@ int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *
     return HPC_OK;
 }
 
+int hpc_exchange_get_folded(hpc_exchange *ex, int rank, uint64_t *pushes) {
+    static const char op[] = "get_folded";
+    if (ex == NULL || pushes == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange or pushes is NULL", op);
+    if (rank < 0 || rank >= ex->context->group.size)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
+                        ex->context->group.size);
+    is_over(ex);
+    *pushes = 0;
+    for (int s = 0; s < ex->n_shares && ex->consistency == HPC_ASYNC && ex->n_phases == 0; s++) {
+        const hpc_share *share = &ex->shares[s];
+        if (share->owner != ex->context->group.rank) continue;
+        hpc_engine_pause(&ex->cores[share->core]);
+        uint64_t n = share->applied[rank] + (share->rows_done[rank] > 0);
+        hpc_engine_resume(&ex->cores[share->core]);
+        if (n > *pushes) *pushes = n;
+    }
+    return HPC_OK;
+}
+
 int hpc_exchange_publish(hpc_exchange *ex, double timeout) {
     static const char op[] = "publish";
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);

@@ -171,7 +171,7 @@ static void exchanges(hpcomm::Context &context) {
     float row[3], state[3];
     assert(exchange.get_row(4, row, state, code) == 2 && !code && row[2] == 1.5f && state[0] == 1.5f);
     row[2] = 7;
-    assert(exchange.under_way() == -1);
+    assert(exchange.under_way() == -1 && exchange.folded(0, code) == 0 && !code);
     exchange.set_row(4, 5, row, state, code);
     exchange.publish(1.0, code);
     assert(!code && exchange.params(1)[2] == 7 && exchange.get_row(4, row, state, code) == 5);

@@ -386,6 +386,11 @@ static void rows_whole(rank *r) {
             for (uint64_t i = 0; i < COUNT; i++) CHECK_EQ(row[i], step);
             CHECK_OK(hpc_exchange_progress(e));
         }
+        for (int peer = 0; peer < r->size; peer++) {
+            CHECK_OK(hpc_exchange_get_folded(e, peer, &step));
+            CHECK_EQ(step, peer == 0 ? 0 : pushes);
+        }
+        CHECK_STATUS(hpc_exchange_get_folded(e, r->size, &step), HPC_ERR_INVALID);
         CHECK_OK(hpc_exchange_serve(e, -1));
     } else {
         for (uint64_t n = 0; n < pushes; n++) {

@@ -136,6 +136,12 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     void publish(double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_publish(get(), timeout));
     }
+    // ASYNC with servers: of how many pushes of rank this rank's rows have folded all or a part.
+    std::uint64_t folded(int rank, Report report = {}) const {
+        std::uint64_t pushes = 0;
+        report(hpc_exchange_get_folded(get(), rank, &pushes));
+        return pushes;
+    }
 
     hpc_exchange_stats stats(Report report = {}) const {
         hpc_exchange_stats stats{};

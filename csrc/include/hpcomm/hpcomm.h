@@ -645,6 +645,9 @@ HPC_API int hpc_exchange_get_row(hpc_exchange *exchange, int row, uint64_t *step
 HPC_API int hpc_exchange_set_row(hpc_exchange *exchange, int row, uint64_t step, const float *params,
                                  const float *state);
 HPC_API int hpc_exchange_publish(hpc_exchange *exchange, double timeout);
+/* ASYNC with servers: of how many pushes of rank, the most of any key, this rank's rows have folded all or a part;
+ * elsewhere 0. Others may push meanwhile. After a death or a revoke as get_row. */
+HPC_API int hpc_exchange_get_folded(hpc_exchange *exchange, int rank, uint64_t *pushes);
 /* A key of which a push or a pull of this rank is under way, for which get_row and set_row are refused; -1: none. Tells
  * also a rank that owns no rows. */
 HPC_API int hpc_exchange_under_way(hpc_exchange *exchange);
