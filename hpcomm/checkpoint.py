@@ -73,8 +73,11 @@ def blank(kind: Kind, args: Sequence[float], spans: Sequence[Span]) -> dict[str,
     }
 
 
-def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -> tuple[tuple[float, ...], list[Piece]]:
-    """The rule's arguments and the wanted spans, put together from whatever pieces the shards hold.
+def found(
+    shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]
+) -> tuple[tuple[float, ...], int, list[Piece]]:
+    """The rule's arguments, the largest clock of the shards (0: they have none), and the wanted spans, put together
+    from whatever pieces the shards hold.
 
     Raises:
         InvalidArgument: a shard is none, or of another rule or other keys; the shards are of different steps or
@@ -85,6 +88,7 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
         raise InvalidArgument("load_state_dict: no shard is given")
     by_key: dict[str, list[Piece]] = {}
     args: tuple[float, ...] | None = None
+    clock = 0
     for shard in given:
         if not isinstance(shard, Mapping):
             raise InvalidArgument(f"load_state_dict: a shard is a {type(shard).__name__}: must be what state_dict gave")
@@ -94,13 +98,14 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
         if args is not None and not np.array_equal(theirs, args):
             raise InvalidArgument(f"load_state_dict: the shards have different rule arguments: {args} and {theirs}")
         args = theirs
+        clock = max(clock, int(shard.get("clock", 0)))
         for piece in pieces(shard, kind):
             by_key.setdefault(piece.span.key, []).append(piece)
     if args is None:
         raise InvalidArgument(f"load_state_dict: no shard is of the replica of rank {kind.replica}: give its own")
     for own in by_key.values():
         own.sort(key=lambda piece: piece.span.offset)
-    return args, list(_assembled(by_key, kind, wanted))
+    return args, clock, list(_assembled(by_key, kind, wanted))
 
 
 def _checked(shard: Shard, kind: Kind) -> tuple[float, ...]:

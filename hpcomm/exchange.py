@@ -36,7 +36,7 @@ from .arguments import (
 )
 from .calls import Calls, Handle
 from .checkpoint import SHARED, Kind
-from .consistency import BSP, Consistency
+from .consistency import ASYNC, BSP, Consistency
 from .context import Context
 from .errors import HpcommError, InvalidArgument, Timeout
 from .keys import Key, Params
@@ -209,6 +209,7 @@ class Exchange(Calls):
 
     __slots__ = (
         "__weakref__",
+        "_ahead",
         "_kind",
         "_made",
         "_nbytes",
@@ -318,6 +319,7 @@ class Exchange(Calls):
             raise
         self.plan, self._rule, self.graph = plan, rule, phases
         self._rows = owned_rows(plan, ctx.rank)
+        self._ahead = [0] * ctx.size  # ASYNC with servers: steps of each rank before its first push here
         counts = {name: value.size for name, value in values.items()}
         self._kind = Kind(optim.c_name(rule), made.slots, counts, ctx.rank if phases else SHARED)
         self._handle = _core.exchange_create(
@@ -496,12 +498,13 @@ class Exchange(Calls):
             InvalidArgument: a push or a pull of this rank is under way.
         """
         self._check_rows("state_dict")
-        return snapshot.saved(self._handle, self._rows, self._kind, self.rule, out)
+        return self._saved(out)
 
     def load_state_dict(
         self, shards: checkpoint.Shard | Iterable[checkpoint.Shard], timeout: float | None = None
     ) -> None:
         """Restores a checkpoint bit for bit: parameters, state, steps and the rule's hyper-parameters. Collective.
+        Under ASYNC with servers clock is then that of the furthest worker, on all.
 
         Args:
             shards: what state_dict gave, or several of them, in any order and of any plan for the same keys: together
@@ -519,7 +522,7 @@ class Exchange(Calls):
             self._check_rows("load_state_dict")
         except Exception as refused:  # the other ranks wait for this one
             wrong = refused
-        self._rule = snapshot.restored(
+        self._rule, self._ahead = snapshot.restored(
             self.context,
             self._handle,
             self._rows,
@@ -527,6 +530,7 @@ class Exchange(Calls):
             self.rule,
             shards,
             wrong,
+            pushes=_core.exchange_version(self._handle),
             works=bool(self.params),
             timeout=limit,
         )
@@ -536,16 +540,33 @@ class Exchange(Calls):
         if not self.graph:
             check_owners(self.plan, op)
 
-    def _kept(self) -> dict[str, Any]:
-        """The rows of this rank as they are when a rank has died, for an exchange of those that are left."""
-        return snapshot.saved(self._handle, self._rows, self._kind, self.rule)
+    def _saved(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The rows of this rank as they are; also when a rank has died, for an exchange of those that are left."""
+        shard = snapshot.saved(self._handle, self._rows, self._kind, self.rule, out)
+        if self._counts_updates:
+            shard["clock"] = self.clock
+        return shard
+
+    @property
+    def _counts_updates(self) -> bool:
+        """Whether the steps of rows are those of no worker: ASYNC with servers."""
+        return self._made.consistency == ASYNC and not self.graph
 
     @property
     def clock(self) -> int:
         """Steps that the rows of this rank have had, since the start of the training: on a graph the trainer's own.
-        With a quorum that of a straggler jumps when it catches up. Read while nothing is under way here, or after a
-        rank has died. 0 on a rank that owns none."""
+        With a quorum that of a straggler jumps when it catches up. Under ASYNC with servers, whose rows count updates:
+        the pushes of a key that this worker has begun since then. Read while nothing is under way here, or after a rank
+        has died. 0 on a rank that owns none, or under ASYNC only serves."""
+        if self._counts_updates:
+            return self._ahead[self._rank] + _core.exchange_version(self._handle) if self.params else 0
         return max((_core.exchange_row_step(self._handle, row) for row, _ in self._rows), default=0)
+
+    def _folded(self) -> list[int]:
+        """By rank, of how many of its steps the rows here have anything, after a rank has died."""
+        if not self._counts_updates:
+            return [self.clock] * self.context.size
+        return [ahead + _core.exchange_folded(self._handle, rank) for rank, ahead in enumerate(self._ahead)]
 
     # ---- serving, and the end --------------------------------------------------------------------------------------
 

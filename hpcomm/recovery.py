@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from . import optim
 from .arguments import graph_phases
-from .consistency import BSP
 from .context import Context
 from .errors import CheckpointError, HpcommError, NotSupported, PeerFailed
 from .exchange import Exchange
@@ -63,6 +63,11 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     all updates, and left out of the others. A rank that owned parameters takes them with it, also when it leaves, and
     the last checkpoint is restored (ASAP, section 5): of a directory that all ranks can read.
 
+    Under ASYNC servers that are all there keep what they have: every update that was folded, those of the lost workers
+    as well, counts once. All workers go on from the first step of which no server has anything of any of them: none
+    pushes again what was folded, and those that are behind skip what they had not pushed. An update that was on its way
+    is in those chunks that had it already, and lost for the others.
+
     A Checkpointer of the lost exchange is closed before, and made anew. The trainer closes exchange.context in the end,
     and the context that it made; the lost exchange needs no close, and its arrays stay readable. The spectral gap
     before and after is logged by rank 0 (logging's "hpcomm", WARNING), if it can be computed.
@@ -75,8 +80,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
 
     Raises:
         CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.
-        NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank; servers under
-            ASYNC.
+        NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank.
         InvalidArgument: the function that was given as the topology makes no graph of so many ranks, here or on another
             rank: make another exchange, of Context.shrink's context.
         Timeout, TransportError: as Context.shrink.
@@ -84,93 +88,113 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     made, old = ex._made, ex.context
     if not ex.graph and not isinstance(made.topology, ParameterServer):
         raise NotSupported("recover: the exchange was made of a plan's rows: make another plan, and an exchange of it")
-    if not ex.graph and replace(made.consistency, quorum=None, late="fold", grace=None) != BSP:
-        raise NotSupported(
-            f"recover: under {made.consistency} servers count updates, and workers are at different steps: make the "
-            "exchange again by hpcomm.elastic, or of a checkpoint"
-        )
     old.revoke()  # where a rank has left, only those who wait for that one know
-    shard, mine = ex._kept(), ex.clock  # before the links that are left change hands
+    lost = _Lost(ex, ex._saved(), ex._folded())  # before the links that are left change hands
     fresh = old.shrink(timeout)
+    extra: dict[str, Any] = {}
     while True:
+        found: Recovered | None = None
         try:
-            return _over(ex, fresh, shard, mine, checkpoint, timeout)
-        except PeerFailed:  # some may have an exchange already: they shrink the same context
-            lost = fresh
+            found = _over(ex, lost, fresh, checkpoint, timeout)
+            extra = found.extra or extra
+            fresh.barrier(timeout)  # who has passed it may push, to those who have not as well
+            return replace(found, extra=extra)
+        except PeerFailed:  # some may have passed: they recover from that exchange, and so does who has it
+            dead = fresh
         except BaseException:
             with suppress(HpcommError):  # what went wrong first is what counts
                 fresh.close()
             raise
         try:
-            lost.revoke()
-            fresh = lost.shrink(timeout)
+            dead.revoke()
+            if found is not None:
+                lost = _Lost(found.exchange, found.exchange._saved(), found.exchange._folded())
+            fresh = dead.shrink(timeout)
         except BaseException:
             with suppress(HpcommError):
-                lost.close()
+                dead.close()
             raise
-        lost.close()
+        dead.close()
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """An exchange that has lost ranks. shard: what this rank keeps of it; folded: and of how many steps of each
+    rank."""
+
+    exchange: Exchange
+    shard: dict[str, Any]
+    folded: Sequence[int]
 
 
 def _over(
-    ex: Exchange,
-    fresh: Context,
-    shard: dict[str, Any],
-    mine: int,
-    checkpoint: str | PathLike[str] | None,
-    timeout: float | None,
+    first: Exchange, lost: _Lost, fresh: Context, checkpoint: str | PathLike[str] | None, timeout: float | None
 ) -> Recovered:
-    """The exchange over the ranks of a shrunk context. shard: what this rank keeps, after `mine` steps.
+    """The exchange over the ranks of a shrunk context. first: the one that recover was called for.
 
-    When a rank dies at the end of this, some have the new exchange and come again with it, others with ex. So what is
-    made here depends on what the first exchange was made of and on who is left, and on nothing between.
+    When a rank dies before all have it, some come again with it, others with the one before. So what is made here
+    depends on what the job's first exchange was made of and on who is left, and on nothing between.
     """
+    ex = lost.exchange
     made, old = ex._made, ex.context
     left = [made.ranks.index(name) for name in fresh.ranks]  # what the topology calls them
-    lost = tuple(rank for rank, name in enumerate(old.ranks) if name not in fresh.ranks)
-    owners = set(np.unique(ex.plan.rows.column("owner")).tolist())
-    gone = -1 if ex.graph else max((old.ranks[rank] for rank in owners.intersection(lost)), default=-1)
-    clock, gone = _agreed(fresh, mine, gone, timeout)
-    if gone >= 0 and checkpoint is None:
+    here = [old.ranks.index(name) for name in fresh.ranks]  # what ex calls them
+    gone = tuple(rank for rank, name in enumerate(first.context.ranks) if name not in fresh.ranks)
+    owners = set(np.unique(ex.plan.rows.column("owner")).tolist()).difference(here)
+    missing = -1 if ex.graph else max((old.ranks[rank] for rank in owners), default=-1)
+    clock, missing, args = _agreed(fresh, lost, max(lost.folded[rank] for rank in here), missing, timeout)
+    if missing >= 0 and checkpoint is None:
         raise CheckpointError(
-            f"rank {fresh.ranks[fresh.rank]}: recover: rank {gone} is gone, which owned parameters: give checkpoint, "
-            "the directory of a Checkpointer"
+            f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} is gone, which owned parameters: give "
+            "checkpoint, the directory of a Checkpointer"
         )
     topology: Any = made.topology
     options = dict(made.options)
     consistency = made.consistency
     if isinstance(topology, ParameterServer):
         topology = _servers_left(topology, topology.roles(len(made.ranks))[1], left)
-        options["cores"] = max(core for _, core in ex.plan.places) + 1
+        if options["cores"] is None:
+            options["cores"] = max(core for _, core in ex.plan.places) + 1
         if consistency.quorum is not None:
             workers = len(topology.roles(fresh.size)[0])
             consistency = replace(consistency, quorum=min(consistency.quorum, workers))
     elif not callable(topology):
         topology = among(graph_phases(topology, len(made.ranks)), left)
     values = {key.name: ex.params[key.name] if ex.params else np.zeros(key.shape, np.float32) for key in ex.plan.keys}
-    new = Exchange(fresh, values, topology, consistency, made.rule, timeout=timeout, **options)
-    new._made = made
+    rule = optim.with_arguments(made.rule, args)
+    new = Exchange(fresh, values, topology, consistency, rule, timeout=timeout, **options)
+    new._made = replace(made, options=options)
     extra: dict[str, Any] = {}
-    if gone >= 0:
+    if missing >= 0:
         assert checkpoint is not None
         found = restore(new, checkpoint, timeout=timeout)
         if found is None:
             raise CheckpointError(f"recover: there is no checkpoint in {checkpoint}", path=checkpoint)
         clock, extra = found.step, found.extra
     else:
-        shard["row_step"][:] = clock
-        shard["replica"] = new._kind.replica  # a rank's own, by another number now
+        shard = {**lost.shard, "replica": new._kind.replica, "args": args}  # a rank's own, by another number now
+        if ex._counts_updates:
+            shard["clock"] = clock
+        else:
+            shard["row_step"] = np.full_like(shard["row_step"], clock)
         new.load_state_dict(shard, timeout)
-    gap = _gaps(ex.graph, new.graph) if ex.graph else None
+    gap = _gaps(first.graph, new.graph) if ex.graph else None
     if fresh.rank == 0:
-        _tell(lost, clock, fresh.size, "" if not ex.graph else _told(gap))
-    return Recovered(new, clock, lost, gap, extra)
+        _tell(gone, clock, fresh.size, "" if not ex.graph else _told(gap))
+    return Recovered(new, clock, gone, gap, extra)
 
 
-def _agreed(ctx: Context, clock: int, gone: int, timeout: float | None) -> tuple[int, int]:
-    """The clock of the furthest; and who is gone that owned parameters, as any rank's lost exchange had it, else -1."""
-    parts = ctx.allgather(np.array([clock, gone], np.int64).tobytes(), timeout)
-    every = np.array([np.frombuffer(part, np.int64) for part in parts])
-    return int(every[:, 0].max()), int(every[:, 1].max())
+def _agreed(
+    ctx: Context, lost: _Lost, folded: int, missing: int, timeout: float | None
+) -> tuple[int, int, list[float]]:
+    """The most steps of which any rank has folded anything; who is gone that owned parameters, as any rank's lost
+    exchange had it, else -1; and the rule's arguments as the furthest worker has them: some may have been setting them
+    when another one died."""
+    clock = lost.shard.get("clock", folded) if lost.exchange.params else -1
+    told = np.array([folded, missing, clock, *lost.shard["args"]], np.float64).tobytes()
+    every = [np.frombuffer(part) for part in ctx.allgather(told, timeout)]
+    furthest = max(every, key=lambda part: float(part[2]))
+    return int(max(part[0] for part in every)), int(max(part[1] for part in every)), furthest[3:].tolist()
 
 
 def _gaps(before: Sequence[Graph], now: Sequence[Graph]) -> tuple[float, float] | None:

@@ -12,6 +12,7 @@ from .errors import ConfigError, InvalidArgument
 from .optim import AnyRule
 
 _SENTENCE_BYTES = 400  # of a refusal, told to the peers
+_COUNTS = 16  # bytes: a clock and a count of pushes
 
 
 def saved(
@@ -35,36 +36,44 @@ def restored(
     shards: Shard | Iterable[Shard],
     wrong: Exception | None,
     *,
+    pushes: int,
     works: bool,
     timeout: float,
-) -> AnyRule:
-    """The rule with the shards' hyper-parameters; the rows hold what the shards hold, on every rank. Collective. wrong:
-    why this rank refuses, if it does. works: it is a worker."""
+) -> tuple[AnyRule, list[int]]:
+    """The rule with the shards' hyper-parameters, and by rank how far the largest clock of any shard is ahead of its
+    pushes in this exchange; the rows hold what the shards hold, on every rank. Collective. wrong: why this rank
+    refuses, if it does. pushes: of this rank. works: it is a worker."""
     args: tuple[float, ...] = ()
+    clock = 0
     pieces: list[Piece] = []
     found = rule
     try:
         if wrong is None:
-            args, pieces = checkpoint.found(shards, kind, [span for _, span in rows])
+            args, clock, pieces = checkpoint.found(shards, kind, [span for _, span in rows])
             found = optim.with_arguments(rule, args)
     except Exception as refused:  # the other ranks wait for this one
         wrong = refused
-    _agree(ctx, wrong, args, timeout)
+    every = _agree(ctx, wrong, args, (clock, pushes), timeout)
     for (row, _), piece in zip(rows, pieces, strict=True):
         _core.exchange_set_row(exchange, row, piece.step, piece.params, piece.state)
     if works and args != optim.arguments(rule):
         _core.exchange_set_args(exchange, args, timeout)
     _core.exchange_publish(exchange, timeout)
-    return found
+    furthest = max(theirs for theirs, _ in every)
+    return found, [furthest - theirs for _, theirs in every]
 
 
-def _agree(ctx: Context, wrong: Exception | None, args: tuple[float, ...], timeout: float) -> None:
-    """Raises on every rank if a rank has found something wrong, or if their arguments differ."""
+def _agree(
+    ctx: Context, wrong: Exception | None, args: tuple[float, ...], counts: tuple[int, int], timeout: float
+) -> list[tuple[int, int]]:
+    """The counts of every rank. Raises on every rank if a rank has found something wrong, or if their arguments
+    differ."""
     words = np.zeros(optim.MOST_ARGS, np.float64)
     words[: len(args)] = args
     told = "" if wrong is None else str(wrong) or type(wrong).__name__
     sentence = told.encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b"\0")
-    every = ctx.allgather(words.tobytes() + sentence, timeout)
+    parts = ctx.allgather(np.array(counts, np.int64).tobytes() + words.tobytes() + sentence, timeout)
+    every = [part[_COUNTS:] for part in parts]
     if wrong is not None:
         raise wrong
     for rank, part in enumerate(every):
@@ -79,3 +88,4 @@ def _agree(ctx: Context, wrong: Exception | None, args: tuple[float, ...], timeo
                 f"{tuple(np.frombuffer(every[0][: words.nbytes])[: len(args)].tolist())}, rank {rank}'s "
                 f"{tuple(theirs.tolist())}"
             )
+    return [(int(clock), int(pushes)) for clock, pushes in (np.frombuffer(part, np.int64, 2) for part in parts)]

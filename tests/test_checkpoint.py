@@ -421,7 +421,8 @@ def test_of_replicas_only_ones_own_counts() -> None:
         shard["params"][:] = rank
         shard["row_step"][:] = 7 + rank  # replicas need not be at the same step
     for rank, kind in enumerate(kinds):
-        _, (piece,) = found(shards, kind, [span])
+        _, clock, (piece,) = found(shards, kind, [span])
+        assert clock == 0
         assert piece.step == 7 + rank
         assert set(piece.params) == {rank}
     with pytest.raises(InvalidArgument, match="no shard is of the replica of rank 1: give its own"):
@@ -466,8 +467,8 @@ def test_any_cut_is_found_in_any_other(
     cut = spans(cuts)
     order = rng.permutation(len(cut))
     given_ = [packed([cut[i] for i in order[part::shards]]) for part in range(shards)]
-    args, have = found(given_, kind, spans(other))
-    assert args == (1.0, 2.0)
+    args, clock, have = found([{**shard, "clock": 3 + i} for i, shard in enumerate(given_)], kind, spans(other))
+    assert (args, clock) == ((1.0, 2.0), 2 + shards)
     for one in have:
         want = piece(one.span)
         assert one.step == 5

@@ -186,9 +186,9 @@ def test_another_rank_dies_meanwhile() -> None:
     assert ended.values == [[[1, 3], True, [0, 2, 4]] if rank in (0, 2, 4) else None for rank in range(5)], ended.err
 
 
-def _dies_at_the_end(kind: str, late: tuple[int, ...], folder: str) -> dict[str, Any] | None:
-    """Rank 2 dies, and rank 1 at the end of the recovery: those of late see it there, the others have the exchange
-    without rank 2 already and see it in their next step."""
+def _dies_at_the_end(kind: str, late: tuple[int, ...], passed: bool, folder: str) -> dict[str, Any] | None:
+    """Rank 2 dies, and rank 1 at the end of the recovery: those of late see it there. The others have the exchange
+    without rank 2, and if passed have gone on with it; then those of late have it, too, and else not."""
     first, w0, serves = hpcomm.init(mpi.world()), {"w": np.zeros(8, np.float32)}, kind.startswith("servers")
     me = first.rank
     topo: Any = ParameterServer(servers=[2, 5] if kind == "servers, one dies" else [0, 3])
@@ -209,21 +209,27 @@ def _dies_at_the_end(kind: str, late: tuple[int, ...], folder: str) -> dict[str,
         if ckpt is not None and n <= 5:
             ckpt.after(n + 1) if n < 5 else ckpt.close()
 
-    def recovered(told: hpcomm.Recovered) -> None:
-        news.append(told)
+    def got() -> None:
         Path(folder, f"has-{me}").touch()
         while me == 1 and len(list(Path(folder).glob("has-*"))) < 5 - len(late):
             os.sched_yield()
         _kill(me if me == 1 else -1)
 
-    def waits(*args: Any) -> hpcomm.Recovered:
+    def recovered(told: hpcomm.Recovered) -> None:
+        news.append(told)
+        if passed:
+            got()
+
+    def over(*args: Any) -> hpcomm.Recovered:
         patch.stopall()
         told = recovery._over(*args)
-        args[1].barrier()  # rank 1 dies before
+        if me in late:
+            args[2].barrier()  # if passed the one that the others pass: this rank is not at its own yet
+        elif not passed:
+            got()
         return told
 
-    if me in late:
-        patch.object(recovery, "_over", waits).start()
+    patch.object(recovery, "_over", over).start()
     ex = hpcomm.elastic.run(ex, step, 12, on_failure="shrink", recovered=recovered, checkpoint=folder)
     ended = {
         "told": [[list(one.lost), one.clock] for one in news],
@@ -237,13 +243,13 @@ def _dies_at_the_end(kind: str, late: tuple[int, ...], folder: str) -> dict[str,
     return ended
 
 
-@pytest.mark.parametrize("late", [(0, 4), (3, 5)])
+@pytest.mark.parametrize(("late", "passed"), [((0, 4), False), ((3, 5), False), ((0, 4), True)])
 @pytest.mark.parametrize("kind", ["graph", "graphs in turn", "servers", "servers, one dies"])
 def test_another_rank_dies_when_only_some_have_the_new_exchange(
-    kind: str, late: tuple[int, ...], tmp_path: Path
+    kind: str, late: tuple[int, ...], passed: bool, tmp_path: Path
 ) -> None:
     """All agree, however many of the exchanges between each has had."""
-    ended = mpi.spawn(6, _dies_at_the_end, kind, late, str(tmp_path), check=False)
+    ended = mpi.spawn(6, _dies_at_the_end, kind, late, passed, str(tmp_path), check=False)
     left = [0, 3, 4, 5]
     assert [rank for rank in range(6) if ended.values[rank]] == left, ended.err
     clock = ended.values[0]["told"][-1][1]
@@ -252,8 +258,9 @@ def test_another_rank_dies_when_only_some_have_the_new_exchange(
         assert one["ranks"] == left
         assert one["graph"] == ended.values[0]["graph"]
         assert one["rule"] == str(Momentum(lr=0.25, momentum=0.25))
-        first = [] if rank in late else [[[2], one["told"][0][1]]]
-        assert one["told"] == [*first, [[1, 2] if rank in late else [1], clock]]
+        once = rank in late or not passed
+        first = [] if once else [[[2], one["told"][0][1]]]
+        assert one["told"] == [*first, [[1, 2] if once else [1], clock]]
     if kind == "servers, one dies":
         assert clock == 5
     if kind.startswith("servers"):

@@ -34,6 +34,7 @@ from .exchange import (
     exchange_call,
     exchange_close,
     exchange_create,
+    exchange_folded,
     exchange_get_args,
     exchange_get_row,
     exchange_gradient,

@@ -153,6 +153,13 @@ def exchange_row_step(exchange: Any, row: int) -> int:
     return int(step[0])
 
 
+def exchange_folded(exchange: Any, rank: int) -> int:
+    """ASYNC with servers: of how many pushes of a rank the rows here have folded all or a part."""
+    word = new_word()
+    check(lib.hpc_exchange_get_folded(exchange, rank, word))
+    return int(word[0])
+
+
 def exchange_set_row(
     exchange: Any, row: int, step: int, params: NDArray[np.float32], state: NDArray[np.float32]
 ) -> None:
