@@ -531,8 +531,7 @@ static int read_link(tcp_link *l, int stream, size_t budget) {
             return -1;
         }
         tell(l);
-        if (read_stream(l, 0, budget) == 1)
-            tcp_watch(l->tcp, l, 0, stream_fd(&l->streams[0]), 1);
+        if (read_stream(l, 0, budget) == 1) tcp_watch(l->tcp, l, 0, stream_fd(&l->streams[0]), 1);
     }
     int all = (1 << l->n_streams) - 1;
     if (l->ended_streams == all || ((l->ended_streams | 1) == all && hpc_reader_is_held(&l->streams[0].reader)))
