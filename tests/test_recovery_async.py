@@ -270,6 +270,7 @@ def _setting(victim: int) -> list[Any]:
                     ex.push_pull(name, _update(ex, name, first.rank, step))
                 step += 1
                 if first.rank == victim and step == 3:
+                    _meet(ex, [0, 1], 2)
                     os.kill(os.getpid(), signal.SIGKILL)
                 while step == 3 and not rates:
                     ex.pull("w")

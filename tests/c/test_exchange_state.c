@@ -403,6 +403,45 @@ static void rows_whole(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* Under ASYNC rank 0 has folded a part of an update whose sender found the ring full: it counts. */
+static void folded_in_part(rank *r) {
+    job j;
+    job_init(&j, r);
+    j.progress = HPC_PROGRESS_INLINE, j.each = 1, j.n_servers = 1, j.chunk = 64;
+    j.n_keys = 1, j.keys[0].count = (uint64_t)hpc_notify_depth() * 2 * 16;
+    j.workers[0] = 1, j.n_workers = 1;
+    hpc_exchange *e = job_open(r, &j);
+    uint64_t rows = j.keys[0].count / 16, folded = 1, ticket;
+    if (r->rank == 0) {
+        hpc_exchange_stats stats = {0};
+        CHECK_OK(hpc_exchange_get_folded(e, 1, &folded));
+        CHECK_EQ(folded, 0);
+        rank_meet(r);
+        while (stats.applied == 0) {
+            CHECK_OK(hpc_exchange_progress(e));
+            CHECK_OK(hpc_exchange_get_stats(e, &stats));
+        }
+        CHECK(stats.applied < rows || rank_await(r, 1, 1) == 2);
+        CHECK_OK(hpc_exchange_get_folded(e, 1, &folded));
+        CHECK_EQ(folded, 1);
+        rank_set(r, 0, 1);
+        CHECK_OK(hpc_exchange_serve(e, -1));
+        CHECK_OK(hpc_exchange_get_folded(e, 1, &folded));
+        CHECK_EQ(folded, 2);
+    } else {
+        int status = hpc_exchange_start(e, 0, BOTH, NULL, 0, &ticket);
+        CHECK(status == HPC_ERR_TIMEOUT || (status == HPC_OK && strcmp(r->mode->transports, "tcp") != 0));
+        rank_set(r, 1, status == HPC_OK ? 2 : 1);
+        rank_meet(r);
+        progress_until(r, e, 0, 1);
+        if (status != HPC_OK) CHECK_OK(hpc_exchange_start(e, 0, BOTH, NULL, -1, &ticket));
+        CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+        CHECK_OK(hpc_exchange_push_pull(e, 0, NULL, -1));
+        CHECK_OK(hpc_exchange_close(e, -1));
+    }
+    hpc_exchange_free(e);
+}
+
 int main(int argc, char **argv) {
     enum { INLINE = HPC_PROGRESS_INLINE, THREAD = HPC_PROGRESS_THREAD, DEDICATED = 8, EACH = 16, EAGER = 4 };
     static const ranks_case cases[] = {
@@ -425,6 +464,7 @@ int main(int argc, char **argv) {
         {.name = "rows_back_dedicated_thread", .size = 2, .run = rows_back, .arg = THREAD + DEDICATED},
         {.name = "rows_whole", .size = 3, .run = rows_whole, .arg = INLINE},
         {.name = "rows_whole_thread", .size = 3, .run = rows_whole, .arg = THREAD},
+        {.name = "folded_in_part", .size = 2, .run = folded_in_part},
         {0},
     };
     return ranks_main(argc, argv, cases);
