@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mpi as ranks
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -132,12 +133,39 @@ def test_memory_that_cannot_be_passed_on(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "seccomp" in check.fix
 
 
+def count_files(cores: int) -> int:
+    """Of a rank whose exchange has made a step."""
+    with hpcomm.init(ranks.world()) as context:
+        ex = hpcomm.parameter_hub(context, {"w": np.zeros(100_000, np.float32)}, cores=cores)
+        ex.step({"w": np.ones(100_000, np.float32)})
+        context.barrier()
+        n = len(os.listdir("/proc/self/fd"))
+        context.barrier()
+        return n
+
+
+@pytest.mark.parametrize(("cores", "streams"), [(1, 1), (4, 2)])
+def test_open_files_are_estimated(cores: int, streams: int) -> None:
+    told = doctor.files_needed(4, cores, streams)
+    opened = ranks.run(4, count_files, cores, env={"HPCOMM_TRANSPORT": "tcp", "HPCOMM_TCP_STREAMS": str(streams)})
+    assert max(opened) <= told < 2 * min(opened)
+
+
 def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (128, 4096))
-    assert doctor.open_files(2).result == OK
-    check = doctor.open_files(64)
-    assert check.result == FAIL
-    assert "ulimit -n" in check.fix
+    allowed = doctor.files_needed(16, 2, 0)
+    monkeypatch.delenv("HPCOMM_TRANSPORT", raising=False)
+    monkeypatch.setattr(_core, "core_count", lambda: 48)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (allowed, 4096))
+    check = doctor.open_files(16)
+    assert (check.result, check.fix) == (WARN, f"ulimit -n {doctor.files_needed(16, 2, 1)}")
+    monkeypatch.setenv("HPCOMM_TRANSPORT", "shm")
+    assert doctor.open_files(16).result == OK
+    monkeypatch.setenv("HPCOMM_TRANSPORT", "tcp")
+    assert doctor.open_files(16).result == FAIL
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (allowed - 1, allowed))
+    assert "the hard limit is" in doctor.open_files(16).fix
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert doctor.open_files(16).result == OK
 
 
 @pytest.mark.parametrize(("said", "result"), [("always [advise] never", "ok"), ("always advise [never]", "warn")])

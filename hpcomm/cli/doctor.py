@@ -1,6 +1,7 @@
 """hpcomm doctor: what is wrong with this host for hpcomm, or between the hosts of a job, and the fix."""
 
 import json
+import math
 import os
 import resource
 import secrets
@@ -32,6 +33,15 @@ _NET = Path("/proc/sys/net")
 _GBIT = 1e9 / 8
 _IN_FLIGHT = int(25 * _GBIT * 1e-3)  # bytes: 25 Gb/s and a round trip of 1 ms
 _ENOUGH_PORTS = 4096
+_OWN_FILES = 48  # of Python, of MPI, and of a context that has no peer
+_MOST_CORES = 8  # that an exchange takes unless it is told
+
+
+def _configuration() -> Config:
+    try:
+        return launch.configuration({})
+    except ConfigError:  # told by addresses
+        return Config()
 
 
 def shared_memory(ranks: int) -> Check:
@@ -96,13 +106,27 @@ def liveness(ranks: int) -> Check:
     return Check("pidfd", OK, "a peer's death is told at once")
 
 
+def files_needed(ranks: int, cores: int, streams: int) -> int:
+    """How many a rank has open with one exchange of so many cores: for each peer its connection and its process, and
+    streams (0 where memory is shared) of each lane. A context has two lanes, and two more for each core."""
+    lanes = 2 + 2 * cores
+    return _OWN_FILES + lanes + (ranks - 1) * (2 + lanes * streams)
+
+
 def open_files(ranks: int) -> Check:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = 64 + 8 * ranks
-    seen = f"{soft} allowed, about {need} needed by {ranks} ranks"
-    if soft != resource.RLIM_INFINITY and soft < need:
-        return Check("open files", FAIL, seen, f"ulimit -n {need} (the hard limit is {hard})")
-    return Check("open files", OK, seen)
+    config = _configuration()
+    names = config.transport.split(",") if config.transport else ("shm", "tcp")
+    each = min(_MOST_CORES, max(1, _core.core_count() // ranks - 1))
+    least = files_needed(ranks, each, 0 if "shm" in names else config.tcp_streams)
+    most = files_needed(ranks, each, config.tcp_streams if "tcp" in names else 0)
+    soft, hard = (math.inf if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    over_tcp = f", {most} where they meet by TCP" if most > least else ""
+    who = f"each of {ranks} ranks with an exchange of {each} core{'s' if each > 1 else ''}"
+    seen = f"{'any number' if soft == math.inf else soft} allowed, about {least} needed by {who}{over_tcp}"
+    if soft >= most:
+        return Check("open files", OK, seen)
+    beyond = f" (the hard limit is {hard}: nofile in /etc/security/limits.d)" if hard < most else ""
+    return Check("open files", FAIL if soft < least else WARN, seen, f"ulimit -n {most}{beyond}")
 
 
 def cores(ranks: int) -> Check:
@@ -205,11 +229,7 @@ def backlog(ranks: int) -> Check:
 
 
 def verbs(ranks: int) -> list[Check]:
-    try:
-        config = launch.configuration({})
-    except ConfigError:  # told by addresses
-        config = Config()
-    return rdma.examine(rdma.here(config), ranks)
+    return rdma.examine(rdma.here(_configuration()), ranks)
 
 
 def mpi_found(ranks: int) -> Check:
