@@ -22,6 +22,7 @@ from typing import Any
 
 from bench import plots
 from bench.launch import IPERF3_MISSING, ROOT, attend, has_iperf3, library, mpirun
+from bench.options import add_output, add_quick, write
 from bench.rows import Row, short_library
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -122,11 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", default="1gbit", help="of each host's link, in tc's words")
     parser.add_argument("--python", action="append", default=[], help="another Python whose MPI, and torch, are peers")
     parser.add_argument("--only", default="", help=f"of {', '.join(group.key for group in GROUPS)}; comma-separated")
-    parser.add_argument("--quick", action="store_true", help="small sizes and few samples: to see that all runs")
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
-    parser.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
-    parser.add_argument("--plot", type=Path, help="draw the figures into this file (needs matplotlib)")
-    parser.add_argument("--progress", type=Path, help=argparse.SUPPRESS)
+    add_quick(parser)
+    add_output(parser)
     options = parser.parse_args(arguments)
     wanted = [part.strip() for part in options.only.split(",") if part.strip()]
     unknown = set(wanted) - {group.key for group in GROUPS}
@@ -141,8 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document["unable"] = f"no hosts of one's own: {why}"
     document["rows"] = [row for run in document["runs"].values() for row in run["rows"]]
     text = json.dumps(document, indent=1)
-    if options.output_file is not None:
-        options.output_file.write_text(text + "\n", encoding="utf-8")
+    write(options, text)
     if options.json:
         print(text)
     if "unable" in document:

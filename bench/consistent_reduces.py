@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 import hpcomm
 from bench import plots
 from bench.launch import attend, cores, launched, launcher
+from bench.options import add_output, add_ranks, write
 from bench.rows import Row
 
 RANKS = 8
@@ -159,8 +159,7 @@ def on_this_rank(options: argparse.Namespace) -> int:
     if ctx.rank == 0:
         document = {**facts, "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 "), "rows": rows}
         text = json.dumps(document, indent=1)
-        if options.output_file is not None:
-            options.output_file.write_text(text + "\n", encoding="utf-8")
+        write(options, text)
         if options.plot is not None:
             plots.figure(options.plot, panels(document), plots.title(document))
         print(text if options.json else "\n".join(table(document)), flush=True)
@@ -172,13 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("-n", "--reduces", type=int, default=500, help="of each rank under each consistency")
     p.add_argument("--endure", type=int, default=100_000, help="NOTIFY_ACK reduces of all ranks together in the end")
     p.add_argument("--weights", type=int, default=WEIGHTS, help="float32 of an update")
-    p.add_argument("--ranks", type=int, default=RANKS, help="how many, when started without mpirun")
-    p.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"))
+    add_ranks(p, RANKS)
     p.add_argument("--plant", action="store_true", help="spoil one value: #wrong must tell")
-    p.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
-    p.add_argument("--plot", type=Path, help="draw the figure into this file (needs matplotlib)")
-    p.add_argument("--progress", type=Path, help=argparse.SUPPRESS)
+    add_output(p, plot="figure")
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = p.parse_args(given)
     if options.ranks < 2 or options.ranks & (options.ranks - 1):

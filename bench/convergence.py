@@ -20,6 +20,7 @@ from typing import Any
 
 from bench import plots
 from bench.launch import ROOT, attend, cores, launcher
+from bench.options import add_output, add_quick, write
 from bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -184,11 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "-N", "--run_cycles", type=int, default=3, help="turns of all trainings, each with its own seed"
     )
-    parser.add_argument("--quick", action="store_true", help="one epoch, one cycle: to see that all runs")
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
-    parser.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
-    parser.add_argument("--plot", type=Path, help="draw the curves into this file (needs matplotlib)")
-    parser.add_argument("--progress", type=Path, help=argparse.SUPPRESS)
+    add_quick(parser, "one epoch, one cycle")
+    add_output(parser, plot="curves")
     options = parser.parse_args(arguments)
     if options.quick:
         options.epochs = options.run_cycles = 1
@@ -203,8 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"convergence: no hosts of one's own: {why}; --only shm does without", file=sys.stderr)
         return UNABLE
     text = json.dumps(document, indent=1)
-    if options.output_file is not None:
-        options.output_file.write_text(text + "\n", encoding="utf-8")
+    write(options, text)
     if options.plot is not None:
         plots.figure(options.plot, panels(document), f"{RANKS} ranks, a linear SVM", columns=2)
     print(text if options.json else "\n".join(table(document)))

@@ -15,6 +15,7 @@ from typing import Any
 import hpcomm
 from bench.launch import cores
 from bench.native import BUILD, compile_c
+from bench.options import add_output, write
 from bench.rows import Row
 
 LIMIT = 120.0  # seconds for the ranks of one transport
@@ -46,9 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.footprint", description="Memory of a rank for its peers.")
     parser.add_argument("--ranks", type=int, default=64, help="an even number, 64 at the most")
     parser.add_argument("--transports", default="tcp,shm", help="one after another, comma-separated")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
-    parser.add_argument("--progress", type=Path, help=argparse.SUPPRESS)
+    add_output(parser, plot="")
     options = parser.parse_args(arguments)
     program = BUILD / "footprint"
     compile_c(program, ["footprint.c"])
@@ -66,8 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rows": rows,
     }
     text = json.dumps(document, indent=1)
-    if options.output_file is not None:
-        options.output_file.write_text(text + "\n", encoding="utf-8")
+    write(options, text)
     print(text if options.json else table(document), flush=True)
     return 0
 

@@ -27,6 +27,7 @@ import hpcomm
 from bench import plots
 from bench.launch import attend, launched, launcher
 from bench.native import Native, build, view
+from bench.options import add_output
 from bench.rows import HEADER, SUBHEADER, Row, line, table, where
 
 TRANSPORTS = ("shm", "verbs", "tcp")
@@ -200,13 +201,10 @@ def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     p.add_argument("-c", "--check", type=int, choices=(0, 1), help="verify the answers")
     p.add_argument("-T", "--timeout", type=float, help="seconds that a wait may take")
     p.add_argument("-L", "--limit", type=float, help="seconds for all cycles: fewer of them where it is not enough")
-    p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
     p.add_argument("--transport", default="", choices=TRANSPORTS, help="default: what reaches each peer best")
     p.add_argument("--devices", default="", help="RDMA ports by name, e.g. mlx5_0,mlx5_1; default: all")
-    p.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    p.add_argument("--plot", type=Path, help="draw the figures into this file (needs matplotlib)")
+    add_output(p)
     p.add_argument("--ranks", type=int, default=benchmark.ranks, help="how many, when started without mpirun")
-    p.add_argument("--progress", type=Path, help=argparse.SUPPRESS)  # a file that says which part is done
     p.add_argument("--only", default="", help="contenders whose name contains one of these, comma-separated")
     p.add_argument("--plant", action="store_true", help="spoil one value of each contender's data: #wrong must tell")
     p.set_defaults(average=1, check=1, timeout=60.0, run_cycles=11, stepfactor=4, warmup_iters=1, agg_iters=1)

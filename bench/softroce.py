@@ -18,6 +18,7 @@ from typing import Any
 
 from bench import judge, native, plots, rdma
 from bench.launch import ROOT, launcher
+from bench.options import add_output, add_quick, write
 from bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -175,11 +176,9 @@ def tables(found: dict[str, Row], folder: Path) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.softroce", description="The benchmarks over softRoCE.")
     parser.add_argument("--only", default="", help=f"of {', '.join(run.key for run in RUNS)}; separated by ;")
-    parser.add_argument("--quick", action="store_true", help="small sizes and few samples: to see that all runs")
+    add_quick(parser)
     parser.add_argument("--folder", type=Path, default=native.BUILD / "softroce", help="for tables, JSON and logs")
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
-    parser.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
-    parser.add_argument("--plot", type=Path, help="draw the figures into this file (needs matplotlib)")
+    add_output(parser, progress=False)
     options = parser.parse_args(arguments)
     wanted = [part.strip() for part in options.only.split(";") if part.strip()]
     unknown = set(wanted) - {run.key for run in RUNS}
@@ -201,8 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document: dict[str, Any] = {"benchmark": "softroce", "runs": found, "promises": [vars(p) for p in promises]}
     document["rows"] = [row for run in found.values() for row in run["rows"]]
     text = json.dumps(document, indent=1)
-    if options.output_file is not None:
-        options.output_file.write_text(text + "\n", encoding="utf-8")
+    write(options, text)
     if options.plot is not None and found:
         plots.figure(options.plot, panels(document), "over softRoCE, in a guest without KVM", columns=2)
     print(text if options.json else f"{tables(found, folder)}\n{judge.table(promises)}")

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import hpcomm
 from bench.launch import ROOT, cores
+from bench.options import add_output, write
 from bench.rows import Row
 from hpcomm import topology
 from hpcomm.topology import Graph
@@ -109,8 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=10_000)
     parser.add_argument("--graphs", default=",".join(GRAPHS), help="one after another, comma-separated")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
+    add_output(parser, plot="", progress=False)
     options = parser.parse_args(arguments)
     if options.one:
         print(json.dumps(measure(options.one, options.ranks)))
@@ -127,8 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rows": [measured(name, options.ranks) for name in names],
     }
     text = json.dumps(document, indent=1)
-    if options.output_file is not None:
-        options.output_file.write_text(text + "\n", encoding="utf-8")
+    write(options, text)
     print(text if options.json else table(document), flush=True)
     return 1 if any(row["wrong"] for row in document["rows"]) else 0
 

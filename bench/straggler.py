@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from mpi4py import MPI
 import hpcomm
 from bench import plots
 from bench.launch import attend, cores, launched, launcher
+from bench.options import add_output, add_ranks, write
 from bench.rows import Row
 
 RANKS, LIMIT = 8, 900.0  # seconds of all
@@ -129,8 +129,7 @@ def on_this_rank(options: argparse.Namespace) -> int:
         mpi = MPI.Get_library_version().splitlines()[0].strip("\0 ")
         document = {**facts, **settings, "mpi": mpi, "rows": rows}
         text = json.dumps(document, indent=1)
-        if options.output_file is not None:
-            options.output_file.write_text(text + "\n", encoding="utf-8")
+        write(options, text)
         if options.plot is not None:
             plots.figure(options.plot, panels(document), plots.title(document))
         print(text if options.json else "\n".join(table(document)), flush=True)
@@ -144,12 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--straggler", type=int, default=2, help="its rank")
     p.add_argument("-n", "--steps", type=int, default=16, help="of each run")
     p.add_argument("--weights", type=int, default=1 << 14, help="float32 of an update")
-    p.add_argument("--ranks", type=int, default=RANKS, help="how many, when started without mpirun")
-    p.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"))
-    p.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
-    p.add_argument("--plot", type=Path, help="draw the waits into this file (needs matplotlib)")
-    p.add_argument("--progress", type=Path, help=argparse.SUPPRESS)
+    add_ranks(p, RANKS)
+    add_output(p, plot="waits")
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = p.parse_args(given)
     if launched():

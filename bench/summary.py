@@ -19,6 +19,7 @@ from pathlib import Path
 from bench import cluster_bench, consistent_reduces, convergence, models, plots, straggler, zero_compute
 from bench.judge import table
 from bench.launch import LIMIT, ROOT, attend, launcher, library
+from bench.options import add_quick
 from bench.plots import MIB
 from bench.promises import AGAIN, groups, notes, promises
 from bench.rows import Row
@@ -213,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", default="", help=f"of {', '.join(run.key for run in RUNS)}; comma-separated")
     parser.add_argument("--json", action="store_true", help="print the promises as JSON and nothing else")
-    parser.add_argument("--quick", action="store_true", help="small sizes and few samples: to see that all runs")
+    add_quick(parser)
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     wanted = [part.strip() for part in options.only.split(",") if part.strip()]

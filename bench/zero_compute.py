@@ -18,6 +18,7 @@ from typing import Any
 
 from bench import models, plots
 from bench.launch import attend, cores, launcher
+from bench.options import add_output, write
 from bench.rows import Row, named, short_library
 
 STYLES = {
@@ -127,12 +128,9 @@ def main(given: Sequence[str] | None = None) -> int:
     p.add_argument("-W", "--workers", default="1,2,4,8", help="numbers of workers, powers of two, e.g. 1,2,4")
     p.add_argument("--models", default="resnet50,32M", help="models, or bytes of a flat buffer, e.g. vgg19,4M")
     p.add_argument("-N", "--run_cycles", type=int, default=5, help="alternated cycles of each")
-    p.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
+    add_output(p)
     p.add_argument("--transport", default="", choices=("", "verbs"), help="verbs: beside the limits of RDMA")
     p.add_argument("--python", default=sys.executable, help="of the ranks, whose MPI is the peer")
-    p.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    p.add_argument("--plot", type=Path, help="draw the figures into this file (needs matplotlib)")
-    p.add_argument("--progress", type=Path, help=argparse.SUPPRESS)  # a file that says which part is done
     options = p.parse_args(given)
     found, documents = measure(options)
     rows = [row for document in documents for row in document["rows"]]
@@ -141,8 +139,7 @@ def main(given: Sequence[str] | None = None) -> int:
     facts = {"benchmark": "zero_compute", "cores": cores(), "mpi": mpi}
     figures = {**facts, "points": [vars(q) for q in found], "rows": rows}
     text = json.dumps({**figures, "runs": documents}, indent=1)
-    if options.output_file is not None:
-        options.output_file.write_text(text + "\n", encoding="utf-8")
+    write(options, text)
     if options.plot is not None:
         draws = [functools.partial(scaling, found=found, model=model, mpi=mpi) for model in options.models.split(",")]
         heading = f"zero compute, hpcomm {documents[0]['hpcomm']}, {cores()} cores, {short_library(mpi)}"

@@ -1,0 +1,30 @@
+"""Options that benchmarks with parsers of their own have in common. Needs neither MPI nor hpcomm."""
+
+import argparse
+from pathlib import Path
+
+
+def add_output(parser: argparse.ArgumentParser, plot: str = "figures", progress: bool = True) -> None:
+    """Where the figures go. plot: what is drawn; "" for nothing. progress: it says how far it is (launch.attend)."""
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
+    if plot:
+        parser.add_argument("--plot", type=Path, help=f"draw the {plot} into this file (needs matplotlib)")
+    if progress:
+        parser.add_argument("--progress", type=Path, help=argparse.SUPPRESS)  # a file that says which part is done
+
+
+def add_ranks(parser: argparse.ArgumentParser, ranks: int) -> None:
+    """Who takes part, and how they reach each other."""
+    parser.add_argument("--ranks", type=int, default=ranks, help="how many, when started without mpirun")
+    parser.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"))
+
+
+def add_quick(parser: argparse.ArgumentParser, what: str = "small sizes and few samples") -> None:
+    parser.add_argument("--quick", action="store_true", help=f"{what}: to see that all runs")
+
+
+def write(options: argparse.Namespace, text: str) -> None:
+    """The JSON, to the file that -J names."""
+    if options.output_file is not None:
+        options.output_file.write_text(text + "\n", encoding="utf-8")
