@@ -66,12 +66,14 @@ def _meet(ex: Exchange, ranks: list[int], step: int) -> None:
 def _train(placed: str, progress: str, deaths: dict[str, list[int]], killer: int) -> dict[str, Any] | None:
     """deaths: rank -> step and place at which it kills itself, before, in or after its pushes, or when it has seen
     another one's death; or at which the killer kills it, wherever it is."""
-    first = ctx = hpcomm.init(mpi.world())
+    world = mpi.world()
+    assert world is not None
+    first = ctx = hpcomm.init(world)
     me, pids = ctx.rank, [peer.pid for peer in ctx.peers]
     ex = _exchange(ctx, PLACES[placed], progress)
     step, done, clocks = 0, [], []
     lost: list[int] = []
-    ctx.barrier()
+    world.allgather(b"made")  # in a barrier of hpcomm's some may still be when one has died
 
     def die(place: int) -> None:
         for rank, at in deaths.items():
@@ -118,7 +120,7 @@ def _check(told: list[dict[str, Any]], left: list[int], victims: dict[int, int])
     """victims: the steps that each has surely ended, and no more than one after."""
     workers = [(r, one) for r, one in zip(left, told, strict=True) if one["found"]]
     for one in told:
-        assert one["clocks"] == told[0]["clocks"]
+        assert one["clocks"][-1] == told[0]["clocks"][-1]  # one recovery may see two deaths
         for step, updates in one["rows"]:
             assert step == updates
     for _, one in workers:
@@ -204,10 +206,12 @@ def test_what_one_server_has_folded_is_not_pushed_again(folds: bool) -> None:
 
 def _passed_or_not() -> list[Any] | None:
     """Rank 3 dies, and rank 2 when rank 1 has gone on and its update is folded by rank 0, which has not."""
-    first = hpcomm.init(mpi.world())
+    world = mpi.world()
+    assert world is not None
+    first = hpcomm.init(world)
     me = first.rank
     ex = _exchange(first, ParameterServer(servers=[0]), "inline")
-    first.barrier()
+    world.allgather(b"made")
     if me == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
