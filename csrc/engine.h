@@ -474,6 +474,8 @@ uint64_t hpc_graph_next_version(const hpc_exchange *ex);
 int hpc_graph_send(hpc_exchange *ex);
 int hpc_graph_send_key(hpc_exchange *ex, int key);
 void hpc_graph_drop(hpc_exchange *ex, int key, uint64_t n, int all);
+/* Collective, while no rank has a push under way: all go on from one version, and what was sent before is left out. */
+int hpc_graph_level(hpc_exchange *ex, const char *op, double deadline);
 /* How long neighbours are given to take an update, in seconds. */
 double hpc_graph_patience(const hpc_exchange *ex, int key);
 /* Whether an update of rank for a share of this rank's own is there. */

@@ -469,12 +469,9 @@ int hpc_exchange_publish(hpc_exchange *ex, double timeout) {
     int status = hpc_exchange_check(ex, op);
     if (status != HPC_OK) return status;
     double deadline = hpc_deadline(&ex->context->group, timeout);
-    if (hpc_leaves_out(ex) && ex->number > 0)
-        status = hpc_fail(HPC_ERR_UNSUPPORTED, op,
-                          "%s: rank %d has pushed, and neighbours may still hold updates of before: on a graph with a "
-                          "quorum load a state into a new exchange",
-                          op, ex->context->group.rank);
+    if (hpc_leaves_out(ex)) status = hpc_worker_check_idle(ex, op);
     status = hpc_context_agree(ex->context, op, status, deadline); /* and nobody is under way */
+    if (status == HPC_OK && hpc_leaves_out(ex)) status = hpc_graph_level(ex, op, deadline);
     if (status != HPC_OK) return status;
     hpc_engine_write(ex);
     status = hpc_exchange_check(ex, op);

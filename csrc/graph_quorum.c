@@ -28,6 +28,10 @@
  * has no in-neighbours goes one past what its out-neighbours have folded. A version is of all keys and cores, and
  * chosen when a key is pushed again.
  *
+ * When a state is loaded all go on from the version of the furthest, beyond which nobody has pushed. So all that was
+ * sent before comes too late, be it in a slot or on its way. Its senders wait for the answer: else their next push
+ * would have to wait for their next call.
+ *
  * A fold of version n may be made when a quorum of the in-neighbours has brought n or newer, be it to an earlier fold.
  * Who has closed is left out, and the quorum is one of the rest: a straggler may end its steps alone, after all others.
  *
@@ -424,17 +428,80 @@ int hpc_graph_send(hpc_exchange *ex) {
     return status;
 }
 
+static void drop_until(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
+    hpc_outlet *out = share->outlet;
+    if (out->decided >= n) return;
+    out->dropped += n - out->decided;
+    out->decided = out->lost = n;
+    note_pending(ex, share);
+}
+
 void hpc_graph_drop(hpc_exchange *ex, int key, uint64_t n, int all) {
     const hpc_pushed *k = &ex->keys[key];
     for (int i = 0; i < k->n_shares; i++) {
         const hpc_share *share = &ex->shares[k->shares[i]];
-        hpc_outlet *out = share->outlet;
-        if (out == NULL || out->decided >= n || !(all || ex->given_up[share->owner])) continue;
-        out->dropped += n - out->decided;
-        out->decided = out->lost = n;
+        if (share->outlet == NULL || share->outlet->decided >= n || !(all || ex->given_up[share->owner])) continue;
+        drop_until(ex, share, n);
         ex->given_up[share->owner] = 1;
-        note_pending(ex, share);
     }
+}
+
+/* ---- a state is loaded ---- */
+
+static void level(hpc_exchange *ex, uint64_t newest) {
+    for (int key = 0; key < ex->plan->n_keys; key++) {
+        hpc_pushed *k = &ex->keys[key];
+        k->ahead -= (int64_t)(newest - ex->number);
+        k->number = newest;
+        for (int i = 0; i < k->n_shares; i++) {
+            const hpc_share *share = &ex->shares[k->shares[i]];
+            if (share->intake != NULL) atomic_store_explicit(&share->intake->folded, newest, memory_order_release);
+            if (share->outlet != NULL) drop_until(ex, share, k->pushes);
+        }
+    }
+    ex->number = newest;
+    hpc_bell_ring(ex->context->group.bell); /* its cores answer what is too late now */
+}
+
+static int is_unanswered(const hpc_exchange *ex, int s) {
+    uint64_t answered;
+    const hpc_outlet *out = ex->shares[s].outlet;
+    return out != NULL && out->sent != out->answered && news_of(ex, s, &answered) == NULL;
+}
+
+static int all_answered(void *arg) {
+    const hpc_exchange *ex = arg;
+    if (ex->inline_progress) hpc_context_work(ex->context);
+    for (int s = 0; s < ex->n_shares; s++)
+        if (is_unanswered(ex, s)) return atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK;
+    return 1;
+}
+
+static int who_answers(void *arg, int *ranks) {
+    const hpc_exchange *ex = arg;
+    int n = 0;
+    for (int r = 0; r < ex->context->group.size; r++) {
+        int awaited = 0;
+        for (int s = 0; s < ex->n_shares; s++) awaited |= ex->shares[s].owner == r && is_unanswered(ex, s);
+        if (awaited) ranks[n++] = r;
+    }
+    return n;
+}
+
+int hpc_graph_level(hpc_exchange *ex, const char *op, double deadline) {
+    int size = ex->context->group.size;
+    uint64_t *numbers = malloc((size_t)size * sizeof *numbers), newest = 0;
+    int status = numbers == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size) : HPC_OK;
+    status = hpc_context_agree(ex->context, op, status, deadline);
+    if (status == HPC_OK)
+        status = hpc_allgather(ex->context, &ex->number, numbers, sizeof *numbers, hpc_left(deadline));
+    for (int r = 0; r < size && status == HPC_OK; r++)
+        if (numbers[r] > newest) newest = numbers[r];
+    free(numbers);
+    if (status != HPC_OK) return status;
+    level(ex, newest);
+    const hpc_wait wait = {op, all_answered, who_answers, ex};
+    return hpc_wait_for(&ex->context->group, &wait, hpc_left(deadline));
 }
 
 /* ---- the worker: when ---- */

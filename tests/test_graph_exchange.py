@@ -431,6 +431,43 @@ def test_a_checkpoint_goes_on_in_its_phase() -> None:
 
 
 @on_both
+def test_a_quorum_goes_on_from_a_checkpoint_where_it_is() -> None:
+    met = [0, 0, 0]
+    consistency = Consistency(quorum=1, late="drop", waits_for="neighbours", grace=0.1)
+
+    def meet(ex: Exchange, rank: int, ranks: int) -> None:
+        met[rank] += 1
+        while min(met[:ranks]) < met[rank]:
+            ex.progress()  # what a neighbour had no room for is sent
+
+    def body(context: hpcomm.Context) -> None:
+        rank = context.rank
+        with stochastic_reduce(
+            context, zeros(), topology=complete(3), rule=Momentum(), consistency=consistency, cores=1
+        ) as ex:
+            for step in range(5 if rank < 2 else 0):
+                ex.step(update(rank, step))
+                meet(ex, rank, 2)
+                if step == 2:
+                    saved = ex.state_dict()
+                    want = {name: value.copy() for name, value in ex.params.items()}
+            if rank == 2:
+                met[rank] = 5
+                saved, want = ex.state_dict(), {name: value.copy() for name, value in ex.params.items()}
+            meet(ex, rank, 3)
+            for _ in range(2):
+                ex.load_state_dict(saved)
+                assert_same(ex.params, want)
+                assert ex.clock == (3 if rank < 2 else 0)
+                ex.step(update(rank, 9))
+                assert ex.clock == (4 if rank < 2 else 1)
+                meet(ex, rank, 3)
+            assert ex.version == 7
+
+    run_threads(3, body)
+
+
+@on_both
 def test_waits_name_the_neighbour_that_has_not_pushed() -> None:
     done = threading.Event()
 

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "engine.h"
 #include "graph_jobs.h"
 
 enum { SLOW = 2, ROUNDS = 5, COUNT = 5000, MOST = 9001 };
@@ -225,6 +226,51 @@ static void soak(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* arg: progress + 4 when the straggler has folded the others' first updates, which lie in its slots otherwise. A state
+ * is loaded in an exchange that goes on: all start from one step, and nobody folds anything of before. */
+static void loaded(rank *r) {
+    enum { STEP = 100, NEW = 40, MOST_NUMBER = 80 };
+    graph_job g;
+    int numbers[RANKS_MAX], together = 0;
+    float values[COUNT];
+    init(&g, r);
+    g.j.progress = r->arg % 4, g.j.rule = "sgd", g.j.args[1] = -1;
+    hpc_exchange *e = graph_open(r, &g);
+    for (int n = 1; n <= ROUNDS && r->rank != SLOW; n++) {
+        CHECK_OK(push(r, &g, e, 0, n, -1));
+        in_step(r, e, 2, (uint64_t)n);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    if (r->rank == SLOW && r->arg / 4) CHECK_OK(push(r, &g, e, 0, 1, -1));
+    CHECK_EQ(hpc_exchange_version(e), r->rank == SLOW ? r->arg / 4 : ROUNDS);
+    for (int i = 0; i < COUNT; i++) values[i] = (float)(r->rank + i % 7);
+    for (int i = 0; i < e->plan->n_rows; i++)
+        if (e->plan->rows[i].owner == r->rank)
+            CHECK_OK(hpc_exchange_set_row(e, i, STEP, values + e->plan->rows[i].offset, NULL));
+    CHECK_OK(hpc_exchange_publish(e, -1));
+    CHECK_EQ(hpc_exchange_version(e), ROUNDS);
+    CHECK_EQ(clock_of(r, e), STEP);
+    CHECK(same_floats(hpc_exchange_params(e, 0), values, COUNT, "loaded", r->rank, 0));
+    if (r->rank != SLOW) CHECK_EQ(peer_of(e, SLOW).dropped, ROUNDS - r->arg / 4);
+    for (int s = 0; s < e->n_shares; s++) /* all slots are free */
+        if (e->shares[s].outlet != NULL)
+            CHECK_EQ(atomic_load(hpc_own_signal(e->window, hpc_signal_applied(e, s))), e->shares[s].outlet->sent);
+    for (int n = 0; rank_at(r, 8) == 0 || rank_at(r, 9) == 0 || rank_at(r, 10) == 0; n++) {
+        int mine = NEW + n < MOST_NUMBER ? NEW + n : MOST_NUMBER;
+        CHECK_OK(push(r, &g, e, 0, mine, -1));
+        if (n == 0) CHECK_EQ(clock_of(r, e), STEP + 1); /* nobody is further, as all meet then */
+        decode(r, &g, e, 0, 0, numbers);
+        CHECK_EQ(numbers[r->rank], mine);
+        for (int who = 0; who < r->size; who++) CHECK(numbers[who] == 0 || numbers[who] >= NEW);
+        together = numbers[0] != 0 && numbers[1] != 0 && numbers[SLOW] != 0 ? together + 1 : 0;
+        if (together == 3) rank_set(r, 8 + r->rank, 1);
+        if (n == 0) in_step(r, e, 3, ROUNDS + 1);
+    }
+    CHECK_OK(hpc_exchange_close(e, -1));
+    CHECK_OK(hpc_barrier(r->context, -1));
+    hpc_exchange_free(e);
+}
+
 /* ---- who is gone ------------------------------------------------------------------------------------------------- */
 
 /* Rank 2 is stopped wherever it is: the others, who know how long it usually takes, go on at once. When it goes on, it
@@ -329,6 +375,9 @@ int main(int argc, char **argv) {
          .run = straggler,
          .arg = HPC_PROGRESS_INLINE + 4 * HPC_F16 + 16,
          .where = RANKS_UNSEEDED},
+        {.name = "loaded", .size = 3, .run = loaded, .arg = HPC_PROGRESS_INLINE},
+        {.name = "loaded_thread", .size = 3, .run = loaded, .arg = HPC_PROGRESS_THREAD},
+        {.name = "loaded_after_one", .size = 3, .run = loaded, .arg = HPC_PROGRESS_INLINE + 4, .where = RANKS_UNSEEDED},
         {.name = "frozen", .size = 3, .run = frozen, .where = RANKS_PROCESSES},
         {.name = "closes", .size = 4, .run = closes},
         {.name = "below", .size = 3, .run = below, .arg = 1},
