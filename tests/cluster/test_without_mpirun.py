@@ -40,15 +40,14 @@ def test_ranks_meet_at_rank_0(cluster: Cluster, secret: dict[str, str], ranks_pe
 
 def test_ranks_meet_and_exchange_by_ipv6(secret: dict[str, str]) -> None:
     """The hosts have no IPv4 address but loopback's; rank 0's name leads to an IPv6 one."""
-    with Cluster(2, family=6) as two:
-        with Job(two, meet_twice, ranks_per_host=2, by="environment", env=secret) as job:
-            for rank, (wrong, value) in enumerate(job.values()):
-                assert wrong == 0
-                for peer in range(4):
-                    transport, _, path, _ = value["peers"][peer]
-                    if peer // 2 != rank // 2:
-                        assert transport == "tcp"
-                        assert re.fullmatch(rf"\[fd77::{peer // 2 + 1}\]:\d+ by eth0", path)
+    with Cluster(2, family=6) as two, Job(two, meet_twice, ranks_per_host=2, by="environment", env=secret) as job:
+        for rank, (wrong, value) in enumerate(job.values()):
+            assert wrong == 0
+            for peer in range(4):
+                transport, _, path, _ = value["peers"][peer]
+                if peer // 2 != rank // 2:
+                    assert transport == "tcp"
+                    assert re.fullmatch(rf"\[fd77::{peer // 2 + 1}\]:\d+ by eth0", path)
 
 
 def test_without_a_secret_other_hosts_are_refused(cluster: Cluster) -> None:
