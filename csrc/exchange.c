@@ -471,10 +471,12 @@ int hpc_exchange_publish(hpc_exchange *ex, double timeout) {
     double deadline = hpc_deadline(&ex->context->group, timeout);
     if (hpc_leaves_out(ex)) status = hpc_worker_check_idle(ex, op);
     status = hpc_context_agree(ex->context, op, status, deadline); /* and nobody is under way */
-    if (status == HPC_OK && hpc_leaves_out(ex)) status = hpc_graph_level(ex, op, deadline);
     if (status != HPC_OK) return status;
-    hpc_engine_write(ex);
-    status = hpc_exchange_check(ex, op);
+    if (hpc_leaves_out(ex)) status = hpc_graph_level(ex, op, deadline);
+    if (status == HPC_OK) {
+        hpc_engine_write(ex);
+        status = hpc_exchange_check(ex, op);
+    }
     if (status == HPC_OK && hpc_has_quorum(ex)) status = hpc_quorum_tell(ex);
     for (int i = 0; i < ex->n_own_cores && status == HPC_OK; i++)
         status = hpc_flush(ex->cores[i].out, ex->window, -1, hpc_left(deadline));

@@ -139,7 +139,7 @@ static int is_present(hpc_exchange *ex, const hpc_share *share, int rank) {
     uint64_t sent = sent_by(ex, share, rank), taken = taken_of(share->intake, rank);
     if (sent - taken <= 1) return sent != taken;
     char why[HPC_FAILURE_BYTES];
-    snprintf(why, sizeof why, "rank %d: rank %d says that it has sent %llu updates of key %s; %llu were answered",
+    snprintf(why, sizeof why, "rank %d: rank %d says that it has sent %llu updates of key %.64s; %llu were answered",
              me(ex), rank, (unsigned long long)sent, ex->plan->keys[share->key].name, (unsigned long long)taken);
     hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
     return 0;
@@ -298,12 +298,17 @@ static const hpc_told *news_of(const hpc_exchange *ex, int s, uint64_t *answered
     return (const void *)(hpc_own_part(ex) + told_at(ex, me(ex), s));
 }
 
+/* The newest push to a share that was left out, when its owner has told that the one on its way is. */
+static uint64_t lost_with(const hpc_outlet *out) {
+    return out->under_way > out->lost ? out->under_way : out->lost; /* later ones may have been given up before */
+}
+
 /* One update at most is on its way, so there is one answer at most, and it counts at most one as used. */
 static int refuse_answer(hpc_exchange *ex, int s, uint64_t answered, uint64_t used) {
     const hpc_share *share = &ex->shares[s];
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why,
-             "rank %d: rank %d says that it has answered %llu updates of key %s and used %llu; %llu were sent, and "
+             "rank %d: rank %d says that it has answered %llu updates of key %.64s and used %llu; %llu were sent, and "
              "%llu used before",
              me(ex), share->owner, (unsigned long long)answered, ex->plan->keys[share->key].name,
              (unsigned long long)used, (unsigned long long)share->outlet->sent,
@@ -320,7 +325,7 @@ static int hear(hpc_exchange *ex, int s) {
     if (answered != out->sent || told->used - out->used > 1) return refuse_answer(ex, s, answered, told->used);
     if (told->used == out->used) {
         out->dropped++;
-        out->lost = out->under_way;
+        out->lost = lost_with(out);
     }
     out->used = told->used;
     out->told = told->folded;
@@ -542,7 +547,7 @@ int hpc_graph_late(const hpc_exchange *ex, int key) {
         const hpc_outlet *out = ex->shares[k->shares[i]].outlet;
         if (out == NULL) continue;
         const hpc_told *news = news_of(ex, k->shares[i], &answered);
-        uint64_t lost = news != NULL && news->used == out->used ? out->under_way : out->lost;
+        uint64_t lost = news != NULL && news->used == out->used ? lost_with(out) : out->lost;
         n += k->pushes > 0 && lost == k->pushes;
     }
     return n;
