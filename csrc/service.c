@@ -35,7 +35,8 @@ static void end_link(hpc_control *c, int rank, const char *why) {
     if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);   /* lets a peer go that waits for it, and ends our sends */
 }
 
-/* The news that rank has asked for: what finds no room goes, as news of then, when there is some. */
+/* The news that rank has asked for: what finds no room goes, as news of then, when there is some. Behind another
+ * thread's message that means to look again and again until it is sent, as the socket has room now and then. */
 static void tell_news(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     l->asks = hpc_jobs_tell(c, rank) == HPC_ERR_TIMEOUT;

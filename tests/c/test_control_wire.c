@@ -148,7 +148,7 @@ static void read_until_news(int fd, size_t gathered, uint64_t step) {
 /* The service thread has read what has come. */
 static void await_read(int fd) {
     int unread = 1;
-    while (unread > 0) CHECK_EQ(ioctl(fd, FIONREAD, &unread), 0);
+    while (CHECK_EQ(ioctl(fd, FIONREAD, &unread), 0), unread > 0) sched_yield();
 }
 
 enum { MUCH = 32 << 20 /* more than the sockets hold */ };
@@ -191,7 +191,7 @@ static void news_behind_a_message(rank *r) {
     }
 }
 
-/* News are asked for until they stay half-sent. Once there is room, the rest comes, and then news of that time. */
+/* News are asked for until some find no room. Once there is, what is left of them comes, and then news of that time. */
 static void news_when_there_is_room(rank *r) {
     enum { ROOM = 64 << 10 };
     static char filler[ROOM];
