@@ -2,8 +2,9 @@
 another plan if need be.
 
 A *shard* is what one rank keeps: a dict of arrays, ints and texts, fit for numpy.savez. A *piece* is a range of a key's
-elements with its step, parameters and state (slots values an element, slot by slot). Entries by other names are left
-alone: there is room for what else a rank may keep of its rows.
+elements with its step, parameters and state (slots values an element, slot by slot). Where rows count updates and not
+steps (ASYNC with servers) a shard also has the rank's clock. Entries by other names are left alone: there is room for
+what else a rank may keep of its rows.
 """
 
 from bisect import bisect_left
@@ -115,6 +116,7 @@ def _checked(shard: Shard, kind: Kind) -> tuple[float, ...]:
         format_, rule, slots = int(shard["format"]), str(shard["rule"]), int(shard["slots"])
         shared = int(shard["replica"]) == SHARED
         args = tuple(float(value) for value in shard["args"])
+        clock = int(shard.get("clock", 0))
         elements = int(np.sum(shard["row_count"]))
         sizes = [np.asarray(shard[name]).shape for name in ("params", "state")]
         rows = {len(shard[name]) for name in ("row_key", "row_offset", "row_count", "row_step")}
@@ -133,6 +135,8 @@ def _checked(shard: Shard, kind: Kind) -> tuple[float, ...]:
     if shared != (kind.replica == SHARED):
         have, want = ("a hub", "a graph") if shared else ("a graph", "a hub")
         raise InvalidArgument(f"load_state_dict: a shard is of {have}'s parameters, the exchange of {want}'s")
+    if not 0 <= clock < 1 << 63:
+        raise InvalidArgument(f"load_state_dict: a shard's clock is {clock}: steps are counted from 0 up")
     if len(rows) != 1 or sizes != [(elements,), (slots * elements,)]:
         raise InvalidArgument(f"load_state_dict: a shard of {elements} elements has arrays of other sizes: {sizes}")
     return args

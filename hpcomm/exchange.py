@@ -319,7 +319,7 @@ class Exchange(Calls):
             raise
         self.plan, self._rule, self.graph = plan, rule, phases
         self._rows = owned_rows(plan, ctx.rank)
-        self._ahead = [0] * ctx.size  # ASYNC with servers: steps of each rank before its first push here
+        self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
         counts = {name: value.size for name, value in values.items()}
         self._kind = Kind(optim.c_name(rule), made.slots, counts, ctx.rank if phases else SHARED)
         self._handle = _core.exchange_create(
@@ -484,7 +484,8 @@ class Exchange(Calls):
 
     def state_dict(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
         """What this rank's owners keep, as a dict of arrays, ints and texts that numpy.savez takes: the rule, its
-        arguments, the keys, and of each row that this rank owns its place, step, parameters and state.
+        arguments, the keys, and of each row that this rank owns its place, step, parameters and state; under ASYNC with
+        servers the clock, too.
 
         Args:
             out: what an earlier call gave: its arrays are written again, and it is returned.
@@ -559,8 +560,12 @@ class Exchange(Calls):
         the pushes of a key that this worker has begun since then. Read while nothing is under way here, or after a rank
         has died. 0 on a rank that owns none, or under ASYNC only serves."""
         if self._counts_updates:
-            return self._ahead[self._rank] + _core.exchange_version(self._handle) if self.params else 0
+            return self._begun() if self.params else 0
         return max((_core.exchange_row_step(self._handle, row) for row, _ in self._rows), default=0)
+
+    def _begun(self) -> int:
+        """With servers: the steps that this worker has begun since the start of the training."""
+        return self._ahead[self._rank] + _core.exchange_version(self._handle)
 
     def _folded(self) -> list[int]:
         """By rank, of how many of its steps the rows here have anything, after a rank has died."""

@@ -80,6 +80,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
 
     Raises:
         CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.
+        ConfigError: no worker is left, only ranks that serve.
         NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank.
         InvalidArgument: the function that was given as the topology makes no graph of so many ranks, here or on another
             rank: make another exchange, of Context.shrink's context.
@@ -89,16 +90,14 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     if not ex.graph and not isinstance(made.topology, ParameterServer):
         raise NotSupported("recover: the exchange was made of a plan's rows: make another plan, and an exchange of it")
     old.revoke()  # where a rank has left, only those who wait for that one know
-    lost = _Lost(ex, ex._saved(), ex._folded())  # before the links that are left change hands
+    lost = _lost(ex, {})  # before the links that are left change hands
     fresh = old.shrink(timeout)
-    extra: dict[str, Any] = {}
     while True:
         found: Recovered | None = None
         try:
             found = _over(ex, lost, fresh, checkpoint, timeout)
-            extra = found.extra or extra
             fresh.barrier(timeout)  # who has passed it may push, to those who have not as well
-            return replace(found, extra=extra)
+            return found
         except PeerFailed:  # some may have passed: they recover from that exchange, and so does who has it
             dead = fresh
         except BaseException:
@@ -108,7 +107,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         try:
             dead.revoke()
             if found is not None:
-                lost = _Lost(found.exchange, found.exchange._saved(), found.exchange._folded())
+                lost = _lost(found.exchange, found.extra)
             fresh = dead.shrink(timeout)
         except BaseException:
             with suppress(HpcommError):
@@ -119,12 +118,25 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
 
 @dataclass(frozen=True)
 class _Lost:
-    """An exchange that has lost ranks. shard: what this rank keeps of it; folded: and of how many steps of each
-    rank."""
+    """An exchange that has lost ranks.
+
+    Attributes:
+        shard: what this rank keeps of it.
+        folded: and of how many steps of each rank.
+        begun: steps that this rank has begun; -1: it only serves.
+        extra: what came with the checkpoint that it was restored from.
+    """
 
     exchange: Exchange
     shard: dict[str, Any]
     folded: Sequence[int]
+    begun: int
+    extra: dict[str, Any]
+
+
+def _lost(ex: Exchange, extra: dict[str, Any]) -> _Lost:
+    begun = -1 if not ex.params else ex.clock if ex.graph else ex._begun()
+    return _Lost(ex, ex._saved(), ex._folded(), begun, extra)
 
 
 def _over(
@@ -146,7 +158,7 @@ def _over(
     if missing >= 0 and checkpoint is None:
         raise CheckpointError(
             f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} is gone, which owned parameters: give "
-            "checkpoint, the directory of a Checkpointer"
+            "checkpoint, the directory of a Checkpointer (ranks as the first context called them)"
         )
     topology: Any = made.topology
     options = dict(made.options)
@@ -164,7 +176,7 @@ def _over(
     rule = optim.with_arguments(made.rule, args)
     new = Exchange(fresh, values, topology, consistency, rule, timeout=timeout, **options)
     new._made = replace(made, options=options)
-    extra: dict[str, Any] = {}
+    extra = lost.extra
     if missing >= 0:
         assert checkpoint is not None
         found = restore(new, checkpoint, timeout=timeout)
@@ -172,10 +184,8 @@ def _over(
             raise CheckpointError(f"recover: there is no checkpoint in {checkpoint}", path=checkpoint)
         clock, extra = found.step, found.extra
     else:
-        shard = {**lost.shard, "replica": new._kind.replica, "args": args}  # a rank's own, by another number now
-        if ex._counts_updates:
-            shard["clock"] = clock
-        else:
+        shard = {**lost.shard, "replica": new._kind.replica, "args": args, "clock": clock}
+        if not ex._counts_updates:
             shard["row_step"] = np.full_like(shard["row_step"], clock)
         new.load_state_dict(shard, timeout)
     gap = _gaps(first.graph, new.graph) if ex.graph else None
@@ -190,8 +200,7 @@ def _agreed(
     """The most steps of which any rank has folded anything; who is gone that owned parameters, as any rank's lost
     exchange had it, else -1; and the rule's arguments as the furthest worker has them: some may have been setting them
     when another one died."""
-    clock = lost.shard.get("clock", folded) if lost.exchange.params else -1
-    told = np.array([folded, missing, clock, *lost.shard["args"]], np.float64).tobytes()
+    told = np.array([folded, missing, lost.begun, *lost.shard["args"]], np.float64).tobytes()
     every = [np.frombuffer(part) for part in ctx.allgather(told, timeout)]
     furthest = max(every, key=lambda part: float(part[2]))
     return int(max(part[0] for part in every)), int(max(part[1] for part in every)), furthest[3:].tolist()

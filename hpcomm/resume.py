@@ -126,7 +126,7 @@ def restore(
         _warn(f"the checkpoint of step {which[0]} is left out: rank {r}: {why}" for r, why in enumerate(whys) if why)
     if step is None and which[0] < claimed:
         _warn([f"step {claimed} was complete once and is not any more: going on from step {which[0]}"])
-    ex.load_state_dict([sections["shard"] for _, sections in found], limit)
+    ex.load_state_dict([{**sections["shard"], "clock": which[0]} for _, sections in found], limit)
     own = next((sections for label, sections in found if label.rank == ctx.rank), found[0][1])
     extra = {name: np.array(v) if isinstance(v, np.ndarray) else v for name, v in own["extra"].items()}
     return Restored(which[0], extra)

@@ -186,6 +186,7 @@ def test_asynchronous_owners_save_at_their_own_steps(tmp_path: Path) -> None:
                 found = restore(ex, folder)
                 assert found is not None
                 assert found.step == 8
+                assert ex.clock == (8 if ex.params else 0)
                 if not ex.params:
                     ex.serve()
 

@@ -27,7 +27,7 @@ PLACES = {"colocated": ParameterServer(servers=[0, 1]), "dedicated": ParameterSe
 ON = [("colocated", "shm", "inline"), ("colocated", "tcp", "thread"), ("dedicated", "shm", "thread")]
 
 
-def _exchange(ctx: hpcomm.Context, placed: ParameterServer, progress: str, depth: int = 1) -> Exchange:
+def _exchange(ctx: hpcomm.Context, placed: ParameterServer, progress: str) -> Exchange:
     zeros = {name: np.zeros((n, ctx.size, STEPS), np.float32) for name, n in CHUNKS.items()}
     return Exchange(
         ctx,
@@ -36,7 +36,6 @@ def _exchange(ctx: hpcomm.Context, placed: ParameterServer, progress: str, depth
         ASYNC,
         SGD(lr=1),
         chunk_bytes=4 * ctx.size * STEPS,
-        depth=depth,
         progress=progress,
     )
 
