@@ -164,6 +164,8 @@ def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.open_files(16).result == FAIL
     monkeypatch.setattr(resource, "getrlimit", lambda which: (allowed - 1, allowed))
     assert "the hard limit is" in doctor.open_files(16).fix
+    monkeypatch.setenv("HPCOMM_TRANSPORT", "verbs")
+    assert "the hard limit is" not in doctor.open_files(16).fix
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert doctor.open_files(16).result == OK
 
