@@ -1,6 +1,7 @@
 """Exchanges on node communication graphs, from Python: what comes out, what is counted, checkpoints, errors."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -362,6 +363,15 @@ def test_models_that_agree_stay_the_same_whatever_is_left_out(consistency: hpcom
     run_threads(4, body)
 
 
+def meet(ex: Exchange, met: list[int], rank: int, ranks: int) -> None:
+    """As a barrier of threads, in which what a neighbour had no room for is sent."""
+    met[rank] += 1
+    end = time.monotonic() + 20
+    while min(met[:ranks]) < met[rank]:
+        assert time.monotonic() < end, f"rank {rank} waits for the others: {met}"
+        ex.progress()
+
+
 @on_both
 def test_a_quorum_goes_on_without_a_straggler_and_tells_it() -> None:
     steps, more = 4, 20
@@ -377,9 +387,7 @@ def test_a_quorum_goes_on_without_a_straggler_and_tells_it() -> None:
         with stochastic_reduce(context, zeros(), topology=complete(3), consistency=consistency, cores=1) as ex:
             for step in range(steps if rank < 2 else 0):
                 assert_same(ex.step(update(rank, step)), mean(2, step))
-                met[rank] += 1
-                while min(met) < met[rank]:
-                    ex.progress()  # what a neighbour had no room for is sent
+                meet(ex, met, rank, 2)
             gone.wait(20)
             if rank < 2:
                 stats = ex.stats()
@@ -437,11 +445,6 @@ def test_a_quorum_goes_on_from_a_checkpoint_where_it_is() -> None:
     met = [0, 0, 0]
     consistency = Consistency(quorum=1, late="drop", waits_for="neighbours", grace=0.1)
 
-    def meet(ex: Exchange, rank: int, ranks: int) -> None:
-        met[rank] += 1
-        while min(met[:ranks]) < met[rank]:
-            ex.progress()  # what a neighbour had no room for is sent
-
     def body(context: hpcomm.Context) -> None:
         rank = context.rank
         with stochastic_reduce(
@@ -449,21 +452,21 @@ def test_a_quorum_goes_on_from_a_checkpoint_where_it_is() -> None:
         ) as ex:
             for step in range(5 if rank < 2 else 0):
                 ex.step(update(rank, step))
-                meet(ex, rank, 2)
+                meet(ex, met, rank, 2)
                 if step == 2:
                     saved = ex.state_dict()
                     want = {name: value.copy() for name, value in ex.params.items()}
             if rank == 2:
                 met[rank] = 5
                 saved, want = ex.state_dict(), {name: value.copy() for name, value in ex.params.items()}
-            meet(ex, rank, 3)
+            meet(ex, met, rank, 3)
             for _ in range(2):
                 ex.load_state_dict(saved)
                 assert_same(ex.params, want)
                 assert ex.clock == (3 if rank < 2 else 0)
                 ex.step(update(rank, 9))
                 assert ex.clock == (4 if rank < 2 else 1)
-                meet(ex, rank, 3)
+                meet(ex, met, rank, 3)
             assert ex.version == 7
 
     run_threads(3, body)
