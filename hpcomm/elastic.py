@@ -143,7 +143,7 @@ def run(
         first: the step to begin with, of an exchange that was restored.
         on_failure: "raise": PeerFailed passes. "shrink": those that are left recover, and go on from the step that they
             have agreed on.
-        recovered: is called after each recovery; a Checkpointer of the lost exchange is made anew there.
+        recovered: is called after each recovery; a Checkpointer is closed and made anew there.
         checkpoint, timeout: as recover. The end, where nobody goes before all are done, has no deadline, as serve has
             none: the slowest may be far behind.
         least: with fewer ranks left PeerFailed is raised instead of going on.
