@@ -105,7 +105,7 @@ def _run(n: int, kind: str, victims: dict[int, int], folder: Path, logged: str =
 
 
 @pytest.mark.parametrize("kind", ["graph", "graph by its edges"])
-@pytest.mark.parametrize("at", [6, 7, 8, 59, 116])  # later than all have made the exchange
+@pytest.mark.parametrize("at", [6, 7, 8, 59, 113])  # all have made the exchange, and make a step after
 def test_killed_at_any_step_the_others_go_on_over_the_rebuilt_graph(kind: str, at: int, tmp_path: Path) -> None:
     """The last reduce of a rank has the survivors' numbers alone: none of the dead one's."""
     told = _run(5, kind, {2: at}, tmp_path)
