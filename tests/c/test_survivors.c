@@ -614,6 +614,7 @@ static void taken_for_dead(rank *r) {
 static void dropped_by_one(rank *r) {
     hpc_context *c = NULL, *alone;
     int odd = r->size - 1;
+    rank_meet(r); /* nobody is given up while still in init */
     if (r->rank == odd) {
         hpc_link_drop(r->context->control, 0);
         hpc_group_depart(&r->context->group, 0, HPC_PEER_FAILED, "the test says so");
