@@ -236,6 +236,7 @@ static void rank_0_comes_last(void) {
         CHECK(fd >= 0);
         close(fd);
     }
+    for (int r = 1; r < N; r++) await_word(&outcomes[r].calling, 1); /* nobody has inherited it any more */
     close(listener);
     start(0, a_caller(0, N, port));
     finish(N);
