@@ -137,19 +137,23 @@ int hpc_group_peer_present(const hpc_group *group, int rank, const char *op) {
     return fail_peers(group, op, NULL, 0);
 }
 
-/* Whether departures end this wait: every rank that is lost does, one that left only if it was waited for. */
+/* Whether departures end this wait: every rank that is lost does, one that left only if it is waited for. Who has left
+ * is looked at first: what a rank sent before that is there then, and it is not waited for. */
 static int check_departures(hpc_group *group, const hpc_wait *wait) {
-    int *waiting = malloc((size_t)group->size * sizeof *waiting);
-    int n_waiting, ended = 0, status;
+    size_t size = (size_t)group->size;
+    int *waiting = malloc(size * (sizeof *waiting + 1)), n_waiting, ended = 0, status;
     if (waiting == NULL)
         return hpc_fail(HPC_ERR_PEER, wait->op, "%s: a rank is gone (no memory to say which)", wait->op);
-    n_waiting = wait->waiting_for(wait->arg, waiting);
+    char *left = (char *)(waiting + size), any = 0;
     for (int r = 0; r < group->size; r++) {
-        int state = atomic_load_explicit(&group->states[r], memory_order_acquire);
-        if (hpc_group_has_lost(group, r) || (state == HPC_PEER_LEFT && n_waiting == 0)) ended = 1;
-        for (int i = 0; i < n_waiting && state == HPC_PEER_LEFT; i++)
-            if (waiting[i] == r) ended = 1;
+        left[r] = atomic_load_explicit(&group->states[r], memory_order_acquire) == HPC_PEER_LEFT;
+        any |= left[r];
+        if (hpc_group_has_lost(group, r)) ended = 1;
     }
+    n_waiting = wait->waiting_for(wait->arg, waiting);
+    if (n_waiting == 0 && any) ended = 1;
+    for (int i = 0; i < n_waiting; i++)
+        if (left[waiting[i]]) ended = 1;
     status = ended ? fail_peers(group, wait->op, waiting, n_waiting) : HPC_OK;
     free(waiting);
     return status;

@@ -1,4 +1,4 @@
-/* How ranks wait that have cores of their own, or share one. */
+/* How ranks wait: with cores of their own, with one that they share, and for ranks that leave. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -33,10 +33,52 @@ static void bound_together(rank *r) {
     CHECK(r->context->group.spin == 0);
 }
 
+enum { LEAVERS = 40 };
+
+typedef struct leaving {
+    hpc_group group;
+    _Atomic int states[LEAVERS];
+    _Atomic char departing[LEAVERS];
+    char reasons[LEAVERS][HPC_REASON_BYTES];
+    int gave;
+} leaving;
+
+static int all_gave(void *arg) {
+    return ((leaving *)arg)->gave == LEAVERS;
+}
+
+/* As soon as it has said who is missing the first of these gives its part, and leaves. */
+static int who_has_not(void *arg, int *ranks) {
+    leaving *l = arg;
+    int n = 0;
+    for (int i = l->gave; i < LEAVERS; i++) ranks[n++] = i;
+    if (l->gave < LEAVERS) hpc_group_depart(&l->group, l->gave++, HPC_PEER_LEFT, "it left");
+    return n;
+}
+
+/* A rank that gives its part and leaves is no loss, though it was on the list of the missing just before. */
+static void leave_when_listed(rank *r) {
+    static leaving l;
+    const hpc_group *own = &r->context->group;
+    const hpc_wait wait = {"test", all_gave, who_has_not, &l};
+    l.group.size = LEAVERS;
+    l.group.rank = LEAVERS - 1;
+    l.group.timeout = 20;
+    l.group.states = l.states;
+    l.group.departing = l.departing;
+    l.group.reasons = l.reasons;
+    l.group.bell = own->bell;
+    l.group.owner = own->owner;
+    hpc_group_depart(&l.group, l.gave++, HPC_PEER_LEFT, "it left");
+    CHECK_OK(hpc_wait_for(&l.group, &wait, -1));
+    CHECK_EQ(l.gave, LEAVERS);
+}
+
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "bound_apart", .size = 2, .run = bound_apart, .where = RANKS_PROCESSES, .bare = true},
         {.name = "bound_together", .size = 2, .run = bound_together, .where = RANKS_PROCESSES, .bare = true},
+        {.name = "leave_when_listed", .size = 1, .run = leave_when_listed, .where = RANKS_SHM | RANKS_THREADS},
         {0},
     };
     return ranks_main(argc, argv, cases);
