@@ -11,8 +11,10 @@ A body is a module-level function; it gets args (JSON) and brings itself up by h
 import importlib.util
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -112,6 +114,14 @@ def run(
         ended = _await([command], n, folder, timeout, env)
     assert ended.codes == [0], f"mpirun ended with {ended.codes[0]}\n{ended.out}\n{ended.err}"
     return ended.values
+
+
+def free_port() -> int:
+    """Below those of outgoing connections: a free one of these may be taken at any time."""
+    while True:
+        with socket.socket() as taken, suppress(OSError):
+            taken.bind(("127.0.0.1", random.randrange(20000, 32000)))
+            return int(taken.getsockname()[1])
 
 
 def spawn(

@@ -131,6 +131,8 @@ def kill(context: Context, killing: threading.Event, delay: float) -> None:
     pids = [peer.pid for peer in context.peers if peer.rank != context.rank]
     killing.wait()
     time.sleep(delay)  # any moment will do
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # none hears of another's end
     for pid in [*pids, os.getpid()]:
         os.kill(pid, signal.SIGKILL)
 

@@ -1,7 +1,6 @@
 """The C++ binding, its how-to, and examples/cpp built against the installed library, beside the Python trainer."""
 
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -381,7 +380,7 @@ def test_the_program_of_the_how_to_that_needs_no_mpi(tmp_path: Path) -> None:
     flags = ["-std=c++17", *STRICT, "-I", str(info("--include-dir"))]
     run(tool("c++", "g++", "clang++"), *flags, source, library, f"-Wl,-rpath,{library.parent}", "-o", program)
     secret.write_text("sixteen or more bytes")
-    port = str(random.randrange(20000, 32000))  # below those of outgoing connections
+    port = str(mpi.free_port())
     shared = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     shared["SECRET"] = str(secret)
     ranks = [

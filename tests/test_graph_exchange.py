@@ -374,7 +374,7 @@ def meet(ex: Exchange, met: list[int], rank: int, ranks: int) -> None:
 
 @on_both
 def test_a_quorum_goes_on_without_a_straggler_and_tells_it() -> None:
-    steps, more = 4, 20
+    steps, more = 4, 200
     met, gone, told = [0, 0], threading.Barrier(3), threading.Event()
     consistency = Consistency(quorum=1, late="drop", waits_for="neighbours", grace=0.1)
 

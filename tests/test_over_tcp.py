@@ -268,4 +268,4 @@ def test_no_step_waits_for_a_timer() -> None:
         return took
 
     for took in run_threads(2, body, transport="tcp"):
-        assert max(took.values()) < 20e-3, took
+        assert max(took.values()) < 35e-3, took

@@ -6,7 +6,7 @@ often each update has been folded.
 
 import os
 import signal
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -314,6 +314,8 @@ def _runs(folder: str, victim: int) -> dict[str, Any]:
 
     def recovered(found: hpcomm.Recovered) -> None:
         nonlocal ckpt
+        with suppress(hpcomm.HpcommError):
+            ckpt.close()
         ckpt = Checkpointer(found.exchange, folder, every=EVERY)
         news.append([found.clock, *found.lost])
 
@@ -391,6 +393,8 @@ def _served(folder: str) -> dict[str, Any]:
                     _meet(ex, [1], step)
             break
         except hpcomm.PeerFailed:
+            with suppress(hpcomm.HpcommError):
+                ckpt.close()
             recovered = hpcomm.recover(ex, checkpoint=folder)
             ex, step = recovered.exchange, recovered.clock
             ckpt = Checkpointer(ex, folder, every=EVERY)

@@ -118,8 +118,10 @@ def test_a_stopped_rank_is_shown_by_its_process_and_its_rank() -> None:
 
 def died() -> Any:
     """What rank 0 sees after the death of rank LATE, which the others do not leave for."""
-    with hpcomm.init(mpi.world()) as context:
-        context.barrier()
+    world = mpi.world()
+    assert world is not None
+    with hpcomm.init(world) as context:
+        world.allgather(b"up")  # some may still be in init
         if context.rank == LATE:
             os.kill(os.getpid(), signal.SIGKILL)
         ranks: list[dict[str, Any]] = []

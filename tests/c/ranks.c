@@ -20,7 +20,9 @@ const ranks_mode ranks_modes[] = {
     {"verbs-threads", "verbs", true, 0}, {NULL, NULL, false, 0},
 };
 
-enum { SLOT = 4096, SKIP = 77, CASE_SECONDS = 90 };
+/* Sanitizers slow all down, and a wait no less than the work of those for whom it waits. */
+enum { SLOT = 4096, SKIP = 77, CASE_SECONDS = RANKS_TSAN || RANKS_ASAN ? 300 : 90 };
+static const double TIMEOUT = RANKS_TSAN || RANKS_ASAN ? 60 : 20;
 
 struct ranks_shared {
     _Atomic uint64_t board[RANKS_BOARD];
@@ -234,7 +236,7 @@ static void set_up(life *l, const ranks_case *c, const ranks_mode *mode, ranks_s
     l->r = (rank){.rank = i, .size = c->size, .arg = c->arg, .mode = mode, .board = shared->board, .shared = shared};
     l->r.oob = (hpc_oob){i, c->size, &l->r, oob_allgather, oob_test, oob_free};
     hpc_config_init(&l->r.config);
-    l->r.config.timeout = c->timeout > 0 ? c->timeout : 20;
+    l->r.config.timeout = c->timeout > 0 ? c->timeout : TIMEOUT;
     l->r.config.transports = mode->transports;
     l->r.config.loop_seed = mode->seed;
     l->r.config.silence = 4;

@@ -91,6 +91,7 @@ static void counts_ahead(rank *r) {
     graph_job_shape(&g, COMPLETE);
     g.quorum = 1, g.j.depth = 2;
     hpc_exchange *e = graph_open(r, &g);
+    rank_meet(r);
     while (e->shares[s].owner != VICTIM) s++;
     int key = e->shares[s].key;
     if (r->rank == VICTIM) {
@@ -221,9 +222,9 @@ static void stands_still(rank *r) {
         rank_set(r, r->rank, 1);
         for (int who = 0; who < r->size; who++)
             if (who != VICTIM) progress_until(r, e, who, 1);
-        int status = hpc_exchange_wait(e, 0, ticket, 0.1);
-        bool all = r->arg == HPC_BSP || r->arg == HPC_BARRIER;
-        CHECK_STATUS(status, all || r->rank == AFTER ? HPC_ERR_TIMEOUT : HPC_OK);
+        bool all = r->arg == HPC_BSP || r->arg == HPC_BARRIER, waits = all || r->rank == AFTER;
+        int status = hpc_exchange_wait(e, 0, ticket, waits ? 0.1 : -1);
+        CHECK_STATUS(status, waits ? HPC_ERR_TIMEOUT : HPC_OK);
         if (status != HPC_OK && (mapped || r->rank == AFTER)) {
             if (!ranks_error_waits_for(VICTIM)) fprintf(stderr, "%s\n", hpc_last_error()->message);
             CHECK(ranks_error_waits_for(VICTIM));

@@ -104,8 +104,11 @@ static void whom(rank *r) {
     CHECK_OK(hpc_barrier(r->context, -1));
     if (r->rank == 0) {
         hpc_shown_rank shown[RANKS_MAX];
-        do n = ask(r, shown);
-        while (n < r->size || shown[1].answers != 1 || shown[2].answers != 1);
+        int answer;
+        do {
+            n = ask(r, shown), answer = 0;
+            for (int i = 0; i < n; i++) answer += shown[i].answers == 1;
+        } while (answer < r->size);
         for (int i = 0; i < r->size; i++) {
             hpc_peer peer;
             CHECK_OK(hpc_context_peer(r->context, i, &peer));
@@ -220,7 +223,7 @@ static void told(rank *r) {
     CHECK_OK(hpc_barrier(r->context, -1));
     if (r->rank != 0) return;
     for (double until = ranks_now() + ranks_patience(20); shown[RANK2].gone[0] == 0;) {
-        CHECK_EQ(ask_for(r, shown, 0.3), r->size);
+        if (ask_for(r, shown, 0.3) < r->size) shown[RANK2].gone[0] = 0;
         CHECK(ranks_now() < until);
     }
     CHECK_EQ(strcmp(shown[RANK2].gone, "it left"), 0);

@@ -181,7 +181,7 @@ static void grace(rank *r) {
         }
         if (step == 0 && r->rank < 2) CHECK(ranks_now() - begin >= seconds * 0.9);
     }
-    if (r->rank < 2) CHECK(ranks_now() - begin < ranks_patience(seconds * STEPS / 2));
+    if (r->rank < 2) CHECK(ranks_now() - begin < ranks_patience(seconds * (STEPS - 1))); /* not by the grace */
     meet(r, e, 1);
     if (r->rank == 2) {
         job_push_pull(r, &j, e, KEY, 0);

@@ -297,7 +297,7 @@ static void missing_rank(void) {
         int port = free_port();
         for (int r = 0; r < 3; r++) {
             caller c = a_caller(r < 2 ? r : 3, 4, port);
-            if (c.rank == hasty) c.timeout = 1;
+            if (c.rank == hasty) c.timeout = 2;
             start(r, c);
         }
         finish(3);
@@ -339,7 +339,7 @@ static void a_silent_server(void) {
 static void rank_that_stays_away_from_an_allgather(void) {
     for (int away = 0; away < 3; away++) {
         caller c = a_caller(0, 3, free_port()), other;
-        c.timeout = 1;
+        c.timeout = 2;
         other = c;
         other.rank = away;
         other.stays_away = true;
@@ -409,7 +409,7 @@ static void rank_that_raves(void) {
 static void wrong_secret(void) {
     caller c = a_caller(0, 3, free_port()), other;
     c.secret = SECRET;
-    c.timeout = 1;
+    c.timeout = 2;
     other = c;
     other.rank = 2;
     other.timeout = 20;
@@ -429,7 +429,7 @@ static void wrong_secret(void) {
 static void no_secret_for_one(void) {
     caller c = a_caller(0, 2, free_port()), other;
     c.secret = SECRET;
-    c.timeout = 1;
+    c.timeout = 2;
     other = c;
     other.rank = 1;
     other.timeout = 20;
@@ -602,7 +602,7 @@ int main(void) {
         CASE(a_forked_child_touches_nothing),
     };
     signal(SIGPIPE, SIG_IGN);
-    alarm(110);
+    alarm(300);
     outcomes = mmap(NULL, MOST * sizeof *outcomes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(outcomes != MAP_FAILED);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -95,7 +95,7 @@ static void bad_frames(rank *r) {
     CHECK_OK(hpc_window_create(r->context, BYTES, SIGNALS, NULL, -1, &before));
     CHECK_OK(hpc_window_create(r->context, BYTES, SIGNALS, NULL, -1, &w));
     CHECK_OK(hpc_window_create(r->context, BYTES, SIGNALS, NULL, -1, &after));
-    CHECK_OK(hpc_barrier(r->context, -1));
+    rank_meet(r);
     double start = ranks_now();
     if (r->rank == VICTIM) {
         for (int i = 0; i < BADS; i++) {
@@ -156,6 +156,7 @@ static void asks_without_end(rank *r) {
     enum { ASKED = 300000, FEW = 16 };
     int small = 4096;
     hpc_window *w;
+    bring_up(r, 1);
     CHECK_OK(hpc_window_create(r->context, 8, 1, NULL, -1, &w));
     int fd = link_to(r, NULL, 1 - r->rank)->streams[0].fd;
     CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small), 0);
@@ -275,8 +276,8 @@ static void reset_after_close(rank *r) {
     } else {
         const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
         while (!atomic_load(&l->closed_there)) sched_yield();
-        /* A reset, without a FIN before it. ThreadSanitizer's connect() would count it as the making of a descriptor, in
-         * a race with the thread that reads; the kernel orders the two. */
+        /* A reset, without a FIN before it. ThreadSanitizer's connect() would count it as the making of a descriptor,
+         * in a race with the thread that reads; the kernel orders the two. */
         CHECK_EQ(syscall(SYS_connect, l->streams[0].fd, &nobody, sizeof nobody), 0);
         CHECK_OK(hpc_put(lane, w, 0, "dropped", 8, 0));
     }
@@ -375,7 +376,7 @@ static void last_words(rank *r) {
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "bad_frames", .size = GOOD + 1, .run = bad_frames, .where = RANKS_TCP, .apart = true, .bare = true},
-        {.name = "asks_without_end", .size = 2, .run = asks_without_end, .where = RANKS_TCP},
+        {.name = "asks_without_end", .size = 2, .run = asks_without_end, .where = RANKS_TCP, .bare = true},
         {.name = "cut_first", .size = 3, .run = cut, .arg = CUT_FIRST, .where = RANKS_TCP, .apart = true, .bare = true},
         {.name = "cut_last", .size = 3, .run = cut, .arg = CUT_LAST, .where = RANKS_TCP, .apart = true, .bare = true},
         {.name = "cut_after_work",

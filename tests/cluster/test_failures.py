@@ -15,7 +15,7 @@ from .hosts import Cluster
 from .job import Desk, Ended, Job
 
 SILENCE = 2.0
-SLACK = 2.5  # seconds of two busy cores
+SLACK = 5  # seconds of two busy cores
 WARM = 3  # steps before anything happens
 VICTIM = 2
 SIZE = 4
