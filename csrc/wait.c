@@ -170,12 +170,17 @@ static int fail_timeout(hpc_group *group, const hpc_wait *wait, double timeout) 
     return status;
 }
 
-/* With all that has come taken, as far as a second is enough: others may send without end. */
+/* With all that has come taken, as far as a second is enough: others may send without end. A condition that held is not
+ * asked again: it may have taken an event. */
 static int holds_now(hpc_group *group, const hpc_wait *wait, double deadline) {
     double until = hpc_now() + 1;
     if (until > deadline) until = deadline;
-    while ((hpc_group_progress(group) & HPC_LEFT) && !wait->ready(wait->arg) && hpc_now() < until) sched_yield();
-    return wait->ready(wait->arg);
+    for (;;) {
+        int left = hpc_group_progress(group) & HPC_LEFT;
+        if (wait->ready(wait->arg)) return 1;
+        if (!left || hpc_now() >= until) return 0;
+        sched_yield();
+    }
 }
 
 /* The slow checks of a wait, in the order in which they may end it; HPC_IN_PROGRESS to go on. */
@@ -193,8 +198,7 @@ static int look_around(hpc_group *group, const hpc_wait *wait, double deadline) 
     return holds_now(group, wait, deadline) ? HPC_OK : status;
 }
 
-/* Sleeps unless the wait has ended meanwhile; HPC_IN_PROGRESS to go on. A condition that held is not asked again: it
- * may have taken an event. */
+/* Sleeps unless the wait has ended meanwhile; HPC_IN_PROGRESS to go on. */
 static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds, double deadline) {
     hpc_bell *bell = group->bell;
     struct timespec t;

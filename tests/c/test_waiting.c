@@ -40,7 +40,7 @@ typedef struct leaving {
     _Atomic int states[LEAVERS];
     _Atomic char departing[LEAVERS];
     char reasons[LEAVERS][HPC_REASON_BYTES];
-    int gave;
+    int gave, calls, events;
 } leaving;
 
 static int all_gave(void *arg) {
@@ -56,22 +56,55 @@ static int who_has_not(void *arg, int *ranks) {
     return n;
 }
 
+/* One has left already. */
+static void leaving_init(leaving *l, const hpc_group *own) {
+    l->group.size = LEAVERS;
+    l->group.rank = LEAVERS - 1;
+    l->group.timeout = 20;
+    l->group.states = l->states;
+    l->group.departing = l->departing;
+    l->group.reasons = l->reasons;
+    l->group.bell = own->bell;
+    l->group.owner = own->owner;
+    hpc_group_depart(&l->group, l->gave++, HPC_PEER_LEFT, "it left");
+}
+
 /* A rank that gives its part and leaves is no loss, though it was on the list of the missing just before. */
 static void leave_when_listed(rank *r) {
     static leaving l;
-    const hpc_group *own = &r->context->group;
     const hpc_wait wait = {"test", all_gave, who_has_not, &l};
-    l.group.size = LEAVERS;
-    l.group.rank = LEAVERS - 1;
-    l.group.timeout = 20;
-    l.group.states = l.states;
-    l.group.departing = l.departing;
-    l.group.reasons = l.reasons;
-    l.group.bell = own->bell;
-    l.group.owner = own->owner;
-    hpc_group_depart(&l.group, l.gave++, HPC_PEER_LEFT, "it left");
+    leaving_init(&l, &r->context->group);
     CHECK_OK(hpc_wait_for(&l.group, &wait, -1));
     CHECK_EQ(l.gave, LEAVERS);
+}
+
+/* Brings an event when it is called for the second time, which is after the departure was seen. */
+static int bring(void *arg) {
+    leaving *l = arg;
+    l->events += ++l->calls == 2;
+    return l->calls == 2 ? HPC_LEFT : 0;
+}
+
+static int take_event(void *arg) {
+    leaving *l = arg;
+    return l->events > 0 && l->events--;
+}
+
+static int last_one(void *arg, int *ranks) {
+    (void)arg;
+    ranks[0] = LEAVERS - 1;
+    return 1;
+}
+
+/* Whoever waits where somebody has left takes an event once, and goes. */
+static void taken_once(rank *r) {
+    static leaving l;
+    const hpc_wait wait = {"test", take_event, last_one, &l};
+    leaving_init(&l, &r->context->group);
+    l.group.progress = bring;
+    l.group.progress_arg = &l;
+    CHECK_OK(hpc_wait_for(&l.group, &wait, 1));
+    CHECK_EQ(l.calls, 2);
 }
 
 int main(int argc, char **argv) {
@@ -79,6 +112,7 @@ int main(int argc, char **argv) {
         {.name = "bound_apart", .size = 2, .run = bound_apart, .where = RANKS_PROCESSES, .bare = true},
         {.name = "bound_together", .size = 2, .run = bound_together, .where = RANKS_PROCESSES, .bare = true},
         {.name = "leave_when_listed", .size = 1, .run = leave_when_listed, .where = RANKS_SHM | RANKS_THREADS},
+        {.name = "taken_once", .size = 1, .run = taken_once, .where = RANKS_SHM | RANKS_THREADS},
         {0},
     };
     return ranks_main(argc, argv, cases);
