@@ -189,16 +189,18 @@ static void leave_tasks(hpc_context *c) {
 }
 
 int hpc_context_work(hpc_context *c) {
-    const char *why = NULL;
+    const char *failure = NULL;
+    char why[HPC_REASON_BYTES];
     int left = 0;
     if (atomic_load_explicit(&c->n_tasks, memory_order_relaxed) == 0) return 0;
     if (!take_tasks(c)) return HPC_LEFT;
-    for (const hpc_task *t = c->tasks; t != NULL && why == NULL; t = t->next) {
-        why = t->run(t->arg);
+    for (const hpc_task *t = c->tasks; t != NULL && failure == NULL; t = t->next) {
+        failure = t->run(t->arg);
         left |= t->left;
     }
+    if (failure != NULL) snprintf(why, sizeof why, "%s", failure); /* its task may be freed once they are left */
     leave_tasks(c);
-    if (why != NULL) hpc_context_abort(c, why);
+    if (failure != NULL) hpc_context_abort(c, why);
     return left;
 }
 
