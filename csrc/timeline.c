@@ -129,7 +129,7 @@ static void append_metadata(hpc_timeline *t, int thread, const char *name, const
     append(t, line, (size_t)n);
 }
 
-/* What a track has, into the file. is_last: by close, after which nobody writes. */
+/* What a track has, into the file. is_last: by close, after which nobody writes; another one leaves the rest to it. */
 static void flush(track *k, int is_last) {
     hpc_timeline *t = k->timeline;
     char text[TEXT_BYTES];
@@ -146,7 +146,7 @@ static void flush(track *k, int is_last) {
         n += write_event(k, &k->events[from % EVENTS], text + n);
     }
     append(t, text, n);
-    atomic_store_explicit(&k->written, to, memory_order_release);
+    atomic_store_explicit(&k->written, from, memory_order_release);
     atomic_store_explicit(&k->writing, 0, memory_order_release);
 }
 
@@ -163,9 +163,14 @@ static void release(hpc_timeline *t) {
     free(t);
 }
 
+static int is_full(const track *k, uint64_t put) {
+    return put - atomic_load_explicit(&k->written, memory_order_acquire) == EVENTS;
+}
+
 static void push(track *k, const event *e) {
     uint64_t put = atomic_load_explicit(&k->put, memory_order_relaxed);
-    if (put - atomic_load_explicit(&k->written, memory_order_acquire) == EVENTS) flush(k, 0);
+    if (is_full(k, put)) flush(k, 0);
+    if (is_full(k, put)) return; /* closed meanwhile */
     k->events[put % EVENTS] = *e;
     atomic_store_explicit(&k->put, put + 1, memory_order_release);
 }
