@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import hpcomm
+
+settings.register_profile("calm", deadline=None)  # imports and a busy machine take their time
+settings.load_profile("calm")
 
 
 class ThreadWorld:

@@ -429,7 +429,7 @@ def test_of_replicas_only_ones_own_counts() -> None:
         found(shards[::2], kinds[1], [span])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     slots=st.integers(0, 2),

@@ -347,7 +347,7 @@ def test_timeout_is_for_the_whole_step() -> None:
     each_rank(2, body, topology=ParameterServer("CC", servers=[1]), shapes=shapes, reduce="sum")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     n=st.integers(1, 4),
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=5),

@@ -36,7 +36,7 @@ def least_possible(sizes: list[int], bins: int) -> int:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=6),
     places=st.sampled_from([(2, 1), (1, 2), (3, 1), (1, 3), (2, 2), (4, 1)]),
@@ -50,7 +50,7 @@ def test_fullest_core_is_within_four_thirds_of_the_best(counts: list[int], place
     assert 3 * max(plan.loads().values()) <= 4 * best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.lists(st.integers(1, 5000), min_size=1, max_size=30),
     servers=st.integers(1, 6),
@@ -72,7 +72,7 @@ def test_fullest_core_has_at_most_the_mean_and_a_chunk(
     assert plan.imbalance.server == pytest.approx(max(by_server) / (mean * cores))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.lists(st.integers(1, 3000), min_size=1, max_size=8), servers=st.integers(1, 6), cores=st.integers(1, 4)
 )
@@ -85,7 +85,7 @@ def test_equal_chunks_of_a_key_go_round_the_servers(counts: list[int], servers: 
         assert max(shares) - min(shares) <= 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=6),
     servers=st.integers(1, 2),
@@ -104,7 +104,7 @@ def test_fullest_interface_is_within_four_thirds_of_the_best(
     assert 3 * max(loads.values()) <= 4 * least_possible([count * 4 for count in counts], servers * interfaces)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.lists(st.integers(1, 5000), min_size=1, max_size=30),
     servers=st.integers(1, 4),
@@ -142,7 +142,7 @@ def test_idle_cores_count() -> None:
 # ---- rows of a hub -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 12), max_size=4).map(tuple), min_size=1, max_size=6),
     placement=st.sampled_from(["CC", "CS", "NCC", "NCS"]),

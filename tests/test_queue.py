@@ -189,7 +189,7 @@ def test_reduce_is_the_mean(transport: dict[str, Any], dtype: str, buffers: int)
     run_threads(4, body, **transport)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     weights=st.lists(st.floats(-4, 4, width=32), min_size=3, max_size=3),
     shape=st.lists(st.integers(0, 5), min_size=0, max_size=3),

@@ -40,7 +40,7 @@ def dense(rows: Any) -> Any:
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 2**32), st.data())
 def test_rows_that_are_taken_and_packed_are_the_same_rows(n: int, features: int, seed: int, draw: Any) -> None:
     rows = rows_of(n, features, seed)

@@ -37,8 +37,6 @@ UNDIRECTED = [
 ]
 GRAPHS = DIRECTED + UNDIRECTED
 
-calm = settings(deadline=None)  # imports and a busy machine take their time
-
 
 def named(graph: Graph) -> str:
     return graph.name
@@ -56,7 +54,6 @@ def edge_sets(draw: st.DrawFn, most: int = 8) -> Graph:
 # ---- the value -----------------------------------------------------------------------------------------------------
 
 
-@calm
 @given(edge_sets())
 def test_all_views_show_the_same_edges(graph: Graph) -> None:
     dense = graph.dense()
@@ -73,14 +70,12 @@ def test_all_views_show_the_same_edges(graph: Graph) -> None:
     assert [(j, i, w) for i in range(graph.size) for j, w in graph.in_edges(i)] == list(graph)
 
 
-@calm
 @given(edge_sets())
 def test_default_weights_are_the_adjacency_over_the_in_degree(graph: Graph) -> None:
     adjacency = (graph.dense() != 0).astype(float)
     np.testing.assert_allclose(graph.dense(), adjacency / adjacency.sum(axis=1, keepdims=True), rtol=1e-15)
 
 
-@calm
 @given(edge_sets())
 def test_a_graph_comes_back_from_every_form(graph: Graph) -> None:
     copies = [
@@ -239,7 +234,6 @@ def edges(graph: Graph) -> set[tuple[int, int]]:
     return {(source, target) for source, target, _ in graph if source != target}
 
 
-@calm
 @given(st.integers(1, 40))
 def test_edges_are_those_of_the_definition(n: int) -> None:
     ranks = range(n)
@@ -264,7 +258,6 @@ def test_edges_are_those_of_the_definition(n: int) -> None:
         assert edges(topology.hypercube(n)) == {(i, j) for i in ranks for j in ranks if (i ^ j).bit_count() == 1}
 
 
-@calm
 @given(st.integers(1, 7), st.integers(1, 7))
 def test_torus_is_that_of_networkx(rows: int, cols: int) -> None:
     grid = networkx.grid_2d_graph(rows, cols, periodic=True)
@@ -273,7 +266,6 @@ def test_torus_is_that_of_networkx(rows: int, cols: int) -> None:
     assert edges(topology.torus(rows, cols)) == theirs | {(b, a) for a, b in theirs}
 
 
-@calm
 @given(st.integers(2, 60), st.data())
 def test_root_expander_has_the_degree_asked_for(n: int, data: st.DataObject) -> None:
     degree = data.draw(st.integers(1, n - 1))
@@ -291,14 +283,12 @@ def test_root_expander_spreads_its_strides(n: int, degree: int, strides: tuple[i
     assert topology.root_expander(n, degree).out_peers(0) == strides
 
 
-@calm
 @given(st.integers(1, 1 << 200), st.integers(1, 12))
 def test_roots_are_exact(value: int, degree: int) -> None:
     root = graphs._root(value, degree)
     assert root**degree <= value < (root + 1) ** degree
 
 
-@calm
 @given(st.integers(2, 24), st.data())
 def test_random_regular_is_regular(n: int, data: st.DataObject) -> None:
     degree = data.draw(st.integers(1, n - 1).filter(lambda degree: n * degree % 2 == 0))
@@ -312,7 +302,6 @@ def test_random_regular_is_regular(n: int, data: st.DataObject) -> None:
     assert graph == topology.random_regular(n, degree, seeds=2, seed=seed)
 
 
-@calm
 @given(st.integers(1, 20), st.integers(1, 5), st.integers(0, 100))
 def test_matchings_pair_up_all_ranks(n: int, phases: int, seed: int) -> None:
     found = topology.random_matchings(n, phases, seed)
@@ -343,7 +332,6 @@ def test_known_gaps(graph: Graph, gap: float) -> None:
     assert topology.spectral_gap(graph) == pytest.approx(gap, abs=5e-5)
 
 
-@calm
 @given(st.integers(2, 64))
 def test_gaps_with_a_formula(n: int) -> None:
     assert topology.spectral_gap(topology.complete(n)) == 1
@@ -353,7 +341,6 @@ def test_gaps_with_a_formula(n: int) -> None:
         assert topology.second_singular(topology.ring(n, directed=False)) == pytest.approx(np.abs(eigenvalues).max())
 
 
-@calm
 @given(edge_sets())
 def test_gap_is_one_less_the_second_singular_value(graph: Graph) -> None:
     expected = np.linalg.svd(graph.dense(), compute_uv=False)[1] if graph.size > 1 else 0
@@ -372,7 +359,7 @@ def test_sparse_and_dense_agree(graph: Graph, monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_allclose(topology.influence(graph), influence, atol=1e-12)
 
 
-@settings(calm, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(30, 80), st.integers(0, 10_000), st.floats(0.01, 0.2))
 def test_inverse_iteration_agrees(n: int, seed: int, density: float) -> None:
     random = np.random.default_rng(seed)
@@ -406,7 +393,6 @@ def test_gap_of_two_parts_is_zero() -> None:
         assert topology.spectral_gap(topology.from_edges(2 * n, halves)) == pytest.approx(0, abs=1e-12)
 
 
-@calm
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(0, 100))
 def test_gap_of_phases_is_that_of_their_product(n: int, phases: int, seed: int) -> None:
     matchings = topology.random_matchings(n, phases, seed)
@@ -446,7 +432,6 @@ def test_sigma_bounds_the_distance_from_the_mean(graph: Graph) -> None:
 # ---- influence and fairness ----------------------------------------------------------------------------------------
 
 
-@calm
 @given(edge_sets())
 def test_influence_is_the_limit_of_powers(graph: Graph) -> None:
     limit = np.linalg.matrix_power((graph.dense() + np.eye(graph.size)) / 2, 1 << 16)
@@ -462,7 +447,6 @@ def test_influence_without_self_loops() -> None:
     assert topology.influence(swap).tolist() == pytest.approx([0.5, 0.5, 0])
 
 
-@calm
 @given(edge_sets())
 def test_check_finds_what_keeps_from_the_mean(graph: Graph) -> None:
     limit = np.linalg.matrix_power(graph.dense(), 1 << 16)
@@ -486,7 +470,6 @@ def test_check_names_the_rank() -> None:
     assert "rank 0 is taken sum to 1.333" in topology.check(regular)[0]
 
 
-@calm
 @given(st.integers(1, 6), st.lists(st.integers(1, 2), min_size=1, max_size=3), st.integers(0, 10_000))
 def test_check_sees_models_that_go_around(n: int, mixed: list[int], seed: int) -> None:
     """Averages of permutations, which leave out a rank's own update as often as not, in phases."""
@@ -521,7 +504,6 @@ def test_check_of_phases() -> None:
     assert [sentence.partition(":")[0] for sentence in unfair] == ["phase 1", "phase 1"]
 
 
-@calm
 @given(edge_sets())
 def test_metropolis_is_fair(graph: Graph) -> None:
     both = topology.from_adjacency(graph.dense() + graph.dense().T)
@@ -554,7 +536,6 @@ def test_a_graph_keeps_its_kind_without_some_ranks() -> None:
             topology.among(topology.ring(3), ranks)
 
 
-@calm
 @given(edge_sets(), st.data())
 def test_what_is_left_is_the_stochastic_complement(graph: Graph, data: st.DataObject) -> None:
     left = data.draw(st.lists(st.sampled_from(range(graph.size)), unique=True, min_size=1))
@@ -586,7 +567,6 @@ def test_phases_keep_their_kinds_without_some_ranks() -> None:
 # ---- distance and lateness -----------------------------------------------------------------------------------------
 
 
-@calm
 @given(edge_sets())
 def test_diameter_is_that_of_networkx(graph: Graph) -> None:
     theirs = graph.to_networkx()
@@ -631,7 +611,6 @@ def simulated_first_wait(graph: Graph, straggler: int, depth: int, steps: int) -
     return waits
 
 
-@calm
 @given(edge_sets(), st.integers(1, 4), st.data())
 def test_first_wait_is_that_of_the_clocks(graph: Graph, depth: int, data: st.DataObject) -> None:
     straggler = data.draw(st.integers(0, graph.size - 1))
@@ -648,7 +627,6 @@ def test_lateness_comes_back_slower_through_deeper_queues() -> None:
 # ---- which one -----------------------------------------------------------------------------------------------------
 
 
-@calm
 @given(edge_sets())
 def test_bytes_are_sent_along_the_out_edges(graph: Graph) -> None:
     sent = topology.bytes_per_step(graph, 10)

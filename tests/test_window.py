@@ -222,7 +222,7 @@ def test_memory_is_given_back_with_the_last_array(alone: hpcomm.Context) -> None
     assert mapped() == before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_put_changes_its_bytes_and_no_others(data: st.DataObject) -> None:
     size = data.draw(st.integers(0, 200))
@@ -421,7 +421,7 @@ def test_ranks_that_disagree_are_all_told_both_values(wants: Any, told: tuple[st
 integers = st.one_of(st.integers(-3, 40), st.integers(-(2**70), 2**70), st.sampled_from([2**31, 2**32, 2**63, 2**64]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(peer=integers, offset=integers, nbytes=st.integers(0, 40), signal=integers, value=integers)
 def test_no_argument_writes_out_of_bounds(peer: int, offset: int, nbytes: int, signal: int, value: int) -> None:
     """A put is done when everything is in range, else refused and nothing is written."""

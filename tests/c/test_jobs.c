@@ -234,6 +234,8 @@ static void told(rank *r) {
 static void told_of_stopped(rank *r) {
     hpc_shown_rank shown[RANKS_MAX];
     hpc_peer peer;
+    r->config.silence = 30;
+    CHECK_OK(hpc_init(&r->oob, &r->config, &r->context));
     if (r->rank == RANK2) hide(r);
     CHECK_OK(hpc_barrier(r->context, -1));
     if (r->rank == 0) {
@@ -367,7 +369,12 @@ int main(int argc, char **argv) {
         {.name = "slices", .size = 2, .run = slices},
         {.name = "stopped", .size = 3, .run = stopped, .where = RANKS_PROCESSES | RANKS_SHM, .timeout = 60},
         {.name = "told", .size = 3, .run = told, .where = RANKS_PROCESSES, .apart = true},
-        {.name = "told_of_stopped", .size = 3, .run = told_of_stopped, .where = RANKS_PROCESSES, .timeout = 60},
+        {.name = "told_of_stopped",
+         .size = 3,
+         .run = told_of_stopped,
+         .where = RANKS_PROCESSES,
+         .bare = true,
+         .timeout = 60},
         {.name = "bad_askers", .size = 2, .run = bad_askers, .where = RANKS_SHM},
         {.name = "asked_all_the_time", .size = 3, .run = asked_all_the_time, .where = RANKS_UNSEEDED, .sleepy = true},
         {.name = "answers_are_not_believed", .size = 1, .run = answers_are_not_believed, .where = RANKS_SHM},

@@ -199,7 +199,7 @@ def compute(desk: Desk, seconds: float) -> list[int]:
 
 def test_a_rank_that_computes_is_alive(cluster: Cluster) -> None:
     """Also one that has fewer cores than threads, and an idle rank whose peers compute."""
-    env = {"HPCOMM_SILENCE": "1", "HPCOMM_TIMEOUT": "30"}
-    with Job(cluster, compute, 4.0, by="desk", env=env) as job:
+    env = {"HPCOMM_SILENCE": "2", "HPCOMM_TIMEOUT": "30"}
+    with Job(cluster, compute, 8.0, by="desk", env=env) as job:
         job.heard("flushed", [0])
         assert job.values() == [[0] * 4, [42, 0, 0, 0], [0] * 4, [0] * 4]

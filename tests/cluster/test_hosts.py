@@ -232,7 +232,7 @@ if sys.argv[1] == "take":
             n += got
         print(8e-6 * n / (time.monotonic() - start))
 else:
-    socket.create_connection((sys.argv[1], 7000), 5).sendall(bytes(4 << 20))
+    socket.create_connection((sys.argv[1], 7000), 5).sendall(bytes(16 << 20))
 """
     with Cluster(2, rate="100mbit") as cluster:
         taker = cluster.popen("h2", [sys.executable, "-c", stream, "take"], stdout=subprocess.PIPE)

@@ -137,7 +137,7 @@ def two_nodes(over: str, whole: bool) -> Guest:
         mode = "all" if whole else "verbs-processes"
         steps += [cases(name, mode, whole) for name in [*c_tests("test_verbs*.c"), *c_tests("test_device.c")]]
     memory = ["--memory", "4G", "--cpus", "2", "--numa", "2G,cpus=0", "--numa", "2G,cpus=1"]
-    return Guest("two nodes, two devices", memory, 2, 900 if whole else 600, steps)
+    return Guest("two nodes, two devices", memory, 2, 1200 if whole else 900, steps)
 
 
 def one_node(over: str, whole: bool, roomy: bool) -> Guest:
@@ -164,7 +164,7 @@ def one_node(over: str, whole: bool, roomy: bool) -> Guest:
     if roomy:
         steps.append(cases(LARGE, f"{over}-processes", whole, seconds=400))
     memory = ["--memory", "8G" if roomy else "4G", "--cpus", "2"]
-    return Guest("one node, one device", memory, 1, 1200 if whole else 600, steps, python=True)
+    return Guest("one node, one device", memory, 1, 1200 if whole else 900, steps, python=True)
 
 
 def sanitized(over: str, sanitizer: str) -> Guest:
