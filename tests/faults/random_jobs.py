@@ -1,0 +1,217 @@
+"""Random jobs of which one rank is killed or stopped at a random moment, while the others are left to fail by
+themselves: every other rank must be told in time who fell, and nobody else be named.
+
+    python tests/faults/random_jobs.py --jobs 200 --seed 7           # prints a table; 0: no hang, nothing wrong
+    python tests/faults/random_jobs.py --seed 7 --only 31            # job 31 of that run again
+
+A replay needs the run's --kinds, --transports, --ranks and --signals too, where they were given. Ranks are started as
+by hand, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. All are forked from this process, which has imported what
+they need and has a single thread.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy starts threads, which no fork would take along
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import random_rank
+from mpi import PATIENCE, free_port
+from random_plan import KINDS, SIGNALS, SIZES, TIMEOUT, TRANSPORTS, Job, plan
+from random_verdict import HUNG, Outcome, Verdict, judge, table
+
+TICK = 0.003  # seconds between two looks at the ranks
+START = 60.0 * PATIENCE  # seconds until the victim has fallen
+BOUND = (4 * TIMEOUT + 20.0) * PATIENCE  # seconds from the fall until every survivor has ended
+
+
+class Running:
+    """A job under way."""
+
+    def __init__(self, job: Job, bound: float, ports: set[int]) -> None:
+        self.job, self.started, self._bound = job, time.monotonic(), bound
+        self.folder = Path(tempfile.mkdtemp(prefix="random-job-"))
+        self.board = memoryview(mmap.mmap(-1, 8 * (job.size + random_rank.WORDS))).cast("Q")
+        self.pids: dict[int, int] = {}  # of the ranks that have not ended
+        self.statuses: dict[int, int] = {}
+        self._due = 0.0  # when the victim falls; 0: not known yet
+        self._port = free_port()
+        while self._port in ports:
+            self._port = free_port()
+        ports.add(self._port)
+
+    def start(self) -> None:
+        for rank in range(self.job.size):
+            pid = os.fork()
+            if pid == 0:
+                random_rank.live(self.job, rank, self.board, self._port, self.folder)
+            self.pids[rank] = pid
+
+    @property
+    def fell(self) -> int:
+        """When the victim fell, in nanoseconds of the monotonic clock; 0: it has not."""
+        return self.board[self.job.size + random_rank.FELL]
+
+    def poll(self) -> Outcome | None:
+        """Looks at the ranks once, and does what is due; the outcome when no survivor is left."""
+        job, now = self.job, time.monotonic()
+        self._reap()
+        living = [rank for rank in self.pids if rank != job.victim]
+        if not self.fell:
+            if living and job.victim in self.pids and job.moment != "itself":
+                self._fell_victim(now)
+            late = now > self.started + START
+        else:
+            since = now - self.fell / 1e9
+            if since > 2 * TIMEOUT + 2:  # nobody needs the victim before the end
+                self.board[job.size + random_rank.END] = 1
+            late = since > self._bound
+        if not late and (living or (job.victim in self.pids and not self.fell)):
+            return None
+        return self._end(living)
+
+    def _reap(self) -> None:
+        for rank, pid in list(self.pids.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self.statuses[rank] = os.waitstatus_to_exitcode(status)
+                del self.pids[rank]
+
+    def _fell_victim(self, now: float) -> None:
+        job = self.job
+        made = self.board[: job.size]
+        if not self._due:
+            reached = {"started": True, "looping": min(made) > 0, "step": max(made) >= job.step}[job.moment]
+            self._due = now + job.after if reached else 0.0
+        if self._due and now >= self._due:
+            os.kill(self.pids[job.victim], signal.SIGKILL if job.signal == "kill" else signal.SIGSTOP)
+            self.board[job.size + random_rank.FELL] = time.monotonic_ns()
+
+    def _end(self, hung: list[int]) -> Outcome:
+        for rank in hung:
+            os.kill(self.pids[rank], signal.SIGUSR1)  # writes down where its threads are
+        if hung:
+            time.sleep(0.5)
+        self.kill()
+        job, fell = self.job, self.fell or None
+        verdicts = []
+        for rank in range(job.size):
+            if rank in hung:
+                verdicts.append(Verdict(rank, HUNG, "has not ended", None, self._saw(rank) or {}))
+            elif rank != job.victim:
+                verdicts.append(judge(job, rank, self.statuses[rank], self._saw(rank), fell))
+        return Outcome(job, fell is not None, verdicts, hung, time.monotonic() - self.started)
+
+    def _saw(self, rank: int) -> dict[str, object] | None:
+        with suppress(FileNotFoundError, ValueError):
+            return dict(json.loads((self.folder / f"saw.{rank}").read_text(encoding="utf-8")))
+        return None
+
+    def kill(self) -> None:
+        """Ends every rank that is left."""
+        for rank, pid in list(self.pids.items()):
+            os.kill(pid, signal.SIGKILL)
+            self.statuses[rank] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            del self.pids[rank]
+
+
+def run(jobs: list[Job], at_once: int, bound: float, keep: Path | None, replay: str) -> list[Outcome]:
+    """All jobs, some side by side. What ranks of a bad one printed is put into keep."""
+    waiting, ports = deque(jobs), set[int]()
+    running: list[Running] = []
+    outcomes: list[Outcome] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(Running(waiting.popleft(), bound, ports))
+                running[-1].start()
+            for one in list(running):
+                outcome = one.poll()
+                if outcome is None:
+                    continue
+                running.remove(one)
+                outcomes.append(outcome)
+                if keep is not None and not outcome.good:
+                    outcome.kept = str(keep / f"{outcome.job.seed}-{outcome.job.number}")
+                    shutil.rmtree(outcome.kept, ignore_errors=True)
+                    shutil.copytree(one.folder, outcome.kept)
+                shutil.rmtree(one.folder)
+                _tell(outcome, replay)
+            time.sleep(TICK)
+    finally:
+        for one in running:
+            one.kill()
+            shutil.rmtree(one.folder)
+    return outcomes
+
+
+def _tell(outcome: Outcome, replay: str) -> None:
+    if outcome.good:
+        return
+    job = outcome.job
+    hung = f"HANG of ranks {outcome.hung}" if outcome.hung else "wrong"
+    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs"
+    lines = [f"{hung} after {outcome.seconds:.1f} s, {load}: {job}", *outcome.told()]
+    lines += [f"  again: {replay} --seed {job.seed} --only {job.number}"]
+    lines += [f"  what its ranks printed: {outcome.kept}"] if outcome.kept else []
+    print("\n".join(lines), flush=True)
+
+
+def _list(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=200, help="how many (default: %(default)s)")
+    parser.add_argument("--seed", default="1", help="any word: which jobs they are (default: %(default)s)")
+    parser.add_argument("--only", type=int, metavar="K", help="job K of the seed alone")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="default: %(default)s")
+    parser.add_argument("--transports", default=",".join(TRANSPORTS), help="default: %(default)s")
+    parser.add_argument("--ranks", default=",".join(map(str, SIZES)), help="default: %(default)s")
+    parser.add_argument("--signals", default=",".join(SIGNALS), help="default: %(default)s")
+    parser.add_argument("-j", type=int, default=4, dest="at_once", help="jobs side by side (default: %(default)s)")
+    parser.add_argument(
+        "--bound",
+        type=float,
+        default=BOUND,
+        metavar="SECONDS",
+        help="from the fall until every other rank has ended, else it hangs (default: %(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="file for every job and all that its ranks saw")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="folder for what the ranks of bad jobs printed")
+    given = parser.parse_args()
+    kinds, transports, signals = _list(given.kinds), _list(given.transports), _list(given.signals)
+    if unknown := set(kinds) - set(KINDS):
+        parser.error(f"no such kinds: {', '.join(sorted(unknown))}")
+    numbers = range(given.jobs) if given.only is None else [given.only]
+    jobs = [plan(given.seed, k, kinds, transports, [int(n) for n in _list(given.ranks)], signals) for k in numbers]
+    if given.only is not None:
+        print(jobs[0], flush=True)
+    names = ("kinds", "transports", "ranks", "signals")
+    changed = [
+        f" --{name} {getattr(given, name)}" for name in names if getattr(given, name) != parser.get_default(name)
+    ]
+    start = time.monotonic()
+    outcomes = run(jobs, given.at_once, given.bound, given.keep, f"{sys.argv[0]}{''.join(changed)}")
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
+    print(table(outcomes))
+    good = sum(outcome.good for outcome in outcomes)
+    print(f"seed {given.seed}: {good} of {len(jobs)} jobs all right, in {time.monotonic() - start:.0f} s")
+    return 0 if good == len(jobs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

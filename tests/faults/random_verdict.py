@@ -1,0 +1,124 @@
+"""Whether the survivors of a random job name the rank that fell, and nobody else."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from random_plan import Job
+
+RIGHT, WRONG, UNAFFECTED, HUNG = "right", "wrong", "not affected", "hang"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rank's end is worth, and why."""
+
+    rank: int
+    verdict: str
+    why: str
+    seconds: float | None = None  # from the fall to the error
+    saw: dict[str, Any] = field(default_factory=dict)
+
+
+def judge(job: Job, rank: int, status: int, saw: dict[str, Any] | None, fell: int | None) -> Verdict:
+    """The verdict on a survivor. status: what it exited with, negative: a signal's number; saw: what it wrote down;
+    fell: when the victim fell, in nanoseconds, None if it ended before."""
+    if saw is None:
+        return Verdict(rank, WRONG, f"ended with status {status} and wrote nothing down")
+    seconds = None if fell is None else (saw["when"] - fell) / 1e9
+    verdict, why = _of_error(job, saw, fell is not None)
+    if status and verdict != WRONG:
+        verdict, why = WRONG, f"ended with status {status}"
+    return Verdict(rank, verdict, why, seconds, saw)
+
+
+def _of_error(job: Job, saw: dict[str, Any], fell: bool) -> tuple[str, str]:
+    if saw["error"] is None:
+        if job.kind == "close":  # it had made all its steps
+            return UNAFFECTED, ""
+        return WRONG, "ended without an error"
+    if not fell:
+        return WRONG, "failed although nobody had fallen"
+    named = _named(saw)
+    if named is None:
+        return WRONG, "is neither PeerFailed nor Timeout"
+    attribute, ranks = named
+    if job.victim in saw["left"]:
+        return WRONG, f"left are {saw['left']}"
+    return (RIGHT, "") if ranks == [job.victim] else (WRONG, f"{attribute} are {ranks}")
+
+
+def _named(saw: dict[str, Any]) -> tuple[str, list[int]] | None:
+    """The attribute that names the culprits, and who they are."""
+    if saw["error"] == "PeerFailed":
+        return "ranks", saw["ranks"]
+    if saw["error"] != "Timeout":
+        return None
+    if saw["culprits"]:
+        return "culprits", sorted({culprit["rank"] for culprit in saw["culprits"]})
+    return "waiting_for", saw["waiting_for"]
+
+
+@dataclass
+class Outcome:
+    """How a job ended. hung: the ranks that had not ended in time."""
+
+    job: Job
+    fell: bool
+    verdicts: list[Verdict]
+    hung: list[int]
+    seconds: float
+    kept: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.hung and all(verdict.verdict in (RIGHT, UNAFFECTED) for verdict in self.verdicts)
+
+    def told(self) -> list[str]:
+        """A line for each rank that is not right."""
+        return [
+            f"  rank {found.rank}: {found.why}: {found.saw.get('error', '')} in {found.saw.get('op', '')!r} at "
+            f"{found.saw.get('place', '?')}{_after(found.seconds)}: {found.saw.get('message', '')}"
+            for found in self.verdicts
+            if found.verdict not in (RIGHT, UNAFFECTED)
+        ]
+
+
+def _after(seconds: float | None) -> str:
+    return "" if seconds is None else f", {seconds:.2f} s after the fall"
+
+
+def _counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    counts = dict.fromkeys(("jobs", "all right", "survivors", RIGHT, WRONG, UNAFFECTED, HUNG), 0)
+    for outcome in outcomes:
+        counts["jobs"] += 1
+        counts["all right"] += outcome.good
+        counts["survivors"] += outcome.job.size - 1
+        counts[HUNG] += bool(outcome.hung)
+        for found in outcome.verdicts:
+            if found.verdict != HUNG:
+                counts[found.verdict] += 1
+    return counts
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Counts by kind, transport and signal, with a line of sums for each signal and transport, and for all."""
+    rows: dict[tuple[str, str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        job = outcome.job
+        for kind, transport, sent in (
+            (job.kind, job.transport, job.signal),
+            ("~all", job.transport, job.signal),
+            ("~all", "~", job.signal),
+            ("~all", "~", "~"),
+        ):
+            rows.setdefault((kind, transport, sent), []).append(outcome)
+    heads = list(_counts([]))
+    lines = [f"{'kind':13}{'over':5}{'signal':7}" + "".join(f"{head:>14}" for head in heads)]
+    for (kind, transport, sent), of_row in sorted(rows.items()):
+        numbers = "".join(f"{number:>14}" for number in _counts(of_row).values())
+        lines.append(f"{kind.strip('~'):13}{transport.strip('~'):5}{sent.strip('~'):7}{numbers}")
+    late = [found.seconds for outcome in outcomes for found in outcome.verdicts if found.seconds is not None]
+    if late:
+        lines.append(f"the last error came {max(late):.2f} s after the fall")
+    return "\n".join(lines)
