@@ -1,0 +1,114 @@
+"""A few random jobs of which one rank falls, other ones with each commit, and how random_jobs.py judges what the others
+were told. On a failure the output says how to play the job again: random_jobs.py --seed S --only K."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from random_plan import KINDS, Job, plan
+from random_verdict import RIGHT, UNAFFECTED, WRONG, Outcome, judge, table
+
+import hpcomm
+
+JOBS = 8
+LIMIT = 300.0  # seconds for all of them
+
+
+def seed() -> str:
+    """The commit, so that each has jobs of its own; without git the version."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return found.stdout.strip() or hpcomm.__version__
+
+
+def play(*chosen: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, str(Path(__file__).with_name("random_jobs.py"))]
+    return subprocess.run([*program, *chosen], capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
+def test_every_survivor_names_the_victim(tmp_path: Path) -> None:
+    ended = play("--jobs", str(JOBS), "--seed", seed(), "--keep", str(tmp_path))
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+
+
+def test_ranks_that_do_not_end_are_a_hang(tmp_path: Path) -> None:
+    """The others wait four seconds for a rank that is stopped; here they have a fifth of a second."""
+    only = ["--kinds", "collective", "--transports", "shm", "--ranks", "4", "--signals", "stop"]
+    ended = play("--jobs", "1", *only, "--bound", "0.2", "--keep", str(tmp_path))
+    assert ended.returncode == 1, ended.stderr
+    assert "HANG of ranks" in ended.stdout, ended.stdout
+    assert "has not ended" in ended.stdout, ended.stdout
+    printed = [path.read_text(encoding="utf-8") for path in tmp_path.glob("1-0/out.*")]
+    assert sum("most recent call first" in text for text in printed) == 3, printed  # where each one is
+
+
+def test_a_job_can_be_played_again() -> None:
+    jobs = [plan("some seed", number) for number in range(256)]
+    assert jobs == [plan("some seed", number) for number in range(256)]
+    assert jobs != [plan("another seed", number) for number in range(256)]
+    assert {job.kind for job in jobs} == set(KINDS)
+    combinations = {(job.kind, job.transport, job.size, job.signal) for job in jobs[:128]}
+    assert len(combinations) == 128
+    assert all(job.victim in range(job.size) for job in jobs)
+
+
+def job_of(kind: str) -> Job:
+    """A job of four ranks whose rank 3 falls."""
+    jobs = (plan("verdict", number, [kind], sizes=[4]) for number in range(1000))
+    return next(job for job in jobs if job.victim == 3)
+
+
+def saw(error: str | None, **attributes: Any) -> dict[str, Any]:
+    none: dict[str, Any] = {"ranks": [], "left": [], "waiting_for": [], "culprits": [], "op": "wait"}
+    return {"error": error, "message": "", "place": "step 1", "when": time.monotonic_ns()} | none | attributes
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict"),
+    [
+        (saw("PeerFailed", ranks=[3]), RIGHT),
+        (saw("PeerFailed", ranks=[3], left=[0, 1]), RIGHT),
+        (saw("PeerFailed", ranks=[1, 3]), WRONG),
+        (saw("PeerFailed", ranks=[1], waiting_for=[3]), WRONG),
+        (saw("PeerFailed", ranks=[3], left=[1, 3]), WRONG),
+        (saw("PeerFailed", left=[3]), WRONG),
+        (saw("Timeout", waiting_for=[3]), RIGHT),
+        (saw("Timeout", waiting_for=[1]), WRONG),
+        (saw("Timeout", waiting_for=[1], culprits=[{"rank": 3, "state": "stopped"}]), RIGHT),
+        (saw("Timeout", waiting_for=[3], culprits=[{"rank": 1, "state": "computing"}]), WRONG),
+        (saw("Timeout", waiting_for=[1], culprits=[{"rank": rank, "state": "circle"} for rank in (1, 3)]), WRONG),
+        (saw("TransportError", ranks=[3]), WRONG),
+        (saw(None), WRONG),
+    ],
+)
+def test_verdicts(told: dict[str, Any], verdict: str) -> None:
+    assert judge(job_of("queue"), 0, 0, told, time.monotonic_ns()).verdict == verdict
+
+
+def test_other_ends() -> None:
+    now = time.monotonic_ns()
+    assert judge(job_of("close"), 0, 0, saw(None), now).verdict == UNAFFECTED
+    assert judge(job_of("close"), 0, 0, saw(None), None).verdict == UNAFFECTED
+    assert judge(job_of("close"), 0, 0, saw("PeerFailed", ranks=[3]), None).verdict == WRONG  # nobody had fallen
+    assert judge(job_of("queue"), 0, -11, None, now).verdict == WRONG
+    assert judge(job_of("queue"), 0, 1, saw("PeerFailed", ranks=[3]), now).verdict == WRONG
+
+
+def test_table() -> None:
+    job = job_of("queue")
+    verdicts = [judge(job, rank, 0, saw("PeerFailed", ranks=[3]), time.monotonic_ns()) for rank in (0, 1)]
+    fine = Outcome(job, True, [*verdicts, judge(job, 2, 0, saw("PeerFailed", ranks=[3]), time.monotonic_ns())], [], 1)
+    hung = Outcome(job, True, verdicts, [2], 1)
+    assert fine.good
+    assert not hung.good
+    sums = [line.split() for line in table([fine, hung]).splitlines() if line.startswith("all   ")][-1]
+    assert sums == ["all", "2", "1", "6", "5", "0", "0", "1"]
