@@ -85,7 +85,7 @@ static void choose_waiting(hpc_context *c) {
     for (int i = 0; i < HPC_CPU_WORDS; i++) cores += __builtin_popcountll(cpus[i]);
     if (quota > 0 && quota < cores) cores = quota;
     if (here > cores)
-        hpc_group_note(&c->group, "%d ranks share %d cores of %s: waits yield instead of spinning", here, cores,
+        hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "%d ranks share %d cores of %s: waits yield instead of spinning", here, cores,
                        c->self.hostname);
     if (c->group.spin < 0) c->group.spin = here <= cores ? 50e-6 : 0;
     if (c->group.yield < 0) c->group.yield = here <= cores ? 100e-6 : 500e-6;
@@ -160,7 +160,7 @@ static void settle_nics(hpc_context *c) {
     for (int r = 0; r < c->group.size && c->nics != NULL && hpc_transport_allowed(names, &hpc_transport_verbs); r++)
         if (c->transports[r] == &hpc_transport_tcp && c->addresses[r].devices.state == HPC_VERBS_READY &&
             !hpc_transport_verbs.reaches(&c->self, &c->addresses[r], &why)) {
-            hpc_group_note(&c->group, "no verbs to rank %d: %s", r, why);
+            hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "no verbs to rank %d: %s", r, why);
             break;
         }
     if (wanted) return;

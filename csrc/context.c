@@ -67,7 +67,7 @@ static void note_devices(hpc_context *c, const hpc_config *config) {
     int state = c->self.devices.state, asked = config->devices != NULL && config->devices[0] != '\0';
     int there = state == HPC_VERBS_NO_LIBRARY || state == HPC_VERBS_NO_ACCESS || state == HPC_VERBS_NO_PORT;
     if (there || (asked && state != HPC_VERBS_READY && state != HPC_VERBS_NOT_ALLOWED))
-        hpc_group_note(&c->group, "no verbs: rank %d %s", c->group.rank, hpc_no_verbs_text(state));
+        hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "no verbs: rank %d %s", c->group.rank, hpc_no_verbs_text(state));
 }
 
 static void *owner_page(void) {
@@ -110,6 +110,8 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: timeout is %g s; it must be more than 0", config->timeout);
     if (config->transports != NULL && strlen(config->transports) >= HPC_TRANSPORTS_BYTES)
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: transports \"%s\" is too long", config->transports);
+    if (!(config->slice >= 0)) /* also a NaN */
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: slice is %g s; it must be 0 or more", config->slice);
     if (!(config->silence > 0))
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: silence is %g s; it must be more than 0", config->silence);
     if (config->tcp_streams < 1 || config->tcp_streams > HPC_TCP_STREAMS)
@@ -134,6 +136,7 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     g->timeout = config->timeout;
     g->spin = config->spin;
     g->yield = config->yield;
+    g->slice = config->slice;
     c->loop_seed = config->loop_seed;
     c->tcp_streams = config->tcp_streams;
     c->tcp_zerocopy = config->tcp_zerocopy;
@@ -265,6 +268,12 @@ const char *hpc_context_note(const hpc_context *c, int i) {
     return c == NULL ? NULL : hpc_group_note_at(&c->group, i);
 }
 
+int hpc_context_note_kind(const hpc_context *c, int i) {
+    if (c == NULL || hpc_group_note_at(&c->group, i) == NULL)
+        return hpc_fail(HPC_ERR_INVALID, "note", "note: there is no note %d", i);
+    return c->group.note_kinds[i];
+}
+
 int hpc_context_ready(const hpc_context *c, const char *op) {
     if (c == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: context is NULL", op);
     int status = hpc_group_usable(&c->group, op);
@@ -314,12 +323,13 @@ static int anybody(void *arg, int *ranks) {
 
 static void end_timeline(hpc_context *c) {
     int error = c->group.timeline == NULL ? 0 : hpc_timeline_close(c->group.timeline);
-    if (error != 0) hpc_group_note(&c->group, "the timeline is not whole: %s", strerror(error));
+    if (error != 0) hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "the timeline is not whole: %s", strerror(error));
 }
 
 static int leave(hpc_context *c, const char *why) {
     if (c == NULL || !hpc_group_is_mine(&c->group)) return HPC_OK;
     hpc_span span = hpc_span_begin(c->group.timeline, why == NULL ? "close" : "abort", NULL);
+    hpc_blame_freeze(&c->group.blame);
     /* What was put is delivered before the others hear that this rank is gone; a failed rank does not wait for it. */
     if (c->connected && !atomic_load(&c->group.closed)) {
         const hpc_wait wait = {"close", is_settled, anybody, c};

@@ -100,6 +100,8 @@ int hpc_control_open(hpc_group *group, hpc_memory *bell, const hpc_control_confi
     errno = hpc_service_start(c);
     if (errno != 0) goto err_errno;
     c->running = 1;
+    group->follow = hpc_inquiry_follow;
+    group->follow_arg = c;
     *control = c;
     return HPC_OK;
 
@@ -159,13 +161,13 @@ void hpc_control_revoke(hpc_control *c) {
 
 static void say_goodbye(hpc_control *c, const char *why) {
     double deadline = hpc_now() + LEAVE_SECONDS; /* one who does not read sees the hang-up instead */
+    hpc_last_word word;
+    hpc_group_last_word(c->group, why, &word);
     for (int r = 0; r < c->group->size; r++) {
         int fd = atomic_load(&c->links[r].fd);
         if (fd < 0) continue;
-        if (why != NULL)
-            hpc_link_send(c, r, HPC_MESH_ABORT, 0, "abort", why, strnlen(why, HPC_REASON_BYTES - 1), -1, deadline);
-        else
-            hpc_link_send(c, r, HPC_MESH_BYE, 0, "close", NULL, 0, -1, deadline);
+        hpc_link_send(c, r, why != NULL ? HPC_MESH_ABORT : HPC_MESH_BYE, 0, why != NULL ? "abort" : "close", &word,
+                      sizeof word, -1, deadline);
         if (c->links[r].kind == HPC_LINK_TCP) shutdown(fd, SHUT_WR);
     }
 }

@@ -124,7 +124,7 @@ static int open_memory(hpc_exchange *ex, double deadline) {
     int status = hpc_window_create_parts(c, op_create, ex->places[me].nbytes, hpc_signals(ex), pieces.places, pieces.n,
                                          deadline, &ex->window);
     if (status == HPC_OK && ex->window->memory->unplaced != 0)
-        hpc_group_note(&c->group, "exchange: the kernel refused to place memory on NUMA nodes");
+        hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "exchange: the kernel refused to place memory on NUMA nodes");
     free(pieces.places);
     return status;
 }

@@ -255,6 +255,18 @@ int hpc_host_node(const char *root, int cpu) {
     return found ? node : 0;
 }
 
+int hpc_host_is_stopped(const char *root, int64_t pid) {
+    char name[PATH_BYTES], line[1024] = "";
+    snprintf(name, sizeof name, "%s/proc/%lld/stat", root, (long long)pid);
+    FILE *file = fopen(name, "re");
+    if (file == NULL) return 0;
+    size_t n = fread(line, 1, sizeof line - 1, file);
+    fclose(file);
+    line[n] = 0;
+    const char *after = strrchr(line, ')'); /* the command before it may hold anything */
+    return after != NULL && after[1] == ' ' && (after[2] == 'T' || after[2] == 't');
+}
+
 int hpc_host_pin(int cpu) {
     if (cpu < 0) return -EINVAL;
     cpu_set_t *set = CPU_ALLOC((size_t)cpu + 1);

@@ -20,6 +20,9 @@ int hpc_host_cpus(int *cpus, int cap);
 /* The NUMA node of a CPU; 0 if the kernel does not tell. */
 int hpc_host_node(const char *root, int cpu);
 
+/* Whether a process of this PID namespace is stopped, by a signal or a debugger. */
+int hpc_host_is_stopped(const char *root, int64_t pid);
+
 /* Lets the calling thread run on this CPU alone. 0 or -errno; no error is recorded. */
 int hpc_host_pin(int cpu);
 

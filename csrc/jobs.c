@@ -10,6 +10,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "host.h"
+
 enum { BATCH = 256, MOST = 1 << 16, NAME_CHARS = 2 * HPC_COOKIE_BYTES, LISTENS = 0x10000 };
 
 static const double NEW_SECONDS = 1; /* news that are not older are not asked for again */
@@ -20,10 +22,23 @@ static const char PREFIX[] = "@hpcomm-";
 
 /* ---- the answer ---- */
 
-static void show_waits(const hpc_group *g, hpc_shown_rank *shown) {
+int hpc_jobs_is_stopped(const hpc_control *c, int rank) {
+    const hpc_link *l = &c->links[rank];
+    return rank != c->group->rank && l->same_host && l->address.pid_namespace == c->self.pid_namespace &&
+           hpc_host_is_stopped("", l->address.pid);
+}
+
+/* Whether the links' addresses and hosts are there. */
+static int is_connected(const hpc_group *g) {
+    return atomic_load_explicit(&g->watch.connected, memory_order_acquire);
+}
+
+static void show_waits(const hpc_control *c, hpc_shown_rank *shown) {
+    hpc_group *g = c->group;
     hpc_watched waits[HPC_WATCHED];
-    double now = hpc_now();
-    int n = hpc_watch_read((hpc_watch *)(uintptr_t)&g->watch, now, waits);
+    double now = hpc_now(), ended;
+    int n = hpc_watch_read(&g->watch, now, waits, &ended);
+    shown->idle = ended > 0 ? now - ended : -1;
     shown->n_waits = n < HPC_SHOWN_WAITS ? n : HPC_SHOWN_WAITS;
     for (int i = 0; i < shown->n_waits; i++) {
         hpc_shown_wait *w = &shown->waits[i];
@@ -32,15 +47,19 @@ static void show_waits(const hpc_group *g, hpc_shown_rank *shown) {
         w->n_ranks = waits[i].n_ranks;
         for (int r = 0; r < w->n_ranks && r < HPC_SHOWN_RANKS && r < HPC_WATCHED_RANKS; r++)
             w->ranks[r] = waits[i].ranks[r];
+        for (int r = 0; r < w->n_ranks && r < HPC_SHOWN_RANKS && is_connected(g); r++)
+            if (hpc_jobs_is_stopped(c, w->ranks[r])) w->stopped |= (uint32_t)1 << r;
     }
 }
 
-/* Whether the links' addresses and hosts are there. */
-static int is_connected(const hpc_group *g) {
-    return atomic_load_explicit(&g->watch.connected, memory_order_acquire);
+static void show_blamed(hpc_group *g, int by_wait, hpc_shown_rank *shown) {
+    hpc_blamed blamed[HPC_BLAMED];
+    int n = hpc_group_blamed(g, by_wait, blamed);
+    shown->n_culprits = n < HPC_SHOWN_CULPRITS ? n : HPC_SHOWN_CULPRITS;
+    for (int i = 0; i < shown->n_culprits; i++) shown->culprits[i] = blamed[i].culprit;
 }
 
-static void show_self(const hpc_control *c, hpc_shown_rank *shown) {
+void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown) {
     const hpc_group *g = c->group;
     memset(shown, 0, sizeof *shown); /* holes too: it leaves the process */
     shown->answers = 1;
@@ -55,14 +74,23 @@ static void show_self(const hpc_control *c, hpc_shown_rank *shown) {
         snprintf(shown->host, sizeof shown->host, "%s", c->links[g->rank].host);
         snprintf(shown->transports, sizeof shown->transports, "%s", c->transports);
     }
-    show_waits(g, shown);
+    show_waits(c, shown);
+    show_blamed(c->group, 1, shown);
+}
+
+void hpc_jobs_show_gone(const hpc_control *c, int rank, hpc_shown_rank *shown) {
+    hpc_group *g = c->group;
+    shown->state = atomic_load_explicit(&g->states[rank], memory_order_acquire);
+    if (shown->state != HPC_PEER_LEFT && shown->state != HPC_PEER_FAILED) return;
+    snprintf(shown->gone, sizeof shown->gone, "%s", g->reasons[rank]);
+    shown->n_culprits = 0;
+    if (hpc_group_left_because(g, rank)) show_blamed(g, 0, shown);
 }
 
 /* Its last news, and what this rank knows of it by itself. */
 static void show_peer(const hpc_control *c, int rank, hpc_shown_rank *shown) {
     const hpc_group *g = c->group;
     const hpc_link *l = &c->links[rank];
-    int state = atomic_load_explicit(&g->states[rank], memory_order_acquire);
     double now = hpc_now();
     memset(shown, 0, sizeof *shown);
     if (l->news != NULL) memcpy(shown, l->news->data, sizeof *shown);
@@ -74,8 +102,8 @@ static void show_peer(const hpc_control *c, int rank, hpc_shown_rank *shown) {
     shown->told_by = g->rank;
     shown->age = l->news == NULL ? -1 : now - l->news_at;
     shown->unheard = l->kind == HPC_LINK_TCP ? now - l->heard : 0;
-    if (state == HPC_PEER_LEFT || state == HPC_PEER_FAILED)
-        snprintf(shown->gone, sizeof shown->gone, "%s", g->reasons[rank]);
+    shown->stopped = hpc_jobs_is_stopped(c, rank);
+    hpc_jobs_show_gone(c, rank, shown);
 }
 
 static void look(hpc_control *c, int rank) {
@@ -95,7 +123,7 @@ void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[
         look(c, rank);
         show_peer(c, rank, &a.of);
     } else {
-        show_self(c, &a.of);
+        hpc_jobs_show_self(c, &a.of);
         for (int r = 0; r < g->size && rank < 0 && a.of.connected && a.asked < 0; r++)
             if (memcmp(c->links[r].address.name, name, HPC_COOKIE_BYTES) == 0) a.asked = r;
     }
@@ -104,7 +132,7 @@ void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[
 
 int hpc_jobs_tell(hpc_control *c, int rank) {
     hpc_shown_rank shown;
-    show_self(c, &shown);
+    hpc_jobs_show_self(c, &shown);
     return hpc_link_tell(c, rank, HPC_MESH_NEWS, &shown, sizeof shown);
 }
 
@@ -117,11 +145,17 @@ static void clean(char *text, size_t bytes) {
 }
 
 int hpc_jobs_check(hpc_job_answer *a) {
-    hpc_shown_rank *s = &a->of;
-    if (a->version != VERSION || s->size < 1 || s->rank < 0 || s->rank >= s->size || s->n_waits < 0 ||
-        s->n_waits > HPC_SHOWN_WAITS || a->asked < -1 || a->asked >= s->size || s->told_by < -1 ||
-        s->told_by >= s->size)
+    if (a->version != VERSION || a->asked < -1 || a->asked >= a->of.size) return HPC_ERR_AUTH;
+    return hpc_jobs_check_rank(&a->of);
+}
+
+int hpc_jobs_check_rank(hpc_shown_rank *s) {
+    if (s->size < 1 || s->rank < 0 || s->rank >= s->size || s->n_waits < 0 || s->n_waits > HPC_SHOWN_WAITS ||
+        s->told_by < -1 || s->told_by >= s->size || s->n_culprits < 0 || s->n_culprits > HPC_SHOWN_CULPRITS)
         return HPC_ERR_AUTH;
+    s->n_culprits = hpc_culprits_check(s->culprits, s->n_culprits, HPC_SHOWN_CULPRITS, s->size);
+    s->stopped = s->stopped != 0;
+    if (!(s->idle >= 0 && s->idle < 1e12)) s->idle = -1; /* also a NaN */
     s->answers = 1;
     s->connected = s->connected != 0;
     clean(s->job, sizeof s->job);
@@ -274,6 +308,7 @@ static int settle(question *q) {
     s->pid = q->pid;
     s->told_by = -1;
     s->gone[0] = 0;
+    s->stopped = q->answers == 0 && hpc_host_is_stopped("", q->pid);
     return 1;
 }
 

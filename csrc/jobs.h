@@ -30,4 +30,14 @@ int hpc_jobs_tell(hpc_control *c, int rank);
 /* What came as an answer, made harmless; HPC_ERR_AUTH if it is none of this version. */
 int hpc_jobs_check(hpc_job_answer *answer);
 
+/* The same of what a peer's NEWS say. */
+int hpc_jobs_check_rank(hpc_shown_rank *shown);
+
+/* What this rank says of itself, by any thread; and what it knows of a rank that is gone, if it is. */
+void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown);
+void hpc_jobs_show_gone(const hpc_control *c, int rank, hpc_shown_rank *shown);
+
+/* Whether the kernel here says that the process of a rank is stopped. */
+int hpc_jobs_is_stopped(const hpc_control *c, int rank);
+
 #endif

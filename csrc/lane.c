@@ -87,7 +87,7 @@ void hpc_lane_free(hpc_lane *l) {
 static inline int check_put(const hpc_lane *lane, const hpc_window *w, int peer, const void *src, size_t nbytes,
                             size_t offset, const char *op) {
     if (w == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: window is NULL", op);
-    const hpc_context *c = w->context;
+    hpc_context *c = w->context;
     int status = hpc_group_usable(&c->group, op);
     if (status != HPC_OK) return status;
     if (lane != NULL && lane->context != c)

@@ -231,7 +231,7 @@ static const char *begin_single(hpc_link *l, const hpc_mesh_frame *f) {
 static char *place_of(const hpc_link *l, const hpc_mesh_frame *f) {
     if (f->type == HPC_MESH_GATHER) return l->incoming->data + l->incoming->got;
     if (f->type == HPC_MESH_BALLOT || f->type == HPC_MESH_NEWS) return l->arriving->data;
-    return (char *)(uintptr_t)l->text;
+    return (char *)(uintptr_t)&l->word;
 }
 
 /* NULL when the frame's payload may come, or why the link cannot go on. */
@@ -246,8 +246,8 @@ static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f
     case HPC_MESH_NEWS:
         return f->nbytes == sizeof(hpc_shown_rank) ? begin_single(l, f) : garbled;
     case HPC_MESH_ABORT:
-        return f->nbytes < sizeof l->text ? NULL : garbled;
     case HPC_MESH_BYE:
+        return f->nbytes == sizeof l->word ? NULL : garbled;
     case HPC_MESH_BEAT:
     case HPC_MESH_DROP:
     case HPC_MESH_REVOKE:
@@ -288,11 +288,15 @@ static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
             append(c, &l->ballots, m);
         return;
     case HPC_MESH_NEWS:
-        hpc_message_free(l->news);
+        m = l->news;
+        pthread_mutex_lock(&c->lock);
         l->news = l->arriving;
         l->news->got = f->nbytes;
         l->news_at = hpc_now();
+        pthread_mutex_unlock(&c->lock);
         l->arriving = NULL;
+        hpc_message_free(m);
+        hpc_bell_ring(c->group->bell);
         return;
     case HPC_MESH_LOOK:
         l->asks = 1;
@@ -302,14 +306,13 @@ static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
         hpc_group_depart(c->group, rank, HPC_PEER_FAILED, dropped);
         return;
     case HPC_MESH_BYE:
-        hpc_group_depart(c->group, rank, HPC_PEER_LEFT, "it left");
+        hpc_group_depart_saying(c->group, rank, HPC_PEER_LEFT, &l->word);
         return;
     case HPC_MESH_REVOKE:
         hpc_group_revoke(c->group);
         return;
     case HPC_MESH_ABORT:
-        l->text[f->nbytes] = 0;
-        hpc_group_depart(c->group, rank, HPC_PEER_FAILED, l->text);
+        hpc_group_depart_saying(c->group, rank, HPC_PEER_FAILED, &l->word);
         return;
     }
 }

@@ -30,6 +30,7 @@ unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address) {
 /* HPC_IN_PROGRESS when nobody listens there. */
 static int call_unix(hpc_control *c, int rank, double deadline) {
     const hpc_control_address *to = &c->links[rank].address;
+    double start = hpc_now();
     struct sockaddr_un name;
     socklen_t length = hpc_mesh_name(to->name, &name);
     struct ucred owner = {.uid = (uid_t)-1};
@@ -45,8 +46,8 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
         }
         close(fd);
         if (error == ECONNREFUSED || error == ENOENT) return HPC_IN_PROGRESS;
-        return hpc_fail_ranks(HPC_ERR_TIMEOUT, "init", NULL, 0, &rank, 1,
-                              "rank %d: init: cannot connect to rank %d: %s", c->group->rank, rank, strerror(error));
+        return hpc_group_fail_late(c->group, "init", &rank, 1, hpc_now() - start, "cannot connect to rank %d: %s", rank,
+                                   strerror(error));
     }
     /* The name may have been taken over by somebody else after its owner's death. */
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &owner_bytes) != 0 ||
@@ -60,8 +61,8 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
     if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0)
         return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
     if (status == HPC_ERR_TIMEOUT)
-        return hpc_fail_ranks(HPC_ERR_TIMEOUT, "init", NULL, 0, &rank, 1,
-                              "rank %d: init: rank %d does not read its socket", c->group->rank, rank);
+        return hpc_group_fail_late(c->group, "init", &rank, 1, hpc_now() - start, "rank %d does not read its socket",
+                                   rank);
     return HPC_OK; /* a hang-up is found by the service thread */
 }
 
@@ -176,7 +177,7 @@ static int is_dead(const calls *calls) {
     return calls->n > 0;
 }
 
-static int fail_calls(hpc_control *c, int rank, const char *op, const calls *calls) {
+static int fail_calls(hpc_control *c, int rank, const char *op, const calls *calls, double waited) {
     char detail[DETAIL_BYTES] = "", text[HPC_ENDPOINT_TEXT];
     size_t used = 0;
     int late = 0, wrong = 0;
@@ -192,10 +193,10 @@ static int fail_calls(hpc_control *c, int rank, const char *op, const calls *cal
         return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: rank %d has no address that TCP could reach",
                                   c->group->rank, op, rank);
     if (late)
-        return hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, &rank, 1,
-                              "rank %d: %s: cannot reach rank %d by TCP in time (%s); is it late, does a firewall drop "
-                              "this, or is it the wrong interface?",
-                              c->group->rank, op, rank, detail);
+        return hpc_group_fail_late(c->group, op, &rank, 1, waited,
+                                   "cannot reach rank %d by TCP in time (%s); is it late, does a firewall drop this, "
+                                   "or is it the wrong interface?",
+                                   rank, detail);
     if (is_dead(calls))
         return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: rank %d refuses (%s): it died, or a firewall refuses",
                                   c->group->rank, op, rank, detail);
@@ -220,10 +221,11 @@ static int call_tcp(hpc_control *c, int rank, double deadline) {
     hpc_endpoint reached;
     char first[HPC_ENDPOINT_TEXT], why[HPC_REASON_BYTES];
     calls calls;
+    double start = hpc_now();
     int fd = -1;
     list_attempts(c, rank, &calls);
     if (try_all(c, &calls, &hello, deadline, &fd, &reached) != HPC_OK) {
-        if (!is_dead(&calls)) return fail_calls(c, rank, "init", &calls);
+        if (!is_dead(&calls)) return fail_calls(c, rank, "init", &calls, hpc_now() - start);
         hpc_net_text(&calls.all[0].at, first);
         snprintf(why, sizeof why, "it refuses at %s: it died, or a firewall refuses", first);
         hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
@@ -260,6 +262,7 @@ int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, c
     hpc_hello hello = hello_to(c, rank, HPC_FOR_LANE);
     hpc_endpoint reached;
     calls calls;
+    double start = hpc_now();
     int status = hpc_group_peer_present(c->group, rank, op);
     *fd = -1;
     if (status != HPC_OK) return status;
@@ -268,7 +271,7 @@ int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, c
     list_attempts(c, rank, &calls);
     if (try_all(c, &calls, &hello, deadline, fd, &reached) != HPC_OK) {
         status = hpc_group_peer_present(c->group, rank, op);
-        return status != HPC_OK ? status : fail_calls(c, rank, op, &calls);
+        return status != HPC_OK ? status : fail_calls(c, rank, op, &calls, hpc_now() - start);
     }
     hpc_mesh_remember(c, l, &reached);
     return HPC_OK;
@@ -320,16 +323,22 @@ void hpc_mesh_deafen(hpc_control *c) {
 static int explain_timeout(hpc_control *c) {
     const hpc_error *e = hpc_last_error();
     char refusal[HPC_REASON_BYTES], message[1024];
-    int n = e->n_waiting, *waiting = malloc(((size_t)n + 1) * sizeof *waiting);
+    hpc_fault f = {.n_waiting = e->n_waiting, .n_culprits = e->n_culprits};
+    int *waiting = malloc(((size_t)f.n_waiting + 1) * sizeof *waiting);
+    hpc_culprit *culprits = malloc(((size_t)f.n_culprits + 1) * sizeof *culprits);
     pthread_mutex_lock(&c->lock);
     memcpy(refusal, c->refusal, sizeof refusal);
     pthread_mutex_unlock(&c->lock);
-    if (refusal[0] != 0 && waiting != NULL) {
-        memcpy(waiting, e->waiting_for, (size_t)n * sizeof *waiting);
+    if (refusal[0] != 0 && waiting != NULL && culprits != NULL) {
+        memcpy(waiting, e->waiting_for, (size_t)f.n_waiting * sizeof *waiting);
+        memcpy(culprits, e->culprits, (size_t)f.n_culprits * sizeof *culprits);
+        f.waiting_for = waiting;
+        f.culprits = culprits;
         snprintf(message, sizeof message, "%s", e->message);
-        hpc_fail_ranks(HPC_ERR_TIMEOUT, "init", NULL, 0, waiting, n, "%s; a call from %s", message, refusal);
+        hpc_fail_fault(HPC_ERR_TIMEOUT, "init", &f, "%s; a call from %s", message, refusal);
     }
     free(waiting);
+    free(culprits);
     return HPC_ERR_TIMEOUT;
 }
 

@@ -12,8 +12,8 @@
  * Of a link's send_lock: one message at a time goes out; also cut, told and told_left. Of lock: inboxes, ballots,
  * remembered endpoints, the TCP listener's descriptor, and the heir. Of collective_lock: one collective at a time;
  * sequence, broken. Of round_lock: one round at a time; round, ballot, cast.
- * The service thread alone reads sockets and answers: incoming, arriving, head, got, text, heard, quiet, ended, asks,
- * looked, news, news_at, and the strangers.
+ * The service thread alone reads sockets and answers: incoming, arriving, head, got, word, heard, quiet, ended, asks,
+ * looked, and the strangers. It writes news and news_at under lock; those who put an inquiry read them so.
  * key, address and allowed are written by connect before the TCP listener is watched and before the first call;
  * epoll_ctl comes before the epoll_wait that tells of a caller. Until then TCP callers wait in the backlog.
  *
@@ -35,8 +35,8 @@ enum {
 typedef enum hpc_mesh_type {
     HPC_MESH_HELLO = 1, /* Unix links only: the secret, and the bell's descriptor */
     HPC_MESH_GATHER,
-    HPC_MESH_BYE,
-    HPC_MESH_ABORT,  /* the payload says why, in less than HPC_REASON_BYTES */
+    HPC_MESH_BYE,    /* an hpc_last_word */
+    HPC_MESH_ABORT,  /* an hpc_last_word */
     HPC_MESH_BEAT,   /* TCP links only */
     HPC_MESH_BALLOT, /* of survivors.c; one frame */
     HPC_MESH_DROP,   /* TCP links only: the sender counts the receiver as failed */
@@ -93,6 +93,7 @@ typedef struct hpc_link {
     hpc_message *arriving; /* the ballot, or the news, that is not */
     hpc_mesh_frame head;   /* the frame that is not whole yet, of a stream */
     size_t got;            /* bytes of it, header and payload */
+    hpc_last_word word;    /* its last one, as far as it has come */
     char text[HPC_REASON_BYTES];
     double heard;
     int quiet; /* ticks without a word of ours */
@@ -101,7 +102,8 @@ typedef struct hpc_link {
     char host[64];
     int asks;          /* it wants this rank's news, and has not got them all */
     double looked;     /* when it was asked for its own */
-    hpc_message *news; /* the last that came; NULL: none */
+    _Atomic int wanted; /* an inquiry waits for its news: it is to be asked */
+    hpc_message *news;  /* the last that came; NULL: none */
     double news_at;
 } hpc_link;
 
@@ -128,6 +130,8 @@ struct hpc_control {
     char refusal[HPC_REASON_BYTES]; /* who was refused last, and why; "" for nobody */
     hpc_endpoint good;              /* that led to a peer on another host: its network works */
     double next_tick;               /* 0: none is due */
+    _Atomic int inquiries;          /* some link is wanted */
+    int unasked;                    /* somebody could not be asked yet */
     hpc_accept_lane *accept_lane;
     void *accept_arg;
     pthread_t thread;
@@ -203,6 +207,14 @@ void hpc_service_poke(hpc_control *c);
 
 /* Passes on to the heir who has departed or votes again: after what came, by whatever thread learned of it. */
 void hpc_survivors_look(hpc_control *c);
+
+/* ---- inquiry.c ---- */
+
+/* Asks those who are wanted; whether some could not be asked yet. By the service thread. */
+int hpc_inquiry_look(hpc_control *c);
+
+/* hpc_group's follow; arg is the control. */
+hpc_follow hpc_inquiry_follow;
 
 /* ---- mesh.c ---- */
 

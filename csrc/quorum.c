@@ -361,11 +361,11 @@ int hpc_quorum_check(const hpc_exchange *ex, int key, const char *op) {
     int *closed = malloc((size_t)ex->context->group.size * sizeof *closed), n = 0;
     for (int r = 0; r < ex->context->group.size && closed != NULL; r++)
         if (ex->places[r].worker && !is_open(ex, r)) closed[n++] = r;
-    int status = hpc_fail_ranks(HPC_ERR_PEER, op, closed, n, closed, n,
-                                "rank %d: %s: version %llu of key %s finds no quorum of %d any more: %d workers have "
-                                "closed the exchange, rank %d among them",
-                                ex->context->group.rank, op, (unsigned long long)k->number, ex->plan->keys[key].name,
-                                ex->quorum, n, n > 0 ? closed[0] : -1);
+    int status = hpc_group_fail_closed(&ex->context->group, op, closed, n,
+                                       "version %llu of key %s finds no quorum of %d any more: %d workers have closed "
+                                       "the exchange, rank %d among them",
+                                       (unsigned long long)k->number, ex->plan->keys[key].name, ex->quorum, n,
+                                       n > 0 ? closed[0] : -1);
     free(closed);
     return status;
 }
@@ -381,7 +381,7 @@ void hpc_quorum_note_lost(hpc_exchange *ex) {
         n++;
     }
     if (n > 0)
-        hpc_group_note(&ex->context->group,
+        hpc_group_note(&ex->context->group, HPC_NOTE_LOST,
                        "lost the last push of %d key%s of rank %d, %.64s first: version %llu found no quorum of %d", n,
                        n == 1 ? "" : "s", ex->context->group.rank, ex->plan->keys[first].name,
                        (unsigned long long)ex->keys[first].number, ex->quorum);

@@ -21,6 +21,7 @@
 enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2, TURN_BYTES = 4 << 20 /* of a link, then the others have theirs */ };
 
 static const double GREETING_SECONDS = 5; /* a TCP caller has for the whole handshake */
+static const double UNASKED_SECONDS = 2e-3; /* until somebody is asked again whose socket was full */
 static const double PLACE_SECONDS = 1;    /* and for itself alone, when others want its place */
 
 /* ---- links ---- */
@@ -130,7 +131,7 @@ static void refuse(hpc_control *c, int fd, const char *why) {
     keep_refusal(c, from, why);
     if (c->told) return;
     c->told = 1;
-    hpc_group_note(c->group, "refused a connection from %s: %s", from, why);
+    hpc_group_note(c->group, HPC_NOTE_REFUSED, "refused a connection from %s: %s", from, why);
 }
 
 static void on_accept(hpc_control *c, int kind) {
@@ -312,6 +313,7 @@ static int wait_ms(hpc_control *c, double now) {
             due = s->since + GREETING_SECONDS;
     }
     if (c->full && find_place(c, now, &since) == NULL && since + PLACE_SECONDS < due) due = since + PLACE_SECONDS;
+    if (c->unasked && now + UNASKED_SECONDS < due) due = now + UNASKED_SECONDS;
     return due <= now ? 0 : due - now > 1000 ? -1 : (int)((due - now) * 1e3) + 1;
 }
 
@@ -358,6 +360,7 @@ static void *serve(void *arg) {
         double now = hpc_now();
         drop_silent(c, now);
         tick(c, now);
+        c->unasked = hpc_inquiry_look(c);
         hpc_survivors_look(c);
     }
     return NULL;

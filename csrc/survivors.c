@@ -161,16 +161,14 @@ static int who_is_missing(void *arg, int *ranks) {
 /* The wait is not ended by departures: is_over knows what to make of them. So it is made by a group that has none. */
 static int await_ballots(round *r) {
     hpc_control *c = r->control;
-    hpc_group *others = calloc(1, sizeof *others);
+    hpc_group *others = hpc_group_calm(c->group);
     const hpc_wait wait = {op, is_over, who_is_missing, r};
     if (others == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "shrink: no memory");
     others->rank = r->s->caller->rank;
-    others->size = c->group->size;
-    others->timeout = c->group->timeout;
-    others->spin = c->group->spin;
-    others->yield = c->group->yield;
-    others->bell = c->group->bell;
-    others->owner = c->group->owner;
+    if (r->s->names == NULL) { /* else they would be asked by other numbers than errors call them */
+        others->follow = c->group->follow;
+        others->follow_arg = c->group->follow_arg;
+    }
     int status = hpc_wait_for(others, &wait, hpc_left(r->s->deadline));
     free(others);
     return status;

@@ -14,7 +14,7 @@ int hpc_exchange_check(hpc_exchange *ex, const char *op) {
         hpc_context_abort(ex->context, ex->failure);
         return hpc_fail(failed, op, "%s: %s", op, ex->failure);
     }
-    const hpc_group *g = &ex->context->group;
+    hpc_group *g = &ex->context->group;
     int status = hpc_group_usable(g, op);
     for (int r = 0; r < g->size && status == HPC_OK && atomic_load_explicit(&g->revoked, memory_order_acquire); r++)
         status = hpc_group_peer_present(g, r, op);
@@ -352,14 +352,17 @@ static int awaited(void *arg, int *ranks) {
 }
 
 int hpc_fail_freed(const hpc_exchange *ex, int rank, int key, const char *op) {
-    return hpc_fail_ranks(HPC_ERR_PEER, op, &rank, 1, &rank, 1,
-                          "rank %d: %s: rank %d has freed the exchange, which owns a part of key %s",
-                          ex->context->group.rank, op, rank, ex->plan->keys[key].name);
+    return hpc_group_fail_closed(&ex->context->group, op, &rank, 1,
+                                 "rank %d has freed the exchange, which owns a part of key %s", rank,
+                                 ex->plan->keys[key].name);
 }
 
 static int wait_look(look *l, double timeout, const char *op) {
     hpc_exchange *ex = l->ex;
-    if (holds(l)) return HPC_OK;
+    if (holds(l)) {
+        hpc_blame_settle(&ex->context->group.blame, NULL, 0);
+        return HPC_OK;
+    }
     const hpc_wait wait = {op, looks_done, awaited, l};
     double start = hpc_now();
     int status = hpc_wait_for(&ex->context->group, &wait, timeout);
@@ -370,12 +373,10 @@ static int wait_look(look *l, double timeout, const char *op) {
     status = hpc_exchange_check(ex, op);
     if (status != HPC_OK || l->closed < 0) return status;
     if (l->freed) return hpc_fail_freed(ex, l->closed, l->key, op);
-    return hpc_fail_ranks(HPC_ERR_PEER, op, &l->closed, 1, &l->closed, 1,
-                          "rank %d: %s: rank %d has closed the exchange after %llu pushes of key %s; push %llu is "
-                          "waited for",
-                          ex->context->group.rank, op, l->closed,
-                          (unsigned long long)closing_counts(ex, l->closed)[l->key], ex->plan->keys[l->key].name,
-                          (unsigned long long)(l->ticket / 2));
+    return hpc_group_fail_closed(&ex->context->group, op, &l->closed, 1,
+                                 "rank %d has closed the exchange after %llu pushes of key %s; push %llu is waited for",
+                                 l->closed, (unsigned long long)closing_counts(ex, l->closed)[l->key],
+                                 ex->plan->keys[l->key].name, (unsigned long long)(l->ticket / 2));
 }
 
 int hpc_ticket_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op) {

@@ -51,7 +51,7 @@ int hpc_group_usable(const hpc_group *group, const char *op) {
     return HPC_OK;
 }
 
-void hpc_group_note(hpc_group *group, const char *format, ...) {
+void hpc_group_note(hpc_group *group, int kind, const char *format, ...) {
     va_list values;
     while (atomic_exchange_explicit(&group->noting, 1, memory_order_acquire)) sched_yield();
     int n = atomic_load_explicit(&group->noted, memory_order_relaxed);
@@ -59,6 +59,7 @@ void hpc_group_note(hpc_group *group, const char *format, ...) {
         va_start(values, format);
         vsnprintf(group->notes[n], HPC_NOTE_BYTES, format, values);
         va_end(values);
+        group->note_kinds[n] = kind;
         atomic_store_explicit(&group->noted, n + 1, memory_order_release);
     }
     atomic_store_explicit(&group->noting, 0, memory_order_release);
@@ -77,47 +78,203 @@ int hpc_group_others(const hpc_group *group, int *ranks) {
     return n;
 }
 
-void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason) {
-    if (atomic_exchange_explicit(&group->departing[rank], 1, memory_order_relaxed))
-        return; /* one writer of the reason */
+hpc_group *hpc_group_calm(const hpc_group *group) {
+    hpc_group *calm = calloc(1, sizeof *calm);
+    if (calm == NULL) return NULL;
+    calm->rank = group->rank;
+    calm->size = group->size;
+    calm->timeout = group->timeout;
+    calm->spin = group->spin;
+    calm->yield = group->yield;
+    calm->bell = group->bell;
+    calm->owner = group->owner;
+    return calm;
+}
+
+/* ---- who is to blame ---- */
+
+static const double FOLLOW_SECONDS = 0.25;
+
+static int state_of(const hpc_group *group, int rank) {
+    return atomic_load_explicit(&group->states[rank], memory_order_acquire);
+}
+
+static int has_departed(const hpc_group *group, int rank) {
+    int state = state_of(group, rank);
+    return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED;
+}
+
+/* Whether it departed by its own fault, or of its own will. */
+static int went_by_itself(const hpc_group *group, int rank, int state) {
+    return state_of(group, rank) == state && !hpc_group_left_because(group, rank);
+}
+
+static int add_blamed(hpc_blamed *list, int n, const hpc_blamed *blamed) {
+    int at = 0;
+    while (at < n && list[at].culprit.rank < blamed->culprit.rank) at++;
+    if (at == HPC_BLAMED || (at < n && list[at].culprit.rank == blamed->culprit.rank)) return n;
+    if (n == HPC_BLAMED) n--;
+    memmove(list + at + 1, list + at, (size_t)(n - at) * sizeof *list);
+    list[at] = *blamed;
+    return n + 1;
+}
+
+int hpc_group_blamed(hpc_group *group, int by_wait, hpc_blamed *blamed) {
+    hpc_blamed told[HPC_BLAMED];
+    int n = 0, n_told = hpc_blame_read(&group->blame, by_wait, told), gone = atomic_load(&group->departures);
+    for (int r = 0; r < group->size && gone != 0; r++) {
+        if (!went_by_itself(group, r, HPC_PEER_FAILED)) continue;
+        hpc_blamed died = {.culprit = {.rank = r, .state = HPC_CULPRIT_DIED}};
+        snprintf(died.why, sizeof died.why, "%s", group->reasons[r]);
+        n = add_blamed(blamed, n, &died);
+    }
+    for (int i = 0; i < n_told; i++) n = add_blamed(blamed, n, &told[i]);
+    return n;
+}
+
+void hpc_group_last_word(hpc_group *group, const char *why, hpc_last_word *word) {
+    hpc_blamed blamed[HPC_BLAMED];
+    int n = hpc_group_blamed(group, 1, blamed);
+    memset(word, 0, sizeof *word);
+    for (int i = 0; i < n && i < HPC_SHOWN_CULPRITS; i++) word->culprits[word->n_culprits++] = blamed[i].culprit;
+    snprintf(word->why, sizeof word->why, "%s", n > 0 ? blamed[0].why : why == NULL ? "" : why);
+}
+
+static void depart(hpc_group *group, int rank, int state, const char *reason, hpc_departing how) {
+    char nobody = 0; /* one writer of the reason */
+    if (!atomic_compare_exchange_strong(&group->departing[rank], &nobody, (char)how)) return;
     snprintf(group->reasons[rank], HPC_REASON_BYTES, "%s", reason);
     atomic_store_explicit(&group->states[rank], state, memory_order_release); /* the reason before the state */
     atomic_fetch_add_explicit(&group->departures, 1, memory_order_release);   /* the state before the count */
     hpc_bell_ring(group->bell);
 }
 
-const char *hpc_ranks_text(const int *ranks, int n, char *text, size_t cap) {
-    size_t used = 0;
-    text[0] = 0;
-    for (int i = 0; i < n && used < cap - 1; i++) {
-        const char *before = i == 0 ? "" : i == n - 1 ? " and " : ", ";
-        if (i >= 32 && n > 33) {
-            snprintf(text + used, cap - used, " and %d more", n - i);
-            break;
-        }
-        int wrote = snprintf(text + used, cap - used, "%s%d", before, ranks[i]);
-        used += wrote > 0 ? (size_t)wrote : 0;
-    }
-    return text;
+void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason) {
+    depart(group, rank, state, reason, HPC_GOES_BY_ITSELF);
 }
 
-/* Names every rank that is gone by now, not only those that were missed: when one death brings down others, the first
- * one is among them. The reason is that of one that failed, if any did. */
-static int fail_peers(const hpc_group *group, const char *op, const int *waiting, int n_waiting) {
-    char who[256], whom[256];
-    int *gone = calloc((size_t)group->size, sizeof *gone), n = 0, shown = -1, status;
-    if (gone == NULL) return hpc_fail(HPC_ERR_PEER, op, "%s: a rank is gone (no memory to say which)", op);
-    for (int r = 0; r < group->size; r++) {
-        int state = atomic_load_explicit(&group->states[r], memory_order_acquire);
-        if (state != HPC_PEER_LEFT && state != HPC_PEER_FAILED) continue;
-        gone[n++] = r;
-        if (shown < 0 || (state == HPC_PEER_FAILED && atomic_load(&group->states[shown]) == HPC_PEER_LEFT)) shown = r;
+void hpc_group_depart_saying(hpc_group *group, int rank, int state, const hpc_last_word *word) {
+    char reason[HPC_REASON_BYTES], who[HPC_REASON_BYTES / 2];
+    hpc_last_word w = *word;
+    int ranks[HPC_SHOWN_CULPRITS];
+    w.why[sizeof w.why - 1] = 0;
+    int n = hpc_culprits_check(w.culprits, w.n_culprits > HPC_SHOWN_CULPRITS ? HPC_SHOWN_CULPRITS : (int)w.n_culprits,
+                               HPC_SHOWN_CULPRITS, group->size);
+    for (int i = 0; i < n; i++) ranks[i] = w.culprits[i].rank;
+    if (n > 0)
+        snprintf(reason, sizeof reason, "it left because of rank%s %s", n == 1 ? "" : "s",
+                 hpc_ranks_text(ranks, n, who, sizeof who));
+    else
+        snprintf(reason, sizeof reason, "%s", w.why[0] != 0 ? w.why : "it left");
+    hpc_blame_tell(&group->blame, word, group->size); /* the culprits before the state */
+    depart(group, rank, state, reason, n > 0 ? HPC_GOES_BECAUSE : HPC_GOES_BY_ITSELF);
+}
+
+/* "rank 3 gone (its process died)", or what else it is. */
+static size_t tell_blamed(const hpc_group *group, int rank, const hpc_blamed *told, int n_told, char *text, size_t cap) {
+    const hpc_blamed *b = NULL;
+    char state[128];
+    for (int i = 0; i < n_told; i++)
+        if (told[i].culprit.rank == rank) b = &told[i];
+    int wrote;
+    if (has_departed(group, rank) && !hpc_group_left_because(group, rank))
+        wrote = snprintf(text, cap, "rank %d gone (%s)", rank, group->reasons[rank]);
+    else if (b != NULL && b->culprit.state == HPC_CULPRIT_DIED)
+        wrote = snprintf(text, cap, "rank %d gone (%s)", rank, b->why[0] != 0 ? b->why : "it died");
+    else if (b != NULL)
+        wrote = snprintf(text, cap, "%s", hpc_culprits_text(&b->culprit, 1, state, sizeof state));
+    else
+        wrote = snprintf(text, cap, "rank %d gone (%s)", rank, group->reasons[rank]);
+    return wrote > 0 ? (size_t)wrote < cap ? (size_t)wrote : cap - 1 : 0;
+}
+
+/* The ranks marked in by. */
+static int list_marked(const char *marks, int size, char by, int *ranks) {
+    int n = 0;
+    for (int r = 0; r < size; r++)
+        if (marks[r] == by) ranks[n++] = r;
+    return n;
+}
+
+static void tell_peers(const hpc_group *group, const hpc_fault *f, const hpc_blamed *told, int n_told, char *text,
+                       size_t cap) {
+    enum { MOST = 6 };
+    char who[128];
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < f->n_ranks && i < MOST && used + 2 < cap; i++) {
+        if (i > 0) used += (size_t)snprintf(text + used, cap - used, "; ");
+        used += tell_blamed(group, f->ranks[i], told, n_told, text + used, cap - used);
     }
-    status = hpc_fail_ranks(HPC_ERR_PEER, op, gone, n, waiting, n_waiting, "rank %d: %s: rank%s %s gone (%s)%s%s",
-                            group->rank, op, n == 1 ? "" : "s", hpc_ranks_text(gone, n, who, sizeof who),
-                            group->reasons[shown], n_waiting == 0 ? "" : " while waiting for ",
+    if (f->n_ranks > MOST && used < cap)
+        used += (size_t)snprintf(text + used, cap - used, "; and %d more", f->n_ranks - MOST);
+    if (f->n_left > 0 && used < cap)
+        snprintf(text + used, cap - used, "; rank%s %s left because of %s", f->n_left == 1 ? "" : "s",
+                 hpc_ranks_text(f->left, f->n_left, who, sizeof who), f->n_ranks == 1 ? "it" : "them");
+}
+
+/* Who failed by itself, who left because of that; a rank that left of its own will counts among the first where it is
+ * still asked for, or nobody else is to blame. */
+static int fail_peers(hpc_group *group, const char *op, const int *asked, int n_asked, const int *waiting,
+                      int n_waiting) {
+    enum { NONE, CULPRIT, LEFT };
+    size_t size = (size_t)group->size;
+    hpc_blamed told[HPC_BLAMED];
+    char text[800], whom[256];
+    int n_told = hpc_blame_read(&group->blame, 0, told), any = 0, status;
+    int *ranks = malloc(2 * size * sizeof *ranks);
+    char *marks = calloc(size, 1);
+    if (ranks == NULL || marks == NULL) {
+        free(ranks);
+        free(marks);
+        return hpc_fail(HPC_ERR_PEER, op, "%s: a rank is gone (no memory to say which)", op);
+    }
+    for (int r = 0; r < group->size; r++) {
+        if (went_by_itself(group, r, HPC_PEER_FAILED)) marks[r] = CULPRIT;
+        if (has_departed(group, r) && hpc_group_left_because(group, r)) marks[r] = LEFT;
+    }
+    for (int i = 0; i < n_told; i++) marks[told[i].culprit.rank] = CULPRIT;
+    for (int i = 0; i < n_asked; i++)
+        if (went_by_itself(group, asked[i], HPC_PEER_LEFT)) marks[asked[i]] = CULPRIT;
+    for (int r = 0; r < group->size; r++) any |= marks[r] == CULPRIT;
+    for (int r = 0; r < group->size && !any; r++)
+        if (has_departed(group, r)) marks[r] = CULPRIT;
+    hpc_fault f = {.ranks = ranks, .left = ranks + size, .waiting_for = waiting, .n_waiting = n_waiting};
+    f.n_ranks = list_marked(marks, group->size, CULPRIT, ranks);
+    f.n_left = list_marked(marks, group->size, LEFT, ranks + size);
+    tell_peers(group, &f, told, n_told, text, sizeof text);
+    status = hpc_fail_fault(HPC_ERR_PEER, op, &f, "rank %d: %s: %s%s%s", group->rank, op, text,
+                            n_waiting == 0 ? "" : " while waiting for ",
                             hpc_ranks_text(waiting, n_waiting, whom, sizeof whom));
-    free(gone);
+    free(ranks);
+    free(marks);
+    return status;
+}
+
+int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, int n, const char *format, ...) {
+    char sentence[512], text[256];
+    hpc_blamed blamed[HPC_BLAMED];
+    hpc_inquiry q = {.op = op, .waiting_for = closed, .n = n, .closed = 1, .most = FOLLOW_SECONDS};
+    int ranks[HPC_BLAMED], n_ranks, n_left = 0, *left = malloc(((size_t)n + 1) * sizeof *left);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(sentence, sizeof sentence, format, args);
+    va_end(args);
+    q.n_culprits = hpc_group_blamed(group, 0, blamed);
+    for (int i = 0; i < q.n_culprits; i++) q.culprits[i] = blamed[i].culprit;
+    if (q.n_culprits == 0 && group->follow != NULL) group->follow(group->follow_arg, &q);
+    for (n_ranks = 0; n_ranks < q.n_culprits; n_ranks++) ranks[n_ranks] = q.culprits[n_ranks].rank;
+    for (int i = 0; i < n && left != NULL; i++) {
+        int to_blame = 0;
+        for (int k = 0; k < n_ranks; k++) to_blame |= ranks[k] == closed[i];
+        if (!to_blame) left[n_left++] = closed[i];
+    }
+    hpc_fault f = {ranks, left, closed, NULL, n_ranks, n_left, n, 0};
+    if (n_ranks == 0) f = (hpc_fault){.ranks = closed, .n_ranks = n, .waiting_for = closed, .n_waiting = n};
+    int status = hpc_fail_fault(HPC_ERR_PEER, op, &f, "rank %d: %s: %s%s%s", group->rank, op, sentence,
+                                n_ranks == 0 ? "" : ", because ",
+                                hpc_culprits_text(q.culprits, q.n_culprits, text, sizeof text));
+    free(left);
     return status;
 }
 
@@ -131,10 +288,8 @@ void hpc_group_revoke(hpc_group *group) {
     hpc_bell_ring(group->bell);
 }
 
-int hpc_group_peer_present(const hpc_group *group, int rank, const char *op) {
-    int state = atomic_load_explicit(&group->states[rank], memory_order_acquire);
-    if (state != HPC_PEER_LEFT && state != HPC_PEER_FAILED) return HPC_OK;
-    return fail_peers(group, op, NULL, 0);
+int hpc_group_peer_present(hpc_group *group, int rank, const char *op) {
+    return has_departed(group, rank) ? fail_peers(group, op, &rank, 1, NULL, 0) : HPC_OK;
 }
 
 /* Whether departures end this wait: every rank that is lost does, one that left only if it is waited for. Who has left
@@ -154,18 +309,93 @@ static int check_departures(hpc_group *group, const hpc_wait *wait) {
     if (n_waiting == 0 && any) ended = 1;
     for (int i = 0; i < n_waiting; i++)
         if (left[waiting[i]]) ended = 1;
-    status = ended ? fail_peers(group, wait->op, waiting, n_waiting) : HPC_OK;
+    status = ended ? fail_peers(group, wait->op, waiting, n_waiting, waiting, n_waiting) : HPC_OK;
     free(waiting);
     return status;
 }
 
+/* ---- timeouts ---- */
+
+static _Thread_local int sliced;
+static _Thread_local struct {
+    hpc_group *group;
+    unsigned long failures; /* hpc_failures when this one was recorded: another one has come since, if it is not the same */
+} last_timeout;
+
+int hpc_slice_waits(int slices) {
+    int before = sliced;
+    sliced = slices;
+    return before;
+}
+
+static int record_timeout(hpc_group *group, const char *op, const int *waiting, int n, double timeout,
+                          const hpc_inquiry *q) {
+    char whom[256], ends[400] = "";
+    const hpc_fault f = {
+        .waiting_for = waiting, .n_waiting = n, .culprits = q->culprits, .n_culprits = q->n_culprits};
+    hpc_culprits_text(q->culprits, q->n_culprits, ends, sizeof ends);
+    unsigned long before = hpc_failures();
+    int status = hpc_fail_fault(HPC_ERR_TIMEOUT, op, &f, "rank %d: %s: nothing came from rank%s %s in %.3g s%s%s%s%s",
+                                group->rank, op, n == 1 ? "" : "s", hpc_ranks_text(waiting, n, whom, sizeof whom),
+                                timeout, ends[0] == 0 ? "" : ": ", q->way, q->way[0] == 0 ? "" : "; ", ends);
+    if (hpc_failures() == before) return status; /* muted */
+    last_timeout.group = group;
+    last_timeout.failures = hpc_failures();
+    return status;
+}
+
+/* The time for answers is at most as long as the wait: who looks often is not kept long. */
+static void ask(hpc_group *group, hpc_inquiry *q) {
+    q->most = q->waited < FOLLOW_SECONDS ? q->waited : FOLLOW_SECONDS;
+    int others = 0;
+    for (int i = 0; i < q->n; i++) others |= q->waiting_for[i] != group->rank;
+    if (group->follow == NULL || !others) return;
+    group->follow(group->follow_arg, q);
+    hpc_blame_wait(&group->blame, q->op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), q->culprits,
+                   q->n_culprits);
+}
+
+static int is_to_follow(const hpc_group *group, double timeout) {
+    int muted = hpc_mute_errors(1);
+    hpc_mute_errors(muted);
+    return !sliced && !muted && timeout > group->slice;
+}
+
 static int fail_timeout(hpc_group *group, const hpc_wait *wait, double timeout) {
     int *waiting = malloc((size_t)group->size * sizeof *waiting);
-    int n = waiting == NULL ? 0 : wait->waiting_for(wait->arg, waiting), status;
-    char whom[256];
-    status = hpc_fail_ranks(HPC_ERR_TIMEOUT, wait->op, NULL, 0, waiting, n,
-                            "rank %d: %s: nothing came from rank%s %s in %.3g s", group->rank, wait->op,
-                            n == 1 ? "" : "s", hpc_ranks_text(waiting, n, whom, sizeof whom), timeout);
+    int n = waiting == NULL ? 0 : wait->waiting_for(wait->arg, waiting);
+    hpc_inquiry q = {.op = wait->op, .waiting_for = waiting, .n = n, .waited = timeout};
+    if (is_to_follow(group, timeout)) ask(group, &q);
+    int status = record_timeout(group, wait->op, waiting, n, timeout, &q);
+    free(waiting);
+    return status;
+}
+
+int hpc_group_fail_late(hpc_group *group, const char *op, const int *late, int n, double waited, const char *format,
+                        ...) {
+    char sentence[800], ends[200];
+    hpc_inquiry q = {.op = op, .waiting_for = late, .n = n, .waited = waited};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(sentence, sizeof sentence, format, args);
+    va_end(args);
+    if (is_to_follow(group, waited)) ask(group, &q);
+    hpc_fault f = {.waiting_for = late, .n_waiting = n, .culprits = q.culprits, .n_culprits = q.n_culprits};
+    hpc_culprits_text(q.culprits, q.n_culprits, ends, sizeof ends);
+    return hpc_fail_fault(HPC_ERR_TIMEOUT, op, &f, "rank %d: %s: %s%s%s", group->rank, op, sentence,
+                          ends[0] == 0 ? "" : ": ", ends);
+}
+
+int hpc_follow_timeout(double waited) {
+    const hpc_error *e = hpc_last_error();
+    if (e->status != HPC_ERR_TIMEOUT || last_timeout.failures != hpc_failures()) return e->status;
+    hpc_group *group = last_timeout.group;
+    int n = e->n_waiting, *waiting = malloc(((size_t)n + 1) * sizeof *waiting);
+    if (waiting == NULL) return HPC_ERR_TIMEOUT;
+    memcpy(waiting, e->waiting_for, (size_t)n * sizeof *waiting);
+    hpc_inquiry q = {.op = e->op, .waiting_for = waiting, .n = n, .waited = waited > 0 ? waited : 0};
+    ask(group, &q);
+    int status = record_timeout(group, e->op, waiting, n, waited, &q);
     free(waiting);
     return status;
 }
@@ -269,10 +499,17 @@ static void show(hpc_group *group, const hpc_wait *wait, seen *s, double now) {
     if (group->timeline != NULL) hpc_timeline_rest(group->timeline, now);
 }
 
-static void end_show(hpc_group *group, const hpc_wait *wait, const seen *s, int status) {
+/* After a slice of a wait its caller looks for signals, and the next one spins and yields before it is shown. */
+static double grace_of(const hpc_group *group, int status, double timeout) {
+    static const double CONFIGURED = 1, USUAL = 0.02;
+    if (status != HPC_ERR_TIMEOUT) return 0;
+    return sliced || timeout <= group->slice ? CONFIGURED : USUAL;
+}
+
+static void end_show(hpc_group *group, const hpc_wait *wait, const seen *s, int status, double timeout) {
     if (s->n == 0) return;
     double now = hpc_now();
-    hpc_watch_end(&group->watch, s->place, status == HPC_ERR_TIMEOUT, now);
+    hpc_watch_end(&group->watch, s->place, grace_of(group, status, timeout), now);
     if (group->timeline == NULL) return;
     const hpc_span span = {group->timeline, s->start, wait->op, NULL, HPC_SPAN_WAIT, s->n, s->ranks, 0, 0};
     hpc_timeline_record(&span, now);
@@ -314,12 +551,20 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
     }
 }
 
+/* What an earlier try of this wait had found out is over once it succeeds. */
+static inline int has_waited(hpc_group *group, const hpc_wait *wait, int status) {
+    if (status == HPC_OK)
+        hpc_blame_settle(&group->blame, wait->op, atomic_load_explicit(&group->watch.step, memory_order_relaxed));
+    return status;
+}
+
 int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
     enum { GLANCES = 16 };
     for (int i = 0; i < GLANCES; i++)
-        if (wait->ready(wait->arg)) return HPC_OK;
+        if (wait->ready(wait->arg)) return has_waited(group, wait, HPC_OK);
     seen seen = begin_to_show(group, group->timeline != NULL ? hpc_timeline_enter(group->timeline) : hpc_now());
-    int status = wait_on(group, wait, limit_of(group, timeout), &seen);
-    end_show(group, wait, &seen, status);
-    return status;
+    timeout = limit_of(group, timeout);
+    int status = wait_on(group, wait, timeout, &seen);
+    end_show(group, wait, &seen, status, timeout);
+    return has_waited(group, wait, status);
 }

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "blame.h"
 #include "clock.h"
 #include "status.h"
 #include "timeline.h"
@@ -21,7 +22,7 @@ typedef struct hpc_bell {
     _Atomic int alarm; /* 1 + an eventfd to write to as well, where the bell is mapped by its owner alone; else 0 */
 } hpc_bell;
 
-enum { HPC_REASON_BYTES = 160, HPC_NOTE_BYTES = 200, HPC_NOTES = 16 };
+enum { HPC_NOTE_BYTES = 200, HPC_NOTES = 16 };
 
 /* Where a wait may sleep instead of on the futex: in a set of sockets, which wakes it without a detour. Only one thread
  * can at a time. claim comes before the last look at the condition; leave after the sleep, or without one. sleep takes
@@ -38,13 +39,35 @@ typedef enum hpc_left_over {
     HPC_AWAITED = 2 /* something is to come that rings no bell, and it may be long */
 } hpc_left_over;
 
+/* A question to other ranks: because of whom does nothing come? */
+typedef struct hpc_inquiry {
+    const char *op;
+    const int *waiting_for;
+    int n;
+    int closed;          /* they have closed what is waited for: they alone are asked, because of whom */
+    double waited, most; /* seconds: so far, and for the answers */
+    int n_culprits;
+    hpc_culprit culprits[HPC_BLAMED];
+    char way[256]; /* from one of waiting_for to the first culprit; "" where there is nothing between */
+} hpc_inquiry;
+
+/* Puts it; 0 culprits if nothing can be found out. It may block for most seconds. */
+typedef void hpc_follow(void *arg, hpc_inquiry *inquiry);
+
+/* How a rank departs: the first thread that learns of it writes here, then why, then the rank's state. */
+typedef enum hpc_departing { HPC_GOES_BY_ITSELF = 1, HPC_GOES_BECAUSE = 2 /* of others */ } hpc_departing;
+
 /* What a wait must know of the group. */
 typedef struct hpc_group {
     int rank, size;
     double timeout, spin, yield;
+    double slice;                      /* hpc_config's */
     _Atomic int *states;               /* hpc_peer_state by rank */
-    _Atomic char *departing;           /* by rank: somebody is about to mark it as departed */
+    _Atomic char *departing;           /* by rank: hpc_departing; written before its state */
     char (*reasons)[HPC_REASON_BYTES]; /* why a rank failed; written before its state */
+    hpc_blame blame;
+    hpc_follow *follow; /* NULL: nobody can be asked */
+    void *follow_arg;
     _Atomic int departures;            /* ranks that left or failed: 0 spares the look at states */
     _Atomic int revoked;               /* who left counts as failed: hpc_context_revoke */
     _Atomic int closed;
@@ -56,6 +79,7 @@ typedef struct hpc_group {
     const hpc_bed *bed; /* NULL: the futex alone */
     void *bed_arg;
     char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* hpc_context_note's; each written once, before noted counts it */
+    int note_kinds[HPC_NOTES];             /* likewise; hpc_note_kind */
     _Atomic int noting, noted;
     hpc_watch watch;
     hpc_timeline *timeline; /* NULL: none is asked for */
@@ -79,8 +103,8 @@ static inline int hpc_group_is_mine(const hpc_group *group) {
     return *(volatile const char *)group->owner == 1;
 }
 
-/* Tells of something degraded or refused, from any thread; only the first HPC_NOTES are kept. */
-void hpc_group_note(hpc_group *group, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Tells of something degraded, refused or lost (hpc_note_kind), from any thread; only the first HPC_NOTES are kept. */
+void hpc_group_note(hpc_group *group, int kind, const char *format, ...) __attribute__((format(printf, 3, 4)));
 const char *hpc_group_note_at(const hpc_group *group, int i); /* NULL past the end */
 
 /* Whether nobody can go on in this group because of rank: it failed, or left where that counts as much. */
@@ -90,22 +114,49 @@ int hpc_group_has_lost(const hpc_group *group, int rank);
 void hpc_group_revoke(hpc_group *group);
 
 /* HPC_ERR_PEER if rank has left or failed. */
-int hpc_group_peer_present(const hpc_group *group, int rank, const char *op);
+int hpc_group_peer_present(hpc_group *group, int rank, const char *op);
 
 /* The ranks from which something may still come, when it is not known from whom: all others that are here. How many. */
 int hpc_group_others(const hpc_group *group, int *ranks);
 
-/* Marks rank as departed (first word wins) and wakes every local wait. */
+/* Marks rank as departed (first word wins), by its own fault, and wakes every local wait. */
 void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason);
+/* The same of a rank that has said why. */
+void hpc_group_depart_saying(hpc_group *group, int rank, int state, const hpc_last_word *word);
+
+/* Whether a rank that has departed did so because of others. */
+static inline int hpc_group_left_because(const hpc_group *group, int rank) {
+    return atomic_load_explicit(&group->departing[rank], memory_order_relaxed) == HPC_GOES_BECAUSE;
+}
+
+/* The ranks that are known to have failed by themselves or, of those at the end of a chain of waits, what others told
+ * (by_wait: and what a wait here has found out), in rising order, into blamed[HPC_BLAMED]; how many. */
+int hpc_group_blamed(hpc_group *group, int by_wait, hpc_blamed *blamed);
+
+/* What this rank says when it goes now. why: of an abort; NULL for none. */
+void hpc_group_last_word(hpc_group *group, const char *why, hpc_last_word *word);
+
+/* HPC_ERR_PEER because ranks have closed what this one still needs, as the sentence says. If others are to blame, by
+ * what is known here or by what those ranks answer within 250 ms, the failure names them, and those ranks as left. */
+int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, int n, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+
+/* HPC_ERR_TIMEOUT of something else than hpc_wait_for, which has taken waited seconds; with culprits likewise. */
+int hpc_group_fail_late(hpc_group *group, const char *op, const int *late, int n, double waited, const char *format,
+                        ...) __attribute__((format(printf, 6, 7)));
+
+/* While set, waits of this thread are slices of longer ones, whose timeouts are not followed to culprits. Returns what
+ * was set before. */
+int hpc_slice_waits(int sliced);
+
+/* A group like this one for a wait that departures do not end; to be freed. NULL without memory. */
+hpc_group *hpc_group_calm(const hpc_group *group);
 
 /* Does what there is to do besides the caller's own; hpc_left_over. */
 static inline int hpc_group_progress(hpc_group *group) {
     int (*progress)(void *) = atomic_load_explicit(&group->progress, memory_order_acquire);
     return progress == NULL ? 0 : progress(group->progress_arg);
 }
-
-/* "1, 4 and 7", in text, which is returned. */
-const char *hpc_ranks_text(const int *ranks, int n, char *text, size_t cap);
 
 double hpc_deadline(const hpc_group *group, double timeout);
 double hpc_left(double deadline); /* seconds, 0 when it has passed */

@@ -4,9 +4,6 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Between two slices of a wait Python looks for signals, and the next slice spins and yields before it says so here. */
-static const double BETWEEN_SLICES = 0.02;
-
 static void lock(hpc_watch *w) {
     while (atomic_exchange_explicit(&w->busy, 1, memory_order_acquire)) sched_yield();
 }
@@ -25,10 +22,11 @@ static const void *this_thread(void) {
 static int find_place(hpc_watch *w, const char *op, double start) {
     int best = -1;
     for (int i = 0; i < HPC_WATCHED; i++) {
-        const hpc_watched *at = &w->waits[i];
-        if (at->thread == this_thread() && at->ran_out && at->until > 0 && start - at->until < BETWEEN_SLICES &&
-            strcmp(at->op, op) == 0)
-            return i;
+        hpc_watched *at = &w->waits[i];
+        if (at->thread == this_thread() && at->until > 0 && start - at->until < at->grace) {
+            if (strcmp(at->op, op) == 0) return i;
+            at->grace = 0;
+        }
         if (at->thread != NULL && at->until == 0) continue;
         if (best < 0 || at->until < w->waits[best].until) best = i;
     }
@@ -42,7 +40,6 @@ int hpc_watch_wait(hpc_watch *w, int place, const char *op, double start, const 
     if (place >= 0) {
         hpc_watched *at = &w->waits[place];
         at->until = 0;
-        at->ran_out = 0;
         at->n_ranks = n;
         memcpy(at->ranks, ranks, (size_t)(n < HPC_WATCHED_RANKS ? n : HPC_WATCHED_RANKS) * sizeof *ranks);
     }
@@ -50,20 +47,22 @@ int hpc_watch_wait(hpc_watch *w, int place, const char *op, double start, const 
     return place;
 }
 
-void hpc_watch_end(hpc_watch *w, int place, int ran_out, double now) {
+void hpc_watch_end(hpc_watch *w, int place, double grace, double now) {
     if (place < 0) return;
     lock(w);
     w->waits[place].until = now;
-    w->waits[place].ran_out = ran_out;
+    w->waits[place].grace = grace;
     unlock(w);
 }
 
-int hpc_watch_read(hpc_watch *w, double now, hpc_watched *waits) {
+int hpc_watch_read(hpc_watch *w, double now, hpc_watched *waits, double *ended) {
     int n = 0;
+    *ended = 0;
     lock(w);
     for (int i = 0; i < HPC_WATCHED; i++) {
         const hpc_watched *at = &w->waits[i];
-        if (at->thread == NULL || (at->until > 0 && (!at->ran_out || now - at->until > BETWEEN_SLICES))) continue;
+        if (at->until > *ended) *ended = at->until;
+        if (at->thread == NULL || (at->until > 0 && now - at->until >= at->grace)) continue;
         int k = n++;
         for (; k > 0 && waits[k - 1].since > at->since; k--) waits[k] = waits[k - 1];
         waits[k] = *at;

@@ -15,7 +15,7 @@ typedef struct hpc_watched {
     const char *op;     /* a string literal */
     double since;
     double until; /* 0 while it lasts */
-    int ran_out;  /* it ended because its time was over */
+    double grace; /* seconds after until for which it may go on: it was a slice of a longer wait */
     int n_ranks;  /* all of them */
     int ranks[HPC_WATCHED_RANKS];
 } hpc_watched;
@@ -33,14 +33,16 @@ static inline void hpc_watch_step(hpc_watch *w, uint64_t step) {
 }
 
 /* The calling thread waits in op since start, for n ranks now. place: -1 at first, then what this gave; still -1 when
- * as many others wait. A wait whose predecessor in the same thread and op has just run out of time goes on with its
+ * as many others wait. A wait that begins within the grace of its predecessor in the same thread and op goes on with its
  * since: Python waits in slices. */
 int hpc_watch_wait(hpc_watch *w, int place, const char *op, double start, const int *ranks, int n);
 
-/* The wait at place is over. */
-void hpc_watch_end(hpc_watch *w, int place, int ran_out, double now);
+/* The wait at place is over; for grace seconds it counts as one that lasts, unless its thread waits for something
+ * else. */
+void hpc_watch_end(hpc_watch *w, int place, double grace, double now);
 
-/* Copies the waits that last, longest first, into waits[HPC_WATCHED]; how many. */
-int hpc_watch_read(hpc_watch *w, double now, hpc_watched *waits);
+/* Copies the waits that last, longest first, into waits[HPC_WATCHED]; how many. *ended: when the last one of the others
+ * did; 0: none. */
+int hpc_watch_read(hpc_watch *w, double now, hpc_watched *waits, double *ended);
 
 #endif

@@ -66,7 +66,9 @@ static int wait_taken(hpc_exchange *ex, int key, uint64_t ticket, limit *l, cons
         double now = hpc_now(), left = time_left(ex, l);
         if (k->waits_since == 0) k->waits_since = now;
         double given = k->waits_since + hpc_graph_patience(ex, key) - now;
+        int before = hpc_slice_waits(given < left);
         status = hpc_ticket_wait_slot(ex, key, ticket, given < left ? given > 0 ? given : 0 : left, op);
+        hpc_slice_waits(before);
         if (status == HPC_ERR_TIMEOUT && given <= left) {
             hpc_graph_drop(ex, key, ticket / 2, 1);
             status = HPC_OK;
@@ -93,7 +95,7 @@ int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **grad
     if (status != HPC_OK) return status;
     if (gradient == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: gradient is NULL", op);
     if (ex->keys[key].sending & HPC_PUSH)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d is sent in part; start it again first", op,
+        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED, "%s: key %s of rank %d is sent in part; start it again first", op,
                         ex->plan->keys[key].name, ex->context->group.rank);
     limit l = {timeout, 0};
     status = ex->in_place ? wait_model(ex, key, &l, op) : wait_slot(ex, key, &l, op);
@@ -193,7 +195,9 @@ static int notify(hpc_exchange *ex, int core, int owner, const void *src, size_t
     static const double often = 0.05;
     while (ex->n_phases == 0 || hpc_closed_signal(ex, owner) == 0) {
         double left = time_left(ex, l), slice = ex->n_phases > 0 && left > often ? often : left;
+        int before = hpc_slice_waits(slice < left);
         status = hpc_put_notify(lane, ex->window, owner, src, nbytes, offset, imm, slice);
+        hpc_slice_waits(before);
         if (status != HPC_ERR_TIMEOUT || slice == left) return status;
     }
     return HPC_OK;
@@ -386,7 +390,7 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *
         if (flags & HPC_PUSH) k->since = hpc_now();
         k->sending = k->started = flags;
     } else if (k->started != flags || ticket == NULL) {
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d is sent in part; start it again with flags %d", op,
+        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED, "%s: key %s of rank %d is sent in part; start it again with flags %d", op,
                         ex->plan->keys[key].name, ex->context->group.rank, k->started);
     }
     status = send_left(ex, key, l, op);
@@ -437,7 +441,9 @@ static int finish_taken(hpc_exchange *ex, int key, limit *l, const char *op) {
         const hpc_share *share = &ex->shares[k->shares[i]];
         if (share->outlet == NULL) continue;
         double left = time_left(ex, l), patience = hpc_graph_patience(ex, key);
+        int before = hpc_slice_waits(patience < left);
         status = hpc_flush(ex->in_lanes[share->core], ex->window, share->owner, patience < left ? patience : left);
+        hpc_slice_waits(before);
         if (status == HPC_ERR_TIMEOUT && patience < left) status = HPC_OK;
         status = unless_left(ex, share->owner, status);
     }
@@ -563,9 +569,8 @@ int hpc_exchange_set_args(hpc_exchange *ex, const double *args, double timeout) 
     if (status != HPC_OK) return status;
     int closed = closed_without_args(ex);
     if (closed >= 0)
-        return hpc_fail_ranks(HPC_ERR_PEER, op, &closed, 1, &closed, 1,
-                              "rank %d: %s: rank %d has closed the exchange without setting args",
-                              ex->context->group.rank, op, closed);
+        return hpc_group_fail_closed(&ex->context->group, op, &closed, 1,
+                                     "rank %d has closed the exchange without setting args", closed);
     ex->setting = 0;
     return HPC_OK;
 }

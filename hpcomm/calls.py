@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from . import _core
-from ._core import PULL, PUSH, SLICE, address_of, error, seconds
+from ._core import PULL, PUSH, SLICE, address_of, error, is_unfinished, seconds
 from ._core import exchange_call as _call
 from ._core import exchange_gradient as _gradient
 from ._core import exchange_ready as _ready
@@ -172,7 +172,7 @@ class Calls:
             raise
         except HpcommError as wrong:
             key.flags, key.gradient = before
-            if isinstance(wrong, InvalidArgument) and "in part" in str(wrong):
+            if isinstance(wrong, InvalidArgument) and is_unfinished():
                 raise InvalidArgument(
                     f"rank {self._rank}: the last call on key {key.name!r} was cut short: make it again, or "
                     f"pull({key.name!r}), before another one"

@@ -134,7 +134,7 @@ class Context:
         # Shared memory alone has read a source when put returns.
         used = {peer.transport for peer in self.peers}
         self._sources.late = "loop" in self.config.transport or not used <= {"shm", "self"}
-        self._noted = sum(not _is_odd(note) for note in self.notes)
+        self._noted = sum(not odd for _, odd in _core.context_notes(self._handle))
         self._tell_start()
 
     def _connect(self, group: Group) -> None:
@@ -159,7 +159,7 @@ class Context:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was degraded or odd until now, a sentence each."""
-        return _core.context_notes(self._handle)
+        return tuple(note for note, _ in _core.context_notes(self._handle))
 
     # ---- collectives -----------------------------------------------------------------------------------------------
 
@@ -374,19 +374,19 @@ class Context:
             ways.append(f"{transport} to rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}")
         told = f"of {self.size}, hpcomm {_core.version()}"
         self._tell(f"{told}: {'; '.join(ways)}" if ways else told)
-        for note in self.notes:
-            if not _is_odd(note):
+        for note, odd in _core.context_notes(self._handle):
+            if not odd:
                 self._tell(note)
 
     def _tell_news(self) -> None:
         """Who was refused and what was lost, also before the start was over; of other notes those that came after it,
         if HPCOMM_DEBUG asks for them, and all if the start failed."""
-        notes = self.notes
-        plain = [note for note in notes if not _is_odd(note)]
+        notes = _core.context_notes(self._handle)
+        plain = [note for note, odd in notes if not odd]
         if self._noted is not None:
             plain = [] if self.config.debug == "WARN" else plain[self._noted :]
-        for note in notes:
-            if _is_odd(note) or note in plain:
+        for note, odd in notes:
+            if odd or note in plain:
                 self._tell(note)
 
     def _trace(self, what: str, start: float) -> None:
@@ -422,10 +422,6 @@ def _count(value: Any, name: str) -> int:
     if not -(2**31) <= count < 2**31:
         raise InvalidArgument(f"{name} is {count}: must be less than {2**31}")
     return count
-
-
-def _is_odd(note: str) -> bool:
-    return note.startswith(("refused ", "lost "))
 
 
 _open: "weakref.WeakSet[Context]" = weakref.WeakSet()

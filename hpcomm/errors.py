@@ -5,8 +5,8 @@
     ├── ConfigError(ValueError)            ranks disagree, or a setting has no meaning
     ├── NotSupported                       this transport, host or build cannot do it
     ├── TransportError                     the path to a peer failed: transport, peer, detail
-    ├── PeerFailed                         ranks died or left: ranks, op, waiting_for
-    ├── Timeout(TimeoutError)              the deadline passed: op, waiting_for
+    ├── PeerFailed                         ranks failed: ranks, left, op, waiting_for
+    ├── Timeout(TimeoutError)              the deadline passed: op, waiting_for, culprits
     ├── AuthError                          a stranger, or a peer of another job
     ├── OutOfMemory(MemoryError)           too little memory for a window or a queue, at creation only
     └── CheckpointError(OSError)           a file or a directory of checkpoints cannot be written or read: path
@@ -47,24 +47,62 @@ class TransportError(HpcommError):
 
 
 class PeerFailed(HpcommError):
-    """`ranks` died or left during `op`; `waiting_for` are the ranks that it still waited for."""
+    """`ranks` failed by themselves: they died, gave up, or left while `op` still waited for them. `left` ended or left
+    because of those. `waiting_for` are the ranks that `op` still waited for."""
 
     def __init__(
-        self, message: str = "", *, ranks: tuple[int, ...] = (), op: str = "", waiting_for: tuple[int, ...] = ()
+        self,
+        message: str = "",
+        *,
+        ranks: tuple[int, ...] = (),
+        op: str = "",
+        waiting_for: tuple[int, ...] = (),
+        left: tuple[int, ...] = (),
     ) -> None:
         super().__init__(message)
         self.ranks = ranks
+        self.left = left
         self.op = op
         self.waiting_for = waiting_for
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A rank at the end of a chain of waits, and what it does.
+
+    Attributes:
+        rank: its number.
+        state: "died", "left" (it closed while others still waited for it), "stopped" (the kernel of its host says so),
+            "silent" (it did not answer), "computing" (it answers and waits for nobody) or "circle" (it and the other
+            culprits wait for each other, which is a bug of the program).
+        seconds: silent: how long others have waited for it. Computing: for how long. Else 0.
+        step: computing: the most pushes of one key, or sends to one peer, that it has made.
+        op: circle: the operation that it waits in. Else "".
+    """
+
+    rank: int
+    state: str
+    seconds: float = 0.0
+    step: int = 0
+    op: str = ""
 
 
 class Timeout(HpcommError, TimeoutError):
-    """The deadline of `op` passed and nobody died; `waiting_for` are the ranks that it still waited for."""
+    """The deadline of `op` passed and nobody died; `waiting_for` are the ranks that it still waited for. `culprits` are
+    the ends of the chain of waits: `op` may wait for rank 2, which waits for rank 3, which is stopped."""
 
-    def __init__(self, message: str = "", *, op: str = "", waiting_for: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        op: str = "",
+        waiting_for: tuple[int, ...] = (),
+        culprits: tuple[Culprit, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.op = op
         self.waiting_for = waiting_for
+        self.culprits = culprits
 
 
 class AuthError(HpcommError):
@@ -95,6 +133,8 @@ class Failure:
     peer: int = -1
     ranks: tuple[int, ...] = ()
     waiting_for: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+    culprits: tuple[Culprit, ...] = ()
 
 
 def _transport(failure: Failure) -> HpcommError:
@@ -104,11 +144,13 @@ def _transport(failure: Failure) -> HpcommError:
 
 
 def _peer(failure: Failure) -> HpcommError:
-    return PeerFailed(failure.message, ranks=failure.ranks, op=failure.op, waiting_for=failure.waiting_for)
+    return PeerFailed(
+        failure.message, ranks=failure.ranks, left=failure.left, op=failure.op, waiting_for=failure.waiting_for
+    )
 
 
 def _timeout(failure: Failure) -> HpcommError:
-    return Timeout(failure.message, op=failure.op, waiting_for=failure.waiting_for)
+    return Timeout(failure.message, op=failure.op, waiting_for=failure.waiting_for, culprits=failure.culprits)
 
 
 _BY_STATUS: dict[int, Callable[[Failure], HpcommError]] = {

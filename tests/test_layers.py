@@ -42,7 +42,7 @@ context.h mesh.h rule_kernel.h
 control.h ring.h reduce_kernel.h rule.h rendezvous.h transport/verbs_device.h
 hello.h net.h frame.h transport.h device.h reactor.h
 wait.h reduce.h wire_kernel.h
-timeline.h watch.h
+timeline.h watch.h blame.h
 memory.h sha256.h host.h half.h plan.h imm.h clock.h
 status.h usual.h
 include/hpcomm/hpcomm.h
@@ -72,6 +72,8 @@ SOURCES = {
     "link.c": "mesh.h",
     "collective.c": "mesh.h",
     "survivors.c": "mesh.h",
+    "inquiry.c": "jobs.h",
+    "chain.c": "blame.h",
     "shrink.c": "context.h",  # makes one out of another
     "agree.c": "context.h",
     "connect.c": "lane.h",  # a context opens its first lane

@@ -174,12 +174,12 @@ def test_what_is_told_of_other_hosts_is_shown_with_its_age(monkeypatch: pytest.M
 
 def test_contexts_of_a_process_are_told_apart() -> None:
     with hpcomm.init() as first, hpcomm.init() as second:
-        mine = [shown for shown in _core.jobs(5.0) if shown.pid == os.getpid() and shown.state == "runs"]
+        mine = [shown for shown in _core.jobs(5.0).ranks if shown.pid == os.getpid() and shown.state == "runs"]
         assert len({shown.job for shown in mine}) == 2
         assert {(shown.rank, shown.size, shown.transports) for shown in mine} == {(0, 1, ())}
         first.barrier()
         second.barrier()
-    assert not [shown for shown in _core.jobs(5.0) if shown.pid == os.getpid()]
+    assert not [shown for shown in _core.jobs(5.0).ranks if shown.pid == os.getpid()]
 
 
 def test_nothing_found_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,9 @@ LATE = 2
 
 def await_waits_for(rank: int, op: str, n: int) -> None:
     """Until n ranks of a job of SIZE are seen to wait for this rank alone in op; the runs of others are other jobs."""
-    mine = {shown.job for shown in _core.jobs(5.0) if shown.pid == os.getpid()}
+    mine = {shown.job for shown in _core.jobs(5.0).ranks if shown.pid == os.getpid()}
     while True:
-        waits = [wait for shown in _core.jobs(5.0) if shown.job in mine for wait in shown.waits]
+        waits = [wait for shown in _core.jobs(5.0).ranks if shown.job in mine for wait in shown.waits]
         if sum(wait.ranks == (rank,) and wait.op == op for wait in waits) == n:
             return
 

@@ -63,7 +63,9 @@ from .exchange import (
     spare_cores,
 )
 from .host import (
+    Blamed,
     Device,
+    Jobs,
     ShownRank,
     Waiting,
     build_info,
@@ -106,7 +108,7 @@ from .queue import (
     weights,
 )
 from .rule import ISAS, rule_found, rule_own
-from .status import INVALID, NULL, SLICE, TIMED_OUT, check, error, seconds, wait
+from .status import INVALID, NULL, SLICE, TIMED_OUT, check, error, is_unfinished, seconds, wait
 from .window import (
     flush,
     lane_create,

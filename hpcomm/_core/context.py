@@ -7,7 +7,7 @@ from .._ffi import ffi, lib
 from ..config import Config
 from .handle import collected, collective, gathered, owned
 from .memory import from_buffer
-from .status import NULL, check, text, texts
+from .status import NULL, SLICE, check, text, texts
 
 
 def rendezvous_create(rank: int, size: int, host: str, port: int, secret: bytes | None, timeout: float) -> Any:
@@ -46,6 +46,7 @@ def _settings(config: Config, secret: bytes | None) -> tuple[Any, ...]:
     setattr(c, "yield", config.yield_)
     c.silence, c.interfaces, c.devices, c.timeline = config.silence, interfaces, devices, timeline
     c.tcp_streams, c.tcp_zerocopy = config.tcp_streams, config.tcp_zerocopy
+    c.slice = SLICE
     c.secret, c.secret_bytes = chars, len(secret or b"")
     return c, transports, interfaces, devices, timeline, chars
 
@@ -103,8 +104,10 @@ def context_span(context: Any, name: str, start: float) -> None:
     check(lib.hpc_context_span(context, name.encode("utf-8", "replace"), start))
 
 
-def context_notes(context: Any) -> tuple[str, ...]:
-    return texts(lambda i: lib.hpc_context_note(context, i))
+def context_notes(context: Any) -> tuple[tuple[str, bool], ...]:
+    """What the notes say, and whether something was refused or lost, not just degraded."""
+    told = texts(lambda i: lib.hpc_context_note(context, i))
+    return tuple((note, lib.hpc_context_note_kind(context, i) != lib.HPC_NOTE_DEGRADED) for i, note in enumerate(told))
 
 
 def context_close(context: Any) -> None:

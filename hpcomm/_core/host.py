@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._ffi import ffi, lib
-from .status import check, text, texts
+from ..errors import Culprit
+from .status import check, culprits, text, texts
+
+_CULPRITS = 16  # of a job, that are told
 
 
 def version() -> str:
@@ -132,9 +135,25 @@ class ShownRank:
     gone: str
 
 
-def jobs(timeout: float) -> tuple[ShownRank, ...]:
-    """Every context of this host that this user may see, and the other ranks of their jobs, in order of jobs and ranks.
-    timeout: seconds to answer for those of here, and then for the others.
+@dataclass(frozen=True)
+class Blamed:
+    """Whom the ranks of a job wait for in the end, and the sentence that their errors would say of it."""
+
+    culprits: tuple[Culprit, ...]
+    told: str
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Every context of this host that this user may see, and the other ranks of their jobs, in order of jobs and ranks;
+    by job, who is to blame for what is waited for (no entry: nobody waits)."""
+
+    ranks: tuple[ShownRank, ...]
+    blamed: dict[str, Blamed]
+
+
+def jobs(timeout: float) -> Jobs:
+    """What there is now. timeout: seconds to answer for the ranks of here, and then for the others.
 
     Raises:
         NotSupported: /proc/net/unix cannot be read.
@@ -145,8 +164,18 @@ def jobs(timeout: float) -> tuple[ShownRank, ...]:
         count = lib.hpc_jobs(found, cap, timeout)
         check(count)
         if count <= cap:
-            return tuple(_shown(found[i]) for i in range(count))
+            break
         cap = 2 * count
+    ranks = tuple(_shown(found[i]) for i in range(count))
+    blamed = {}
+    for job in {rank.job for rank in ranks} - {""}:
+        first = next(i for i, rank in enumerate(ranks) if rank.job == job)
+        members = sum(rank.job == job for rank in ranks)
+        ends, room = ffi.new("hpc_culprit[]", _CULPRITS), ffi.new("char[]", 1024)
+        n = lib.hpc_job_culprits(found + first, members, ends, _CULPRITS)
+        if n > 0:
+            blamed[job] = Blamed(culprits(ends, n), text(lib.hpc_culprits_text(ends, n, room, 1024)))
+    return Jobs(ranks, blamed)
 
 
 def _shown(c: Any) -> ShownRank:

@@ -5,34 +5,57 @@ from collections.abc import Callable
 from typing import Any
 
 from .._ffi import ffi, lib
-from ..errors import Failure, HpcommError, InvalidArgument, from_failure
+from ..errors import Culprit, Failure, HpcommError, InvalidArgument, from_failure
 
 NULL: Any = ffi.NULL
 IN_PROGRESS: int = lib.HPC_IN_PROGRESS
 TIMED_OUT: int = lib.HPC_ERR_TIMEOUT
 INVALID: int = lib.HPC_ERR_INVALID
 SLICE = 0.1  # seconds a C call may wait before Python looks for signals (Ctrl-C)
+_STATES = {
+    lib.HPC_CULPRIT_DIED: "died",
+    lib.HPC_CULPRIT_LEFT: "left",
+    lib.HPC_CULPRIT_STOPPED: "stopped",
+    lib.HPC_CULPRIT_SILENT: "silent",
+    lib.HPC_CULPRIT_COMPUTING: "computing",
+    lib.HPC_CULPRIT_CIRCLE: "circle",
+}
+
+
+def culprits(array: Any, n: int) -> tuple[Culprit, ...]:
+    """n culprits of C's."""
+    return tuple(
+        Culprit(c.rank, _STATES.get(c.state, "silent"), c.seconds, c.step, text(c.op)) for c in (array[i] for i in range(n))
+    )
 
 
 def error(status: int, waited: float | None = None) -> HpcommError:
-    """The exception of a status that this thread's last C call returned. waited: the timeout to tell, in seconds."""
+    """The exception of a status that this thread's last C call returned. waited: the seconds of a wait in slices that
+    has timed out, whose culprits are then asked for."""
     last = lib.hpc_last_error()
     if last.status != status:  # nothing was recorded
         return from_failure(Failure(status, text(lib.hpc_status_text(status))))
-    message = text(last.message)
     if waited is not None and status == TIMED_OUT:
-        message = f"{message.rpartition(' in ')[0] or message} in {waited:.3g} s"
+        lib.hpc_follow_timeout(waited)
+        last = lib.hpc_last_error()
     return from_failure(
         Failure(
             status,
-            message,
+            text(last.message),
             op=text(last.op),
             transport=text(last.transport),
             peer=last.peer,
             ranks=tuple(last.ranks[0 : last.n_ranks]) if last.n_ranks else (),
             waiting_for=tuple(last.waiting_for[0 : last.n_waiting]) if last.n_waiting else (),
+            left=tuple(last.left[0 : last.n_left]) if last.n_left else (),
+            culprits=culprits(last.culprits, last.n_culprits),
         )
     )
+
+
+def is_unfinished() -> bool:
+    """Whether this thread's last failure says that the last call on its key is to be made again first."""
+    return bool(lib.hpc_last_error().detail == lib.HPC_DETAIL_UNFINISHED)
 
 
 def check(status: int) -> None:

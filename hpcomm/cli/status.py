@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import _core
-from .._core import ShownRank, Waiting
+from .._core import Blamed, Jobs, ShownRank, Waiting
 from ..errors import HpcommError
 
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in the kernel", "Z": "dead"}
+_LONG = 1.0  # seconds of computing, while others wait, that are shown
 _JOB_CHARS = 8  # of 32: enough to tell the jobs of a host apart
 
 
@@ -63,18 +64,25 @@ def told(rank: ShownRank) -> str:
     return now
 
 
-def as_json(ranks: tuple[ShownRank, ...]) -> str:
+def is_stuck(blamed: Blamed) -> bool:
+    """Whether it is worth a line: a rank that computes holds others up in every job, for a while."""
+    return any(end.state != "computing" or end.seconds >= _LONG for end in blamed.culprits)
+
+
+def as_json(jobs: Jobs) -> str:
     rows: list[dict[str, Any]] = []
-    for rank in ranks:
+    for rank in jobs.ranks:
         here = rank.told_by < 0
         row = asdict(rank)
         row["process"] = process_state(rank.pid) if here else ""
         row["command"] = command_of(rank.pid) if here else ""
         rows.append(row)
-    return json.dumps({"ranks": rows}, indent=2)
+    ends = {job: [asdict(end) for end in blamed.culprits] for job, blamed in jobs.blamed.items()}
+    return json.dumps({"ranks": rows, "culprits": ends}, indent=2)
 
 
-def _print(console: Console, ranks: tuple[ShownRank, ...]) -> None:
+def _print(console: Console, jobs: Jobs) -> None:
+    ranks = jobs.ranks
     if not ranks:
         console.print("no job of yours runs hpcomm in this host's network namespace")
     for job in sorted({rank.job for rank in ranks}):
@@ -102,6 +110,8 @@ def _print(console: Console, ranks: tuple[ShownRank, ...]) -> None:
                 told(rank),
             )
         console.print(table)
+        if job in jobs.blamed and is_stuck(jobs.blamed[job]):
+            console.print(f"held up: {jobs.blamed[job].told}")
 
 
 def _console() -> Console:
@@ -127,26 +137,27 @@ def command(json_: bool, watch: float | None, wait: float) -> None:
 
     It asks the ranks themselves, which answer whatever their trainer does; one that is stopped does not, and is shown
     with its process. Ranks of other hosts are asked by one of this host, and shown with the age of their news, or since
-    when nothing has come from them. Only jobs of the same user are seen (root sees all).
+    when nothing has come from them. Below its ranks stands what holds a job up: the ranks at the ends of the chains of
+    waits, in the words that errors use. Only jobs of the same user are seen (root sees all).
 
     Ends with 0 if a job was found, 1 if none, 2 if the question cannot be asked here.
     """
     console = _console()
     while True:
         try:
-            ranks = _core.jobs(wait)
+            jobs = _core.jobs(wait)
         except HpcommError as error:
             click.echo(f"hpcomm status: {error}", err=True)
             sys.exit(2)
         if json_:
-            click.echo(as_json(ranks))
+            click.echo(as_json(jobs))
         else:
             if watch is not None and console.is_terminal:
                 console.clear()
-            _print(console, ranks)
+            _print(console, jobs)
         if watch is None:
-            sys.exit(0 if ranks else 1)
+            sys.exit(0 if jobs.ranks else 1)
         try:
             time.sleep(watch)
         except KeyboardInterrupt:
-            sys.exit(0 if ranks else 1)
+            sys.exit(0 if jobs.ranks else 1)

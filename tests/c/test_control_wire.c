@@ -40,9 +40,12 @@ static void receive_bytes(int fd, void *data, size_t n) {
 }
 
 static void say_bye(int fd) {
+    const hpc_last_word word = {.n_culprits = 0};
     hpc_mesh_frame bye = sound;
     bye.type = HPC_MESH_BYE;
+    bye.nbytes = bye.total = sizeof word;
     send_bytes(fd, &bye, sizeof bye);
+    send_bytes(fd, &word, sizeof word);
     close(fd);
 }
 
@@ -110,7 +113,11 @@ static void talkative(rank *r) {
                 if (k == 1000) rank_set(r, DONE, (uint64_t)i + 1);
                 if (k > 1000) poll(NULL, 0, k % 100 == 0);
             }
-            while (recv(fd, &f, sizeof f, MSG_WAITALL) == sizeof f) told = f.type == HPC_MESH_BYE;
+            hpc_last_word word;
+            while (recv(fd, &f, sizeof f, MSG_WAITALL) == sizeof f) {
+                told = f.type == HPC_MESH_BYE;
+                if (f.nbytes > 0) receive_bytes(fd, &word, f.nbytes < sizeof word ? f.nbytes : sizeof word);
+            }
             CHECK(told);
             CHECK_EQ(recv(fd, &f, sizeof f, 0), 0); /* the end, and no reset */
             close(fd);
@@ -279,7 +286,7 @@ static hpc_mesh_frame garble(int what) {
         memset(f.op, 'x', sizeof f.op);
         break;
     case 13:
-        f.type = HPC_MESH_ABORT, f.nbytes = HPC_REASON_BYTES, f.total = HPC_REASON_BYTES;
+        f.type = HPC_MESH_ABORT, f.nbytes = f.total = sizeof(hpc_last_word) - 1;
         break;
     case 14:
         f.type = HPC_MESH_NEWS, f.nbytes = f.total = sizeof(hpc_shown_rank) - 1;

@@ -89,8 +89,8 @@ static int may_come(const hpc_mesh_frame *f, int flags) {
     if (f->type == HPC_MESH_GATHER) return is_next_piece(f);
     if (f->type == HPC_MESH_BALLOT) return f->offset == 0 && f->nbytes == f->total;
     if (f->type == HPC_MESH_NEWS) return f->offset == 0 && f->nbytes == f->total && f->total == sizeof(hpc_shown_rank);
-    if (f->type == HPC_MESH_ABORT) return f->nbytes < HPC_REASON_BYTES;
-    return f->nbytes == 0 && (f->type == HPC_MESH_BYE || f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP ||
+    if (f->type == HPC_MESH_ABORT || f->type == HPC_MESH_BYE) return f->nbytes == sizeof(hpc_last_word);
+    return f->nbytes == 0 && (f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP ||
                               f->type == HPC_MESH_REVOKE || f->type == HPC_MESH_LOOK);
 }
 
@@ -98,10 +98,10 @@ static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
     int is_first = !sent.has_left && !sent.has_failed;
     if (f->type == HPC_MESH_HELLO) sent.has_bell = 1;
     if (f->type == HPC_MESH_BYE && is_first) sent.has_left = 1;
-    if (f->type == HPC_MESH_ABORT && is_first) {
+    if (f->type == HPC_MESH_ABORT && is_first) { /* the culprits' ranks in these payloads are out of range */
         sent.has_failed = 1;
-        memcpy(sent.reason, payload, f->nbytes);
-        sent.reason[f->nbytes] = '\0';
+        memcpy(sent.reason, payload + offsetof(hpc_last_word, why), HPC_REASON_BYTES);
+        sent.reason[HPC_REASON_BYTES - 1] = '\0';
     }
     if (f->type == HPC_MESH_DROP && is_first) {
         sent.has_failed = 1;

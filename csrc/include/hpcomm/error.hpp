@@ -37,7 +37,8 @@ class Error : public std::runtime_error {
     explicit Error(const hpc_error &error)
         : std::runtime_error(error.message), status_(error.status), op_(error.op), transport_(error.transport),
           peer_(error.peer), ranks_(error.ranks, error.ranks + error.n_ranks),
-          waiting_for_(error.waiting_for, error.waiting_for + error.n_waiting) {}
+          waiting_for_(error.waiting_for, error.waiting_for + error.n_waiting),
+          left_(error.left, error.left + error.n_left), culprits_(error.culprits, error.culprits + error.n_culprits) {}
 
     std::error_code code() const noexcept {
         return {status_, category()};
@@ -50,7 +51,8 @@ class Error : public std::runtime_error {
     int status_;
     std::string op_, transport_;
     int peer_;
-    std::vector<int> ranks_, waiting_for_;
+    std::vector<int> ranks_, waiting_for_, left_;
+    std::vector<hpc_culprit> culprits_;
 };
 
 struct InvalidArgument : Error {
@@ -77,8 +79,12 @@ struct TransportError : Error {
 
 struct PeerFailed : Error {
     using Error::Error;
+    // Those that failed by themselves, and those that ended or left because of them.
     const std::vector<int> &ranks() const noexcept {
         return ranks_;
+    }
+    const std::vector<int> &left() const noexcept {
+        return left_;
     }
     const std::vector<int> &waiting_for() const noexcept {
         return waiting_for_;
@@ -89,6 +95,10 @@ struct Timeout : Error {
     using Error::Error;
     const std::vector<int> &waiting_for() const noexcept {
         return waiting_for_;
+    }
+    // The ends of the chain of waits, and what each of them does.
+    const std::vector<hpc_culprit> &culprits() const noexcept {
+        return culprits_;
     }
 };
 

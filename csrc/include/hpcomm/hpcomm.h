@@ -48,11 +48,36 @@ typedef enum hpc_status {
     HPC_ERR_CONFIG = -2,      /* ranks disagree, or a setting has no meaning */
     HPC_ERR_UNSUPPORTED = -3, /* this transport, host or build cannot do it */
     HPC_ERR_TRANSPORT = -4,   /* the path to a peer failed; see transport and peer */
-    HPC_ERR_PEER = -5,        /* ranks died or left; see ranks */
-    HPC_ERR_TIMEOUT = -6,     /* the deadline passed; see waiting_for */
+    HPC_ERR_PEER = -5,        /* ranks failed; see ranks and left */
+    HPC_ERR_TIMEOUT = -6,     /* the deadline passed; see waiting_for and culprits */
     HPC_ERR_AUTH = -7,        /* a stranger, or a peer of another job */
     HPC_ERR_MEMORY = -8       /* too little memory, at creation only */
 } hpc_status;
+
+/* What a culprit does, or did last. */
+typedef enum hpc_culprit_state {
+    HPC_CULPRIT_DIED = 1,  /* its process or its host died, or it gave up by itself */
+    HPC_CULPRIT_LEFT,      /* it closed, while others still waited for it */
+    HPC_CULPRIT_STOPPED,   /* its process is stopped, as the kernel of its host says */
+    HPC_CULPRIT_SILENT,    /* it did not answer */
+    HPC_CULPRIT_COMPUTING, /* it answers, and waits for nobody */
+    HPC_CULPRIT_CIRCLE     /* it and the other culprits wait for each other, which is a bug of the program */
+} hpc_culprit_state;
+
+/* A rank that failed by itself, or one at the end of a chain of waits. */
+typedef struct hpc_culprit {
+    int rank;
+    int state;      /* hpc_culprit_state */
+    double seconds; /* silent: how long others have waited for it; computing: for how long; else 0 */
+    uint64_t step;  /* computing: the most pushes of one key, or sends to one peer, that it has made */
+    char op[24];    /* circle: what it waits in; else "" */
+} hpc_culprit;
+
+/* What a failure is about, where its status does not tell enough. */
+typedef enum hpc_error_detail {
+    HPC_DETAIL_NONE = 0,
+    HPC_DETAIL_UNFINISHED = 1 /* the last call on the key was cut short, and is to be made again first */
+} hpc_error_detail;
 
 /* The last failure of the calling thread; its pointers stay valid until that thread's next failing call. */
 typedef struct hpc_error {
@@ -61,14 +86,28 @@ typedef struct hpc_error {
     const char *op;        /* the operation, e.g. "recv" */
     const char *transport; /* for HPC_ERR_TRANSPORT, else "" */
     int peer;              /* for HPC_ERR_TRANSPORT, else -1 */
-    int n_ranks;           /* for HPC_ERR_PEER: the ranks that died or left */
+    int n_ranks;           /* for HPC_ERR_PEER: the ranks that failed by themselves, in rising order */
     const int *ranks;
     int n_waiting; /* for HPC_ERR_PEER and HPC_ERR_TIMEOUT: the ranks still waited for */
     const int *waiting_for;
+    int n_left; /* for HPC_ERR_PEER: the ranks that ended or left because of those in ranks, in rising order */
+    const int *left;
+    int n_culprits; /* for HPC_ERR_TIMEOUT: the ends of the chain of waits, in rising order */
+    const hpc_culprit *culprits;
+    int detail; /* hpc_error_detail */
 } hpc_error;
 
 HPC_API const hpc_error *hpc_last_error(void);
 HPC_API const char *hpc_status_text(int status); /* never NULL */
+
+/* "rank 3 is stopped": what an error says of culprits, in text, which is returned and always ended. */
+HPC_API const char *hpc_culprits_text(const hpc_culprit *culprits, int n, char *text, size_t cap);
+
+/* After HPC_ERR_TIMEOUT of a call that was made in slices (hpc_config.slice): follows the chain of waits, which takes
+ * up to 250 ms, and records the failure anew, with its culprits. waited: seconds that all slices together have waited.
+ * To be called by the thread that failed, while the context is there. HPC_ERR_TIMEOUT, or what hpc_last_error says if
+ * that is another failure. */
+HPC_API int hpc_follow_timeout(double waited);
 
 /* ---- build and host ----------------------------------------------------------------------------------------- */
 
@@ -118,6 +157,8 @@ typedef struct hpc_config {
     const char *devices;  /* for verbs, in NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1", "^mlx5_2", "=mlx5_1"; NULL: all */
     const char *timeline; /* a file for what this rank does and when, in Chrome's trace event format, to which each rank
                              adds its number: "trace.rank0.json" for "trace.json", or where %r is; NULL: none */
+    double slice; /* for a caller that waits in slices of at most so many seconds, so as to look at signals in between:
+                     such a wait is not followed to its culprits, see hpc_follow_timeout; 0 */
 } hpc_config;
 
 enum { HPC_TCP_STREAMS = 8 };
@@ -179,8 +220,14 @@ typedef enum hpc_peer_state {
 } hpc_peer_state;
 
 HPC_API int hpc_context_peer(const hpc_context *context, int rank, hpc_peer *peer);
-HPC_API const char *hpc_context_note(const hpc_context *context,
-                                     int i); /* what was degraded at start; NULL past the end */
+/* What was degraded at start, and what was odd since; NULL past the end. */
+HPC_API const char *hpc_context_note(const hpc_context *context, int i);
+typedef enum hpc_note_kind {
+    HPC_NOTE_DEGRADED = 0, /* something works, but less well than it could */
+    HPC_NOTE_REFUSED = 1,  /* a stranger was refused */
+    HPC_NOTE_LOST = 2      /* something of the training was lost */
+} hpc_note_kind;
+HPC_API int hpc_context_note_kind(const hpc_context *context, int i); /* hpc_note_kind; HPC_ERR_INVALID past the end */
 
 /* Collectives on the control channel. */
 HPC_API int hpc_barrier(hpc_context *context, double timeout);
@@ -216,7 +263,7 @@ HPC_API int hpc_context_span(hpc_context *context, const char *name, double star
 
 /* ---- jobs --------------------------------------------------------------------------------------------------- */
 
-enum { HPC_JOB_BYTES = 33, HPC_SHOWN_WAITS = 4, HPC_SHOWN_RANKS = 16 };
+enum { HPC_JOB_BYTES = 33, HPC_SHOWN_WAITS = 4, HPC_SHOWN_RANKS = 16, HPC_SHOWN_CULPRITS = 8 };
 
 /* What a thread of a rank waits for. */
 typedef struct hpc_shown_wait {
@@ -224,6 +271,7 @@ typedef struct hpc_shown_wait {
     double seconds; /* so far */
     int n_ranks;    /* all that are waited for; the first HPC_SHOWN_RANKS are in ranks */
     int ranks[HPC_SHOWN_RANKS];
+    uint32_t stopped; /* a bit for each of ranks: its process is stopped, as the kernel of this rank's host says */
 } hpc_shown_wait;
 
 /* A context of a process, as another process sees it. */
@@ -243,6 +291,11 @@ typedef struct hpc_shown_rank {
     double age;     /* seconds since step and waits were so; -1: nothing is known of them */
     double unheard; /* told_by: seconds since anything came from it */
     char gone[160]; /* told_by: why it has left or failed; "" while it is here */
+    int state;      /* told_by: hpc_peer_state */
+    int stopped;    /* its process is stopped, as the kernel of this host says */
+    double idle;    /* seconds since its last wait ended, of those that took long enough to be seen; -1: not known */
+    int n_culprits; /* because of whom it has failed or will leave, first HPC_SHOWN_CULPRITS of them */
+    hpc_culprit culprits[HPC_SHOWN_CULPRITS];
 } hpc_shown_rank;
 
 /* The contexts of all processes in this network namespace that are of the caller's user (of any user, for root), and
@@ -251,6 +304,10 @@ typedef struct hpc_shown_rank {
  * negative one: 1 s), all at the same time, and so have then the others; who does not is given with answers = 0.
  * Nothing of them is changed. HPC_ERR_UNSUPPORTED if /proc/net/unix cannot be read. */
 HPC_API int hpc_jobs(hpc_shown_rank *ranks, int cap, double timeout);
+
+/* Whom the ranks of one job, n of them in ranks, wait for in the end: the first cap culprits, in rising order; how many
+ * there are. 0: nobody waits. */
+HPC_API int hpc_job_culprits(const hpc_shown_rank *ranks, int n, hpc_culprit *culprits, int cap);
 
 /* ---- lane --------------------------------------------------------------------------------------------------- */
 

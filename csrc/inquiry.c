@@ -1,0 +1,223 @@
+/* Follows a wait that has run out of time to its end: this rank asks those it waits for whom they wait for, asks these,
+ * and so on. Each of them is linked to this rank, so no question goes by way of another rank.
+ *
+ * Threads: the one that waits asks. It marks a link as wanted and pokes the service thread, which sends a LOOK; the NEWS
+ * that come back are kept with their time under the control's lock, and the bell is rung. So a rank that nobody asks
+ * sends nothing, and one that does not read its socket holds up nobody but the asker, who has 250 ms. */
+#define _GNU_SOURCE
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "jobs.h"
+
+enum { MOST = 256 }; /* ranks that one inquiry asks */
+
+typedef struct asking {
+    hpc_control *control;
+    const hpc_inquiry *inquiry;
+    hpc_shown_rank *shown; /* what is known of each rank that was asked, in the order of asking */
+    double *asked;         /* when; 0: it has answered, or cannot be asked */
+    int *place;            /* by rank: 1 + its index in shown; 0: not asked */
+    int n, pending, poke;
+} asking;
+
+/* Between two questions to a rank that was between two waits. */
+static const double STEP_SECONDS = 0.02;
+
+int hpc_inquiry_look(hpc_control *c) {
+    int left = 0;
+    if (atomic_exchange(&c->inquiries, 0) == 0) return 0;
+    for (int r = 0; r < c->group->size; r++) {
+        hpc_link *l = &c->links[r];
+        if (atomic_exchange(&l->wanted, 0) == 0) continue; /* who wants it later asks anew */
+        int status = hpc_link_tell(c, r, HPC_MESH_LOOK, NULL, 0);
+        if (status == HPC_OK) l->looked = hpc_now();
+        if (status != HPC_ERR_TIMEOUT) continue;
+        atomic_store(&l->wanted, 1);
+        left = 1;
+    }
+    if (left) atomic_store(&c->inquiries, 1);
+    return left;
+}
+
+static int has_departed(const hpc_group *g, int rank) {
+    int state = atomic_load_explicit(&g->states[rank], memory_order_acquire);
+    return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED;
+}
+
+/* What this rank waits for is what the inquiry says, whatever its other threads do. */
+static void show_own(const asking *a, hpc_shown_rank *s) {
+    const hpc_inquiry *q = a->inquiry;
+    hpc_jobs_show_self(a->control, s);
+    s->n_culprits = 0;
+    s->n_waits = 1;
+    s->waits[0] = (hpc_shown_wait){.seconds = q->waited, .n_ranks = q->n};
+    snprintf(s->waits[0].op, sizeof s->waits[0].op, "%s", q->op);
+    for (int i = 0; i < q->n && i < HPC_SHOWN_RANKS; i++) s->waits[0].ranks[i] = q->waiting_for[i];
+}
+
+/* Whether a rank has answered between two waits: it has done something since this one waits, and nothing since. */
+static int is_brief(const asking *a, const hpc_shown_rank *s) {
+    return s->answers && s->gone[0] == 0 && !s->stopped && s->n_waits == 0 && s->n_culprits == 0 && s->idle >= 0 &&
+           s->idle < a->inquiry->waited / 2 && s->rank != a->control->group->rank && !a->inquiry->closed;
+}
+
+static void want(asking *a, int i) {
+    a->asked[i] = hpc_now();
+    a->pending++;
+    a->poke = 1;
+    atomic_store(&a->control->links[a->shown[i].rank].wanted, 1);
+}
+
+static void ask(asking *a, int rank) {
+    hpc_control *c = a->control;
+    if (rank < 0 || rank >= c->group->size || a->place[rank] != 0 || a->n == MOST) return;
+    hpc_shown_rank *s = &a->shown[a->n++];
+    a->place[rank] = a->n;
+    s->rank = rank;
+    s->size = c->group->size;
+    s->told_by = c->group->rank;
+    if (rank == c->group->rank) {
+        show_own(a, s);
+    } else if (has_departed(c->group, rank)) {
+        s->answers = 1;
+        hpc_jobs_show_gone(c, rank, s);
+    } else if (hpc_jobs_is_stopped(c, rank)) {
+        s->answers = s->stopped = 1;
+    } else if (atomic_load(&c->group->states[rank]) == HPC_PEER_ALIVE && !atomic_load(&c->stopping)) {
+        want(a, a->n - 1);
+    }
+}
+
+/* Asks those whom one that has answered waits for. */
+static void ask_further(asking *a, const hpc_shown_rank *s) {
+    if (a->inquiry->closed || s->n_culprits > 0) return;
+    for (int i = 0; i < s->n_waits; i++) {
+        const hpc_shown_wait *w = &s->waits[i];
+        for (int k = 0; k < w->n_ranks && k < HPC_SHOWN_RANKS; k++) ask(a, w->ranks[k]);
+        for (int r = 0; r < s->size && w->n_ranks > HPC_SHOWN_RANKS; r++) ask(a, r);
+    }
+}
+
+/* Whether there is news of a rank since it was asked, or none will come. */
+static int has_answered(asking *a, int i) {
+    hpc_control *c = a->control;
+    hpc_shown_rank *s = &a->shown[i], news;
+    const hpc_link *l = &c->links[s->rank];
+    int came = 0, rank = s->rank;
+    if (has_departed(c->group, rank)) {
+        s->answers = 1;
+        hpc_jobs_show_gone(c, rank, s);
+        return 1;
+    }
+    pthread_mutex_lock(&c->lock);
+    if (l->news != NULL && l->news_at >= a->asked[i]) {
+        memcpy(&news, l->news->data, sizeof news);
+        came = 1;
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (!came) return 0;
+    if (hpc_jobs_check_rank(&news) != HPC_OK || news.rank != rank || news.size != c->group->size) return 1;
+    *s = news;
+    s->gone[0] = 0;
+    s->answers = 1;
+    return 1;
+}
+
+static void poke(asking *a) {
+    if (!a->poke) return;
+    a->poke = 0;
+    atomic_store(&a->control->inquiries, 1); /* after the links that are wanted */
+    hpc_service_poke(a->control);
+}
+
+static int all_have_answered(void *arg) {
+    asking *a = arg;
+    for (int i = 0; i < a->n; i++) {
+        if (a->asked[i] == 0 || !has_answered(a, i)) continue;
+        a->asked[i] = 0;
+        a->pending--;
+        ask_further(a, &a->shown[i]);
+    }
+    poke(a);
+    return a->pending == 0;
+}
+
+static int who_is_asked(void *arg, int *ranks) {
+    const asking *a = arg;
+    int n = 0;
+    for (int i = 0; i < a->n; i++)
+        if (a->asked[i] != 0) ranks[n++] = a->shown[i].rank;
+    return n;
+}
+
+static void await_answers(asking *a) {
+    hpc_control *c = a->control;
+    hpc_group *calm = hpc_group_calm(c->group); /* no departure ends this wait */
+    const hpc_wait wait = {"follow", all_have_answered, who_is_asked, a};
+    int muted = hpc_mute_errors(1);
+    double deadline = hpc_now() + a->inquiry->most, left;
+    while (calm != NULL && (left = hpc_left(deadline)) > 0) {
+        double now = hpc_now();
+        if (a->pending > 0) hpc_wait_for(calm, &wait, left < STEP_SECONDS ? left : STEP_SECONDS);
+        int brief = 0;
+        for (int i = 0; i < a->n; i++) brief += a->asked[i] == 0 && is_brief(a, &a->shown[i]);
+        if (a->pending == 0 && brief == 0) break;
+        double rest = now + STEP_SECONDS - hpc_now();
+        if (a->pending == 0 && rest > 0) poll(NULL, 0, (int)(rest * 1e3) + 1);
+        for (int i = 0; i < a->n; i++)
+            if (a->asked[i] == 0 && is_brief(a, &a->shown[i])) want(a, i);
+        poke(a);
+    }
+    hpc_mute_errors(muted);
+    free(calm);
+    for (int i = 0; i < a->n; i++) {
+        hpc_shown_rank *s = &a->shown[i];
+        if (a->asked[i] != 0 && s->answers == 0) s->stopped = hpc_jobs_is_stopped(c, s->rank);
+    }
+}
+
+/* Because of whom those have closed that say so. */
+static int list_causes(const asking *a, hpc_culprit *culprits, int cap) {
+    int n = 0;
+    for (int i = 0; i < a->n; i++)
+        for (int k = 0; k < a->shown[i].n_culprits; k++)
+            n = hpc_culprits_add(culprits, n, cap, &a->shown[i].culprits[k]);
+    return n;
+}
+
+static int begin(asking *a, hpc_control *c, const hpc_inquiry *q) {
+    size_t size = (size_t)c->group->size, most = size < MOST ? size : MOST;
+    *a = (asking){.control = c, .inquiry = q};
+    a->shown = calloc(most, sizeof *a->shown);
+    a->asked = calloc(most, sizeof *a->asked);
+    a->place = calloc(size, sizeof *a->place);
+    return a->shown != NULL && a->asked != NULL && a->place != NULL;
+}
+
+void hpc_inquiry_follow(void *arg, hpc_inquiry *q) {
+    hpc_control *c = arg;
+    hpc_group *g = c->group;
+    asking a;
+    int shown = -1;
+    q->n_culprits = 0;
+    q->way[0] = 0;
+    /* Others may follow their waits to this rank meanwhile. */
+    if (!q->closed) shown = hpc_watch_wait(&g->watch, -1, q->op, hpc_now() - q->waited, q->waiting_for, q->n);
+    if (begin(&a, c, q)) {
+        for (int i = 0; i < q->n; i++) ask(&a, q->waiting_for[i]);
+        poke(&a);
+        await_answers(&a);
+        const hpc_chain chain = {a.shown, a.n, g->size, q->waiting_for, q->n, q->waited};
+        q->n_culprits = q->closed ? list_causes(&a, q->culprits, HPC_BLAMED)
+                                  : hpc_chain_ends(&chain, q->culprits, HPC_BLAMED);
+        if (q->n_culprits > 0 && !q->closed)
+            hpc_chain_way(&chain, q->culprits[0].rank, q->way, sizeof q->way);
+    }
+    hpc_watch_end(&g->watch, shown, 0, hpc_now());
+    free(a.shown);
+    free(a.asked);
+    free(a.place);
+}
