@@ -55,8 +55,8 @@ int hpc_culprits_check(hpc_culprit *culprits, int n, int cap, int size) {
 void hpc_blame_tell(hpc_blame *b, const hpc_last_word *word, int size) {
     hpc_last_word w = *word;
     w.why[sizeof w.why - 1] = 0;
-    int n = hpc_culprits_check(w.culprits, w.n_culprits > INT32_MAX ? INT32_MAX : (int)w.n_culprits,
-                               HPC_SHOWN_CULPRITS, size);
+    int n = hpc_culprits_check(w.culprits, w.n_culprits > INT32_MAX ? INT32_MAX : (int)w.n_culprits, HPC_SHOWN_CULPRITS,
+                               size);
     if (n == 0) return;
     int explained = w.culprits[0].rank == word->culprits[0].rank && w.culprits[0].state == HPC_CULPRIT_DIED;
     lock(b);
@@ -163,8 +163,9 @@ const char *hpc_culprits_text(const hpc_culprit *culprits, int n, char *text, si
                 done[j] = 1;
                 ranks[k++] = culprits[j].rank;
             }
-        wrote = snprintf(text + used, cap - used, "%srank%s %s %s", before, k == 1 ? "" : "s",
-                         hpc_ranks_text(ranks, k, who, sizeof who), state_text(&culprits[i], k > 1, state, sizeof state));
+        wrote =
+            snprintf(text + used, cap - used, "%srank%s %s %s", before, k == 1 ? "" : "s",
+                     hpc_ranks_text(ranks, k, who, sizeof who), state_text(&culprits[i], k > 1, state, sizeof state));
         used += wrote > 0 ? (size_t)wrote : 0;
         before = "; ";
         if (culprits[i].state != HPC_CULPRIT_CIRCLE || used >= cap - 1) continue;

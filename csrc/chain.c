@@ -53,7 +53,8 @@ static void follow(search *s, int rank) {
 
 static int begin(search *s, const hpc_chain *chain) {
     size_t size = (size_t)chain->size;
-    *s = (search){.chain = chain, .visits = calloc(size + 1, sizeof *s->visits), .queue = malloc((size + 1) * sizeof(int))};
+    *s = (search){
+        .chain = chain, .visits = calloc(size + 1, sizeof *s->visits), .queue = malloc((size + 1) * sizeof(int))};
     if (s->visits == NULL || s->queue == NULL) return 0;
     for (int i = 0; i < chain->n; i++)
         if (chain->ranks[i].rank >= 0 && chain->ranks[i].rank < chain->size)
@@ -118,7 +119,8 @@ static void reach(const search *s, int rank, char *to, int *stack) {
         for (int i = 0; i < r->n_waits; i++)
             for (int k = 0; k < r->waits[i].n_ranks && k < HPC_SHOWN_RANKS; k++) {
                 int next = r->waits[i].ranks[k];
-                if (next < 0 || next >= s->chain->size || next == r->rank || to[next] || !s->visits[next].seen) continue;
+                if (next < 0 || next >= s->chain->size || next == r->rank || to[next] || !s->visits[next].seen)
+                    continue;
                 to[next] = 1;
                 stack[n++] = next;
             }

@@ -123,8 +123,8 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
     int late = send_to_all(c, op, data, nbytes, fd, deadline);
     status = hpc_wait_for(g, &wait, hpc_left(deadline));
     if (status == HPC_OK && late >= 0) /* it has not all of this rank's part, so it will not go on */
-        status = hpc_group_fail_late(g, op, &late, 1, hpc_now() - start, "rank %d did not read its socket in time",
-                                     late);
+        status =
+            hpc_group_fail_late(g, op, &late, 1, hpc_now() - start, "rank %d did not read its socket in time", late);
     if (status != HPC_OK) {
         c->broken = status;
         goto out;

@@ -85,8 +85,8 @@ static void choose_waiting(hpc_context *c) {
     for (int i = 0; i < HPC_CPU_WORDS; i++) cores += __builtin_popcountll(cpus[i]);
     if (quota > 0 && quota < cores) cores = quota;
     if (here > cores)
-        hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "%d ranks share %d cores of %s: waits yield instead of spinning", here, cores,
-                       c->self.hostname);
+        hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "%d ranks share %d cores of %s: waits yield instead of spinning",
+                       here, cores, c->self.hostname);
     if (c->group.spin < 0) c->group.spin = here <= cores ? 50e-6 : 0;
     if (c->group.yield < 0) c->group.yield = here <= cores ? 100e-6 : 500e-6;
 }

@@ -679,10 +679,12 @@ void hpc_engine_start(hpc_exchange *ex, int threads) {
     while (threads && n < ex->n_own_cores && start_thread(&ex->cores[n]))
         unpinned += atomic_load_explicit(&ex->cores[n++].started, memory_order_relaxed) == HPC_UNPINNED;
     if (unpinned > 0)
-        hpc_group_note(&ex->context->group, HPC_NOTE_DEGRADED, "exchange: the kernel refused to pin the threads of its cores");
+        hpc_group_note(&ex->context->group, HPC_NOTE_DEGRADED,
+                       "exchange: the kernel refused to pin the threads of its cores");
     if (n < ex->n_own_cores) { /* inline, all of them */
         if (threads)
-            hpc_group_note(&ex->context->group, HPC_NOTE_DEGRADED, "exchange: too few threads can be had; waits work for its cores");
+            hpc_group_note(&ex->context->group, HPC_NOTE_DEGRADED,
+                           "exchange: too few threads can be had; waits work for its cores");
         stop_threads(ex);
         atomic_store_explicit(&ex->stopping, 0, memory_order_release);
         ex->inline_progress = 1;

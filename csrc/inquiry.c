@@ -1,9 +1,9 @@
 /* Follows a wait that has run out of time to its end: this rank asks those it waits for whom they wait for, asks these,
  * and so on. Each of them is linked to this rank, so no question goes by way of another rank.
  *
- * Threads: the one that waits asks. It marks a link as wanted and pokes the service thread, which sends a LOOK; the NEWS
- * that come back are kept with their time under the control's lock, and the bell is rung. So a rank that nobody asks
- * sends nothing, and one that does not read its socket holds up nobody but the asker, who has 250 ms. */
+ * Threads: the one that waits asks. It marks a link as wanted and pokes the service thread, which sends a LOOK; the
+ * NEWS that come back are kept with their time under the control's lock, and the bell is rung. So a rank that nobody
+ * asks sends nothing, and one that does not read its socket holds up nobody but the asker, who has 250 ms. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <stdio.h>
@@ -211,10 +211,9 @@ void hpc_inquiry_follow(void *arg, hpc_inquiry *q) {
         poke(&a);
         await_answers(&a);
         const hpc_chain chain = {a.shown, a.n, g->size, q->waiting_for, q->n, q->waited};
-        q->n_culprits = q->closed ? list_causes(&a, q->culprits, HPC_BLAMED)
-                                  : hpc_chain_ends(&chain, q->culprits, HPC_BLAMED);
-        if (q->n_culprits > 0 && !q->closed)
-            hpc_chain_way(&chain, q->culprits[0].rank, q->way, sizeof q->way);
+        q->n_culprits =
+            q->closed ? list_causes(&a, q->culprits, HPC_BLAMED) : hpc_chain_ends(&chain, q->culprits, HPC_BLAMED);
+        if (q->n_culprits > 0 && !q->closed) hpc_chain_way(&chain, q->culprits[0].rank, q->way, sizeof q->way);
     }
     hpc_watch_end(&g->watch, shown, 0, hpc_now());
     free(a.shown);

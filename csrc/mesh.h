@@ -100,8 +100,8 @@ typedef struct hpc_link {
     int ended; /* nothing more will be read */
 
     char host[64];
-    int asks;          /* it wants this rank's news, and has not got them all */
-    double looked;     /* when it was asked for its own */
+    int asks;           /* it wants this rank's news, and has not got them all */
+    double looked;      /* when it was asked for its own */
     _Atomic int wanted; /* an inquiry waits for its news: it is to be asked */
     hpc_message *news;  /* the last that came; NULL: none */
     double news_at;

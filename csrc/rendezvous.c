@@ -146,9 +146,16 @@ static void close_all(hpc_rendezvous *rv) {
 static int fail_again(const hpc_rendezvous *rv) {
     const hpc_notice *n = &rv->notice;
     char waited[48] = "";
-    if (n->status == HPC_ERR_TIMEOUT) snprintf(waited, sizeof waited, "; waited %.3g s", hpc_now() - rv->since);
-    return hpc_fail_ranks(n->status, "init", n->ranks, n->n_ranks, n->waiting_for, n->n_waiting, "rank %d: init: %s%s",
-                          rv->rank, n->text, waited);
+    hpc_culprit late[HPC_NOTICE_RANKS];
+    hpc_fault f = {n->ranks, NULL, n->waiting_for, late, n->n_ranks, 0, n->n_waiting, 0};
+    double seconds = hpc_now() - rv->since;
+    if (n->status == HPC_ERR_TIMEOUT) {
+        snprintf(waited, sizeof waited, "; waited %.3g s", seconds);
+        for (; f.n_culprits < n->n_waiting; f.n_culprits++) /* all wait for those alone, and nobody can be asked */
+            late[f.n_culprits] =
+                (hpc_culprit){.rank = n->waiting_for[f.n_culprits], .state = HPC_CULPRIT_SILENT, .seconds = seconds};
+    }
+    return hpc_fail_fault(n->status, "init", &f, "rank %d: init: %s%s", rv->rank, n->text, waited);
 }
 
 static int keep_ranks(int *to, const int *from, int n) {

@@ -20,9 +20,9 @@
 
 enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2, TURN_BYTES = 4 << 20 /* of a link, then the others have theirs */ };
 
-static const double GREETING_SECONDS = 5; /* a TCP caller has for the whole handshake */
+static const double GREETING_SECONDS = 5;   /* a TCP caller has for the whole handshake */
 static const double UNASKED_SECONDS = 2e-3; /* until somebody is asked again whose socket was full */
-static const double PLACE_SECONDS = 1;    /* and for itself alone, when others want its place */
+static const double PLACE_SECONDS = 1;      /* and for itself alone, when others want its place */
 
 /* ---- links ---- */
 

@@ -171,7 +171,8 @@ void hpc_group_depart_saying(hpc_group *group, int rank, int state, const hpc_la
 }
 
 /* "rank 3 gone (its process died)", or what else it is. */
-static size_t tell_blamed(const hpc_group *group, int rank, const hpc_blamed *told, int n_told, char *text, size_t cap) {
+static size_t tell_blamed(const hpc_group *group, int rank, const hpc_blamed *told, int n_told, char *text,
+                          size_t cap) {
     const hpc_blamed *b = NULL;
     char state[128];
     for (int i = 0; i < n_told; i++)
@@ -319,7 +320,8 @@ static int check_departures(hpc_group *group, const hpc_wait *wait) {
 static _Thread_local int sliced;
 static _Thread_local struct {
     hpc_group *group;
-    unsigned long failures; /* hpc_failures when this one was recorded: another one has come since, if it is not the same */
+    unsigned long
+        failures; /* hpc_failures when this one was recorded: another one has come since, if it is not the same */
 } last_timeout;
 
 int hpc_slice_waits(int slices) {
@@ -331,8 +333,7 @@ int hpc_slice_waits(int slices) {
 static int record_timeout(hpc_group *group, const char *op, const int *waiting, int n, double timeout,
                           const hpc_inquiry *q) {
     char whom[256], ends[400] = "";
-    const hpc_fault f = {
-        .waiting_for = waiting, .n_waiting = n, .culprits = q->culprits, .n_culprits = q->n_culprits};
+    const hpc_fault f = {.waiting_for = waiting, .n_waiting = n, .culprits = q->culprits, .n_culprits = q->n_culprits};
     hpc_culprits_text(q->culprits, q->n_culprits, ends, sizeof ends);
     unsigned long before = hpc_failures();
     int status = hpc_fail_fault(HPC_ERR_TIMEOUT, op, &f, "rank %d: %s: nothing came from rank%s %s in %.3g s%s%s%s%s",

@@ -68,8 +68,8 @@ typedef struct hpc_group {
     hpc_blame blame;
     hpc_follow *follow; /* NULL: nobody can be asked */
     void *follow_arg;
-    _Atomic int departures;            /* ranks that left or failed: 0 spares the look at states */
-    _Atomic int revoked;               /* who left counts as failed: hpc_context_revoke */
+    _Atomic int departures; /* ranks that left or failed: 0 spares the look at states */
+    _Atomic int revoked;    /* who left counts as failed: hpc_context_revoke */
     _Atomic int closed;
     hpc_bell *bell;
     const char *owner; /* a page that the kernel wipes in a forked child: 1 in the process that made it */

@@ -33,8 +33,8 @@ static inline void hpc_watch_step(hpc_watch *w, uint64_t step) {
 }
 
 /* The calling thread waits in op since start, for n ranks now. place: -1 at first, then what this gave; still -1 when
- * as many others wait. A wait that begins within the grace of its predecessor in the same thread and op goes on with its
- * since: Python waits in slices. */
+ * as many others wait. A wait that begins within the grace of its predecessor in the same thread and op goes on with
+ * its since: Python waits in slices. */
 int hpc_watch_wait(hpc_watch *w, int place, const char *op, double start, const int *ranks, int n);
 
 /* The wait at place is over; for grace seconds it counts as one that lasts, unless its thread waits for something

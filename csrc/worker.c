@@ -95,8 +95,8 @@ int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **grad
     if (status != HPC_OK) return status;
     if (gradient == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: gradient is NULL", op);
     if (ex->keys[key].sending & HPC_PUSH)
-        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED, "%s: key %s of rank %d is sent in part; start it again first", op,
-                        ex->plan->keys[key].name, ex->context->group.rank);
+        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED, "%s: key %s of rank %d is sent in part; start it again first",
+                               op, ex->plan->keys[key].name, ex->context->group.rank);
     limit l = {timeout, 0};
     status = ex->in_place ? wait_model(ex, key, &l, op) : wait_slot(ex, key, &l, op);
     if (status == HPC_OK) *gradient = ex->in_place ? (char *)hpc_exchange_params(ex, key) : slot_at(ex, key);
@@ -390,8 +390,9 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, limit *
         if (flags & HPC_PUSH) k->since = hpc_now();
         k->sending = k->started = flags;
     } else if (k->started != flags || ticket == NULL) {
-        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED, "%s: key %s of rank %d is sent in part; start it again with flags %d", op,
-                        ex->plan->keys[key].name, ex->context->group.rank, k->started);
+        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
+                               "%s: key %s of rank %d is sent in part; start it again with flags %d", op,
+                               ex->plan->keys[key].name, ex->context->group.rank, k->started);
     }
     status = send_left(ex, key, l, op);
     if (status == HPC_OK)

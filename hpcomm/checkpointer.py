@@ -307,7 +307,7 @@ class Checkpointer:
                 self._window.wait_signal(2 * self._size + server, step, self._timeout, server)
             except Timeout as late:
                 told = f"{late}: rank {server} only serves: it must call Checkpointer.serve, or its disk is slow"
-                raise Timeout(told, op="after", waiting_for=(server,)) from None
+                raise Timeout(told, op="after", waiting_for=(server,), culprits=late.culprits) from None
 
     def _save(self, step: int, extra: Mapping[str, Any]) -> CheckpointError | None:
         """Begins to save; why the last file could not be written, if so."""

@@ -619,7 +619,8 @@ static void take_async(hpc_verbs *v, int nic) {
             break;
         case IBV_EVENT_PORT_ERR:
         case IBV_EVENT_PORT_ACTIVE:
-            hpc_group_note(&v->context->group, HPC_NOTE_DEGRADED, "%s: %s", n->name, v->library->event_type_str(event.event_type));
+            hpc_group_note(&v->context->group, HPC_NOTE_DEGRADED, "%s: %s", n->name,
+                           v->library->event_type_str(event.event_type));
             break;
         default:
             break;

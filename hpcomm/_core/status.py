@@ -25,7 +25,8 @@ _STATES = {
 def culprits(array: Any, n: int) -> tuple[Culprit, ...]:
     """n culprits of C's."""
     return tuple(
-        Culprit(c.rank, _STATES.get(c.state, "silent"), c.seconds, c.step, text(c.op)) for c in (array[i] for i in range(n))
+        Culprit(c.rank, _STATES.get(c.state, "silent"), c.seconds, c.step, text(c.op))
+        for c in (array[i] for i in range(n))
     )
 
 

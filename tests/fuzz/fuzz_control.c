@@ -90,8 +90,8 @@ static int may_come(const hpc_mesh_frame *f, int flags) {
     if (f->type == HPC_MESH_BALLOT) return f->offset == 0 && f->nbytes == f->total;
     if (f->type == HPC_MESH_NEWS) return f->offset == 0 && f->nbytes == f->total && f->total == sizeof(hpc_shown_rank);
     if (f->type == HPC_MESH_ABORT || f->type == HPC_MESH_BYE) return f->nbytes == sizeof(hpc_last_word);
-    return f->nbytes == 0 && (f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP ||
-                              f->type == HPC_MESH_REVOKE || f->type == HPC_MESH_LOOK);
+    return f->nbytes == 0 && (f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP || f->type == HPC_MESH_REVOKE ||
+                              f->type == HPC_MESH_LOOK);
 }
 
 static void take(const hpc_mesh_frame *f, const unsigned char *payload) {

@@ -9,8 +9,8 @@
 //     ├── ConfigError          ranks disagree, or a setting has no meaning
 //     ├── NotSupported         this transport, host or build cannot do it
 //     ├── TransportError       the path to a peer failed: transport(), peer()
-//     ├── PeerFailed           ranks died or left: ranks(), op(), waiting_for()
-//     ├── Timeout              the deadline passed: op(), waiting_for()
+//     ├── PeerFailed           ranks failed: ranks(), left(), op(), waiting_for()
+//     ├── Timeout              the deadline passed: op(), waiting_for(), culprits()
 //     ├── AuthError            a stranger, or a peer of another job
 //     └── OutOfMemory          too little memory, at creation only
 //
