@@ -51,13 +51,14 @@ def test_unknown_status_is_told() -> None:
 
 
 def test_what_they_carry() -> None:
-    failure = errors.Failure(-5, "rank 0: recv: rank 2 gone", op="recv", ranks=(2,), waiting_for=(1, 2))
+    failure = errors.Failure(-5, "rank 0: recv: rank 2 gone", op="recv", ranks=(2,), waiting_for=(1, 2), left=(1,))
     gone = errors.from_failure(failure)
     assert isinstance(gone, hpcomm.PeerFailed)
-    assert (gone.ranks, gone.op, gone.waiting_for) == ((2,), "recv", (1, 2))
-    late = errors.from_failure(errors.Failure(-6, "too late", op="flush", waiting_for=(3,)))
+    assert (gone.ranks, gone.left, gone.op, gone.waiting_for) == ((2,), (1,), "recv", (1, 2))
+    ends = (hpcomm.Culprit(4, "stopped"),)
+    late = errors.from_failure(errors.Failure(-6, "too late", op="flush", waiting_for=(3,), culprits=ends))
     assert isinstance(late, hpcomm.Timeout)
-    assert (late.op, late.waiting_for) == ("flush", (3,))
+    assert (late.op, late.waiting_for, late.culprits) == ("flush", (3,), ends)
     path = errors.from_failure(errors.Failure(-4, "put: cannot reach", transport="shm", peer=4))
     assert isinstance(path, hpcomm.TransportError)
     assert (path.transport, path.peer, path.detail) == ("shm", 4, "cannot reach")
@@ -72,7 +73,17 @@ def test_path_of_a_checkpoint() -> None:
 @pytest.mark.parametrize("status", [-4, -5, -6])
 def test_pickle(status: int) -> None:
     """multiprocessing carries exceptions from process to process."""
-    failure = errors.Failure(status, "recv: why", op="recv", transport="shm", peer=1, ranks=(1,), waiting_for=(1, 2))
+    failure = errors.Failure(
+        status,
+        "recv: why",
+        op="recv",
+        transport="shm",
+        peer=1,
+        ranks=(1,),
+        waiting_for=(1, 2),
+        left=(3,),
+        culprits=(hpcomm.Culprit(1, "computing", 4.8, 17),),
+    )
     error = errors.from_failure(failure)
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)

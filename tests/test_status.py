@@ -60,7 +60,10 @@ def held_back(shared: bool) -> list[Any]:
         if context.rank == LATE:
             # Over sockets a rank does not see who has not pushed: it waits for the owner, and the owner for LATE.
             seen.append(await_waits("wait", (LATE,) if shared else (0, LATE)))
-            seen.append(status().stdout)
+            text = ""
+            while "held up: " not in text:  # a rank that computes is worth that line after a second
+                text = status().stdout
+            seen.append(text)
         ex.push_pull("fc", grad)
         if context.rank == LATE:
             seen.append(await_waits("recv"))
@@ -89,6 +92,7 @@ def test_whom_ranks_wait_for(transport: str) -> None:
     waits = {rank["rank"]: rank["waits"][0]["ranks"] for rank in pull if rank["waits"]}
     assert waits == {0: [LATE], 1: [LATE] if transport == "shm" else [0]}
     assert text.count(" since ") >= SIZE - 1
+    assert f"held up: rank {LATE} has computed for " in text
 
 
 def stopped() -> list[Any]:
@@ -114,6 +118,7 @@ def test_a_stopped_rank_is_shown_by_its_process_and_its_rank() -> None:
     assert silent["process"] == "stopped"
     assert silent["job"] in {rank["job"] for rank in ranks if rank["state"] == "runs"}
     assert "does not answer: its process is stopped" in text
+    assert f"rank {LATE} is stopped" in text.partition("held up: ")[2]
 
 
 def died() -> Any:
