@@ -80,7 +80,8 @@ static const float *fold_block(hpc_core *core, const hpc_work *w, const hpc_inpu
     if (ex->rule.fold != NULL) {
         memset(out, 0, n * sizeof(float));
         for (int i = 0; i < inputs->n; i++) {
-            int returned = ex->rule.fold(out, core->folding[i], (int64_t)(n * item), inputs->weights[i], args);
+            int returned =
+                ex->rule.fold(out, (int64_t)n, core->folding[i], (int64_t)(n * item), inputs->weights[i], args);
             if (returned != 0) {
                 fail_kernel(core, w, "fold", returned);
                 return NULL;

@@ -16,7 +16,8 @@ struct description {
     double args[HPC_RULE_ARGS];
     uint64_t digest; /* of the plan */
     double grace;
-    int32_t slots, has_fold, consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum, late;
+    int32_t slots, has_fold, fold_wires, consistency, shared_params, eager, in_place, n_keys, n_phases, staleness,
+        quorum, late;
 };
 
 struct key_description {
@@ -46,6 +47,23 @@ static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
     if (sound && edges == row->n_in && row->quorum == row->n_in) return HPC_OK;
     return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d is not of the graph: make the plan by hpc_plan_graph",
                     i);
+}
+
+/* What a fold of one's own takes for an element must be one on the wire: it would read and write past a block. */
+static int check_fold(const hpc_exchange_config *f) {
+    static const char *const formats[] = {[HPC_F32] = "float32", [HPC_F16] = "float16", [HPC_BF16] = "bfloat16"};
+    const unsigned wires = f->rule->fold == NULL ? 0 : f->rule->fold_wires;
+    for (int i = 0; i < f->plan->n_rows && wires != 0; i++) {
+        int codec = f->plan->rows[i].codec_in;
+        if (wires >> codec & 1) continue;
+        return hpc_fail(
+            HPC_ERR_CONFIG, op_create,
+            "exchange: the fold of rule %s reads%s%s%s, and row %d takes its inputs as %s: give a wire that "
+            "the fold reads, or another fold",
+            f->rule->name, wires >> HPC_F32 & 1 ? " float32" : "", wires >> HPC_F16 & 1 ? " float16" : "",
+            wires >> HPC_BF16 & 1 ? " bfloat16" : "", i, formats[codec]);
+    }
+    return HPC_OK;
 }
 
 int hpc_rule_averages(const hpc_rule *rule) {
@@ -173,6 +191,7 @@ int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f
     int status = hpc_rule_check(f->rule, op_create);
     if (status == HPC_OK) status = hpc_isa_check(f->isa, op_create);
     if (status == HPC_OK) status = hpc_plan_check(f->plan, c->group.size);
+    if (status == HPC_OK) status = check_fold(f);
     if (status == HPC_OK) status = check_quorum(f);
     if (status == HPC_OK) status = check_in_place(f);
     if (status == HPC_OK && f->graph != NULL) status = check_graph(c, f);
@@ -211,6 +230,10 @@ static int compare(int r, const struct description *d, const struct description 
     if (strcmp(d->rule, first->rule) != 0 || d->slots != first->slots || d->has_fold != first->has_fold)
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has rule %s with %d slots, rank 0 %s with %d", r,
                         d->rule, d->slots, first->rule, first->slots);
+    if (d->fold_wires != first->fold_wires)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: the fold of rule %s has fold_wires %#x on rank %d and %#x on rank 0", d->rule,
+                        (unsigned)d->fold_wires, r, (unsigned)first->fold_wires);
     for (int a = 1; a < HPC_RULE_ARGS; a++)
         if (d->args[a] != first->args[a])
             return hpc_fail(HPC_ERR_CONFIG, op_create,
@@ -271,6 +294,7 @@ int hpc_exchange_agree(hpc_exchange *ex, double deadline) {
     mine->grace = ex->grace;
     mine->slots = ex->rule.slots;
     mine->has_fold = ex->rule.fold != NULL;
+    mine->fold_wires = (int32_t)ex->rule.fold_wires;
     mine->consistency = ex->consistency;
     mine->shared_params = ex->shared_params;
     mine->eager = ex->eager;

@@ -27,11 +27,11 @@ int hpc_rule_find(const char *name, int isa, hpc_rule *rule) {
 
     const struct hpc_rule_kernels *kernels = kernels_of(isa);
     const hpc_rule rules[] = {
-        {"average", kernels->average, NULL, 0, {0}},
-        {"sgd", kernels->sgd, NULL, 0, {0, 0.01, 0}},
-        {"momentum", kernels->momentum, NULL, 1, {0, 0.01, 0, 0.9}},
-        {"nesterov", kernels->nesterov, NULL, 1, {0, 0.01, 0, 0.9}},
-        {"adam", kernels->adam, NULL, 2, {0, 0.01, 0, 0.9, 0.999, 1e-8}},
+        {"average", kernels->average, NULL, 0, 0, {0}},
+        {"sgd", kernels->sgd, NULL, 0, 0, {0, 0.01, 0}},
+        {"momentum", kernels->momentum, NULL, 1, 0, {0, 0.01, 0, 0.9}},
+        {"nesterov", kernels->nesterov, NULL, 1, 0, {0, 0.01, 0, 0.9}},
+        {"adam", kernels->adam, NULL, 2, 0, {0, 0.01, 0, 0.9, 0.999, 1e-8}},
     };
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if (strcmp(name, rules[i].name) != 0) continue;
@@ -71,5 +71,9 @@ int hpc_rule_check(const hpc_rule *rule, const char *op) {
     if (rule->slots < 0 || rule->slots > HPC_RULE_SLOTS)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: slots of rule '%s' is %d, not 0 to %d", op, rule->name, rule->slots,
                         HPC_RULE_SLOTS);
+    const unsigned wires = 1u << HPC_F32 | 1u << HPC_F16 | 1u << HPC_BF16;
+    if (rule->fold_wires & ~wires)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: fold_wires of rule '%s' is %#x; only bits of %#x are wire formats",
+                        op, rule->name, rule->fold_wires, wires);
     return hpc_rule_check_args(rule->name, rule->args, op);
 }

@@ -37,8 +37,8 @@ extern const struct hpc_rule_kernels hpc_rule_avx512; /* and AVX-512F */
 /* The same rule in one pass with fold and write; NULL for average, whose fold is all, and for a user's own. */
 hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule);
 
-/* HPC_ERR_INVALID unless the rule is whole: name and apply not NULL, slots in range, every arg finite. op names the
- * caller. */
+/* HPC_ERR_INVALID unless the rule is whole: name and apply not NULL, slots and fold_wires in range, every arg finite.
+ * op names the caller. */
 int hpc_rule_check(const hpc_rule *rule, const char *op);
 
 /* The same for args alone, from args[1] on; name is the rule's. */

@@ -176,7 +176,8 @@ def c_rule(rule: AnyRule, isa: str) -> Any:
     if isinstance(rule, Rule):
         apply = optim.function_address(rule.apply, "apply")
         fold = 0 if rule.fold is None else optim.function_address(rule.fold, "fold")
-        return _core.rule_own(optim.c_name(rule), apply, fold, rule.slots, optim.arguments(rule))
+        wires = tuple(_core.CODECS[wire] for wire in getattr(rule.fold, "wires", ()))
+        return _core.rule_own(optim.c_name(rule), apply, fold, rule.slots, optim.arguments(rule), wires)
     return _core.rule_found(optim.c_name(rule), optim.arguments(rule), _core.ISAS[isa])
 
 

@@ -14,6 +14,9 @@ entered, and code that would enter it (print, object mode) is refused. Divisions
 raises ends the exchange with status RAISED. A rule or a fold that is deterministic must treat each element by itself:
 where blocks begin is the engine's affair. Arithmetic of float64 values among them gives float64; np.float32(args[1])
 keeps it float32.
+
+A fold is compiled for one dtype. An exchange whose plan has a row that takes its inputs in another wire format is
+refused; a fold that is handed such inputs all the same, as by its bare address, ends with status MISFIT.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +30,7 @@ from .optim import MOST_ARGS, MOST_SLOTS, Rule
 
 PIP_KERNELS = "pip install 'hpcomm[kernels]'"
 RAISED = -1  # the status of a kernel that raised
+MISFIT = -2  # of a fold whose update is not of its dtype
 
 _ARGS = MOST_ARGS + 1  # the step is the first
 
@@ -37,12 +41,14 @@ class Kernel:
     Attributes:
         address: of the code.
         function: the Python function.
+        wires: the wire formats that a fold reads; of a rule, none.
     """
 
-    def __init__(self, compiled: Any, function: Callable[..., Any]) -> None:
+    def __init__(self, compiled: Any, function: Callable[..., Any], wires: tuple[str, ...] = ()) -> None:
         self._compiled = compiled
         self.address: int = compiled.address
         self.function = function
+        self.wires = wires
         self.__name__ = getattr(function, "__name__", "kernel")
         self.__doc__ = function.__doc__
 
@@ -97,7 +103,13 @@ def fold(
     rule's function does.
 
     Args:
-        dtype: of an update's elements: float32, or uint16 for the bits of float16 and bfloat16.
+        dtype: of an update's elements: float32, or uint16 for the bits of float16 and bfloat16. The plan's wire must be
+            a format of that size, in every stage.
+
+    Raises:
+        NotSupported: Numba is missing.
+        InvalidArgument: no wire format has such elements, or the function cannot be compiled, or would call the
+            interpreter.
     """
     if function is not None:
         return _compiled_fold(function, np.dtype(dtype))
@@ -144,24 +156,25 @@ def _compiled_rule(function: Callable[..., Any], slots: int) -> Kernel:
 def _compiled_fold(function: Callable[..., Any], dtype: np.dtype[Any]) -> Kernel:
     nb = _numba()
     types, carray = nb.types, nb.carray
-    if dtype.kind not in "fui" or not dtype.isnative:
-        raise InvalidArgument(f"fold: dtype is {dtype}: must be a native number, such as float32 or uint16")
+    wires = _wires(dtype)
     element = nb.from_dtype(dtype)
     size = dtype.itemsize
     inner, returns = _inner(nb, function, (types.float32[::1], element[::1], types.float64, types.float64[::1]))
 
     if returns:
 
-        def fold_into(acc: Any, update: Any, nbytes: Any, weight: Any, args: Any) -> Any:
-            n = nbytes // size
+        def fold_into(acc: Any, n: Any, update: Any, nbytes: Any, weight: Any, args: Any) -> Any:
+            if nbytes != n * size:
+                return MISFIT
             try:
                 return inner(carray(acc, (n,)), carray(update, (n,)), weight, carray(args, (_ARGS,)))
             except Exception:
                 return RAISED
     else:
 
-        def fold_into(acc: Any, update: Any, nbytes: Any, weight: Any, args: Any) -> Any:
-            n = nbytes // size
+        def fold_into(acc: Any, n: Any, update: Any, nbytes: Any, weight: Any, args: Any) -> Any:
+            if nbytes != n * size:
+                return MISFIT
             try:
                 inner(carray(acc, (n,)), carray(update, (n,)), weight, carray(args, (_ARGS,)))
             except Exception:
@@ -170,12 +183,23 @@ def _compiled_fold(function: Callable[..., Any], dtype: np.dtype[Any]) -> Kernel
 
     signature = types.int32(
         types.CPointer(types.float32),
+        types.int64,
         types.CPointer(element),
         types.int64,
         types.float64,
         types.CPointer(types.float64),
     )
-    return Kernel(nb.cfunc(signature, error_model="numpy")(fold_into), function)
+    return Kernel(nb.cfunc(signature, error_model="numpy")(fold_into), function, wires)
+
+
+def _wires(dtype: np.dtype[Any]) -> tuple[str, ...]:
+    """The wire formats whose elements, or their bits, are of this dtype."""
+    if dtype.kind in "fui" and dtype.isnative:
+        if dtype.itemsize == 4:
+            return ("float32",)
+        if dtype.itemsize == 2:
+            return ("float16",) if dtype.kind == "f" else ("float16", "bfloat16")
+    raise InvalidArgument(f"fold: dtype is {dtype}: must be a native number of 4 or 2 bytes, such as float32 or uint16")
 
 
 def _inner(nb: Any, function: Callable[..., Any], signature: tuple[Any, ...]) -> tuple[Any, bool]:

@@ -128,8 +128,9 @@ class Rule:
         slots: float32 values of state for each parameter, 0 to 4, zero at first.
         args: hyper-parameters, which apply finds from args[1] on; args[0] is the step, from 1. A mapping gives them
             names for `Exchange.set(name=value)`; of a sequence, set changes the whole: `set(args=(...))`. At most 7.
-        fold: `int fold(float *acc, const void *in, int64_t nbytes, double weight, const double *args)`, which adds
-            weight times the update to acc; None means the weighted sum.
+        fold: `int fold(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args)`,
+            which adds weight times an update to the n values of acc; None means the weighted sum. Only a fold by
+            `hpcomm.kernels` says which wire formats it reads; code of another kind must go by n and nbytes.
         name: told in errors and checkpoints.
 
     Raises:

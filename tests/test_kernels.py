@@ -16,6 +16,7 @@ from conftest import run_threads
 
 import hpcomm
 from hpcomm import Exchange, InvalidArgument, NotSupported, ParameterServer, Rule, kernels
+from hpcomm.plan import Edge, Plan, Row
 
 F32 = np.float32
 
@@ -89,6 +90,54 @@ def test_fold_sees_the_bits_of_a_narrow_wire(alone: hpcomm.Context) -> None:
     rule = Rule(heavy_ball().apply, slots=1, args=(1, 0), fold=from_bfloat16)
     ex = Exchange(alone, {"w": np.zeros(3, F32)}, rule=rule, wire="bfloat16")
     assert list(ex.push_pull("w", np.array([1, -2, 0.5], F32))) == [-1, 2, -0.5]
+
+
+def bits() -> kernels.Kernel:
+    @kernels.fold(dtype=np.uint16)
+    def bits(acc: Any, update: Any, weight: float, args: Any) -> None:
+        for i in range(update.size):
+            acc[i] += np.float32(update[i])
+
+    return bits
+
+
+def adding_up(fold: Any) -> Rule:
+    @kernels.rule(slots=2, fold=fold)
+    def adding_up(param: Any, acc: Any, count: int, state: Any, args: Any) -> None:
+        state[0] += acc
+        state[1] += np.float32(1)
+        param += acc
+
+    return adding_up
+
+
+def test_fold_of_another_item_size_than_the_wire_is_refused_on_every_rank() -> None:
+    rule = adding_up(bits())
+
+    def body(context: hpcomm.Context) -> None:
+        told = "fold of rule adding_up reads float16 bfloat16, and row 0 takes its inputs as float32"
+        with pytest.raises(hpcomm.ConfigError, match=told):
+            Exchange(context, {"w": np.zeros(6000, F32)}, rule=rule)
+        Exchange(context, {"w": np.zeros(6000, F32)}, rule=rule, wire="float16").push_pull("w", np.zeros(6000, F32))
+
+    run_threads(2, body)
+
+
+def test_fold_of_another_item_size_is_refused_where_a_later_stage_has_it(alone: hpcomm.Context) -> None:
+    rows = [
+        Row(0, 0, 0, 0, 64, (Edge(0),), (Edge(0, 1),), "forward", codec_in="bfloat16"),
+        Row(0, 0, 0, 0, 64, (Edge(0, 0),), (Edge(0),)),
+    ]
+    plan = Plan({"w": (64,)}, rows, 1)
+    with pytest.raises(hpcomm.ConfigError, match="row 1 takes its inputs as float32"):
+        Exchange(alone, {"w": np.zeros(64, F32)}, plan=plan, rule=adding_up(bits()))
+
+
+def test_fold_given_by_its_address_refuses_another_item_size(alone: hpcomm.Context) -> None:
+    """Nobody knows its dtype. It is told n and the bytes, and holds them against each other."""
+    ex = Exchange(alone, {"w": np.zeros(6000, F32)}, rule=adding_up(bits().address))
+    with pytest.raises(InvalidArgument, match=f'the fold of rule "adding_up" returned {kernels.MISFIT} on key w'):
+        ex.push_pull("w", np.ones(6000, F32))
 
 
 def test_state_and_args_are_what_the_docs_say(alone: hpcomm.Context) -> None:
@@ -204,6 +253,8 @@ def test_kernel_settings_that_cannot_be() -> None:
         kernels.rule(args=range(8))(heavy_ball().apply.function)
     with pytest.raises(InvalidArgument, match="dtype is object"):
         kernels.fold(dtype=object)(too_few)
+    with pytest.raises(InvalidArgument, match="dtype is float64"):
+        kernels.fold(dtype=np.float64)(too_few)
 
 
 def test_missing_numba_names_the_line_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:

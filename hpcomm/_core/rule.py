@@ -24,13 +24,17 @@ def rule_found(name: str, args: tuple[float, ...], isa: int) -> Any:
     return rule
 
 
-def rule_own(name: str, apply: int, fold: int, slots: int, args: tuple[float, ...]) -> Any:
-    """A rule of machine code at these addresses; fold 0: the weighted sum. It keeps its name."""
+def rule_own(
+    name: str, apply: int, fold: int, slots: int, args: tuple[float, ...], fold_wires: tuple[int, ...] = ()
+) -> Any:
+    """A rule of machine code at these addresses; fold 0: the weighted sum. fold_wires: the codecs that the fold reads,
+    none: all. It keeps its name."""
     chars = ffi.new("char[]", name.encode())
     rule = ffi.new("hpc_rule *")
     rule.name = chars
     rule.apply, rule.fold = ffi.cast("hpc_apply_fn", apply), ffi.cast("hpc_fold_into_fn", fold)
     rule.slots = slots
+    rule.fold_wires = sum(1 << codec for codec in fold_wires)
     rule.args[1 : 1 + len(args)] = args
     _named[rule] = chars
     return rule

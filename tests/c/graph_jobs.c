@@ -109,9 +109,10 @@ void graph_job_in_place(graph_job *g) {
     if (g->j.wire == HPC_F32) g->j.depth++; /* for the model */
 }
 
-static int user_fold(float *acc, const void *in, int64_t nbytes, double weight, const double *args) {
+static int user_fold(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
     const float *from = in;
-    for (int64_t i = 0; i < nbytes / (int64_t)sizeof *acc; i++) acc[i] += (float)args[1] * (float)weight * from[i];
+    if (nbytes != n * (int64_t)sizeof *from) return 1;
+    for (int64_t i = 0; i < n; i++) acc[i] += (float)args[1] * (float)weight * from[i];
     return 0;
 }
 

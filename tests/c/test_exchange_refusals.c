@@ -376,8 +376,47 @@ static int apply_until_2(float *param, const float *acc, int64_t count, float *s
     return args[0] == 2 ? 1234 : 0;
 }
 
-static int fold_fails(float *acc, const void *in, int64_t nbytes, double weight, const double *args) {
-    (void)acc, (void)in, (void)nbytes, (void)weight;
+static int fold_nothing(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
+    (void)acc, (void)n, (void)in, (void)nbytes, (void)weight, (void)args;
+    return 0;
+}
+
+/* A fold says which wire formats it reads; the first stage of racks takes f16 here, the second one f32. */
+static void fold_misfits(rank *r) {
+    enum { F32 = 1u << HPC_F32, F16 = 1u << HPC_F16, BF16 = 1u << HPC_BF16 };
+    job j;
+    hand_plan h;
+    hpc_exchange_config c;
+    hpc_exchange *e = NULL;
+    hpc_rule rule = {.name = "own", .apply = apply_nothing, .fold = fold_nothing};
+    job_init(&j, r);
+    hand_racks(&h, &j, r->size, HPC_F16, 512);
+    j.plan = &h.plan, j.wire = HPC_F16;
+    hpc_exchange_config_init(&c);
+    c.rule = &rule;
+    rule.fold_wires = F16 | BF16;
+    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("reads float16 bfloat16, and row 2 takes its inputs as float32");
+    rule.fold_wires = F32;
+    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("reads float32, and row 0 takes its inputs as float16");
+    rule.fold_wires = 1u << HPC_F64;
+    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_INVALID);
+    CHECK_MESSAGE("fold_wires");
+    rule.fold_wires = r->rank == r->arg ? 0 : F16 | F32;
+    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("fold_wires 0");
+    CHECK(!e);
+    for (rule.fold_wires = 0; rule.fold_wires <= (F16 | F32); rule.fold_wires += F16 | F32) {
+        CHECK_OK(job_create_with(r, &j, &c, -1, &e));
+        job_push_pull(r, &j, e, 0, 0);
+        CHECK_OK(hpc_exchange_close(e, -1));
+        hpc_exchange_free(e);
+    }
+}
+
+static int fold_fails(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
+    (void)acc, (void)n, (void)in, (void)nbytes, (void)weight;
     return args[0] == 2 ? 4321 : 0;
 }
 
@@ -431,6 +470,7 @@ int main(int argc, char **argv) {
         {.name = "not_finite_f16", .size = 2, .run = not_finite, .arg = HPC_F16},
         {.name = "not_finite_bf16", .size = 2, .run = not_finite, .arg = HPC_BF16},
         {.name = "not_checked", .size = 2, .run = not_checked},
+        {.name = "fold_misfits", .size = 4, .run = fold_misfits, .arg = 2, .where = RANKS_UNSEEDED},
         {.name = "rule_fails", .size = 3, .run = rule_fails, .arg = INLINE, .apart = true},
         {.name = "rule_fails_thread", .size = 3, .run = rule_fails, .arg = THREAD, .apart = true},
         {.name = "fold_fails", .size = 3, .run = rule_fails, .arg = INLINE + FOLD, .apart = true},

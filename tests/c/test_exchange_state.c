@@ -221,9 +221,10 @@ static void own_rule(rank *r) {
 }
 
 /* The fold too. */
-static int fold_seen(float *acc, const void *in, int64_t nbytes, double weight, const double *args) {
+static int fold_seen(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
     const float *x = in;
-    for (int64_t i = 0; i < nbytes / 4; i++) acc[i] += (float)(weight * args[1]) * x[i] * x[i];
+    if (nbytes != 4 * n) return 1;
+    for (int64_t i = 0; i < n; i++) acc[i] += (float)(weight * args[1]) * x[i] * x[i];
     return 0;
 }
 

@@ -21,11 +21,13 @@ struct Rule : hpc_rule {
         static_assert(N < HPC_RULE_ARGS, "args[0] is the step");
         std::copy_n(hyper, N, args + 1);
     }
-    Rule(const char *name, hpc_apply_fn apply, int slots = 0, hpc_fold_into_fn fold = nullptr) : hpc_rule() {
+    Rule(const char *name, hpc_apply_fn apply, int slots = 0, hpc_fold_into_fn fold = nullptr, unsigned fold_wires = 0)
+        : hpc_rule() {
         this->name = name;
         this->apply = apply;
         this->slots = slots;
         this->fold = fold;
+        this->fold_wires = fold_wires;
     }
 };
 

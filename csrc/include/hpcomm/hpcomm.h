@@ -459,14 +459,18 @@ enum { HPC_RULE_ARGS = 8, HPC_RULE_SLOTS = 4 };
 /* param[0..n), acc: the folded update, count: how many updates are in it, state: slots arrays of n values one behind
  * the other, zero at first. args[0] is the step, from 1; args[1] and on are the hyper-parameters. */
 typedef int (*hpc_apply_fn)(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n);
-/* Adds weight times the update in (nbytes as they came) to acc, which was zero before the first. */
-typedef int (*hpc_fold_into_fn)(float *acc, const void *in, int64_t nbytes, double weight, const double *args);
+/* Adds weight times an update to acc[0..n), which was zero before the first. in: the n elements of the update as they
+ * came over the wire, nbytes in all. */
+typedef int (*hpc_fold_into_fn)(float *acc, int64_t n, const void *in, int64_t nbytes, double weight,
+                                const double *args);
 
 typedef struct hpc_rule {
     const char *name;
     hpc_apply_fn apply;
     hpc_fold_into_fn fold; /* NULL: the weighted sum (hpc_fold) */
     int slots;             /* float32 values of state an element, 0 to HPC_RULE_SLOTS */
+    unsigned fold_wires; /* the wire formats that fold reads, 1u << HPC_F32 and so on: a plan with a row that takes its
+                            inputs in another one is refused. 0: all, as fold goes by n and nbytes */
     double args[HPC_RULE_ARGS];
 } hpc_rule;
 
@@ -612,7 +616,7 @@ typedef enum hpc_progress {
 typedef struct hpc_exchange_config {
     size_t size;                /* sizeof(hpc_exchange_config), set by hpc_exchange_config_init */
     const hpc_plan *plan;       /* the same on all ranks */
-    const hpc_rule *rule;       /* the same name, slots and args on all ranks */
+    const hpc_rule *rule;       /* the same name, slots, fold_wires and args on all ranks */
     const float *const *values; /* by key: the initial parameters; rank 0's count, the others' may be NULL */
     int consistency;            /* hpc_consistency */
     int progress;               /* hpc_progress; each rank its own */
