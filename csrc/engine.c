@@ -463,9 +463,29 @@ static hpc_share *own_share(const hpc_core *core, int index) {
     return share->owner == ex->context->group.rank && share->core == core->index ? share : NULL;
 }
 
-static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+/* Whether an event brings the bytes that are due: what a short one left out would be folded as the slot held it before.
+ * Else the exchange fails. */
+static int brings(const hpc_core *core, const hpc_event *event, const char *what, int key, size_t due) {
+    if (event->nbytes == due) return 1;
+    char why[HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why, "rank %d: rank %d sent %zu bytes for %s %d of key %.64s; %zu are due",
+             core->exchange->context->group.rank, event->peer, event->nbytes, what, hpc_imm_index(event->imm),
+             core->exchange->plan->keys[key].name, due);
+    hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
+    return 0;
+}
+
+/* What rank pushes comes by the row, unless it is read where rank has it, or by plain puts before the share's event. */
+static int comes_by_share(const hpc_exchange *ex, int rank) {
+    return hpc_has_quorum(ex) || hpc_reads_in_place(ex, ex->context->group.rank, rank);
+}
+
+/* 0: the event names nothing; 1: it has been handled, by a failure if need be. So are those below. */
+static int share_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
     const hpc_exchange *ex = core->exchange;
-    if (share == NULL) return 0;
+    int rank = event->peer;
+    if (share == NULL || !comes_by_share(ex, rank)) return 0;
+    if (!brings(core, event, "share", share->key, hpc_has_quorum(ex) ? sizeof(uint64_t) : 0)) return 1;
     if (hpc_takes_what_is_there(ex)) return hpc_graph_share_came(ex, share, rank);
     if (hpc_has_quorum(ex)) return hpc_quorum_came(core, share, rank, slot);
     const hpc_edge *edges = NULL;
@@ -480,9 +500,10 @@ static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     return 1;
 }
 
-static int row_came(hpc_core *core, hpc_work *w, int rank, int forwarded, int slot) {
-    int input = w == NULL ? -1 : input_of(w, rank, forwarded);
-    if (input < 0 || hpc_has_quorum(core->exchange)) return 0;
+static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int forwarded, int slot) {
+    int rank = event->peer, input = w == NULL ? -1 : input_of(w, rank, forwarded);
+    if (input < 0 || hpc_has_quorum(core->exchange) || (!forwarded && comes_by_share(core->exchange, rank))) return 0;
+    if (!brings(core, event, "row", w->row->key, (size_t)w->row->count * hpc_codec_bytes(w->row->codec_in))) return 1;
     if (hpc_takes_what_is_there(core->exchange)) return hpc_graph_row_came(core->exchange, w->share, rank);
     input_came(core, w, slot, input);
     if (core->exchange->n_phases > 1) work_in_turn(core, w->share);
@@ -490,9 +511,11 @@ static int row_came(hpc_core *core, hpc_work *w, int rank, int forwarded, int sl
 }
 
 /* ASYNC: every push that the worker made before has been applied, events being in order. */
-static int pull_came(hpc_core *core, hpc_share *share, int rank) {
+static int pull_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     const hpc_exchange *ex = core->exchange;
+    int rank = event->peer;
     if (share == NULL || ex->consistency != HPC_ASYNC || ex->n_phases > 0) return 0;
+    if (!brings(core, event, "a pull of share", share->key, 0)) return 1;
     for (int i = 0; i < share->n_rows; i++) hpc_engine_send(core, &ex->work[ex->work_of[share->rows[i]]], rank);
     hpc_engine_answer(core, rank, hpc_signal_pulled(ex, (int)(share - ex->shares)), ++share->pulled[rank]);
     return 1;
@@ -503,9 +526,17 @@ static double *args_slot(const hpc_exchange *ex, int core, int rank) {
     return (double *)(void *)(hpc_own_part(ex) + ex->places[ex->context->group.rank].args + at);
 }
 
-static int args_came(hpc_core *core, int rank) {
+static int args_came(hpc_core *core, const hpc_event *event) {
     hpc_exchange *ex = core->exchange;
+    int rank = event->peer;
     if (!ex->places[rank].worker) return 0;
+    if (event->nbytes != sizeof core->args[rank]) {
+        char why[HPC_FAILURE_BYTES];
+        snprintf(why, sizeof why, "set_args: rank %d: rank %d sent %zu bytes of arguments of rule \"%s\"; %zu are due",
+                 ex->context->group.rank, rank, event->nbytes, ex->rule_name, sizeof core->args[rank]);
+        hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
+        return 1;
+    }
     memcpy(core->args[rank], args_slot(ex, core->index, rank), sizeof core->args[rank]);
     uint64_t set = atomic_load_explicit(&core->args_set[rank], memory_order_relaxed) + 1;
     atomic_store_explicit(&core->args_set[rank], set, memory_order_release);
@@ -527,28 +558,28 @@ static int args_came(hpc_core *core, int rank) {
 
 static void handle(hpc_core *core, const hpc_event *event) {
     const hpc_exchange *ex = core->exchange;
-    int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm), rank = event->peer, known = 0;
+    int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm), known = 0;
     if (slot < ex->depth) switch (hpc_imm_operation(event->imm)) {
         case HPC_OP_SHARE:
-            known = share_came(core, own_share(core, index), rank, slot);
+            known = share_came(core, own_share(core, index), event, slot);
             break;
         case HPC_OP_ROW:
-            known = row_came(core, own_row(core, index), rank, 0, slot);
+            known = row_came(core, own_row(core, index), event, 0, slot);
             break;
         case HPC_OP_FORWARD:
-            known = row_came(core, own_row(core, index), rank, 1, slot);
+            known = row_came(core, own_row(core, index), event, 1, slot);
             break;
         case HPC_OP_PULL:
-            known = pull_came(core, own_share(core, index), rank);
+            known = pull_came(core, own_share(core, index), event);
             break;
         case HPC_OP_ARGS:
-            known = args_came(core, rank);
+            known = args_came(core, event);
             break;
         }
     if (known) return;
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: an event %#x of rank %d names nothing of core %d", ex->context->group.rank,
-             event->imm, rank, core->index);
+             event->imm, event->peer, core->index);
     hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
 }
 

@@ -267,10 +267,18 @@ static int send_ordered(tcp_link *l, hpc_frame frame, const void *src) {
     return send_frame(l, &l->streams[0], &frame, fences, src);
 }
 
+static int is_striped(const tcp_link *l, uint64_t nbytes) {
+    return l->n_streams > 1 && nbytes >= STRIPE_MIN;
+}
+
+/* Of every stream's piece of a large put but the last one's, which is the rest. */
+static size_t piece_of(const tcp_link *l, uint64_t nbytes) {
+    return (size_t)((nbytes / (uint64_t)l->n_streams + LINE - 1) / LINE * LINE);
+}
+
 /* All but the first piece of a large put; the frame is left with that one. */
 static int send_pieces(tcp_link *l, hpc_frame *frame, const char *src) {
-    size_t nbytes = (size_t)frame->nbytes, n = (size_t)l->n_streams;
-    size_t piece = (nbytes / n + LINE - 1) / LINE * LINE;
+    size_t nbytes = (size_t)frame->nbytes, n = (size_t)l->n_streams, piece = piece_of(l, nbytes);
     frame->nbytes = piece;
     l->fenced = 0;
     for (size_t k = 1; k < n; k++) {
@@ -304,7 +312,7 @@ int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src) {
         return HPC_OK;
     }
     if (frame.flags & HPC_FRAME_EVENT) l->events++;
-    if (l->n_streams > 1 && frame.nbytes >= STRIPE_MIN) error = send_pieces(l, &frame, src);
+    if (is_striped(l, frame.nbytes)) error = send_pieces(l, &frame, src);
     if (error == 0) {
         if (frame.flags != 0)
             error = send_ordered(l, frame, src);
@@ -367,6 +375,12 @@ void tcp_link_close(tcp_link *l) {
 
 /* ---- reading, all of it by the holder of l->reading ---- */
 
+/* Whether the frame of an event has the bytes that it tells of, or its share of them and fences for the rest. */
+static int is_whole_event(const tcp_link *l, const hpc_frame *f) {
+    if (is_striped(l, f->value)) return f->nbytes == piece_of(l, f->value) && f->fences > 0;
+    return f->nbytes == f->value;
+}
+
 static int place(void *arg, const hpc_frame *f, char **at, hpc_memory **memory, const char **why) {
     tcp_link *l = arg;
     hpc_tcp *t = l->tcp;
@@ -383,6 +397,9 @@ static int place(void *arg, const hpc_frame *f, char **at, hpc_memory **memory, 
         status = HPC_ERR_TRANSPORT;
     } else if (f->flags & HPC_FRAME_SIGNAL && f->word >= (uint32_t)w->signals) {
         *why = "a signal that the window has not";
+        status = HPC_ERR_TRANSPORT;
+    } else if (f->flags & HPC_FRAME_EVENT && !is_whole_event(l, f)) {
+        *why = "an event of other bytes than it brings";
         status = HPC_ERR_TRANSPORT;
     } else if (w->memory != NULL) {
         *memory = hpc_memory_retain(w->memory);

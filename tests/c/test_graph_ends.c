@@ -63,11 +63,14 @@ static void pushes_too_often(rank *r) {
     g.j.depth = r->arg == DEGREES ? 3 : 1;
     hpc_exchange *e = graph_open(r, &g);
     if (r->rank == VICTIM) {
-        int index = 0;
+        int index = 0, in_place = hpc_reads_in_place(e, 0, VICTIM);
         while (e->plan->rows[index].owner != 0) index++;
+        const hpc_row *row = &e->plan->rows[index];
+        size_t nbytes = in_place ? 0 : (size_t)row->count * hpc_codec_bytes(row->codec_in);
+        uint32_t imm = in_place ? hpc_imm(HPC_OP_SHARE, 0, e->share_of[index]) : hpc_imm(HPC_OP_ROW, 0, index);
         for (int i = 0; i <= g.j.depth; i++)
-            CHECK_OK(hpc_put_notify(e->in_lanes[e->plan->rows[index].core], e->window, 0, NULL, 0, 0,
-                                    hpc_imm(HPC_OP_ROW, 0, index), -1));
+            CHECK_OK(hpc_put_notify(e->in_lanes[row->core], e->window, 0, hpc_window_data(e->window), nbytes,
+                                    in_place ? 0 : e->push_slot[index], imm, -1));
         check_peer(hpc_barrier(r->context, -1), 0);
     } else {
         int status = HPC_OK;

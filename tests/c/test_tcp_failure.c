@@ -151,6 +151,42 @@ static void bad_frames(rank *r) {
     hpc_window_free(after);
 }
 
+/* Events that tell of other bytes than their frames bring: short, long, and striped ones without their pieces. */
+static void lying_events(rank *r) {
+    enum { STRIPED = 1 << 20, PIECE = STRIPED / 2 };
+    static const hpc_frame lies[] = {
+        {.nbytes = 8, .value = 16},          {.nbytes = 8, .value = 0},          {.nbytes = 8, .value = STRIPED},
+        {.nbytes = PIECE, .value = STRIPED}, {.nbytes = 0, .value = UINT64_MAX},
+    };
+    enum { LIES = sizeof lies / sizeof *lies };
+    static const unsigned char payload[PIECE];
+    hpc_window *w;
+    hpc_event e;
+    bring_up(r, 2);
+    CHECK_EQ(r->size, LIES + 1);
+    CHECK_OK(hpc_window_create(r->context, STRIPED, 1, NULL, -1, &w));
+    rank_meet(r);
+    double start = ranks_now();
+    if (r->rank == VICTIM) {
+        for (int peer = 1; peer <= LIES; peer++) {
+            await_failed(r, peer, start);
+            CHECK(strstr(r->context->group.reasons[peer], "an event of other bytes than it brings"));
+        }
+        CHECK_STATUS(hpc_poll(r->context, NULL, &e), HPC_IN_PROGRESS);
+        rank_set(r, 0, 1);
+    } else {
+        hpc_frame frame = lies[r->rank - 1];
+        frame.magic = HPC_FRAME_MAGIC, frame.type = HPC_FRAME_PUT, frame.flags = HPC_FRAME_EVENT;
+        frame.window = w->parts[VICTIM].number;
+        int fd = link_to(r, NULL, VICTIM)->streams[0].fd;
+        send_all(fd, &frame, sizeof frame);
+        send_all(fd, payload, (size_t)frame.nbytes);
+        rank_await(r, 0, 1);
+    }
+    rank_meet(r);
+    hpc_window_free(w);
+}
+
 /* A peer that asks and asks for FLUSHED, and reads nothing: it is answered once it does, and nothing piles up. */
 static void asks_without_end(rank *r) {
     enum { ASKED = 300000, FEW = 16 };
@@ -376,6 +412,7 @@ static void last_words(rank *r) {
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "bad_frames", .size = GOOD + 1, .run = bad_frames, .where = RANKS_TCP, .apart = true, .bare = true},
+        {.name = "lying_events", .size = 6, .run = lying_events, .where = RANKS_TCP, .apart = true, .bare = true},
         {.name = "asks_without_end", .size = 2, .run = asks_without_end, .where = RANKS_TCP, .bare = true},
         {.name = "cut_first", .size = 3, .run = cut, .arg = CUT_FIRST, .where = RANKS_TCP, .apart = true, .bare = true},
         {.name = "cut_last", .size = 3, .run = cut, .arg = CUT_LAST, .where = RANKS_TCP, .apart = true, .bare = true},
