@@ -261,7 +261,9 @@ struct hpc_exchange {
     int forwards;                 /* some rows do */
     int depth, n_shares, n_cores; /* n_cores: of all ranks */
     hpc_share *shares;
-    int *share_of;                       /* by row */
+    int *share_of;     /* by row */
+    uint64_t *feeders; /* by row: a bit for each rank that feeds it; NULL: no row forwards */
+    size_t feeder_words;
     hpc_place *places;                   /* by rank */
     char *pushers;                       /* [key * size + rank] */
     size_t params_bytes, gradient_bytes; /* of all keys; of one slot */
@@ -308,7 +310,7 @@ struct hpc_exchange {
 int hpc_layout(hpc_exchange *ex, const char *op);
 int hpc_layout_slots(hpc_exchange *ex); /* places this rank's receive slots and fills in its part of slot_base */
 void hpc_layout_free(hpc_exchange *ex);
-int hpc_row_is_fed_by(const hpc_exchange *ex, const hpc_row *row, int rank); /* by its pushes, through any stages */
+int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank); /* by its pushes, through any stages */
 int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank); /* at either end of its rows */
 
 /* Bytes from the start of rank's part to its parameters of a key, after so many of its pushes. */

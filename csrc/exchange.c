@@ -38,7 +38,7 @@ static int check_outputs(const hpc_exchange *ex) {
         if (row->action == HPC_FORWARD) continue;
         if (before != NULL && before->key == row->key && before->in == row->in && before->out == row->out) continue;
         for (int r = 0; r < ex->context->group.size; r++) {
-            int gets = has_output(row, r), gives = hpc_row_is_fed_by(ex, row, r);
+            int gets = has_output(row, r), gives = hpc_row_is_fed_by(ex, i, r);
             int pushes = ex->pushers[(size_t)row->key * (size_t)ex->context->group.size + (size_t)r];
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,

@@ -87,11 +87,56 @@ out:
 
 /* ---- keys ---- */
 
-int hpc_row_is_fed_by(const hpc_exchange *ex, const hpc_row *row, int rank) {
-    for (int e = 0; e < row->n_in; e++)
-        if (row->in[e].row < 0 ? row->in[e].rank == rank : hpc_row_is_fed_by(ex, &ex->plan->rows[row->in[e].row], rank))
-            return 1;
-    return 0;
+/* Rows are taken once all that forward to them were; of each the ranks that feed it are known then. A plan has no
+ * circle. */
+static void spread_feeders(const hpc_exchange *ex, int *missing, int *ready) {
+    const hpc_plan *plan = ex->plan;
+    size_t words = ex->feeder_words;
+    int n_ready = 0;
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        for (int e = 0; e < row->n_in; e++) {
+            size_t rank = (size_t)row->in[e].rank;
+            if (row->in[e].row < 0)
+                ex->feeders[(size_t)i * words + rank / 64] |= (uint64_t)1 << rank % 64;
+            else
+                missing[i]++;
+        }
+        if (missing[i] == 0) ready[n_ready++] = i;
+    }
+    while (n_ready > 0) {
+        int i = ready[--n_ready];
+        const hpc_row *row = &plan->rows[i];
+        for (int e = 0; row->action == HPC_FORWARD && e < row->n_out; e++) {
+            int to = row->out[e].row;
+            for (size_t k = 0; k < words; k++)
+                ex->feeders[(size_t)to * words + k] |= ex->feeders[(size_t)i * words + k];
+            if (--missing[to] == 0) ready[n_ready++] = to;
+        }
+    }
+}
+
+/* Where nothing is forwarded the in-edges say it. */
+static int find_feeders(hpc_exchange *ex, const char *op) {
+    size_t rows = (size_t)ex->plan->n_rows;
+    for (size_t i = 0; i < rows; i++) ex->forwards |= ex->plan->rows[i].action == HPC_FORWARD;
+    if (!ex->forwards) return HPC_OK;
+    ex->feeder_words = ((size_t)ex->context->group.size + 63) / 64;
+    ex->feeders = calloc(rows * ex->feeder_words, sizeof *ex->feeders);
+    int *missing = calloc(rows, sizeof *missing), *ready = malloc(rows * sizeof *ready), status = HPC_OK;
+    if (ex->feeders == NULL || missing == NULL || ready == NULL)
+        status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the stages of %zu rows", op, rows);
+    else
+        spread_feeders(ex, missing, ready);
+    free(missing);
+    free(ready);
+    return status;
+}
+
+int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank) {
+    const hpc_row *r = &ex->plan->rows[row];
+    if (ex->feeders == NULL) return has_edge(r->in, r->n_in, rank);
+    return (int)(ex->feeders[(size_t)row * ex->feeder_words + (size_t)rank / 64] >> rank % 64 & 1);
 }
 
 /* A rank takes part in a share if its pushes come there, by whatever stages, or if it gets parameters from there. When
@@ -103,7 +148,7 @@ int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank)
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
         if (before != NULL && before->in == row->in && before->out == row->out) continue; /* as in every hub */
-        if (hpc_row_is_fed_by(ex, row, rank) || has_edge(row->out, row->n_out, rank)) return 1;
+        if (hpc_row_is_fed_by(ex, share->rows[i], rank) || has_edge(row->out, row->n_out, rank)) return 1;
         before = row;
     }
     return 0;
@@ -138,7 +183,6 @@ static int find_keys(hpc_exchange *ex, const char *op) {
             ex->keys[row->key].codec = row->codec_in;
             ex->pushers[(size_t)row->key * (size_t)ex->context->group.size + (size_t)row->in[e].rank] = 1;
         }
-        ex->forwards |= row->action == HPC_FORWARD;
     }
     for (int k = 0; k < plan->n_keys; k++) {
         ex->keys[k].params = ex->params_bytes;
@@ -200,7 +244,8 @@ int hpc_layout(hpc_exchange *ex, const char *op) {
     if (ex->places == NULL || ex->slot_base == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
     find_cores(ex);
-    int status = find_shares(ex, op);
+    int status = find_feeders(ex, op);
+    if (status == HPC_OK) status = find_shares(ex, op);
     if (status == HPC_OK && hpc_signals(ex) > HPC_MOST_SIGNALS)
         status = hpc_fail(HPC_ERR_INVALID, op, "%s: %d keys on %d cores need %d signals; at most %d are possible", op,
                           ex->plan->n_keys, ex->n_cores, hpc_signals(ex), HPC_MOST_SIGNALS);
@@ -307,6 +352,7 @@ void hpc_layout_free(hpc_exchange *ex) {
     free(ex->pushers);
     free(ex->shares);
     free(ex->share_of);
+    free(ex->feeders);
     free(ex->places);
     free(ex->slot_base);
     free(ex->master_of);

@@ -91,7 +91,7 @@ uint64_t hpc_closed_signal(const hpc_exchange *ex, int rank) {
 }
 
 int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank) {
-    return hpc_row_is_fed_by(ex, &ex->plan->rows[share->rows[0]], rank);
+    return hpc_row_is_fed_by(ex, share->rows[0], rank);
 }
 
 /* Of a share of this rank's own: the first fold that is still to come. */

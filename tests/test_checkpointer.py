@@ -346,6 +346,40 @@ def test_a_plan_that_tells_no_step_is_refused(tmp_path: Path) -> None:
     run_threads(2, body)
 
 
+def layers(depth: int) -> list[Row]:
+    """Of key a ranks 0 and 1 have a row in each layer, fed by both of the one before it: 2 ** depth paths to the last
+    row, which is rank 2's. Rank 2 pushes key b alone."""
+    rows = []
+    for layer in range(depth):
+        before = tuple(Edge(rank, 2 * layer - 2 + rank if layer else -1) for rank in (0, 1))
+        after = [Edge(rank, 2 * layer + 2 + rank) for rank in (0, 1)] if layer < depth - 1 else [Edge(2, 2 * depth)]
+        rows += [Row(0, owner, 0, 0, 16, before, tuple(after), "forward") for owner in (0, 1)]
+    last = Row(0, 2, 0, 0, 16, tuple(Edge(rank, 2 * depth - 2 + rank) for rank in (0, 1)), (Edge(0), Edge(1)))
+    return [*rows, last, Row(1, 2, 0, 0, 16, (Edge(2),), (Edge(2),))]
+
+
+def chain(length: int) -> list[Row]:
+    """Of key a rank 0 forwards to itself. The last row is rank 2's, as above."""
+    befores = [Edge(0, row - 1) for row in range(length)]
+    afters = [Edge(0, row + 1) for row in range(length - 1)] + [Edge(2, length)]
+    rows = [Row(0, 0, 0, 0, 16, (b,), (a,), "forward") for b, a in zip(befores, afters, strict=True)]
+    last = Row(0, 2, 0, 0, 16, (Edge(0, length - 1),), (Edge(0),))
+    return [*rows, last, Row(1, 2, 0, 0, 16, (Edge(2),), (Edge(2),))]
+
+
+@pytest.mark.parametrize(("rows", "last"), [(layers(40), 80), (chain(5000), 5000)], ids=["layers", "chain"])
+def test_a_plan_of_many_stages_is_looked_through_once(tmp_path: Path, rows: list[Row], last: int) -> None:
+    def body(context: Context) -> None:
+        params = {"a": np.zeros(16, F32), "b": np.zeros(16, F32)}
+        ex = Exchange(context, params, plan=Plan(params, rows, 3), rule=SGD(), progress="inline")
+        told = f"row {last} of the plan, which rank 2 owns, gets no update from rank 2"
+        with pytest.raises(hpcomm.HpcommError, match=told):
+            Checkpointer(ex, tmp_path)
+        context.barrier()
+
+    run_threads(3, body)
+
+
 # ---- what is on disk -------------------------------------------------------------------------------------------------
 
 

@@ -354,6 +354,29 @@ void hand_relay(hand_plan *h, const job *j, int size, uint64_t most) {
     }
 }
 
+void hand_layers(hand_plan *h, const job *j, int size, int layers) {
+    hand_start(h, j);
+    for (int key = 0; key < j->n_keys; key++) {
+        int base = h->plan.n_rows;
+        for (int i = 0; i <= layers * size; i++) {
+            int layer = i / size, last = layer == layers;
+            int n_in = layer == 0 ? j->n_workers : size, n_out = last ? j->n_workers : layer == layers - 1 ? 1 : size;
+            hpc_row *row = hand_row(h, key, i % size, last ? HPC_APPLY : HPC_FORWARD, HPC_F32, 0, j->keys[key].count);
+            for (int n = 0; n < n_in; n++) {
+                hpc_edge push = {j->workers[n], -1, 1}, forward = {n, base + (layer - 1) * size + n, 1.0 / size};
+                hpc_edge *edge = hand_edge(h, layer == 0 ? push : forward);
+                if (!row->n_in++) row->in = edge;
+            }
+            row->quorum = row->n_in;
+            for (int n = 0; n < n_out; n++) {
+                hpc_edge pull = {j->workers[n], -1, 1}, forward = {n, base + (layer + 1) * size + n, 1};
+                hpc_edge *edge = hand_edge(h, last ? pull : forward);
+                if (!row->n_out++) row->out = edge;
+            }
+        }
+    }
+}
+
 void hand_ring(hand_plan *h, const job *j, int size, int wire, uint64_t most) {
     hand_start(h, j);
     for (int key = 0; key < j->n_keys; key++) {

@@ -69,7 +69,9 @@ uint64_t progress_until(const rank *r, hpc_exchange *e, int word, uint64_t at_le
 /* Plans that no hub makes, in rows of at most so many elements (a multiple of 16), by turns on two cores. Racks: the
  * first rank of every two sums their updates and forwards the sum to the last rank of all, which applies the rule to
  * half of all sums. Ring: each rank emits half of its own and a quarter of each neighbour's update. Relay: rank 0 sums,
- * each rank hands the sum on to the next, and each applies the rule to its own copy. */
+ * each rank hands the sum on to the next, and each applies the rule to its own copy. Layers, of whole keys: each rank
+ * sums the workers' updates; each row of a further layer takes the mean of the layer before it, and so does rank 0,
+ * which applies the rule. */
 typedef struct hand_plan {
     hpc_plan plan;
     hpc_row rows[HAND_ROWS];
@@ -79,6 +81,7 @@ typedef struct hand_plan {
 
 void hand_racks(hand_plan *h, const job *j, int size, int wire, uint64_t most);
 void hand_relay(hand_plan *h, const job *j, int size, uint64_t most);
+void hand_layers(hand_plan *h, const job *j, int size, int layers);
 void hand_ring(hand_plan *h, const job *j, int size, int wire, uint64_t most);
 
 #endif
