@@ -194,6 +194,7 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     int status = hpc_lane_try_notify(core->out, ex->window, out->rank, w->acc, (size_t)w->row->count * sizeof(float),
                                      out->offset + (size_t)slot * hpc_slot_stride(ex, to),
                                      hpc_imm(HPC_OP_FORWARD, slot, w->row->out[edge].row));
+    if (status == HPC_OK) hpc_count_bytes(ex, ex->peer_sent, out->rank, (size_t)w->row->count * sizeof(float));
     if (status != HPC_IN_PROGRESS) check_put(core, status);
     return status;
 }
@@ -276,6 +277,14 @@ static void count_fold(hpc_core *core, const hpc_work *w, int n_inputs) {
     count(&core->bytes_folded, w->row->count * hpc_codec_bytes(w->row->codec_in) * (size_t)n_inputs);
 }
 
+/* Of servers' rows that wait for all their inputs, or take each as it comes (only): elsewhere shares are counted. */
+static void count_inputs(const hpc_core *core, const hpc_work *w, int only) {
+    hpc_exchange *ex = core->exchange;
+    int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1;
+    size_t nbytes = (size_t)w->row->count * hpc_codec_bytes(w->row->codec_in);
+    for (int i = first; i < last; i++) hpc_count_bytes(ex, ex->peer_received, w->inputs[i].rank, nbytes);
+}
+
 /* Where models rotate: the average of the update in a slot goes into the next one. Nobody reads that any more, as the
  * push of the update has waited for the answers to what was in it. */
 static void turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
@@ -317,6 +326,7 @@ static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
     else if (ex->consistency == HPC_BSP)
         put_row(core, w, HPC_OF_FOLD);
     count_fold(core, w, inputs.n);
+    if (ex->n_phases == 0) count_inputs(core, w, only);
     return 0;
 }
 

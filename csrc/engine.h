@@ -104,6 +104,7 @@ typedef struct hpc_share {
     int n_rows;
     int *rows;     /* of the plan */
     size_t nbytes; /* of an update of all of them, as it is sent */
+    size_t pushed; /* of it, what this rank pushes; rows that others forward to take none */
     int n_parts;
     int *parts;             /* owner: the ranks at either end of its rows, itself last */
     uint64_t version;       /* owner, BSP: how often all rows have been applied */
@@ -404,6 +405,11 @@ static inline double hpc_edge_weight(const hpc_exchange *ex, int key, uint64_t n
 /* Whether from sends its push number n of a key to rank to. */
 static inline int hpc_sends(const hpc_exchange *ex, int key, uint64_t n, int to, int from) {
     return ex->n_phases <= 1 || hpc_edge_weight(ex, key, n, to, from) != 0;
+}
+
+/* Bytes to or from another rank. Its threads and cores count together. */
+static inline void hpc_count_bytes(const hpc_exchange *ex, _Atomic uint64_t *by_rank, int rank, size_t nbytes) {
+    if (rank != ex->context->group.rank) atomic_fetch_add_explicit(&by_rank[rank], nbytes, memory_order_relaxed);
 }
 
 static inline char *hpc_own_part(const hpc_exchange *ex) {

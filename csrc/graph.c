@@ -39,7 +39,7 @@ void hpc_graph_count(hpc_core *core, int n) {
 }
 
 void hpc_graph_count_received(hpc_exchange *ex, const hpc_share *share, int rank) {
-    add_shared(&ex->peer_received[rank], share->nbytes);
+    hpc_count_bytes(ex, ex->peer_received, rank, share->nbytes);
 }
 
 /* ---- arrival ---- */

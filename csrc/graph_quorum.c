@@ -383,7 +383,7 @@ static int send_update(hpc_exchange *ex, hpc_share *share, uint64_t n) {
     if (status != HPC_OK) return unless_gone(status);
     out->sent++;
     out->under_way = n;
-    atomic_fetch_add_explicit(&ex->peer_sent[owner], share->nbytes, memory_order_relaxed);
+    hpc_count_bytes(ex, ex->peer_sent, owner, share->pushed);
     return HPC_OK;
 }
 

@@ -51,7 +51,8 @@ static void find_cores(hpc_exchange *ex) {
 /* Shares are numbered in the order of their first rows. share_at: by core, the share of the key at hand. */
 static int find_shares(hpc_exchange *ex, const char *op) {
     const hpc_plan *plan = ex->plan;
-    int *share_at = malloc((size_t)ex->n_cores * sizeof *share_at), status = HPC_OK;
+    int *share_at = malloc((size_t)ex->n_cores * sizeof *share_at), status = HPC_OK, pushes = 0;
+    const hpc_edge *edges = NULL;
     ex->share_of = malloc((size_t)plan->n_rows * sizeof *ex->share_of);
     ex->shares = calloc((size_t)plan->n_rows, sizeof *ex->shares);
     if (share_at == NULL || ex->share_of == NULL || ex->shares == NULL) goto no_memory;
@@ -74,8 +75,13 @@ static int find_shares(hpc_exchange *ex, const char *op) {
     }
     for (int i = 0; i < plan->n_rows; i++) {
         hpc_share *share = &ex->shares[ex->share_of[i]];
+        const hpc_row *row = &plan->rows[i];
+        size_t nbytes = (size_t)row->count * hpc_codec_bytes(row->codec_in);
+        if (row->in != edges) pushes = has_edge(row->in, row->n_in, ex->context->group.rank); /* a hub has one list */
+        edges = row->in;
         share->rows[share->n_rows++] = i;
-        share->nbytes += (size_t)plan->rows[i].count * hpc_codec_bytes(plan->rows[i].codec_in);
+        share->nbytes += nbytes;
+        if (pushes) share->pushed += nbytes;
     }
     goto out;
 no_memory:

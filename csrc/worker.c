@@ -203,9 +203,9 @@ static int notify(hpc_exchange *ex, int core, int owner, const void *src, size_t
     return HPC_OK;
 }
 
-static void count_sent(hpc_exchange *ex, int owner, size_t nbytes) {
-    if (owner == ex->context->group.rank) return;
-    atomic_fetch_add_explicit(&ex->peer_sent[owner], nbytes, memory_order_relaxed);
+/* A push of a share, which its owner may read where it is. */
+static void count_sent(hpc_exchange *ex, const hpc_share *share) {
+    hpc_count_bytes(ex, ex->peer_sent, share->owner, share->pushed);
 }
 
 /* Into the neighbour's slots, read or not: mark, data, mark, which no transport puts in another order. */
@@ -228,7 +228,7 @@ static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
         end_gradient(); /* and the last mark the data */
         if (status == HPC_OK) status = hpc_put(lane, ex->window, owner, &mark->version, sizeof mark->version, last);
     }
-    if (status == HPC_OK) count_sent(ex, owner, share->nbytes);
+    if (status == HPC_OK) count_sent(ex, share);
     return unless_left(ex, owner, status);
 }
 
@@ -273,7 +273,7 @@ static int push_share(hpc_exchange *ex, int s, int slot, limit *l) {
         if (status != HPC_OK) break;
     }
     if (ex->n_phases > 0) status = unless_left(ex, share->owner, status);
-    if (status == HPC_OK && hpc_feeds_share(ex, share, me)) count_sent(ex, share->owner, share->nbytes);
+    if (status == HPC_OK) count_sent(ex, share);
     return status;
 }
 
@@ -294,7 +294,7 @@ static int push_numbered(hpc_exchange *ex, int s, int slot, limit *l) {
     size_t at = ((size_t)share->at * size + (size_t)me) * sizeof k->number;
     status = notify(ex, share->core, share->owner, &k->number, sizeof k->number, ex->places[share->owner].numbers + at,
                     hpc_imm(HPC_OP_SHARE, slot, s), l);
-    if (status == HPC_OK) count_sent(ex, share->owner, share->nbytes);
+    if (status == HPC_OK) count_sent(ex, share);
     return status;
 }
 

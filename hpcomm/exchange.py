@@ -69,7 +69,7 @@ class PeerStats:
     """What an exchange had to do with one other rank.
 
     Attributes:
-        bytes_sent: of updates, to it.
+        bytes_sent: of updates, pushed or forwarded to it, whether it reads them in place or not.
         bytes_received: of updates, from it, that were folded here.
         wait: seconds in which it was among those that this rank waited for.
         late: with a quorum: shares of its updates that came too late here and were left out.
@@ -96,7 +96,7 @@ class ExchangeStats:
         threads: of its engine; 0 means that the callers' own waits do its work.
         usual: seconds that hardly any push here takes until it is done: the mean and four mean deviations of the last
             ones, as RFC 6298 has it; 0 before there were eight.
-        bytes_sent: of updates, to other ranks.
+        bytes_sent: of updates, pushed or forwarded to other ranks.
         reduces: on a graph or with a quorum: folds made here, of each key (and core) by itself.
         whole, torn, stale, missing: on a graph: neighbours' inputs to them that were whole and new; overwritten while
             they were read; folded before; not there yet (ASAP, section 6.2). All but the whole ones were left out;

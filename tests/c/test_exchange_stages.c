@@ -1,4 +1,5 @@
-/* Plans of many stages: who feeds a row is found once, however many paths there are and however long they get. */
+/* Plans of several stages, and of very many: what is sent between two ranks is counted to the byte, and who feeds a row
+ * is found once, however many paths there are and however long they get. */
 #include "exchange_plans.h"
 
 enum { STEPS = 3 };
@@ -25,6 +26,80 @@ static void train(const rank *r, const job *j, int steps) {
     CHECK_OK(hpc_exchange_close(e, -1));
     hpc_exchange_free(e);
 }
+
+/* ---- traffic ---- */
+
+/* Of a step, from one rank to another, as the plan has it. */
+static uint64_t bytes_between(const hpc_plan *plan, int from, int to) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        for (int e = 0; e < row->n_in && row->owner == to && from != to; e++)
+            if (row->in[e].rank == from) bytes += row->count * (row->codec_in == HPC_F32 ? 4 : 2);
+    }
+    return bytes;
+}
+
+static void check_traffic(const rank *r, const hpc_exchange *e, const hpc_plan *plan, uint64_t steps) {
+    hpc_exchange_stats stats;
+    uint64_t sent = 0;
+    for (int who = 0; who < r->size; who++) {
+        hpc_exchange_peer peer;
+        CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
+        CHECK_EQ(peer.bytes_sent, steps * bytes_between(plan, r->rank, who));
+        CHECK_EQ(peer.bytes_received, steps * bytes_between(plan, who, r->rank));
+        sent += peer.bytes_sent;
+    }
+    CHECK_OK(hpc_exchange_get_stats(e, &stats));
+    CHECK_EQ(stats.bytes_sent, sent);
+}
+
+/* What each rank sends is counted where it sends it: a push to the rows that it feeds itself, a forward by the core
+ * that forwards. arg: progress + 8 times the plan. */
+static void traffic(rank *r) {
+    enum { RACKS, RELAY, RING };
+    static const uint64_t of_racks[4][4] = {{0, 0, 0, 4004}, {2002, 0, 0, 0}, {0, 0, 0, 4004}, {0, 0, 2002, 0}};
+    job j;
+    hand_plan *h = malloc(sizeof *h);
+    CHECK(h);
+    job_init(&j, r);
+    j.progress = r->arg % 8, j.n_keys = 1;
+    if (r->arg / 8 == RACKS) {
+        hand_racks(h, &j, r->size, j.wire = HPC_F16, 256);
+        for (int who = 0; who < r->size; who++) CHECK_EQ(bytes_between(&h->plan, r->rank, who), of_racks[r->rank][who]);
+    } else if (r->arg / 8 == RELAY) {
+        hand_relay(h, &j, r->size, 256);
+    } else {
+        hand_ring(h, &j, r->size, HPC_F32, 256);
+    }
+    j.plan = &h->plan;
+    hpc_exchange *e = job_open(r, &j);
+    for (int step = 0; step < STEPS; step++) job_push_pull(r, &j, e, 0, step);
+    check_traffic(r, e, &h->plan, STEPS);
+    hpc_exchange_free(e);
+    free(h);
+}
+
+/* The same of a hub; under ASYNC each push is folded by itself. arg: each. */
+static void traffic_of_hub(rank *r) {
+    job j;
+    job_init(&j, r);
+    j.servers[0] = 1, j.n_servers = 1, j.each = r->arg;
+    hpc_exchange *e = job_open(r, &j);
+    for (int step = 0; step < STEPS; step++)
+        for (int key = 0; key < j.n_keys; key++) job_push_pull(r, &j, e, key, step);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_peer peer;
+    for (int who = 0; who < r->size; who++) {
+        uint64_t bytes = (1001 + 33 + 4097) * 4 * STEPS;
+        CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
+        CHECK_EQ(peer.bytes_sent, who == 1 && r->rank != 1 ? bytes : 0);
+        CHECK_EQ(peer.bytes_received, who != 1 && r->rank == 1 ? bytes : 0);
+    }
+    hpc_exchange_free(e);
+}
+
+/* ---- long plans ---- */
 
 /* Each row of a layer is fed by all of the one before it: as many paths as rows of a layer to the power of layers. */
 static void layers(rank *r) {
@@ -65,6 +140,12 @@ int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "two_layers", .size = 2, .run = layers, .arg = 2},
         {.name = "many_layers", .size = 4, .run = layers, .arg = 40},
+        {.name = "racks_traffic", .size = 4, .run = traffic, .arg = HPC_PROGRESS_INLINE},
+        {.name = "racks_traffic_thread", .size = 4, .run = traffic, .arg = HPC_PROGRESS_THREAD},
+        {.name = "relay_traffic", .size = 3, .run = traffic, .arg = HPC_PROGRESS_INLINE + 8},
+        {.name = "ring_traffic", .size = 3, .run = traffic, .arg = HPC_PROGRESS_INLINE + 16},
+        {.name = "hub_traffic", .size = 3, .run = traffic_of_hub},
+        {.name = "hub_traffic_async", .size = 3, .run = traffic_of_hub, .arg = 1},
         {.name = "chain", .size = 2, .run = chain, .where = RANKS_UNSEEDED},
         {0},
     };

@@ -723,7 +723,7 @@ typedef struct hpc_exchange_stats {
     int threads;                          /* of its engine; 0: inline */
     double usual;        /* seconds that hardly any push here takes until it is done: the mean and four mean deviations
                             of the last ones, as RFC 6298 has it; 0 before there were eight */
-    uint64_t bytes_sent; /* of updates, to other ranks */
+    uint64_t bytes_sent; /* of updates, to other ranks: pushed, read in place or not, and forwarded */
     /* On a graph: folds of a share (what a core has of a key), and what became of the neighbours' inputs to them. With
      * a quorum: folds of a share here, and the updates in them and missing from them. */
     uint64_t reduces, whole, torn, stale, missing;
@@ -746,7 +746,7 @@ HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
 HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *counts, int cap);
 
 typedef struct hpc_exchange_peer {
-    uint64_t bytes_sent, bytes_received; /* of updates: sent there, and from there folded here */
+    uint64_t bytes_sent, bytes_received; /* of updates: pushed or forwarded there, and from there folded here */
     double wait;                         /* seconds in which that rank was among those waited for */
     uint64_t late;                       /* shares of its updates that came too late here and were left out */
     uint64_t dropped;                    /* on a graph: shares of this rank's that it left out, or was not sent */
