@@ -191,6 +191,14 @@ static void leave_tasks(hpc_context *c) {
     atomic_store_explicit(&c->working, 0, memory_order_release);
 }
 
+void hpc_context_hold_tasks(hpc_context *c) {
+    while (!take_tasks(c)) sched_yield();
+}
+
+void hpc_context_let_tasks(hpc_context *c) {
+    leave_tasks(c);
+}
+
 int hpc_context_work(hpc_context *c) {
     const char *failure = NULL;
     char why[HPC_REASON_BYTES];
@@ -216,7 +224,7 @@ int hpc_context_progress(void *context) {
 }
 
 void hpc_context_add_task(hpc_context *c, hpc_task *task) {
-    while (!take_tasks(c)) sched_yield();
+    hpc_context_hold_tasks(c);
     task->next = c->tasks;
     c->tasks = task;
     atomic_fetch_add_explicit(&c->n_tasks, 1, memory_order_release);
@@ -225,7 +233,7 @@ void hpc_context_add_task(hpc_context *c, hpc_task *task) {
 }
 
 void hpc_context_remove_task(hpc_context *c, hpc_task *task) {
-    while (!take_tasks(c)) sched_yield();
+    hpc_context_hold_tasks(c);
     for (hpc_task **at = &c->tasks; *at != NULL; at = &(*at)->next)
         if (*at == task) {
             *at = task->next;

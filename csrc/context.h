@@ -60,7 +60,7 @@ struct hpc_context {
     int all_remote;       /* no peer shares memory with this rank */
     hpc_task *tasks;
     _Atomic int n_tasks; /* 0 spares the look at them */
-    _Atomic int working; /* a thread is at the tasks, or changes their list */
+    _Atomic int working; /* a thread is at the tasks, holds them, or changes their list */
     int connecting, connected;
     struct hpc_context *root;              /* the first of its family (shrink.c): itself, or one that it holds */
     pthread_mutex_t family;                /* the root's: of open and heirs */
@@ -85,6 +85,11 @@ int hpc_context_ready(const hpc_context *context, const char *op);
 /* The task belongs to the context until it is removed; no thread is at it then. */
 void hpc_context_add_task(hpc_context *context, hpc_task *task);
 void hpc_context_remove_task(hpc_context *context, hpc_task *task);
+
+/* Between the two no thread is at the tasks, this one's own waits included, which then only look. Not from within a
+ * task, and not twice. */
+void hpc_context_hold_tasks(hpc_context *context);
+void hpc_context_let_tasks(hpc_context *context);
 
 /* Runs the tasks once, and says what they leave, as of hpc_left_over. HPC_LEFT when another thread is at them: what it
  * leaves has to be looked at again before a sleep. */

@@ -652,15 +652,21 @@ static int work_unless_paused(hpc_core *core) {
     return n;
 }
 
+/* A core never waits: it leaves its rows after one event. Inline, the wait of any thread may work for it: whoever has
+ * the context's tasks has its rows, and what one holder wrote is seen by the next. */
 void hpc_engine_pause(hpc_core *core) {
-    if (!core->running) return;
+    if (!core->running && !core->exchange->inline_progress) return;
     atomic_store(&core->paused, 1);
-    while (atomic_load(&core->working)) sched_yield(); /* a core never waits: this ends after one event */
+    if (core->running)
+        while (atomic_load(&core->working)) sched_yield();
+    else
+        hpc_context_hold_tasks(core->exchange->context);
 }
 
 void hpc_engine_resume(hpc_core *core) {
-    if (!core->running) return;
+    if (!core->running && !core->exchange->inline_progress) return;
     atomic_store_explicit(&core->paused, 0, memory_order_release);
+    if (!core->running) hpc_context_let_tasks(core->exchange->context);
     hpc_bell_ring(core->exchange->context->group.bell); /* it may have gone to sleep over events */
 }
 
@@ -746,9 +752,11 @@ void hpc_engine_stop(hpc_exchange *ex) {
 /* ---- all rows ---- */
 
 void hpc_engine_write(hpc_exchange *ex) {
-    for (int i = 0; i < ex->n_work; i++) {
-        const hpc_work *w = &ex->work[i];
-        if (w->row->action == HPC_FORWARD) continue;
-        hpc_engine_send(&ex->cores[w->row->core], w, HPC_EVERYBODY);
+    for (int c = 0; c < ex->n_own_cores; c++) {
+        hpc_engine_pause(&ex->cores[c]);
+        for (int i = 0; i < ex->n_work; i++)
+            if (ex->work[i].row->core == c && ex->work[i].row->action != HPC_FORWARD)
+                hpc_engine_send(&ex->cores[c], &ex->work[i], HPC_EVERYBODY);
+        hpc_engine_resume(&ex->cores[c]);
     }
 }

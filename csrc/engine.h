@@ -510,8 +510,8 @@ void hpc_engine_answer_with(hpc_core *core, int rank, const void *src, size_t nb
 void hpc_engine_start(hpc_exchange *ex, int threads);
 void hpc_engine_stop(hpc_exchange *ex);
 void hpc_engine_write(hpc_exchange *ex); /* every row's parameters to its outputs */
-/* Between the two the core's thread, if it has one, touches no row: it is between two events. Other threads do not call
- * them. */
+/* Between the two nobody works for the core: its thread, or whichever wait works inline, is between two events. The
+ * caller pauses one core at a time, is not at work for one itself, and does not wait meanwhile. */
 void hpc_engine_pause(hpc_core *core);
 void hpc_engine_resume(hpc_core *core);
 
