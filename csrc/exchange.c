@@ -463,14 +463,22 @@ int hpc_exchange_get_folded(hpc_exchange *ex, int rank, uint64_t *pushes) {
     return HPC_OK;
 }
 
+/* Publish and an owner's cores would write the same parameters, by the same lanes. */
+static int check_settled(const hpc_exchange *ex, const char *op) {
+    int status = hpc_worker_check_idle(ex, op);
+    if (status == HPC_OK && ex->setting)
+        status = hpc_fail(HPC_ERR_INVALID, op, "%s: set_args is under way on rank %d; call it again first", op,
+                          ex->context->group.rank);
+    return status;
+}
+
 int hpc_exchange_publish(hpc_exchange *ex, double timeout) {
     static const char op[] = "publish";
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
     int status = hpc_exchange_check(ex, op);
     if (status != HPC_OK) return status;
     double deadline = hpc_deadline(&ex->context->group, timeout);
-    if (hpc_leaves_out(ex)) status = hpc_worker_check_idle(ex, op);
-    status = hpc_context_agree(ex->context, op, status, deadline); /* and nobody is under way */
+    status = hpc_context_agree(ex->context, op, check_settled(ex, op), deadline);
     if (status != HPC_OK) return status;
     if (hpc_leaves_out(ex)) status = hpc_graph_level(ex, op, deadline);
     if (status == HPC_OK) {

@@ -279,6 +279,8 @@ int hpc_quorum_tell(hpc_exchange *ex) {
     int status = HPC_OK;
     for (int s = 0; s < ex->n_shares; s++) {
         hpc_share *share = &ex->shares[s];
+        if (share->n_parts == 0) continue;
+        hpc_engine_pause(&ex->cores[share->core]);
         for (int i = 0; i < share->n_parts && status == HPC_OK; i++) {
             int rank = share->parts[i];
             hpc_verdict *said = &share->arrivals->verdicts[rank];
@@ -286,6 +288,7 @@ int hpc_quorum_tell(hpc_exchange *ex) {
             status = hpc_put(ex->cores[share->core].out, ex->window, rank, said, sizeof *said,
                              ex->places[rank].verdicts + (size_t)s * sizeof *said);
         }
+        hpc_engine_resume(&ex->cores[share->core]);
     }
     return status;
 }

@@ -1,8 +1,11 @@
-/* Rows are read and written between two updates, whichever thread works for their core. */
+/* Rows are read and written between two updates, whichever thread works for their core; parameters are published while
+ * nothing is under way anywhere. */
 #include <pthread.h>
 #include <sched.h>
 
 #include "exchange_plans.h"
+
+enum { BOTH = HPC_PUSH | HPC_PULL };
 
 /* ---- between two updates ---------------------------------------------------------------------------------------- */
 
@@ -94,11 +97,47 @@ static void another_thread(rank *r) {
     free(row);
 }
 
+/* ---- publish ---------------------------------------------------------------------------------------------------- */
+
+/* arg: progress. Publish is refused on every rank while a push or set_args of one is under way. */
+static void nothing_under_way(rank *r) {
+    const double args[HPC_RULE_ARGS] = {0, 0.25};
+    reference ref;
+    uint64_t ticket;
+    job j;
+    job_init(&j, r);
+    j.progress = r->arg, j.n_servers = 1;
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    if (r->rank == 1) ticket = job_start(r, &j, e, 0, 0, BOTH, false);
+    CHECK_STATUS(hpc_exchange_publish(e, -1), HPC_ERR_INVALID);
+    CHECK_MESSAGE("key k0 is under way on rank 1");
+    if (r->rank != 1) ticket = job_start(r, &j, e, 0, 0, BOTH, false);
+    CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+    CHECK_OK(hpc_exchange_publish(e, -1));
+    reference_step(&ref, 0);
+    for (int key = 0; key < j.n_keys; key++) reference_check(&ref, r, e, key);
+
+    if (r->rank == 1) CHECK_STATUS(hpc_exchange_set_args(e, args, 0), HPC_ERR_TIMEOUT);
+    CHECK_STATUS(hpc_exchange_publish(e, -1), HPC_ERR_INVALID);
+    CHECK_MESSAGE("set_args is under way on rank 1");
+    CHECK_OK(hpc_exchange_set_args(e, args, -1));
+    CHECK_OK(hpc_exchange_publish(e, -1));
+    j.args[1] = args[1];
+    job_push_pull(r, &j, e, 0, 1);
+    reference_step(&ref, 0);
+    for (int key = 0; key < j.n_keys; key++) reference_check(&ref, r, e, key);
+    reference_free(&ref);
+    hpc_exchange_free(e);
+}
+
 int main(int argc, char **argv) {
     enum { INLINE = HPC_PROGRESS_INLINE, THREAD = HPC_PROGRESS_THREAD };
     static const ranks_case cases[] = {
         {.name = "another_thread", .size = 2, .run = another_thread, .arg = INLINE},
         {.name = "another_thread_core", .size = 2, .run = another_thread, .arg = THREAD},
+        {.name = "nothing_under_way", .size = 3, .run = nothing_under_way, .arg = INLINE},
+        {.name = "nothing_under_way_core", .size = 3, .run = nothing_under_way, .arg = THREAD},
         {0},
     };
     return ranks_main(argc, argv, cases);

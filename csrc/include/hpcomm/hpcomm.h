@@ -699,10 +699,10 @@ HPC_API int hpc_exchange_get_args(hpc_exchange *exchange, double *args);
 
 /* A row that this rank owns, while nothing of this rank is under way: its step, parameters (count values) and state
  * (slots * count values, slot by slot), between two updates if others push meanwhile, as they may under ASYNC. After
- * set, publish (collective) sends the parameters to all workers; on a graph with a quorum all ranks go on from one
- * version, and what was pushed before comes too late. When a rank has died or the context is revoked,
- * nothing is under way any more: this rank's part of the exchange stops for good at the first of these calls, and its
- * rows are as they are. */
+ * set, publish (collective) sends the parameters to all workers, or is refused on all ranks while anything is under way
+ * on one; on a graph with a quorum all ranks go on from one version, and what was pushed before comes too late. When a
+ * rank has died or the context is revoked, nothing is under way any more: this rank's part of the exchange stops for
+ * good at the first of these calls, and its rows are as they are. */
 HPC_API int hpc_exchange_get_row(hpc_exchange *exchange, int row, uint64_t *step, float *params, float *state);
 HPC_API int hpc_exchange_set_row(hpc_exchange *exchange, int row, uint64_t step, const float *params,
                                  const float *state);
