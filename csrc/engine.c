@@ -199,20 +199,37 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     return status;
 }
 
+static void keep_forward(hpc_core *core, hpc_work *w, int edge, int slot) {
+    int to = w->outputs[edge].rank;
+    hpc_late *late = core->free_late;
+    core->free_late = late->next;
+    *late = (hpc_late){w, edge, slot, NULL};
+    if (core->late_first[to] == NULL)
+        core->late_first[to] = late;
+    else
+        core->late_last[to]->next = late;
+    core->late_last[to] = late;
+    core->n_late++;
+}
+
+/* A receiver gets its forwards in order; one that takes none delays those to itself alone. */
 static void forward_row(hpc_core *core, hpc_work *w, int slot) {
     for (int e = 0; e < w->n_outputs; e++)
-        if (core->n_late > 0 || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
-            core->late[core->n_late++] = (hpc_late){w, e, slot};
+        if (core->late_first[w->outputs[e].rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
+            keep_forward(core, w, e, slot);
 }
 
 static void retry_forwards(hpc_core *core) {
-    int done = 0;
-    while (done < core->n_late &&
-           try_forward(core, core->late[done].work, core->late[done].edge, core->late[done].slot) != HPC_IN_PROGRESS)
-        done++;
-    if (done == 0) return;
-    core->n_late -= done;
-    memmove(core->late, core->late + done, (size_t)core->n_late * sizeof *core->late);
+    for (int r = 0; r < core->exchange->context->group.size; r++) {
+        hpc_late *late;
+        while ((late = core->late_first[r]) != NULL &&
+               try_forward(core, late->work, late->edge, late->slot) != HPC_IN_PROGRESS) {
+            core->late_first[r] = late->next;
+            late->next = core->free_late;
+            core->free_late = late;
+            core->n_late--;
+        }
+    }
 }
 
 /* Fold, rule and write of a whole row by ex->pass. */
@@ -593,10 +610,14 @@ static void handle(hpc_core *core, const hpc_event *event) {
     hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
 }
 
-/* Pushes come by in; what other cores of this number forward comes by out, where nothing else does. */
+/* Pushes come by in; what other cores of this number forward comes by out, where nothing else does. Each is looked at
+ * first by turns: a receiver of many pushes would let the rings of its forwards run full. */
 static int next_event(hpc_core *core) {
-    int status = hpc_lane_poll(core->in, &core->held);
-    if (status == HPC_IN_PROGRESS && core->exchange->forwards) status = hpc_lane_poll(core->out, &core->held);
+    int at_out = core->at_out, status = hpc_lane_poll(at_out ? core->out : core->in, &core->held);
+    if (core->exchange->forwards) {
+        if (status == HPC_IN_PROGRESS) status = hpc_lane_poll(at_out ? core->in : core->out, &core->held);
+        core->at_out = !at_out;
+    }
     if (status != HPC_OK && status != HPC_IN_PROGRESS) check_put(core, status);
     return status == HPC_OK;
 }
@@ -614,6 +635,7 @@ static int work_core(hpc_core *core) {
         core->holds = 0;
         if (n++ == 0) start = hpc_now();
         handle(core, &core->held);
+        if (core->n_late > 0) retry_forwards(core); /* rings empty while this goes on */
     }
     if (core->n_graph_shares > 0 && atomic_load_explicit(&ex->failed, memory_order_relaxed) == HPC_OK)
         n += hpc_graph_work(core);

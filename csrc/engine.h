@@ -156,10 +156,11 @@ typedef struct hpc_work {
     int n_outputs;
 } hpc_work;
 
-/* A forward that found the ring full. */
+/* A forward that found the ring of its receiver full. */
 typedef struct hpc_late {
     hpc_work *work;
     int edge, slot;
+    struct hpc_late *next; /* to the same receiver; or the next free one */
 } hpc_late;
 
 typedef enum hpc_started { HPC_STARTED = 1, HPC_UNPINNED = 2 /* where it should have been pinned */ } hpc_started;
@@ -183,8 +184,9 @@ typedef struct hpc_core {
     float **writing;               /* and of the places where a pass writes */
     double (*args)[HPC_RULE_ARGS]; /* by rank */
     _Atomic uint64_t *args_set;    /* by rank: how often */
-    hpc_late *late;
-    int n_late;
+    hpc_late *late, *free_late;    /* as many as can be late at once */
+    hpc_late **late_first, **late_last; /* by rank: those to it, the oldest first */
+    int n_late, at_out;                 /* at_out: forwards are looked at before pushes */
     char *absent;    /* by rank: with a quorum, it let a fold wait in vain, and has sent nothing since */
     char *unflushed; /* by rank: puts that may still read a master */
     int n_unflushed;

@@ -170,13 +170,19 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     core->args = malloc(size * sizeof *core->args);
     core->args_set = calloc(size, sizeof *core->args_set);
     core->late = malloc((forwards + 1) * sizeof *core->late);
+    core->late_first = calloc(size, sizeof *core->late_first);
+    core->late_last = calloc(size, sizeof *core->late_last);
     core->unflushed = calloc(size, 1);
     core->absent = calloc(size, 1);
     if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL ||
         core->writing == NULL || core->args == NULL || core->args_set == NULL || core->late == NULL ||
-        core->unflushed == NULL || core->absent == NULL)
+        core->late_first == NULL || core->late_last == NULL || core->unflushed == NULL || core->absent == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
+    for (size_t i = 0; i < forwards; i++) {
+        core->late[i].next = core->free_late;
+        core->free_late = &core->late[i];
+    }
     core->due = INFINITY;
     core->in = ex->in_lanes[core->index];
     core->out = ex->out_lanes[core->index];
@@ -380,6 +386,8 @@ void hpc_rows_free(hpc_exchange *ex) {
         free(core->args);
         free(core->args_set);
         free(core->late);
+        free(core->late_first);
+        free(core->late_last);
         free(core->unflushed);
         free(core->absent);
     }
