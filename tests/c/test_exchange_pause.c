@@ -118,9 +118,9 @@ static void nothing_under_way(rank *r) {
     reference_step(&ref, 0);
     for (int key = 0; key < j.n_keys; key++) reference_check(&ref, r, e, key);
 
-    if (r->rank == 1) CHECK_STATUS(hpc_exchange_set_args(e, args, 0), HPC_ERR_TIMEOUT);
+    if (r->rank == 0) CHECK_STATUS(hpc_exchange_set_args(e, args, 0), HPC_ERR_TIMEOUT); /* it needs those of all */
     CHECK_STATUS(hpc_exchange_publish(e, -1), HPC_ERR_INVALID);
-    CHECK_MESSAGE("set_args is under way on rank 1");
+    CHECK_MESSAGE("set_args is under way on rank 0");
     CHECK_OK(hpc_exchange_set_args(e, args, -1));
     CHECK_OK(hpc_exchange_publish(e, -1));
     j.args[1] = args[1];
