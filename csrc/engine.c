@@ -6,8 +6,8 @@
  * caches, so memory sees each gradient, state and parameter once. When the last row of a share is done its workers get
  * their answer: a signal behind the data.
  *
- * A core never waits. What cannot go on (a full ring, a put that still reads a master) is kept and tried again at the
- * next call. */
+ * A core never waits. What cannot go on (a forward to a full ring, a pull while an earlier one is on its way) is kept
+ * for the rank that it is for, and tried again at the next call: a rank that stands still delays only itself. */
 #define _GNU_SOURCE
 #include "engine.h"
 
@@ -160,26 +160,10 @@ static void put_row(hpc_core *core, const hpc_work *w, int to) {
         const float *from = out->copy == NULL ? w->param : memcpy(out->copy, w->param, nbytes);
         check_put(core, hpc_put(core->out, ex->window, out->rank, from, nbytes, out->offset));
         count(&core->bytes_written, nbytes);
-        if (!core->unflushed[out->rank]) core->n_unflushed++;
-        core->unflushed[out->rank] = 1;
     }
 }
 
 /* ---- one row ---- */
-
-/* HPC_IN_PROGRESS while a put may still read a master that is about to change. Under BSP it has been read: the worker
- * it went to has pushed again since. */
-static int flush_outputs(hpc_core *core) {
-    for (int r = 0; core->n_unflushed > 0 && r < core->exchange->context->group.size; r++) {
-        if (!core->unflushed[r]) continue;
-        int status = hpc_lane_try_flush(core->out, r);
-        if (status == HPC_IN_PROGRESS) return status;
-        check_put(core, status);
-        core->unflushed[r] = 0;
-        core->n_unflushed--;
-    }
-    return HPC_OK;
-}
 
 void hpc_engine_send(hpc_core *core, const hpc_work *w, int to) {
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
@@ -586,7 +570,8 @@ static int args_came(hpc_core *core, const hpc_event *event) {
 static void handle(hpc_core *core, const hpc_event *event) {
     const hpc_exchange *ex = core->exchange;
     int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm), known = 0;
-    if (slot < ex->depth) switch (hpc_imm_operation(event->imm)) {
+    hpc_operation operation = hpc_imm_operation(event->imm);
+    if (slot < ex->depth || (operation == HPC_OP_PULL && slot == HPC_ANSWERED)) switch (operation) {
         case HPC_OP_SHARE:
             known = share_came(core, own_share(core, index), event, slot);
             break;
@@ -610,12 +595,46 @@ static void handle(hpc_core *core, const hpc_event *event) {
     hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
 }
 
+/* Under ASYNC, a pull of a worker that may still be sent what it pulled before, from the copy that is written next. */
+static int has_to_wait(hpc_core *core, const hpc_event *event) {
+    if (core->exchange->consistency != HPC_ASYNC || hpc_imm_operation(event->imm) != HPC_OP_PULL ||
+        hpc_imm_slot(event->imm) == HPC_ANSWERED)
+        return 0;
+    int status = hpc_lane_try_flush(core->out, event->peer);
+    if (status == HPC_IN_PROGRESS) return 1;
+    check_put(core, status);
+    return 0;
+}
+
+static void hold(hpc_core *core, const hpc_event *event) {
+    core->held[event->peer] = *event;
+    core->holds[event->peer] = 1;
+    core->n_held++;
+}
+
+static int take_held(hpc_core *core, hpc_event *event) {
+    for (int r = 0; r < core->exchange->context->group.size; r++) {
+        if (!core->holds[r] || has_to_wait(core, &core->held[r])) continue;
+        *event = core->held[r];
+        core->holds[r] = 0;
+        core->n_held--;
+        return 1;
+    }
+    return 0;
+}
+
 /* Pushes come by in; what other cores of this number forward comes by out, where nothing else does. Each is looked at
  * first by turns: a receiver of many pushes would let the rings of its forwards run full. */
-static int next_event(hpc_core *core) {
-    int at_out = core->at_out, status = hpc_lane_poll(at_out ? core->out : core->in, &core->held);
+static int next_event(hpc_core *core, hpc_event *event) {
+    int at_out = core->at_out, status;
+    if (core->n_held > 0) {
+        if (take_held(core, event)) return 1;
+        status = hpc_lane_poll_but(core->in, core->holds, event);
+    } else {
+        status = hpc_lane_poll(at_out ? core->out : core->in, event);
+    }
     if (core->exchange->forwards) {
-        if (status == HPC_IN_PROGRESS) status = hpc_lane_poll(at_out ? core->in : core->out, &core->held);
+        if (status == HPC_IN_PROGRESS) status = hpc_lane_poll(at_out ? core->in : core->out, event);
         core->at_out = !at_out;
     }
     if (status != HPC_OK && status != HPC_IN_PROGRESS) check_put(core, status);
@@ -625,16 +644,17 @@ static int next_event(hpc_core *core) {
 /* Everything that has come; how many events. */
 static int work_core(hpc_core *core) {
     hpc_exchange *ex = core->exchange;
+    hpc_event event;
     double start = 0;
     int n = 0;
     if (core->n_late > 0) retry_forwards(core);
     while (atomic_load_explicit(&ex->failed, memory_order_relaxed) == HPC_OK &&
-           !atomic_load_explicit(&core->paused, memory_order_relaxed) && (core->holds || next_event(core))) {
-        core->holds = 1;
-        if (ex->consistency == HPC_ASYNC && core->n_unflushed > 0 && flush_outputs(core) == HPC_IN_PROGRESS) break;
-        core->holds = 0;
+           !atomic_load_explicit(&core->paused, memory_order_relaxed) && next_event(core, &event)) {
         if (n++ == 0) start = hpc_now();
-        handle(core, &core->held);
+        if (has_to_wait(core, &event))
+            hold(core, &event);
+        else
+            handle(core, &event);
         if (core->n_late > 0) retry_forwards(core); /* rings empty while this goes on */
     }
     if (core->n_graph_shares > 0 && atomic_load_explicit(&ex->failed, memory_order_relaxed) == HPC_OK)

@@ -188,10 +188,9 @@ typedef struct hpc_core {
     hpc_late **late_first, **late_last; /* by rank: those to it, the oldest first */
     int n_late, at_out;                 /* at_out: forwards are looked at before pushes */
     char *absent;    /* by rank: with a quorum, it let a fold wait in vain, and has sent nothing since */
-    char *unflushed; /* by rank: puts that may still read a master */
-    int n_unflushed;
-    hpc_event held; /* an event that waits for a flush */
-    int holds;
+    hpc_event *held; /* by rank: a pull that waits until an earlier one has been delivered; */
+    char *holds;     /* whether there is one. What the rank sends after it waits in the ring */
+    int n_held;
     pthread_t thread;
     int running;
     _Atomic int working, paused; /* by its thread; by who wants to look at its rows */

@@ -10,9 +10,11 @@ typedef enum hpc_operation {
     HPC_OP_SHARE = 0,   /* index: a share whose inputs from the sender can be read where they are */
     HPC_OP_ROW = 1,     /* index: a row whose input from the sender lies in its receive slot */
     HPC_OP_FORWARD = 2, /* index: a row whose input from a row of the sender lies in its receive slot */
-    HPC_OP_PULL = 3,    /* index: a share whose parameters the sender wants */
+    HPC_OP_PULL = 3,    /* index: a share whose parameters the sender wants; slot: HPC_ANSWERED or 0 */
     HPC_OP_ARGS = 4     /* the sender has put new args of the rule */
 } hpc_operation;
+
+enum { HPC_ANSWERED = 1 }; /* the sender has had the answers to all its earlier pulls of the key */
 
 static inline uint32_t hpc_imm(hpc_operation operation, int slot, int index) {
     return (uint32_t)operation << (HPC_IMM_INDEX_BITS + HPC_IMM_SLOT_BITS) | (uint32_t)slot << HPC_IMM_INDEX_BITS |

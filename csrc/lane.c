@@ -223,11 +223,12 @@ int hpc_lane_try_flush(hpc_lane *lane, int peer) {
 }
 
 /* Begins where it stopped, so that a peer that never rests cannot hide the others. */
-int hpc_lane_poll(hpc_lane *lane, hpc_event *event) {
+static inline int poll_from(hpc_lane *lane, const char *but, hpc_event *event) {
     const hpc_context *c = lane->context;
     int size = c->group.size, rank = lane->next;
     for (int i = 0; i < size; i++) {
-        int status = c->transports[rank]->poll(lane, rank, event);
+        int skipped = but != NULL && but[rank];
+        int status = skipped ? HPC_IN_PROGRESS : c->transports[rank]->poll(lane, rank, event);
         if (status == HPC_OK) event->peer = rank;
         rank = rank + 1 == size ? 0 : rank + 1;
         if (status != HPC_IN_PROGRESS) {
@@ -236,6 +237,14 @@ int hpc_lane_poll(hpc_lane *lane, hpc_event *event) {
         }
     }
     return HPC_IN_PROGRESS;
+}
+
+int hpc_lane_poll(hpc_lane *lane, hpc_event *event) {
+    return poll_from(lane, NULL, event);
+}
+
+int hpc_lane_poll_but(hpc_lane *lane, const char *but, hpc_event *event) {
+    return poll_from(lane, but, event);
 }
 
 struct polling {

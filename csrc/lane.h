@@ -31,6 +31,8 @@ int hpc_lane_flush(hpc_lane *lane, double timeout);
 /* The next event, or HPC_IN_PROGRESS; moves nothing that a transport holds back. One thread may poll a lane while
  * another puts on it. */
 int hpc_lane_poll(hpc_lane *lane, hpc_event *event);
+/* The same, but of no rank r with but[r]. */
+int hpc_lane_poll_but(hpc_lane *lane, const char *but, hpc_event *event);
 
 /* One look at whether everything put to peer is in place: HPC_OK, HPC_IN_PROGRESS or a failure. */
 int hpc_lane_try_flush(hpc_lane *lane, int peer);

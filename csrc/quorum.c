@@ -306,16 +306,6 @@ static int open_share(const hpc_exchange *ex, hpc_share *share) {
     return a->number != NULL && a->slots != NULL && a->verdicts != NULL && a->takes != NULL;
 }
 
-/* A put may go on for as long as its worker stands still, and the master with it: each has a copy of its own. */
-static int open_copies(hpc_work *w) {
-    for (int o = 0; o < w->n_outputs; o++) {
-        if (w->outputs[o].params != NULL) continue;
-        w->outputs[o].copy = malloc((size_t)w->row->count * sizeof(float));
-        if (w->outputs[o].copy == NULL) return 0;
-    }
-    return 1;
-}
-
 int hpc_quorum_open(hpc_exchange *ex, const char *op) {
     int has = 1;
     ex->most_inputs = ex->context->group.size;
@@ -323,7 +313,6 @@ int hpc_quorum_open(hpc_exchange *ex, const char *op) {
     has &= ex->inputs_whole != NULL;
     for (int s = 0; s < ex->n_shares && has; s++)
         if (ex->shares[s].owner == ex->context->group.rank) has = open_share(ex, &ex->shares[s]);
-    for (int i = 0; i < ex->n_work && has; i++) has = open_copies(&ex->work[i]);
     for (int c = 0; c < ex->n_own_cores && has; c++) {
         ex->cores[c].waiting = malloc((size_t)ex->n_shares * sizeof(hpc_share *));
         has = ex->cores[c].waiting != NULL;

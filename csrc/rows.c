@@ -172,11 +172,13 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     core->late = malloc((forwards + 1) * sizeof *core->late);
     core->late_first = calloc(size, sizeof *core->late_first);
     core->late_last = calloc(size, sizeof *core->late_last);
-    core->unflushed = calloc(size, 1);
+    core->held = calloc(size, sizeof *core->held);
+    core->holds = calloc(size, 1);
     core->absent = calloc(size, 1);
     if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL ||
         core->writing == NULL || core->args == NULL || core->args_set == NULL || core->late == NULL ||
-        core->late_first == NULL || core->late_last == NULL || core->unflushed == NULL || core->absent == NULL)
+        core->late_first == NULL || core->late_last == NULL || core->held == NULL || core->holds == NULL ||
+        core->absent == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
     for (size_t i = 0; i < forwards; i++) {
@@ -337,6 +339,20 @@ static int open_rows(hpc_exchange *ex, const char *op) {
     return HPC_OK;
 }
 
+/* A put may go on for as long as its worker stands still, and the master with it where others are not made to wait:
+ * each worker's puts read a copy of its own. */
+static int open_copies(hpc_exchange *ex, const char *op) {
+    if (!hpc_has_quorum(ex) && (ex->consistency != HPC_ASYNC || ex->n_phases > 0)) return HPC_OK;
+    for (int i = 0; i < ex->n_work; i++)
+        for (int o = 0; o < ex->work[i].n_outputs; o++) {
+            hpc_output *out = &ex->work[i].outputs[o];
+            size_t nbytes = (size_t)ex->work[i].row->count * sizeof(float);
+            if (out->params == NULL && (out->copy = malloc(nbytes)) == NULL)
+                return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a copy of what goes to rank %d", op, out->rank);
+        }
+    return HPC_OK;
+}
+
 static int open_shares(hpc_exchange *ex, const char *op) {
     size_t size = (size_t)ex->context->group.size;
     for (int s = 0; s < ex->n_shares; s++) {
@@ -363,6 +379,7 @@ int hpc_rows_open(hpc_exchange *ex, const char *op) {
     for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_core(ex, &ex->cores[c], op);
     if (status == HPC_OK) status = open_shares(ex, op);
     if (status == HPC_OK) status = open_rows(ex, op);
+    if (status == HPC_OK) status = open_copies(ex, op);
     for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = hpc_graph_open_core(ex, &ex->cores[c], op);
     if (status == HPC_OK && hpc_has_quorum(ex)) status = hpc_quorum_open(ex, op);
     if (status == HPC_OK) status = hpc_layout_walk(ex, me, -1, found_slots, ex);
@@ -388,7 +405,8 @@ void hpc_rows_free(hpc_exchange *ex) {
         free(core->late);
         free(core->late_first);
         free(core->late_last);
-        free(core->unflushed);
+        free(core->held);
+        free(core->holds);
         free(core->absent);
     }
     for (int i = 0; ex->work != NULL && i < ex->n_work; i++)

@@ -330,8 +330,9 @@ static int send_pull(hpc_exchange *ex, int key, limit *l) {
     hpc_pushed *k = &ex->keys[key];
     for (; k->at_share < k->n_shares && pulls_by_itself(ex); k->at_share++) {
         const hpc_share *share = &ex->shares[k->shares[k->at_share]];
-        int status =
-            notify(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, 0, k->shares[k->at_share]), l);
+        int answered = hpc_ticket_is_done(ex, key, 2 * k->pulls + HPC_PULL_TICKET) ? HPC_ANSWERED : 0;
+        int status = notify(ex, share->core, share->owner, NULL, 0, 0,
+                            hpc_imm(HPC_OP_PULL, answered, k->shares[k->at_share]), l);
         if (status != HPC_OK) return status;
     }
     k->pulls++;
