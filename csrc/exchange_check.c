@@ -212,11 +212,19 @@ int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f
     return HPC_OK;
 }
 
-static int compare(int r, const struct description *d, const struct description *first, size_t nbytes,
-                   size_t first_nbytes) {
-    if (nbytes < sizeof *d || nbytes != sizeof *d + (size_t)d->n_keys * sizeof(struct key_description) ||
-        first_nbytes != sizeof *d + (size_t)first->n_keys * sizeof(struct key_description))
-        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d describes its exchange in %zu bytes", r, nbytes);
+/* As it came from another process: whether it is of one piece. Its texts end then. */
+static int is_sound(hpc_reply *reply) {
+    struct description *d = reply->data;
+    if (reply->nbytes < sizeof *d || d->n_keys < 0 ||
+        reply->nbytes != sizeof *d + (size_t)d->n_keys * sizeof(struct key_description))
+        return 0;
+    struct key_description *keys = (void *)(d + 1);
+    d->rule[NAME_BYTES - 1] = 0;
+    for (int k = 0; k < d->n_keys; k++) keys[k].name[NAME_BYTES - 1] = 0;
+    return 1;
+}
+
+static int compare(int r, const struct description *d, const struct description *first) {
     if (d->n_keys != first->n_keys)
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has %d keys and rank 0 has %d", r, d->n_keys,
                         first->n_keys);
@@ -307,8 +315,11 @@ int hpc_exchange_agree(hpc_exchange *ex, double deadline) {
     }
     status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);
     if (status != HPC_OK) goto out;
-    for (int r = 1; r < c->group.size && status == HPC_OK; r++)
-        status = compare(r, replies[r].data, replies[0].data, replies[r].nbytes, replies[0].nbytes);
+    for (int r = 0; r < c->group.size && status == HPC_OK; r++)
+        if (!is_sound(&replies[r]))
+            status = hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d describes its exchange in %zu bytes", r,
+                              replies[r].nbytes);
+    for (int r = 1; r < c->group.size && status == HPC_OK; r++) status = compare(r, replies[r].data, replies[0].data);
     hpc_control_free_replies(c->control, replies);
 out:
     free(mine);

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <sched.h>
 
+#include "context.h"
 #include "exchange_plans.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
@@ -70,6 +71,49 @@ static void disagree(rank *r) {
     CHECK_MESSAGE("barrier");
     CHECK_MESSAGE("exchange");
     CHECK(!e);
+    good_exchange(r);
+}
+
+/* What rank 1 says of its exchange has texts that do not end: they are cut where they should, and nothing behind them
+ * is read. The layout is that of exchange_check.c. */
+static void endless_texts(rank *r) {
+    typedef struct said {
+        char rule[64];
+        double args[HPC_RULE_ARGS];
+        uint64_t digest;
+        double grace;
+        int32_t slots, has_fold, consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum, late;
+        struct {
+            char name[64];
+            uint64_t count;
+        } key;
+    } said;
+    job j;
+    hpc_exchange *e = NULL;
+    job_init(&j, r);
+    j.n_keys = 1;
+    for (int what = 0; what < 2; what++) { /* the name of the rule; of the key, with nothing but ones behind it */
+        if (r->rank == 1) {
+            double deadline = hpc_now() + 20;
+            hpc_reply replies[2];
+            said mine;
+            memset(&mine, 0, sizeof mine);
+            snprintf(mine.rule, sizeof mine.rule, "sgd");
+            memset(what == 0 ? mine.rule : mine.key.name, 'x', 64);
+            memset(mine.args, 0xff, sizeof mine.args);
+            mine.key.count = UINT64_MAX;
+            if (what == 0) snprintf(mine.key.name, sizeof mine.key.name, "k0"), mine.key.count = j.keys[0].count;
+            mine.n_keys = 1;
+            for (int i = 0; i < 3; i++) CHECK_OK(hpc_context_agree(r->context, "exchange", HPC_OK, deadline));
+            CHECK_OK(hpc_control_exchange(r->context->control, "exchange", &mine, sizeof mine, -1, HPC_OWN_SIZES,
+                                          replies, deadline));
+            hpc_control_free_replies(r->context->control, replies);
+        } else {
+            CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
+            CHECK_MESSAGE(what == 0 ? "rule xxx" : "key 0 is");
+            for (const char *at = hpc_last_error()->message; *at != 0; at++) CHECK(*at >= ' ' && *at <= '~');
+        }
+    }
     good_exchange(r);
 }
 
@@ -459,6 +503,7 @@ int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "disagree_first", .size = 3, .run = disagree, .arg = 0, .where = RANKS_UNSEEDED},
         {.name = "disagree_last", .size = 3, .run = disagree, .arg = 2, .where = RANKS_UNSEEDED},
+        {.name = "endless_texts", .size = 2, .run = endless_texts, .where = RANKS_UNSEEDED},
         {.name = "bad_config_first", .size = 2, .run = bad_config, .arg = 0, .where = RANKS_UNSEEDED},
         {.name = "bad_config_last", .size = 3, .run = bad_config, .arg = 2, .where = RANKS_UNSEEDED},
         {.name = "bad_create", .size = 4, .run = bad_create, .arg = 1, .where = RANKS_UNSEEDED},
