@@ -41,6 +41,15 @@ static inline _Atomic uint64_t *hpc_signal_at(const hpc_part *part, int signal) 
                                         (size_t)signal * HPC_SIGNAL_STRIDE);
 }
 
+/* Stores a value that has come, unless a greater one is there: one that its writer put later by another lane may have
+ * overtaken it. release: the data put before it is visible to whoever sees it. */
+static inline void hpc_raise_signal(_Atomic uint64_t *word, uint64_t value) {
+    uint64_t now = atomic_load_explicit(word, memory_order_relaxed);
+    while (value > now &&
+           !atomic_compare_exchange_weak_explicit(word, &now, value, memory_order_release, memory_order_relaxed)) {
+    }
+}
+
 static inline _Atomic uint64_t *hpc_own_signal(const hpc_window *window, int signal) {
     return hpc_signal_at(&window->parts[window->context->group.rank], signal);
 }

@@ -107,7 +107,7 @@ static void deliver(inbox *box, operation *o) {
         if (o->nbytes > 0) return;
         break;
     case SIGNAL:
-        atomic_store_explicit((_Atomic uint64_t *)(void *)o->dst, o->value, memory_order_release);
+        hpc_raise_signal((_Atomic uint64_t *)(void *)o->dst, o->value);
         break;
     case EVENT: {
         hpc_ring *ring = (hpc_ring *)(void *)o->dst;

@@ -415,8 +415,7 @@ static int put_is_done(tcp_link *l, int stream, const hpc_frame *f, hpc_memory *
         l->landed[stream]++;
     } else if (f->flags & HPC_FRAME_SIGNAL && memory != NULL) {
         char *word = (char *)hpc_memory_data(memory) + l->signals_offset;
-        atomic_store_explicit((_Atomic uint64_t *)(void *)(word + (size_t)f->word * HPC_SIGNAL_STRIDE), f->value,
-                              memory_order_release);
+        hpc_raise_signal((_Atomic uint64_t *)(void *)(word + (size_t)f->word * HPC_SIGNAL_STRIDE), f->value);
         l->rings = 1;
     } else if (f->flags & HPC_FRAME_EVENT) {
         uint64_t tail = atomic_load_explicit(&l->ring->tail, memory_order_relaxed);

@@ -134,6 +134,38 @@ static void signals_never_go_back(rank *r) {
     hpc_window_free(w);
 }
 
+/* A later value of a word by another lane may overtake one that follows much data; the word is the later one then. */
+static void signal_by_two_lanes(rank *r) {
+    enum { MUCH = 8 << 20 };
+    int rounds = ranks_rounds(2);
+    uint64_t value;
+    hpc_lane *lane;
+    hpc_window *w;
+    CHECK_OK(hpc_lane_create(r->context, -1, &lane));
+    CHECK_OK(hpc_window_create(r->context, MUCH, 1, NULL, -1, &w));
+    unsigned char *src = malloc(MUCH);
+    for (int round = 1; round <= rounds; round++) {
+        uint64_t last = 2 * (uint64_t)round;
+        if (r->rank == 0) {
+            ranks_fill(src, MUCH, last);
+            CHECK_OK(hpc_put_signal(lane, w, 1, src, MUCH, 0, 0, last - 1));
+            CHECK_OK(hpc_put_signal(NULL, w, 1, NULL, 0, 0, 0, last));
+            CHECK_OK(hpc_flush(NULL, w, 1, -1));
+            CHECK_OK(hpc_flush(lane, w, 1, -1));
+        }
+        CHECK_OK(hpc_barrier(r->context, -1));
+        if (r->rank == 1) {
+            CHECK_OK(hpc_test_signal(w, 0, last, &value));
+            CHECK_EQ(value, last);
+            CHECK_EQ(ranks_first_wrong(hpc_window_data(w), MUCH, last), MUCH);
+        }
+        CHECK_OK(hpc_barrier(r->context, -1));
+    }
+    free(src);
+    hpc_lane_free(lane);
+    hpc_window_free(w);
+}
+
 /* Signals are 64 bits wide: no value is special, up to the last one. */
 static void signals_near_wrap(rank *r) {
     static const uint64_t values[] = {1,         0x7fffffff, 0x80000000,     0xffffffff, 0x100000000,
@@ -268,6 +300,7 @@ int main(int argc, char **argv) {
         {.name = "signal_follows_earlier_puts", .size = 2, .run = signal_follows_earlier_puts},
         {.name = "signals_never_go_back", .size = 2, .run = signals_never_go_back},
         {.name = "signals_never_go_back_sleepy", .size = 2, .run = signals_never_go_back, .sleepy = true},
+        {.name = "signal_by_two_lanes", .size = 2, .run = signal_by_two_lanes},
         {.name = "signals_near_wrap", .size = 2, .run = signals_near_wrap},
         {.name = "many_writers", .size = 8, .run = many_writers, .arg = 200},
         {.name = "many_writers_sleepy", .size = 8, .run = many_writers, .arg = 100, .sleepy = true},
