@@ -73,6 +73,8 @@ int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, dou
         free(replies);
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
     }
+    /* One that has left since it began takes nothing, and nobody takes what comes after that. */
+    for (size_t r = 0; r < size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, (int)r, op);
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
         blobs[r].fd = -1;
         if (r != me) status = joint->export_to(c->transports[r], joint->object, (int)r, &blobs[r]);

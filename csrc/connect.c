@@ -121,9 +121,9 @@ static int connect_control(hpc_context *c, double deadline) {
             links[r] |= HPC_LINK_TCP;
     }
     if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, deadline);
-    /* Nobody goes on with one that failed while others connected: these would keep what they had given it. */
-    for (int r = 0; r < c->group.size && status == HPC_OK; r++)
-        if (hpc_group_has_lost(&c->group, r)) status = hpc_group_peer_present(&c->group, r, "init");
+    /* Nobody goes on without one that failed or left while others connected: it may have begun the next step, and they
+     * would keep what they gave each other in that. */
+    for (int r = 0; r < c->group.size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, r, "init");
     c->all_remote = size > 1;
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
         if (r == (size_t)c->group.rank) continue;

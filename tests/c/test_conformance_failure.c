@@ -273,6 +273,51 @@ static void dies_in_init(rank *r) {
     rank_await(r, 2 - r->rank, 1);
 }
 
+/* The last rank has connected, began the next step and left when the others connect: they end there, and keep nothing
+ * that they would have given each other after that (which is looked at when the case ends). */
+static void leaves_before_others(rank *r) {
+    size_t n = hpc_address_size();
+    unsigned char *address = malloc(n), *all = malloc(n * (size_t)r->size);
+    void *request;
+    CHECK_OK(hpc_context_create(r->rank, r->size, &r->config, &r->context));
+    CHECK_OK(hpc_context_address(r->context, address));
+    CHECK_OK(r->oob.allgather(address, all, n, r->oob.arg, &request));
+    while (r->oob.test(request) == HPC_IN_PROGRESS) continue;
+    CHECK_OK(r->oob.free(request));
+    if (r->rank == r->size - 1) {
+        CHECK_STATUS(hpc_context_connect(r->context, all, 0.2), HPC_ERR_TIMEOUT);
+        CHECK_OK(hpc_context_close(r->context));
+        rank_meet(r);
+    } else {
+        hpc_peer last = {.state = HPC_PEER_ALIVE};
+        rank_meet(r);
+        while (last.state != HPC_PEER_LEFT) CHECK_OK(hpc_context_peer(r->context, r->size - 1, &last));
+        CHECK_STATUS(hpc_context_connect(r->context, all, -1), HPC_ERR_PEER);
+        CHECK(ranks_error_names(r->size - 1));
+    }
+    rank_meet(r); /* none leaves before the others have found out by themselves */
+    hpc_context_free(r->context);
+    r->context = NULL;
+    free(address);
+    free(all);
+}
+
+/* The same where a lane is created. */
+static void leaves_before_lane(rank *r) {
+    hpc_lane *lane;
+    if (r->rank == r->size - 1) {
+        CHECK_STATUS(hpc_lane_create(r->context, 0.2, &lane), HPC_ERR_TIMEOUT);
+        CHECK_OK(hpc_context_close(r->context));
+        return;
+    }
+    hpc_peer last = {.state = HPC_PEER_ALIVE};
+    while (last.state != HPC_PEER_LEFT) CHECK_OK(hpc_context_peer(r->context, r->size - 1, &last));
+    CHECK_STATUS(hpc_lane_create(r->context, -1, &lane), HPC_ERR_PEER);
+    CHECK(ranks_error_names(r->size - 1));
+    rank_set(r, r->rank, 1);
+    for (int i = 0; i < r->size - 1; i++) rank_await(r, i, 1);
+}
+
 int main(int argc, char **argv) {
     static const char *const kinds[WAIT_KINDS] = {
         "wait_signal",  "wait_signal_any", "wait_event", "put_notify", "barrier", "allgather", "window_create",
@@ -308,5 +353,14 @@ int main(int argc, char **argv) {
         .name = "dies_under_writers", .size = 4, .run = dies_under_writers, .victims = 1 << VICTIM, .timeout = SECONDS};
     cases[n++] = (ranks_case){
         .name = "dies_in_init", .size = 3, .run = dies_in_init, .victims = 1 << VICTIM, .timeout = 2, .bare = true};
+    for (int loop = 0; loop < 2; loop++) /* over TCP nobody connects before the others do */
+        cases[n++] = (ranks_case){.name = loop ? "leaves_before_others_loop" : "leaves_before_others",
+                                  .size = 3,
+                                  .run = leaves_before_others,
+                                  .where = loop ? RANKS_LOOP : RANKS_SHM,
+                                  .timeout = SECONDS,
+                                  .bare = true};
+    cases[n++] = (ranks_case){
+        .name = "leaves_before_lane", .size = 3, .run = leaves_before_lane, .apart = true, .timeout = SECONDS};
     return ranks_main(argc, argv, cases);
 }
