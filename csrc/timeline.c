@@ -221,8 +221,8 @@ static track *take_track(hpc_timeline *t, double start) {
     }
     if (k != NULL) k->taken = pthread_setspecific(t->key, k) == 0;
     if (k != NULL && !k->taken) k = NULL;
+    if (k != NULL) atomic_fetch_add_explicit(&t->references, 1, memory_order_relaxed); /* with taken, which it is for */
     pthread_mutex_unlock(&t->lock);
-    if (k != NULL) atomic_fetch_add_explicit(&t->references, 1, memory_order_relaxed);
     return k;
 }
 
