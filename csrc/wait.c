@@ -293,9 +293,23 @@ int hpc_group_peer_present(hpc_group *group, int rank, const char *op) {
     return has_departed(group, rank) ? fail_peers(group, op, &rank, 1, NULL, 0) : HPC_OK;
 }
 
-/* Whether departures end this wait: every rank that is lost does, one that left only if it is waited for. Who has left
- * is looked at first: what a rank sent before that is there then, and it is not waited for. */
-static int check_departures(hpc_group *group, const hpc_wait *wait) {
+/* With all that has come taken, as far as a second is enough: others may send without end. A condition that held is not
+ * asked again: it may have taken an event. */
+static int holds_now(hpc_group *group, const hpc_wait *wait, double deadline) {
+    double until = hpc_now() + 1;
+    if (until > deadline) until = deadline;
+    for (;;) {
+        int left = hpc_group_progress(group) & HPC_LEFT;
+        if (wait->ready(wait->arg)) return 1;
+        if (!left || hpc_now() >= until) return 0;
+        sched_yield();
+    }
+}
+
+/* Whether departures end this wait: every rank that is lost does, one that left only if it is waited for;
+ * HPC_IN_PROGRESS to go on, HPC_OK when the condition holds. Who has left is looked at first: what a rank sent before
+ * that is there then, if only to be taken (from a completion queue), and it is not waited for. */
+static int check_departures(hpc_group *group, const hpc_wait *wait, double deadline) {
     size_t size = (size_t)group->size;
     int *waiting = malloc(size * (sizeof *waiting + 1)), n_waiting, ended = 0, status;
     if (waiting == NULL)
@@ -306,11 +320,15 @@ static int check_departures(hpc_group *group, const hpc_wait *wait) {
         any |= left[r];
         if (hpc_group_has_lost(group, r)) ended = 1;
     }
+    if (holds_now(group, wait, deadline)) {
+        free(waiting);
+        return HPC_OK;
+    }
     n_waiting = wait->waiting_for(wait->arg, waiting);
     if (n_waiting == 0 && any) ended = 1;
     for (int i = 0; i < n_waiting; i++)
         if (left[waiting[i]]) ended = 1;
-    status = ended ? fail_peers(group, wait->op, waiting, n_waiting, waiting, n_waiting) : HPC_OK;
+    status = ended ? fail_peers(group, wait->op, waiting, n_waiting, waiting, n_waiting) : HPC_IN_PROGRESS;
     free(waiting);
     return status;
 }
@@ -401,29 +419,15 @@ int hpc_follow_timeout(double waited) {
     return status;
 }
 
-/* With all that has come taken, as far as a second is enough: others may send without end. A condition that held is not
- * asked again: it may have taken an event. */
-static int holds_now(hpc_group *group, const hpc_wait *wait, double deadline) {
-    double until = hpc_now() + 1;
-    if (until > deadline) until = deadline;
-    for (;;) {
-        int left = hpc_group_progress(group) & HPC_LEFT;
-        if (wait->ready(wait->arg)) return 1;
-        if (!left || hpc_now() >= until) return 0;
-        sched_yield();
-    }
-}
-
 /* The slow checks of a wait, in the order in which they may end it; HPC_IN_PROGRESS to go on. */
 static int look_around(hpc_group *group, const hpc_wait *wait, double deadline) {
     int status;
     if (!atomic_load_explicit(&group->closed, memory_order_acquire) &&
         atomic_load_explicit(&group->departures, memory_order_acquire) == 0)
         return HPC_IN_PROGRESS;
-    if (holds_now(group, wait, deadline)) return HPC_OK;
     status = hpc_group_usable(group, wait->op);
-    if (status == HPC_OK) status = check_departures(group, wait);
-    if (status == HPC_OK) return HPC_IN_PROGRESS;
+    if (status == HPC_OK) status = check_departures(group, wait, deadline);
+    if (status == HPC_OK || status == HPC_IN_PROGRESS) return status;
     /* What a rank did before it went is visible once its departure is, and both may have come since the look at the
      * condition: look again, after the departure. */
     return holds_now(group, wait, deadline) ? HPC_OK : status;

@@ -40,7 +40,7 @@ typedef struct leaving {
     _Atomic int states[LEAVERS];
     _Atomic char departing[LEAVERS];
     char reasons[LEAVERS][HPC_REASON_BYTES];
-    int gave, calls, events;
+    int sent, gave, calls, events;
 } leaving;
 
 static int all_gave(void *arg) {
@@ -78,6 +78,39 @@ static void leave_when_listed(rank *r) {
     CHECK_EQ(l.gave, LEAVERS);
 }
 
+/* Takes what has been sent, as from a completion queue. */
+static int take_all(void *arg) {
+    leaving *l = arg;
+    l->gave = l->sent;
+    return 0;
+}
+
+/* As soon as it has been looked at the next one sends its part, and leaves: its departure is seen before its part. */
+static int all_taken(void *arg) {
+    leaving *l = arg;
+    if (l->gave == LEAVERS) return 1;
+    if (l->sent < LEAVERS) hpc_group_depart(&l->group, l->sent++, HPC_PEER_LEFT, "it left");
+    return 0;
+}
+
+static int who_is_not_taken(void *arg, int *ranks) {
+    leaving *l = arg;
+    int n = 0;
+    for (int i = l->gave; i < LEAVERS; i++) ranks[n++] = i;
+    return n;
+}
+
+/* What a rank sent before it left is taken before it counts as missing. */
+static void taken_after_departure(rank *r) {
+    static leaving l;
+    const hpc_wait wait = {"test", all_taken, who_is_not_taken, &l};
+    leaving_init(&l, &r->context->group);
+    l.sent = l.gave;
+    l.group.progress = take_all;
+    l.group.progress_arg = &l;
+    CHECK_OK(hpc_wait_for(&l.group, &wait, -1));
+}
+
 /* Brings an event when it is called for the second time, which is after the departure was seen. */
 static int bring(void *arg) {
     leaving *l = arg;
@@ -112,6 +145,7 @@ int main(int argc, char **argv) {
         {.name = "bound_apart", .size = 2, .run = bound_apart, .where = RANKS_PROCESSES, .bare = true},
         {.name = "bound_together", .size = 2, .run = bound_together, .where = RANKS_PROCESSES, .bare = true},
         {.name = "leave_when_listed", .size = 1, .run = leave_when_listed, .where = RANKS_SHM | RANKS_THREADS},
+        {.name = "taken_after_departure", .size = 1, .run = taken_after_departure, .where = RANKS_SHM | RANKS_THREADS},
         {.name = "taken_once", .size = 1, .run = taken_once, .where = RANKS_SHM | RANKS_THREADS},
         {0},
     };
