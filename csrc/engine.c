@@ -683,9 +683,9 @@ static const char *work_inline(void *arg) {
     return why_failed(ex);
 }
 
-/* Order: the thread does  store working; load paused.  Who pauses does  store paused; load working.  All four are
+/* Order: the thread does  store working; load paused.  Who pauses does  paused += 1; load working.  All four are
  * sequentially consistent, so that one of the two sees the other. What the thread wrote to its rows is released by the
- * store of 0 to working, and what was read of them by that to paused. */
+ * store of 0 to working, and what was read of them by paused -= 1. */
 static int work_unless_paused(hpc_core *core) {
     int n = 0;
     atomic_store(&core->working, 1);
@@ -698,7 +698,7 @@ static int work_unless_paused(hpc_core *core) {
  * the context's tasks has its rows, and what one holder wrote is seen by the next. */
 void hpc_engine_pause(hpc_core *core) {
     if (!core->running && !core->exchange->inline_progress) return;
-    atomic_store(&core->paused, 1);
+    atomic_fetch_add(&core->paused, 1);
     if (core->running)
         while (atomic_load(&core->working)) sched_yield();
     else
@@ -707,7 +707,7 @@ void hpc_engine_pause(hpc_core *core) {
 
 void hpc_engine_resume(hpc_core *core) {
     if (!core->running && !core->exchange->inline_progress) return;
-    atomic_store_explicit(&core->paused, 0, memory_order_release);
+    atomic_fetch_sub_explicit(&core->paused, 1, memory_order_release);
     if (!core->running) hpc_context_let_tasks(core->exchange->context);
     hpc_bell_ring(core->exchange->context->group.bell); /* it may have gone to sleep over events */
 }

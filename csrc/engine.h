@@ -193,7 +193,7 @@ typedef struct hpc_core {
     int n_held;
     pthread_t thread;
     int running;
-    _Atomic int working, paused; /* by its thread; by who wants to look at its rows */
+    _Atomic int working, paused; /* by its thread; by how many threads that look at its rows */
     _Atomic int started;         /* hpc_started */
     void *memory;                /* states and accumulators of its rows */
     size_t memory_bytes;

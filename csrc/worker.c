@@ -581,11 +581,12 @@ int hpc_exchange_get_args(hpc_exchange *ex, double *args) {
     static const char op[] = "get_args";
     if (ex == NULL || args == NULL)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: %s is NULL", op, ex == NULL ? "exchange" : "args");
-    const hpc_core *core = ex->n_own_cores > 0 ? &ex->cores[0] : NULL;
+    hpc_core *core = ex->n_own_cores > 0 ? &ex->cores[0] : NULL;
     memcpy(args, ex->rule.args, sizeof ex->rule.args);
     if (!ex->places[ex->context->group.rank].worker && core != NULL) {
-        (void)atomic_load_explicit(&core->args_set[ex->lowest], memory_order_acquire);
+        hpc_engine_pause(core);
         memcpy(args, core->args[ex->lowest], sizeof ex->rule.args);
+        hpc_engine_resume(core);
     }
     args[0] = 0;
     return HPC_OK;
