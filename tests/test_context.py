@@ -140,7 +140,7 @@ def test_debug_tells_where_peers_of_other_hosts_are(
 def test_notes_of_the_start_are_told_at_info(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_core, "context_notes", lambda _: ("few cores", "refused a stranger"))
+    monkeypatch.setattr(_core, "context_notes", lambda _: (("few cores", False), ("refused a stranger", True)))
     hpcomm.init().close()
     assert capfd.readouterr().err == "hpcomm rank 0: refused a stranger\n"
     hpcomm.init(debug="INFO").close()
@@ -156,11 +156,11 @@ def test_strangers_are_warnings_and_other_later_notes_are_not(
     debug: str,
     end: Callable[[hpcomm.Context], None],
 ) -> None:
-    notes = ["few cores", "refused an early stranger"]
+    notes = [("few cores", False), ("refused an early stranger", True)]
     monkeypatch.setattr(_core, "context_notes", lambda _: tuple(notes))
     context = hpcomm.init(debug=debug)
     capfd.readouterr()
-    notes.extend(["refused a stranger", "no NUMA"])
+    notes.extend([("refused a stranger", True), ("no NUMA", False)])
     assert context.notes == ("few cores", "refused an early stranger", "refused a stranger", "no NUMA")
     if (child := os.fork()) == 0:
         context.close()  # nothing ends here
@@ -180,7 +180,7 @@ def test_failed_start_tells_all_notes(monkeypatch: pytest.MonkeyPatch, capfd: py
         def allgather(self, data: bytes) -> list[bytes]:
             raise OSError("the wire is cut")
 
-    monkeypatch.setattr(_core, "context_notes", lambda _: ("refused a stranger",))
+    monkeypatch.setattr(_core, "context_notes", lambda _: (("refused a stranger", True),))
     with pytest.raises(OSError, match="wire"):
         hpcomm.init(Broken())
     assert capfd.readouterr().err == "hpcomm rank 0: refused a stranger\n"

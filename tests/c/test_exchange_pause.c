@@ -103,7 +103,7 @@ static void another_thread(rank *r) {
 static void nothing_under_way(rank *r) {
     const double args[HPC_RULE_ARGS] = {0, 0.25};
     reference ref;
-    uint64_t ticket;
+    uint64_t ticket = 0;
     job j;
     job_init(&j, r);
     j.progress = r->arg, j.n_servers = 1;

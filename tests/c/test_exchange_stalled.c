@@ -1,4 +1,5 @@
 /* Under ASYNC a worker that stands still while parameters are on their way to it delays nobody else. */
+#define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
 #include <unistd.h>
