@@ -1,9 +1,10 @@
 /* Follows a wait that has run out of time to its end: this rank asks those it waits for whom they wait for, asks these,
  * and so on. Each of them is linked to this rank, so no question goes by way of another rank.
  *
- * Threads: the one that waits asks. It marks a link as wanted and pokes the service thread, which sends a LOOK; the
- * NEWS that come back are kept with their time under the control's lock, and the bell is rung. So a rank that nobody
- * asks sends nothing, and one that does not read its socket holds up nobody but the asker, who has 250 ms. */
+ * Threads: the one that waits sends a LOOK. Where there is no room for it, it marks the link as wanted and pokes the
+ * service thread, which sends it later. The service thread keeps the NEWS that come back, with their time, under the
+ * control's lock, and rings the bell. So a rank that nobody asks sends nothing, and one that does not read its socket
+ * holds up nobody but the asker, who has 250 ms. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <stdio.h>
@@ -65,10 +66,13 @@ static int is_brief(const asking *a, const hpc_shown_rank *s) {
 }
 
 static void want(asking *a, int i) {
+    hpc_control *c = a->control;
+    int rank = a->shown[i].rank;
     a->asked[i] = hpc_now();
     a->pending++;
+    if (hpc_link_tell(c, rank, HPC_MESH_LOOK, NULL, 0) != HPC_ERR_TIMEOUT) return;
+    atomic_store(&c->links[rank].wanted, 1); /* there was no room: the service thread tries until there is */
     a->poke = 1;
-    atomic_store(&a->control->links[a->shown[i].rank].wanted, 1);
 }
 
 static void ask(asking *a, int rank) {

@@ -26,15 +26,15 @@ def judge(job: Job, rank: int, status: int, saw: dict[str, Any] | None, fell: in
     if saw is None:
         return Verdict(rank, WRONG, f"ended with status {status} and wrote nothing down")
     seconds = None if fell is None else (saw["when"] - fell) / 1e9
-    verdict, why = _of_error(job, saw, fell is not None)
+    verdict, why = _of_error(job, rank, saw, fell is not None)
     if status and verdict != WRONG:
         verdict, why = WRONG, f"ended with status {status}"
     return Verdict(rank, verdict, why, seconds, saw)
 
 
-def _of_error(job: Job, saw: dict[str, Any], fell: bool) -> tuple[str, str]:
+def _of_error(job: Job, rank: int, saw: dict[str, Any], fell: bool) -> tuple[str, str]:
     if saw["error"] is None:
-        if job.kind == "close":  # it had made all its steps
+        if job.kind == "close" or (saw["place"] == "closed" and _needs_nobody(job, rank)):
             return UNAFFECTED, ""
         return WRONG, "ended without an error"
     if not fell:
@@ -46,6 +46,13 @@ def _of_error(job: Job, saw: dict[str, Any], fell: bool) -> tuple[str, str]:
     if job.victim in saw["left"]:
         return WRONG, f"left are {saw['left']}"
     return (RIGHT, "") if ranks == [job.victim] else (WRONG, f"{attribute} are {ranks}")
+
+
+def _needs_nobody(job: Job, rank: int) -> bool:
+    """Whether a rank may end without an error although another one fell: a worker under ASYNC where no key lies with that
+    one, or a rank that only serves, when all workers have closed."""
+    serves = job.options.get("placement") in ("NCC", "NCS") and rank in job.options.get("servers", ())
+    return job.kind == "async" or serves
 
 
 def _named(saw: dict[str, Any]) -> tuple[str, list[int]] | None:
