@@ -1,5 +1,6 @@
 /* What an exchange refuses, with one clear sentence, before anything is sent: ranks that disagree, bad arguments,
  * numbers that are none, rules that fail. The group, or the exchange, goes on afterwards. */
+#define _GNU_SOURCE
 #include <math.h>
 #include <sched.h>
 
@@ -74,46 +75,44 @@ static void disagree(rank *r) {
     good_exchange(r);
 }
 
-/* What rank 1 says of its exchange has texts that do not end: they are cut where they should, and nothing behind them
- * is read. The layout is that of exchange_check.c. */
+/* Rank 1's part of hpc_exchange_create up to its description, which is these bytes; rank 0's comes back. */
+static void describe(rank *r, const void *said, size_t nbytes, hpc_reply replies[2]) {
+    double deadline = hpc_now() + 20;
+    for (int i = 0; i < 3; i++) CHECK_OK(hpc_context_agree(r->context, "exchange", HPC_OK, deadline));
+    CHECK_OK(hpc_control_exchange(r->context->control, "exchange", said, nbytes, -1, HPC_OWN_SIZES, replies, deadline));
+}
+
+/* What rank 1 says of its exchange is too short; then it is what rank 0 has said, but with the name of the rule, or of
+ * the last key, that does not end, nor does what is behind it. Such a text is cut, and nothing behind it is read. */
 static void endless_texts(rank *r) {
-    typedef struct said {
-        char rule[64];
-        double args[HPC_RULE_ARGS];
-        uint64_t digest;
-        double grace;
-        int32_t slots, has_fold, consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum, late;
-        struct {
-            char name[64];
-            uint64_t count;
-        } key;
-    } said;
-    job j;
+    enum { TOO_SHORT, RULE, KEY, TEXT = 64, BEHIND = 56 };
+    static const char *const told[] = {"describes its exchange in 1 bytes", "rule xxx", "key 0 is xxx"};
+    hpc_reply replies[2] = {{.fd = -1}, {.fd = -1}};
     hpc_exchange *e = NULL;
+    char *said = calloc(1, 1);
+    size_t nbytes = 1;
+    job j;
     job_init(&j, r);
     j.n_keys = 1;
-    for (int what = 0; what < 2; what++) { /* the name of the rule; of the key, with nothing but ones behind it */
-        if (r->rank == 1) {
-            double deadline = hpc_now() + 20;
-            hpc_reply replies[2];
-            said mine;
-            memset(&mine, 0, sizeof mine);
-            snprintf(mine.rule, sizeof mine.rule, "sgd");
-            memset(what == 0 ? mine.rule : mine.key.name, 'x', 64);
-            memset(mine.args, 0xff, sizeof mine.args);
-            mine.key.count = UINT64_MAX;
-            if (what == 0) snprintf(mine.key.name, sizeof mine.key.name, "k0"), mine.key.count = j.keys[0].count;
-            mine.n_keys = 1;
-            for (int i = 0; i < 3; i++) CHECK_OK(hpc_context_agree(r->context, "exchange", HPC_OK, deadline));
-            CHECK_OK(hpc_control_exchange(r->context->control, "exchange", &mine, sizeof mine, -1, HPC_OWN_SIZES,
-                                          replies, deadline));
-            hpc_control_free_replies(r->context->control, replies);
-        } else {
+    for (int what = TOO_SHORT; what <= KEY; what++) {
+        if (r->rank == 0) {
             CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
-            CHECK_MESSAGE(what == 0 ? "rule xxx" : "key 0 is");
+            CHECK_MESSAGE(told[what]);
             for (const char *at = hpc_last_error()->message; *at != 0; at++) CHECK(*at >= ' ' && *at <= '~');
+            continue;
         }
+        describe(r, said, nbytes, replies);
+        nbytes = replies[0].nbytes;
+        said = realloc(said, nbytes);
+        memcpy(said, replies[0].data, nbytes);
+        hpc_control_free_replies(r->context->control, replies);
+        char *at = what == TOO_SHORT ? memmem(said, nbytes, "sgd", 4) : memmem(said, nbytes, "k0", 3);
+        CHECK(at);
+        size_t behind = (size_t)(said + nbytes - at) - TEXT;
+        memset(at, 'x', TEXT);
+        memset(at + TEXT, 0xff, behind < BEHIND ? behind : BEHIND);
     }
+    free(said);
     good_exchange(r);
 }
 
