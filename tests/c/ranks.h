@@ -1,11 +1,14 @@
 /* ranks.h - brings up the ranks of a test, as forked processes or as threads of one, in bounded time.
  *
- * A test program lists its cases and calls ranks_main. Every case runs once in every mode of ranks_modes (the one list
- * of transports; under a sanitizer in about half of them), verbs where there is an RDMA port, each time in a fresh
- * process group that is killed as a whole when it ends or its time is over. When a case ends, its processes must have
- * as many files, threads and shared mappings as before it.
+ * A test program lists its cases and calls ranks_main. Every case runs once on each transport (the list of modes is in
+ * ranks.c), verbs where there is an RDMA port, each time in a fresh process group that is killed as a whole when it
+ * ends or its time is over. When a case ends, its processes must have as many files, threads and shared mappings as
+ * before it. Ranks are processes; under TSan, and for cases of RANKS_THREADS, they are threads. Transport loop runs
+ * plain and with the seed HPC_TEST_SEED (1). HPC_TEST_MODES=all is for every mode and three seeds.
  *
- *     test_program [mode [case[,case...]]]     both may be "all"; exits 0, 1, or 77 when nothing could run here
+ *     test_program [mode [case[,case...]]]     both may be "all"
+ *
+ * exits with 0, with 1 or CHECK_RED if a case failed (check.h), or with 77 when nothing could run here.
  */
 #ifndef HPC_RANKS_H
 #define HPC_RANKS_H
@@ -48,8 +51,6 @@ typedef struct ranks_mode {
     bool threads;
     uint64_t seed;
 } ranks_mode;
-
-extern const ranks_mode ranks_modes[]; /* ends with a NULL name */
 
 typedef struct ranks_shared ranks_shared;
 

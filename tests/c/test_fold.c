@@ -87,7 +87,7 @@ static void check_same(const void *got, const void *expected, size_t count, int 
         if (same(got, expected, j, dtype)) continue;
         fprintf(stderr, "%s: dtype %d, isa %d, n_in %d, element %zu of %zu is %a, not %a\n", what, dtype, isa, n_in, j,
                 count, get(got, j, dtype), get(expected, j, dtype));
-        exit(1);
+        check_fail_red("wrong bytes");
     }
 }
 

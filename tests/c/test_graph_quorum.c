@@ -70,7 +70,7 @@ static void decode(const rank *r, const graph_job *g, hpc_exchange *e, int key, 
         if (fabs((double)params[i] - sum) <= 1e-6 * (sum + fabs((double)before[from + i]))) continue;
         fprintf(stderr, "rank %d, key %d: element %llu is %.9g, not %.9g\n", r->rank, key,
                 (unsigned long long)(from + i), (double)params[i], sum);
-        exit(1);
+        check_fail_red("wrong bytes");
     }
 }
 

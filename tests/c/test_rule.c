@@ -39,7 +39,7 @@ static void check_same(const float *got, const float *expected, size_t count, co
     for (size_t j = 0; j < count; j++) {
         if (memcmp(&got[j], &expected[j], sizeof got[j]) == 0 || (isnan(got[j]) && isnan(expected[j]))) continue;
         fprintf(stderr, "%s: isa %d, element %zu of %zu is %a, not %a\n", name, isa, j, count, got[j], expected[j]);
-        exit(1);
+        check_fail_red("wrong bytes");
     }
 }
 

@@ -100,7 +100,7 @@ static bool caught(const char *fault, const char *mode, const char *report) {
     text[n] = 0;
     close(ends[0]);
     CHECK_EQ(waitpid(pid, &status, 0), pid);
-    bool ok = WIFEXITED(status) && WEXITSTATUS(status) == 1 && strstr(text, report);
+    bool ok = WIFEXITED(status) && WEXITSTATUS(status) == CHECK_RED && strstr(text, report);
     printf("%-14s %-14s %s: %s\n", fault, mode, report, ok ? "caught" : "NOT CAUGHT");
     if (!ok) fprintf(stderr, "%s\n", text);
     return ok;

@@ -35,7 +35,7 @@ static void put_sizes(rank *r, hpc_window *w, const char *src, const char *what,
             for (size_t b = to + n; b < to + n + 64; b++) CHECK_EQ(data[b], 0x55);
             if (memcmp(data + to, src + shifts[k], n) != 0) {
                 fprintf(stderr, "%zu bytes from %s\n", n, what);
-                exit(1);
+                check_fail_red("wrong bytes");
             }
             memset(data, 0x55, PAGES);
             CHECK_OK(hpc_put_signal(NULL, w, 0, NULL, 0, 0, 0, round));

@@ -67,7 +67,7 @@ static void check_bits(const float *got, const float *expected, size_t count, in
         if (bits_of(got[j]) == bits_of(expected[j])) continue;
         fprintf(stderr, "%s: dtype %d, isa %d, element %zu of %zu is %a (%08x), not %a (%08x)\n", what, dtype, isa, j,
                 count, got[j], bits_of(got[j]), expected[j], bits_of(expected[j]));
-        exit(1);
+        check_fail_red("wrong bytes");
     }
 }
 
@@ -139,7 +139,7 @@ static void check_encoded(const uint16_t *got, const uint16_t *expected, const f
         if (got[j] == expected[j]) continue;
         fprintf(stderr, "encode: dtype %d, isa %d, %a (%08x) became %04x, not %04x\n", dtype, isa, in[j],
                 bits_of(in[j]), got[j], expected[j]);
-        exit(1);
+        check_fail_red("wrong bytes");
     }
 }
 
