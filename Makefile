@@ -14,6 +14,7 @@ FUZZ_FLAGS ?=
 SOFTROCE_FLAGS ?=
 DEMO_FLAGS ?=
 CMAKE_FLAGS ?=
+JOBS ?= $(shell expr $$(nproc) + 1)
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export CMAKE_GENERATOR := Ninja
@@ -25,6 +26,12 @@ C_FILES = $(shell find csrc hpcomm tests bench examples \( -name '*.[ch]' -o -na
 SHELL_FILES = .ci/run $(shell find tests bench examples -name '*.sh')
 APT = apt-get install -y gcc g++ make python3-dev python3-venv
 
+# The one build: of the editable package, of the C tests here and in the guests.
+BUILD := build/cmake
+
+# Whether rdma-core's headers are here. When they come or go, all is built anew.
+VERBS := $(shell printf '\043include <infiniband/verbs.h>\n' | $${CC:-cc} -E - >/dev/null 2>&1 && echo yes || echo no)
+
 # Open MPI wants to be told that root and more ranks than cores are meant; MPICH takes both as they come.
 MPIRUN = mpirun $$(if mpirun --version 2>&1 | grep -q 'Open MPI'; then \
     if [ "$$(id -u)" = 0 ]; then echo --allow-run-as-root; fi; \
@@ -33,7 +40,7 @@ MPIRUN = mpirun $$(if mpirun --version 2>&1 | grep -q 'Open MPI'; then \
 # TSan of GCC 13 and older finds no room for its shadow where the kernel spreads addresses over more than 28 bits.
 FIXED_ADDRESSES = $$(if setarch -R true 2>/dev/null; then echo setarch -R; fi)
 
-.PHONY: help demo test ctest pytest sanitize fuzz cluster softroce cpp bench mpi clean \
+.PHONY: help demo test build ctest pytest sanitize fuzz cluster softroce cpp bench mpi clean \
         lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
 
 help:
@@ -42,15 +49,19 @@ help:
 demo: $(VENV)/.installed-demo mpi
 	$(MPIRUN) -n $(RANKS) python examples/train_digits.py $(DEMO_FLAGS)
 
+# What was flaky comes last, after pytest's summary.
 test: ctest pytest
+	@cat build/again/ctest/flaky
 
-ctest: $(VENV)/.installed-test
-	cmake -S . -B build/test -DHPC_BUILD_TESTS=ON $(CMAKE_FLAGS)
-	cmake --build build/test
-	ctest --test-dir build/test --output-on-failure
+build: $(VENV)/.installed-test
+	cmake -S . -B $(BUILD) -DHPC_BUILD_TESTS=ON $(CMAKE_FLAGS)
+	cmake --build $(BUILD)
+
+ctest: build
+	python tests/again.py ctest ctest $(BUILD) -j$(JOBS)
 
 pytest: $(VENV)/.installed-test mpi
-	python -m pytest $(PYTEST_FLAGS)
+	python tests/again.py pytest pytest $(PYTEST_FLAGS)
 
 # Without the window of 4 GiB, which takes them half a minute each and has no code of its own.
 sanitize: $(VENV)/.installed-test
@@ -58,7 +69,8 @@ sanitize: $(VENV)/.installed-test
 	    cmake -S . -B "build/$${run%:*}" -DHPC_SANITIZE="$${run#*:}" -DHPC_BUILD_TESTS=ON -DHPC_TEST_TIMEOUT=600 \
 	        $(CMAKE_FLAGS) && \
 	    cmake --build "build/$${run%:*}" && \
-	    $(FIXED_ADDRESSES) ctest --test-dir "build/$${run%:*}" --output-on-failure -E conformance_large || failed=1; \
+	    $(FIXED_ADDRESSES) python tests/again.py ctest "$${run%:*}" "build/$${run%:*}" -j$(JOBS) -E conformance_large || \
+	    failed=1; \
 	done; exit $$failed
 
 fuzz: $(VENV)/.installed-test
@@ -111,9 +123,15 @@ $(VENV)/bin/python:
 	    { echo "$(PYTHON) cannot make virtual environments; on Debian or Ubuntu: $(APT)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The editable package with the extra of that name; its CMake build is incremental.
-$(VENV)/.installed-%: pyproject.toml $(NATIVE) | $(VENV)/bin/python
+# The editable package with the extra of that name, and so with those that it includes; its CMake build is incremental.
+EXTRAS_dev := test demo
+EXTRAS_test := demo
+$(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)/bin/python
 	python -m pip install -q -e '.[$*]'
+	@touch $@ $(EXTRAS_$*:%=$(VENV)/.installed-%)
+
+$(VENV)/.verbs-%: | $(VENV)/bin/python
+	@rm -f $(VENV)/.verbs-*
 	@touch $@
 
 $(VENV)-mpich/.installed: | $(VENV)/bin/python

@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-BUILD = ROOT / "build" / "cmake"  # kept, so that the next build compiles only what changed
+BUILD = ROOT / "build" / "cmake"  # kept, so that the next build compiles only what changed; make builds the tests in it
 
 
 def version() -> str:
@@ -39,7 +39,9 @@ def install_library(prefix: Path) -> None:
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else ["-G", "Unix Makefiles"]
     options = ["-DCMAKE_INSTALL_LIBDIR=lib", *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
     subprocess.run([cmake, "-S", str(ROOT), "-B", str(BUILD), *generator, *options], check=True)
-    subprocess.run([cmake, "--build", str(BUILD), "--parallel", str(os.cpu_count() or 1)], check=True)
+    subprocess.run(
+        [cmake, "--build", str(BUILD), "--target", "hpcomm", "--parallel", str(os.cpu_count() or 1)], check=True
+    )
     subprocess.run([cmake, "--install", str(BUILD), "--prefix", str(prefix), "--component", "hpcomm"], check=True)
 
 

@@ -58,7 +58,8 @@ def end(tests: "subprocess.Popen[bytes]", mark: str) -> list[int]:
 def run(options: Sequence[str], folder: Path) -> tuple[int, list[str]]:
     """pytest's exit status, and what is wrong beside it."""
     mark = folder.name
-    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=100", *options]
+    again = [sys.executable, str(FOLDER.parent / "again.py"), "pytest", "cluster"]
+    pytest = [*again, "-o", "faulthandler_timeout=100", *options]
     if not any("/" in option or option.endswith(".py") for option in options):
         pytest.append(str(FOLDER))
     wrong = []

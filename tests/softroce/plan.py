@@ -4,11 +4,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import tree
+
 from softroce.steps import Step
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = tree.ROOT
 HERE = Path(__file__).resolve().parent
-BUILD = ROOT / "build/softroce"  # with verbs
+BUILD = tree.BUILD  # with verbs
 PLAIN = ROOT / "build/softroce-plain"  # as on a machine without rdma-core's headers
 CXX = ROOT / "build/softroce-cpp"  # examples/cpp
 SANITIZED = {"address,undefined": ROOT / "build/softroce-asan", "thread": ROOT / "build/softroce-tsan"}
@@ -19,7 +21,28 @@ LARGE = "test_conformance_large"
 THREADS = {f"test_conformance_{name}" for name in ("bounds", "flush", "notify", "order", "queue", "reduce")}
 GRAPHS = ("test_graph", "test_graph_ends", "test_graph_late")
 PROCESSES_ONLY = {"test_conformance_midwrite", "test_verbs_failure"}
-# What CI has time for, a second a case: one case of each kind. --all runs the programs whole.
+# What a commit has time for, a second a case: a few of each kind in one guest (--few).
+FEW = {
+    "test_verbs": "jumps_at_once,events,flood",
+    "test_verbs_lanes": "lanes_in_turn,rails",
+    "test_verbs_source": "sources,staged",
+    "test_verbs_failure": "killed_under_a_writer,names",
+    "test_verbs_device": "",
+    "test_device": "",
+    "test_conformance_order": "data_before_signal,many_writers",
+    "test_conformance_queue": "both_ways_2,held_while_streaming_2_registered",
+    "test_conformance_notify": "all_to_all",
+    "test_conformance_midwrite": "killed",
+    "test_conformance_exchange": "random_2_inline,ring_4_bf16_thread",
+    "test_conformance_exchange_failure": "dies_push_pull",
+    "test_conformance_failure": "dies_wait_signal,leaves_send",
+    "test_conformance_teardown": "several_contexts",
+    "test_graph": "exact_2",
+    "test_graph_late": "ssp_models_3_thread",
+}
+FEW_THREADS = {"test_conformance_order": "lanes_are_independent", "test_verbs": "two_lanes"}
+FEW_PYTEST = "test_queue.py::test_updates_arrive_whole_and_in_order"
+# One case of each kind. --all runs the programs whole.
 SHORT = {
     "test_conformance_collective": "barriers_sleepy,allgathers_8,windows_disagree,edges_disagree,collectives_disagree,"
     "too_much_memory,one_is_missing,settings_disagree,broken_addresses",
@@ -180,6 +203,23 @@ def sanitized(over: str, sanitizer: str) -> Guest:
 
 def guests(over: str, whole: bool, roomy: bool) -> list[Guest]:
     return [two_nodes(over, whole), one_node(over, whole, roomy)]
+
+
+def few(over: str) -> Guest:
+    """A few steps of each kind, for every commit."""
+    hidden = ["unshare", "--mount", "sh", "-c", WITHOUT_LIBIBVERBS, "sh", str(BUILD / "refused")]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / FEW_PYTEST)]
+    steps = [check("perftest", seconds=60)]
+    if over == "verbs":
+        steps.append(Step("foreign", ["/usr/bin/python3", str(HERE / "foreign.py"), str(BUILD / "foreign")], 60))
+    steps.append(Step("without libibverbs", hidden, 30, {"HPC_REFUSAL": "libibverbs.so.1"}))
+    for kind, programs in (("processes", FEW), ("threads", FEW_THREADS)):
+        for name, some in programs.items():
+            if over == "verbs" or "conformance" in name or "graph" in name:
+                steps.append(program(name, f"{over}-{kind}", *[some] if some else []))
+    steps.append(Step("Python test", pytest, 120, {"HPC_TEST_TRANSPORTS": over}))
+    memory = ["--memory", "4G", "--cpus", "2", "--numa", "2G,cpus=0", "--numa", "2G,cpus=1"]
+    return Guest("a few of each kind", memory, 2, 600, steps, python=True)
 
 
 def plain() -> list[Step]:

@@ -1,19 +1,19 @@
 """hpcomm over RDMA in virtual machines with softRoCE: python tests/softroce/run.py [OPTION...] [WORD...]
 
 Fetches and caches the guest's kernel, builds what the guests run, and boots them one after another: one with two NUMA
-nodes and two RDMA devices, and one with one of each and 8 GiB of memory. Of programs whose cases take long CI runs a
-few of each kind; with --all they run whole. With words, only the steps whose names, or whose guests' names, have one of
-them. With --sanitize one guest alone, for some of the C tests under a sanitizer.
+nodes and two RDMA devices, and one with one of each and 8 GiB of memory. Of programs whose cases take long a few of
+each kind run; with --all they run whole. With --few one guest runs a few steps of each kind, which is what CI does for
+every commit. With words, only the steps whose names, or whose guests' names, have one of them. With --sanitize one
+guest alone, for some of the C tests under a sanitizer.
+A step that fails is run once more, in a guest of its own after all others, unless its failure is red (tests/again.py).
 Ends with 0 if every step passes, with 1 if one does not, and with 77 where the machine cannot run a guest, saying why.
 """
 
 import argparse
 import dataclasses
 import importlib.util
-import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -21,13 +21,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import again
 import guest
+import tree
+from tree import PATH, command
 
 from softroce import plan, steps
 
-SHARE = plan.BUILD / "share"
-IMAGE = plan.BUILD / "packages.ext4"
-BUILDING = 300.0  # seconds for each command
+FOLDER = plan.ROOT / "build/softroce"
+SHARE = FOLDER / "share"
+IMAGE = FOLDER / "packages.ext4"
 TOOLS = {  # what the guests run, and the package that has it
     "mke2fs": "e2fsprogs",
     "rdma": "iproute2",
@@ -38,7 +41,6 @@ TOOLS = {  # what the guests run, and the package that has it
     "/etc/libibverbs.d/rxe.driver": "ibverbs-providers",
 }
 MEMORY = 9 << 30  # bytes for a guest of 8 GiB
-PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # as if the venv were activated
 
 
 def check_machine() -> None:
@@ -71,31 +73,16 @@ def site_packages() -> Path:
     return Path(numpy.origin).parents[1]
 
 
-def command(*words: str | Path) -> str:
-    done = subprocess.run(
-        [str(word) for word in words],
-        env=os.environ | {"PATH": PATH},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=BUILDING,
-        check=False,
+def build_all(over: str, few: bool) -> None:
+    """What the guests run, and the plain programs."""
+    tree.build_tests("all", "foreign", "refused")
+    tree.build_tests(
+        "refused", *plan.PLAIN_TESTS, folder=plan.PLAIN, options=("-DHPC_VERBS=OFF", "-DCMAKE_BUILD_TYPE=Debug")
     )
-    if done.returncode:
-        raise SystemExit(f"{done.stdout}\nFAILED: {' '.join(str(word) for word in words)} ended with {done.returncode}")
-    return done.stdout
-
-
-def build(over: str) -> None:
-    cmake = ["cmake", "-G", "Ninja", "-S", str(plan.ROOT), "-DHPC_BUILD_TESTS=ON"]
-    command(*cmake, "-B", plan.BUILD, "-DHPC_VERBS=ON")
-    command("cmake", "--build", plan.BUILD, "--target", "all", "foreign", "refused")
-    command(*cmake, "-B", plan.PLAIN, "-DHPC_VERBS=OFF")
-    command("cmake", "--build", plan.PLAIN, "--target", "refused", *plan.PLAIN_TESTS)
-    info = command("hpcomm", "info")
-    if over == "verbs" and not re.search(r"verbs=yes", info):
-        raise SystemExit("FAILED: the installed hpcomm was built without rdma-core's headers; install it again")
+    if over == "verbs":
+        tree.give_verbs_to_package()
+    if few:
+        return
     found = command("hpcomm", "info", "--cmake-dir").strip()
     command("cmake", "-G", "Ninja", "-S", plan.ROOT / "examples/cpp", "-B", plan.CXX, f"-Dhpcomm_DIR={found}")
     command("cmake", "--build", plan.CXX)
@@ -103,10 +90,9 @@ def build(over: str) -> None:
 
 
 def build_sanitized(sanitizer: str) -> None:
-    folder = plan.SANITIZED[sanitizer]
-    options = ["-DHPC_BUILD_TESTS=ON", "-DHPC_VERBS=ON", f"-DHPC_SANITIZE={sanitizer}"]
-    command("cmake", "-G", "Ninja", "-S", plan.ROOT, "-B", folder, *options)
-    command("cmake", "--build", folder, "--target", *sorted({test.split()[0] for test in plan.SANITIZED_TESTS}))
+    targets = sorted({test.split()[0] for test in plan.SANITIZED_TESTS})
+    options = ("-DHPC_VERBS=ON", f"-DHPC_SANITIZE={sanitizer}")
+    tree.build_tests(*targets, folder=plan.SANITIZED[sanitizer], options=options)
 
 
 def pack(folder: Path, image: Path) -> None:
@@ -124,8 +110,8 @@ def is_roomy() -> bool:
     return available is not None and int(available[1]) << 10 >= MEMORY
 
 
-def boot(which: plan.Guest) -> bool:
-    """Whether all steps of a guest pass."""
+def boot(which: plan.Guest) -> list[steps.Result]:
+    """The results of a guest's steps; wrong are also those that it did not get to."""
     print(f"--- {which.name}", flush=True)
     folder = SHARE / re.sub(r"\W+", "_", which.name)
     shutil.rmtree(folder, ignore_errors=True)
@@ -142,22 +128,22 @@ def boot(which: plan.Guest) -> bool:
     finally:
         IMAGE.unlink(missing_ok=True)
     done = steps.results(folder)
-    for step in which.steps:
-        result = done.get(step.name, steps.Result(step.name, 0, "the guest did not get there"))
+    results = [done.get(step.name, steps.Result(step.name, 0, "the guest did not get there")) for step in which.steps]
+    for result, step in zip(results, which.steps, strict=True):
         steps.tell(result, folder, step.log)
     if not output.rstrip().endswith("exit status 0"):
         print(f"FAILED: the guest did not come to its end; {folder}/console says how far it came\n{output}")
-        return False
-    return all(step.name in done and not done[step.name].wrong for step in which.steps)
+        results.append(steps.Result(which.name, 0, "RED: the guest did not come to its end"))
+    return results
 
 
 def chosen(name: str, among: Sequence[steps.Step], words: Sequence[str]) -> list[steps.Step]:
     return [step for step in among if not words or any(word in f"{name}: {step.name}" for word in words)]
 
 
-def run(over: str, words: Sequence[str], whole: bool) -> bool:
+def run(over: str, words: Sequence[str], whole: bool, few: bool) -> bool:
     """The plain build and all guests."""
-    build(over)
+    build_all(over, few)
     passed = True
     if plain := chosen("plain", plan.plain(), words):
         print("--- a build without rdma-core's headers, on this machine")
@@ -166,18 +152,38 @@ def run(over: str, words: Sequence[str], whole: bool) -> bool:
             result = steps.perform(step, SHARE)
             steps.tell(result, SHARE, step.log)
             passed = passed and not result.wrong
+    if few:
+        return run_guests([plan.few(over)], words) and passed
     if not (roomy := is_roomy()):
         print("this machine has too little memory for a guest of 8 GiB: the window of more than 4 is left out")
     return run_guests(plan.guests(over, whole, roomy), words) and passed
 
 
 def run_guests(guests: Sequence[plan.Guest], words: Sequence[str]) -> bool:
-    passed = True
+    failed: list[tuple[plan.Guest, str, str]] = []  # a guest, a step that failed in it, and what was said
     for each in guests:
         which = dataclasses.replace(each, steps=chosen(each.name, each.steps, words))
-        if which.steps:
-            passed = boot(which) and passed
-    return passed
+        if not which.steps:
+            continue
+        for result in boot(which):
+            if result.wrong:
+                log = SHARE / re.sub(r"\W+", "_", which.name) / steps.log_of(result.name)
+                said = log.read_text(errors="replace") if log.exists() else ""
+                failed.append((which, result.name, f"{result.wrong}\n{said}"))
+    red = [f"RED {name}: {why}" for _, name, said in failed if (why := again.why_red(said))]
+    if red or len(failed) > again.MOST:
+        print(*red, sep="\n")
+        return False
+    flaky = []
+    for which, name, said in failed:
+        kept = again.keep(name, said)
+        alone = [step for step in which.steps if step.name == name]
+        if any(result.wrong for result in boot(dataclasses.replace(which, steps=alone))):
+            print(f"FAILED twice; the first log: {kept}")
+            return False
+        flaky.append(f"FLAKY {name} {kept}")
+    print("".join(f"{line}\n" for line in flaky), end="")
+    return True
 
 
 def main() -> int:
@@ -186,7 +192,9 @@ def main() -> int:
     parser.add_argument(
         "words", nargs="*", metavar="WORD", help="only the steps, or guests, that have it in their names"
     )
-    parser.add_argument("--all", action="store_true", help="every case, where CI runs a few of each kind")
+    tier = parser.add_mutually_exclusive_group()
+    tier.add_argument("--all", action="store_true", help="every case")
+    tier.add_argument("--few", action="store_true", help="one guest with a few steps of each kind, as .ci/run does")
     parser.add_argument("--over", default="verbs", help="another transport, to see whether it is verbs that fails")
     parser.add_argument("--sanitize", choices=plan.SANITIZED, help="some of the C tests under it, and nothing else")
     arguments = parser.parse_args()
@@ -199,7 +207,7 @@ def main() -> int:
         build_sanitized(arguments.sanitize)
         passed = run_guests([plan.sanitized(arguments.over, arguments.sanitize)], arguments.words)
     else:
-        passed = run(arguments.over, arguments.words, arguments.all)
+        passed = run(arguments.over, arguments.words, arguments.all, arguments.few)
     print(f"{'passed' if passed else 'FAILED'} in {time.monotonic() - start:.0f} s")
     return 0 if passed else 1
 

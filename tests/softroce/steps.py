@@ -32,7 +32,11 @@ class Step:
 
     @property
     def log(self) -> str:
-        return re.sub(r"[^\w.-]+", "_", self.name) + ".log"
+        return log_of(self.name)
+
+
+def log_of(step: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", step) + ".log"
 
 
 @dataclass(frozen=True)
