@@ -203,3 +203,13 @@ def compiles(compiler: str, language: str, standard: str, header: str, folder: P
     source.write_text(f"#include <{header}>\n", encoding="utf-8")
     strict = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only"]
     run(compiler, "-x", language, f"-std={standard}", *strict, "-I", ROOT / "csrc/include", source)
+
+
+def test_rdma_headers_are_looked_for_each_time(tmp_path: Path) -> None:
+    """A build that was made before they came has verbs when it is configured again, and none when they have gone."""
+    header, build = tmp_path / "infiniband/verbs.h", tmp_path / "build"
+    header.parent.mkdir()
+    for text, found in (("#error none\n", False), ("struct ibv_device;\n", True), ("#error none\n", False)):
+        header.write_text(text)
+        run("cmake", "-S", ROOT, "-B", build, f"-DCMAKE_C_FLAGS=-I{tmp_path}")
+        assert ("HPC_HAVE_VERBS=1" in (build / "compile_commands.json").read_text()) == found
