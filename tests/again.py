@@ -139,9 +139,10 @@ def ctest(name: str, folder: str, *options: str) -> int:
     status = tee([*command, *options, "--output-junit", str(junit)], here / "first.log")
     failed = Path(folder, "Testing/Temporary/LastTestsFailed.log")
     failures = of_ctest(junit, failed) if status and junit.exists() and failed.exists() else []
-    return finish(
-        here, *once_more(failures, status, lambda: tee([*command, "--rerun-failed", "-j1"], here / "second.log"))
-    )
+    # By name: --rerun-failed goes by numbers, which options such as -E change.
+    names = f"^({'|'.join(re.escape(each.name) for each in failures)})$"
+    again = [*command, "-R", names, "--no-tests=error", "-j1"]
+    return finish(here, *once_more(failures, status, lambda: tee(again, here / "second.log")))
 
 
 def pytest(name: str, *options: str) -> int:

@@ -56,6 +56,17 @@ def test_an_accident_of_ctest_is_flaky(tmp_path: Path) -> None:
     assert (tmp_path / "again/name/flaky").read_text() == f"{last}\n"
 
 
+def test_the_test_that_failed_is_the_one_that_runs_again(tmp_path: Path) -> None:
+    """Whatever numbers the options give to the tests."""
+    tests = f'add_test(left_out true)\nadd_test(always sh "-c" "exit 1")\nadd_test(other sh "-c" [==[{ACCIDENT}]==])\n'
+    (tmp_path / "CTestTestfile.cmake").write_text(tests)
+    done = run(tmp_path, "ctest", ".", "-E", "left_out")
+    assert done.returncode != 0
+    second = (tmp_path / "again/name/second.log").read_text()
+    assert "1 tests failed out of 2" in second
+    assert "always" in second
+
+
 def test_an_accident_of_pytest_is_flaky(tmp_path: Path) -> None:
     done = with_pytest(tmp_path, "it was slow")
     assert done.returncode == 0, done.stdout

@@ -4,6 +4,7 @@ Ends with 0 if they pass, with 1 if they do not, and with 77 where the machine c
 in the end whether anything is left: a process, a namespace, a link or a file.
 """
 
+import importlib.util
 import os
 import re
 import shutil
@@ -55,11 +56,16 @@ def end(tests: "subprocess.Popen[bytes]", mark: str) -> list[int]:
     return left
 
 
+def side_by_side() -> list[str]:
+    """Two workers, each with hosts of its own: the tests wait more than they compute."""
+    return ["-n2", "--dist=load"] if importlib.util.find_spec("xdist") else []
+
+
 def run(options: Sequence[str], folder: Path) -> tuple[int, list[str]]:
     """pytest's exit status, and what is wrong beside it."""
     mark = folder.name
     again = [sys.executable, str(FOLDER.parent / "again.py"), "pytest", "cluster"]
-    pytest = [*again, "-o", "faulthandler_timeout=100", *options]
+    pytest = [*again, "-o", "faulthandler_timeout=100", *side_by_side(), *options]
     if not any("/" in option or option.endswith(".py") for option in options):
         pytest.append(str(FOLDER))
     wrong = []

@@ -174,9 +174,9 @@ def one_node(over: str, whole: bool, roomy: bool) -> Guest:
         for name in (*c_tests("test_conformance_*.c"), *GRAPHS)
         if name in THREADS or (whole and name not in PROCESSES_ONLY)
     ]
-    steps = [check("perftest", seconds=60)]
+    steps = [check("perftest", seconds=120)]
     if over == "verbs":
-        steps.append(Step("foreign", ["/usr/bin/python3", str(HERE / "foreign.py"), str(BUILD / "foreign")], 60))
+        steps.append(Step("foreign", ["/usr/bin/python3", str(HERE / "foreign.py"), str(BUILD / "foreign")], 120))
     steps += [
         Step("without libibverbs", hidden, 30, {"HPC_REFUSAL": "libibverbs.so.1"}),
         *[cases(name, f"{over}-threads", whole) for name in threads],
@@ -209,9 +209,9 @@ def few(over: str) -> Guest:
     """A few steps of each kind, for every commit."""
     hidden = ["unshare", "--mount", "sh", "-c", WITHOUT_LIBIBVERBS, "sh", str(BUILD / "refused")]
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / FEW_PYTEST)]
-    steps = [check("perftest", seconds=60)]
+    steps = [check("perftest", seconds=120)]
     if over == "verbs":
-        steps.append(Step("foreign", ["/usr/bin/python3", str(HERE / "foreign.py"), str(BUILD / "foreign")], 60))
+        steps.append(Step("foreign", ["/usr/bin/python3", str(HERE / "foreign.py"), str(BUILD / "foreign")], 120))
     steps.append(Step("without libibverbs", hidden, 30, {"HPC_REFUSAL": "libibverbs.so.1"}))
     for kind, programs in (("processes", FEW), ("threads", FEW_THREADS)):
         for name, some in programs.items():
@@ -219,7 +219,7 @@ def few(over: str) -> Guest:
                 steps.append(program(name, f"{over}-{kind}", *[some] if some else []))
     steps.append(Step("Python test", pytest, 120, {"HPC_TEST_TRANSPORTS": over}))
     memory = ["--memory", "4G", "--cpus", "2", "--numa", "2G,cpus=0", "--numa", "2G,cpus=1"]
-    return Guest("a few of each kind", memory, 2, 600, steps, python=True)
+    return Guest("a few of each kind", memory, 2, 900, steps, python=True)
 
 
 def plain() -> list[Step]:
