@@ -24,7 +24,8 @@ from bench.rows import Row
 sys.path.insert(0, str(ROOT / "tests"))
 import guest
 from softroce.plan import Guest
-from softroce.run import PATH, check_machine, pack, site_packages
+from softroce.run import check_machine, pack, site_packages
+from tree import PATH
 
 UNABLE = 77  # the exit status of what the machine cannot run
 ENDED = ("124", "137")  # those of a benchmark which timeout has ended

@@ -65,6 +65,8 @@ def test_the_test_that_failed_is_the_one_that_runs_again(tmp_path: Path) -> None
     second = (tmp_path / "again/name/second.log").read_text()
     assert "1 tests failed out of 2" in second
     assert "always" in second
+    assert "other" in second
+    assert "left_out" not in second
 
 
 def test_an_accident_of_pytest_is_flaky(tmp_path: Path) -> None:
