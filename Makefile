@@ -130,7 +130,7 @@ $(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)
 	python -m pip install -q -e '.[$*]'
 	@touch $@ $(EXTRAS_$*:%=$(VENV)/.installed-%)
 
-$(VENV)/.verbs-%: | $(VENV)/bin/python
+$(VENV)/.verbs-yes $(VENV)/.verbs-no: | $(VENV)/bin/python
 	@rm -f $(VENV)/.verbs-*
 	@touch $@
 

@@ -23,9 +23,9 @@ from bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
 import guest
+import tree
 from softroce.plan import Guest
 from softroce.run import check_machine, pack, site_packages
-from tree import PATH
 
 UNABLE = 77  # the exit status of what the machine cannot run
 ENDED = ("124", "137")  # those of a benchmark which timeout has ended
@@ -133,7 +133,7 @@ def boot(devices: int, runs: Sequence[Run], quick: bool, folder: Path) -> dict[s
     packages, image = site_packages(), folder / "packages.ext4"
     pack(packages, image)
     script = f"{machine.setup}modprobe ext4; modprobe loop; mount -o loop,ro '{image}' '{packages}'\n"
-    script += f"export PATH='{PATH}' {OPEN_MPI}\ncd '{ROOT}'\n"
+    script += f"export PATH='{tree.PATH}' {OPEN_MPI}\ncd '{ROOT}'\n"
     script += "".join(command(run, quick, folder) for run in runs)
     try:
         printed = guest.run(script, folder, seconds, *HARDWARE)
@@ -191,6 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except guest.Unavailable as why:
         print(f"softroce: {why}", file=sys.stderr)
         return UNABLE
+    tree.build_tests("hpcomm")
+    tree.give_verbs_to_package()
     native.build()  # here, where the compiler is not emulated
     native.build_verbs()
     folder = options.folder.resolve()
