@@ -66,12 +66,12 @@ pytest: $(VENV)/.installed-test mpi
 # Without the window of 4 GiB, which takes them half a minute each and has no code of its own.
 sanitize: $(VENV)/.installed-test
 	failed=0; for run in asan:address,undefined tsan:thread; do \
-	    cmake -S . -B "build/$${run%:*}" -DHPC_SANITIZE="$${run#*:}" -DHPC_BUILD_TESTS=ON -DHPC_TEST_TIMEOUT=600 \
+	    cmake -S . -B "build/$${run%:*}" -DHPC_SANITIZE="$${run#*:}" -DHPC_BUILD_TESTS=ON -DHPC_TEST_TIMEOUT=900 \
 	        $(CMAKE_FLAGS) && \
 	    cmake --build "build/$${run%:*}" && \
 	    $(FIXED_ADDRESSES) python tests/again.py ctest "$${run%:*}" "build/$${run%:*}" -j$(JOBS) -E conformance_large || \
 	    failed=1; \
-	done; exit $$failed
+	done; cat build/again/*san/flaky; exit $$failed
 
 fuzz: $(VENV)/.installed-test
 	python tests/fuzz/run.py $(FUZZ_FLAGS)
