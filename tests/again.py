@@ -78,16 +78,13 @@ def keep(name: str, said: str) -> Path:
 
 def tee(command: Sequence[str], log: Path) -> int:
     """Runs a command that prints here and into a file; its exit status."""
-    with (
-        log.open("w", encoding="utf-8") as file,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", bufsize=1
-        ) as running,
-    ):
+    with log.open("wb") as file, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
         assert running.stdout is not None
-        for line in running.stdout:
-            print(line, end="", flush=True)
-            file.write(line)
+        fd = running.stdout.fileno()
+        while chunk := os.read(fd, 1 << 16):  # as it comes: pytest's dots are no lines
+            for to in (sys.stdout.buffer, file):
+                to.write(chunk)
+                to.flush()
         return running.wait()
 
 
