@@ -143,7 +143,8 @@ def program(name: str, *arguments: str, seconds: float = 180, build: Path = BUIL
 def cases(name: str, mode: str, whole: bool, seconds: float = 180) -> Step:
     """A program in one mode; unless whole, those of its cases that SHORT lists, where it does."""
     short = [] if whole or name not in SHORT else [SHORT[name]]
-    return Step(f"{name} {mode}", [str(BUILD / name), mode, *short], seconds)
+    every = {"HPC_TEST_MODES": "all"} if mode == "all" else {}
+    return Step(f"{name} {mode}", [str(BUILD / name), mode, *short], seconds, every)
 
 
 def check(name: str, *arguments: str, seconds: float) -> Step:
