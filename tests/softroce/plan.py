@@ -218,7 +218,7 @@ def few(over: str) -> Guest:
         for name, some in programs.items():
             if over == "verbs" or "conformance" in name or "graph" in name:
                 steps.append(program(name, f"{over}-{kind}", *[some] if some else []))
-    steps.append(Step("Python test", pytest, 120, {"HPC_TEST_TRANSPORTS": over}))
+    steps.append(Step("Python test", pytest, 300, {"HPC_TEST_TRANSPORTS": over}))
     memory = ["--memory", "4G", "--cpus", "2", "--numa", "2G,cpus=0", "--numa", "2G,cpus=1"]
     return Guest("a few of each kind", memory, 2, 900, steps, python=True)
 
