@@ -598,7 +598,7 @@ def end(how: str) -> str:
     ],
 )
 def test_end_of_a_process_is_told_to_its_peers(how: str, code: int, told: str) -> None:
-    ended = mpi.spawn(2, end, how, check=False)
+    ended = mpi.spawn(2, end, how, check=False, taken_apart=True)
     assert ended.codes == [0, code], ended.err
     assert told in ended.values[0]
     assert "Fatal" not in ended.err

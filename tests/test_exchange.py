@@ -774,7 +774,7 @@ def train(placement: str, progress: str, wire: str) -> list[Any]:
     ],
 )
 def test_processes_train(placement: str, progress: str, wire: str) -> None:
-    ranks = mpi.run(3, train, placement, progress, wire)
+    ranks = mpi.spawn(3, train, placement, progress, wire).values
     want = 1.5 if placement.startswith("N") else 1.0
     for found in ranks[placement.startswith("N") :]:
         assert found == pytest.approx([want, want], abs=1e-2)

@@ -322,7 +322,7 @@ def end(how: str, placement: str, consistency: str, progress: str) -> str:
     ],
 )
 def test_end_of_a_worker_is_told_to_its_peer(how: str, code: int, told: str, progress: str) -> None:
-    ended = mpi.spawn(2, end, how, "CS", "BSP", progress, check=False)
+    ended = mpi.spawn(2, end, how, "CS", "BSP", progress, check=False, taken_apart=True)
     assert ended.codes == [0, code], ended.err
     assert re.search(told, ended.values[0])
     assert "Fatal" not in ended.err
@@ -356,6 +356,6 @@ def train_to_the_end(progress: str) -> float:
 @on_both
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 def test_interpreter_ends_with_exchanges_open(progress: str) -> None:
-    ended = mpi.spawn(3, train_to_the_end, progress)
+    ended = mpi.spawn(3, train_to_the_end, progress, taken_apart=True)
     assert ended.values == [-50.0] * 3
     assert ended.err == ""

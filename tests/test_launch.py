@@ -1,9 +1,7 @@
 """Which ranks there are: what launchers say, communicators of every kind, and ranks that disagree."""
 
-import signal
 import sys
 import warnings
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -332,22 +330,3 @@ def test_sizes_that_differ_are_told_on_every_rank() -> None:
     for told in mpi.spawn(2, disagree).values:
         assert "32" in told
         assert "40" in told
-
-
-def test_helper_leaves_no_process() -> None:
-    """What a run leaves behind is ended, also when it takes too long."""
-    with pytest.raises(AssertionError, match="more than 3 s"):
-        mpi.spawn(1, never_end, timeout=3)
-    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"never_end" in _text(p)]
-
-
-def never_end() -> None:
-    mpi.world().allgather(b"")  # type: ignore[union-attr]
-    signal.pause()
-
-
-def _text(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""

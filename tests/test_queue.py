@@ -389,7 +389,7 @@ def gossip(steps: int, buffers: int) -> list[float]:
 
 @on_both
 @pytest.mark.parametrize("buffers", [0, 3])
-def test_ranks_of_mpi_come_to_agree(buffers: int) -> None:
-    for low, high in mpi.run(4, gossip, 40, buffers):
+def test_processes_come_to_agree(buffers: int) -> None:
+    for low, high in mpi.spawn(4, gossip, 40, buffers).values:
         assert low == pytest.approx(1.5, abs=1e-6)
         assert high == pytest.approx(1.5, abs=1e-6)

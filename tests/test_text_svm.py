@@ -20,6 +20,7 @@ from sklearn.datasets import dump_svmlight_file, load_breast_cancer
 import hpcomm
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLE = EXAMPLES / "train_text_svm.py"
 sys.path.insert(0, str(EXAMPLES))
 data: Any = importlib.import_module("text_data")
 svm: Any = importlib.import_module("train_text_svm")
@@ -187,9 +188,11 @@ def test_a_curve_is_of_all_ranks_as_they_are_at_a_moment() -> None:
 def demo(folder: Path, ranks: int, *options: str, **env: str) -> tuple[subprocess.CompletedProcess[str], Any]:
     """The ended example and its --json, None where it wrote none."""
     files = ["--json", str(folder / "svm.json"), "--plot", str(folder / "svm.png")]
-    command = [*mpi.mpirun(), "-n", str(ranks)] if ranks > 1 else []
-    command += [sys.executable, str(EXAMPLES / "train_text_svm.py"), *files, *options]
-    ended = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=120, check=False)
+    if any("MPI" in option for option in options):
+        started = [*mpi.mpirun(), "-n", str(ranks), sys.executable]
+        ended = mpi.command(*started, EXAMPLE, *files, *options, env=env, timeout=240)
+    else:
+        ended = mpi.program(ranks, EXAMPLE, *files, *options, env=env)
     found = folder / "svm.json"
     return ended, json.loads(found.read_text()) if found.exists() else None
 

@@ -1,7 +1,4 @@
-"""One rank of a fault test. The victim falls at a step of its life; every other rank prints what it then saw, as JSON.
-
-python rank.py FOLDER ADDRESS RANK SIZE VICTIM STEP HOW TIMEOUT [mpi]
-"""
+"""One rank of a fault test. The victim falls at a step of its life; every other rank writes what it saw, as JSON."""
 
 import gc
 import json
@@ -129,9 +126,10 @@ def shared_memory() -> list[str]:
     return held
 
 
-def main(
-    folder: str, address: str, rank: int, size: int, victim: int, step: str, how: str, timeout: float, mpi: bool
-) -> NoReturn:
+def main(folder: str, address: str, rank: int, size: int, victim: int, step: str, how: str, timeout: float) -> NoReturn:
+    """Under mpirun rank is what the launcher says."""
+    mpi = "OMPI_COMM_WORLD_RANK" in os.environ
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", rank))
     life = Life(World(address, rank, size), victim, step, how)
     life.world.meet()
     saw: dict[str, object] = {"error": None}
@@ -160,10 +158,3 @@ def main(
     if mpi:
         os._exit(0)  # MPI_Finalize would wait for the dead
     sys.exit(0)
-
-
-if __name__ == "__main__":
-    _, folder, address, rank, size, victim, step, how, timeout, *rest = sys.argv
-    under_mpi = bool(rest)
-    own_rank = int(os.environ["OMPI_COMM_WORLD_RANK"]) if under_mpi else int(rank)
-    main(folder, address, own_rank, int(size), int(victim), step, how, float(timeout), under_mpi)

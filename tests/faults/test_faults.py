@@ -3,15 +3,9 @@ it was, and nothing is left behind. The ranks of one host, on shm and on tcp."""
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +15,8 @@ import pytest
 from oob import Server
 from rank import STEPS
 
+RANK = str(Path(__file__).with_name("rank.py"))
 SIZE = 4
-AT_ONCE = 3  # cases that run side by side
-MARK = "RANKS_OF_FAULT_TEST"
 LIMIT = 90.0  # seconds for a whole case
 
 
@@ -57,69 +50,52 @@ TCP += [("tcp", step, how) for step in ("init", "recv", "teardown") for how in (
 # ---- running one case ------------------------------------------------------------------------------------------------
 
 
-def marked(mark: str) -> list[int]:
-    """The processes of a case, wherever a launcher has put them. A zombie is none: its parent has not looked yet."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-    return found
+def files() -> set[Path]:
+    return {path for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir() if "hpc" in path.name}
 
 
-def files() -> set[str]:
-    return {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir() if "hpc" in path.name}
+def left_behind(before: set[Path]) -> list[Path]:
+    """Files that have come since, and whose maker is gone. Those of a running process are another test's."""
+    new = [path for path in files() - before if not any(Path("/proc", part).exists() for part in numbers(path.name))]
+    return [path for path in new if path.exists()]
+
+
+def numbers(name: str) -> list[str]:
+    return [part for part in name.split(".") if part.isdigit()]
 
 
 def fall(transport: str, step: str, how: str, launcher: list[str] | None = None) -> dict[int, dict[str, Any]]:
     """Runs the ranks of a case and returns what the survivors saw. Fails when something is left."""
     given = HOWS[how]
-    mark, before = uuid.uuid4().hex, files()
-    address = f"faults-{mark}"
-    program = [sys.executable, "-X", "faulthandler", str(Path(__file__).parent / "rank.py")]
-    numbers = [str(SIZE), str(given.victim), step, how, str(given.timeout)]
+    address, before = f"faults-{uuid.uuid4().hex}", files()
+    stopped = how in ("stop", "silent") and not launcher
+    awaited = [rank for rank in range(SIZE) if not (stopped and rank == given.victim)]
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
-        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "TMPDIR": scratch, MARK: mark}
-        env |= {"HPCOMM_TRANSPORT": transport, "HPCOMM_SILENCE": str(given.silence)}
-        if launcher:
-            commands = [[*launcher, "-n", str(SIZE), *program, folder, address, "-1", *numbers, "mpi"]]
-        else:
-            commands = [[*program, folder, address, str(rank), *numbers] for rank in range(SIZE)]
-        with Server(address, SIZE, given.timeout, given.victim), open(Path(scratch, "err"), "w+b") as err:
-            started = [
-                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=err, stderr=err, env=env)
-                for command in commands
-            ]
-            end = time.monotonic() + LIMIT
-            stopped = how in ("stop", "silent") and not launcher
-            for rank, process in enumerate(started):
-                if not stopped or rank != given.victim:
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(max(0.0, end - time.monotonic()))
-            hanging = [rank for rank, process in enumerate(started) if process.poll() is None]
-            left = marked(mark)
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            for process in started:
-                process.wait()
-            err.seek(0)
-            said = err.read().decode(errors="replace")
-        assert hanging == [given.victim] * stopped, f"ranks {hanging} still run\n{said}"
+        env = {"TMPDIR": scratch, "HPCOMM_TRANSPORT": transport, "HPCOMM_SILENCE": str(given.silence)}
+        tasks = [
+            mpi.Task(RANK, "main", [folder, address, i, SIZE, given.victim, step, how, given.timeout], scratch)
+            for i in range(SIZE)
+        ]
+        with Server(address, SIZE, given.timeout, given.victim):
+            if launcher:
+                line = [*launcher, "-n", str(SIZE), *mpi.interpreter(tasks[0])]
+                job: Any = mpi.Launched([line], Path(scratch), SIZE, env)
+                awaited = [0]
+            else:
+                job = mpi.Forked(tasks, Path(scratch), [env] * SIZE)
+            with job:
+                codes = job.wait(time.monotonic() + LIMIT, awaited)
+                hanging = [i for i in awaited if codes[i] is None]
+                left = job.kill()
+            said = job.printed("err")
+        assert not hanging, f"hang: job killed after {LIMIT:g} s; ranks {hanging} had not ended\n{said}"
         assert len(left) == (stopped or how == "fork"), f"processes {left} are left\n{said}"
         if not launcher:
-            assert os.listdir(scratch) == ["err"], said
+            assert sorted(os.listdir(scratch)) == ["err", "out"], said
         saw = {int(path.name): json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).iterdir()}
-    assert sorted(saw) == [rank for rank in range(SIZE) if rank != given.victim], said
-    assert files() <= before | files_of_others(), said
+    assert sorted(saw) == [i for i in range(SIZE) if i != given.victim], said
+    assert left_behind(before) == [], said
     return saw
-
-
-def files_of_others() -> set[str]:
-    """Files whose maker still runs are another test's."""
-    return {
-        path for path in files() if any(part.isdigit() and Path("/proc", part).exists() for part in path.split("."))
-    }
 
 
 def leads_to(victim: int, rank: int, saw: dict[int, dict[str, Any]], before: tuple[int, ...] = ()) -> bool:
@@ -150,20 +126,9 @@ def check(saw: dict[int, dict[str, Any]], step: str, how: str) -> None:
 # ---- the cases -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def falling(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, ...], "Future[dict[int, dict[str, Any]]]"]]:
-    """All selected cases, under way side by side: most of their time is start-up and waiting."""
-    chosen = [item.callspec.params for item in request.session.items if item.name.startswith("test_others_are_told[")]  # type: ignore[attr-defined]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {tuple(case.values()): pool.submit(fall, **case) for case in chosen}
-        pool.shutdown(cancel_futures=True)
-
-
 @pytest.mark.parametrize(("transport", "step", "how"), SHM + TCP)
-def test_others_are_told(
-    falling: dict[tuple[str, ...], "Future[dict[int, dict[str, Any]]]"], transport: str, step: str, how: str
-) -> None:
-    check(falling[transport, step, how].result(), step, how)
+def test_others_are_told(transport: str, step: str, how: str) -> None:
+    check(fall(transport, step, how), step, how)
 
 
 @pytest.mark.parametrize(("transport", "step", "how"), [("shm", "recv", "kill"), ("tcp", "recv", "kill")])
