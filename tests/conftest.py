@@ -1,17 +1,97 @@
-"""Ranks that are threads of the test's own process: quick, and the only ones that transport loop has."""
+"""How the tests run side by side, and ranks that are threads of the test's own process: quick, and the only ones that
+transport loop has."""
 
+import fcntl
 import os
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
+import mpi
 import pytest
 from hypothesis import settings
 
 import hpcomm
 
-settings.register_profile("calm", deadline=None)  # imports and a busy machine take their time
+settings.register_profile("calm", deadline=None, print_blob=True)  # imports and a busy machine take their time
 settings.load_profile("calm")
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "serial: measures time, or counts what all of the machine does: runs alone")
+    os.environ[mpi.MARK] = f"{mpi.SESSION}.{0:08}"  # whatever a test starts ends with this process
+
+
+def pytest_unconfigure() -> None:
+    mpi.Server.close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Workers of a run of everything: most tests wait more than they compute. A run of named tests needs none."""
+    if config.args_source != pytest.Config.ArgsSource.TESTPATHS:
+        return 0
+    return min(2 * len(os.sched_getaffinity(0)), 8)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_is_serial)  # last, when no other worker has anything to do
+
+
+def _is_serial(item: pytest.Item) -> bool:
+    return item.get_closest_marker("serial") is not None
+
+
+@contextmanager
+def _turn(*, alone: bool) -> Iterator[None]:
+    """Tests of other workers run meanwhile only if none of all is to be alone. One that is to be alone holds the door
+    while it waits for those inside."""
+    here = Path(__file__).parent
+    with ExitStack() as stack:
+        door, room = (os.open(here / name, os.O_RDONLY) for name in ("mpi.py", "conftest.py"))
+        stack.callback(os.close, door)
+        stack.callback(os.close, room)
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not alone:
+            fcntl.flock(door, fcntl.LOCK_UN)
+        yield
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    mpi.note(seed=0, ranks=1)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with _turn(alone=_is_serial(item)):
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """pytest-xdist adds the group to a test's name. No other run would find the test by that name."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        report.nodeid = re.sub(r"(?<=[\w\]])@group \w+$", "", report.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        seed = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_generated_seed", None)
+        if seed is not None:
+            mpi.note(seed=seed)
+        report.sections.append(("the last job", mpi.facts()))
+    return report
+
+
+# ---- ranks that are threads ----------------------------------------------------------------------------------------
 
 
 class ThreadWorld:
@@ -41,6 +121,7 @@ class Left(Exception):
 def run_threads(n: int, body: Callable[[hpcomm.Context], Any], **config: Any) -> list[Any]:
     """What body(context) returns in each of n threads. An exception of a rank is raised here: the cause, not what
     follows from it on other ranks."""
+    mpi.note(ranks=n, seed=config.get("loop_seed", 0))
     values: list[Any] = [None] * n
     raised: list[BaseException] = []
 
@@ -59,7 +140,7 @@ def run_threads(n: int, body: Callable[[hpcomm.Context], Any], **config: Any) ->
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    assert not any(thread.is_alive() for thread in threads), "hang: job killed after 60 s; a rank hangs"
     if raised:
         raise min(raised, key=lambda error: isinstance(error, hpcomm.PeerFailed))
     return values
@@ -67,6 +148,7 @@ def run_threads(n: int, body: Callable[[hpcomm.Context], Any], **config: Any) ->
 
 # What the tests that take any transport run on: HPC_TEST_TRANSPORTS=verbs where there is an RDMA port.
 TRANSPORTS = os.environ.get("HPC_TEST_TRANSPORTS", "shm,tcp").split(",")
+SEED = int(os.environ.get("HPC_TEST_SEED", "0")) or 7  # of "loop late": each commit has its own
 LOOP = [] if "HPC_TEST_TRANSPORTS" in os.environ else ["loop", "loop late"]
 
 
@@ -74,7 +156,7 @@ LOOP = [] if "HPC_TEST_TRANSPORTS" in os.environ else ["loop", "loop late"]
 def transport(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The settings of each transport; "late" delays, splits and reorders what may be."""
     name, _, late = request.param.partition(" ")
-    return {"transport": name, "loop_seed": 7 if late else 0}
+    return {"transport": name, "loop_seed": SEED if late else 0}
 
 
 @pytest.fixture(params=TRANSPORTS)

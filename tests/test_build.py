@@ -100,6 +100,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     return Installed(python, home / "bin/hpcomm")
 
 
+@pytest.mark.xdist_group("group wheel")
 def test_wheel_content(wheel: Path) -> None:
     assert wheel.name.split("-")[2:4] == ["cp310", "abi3"]
     with zipfile.ZipFile(wheel) as archive:
@@ -124,12 +125,14 @@ def test_wheel_content(wheel: Path) -> None:
     assert fixed == [], "these files name the folder that they were built in"
 
 
+@pytest.mark.xdist_group("group wheel")
 def test_wheel_holds_every_module(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {n for n in archive.namelist() if n.endswith(".py")}
     assert packed == {str(p.relative_to(ROOT)) for p in (ROOT / "hpcomm").rglob("*.py")}
 
 
+@pytest.mark.xdist_group("group wheel")
 def test_import_elsewhere(installed: Installed) -> None:
     home = installed.python.parents[1]
     where = run(installed.python, "-c", "import hpcomm._ffi as m; print(m.__file__)", cwd=home)
@@ -140,6 +143,7 @@ def test_import_elsewhere(installed: Installed) -> None:
         assert told.is_relative_to(home)
 
 
+@pytest.mark.xdist_group("group wheel")
 def test_c_program_by_pkg_config(installed: Installed, tmp_path: Path) -> None:
     if shutil.which("pkg-config") is None:
         pytest.skip("no pkg-config on this machine")
@@ -152,6 +156,7 @@ def test_c_program_by_pkg_config(installed: Installed, tmp_path: Path) -> None:
     assert run(tmp_path / "program") == version
 
 
+@pytest.mark.xdist_group("group wheel")
 def test_cxx_program_by_find_package(installed: Installed, tmp_path: Path) -> None:
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler on this machine")
@@ -166,7 +171,17 @@ def test_cxx_program_by_find_package(installed: Installed, tmp_path: Path) -> No
 def test_cmake_install_for_a_distribution(sources: Path, tmp_path: Path) -> None:
     """With the name link, and a library folder two levels deep, found from the moved .pc file all the same."""
     build, prefix = tmp_path / "build", tmp_path / "prefix"
-    run("cmake", "-S", sources, "-B", build, "-G", "Ninja", "-DCMAKE_INSTALL_LIBDIR=lib/triplet")
+    run(
+        "cmake",
+        "-S",
+        sources,
+        "-B",
+        build,
+        "-G",
+        "Ninja",
+        "-DCMAKE_INSTALL_LIBDIR=lib/triplet",
+        "-DCMAKE_BUILD_TYPE=Debug",
+    )
     run("cmake", "--build", build)
     run("cmake", "--install", build, "--prefix", prefix)
     assert (prefix / "lib/triplet/libhpcomm.so").readlink() == Path("libhpcomm.so.0")

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import mpi
@@ -291,20 +292,14 @@ int main() {
 
 
 def run(*command: str | Path, seconds: float = 240, **env: str) -> str:
+    """What the command printed. It fails the test unless it ends with 0."""
     path = os.pathsep.join([str(BIN), os.environ.get("PATH", "")])
-    done = subprocess.run(
-        [str(part) for part in command],
-        env={**os.environ, "PATH": path, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
+    done = mpi.command(*command, timeout=seconds, env={"PATH": path, **env})
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout.strip()
 
 
+@cache
 def info(option: str) -> Path:
     return Path(run(BIN / "hpcomm", "info", option))
 
@@ -408,15 +403,17 @@ def trainers(mpi_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build
 
 
+@pytest.mark.xdist_group("group trainers")
 @pytest.mark.parametrize(("ranks", "graph"), [(4, "expander"), (3, "ring")])
 def test_the_cxx_trainer_ends_with_the_python_trainers_weights(
     tmp_path: Path, trainers: Path, ranks: int, graph: str
 ) -> None:
-    python = [sys.executable, str(ROOT / "examples" / "train_digits.py")]
     mpirun = [*mpi.mpirun(), "-n", str(ranks)]
     how = ["--epochs", "10", "--graph", graph]
     said = run(*mpirun, trainers / "train_softmax", trainers / "digits.txt", *how, "--weights", tmp_path / "cxx")
-    run(*mpirun, *python, *how, "--dtype", "float64", "--weights", tmp_path / "python", "--plot", tmp_path / "png")
+    files = ["--weights", str(tmp_path / "python"), "--plot", str(tmp_path / "png")]
+    ended = mpi.program(ranks, ROOT / "examples" / "train_digits.py", *how, "--dtype", "float64", *files)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     cxx, twin = np.loadtxt(tmp_path / "cxx"), np.loadtxt(tmp_path / "python")
     assert cxx.shape == twin.shape == (650,)
     assert np.abs(twin).max() > 1
@@ -437,6 +434,7 @@ def weights_of_one_rank(trainers: Path) -> Array:
     return push_pull(trainers, trainers / "weights.txt", 1)[1]
 
 
+@pytest.mark.xdist_group("group trainers")
 @pytest.mark.parametrize(("ranks", "servers"), [(4, 0), (3, 1), (4, 2)], ids=["colocated", "central", "dedicated"])
 def test_a_hub_finds_the_weights_that_one_rank_finds_alone(
     tmp_path: Path, trainers: Path, weights_of_one_rank: Array, ranks: int, servers: int
@@ -451,6 +449,7 @@ def test_a_hub_finds_the_weights_that_one_rank_finds_alone(
     assert f"pushed {5 * 43 * 2} layers" in said
 
 
+@pytest.mark.xdist_group("group trainers")
 @pytest.mark.parametrize(
     "how", ["train_softmax --graph expander", "train_push_pull", "train_push_pull --servers 1"], ids=str
 )
@@ -462,10 +461,10 @@ def test_a_cxx_trainer_finds_over_tcp_what_it_finds_over_shm(tmp_path: Path, tra
     assert (tmp_path / "tcp").read_bytes() == (tmp_path / "shm").read_bytes()
 
 
+@pytest.mark.xdist_group("group trainers")
 @pytest.mark.parametrize("trainer", ["train_softmax", "train_push_pull"])
 def test_a_cxx_trainer_says_what_is_wrong(tmp_path: Path, trainers: Path, trainer: str) -> None:
     (tmp_path / "digits.txt").write_text("no numbers\n")
-    command = [*mpi.mpirun(), "-n", "2", str(trainers / trainer), str(tmp_path / "digits.txt")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = mpi.command(*mpi.mpirun(), "-n", "2", trainers / trainer, tmp_path / "digits.txt")
     assert ended.returncode != 0
     assert "is no data file; train_digits.py --export writes one" in ended.stderr

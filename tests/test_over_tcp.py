@@ -222,6 +222,7 @@ def median(times: list[float]) -> float:
     return sorted(times)[len(times) // 2]
 
 
+@pytest.mark.serial
 def test_no_step_waits_for_a_timer() -> None:
     """Neither Nagle's (40 ms) nor a nap of our own: steps of small keys, of queues, and signals behind large puts."""
     if (os.cpu_count() or 1) < 2:
