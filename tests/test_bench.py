@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mpi
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FEW = ["-n", "2", "-m", "8", "-N", "5"]
+FEW = ["-n", "2", "-m", "8", "-N", "2"]
 TINY = {
     "put_lat": [*FEW, "-b", "8", "-e", "1K"],
     "put_bw": [*FEW, "-b", "64K", "-e", "256K", "-R", "512K"],
@@ -84,15 +84,38 @@ def bench(name: str, arguments: list[str]) -> tuple[int, str]:
     return status, printed.getvalue()
 
 
-def run(name: str, ranks: int, *arguments: str) -> tuple[list[int], dict[str, Any]]:
-    ended = mpi.run(ranks, bench, name, [*TINY[name], *arguments, "--json"], timeout=240)
-    return [status for status, _ in ended], json.loads(ended[0][1])
+def benches(runs: list[tuple[str, list[str]]]) -> list[tuple[int, str]]:
+    """Benchmarks one after another, in the ranks of one mpirun."""
+    return [bench(name, arguments) for name, arguments in runs]
+
+
+class Run(NamedTuple):
+    codes: list[int]
+    printed: list[str]
+
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.printed[0])
+        return found
+
+
+def run(ranks: int, runs: dict[str, list[str]]) -> dict[str, Run]:
+    """Several benchmarks in one job, by their names: most of the time of a short one is the start of its ranks."""
+    ended = mpi.run(ranks, benches, [(name, [*TINY[name], *more]) for name, more in runs.items()], timeout=240)
+    return {
+        name: Run([codes[i][0] for codes in ended], [codes[i][1] for codes in ended]) for i, name in enumerate(runs)
+    }
+
+
+@pytest.fixture(scope="module")
+def right() -> dict[str, Run]:
+    return run(2, {name: ["--json"] for name in TINY})
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_every_answer_is_right(name: str) -> None:
-    codes, document = run(name, 2)
-    assert codes == [0, 0]
+@pytest.mark.xdist_group("group right")
+def test_every_answer_is_right(name: str, right: dict[str, Run]) -> None:
+    document = right[name].document()
+    assert right[name].codes == [0, 0]
     assert document["ranks"] == 2
     names = {row["name"] for row in document["rows"]}
     assert names >= EXPECTED[name]
@@ -103,64 +126,80 @@ def test_every_answer_is_right(name: str) -> None:
         assert row["count"] * {"uint64": 8, "float32": 4}[row["type"]] == row["size"]
 
 
+@pytest.fixture(scope="module")
+def planted() -> dict[str, Run]:
+    only = "hpcomm,mpi4py,update,Neighbor"
+    return run(2, {name: ["--json", "--plant", "-N", "1", "--only", only] for name in TINY})
+
+
 @pytest.mark.parametrize("name", TINY)
-def test_a_planted_wrong_value_is_found(name: str) -> None:
-    codes, document = run(name, 2, "--plant", "--only", "hpcomm,mpi4py,update,Neighbor")
-    assert codes == [1, 1]
-    wrong = {row["name"]: 0 for row in document["rows"]}
-    for row in document["rows"]:
+@pytest.mark.xdist_group("group planted")
+def test_a_planted_wrong_value_is_found(name: str, planted: dict[str, Run]) -> None:
+    assert planted[name].codes == [1, 1]
+    wrong = {row["name"]: 0 for row in planted[name].document()["rows"]}
+    for row in planted[name].document()["rows"]:
         wrong[row["name"]] += row["wrong"]
     assert len(wrong) >= 3
     assert all(wrong.values()), wrong
 
 
+@pytest.fixture(scope="module")
+def over_tcp() -> dict[str, Run]:
+    return run(2, {name: [*TCP, "-N", "2", "--json"] for name in OVER_TCP})
+
+
 @pytest.mark.parametrize("name", OVER_TCP)
-def test_every_answer_over_tcp_is_right(name: str) -> None:
-    codes, document = run(name, 2, *TCP, "-N", "2")
-    assert codes == [0, 0]
+@pytest.mark.xdist_group("group tcp")
+def test_every_answer_over_tcp_is_right(name: str, over_tcp: dict[str, Run]) -> None:
+    document = over_tcp[name].document()
+    assert over_tcp[name].codes == [0, 0]
     assert document["transport"] == document["options"]["transport"] == "tcp"
     assert {row["name"] for row in document["rows"]} >= OVER_TCP[name]
     assert {row["wrong"] for row in document["rows"]} == {0}
 
 
 def test_a_planted_wrong_value_over_tcp_is_found() -> None:
-    codes, document = run("put_bw", 2, *TCP, "-N", "1", "--plant", "--only", "hpcomm,socket")
-    assert codes == [1, 1]
-    wrong = {row["name"]: row["wrong"] for row in document["rows"] if row["size"] == 64 << 10}
+    ended = run(2, {"put_bw": [*TCP, "-N", "1", "--plant", "--only", "hpcomm,socket", "--json"]})["put_bw"]
+    assert ended.codes == [1, 1]
+    wrong = {row["name"]: row["wrong"] for row in ended.document()["rows"] if row["size"] == 64 << 10}
     assert len(wrong) == 5
     assert all(wrong.values()), wrong
 
 
 @pytest.mark.parametrize(
-    ("name", "more"),
+    ("ranks", "runs"),
     [
-        ("put_lat", ["--only", "hpcomm"]),
-        ("queue_bench", ["-g", "1,2", "--only", "hpcomm"]),
-        ("push_pull", []),
-        ("graph_exchange", ["-g", "1,3"]),
+        (
+            6,
+            {
+                "put_lat": ["--only", "hpcomm"],
+                "queue_bench": ["-g", "1,2", "--only", "hpcomm"],
+                "graph_exchange": ["-g", "1,3"],
+            },
+        ),
+        (4, {"push_pull": []}),
     ],
 )
-def test_more_ranks_than_cores(name: str, more: list[str]) -> None:
-    ranks = 4 if name == "push_pull" else 6
-    codes, document = run(name, ranks, *more)
-    assert codes == [0] * ranks
-    assert {row["wrong"] for row in document["rows"]} == {0}
+def test_more_ranks_than_cores(ranks: int, runs: dict[str, list[str]]) -> None:
+    for ended in run(ranks, {name: [*more, "-N", "2", "--json"] for name, more in runs.items()}).values():
+        assert ended.codes == [0] * ranks
+        assert {row["wrong"] for row in ended.document()["rows"]} == {0}
 
 
 def test_the_table_has_the_columns_of_nccl_tests() -> None:
-    ended = mpi.run(2, bench, "put_lat", TINY["put_lat"], timeout=240)
-    lines = ended[0][1].splitlines()
+    printed = run(2, {"put_lat": ["-N", "1"]})["put_lat"].printed
+    lines = printed[0].splitlines()
     assert lines[2].split()[1:5] == ["size", "count", "type", "who"]
     assert lines[2].split()[5:9] == ["time", "algbw", "busbw", "#wrong"]
     assert lines[-1] == "# Out of bounds values : 0 OK"
-    assert not ended[1][1]  # rank 0 alone prints
+    assert not printed[1]  # rank 0 alone prints
 
 
 def own_mpirun(module: str, *arguments: str) -> Any:
     """The JSON of a benchmark that nobody started by mpirun."""
     mpi.mpirun()  # skips where there is none
     command = [sys.executable, "-m", f"bench.{module}", *arguments, "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
+    ended = mpi.command(*command, timeout=240, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 
@@ -214,7 +253,7 @@ def test_reduces_are_counted_by_their_whole_inputs(tmp_path: Path) -> None:
             assert row["by_inputs"] == [0, 0, 0, reduces]
     assert plot.read_bytes().startswith(b"\x89PNG")
     command = [sys.executable, "-m", "bench.consistent_reduces", *arguments, "--plant"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
+    ended = mpi.command(*command, timeout=240, cwd=ROOT)
     assert ended.returncode == 1, ended.stderr
 
 
@@ -284,7 +323,7 @@ def test_spectral_gaps_are_right_however_slowly_updates_spread() -> None:
 
 def test_hosts_of_a_cluster_are_measured_beside_iperf3() -> None:
     command = [sys.executable, "-m", "bench.cluster_bench", "--quick", "--only", "put", "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
+    ended = mpi.command(*command, timeout=240, cwd=ROOT)
     if ended.returncode == 77:
         pytest.skip(ended.stderr)
     assert ended.returncode == 0, ended.stderr
@@ -365,19 +404,21 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {program.name: program for program in native.programs(tmp_path_factory.mktemp("bench"))}
 
 
+@pytest.mark.xdist_group("group programs")
 def test_the_c_program_refuses_ranks_whose_answers_round(programs: dict[str, Path]) -> None:
     command = [str(programs["push_pull"]), *PROGRAMS["push_pull"], "-t", "6"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = mpi.command(*command)
     assert ended.returncode == 2
     assert "6 ranks: answers are exact for 2, 4, 8" in ended.stderr
 
 
+@pytest.mark.xdist_group("group programs")
 @pytest.mark.parametrize(
     ("name", "more"), [*((name, []) for name in PROGRAMS), ("put_lat", TCP), ("put_bw", TCP), ("queue", TCP)]
 )
 def test_the_c_program_needs_no_python(name: str, more: list[str], programs: dict[str, Path]) -> None:
     command = [str(programs[name]), *PROGRAMS[name], *more, "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = mpi.command(*command)
     assert ended.returncode == 0, ended.stderr
     rows = [json.loads(line) for line in ended.stdout.splitlines()]
     assert any(row["name"].startswith("hpcomm C") for row in rows)
