@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import mpi
@@ -23,9 +22,15 @@ settings.load_profile("calm")
 # ---- the run -------------------------------------------------------------------------------------------------------
 
 
+TURNS = "TURNS_OF_TESTS"  # the files that the workers of a run lock
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "serial: measures time, or counts what all of the machine does: runs alone")
     os.environ[mpi.MARK] = f"{mpi.SESSION}.{0:08}"  # whatever a test starts ends with this process
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # files without a name, which end with the run
+        files = [os.memfd_create(name) for name in ("door", "room")]
+        os.environ[TURNS] = " ".join(f"/proc/{os.getpid()}/fd/{file}" for file in files)
 
 
 def pytest_unconfigure() -> None:
@@ -52,9 +57,8 @@ def _is_serial(item: pytest.Item) -> bool:
 def _turn(*, alone: bool) -> Iterator[None]:
     """Tests of other workers run meanwhile only if none of all is to be alone. One that is to be alone holds the door
     while it waits for those inside."""
-    here = Path(__file__).parent
     with ExitStack() as stack:
-        door, room = (os.open(here / name, os.O_RDONLY) for name in ("mpi.py", "conftest.py"))
+        door, room = (os.open(path, os.O_RDWR) for path in os.environ[TURNS].split())
         stack.callback(os.close, door)
         stack.callback(os.close, room)
         fcntl.flock(door, fcntl.LOCK_EX)
