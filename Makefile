@@ -18,6 +18,7 @@ JOBS ?= $(shell expr $$(nproc) + 1)
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export CMAKE_GENERATOR := Ninja
+unexport PYTHONDONTWRITEBYTECODE # thousands of starts of Python
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
