@@ -46,6 +46,9 @@ static void say_bye(int fd) {
     bye.nbytes = bye.total = sizeof word;
     send_bytes(fd, &bye, sizeof bye);
     send_bytes(fd, &word, sizeof word);
+    shutdown(fd, SHUT_WR); /* and the other half is read to its end: a close before would reset the connection */
+    char rest[4096];
+    while (recv(fd, rest, sizeof rest, 0) > 0) continue;
     close(fd);
 }
 
