@@ -84,6 +84,8 @@ class Config(ctypes.Structure):
         ("secret", _pointer),
         ("secret_bytes", _size),
         ("devices", _chars),
+        ("timeline", _chars),
+        ("slice", _double),
     ]
 
 

@@ -165,6 +165,7 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     if (config->timeline != NULL && config->timeline[0] != 0)
         status = hpc_timeline_open(config->timeline, name, rank, size, c->self.hostname, &g->timeline);
     if (status != HPC_OK) goto err;
+    hpc_group_enter(g);
     *context = c;
     return HPC_OK;
 err:
@@ -378,6 +379,7 @@ hpc_context *hpc_context_retain(hpc_context *context) {
 void hpc_context_release(hpc_context *c) {
     if (c->group.owner != NULL && !hpc_group_is_mine(&c->group)) return; /* a forked child tears nothing down */
     if (atomic_fetch_sub_explicit(&c->references, 1, memory_order_acq_rel) != 1) return;
+    hpc_group_leave(&c->group);
     hpc_lane_free(c->lane);
     hpc_lane_free(c->acks);
     for (int r = 0; c->transports != NULL && r < c->group.size; r++)

@@ -352,8 +352,10 @@ uint64_t hpc_graph_dropped(const hpc_exchange *ex, int rank, uint64_t *at) {
 /* ---- the worker: sends ---- */
 
 /* HPC_ERR_PEER is told by every wait, or the neighbour has left, and folds nothing any more. */
-static int unless_gone(int status) {
-    return status == HPC_ERR_PEER ? HPC_OK : status;
+static int unless_gone(hpc_group *group, int status) {
+    if (status != HPC_ERR_PEER) return status;
+    hpc_blame_settle(&group->blame, NULL, 0);
+    return HPC_OK;
 }
 
 /* Push number n into the slot at the share's owner. What travels is copied: its memory is free at once, however slowly
@@ -380,7 +382,7 @@ static int send_update(hpc_exchange *ex, hpc_share *share, uint64_t n) {
     if (status == HPC_OK)
         status = hpc_put_signal(lane, ex->window, owner, &out->version, sizeof out->version, header,
                                 hpc_signal_sent(ex, out->mine), out->sent + 1);
-    if (status != HPC_OK) return unless_gone(status);
+    if (status != HPC_OK) return unless_gone(&ex->context->group, status);
     out->sent++;
     out->under_way = n;
     hpc_count_bytes(ex, ex->peer_sent, owner, share->pushed);

@@ -271,14 +271,15 @@ int hpc_queue_recv(hpc_queue *q, int peer, const void **update, double timeout) 
 }
 
 static int send_ack(hpc_queue *q, in_edge *e) {
-    const hpc_group *g = &q->context->group;
+    hpc_group *g = &q->context->group;
     e->acked++;
     /* A sender that left needs no ACK. */
     if (atomic_load_explicit(&g->states[e->rank], memory_order_acquire) == HPC_PEER_LEFT) return HPC_OK;
     int status = hpc_put_signal(q->context->acks, q->window, e->rank, NULL, 0, 0, e->ack_signal, e->acked);
-    return status == HPC_ERR_PEER && atomic_load_explicit(&g->states[e->rank], memory_order_acquire) == HPC_PEER_LEFT
-               ? HPC_OK
-               : status;
+    if (status != HPC_ERR_PEER || atomic_load_explicit(&g->states[e->rank], memory_order_acquire) != HPC_PEER_LEFT)
+        return status;
+    hpc_blame_settle(&g->blame, NULL, 0);
+    return HPC_OK;
 }
 
 int hpc_queue_ack(hpc_queue *q, int peer) {

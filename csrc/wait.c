@@ -3,6 +3,7 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -214,6 +215,18 @@ static void tell_peers(const hpc_group *group, const hpc_fault *f, const hpc_bla
                  hpc_ranks_text(f->left, f->n_left, who, sizeof who), f->n_ranks == 1 ? "it" : "them");
 }
 
+/* Those of ranks that left of their own will, while they were still waited for, are to blame if this rank leaves
+ * because of this failure. Of those that failed their state says so. */
+static void remember_left(hpc_group *group, const char *op, const int *ranks, int n) {
+    hpc_culprit left[HPC_BLAMED];
+    int n_left = 0;
+    for (int i = 0; i < n && n_left < HPC_BLAMED; i++)
+        if (state_of(group, ranks[i]) != HPC_PEER_FAILED)
+            left[n_left++] = (hpc_culprit){.rank = ranks[i], .state = HPC_CULPRIT_LEFT};
+    if (n_left == 0) return;
+    hpc_blame_wait(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), left, n_left);
+}
+
 /* Who failed by itself, who left because of that; a rank that left of its own will counts among the first where it is
  * still asked for, or nobody else is to blame. */
 static int fail_peers(hpc_group *group, const char *op, const int *asked, int n_asked, const int *waiting,
@@ -244,6 +257,7 @@ static int fail_peers(hpc_group *group, const char *op, const int *asked, int n_
     f.n_ranks = list_marked(marks, group->size, CULPRIT, ranks);
     f.n_left = list_marked(marks, group->size, LEFT, ranks + size);
     tell_peers(group, &f, told, n_told, text, sizeof text);
+    remember_left(group, op, ranks, f.n_ranks);
     status = hpc_fail_fault(HPC_ERR_PEER, op, &f, "rank %d: %s: %s%s%s", group->rank, op, text,
                             n_waiting == 0 ? "" : " while waiting for ",
                             hpc_ranks_text(waiting, n_waiting, whom, sizeof whom));
@@ -272,6 +286,7 @@ int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, i
     }
     hpc_fault f = {ranks, left, closed, NULL, n_ranks, n_left, n, 0};
     if (n_ranks == 0) f = (hpc_fault){.ranks = closed, .n_ranks = n, .waiting_for = closed, .n_waiting = n};
+    if (n_ranks == 0) remember_left(group, op, closed, n);
     int status = hpc_fail_fault(HPC_ERR_PEER, op, &f, "rank %d: %s: %s%s%s", group->rank, op, sentence,
                                 n_ranks == 0 ? "" : ", because ",
                                 hpc_culprits_text(q.culprits, q.n_culprits, text, sizeof text));
@@ -337,10 +352,41 @@ static int check_departures(hpc_group *group, const hpc_wait *wait, double deadl
 
 static _Thread_local int sliced;
 static _Thread_local struct {
-    hpc_group *group;
-    unsigned long
-        failures; /* hpc_failures when this one was recorded: another one has come since, if it is not the same */
+    hpc_group *group; /* which may be gone by now: serial tells */
+    uint64_t serial;
+    unsigned long failures; /* hpc_failures when this one was recorded; another one since then is not followed */
 } last_timeout;
+
+static pthread_mutex_t entering = PTHREAD_MUTEX_INITIALIZER;
+static hpc_group *entered; /* under entering, as are serials and next */
+static uint64_t serials;
+
+void hpc_group_enter(hpc_group *group) {
+    pthread_mutex_lock(&entering);
+    group->serial = ++serials;
+    group->next = entered;
+    entered = group;
+    pthread_mutex_unlock(&entering);
+}
+
+void hpc_group_leave(hpc_group *group) {
+    pthread_mutex_lock(&entering);
+    for (hpc_group **at = &entered; *at != NULL; at = &(*at)->next)
+        if (*at == group) {
+            *at = group->next;
+            break;
+        }
+    pthread_mutex_unlock(&entering);
+}
+
+static int is_entered(const hpc_group *group, uint64_t serial) {
+    int found = 0;
+    pthread_mutex_lock(&entering);
+    for (const hpc_group *at = entered; at != NULL && !found; at = at->next)
+        found = at == group && at->serial == serial;
+    pthread_mutex_unlock(&entering);
+    return found;
+}
 
 int hpc_slice_waits(int slices) {
     int before = sliced;
@@ -359,6 +405,7 @@ static int record_timeout(hpc_group *group, const char *op, const int *waiting, 
                                 timeout, ends[0] == 0 ? "" : ": ", q->way, q->way[0] == 0 ? "" : "; ", ends);
     if (hpc_failures() == before) return status; /* muted */
     last_timeout.group = group;
+    last_timeout.serial = group->serial;
     last_timeout.failures = hpc_failures();
     return status;
 }
@@ -407,7 +454,9 @@ int hpc_group_fail_late(hpc_group *group, const char *op, const int *late, int n
 
 int hpc_follow_timeout(double waited) {
     const hpc_error *e = hpc_last_error();
-    if (e->status != HPC_ERR_TIMEOUT || last_timeout.failures != hpc_failures()) return e->status;
+    if (e->status != HPC_ERR_TIMEOUT || last_timeout.failures != hpc_failures() ||
+        !is_entered(last_timeout.group, last_timeout.serial))
+        return e->status;
     hpc_group *group = last_timeout.group;
     int n = e->n_waiting, *waiting = malloc(((size_t)n + 1) * sizeof *waiting);
     if (waiting == NULL) return HPC_ERR_TIMEOUT;

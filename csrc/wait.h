@@ -62,6 +62,8 @@ typedef struct hpc_group {
     int rank, size;
     double timeout, spin, yield;
     double slice;                      /* hpc_config's */
+    uint64_t serial;                   /* of hpc_group_enter; 0: not entered */
+    struct hpc_group *next;            /* entered before this one */
     _Atomic int *states;               /* hpc_peer_state by rank */
     _Atomic char *departing;           /* by rank: hpc_departing; written before its state */
     char (*reasons)[HPC_REASON_BYTES]; /* why a rank failed; written before its state */
@@ -144,6 +146,10 @@ int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, i
 /* HPC_ERR_TIMEOUT of something else than hpc_wait_for, which has taken waited seconds; with culprits likewise. */
 int hpc_group_fail_late(hpc_group *group, const char *op, const int *late, int n, double waited, const char *format,
                         ...) __attribute__((format(printf, 6, 7)));
+
+/* From enter until leave hpc_follow_timeout may use the group. */
+void hpc_group_enter(hpc_group *group);
+void hpc_group_leave(hpc_group *group);
 
 /* While set, waits of this thread are slices of longer ones, whose timeouts are not followed to culprits. Returns what
  * was set before. */

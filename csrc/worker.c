@@ -31,8 +31,9 @@ static double time_left(const hpc_exchange *ex, limit *l) {
 /* HPC_ERR_PEER of a neighbour that has closed is none: it folds nothing any more. */
 static int unless_left(const hpc_exchange *ex, int rank, int status) {
     if (status != HPC_ERR_PEER) return status;
-    int state = atomic_load_explicit(&ex->context->group.states[rank], memory_order_acquire);
-    return state == HPC_PEER_LEFT ? HPC_OK : status;
+    if (atomic_load_explicit(&ex->context->group.states[rank], memory_order_acquire) != HPC_PEER_LEFT) return status;
+    hpc_blame_settle(&ex->context->group.blame, NULL, 0);
+    return HPC_OK;
 }
 
 /* What a neighbour may overwrite unread has no ACK: the last update has left when the transport says so. */

@@ -159,17 +159,21 @@ def test_what_is_told_of_other_hosts_is_shown_with_its_age(monkeypatch: pytest.M
         shown(3, "silent", host="h3", told_by=0, age=-1.0, unheard=6.5),
         shown(4, "gone", host="h3", told_by=0, age=9.0, gone="its process died"),
     )
-    monkeypatch.setattr(_core, "jobs", lambda timeout: ranks)
+    blamed = {ranks[0].job: _core.Blamed((hpcomm.Culprit(2, "silent", 6.5),), "rank 2 has not answered for 6.5 s")}
+    monkeypatch.setattr(_core, "jobs", lambda timeout: _core.Jobs(ranks, blamed))
     lines = [line.rstrip() for line in CliRunner().invoke(cli.main, ["status"]).output.splitlines()]
     assert lines[0].startswith("job abababab: 5 ranks, 1 of them here; ")
-    assert [line.split()[1] for line in lines[2:]] == ["h1", "h2", "h3", "h3", "h3"]
-    assert [line.split()[4] for line in lines[2:]] == ["7", "7", "7", "?", "7"]
+    assert [line.split()[1] for line in lines[2:7]] == ["h1", "h2", "h3", "h3", "h3"]
+    assert [line.split()[4] for line in lines[2:7]] == ["7", "7", "7", "?", "7"]
     assert lines[2].endswith("waits for 2 since 2.5 s, in wait")
     assert lines[3].endswith("waits for 2 since 2.5 s, in wait (0.8 s ago)")
     assert lines[4].endswith("does not answer: nothing came from it for 6.5 s; before: runs (8.2 s ago)")
     assert lines[5].endswith("does not answer: nothing came from it for 6.5 s")
     assert lines[6].endswith("gone: its process died")
-    rows = json.loads(CliRunner().invoke(cli.main, ["status", "--json"]).output)["ranks"]
+    assert lines[7] == "held up: rank 2 has not answered for 6.5 s"
+    told = json.loads(CliRunner().invoke(cli.main, ["status", "--json"]).output)
+    rows, (ends,) = told["ranks"], told["culprits"].values()
+    assert [(end["rank"], end["state"], end["seconds"]) for end in ends] == [(2, "silent", 6.5)]
     assert [(row["told_by"], row["age"], row["unheard"], row["gone"]) for row in rows] == [
         (rank.told_by, rank.age, rank.unheard, rank.gone) for rank in ranks
     ]
@@ -188,13 +192,13 @@ def test_contexts_of_a_process_are_told_apart() -> None:
 
 def test_nothing_found_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs on this machine is not looked at."""
-    monkeypatch.setattr(_core, "jobs", lambda timeout: ())
+    monkeypatch.setattr(_core, "jobs", lambda timeout: _core.Jobs((), {}))
     result = CliRunner().invoke(cli.main, ["status"])
     assert result.exit_code == 1
     assert "no job of yours" in result.output
     result = CliRunner().invoke(cli.main, ["status", "--json"])
     assert result.exit_code == 1
-    assert json.loads(result.output) == {"ranks": []}
+    assert json.loads(result.output) == {"ranks": [], "culprits": {}}
 
 
 def test_nothing_found_in_a_network_of_its_own() -> None:
