@@ -360,9 +360,9 @@ def layers(depth: int) -> list[Row]:
 
 def chain(length: int) -> list[Row]:
     """Of key a rank 0 forwards to itself. The last row is rank 2's, as above."""
-    befores = [Edge(0, row - 1) for row in range(length)]
+    links = [Edge(0, row - 1) for row in range(length)]
     afters = [Edge(0, row + 1) for row in range(length - 1)] + [Edge(2, length)]
-    rows = [Row(0, 0, 0, 0, 16, (b,), (a,), "forward") for b, a in zip(befores, afters, strict=True)]
+    rows = [Row(0, 0, 0, 0, 16, (b,), (a,), "forward") for b, a in zip(links, afters, strict=True)]
     last = Row(0, 2, 0, 0, 16, (Edge(0, length - 1),), (Edge(0),))
     return [*rows, last, Row(1, 2, 0, 0, 16, (Edge(2),), (Edge(2),))]
 

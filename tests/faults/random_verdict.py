@@ -49,8 +49,8 @@ def _of_error(job: Job, rank: int, saw: dict[str, Any], fell: bool) -> tuple[str
 
 
 def _needs_nobody(job: Job, rank: int) -> bool:
-    """Whether a rank may end without an error although another one fell: a worker under ASYNC, or where a quorum is enough,
-    if no key lies with that one, or a rank that only serves, when all workers have closed."""
+    """Whether a rank may end well although another one fell: a worker under ASYNC or with a quorum, if no key
+    lies with that one; or a rank that only serves, when all workers have closed."""
     serves = job.options.get("placement") in ("NCC", "NCS") and rank in job.options.get("servers", ())
     return job.kind in ("async", "quorum-hub") or serves
 
