@@ -37,6 +37,7 @@ FEW = {
     "test_conformance_exchange_failure": "dies_push_pull",
     "test_conformance_failure": "dies_wait_signal,leaves_send",
     "test_conformance_teardown": "several_contexts",
+    "test_blame": "because,stopped",
     "test_graph": "exact_2",
     "test_graph_late": "ssp_models_3_thread",
 }
@@ -156,7 +157,8 @@ def c_tests(pattern: str) -> list[str]:
 
 
 def two_nodes(over: str, whole: bool) -> Guest:
-    steps = [cases(name, f"{over}-processes", whole) for name in (*c_tests("test_conformance_*.c"), *GRAPHS)]
+    programs = (*c_tests("test_conformance_*.c"), "test_blame", *GRAPHS)
+    steps = [cases(name, f"{over}-processes", whole) for name in programs]
     if over == "verbs":
         mode = "all" if whole else "verbs-processes"
         steps += [cases(name, mode, whole) for name in [*c_tests("test_verbs*.c"), *c_tests("test_device.c")]]
@@ -216,7 +218,7 @@ def few(over: str) -> Guest:
     steps.append(Step("without libibverbs", hidden, 30, {"HPC_REFUSAL": "libibverbs.so.1"}))
     for kind, programs in (("processes", FEW), ("threads", FEW_THREADS)):
         for name, some in programs.items():
-            if over == "verbs" or "conformance" in name or "graph" in name:
+            if over == "verbs" or name.startswith(("test_conformance", "test_blame", "test_graph")):
                 steps.append(program(name, f"{over}-{kind}", *[some] if some else []))
     steps.append(Step("Python test", pytest, 300, {"HPC_TEST_TRANSPORTS": over}))
     memory = ["--memory", "4G", "--cpus", "2", "--numa", "2G,cpus=0", "--numa", "2G,cpus=1"]
