@@ -46,6 +46,7 @@ static void forward_rows(const hpc_exchange *e) {
 }
 
 static void send_lie(const hpc_exchange *e, lie what) {
+    static const uint64_t one = 1; /* read until it is flushed */
     hpc_lane *lane = e->in_lanes[0];
     int s = 0;
     while (e->shares[s].owner != VICTIM) s++;
@@ -57,7 +58,7 @@ static void send_lie(const hpc_exchange *e, lie what) {
     else if (what == FORWARD)
         forward_rows(e);
     else if (e->quorum > 0)
-        CHECK_OK(hpc_put_notify(lane, e->window, VICTIM, &(uint64_t){1}, 4, number, hpc_imm(HPC_OP_SHARE, 0, s), -1));
+        CHECK_OK(hpc_put_notify(lane, e->window, VICTIM, &one, 4, number, hpc_imm(HPC_OP_SHARE, 0, s), -1));
     else
         push_rows(e, what);
     for (int i = 0; i < e->n_lanes; i++) {

@@ -39,7 +39,9 @@ static void closes_early(rank *r) {
     for (; step < steps && status == HPC_OK; step++)
         for (int key = 0; key < g.j.n_keys && status == HPC_OK; key++) status = push_pull(&g, e, key, -1);
     if (r->rank > VICTIM && consistency != HPC_ASYNC) {
-        check_peer(status, r->rank - 1); /* each closes in its turn */
+        check_peer(status, VICTIM); /* each closes in its turn, and tells because of whom */
+        CHECK_EQ(hpc_last_error()->n_ranks, 1);
+        CHECK_EQ(hpc_last_error()->n_left, r->rank > VICTIM + 1);
         CHECK_MESSAGE("has closed the exchange after");
         CHECK(step < 2 + 2 * r->size);
     } else {
