@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +120,8 @@ def main() -> int:
         print(f"skipped: {missing}")
         return 77
     build(targets)
-    good = [fuzz(target, arguments.seconds) for target in targets]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of one thread
+        good = list(pool.map(fuzz, targets, [arguments.seconds] * len(targets)))
     if arguments.keep and all(good):
         good = [keep(target) for target in targets]
     return 0 if all(good) else 1
