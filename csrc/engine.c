@@ -42,8 +42,7 @@ static void fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int
     hpc_exchange_fail(core->exchange, HPC_ERR_INVALID, why);
 }
 
-/* A worker that is gone needs no answer: whoever waits for it finds out by itself. */
-static void check_put(hpc_core *core, int status) {
+void hpc_engine_check_put(hpc_core *core, int status) {
     if (status == HPC_OK || status == HPC_ERR_PEER) return;
     if (hpc_group_usable(&core->exchange->context->group, op_engine) != HPC_OK) return; /* closed meanwhile */
     hpc_exchange_fail(core->exchange, status, hpc_last_error()->message);
@@ -158,7 +157,7 @@ static void put_row(hpc_core *core, const hpc_work *w, int to) {
         if (out->params != NULL || !goes_to(w, out, to)) continue;
         size_t nbytes = (size_t)w->row->count * sizeof(float);
         const float *from = out->copy == NULL ? w->param : memcpy(out->copy, w->param, nbytes);
-        check_put(core, hpc_put(core->out, ex->window, out->rank, from, nbytes, out->offset));
+        hpc_engine_check_put(core, hpc_put(core->out, ex->window, out->rank, from, nbytes, out->offset));
         count(&core->bytes_written, nbytes);
     }
 }
@@ -169,51 +168,6 @@ void hpc_engine_send(hpc_core *core, const hpc_work *w, int to) {
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
         write_block(core, w, to, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
     put_row(core, w, to);
-}
-
-static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
-    hpc_exchange *ex = core->exchange;
-    const hpc_output *out = &w->outputs[edge];
-    const hpc_row *to = &ex->plan->rows[w->row->out[edge].row];
-    int status = hpc_lane_try_notify(core->out, ex->window, out->rank, w->acc, (size_t)w->row->count * sizeof(float),
-                                     out->offset + (size_t)slot * hpc_slot_stride(ex, to),
-                                     hpc_imm(HPC_OP_FORWARD, slot, w->row->out[edge].row));
-    if (status == HPC_OK) hpc_count_bytes(ex, ex->peer_sent, out->rank, (size_t)w->row->count * sizeof(float));
-    if (status != HPC_IN_PROGRESS) check_put(core, status);
-    return status;
-}
-
-static void keep_forward(hpc_core *core, hpc_work *w, int edge, int slot) {
-    int to = w->outputs[edge].rank;
-    hpc_late *late = core->free_late;
-    core->free_late = late->next;
-    *late = (hpc_late){w, edge, slot, NULL};
-    if (core->late_first[to] == NULL)
-        core->late_first[to] = late;
-    else
-        core->late_last[to]->next = late;
-    core->late_last[to] = late;
-    core->n_late++;
-}
-
-/* A receiver gets its forwards in order; one that takes none delays those to itself alone. */
-static void forward_row(hpc_core *core, hpc_work *w, int slot) {
-    for (int e = 0; e < w->n_outputs; e++)
-        if (core->late_first[w->outputs[e].rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
-            keep_forward(core, w, e, slot);
-}
-
-static void retry_forwards(hpc_core *core) {
-    for (int r = 0; r < core->exchange->context->group.size; r++) {
-        hpc_late *late;
-        while ((late = core->late_first[r]) != NULL &&
-               try_forward(core, late->work, late->edge, late->slot) != HPC_IN_PROGRESS) {
-            core->late_first[r] = late->next;
-            late->next = core->free_late;
-            core->free_late = late;
-            core->n_late--;
-        }
-    }
 }
 
 /* Fold, rule and write of a whole row by ex->pass. */
@@ -323,7 +277,7 @@ static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
     int failed = w->passes ? pass_row(core, w, &inputs, args) : work_blocks(core, w, &inputs, args);
     if (failed) return failed;
     if (row->action == HPC_FORWARD)
-        forward_row(core, w, slot);
+        hpc_forward_row(core, w, slot);
     else if (ex->consistency == HPC_BSP)
         put_row(core, w, HPC_OF_FOLD);
     count_fold(core, w, inputs.n);
@@ -336,7 +290,8 @@ static int work_off(hpc_core *core, hpc_work *w, int slot, int only) {
 void hpc_engine_answer_with(hpc_core *core, int rank, const void *src, size_t nbytes, size_t offset, int signal,
                             uint64_t value) {
     if (atomic_load_explicit(&core->exchange->failing, memory_order_relaxed)) return;
-    check_put(core, hpc_put_signal(core->out, core->exchange->window, rank, src, nbytes, offset, signal, value));
+    hpc_engine_check_put(core,
+                         hpc_put_signal(core->out, core->exchange->window, rank, src, nbytes, offset, signal, value));
 }
 
 void hpc_engine_answer(hpc_core *core, int rank, int signal, uint64_t value) {
@@ -602,7 +557,7 @@ static int has_to_wait(hpc_core *core, const hpc_event *event) {
         return 0;
     int status = hpc_lane_try_flush(core->out, event->peer);
     if (status == HPC_IN_PROGRESS) return 1;
-    check_put(core, status);
+    hpc_engine_check_put(core, status);
     return 0;
 }
 
@@ -637,7 +592,7 @@ static int next_event(hpc_core *core, hpc_event *event) {
         if (status == HPC_IN_PROGRESS) status = hpc_lane_poll(at_out ? core->in : core->out, event);
         core->at_out = !at_out;
     }
-    if (status != HPC_OK && status != HPC_IN_PROGRESS) check_put(core, status);
+    if (status != HPC_OK && status != HPC_IN_PROGRESS) hpc_engine_check_put(core, status);
     return status == HPC_OK;
 }
 
@@ -647,7 +602,7 @@ static int work_core(hpc_core *core) {
     hpc_event event;
     double start = 0;
     int n = 0;
-    if (core->n_late > 0) retry_forwards(core);
+    if (core->n_late > 0) hpc_forward_retry(core);
     while (atomic_load_explicit(&ex->failed, memory_order_relaxed) == HPC_OK &&
            !atomic_load_explicit(&core->paused, memory_order_relaxed) && next_event(core, &event)) {
         if (n++ == 0) start = hpc_now();
@@ -655,7 +610,7 @@ static int work_core(hpc_core *core) {
             hold(core, &event);
         else
             handle(core, &event);
-        if (core->n_late > 0) retry_forwards(core); /* rings empty while this goes on */
+        if (core->n_late > 0) hpc_forward_retry(core); /* rings empty while this goes on */
     }
     if (core->n_graph_shares > 0 && atomic_load_explicit(&ex->failed, memory_order_relaxed) == HPC_OK)
         n += hpc_graph_work(core);

@@ -502,6 +502,14 @@ int hpc_engine_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
 /* A row's parameters to one rank, or to all (HPC_EVERYBODY), also those who are in no fold. */
 enum { HPC_OF_FOLD = -1, HPC_EVERYBODY = -2 };
 void hpc_engine_send(hpc_core *core, const hpc_work *w, int to);
+
+/* Ends the exchange where a put has failed. A worker that is gone needs no answer: whoever waits for it finds out by
+ * itself. */
+void hpc_engine_check_put(hpc_core *core, int status);
+
+/* What a row has folded in a slot goes on by its edges (forward.c); and what found no room before. */
+void hpc_forward_row(hpc_core *core, hpc_work *w, int slot);
+void hpc_forward_retry(hpc_core *core);
 /* A signal to rank: what it waits for has come so far. */
 void hpc_engine_answer(hpc_core *core, int rank, int signal, uint64_t value);
 /* The same behind bytes that are written into rank's part. */

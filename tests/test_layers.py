@@ -65,6 +65,7 @@ SOURCES = {
     "rows.c": "engine.h",
     "worker.c": "engine.h",
     "ticket.c": "engine.h",
+    "forward.c": "engine.h",
     "exchange.c": "engine.h",
     "exchange_check.c": "engine.h",
     "control.c": "mesh.h",  # the control channel's parts know each other

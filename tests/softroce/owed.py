@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FULL = ".ci/full"
 SOURCES = [
     *("csrc/transport/verbs*", "csrc/lane.*", "csrc/reactor.*", "csrc/device.*"),
-    *("csrc/engine*", "csrc/rows.*", "csrc/quorum.*", "csrc/graph*"),
+    *("csrc/engine*", "csrc/forward.*", "csrc/rows.*", "csrc/quorum.*", "csrc/graph*"),
 ]
 
 
