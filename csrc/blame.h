@@ -1,4 +1,4 @@
-/* Who is to blame: the ranks that failed by themselves, as the last words of others tell, and those at the end of the
+/* The ranks to blame: those that failed by themselves, as the last words of other ranks tell, and those at the end of a
  * chain of waits that ran out of time here.
  *
  * What others told stays. What a wait of this rank found out when its time was over is forgotten once that wait has
@@ -64,8 +64,8 @@ int hpc_culprits_check(hpc_culprit *culprits, int n, int cap, int size);
 /* Puts culprit into the list in order of ranks, unless its rank is there; the number then. */
 int hpc_culprits_add(hpc_culprit *list, int n, int cap, const hpc_culprit *culprit);
 
-/* The ends of the chains that begin with waits for start[n_start], since seconds: rank me's, if it is not -1. ranks are
- * what is known of each rank that was asked; the others are passed over. */
+/* Chains of waits that begin with waits for the ranks in start, which have lasted for seconds. ranks holds what is
+ * known of each rank that was asked; a rank that is not in it is passed over. */
 typedef struct hpc_chain {
     const hpc_shown_rank *ranks;
     int n, size;
@@ -73,6 +73,8 @@ typedef struct hpc_chain {
     int n_start;
     double seconds;
 } hpc_chain;
+
+/* The culprits at the ends of the chains, in rising order: the first cap of them; how many of these there are. */
 int hpc_chain_ends(const hpc_chain *chain, hpc_culprit *culprits, int cap);
 
 /* The way from start to culprit, without both ends, in text, which is returned: "rank 2 waits for rank 3"; "" where it

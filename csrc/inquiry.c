@@ -183,7 +183,7 @@ static void await_answers(asking *a) {
     }
 }
 
-/* Because of whom those have closed that say so. */
+/* The culprits that the closed ranks name. */
 static int list_causes(const asking *a, hpc_culprit *culprits, int cap) {
     int n = 0;
     for (int i = 0; i < a->n; i++)

@@ -294,7 +294,7 @@ typedef struct hpc_shown_rank {
     int state;      /* told_by: hpc_peer_state */
     int stopped;    /* its process is stopped, as the kernel of this host says */
     double idle;    /* seconds since its last wait ended, of those that took long enough to be seen; -1: not known */
-    int n_culprits; /* because of whom it has failed or will leave, first HPC_SHOWN_CULPRITS of them */
+    int n_culprits; /* that it would name if it left now; the first HPC_SHOWN_CULPRITS of them */
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
 } hpc_shown_rank;
 
