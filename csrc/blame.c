@@ -12,22 +12,21 @@ static void unlock(hpc_blame *b) {
     atomic_store_explicit(&b->busy, 0, memory_order_release);
 }
 
-/* The first word about a rank counts, but that it died counts more than that it did not answer. */
+/* What others told about a rank stays, but for the news that it died. */
 static void put(hpc_blame *b, const hpc_culprit *culprit, const char *why, int by_wait) {
     int i = 0;
     while (i < b->n && b->list[i].culprit.rank != culprit->rank) i++;
     if (i == HPC_BLAMED) return;
-    if (i < b->n && !b->list[i].by_wait &&
-        (culprit->state != HPC_CULPRIT_DIED || b->list[i].culprit.state == HPC_CULPRIT_DIED))
+    hpc_blamed *at = &b->list[i];
+    if (i < b->n && !at->by_wait &&
+        (by_wait || culprit->state != HPC_CULPRIT_DIED || at->culprit.state == HPC_CULPRIT_DIED))
         return;
-    if (i < b->n && b->list[i].by_wait && by_wait) b->list[i].culprit = *culprit;
-    if (i < b->n && b->list[i].by_wait && by_wait) return;
-    if (i < b->n && b->list[i].by_wait) atomic_fetch_sub_explicit(&b->waits, 1, memory_order_relaxed);
-    if (i == b->n) b->n++;
-    b->list[i].culprit = *culprit;
-    b->list[i].by_wait = by_wait;
-    snprintf(b->list[i].why, sizeof b->list[i].why, "%s", why);
+    if (i < b->n && at->by_wait) atomic_fetch_sub_explicit(&b->waits, 1, memory_order_relaxed);
     if (by_wait) atomic_fetch_add_explicit(&b->waits, 1, memory_order_relaxed);
+    if (i == b->n) b->n++;
+    at->culprit = *culprit;
+    at->by_wait = by_wait;
+    snprintf(at->why, sizeof at->why, "%s", why);
 }
 
 static void forget_waits(hpc_blame *b) {
