@@ -43,11 +43,6 @@ int hpc_inquiry_look(hpc_control *c) {
     return left;
 }
 
-static int has_departed(const hpc_group *g, int rank) {
-    int state = atomic_load_explicit(&g->states[rank], memory_order_acquire);
-    return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED;
-}
-
 /* What this rank waits for is what the inquiry says, whatever its other threads do. */
 static void show_own(const asking *a, hpc_shown_rank *s) {
     const hpc_inquiry *q = a->inquiry;
@@ -85,7 +80,7 @@ static void ask(asking *a, int rank) {
     s->told_by = c->group->rank;
     if (rank == c->group->rank) {
         show_own(a, s);
-    } else if (has_departed(c->group, rank)) {
+    } else if (hpc_group_has_departed(c->group, rank)) {
         s->answers = 1;
         hpc_jobs_show_gone(c, rank, s);
     } else if (hpc_jobs_is_stopped(c, rank)) {
@@ -111,7 +106,7 @@ static int has_answered(asking *a, int i) {
     hpc_shown_rank *s = &a->shown[i], news;
     const hpc_link *l = &c->links[s->rank];
     int came = 0, rank = s->rank;
-    if (has_departed(c->group, rank)) {
+    if (hpc_group_has_departed(c->group, rank)) {
         s->answers = 1;
         hpc_jobs_show_gone(c, rank, s);
         return 1;

@@ -60,11 +60,6 @@ static int name_of(const hpc_survivors *s, int rank) {
     return s->names == NULL ? rank : s->names[rank];
 }
 
-static int has_departed(const hpc_control *c, int rank) {
-    int state = atomic_load_explicit(&c->group->states[rank], memory_order_acquire);
-    return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED;
-}
-
 /* ---- who is left out ---- */
 
 static int fail_dropped(const hpc_control *c, const hpc_survivors *s, int by) {
@@ -134,7 +129,7 @@ static int has_ballot(const hpc_control *c, int rank) {
  */
 static int is_missing(const round *r, int rank) {
     hpc_control *c = r->control;
-    if (rank == c->group->rank || r->s->gone[rank] || has_departed(c, rank)) return 0;
+    if (rank == c->group->rank || r->s->gone[rank] || hpc_group_has_departed(c->group, rank)) return 0;
     pthread_mutex_lock(&c->lock);
     int missing = !has_ballot(c, rank);
     pthread_mutex_unlock(&c->lock);
@@ -214,7 +209,7 @@ static int run_round(round *r, uint32_t kind, const void *data, size_t nbytes) {
     if (status == HPC_OK && atomic_load(&c->stopping))
         status = hpc_fail(HPC_ERR_INVALID, op, "shrink: the first context has been aborted");
     for (int rank = 0; rank < size && n == 0; rank++)
-        if (rank != c->group->rank && !c->cast[rank] && !r->s->gone[rank] && !has_departed(c, rank))
+        if (rank != c->group->rank && !c->cast[rank] && !r->s->gone[rank] && !hpc_group_has_departed(c->group, rank))
             late[n++] = name_of(r->s, rank);
     if (status == HPC_OK && n > 0)
         status =
@@ -238,7 +233,7 @@ static int judge(const round *r, hpc_survivors *s, uint32_t kind) {
     const char *mine = ((const ballot *)(const void *)r->got[c->group->rank]->data)->gone;
     int alike = 1;
     for (size_t rank = 0; rank < size; rank++)
-        if (has_departed(c, (int)rank)) s->gone[rank] = 1;
+        if (hpc_group_has_departed(c->group, (int)rank)) s->gone[rank] = 1;
     for (size_t rank = 0; rank < size; rank++) { /* rising: of two that accuse each other the lower one is believed */
         const ballot *b = r->got[rank] == NULL ? NULL : (const ballot *)(const void *)r->got[rank]->data;
         if (s->gone[rank]) continue;
@@ -315,7 +310,7 @@ void hpc_control_settle(hpc_control *c) {
 static const char *why_not(const hpc_control *c, int i) {
     int rank = c->heir_ranks[i];
     if (atomic_load_explicit(&c->heir->states[i], memory_order_acquire) != HPC_PEER_JOINING) return NULL;
-    if (has_departed(c, rank)) return c->group->reasons[rank];
+    if (hpc_group_has_departed(c->group, rank)) return c->group->reasons[rank];
     for (const hpc_message *m = c->links[rank].ballots; m != NULL; m = m->next)
         if (m->sequence > c->heir_round) return "it could not join the new context and votes again";
     return NULL;

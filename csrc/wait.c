@@ -100,11 +100,6 @@ static int state_of(const hpc_group *group, int rank) {
     return atomic_load_explicit(&group->states[rank], memory_order_acquire);
 }
 
-static int has_departed(const hpc_group *group, int rank) {
-    int state = state_of(group, rank);
-    return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED;
-}
-
 /* Whether it departed by its own fault, or of its own will. */
 static int went_by_itself(const hpc_group *group, int rank, int state) {
     return state_of(group, rank) == state && !hpc_group_left_because(group, rank);
@@ -179,7 +174,7 @@ static size_t tell_blamed(const hpc_group *group, int rank, const hpc_blamed *to
     for (int i = 0; i < n_told; i++)
         if (told[i].culprit.rank == rank) b = &told[i];
     int wrote;
-    if (has_departed(group, rank) && !hpc_group_left_because(group, rank))
+    if (hpc_group_has_departed(group, rank) && !hpc_group_left_because(group, rank))
         wrote = snprintf(text, cap, "rank %d gone (%s)", rank, group->reasons[rank]);
     else if (b != NULL && b->culprit.state == HPC_CULPRIT_DIED)
         wrote = snprintf(text, cap, "rank %d gone (%s)", rank, b->why[0] != 0 ? b->why : "it died");
@@ -245,14 +240,14 @@ static int fail_peers(hpc_group *group, const char *op, const int *asked, int n_
     }
     for (int r = 0; r < group->size; r++) {
         if (went_by_itself(group, r, HPC_PEER_FAILED)) marks[r] = CULPRIT;
-        if (has_departed(group, r) && hpc_group_left_because(group, r)) marks[r] = LEFT;
+        if (hpc_group_has_departed(group, r) && hpc_group_left_because(group, r)) marks[r] = LEFT;
     }
     for (int i = 0; i < n_told; i++) marks[told[i].culprit.rank] = CULPRIT;
     for (int i = 0; i < n_asked; i++)
         if (went_by_itself(group, asked[i], HPC_PEER_LEFT)) marks[asked[i]] = CULPRIT;
     for (int r = 0; r < group->size; r++) any |= marks[r] == CULPRIT;
     for (int r = 0; r < group->size && !any; r++)
-        if (has_departed(group, r)) marks[r] = CULPRIT;
+        if (hpc_group_has_departed(group, r)) marks[r] = CULPRIT;
     hpc_fault f = {.ranks = ranks, .left = ranks + size, .waiting_for = waiting, .n_waiting = n_waiting};
     f.n_ranks = list_marked(marks, group->size, CULPRIT, ranks);
     f.n_left = list_marked(marks, group->size, LEFT, ranks + size);
@@ -305,7 +300,7 @@ void hpc_group_revoke(hpc_group *group) {
 }
 
 int hpc_group_peer_present(hpc_group *group, int rank, const char *op) {
-    return has_departed(group, rank) ? fail_peers(group, op, &rank, 1, NULL, 0) : HPC_OK;
+    return hpc_group_has_departed(group, rank) ? fail_peers(group, op, &rank, 1, NULL, 0) : HPC_OK;
 }
 
 /* With all that has come taken, as far as a second is enough: others may send without end. A condition that held is not

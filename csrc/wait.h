@@ -126,6 +126,11 @@ void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason)
 /* The same of a rank that has said why. */
 void hpc_group_depart_saying(hpc_group *group, int rank, int state, const hpc_last_word *word);
 
+static inline int hpc_group_has_departed(const hpc_group *group, int rank) {
+    int state = atomic_load_explicit(&group->states[rank], memory_order_acquire);
+    return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED;
+}
+
 /* Whether a rank that has departed did so because of others. */
 static inline int hpc_group_left_because(const hpc_group *group, int rank) {
     return atomic_load_explicit(&group->departing[rank], memory_order_relaxed) == HPC_GOES_BECAUSE;
