@@ -25,13 +25,15 @@ def commit(root: Path, name: str, text: str) -> str:
 def tree(tmp_path: Path) -> Path:
     """A repository with a commit that the full run has passed on."""
     git(tmp_path, "init", "-q")
-    for name in ("csrc/transport/verbs_link.c", "csrc/engine.h", "csrc/net.c"):
+    for name in ("csrc/transport/verbs/link.c", "csrc/exchange/engine.h", "csrc/control/net.c"):
         passed = commit(tmp_path, name, "one")
     commit(tmp_path, owed.FULL, f"{passed}\n")
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["csrc/transport/verbs_link.c", "csrc/engine.h", "csrc/lane.c", "csrc/graph_new.c"])
+@pytest.mark.parametrize(
+    "name", ["csrc/transport/verbs/link.c", "csrc/exchange/engine.h", "csrc/context/lane.c", "csrc/discipline/new.c"]
+)
 def test_is_owed_once_rdma_has_changed(tree: Path, name: str) -> None:
     passed = (tree / owed.FULL).read_text().strip()
     commit(tree, name, "two")
@@ -39,13 +41,13 @@ def test_is_owed_once_rdma_has_changed(tree: Path, name: str) -> None:
 
 
 def test_is_owed_for_what_is_not_committed(tree: Path) -> None:
-    (tree / "csrc/engine.h").write_text("two")
+    (tree / "csrc/exchange/engine.h").write_text("two")
     assert "owed" in owed.owed(tree)
 
 
 def test_is_not_owed_for_the_rest(tree: Path) -> None:
     assert owed.owed(tree) == ""
-    commit(tree, "csrc/net.c", "two")
+    commit(tree, "csrc/control/net.c", "two")
     assert owed.owed(tree) == ""
 
 

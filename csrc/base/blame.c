@@ -1,4 +1,4 @@
-#include "blame.h"
+#include "base/blame.h"
 
 #include <sched.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "blame.h"
+#include "base/blame.h"
 
 /* Of a rank: where it is in chain->ranks, whether the search has come to it, from whom, and how long others have waited
  * for it. */

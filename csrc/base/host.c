@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "host.h"
+#include "base/host.h"
 
 #include <dirent.h>
 #include <errno.h>

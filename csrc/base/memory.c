@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "memory.h"
+#include "base/memory.h"
 
 #include <errno.h>
 #include <fcntl.h>

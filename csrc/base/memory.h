@@ -3,7 +3,7 @@
 #ifndef HPC_MEMORY_H
 #define HPC_MEMORY_H
 
-#include "status.h"
+#include "base/status.h"
 
 struct hpc_memory {
     void *data;

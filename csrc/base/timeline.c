@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "timeline.h"
+#include "base/timeline.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "status.h"
+#include "base/status.h"
 
 enum { EVENTS = 512, LINE_BYTES = 1536, TEXT_BYTES = 16 << 10, NAME_BYTES = 16 };
 

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "wait.h"
+#include "base/wait.h"
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -12,12 +12,6 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-
-double hpc_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* A timeout as it counts: a negative one or a NaN is the default, and no wait is longer than what time_t surely holds.
  */

@@ -10,11 +10,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "blame.h"
-#include "clock.h"
-#include "status.h"
-#include "timeline.h"
-#include "watch.h"
+#include "base/blame.h"
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/timeline.h"
+#include "base/watch.h"
 
 typedef struct hpc_bell {
     _Alignas(64) _Atomic uint32_t sleepers; /* threads between "about to look once more" and "awake" */

@@ -1,4 +1,4 @@
-#include "watch.h"
+#include "base/watch.h"
 
 #include <sched.h>
 #include <stddef.h>

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context.h"
+#include "context/context.h"
 
 int hpc_allgather(hpc_context *c, const void *send, void *recv, size_t nbytes, double timeout) {
     static const char op[] = "allgather";

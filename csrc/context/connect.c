@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lane.h"
+#include "context/lane.h"
 
 static int check_addresses(const hpc_context *c) {
     const hpc_address *all = c->addresses, *first = &all[0];
@@ -135,11 +135,6 @@ static int connect_control(hpc_context *c, double deadline) {
     free(links);
     free(same_host);
     return status;
-}
-
-hpc_reactor *hpc_context_reactor(hpc_context *c) {
-    if (c->reactor == NULL) c->reactor = hpc_reactor_open(&c->group, c->all_remote);
-    return c->reactor;
 }
 
 static void list_used(hpc_context *c) {

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "context.h"
+#include "context/context.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "host.h"
-#include "lane.h"
+#include "base/host.h"
+#include "context/lane.h"
 
 static const uint32_t VERSION = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
 

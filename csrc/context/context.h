@@ -1,74 +1,8 @@
-/* One rank's place in a group: its control channel, its peers and the transport chosen for each. */
+/* What a context does; what it is made of, transports see too (transport/objects.h). */
 #ifndef HPC_CONTEXT_H
 #define HPC_CONTEXT_H
 
-#include <pthread.h>
-
-#include "control.h"
-#include "device.h"
-#include "reactor.h"
-#include "transport.h"
-
-enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_CPU_WORDS = 16, HPC_USED = 5 };
-enum { HPC_ADDRESS_MAGIC = 0x68706d61 };
-
-/* What a rank says of itself; opaque to whoever carries it. Its first three members never change between versions. */
-typedef struct hpc_address {
-    uint32_t magic;
-    uint32_t version; /* major << 16 | minor << 8 | patch */
-    uint32_t nbytes;
-    int32_t rank, size;
-    int32_t cores, tcp_streams, quota; /* quota: of its cgroups, in cores; 0: none */
-    double silence;
-    uint64_t cpus[HPC_CPU_WORDS]; /* which ones it may use: a bit each, by number modulo how many bits there are */
-    uint64_t host[2]; /* the same for processes that can share abstract sockets: boot and network namespace */
-    hpc_control_address control;
-    hpc_device_address devices;
-    char hostname[HPC_HOST_BYTES];
-    char transports[HPC_TRANSPORTS_BYTES];
-} hpc_address;
-
-/* Work that every wait of a context does besides looking at its condition: that of an engine without threads. run
- * returns NULL, or why this rank has failed: the context is then aborted. left: what it leaves, as of hpc_left_over. */
-typedef struct hpc_task {
-    const char *(*run)(void *arg);
-    void *arg;
-    int left;
-    struct hpc_task *next;
-} hpc_task;
-
-struct hpc_context {
-    hpc_group group;
-    _Atomic int references; /* the handle, and every window, lane and queue */
-    hpc_memory *bell_memory;
-    hpc_control *control;
-    hpc_address self;
-    hpc_address *addresses;              /* of all ranks, once connected */
-    const hpc_transport **transports;    /* by rank; NULL before connect */
-    const hpc_transport *used[HPC_USED]; /* each once; NULL after the last */
-    hpc_lane *lane;                      /* the first one */
-    int user_lanes;                      /* created so far, on every rank alike */
-    hpc_lane *acks;                      /* of queues: no data delays them (Parameter Flow's paper, section 5) */
-    uint64_t loop_seed;
-    void *held;          /* loop's: what it holds back */
-    struct hpc_tcp *tcp; /* tcp's */
-    struct hpc_verbs *verbs;
-    hpc_nics *nics; /* verbs'; NULL if it can use none */
-    int tcp_streams;
-    size_t tcp_zerocopy;
-    hpc_reactor *reactor; /* NULL: no transport has asked for it */
-    int all_remote;       /* no peer shares memory with this rank */
-    hpc_task *tasks;
-    _Atomic int n_tasks; /* 0 spares the look at them */
-    _Atomic int working; /* a thread is at the tasks, holds them, or changes their list */
-    int connecting, connected;
-    struct hpc_context *root;              /* the first of its family (shrink.c): itself, or one that it holds */
-    pthread_mutex_t family;                /* the root's: of open and heirs */
-    int open;                              /* the root's: contexts of the family that have not left it */
-    struct hpc_context *heirs, *next_heir; /* the root's, that are not closed */
-    int *first;                            /* an heir's: the root's ranks, by its own; else NULL */
-    _Atomic int leaving;                   /* nothing is worked for any more */
-};
+#include "transport/objects.h"
 
 /* hpc_context_create with another number than the rank in the name of its timeline's file. */
 int hpc_context_create_named(int rank, int size, int name, const hpc_config *config, hpc_context **context);
@@ -98,10 +32,6 @@ int hpc_context_work(hpc_context *context);
 /* What waits of the context do, as hpc_group's progress: its transports' part and hpc_context_work. */
 int hpc_context_progress(void *context);
 
-/* The one of its transports, opened at the first call, while lanes are: by then they have been chosen. NULL with the
- * error recorded. */
-hpc_reactor *hpc_context_reactor(hpc_context *context);
-
 /* The lane, or the context's first one for NULL. */
 hpc_lane *hpc_context_lane(hpc_context *context, hpc_lane *lane);
 
@@ -123,15 +53,5 @@ int hpc_context_check_memory(hpc_context *context, const char *op, size_t nbytes
 
 /* HPC_ERR_INVALID unless 0 <= rank < size. */
 int hpc_context_check_rank(const hpc_context *context, int rank, const char *what, const char *op);
-
-/* Whether they can share memory and abstract sockets, by what they say. */
-static inline int hpc_same_host(const hpc_address *a, const hpc_address *b) {
-    return a->host[0] == b->host[0] && a->host[1] == b->host[1];
-}
-
-static inline int hpc_same_process(const hpc_context *context, int rank) {
-    const hpc_control_address *a = &context->self.control, *b = &context->addresses[rank].control;
-    return a->pid == b->pid && a->pid_namespace == b->pid_namespace;
-}
 
 #endif

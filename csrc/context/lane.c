@@ -1,8 +1,9 @@
-#include "lane.h"
+#include "context/lane.h"
+#include "context/window.h"
 
 #include <stdlib.h>
 
-#include "ring.h"
+#include "transport/ring.h"
 
 int hpc_notify_depth(void) {
     return HPC_NOTIFY_DEPTH;

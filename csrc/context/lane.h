@@ -2,28 +2,7 @@
 #ifndef HPC_LANE_H
 #define HPC_LANE_H
 
-#include "window.h"
-
-typedef struct hpc_lane_peer {
-    void *in;           /* the transport's: events from this peer */
-    void *out;          /* and to it */
-    hpc_memory *memory; /* behind out, if mapped */
-} hpc_lane_peer;
-
-/* Each pair of ranks uses one rail in all that is by worker (PHub, section 4.5). */
-enum { HPC_RAIL_BY_WORKER = -1 };
-
-struct hpc_lane {
-    hpc_context *context;
-    int open;             /* every peer can be reached by it */
-    int own;              /* the context's first lane: holds no reference to it */
-    hpc_memory *memory;   /* the rings that peers write events into */
-    hpc_lane_peer *peers; /* by rank */
-    int next;             /* where poll looks first */
-    int rail;             /* verbs: by which rail to a peer (mod their number), or HPC_RAIL_BY_WORKER */
-    uint64_t number;      /* tcp: what this rank calls it; 0: nothing yet */
-    void *verbs;          /* verbs: its queues */
-};
+#include "context/context.h"
 
 /* Remote completion of all that the lane has put, to every peer that is still here. */
 int hpc_lane_flush(hpc_lane *lane, double timeout);

@@ -9,13 +9,14 @@
  * x86 and the release store of a signal both keep earlier loads before it. A registered buffer is written again only
  * after every peer it was sent to has acknowledged it, by the same argument. No lock, no barrier over ranks: each waits
  * for its neighbours only. */
-#include "queue.h"
+#include "context/queue.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lane.h"
+#include "context/lane.h"
+#include "context/window.h"
 
 static const char op_create[] = "queue";
 

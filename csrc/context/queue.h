@@ -2,7 +2,7 @@
 #ifndef HPC_QUEUE_H
 #define HPC_QUEUE_H
 
-#include "window.h"
+#include "context/window.h"
 
 /* Before and behind every update: equal versions mean a whole one. */
 typedef struct hpc_stamp {

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context.h"
+#include "context/context.h"
 
 static const char op[] = "shrink";
 

@@ -1,10 +1,10 @@
-#include "window.h"
+#include "context/window.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lane.h"
+#include "context/lane.h"
 
 enum { TYPE_BYTES = 128 };
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "mesh.h"
+#include "control/mesh.h"
 
 struct gathering {
     hpc_control *control;

@@ -4,7 +4,7 @@
  * with unread bytes, such as beats, by a reset, and that may overtake the BYE. So this side ends its half, reads until
  * the peers have ended theirs (their service threads do, at the end of the stream), and closes then. */
 #define _GNU_SOURCE
-#include "control.h"
+#include "control/control.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -19,7 +19,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "mesh.h"
+#include "control/mesh.h"
 
 static const double LEAVE_SECONDS = 1; /* for all peers together, as for a revoke */
 

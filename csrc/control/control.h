@@ -8,10 +8,10 @@
 #ifndef HPC_CONTROL_H
 #define HPC_CONTROL_H
 
-#include "hello.h"
-#include "memory.h"
-#include "net.h"
-#include "wait.h"
+#include "control/hello.h"
+#include "base/memory.h"
+#include "control/net.h"
+#include "base/wait.h"
 
 enum { HPC_COOKIE_BYTES = 16, HPC_OP_BYTES = 24 };
 

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "hello.h"
+#include "control/hello.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -7,7 +7,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
-#include "wait.h"
+#include "base/wait.h"
 
 enum { MAGIC = 0x6870636d, VERSION = 1, ORDER = 0x0102, WELCOME = 0x77, LABEL_BYTES = 13 };
 

@@ -14,8 +14,8 @@
 
 #include <stdint.h>
 
-#include "sha256.h"
-#include "status.h"
+#include "base/sha256.h"
+#include "base/status.h"
 
 enum { HPC_NONCE_BYTES = 16, HPC_NAME_BYTES = 16 };
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "jobs.h"
+#include "control/jobs.h"
 
 enum { MOST = 256 }; /* ranks that one inquiry asks */
 

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "jobs.h"
+#include "control/jobs.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -10,7 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "host.h"
+#include "base/host.h"
 
 enum { BATCH = 256, MOST = 1 << 16, NAME_CHARS = 2 * HPC_COOKIE_BYTES, LISTENS = 0x10000 };
 

@@ -1,4 +1,4 @@
-#include "rendezvous.h"
+#include "control/rendezvous.h"
 
 #include <string.h>
 

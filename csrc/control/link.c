@@ -3,7 +3,7 @@
  * whole. A frame that the deadline cuts in two ends the sending half of the link, or the next one would be read as its
  * rest. */
 #define _GNU_SOURCE
-#include "mesh.h"
+#include "control/mesh.h"
 
 #include <errno.h>
 #include <poll.h>

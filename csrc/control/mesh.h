@@ -25,7 +25,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "control.h"
+#include "control/control.h"
 
 enum {
     HPC_PIECE_BYTES = 32 << 10, /* of payload; a longer message comes in several frames */

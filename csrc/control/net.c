@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "net.h"
+#include "control/net.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "wait.h"
+#include "base/wait.h"
 
 enum { BACKLOG = 4096, IPV4_BYTES = 4, IPV6_BYTES = 16, NAMES_BYTES = 256 };
 

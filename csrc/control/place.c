@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "rendezvous.h"
-#include "wait.h"
+#include "control/rendezvous.h"
+#include "base/wait.h"
 
 enum { BACKLOG = 4096, ADDRESSES_TEXT = 256 };
 

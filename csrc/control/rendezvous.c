@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "rendezvous.h"
+#include "control/rendezvous.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -10,8 +10,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "hello.h"
-#include "wait.h"
+#include "control/hello.h"
+#include "base/wait.h"
 
 enum { STRANGERS = 64, LEAST_SECRET = 16, REFUSED_TEXT = 200, WHOM_TEXT = 256 };
 

@@ -11,7 +11,7 @@
 #ifndef HPC_RENDEZVOUS_H
 #define HPC_RENDEZVOUS_H
 
-#include "net.h"
+#include "control/net.h"
 
 enum {
     HPC_GATHER_BYTES = 16 << 20, /* of all parts together */

@@ -16,7 +16,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
-#include "jobs.h"
+#include "control/jobs.h"
 
 enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2, TURN_BYTES = 4 << 20 /* of a link, then the others have theirs */ };
 

@@ -38,7 +38,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "mesh.h"
+#include "control/mesh.h"
 
 static const char op[] = "shrink";
 

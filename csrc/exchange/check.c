@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
+#include "base/isa.h"
+#include "exchange/engine.h"
 
 static const char op_create[] = "exchange";
 

@@ -9,7 +9,7 @@
  * A core never waits. What cannot go on (a forward to a full ring, a pull while an earlier one is on its way) is kept
  * for the rank that it is for, and tried again at the next call: a rank that stands still delays only itself. */
 #define _GNU_SOURCE
-#include "engine.h"
+#include "exchange/engine.h"
 
 #include <math.h>
 #include <sched.h>
@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host.h"
+#include "base/host.h"
 
 static const char op_engine[] = "exchange";
 

@@ -23,12 +23,13 @@
 
 #include <pthread.h>
 
-#include "imm.h"
-#include "lane.h"
-#include "plan.h"
-#include "reduce.h"
-#include "rule.h"
-#include "usual.h"
+#include "exchange/imm.h"
+#include "context/lane.h"
+#include "context/window.h"
+#include "plan/plan.h"
+#include "kernel/fold.h"
+#include "kernel/rule.h"
+#include "base/usual.h"
 
 enum {
     HPC_BLOCK = 4096, /* elements that are folded, applied and written while they are in the first caches */

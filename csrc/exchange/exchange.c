@@ -1,11 +1,11 @@
 /* The collectives of an exchange: create, publish, close. */
-#include "engine.h"
+#include "exchange/engine.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "host.h"
+#include "base/host.h"
 
 static const char op_create[] = "exchange";
 

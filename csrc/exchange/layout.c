@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
+#include "exchange/engine.h"
 
 enum { LINE = 64, PAGE = 4096 };
 

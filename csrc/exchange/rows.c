@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
-#include "host.h"
+#include "exchange/engine.h"
+#include "base/host.h"
 
 enum { LINE = 64, MOST_CPUS = 4096 };
 

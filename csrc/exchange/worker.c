@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
+#include "exchange/engine.h"
 
 /* ---- gradient ---- */
 

@@ -1,7 +1,7 @@
-/* The fold and what goes with it: one table for each instruction set, all of them made of reduce_kernel.h and
- * wire_kernel.h, chosen at run time in reduce.c. */
-#ifndef HPC_REDUCE_H
-#define HPC_REDUCE_H
+/* The fold and what goes with it: one table for each instruction set, all of them made of fold_kernel.h and
+ * wire_kernel.h, chosen at run time in fold.c. */
+#ifndef HPC_FOLD_H
+#define HPC_FOLD_H
 
 #include "hpcomm/hpcomm.h"
 
@@ -31,12 +31,6 @@ const struct hpc_fold_kernels *hpc_fold_kernels_of(int isa);
 
 /* The fold of a dtype, any of hpc_dtype. */
 hpc_fold_fn *hpc_fold_of(const struct hpc_fold_kernels *kernels, int dtype);
-
-/* HPC_ERR_INVALID when isa is none of hpc_isa, HPC_ERR_UNSUPPORTED when this CPU lacks it. op names the caller. */
-int hpc_isa_check(int isa, const char *op);
-
-/* isa, or for HPC_ISA_BEST the one that it stands for here. */
-int hpc_isa_resolve(int isa);
 
 /* The size in bytes from which an output is streamed past the caches. */
 size_t hpc_fold_stream_from(void);

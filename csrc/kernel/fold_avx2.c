@@ -1,5 +1,5 @@
 /* Compiled with -mavx2 -mf16c -ffp-contract=off; runs only where the CPU has it. */
-#include "reduce.h"
+#include "kernel/fold.h"
 
 #include <immintrin.h>
 
@@ -35,19 +35,19 @@ static inline void store_words16(uint16_t *out, words x) {
     _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(packed));
 }
 
-#include "wire_kernel.h"
+#include "kernel/wire_kernel.h"
 
 #define REAL float
 #define FOLD_SCALARS fold_scalars_f32
 #define FOLD_BLOCKS fold_blocks_f32
 #define FOLD fold_f32
-#include "reduce_kernel.h"
+#include "kernel/fold_kernel.h"
 
 #define REAL double
 #define FOLD_SCALARS fold_scalars_f64
 #define FOLD_BLOCKS fold_blocks_f64
 #define FOLD fold_f64
-#include "reduce_kernel.h"
+#include "kernel/fold_kernel.h"
 
 #define REAL float
 #define ITEM uint16_t
@@ -56,7 +56,7 @@ static inline void store_words16(uint16_t *out, words x) {
 #define FOLD_SCALARS fold_scalars_f16
 #define FOLD_BLOCKS fold_blocks_f16
 #define FOLD fold_f16
-#include "reduce_kernel.h"
+#include "kernel/fold_kernel.h"
 
 #define REAL float
 #define ITEM uint16_t
@@ -65,6 +65,6 @@ static inline void store_words16(uint16_t *out, words x) {
 #define FOLD_SCALARS fold_scalars_bf16
 #define FOLD_BLOCKS fold_blocks_bf16
 #define FOLD fold_bf16
-#include "reduce_kernel.h"
+#include "kernel/fold_kernel.h"
 
 const struct hpc_fold_kernels hpc_fold_avx2 = {fold_f32, fold_f64, fold_f16, fold_bf16, encode, copy, all_finite};

@@ -1,5 +1,5 @@
 /* For every CPU: vectors of 16 bytes, which the compiler maps to the baseline's registers. -ffp-contract=off. */
-#include "reduce.h"
+#include "kernel/fold.h"
 
 #define VECTOR_BYTES 16
 
@@ -65,19 +65,19 @@ static inline void store_f16(uint16_t *out, reals x) {
     store_words16(out, (bits >> 16 & 0x8000) | result);
 }
 
-#include "wire_kernel.h"
+#include "kernel/wire_kernel.h"
 
 #define REAL float
 #define FOLD_SCALARS fold_scalars_f32
 #define FOLD_BLOCKS fold_blocks_f32
 #define FOLD fold_f32
-#include "reduce_kernel.h"
+#include "kernel/fold_kernel.h"
 
 #define REAL double
 #define FOLD_SCALARS fold_scalars_f64
 #define FOLD_BLOCKS fold_blocks_f64
 #define FOLD fold_f64
-#include "reduce_kernel.h"
+#include "kernel/fold_kernel.h"
 
 #define REAL float
 #define ITEM uint16_t
@@ -86,7 +86,7 @@ static inline void store_f16(uint16_t *out, reals x) {
 #define FOLD_SCALARS fold_scalars_f16
 #define FOLD_BLOCKS fold_blocks_f16
 #define FOLD fold_f16
-#include "reduce_kernel.h"
+#include "kernel/fold_kernel.h"
 
 #define REAL float
 #define ITEM uint16_t
@@ -95,6 +95,6 @@ static inline void store_f16(uint16_t *out, reals x) {
 #define FOLD_SCALARS fold_scalars_bf16
 #define FOLD_BLOCKS fold_blocks_bf16
 #define FOLD fold_bf16
-#include "reduce_kernel.h"
+#include "kernel/fold_kernel.h"
 
 const struct hpc_fold_kernels hpc_fold_generic = {fold_f32, fold_f64, fold_f16, fold_bf16, encode, copy, all_finite};

@@ -1,6 +1,7 @@
-#include "rule.h"
-#include "reduce.h"
-#include "status.h"
+#include "kernel/rule.h"
+#include "kernel/fold.h"
+#include "base/isa.h"
+#include "base/status.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Compiled with -mavx2 -ffp-contract=off; runs only where the CPU has it. */
-#include "rule.h"
+#include "kernel/rule.h"
 
 #include <immintrin.h>
 
@@ -20,8 +20,8 @@ static inline void rule_end(void) {
     _mm256_zeroupper();
 }
 
-#include "rule_kernel.h"
-#include "rule_pass.h"
+#include "kernel/rule_kernel.h"
+#include "kernel/rule_pass.h"
 
 const struct hpc_rule_kernels hpc_rule_avx2 = {
     average, sgd, momentum, nesterov, adam, sgd_pass, momentum_pass, nesterov_pass, adam_pass,

@@ -1,5 +1,5 @@
 /* For every CPU: vectors of 16 bytes, which the compiler maps to the baseline's registers. -ffp-contract=off. */
-#include "rule.h"
+#include "kernel/rule.h"
 
 #define VECTOR_BYTES 16
 
@@ -33,8 +33,8 @@ static inline void stream_reals(float *to, reals x) {
 
 static inline void rule_end(void) {}
 
-#include "rule_kernel.h"
-#include "rule_pass.h"
+#include "kernel/rule_kernel.h"
+#include "kernel/rule_pass.h"
 
 const struct hpc_rule_kernels hpc_rule_generic = {
     average, sgd, momentum, nesterov, adam, sgd_pass, momentum_pass, nesterov_pass, adam_pass,

@@ -60,7 +60,7 @@ INLINE void pass_from(step_fn *step, int slots, int decayed, int n_in, const str
     rule_end();
 }
 
-/* A constant number of inputs gives each its own load, which prefetchers follow (see reduce_kernel.h). */
+/* A constant number of inputs gives each its own load, which prefetchers follow (see fold_kernel.h). */
 INLINE void pass_of(step_fn *step, int slots, int decayed, const struct constants *c, const hpc_pass *p) {
     switch (p->n_in) {
     case 1:

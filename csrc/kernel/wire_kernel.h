@@ -1,7 +1,7 @@
 /* What goes with the fold: encoding, copying and looking for NaN and Inf, written once. The file of an instruction set
  * defines VECTOR_BYTES, the vectors reals and words, stream_vector(to, from), fold_end(stream), store_f16(out, reals)
  * and store_words16(out, words), which keeps the lower halves, and includes this. */
-#include "half.h"
+#include "kernel/half.h"
 
 /* x, but one NaN for all of them. */
 static inline reals one_nan(reals x) {

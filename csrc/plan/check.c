@@ -1,6 +1,6 @@
 /* What every plan must keep, whoever made it: the engine relies on all of it and checks none of it again. */
-#include "plan.h"
-#include "status.h"
+#include "plan/plan.h"
+#include "base/status.h"
 
 #include <math.h>
 #include <stdarg.h>

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "plan.h"
-#include "status.h"
+#include "plan/plan.h"
+#include "base/status.h"
 
 static const char op_plan[] = "plan";
 

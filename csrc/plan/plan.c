@@ -1,6 +1,6 @@
 /* Plans: made for a hub, copied, and compared. A plan is one block: the struct, rows, edges, keys and their names. */
-#include "plan.h"
-#include "status.h"
+#include "plan/plan.h"
+#include "base/status.h"
 
 #include <limits.h>
 #include <stdlib.h>

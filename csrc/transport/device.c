@@ -1,4 +1,4 @@
-#include "device.h"
+#include "transport/device.h"
 
 #include <string.h>
 

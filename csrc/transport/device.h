@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "status.h"
+#include "base/status.h"
 
 enum { HPC_RAILS = 8 }; /* ports of a rank that are used at most */
 

@@ -1,4 +1,4 @@
-#include "frame.h"
+#include "transport/frame.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#include "memory.h"
+#include "base/memory.h"
 
 enum { HPC_STAGING = 4096 };
 

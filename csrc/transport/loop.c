@@ -11,8 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "lane.h"
-#include "ring.h"
+#include "transport/objects.h"
+#include "transport/ring.h"
 
 enum { MOST_HELD = 64 };
 

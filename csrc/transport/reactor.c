@@ -17,7 +17,7 @@
  * wakes all in the set: its own wait may be over. With no flag set nobody arms, so waits that look cause no events. A
  * wait that finds no bed pokes the service thread out of its nap, which then arms and sleeps for it. */
 #define _GNU_SOURCE
-#include "reactor.h"
+#include "transport/reactor.h"
 
 #include <errno.h>
 #include <poll.h>

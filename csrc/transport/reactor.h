@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "wait.h"
+#include "base/wait.h"
 
 enum { HPC_REACTOR_SOURCES = 4 };
 

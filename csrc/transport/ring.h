@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "transport.h"
+#include "transport/transport.h"
 
 typedef struct hpc_ring {
     _Alignas(64) _Atomic uint64_t tail; /* written by the producer */

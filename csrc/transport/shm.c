@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "lane.h"
-#include "ring.h"
+#include "transport/objects.h"
+#include "transport/ring.h"
 
 typedef struct shm_blob {
     hpc_memory *memory; /* for a rank of this process, with a reference; else NULL */

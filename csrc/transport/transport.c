@@ -1,4 +1,4 @@
-#include "context.h"
+#include "transport/objects.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -62,4 +62,9 @@ const hpc_transport *hpc_transport_choose(const char *names, const struct hpc_ad
         p += length;
     }
     return NULL;
+}
+
+hpc_reactor *hpc_transport_reactor(hpc_context *c) {
+    if (c->reactor == NULL) c->reactor = hpc_reactor_open(&c->group, c->all_remote);
+    return c->reactor;
 }

@@ -11,8 +11,8 @@
 #ifndef HPC_TRANSPORT_H
 #define HPC_TRANSPORT_H
 
-#include "memory.h"
-#include "wait.h"
+#include "base/memory.h"
+#include "base/wait.h"
 
 enum { HPC_BLOB_BYTES = 64, HPC_NOTIFY_DEPTH = 256, HPC_ORDER_BYTES = 64 };
 

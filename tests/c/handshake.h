@@ -4,7 +4,7 @@
 #define HANDSHAKE_H
 
 #include "check.h"
-#include "hello.h"
+#include "control/hello.h"
 
 enum { RANK = 0, CALLER = 3, SIZE = 4, PROOF = HPC_DIGEST_BYTES, ANSWER = HPC_NONCE_BYTES + PROOF, WELCOME = 0x77 };
 enum { WHOLE = sizeof(hpc_hello) + PROOF, SOON = 20 }; /* SOON: a deadline that no test should meet */

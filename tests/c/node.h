@@ -2,7 +2,7 @@
 #ifndef HPC_NODE_H
 #define HPC_NODE_H
 
-#include "mesh.h"
+#include "control/mesh.h"
 #include "ranks.h"
 
 /* Which links a job has. MIXED: ranks of equal parity share a "host". */

@@ -6,7 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "host.h"
+#include "base/host.h"
 
 enum { WORD_BITS = 8 * sizeof(unsigned long) };
 

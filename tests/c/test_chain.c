@@ -1,5 +1,5 @@
 /* Chains of waits, followed by what ranks have said: whom they end with. */
-#include "blame.h"
+#include "base/blame.h"
 #include "check.h"
 
 enum { SIZE = 40 };

@@ -3,7 +3,7 @@
 #include <sched.h>
 
 #include "exchange_plans.h"
-#include "host.h"
+#include "base/host.h"
 
 enum { STEPS = 4, MIXED = 8, EAGER = 8, THREADS = 8 };
 

@@ -1,7 +1,7 @@
 /* Which RDMA ports a rank takes, and how two ranks' ports are matched: made-up ones, and those of this machine. */
 #define _GNU_SOURCE
 #include "check.h"
-#include "context.h"
+#include "context/context.h"
 #include "sysfs.h"
 
 #include <arpa/inet.h>

@@ -3,7 +3,7 @@
 #include "exchange_plans.h"
 #include "graph_jobs.h"
 
-#include "engine.h"
+#include "exchange/engine.h"
 
 enum { LIAR, VICTIM };
 

@@ -7,8 +7,8 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "engine.h"
-#include "host.h"
+#include "exchange/engine.h"
+#include "base/host.h"
 
 enum { KEYS = 3, MOST_CORES = 3 };
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <sched.h>
 
-#include "context.h"
+#include "context/context.h"
 #include "exchange_plans.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };

@@ -1,7 +1,7 @@
 /* The reader of frames: any frames, cut anywhere, over several streams whose fences are met in any order, against what
  * was sent; every check that a frame can fail; and that nothing is written but where the sink said. */
 #include "check.h"
-#include "frame.h"
+#include "transport/frame.h"
 #include "ranks.h"
 
 #include <stdatomic.h>

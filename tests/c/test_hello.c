@@ -2,7 +2,7 @@
  * false called ones, silence and ends are told apart, and nobody is taken for proven who is not. */
 #define _GNU_SOURCE
 #include "handshake.h"
-#include "wait.h"
+#include "base/wait.h"
 
 #include <errno.h>
 #include <poll.h>

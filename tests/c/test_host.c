@@ -1,7 +1,7 @@
 /* What the host gives: the real one within its bounds, and made-up /proc and /sys trees with known answers. */
 #define _GNU_SOURCE
 #include "check.h"
-#include "host.h"
+#include "base/host.h"
 
 #include <errno.h>
 #include <ftw.h>

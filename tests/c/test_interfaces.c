@@ -1,10 +1,10 @@
 /* What NICs decide before a byte moves: how many interfaces a server has, and on which node its threads and its windows
  * are. Ranks and NICs are made up; none is opened. */
 #include "check.h"
-#include "engine.h"
+#include "exchange/engine.h"
 
 #if defined(HPC_HAVE_VERBS)
-#include "transport/verbs_device.h"
+#include "transport/verbs/device.h"
 #endif
 
 enum { RANKS = 4 };

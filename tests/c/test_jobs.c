@@ -7,8 +7,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "context.h"
-#include "jobs.h"
+#include "context/context.h"
+#include "control/jobs.h"
 #include "ranks.h"
 
 enum { CAP = 2048, RANK2 = 2 };

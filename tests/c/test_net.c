@@ -2,8 +2,8 @@
  * interfaces where this process may make one and there is an ip command. */
 #define _GNU_SOURCE
 #include "check.h"
-#include "net.h"
-#include "wait.h"
+#include "control/net.h"
+#include "base/wait.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

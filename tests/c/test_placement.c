@@ -12,9 +12,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "host.h"
-#include "memory.h"
-#include "window.h"
+#include "base/host.h"
+#include "base/memory.h"
+#include "context/window.h"
 
 enum { PLACES = 4 };
 

@@ -1,6 +1,6 @@
 /* Plans: the partition and its bound, what a hub's plan looks like, copies and digests, and every refusal. */
 #include "check.h"
-#include "plan.h"
+#include "plan/plan.h"
 
 #include <math.h>
 

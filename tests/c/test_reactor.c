@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "ranks.h"
-#include "reactor.h"
+#include "transport/reactor.h"
 
 enum { AWAITED = 1, HERE = 2 };
 

@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "hello.h"
-#include "rendezvous.h"
-#include "wait.h"
+#include "control/hello.h"
+#include "control/rendezvous.h"
+#include "base/wait.h"
 
 enum { MOST = 16, ROUNDS = 3, SECONDS = 90 };
 

@@ -1,7 +1,7 @@
 /* The built-in rules: against their definitions where every value is exact, the same bits from every instruction set,
  * for every position and for every cut into blocks; and what is refused. */
 #include "check.h"
-#include "rule.h"
+#include "kernel/rule.h"
 
 #include <math.h>
 

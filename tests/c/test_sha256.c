@@ -1,6 +1,6 @@
 /* SHA-256 and HMAC: the vectors of FIPS 180-4 and RFC 4231, every length around a block, any cut into parts. */
 #include "check.h"
-#include "sha256.h"
+#include "base/sha256.h"
 
 #include <stdint.h>
 

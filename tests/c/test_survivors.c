@@ -6,8 +6,8 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "context.h"
-#include "mesh.h"
+#include "context/context.h"
+#include "control/mesh.h"
 #include "ranks.h"
 
 enum { PID = 100, STOPPED, DONE, TURN };

@@ -7,9 +7,9 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "lane.h"
+#include "context/lane.h"
 #include "ranks.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 static void bring_up(rank *r, int streams, size_t zerocopy) {
     r->config.tcp_streams = streams;

@@ -11,9 +11,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "lane.h"
+#include "context/lane.h"
 #include "ranks.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 /* A broken connection is reported after a grace of a second, and some time that a busy machine takes; long before the
  * silence that ends what is not reported. */

@@ -1,7 +1,7 @@
 /* Which ports of made-up RDMA devices are opened, how they are shown and closed: also those that few machines have. */
 #include "check.h"
 #include "sysfs.h"
-#include "transport/verbs_device.h"
+#include "transport/verbs/device.h"
 
 #if !defined(HPC_HAVE_VERBS)
 

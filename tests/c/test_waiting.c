@@ -2,8 +2,8 @@
 #define _GNU_SOURCE
 #include <string.h>
 
-#include "context.h"
-#include "host.h"
+#include "context/context.h"
+#include "base/host.h"
 #include "ranks.h"
 
 static int shares_cores(const hpc_context *c) {

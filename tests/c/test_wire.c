@@ -1,7 +1,7 @@
 /* Updates in 16 bits: every pattern of both formats decoded and rounded to, folds of any inputs, the same bits from
  * every instruction set; and what goes with the fold inside the library: copies, and the search for NaN and Inf. */
 #include "check.h"
-#include "reduce.h"
+#include "kernel/fold.h"
 
 #include <math.h>
 

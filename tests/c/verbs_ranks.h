@@ -3,7 +3,8 @@
 #define VERBS_RANKS_H
 
 #include "ranks.h"
-#include "transport/verbs.h"
+#include "context/context.h"
+#include "transport/verbs/verbs.h"
 
 #if defined(HPC_HAVE_VERBS)
 

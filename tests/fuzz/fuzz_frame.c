@@ -3,7 +3,7 @@
  * here, so that small inputs have large ones. What the reader does is held against what the headers say. */
 #include "fuzz.h"
 
-#include "frame.h"
+#include "transport/frame.h"
 
 enum {
     CONTROL = 8, /* bytes before the first header */

@@ -2,7 +2,7 @@
  * sends: its hello, and a proof as it is or the right one with a byte changed. */
 #include "fuzz.h"
 
-#include "hello.h"
+#include "control/hello.h"
 
 enum {
     CONTROL = 5, /* bytes before the hello */

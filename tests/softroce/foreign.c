@@ -5,8 +5,8 @@
  * by lines of standard input and output. */
 #define _GNU_SOURCE
 #include "ranks.h"
-#include "transport/verbs_device.h"
-#include "window.h"
+#include "transport/verbs/device.h"
+#include "context/window.h"
 
 enum { HALF = 300000, PSN = 0x1234, OF_RANK_1 = 0, OF_FOREIGN = 1, VALUE = 7 };
 

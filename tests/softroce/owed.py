@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FULL = ".ci/full"
 SOURCES = [
-    *("csrc/transport/verbs*", "csrc/lane.*", "csrc/reactor.*", "csrc/device.*"),
-    *("csrc/engine*", "csrc/forward.*", "csrc/rows.*", "csrc/quorum.*", "csrc/graph*"),
+    *("csrc/transport/verbs/*", "csrc/transport/reactor.*", "csrc/transport/device.*", "csrc/context/lane.*"),
+    *("csrc/engine/*", "csrc/discipline/*", "csrc/exchange/*"),
 ]
 
 

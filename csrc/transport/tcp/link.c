@@ -21,7 +21,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 enum { SMALL = 512, PARTS = 32, STRIPE_MIN = 256 << 10, LINE = 64, BATCH = 256 << 10, MOST_UNSENT = 256 << 10 };
 

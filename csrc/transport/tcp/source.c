@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 enum { WAIT_BUDGET = 512 << 10 };
 
@@ -110,7 +110,7 @@ static int report(void *arg) {
 hpc_tcp *tcp_of(hpc_context *c) {
     hpc_tcp *t = c->tcp;
     if (t != NULL) return t;
-    hpc_reactor *reactor = hpc_context_reactor(c);
+    hpc_reactor *reactor = hpc_transport_reactor(c);
     if (reactor == NULL) return NULL;
     t = calloc(1, sizeof *t);
     if (t == NULL) {

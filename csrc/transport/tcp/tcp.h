@@ -20,10 +20,10 @@
 
 #include <pthread.h>
 
-#include "frame.h"
-#include "lane.h"
-#include "reactor.h"
-#include "ring.h"
+#include "transport/frame.h"
+#include "transport/objects.h"
+#include "transport/reactor.h"
+#include "transport/ring.h"
 
 /* A frame that waits for room in the socket. */
 typedef struct tcp_order {

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "transport/verbs_device.h"
+#include "transport/verbs/device.h"
 
 #if defined(HPC_HAVE_VERBS)
 

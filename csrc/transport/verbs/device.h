@@ -2,7 +2,7 @@
 #ifndef HPC_VERBS_DEVICE_H
 #define HPC_VERBS_DEVICE_H
 
-#include "device.h"
+#include "transport/device.h"
 
 #if defined(HPC_HAVE_VERBS)
 

@@ -4,7 +4,7 @@
  * when nobody waits. A wait that goes to sleep arms the queues first (the next completion is then an event of the NIC's
  * channel, which lies in the reactor's set) and looks once more: a completion came before that look, or is an event. */
 #define _GNU_SOURCE
-#include "transport/verbs.h"
+#include "transport/verbs/verbs.h"
 
 #if defined(HPC_HAVE_VERBS)
 
@@ -726,7 +726,7 @@ hpc_verbs *verbs_of(hpc_context *c) {
     v->library = c->nics->library;
     v->source = -1;
     pthread_mutex_init(&v->lock, NULL);
-    v->reactor = hpc_context_reactor(c);
+    v->reactor = hpc_transport_reactor(c);
     if (v->reactor == NULL) {
         verbs_close(v);
         return NULL;

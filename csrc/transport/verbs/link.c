@@ -3,7 +3,7 @@
  * A put is posted at once; what finds the send queue full, or wants a credit that is not there, becomes an order and is
  * posted by whoever sees sends done or credit come. Nothing waits here. Of many writes one asks for a completion, and a
  * flush asks for one behind the last of them. */
-#include "transport/verbs.h"
+#include "transport/verbs/verbs.h"
 
 #if defined(HPC_HAVE_VERBS)
 

@@ -5,7 +5,7 @@
  * when the write is done: writes of a queue pair are done in the order of their posts, so the stage is given back in
  * the order in which it was taken. All of it under the link's sending; verbs_source_lend needs it not. */
 #define _GNU_SOURCE
-#include "transport/verbs.h"
+#include "transport/verbs/verbs.h"
 
 #if defined(HPC_HAVE_VERBS)
 

@@ -32,10 +32,10 @@
 
 #include <pthread.h>
 
-#include "lane.h"
-#include "reactor.h"
-#include "ring.h"
-#include "transport/verbs_device.h"
+#include "transport/objects.h"
+#include "transport/reactor.h"
+#include "transport/ring.h"
+#include "transport/verbs/device.h"
 
 #if defined(HPC_HAVE_VERBS)
 

@@ -1,0 +1,155 @@
+/* The objects that transports work on: a rank's context, its windows and its lanes. context/ makes and frees them. */
+#ifndef HPC_OBJECTS_H
+#define HPC_OBJECTS_H
+
+#include <pthread.h>
+
+#include "control/control.h"
+#include "transport/device.h"
+#include "transport/reactor.h"
+#include "transport/transport.h"
+
+/* ---- context ---- */
+
+enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_CPU_WORDS = 16, HPC_USED = 5 };
+enum { HPC_ADDRESS_MAGIC = 0x68706d61 };
+
+/* What a rank says of itself; opaque to whoever carries it. Its first three members never change between versions. */
+typedef struct hpc_address {
+    uint32_t magic;
+    uint32_t version; /* major << 16 | minor << 8 | patch */
+    uint32_t nbytes;
+    int32_t rank, size;
+    int32_t cores, tcp_streams, quota; /* quota: of its cgroups, in cores; 0: none */
+    double silence;
+    uint64_t cpus[HPC_CPU_WORDS]; /* which ones it may use: a bit each, by number modulo how many bits there are */
+    uint64_t host[2]; /* the same for processes that can share abstract sockets: boot and network namespace */
+    hpc_control_address control;
+    hpc_device_address devices;
+    char hostname[HPC_HOST_BYTES];
+    char transports[HPC_TRANSPORTS_BYTES];
+} hpc_address;
+
+/* Work that every wait of a context does besides looking at its condition: that of an engine without threads. run
+ * returns NULL, or why this rank has failed: the context is then aborted. left: what it leaves, as of hpc_left_over. */
+typedef struct hpc_task {
+    const char *(*run)(void *arg);
+    void *arg;
+    int left;
+    struct hpc_task *next;
+} hpc_task;
+
+struct hpc_context {
+    hpc_group group;
+    _Atomic int references; /* the handle, and every window, lane and queue */
+    hpc_memory *bell_memory;
+    hpc_control *control;
+    hpc_address self;
+    hpc_address *addresses;              /* of all ranks, once connected */
+    const hpc_transport **transports;    /* by rank; NULL before connect */
+    const hpc_transport *used[HPC_USED]; /* each once; NULL after the last */
+    hpc_lane *lane;                      /* the first one */
+    int user_lanes;                      /* created so far, on every rank alike */
+    hpc_lane *acks;                      /* of queues: no data delays them (Parameter Flow's paper, section 5) */
+    uint64_t loop_seed;
+    void *held;          /* loop's: what it holds back */
+    struct hpc_tcp *tcp; /* tcp's */
+    struct hpc_verbs *verbs;
+    hpc_nics *nics; /* verbs'; NULL if it can use none */
+    int tcp_streams;
+    size_t tcp_zerocopy;
+    hpc_reactor *reactor; /* NULL: no transport has asked for it */
+    int all_remote;       /* no peer shares memory with this rank */
+    hpc_task *tasks;
+    _Atomic int n_tasks; /* 0 spares the look at them */
+    _Atomic int working; /* a thread is at the tasks, holds them, or changes their list */
+    int connecting, connected;
+    struct hpc_context *root;              /* the first of its family (shrink.c): itself, or one that it holds */
+    pthread_mutex_t family;                /* the root's: of open and heirs */
+    int open;                              /* the root's: contexts of the family that have not left it */
+    struct hpc_context *heirs, *next_heir; /* the root's, that are not closed */
+    int *first;                            /* an heir's: the root's ranks, by its own; else NULL */
+    _Atomic int leaving;                   /* nothing is worked for any more */
+};
+
+/* Whether they can share memory and abstract sockets, by what they say. */
+static inline int hpc_same_host(const hpc_address *a, const hpc_address *b) {
+    return a->host[0] == b->host[0] && a->host[1] == b->host[1];
+}
+
+static inline int hpc_same_process(const hpc_context *context, int rank) {
+    const hpc_control_address *a = &context->self.control, *b = &context->addresses[rank].control;
+    return a->pid == b->pid && a->pid_namespace == b->pid_namespace;
+}
+
+/* The one of its transports, opened at the first call, while lanes are: by then they have been chosen. NULL with the
+ * error recorded. */
+hpc_reactor *hpc_transport_reactor(hpc_context *context);
+
+/* ---- window ---- */
+
+enum {
+    HPC_SIGNAL_STRIDE = 64,
+    HPC_MOST_SIGNALS = 1 << 24
+}; /* a signal has a cache line of its own: one writer, one reader, nobody else's traffic */
+
+/* How one rank's part is laid out. */
+typedef struct hpc_part {
+    size_t nbytes;         /* of data */
+    size_t signals_offset; /* of signal 0, from the data's start */
+    int signals;
+    hpc_memory *memory; /* mapped here, or NULL */
+    uint32_t number;    /* tcp: what its rank calls it */
+    void *remote;       /* verbs: where it is */
+} hpc_part;
+
+struct hpc_window {
+    hpc_context *context;
+    hpc_memory *memory; /* this rank's part */
+    hpc_part *parts;    /* by rank, one's own included */
+    uint32_t number;    /* tcp: what this rank calls its part; 0: nothing yet */
+    void *registered;   /* verbs: this rank's part */
+};
+
+static inline _Atomic uint64_t *hpc_signal_at(const hpc_part *part, int signal) {
+    return (_Atomic uint64_t *)(void *)((char *)hpc_memory_data(part->memory) + part->signals_offset +
+                                        (size_t)signal * HPC_SIGNAL_STRIDE);
+}
+
+/* Stores a value that has come, unless a greater one is there: one that its writer put later by another lane may have
+ * overtaken it. release: the data put before it is visible to whoever sees it. */
+static inline void hpc_raise_signal(_Atomic uint64_t *word, uint64_t value) {
+    uint64_t now = atomic_load_explicit(word, memory_order_relaxed);
+    while (value > now &&
+           !atomic_compare_exchange_weak_explicit(word, &now, value, memory_order_release, memory_order_relaxed)) {
+    }
+}
+
+static inline _Atomic uint64_t *hpc_own_signal(const hpc_window *window, int signal) {
+    return hpc_signal_at(&window->parts[window->context->group.rank], signal);
+}
+
+/* ---- lane: one thread's ordered channel to every peer ---- */
+
+typedef struct hpc_lane_peer {
+    void *in;           /* the transport's: events from this peer */
+    void *out;          /* and to it */
+    hpc_memory *memory; /* behind out, if mapped */
+} hpc_lane_peer;
+
+/* Each pair of ranks uses one rail in all that is by worker (PHub, section 4.5). */
+enum { HPC_RAIL_BY_WORKER = -1 };
+
+struct hpc_lane {
+    hpc_context *context;
+    int open;             /* every peer can be reached by it */
+    int own;              /* the context's first lane: holds no reference to it */
+    hpc_memory *memory;   /* the rings that peers write events into */
+    hpc_lane_peer *peers; /* by rank */
+    int next;             /* where poll looks first */
+    int rail;             /* verbs: by which rail to a peer (mod their number), or HPC_RAIL_BY_WORKER */
+    uint64_t number;      /* tcp: what this rank calls it; 0: nothing yet */
+    void *verbs;          /* verbs: its queues */
+};
+
+#endif
