@@ -34,7 +34,7 @@ _ffi _fast
 
 # Folders of csrc. A file includes, and its object file calls, what lies in its own folder and in those below.
 FOLDERS = """
-exchange discipline
+exchange discipline engine
 codec
 context
 transport

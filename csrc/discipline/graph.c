@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exchange/engine.h"
+#include "engine/engine.h"
 
 /* One writer; whoever reads needs no order. */
 static void add(_Atomic uint64_t *counter, uint64_t n) {

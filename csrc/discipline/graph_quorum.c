@@ -44,7 +44,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exchange/engine.h"
+#include "engine/engine.h"
 
 static const double LEAST = 0.01; /* seconds of grace, when it is learned: a scheduler's slice */
 static const double FIRST = 1;    /* before enough has been measured (RFC 6298, section 2.1) */

@@ -23,7 +23,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "exchange/engine.h"
+#include "engine/engine.h"
 
 static const double FIRST_GRACE = 1; /* seconds, before enough has been measured (RFC 6298, section 2.1) */
 static const double LEAST_GRACE = 0.01;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/isa.h"
-#include "exchange/engine.h"
+#include "engine/engine.h"
 
 static const char op_create[] = "exchange";
 

@@ -1,5 +1,5 @@
 /* The collectives of an exchange: create, publish, close. */
-#include "exchange/engine.h"
+#include "engine/engine.h"
 
 #include <stdio.h>
 #include <stdlib.h>

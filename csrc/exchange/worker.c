@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exchange/engine.h"
+#include "engine/engine.h"
 
 /* ---- gradient ---- */
 

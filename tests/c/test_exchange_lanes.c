@@ -2,7 +2,7 @@
  * or that of the pair of ranks. What comes of a step is the same either way. */
 #include "exchange_plans.h"
 
-#include "exchange/engine.h"
+#include "engine/engine.h"
 #include "context/lane.h"
 
 enum { CORES = 5, STEPS = 3 };

@@ -3,7 +3,7 @@
 #include "exchange_plans.h"
 #include "graph_jobs.h"
 
-#include "exchange/engine.h"
+#include "engine/engine.h"
 
 enum { LIAR, VICTIM };
 

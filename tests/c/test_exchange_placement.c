@@ -7,7 +7,7 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "exchange/engine.h"
+#include "engine/engine.h"
 #include "base/host.h"
 
 enum { KEYS = 3, MOST_CORES = 3 };

@@ -4,7 +4,7 @@
 #include <limits.h>
 #include <math.h>
 
-#include "exchange/engine.h"
+#include "engine/engine.h"
 #include "graph_jobs.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, VICTIM = 1, LONG = 700 };

@@ -8,7 +8,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "exchange/engine.h"
+#include "engine/engine.h"
 #include "graph_jobs.h"
 
 enum { SLOW = 2, ROUNDS = 5, COUNT = 5000, MOST = 9001 };

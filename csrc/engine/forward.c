@@ -1,6 +1,6 @@
 /* Forwards: what a row has folded goes on to rows of other ranks. A receiver gets them in order. Those that find its
  * ring full are kept in a list of its own and sent later, so that one that takes none delays those to itself alone. */
-#include "exchange/engine.h"
+#include "engine/engine.h"
 
 static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     hpc_exchange *ex = core->exchange;

@@ -23,7 +23,7 @@
 
 #include <pthread.h>
 
-#include "exchange/imm.h"
+#include "engine/imm.h"
 #include "context/lane.h"
 #include "context/window.h"
 #include "plan/plan.h"

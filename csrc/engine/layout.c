@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exchange/engine.h"
+#include "engine/engine.h"
 
 enum { LINE = 64, PAGE = 4096 };
 

@@ -9,7 +9,7 @@
  * A core never waits. What cannot go on (a forward to a full ring, a pull while an earlier one is on its way) is kept
  * for the rank that it is for, and tried again at the next call: a rank that stands still delays only itself. */
 #define _GNU_SOURCE
-#include "exchange/engine.h"
+#include "engine/engine.h"
 
 #include <math.h>
 #include <sched.h>

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exchange/engine.h"
+#include "engine/engine.h"
 #include "base/host.h"
 
 enum { LINE = 64, MOST_CPUS = 4096 };

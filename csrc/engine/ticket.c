@@ -6,7 +6,7 @@
  * On a graph this rank's own shares make its parameters, so a pull waits for those alone (under BSP for all ranks', who
  * have met then). Those of its out-neighbours answer that they have read its update, which is NOTIFY-ACK's ACK: a push
  * waits until its slot is free again. */
-#include "exchange/engine.h"
+#include "engine/engine.h"
 
 int hpc_exchange_check(hpc_exchange *ex, const char *op) {
     int failed = atomic_load_explicit(&ex->failed, memory_order_acquire);
