@@ -34,7 +34,9 @@ _ffi _fast
 
 # Folders of csrc. A file includes, and its object file calls, what lies in its own folder and in those below.
 FOLDERS = """
-exchange discipline engine
+exchange
+discipline
+engine
 codec
 context
 transport

@@ -1,6 +1,6 @@
 /* Forwards: what a row has folded goes on to rows of other ranks. A receiver gets them in order. Those that find its
  * ring full are kept in a list of its own and sent later, so that one that takes none delays those to itself alone. */
-#include "engine/engine.h"
+#include "engine/row.h"
 
 static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     hpc_exchange *ex = core->exchange;
@@ -9,39 +9,39 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     int status = hpc_lane_try_notify(core->out, ex->window, out->rank, w->acc, (size_t)w->row->count * sizeof(float),
                                      out->offset + (size_t)slot * hpc_slot_stride(ex, to),
                                      hpc_imm(HPC_OP_FORWARD, slot, w->row->out[edge].row));
-    if (status == HPC_OK) hpc_count_bytes(ex, ex->peer_sent, out->rank, (size_t)w->row->count * sizeof(float));
-    if (status != HPC_IN_PROGRESS) hpc_engine_check_put(core, status);
+    if (status == HPC_OK) hpc_count_bytes(ex, ex->peers.sent, out->rank, (size_t)w->row->count * sizeof(float));
+    if (status != HPC_IN_PROGRESS) hpc_core_check_put(core, status);
     return status;
 }
 
 static void keep_forward(hpc_core *core, hpc_work *w, int edge, int slot) {
     int to = w->outputs[edge].rank;
-    hpc_late *late = core->free_late;
-    core->free_late = late->next;
-    *late = (hpc_late){w, edge, slot, NULL};
-    if (core->late_first[to] == NULL)
-        core->late_first[to] = late;
+    hpc_kept *kept = core->free_kept;
+    core->free_kept = kept->next;
+    *kept = (hpc_kept){w, edge, slot, NULL};
+    if (core->kept_first[to] == NULL)
+        core->kept_first[to] = kept;
     else
-        core->late_last[to]->next = late;
-    core->late_last[to] = late;
-    core->n_late++;
+        core->kept_last[to]->next = kept;
+    core->kept_last[to] = kept;
+    core->n_kept++;
 }
 
 void hpc_forward_row(hpc_core *core, hpc_work *w, int slot) {
     for (int e = 0; e < w->n_outputs; e++)
-        if (core->late_first[w->outputs[e].rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
+        if (core->kept_first[w->outputs[e].rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
             keep_forward(core, w, e, slot);
 }
 
 void hpc_forward_retry(hpc_core *core) {
     for (int r = 0; r < core->exchange->context->group.size; r++) {
-        hpc_late *late;
-        while ((late = core->late_first[r]) != NULL &&
-               try_forward(core, late->work, late->edge, late->slot) != HPC_IN_PROGRESS) {
-            core->late_first[r] = late->next;
-            late->next = core->free_late;
-            core->free_late = late;
-            core->n_late--;
+        hpc_kept *kept;
+        while ((kept = core->kept_first[r]) != NULL &&
+               try_forward(core, kept->work, kept->edge, kept->slot) != HPC_IN_PROGRESS) {
+            core->kept_first[r] = kept->next;
+            kept->next = core->free_kept;
+            core->free_kept = kept;
+            core->n_kept--;
         }
     }
 }

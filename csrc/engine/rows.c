@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine.h"
+#include "engine/layout.h"
 #include "base/host.h"
 
 enum { LINE = 64, MOST_CPUS = 4096 };
@@ -100,9 +100,9 @@ static int choose_cpus(hpc_exchange *ex, const int *cpus, int n_cpus, int n, con
     }
     for (int r = 0; r < c->group.size; r++) {
         if (!same_host(c, r, me)) continue;
-        int near = ex->places[r].cores > 0 && uses_nics(c, r);
+        int near = ex->layout.places[r].cores > 0 && uses_nics(c, r);
         if (r == me) mine = at;
-        for (int i = 0; i < ex->places[r].cores; i++, at++) {
+        for (int i = 0; i < ex->layout.places[r].cores; i++, at++) {
             int core = ex->plan->affinity == HPC_KEY_BY_CORE ? i : -1;
             wanted[at] = near ? hpc_node_of_core(&c->addresses[r].devices, core) : -1;
             any |= wanted[at] >= 0;
@@ -124,9 +124,9 @@ int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const ch
     for (int r = 0; r < c->group.size; r++) {
         if (!same_host(c, r, me)) continue;
         ranks++;
-        cores += ex->places[r].cores;
+        cores += ex->layout.places[r].cores;
     }
-    ex->n_own_cores = ex->places[me].cores;
+    ex->n_own_cores = ex->layout.places[me].cores;
     ex->cores = calloc((size_t)ex->n_own_cores + 1, sizeof *ex->cores);
     int *cpus = malloc(MOST_CPUS * sizeof *cpus);
     if (ex->cores == NULL || cpus == NULL) {
@@ -156,10 +156,11 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
         const hpc_row *row = &ex->plan->rows[i];
         if (row->owner != ex->context->group.rank || row->core != core->index) continue;
         size_t n = (size_t)row->count * sizeof(float);
-        if ((size_t)row->n_in * (size_t)ex->depth > most_inputs) most_inputs = (size_t)row->n_in * (size_t)ex->depth;
-        if (row->action == HPC_FORWARD) forwards += (size_t)row->n_out * (size_t)ex->depth;
+        if ((size_t)row->n_in * (size_t)ex->layout.depth > most_inputs)
+            most_inputs = (size_t)row->n_in * (size_t)ex->layout.depth;
+        if (row->action == HPC_FORWARD) forwards += (size_t)row->n_out * (size_t)ex->layout.depth;
         if (row->action == HPC_APPLY) core->memory_bytes += (n * (size_t)ex->rule.slots + LINE - 1) / LINE * LINE;
-        if (ex->eager || row->action == HPC_FORWARD) core->memory_bytes += (n + LINE - 1) / LINE * LINE;
+        if (ex->asked.eager || row->action == HPC_FORWARD) core->memory_bytes += (n + LINE - 1) / LINE * LINE;
     }
     core->memory_bytes += HPC_BLOCK * sizeof(float); /* acc comes first */
     core->memory = hpc_private_alloc(core->memory_bytes, core->node);
@@ -169,21 +170,19 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     core->writing = malloc((size + 1) * sizeof *core->writing);
     core->args = malloc(size * sizeof *core->args);
     core->args_set = calloc(size, sizeof *core->args_set);
-    core->late = malloc((forwards + 1) * sizeof *core->late);
-    core->late_first = calloc(size, sizeof *core->late_first);
-    core->late_last = calloc(size, sizeof *core->late_last);
+    core->kept = malloc((forwards + 1) * sizeof *core->kept);
+    core->kept_first = calloc(size, sizeof *core->kept_first);
+    core->kept_last = calloc(size, sizeof *core->kept_last);
     core->held = calloc(size, sizeof *core->held);
     core->holds = calloc(size, 1);
-    core->absent = calloc(size, 1);
     if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL ||
-        core->writing == NULL || core->args == NULL || core->args_set == NULL || core->late == NULL ||
-        core->late_first == NULL || core->late_last == NULL || core->held == NULL || core->holds == NULL ||
-        core->absent == NULL)
+        core->writing == NULL || core->args == NULL || core->args_set == NULL || core->kept == NULL ||
+        core->kept_first == NULL || core->kept_last == NULL || core->held == NULL || core->holds == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
     for (size_t i = 0; i < forwards; i++) {
-        core->late[i].next = core->free_late;
-        core->free_late = &core->late[i];
+        core->kept[i].next = core->free_kept;
+        core->free_kept = &core->kept[i];
     }
     core->due = INFINITY;
     core->in = ex->in_lanes[core->index];
@@ -197,7 +196,7 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
 /* The worker's memory of elements of the key from the row's first on. */
 static char *gradient_at(const hpc_exchange *ex, int rank, const hpc_row *row) {
     const hpc_pushed *key = &ex->keys[row->key];
-    return (char *)hpc_window_peer_view(ex->window, rank) + ex->places[rank].gradients + key->gradient +
+    return (char *)hpc_window_peer_view(ex->window, rank) + ex->layout.places[rank].gradients + key->gradient +
            row->offset * hpc_codec_bytes(key->codec);
 }
 
@@ -208,7 +207,7 @@ static size_t params_offset(const hpc_exchange *ex, int rank, const hpc_row *row
 static void find_inputs(hpc_exchange *ex, hpc_work *w) {
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_edge *edge = &w->row->in[e];
-        w->inputs[e] = (hpc_input){edge->rank, edge->row, NULL, ex->gradient_bytes};
+        w->inputs[e] = (hpc_input){edge->rank, edge->row, NULL, ex->layout.gradient_bytes};
         if (edge->row < 0 && hpc_reads_in_place(ex, w->row->owner, edge->rank))
             w->inputs[e].slots = gradient_at(ex, edge->rank, w->row);
     }
@@ -217,16 +216,16 @@ static void find_inputs(hpc_exchange *ex, hpc_work *w) {
 static void find_outputs(hpc_exchange *ex, hpc_work *w) {
     int me = ex->context->group.rank;
     const hpc_row *row = w->row;
-    size_t master = ex->master_of[w->index];
+    size_t master = ex->layout.master_of[w->index];
     if (row->action == HPC_FORWARD) {
         for (int e = 0; e < row->n_out; e++) w->outputs[w->n_outputs++] = (hpc_output){.rank = row->out[e].rank};
         return;
     }
-    int home = ex->shared_params ? ex->lowest : me;
+    int home = ex->asked.shared_params ? ex->layout.lowest : me;
     char *at = hpc_window_peer_view(ex->window, home);
     w->param = (float *)(void *)(at + (master == HPC_NOWHERE ? params_offset(ex, home, row)
-                                                             : ex->places[me].masters + master));
-    for (int e = 0; e < row->n_out && !ex->shared_params; e++) {
+                                                             : ex->layout.places[me].masters + master));
+    for (int e = 0; e < row->n_out && !ex->asked.shared_params; e++) {
         int r = row->out[e].rank;
         if (r == me && master == HPC_NOWHERE) continue;
         hpc_output *out = &w->outputs[w->n_outputs++];
@@ -239,9 +238,8 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
 /* A row in one pass: float32 folded all at once, and every output mapped. */
 static int can_pass(const hpc_exchange *ex, const hpc_work *w) {
     const hpc_row *row = w->row;
-    if (ex->pass == NULL || ex->eager || ex->n_phases > 1 || hpc_takes_what_is_there(ex) ||
-        (ex->consistency == HPC_ASYNC && ex->n_phases == 0) || row->action != HPC_APPLY || row->codec_in != HPC_F32 ||
-        row->n_in > HPC_PASS_INPUTS)
+    if (ex->pass == NULL || ex->asked.eager || !ex->discipline->whole || row->action != HPC_APPLY ||
+        row->codec_in != HPC_F32 || row->n_in > HPC_PASS_INPUTS)
         return 0;
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].params == NULL) return 0;
@@ -253,7 +251,7 @@ static void found_slots(void *arg, int row, int edge, size_t offset) {
     hpc_exchange *ex = arg;
     hpc_work *w = &ex->work[ex->work_of[row]];
     size_t size = (size_t)ex->context->group.size;
-    size_t base = ex->slot_base[(size_t)ex->context->group.rank * size + (size_t)w->inputs[edge].rank];
+    size_t base = ex->layout.slot_base[(size_t)ex->context->group.rank * size + (size_t)w->inputs[edge].rank];
     w->inputs[edge].slots = hpc_own_part(ex) + base + offset;
     w->inputs[edge].stride = hpc_slot_stride(ex, w->row);
 }
@@ -263,7 +261,7 @@ static void found_target(void *arg, int row, int edge, size_t offset) {
     hpc_exchange *ex = arg;
     const hpc_row *to = &ex->plan->rows[row];
     size_t size = (size_t)ex->context->group.size;
-    size_t at = ex->slot_base[(size_t)to->owner * size + (size_t)ex->context->group.rank] + offset;
+    size_t at = ex->layout.slot_base[(size_t)to->owner * size + (size_t)ex->context->group.rank] + offset;
     int source = to->in[edge].row;
     if (source < 0) {
         ex->push_slot[row] = at;
@@ -287,20 +285,21 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         n_out += (size_t)plan->rows[i].n_out;
     }
     ex->work = calloc((size_t)ex->n_work + 1, sizeof *ex->work);
-    ex->inputs = calloc(n_in + 1, sizeof *ex->inputs);
-    ex->outputs = calloc(n_out + 1, sizeof *ex->outputs);
-    ex->weights = calloc(n_in + 1, sizeof *ex->weights);
-    ex->arrived = calloc((size_t)ex->n_work * (size_t)ex->depth + 1, sizeof *ex->arrived);
-    ex->came = calloc(n_in * (size_t)ex->depth + 1, sizeof *ex->came);
-    if (used == NULL || ex->work_of == NULL || ex->push_slot == NULL || ex->work == NULL || ex->inputs == NULL ||
-        ex->outputs == NULL || ex->weights == NULL || ex->arrived == NULL || ex->came == NULL) {
+    ex->memory.inputs = calloc(n_in + 1, sizeof *ex->memory.inputs);
+    ex->memory.outputs = calloc(n_out + 1, sizeof *ex->memory.outputs);
+    ex->memory.weights = calloc(n_in + 1, sizeof *ex->memory.weights);
+    ex->memory.arrived = calloc((size_t)ex->n_work * (size_t)ex->layout.depth + 1, sizeof *ex->memory.arrived);
+    ex->memory.came = calloc(n_in * (size_t)ex->layout.depth + 1, sizeof *ex->memory.came);
+    if (used == NULL || ex->work_of == NULL || ex->push_slot == NULL || ex->work == NULL || ex->memory.inputs == NULL ||
+        ex->memory.outputs == NULL || ex->memory.weights == NULL || ex->memory.arrived == NULL ||
+        ex->memory.came == NULL) {
         free(used);
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d rows", op, ex->n_work);
     }
-    hpc_input *inputs = ex->inputs;
-    hpc_output *outputs = ex->outputs;
-    double *weights = ex->weights;
-    _Atomic char *came = ex->came;
+    hpc_input *inputs = ex->memory.inputs;
+    hpc_output *outputs = ex->memory.outputs;
+    double *weights = ex->memory.weights;
+    _Atomic char *came = ex->memory.came;
     hpc_work *w = ex->work;
     for (int c = 0; c < ex->n_own_cores; c++) used[c] = HPC_BLOCK * sizeof(float);
     for (int i = 0; i < plan->n_rows; i++) {
@@ -309,13 +308,13 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         ex->push_slot[i] = HPC_NOWHERE;
         if (row->owner != me) continue;
         ex->work_of[i] = (int)(w - ex->work);
-        *w = (hpc_work){.index = i, .row = row, .share = &ex->shares[ex->share_of[i]]};
+        *w = (hpc_work){.index = i, .row = row, .share = &ex->layout.shares[ex->layout.share_of[i]]};
         w->inputs = inputs;
         w->outputs = outputs;
         w->weights = weights;
-        w->arrived = ex->arrived + (size_t)(w - ex->work) * (size_t)ex->depth;
+        w->arrived = ex->memory.arrived + (size_t)(w - ex->work) * (size_t)ex->layout.depth;
         w->came = came;
-        came += (size_t)row->n_in * (size_t)ex->depth;
+        came += (size_t)row->n_in * (size_t)ex->layout.depth;
         for (int e = 0; e < row->n_in; e++) weights[e] = row->in[e].weight;
         inputs += row->n_in;
         outputs += row->n_out;
@@ -326,7 +325,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
             w->state = (float *)(void *)(memory + used[row->core]);
             used[row->core] += (n * (size_t)ex->rule.slots + LINE - 1) / LINE * LINE;
         }
-        if (ex->eager || row->action == HPC_FORWARD) {
+        if (ex->asked.eager || row->action == HPC_FORWARD) {
             w->acc = (float *)(void *)(memory + used[row->core]);
             used[row->core] += (n + LINE - 1) / LINE * LINE;
         }
@@ -342,7 +341,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
 /* A put may go on for as long as its worker stands still, and the master with it where others are not made to wait:
  * each worker's puts read a copy of its own. */
 static int open_copies(hpc_exchange *ex, const char *op) {
-    if (!hpc_has_quorum(ex) && (ex->consistency != HPC_ASYNC || ex->n_phases > 0)) return HPC_OK;
+    if (!ex->discipline->goes_on) return HPC_OK;
     for (int i = 0; i < ex->n_work; i++)
         for (int o = 0; o < ex->work[i].n_outputs; o++) {
             hpc_output *out = &ex->work[i].outputs[o];
@@ -355,17 +354,13 @@ static int open_copies(hpc_exchange *ex, const char *op) {
 
 static int open_shares(hpc_exchange *ex, const char *op) {
     size_t size = (size_t)ex->context->group.size;
-    for (int s = 0; s < ex->n_shares; s++) {
-        hpc_share *share = &ex->shares[s];
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_share *share = &ex->layout.shares[s];
         if (share->owner != ex->context->group.rank) continue;
         share->left = share->n_rows;
         share->parts = malloc(size * sizeof *share->parts);
-        share->applied = calloc(size, sizeof *share->applied);
-        share->pulled = calloc(size, sizeof *share->pulled);
-        share->rows_done = calloc(size, sizeof *share->rows_done);
-        if (share->parts == NULL || share->applied == NULL || share->pulled == NULL || share->rows_done == NULL)
-            return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
-        /* Oneself last: who has its own answer may close and leave, and then answers nobody any more. */
+        if (share->parts == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
+        /* This rank last: once answered it may close, and then it sends nothing more. */
         for (int i = 1; i <= ex->context->group.size; i++) {
             int r = (ex->context->group.rank + i) % ex->context->group.size;
             if (hpc_share_involves(ex, share, r)) share->parts[share->n_parts++] = r;
@@ -380,8 +375,6 @@ int hpc_rows_open(hpc_exchange *ex, const char *op) {
     if (status == HPC_OK) status = open_shares(ex, op);
     if (status == HPC_OK) status = open_rows(ex, op);
     if (status == HPC_OK) status = open_copies(ex, op);
-    for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = hpc_graph_open_core(ex, &ex->cores[c], op);
-    if (status == HPC_OK && hpc_has_quorum(ex)) status = hpc_quorum_open(ex, op);
     if (status == HPC_OK) status = hpc_layout_walk(ex, me, -1, found_slots, ex);
     if (status == HPC_OK) status = hpc_layout_walk(ex, -1, me, found_target, ex);
     return status;
@@ -394,20 +387,14 @@ void hpc_rows_free(hpc_exchange *ex) {
         free(core->folding);
         free(core->bases);
         free(core->base_weights);
-        free(core->scratch);
-        free(core->sum);
-        free(core->rows_from);
-        free(core->graph_shares);
-        free(core->waiting);
         free(core->writing);
         free(core->args);
         free(core->args_set);
-        free(core->late);
-        free(core->late_first);
-        free(core->late_last);
+        free(core->kept);
+        free(core->kept_first);
+        free(core->kept_last);
         free(core->held);
         free(core->holds);
-        free(core->absent);
     }
     for (int i = 0; ex->work != NULL && i < ex->n_work; i++)
         for (int o = 0; o < ex->work[i].n_outputs; o++) free(ex->work[i].outputs[o].copy);
@@ -415,9 +402,9 @@ void hpc_rows_free(hpc_exchange *ex) {
     free(ex->work);
     free(ex->work_of);
     free(ex->push_slot);
-    free(ex->inputs);
-    free(ex->outputs);
-    free(ex->weights);
-    free(ex->arrived);
-    free(ex->came);
+    free(ex->memory.inputs);
+    free(ex->memory.outputs);
+    free(ex->memory.weights);
+    free(ex->memory.arrived);
+    free(ex->memory.came);
 }

@@ -5,7 +5,8 @@
 #include <string.h>
 
 #include "base/isa.h"
-#include "engine/engine.h"
+#include "discipline/discipline.h"
+#include "exchange/exchange.h"
 
 static const char op_create[] = "exchange";
 
@@ -98,24 +99,9 @@ static int check_in_place(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* An update that may be overwritten while it is read lies between marks. */
-static int check_order(const hpc_context *c, const char *name) {
-    for (int i = 0; i < HPC_USED && c->used[i] != NULL; i++) {
-        char why[HPC_ORDER_BYTES] = "choose another transport";
-        if (c->used[i]->keeps_order != NULL && c->used[i]->keeps_order(c, why)) continue;
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: %s on a graph needs puts that keep their order, and those of rank %d over %s do "
-                        "not: %s",
-                        name, c->group.rank, c->used[i]->name, why);
-    }
-    return HPC_OK;
-}
-
 static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
     const hpc_graph *g = f->graph;
-    int status = hpc_graph_check(g), takes = f->consistency == HPC_ASYNC || f->consistency == HPC_BARRIER;
-    int most = f->plan->rows[0].depth - 2 - hpc_models_rotate(f); /* staleness; a slot is folded, and one comes */
-    const char *name = consistencies[f->consistency];
+    int status = hpc_graph_check(g);
     if (status != HPC_OK) return status;
     if (g->ranks != c->group.size)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: the graph has %d ranks, the job %d", g->ranks,
@@ -124,34 +110,6 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: %s is for servers; on a graph every rank folds %s",
                         f->shared_params ? "shared_params" : "eager",
                         f->shared_params ? "parameters of its own" : "its inputs in order");
-    if (f->staleness < 0 || (f->consistency == HPC_SSP && f->staleness > most))
-        return hpc_fail(
-            HPC_ERR_CONFIG, op_create,
-            "exchange: SSP with staleness %d%s needs a plan of depth %lld or more, at most %d; this one has %d",
-            f->staleness, hpc_models_rotate(f) ? " and in_place" : "",
-            (long long)f->staleness + 2 + hpc_models_rotate(f), HPC_PLAN_DEPTH, f->plan->rows[0].depth);
-    if (f->consistency == HPC_SSP && g->n_phases > 1)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: SSP needs a graph of one phase; this one has %d",
-                        g->n_phases);
-    if (f->quorum > 0 && (f->consistency != HPC_NOTIFY_ACK || f->late != HPC_LATE_DROP || g->n_phases > 1))
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: quorum is %d under %s with late %d, on a graph of %d phases; on a graph a quorum "
-                        "needs NOTIFY_ACK, late 1 (drop) and one phase",
-                        f->quorum, name, f->late, g->n_phases);
-    int partial = takes || f->consistency == HPC_SSP || f->quorum > 0;
-    if (partial && f->rule->fold != NULL)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: rule %s has a fold of its own; under %s%s some inputs may be missing from it: use "
-                        "NOTIFY_ACK or BSP without a quorum",
-                        f->rule->name, name, f->quorum > 0 ? " with a quorum" : "");
-    size_t n = (size_t)g->n_phases * (size_t)g->ranks * (size_t)g->ranks;
-    for (size_t i = 0; i < n && partial; i++)
-        if (g->weights[i] < 0)
-            return hpc_fail(HPC_ERR_CONFIG, op_create,
-                            "exchange: the graph has a weight of %g; %s scales the weights of what is there, so none "
-                            "may be negative",
-                            g->weights[i], f->quorum > 0 ? "a quorum" : name);
-    if (takes) status = check_order(c, name);
     for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) status = check_graph_row(g, &f->plan->rows[i], i);
     return status;
 }
@@ -163,7 +121,23 @@ static int check_quorum(const hpc_exchange_config *f) {
     if (f->late != HPC_LATE_FOLD && f->late != HPC_LATE_DROP)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: late is %d, not 0 (fold) or 1 (drop)", f->late);
     if (isnan(f->grace)) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: grace is NaN; must be seconds");
-    return f->quorum > 0 && f->graph == NULL ? hpc_quorum_check_config(f, op_create) : HPC_OK;
+    for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++)
+        if (f->quorum > f->plan->rows[i].n_in)
+            return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: quorum is %d; row %d has %d inputs", f->quorum, i,
+                            f->plan->rows[i].n_in);
+    return HPC_OK;
+}
+
+static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) {
+    const hpc_discipline *d = hpc_discipline_of(f);
+    if (d == NULL && (f->consistency < HPC_BSP || f->consistency > HPC_BARRIER))
+        return hpc_fail(HPC_ERR_INVALID, op_create,
+                        "exchange: consistency is %d, not 0 (BSP), 1 (ASYNC), 2 (NOTIFY_ACK), 3 (SSP) or 4 (BARRIER)",
+                        f->consistency);
+    if (d == NULL)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: this build has no consistency %s %s",
+                        consistencies[f->consistency], f->graph != NULL ? "on a graph" : "with servers");
+    return d->check == NULL ? HPC_OK : d->check(c, f);
 }
 
 int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f) {
@@ -175,20 +149,9 @@ int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f
     if (f->refusal != NULL) return hpc_fail(HPC_ERR_INVALID, op_create, "%s", f->refusal);
     if (f->plan == NULL || f->rule == NULL)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: %s is NULL", f->plan == NULL ? "plan" : "rule");
-    if (f->consistency < HPC_BSP || f->consistency > HPC_BARRIER)
-        return hpc_fail(HPC_ERR_INVALID, op_create,
-                        "exchange: consistency is %d, not 0 (BSP), 1 (ASYNC), 2 (NOTIFY_ACK), 3 (SSP) or 4 (BARRIER)",
-                        f->consistency);
-    if (f->graph == NULL && f->consistency > HPC_ASYNC)
-        return hpc_fail(HPC_ERR_INVALID, op_create,
-                        "exchange: consistency %s needs a graph; servers know BSP and ASYNC",
-                        consistencies[f->consistency]);
     if (f->progress < HPC_PROGRESS_AUTO || f->progress > HPC_PROGRESS_THREAD)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: progress is %d, not 0 (auto), 1 (inline) or 2 (thread)",
                         f->progress);
-    if (f->shared_params && f->graph == NULL && f->consistency != HPC_BSP)
-        return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: shared_params needs BSP: under ASYNC a worker would see the pushes of others");
     int status = hpc_rule_check(f->rule, op_create);
     if (status == HPC_OK) status = hpc_isa_check(f->isa, op_create);
     if (status == HPC_OK) status = hpc_plan_check(f->plan, c->group.size);
@@ -196,16 +159,8 @@ int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f
     if (status == HPC_OK) status = check_quorum(f);
     if (status == HPC_OK) status = check_in_place(f);
     if (status == HPC_OK && f->graph != NULL) status = check_graph(c, f);
+    if (status == HPC_OK) status = check_discipline(c, f);
     if (status != HPC_OK) return status;
-    for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++) {
-        const hpc_row *row = &f->plan->rows[i];
-        if (f->consistency == HPC_BSP ? row->quorum != row->n_in : row->quorum != 1 || row->action != HPC_APPLY)
-            return hpc_fail(HPC_ERR_CONFIG, op_create,
-                            "exchange: row %d has action %d and a quorum of %d of %d inputs%s", i, row->action,
-                            row->quorum, row->n_in,
-                            f->consistency == HPC_BSP ? "; BSP waits for all of them"
-                                                      : "; ASYNC applies each one by itself, in one stage");
-    }
     for (int k = 0; c->group.rank == 0 && k < f->plan->n_keys; k++)
         if (f->values == NULL || f->values[k] == NULL)
             return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: rank 0 gives no initial values of key %s",
@@ -273,19 +228,19 @@ static int compare(int r, const struct description *d, const struct description 
     return HPC_OK;
 }
 
-static uint64_t weights_digest(const hpc_exchange *ex) {
-    size_t size = (size_t)ex->context->group.size, n = (size_t)ex->n_phases * size * size;
+static uint64_t weights_digest(const hpc_graph *g) {
+    size_t size = g == NULL ? 0 : (size_t)g->ranks, n = g == NULL ? 0 : (size_t)g->n_phases * size * size;
     uint64_t digest = 0;
     for (size_t i = 0; i < n; i++) {
         uint64_t weight;
-        memcpy(&weight, &ex->phase_weights[i], sizeof weight);
+        memcpy(&weight, &g->weights[i], sizeof weight);
         digest = (digest ^ weight) * 1099511628211u;
         digest ^= digest >> 32;
     }
     return digest;
 }
 
-int hpc_exchange_agree(hpc_exchange *ex, double deadline) {
+int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *f, double deadline) {
     hpc_context *c = ex->context;
     size_t nbytes = sizeof(struct description) + (size_t)ex->plan->n_keys * sizeof(struct key_description);
     struct description *mine = calloc(1, nbytes);
@@ -295,19 +250,19 @@ int hpc_exchange_agree(hpc_exchange *ex, double deadline) {
     if (status != HPC_OK) goto out;
     snprintf(mine->rule, sizeof mine->rule, "%s", ex->rule_name);
     memcpy(mine->args, ex->rule.args, sizeof mine->args);
-    mine->digest = hpc_plan_digest(ex->plan) ^ weights_digest(ex);
-    mine->n_phases = ex->n_phases;
-    mine->staleness = ex->staleness;
-    mine->quorum = ex->quorum;
-    mine->late = ex->late;
-    mine->grace = ex->grace;
+    mine->digest = hpc_plan_digest(ex->plan) ^ weights_digest(f->graph);
+    mine->n_phases = f->graph == NULL ? 0 : f->graph->n_phases;
+    mine->staleness = f->consistency == HPC_SSP ? f->staleness : 0;
+    mine->quorum = ex->asked.quorum;
+    mine->late = f->late;
+    mine->grace = ex->asked.grace;
     mine->slots = ex->rule.slots;
     mine->has_fold = ex->rule.fold != NULL;
     mine->fold_wires = (int32_t)ex->rule.fold_wires;
-    mine->consistency = ex->consistency;
-    mine->shared_params = ex->shared_params;
-    mine->eager = ex->eager;
-    mine->in_place = ex->in_place;
+    mine->consistency = f->consistency;
+    mine->shared_params = ex->asked.shared_params;
+    mine->eager = ex->asked.eager;
+    mine->in_place = ex->asked.in_place;
     mine->n_keys = ex->plan->n_keys;
     struct key_description *keys = (void *)(mine + 1);
     for (int k = 0; k < ex->plan->n_keys; k++) {

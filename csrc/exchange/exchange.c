@@ -1,11 +1,12 @@
 /* The collectives of an exchange: create, publish, close. */
-#include "engine/engine.h"
+#include "exchange/exchange.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/host.h"
+#include "discipline/discipline.h"
 
 static const char op_create[] = "exchange";
 
@@ -16,11 +17,12 @@ void hpc_exchange_config_init(hpc_exchange_config *config) {
 /* ---- create ---- */
 
 static int check_shared(const hpc_exchange *ex) {
-    const hpc_place *place = &ex->places[ex->context->group.rank];
-    if (!ex->shared_params || (!place->worker && place->cores == 0) || hpc_is_mapped(ex, ex->lowest)) return HPC_OK;
+    const hpc_place *place = &ex->layout.places[ex->context->group.rank];
+    if (!ex->asked.shared_params || (!place->worker && place->cores == 0) || hpc_is_mapped(ex, ex->layout.lowest))
+        return HPC_OK;
     return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
                     "exchange: shared_params: rank %d cannot map the memory of rank %d, by transport %s",
-                    ex->context->group.rank, ex->lowest, ex->context->transports[ex->lowest]->name);
+                    ex->context->group.rank, ex->layout.lowest, ex->context->transports[ex->layout.lowest]->name);
 }
 
 static int has_output(const hpc_row *row, int rank) {
@@ -29,8 +31,8 @@ static int has_output(const hpc_row *row, int rank) {
     return 0;
 }
 
-/* A worker's parameters change between its push and its pull only, so whoever gets them must have pushed; under ASYNC,
- * where a push is answered by itself, all that a key's rows have must be the same workers; one copy of the parameters
+/* A worker's parameters change between its push and its pull only, so whoever gets them must have pushed; where owners
+ * go on without some workers, all that a key's rows have must be the same workers; one copy of the parameters
  * is every worker's. */
 static int check_outputs(const hpc_exchange *ex) {
     for (int i = 0; i < ex->plan->n_rows; i++) {
@@ -39,17 +41,16 @@ static int check_outputs(const hpc_exchange *ex) {
         if (before != NULL && before->key == row->key && before->in == row->in && before->out == row->out) continue;
         for (int r = 0; r < ex->context->group.size; r++) {
             int gets = has_output(row, r), gives = hpc_row_is_fed_by(ex, i, r);
-            int pushes = ex->pushers[(size_t)row->key * (size_t)ex->context->group.size + (size_t)r];
+            int pushes = ex->layout.pushers[(size_t)row->key * (size_t)ex->context->group.size + (size_t)r];
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: row %d sends parameters to rank %d, of which it gets no update", i, r);
-            if ((hpc_has_quorum(ex) || (ex->n_phases == 0 && ex->consistency == HPC_ASYNC)) &&
-                (gets != gives || gives != pushes))
+            if (ex->discipline->goes_on && (gets != gives || gives != pushes))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: %s needs every row of a key to get updates from and send parameters to "
                                 "the same ranks; row %d does not for rank %d",
-                                hpc_has_quorum(ex) ? "a quorum" : "ASYNC", i, r);
-            if (ex->shared_params && ex->places[r].worker && !gets)
+                                ex->discipline->name, i, r);
+            if (ex->asked.shared_params && ex->layout.places[r].worker && !gets)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: shared_params needs every row to send parameters to all workers; row %d "
                                 "sends rank %d none",
@@ -62,9 +63,9 @@ static int check_outputs(const hpc_exchange *ex) {
 /* Parameters go past the caches when all that the ranks touch in a step would not fit the last one. */
 static int writes_past_caches(const hpc_exchange *ex) {
     size_t workers = 0;
-    for (int r = 0; r < ex->context->group.size; r++) workers += (size_t)ex->places[r].worker;
-    size_t touched = workers * (ex->gradient_bytes + (ex->shared_params ? 0 : ex->params_bytes)) +
-                     ex->params_bytes * (size_t)(ex->rule.slots + ex->shared_params);
+    for (int r = 0; r < ex->context->group.size; r++) workers += (size_t)ex->layout.places[r].worker;
+    size_t touched = workers * (ex->layout.gradient_bytes + (ex->asked.shared_params ? 0 : ex->layout.params_bytes)) +
+                     ex->layout.params_bytes * (size_t)(ex->rule.slots + ex->asked.shared_params);
     return touched > hpc_host_cache("");
 }
 
@@ -90,8 +91,9 @@ static void add_masters(struct pieces *p) {
     for (int core = 0; core < ex->n_own_cores; core++)
         for (int i = 0; i < ex->plan->n_rows; i++) {
             const hpc_row *row = &ex->plan->rows[i];
-            if (row->owner == me && row->core == core && ex->master_of[i] != HPC_NOWHERE)
-                add_piece(p, core, ex->places[me].masters + ex->master_of[i], (size_t)row->count * sizeof(float));
+            if (row->owner == me && row->core == core && ex->layout.master_of[i] != HPC_NOWHERE)
+                add_piece(p, core, ex->layout.places[me].masters + ex->layout.master_of[i],
+                          (size_t)row->count * sizeof(float));
         }
 }
 
@@ -105,7 +107,7 @@ static void add_slots(void *arg, int row, int edge, size_t offset) {
     const struct slots *s = arg;
     const hpc_exchange *ex = s->pieces->ex;
     const hpc_row *r = &ex->plan->rows[row];
-    size_t base = ex->slot_base[(size_t)r->owner * (size_t)ex->context->group.size + (size_t)s->sender];
+    size_t base = ex->layout.slot_base[(size_t)r->owner * (size_t)ex->context->group.size + (size_t)s->sender];
     if (r->in[edge].rank == s->sender)
         add_piece(s->pieces, r->core, base + offset, hpc_slot_stride(ex, r) * (size_t)hpc_slot_depth(ex));
 }
@@ -121,8 +123,8 @@ static int open_memory(hpc_exchange *ex, double deadline) {
         add_masters(&pieces);
         for (int s = 0; s < c->group.size; s++) hpc_layout_walk(ex, me, -1, add_slots, &(struct slots){&pieces, s});
     }
-    int status = hpc_window_create_parts(c, op_create, ex->places[me].nbytes, hpc_signals(ex), pieces.places, pieces.n,
-                                         deadline, &ex->window);
+    int status = hpc_window_create_parts(c, op_create, ex->layout.places[me].nbytes, hpc_signals(ex), pieces.places,
+                                         pieces.n, deadline, &ex->window);
     if (status == HPC_OK && ex->window->memory->unplaced != 0)
         hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "exchange: the kernel refused to place memory on NUMA nodes");
     free(pieces.places);
@@ -147,13 +149,13 @@ static int open_lanes(hpc_exchange *ex, double deadline) {
 
 /* Every rank gets all owners' receive slots. */
 static int learn_slots(hpc_exchange *ex, double deadline) {
-    size_t nbytes = (size_t)ex->context->group.size * sizeof *ex->slot_base;
+    size_t nbytes = (size_t)ex->context->group.size * sizeof *ex->layout.slot_base;
     size_t *mine = malloc(nbytes);
     int status = mine == NULL ? hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for receive slots") : HPC_OK;
     status = hpc_context_agree(ex->context, op_create, status, deadline);
     if (status == HPC_OK) {
-        memcpy(mine, ex->slot_base + (size_t)ex->context->group.rank * (size_t)ex->context->group.size, nbytes);
-        status = hpc_allgather(ex->context, mine, ex->slot_base, nbytes, hpc_left(deadline));
+        memcpy(mine, ex->layout.slot_base + (size_t)ex->context->group.rank * (size_t)ex->context->group.size, nbytes);
+        status = hpc_allgather(ex->context, mine, ex->layout.slot_base, nbytes, hpc_left(deadline));
     }
     free(mine);
     return status;
@@ -164,24 +166,25 @@ static int send_values(hpc_exchange *ex, const float *const *values, double dead
     hpc_context *c = ex->context;
     int status = HPC_OK;
     for (int r = 0; r < c->group.size && status == HPC_OK; r++)
-        for (int k = 0; k < ex->plan->n_keys && status == HPC_OK && ex->places[r].params != HPC_NOWHERE; k++)
+        for (int k = 0; k < ex->plan->n_keys && status == HPC_OK && ex->layout.places[r].params != HPC_NOWHERE; k++)
             status = hpc_put(NULL, ex->window, r, values[k], (size_t)ex->plan->keys[k].count * sizeof(float),
                              hpc_params_at(ex, r, k, 0));
     for (int i = 0; i < ex->plan->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &ex->plan->rows[i];
-        if (ex->master_of[i] != HPC_NOWHERE)
+        if (ex->layout.master_of[i] != HPC_NOWHERE)
             status = hpc_put(NULL, ex->window, row->owner, values[row->key] + row->offset,
-                             (size_t)row->count * sizeof(float), ex->places[row->owner].masters + ex->master_of[i]);
+                             (size_t)row->count * sizeof(float),
+                             ex->layout.places[row->owner].masters + ex->layout.master_of[i]);
     }
     return status == HPC_OK ? hpc_flush(NULL, ex->window, -1, hpc_left(deadline)) : status;
 }
 
 static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadline) {
     hpc_context *c = ex->context;
-    int threads = 0, status = hpc_layout(ex, op_create);
+    int threads = 0, status = hpc_layout_make(ex, op_create);
     if (status == HPC_OK) status = check_shared(ex);
     if (status == HPC_OK) status = check_outputs(ex);
-    if (status == HPC_OK) status = hpc_graph_quorum_open(ex, op_create);
+    if (status == HPC_OK && ex->discipline->open_shares != NULL) status = ex->discipline->open_shares(ex, op_create);
     if (status == HPC_OK) status = hpc_layout_slots(ex);
     if (status == HPC_OK) status = hpc_rows_choose_cores(ex, f->progress, &threads, op_create);
     status = hpc_context_agree(c, op_create, status, deadline);
@@ -191,31 +194,33 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
     if (status != HPC_OK) return status;
     ex->stream = writes_past_caches(ex);
     status = hpc_rows_open(ex, op_create);
+    if (status == HPC_OK && ex->discipline->open != NULL) status = ex->discipline->open(ex, op_create);
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status != HPC_OK) return status;
     if (c->group.rank == 0) status = send_values(ex, f->values, deadline);
     status = hpc_context_agree(c, op_create, status, deadline); /* also the barrier before the first push */
     if (status != HPC_OK) return status;
-    ex->open = 1;
-    ex->serves = ex->n_phases == 0 && (ex->consistency == HPC_ASYNC || hpc_has_quorum(ex)) && ex->n_work > 0;
-    for (int s = 0; s < ex->n_shares; s++) /* others may wait for rows that no push of this rank waits for */
-        if (ex->shares[s].owner == c->group.rank && !hpc_share_involves(ex, &ex->shares[s], c->group.rank))
-            ex->serves = 1;
-    hpc_engine_start(ex, threads);
+    ex->life.open = 1;
+    ex->life.serves = ex->discipline->goes_on && ex->n_work > 0;
+    for (int s = 0; s < ex->layout.n_shares; s++) /* others may wait for rows that no push of this rank waits for */
+        if (ex->layout.shares[s].owner == c->group.rank &&
+            !hpc_share_involves(ex, &ex->layout.shares[s], c->group.rank))
+            ex->life.serves = 1;
+    hpc_cores_start(ex, threads);
     return HPC_OK;
 }
 
-static int open_counts(hpc_exchange *ex, const hpc_exchange_config *f) {
+static int open_counts(hpc_exchange *ex) {
     size_t size = (size_t)ex->context->group.size;
-    ex->peer_sent = calloc(size, sizeof *ex->peer_sent);
-    ex->peer_received = calloc(size, sizeof *ex->peer_received);
-    ex->peer_late = calloc(size, sizeof *ex->peer_late);
-    ex->peer_wait = calloc(size, sizeof *ex->peer_wait);
-    ex->awaited = calloc(size, sizeof *ex->awaited);
-    if (ex->peer_sent == NULL || ex->peer_received == NULL || ex->peer_late == NULL || ex->peer_wait == NULL ||
-        ex->awaited == NULL)
+    ex->peers.sent = calloc(size, sizeof *ex->peers.sent);
+    ex->peers.received = calloc(size, sizeof *ex->peers.received);
+    ex->peers.late = calloc(size, sizeof *ex->peers.late);
+    ex->peers.wait = calloc(size, sizeof *ex->peers.wait);
+    ex->peers.awaited = calloc(size, sizeof *ex->peers.awaited);
+    if (ex->peers.sent == NULL || ex->peers.received == NULL || ex->peers.late == NULL || ex->peers.wait == NULL ||
+        ex->peers.awaited == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %zu ranks", size);
-    return f->graph == NULL ? HPC_OK : hpc_graph_open(ex, f->graph, op_create);
+    return HPC_OK;
 }
 
 int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double timeout, hpc_exchange **exchange) {
@@ -246,19 +251,20 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     ex->kernels = hpc_fold_kernels_of(f->isa);
     for (int d = HPC_F32; d <= HPC_BF16; d++) ex->fold[d] = hpc_fold_of(ex->kernels, d);
     ex->pass = hpc_rule_pass(&ex->rule);
-    ex->consistency = f->consistency;
-    ex->shared_params = f->shared_params != 0;
-    ex->eager = f->eager != 0;
-    ex->check_finite = f->check_finite != 0;
+    ex->discipline = hpc_discipline_of(f);
+    ex->asked = (hpc_asked){.shared_params = f->shared_params != 0,
+                            .eager = f->eager != 0,
+                            .check_finite = f->check_finite != 0,
+                            .in_place = f->in_place != 0,
+                            .staleness = f->staleness,
+                            .grace = f->grace < 0 ? -1 : f->grace};
     ex->averages = hpc_rule_averages(f->rule);
-    ex->in_place = f->in_place != 0;
+    ex->args_of = -1;
     ex->rotates = hpc_models_rotate(f);
-    ex->staleness = f->consistency == HPC_SSP ? f->staleness : 0;
-    ex->quorum = f->graph == NULL ? hpc_quorum_of(f) : hpc_graph_quorum_of(f);
-    ex->late = f->late;
-    ex->grace = f->grace < 0 ? -1 : f->grace;
-    status = hpc_context_agree(c, op_create, open_counts(ex, f), deadline);
-    if (status == HPC_OK) status = hpc_exchange_agree(ex, deadline);
+    status = open_counts(ex);
+    if (status == HPC_OK && ex->discipline->prepare != NULL) status = ex->discipline->prepare(ex, f, op_create);
+    status = hpc_context_agree(c, op_create, status, deadline);
+    if (status == HPC_OK) status = hpc_exchange_agree(ex, f, deadline);
     if (status == HPC_OK) status = open_all(ex, f, deadline);
     if (status != HPC_OK) {
         hpc_exchange_free(ex);
@@ -276,12 +282,12 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
 static int announce(hpc_exchange *ex, uint64_t what) {
     hpc_context *c = ex->context;
     int me = c->group.rank, first_failure = HPC_OK;
-    size_t n = ex->places[me].worker && !ex->closed ? (size_t)ex->plan->n_keys : 0;
-    uint64_t *counts = n > 0 ? (uint64_t *)(void *)(hpc_own_part(ex) + ex->places[me].pushed) : NULL;
+    size_t n = ex->layout.places[me].worker && !ex->life.closed ? (size_t)ex->plan->n_keys : 0;
+    uint64_t *counts = n > 0 ? (uint64_t *)(void *)(hpc_own_part(ex) + ex->layout.places[me].pushed) : NULL;
     for (size_t k = 0; k < n; k++)
         atomic_store_explicit((_Atomic uint64_t *)&counts[k], ex->keys[k].pushes, memory_order_relaxed);
     for (int r = 0; r < c->group.size; r++) {
-        size_t at = ex->places[r].closed + (size_t)me * (size_t)ex->plan->n_keys * sizeof *counts;
+        size_t at = ex->layout.places[r].closed + (size_t)me * (size_t)ex->plan->n_keys * sizeof *counts;
         int status =
             hpc_put_signal(ex->in_lanes[0], ex->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
         if (status != HPC_OK && status != HPC_ERR_PEER && first_failure == HPC_OK) first_failure = status;
@@ -290,7 +296,7 @@ static int announce(hpc_exchange *ex, uint64_t what) {
 }
 
 static int is_open(const hpc_exchange *ex, int rank) {
-    return ex->places[rank].worker &&
+    return ex->layout.places[rank].worker &&
            atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(rank)), memory_order_acquire) == 0;
 }
 
@@ -305,7 +311,7 @@ static int open_workers(void *arg, int *ranks) {
 static int all_closed(void *arg) {
     hpc_exchange *ex = arg;
     if (ex->inline_progress) hpc_context_work(ex->context);
-    if (atomic_load_explicit(&ex->failed, memory_order_relaxed) != HPC_OK) return 1;
+    if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
     for (int r = 0; r < ex->context->group.size; r++)
         if (is_open(ex, r)) return 0;
     return 1;
@@ -316,7 +322,7 @@ int hpc_exchange_serve(hpc_exchange *ex, double timeout) {
     HPC_SPAN(ex == NULL ? NULL : ex->context->group.timeline, op, NULL);
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
     int status = hpc_exchange_check(ex, op), rank = ex->context->group.rank;
-    if (status == HPC_OK && ex->places[rank].worker && !ex->closed)
+    if (status == HPC_OK && ex->layout.places[rank].worker && !ex->life.closed)
         status = hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is a worker itself; close serves the others", op, rank);
     if (status != HPC_OK) return status;
     const hpc_wait wait = {op, all_closed, open_workers, ex};
@@ -330,46 +336,47 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     static const char op[] = "close";
     HPC_SPAN(ex == NULL ? NULL : ex->context->group.timeline, op, NULL);
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
-    if (ex->closed && ex->served) return HPC_OK;
+    if (ex->life.closed && ex->life.served) return HPC_OK;
     int status = hpc_exchange_check(ex, op), rank = ex->context->group.rank;
     double deadline = hpc_deadline(&ex->context->group, timeout);
-    if (status == HPC_OK && !ex->closed && ex->places[rank].worker) status = hpc_worker_finish(ex, op, deadline);
+    if (status == HPC_OK && !ex->life.closed && ex->layout.places[rank].worker)
+        status = hpc_worker_finish(ex, op, deadline);
     if (status == HPC_ERR_TIMEOUT) return status;
-    if (status == HPC_OK && !ex->closed && hpc_has_quorum(ex)) hpc_quorum_note_lost(ex);
-    if (!ex->closed) {
+    if (status == HPC_OK && !ex->life.closed && ex->discipline->closing != NULL) ex->discipline->closing(ex);
+    if (!ex->life.closed) {
         int announced = announce(ex, HPC_CLOSED);
         if (status == HPC_OK) status = announced;
-        ex->closed = 1;
+        ex->life.closed = 1;
     }
-    if (status == HPC_OK && ex->serves) status = hpc_exchange_serve(ex, hpc_left(deadline));
-    ex->served = status != HPC_ERR_TIMEOUT;
+    if (status == HPC_OK && ex->life.serves) status = hpc_exchange_serve(ex, hpc_left(deadline));
+    ex->life.served = status != HPC_ERR_TIMEOUT;
     return status;
 }
 
 void hpc_exchange_free(hpc_exchange *ex) {
     if (ex == NULL || !hpc_group_is_mine(&ex->context->group)) return;
     int muted = hpc_mute_errors(1);
-    hpc_engine_stop(ex);
+    hpc_cores_stop(ex);
     double deadline = hpc_now() + 1; /* answers come before the news that there are no more; a rank that stands still
                                         has seen neither */
-    for (int i = 0; i < ex->n_lanes && ex->open; i++) hpc_lane_flush(ex->out_lanes[i], hpc_left(deadline));
-    if (ex->open) announce(ex, HPC_FREED);
+    for (int i = 0; i < ex->n_lanes && ex->life.open; i++) hpc_lane_flush(ex->out_lanes[i], hpc_left(deadline));
+    if (ex->life.open) announce(ex, HPC_FREED);
     for (int i = 0; i < ex->n_lanes; i++) { /* before what late puts still read */
         if (ex->in_lanes != NULL) hpc_lane_free(ex->in_lanes[i]);
         if (ex->out_lanes != NULL) hpc_lane_free(ex->out_lanes[i]);
     }
+    if (ex->discipline->free != NULL) ex->discipline->free(ex);
     hpc_rows_free(ex);
     free(ex->in_lanes);
     free(ex->out_lanes);
     hpc_window_free(ex->window);
     hpc_layout_free(ex);
-    hpc_graph_free(ex);
-    free(ex->peer_sent);
-    free(ex->peer_received);
-    free(ex->peer_late);
-    free(ex->given_up);
-    free(ex->peer_wait);
-    free(ex->awaited);
+    free(ex->peers.sent);
+    free(ex->peers.received);
+    free(ex->peers.late);
+    free(ex->peers.inputs_whole);
+    free(ex->peers.wait);
+    free(ex->peers.awaited);
     hpc_plan_free(ex->plan);
     hpc_context_release(ex->context);
     hpc_mute_errors(muted);
@@ -385,7 +392,7 @@ static int is_over(hpc_exchange *ex) {
     int lost = atomic_load(&g->revoked);
     for (int r = 0; r < g->size; r++) lost |= hpc_group_has_lost(g, r);
     if (!lost || hpc_group_usable(g, "rows") != HPC_OK) return 0;
-    hpc_engine_stop(ex);
+    hpc_cores_stop(ex);
     return 1;
 }
 
@@ -422,25 +429,23 @@ static void copy_state(const hpc_exchange *ex, const hpc_work *w, float *to, con
 int hpc_exchange_get_row(hpc_exchange *ex, int row, uint64_t *step, float *params, float *state) {
     const hpc_work *w = find_work(ex, row, "get_row");
     if (w == NULL) return HPC_ERR_INVALID;
-    hpc_engine_pause(&ex->cores[w->row->core]);
+    hpc_core_pause(&ex->cores[w->row->core]);
     if (step != NULL) *step = w->step;
     if (params != NULL && w->param != NULL) memcpy(params, w->param, (size_t)w->row->count * sizeof(float));
     if (state != NULL && w->state != NULL) copy_state(ex, w, state, w->state, 1);
-    hpc_engine_resume(&ex->cores[w->row->core]);
+    hpc_core_resume(&ex->cores[w->row->core]);
     return HPC_OK;
 }
 
 int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *params, const float *state) {
     hpc_work *w = find_work(ex, row, "set_row");
     if (w == NULL) return HPC_ERR_INVALID;
-    hpc_engine_pause(&ex->cores[w->row->core]);
+    hpc_core_pause(&ex->cores[w->row->core]);
     w->step = step;
-    /* A graph that changes goes on where the checkpoint was made. */
-    hpc_pushed *k = &ex->keys[w->row->key];
-    if (ex->n_phases > 0) k->ahead = (int64_t)(step - (hpc_leaves_out(ex) ? ex->number : w->share->version));
+    if (ex->discipline->restored != NULL) ex->discipline->restored(ex, w, step);
     if (params != NULL && w->param != NULL) memcpy(w->param, params, (size_t)w->row->count * sizeof(float));
     if (state != NULL && w->state != NULL) copy_state(ex, w, w->state, state, 0);
-    hpc_engine_resume(&ex->cores[w->row->core]);
+    hpc_core_resume(&ex->cores[w->row->core]);
     return HPC_OK;
 }
 
@@ -452,12 +457,12 @@ int hpc_exchange_get_folded(hpc_exchange *ex, int rank, uint64_t *pushes) {
                         ex->context->group.size);
     is_over(ex);
     *pushes = 0;
-    for (int s = 0; s < ex->n_shares && ex->consistency == HPC_ASYNC && ex->n_phases == 0; s++) {
-        const hpc_share *share = &ex->shares[s];
+    for (int s = 0; s < ex->layout.n_shares && ex->discipline->folded_of != NULL; s++) {
+        const hpc_share *share = &ex->layout.shares[s];
         if (share->owner != ex->context->group.rank) continue;
-        hpc_engine_pause(&ex->cores[share->core]);
-        uint64_t n = share->applied[rank] + (share->rows_done[rank] > 0);
-        hpc_engine_resume(&ex->cores[share->core]);
+        hpc_core_pause(&ex->cores[share->core]);
+        uint64_t n = ex->discipline->folded_of(share, rank);
+        hpc_core_resume(&ex->cores[share->core]);
         if (n > *pushes) *pushes = n;
     }
     return HPC_OK;
@@ -466,7 +471,7 @@ int hpc_exchange_get_folded(hpc_exchange *ex, int rank, uint64_t *pushes) {
 /* Publish and an owner's cores would write the same parameters, by the same lanes. */
 static int check_settled(const hpc_exchange *ex, const char *op) {
     int status = hpc_worker_check_idle(ex, op);
-    if (status == HPC_OK && ex->setting)
+    if (status == HPC_OK && ex->setting.under_way)
         status = hpc_fail(HPC_ERR_INVALID, op, "%s: set_args is under way on rank %d; call it again first", op,
                           ex->context->group.rank);
     return status;
@@ -480,12 +485,13 @@ int hpc_exchange_publish(hpc_exchange *ex, double timeout) {
     double deadline = hpc_deadline(&ex->context->group, timeout);
     status = hpc_context_agree(ex->context, op, check_settled(ex, op), deadline);
     if (status != HPC_OK) return status;
-    if (hpc_leaves_out(ex)) status = hpc_graph_level(ex, op, deadline);
+    const hpc_discipline *d = ex->discipline;
+    if (d->before_publish != NULL) status = d->before_publish(ex, op, deadline);
     if (status == HPC_OK) {
-        hpc_engine_write(ex);
+        hpc_cores_write(ex);
         status = hpc_exchange_check(ex, op);
     }
-    if (status == HPC_OK && hpc_has_quorum(ex)) status = hpc_quorum_tell(ex);
+    if (status == HPC_OK && d->after_publish != NULL) status = d->after_publish(ex);
     for (int i = 0; i < ex->n_own_cores && status == HPC_OK; i++)
         status = hpc_flush(ex->cores[i].out, ex->window, -1, hpc_left(deadline));
     return hpc_context_agree(ex->context, op, status, deadline);
@@ -498,39 +504,31 @@ int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
     *stats = ex->stats;
     for (int c = 0; c < ex->n_own_cores; c++) {
         const hpc_core *core = &ex->cores[c];
-        stats->applied += atomic_load_explicit(&core->applied, memory_order_relaxed);
-        stats->bytes_folded += atomic_load_explicit(&core->bytes_folded, memory_order_relaxed);
-        stats->bytes_written += atomic_load_explicit(&core->bytes_written, memory_order_relaxed);
-        stats->reduces += atomic_load_explicit(&core->reduces, memory_order_relaxed);
-        stats->whole += atomic_load_explicit(&core->whole, memory_order_relaxed);
-        stats->torn += atomic_load_explicit(&core->torn, memory_order_relaxed);
-        stats->stale += atomic_load_explicit(&core->stale, memory_order_relaxed);
-        stats->missing += atomic_load_explicit(&core->missing, memory_order_relaxed);
-        stats->busy += atomic_load_explicit(&core->busy, memory_order_relaxed);
+        stats->applied += atomic_load_explicit(&core->tally.applied, memory_order_relaxed);
+        stats->bytes_folded += atomic_load_explicit(&core->tally.bytes_folded, memory_order_relaxed);
+        stats->bytes_written += atomic_load_explicit(&core->tally.bytes_written, memory_order_relaxed);
+        stats->reduces += atomic_load_explicit(&core->tally.reduces, memory_order_relaxed);
+        stats->whole += atomic_load_explicit(&core->tally.whole, memory_order_relaxed);
+        stats->torn += atomic_load_explicit(&core->tally.torn, memory_order_relaxed);
+        stats->stale += atomic_load_explicit(&core->tally.stale, memory_order_relaxed);
+        stats->missing += atomic_load_explicit(&core->tally.missing, memory_order_relaxed);
+        stats->busy += atomic_load_explicit(&core->tally.busy, memory_order_relaxed);
     }
     stats->usual = hpc_usual_limit(&ex->usual);
-    for (int k = 0; k < ex->plan->n_keys && hpc_has_quorum(ex) && ex->keys[k].n_shares > 0; k++) {
-        hpc_quorum_look(ex, k);
-        stats->dropped += ex->keys[k].dropped;
-        if (ex->keys[k].dropped_at > stats->dropped_at) stats->dropped_at = ex->keys[k].dropped_at;
-    }
     for (int r = 0; r < ex->context->group.size; r++)
-        stats->bytes_sent += atomic_load_explicit(&ex->peer_sent[r], memory_order_relaxed);
-    if (hpc_leaves_out(ex)) stats->dropped = hpc_graph_dropped(ex, -1, &stats->dropped_at);
+        stats->bytes_sent += atomic_load_explicit(&ex->peers.sent[r], memory_order_relaxed);
+    if (ex->discipline->count != NULL) ex->discipline->count(ex, stats);
     return HPC_OK;
 }
 
 int hpc_exchange_get_inputs(const hpc_exchange *ex, uint64_t *counts, int cap) {
     if (ex == NULL || (counts == NULL && cap > 0))
         return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or counts is NULL");
-    int most = 0, own = ex->n_phases > 0; /* which is always there */
-    for (int i = 0; i < ex->n_work && ex->inputs_whole != NULL; i++)
-        if (ex->work[i].row->n_in - own > most) most = ex->work[i].row->n_in - own;
     for (int k = 0; k < cap; k++)
-        counts[k] = k <= ex->most_inputs && ex->inputs_whole != NULL
-                        ? atomic_load_explicit(&ex->inputs_whole[k], memory_order_relaxed)
+        counts[k] = k <= ex->peers.most_inputs && ex->peers.inputs_whole != NULL
+                        ? atomic_load_explicit(&ex->peers.inputs_whole[k], memory_order_relaxed)
                         : 0;
-    return most;
+    return ex->peers.inputs_whole != NULL ? ex->peers.most_inputs : 0;
 }
 
 int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *peer) {
@@ -540,11 +538,10 @@ int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *p
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
                         ex->context->group.size);
     *peer =
-        (hpc_exchange_peer){atomic_load_explicit(&ex->peer_sent[rank], memory_order_relaxed),
-                            atomic_load_explicit(&ex->peer_received[rank], memory_order_relaxed), ex->peer_wait[rank],
-                            atomic_load_explicit(&ex->peer_late[rank], memory_order_relaxed), 0};
-    uint64_t at;
-    if (hpc_leaves_out(ex)) peer->dropped = hpc_graph_dropped(ex, rank, &at);
+        (hpc_exchange_peer){atomic_load_explicit(&ex->peers.sent[rank], memory_order_relaxed),
+                            atomic_load_explicit(&ex->peers.received[rank], memory_order_relaxed), ex->peers.wait[rank],
+                            atomic_load_explicit(&ex->peers.late[rank], memory_order_relaxed), 0};
+    if (ex->discipline->count_peer != NULL) ex->discipline->count_peer(ex, rank, peer);
     return HPC_OK;
 }
 
@@ -553,5 +550,25 @@ hpc_memory *hpc_exchange_memory(const hpc_exchange *ex, int rank) {
 }
 
 int hpc_exchange_params_rank(const hpc_exchange *ex) {
-    return ex == NULL ? -1 : ex->holder;
+    return ex == NULL ? -1 : ex->layout.holder;
+}
+
+static int works(const hpc_exchange *ex) {
+    return ex != NULL && ex->layout.places[ex->context->group.rank].worker;
+}
+
+int hpc_exchange_late(const hpc_exchange *ex, int key) {
+    int n = 0;
+    for (int k = 0; works(ex) && k < ex->plan->n_keys && ex->discipline->late != NULL; k++)
+        if (key < 0 || k == key) n += ex->discipline->late(ex, k);
+    return n;
+}
+
+uint64_t hpc_exchange_version(const hpc_exchange *ex) {
+    uint64_t newest = 0;
+    for (int k = 0; works(ex) && k < ex->plan->n_keys; k++) {
+        uint64_t version = ex->discipline->version == NULL ? ex->keys[k].pushes : ex->discipline->version(ex, k);
+        if (version > newest) newest = version;
+    }
+    return newest;
 }

@@ -2,7 +2,7 @@
  * or that of the pair of ranks. What comes of a step is the same either way. */
 #include "exchange_plans.h"
 
-#include "engine/engine.h"
+#include "engine/layout.h"
 #include "context/lane.h"
 
 enum { CORES = 5, STEPS = 3 };

@@ -3,7 +3,7 @@
 #include "exchange_plans.h"
 #include "graph_jobs.h"
 
-#include "engine/engine.h"
+#include "engine/layout.h"
 
 enum { LIAR, VICTIM };
 
@@ -24,13 +24,13 @@ static void push_rows(const hpc_exchange *e, lie what) {
         const hpc_row *row = &e->plan->rows[i];
         size_t due = (size_t)row->count * hpc_codec_bytes(row->codec_in), nbytes = due - 4, at = e->push_slot[i];
         hpc_lane *lane = e->in_lanes[row->core];
-        int s = e->share_of[i];
+        int s = e->layout.share_of[i];
         uint32_t imm = hpc_imm(HPC_OP_ROW, 0, i);
-        if (row->key != 0 || row->owner != VICTIM || (in_place && e->shares[s].rows[0] != i)) continue;
+        if (row->key != 0 || row->owner != VICTIM || (in_place && e->layout.shares[s].rows[0] != i)) continue;
         if (what == LONG) nbytes = due + 4;
         if (in_place || what == EMPTY) nbytes = at = 0;
         if (in_place != (what == EMPTY)) imm = hpc_imm(HPC_OP_SHARE, 0, s);
-        if (in_place && what != EMPTY) nbytes = 8, at = e->places[VICTIM].args + sizeof e->rule.args * LIAR;
+        if (in_place && what != EMPTY) nbytes = 8, at = e->layout.places[VICTIM].args + sizeof e->rule.args * LIAR;
         CHECK_OK(hpc_put_notify(lane, e->window, VICTIM, hpc_window_data(e->window), nbytes, at, imm, -1));
     }
 }
@@ -49,15 +49,15 @@ static void send_lie(const hpc_exchange *e, lie what) {
     static const uint64_t one = 1; /* read until it is flushed */
     hpc_lane *lane = e->in_lanes[0];
     int s = 0;
-    while (e->shares[s].owner != VICTIM) s++;
-    size_t args = e->places[VICTIM].args + sizeof e->rule.args * LIAR;
-    size_t number = e->places[VICTIM].numbers + ((size_t)e->shares[s].at * 2 + LIAR) * sizeof(uint64_t);
+    while (e->layout.shares[s].owner != VICTIM) s++;
+    size_t args = e->layout.places[VICTIM].args + sizeof e->rule.args * LIAR;
+    size_t number = e->layout.places[VICTIM].own + ((size_t)e->layout.shares[s].at * 2 + LIAR) * sizeof(uint64_t);
     if (what == ARGS || what == PULL)
         CHECK_OK(hpc_put_notify(lane, e->window, VICTIM, e->rule.args, sizeof e->rule.args - 8, args,
                                 hpc_imm(what == ARGS ? HPC_OP_ARGS : HPC_OP_PULL, 0, what == ARGS ? 0 : s), -1));
     else if (what == FORWARD)
         forward_rows(e);
-    else if (e->quorum > 0)
+    else if (e->asked.quorum > 0)
         CHECK_OK(hpc_put_notify(lane, e->window, VICTIM, &one, 4, number, hpc_imm(HPC_OP_SHARE, 0, s), -1));
     else
         push_rows(e, what);

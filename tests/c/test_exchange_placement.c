@@ -7,7 +7,7 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
+#include "engine/layout.h"
 #include "base/host.h"
 
 enum { KEYS = 3, MOST_CORES = 3 };

@@ -4,7 +4,7 @@
 #include <limits.h>
 #include <math.h>
 
-#include "engine/engine.h"
+#include "engine/layout.h"
 #include "graph_jobs.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, VICTIM = 1, LONG = 700 };
@@ -69,7 +69,7 @@ static void pushes_too_often(rank *r) {
         while (e->plan->rows[index].owner != 0) index++;
         const hpc_row *row = &e->plan->rows[index];
         size_t nbytes = in_place ? 0 : (size_t)row->count * hpc_codec_bytes(row->codec_in);
-        uint32_t imm = in_place ? hpc_imm(HPC_OP_SHARE, 0, e->share_of[index]) : hpc_imm(HPC_OP_ROW, 0, index);
+        uint32_t imm = in_place ? hpc_imm(HPC_OP_SHARE, 0, e->layout.share_of[index]) : hpc_imm(HPC_OP_ROW, 0, index);
         for (int i = 0; i <= g.j.depth; i++)
             CHECK_OK(hpc_put_notify(e->in_lanes[row->core], e->window, 0, hpc_window_data(e->window), nbytes,
                                     in_place ? 0 : e->push_slot[index], imm, -1));
@@ -97,14 +97,14 @@ static void counts_ahead(rank *r) {
     g.quorum = 1, g.j.depth = 2;
     hpc_exchange *e = graph_open(r, &g);
     rank_meet(r);
-    while (e->shares[s].owner != VICTIM) s++;
-    int key = e->shares[s].key;
+    while (e->layout.shares[s].owner != VICTIM) s++;
+    int key = e->layout.shares[s].key;
     if (r->rank == VICTIM) {
-        hpc_told told = {1, r->arg == USES ? 2 : 1};
+        const uint64_t told[] = {1, r->arg == USES ? 2 : 1}; /* folded, used */
         rank_await(r, 0, 1);
         CHECK_OK(hpc_put_signal(
-            e->in_lanes[0], e->window, 0, &told, sizeof told, e->places[0].told + (size_t)s * sizeof told,
-            r->arg == SENDS ? hpc_signal_sent(e, s) : hpc_signal_applied(e, s), r->arg == USES ? 1 : 2));
+            e->in_lanes[0], e->window, 0, told, sizeof told, e->layout.places[0].own + (size_t)s * sizeof told,
+            r->arg == SENDS ? hpc_signal_second(e, s) : hpc_signal_applied(e, s), r->arg == USES ? 1 : 2));
         CHECK_OK(hpc_flush(e->in_lanes[0], e->window, 0, -1));
         rank_set(r, 1, 1);
     }

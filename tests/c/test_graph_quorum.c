@@ -256,9 +256,6 @@ static void loaded(rank *r) {
         CHECK(dropped == ROUNDS || (r->arg / 4 && dropped == ROUNDS - 1));
         CHECK_EQ(hpc_exchange_late(e, 0), 1);
     }
-    for (int s = 0; s < e->n_shares; s++) /* all slots are free */
-        if (e->shares[s].outlet != NULL)
-            CHECK_EQ(atomic_load(hpc_own_signal(e->window, hpc_signal_applied(e, s))), e->shares[s].outlet->sent);
     for (int n = 0; rank_at(r, 8) == 0 || rank_at(r, 9) == 0 || rank_at(r, 10) == 0; n++) {
         int mine = NEW + n < MOST_NUMBER ? NEW + n : MOST_NUMBER;
         CHECK_OK(push(r, &g, e, 0, mine, -1));

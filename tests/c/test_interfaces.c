@@ -1,7 +1,7 @@
 /* What NICs decide before a byte moves: how many interfaces a server has, and on which node its threads and its windows
  * are. Ranks and NICs are made up; none is opened. */
 #include "check.h"
-#include "engine/engine.h"
+#include "engine/layout.h"
 
 #if defined(HPC_HAVE_VERBS)
 #include "transport/verbs/device.h"

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <sched.h>
 
-#include "engine/engine.h"
+#include "engine/layout.h"
 #include "exchange_plans.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, WORD = 100 };

@@ -1,0 +1,151 @@
+/* ASYNC on servers: each update is applied as it comes, by the arguments that its worker has set, and parameters go to
+ * who asks for them. On a graph ASYNC is in unflushed.c. */
+#include <stdlib.h>
+
+#include "discipline/discipline.h"
+#include "engine/row.h"
+#include "engine/send.h"
+
+/* Of a share, by rank. */
+typedef struct counts {
+    uint64_t *applied; /* pushes that all rows have applied */
+    uint64_t *pulled;  /* pulls answered */
+    int *rows_done;    /* rows of the current push that are applied */
+} counts;
+
+static int suits(const hpc_exchange_config *f) {
+    return f->consistency == HPC_ASYNC && f->graph == NULL;
+}
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    (void)c;
+    if (f->shared_params)
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: shared_params needs BSP: under ASYNC a worker would see the pushes of others");
+    for (int i = 0; i < f->plan->n_rows; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (row->quorum != 1 || row->action != HPC_APPLY)
+            return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                            "exchange: row %d has action %d and a quorum of %d of %d inputs; ASYNC applies each one by "
+                            "itself, in one stage",
+                            i, row->action, row->quorum, row->n_in);
+    }
+    return HPC_OK;
+}
+
+/* ---- open ---- */
+
+static int open_all(hpc_exchange *ex, const char *op) {
+    size_t size = (size_t)ex->context->group.size;
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_share *share = &ex->layout.shares[s];
+        if (share->owner != ex->context->group.rank) continue;
+        counts *c = share->own = calloc(1, sizeof *c);
+        if (c != NULL) {
+            c->applied = calloc(size, sizeof *c->applied);
+            c->pulled = calloc(size, sizeof *c->pulled);
+            c->rows_done = calloc(size, sizeof *c->rows_done);
+        }
+        if (c == NULL || c->applied == NULL || c->pulled == NULL || c->rows_done == NULL)
+            return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
+    }
+    return HPC_OK;
+}
+
+static void free_all(hpc_exchange *ex) {
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        counts *c = ex->layout.shares[s].own;
+        if (c == NULL) continue;
+        free(c->applied);
+        free(c->pulled);
+        free(c->rows_done);
+        free(c);
+        ex->layout.shares[s].own = NULL;
+    }
+}
+
+/* ---- the core ---- */
+
+static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    const hpc_exchange *ex = core->exchange;
+    hpc_share *share = w->share;
+    counts *c = share->own;
+    int from = w->inputs[input].rank;
+    if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return;
+    hpc_inputs inputs = hpc_row_inputs(core, w, slot, input);
+    inputs.args_of = from;
+    inputs.silent = 1;
+    if (hpc_row_work(core, w, &inputs) != 0) return;
+    hpc_row_count_received(core, w, input);
+    if (++c->rows_done[from] < share->n_rows) return;
+    c->rows_done[from] = 0;
+    hpc_share_answer(core, from, hpc_signal_applied(ex, (int)(share - ex->layout.shares)), ++c->applied[from]);
+}
+
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    const hpc_exchange *ex = core->exchange;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        int input = hpc_row_input_of(w, rank, 0);
+        if (input >= 0) input_came(core, w, slot, input);
+    }
+    return 1;
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    input_came(core, w, slot, input);
+    return 1;
+}
+
+/* Every push that the worker made before has been applied, events being in order. */
+static int pull_came(hpc_core *core, hpc_share *share, int rank) {
+    const hpc_exchange *ex = core->exchange;
+    counts *c = share->own;
+    for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, &ex->work[ex->work_of[share->rows[i]]], rank);
+    hpc_share_answer(core, rank, hpc_signal_second(ex, (int)(share - ex->layout.shares)), ++c->pulled[rank]);
+    return 1;
+}
+
+/* A pull of a worker that may still be sent what it pulled before, from the copy that is written next. */
+static int holds_up(hpc_core *core, const hpc_event *event) {
+    if (hpc_imm_operation(event->imm) != HPC_OP_PULL || hpc_imm_slot(event->imm) == HPC_ANSWERED) return 0;
+    int status = hpc_lane_try_flush(core->out, event->peer);
+    if (status == HPC_IN_PROGRESS) return 1;
+    hpc_core_check_put(core, status);
+    return 0;
+}
+
+static uint64_t folded_of(const hpc_share *share, int rank) {
+    const counts *c = share->own;
+    return c->applied[rank] + (c->rows_done[rank] > 0);
+}
+
+/* ---- the worker ---- */
+
+static int may_push(hpc_exchange *ex, int key, const char *op) {
+    return hpc_push_after(ex, key, hpc_slot_ticket(ex, key), op);
+}
+
+static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+    (void)for_slot;
+    int n = hpc_silent_owners(ex, key, ticket, ranks, 0);
+    return n > 0 ? n : hpc_add_rank(ranks, n, ex->context->group.rank); /* its own core is at it */
+}
+
+const hpc_discipline hpc_discipline_async = {
+    .name = "ASYNC",
+    .suits = suits,
+    .check = check,
+    .goes_on = 1,
+    .pulls = 1,
+    .signals = 2,
+    .open = open_all,
+    .free = free_all,
+    .share_came = share_came,
+    .row_came = row_came,
+    .pull_came = pull_came,
+    .holds_up = holds_up,
+    .may_push = may_push,
+    .awaited = awaited,
+    .folded_of = folded_of,
+};

@@ -1,0 +1,100 @@
+/* BSP: a chunk is folded when every worker's update is there, and a pull waits for that. On a graph all ranks meet: a
+ * pull waits for the folds of all. */
+#include "discipline/discipline.h"
+#include "discipline/whole.h"
+
+static int suits(const hpc_exchange_config *f) {
+    return f->consistency == HPC_BSP;
+}
+
+static int involves_all(const hpc_exchange *ex) {
+    return ex->graph != NULL;
+}
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    (void)c;
+    for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (row->quorum != row->n_in)
+            return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                            "exchange: row %d has action %d and a quorum of %d of %d inputs; BSP waits for all of them",
+                            i, row->action, row->quorum, row->n_in);
+    }
+    return HPC_OK;
+}
+
+static int may_push(hpc_exchange *ex, int key, const char *op) {
+    return ex->graph != NULL ? HPC_OK : hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+}
+
+static void begin_push(hpc_exchange *ex, int key) {
+    if (ex->graph != NULL) hpc_graph_begin_push(ex, key);
+}
+
+static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
+    return ex->graph != NULL ? hpc_graph_send_share(ex, s, slot, l) : hpc_push_share(ex, s, slot, l);
+}
+
+static int is_free(const hpc_exchange *ex, int key, uint64_t ticket) {
+    return ex->graph != NULL ? hpc_graph_is_free(ex, key, ticket) : hpc_ticket_is_done(ex, key, ticket);
+}
+
+static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
+    (void)ex, (void)rank, (void)key;
+    return n;
+}
+
+/* Those who have not pushed. Where that cannot be seen: whose inputs miss here, the other owners who have not answered,
+ * and workers that left without a word. */
+static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+    if (ex->graph != NULL)
+        return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, hpc_graph_has_read, hpc_whole_missing_neighbours);
+    const hpc_pushed *k = &ex->keys[key];
+    int n = 0, size = ex->context->group.size, me = ex->context->group.rank;
+    int slot = (int)((ticket / 2 + (uint64_t)ex->layout.depth - 1) % (uint64_t)ex->layout.depth);
+    for (int r = 0; r < size; r++)
+        if (hpc_pushes_key(ex, r, key) && hpc_pushes_of(ex, r, key) < ticket / 2) n = hpc_add_rank(ranks, n, r);
+    if (n > 0) return n;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        if (hpc_share_has_answered(ex, k->shares[i], ticket)) continue;
+        if (share->owner == me)
+            n = hpc_whole_missing(ex, share, slot, ranks, n);
+        else
+            n = hpc_add_rank(ranks, n, share->owner);
+    }
+    for (int r = 0; r < size; r++)
+        if (hpc_pushes_key(ex, r, key) && hpc_pushes_of(ex, r, key) == UINT64_MAX && hpc_closed_signal(ex, r) == 0 &&
+            atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
+            n = hpc_add_rank(ranks, n, r);
+    return n > 0 ? n : hpc_add_rank(ranks, n, me); /* its own core is at it */
+}
+
+static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    return ex->graph != NULL ? hpc_graph_finish(ex, key, l, op) : HPC_OK;
+}
+
+static void restored(hpc_exchange *ex, const hpc_work *w, uint64_t step) {
+    if (ex->graph != NULL) hpc_graph_restored(ex, w, step);
+}
+
+const hpc_discipline hpc_discipline_bsp = {
+    .name = "BSP",
+    .suits = suits,
+    .check = check,
+    .whole = 1,
+    .involves_all = involves_all,
+    .prepare = hpc_graph_prepare,
+    .open = hpc_whole_open,
+    .free = hpc_graph_free,
+    .share_came = hpc_whole_share_came,
+    .row_came = hpc_whole_row_came,
+    .may_push = may_push,
+    .begin_push = begin_push,
+    .send_share = send_share,
+    .is_free = is_free,
+    .needs = needs,
+    .awaited = awaited,
+    .finish = finish,
+    .restored = restored,
+};

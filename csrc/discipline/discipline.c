@@ -1,0 +1,13 @@
+#include "discipline/discipline.h"
+
+/* The first that suits is taken: a quorum comes before the discipline that waits for all. */
+static const hpc_discipline *const disciplines[] = {
+    &hpc_discipline_server_quorum, &hpc_discipline_graph_quorum, &hpc_discipline_unflushed, &hpc_discipline_ssp,
+    &hpc_discipline_notify_ack,    &hpc_discipline_async,        &hpc_discipline_bsp,
+};
+
+const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config) {
+    for (size_t i = 0; i < sizeof disciplines / sizeof *disciplines; i++)
+        if (disciplines[i]->suits(config)) return disciplines[i];
+    return NULL;
+}

@@ -1,0 +1,115 @@
+/* What disciplines on a graph have in common (ASAP, sections 3 and 4): every rank owns what it folds of its own updates
+ * and of its in-neighbours', and the graph of a step is the next of its phases. */
+#ifndef HPC_DISCIPLINE_GRAPH_H
+#define HPC_DISCIPLINE_GRAPH_H
+
+#include "engine/row.h"
+#include "engine/send.h"
+
+/* Of a key, the worker's. */
+typedef struct hpc_graph_key {
+    int64_t ahead;              /* steps that a checkpoint was ahead of this exchange's pushes */
+    int phases[HPC_PLAN_DEPTH]; /* of the pushes in the slots */
+} hpc_graph_key;
+
+/* The exchange's graph; there is none on servers. */
+typedef struct hpc_phases {
+    int n;
+    double *weights; /* [phase][to][from], as hpc_graph has them */
+    hpc_graph_key *keys;
+} hpc_phases;
+
+static inline const hpc_phases *hpc_phases_of(const hpc_exchange *ex) {
+    return ex->graph;
+}
+
+/* ---- open ---- */
+
+int hpc_graph_prepare(hpc_exchange *ex, const hpc_exchange_config *config, const char *op);
+void hpc_graph_free(hpc_exchange *ex);
+/* HPC_ERR_INVALID where a graph is needed and there is none. */
+int hpc_graph_is_given(const hpc_exchange_config *config, const char *op);
+/* HPC_OK unless what some inputs may miss (by, in words) could not be folded: a fold of one's own, negative weights. */
+int hpc_graph_check_partial(const hpc_exchange_config *config, const char *by, const char *op);
+/* HPC_ERR_UNSUPPORTED for several phases. */
+int hpc_graph_check_constant(const hpc_exchange_config *config, const char *by, const char *op);
+
+/* ---- phases ---- */
+
+/* Of push number n (from 1 on) of a key. */
+static inline int hpc_phase(const hpc_exchange *ex, int key, uint64_t n) {
+    const hpc_phases *g = hpc_phases_of(ex);
+    return (int)((n - 1 + (uint64_t)g->keys[key].ahead) % (uint64_t)g->n);
+}
+
+static inline double hpc_phase_weight(const hpc_exchange *ex, int phase, int to, int from) {
+    size_t size = (size_t)ex->context->group.size;
+    return hpc_phases_of(ex)->weights[((size_t)phase * size + (size_t)to) * size + (size_t)from];
+}
+
+/* The weight of from's push number n of a key at rank to; 0 where the graph of that step has no such edge. */
+static inline double hpc_edge_weight(const hpc_exchange *ex, int key, uint64_t n, int to, int from) {
+    return hpc_phase_weight(ex, hpc_phase(ex, key, n), to, from);
+}
+
+/* Whether from sends its push number n of a key to rank to. */
+static inline int hpc_sends(const hpc_exchange *ex, int key, uint64_t n, int to, int from) {
+    return hpc_phases_of(ex)->n <= 1 || hpc_edge_weight(ex, key, n, to, from) != 0;
+}
+
+/* ---- the owner ---- */
+
+/* Counts what came from the neighbours of the step that has just been folded. */
+void hpc_graph_count_neighbours(hpc_core *core, const hpc_share *share);
+
+/* What has come of a share whose folds take what is there; arrays are by rank. */
+typedef struct hpc_clocks {
+    _Atomic uint64_t *clock; /* pushes that are there; written by the core alone */
+    uint64_t *used;          /* the newest of them that was folded */
+    uint64_t *consumed;      /* answered: their slots are free */
+    int *rows_came;          /* of the push that is coming */
+    int *siblings;           /* the share of the same key and core that rank owns */
+} hpc_clocks;
+
+int hpc_clocks_open(const hpc_exchange *ex, const hpc_share *share, const char *op, hpc_clocks *clocks);
+void hpc_clocks_free(hpc_clocks *clocks);
+/* rank's input to all rows of the share, or to one of them; 0 when rank has no slot left to have sent it from. */
+int hpc_clocks_share_came(const hpc_exchange *ex, const hpc_share *share, hpc_clocks *clocks, int rank);
+int hpc_clocks_row_came(const hpc_exchange *ex, const hpc_share *share, hpc_clocks *clocks, int rank);
+
+static inline uint64_t hpc_clock_of(const hpc_clocks *clocks, int rank) {
+    return atomic_load_explicit(&clocks->clock[rank], memory_order_relaxed);
+}
+
+/* A core's shares: those that its discipline looks at beside events. */
+typedef struct hpc_own_shares {
+    hpc_share **shares;
+    int n;
+} hpc_own_shares;
+
+/* NULL when there is no memory. */
+hpc_share **hpc_own_shares_of(const hpc_exchange *ex, const hpc_core *core, int *n);
+
+/* ---- the worker ---- */
+
+/* A pull waits for this rank's own shares, which make its parameters. */
+int hpc_graph_makes_params(const hpc_exchange *ex, const hpc_share *share);
+void hpc_graph_begin_push(hpc_exchange *ex, int key);
+/* hpc_push_share to a neighbour that the step has, unless it has closed, after which it folds nothing. */
+int hpc_graph_send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l);
+int hpc_graph_goes_to(const hpc_exchange *ex, const hpc_share *share);
+/* Whether the owners of a push's shares have read it, or closed, or were not sent it. */
+int hpc_graph_is_free(const hpc_exchange *ex, int key, uint64_t ticket);
+int hpc_graph_has_read(const hpc_exchange *ex, int s, uint64_t ticket);
+/* Waits until the neighbours have read what is in the slots. */
+int hpc_graph_finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
+void hpc_graph_restored(hpc_exchange *ex, const hpc_work *w, uint64_t step);
+
+/* Those who have not pushed as often as the discipline needs, or else the neighbours that a share waits for: owners who
+ * have not answered, or have not read the slot, and of this rank's own shares whom missing says. */
+typedef int hpc_missing(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found);
+typedef int hpc_has_read(const hpc_exchange *ex, int s, uint64_t ticket);
+int hpc_graph_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks,
+                      hpc_has_read *has_read, hpc_missing *missing);
+
+#endif

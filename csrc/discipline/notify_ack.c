@@ -1,0 +1,51 @@
+/* NOTIFY-ACK (ASAP, section 4): a fold waits for the updates of the in-neighbours alone, and a push for the
+ * out-neighbours' answers that they have folded what used its slot before. */
+#include "discipline/discipline.h"
+#include "discipline/whole.h"
+
+static int suits(const hpc_exchange_config *f) {
+    return f->consistency == HPC_NOTIFY_ACK;
+}
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    (void)c;
+    return hpc_graph_is_given(f, "exchange");
+}
+
+/* The last of rank's pushes, up to the n-th, that this rank is sent. */
+static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
+    const hpc_pushed *k = &ex->keys[key];
+    int me = ex->context->group.rank;
+    for (int i = 0; i < k->n_shares && rank != me; i++) {
+        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        if (share->owner != me || !hpc_feeds_share(ex, share, rank)) continue;
+        for (uint64_t v = n, first = hpc_share_next_fold(ex, k->shares[i]); v >= first;
+             v--) /* n waits for those before */
+            if (hpc_sends(ex, key, v, me, rank)) return v;
+    }
+    return 0;
+}
+
+static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, hpc_graph_has_read, hpc_whole_missing_neighbours);
+}
+
+const hpc_discipline hpc_discipline_notify_ack = {
+    .name = "NOTIFY_ACK",
+    .suits = suits,
+    .check = check,
+    .whole = 1,
+    .makes_params = hpc_graph_makes_params,
+    .prepare = hpc_graph_prepare,
+    .open = hpc_whole_open,
+    .free = hpc_graph_free,
+    .share_came = hpc_whole_share_came,
+    .row_came = hpc_whole_row_came,
+    .begin_push = hpc_graph_begin_push,
+    .send_share = hpc_graph_send_share,
+    .is_free = hpc_graph_is_free,
+    .needs = needs,
+    .awaited = awaited,
+    .finish = hpc_graph_finish,
+    .restored = hpc_graph_restored,
+};

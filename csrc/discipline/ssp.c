@@ -1,0 +1,213 @@
+/* SSP (ASAP, section 6.2): a share is folded as a whole when this rank has pushed it and every in-neighbour is at most
+ * staleness steps behind. Its newest update counts, or under another rule than average every update that has not
+ * counted yet. An update is answered once it is not needed any more, so no slot that may be read is written. */
+#include <stdlib.h>
+
+#include "discipline/discipline.h"
+#include "discipline/graph.h"
+
+static int suits(const hpc_exchange_config *f) {
+    return f->consistency == HPC_SSP;
+}
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    (void)c;
+    int status = hpc_graph_is_given(f, "exchange"), moves = f->in_place && f->plan->rows[0].codec_in == HPC_F32;
+    if (status == HPC_OK) status = hpc_graph_check_constant(f, "SSP", "exchange");
+    if (status == HPC_OK) status = hpc_graph_check_partial(f, "SSP", "exchange");
+    if (status != HPC_OK || (f->staleness >= 0 && f->staleness <= f->plan->rows[0].depth - 2 - moves)) return status;
+    return hpc_fail(HPC_ERR_CONFIG, "exchange", /* a slot is folded, and one comes */
+                    "exchange: SSP with staleness %d%s needs a plan of depth %lld or more, at most %d; this one has %d",
+                    f->staleness, moves ? " and in_place" : "", (long long)f->staleness + 2 + moves, HPC_PLAN_DEPTH,
+                    f->plan->rows[0].depth);
+}
+
+/* ---- open ---- */
+
+static void free_all(hpc_exchange *ex) {
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_clocks *c = ex->layout.shares[s].own;
+        if (c != NULL) hpc_clocks_free(c);
+        free(c);
+        ex->layout.shares[s].own = NULL;
+    }
+    for (int i = 0; ex->cores != NULL && i < ex->n_own_cores; i++) {
+        hpc_own_shares *own = ex->cores[i].own;
+        if (own != NULL) free(own->shares);
+        free(own);
+        ex->cores[i].own = NULL;
+    }
+    hpc_graph_free(ex);
+}
+
+static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
+    hpc_own_shares *own = core->own = calloc(1, sizeof *own);
+    if (own != NULL) own->shares = hpc_own_shares_of(ex, core, &own->n);
+    if (own == NULL || own->shares == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
+    for (int i = 0; i < own->n; i++) {
+        hpc_clocks *c = own->shares[i]->own = calloc(1, sizeof *c);
+        int status = c == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op)
+                               : hpc_clocks_open(ex, own->shares[i], op, c);
+        if (status != HPC_OK) return status;
+    }
+    return HPC_OK;
+}
+
+static int open_all(hpc_exchange *ex, const char *op) {
+    int status = HPC_OK;
+    for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_core(ex, &ex->cores[c], op);
+    return status == HPC_OK ? hpc_share_open_counts(ex, 1, op) : status;
+}
+
+/* ---- the core ---- */
+
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    (void)slot;
+    return hpc_clocks_share_came(core->exchange, share, share->own, rank);
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    (void)slot;
+    return hpc_clocks_row_came(core->exchange, w->share, w->share->own, w->inputs[input].rank);
+}
+
+static int is_time(const hpc_exchange *ex, const hpc_share *share) {
+    const hpc_clocks *c = share->own;
+    const hpc_work *w = hpc_first_work(ex, share);
+    uint64_t n = share->version + 1;
+    if (hpc_clock_of(c, share->owner) < n) return 0;
+    for (int e = 0; e < w->row->n_in; e++)
+        if (hpc_clock_of(c, w->inputs[e].rank) + (uint64_t)ex->asked.staleness < n) return 0;
+    return 1;
+}
+
+static const char *slot_of(const hpc_exchange *ex, const hpc_input *in, uint64_t n) {
+    return in->slots + (size_t)((n - 1) % (uint64_t)ex->layout.depth) * in->stride;
+}
+
+/* The inputs of a row: of each neighbour the newest update, or every one that has not counted. */
+static hpc_inputs inputs_of(hpc_core *core, const hpc_share *share, const hpc_work *w) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_clocks *c = share->own;
+    double all = 0, present = 0;
+    int n = 0;
+    for (int e = 0; e < w->row->n_in; e++) {
+        const hpc_input *in = &w->inputs[e];
+        uint64_t newest = hpc_clock_of(c, in->rank), first = c->used[in->rank] + 1;
+        if (in->rank == share->owner) newest = share->version + 1;
+        if (in->rank == share->owner || ex->averages) first = newest;
+        all += w->weights[e];
+        if (newest == 0) continue;
+        present += w->weights[e];
+        for (uint64_t v = first; v <= newest; v++) {
+            core->bases[n] = slot_of(ex, in, v);
+            core->base_weights[n++] = w->weights[e];
+        }
+    }
+    for (int i = 0; i < n && ex->averages && present != all; i++) core->base_weights[i] *= all / present;
+    return (hpc_inputs){.bases = core->bases,
+                        .weights = core->base_weights,
+                        .n = n,
+                        .codec = w->row->codec_in,
+                        .args_of = ex->args_of,
+                        .slot = share->version};
+}
+
+/* Counts what became of each neighbour's input, and answers what is not needed any more. */
+static void end_fold(hpc_core *core, hpc_share *share) {
+    hpc_exchange *ex = core->exchange;
+    hpc_clocks *c = share->own;
+    const hpc_work *w = hpc_first_work(ex, share);
+    int whole = 0, signal = hpc_signal_applied(ex, (int)(share - ex->layout.shares));
+    for (int e = 0; e < w->row->n_in; e++) {
+        int rank = w->inputs[e].rank;
+        uint64_t newest = hpc_clock_of(c, rank), consumed = newest - (newest > 0 && ex->averages);
+        if (rank == share->owner) continue;
+        if (newest > c->used[rank])
+            hpc_share_count_received(ex, share, rank), whole++;
+        else
+            hpc_tally_add(newest == 0 ? &core->tally.missing : &core->tally.stale, 1);
+        c->used[rank] = newest;
+        if (consumed == c->consumed[rank]) continue;
+        c->consumed[rank] = consumed;
+        hpc_share_answer(core, rank, signal, consumed);
+    }
+    hpc_share_count_fold(core, whole);
+    share->version++;
+    hpc_share_answer(core, share->owner, signal, share->version);
+}
+
+static int fold(hpc_core *core, hpc_share *share) {
+    const hpc_exchange *ex = core->exchange;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const hpc_inputs inputs = inputs_of(core, share, w);
+        int failed = hpc_row_work(core, w, &inputs);
+        if (failed) return failed;
+    }
+    end_fold(core, share);
+    return 0;
+}
+
+static int work(hpc_core *core) {
+    const hpc_own_shares *own = core->own;
+    int n = 0;
+    for (int i = 0; i < own->n; i++)
+        while (is_time(core->exchange, own->shares[i])) {
+            if (fold(core, own->shares[i]) != 0) return n;
+            n++;
+        }
+    return n;
+}
+
+/* ---- the worker ---- */
+
+static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
+    const hpc_pushed *k = &ex->keys[key];
+    uint64_t staleness = (uint64_t)ex->asked.staleness;
+    int me = ex->context->group.rank;
+    for (int i = 0; i < k->n_shares && rank != me; i++) {
+        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        if (share->owner == me && hpc_feeds_share(ex, share, rank)) return n > staleness ? n - staleness : 0;
+    }
+    return 0;
+}
+
+/* Those who are too far behind. */
+static int missing(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found) {
+    const hpc_share *share = &ex->layout.shares[s];
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (r != share->owner && hpc_clock_of(share->own, r) < needs(ex, r, share->key, n))
+            found = hpc_add_rank(ranks, found, r);
+    return found;
+}
+
+static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, hpc_graph_has_read, missing);
+}
+
+/* Neighbours may read the last update until they close themselves: it has at least left. */
+static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    (void)op;
+    return hpc_flush_key(ex, key, l);
+}
+
+const hpc_discipline hpc_discipline_ssp = {
+    .name = "SSP",
+    .suits = suits,
+    .check = check,
+    .makes_params = hpc_graph_makes_params,
+    .prepare = hpc_graph_prepare,
+    .open = open_all,
+    .free = free_all,
+    .share_came = share_came,
+    .row_came = row_came,
+    .work = work,
+    .begin_push = hpc_graph_begin_push,
+    .send_share = hpc_graph_send_share,
+    .is_free = hpc_graph_is_free,
+    .needs = needs,
+    .awaited = awaited,
+    .finish = finish,
+    .restored = hpc_graph_restored,
+};

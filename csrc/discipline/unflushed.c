@@ -1,0 +1,398 @@
+/* BARRIER and ASYNC on a graph (ASAP, sections 4 and 6.2): a share is folded as a whole when this rank has pushed it,
+ * and under BARRIER when every rank has said that it has sent: a signal that overtakes the data, as a barrier does.
+ *
+ * Nothing keeps a neighbour from writing its next update over the last one, while it is read or before it was. An
+ * update lies between two marks of its version: the sender writes the first, the data, the last; the reader reads the
+ * last, copies the data, reads the first. Both equal: when the copy began everything of that version was there, and
+ * when it had ended nothing of the next. What is not whole, or has been folded before, is left out, and the weights of
+ * the rest are scaled up in its place. So puts must keep their order (hpc_transport.keeps_order). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "discipline/discipline.h"
+#include "discipline/graph.h"
+
+/* Before and behind an update that may be overwritten while it is read: equal versions mean a whole one. */
+typedef struct mark {
+    _Alignas(64) _Atomic uint64_t version;
+} mark;
+
+/* The exchange's own. */
+typedef struct unflushed {
+    int barrier;
+    mark *marks; /* of what is being sent, by key */
+} unflushed;
+
+/* A core's own. */
+typedef struct scratch {
+    hpc_own_shares own;
+    char *input;            /* a copy of one input of a share */
+    float *sum;             /* and the fold of all */
+    const char **rows_from; /* where each row of an input begins */
+} scratch;
+
+static const unflushed *state_of(const hpc_exchange *ex) {
+    return ex->own;
+}
+
+static int suits(const hpc_exchange_config *f) {
+    return f->consistency == HPC_BARRIER || (f->consistency == HPC_ASYNC && f->graph != NULL);
+}
+
+/* An update that may be overwritten while it is read lies between marks. */
+static int check_order(const hpc_context *c, const char *name) {
+    for (int i = 0; i < HPC_USED && c->used[i] != NULL; i++) {
+        char why[HPC_ORDER_BYTES] = "choose another transport";
+        if (c->used[i]->keeps_order != NULL && c->used[i]->keeps_order(c, why)) continue;
+        return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
+                        "exchange: %s on a graph needs puts that keep their order, and those of rank %d over %s do "
+                        "not: %s",
+                        name, c->group.rank, c->used[i]->name, why);
+    }
+    return HPC_OK;
+}
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    const char *name = f->consistency == HPC_BARRIER ? "BARRIER" : "ASYNC";
+    int status = hpc_graph_is_given(f, "exchange");
+    if (status == HPC_OK) status = hpc_graph_check_partial(f, name, "exchange");
+    return status == HPC_OK ? check_order(c, name) : status;
+}
+
+/* ---- open ---- */
+
+static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
+    size_t nbytes = (size_t)ex->plan->n_keys * sizeof(mark);
+    int status = hpc_graph_prepare(ex, f, op);
+    if (status != HPC_OK) return status;
+    unflushed *own = ex->own = calloc(1, sizeof *own);
+    if (own != NULL) own->marks = aligned_alloc(sizeof(mark), nbytes);
+    if (own == NULL || own->marks == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for marks", op);
+    own->barrier = f->consistency == HPC_BARRIER;
+    memset(own->marks, 0, nbytes);
+    return HPC_OK;
+}
+
+static void free_all(hpc_exchange *ex) {
+    unflushed *own = ex->own;
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_clocks *c = ex->layout.shares[s].own;
+        if (c != NULL) hpc_clocks_free(c);
+        free(c);
+        ex->layout.shares[s].own = NULL;
+    }
+    for (int i = 0; ex->cores != NULL && i < ex->n_own_cores; i++) {
+        scratch *its = ex->cores[i].own;
+        if (its == NULL) continue;
+        free(its->own.shares);
+        free(its->input);
+        free(its->sum);
+        free(its->rows_from);
+        free(its);
+        ex->cores[i].own = NULL;
+    }
+    if (own != NULL) free(own->marks);
+    free(own);
+    ex->own = NULL;
+    hpc_graph_free(ex);
+}
+
+static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
+    size_t most_bytes = 0, most_values = 0, most_rows = 0;
+    scratch *its = core->own = calloc(1, sizeof *its);
+    if (its != NULL) its->own.shares = hpc_own_shares_of(ex, core, &its->own.n);
+    if (its == NULL || its->own.shares == NULL) goto no_memory;
+    for (int s = 0; s < its->own.n; s++) {
+        hpc_share *share = its->own.shares[s];
+        size_t nbytes = 0, values = 0;
+        hpc_clocks *c = share->own = calloc(1, sizeof *c);
+        if (c == NULL) goto no_memory;
+        int status = hpc_clocks_open(ex, share, op, c);
+        if (status != HPC_OK) return status;
+        for (int i = 0; i < share->n_rows; i++) {
+            nbytes += hpc_row_bytes(&ex->plan->rows[share->rows[i]]);
+            values += ex->plan->rows[share->rows[i]].count;
+        }
+        if (nbytes > most_bytes) most_bytes = nbytes;
+        if (values > most_values) most_values = values;
+        if ((size_t)share->n_rows > most_rows) most_rows = (size_t)share->n_rows;
+    }
+    its->input = malloc(most_bytes + 1);
+    its->sum = malloc(most_values * sizeof *its->sum + 1);
+    its->rows_from = malloc(most_rows * sizeof *its->rows_from + 1);
+    if (its->input != NULL && its->sum != NULL && its->rows_from != NULL) return HPC_OK;
+no_memory:
+    return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the shares of a core", op);
+}
+
+static int open_all(hpc_exchange *ex, const char *op) {
+    int status = HPC_OK;
+    for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_core(ex, &ex->cores[c], op);
+    return status == HPC_OK ? hpc_share_open_counts(ex, 1, op) : status;
+}
+
+/* ---- the core: when ---- */
+
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    (void)slot;
+    return hpc_clocks_share_came(core->exchange, share, share->own, rank);
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    (void)slot;
+    return hpc_clocks_row_came(core->exchange, w->share, w->share->own, w->inputs[input].rank);
+}
+
+/* How often rank has said that it sent the key and core of a share. */
+static uint64_t said_by(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    const hpc_clocks *c = share->own;
+    int signal = hpc_signal_applied(ex, c->siblings[rank]);
+    return atomic_load_explicit(hpc_own_signal(ex->window, signal), memory_order_acquire);
+}
+
+static int is_time(const hpc_exchange *ex, const hpc_share *share) {
+    uint64_t n = share->version + 1;
+    if (hpc_clock_of(share->own, share->owner) < n) return 0;
+    for (int r = 0; r < ex->context->group.size && state_of(ex)->barrier; r++)
+        if (r != share->owner && said_by(ex, share, r) < n) return 0;
+    return 1;
+}
+
+/* ---- the core: folds ---- */
+
+typedef enum found { WHOLE, TORN, STALE, MISSING } found;
+
+/* Its source is written meanwhile by another rank, which is what the marks are for. nbytes is a multiple of 64. */
+__attribute__((no_sanitize("thread"))) static void copy_racy(char *to, const char *from, size_t nbytes) {
+    for (size_t at = 0; at < nbytes; at += sizeof(uint64_t)) {
+        uint64_t word = __atomic_load_n((const uint64_t *)(const void *)(from + at), __ATOMIC_RELAXED);
+        memcpy(to + at, &word, sizeof word);
+    }
+}
+
+__attribute__((no_sanitize("thread"))) static uint64_t version_at(const char *mark) {
+    return __atomic_load_n((const uint64_t *)(const void *)mark, __ATOMIC_ACQUIRE);
+}
+
+/* One neighbour's input to all rows of a share, into the core's scratch: all of one version, or not whole. */
+static found read_input(hpc_core *core, hpc_share *share, int input) {
+    const hpc_exchange *ex = core->exchange;
+    hpc_clocks *c = share->own;
+    scratch *its = core->own;
+    int rank = hpc_first_work(ex, share)->inputs[input].rank;
+    uint64_t version = 0;
+    char *to = its->input;
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const char *slot = w->inputs[input].slots;
+        size_t nbytes = hpc_row_bytes(w->row);
+        uint64_t last = version_at(slot + sizeof(mark) + nbytes);
+        copy_racy(to, slot + sizeof(mark), nbytes);
+        atomic_thread_fence(memory_order_acquire);
+        uint64_t first = version_at(slot);
+        if (first != last || (i > 0 && first != version)) return TORN;
+        version = first;
+        to += nbytes;
+    }
+    if (version == 0) return MISSING;
+    if (version == c->used[rank]) return STALE;
+    c->used[rank] = version;
+    return WHOLE;
+}
+
+/* Adds weight times the update at rows_from, which lies row by row, to the sum; or begins it. */
+static void add_update(hpc_core *core, const hpc_share *share, double weight, int begins) {
+    static const double ones[2] = {1, 1};
+    const hpc_exchange *ex = core->exchange;
+    const scratch *its = core->own;
+    float *sum = its->sum;
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_row *row = &ex->plan->rows[share->rows[i]];
+        size_t item = hpc_codec_bytes(row->codec_in);
+        for (size_t at = 0; at < row->count; at += HPC_BLOCK) {
+            size_t n = row->count - at < HPC_BLOCK ? row->count - at : HPC_BLOCK;
+            const void *in = its->rows_from[i] + at * item, *both[2] = {sum + at, core->acc};
+            ex->fold[row->codec_in](begins ? sum + at : core->acc, &in, &weight, 1, n, 0);
+            if (!begins) ex->fold[HPC_F32](sum + at, both, ones, 2, n, 0);
+        }
+        sum += row->count;
+    }
+}
+
+/* The inputs of an edge to all rows: this rank's own where they are, or what read_input has copied. */
+static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_own, uint64_t n) {
+    const hpc_exchange *ex = core->exchange;
+    const scratch *its = core->own;
+    const char *at = its->input;
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const hpc_input *in = &w->inputs[input];
+        its->rows_from[i] = is_own ? in->slots + (size_t)((n - 1) % (uint64_t)ex->layout.depth) * in->stride : at;
+        at += hpc_row_bytes(w->row);
+    }
+}
+
+/* What all weights of step n are to those that are in the sum. */
+static double add_all(hpc_core *core, hpc_share *share, uint64_t n) {
+    hpc_exchange *ex = core->exchange;
+    const hpc_work *first = hpc_first_work(ex, share);
+    double all = 0, present = 0;
+    int whole = 0, own = 0;
+    while (first->inputs[own].rank != share->owner) own++;
+    for (int step = 0; step <= first->row->n_in; step++) { /* this rank's own first */
+        int e = step == 0 ? own : step - 1;
+        if (step > 0 && e == own) continue;
+        double weight = hpc_edge_weight(ex, share->key, n, share->owner, first->inputs[e].rank);
+        if (weight == 0) continue;
+        all += weight;
+        found what = step == 0 ? WHOLE : read_input(core, share, e);
+        if (what == TORN) hpc_tally_add(&core->tally.torn, 1);
+        if (what == STALE) hpc_tally_add(&core->tally.stale, 1);
+        if (what == MISSING) hpc_tally_add(&core->tally.missing, 1);
+        if (what != WHOLE) continue;
+        present += weight;
+        find_rows(core, share, e, step == 0, n);
+        add_update(core, share, weight, step == 0);
+        if (step == 0) continue;
+        whole++;
+        hpc_share_count_received(ex, share, first->inputs[e].rank);
+    }
+    hpc_share_count_fold(core, whole);
+    return all == present ? 1 : all / present;
+}
+
+static int fold(hpc_core *core, hpc_share *share) {
+    hpc_exchange *ex = core->exchange;
+    const scratch *its = core->own;
+    const double scale = add_all(core, share, share->version + 1);
+    const char *sum = (const char *)its->sum;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const hpc_inputs inputs = {
+            .bases = &sum, .weights = &scale, .n = 1, .codec = HPC_F32, .args_of = ex->args_of, .slot = share->version};
+        int failed = hpc_row_work(core, w, &inputs);
+        if (failed) return failed;
+        sum += w->row->count * sizeof(float);
+    }
+    share->version++;
+    hpc_share_answer(core, share->owner, hpc_signal_applied(ex, (int)(share - ex->layout.shares)), share->version);
+    return 0;
+}
+
+static int work(hpc_core *core) {
+    const scratch *its = core->own;
+    int n = 0;
+    for (int i = 0; i < its->own.n; i++)
+        while (is_time(core->exchange, its->own.shares[i])) {
+            if (fold(core, its->own.shares[i]) != 0) return n;
+            n++;
+        }
+    return n;
+}
+
+/* ---- the worker ---- */
+
+/* What a neighbour may overwrite unread has no ACK: the last update has left when the transport says so. */
+static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    int status = hpc_push_wait_slot(ex, key, l, op);
+    return status == HPC_OK ? hpc_flush_key(ex, key, l) : status;
+}
+
+static void begin_push(hpc_exchange *ex, int key) {
+    hpc_graph_begin_push(ex, key);
+    atomic_store_explicit(&state_of(ex)->marks[key].version, ex->keys[key].pushes + 1, memory_order_relaxed);
+}
+
+/* Into the neighbour's slots, read or not: mark, data, mark, which no transport puts in another order. */
+static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
+    const hpc_pushed *k = &ex->keys[share->key];
+    int me = ex->context->group.rank, status = HPC_OK, owner = share->owner;
+    hpc_lane *lane = ex->in_lanes[share->core];
+    const mark *its = &state_of(ex)->marks[share->key];
+    const char *slot = hpc_push_slot(ex, share->key);
+    if (atomic_load_explicit(&ex->context->group.states[owner], memory_order_acquire) == HPC_PEER_LEFT) return HPC_OK;
+    for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
+        const hpc_row *row = &ex->plan->rows[share->rows[i]];
+        if (!hpc_row_has_input(row, me)) return HPC_OK;
+        size_t item = hpc_codec_bytes(k->codec), at = ex->push_slot[share->rows[i]];
+        size_t data = at + sizeof *its, last = data + hpc_row_bytes(row);
+        status = hpc_put(lane, ex->window, owner, &its->version, sizeof its->version, at);
+        hpc_end_gradient(); /* the data could overtake the mark */
+        if (status == HPC_OK)
+            status = hpc_put(lane, ex->window, owner, slot + row->offset * item, (size_t)row->count * item, data);
+        hpc_end_gradient(); /* and the last mark the data */
+        if (status == HPC_OK) status = hpc_put(lane, ex->window, owner, &its->version, sizeof its->version, last);
+    }
+    if (status == HPC_OK) hpc_count_sent(ex, share);
+    return hpc_unless_left(ex, owner, status);
+}
+
+static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &ex->layout.shares[s];
+    if (!hpc_graph_goes_to(ex, share)) return HPC_OK;
+    return share->owner == ex->context->group.rank ? hpc_push_share(ex, s, slot, l) : overwrite_share(ex, share);
+}
+
+/* BARRIER: tells every rank that this one has sent, by a lane that bulk does not keep waiting. The signals are those of
+ * this rank's own shares. */
+static int pushed(hpc_exchange *ex, int key) {
+    const hpc_pushed *k = &ex->keys[key];
+    int me = ex->context->group.rank, size = ex->context->group.size, status = HPC_OK;
+    for (int i = 0; i < k->n_shares * size && status == HPC_OK && state_of(ex)->barrier; i++) {
+        int s = k->shares[i / size], r = i % size;
+        if (ex->layout.shares[s].owner != me || r == me) continue;
+        status = hpc_unless_left(
+            ex, r, hpc_put_signal(ex->context->acks, ex->window, r, NULL, 0, 0, hpc_signal_applied(ex, s), k->pushes));
+    }
+    return status;
+}
+
+static int has_read(const hpc_exchange *ex, int s, uint64_t ticket) {
+    return ex->layout.shares[s].owner != ex->context->group.rank || hpc_share_has_answered(ex, s, ticket);
+}
+
+static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
+    (void)rank, (void)key;
+    return state_of(ex)->barrier ? n : 0;
+}
+
+static int missing(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found) {
+    const hpc_share *share = &ex->layout.shares[s];
+    for (int r = 0; r < ex->context->group.size && state_of(ex)->barrier; r++)
+        if (r != share->owner && said_by(ex, share, r) < n) found = hpc_add_rank(ranks, found, r);
+    return found;
+}
+
+static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, has_read, missing);
+}
+
+static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    (void)op;
+    return hpc_flush_key(ex, key, l);
+}
+
+const hpc_discipline hpc_discipline_unflushed = {
+    .name = "BARRIER or ASYNC on a graph",
+    .suits = suits,
+    .check = check,
+    .puts = 1,
+    .one_slot = 1,
+    .head = sizeof(mark),
+    .tail = sizeof(mark),
+    .makes_params = hpc_graph_makes_params,
+    .prepare = prepare,
+    .open = open_all,
+    .free = free_all,
+    .share_came = share_came,
+    .row_came = row_came,
+    .work = work,
+    .wait_slot = wait_slot,
+    .begin_push = begin_push,
+    .send_share = send_share,
+    .pushed = pushed,
+    .needs = needs,
+    .awaited = awaited,
+    .finish = finish,
+    .restored = hpc_graph_restored,
+};

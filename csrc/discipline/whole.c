@@ -1,0 +1,142 @@
+#include "discipline/whole.h"
+
+/* On a graph whose phases take turns. */
+static int takes_turns(const hpc_exchange *ex) {
+    return ex->graph != NULL && hpc_phases_of(ex)->n > 1;
+}
+
+int hpc_whole_open(hpc_exchange *ex, const char *op) {
+    for (int i = 0; i < ex->n_work && takes_turns(ex); i++) ex->work[i].passes = 0; /* its weights are of all phases */
+    return ex->graph == NULL ? HPC_OK : hpc_share_open_counts(ex, 1, op);
+}
+
+/* ---- answers ---- */
+
+/* All rows of the share are folded: its inputs have been read, its outputs are written. On a graph of several phases
+ * who has sent nothing this time is not answered, unless all ranks take part in all. */
+static void answer_all(hpc_core *core, hpc_share *share) {
+    hpc_exchange *ex = core->exchange;
+    int signal = hpc_signal_applied(ex, (int)(share - ex->layout.shares));
+    int all = !takes_turns(ex) || hpc_involves_all(ex);
+    share->version++;
+    share->left = share->n_rows;
+    if (ex->graph != NULL) hpc_graph_count_neighbours(core, share);
+    for (int i = 0; i < share->n_parts; i++)
+        if (all || hpc_sends(ex, share->key, share->version, share->owner, share->parts[i]))
+            hpc_share_answer(core, share->parts[i], signal, share->version);
+}
+
+/* Nonzero when a user's kernel has failed: then nothing is answered, so that no rank takes an update for applied. */
+static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+    int failed = hpc_row_work(core, w, inputs);
+    if (failed) return failed;
+    if (core->exchange->graph == NULL) hpc_row_count_received(core, w, -1);
+    if (--w->share->left == 0) answer_all(core, w->share);
+    return 0;
+}
+
+/* ---- turns ---- */
+
+/* On a graph that changes, inputs of each rank are counted apart: one of a later step may come before those of this
+ * one, of ranks that send nothing in between. Those of one rank come in turn, so each is of the next step that has it.
+ */
+static int has_inputs(const hpc_exchange *ex, const hpc_work *w, uint64_t n) {
+    for (int e = 0; e < w->row->n_in; e++)
+        if (hpc_sends(ex, w->row->key, n, w->row->owner, w->inputs[e].rank) &&
+            atomic_load_explicit(&w->came[e], memory_order_relaxed) == 0)
+            return 0;
+    return 1;
+}
+
+/* The inputs that the graph of step n has. */
+static hpc_inputs take_inputs(hpc_core *core, const hpc_work *w, uint64_t n) {
+    const hpc_exchange *ex = core->exchange;
+    int slot = (int)((n - 1) % (uint64_t)ex->layout.depth), found = 0;
+    hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
+    for (int e = 0; e < w->row->n_in; e++) {
+        double weight = hpc_edge_weight(ex, w->row->key, n, w->row->owner, w->inputs[e].rank);
+        if (weight == 0) continue;
+        atomic_store_explicit(&w->came[e], (char)(w->came[e] - 1), memory_order_relaxed);
+        core->bases[found] = core->bases[e];
+        core->base_weights[found++] = weight;
+    }
+    inputs.n = found;
+    return inputs;
+}
+
+/* The rows of a share whose inputs are there, of one step after the other. */
+static void work_in_turn(hpc_core *core, hpc_share *share) {
+    hpc_exchange *ex = core->exchange;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        uint64_t n = share->version + 1;
+        if (w->folded == n || !has_inputs(ex, w, n)) continue;
+        const hpc_inputs inputs = take_inputs(core, w, n);
+        if (work_off(core, w, &inputs) != 0) return;
+        if (share->version == n) i = -1; /* all rows again, for the step after it */
+    }
+}
+
+/* ---- events ---- */
+
+/* After a failure nothing is answered any more: no rank may take an update for applied that is not. */
+static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    hpc_exchange *ex = core->exchange;
+    if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return;
+    if (takes_turns(ex)) { /* see has_inputs */
+        _Atomic char *came = &w->came[input];
+        if (!hpc_row_has_too_many(core, w, came, ex->layout.depth, w->inputs[input].rank))
+            atomic_store_explicit(came, (char)(*came + 1), memory_order_relaxed);
+    } else if (hpc_row_count(core, w, slot, input)) {
+        const hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
+        work_off(core, w, &inputs);
+        hpc_row_took(w, slot);
+    }
+}
+
+int hpc_whole_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_edge *edges = NULL;
+    int input = -1;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        if (w->row->in != edges) input = hpc_row_input_of(w, rank, 0); /* rows of a hub share their edges */
+        edges = w->row->in;
+        if (input >= 0) input_came(core, w, slot, input);
+    }
+    if (takes_turns(ex)) work_in_turn(core, share);
+    return 1;
+}
+
+int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    input_came(core, w, slot, input);
+    if (takes_turns(core->exchange)) work_in_turn(core, w->share);
+    return 1;
+}
+
+/* ---- whom a wait is for ---- */
+
+int hpc_whole_missing(const hpc_exchange *ex, const hpc_share *share, int slot, int *ranks, int n) {
+    for (int i = 0; i < share->n_rows && n < ex->context->group.size; i++) {
+        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
+        for (int e = 0; e < w->row->n_in; e++)
+            if (!atomic_load_explicit(&came[e], memory_order_relaxed)) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
+    }
+    return n;
+}
+
+int hpc_whole_missing_neighbours(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found) {
+    const hpc_share *share = &ex->layout.shares[s];
+    n = hpc_share_next_fold(ex, s);
+    int slot = takes_turns(ex) ? 0 : (int)((n - 1) % (uint64_t)ex->layout.depth);
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
+        for (int e = 0; e < w->row->n_in; e++)
+            if (w->inputs[e].rank != share->owner && hpc_sends(ex, share->key, n, share->owner, w->inputs[e].rank) &&
+                !atomic_load_explicit(&came[e], memory_order_relaxed))
+                found = hpc_add_rank(ranks, found, w->inputs[e].rank);
+    }
+    return found;
+}

@@ -1,0 +1,15 @@
+/* The cores of this rank: their threads, or the waits that work for them. */
+#ifndef HPC_CORE_H
+#define HPC_CORE_H
+
+#include "engine/row.h"
+
+void hpc_cores_start(hpc_exchange *ex, int threads);
+void hpc_cores_stop(hpc_exchange *ex);
+void hpc_cores_write(hpc_exchange *ex); /* every row's parameters to its outputs */
+/* Between the two nobody works for the core: its thread, or whichever wait works inline, is between two events. The
+ * caller pauses one core at a time, is not at work for one itself, and does not wait meanwhile. */
+void hpc_core_pause(hpc_core *core);
+void hpc_core_resume(hpc_core *core);
+
+#endif

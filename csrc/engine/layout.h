@@ -1,0 +1,99 @@
+/* Where everything of an exchange lies, and which signal says what. All ranks derive the same from the plan and the
+ * discipline. */
+#ifndef HPC_LAYOUT_H
+#define HPC_LAYOUT_H
+
+#include "engine/discipline.h"
+
+/* Shares, places and offsets from ex->plan. */
+int hpc_layout_make(hpc_exchange *ex, const char *op);
+int hpc_layout_slots(hpc_exchange *ex); /* places this rank's receive slots and fills in its part of slot_base */
+void hpc_layout_free(hpc_exchange *ex);
+/* Takes nbytes at the end of a part, on pages of its own: a core's memory can be placed on its node. */
+size_t hpc_layout_take(hpc_place *place, size_t nbytes);
+
+int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank); /* by its pushes, through any stages */
+int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank);
+int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank); /* at either end of its rows */
+
+/* Bytes from the start of rank's part to its parameters of a key, after so many of its pushes. */
+size_t hpc_params_at(const hpc_exchange *ex, int rank, int key, uint64_t pushes);
+
+/* Calls visit for every in-edge whose input comes by receive slots: of the rows of owner, or from sender (the other one
+ * is -1). offset is that of its slot 0 from the pair's slot_base. */
+typedef void hpc_visit(void *arg, int row, int edge, size_t offset);
+int hpc_layout_walk(const hpc_exchange *ex, int owner, int sender, hpc_visit *visit, void *arg);
+
+/* rows.c: this rank's cores and the rows they own. choose comes before the window is there, open after. */
+int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const char *op);
+int hpc_rows_open(hpc_exchange *ex, const char *op);
+void hpc_rows_free(hpc_exchange *ex);
+/* chosen[i] for each of the n cores: a CPU of the node that it wants (-1: none) while there is one, else the next; no
+ * CPU twice. n_cpus is n or more; nodes are the CPUs'. The same on all ranks that ask the same. */
+void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wanted, int n, int *chosen);
+
+/* ---- signals: closed by each rank, args answered by each core, then one or two a share ---- */
+
+/* What a closed signal says: no push comes any more; and neither does an answer. */
+enum { HPC_CLOSED = 1, HPC_FREED = 2 };
+
+static inline int hpc_signal_closed(int rank) {
+    return rank;
+}
+static inline int hpc_signal_args(const hpc_exchange *ex, int owner, int core) {
+    return ex->context->group.size + ex->layout.places[owner].first_core + core;
+}
+static inline int hpc_signal_applied(const hpc_exchange *ex, int share) {
+    return ex->context->group.size + ex->layout.n_cores + share;
+}
+static inline int hpc_signal_second(const hpc_exchange *ex, int share) { /* where the discipline has two */
+    return hpc_signal_applied(ex, share) + ex->layout.n_shares;
+}
+static inline int hpc_signals(const hpc_exchange *ex) {
+    return hpc_signal_applied(ex, 0) + ex->layout.n_shares * (ex->discipline->signals == 2 ? 2 : 1);
+}
+
+/* HPC_CLOSED, HPC_FREED or 0: what rank has said. acquire: what it put before is there. */
+static inline uint64_t hpc_closed_signal(const hpc_exchange *ex, int rank) {
+    return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(rank)), memory_order_acquire);
+}
+
+/* ---- bytes ---- */
+
+static inline size_t hpc_codec_bytes(int codec) {
+    return codec == HPC_F32 ? 4 : 2;
+}
+
+static inline size_t hpc_row_bytes(const hpc_row *row) {
+    return ((size_t)row->count * hpc_codec_bytes(row->codec_in) + 63) / 64 * 64;
+}
+
+static inline size_t hpc_slot_stride(const hpc_exchange *ex, const hpc_row *row) {
+    return hpc_row_bytes(row) + ex->discipline->head + ex->discipline->tail;
+}
+
+static inline int hpc_slot_depth(const hpc_exchange *ex) {
+    return ex->discipline->one_slot ? 1 : ex->layout.depth;
+}
+
+static inline char *hpc_own_part(const hpc_exchange *ex) {
+    return hpc_window_data(ex->window);
+}
+
+/* Whether this rank can read and write the other one's memory by plain instructions. */
+static inline int hpc_is_mapped(const hpc_exchange *ex, int rank) {
+    return rank == ex->context->group.rank || (ex->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
+}
+
+/* Whether owner reads what rank pushes where rank has it, else it comes by put. This rank is one of the two. */
+static inline int hpc_reads_in_place(const hpc_exchange *ex, int owner, int rank) {
+    if (ex->discipline->puts) return owner == rank;
+    return hpc_is_mapped(ex, owner == ex->context->group.rank ? rank : owner);
+}
+
+/* Whether every rank takes part in every share. */
+static inline int hpc_involves_all(const hpc_exchange *ex) {
+    return ex->discipline->involves_all != NULL && ex->discipline->involves_all(ex);
+}
+
+#endif

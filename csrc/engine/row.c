@@ -1,0 +1,270 @@
+/* A row: inputs are counted as they come; when the discipline says so it is worked off at once, while other rows'
+ * inputs still arrive (PHub's tall aggregation, section 3.2.2): block by block the inputs are folded, the rule is
+ * applied and the new parameters are written to every worker, all while the block is in the first caches, so memory
+ * sees each gradient, state and parameter once. */
+#include "engine/row.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- failure ---- */
+
+static void fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned) {
+    char why[HPC_FAILURE_BYTES];
+    const hpc_exchange *ex = core->exchange;
+    snprintf(why, sizeof why, "rank %d: the %s of rule \"%s\" returned %d on key %s, elements %llu to %llu, step %llu",
+             ex->context->group.rank, what, ex->rule_name, returned, ex->plan->keys[w->row->key].name,
+             (unsigned long long)w->row->offset, (unsigned long long)(w->row->offset + w->row->count - 1),
+             (unsigned long long)w->step);
+    hpc_exchange_fail(core->exchange, HPC_ERR_INVALID, why);
+}
+
+/* ---- inputs ---- */
+
+int hpc_row_input_of(const hpc_work *w, int rank, int forwarded) {
+    for (int i = 0; i < w->row->n_in; i++)
+        if (w->inputs[i].rank == rank && (w->inputs[i].forwarded >= 0) == forwarded) return i;
+    return -1;
+}
+
+int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *came, int most, int from) {
+    const hpc_exchange *ex = core->exchange;
+    if (atomic_load_explicit(came, memory_order_relaxed) < most) return 0;
+    char why[HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why, "rank %d: rank %d pushed key %s over an update that is not folded yet",
+             ex->context->group.rank, from, ex->plan->keys[w->row->key].name);
+    hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
+    return 1;
+}
+
+hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only) {
+    int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1, n = 0;
+    for (int i = first; i < last; i++) {
+        core->bases[n] = w->inputs[i].slots + (size_t)slot * w->inputs[i].stride;
+        core->base_weights[n++] = w->weights[i];
+    }
+    return (hpc_inputs){.bases = core->bases,
+                        .weights = core->base_weights,
+                        .n = n,
+                        .codec = w->row->codec_in,
+                        .args_of = core->exchange->args_of,
+                        .summed = core->exchange->asked.eager && only < 0,
+                        .slot = (uint64_t)slot};
+}
+
+/* ---- one block ---- */
+
+/* The folded block: in out, or where its only input lies. NULL when a user's fold has failed. */
+static const float *fold_block(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, float *out, int stream,
+                               const double *args, size_t from, size_t n) {
+    const hpc_exchange *ex = core->exchange;
+    size_t item = hpc_codec_bytes(inputs->codec);
+    for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + from * item;
+    if (ex->rule.fold != NULL) {
+        memset(out, 0, n * sizeof(float));
+        for (int i = 0; i < inputs->n; i++) {
+            int returned =
+                ex->rule.fold(out, (int64_t)n, core->folding[i], (int64_t)(n * item), inputs->weights[i], args);
+            if (returned != 0) {
+                fail_kernel(core, w, "fold", returned);
+                return NULL;
+            }
+        }
+        return out;
+    }
+    if (inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec == HPC_F32) return core->folding[0];
+    ex->fold[inputs->codec](out, core->folding, inputs->weights, inputs->n, n, stream);
+    return out;
+}
+
+static void next_args(const hpc_core *core, const hpc_work *w, int rank, double *args) {
+    memcpy(args, core->args[rank], sizeof core->args[rank]);
+    args[0] = (double)(w->step + 1);
+}
+
+/* Adds an input to the row's accumulator; nonzero when a user's fold has failed. */
+static int fold_eagerly(hpc_core *core, hpc_work *w, int slot, int input) {
+    static const double ones[2] = {1, 1};
+    const hpc_exchange *ex = core->exchange;
+    double args[HPC_RULE_ARGS];
+    next_args(core, w, ex->args_of, args);
+    const hpc_inputs alone = hpc_row_inputs(core, w, slot, input);
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
+        size_t n = w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
+        const float *block = fold_block(core, w, &alone, core->acc, 0, args, from, n);
+        if (block == NULL) return -1;
+        const void *sum[2] = {w->acc + from, block};
+        if (w->arrived[slot] == 0)
+            memcpy(w->acc + from, block, n * sizeof(float));
+        else
+            ex->fold[HPC_F32](w->acc + from, sum, ones, 2, n, 0);
+    }
+    return 0;
+}
+
+int hpc_row_count(hpc_core *core, hpc_work *w, int slot, int input) {
+    const hpc_exchange *ex = core->exchange;
+    _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
+    if (hpc_row_has_too_many(core, w, &came[input], 1, w->inputs[input].rank)) return 0;
+    if (ex->asked.eager && fold_eagerly(core, w, slot, input) != 0) return 0;
+    atomic_store_explicit(&came[input], 1, memory_order_relaxed);
+    if (++w->arrived[slot] < w->row->n_in) return 0;
+    w->arrived[slot] = 0;
+    return 1;
+}
+
+void hpc_row_took(hpc_work *w, int slot) {
+    _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
+    for (int i = 0; i < w->row->n_in; i++) atomic_store_explicit(&came[i], 0, memory_order_relaxed);
+}
+
+static int apply_block(hpc_core *core, const hpc_work *w, const float *block, int count, const double *args,
+                       size_t from, size_t n) {
+    const hpc_exchange *ex = core->exchange;
+    if (w->row->action == HPC_EMIT) {
+        memcpy(w->param + from, block, n * sizeof(float));
+        return HPC_OK;
+    }
+    int returned =
+        ex->rule.apply(w->param + from, block, count, w->state + from * (size_t)ex->rule.slots, args, (int64_t)n);
+    if (returned != 0) fail_kernel(core, w, "apply", returned);
+    return returned;
+}
+
+/* Who is sent the parameters of a row: one rank, or those with takes[rank]; NULL: all. */
+typedef struct receivers {
+    int only; /* -1: takes says */
+    const char *takes;
+} receivers;
+
+static int goes_to(receivers to, const hpc_output *out) {
+    return to.only >= 0 ? out->rank == to.only : to.takes == NULL || to.takes[out->rank];
+}
+
+/* To workers whose memory is mapped here; the others get the whole row by put. */
+static void write_block(hpc_core *core, const hpc_work *w, receivers to, size_t from, size_t n) {
+    const hpc_exchange *ex = core->exchange;
+    for (int o = 0; o < w->n_outputs; o++) {
+        const hpc_output *out = &w->outputs[o];
+        if (out->params == NULL || !goes_to(to, out)) continue;
+        ex->kernels->copy(out->params + from, w->param + from, n * sizeof(float), ex->stream);
+        hpc_tally_add(&core->tally.bytes_written, n * sizeof(float));
+    }
+}
+
+static void put_row(hpc_core *core, const hpc_work *w, receivers to) {
+    hpc_exchange *ex = core->exchange;
+    for (int o = 0; o < w->n_outputs; o++) {
+        const hpc_output *out = &w->outputs[o];
+        if (out->params != NULL || !goes_to(to, out)) continue;
+        size_t nbytes = (size_t)w->row->count * sizeof(float);
+        const float *from = out->copy == NULL ? w->param : memcpy(out->copy, w->param, nbytes);
+        hpc_core_check_put(core, hpc_put(core->out, ex->window, out->rank, from, nbytes, out->offset));
+        hpc_tally_add(&core->tally.bytes_written, nbytes);
+    }
+}
+
+/* ---- one row ---- */
+
+void hpc_row_send(hpc_core *core, const hpc_work *w, int to) {
+    const receivers who = {to, NULL};
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
+        write_block(core, w, who, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
+    put_row(core, w, who);
+}
+
+/* Fold, rule and write of a whole row by ex->pass. */
+static int pass_row(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, receivers to, const double *args) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_row *row = w->row;
+    int n_out = 0;
+    for (size_t from = 0; from < row->count; from += HPC_BLOCK) { /* the state lies block by block */
+        size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
+        for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + from * sizeof(float);
+        n_out = 0;
+        for (int o = 0; o < w->n_outputs; o++)
+            if (goes_to(to, &w->outputs[o])) core->writing[n_out++] = w->outputs[o].params + from;
+        const hpc_pass pass = {
+            .param = w->param + from,
+            .in = (const float *const *)core->folding,
+            .weights = inputs->weights,
+            .n_in = inputs->n,
+            .out = core->writing,
+            .n_out = n_out,
+            .state = w->state + from * (size_t)ex->rule.slots,
+            .args = args,
+            .n = (int64_t)n,
+            .stream = ex->stream,
+        };
+        int returned = ex->pass(&pass);
+        if (returned == 0) continue;
+        fail_kernel(core, w, "apply", returned);
+        return returned;
+    }
+#if defined(__x86_64__)
+    if (ex->stream) __builtin_ia32_sfence(); /* streamed stores come before the answer */
+#endif
+    hpc_tally_add(&core->tally.bytes_written, row->count * sizeof(float) * (size_t)n_out);
+    return 0;
+}
+
+/* The same one after the other, block by block. An average is folded where it belongs. */
+static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to, const double *args) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_row *row = w->row;
+    int in_place = ex->averages && row->action == HPC_APPLY && !ex->asked.eager,
+        stream = ex->stream && w->n_outputs == 0;
+    for (size_t from = 0; from < row->count; from += HPC_BLOCK) {
+        size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
+        float *out = in_place ? w->param + from : core->acc;
+        const float *block =
+            inputs->summed ? w->acc + from : fold_block(core, w, inputs, out, in_place && stream, args, from, n);
+        if (block == NULL) return -1;
+        if (row->action == HPC_FORWARD) {
+            if (block != w->acc + from) memcpy(w->acc + from, block, n * sizeof(float));
+            continue;
+        }
+        if (block != w->param + from && apply_block(core, w, block, inputs->n, args, from, n) != 0) return -1;
+        if (!inputs->silent) write_block(core, w, to, from, n);
+    }
+    return 0;
+}
+
+static void count_fold(hpc_core *core, const hpc_work *w, int n_inputs) {
+    hpc_tally_add(&core->tally.applied, 1);
+    hpc_tally_add(&core->tally.bytes_folded, w->row->count * hpc_codec_bytes(w->row->codec_in) * (size_t)n_inputs);
+}
+
+void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only) {
+    hpc_exchange *ex = core->exchange;
+    int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1;
+    size_t nbytes = (size_t)w->row->count * hpc_codec_bytes(w->row->codec_in);
+    for (int i = first; i < last; i++) hpc_count_bytes(ex, ex->peers.received, w->inputs[i].rank, nbytes);
+}
+
+/* Where models rotate: the average of the update in a slot goes into the next one. Nobody reads that any more, as the
+ * push of the update has waited for the answers to what was in it. */
+static void turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
+    if (!ex->rotates) return;
+    char *at = hpc_own_part(ex) + hpc_params_at(ex, w->row->owner, w->row->key, slot + 1);
+    w->param = (float *)(void *)at + w->row->offset;
+}
+
+int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+    const hpc_exchange *ex = core->exchange;
+    const receivers to = {-1, inputs->takes};
+    double args[HPC_RULE_ARGS];
+    HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[w->row->key].name, w->row->count * sizeof(float));
+    next_args(core, w, inputs->args_of, args);
+    turn(ex, w, inputs->slot);
+    w->step++;
+    w->folded++;
+    int failed = w->passes ? pass_row(core, w, inputs, to, args) : work_blocks(core, w, inputs, to, args);
+    if (failed) return failed;
+    if (w->row->action == HPC_FORWARD)
+        hpc_forward_row(core, w, (int)inputs->slot);
+    else if (!inputs->silent)
+        put_row(core, w, to);
+    count_fold(core, w, inputs->n);
+    return 0;
+}

@@ -1,0 +1,116 @@
+/* How an update gets from this rank's memory to the owners of its rows: which slot it takes, when that is free, and
+ * what goes over the lane. */
+#include "engine/send.h"
+
+/* ---- slots ---- */
+
+uint64_t hpc_slot_ticket(const hpc_exchange *ex, int key) {
+    uint64_t pushes = ex->keys[key].pushes, depth = (uint64_t)(ex->layout.depth - ex->rotates);
+    return pushes < depth ? 0 : 2 * (pushes - depth + 1);
+}
+
+char *hpc_slot_of_push(const hpc_exchange *ex, int key, uint64_t n) {
+    return hpc_own_part(ex) + ex->layout.places[ex->context->group.rank].gradients + ex->keys[key].gradient +
+           (n - 1) % (uint64_t)ex->layout.depth * ex->layout.gradient_bytes;
+}
+
+char *hpc_push_slot(const hpc_exchange *ex, int key) {
+    return hpc_slot_of_push(ex, key, ex->keys[key].pushes + 1);
+}
+
+int hpc_push_wait_done(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    uint64_t last = 2 * ex->keys[key].pushes;
+    return hpc_ticket_is_done(ex, key, last) ? HPC_OK : hpc_ticket_wait(ex, key, last, hpc_limit_left(ex, l), op);
+}
+
+/* Where models are trained in place, the average of the last push is the model that is trained next. */
+int hpc_push_wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    uint64_t ticket = hpc_slot_ticket(ex, key);
+    int status = ex->asked.in_place ? hpc_push_wait_done(ex, key, l, op) : HPC_OK;
+    if (status == HPC_OK && !hpc_ticket_is_free(ex, key, ticket))
+        status = hpc_ticket_wait_slot(ex, key, ticket, hpc_limit_left(ex, l), op);
+    return status;
+}
+
+int hpc_push_after(hpc_exchange *ex, int key, uint64_t last, const char *op) {
+    if (hpc_ticket_is_done(ex, key, last)) return HPC_OK;
+    hpc_group_progress(&ex->context->group);
+    if (hpc_ticket_is_done(ex, key, last)) return HPC_OK;
+    if (op == NULL) return HPC_IN_PROGRESS;
+    return hpc_fail(HPC_ERR_INVALID, op,
+                    "%s: key %s is under way since push %llu of rank %d; wait for it before the next one", op,
+                    ex->plan->keys[key].name, (unsigned long long)(last / 2), ex->context->group.rank);
+}
+
+/* ---- what goes over the lane ---- */
+
+int hpc_row_has_input(const hpc_row *row, int rank) {
+    for (int e = 0; e < row->n_in; e++)
+        if (row->in[e].rank == rank && row->in[e].row < 0) return 1;
+    return 0;
+}
+
+void hpc_count_sent(hpc_exchange *ex, const hpc_share *share) {
+    hpc_count_bytes(ex, ex->peers.sent, share->owner, share->pushed);
+}
+
+int hpc_send_event(hpc_exchange *ex, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
+                   hpc_limit *l) {
+    static const double often = 0.05; /* seconds between looks at whether the owner has closed */
+    hpc_lane *lane = ex->in_lanes[core];
+    int status = hpc_lane_try_notify(lane, ex->window, owner, src, nbytes, offset, imm);
+    if (status != HPC_IN_PROGRESS) return status;
+    while (!ex->owners_leave || hpc_closed_signal(ex, owner) == 0) {
+        double left = hpc_limit_left(ex, l), slice = ex->owners_leave && left > often ? often : left;
+        int before = hpc_slice_waits(slice < left);
+        status = hpc_put_notify(lane, ex->window, owner, src, nbytes, offset, imm, slice);
+        hpc_slice_waits(before);
+        if (status != HPC_ERR_TIMEOUT || slice == left) return status;
+    }
+    return HPC_OK;
+}
+
+int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &ex->layout.shares[s];
+    hpc_pushed *k = &ex->keys[share->key];
+    size_t item = hpc_codec_bytes(k->codec);
+    int me = ex->context->group.rank, status = HPC_OK;
+    for (; k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
+        int index = share->rows[k->at_row];
+        const hpc_row *row = &ex->plan->rows[index];
+        if (!hpc_row_has_input(row, me)) continue;
+        if (hpc_reads_in_place(ex, share->owner, me)) {
+            status = hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
+            break;
+        }
+        status =
+            hpc_send_event(ex, share->core, share->owner, hpc_push_slot(ex, share->key) + row->offset * item,
+                           (size_t)row->count * item, ex->push_slot[index] + (size_t)slot * hpc_slot_stride(ex, row),
+                           hpc_imm(HPC_OP_ROW, slot, index), l);
+        if (status != HPC_OK) break;
+    }
+    if (ex->owners_leave) status = hpc_unless_left(ex, share->owner, status);
+    if (status == HPC_OK) hpc_count_sent(ex, share);
+    return status;
+}
+
+/* ---- neighbours that leave ---- */
+
+int hpc_unless_left(const hpc_exchange *ex, int rank, int status) {
+    if (status != HPC_ERR_PEER) return status;
+    if (atomic_load_explicit(&ex->context->group.states[rank], memory_order_acquire) != HPC_PEER_LEFT) return status;
+    hpc_blame_settle(&ex->context->group.blame, NULL, 0);
+    return HPC_OK;
+}
+
+int hpc_flush_key(hpc_exchange *ex, int key, hpc_limit *l) {
+    const hpc_pushed *k = &ex->keys[key];
+    int status = HPC_OK;
+    for (int i = 0; i < k->n_shares && k->pushes > 0 && status == HPC_OK; i++) {
+        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        if (share->owner == ex->context->group.rank) continue;
+        status = hpc_unless_left(ex, share->owner,
+                                 hpc_flush(ex->in_lanes[share->core], ex->window, share->owner, hpc_limit_left(ex, l)));
+    }
+    return status;
+}

@@ -1,0 +1,26 @@
+/* What the files of this folder know of each other: an exchange is made, checked, used by a worker, and closed. */
+#ifndef HPC_EXCHANGE_H
+#define HPC_EXCHANGE_H
+
+#include "engine/core.h"
+#include "engine/ticket.h"
+
+const char *hpc_key_name(const hpc_exchange *ex, int key); /* NULL for none */
+
+/* From here on the caller is in op, of a key: for the timeline. */
+#define HPC_IN_CALL(ex, key, op)                                                                                       \
+    HPC_SPAN((ex) == NULL ? NULL : (ex)->context->group.timeline, op, hpc_key_name(ex, key))
+
+/* worker.c: a key of which a push or a pull of this rank is under way; -1: none. HPC_ERR_INVALID if there is one. */
+int hpc_worker_under_way(const hpc_exchange *ex);
+int hpc_worker_check_idle(const hpc_exchange *ex, const char *op);
+/* Sends the rest of what is sent in part, and waits for all that is under way. */
+int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline);
+
+/* check.c. What this rank refuses of a configuration, what of it follows, and that all ranks gave the same. */
+int hpc_exchange_check_config(const hpc_context *context, const hpc_exchange_config *config);
+int hpc_rule_averages(const hpc_rule *rule);
+int hpc_models_rotate(const hpc_exchange_config *config);
+int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *config, double deadline);
+
+#endif

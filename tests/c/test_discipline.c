@@ -1,0 +1,143 @@
+/* A discipline of one's own: this program has an array with one more member, "every other step", and hpc_discipline_of
+ * is its own. docs/architecture.md shows this file. */
+#include "discipline/discipline.h"
+#include "engine/row.h"
+#include "engine/send.h"
+#include "exchange_plans.h"
+
+enum { EVERY_OTHER = 100, STEPS = 6 };
+
+/* ---- the discipline: owners fold the updates of two steps at once, and workers go on in between ---- */
+
+static int suits(const hpc_exchange_config *config) {
+    return config->consistency == EVERY_OTHER;
+}
+
+static int check(const hpc_context *context, const hpc_exchange_config *config) {
+    (void)context;
+    if (config->plan->rows[0].depth == 2) return HPC_OK;
+    return hpc_fail(HPC_ERR_CONFIG, "exchange", "exchange: every other step needs a plan of depth 2");
+}
+
+/* The inputs of both slots. */
+static hpc_inputs both(hpc_core *core, const hpc_work *w) {
+    hpc_inputs inputs = hpc_row_inputs(core, w, 0, -1);
+    for (int e = 0; e < w->row->n_in; e++) {
+        core->bases[inputs.n] = w->inputs[e].slots + w->inputs[e].stride;
+        core->base_weights[inputs.n++] = w->weights[e];
+    }
+    return inputs;
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    hpc_share *share = w->share;
+    const hpc_exchange *ex = core->exchange;
+    if (!hpc_row_count(core, w, slot, input)) return 1;
+    const hpc_inputs inputs = both(core, w);
+    if (slot == 1 && hpc_row_work(core, w, &inputs) != 0) return 1;
+    hpc_row_took(w, slot);
+    if (--share->left > 0) return 1;
+    share->left = share->n_rows;
+    share->version++;
+    for (int i = 0; i < share->n_parts; i++)
+        hpc_share_answer(core, share->parts[i], hpc_signal_applied(ex, (int)(share - ex->layout.shares)),
+                         share->version);
+    return 1;
+}
+
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &core->exchange->work[core->exchange->work_of[share->rows[i]]];
+        row_came(core, w, hpc_row_input_of(w, rank, 0), slot);
+    }
+    return 1;
+}
+
+static int may_push(hpc_exchange *ex, int key, const char *op) {
+    return hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+}
+
+static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+    (void)for_slot;
+    int n = hpc_silent_owners(ex, key, ticket, ranks, 0);
+    return n > 0 ? n : hpc_add_rank(ranks, n, ex->context->group.rank);
+}
+
+static const hpc_discipline every_other = {
+    .name = "every other step",
+    .suits = suits,
+    .check = check,
+    .share_came = share_came,
+    .row_came = row_came,
+    .may_push = may_push,
+    .awaited = awaited,
+};
+
+const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config) {
+    static const hpc_discipline *const disciplines[] = {&every_other, &hpc_discipline_async, &hpc_discipline_bsp};
+    for (size_t i = 0; i < sizeof disciplines / sizeof *disciplines; i++)
+        if (disciplines[i]->suits(config)) return disciplines[i];
+    return NULL;
+}
+
+/* ---- tests ---- */
+
+/* Parameters change with every second push, by what two steps of BSP would do. */
+static void trains(rank *r) {
+    job j;
+    reference ref;
+    hpc_exchange_config config;
+    hpc_exchange *e = NULL;
+    job_init(&j, r);
+    j.depth = 2;
+    hpc_exchange_config_init(&config);
+    config.consistency = EVERY_OTHER;
+    config.progress = r->arg;
+    CHECK_OK(job_create_with(r, &j, &config, -1, &e));
+    reference_init(&ref, &j);
+    for (int step = 0; step < STEPS; step++)
+        for (int k = 0; k < j.n_keys; k++) {
+            job_push_pull(r, &j, e, k, step);
+            if (step % 2 == 1) reference_step(&ref, k), reference_step(&ref, k);
+            reference_check(&ref, r, e, k);
+        }
+    reference_free(&ref);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* What no member suits is refused on every rank, and so is what a member's check refuses. */
+static void refuses(rank *r) {
+    job j;
+    hpc_exchange_config config;
+    hpc_exchange *e = NULL;
+    job_init(&j, r);
+    hpc_exchange_config_init(&config);
+    config.consistency = EVERY_OTHER;
+    CHECK_EQ(job_create_with(r, &j, &config, -1, &e), HPC_ERR_CONFIG);
+    CHECK(strstr(hpc_last_error()->message, "depth 2") != NULL);
+    config.consistency = EVERY_OTHER + 1;
+    CHECK_EQ(job_create_with(r, &j, &config, -1, &e), HPC_ERR_INVALID);
+}
+
+/* The others are as they were. */
+static void others(rank *r) {
+    job j;
+    hpc_exchange *e;
+    job_init(&j, r);
+    e = job_open(r, &j);
+    for (int k = 0; k < j.n_keys; k++) job_push_pull(r, &j, e, k, 0);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+int main(int argc, char **argv) {
+    static const ranks_case cases[] = {
+        {.name = "trains", .size = 3, .run = trains, .arg = HPC_PROGRESS_INLINE},
+        {.name = "trains_thread", .size = 2, .run = trains, .arg = HPC_PROGRESS_THREAD},
+        {.name = "refuses", .size = 2, .run = refuses, .where = RANKS_UNSEEDED},
+        {.name = "others", .size = 2, .run = others, .where = RANKS_UNSEEDED},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}
