@@ -14,8 +14,7 @@ from . import kernels as kernels
 from . import topology as topology
 from ._core import Device, devices
 from ._core import version as _version
-from .calls import Handle
-from .checkpointer import Checkpointer, CheckpointStats
+from .checkpoint import Checkpointer, CheckpointStats, Restored, latest, restore
 from .config import Config
 from .consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from .context import Context, Event, Peer, init
@@ -32,14 +31,13 @@ from .errors import (
     Timeout,
     TransportError,
 )
-from .exchange import Exchange, ExchangeStats, PeerStats
+from .exchange import Exchange, ExchangeStats, Handle, PeerStats
 from .launch import Communicator
 from .optim import SGD, Adam, Average, Momentum, Nesterov, Rule
 from .plan import Plan
 from .presets import parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
 from .recovery import Recovered, recover
-from .resume import Restored, latest, restore
 from .topology import ParameterServer
 from .window import Lane, Window
 

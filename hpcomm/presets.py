@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .arguments import refuse
 from .consistency import BSP, NOTIFY_ACK, Consistency
 from .context import Context
 from .errors import HpcommError
 from .exchange import Exchange, Graphs
+from .exchange.arguments import refuse
 from .optim import AnyRule, Average, Nesterov
 from .topology import ParameterServer, root_expander
 

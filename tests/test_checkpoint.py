@@ -27,7 +27,7 @@ from hpcomm import (
     Plan,
     optim,
 )
-from hpcomm.checkpoint import Kind, Piece, Span, blank, found, pieces
+from hpcomm.exchange.pieces import Kind, Piece, Span, blank, found, pieces
 from hpcomm.plan import Edge, Row
 
 F32 = np.float32

@@ -21,9 +21,9 @@ from hpcomm import (
     Momentum,
     ParameterServer,
     restore,
-    shards,
     topology,
 )
+from hpcomm.checkpoint import files
 
 F32 = np.float32
 PATTERN = (np.arange(1200) % 7 + 1).reshape(40, 30)  # of several chunks; what differs in place differs in value
@@ -62,7 +62,7 @@ def assert_shard(shard: Any, want: Reckoned, steps: int) -> None:
 
 def saved(folder: Path, step: int) -> dict[int, Any]:
     """The shards of a step by rank."""
-    found = [shards.read(one.path) for one in shards.listed(folder) if one.step == step]
+    found = [files.read(one.path) for one in files.listed(folder) if one.step == step]
     return {label.rank: sections["shard"] for label, sections in found}
 
 

@@ -32,11 +32,11 @@ from hpcomm import (
     Plan,
     latest,
     restore,
-    shards,
     topology,
 )
+from hpcomm.checkpoint import files
+from hpcomm.checkpoint.files import Label
 from hpcomm.plan import Edge, Row
-from hpcomm.shards import Label
 
 F32 = np.float32
 SHAPES = {"w": (61, 53), "b": (53,), "s": ()}
@@ -76,10 +76,10 @@ def saved(folder: Path, n: int, last: int, every: int = 2, **options: Any) -> li
     return run_threads(n, body)
 
 
-def files(folder: Path) -> dict[int, set[int]]:
+def on_disk(folder: Path) -> dict[int, set[int]]:
     """The ranks that have a file, by step."""
     found: dict[int, set[int]] = {}
-    for one in shards.listed(folder):
+    for one in files.listed(folder):
         found.setdefault(one.step, set()).add(one.rank)
     return found
 
@@ -147,8 +147,8 @@ def test_a_job_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: 
     for _ in range(4):
         ended = mpi.spawn(3, job, str(tmp_path), last, placement, lot.randint(6, 9), lot.uniform(0, 0.03), check=False)
         assert ended.codes == [-signal.SIGKILL] * 3, ended.err
-        for one in shards.listed(tmp_path):
-            assert not one.whole or shards.read(one.path), "a file that has its name is whole"
+        for one in files.listed(tmp_path):
+            assert not one.whole or files.read(one.path), "a file that has its name is whole"
         firsts.append(latest(tmp_path) or 0)
     assert [0, *firsts] == sorted({0, *firsts}), "each job comes further than the one before"
     have = mpi.spawn(3, job, str(tmp_path), last, placement, 0, 0.0).values
@@ -169,7 +169,7 @@ def test_a_job_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: 
 @on_both
 def test_every_file_of_a_step_is_of_that_step(tmp_path: Path, topology: ParameterServer, progress: str) -> None:
     saved(tmp_path, 4, 12, every=1, topology=topology, progress=progress, deterministic=False)
-    found = [shards.read(one.path) for one in shards.listed(tmp_path)]
+    found = [files.read(one.path) for one in files.listed(tmp_path)]
     assert {label.step for label, _ in found} >= {11, 12}
     for label, sections in found:
         assert set(sections["shard"]["row_step"]) <= {label.step}
@@ -278,7 +278,7 @@ def test_a_step_that_a_rank_refuses_is_told_to_all(
         f"rank {rank}: the checkpoint of step 2 stays incomplete: rank {refuses} has no file of it, and was told why"
         for rank in others
     }
-    assert refuses not in files(tmp_path).get(2, set())
+    assert refuses not in on_disk(tmp_path).get(2, set())
     assert latest(tmp_path) == 4
 
 
@@ -306,8 +306,8 @@ def test_a_server_whose_disk_is_full_keeps_nobody_waiting(tmp_path: Path) -> Non
 
     with pytest.warns(RuntimeWarning, match="rank 2: the checkpoint of step 2 stays incomplete: rank 0"):
         run_threads(3, body)
-    assert [sorted(files(tmp_path / str(rank)))[-2:] for rank in range(3)] == [[4, 6]] * 3
-    assert 2 not in files(tmp_path / "0")
+    assert [sorted(on_disk(tmp_path / str(rank)))[-2:] for rank in range(3)] == [[4, 6]] * 3
+    assert 2 not in on_disk(tmp_path / "0")
 
 
 def test_a_server_that_does_not_save_is_named(tmp_path: Path) -> None:
@@ -389,11 +389,11 @@ def test_every_bit_of_a_file_counts(tmp_path: Path) -> None:
         "shard": {"format": 1, "params": np.arange(50, dtype=F32)},
         "extra": {"x": [1, {"y": None}]},
     }
-    n = shards.write(tmp_path, label, sections)
+    n = files.write(tmp_path, label, sections)
     path = tmp_path / label.name
     whole = path.read_bytes()
     assert len(whole) == n
-    have, values = shards.read(path)
+    have, values = files.read(path)
     assert have == label
     np.testing.assert_array_equal(values["shard"].pop("params"), np.arange(50, dtype=F32))
     assert values == {"shard": {"format": 1}, "extra": {"x": [1, {"y": None}]}}
@@ -401,11 +401,11 @@ def test_every_bit_of_a_file_counts(tmp_path: Path) -> None:
         for bit in (1, 32, 128):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
             with pytest.raises(CheckpointError, match=r"torn|damaged"):
-                shards.read(path)
+                files.read(path)
     for length in range(n):
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match="is torn"):
-            shards.label(path)
+            files.label(path)
 
 
 def test_extra_values_come_back(tmp_path: Path) -> None:
@@ -453,7 +453,7 @@ def test_as_many_are_kept_as_were_asked_for(tmp_path: Path, own: bool) -> None:
 
     run_threads(3, body)
     for rank in range(3):
-        steps = [step for step, ranks in files(tmp_path / str(rank) if own else tmp_path).items() if rank in ranks]
+        steps = [step for step, ranks in on_disk(tmp_path / str(rank) if own else tmp_path).items() if rank in ranks]
         assert steps[-2:] == [21, 24]
         assert set(steps) <= {15, 18, 21, 24}  # others may have been two behind when this rank looked last
     assert own or latest(tmp_path) == 24
@@ -481,7 +481,7 @@ def test_nothing_is_removed_for_what_is_not_complete(tmp_path: Path) -> None:
                     ):
                         ckpt._finish()
             ckpt._finish()
-            assert context.rank == 1 or set(files(folder)) >= {2, 3, 4, 5}
+            assert context.rank == 1 or set(on_disk(folder)) >= {2, 3, 4, 5}
             context.barrier()
             if context.rank == 1:
                 folder.mkdir()
@@ -516,7 +516,7 @@ def test_a_step_that_one_rank_has_not_saved_makes_none_before_it_go(tmp_path: Pa
 
     with pytest.warns(RuntimeWarning, match="rank 0: the checkpoint of step 2 stays incomplete: rank 1"):
         run_threads(2, body)
-    assert files(tmp_path) == {1: {0, 1}, 2: {0}, 3: {1}}
+    assert on_disk(tmp_path) == {1: {0, 1}, 2: {0}, 3: {1}}
     assert latest(tmp_path) == 1
 
 
@@ -538,13 +538,13 @@ def test_two_that_become_complete_at_once_are_both_kept(tmp_path: Path) -> None:
             ckpt._writer.submit(ckpt._remove_old).result()
 
     run_threads(2, body)
-    assert files(tmp_path) == {2: {0, 1}, 3: {0, 1}}
+    assert on_disk(tmp_path) == {2: {0, 1}, 3: {0, 1}}
 
 
 def test_older_runs_of_more_ranks_go_too(tmp_path: Path) -> None:
     saved(tmp_path, 5, 4)
     saved(tmp_path, 2, 16, every=4)
-    assert {rank for ranks in files(tmp_path).values() for rank in ranks} == {0, 1}
+    assert {rank for ranks in on_disk(tmp_path).values() for rank in ranks} == {0, 1}
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------

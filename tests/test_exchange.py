@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from test_window import Exported
 
 import hpcomm
-from hpcomm import ASYNC, BSP, SGD, Average, Exchange, InvalidArgument, ParameterServer, _core, calls
+from hpcomm import ASYNC, BSP, SGD, Average, Exchange, InvalidArgument, ParameterServer, _core
+from hpcomm.exchange import calls
 
 F32 = np.float32
 SHAPES = {"conv": (3, 5, 2), "fc": (40, 70), "bias": (7,), "scale": ()}

@@ -11,18 +11,17 @@ ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "hpcomm"
 
-# Top first. Names on one line know nothing of each other.
+# Top first, modules and packages of hpcomm. Names on one line know nothing of each other.
 PYTHON = """
 cli
 __init__
 elastic
-presets checkpointer recovery
-resume
+recovery
+presets checkpoint
 exchange
-arguments snapshot calls
 context
-queue kernels keys
-window optim checkpoint topology shards
+queue kernels
+window optim topology
 plan
 stage
 launch

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import SGD, Average, Checkpointer, CheckpointError, Momentum, ParameterServer, recovery, topology
+from hpcomm import SGD, Average, Checkpointer, CheckpointError, Momentum, ParameterServer, topology
+from hpcomm.recovery import recovery
 from hpcomm.topology import spectrum
 
 STEPS = 40

@@ -37,14 +37,14 @@ from os import PathLike
 from types import TracebackType
 from typing import Any
 
-from . import resume, shards
-from ._core import seconds
-from .checkpoint import SHARED
-from .errors import CheckpointError, ConfigError, HpcommError, InvalidArgument, NotSupported, PeerFailed, Timeout
-from .exchange import Exchange
-from .plan import Plan
-from .shards import Label
-from .stage import whole
+from .._core import seconds
+from ..errors import CheckpointError, ConfigError, HpcommError, InvalidArgument, NotSupported, PeerFailed, Timeout
+from ..exchange import Exchange
+from ..exchange.pieces import SHARED
+from ..plan import Plan
+from ..stage import whole
+from . import files, resume
+from .files import Label
 
 Extra = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
@@ -127,13 +127,13 @@ class Checkpointer:
         self._serving = tuple(rank for rank in ex.plan.servers if rank not in self._workers)
         try:
             self._timeout = seconds(timeout, self._timeout)
-            self._folder = shards.folder(directory)
+            self._folder = files.folder(directory)
             self.every, self.keep = whole("every", every, 1), whole("keep", keep, 1)
             self._shard = ex.state_dict()
             if self._shard["replica"] == SHARED:
                 _check_steps(ex.plan, self._workers)
             self._plan = resume.digest(ex.plan)
-            shards.prepare(self._folder, self._rank)
+            files.prepare(self._folder, self._rank)
             has = sorted(resume.candidates(self._folder, self._rank, self._size, self._plan)[0])
         except Exception as refused:  # the other ranks wait for this one
             wrong = refused
@@ -192,7 +192,7 @@ class Checkpointer:
         self._check_open("after")
         if self._rank not in self._workers:
             raise InvalidArgument(f"rank {self._rank} only serves, and has no steps: call serve")
-        whole("step", step, self._last + 1, shards.MOST_STEPS)
+        whole("step", step, self._last + 1, files.MOST_STEPS)
         passed = (step - 1) // self.every * self.every
         late = 0 < self._last < passed and step % self.every > 0 and self._skips
         missed = passed - self.every if late else passed
@@ -206,7 +206,7 @@ class Checkpointer:
         due = passed if late else step
         try:
             self._ex._check_idle("after")  # before a rank that only serves has copied
-            values = shards.frozen((extra() if callable(extra) else extra) or {}, "extra")
+            values = files.frozen((extra() if callable(extra) else extra) or {}, "extra")
             start = time.perf_counter()
             self._let_servers_copy(due)
             self._waited += time.perf_counter() - start
@@ -376,7 +376,7 @@ class Checkpointer:
             self._remove_old()
             complete = self._complete[-1][0] if self._complete else 0
             label = Label(step, self._rank, self._size, self._run, self._plan, complete)
-            self._nbytes = shards.write(self._folder, label, {"shard": self._shard, "extra": extra})
+            self._nbytes = files.write(self._folder, label, {"shard": self._shard, "extra": extra})
         except Exception:
             self._tell(self._size + self._rank, step)
             raise
@@ -409,9 +409,9 @@ class Checkpointer:
             step for step, run in kept if run != self._run
         }  # of which there may be files of ranks that are no more
         steps = {step for step, _ in kept}
-        shards.remove(
+        files.remove(
             found.path
-            for found in shards.listed(self._folder)
+            for found in files.listed(self._folder)
             if found.step < newest
             and found.rank % self._size == self._rank
             and found.step not in (steps if found.rank < self._size else older)

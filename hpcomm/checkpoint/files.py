@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import CheckpointError, InvalidArgument
+from ..errors import CheckpointError, InvalidArgument
 
 MOST_STEPS = 10**15
 _MAGIC = b"hpcomm checkpoint 1\n"

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from . import shards
-from ._core import seconds
-from .context import Context
-from .errors import CheckpointError, ConfigError
-from .exchange import Exchange
-from .plan import Plan
-from .stage import whole
+from .._core import seconds
+from ..context import Context
+from ..errors import CheckpointError, ConfigError
+from ..exchange import Exchange
+from ..plan import Plan
+from ..stage import whole
+from . import files
 
 Which = tuple[int, str]  # a checkpoint: its step and its run
 
@@ -41,7 +41,7 @@ def latest(directory: str | PathLike[str]) -> int | None:
     Raises:
         CheckpointError: the directory cannot be read.
     """
-    folder = shards.folder(directory)
+    folder = files.folder(directory)
     groups, torn = _grouped(folder)
     _warn(torn)
     for which, have in sorted(groups.items(), reverse=True):
@@ -49,7 +49,7 @@ def latest(directory: str | PathLike[str]) -> int | None:
             continue
         try:
             for label in have.values():
-                shards.read(folder / label.name)
+                files.read(folder / label.name)
         except CheckpointError as wrong:
             _warn([f"the checkpoint of step {which[0]} is left out: {wrong}"])
             continue
@@ -88,8 +88,8 @@ def restore(
     wrong: Exception | None = None
     try:
         limit = seconds(timeout, limit)
-        folder = shards.folder(directory)
-        step = None if step is None else whole("step", step, 1, shards.MOST_STEPS)
+        folder = files.folder(directory)
+        step = None if step is None else whole("step", step, 1, files.MOST_STEPS)
         mine, claimed = candidates(folder, ctx.rank, ctx.size, digest(ex.plan))
     except Exception as failed:  # the other ranks wait for this one
         wrong, step = failed, None
@@ -115,7 +115,7 @@ def restore(
             return None
         found, refused = [], ""
         try:
-            found = [shards.read(path) for path in mine[which]]
+            found = [files.read(path) for path in mine[which]]
         except CheckpointError as failed:
             refused = str(failed)
         whys = gather(ctx, refused, limit)
@@ -170,15 +170,15 @@ def common(has: Sequence[Iterable[Sequence[Any]]]) -> set[Which]:
     return set.intersection(*({(int(step), str(run)) for step, run in own} for own in has))
 
 
-def _grouped(folder: Path) -> tuple[dict[Which, dict[int, shards.Label]], list[str]]:
+def _grouped(folder: Path) -> tuple[dict[Which, dict[int, files.Label]], list[str]]:
     """The labels of each checkpoint by rank, and why files are left out."""
-    groups: dict[Which, dict[int, shards.Label]] = {}
+    groups: dict[Which, dict[int, files.Label]] = {}
     torn = []
-    for found in shards.listed(folder):
+    for found in files.listed(folder):
         if not found.whole:
             continue  # being written, or left by a process that was killed: never had its name
         try:
-            label = shards.label(found.path)
+            label = files.label(found.path)
         except CheckpointError as wrong:
             torn.append(str(wrong))
             continue

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core, optim
-from .checkpoint import Span
-from .consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
-from .context import Context
-from .errors import HpcommError, InvalidArgument, NotSupported
-from .optim import AnyRule, Rule
-from .plan import Plan
-from .stage import whole
-from .topology import Graph, ParameterServer
-from .window import as_source
+from .. import _core, optim
+from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
+from ..context import Context
+from ..errors import HpcommError, InvalidArgument, NotSupported
+from ..optim import AnyRule, Rule
+from ..plan import Plan
+from ..stage import whole
+from ..topology import Graph, ParameterServer
+from ..window import as_source
+from .pieces import Span
 
 _MOST_DEPTH = 16  # of a plan
 

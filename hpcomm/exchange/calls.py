@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, NamedTuple
 
-from . import _core
-from ._core import PULL, PUSH, SLICE, address_of, error, is_unfinished, seconds
-from ._core import exchange_call as _call
-from ._core import exchange_gradient as _gradient
-from ._core import exchange_ready as _ready
-from ._core import exchange_start as _start
-from ._core import exchange_step as _step
-from ._core import exchange_test as _test
-from ._core import exchange_wait as _wait
-from .errors import HpcommError, InvalidArgument, Timeout
+from .. import _core
+from .._core import PULL, PUSH, SLICE, address_of, error, is_unfinished, seconds
+from .._core import exchange_call as _call
+from .._core import exchange_gradient as _gradient
+from .._core import exchange_ready as _ready
+from .._core import exchange_start as _start
+from .._core import exchange_step as _step
+from .._core import exchange_test as _test
+from .._core import exchange_wait as _wait
+from ..errors import HpcommError, InvalidArgument, Timeout
 from .keys import Key, unknown
 
 _TIMED_OUT, _INVALID = _core.TIMED_OUT, _core.INVALID

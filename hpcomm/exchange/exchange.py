@@ -14,10 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core, checkpoint, optim, snapshot
-from ._core import PULL, PUSH, PUSH_PULL, seconds
-from ._core import exchange_call as _call
-from ._core import exchange_start as _start
+from .. import _core, optim
+from .._core import PULL, PUSH, PUSH_PULL, seconds
+from .._core import exchange_call as _call
+from .._core import exchange_start as _start
+from ..consistency import ASYNC, BSP, Consistency
+from ..context import Context
+from ..errors import HpcommError, InvalidArgument, Timeout
+from ..optim import SGD, AnyRule, Average
+from ..plan import Plan, graph_handle
+from ..topology import Graph, ParameterServer
+from . import snapshot
 from .arguments import (
     c_rule,
     check_choice,
@@ -35,14 +42,8 @@ from .arguments import (
     wire_dtypes,
 )
 from .calls import Calls, Handle
-from .checkpoint import SHARED, Kind
-from .consistency import ASYNC, BSP, Consistency
-from .context import Context
-from .errors import HpcommError, InvalidArgument, Timeout
 from .keys import Key, Params
-from .optim import SGD, AnyRule, Average
-from .plan import Plan, graph_handle
-from .topology import Graph, ParameterServer
+from .pieces import SHARED, Kind, Shard
 
 Graphs = Graph | Sequence[Graph]
 AnyTopology = ParameterServer | Graphs | Callable[[int], Graphs]
@@ -501,9 +502,7 @@ class Exchange(Calls):
         self._check_rows("state_dict")
         return self._saved(out)
 
-    def load_state_dict(
-        self, shards: checkpoint.Shard | Iterable[checkpoint.Shard], timeout: float | None = None
-    ) -> None:
+    def load_state_dict(self, shards: Shard | Iterable[Shard], timeout: float | None = None) -> None:
         """Restores a checkpoint bit for bit: parameters, state, steps and the rule's hyper-parameters. Collective.
         Under ASYNC with servers clock is then that of the furthest worker, on all.
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InvalidArgument
-from .window import as_source
+from ..errors import InvalidArgument
+from ..window import as_source
 
 _SMALL = 4096  # bytes of a source that a key may keep alive only to know it again
 # Gradients of float32 from here on are Inf on the wire: halfway between the largest number and the next that would be.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
 
 FORMAT = 1
 SHARED = -1

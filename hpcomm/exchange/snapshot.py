@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from . import _core, checkpoint, optim
-from .checkpoint import Kind, Piece, Shard, Span
-from .context import Context
-from .errors import ConfigError, InvalidArgument
-from .optim import AnyRule
+from .. import _core, optim
+from ..context import Context
+from ..errors import ConfigError, InvalidArgument
+from ..optim import AnyRule
+from . import pieces
+from .pieces import Kind, Piece, Shard, Span
 
 _SENTENCE_BYTES = 400  # of a refusal, told to the peers
 _COUNTS = 16  # bytes: a clock and a count of pushes
@@ -20,9 +21,9 @@ def saved(
 ) -> dict[str, Any]:
     """The shard of these rows: one copy of what the owner keeps. out: a shard of the same rows, written again."""
     args = optim.arguments(rule)
-    shard = checkpoint.blank(kind, args, [span for _, span in rows]) if out is None else out
+    shard = pieces.blank(kind, args, [span for _, span in rows]) if out is None else out
     shard["args"][:] = args
-    for i, ((row, _), piece) in enumerate(zip(rows, checkpoint.pieces(shard, kind), strict=True)):
+    for i, ((row, _), piece) in enumerate(zip(rows, pieces.pieces(shard, kind), strict=True)):
         shard["row_step"][i] = _core.exchange_get_row(exchange, row, piece.params, piece.state)
     return shard
 
@@ -45,16 +46,16 @@ def restored(
     refuses, if it does. pushes: of this rank. works: it is a worker."""
     args: tuple[float, ...] = ()
     clock = 0
-    pieces: list[Piece] = []
+    owned: list[Piece] = []
     found = rule
     try:
         if wrong is None:
-            args, clock, pieces = checkpoint.found(shards, kind, [span for _, span in rows])
+            args, clock, owned = pieces.found(shards, kind, [span for _, span in rows])
             found = optim.with_arguments(rule, args)
     except Exception as refused:  # the other ranks wait for this one
         wrong = refused
     every = _agree(ctx, wrong, args, (clock, pushes), timeout)
-    for (row, _), piece in zip(rows, pieces, strict=True):
+    for (row, _), piece in zip(rows, owned, strict=True):
         _core.exchange_set_row(exchange, row, piece.step, piece.params, piece.state)
     if works and args != optim.arguments(rule):
         _core.exchange_set_args(exchange, args, timeout)

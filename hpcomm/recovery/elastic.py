@@ -33,10 +33,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import check_choice
-from .context import Context
-from .errors import HpcommError, InvalidArgument, PeerFailed
-from .exchange import Exchange
+from ..context import Context
+from ..errors import HpcommError, InvalidArgument, PeerFailed
+from ..exchange import Exchange
+from ..exchange.arguments import check_choice
 from .recovery import Recovered, recover
 
 T = TypeVar("T")

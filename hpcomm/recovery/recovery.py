@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from . import optim
-from .arguments import graph_phases
-from .context import Context
-from .errors import CheckpointError, HpcommError, NotSupported, PeerFailed
-from .exchange import Exchange
-from .resume import restore
-from .topology import Graph, ParameterServer, among, spectral_gap
+from .. import optim
+from ..checkpoint import restore
+from ..context import Context
+from ..errors import CheckpointError, HpcommError, NotSupported, PeerFailed
+from ..exchange import Exchange
+from ..exchange.arguments import graph_phases
+from ..topology import Graph, ParameterServer, among, spectral_gap
 
 _log = logging.getLogger("hpcomm")
 

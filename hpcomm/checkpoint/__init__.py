@@ -1,0 +1,9 @@
+"""Checkpoints on disk: checkpointer saves while the training goes on, resume finds the newest, files reads and writes.
+
+What is in one comes from hpcomm.exchange.
+"""
+
+from .checkpointer import Checkpointer, CheckpointStats
+from .resume import Restored, latest, restore
+
+__all__ = ["CheckpointStats", "Checkpointer", "Restored", "latest", "restore"]
