@@ -18,7 +18,7 @@ from .._core import exchange_step as _step
 from .._core import exchange_test as _test
 from .._core import exchange_wait as _wait
 from ..errors import HpcommError, InvalidArgument, Timeout
-from .keys import Key, unknown
+from .keys import KeyState, unknown
 
 _TIMED_OUT, _INVALID = _core.TIMED_OUT, _core.INVALID
 _WRONG = (TypeError, ValueError, OverflowError, BufferError)
@@ -64,7 +64,7 @@ class Calls:
     _default: float
     _patience: float | None
 
-    def _begin(self, keys: dict[str, Key], *, rotates: bool, finite: bool, patience: float | None) -> None:
+    def _begin(self, keys: dict[str, KeyState], *, rotates: bool, finite: bool, patience: float | None) -> None:
         """_handle, _rank and _default, the timeout of a call that gives none, are there before."""
         self._address = address_of(self._handle)
         self._keys = self._every = keys  # _keys is empty while a step is left half done
@@ -86,7 +86,7 @@ class Calls:
 
     # ---- a key ----
 
-    def _sent(self, call: Any, name: str, flags: int, grad: Any, timeout: float | None) -> tuple[Key, int]:
+    def _sent(self, call: Any, name: str, flags: int, grad: Any, timeout: float | None) -> tuple[KeyState, int]:
         """The key, and what call gave: a ticket of _start, 0 of _call."""
         try:
             key = self._keys[name]
@@ -117,7 +117,7 @@ class Calls:
             self._came(key)
         return key, status
 
-    def _gradient(self, key: Key, timeout: float | None) -> Any:
+    def _gradient(self, key: KeyState, timeout: float | None) -> Any:
         """The array that the next push of a key sends, when its slot is free."""
         if key.ready == self._steps:
             return key.gradient
@@ -132,7 +132,7 @@ class Calls:
         self._came(key)
         return key.gradient
 
-    def _slot(self, key: Key, address: int) -> Any:
+    def _slot(self, key: KeyState, address: int) -> Any:
         """The array of a key's slot."""
         slot = key.slots.get(address)
         if slot is None:
@@ -141,7 +141,7 @@ class Calls:
             )
         return slot
 
-    def _came(self, key: Key) -> None:
+    def _came(self, key: KeyState) -> None:
         """The last push of a key is folded: the model that is trained next lies where C says. Neighbours may still read
         the one of before, which is not to be written any more."""
         if self._models is None:
@@ -154,7 +154,7 @@ class Calls:
         key.gradient = model
 
     def _started(
-        self, key: Key, flags: int, source: Any, status: int, late: tuple[float, float], before: tuple[int, Any]
+        self, key: KeyState, flags: int, source: Any, status: int, late: tuple[float, float], before: tuple[int, Any]
     ) -> int:
         """The ticket, after a first slice of a start that gave a status. before: the key's flags and gradient."""
         try:
@@ -179,11 +179,11 @@ class Calls:
                 ) from None
             raise
 
-    def _resume(self, key: Key, late: tuple[float, float]) -> None:
+    def _resume(self, key: KeyState, late: tuple[float, float]) -> None:
         """Sends the rest of a start that was cut short; refused like any other call when none was."""
         self._until(lambda left: _start(self._address, key.index, key.flags, None, key.nbytes, self._keep, left), *late)
 
-    def _wait(self, key: Key, ticket: int, timeout: float | None) -> None:
+    def _wait(self, key: KeyState, ticket: int, timeout: float | None) -> None:
         address, index, keep = self._address, key.index, self._keep
         status = _wait(address, index, ticket, keep, self._first(timeout))
         if status:
@@ -272,7 +272,7 @@ class Calls:
     def _unfinished(self, op: str) -> InvalidArgument:
         return InvalidArgument(f"rank {self._rank}: {op}: the last step has not ended: step() goes on with it")
 
-    def _key(self, name: str) -> Key:
+    def _key(self, name: str) -> KeyState:
         try:
             return self._keys[name]
         except (KeyError, TypeError):
@@ -339,7 +339,7 @@ class Handle:
 
     __slots__ = ("_exchange", "_key", "_pulls", "_ticket", "done", "name")
 
-    def __init__(self, exchange: Calls, key: Key, ticket: int, *, pulls: bool) -> None:
+    def __init__(self, exchange: Calls, key: KeyState, ticket: int, *, pulls: bool) -> None:
         self._exchange, self._key, self._ticket, self._pulls = exchange, key, ticket, pulls
         self.name = key.name
         self.done = False

@@ -42,7 +42,7 @@ from .arguments import (
     wire_dtypes,
 )
 from .calls import Calls, Handle
-from .keys import Key, Params
+from .keys import KeyState, Params
 from .pieces import SHARED, Kind, Shard
 
 Graphs = Graph | Sequence[Graph]
@@ -344,7 +344,7 @@ class Exchange(Calls):
             isa=_core.ISAS[self._isa],
         )
         dtypes = wire_dtypes(plan)
-        keys = {name: Key(name, i, value.shape, dtypes[i]) for i, (name, value) in enumerate(values.items())}
+        keys = {name: KeyState(name, i, value.shape, dtypes[i]) for i, (name, value) in enumerate(values.items())}
         self._nbytes = sum(key.nbytes for key in keys.values())
         self._begin(
             keys, rotates=int(plan.rows.column("depth").max()) > 1, finite=bool(check_finite), patience=patience

@@ -17,8 +17,8 @@ _TOO_LARGE = {"float32": math.inf, "float16": 65520.0, "bfloat16": float.fromhex
 _TOO_LARGE["uint16"] = _TOO_LARGE["bfloat16"]
 
 
-class Key:
-    """A key as the steps of a trainer need it."""
+class KeyState:
+    """What the steps of a trainer keep of a key (hpcomm.plan.Key): its arrays, its slots and its last push."""
 
     __slots__ = (
         "checked",
