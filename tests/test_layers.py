@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,16 +65,19 @@ def levels(text: str) -> dict[str, int]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The modules of the package that a module imports, inside functions and for type checking included."""
-    package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """The modules of the package that a file imports, inside functions and for type checking included."""
+    yield from imported(path.read_text(encoding="utf-8"), path.relative_to(ROOT).parent.parts)
+
+
+def imported(code: str, package: tuple[str, ...]) -> Iterator[str]:
+    """The modules that code of a package imports, as module_of names them."""
+    for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
             targets = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = [*package[: len(package) - node.level + 1]] if node.level else []
             base += node.module.split(".") if node.module else []
-            # "from . import config" names modules, "from .config import Config" does not.
-            targets = [[*base, alias.name] for alias in node.names] if base == ["hpcomm"] else [base]
+            targets = [[*base, alias.name] for alias in node.names]
         else:
             continue
         for target in targets:
@@ -82,8 +86,11 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def module_of(parts: list[str]) -> str:
-    known = levels(PYTHON)
-    return parts[0] if parts and parts[0] in known else "__init__"
+    """The module that "hpcomm" and parts name, or that has the name: "exchange.keys", "exchange" for a package, and
+    "__init__" for the whole."""
+    while parts and ".".join(parts) not in MODULES:
+        parts = parts[:-1]
+    return ".".join(parts) or "__init__"
 
 
 def includes(path: Path) -> Iterator[str]:
@@ -96,15 +103,51 @@ def includes(path: Path) -> Iterator[str]:
 
 
 PYTHON_FILES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if p.name != "_build.py")
+MODULES = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in PYTHON_FILES}
+MODULES |= {"_ffi": "", "_fast": ""}  # which are no Python
 C_FILES = sorted(p.relative_to(CSRC).as_posix() for p in CSRC.rglob("*.[ch]") if "include" not in p.parts)
 
 
 @pytest.mark.parametrize("name", PYTHON_FILES)
 def test_imports_point_down(name: str) -> None:
     level = levels(PYTHON)
-    module = name.partition("/")[0].removesuffix(".py")
-    up = {m for m in imports(PACKAGE / name) if level[m] >= level[module] and m != module}
+    own = name.partition("/")[0].removesuffix(".py")
+    up = {m for m in imports(PACKAGE / name) if (top := m.partition(".")[0]) != own and level[top] >= level[own]}
     assert not up, f"hpcomm/{name} imports {sorted(up)}, which lie beside or above it"
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = networkx.DiGraph((m, other) for m, name in MODULES.items() if name for other in imports(PACKAGE / name))
+    circles = [sorted(circle) for circle in networkx.strongly_connected_components(graph) if len(circle) > 1]
+    assert set(graph) <= set(MODULES)
+    assert graph.number_of_edges() > 2 * len(MODULES), "imports are missing"
+    assert not circles, "these modules import each other, directly or by way of others"
+
+
+def test_an_import_counts_wherever_it_stands() -> None:
+    code = """
+if TYPE_CHECKING:
+    from ..recovery import Recovered
+def late():
+    import hpcomm.cli.doctor
+    from . import keys, no_module
+    from .. import _core, __version__
+    from ..checkpoint.files import Label
+"""
+    found = list(imported(code, ("hpcomm", "exchange")))
+    assert sorted(found) == sorted(
+        ["recovery", "cli.doctor", "exchange.keys", "exchange", "_core", "__init__", "checkpoint.files"]
+    )
+
+
+def test_names_of_classes_are_unique() -> None:
+    files: dict[str, list[str]] = {}
+    for name in PYTHON_FILES:
+        for node in ast.walk(ast.parse((PACKAGE / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                files.setdefault(node.name, []).append(name)
+    assert {"Exchange", "_Head"} <= set(files)
+    assert {name: where for name, where in files.items() if len(where) > 1} == {}
 
 
 @pytest.mark.parametrize("name", C_FILES)
