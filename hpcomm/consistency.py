@@ -14,7 +14,6 @@ class Consistency:
         staleness: steps that a worker may be ahead of the slowest one, 0 or more; None: any number.
         quorum: updates that make a fold, 1 or more; None: those of all workers. It goes with late="drop"; see
             Exchange.late. On a graph those of in-neighbours, beside one's own; as many as a rank has are all.
-        period: a worker exchanges every so many of its steps, 1 or more.
         grace: seconds that a fold which has its quorum waits for the others, 0 or more (math.inf: until all have come);
             None: as long as they usually take, which is learned.
         late: what becomes of an update that comes after its fold was made: "fold" puts it into the next one, "drop"
@@ -28,7 +27,6 @@ class Consistency:
 
     staleness: int | None = 0
     quorum: int | None = None
-    period: int = 1
     late: Literal["fold", "drop"] = "fold"
     waits_for: Literal["all", "neighbours"] = "all"
     whole: bool = True
@@ -37,7 +35,6 @@ class Consistency:
     def __post_init__(self) -> None:
         _whole("staleness", self.staleness, 0, "None for any number")
         _whole("quorum", self.quorum, 1, "None for all workers")
-        _whole("period", self.period, 1, "")
         if self.grace is not None and (
             isinstance(self.grace, bool) or not isinstance(self.grace, int | float) or not self.grace >= 0
         ):
@@ -54,10 +51,10 @@ class Consistency:
 
 
 def _whole(name: str, value: object, low: int, none: str) -> None:
-    if value is None and none:
+    if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise InvalidArgument(f"{name} is {value!r}: must be an int, {low} or more" + f", or {none}" * bool(none))
+        raise InvalidArgument(f"{name} is {value!r}: must be an int, {low} or more, or {none}")
 
 
 BSP = Consistency()

@@ -570,12 +570,12 @@ def test_text() -> None:
 
 def test_consistency_is_a_value() -> None:
     assert Consistency() == BSP
-    assert (BSP.staleness, BSP.quorum, BSP.period, BSP.late) == (0, None, 1, "fold")
+    assert (BSP.staleness, BSP.quorum, BSP.late) == (0, None, "fold")
     assert Consistency(staleness=None, quorum=1) == ASYNC
     assert (str(BSP), str(ASYNC)) == ("BSP", "ASYNC")
     assert (
         str(Consistency(3))
-        == "Consistency(staleness=3, quorum=None, period=1, late='fold', waits_for='all', whole=True, grace=None)"
+        == "Consistency(staleness=3, quorum=None, late='fold', waits_for='all', whole=True, grace=None)"
     )
     assert Consistency(waits_for="neighbours") == NOTIFY_ACK == SSP(0)
     assert Consistency(whole=False) == BARRIER
@@ -593,8 +593,7 @@ def test_consistency_is_a_value() -> None:
         ("quorum is 0: must be an int, 1 or more, or None", {"quorum": 0}),
         ("grace is -1: must be seconds, 0 or more, or None", {"grace": -1}),
         ("grace is nan", {"grace": math.nan}),
-        ("period is None: must be an int, 1 or more$", {"period": None}),
-        ("period is True", {"period": True}),
+        ("quorum is True", {"quorum": True}),
         ('late is \'wait\': must be "fold" or "drop"', {"late": "wait"}),
         ('waits_for is \'me\': must be "all" or "neighbours"', {"waits_for": "me"}),
     ],
