@@ -399,7 +399,6 @@ class Plan:
         column["action"] = [_ACTION[value] for value in column["action"]]
         for name in ("codec_in", "codec_out"):
             column[name] = [_CODEC[value] for value in column[name]]
-        column["fold"] = ["sum"] * len(self.rows)
         column["in_edges"], column["out_edges"] = inputs, outputs
         return json.dumps(
             {
@@ -432,6 +431,7 @@ class Plan:
                 row = dict(zip(found["columns"], values, strict=True))
                 for name in ("in_edges", "out_edges"):
                     row[name] = lists[whole(name, row[name], 0)]
+                choice("row: fold", row.pop("fold", "sum"), ("sum",))  # older plans have it
                 rows.append(Row(**row))
             keys = [Key(name, shape) for name, shape in found["keys"]]
             places = [(rank, core) for rank, core in found["places"]]
@@ -467,7 +467,7 @@ def graph_handle(
 
 
 _COLUMNS = [field.name for field in fields(Row)]
-_NUMBERS = [name for name in _COLUMNS if name not in ("in_edges", "out_edges", "fold")]
+_NUMBERS = [name for name in _COLUMNS if name not in ("in_edges", "out_edges")]
 
 
 def _ranks(name: str, ranks: Iterable[int], size: int) -> list[int]:

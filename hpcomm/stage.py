@@ -100,7 +100,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Row:
-    """A stage of a chunk: inputs come over the in-edges, are folded, and go where the action says.
+    """A stage of a chunk: inputs come over the in-edges, are added up by their weights (a rule may bring a fold of
+    its own), and go where the action says.
 
     Attributes:
         key: number of the key that the chunk lies in.
@@ -111,7 +112,6 @@ class Row:
             out-edges as parameters; "forward": it goes to the rows of the out-edges.
         depth: inputs that may be under way on each in-edge, 1 to 16.
         quorum: inputs that make a fold: all, or 1 (each by itself); None: all.
-        fold: "sum", the weighted sum of the inputs; a rule may bring its own fold.
         codec_in, codec_out: "float32", "float16" or "bfloat16" for what comes, "float32" for what goes.
 
     Raises:
@@ -128,7 +128,6 @@ class Row:
     action: str = "apply"
     depth: int = 1
     quorum: int = None  # type: ignore[assignment]  # an int from __post_init__ on
-    fold: str = "sum"
     codec_in: str = "float32"
     codec_out: str = "float32"
 
@@ -143,7 +142,6 @@ class Row:
         for name in ("offset", "count"):
             put(self, name, whole(f"row: {name}", getattr(self, name), 0, MOST_ELEMENTS))
         choice("row: action", self.action, _core.ACTIONS)
-        choice("row: fold", self.fold, ("sum",))
         choice("row: codec_in", self.codec_in, _core.CODECS)
         choice("row: codec_out", self.codec_out, _core.CODECS)
 
