@@ -1,5 +1,6 @@
 """When a worker may go on (PHub, section 2; ASAP, section 3): a value, not code."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,22 +13,22 @@ class Consistency:
 
     Attributes:
         staleness: steps that a worker may be ahead of the slowest one, 0 or more; None: any number.
-        quorum: updates that make a fold, 1 or more; None: those of all workers. It goes with late="drop"; see
-            Exchange.late. On a graph those of in-neighbours, beside one's own; as many as a rank has are all.
+        quorum: updates that make a fold, 1 or more; None: those of all workers. On a graph those of in-neighbours,
+            beside one's own; as many as a rank has are all. Exchange.late tells what came after its fold.
         grace: seconds that a fold which has its quorum waits for the others, 0 or more (math.inf: until all have come);
             None: as long as they usually take, which is learned.
-        late: what becomes of an update that comes after its fold was made: "fold" puts it into the next one, "drop"
-            leaves it out. With quorum None no update is late; with quorum 1 each is a fold by itself.
+        late: what becomes of an update that misses its fold. With a quorum "drop", which leaves it out, is the only
+            value and the default. Without one, and under ASYNC, no update misses its fold, and late is None.
         waits_for: "all" the other workers, or on a graph "neighbours" only, those that a rank exchanges updates with.
         whole: False takes what is there when it has waited, be it late, overwritten or torn (and then left out).
 
     Raises:
-        InvalidArgument: a number is out of range or no int, or late is neither of the two.
+        InvalidArgument: a number is out of range or no int, or late is given where it has no meaning.
     """
 
     staleness: int | None = 0
     quorum: int | None = None
-    late: Literal["fold", "drop"] = "fold"
+    late: Literal["drop"] | None = None
     waits_for: Literal["all", "neighbours"] = "all"
     whole: bool = True
     grace: float | None = None
@@ -39,10 +40,28 @@ class Consistency:
             isinstance(self.grace, bool) or not isinstance(self.grace, int | float) or not self.grace >= 0
         ):
             raise InvalidArgument(f"grace is {self.grace!r}: must be seconds, 0 or more, or None")
-        if self.late not in ("fold", "drop"):
-            raise InvalidArgument(f'late is {self.late!r}: must be "fold" or "drop"')
+        object.__setattr__(self, "late", self._checked_late())
         if self.waits_for not in ("all", "neighbours"):
             raise InvalidArgument(f'waits_for is {self.waits_for!r}: must be "all" or "neighbours"')
+
+    def _checked_late(self) -> Literal["drop"] | None:
+        late: object = self.late
+        by_itself = self.staleness is None and self.quorum == 1  # ASYNC: every update is a fold
+        if self.quorum is None or by_itself:
+            if late == "fold":
+                warnings.warn('late="fold" says nothing any more: leave it out', DeprecationWarning, stacklevel=4)
+            elif late == "drop":
+                raise InvalidArgument(
+                    'late is "drop": without a quorum, and under ASYNC, nothing is late: leave it out'
+                )
+            elif late is not None:
+                raise InvalidArgument(f'late is {late!r}: must be "drop", or None')
+            return None
+        if late not in ("drop", None):
+            raise InvalidArgument(
+                f'late is {late!r}: must be "drop", or None: what misses a fold that has its quorum is left out'
+            )
+        return "drop"
 
     def __str__(self) -> str:
         if self.staleness and self == SSP(self.staleness):

@@ -115,8 +115,8 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "plan of other ranks": ({"plan": ParameterServer().compile(params(), 2)}, r"plan is for 2 ranks: there are 3"),
     "quorum on a graph": (
-        {"topology": complete(3), "consistency": Consistency(quorum=1, waits_for="neighbours")},
-        r"quorum is 1 under NOTIFY_ACK with late 0.*a quorum needs NOTIFY_ACK, late 1 \(drop\) and one phase",
+        {"topology": complete(3), "consistency": quorum_of(1)},
+        r"quorum is 1 under BSP with late 1.*a quorum needs NOTIFY_ACK, late 1 \(drop\) and one phase",
     ),
     "quorum and in_place": (
         {
@@ -127,7 +127,6 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         },
         r"quorum is 1 and in_place 1: a straggler",
     ),
-    "quorum that folds the late": ({"consistency": Consistency(quorum=2)}, r"late is 0 \(fold\): servers leave late"),
     "quorum too large": ({"consistency": quorum_of(4)}, r"quorum is 4; row 0 has 3 inputs"),
     "quorum and ASYNC": ({"consistency": Consistency(staleness=None, quorum=2)}, r"servers know BSP and ASYNC"),
     "quorum and shared_params": ({"consistency": quorum_of(2), "shared_params": True}, r"go with shared_params"),

@@ -582,12 +582,12 @@ def test_text() -> None:
 
 def test_consistency_is_a_value() -> None:
     assert Consistency() == BSP
-    assert (BSP.staleness, BSP.quorum, BSP.late) == (0, None, "fold")
+    assert (BSP.staleness, BSP.quorum, BSP.late) == (0, None, None)
     assert Consistency(staleness=None, quorum=1) == ASYNC
     assert (str(BSP), str(ASYNC)) == ("BSP", "ASYNC")
     assert (
         str(Consistency(3))
-        == "Consistency(staleness=3, quorum=None, late='fold', waits_for='all', whole=True, grace=None)"
+        == "Consistency(staleness=3, quorum=None, late=None, waits_for='all', whole=True, grace=None)"
     )
     assert Consistency(waits_for="neighbours") == NOTIFY_ACK == SSP(0)
     assert Consistency(whole=False) == BARRIER
@@ -595,6 +595,20 @@ def test_consistency_is_a_value() -> None:
     assert [str(c) for c in (NOTIFY_ACK, BARRIER, SSP(0), SSP(2))] == ["NOTIFY_ACK", "BARRIER", "NOTIFY_ACK", "SSP(2)"]
     with pytest.raises(FrozenInstanceError):
         BSP.staleness = 1  # type: ignore[misc]
+
+
+def test_what_is_late_is_dropped_wherever_there_is_a_quorum() -> None:
+    assert Consistency(quorum=2) == Consistency(quorum=2, late="drop") != BSP
+    assert Consistency(quorum=2).late == "drop"
+    assert replace(Consistency(quorum=2), quorum=1).late == "drop"
+    assert ASYNC.late is None
+
+
+def test_late_fold_is_an_alias_of_nothing() -> None:
+    for fields, same in (({}, BSP), ({"staleness": None, "quorum": 1}, ASYNC)):
+        with pytest.warns(DeprecationWarning, match='late="fold" says nothing any more') as warned:
+            assert Consistency(**fields, late="fold") == same  # type: ignore[arg-type]
+        assert warned[0].filename == __file__
 
 
 @pytest.mark.parametrize(
@@ -606,7 +620,10 @@ def test_consistency_is_a_value() -> None:
         ("grace is -1: must be seconds, 0 or more, or None", {"grace": -1}),
         ("grace is nan", {"grace": math.nan}),
         ("quorum is True", {"quorum": True}),
-        ('late is \'wait\': must be "fold" or "drop"', {"late": "wait"}),
+        ("late is 'wait': must be \"drop\", or None$", {"late": "wait"}),
+        ('late is "drop": without a quorum, and under ASYNC, nothing is late', {"late": "drop"}),
+        ('late is "drop": without a quorum', {"staleness": None, "quorum": 1, "late": "drop"}),
+        ("late is 'fold': must be \"drop\", or None: what misses a fold", {"quorum": 2, "late": "fold"}),
         ('waits_for is \'me\': must be "all" or "neighbours"', {"waits_for": "me"}),
     ],
 )

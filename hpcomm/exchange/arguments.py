@@ -84,7 +84,7 @@ def engine_mode(consistency: Any, on_graph: bool) -> str:
     check_choice("consistency", consistency, Consistency)
     plain = consistency
     if consistency != ASYNC:  # others may have a quorum besides
-        plain = replace(consistency, quorum=None, late="fold", grace=None)
+        plain = replace(consistency, quorum=None, late=None, grace=None)
     known = {"BSP": BSP, "ASYNC": ASYNC}
     if on_graph:
         known |= {"NOTIFY_ACK": NOTIFY_ACK, "BARRIER": BARRIER}

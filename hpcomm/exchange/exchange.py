@@ -333,7 +333,7 @@ class Exchange(Calls):
             consistency=_core.CONSISTENCIES[mode],
             staleness=staleness,
             quorum=0 if mode == "ASYNC" else consistency.quorum or 0,
-            late=_core.LATE[consistency.late],
+            late=_core.LATE[consistency.late or "fold"],
             grace=-1 if consistency.grace is None else consistency.grace,
             graph=graph,
             progress=_core.PROGRESS[progress],
