@@ -31,7 +31,7 @@ from .errors import (
     Timeout,
     TransportError,
 )
-from .exchange import Exchange, ExchangeStats, Handle, PeerStats
+from .exchange import EngineOptions, Exchange, ExchangeStats, Handle, PeerStats, PlanOptions
 from .launch import Communicator
 from .optim import SGD, Adam, Average, Momentum, Nesterov, Rule
 from .plan import Plan
@@ -63,6 +63,7 @@ __all__ = [
     "Context",
     "Culprit",
     "Device",
+    "EngineOptions",
     "Event",
     "Exchange",
     "ExchangeStats",
@@ -79,6 +80,7 @@ __all__ = [
     "PeerFailed",
     "PeerStats",
     "Plan",
+    "PlanOptions",
     "Queue",
     "QueueStats",
     "Recovered",

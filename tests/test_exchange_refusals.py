@@ -20,11 +20,13 @@ from hpcomm import (
     Average,
     ConfigError,
     Consistency,
+    EngineOptions,
     Exchange,
     InvalidArgument,
     NotSupported,
     ParameterServer,
     Plan,
+    PlanOptions,
     Rule,
 )
 from hpcomm.topology import complete, hypercube, ring
@@ -108,7 +110,10 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"interfaces is 3; 0 \(one\) to 2 are possible",
     ),
     "timeout": ({"timeout": -1}, r"timeout is -1"),
-    "plan": ({"plan": 5}, r"plan is 5: must be a Plan"),
+    "plan": ({"plan": 5}, r"plan is 5: must be a Plan, or PlanOptions by which one is made"),
+    "engine": ({"engine": "inline"}, r"engine is 'inline': must be EngineOptions"),
+    "options of the plan": ({"plan": PlanOptions(wire="int8")}, r"wire is 'int8': must be one of 'float32'"),
+    "options of the engine": ({"engine": EngineOptions(patience=0.5)}, r"patience is 0.5: must be a number, 1 or more"),
     "plan of other keys": (
         {"plan": ParameterServer().compile({"fc": (2, 3)}, 3)},
         r"key 1 is None in the plan and \('bias', \(3,\)\) in params",

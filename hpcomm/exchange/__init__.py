@@ -1,10 +1,22 @@
 """The exchange of updates: arguments in, push and pull on the way, the rows of its owners as plain arrays.
 
-exchange over calls (how C is called), arguments (what is given, checked), keys, snapshot and pieces (what owners keep).
+exchange: its methods. calls: how they call C. options, arguments: what is given, and how it is checked. keys: gradients
+and parameters by name. snapshot, pieces: what owners keep.
 """
 
 from .calls import Handle
-from .exchange import AnyTopology, Exchange, ExchangeStats, Graphs, PeerStats
+from .exchange import Exchange, ExchangeStats, PeerStats
+from .options import AnyTopology, EngineOptions, Graphs, PlanOptions
 from .pieces import Shard
 
-__all__ = ["AnyTopology", "Exchange", "ExchangeStats", "Graphs", "Handle", "PeerStats", "Shard"]
+__all__ = [
+    "AnyTopology",
+    "EngineOptions",
+    "Exchange",
+    "ExchangeStats",
+    "Graphs",
+    "Handle",
+    "PeerStats",
+    "PlanOptions",
+    "Shard",
+]

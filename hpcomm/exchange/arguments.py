@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -14,14 +14,107 @@ from .. import _core, optim
 from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
-from ..optim import AnyRule, Rule
-from ..plan import Plan
+from ..optim import AnyRule, Average, Rule
+from ..plan import Plan, graph_handle
 from ..stage import whole
 from ..topology import Graph, ParameterServer
 from ..window import as_source
+from .options import EngineOptions, Made
 from .pieces import Span
 
 _MOST_DEPTH = 16  # of a plan
+_CHUNK = 32768  # bytes, of a server's
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What an exchange is given, in the form that C takes.
+
+    Attributes:
+        values: the keys, and what they start from.
+        mode: the engine's name of the consistency.
+        phases: the graphs that the steps take in turn; () where there are servers.
+        graph: they and how they are cut, in C; None where there are servers.
+        rule: in C.
+    """
+
+    values: dict[str, NDArray[np.float32]]
+    mode: str
+    plan: Plan
+    phases: tuple[Graph, ...]
+    graph: Any
+    rule: Any
+
+
+def checked(ctx: Context, params: Any, topology: Any, made: Made, plan: Plan | None, isa: str) -> Checked:
+    """Raises what Exchange raises for arguments that cannot be. plan: one that was made earlier."""
+    values = checked_params(params)
+    optim.check_rule(made.rule)
+    phases = graph_phases(topology, ctx.size)
+    mode = engine_mode(made.consistency, bool(phases))
+    check_engine(made.engine, bool(phases), made.rule)
+    graph = None
+    if phases:
+        if plan is not None:
+            raise InvalidArgument("plan and a graph are given: the graph makes the plan, give one of them")
+        plan, graph = _graph_plan(ctx, values, phases, made)
+    elif plan is None:
+        assert isinstance(topology, ParameterServer)
+        plan = _hub_plan(ctx, values, topology, made, each=mode == "ASYNC")
+    else:
+        check_plan(plan, values, ctx.size)
+    return Checked(values, mode, plan, phases, graph, c_rule(made.rule, isa))
+
+
+def check_engine(engine: EngineOptions, on_graph: bool, rule: AnyRule) -> None:
+    check_choice("progress", engine.progress, tuple(_core.PROGRESS))
+    check_patience(engine.patience)
+    if engine.in_place and not (on_graph and isinstance(rule, Average)):
+        raise InvalidArgument("in_place is for graphs whose rule is Average, where models are pushed: leave it out")
+
+
+def _graph_plan(
+    ctx: Context, values: dict[str, NDArray[np.float32]], phases: tuple[Graph, ...], made: Made
+) -> tuple[Plan, Any]:
+    """The plan of the graphs, and they themselves in C."""
+    options = made.plan
+    if options.reduce != "mean":
+        raise InvalidArgument(f"reduce is {options.reduce!r}: on a graph the weights say how updates are folded")
+    cores = options.cores
+    if cores is None:  # every rank folds for itself: as many as all of them can have for threads
+        cores = max(1, _spare_cores(ctx, made.engine, tuple(range(ctx.size))))
+    chunk = graph_chunk(values, cores) if options.chunk_bytes is None else options.chunk_bytes
+    rotates = bool(made.engine.in_place) and options.wire == "float32"
+    depth = graph_depth(options.depth, made.consistency.staleness or 0, rotates=rotates)
+    weights = graph_weights(phases, ctx.size)
+    plan = Plan.graph(values, weights, cores=cores, chunk_bytes=chunk, depth=depth, wire=options.wire)
+    return plan, graph_handle(values, weights, cores, chunk, depth, options.wire)
+
+
+def _hub_plan(
+    ctx: Context, values: dict[str, NDArray[np.float32]], topology: ParameterServer, made: Made, *, each: bool
+) -> Plan:
+    """The plan of the servers. each: every update is applied by itself."""
+    options, servers = made.plan, topology.roles(ctx.size)[1]
+    interfaces = _core.interfaces(ctx._handle, servers) if topology.interfaces is None else topology.interfaces
+    cores = options.cores
+    if cores is None:  # as many for each interface: a NIC needs one, and two that differ would give theirs unequal work
+        cores = max(1, _spare_cores(ctx, made.engine, servers) // interfaces) * interfaces
+    return topology.compile(
+        values,
+        ctx.size,
+        cores=cores,
+        interfaces=interfaces,
+        chunk_bytes=_CHUNK if options.chunk_bytes is None else options.chunk_bytes,
+        depth=options.depth,
+        wire=options.wire,
+        reduce=options.reduce,
+        each=each,
+    )
+
+
+def _spare_cores(ctx: Context, engine: EngineOptions, servers: tuple[int, ...]) -> int:
+    return 0 if engine.progress == "inline" else _core.spare_cores(ctx._handle, servers)
 
 
 def refuse(ctx: Context, wrong: Exception) -> None:

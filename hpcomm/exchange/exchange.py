@@ -5,11 +5,11 @@ no copy on either side. Arrays of the trainer's own cost one.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,48 +21,31 @@ from .._core import exchange_start as _start
 from ..consistency import ASYNC, BSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
-from ..optim import SGD, AnyRule, Average
-from ..plan import Plan, graph_handle
-from ..topology import Graph, ParameterServer
+from ..optim import SGD, AnyRule
+from ..plan import Plan
+from ..topology import ParameterServer
 from . import snapshot
-from .arguments import (
-    c_rule,
-    check_choice,
-    check_owners,
-    check_patience,
-    check_plan,
-    checked_params,
-    engine_mode,
-    graph_chunk,
-    graph_depth,
-    graph_phases,
-    graph_weights,
-    owned_rows,
-    refuse,
-    wire_dtypes,
-)
+from .arguments import Checked, check_owners, checked, owned_rows, refuse, wire_dtypes
 from .calls import Calls, Handle
 from .keys import KeyState, Params
+from .options import (
+    AnyTopology,
+    EngineOptions,
+    Keywords,
+    Made,
+    PlanOptions,
+    check_keywords,
+    engine_options,
+    plan_options,
+)
 from .pieces import SHARED, Kind, Shard
 
-Graphs = Graph | Sequence[Graph]
-AnyTopology = ParameterServer | Graphs | Callable[[int], Graphs]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _DEFAULT_TOPOLOGY = ParameterServer()
 _DEFAULT_RULE = SGD()
-_CHUNK = 32768  # bytes, of a server's
-
-
-@dataclass(frozen=True)
-class Made:
-    """What an exchange was made of, for another one like it. One that takes its place after a death keeps that of the
-    first one: all ranks have that, whatever some had between."""
-
-    topology: AnyTopology | None  # None: a plan's rows
-    consistency: Consistency
-    rule: AnyRule
-    options: dict[str, Any]
-    ranks: tuple[int, ...]  # of its context: what the topology's ranks were called at first
+_DEFAULT_ENGINE = EngineOptions()
 
 
 @dataclass(frozen=True)
@@ -155,31 +138,12 @@ class Exchange(Calls):
             stragglers: q workers' updates are enough, see late. On a graph it waits_for="neighbours", and is NOTIFY_ACK
             that does so: a fold needs the updates of q in-neighbours.
         rule: SGD, Momentum, Nesterov, Adam, Average, or a Rule of one's own.
-        chunk_bytes: bytes of float32 a chunk, a multiple of 64 (section 3.2.3). None: 32 KiB with servers; on a graph
-            256 KiB, or where several cores would get fewer than four of all keys half of it, and so on down to 32 KiB.
-        depth: gradients of a key, 1 to 16. Under ASYNC so many pushes of it may be under way; under BSP one, while the
-            next gradient is written. On a graph: updates that may be on their way to a neighbour that has not folded
-            them; staleness + 2 at least, and with in_place 15 at most.
-        wire: the format of gradients: "float32", "float16" or "bfloat16". Sums are float32.
-        reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full.
-        in_place: on a graph whose rule is Average: the trainer trains params[name] where it lies, and a push without an
-            array sends it: `w = ex.params["w"]`, then over and over `w -= lr * grad` and `w = ex.push_pull("w")`.
-            Nothing is copied: the average is folded into another array while neighbours still read the model that was
-            sent, and that one is read-only from then on. gradient(name) gives params[name]. A 16-bit wire encodes the
-            push, and params stay where they are. A key has one push under way.
-        shared_params: the workers of a host read one copy of the parameters, which none may write. BSP, and transports
-            that map the peers' memory only.
-        deterministic: updates are folded in the order of the ranks when all are there, so that a run repeats bit for
-            bit; False folds each as it comes (tall aggregation as in section 3.2.2), in whatever order.
-        check_finite: a push of NaN or Inf, or of a value too large for the wire, is refused, with key and rank.
-        progress: who works for the chunks that this rank owns: "thread" (a pinned thread for each core), "inline"
-            (every wait of this rank's), or "auto" (threads where the host has cores to spare).
-        cores: of each server. None means as many as its host can spare for threads, 1 for each of its interfaces at
-            least, and that with "inline"; ranks whose progress differs must give a number.
-        plan: one made earlier; topology, chunk_bytes, depth, wire, reduce and cores then say nothing.
-        patience: pushes, pulls and steps that give no timeout wait so many times as long as they hardly ever take,
-            which is learned while they run (stats().usual; ASAP, section 5: a dynamic timeout by the time taken for
-            the reduce), 1 s at least and the context's default at most. None: that default.
+        plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology and the
+            fields of PlanOptions then say nothing.
+        engine: EngineOptions: how the exchange works.
+        options: the fields of PlanOptions and EngineOptions, which may be given one by one: wire="float16" is
+            plan=PlanOptions(wire="float16"), and progress="inline" is engine=EngineOptions(progress="inline"). Beside
+            plan or engine they change what those say.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
     Attributes:
@@ -232,131 +196,78 @@ class Exchange(Calls):
         consistency: Consistency = BSP,
         rule: AnyRule = _DEFAULT_RULE,
         *,
-        chunk_bytes: int | None = None,
-        depth: int = 1,
-        wire: str = "float32",
-        reduce: str = "mean",
-        shared_params: bool = False,
-        in_place: bool = False,
-        deterministic: bool = True,
-        check_finite: bool = False,
-        progress: str = "auto",
-        cores: int | None = None,
-        plan: Plan | None = None,
-        patience: float | None = None,
+        plan: Plan | PlanOptions | None = None,
+        engine: EngineOptions = _DEFAULT_ENGINE,
         timeout: float | None = None,
+        **options: "Unpack[Keywords]",
     ) -> None:
+        check_keywords(options)
         if not isinstance(ctx, Context):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
         self.context = ctx  # keeps it open
-        self._made = Made(
-            None if plan is not None else topology,
-            consistency,
-            rule,
-            {
-                "chunk_bytes": chunk_bytes,
-                "depth": depth,
-                "wire": wire,
-                "reduce": reduce,
-                "shared_params": shared_params,
-                "in_place": in_place,
-                "deterministic": deterministic,
-                "check_finite": check_finite,
-                "progress": progress,
-                "cores": cores,
-                "patience": patience,
-            },
-            ctx.ranks,
-        )
         self._rank, self._default = ctx.rank, ctx.config.timeout
         try:
             limit = seconds(timeout, self._default)
-            values = checked_params(params)
-            optim.check_rule(rule)
-            phases = graph_phases(topology, ctx.size)
-            mode = engine_mode(consistency, bool(phases))
-            staleness = consistency.staleness or 0
-            check_choice("progress", progress, tuple(_core.PROGRESS))
-            check_patience(patience)
-            if in_place and not (phases and isinstance(rule, Average)):
-                raise InvalidArgument(
-                    "in_place is for graphs whose rule is Average, where models are pushed: leave it out"
-                )
-            graph = None
-            if phases:
-                if plan is not None:
-                    raise InvalidArgument("plan and a graph are given: the graph makes the plan, give one of them")
-                if reduce != "mean":
-                    raise InvalidArgument(f"reduce is {reduce!r}: on a graph the weights say how updates are folded")
-                each = _graph_cores(ctx, progress) if cores is None else cores
-                cut = (
-                    each,
-                    graph_chunk(values, each) if chunk_bytes is None else chunk_bytes,
-                    graph_depth(depth, staleness, rotates=bool(in_place) and wire == "float32"),
-                    wire,
-                )
-                weights = graph_weights(phases, ctx.size)
-                plan = Plan.graph(values, weights, cores=cut[0], chunk_bytes=cut[1], depth=cut[2], wire=cut[3])
-                graph = graph_handle(values, weights, *cut)
-            elif plan is None:
-                assert isinstance(topology, ParameterServer)
-                interfaces = _interfaces(ctx, topology)
-                plan = topology.compile(
-                    values,
-                    ctx.size,
-                    cores=_cores(ctx, topology, progress, interfaces) if cores is None else cores,
-                    interfaces=interfaces,
-                    chunk_bytes=_CHUNK if chunk_bytes is None else chunk_bytes,
-                    depth=depth,
-                    wire=wire,
-                    reduce=reduce,
-                    each=mode == "ASYNC",
-                )
-            else:
-                check_plan(plan, values, ctx.size)
-            made = c_rule(rule, self._isa)
+            earlier = plan if isinstance(plan, Plan) else None
+            made = Made(
+                topology if earlier is None else None,
+                consistency,
+                rule,
+                plan_options(plan, options),
+                engine_options(engine, options),
+                ctx.ranks,
+            )
+            given = checked(ctx, params, topology, made, earlier, self._isa)
         except Exception as wrong:  # the other ranks wait for this one
             refuse(ctx, wrong)
             raise
-        self.plan, self._rule, self.graph = plan, rule, phases
-        self._rows = owned_rows(plan, ctx.rank)
+        self._made, self._rule, self.plan, self.graph = made, rule, given.plan, given.phases
+        self._rows = owned_rows(given.plan, ctx.rank)
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
-        counts = {name: value.size for name, value in values.items()}
-        self._kind = Kind(optim.c_name(rule), made.slots, counts, ctx.rank if phases else SHARED)
-        self._handle = _core.exchange_create(
-            ctx._handle,
-            limit,
-            rule,  # its machine code must stay as long as the engine
-            plan=plan.handle,
-            rule=made,
-            values=list(values.values()),
-            consistency=_core.CONSISTENCIES[mode],
-            staleness=staleness,
-            quorum=0 if mode == "ASYNC" else consistency.quorum or 0,
+        counts = {name: value.size for name, value in given.values.items()}
+        self._kind = Kind(optim.c_name(rule), given.rule.slots, counts, ctx.rank if given.phases else SHARED)
+        self._handle = self._created(given, limit)
+        self._open(given)
+        ctx._exchanges[self._address] = self
+
+    def _created(self, given: Checked, timeout: float) -> Any:
+        """The exchange in C."""
+        consistency, engine = self._made.consistency, self._made.engine
+        return _core.exchange_create(
+            self.context._handle,
+            timeout,
+            self._rule,  # its machine code must stay as long as the engine
+            plan=given.plan.handle,
+            rule=given.rule,
+            values=list(given.values.values()),
+            consistency=_core.CONSISTENCIES[given.mode],
+            staleness=consistency.staleness or 0,
+            quorum=0 if given.mode == "ASYNC" else consistency.quorum or 0,
             late=_core.LATE[consistency.late or "fold"],
             grace=-1 if consistency.grace is None else consistency.grace,
-            graph=graph,
-            progress=_core.PROGRESS[progress],
-            shared_params=bool(shared_params),
-            in_place=bool(in_place),
-            eager=not deterministic and not phases,
-            check_finite=bool(check_finite),
+            graph=given.graph,
+            progress=_core.PROGRESS[engine.progress],
+            shared_params=bool(engine.shared_params),
+            in_place=bool(engine.in_place),
+            eager=not engine.deterministic and not given.phases,
+            check_finite=bool(engine.check_finite),
             isa=_core.ISAS[self._isa],
         )
-        dtypes = wire_dtypes(plan)
-        keys = {name: KeyState(name, i, value.shape, dtypes[i]) for i, (name, value) in enumerate(values.items())}
+
+    def _open(self, given: Checked) -> None:
+        """The keys and the parameters, as they lie in C."""
+        engine, dtypes = self._made.engine, wire_dtypes(given.plan)
+        keys = {name: KeyState(name, i, value.shape, dtypes[i]) for i, (name, value) in enumerate(given.values.items())}
         self._nbytes = sum(key.nbytes for key in keys.values())
-        self._begin(
-            keys, rotates=int(plan.rows.column("depth").max()) > 1, finite=bool(check_finite), patience=patience
-        )
+        rotates = int(given.plan.rows.column("depth").max()) > 1
+        self._begin(keys, rotates=rotates, finite=bool(engine.check_finite), patience=engine.patience)
         shapes = [key.shape for key in keys.values()]
-        arrays = dict(zip(keys, _core.exchange_params(self._handle, shapes, not shared_params), strict=False))
+        arrays = dict(zip(keys, _core.exchange_params(self._handle, shapes, not engine.shared_params), strict=False))
         for name, array in arrays.items():
             keys[name].params = array
-        if in_place:
+        if engine.in_place:
             self._train_in_place(arrays)
-        self.params = Params(arrays, tuple(keys), ctx.rank)
-        ctx._exchanges[self._address] = self
+        self.params = Params(arrays, tuple(keys), self._rank)
 
     def __repr__(self) -> str:
         return (
@@ -637,20 +548,3 @@ class Exchange(Calls):
             return
         with suppress(HpcommError):  # what was raised first is told
             self.close(0)
-
-
-def _graph_cores(ctx: Context, progress: str) -> int:
-    """Every rank folds for itself: as many as all of them can have for threads."""
-    return max(1, 0 if progress == "inline" else _core.spare_cores(ctx._handle, tuple(range(ctx.size))))
-
-
-def _interfaces(ctx: Context, topology: ParameterServer) -> int:
-    if topology.interfaces is not None:
-        return topology.interfaces
-    return _core.interfaces(ctx._handle, topology.roles(ctx.size)[1])
-
-
-def _cores(ctx: Context, topology: ParameterServer, progress: str, interfaces: int) -> int:
-    """As many for each interface: a NIC needs one, and two that differ in cores would give theirs unequal work."""
-    spare = 0 if progress == "inline" else _core.spare_cores(ctx._handle, topology.roles(ctx.size)[1])
-    return max(1, spare // interfaces) * interfaces

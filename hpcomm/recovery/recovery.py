@@ -161,12 +161,12 @@ def _over(
             "checkpoint, the directory of a Checkpointer (ranks as the first context called them)"
         )
     topology: Any = made.topology
-    options = dict(made.options)
+    plan = made.plan
     consistency = made.consistency
     if isinstance(topology, ParameterServer):
         topology = _servers_left(topology, topology.roles(len(made.ranks))[1], left)
-        if options["cores"] is None:
-            options["cores"] = max(core for _, core in ex.plan.places) + 1
+        if plan.cores is None:
+            plan = replace(plan, cores=max(core for _, core in ex.plan.places) + 1)
         if consistency.quorum is not None:
             workers = len(topology.roles(fresh.size)[0])
             consistency = replace(consistency, quorum=min(consistency.quorum, workers))
@@ -174,8 +174,8 @@ def _over(
         topology = among(graph_phases(topology, len(made.ranks)), left)
     values = {key.name: ex.params[key.name] if ex.params else np.zeros(key.shape, np.float32) for key in ex.plan.keys}
     rule = optim.with_arguments(made.rule, args)
-    new = Exchange(fresh, values, topology, consistency, rule, timeout=timeout, **options)
-    new._made = replace(made, options=options)
+    new = Exchange(fresh, values, topology, consistency, rule, plan=plan, engine=made.engine, timeout=timeout)
+    new._made = replace(made, plan=plan)
     extra = lost.extra
     if missing >= 0:
         assert checkpoint is not None

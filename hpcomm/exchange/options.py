@@ -1,0 +1,133 @@
+"""What an exchange is made of, as values: how its plan is made, how it works, and all of it for another one."""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict
+
+from ..consistency import Consistency
+from ..errors import InvalidArgument
+from ..optim import AnyRule
+from ..plan import Plan
+from ..topology import Graph, ParameterServer
+
+Graphs = Graph | Sequence[Graph]
+AnyTopology = ParameterServer | Graphs | Callable[[int], Graphs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """How an exchange makes the plan of its topology. All ranks give the same; Exchange checks it, and tells all ranks.
+
+    Attributes:
+        chunk_bytes: bytes of float32 a chunk, a multiple of 64 (PHub, section 3.2.3). None: 32 KiB with servers; on a
+            graph 256 KiB, or where several cores would get fewer than four of all keys half of it, and so on down to
+            32 KiB.
+        depth: gradients of a key, 1 to 16. Under ASYNC so many pushes of it may be under way; under BSP one, while the
+            next gradient is written. On a graph: updates that may be on their way to a neighbour that has not folded
+            them; staleness + 2 at least, and with in_place 15 at most.
+        wire: the format of gradients: "float32", "float16" or "bfloat16". Sums are float32.
+        reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full.
+        cores: of each server. None means as many as its host can spare for threads, 1 for each of its interfaces at
+            least, and that with progress="inline"; ranks whose progress differs must give a number.
+    """
+
+    chunk_bytes: int | None = None
+    depth: int = 1
+    wire: str = "float32"
+    reduce: str = "mean"
+    cores: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How an exchange works. All ranks give the same, but for progress and patience, which may differ; Exchange checks
+    it, and tells all ranks.
+
+    Attributes:
+        in_place: on a graph whose rule is Average: the trainer trains params[name] where it lies, and a push without an
+            array sends it: `w = ex.params["w"]`, then over and over `w -= lr * grad` and `w = ex.push_pull("w")`.
+            Nothing is copied: the average is folded into another array while neighbours still read the model that was
+            sent, and that one is read-only from then on. gradient(name) gives params[name]. A 16-bit wire encodes the
+            push, and params stay where they are. A key has one push under way.
+        shared_params: the workers of a host read one copy of the parameters, which none may write. BSP, and transports
+            that map the peers' memory only.
+        deterministic: updates are folded in the order of the ranks when all are there, so that a run repeats bit for
+            bit; False folds each as it comes (tall aggregation as in PHub, section 3.2.2), in whatever order.
+        check_finite: a push of NaN or Inf, or of a value too large for the wire, is refused, with key and rank.
+        progress: who works for the chunks that this rank owns: "thread" (a pinned thread for each core), "inline"
+            (every wait of this rank's), or "auto" (threads where the host has cores to spare).
+        patience: pushes, pulls and steps that give no timeout wait so many times as long as they hardly ever take,
+            which is learned while they run (stats().usual; ASAP, section 5: a dynamic timeout by the time taken for
+            the reduce), 1 s at least and the context's default at most. None: that default.
+    """
+
+    in_place: bool = False
+    shared_params: bool = False
+    deterministic: bool = True
+    check_finite: bool = False
+    progress: str = "auto"
+    patience: float | None = None
+
+
+class Keywords(TypedDict, total=False):
+    """The fields of PlanOptions and EngineOptions, as Exchange takes them one by one."""
+
+    chunk_bytes: int | None
+    depth: int
+    wire: str
+    reduce: str
+    cores: int | None
+    in_place: bool
+    shared_params: bool
+    deterministic: bool
+    check_finite: bool
+    progress: str
+    patience: float | None
+
+
+_PLAN = frozenset(field.name for field in fields(PlanOptions))
+_ENGINE = frozenset(field.name for field in fields(EngineOptions))
+
+
+@dataclass(frozen=True)
+class Made:
+    """What an exchange was made of, for another one like it. One that takes its place after a death keeps that of the
+    first one: all ranks have that, whatever some had between.
+
+    Attributes:
+        topology: None where the plan was given by its rows.
+        ranks: of its context: what the topology's ranks were called at first.
+    """
+
+    topology: AnyTopology | None
+    consistency: Consistency
+    rule: AnyRule
+    plan: PlanOptions
+    engine: EngineOptions
+    ranks: tuple[int, ...]
+
+
+def check_keywords(keywords: Mapping[str, Any]) -> None:
+    """Raises TypeError for a keyword that is no field, as Python does for one that is no parameter."""
+    known = sorted(_PLAN | _ENGINE)
+    for name in keywords:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            told = f": did you mean {near[0]!r}?" if near else f"; the options are {', '.join(known)}"
+            raise TypeError(f"Exchange() got an unexpected keyword argument {name!r}{told}")
+
+
+def plan_options(plan: object, keywords: Mapping[str, Any]) -> PlanOptions:
+    """plan with what the keywords say of it; the defaults if plan is a whole plan."""
+    if not isinstance(plan, Plan | PlanOptions | None):
+        raise InvalidArgument(f"plan is {plan!r}: must be a Plan, or PlanOptions by which one is made")
+    base = plan if isinstance(plan, PlanOptions) else PlanOptions()
+    return replace(base, **{name: value for name, value in keywords.items() if name in _PLAN})
+
+
+def engine_options(engine: object, keywords: Mapping[str, Any]) -> EngineOptions:
+    """engine with what the keywords say of it."""
+    if not isinstance(engine, EngineOptions):
+        raise InvalidArgument(f"engine is {engine!r}: must be EngineOptions")
+    return replace(engine, **{name: value for name, value in keywords.items() if name in _ENGINE})

@@ -1,0 +1,101 @@
+"""What an exchange is made of: options as values, one by one as keywords, and both."""
+
+import inspect
+from dataclasses import FrozenInstanceError, fields
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+
+import hpcomm
+from hpcomm import BSP, EngineOptions, Exchange, InvalidArgument, ParameterServer, Plan, PlanOptions
+from hpcomm.exchange.options import Keywords
+
+F32 = np.float32
+PARAMS = {"fc": np.zeros((40, 30), F32), "bias": np.zeros(3, F32)}
+
+# Another value than the default for every option that a world of one with a server can have.
+PLAN: dict[str, Any] = {"chunk_bytes": 64, "depth": 2, "wire": "float16", "reduce": "sum", "cores": 2}
+ENGINE: dict[str, Any] = {
+    "shared_params": True,
+    "deterministic": False,
+    "check_finite": True,
+    "progress": "inline",
+    "patience": 3.0,
+}
+
+
+def made(ctx: hpcomm.Context, **given: Any) -> tuple[Plan, PlanOptions, EngineOptions]:
+    with Exchange(ctx, PARAMS, **given) as ex:
+        return ex.plan, ex._made.plan, ex._made.engine
+
+
+def test_keywords_are_the_fields() -> None:
+    hints = {**get_type_hints(PlanOptions), **get_type_hints(EngineOptions)}
+    assert get_type_hints(Keywords) == hints
+    assert len(hints) == len(fields(PlanOptions)) + len(fields(EngineOptions)), "no option is in both"
+    assert set(hints) == {*PLAN, *ENGINE, "in_place"}
+    assert not set(hints) & set(inspect.signature(Exchange).parameters)
+
+
+def test_options_are_values() -> None:
+    assert PlanOptions() == PlanOptions(chunk_bytes=None, depth=1, wire="float32", reduce="mean", cores=None)
+    assert hash(EngineOptions(**ENGINE)) == hash(EngineOptions(**ENGINE))
+    with pytest.raises(FrozenInstanceError):
+        PlanOptions().depth = 2  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        PlanOptions(32768)  # type: ignore[call-arg]  # a number alone says nothing
+
+
+def test_an_option_is_the_same_in_a_value_and_as_a_keyword(alone: hpcomm.Context) -> None:
+    plain = made(alone)
+    assert plain[1:] == (PlanOptions(), EngineOptions())
+    for name, value in PLAN.items():
+        one, by, _ = made(alone, plan=PlanOptions(**{name: value}))
+        other, by_keyword, _ = made(alone, **{name: value})
+        assert one == other
+        assert by == by_keyword
+        assert (one == plain[0]) == (name == "reduce"), f"{name} makes another plan; the sum of one is its mean"
+    for name, value in ENGINE.items():
+        value_given = made(alone, engine=EngineOptions(**{name: value}))
+        assert value_given == made(alone, **{name: value})
+        assert getattr(value_given[2], name) == value != getattr(EngineOptions(), name)
+
+
+def test_options_reach_the_exchange(alone: hpcomm.Context) -> None:
+    with Exchange(alone, PARAMS, plan=PlanOptions(**PLAN), engine=EngineOptions(**ENGINE)) as ex:
+        assert ex.plan == ParameterServer().compile(
+            PARAMS, 1, cores=2, chunk_bytes=64, depth=2, wire="float16", reduce="sum"
+        )
+        assert ex.stats().threads == 0
+        assert not ex.params["fc"].flags.writeable
+        assert ex.gradient("fc").dtype == np.float16
+        with pytest.raises(InvalidArgument, match="check_finite refuses it"):
+            ex.step({"fc": np.full((40, 30), np.nan, F32), "bias": np.zeros(3, F32)})
+    graph = hpcomm.topology.complete(1)
+    with Exchange(alone, PARAMS, graph, BSP, hpcomm.Average(), engine=EngineOptions(in_place=True)) as ex:
+        assert ex.gradient("fc") is ex.params["fc"]
+
+
+def test_a_keyword_changes_what_a_value_says(alone: hpcomm.Context) -> None:
+    _, by, _ = made(alone, plan=PlanOptions(wire="float16", chunk_bytes=64), wire="bfloat16")
+    assert by == PlanOptions(wire="bfloat16", chunk_bytes=64)
+    _, _, works = made(alone, engine=EngineOptions(progress="thread", check_finite=True), progress="inline")
+    assert works == EngineOptions(progress="inline", check_finite=True)
+
+
+def test_a_plan_made_earlier_says_what_options_would(alone: hpcomm.Context) -> None:
+    plan = ParameterServer().compile(PARAMS, 1, chunk_bytes=128)
+    assert made(alone, plan=plan, chunk_bytes=64)[0] is plan
+
+
+def test_presets_take_values_too(alone: hpcomm.Context) -> None:
+    with hpcomm.parameter_hub(alone, PARAMS, plan=PlanOptions(chunk_bytes=64), progress="inline") as ex:
+        assert (ex._made.plan.chunk_bytes, ex._made.engine.progress) == (64, "inline")
+
+
+def test_unknown_keywords(alone: hpcomm.Context) -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'chunkbytes': did you mean 'chunk_bytes'\?"):
+        Exchange(alone, PARAMS, chunkbytes=64)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'momentum'; the options are check_finite, chunk_bytes, cores"):
+        Exchange(alone, PARAMS, momentum=0.9)  # type: ignore[call-arg]
