@@ -37,7 +37,7 @@ from .optim import SGD, Adam, Average, Momentum, Nesterov, Rule
 from .plan import Plan
 from .presets import parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
-from .recovery import Recovered, recover
+from .recovery import Recovered, recover, run
 from .topology import ParameterServer
 from .window import Lane, Window
 
@@ -96,5 +96,6 @@ __all__ = [
     "parameter_hub",
     "recover",
     "restore",
+    "run",
     "stochastic_reduce",
 ]

@@ -270,7 +270,7 @@ class Context:
     def revoke(self) -> None:
         """After ranks left before the others were done: they count as failed from now on, on every rank, so that all
         waits of this context end by PeerFailed, also those for ranks that are there but go on without them. For
-        whoever finds it out, before shrink; recover and elastic.survive do it. Again is no error. With nobody gone
+        whoever finds it out, before shrink; recover and run do it. Again is no error. With nobody gone
         no wait ends yet, but exchanges of this context may stop. (ULFM's MPI_Comm_revoke.)"""
         _core.context_revoke(self._handle)
 

@@ -211,7 +211,7 @@ def test_run_takes_along_who_was_late() -> None:
                 passed.set()
 
         with exchange(context, quorum(2), progress="thread") as ex:
-            hpcomm.elastic.run(ex, step, 6, on_failure="shrink")
+            hpcomm.run(ex, step, 6)
             assert ex.version == 6
         return steps
 

@@ -234,7 +234,7 @@ def _dies_at_the_end(kind: str, late: tuple[int, ...], passed: bool, folder: str
         return told
 
     patch.object(recovery, "_over", over).start()
-    ex = hpcomm.elastic.run(ex, step, 12, on_failure="shrink", recovered=recovered, checkpoint=folder)
+    ex = hpcomm.run(ex, step, 12, recovered=recovered, checkpoint=folder)
     ended = {
         "told": [[list(one.lost), one.clock] for one in news],
         "ranks": ex.context.ranks,
@@ -358,7 +358,7 @@ def test_a_rank_that_only_serves_keeps_the_rates_that_the_workers_have_set(victi
         assert ended.values[rank][1:] == [20, [-10.0] * 8]
 
 
-def _runs(on_failure: str, at: int, least: int) -> list[Any]:
+def _runs(goes_on: bool, at: int, least: int) -> list[Any]:
     """On a ring of five rank 2 dies when all have begun a step: in the last one three others have no need of it."""
     world = mpi.world()
     assert world is not None
@@ -377,28 +377,30 @@ def _runs(on_failure: str, at: int, least: int) -> list[Any]:
     raised: list[str] = []
     ranks: list[int] = []
     try:
-        ex = hpcomm.elastic.run(
-            made, step, 6, on_failure=on_failure, recovered=lambda news: lost.append(list(news.lost)), least=least
-        )
+        if goes_on:
+            ex = hpcomm.run(made, step, 6, recovered=lambda news: lost.append(list(news.lost)), least=least)
+        else:
+            with pytest.warns(DeprecationWarning, match=r"hpcomm\.elastic\.run is deprecated: a loop over the steps"):
+                ex = hpcomm.elastic.run(made, step, 6)
         ranks = list(ex.context.ranks)
         ex.context.close()
     except hpcomm.PeerFailed as failed:
         raised.append(str(failed))
-    first.close() if on_failure == "shrink" else first.abort("its test is over")
+    first.close() if goes_on else first.abort("its test is over")
     return [ranks, lost, begun[-1], raised]
 
 
 @pytest.mark.parametrize("at", [3, 5])
-def test_run_goes_on_if_it_is_asked_to(at: int) -> None:
-    ended = mpi.spawn(5, _runs, "shrink", at, 1, check=False)
+def test_run_goes_on(at: int) -> None:
+    ended = mpi.spawn(5, _runs, True, at, 1, check=False)
     assert ended.codes == [0, 0, -signal.SIGKILL, 0, 0], ended.err
     for rank in (0, 1, 3, 4):
         assert ended.values[rank] == [[0, 1, 3, 4], [[2]], 5, []]
 
 
-def test_run_raises_if_it_is_asked_to_or_too_few_are_left() -> None:
-    for on_failure, least, message in (("raise", 1, " gone ("), ("shrink", 5, "4 are left, and least is 5")):
-        ended = mpi.spawn(5, _runs, on_failure, 3, least, check=False)
+def test_a_loop_raises_and_so_does_run_if_too_few_are_left() -> None:
+    for goes_on, least, message in ((False, 1, " gone ("), (True, 5, "4 are left, and least is 5")):
+        ended = mpi.spawn(5, _runs, goes_on, 3, least, check=False)
         for rank in (0, 1, 3, 4):
             ranks, lost, last, raised = ended.values[rank]
             assert (ranks, lost) == ([], [])
@@ -406,11 +408,23 @@ def test_run_raises_if_it_is_asked_to_or_too_few_are_left() -> None:
             assert message in raised[0]
 
 
-def test_run_knows_two_ways_to_fail() -> None:
+def test_elastic_run_is_an_alias() -> None:
+    begun: list[int] = []
+
+    def step(ex: hpcomm.Exchange, n: int) -> None:
+        begun.append(n)
+        ex.push_pull("w", np.ones(8, np.float32))
+
     with hpcomm.init() as ctx:
         ex = hpcomm.parameter_hub(ctx, {"w": np.zeros(8, np.float32)})
+        with pytest.warns(DeprecationWarning, match=r"hpcomm\.elastic\.run is deprecated: call hpcomm\.run"):
+            assert hpcomm.elastic.run(ex, step, 4, first=2, on_failure="shrink") is ex
+        with pytest.warns(DeprecationWarning, match="a loop over the steps") as warned:
+            assert hpcomm.elastic.run(ex, step, 5, first=4) is ex
+        assert warned[0].filename == __file__
+        assert begun == [2, 3, 4]
         with pytest.raises(hpcomm.InvalidArgument, match="on_failure is 'stop': must be one of 'raise', 'shrink'"):
-            hpcomm.elastic.run(ex, lambda ex, n: None, 1, on_failure="stop")
+            hpcomm.elastic.run(ex, step, 1, on_failure="stop")
 
 
 def _no_checkpoint() -> str:

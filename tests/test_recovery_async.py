@@ -295,7 +295,7 @@ def test_who_dies_while_others_set_a_rate() -> None:
 
 
 def _runs(folder: str, victim: int) -> dict[str, Any]:
-    """By elastic.run. The checkpoints are of steps at which all have met, so that they are the same on all ranks."""
+    """By hpcomm.run. The checkpoints are of steps at which all have met, so that they are the same on all ranks."""
     first = hpcomm.init(mpi.world())
     me = first.rank
     made = _exchange(first, ParameterServer(servers=[0, 3]), "inline")
@@ -319,7 +319,7 @@ def _runs(folder: str, victim: int) -> dict[str, Any]:
         ckpt = Checkpointer(found.exchange, folder, every=EVERY)
         news.append([found.clock, *found.lost])
 
-    ex = hpcomm.elastic.run(made, step, STEPS, on_failure="shrink", recovered=recovered, checkpoint=folder)
+    ex = hpcomm.run(made, step, STEPS, recovered=recovered, checkpoint=folder)
     found = {name: ex.pull(name).tolist() for name in CHUNKS}
     clock = ex.clock
     ex.close()

@@ -1,5 +1,6 @@
-"""After a failure: recovery goes on with one exchange over the ranks that are left, elastic with a whole training."""
+"""After a failure, two ways: recover, for a loop that gets PeerFailed itself, and run, a loop that goes on."""
 
+from .loop import run
 from .recovery import Recovered, recover
 
-__all__ = ["Recovered", "recover"]
+__all__ = ["Recovered", "recover", "run"]

@@ -1,0 +1,110 @@
+"""The loop of a training that goes on when ranks are lost."""
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from os import PathLike
+
+from ..context import Context
+from ..errors import HpcommError, PeerFailed
+from ..exchange import Exchange
+from .recovery import Recovered, recover
+
+
+def run(
+    exchange: Exchange,
+    step: Callable[[Exchange, int], object],
+    steps: int,
+    *,
+    first: int = 0,
+    recovered: Callable[[Recovered], object] = lambda _: None,
+    checkpoint: str | PathLike[str] | None = None,
+    least: int = 1,
+    timeout: float | None = None,
+) -> Exchange:
+    """Calls step(exchange, n) for n from first to steps - 1. When a rank dies or leaves meanwhile, those that are left
+    recover and go on from the step that they have agreed on. Collective; a rank that only serves makes no steps, but
+    serves until the workers have closed.
+
+        def step(ex, n):
+            ex.step(gradients(ex.params))
+
+        ex = hpcomm.run(ex, step, steps)
+
+    A loop of one's own gets PeerFailed instead, and calls recover.
+
+    Args:
+        step: makes one step: every key is pushed and pulled once, of the exchange that it is given: after a recovery
+            that is another one, with other arrays. It is to let PeerFailed pass, and may be called again for an n that
+            it has been called for. With a quorum a rank that was late goes on from the n of the others.
+        first: the step to begin with, of an exchange that was restored.
+        recovered: is called after each recovery; a Checkpointer is closed and made anew there.
+        checkpoint, timeout: as recover. The end, where nobody goes before all are done, has no deadline, as serve has
+            none: the slowest may be far behind.
+        least: with fewer ranks left PeerFailed is raised instead of going on. More than half of the ranks is what keeps
+            the two sides of a broken network from both going on.
+
+    Returns:
+        The exchange as it is in the end, for the trainer to close, and then its context; the context that the trainer
+        had made stays the trainer's as well. Contexts between the two are closed here.
+
+    Raises:
+        PeerFailed: fewer than least ranks are left.
+        Others as step, recover and recovered.
+    """
+    given, n = exchange.context, first
+    news: Recovered | None = None
+    while True:
+        try:
+            if news is not None:
+                recovered(news)
+            make_steps(exchange, step, n, steps)
+            if len(exchange.plan.workers) == exchange.context.size:
+                exchange.context.barrier(math.inf)  # nobody goes while others may have to recover
+            return exchange
+        except PeerFailed:
+            lost = exchange.context
+        try:
+            news = recover(exchange, checkpoint=checkpoint, timeout=timeout)
+        except BaseException:
+            with suppress(HpcommError):  # what went wrong first is what counts
+                if lost is not given:
+                    lost.close()
+            raise
+        if lost is not given:
+            lost.close()
+        exchange, n = news.exchange, news.clock
+        try:
+            check_least("run", given, exchange.context, least)
+        except PeerFailed:
+            exchange.context.close()
+            raise
+
+
+def make_steps(exchange: Exchange, step: Callable[[Exchange, int], object], first: int, steps: int) -> None:
+    """The steps of one exchange, or serving them, until a rank is lost."""
+    if not exchange.params:
+        exchange.serve()
+        return
+    n, begin = first, first - _folds(exchange)
+    while n < steps:
+        step(exchange, n)
+        n = n + 1 if exchange._made.consistency.quorum is None else begin + _folds(exchange)
+
+
+def _folds(exchange: Exchange) -> int:
+    """How far the parameters are, counted from anywhere."""
+    return exchange.clock if exchange.graph else exchange.version
+
+
+def check_least(op: str, first: Context, context: Context, least: int) -> None:
+    """Raises PeerFailed if fewer than least ranks are left of those of the first context."""
+    if context.size >= least:
+        return
+    lost = tuple(rank for rank, name in enumerate(first.ranks) if name not in context.ranks)
+    raise PeerFailed(
+        f"rank {first.rank}: {op}: ranks {', '.join(map(str, lost))} are gone; {context.size} are left, and least is "
+        f"{least}",
+        ranks=lost,
+        op=op,
+    )
