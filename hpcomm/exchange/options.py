@@ -92,12 +92,12 @@ _ENGINE = frozenset(field.name for field in fields(EngineOptions))
 
 @dataclass(frozen=True)
 class Made:
-    """What an exchange was made of, for another one like it. One that takes its place after a death keeps that of the
-    first one: all ranks have that, whatever some had between.
+    """What an exchange was made of, for another one like it. An exchange that recover makes keeps the Made of the job's
+    first exchange: every rank has that one, while only some ranks have those in between.
 
     Attributes:
-        topology: None where the plan was given by its rows.
-        ranks: of its context: what the topology's ranks were called at first.
+        topology: None where a plan was given instead.
+        ranks: of the context: what the topology's ranks were called at first.
     """
 
     topology: AnyTopology | None
