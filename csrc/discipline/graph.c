@@ -5,11 +5,15 @@
 
 /* ---- open ---- */
 
+const char *hpc_consistency_name(int consistency) {
+    static const char *const names[] = {"BSP", "ASYNC", "NOTIFY_ACK", "SSP", "BARRIER"};
+    return consistency >= HPC_BSP && consistency <= HPC_BARRIER ? names[consistency] : "unknown";
+}
+
 int hpc_graph_is_given(const hpc_exchange_config *f, const char *op) {
     if (f->graph != NULL) return HPC_OK;
-    static const char *const names[] = {[HPC_NOTIFY_ACK] = "NOTIFY_ACK", [HPC_SSP] = "SSP", [HPC_BARRIER] = "BARRIER"};
     return hpc_fail(HPC_ERR_INVALID, op, "%s: consistency %s needs a graph; servers know BSP and ASYNC", op,
-                    names[f->consistency]);
+                    hpc_consistency_name(f->consistency));
 }
 
 int hpc_graph_check_partial(const hpc_exchange_config *f, const char *by, const char *op) {

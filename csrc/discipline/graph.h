@@ -27,6 +27,7 @@ static inline const hpc_phases *hpc_phases_of(const hpc_exchange *ex) {
 
 int hpc_graph_prepare(hpc_exchange *ex, const hpc_exchange_config *config, const char *op);
 void hpc_graph_free(hpc_exchange *ex);
+const char *hpc_consistency_name(int consistency);
 /* HPC_ERR_INVALID where a graph is needed and there is none. */
 int hpc_graph_is_given(const hpc_exchange_config *config, const char *op);
 /* HPC_OK unless what some inputs may miss (by, in words) could not be folded: a fold of one's own, negative weights. */

@@ -820,11 +820,10 @@ static int suits(const hpc_exchange_config *f) {
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
     if (f->consistency != HPC_NOTIFY_ACK || f->late != HPC_LATE_DROP || f->graph->n_phases > 1)
-        return hpc_fail(
-            HPC_ERR_UNSUPPORTED, "exchange",
-            "exchange: quorum is %d under consistency %d with late %d, on a graph of %d phases; on a graph a "
-            "quorum needs NOTIFY_ACK, late 1 (drop) and one phase",
-            f->quorum, f->consistency, f->late, f->graph->n_phases);
+        return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
+                        "exchange: quorum is %d under %s with late %d, on a graph of %d phases; on a graph a "
+                        "quorum needs NOTIFY_ACK, late 1 (drop) and one phase",
+                        f->quorum, hpc_consistency_name(f->consistency), f->late, f->graph->n_phases);
     return hpc_graph_check_partial(f, "NOTIFY_ACK with a quorum", "exchange");
 }
 

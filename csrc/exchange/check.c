@@ -6,6 +6,7 @@
 
 #include "base/isa.h"
 #include "discipline/discipline.h"
+#include "discipline/graph.h"
 #include "exchange/exchange.h"
 
 static const char op_create[] = "exchange";
@@ -26,8 +27,6 @@ struct key_description {
     char name[NAME_BYTES]; /* cut; the digest has it all */
     uint64_t count;
 };
-
-static const char *const consistencies[] = {"BSP", "ASYNC", "NOTIFY_ACK", "SSP", "BARRIER"};
 
 static int is_edge(const hpc_graph *g, int to, int from) {
     size_t ranks = (size_t)g->ranks;
@@ -136,7 +135,7 @@ static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) 
                         f->consistency);
     if (d == NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: this build has no consistency %s %s",
-                        consistencies[f->consistency], f->graph != NULL ? "on a graph" : "with servers");
+                        hpc_consistency_name(f->consistency), f->graph != NULL ? "on a graph" : "with servers");
     return d->check == NULL ? HPC_OK : d->check(c, f);
 }
 
