@@ -56,7 +56,7 @@ static int is_any(const hpc_endpoint *e) {
 }
 
 /* "10.0.0.2 and fd00::2" */
-static const char *list_addresses(const hpc_place *place, char text[ADDRESSES_TEXT]) {
+static const char *list_addresses(const hpc_meeting_place *place, char text[ADDRESSES_TEXT]) {
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < place->n && used < ADDRESSES_TEXT - 1; i++) {
@@ -70,7 +70,7 @@ static const char *list_addresses(const hpc_place *place, char text[ADDRESSES_TE
 }
 
 /* Each address once. */
-static void keep(hpc_place *place, const struct addrinfo *found) {
+static void keep(hpc_meeting_place *place, const struct addrinfo *found) {
     for (; found != NULL && place->n < HPC_PLACES; found = found->ai_next) {
         hpc_endpoint *e = &place->at[place->n];
         int known = !endpoint_of(found->ai_addr, place->port, e);
@@ -80,7 +80,7 @@ static void keep(hpc_place *place, const struct addrinfo *found) {
 }
 
 /* 0, or what getaddrinfo says. Others than rank 0 ask again: a host that starts last may have no name yet. */
-static int look_up(hpc_place *place, int rank, double deadline) {
+static int look_up(hpc_meeting_place *place, int rank, double deadline) {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
     for (int pause = 10;; pause = pause < 500 ? 2 * pause : 1000) {
@@ -96,7 +96,8 @@ static int look_up(hpc_place *place, int rank, double deadline) {
     }
 }
 
-int hpc_place_find(hpc_place *place, int rank, const char *host, int port, int has_secret, double deadline) {
+int hpc_meeting_place_find(hpc_meeting_place *place, int rank, const char *host, int port, int has_secret,
+                           double deadline) {
     char addresses[ADDRESSES_TEXT];
     memset(place, 0, sizeof *place);
     if (host == NULL || host[0] == '\0' || strlen(host) >= sizeof place->host)
@@ -149,7 +150,7 @@ static int listen_at(const hpc_endpoint *e) {
     return -1;
 }
 
-static int fail_to_listen(const hpc_place *place, int rank, int error) {
+static int fail_to_listen(const hpc_meeting_place *place, int rank, int error) {
     char addresses[ADDRESSES_TEXT], own[HOST_NAME_MAX + 1] = "";
     if (error == EADDRINUSE)
         return hpc_fail(HPC_ERR_CONFIG, "init",
@@ -167,7 +168,7 @@ static int fail_to_listen(const hpc_place *place, int rank, int error) {
                     rank, place->host, list_addresses(place, addresses), own, strerror(error));
 }
 
-int hpc_place_listen(const hpc_place *place, int rank, int fds[HPC_PLACES]) {
+int hpc_meeting_place_listen(const hpc_meeting_place *place, int rank, int fds[HPC_PLACES]) {
     int n = 0, error = EADDRNOTAVAIL;
     for (int i = 0; i < place->n; i++) {
         int fd = listen_at(&place->at[i]);

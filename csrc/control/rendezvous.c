@@ -40,7 +40,7 @@ struct hpc_rendezvous {
     pid_t owner;
     uint32_t round; /* the one under way, or the next one */
     double since;   /* when this call began */
-    hpc_place place;
+    hpc_meeting_place place;
     unsigned char key[HPC_DIGEST_BYTES];
     int over; /* notice says why */
     hpc_notice notice;
@@ -413,7 +413,7 @@ static int open_doors(hpc_rendezvous *rv) {
     if (rv->polled == NULL || rv->members == NULL)
         return hpc_fail(HPC_ERR_MEMORY, "init", "rank 0: init: no memory for %d ranks", rv->size);
     for (int r = 0; r < rv->size; r++) rv->members[r].fd = -1;
-    int n = hpc_place_listen(&rv->place, rv->rank, rv->listeners);
+    int n = hpc_meeting_place_listen(&rv->place, rv->rank, rv->listeners);
     if (n < 0) return n;
     rv->n_listeners = n;
     return HPC_OK;
@@ -572,7 +572,7 @@ int hpc_rendezvous_create(int rank, int size, const char *host_name, int port, c
     for (int i = 0; i < STRANGERS; i++) rv->strangers[i].fd = -1;
     hpc_hmac(secret, secret != NULL ? secret_bytes : 0, &label, 1, rv->key);
     if (size > 1) {
-        status = hpc_place_find(&rv->place, rank, host_name, port, secret != NULL, deadline);
+        status = hpc_meeting_place_find(&rv->place, rank, host_name, port, secret != NULL, deadline);
         if (status == HPC_OK) status = rank == 0 ? host(rv, deadline) : join(rv, deadline);
     }
     if (status != HPC_OK)

@@ -75,19 +75,20 @@ int hpc_letters_got(hpc_letters *letters, size_t n, const char **why);
 
 enum { HPC_PLACES = 8, HPC_PLACE_TEXT = 272 };
 
-typedef struct hpc_place {
+typedef struct hpc_meeting_place {
     char host[HPC_PLACE_TEXT - 16], text[HPC_PLACE_TEXT]; /* "node1", "node1:29500" */
     int port, n;
     int is_loopback;             /* no other host reaches it */
     hpc_endpoint at[HPC_PLACES]; /* what the host's name means */
-} hpc_place;
+} hpc_meeting_place;
 
 /* Looks up host. HPC_ERR_INVALID for no host or port; HPC_ERR_CONFIG for a name that means nothing, which others than
  * rank 0 ask for until the deadline; HPC_ERR_AUTH for one that is not loopback while there is no secret. A look-up that
  * the resolver has begun ends by the resolver's own limits. */
-int hpc_place_find(hpc_place *place, int rank, const char *host, int port, int has_secret, double deadline);
+int hpc_meeting_place_find(hpc_meeting_place *place, int rank, const char *host, int port, int has_secret,
+                           double deadline);
 
 /* Listens on those of the addresses that are this host's: how many, or HPC_ERR_CONFIG. */
-int hpc_place_listen(const hpc_place *place, int rank, int fds[HPC_PLACES]);
+int hpc_meeting_place_listen(const hpc_meeting_place *place, int rank, int fds[HPC_PLACES]);
 
 #endif
