@@ -23,11 +23,6 @@
 
 static const double LEAVE_SECONDS = 1; /* for all peers together, as for a revoke */
 
-int hpc_mesh_watch(const hpc_control *c, int fd, int kind, int index) {
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)kind << 32 | (uint32_t)index};
-    return epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event);
-}
-
 /* ---- opening ---- */
 
 static uint64_t pid_namespace(void) {
@@ -113,10 +108,6 @@ err:
 }
 
 /* ---- facts ---- */
-
-void hpc_control_name_job(const hpc_control_address *rank0, char job[HPC_JOB_BYTES]) {
-    for (int i = 0; i < HPC_COOKIE_BYTES; i++) snprintf(job + 2 * i, 3, "%02x", rank0->name[i]);
-}
 
 void hpc_control_address_of(const hpc_control *control, hpc_control_address *address) {
     *address = control->self;
@@ -215,7 +206,7 @@ static void close_all(hpc_control *c) {
 void hpc_control_stop(hpc_control *c, const char *why) {
     if (!hpc_group_is_mine(c->group) || !atomic_exchange(&c->running, 0)) return;
     atomic_store(&c->stopping, 1);
-    hpc_service_poke(c);
+    hpc_mesh_poke(c);
     pthread_join(c->thread, NULL);
     say_goodbye(c, why);
     await_ends(c);

@@ -129,7 +129,7 @@ static void poke(asking *a) {
     if (!a->poke) return;
     a->poke = 0;
     atomic_store(&a->control->inquiries, 1); /* after the links that are wanted */
-    hpc_service_poke(a->control);
+    hpc_mesh_poke(a->control);
 }
 
 static int all_have_answered(void *arg) {

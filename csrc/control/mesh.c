@@ -25,6 +25,20 @@ unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address) {
     return (unsigned)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
+void hpc_control_name_job(const hpc_control_address *rank0, char job[HPC_JOB_BYTES]) {
+    for (int i = 0; i < HPC_COOKIE_BYTES; i++) snprintf(job + 2 * i, 3, "%02x", rank0->name[i]);
+}
+
+int hpc_mesh_watch(const hpc_control *c, int fd, int kind, int index) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)kind << 32 | (uint32_t)index};
+    return epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event);
+}
+
+void hpc_mesh_poke(hpc_control *c) {
+    uint64_t one = 1;
+    if (write(c->poke_fd, &one, sizeof one) < 0) return; /* full of pokes: it is awake */
+}
+
 /* ---- Unix ---- */
 
 /* HPC_IN_PROGRESS when nobody listens there. */
@@ -236,7 +250,7 @@ static int call_tcp(hpc_control *c, int rank, double deadline) {
     hpc_link_publish(c, rank, fd, HPC_LINK_TCP);
     if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0)
         return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
-    hpc_service_poke(c); /* the clock has something to do now */
+    hpc_mesh_poke(c); /* the clock has something to do now */
     hpc_link_alive(c, rank);
     return HPC_OK;
 }

@@ -1,6 +1,14 @@
-/* Inside the control channel: its links, and what its parts do for each other. control.c opens and closes, mesh.c
- * calls, service.c is the thread that answers and listens, link.c moves frames, collective.c gathers, survivors.c goes
- * on without those who departed.
+/* Inside the control channel: its links, and what its parts do for each other. Each of these files calls only files
+ * that come before it in this list:
+ *
+ *   link.c        moves frames
+ *   mesh.c        connects to the other ranks
+ *   collective.c  gathers
+ *   jobs.c        shows what this rank does, and asks others for it
+ *   inquiry.c     follows waits to the ranks at their end
+ *   survivors.c   goes on without the ranks that departed
+ *   service.c     is the thread that answers and listens
+ *   control.c     opens and closes
  *
  * Threads: the service thread; the one that connects; those that make collectives or call lanes; the one that stops.
  *
@@ -152,10 +160,6 @@ struct hpc_control {
     char transports[64]; /* shown to whoever asks, as the links' host, once the watch of the group says connected */
 };
 
-/* epoll's user data: what kind of descriptor, and which. */
-enum { HPC_WATCH_POKE, HPC_WATCH_UNIX, HPC_WATCH_TCP, HPC_WATCH_STRANGER, HPC_WATCH_LINK, HPC_WATCH_PROCESS };
-int hpc_mesh_watch(const hpc_control *c, int fd, int kind, int index); /* 0, or -1 with errno */
-
 static inline void hpc_close(int *fd) {
     if (*fd >= 0) close(*fd);
     *fd = -1;
@@ -201,7 +205,6 @@ void hpc_message_free(hpc_message *m);
 /* ---- service.c ---- */
 
 int hpc_service_start(hpc_control *c); /* 0, or an errno */
-void hpc_service_poke(hpc_control *c);
 
 /* ---- survivors.c ---- */
 
@@ -217,6 +220,14 @@ int hpc_inquiry_look(hpc_control *c);
 hpc_follow hpc_inquiry_follow;
 
 /* ---- mesh.c ---- */
+
+/* Adds a descriptor to the set that the service thread waits in; 0, or -1 with errno. kind and index tell it what kind
+ * of descriptor has an event, and which one. */
+enum { HPC_WATCH_POKE, HPC_WATCH_UNIX, HPC_WATCH_TCP, HPC_WATCH_STRANGER, HPC_WATCH_LINK, HPC_WATCH_PROCESS };
+int hpc_mesh_watch(const hpc_control *c, int fd, int kind, int index);
+
+/* Wakes the service thread, so that it looks at what has changed. */
+void hpc_mesh_poke(hpc_control *c);
 
 /* The peer answers at this endpoint. */
 void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint);

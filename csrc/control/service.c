@@ -376,8 +376,3 @@ int hpc_service_start(hpc_control *c) {
     if (error == 0) pthread_setname_np(c->thread, "hpcomm-control");
     return error;
 }
-
-void hpc_service_poke(hpc_control *c) {
-    uint64_t one = 1;
-    if (write(c->poke_fd, &one, sizeof one) < 0) return; /* full of pokes: it is awake */
-}
