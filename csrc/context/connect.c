@@ -52,12 +52,12 @@ static int check_addresses(const hpc_context *c) {
 
 /* Every pair is judged by every rank alike, so that one unreachable pair fails the start of all of them. */
 static int choose_transports(hpc_context *c) {
-    const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
     char why[512];
     for (int apart = 1; apart <= c->group.size; apart++) /* what is wrong is told of two ranks, where there are two */
         for (int a = 0; a < c->group.size; a++) {
             int b = (a + apart) % c->group.size;
-            const hpc_transport *t = hpc_transport_choose(names, &c->addresses[a], &c->addresses[b], why, sizeof why);
+            const hpc_transport *t = hpc_transport_choose(hpc_transport_names(&c->self), &c->addresses[a],
+                                                          &c->addresses[b], why, sizeof why);
             if (t == NULL)
                 return hpc_fail(HPC_ERR_UNSUPPORTED, "init",
                                 "init: no transport reaches rank %d (%s) from rank %d (%s): %s", b,
@@ -65,7 +65,7 @@ static int choose_transports(hpc_context *c) {
             if (a == c->group.rank) c->transports[b] = t;
         }
     const hpc_transport **own = &c->transports[c->group.rank];
-    if (*own == &hpc_transport_tcp || *own == &hpc_transport_verbs) *own = &hpc_transport_shm;
+    *own = hpc_transport_to_self(*own);
     return HPC_OK;
 }
 
@@ -91,18 +91,23 @@ static void choose_waiting(hpc_context *c) {
     if (c->group.yield < 0) c->group.yield = here <= cores ? 100e-6 : 500e-6;
 }
 
-/* What serves a pair that looks like one host but is none (a cloned machine, say); NULL if nothing does. */
-static const hpc_transport *across_hosts(const hpc_context *c, size_t peer) {
-    static const hpc_transport *const candidates[] = {&hpc_transport_verbs, &hpc_transport_tcp};
-    const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports, *why;
-    for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++)
-        if (hpc_transport_allowed(names, candidates[i]) && candidates[i]->reaches(&c->self, &c->addresses[peer], &why))
-            return candidates[i];
-    return NULL;
+/* The kinds of link (hpc_link_kind bits) that the transport to this rank can have. Ranks that look like one host and
+ * are none (cloned machines, say) need TCP; one process cannot look like two. */
+static unsigned char links_for(const hpc_context *c, size_t rank) {
+    const hpc_transport *t = c->transports[rank];
+    const hpc_address *self = &c->self, *peer = &c->addresses[rank];
+    unsigned char links = 0;
+    int one_host = t->caps & HPC_CAP_ONE_HOST;
+    int calls = t->accept_lane != NULL; /* its lanes call the TCP listeners, also on one host */
+    if (t->caps & HPC_CAP_ONE_PROCESS) return HPC_LINK_UNIX;
+    if (one_host || (hpc_same_host(self, peer) && !calls)) links |= HPC_LINK_UNIX;
+    if (one_host && hpc_transport_across_hosts(hpc_transport_names(self), self, peer) == NULL) return links;
+    if (hpc_both_listen(self, peer)) links |= HPC_LINK_TCP;
+    return links;
 }
 
-/* Connects the control channel by what the chosen transports need; where shared memory was chosen and the link comes
- * out as TCP, the transport follows. */
+/* Connects the control channel by what the chosen transports need. Where shared memory was chosen and the link comes
+ * out as TCP, the pair gets a transport that connects hosts. */
 static int connect_control(hpc_context *c, double deadline) {
     size_t size = (size_t)c->group.size;
     hpc_control_address *controls = calloc(size, sizeof *controls);
@@ -111,14 +116,9 @@ static int connect_control(hpc_context *c, double deadline) {
     if (controls == NULL || links == NULL || same_host == NULL)
         status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %zu addresses", size);
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
-        const hpc_transport *t = c->transports[r];
-        const char *why;
-        int both_listen = hpc_transport_tcp.reaches(&c->self, &c->addresses[r], &why);
         controls[r] = c->addresses[r].control;
         same_host[r] = (unsigned char)hpc_same_host(&c->addresses[r], &c->self);
-        if (t->caps & HPC_CAP_ONE_HOST || (t == &hpc_transport_verbs && same_host[r])) links[r] |= HPC_LINK_UNIX;
-        if (both_listen && t != &hpc_transport_loop && (t != &hpc_transport_shm || across_hosts(c, r) != NULL))
-            links[r] |= HPC_LINK_TCP;
+        links[r] = links_for(c, r);
     }
     if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, deadline);
     /* Nobody goes on without one that failed or left while others connected: it may have begun the next step, and they
@@ -127,8 +127,8 @@ static int connect_control(hpc_context *c, double deadline) {
     c->all_remote = size > 1;
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
         if (r == (size_t)c->group.rank) continue;
-        if (hpc_control_link(c->control, (int)r) == HPC_LINK_TCP && c->transports[r] == &hpc_transport_shm)
-            c->transports[r] = across_hosts(c, r);
+        if (hpc_control_link(c->control, (int)r) == HPC_LINK_TCP && c->transports[r]->caps & HPC_CAP_ONE_HOST)
+            c->transports[r] = hpc_transport_across_hosts(hpc_transport_names(&c->self), &c->self, &c->addresses[r]);
         if (c->transports[r]->caps & HPC_CAP_ONE_HOST) c->all_remote = 0;
     }
     free(controls);
@@ -149,13 +149,14 @@ static void list_used(hpc_context *c) {
 /* Ports that no pair has chosen are closed again. Where both ranks have some and go by TCP all the same, that is told.
  */
 static void settle_nics(hpc_context *c) {
-    const char *why, *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
-    int wanted = 0;
-    for (int r = 0; r < c->group.size; r++) wanted |= c->transports[r] == &hpc_transport_verbs;
-    for (int r = 0; r < c->group.size && c->nics != NULL && hpc_transport_allowed(names, &hpc_transport_verbs); r++)
-        if (c->transports[r] == &hpc_transport_tcp && c->addresses[r].devices.state == HPC_VERBS_READY &&
-            !hpc_transport_verbs.reaches(&c->self, &c->addresses[r], &why)) {
-            hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "no verbs to rank %d: %s", r, why);
+    const hpc_transport *by_nics = hpc_transport_find(hpc_transport_names(&c->self), HPC_CAP_NICS, 0);
+    const char *why;
+    unsigned wanted = 0;
+    for (int r = 0; r < c->group.size; r++) wanted |= c->transports[r]->caps & HPC_CAP_NICS;
+    for (int r = 0; r < c->group.size && c->nics != NULL && by_nics != NULL; r++)
+        if (!(c->transports[r]->caps & (HPC_CAP_ONE_HOST | HPC_CAP_NICS)) &&
+            c->addresses[r].devices.state == HPC_VERBS_READY && !by_nics->reaches(&c->self, &c->addresses[r], &why)) {
+            hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "no %s to rank %d: %s", by_nics->name, r, why);
             break;
         }
     if (wanted) return;

@@ -56,7 +56,7 @@ static void describe_self(hpc_context *c, const hpc_config *config) {
     if (gethostname(a->hostname, sizeof a->hostname - 1) != 0) snprintf(a->hostname, sizeof a->hostname, "?");
     snprintf(a->transports, sizeof a->transports, "%s", config->transports == NULL ? "" : config->transports);
     hpc_control_address_of(c->control, &a->control);
-    if (hpc_transport_allowed(config->transports, &hpc_transport_verbs))
+    if (hpc_transport_find(config->transports, HPC_CAP_NICS, 0) != NULL)
         hpc_nics_open(config->devices, &c->nics, &a->devices);
     else
         a->devices.state = HPC_VERBS_NOT_ALLOWED;
@@ -154,9 +154,9 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
     if (status != HPC_OK) goto err;
     g->bell = hpc_memory_data(c->bell_memory);
-    const hpc_control_config control = {hpc_transport_allowed(config->transports, &hpc_transport_tcp) ||
-                                            hpc_transport_allowed(config->transports, &hpc_transport_verbs),
-                                        config->interfaces, config->silence, config->secret, config->secret_bytes};
+    const int connects_hosts = hpc_transport_find(config->transports, 0, HPC_CAP_ONE_HOST) != NULL;
+    const hpc_control_config control = {connects_hosts, config->interfaces, config->silence, config->secret,
+                                        config->secret_bytes};
     status = hpc_control_open(g, c->bell_memory, &control, &c->control);
     if (status != HPC_OK) goto err;
     hpc_control_on_lane(c->control, accept_lane, c);

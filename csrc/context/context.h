@@ -51,6 +51,9 @@ int hpc_context_join(hpc_context *context, const char *op, const hpc_joint *join
  * nbytes come to with all that belongs to them. */
 int hpc_context_check_memory(hpc_context *context, const char *op, size_t nbytes, size_t total, double deadline);
 
+/* Whether NICs carry what that rank sends to at least one other. */
+int hpc_context_uses_nics(const hpc_context *context, int rank);
+
 /* HPC_ERR_INVALID unless 0 <= rank < size. */
 int hpc_context_check_rank(const hpc_context *context, int rank, const char *what, const char *op);
 

@@ -112,7 +112,7 @@ static int attach(const hpc_transport *transport, void *object, int peer, const 
 
 int hpc_window_node(const hpc_context *c) {
     for (int r = 0; r < c->group.size; r++)
-        if (c->transports[r] == &hpc_transport_verbs) return hpc_nics_node(c->nics);
+        if (c->transports[r]->caps & HPC_CAP_NICS) return hpc_nics_node(c->nics);
     return -1;
 }
 

@@ -34,38 +34,6 @@ int hpc_spare_cores(const hpc_context *c, const int *servers, int n_servers) {
     return n_servers > 0 ? least : 0;
 }
 
-/* The rails of two ranks of the context, whichever they are; 0 if verbs does not carry what they say to each other. */
-static int rails_between(const hpc_context *c, int a, int b) {
-    const char *names = c->self.transports[0] == 0 ? NULL : c->self.transports, *no_rail;
-    char why[64];
-    const hpc_address *self = &c->addresses[a], *peer = &c->addresses[b];
-    hpc_rail rails[HPC_RAILS];
-    if (hpc_transport_choose(names, self, peer, why, sizeof why) != &hpc_transport_verbs) return 0;
-    return hpc_match_rails(&self->devices, &peer->devices, !hpc_transport_allowed(names, &hpc_transport_tcp), rails,
-                           &no_rail);
-}
-
-int hpc_interfaces(const hpc_context *c, const int *servers, int n_servers) {
-    int least = n_servers > 0 ? HPC_RAILS : 1;
-    if (c == NULL || !c->connected || servers == NULL) return 1;
-    for (int s = 0; s < n_servers; s++) {
-        int most = 1;
-        if (servers[s] < 0 || servers[s] >= c->group.size) return 1;
-        for (int r = 0; r < c->group.size; r++) {
-            int rails = r != servers[s] ? rails_between(c, servers[s], r) : 0;
-            if (rails > most) most = rails;
-        }
-        if (most < least) least = most;
-    }
-    return least;
-}
-
-static int uses_nics(const hpc_context *c, int rank) {
-    for (int r = 0; r < c->group.size; r++)
-        if (r != rank && rails_between(c, rank, r) > 0) return 1;
-    return 0;
-}
-
 void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wanted, int n, int *chosen) {
     for (int i = 0; i < n; i++) {
         chosen[i] = -1;
@@ -100,7 +68,7 @@ static int choose_cpus(hpc_exchange *ex, const int *cpus, int n_cpus, int n, con
     }
     for (int r = 0; r < c->group.size; r++) {
         if (!same_host(c, r, me)) continue;
-        int near = ex->layout.places[r].cores > 0 && uses_nics(c, r);
+        int near = ex->layout.places[r].cores > 0 && hpc_context_uses_nics(c, r);
         if (r == me) mine = at;
         for (int i = 0; i < ex->layout.places[r].cores; i++, at++) {
             int core = ex->plan->affinity == HPC_KEY_BY_CORE ? i : -1;

@@ -296,7 +296,7 @@ static int keeps_order(const hpc_context *c, char why[HPC_ORDER_BYTES]) {
 
 const hpc_transport hpc_transport_loop = {
     .name = "loop",
-    .caps = HPC_CAP_ONE_HOST,
+    .caps = HPC_CAP_ONE_HOST | HPC_CAP_ONE_PROCESS,
     .reaches = reaches,
     .window_export = window_export,
     .window_attach = window_attach,

@@ -77,10 +77,24 @@ static inline int hpc_same_host(const hpc_address *a, const hpc_address *b) {
     return a->host[0] == b->host[0] && a->host[1] == b->host[1];
 }
 
+/* Whether a TCP connection can join them: each listens on some interface. */
+static inline int hpc_both_listen(const hpc_address *a, const hpc_address *b) {
+    return a->control.endpoints[0].family != 0 && b->control.endpoints[0].family != 0;
+}
+
+/* The transports that its rank allows, as hpc_transport_choose takes them. */
+static inline const char *hpc_transport_names(const hpc_address *address) {
+    return address->transports[0] == 0 ? NULL : address->transports;
+}
+
 static inline int hpc_same_process(const hpc_context *context, int rank) {
     const hpc_control_address *a = &context->self.control, *b = &context->addresses[rank].control;
     return a->pid == b->pid && a->pid_namespace == b->pid_namespace;
 }
+
+/* The rails of two ranks, as hpc_match_rails says. Ports of different subnets match only where the ranks allow nothing
+ * else that connects hosts. */
+int hpc_transport_rails(const hpc_address *self, const hpc_address *peer, hpc_rail rails[HPC_RAILS], const char **why);
 
 /* The one of its transports, opened at the first call, while lanes are: by then they have been chosen. NULL with the
  * error recorded. */

@@ -13,7 +13,7 @@ const char *hpc_transport_name(int i) {
     return i >= 0 && i < TRANSPORTS ? transports[i]->name : NULL;
 }
 
-static const hpc_transport *find(const char *name, size_t length) {
+static const hpc_transport *by_name(const char *name, size_t length) {
     for (int i = 0; i < TRANSPORTS; i++)
         if (strlen(transports[i]->name) == length && memcmp(transports[i]->name, name, length) == 0)
             return transports[i];
@@ -25,7 +25,7 @@ int hpc_transport_check(const char *names) {
     size_t used = 0;
     for (const char *p = names; p != NULL; p = *p == ',' ? p + 1 : NULL) {
         size_t length = strcspn(p, ",");
-        if (find(p, length) == NULL) {
+        if (by_name(p, length) == NULL) {
             for (int i = 0; i < TRANSPORTS && used < sizeof known; i++)
                 used +=
                     (size_t)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", transports[i]->name);
@@ -37,11 +37,11 @@ int hpc_transport_check(const char *names) {
     return HPC_OK;
 }
 
-int hpc_transport_allowed(const char *names, const hpc_transport *transport) {
+static int is_in(const char *names, const hpc_transport *transport) {
     if (names == NULL) names = all_but_loop;
     for (const char *p = names; p != NULL; p = *p == ',' ? p + 1 : NULL) {
         size_t length = strcspn(p, ",");
-        if (find(p, length) == transport) return 1;
+        if (by_name(p, length) == transport) return 1;
         p += length;
     }
     return 0;
@@ -55,13 +55,43 @@ const hpc_transport *hpc_transport_choose(const char *names, const struct hpc_ad
     if (names == NULL) names = all_but_loop;
     for (const char *p = names; p != NULL; p = *p == ',' ? p + 1 : NULL) {
         size_t length = strcspn(p, ",");
-        const hpc_transport *t = find(p, length);
+        const hpc_transport *t = by_name(p, length);
         if (t != NULL && t->reaches(self, peer, &reason)) return t;
         if (t != NULL && used < cap)
             used += (size_t)snprintf(why + used, cap - used, "%s%s: %s", used > 0 ? "; " : "", t->name, reason);
         p += length;
     }
     return NULL;
+}
+
+const hpc_transport *hpc_transport_find(const char *names, unsigned with, unsigned without) {
+    for (int i = 0; i < TRANSPORTS; i++) {
+        unsigned caps = transports[i]->caps;
+        if ((caps & with) == with && !(caps & without) && is_in(names, transports[i])) return transports[i];
+    }
+    return NULL;
+}
+
+const hpc_transport *hpc_transport_across_hosts(const char *names, const struct hpc_address *self,
+                                                const struct hpc_address *peer) {
+    const char *why;
+    for (int i = 0; i < TRANSPORTS; i++) {
+        const hpc_transport *t = transports[i];
+        if (!(t->caps & HPC_CAP_ONE_HOST) && is_in(names, t) && t->reaches(self, peer, &why)) return t;
+    }
+    return NULL;
+}
+
+const hpc_transport *hpc_transport_to_self(const hpc_transport *chosen) {
+    if (chosen->caps & HPC_CAP_ONE_HOST) return chosen;
+    for (int i = 0; i < TRANSPORTS; i++)
+        if (transports[i]->caps & HPC_CAP_PEER_VIEW) return transports[i];
+    return NULL;
+}
+
+int hpc_transport_rails(const hpc_address *self, const hpc_address *peer, hpc_rail rails[HPC_RAILS], const char **why) {
+    int routed = hpc_transport_find(hpc_transport_names(self), 0, HPC_CAP_ONE_HOST | HPC_CAP_NICS) == NULL;
+    return hpc_match_rails(&self->devices, &peer->devices, routed, rails, why);
 }
 
 hpc_reactor *hpc_transport_reactor(hpc_context *c) {

@@ -43,7 +43,7 @@ typedef struct hpc_transport {
     int (*lane_attach)(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline);
     void (*lane_detach)(hpc_lane *lane, int peer);
     /* A peer's connection for a lane that was exported to it; takes fd over if HPC_OK. Run by the control channel's
-     * thread. NULL if there are none. */
+     * thread. NULL if there are none; where there are, the control link is TCP also on one host. */
     int (*accept_lane)(hpc_context *context, int peer, uint64_t lane, int stream, int fd);
 
     int (*put)(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset);
@@ -73,18 +73,26 @@ typedef struct hpc_transport {
 } hpc_transport;
 
 enum {
-    HPC_CAP_PEER_VIEW = 1, /* window_attach maps the peer's memory: put and load by plain instructions */
-    HPC_CAP_ONE_HOST = 2   /* its control links are Unix sockets */
+    HPC_CAP_PEER_VIEW = 1,   /* window_attach maps the peer's memory: put and load by plain instructions */
+    HPC_CAP_ONE_HOST = 2,    /* for ranks of one host; their control links are Unix sockets */
+    HPC_CAP_ONE_PROCESS = 4, /* for ranks of one process */
+    HPC_CAP_NICS = 8         /* the context's NICs carry its data */
 };
 
+/* For transport.c alone, which lists them; everything else asks for what a transport can do. */
 extern const hpc_transport hpc_transport_shm, hpc_transport_verbs, hpc_transport_tcp, hpc_transport_loop;
 
-/* Whether names (NULL: every one but loop) hold that transport. */
-int hpc_transport_allowed(const char *names, const hpc_transport *transport);
-
-/* The best of names (NULL: every one but loop) that reaches the peer, or NULL with the reasons of all in why. */
+/* The best transport of names (NULL: every one but loop) that reaches the peer, or NULL with the reasons of all in why.
+ * The first in names is the best. */
 const hpc_transport *hpc_transport_choose(const char *names, const struct hpc_address *self,
                                           const struct hpc_address *peer, char *why, size_t cap);
+/* The first transport of this build that is in names and has all caps of `with` and none of `without`; or NULL. */
+const hpc_transport *hpc_transport_find(const char *names, unsigned with, unsigned without);
+/* The first transport of this build that is in names, connects hosts and reaches the peer; or NULL. */
+const hpc_transport *hpc_transport_across_hosts(const char *names, const struct hpc_address *self,
+                                                const struct hpc_address *peer);
+/* How a rank reaches itself: by the chosen transport, or by shared memory where that one connects hosts. */
+const hpc_transport *hpc_transport_to_self(const hpc_transport *chosen);
 /* HPC_ERR_CONFIG when names holds one that this build lacks. */
 int hpc_transport_check(const char *names);
 

@@ -13,7 +13,7 @@
 
 static int reaches(const hpc_address *self, const hpc_address *peer, const char **why) {
     *why = "one of them listens on no interface";
-    return self->control.endpoints[0].family != 0 && peer->control.endpoints[0].family != 0;
+    return hpc_both_listen(self, peer);
 }
 
 static int export_number(uint64_t number, hpc_blob *blob) {

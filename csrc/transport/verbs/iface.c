@@ -696,16 +696,14 @@ static void write_path(hpc_verbs *v, int peer) {
 
 static int find_peers(hpc_verbs *v) {
     hpc_context *c = v->context;
-    const char *why, *names = c->self.transports[0] == 0 ? NULL : c->self.transports;
-    int routed = !hpc_transport_allowed(names, &hpc_transport_tcp);
+    const char *why;
     v->peers = calloc((size_t)c->group.size, sizeof *v->peers);
     if (v->peers == NULL) return HPC_ERR_MEMORY;
     v->first_peer = -1;
     for (int r = 0; r < c->group.size; r++) {
-        if (c->transports[r] != &hpc_transport_verbs) continue;
+        if (!(c->transports[r]->caps & HPC_CAP_NICS)) continue;
         if (v->first_peer < 0) v->first_peer = r;
-        v->peers[r].n_rails =
-            hpc_match_rails(&c->self.devices, &c->addresses[r].devices, routed, v->peers[r].rails, &why);
+        v->peers[r].n_rails = hpc_transport_rails(&c->self, &c->addresses[r], v->peers[r].rails, &why);
         write_path(v, r);
         v->n_peers++;
     }

@@ -9,7 +9,6 @@
 
 static int reaches(const hpc_address *self, const hpc_address *peer, const char **why) {
     static _Thread_local char told[160];
-    const char *names = self->transports[0] == 0 ? NULL : self->transports;
     const hpc_address *lacking = self->devices.state != HPC_VERBS_READY ? self : peer;
     hpc_rail rails[HPC_RAILS];
     if (lacking->devices.state != HPC_VERBS_READY) {
@@ -17,12 +16,11 @@ static int reaches(const hpc_address *self, const hpc_address *peer, const char 
         *why = told;
         return 0;
     }
-    if (!hpc_same_host(self, peer) && !hpc_transport_tcp.reaches(self, peer, why)) {
+    if (!hpc_same_host(self, peer) && !hpc_both_listen(self, peer)) {
         *why = "one of them listens on no interface, and the control channel between hosts is TCP";
         return 0;
     }
-    return hpc_match_rails(&self->devices, &peer->devices, !hpc_transport_allowed(names, &hpc_transport_tcp), rails,
-                           why) > 0;
+    return hpc_transport_rails(self, peer, rails, why) > 0;
 }
 
 #if defined(HPC_HAVE_VERBS)
@@ -198,7 +196,7 @@ static void release(hpc_context *c) {
 
 const hpc_transport hpc_transport_verbs = {
     .name = "verbs",
-    .caps = 0,
+    .caps = HPC_CAP_NICS,
     .reaches = reaches,
     .window_export = verbs_window_export,
     .window_attach = window_attach,
@@ -221,6 +219,6 @@ const hpc_transport hpc_transport_verbs = {
 #else
 
 /* Built without rdma-core's headers: reaches nobody, and says so. */
-const hpc_transport hpc_transport_verbs = {.name = "verbs", .reaches = reaches};
+const hpc_transport hpc_transport_verbs = {.name = "verbs", .caps = HPC_CAP_NICS, .reaches = reaches};
 
 #endif
