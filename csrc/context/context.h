@@ -1,4 +1,19 @@
-/* What a context does; what it is made of, transports see too (transport/objects.h). */
+/* What a context does; what it is made of, transports see too (transport/objects.h). Each of these files calls only
+ * files that come before it in this list:
+ *
+ *   context.c  the handle
+ *   nics.c     NICs between its ranks
+ *   agree.c    what all ranks do by the control channel
+ *   open.c     makes one
+ *   window.c   memory that peers write into
+ *   lane.c     one thread's ordered channel to every peer
+ *   queue.c    updates from peers, in slots
+ *   family.c   contexts of one origin
+ *   close.c    leaves one
+ *   tasks.c    work that waits do
+ *   connect.c  brings one up
+ *   shrink.c   a new one without the ranks that departed
+ */
 #ifndef HPC_CONTEXT_H
 #define HPC_CONTEXT_H
 
@@ -9,8 +24,15 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
 hpc_context *hpc_context_retain(hpc_context *context);
 void hpc_context_release(hpc_context *context);
 
+/* Frees a lane with its connections, as it is: nothing is flushed, and its hold of the context stays. NULL is fine. */
+void hpc_context_drop_lane(hpc_lane *lane);
+
+/* Makes heir one of old's family: first are the root's ranks by heir's own, and heir's from then on. Fails when
+ * another thread has closed old meanwhile, or aborted its family. */
+int hpc_family_adopt(hpc_context *old, hpc_context *heir, int *first, const char *op);
+
 /* Stops the control channel of a context that has been closed, or has failed (why), and of those of its family that end
- * with it (shrink.c). Once. */
+ * with it (family.c). Once. */
 void hpc_family_leave(hpc_context *context, const char *why);
 
 /* HPC_OK if calls may be made on it: connected, open, and this process's own. */

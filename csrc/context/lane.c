@@ -66,20 +66,15 @@ int hpc_lane_create(hpc_context *c, double timeout, hpc_lane **lane) {
 void hpc_lane_free(hpc_lane *l) {
     if (l == NULL || !hpc_group_is_mine(&l->context->group)) return;
     hpc_context *c = l->context;
-    if (l->open && !l->own &&
-        !atomic_load(&c->group.closed)) { /* its last puts still count; whose peer is gone, count no more */
+    int own = l->own;
+    if (l->open && !own &&
+        !atomic_load(&c->group.closed)) { /* its last puts still count, except to peers that are gone */
         int muted = hpc_mute_errors(1);
         hpc_lane_flush(l, c->group.timeout);
         hpc_mute_errors(muted);
     }
-    for (int r = 0; r < c->group.size; r++) {
-        c->transports[r]->lane_detach(l, r);
-        hpc_memory_release(l->peers[r].memory);
-    }
-    hpc_memory_release(l->memory);
-    free(l->peers);
-    if (!l->own) hpc_context_release(c);
-    free(l);
+    hpc_context_drop_lane(l);
+    if (!own) hpc_context_release(c);
 }
 
 /* ---- put ---- */

@@ -1,15 +1,5 @@
 /* A new context over the ranks of another one that are left. survivors.c says who they are and carries their addresses;
- * what is made here counts once every member has connected and passed a barrier in it, else they vote again.
- *
- * Contexts of one origin are a family: its root is the first context, which every heir holds. The root's control
- * channel outlives it while there are heirs, which shrink by it, and says goodbye when the last of the family is
- * closed. An abort is the whole family's: this rank has failed, and all its peers in any of the contexts are told.
- *
- * Threads: one may abort a context (an engine's does) while others shrink, close or free other contexts of the family.
- * The root's mutex guards open and the list of heirs; nothing waits under it. Who is in the list has its handle still:
- * a close takes it out before that goes, and an abort holds each before it closes it, for whoever finds a context
- * closed may free it. What takes time comes after the mutex. An heir gets into the list only while old is open, so none
- * outlives an abort. */
+ * what is made here counts once every member has connected and passed a barrier in it, else they vote again. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,65 +98,12 @@ static int after_failure(const shrinking *s, int status) {
     return status;
 }
 
-/* Not when another thread has closed old meanwhile, or aborted its family. */
 static int adopt(shrinking *s, hpc_context *c) {
-    hpc_context *root = s->root;
-    pthread_mutex_lock(&root->family);
-    int status = hpc_group_usable(&s->old->group, op);
-    if (status == HPC_OK) {
-        c->first = s->first;
-        s->first = NULL;
-        c->root = hpc_context_retain(root);
-        c->next_heir = root->heirs;
-        root->heirs = c;
-        root->open++;
-    }
-    pthread_mutex_unlock(&root->family);
-    if (status == HPC_OK) hpc_control_settle(root->control);
-    return status;
-}
-
-/* The other heirs, held and closed: this rank has failed. */
-static hpc_context *close_others(hpc_context *c) {
-    hpc_context *root = c->root, *others = NULL, *next;
-    for (hpc_context *heir = root->heirs; heir != NULL; heir = next) {
-        next = heir->next_heir;
-        if (heir == c) continue;
-        heir->next_heir = others;
-        others = hpc_context_retain(heir);
-        atomic_store(&heir->group.closed, 1);
-    }
-    root->heirs = NULL;
-    atomic_store(&root->group.closed, 1);
-    return others;
-}
-
-static void remove_heir(hpc_context *c) {
-    for (hpc_context **at = &c->root->heirs; *at != NULL; at = &(*at)->next_heir)
-        if (*at == c) {
-            *at = c->next_heir;
-            return;
-        }
-}
-
-void hpc_family_leave(hpc_context *c, const char *why) {
-    hpc_context *root = c->root, *others = NULL, *next;
-    if (c != root) hpc_control_stop(c->control, why);
-    pthread_mutex_lock(&root->family);
-    if (why != NULL)
-        others = close_others(c);
-    else
-        remove_heir(c);
-    int last = why != NULL || --root->open == 0; /* who aborts has the last word, and does not count itself out */
-    pthread_mutex_unlock(&root->family);
-    hpc_bell_ring(root->group.bell); /* where a shrink waits */
-    for (; others != NULL; others = next) {
-        next = others->next_heir;
-        hpc_bell_ring(others->group.bell);
-        hpc_control_stop(others->control, why);
-        hpc_context_release(others);
-    }
-    if (last) hpc_control_stop(root->control, why);
+    int status = hpc_family_adopt(s->old, c, s->first, op);
+    if (status != HPC_OK) return status;
+    s->first = NULL;
+    hpc_control_settle(s->root->control);
+    return HPC_OK;
 }
 
 /* The context of those that are not gone. HPC_IN_PROGRESS: vote again. */

@@ -1,0 +1,171 @@
+/* How a context is made, from its config to what the rank tells the others of itself; connect.c does the rest. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/host.h"
+#include "context/context.h"
+
+static const uint32_t VERSION = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
+
+void hpc_config_init(hpc_config *config) {
+    *config =
+        (hpc_config){.size = sizeof *config, .timeout = 30, .spin = -1, .yield = -1, .silence = 10, .tcp_streams = 1};
+}
+
+size_t hpc_address_size(void) {
+    return sizeof(hpc_address);
+}
+
+/* ---- create ---- */
+
+static void note_cpus(hpc_address *a) {
+    int cpus[64 * HPC_CPU_WORDS];
+    a->cores = hpc_host_cpus(cpus, 64 * HPC_CPU_WORDS);
+    a->quota = hpc_host_quota("");
+    for (int i = 0; i < a->cores && i < 64 * HPC_CPU_WORDS; i++)
+        a->cpus[cpus[i] / 64 % HPC_CPU_WORDS] |= (uint64_t)1 << cpus[i] % 64;
+}
+
+static void describe_self(hpc_context *c, const hpc_config *config) {
+    hpc_address *a = &c->self;
+    struct stat s;
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
+    char id[64] = "";
+    *a = (hpc_address){.magic = HPC_ADDRESS_MAGIC,
+                       .version = VERSION,
+                       .nbytes = sizeof *a,
+                       .rank = c->group.rank,
+                       .size = c->group.size};
+    note_cpus(a);
+    a->tcp_streams = config->tcp_streams;
+    a->silence = config->silence;
+    if (boot != NULL) {
+        if (fgets(id, sizeof id, boot) == NULL) id[0] = 0;
+        fclose(boot);
+    }
+    for (const char *p = id; *p != 0; p++) a->host[0] = a->host[0] * 1099511628211u + (unsigned char)*p;
+    a->host[1] = stat("/proc/self/ns/net", &s) == 0 ? (uint64_t)s.st_ino : 0;
+    if (gethostname(a->hostname, sizeof a->hostname - 1) != 0) snprintf(a->hostname, sizeof a->hostname, "?");
+    snprintf(a->transports, sizeof a->transports, "%s", config->transports == NULL ? "" : config->transports);
+    hpc_control_address_of(c->control, &a->control);
+    if (hpc_transport_find(config->transports, HPC_CAP_NICS, 0) != NULL)
+        hpc_nics_open(config->devices, &c->nics, &a->devices);
+    else
+        a->devices.state = HPC_VERBS_NOT_ALLOWED;
+}
+
+/* Where RDMA is there, or asked for, and cannot be used. */
+static void note_devices(hpc_context *c, const hpc_config *config) {
+    int state = c->self.devices.state, asked = config->devices != NULL && config->devices[0] != '\0';
+    int there = state == HPC_VERBS_NO_LIBRARY || state == HPC_VERBS_NO_ACCESS || state == HPC_VERBS_NO_PORT;
+    if (there || (asked && state != HPC_VERBS_READY && state != HPC_VERBS_NOT_ALLOWED))
+        hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "no verbs: rank %d %s", c->group.rank, hpc_no_verbs_text(state));
+}
+
+static void *owner_page(void) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *p = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    if (madvise(p, page, MADV_WIPEONFORK) != 0) {
+        munmap(p, page);
+        return NULL;
+    }
+    p[0] = 1;
+    return p;
+}
+
+/* Which transport a lane's connection is for is known by its rank. */
+static int accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd) {
+    hpc_context *c = arg;
+    const hpc_transport *t = c->transports[rank];
+    return t == NULL || t->accept_lane == NULL ? HPC_ERR_INVALID : t->accept_lane(c, rank, lane, stream, fd);
+}
+
+int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context **context) {
+    return hpc_context_create_named(rank, size, rank, config, context);
+}
+
+int hpc_context_create_named(int rank, int size, int name, const hpc_config *config, hpc_context **context) {
+    hpc_config defaults;
+    hpc_context *c = NULL;
+    int status;
+    if (context == NULL) return hpc_fail(HPC_ERR_INVALID, "init", "init: context is NULL");
+    *context = NULL;
+    hpc_config_init(&defaults);
+    if (config == NULL) config = &defaults;
+    if (config->size != sizeof *config)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: config->size is %zu, not %zu: call hpc_config_init first",
+                        config->size, sizeof *config);
+    if (size < 1 || rank < 0 || rank >= size)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: rank %d of %d ranks; rank must be in 0..size-1", rank, size);
+    if (!(config->timeout > 0)) /* also a NaN */
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: timeout is %g s; it must be more than 0", config->timeout);
+    if (config->transports != NULL && strlen(config->transports) >= HPC_TRANSPORTS_BYTES)
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: transports \"%s\" is too long", config->transports);
+    if (!(config->slice >= 0)) /* also a NaN */
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: slice is %g s; it must be 0 or more", config->slice);
+    if (!(config->silence > 0))
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: silence is %g s; it must be more than 0", config->silence);
+    if (config->tcp_streams < 1 || config->tcp_streams > HPC_TCP_STREAMS)
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: tcp_streams is %d; it must be 1 to %d", config->tcp_streams,
+                        HPC_TCP_STREAMS);
+    if (config->secret == NULL && config->secret_bytes > 0)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: secret is NULL while secret_bytes is %zu",
+                        config->secret_bytes);
+    status = hpc_transport_check(config->transports);
+    if (status == HPC_OK) status = hpc_nics_check(config->devices);
+    if (status != HPC_OK) return status;
+
+    c = calloc(1, sizeof *c);
+    if (c == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory");
+    hpc_group *g = &c->group;
+    atomic_init(&c->references, 1);
+    c->open = 1;
+    c->root = c;
+    pthread_mutex_init(&c->family, NULL);
+    g->rank = rank;
+    g->size = size;
+    g->timeout = config->timeout;
+    g->spin = config->spin;
+    g->yield = config->yield;
+    g->slice = config->slice;
+    c->loop_seed = config->loop_seed;
+    c->tcp_streams = config->tcp_streams;
+    c->tcp_zerocopy = config->tcp_zerocopy;
+    g->owner = owner_page();
+    g->states = calloc((size_t)size, sizeof *g->states);
+    g->departing = calloc((size_t)size, sizeof *g->departing);
+    g->reasons = calloc((size_t)size, sizeof *g->reasons);
+    c->addresses = calloc((size_t)size, sizeof *c->addresses);
+    c->transports = calloc((size_t)size, sizeof *c->transports);
+    if (g->owner == NULL || g->states == NULL || g->departing == NULL || g->reasons == NULL || c->addresses == NULL ||
+        c->transports == NULL) {
+        status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d ranks", size);
+        goto err;
+    }
+    status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
+    if (status != HPC_OK) goto err;
+    g->bell = hpc_memory_data(c->bell_memory);
+    const int connects_hosts = hpc_transport_find(config->transports, 0, HPC_CAP_ONE_HOST) != NULL;
+    const hpc_control_config control = {connects_hosts, config->interfaces, config->silence, config->secret,
+                                        config->secret_bytes};
+    status = hpc_control_open(g, c->bell_memory, &control, &c->control);
+    if (status != HPC_OK) goto err;
+    hpc_control_on_lane(c->control, accept_lane, c);
+    describe_self(c, config);
+    note_devices(c, config);
+    if (config->timeline != NULL && config->timeline[0] != 0)
+        status = hpc_timeline_open(config->timeline, name, rank, size, c->self.hostname, &g->timeline);
+    if (status != HPC_OK) goto err;
+    hpc_group_enter(g);
+    *context = c;
+    return HPC_OK;
+err:
+    hpc_context_release(c);
+    return status;
+}
