@@ -1,5 +1,5 @@
 /* The ports of RDMA devices that this rank can use, and what it tells its peers of them. Knows nothing of libibverbs'
- * types, so that a build without its headers has it too (transport/verbs_device.h has the rest). */
+ * types, so that a build without its headers has it too (transport/verbs/device.h has the rest). */
 #ifndef HPC_DEVICE_H
 #define HPC_DEVICE_H
 

@@ -25,72 +25,12 @@
 
 enum { SMALL = 512, PARTS = 32, STRIPE_MIN = 256 << 10, LINE = 64, BATCH = 256 << 10, MOST_UNSENT = 256 << 10 };
 
-/* With all that was set before it was installed, whichever thread did that. */
-static int stream_fd(const tcp_stream *s) {
-    return atomic_load_explicit(&s->fd, memory_order_acquire);
-}
-
 /* ---- life ---- */
-
-tcp_link *tcp_link_create(hpc_tcp *t, int peer, uint64_t lane, hpc_lane *of) {
-    int streams = t->context->tcp_streams;
-    tcp_link *l = calloc(1, sizeof *l);
-    if (l == NULL) return NULL;
-    l->tcp = t;
-    l->peer = peer;
-    l->lane = lane;
-    l->ring = of->peers[peer].in;
-    l->ring_memory = hpc_memory_retain(of->memory);
-    l->n_streams = streams;
-    l->fenced = 1;
-    pthread_mutex_init(&l->sending, NULL);
-    atomic_init(&l->references, 2);
-    for (int k = 0; k < streams; k++) {
-        atomic_init(&l->streams[k].fd, -1);
-        l->streams[k].last = &l->streams[k].first;
-        l->streams[k].low_water = 1;
-    }
-    for (int k = 0; k < streams; k++)
-        if (hpc_reader_init(&l->streams[k].reader, k, streams) != HPC_OK) goto no_memory;
-    if (tcp_add_link(t, l) == HPC_OK) return l;
-no_memory:
-    atomic_store(&l->references, 1);
-    tcp_link_release(l);
-    return NULL;
-}
-
-tcp_link *tcp_link_retain(tcp_link *l) {
-    atomic_fetch_add_explicit(&l->references, 1, memory_order_relaxed);
-    return l;
-}
-
-static void drop_orders(tcp_stream *s) {
-    for (tcp_order *o = s->first, *next; o != NULL; o = next) {
-        next = o->next;
-        free(o);
-    }
-    s->first = NULL;
-    s->last = &s->first;
-    s->answer = NULL;
-}
-
-void tcp_link_release(tcp_link *l) {
-    if (atomic_fetch_sub_explicit(&l->references, 1, memory_order_acq_rel) != 1) return;
-    for (int k = 0; k < l->n_streams; k++) {
-        int fd = stream_fd(&l->streams[k]);
-        if (fd >= 0) close(fd);
-        hpc_reader_free(&l->streams[k].reader);
-        drop_orders(&l->streams[k]);
-    }
-    hpc_memory_release(l->ring_memory);
-    pthread_mutex_destroy(&l->sending);
-    free(l);
-}
 
 /* All is set before the descriptor is published: a slot's next link may be read before an event has told of it. */
 int tcp_link_install(tcp_link *l, int stream, int fd) {
     int none = -1, on = 1, off = 0, unsent = MOST_UNSENT;
-    if (stream < 0 || stream >= l->n_streams || stream_fd(&l->streams[stream]) >= 0) return HPC_ERR_INVALID;
+    if (stream < 0 || stream >= l->n_streams || tcp_stream_fd(&l->streams[stream]) >= 0) return HPC_ERR_INVALID;
     if (l->tcp->context->tcp_zerocopy == 0 || setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) != 0)
         l->streams[stream].no_zerocopy = 1;
     /* While a fence holds it, it is not read, and that may last longer than a silence: until slower streams are. */
@@ -107,7 +47,7 @@ int tcp_link_install(tcp_link *l, int stream, int fd) {
 
 /* Nothing goes out any more; what the peer sent before it went is still read. First word wins. Under l->sending. */
 static void fall_silent(tcp_link *l, const char *what) {
-    for (int k = 0; k < l->n_streams; k++) drop_orders(&l->streams[k]);
+    for (int k = 0; k < l->n_streams; k++) tcp_drop_orders(&l->streams[k]);
     if (atomic_load_explicit(&l->silent, memory_order_relaxed)) return;
     snprintf(l->why, sizeof l->why, "its data connection broke: %s", what);
     l->broken_at = hpc_now();
@@ -120,7 +60,7 @@ static void end_link(tcp_link *l, const char *what) {
     pthread_mutex_lock(&l->sending);
     fall_silent(l, what);
     for (int k = 0; k < l->n_streams; k++) {
-        int fd = stream_fd(&l->streams[k]);
+        int fd = tcp_stream_fd(&l->streams[k]);
         if (fd >= 0) shutdown(fd, SHUT_RDWR);
     }
     pthread_mutex_unlock(&l->sending);
@@ -189,7 +129,7 @@ static int goes_uncopied(const tcp_link *l, const tcp_stream *s, size_t nbytes) 
 
 /* Sends what fits; 0, or the errno that broke it. */
 static int send_orders(tcp_link *l, tcp_stream *s) {
-    int fd = stream_fd(s);
+    int fd = tcp_stream_fd(s);
     while (s->first != NULL && fd >= 0) {
         struct iovec parts[PARTS];
         ssize_t sent;
@@ -234,7 +174,7 @@ static int hold_back(tcp_stream *s, const void *header, size_t head, const void 
 static int send_frame(tcp_link *l, tcp_stream *s, const hpc_frame *frame, const uint64_t *fences, const void *src) {
     unsigned char small[sizeof(tcp_order) + SMALL];
     size_t head = sizeof *frame + frame->fences * sizeof(uint64_t), nbytes = (size_t)frame->nbytes;
-    int fd = stream_fd(s);
+    int fd = tcp_stream_fd(s);
     ssize_t sent = 0;
     memcpy(small, frame, sizeof *frame);
     if (frame->fences > 0) memcpy(small + sizeof *frame, fences, frame->fences * sizeof(uint64_t));
@@ -508,7 +448,7 @@ static void end_stream(tcp_link *l, int k, const char *what) {
 static int read_stream(tcp_link *l, int k, size_t budget) {
     const hpc_sink sink = {place, done, l};
     tcp_stream *s = &l->streams[k];
-    int fd = stream_fd(s);
+    int fd = tcp_stream_fd(s);
     size_t taken = 0;
     while (fd >= 0 && !(l->ended_streams >> k & 1)) {
         struct iovec parts[2];
@@ -547,7 +487,7 @@ static int read_link(tcp_link *l, int stream, size_t budget) {
             return -1;
         }
         tell(l);
-        if (read_stream(l, 0, budget) == 1) tcp_watch(l->tcp, l, 0, stream_fd(&l->streams[0]), 1);
+        if (read_stream(l, 0, budget) == 1) tcp_watch(l->tcp, l, 0, tcp_stream_fd(&l->streams[0]), 1);
     }
     int all = (1 << l->n_streams) - 1;
     if (l->ended_streams == all || ((l->ended_streams | 1) == all && hpc_reader_is_held(&l->streams[0].reader)))
@@ -559,7 +499,7 @@ static void send_more(tcp_link *l, int stream, uint32_t events) {
     tcp_stream *s = &l->streams[stream];
     int error = 0;
     pthread_mutex_lock(&l->sending);
-    if (events & EPOLLERR && s->zerocopied) take_completions(s, stream_fd(s));
+    if (events & EPOLLERR && s->zerocopied) take_completions(s, tcp_stream_fd(s));
     if (s->first != NULL && !is_silent(l)) error = send_orders(l, s);
     unlock_sent(l, error);
 }
@@ -577,7 +517,7 @@ int tcp_link_visit(tcp_link *l, int stream, uint32_t events, size_t budget) {
             if (!(streams >> k & 1)) continue;
             int more = read_link(l, k, budget);
             if (more > 0) { /* back into the set, behind the others */
-                tcp_watch(l->tcp, l, k, stream_fd(&l->streams[k]), 1);
+                tcp_watch(l->tcp, l, k, tcp_stream_fd(&l->streams[k]), 1);
                 left = 1;
             }
         }

@@ -1,9 +1,8 @@
-/* tcp as a source of the context's reactor: which links there are, and who hears of their news.
+/* tcp as a source of the context's reactor: who hears of news, and of links that broke.
  *
  * Streams are in the set for reading and writing, edge-triggered; all that comes is an event, so nothing has to be
  * armed. Of links that broke the reactor's service thread tells the group. */
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 
 #include "transport/tcp/tcp.h"
@@ -12,56 +11,12 @@ enum { WAIT_BUDGET = 512 << 10 };
 
 static const double GRACE = 1; /* a broken connection's peer may be about to say that it leaves */
 
-/* ---- links ---- */
-
-int tcp_watch(hpc_tcp *t, const tcp_link *link, int stream, int fd, int again) {
-    return hpc_reactor_watch(t->reactor, t->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
-                             (uint64_t)link->slot << 8 | (uint64_t)stream, again);
-}
-
-int tcp_add_link(hpc_tcp *t, tcp_link *link) {
-    int slot = 0;
-    pthread_mutex_lock(&t->lock);
-    while (slot < t->n_links && t->links[slot] != NULL) slot++;
-    if (slot == t->n_links) {
-        int room = t->n_links == 0 ? 64 : 2 * t->n_links;
-        tcp_link **links = realloc(t->links, (size_t)room * sizeof *links);
-        if (links == NULL) {
-            pthread_mutex_unlock(&t->lock);
-            return HPC_ERR_MEMORY;
-        }
-        memset(links + t->n_links, 0, (size_t)(room - t->n_links) * sizeof *links);
-        t->links = links;
-        t->n_links = room;
-    }
-    t->links[slot] = link;
-    link->slot = slot;
-    pthread_mutex_unlock(&t->lock);
-    return HPC_OK;
-}
-
-void tcp_drop_link(hpc_tcp *t, tcp_link *link) {
-    pthread_mutex_lock(&t->lock);
-    int held = t->links[link->slot] == link;
-    if (held) t->links[link->slot] = NULL;
-    pthread_mutex_unlock(&t->lock);
-    if (held) tcp_link_release(link);
-}
-
-static tcp_link *link_at(hpc_tcp *t, int slot) {
-    tcp_link *link = NULL;
-    pthread_mutex_lock(&t->lock);
-    if (slot < t->n_links && t->links[slot] != NULL) link = tcp_link_retain(t->links[slot]);
-    pthread_mutex_unlock(&t->lock);
-    return link;
-}
-
 /* ---- what comes ---- */
 
 /* A slot may have a new link since the event: a look at it too many does no harm. */
 static int handle(void *arg, uint64_t tag, uint32_t events, size_t budget) {
     hpc_tcp *t = arg;
-    tcp_link *link = link_at(t, (int)(tag >> 8));
+    tcp_link *link = tcp_link_at(t, (int)(tag >> 8));
     int left = 0;
     if (link == NULL) return 0;
     left = tcp_link_visit(link, (int)(tag & 255), events, budget);

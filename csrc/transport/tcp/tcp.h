@@ -1,8 +1,11 @@
 /* The parts of the tcp transport.
  *
- *   tcp.c          the vtable: windows, lanes, puts
- *   tcp_link.c     one lane's connections to one peer: what is sent, what is read
- *   tcp_source.c   the table of links, and how they are read by the context's reactor
+ *   tcp.c     the vtable: windows, lanes, puts
+ *   source.c  how links are read by the context's reactor
+ *   link.c    one lane's connections to one peer: what is sent, what is read
+ *   table.c   the table of links
+ *
+ * Each calls only those below it.
  *
  * A *link* joins a lane of this rank with the peer's lane of the same making, by one or more *streams* (connections).
  *
@@ -97,12 +100,25 @@ typedef struct hpc_tcp {
     _Atomic int hot;       /* 1 + the slot of the link that spoke last */
 } hpc_tcp;
 
-/* ---- tcp_link.c ---- */
+/* With all that was set before it was installed, whichever thread did that. */
+static inline int tcp_stream_fd(const tcp_stream *stream) {
+    return atomic_load_explicit(&stream->fd, memory_order_acquire);
+}
+
+/* ---- table.c ---- */
 
 /* A link with the reference of its slot and one for the caller; NULL if there is no memory. */
 tcp_link *tcp_link_create(hpc_tcp *tcp, int peer, uint64_t lane, hpc_lane *of);
 tcp_link *tcp_link_retain(tcp_link *link);
 void tcp_link_release(tcp_link *link);
+tcp_link *tcp_link_at(hpc_tcp *tcp, int slot); /* with a reference; NULL if the slot is free */
+void tcp_drop_orders(tcp_stream *stream);
+
+int tcp_watch(hpc_tcp *tcp, const tcp_link *link, int stream, int fd, int again);
+void tcp_drop_link(hpc_tcp *tcp, tcp_link *link); /* out of its slot, with the slot's reference; again is no error */
+
+/* ---- link.c ---- */
+
 int tcp_link_install(tcp_link *link, int stream, int fd); /* takes fd over if HPC_OK */
 
 int tcp_link_put(tcp_link *link, const hpc_frame *frame, const void *src);
@@ -114,13 +130,10 @@ void tcp_link_close(tcp_link *link); /* this end: nothing is put any more */
 /* Reads and sends what can be; events as of epoll. Nonzero if there is more to read, or another thread is at it. */
 int tcp_link_visit(tcp_link *link, int stream, uint32_t events, size_t budget);
 
-/* ---- tcp_source.c ---- */
+/* ---- source.c ---- */
 
 hpc_tcp *tcp_of(hpc_context *context); /* opens it at the first call; NULL with the error recorded */
 void tcp_free(hpc_tcp *tcp);
 int tcp_progress(hpc_context *context);
-int tcp_watch(hpc_tcp *tcp, const tcp_link *link, int stream, int fd, int again);
-int tcp_add_link(hpc_tcp *tcp, tcp_link *link);
-void tcp_drop_link(hpc_tcp *tcp, tcp_link *link); /* out of its slot, with the slot's reference; again is no error */
 
 #endif

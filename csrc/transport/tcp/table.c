@@ -1,0 +1,109 @@
+/* Which links there are, by slot. A link lives until its slot, its lane and every visitor have let go. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "transport/tcp/tcp.h"
+
+/* ---- life ---- */
+
+tcp_link *tcp_link_retain(tcp_link *l) {
+    atomic_fetch_add_explicit(&l->references, 1, memory_order_relaxed);
+    return l;
+}
+
+void tcp_drop_orders(tcp_stream *s) {
+    for (tcp_order *o = s->first, *next; o != NULL; o = next) {
+        next = o->next;
+        free(o);
+    }
+    s->first = NULL;
+    s->last = &s->first;
+    s->answer = NULL;
+}
+
+void tcp_link_release(tcp_link *l) {
+    if (atomic_fetch_sub_explicit(&l->references, 1, memory_order_acq_rel) != 1) return;
+    for (int k = 0; k < l->n_streams; k++) {
+        int fd = tcp_stream_fd(&l->streams[k]);
+        if (fd >= 0) close(fd);
+        hpc_reader_free(&l->streams[k].reader);
+        tcp_drop_orders(&l->streams[k]);
+    }
+    hpc_memory_release(l->ring_memory);
+    pthread_mutex_destroy(&l->sending);
+    free(l);
+}
+
+/* ---- the table ---- */
+
+/* Into a free slot. */
+static int add(hpc_tcp *t, tcp_link *link) {
+    int slot = 0;
+    pthread_mutex_lock(&t->lock);
+    while (slot < t->n_links && t->links[slot] != NULL) slot++;
+    if (slot == t->n_links) {
+        int room = t->n_links == 0 ? 64 : 2 * t->n_links;
+        tcp_link **links = realloc(t->links, (size_t)room * sizeof *links);
+        if (links == NULL) {
+            pthread_mutex_unlock(&t->lock);
+            return HPC_ERR_MEMORY;
+        }
+        memset(links + t->n_links, 0, (size_t)(room - t->n_links) * sizeof *links);
+        t->links = links;
+        t->n_links = room;
+    }
+    t->links[slot] = link;
+    link->slot = slot;
+    pthread_mutex_unlock(&t->lock);
+    return HPC_OK;
+}
+
+tcp_link *tcp_link_create(hpc_tcp *t, int peer, uint64_t lane, hpc_lane *of) {
+    int streams = t->context->tcp_streams;
+    tcp_link *l = calloc(1, sizeof *l);
+    if (l == NULL) return NULL;
+    l->tcp = t;
+    l->peer = peer;
+    l->lane = lane;
+    l->ring = of->peers[peer].in;
+    l->ring_memory = hpc_memory_retain(of->memory);
+    l->n_streams = streams;
+    l->fenced = 1;
+    pthread_mutex_init(&l->sending, NULL);
+    atomic_init(&l->references, 2);
+    for (int k = 0; k < streams; k++) {
+        atomic_init(&l->streams[k].fd, -1);
+        l->streams[k].last = &l->streams[k].first;
+        l->streams[k].low_water = 1;
+    }
+    for (int k = 0; k < streams; k++)
+        if (hpc_reader_init(&l->streams[k].reader, k, streams) != HPC_OK) goto no_memory;
+    if (add(t, l) == HPC_OK) return l;
+no_memory:
+    atomic_store(&l->references, 1);
+    tcp_link_release(l);
+    return NULL;
+}
+
+tcp_link *tcp_link_at(hpc_tcp *t, int slot) {
+    tcp_link *link = NULL;
+    pthread_mutex_lock(&t->lock);
+    if (slot < t->n_links && t->links[slot] != NULL) link = tcp_link_retain(t->links[slot]);
+    pthread_mutex_unlock(&t->lock);
+    return link;
+}
+
+void tcp_drop_link(hpc_tcp *t, tcp_link *link) {
+    pthread_mutex_lock(&t->lock);
+    int held = t->links[link->slot] == link;
+    if (held) t->links[link->slot] = NULL;
+    pthread_mutex_unlock(&t->lock);
+    if (held) tcp_link_release(link);
+}
+
+int tcp_watch(hpc_tcp *t, const tcp_link *link, int stream, int fd, int again) {
+    return hpc_reactor_watch(t->reactor, t->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                             (uint64_t)link->slot << 8 | (uint64_t)stream, again);
+}
