@@ -446,8 +446,9 @@ static int try_put(verbs_link *l, verbs_order *o, int is_event, int stages, cons
     return HPC_OK;
 }
 
-int verbs_link_put(verbs_link *l, const hpc_window *w, verbs_order *o, int is_event, const char *op) {
-    int status = HPC_OK, stages = 0, looks;
+int verbs_link_put(verbs_link *l, const hpc_window *w, verbs_order *o, int is_event, const char *op, int *look_due) {
+    int status = HPC_OK, stages = 0;
+    *look_due = 0;
     o->remote_key = ((const verbs_remote *)w->parts[l->peer].remote)->keys[l->far];
     if (o->nbytes > (size_t)l->inline_most) {
         const struct ibv_mr *region = verbs_region_of(l->iface->verbs, w, l->iface->nic, o->src, o->nbytes);
@@ -462,10 +463,9 @@ int verbs_link_put(verbs_link *l, const hpc_window *w, verbs_order *o, int is_ev
     pthread_mutex_lock(&l->sending);
     status = try_put(l, o, is_event, stages, op);
     if (o->loan != NULL) verbs_source_give_back(l, o->loan); /* not taken */
-    looks = l->n_orders >= TOGETHER || ++l->puts % TOGETHER == 0;
+    *look_due = l->n_orders >= TOGETHER || ++l->puts % TOGETHER == 0;
     unlock(l);
-    if (looks || o->nbytes >= LARGE) hpc_reactor_loops(l->iface->verbs->reactor); /* not worth it for each small one */
-    if (looks) verbs_iface_visit(l->iface); /* sends that are done make room for some */
+    if (*look_due || o->nbytes >= LARGE) hpc_reactor_loops(l->iface->verbs->reactor); /* not worth it for small ones */
     return status;
 }
 

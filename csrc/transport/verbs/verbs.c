@@ -88,9 +88,38 @@ static void lane_detach(hpc_lane *lane, int peer) {
     lane->verbs = NULL;
 }
 
+/* ---- windows ---- */
+
+static int window_export(hpc_window *w, int peer, hpc_blob *blob) {
+    hpc_verbs *v = verbs_of(w->context);
+    return v == NULL ? hpc_last_error()->status : verbs_window_export(v, w, peer, blob);
+}
+
 static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     if (blob->fd >= 0) close(blob->fd);
     return verbs_window_attach(w, peer, blob);
+}
+
+/* Lets what this rank has put to the peer, by any lane, come to its end. */
+static void let_puts_end(hpc_verbs *v, int peer) {
+    hpc_group *g = &v->context->group;
+    double deadline = hpc_deadline(g, -1);
+    while (!atomic_load(&g->closed) && verbs_settle(v, peer) != 0 && hpc_now() < deadline) {
+        if (atomic_load_explicit(&g->states[peer], memory_order_acquire) != HPC_PEER_ALIVE) return;
+        verbs_progress(v->context);
+        sched_yield();
+    }
+}
+
+/* A window that was attached is left by a word to the peer, behind all that was put into it. */
+static void window_detach(hpc_window *w, int peer) {
+    hpc_verbs *v = w->context->verbs;
+    const verbs_remote *remote = w->parts[peer].remote;
+    const hpc_lane *lane = w->context->lane;
+    if (remote != NULL) let_puts_end(v, peer);
+    if (remote != NULL && !atomic_load(&w->context->group.closed) && lane != NULL && lane->peers[peer].out != NULL)
+        verbs_link_say(lane->peers[peer].out, &(verbs_message){.kind = VERBS_DETACH, .number = remote->number});
+    verbs_window_detach(v, w, peer);
 }
 
 /* ---- data ---- */
@@ -99,9 +128,16 @@ static uint64_t address_in(const hpc_window *w, int peer, size_t offset) {
     return ((const verbs_remote *)w->parts[peer].remote)->address + offset;
 }
 
+/* One put in a few looks for sends that are done; while many puts wait for room, each one does. */
+static int put_order(verbs_link *link, const hpc_window *w, verbs_order *order, int is_event, const char *op) {
+    int look_due, status = verbs_link_put(link, w, order, is_event, op, &look_due);
+    if (look_due) verbs_iface_visit(link->iface); /* sends that are done make room for some */
+    return status;
+}
+
 static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
     verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset)};
-    return nbytes == 0 ? HPC_OK : verbs_link_put(lane->peers[peer].out, w, &order, 0, "put");
+    return nbytes == 0 ? HPC_OK : put_order(lane->peers[peer].out, w, &order, 0, "put");
 }
 
 /* Whether the receiver will find the value by its low bits: it goes on from the last one, which came by the same lane
@@ -125,7 +161,7 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
         order.message =
             (verbs_message){.kind = VERBS_SIGNAL, .number = remote->number, .word = (uint32_t)signal, .value = value};
     }
-    int status = verbs_link_put(link, w, &order, 0, "put_signal");
+    int status = put_order(link, w, &order, 0, "put_signal");
     /* A value that is none of the next ones stores nothing there, and does not make this lane the word's. */
     if (status == HPC_OK && value > remote->sent[signal].value)
         remote->sent[signal] = (struct verbs_sent){value, link->lane};
@@ -143,7 +179,7 @@ static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
         order.written = nbytes == 0;
         order.message = (verbs_message){.kind = VERBS_EVENT, .word = imm, .value = nbytes};
     }
-    return verbs_link_put(link, w, &order, 1, "put_notify");
+    return put_order(link, w, &order, 1, "put_notify");
 }
 
 /* Once in a round of polls over the peers the lane's queues are looked at. Half of the ring taken, or the peer waits:
@@ -198,9 +234,9 @@ const hpc_transport hpc_transport_verbs = {
     .name = "verbs",
     .caps = HPC_CAP_NICS,
     .reaches = reaches,
-    .window_export = verbs_window_export,
+    .window_export = window_export,
     .window_attach = window_attach,
-    .window_detach = verbs_window_detach,
+    .window_detach = window_detach,
     .lane_export = lane_export,
     .lane_attach = lane_attach,
     .lane_detach = lane_detach,

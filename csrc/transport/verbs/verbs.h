@@ -1,11 +1,15 @@
 /* The parts of the verbs transport.
  *
- *   verbs.c         the vtable: lanes, puts
- *   verbs_window.c  registered memory: windows
- *   verbs_link.c    one lane's queue pair to one peer: what is sent
- *   verbs_source.c  sources that are in no window
- *   verbs_iface.c   a lane's completion queue and shared receive queue at one NIC: what has come, what is done
- *   verbs_device.c  libibverbs, ports
+ *   verbs.c       the vtable: lanes, windows, puts
+ *   reactor.c     when queues are looked at; how the transport opens and closes
+ *   completion.c  what has come, what is done
+ *   link.c        one lane's queue pair to one peer: what is sent
+ *   source.c      sources that are in no window
+ *   window.c      registered memory: windows
+ *   iface.c       a lane's completion queue and shared receive queue at one NIC
+ *   device.c      libibverbs, ports
+ *
+ * Each calls only those below it.
  *
  * A *link* joins a lane of this rank with the peer's lane of the same making by one reliable-connected queue pair, on
  * the lane's rail. The links of a lane at one NIC share an *iface*: a completion queue and a shared receive queue.
@@ -31,6 +35,7 @@
 #define HPC_VERBS_H
 
 #include <pthread.h>
+#include <sched.h>
 
 #include "transport/objects.h"
 #include "transport/reactor.h"
@@ -283,18 +288,67 @@ static inline size_t verbs_link_most(const verbs_link *link) { /* bytes of one m
     return most == 0 || most > (size_t)1 << 30 ? (size_t)1 << 30 : most;
 }
 
-/* ---- verbs_window.c ---- */
+/* ---- iface.c ---- */
 
-int verbs_window_export(hpc_window *window, int peer, hpc_blob *blob);
+verbs_iface *verbs_iface_open(hpc_verbs *verbs, int nic, hpc_memory *ring_memory, const char *op);
+void verbs_iface_release(verbs_iface *iface);
+void verbs_iface_destroy(verbs_iface *iface);                      /* also if somebody holds it; its links have gone */
+void verbs_iface_arm(verbs_iface *iface);                          /* the next completion is an event */
+int verbs_iface_post(verbs_iface *iface, const int *rooms, int n); /* receives, VERBS_BATCH at most; 0 or errno */
+int verbs_iface_slot(verbs_iface *iface);                          /* a free one; -1 */
+void verbs_iface_add(verbs_iface *iface, verbs_link *link);        /* into its slot; takes a reference */
+void verbs_iface_remove(verbs_iface *iface, int slot);             /* out of it; its reference is the caller's */
+
+/* Unless it is on its way out already. */
+static inline int verbs_iface_retain(verbs_iface *f) {
+    int n = atomic_load_explicit(&f->references, memory_order_relaxed);
+    while (n > 0)
+        if (atomic_compare_exchange_weak_explicit(&f->references, &n, n + 1, memory_order_relaxed,
+                                                  memory_order_relaxed))
+            return 1;
+    return 0;
+}
+
+static inline void verbs_take_reading(verbs_iface *f) {
+    while (atomic_exchange_explicit(&f->reading, 1, memory_order_acquire)) sched_yield();
+}
+
+static inline void verbs_leave_reading(verbs_iface *f) {
+    atomic_store_explicit(&f->reading, 0, memory_order_release);
+}
+
+/* Where its table of numbers has a queue pair, or would have it. */
+static inline uint32_t verbs_place_of(const verbs_iface *f, uint32_t qp) {
+    uint32_t i = qp * 2654435761u >> 7 & f->mask;
+    while (f->numbers[i].slot != -1 && f->numbers[i].qp != qp) i = (i + 1) & f->mask;
+    return i;
+}
+
+/* wr_id of a receive: its room, and the top bit, which no send has. */
+static inline uint64_t verbs_receive_id(int room) {
+    return (uint64_t)1 << 63 | (uint64_t)room;
+}
+
+static inline int verbs_is_receive(uint64_t wr_id) {
+    return wr_id >> 63 != 0;
+}
+
+static inline int verbs_room_of(uint64_t wr_id) {
+    return (int)(wr_id & ~((uint64_t)1 << 63));
+}
+
+/* ---- window.c ---- */
+
+int verbs_window_export(hpc_verbs *verbs, hpc_window *window, int peer, hpc_blob *blob); /* registers it once */
 int verbs_window_attach(hpc_window *window, int peer, const hpc_blob *blob);
-void verbs_window_detach(hpc_window *window, int peer);
+void verbs_window_detach(hpc_verbs *verbs, hpc_window *window, int peer);
 void verbs_window_leave(hpc_verbs *verbs, uint32_t number, int peer); /* the peer writes into it no more */
 void verbs_window_forget(hpc_verbs *verbs);                           /* the peers that have gone */
 void verbs_window_free(hpc_verbs *verbs, verbs_window *window);
 /* The region of this NIC that src lies in. NULL: none, of any window. */
 struct ibv_mr *verbs_region_of(hpc_verbs *verbs, const hpc_window *window, int nic, const void *src, size_t nbytes);
 
-/* ---- verbs_link.c ---- */
+/* ---- link.c ---- */
 
 int verbs_link_open(hpc_verbs *verbs, verbs_iface *iface, hpc_lane *lane, int peer, const hpc_rail *rail,
                     verbs_link **link);
@@ -308,8 +362,9 @@ int verbs_link_connect(verbs_link *link, const verbs_greeting *greeting);
 void verbs_link_free(verbs_link *link); /* its queue pair, and what it holds */
 
 /* Posts it now or later; is_event: HPC_IN_PROGRESS, with nothing done, while the peer's ring is full. op is the
- * caller's. */
-int verbs_link_put(verbs_link *link, const hpc_window *window, verbs_order *order, int is_event, const char *op);
+ * caller's. *look_due: whether the caller is to look for sends that are done. */
+int verbs_link_put(verbs_link *link, const hpc_window *window, verbs_order *order, int is_event, const char *op,
+                   int *look_due);
 int verbs_link_flush(verbs_link *link, const char *op);
 int verbs_link_say(verbs_link *link, const verbs_message *message);
 void verbs_link_go_on(verbs_link *link);             /* some sends are done, or credit has come */
@@ -319,7 +374,7 @@ void verbs_link_fail(verbs_link *link, enum ibv_wc_status status); /* the same, 
 void verbs_link_close(verbs_link *link);                           /* this end */
 int verbs_link_can_go(verbs_link *link); /* closed at both ends, or broken; by the holder of reading */
 
-/* ---- verbs_source.c ---- */
+/* ---- source.c ---- */
 
 int verbs_source_is_small(size_t nbytes); /* it may be staged */
 /* Registers the order's source. */
@@ -331,19 +386,18 @@ void verbs_source_give_back(verbs_link *link, verbs_loan *loan);   /* of an orde
 void verbs_source_reclaim(verbs_link *link, uint64_t done);        /* of sends that are done */
 void verbs_source_close(verbs_link *link);
 
-/* ---- verbs_iface.c ---- */
+/* ---- completion.c ---- */
+
+enum { VERBS_LEFT = 1, VERBS_CAME = 2 };   /* more is left, or another thread is at it; something was there */
+int verbs_iface_visit(verbs_iface *iface); /* takes what has come: some of these */
+
+/* ---- reactor.c ---- */
 
 hpc_verbs *verbs_of(hpc_context *context); /* opens it at the first call; NULL with the error recorded */
 void verbs_close(hpc_verbs *verbs);
-verbs_iface *verbs_iface_open(hpc_verbs *verbs, int nic, hpc_memory *ring_memory, const char *op);
-void verbs_iface_release(verbs_iface *iface);
-int verbs_iface_slot(verbs_iface *iface);                   /* a free one; -1 */
-void verbs_iface_add(verbs_iface *iface, verbs_link *link); /* into its slot; takes a reference */
-enum { VERBS_LEFT = 1, VERBS_CAME = 2 };   /* more is left, or another thread is at it; something was there */
-int verbs_iface_visit(verbs_iface *iface); /* takes what has come: some of these */
 int verbs_progress(hpc_context *context);
-int verbs_settle(hpc_verbs *verbs, int peer); /* flushes what this rank has put, to peer or (-1) to all that are here;
-                                                 how many links are left */
+/* Flushes what this rank has put, to peer or (-1) to all that are here; how many links are left. */
+int verbs_settle(hpc_verbs *verbs, int peer);
 
 #endif
 #endif

@@ -9,7 +9,6 @@
 #if defined(HPC_HAVE_VERBS)
 
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,9 +85,8 @@ void verbs_window_free(hpc_verbs *v, verbs_window *r) {
     free(r);
 }
 
-int verbs_window_export(hpc_window *w, int peer, hpc_blob *blob) {
-    hpc_verbs *v = verbs_of(w->context);
-    int status = v == NULL ? hpc_last_error()->status : w->registered != NULL ? HPC_OK : register_window(v, w);
+int verbs_window_export(hpc_verbs *v, hpc_window *w, int peer, hpc_blob *blob) {
+    int status = w->registered != NULL ? HPC_OK : register_window(v, w);
     if (status != HPC_OK) return status;
     verbs_window *r = w->registered;
     window_blob b = {.address = (uint64_t)(uintptr_t)r->memory->data, .number = r->number};
@@ -148,33 +146,16 @@ void verbs_window_forget(hpc_verbs *v) {
     pthread_mutex_unlock(&v->lock);
 }
 
-/* Lets what this rank has put to the peer, by any lane, come to its end. */
-static void let_puts_end(hpc_verbs *v, int peer) {
-    hpc_group *g = &v->context->group;
-    double deadline = hpc_deadline(g, -1);
-    while (!atomic_load(&g->closed) && verbs_settle(v, peer) != 0 && hpc_now() < deadline) {
-        if (atomic_load_explicit(&g->states[peer], memory_order_acquire) != HPC_PEER_ALIVE) return;
-        verbs_progress(v->context);
-        sched_yield();
-    }
-}
-
-void verbs_window_detach(hpc_window *w, int peer) {
-    hpc_verbs *v = w->context->verbs;
+void verbs_window_detach(hpc_verbs *v, hpc_window *w, int peer) {
     verbs_remote *remote = w->parts[peer].remote;
-    verbs_window *r = w->registered;
     if (remote != NULL) {
-        hpc_lane *lane = w->context->lane;
-        let_puts_end(v, peer);
-        if (!atomic_load(&w->context->group.closed) && lane != NULL && lane->peers[peer].out != NULL)
-            verbs_link_say(lane->peers[peer].out, &(verbs_message){.kind = VERBS_DETACH, .number = remote->number});
         free(remote->sent);
         free(remote);
         w->parts[peer].remote = NULL;
     }
-    if (r == NULL) return;
+    if (w->registered == NULL) return;
     pthread_mutex_lock(&v->lock);
-    drop_holder(v, r, peer, OURS);
+    drop_holder(v, w->registered, peer, OURS);
     pthread_mutex_unlock(&v->lock);
 }
 
