@@ -381,7 +381,7 @@ void hpc_queue_config_init(hpc_queue_config *config) {
 }
 
 /* What a rank says of its queue: then n_in + n_out ranks. */
-struct description {
+struct queue_description {
     uint64_t nbytes;
     int32_t depth, buffers, n_in, n_out;
     char type[128];
@@ -420,9 +420,9 @@ static int check_config(const hpc_context *c, const hpc_queue_config *f) {
     if (f->nbytes > most)
         return hpc_fail(HPC_ERR_INVALID, op_create, "queue: an update has %zu bytes; at most %zu are possible",
                         f->nbytes, most);
-    if (f->type != NULL && strlen(f->type) >= sizeof((struct description *)0)->type)
+    if (f->type != NULL && strlen(f->type) >= sizeof((struct queue_description *)0)->type)
         return hpc_fail(HPC_ERR_INVALID, op_create, "queue: type has %zu characters; at most %zu are possible",
-                        strlen(f->type), sizeof((struct description *)0)->type - 1);
+                        strlen(f->type), sizeof((struct queue_description *)0)->type - 1);
     status = check_peers(c, f->in_peers, f->n_in, "in");
     return status != HPC_OK ? status : check_peers(c, f->out_peers, f->n_out, "out");
 }
@@ -435,7 +435,7 @@ static int names(const int32_t *peers, int n, int rank) {
 
 /* A rank's description is what it should be: its lists are there, and name ranks. */
 static int is_sound(const hpc_context *c, const hpc_reply *reply) {
-    const struct description *d = reply->data;
+    const struct queue_description *d = reply->data;
     int size = c->group.size;
     if (reply->nbytes < sizeof *d || d->n_in < 0 || d->n_in > size || d->n_out < 0 || d->n_out > size) return 0;
     size_t peers = (size_t)d->n_in + (size_t)d->n_out;
@@ -446,12 +446,12 @@ static int is_sound(const hpc_context *c, const hpc_reply *reply) {
 }
 
 static int compare(const hpc_context *c, const hpc_reply *replies) {
-    const struct description *first = replies[0].data;
+    const struct queue_description *first = replies[0].data;
     for (int r = 0; r < c->group.size; r++)
         if (!is_sound(c, &replies[r]))
             return hpc_fail(HPC_ERR_CONFIG, op_create, "queue: what rank %d says of its queue makes no sense", r);
     for (int r = 0; r < c->group.size; r++) {
-        const struct description *d = replies[r].data;
+        const struct queue_description *d = replies[r].data;
         if (d->nbytes != first->nbytes)
             return hpc_fail(HPC_ERR_CONFIG, op_create, "queue: rank %d's update has %llu bytes and rank 0's has %llu",
                             r, (unsigned long long)d->nbytes, (unsigned long long)first->nbytes);
@@ -466,16 +466,16 @@ static int compare(const hpc_context *c, const hpc_reply *replies) {
                             first->buffers);
     }
     for (int r = 0; r < c->group.size; r++) {
-        const struct description *d = replies[r].data;
+        const struct queue_description *d = replies[r].data;
         for (int i = 0; i < d->n_out; i++) {
-            const struct description *to = replies[d->peers[d->n_in + i]].data;
+            const struct queue_description *to = replies[d->peers[d->n_in + i]].data;
             if (!names(to->peers, to->n_in, r))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "queue: rank %d has out-peer %d, but rank %d has no in-peer %d", r,
                                 d->peers[d->n_in + i], d->peers[d->n_in + i], r);
         }
         for (int i = 0; i < d->n_in; i++) {
-            const struct description *from = replies[d->peers[i]].data;
+            const struct queue_description *from = replies[d->peers[i]].data;
             if (!names(from->peers + from->n_in, from->n_out, r))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "queue: rank %d has in-peer %d, but rank %d has no out-peer %d", r, d->peers[i],
@@ -486,8 +486,8 @@ static int compare(const hpc_context *c, const hpc_reply *replies) {
 }
 
 static int check_agreement(hpc_context *c, const hpc_queue_config *f, double deadline) {
-    size_t peers = (size_t)(f->n_in + f->n_out), nbytes = sizeof(struct description) + peers * sizeof(int32_t);
-    struct description *mine = calloc(1, nbytes);
+    size_t peers = (size_t)(f->n_in + f->n_out), nbytes = sizeof(struct queue_description) + peers * sizeof(int32_t);
+    struct queue_description *mine = calloc(1, nbytes);
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
     int status = HPC_OK;
     if (mine == NULL || replies == NULL) {

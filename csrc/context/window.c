@@ -9,21 +9,21 @@
 enum { TYPE_BYTES = 128 };
 
 /* What the ranks must agree on before anything is allocated. */
-struct description {
+struct window_description {
     uint64_t nbytes;
     int32_t signals;
     char type[TYPE_BYTES];
 };
 
-static int check_agreement(hpc_context *c, const char *op, const struct description *mine, double deadline) {
+static int check_agreement(hpc_context *c, const char *op, const struct window_description *mine, double deadline) {
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
     int status;
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
     status = hpc_control_exchange(c->control, op, mine, sizeof *mine, -1, HPC_EQUAL_SIZES, replies, deadline);
     if (status == HPC_OK) {
-        const struct description *first = replies[0].data;
+        const struct window_description *first = replies[0].data;
         for (int r = 1; r < c->group.size && status == HPC_OK; r++) {
-            const struct description *d = replies[r].data;
+            const struct window_description *d = replies[r].data;
             if (d->nbytes != first->nbytes)
                 status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d asks for %llu bytes and rank 0 for %llu", op, r,
                                   (unsigned long long)d->nbytes, (unsigned long long)first->nbytes);
@@ -43,7 +43,7 @@ static int check_agreement(hpc_context *c, const char *op, const struct descript
 int hpc_window_create(hpc_context *c, size_t nbytes, int signals, const char *type, double timeout,
                       hpc_window **window) {
     static const char op[] = "window";
-    struct description mine = {.nbytes = nbytes, .signals = signals};
+    struct window_description mine = {.nbytes = nbytes, .signals = signals};
     double deadline;
     int status = hpc_context_ready(c, op);
     if (status != HPC_OK) return status;

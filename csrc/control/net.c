@@ -114,13 +114,13 @@ void hpc_net_peer_text(int fd, char text[HPC_ENDPOINT_TEXT]) {
 
 /* ---- which interfaces ---- */
 
-typedef struct choice {
+typedef struct interface_choice {
     int excludes, exact;
     const char *list; /* NULL: the default */
-} choice;
+} interface_choice;
 
-static choice parse(const char *interfaces) {
-    choice c = {0};
+static interface_choice parse(const char *interfaces) {
+    interface_choice c = {0};
     if (interfaces == NULL || interfaces[0] == '\0') return c;
     c.list = interfaces;
     c.excludes = *c.list == '^';
@@ -141,7 +141,7 @@ static const char *next_name(const char **list, size_t *length) {
     return n > 0 ? name : NULL;
 }
 
-static int is_listed(const choice *c, const char *interface) {
+static int is_listed(const interface_choice *c, const char *interface) {
     const char *list = c->list, *name;
     size_t length;
     while ((name = next_name(&list, &length)) != NULL) {
@@ -152,7 +152,7 @@ static int is_listed(const choice *c, const char *interface) {
     return 0;
 }
 
-static int is_allowed(const choice *c, const hpc_endpoint *e) {
+static int is_allowed(const interface_choice *c, const hpc_endpoint *e) {
     if (c->list != NULL) return is_listed(c, e->interface) != c->excludes;
     return !is_loopback(e) && strcmp(e->interface, "lo") != 0 && strncmp(e->interface, "docker", 6) != 0 &&
            strncmp(e->interface, "br-", 3) != 0;
@@ -201,7 +201,7 @@ static void insert(hpc_endpoint endpoints[HPC_ENDPOINTS], const hpc_endpoint *e)
 }
 
 /* How many addresses the choice allows. */
-static int collect(const struct ifaddrs *interfaces, const choice *c, int with_ipv6, int all,
+static int collect(const struct ifaddrs *interfaces, const interface_choice *c, int with_ipv6, int all,
                    hpc_endpoint endpoints[HPC_ENDPOINTS]) {
     int n = 0;
     hpc_endpoint e;
@@ -216,7 +216,7 @@ static int collect(const struct ifaddrs *interfaces, const choice *c, int with_i
 
 /* Each once. */
 static void list_names(const struct ifaddrs *interfaces, int with_ipv6, char names[NAMES_BYTES]) {
-    const choice known = {.exact = 1, .list = names};
+    const interface_choice known = {.exact = 1, .list = names};
     hpc_endpoint e;
     size_t used = 0;
     names[0] = '\0';
@@ -230,7 +230,7 @@ static void list_names(const struct ifaddrs *interfaces, int with_ipv6, char nam
 
 static int find_endpoints(const char *interfaces, int with_ipv6, hpc_endpoint endpoints[HPC_ENDPOINTS],
                           const char *op) {
-    choice c = parse(interfaces);
+    interface_choice c = parse(interfaces);
     struct ifaddrs *there = NULL;
     char names[NAMES_BYTES];
     int status = HPC_OK;

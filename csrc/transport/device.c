@@ -15,13 +15,13 @@ typedef struct word {
 } word;
 
 /* "^" before the list: all ports but these; "=" before it, or before a word: the whole name. */
-typedef struct choice {
+typedef struct port_choice {
     int excludes, exact;
     const char *list;
-} choice;
+} port_choice;
 
-static choice parse(const char *names) {
-    choice c = {.list = names};
+static port_choice parse(const char *names) {
+    port_choice c = {.list = names};
     c.excludes = *c.list == '^';
     c.list += c.excludes;
     c.exact = *c.list == '=';
@@ -62,7 +62,7 @@ int hpc_nics_check(const char *names) {
     word w = {.name = ""};
     int words = 0, got;
     if (names == NULL || names[0] == '\0') return HPC_OK;
-    choice c = parse(names);
+    port_choice c = parse(names);
     while ((got = next_word(&c.list, &w)) > 0) words++;
     if (got == 0 && words > 0) return HPC_OK;
     return hpc_fail(
@@ -75,7 +75,7 @@ int hpc_nics_check(const char *names) {
 int hpc_nics_allow(const char *names, const char *device, int port) {
     word w;
     if (names == NULL || names[0] == '\0') return 1;
-    choice c = parse(names);
+    port_choice c = parse(names);
     while (next_word(&c.list, &w) > 0) {
         if (w.port != 0 && w.port != port) continue;
         if (strncmp(device, w.name, w.length) == 0 && (!(c.exact || w.exact) || device[w.length] == '\0'))
