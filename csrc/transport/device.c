@@ -190,31 +190,3 @@ int hpc_match_rails(const hpc_device_address *self, const hpc_device_address *pe
     if (p.n == 0) *why = why_none(self, peer, routed);
     return p.n;
 }
-
-/* ---- a build without rdma-core's headers ---- */
-
-#if !defined(HPC_HAVE_VERBS)
-
-void hpc_nics_open(const char *names, hpc_nics **nics, hpc_device_address *address) {
-    (void)names;
-    *nics = NULL;
-    *address = (hpc_device_address){.state = HPC_VERBS_NOT_BUILT};
-}
-
-void hpc_nics_close(hpc_nics *nics) {
-    (void)nics;
-}
-
-int hpc_nics_node(const hpc_nics *nics) {
-    (void)nics;
-    return -1;
-}
-
-int hpc_devices(hpc_device *devices, int cap) {
-    (void)devices, (void)cap;
-    return hpc_fail(HPC_ERR_UNSUPPORTED, "devices",
-                    "devices: this hpcomm was built without rdma-core's headers; apt-get install libibverbs-dev, and "
-                    "build it again");
-}
-
-#endif

@@ -469,4 +469,28 @@ int hpc_devices(hpc_device *devices, int cap) {
     return s.n;
 }
 
+#else /* a build without rdma-core's headers */
+
+void hpc_nics_open(const char *names, hpc_nics **nics, hpc_device_address *address) {
+    (void)names;
+    *nics = NULL;
+    *address = (hpc_device_address){.state = HPC_VERBS_NOT_BUILT};
+}
+
+void hpc_nics_close(hpc_nics *nics) {
+    (void)nics;
+}
+
+int hpc_nics_node(const hpc_nics *nics) {
+    (void)nics;
+    return -1;
+}
+
+int hpc_devices(hpc_device *devices, int cap) {
+    (void)devices, (void)cap;
+    return hpc_fail(HPC_ERR_UNSUPPORTED, "devices",
+                    "devices: this hpcomm was built without rdma-core's headers; apt-get install libibverbs-dev, and "
+                    "build it again");
+}
+
 #endif
