@@ -1,12 +1,18 @@
 """The way of one gradient points one way: imports and includes go down these lists only (docs/architecture.md)."""
 
 import ast
+import json
 import re
+import shutil
+import subprocess
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import networkx
 import pytest
+from tree import BUILD
 
 ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"
@@ -45,6 +51,15 @@ plan kernel
 base
 include
 """
+
+# A file that lists the members of a dial may name them: const structs with this prefix, which nobody else names.
+ARRAYS = {"transport/transport.c": "hpc_transport_", "discipline/discipline.c": "hpc_discipline_"}
+
+# Each file of csrc/kernel for one instruction set has its own, by which the headers that it includes are written.
+VECTORS = {"reals", "words"}
+
+# Types of csrc/discipline that still share a name.
+TWICE = {"mark", "pushed_for", "quorum"}
 
 # Installed headers.
 PUBLIC = """
@@ -189,3 +204,138 @@ def test_only_launch_reads_the_environment() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv")
     }
     assert readers <= {"launch.py"}
+
+
+# ---- what the files of csrc call ----
+
+Calls = dict[str, dict[str, set[str]]]  # by the file that calls, by the one that is called: symbols
+
+
+def built() -> dict[str, Path]:
+    """The sources of csrc that the build has, by name, and their objects, none older than its source."""
+    database = BUILD / "compile_commands.json"
+    if not database.is_file():
+        pytest.skip("there is no build to read symbols from; make builds one")
+    if shutil.which("nm") is None:
+        pytest.skip("there is no nm to read symbols with; apt-get install binutils")
+    sources = {Path(entry["file"]) for entry in json.loads(database.read_text(encoding="utf-8"))}
+    names = sorted(source.relative_to(CSRC).as_posix() for source in sources if source.is_relative_to(CSRC))
+    if not names:
+        pytest.skip("build/cmake is of another tree; make builds this one")
+    objects = {name: BUILD / "CMakeFiles/hpcomm_objects.dir/csrc" / f"{name}.o" for name in names}
+    old = [name for name, path in objects.items() if not path.is_file() or is_newer(CSRC / name, path)]
+    assert not old, f"build/cmake is older than csrc, which has changed {old}; make builds it again"
+    return objects
+
+
+def is_newer(source: Path, made: Path) -> bool:
+    return not source.is_file() or source.stat().st_mtime > made.stat().st_mtime
+
+
+@pytest.fixture(scope="module")
+def symbols() -> list[tuple[str, str, str]]:
+    """Of every object file: its source, a global symbol and nm's letter for it."""
+    files = {str(path): name for name, path in built().items()}
+    words = ["nm", "--print-file-name", "--format=posix", *files]
+    found = []
+    for line in subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines():
+        path, _, rest = line.partition(": ")
+        symbol, letter = rest.split()[:2]
+        if letter.isupper():
+            found.append((files[path], symbol, letter))
+    return found
+
+
+@pytest.fixture(scope="module")
+def members(symbols: list[tuple[str, str, str]]) -> dict[str, set[str]]:
+    """The structs that each array lists; functions with the same prefix are none."""
+    structs = {symbol for _, symbol, letter in symbols if letter in "BDR"}
+    return {array: {s for s in structs if s.startswith(prefix)} for array, prefix in ARRAYS.items()}
+
+
+@pytest.fixture(scope="module")
+def calls(symbols: list[tuple[str, str, str]], members: dict[str, set[str]]) -> Calls:
+    """Who calls whom. A file with an array does not call the members of the array."""
+    home = {symbol: name for name, symbol, letter in symbols if letter != "U"}
+    graph: Calls = defaultdict(lambda: defaultdict(set))
+    for name, symbol, letter in symbols:
+        if letter == "U" and symbol in home and symbol not in members.get(name, ()):
+            graph[name][home[symbol]].add(symbol)
+    return graph
+
+
+def test_calls_point_down(calls: Calls) -> None:
+    level = levels(FOLDERS)
+    up = {
+        f"{caller} calls {sorted(names)} of {callee}"
+        for caller, others in calls.items()
+        for callee, names in others.items()
+        if (a := caller.partition("/")[0]) != (b := callee.partition("/")[0]) and level[a] <= level[b]
+    }
+    assert not up, "\n".join(sorted(up))
+
+
+def test_files_do_not_call_each_other_in_circles(calls: Calls) -> None:
+    """Files that call nothing which is left are taken away until none can be: each that stays leads into a circle."""
+    left = set(C_FILES)
+    while ends := {name for name in left if not left & (set(calls[name]) - {name})}:
+        left -= ends
+    assert not left, circle(calls, left)
+
+
+def circle(calls: Calls, left: set[str]) -> str:
+    """One circle among files that each call another one of them, with the symbols that make it."""
+    way = [min(left)]
+    while way.count(way[-1]) < 2:
+        way.append(min(left & (set(calls[way[-1]]) - {way[-1]})))
+    way = way[way.index(way[-1]) :]
+    return "\n".join(f"{a} calls {sorted(calls[a][b])} of {b}" for a, b in pairwise(way))
+
+
+def test_only_its_array_names_a_member(calls: Calls, members: dict[str, set[str]]) -> None:
+    """Everything else asks what a member can do, not which one it is."""
+    assert all(members.values()), f"an array lists no struct with its prefix: {members}"
+    structs = set().union(*members.values())
+    named = {
+        f"{caller} names {symbol}"
+        for caller, others in calls.items()
+        for names in others.values()
+        for symbol in names & structs
+    }
+    assert not named, "\n".join(sorted(named))
+
+
+# ---- types ----
+
+
+def types(text: str) -> Iterator[str]:
+    """The names that a C file gives to types: tags with a body and typedefs, outside of functions. A typedef of a
+    struct by its own name (an opaque type, whose body another file has) gives none."""
+    text = re.sub(r'/\*.*?\*/|"(?:\\.|[^"\\])*"', "", text, flags=re.DOTALL)
+    for begin in re.finditer(r"^(typedef )?(?:\w+ )*?(?:struct|union|enum)\b[^;{(=]*\{", text, re.MULTILINE):
+        end, depth = begin.end(), 1
+        while depth:
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        tags = re.findall(r"\b(?:struct|union|enum)\s+(\w+)\s*\{", text[begin.start() : end])
+        alias = re.match(r"\s*(\w+)\s*;", text[end:]) if begin[1] else None
+        yield from {*tags, alias[1]} if alias else tags
+    for declared in re.findall(r"^typedef\b([^;{]*);", text, re.MULTILINE):
+        plain = re.sub(r"__attribute__\s*\(\(.*\)\)", "", declared, flags=re.DOTALL)
+        pointer, function = re.search(r"\(\s*\*\s*(\w+)\s*\)", plain), re.search(r"(\w+)\s*\(", plain)
+        name = pointer or function or re.search(r"(\w+)\s*(?:\[[^]]*\]\s*)?$", plain)
+        assert name is not None, f"what does typedef{declared} name?"
+        if not re.search(rf"\b(?:struct|union|enum)\s+{name[1]}\b", plain):
+            yield name[1]
+
+
+def test_types_have_names_of_their_own() -> None:
+    """One name, one type: what grep finds by a name is that type. This counts for headers and for types that a .c file
+    keeps to itself; only those that are declared inside a function are free, as nobody meets them elsewhere."""
+    files = defaultdict(set)
+    for path in sorted(CSRC.rglob("*.[ch]")):
+        for name in types(path.read_text(encoding="utf-8")):
+            files[name].add(path.relative_to(CSRC).as_posix())
+    assert {"hpc_context", "hpc_accept_lane", "verbs_sent", "tcp_link"} <= set(files)
+    twice = {name: sorted(where) for name, where in files.items() if len(where) > 1 and name not in VECTORS | TWICE}
+    assert not twice, f"types of one name in several files: {twice}"
