@@ -415,7 +415,7 @@ def test_gossip() -> None:
         ("row 0 of core 1 forwards to row 2 of core 0", 0, {"core": 1}),
         ("row 3 has depth 2, row 0 has 1", 3, {"depth": 2}),
         ("row 2 has quorum 3; must be 1 or all 2", 2, {"quorum": 3}),
-        ("row 2 has codec_in f16, but row 0 sends it f32", 2, {"codec_in": "float16"}),
+        ("row 2 has codec_in float16, but row 0 sends it float32", 2, {"codec_in": "float16"}),
         ("row 2 has codec_out 3; must be 0", 2, {"codec_out": "bfloat16"}),
         ("row 5 is at offset 33", 5, {"offset": 33, "count": 2}),
         ("rank 3 is sent 32 of the 35 elements of key 'a'", 5, {"out_edges": tuple(Edge(rank) for rank in range(3))}),

@@ -56,9 +56,9 @@ static int me(const hpc_exchange *ex) {
 }
 
 /* Before an update in its slot: which version it is of. */
-typedef struct mark {
+typedef struct slot_head {
     _Alignas(64) _Atomic uint64_t version;
-} mark;
+} slot_head;
 
 /* What the owner of a share answers to who has sent it an update; where that is has told_at. */
 typedef struct told {
@@ -91,19 +91,19 @@ typedef struct outlet {
 } outlet;
 
 /* Of a key. */
-typedef struct pushed_for {
+typedef struct versions_of_key {
     uint64_t number;                  /* the version that its last push is for */
     uint64_t numbers[HPC_PLAN_DEPTH]; /* those of the pushes in the slots */
     double waits_since;               /* when neighbours began to be waited for to take a push; 0: not */
-} pushed_for;
+} versions_of_key;
 
 /* The exchange's own. */
-typedef struct quorum {
-    pushed_for *keys;
+typedef struct graph_quorum {
+    versions_of_key *keys;
     uint64_t number; /* the version that keys are pushed for */
     char *given_up;  /* by rank: it let a push wait in vain, and has answered none since */
     int n_pending;   /* outlets that are */
-} quorum;
+} graph_quorum;
 
 /* A core's own. */
 typedef struct watch {
@@ -111,11 +111,11 @@ typedef struct watch {
     char *absent; /* by rank: it let a fold wait in vain, and has sent nothing since */
 } watch;
 
-static quorum *quorum_of(const hpc_exchange *ex) {
+static graph_quorum *quorum_of(const hpc_exchange *ex) {
     return ex->own;
 }
 
-static pushed_for *key_of(const hpc_exchange *ex, int key) {
+static versions_of_key *key_of(const hpc_exchange *ex, int key) {
     return &quorum_of(ex)->keys[key];
 }
 
@@ -236,7 +236,7 @@ static survey look(hpc_core *core, hpc_share *share, uint64_t least) {
         int closed = hpc_closed_signal(ex, r) != 0; /* first: what it sent before has come */
         in->present[r] = (char)is_present(ex, share, r);
         if (in->present[r]) {
-            const mark *its = (const void *)w->inputs[e].slots;
+            const slot_head *its = (const void *)w->inputs[e].slots;
             uint64_t version = atomic_load_explicit(&its->version, memory_order_relaxed);
             news |= version > newest_of(share, r);
             atomic_store_explicit(&in->clocks.clock[r], version, memory_order_relaxed);
@@ -312,7 +312,7 @@ static hpc_inputs inputs_of(hpc_core *core, const hpc_share *share, const hpc_wo
         if (in->rank == share->owner)
             core->bases[n] = in->slots + (size_t)(share->version % (uint64_t)ex->layout.depth) * in->stride;
         else if (its->present[in->rank])
-            core->bases[n] = in->slots + sizeof(mark);
+            core->bases[n] = in->slots + sizeof(slot_head);
         else
             continue;
         present += w->weights[e];
@@ -322,7 +322,7 @@ static hpc_inputs inputs_of(hpc_core *core, const hpc_share *share, const hpc_wo
     return (hpc_inputs){.bases = core->bases,
                         .weights = core->base_weights,
                         .n = n,
-                        .codec = w->row->codec_in,
+                        .codec = w->codec,
                         .args_of = ex->args_of,
                         .slot = share->version};
 }
@@ -472,18 +472,17 @@ static int send_update(hpc_exchange *ex, hpc_share *share, uint64_t n) {
     outlet *out = outlet_of(ex, share);
     hpc_lane *lane = ex->in_lanes[share->core];
     int status = HPC_OK, owner = share->owner;
-    size_t item = hpc_codec_bytes(ex->keys[share->key].codec), staged = out->staged,
-           header = ex->push_slot[share->rows[0]];
+    size_t staged = out->staged, header = ex->push_slot[share->rows[0]];
     const char *slot = hpc_slot_of_push(ex, share->key, n);
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
-        const char *src = slot + row->offset * item;
-        size_t nbytes = (size_t)row->count * item;
+        const char *src = slot + hpc_row_from(ex, row);
+        size_t nbytes = hpc_input_bytes(row);
         if (staged != HPC_NOWHERE) {
             src = memcpy(hpc_own_part(ex) + staged, src, nbytes);
             staged += hpc_row_bytes(row);
         }
-        status = hpc_put(lane, ex->window, owner, src, nbytes, ex->push_slot[share->rows[i]] + sizeof(mark));
+        status = hpc_put(lane, ex->window, owner, src, nbytes, ex->push_slot[share->rows[i]] + sizeof(slot_head));
     }
     out->version = key_of(ex, share->key)->numbers[(n - 1) % (uint64_t)ex->layout.depth];
     if (status == HPC_OK)
@@ -760,7 +759,7 @@ static int open_all(hpc_exchange *ex, const char *op) {
 static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
     int status = hpc_graph_prepare(ex, f, op);
     if (status != HPC_OK) return status;
-    quorum *q = ex->own = calloc(1, sizeof *q);
+    graph_quorum *q = ex->own = calloc(1, sizeof *q);
     if (q != NULL) {
         q->keys = calloc((size_t)ex->plan->n_keys, sizeof *q->keys);
         q->given_up = calloc((size_t)ex->context->group.size, 1);
@@ -784,7 +783,7 @@ static void free_share(const hpc_exchange *ex, hpc_share *share) {
 }
 
 static void free_all(hpc_exchange *ex) {
-    quorum *q = ex->own;
+    graph_quorum *q = ex->own;
     for (int s = 0; s < ex->layout.n_shares; s++) free_share(ex, &ex->layout.shares[s]);
     for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
         watch *its = ex->cores[c].own;
@@ -832,7 +831,7 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 /* Until a push has been folded here, and for neighbours who have not taken it as long as they are given, which may be
  * longer than this call has. */
 static int wait_taken(hpc_exchange *ex, int key, uint64_t ticket, hpc_limit *l, const char *op) {
-    pushed_for *of = key_of(ex, key);
+    versions_of_key *of = key_of(ex, key);
     int status = send_all(ex);
     give_up_on(ex, key, ticket / 2, 0);
     if (status == HPC_OK && !hpc_ticket_is_done(ex, key, ticket))
@@ -876,8 +875,8 @@ static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
 
 /* A key that is pushed again begins a step, after a look at what has come meanwhile. */
 static void begin_push(hpc_exchange *ex, int key) {
-    quorum *q = quorum_of(ex);
-    pushed_for *of = key_of(ex, key);
+    graph_quorum *q = quorum_of(ex);
+    versions_of_key *of = key_of(ex, key);
     hpc_graph_begin_push(ex, key);
     hpc_group_progress(&ex->context->group);
     if (of->number == q->number) q->number = choose_next(ex);
@@ -939,7 +938,7 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .check = check,
     .puts = 1,
     .one_slot = 1,
-    .head = sizeof(mark),
+    .head = sizeof(slot_head),
     .signals = 2,
     .part = part,
     .makes_params = hpc_graph_makes_params,

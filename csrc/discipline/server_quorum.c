@@ -48,17 +48,17 @@ typedef struct arrivals {
 
 /* A worker's view of a key: the version that its last push is for, the newest one answered, shares of the last push
  * that came too late, of all pushes, and at which version the last. */
-typedef struct pushed_for {
+typedef struct version_of_key {
     uint64_t number, version, late, dropped, dropped_at;
-} pushed_for;
+} version_of_key;
 
 /* The exchange's own. */
-typedef struct quorum {
-    pushed_for *keys;
+typedef struct server_quorum {
+    version_of_key *keys;
     uint64_t number; /* the version that keys are pushed for */
-} quorum;
+} server_quorum;
 
-static quorum *quorum_of(const hpc_exchange *ex) {
+static server_quorum *quorum_of(const hpc_exchange *ex) {
     return ex->own;
 }
 
@@ -240,7 +240,7 @@ static hpc_inputs inputs_here(hpc_core *core, const hpc_share *share, const hpc_
     return (hpc_inputs){.bases = core->bases,
                         .weights = core->base_weights,
                         .n = n,
-                        .codec = w->row->codec_in,
+                        .codec = w->codec,
                         .args_of = core->exchange->args_of,
                         .takes = arrivals_of(share)->takes,
                         .slot = share->version};
@@ -382,7 +382,7 @@ static int open_share(const hpc_exchange *ex, hpc_share *share) {
 }
 
 static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
-    quorum *q = ex->own = calloc(1, sizeof *q);
+    server_quorum *q = ex->own = calloc(1, sizeof *q);
     ex->asked.quorum = f->quorum;
     if (q != NULL) q->keys = calloc((size_t)ex->plan->n_keys, sizeof *q->keys);
     return q != NULL && q->keys != NULL
@@ -404,7 +404,7 @@ static int open_all(hpc_exchange *ex, const char *op) {
 }
 
 static void free_all(hpc_exchange *ex) {
-    quorum *q = ex->own;
+    server_quorum *q = ex->own;
     for (int s = 0; s < ex->layout.n_shares; s++) {
         arrivals *a = ex->layout.shares[s].own;
         if (a == NULL) continue;
@@ -432,7 +432,7 @@ static void free_all(hpc_exchange *ex) {
 /* Takes what owners have said of the last push of key, if they all have. */
 static void look(const hpc_exchange *ex, int key) {
     const hpc_pushed *k = &ex->keys[key];
-    pushed_for *of = &quorum_of(ex)->keys[key];
+    version_of_key *of = &quorum_of(ex)->keys[key];
     if (k->n_shares == 0 || k->sending & HPC_PUSH || !hpc_ticket_is_done(ex, key, 2 * k->pushes)) return;
     const char *part = hpc_own_part(ex);
     of->late = of->dropped = 0;
@@ -447,7 +447,7 @@ static void look(const hpc_exchange *ex, int key) {
 
 /* HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
 static int ended(hpc_exchange *ex, int key, const char *op) {
-    const pushed_for *of = &quorum_of(ex)->keys[key];
+    const version_of_key *of = &quorum_of(ex)->keys[key];
     look(ex, key);
     if (of->number <= of->version) return HPC_OK;
     int *closed = malloc((size_t)ex->context->group.size * sizeof *closed), n = 0;
@@ -464,7 +464,7 @@ static int ended(hpc_exchange *ex, int key, const char *op) {
 
 /* Notes how many last pushes have found no quorum, of those that nobody has waited for: a pull has told of its own. */
 static void closing(hpc_exchange *ex) {
-    const quorum *q = quorum_of(ex);
+    const server_quorum *q = quorum_of(ex);
     int n = 0, first = -1;
     for (int i = ex->plan->n_keys - 1; i >= 0; i--) {
         look(ex, i);
@@ -481,7 +481,7 @@ static void closing(hpc_exchange *ex) {
 
 /* The first key, if any, that is not pushed for the present version, or not answered; else -1. */
 static int unfinished(const hpc_exchange *ex) {
-    const quorum *q = quorum_of(ex);
+    const server_quorum *q = quorum_of(ex);
     for (int i = 0; i < ex->plan->n_keys; i++) {
         const hpc_pushed *k = &ex->keys[i];
         if (k->n_shares == 0) continue;
@@ -492,7 +492,7 @@ static int unfinished(const hpc_exchange *ex) {
 
 /* Not again before all keys have been pushed, and are answered. */
 static int may_push(hpc_exchange *ex, int key, const char *op) {
-    const quorum *q = quorum_of(ex);
+    const server_quorum *q = quorum_of(ex);
     int status = hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
     if (status != HPC_OK) return status;
     int other = q->keys[key].number < q->number ? -1 : unfinished(ex);
@@ -511,7 +511,7 @@ static uint64_t version(const hpc_exchange *ex, int key) {
 }
 
 static void begin_push(hpc_exchange *ex, int key) {
-    quorum *q = quorum_of(ex);
+    server_quorum *q = quorum_of(ex);
     uint64_t newest = 0;
     for (int i = 0; i < ex->plan->n_keys; i++)
         if (version(ex, i) > newest) newest = q->keys[i].version;
@@ -524,13 +524,12 @@ static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     const uint64_t *number = &quorum_of(ex)->keys[share->key].number;
     hpc_pushed *k = &ex->keys[share->key];
-    size_t item = hpc_codec_bytes(k->codec);
     int me = ex->context->group.rank, status = HPC_OK;
     for (; k->at_row < share->n_rows && !hpc_reads_in_place(ex, share->owner, me); k->at_row++) {
         int index = share->rows[k->at_row];
         const hpc_row *row = &ex->plan->rows[index];
         status = hpc_put(ex->in_lanes[share->core], ex->window, share->owner,
-                         hpc_push_slot(ex, share->key) + row->offset * item, (size_t)row->count * item,
+                         hpc_push_slot(ex, share->key) + hpc_row_from(ex, row), hpc_input_bytes(row),
                          ex->push_slot[index] + (size_t)slot * hpc_slot_stride(ex, row));
         if (status != HPC_OK) return status;
     }
@@ -562,7 +561,7 @@ static int late(const hpc_exchange *ex, int key) {
 }
 
 static void count(const hpc_exchange *ex, hpc_exchange_stats *stats) {
-    const quorum *q = quorum_of(ex);
+    const server_quorum *q = quorum_of(ex);
     for (int k = 0; k < ex->plan->n_keys; k++) {
         look(ex, k);
         stats->dropped += q->keys[k].dropped;

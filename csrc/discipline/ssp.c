@@ -108,7 +108,7 @@ static hpc_inputs inputs_of(hpc_core *core, const hpc_share *share, const hpc_wo
     return (hpc_inputs){.bases = core->bases,
                         .weights = core->base_weights,
                         .n = n,
-                        .codec = w->row->codec_in,
+                        .codec = w->codec,
                         .args_of = ex->args_of,
                         .slot = share->version};
 }

@@ -13,14 +13,14 @@
 #include "discipline/graph.h"
 
 /* Before and behind an update that may be overwritten while it is read: equal versions mean a whole one. */
-typedef struct mark {
+typedef struct stamp {
     _Alignas(64) _Atomic uint64_t version;
-} mark;
+} stamp;
 
 /* The exchange's own. */
 typedef struct unflushed {
     int barrier;
-    mark *marks; /* of what is being sent, by key */
+    stamp *marks; /* of what is being sent, by key */
 } unflushed;
 
 /* A core's own. */
@@ -62,11 +62,11 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 /* ---- open ---- */
 
 static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
-    size_t nbytes = (size_t)ex->plan->n_keys * sizeof(mark);
+    size_t nbytes = (size_t)ex->plan->n_keys * sizeof(stamp);
     int status = hpc_graph_prepare(ex, f, op);
     if (status != HPC_OK) return status;
     unflushed *own = ex->own = calloc(1, sizeof *own);
-    if (own != NULL) own->marks = aligned_alloc(sizeof(mark), nbytes);
+    if (own != NULL) own->marks = aligned_alloc(sizeof(stamp), nbytes);
     if (own == NULL || own->marks == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for marks", op);
     own->barrier = f->consistency == HPC_BARRIER;
     memset(own->marks, 0, nbytes);
@@ -186,8 +186,8 @@ static found read_input(hpc_core *core, hpc_share *share, int input) {
         const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         const char *slot = w->inputs[input].slots;
         size_t nbytes = hpc_row_bytes(w->row);
-        uint64_t last = version_at(slot + sizeof(mark) + nbytes);
-        copy_racy(to, slot + sizeof(mark), nbytes);
+        uint64_t last = version_at(slot + sizeof(stamp) + nbytes);
+        copy_racy(to, slot + sizeof(stamp), nbytes);
         atomic_thread_fence(memory_order_acquire);
         uint64_t first = version_at(slot);
         if (first != last || (i > 0 && first != version)) return TORN;
@@ -208,12 +208,12 @@ static void add_update(hpc_core *core, const hpc_share *share, double weight, in
     float *sum = its->sum;
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
-        size_t item = hpc_codec_bytes(row->codec_in);
+        const hpc_codec *codec = ex->keys[row->key].codec;
         for (size_t at = 0; at < row->count; at += HPC_BLOCK) {
             size_t n = row->count - at < HPC_BLOCK ? row->count - at : HPC_BLOCK;
-            const void *in = its->rows_from[i] + at * item, *both[2] = {sum + at, core->acc};
-            ex->fold[row->codec_in](begins ? sum + at : core->acc, &in, &weight, 1, n, 0);
-            if (!begins) ex->fold[HPC_F32](sum + at, both, ones, 2, n, 0);
+            const void *in = its->rows_from[i] + hpc_codec_span(codec, at), *both[2] = {sum + at, core->acc};
+            codec->fold(ex->kernels)(begins ? sum + at : core->acc, &in, &weight, 1, n, 0);
+            if (!begins) ex->kernels->f32(sum + at, both, ones, 2, n, 0);
         }
         sum += row->count;
     }
@@ -268,8 +268,12 @@ static int fold(hpc_core *core, hpc_share *share) {
     const char *sum = (const char *)its->sum;
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
-        const hpc_inputs inputs = {
-            .bases = &sum, .weights = &scale, .n = 1, .codec = HPC_F32, .args_of = ex->args_of, .slot = share->version};
+        const hpc_inputs inputs = {.bases = &sum,
+                                   .weights = &scale,
+                                   .n = 1,
+                                   .codec = hpc_codec_of(HPC_F32),
+                                   .args_of = ex->args_of,
+                                   .slot = share->version};
         int failed = hpc_row_work(core, w, &inputs);
         if (failed) return failed;
         sum += w->row->count * sizeof(float);
@@ -305,21 +309,20 @@ static void begin_push(hpc_exchange *ex, int key) {
 
 /* Into the neighbour's slots, read or not: mark, data, mark, which no transport puts in another order. */
 static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
-    const hpc_pushed *k = &ex->keys[share->key];
     int me = ex->context->group.rank, status = HPC_OK, owner = share->owner;
     hpc_lane *lane = ex->in_lanes[share->core];
-    const mark *its = &state_of(ex)->marks[share->key];
+    const stamp *its = &state_of(ex)->marks[share->key];
     const char *slot = hpc_push_slot(ex, share->key);
     if (atomic_load_explicit(&ex->context->group.states[owner], memory_order_acquire) == HPC_PEER_LEFT) return HPC_OK;
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
         if (!hpc_row_has_input(row, me)) return HPC_OK;
-        size_t item = hpc_codec_bytes(k->codec), at = ex->push_slot[share->rows[i]];
+        size_t at = ex->push_slot[share->rows[i]];
         size_t data = at + sizeof *its, last = data + hpc_row_bytes(row);
         status = hpc_put(lane, ex->window, owner, &its->version, sizeof its->version, at);
-        hpc_end_gradient(); /* the data could overtake the mark */
+        hpc_end_gradient(); /* the data could overtake the stamp */
         if (status == HPC_OK)
-            status = hpc_put(lane, ex->window, owner, slot + row->offset * item, (size_t)row->count * item, data);
+            status = hpc_put(lane, ex->window, owner, slot + hpc_row_from(ex, row), hpc_input_bytes(row), data);
         hpc_end_gradient(); /* and the last mark the data */
         if (status == HPC_OK) status = hpc_put(lane, ex->window, owner, &its->version, sizeof its->version, last);
     }
@@ -378,8 +381,8 @@ const hpc_discipline hpc_discipline_unflushed = {
     .check = check,
     .puts = 1,
     .one_slot = 1,
-    .head = sizeof(mark),
-    .tail = sizeof(mark),
+    .head = sizeof(stamp),
+    .tail = sizeof(stamp),
     .makes_params = hpc_graph_makes_params,
     .prepare = prepare,
     .open = open_all,

@@ -62,7 +62,7 @@ static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int for
     const hpc_discipline *d = core->exchange->discipline;
     int rank = event->peer, input = w == NULL ? -1 : hpc_row_input_of(w, rank, forwarded);
     if (input < 0 || d->row_came == NULL || (!forwarded && comes_by_share(core->exchange, rank))) return 0;
-    if (!brings(core, event, "row", w->row->key, (size_t)w->row->count * hpc_codec_bytes(w->row->codec_in))) return 1;
+    if (!brings(core, event, "row", w->row->key, hpc_input_bytes(w->row))) return 1;
     return d->row_came(core, w, input, slot);
 }
 

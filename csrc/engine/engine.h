@@ -24,6 +24,7 @@
 #include <pthread.h>
 
 #include "base/usual.h"
+#include "codec/codec.h"
 #include "context/lane.h"
 #include "context/window.h"
 #include "engine/imm.h"
@@ -74,6 +75,7 @@ typedef struct hpc_output {
 typedef struct hpc_work {
     int index;
     const hpc_row *row;
+    const hpc_codec *codec; /* of its inputs */
     hpc_share *share;
     float *param; /* the master; where models rotate, in the slot of the last fold */
     float *state; /* block by block: slots times the values of the block */
@@ -155,9 +157,9 @@ typedef struct hpc_pushed {
     int *shares;   /* in which this rank is at either end */
     int n_awaited; /* of them, those whose answers make a push done */
     int *awaited;
-    size_t params;   /* bytes from the start of the params */
-    size_t gradient; /* bytes from the start of a slot of the gradients */
-    int codec;       /* of the gradient */
+    size_t params;          /* bytes from the start of the params */
+    size_t gradient;        /* bytes from the start of a slot of the gradients */
+    const hpc_codec *codec; /* of the gradient */
 } hpc_pushed;
 
 /* ---- both ---- */
@@ -231,7 +233,6 @@ struct hpc_exchange {
     hpc_rule rule;
     char rule_name[64];
     const struct hpc_fold_kernels *kernels;
-    hpc_fold_fn *fold[HPC_BF16 + 1];
     hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
     hpc_asked asked;
     int stream;   /* parameters are written past the caches */

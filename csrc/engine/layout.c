@@ -74,7 +74,7 @@ static int find_shares(hpc_exchange *ex, const char *op) {
     for (int i = 0; i < plan->n_rows; i++) {
         hpc_share *share = &ex->layout.shares[ex->layout.share_of[i]];
         const hpc_row *row = &plan->rows[i];
-        size_t nbytes = (size_t)row->count * hpc_codec_bytes(row->codec_in);
+        size_t nbytes = hpc_input_bytes(row);
         if (row->in != edges) pushes = has_edge(row->in, row->n_in, ex->context->group.rank); /* a hub has one list */
         edges = row->in;
         share->rows[share->n_rows++] = i;
@@ -171,7 +171,7 @@ static int find_keys(hpc_exchange *ex, const char *op) {
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d keys", op, plan->n_keys);
     for (int s = 0; s < ex->layout.n_shares; s++) ex->keys[ex->layout.shares[s].key].n_shares++;
     for (int k = 0; k < plan->n_keys; k++) {
-        ex->keys[k].codec = HPC_F32;
+        ex->keys[k].codec = hpc_codec_of(HPC_F32);
         ex->keys[k].shares = malloc((size_t)ex->keys[k].n_shares * sizeof(int) + 1);
         ex->keys[k].awaited = malloc((size_t)ex->keys[k].n_shares * sizeof(int) + 1);
         if (ex->keys[k].shares == NULL || ex->keys[k].awaited == NULL)
@@ -193,7 +193,7 @@ static int find_keys(hpc_exchange *ex, const char *op) {
         const hpc_row *row = &plan->rows[i];
         for (int e = 0; e < row->n_in; e++) {
             if (row->in[e].row >= 0) continue;
-            ex->keys[row->key].codec = row->codec_in;
+            ex->keys[row->key].codec = hpc_codec_of(row->codec_in);
             ex->layout.pushers[(size_t)row->key * (size_t)ex->context->group.size + (size_t)row->in[e].rank] = 1;
         }
     }
@@ -201,7 +201,7 @@ static int find_keys(hpc_exchange *ex, const char *op) {
         ex->keys[k].params = ex->layout.params_bytes;
         ex->keys[k].gradient = ex->layout.gradient_bytes;
         ex->layout.params_bytes += aligned((size_t)plan->keys[k].count * sizeof(float), LINE);
-        ex->layout.gradient_bytes += aligned((size_t)plan->keys[k].count * hpc_codec_bytes(ex->keys[k].codec), LINE);
+        ex->layout.gradient_bytes += aligned(ex->keys[k].codec->max_bytes(plan->keys[k].count), LINE);
     }
     return HPC_OK;
 }

@@ -60,12 +60,18 @@ static inline uint64_t hpc_closed_signal(const hpc_exchange *ex, int rank) {
 
 /* ---- bytes ---- */
 
-static inline size_t hpc_codec_bytes(int codec) {
-    return codec == HPC_F32 ? 4 : 2;
+/* Of an input of a row, as it comes; and the room that it takes in a slot. */
+static inline size_t hpc_input_bytes(const hpc_row *row) {
+    return hpc_codec_of(row->codec_in)->max_bytes(row->count);
 }
 
 static inline size_t hpc_row_bytes(const hpc_row *row) {
-    return ((size_t)row->count * hpc_codec_bytes(row->codec_in) + 63) / 64 * 64;
+    return (hpc_input_bytes(row) + 63) / 64 * 64;
+}
+
+/* Bytes from the start of a key's update to the first element of a row. */
+static inline size_t hpc_row_from(const hpc_exchange *ex, const hpc_row *row) {
+    return hpc_codec_span(ex->keys[row->key].codec, row->offset);
 }
 
 static inline size_t hpc_slot_stride(const hpc_exchange *ex, const hpc_row *row) {

@@ -46,7 +46,7 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
     return (hpc_inputs){.bases = core->bases,
                         .weights = core->base_weights,
                         .n = n,
-                        .codec = w->row->codec_in,
+                        .codec = w->codec,
                         .args_of = core->exchange->args_of,
                         .summed = core->exchange->asked.eager && only < 0,
                         .slot = (uint64_t)slot};
@@ -58,13 +58,13 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
 static const float *fold_block(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, float *out, int stream,
                                const double *args, size_t from, size_t n) {
     const hpc_exchange *ex = core->exchange;
-    size_t item = hpc_codec_bytes(inputs->codec);
-    for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + from * item;
+    size_t at = hpc_codec_span(inputs->codec, from);
+    for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + at;
     if (ex->rule.fold != NULL) {
         memset(out, 0, n * sizeof(float));
         for (int i = 0; i < inputs->n; i++) {
-            int returned =
-                ex->rule.fold(out, (int64_t)n, core->folding[i], (int64_t)(n * item), inputs->weights[i], args);
+            int returned = ex->rule.fold(out, (int64_t)n, core->folding[i], (int64_t)hpc_codec_span(inputs->codec, n),
+                                         inputs->weights[i], args);
             if (returned != 0) {
                 fail_kernel(core, w, "fold", returned);
                 return NULL;
@@ -72,8 +72,8 @@ static const float *fold_block(hpc_core *core, const hpc_work *w, const hpc_inpu
         }
         return out;
     }
-    if (inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec == HPC_F32) return core->folding[0];
-    ex->fold[inputs->codec](out, core->folding, inputs->weights, inputs->n, n, stream);
+    if (inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec->plain) return core->folding[0];
+    inputs->codec->fold(ex->kernels)(out, core->folding, inputs->weights, inputs->n, n, stream);
     return out;
 }
 
@@ -97,7 +97,7 @@ static int fold_eagerly(hpc_core *core, hpc_work *w, int slot, int input) {
         if (w->arrived[slot] == 0)
             memcpy(w->acc + from, block, n * sizeof(float));
         else
-            ex->fold[HPC_F32](w->acc + from, sum, ones, 2, n, 0);
+            ex->kernels->f32(w->acc + from, sum, ones, 2, n, 0);
     }
     return 0;
 }
@@ -232,13 +232,13 @@ static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, re
 
 static void count_fold(hpc_core *core, const hpc_work *w, int n_inputs) {
     hpc_tally_add(&core->tally.applied, 1);
-    hpc_tally_add(&core->tally.bytes_folded, w->row->count * hpc_codec_bytes(w->row->codec_in) * (size_t)n_inputs);
+    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(w->row) * (size_t)n_inputs);
 }
 
 void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only) {
     hpc_exchange *ex = core->exchange;
     int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1;
-    size_t nbytes = (size_t)w->row->count * hpc_codec_bytes(w->row->codec_in);
+    size_t nbytes = hpc_input_bytes(w->row);
     for (int i = first; i < last; i++) hpc_count_bytes(ex, ex->peers.received, w->inputs[i].rank, nbytes);
 }
 

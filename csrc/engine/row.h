@@ -9,7 +9,8 @@
 typedef struct hpc_inputs {
     const char *const *bases;
     const double *weights;
-    int n, codec;
+    int n;
+    const hpc_codec *codec;
     int args_of;       /* the rank by whose arguments of the rule they are applied */
     int silent;        /* nobody is sent the parameters */
     int summed;        /* they have been added up as they came */

@@ -165,7 +165,7 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
 static char *gradient_at(const hpc_exchange *ex, int rank, const hpc_row *row) {
     const hpc_pushed *key = &ex->keys[row->key];
     return (char *)hpc_window_peer_view(ex->window, rank) + ex->layout.places[rank].gradients + key->gradient +
-           row->offset * hpc_codec_bytes(key->codec);
+           hpc_row_from(ex, row);
 }
 
 static size_t params_offset(const hpc_exchange *ex, int rank, const hpc_row *row) {
@@ -206,8 +206,8 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
 /* A row in one pass: float32 folded all at once, and every output mapped. */
 static int can_pass(const hpc_exchange *ex, const hpc_work *w) {
     const hpc_row *row = w->row;
-    if (ex->pass == NULL || ex->asked.eager || !ex->discipline->whole || row->action != HPC_APPLY ||
-        row->codec_in != HPC_F32 || row->n_in > HPC_PASS_INPUTS)
+    if (ex->pass == NULL || ex->asked.eager || !ex->discipline->whole || row->action != HPC_APPLY || !w->codec->plain ||
+        row->n_in > HPC_PASS_INPUTS)
         return 0;
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].params == NULL) return 0;
@@ -276,7 +276,10 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         ex->push_slot[i] = HPC_NOWHERE;
         if (row->owner != me) continue;
         ex->work_of[i] = (int)(w - ex->work);
-        *w = (hpc_work){.index = i, .row = row, .share = &ex->layout.shares[ex->layout.share_of[i]]};
+        *w = (hpc_work){.index = i,
+                        .row = row,
+                        .codec = hpc_codec_of(row->codec_in),
+                        .share = &ex->layout.shares[ex->layout.share_of[i]]};
         w->inputs = inputs;
         w->outputs = outputs;
         w->weights = weights;

@@ -73,7 +73,6 @@ int hpc_send_event(hpc_exchange *ex, int core, int owner, const void *src, size_
 int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     hpc_pushed *k = &ex->keys[share->key];
-    size_t item = hpc_codec_bytes(k->codec);
     int me = ex->context->group.rank, status = HPC_OK;
     for (; k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
         int index = share->rows[k->at_row];
@@ -83,10 +82,9 @@ int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
             status = hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
             break;
         }
-        status =
-            hpc_send_event(ex, share->core, share->owner, hpc_push_slot(ex, share->key) + row->offset * item,
-                           (size_t)row->count * item, ex->push_slot[index] + (size_t)slot * hpc_slot_stride(ex, row),
-                           hpc_imm(HPC_OP_ROW, slot, index), l);
+        status = hpc_send_event(ex, share->core, share->owner, hpc_push_slot(ex, share->key) + hpc_row_from(ex, row),
+                                hpc_input_bytes(row), ex->push_slot[index] + (size_t)slot * hpc_slot_stride(ex, row),
+                                hpc_imm(HPC_OP_ROW, slot, index), l);
         if (status != HPC_OK) break;
     }
     if (ex->owners_leave) status = hpc_unless_left(ex, share->owner, status);

@@ -52,17 +52,17 @@ static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
 
 /* What a fold of one's own takes for an element must be one on the wire: it would read and write past a block. */
 static int check_fold(const hpc_exchange_config *f) {
-    static const char *const formats[] = {[HPC_F32] = "float32", [HPC_F16] = "float16", [HPC_BF16] = "bfloat16"};
     const unsigned wires = f->rule->fold == NULL ? 0 : f->rule->fold_wires;
+    char names[NAME_BYTES];
     for (int i = 0; i < f->plan->n_rows && wires != 0; i++) {
         int codec = f->plan->rows[i].codec_in;
         if (wires >> codec & 1) continue;
+        hpc_codec_names(wires, names, sizeof names);
         return hpc_fail(
             HPC_ERR_CONFIG, op_create,
-            "exchange: the fold of rule %s reads%s%s%s, and row %d takes its inputs as %s: give a wire that "
-            "the fold reads, or another fold",
-            f->rule->name, wires >> HPC_F32 & 1 ? " float32" : "", wires >> HPC_F16 & 1 ? " float16" : "",
-            wires >> HPC_BF16 & 1 ? " bfloat16" : "", i, formats[codec]);
+            "exchange: the fold of rule %s reads%s, and row %d takes its inputs as %s: give a wire that the "
+            "fold reads, or another fold",
+            f->rule->name, names, i, hpc_codec_of(codec)->name);
     }
     return HPC_OK;
 }

@@ -249,7 +249,6 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     snprintf(ex->rule_name, sizeof ex->rule_name, "%s", f->rule->name);
     ex->rule.name = ex->rule_name;
     ex->kernels = hpc_fold_kernels_of(f->isa);
-    for (int d = HPC_F32; d <= HPC_BF16; d++) ex->fold[d] = hpc_fold_of(ex->kernels, d);
     ex->pass = hpc_rule_pass(&ex->rule);
     ex->discipline = hpc_discipline_of(f);
     ex->asked = (hpc_asked){.shared_params = f->shared_params != 0,

@@ -60,21 +60,22 @@ static int check_start(hpc_exchange *ex, int key, int flags, const uint64_t *tic
 static void fill_slot(hpc_exchange *ex, int key, const float *src) {
     if (src == NULL && ex->asked.in_place) src = hpc_exchange_params(ex, key);
     if (src == NULL || (const char *)src == hpc_push_slot(ex, key)) return;
-    size_t count = (size_t)ex->plan->keys[key].count;
-    int codec = ex->keys[key].codec;
-    if (codec == HPC_F32)
-        ex->kernels->copy(hpc_push_slot(ex, key), src, count * sizeof(float), 0);
+    const hpc_codec *codec = ex->keys[key].codec;
+    uint64_t count = ex->plan->keys[key].count;
+    size_t most = codec->max_bytes(count);
+    if (codec->plain)
+        ex->kernels->copy(hpc_push_slot(ex, key), src, most, 0);
     else
-        ex->kernels->encode(hpc_push_slot(ex, key), src, count, codec);
+        codec->encode(src, (int64_t)count, NULL, NULL, hpc_push_slot(ex, key), (int64_t)most);
 }
 
 /* As it goes out: a float32 may be too large for a narrow wire. */
 static int check_finite(const hpc_exchange *ex, int key, const char *op) {
-    if (ex->kernels->all_finite(hpc_push_slot(ex, key), (size_t)ex->plan->keys[key].count, ex->keys[key].codec))
+    if (ex->kernels->all_finite(hpc_push_slot(ex, key), (size_t)ex->plan->keys[key].count, ex->keys[key].codec->number))
         return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op, "%s: the gradient of key %s on rank %d has a NaN or an Inf%s", op,
                     ex->plan->keys[key].name, ex->context->group.rank,
-                    ex->keys[key].codec == HPC_F32 ? "" : ", or a value too large for its wire format");
+                    ex->keys[key].codec->plain ? "" : ", or a value too large for its wire format");
 }
 
 /* Counted before it is sent: a rank that is named as missing has really not pushed. */

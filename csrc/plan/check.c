@@ -1,4 +1,5 @@
 /* What every plan must keep, whoever made it: the engine relies on all of it and checks none of it again. */
+#include "codec/codec.h"
 #include "plan/plan.h"
 #include "base/status.h"
 
@@ -9,7 +10,9 @@
 #include <string.h>
 
 static const char op_plan[] = "plan";
-static const char *const codecs[] = {[HPC_F32] = "f32", [HPC_F64] = "f64", [HPC_F16] = "f16", [HPC_BF16] = "bf16"};
+static const char *name_of(int codec) {
+    return hpc_codec_of(codec) == NULL ? "none" : hpc_codec_of(codec)->name;
+}
 
 static int wrong(int row, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -123,7 +126,7 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
         return wrong(r, "has depth %d; 1 to %d are possible", row->depth, HPC_PLAN_DEPTH);
     if (row->depth != plan->rows[0].depth)
         return wrong(r, "has depth %d, row 0 has %d; a plan has one depth", row->depth, plan->rows[0].depth);
-    if (row->codec_in != HPC_F32 && row->codec_in != HPC_F16 && row->codec_in != HPC_BF16)
+    if (hpc_codec_of(row->codec_in) == NULL)
         return wrong(r, "has codec_in %d; must be %d (f32), %d (f16) or %d (bf16)", row->codec_in, HPC_F32, HPC_F16,
                      HPC_BF16);
     if (row->codec_out != HPC_F32) return wrong(r, "has codec_out %d; must be %d (f32)", row->codec_out, HPC_F32);
@@ -175,7 +178,7 @@ static int check_ends(const struct check *c, int from, int to, int rank, int nam
         return wrong(from, "of core %d forwards to row %d of core %d; a row forwards to the core of its own number",
                      a->core, to, b->core);
     if (b->codec_in != a->codec_out)
-        return wrong(to, "has codec_in %s, but row %d sends it %s", codecs[b->codec_in], from, codecs[a->codec_out]);
+        return wrong(to, "has codec_in %s, but row %d sends it %s", name_of(b->codec_in), from, name_of(a->codec_out));
     return HPC_OK;
 }
 
@@ -193,7 +196,7 @@ static int check_in(const struct check *c, int r, int *wire) {
             if (*wire == -1) *wire = row->codec_in;
             if (*wire != row->codec_in)
                 return wrong(r, "takes pushes as %s, rows before it of the same key as %s; a key has one wire format",
-                             codecs[row->codec_in], codecs[*wire]);
+                             name_of(row->codec_in), name_of(*wire));
             continue;
         }
         if (edge->row < 0 || edge->row >= c->plan->n_rows)

@@ -552,14 +552,14 @@ static void test_check_edges(void) {
     BROKEN("row 0 has in-edge 1 with weight nan", p.pushes[0][1].weight = NAN);
     BROKEN("row 2 has in-edge 0 with weight inf", p.sums[0][0].weight = INFINITY);
     BROKEN("row 0 has two in-edges from rank 0", p.pushes[0][1].rank = 0);
-    BROKEN("row 1 takes pushes as bf16, rows before it of the same key as f16", p.rows[1].codec_in = HPC_BF16);
+    BROKEN("row 1 takes pushes as bfloat16, rows before it of the same key as float16", p.rows[1].codec_in = HPC_BF16);
     BROKEN("row 0 has in-edge 0 from row -2", p.pushes[0][0].row = -2);
     BROKEN("row 2 has in-edge 2 from row 9", add_input(&p, 2, (hpc_edge){0, ROWS, 1}));
     BROKEN("row 2 has two in-edges from row 0", add_input(&p, 2, p.sums[0][0]));
     BROKEN("row 2 has an edge to row 1 of rank 0, but rank 2 owns that row", p.sums[0][1].rank = 0);
     BROKEN("row 2 has an in-edge from row 5, which does not forward", add_input(&p, 2, (hpc_edge){3, 5, 1}));
     BROKEN("row 5 has an edge from row 0, which has none back", add_input(&p, 5, (hpc_edge){0, 0, 1}));
-    BROKEN("row 2 has codec_in f16, but row 0 sends it f32", p.rows[2].codec_in = HPC_F16);
+    BROKEN("row 2 has codec_in float16, but row 0 sends it float32", p.rows[2].codec_in = HPC_F16);
     BROKEN("row 0 forwards to row 2, which is of other elements", p.rows[2].count = 16);
     BROKEN("row 0 of core 1 forwards to row 2 of core 0", p.rows[0].core = 1);
     BROKEN("row 2 has in-edges from two rows of rank 0, 0 and 1", p.rows[1].owner = p.sums[0][1].rank = 0);

@@ -1,0 +1,35 @@
+#include "codec/codec.h"
+
+enum { ITEM = 2 };
+
+static size_t max_bytes(uint64_t n) {
+    return (size_t)n * ITEM;
+}
+
+static int64_t encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap) {
+    (void)state, (void)args;
+    if (n < 0 || cap / ITEM < n) return -1;
+    hpc_fold_kernels_of(HPC_ISA_BEST)->encode(out, x, (size_t)n, HPC_F16);
+    return n * ITEM;
+}
+
+static int decode_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
+    (void)args;
+    if (n < 0 || nbytes != n * ITEM) return -1;
+    return hpc_codec_add(acc, n, in, weight, HPC_F16);
+}
+
+static hpc_fold_fn *fold(const struct hpc_fold_kernels *kernels) {
+    return kernels->f16;
+}
+
+const hpc_codec hpc_codec_f16 = {
+    .name = "float16",
+    .number = HPC_F16,
+    .addressable = 1,
+    .item = ITEM,
+    .max_bytes = max_bytes,
+    .encode = encode,
+    .decode_add = decode_add,
+    .fold = fold,
+};

@@ -1,0 +1,38 @@
+#include <string.h>
+
+#include "codec/codec.h"
+
+enum { ITEM = 4 };
+
+static size_t max_bytes(uint64_t n) {
+    return (size_t)n * ITEM;
+}
+
+static int64_t encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap) {
+    (void)state, (void)args;
+    if (n < 0 || cap / ITEM < n) return -1;
+    memcpy(out, x, (size_t)n * ITEM);
+    return n * ITEM;
+}
+
+static int decode_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
+    (void)args;
+    if (n < 0 || nbytes != n * ITEM) return -1;
+    return hpc_codec_add(acc, n, in, weight, HPC_F32);
+}
+
+static hpc_fold_fn *fold(const struct hpc_fold_kernels *kernels) {
+    return kernels->f32;
+}
+
+const hpc_codec hpc_codec_f32 = {
+    .name = "float32",
+    .number = HPC_F32,
+    .addressable = 1,
+    .item = ITEM,
+    .plain = 1,
+    .max_bytes = max_bytes,
+    .encode = encode,
+    .decode_add = decode_add,
+    .fold = fold,
+};
