@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
+from .codec import Codec, chosen
 from .errors import InvalidArgument
 from .stage import Edge, Key, Row, as_keys, choice, whole
 
@@ -174,11 +175,12 @@ class Plan:
         cores: int = 1,
         chunk_bytes: int = 32768,
         depth: int = 1,
-        wire: str = "float32",
+        codec: Codec | str | None = None,
         reduce: str = "mean",
         each: bool = False,
         affinity: str = "key",
         interfaces: int = 1,
+        wire: str | None = None,
     ) -> "Plan":
         """The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
 
@@ -197,7 +199,8 @@ class Plan:
             chunk_bytes: of float32, a multiple of 64. A chunk lies in one key.
             depth: gradients of a key, 1 to 16: under ASYNC so many pushes may be under way, under BSP the next gradient
                 may be written while one is.
-            wire: format of the updates: "float32", "float16" or "bfloat16". Parameters are float32.
+            codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec. Parameters are float32.
+                wire is its older name.
             reduce: "mean" or "sum" of the workers' updates.
             each: True applies each update by itself as it comes, with weight 1; False the fold of all workers'.
             affinity: which of several NICs carries a chunk, there and back (section 4.5): "key", that of the chunk's
@@ -208,7 +211,6 @@ class Plan:
         Raises:
             InvalidArgument: a value is out of range, or a key is empty or there twice.
         """
-        choice("wire", wire, _core.CODECS)
         choice("reduce", reduce, ("mean", "sum"))
         choice("affinity", affinity, _core.AFFINITIES)
         own_keys = as_keys(keys)
@@ -221,7 +223,7 @@ class Plan:
             cores=whole("cores", cores, 1),
             chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
             depth=whole("depth", depth, 0),
-            wire=_core.CODECS[wire],
+            wire=_core.CODECS[chosen(codec, wire).name],
             sum=reduce == "sum",
             each=bool(each),
             affinity=_core.AFFINITIES[affinity],
@@ -240,7 +242,8 @@ class Plan:
         cores: int = 1,
         chunk_bytes: int = 262144,
         depth: int = 1,
-        wire: str = "float32",
+        codec: Codec | str | None = None,
+        wire: str | None = None,
     ) -> "Plan":
         """The plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk, which it and
         its in-neighbours feed.
@@ -250,14 +253,14 @@ class Plan:
             weights: float64 (phases, ranks, ranks): of the update of the third at the second, 0 where there is no edge;
                 never 0 of a rank's own. Steps take the phases in turn.
             cores: of each rank, to which its chunks are dealt, the largest first.
-            chunk_bytes, wire: as hub takes them.
+            chunk_bytes, codec, wire: as hub takes them.
             depth: updates of a key, 1 to 16, that may be on their way to a neighbour that has not folded them.
 
         Raises:
             InvalidArgument: a value is out of range, or a key is empty or there twice.
         """
         own_keys = as_keys(keys)
-        handle = _core.plan_graph(graph_handle(own_keys, weights, cores, chunk_bytes, depth, wire))
+        handle = _core.plan_graph(graph_handle(own_keys, weights, cores, chunk_bytes, depth, chosen(codec, wire)))
         plan = cls.__new__(cls)
         places = [(rank, core) for rank in range(weights.shape[1]) for core in range(cores)]
         plan._fill(handle, own_keys, weights.shape[1], places)
@@ -448,10 +451,9 @@ def graph_handle(
     cores: int,
     chunk_bytes: int,
     depth: int,
-    wire: str,
+    codec: Codec,
 ) -> Any:
     """What Plan.graph is made of, in C; see there."""
-    choice("wire", wire, _core.CODECS)
     if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or weights.dtype != np.float64:
         raise InvalidArgument(
             f"weights is {weights.dtype} of shape {weights.shape}: must be float64 (phases, ranks, ranks)"
@@ -462,7 +464,7 @@ def graph_handle(
         cores=whole("cores", cores, 1),
         chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
         depth=whole("depth", depth, 0),
-        wire=_core.CODECS[wire],
+        wire=_core.CODECS[codec.name],
     )
 
 

@@ -34,7 +34,7 @@ def parameter_hub(
             centralized or sharded.
         servers: of ParameterServer.
         affinity, interfaces: of ParameterServer: how several NICs are used (section 4.5).
-        options: Exchange's other ones, e.g. chunk_bytes=65536, wire="float16" or consistency=ASYNC, under which every
+        options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16" or consistency=ASYNC, under which every
             update counts in full. plan=... stands for placement, servers, affinity and interfaces too.
 
     Raises:
@@ -79,7 +79,7 @@ def stochastic_reduce(
             waits_for="neighbours") goes on without stragglers (docs/stochastic_reduce.md).
         rule: Average: what is pushed are models. Any other rule takes gradients, which are folded by the graph's
             weights and applied to this rank's own parameters.
-        options: Exchange's other ones, e.g. chunk_bytes=65536, wire="bfloat16" or depth=2. Without in_place, which
+        options: Exchange's other ones, e.g. chunk_bytes=65536, codec="bfloat16" or depth=2. Without in_place, which
             is for models, params stay where they are, and what is pushed is written into gradient(name).
 
     Raises:

@@ -15,7 +15,7 @@ F32 = np.float32
 PARAMS = {"fc": np.zeros((40, 30), F32), "bias": np.zeros(3, F32)}
 
 # Another value than the default for every option that a world of one with a server can have.
-PLAN: dict[str, Any] = {"chunk_bytes": 64, "depth": 2, "wire": "float16", "reduce": "sum", "cores": 2}
+PLAN: dict[str, Any] = {"chunk_bytes": 64, "depth": 2, "codec": "float16", "reduce": "sum", "cores": 2}
 ENGINE: dict[str, Any] = {
     "shared_params": True,
     "deterministic": False,
@@ -32,14 +32,15 @@ def made(ctx: hpcomm.Context, **given: Any) -> tuple[Plan, PlanOptions, EngineOp
 
 def test_keywords_are_the_fields() -> None:
     hints = {**get_type_hints(PlanOptions), **get_type_hints(EngineOptions)}
-    assert get_type_hints(Keywords) == hints
+    del hints["wire"]  # the older name of codec, which is no field
+    assert {name: hint for name, hint in get_type_hints(Keywords).items() if name != "wire"} == hints
     assert len(hints) == len(fields(PlanOptions)) + len(fields(EngineOptions)), "no option is in both"
     assert set(hints) == {*PLAN, *ENGINE, "in_place"}
     assert not set(hints) & set(inspect.signature(Exchange).parameters)
 
 
 def test_options_are_values() -> None:
-    assert PlanOptions() == PlanOptions(chunk_bytes=None, depth=1, wire="float32", reduce="mean", cores=None)
+    assert PlanOptions() == PlanOptions(chunk_bytes=None, depth=1, codec="float32", reduce="mean", cores=None)
     assert hash(EngineOptions(**ENGINE)) == hash(EngineOptions(**ENGINE))
     with pytest.raises(FrozenInstanceError):
         PlanOptions().depth = 2  # type: ignore[misc]
@@ -65,7 +66,7 @@ def test_an_option_is_the_same_in_a_value_and_as_a_keyword(alone: hpcomm.Context
 def test_options_reach_the_exchange(alone: hpcomm.Context) -> None:
     with Exchange(alone, PARAMS, plan=PlanOptions(**PLAN), engine=EngineOptions(**ENGINE)) as ex:
         assert ex.plan == ParameterServer().compile(
-            PARAMS, 1, cores=2, chunk_bytes=64, depth=2, wire="float16", reduce="sum"
+            PARAMS, 1, cores=2, chunk_bytes=64, depth=2, codec="float16", reduce="sum"
         )
         assert ex.stats().threads == 0
         assert not ex.params["fc"].flags.writeable
@@ -94,8 +95,20 @@ def test_presets_take_values_too(alone: hpcomm.Context) -> None:
         assert (ex._made.plan.chunk_bytes, ex._made.engine.progress) == (64, "inline")
 
 
+def test_wire_is_the_older_name_of_codec(alone: hpcomm.Context) -> None:
+    named: list[dict[str, Any]] = [{"codec": "float16"}, {"codec": hpcomm.codec.FLOAT16}, {"wire": "float16"}]
+    assert len({made(alone, **given)[1] for given in named} | {PlanOptions(**given) for given in named}) == 1
+    assert made(alone, wire="float16")[0] == ParameterServer().compile(PARAMS, 1, wire="float16")
+    bad: list[dict[str, Any]] = [{"codec": "float32", "wire": "float16"}, {"codec": "float16", "wire": "float16"}]
+    for both in bad:
+        with pytest.raises(hpcomm.InvalidArgument, match="give one of them"):
+            Exchange(alone, PARAMS, **both)
+        with pytest.raises(hpcomm.InvalidArgument, match="give one of them"):
+            ParameterServer().compile(PARAMS, 1, **both)
+
+
 def test_unknown_keywords(alone: hpcomm.Context) -> None:
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'chunkbytes': did you mean 'chunk_bytes'\?"):
         Exchange(alone, PARAMS, chunkbytes=64)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"'momentum'; the options are check_finite, chunk_bytes, cores"):
+    with pytest.raises(TypeError, match=r"'momentum'; the options are check_finite, chunk_bytes, codec, cores"):
         Exchange(alone, PARAMS, momentum=0.9)  # type: ignore[call-arg]

@@ -60,7 +60,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "chunk size a text": ({"chunk_bytes": "32K"}, r"chunk_bytes is '32K'"),
     "cores": ({"cores": 0}, r"cores is 0"),
     "depth": ({"depth": 0}, r"depth is 0; 1 to 16 are possible"),
-    "wire": ({"wire": "int8"}, r"wire is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
+    "codec": ({"codec": "int8"}, r"codec is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
     "reduce": ({"reduce": "max"}, r"reduce is 'max': must be one of 'mean', 'sum'"),
     "progress": ({"progress": "fast"}, r"progress is 'fast': must be one of 'auto', 'inline', 'thread'"),
     "rule a class": ({"rule": SGD}, r"rule is .*must be one of SGD, .*SGD\(\) makes one"),
@@ -112,7 +112,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "timeout": ({"timeout": -1}, r"timeout is -1"),
     "plan": ({"plan": 5}, r"plan is 5: must be a Plan, or PlanOptions by which one is made"),
     "engine": ({"engine": "inline"}, r"engine is 'inline': must be EngineOptions"),
-    "options of the plan": ({"plan": PlanOptions(wire="int8")}, r"wire is 'int8': must be one of 'float32'"),
+    "options of the plan": ({"plan": PlanOptions(wire="int8")}, r"codec is 'int8': must be one of 'float32'"),
     "options of the engine": ({"engine": EngineOptions(patience=0.5)}, r"patience is 0.5: must be a number, 1 or more"),
     "plan of other keys": (
         {"plan": ParameterServer().compile({"fc": (2, 3)}, 3)},

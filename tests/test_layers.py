@@ -30,6 +30,7 @@ context
 queue kernels
 window optim topology
 plan
+codec
 stage
 launch
 _core

@@ -2,8 +2,15 @@
 
 /* The first that suits is taken: a quorum comes before the discipline that waits for all. */
 static const hpc_discipline *const disciplines[] = {
-    &hpc_discipline_server_quorum, &hpc_discipline_graph_quorum, &hpc_discipline_unflushed, &hpc_discipline_ssp,
-    &hpc_discipline_notify_ack,    &hpc_discipline_async,        &hpc_discipline_bsp,
+    /* clang-format off: a line each */
+    &hpc_discipline_server_quorum,
+    &hpc_discipline_graph_quorum,
+    &hpc_discipline_unflushed,
+    &hpc_discipline_ssp,
+    &hpc_discipline_notify_ack,
+    &hpc_discipline_async,
+    &hpc_discipline_bsp,
+    /* clang-format on */
 };
 
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config) {

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core, optim
+from ..codec import FLOAT32, Codec, chosen
 from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
@@ -84,11 +85,11 @@ def _graph_plan(
     if cores is None:  # every rank folds for itself: as many as all of them can have for threads
         cores = max(1, _spare_cores(ctx, made.engine, tuple(range(ctx.size))))
     chunk = graph_chunk(values, cores) if options.chunk_bytes is None else options.chunk_bytes
-    rotates = bool(made.engine.in_place) and options.wire == "float32"
+    rotates = bool(made.engine.in_place) and chosen(options.codec) == FLOAT32
     depth = graph_depth(options.depth, made.consistency.staleness or 0, rotates=rotates)
     weights = graph_weights(phases, ctx.size)
-    plan = Plan.graph(values, weights, cores=cores, chunk_bytes=chunk, depth=depth, wire=options.wire)
-    return plan, graph_handle(values, weights, cores, chunk, depth, options.wire)
+    plan = Plan.graph(values, weights, cores=cores, chunk_bytes=chunk, depth=depth, codec=options.codec)
+    return plan, graph_handle(values, weights, cores, chunk, depth, chosen(options.codec))
 
 
 def _hub_plan(
@@ -107,7 +108,7 @@ def _hub_plan(
         interfaces=interfaces,
         chunk_bytes=_CHUNK if options.chunk_bytes is None else options.chunk_bytes,
         depth=options.depth,
-        wire=options.wire,
+        codec=options.codec,
         reduce=options.reduce,
         each=each,
     )
@@ -262,7 +263,7 @@ def wire_dtypes(plan: Plan) -> list[np.dtype[Any]]:
     names = {codec: name for name, codec in _core.CODECS.items()}
     keys, codecs = plan.rows.column("key").tolist(), plan.rows.column("codec_in").tolist()
     found = {k: names[c] for k, c, edges in zip(keys, codecs, inputs, strict=True) if pushed[edges]}
-    return [_wire_dtype(found[k]) for k in range(len(plan.keys))]
+    return [Codec(found[k]).dtype for k in range(len(plan.keys))]
 
 
 def c_rule(rule: AnyRule, isa: str) -> Any:
@@ -272,14 +273,3 @@ def c_rule(rule: AnyRule, isa: str) -> Any:
         wires = tuple(_core.CODECS[wire] for wire in getattr(rule.fold, "wires", ()))
         return _core.rule_own(optim.c_name(rule), apply, fold, rule.slots, optim.arguments(rule), wires)
     return _core.rule_found(optim.c_name(rule), optim.arguments(rule), _core.ISAS[isa])
-
-
-def _wire_dtype(wire: str) -> np.dtype[Any]:
-    if wire != "bfloat16":
-        return np.dtype(wire)
-    try:
-        import ml_dtypes  # noqa: PLC0415
-    except ModuleNotFoundError:
-        return np.dtype(np.uint16)
-    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return found

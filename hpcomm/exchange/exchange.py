@@ -141,8 +141,8 @@ class Exchange(Calls):
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology and the
             fields of PlanOptions then say nothing.
         engine: EngineOptions: how the exchange works.
-        options: the fields of PlanOptions and EngineOptions, which may be given one by one: wire="float16" is
-            plan=PlanOptions(wire="float16"), and progress="inline" is engine=EngineOptions(progress="inline"). Beside
+        options: the fields of PlanOptions and EngineOptions, which may be given one by one: codec="float16" is
+            plan=PlanOptions(codec="float16"), and progress="inline" is engine=EngineOptions(progress="inline"). Beside
             plan or engine they change what those say.
         timeout: seconds to wait for the other ranks; None means the context's default.
 

@@ -2,9 +2,10 @@
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, TypedDict
 
+from ..codec import Codec, named
 from ..consistency import Consistency
 from ..errors import InvalidArgument
 from ..optim import AnyRule
@@ -26,7 +27,8 @@ class PlanOptions:
         depth: gradients of a key, 1 to 16. Under ASYNC so many pushes of it may be under way; under BSP one, while the
             next gradient is written. On a graph: updates that may be on their way to a neighbour that has not folded
             them; staleness + 2 at least, and with in_place 15 at most.
-        wire: the format of gradients: "float32", "float16" or "bfloat16". Sums are float32.
+        codec: what gradients are on the wire: "float32", "float16", "bfloat16", or a value of hpcomm.codec. Sums are
+            float32. wire is its older name; both at once are refused.
         reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full.
         cores: of each server. None means as many as its host can spare for threads, 1 for each of its interfaces at
             least, and that with progress="inline"; ranks whose progress differs must give a number.
@@ -34,9 +36,13 @@ class PlanOptions:
 
     chunk_bytes: int | None = None
     depth: int = 1
-    wire: str = "float32"
+    codec: Codec | str | None = None
     reduce: str = "mean"
     cores: int | None = None
+    wire: InitVar[str | None] = None
+
+    def __post_init__(self, wire: str | None) -> None:
+        object.__setattr__(self, "codec", named(self.codec, wire))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +81,8 @@ class Keywords(TypedDict, total=False):
 
     chunk_bytes: int | None
     depth: int
-    wire: str
+    codec: Codec | str | None
+    wire: str | None
     reduce: str
     cores: int | None
     in_place: bool
@@ -86,7 +93,7 @@ class Keywords(TypedDict, total=False):
     patience: float | None
 
 
-_PLAN = frozenset(field.name for field in fields(PlanOptions))
+_PLAN = frozenset(field.name for field in fields(PlanOptions)) | {"wire"}
 _ENGINE = frozenset(field.name for field in fields(EngineOptions))
 
 
@@ -123,7 +130,10 @@ def plan_options(plan: object, keywords: Mapping[str, Any]) -> PlanOptions:
     if not isinstance(plan, Plan | PlanOptions | None):
         raise InvalidArgument(f"plan is {plan!r}: must be a Plan, or PlanOptions by which one is made")
     base = plan if isinstance(plan, PlanOptions) else PlanOptions()
-    return replace(base, **{name: value for name, value in keywords.items() if name in _PLAN})
+    given = {name: value for name, value in keywords.items() if name in _PLAN}
+    if "wire" in given:
+        given["codec"] = named(given.get("codec"), given.pop("wire"))
+    return replace(base, **given)
 
 
 def engine_options(engine: object, keywords: Mapping[str, Any]) -> EngineOptions:

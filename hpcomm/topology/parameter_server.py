@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _core
+from ..codec import Codec
 from ..errors import ConfigError, InvalidArgument
 from ..plan import Plan
 from ..stage import Key, choice, whole
@@ -108,9 +109,10 @@ class ParameterServer:
         interfaces: int = 1,
         chunk_bytes: int = 32768,
         depth: int = 1,
-        wire: str = "float32",
+        codec: Codec | str | None = None,
         reduce: str = "mean",
         each: bool = False,
+        wire: str | None = None,
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers.
 
@@ -129,6 +131,7 @@ class ParameterServer:
             affinity=self.affinity,
             chunk_bytes=chunk_bytes,
             depth=depth,
+            codec=codec,
             wire=wire,
             reduce=reduce,
             each=each,
