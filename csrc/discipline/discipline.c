@@ -2,7 +2,7 @@
 
 /* The first that suits is taken: a quorum comes before the discipline that waits for all. */
 static const hpc_discipline *const disciplines[] = {
-    /* clang-format off: a line each */
+    // clang-format off
     &hpc_discipline_server_quorum,
     &hpc_discipline_graph_quorum,
     &hpc_discipline_unflushed,
@@ -10,7 +10,7 @@ static const hpc_discipline *const disciplines[] = {
     &hpc_discipline_notify_ack,
     &hpc_discipline_async,
     &hpc_discipline_bsp,
-    /* clang-format on */
+    // clang-format on
 };
 
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config) {
