@@ -7,6 +7,7 @@
 
 #include "base/host.h"
 #include "discipline/discipline.h"
+#include "engine/send.h"
 
 static const char op_create[] = "exchange";
 
@@ -286,9 +287,11 @@ static int announce(hpc_exchange *ex, uint64_t what) {
     for (size_t k = 0; k < n; k++)
         atomic_store_explicit((_Atomic uint64_t *)&counts[k], ex->keys[k].pushes, memory_order_relaxed);
     for (int r = 0; r < c->group.size; r++) {
+        if (hpc_group_has_departed(&c->group, r)) continue;
         size_t at = ex->layout.places[r].closed + (size_t)me * (size_t)ex->plan->n_keys * sizeof *counts;
         int status =
             hpc_put_signal(ex->in_lanes[0], ex->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
+        status = hpc_unless_left(ex, r, status);
         if (status != HPC_OK && status != HPC_ERR_PEER && first_failure == HPC_OK) first_failure = status;
     }
     return first_failure;
@@ -343,7 +346,10 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     if (status == HPC_ERR_TIMEOUT) return status;
     if (status == HPC_OK && !ex->life.closed && ex->discipline->closing != NULL) ex->discipline->closing(ex);
     if (!ex->life.closed) {
+        int muted = hpc_mute_errors(1); /* if something has failed before, that is what close tells */
+        if (status == HPC_OK) hpc_mute_errors(muted);
         int announced = announce(ex, HPC_CLOSED);
+        hpc_mute_errors(muted);
         if (status == HPC_OK) status = announced;
         ex->life.closed = 1;
     }
