@@ -70,7 +70,7 @@ static int choose_transports(hpc_context *c) {
 }
 
 /* With a core for each rank of the host a spin costs nobody anything; with fewer it takes the core of the rank that is
- * waited for, and yielding for longer beats the futex' wake-up (docs/architecture.md, Waiting). The ranks may be bound
+ * waited for, and yielding for longer beats the futex' wake-up (docs/internals.md, Waiting). The ranks may be bound
  * to cores of their own: those of all count. */
 static void choose_waiting(hpc_context *c) {
     uint64_t cpus[HPC_CPU_WORDS] = {0};
