@@ -1,21 +1,29 @@
+/* clang-format off */
 /* hpcomm.h - the whole public C API of hpcomm.
  *
- * hpcomm exchanges the updates of data-parallel training jobs by one-sided writes. A *context* is one rank's place in a
- * group; a *window* is a block of memory that every peer may write into; a *lane* orders one thread's writes; a
- * *signal* is a 64-bit word that follows data; a *queue* is NOTIFY-ACK (ASAP, sections 4 and 5) over windows and
- * signals.
+ * hpcomm exchanges the updates of data-parallel training jobs by one-sided writes.
+ *
+ *   context   one rank's place in a group
+ *   window    a block of memory that every peer may write into
+ *   lane      orders one thread's writes
+ *   signal    a 64-bit word that is seen after the data before it
+ *   queue     NOTIFY-ACK (ASAP, sections 4 and 5) over windows and signals
+ *   exchange  push and pull of a model's tensors, by a plan
  *
  * Conventions
- *   status    every function that can fail returns HPC_OK (0) or a negative hpc_status; hpc_last_error() has the
- * sentence. The library prints nothing and never ends the process. units     sizes and offsets are bytes, times are
- * seconds. timeout   a negative one means the context's default, 0 means "look once". When it passes, HPC_ERR_TIMEOUT;
- * when a peer died meanwhile, HPC_ERR_PEER; both name the ranks still waited for. Nothing waits without a timeout.
- *   threads   a lane, a queue and what is sent on them belong to one thread at a time; different ones may be used by
- *             different threads at once. Waiting on a signal is safe from any thread. Collectives of one context are
- *             made by all of its ranks in the same order.
- *   fork      a forked child can neither use nor tear down its parent's context: it gets HPC_ERR_INVALID, and freeing
- * is a no-op there.
+ *   status    A function that can fail returns HPC_OK (0) or a negative hpc_status; hpc_last_error() has the sentence.
+ *             The library prints nothing and never ends the process.
+ *   units     Sizes and offsets are bytes, times are seconds.
+ *   timeout   A negative one means the context's default, 0 means "look once". When the deadline passes, the call
+ *             returns HPC_ERR_TIMEOUT, or HPC_ERR_PEER if a peer died meanwhile. Both errors name the ranks that it
+ *             still waited for. Nothing waits without a timeout.
+ *   threads   A lane, a queue and everything that is sent on them belong to one thread at a time; different threads may
+ *             use different ones at once. Waiting on a signal is safe from any thread. All ranks of a context call its
+ *             collectives in the same order.
+ *   fork      A forked child can neither use nor tear down its parent's context: calls return HPC_ERR_INVALID, and
+ *             freeing is a no-op there.
  */
+/* clang-format on */
 #ifndef HPCOMM_H
 #define HPCOMM_H
 
@@ -54,7 +62,7 @@ typedef enum hpc_status {
     HPC_ERR_MEMORY = -8       /* too little memory, at creation only */
 } hpc_status;
 
-/* What a culprit does, or did last. */
+/* What a culprit is doing, or did last. */
 typedef enum hpc_culprit_state {
     HPC_CULPRIT_DIED = 1,  /* its process or its host died, or it gave up by itself */
     HPC_CULPRIT_LEFT,      /* it closed, while others still waited for it */
@@ -68,15 +76,15 @@ typedef enum hpc_culprit_state {
 typedef struct hpc_culprit {
     int rank;
     int state;      /* hpc_culprit_state */
-    double seconds; /* silent: how long others have waited for it; computing: for how long; else 0 */
+    double seconds; /* silent: how long others have waited for it; computing: how long it has; else 0 */
     uint64_t step;  /* computing: the most pushes of one key, or sends to one peer, that it has made */
     char op[24];    /* circle: what it waits in; else "" */
 } hpc_culprit;
 
-/* What a failure is about, where its status does not tell enough. */
+/* More about a failure, where its status does not say enough. */
 typedef enum hpc_error_detail {
     HPC_DETAIL_NONE = 0,
-    HPC_DETAIL_UNFINISHED = 1 /* the last call on the key was cut short, and is to be made again first */
+    HPC_DETAIL_UNFINISHED = 1 /* the last call on the key was cut short; repeat it first */
 } hpc_error_detail;
 
 /* The last failure of the calling thread; its pointers stay valid until that thread's next failing call. */
@@ -100,20 +108,20 @@ typedef struct hpc_error {
 HPC_API const hpc_error *hpc_last_error(void);
 HPC_API const char *hpc_status_text(int status); /* never NULL */
 
-/* "rank 3 is stopped": what an error says of culprits, in text, which is returned and always ended. */
+/* Writes what an error says of culprits ("rank 3 is stopped") into text, always with an end, and returns text. */
 HPC_API const char *hpc_culprits_text(const hpc_culprit *culprits, int n, char *text, size_t cap);
 
 /* After HPC_ERR_TIMEOUT of a call that was made in slices (hpc_config.slice): follows the chain of waits, which takes
  * up to 250 ms, and records the failure anew, with its culprits. waited: seconds that all slices together have waited.
- * To be called by the thread that failed, while the context is there. HPC_ERR_TIMEOUT, or what hpc_last_error says if
- * that is another failure. */
+ * The thread that failed calls it, while the context exists. Returns HPC_ERR_TIMEOUT; if the last failure was another
+ * one, returns its status. */
 HPC_API int hpc_follow_timeout(double waited);
 
 /* ---- build and host ----------------------------------------------------------------------------------------- */
 
 HPC_API const char *hpc_version(void);         /* "MAJOR.MINOR.PATCH" of the loaded library */
 HPC_API const char *hpc_build_info(void);      /* "compiler=...; build=...; isa=...; verbs=yes|no" */
-HPC_API const char *hpc_transport_name(int i); /* the transports of this build, best first; NULL past the end */
+HPC_API const char *hpc_transport_name(int i); /* a transport of this build, best first; NULL past the end */
 HPC_API int hpc_core_count(void);              /* the affinity mask cut by the cgroup's quota, at least 1 */
 HPC_API uint64_t hpc_memory_available(void);   /* bytes a new window may take: the host's, cut by the cgroup's limit */
 
@@ -121,7 +129,7 @@ HPC_API uint64_t hpc_memory_available(void);   /* bytes a new window may take: t
 typedef struct hpc_device {
     char name[64];   /* "mlx5_0" */
     char netdev[16]; /* the interface of a RoCE port, else "" */
-    char gid[48];    /* the address that hpcomm takes, "" if there is none */
+    char gid[48];    /* the address that hpcomm uses, "" if there is none */
     char link_layer[16];
     char state[16]; /* "active" */
     char why[96];   /* "" if hpcomm can use the port, else a sentence */
@@ -133,8 +141,8 @@ typedef struct hpc_device {
     double gbits;
 } hpc_device;
 
-/* All ports of all RDMA devices of this host, whatever hpc_config says, the first cap of them in devices; returns how
- * many there are. HPC_ERR_UNSUPPORTED if this build has no verbs, or this host no libibverbs. */
+/* Writes the ports of all RDMA devices of this host, whatever hpc_config says, into devices, at most cap of them.
+ * Returns the number of ports. HPC_ERR_UNSUPPORTED if this build has no verbs, or this host no libibverbs. */
 HPC_API int hpc_devices(hpc_device *devices, int cap);
 
 /* ---- context ------------------------------------------------------------------------------------------------ */
@@ -144,21 +152,21 @@ typedef struct hpc_context hpc_context;
 typedef struct hpc_config {
     size_t size;            /* sizeof(hpc_config), set by hpc_config_init */
     double timeout;         /* default of every blocking call; 30 s */
-    const char *transports; /* comma list, best first, e.g. "shm"; NULL: every one that reaches the peer, but loop */
+    const char *transports; /* comma list, best first, e.g. "shm"; NULL: all but loop */
     double spin;            /* seconds to spin before yielding; negative: chosen by cores and ranks of the host */
     double yield;           /* seconds to yield before sleeping; negative: chosen likewise */
     uint64_t loop_seed;     /* loop only: 0 delivers at once; else delays, splits and reorders by this seed */
-    double silence;         /* a rank on another host that says nothing for so long counts as failed; 10 s */
+    double silence;         /* a rank on another host that is silent for this long counts as failed; 10 s */
     const char *interfaces; /* for TCP, in NCCL_SOCKET_IFNAME's grammar: "eth,ib", "=eth0", "^docker"; NULL: all */
     int tcp_streams;        /* connections that a large put is striped over, 1 to HPC_TCP_STREAMS; 1 */
-    size_t tcp_zerocopy;    /* puts of so many bytes and more go out by MSG_ZEROCOPY; 0: none */
-    const void *secret;     /* known to the ranks of the job alone, beyond what the addresses say; NULL: none */
+    size_t tcp_zerocopy;    /* puts of this many bytes or more use MSG_ZEROCOPY; 0: none */
+    const void *secret;     /* that only the ranks of the job know, in addition to the addresses; NULL: none */
     size_t secret_bytes;
     const char *devices;  /* for verbs, in NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1", "^mlx5_2", "=mlx5_1"; NULL: all */
-    const char *timeline; /* a file for what this rank does and when, in Chrome's trace event format, to which each rank
-                             adds its number: "trace.rank0.json" for "trace.json", or where %r is; NULL: none */
-    double slice; /* for a caller that waits in slices of at most so many seconds, so as to look at signals in between:
-                     such a wait is not followed to its culprits, see hpc_follow_timeout; 0 */
+    const char *timeline; /* a file for a timeline of this rank, in Chrome's trace event format; the rank's number is
+                             put where %r is, or before the suffix ("trace.rank0.json"); NULL: none */
+    double slice; /* for a caller that waits in slices of at most this many seconds, to look at signals in between: a
+                     timeout of such a wait is not followed to its culprits, see hpc_follow_timeout; 0 */
 } hpc_config;
 
 enum { HPC_TCP_STREAMS = 8 };
@@ -167,7 +175,7 @@ HPC_API void hpc_config_init(hpc_config *config); /* fills in the defaults */
 
 /* Out-of-band allgather, in UCC's shape: every rank gives nbytes, every rank gets size * nbytes in rank order.
  * allgather starts it and may not block; test returns HPC_OK, HPC_IN_PROGRESS or a negative status; free is called
- * once for each request that ended (one that outlives the deadline is left alone, and so are its buffers). arg is
+ * once for each request that ended (a request that outlives the deadline is left alone, with its buffers). arg is
  * passed through. Used only inside hpc_init. */
 typedef struct hpc_oob {
     int rank;
@@ -190,10 +198,10 @@ HPC_API int hpc_context_connect(hpc_context *context, const void *addresses, dou
 
 /* An out-of-band allgather without a launcher that has one: rank 0 listens at host:port, the others call it. With a
  * secret (16 bytes or more) every connection proves both ways that it knows it; without one, hosts other than loopback
- * are refused (HPC_ERR_AUTH). create returns when all ranks have come; HPC_ERR_TIMEOUT names those that never did, on
- * every rank. allgather takes as many bytes from every rank, 16 MiB in all at most; one that fails ends the rendezvous
- * on every rank. A negative timeout means 30 s; a rank whose time is over may take a second more to hear who is
- * missing. Rank 0 serves in its own calls. A rendezvous belongs to one thread at a time. */
+ * are refused (HPC_ERR_AUTH). create returns when all ranks have come; on every rank HPC_ERR_TIMEOUT names those that
+ * never did. allgather takes the same number of bytes from every rank, at most 16 MiB in all; an allgather that fails
+ * ends the rendezvous on every rank. A negative timeout means 30 s; a rank whose time is over may take a second more to
+ * hear who is missing. Rank 0 serves in its own calls. A rendezvous belongs to one thread at a time. */
 typedef struct hpc_rendezvous hpc_rendezvous;
 HPC_API int hpc_rendezvous_create(int rank, int size, const char *host, int port, const void *secret,
                                   size_t secret_bytes, double timeout, hpc_rendezvous **rendezvous);
@@ -206,10 +214,10 @@ HPC_API int hpc_context_size(const hpc_context *context);
 
 typedef struct hpc_peer {
     int state;             /* hpc_peer_state */
-    const char *transport; /* "self" for oneself; "" before connect */
+    const char *transport; /* "self" for this rank; "" before connect */
     const char *host;
     int64_t pid;
-    const char *path; /* how it is reached: "10.0.0.2:40001 by eth0" over TCP, else "" */
+    const char *path; /* the path to it: "10.0.0.2:40001 by eth0" over TCP, else "" */
 } hpc_peer;
 
 typedef enum hpc_peer_state {
@@ -220,7 +228,7 @@ typedef enum hpc_peer_state {
 } hpc_peer_state;
 
 HPC_API int hpc_context_peer(const hpc_context *context, int rank, hpc_peer *peer);
-/* What was degraded at start, and what was odd since; NULL past the end. */
+/* Note i: something that was degraded at start, or odd since; NULL past the end. */
 HPC_API const char *hpc_context_note(const hpc_context *context, int i);
 typedef enum hpc_note_kind {
     HPC_NOTE_DEGRADED = 0, /* something works, but less well than it could */
@@ -237,24 +245,26 @@ HPC_API int hpc_allgather(hpc_context *context, const void *send, void *recv, si
  * of this rank end with HPC_ERR_INVALID. abort does the same but lets the peers know that this rank failed, and why. */
 HPC_API int hpc_context_close(hpc_context *context);
 HPC_API int hpc_context_abort(hpc_context *context, const char *why);
-/* After ranks left before the others were done: on every rank they count as failed from now on, so that all waits of
- * this context end by HPC_ERR_PEER, also those for ranks that are there but go on without them; exchanges stop as when
- * a rank has died. Made by whoever finds it out, before a shrink; again is no error. (ULFM's MPI_Comm_revoke. No wait
- * ends while nobody has gone, but exchanges may stop.) */
+/* After ranks left before the others were done: they count as failed from now on, on every rank. All waits of this
+ * context then end by HPC_ERR_PEER, also waits for ranks that are still there, and exchanges stop as when a rank has
+ * died. A rank that finds out that others left calls it before a shrink; a second call is no error. (ULFM's
+ * MPI_Comm_revoke. No wait ends while nobody has gone, but exchanges may stop.) */
 HPC_API int hpc_context_revoke(hpc_context *context);
-/* After ranks died or left: a new context over those that are left, in the same order. Collective over them; they agree
- * on who they are, whatever failed before, and try again when more of them go. Also when nobody is gone: a duplicate.
- * config as for hpc_init; NULL: the defaults. The ranks of errors are old's. Exchanges with inline progress rest in it.
- *   HPC_ERR_TIMEOUT names who did not come (a stopped rank is not gone); shrink again when it has woken up or died.
+/* After ranks died or left: makes a new context over the remaining ranks, in the same order. Collective over them. They
+ * agree on who they are, whatever failed before, and try again when more of them go. If no rank is gone, the new
+ * context is a duplicate. config is as for hpc_init; NULL: the defaults. Errors number the ranks as old does. Exchanges
+ * with inline progress make no progress during the call.
+ *   HPC_ERR_TIMEOUT names the ranks that did not come (a stopped rank is not gone); shrink again when they have woken
+ *   up or died.
  *   HPC_ERR_TRANSPORT: the others count this rank as failed and go on without it.
- * old may be closed and freed afterwards, in any order; what the first context has of connections stays until the last
- * that came from it is closed. An abort of one of them is the end of all on this rank, and their peers are told.
- */
+ * old may be closed and freed afterwards, in any order; the connections of the first context stay until the last
+ * context that came from it is closed. An abort of one of these contexts ends all of them on this rank, and their peers
+ * are told. */
 HPC_API int hpc_context_shrink(hpc_context *old, const hpc_config *config, double timeout, hpc_context **fresh);
-/* What rank was called in the context from which this one came by shrinks; rank itself if it came by none. */
+/* The number that rank had in the first context, from which shrinks made this one; rank itself if none did. */
 HPC_API int hpc_context_first_rank(const hpc_context *context, int rank);
 
-/* Closes if need be and drops the handle; memory goes when the last window, lane, queue and memory of it are freed. */
+/* Closes if need be and drops the handle; its memory is freed with the last window, lane, queue and memory of it. */
 HPC_API void hpc_context_free(hpc_context *context);
 
 /* A span of the caller's own in the timeline of the calling thread: from start (CLOCK_MONOTONIC, in seconds) until now.
@@ -265,7 +275,7 @@ HPC_API int hpc_context_span(hpc_context *context, const char *name, double star
 
 enum { HPC_JOB_BYTES = 33, HPC_SHOWN_WAITS = 4, HPC_SHOWN_RANKS = 16, HPC_SHOWN_CULPRITS = 8 };
 
-/* What a thread of a rank waits for. */
+/* A wait of one thread of a rank. */
 typedef struct hpc_shown_wait {
     char op[24];
     double seconds; /* so far */
@@ -276,37 +286,37 @@ typedef struct hpc_shown_wait {
 
 /* A context of a process, as another process sees it. */
 typedef struct hpc_shown_rank {
-    char job[HPC_JOB_BYTES]; /* the same for all ranks of a context; "" while it is not known yet */
-    int answers;             /* 1; 0: not in time, as one that is stopped: then pid alone is sure; -1: it hung up, being
-                                of another version of hpcomm, or at its end */
+    char job[HPC_JOB_BYTES]; /* the same for all ranks of a context; "" while unknown */
+    int answers;             /* 1: it answered; 0: not in time (it may be stopped), and only pid is certain; -1: it hung
+                                up, because its version of hpcomm is another one or because it ends */
     int connected;           /* its init is over */
-    int rank, size;          /* -1: not known */
-    int64_t pid;             /* on its host; 0: of a process namespace that this one does not see */
+    int rank, size;          /* -1: unknown */
+    int64_t pid;             /* on its host; 0: in a process namespace that the caller cannot see */
     char host[64];
     char transports[64]; /* in use, e.g. "shm,tcp"; "" in a world of one */
     uint64_t step;       /* the most pushes of one key, or sends to one peer, that it has made */
     int n_waits;         /* longest first */
     hpc_shown_wait waits[HPC_SHOWN_WAITS];
-    int told_by;    /* -1: it was asked itself; else the rank of this host that tells of it: it is elsewhere, or gone */
-    double age;     /* seconds since step and waits were so; -1: nothing is known of them */
-    double unheard; /* told_by: seconds since anything came from it */
-    char gone[160]; /* told_by: why it has left or failed; "" while it is here */
-    int state;      /* told_by: hpc_peer_state */
+    int told_by;    /* -1: it answered itself; else the rank of this host that answered for one elsewhere, or gone */
+    double age;     /* age of step and waits in seconds; -1: nothing is known of them */
+    double unheard; /* if told_by >= 0: seconds since anything came from it */
+    char gone[160]; /* if told_by >= 0: why it has left or failed; "" while it is there */
+    int state;      /* if told_by >= 0: hpc_peer_state */
     int stopped;    /* its process is stopped, as the kernel of this host says */
-    double idle;    /* seconds since its last wait ended, of those that took long enough to be seen; -1: not known */
-    int n_culprits; /* that it would name if it left now; the first HPC_SHOWN_CULPRITS of them */
+    double idle;    /* seconds since its last wait that was long enough to be seen ended; -1: unknown */
+    int n_culprits; /* culprits that it would name if it left now; the first HPC_SHOWN_CULPRITS are in culprits */
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
 } hpc_shown_rank;
 
-/* The contexts of all processes in this network namespace that are of the caller's user (of any user, for root), and
- * what one of each job tells of the job's other ranks, which it asks over the control channel: in order of jobs and
- * ranks, the first cap of them in ranks; returns how many there are. Those of here have timeout seconds to answer (a
- * negative one: 1 s), all at the same time, and so have then the others; who does not is given with answers = 0.
- * Nothing of them is changed. HPC_ERR_UNSUPPORTED if /proc/net/unix cannot be read. */
+/* Lists contexts: those of all processes in this network namespace that belong to the caller's user (for root, to any
+ * user), and the other ranks of their jobs, about which one process of each job is asked. Writes them into ranks, in
+ * order of jobs and ranks, at most cap of them, and returns their number. Processes of this namespace have timeout
+ * seconds to answer, all at the same time (negative: 1 s); then the others have as long. A rank that does not answer is
+ * listed with answers = 0. Changes nothing. HPC_ERR_UNSUPPORTED if /proc/net/unix cannot be read. */
 HPC_API int hpc_jobs(hpc_shown_rank *ranks, int cap, double timeout);
 
-/* Whom the ranks of one job, n of them in ranks, wait for in the end: the first cap culprits, in rising order; how many
- * there are. 0: nobody waits. */
+/* Writes the culprits for which the n ranks of one job wait in the end into culprits, in rising order, at most cap of
+ * them. Returns their number; 0: nobody waits. */
 HPC_API int hpc_job_culprits(const hpc_shown_rank *ranks, int n, hpc_culprit *culprits, int cap);
 
 /* ---- lane --------------------------------------------------------------------------------------------------- */
@@ -321,8 +331,8 @@ HPC_API void hpc_lane_free(hpc_lane *lane);
 
 typedef struct hpc_window hpc_window;
 
-/* Collective. nbytes (zeroed, page-aligned, allocated in full) and as many signals (zero) on every rank. type is a text
- * that all ranks must agree on, e.g. "float32 (1024,)", or NULL. */
+/* Collective. Every rank gets nbytes (zeroed, page-aligned, allocated in full) and the given number of signals (zero).
+ * type is a text that all ranks must agree on, e.g. "float32 (1024,)", or NULL. */
 HPC_API int hpc_window_create(hpc_context *context, size_t nbytes, int signals, const char *type, double timeout,
                               hpc_window **window);
 HPC_API void hpc_window_free(hpc_window *window);
@@ -333,8 +343,8 @@ HPC_API int hpc_window_signals(const hpc_window *window);
 /* A direct view of the peer's memory where the transport can map it, else NULL. Valid while the window is. */
 HPC_API void *hpc_window_peer_view(const hpc_window *window, int peer);
 
-/* A reference to the memory of rank's part of the window, which keeps it mapped past hpc_window_free; NULL where it
- * cannot be mapped. */
+/* A reference to the memory of rank's part of the window, which keeps the memory mapped past hpc_window_free; NULL if
+ * it cannot be mapped. */
 typedef struct hpc_memory hpc_memory;
 HPC_API hpc_memory *hpc_window_memory(const hpc_window *window, int rank);
 HPC_API void *hpc_memory_data(const hpc_memory *memory);
@@ -348,17 +358,19 @@ HPC_API int hpc_put(hpc_lane *lane, hpc_window *window, int peer, const void *sr
 HPC_API int hpc_put_signal(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
                            int signal, uint64_t value);
 
-/* HPC_OK when one's own signal word is at least at_least, else HPC_IN_PROGRESS. *value (if not NULL) gets the word. */
+/* HPC_OK if this rank's own signal word is at_least or more, else HPC_IN_PROGRESS. *value (if not NULL) gets the word.
+ */
 HPC_API int hpc_test_signal(hpc_window *window, int signal, uint64_t at_least, uint64_t *value);
 
-/* Waits for that. peer is the rank expected to write it, named in errors; -1 when unknown. */
+/* Waits until this rank's own signal word is at_least or more. peer is the rank expected to write it, named in errors;
+ * -1 when unknown. */
 HPC_API int hpc_wait_signal(hpc_window *window, int signal, uint64_t at_least, int peer, double timeout,
                             uint64_t *value);
 
 /* Remote completion: every earlier put of this lane to peer (-1: to all) is in place, and its src may be reused. */
 HPC_API int hpc_flush(hpc_lane *lane, hpc_window *window, int peer, double timeout);
 
-/* put, then an event in the peer's poll of the lane of the same number. Waits (timeout) while the peer has
+/* A put, then an event that the peer's poll of the lane of the same number returns. Waits (timeout) while the peer has
  * hpc_notify_depth() unpolled events from this lane. */
 HPC_API int hpc_put_notify(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
                            uint32_t imm, double timeout);
@@ -376,7 +388,7 @@ HPC_API int hpc_wait_event(hpc_context *context, hpc_lane *lane, hpc_event *even
 
 /* ---- fold --------------------------------------------------------------------------------------------------- */
 
-/* f16 (IEEE binary16) and bf16 are wire formats: they are read, and summed into float32. */
+/* f16 (IEEE binary16) and bf16 are wire formats: inputs in them are summed into float32. */
 typedef enum hpc_dtype { HPC_F32 = 0, HPC_F64 = 1, HPC_F16 = 2, HPC_BF16 = 3 } hpc_dtype;
 typedef enum hpc_isa { HPC_ISA_BEST = 0, HPC_ISA_GENERIC = 1, HPC_ISA_AVX2 = 2, HPC_ISA_AVX512 = 3 } hpc_isa;
 
@@ -390,14 +402,14 @@ HPC_API int hpc_isa_available(int isa); /* 1 or 0 */
 
 /* float32 to f16 or bf16, rounded to nearest even; NaN stays NaN, too large a value becomes Inf. No overlap. */
 HPC_API int hpc_encode(void *out, const float *in, size_t count, int dtype, int isa);
-HPC_API size_t hpc_dtype_bytes(int dtype); /* of an element; 0 for none of hpc_dtype */
+HPC_API size_t hpc_dtype_bytes(int dtype); /* of an element; 0 for any other value */
 
 /* ---- queue -------------------------------------------------------------------------------------------------- */
 
 /* NOTIFY-ACK. Each rank has slots for each in-peer. send waits until the peer's slot is free, writes the update into it
  * and notifies; recv waits for the notification and gives the update in place; ack frees the slot. With buffers > 0
  * updates are written into the queue's own registered buffers and, where the peer can map them, are read there: no byte
- * is copied, and the slot is a note of where they are. Every update carries its version in a header and a footer. */
+ * is copied, and the slot holds only their address. Every update carries its version in a header and a footer. */
 typedef struct hpc_queue hpc_queue;
 
 typedef struct hpc_queue_config {
@@ -407,7 +419,7 @@ typedef struct hpc_queue_config {
     const int *out_peers;
     int n_out;
     size_t nbytes;    /* of one update, the same on all ranks */
-    int depth;        /* updates under way per sender, 1 or more */
+    int depth;        /* updates that a sender may have under way, 1 or more */
     int buffers;      /* registered buffers of this rank, 0 to 64, the same on all ranks */
     const char *type; /* a text all ranks must agree on, e.g. "float32 (1024,)", or NULL */
 } hpc_queue_config;
@@ -423,14 +435,14 @@ HPC_API int hpc_queue_create(hpc_context *context, const hpc_queue_config *confi
                              hpc_queue **queue); /* collective */
 HPC_API void hpc_queue_free(hpc_queue *queue);
 
-/* Registered buffer i; acquire first waits until every peer that it was sent to has acknowledged it. Write between
+/* Registered buffer i. acquire waits until every peer that it was sent to has acknowledged it. Write into it between
  * acquire and send only. */
 HPC_API void *hpc_queue_buffer(const hpc_queue *queue, int i);
 HPC_API int hpc_queue_acquire(hpc_queue *queue, int i, double timeout);
 
-/* nbytes must be the queue's own. src is free to reuse on return, unless it is a registered buffer (see acquire). With
- * buffers > 0 src must be one. After HPC_ERR_TIMEOUT call it again with the same src, which is to stay as it is until
- * then: an update that is under way already is then waited for, not sent again. */
+/* nbytes must be that of the queue. src may be reused on return, unless it is a registered buffer (see acquire). With
+ * buffers > 0 src must be one. After HPC_ERR_TIMEOUT call it again with the same src, unchanged: an update that is
+ * already under way is then waited for, not sent again. */
 HPC_API int hpc_queue_send(hpc_queue *queue, int peer, const void *src, size_t nbytes, double timeout);
 
 /* The next update of peer, in place and read-only, until its ack. Up to depth may be held; ack frees the oldest. */
@@ -442,7 +454,7 @@ HPC_API int hpc_queue_ack(hpc_queue *queue, int peer);
 HPC_API int hpc_queue_reduce(hpc_queue *queue, void *out, const void *own, double weight_own, const double *weights,
                              int dtype, double timeout);
 
-/* The versions in header and footer of the update that recv gave last: equal when it is whole. */
+/* The versions in header and footer of the update that recv returned last: equal if the update is whole. */
 HPC_API int hpc_queue_versions(const hpc_queue *queue, int peer, uint64_t *header, uint64_t *footer);
 HPC_API int hpc_queue_get_stats(const hpc_queue *queue, hpc_queue_stats *stats);
 
@@ -451,16 +463,17 @@ HPC_API hpc_memory *hpc_queue_memory(const hpc_queue *queue, int rank);
 
 /* ---- rule --------------------------------------------------------------------------------------------------- */
 
-/* What the owner of a chunk does with the folded update. The shapes of every built-in rule and fold, and of a user's
- * own (machine code by any compiler, Numba's cfunc among them). They are called from whichever thread works the chunk,
- * on one block of elements at a time, and return 0 or a number that ends the exchange with an error. */
+/* A rule says how the owner of a chunk applies the folded update. The built-in rules and folds, and a user's own
+ * (machine code of any compiler, such as Numba's cfunc), have the same signatures. They are called by the thread that
+ * works on the chunk, on one block of elements at a time, and return 0, or a number that ends the exchange with an
+ * error. */
 enum { HPC_RULE_ARGS = 8, HPC_RULE_SLOTS = 4 };
 
-/* param[0..n), acc: the folded update, count: how many updates are in it, state: slots arrays of n values one behind
- * the other, zero at first. args[0] is the step, from 1; args[1] and on are the hyper-parameters. */
+/* param: n parameters. acc: the folded update. count: the number of updates in it. state: slots arrays of n values, one
+ * behind the other, zero at first. args[0] is the step, from 1; args[1] and on are the hyper-parameters. */
 typedef int (*hpc_apply_fn)(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n);
-/* Adds weight times an update to acc[0..n), which was zero before the first. in: the n elements of the update as they
- * came over the wire, nbytes in all. */
+/* Adds weight times an update to acc[0..n), which is zero before the first update. in: the n elements of the update in
+ * the wire format, nbytes in all. */
 typedef int (*hpc_fold_into_fn)(float *acc, int64_t n, const void *in, int64_t nbytes, double weight,
                                 const double *args);
 
@@ -469,8 +482,8 @@ typedef struct hpc_rule {
     hpc_apply_fn apply;
     hpc_fold_into_fn fold; /* NULL: the weighted sum (hpc_fold) */
     int slots;             /* float32 values of state an element, 0 to HPC_RULE_SLOTS */
-    unsigned fold_wires; /* the wire formats that fold reads, 1u << HPC_F32 and so on: a plan with a row that takes its
-                            inputs in another one is refused. 0: all, as fold goes by n and nbytes */
+    unsigned fold_wires;   /* the wire formats that fold reads, 1u << HPC_F32 and so on; a plan with a row whose inputs
+                              have another format is refused. 0: all formats */
     double args[HPC_RULE_ARGS];
 } hpc_rule;
 
@@ -485,9 +498,10 @@ HPC_API int hpc_rule_find(const char *name, int isa, hpc_rule *rule);
 
 /* ---- plan --------------------------------------------------------------------------------------------------- */
 
-/* Who does what with which piece of an update. A row is a stage of a chunk, which lies in one key and is owned for life
- * by one core of one rank: inputs come over its in-edges, are folded once quorum of them are there, and the action says
- * what then goes over its out-edges. A parameter server is one row a chunk, a rack hierarchy two or more. */
+/* A plan says which rank does what with which chunk of an update. A row is one stage of a chunk. A chunk lies in one
+ * key, and one core of one rank owns a row for life. Inputs come over its in-edges; once quorum of them are there they
+ * are folded; the action says what then goes over its out-edges. A parameter server has one row a chunk, a rack
+ * hierarchy two or more. */
 typedef struct hpc_key {
     const char *name;
     uint64_t count; /* float32 elements, 1 or more */
@@ -495,7 +509,7 @@ typedef struct hpc_key {
 
 typedef struct hpc_edge {
     int rank;
-    int row;       /* -1: what rank pushes of the key (in), rank's parameters (out); else that row, owned by rank */
+    int row;       /* -1: rank's pushes of the key (in), or rank's parameters (out); else the row, which rank owns */
     double weight; /* of an input */
 } hpc_edge;
 
@@ -509,9 +523,9 @@ typedef struct hpc_row {
     int key, owner, core;
     int action;              /* hpc_action */
     uint64_t offset, count;  /* elements of the key */
-    int depth;               /* inputs under way per in-edge */
+    int depth;               /* inputs that may be under way on each in-edge */
     int quorum;              /* inputs that make a fold: all, or 1 (each by itself) */
-    int codec_in, codec_out; /* hpc_dtype of what comes and of what goes */
+    int codec_in, codec_out; /* hpc_dtype of the inputs, and of the outputs */
     int n_in, n_out;
     const hpc_edge *in, *out; /* rows may share them */
 } hpc_row;
@@ -519,8 +533,8 @@ typedef struct hpc_row {
 /* Which of several NICs carries a chunk between a worker and its owner, there and back (PHub, sections 3.2.4 and 4.5).
  * Where a transport has no NICs of its own (shm, tcp) both are the same. */
 typedef enum hpc_affinity {
-    HPC_KEY_BY_CORE = 0, /* that of the chunk's core, whichever worker it is of: core c uses NIC c mod their number */
-    HPC_WORKER_BY_INTERFACE = 1 /* that of the pair of ranks, whichever chunk it is */
+    HPC_KEY_BY_CORE = 0,        /* the NIC of the chunk's core, for every worker: core c uses NIC c mod their number */
+    HPC_WORKER_BY_INTERFACE = 1 /* the NIC of the pair of ranks, for every chunk */
 } hpc_affinity;
 
 typedef struct hpc_plan {
@@ -532,20 +546,20 @@ typedef struct hpc_plan {
 
 /* A parameter server (PHub, sections 3.2.3 and 3.2.4): keys are cut into chunks, and each chunk goes to the server's
  * core that has the least so far, largest chunks first (within 4/3 of the best partition). With several interfaces a
- * chunk goes to the interface that has the least, and there to the core that has the least, each within 4/3 of the best
- * partition of what it has; cores c and d are of one interface when c mod interfaces == d mod interfaces. */
+ * chunk goes to the interface that has the least, and there to the core that has the least; each of the two partitions
+ * is within 4/3 of its best. Cores c and d belong to one interface when c mod interfaces == d mod interfaces. */
 typedef struct hpc_hub {
     size_t size; /* sizeof(hpc_hub), set by hpc_hub_init */
     const hpc_key *keys;
     int n_keys;
-    const int *workers, *servers; /* ranks; one may be both */
+    const int *workers, *servers; /* ranks; a rank may be both */
     int n_workers, n_servers;
     int cores;      /* of each server, 1 or more */
     uint64_t chunk; /* bytes of float32, a multiple of 64; 32 KiB */
     int depth;      /* updates of one key that a worker may have under way; 1 */
     int wire;       /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
     int sum;        /* 0: the mean of the workers' updates, 1: their sum */
-    int each;       /* 0: an update is applied when all workers' are there, 1: each as it comes */
+    int each;       /* 0: updates are applied when those of all workers are there, 1: each as it comes */
     int affinity;   /* hpc_affinity; changes no chunk's core */
     int interfaces; /* NICs of each server that the chunks are balanced over, at most its cores; 0: one */
 } hpc_hub;
@@ -554,15 +568,15 @@ HPC_API void hpc_hub_init(hpc_hub *hub);
 HPC_API int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan);
 
 /* A node communication graph (ASAP, section 3): every rank averages its own update with those of its in-neighbours. The
- * graph of each step is the next of its phases, in turn; one that stays the same has one phase. */
+ * phases are the graphs of the steps, in turn; a graph that never changes has one phase. */
 typedef struct hpc_graph {
     size_t size; /* sizeof(hpc_graph), set by hpc_graph_init */
     const hpc_key *keys;
     int n_keys;
     int ranks;             /* all of the job */
     int n_phases;          /* 1 or more */
-    const double *weights; /* [phase][rank][from]: of the update of from at rank, 0 where there is no edge; never 0 of
-                              oneself */
+    const double *weights; /* [phase][rank][from]: the weight at rank of the update of from; 0 where there is no edge;
+                              never 0 for rank's own */
     int cores;             /* of each rank, 1 or more */
     uint64_t chunk;        /* bytes of float32, a multiple of 64; 256 KiB */
     int depth;             /* updates of one key that may be on their way to a neighbour; 1 */
@@ -573,14 +587,14 @@ HPC_API void hpc_graph_init(hpc_graph *graph);
 /* Each rank owns a row of every chunk, fed by itself and its in-neighbours of all phases. */
 HPC_API int hpc_plan_graph(const hpc_graph *graph, hpc_plan **plan);
 
-HPC_API void hpc_plan_free(hpc_plan *plan); /* one made here; exchanges keep their own copy */
-/* HPC_ERR_INVALID, and which row is wrong, unless every rank that is sent a key's parameters gets each element once and
- * every edge has its other end. */
+HPC_API void hpc_plan_free(hpc_plan *plan); /* of hpc_plan_hub or hpc_plan_graph; exchanges keep their own copy */
+/* HPC_OK if every rank that is sent a key's parameters gets each element once and every edge has its other end; else
+ * HPC_ERR_INVALID, and the error names the row that is wrong. */
 HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
 
-/* Longest processing time first: bin_of[i], so that the fullest bin holds at most 4/3 of the least possible. Among
- * equally full bins one of the group with the least in all is taken; bins b and c are of one group when b / per_group
- * == c / per_group. */
+/* Longest processing time first: chooses bin_of[i] so that the fullest bin holds at most 4/3 of the least possible.
+ * Among equally full bins it takes one of the group that holds the least in all. Bins b and c belong to one group when
+ * b / per_group == c / per_group. */
 HPC_API int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bin_of);
 
 /* ---- exchange ----------------------------------------------------------------------------------------------- */
@@ -593,23 +607,24 @@ typedef struct hpc_exchange hpc_exchange;
 
 typedef enum hpc_consistency {
     HPC_BSP = 0,        /* a chunk is applied when every worker has pushed it, and goes to all */
-    HPC_ASYNC = 1,      /* each update is applied as it comes; parameters go to who pulls them. On a graph: nobody waits
-                           for anybody, and a fold takes what is there and whole */
-    HPC_NOTIFY_ACK = 2, /* graphs only (ASAP, section 4): a fold waits for the in-neighbours' updates, a push for the
-                           out-neighbours' folds of the one that used its slot before */
+    HPC_ASYNC = 1,      /* each update is applied as it comes; parameters go to the worker that pulls them. On a graph:
+                           no rank waits for another, and a fold takes the whole updates that are there */
+    HPC_NOTIFY_ACK = 2, /* graphs only (ASAP, section 4): a fold waits for the in-neighbours' updates; a push waits
+                           until the out-neighbours have folded the update that used its slot before */
     HPC_SSP = 3,        /* graphs only: a fold takes the newest updates, none of them more than staleness steps old */
-    HPC_BARRIER = 4     /* graphs only: all ranks meet, unflushed, then a fold takes what is there and whole */
+    HPC_BARRIER = 4     /* graphs only: all ranks meet, with no flush; then a fold takes the whole updates that are
+                           there */
 } hpc_consistency;
 
-/* Of an update that comes after its fold was made without it, where there is a quorum, which takes DROP only so far. */
+/* What happens to an update that misses its fold; with a quorum, only DROP works so far. */
 typedef enum hpc_late_update {
     HPC_LATE_FOLD = 0, /* it goes into the next fold */
-    HPC_LATE_DROP = 1  /* it is left out, and its worker told */
+    HPC_LATE_DROP = 1  /* it is left out, and its worker is told */
 } hpc_late_update;
 
 typedef enum hpc_progress {
     HPC_PROGRESS_AUTO = 0,   /* threads where the host has cores to spare */
-    HPC_PROGRESS_INLINE = 1, /* every wait of the context works for its servers too */
+    HPC_PROGRESS_INLINE = 1, /* every wait of the context also works for this rank's rows */
     HPC_PROGRESS_THREAD = 2  /* a pinned thread for each core of the plan */
 } hpc_progress;
 
@@ -617,53 +632,53 @@ typedef struct hpc_exchange_config {
     size_t size;                /* sizeof(hpc_exchange_config), set by hpc_exchange_config_init */
     const hpc_plan *plan;       /* the same on all ranks */
     const hpc_rule *rule;       /* the same name, slots, fold_wires and args on all ranks */
-    const float *const *values; /* by key: the initial parameters; rank 0's count, the others' may be NULL */
+    const float *const *values; /* by key: the initial parameters; rank 0's are used, the others' may be NULL */
     int consistency;            /* hpc_consistency */
     int progress;               /* hpc_progress; each rank its own */
     int shared_params;          /* 1: the workers of a host read one copy; BSP and transports with peer_view only */
-    int eager;                  /* 1: fold each input as it comes, in any order; 0: all at once, in the plan's order */
+    int eager;                  /* 1: add each input as it comes, in any order; 0: all at once, in the plan's order */
     int check_finite;           /* 1: a push with NaN or Inf is refused */
     int isa;                    /* hpc_isa of its kernels */
-    const hpc_graph *graph;     /* the one that the plan was made of; NULL: the plan has servers */
+    const hpc_graph *graph;     /* the graph of which the plan was made; NULL: the plan has servers */
     int staleness;              /* HPC_SSP: steps, 0 or more */
-    int quorum;                 /* inputs of which a fold may be made without the others, with HPC_LATE_DROP; 0: all are
-                                   needed. On a graph those of in-neighbours, one's own not counted, and as many as a
-                                   rank has are all. Where there are servers each worker pushes every key once and has
-                                   pulled all before the next push of one */
+    int quorum;                 /* inputs that are enough for a fold, with HPC_LATE_DROP; 0: all are needed. On a graph
+                                   it counts in-neighbours' inputs, and a rank with fewer in-neighbours needs all of
+                                   them. With servers each worker pushes every key once, and pulls all keys, before it
+                                   pushes one again */
     int late;                   /* hpc_late_update */
-    double grace;               /* seconds that a fold which has its quorum waits for the others; negative: learned */
-    int in_place;               /* 1: models are trained where they lie: a push sends the key's parameters. Graphs whose
-                                   rule is average only; on a float32 wire one of the plan's slots is the model, so its
-                                   depth is 2 or more. Not with a quorum */
-    const char *refusal;        /* not NULL: this rank cannot take part, and all get this sentence */
+    double grace;               /* seconds that a fold with its quorum waits for the others; negative: learned */
+    int in_place;               /* 1: models are trained where they lie: a push sends the key's parameters. Only for
+                                   graphs with the rule average, without a quorum. On a float32 wire one of the plan's
+                                   slots is the model, so its depth is 2 or more */
+    const char *refusal;        /* not NULL: this rank cannot take part; all ranks fail with this sentence */
 } hpc_exchange_config;
 
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
 HPC_API int hpc_exchange_create(hpc_context *context, const hpc_exchange_config *config, double timeout,
                                 hpc_exchange **exchange); /* collective */
 
-/* Cores that each of these servers can have for threads of its own, so that every rank of its host still has one: the
- * same number on all ranks, 0 when there are none to spare. What hub.cores can be, at least 1, for HPC_PROGRESS_AUTO.
- */
+/* How many cores each of these servers can have for its threads while every rank of its host still has one: the same
+ * number on all ranks, 0 when none are to spare. A good value for hub.cores, raised to 1, with HPC_PROGRESS_AUTO. */
 HPC_API int hpc_spare_cores(const hpc_context *context, const int *servers, int n_servers);
 
-/* NICs by which each of these servers reaches other ranks, at least 1: the same number on all ranks. What
- * hub.interfaces can be, with hub.cores a multiple of it. */
+/* How many NICs each of these servers has towards other ranks, at least 1: the same number on all ranks. A good value
+ * for hub.interfaces, if hub.cores is a multiple of it. */
 HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n_servers);
 
-/* Tells every rank that no push comes from here any more, when those under way are done. A rank that owns rows of an
- * ASYNC exchange or, with servers, of one with a quorum, or rows of keys that it does not push, serves the others until
- * they have closed too. Pushes that found no quorum any more, and that nobody has waited for, are noted
- * (hpc_context_note). Idempotent. free drops the handle without waiting: ranks that still wait for rows owned here
- * get HPC_ERR_PEER. */
+/* close waits for the pushes that are under way, then tells every rank that no push comes from here any more. Three
+ * kinds of ranks then serve the others until they have closed too: owners in an ASYNC exchange, owners in an exchange
+ * with servers and a quorum, and owners of keys that they do not push. Pushes that found no quorum any more, and that
+ * nobody has waited for, become a note (hpc_context_note). Idempotent. free drops the handle without waiting: ranks
+ * that still wait for rows owned here get HPC_ERR_PEER. */
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
 HPC_API void hpc_exchange_free(hpc_exchange *exchange);
 
-/* Where the next gradient of key goes, in the plan's wire format: waits until the slot is free again. With in_place the
- * parameters, float32: waits until the last push is folded. */
+/* *gradient gets the slot for the next gradient of key, in the plan's wire format; waits until the slot is free again.
+ * With in_place *gradient gets the parameters, in float32; waits until the last push is folded. */
 HPC_API int hpc_exchange_gradient(hpc_exchange *exchange, int key, double timeout, void **gradient);
-/* NULL on a rank that is no worker. They stay where they are but with in_place on a float32 wire: there each average
- * lies in another slot than the model that went out, which neighbours may still read, so ask again after a pull. */
+/* The parameters of key; NULL on a rank that is no worker. Their address never changes, except with in_place on a
+ * float32 wire: each average then lies in another slot, as neighbours may still read the model that was sent. So call
+ * this again after a pull. */
 HPC_API float *hpc_exchange_params(const hpc_exchange *exchange, int key);
 
 typedef enum hpc_push_flags {
@@ -672,8 +687,8 @@ typedef enum hpc_push_flags {
 } hpc_push_flags;
 
 /* Starts a push, a pull, or both. src: float32 values to copy (and encode) into the gradient; NULL: they are there
- * already. *ticket is for test and wait. Waits only while the owner has too many events of this rank unpolled. A push
- * of a key whose last one is not applied yet is refused under BSP, and under ASYNC when all its slots are in use.
+ * already. *ticket is for test and wait. Waits only while the owner has too many events of this rank unpolled. BSP
+ * refuses a push of a key whose last push is not applied yet; ASYNC refuses one when all slots of the key are in use.
  * After HPC_ERR_TIMEOUT the same call goes on where this one stopped; so do close and set_args. */
 HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const float *src, double timeout,
                                uint64_t *ticket);
@@ -686,76 +701,76 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const float 
 
 /* Works for this rank's rows without waiting (inline progress). */
 HPC_API int hpc_exchange_progress(hpc_exchange *exchange);
-/* Serves until every worker has closed: what a rank does that is no worker. */
+/* Serves until every worker has closed. For ranks that are no workers. */
 HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
 
 /* New args of the rule, from args[1] on, for every push that follows. Called by every worker with the same args while
  * nothing of it is under way; returns when all owners have them. */
 HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, const double *args, double timeout);
 
-/* args (HPC_RULE_ARGS of them) as the pushes that follow are applied with: on a rank that only serves, what the workers
- * have set. args[0] is 0. */
+/* Writes the HPC_RULE_ARGS args of the next pushes into args; on a rank that only serves, those that the workers have
+ * set. args[0] is 0. */
 HPC_API int hpc_exchange_get_args(hpc_exchange *exchange, double *args);
 
-/* A row that this rank owns, while nothing of this rank is under way: its step, parameters (count values) and state
- * (slots * count values, slot by slot), between two updates if others push meanwhile, as they may under ASYNC. After
- * set, publish (collective) sends the parameters to all workers, or is refused on all ranks while anything is under way
- * on one; on a graph with a quorum all ranks go on from one version, and what was pushed before comes too late. When a
- * rank has died or the context is revoked, nothing is under way any more: this rank's part of the exchange stops for
- * good at the first of these calls, and its rows are as they are. */
+/* Reads or writes a row that this rank owns, while no push or pull of this rank is under way: its step, parameters
+ * (count values) and state (slots * count values, slot by slot). Others may push meanwhile under ASYNC; the row is then
+ * read between two updates. After set, publish (collective) sends the parameters to all workers. It is refused on all
+ * ranks while anything is under way on one. On a graph with a quorum all ranks then go on from one version, and earlier
+ * pushes are late. After a rank has died or the context was revoked nothing is under way any more: this rank's part of
+ * the exchange stops for good at the first of these calls, and its rows stay as they are. */
 HPC_API int hpc_exchange_get_row(hpc_exchange *exchange, int row, uint64_t *step, float *params, float *state);
 HPC_API int hpc_exchange_set_row(hpc_exchange *exchange, int row, uint64_t step, const float *params,
                                  const float *state);
 HPC_API int hpc_exchange_publish(hpc_exchange *exchange, double timeout);
-/* ASYNC with servers: of how many pushes of rank, the most of any key, this rank's rows have folded all or a part;
- * elsewhere 0. Others may push meanwhile. After a death or a revoke as get_row. */
+/* ASYNC with servers: how many pushes of rank this rank's rows have folded, in full or in part; the largest number over
+ * all keys. Otherwise 0. Others may push meanwhile. After a death or a revoke it does what get_row does. */
 HPC_API int hpc_exchange_get_folded(hpc_exchange *exchange, int rank, uint64_t *pushes);
-/* A key of which a push or a pull of this rank is under way, for which get_row and set_row are refused; -1: none. Tells
- * also a rank that owns no rows. */
+/* A key whose push or pull by this rank is under way, so that get_row and set_row are refused; -1: none. Works also on
+ * a rank that owns no rows. */
 HPC_API int hpc_exchange_under_way(hpc_exchange *exchange);
 
 typedef struct hpc_exchange_stats {
     uint64_t pushes, pulls;               /* of keys, by this rank */
     uint64_t applied;                     /* rows folded and applied here */
-    uint64_t bytes_folded, bytes_written; /* read from inputs here, written to workers from here */
+    uint64_t bytes_folded, bytes_written; /* read from inputs, and written to workers, by this rank's cores */
     double wait;                          /* seconds that this rank waited for pulls, gradients and rings */
     double busy;                          /* seconds that its cores folded, applied and wrote */
     int threads;                          /* of its engine; 0: inline */
-    double usual;        /* seconds that hardly any push here takes until it is done: the mean and four mean deviations
-                            of the last ones, as RFC 6298 has it; 0 before there were eight */
+    double usual;        /* a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0
+                            before eight pushes */
     uint64_t bytes_sent; /* of updates, to other ranks: pushed, read in place or not, and forwarded */
-    /* On a graph: folds of a share (what a core has of a key), and what became of the neighbours' inputs to them. With
-     * a quorum: folds of a share here, and the updates in them and missing from them. */
+    /* On a graph: reduces counts folds of a share (one core's rows of a key); the others count neighbours' inputs to
+     * them. With a quorum on servers: folds of a share, the updates in them, and the updates missing from them. */
     uint64_t reduces, whole, torn, stale, missing;
-    /* With a quorum, of shares of updates: those of this rank that came too late and were left out, and the version
-     * that the parameters had when the last of them came. */
+    /* With a quorum: shares of this rank's updates that were late and left out, and the version of the parameters when
+     * the last of them came. */
     uint64_t dropped, dropped_at;
 } hpc_exchange_stats;
 
 HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_stats *stats);
 
-/* With a quorum: how many shares (what a core has of a key) of this rank's last push of key, when it has ended, came
- * too late and were left out; key -1: of all keys. And the newest version of the parameters (how many folds they have
- * had) that any owner has answered this rank, on a graph what was folded here; the next push is for the one after it.
- * Without a quorum: 0, and the pushes. */
+/* With a quorum. late: how many shares (one core's rows of a key) of this rank's last push of key were late and left
+ * out, once the push has ended; key -1: of all keys. version: the newest version of the parameters (the number of their
+ * folds) that any owner has answered this rank, on a graph the newest that was folded here; the next push is for the
+ * version after it. Without a quorum late is 0, and version is the number of pushes. */
 HPC_API int hpc_exchange_late(const hpc_exchange *exchange, int key);
 HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
 
-/* counts[k]: the reduces so far of which k inputs of neighbours were whole, for k below cap; returns the most inputs
- * that a reduce has had, 0 on a plan with servers. With a quorum inputs are those of all workers. */
+/* counts[k]: the number of folds so far with k whole inputs of neighbours, for k below cap. Returns the largest number
+ * of inputs that a fold can have; 0 with servers, unless they have a quorum. With servers it counts inputs of all
+ * workers. */
 HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *counts, int cap);
 
 typedef struct hpc_exchange_peer {
-    uint64_t bytes_sent, bytes_received; /* of updates: pushed or forwarded there, and from there folded here */
+    uint64_t bytes_sent, bytes_received; /* of updates: pushed or forwarded to it; from it, and folded here */
     double wait;                         /* seconds in which that rank was among those waited for */
-    uint64_t late;                       /* shares of its updates that came too late here and were left out */
-    uint64_t dropped;                    /* on a graph: shares of this rank's that it left out, or was not sent */
+    uint64_t late;                       /* shares of its updates that were late here and left out */
+    uint64_t dropped;                    /* on a graph: shares of this rank's updates that it left out, or never got */
 } hpc_exchange_peer;
 
 HPC_API int hpc_exchange_get_peer(const hpc_exchange *exchange, int rank, hpc_exchange_peer *peer);
 
-/* A reference that keeps this rank's gradients and parameters mapped (see hpc_window_memory); shared parameters lie in
- * that of rank. */
+/* A reference that keeps the memory of rank's part of the exchange mapped (see hpc_window_memory). */
 HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int rank);
 HPC_API int hpc_exchange_params_rank(const hpc_exchange *exchange); /* whose memory holds this rank's parameters; -1 */
 
