@@ -1,4 +1,4 @@
-/* What a core says of its shares: answers to those who wait, counts for whoever asks, and why it all has ended. */
+/* What a core tells other ranks and the user: the failure that has ended the exchange, answers, and counts. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -6,7 +6,7 @@
 
 /* ---- failure ---- */
 
-/* Whoever works for the engine tells the other ranks: its thread, or the wait that ran the task. */
+/* The thread that works for the engine tells the other ranks: the core's own, or the wait that ran the task. */
 void hpc_exchange_fail(hpc_exchange *ex, int status, const char *why) {
     if (atomic_exchange_explicit(&ex->fault.failing, 1, memory_order_relaxed)) return;
     snprintf(ex->fault.failure, sizeof ex->fault.failure, "%s", why);

@@ -1,8 +1,8 @@
-/* A core owns rows for life and shares nothing with the others. It takes events from its lane, sees that they name
- * something of its own and bring the bytes that are due, and hands them to the discipline.
+/* A core owns rows for life and shares nothing with the others. It takes events from its lane, checks that they name
+ * one of its own rows or shares and bring the bytes that are due, and hands them to the discipline.
  *
- * A core never waits. What cannot go on (a forward to a full ring, an event that has to wait) is kept for the rank that
- * it is for, and tried again at the next call: a rank that stands still delays only itself. */
+ * A core never waits. A forward to a full ring is kept for its receiver, and an event that has to wait for its sender;
+ * both are tried again at the next call. So a rank that stands still delays only itself. */
 #define _GNU_SOURCE
 #include "engine/core.h"
 
@@ -33,8 +33,8 @@ static hpc_share *own_share(const hpc_core *core, int index) {
     return share->owner == ex->context->group.rank && share->core == core->index ? share : NULL;
 }
 
-/* Whether an event brings the bytes that are due: what a short one left out would be folded as the slot held it before.
- * Else the exchange fails. */
+/* Whether an event brings the bytes that are due; else the exchange fails. A short event would leave old bytes in the
+ * slot, which would be folded. */
 static int brings(const hpc_core *core, const hpc_event *event, const char *what, int key, size_t due) {
     if (event->nbytes == due) return 1;
     char why[HPC_FAILURE_BYTES];
@@ -45,12 +45,13 @@ static int brings(const hpc_core *core, const hpc_event *event, const char *what
     return 0;
 }
 
-/* What rank pushes comes by the row, unless it is read where rank has it, or by plain puts before the share's event. */
+/* Pushes of rank come by one event a row, unless they are read in rank's memory or come by puts before the share's
+ * event. */
 static int comes_by_share(const hpc_exchange *ex, int rank) {
     return ex->discipline->puts_shares || hpc_reads_in_place(ex, ex->context->group.rank, rank);
 }
 
-/* 0: the event names nothing; 1: it has been handled, by a failure if need be. So are those below. */
+/* Returns 0 if the event names no share of this core, 1 if it was handled, be it by a failure. So do those below. */
 static int share_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
     const hpc_discipline *d = core->exchange->discipline;
     if (share == NULL || !comes_by_share(core->exchange, event->peer)) return 0;
@@ -159,8 +160,8 @@ static int take_held(hpc_core *core, hpc_event *event) {
     return 0;
 }
 
-/* Pushes come by in; what other cores of this number forward comes by out, where nothing else does. Each is looked at
- * first by turns: a receiver of many pushes would let the rings of its forwards run full. */
+/* Pushes come by lane in. Lane out brings nothing but forwards of the other ranks' cores of this number. The two lanes
+ * take turns at being looked at first: else a receiver of many pushes would let the rings of its forwards run full. */
 static int next_event(hpc_core *core, hpc_event *event) {
     int at_out = core->at_out, status;
     if (core->n_held > 0) {
@@ -177,7 +178,7 @@ static int next_event(hpc_core *core, hpc_event *event) {
     return status == HPC_OK;
 }
 
-/* Everything that has come; how many events. */
+/* Handles everything that has come; returns the number of events. */
 static int work_core(hpc_core *core) {
     hpc_exchange *ex = core->exchange;
     hpc_event event;
@@ -229,8 +230,8 @@ static int work_unless_paused(hpc_core *core) {
     return n;
 }
 
-/* A core never waits: it leaves its rows after one event. Inline, the wait of any thread may work for it: whoever has
- * the context's tasks has its rows, and what one holder wrote is seen by the next. */
+/* A core never waits, so it leaves its rows after one event. Inline, the wait of any thread may work for it: the thread
+ * that holds the context's tasks has the rows, and the next holder sees everything that it wrote. */
 void hpc_core_pause(hpc_core *core) {
     if (!core->running && !core->exchange->inline_progress) return;
     atomic_fetch_add(&core->paused, 1);

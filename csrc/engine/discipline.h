@@ -1,8 +1,8 @@
-/* A discipline says when: when a fold is made and of what, when a push may go, when a pull is done.
+/* A discipline says when: when a fold is made and of which inputs, when a push may go, when a pull is done.
  *
- * It is one const struct, in one file of discipline/ and in the array there. The engine and the exchange ask it by
- * these slots and know no discipline by name. What it keeps for itself hangs on the exchange, its cores and its shares
- * as `own`. Every slot but name and suits may be NULL or 0: the comment says what that means.
+ * It is one const struct, in one file of discipline/ and in the array there. The engine and the exchange call these
+ * slots and know no discipline by name. Its own state hangs on the exchange, its cores and its shares as `own`. Every
+ * slot but name, suits, share_came and awaited may be NULL or 0: the comment says what that means.
  *
  * Threads: slots of the core are called by whoever works for the core and never wait; slots of the worker by the thread
  * that uses the exchange. A slot that returns a status has recorded the error. */
@@ -13,30 +13,30 @@
 #include "engine/ticket.h"
 
 struct hpc_discipline {
-    const char *name; /* as errors say it */
+    const char *name; /* for errors */
 
-    /* Whether a configuration asks for this one: one member of the array at most says so. */
+    /* Whether a configuration asks for this one. The first member of the array that says yes is taken. */
     int (*suits)(const hpc_exchange_config *config);
-    /* HPC_OK, or why it cannot be had with the rest of the configuration. NULL: always. */
+    /* HPC_OK, or an error if the rest of the configuration does not go with it. NULL: HPC_OK. */
     int (*check)(const hpc_context *context, const hpc_exchange_config *config);
 
-    /* ---- what the layout asks: the same on all ranks ---- */
+    /* ---- for the layout: the same on all ranks ---- */
 
     /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a
      * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.
      */
     int goes_on;
     int whole;         /* folds take all inputs with the plan's weights: a row can go in one pass */
-    int puts;          /* updates are put into slots, also where the owner could read them where they are */
+    int puts;          /* updates are put into receive slots, even if the owner could read them in place */
     int one_slot;      /* a sender has one slot for an input, whatever the plan's depth */
     size_t head, tail; /* bytes before and behind an update in its slot */
-    int pulls;         /* parameters come when they are asked for, else with the answer to a push */
-    int signals;       /* of each share, 1 or 2; 0 is 1 */
-    /* Bytes of its own in rank's part of the window, at hpc_place's own. NULL: 0. */
+    int pulls;         /* parameters come when a pull asks for them; 0: with the answer to a push */
+    int signals;       /* of each share: 1 or 2; 0 means 1 */
+    /* How many bytes it needs in rank's part of the window, at hpc_place.own. NULL: 0. */
     size_t (*part)(const hpc_exchange *ex, int rank);
-    /* Whether every rank takes part in every share. NULL: those at either end of its rows do. */
+    /* Whether every rank takes part in every share. NULL: only the ranks at either end of its rows do. */
     int (*involves_all)(const hpc_exchange *ex);
-    /* Whether this rank's pulls wait for the answer of a share that it takes part in. NULL: yes. */
+    /* Whether this rank's pulls wait for the answer of a share in which it takes part. NULL: yes. */
     int (*makes_params)(const hpc_exchange *ex, const hpc_share *share);
 
     /* ---- open and free ---- */
@@ -44,45 +44,47 @@ struct hpc_discipline {
     int (*prepare)(hpc_exchange *ex, const hpc_exchange_config *config, const char *op); /* before ranks compare */
     int (*open_shares)(hpc_exchange *ex, const char *op); /* the layout is known, and still grows */
     int (*open)(hpc_exchange *ex, const char *op);        /* rows and cores are there */
-    void (*free)(hpc_exchange *ex);                       /* of whatever was opened */
+    void (*free)(hpc_exchange *ex);                       /* frees all that the others opened, be it only a part */
 
     /* ---- the core ---- */
 
-    size_t share_bytes; /* that come with the event of a share */
-    int puts_shares;    /* what a worker puts is told by the share, else by the row */
-    /* Inputs of rank have come, to all rows of a share or to one row. 0: that cannot be, and the exchange fails. */
+    size_t share_bytes; /* bytes that come with the event of a share */
+    int puts_shares;    /* a worker's puts are told by one event a share; 0: by one a row */
+    /* Inputs of rank have come, to all rows of a share or to one row. 0: the event is wrong, and the exchange fails.
+     * row_came NULL: no rows come. */
     int (*share_came)(hpc_core *core, hpc_share *share, int rank, int slot);
     int (*row_came)(hpc_core *core, hpc_work *w, int input, int slot);
-    /* NULL: none comes. */
+    /* rank asks for the parameters of a share. NULL: no pulls come. */
     int (*pull_came)(hpc_core *core, hpc_share *share, int rank);
-    /* Whether an event is looked at again later, and with it all that its rank sends after it. NULL: no. */
+    /* Whether an event has to wait, with all later ones of its rank; it is asked again later. NULL: no. */
     int (*holds_up)(hpc_core *core, const hpc_event *event);
-    /* What is to be done beside events; how much was done. NULL: nothing. */
+    /* Does work that no event asks for; returns how much was done. NULL: nothing. */
     int (*work)(hpc_core *core);
 
     /* ---- the worker ---- */
 
-    /* HPC_OK if key may be pushed, HPC_IN_PROGRESS if not yet; with op that is an error. NULL: start waits. */
+    /* HPC_OK if key may be pushed, else HPC_IN_PROGRESS, or an error if op is not NULL. NULL: always; start waits. */
     int (*may_push)(hpc_exchange *ex, int key, const char *op);
     /* Waits until the slot of the next push may be written. NULL: hpc_push_wait_slot. */
     int (*wait_slot)(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
     /* The update is in its slot and about to be sent. NULL: nothing. */
     void (*begin_push)(hpc_exchange *ex, int key);
-    /* Sends what a share gets of the push. NULL: hpc_push_share. */
+    /* Sends the part of the push that belongs to a share. NULL: hpc_push_share. */
     int (*send_share)(hpc_exchange *ex, int s, int slot, hpc_limit *l);
     /* All shares were sent, and the push is counted. NULL: nothing. */
     int (*pushed)(hpc_exchange *ex, int key);
-    /* Whether nobody reads push ticket / 2 of key any more. NULL: once it is done. */
+    /* Whether nobody reads push number ticket / 2 of key any more. NULL: once it is done. */
     int (*is_free)(const hpc_exchange *ex, int key, uint64_t ticket);
     /* How often rank must have pushed key for this rank's push n to be folded here. NULL: 0, rank does not matter. */
     uint64_t (*needs)(const hpc_exchange *ex, int rank, int key, uint64_t n);
-    /* Whom the end of a ticket waits for, or the slot of its push; how many. Never none. */
+    /* Writes the ranks that a ticket waits for (for_slot: that the slot of its push waits for) into ranks; returns
+     * their number, 1 or more. */
     int (*awaited)(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks);
     /* At every look of a wait, and in hpc_exchange_progress. NULL: nothing. */
     int (*progress)(hpc_exchange *ex);
     /* The last push of key is done. NULL: nothing. */
     int (*ended)(hpc_exchange *ex, int key, const char *op);
-    /* Close: waits until the last push of key has left this rank's memory. NULL: it has, being done. */
+    /* Close: waits until the last push of key has left this rank's memory. NULL: a push that is done has. */
     int (*finish)(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
     /* Close: nothing is under way. NULL: nothing. */
     void (*closing)(hpc_exchange *ex);

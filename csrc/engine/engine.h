@@ -2,12 +2,13 @@
  *
  *   layout.c    where everything lies in every rank's part of the window, from the plan alone
  *   rows.c      the rows that this rank owns, and the cores that work for them
- *   core.c      a core: polls, hands events to the discipline, and what progress it has
- *   row.c       a row: folded, applied, written, answered
- *   forward.c   what a row of several stages hands on
+ *   core.c      a core: polls and hands events to the discipline; by a thread, or inline
+ *   row.c       a row: its inputs are counted, folded, applied and written
+ *   answer.c    a share is answered
+ *   forward.c   a row of several stages sends its fold on
  *   send.c      the trainer's side: how an update gets to the owners
- *   ticket.c    what the trainer waits for, and whom
- * What a discipline decides it is asked by discipline.h; discipline/ and exchange/ stand above this folder.
+ *   ticket.c    the waits of the trainer, and the ranks that it waits for
+ * The decisions of a discipline are slots of discipline.h; discipline/ and exchange/ stand above this folder.
  *
  * A *share* is what one core owns of one key: its rows are pushed and answered together. Who writes what:
  *   gradients, pushed counts   their worker; read by the owners of the rows between its push and their answer
@@ -23,27 +24,27 @@
 
 #include "engine/work.h"
 
-/* How one rank's part of the window is laid out; offsets are HPC_NOWHERE for what it has not. */
+/* The layout of one rank's part of the window; the offset of a piece that the rank lacks is HPC_NOWHERE. */
 typedef struct hpc_place {
     size_t params, gradients, pushed, masters, args, closed;
     size_t own; /* the discipline's */
     size_t nbytes;
-    int cores, shares; /* that own rows there */
+    int cores, shares; /* how many the rank has */
     int first_core;
     int worker;
 } hpc_place;
 
 /* ---- worker ---- */
 
-/* Its view of a key. */
+/* A worker's view of a key. */
 typedef struct hpc_pushed {
     uint64_t pushes, pulls;
     double since;         /* when its last push began; 0: its end has been seen */
-    int sending, started; /* hpc_push_flags: what is left to send of what was started */
-    int at_share, at_row; /* where it stopped */
+    int sending, started; /* hpc_push_flags of the last start: those that are not sent in full yet; all of them */
+    int at_share, at_row; /* where sending stopped */
     int n_shares;
     int *shares;   /* in which this rank is at either end */
-    int n_awaited; /* of them, those whose answers make a push done */
+    int n_awaited; /* those of the shares whose answers make a push done */
     int *awaited;
     size_t params;          /* bytes from the start of the params */
     size_t gradient;        /* bytes from the start of a slot of the gradients */
@@ -52,7 +53,7 @@ typedef struct hpc_pushed {
 
 /* ---- both ---- */
 
-/* How an exchange was asked for; as hpc_exchange_config has it. */
+/* The settings that a user gave, as in hpc_exchange_config. */
 typedef struct hpc_asked {
     int shared_params, eager, check_finite, in_place, staleness, quorum;
     double grace; /* negative: learned */
@@ -75,13 +76,13 @@ typedef struct hpc_layout {
     int lowest;                          /* worker */
 } hpc_layout;
 
-/* What goes to and comes from other ranks, and how whole it was. */
+/* Counters of updates to and from other ranks. */
 typedef struct hpc_peers {
     _Atomic uint64_t *sent, *received; /* bytes by rank */
-    _Atomic uint64_t *late;            /* by rank: shares of its updates that were left out here */
+    _Atomic uint64_t *late;            /* by rank: shares of its updates that were late here, and left out */
     double *wait;                      /* seconds by rank */
-    int *awaited, n_awaited;           /* whom the wait that is under way was for at its last look */
-    _Atomic uint64_t *inputs_whole;    /* reduces by how many whole inputs they had; NULL: not counted */
+    int *awaited, n_awaited;           /* the ranks that the present wait waited for at its last look */
+    _Atomic uint64_t *inputs_whole;    /* [n]: folds that had n whole inputs; NULL: not counted */
     int most_inputs;
 } hpc_peers;
 
@@ -94,7 +95,7 @@ typedef struct hpc_row_memory {
     _Atomic char *came;
 } hpc_row_memory;
 
-/* Why the exchange has ended; the first word wins. */
+/* Why the exchange has ended; the first failure counts. */
 typedef struct hpc_ending {
     _Atomic int failed; /* hpc_status of the first failure of a core */
     _Atomic int failing;
@@ -123,11 +124,11 @@ struct hpc_exchange {
     const struct hpc_fold_kernels *kernels;
     hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
     hpc_asked asked;
-    int stream;   /* parameters are written past the caches */
-    int averages; /* the rule is average, over the weighted sum: a fold is all, and goes into the parameters */
-    int rotates;  /* models are trained where they lie: in the slot that the next push sends; a fold writes the next */
-    int args_of;  /* the rank by whose arguments rows are applied, -1: not known yet */
-    int owners_leave; /* an owner that has closed folds nothing any more, and takes no event */
+    int stream;       /* parameters are written past the caches */
+    int averages;     /* the rule is average, over the weighted sum: folds go straight into the parameters */
+    int rotates;      /* a model is trained in the slot that the next push sends, and its fold writes the slot after */
+    int args_of;      /* the rank whose arguments of the rule are used, -1: not known yet */
+    int owners_leave; /* an owner that has closed folds nothing more, and takes no event */
     hpc_peers peers;
     hpc_layout layout;
     hpc_window *window;
@@ -170,7 +171,8 @@ static inline void hpc_tally_add(_Atomic uint64_t *counter, uint64_t n) {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
 }
 
-/* Records what ends the exchange; first word wins. hpc_exchange_check tells the other ranks. (row.c) */
+/* Records the failure that ends the exchange; the first one counts. hpc_exchange_check tells the other ranks.
+ * (answer.c) */
 void hpc_exchange_fail(hpc_exchange *ex, int status, const char *why);
 
 #endif

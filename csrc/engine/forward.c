@@ -1,5 +1,6 @@
-/* Forwards: what a row has folded goes on to rows of other ranks. A receiver gets them in order. Those that find its
- * ring full are kept in a list of its own and sent later, so that one that takes none delays those to itself alone. */
+/* Forwards: a row sends its fold on to rows of other ranks. A receiver gets its forwards in order. A forward that finds
+ * the ring full is kept in a list of the receiver's own and sent later, so a receiver that takes none delays only its
+ * own. */
 #include "engine/row.h"
 
 static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {

@@ -1,4 +1,4 @@
-/* The immediate of an arrival: what came (operation), in which of the sender's slots, and for what. */
+/* The immediate of an event: the operation, the sender's slot, and the number of a share or row. */
 #ifndef HPC_IMM_H
 #define HPC_IMM_H
 
@@ -7,10 +7,10 @@
 enum { HPC_IMM_INDEX_BITS = 24, HPC_IMM_SLOT_BITS = 5 };
 
 typedef enum hpc_operation {
-    HPC_OP_SHARE = 0,   /* index: a share whose inputs from the sender can be read where they are */
-    HPC_OP_ROW = 1,     /* index: a row whose input from the sender lies in its receive slot */
-    HPC_OP_FORWARD = 2, /* index: a row whose input from a row of the sender lies in its receive slot */
-    HPC_OP_PULL = 3,    /* index: a share whose parameters the sender wants; slot: HPC_ANSWERED or 0 */
+    HPC_OP_SHARE = 0,   /* index: a share; its inputs from the sender can be read in place */
+    HPC_OP_ROW = 1,     /* index: a row; its input from the sender is in its receive slot */
+    HPC_OP_FORWARD = 2, /* index: a row; its input from a row of the sender is in its receive slot */
+    HPC_OP_PULL = 3,    /* index: a share; the sender wants its parameters; slot: HPC_ANSWERED or 0 */
     HPC_OP_ARGS = 4     /* the sender has put new args of the rule */
 } hpc_operation;
 

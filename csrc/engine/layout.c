@@ -1,5 +1,5 @@
-/* Where everything of an exchange lies. All ranks derive the same from the plan; only the receive slots depend on which
- * ranks can map each other, so every owner tells where those of each sender begin. */
+/* The layout of an exchange's window. All ranks derive the same layout from the plan. Only the receive slots depend on
+ * which ranks can map each other, so every owner tells the others where the slots of each sender begin. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,8 +91,7 @@ out:
 
 /* ---- keys ---- */
 
-/* Rows are taken once all that forward to them were; of each the ranks that feed it are known then. A plan has no
- * circle. */
+/* A row is taken after all rows that forward to it, so the ranks that feed those are known. A plan has no circle. */
 static void spread_feeders(const hpc_exchange *ex, int *missing, int *ready) {
     const hpc_plan *plan = ex->plan;
     size_t words = ex->layout.feeder_words;
@@ -120,7 +119,7 @@ static void spread_feeders(const hpc_exchange *ex, int *missing, int *ready) {
     }
 }
 
-/* Where nothing is forwarded the in-edges say it. */
+/* Without forwards the in-edges are enough, and nothing is found here. */
 static int find_feeders(hpc_exchange *ex, const char *op) {
     size_t rows = (size_t)ex->plan->n_rows;
     for (size_t i = 0; i < rows; i++) ex->layout.forwards |= ex->plan->rows[i].action == HPC_FORWARD;
@@ -147,9 +146,9 @@ int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank) {
     return (int)(ex->layout.feeders[(size_t)row * ex->layout.feeder_words + (size_t)rank / 64] >> rank % 64 & 1);
 }
 
-/* A rank takes part in a share if its pushes come there, by whatever stages, or if it gets parameters from there. When
- * all shares of a key have answered it, its gradient has been read, what was made of it has gone all the way, and its
- * parameters are written. */
+/* A rank takes part in a share if its pushes reach it, through any stages, or if it gets parameters from it. When all
+ * shares of a key have answered the rank, its gradient has been read and has passed all stages, and its parameters are
+ * written. */
 int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank) {
     const hpc_row *before = NULL;
     if (hpc_involves_all(ex)) return 1;
@@ -178,7 +177,8 @@ static int find_keys(hpc_exchange *ex, const char *op) {
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);
         ex->keys[k].n_shares = 0;
     }
-    /* From the owner after this rank on, round to this rank itself: over wires no owner is everybody's first. */
+    /* Begin with the owner after this rank and end with this rank: so over wires the ranks begin with different owners.
+     */
     for (int s = 0; s < 2 * ex->layout.n_shares; s++) {
         const hpc_share *share = &ex->layout.shares[s % ex->layout.n_shares];
         hpc_pushed *key = &ex->keys[share->key];

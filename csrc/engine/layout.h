@@ -1,5 +1,5 @@
-/* Where everything of an exchange lies, and which signal says what. All ranks derive the same from the plan and the
- * discipline. */
+/* The layout of an exchange's window, and the meaning of its signals. All ranks derive the same layout from the plan
+ * and the discipline. */
 #ifndef HPC_LAYOUT_H
 #define HPC_LAYOUT_H
 
@@ -12,15 +12,15 @@ void hpc_layout_free(hpc_exchange *ex);
 /* Takes nbytes at the end of a part, on pages of its own: a core's memory can be placed on its node. */
 size_t hpc_layout_take(hpc_place *place, size_t nbytes);
 
-int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank); /* by its pushes, through any stages */
+int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank); /* pushes of rank reach row, through any stages */
 int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank);
 int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank); /* at either end of its rows */
 
 /* Bytes from the start of rank's part to its parameters of a key, after so many of its pushes. */
 size_t hpc_params_at(const hpc_exchange *ex, int rank, int key, uint64_t pushes);
 
-/* Calls visit for every in-edge whose input comes by receive slots: of the rows of owner, or from sender (the other one
- * is -1). offset is that of its slot 0 from the pair's slot_base. */
+/* Calls visit for every in-edge whose input comes by receive slots: for the rows of owner, or for inputs of sender (the
+ * other one is -1). offset is the distance of the edge's slot 0 from the pair's slot_base. */
 typedef void hpc_visit(void *arg, int row, int edge, size_t offset);
 int hpc_layout_walk(const hpc_exchange *ex, int owner, int sender, hpc_visit *visit, void *arg);
 
@@ -28,13 +28,13 @@ int hpc_layout_walk(const hpc_exchange *ex, int owner, int sender, hpc_visit *vi
 int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const char *op);
 int hpc_rows_open(hpc_exchange *ex, const char *op);
 void hpc_rows_free(hpc_exchange *ex);
-/* chosen[i] for each of the n cores: a CPU of the node that it wants (-1: none) while there is one, else the next; no
- * CPU twice. n_cpus is n or more; nodes are the CPUs'. The same on all ranks that ask the same. */
+/* Chooses a CPU for each of n cores: one of the node that the core wants (-1: any) while one is left, else the next; no
+ * CPU twice. n_cpus is n or more; nodes[k] is the node of cpus[k]. Equal arguments give equal choices on all ranks. */
 void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wanted, int n, int *chosen);
 
 /* ---- signals: closed by each rank, args answered by each core, then one or two a share ---- */
 
-/* What a closed signal says: no push comes any more; and neither does an answer. */
+/* Values of a closed signal: the rank pushes nothing more; it answers nothing more either. */
 enum { HPC_CLOSED = 1, HPC_FREED = 2 };
 
 static inline int hpc_signal_closed(int rank) {
@@ -53,7 +53,7 @@ static inline int hpc_signals(const hpc_exchange *ex) {
     return hpc_signal_applied(ex, 0) + ex->layout.n_shares * (ex->discipline->signals == 2 ? 2 : 1);
 }
 
-/* HPC_CLOSED, HPC_FREED or 0: what rank has said. acquire: what it put before is there. */
+/* The closed signal of rank: HPC_CLOSED, HPC_FREED or 0. acquire: everything that it put before is there. */
 static inline uint64_t hpc_closed_signal(const hpc_exchange *ex, int rank) {
     return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(rank)), memory_order_acquire);
 }
@@ -91,7 +91,7 @@ static inline int hpc_is_mapped(const hpc_exchange *ex, int rank) {
     return rank == ex->context->group.rank || (ex->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
 }
 
-/* Whether owner reads what rank pushes where rank has it, else it comes by put. This rank is one of the two. */
+/* Whether owner reads rank's pushes in rank's memory; else they come by put. This rank is one of the two. */
 static inline int hpc_reads_in_place(const hpc_exchange *ex, int owner, int rank) {
     if (ex->discipline->puts) return owner == rank;
     return hpc_is_mapped(ex, owner == ex->context->group.rank ? rank : owner);

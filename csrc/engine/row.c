@@ -1,7 +1,7 @@
-/* A row: inputs are counted as they come; when the discipline says so it is worked off at once, while other rows'
- * inputs still arrive (PHub's tall aggregation, section 3.2.2): block by block the inputs are folded, the rule is
- * applied and the new parameters are written to every worker, all while the block is in the first caches, so memory
- * sees each gradient, state and parameter once. */
+/* A row: inputs are counted as they come. When the discipline says so the row is worked off at once, while other rows'
+ * inputs still arrive (PHub's tall aggregation, section 3.2.2). The default is one pass (pass_row): fold, rule and
+ * write together. Other rows go block by block (work_blocks): the inputs are folded, the rule is applied and the
+ * parameters are written to every worker while the block is in the first caches. Both read and write memory once. */
 #include "engine/row.h"
 
 #include <stdio.h>
@@ -54,7 +54,7 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
 
 /* ---- one block ---- */
 
-/* The folded block: in out, or where its only input lies. NULL when a user's fold has failed. */
+/* The folded block: out, or its only input in place. NULL when a user's fold has failed. */
 static const float *fold_block(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, float *out, int stream,
                                const double *args, size_t from, size_t n) {
     const hpc_exchange *ex = core->exchange;
@@ -131,9 +131,9 @@ static int apply_block(hpc_core *core, const hpc_work *w, const float *block, in
     return returned;
 }
 
-/* Who is sent the parameters of a row: one rank, or those with takes[rank]; NULL: all. */
+/* The receivers of a row's parameters: one rank, or those with takes[rank]; takes NULL: all. */
 typedef struct receivers {
-    int only; /* -1: takes says */
+    int only; /* -1: see takes */
     const char *takes;
 } receivers;
 
@@ -141,7 +141,7 @@ static int goes_to(receivers to, const hpc_output *out) {
     return to.only >= 0 ? out->rank == to.only : to.takes == NULL || to.takes[out->rank];
 }
 
-/* To workers whose memory is mapped here; the others get the whole row by put. */
+/* Writes a block to workers whose memory is mapped here; the others get the whole row by put. */
 static void write_block(hpc_core *core, const hpc_work *w, receivers to, size_t from, size_t n) {
     const hpc_exchange *ex = core->exchange;
     for (int o = 0; o < w->n_outputs; o++) {
@@ -208,7 +208,7 @@ static int pass_row(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs,
     return 0;
 }
 
-/* The same one after the other, block by block. An average is folded where it belongs. */
+/* The same, one step after the other, block by block. An average is folded straight into the parameters. */
 static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to, const double *args) {
     const hpc_exchange *ex = core->exchange;
     const hpc_row *row = w->row;
@@ -242,8 +242,8 @@ void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only) {
     for (int i = first; i < last; i++) hpc_count_bytes(ex, ex->peers.received, w->inputs[i].rank, nbytes);
 }
 
-/* Where models rotate: the average of the update in a slot goes into the next one. Nobody reads that any more, as the
- * push of the update has waited for the answers to what was in it. */
+/* Where models rotate the average of the update in a slot goes into the next slot. No rank reads that slot any more:
+ * the push of the update has waited for the answers to its last content. */
 static void turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
     if (!ex->rotates) return;
     char *at = hpc_own_part(ex) + hpc_params_at(ex, w->row->owner, w->row->key, slot + 1);

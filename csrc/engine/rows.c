@@ -53,8 +53,8 @@ void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wan
     }
 }
 
-/* The CPUs of this rank's cores, out of those that its host can spare for the cores of all its ranks. A core polls the
- * queues of its own NIC alone, on that one's node (PHub, section 3.3). */
+/* Chooses the CPUs of this rank's cores, out of those that its host can spare for the cores of all its ranks. A core
+ * polls the queues of its own NIC alone, on the NIC's node (PHub, section 3.3). */
 static int choose_cpus(hpc_exchange *ex, const int *cpus, int n_cpus, int n, const char *op) {
     const hpc_context *c = ex->context;
     int me = c->group.rank, any = 0, at = 0, mine = 0;
@@ -85,7 +85,7 @@ static int choose_cpus(hpc_exchange *ex, const int *cpus, int n_cpus, int n, con
     return HPC_OK;
 }
 
-/* Threads have a CPU each where the host has one to spare for every core of its servers, beside one for every rank. */
+/* Each thread has a CPU of its own if the host has one for every core of its servers, beside one for every rank. */
 int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const char *op) {
     const hpc_context *c = ex->context;
     int me = c->group.rank, ranks = 0, cores = 0, status = HPC_OK;
@@ -104,7 +104,7 @@ int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const ch
     int n_cpus = hpc_host_cpus(cpus, MOST_CPUS);
     if (n_cpus > MOST_CPUS) n_cpus = MOST_CPUS;
     int spare = n_cpus >= ranks + cores;
-    /* A single rank waits for nobody but its own core: by itself it is there at once. */
+    /* A single rank waits for nobody but its own core, and is faster without a thread. */
     *threads = progress == HPC_PROGRESS_THREAD || (progress == HPC_PROGRESS_AUTO && spare && c->group.size > 1);
     for (int i = 0; i < ex->n_own_cores; i++) {
         ex->cores[i].exchange = ex;
@@ -224,7 +224,7 @@ static void found_slots(void *arg, int row, int edge, size_t offset) {
     w->inputs[edge].stride = hpc_slot_stride(ex, w->row);
 }
 
-/* Where this rank sends: a worker's push of a row, or what a row forwards. */
+/* A slot to which this rank sends: a push of a row, or a row's forward. */
 static void found_target(void *arg, int row, int edge, size_t offset) {
     hpc_exchange *ex = arg;
     const hpc_row *to = &ex->plan->rows[row];
@@ -309,7 +309,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
     return HPC_OK;
 }
 
-/* A put may go on for as long as its worker stands still, and the master with it where others are not made to wait:
+/* A put lasts as long as its worker stands still. Where the others do not wait for it the master changes meanwhile, so
  * each worker's puts read a copy of its own. */
 static int open_copies(hpc_exchange *ex, const char *op) {
     if (!ex->discipline->goes_on) return HPC_OK;

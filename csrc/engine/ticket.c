@@ -1,6 +1,6 @@
-/* What a push or a pull waits for, whom that is, and how long it usually takes.
+/* Waits of pushes and pulls: when they end, which ranks they wait for, and how long they usually take.
  *
- * A ticket is the number of a push of its key, or of a pull where those are asked for by themselves. It is done when
+ * A ticket is the number of a push of its key, or of a pull where pulls ask for parameters. It is done when
  * every share whose answer counts (hpc_pushed.awaited) has answered that number. Every look at a ticket works for this
  * rank's own rows too. */
 #include "engine/ticket.h"
@@ -50,11 +50,11 @@ typedef struct look {
     hpc_exchange *ex;
     int key;
     uint64_t ticket;
-    int closed; /* a rank that closed and will never push what is waited for, or freed and will never answer; -1 */
+    int closed; /* a rank that closed and will never make the push, or was freed and will never answer; -1: none */
     int freed;
-    int for_slot; /* for the slot of push number ticket / 2, not for what became of it */
+    int for_slot; /* waits for the slot of push number ticket / 2, not for its parameters */
     unsigned looks;
-    double measured; /* when the wait was last charged to whom it is for; 0: not yet */
+    double measured; /* when the wait was last charged to the ranks that it is for; 0: not yet */
 } look;
 
 static int signal_of(const hpc_exchange *ex, int share, uint64_t ticket) {
@@ -117,7 +117,7 @@ static int awaited(void *arg, int *ranks) {
     return l->ex->discipline->awaited(l->ex, l->key, l->ticket, l->for_slot, ranks);
 }
 
-/* The time since the last look goes to whom the wait was for then. */
+/* Charges the time since the last look to the ranks that the wait was for then. */
 static void charge(look *l, double now) {
     hpc_exchange *ex = l->ex;
     for (int i = 0; i < ex->peers.n_awaited && l->measured > 0; i++)
@@ -153,7 +153,7 @@ static int looks_done(void *arg) {
     if (l->for_slot) return 0;
     l->closed = hpc_ticket_freed(ex, l->key, l->ticket);
     if (l->closed < 0) return 0;
-    /* Its answers went before, by other lanes: they have come, but nobody may have taken them yet. */
+    /* Its answers were sent before, by other lanes: they have come, but may not have been taken yet. */
     if (hpc_group_progress(&ex->context->group) & HPC_LEFT) {
         l->closed = -1;
         return 0;

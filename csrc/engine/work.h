@@ -24,15 +24,15 @@ typedef struct hpc_discipline hpc_discipline;
 
 typedef struct hpc_share {
     int key, owner, core;
-    int at; /* among those of its owner */
+    int at; /* its number among the shares of its owner */
     int n_rows;
     int *rows;     /* of the plan */
     size_t nbytes; /* of an update of all of them, as it is sent */
-    size_t pushed; /* of it, what this rank pushes; rows that others forward to take none */
+    size_t pushed; /* the part of nbytes that this rank pushes; rows that others forward to take none */
     int n_parts;
     int *parts;       /* owner: the ranks at either end of its rows, itself last */
     uint64_t version; /* owner: how often all rows have been folded */
-    int left;         /* owner: rows of the next version that are not folded yet */
+    int left;         /* owner: rows that are not folded yet for the next version */
     void *own;        /* the discipline's */
 } hpc_share;
 
@@ -47,7 +47,7 @@ typedef struct hpc_output {
     int rank;
     float *params; /* mapped here, else NULL */
     size_t offset; /* in rank's part of the window */
-    float *copy;   /* what a put reads while the master goes on; NULL: the master itself */
+    float *copy;   /* the source of puts, while the master changes; NULL: the master itself */
 } hpc_output;
 
 /* A row that this rank owns. */
@@ -65,8 +65,8 @@ typedef struct hpc_work {
     _Atomic char *came; /* the same by slot and input; written by the core alone */
     const double *weights;
     hpc_input *inputs;
-    int passes;          /* inputs and outputs are such that ex->pass can do it */
-    hpc_output *outputs; /* all but the master's own place; the receive slots of a FORWARD */
+    int passes;          /* ex->pass can take its inputs and outputs */
+    hpc_output *outputs; /* all but the master itself; for a FORWARD receive slots */
     int n_outputs;
 } hpc_work;
 
@@ -79,7 +79,7 @@ typedef struct hpc_kept {
 
 typedef enum hpc_started { HPC_STARTED = 1, HPC_UNPINNED = 2 /* where it should have been pinned */ } hpc_started;
 
-/* What a core has done; written by it alone, read by hpc_exchange_get_stats meanwhile. */
+/* Counters of a core; the core alone writes them, and hpc_exchange_get_stats reads them meanwhile. */
 typedef struct hpc_tally {
     _Atomic uint64_t applied, bytes_folded, bytes_written;
     _Atomic uint64_t reduces, whole, torn, stale, missing;
@@ -97,17 +97,17 @@ typedef struct hpc_core {
     float **writing;                    /* the places where a pass writes */
     double (*args)[HPC_RULE_ARGS];      /* by rank */
     _Atomic uint64_t *args_set;         /* by rank: how often */
-    hpc_kept *kept, *free_kept;         /* as many as can be kept at once */
+    hpc_kept *kept, *free_kept;         /* room for all that can be kept at once */
     hpc_kept **kept_first, **kept_last; /* by rank: those to it, the oldest first */
     int n_kept, at_out;                 /* at_out: forwards are looked at before pushes */
-    hpc_event *held;                    /* by rank: an event that has to wait (see hpc_discipline.holds_up); */
-    char *holds;                        /* whether there is one. What the rank sends after it waits in the ring */
+    hpc_event *held;                    /* by rank: an event that has to wait (see hpc_discipline.holds_up) */
+    char *holds;                        /* by rank: whether held has one; later events of the rank wait in the ring */
     int n_held;
     void *own;  /* the discipline's */
-    double due; /* when work has to be looked at though no event comes; INFINITY: not */
+    double due; /* when the core has to work even if no event comes; INFINITY: never */
     pthread_t thread;
     int running;
-    _Atomic int working, paused; /* by its thread; by how many threads that look at its rows */
+    _Atomic int working, paused; /* whether its thread works; how many threads have paused it to look at its rows */
     _Atomic int started;         /* hpc_started */
     void *memory;                /* states and accumulators of its rows */
     size_t memory_bytes;
