@@ -1,12 +1,12 @@
 /* ASYNC on servers: each update is applied as it comes, by the arguments that its worker has set, and parameters go to
- * who asks for them. On a graph ASYNC is in unflushed.c. */
+ * the worker that asks for them. On a graph ASYNC is in unflushed.c. */
 #include <stdlib.h>
 
 #include "discipline/discipline.h"
 #include "engine/row.h"
 #include "engine/send.h"
 
-/* Of a share, by rank. */
+/* A share's own; arrays are by rank. */
 typedef struct counts {
     uint64_t *applied; /* pushes that all rows have applied */
     uint64_t *pulled;  /* pulls answered */
@@ -106,7 +106,8 @@ static int pull_came(hpc_core *core, hpc_share *share, int rank) {
     return 1;
 }
 
-/* A pull of a worker that may still be sent what it pulled before, from the copy that is written next. */
+/* Holds a pull up while the parameters of the worker's last pull may still be on their way: the next pull writes the
+ * copy that they are sent from. */
 static int holds_up(hpc_core *core, const hpc_event *event) {
     if (hpc_imm_operation(event->imm) != HPC_OP_PULL || hpc_imm_slot(event->imm) == HPC_ANSWERED) return 0;
     int status = hpc_lane_try_flush(core->out, event->peer);

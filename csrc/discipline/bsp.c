@@ -44,8 +44,8 @@ static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
     return n;
 }
 
-/* Those who have not pushed. Where that cannot be seen: whose inputs miss here, the other owners who have not answered,
- * and workers that left without a word. */
+/* The workers that have not pushed. Where that cannot be seen: workers whose inputs are missing here, other owners that
+ * have not answered, and workers that left without a word. */
 static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
     if (ex->graph != NULL)
         return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, hpc_graph_has_read, hpc_whole_missing_neighbours);

@@ -155,13 +155,14 @@ int hpc_graph_send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     return hpc_graph_goes_to(ex, &ex->layout.shares[s]) ? hpc_push_share(ex, s, slot, l) : HPC_OK;
 }
 
-/* Of one of the last depth pushes. Its phase is not what its number says where a checkpoint has been restored since. */
+/* Whether push n, one of the last depth ones, was sent to rank to. Its phase does not follow from its number if a
+ * checkpoint has been restored since. */
 static int was_sent(const hpc_exchange *ex, int key, uint64_t n, int to) {
     int phase = hpc_phases_of(ex)->keys[key].phases[(n - 1) % (uint64_t)ex->layout.depth];
     return hpc_phase_weight(ex, phase, to, ex->context->group.rank) != 0;
 }
 
-/* Whether the owner has closed, and what was on its way there has left this rank's memory. */
+/* Whether the owner has closed, and everything on its way there has left this rank's memory. */
 static int has_let_go(const hpc_exchange *ex, const hpc_share *share) {
     if (hpc_closed_signal(ex, share->owner) == 0) return 0;
     return hpc_is_mapped(ex, share->owner) ||
@@ -184,7 +185,7 @@ int hpc_graph_is_free(const hpc_exchange *ex, int key, uint64_t ticket) {
     return 1;
 }
 
-/* Each push by itself: on a graph that changes, who read the last one may not have been sent the one before. */
+/* Waits for each push by itself: on a graph that changes, the last push and the one before may have other readers. */
 int hpc_graph_finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     uint64_t pushes = ex->keys[key].pushes, depth = (uint64_t)ex->layout.depth;
     int status = HPC_OK;
@@ -193,7 +194,7 @@ int hpc_graph_finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* A graph that changes goes on where the checkpoint was made. */
+/* A graph that changes goes on with the phase at which the checkpoint was made. */
 void hpc_graph_restored(hpc_exchange *ex, const hpc_work *w, uint64_t step) {
     hpc_phases *g = ex->graph;
     g->keys[w->row->key].ahead = (int64_t)(step - w->share->version);

@@ -1,12 +1,12 @@
-/* What disciplines on a graph have in common (ASAP, sections 3 and 4): every rank owns what it folds of its own updates
- * and of its in-neighbours', and the graph of a step is the next of its phases. */
+/* What disciplines on a graph have in common (ASAP, sections 3 and 4): every rank owns its fold of its own updates and
+ * those of its in-neighbours, and the phases of the graph take turns, one a step. */
 #ifndef HPC_DISCIPLINE_GRAPH_H
 #define HPC_DISCIPLINE_GRAPH_H
 
 #include "engine/row.h"
 #include "engine/send.h"
 
-/* Of a key, the worker's. */
+/* A worker's view of a key on a graph. */
 typedef struct hpc_graph_key {
     int64_t ahead;              /* steps that a checkpoint was ahead of this exchange's pushes */
     int phases[HPC_PLAN_DEPTH]; /* of the pushes in the slots */
@@ -30,9 +30,10 @@ void hpc_graph_free(hpc_exchange *ex);
 const char *hpc_consistency_name(int consistency);
 /* HPC_ERR_INVALID where a graph is needed and there is none. */
 int hpc_graph_is_given(const hpc_exchange_config *config, const char *op);
-/* HPC_OK unless what some inputs may miss (by, in words) could not be folded: a fold of one's own, negative weights. */
+/* HPC_OK if folds may miss some inputs. Refuses a fold of one's own, and negative weights. by: the discipline, for the
+ * error. */
 int hpc_graph_check_partial(const hpc_exchange_config *config, const char *by, const char *op);
-/* HPC_ERR_UNSUPPORTED for several phases. */
+/* HPC_ERR_UNSUPPORTED if the graph has several phases. */
 int hpc_graph_check_constant(const hpc_exchange_config *config, const char *by, const char *op);
 
 /* ---- phases ---- */
@@ -60,10 +61,10 @@ static inline int hpc_sends(const hpc_exchange *ex, int key, uint64_t n, int to,
 
 /* ---- the owner ---- */
 
-/* Counts what came from the neighbours of the step that has just been folded. */
+/* Counts the inputs of the neighbours to the step that has just been folded. */
 void hpc_graph_count_neighbours(hpc_core *core, const hpc_share *share);
 
-/* What has come of a share whose folds take what is there; arrays are by rank. */
+/* The updates that have come for a share whose folds take the updates that are there; arrays are by rank. */
 typedef struct hpc_clocks {
     _Atomic uint64_t *clock; /* pushes that are there; written by the core alone */
     uint64_t *used;          /* the newest of them that was folded */
@@ -82,7 +83,7 @@ static inline uint64_t hpc_clock_of(const hpc_clocks *clocks, int rank) {
     return atomic_load_explicit(&clocks->clock[rank], memory_order_relaxed);
 }
 
-/* A core's shares: those that its discipline looks at beside events. */
+/* The shares of a core, at which its discipline looks beside events. */
 typedef struct hpc_own_shares {
     hpc_share **shares;
     int n;
@@ -96,7 +97,7 @@ hpc_share **hpc_own_shares_of(const hpc_exchange *ex, const hpc_core *core, int 
 /* A pull waits for this rank's own shares, which make its parameters. */
 int hpc_graph_makes_params(const hpc_exchange *ex, const hpc_share *share);
 void hpc_graph_begin_push(hpc_exchange *ex, int key);
-/* hpc_push_share to a neighbour that the step has, unless it has closed, after which it folds nothing. */
+/* hpc_push_share, if the graph of the step has the edge and the neighbour has not closed; then it folds nothing. */
 int hpc_graph_send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l);
 int hpc_graph_goes_to(const hpc_exchange *ex, const hpc_share *share);
 /* Whether the owners of a push's shares have read it, or closed, or were not sent it. */
@@ -106,8 +107,9 @@ int hpc_graph_has_read(const hpc_exchange *ex, int s, uint64_t ticket);
 int hpc_graph_finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
 void hpc_graph_restored(hpc_exchange *ex, const hpc_work *w, uint64_t step);
 
-/* Those who have not pushed as often as the discipline needs, or else the neighbours that a share waits for: owners who
- * have not answered, or have not read the slot, and of this rank's own shares whom missing says. */
+/* hpc_discipline.awaited on a graph: the ranks that have not pushed as often as the discipline needs. If there are
+ * none, the owners that have not answered, or have not read the slot; for shares of this rank's own the ranks that
+ * missing adds. */
 typedef int hpc_missing(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found);
 typedef int hpc_has_read(const hpc_exchange *ex, int s, uint64_t ticket);
 int hpc_graph_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks,

@@ -5,7 +5,7 @@
 #include "discipline/graph_quorum.h"
 
 static const double LEAST = 0.01; /* seconds of grace, when it is learned: a scheduler's slice */
-enum { NEAR = 2 };                /* versions behind: who comes back finds an old update in his slot */
+enum { NEAR = 2 };                /* versions behind: a rank that comes back finds an old update in its slot */
 
 /* ---- the owner: answers ---- */
 
@@ -13,7 +13,7 @@ static uint64_t taken_of(const hpc_intake *in, int rank) {
     return atomic_load_explicit(&in->taken[rank], memory_order_relaxed);
 }
 
-/* To rank, of its update that is in the slot: after this it may write the next one. */
+/* Answers rank's update in the slot: after this rank may write the next one. */
 static void answer(hpc_core *core, const hpc_share *share, int rank, uint64_t folded) {
     hpc_exchange *ex = core->exchange;
     hpc_intake *in = share->own;
@@ -35,7 +35,7 @@ static int is_pushed(const hpc_share *share) {
     return hpc_clock_of(&in->clocks, share->owner) > share->version;
 }
 
-/* Of the next fold, when its push is there: the worker wrote it before the event. */
+/* The version of the next fold, once its push is there: the worker wrote it before the event. */
 static uint64_t next_version(const hpc_exchange *ex, const hpc_share *share) {
     return hpc_versions_of(ex, share->key)->numbers[share->version % (uint64_t)ex->layout.depth];
 }
@@ -45,7 +45,7 @@ static uint64_t newest_of(const hpc_share *share, int rank) {
     return hpc_clock_of(&in->clocks, rank);
 }
 
-/* How far a quorum of the in-neighbours is, for the worker's choice of its next version. */
+/* Stores how far a quorum of the in-neighbours is, for the worker's choice of its next version. */
 static void publish_progress(const hpc_exchange *ex, const hpc_share *share) {
     const hpc_work *w = hpc_first_work(ex, share);
     hpc_intake *in = share->own;
@@ -62,12 +62,12 @@ static void publish_progress(const hpc_exchange *ex, const hpc_share *share) {
     atomic_store_explicit(&in->reached, reached, memory_order_relaxed);
 }
 
-/* In-neighbours: who has brought the version or a newer one; who may still bring it, and who is expected to soon. */
+/* How many in-neighbours have brought a version or a newer one, may still bring it, are expected to bring it soon. */
 typedef struct survey {
     int brought, open, expected;
 } survey;
 
-/* Of those who have not closed. */
+/* The quorum; or as many updates as can come at all, if fewer. */
 static int needed_of(const hpc_exchange *ex, const survey *found) {
     int most = found->brought + found->open;
     return ex->asked.quorum < most ? ex->asked.quorum : most;
@@ -84,7 +84,7 @@ static int is_present(hpc_exchange *ex, const hpc_share *share, int rank) {
     return 0;
 }
 
-/* Looks at every in-neighbour's slot, and answers what is too late for a fold of version least. */
+/* Looks at every in-neighbour's slot, and answers updates that are late for a fold of version least. */
 static survey look(hpc_core *core, hpc_share *share, uint64_t least) {
     hpc_exchange *ex = core->exchange;
     hpc_intake *in = share->own;
@@ -95,7 +95,7 @@ static survey look(hpc_core *core, hpc_share *share, uint64_t least) {
     for (int e = 0; e < w->row->n_in; e++) {
         int r = w->inputs[e].rank;
         if (r == share->owner) continue;
-        int closed = hpc_closed_signal(ex, r) != 0; /* first: what it sent before has come */
+        int closed = hpc_closed_signal(ex, r) != 0; /* first: then everything that it sent before has come */
         in->present[r] = (char)is_present(ex, share, r);
         if (in->present[r]) {
             const hpc_slot_head *its = (const void *)w->inputs[e].slots;
@@ -121,7 +121,7 @@ static survey look(hpc_core *core, hpc_share *share, uint64_t least) {
 
 /* ---- the owner: when ---- */
 
-/* How long the rest took, or was given, after the quorum. */
+/* Learns how long after the quorum the others came, or were given. */
 static void learn(hpc_intake *in, double took) {
     hpc_usual_learn(&in->lag, took);
     double usual = hpc_usual_limit(&in->lag);
@@ -140,7 +140,7 @@ static int is_time(hpc_core *core, hpc_share *share) {
     survey found = look(core, share, version);
     if (found.brought < needed_of(ex, &found)) return 0;
     int complete = found.open == 0;
-    if (!complete && found.expected == 0) return 1; /* which says nothing of how long it takes */
+    if (!complete && found.expected == 0) return 1; /* which does not tell how long it takes */
     if (complete && in->since == 0) {
         if (ex->asked.grace < 0) learn(in, 0);
         return 1;
@@ -148,7 +148,7 @@ static int is_time(hpc_core *core, hpc_share *share) {
     double now = hpc_now();
     if (in->since == 0) {
         in->since = now;
-        hpc_bell_ring(ex->context->group.bell); /* whoever is about to sleep must not sleep for longer */
+        hpc_bell_ring(ex->context->group.bell); /* a thread that is about to sleep must not sleep for longer */
     }
     double took = now - in->since, due = in->since + atomic_load_explicit(&in->grace, memory_order_relaxed);
     if (!complete && now < due) {
@@ -189,8 +189,8 @@ static hpc_inputs inputs_of(hpc_core *core, const hpc_share *share, const hpc_wo
                         .slot = share->version};
 }
 
-/* Oneself last: who has its own answer may close and leave, and then answers nobody any more. What was taken is counted
- * after that: whoever sees neither the answer nor an input knows that none comes. */
+/* Answer this rank last: once answered it may close, and then it sends nothing more. Count the taken updates after
+ * that: a thread that sees neither the answer nor an input then knows that none comes. */
 static void end_fold(hpc_core *core, hpc_share *share) {
     hpc_exchange *ex = core->exchange;
     hpc_intake *in = share->own;
@@ -234,7 +234,7 @@ static int work_for(hpc_core *core, hpc_share *share) {
     const hpc_intake *in = share->own;
     int n = 0, waited = in->since > 0;
     while (is_time(core, share) && fold(core, share) == 0) n++;
-    return n + (!waited && in->since > 0); /* a wait for nothing but events has ended */
+    return n + (!waited && in->since > 0); /* a grace has begun: the thread must not sleep past it */
 }
 
 int hpc_intake_work(hpc_core *core) {

@@ -8,14 +8,14 @@
 
 /* ---- the worker: what became of pushes ---- */
 
-/* What the owner of a share has told so far, if it is news. */
+/* The last answer of the owner of a share; NULL if it is not new. */
 static const hpc_told *news_of(const hpc_exchange *ex, int s, uint64_t *answered) {
     *answered = atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)), memory_order_acquire);
     if (*answered == hpc_outlet_of(ex, &ex->layout.shares[s])->answered) return NULL;
     return (const void *)(hpc_own_part(ex) + hpc_told_at(ex, hpc_me(ex), s));
 }
 
-/* The newest push to a share that was left out, when its owner has told that the one on its way is. */
+/* The newest push to a share that was left out, given that its owner left out the one on its way. */
 static uint64_t lost_with(const hpc_outlet *out) {
     return out->under_way > out->lost ? out->under_way : out->lost; /* later ones may have been given up before */
 }
@@ -68,15 +68,15 @@ uint64_t hpc_outlet_dropped(const hpc_exchange *ex, int rank, uint64_t *at) {
 
 /* ---- the worker: sends ---- */
 
-/* HPC_ERR_PEER is told by every wait, or the neighbour has left, and folds nothing any more. */
+/* Ignore HPC_ERR_PEER: every wait reports a dead neighbour, and one that has left folds nothing more. */
 static int unless_gone(hpc_group *group, int status) {
     if (status != HPC_ERR_PEER) return status;
     hpc_blame_settle(&group->blame, NULL, 0);
     return HPC_OK;
 }
 
-/* Push number n into the slot at the share's owner. What travels is copied: its memory is free at once, however slowly
- * the neighbour takes it. */
+/* Sends push number n into the slot at the share's owner. An update that travels is copied first, so the push's memory
+ * is free at once, however slowly the neighbour takes the update. */
 static int send_update(hpc_exchange *ex, hpc_share *share, uint64_t n) {
     hpc_outlet *out = hpc_outlet_of(ex, share);
     hpc_lane *lane = ex->in_lanes[share->core];
@@ -186,7 +186,7 @@ static void level(hpc_exchange *ex, uint64_t newest) {
         }
     }
     hpc_quorum_of(ex)->number = newest;
-    hpc_bell_ring(ex->context->group.bell); /* its cores answer what is too late now */
+    hpc_bell_ring(ex->context->group.bell); /* its cores answer the updates that are late now */
 }
 
 static int is_unanswered(const hpc_exchange *ex, int s) {
@@ -233,7 +233,7 @@ int hpc_outlet_level(hpc_exchange *ex, const char *op, double deadline) {
 
 /* ---- the worker: when ---- */
 
-/* Of a key's out-neighbours: the newest version that any of them has folded. */
+/* The newest version of a key that any out-neighbour has folded. */
 static uint64_t newest_told(const hpc_exchange *ex, const hpc_pushed *k) {
     uint64_t most = 0, answered;
     for (int i = 0; i < k->n_shares; i++) {
@@ -276,7 +276,7 @@ int hpc_outlet_late(const hpc_exchange *ex, int key) {
     return n;
 }
 
-/* Of this rank's own shares of a key: the newest version that is folded, and the longest grace. */
+/* The newest version that this rank's own shares of a key have folded, and their longest grace. */
 typedef struct extremes {
     uint64_t folded;
     double grace;

@@ -1,44 +1,46 @@
 /* NOTIFY-ACK that goes on without stragglers: a fold on a graph is made when a quorum of the in-neighbours' updates is
- * there and the others have had their time.
+ * there and the grace for the others is over.
  *
- * Under NOTIFY-ACK neighbours read an update where its rank has it, so one who never reads stops all. Here each
- * in-neighbour has one slot at the owner: a version, then the update. It is written by the sender alone, between an
- * answer and the next signal that something is in it, and read by the owner's core alone, between that signal and its
- * answer. So nothing is overwritten while it is read, nothing is torn, and who stands still keeps one slot of his own
- * memory to himself and nothing else.
+ * Under NOTIFY-ACK neighbours read an update in its rank's memory, so one rank that never reads stops all. Here each
+ * in-neighbour has one slot at the owner: a version, then the update. The sender alone writes the slot, between an
+ * answer and the next signal that the slot is full. The owner's core alone reads it, between that signal and its
+ * answer. So nothing is overwritten while it is read and nothing is torn. A rank that stands still keeps one slot of
+ * its own memory busy and nothing else.
  *
- * Pushes have *versions*, which grow by one as long as nobody is late: the fold of a rank's push of version n takes of
- * each in-neighbour an update of version n or newer. An older one comes too late: it is answered at once, left out, and
- * counted at both ends. The answer says how many updates of this sender were used, and which version was folded last.
- * So the sender knows what became of each of its pushes:
- *   sent       when its slot there was free: used, or too late
- *   not sent   the slot was not free until the push's own memory was needed for the next one, or the answer has said
- *              that its version has been folded: dropped, and nothing travels for it
+ * Pushes have *versions*, which grow by one as long as no update is late. The fold of a rank's push of version n takes
+ * from each in-neighbour an update of version n or newer. An older update is late: it is answered at once, left out,
+ * and counted at both ends. The answer says how many updates of this sender were used, and which version was folded
+ * last. So the sender knows the end of each of its pushes:
+ *   sent       the slot there was free; the update was used, or late
+ *   not sent   the push was dropped and nothing travels for it: the slot was not free until the next push needed the
+ *              push's own memory, or the answer said that its version has been folded
  *
- * Who is late. When a fold has its quorum it waits for those of the rest who are expected: they are a version or two
- * behind, so that they may bring this one soon, and have not let a fold wait in vain since they last brought anything.
- * It waits for as long as they usually take (RFC 6298: the mean and four mean deviations), or as the user says. A fold
- * that goes on without one counts as if it had come just then: from time to time that costs nothing, but if more than a
- * third of all folds are cut short the time grows until fewer are. In the same way a push that needs the memory of an
- * earlier one waits for neighbours who have not taken that, twice as long, as they may be waiting for others
- * themselves, and not for one who let a push wait in vain and has answered none since.
+ * The grace. A fold that has its quorum waits for those of the other in-neighbours that it expects. It expects one that
+ * is at most two versions behind, so that it may bring this version soon, and that has not let a fold wait in vain
+ * since its last update. The fold waits for as long as they usually take (RFC 6298: the mean plus four mean
+ * deviations), or as the user says. When a fold goes on without one, that counts as if the update had come just then.
+ * From time to time this costs nothing, but if more than a third of all folds are cut short the time grows until fewer
+ * are. In the same way a push that needs the memory of an earlier one waits for neighbours that have not taken that
+ * one. It waits twice as long, as they may be waiting for others themselves, but not for a neighbour that let a push
+ * wait in vain and has answered none since.
  *
  * A straggler catches up: its next version is the newest that a quorum of its in-neighbours has pushed, in any key.
- * They may have folded that already, and then it is late once more; but it never waits for what they may not push. Who
- * has no in-neighbours goes one past what its out-neighbours have folded. A version is of all keys and cores, and
- * chosen when a key is pushed again.
+ * They may have folded that version already, and then its update is late once more; but it never waits for an update
+ * that they may not push. A rank without in-neighbours goes one past the newest version that its out-neighbours have
+ * folded. A version belongs to all keys and cores, and is chosen when a key is pushed again.
  *
- * When a state is loaded all go on from the version of the furthest, beyond which nobody has pushed. So all that was
- * sent before comes too late, be it in a slot or on its way. Its senders wait for the answer: else their next push
- * would have to wait for their next call.
+ * When a state is loaded all ranks go on from the largest version of any rank, beyond which nobody has pushed. So every
+ * update that was sent before is late, be it in a slot or on its way. Its sender waits for the answer: else its next
+ * push would have to wait for its next call.
  *
  * A fold of version n may be made when a quorum of the in-neighbours has brought n or newer, be it to an earlier fold.
- * Who has closed is left out, and the quorum is one of the rest: a straggler may end its steps alone, after all others.
+ * A rank that has closed is left out, and the quorum is one of the rest: a straggler may end its steps alone, after all
+ * others.
  *
  * Nobody waits in a circle, if all ranks push all keys in the same order, or before they wait. Of all ranks that wait
  * look at one that is the least far: in version n, and there in the first key. A quorum of its in-neighbours has pushed
- * the key before, or one from which it has chosen n, for n or newer. They push all keys of a version before they go to
- * another, so they push this one too; they are not less far, so they have. */
+ * the key before, or a key from which it has chosen n, for n or newer. They push all keys of a version before they go
+ * to another, so they push this key too; they are not less far, so they have pushed it. */
 #include <stdlib.h>
 
 #include "discipline/discipline.h"
@@ -70,7 +72,7 @@ static int own_sibling(const hpc_exchange *ex, const hpc_share *share) {
     return -1;
 }
 
-/* What travels is copied first: as much of this rank's part as all rows of the share take. */
+/* Takes room in this rank's part for the copy of an update that travels: that of all rows of the share. */
 static void open_outlet(hpc_exchange *ex, const hpc_share *share, hpc_outlet *out) {
     size_t nbytes = 0;
     *out = (hpc_outlet){.mine = own_sibling(ex, share), .staged = HPC_NOWHERE};
@@ -160,7 +162,7 @@ static size_t part(const hpc_exchange *ex, int rank) {
 
 /* ---- what is asked for ---- */
 
-/* A quorum of all in-neighbours is none. */
+/* A quorum of all in-neighbours is the same as no quorum. */
 static int suits(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && f->quorum > 0 && f->graph != NULL; i++)
         if (f->quorum < f->plan->rows[i].n_in - 1) return 1;
@@ -179,8 +181,8 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- the worker's waits ---- */
 
-/* Until a push has been folded here, and for neighbours who have not taken it as long as they are given, which may be
- * longer than this call has. */
+/* Waits until a push has been folded here, and then for neighbours that have not taken it, as long as they are given.
+ * That may be longer than this call has. */
 static int wait_taken(hpc_exchange *ex, int key, uint64_t ticket, hpc_limit *l, const char *op) {
     hpc_key_versions *of = hpc_versions_of(ex, key);
     int status = hpc_outlet_send_all(ex);
@@ -207,7 +209,7 @@ static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     return wait_taken(ex, key, hpc_slot_ticket(ex, key), l, op);
 }
 
-/* The neighbours have taken the last push, and it has arrived; or they were given the time. */
+/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. */
 static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     const hpc_pushed *k = &ex->keys[key];
     int status = wait_taken(ex, key, 2 * k->pushes, l, op);
@@ -224,7 +226,7 @@ static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* A key that is pushed again begins a step, after a look at what has come meanwhile. */
+/* A key that is pushed again begins a step. Looks first for updates that have come meanwhile. */
 static void begin_push(hpc_exchange *ex, int key) {
     hpc_graph_quorum *q = hpc_quorum_of(ex);
     hpc_key_versions *of = hpc_versions_of(ex, key);
@@ -235,7 +237,7 @@ static void begin_push(hpc_exchange *ex, int key) {
     of->numbers[ex->keys[key].pushes % (uint64_t)ex->layout.depth] = of->number;
 }
 
-/* This rank's own; a neighbour's is sent when its slot is free. */
+/* Sends this rank's own share; a neighbour's share is sent when its slot is free. */
 static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     return hpc_outlet_of(ex, share) != NULL ? HPC_OK : hpc_graph_send_share(ex, s, slot, l);

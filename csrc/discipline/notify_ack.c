@@ -1,5 +1,5 @@
 /* NOTIFY-ACK (ASAP, section 4): a fold waits for the updates of the in-neighbours alone, and a push for the
- * out-neighbours' answers that they have folded what used its slot before. */
+ * out-neighbours' answers that they have folded the update that used its slot before. */
 #include "discipline/discipline.h"
 #include "discipline/whole.h"
 
@@ -12,7 +12,7 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
     return hpc_graph_is_given(f, "exchange");
 }
 
-/* The last of rank's pushes, up to the n-th, that this rank is sent. */
+/* The last of rank's pushes, up to push n, that is sent to this rank. */
 static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
     const hpc_pushed *k = &ex->keys[key];
     int me = ex->context->group.rank;

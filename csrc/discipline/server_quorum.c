@@ -1,25 +1,26 @@
-/* Folds of a quorum, on servers: BSP that waits for the quick.
+/* BSP on servers that goes on without stragglers: a fold needs only a quorum of the workers' updates.
  *
- * A worker says of each update for which version of the parameters it is: for the one after the newest that any owner
- * has answered it. A share folds the updates for its next version when all are there that can come, or when a quorum is
- * and the others have had their time. Then
- *   who is in the fold       gets the parameters and an answer, as under BSP
- *   who is not there yet     gets nothing: it computes, and its parameters are its own until it pushes
- *   who comes after it       is left out: it gets the newest parameters, and an answer that says so
- * So every push of a share has one answer, and a worker that has them all goes on from the newest version that it has
- * heard of. Shares may be some versions apart: what is for a later version of one waits there.
+ * A worker says of each update for which version of the parameters it is: the version after the newest that any owner
+ * has answered this worker. A share folds the updates for its next version when all are there that can come, or when a
+ * quorum is there and the grace for the others is over. A worker whose update
+ *   is in the fold       gets the parameters and an answer, as under BSP
+ *   is not there yet     gets nothing: it computes, and its parameters are its own until it pushes
+ *   comes after it       is late: the update is left out; the worker gets the newest parameters and an answer that says
+ *                        so
+ * So every push of a share has one answer, and a worker that has all of them goes on from the newest version that it
+ * knows. Shares may be some versions apart: an update for a later version of a share waits there.
  *
- * A version is of all keys: a worker pushes each of them once for it, and has all answers before it pushes the next. So
- * where one share has found its quorum, all others will, for the same ranks have pushed that version there. Were keys
- * counted by themselves, two workers could wait for each other, each for a key in which it is ahead.
+ * A version belongs to all keys: a worker pushes each of them once for it, and has all answers before it pushes the
+ * next. So where one share has found its quorum all others will, for the same ranks have pushed that version there.
+ * Were keys counted by themselves, two workers could wait for each other, each for a key in which it is ahead.
  *
- * Who has had no answer of the last fold is behind, and is not waited for: what it pushes next was computed before. A
- * rank that stands still costs the others their grace once. How long that is can be learned from the folds that had
+ * A worker that has had no answer of the last fold is behind, and no fold waits for it: its next push was computed
+ * before. A rank that stands still costs the others their grace once. The grace can be learned from the folds that had
  * all updates; the others do not tell how long the missing ones would have taken (Karn's rule, RFC 6298, section 3).
  *
- * Order: a worker puts the number of its version before its event, and reads what lies behind an answer when the share
- * has answered: each is written again only after the other one has been taken. What waits for whom is the core's own.
- */
+ * Order: a worker puts the number of its version before its event, and reads the verdict behind an answer after the
+ * share has answered. Each is written again only after the other side has taken it. The lists of waiting updates belong
+ * to the core alone. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -27,27 +28,28 @@
 #include "engine/core.h"
 #include "engine/send.h"
 
-/* Behind an answer: the version of the parameters that the worker has got, how many of its pushes of the share were
- * left out, and at which version the last of them. */
+/* Lies behind an answer: the version of the parameters that the worker has got, how many of its pushes of the share
+ * were left out, and the version at which the last of them was. */
 typedef struct verdict {
     uint64_t version, dropped, dropped_at;
 } verdict;
 
-/* What has come of a share that this rank owns; arrays are by rank. */
+/* The updates that have come for a share that this rank owns; arrays are by rank. */
 typedef struct arrivals {
-    _Atomic uint64_t *number; /* the version for which its update waits here, 0: none does; written by the core alone */
-    int *slots;               /* where that update is */
+    _Atomic uint64_t *number; /* the version of its update that waits here, 0: none; the core alone writes it */
+    int *slots;               /* the slot of that update */
     verdict *verdicts;        /* the last ones, which puts may still read */
     uint64_t *answered;       /* pushes that were folded, or left out */
-    char *takes;              /* whether it is in the fold that is being made, whose parameters go there */
-    int held, here;           /* updates that wait, and those of them that are for the next version */
+    char *takes;              /* whether it is in the present fold, and gets its parameters */
+    int held, here;           /* updates that wait; how many of these are for the next version */
     int place;                /* among the core's waiting shares */
     double since;             /* when the quorum was there; 0: it is not */
-    hpc_usual lag;            /* from then until the last update is there */
+    hpc_usual lag;            /* from the quorum until the last update is there */
 } arrivals;
 
-/* A worker's view of a key: the version that its last push is for, the newest one answered, shares of the last push
- * that came too late, of all pushes, and at which version the last. */
+/* A worker's view of a key. number: the version that its last push is for. version: the newest one answered. late:
+ * shares of the last push that were left out. dropped: the same of all pushes, dropped_at: at which version the last.
+ */
 typedef struct version_of_key {
     uint64_t number, version, late, dropped, dropped_at;
 } version_of_key;
@@ -66,7 +68,8 @@ static arrivals *arrivals_of(const hpc_share *share) {
     return share->own;
 }
 
-/* The versions that updates are for, of a share by rank; and the verdicts, by share: in rank's part of the window. */
+/* Offsets in a rank's part of the window: of the versions that updates are for (by share and rank), of the verdicts (by
+ * share). */
 static size_t number_at(const hpc_exchange *ex, const hpc_share *share, int from) {
     size_t at = (size_t)share->at * (size_t)ex->context->group.size + (size_t)from;
     return ex->layout.places[share->owner].own + at * sizeof(uint64_t);
@@ -97,7 +100,7 @@ static int has_workers_of(const hpc_row *row, const hpc_row *other) {
     return same;
 }
 
-/* A quorum of all is none. */
+/* A quorum of all workers is the same as no quorum. */
 static int suits(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && f->quorum > 0 && f->graph == NULL; i++)
         if (f->quorum < f->plan->rows[i].n_in) return 1;
@@ -206,7 +209,7 @@ static int more_may_come(const hpc_exchange *ex, const hpc_share *share) {
     return 0;
 }
 
-/* Whether too many have closed, or wait for a later one, for the next version to find its quorum. */
+/* Whether the next version cannot find its quorum: too many workers have closed, or wait for a later version. */
 static int is_lost(const hpc_exchange *ex, const hpc_share *share) {
     const hpc_work *w = hpc_first_work(ex, share);
     int n = 0;
@@ -223,8 +226,8 @@ static double grace_of(const hpc_exchange *ex, const arrivals *a) {
     return usual == 0 ? FIRST_GRACE : usual < LEAST_GRACE ? LEAST_GRACE : usual;
 }
 
-/* The updates of a row that are for the next version. Weights that add up to 1, a mean, do so again; others, a sum,
- * stay as they are. */
+/* The updates of a row that are for the next version. Weights that add up to 1 (a mean) are scaled to do so again;
+ * others (a sum) stay as they are. */
 static hpc_inputs inputs_here(hpc_core *core, const hpc_share *share, const hpc_work *w) {
     double all = 0, present = 0;
     int n = 0;
@@ -280,7 +283,7 @@ static int fold(hpc_core *core, hpc_share *share) {
         else
             a->here += number_of(share, rank) == number + 1;
     }
-    for (int i = 0; i < share->n_parts; i++) /* all is put down before a worker may go on */
+    for (int i = 0; i < share->n_parts; i++) /* all is noted before a worker may go on */
         if (a->takes[share->parts[i]]) answer(core, share, share->parts[i]);
     return 0;
 }
@@ -306,7 +309,7 @@ static void consider(hpc_core *core, hpc_share *share, int closed) {
         if (now < due && more_may_come(ex, share)) {
             if (due < core->due) core->due = due;
             if (begins)
-                hpc_bell_ring(ex->context->group.bell); /* whoever is about to sleep must not sleep for longer */
+                hpc_bell_ring(ex->context->group.bell); /* a thread that is about to sleep must not sleep for longer */
             return;
         }
         if (fold(core, share) != 0) return;
@@ -429,7 +432,7 @@ static void free_all(hpc_exchange *ex) {
 
 /* ---- worker ---- */
 
-/* Takes what owners have said of the last push of key, if they all have. */
+/* Takes the owners' verdicts on the last push of key, if all of them have answered. */
 static void look(const hpc_exchange *ex, int key) {
     const hpc_pushed *k = &ex->keys[key];
     version_of_key *of = &quorum_of(ex)->keys[key];
@@ -462,7 +465,8 @@ static int ended(hpc_exchange *ex, int key, const char *op) {
     return status;
 }
 
-/* Notes how many last pushes have found no quorum, of those that nobody has waited for: a pull has told of its own. */
+/* Makes a note of how many last pushes have found no quorum. Pushes that a pull has waited for do not count: the pull
+ * has reported them. */
 static void closing(hpc_exchange *ex) {
     const server_quorum *q = quorum_of(ex);
     int n = 0, first = -1;
@@ -490,7 +494,7 @@ static int unfinished(const hpc_exchange *ex) {
     return -1;
 }
 
-/* Not again before all keys have been pushed, and are answered. */
+/* Refuses a second push of a key before all keys have been pushed and answered. */
 static int may_push(hpc_exchange *ex, int key, const char *op) {
     const server_quorum *q = quorum_of(ex);
     int status = hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
@@ -519,7 +523,7 @@ static void begin_push(hpc_exchange *ex, int key) {
     q->keys[key].number = q->number;
 }
 
-/* A share goes as a whole, and says for which version it is. Its data comes before its event. */
+/* Sends a share as a whole, with the version that it is for. Its data comes before its event. */
 static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     const uint64_t *number = &quorum_of(ex)->keys[share->key].number;
@@ -539,7 +543,7 @@ static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     return status;
 }
 
-/* Of this rank's own shares those of whom nothing waits there, of others their owners. */
+/* For this rank's own shares: the workers that have no update waiting there. For other shares: their owners. */
 static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
     const hpc_pushed *k = &ex->keys[key];
     int n = 0, me = ex->context->group.rank;

@@ -1,6 +1,6 @@
 /* SSP (ASAP, section 6.2): a share is folded as a whole when this rank has pushed it and every in-neighbour is at most
- * staleness steps behind. Its newest update counts, or under another rule than average every update that has not
- * counted yet. An update is answered once it is not needed any more, so no slot that may be read is written. */
+ * staleness steps behind. An in-neighbour's newest update counts; under another rule than average, all its updates that
+ * have not counted yet. An update is answered once it is no longer needed, so no slot that may be read is written. */
 #include <stdlib.h>
 
 #include "discipline/discipline.h"
@@ -113,7 +113,7 @@ static hpc_inputs inputs_of(hpc_core *core, const hpc_share *share, const hpc_wo
                         .slot = share->version};
 }
 
-/* Counts what became of each neighbour's input, and answers what is not needed any more. */
+/* Counts each neighbour's input, and answers updates that are no longer needed. */
 static void end_fold(hpc_core *core, hpc_share *share) {
     hpc_exchange *ex = core->exchange;
     hpc_clocks *c = share->own;
@@ -173,7 +173,7 @@ static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
     return 0;
 }
 
-/* Those who are too far behind. */
+/* The in-neighbours that are too far behind. */
 static int missing(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found) {
     const hpc_share *share = &ex->layout.shares[s];
     for (int r = 0; r < ex->context->group.size; r++)
@@ -186,7 +186,7 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
     return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, hpc_graph_has_read, missing);
 }
 
-/* Neighbours may read the last update until they close themselves: it has at least left. */
+/* Neighbours may read the last update until they close themselves; here it is enough that it has left. */
 static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     (void)op;
     return hpc_flush_key(ex, key, l);

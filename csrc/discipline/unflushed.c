@@ -3,9 +3,9 @@
  *
  * Nothing keeps a neighbour from writing its next update over the last one, while it is read or before it was. An
  * update lies between two marks of its version: the sender writes the first, the data, the last; the reader reads the
- * last, copies the data, reads the first. Both equal: when the copy began everything of that version was there, and
- * when it had ended nothing of the next. What is not whole, or has been folded before, is left out, and the weights of
- * the rest are scaled up in its place. So puts must keep their order (hpc_transport.keeps_order). */
+ * last, copies the data, reads the first. Equal marks say that all of that version was there when the copy began, and
+ * nothing of the next when it had ended. An update that is not whole, or has been folded before, is left out, and the
+ * weights of the rest are scaled up in its place. So puts must keep their order (hpc_transport.keeps_order). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ typedef struct stamp {
 /* The exchange's own. */
 typedef struct unflushed {
     int barrier;
-    stamp *marks; /* of what is being sent, by key */
+    stamp *marks; /* by key: the mark of the update that is being sent */
 } unflushed;
 
 /* A core's own. */
@@ -162,7 +162,7 @@ static int is_time(const hpc_exchange *ex, const hpc_share *share) {
 
 typedef enum found { WHOLE, TORN, STALE, MISSING } found;
 
-/* Its source is written meanwhile by another rank, which is what the marks are for. nbytes is a multiple of 64. */
+/* Another rank may write the source meanwhile; the marks tell whether it did. nbytes is a multiple of 64. */
 __attribute__((no_sanitize("thread"))) static void copy_racy(char *to, const char *from, size_t nbytes) {
     for (size_t at = 0; at < nbytes; at += sizeof(uint64_t)) {
         uint64_t word = __atomic_load_n((const uint64_t *)(const void *)(from + at), __ATOMIC_RELAXED);
@@ -174,7 +174,7 @@ __attribute__((no_sanitize("thread"))) static uint64_t version_at(const char *ma
     return __atomic_load_n((const uint64_t *)(const void *)mark, __ATOMIC_ACQUIRE);
 }
 
-/* One neighbour's input to all rows of a share, into the core's scratch: all of one version, or not whole. */
+/* Copies one neighbour's input to all rows of a share into the core's scratch: all of one version, or not whole. */
 static found read_input(hpc_core *core, hpc_share *share, int input) {
     const hpc_exchange *ex = core->exchange;
     hpc_clocks *c = share->own;
@@ -200,7 +200,7 @@ static found read_input(hpc_core *core, hpc_share *share, int input) {
     return WHOLE;
 }
 
-/* Adds weight times the update at rows_from, which lies row by row, to the sum; or begins it. */
+/* Adds weight times the update at rows_from, which lies row by row, to the sum; or begins the sum with it. */
 static void add_update(hpc_core *core, const hpc_share *share, double weight, int begins) {
     static const double ones[2] = {1, 1};
     const hpc_exchange *ex = core->exchange;
@@ -219,7 +219,7 @@ static void add_update(hpc_core *core, const hpc_share *share, double weight, in
     }
 }
 
-/* The inputs of an edge to all rows: this rank's own where they are, or what read_input has copied. */
+/* The inputs of an edge to all rows: this rank's own in place, others in the copy of read_input. */
 static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_own, uint64_t n) {
     const hpc_exchange *ex = core->exchange;
     const scratch *its = core->own;
@@ -232,7 +232,7 @@ static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_
     }
 }
 
-/* What all weights of step n are to those that are in the sum. */
+/* Adds the whole inputs of step n to the sum. Returns the weights of all inputs divided by those of the added ones. */
 static double add_all(hpc_core *core, hpc_share *share, uint64_t n) {
     hpc_exchange *ex = core->exchange;
     const hpc_work *first = hpc_first_work(ex, share);
@@ -296,7 +296,7 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-/* What a neighbour may overwrite unread has no ACK: the last update has left when the transport says so. */
+/* An update that may be overwritten unread has no ACK: the last one has left when the transport says so. */
 static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     int status = hpc_push_wait_slot(ex, key, l, op);
     return status == HPC_OK ? hpc_flush_key(ex, key, l) : status;
@@ -307,7 +307,7 @@ static void begin_push(hpc_exchange *ex, int key) {
     atomic_store_explicit(&state_of(ex)->marks[key].version, ex->keys[key].pushes + 1, memory_order_relaxed);
 }
 
-/* Into the neighbour's slots, read or not: mark, data, mark, which no transport puts in another order. */
+/* Puts mark, data, mark into the neighbour's slots, read or not; the transport keeps this order. */
 static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
     int me = ex->context->group.rank, status = HPC_OK, owner = share->owner;
     hpc_lane *lane = ex->in_lanes[share->core];

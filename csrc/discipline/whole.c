@@ -1,6 +1,6 @@
 #include "discipline/whole.h"
 
-/* On a graph whose phases take turns. */
+/* Whether the exchange is on a graph whose phases take turns. */
 static int takes_turns(const hpc_exchange *ex) {
     return ex->graph != NULL && hpc_phases_of(ex)->n > 1;
 }
@@ -12,8 +12,8 @@ int hpc_whole_open(hpc_exchange *ex, const char *op) {
 
 /* ---- answers ---- */
 
-/* All rows of the share are folded: its inputs have been read, its outputs are written. On a graph of several phases
- * who has sent nothing this time is not answered, unless all ranks take part in all. */
+/* All rows of the share are folded: its inputs have been read, its outputs are written. On a graph of several phases a
+ * rank that has sent nothing this time is not answered, unless all ranks take part in all shares. */
 static void answer_all(hpc_core *core, hpc_share *share) {
     hpc_exchange *ex = core->exchange;
     int signal = hpc_signal_applied(ex, (int)(share - ex->layout.shares));
@@ -37,9 +37,9 @@ static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
 
 /* ---- turns ---- */
 
-/* On a graph that changes, inputs of each rank are counted apart: one of a later step may come before those of this
- * one, of ranks that send nothing in between. Those of one rank come in turn, so each is of the next step that has it.
- */
+/* On a graph that changes, the inputs of each rank are counted apart: a rank that sends nothing in this step may
+ * already have sent its input of a later one. Inputs of one rank come in order, so each belongs to the next step in
+ * which the rank sends. */
 static int has_inputs(const hpc_exchange *ex, const hpc_work *w, uint64_t n) {
     for (int e = 0; e < w->row->n_in; e++)
         if (hpc_sends(ex, w->row->key, n, w->row->owner, w->inputs[e].rank) &&
@@ -48,7 +48,7 @@ static int has_inputs(const hpc_exchange *ex, const hpc_work *w, uint64_t n) {
     return 1;
 }
 
-/* The inputs that the graph of step n has. */
+/* Takes the inputs that the graph of step n has. */
 static hpc_inputs take_inputs(hpc_core *core, const hpc_work *w, uint64_t n) {
     const hpc_exchange *ex = core->exchange;
     int slot = (int)((n - 1) % (uint64_t)ex->layout.depth), found = 0;
@@ -64,7 +64,7 @@ static hpc_inputs take_inputs(hpc_core *core, const hpc_work *w, uint64_t n) {
     return inputs;
 }
 
-/* The rows of a share whose inputs are there, of one step after the other. */
+/* Works off the rows of a share whose inputs are there, one step after the other. */
 static void work_in_turn(hpc_core *core, hpc_share *share) {
     hpc_exchange *ex = core->exchange;
     for (int i = 0; i < share->n_rows; i++) {
@@ -114,7 +114,7 @@ int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     return 1;
 }
 
-/* ---- whom a wait is for ---- */
+/* ---- the ranks that a wait waits for ---- */
 
 int hpc_whole_missing(const hpc_exchange *ex, const hpc_share *share, int slot, int *ranks, int n) {
     for (int i = 0; i < share->n_rows && n < ex->context->group.size; i++) {

@@ -9,7 +9,7 @@ int hpc_whole_open(hpc_exchange *ex, const char *op);
 int hpc_whole_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 
-/* ranks with those whose inputs to a slot of a share of this rank's own are missing. */
+/* Adds the ranks whose inputs to a slot of a share of this rank's own are missing; returns the number of ranks. */
 int hpc_whole_missing(const hpc_exchange *ex, const hpc_share *share, int slot, int *ranks, int n);
 /* The same of the share's next fold on a graph (hpc_missing). */
 int hpc_whole_missing_neighbours(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found);

@@ -15,8 +15,7 @@ typedef struct hpc_inputs {
     int silent;        /* the parameters are sent to no rank */
     int summed;        /* the inputs were added to the accumulator as they came */
     const char *takes; /* by rank: whether it is sent the parameters; NULL: all are */
-    uint64_t
-        slot; /* of the inputs; a forward goes into the same one; where models rotate the fold goes into the next */
+    uint64_t slot;     /* of the inputs, and of their forward; where models rotate the fold goes into the next slot */
 } hpc_inputs;
 
 /* All inputs of a row in a slot, or one of them (only; -1: all), with the plan's weights. */
