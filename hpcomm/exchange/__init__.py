@@ -1,7 +1,7 @@
 """The exchange of updates: arguments in, push and pull on the way, the rows of its owners as plain arrays.
 
-exchange: its methods. calls: how they call C. options, arguments: what is given, and how it is checked. keys: gradients
-and parameters by name. snapshot, pieces: what owners keep.
+exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. keys:
+gradients and parameters by name. snapshot, pieces: the rows of its owners as checkpoints.
 """
 
 from .calls import Handle

@@ -1,4 +1,4 @@
-"""What an exchange is given: checked, and brought into the form that C takes."""
+"""The arguments of an exchange: checked, and brought into the form that C takes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,14 @@ _CHUNK = 32768  # bytes, of a server's
 
 @dataclass(frozen=True)
 class Checked:
-    """What an exchange is given, in the form that C takes.
+    """The arguments of an exchange, in the form that C takes.
 
     Attributes:
-        values: the keys, and what they start from.
+        values: the keys with their initial values.
         mode: the engine's name of the consistency.
-        phases: the graphs that the steps take in turn; () where there are servers.
-        graph: they and how they are cut, in C; None where there are servers.
-        rule: in C.
+        phases: the graphs that the steps take in turn; () with servers.
+        graph: C's struct of these graphs and of how keys are cut; None with servers.
+        rule: C's struct of the rule.
     """
 
     values: dict[str, NDArray[np.float32]]
@@ -77,7 +77,7 @@ def check_engine(engine: EngineOptions, on_graph: bool, rule: AnyRule) -> None:
 def _graph_plan(
     ctx: Context, values: dict[str, NDArray[np.float32]], phases: tuple[Graph, ...], made: Made
 ) -> tuple[Plan, Any]:
-    """The plan of the graphs, and they themselves in C."""
+    """The plan of the graphs, and the graphs in C."""
     options = made.plan
     if options.reduce != "mean":
         raise InvalidArgument(f"reduce is {options.reduce!r}: on a graph the weights say how updates are folded")
@@ -99,7 +99,7 @@ def _hub_plan(
     options, servers = made.plan, topology.roles(ctx.size)[1]
     interfaces = _core.interfaces(ctx._handle, servers) if topology.interfaces is None else topology.interfaces
     cores = options.cores
-    if cores is None:  # as many for each interface: a NIC needs one, and two that differ would give theirs unequal work
+    if cores is None:  # the same number for each interface: a NIC needs one, and else their work would differ
         cores = max(1, _spare_cores(ctx, made.engine, servers) // interfaces) * interfaces
     return topology.compile(
         values,
@@ -119,13 +119,13 @@ def _spare_cores(ctx: Context, engine: EngineOptions, servers: tuple[int, ...]) 
 
 
 def refuse(ctx: Context, wrong: Exception) -> None:
-    """Takes part in the creation of an exchange only to tell every rank why this one cannot."""
-    with suppress(HpcommError):  # every rank gets one; here it is wrong itself that is raised
+    """Takes part in the creation of an exchange only to tell every rank why this rank refuses it."""
+    with suppress(HpcommError):  # every other rank raises it; this rank raises wrong itself
         _core.exchange_refuse(ctx._handle, f"rank {ctx.rank}: {wrong}", ctx.config.timeout)
 
 
 def checked_params(params: Any) -> dict[str, NDArray[np.float32]]:
-    """The keys and what they start from."""
+    """The keys with their initial values."""
     if not isinstance(params, Mapping) or not params:
         what = "empty" if isinstance(params, Mapping) else f"a {type(params).__name__}"
         raise InvalidArgument(f"params is {what}: must map names to float32 arrays, one or more")
@@ -174,7 +174,7 @@ def check_plan(plan: Any, values: Mapping[str, NDArray[np.float32]], size: int) 
 
 
 def engine_mode(consistency: Any, on_graph: bool) -> str:
-    """The engine's name of a consistency."""
+    """The name of a consistency in _core.CONSISTENCIES."""
     check_choice("consistency", consistency, Consistency)
     plain = consistency
     if consistency != ASYNC:  # others may have a quorum besides
@@ -221,8 +221,8 @@ def graph_weights(phases: tuple[Graph, ...], size: int) -> NDArray[np.float64]:
 
 
 def graph_chunk(values: Mapping[str, NDArray[np.float32]], cores: Any) -> int:
-    """Bytes of a chunk on a graph: what a row costs counts for little from 256 KiB on. Several cores get about four
-    each, lest one has more to do."""
+    """Bytes of a chunk on a graph: from 256 KiB on the cost of a row hardly counts. With several cores each gets about
+    four chunks, so that none has more to do."""
     n, chunk, all_bytes = whole("cores", cores, 1), 256 << 10, sum(value.nbytes for value in values.values())
     while n > 1 and chunk > 32 << 10 and 4 * n * chunk > all_bytes:
         chunk //= 2
@@ -230,8 +230,8 @@ def graph_chunk(values: Mapping[str, NDArray[np.float32]], cores: Any) -> int:
 
 
 def graph_depth(depth: Any, staleness: int, *, rotates: bool) -> int:
-    """Slots of a key on a graph: beside staleness one is for the update that is folded and one for the next that comes,
-    and where models rotate one is the model."""
+    """Slots of a key on a graph: as many as staleness, one for the update that is folded, one for the next update, and
+    where models rotate one for the model."""
     most = _MOST_DEPTH - rotates
     if staleness > most - 2:
         raise InvalidArgument(f"staleness is {staleness}: 0 to {most - 2} are possible on a graph")
@@ -241,14 +241,14 @@ def graph_depth(depth: Any, staleness: int, *, rotates: bool) -> int:
 
 
 def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:
-    """The rows by which a rank owns parameters: their numbers, and where they lie."""
+    """The rows whose parameters a rank owns: their numbers and their spans."""
     key, offset, count = (plan.rows.column(name).tolist() for name in ("key", "offset", "count"))
     own = (plan.rows.column("owner") == rank) & (plan.rows.column("action") == _core.ACTIONS["apply"])
     return [(i, Span(plan.keys[key[i]].name, offset[i], count[i])) for i in np.flatnonzero(own).tolist()]
 
 
 def check_owners(plan: Plan, op: str) -> None:
-    """Refuses a plan by which an element has no owner, or several."""
+    """Refuses a plan in which an element has no owner, or several."""
     key, applied = plan.rows.column("key"), plan.rows.column("action") == _core.ACTIONS["apply"]
     elements = np.bincount(key[applied], plan.rows.column("count")[applied], len(plan.keys))
     for own, n in zip(plan.keys, elements.tolist(), strict=True):

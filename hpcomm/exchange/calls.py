@@ -1,6 +1,6 @@
-"""How an exchange calls C: for a slice first, after which Python looks for signals (Ctrl-C), then until the deadline.
+"""How an exchange calls C: in slices, so that Python can look for signals (Ctrl-C) between them, until the deadline.
 
-A call that its timeout or Ctrl-C has cut short goes on later: nothing of a push is lost, and nothing is sent twice.
+A call that its timeout or Ctrl-C has cut short goes on later: no part of a push is lost or sent twice.
 """
 
 from array import array
@@ -65,7 +65,7 @@ class Calls:
     _patience: float | None
 
     def _begin(self, keys: dict[str, KeyState], *, rotates: bool, finite: bool, patience: float | None) -> None:
-        """_handle, _rank and _default, the timeout of a call that gives none, are there before."""
+        """Needs _handle, _rank and _default (the timeout of calls without one) to be set."""
         self._address = address_of(self._handle)
         self._keys = self._every = keys  # _keys is empty while a step is left half done
         self._rotates, self._finite, self._patience, self._closed = rotates, finite, patience, False
@@ -87,7 +87,7 @@ class Calls:
     # ---- a key ----
 
     def _sent(self, call: Any, name: str, flags: int, grad: Any, timeout: float | None) -> tuple[KeyState, int]:
-        """The key, and what call gave: a ticket of _start, 0 of _call."""
+        """The key, and the result of call: a ticket from _start, 0 from _call."""
         try:
             key = self._keys[name]
         except (KeyError, TypeError):
@@ -142,8 +142,8 @@ class Calls:
         return slot
 
     def _came(self, key: KeyState) -> None:
-        """The last push of a key is folded: the model that is trained next lies where C says. Neighbours may still read
-        the one of before, which is not to be written any more."""
+        """The last push of a key is folded: takes the array of the next model from C. The model before becomes
+        read-only, as neighbours may still read it."""
         if self._models is None:
             return
         model = self._slot(key, _core.exchange_params_address(self._handle, key.index))
@@ -156,7 +156,7 @@ class Calls:
     def _started(
         self, key: KeyState, flags: int, source: Any, status: int, late: tuple[float, float], before: tuple[int, Any]
     ) -> int:
-        """The ticket, after a first slice of a start that gave a status. before: the key's flags and gradient."""
+        """The ticket of a start whose first slice returned status. before: the key's flags and gradient."""
         try:
             if status == _INVALID and flags == PULL and before[0] & PUSH:
                 key.flags = before[0]
@@ -180,7 +180,7 @@ class Calls:
             raise
 
     def _resume(self, key: KeyState, late: tuple[float, float]) -> None:
-        """Sends the rest of a start that was cut short; refused like any other call when none was."""
+        """Sends the rest of a start that was cut short; if none was, this is refused like any other call."""
         self._until(lambda left: _start(self._address, key.index, key.flags, None, key.nbytes, self._keep, left), *late)
 
     def _wait(self, key: KeyState, ticket: int, timeout: float | None) -> None:
@@ -200,14 +200,14 @@ class Calls:
         return limit, monotonic() + limit - min(limit, SLICE)
 
     def _usual(self) -> float:
-        """The limit of a call that gives none: the context's, or what patience makes of how long pushes have taken."""
+        """The limit of a call without a timeout: the context's default, or patience times the usual push latency."""
         if self._patience is None:
             return self._default
         usual = _core.exchange_stats(self._handle)["usual"]
         return min(self._default, max(_LEAST, self._patience * usual)) if usual > 0 else self._default
 
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
-        """Calls call(seconds), once at least if no status is known, until it gives 0 or more, which is returned."""
+        """Repeats call(seconds) until it returns 0 or more, and returns that; at least once if status is None."""
         while status is None or status == _TIMED_OUT:
             left = deadline - monotonic()
             if left <= 0 and status is not None:
@@ -284,7 +284,7 @@ class Calls:
         return unknown(name, self._every, self._rank)
 
     def _new_step(self, grads: Any, deadline: float) -> Step:
-        """A step that may start: nothing that it needs is refused or under way."""
+        """A step that may start: none of its keys is refused or under way."""
         step = self._in_place if grads is None and not self._finite else self._checked_step(grads, deadline)
         place = _ready(self._address, step.order)
         if place < 0:
@@ -345,10 +345,10 @@ class Handle:
         self.done = False
 
     def test(self) -> bool:
-        """Whether it has ended. It never waits for others; where progress is inline, it works for what has come.
+        """Whether it has ended. It never waits for others; with inline progress it works on updates that have come.
 
         Raises:
-            PeerFailed: it cannot end any more.
+            PeerFailed: it can never end.
         """
         if not self.done:
             status = _test(self._exchange._address, self._key.index, self._ticket, self._exchange._keep)

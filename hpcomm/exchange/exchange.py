@@ -50,14 +50,14 @@ _DEFAULT_ENGINE = EngineOptions()
 
 @dataclass(frozen=True)
 class PeerStats:
-    """What an exchange had to do with one other rank.
+    """What an exchange sent to one other rank, got from it, and waited for it.
 
     Attributes:
         bytes_sent: of updates, pushed or forwarded to it, whether it reads them in place or not.
         bytes_received: of updates, from it, that were folded here.
         wait: seconds in which it was among those that this rank waited for.
-        late: with a quorum: shares of its updates that came too late here and were left out.
-        dropped: with a quorum on a graph: shares of this rank's updates that it left out, or was not sent any more.
+        late: with a quorum: shares of its updates that were late here and left out.
+        dropped: with a quorum on a graph: shares of this rank's updates that it left out, or never got.
     """
 
     bytes_sent: int
@@ -77,18 +77,18 @@ class ExchangeStats:
         bytes_folded, bytes_written: read from updates, and written to workers, by this rank's cores.
         wait: seconds that this rank waited for pulls, free gradients and full rings.
         busy: seconds that this rank's cores folded, applied and wrote.
-        threads: of its engine; 0 means that the callers' own waits do its work.
-        usual: seconds that hardly any push here takes until it is done: the mean and four mean deviations of the last
-            ones, as RFC 6298 has it; 0 before there were eight.
+        threads: of its engine; 0 means that the callers' waits do its work.
+        usual: a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0 before eight
+            pushes.
         bytes_sent: of updates, pushed or forwarded to other ranks.
         reduces: on a graph or with a quorum: folds made here, of each key (and core) by itself.
         whole, torn, stale, missing: on a graph: neighbours' inputs to them that were whole and new; overwritten while
             they were read; folded before; not there yet (ASAP, section 6.2). All but the whole ones were left out;
             under SSP a stale one was folded again where models are averaged. With a quorum: workers' updates that were
             in the folds made here, and that were missing from them.
-        dropped: with a quorum: shares (what one core owns of a key) of this rank's updates that came too late and were
+        dropped: with a quorum: shares (the part of a key that one core owns) of this rank's updates that were late and
             left out.
-        dropped_at: the version that the parameters had when the last of them came.
+        dropped_at: the version of the parameters when the last of them came.
         by_inputs: on a graph or with a quorum: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
         peers: by rank.
     """
@@ -119,8 +119,8 @@ class Exchange(Calls):
 
     As in PHub (sections 3.1 to 3.2.4): keys are cut into chunks, each chunk is owned for life by one core of one
     server, and that core folds, applies and sends back the chunks of a key as soon as their updates are there, while
-    other keys are still on their way. What a worker reads and writes lies in the exchange's memory, which owners on the
-    same host read and write in place.
+    other keys are still on their way. A worker's gradients and parameters lie in the exchange's memory, which owners on
+    the same host read and write in place.
 
     Collective: every rank makes it, with the same keys in the same order and the same settings (progress may differ).
     If a rank's arguments are refused, it raises on every rank.
@@ -131,34 +131,34 @@ class Exchange(Calls):
             0's values are what every rank starts from. A rank that only serves gives the same. They are copied.
         topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces).
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
-            its in-neighbours, by the graph's weights (ASAP, sections 3 and 4); or several, which the steps take in
-            turn; or a function that gives them for a number of ranks, e.g. hpcomm.topology.root_expander.
+            its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
+            in turn; or a function that returns them for a number of ranks, e.g. hpcomm.topology.root_expander.
         consistency: BSP (a chunk is applied when every worker has pushed it) or ASYNC (each update as it comes). On a
             graph also NOTIFY_ACK, SSP(s) and BARRIER. Consistency(quorum=q, late="drop") is BSP that goes on without
-            stragglers: q workers' updates are enough, see late. On a graph it waits_for="neighbours", and is NOTIFY_ACK
-            that does so: a fold needs the updates of q in-neighbours.
+            stragglers: q workers' updates are enough, see late. On a graph give waits_for="neighbours" as well: this is
+            NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours.
         rule: SGD, Momentum, Nesterov, Adam, Average, or a Rule of one's own.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology and the
-            fields of PlanOptions then say nothing.
+            fields of PlanOptions are then ignored.
         engine: EngineOptions: how the exchange works.
         options: the fields of PlanOptions and EngineOptions, which may be given one by one: codec="float16" is
-            plan=PlanOptions(codec="float16"), and progress="inline" is engine=EngineOptions(progress="inline"). Beside
-            plan or engine they change what those say.
+            plan=PlanOptions(codec="float16"), and progress="inline" is engine=EngineOptions(progress="inline"). Given
+            beside plan or engine they win.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
     Attributes:
         params: the parameters by name, float32 arrays of the keys' shapes in the exchange's memory, read-only with
             shared_params; empty on a rank that only serves. They outlive the exchange. Their values change between a
-            push and the end of the pull that follows: look at them after that. With in_place they are the trainer's to
-            write, and after each push other arrays: take what pull or push_pull returns, or look them up again. Else do
-            not write them: what this rank owns would change for all, and the next pull would undo the rest.
-            load_state_dict and the rule Average change parameters.
+            push and the end of the pull that follows: read them after that. With in_place the trainer writes them, and
+            after each push they are other arrays: take the array that pull or push_pull returns, or look it up again.
+            Without in_place do not write them: the part that this rank owns would change for all ranks, and the next
+            pull would undo the rest. To change parameters use load_state_dict or the rule Average.
         plan: who owns which chunk.
-        graph: the graphs that the steps take in turn; () where there are servers.
+        graph: the graphs that the steps take in turn; () with servers.
         rule: the rule with its present hyper-parameters.
 
-    With a quorum a worker pushes every key once a step, and has pulled all before the next. A straggler finds its
-    parameters as it left them until it pushes; that push ends at once, with the newest parameters, and `late` says so.
+    With a quorum a worker pushes every key once a step, and pulls all keys before the next step. The parameters of a
+    straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
 
     From a push until the pull that follows has returned, the key's gradient and parameters belong to the exchange.
     The nonblocking forms end in _nb and return a Handle. An exchange belongs to one thread of a rank at a time; the GIL
@@ -166,9 +166,9 @@ class Exchange(Calls):
     close, and Timeout or PeerFailed with the ranks still waited for.
 
     Raises:
-        InvalidArgument: an argument that cannot be, here or on another rank.
+        InvalidArgument: an argument is wrong, here or on another rank.
         ConfigError: ranks disagree; every rank is told.
-        NotSupported: shared_params or progress that this host cannot give.
+        NotSupported: this host cannot do shared_params or progress as given.
         OutOfMemory: a host has too little memory.
     """
 
@@ -282,7 +282,7 @@ class Exchange(Calls):
         ml_dtypes.bfloat16 where that package is installed, else the bits as uint16).
 
         It waits until the slot is free again, and is valid until the push: with depth > 1 the next one is another.
-        What it holds at first is not defined. With in_place it is params[name], when the last push is folded.
+        Its first content is not defined. With in_place it is params[name], when the last push is folded.
         """
         return self._gradient(self._key(name), timeout)  # type: ignore[no-any-return]
 
@@ -293,7 +293,7 @@ class Exchange(Calls):
 
         Args:
             name: of the key.
-            grad: None or the array that gradient(name) gave: it is in place, and nothing is copied. Any other float32
+            grad: None or the array of gradient(name): the gradient is in place, and nothing is copied. Another float32
                 array of the key's shape (C-contiguous; NumPy, the buffer protocol or DLPack) is copied once, and
                 encoded if the wire is 16 bits wide; it is free to reuse on return.
             timeout: seconds to wait while the owner has no room for one more event.
@@ -306,8 +306,8 @@ class Exchange(Calls):
         self._sent(_start, name, PUSH, grad, timeout)
 
     def pull(self, name: str, timeout: float | None = None) -> NDArray[np.float32]:
-        """The parameters of a key, which is params[name]: under BSP when the last push is applied, under ASYNC as they
-        are now at their owners. It also ends what a push or a push_pull has left after a Timeout or Ctrl-C."""
+        """The parameters of a key, params[name]: under BSP once the last push is applied, under ASYNC as their owners
+        have them now. It also ends a push or a push_pull that a Timeout or Ctrl-C has cut short."""
         return self._sent(_call, name, PULL, None, timeout)[0].params  # type: ignore[no-any-return]
 
     def push_pull(self, name: str, grad: object = None, timeout: float | None = None) -> NDArray[np.float32]:
@@ -354,15 +354,15 @@ class Exchange(Calls):
 
     @property
     def version(self) -> int:
-        """How many folds the newest parameters have had that this rank has heard of, since the exchange was made: with
-        a quorum a worker that was late is further than its own pushes are. Without a quorum: the pushes of a key."""
+        """How many folds the newest parameters that this rank knows of have had since the exchange was made: with a
+        quorum this may be more than the pushes of this rank. Without a quorum it is the pushes of a key."""
         self._check_open("version")
         return _core.exchange_version(self._handle)
 
     @property
     def late(self) -> tuple[str, ...]:
-        """With a quorum: the keys of which this rank's last push, when it has ended, came too late and was left out, as
-        a whole or in shares (what one core owns of a key). It costs microseconds, and may be asked after every step."""
+        """With a quorum: the keys whose last push by this rank, once it has ended, was late and left out, as a whole or
+        in shares (the part of a key that one core owns). It costs microseconds, so ask it after every step."""
         self._check_open("late")
         if not _core.exchange_late(self._handle, -1):
             return ()
@@ -385,7 +385,7 @@ class Exchange(Calls):
         owners have them.
 
         Raises:
-            InvalidArgument: the rule has none of that name, or the value is out of its range.
+            InvalidArgument: the rule has no hyper-parameter of that name, or the value is out of its range.
         """
         self._check_idle("set")
         rule = optim.changed(self._rule, changes)
@@ -395,19 +395,19 @@ class Exchange(Calls):
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What this rank's owners keep, as a dict of arrays, ints and texts that numpy.savez takes: the rule, its
-        arguments, the keys, and of each row that this rank owns its place, step, parameters and state; under ASYNC with
-        servers the clock, too.
+        """This rank's part of a checkpoint, a dict of arrays, ints and texts that numpy.savez takes: the rule, its
+        arguments, the keys, and for each row that this rank owns its place, step, parameters and state; under ASYNC
+        with servers also the clock.
 
         Args:
-            out: what an earlier call gave: its arrays are written again, and it is returned.
+            out: the dict of an earlier call: its arrays are written again, and it is returned.
 
-        Called by a worker after a step, by a rank that only serves while no worker pushes, e.g. after serve. The shards
-        of all ranks are the whole checkpoint. Under ASYNC others may push meanwhile: each row is copied between two
+        A worker calls it after a step; a rank that only serves while no worker pushes, e.g. after serve. The shards of
+        all ranks are the whole checkpoint. Under ASYNC others may push meanwhile: each row is copied between two
         updates. Checkpointer does all this every so many steps.
 
         Raises:
-            NotSupported: a plan of one's own by which an element has no owner or several.
+            NotSupported: a plan of one's own in which an element has no owner or several.
             InvalidArgument: a push or a pull of this rank is under way.
         """
         self._check_rows("state_dict")
@@ -415,10 +415,10 @@ class Exchange(Calls):
 
     def load_state_dict(self, shards: Shard | Iterable[Shard], timeout: float | None = None) -> None:
         """Restores a checkpoint bit for bit: parameters, state, steps and the rule's hyper-parameters. Collective.
-        Under ASYNC with servers clock is then that of the furthest worker, on all.
+        Under ASYNC with servers clock is then that of the furthest worker, on all ranks.
 
         Args:
-            shards: what state_dict gave, or several of them, in any order and of any plan for the same keys: together
+            shards: a dict of state_dict, or several of them, in any order and of any plan for the same keys: together
                 they must hold every element that this rank owns.
             timeout: seconds to wait for the other ranks.
 
@@ -452,7 +452,7 @@ class Exchange(Calls):
             check_owners(self.plan, op)
 
     def _saved(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The rows of this rank as they are; also when a rank has died, for an exchange of those that are left."""
+        """The rows of this rank as they are; also after a rank has died, for an exchange of the remaining ranks."""
         shard = snapshot.saved(self._handle, self._rows, self._kind, self.rule, out)
         if self._counts_updates:
             shard["clock"] = self.clock
@@ -460,15 +460,15 @@ class Exchange(Calls):
 
     @property
     def _counts_updates(self) -> bool:
-        """Whether the steps of rows are those of no worker: ASYNC with servers."""
+        """Whether rows count updates and not the steps of a worker: ASYNC with servers."""
         return self._made.consistency == ASYNC and not self.graph
 
     @property
     def clock(self) -> int:
-        """Steps that the rows of this rank have had, since the start of the training: on a graph the trainer's own.
-        With a quorum that of a straggler jumps when it catches up. Under ASYNC with servers, whose rows count updates:
-        the pushes of a key that this worker has begun since then. Read while nothing is under way here, or after a rank
-        has died. 0 on a rank that owns none, or under ASYNC only serves."""
+        """How many steps the rows of this rank have had since the start of the training; on a graph these are the
+        trainer's own. With a quorum the clock of a straggler jumps when it catches up. Under ASYNC with servers, where
+        rows count updates: the pushes of a key that this worker has begun since then. Read it while nothing is under
+        way here, or after a rank has died. 0 on a rank that owns no rows, or that only serves under ASYNC."""
         if self._counts_updates:
             return self._begun() if self.params else 0
         return max((_core.exchange_row_step(self._handle, row) for row, _ in self._rows), default=0)
@@ -478,7 +478,7 @@ class Exchange(Calls):
         return self._ahead[self._rank] + _core.exchange_version(self._handle)
 
     def _folded(self) -> list[int]:
-        """By rank, of how many of its steps the rows here have anything, after a rank has died."""
+        """By rank: how many of its steps the rows here have folded, in full or in part, after a rank has died."""
         if not self._counts_updates:
             return [self.clock] * self.context.size
         return [ahead + _core.exchange_folded(self._handle, rank) for rank, ahead in enumerate(self._ahead)]
@@ -486,13 +486,13 @@ class Exchange(Calls):
     # ---- serving, and the end --------------------------------------------------------------------------------------
 
     def progress(self) -> None:
-        """Works for the rows that this rank owns, without waiting: for a trainer that computes long between two steps,
-        where progress is inline."""
+        """Works for the rows that this rank owns, without waiting: for a trainer with inline progress that computes for
+        long between two steps."""
         self._check_open("progress")
         _core.exchange_progress(self._handle)
 
     def serve(self, timeout: float | None = None) -> None:
-        """Serves until every worker has closed its exchange: what a rank does that is no worker. timeout: seconds; None
+        """Serves until every worker has closed its exchange. For ranks that are no workers. timeout: seconds; None
         means no deadline.
 
         Raises:
@@ -503,7 +503,7 @@ class Exchange(Calls):
         _core.exchange_serve(self._handle, seconds(timeout, math.inf))
 
     def stats(self) -> ExchangeStats:
-        """What it has done so far on this rank."""
+        """Counts of what this exchange has done so far on this rank."""
         self._check_open("stats")
         stats = _core.exchange_stats(self._handle)
         return ExchangeStats(
@@ -513,16 +513,17 @@ class Exchange(Calls):
         )
 
     def close(self, timeout: float | None = None) -> None:
-        """Tells every rank that no push comes from here any more; again is no error.
+        """Tells every rank that no push comes from here any more; a second call is no error.
 
-        What is under way is waited for. A rank that owns rows serves the others until they have closed too, where their
-        pushes do not wait for its own: under ASYNC, with a quorum, or when it only serves. params stays valid. Keys
-        that a step cut short has not pushed stay unpushed. With a quorum a last push that nobody has waited for may
-        find none, as too many others have closed: context.notes and stderr tell of it.
+        It first waits for pushes and pulls that are under way. Where the others' pushes do not wait for this rank's own
+        (under ASYNC, with a quorum, or if it only serves), a rank that owns rows serves the others until they have
+        closed too. params stays valid. Keys that a step cut short has not pushed stay unpushed. With a quorum a last
+        push that nobody has waited for may find no quorum, as too many others have closed: context.notes and stderr
+        tell of it.
 
         Raises:
-            Timeout: not all of that in timeout seconds; close may be called again.
-            PeerFailed: what is under way cannot end any more. The exchange is closed then.
+            Timeout: not all of this was done in timeout seconds; close may be called again.
+            PeerFailed: a push or pull that is under way can never end. The exchange is closed then.
         """
         if self._closed:
             return
@@ -546,5 +547,5 @@ class Exchange(Calls):
         if raised is None:
             self.close()
             return
-        with suppress(HpcommError):  # what was raised first is told
+        with suppress(HpcommError):  # the first exception is the one to report
             self.close(0)

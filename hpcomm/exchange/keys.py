@@ -1,4 +1,4 @@
-"""Keys of an exchange: what a step knows of each, their parameters by name, and the gradients that they take."""
+"""Keys of an exchange: the state of each, their parameters by name, and the gradients that they take."""
 
 import difflib
 import math
@@ -18,7 +18,7 @@ _TOO_LARGE["uint16"] = _TOO_LARGE["bfloat16"]
 
 
 class KeyState:
-    """What the steps of a trainer keep of a key (hpcomm.plan.Key): its arrays, its slots and its last push."""
+    """The state of a key (hpcomm.plan.Key) between a trainer's steps: its arrays, its slots and its last push."""
 
     __slots__ = (
         "checked",
@@ -67,7 +67,7 @@ class KeyState:
         return source
 
     def check_finite(self, gradient: NDArray[Any], rank: int) -> None:
-        """Refuses NaN, Inf, and what would be Inf on the wire. C looks at each push again."""
+        """Refuses NaN, Inf, and values that would be Inf on the wire. C checks each push again."""
         if gradient.dtype == np.uint16:  # bfloat16 without its dtype
             gradient = (gradient.astype(np.uint32) << 16).view(np.float32)
         if gradient.dtype == np.float32 and self.dtype != np.float32:
@@ -118,7 +118,7 @@ class Params(Mapping[str, NDArray[np.float32]]):
 
 
 def unknown(name: object, keys: Collection[str], rank: int) -> InvalidArgument:
-    """A name that is none of the keys, with those that are near."""
+    """The error for a name that is no key; it lists keys with similar names."""
     close = difflib.get_close_matches(name, keys, 3, 0.5) if isinstance(name, str) else []
     known = ", ".join(map(repr, list(keys)[:8]))
     more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""

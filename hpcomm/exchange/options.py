@@ -1,4 +1,4 @@
-"""What an exchange is made of, as values: how its plan is made, how it works, and all of it for another one."""
+"""The options of an exchange as values: how its plan is made, how it works, and all of them for making it again."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +24,14 @@ class PlanOptions:
         chunk_bytes: bytes of float32 a chunk, a multiple of 64 (PHub, section 3.2.3). None: 32 KiB with servers; on a
             graph 256 KiB, or where several cores would get fewer than four of all keys half of it, and so on down to
             32 KiB.
-        depth: gradients of a key, 1 to 16. Under ASYNC so many pushes of it may be under way; under BSP one, while the
-            next gradient is written. On a graph: updates that may be on their way to a neighbour that has not folded
-            them; staleness + 2 at least, and with in_place 15 at most.
+        depth: slots for gradients of a key, 1 to 16. Under ASYNC this many pushes of it may be under way; under BSP
+            one, while the next gradient is written. On a graph: updates that may be on their way to a neighbour that
+            has not folded them; at least staleness + 2, and with in_place at most 15.
         codec: what gradients are on the wire: "float32", "float16", "bfloat16", or a value of hpcomm.codec. Sums are
             float32. wire is its older name; both at once are refused.
         reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full.
-        cores: of each server. None means as many as its host can spare for threads, 1 for each of its interfaces at
-            least, and that with progress="inline"; ranks whose progress differs must give a number.
+        cores: of each server. None means as many as its host can spare for threads, and at least 1 for each of its
+            interfaces; with progress="inline" just that. Ranks whose progress differs must give a number.
     """
 
     chunk_bytes: int | None = None
@@ -47,8 +47,8 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How an exchange works. All ranks give the same, but for progress and patience, which may differ; Exchange checks
-    it, and tells all ranks.
+    """How an exchange works. All ranks give the same values; only progress and patience may differ. Exchange checks
+    this, and tells all ranks.
 
     Attributes:
         in_place: on a graph whose rule is Average: the trainer trains params[name] where it lies, and a push without an
@@ -56,16 +56,16 @@ class EngineOptions:
             Nothing is copied: the average is folded into another array while neighbours still read the model that was
             sent, and that one is read-only from then on. gradient(name) gives params[name]. A 16-bit wire encodes the
             push, and params stay where they are. A key has one push under way.
-        shared_params: the workers of a host read one copy of the parameters, which none may write. BSP, and transports
-            that map the peers' memory only.
+        shared_params: the workers of a host read one copy of the parameters, and none may write it. Only with BSP and
+            transports that map the peers' memory.
         deterministic: updates are folded in the order of the ranks when all are there, so that a run repeats bit for
-            bit; False folds each as it comes (tall aggregation as in PHub, section 3.2.2), in whatever order.
+            bit; False adds each as it comes (tall aggregation as in PHub, section 3.2.2), in any order.
         check_finite: a push of NaN or Inf, or of a value too large for the wire, is refused, with key and rank.
         progress: who works for the chunks that this rank owns: "thread" (a pinned thread for each core), "inline"
             (every wait of this rank's), or "auto" (threads where the host has cores to spare).
-        patience: pushes, pulls and steps that give no timeout wait so many times as long as they hardly ever take,
-            which is learned while they run (stats().usual; ASAP, section 5: a dynamic timeout by the time taken for
-            the reduce), 1 s at least and the context's default at most. None: that default.
+        patience: the timeout of pushes, pulls and steps without a timeout of their own is patience times stats().usual,
+            the learned high estimate of push latency (ASAP, section 5: a dynamic timeout by the time taken for the
+            reduce); at least 1 s, and at most the context's default. None: the context's default.
     """
 
     in_place: bool = False
@@ -99,12 +99,12 @@ _ENGINE = frozenset(field.name for field in fields(EngineOptions))
 
 @dataclass(frozen=True)
 class Made:
-    """What an exchange was made of, for another one like it. An exchange that recover makes keeps the Made of the job's
-    first exchange: every rank has that one, while only some ranks have those in between.
+    """The arguments of an exchange, for making another one like it. An exchange that recover makes keeps the Made of
+    the job's first exchange: every rank has that one, but only some ranks have those in between.
 
     Attributes:
         topology: None where a plan was given instead.
-        ranks: of the context: what the topology's ranks were called at first.
+        ranks: of the context: the numbers that the topology's ranks had in the first one.
     """
 
     topology: AnyTopology | None

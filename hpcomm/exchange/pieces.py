@@ -1,10 +1,10 @@
-"""Checkpoints of an exchange: what the owners of its rows keep, as plain arrays, and how it is found again, under
-another plan if need be.
+"""Checkpoints of an exchange: the rows of its owners as plain arrays, and how they are found again, under another plan
+if need be.
 
 A *shard* is what one rank keeps: a dict of arrays, ints and texts, fit for numpy.savez. A *piece* is a range of a key's
 elements with its step, parameters and state (slots values an element, slot by slot). Where rows count updates and not
-steps (ASYNC with servers) a shard also has the rank's clock. Entries by other names are left alone: there is room for
-what else a rank may keep of its rows.
+steps (ASYNC with servers) a shard also has the rank's clock. Entries by other names are left alone, so a
+rank may keep more about its rows.
 """
 
 from bisect import bisect_left
@@ -34,7 +34,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Piece:
-    """A span with what its owner keeps of it: params (count,), state (slots, count), both float32."""
+    """A span with its owner's data: params (count,), state (slots, count), both float32."""
 
     span: Span
     step: int
@@ -44,8 +44,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a checkpoint and an exchange must have in common. replica: the rank whose own parameters these are, where
-    each rank has its own; SHARED where the ranks have them in common."""
+    """The properties that a checkpoint and an exchange must have in common. replica: the rank that owns these
+    parameters, if each rank has its own; SHARED if all ranks have the same."""
 
     rule: str
     slots: int
@@ -81,7 +81,7 @@ def found(
     from whatever pieces the shards hold.
 
     Raises:
-        InvalidArgument: a shard is none, or of another rule or other keys; the shards are of different steps or
+        InvalidArgument: a shard is malformed, or has another rule or other keys; the shards are of different steps or
             arguments; elements are missing. Where each rank has a replica of its own, only those of this rank count.
     """
     given = [shards] if isinstance(shards, Mapping) else list(shards)
@@ -186,7 +186,7 @@ def _assembled(by_key: Mapping[str, list[Piece]], kind: Kind, wanted: Sequence[S
 
 
 def _overlapping(pieces: Sequence[Piece], longest: int, low: int, high: int) -> Iterator[Piece]:
-    """Of pieces in the order of their offsets, none longer than longest: those that share elements with low to high."""
+    """Those of the pieces that share elements with low to high. The pieces are sorted by offset, none above longest."""
     first = bisect_left(pieces, low - longest, key=lambda piece: piece.span.offset)
     for i in range(first, len(pieces)):
         span = pieces[i].span

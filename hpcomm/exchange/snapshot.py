@@ -41,9 +41,9 @@ def restored(
     works: bool,
     timeout: float,
 ) -> tuple[AnyRule, list[int]]:
-    """The rule with the shards' hyper-parameters, and by rank how far the largest clock of any shard is ahead of its
-    pushes in this exchange; the rows hold what the shards hold, on every rank. Collective. wrong: why this rank
-    refuses, if it does. pushes: of this rank. works: it is a worker."""
+    """Writes the shards into the rows of every rank. Collective. Returns the rule with the shards' hyper-parameters,
+    and by rank how far the largest clock of any shard is ahead of the rank's pushes in this exchange. wrong: the reason
+    if this rank refuses. pushes: of this rank. works: this rank is a worker."""
     args: tuple[float, ...] = ()
     clock = 0
     owned: list[Piece] = []
