@@ -219,7 +219,7 @@ static const char *work_inline(void *arg) {
     return why_failed(ex);
 }
 
-/* Order: the thread does  store working; load paused.  Who pauses does  paused += 1; load working.  All four are
+/* Order: the thread does  store working; load paused.  A pause does  paused += 1; load working.  All four are
  * sequentially consistent, so that one of the two sees the other. What the thread wrote to its rows is released by the
  * store of 0 to working, and what was read of them by paused -= 1. */
 static int work_unless_paused(hpc_core *core) {

@@ -10,10 +10,10 @@
  *   ticket.c    the waits of the trainer, and the ranks that it waits for
  * The decisions of a discipline are slots of discipline.h; discipline/ and exchange/ stand above this folder.
  *
- * A *share* is what one core owns of one key: its rows are pushed and answered together. Who writes what:
+ * A *share* is the part of one key that one core owns: its rows are pushed and answered together. Who writes what:
  *   gradients, pushed counts   their worker; read by the owners of the rows between its push and their answer
  *   params                     the owners of their rows, between the worker's push (or pull) and the answer; where
- *                              models rotate then their worker, until they are what it pushes
+ *                              models rotate the worker writes them after that, until it pushes them
  *   masters, receive slots     one core, where a master is not a worker's params; the slots by the sender they belong
  *                              to, between an answer and the next push
  *   args slots                 their worker; read by the core between the event and the answer
