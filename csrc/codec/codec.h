@@ -16,7 +16,7 @@ typedef struct hpc_codec {
     int number;       /* hpc_dtype; as plans have it */
     int addressable;
     size_t item;     /* addressable: bytes of an element */
-    int plain;       /* its pieces are float32 as they are: a single one needs no fold */
+    int plain;       /* a piece is an array of float32: a single input with weight 1 needs no fold */
     int state_slots; /* float32 values of state an element, where the piece is encoded */
 
     /* The most bytes that n elements take. */
@@ -32,15 +32,15 @@ typedef struct hpc_codec {
 
 extern const hpc_codec hpc_codec_f32, hpc_codec_f16, hpc_codec_bf16;
 
-/* NULL for the number of none. */
+/* The codec with this number, or NULL. */
 const hpc_codec *hpc_codec_of(int number);
-/* " float32 float16" and so on: those whose bit is set, in the order of their numbers. */
+/* Writes the names of the codecs whose bit (1u << number) is set, each behind a space: " float32 float16". */
 void hpc_codec_names(unsigned numbers, char *names, size_t cap);
 
 /* decode_add of the codecs whose pieces are arrays of a dtype (add.c). */
 int hpc_codec_add(float *acc, int64_t n, const void *in, double weight, int dtype);
 
-/* Bytes from the start of an addressable piece to an element, which are those of as many elements. */
+/* The bytes of n elements of an addressable codec, and so the offset of element n in its piece. */
 static inline size_t hpc_codec_span(const hpc_codec *codec, uint64_t n) {
     return (size_t)n * codec->item;
 }

@@ -11,7 +11,7 @@ static int args_answered(const hpc_exchange *ex, int rank) {
     return 1;
 }
 
-/* Whether this rank's own cores have what rank sends: they must answer all before this rank may go elsewhere. */
+/* Whether this rank's own cores have the args of rank. They must answer all ranks before this rank may go on. */
 static int have_args_of(const hpc_exchange *ex, int rank) {
     for (int c = 0; c < ex->n_own_cores && ex->layout.places[rank].worker; c++)
         if (atomic_load_explicit(&ex->cores[c].args_set[rank], memory_order_acquire) < ex->setting.sent) return 0;
@@ -45,7 +45,7 @@ static int ranks_without_args(void *arg, int *ranks) {
     return n;
 }
 
-/* To every core of every rank, from the one on where a full ring stopped it. */
+/* Sends the args to every core of every rank. A call that a full ring stopped goes on at that core. */
 static int send_args(hpc_exchange *ex, double deadline) {
     int rank = ex->context->group.rank, size = ex->context->group.size, n = 0;
     for (int r = 0; r < size; r++)

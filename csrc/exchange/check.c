@@ -1,4 +1,4 @@
-/* What an exchange is asked for: what this rank refuses, and what all ranks must have given alike. */
+/* Checks the configuration of an exchange: first on this rank, then that all ranks gave the same. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@ static const char op_create[] = "exchange";
 
 enum { NAME_BYTES = 64 };
 
-/* What a rank says of its exchange: then n_keys descriptions. */
+/* A rank describes its exchange to the others by this struct, with n_keys key_descriptions behind it. */
 struct description {
     char rule[NAME_BYTES];
     double args[HPC_RULE_ARGS];
@@ -24,7 +24,7 @@ struct description {
 };
 
 struct key_description {
-    char name[NAME_BYTES]; /* cut; the digest has it all */
+    char name[NAME_BYTES]; /* the beginning; the digest covers all of it */
     uint64_t count;
 };
 
@@ -35,7 +35,8 @@ static int is_edge(const hpc_graph *g, int to, int from) {
     return 0;
 }
 
-/* Every rank owns what it folds, of all whom the graph says, in its order and with its weights. */
+/* A row of a graph is owned by the rank that folds it. Its in-edges are the graph's, in the same order and with the
+ * same weights. */
 static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
     int edges = 0, sound = row->action == HPC_APPLY && row->n_out == 1 && row->out[0].rank == row->owner;
     for (int from = 0; from < g->ranks; from++) {
@@ -50,7 +51,7 @@ static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
                     i);
 }
 
-/* What a fold of one's own takes for an element must be one on the wire: it would read and write past a block. */
+/* A user's fold must read elements of the wire's size: else it would read and write past a block. */
 static int check_fold(const hpc_exchange_config *f) {
     const unsigned wires = f->rule->fold == NULL ? 0 : f->rule->fold_wires;
     char names[NAME_BYTES];
@@ -71,7 +72,7 @@ int hpc_rule_averages(const hpc_rule *rule) {
     return rule->fold == NULL && strcmp(rule->name, "average") == 0;
 }
 
-/* Whether models trained in place are what goes over the wire as they are. */
+/* Whether models are trained in place, and go over the wire without being encoded. */
 int hpc_models_rotate(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows; i++)
         if (f->plan->rows[i].codec_in != HPC_F32) return 0;
@@ -167,7 +168,7 @@ int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f
     return HPC_OK;
 }
 
-/* As it came from another process: whether it is of one piece. Its texts end then. */
+/* Whether a description that came from another process has the right length. Ends its texts. */
 static int is_sound(hpc_reply *reply) {
     struct description *d = reply->data;
     if (reply->nbytes < sizeof *d || d->n_keys < 0 ||

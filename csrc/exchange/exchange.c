@@ -70,7 +70,7 @@ static int writes_past_caches(const hpc_exchange *ex) {
     return touched > hpc_host_cache("");
 }
 
-/* A piece of memory that one core works on goes to its node. Pieces come in rising order; those that touch are one. */
+/* Memory that one core works on is placed on its NUMA node. Pieces come in rising order; adjacent ones are merged. */
 struct pieces {
     const hpc_exchange *ex;
     hpc_placement *places;
@@ -98,7 +98,7 @@ static void add_masters(struct pieces *p) {
         }
 }
 
-/* Of one sender after the other: the walk goes from core to core. */
+/* The receive slots of one sender: hpc_layout_walk goes from core to core, and is called once for each sender. */
 struct slots {
     struct pieces *pieces;
     int sender;
@@ -118,9 +118,9 @@ static int open_memory(hpc_exchange *ex, double deadline) {
     int me = c->group.rank, placed = 0;
     for (int i = 0; i < ex->n_own_cores; i++) placed |= ex->cores[i].node >= 0;
     struct pieces pieces = {ex, NULL, 0};
-    if (placed) /* one for each change of core, among the masters and among the slots of each sender */
+    if (placed) /* at most one for each core: of the masters, and of the slots of each sender */
         pieces.places = calloc((size_t)ex->n_own_cores * ((size_t)c->group.size + 1) + 1, sizeof *pieces.places);
-    if (pieces.places != NULL) { /* without it only a hint is lost */
+    if (pieces.places != NULL) { /* without this memory only the hint is lost */
         add_masters(&pieces);
         for (int s = 0; s < c->group.size; s++) hpc_layout_walk(ex, me, -1, add_slots, &(struct slots){&pieces, s});
     }
@@ -148,7 +148,7 @@ static int open_lanes(hpc_exchange *ex, double deadline) {
     return status;
 }
 
-/* Every rank gets all owners' receive slots. */
+/* Tells every rank where each owner's receive slots begin. */
 static int learn_slots(hpc_exchange *ex, double deadline) {
     size_t nbytes = (size_t)ex->context->group.size * sizeof *ex->layout.slot_base;
     size_t *mine = malloc(nbytes);
@@ -162,7 +162,7 @@ static int learn_slots(hpc_exchange *ex, double deadline) {
     return status;
 }
 
-/* Rank 0's values into every worker's parameters and every master. */
+/* Puts rank 0's values into the parameters of every worker and into every master. */
 static int send_values(hpc_exchange *ex, const float *const *values, double deadline) {
     hpc_context *c = ex->context;
     int status = HPC_OK;
@@ -203,7 +203,7 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
     if (status != HPC_OK) return status;
     ex->life.open = 1;
     ex->life.serves = ex->discipline->goes_on && ex->n_work > 0;
-    for (int s = 0; s < ex->layout.n_shares; s++) /* others may wait for rows that no push of this rank waits for */
+    for (int s = 0; s < ex->layout.n_shares; s++) /* others may wait for rows that this rank does not push */
         if (ex->layout.shares[s].owner == c->group.rank &&
             !hpc_share_involves(ex, &ex->layout.shares[s], c->group.rank))
             ex->life.serves = 1;
@@ -366,7 +366,7 @@ void hpc_exchange_free(hpc_exchange *ex) {
                                         has seen neither */
     for (int i = 0; i < ex->n_lanes && ex->life.open; i++) hpc_lane_flush(ex->out_lanes[i], hpc_left(deadline));
     if (ex->life.open) announce(ex, HPC_FREED);
-    for (int i = 0; i < ex->n_lanes; i++) { /* before what late puts still read */
+    for (int i = 0; i < ex->n_lanes; i++) { /* first: puts that are still under way read what is freed below */
         if (ex->in_lanes != NULL) hpc_lane_free(ex->in_lanes[i]);
         if (ex->out_lanes != NULL) hpc_lane_free(ex->out_lanes[i]);
     }
@@ -419,7 +419,7 @@ static hpc_work *find_work(hpc_exchange *ex, int row, const char *op) {
     return NULL;
 }
 
-/* Between the rule's state, block by block, and slot by slot. */
+/* Copies the rule's state between the core's order (block by block) and the caller's (slot by slot). */
 static void copy_state(const hpc_exchange *ex, const hpc_work *w, float *to, const float *from, int out) {
     size_t count = (size_t)w->row->count, slots = (size_t)ex->rule.slots;
     for (size_t b = 0; b < count; b += HPC_BLOCK) {
@@ -473,7 +473,8 @@ int hpc_exchange_get_folded(hpc_exchange *ex, int rank, uint64_t *pushes) {
     return HPC_OK;
 }
 
-/* Publish and an owner's cores would write the same parameters, by the same lanes. */
+/* HPC_OK if no push, pull or set_args is under way: publish writes the same parameters as the cores, by the same lanes.
+ */
 static int check_settled(const hpc_exchange *ex, const char *op) {
     int status = hpc_worker_check_idle(ex, op);
     if (status == HPC_OK && ex->setting.under_way)

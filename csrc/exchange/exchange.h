@@ -1,4 +1,5 @@
-/* What the files of this folder know of each other: an exchange is made, checked, used by a worker, and closed. */
+/* Functions that the files of this folder share: exchange.c creates and closes an exchange, check.c checks its
+ * configuration, worker.c pushes and pulls, args.c sets the arguments of the rule. */
 #ifndef HPC_EXCHANGE_H
 #define HPC_EXCHANGE_H
 
@@ -17,7 +18,8 @@ int hpc_worker_check_idle(const hpc_exchange *ex, const char *op);
 /* Sends the rest of what is sent in part, and waits for all that is under way. */
 int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline);
 
-/* check.c. What this rank refuses of a configuration, what of it follows, and that all ranks gave the same. */
+/* check.c. HPC_OK if this rank accepts the configuration; two properties that follow from it; and, collectively,
+ * whether all ranks gave the same. */
 int hpc_exchange_check_config(const hpc_context *context, const hpc_exchange_config *config);
 int hpc_rule_averages(const hpc_rule *rule);
 int hpc_models_rotate(const hpc_exchange_config *config);

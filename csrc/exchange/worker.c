@@ -56,7 +56,7 @@ static int check_start(hpc_exchange *ex, int key, int flags, const uint64_t *tic
     return ex->discipline->may_push(ex, key, op);
 }
 
-/* src into the slot, in the wire format; NULL: it is there, or it is the model. */
+/* Encodes src into the slot. With NULL the gradient is there already, or is the model that is trained in place. */
 static void fill_slot(hpc_exchange *ex, int key, const float *src) {
     if (src == NULL && ex->asked.in_place) src = hpc_exchange_params(ex, key);
     if (src == NULL || (const char *)src == hpc_push_slot(ex, key)) return;
@@ -69,7 +69,7 @@ static void fill_slot(hpc_exchange *ex, int key, const float *src) {
         codec->encode(src, (int64_t)count, NULL, NULL, hpc_push_slot(ex, key), (int64_t)most);
 }
 
-/* As it goes out: a float32 may be too large for a narrow wire. */
+/* Looks at the encoded values: a float32 may be too large for 16 bits. */
 static int check_finite(const hpc_exchange *ex, int key, const char *op) {
     if (ex->kernels->all_finite(hpc_push_slot(ex, key), (size_t)ex->plan->keys[key].count, ex->keys[key].codec->number))
         return HPC_OK;
@@ -78,7 +78,7 @@ static int check_finite(const hpc_exchange *ex, int key, const char *op) {
                     ex->keys[key].codec->plain ? "" : ", or a value too large for its wire format");
 }
 
-/* Counted before it is sent: a rank that is named as missing has really not pushed. */
+/* Counts a push before it is sent, so that a rank that is named as missing has not pushed yet. */
 static void publish_count(hpc_exchange *ex, int key) {
     _Atomic uint64_t *counts =
         (_Atomic uint64_t *)(void *)(hpc_own_part(ex) + ex->layout.places[ex->context->group.rank].pushed);
@@ -100,7 +100,7 @@ static int send_push(hpc_exchange *ex, int key, hpc_limit *l) {
     return d->pushed == NULL ? HPC_OK : d->pushed(ex, key);
 }
 
-/* Where pulls are asked for by themselves; elsewhere one waits for the answer to the push. */
+/* Asks the owners for parameters, where they come by themselves; elsewhere a pull waits for the answer to the push. */
 static int send_pull(hpc_exchange *ex, int key, hpc_limit *l) {
     hpc_pushed *k = &ex->keys[key];
     for (; k->at_share < k->n_shares && ex->discipline->pulls; k->at_share++) {

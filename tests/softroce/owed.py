@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FULL = ".ci/full"
 SOURCES = [
     *("csrc/transport/verbs/*", "csrc/transport/reactor.*", "csrc/transport/device.*", "csrc/context/lane.*"),
-    *("csrc/engine/*", "csrc/discipline/*", "csrc/exchange/*"),
+    *("csrc/engine/*", "csrc/discipline/*"),
 ]
 
 
