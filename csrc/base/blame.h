@@ -1,9 +1,9 @@
-/* The ranks to blame: those that failed by themselves, as the last words of other ranks tell, and those at the end of a
- * chain of waits that ran out of time here.
+/* The ranks to blame: ranks that failed by themselves, as other ranks report in their last words, and ranks at the end
+ * of a chain of waits that ran out of time here.
  *
- * What others told stays. What a wait of this rank found out when its time was over is forgotten once that wait has
- * succeeded after all (hpc_blame_settle). Any thread may write and read; busy is a spin lock that is held for a copy of
- * a few hundred bytes. */
+ * Entries told by other ranks stay. The entries that a wait of this rank found when it ran out of time are forgotten
+ * once that wait has succeeded after all (hpc_blame_settle). Any thread may write and read. busy is a spin lock that is
+ * held while a few hundred bytes are copied. */
 #ifndef HPC_BLAME_H
 #define HPC_BLAME_H
 
@@ -19,7 +19,7 @@ enum { HPC_REASON_BYTES = 160, HPC_BLAMED = 16 };
 typedef struct hpc_last_word {
     uint32_t n_culprits, unused; /* 0: it goes for a reason of its own */
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
-    char why[HPC_REASON_BYTES]; /* it goes, or culprits[0] failed; "" for nothing more to say */
+    char why[HPC_REASON_BYTES]; /* reason why it goes or culprits[0] failed; "": none given */
 } hpc_last_word;
 _Static_assert(sizeof(hpc_culprit) == 48, "a culprit has no holes");
 _Static_assert(sizeof(hpc_last_word) == 8 + 48 * HPC_SHOWN_CULPRITS + HPC_REASON_BYTES, "a last word has no holes");
@@ -32,21 +32,22 @@ typedef struct hpc_blamed {
 
 typedef struct hpc_blame {
     _Atomic int busy;
-    _Atomic int waits; /* entries by a wait: 0 spares the look at them */
+    _Atomic int waits; /* number of entries found by a wait; 0 spares a look at the list */
     int n;
     hpc_blamed list[HPC_BLAMED];
-    const char *op; /* of that wait, and the trainer's step then */
+    const char *op; /* operation of the wait behind those entries; step is the trainer's step then */
     uint64_t step;
 } hpc_blame;
 
-/* What rank from said; nothing where it names nobody. Numbers are bounded and texts ended first. */
+/* Records the culprits in another rank's last word, if it names any. Numbers are bounded and texts are terminated
+ * first. */
 void hpc_blame_tell(hpc_blame *b, const hpc_last_word *word, int size);
 
 /* The wait in op has run out of time because of these. */
 void hpc_blame_wait(hpc_blame *b, const char *op, uint64_t step, const hpc_culprit *culprits, int n);
 
-/* A wait in op (NULL: in what the trainer does) has succeeded, or the trainer has come to a later step: what a wait in
- * op before had found out is over. */
+/* A wait in op has succeeded, or the trainer has reached a later step: the findings of an earlier wait in op are
+ * forgotten. op NULL: of any operation. */
 void hpc_blame_settle_slow(hpc_blame *b, const char *op, uint64_t step);
 static inline void hpc_blame_settle(hpc_blame *b, const char *op, uint64_t step) {
     if (atomic_load_explicit(&b->waits, memory_order_relaxed) != 0) hpc_blame_settle_slow(b, op, step);
@@ -55,17 +56,17 @@ static inline void hpc_blame_settle(hpc_blame *b, const char *op, uint64_t step)
 /* Nothing is forgotten any more: what this rank does from now on belongs to its leaving. */
 void hpc_blame_freeze(hpc_blame *b);
 
-/* Copies all of them, told ones alone if not by_wait, into blamed[HPC_BLAMED]; how many. */
+/* Copies the entries into blamed[HPC_BLAMED], only the told ones if by_wait is 0; returns their number. */
 int hpc_blame_read(hpc_blame *b, int by_wait, hpc_blamed *blamed);
 
-/* Bounds what a peer wrote; how many of n are left, of at most cap. */
+/* Bounds the values in a peer's list of n culprits; returns how many culprits are left, at most cap. */
 int hpc_culprits_check(hpc_culprit *culprits, int n, int cap, int size);
 
-/* Puts culprit into the list in order of ranks, unless its rank is there; the number then. */
+/* Inserts culprit into the list in order of rank, unless its rank is already there; returns the new number. */
 int hpc_culprits_add(hpc_culprit *list, int n, int cap, const hpc_culprit *culprit);
 
-/* Chains of waits that begin with waits for the ranks in start, which have lasted for seconds. ranks holds what is
- * known of each rank that was asked; a rank that is not in it is passed over. */
+/* Chains of waits. They begin with waits for the ranks in start; these waits have lasted `seconds`. ranks holds the
+ * known state of each rank that was asked; a rank that is missing there is skipped. */
 typedef struct hpc_chain {
     const hpc_shown_rank *ranks;
     int n, size;
@@ -74,11 +75,12 @@ typedef struct hpc_chain {
     double seconds;
 } hpc_chain;
 
-/* The culprits at the ends of the chains, in rising order: the first cap of them; how many of these there are. */
+/* Writes the culprits at the ends of the chains into culprits, in rising order, at most the first cap of them. Returns
+ * the number written. */
 int hpc_chain_ends(const hpc_chain *chain, hpc_culprit *culprits, int cap);
 
-/* The way from start to culprit, without both ends, in text, which is returned: "rank 2 waits for rank 3"; "" where it
- * is waited for directly, or in a circle. */
+/* Writes the chain from start to culprit, without its two ends, into text and returns text: "rank 2 waits for rank 3".
+ * The text is "" if the culprit is waited for directly, or in a circle. */
 const char *hpc_chain_way(const hpc_chain *chain, int culprit, char *text, size_t cap);
 
 /* "1, 4 and 7", in text, which is returned. */

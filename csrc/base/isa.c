@@ -1,4 +1,4 @@
-/* Which instruction sets this CPU runs, and the sizes of the types that their kernels work on. */
+/* The instruction sets that this CPU supports, and the sizes of the data types that their kernels work on. */
 #include "base/isa.h"
 #include "base/status.h"
 
@@ -7,7 +7,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-/* clang 14's __builtin_cpu_supports does not know the word. Asked once: a virtual machine leaves the guest for it. */
+/* Asks CPUID because clang 14's __builtin_cpu_supports does not know "f16c". The answer is kept: in a virtual machine,
+ * each CPUID exits to the hypervisor. */
 static int has_f16c(void) {
     enum { UNKNOWN, NO, YES };
     static _Atomic int known;
@@ -46,7 +47,8 @@ int hpc_isa_check(int isa, const char *op) {
     return HPC_OK;
 }
 
-/* Chosen at the first fold. Relaxed suffices: every thread would choose the same, and the tables are constant. */
+/* The choice is made at the first fold. Relaxed order suffices: every thread would make the same choice, and the tables
+ * are constant. */
 static int best_isa(void) {
     static _Atomic int chosen;
     int isa = atomic_load_explicit(&chosen, memory_order_relaxed);

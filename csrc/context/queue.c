@@ -1,14 +1,15 @@
 /* NOTIFY-ACK (ASAP, sections 4 and 5): per-sender receive queues over a window and its signals.
  *
- * One edge i -> j has depth slots in j's part of the window, a notify word there and an ack word in i's part:
- *   slot      header (version, where the update is) | update, unless it is read in i's own buffer | footer (version)
+ * One edge i -> j has depth slots and a notify word in j's part of the window, and an ack word in i's part:
+ *   slot      header (version, place of the update) | update | footer (version)
+ *             the header alone if j reads the update in i's own buffer, between that buffer's header and footer
  *   notify    written by i alone: updates sent;  read by j
  *   ack       written by j alone: updates consumed;  read by i
- * i writes slot k % depth only while sent - ack < depth, so never one that j may read; it stores notify after the slot
- * (the signal follows its data), so j never reads one that i may write. j stores ack after its last read of the slot:
- * x86 and the release store of a signal both keep earlier loads before it. A registered buffer is written again only
- * after every peer it was sent to has acknowledged it, by the same argument. No lock, no barrier over ranks: each waits
- * for its neighbours only. */
+ * i writes slot sent % depth only while sent - ack < depth, so it never writes a slot that j may read. i stores notify
+ * after the slot (the signal follows its data), so j never reads a slot that i may write. j stores ack after its last
+ * read of the slot: x86 and the release store of a signal both keep earlier loads before that store. By the same
+ * argument, a registered buffer is written again only after every peer it was sent to has acknowledged it. There is no
+ * lock and no barrier over ranks: each rank waits for its neighbours only. */
 #include "context/queue.h"
 
 #include <stdio.h>
@@ -63,7 +64,7 @@ void *hpc_queue_buffer(const hpc_queue *q, int i) {
     return q != NULL && i >= 0 && i < q->buffers ? (char *)buffer_header(q, i) + sizeof(hpc_stamp) : NULL;
 }
 
-/* A version is written and read as one word: a reader that nothing synchronizes may look at it too. */
+/* A version is written and read as one atomic word, because an unsynchronized reader may look at it too. */
 static void set_version(hpc_stamp *stamp, uint64_t version) {
     atomic_store_explicit(&stamp->version, version, memory_order_release);
 }
@@ -85,10 +86,10 @@ static int wait_timed(hpc_queue *q, const hpc_wait *wait, double timeout, double
 
 struct slot_wait {
     const out_edge *edge;
-    uint64_t acked; /* at least */
+    uint64_t acked; /* the wait ends once the ack word has reached this */
 };
 
-/* acquire: the peer's reads of the slot came before its ack, so ours of the next update come after them. */
+/* acquire: the peer read the slot before its ack, so this rank's writes of the next update come after those reads. */
 static int slot_is_free(void *arg) {
     const struct slot_wait *s = arg;
     return atomic_load_explicit(s->edge->ack, memory_order_acquire) >= s->acked;
@@ -117,7 +118,7 @@ int hpc_queue_acquire(hpc_queue *q, int i, double timeout) {
     }
     q->sent[i] = 0;
     set_version(buffer_header(q, i), ++q->stamp); /* header ahead of footer: being written */
-    atomic_thread_fence(memory_order_release);    /* and seen so before anything that is written from now on */
+    atomic_thread_fence(memory_order_release);    /* release: the header is seen before any later write */
     return HPC_OK;
 }
 
@@ -141,7 +142,7 @@ static uint64_t seal_buffer(hpc_queue *q, int i) {
     return version_of(buffer_footer(q, i));
 }
 
-/* Waits until src is the caller's again. */
+/* Waits until the caller may reuse src. */
 static int end_send(hpc_queue *q, out_edge *e, double timeout) {
     int status = hpc_flush(NULL, q->window, e->rank, timeout);
     if (status != HPC_ERR_TIMEOUT) e->flushing = NULL;
@@ -342,7 +343,7 @@ int hpc_queue_reduce(hpc_queue *q, void *out, const void *own, double weight_own
     q->inputs[0] = own;
     q->weights[0] = weight_own;
     status = hpc_fold(out, q->inputs, q->weights, q->n_in + 1, q->nbytes / item, dtype, HPC_ISA_BEST);
-    for (int i = 0; i < q->n_in; i++) { /* consumed also when the fold was refused: the senders are not to blame */
+    for (int i = 0; i < q->n_in; i++) { /* acked even if the fold was refused: the senders are not to blame */
         int acked = send_ack(q, &q->in[i]);
         if (status == HPC_OK) status = acked;
     }
@@ -358,7 +359,7 @@ int hpc_queue_versions(const hpc_queue *q, int peer, uint64_t *header, uint64_t 
     const in_edge *e = find_in(q, peer, op);
     if (e == NULL) return HPC_ERR_INVALID;
     if (header == NULL || footer == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: header or footer is NULL", op);
-    atomic_thread_fence(memory_order_acquire); /* what was read of the update was read before its versions are */
+    atomic_thread_fence(memory_order_acquire); /* acquire: reads of the update precede those of its versions */
     *header = e->header == NULL ? 0 : version_of(e->header);
     *footer = e->footer == NULL ? 0 : version_of(e->footer);
     return HPC_OK;
@@ -380,7 +381,7 @@ void hpc_queue_config_init(hpc_queue_config *config) {
     *config = (hpc_queue_config){.size = sizeof *config, .depth = 1};
 }
 
-/* What a rank says of its queue: then n_in + n_out ranks. */
+/* A rank's description of its queue; peers holds its n_in in-peers, then its n_out out-peers. */
 struct queue_description {
     uint64_t nbytes;
     int32_t depth, buffers, n_in, n_out;
@@ -433,7 +434,7 @@ static int names(const int32_t *peers, int n, int rank) {
     return 0;
 }
 
-/* A rank's description is what it should be: its lists are there, and name ranks. */
+/* Whether a rank's description is well-formed: both lists are complete and name only ranks of the context. */
 static int is_sound(const hpc_context *c, const hpc_reply *reply) {
     const struct queue_description *d = reply->data;
     int size = c->group.size;
@@ -515,7 +516,8 @@ out:
 
 /* ---- create: the layout ---- */
 
-/* What rank r must know of one's part: of the edge from r, of the edge to r, and of one's buffers. */
+/* The places in this rank's part that another rank r must know: those of the edge from r, of the edge to r, and of the
+ * buffers. */
 struct places {
     uint64_t slots_offset, slot_stride, buffers_offset;
     int32_t notify_signal, ack_signal;
@@ -525,7 +527,8 @@ static size_t round_up(size_t n) {
     return (n + sizeof(hpc_stamp) - 1) / sizeof(hpc_stamp) * sizeof(hpc_stamp);
 }
 
-/* With buffers, an update is read where the sender wrote it if this side maps it; then the slot is its header alone. */
+/* In a queue with buffers, the receiver reads an update in the sender's own buffer if the transport between the two
+ * gives a view of the peer's memory. The slot then holds a header alone. */
 static int is_in_place(const hpc_queue *q, int peer) {
     return q->buffers > 0 && (q->context->transports[peer]->caps & HPC_CAP_PEER_VIEW);
 }

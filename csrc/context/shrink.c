@@ -1,5 +1,6 @@
-/* A new context over the ranks of another one that are left. survivors.c says who they are and carries their addresses;
- * what is made here counts once every member has connected and passed a barrier in it, else they vote again. */
+/* Makes a new context over the surviving ranks of another one. survivors.c finds these ranks and carries their
+ * addresses. The new context counts once every member has connected and passed a barrier in it; otherwise the members
+ * vote again. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 
 static const char op[] = "shrink";
 
-/* What a rank gives the others: its address, or why it has none. */
+/* A rank's message to the other members: its address, or the error that left it without one. */
 typedef struct letter {
     int32_t status;
     char why[256];
@@ -20,8 +21,8 @@ typedef struct shrinking {
     hpc_context *old, *root;
     const hpc_config *config;
     hpc_survivors survivors;
-    int *names; /* old's ranks, by root's; -1 for who is none of them */
-    int *first; /* root's ranks, by those of the new context */
+    int *names; /* rank in old, by rank in root; -1: not a rank of old */
+    int *first; /* rank in root, by rank in the new context */
     int size, rank;
 } shrinking;
 
@@ -34,7 +35,8 @@ static void list_members(shrinking *s) {
     }
 }
 
-/* Every member's address in *addresses, to be freed; a rank that has none fails all alike. */
+/* Puts every member's address into *addresses, which the caller frees. A member without an address makes the call fail
+ * alike on all members. */
 static int exchange_addresses(shrinking *s, int status, const hpc_context *c, hpc_address **addresses) {
     size_t size = (size_t)s->root->group.size;
     hpc_reply *replies = calloc(size, sizeof *replies);
@@ -66,7 +68,7 @@ static int exchange_addresses(shrinking *s, int status, const hpc_context *c, hp
 }
 
 static int connect_all(shrinking *s, hpc_context *c, const hpc_address *addresses) {
-    /* A host that dies without a word may take all this time: what is left then is for the next vote. */
+    /* A host that dies silently may use up this half of the time left; the other half is for the next vote. */
     double deadline = hpc_now() + hpc_left(s->survivors.deadline) / 2;
     hpc_control_watch(s->root->control, &c->group, s->first);
     int status = hpc_context_connect(c, addresses, hpc_left(deadline));
@@ -75,9 +77,9 @@ static int connect_all(shrinking *s, hpc_context *c, const hpc_address *addresse
     return status;
 }
 
-/* HPC_IN_PROGRESS to vote again: somebody is gone or late, or another process has taken the place of one that is gone,
- * which the vote finds out. What connect says is about the ranks of the new context: the sentence says so, and who they
- * are. */
+/* Returns HPC_IN_PROGRESS to vote again while time is left: a member is gone or late, or another process has taken the
+ * place of one that is gone. The vote finds out which. The message of connect names ranks of the new context, so the
+ * error made here says so and lists their ranks in old. */
 static int after_failure(const shrinking *s, int status) {
     const hpc_error *e = hpc_last_error();
     int late = status == HPC_ERR_PEER || status == HPC_ERR_TIMEOUT || status == HPC_ERR_TRANSPORT;
@@ -106,7 +108,7 @@ static int adopt(shrinking *s, hpc_context *c) {
     return HPC_OK;
 }
 
-/* The context of those that are not gone. HPC_IN_PROGRESS: vote again. */
+/* Tries to make the context of the ranks that are not gone. HPC_IN_PROGRESS: the members must vote again. */
 static int try_once(shrinking *s, hpc_context **fresh) {
     hpc_context *c = NULL;
     hpc_address *addresses = NULL;
@@ -128,9 +130,9 @@ static int try_once(shrinking *s, hpc_context **fresh) {
     return status;
 }
 
-/* Who has left old but not yet the family; who died is found by the root itself. When a shrink that failed here is made
- * again, others may have passed it, gone on in the new context and closed old: they gave then, and have left nothing.
- */
+/* Marks as gone the ranks outside old, and the ranks that have left old but not yet the family. The root itself finds
+ * the ranks that died. When this rank repeats a shrink that failed here, other ranks may have completed it, gone on in
+ * the new context and closed old. They gave their letters then and are not marked as gone. */
 static void list_gone(shrinking *s) {
     for (int r = 0; r < s->root->group.size; r++) {
         s->names[r] = -1;

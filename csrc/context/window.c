@@ -8,7 +8,7 @@
 
 enum { TYPE_BYTES = 128 };
 
-/* What the ranks must agree on before anything is allocated. */
+/* The values that all ranks must agree on before anything is allocated. */
 struct window_description {
     uint64_t nbytes;
     int32_t signals;
@@ -55,7 +55,7 @@ int hpc_window_create(hpc_context *c, size_t nbytes, int signals, const char *ty
     else if (type != NULL && strlen(type) >= TYPE_BYTES)
         status = hpc_fail(HPC_ERR_INVALID, op, "%s: type has %zu characters; at most %d are possible", op, strlen(type),
                           TYPE_BYTES - 1);
-    /* A rank whose arguments are wrong says so to the others, who would wait for it otherwise. */
+    /* A rank with wrong arguments tells the other ranks, which would otherwise wait for it. */
     status = hpc_context_agree(c, op, status, deadline);
     if (window != NULL) *window = NULL;
     if (status != HPC_OK) return status;
@@ -71,7 +71,7 @@ static size_t signals_offset(size_t nbytes) {
     return (nbytes + HPC_SIGNAL_STRIDE - 1) / HPC_SIGNAL_STRIDE * HPC_SIGNAL_STRIDE;
 }
 
-/* What a rank says of its part, in front of its blobs' exchange. */
+/* A rank's description of its own part; the ranks exchange it before their blobs. */
 struct extent {
     uint64_t nbytes;
     int32_t signals;
@@ -212,13 +212,13 @@ struct awaited {
     int peer;
 };
 
-/* acquire: what was put before the signal is visible once the signal is. */
+/* acquire: data put before the signal is visible once the signal is. */
 static int has_come(void *arg) {
     const struct awaited *a = arg;
     return atomic_load_explicit(a->word, memory_order_acquire) >= a->at_least;
 }
 
-/* An unknown writer may be any rank that is still here. */
+/* If the writer is unknown (peer is -1), it may be any other rank that is still here. */
 static int expected_from(void *arg, int *ranks) {
     const struct awaited *a = arg;
     const hpc_group *g = &a->window->context->group;

@@ -4,13 +4,13 @@
 
 #include "context/context.h"
 
-/* hpc_window_create with parts that may differ between ranks, and ranges of one's own part on given NUMA nodes (offsets
- * from the data's start): window->memory->unplaced says if the kernel refused. */
+/* hpc_window_create for parts that may differ between ranks. places puts ranges of this rank's own part on given NUMA
+ * nodes; their offsets count from the start of the data. window->memory->unplaced says if the kernel refused. */
 int hpc_window_create_parts(hpc_context *context, const char *op, size_t nbytes, int signals,
                             const hpc_placement *places, int n_places, double deadline, hpc_window **window);
 
-/* The NUMA node where a window lies of which nothing else is said: that of the context's NICs where they carry what
- * peers write into it, so that it goes no further than it must (PHub, section 3.2.1); -1: anywhere. */
+/* Returns the NUMA node for a window without given places. If NICs carry the peers' writes into the window, it is the
+ * node of the context's NICs, so that the data goes no further than it must (PHub, section 3.2.1). -1: any node. */
 int hpc_window_node(const hpc_context *context);
 
 #endif

@@ -1,10 +1,11 @@
-/* Follows a wait that has run out of time to its end: this rank asks those it waits for whom they wait for, asks these,
- * and so on. Each of them is linked to this rank, so no question goes by way of another rank.
+/* Follows a wait that has run out of time to the end of its chain: this rank asks each rank that it waits for which
+ * ranks that one waits for, then asks those, and so on. All of them are linked to this rank, so no other rank forwards
+ * a question.
  *
- * Threads: the one that waits sends a LOOK. Where there is no room for it, it marks the link as wanted and pokes the
- * service thread, which sends it later. The service thread keeps the NEWS that come back, with their time, under the
- * control's lock, and rings the bell. So a rank that nobody asks sends nothing, and one that does not read its socket
- * holds up nobody but the asker, who has 250 ms. */
+ * Threads: the waiting thread sends a LOOK. If the link has no room for it, the thread marks the link as wanted and
+ * pokes the service thread, which sends the LOOK later. The service thread keeps the NEWS that come back, with their
+ * time, under the control's lock, and rings the bell. So a rank that nobody asks sends nothing, and a rank that does
+ * not read its socket delays only the asking rank, which has 250 ms. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <stdio.h>
@@ -19,12 +20,12 @@ typedef struct asking {
     hpc_control *control;
     const hpc_inquiry *inquiry;
     hpc_shown_rank *shown; /* what is known of each rank that was asked, in the order of asking */
-    double *asked;         /* when; 0: it has answered, or cannot be asked */
+    double *asked;         /* time of asking, by index in shown; 0: it has answered, or cannot be asked */
     int *place;            /* by rank: 1 + its index in shown; 0: not asked */
     int n, pending, poke;
 } asking;
 
-/* Between two questions to a rank that was between two waits. */
+/* The time between two questions to a rank that answered between two waits. */
 static const double STEP_SECONDS = 0.02;
 
 int hpc_inquiry_look(hpc_control *c) {
@@ -32,7 +33,7 @@ int hpc_inquiry_look(hpc_control *c) {
     if (atomic_exchange(&c->inquiries, 0) == 0) return 0;
     for (int r = 0; r < c->group->size; r++) {
         hpc_link *l = &c->links[r];
-        if (atomic_exchange(&l->wanted, 0) == 0) continue; /* who wants it later asks anew */
+        if (atomic_exchange(&l->wanted, 0) == 0) continue; /* a later wish sets the mark again */
         int status = hpc_link_tell(c, r, HPC_MESH_LOOK, NULL, 0);
         if (status == HPC_OK) l->looked = hpc_now();
         if (status != HPC_ERR_TIMEOUT) continue;
@@ -43,7 +44,7 @@ int hpc_inquiry_look(hpc_control *c) {
     return left;
 }
 
-/* What this rank waits for is what the inquiry says, whatever its other threads do. */
+/* Shows the inquiry's wait as this rank's only wait, whatever its other threads do. */
 static void show_own(const asking *a, hpc_shown_rank *s) {
     const hpc_inquiry *q = a->inquiry;
     hpc_jobs_show_self(a->control, s);
@@ -54,7 +55,8 @@ static void show_own(const asking *a, hpc_shown_rank *s) {
     for (int i = 0; i < q->n && i < HPC_SHOWN_RANKS; i++) s->waits[0].ranks[i] = q->waiting_for[i];
 }
 
-/* Whether a rank has answered between two waits: it has done something since this one waits, and nothing since. */
+/* Whether a rank answered between two waits: it waits for nothing now, and its last wait ended less than half of this
+ * rank's waiting time ago. */
 static int is_brief(const asking *a, const hpc_shown_rank *s) {
     return s->answers && s->gone[0] == 0 && !s->stopped && s->n_waits == 0 && s->n_culprits == 0 && s->idle >= 0 &&
            s->idle < a->inquiry->waited / 2 && s->rank != a->control->group->rank && !a->inquiry->closed;
@@ -66,7 +68,7 @@ static void want(asking *a, int i) {
     a->asked[i] = hpc_now();
     a->pending++;
     if (hpc_link_tell(c, rank, HPC_MESH_LOOK, NULL, 0) != HPC_ERR_TIMEOUT) return;
-    atomic_store(&c->links[rank].wanted, 1); /* there was no room: the service thread tries until there is */
+    atomic_store(&c->links[rank].wanted, 1); /* no room in the link: the service thread retries until there is */
     a->poke = 1;
 }
 
@@ -90,7 +92,7 @@ static void ask(asking *a, int rank) {
     }
 }
 
-/* Asks those whom one that has answered waits for. */
+/* Asks the ranks that an answering rank waits for; asks every rank if that list did not fit into its answer. */
 static void ask_further(asking *a, const hpc_shown_rank *s) {
     if (a->inquiry->closed || s->n_culprits > 0) return;
     for (int i = 0; i < s->n_waits; i++) {
@@ -100,7 +102,7 @@ static void ask_further(asking *a, const hpc_shown_rank *s) {
     }
 }
 
-/* Whether there is news of a rank since it was asked, or none will come. */
+/* Whether a rank has sent news since it was asked, or will send none that can be used. */
 static int has_answered(asking *a, int i) {
     hpc_control *c = a->control;
     hpc_shown_rank *s = &a->shown[i], news;
@@ -128,7 +130,7 @@ static int has_answered(asking *a, int i) {
 static void poke(asking *a) {
     if (!a->poke) return;
     a->poke = 0;
-    atomic_store(&a->control->inquiries, 1); /* after the links that are wanted */
+    atomic_store(&a->control->inquiries, 1); /* stored after the links' wanted marks */
     hpc_mesh_poke(a->control);
 }
 
@@ -203,7 +205,7 @@ void hpc_inquiry_follow(void *arg, hpc_inquiry *q) {
     int shown = -1;
     q->n_culprits = 0;
     q->way[0] = 0;
-    /* Others may follow their waits to this rank meanwhile. */
+    /* The wait is shown meanwhile, because other ranks may follow their waits to this rank. */
     if (!q->closed) shown = hpc_watch_wait(&g->watch, -1, q->op, hpc_now() - q->waited, q->waiting_for, q->n);
     if (begin(&a, c, q)) {
         for (int i = 0; i < q->n; i++) ask(&a, q->waiting_for[i]);

@@ -136,7 +136,7 @@ int hpc_jobs_tell(hpc_control *c, int rank) {
     return hpc_link_tell(c, rank, HPC_MESH_NEWS, &shown, sizeof shown);
 }
 
-/* ---- what came as one ---- */
+/* ---- checking an answer ---- */
 
 static void clean(char *text, size_t bytes) {
     text[bytes - 1] = 0;
@@ -181,13 +181,14 @@ typedef struct name {
     unsigned char bytes[HPC_COOKIE_BYTES];
 } name;
 
-/* One question: to the listener `to`, about a rank of its job, or (-1) itself and whose listener `about` is. */
+/* One question to the listener `to`. It asks about the rank `rank` of the listener's job. If rank is -1, it asks the
+ * listener about itself and about the rank whose listener has the name `about`. */
 typedef struct question {
     name to, about;
     int rank;
     int fd;      /* -1: none yet, or over */
     int found;   /* a listener of this user is there */
-    int answers; /* of it: hpc_shown_rank's; once it has answered, that stays */
+    int answers; /* as in hpc_shown_rank: 0 no answer yet, -1 no valid one, 1 a valid one, which stays */
     int64_t pid; /* as the kernel says */
     hpc_job_answer answer;
 } question;
@@ -196,7 +197,8 @@ static void end(question *q) {
     hpc_close(&q->fd);
 }
 
-/* The owner of the name may be anybody: it counts only if its user could be asked for its memory as well. */
+/* Any process may own the name. The listener counts only if it belongs to this user or this user is root: this process
+ * could then read its memory as well. */
 static void call(question *q) {
     struct sockaddr_un address;
     struct ucred owner = {.uid = (uid_t)-1};
@@ -204,7 +206,7 @@ static void call(question *q) {
     q->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (q->fd < 0) return;
     if (connect(q->fd, (struct sockaddr *)&address, length) != 0) {
-        q->found = errno == EAGAIN; /* it has not accepted anybody for long */
+        q->found = errno == EAGAIN; /* its backlog is full: it has accepted nobody for long */
         end(q);
         return;
     }
@@ -219,7 +221,7 @@ static void call(question *q) {
     if (status != HPC_OK) end(q);
 }
 
-/* Whether it is of the rank that was asked about; the question has its job and size. */
+/* Whether s comes from another rank and describes the rank asked about; q->answer holds the expected job and size. */
 static int is_told(const question *q, const hpc_shown_rank *s) {
     const hpc_shown_rank *wanted = &q->answer.of;
     return s->told_by >= 0 && s->rank == q->rank && s->size == wanted->size && strcmp(s->job, wanted->job) == 0;
@@ -299,7 +301,8 @@ static int list_names(name **names, int *n) {
     return HPC_OK;
 }
 
-/* What is shown of a rank that was asked itself; whether it is. */
+/* Completes the entry of a rank that was asked directly. Returns 0 if the rank is not shown because no listener of this
+ * user was found. */
 static int settle(question *q) {
     hpc_shown_rank *s = &q->answer.of;
     if (!q->found) return 0;
@@ -312,7 +315,8 @@ static int settle(question *q) {
     return 1;
 }
 
-/* Which rank it is that does not answer: others of its job know its name. */
+/* Identifies the rank whose listener does not answer. Connected ranks that have answered are asked: those of the same
+ * job know the listener's name. */
 static void identify(hpc_shown_rank *shown, const name *of, const question *others, int n, double until) {
     const char *last = "";
     question q[BATCH];
@@ -336,8 +340,9 @@ static void identify(hpc_shown_rank *shown, const name *of, const question *othe
 
 /* ---- who is not found here ---- */
 
-/* The missing ranks of the jobs that are found (in order), as questions to the first rank that has answered: the first
- * room of them, and how many. */
+/* Finds the ranks of each job that are missing from found, which is sorted by job and rank. Each missing rank becomes a
+ * question to the first connected rank of its job that has answered. The first room questions go into missing; returns
+ * the number of all, at most MOST. */
 static int list_missing(const question *found, int n, question *missing, int room) {
     int k = 0;
     for (int begin = 0, end; begin < n; begin = end) {
@@ -369,7 +374,7 @@ static int is_over(const question *q) {
     return !q->found || q->answers < 0 || (q->answers == 1 && (q->answer.of.gone[0] != 0 || is_new(&q->answer.of)));
 }
 
-/* Asks until all that is told is new, or the time is over. The order changes. */
+/* Repeats the questions until each is over (is_over) or time runs out. Moves the ones that are over to the front. */
 static void ask_about(question *questions, int n, double until) {
     double pause = LEAST_PAUSE;
     for (int done = 0; done < n;) {
@@ -398,7 +403,7 @@ static int by_job(const void *a, const void *b) {
                                 : (x->pid > y->pid) - (x->pid < y->pid);
 }
 
-/* The ranks of here, settled and in order; how many. */
+/* Puts the ranks whose listeners are found here into found, sorted by job, rank and pid; returns their number. */
 static int find_here(const name *names, int n_names, question *found, double timeout) {
     int n = 0;
     for (int i = 0; i < n_names; i++) found[i] = (question){.to = names[i], .rank = -1, .fd = -1};
@@ -413,7 +418,7 @@ static int find_here(const name *names, int n_names, question *found, double tim
     return n;
 }
 
-/* Behind the n that are found; how many there are then. */
+/* Adds to the n found ranks the missing ones that another rank tells about, and sorts all; returns the new number. */
 static int add_missing(question **found, int n, double until) {
     int k = list_missing(*found, n, NULL, 0);
     question *more = k == 0 ? NULL : realloc(*found, (size_t)(n + k) * sizeof *more);

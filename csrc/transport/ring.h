@@ -1,8 +1,9 @@
 /* Events of one lane from one sender to one receiver: a ring in the receiver's memory.
  *
- * One producer (the sender's lane), one consumer (who polls the receiver's lane). tail counts events written, head
- * events taken; both only grow, in 64 bits, so wrap-around needs no thought. An entry belongs to the producer while
- * tail - head < depth, else to the consumer. */
+ * The sender's lane is the only producer, and the poller of the receiver's lane the only consumer. tail counts the
+ * events written, head the events taken. Both only grow and have 64 bits, so they never wrap around in practice. The
+ * consumer owns the entries numbered head to tail - 1; the producer owns all others, and the ring is full while there
+ * are none. */
 #ifndef HPC_RING_H
 #define HPC_RING_H
 
@@ -20,7 +21,8 @@ typedef struct hpc_ring {
     } entries[HPC_NOTIFY_DEPTH];
 } hpc_ring;
 
-/* acquire: the consumer has read the entry before the producer writes it anew. */
+/* acquire: pairs with the release store of head in hpc_ring_pop, so the consumer has read the entry before the producer
+ * overwrites it. */
 static inline int hpc_ring_is_full(hpc_ring *ring, uint64_t tail) {
     return tail - atomic_load_explicit(&ring->head, memory_order_acquire) >= HPC_NOTIFY_DEPTH;
 }
@@ -28,7 +30,7 @@ static inline int hpc_ring_is_full(hpc_ring *ring, uint64_t tail) {
 static inline void hpc_ring_push(hpc_ring *ring, uint64_t tail, uint32_t imm, uint64_t nbytes) {
     ring->entries[tail % HPC_NOTIFY_DEPTH].imm = imm;
     ring->entries[tail % HPC_NOTIFY_DEPTH].nbytes = nbytes;
-    /* release: the entry, and the data put before it, are visible to whoever sees the new tail. */
+    /* release: a consumer that sees the new tail also sees the entry and the data put before it. */
     atomic_store_explicit(&ring->tail, tail + 1, memory_order_release);
 }
 
