@@ -181,7 +181,8 @@ import signal, subprocess, sys
 from pathlib import Path
 import mpi, test_ranks
 
-Path("pid").write_text(str(mpi.Server.get().pid))
+Path("new").write_text(str(mpi.Server.get().pid))
+Path("new").rename("pid")  # whole as soon as it is there
 mpi.spawn(2, test_ranks.hangs, True, timeout=1000)
 """
 
@@ -191,11 +192,15 @@ def test_nothing_is_left_of_a_run_that_is_interrupted(tmp_path: Path, how: signa
     env = {**os.environ, "PYTHONPATH": str(TESTS), ranks.MARK: "another session"}
     with subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=tmp_path, env=env, stderr=subprocess.DEVNULL) as run:
         end = time.monotonic() + 60
-        while len(started(tmp_path)) < 7:  # the server, two ranks, and two children of each
-            assert run.poll() is None
-            assert time.monotonic() < end
-        pids = started(tmp_path)
-        run.send_signal(how)
+        try:
+            while len(started(tmp_path)) < 7:  # the server, two ranks, and two children of each
+                assert run.poll() is None
+                assert time.monotonic() < end
+            pids = started(tmp_path)
+            run.send_signal(how)
+        except BaseException:
+            run.kill()  # else its end would be waited for
+            raise
         run.wait()
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < end, [pid for pid in pids if alive(pid)]
