@@ -283,7 +283,11 @@ int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, c
     hello.lane = lane;
     hello.stream = (uint8_t)stream;
     list_attempts(c, rank, &calls);
-    if (try_all(c, &calls, &hello, deadline, fd, &reached) != HPC_OK) {
+    /* The call is shown as a wait, because other ranks may follow theirs to this rank. */
+    int shown = hpc_watch_wait(&c->group->watch, -1, op, start, &rank, 1);
+    int called = try_all(c, &calls, &hello, deadline, fd, &reached);
+    hpc_watch_end(&c->group->watch, shown, 0, hpc_now());
+    if (called != HPC_OK) {
         status = hpc_group_peer_present(c->group, rank, op);
         return status != HPC_OK ? status : fail_calls(c, rank, op, &calls, hpc_now() - start);
     }
