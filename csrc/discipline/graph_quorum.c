@@ -289,6 +289,7 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .name = "a quorum on a graph",
     .suits = suits,
     .check = check,
+    .quorum = 1,
     .puts = 1,
     .one_slot = 1,
     .head = sizeof(hpc_slot_head),

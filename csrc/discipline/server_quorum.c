@@ -135,8 +135,6 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
             return hpc_fail(HPC_ERR_UNSUPPORTED, op,
                             "%s: row %d is pushed by other workers than row 0; with a quorum all push every key", op,
                             i);
-        if (f->quorum > row->n_in)
-            return hpc_fail(HPC_ERR_INVALID, op, "%s: quorum is %d; row %d has %d inputs", op, f->quorum, i, row->n_in);
     }
     return HPC_OK;
 }
@@ -577,6 +575,7 @@ const hpc_discipline hpc_discipline_server_quorum = {
     .name = "a quorum",
     .suits = suits,
     .check = check,
+    .quorum = 1,
     .goes_on = 1,
     .whole = 1,
     .part = part,

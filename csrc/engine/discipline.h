@@ -26,6 +26,7 @@ struct hpc_discipline {
      * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.
      */
     int goes_on;
+    int quorum;        /* folds are made by the configuration's quorum, where that is not all inputs */
     int whole;         /* folds take all inputs with the plan's weights: a row can go in one pass */
     int puts;          /* updates are put into receive slots, even if the owner could read them in place */
     int one_slot;      /* a sender has one slot for an input, whatever the plan's depth */

@@ -128,6 +128,23 @@ static int check_quorum(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
+/* A quorum needs a discipline that has one. Its refusals hold for a quorum of all inputs too, which then waits for all:
+ * whether it is all of them can differ between plans of one program. */
+static int check_quorum_discipline(const hpc_context *c, const hpc_exchange_config *f) {
+    hpc_exchange_config one = *f;
+    int most = 0;
+    if (f->quorum == 0) return HPC_OK;
+    for (int i = 0; i < f->plan->n_rows; i++)
+        if (f->plan->rows[i].n_in - (f->graph != NULL) > most) most = f->plan->rows[i].n_in - (f->graph != NULL);
+    one.quorum = 1;
+    const hpc_discipline *d = hpc_discipline_of(&one);
+    if (d != NULL && d->quorum) return d->check(c, f);
+    if (most <= 1) return HPC_OK; /* one input is all */
+    return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                    "exchange: quorum is %d; this build has no discipline with a quorum %s", f->quorum,
+                    f->graph != NULL ? "on a graph" : "with servers");
+}
+
 static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) {
     const hpc_discipline *d = hpc_discipline_of(f);
     if (d == NULL && (f->consistency < HPC_BSP || f->consistency > HPC_BARRIER))
@@ -159,6 +176,7 @@ int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f
     if (status == HPC_OK) status = check_quorum(f);
     if (status == HPC_OK) status = check_in_place(f);
     if (status == HPC_OK && f->graph != NULL) status = check_graph(c, f);
+    if (status == HPC_OK) status = check_quorum_discipline(c, f);
     if (status == HPC_OK) status = check_discipline(c, f);
     if (status != HPC_OK) return status;
     for (int k = 0; c->group.rank == 0 && k < f->plan->n_keys; k++)

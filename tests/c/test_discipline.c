@@ -118,15 +118,26 @@ static void refuses(rank *r) {
     CHECK(strstr(hpc_last_error()->message, "depth 2") != NULL);
     config.consistency = EVERY_OTHER + 1;
     CHECK_EQ(job_create_with(r, &j, &config, -1, &e), HPC_ERR_INVALID);
+    config.consistency = HPC_BSP; /* this array has none with a quorum: BSP must not wait for all in its place */
+    config.quorum = 1, config.late = HPC_LATE_DROP;
+    CHECK_EQ(job_create_with(r, &j, &config, -1, &e), HPC_ERR_UNSUPPORTED);
+    CHECK(strstr(hpc_last_error()->message, "no discipline with a quorum") != NULL);
 }
 
 /* The others are as they were. */
 static void others(rank *r) {
     job j;
+    reference ref;
     hpc_exchange *e;
     job_init(&j, r);
     e = job_open(r, &j);
-    for (int k = 0; k < j.n_keys; k++) job_push_pull(r, &j, e, k, 0);
+    reference_init(&ref, &j);
+    for (int k = 0; k < j.n_keys; k++) {
+        job_push_pull(r, &j, e, k, 0);
+        reference_step(&ref, k);
+        reference_check(&ref, r, e, k);
+    }
+    reference_free(&ref);
     CHECK_OK(hpc_exchange_close(e, -1));
     hpc_exchange_free(e);
 }
