@@ -126,9 +126,10 @@ int hpc_whole_missing(const hpc_exchange *ex, const hpc_share *share, int slot, 
     return n;
 }
 
-int hpc_whole_missing_neighbours(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found) {
+int hpc_whole_missing_neighbours(const hpc_exchange *ex, int s, uint64_t awaited, int *ranks, int found) {
     const hpc_share *share = &ex->layout.shares[s];
-    n = hpc_share_next_fold(ex, s);
+    uint64_t n = hpc_share_next_fold(ex, s); /* a fold that is awaited waits for those before it */
+    (void)awaited;
     int slot = takes_turns(ex) ? 0 : (int)((n - 1) % (uint64_t)ex->layout.depth);
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];

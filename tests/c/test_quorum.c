@@ -410,12 +410,29 @@ static void nothing_is_lost(rank *r) {
     }
 }
 
+/* A quorum of all workers waits for all, like none; yet it goes with nothing that a quorum does not go with. */
+static void all_is_refused_alike(rank *r) {
+    job j;
+    hpc_exchange *e = NULL;
+    for (int quorum = 1; quorum <= r->size; quorum += r->size - 1)
+        for (int what = 0; what < 3; what++) {
+            hpc_exchange_config config;
+            job_init(&j, r);
+            hpc_exchange_config_init(&config);
+            config.quorum = quorum, config.late = what == 2 ? HPC_LATE_FOLD : HPC_LATE_DROP;
+            config.consistency = what == 0 ? HPC_ASYNC : HPC_BSP;
+            config.eager = what == 1;
+            CHECK_STATUS(job_create_with(r, &j, &config, -1, &e), HPC_ERR_UNSUPPORTED);
+        }
+}
+
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "three of four", .size = 4, .run = three_of_four, .arg = HPC_PROGRESS_INLINE},
         {.name = "three of four, threads", .size = 4, .run = three_of_four, .arg = HPC_PROGRESS_THREAD},
         {.name = "three of four, f16", .size = 4, .run = three_of_four, .arg = HPC_PROGRESS_INLINE + 4 * HPC_F16},
         {.name = "means", .size = 4, .run = means},
+        {.name = "all is refused alike", .size = 3, .run = all_is_refused_alike, .where = RANKS_UNSEEDED},
         {.name = "as bsp", .size = 4, .run = as_bsp, .arg = HPC_PROGRESS_INLINE},
         {.name = "as bsp, threads", .size = 4, .run = as_bsp, .arg = HPC_PROGRESS_THREAD},
         {.name = "grace", .size = 3, .run = grace, .arg = HPC_PROGRESS_INLINE},
