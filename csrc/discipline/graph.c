@@ -134,6 +134,37 @@ hpc_share **hpc_own_shares_of(const hpc_exchange *ex, const hpc_core *core, int 
     return own;
 }
 
+int hpc_own_shares_open(hpc_exchange *ex, hpc_core *core, const char *op, hpc_own_shares *own) {
+    int status = HPC_OK;
+    own->shares = hpc_own_shares_of(ex, core, &own->n);
+    if (own->shares == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
+    for (int i = 0; i < own->n && status == HPC_OK; i++) {
+        hpc_clocks *c = own->shares[i]->own = calloc(1, sizeof *c);
+        status = c == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op)
+                           : hpc_clocks_open(ex, own->shares[i], op, c);
+    }
+    return status;
+}
+
+void hpc_own_clocks_free(hpc_exchange *ex) {
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_clocks *c = ex->layout.shares[s].own;
+        if (c != NULL) hpc_clocks_free(c);
+        free(c);
+        ex->layout.shares[s].own = NULL;
+    }
+}
+
+int hpc_own_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    (void)slot;
+    return hpc_clocks_share_came(core->exchange, share, share->own, rank);
+}
+
+int hpc_own_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    (void)slot;
+    return hpc_clocks_row_came(core->exchange, w->share, w->share->own, w->inputs[input].rank);
+}
+
 /* ---- the worker ---- */
 
 int hpc_graph_makes_params(const hpc_exchange *ex, const hpc_share *share) {
@@ -192,6 +223,11 @@ int hpc_graph_finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     for (uint64_t n = pushes < depth ? 1 : pushes - depth + 1; n <= pushes && status == HPC_OK; n++)
         status = hpc_ticket_wait_slot(ex, key, 2 * n, hpc_limit_left(ex, l), op);
     return status;
+}
+
+int hpc_graph_finish_unread(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    (void)op;
+    return hpc_flush_key(ex, key, l);
 }
 
 /* A graph that changes goes on with the phase at which the checkpoint was made. */

@@ -92,6 +92,13 @@ typedef struct hpc_own_shares {
 /* NULL when there is no memory. */
 hpc_share **hpc_own_shares_of(const hpc_exchange *ex, const hpc_core *core, int *n);
 
+/* For disciplines whose shares have their clocks as their own: opens those of a core, and frees those of the exchange;
+ * and hpc_discipline's slots. */
+int hpc_own_shares_open(hpc_exchange *ex, hpc_core *core, const char *op, hpc_own_shares *own);
+void hpc_own_clocks_free(hpc_exchange *ex);
+int hpc_own_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
+int hpc_own_row_came(hpc_core *core, hpc_work *w, int input, int slot);
+
 /* ---- the worker ---- */
 
 /* A pull waits for this rank's own shares, which make its parameters. */
@@ -105,6 +112,8 @@ int hpc_graph_is_free(const hpc_exchange *ex, int key, uint64_t ticket);
 int hpc_graph_has_read(const hpc_exchange *ex, int s, uint64_t ticket);
 /* Waits until the neighbours have read what is in the slots. */
 int hpc_graph_finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
+/* Waits until the last update has left this rank. Neighbours may read it later, or never. */
+int hpc_graph_finish_unread(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
 void hpc_graph_restored(hpc_exchange *ex, const hpc_work *w, uint64_t step);
 
 /* hpc_discipline.awaited on a graph: the ranks that have not pushed as often as the discipline needs. If there are

@@ -25,12 +25,7 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 /* ---- open ---- */
 
 static void free_all(hpc_exchange *ex) {
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_clocks *c = ex->layout.shares[s].own;
-        if (c != NULL) hpc_clocks_free(c);
-        free(c);
-        ex->layout.shares[s].own = NULL;
-    }
+    hpc_own_clocks_free(ex);
     for (int i = 0; ex->cores != NULL && i < ex->n_own_cores; i++) {
         hpc_own_shares *own = ex->cores[i].own;
         if (own != NULL) free(own->shares);
@@ -42,15 +37,8 @@ static void free_all(hpc_exchange *ex) {
 
 static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     hpc_own_shares *own = core->own = calloc(1, sizeof *own);
-    if (own != NULL) own->shares = hpc_own_shares_of(ex, core, &own->n);
-    if (own == NULL || own->shares == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
-    for (int i = 0; i < own->n; i++) {
-        hpc_clocks *c = own->shares[i]->own = calloc(1, sizeof *c);
-        int status = c == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op)
-                               : hpc_clocks_open(ex, own->shares[i], op, c);
-        if (status != HPC_OK) return status;
-    }
-    return HPC_OK;
+    return own != NULL ? hpc_own_shares_open(ex, core, op, own)
+                       : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
 }
 
 static int open_all(hpc_exchange *ex, const char *op) {
@@ -60,16 +48,6 @@ static int open_all(hpc_exchange *ex, const char *op) {
 }
 
 /* ---- the core ---- */
-
-static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    (void)slot;
-    return hpc_clocks_share_came(core->exchange, share, share->own, rank);
-}
-
-static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    (void)slot;
-    return hpc_clocks_row_came(core->exchange, w->share, w->share->own, w->inputs[input].rank);
-}
 
 static int is_time(const hpc_exchange *ex, const hpc_share *share) {
     const hpc_clocks *c = share->own;
@@ -186,12 +164,6 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
     return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, hpc_graph_has_read, missing);
 }
 
-/* Neighbours may read the last update until they close themselves; here it is enough that it has left. */
-static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    (void)op;
-    return hpc_flush_key(ex, key, l);
-}
-
 const hpc_discipline hpc_discipline_ssp = {
     .name = "SSP",
     .suits = suits,
@@ -200,14 +172,14 @@ const hpc_discipline hpc_discipline_ssp = {
     .prepare = hpc_graph_prepare,
     .open = open_all,
     .free = free_all,
-    .share_came = share_came,
-    .row_came = row_came,
+    .share_came = hpc_own_share_came,
+    .row_came = hpc_own_row_came,
     .work = work,
     .begin_push = hpc_graph_begin_push,
     .send_share = hpc_graph_send_share,
     .is_free = hpc_graph_is_free,
     .needs = needs,
     .awaited = awaited,
-    .finish = finish,
+    .finish = hpc_graph_finish_unread,
     .restored = hpc_graph_restored,
 };

@@ -75,12 +75,7 @@ static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *o
 
 static void free_all(hpc_exchange *ex) {
     unflushed *own = ex->own;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_clocks *c = ex->layout.shares[s].own;
-        if (c != NULL) hpc_clocks_free(c);
-        free(c);
-        ex->layout.shares[s].own = NULL;
-    }
+    hpc_own_clocks_free(ex);
     for (int i = 0; ex->cores != NULL && i < ex->n_own_cores; i++) {
         scratch *its = ex->cores[i].own;
         if (its == NULL) continue;
@@ -100,15 +95,12 @@ static void free_all(hpc_exchange *ex) {
 static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     size_t most_bytes = 0, most_values = 0, most_rows = 0;
     scratch *its = core->own = calloc(1, sizeof *its);
-    if (its != NULL) its->own.shares = hpc_own_shares_of(ex, core, &its->own.n);
-    if (its == NULL || its->own.shares == NULL) goto no_memory;
+    int status = its != NULL ? hpc_own_shares_open(ex, core, op, &its->own)
+                             : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
+    if (status != HPC_OK) return status;
     for (int s = 0; s < its->own.n; s++) {
-        hpc_share *share = its->own.shares[s];
+        const hpc_share *share = its->own.shares[s];
         size_t nbytes = 0, values = 0;
-        hpc_clocks *c = share->own = calloc(1, sizeof *c);
-        if (c == NULL) goto no_memory;
-        int status = hpc_clocks_open(ex, share, op, c);
-        if (status != HPC_OK) return status;
         for (int i = 0; i < share->n_rows; i++) {
             nbytes += hpc_row_bytes(&ex->plan->rows[share->rows[i]]);
             values += ex->plan->rows[share->rows[i]].count;
@@ -121,7 +113,6 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     its->sum = malloc(most_values * sizeof *its->sum + 1);
     its->rows_from = malloc(most_rows * sizeof *its->rows_from + 1);
     if (its->input != NULL && its->sum != NULL && its->rows_from != NULL) return HPC_OK;
-no_memory:
     return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the shares of a core", op);
 }
 
@@ -132,16 +123,6 @@ static int open_all(hpc_exchange *ex, const char *op) {
 }
 
 /* ---- the core: when ---- */
-
-static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    (void)slot;
-    return hpc_clocks_share_came(core->exchange, share, share->own, rank);
-}
-
-static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    (void)slot;
-    return hpc_clocks_row_came(core->exchange, w->share, w->share->own, w->inputs[input].rank);
-}
 
 /* How often rank has said that it sent the key and core of a share. */
 static uint64_t said_by(const hpc_exchange *ex, const hpc_share *share, int rank) {
@@ -370,11 +351,6 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
     return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, has_read, missing);
 }
 
-static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    (void)op;
-    return hpc_flush_key(ex, key, l);
-}
-
 const hpc_discipline hpc_discipline_unflushed = {
     .name = "BARRIER or ASYNC on a graph",
     .suits = suits,
@@ -387,8 +363,8 @@ const hpc_discipline hpc_discipline_unflushed = {
     .prepare = prepare,
     .open = open_all,
     .free = free_all,
-    .share_came = share_came,
-    .row_came = row_came,
+    .share_came = hpc_own_share_came,
+    .row_came = hpc_own_row_came,
     .work = work,
     .wait_slot = wait_slot,
     .begin_push = begin_push,
@@ -396,6 +372,6 @@ const hpc_discipline hpc_discipline_unflushed = {
     .pushed = pushed,
     .needs = needs,
     .awaited = awaited,
-    .finish = finish,
+    .finish = hpc_graph_finish_unread,
     .restored = hpc_graph_restored,
 };
