@@ -37,8 +37,9 @@ const hpc_codec *hpc_codec_of(int number);
 /* Writes the names of the codecs whose bit (1u << number) is set, each behind a space: " float32 float16". */
 void hpc_codec_names(unsigned numbers, char *names, size_t cap);
 
-/* decode_add of the codecs whose pieces are arrays of a dtype (add.c). */
-int hpc_codec_add(float *acc, int64_t n, const void *in, double weight, int dtype);
+/* encode and decode_add of the codecs whose pieces are arrays of a dtype (array.c). */
+int64_t hpc_codec_encode_array(const float *x, int64_t n, void *out, int64_t cap, int dtype);
+int hpc_codec_add_array(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int dtype);
 
 /* The bytes of n elements of an addressable codec, and so the offset of element n in its piece. */
 static inline size_t hpc_codec_span(const hpc_codec *codec, uint64_t n) {

@@ -1,5 +1,3 @@
-#include <string.h>
-
 #include "codec/codec.h"
 
 enum { ITEM = 4 };
@@ -10,15 +8,12 @@ static size_t max_bytes(uint64_t n) {
 
 static int64_t encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap) {
     (void)state, (void)args;
-    if (n < 0 || cap / ITEM < n) return -1;
-    memcpy(out, x, (size_t)n * ITEM);
-    return n * ITEM;
+    return hpc_codec_encode_array(x, n, out, cap, HPC_F32);
 }
 
 static int decode_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
     (void)args;
-    if (n < 0 || nbytes != n * ITEM) return -1;
-    return hpc_codec_add(acc, n, in, weight, HPC_F32);
+    return hpc_codec_add_array(acc, n, in, nbytes, weight, HPC_F32);
 }
 
 static hpc_fold_fn *fold(const struct hpc_fold_kernels *kernels) {
