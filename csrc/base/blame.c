@@ -12,7 +12,7 @@ static void unlock(hpc_blame *b) {
     atomic_store_explicit(&b->busy, 0, memory_order_release);
 }
 
-/* What others told about a rank stays, but for the news that it died. */
+/* An entry told by another rank stays, unless the news is that the rank has died. */
 static void put(hpc_blame *b, const hpc_culprit *culprit, const char *why, int by_wait) {
     int i = 0;
     while (i < b->n && b->list[i].culprit.rank != culprit->rank) i++;

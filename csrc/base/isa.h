@@ -4,7 +4,7 @@
 
 #include "hpcomm/hpcomm.h"
 
-/* HPC_ERR_INVALID when isa is none of hpc_isa, HPC_ERR_UNSUPPORTED when this CPU lacks it. op names the caller. */
+/* HPC_ERR_INVALID if isa is not a value of hpc_isa, HPC_ERR_UNSUPPORTED if this CPU lacks it. op names the caller. */
 int hpc_isa_check(int isa, const char *op);
 
 /* isa, or for HPC_ISA_BEST the one that it stands for here. */

@@ -91,8 +91,8 @@ static void choose_waiting(hpc_context *c) {
     if (c->group.yield < 0) c->group.yield = here <= cores ? 100e-6 : 500e-6;
 }
 
-/* The kinds of link (hpc_link_kind bits) that the transport to this rank can have. Ranks that look like one host and
- * are none (cloned machines, say) need TCP; one process cannot look like two. */
+/* The kinds of link (hpc_link_kind bits) that the transport to this rank can have. Two hosts may look like one, if they
+ * are cloned machines, say: their ranks need TCP. One process cannot look like two. */
 static unsigned char links_for(const hpc_context *c, size_t rank) {
     const hpc_transport *t = c->transports[rank];
     const hpc_address *self = &c->self, *peer = &c->addresses[rank];

@@ -31,8 +31,8 @@ void hpc_context_drop_lane(hpc_lane *lane);
  * another thread has closed old meanwhile, or aborted its family. */
 int hpc_family_adopt(hpc_context *old, hpc_context *heir, int *first, const char *op);
 
-/* Stops the control channel of a context that has been closed, or has failed (why), and of those of its family that end
- * with it (family.c). Once. */
+/* Stops the control channel of a context that has been closed, or that has failed for the reason why. Does the same for
+ * the contexts of its family that end with it (family.c). Called once. */
 void hpc_family_leave(hpc_context *context, const char *why);
 
 /* HPC_OK if calls may be made on it: connected, open, and this process's own. */

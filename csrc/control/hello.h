@@ -70,7 +70,7 @@ int hpc_greeting_step(hpc_greeting *greeting, int fd, const unsigned char *key,
 /* Welcomes the caller: HPC_OK, or HPC_ERR_TRANSPORT if it is gone. */
 int hpc_greeting_end(int fd);
 
-/* The part of a step that needs no socket (tests and the fuzzer call it too). Takes *used of the nbytes bytes, never
+/* hpc_greeting_step without the socket (tests and the fuzzer call it too). Takes *used of the nbytes bytes, never
  * past the end of a message. HPC_IN_PROGRESS: if answer->ready, send all of answer before the next call; then call
  * again with the bytes that are left or arrive. HPC_OK: the hello is proven. HPC_ERR_AUTH: the hello is refused for
  * good. */

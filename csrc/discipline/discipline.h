@@ -7,7 +7,7 @@
 extern const hpc_discipline hpc_discipline_bsp, hpc_discipline_async, hpc_discipline_ssp, hpc_discipline_notify_ack,
     hpc_discipline_server_quorum, hpc_discipline_graph_quorum, hpc_discipline_unflushed;
 
-/* The first of the array that suits a configuration, or NULL. */
+/* Returns the first member of the array that suits a configuration, or NULL. */
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config);
 
 #endif

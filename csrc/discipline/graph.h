@@ -12,7 +12,7 @@ typedef struct hpc_graph_key {
     int phases[HPC_PLAN_DEPTH]; /* of the pushes in the slots */
 } hpc_graph_key;
 
-/* The exchange's graph; there is none on servers. */
+/* The graph of an exchange; an exchange with servers has no graph. */
 typedef struct hpc_phases {
     int n;
     double *weights; /* [phase][to][from], as hpc_graph has them */
@@ -28,7 +28,7 @@ static inline const hpc_phases *hpc_phases_of(const hpc_exchange *ex) {
 int hpc_graph_prepare(hpc_exchange *ex, const hpc_exchange_config *config, const char *op);
 void hpc_graph_free(hpc_exchange *ex);
 const char *hpc_consistency_name(int consistency);
-/* HPC_ERR_INVALID where a graph is needed and there is none. */
+/* HPC_ERR_INVALID if the configuration has no graph. */
 int hpc_graph_is_given(const hpc_exchange_config *config, const char *op);
 /* HPC_OK if folds may miss some inputs. Refuses a fold of one's own, and negative weights. by: the discipline, for the
  * error. */
