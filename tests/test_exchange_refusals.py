@@ -60,6 +60,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "chunk size a text": ({"chunk_bytes": "32K"}, r"chunk_bytes is '32K'"),
     "cores": ({"cores": 0}, r"cores is 0"),
     "depth": ({"depth": 0}, r"depth is 0; 1 to 16 are possible"),
+    "codec and wire": ({"codec": "float16", "wire": "float16"}, r"give one of them"),
     "codec": ({"codec": "int8"}, r"codec is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
     "reduce": ({"reduce": "max"}, r"reduce is 'max': must be one of 'mean', 'sum'"),
     "progress": ({"progress": "fast"}, r"progress is 'fast': must be one of 'auto', 'inline', 'thread'"),
