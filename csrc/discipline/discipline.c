@@ -3,8 +3,7 @@
 /* The first member that suits is taken, so a quorum comes before the discipline that waits for all. */
 static const hpc_discipline *const disciplines[] = {
     // clang-format off
-    &hpc_discipline_server_quorum,
-    &hpc_discipline_graph_quorum,
+    &hpc_discipline_quorum,
     &hpc_discipline_unflushed,
     &hpc_discipline_ssp,
     &hpc_discipline_notify_ack,

@@ -59,36 +59,13 @@ static int is_time(const hpc_exchange *ex, const hpc_share *share) {
     return 1;
 }
 
-static const char *slot_of(const hpc_exchange *ex, const hpc_input *in, uint64_t n) {
-    return in->slots + (size_t)((n - 1) % (uint64_t)ex->layout.depth) * in->stride;
-}
-
-/* The inputs of a row: of each neighbour the newest update, or every one that has not counted. */
-static hpc_inputs inputs_of(hpc_core *core, const hpc_share *share, const hpc_work *w) {
-    const hpc_exchange *ex = core->exchange;
-    const hpc_clocks *c = share->own;
-    double all = 0, present = 0;
-    int n = 0;
-    for (int e = 0; e < w->row->n_in; e++) {
-        const hpc_input *in = &w->inputs[e];
-        uint64_t newest = hpc_clock_of(c, in->rank), first = c->used[in->rank] + 1;
-        if (in->rank == share->owner) newest = share->version + 1;
-        if (in->rank == share->owner || ex->averages) first = newest;
-        all += w->weights[e];
-        if (newest == 0) continue;
-        present += w->weights[e];
-        for (uint64_t v = first; v <= newest; v++) {
-            core->bases[n] = slot_of(ex, in, v);
-            core->base_weights[n++] = w->weights[e];
-        }
-    }
-    for (int i = 0; i < n && ex->averages && present != all; i++) core->base_weights[i] *= all / present;
-    return (hpc_inputs){.bases = core->bases,
-                        .weights = core->base_weights,
-                        .n = n,
-                        .codec = w->codec,
-                        .args_of = ex->args_of,
-                        .slot = share->version};
+/* Of each neighbour the newest update, or every one that has not counted. */
+static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
+    const hpc_clocks *c = w->share->own;
+    uint64_t newest = hpc_clock_of(c, in->rank), first = c->used[in->rank] + 1;
+    if (in->rank == w->share->owner) newest = w->share->version + 1;
+    if (in->rank == w->share->owner || core->exchange->averages) first = newest;
+    return newest == 0 ? (hpc_taken){0, 0} : (hpc_taken){(int)(newest - first + 1), first - 1};
 }
 
 /* Counts each neighbour's input, and answers updates that are no longer needed. */
@@ -119,7 +96,7 @@ static int fold(hpc_core *core, hpc_share *share) {
     const hpc_exchange *ex = core->exchange;
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
-        const hpc_inputs inputs = inputs_of(core, share, w);
+        const hpc_inputs inputs = hpc_row_take(core, w, taking, ex->averages ? HPC_SCALE_ALL : HPC_SCALE_NONE);
         int failed = hpc_row_work(core, w, &inputs);
         if (failed) return failed;
     }

@@ -195,7 +195,9 @@ static int work_core(hpc_core *core) {
         if (core->n_kept > 0) hpc_forward_retry(core); /* rings empty while this goes on */
     }
     const hpc_discipline *d = ex->discipline;
-    if (d->work != NULL && atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) == HPC_OK) n += d->work(core);
+    if (d->work != NULL && atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) == HPC_OK &&
+        !atomic_load_explicit(&core->paused, memory_order_relaxed)) /* then all that has come was handled */
+        n += d->work(core);
     if (n > 0 && start > 0)
         atomic_store_explicit(&core->tally.busy,
                               atomic_load_explicit(&core->tally.busy, memory_order_relaxed) + hpc_now() - start,

@@ -25,14 +25,15 @@ struct hpc_discipline {
     /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a
      * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.
      */
-    int goes_on;
+    int (*goes_on)(const hpc_exchange *ex); /* NULL: no */
     int quorum;        /* folds are made by the configuration's quorum, where that is not all inputs */
     int whole;         /* folds take all inputs with the plan's weights: a row can go in one pass */
-    int puts;          /* updates are put into receive slots, even if the owner could read them in place */
     int one_slot;      /* a sender has one slot for an input, whatever the plan's depth */
     size_t head, tail; /* bytes before and behind an update in its slot */
     int pulls;         /* parameters come when a pull asks for them; 0: with the answer to a push */
     int signals;       /* of each share: 1 or 2; 0 means 1 */
+    /* Whether updates are put into receive slots, even if the owner could read them in place. NULL: no. */
+    int (*puts)(const hpc_exchange *ex);
     /* How many bytes it needs in rank's part of the window, at hpc_place.own. NULL: 0. */
     size_t (*part)(const hpc_exchange *ex, int rank);
     /* Whether every rank takes part in every share. NULL: only the ranks at either end of its rows do. */

@@ -26,8 +26,8 @@ static int has_edge(const hpc_edge *edges, int n, int rank) {
 /* Whether the master of a row is its owner's own copy of the parameters, which change between the owner's push and its
  * pull only: the owner has pushed whenever the row is folded, unless owners go on without some. */
 static int is_master_params(const hpc_exchange *ex, const hpc_row *row) {
-    return ex->asked.shared_params || (!ex->discipline->goes_on && has_edge(row->in, row->n_in, row->owner) &&
-                                       has_edge(row->out, row->n_out, row->owner));
+    return ex->asked.shared_params ||
+           (!hpc_goes_on(ex) && has_edge(row->in, row->n_in, row->owner) && has_edge(row->out, row->n_out, row->owner));
 }
 
 /* ---- shares ---- */

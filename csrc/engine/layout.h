@@ -93,8 +93,13 @@ static inline int hpc_is_mapped(const hpc_exchange *ex, int rank) {
 
 /* Whether owner reads rank's pushes in rank's memory; else they come by put. This rank is one of the two. */
 static inline int hpc_reads_in_place(const hpc_exchange *ex, int owner, int rank) {
-    if (ex->discipline->puts) return owner == rank;
+    if (ex->discipline->puts != NULL && ex->discipline->puts(ex)) return owner == rank;
     return hpc_is_mapped(ex, owner == ex->context->group.rank ? rank : owner);
+}
+
+/* Whether owners fold without some of the workers. */
+static inline int hpc_goes_on(const hpc_exchange *ex) {
+    return ex->discipline->goes_on != NULL && ex->discipline->goes_on(ex);
 }
 
 /* Whether every rank takes part in every share. */

@@ -4,6 +4,7 @@
  * parameters are written to every worker while the block is in the first caches. Both read and write memory once. */
 #include "engine/row.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -35,6 +36,31 @@ int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *
              ex->context->group.rank, from, ex->plan->keys[w->row->key].name);
     hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
     return 1;
+}
+
+hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, hpc_scaling scaling) {
+    const hpc_exchange *ex = core->exchange;
+    double all = 0, present = 0;
+    int n = 0;
+    for (int e = 0; e < w->row->n_in; e++) {
+        const hpc_input *in = &w->inputs[e];
+        const hpc_taken taken = taking(core, w, in);
+        all += w->weights[e];
+        if (taken.n > 0) present += w->weights[e];
+        for (int i = 0; i < taken.n; i++) {
+            uint64_t slot = (taken.first + (uint64_t)i) % (uint64_t)ex->layout.depth;
+            core->bases[n] = in->slots + (size_t)slot * in->stride;
+            core->base_weights[n++] = w->weights[e];
+        }
+    }
+    int scales = scaling == HPC_SCALE_ALL || (scaling == HPC_SCALE_MEANS && fabs(all - 1) < 1e-9);
+    for (int i = 0; i < n && scales && present != all; i++) core->base_weights[i] *= all / present;
+    return (hpc_inputs){.bases = core->bases,
+                        .weights = core->base_weights,
+                        .n = n,
+                        .codec = w->codec,
+                        .args_of = ex->args_of,
+                        .slot = w->share->version};
 }
 
 hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only) {

@@ -21,6 +21,17 @@ typedef struct hpc_inputs {
 /* All inputs of a row in a slot, or one of them (only; -1: all), with the plan's weights. */
 hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only);
 
+/* The inputs that a discipline chooses, one by one: of an input the updates in n slots, from push or slot number first
+ * on. With HPC_SCALE_ALL the weights of what is there grow until they add up to those of all inputs; with
+ * HPC_SCALE_MEANS only those that add up to 1 do. Scaling is for at most one slot of an input. */
+typedef struct hpc_taken {
+    int n;
+    uint64_t first;
+} hpc_taken;
+typedef hpc_taken hpc_taking(const hpc_core *core, const hpc_work *w, const hpc_input *in);
+typedef enum hpc_scaling { HPC_SCALE_NONE, HPC_SCALE_MEANS, HPC_SCALE_ALL } hpc_scaling;
+hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, hpc_scaling scaling);
+
 /* The number of the input that rank pushes, or (forwarded) that a row of rank forwards; -1: none. */
 int hpc_row_input_of(const hpc_work *w, int rank, int forwarded);
 

@@ -312,7 +312,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
 /* A put lasts as long as its worker stands still. Where the others do not wait for it the master changes meanwhile, so
  * each worker's puts read a copy of its own. */
 static int open_copies(hpc_exchange *ex, const char *op) {
-    if (!ex->discipline->goes_on) return HPC_OK;
+    if (!hpc_goes_on(ex)) return HPC_OK;
     for (int i = 0; i < ex->n_work; i++)
         for (int o = 0; o < ex->work[i].n_outputs; o++) {
             hpc_output *out = &ex->work[i].outputs[o];

@@ -46,7 +46,7 @@ static int check_outputs(const hpc_exchange *ex) {
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: row %d sends parameters to rank %d, of which it gets no update", i, r);
-            if (ex->discipline->goes_on && (gets != gives || gives != pushes))
+            if (hpc_goes_on(ex) && (gets != gives || gives != pushes))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: %s needs every row of a key to get updates from and send parameters to "
                                 "the same ranks; row %d does not for rank %d",
@@ -202,7 +202,7 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
     status = hpc_context_agree(c, op_create, status, deadline); /* also the barrier before the first push */
     if (status != HPC_OK) return status;
     ex->life.open = 1;
-    ex->life.serves = ex->discipline->goes_on && ex->n_work > 0;
+    ex->life.serves = hpc_goes_on(ex) && ex->n_work > 0;
     for (int s = 0; s < ex->layout.n_shares; s++) /* others may wait for rows that this rank does not push */
         if (ex->layout.shares[s].owner == c->group.rank &&
             !hpc_share_involves(ex, &ex->layout.shares[s], c->group.rank))

@@ -88,7 +88,7 @@ static void pushes_too_often(rank *r) {
 static void counts_ahead(rank *r) {
     enum { ANSWERS, USES, SENDS };
     static const char *const texts[] = {"has answered 2 updates of key", "and used 2; 1 were sent",
-                                        "has sent 2 updates of key"};
+                                        "before its last one was answered"};
     graph_job g;
     uint64_t ticket;
     int s = 0, status = HPC_OK;
@@ -99,25 +99,36 @@ static void counts_ahead(rank *r) {
     rank_meet(r);
     while (e->layout.shares[s].owner != VICTIM) s++;
     int key = e->layout.shares[s].key;
-    if (r->rank == VICTIM) {
+    if (r->rank == VICTIM && r->arg == SENDS) {
+        static const uint64_t version = 1; /* a put may read it later */
+        int mine = 0;
+        while (e->layout.shares[mine].owner != 0) mine++;
+        const hpc_share *share = &e->layout.shares[mine];
+        size_t at = e->layout.places[0].own + (size_t)e->layout.n_shares * 2 * sizeof(uint64_t) +
+                    ((size_t)share->at * (size_t)r->size + VICTIM) * (size_t)g.j.depth * sizeof version;
+        for (int i = 0; i < 2; i++)
+            CHECK_OK(hpc_put_notify(e->in_lanes[share->core], e->window, 0, &version, sizeof version, at,
+                                    hpc_imm(HPC_OP_SHARE, 0, mine), -1));
+    } else if (r->rank == VICTIM) {
         const uint64_t told[] = {1, r->arg == USES ? 2 : 1}; /* folded, used */
         rank_await(r, 0, 1);
-        CHECK_OK(hpc_put_signal(
-            e->in_lanes[0], e->window, 0, told, sizeof told, e->layout.places[0].own + (size_t)s * sizeof told,
-            r->arg == SENDS ? hpc_signal_second(e, s) : hpc_signal_applied(e, s), r->arg == USES ? 1 : 2));
+        CHECK_OK(hpc_put_signal(e->in_lanes[0], e->window, 0, told, sizeof told,
+                                e->layout.places[0].own + (size_t)s * sizeof told, hpc_signal_applied(e, s),
+                                r->arg == USES ? 1 : 2));
         CHECK_OK(hpc_flush(e->in_lanes[0], e->window, 0, -1));
         rank_set(r, 1, 1);
     }
     if (r->rank == 0) {
-        CHECK_OK(hpc_exchange_start(e, key, HPC_PUSH, hpc_exchange_params(e, key), -1, &ticket));
-        rank_set(r, 0, 1);
-        rank_await(r, 1, 1);
-        if (r->arg == SENDS)
+        if (r->arg == SENDS) {
             while (status == HPC_OK) status = hpc_exchange_progress(e);
-        else
+        } else {
+            CHECK_OK(hpc_exchange_start(e, key, HPC_PUSH, hpc_exchange_params(e, key), -1, &ticket));
+            rank_set(r, 0, 1);
+            rank_await(r, 1, 1);
             status = hpc_exchange_start(e, key, HPC_PUSH, hpc_exchange_params(e, key), -1, &ticket);
+        }
         CHECK_STATUS(status, HPC_ERR_TRANSPORT);
-        CHECK_MESSAGE("rank 0: rank 1 says that it");
+        CHECK_MESSAGE("rank 0: rank 1 ");
         CHECK_MESSAGE(texts[r->arg]);
     } else {
         check_peer(hpc_barrier(r->context, -1), 0);

@@ -1,18 +1,31 @@
-/* The worker's side of a quorum on a graph: what it has sent to its neighbours and what became of it (see
- * graph_quorum.c). */
+/* The worker's side of a quorum: what it has sent to the owners of shares and what became of it (see quorum.c). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "discipline/graph_quorum.h"
+#include "discipline/quorum.h"
 
 /* ---- the worker: what became of pushes ---- */
 
+static const hpc_told *answer_at(const hpc_exchange *ex, int s) {
+    return (const void *)(hpc_own_part(ex) + hpc_told_at(ex, hpc_me(ex), s));
+}
+
+static uint64_t answers_of(const hpc_exchange *ex, int s) {
+    return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)), memory_order_acquire);
+}
+
 /* The last answer of the owner of a share; NULL if it is not new. */
 static const hpc_told *news_of(const hpc_exchange *ex, int s, uint64_t *answered) {
-    *answered = atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)), memory_order_acquire);
-    if (*answered == hpc_outlet_of(ex, &ex->layout.shares[s])->answered) return NULL;
-    return (const void *)(hpc_own_part(ex) + hpc_told_at(ex, hpc_me(ex), s));
+    *answered = answers_of(ex, s);
+    return *answered == hpc_outlet_of(&ex->layout.shares[s])->answered ? NULL : answer_at(ex, s);
+}
+
+/* The version that the owner of a share has told last: in an answer, or in a publish. It writes neither while an update
+ * is on its way. */
+static uint64_t told_by(const hpc_exchange *ex, int s) {
+    const hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[s]);
+    return answers_of(ex, s) == out->sent ? answer_at(ex, s)->folded : out->told;
 }
 
 /* The newest push to a share that was left out, given that its owner left out the one on its way. */
@@ -28,14 +41,14 @@ static int refuse_answer(hpc_exchange *ex, int s, uint64_t answered, uint64_t us
              "rank %d: rank %d says that it has answered %llu updates of key %.64s and used %llu; %llu were sent, and "
              "%llu used before",
              hpc_me(ex), share->owner, (unsigned long long)answered, ex->plan->keys[share->key].name,
-             (unsigned long long)used, (unsigned long long)hpc_outlet_of(ex, share)->sent,
-             (unsigned long long)hpc_outlet_of(ex, share)->used);
+             (unsigned long long)used, (unsigned long long)hpc_outlet_of(share)->sent,
+             (unsigned long long)hpc_outlet_of(share)->used);
     hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
     return hpc_exchange_check(ex, "push");
 }
 
 static int hear(hpc_exchange *ex, int s) {
-    hpc_outlet *out = hpc_outlet_of(ex, &ex->layout.shares[s]);
+    hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[s]);
     uint64_t answered;
     const hpc_told *news = news_of(ex, s, &answered);
     if (news == NULL) return HPC_OK;
@@ -43,6 +56,7 @@ static int hear(hpc_exchange *ex, int s) {
     if (news->used == out->used) {
         out->dropped++;
         out->lost = lost_with(out);
+        out->dropped_at = news->folded;
     }
     out->used = news->used;
     out->told = news->folded;
@@ -55,34 +69,33 @@ uint64_t hpc_outlet_dropped(const hpc_exchange *ex, int rank, uint64_t *at) {
     uint64_t dropped = 0, answered;
     *at = 0;
     for (int s = 0; s < ex->layout.n_shares; s++) {
-        const hpc_outlet *out = hpc_outlet_of(ex, &ex->layout.shares[s]);
+        const hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[s]);
         if (out == NULL || (rank >= 0 && ex->layout.shares[s].owner != rank)) continue;
         const hpc_told *news = news_of(ex, s, &answered);
-        uint64_t here = out->dropped + (news != NULL && news->used == out->used);
-        uint64_t folded = news != NULL ? news->folded : out->told;
-        dropped += here;
-        if (here > 0 && folded > *at) *at = folded;
+        int is_new = news != NULL && news->used == out->used;
+        uint64_t last = is_new ? news->folded : out->dropped_at;
+        dropped += out->dropped + (uint64_t)is_new;
+        if (last > *at) *at = last;
     }
     return dropped;
 }
 
 /* ---- the worker: sends ---- */
 
-/* Ignore HPC_ERR_PEER: every wait reports a dead neighbour, and one that has left folds nothing more. */
-static int unless_gone(hpc_group *group, int status) {
-    if (status != HPC_ERR_PEER) return status;
-    hpc_blame_settle(&group->blame, NULL, 0);
+/* On a graph ignore HPC_ERR_PEER: every wait reports a dead neighbour, and one that has left folds nothing more. */
+static int unless_gone(hpc_exchange *ex, int status) {
+    if (status != HPC_ERR_PEER || !ex->owners_leave) return status;
+    hpc_blame_settle(&ex->context->group.blame, NULL, 0);
     return HPC_OK;
 }
 
-/* Sends push number n into the slot at the share's owner. An update that travels is copied first, so the push's memory
- * is free at once, however slowly the neighbour takes the update. */
-static int send_update(hpc_exchange *ex, hpc_share *share, uint64_t n) {
-    hpc_outlet *out = hpc_outlet_of(ex, share);
-    hpc_lane *lane = ex->in_lanes[share->core];
-    int status = HPC_OK, owner = share->owner;
-    size_t staged = out->staged, header = ex->push_slot[share->rows[0]];
+/* Puts push number n into the slot at the share's owner. On a graph an update that travels is copied first, so the
+ * push's memory is free at once, however slowly the neighbour takes the update. */
+static int carry(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
+    const hpc_outlet *out = hpc_outlet_of(share);
     const char *slot = hpc_slot_of_push(ex, share->key, n);
+    size_t staged = out->staged;
+    int status = HPC_OK;
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
         const char *src = slot + hpc_row_from(ex, row);
@@ -91,21 +104,34 @@ static int send_update(hpc_exchange *ex, hpc_share *share, uint64_t n) {
             src = memcpy(hpc_own_part(ex) + staged, src, nbytes);
             staged += hpc_row_bytes(row);
         }
-        status = hpc_put(lane, ex->window, owner, src, nbytes, ex->push_slot[share->rows[i]] + sizeof(hpc_slot_head));
+        status =
+            hpc_put(ex->in_lanes[share->core], ex->window, share->owner, src, nbytes, ex->push_slot[share->rows[i]]);
     }
-    out->version = hpc_versions_of(ex, share->key)->numbers[(n - 1) % (uint64_t)ex->layout.depth];
+    return status;
+}
+
+/* Sends push number n: its data, unless the owner reads that in place, then an event with its version. Returns
+ * HPC_IN_PROGRESS while the owner's ring is full. */
+static int send_update(hpc_exchange *ex, int s, uint64_t n) {
+    const hpc_share *share = &ex->layout.shares[s];
+    hpc_outlet *out = hpc_outlet_of(share);
+    int me = hpc_me(ex), owner = share->owner, status = HPC_OK, at = (int)((n - 1) % (uint64_t)ex->layout.depth);
+    int slot = hpc_reads_in_place(ex, owner, me) ? at : 0;
+    if (!hpc_reads_in_place(ex, owner, me) && out->carried != n) status = carry(ex, share, n);
+    out->carried = n;
+    out->version = hpc_versions_of(ex, share->key)->numbers[at];
     if (status == HPC_OK)
-        status = hpc_put_signal(lane, ex->window, owner, &out->version, sizeof out->version, header,
-                                hpc_signal_second(ex, out->mine), out->sent + 1);
-    if (status != HPC_OK) return unless_gone(&ex->context->group, status);
+        status = hpc_lane_try_notify(ex->in_lanes[share->core], ex->window, owner, &out->version, sizeof out->version,
+                                     hpc_number_at(ex, share, me, slot), hpc_imm(HPC_OP_SHARE, slot, s));
+    if (status != HPC_OK) return unless_gone(ex, status);
     out->sent++;
     out->under_way = n;
-    hpc_count_bytes(ex, ex->peers.sent, owner, share->pushed);
+    hpc_count_sent(ex, share);
     return HPC_OK;
 }
 
 static void note_pending(hpc_exchange *ex, const hpc_share *share) {
-    hpc_outlet *out = hpc_outlet_of(ex, share);
+    hpc_outlet *out = hpc_outlet_of(share);
     int pending = out->decided < ex->keys[share->key].pushes;
     hpc_quorum_of(ex)->n_pending += pending - out->pending;
     out->pending = pending;
@@ -114,10 +140,10 @@ static void note_pending(hpc_exchange *ex, const hpc_share *share) {
 /* Pushes that may still be in time, oldest first. */
 static int send_pending(hpc_exchange *ex, int s) {
     hpc_share *share = &ex->layout.shares[s];
-    hpc_outlet *out = hpc_outlet_of(ex, share);
+    hpc_outlet *out = hpc_outlet_of(share);
     const hpc_pushed *k = &ex->keys[share->key];
     int status = hear(ex, s);
-    if (hpc_closed_signal(ex, share->owner) != 0) {
+    if (ex->owners_leave && hpc_closed_signal(ex, share->owner) != 0) {
         out->dropped += k->pushes - out->decided;
         out->decided = k->pushes;
     }
@@ -126,20 +152,22 @@ static int send_pending(hpc_exchange *ex, int s) {
         if (hpc_versions_of(ex, share->key)->numbers[(n - 1) % (uint64_t)ex->layout.depth] <= out->told) {
             out->dropped++;
             out->lost = n;
+            out->dropped_at = out->told;
         } else {
-            status = send_update(ex, share, n);
+            status = send_update(ex, s, n);
+            if (status == HPC_IN_PROGRESS) break;
         }
         out->decided = n;
     }
     note_pending(ex, share);
-    return status;
+    return status == HPC_IN_PROGRESS ? HPC_OK : status;
 }
 
 int hpc_outlet_send_key(hpc_exchange *ex, int key) {
     const hpc_pushed *k = &ex->keys[key];
     int status = HPC_OK;
     for (int i = 0; i < k->n_shares && status == HPC_OK; i++)
-        if (hpc_outlet_of(ex, &ex->layout.shares[k->shares[i]]) != NULL) status = send_pending(ex, k->shares[i]);
+        if (hpc_outlet_of(&ex->layout.shares[k->shares[i]]) != NULL) status = send_pending(ex, k->shares[i]);
     return status;
 }
 
@@ -151,9 +179,10 @@ int hpc_outlet_send_all(hpc_exchange *ex) {
 }
 
 static void drop_until(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
-    hpc_outlet *out = hpc_outlet_of(ex, share);
+    hpc_outlet *out = hpc_outlet_of(share);
     if (out->decided >= n) return;
     out->dropped += n - out->decided;
+    out->dropped_at = out->told;
     out->decided = out->lost = n;
     note_pending(ex, share);
 }
@@ -162,7 +191,7 @@ void hpc_outlet_give_up(hpc_exchange *ex, int key, uint64_t n, int all) {
     const hpc_pushed *k = &ex->keys[key];
     for (int i = 0; i < k->n_shares; i++) {
         const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        if (hpc_outlet_of(ex, share) == NULL || hpc_outlet_of(ex, share)->decided >= n ||
+        if (hpc_outlet_of(share) == NULL || hpc_outlet_of(share)->decided >= n ||
             !(all || hpc_quorum_of(ex)->given_up[share->owner]))
             continue;
         drop_until(ex, share, n);
@@ -180,9 +209,9 @@ static void level(hpc_exchange *ex, uint64_t newest) {
         hpc_versions_of(ex, key)->number = newest;
         for (int i = 0; i < k->n_shares; i++) {
             const hpc_share *share = &ex->layout.shares[k->shares[i]];
-            hpc_intake *in = hpc_intake_of(ex, share);
+            hpc_intake *in = hpc_intake_of(share);
             if (in != NULL) atomic_store_explicit(&in->folded, newest, memory_order_release);
-            if (hpc_outlet_of(ex, share) != NULL) drop_until(ex, share, k->pushes);
+            if (hpc_outlet_of(share) != NULL) drop_until(ex, share, k->pushes);
         }
     }
     hpc_quorum_of(ex)->number = newest;
@@ -191,7 +220,7 @@ static void level(hpc_exchange *ex, uint64_t newest) {
 
 static int is_unanswered(const hpc_exchange *ex, int s) {
     uint64_t answered;
-    const hpc_outlet *out = hpc_outlet_of(ex, &ex->layout.shares[s]);
+    const hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[s]);
     return out != NULL && out->sent != out->answered && news_of(ex, s, &answered) == NULL;
 }
 
@@ -233,31 +262,39 @@ int hpc_outlet_level(hpc_exchange *ex, const char *op, double deadline) {
 
 /* ---- the worker: when ---- */
 
-/* The newest version of a key that any out-neighbour has folded. */
-static uint64_t newest_told(const hpc_exchange *ex, const hpc_pushed *k) {
-    uint64_t most = 0, answered;
+/* The newest version of a key that any owner has told this rank. */
+static uint64_t newest_told(const hpc_exchange *ex, int key) {
+    const hpc_pushed *k = &ex->keys[key];
+    uint64_t most = 0;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_outlet *out = hpc_outlet_of(ex, &ex->layout.shares[k->shares[i]]);
-        if (out == NULL) continue;
-        const hpc_told *news = news_of(ex, k->shares[i], &answered);
-        uint64_t folded = news != NULL ? news->folded : out->told;
-        if (folded > most) most = folded;
+        if (hpc_outlet_of(&ex->layout.shares[k->shares[i]]) == NULL) continue;
+        uint64_t told = told_by(ex, k->shares[i]);
+        if (told > most) most = told;
+    }
+    return most;
+}
+
+/* How far this rank's own shares of a key let it go on a graph. */
+static uint64_t reached_in(const hpc_exchange *ex, int key) {
+    const hpc_pushed *k = &ex->keys[key];
+    uint64_t most = 0;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        const hpc_intake *in = hpc_intake_of(share);
+        if (in == NULL) continue;
+        uint64_t reached = hpc_first_work(ex, share)->row->n_in == 1
+                               ? newest_told(ex, key) + 1
+                               : atomic_load_explicit(&in->reached, memory_order_relaxed);
+        if (reached > most) most = reached;
     }
     return most;
 }
 
 uint64_t hpc_outlet_next_version(const hpc_exchange *ex) {
-    uint64_t version = hpc_quorum_of(ex)->number + 1;
+    uint64_t version = hpc_own_leads(ex) ? hpc_quorum_of(ex)->number + 1 : 1;
     for (int key = 0; key < ex->plan->n_keys; key++) {
-        const hpc_pushed *k = &ex->keys[key];
-        for (int i = 0; i < k->n_shares; i++) {
-            const hpc_share *share = &ex->layout.shares[k->shares[i]];
-            const hpc_intake *in = hpc_intake_of(ex, share);
-            if (in == NULL) continue;
-            uint64_t reached = atomic_load_explicit(&in->reached, memory_order_relaxed);
-            if (hpc_first_work(ex, share)->row->n_in == 1) reached = newest_told(ex, k) + 1;
-            if (reached > version) version = reached;
-        }
+        uint64_t next = hpc_own_leads(ex) ? reached_in(ex, key) : newest_told(ex, key) + 1;
+        if (next > version) version = next;
     }
     return version;
 }
@@ -267,7 +304,7 @@ int hpc_outlet_late(const hpc_exchange *ex, int key) {
     uint64_t answered;
     int n = 0;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_outlet *out = hpc_outlet_of(ex, &ex->layout.shares[k->shares[i]]);
+        const hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[k->shares[i]]);
         if (out == NULL) continue;
         const hpc_told *news = news_of(ex, k->shares[i], &answered);
         uint64_t lost = news != NULL && news->used == out->used ? lost_with(out) : out->lost;
@@ -286,7 +323,7 @@ static extremes extremes_of(const hpc_exchange *ex, int key) {
     const hpc_pushed *k = &ex->keys[key];
     extremes most = {0, 0};
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_intake *in = hpc_intake_of(ex, &ex->layout.shares[k->shares[i]]);
+        const hpc_intake *in = hpc_intake_of(&ex->layout.shares[k->shares[i]]);
         if (in == NULL) continue;
         uint64_t folded = atomic_load_explicit(&in->folded, memory_order_relaxed);
         double grace = atomic_load_explicit(&in->grace, memory_order_relaxed);
@@ -297,7 +334,7 @@ static extremes extremes_of(const hpc_exchange *ex, int key) {
 }
 
 uint64_t hpc_outlet_version(const hpc_exchange *ex, int key) {
-    return extremes_of(ex, key).folded;
+    return hpc_own_leads(ex) ? extremes_of(ex, key).folded : newest_told(ex, key);
 }
 
 double hpc_outlet_patience(const hpc_exchange *ex, int key) {

@@ -1,0 +1,462 @@
+/* A fold that goes on without stragglers: it is made when a quorum of the updates is there and the grace for the others
+ * is over. On servers this is BSP with a quorum of the workers; on a graph NOTIFY-ACK with one of the in-neighbours.
+ *
+ * A sender has one update on its way to a share. It puts the update's version, and the update itself where the owner
+ * cannot read it in the sender's memory, and then an event. It touches neither again until the owner has answered. So
+ * nothing is overwritten while it is read and nothing is torn. A rank that stands still keeps one update of its own
+ * waiting and nothing else.
+ *
+ * Pushes have *versions*. An update that is older than the next fold is late: it is answered at once, left out, and
+ * counted at both ends. The answer says how many updates of this sender were used, and which version was folded last.
+ * So the sender knows the end of each of its pushes.
+ *
+ * The grace. A fold that has its quorum waits for those of the others that it expects. It expects one that is at most
+ * two versions behind, so that it may bring this version soon, and that has not let a fold wait in vain since its last
+ * update. The fold waits for as long as they usually take (RFC 6298: the mean plus four mean deviations), or as the
+ * user says. When a fold goes on without one, that counts as if the update had come just then. From time to time this
+ * costs nothing, but if more than a third of all folds are cut short the time grows until fewer are.
+ *
+ * On servers
+ * A push is for the version after the newest that any owner has told this worker, and a fold takes the updates of just
+ * its version. A worker whose update
+ *   is in the fold       gets the parameters and an answer, as under BSP
+ *   is not there yet     gets nothing: it computes, and its parameters are its own until it pushes
+ *   comes after it       is late: it gets the newest parameters and an answer that says so
+ * Every push of a share has one answer. A worker that has all of them goes on from the newest version that it knows.
+ * Shares may be some versions apart: an update for a later version of a share waits there.
+ *
+ * A version belongs to all keys: a worker pushes each of them once for it, and has all answers before it pushes the
+ * next. So where one share has found its quorum all others will, for the same ranks have pushed that version there.
+ * Were keys counted by themselves, two workers could wait for each other, each for a key in which it is ahead.
+ *
+ * On a graph
+ * The fold of a rank's push of version n takes from each in-neighbour an update of version n or newer. The rank does
+ * not wait for its out-neighbours. A push is
+ *   sent       if the last one to that neighbour is answered; the update is used, or late
+ *   not sent   if it was not until the next push needed this one's memory, or the answer said that this version has
+ *              been folded: it is dropped and nothing travels for it
+ * A push that needs the memory of an earlier one waits for neighbours that have not taken that one. It waits twice as
+ * long as a fold, as they may be waiting for others themselves, but not for a neighbour that let a push wait in vain
+ * and has answered none since.
+ *
+ * A straggler catches up: its next version is the newest that a quorum of its in-neighbours has pushed, in any key.
+ * They may have folded that version already, and then its update is late once more; but it never waits for an update
+ * that they may not push. A rank without in-neighbours goes one past the newest version that its out-neighbours have
+ * folded. A version belongs to all keys and cores, and is chosen when a key is pushed again.
+ *
+ * When a state is loaded all ranks go on from the largest version of any rank, beyond which nobody has pushed. So every
+ * update that was sent before is late, be it in a slot or on its way. Its sender waits for the answer: else its next
+ * push would have to wait for its next call.
+ *
+ * A fold of version n may be made when a quorum of the in-neighbours has brought n or newer, be it to an earlier fold.
+ * A rank that has closed is left out, and the quorum is one of the rest: a straggler may end its steps alone, after all
+ * others.
+ *
+ * Nobody waits in a circle, if all ranks push all keys in the same order, or before they wait. Of all ranks that wait
+ * look at one that is the least far: in version n, and there in the first key. A quorum of its in-neighbours has pushed
+ * the key before, or a key from which it has chosen n, for n or newer. They push all keys of a version before they go
+ * to another, so they push this key too; they are not less far, so they have pushed it. */
+#include <stdlib.h>
+
+#include "discipline/discipline.h"
+#include "discipline/quorum.h"
+
+static const double FIRST = 1; /* second of grace, before enough has been measured (RFC 6298, section 2.1) */
+
+/* ---- what is asked for ---- */
+
+/* A quorum of all inputs is the same as no quorum. On a graph a rank's own is none of them. */
+static int suits(const hpc_exchange_config *f) {
+    for (int i = 0; i < f->plan->n_rows && f->quorum > 0; i++)
+        if (f->quorum < f->plan->rows[i].n_in - (f->graph != NULL)) return 1;
+    return 0;
+}
+
+static int has_workers_of(const hpc_row *row, const hpc_row *other) {
+    int same = row->n_in == other->n_in;
+    for (int e = 0; e < row->n_in && same; e++) {
+        same = 0;
+        for (int f = 0; f < other->n_in; f++) same |= row->in[e].rank == other->in[f].rank;
+    }
+    return same;
+}
+
+static int check_servers(const hpc_exchange_config *f) {
+    static const char op[] = "exchange";
+    const char *what = f->consistency != HPC_BSP ? "consistency ASYNC"
+                       : f->shared_params        ? "shared_params"
+                                                 : "eager folds (deterministic=False)";
+    if (f->consistency != HPC_BSP || f->shared_params || f->eager)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with %s", op, what);
+    if (f->late != HPC_LATE_DROP)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op,
+                        "%s: late is 0 (fold): servers leave late updates out, make it 1 (drop)", op);
+    if (f->rule->fold != NULL)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op,
+                        "%s: rule %s has a fold of its own; with a quorum some inputs may be missing from it", op,
+                        f->rule->name);
+    for (int i = 0; i < f->plan->n_rows; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        int plain = row->action == HPC_APPLY;
+        for (int e = 0; e < row->n_in; e++) plain &= row->in[e].row < 0 && row->in[e].weight > 0;
+        if (!plain)
+            return hpc_fail(HPC_ERR_UNSUPPORTED, op,
+                            "%s: row %d is of several stages, or emits, or has a weight of 0 or less; a quorum needs "
+                            "rows that apply what workers push",
+                            op, i);
+        if (!has_workers_of(row, &f->plan->rows[0])) /* else two could wait for each other, each for a key of its own */
+            return hpc_fail(HPC_ERR_UNSUPPORTED, op,
+                            "%s: row %d is pushed by other workers than row 0; with a quorum all push every key", op,
+                            i);
+    }
+    return HPC_OK;
+}
+
+static int check_graph(const hpc_exchange_config *f) {
+    if (f->consistency != HPC_NOTIFY_ACK || f->late != HPC_LATE_DROP || f->graph->n_phases > 1)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
+                        "exchange: quorum is %d under %s with late %d, on a graph of %d phases; on a graph a "
+                        "quorum needs NOTIFY_ACK, late 1 (drop) and one phase",
+                        f->quorum, hpc_consistency_name(f->consistency), f->late, f->graph->n_phases);
+    return hpc_graph_check_partial(f, "NOTIFY_ACK with a quorum", "exchange");
+}
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    (void)c;
+    return f->graph != NULL ? check_graph(f) : check_servers(f);
+}
+
+static int is_on_servers(const hpc_exchange *ex) {
+    return !hpc_own_leads(ex);
+}
+
+/* ---- open ---- */
+
+static size_t part(const hpc_exchange *ex, int rank) {
+    size_t numbers = (size_t)ex->layout.places[rank].shares * (size_t)ex->context->group.size;
+    return (size_t)ex->layout.n_shares * sizeof(hpc_told) + numbers * (size_t)ex->layout.depth * sizeof(uint64_t);
+}
+
+static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
+    int status = hpc_graph_prepare(ex, f, op);
+    if (status != HPC_OK) return status;
+    hpc_quorum *q = ex->own = calloc(1, sizeof *q);
+    if (q != NULL) {
+        q->keys = calloc((size_t)ex->plan->n_keys, sizeof *q->keys);
+        q->given_up = calloc((size_t)ex->context->group.size, 1);
+    }
+    ex->asked.quorum = f->quorum;
+    return q != NULL && q->keys != NULL && q->given_up != NULL
+               ? HPC_OK
+               : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a quorum of %d", op, f->quorum);
+}
+
+/* Takes room in this rank's part for the copy of an update that travels on a graph: that of all rows of the share. */
+static void open_outlet(hpc_exchange *ex, const hpc_share *share, hpc_outlet *out) {
+    size_t nbytes = 0;
+    out->staged = HPC_NOWHERE;
+    if (is_on_servers(ex) || hpc_is_mapped(ex, share->owner)) return;
+    for (int i = 0; i < share->n_rows; i++) nbytes += hpc_row_bytes(&ex->plan->rows[share->rows[i]]);
+    out->staged = hpc_layout_take(&ex->layout.places[hpc_me(ex)], nbytes);
+}
+
+static int open_shares(hpc_exchange *ex, const char *op) {
+    size_t size = (size_t)ex->context->group.size;
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_share *share = &ex->layout.shares[s];
+        int owns = share->owner == hpc_me(ex),
+            sends = hpc_feeds_share(ex, share, hpc_me(ex)) && (!owns || is_on_servers(ex));
+        if (!owns && !sends) continue;
+        hpc_quorum_share *its = share->own = calloc(1, sizeof *its);
+        if (its == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
+        its->owns = owns;
+        its->sends = sends;
+        if (sends) open_outlet(ex, share, &its->outlet);
+        if (!owns) continue;
+        hpc_intake *in = &its->intake;
+        in->senders = calloc(size, sizeof *in->senders);
+        in->takes = calloc(size, 1);
+        atomic_init(&in->grace, ex->asked.grace < 0 ? FIRST : ex->asked.grace);
+        if (in->senders == NULL || in->takes == NULL)
+            return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
+    }
+    return HPC_OK;
+}
+
+static int open_all(hpc_exchange *ex, const char *op) {
+    size_t size = (size_t)ex->context->group.size;
+    for (int c = 0; c < ex->n_own_cores; c++) {
+        hpc_quorum_watch *its = ex->cores[c].own = calloc(1, sizeof *its);
+        if (its != NULL) {
+            its->shares = malloc((size_t)ex->layout.n_shares * sizeof(hpc_share *));
+            its->absent = calloc(size, 1);
+            its->closes = calloc(size, 1);
+            its->gone = calloc(size, 1);
+        }
+        if (its == NULL || its->shares == NULL || its->absent == NULL || its->closes == NULL || its->gone == NULL)
+            return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
+    }
+    return hpc_share_open_counts(ex, hpc_own_leads(ex), op);
+}
+
+static void free_all(hpc_exchange *ex) {
+    hpc_quorum *q = ex->own;
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_quorum_share *its = ex->layout.shares[s].own;
+        if (its == NULL) continue;
+        free(its->intake.senders);
+        free(its->intake.takes);
+        free(its);
+        ex->layout.shares[s].own = NULL;
+    }
+    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
+        hpc_quorum_watch *its = ex->cores[c].own;
+        if (its == NULL) continue;
+        free(its->shares);
+        free(its->absent);
+        free(its->closes);
+        free(its->gone);
+        free(its);
+        ex->cores[c].own = NULL;
+    }
+    if (q != NULL) {
+        free(q->keys);
+        free(q->given_up);
+    }
+    free(q);
+    ex->own = NULL;
+    hpc_graph_free(ex);
+}
+
+/* A pull waits for the shares that make this rank's parameters: on a graph its own. */
+static int makes_params(const hpc_exchange *ex, const hpc_share *share) {
+    return is_on_servers(ex) || hpc_graph_makes_params(ex, share);
+}
+
+/* ---- the worker's waits ---- */
+
+/* Waits until a push has been folded here, and then for neighbours that have not taken it, as long as they are given.
+ * That may be longer than this call has. */
+static int wait_taken(hpc_exchange *ex, int key, uint64_t ticket, hpc_limit *l, const char *op) {
+    hpc_key_versions *of = hpc_versions_of(ex, key);
+    int status = hpc_outlet_send_all(ex);
+    hpc_outlet_give_up(ex, key, ticket / 2, 0);
+    if (status == HPC_OK && !hpc_ticket_is_done(ex, key, ticket))
+        status = hpc_ticket_wait(ex, key, ticket, hpc_limit_left(ex, l), op);
+    if (status == HPC_OK && !hpc_ticket_is_free(ex, key, ticket)) {
+        double now = hpc_now(), left = hpc_limit_left(ex, l);
+        if (of->waits_since == 0) of->waits_since = now;
+        double given = of->waits_since + hpc_outlet_patience(ex, key) - now;
+        int before = hpc_slice_waits(given < left);
+        status = hpc_ticket_wait_slot(ex, key, ticket, given < left ? given > 0 ? given : 0 : left, op);
+        hpc_slice_waits(before);
+        if (status == HPC_ERR_TIMEOUT && given <= left) {
+            hpc_outlet_give_up(ex, key, ticket / 2, 1);
+            status = HPC_OK;
+        }
+    }
+    if (status == HPC_OK) of->waits_since = 0;
+    return status;
+}
+
+static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    return wait_taken(ex, key, hpc_slot_ticket(ex, key), l, op);
+}
+
+/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. */
+static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    const hpc_pushed *k = &ex->keys[key];
+    int status = wait_taken(ex, key, 2 * k->pushes, l, op);
+    for (int i = 0; i < k->n_shares && status == HPC_OK; i++) {
+        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        if (hpc_outlet_of(share) == NULL || hpc_share_has_answered(ex, k->shares[i], 2 * hpc_outlet_of(share)->sent))
+            continue;
+        double left = hpc_limit_left(ex, l), patience = hpc_outlet_patience(ex, key);
+        int before = hpc_slice_waits(patience < left);
+        status = hpc_flush(ex->in_lanes[share->core], ex->window, share->owner, patience < left ? patience : left);
+        hpc_slice_waits(before);
+        if (status == HPC_ERR_TIMEOUT && patience < left) status = HPC_OK;
+        status = hpc_unless_left(ex, share->owner, status);
+    }
+    return status;
+}
+
+/* ---- the worker's pushes ---- */
+
+/* The first key, if any, that is not pushed for the present version, or not answered; else -1. */
+static int unfinished(const hpc_exchange *ex) {
+    const hpc_quorum *q = hpc_quorum_of(ex);
+    for (int i = 0; i < ex->plan->n_keys; i++) {
+        const hpc_pushed *k = &ex->keys[i];
+        if (k->n_shares == 0) continue;
+        if (k->sending != 0 || q->keys[i].number != q->number || !hpc_ticket_is_done(ex, i, 2 * k->pushes)) return i;
+    }
+    return -1;
+}
+
+/* On servers refuses a second push of a key before all keys have been pushed and answered. */
+static int may_push(hpc_exchange *ex, int key, const char *op) {
+    const hpc_quorum *q = hpc_quorum_of(ex);
+    if (!is_on_servers(ex)) return HPC_OK;
+    int status = hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+    if (status != HPC_OK) return status;
+    int other = q->keys[key].number < q->number ? -1 : unfinished(ex);
+    if (other < 0) return HPC_OK;
+    if (op == NULL) return HPC_IN_PROGRESS;
+    return hpc_fail(HPC_ERR_INVALID, op,
+                    "%s: rank %d has pushed key %s for version %llu already, and key %s not, or not to its end: with a "
+                    "quorum each key is pushed once for a version, and pulled before the next",
+                    op, hpc_me(ex), ex->plan->keys[key].name, (unsigned long long)q->number,
+                    ex->plan->keys[other].name);
+}
+
+/* A key that is pushed again begins a step. On a graph looks first for updates that have come meanwhile. */
+static void begin_push(hpc_exchange *ex, int key) {
+    hpc_quorum *q = hpc_quorum_of(ex);
+    hpc_key_versions *of = hpc_versions_of(ex, key);
+    if (!is_on_servers(ex)) {
+        hpc_graph_begin_push(ex, key);
+        hpc_group_progress(&ex->context->group);
+    }
+    if (of->number == q->number) q->number = hpc_outlet_next_version(ex);
+    of->number = q->number;
+    of->numbers[ex->keys[key].pushes % (uint64_t)ex->layout.depth] = of->number;
+}
+
+/* Sends what leads this rank's own fold; an update is sent when its slot is free (hpc_outlet_send_key). */
+static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &ex->layout.shares[s];
+    if (hpc_outlet_of(share) != NULL || hpc_intake_of(share) == NULL) return HPC_OK;
+    const uint64_t *number = &hpc_versions_of(ex, share->key)->numbers[slot];
+    return hpc_send_event(ex, share->core, share->owner, number, sizeof *number,
+                          hpc_number_at(ex, share, share->owner, slot), hpc_imm(HPC_OP_SHARE, slot, s), l);
+}
+
+/* On servers owners may read a push in this rank's memory until they answer. On a graph that memory is free once the
+ * push was sent, which copies it, or dropped. */
+static int has_read(const hpc_exchange *ex, int s, uint64_t ticket) {
+    const hpc_share *share = &ex->layout.shares[s];
+    const hpc_outlet *out = hpc_outlet_of(share);
+    if (is_on_servers(ex) || share->owner == hpc_me(ex)) return hpc_share_has_answered(ex, s, ticket);
+    return out == NULL || out->decided >= ticket / 2 || hpc_closed_signal(ex, share->owner) != 0;
+}
+
+static int is_free(const hpc_exchange *ex, int key, uint64_t ticket) {
+    const hpc_pushed *k = &ex->keys[key];
+    for (int i = 0; i < k->n_shares; i++)
+        if (!has_read(ex, k->shares[i], ticket)) return 0;
+    return 1;
+}
+
+/* Those whose updates do not wait in this rank's own share. */
+static int missing(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found) {
+    const hpc_share *share = &ex->layout.shares[s];
+    (void)n;
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (hpc_feeds_share(ex, share, r) && (is_on_servers(ex) || r != share->owner) &&
+            hpc_closed_signal(ex, r) == 0 && hpc_version_from(share, r) == 0)
+            found = hpc_add_rank(ranks, found, r);
+    return found;
+}
+
+static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, has_read, missing);
+}
+
+/* ---- pushes that end ---- */
+
+/* HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
+static int ended(hpc_exchange *ex, int key, const char *op) {
+    uint64_t number = hpc_versions_of(ex, key)->number;
+    if (number <= hpc_outlet_version(ex, key)) return HPC_OK;
+    int *closed = malloc((size_t)ex->context->group.size * sizeof *closed), n = 0;
+    for (int r = 0; r < ex->context->group.size && closed != NULL; r++)
+        if (ex->layout.places[r].worker && hpc_closed_signal(ex, r) != 0) closed[n++] = r;
+    int status = hpc_group_fail_closed(&ex->context->group, op, closed, n,
+                                       "version %llu of key %s finds no quorum of %d any more: %d workers have closed "
+                                       "the exchange, rank %d among them",
+                                       (unsigned long long)number, ex->plan->keys[key].name, ex->asked.quorum, n,
+                                       n > 0 ? closed[0] : -1);
+    free(closed);
+    return status;
+}
+
+/* Makes a note of how many last pushes have found no quorum. Pushes that a pull has waited for do not count: the pull
+ * has reported them. */
+static void closing(hpc_exchange *ex) {
+    const hpc_quorum *q = hpc_quorum_of(ex);
+    int n = 0, first = -1;
+    for (int i = ex->plan->n_keys - 1; i >= 0; i--) {
+        if (ex->keys[i].since == 0 || q->keys[i].number <= hpc_outlet_version(ex, i)) continue;
+        first = i;
+        n++;
+    }
+    if (n > 0)
+        hpc_group_note(&ex->context->group, HPC_NOTE_LOST,
+                       "lost the last push of %d key%s of rank %d, %.64s first: version %llu found no quorum of %d", n,
+                       n == 1 ? "" : "s", ex->context->group.rank, ex->plan->keys[first].name,
+                       (unsigned long long)q->keys[first].number, ex->asked.quorum);
+}
+
+/* ---- state and facts ---- */
+
+static void restored(hpc_exchange *ex, const hpc_work *w, uint64_t step) {
+    hpc_phases *g = ex->graph;
+    if (g != NULL) g->keys[w->row->key].ahead = (int64_t)(step - hpc_quorum_of(ex)->number);
+}
+
+static int before_publish(hpc_exchange *ex, const char *op, double deadline) {
+    return is_on_servers(ex) ? HPC_OK : hpc_outlet_level(ex, op, deadline);
+}
+
+static int after_publish(hpc_exchange *ex) {
+    return is_on_servers(ex) ? hpc_intake_tell(ex) : HPC_OK;
+}
+
+static void count(const hpc_exchange *ex, hpc_exchange_stats *stats) {
+    stats->dropped = hpc_outlet_dropped(ex, -1, &stats->dropped_at);
+}
+
+static void count_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *peer) {
+    uint64_t at;
+    peer->dropped = hpc_outlet_dropped(ex, rank, &at);
+}
+
+const hpc_discipline hpc_discipline_quorum = {
+    .name = "a quorum",
+    .suits = suits,
+    .check = check,
+    .quorum = 1,
+    .goes_on = is_on_servers,
+    .whole = 1,
+    .puts = hpc_own_leads,
+    .one_slot = 1,
+    .part = part,
+    .makes_params = makes_params,
+    .prepare = prepare,
+    .open_shares = open_shares,
+    .open = open_all,
+    .free = free_all,
+    .share_bytes = sizeof(uint64_t),
+    .puts_shares = 1,
+    .share_came = hpc_intake_share_came,
+    .work = hpc_intake_work,
+    .may_push = may_push,
+    .wait_slot = wait_slot,
+    .begin_push = begin_push,
+    .send_share = send_share,
+    .pushed = hpc_outlet_send_key,
+    .is_free = is_free,
+    .awaited = awaited,
+    .progress = hpc_outlet_send_all,
+    .ended = ended,
+    .finish = finish,
+    .closing = closing,
+    .restored = restored,
+    .before_publish = before_publish,
+    .after_publish = after_publish,
+    .late = hpc_outlet_late,
+    .version = hpc_outlet_version,
+    .count = count,
+    .count_peer = count_peer,
+};

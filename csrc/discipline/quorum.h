@@ -1,0 +1,152 @@
+/* A quorum (quorum.c says how it works): the state of its owner's and of its worker's side. */
+#ifndef HPC_QUORUM_H
+#define HPC_QUORUM_H
+
+#include "discipline/graph.h"
+
+/* What the owner of a share writes behind its answer to the sender of an update, at told_at. */
+typedef struct hpc_told {
+    uint64_t folded, used; /* the version that was folded last; how many of the sender's updates were */
+} hpc_told;
+
+/* A rank whose updates come to a share. The core's own, but for the atomic member. */
+typedef struct hpc_sender {
+    _Atomic uint64_t waits; /* the version of the update in its slot; 0: the slot is free */
+    int slot;               /* of that update */
+    uint64_t newest;        /* the newest version that came */
+    uint64_t answered;      /* updates that were folded, or left out */
+    hpc_told told;          /* the last answer, which a put may still read */
+} hpc_sender;
+
+/* The inputs of a share that this rank owns. The core's own, but for the atomic members. */
+typedef struct hpc_intake {
+    hpc_sender *senders;      /* by rank */
+    char *takes;              /* by rank: whether its update is in the present fold */
+    int held;                 /* how many updates wait */
+    uint64_t pushes;          /* on a graph: pushes of this rank itself that came */
+    int watched, place;       /* whether it is among the core's watched shares, and where */
+    double since;             /* when the next fold had its quorum; 0: it has not */
+    hpc_usual lag;            /* from the quorum until the others are there */
+    _Atomic uint64_t folded;  /* the version that was folded last */
+    _Atomic double grace;     /* seconds that a fold waits for the others */
+    _Atomic uint64_t reached; /* on a graph: the newest version that a quorum has brought */
+} hpc_intake;
+
+/* What this rank has sent to the owner of a share. The worker's own. */
+typedef struct hpc_outlet {
+    uint64_t decided;             /* pushes up to this one were sent, or dropped */
+    uint64_t sent, answered;      /* how many of these pushes; at most one is on its way */
+    uint64_t used, dropped, told; /* folded there; left out; the version that was folded there last */
+    uint64_t under_way, lost;     /* the push that was sent last; the one that was left out last */
+    uint64_t dropped_at;          /* the version that had been folded when that one was left out */
+    uint64_t carried;             /* the push whose data was put last; its event may not be sent yet */
+    uint64_t version;             /* of the update that was sent last; a put may still read it */
+    size_t staged;                /* where the copy to send lies in this rank's part; HPC_NOWHERE: there is none */
+    int pending;                  /* decided is behind */
+} hpc_outlet;
+
+/* What a share has as its own. A worker that serves has both. */
+typedef struct hpc_quorum_share {
+    int owns, sends;
+    hpc_intake intake;
+    hpc_outlet outlet;
+} hpc_quorum_share;
+
+/* A worker's view of a key. */
+typedef struct hpc_key_versions {
+    uint64_t number;                  /* the version that its last push is for */
+    uint64_t numbers[HPC_PLAN_DEPTH]; /* the versions of the pushes in the slots */
+    double waits_since;               /* since when a push waits for neighbours to take an earlier one; 0: none does */
+} hpc_key_versions;
+
+/* The exchange's own. */
+typedef struct hpc_quorum {
+    hpc_key_versions *keys;
+    uint64_t number; /* the version that keys are pushed for */
+    char *given_up;  /* by rank: it let a push wait in vain, and has answered none since */
+    int n_pending;   /* how many outlets are pending */
+} hpc_quorum;
+
+/* A core's own; arrays are by rank. */
+typedef struct hpc_quorum_watch {
+    hpc_share **shares; /* those with an update, or an own push, that is not folded */
+    int n;
+    char *absent;        /* it let a fold wait in vain, and has sent nothing since */
+    char *closes, *gone; /* it has closed; and everything that it sent before has been taken */
+} hpc_quorum_watch;
+
+static inline int hpc_me(const hpc_exchange *ex) {
+    return ex->context->group.rank;
+}
+
+/* On a graph a fold is of this rank's own push, and of the neighbours' updates for its version or a newer one. On
+ * servers it is of the workers' updates for the version after the last. */
+static inline int hpc_own_leads(const hpc_exchange *ex) {
+    return ex->graph != NULL;
+}
+
+static inline hpc_quorum *hpc_quorum_of(const hpc_exchange *ex) {
+    return ex->own;
+}
+
+static inline hpc_key_versions *hpc_versions_of(const hpc_exchange *ex, int key) {
+    return &hpc_quorum_of(ex)->keys[key];
+}
+
+/* NULL for a share of another rank. */
+static inline hpc_intake *hpc_intake_of(const hpc_share *share) {
+    hpc_quorum_share *its = share->own;
+    return its != NULL && its->owns ? &its->intake : NULL;
+}
+
+/* NULL for a share to whose owner this rank sends nothing; on a graph that is itself too. */
+static inline hpc_outlet *hpc_outlet_of(const hpc_share *share) {
+    hpc_quorum_share *its = share->own;
+    return its != NULL && its->sends ? &its->outlet : NULL;
+}
+
+/* The version of rank's update that waits in a share of this rank's own; 0: none does. */
+static inline uint64_t hpc_version_from(const hpc_share *share, int rank) {
+    return atomic_load_explicit(&hpc_intake_of(share)->senders[rank].waits, memory_order_relaxed);
+}
+
+/* Offsets in a rank's part of the window: of the answer for a share, and at the owner of a share of the version of the
+ * update that rank from has in a slot. */
+static inline size_t hpc_told_at(const hpc_exchange *ex, int rank, int share) {
+    return ex->layout.places[rank].own + (size_t)share * sizeof(hpc_told);
+}
+
+static inline size_t hpc_number_at(const hpc_exchange *ex, const hpc_share *share, int from, int slot) {
+    size_t at = (size_t)share->at * (size_t)ex->context->group.size + (size_t)from;
+    return hpc_told_at(ex, share->owner, ex->layout.n_shares) +
+           (at * (size_t)ex->layout.depth + (size_t)slot) * sizeof(uint64_t);
+}
+
+/* ---- the owner (quorum_intake.c): hpc_discipline's slots ---- */
+
+int hpc_intake_work(hpc_core *core);
+int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
+/* Tells the senders to this rank's shares which version was folded last. Nothing may be under way anywhere. */
+int hpc_intake_tell(hpc_exchange *ex);
+
+/* ---- the worker (quorum_outlet.c) ---- */
+
+/* Sends the pending pushes whose slots are free by now. */
+int hpc_outlet_send_all(hpc_exchange *ex);
+int hpc_outlet_send_key(hpc_exchange *ex, int key);
+/* Drops pushes up to n that are not sent, so that their slots are free: only for the neighbours that let a push wait in
+ * vain before; with all, for every neighbour. */
+void hpc_outlet_give_up(hpc_exchange *ex, int key, uint64_t n, int all);
+/* Collective, while no rank has a push under way: all go on from one version, and earlier updates are left out. */
+int hpc_outlet_level(hpc_exchange *ex, const char *op, double deadline);
+/* The version of this rank's next step. */
+uint64_t hpc_outlet_next_version(const hpc_exchange *ex);
+/* How many seconds neighbours are given to take an update. */
+double hpc_outlet_patience(const hpc_exchange *ex, int key);
+/* How many shares of this rank's updates rank has left out, and the newest version that any of them met; -1: all. */
+uint64_t hpc_outlet_dropped(const hpc_exchange *ex, int rank, uint64_t *at);
+/* How many shares of the last push of key were left out; the newest version that its parameters have. */
+int hpc_outlet_late(const hpc_exchange *ex, int key);
+uint64_t hpc_outlet_version(const hpc_exchange *ex, int key);
+
+#endif

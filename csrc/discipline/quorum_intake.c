@@ -1,0 +1,353 @@
+/* The owner's side of a quorum: what came, whether it is time, the fold and the answers (see quorum.c). */
+#include <math.h>
+#include <stdio.h>
+
+#include "discipline/quorum.h"
+#include "engine/core.h"
+
+static const double LEAST = 0.01; /* seconds of grace, when it is learned: a scheduler's slice */
+enum { NEAR = 2 };                /* versions behind: a rank that comes back has an old update in its slot */
+
+/* ---- what came ---- */
+
+static int is_pushed(const hpc_share *share) {
+    return hpc_intake_of(share)->pushes > share->version;
+}
+
+static int own_slot(const hpc_exchange *ex, const hpc_share *share) {
+    return (int)(share->version % (uint64_t)ex->layout.depth);
+}
+
+static uint64_t number_of(const hpc_exchange *ex, const hpc_share *share, int rank, int slot) {
+    return *(const uint64_t *)(const void *)(hpc_own_part(ex) + hpc_number_at(ex, share, rank, slot));
+}
+
+/* The version of the next fold. Updates of an older one are late. */
+static uint64_t next_version(const hpc_exchange *ex, const hpc_share *share) {
+    if (hpc_own_leads(ex) && is_pushed(share)) return number_of(ex, share, share->owner, own_slot(ex, share));
+    return atomic_load_explicit(&hpc_intake_of(share)->folded, memory_order_acquire) + 1;
+}
+
+/* Whether an update that waits, of this version or a newer one, counts for a fold of that version. */
+static int counts_for(const hpc_exchange *ex, uint64_t version, uint64_t fold) {
+    return hpc_own_leads(ex) ? version >= fold : version == fold;
+}
+
+/* Whether rank's pushes lead the folds of the share. They need no answer behind which a verdict lies. */
+static int leads(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    return hpc_own_leads(ex) && rank == share->owner;
+}
+
+/* Adds a share to those at which the core looks, or takes it away when nothing waits in it. */
+static void watch(hpc_core *core, hpc_share *share) {
+    hpc_quorum_watch *its = core->own;
+    hpc_intake *in = hpc_intake_of(share);
+    int watched = in->held > 0 || (hpc_own_leads(core->exchange) && is_pushed(share));
+    if (watched == in->watched) return;
+    in->watched = watched;
+    if (watched) {
+        in->place = its->n;
+        its->shares[its->n++] = share;
+        return;
+    }
+    its->shares[in->place] = its->shares[--its->n];
+    hpc_intake_of(its->shares[in->place])->place = in->place;
+}
+
+/* Stores how far a quorum of the in-neighbours is, for the worker's choice of its next version. */
+static void publish_progress(const hpc_exchange *ex, const hpc_share *share) {
+    const hpc_row *row = hpc_first_work(ex, share)->row;
+    hpc_intake *in = hpc_intake_of(share);
+    int needs = ex->asked.quorum < row->n_in - 1 ? ex->asked.quorum : row->n_in - 1;
+    uint64_t reached = 0;
+    for (int e = 0; e < row->n_in; e++) {
+        uint64_t version = in->senders[row->in[e].rank].newest;
+        int as_far = 0;
+        if (row->in[e].rank == share->owner || version <= reached) continue;
+        for (int i = 0; i < row->n_in; i++)
+            as_far += row->in[i].rank != share->owner && in->senders[row->in[i].rank].newest >= version;
+        if (as_far >= needs) reached = version;
+    }
+    atomic_store_explicit(&in->reached, reached, memory_order_relaxed);
+}
+
+/* There is room for one update of a sender. */
+static int fail_second(hpc_exchange *ex, const hpc_share *share, int rank) {
+    char why[HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why, "rank %d: rank %d has sent an update of key %.64s before its last one was answered",
+             hpc_me(ex), rank, ex->plan->keys[share->key].name);
+    hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
+    return 1;
+}
+
+static void hold(hpc_core *core, hpc_share *share, int rank, int slot, uint64_t number) {
+    hpc_intake *in = hpc_intake_of(share);
+    hpc_sender *from = &in->senders[rank];
+    atomic_store_explicit(&from->waits, number, memory_order_relaxed);
+    from->slot = slot;
+    in->held++;
+    ((hpc_quorum_watch *)core->own)->absent[rank] = 0;
+    if (number <= from->newest) return;
+    from->newest = number;
+    if (hpc_own_leads(core->exchange)) publish_progress(core->exchange, share);
+}
+
+static void release(hpc_share *share, int rank) {
+    hpc_intake *in = hpc_intake_of(share);
+    atomic_store_explicit(&in->senders[rank].waits, 0, memory_order_relaxed);
+    in->held--;
+}
+
+int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    hpc_exchange *ex = core->exchange;
+    hpc_intake *in = hpc_intake_of(share);
+    uint64_t number = number_of(ex, share, rank, slot);
+    if (!hpc_feeds_share(ex, share, rank) || number == 0) return 0;
+    if (leads(ex, share, rank)) {
+        if (in->pushes - share->version >= (uint64_t)ex->layout.depth) return 0;
+        in->pushes++;
+    } else {
+        if (slot != 0 && !hpc_reads_in_place(ex, share->owner, rank)) return 0;
+        if (hpc_version_from(share, rank) != 0) return fail_second(ex, share, rank);
+        hold(core, share, rank, slot, number);
+    }
+    watch(core, share);
+    return 1;
+}
+
+/* ---- answers ---- */
+
+/* Answers rank's update: after this rank may write the next one. */
+static void answer(hpc_core *core, const hpc_share *share, int rank, uint64_t folded, int used) {
+    const hpc_exchange *ex = core->exchange;
+    hpc_sender *from = &hpc_intake_of(share)->senders[rank];
+    int s = (int)(share - ex->layout.shares);
+    from->told.folded = folded;
+    from->told.used += (uint64_t)used;
+    hpc_share_answer_with(core, rank, &from->told, sizeof from->told, hpc_told_at(ex, rank, s),
+                          hpc_signal_applied(ex, s), ++from->answered);
+}
+
+/* Leaves rank's update out. A worker of servers gets the newest parameters. */
+static void drop(hpc_core *core, hpc_share *share, int rank, uint64_t folded) {
+    hpc_exchange *ex = core->exchange;
+    atomic_fetch_add_explicit(&ex->peers.late[rank], 1, memory_order_relaxed);
+    for (int i = 0; i < share->n_rows && !hpc_own_leads(ex); i++)
+        hpc_row_send(core, &ex->work[ex->work_of[share->rows[i]]], rank);
+    release(share, rank);
+    answer(core, share, rank, folded, 0);
+}
+
+/* Drops the updates that are older than a version. Returns how many. */
+static int drop_before(hpc_core *core, hpc_share *share, uint64_t least, uint64_t folded) {
+    int n = 0;
+    for (int i = 0; i < share->n_parts && hpc_intake_of(share)->held > 0; i++) {
+        uint64_t version = hpc_version_from(share, share->parts[i]);
+        if (version == 0 || version >= least) continue;
+        drop(core, share, share->parts[i], folded);
+        n++;
+    }
+    return n;
+}
+
+/* ---- when ---- */
+
+/* How many ranks have brought an update for a version, may still bring it, are expected to bring it soon. */
+typedef struct survey {
+    int brought, open, expected;
+} survey;
+
+static survey look(const hpc_core *core, const hpc_share *share, uint64_t version) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_quorum_watch *its = core->own;
+    const hpc_row *row = hpc_first_work(ex, share)->row;
+    survey found = {0, 0, 0};
+    for (int e = 0; e < row->n_in; e++) {
+        int r = row->in[e].rank;
+        if (leads(ex, share, r)) continue;
+        const hpc_sender *from = &hpc_intake_of(share)->senders[r];
+        uint64_t waits = hpc_version_from(share, r);
+        int brought = counts_for(ex, hpc_own_leads(ex) ? from->newest : waits, version);
+        int open = !brought && waits == 0 && !its->gone[r];
+        found.brought += brought;
+        found.open += open;
+        found.expected += open && !its->absent[r] && from->newest + NEAR >= version;
+    }
+    return found;
+}
+
+/* Learns how long after the quorum the others came, or were given. */
+static void learn(const hpc_exchange *ex, hpc_intake *in, double took) {
+    if (ex->asked.grace >= 0) return;
+    hpc_usual_learn(&in->lag, took);
+    double usual = hpc_usual_limit(&in->lag);
+    if (in->lag.measured >= HPC_USUAL_ENOUGH)
+        atomic_store_explicit(&in->grace, usual > LEAST ? usual : LEAST, memory_order_relaxed);
+}
+
+static void note_absent(hpc_core *core, const hpc_share *share, uint64_t version) {
+    const hpc_row *row = hpc_first_work(core->exchange, share)->row;
+    for (int e = 0; e < row->n_in; e++) {
+        int r = row->in[e].rank;
+        ((hpc_quorum_watch *)core->own)->absent[r] |= hpc_intake_of(share)->senders[r].newest < version;
+    }
+}
+
+/* Whether a fold that has its quorum is to be made now. */
+static int is_over(hpc_core *core, const hpc_share *share, const survey *found, uint64_t version) {
+    const hpc_exchange *ex = core->exchange;
+    hpc_intake *in = hpc_intake_of(share);
+    int complete = found->open == 0;
+    if (!complete && found->expected == 0) return 1; /* which does not tell how long it takes */
+    if (complete && in->since == 0) {
+        learn(ex, in, 0);
+        return 1;
+    }
+    double now = hpc_now();
+    if (in->since == 0) {
+        in->since = now;
+        hpc_bell_ring(ex->context->group.bell); /* a thread that is about to sleep must not sleep for longer */
+    }
+    double due = in->since + atomic_load_explicit(&in->grace, memory_order_relaxed);
+    if (!complete && now < due) {
+        if (due < core->due) core->due = due;
+        return 0;
+    }
+    learn(ex, in, now - in->since);
+    if (!complete) note_absent(core, share, version);
+    return 1;
+}
+
+/* ---- folds ---- */
+
+static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_intake *its = hpc_intake_of(w->share);
+    int slot = leads(ex, w->share, in->rank) ? own_slot(ex, w->share) : its->senders[in->rank].slot;
+    return (hpc_taken){its->takes[in->rank], (uint64_t)slot};
+}
+
+/* Answer this rank last: once answered it may close, and then it sends nothing more. Note the updates as gone after
+ * that: a thread that sees neither the answer nor an update then knows that none has come. */
+static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
+    hpc_exchange *ex = core->exchange;
+    hpc_intake *in = hpc_intake_of(share);
+    const hpc_row *row = hpc_first_work(ex, share)->row;
+    int n = 0, led = hpc_own_leads(ex);
+    in->since = 0;
+    atomic_store_explicit(&in->folded, version, memory_order_release);
+    share->version++;
+    for (int i = 0; i < share->n_parts; i++) {
+        int r = share->parts[i];
+        if (!in->takes[r] || leads(ex, share, r)) continue;
+        n++;
+        hpc_share_count_received(ex, share, r);
+    }
+    hpc_share_count_fold(core, n);
+    hpc_tally_add(&core->tally.missing, (uint64_t)(row->n_in - led - n));
+    for (int i = 0; i < share->n_parts; i++) {
+        int r = share->parts[i];
+        if (leads(ex, share, r))
+            hpc_share_answer(core, r, hpc_signal_applied(ex, (int)(share - ex->layout.shares)), share->version);
+        else if (in->takes[r])
+            answer(core, share, r, version, 1);
+    }
+    for (int i = 0; i < share->n_parts; i++)
+        if (in->takes[share->parts[i]] && !leads(ex, share, share->parts[i])) release(share, share->parts[i]);
+}
+
+/* Weights that add up to 1 (a mean) do so again, on graphs all do; those of a sum stay as they are. On a graph a row's
+ * step is its version: a straggler that has caught up is where the others are. */
+static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
+    const hpc_exchange *ex = core->exchange;
+    hpc_intake *in = hpc_intake_of(share);
+    for (int i = 0; i < share->n_parts; i++) {
+        int r = share->parts[i];
+        uint64_t waits = hpc_version_from(share, r);
+        in->takes[r] = leads(ex, share, r) || (waits != 0 && counts_for(ex, waits, version));
+    }
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        hpc_inputs inputs = hpc_row_take(core, w, taking, hpc_own_leads(ex) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
+        inputs.takes = in->takes;
+        if (hpc_own_leads(ex)) w->step = (uint64_t)((int64_t)version - 1 + hpc_phases_of(ex)->keys[share->key].ahead);
+        int failed = hpc_row_work(core, w, &inputs);
+        if (failed) return failed;
+    }
+    end_fold(core, share, version);
+    return 0;
+}
+
+/* Does what it is time for: drops, then a fold. On servers, where too few workers are left for a quorum, all that waits
+ * is dropped; on a graph the quorum is one of those who are left. Returns how much was done; -1 after a failure. */
+static int step(hpc_core *core, hpc_share *share) {
+    const hpc_exchange *ex = core->exchange;
+    uint64_t version = next_version(ex, share);
+    int n = drop_before(core, share, version, version - 1), quorum = ex->asked.quorum;
+    if (hpc_own_leads(ex) && !is_pushed(share)) return n;
+    survey found = look(core, share, version);
+    int can = found.brought + found.open;
+    if (can < quorum) {
+        if (!hpc_own_leads(ex)) return n + drop_before(core, share, UINT64_MAX, version - 1);
+        quorum = can;
+    }
+    if (found.brought < quorum || !is_over(core, share, &found, version)) return n;
+    return fold(core, share, version) == 0 ? n + 1 : -1;
+}
+
+static int work_for(hpc_core *core, hpc_share *share) {
+    const hpc_intake *in = hpc_intake_of(share);
+    int n = 0, waited = in->since > 0, done;
+    do {
+        done = step(core, share);
+        n += done > 0 ? done : 0;
+        watch(core, share);
+    } while (done > 0 && in->watched);
+    return n + (!waited && in->since > 0); /* a grace has begun: the thread must not sleep past it */
+}
+
+/* All events that have come were handled before. So a rank that was seen to have closed the last time has nothing more
+ * on its way; for one that has closed since there has to be another time. */
+static void note_closed(hpc_core *core) {
+    const hpc_quorum_watch *its = core->own;
+    for (int r = 0; r < core->exchange->context->group.size; r++) {
+        its->gone[r] = its->closes[r];
+        its->closes[r] = hpc_closed_signal(core->exchange, r) != 0;
+        if (its->closes[r] != its->gone[r]) core->due = 0;
+    }
+}
+
+int hpc_intake_work(hpc_core *core) {
+    hpc_quorum_watch *its = core->own;
+    int n = 0;
+    core->due = INFINITY;
+    if (its->n == 0) return 0;
+    note_closed(core);
+    for (int i = 0; i < its->n;) {
+        hpc_share *share = its->shares[i];
+        n += work_for(core, share);
+        i += i < its->n && its->shares[i] == share;
+    }
+    if (its->n == 0) core->due = INFINITY;
+    return n;
+}
+
+/* ---- a state is loaded ---- */
+
+int hpc_intake_tell(hpc_exchange *ex) {
+    int status = HPC_OK;
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_share *share = &ex->layout.shares[s];
+        if (share->n_parts == 0) continue;
+        hpc_core_pause(&ex->cores[share->core]);
+        for (int i = 0; i < share->n_parts && status == HPC_OK; i++) {
+            int rank = share->parts[i];
+            hpc_told *said = &hpc_intake_of(share)->senders[rank].told;
+            said->folded = share->version;
+            status =
+                hpc_put(ex->cores[share->core].out, ex->window, rank, said, sizeof *said, hpc_told_at(ex, rank, s));
+        }
+        hpc_core_resume(&ex->cores[share->core]);
+    }
+    return status;
+}
