@@ -122,7 +122,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "plan of other ranks": ({"plan": ParameterServer().compile(params(), 2)}, r"plan is for 2 ranks: there are 3"),
     "quorum on a graph": (
         {"topology": complete(3), "consistency": quorum_of(1)},
-        r"quorum is 1 under BSP with late 1.*a quorum needs NOTIFY_ACK, late 1 \(drop\) and one phase",
+        r"quorum is 1 under BSP.*a quorum needs NOTIFY_ACK and one phase",
     ),
     "quorum and in_place": (
         {
@@ -158,7 +158,7 @@ RANKS_DIFFER: dict[str, tuple[Options, str]] = {
     ),
     "consistency": ({"consistency": ASYNC}, r"rank 1 has consistency 1"),
     "determinism": ({"deterministic": False}, r"rank 1 has .*eager 1"),
-    "quorum": ({"consistency": quorum_of(2)}, r"rank 1 has quorum 2, late 1, grace -1; rank 0 has 0, 0, -1"),
+    "quorum": ({"consistency": quorum_of(2)}, r"rank 1 has quorum 2 and grace -1; rank 0 has 0 and -1"),
 }
 
 

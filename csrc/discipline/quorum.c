@@ -88,9 +88,6 @@ static int check_servers(const hpc_exchange_config *f) {
                                                  : "eager folds (deterministic=False)";
     if (f->consistency != HPC_BSP || f->shared_params || f->eager)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with %s", op, what);
-    if (f->late != HPC_LATE_DROP)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op,
-                        "%s: late is 0 (fold): servers leave late updates out, make it 1 (drop)", op);
     if (f->rule->fold != NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op,
                         "%s: rule %s has a fold of its own; with a quorum some inputs may be missing from it", op,
@@ -113,11 +110,12 @@ static int check_servers(const hpc_exchange_config *f) {
 }
 
 static int check_graph(const hpc_exchange_config *f) {
-    if (f->consistency != HPC_NOTIFY_ACK || f->late != HPC_LATE_DROP || f->graph->n_phases > 1)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
-                        "exchange: quorum is %d under %s with late %d, on a graph of %d phases; on a graph a "
-                        "quorum needs NOTIFY_ACK, late 1 (drop) and one phase",
-                        f->quorum, hpc_consistency_name(f->consistency), f->late, f->graph->n_phases);
+    if (f->consistency != HPC_NOTIFY_ACK || f->graph->n_phases > 1)
+        return hpc_fail(
+            HPC_ERR_UNSUPPORTED, "exchange",
+            "exchange: quorum is %d under %s, on a graph of %d phases; on a graph a quorum needs NOTIFY_ACK "
+            "and one phase",
+            f->quorum, hpc_consistency_name(f->consistency), f->graph->n_phases);
     return hpc_graph_check_partial(f, "NOTIFY_ACK with a quorum", "exchange");
 }
 

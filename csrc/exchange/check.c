@@ -20,7 +20,7 @@ struct description {
     uint64_t digest; /* of the plan */
     double grace;
     int32_t slots, has_fold, fold_wires, consistency, shared_params, eager, in_place, n_keys, n_phases, staleness,
-        quorum, late;
+        quorum;
 };
 
 struct key_description {
@@ -118,8 +118,6 @@ static int check_quorum(const hpc_exchange_config *f) {
     if (f->quorum < 0)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: quorum is %d; must be 1 or more, or 0 for all inputs",
                         f->quorum);
-    if (f->late != HPC_LATE_FOLD && f->late != HPC_LATE_DROP)
-        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: late is %d, not 0 (fold) or 1 (drop)", f->late);
     if (isnan(f->grace)) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: grace is NaN; must be seconds");
     for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++)
         if (f->quorum > f->plan->rows[i].n_in)
@@ -234,10 +232,9 @@ static int compare(int r, const struct description *d, const struct description 
                         "exchange: rank %d has a graph of %d phases and staleness %d, rank 0 of %d and %d; 0 phases "
                         "means servers",
                         r, d->n_phases, d->staleness, first->n_phases, first->staleness);
-    if (d->quorum != first->quorum || d->late != first->late || d->grace != first->grace)
-        return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: rank %d has quorum %d, late %d, grace %g; rank 0 has %d, %d, %g", r, d->quorum,
-                        d->late, d->grace, first->quorum, first->late, first->grace);
+    if (d->quorum != first->quorum || d->grace != first->grace)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has quorum %d and grace %g; rank 0 has %d and %g",
+                        r, d->quorum, d->grace, first->quorum, first->grace);
     if (d->digest != first->digest)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: rank %d has another plan than rank 0: give all ranks the same %s, chunk, depth and "
@@ -272,7 +269,6 @@ int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *f, double de
     mine->n_phases = f->graph == NULL ? 0 : f->graph->n_phases;
     mine->staleness = f->consistency == HPC_SSP ? f->staleness : 0;
     mine->quorum = ex->asked.quorum;
-    mine->late = f->late;
     mine->grace = ex->asked.grace;
     mine->slots = ex->rule.slots;
     mine->has_fold = ex->rule.fold != NULL;

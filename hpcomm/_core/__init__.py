@@ -26,7 +26,6 @@ from .context import (
 )
 from .exchange import (
     CONSISTENCIES,
-    LATE,
     PROGRESS,
     PULL,
     PUSH,

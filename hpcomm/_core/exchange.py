@@ -21,7 +21,6 @@ CONSISTENCIES: dict[str, int] = {
     "SSP": lib.HPC_SSP,
     "BARRIER": lib.HPC_BARRIER,
 }
-LATE: dict[str, int] = {"fold": lib.HPC_LATE_FOLD, "drop": lib.HPC_LATE_DROP}
 PROGRESS: dict[str, int] = {
     "auto": lib.HPC_PROGRESS_AUTO,
     "inline": lib.HPC_PROGRESS_INLINE,
@@ -58,7 +57,6 @@ def exchange_create(
     consistency: int,
     staleness: int,
     quorum: int,
-    late: int,
     grace: float,
     graph: Any,
     progress: int,
@@ -76,7 +74,7 @@ def exchange_create(
     config.consistency, config.progress, config.isa = consistency, progress, isa
     config.shared_params, config.eager, config.check_finite = shared_params, eager, check_finite
     config.graph, config.staleness, config.in_place = graph or ffi.NULL, staleness, in_place
-    config.quorum, config.late, config.grace = quorum, late, grace
+    config.quorum, config.grace = quorum, grace
 
     def create(seconds: float, out: Any) -> int:
         return lib.hpc_exchange_create(context, config, seconds, out)

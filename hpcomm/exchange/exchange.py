@@ -243,7 +243,6 @@ class Exchange(Calls):
             consistency=_core.CONSISTENCIES[given.mode],
             staleness=consistency.staleness or 0,
             quorum=0 if given.mode == "ASYNC" else consistency.quorum or 0,
-            late=_core.LATE[consistency.late or "fold"],
             grace=-1 if consistency.grace is None else consistency.grace,
             graph=given.graph,
             progress=_core.PROGRESS[engine.progress],

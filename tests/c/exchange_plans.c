@@ -137,7 +137,7 @@ int job_create(const rank *r, const job *j, double timeout, hpc_exchange **excha
     c.eager = j->eager;
     c.check_finite = j->check_finite;
     c.isa = j->isa;
-    c.quorum = j->quorum, c.late = j->quorum ? HPC_LATE_DROP : HPC_LATE_FOLD, c.grace = j->grace;
+    c.quorum = j->quorum, c.grace = j->grace;
     return job_create_with(r, j, &c, timeout, exchange);
 }
 

@@ -137,7 +137,7 @@ int graph_create(const rank *r, graph_job *g, double timeout, hpc_exchange **exc
     c.graph = graph;
     c.consistency = g->consistency;
     c.staleness = g->staleness;
-    c.quorum = g->quorum, c.late = g->quorum > 0 ? HPC_LATE_DROP : HPC_LATE_FOLD, c.grace = g->grace;
+    c.quorum = g->quorum, c.grace = g->grace;
     c.progress = g->j.progress;
     c.shared_params = g->j.shared_params;
     c.eager = g->j.eager;

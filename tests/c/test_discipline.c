@@ -119,7 +119,7 @@ static void refuses(rank *r) {
     config.consistency = EVERY_OTHER + 1;
     CHECK_EQ(job_create_with(r, &j, &config, -1, &e), HPC_ERR_INVALID);
     config.consistency = HPC_BSP; /* this array has none with a quorum: BSP must not wait for all in its place */
-    config.quorum = 1, config.late = HPC_LATE_DROP;
+    config.quorum = 1;
     CHECK_EQ(job_create_with(r, &j, &config, -1, &e), HPC_ERR_UNSUPPORTED);
     CHECK(strstr(hpc_last_error()->message, "no discipline with a quorum") != NULL);
 }

@@ -107,7 +107,8 @@ static void counts_ahead(rank *r) {
         size_t at = e->layout.places[0].own + (size_t)e->layout.n_shares * 2 * sizeof(uint64_t) +
                     ((size_t)share->at * (size_t)r->size + VICTIM) * (size_t)g.j.depth * sizeof version;
         for (int i = 0; i < 2; i++)
-            CHECK_OK(hpc_put_notify(e->in_lanes[share->core], e->window, 0, &version, sizeof version, at,
+            CHECK_OK(hpc_put_notify(e->in_lanes[share->core], e->window, 0, &version, sizeof version,
+                                    at + (size_t)i * sizeof version, /* not over what is read */
                                     hpc_imm(HPC_OP_SHARE, 0, mine), -1));
     } else if (r->rank == VICTIM) {
         const uint64_t told[] = {1, r->arg == USES ? 2 : 1}; /* folded, used */
@@ -421,7 +422,7 @@ static void refusals(rank *r) {
     refused(r, &g, HPC_ERR_CONFIG, "a quorum scales");
     good(&g, r);
     g.quorum = last ? 1 : 2;
-    refused(r, &g, HPC_ERR_CONFIG, "quorum 1, late 1");
+    refused(r, &g, HPC_ERR_CONFIG, "quorum 1 and grace");
     good(&g, r);
     g.consistency = HPC_ASYNC;
     if (r->mode->seed) refused(r, &g, HPC_ERR_UNSUPPORTED, "loop_seed");

@@ -415,11 +415,11 @@ static void all_is_refused_alike(rank *r) {
     job j;
     hpc_exchange *e = NULL;
     for (int quorum = 1; quorum <= r->size; quorum += r->size - 1)
-        for (int what = 0; what < 3; what++) {
+        for (int what = 0; what < 2; what++) {
             hpc_exchange_config config;
             job_init(&j, r);
             hpc_exchange_config_init(&config);
-            config.quorum = quorum, config.late = what == 2 ? HPC_LATE_FOLD : HPC_LATE_DROP;
+            config.quorum = quorum;
             config.consistency = what == 0 ? HPC_ASYNC : HPC_BSP;
             config.eager = what == 1;
             CHECK_STATUS(job_create_with(r, &j, &config, -1, &e), HPC_ERR_UNSUPPORTED);

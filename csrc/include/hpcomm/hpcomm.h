@@ -616,11 +616,8 @@ typedef enum hpc_consistency {
                            there */
 } hpc_consistency;
 
-/* What happens to an update that misses its fold; with a quorum, only DROP works so far. */
-typedef enum hpc_late_update {
-    HPC_LATE_FOLD = 0, /* it goes into the next fold */
-    HPC_LATE_DROP = 1  /* it is left out, and its worker is told */
-} hpc_late_update;
+/* Says nothing any more: what misses the fold of a quorum is left out, and its worker is told. Kept for one version. */
+typedef enum hpc_late_update { HPC_LATE_FOLD = 0, HPC_LATE_DROP = 1 } hpc_late_update;
 
 typedef enum hpc_progress {
     HPC_PROGRESS_AUTO = 0,   /* threads where the host has cores to spare */
@@ -641,11 +638,11 @@ typedef struct hpc_exchange_config {
     int isa;                    /* hpc_isa of its kernels */
     const hpc_graph *graph;     /* the graph of which the plan was made; NULL: the plan has servers */
     int staleness;              /* HPC_SSP: steps, 0 or more */
-    int quorum;                 /* inputs that are enough for a fold, with HPC_LATE_DROP; 0: all are needed. On a graph
-                                   it counts in-neighbours' inputs, and a rank with fewer in-neighbours needs all of
-                                   them. With servers each worker pushes every key once, and pulls all keys, before it
-                                   pushes one again */
-    int late;                   /* hpc_late_update */
+    int quorum;                 /* inputs that are enough for a fold; 0: all are needed. What comes after its fold is
+                                   left out, and its worker is told. On a graph it counts in-neighbours' inputs, and a
+                                   rank with fewer in-neighbours needs all of them. With servers each worker pushes
+                                   every key once, and pulls all keys, before it pushes one again */
+    int late;                   /* hpc_late_update; says nothing any more */
     double grace;               /* seconds that a fold with its quorum waits for the others; negative: learned */
     int in_place;               /* 1: models are trained where they lie: a push sends the key's parameters. Only for
                                    graphs with the rule average, without a quorum. On a float32 wire one of the plan's
