@@ -169,6 +169,32 @@ static void straggler(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* Rank 2 takes nothing while the other two push more keys than its ring holds events. They do not wait for it, and what
+ * found no room is sent when there is some. */
+static void full_ring(rank *r) {
+    enum { KEYS = 300, ELEMENTS = 16 };
+    graph_job g;
+    float src[ELEMENTS] = {0};
+    uint64_t ticket;
+    init(&g, r);
+    g.grace = 0;
+    g.j.n_keys = KEYS;
+    for (int i = 0; i < KEYS; i++) g.j.keys[i] = (hpc_key){job_key_name(i), ELEMENTS};
+    hpc_exchange *e = graph_open(r, &g);
+    if (r->rank == SLOW) rank_await(r, 4, 1), rank_await(r, 5, 1);
+    for (int i = 0; i < KEYS; i++) CHECK_OK(hpc_exchange_start(e, i, HPC_PUSH, src, -1, &ticket));
+    if (r->rank != SLOW) {
+        CHECK(peer_of(e, SLOW).bytes_sent < KEYS * sizeof src);
+        rank_set(r, 4 + r->rank, 1);
+        while (peer_of(e, SLOW).bytes_sent < KEYS * sizeof src) CHECK_OK(hpc_exchange_progress(e));
+        CHECK_EQ(peer_of(e, SLOW).bytes_sent, KEYS * sizeof src);
+    }
+    in_step(r, e, 3, 1);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    CHECK_OK(hpc_barrier(r->context, -1));
+    hpc_exchange_free(e);
+}
+
 /* ---- what becomes of every push --------------------------------------------------------------------------------- */
 
 /* arg: shape + 16 * progress + 64 with two keys, on two cores each, and depth 2. All go on until each has folded the
@@ -379,6 +405,7 @@ int main(int argc, char **argv) {
         {.name = "loaded", .size = 3, .run = loaded, .arg = HPC_PROGRESS_INLINE},
         {.name = "loaded_thread", .size = 3, .run = loaded, .arg = HPC_PROGRESS_THREAD},
         {.name = "loaded_after_one", .size = 3, .run = loaded, .arg = HPC_PROGRESS_INLINE + 4, .where = RANKS_UNSEEDED},
+        {.name = "full ring", .size = 3, .run = full_ring},
         {.name = "frozen", .size = 3, .run = frozen, .where = RANKS_PROCESSES},
         {.name = "closes", .size = 4, .run = closes},
         {.name = "below", .size = 3, .run = below, .arg = 1},

@@ -194,6 +194,23 @@ static void grace(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* A rank that stands still costs one grace in all, not one for each key. */
+static void one_grace(rank *r) {
+    enum { KEYS = 16 };
+    const double seconds = 0.1;
+    job j;
+    job_init(&j, r);
+    j.n_servers = 1, j.quorum = 2, j.grace = seconds, j.n_keys = KEYS;
+    for (int i = 0; i < KEYS; i++) j.keys[i] = (hpc_key){job_key_name(i), 33};
+    hpc_exchange *e = job_open(r, &j);
+    double begin = ranks_now();
+    for (int i = 0; i < KEYS && r->rank < 2; i++) job_push_pull(r, &j, e, i, 0);
+    if (r->rank < 2) CHECK(ranks_now() - begin < ranks_patience(seconds * KEYS / 2));
+    meet(r, e, 1);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
 /* While a fold waits for its rest progress says that a time is to come, for which waits doze; when it is made, and
  * nothing else waits, they may sleep again. */
 static void sleeps_again(rank *r) {
@@ -437,6 +454,7 @@ int main(int argc, char **argv) {
         {.name = "as bsp, threads", .size = 4, .run = as_bsp, .arg = HPC_PROGRESS_THREAD},
         {.name = "grace", .size = 3, .run = grace, .arg = HPC_PROGRESS_INLINE},
         {.name = "grace, threads, sleepy", .size = 3, .run = grace, .arg = HPC_PROGRESS_THREAD, .sleepy = true},
+        {.name = "one grace", .size = 3, .run = one_grace},
         {.name = "sleeps again", .size = 3, .run = sleeps_again},
         {.name = "closed", .size = 3, .run = closed, .arg = HPC_PROGRESS_INLINE},
         {.name = "closed, threads, sleepy", .size = 3, .run = closed, .arg = HPC_PROGRESS_THREAD, .sleepy = true},
