@@ -11,6 +11,12 @@ const hpc_codec *hpc_codec_of(int number) {
     return NULL;
 }
 
+void hpc_codec_decode(const hpc_codec *codec, const struct hpc_fold_kernels *kernels, const void *piece, float *out,
+                      size_t n, int stream) {
+    static const double one = 1;
+    codec->fold(kernels)(out, &piece, &one, 1, n, stream);
+}
+
 void hpc_codec_names(unsigned numbers, char *names, size_t cap) {
     size_t used = 0;
     names[0] = 0;

@@ -41,6 +41,11 @@ void hpc_codec_names(unsigned numbers, char *names, size_t cap);
 int64_t hpc_codec_encode_array(const float *x, int64_t n, void *out, int64_t cap, int dtype);
 int hpc_codec_add_array(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int dtype);
 
+/* A part of n elements of an addressable codec's piece, as values, into out; decode_add would add them. stream: stores
+ * past the caches, as hpc_fold_fn has it. */
+void hpc_codec_decode(const hpc_codec *codec, const struct hpc_fold_kernels *kernels, const void *piece, float *out,
+                      size_t n, int stream);
+
 /* The bytes of n elements of an addressable codec, and so the offset of element n in its piece. */
 static inline size_t hpc_codec_span(const hpc_codec *codec, uint64_t n) {
     return (size_t)n * codec->item;

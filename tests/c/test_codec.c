@@ -51,6 +51,22 @@ static void cut(const hpc_codec *c) {
     CHECK(memcmp(whole, parts, sizeof whole) == 0 && whole[63] == value(63));
 }
 
+/* A part of a piece gives the values that adding it to zeros gives, and touches nothing behind them. */
+static void decode(const hpc_codec *c) {
+    float x[100], sum[100] = {0}, out[101];
+    char piece[100 * sizeof(float)];
+    for (int i = 0; i < 100; i++) x[i] = value(i) * 1.001f;
+    int64_t nbytes = c->encode(x, 100, NULL, NULL, piece, sizeof piece);
+    CHECK_EQ(c->decode_add(sum, 100, piece, nbytes, 1, NULL), 0);
+    for (int stream = 0; stream < 2; stream++)
+        for (size_t from = 0; from < 100; from += 16) {
+            for (int i = 0; i < 101; i++) out[i] = 7;
+            hpc_codec_decode(c, hpc_fold_kernels_of(HPC_ISA_BEST), piece + hpc_codec_span(c, from), out, 100 - from,
+                             stream);
+            CHECK(memcmp(out, sum + from, (100 - from) * sizeof *out) == 0 && out[100 - from] == 7);
+        }
+}
+
 int main(void) {
     static const int64_t lengths[] = {0, 1, 15, 16, 17, 1023, 1024, 1025, MOST};
     char names[64];
@@ -59,6 +75,7 @@ int main(void) {
         CHECK(c != NULL && c->number == numbers[k] && c->item == hpc_dtype_bytes(numbers[k]));
         for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) round_trip(c, lengths[i]);
         cut(c);
+        decode(c);
     }
     CHECK(hpc_codec_of(HPC_F64) == NULL && hpc_codec_of(-1) == NULL && hpc_codec_of(99) == NULL);
     hpc_codec_names(1u << HPC_F32 | 1u << HPC_BF16, names, sizeof names);
