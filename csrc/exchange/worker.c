@@ -224,6 +224,8 @@ int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline) {
         if (ex->keys[k].n_shares == 0) continue;
         status = send_left(ex, k, &l, op);
         if (status == HPC_OK) status = hpc_ticket_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline), op);
+        if (status == HPC_OK && d->pulls)
+            status = hpc_ticket_wait(ex, k, 2 * ex->keys[k].pulls + HPC_PULL_TICKET, hpc_left(deadline), op);
         if (status == HPC_OK && d->finish != NULL) status = d->finish(ex, k, &l, op);
     }
     return status;
