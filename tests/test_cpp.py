@@ -126,11 +126,13 @@ static void exchanges(hpcomm::Context &context) {
     hub.sum = true;
     hub.depth = 2;
     hub.wire = HPC_BF16;
+    hub.codec_out = HPC_F16;
     hub.workers = {0, 1};
     hub.servers = {1};
     const hpcomm::Plan other(context, hub, code);
     assert(!code && other.row(0).owner == 1 && other.row(0).n_in == 2 && other.row(0).in[0].weight == 1);
     assert(other.row(0).depth == 2 && other.row(0).quorum == 2 && other.row(0).codec_in == HPC_BF16);
+    assert(other.row(0).codec_out == HPC_F16);
     hub.each = true;
     assert(hpcomm::Plan(context, hub, code).row(0).quorum == 1 && !code);
     hub.affinity = HPC_WORKER_BY_INTERFACE;

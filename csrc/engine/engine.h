@@ -1,6 +1,7 @@
 /* The state of one rank's end of an exchange.
  *
  *   layout.c    where everything lies in every rank's part of the window, from the plan alone
+ *   params.c    parameters that travel encoded: where they land at a worker, and how they get into its params
  *   rows.c      the rows that this rank owns, and the cores that work for them
  *   core.c      a core: polls and hands events to the discipline; by a thread, or inline
  *   row.c       a row: its inputs are counted, folded, applied and written
@@ -13,7 +14,9 @@
  * A *share* is the part of one key that one core owns: its rows are pushed and answered together. Who writes what:
  *   gradients, pushed counts   their worker; read by the owners of the rows between its push and their answer
  *   params                     the owners of their rows, between the worker's push (or pull) and the answer; where
- *                              models rotate the worker writes them after that, until it pushes them
+ *                              models rotate the worker writes them after that, until it pushes them; where they come
+ *                              encoded the worker alone, at the end of that push (or pull)
+ *   encoded params             the owners of their rows, between the worker's push (or pull) and the answer
  *   masters, receive slots     one core, where a master is not a worker's params; the slots by the sender they belong
  *                              to, between an answer and the next push
  *   args slots                 their worker; read by the core between the event and the answer
@@ -27,7 +30,8 @@
 /* The layout of one rank's part of the window; the offset of a piece that the rank lacks is HPC_NOWHERE. */
 typedef struct hpc_place {
     size_t params, gradients, pushed, masters, args, closed;
-    size_t own; /* the discipline's */
+    size_t own;     /* the discipline's */
+    size_t encoded; /* parameters as owners send them that cannot write into params; each rank tells the others */
     size_t nbytes;
     int cores, shares; /* how many the rank has */
     int first_core;
@@ -36,19 +40,28 @@ typedef struct hpc_place {
 
 /* ---- worker ---- */
 
-/* A worker's view of a key. */
+/* The parameters of a key that come encoded, from owners that do not map this rank's memory. */
+typedef struct hpc_encoded {
+    const hpc_codec *codec; /* of what all owners of the key send, float32 included */
+    size_t offset;          /* bytes from the start of hpc_place.encoded */
+    int n_rows;
+    int *rows;        /* of the plan */
+    uint64_t decoded; /* the ticket whose parameters were decoded last */
+} hpc_encoded;
+
+/* A worker's view of a key. Its 128 bytes spare a multiplication wherever a key is looked up. */
 typedef struct hpc_pushed {
     uint64_t pushes, pulls;
     double since;         /* when its last push began; 0: its end has been seen */
     int sending, started; /* hpc_push_flags of the last start: those that are not sent in full yet; all of them */
     int at_share, at_row; /* where sending stopped */
-    int n_shares;
-    int *shares;   /* in which this rank is at either end */
-    int n_awaited; /* those of the shares whose answers make a push done */
-    int *awaited;
+    int n_shares, n_awaited;
+    int *shares;            /* in which this rank is at either end */
+    int *awaited;           /* those of the shares whose answers make a push done */
     size_t params;          /* bytes from the start of the params */
     size_t gradient;        /* bytes from the start of a slot of the gradients */
     const hpc_codec *codec; /* of the gradient */
+    hpc_encoded encoded;
 } hpc_pushed;
 
 /* ---- both ---- */
@@ -63,6 +76,7 @@ typedef struct hpc_asked {
 typedef struct hpc_layout {
     int depth, n_shares, n_cores; /* n_cores: of all ranks */
     int forwards;                 /* some rows do */
+    int encodes;                  /* some rows send parameters that are not plain float32 */
     hpc_share *shares;
     int *share_of;     /* by row */
     uint64_t *feeders; /* by row: a bit for each rank that feeds it; NULL: no row forwards */
@@ -70,6 +84,7 @@ typedef struct hpc_layout {
     hpc_place *places;                   /* by rank */
     char *pushers;                       /* [key * size + rank] */
     size_t params_bytes, gradient_bytes; /* of all keys; of one slot */
+    size_t encoded_bytes;                /* of all keys whose parameters come encoded */
     size_t *master_of;                   /* by row: bytes from its owner's masters */
     size_t *slot_base;                   /* [owner * size + sender]: bytes in the owner's part, or HPC_NOWHERE */
     int holder;                          /* whose part holds this rank's parameters; -1 */

@@ -7,10 +7,12 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     hpc_exchange *ex = core->exchange;
     const hpc_output *out = &w->outputs[edge];
     const hpc_row *to = &ex->plan->rows[w->row->out[edge].row];
-    int status = hpc_lane_try_notify(core->out, ex->window, out->rank, w->acc, (size_t)w->row->count * sizeof(float),
+    const void *fold = w->encoded != NULL ? (const void *)w->encoded : w->acc;
+    size_t nbytes = w->sends->max_bytes(w->row->count);
+    int status = hpc_lane_try_notify(core->out, ex->window, out->rank, fold, nbytes,
                                      out->offset + (size_t)slot * hpc_slot_stride(ex, to),
                                      hpc_imm(HPC_OP_FORWARD, slot, w->row->out[edge].row));
-    if (status == HPC_OK) hpc_count_bytes(ex, ex->peers.sent, out->rank, (size_t)w->row->count * sizeof(float));
+    if (status == HPC_OK) hpc_count_bytes(ex, ex->peers.sent, out->rank, nbytes);
     if (status != HPC_IN_PROGRESS) hpc_core_check_put(core, status);
     return status;
 }

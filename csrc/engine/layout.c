@@ -24,8 +24,10 @@ static int has_edge(const hpc_edge *edges, int n, int rank) {
 }
 
 /* Whether the master of a row is its owner's own copy of the parameters, which change between the owner's push and its
- * pull only: the owner has pushed whenever the row is folded, unless owners go on without some. */
+ * pull only: the owner has pushed whenever the row is folded, unless owners go on without some. Where parameters are
+ * sent encoded the owner's own are as rounded as all others', and the master is not. */
 static int is_master_params(const hpc_exchange *ex, const hpc_row *row) {
+    if (hpc_row_encodes(row)) return 0;
     return ex->asked.shared_params ||
            (!hpc_goes_on(ex) && has_edge(row->in, row->n_in, row->owner) && has_edge(row->out, row->n_out, row->owner));
 }
@@ -270,7 +272,7 @@ int hpc_layout_make(hpc_exchange *ex, const char *op) {
     for (int r = 0; r < size; r++) {
         hpc_place *p = &ex->layout.places[r];
         p->params = p->gradients = p->pushed = p->masters = p->args = HPC_NOWHERE;
-        p->own = HPC_NOWHERE;
+        p->own = p->encoded = HPC_NOWHERE;
         if (p->worker && !ex->rotates && (!ex->asked.shared_params || r == ex->layout.lowest))
             p->params = hpc_layout_take(p, ex->layout.params_bytes);
         if (p->worker) p->gradients = hpc_layout_take(p, ex->layout.gradient_bytes * (size_t)ex->layout.depth);
@@ -347,6 +349,7 @@ void hpc_layout_free(hpc_exchange *ex) {
     for (int k = 0; ex->keys != NULL && k < ex->plan->n_keys; k++) {
         free(ex->keys[k].shares);
         free(ex->keys[k].awaited);
+        free(ex->keys[k].encoded.rows);
     }
     free(ex->keys);
     free(ex->layout.pushers);

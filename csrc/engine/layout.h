@@ -65,6 +65,16 @@ static inline size_t hpc_input_bytes(const hpc_row *row) {
     return hpc_codec_of(row->codec_in)->max_bytes(row->count);
 }
 
+/* Of an output of a row, as it is sent. */
+static inline size_t hpc_output_bytes(const hpc_row *row) {
+    return hpc_codec_of(row->codec_out)->max_bytes(row->count);
+}
+
+/* Whether a row sends parameters that are not plain float32. */
+static inline int hpc_row_encodes(const hpc_row *row) {
+    return row->action != HPC_FORWARD && !hpc_codec_of(row->codec_out)->plain;
+}
+
 static inline size_t hpc_row_bytes(const hpc_row *row) {
     return (hpc_input_bytes(row) + 63) / 64 * 64;
 }

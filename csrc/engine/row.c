@@ -167,13 +167,25 @@ static int goes_to(receivers to, const hpc_output *out) {
     return to.only >= 0 ? out->rank == to.only : to.takes == NULL || to.takes[out->rank];
 }
 
-/* Writes a block to workers whose memory is mapped here; the others get the whole row by put. */
+/* A block of a row's outputs, as it is sent: of parameters, or of a fold. */
+static void encode_block(const hpc_work *w, const float *block, size_t from, size_t n) {
+    w->sends->encode(block, (int64_t)n, NULL, NULL, w->encoded + hpc_codec_span(w->sends, from),
+                     (int64_t)w->sends->max_bytes(n));
+}
+
+/* Writes a block to workers whose memory is mapped here; the others get the whole row by put. What is sent encoded is
+ * decoded into mapped memory, so that all workers have the same bits. */
 static void write_block(hpc_core *core, const hpc_work *w, receivers to, size_t from, size_t n) {
     const hpc_exchange *ex = core->exchange;
+    if (w->encoded != NULL) encode_block(w, w->param + from, from, n);
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_output *out = &w->outputs[o];
         if (out->params == NULL || !goes_to(to, out)) continue;
-        ex->kernels->copy(out->params + from, w->param + from, n * sizeof(float), ex->stream);
+        if (w->encoded != NULL)
+            hpc_codec_decode(w->sends, ex->kernels, w->encoded + hpc_codec_span(w->sends, from), out->params + from, n,
+                             ex->stream);
+        else
+            ex->kernels->copy(out->params + from, w->param + from, n * sizeof(float), ex->stream);
         hpc_tally_add(&core->tally.bytes_written, n * sizeof(float));
     }
 }
@@ -183,8 +195,9 @@ static void put_row(hpc_core *core, const hpc_work *w, receivers to) {
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_output *out = &w->outputs[o];
         if (out->params != NULL || !goes_to(to, out)) continue;
-        size_t nbytes = (size_t)w->row->count * sizeof(float);
-        const float *from = out->copy == NULL ? w->param : memcpy(out->copy, w->param, nbytes);
+        size_t nbytes = w->sends->max_bytes(w->row->count);
+        const void *from = w->encoded != NULL ? (const void *)w->encoded : w->param;
+        if (out->copy != NULL) from = memcpy(out->copy, from, nbytes);
         hpc_core_check_put(core, hpc_put(core->out, ex->window, out->rank, from, nbytes, out->offset));
         hpc_tally_add(&core->tally.bytes_written, nbytes);
     }
@@ -247,7 +260,10 @@ static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, re
             inputs->summed ? w->acc + from : fold_block(core, w, inputs, out, in_place && stream, args, from, n);
         if (block == NULL) return -1;
         if (row->action == HPC_FORWARD) {
-            if (block != w->acc + from) memcpy(w->acc + from, block, n * sizeof(float));
+            if (w->encoded != NULL)
+                encode_block(w, block, from, n);
+            else if (block != w->acc + from)
+                memcpy(w->acc + from, block, n * sizeof(float));
             continue;
         }
         if (block != w->param + from && apply_block(core, w, block, inputs->n, args, from, n) != 0) return -1;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/layout.h"
+#include "engine/params.h"
 #include "base/host.h"
 
 enum { LINE = 64, MOST_CPUS = 4096 };
@@ -118,17 +119,33 @@ int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const ch
     return status;
 }
 
+static size_t aligned(size_t nbytes) {
+    return (nbytes + LINE - 1) / LINE * LINE;
+}
+
+/* The private memory of a row, in this order: the rule's state, the accumulator, and the outputs as they are sent. */
+static size_t state_bytes(const hpc_exchange *ex, const hpc_row *row) {
+    return row->action == HPC_APPLY ? aligned((size_t)row->count * sizeof(float) * (size_t)ex->rule.slots) : 0;
+}
+
+static size_t acc_bytes(const hpc_exchange *ex, const hpc_row *row) {
+    int forwards = row->action == HPC_FORWARD && hpc_codec_of(row->codec_out)->plain;
+    return ex->asked.eager || forwards ? aligned((size_t)row->count * sizeof(float)) : 0;
+}
+
+static size_t encoded_bytes(const hpc_row *row) {
+    return hpc_codec_of(row->codec_out)->plain ? 0 : aligned(hpc_output_bytes(row));
+}
+
 static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     size_t size = (size_t)ex->context->group.size, most_inputs = 1, forwards = 0;
     for (int i = 0; i < ex->plan->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[i];
         if (row->owner != ex->context->group.rank || row->core != core->index) continue;
-        size_t n = (size_t)row->count * sizeof(float);
         if ((size_t)row->n_in * (size_t)ex->layout.depth > most_inputs)
             most_inputs = (size_t)row->n_in * (size_t)ex->layout.depth;
         if (row->action == HPC_FORWARD) forwards += (size_t)row->n_out * (size_t)ex->layout.depth;
-        if (row->action == HPC_APPLY) core->memory_bytes += (n * (size_t)ex->rule.slots + LINE - 1) / LINE * LINE;
-        if (ex->asked.eager || row->action == HPC_FORWARD) core->memory_bytes += (n + LINE - 1) / LINE * LINE;
+        core->memory_bytes += state_bytes(ex, row) + acc_bytes(ex, row) + encoded_bytes(row);
     }
     core->memory_bytes += HPC_BLOCK * sizeof(float); /* acc comes first */
     core->memory = hpc_private_alloc(core->memory_bytes, core->node);
@@ -200,14 +217,16 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
         *out = (hpc_output){.rank = r, .offset = params_offset(ex, r, row)};
         if (hpc_is_mapped(ex, r))
             out->params = (float *)(void *)((char *)hpc_window_peer_view(ex->window, r) + out->offset);
+        else if (!w->sends->plain)
+            out->offset = hpc_params_encoded_at(ex, r, row);
     }
 }
 
-/* A row in one pass: float32 folded all at once, and every output mapped. */
+/* A row in one pass: float32 folded all at once, and every output mapped and float32. */
 static int can_pass(const hpc_exchange *ex, const hpc_work *w) {
     const hpc_row *row = w->row;
     if (ex->pass == NULL || ex->asked.eager || !ex->discipline->whole || row->action != HPC_APPLY || !w->codec->plain ||
-        row->n_in > HPC_PASS_INPUTS)
+        !w->sends->plain || row->n_in > HPC_PASS_INPUTS)
         return 0;
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].params == NULL) return 0;
@@ -279,6 +298,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         *w = (hpc_work){.index = i,
                         .row = row,
                         .codec = hpc_codec_of(row->codec_in),
+                        .sends = hpc_codec_of(row->codec_out),
                         .share = &ex->layout.shares[ex->layout.share_of[i]]};
         w->inputs = inputs;
         w->outputs = outputs;
@@ -290,16 +310,12 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         inputs += row->n_in;
         outputs += row->n_out;
         weights += row->n_in;
-        char *memory = ex->cores[row->core].memory;
-        size_t n = (size_t)row->count * sizeof(float);
-        if (row->action == HPC_APPLY) {
-            w->state = (float *)(void *)(memory + used[row->core]);
-            used[row->core] += (n * (size_t)ex->rule.slots + LINE - 1) / LINE * LINE;
-        }
-        if (ex->asked.eager || row->action == HPC_FORWARD) {
-            w->acc = (float *)(void *)(memory + used[row->core]);
-            used[row->core] += (n + LINE - 1) / LINE * LINE;
-        }
+        char *memory = (char *)ex->cores[row->core].memory + used[row->core];
+        size_t state = state_bytes(ex, row), acc = acc_bytes(ex, row), encoded = encoded_bytes(row);
+        if (row->action == HPC_APPLY) w->state = (float *)(void *)memory;
+        if (acc > 0) w->acc = (float *)(void *)(memory + state);
+        if (encoded > 0) w->encoded = memory + state + acc;
+        used[row->core] += state + acc + encoded;
         find_inputs(ex, w);
         find_outputs(ex, w);
         w->passes = can_pass(ex, w);
@@ -316,7 +332,7 @@ static int open_copies(hpc_exchange *ex, const char *op) {
     for (int i = 0; i < ex->n_work; i++)
         for (int o = 0; o < ex->work[i].n_outputs; o++) {
             hpc_output *out = &ex->work[i].outputs[o];
-            size_t nbytes = (size_t)ex->work[i].row->count * sizeof(float);
+            size_t nbytes = hpc_output_bytes(ex->work[i].row);
             if (out->params == NULL && (out->copy = malloc(nbytes)) == NULL)
                 return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a copy of what goes to rank %d", op, out->rank);
         }

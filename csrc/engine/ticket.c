@@ -6,6 +6,7 @@
 #include "engine/ticket.h"
 
 #include "engine/layout.h"
+#include "engine/params.h"
 
 int hpc_exchange_check(hpc_exchange *ex, const char *op) {
     int failed = atomic_load_explicit(&ex->fault.failed, memory_order_acquire);
@@ -222,6 +223,7 @@ int hpc_ticket_wait_slot(hpc_exchange *ex, int key, uint64_t ticket, double time
 
 int hpc_ticket_end(hpc_exchange *ex, int key, uint64_t ticket, const char *op) {
     hpc_pushed *k = &ex->keys[key];
+    if (k->encoded.n_rows > 0) hpc_params_came(ex, key, ticket);
     if (ticket != 2 * k->pushes) return HPC_OK;
     if (k->since != 0) hpc_usual_learn(&ex->usual, hpc_now() - k->since);
     k->since = 0;

@@ -26,7 +26,8 @@ int hpc_ticket_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout, 
 int hpc_ticket_wait_slot(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op);
 /* Looks at a ticket once, and works for this rank's rows too: HPC_OK, HPC_IN_PROGRESS or a failure. */
 int hpc_ticket_test(hpc_exchange *ex, int key, uint64_t ticket, const char *op);
-/* Notes that the push has ended, and learns from the time that it took. HPC_ERR_PEER when nobody will ever fold it. */
+/* Notes that the push has ended, decodes parameters, and learns from the time that it took. HPC_ERR_PEER when nobody
+ * will ever fold it. */
 int hpc_ticket_end(hpc_exchange *ex, int key, uint64_t ticket, const char *op);
 /* An owner that was freed before it answered, else -1; the second function records that as a failure. */
 int hpc_ticket_freed(const hpc_exchange *ex, int key, uint64_t ticket);

@@ -47,7 +47,7 @@ typedef struct hpc_output {
     int rank;
     float *params; /* mapped here, else NULL */
     size_t offset; /* in rank's part of the window */
-    float *copy;   /* the source of puts, while the master changes; NULL: the master itself */
+    void *copy;    /* the source of puts, while the master changes; NULL: the master itself, or encoded */
 } hpc_output;
 
 /* A row that this rank owns. */
@@ -55,10 +55,12 @@ typedef struct hpc_work {
     int index;
     const hpc_row *row;
     const hpc_codec *codec; /* of its inputs */
+    const hpc_codec *sends; /* of its outputs */
     hpc_share *share;
-    float *param; /* the master; where models rotate, in the slot of the last fold */
-    float *state; /* block by block: slots times the values of the block */
-    float *acc;   /* eager and FORWARD only */
+    float *param;  /* the master; where models rotate, in the slot of the last fold */
+    float *state;  /* block by block: slots times the values of the block */
+    float *acc;    /* eager, and a FORWARD that is not encoded */
+    char *encoded; /* the outputs as they are sent, one encoding for all receivers; NULL: they are plain float32 */
     uint64_t step;
     uint64_t folded;    /* by this exchange: how often */
     int *arrived;       /* by slot: inputs that are there */

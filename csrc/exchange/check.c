@@ -68,6 +68,20 @@ static int check_fold(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
+/* What is rounded on its way needs a master apart, and a copy of the parameters for each worker. */
+static int check_encoded(const hpc_exchange_config *f) {
+    for (int i = 0; i < f->plan->n_rows && (f->graph != NULL || f->shared_params); i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (row->action == HPC_FORWARD || hpc_codec_of(row->codec_out)->plain) continue;
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d sends parameters as %s; %s", i,
+                        hpc_codec_of(row->codec_out)->name,
+                        f->graph != NULL ? "on a graph they stay at their rank, as float32"
+                                         : "with shared_params all workers read the owner's float32: leave one of the "
+                                           "two out");
+    }
+    return HPC_OK;
+}
+
 int hpc_rule_averages(const hpc_rule *rule) {
     return rule->fold == NULL && strcmp(rule->name, "average") == 0;
 }
@@ -171,6 +185,7 @@ int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f
     if (status == HPC_OK) status = hpc_isa_check(f->isa, op_create);
     if (status == HPC_OK) status = hpc_plan_check(f->plan, c->group.size);
     if (status == HPC_OK) status = check_fold(f);
+    if (status == HPC_OK) status = check_encoded(f);
     if (status == HPC_OK) status = check_quorum(f);
     if (status == HPC_OK) status = check_in_place(f);
     if (status == HPC_OK && f->graph != NULL) status = check_graph(c, f);
@@ -237,9 +252,9 @@ static int compare(int r, const struct description *d, const struct description 
                         r, d->quorum, d->grace, first->quorum, first->grace);
     if (d->digest != first->digest)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: rank %d has another plan than rank 0: give all ranks the same %s, chunk, depth and "
-                        "wire",
-                        r, d->n_phases > 0 ? "graph, weights, cores" : "servers, cores, interfaces, affinity");
+                        "exchange: rank %d has another plan than rank 0: give all ranks the same %s", r,
+                        d->n_phases > 0 ? "graph, weights, cores, chunk, depth and wire"
+                                        : "servers, cores, interfaces, affinity, chunk, depth, wire and codec_out");
     return HPC_OK;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/host.h"
 #include "discipline/discipline.h"
+#include "engine/params.h"
 #include "engine/send.h"
 
 static const char op_create[] = "exchange";
@@ -180,6 +181,32 @@ static int send_values(hpc_exchange *ex, const float *const *values, double dead
     return status == HPC_OK ? hpc_flush(NULL, ex->window, -1, hpc_left(deadline)) : status;
 }
 
+/* Every row's parameters go to its workers, from every owner. Collective, while nothing is under way. */
+static int send_params(hpc_exchange *ex, const char *op, double deadline) {
+    const hpc_discipline *d = ex->discipline;
+    int status = HPC_OK;
+    if (d->before_publish != NULL) status = d->before_publish(ex, op, deadline);
+    if (status == HPC_OK) {
+        hpc_cores_write(ex);
+        status = hpc_exchange_check(ex, op);
+    }
+    if (status == HPC_OK && d->after_publish != NULL) status = d->after_publish(ex);
+    for (int i = 0; i < ex->n_own_cores && status == HPC_OK; i++)
+        status = hpc_flush(ex->cores[i].out, ex->window, -1, hpc_left(deadline));
+    status = hpc_context_agree(ex->context, op, status, deadline);
+    if (status == HPC_OK) hpc_params_were_sent(ex);
+    return status;
+}
+
+/* Rank 0's values are in all masters and params. Where parameters travel encoded, params get the bits that they would
+ * get from the owners. Like what rank 0 has put, this counts for nothing. */
+static int round_values(hpc_exchange *ex, double deadline) {
+    int status = send_params(ex, op_create, deadline);
+    for (int i = 0; i < ex->n_own_cores; i++)
+        atomic_store_explicit(&ex->cores[i].tally.bytes_written, 0, memory_order_relaxed);
+    return status;
+}
+
 static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadline) {
     hpc_context *c = ex->context;
     int threads = 0, status = hpc_layout_make(ex, op_create);
@@ -187,11 +214,13 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
     if (status == HPC_OK) status = check_outputs(ex);
     if (status == HPC_OK && ex->discipline->open_shares != NULL) status = ex->discipline->open_shares(ex, op_create);
     if (status == HPC_OK) status = hpc_layout_slots(ex);
+    if (status == HPC_OK) status = hpc_params_take_place(ex, op_create);
     if (status == HPC_OK) status = hpc_rows_choose_cores(ex, f->progress, &threads, op_create);
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status == HPC_OK) status = open_memory(ex, deadline);
     if (status == HPC_OK) status = open_lanes(ex, deadline);
     if (status == HPC_OK) status = learn_slots(ex, deadline);
+    if (status == HPC_OK) status = hpc_params_learn(ex, deadline);
     if (status != HPC_OK) return status;
     ex->stream = writes_past_caches(ex);
     status = hpc_rows_open(ex, op_create);
@@ -200,6 +229,7 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
     if (status != HPC_OK) return status;
     if (c->group.rank == 0) status = send_values(ex, f->values, deadline);
     status = hpc_context_agree(c, op_create, status, deadline); /* also the barrier before the first push */
+    if (status == HPC_OK && ex->layout.encodes) status = round_values(ex, deadline);
     if (status != HPC_OK) return status;
     ex->life.open = 1;
     ex->life.serves = hpc_goes_on(ex) && ex->n_work > 0;
@@ -490,17 +520,7 @@ int hpc_exchange_publish(hpc_exchange *ex, double timeout) {
     if (status != HPC_OK) return status;
     double deadline = hpc_deadline(&ex->context->group, timeout);
     status = hpc_context_agree(ex->context, op, check_settled(ex, op), deadline);
-    if (status != HPC_OK) return status;
-    const hpc_discipline *d = ex->discipline;
-    if (d->before_publish != NULL) status = d->before_publish(ex, op, deadline);
-    if (status == HPC_OK) {
-        hpc_cores_write(ex);
-        status = hpc_exchange_check(ex, op);
-    }
-    if (status == HPC_OK && d->after_publish != NULL) status = d->after_publish(ex);
-    for (int i = 0; i < ex->n_own_cores && status == HPC_OK; i++)
-        status = hpc_flush(ex->cores[i].out, ex->window, -1, hpc_left(deadline));
-    return hpc_context_agree(ex->context, op, status, deadline);
+    return status == HPC_OK ? send_params(ex, op, deadline) : status;
 }
 
 /* ---- facts ---- */

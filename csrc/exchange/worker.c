@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "engine/params.h"
 #include "engine/send.h"
 
 const char *hpc_key_name(const hpc_exchange *ex, int key) {
@@ -216,6 +217,14 @@ int hpc_worker_check_idle(const hpc_exchange *ex, const char *op) {
                     ex->plan->keys[key].name, ex->context->group.rank);
 }
 
+/* The parameters outlive the exchange: what is on its way is waited for, and decoded if it comes encoded. */
+static int finish_params(hpc_exchange *ex, int key, double deadline, const char *op) {
+    uint64_t newest = hpc_params_newest(ex, key);
+    int status = hpc_ticket_wait(ex, key, newest, hpc_left(deadline), op);
+    if (status == HPC_OK && ex->keys[key].encoded.n_rows > 0) hpc_params_came(ex, key, newest);
+    return status;
+}
+
 int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline) {
     const hpc_discipline *d = ex->discipline;
     int status = HPC_OK;
@@ -224,8 +233,7 @@ int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline) {
         if (ex->keys[k].n_shares == 0) continue;
         status = send_left(ex, k, &l, op);
         if (status == HPC_OK) status = hpc_ticket_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline), op);
-        if (status == HPC_OK && d->pulls)
-            status = hpc_ticket_wait(ex, k, 2 * ex->keys[k].pulls + HPC_PULL_TICKET, hpc_left(deadline), op);
+        if (status == HPC_OK) status = finish_params(ex, k, deadline, op);
         if (status == HPC_OK && d->finish != NULL) status = d->finish(ex, k, &l, op);
     }
     return status;

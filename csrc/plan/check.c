@@ -129,7 +129,9 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
     if (hpc_codec_of(row->codec_in) == NULL)
         return wrong(r, "has codec_in %d; must be %d (f32), %d (f16) or %d (bf16)", row->codec_in, HPC_F32, HPC_F16,
                      HPC_BF16);
-    if (row->codec_out != HPC_F32) return wrong(r, "has codec_out %d; must be %d (f32)", row->codec_out, HPC_F32);
+    if (hpc_codec_of(row->codec_out) == NULL)
+        return wrong(r, "has codec_out %d; must be %d (f32), %d (f16) or %d (bf16)", row->codec_out, HPC_F32, HPC_F16,
+                     HPC_BF16);
     if (row->n_in < 1 || row->in == NULL) return wrong(r, "has no in-edge (n_in is %d)", row->n_in);
     if (row->n_out < 1 || row->out == NULL) return wrong(r, "has no out-edge (n_out is %d)", row->n_out);
     if (row->quorum != 1 && row->quorum != row->n_in)
@@ -214,8 +216,14 @@ static int check_in(const struct check *c, int r, int *wire) {
     return HPC_OK;
 }
 
-static int check_out(const struct check *c, int r) {
+/* sent: the codec in which parameters of the row's key are sent, -1 while unknown. */
+static int check_out(const struct check *c, int r, int *sent) {
     const hpc_row *row = &c->plan->rows[r];
+    if (row->action != HPC_FORWARD && *sent == -1) *sent = row->codec_out;
+    if (row->action != HPC_FORWARD && *sent != row->codec_out)
+        return wrong(r,
+                     "sends parameters as %s, rows before it of the same key as %s; a key's parameters have one codec",
+                     name_of(row->codec_out), name_of(*sent));
     for (int e = 0; e < row->n_out; e++) {
         const hpc_edge *edge = &row->out[e];
         if (edge->rank < 0 || edge->rank >= c->size)
@@ -302,7 +310,7 @@ static void forget(const struct check *c) {
 
 static int check_rows(const struct check *c) {
     const hpc_plan *plan = c->plan;
-    int status = HPC_OK, wire = -1;
+    int status = HPC_OK, wire = -1, sent = -1;
     for (int r = 0; r < plan->n_rows && status == HPC_OK; r++) {
         status = check_place(plan, r);
         if (status == HPC_OK) status = check_fields(plan, c->size, r);
@@ -314,9 +322,9 @@ static int check_rows(const struct check *c) {
 
     forget(c);
     for (int r = 0; r < plan->n_rows && status == HPC_OK; r++) {
-        if (r > 0 && plan->rows[r].key != plan->rows[r - 1].key) wire = -1;
+        if (r > 0 && plan->rows[r].key != plan->rows[r - 1].key) wire = sent = -1;
         status = check_in(c, r, &wire);
-        if (status == HPC_OK) status = check_out(c, r);
+        if (status == HPC_OK) status = check_out(c, r, &sent);
     }
     if (status == HPC_OK) status = check_acyclic(c);
     forget(c);

@@ -1,4 +1,5 @@
 /* Plans: made for a hub, copied, and compared. A plan is one block: the struct, rows, edges, keys and their names. */
+#include "codec/codec.h"
 #include "plan/plan.h"
 #include "base/status.h"
 
@@ -240,7 +241,8 @@ err:
 /* ---- hub ---- */
 
 void hpc_hub_init(hpc_hub *hub) {
-    *hub = (hpc_hub){.size = sizeof *hub, .cores = 1, .chunk = 32 << 10, .depth = 1, .wire = HPC_F32};
+    *hub = (hpc_hub){
+        .size = sizeof *hub, .cores = 1, .chunk = 32 << 10, .depth = 1, .wire = HPC_F32, .codec_out = HPC_F32};
 }
 
 static int rising(const void *a, const void *b) {
@@ -280,6 +282,9 @@ static int check_hub(const hpc_hub *h) {
     if (status != HPC_OK) return status;
     status = hpc_plan_check_cut(h->cores, h->chunk, h->depth, h->wire);
     if (status != HPC_OK) return status;
+    if (hpc_codec_of(h->codec_out) == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: codec_out is %d; must be %d (f32), %d (f16) or %d (bf16)",
+                        h->codec_out, HPC_F32, HPC_F16, HPC_BF16);
     if (h->n_servers > INT_MAX / h->cores)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %d servers of %d cores are too many", h->n_servers, h->cores);
     if ((h->sum != 0 && h->sum != 1) || (h->each != 0 && h->each != 1))
@@ -404,7 +409,7 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
         row->depth = hub->depth;
         row->quorum = hub->each ? 1 : hub->n_workers;
         row->codec_in = hub->wire;
-        row->codec_out = HPC_F32;
+        row->codec_out = hub->codec_out;
         row->n_in = row->n_out = hub->n_workers;
         row->in = in;
         row->out = out;

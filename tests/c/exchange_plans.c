@@ -114,6 +114,7 @@ int job_create_with(const rank *r, const job *j, const hpc_exchange_config *conf
         hub.servers = j->servers, hub.n_servers = j->n_servers;
         hub.cores = j->cores, hub.chunk = j->chunk, hub.depth = j->depth, hub.wire = j->wire;
         hub.sum = j->sum, hub.each = j->each, hub.affinity = j->affinity, hub.interfaces = j->interfaces;
+        hub.codec_out = j->codec_out;
         CHECK_OK(hpc_plan_hub(&hub, &plan));
     }
     CHECK_OK(hpc_rule_find(j->rule, j->isa, &rule));
@@ -159,7 +160,7 @@ static float small(uint64_t seed, uint32_t a, uint32_t b, uint32_t c, uint64_t i
 }
 
 float job_initial(const job *j, int key, uint64_t i) {
-    return small(j->seed, 99, 77, (uint32_t)key, i);
+    return small(j->seed, 99, 77, (uint32_t)key, i) + j->shift;
 }
 
 float job_gradient(const job *j, int worker, int step, int key, uint64_t i) {

@@ -18,10 +18,12 @@ typedef struct job {
     const char *rule;
     double args[HPC_RULE_ARGS];
     int eager, check_finite, shared_params, isa, progress;
-    int in_place; /* on a graph: models are trained where they lie, so gradients are float32 on any wire */
-    int quorum;   /* which drops late updates; 0: all */
+    int codec_out; /* of the parameters on their way to workers */
+    int in_place;  /* on a graph: models are trained where they lie, so gradients are float32 on any wire */
+    int quorum;    /* which drops late updates; 0: all */
     double grace;
     const hpc_plan *plan; /* by hand; NULL: the hub of the above */
+    float shift;          /* of the initial parameters */
     uint64_t seed;        /* of its numbers */
 } job;
 

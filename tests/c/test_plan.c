@@ -132,7 +132,7 @@ static hpc_plan *make(const hpc_hub *hub) {
 
 static void test_hub_rows(void) {
     hpc_hub hub = small_hub();
-    hub.depth = 3, hub.wire = HPC_BF16;
+    hub.depth = 3, hub.wire = HPC_BF16, hub.codec_out = HPC_F16;
     hpc_plan *plan = make(&hub);
     CHECK_EQ(plan->n_keys, 3);
     CHECK_EQ(plan->n_rows, 1 + 1 + 69);
@@ -152,7 +152,7 @@ static void test_hub_rows(void) {
         CHECK_EQ(row->depth, 3);
         CHECK_EQ(row->quorum, 3);
         CHECK_EQ(row->codec_in, HPC_BF16);
-        CHECK_EQ(row->codec_out, HPC_F32);
+        CHECK_EQ(row->codec_out, HPC_F16);
         CHECK(row->n_in == 3 && row->n_out == 3);
         CHECK(row->in == plan->rows[0].in && row->out == plan->rows[0].out);
     }
@@ -252,6 +252,8 @@ static void test_hub_refusals(void) {
     REFUSED("depth is 17", hub.depth = 17);
     REFUSED("wire is 1", hub.wire = HPC_F64);
     REFUSED("wire is 9", hub.wire = 9);
+    REFUSED("codec_out is 1", hub.codec_out = HPC_F64);
+    REFUSED("codec_out is -1", hub.codec_out = -1);
     REFUSED("sum is 2", hub.sum = 2);
     REFUSED("each is -1", hub.each = -1);
     REFUSED("affinity is 2; must be 0 (key by core) or 1 (worker by interface)", hub.affinity = 2);
@@ -485,6 +487,11 @@ static void test_check_whole(void) {
     p.rows[2].action = HPC_EMIT;
     p.rows[2].quorum = 1;
     CHECK_OK(hpc_plan_check(&p.plan, 4));
+    for (int i = 0; i < p.plan.n_rows; i++) {
+        if (i % 3 == 2) p.rows[i].codec_in = HPC_BF16;
+        p.rows[i].codec_out = i % 3 < 2 ? HPC_BF16 : p.rows[i].key == 0 ? HPC_F16 : HPC_F32; /* each key its own */
+    }
+    CHECK_OK(hpc_plan_check(&p.plan, 4));
     CHECK_STATUS(hpc_plan_check(NULL, 4), HPC_ERR_INVALID);
     CHECK_MESSAGE("plan is NULL");
     CHECK_STATUS(hpc_plan_check(&p.plan, 0), HPC_ERR_INVALID);
@@ -530,7 +537,8 @@ static void test_check_rows(void) {
     BROKEN("row 8 has depth 2, row 0 has 1", p.rows[8].depth = 2);
     BROKEN("row 4 has codec_in 1; must be", p.rows[4].codec_in = HPC_F64);
     BROKEN("row 4 has codec_in 4; must be", p.rows[4].codec_in = 4);
-    BROKEN("row 4 has codec_out 2", p.rows[4].codec_out = HPC_F16);
+    BROKEN("row 4 has codec_out 1; must be", p.rows[4].codec_out = HPC_F64);
+    BROKEN("row 4 has codec_out -1; must be", p.rows[4].codec_out = -1);
     BROKEN("row 4 has no in-edge (n_in is 0)", p.rows[4].n_in = 0);
     BROKEN("row 4 has no in-edge", p.rows[4].in = NULL);
     BROKEN("row 4 has no out-edge (n_out is -1)", p.rows[4].n_out = -1);
@@ -560,6 +568,9 @@ static void test_check_edges(void) {
     BROKEN("row 2 has an in-edge from row 5, which does not forward", add_input(&p, 2, (hpc_edge){3, 5, 1}));
     BROKEN("row 5 has an edge from row 0, which has none back", add_input(&p, 5, (hpc_edge){0, 0, 1}));
     BROKEN("row 2 has codec_in float16, but row 0 sends it float32", p.rows[2].codec_in = HPC_F16);
+    BROKEN("row 2 has codec_in float32, but row 1 sends it bfloat16", p.rows[1].codec_out = HPC_BF16);
+    BROKEN("row 5 sends parameters as float16, rows before it of the same key as float32",
+           p.rows[5].codec_out = HPC_F16);
     BROKEN("row 0 forwards to row 2, which is of other elements", p.rows[2].count = 16);
     BROKEN("row 0 of core 1 forwards to row 2 of core 0", p.rows[0].core = 1);
     BROKEN("row 2 has in-edges from two rows of rank 0, 0 and 1", p.rows[1].owner = p.sums[0][1].rank = 0);

@@ -562,6 +562,8 @@ typedef struct hpc_hub {
     int each;       /* 0: updates are applied when those of all workers are there, 1: each as it comes */
     int affinity;   /* hpc_affinity; changes no chunk's core */
     int interfaces; /* NICs of each server that the chunks are balanced over, at most its cores; 0: one */
+    int codec_out;  /* hpc_dtype of the parameters on their way to workers: HPC_F32, HPC_F16 or HPC_BF16. In 16 bits all
+                       workers have rounded values, in float32 arrays; the servers keep masters in full float32 */
 } hpc_hub;
 
 HPC_API void hpc_hub_init(hpc_hub *hub);
@@ -686,7 +688,8 @@ typedef enum hpc_push_flags {
 /* Starts a push, a pull, or both. src: float32 values to copy (and encode) into the gradient; NULL: they are there
  * already. *ticket is for test and wait. Waits only while the owner has too many events of this rank unpolled. BSP
  * refuses a push of a key whose last push is not applied yet; ASYNC refuses one when all slots of the key are in use.
- * After HPC_ERR_TIMEOUT the same call goes on where this one stopped; so do close and set_args. */
+ * While pulls of a key are under way its parameters are the exchange's, until the newest has ended. After
+ * HPC_ERR_TIMEOUT the same call goes on where this one stopped; so do close and set_args. */
 HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const float *src, double timeout,
                                uint64_t *ticket);
 /* Whether a push of key would be taken now: HPC_OK, or HPC_IN_PROGRESS while start would refuse it. */

@@ -22,7 +22,8 @@ struct HubConfig {
     bool sum = false;
     bool each = false;
     hpc_affinity affinity = HPC_KEY_BY_CORE;
-    int interfaces = 1; // of each server
+    int interfaces = 1;            // of each server
+    hpc_dtype codec_out = HPC_F32; // of the parameters on their way to workers
 };
 
 // A node communication graph: hpc_graph's members and defaults.
@@ -88,6 +89,7 @@ class Plan : public Handle<hpc_plan, hpc_plan_free> {
               hub.each = config.each;
               hub.affinity = config.affinity;
               hub.interfaces = config.interfaces;
+              hub.codec_out = config.codec_out;
               return hpc_plan_hub(&hub, out);
           }) {}
     // A template, so that {} stays a HubConfig.

@@ -1,0 +1,28 @@
+/* Parameters that travel encoded. An owner that maps a worker's memory writes rounded values into its params. Any other
+ * owner puts the bytes of its encoding into a place of their own in the worker's part, and the worker decodes them. So
+ * params have the same bits at all workers, by whatever transport they came.
+ *
+ * Order: the owner's puts come before its answer (a release), and the worker decodes after all answers (an acquire), in
+ * the call that finds its newest push or pull done. The next puts come after the worker's next push, or pull under
+ * ASYNC: the same thread makes it after it has decoded. While a newer one is sent or under way nothing is decoded, for
+ * its puts may be coming; its own end decodes. */
+#ifndef HPC_PARAMS_H
+#define HPC_PARAMS_H
+
+#include "engine/engine.h"
+
+/* After hpc_layout_make: finds which keys and rows come encoded, and takes this rank's place for them. hpc_params_learn
+ * then tells all ranks where it is; it is collective where ex->layout.encodes. */
+int hpc_params_take_place(hpc_exchange *ex, const char *op);
+int hpc_params_learn(hpc_exchange *ex, double deadline);
+/* Bytes from the start of rank's part to the encoded parameters of a row. */
+size_t hpc_params_encoded_at(const hpc_exchange *ex, int rank, const hpc_row *row);
+
+/* The ticket of the last push of key, or of the last pull where pulls ask for parameters. */
+uint64_t hpc_params_newest(const hpc_exchange *ex, int key);
+/* A ticket of key is done: decodes its parameters, unless a newer one is under way or they were decoded before. */
+void hpc_params_came(hpc_exchange *ex, int key, uint64_t ticket);
+/* Nothing is under way anywhere, and owners have put parameters of all keys: decodes them. */
+void hpc_params_were_sent(hpc_exchange *ex);
+
+#endif
