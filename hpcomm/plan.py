@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from .codec import Codec, chosen
+from .codec import Codec, chosen, chosen_out
 from .errors import InvalidArgument
 from .stage import Edge, Key, Row, as_keys, choice, whole
 
@@ -181,6 +181,7 @@ class Plan:
         affinity: str = "key",
         interfaces: int = 1,
         wire: str | None = None,
+        codec_out: Codec | str | None = None,
     ) -> "Plan":
         """The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
 
@@ -199,8 +200,9 @@ class Plan:
             chunk_bytes: of float32, a multiple of 64. A chunk lies in one key.
             depth: gradients of a key, 1 to 16: under ASYNC so many pushes may be under way, under BSP the next gradient
                 may be written while one is.
-            codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec. Parameters are float32.
-                wire is its older name.
+            codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec. wire is its older name.
+            codec_out: of the parameters on their way to workers, given likewise. In 16 bits all workers have the same
+                rounded values, in float32 arrays, and the servers keep masters in float32.
             reduce: "mean" or "sum" of the workers' updates.
             each: True applies each update by itself as it comes, with weight 1; False the fold of all workers'.
             affinity: which of several NICs carries a chunk, there and back (section 4.5): "key", that of the chunk's
@@ -228,6 +230,7 @@ class Plan:
             each=bool(each),
             affinity=_core.AFFINITIES[affinity],
             interfaces=whole("interfaces", interfaces, 1),
+            codec_out=_core.CODECS[chosen_out(codec_out).name],
         )
         plan = cls.__new__(cls)
         plan._fill(handle, own_keys, size, [(rank, core) for rank in own_servers for core in range(cores)])

@@ -34,8 +34,9 @@ def parameter_hub(
             centralized or sharded.
         servers: of ParameterServer.
         affinity, interfaces: of ParameterServer: how several NICs are used (section 4.5).
-        options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16" or consistency=ASYNC, under which every
-            update counts in full. plan=... stands for placement, servers, affinity and interfaces too.
+        options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16", codec_out="bfloat16" or
+            consistency=ASYNC, under which every update counts in full. plan=... stands for placement, servers, affinity
+            and interfaces too.
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank.

@@ -112,7 +112,8 @@ class Row:
             out-edges as parameters; "forward": it goes to the rows of the out-edges.
         depth: inputs that may be under way on each in-edge, 1 to 16.
         quorum: inputs that make a fold: all, or 1 (each by itself); None: all.
-        codec_in, codec_out: "float32", "float16" or "bfloat16" for what comes, "float32" for what goes.
+        codec_in, codec_out: "float32", "float16" or "bfloat16", for what comes and for what goes. A row takes what
+            others forward in the codec_out of their rows; all rows that send parameters of a key have one codec_out.
 
     Raises:
         InvalidArgument: a value is out of range or unknown; what one row cannot tell is checked by Plan.

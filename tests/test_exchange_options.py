@@ -15,7 +15,14 @@ F32 = np.float32
 PARAMS = {"fc": np.zeros((40, 30), F32), "bias": np.zeros(3, F32)}
 
 # Another value than the default for every option that a world of one with a server can have.
-PLAN: dict[str, Any] = {"chunk_bytes": 64, "depth": 2, "codec": "float16", "reduce": "sum", "cores": 2}
+PLAN: dict[str, Any] = {
+    "chunk_bytes": 64,
+    "depth": 2,
+    "codec": "float16",
+    "reduce": "sum",
+    "cores": 2,
+    "codec_out": "bfloat16",
+}
 ENGINE: dict[str, Any] = {
     "shared_params": True,
     "deterministic": False,
@@ -40,7 +47,9 @@ def test_keywords_are_the_fields() -> None:
 
 
 def test_options_are_values() -> None:
-    assert PlanOptions() == PlanOptions(chunk_bytes=None, depth=1, codec="float32", reduce="mean", cores=None)
+    assert PlanOptions() == PlanOptions(
+        chunk_bytes=None, depth=1, codec="float32", reduce="mean", cores=None, codec_out="float32"
+    )
     assert hash(EngineOptions(**ENGINE)) == hash(EngineOptions(**ENGINE))
     with pytest.raises(FrozenInstanceError):
         PlanOptions().depth = 2  # type: ignore[misc]
@@ -64,7 +73,10 @@ def test_an_option_is_the_same_in_a_value_and_as_a_keyword(alone: hpcomm.Context
 
 
 def test_options_reach_the_exchange(alone: hpcomm.Context) -> None:
-    with Exchange(alone, PARAMS, plan=PlanOptions(**PLAN), engine=EngineOptions(**ENGINE)) as ex:
+    with Exchange(alone, PARAMS, plan=PlanOptions(**PLAN)) as ex:
+        assert {row.codec_out for row in ex.plan.rows} == {"bfloat16"}
+    plain = {**PLAN, "codec_out": "float32"}  # shared_params goes with no other
+    with Exchange(alone, PARAMS, plan=PlanOptions(**plain), engine=EngineOptions(**ENGINE)) as ex:
         assert ex.plan == ParameterServer().compile(
             PARAMS, 1, cores=2, chunk_bytes=64, depth=2, codec="float16", reduce="sum"
         )
@@ -107,8 +119,19 @@ def test_wire_is_the_older_name_of_codec(alone: hpcomm.Context) -> None:
             ParameterServer().compile(PARAMS, 1, **both)
 
 
+def test_codec_out_by_name_and_by_value(alone: hpcomm.Context) -> None:
+    plan = ParameterServer().compile(PARAMS, 1, codec_out="float16")
+    assert made(alone, codec_out=hpcomm.codec.FLOAT16)[:2] == (plan, PlanOptions(codec_out="float16"))
+    assert Plan.from_json(plan.to_json()) == plan
+    assert made(alone, codec_out=None)[1] == PlanOptions()
+    with hpcomm.parameter_hub(alone, PARAMS, codec_out="float16") as ex:
+        assert ex.plan == plan
+    with pytest.raises(InvalidArgument, match="codec_out is 'int8': must be one of 'float32', 'float16', 'bfloat16'"):
+        ParameterServer().compile(PARAMS, 1, codec_out="int8")
+
+
 def test_unknown_keywords(alone: hpcomm.Context) -> None:
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'chunkbytes': did you mean 'chunk_bytes'\?"):
         Exchange(alone, PARAMS, chunkbytes=64)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"'momentum'; the options are check_finite, chunk_bytes, codec, cores"):
+    with pytest.raises(TypeError, match=r"'momentum'; the options are check_finite, chunk_bytes, codec, codec_out"):
         Exchange(alone, PARAMS, momentum=0.9)  # type: ignore[call-arg]

@@ -62,6 +62,15 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "depth": ({"depth": 0}, r"depth is 0; 1 to 16 are possible"),
     "codec and wire": ({"codec": "float16", "wire": "float16"}, r"give one of them"),
     "codec": ({"codec": "int8"}, r"codec is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
+    "codec_out": ({"codec_out": "int8"}, r"codec_out is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
+    "codec_out and shared_params": (
+        {"codec_out": "float16", "shared_params": True},
+        r"row 0 sends parameters as float16; with shared_params all workers read the owner's float32",
+    ),
+    "codec_out on a graph": (
+        {"codec_out": "bfloat16", "topology": hpcomm.topology.complete},
+        r"codec_out is 'bfloat16': on a graph parameters stay at their rank",
+    ),
     "reduce": ({"reduce": "max"}, r"reduce is 'max': must be one of 'mean', 'sum'"),
     "progress": ({"progress": "fast"}, r"progress is 'fast': must be one of 'auto', 'inline', 'thread'"),
     "rule a class": ({"rule": SGD}, r"rule is .*must be one of SGD, .*SGD\(\) makes one"),
@@ -151,6 +160,7 @@ RANKS_DIFFER: dict[str, tuple[Options, str]] = {
     "hyper-parameter": ({"rule": SGD(lr=0.5)}, r"argument 1 of rule sgd is 0.5 on rank 1 and 0.01"),
     "depth": ({"depth": 2}, r"another plan than rank 0"),
     "wire": ({"wire": "float16"}, r"another plan than rank 0"),
+    "codec_out": ({"codec_out": "float16"}, r"another plan than rank 0: give .* codec_out"),
     "placement": ({"topology": ParameterServer("CC")}, r"another plan than rank 0"),
     "affinity": (
         {"topology": ParameterServer(affinity="worker")},

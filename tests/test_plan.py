@@ -153,6 +153,7 @@ def test_idle_cores_count() -> None:
     wire=st.sampled_from(["float32", "float16", "bfloat16"]),
     reduce=st.sampled_from(["mean", "sum"]),
     each=st.booleans(),
+    codec_out=st.sampled_from(["float32", "float16", "bfloat16"]),
 )
 def test_every_element_is_covered_once(
     shapes: list[tuple[int, ...]], placement: str, size: int, cores: int, blocks: int, **options: Any
@@ -173,7 +174,7 @@ def test_every_element_is_covered_once(
         assert row.owner in servers
         assert 0 <= row.core < cores
         assert (row.action, row.depth) == ("apply", options["depth"])
-        assert (row.codec_in, row.codec_out) == (options["wire"], "float32")
+        assert (row.codec_in, row.codec_out) == (options["wire"], options["codec_out"])
         assert row.quorum == (1 if options["each"] else len(workers))
         weight = 1.0 if options["each"] or options["reduce"] == "sum" else 1 / len(workers)
         assert row.in_edges == tuple(Edge(rank, -1, weight) for rank in workers)

@@ -55,6 +55,7 @@ def plan_hub(
     each: bool,
     affinity: int,
     interfaces: int,
+    codec_out: int,
 ) -> Any:
     hub = ffi.new("hpc_hub *")
     lib.hpc_hub_init(hub)
@@ -63,7 +64,7 @@ def plan_hub(
     hub.keys, hub.n_keys, hub.workers, hub.n_workers = c_keys, len(keys), c_workers, len(workers)
     hub.servers, hub.n_servers, hub.cores, hub.chunk = c_servers, len(servers), cores, chunk
     hub.depth, hub.wire, hub.sum, hub.each = depth, wire, sum, each
-    hub.affinity, hub.interfaces = affinity, interfaces
+    hub.affinity, hub.interfaces, hub.codec_out = affinity, interfaces, codec_out
     out = ffi.new("hpc_plan **")
     check(lib.hpc_plan_hub(hub, out))
     return ffi.gc(out[0], lib.hpc_plan_free)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core, optim
-from ..codec import FLOAT32, Codec, chosen
+from ..codec import FLOAT32, Codec, chosen, chosen_out
 from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
@@ -81,6 +81,10 @@ def _graph_plan(
     options = made.plan
     if options.reduce != "mean":
         raise InvalidArgument(f"reduce is {options.reduce!r}: on a graph the weights say how updates are folded")
+    if chosen_out(options.codec_out) != FLOAT32:
+        raise InvalidArgument(
+            f"codec_out is {options.codec_out!r}: on a graph parameters stay at their rank, leave it out"
+        )
     cores = options.cores
     if cores is None:  # every rank folds for itself: as many as all of them can have for threads
         cores = max(1, _spare_cores(ctx, made.engine, tuple(range(ctx.size))))
@@ -109,6 +113,7 @@ def _hub_plan(
         chunk_bytes=_CHUNK if options.chunk_bytes is None else options.chunk_bytes,
         depth=options.depth,
         codec=options.codec,
+        codec_out=options.codec_out,
         reduce=options.reduce,
         each=each,
     )

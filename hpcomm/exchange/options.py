@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, TypedDict
 
-from ..codec import Codec, named
+from ..codec import Codec, name_of, named
 from ..consistency import Consistency
 from ..errors import InvalidArgument
 from ..optim import AnyRule
@@ -29,6 +29,10 @@ class PlanOptions:
             has not folded them; at least staleness + 2, and with in_place at most 15.
         codec: what gradients are on the wire: "float32", "float16", "bfloat16", or a value of hpcomm.codec. Sums are
             float32. wire is its older name; both at once are refused.
+        codec_out: what parameters are on their way from servers to workers, given likewise. With "float16" or
+            "bfloat16" params stay float32 arrays (float16's largest number is 65504), of rounded values, the same bits
+            on every worker; each server keeps a master in float32, to which updates are added, and which checkpoints
+            hold. Not with shared_params, nor on a graph, where parameters stay at their rank.
         reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full.
         cores: of each server. None means as many as its host can spare for threads, and at least 1 for each of its
             interfaces; with progress="inline" just that. Ranks whose progress differs must give a number.
@@ -39,10 +43,12 @@ class PlanOptions:
     codec: Codec | str | None = None
     reduce: str = "mean"
     cores: int | None = None
+    codec_out: Codec | str | None = None
     wire: InitVar[str | None] = None
 
     def __post_init__(self, wire: str | None) -> None:
         object.__setattr__(self, "codec", named(self.codec, wire))
+        object.__setattr__(self, "codec_out", name_of(self.codec_out))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +89,7 @@ class Keywords(TypedDict, total=False):
     depth: int
     codec: Codec | str | None
     wire: str | None
+    codec_out: Codec | str | None
     reduce: str
     cores: int | None
     in_place: bool

@@ -113,6 +113,7 @@ class ParameterServer:
         reduce: str = "mean",
         each: bool = False,
         wire: str | None = None,
+        codec_out: Codec | str | None = None,
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers.
 
@@ -133,6 +134,7 @@ class ParameterServer:
             depth=depth,
             codec=codec,
             wire=wire,
+            codec_out=codec_out,
             reduce=reduce,
             each=each,
         )
