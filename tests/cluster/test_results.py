@@ -206,3 +206,25 @@ def test_training_gives_the_bits_of_one_process_also_after_a_restart(cluster: Cl
     want = run_threads(4, body)[0]
     with Job(cluster, train_and_restart, str(tmp_path)) as job:
         assert job.values() == [[want, want]] * 4
+
+
+def train_rounded(desk: Desk) -> dict[str, bytes]:
+    """Parameters after three steps, which travel in bfloat16."""
+    with (
+        hpcomm.init(desk.world()) as ctx,
+        Exchange(ctx, random(0), rule=Nesterov(lr=0.1), progress="inline", codec_out="bfloat16") as ex,
+    ):
+        return train(ex, ctx.rank, range(3))
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
+def test_parameters_in_16_bits_are_the_same_by_shm_and_tcp(cluster: Cluster, ranks_per_host: int) -> None:
+    """With two ranks a host every owner writes into the memory of one worker, and sends to the others."""
+
+    def body(context: hpcomm.Context) -> dict[str, bytes]:
+        with Exchange(context, random(0), rule=Nesterov(lr=0.1), progress="inline", codec_out="bfloat16") as ex:
+            return train(ex, context.rank, range(3))
+
+    want = run_threads(4, body)[0]
+    with Job(cluster, train_rounded, hosts=cluster.hosts[: 4 // ranks_per_host], ranks_per_host=ranks_per_host) as job:
+        assert job.values() == [want] * 4
