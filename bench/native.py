@@ -80,7 +80,6 @@ class Config(ctypes.Structure):
         ("silence", _double),
         ("interfaces", _chars),
         ("tcp_streams", _int),
-        ("tcp_zerocopy", _size),
         ("secret", _pointer),
         ("secret_bytes", _size),
         ("devices", _chars),

@@ -16,6 +16,7 @@ PREFIX = "HPCOMM_"
 DEBUG_LEVELS = ("WARN", "INFO", "TRACE")
 TRANSPORTS = ("shm", "verbs", "tcp", "loop")
 TCP_STREAMS = 8  # the most that a pair of ranks may have
+OBSOLETE = ("tcp_zerocopy",)  # settings that are accepted without effect until the next version
 SECRET_BYTES = (16, 4096)  # of a secret: the least and the most
 
 
@@ -99,9 +100,6 @@ class Config:
     tcp_streams: int = _setting(
         1, "integer", _integer(1, TCP_STREAMS), f"connections that a large put is striped over, 1 to {TCP_STREAMS}"
     )
-    tcp_zerocopy: int = _setting(
-        0, "bytes", _integer(0, 2**63 - 1), "puts of so many bytes and more go out by MSG_ZEROCOPY; 0: none"
-    )
     devices: str = _setting(
         "", "list", str, 'RDMA ports: "mlx5_0,mlx5_1:1" by prefix, "=mlx5_1" exactly, "^mlx5_2" not these; empty: all'
     )
@@ -165,6 +163,8 @@ def resolve(environ: Mapping[str, str], arguments: Mapping[str, object]) -> Conf
     known = {setting.argument: setting.variable for setting in settings()}
     for name, value in arguments.items():
         if name not in known:
+            if name in OBSOLETE:
+                continue
             raise ConfigError(f"init has no setting {name!r}{_nearest(name, list(known))}")
         if value is not None:
             values[name] = _parse(name, value, name)
@@ -209,5 +209,12 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return [
         f"{name} is not a setting of hpcomm{_nearest(name, known)}"
         for name in sorted(environ)
-        if name.startswith(PREFIX) and name not in known
+        if name.startswith(PREFIX) and name not in known and name not in map(variable, OBSOLETE)
     ]
+
+
+def obsolete_settings(environ: Mapping[str, str], arguments: Mapping[str, object]) -> list[str]:
+    """A sentence for each obsolete setting that is given as an argument of init or as a variable."""
+    given = [name for name in OBSOLETE if arguments.get(name) is not None]
+    given += [variable(name) for name in OBSOLETE if environ.get(variable(name))]
+    return [f"{name} has no effect any more: leave it out" for name in given]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from . import _core
-from .config import Config, read_secret, resolve, unknown_variables
+from .config import Config, obsolete_settings, read_secret, resolve, unknown_variables
 from .errors import ConfigError, InvalidArgument, NotSupported, Timeout
 
 PIP_MPI4PY = 'pip install "mpi4py>=4"'
@@ -59,11 +59,14 @@ class Group(Protocol):
 
 
 def configuration(arguments: Mapping[str, object]) -> Config:
-    """The settings of init's arguments and the environment. Unknown HPCOMM_ variables are warned about, once each."""
-    for sentence in unknown_variables(os.environ):
-        if sentence not in _warned:
-            _warned.add(sentence)
-            warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+    """The settings of init's arguments and the environment. Warns once of each HPCOMM_ variable that no setting reads,
+    and of each obsolete setting."""
+    unknown, obsolete = unknown_variables(os.environ), obsolete_settings(os.environ, arguments)
+    for category, sentences in ((RuntimeWarning, unknown), (DeprecationWarning, obsolete)):
+        for sentence in sentences:
+            if sentence not in _warned:
+                _warned.add(sentence)
+                warnings.warn(sentence, category, stacklevel=3)
     return resolve(os.environ, arguments)
 
 

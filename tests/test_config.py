@@ -1,6 +1,7 @@
 """The settings: where a value comes from, and what is refused."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcomm import ConfigError, _core, _ffi
+from hpcomm import ConfigError, _core, _ffi, launch
 from hpcomm.config import TCP_STREAMS, TRANSPORTS, Config, read_secret, resolve, settings, unknown_variables
 
 
@@ -42,7 +43,6 @@ def test_empty_variable_counts_as_unset() -> None:
         ("HPCOMM_TCP_STREAMS", "0"),
         ("HPCOMM_TCP_STREAMS", "9"),
         ("HPCOMM_TCP_STREAMS", "two"),
-        ("HPCOMM_TCP_ZEROCOPY", "-1"),
         ("HPCOMM_MASTER_PORT", "65536"),
     ],
 )
@@ -64,6 +64,20 @@ def test_unknown_variable_names_the_nearest() -> None:
     assert told == ["HPCOMM_TRANSPROT is not a setting of hpcomm; did you mean HPCOMM_TRANSPORT?"]
 
 
+@pytest.mark.parametrize("variable", [True, False])
+def test_obsolete_setting_warns_and_has_no_effect(variable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_warned", set())
+    arguments: dict[str, object] = {}
+    if variable:
+        monkeypatch.setenv("HPCOMM_TCP_ZEROCOPY", "65536")
+    else:
+        arguments["tcp_zerocopy"] = 65536
+    told = "HPCOMM_TCP_ZEROCOPY" if variable else "tcp_zerocopy"
+    with pytest.warns(DeprecationWarning, match=f"^{told} has no effect any more: leave it out$") as warned:
+        assert launch.configuration(arguments) == resolve(os.environ, {})
+    assert len(warned) == 1
+
+
 def test_transports_are_those_of_the_library() -> None:
     assert _core.transports() == TRANSPORTS
 
@@ -72,7 +86,7 @@ def test_defaults_are_those_of_the_library() -> None:
     c = _ffi.ffi.new("hpc_config *")
     _ffi.lib.hpc_config_init(c)
     config = Config()
-    names = ("timeout", "spin", "loop_seed", "silence", "tcp_streams", "tcp_zerocopy")
+    names = ("timeout", "spin", "loop_seed", "silence", "tcp_streams")
     assert {name: getattr(config, name) for name in names} == {name: getattr(c, name) for name in names}
     assert _ffi.lib.HPC_TCP_STREAMS == TCP_STREAMS
 

@@ -136,7 +136,6 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     g->slice = config->slice;
     c->loop_seed = config->loop_seed;
     c->tcp_streams = config->tcp_streams;
-    c->tcp_zerocopy = config->tcp_zerocopy;
     g->owner = owner_page();
     g->states = calloc((size_t)size, sizeof *g->states);
     g->departing = calloc((size_t)size, sizeof *g->departing);

@@ -57,7 +57,6 @@ struct hpc_context {
     struct hpc_verbs *verbs;
     hpc_nics *nics; /* verbs'; NULL if it can use none */
     int tcp_streams;
-    size_t tcp_zerocopy;
     hpc_reactor *reactor; /* NULL: no transport has asked for it */
     int all_remote;       /* no peer shares memory with this rank */
     hpc_task *tasks;

@@ -45,7 +45,7 @@ def _settings(config: Config, secret: bytes | None) -> tuple[Any, ...]:
     c.timeout, c.spin, c.loop_seed, c.transports = config.timeout, config.spin, config.loop_seed, transports
     setattr(c, "yield", config.yield_)
     c.silence, c.interfaces, c.devices, c.timeline = config.silence, interfaces, devices, timeline
-    c.tcp_streams, c.tcp_zerocopy = config.tcp_streams, config.tcp_zerocopy
+    c.tcp_streams = config.tcp_streams
     c.slice = SLICE
     c.secret, c.secret_bytes = chars, len(secret or b"")
     return c, transports, interfaces, devices, timeline, chars

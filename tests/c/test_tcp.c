@@ -1,5 +1,4 @@
-/* What only tcp has: stripes and fences, zerocopy, credits, who reads for a rank that makes no call, and how one wakes.
- */
+/* What only tcp has: stripes and fences, credits, who reads for a rank that makes no call, and how one wakes. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -11,9 +10,8 @@
 #include "ranks.h"
 #include "transport/tcp/tcp.h"
 
-static void bring_up(rank *r, int streams, size_t zerocopy) {
+static void bring_up(rank *r, int streams) {
     r->config.tcp_streams = streams;
-    r->config.tcp_zerocopy = zerocopy;
     CHECK_OK(hpc_init(&r->oob, &r->config, &r->context));
 }
 
@@ -88,10 +86,10 @@ static void check_steps(rank *r, hpc_window *w, const step *steps, const char *e
     }
 }
 
-/* arg: streams, and 16 times the bytes from which on puts are not copied. */
+/* arg: streams. */
 static void stripes(rank *r) {
     enum { ALL = STEPS * MOST };
-    bring_up(r, r->arg & 15, (size_t)r->arg >> 4);
+    bring_up(r, r->arg);
     hpc_window *w;
     char *src = malloc(ALL), *expected = malloc(ALL);
     step mine[STEPS], theirs[STEPS];
@@ -107,8 +105,7 @@ static void stripes(rank *r) {
         CHECK_OK(hpc_wait_signal(w, 1, round, peer, -1, NULL)); /* the peer has checked: its window may change */
         CHECK_OK(hpc_flush(NULL, w, peer, -1));
     }
-    for (int k = 1; k < (r->arg & 15); k++) CHECK(link_to(r, NULL, peer)->streams[k].pieces > 0);
-    if (r->arg >> 4) CHECK(link_to(r, NULL, peer)->streams[0].zerocopied);
+    for (int k = 1; k < r->arg; k++) CHECK(link_to(r, NULL, peer)->streams[k].pieces > 0);
     CHECK_OK(hpc_barrier(r->context, -1));
     hpc_window_free(w);
     free(src);
@@ -123,7 +120,7 @@ static void pass(double seconds) {
 /* A piece for one window comes between a signal's data for another one and the signal. */
 static void two_windows(rank *r) {
     static const char data[8] = "data";
-    bring_up(r, 2, 0);
+    bring_up(r, 2);
     hpc_window *w, *other;
     CHECK_OK(hpc_window_create(r->context, 8192, 1, NULL, -1, &w));
     CHECK_OK(hpc_window_create(r->context, 65536, 1, NULL, -1, &other));
@@ -158,7 +155,7 @@ static void held_by_fence(rank *r) {
     enum { BYTES = 48 << 20 };
     hpc_window *w;
     r->config.silence = 2;
-    bring_up(r, 2, 0);
+    bring_up(r, 2);
     CHECK_OK(hpc_window_create(r->context, BYTES, 1, NULL, -1, &w));
     if (r->rank == 0) {
         tcp_link *l = link_to(r, NULL, 1);
@@ -300,7 +297,7 @@ static int links_held(rank *r) {
  * becomes of its source; when both have freed it, its connections go. */
 static void lane_freed_first(rank *r) {
     enum { BYTES = 8 << 20, HALF = BYTES / 2 };
-    bring_up(r, r->arg, 0);
+    bring_up(r, r->arg);
     hpc_window *w;
     int before = links_held(r), rounds = ranks_rounds(16);
     char *src = malloc(BYTES);
@@ -342,7 +339,7 @@ static void lane_freed_first(rank *r) {
 /* A window freed at the target with puts on their way: they are dropped, and other windows go on. */
 static void window_freed(rank *r) {
     enum { BYTES = 2 << 20 };
-    bring_up(r, r->arg, 0);
+    bring_up(r, r->arg);
     hpc_window *kept, *gone;
     char *src = malloc(BYTES);
     int rounds = ranks_rounds(30);
@@ -544,7 +541,7 @@ static void sixteen(rank *r) {
     enum { ROUNDS = 20 };
     hpc_window *w;
     long before = resident_pages();
-    bring_up(r, r->arg, 0);
+    bring_up(r, r->arg);
     CHECK_OK(hpc_window_create(r->context, 4096, r->size, NULL, -1, &w));
     for (uint64_t k = 1; k <= ROUNDS; k++) {
         for (int to = 0; to < r->size; to++)
@@ -563,7 +560,7 @@ static void sixteen(rank *r) {
 /* A child of rank 1 holds its connections and outlives it, however that ends: nobody waits for the child. */
 static void child_outlives(rank *r) {
     r->config.silence = 1;
-    bring_up(r, 1, 0);
+    bring_up(r, 1);
     hpc_window *w;
     CHECK_OK(hpc_window_create(r->context, 8, 1, NULL, -1, &w));
     if (r->rank == 1) {
@@ -588,19 +585,11 @@ static void child_outlives(rank *r) {
 }
 
 int main(int argc, char **argv) {
-    enum { UNCOPIED = 16 };
     static const ranks_case cases[] = {
         {.name = "stripes_1", .size = 2, .run = stripes, .arg = 1, .where = RANKS_TCP, .bare = true},
         {.name = "stripes_2", .size = 2, .run = stripes, .arg = 2, .where = RANKS_TCP, .bare = true},
         {.name = "stripes_3", .size = 2, .run = stripes, .arg = 3, .where = RANKS_TCP, .bare = true},
         {.name = "stripes_8", .size = 2, .run = stripes, .arg = 8, .where = RANKS_TCP, .bare = true},
-        {.name = "zerocopy_1", .size = 2, .run = stripes, .arg = 1 + UNCOPIED, .where = RANKS_TCP, .bare = true},
-        {.name = "zerocopy_4",
-         .size = 2,
-         .run = stripes,
-         .arg = 4 + 10000 * UNCOPIED,
-         .where = RANKS_TCP,
-         .bare = true},
         {.name = "two_windows", .size = 2, .run = two_windows, .where = RANKS_TCP, .bare = true},
         {.name = "held_by_fence", .size = 2, .run = held_by_fence, .where = RANKS_TCP, .bare = true},
         {.name = "computes", .size = 2, .run = computes, .where = RANKS_TCP},

@@ -159,7 +159,6 @@ typedef struct hpc_config {
     double silence;         /* a rank on another host that is silent for this long counts as failed; 10 s */
     const char *interfaces; /* for TCP, in NCCL_SOCKET_IFNAME's grammar: "eth,ib", "=eth0", "^docker"; NULL: all */
     int tcp_streams;        /* connections that a large put is striped over, 1 to HPC_TCP_STREAMS; 1 */
-    size_t tcp_zerocopy;    /* puts of this many bytes or more use MSG_ZEROCOPY; 0: none */
     const void *secret;     /* that only the ranks of the job know, in addition to the addresses; NULL: none */
     size_t secret_bytes;
     const char *devices;  /* for verbs, in NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1", "^mlx5_2", "=mlx5_1"; NULL: all */

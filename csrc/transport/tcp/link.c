@@ -7,10 +7,7 @@
  * A link that breaks falls silent, without a word to the callers: the control channel says what became of the peer, and
  * if it says nothing the service thread reports it after a grace. What the peer had sent is read to its end. */
 #define _GNU_SOURCE
-#include <time.h> /* which linux/errqueue.h forgets */
-
 #include <errno.h>
-#include <linux/errqueue.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stddef.h>
@@ -29,10 +26,8 @@ enum { SMALL = 512, PARTS = 32, STRIPE_MIN = 256 << 10, LINE = 64, BATCH = 256 <
 
 /* All is set before the descriptor is published: a slot's next link may be read before an event has told of it. */
 int tcp_link_install(tcp_link *l, int stream, int fd) {
-    int none = -1, on = 1, off = 0, unsent = MOST_UNSENT;
+    int none = -1, off = 0, unsent = MOST_UNSENT;
     if (stream < 0 || stream >= l->n_streams || tcp_stream_fd(&l->streams[stream]) >= 0) return HPC_ERR_INVALID;
-    if (l->tcp->context->tcp_zerocopy == 0 || setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) != 0)
-        l->streams[stream].no_zerocopy = 1;
     /* While a fence holds it, it is not read, and that may last longer than a silence: until slower streams are. */
     if (stream == 0 && l->n_streams > 1) setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof off);
     /* What the kernel has taken but not sent yet keeps its place before all that follows; with little of it the flows
@@ -74,29 +69,10 @@ static int is_silent(tcp_link *l) {
 
 /* ---- sending, all of it under l->sending ---- */
 
-/* Copies of what left by MSG_ZEROCOPY come back on the error queue; they say whether the kernel copied after all. What
- * they are for, when src may be reused, flush answers already. */
-static void take_completions(tcp_stream *s, int fd) {
-    union {
-        char bytes[CMSG_SPACE(sizeof(struct sock_extended_err) + 64)];
-        struct cmsghdr align;
-    } room;
-    for (;;) {
-        struct msghdr m = {.msg_control = room.bytes, .msg_controllen = sizeof room.bytes};
-        if (recvmsg(fd, &m, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
-        for (struct cmsghdr *h = CMSG_FIRSTHDR(&m); h != NULL; h = CMSG_NXTHDR(&m, h)) {
-            struct sock_extended_err e;
-            if (h->cmsg_len < CMSG_LEN(sizeof e)) continue;
-            memcpy(&e, CMSG_DATA(h), sizeof e);
-            if (e.ee_origin == SO_EE_ORIGIN_ZEROCOPY && e.ee_code & SO_EE_CODE_ZEROCOPY_COPIED) s->no_zerocopy = 1;
-        }
-    }
-}
-
-static ssize_t send_parts(int fd, struct iovec *parts, int n, int flags) {
+static ssize_t send_parts(int fd, struct iovec *parts, int n) {
     struct msghdr m = {.msg_iov = parts, .msg_iovlen = (size_t)n};
     ssize_t sent;
-    do sent = sendmsg(fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL | flags);
+    do sent = sendmsg(fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
     return sent;
 }
@@ -112,37 +88,14 @@ static int add_parts(const tcp_order *o, struct iovec *parts) {
     return n;
 }
 
-/* The payload alone: the header is about to be freed. */
-static ssize_t send_zerocopy(tcp_stream *s, int fd, const tcp_order *o) {
-    struct iovec parts[2];
-    int n = add_parts(o, parts);
-    if (o->sent < o->head) return send_parts(fd, parts, 1, MSG_MORE);
-    ssize_t sent = send_parts(fd, parts, n, MSG_ZEROCOPY);
-    s->zerocopied = 1;
-    return sent < 0 && errno == ENOBUFS ? send_parts(fd, parts, n, 0) : sent;
-}
-
-static int goes_uncopied(const tcp_link *l, const tcp_stream *s, size_t nbytes) {
-    size_t least = l->tcp->context->tcp_zerocopy;
-    return least != 0 && !s->no_zerocopy && nbytes >= least;
-}
-
 /* Sends what fits; 0, or the errno that broke it. */
-static int send_orders(tcp_link *l, tcp_stream *s) {
+static int send_orders(tcp_stream *s) {
     int fd = tcp_stream_fd(s);
     while (s->first != NULL && fd >= 0) {
         struct iovec parts[PARTS];
-        ssize_t sent;
-        if (goes_uncopied(l, s, s->first->total - s->first->head)) {
-            sent = send_zerocopy(s, fd, s->first);
-        } else {
-            int n = 0;
-            for (const tcp_order *o = s->first; o != NULL && n + 2 <= PARTS; o = o->next) {
-                if (goes_uncopied(l, s, o->total - o->head)) break;
-                n += add_parts(o, parts + n);
-            }
-            sent = send_parts(fd, parts, n, 0);
-        }
+        int n = 0;
+        for (const tcp_order *o = s->first; o != NULL && n + 2 <= PARTS; o = o->next) n += add_parts(o, parts + n);
+        ssize_t sent = send_parts(fd, parts, n);
         if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : errno;
         while (sent > 0) {
             tcp_order *o = s->first;
@@ -171,28 +124,28 @@ static int hold_back(tcp_stream *s, const void *header, size_t head, const void 
 }
 
 /* One frame to one stream, behind what waits there. */
-static int send_frame(tcp_link *l, tcp_stream *s, const hpc_frame *frame, const uint64_t *fences, const void *src) {
+static int send_frame(tcp_stream *s, const hpc_frame *frame, const uint64_t *fences, const void *src) {
     unsigned char small[sizeof(tcp_order) + SMALL];
     size_t head = sizeof *frame + frame->fences * sizeof(uint64_t), nbytes = (size_t)frame->nbytes;
     int fd = tcp_stream_fd(s);
     ssize_t sent = 0;
     memcpy(small, frame, sizeof *frame);
     if (frame->fences > 0) memcpy(small + sizeof *frame, fences, frame->fences * sizeof(uint64_t));
-    if (s->first == NULL && fd >= 0 && !goes_uncopied(l, s, nbytes)) {
+    if (s->first == NULL && fd >= 0) {
         if (nbytes <= SMALL) {
             if (nbytes > 0) memcpy(small + head, src, nbytes);
             do sent = send(fd, small, head + nbytes, MSG_DONTWAIT | MSG_NOSIGNAL);
             while (sent < 0 && errno == EINTR);
         } else {
             struct iovec parts[2] = {{small, head}, {(void *)(uintptr_t)src, nbytes}};
-            sent = send_parts(fd, parts, 2, 0);
+            sent = send_parts(fd, parts, 2);
         }
         if (sent == (ssize_t)(head + nbytes)) return 0;
         if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return errno;
         if (sent < 0) sent = 0;
     }
     int error = hold_back(s, small, head, src, nbytes, (size_t)sent);
-    return error != 0 ? error : send_orders(l, s);
+    return error != 0 ? error : send_orders(s);
 }
 
 /* A frame of stream 0 that comes after all pieces so far. */
@@ -204,7 +157,7 @@ static int send_ordered(tcp_link *l, hpc_frame frame, const void *src) {
         for (int k = 1; k < l->n_streams; k++) fences[k - 1] = l->streams[k].pieces;
         l->fenced = 1;
     }
-    return send_frame(l, &l->streams[0], &frame, fences, src);
+    return send_frame(&l->streams[0], &frame, fences, src);
 }
 
 static int is_striped(const tcp_link *l, uint64_t nbytes) {
@@ -229,7 +182,7 @@ static int send_pieces(tcp_link *l, hpc_frame *frame, const char *src) {
                                 .offset = frame->offset + from,
                                 .nbytes = to - from};
         l->streams[k].pieces++;
-        int error = send_frame(l, &l->streams[k], &rest, NULL, src + from);
+        int error = send_frame(&l->streams[k], &rest, NULL, src + from);
         if (error != 0) return error;
     }
     return 0;
@@ -258,7 +211,7 @@ int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src) {
             error = send_ordered(l, frame, src);
         else {
             frame.magic = HPC_FRAME_MAGIC;
-            error = send_frame(l, &l->streams[0], &frame, NULL, src);
+            error = send_frame(&l->streams[0], &frame, NULL, src);
         }
     }
     unlock_sent(l, error);
@@ -495,19 +448,18 @@ static int read_link(tcp_link *l, int stream, size_t budget) {
     return left;
 }
 
-static void send_more(tcp_link *l, int stream, uint32_t events) {
+static void send_more(tcp_link *l, int stream) {
     tcp_stream *s = &l->streams[stream];
     int error = 0;
     pthread_mutex_lock(&l->sending);
-    if (events & EPOLLERR && s->zerocopied) take_completions(s, tcp_stream_fd(s));
-    if (s->first != NULL && !is_silent(l)) error = send_orders(l, s);
+    if (s->first != NULL && !is_silent(l)) error = send_orders(s);
     unlock_sent(l, error);
 }
 
 int tcp_link_visit(tcp_link *l, int stream, uint32_t events, size_t budget) {
     int left = 0;
     if (stream < 0 || stream >= l->n_streams) return 0;
-    if (events & (EPOLLOUT | EPOLLERR)) send_more(l, stream, events);
+    if (events & (EPOLLOUT | EPOLLERR)) send_more(l, stream);
     if (!(events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))) return 0;
     if (events & (EPOLLRDHUP | EPOLLHUP)) atomic_fetch_or(&l->hung_up, 1 << stream); /* whoever reads has to know */
     atomic_fetch_or(&l->again, 1 << stream);

@@ -43,8 +43,6 @@ typedef struct tcp_stream {
     tcp_order *first, **last;
     tcp_order *answer; /* the last FLUSHED among them */
     uint64_t pieces;   /* put on it, other than stream 0 */
-    int no_zerocopy;   /* the kernel says that it copied all the same */
-    int zerocopied;    /* asked for once */
 } tcp_stream;
 
 typedef struct tcp_link {
