@@ -20,7 +20,7 @@ class Consistency:
         late: what becomes of an update that misses its fold. With a quorum "drop", which leaves it out, is the only
             value and the default. Without one, and under ASYNC, no update misses its fold, and late is None.
         waits_for: "all" the other workers, or on a graph "neighbours" only, those that a rank exchanges updates with.
-        whole: False takes what is there when it has waited, be it late, overwritten or torn (and then left out).
+        whole: False takes what is there when it has waited, be it missing, stale or torn (and then left out).
 
     Raises:
         InvalidArgument: a number is out of range or no int, or late is given where it has no meaning.

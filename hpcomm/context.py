@@ -133,7 +133,7 @@ class Context:
     def _start(self) -> None:
         # Shared memory alone has read a source when put returns.
         used = {peer.transport for peer in self.peers}
-        self._sources.late = "loop" in self.config.transport or not used <= {"shm", "self"}
+        self._sources.deferred = "loop" in self.config.transport or not used <= {"shm", "self"}
         self._noted = sum(not odd for _, odd in _core.context_notes(self._handle))
         self._tell_start()
 

@@ -19,17 +19,17 @@ _ndarray = np.ndarray
 _UINT8 = np.dtype(np.uint8)
 _WRONG = (TypeError, ValueError, OverflowError, BufferError)
 _SMALL = 4096  # bytes of a source that a window may keep alive only to know it again
-_LATE_PUTS = 1024  # sources held for a transport that reads them late, before a flush lets go of them
+_HELD_PUTS = 1024  # sources held for a transport that reads them after put has returned, before a flush lets go of them
 
 
 class Sources:
     """What puts still have to read, by lane: kept alive until a flush of the lane, or until the last handle is
     freed."""
 
-    __slots__ = ("lanes", "late")
+    __slots__ = ("deferred", "lanes")
 
     def __init__(self) -> None:
-        self.late = False  # whether a transport in use reads sources after put has returned
+        self.deferred = False  # whether a transport in use reads sources after put has returned
         self.lanes: list[list[Any]] = []
 
 
@@ -140,9 +140,9 @@ class Window:
         "_address",
         "_checked",
         "_default",
+        "_deferred",
         "_dtype",
         "_lane",
-        "_late",
         "_rank",
         "_size",
         "_slice",
@@ -178,7 +178,7 @@ class Window:
         self._default = timeout
         self._slice = min(timeout, _core.SLICE)
         self._lane = lane
-        self._late = lane.sources.late
+        self._deferred = lane.sources.deferred
         self.nbytes = size_of(shape, self._dtype)
         self.signals = signals
         own = _core.window_array(handle, rank, shape, self._dtype)
@@ -202,7 +202,7 @@ class Window:
             raise self._explained(wrong, src, peer=peer, offset=offset) from None
         if status:
             raise error(status)
-        if self._late:
+        if self._deferred:
             self._hold(lane, src)
 
     def put_signal(
@@ -225,7 +225,7 @@ class Window:
             raise self._explained(wrong, src, peer=peer, offset=offset, signal=signal, value=value) from None
         if status:
             raise error(status)
-        if self._late:
+        if self._deferred:
             self._hold(lane, src)
 
     def put_notify(
@@ -252,7 +252,7 @@ class Window:
             _core.wait(lambda left: _put_notify(channel, self._window, peer, data, n, offset, imm, left), limit)
         except OverflowError as wrong:
             raise self._explained(wrong, src, peer=peer, offset=offset, imm=imm) from None
-        if self._late:
+        if self._deferred:
             self._hold(lane, data)
 
     def flush(self, peer: int = -1, timeout: float | None = None, *, lane: Lane | None = None) -> None:
@@ -266,7 +266,7 @@ class Window:
             _core.wait(lambda left: _core.flush(channel, self._window, peer, left), seconds(timeout, self._default))
         except OverflowError as wrong:
             raise self._explained(wrong, None, peer=peer) from None
-        if self._late and peer == -1:
+        if self._deferred and peer == -1:
             (lane or self._lane).unread.clear()
 
     # ---- signals ---------------------------------------------------------------------------------------------------
@@ -368,8 +368,8 @@ class Window:
         return InvalidArgument(f"src cannot be read: {wrong}")
 
     def _hold(self, lane: Lane | None, data: Any) -> None:
-        """Keeps a source alive that the transport may read as late as the next flush."""
+        """Keeps a source alive that the transport may still read until the next flush."""
         unread = (lane or self._lane).unread
         unread.append(data)
-        if len(unread) >= _LATE_PUTS:
+        if len(unread) >= _HELD_PUTS:
             self.flush(lane=lane)

@@ -426,16 +426,16 @@ static int fail_timeout(hpc_group *group, const hpc_wait *wait, double timeout) 
     return status;
 }
 
-int hpc_group_fail_late(hpc_group *group, const char *op, const int *late, int n, double waited, const char *format,
-                        ...) {
+int hpc_group_fail_timeout(hpc_group *group, const char *op, const int *ranks, int n, double waited, const char *format,
+                           ...) {
     char sentence[800], ends[200];
-    hpc_inquiry q = {.op = op, .waiting_for = late, .n = n, .waited = waited};
+    hpc_inquiry q = {.op = op, .waiting_for = ranks, .n = n, .waited = waited};
     va_list args;
     va_start(args, format);
     vsnprintf(sentence, sizeof sentence, format, args);
     va_end(args);
     if (is_to_follow(group, waited)) ask(group, &q);
-    hpc_fault f = {.waiting_for = late, .n_waiting = n, .culprits = q.culprits, .n_culprits = q.n_culprits};
+    hpc_fault f = {.waiting_for = ranks, .n_waiting = n, .culprits = q.culprits, .n_culprits = q.n_culprits};
     hpc_culprits_text(q.culprits, q.n_culprits, ends, sizeof ends);
     return hpc_fail_fault(HPC_ERR_TIMEOUT, op, &f, "rank %d: %s: %s%s%s", group->rank, op, sentence,
                           ends[0] == 0 ? "" : ": ", ends);

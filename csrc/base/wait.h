@@ -149,8 +149,8 @@ int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, i
     __attribute__((format(printf, 5, 6)));
 
 /* HPC_ERR_TIMEOUT of something else than hpc_wait_for, which has taken waited seconds; with culprits likewise. */
-int hpc_group_fail_late(hpc_group *group, const char *op, const int *late, int n, double waited, const char *format,
-                        ...) __attribute__((format(printf, 6, 7)));
+int hpc_group_fail_timeout(hpc_group *group, const char *op, const int *ranks, int n, double waited, const char *format,
+                           ...) __attribute__((format(printf, 6, 7)));
 
 /* From enter until leave hpc_follow_timeout may use the group. */
 void hpc_group_enter(hpc_group *group);

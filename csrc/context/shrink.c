@@ -77,13 +77,13 @@ static int connect_all(shrinking *s, hpc_context *c, const hpc_address *addresse
     return status;
 }
 
-/* Returns HPC_IN_PROGRESS to vote again while time is left: a member is gone or late, or another process has taken the
- * place of one that is gone. The vote finds out which. The message of connect names ranks of the new context, so the
- * error made here says so and lists their ranks in old. */
+/* Returns HPC_IN_PROGRESS to vote again while time is left: a member is gone or did not come in
+ * time, or another process has taken the place of one that is gone. The vote finds out which. The message of connect
+ * names ranks of the new context, so the error made here says so and lists their ranks in old. */
 static int after_failure(const shrinking *s, int status) {
     const hpc_error *e = hpc_last_error();
-    int late = status == HPC_ERR_PEER || status == HPC_ERR_TIMEOUT || status == HPC_ERR_TRANSPORT;
-    if ((late || status == HPC_ERR_AUTH) && hpc_left(s->survivors.deadline) > 0) return HPC_IN_PROGRESS;
+    int absent = status == HPC_ERR_PEER || status == HPC_ERR_TIMEOUT || status == HPC_ERR_TRANSPORT;
+    if ((absent || status == HPC_ERR_AUTH) && hpc_left(s->survivors.deadline) > 0) return HPC_IN_PROGRESS;
     size_t n = (size_t)e->n_waiting;
     int *waiting = malloc((n + (size_t)s->size) * sizeof *waiting);
     char why[512], who[256];
@@ -92,10 +92,10 @@ static int after_failure(const shrinking *s, int status) {
     snprintf(why, sizeof why, "%s", e->message);
     for (size_t i = 0; i < n; i++) waiting[i] = s->names[s->first[e->waiting_for[i]]];
     for (int i = 0; i < s->size; i++) left[i] = s->names[s->first[i]];
-    status = hpc_fail_ranks(late ? HPC_ERR_TIMEOUT : status, op, NULL, 0, waiting, (int)n,
+    status = hpc_fail_ranks(absent ? HPC_ERR_TIMEOUT : status, op, NULL, 0, waiting, (int)n,
                             "rank %d: shrink: ranks %s are left and %s; as ranks 0 to %d of the new context: %s",
                             s->old->group.rank, hpc_ranks_text(left, s->size, who, sizeof who),
-                            late ? "could not connect in time" : "cannot connect", s->size - 1, why);
+                            absent ? "could not connect in time" : "cannot connect", s->size - 1, why);
     free(waiting);
     return status;
 }

@@ -72,14 +72,14 @@ static int take_data(hpc_reply *reply, hpc_message *m, const void *data, size_t 
 /* Returns the first rank that did not take its part in time, or -1. */
 static int send_to_all(hpc_control *c, const char *op, const void *data, size_t nbytes, int fd, double deadline) {
     hpc_group *g = c->group;
-    int late = -1;
+    int blocked = -1;
     for (int i = 1; i < g->size; i++) { /* each rank begins with its successor, so that no rank is everybody's first */
         int r = (g->rank + i) % g->size;
         if (hpc_link_send(c, r, HPC_MESH_GATHER, c->sequence, op, data, nbytes, fd, deadline) == HPC_ERR_TIMEOUT &&
-            late < 0)
-            late = r;
+            blocked < 0)
+            blocked = r;
     }
-    return late;
+    return blocked;
 }
 
 /* One collective at a time, and no longer than the deadline for its turn. */
@@ -120,11 +120,11 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
     }
     double start = hpc_now();
     gathering.sequence = ++c->sequence;
-    int late = send_to_all(c, op, data, nbytes, fd, deadline);
+    int blocked = send_to_all(c, op, data, nbytes, fd, deadline);
     status = hpc_wait_for(g, &wait, hpc_left(deadline));
-    if (status == HPC_OK && late >= 0) /* it has not all of this rank's part, so it will not go on */
-        status =
-            hpc_group_fail_late(g, op, &late, 1, hpc_now() - start, "rank %d did not read its socket in time", late);
+    if (status == HPC_OK && blocked >= 0) /* it has not all of this rank's part, so it will not go on */
+        status = hpc_group_fail_timeout(g, op, &blocked, 1, hpc_now() - start,
+                                        "rank %d did not read its socket in time", blocked);
     if (status != HPC_OK) {
         c->broken = status;
         goto out;

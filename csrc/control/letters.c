@@ -95,7 +95,7 @@ static int check(const hpc_letters *l, const char **why) {
         if (!l->awaited || letter->round != l->round) return refuse(HPC_ERR_TRANSPORT, "it is of another round", why);
         if (letter->nbytes == l->nbytes) return HPC_OK;
         return refuse(l->from_zero ? HPC_ERR_TRANSPORT : HPC_ERR_CONFIG, "it has another size", why);
-    case HPC_LETTER_LATE:
+    case HPC_LETTER_EXPIRED:
         if (l->from_zero) break;
         if (letter->nbytes != 0) return refuse(HPC_ERR_TRANSPORT, "it has another size", why);
         return HPC_OK;

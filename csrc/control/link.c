@@ -97,7 +97,7 @@ static int send_frame(hpc_control *c, int rank, const hpc_mesh_frame *f, const v
         memcpy(CMSG_DATA(h), &pass_fd, sizeof(int));
     }
     int status = send_all(c, rank, f->type, &m, deadline, &sent);
-    /* A peer that reads takes the rest of a frame in no time; it is late because of others, and keeps its link. */
+    /* A peer that reads takes the rest of a frame in no time; the time went to others, so it keeps its link. */
     if (status == HPC_ERR_TIMEOUT && sent > 0) status = send_all(c, rank, f->type, &m, hpc_now() + REST_SECONDS, &rest);
     if (status != HPC_OK && sent > 0) {
         l->cut = 1;

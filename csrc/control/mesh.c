@@ -60,8 +60,8 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
         }
         close(fd);
         if (error == ECONNREFUSED || error == ENOENT) return HPC_IN_PROGRESS;
-        return hpc_group_fail_late(c->group, "init", &rank, 1, hpc_now() - start, "cannot connect to rank %d: %s", rank,
-                                   strerror(error));
+        return hpc_group_fail_timeout(c->group, "init", &rank, 1, hpc_now() - start, "cannot connect to rank %d: %s",
+                                      rank, strerror(error));
     }
     /* The name may have been taken over by somebody else after its owner's death. */
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &owner_bytes) != 0 ||
@@ -75,8 +75,8 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
     if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0)
         return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
     if (status == HPC_ERR_TIMEOUT)
-        return hpc_group_fail_late(c->group, "init", &rank, 1, hpc_now() - start, "rank %d does not read its socket",
-                                   rank);
+        return hpc_group_fail_timeout(c->group, "init", &rank, 1, hpc_now() - start, "rank %d does not read its socket",
+                                      rank);
     return HPC_OK; /* a hang-up is found by the service thread */
 }
 
@@ -163,8 +163,8 @@ static double share_of(double deadline, int others) {
     return others > 0 && share < left ? now + share : deadline;
 }
 
-/* Goes round the addresses until one is the peer, none may be any more, or the time is over. A peer that is late keeps
- * callers waiting in its backlog, so an address that did not answer is tried again. */
+/* Goes round the addresses until one is the peer, none may be any more, or the time is over. A peer that is slow to
+ * start keeps callers waiting in its backlog, so an address that did not answer is tried again. */
 static int try_all(hpc_control *c, calls *calls, hpc_hello *hello, double deadline, int *fd, hpc_endpoint *reached) {
     int open;
     do {
@@ -194,10 +194,10 @@ static int is_dead(const calls *calls) {
 static int fail_calls(hpc_control *c, int rank, const char *op, const calls *calls, double waited) {
     char detail[DETAIL_BYTES] = "", text[HPC_ENDPOINT_TEXT];
     size_t used = 0;
-    int late = 0, wrong = 0;
+    int unanswered = 0, wrong = 0;
     for (int i = 0; i < calls->n; i++) {
         const attempt *a = &calls->all[i];
-        late |= a->status == HPC_ERR_TIMEOUT;
+        unanswered |= a->status == HPC_ERR_TIMEOUT;
         wrong |= a->status == HPC_ERR_AUTH;
         hpc_net_text(&a->at, text);
         if (used < sizeof detail)
@@ -206,11 +206,11 @@ static int fail_calls(hpc_control *c, int rank, const char *op, const calls *cal
     if (calls->n == 0)
         return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: rank %d has no address that TCP could reach",
                                   c->group->rank, op, rank);
-    if (late)
-        return hpc_group_fail_late(c->group, op, &rank, 1, waited,
-                                   "cannot reach rank %d by TCP in time (%s); is it late, does a firewall drop this, "
-                                   "or is it the wrong interface?",
-                                   rank, detail);
+    if (unanswered)
+        return hpc_group_fail_timeout(c->group, op, &rank, 1, waited,
+                                      "cannot reach rank %d by TCP in time (%s): it was started late, a "
+                                      "firewall drops this, or the interface is the wrong one",
+                                      rank, detail);
     if (is_dead(calls))
         return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: rank %d refuses (%s): it died, or a firewall refuses",
                                   c->group->rank, op, rank, detail);

@@ -53,7 +53,7 @@ struct hpc_rendezvous {
     struct pollfd *polled;      /* listeners, strangers, members */
     size_t whole;               /* what every rank is sent in a round, letter included */
     int odd;                    /* a proven rank that has no place: it is told why; -1: none */
-    int late;                   /* a rank whose deadline has passed; -1: none */
+    int expired;                /* a rank whose deadline has passed; -1: none */
     char refused[REFUSED_TEXT]; /* the last stranger that said it was a rank, in words */
 
     /* the others' */
@@ -146,13 +146,13 @@ static void close_all(hpc_rendezvous *rv) {
 static int fail_again(const hpc_rendezvous *rv) {
     const hpc_notice *n = &rv->notice;
     char waited[48] = "";
-    hpc_culprit late[HPC_NOTICE_RANKS];
-    hpc_fault f = {n->ranks, NULL, n->waiting_for, late, n->n_ranks, 0, n->n_waiting, 0};
+    hpc_culprit silent[HPC_NOTICE_RANKS];
+    hpc_fault f = {n->ranks, NULL, n->waiting_for, silent, n->n_ranks, 0, n->n_waiting, 0};
     double seconds = hpc_now() - rv->since;
     if (n->status == HPC_ERR_TIMEOUT) {
         snprintf(waited, sizeof waited, "; waited %.3g s", seconds);
         for (; f.n_culprits < n->n_waiting; f.n_culprits++) /* all wait for those alone, and nobody can be asked */
-            late[f.n_culprits] =
+            silent[f.n_culprits] =
                 (hpc_culprit){.rank = n->waiting_for[f.n_culprits], .state = HPC_CULPRIT_SILENT, .seconds = seconds};
     }
     return hpc_fail_fault(n->status, "init", &f, "rank %d: init: %s%s", rv->rank, n->text, waited);
@@ -200,19 +200,19 @@ static int missing(const hpc_rendezvous *rv, int *ranks) {
     return n;
 }
 
-static int end_without(hpc_rendezvous *rv, int late, const int *ranks, int n) {
+static int end_without(hpc_rendezvous *rv, int expired, const int *ranks, int n) {
     char whom[WHOM_TEXT];
     /* Debian gives a host's own name 127.0.1.1. */
     const char *only_here = rv->place.is_loopback ? " (loopback on rank 0's host, where no other host comes)" : "";
     name_ranks(ranks, n, whom);
     if (rv->round > 0)
         return end(rv, HPC_ERR_TIMEOUT, NULL, 0, ranks, n,
-                   "nothing came from %s before the deadline of rank %d, though all ranks have met", whom, late);
+                   "nothing came from %s before the deadline of rank %d, though all ranks have met", whom, expired);
     return end(
         rv, HPC_ERR_TIMEOUT, NULL, 0, ranks, n,
         "%s never came to %s%s before the deadline of rank %d%s%s: start all %d ranks with the same MASTER_ADDR, "
         "MASTER_PORT and WORLD_SIZE, and let the others reach that port",
-        whom, rv->place.text, only_here, late, rv->refused[0] != '\0' ? "; " : "", rv->refused, rv->size);
+        whom, rv->place.text, only_here, expired, rv->refused[0] != '\0' ? "; " : "", rv->refused, rv->size);
 }
 
 static int end_by_peer(hpc_rendezvous *rv, int rank, const char *how) {
@@ -329,8 +329,8 @@ static int on_member(hpc_rendezvous *rv, int rank) {
             snprintf(how, sizeof how, "it sends what no rank does: %s", why);
             return end_by_peer(rv, rank, how);
         }
-        if (status == HPC_OK && m->in.letter.type == HPC_LETTER_LATE && m->in.letter.round == rv->round)
-            rv->late = rank;
+        if (status == HPC_OK && m->in.letter.type == HPC_LETTER_EXPIRED && m->in.letter.round == rv->round)
+            rv->expired = rank;
     }
 }
 
@@ -360,13 +360,13 @@ static int turn(hpc_rendezvous *rv, double deadline) {
 static int gather(hpc_rendezvous *rv, double deadline) {
     int *ranks = malloc((size_t)rv->size * sizeof *ranks), n, status = HPC_OK;
     if (ranks == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "rank 0: init: no memory for %d ranks", rv->size);
-    rv->late = -1;
+    rv->expired = -1;
     while ((n = missing(rv, ranks)) > 0) {
         int passed = hpc_left(deadline) <= 0;
         status = turn(rv, deadline);
         if (status != HPC_OK) break;
-        if ((rv->late < 0 && !passed) || (n = missing(rv, ranks)) == 0) continue;
-        status = end_without(rv, rv->late < 0 ? 0 : rv->late, ranks, n);
+        if ((rv->expired < 0 && !passed) || (n = missing(rv, ranks)) == 0) continue;
+        status = end_without(rv, rv->expired < 0 ? 0 : rv->expired, ranks, n);
         break;
     }
     free(ranks);
@@ -477,7 +477,7 @@ static int await_all(hpc_rendezvous *rv, int may_ask, double deadline) {
         if (ms > 0) {
             poll(&p, 1, ms);
         } else if (may_ask && !asked) {
-            hpc_letter letter = hpc_letter_make(HPC_LETTER_LATE, rv->round, 0);
+            hpc_letter letter = hpc_letter_make(HPC_LETTER_EXPIRED, rv->round, 0);
             const struct iovec parts[] = {{&letter, sizeof letter}};
             size_t sent = 0;
             asked = 1;

@@ -1,7 +1,7 @@
 /* What ranks say to each other at a rendezvous, a star around rank 0, and how it is read.
  *
  *   rank r -> 0   GIVE      its part of a round
- *   rank r -> 0   LATE      its deadline has passed; rank 0 answers FAILED with who is missing
+ *   rank r -> 0   EXPIRED   its deadline has passed; rank 0 answers FAILED with who is missing
  *   0 -> rank r   GATHERED  all parts of a round, in rank order
  *   0 -> rank r   FAILED    a notice: why the rendezvous is over on every rank
  *
@@ -22,7 +22,7 @@ enum {
 
 typedef enum hpc_letter_type {
     HPC_LETTER_GIVE = 1,
-    HPC_LETTER_LATE = 2,
+    HPC_LETTER_EXPIRED = 2,
     HPC_LETTER_GATHERED = 3,
     HPC_LETTER_FAILED = 4
 } hpc_letter_type;

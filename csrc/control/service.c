@@ -2,9 +2,9 @@
  * epoll, and for moments elsewhere: a second at the most to answer a caller on the Unix socket.
  *
  * The clock ticks eight times within config.silence while there is a TCP link. Each tick says a word on links where
- * this rank has said none for two ticks, and gives up peers from which nothing has come for config.silence. A tick that
- * comes late by half of config.silence says that this process was stopped, or got no core, so that its peers' beats may
- * lie unread: all clocks begin again. */
+ * this rank has said none for two ticks, and gives up peers from which nothing has come for config.silence. If a tick
+ * is delayed by half of config.silence, this process was stopped or got no core. The beats of its peers may then lie
+ * unread, so all clocks begin again. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -295,10 +295,10 @@ static void tick(hpc_control *c, double now) {
     if (atomic_load(&c->tcp_links) == 0) return;
     if (c->next_tick == 0) c->next_tick = now + c->silence / TICKS;
     if (now < c->next_tick) return;
-    int late = now - c->next_tick > c->silence / 2;
+    int delayed = now - c->next_tick > c->silence / 2;
     for (int r = 0; r < c->group->size; r++) {
         if (r == c->group->rank || atomic_load(&c->links[r].fd) < 0) continue;
-        if (late) c->links[r].heard = now;
+        if (delayed) c->links[r].heard = now;
         tick_link(c, r, now);
     }
     c->next_tick = now + c->silence / TICKS;

@@ -199,7 +199,7 @@ static void free_round(round *r) {
  * left a round under way. */
 static int run_round(round *r, uint32_t kind, const void *data, size_t nbytes) {
     hpc_control *c = r->control;
-    int size = c->group->size, status = begin_round(c, r->s, kind, data, nbytes), late[1], n = 0;
+    int size = c->group->size, status = begin_round(c, r->s, kind, data, nbytes), blocked[1], n = 0;
     if (status != HPC_OK) return status;
     cast_to_all(c, r->s, 0); /* nobody has to wait for one who does not read */
     cast_to_all(c, r->s, r->s->deadline);
@@ -210,11 +210,11 @@ static int run_round(round *r, uint32_t kind, const void *data, size_t nbytes) {
         status = hpc_fail(HPC_ERR_INVALID, op, "shrink: the first context has been aborted");
     for (int rank = 0; rank < size && n == 0; rank++)
         if (rank != c->group->rank && !c->cast[rank] && !r->s->gone[rank] && !hpc_group_has_departed(c->group, rank))
-            late[n++] = name_of(r->s, rank);
+            blocked[n++] = name_of(r->s, rank);
     if (status == HPC_OK && n > 0)
         status =
-            hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, late, n,
-                           "rank %d: shrink: rank %d did not read its socket in time", r->s->caller->rank, late[0]);
+            hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, blocked, n,
+                           "rank %d: shrink: rank %d did not read its socket in time", r->s->caller->rank, blocked[0]);
     if (status != HPC_OK) return status;
     if ((r->got = calloc((size_t)size, sizeof(hpc_message *))) == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "shrink: no memory for %d ranks", size);

@@ -1,5 +1,5 @@
 /* loop: ranks that are threads of one process. The reference of the contract, and its test: with a seed it delays,
- * splits and reorders all that the contract lets be late, and reads src as late as it may.
+ * splits and reorders all that the contract allows, and reads src at the last moment it allows.
  *
  * What is held back lies in the receiver's inbox, a list in the order of the calls, under one lock. A step delivers one
  * operation, or half of a put, chosen by the seed among those that may go: a put always, a signal or an event only when
@@ -176,7 +176,7 @@ static int hold_back(hpc_lane *lane, int peer, operation_kind kind, hpc_memory *
     to->inbox->held++;
     pthread_mutex_unlock(&to->inbox->lock);
     while (step(to->inbox, NULL) > MOST_HELD) {
-    }                                                              /* late, but not endlessly */
+    }                                                              /* delayed, but not endlessly */
     hpc_bell_ring(hpc_control_bell(lane->context->control, peer)); /* its wait makes the other steps */
     return HPC_OK;
 }

@@ -4,7 +4,7 @@
  * serves, what it needs to reach that peer's part. Unless said otherwise a function is called by the thread that uses
  * the lane, may not block, and returns HPC_OK or a negative status with the error recorded.
  *
- * Ordering: put may be late and out of order. A signal or an event may not be seen before any earlier put of the same
+ * Ordering: puts may be delayed and overtaken. A signal or an event may not be seen before any earlier put of the same
  * lane to the same peer. flush ends when every earlier put of the lane to that peer is in place. Only BARRIER and ASYNC
  * on a graph need more (see discipline/unflushed.c), and are refused where a transport in use does not keep the order
  * of puts. Ownership: src is the caller's and must stay as it is until flush. Offsets and peers were checked by the

@@ -46,7 +46,7 @@ def gathered(call: Callable[[bytes, Any, int, float], int], data: bytes, size: i
 
 
 def owned(pointer: Any, free: Callable[[Any], None], keep: object) -> Any:
-    """A handle that frees itself, and only then lets go of keep: the last handle's end may still read a late put."""
+    """A handle that frees itself, and only then lets go of keep: the last handle's end may read a put's source."""
 
     def release(handle: Any, _keep: object = keep) -> None:
         free(handle)

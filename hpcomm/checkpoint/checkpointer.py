@@ -151,7 +151,7 @@ class Checkpointer:
         self._mine: list[int] = []  # written here, and not known to be complete
         self._begun: set[int] = set()  # copied here
         self._missed = [0] * self._size  # the last step of each rank that was said to be missing there
-        self._skips = ex._made.consistency.quorum is not None  # steps, where this rank is late
+        self._skips = ex._made.consistency.quorum is not None  # steps, after this rank's update was late
         self._ctx._exchanges[id(self)] = self  # its close closes this one, after the exchange
 
     def _agree(self, wrong: Exception | None, told: list[Any]) -> None:
@@ -176,7 +176,7 @@ class Checkpointer:
 
         Called by every worker after each step, while nothing is under way. It saves when step is a multiple of every,
         or has passed one: with a quorum steps are those that ex.version counts, or ex.clock on a graph, of which a
-        worker that was late skips some.
+        worker whose update was late skips some.
 
         Args:
             step: 1 after the first step, 101 after the first that follows a restart from step 100.
@@ -194,16 +194,16 @@ class Checkpointer:
             raise InvalidArgument(f"rank {self._rank} only serves, and has no steps: call serve")
         whole("step", step, self._last + 1, files.MOST_STEPS)
         passed = (step - 1) // self.every * self.every
-        late = 0 < self._last < passed and step % self.every > 0 and self._skips
-        missed = passed - self.every if late else passed
+        skipped = 0 < self._last < passed and step % self.every > 0 and self._skips
+        missed = passed - self.every if skipped else passed
         if missed > self._last:
             self._miss(missed)
-        if step % self.every and not late:
+        if step % self.every and not skipped:
             self._look()
             self._last = step
             return False
         self._last = step
-        due = passed if late else step
+        due = passed if skipped else step
         try:
             self._ex._check_idle("after")  # before a rank that only serves has copied
             values = files.frozen((extra() if callable(extra) else extra) or {}, "extra")
@@ -305,9 +305,9 @@ class Checkpointer:
         for server in self._serving:
             try:
                 self._window.wait_signal(2 * self._size + server, step, self._timeout, server)
-            except Timeout as late:
-                told = f"{late}: rank {server} only serves: it must call Checkpointer.serve, or its disk is slow"
-                raise Timeout(told, op="after", waiting_for=(server,), culprits=late.culprits) from None
+            except Timeout as timeout:
+                told = f"{timeout}: rank {server} only serves: it must call Checkpointer.serve, or its disk is slow"
+                raise Timeout(told, op="after", waiting_for=(server,), culprits=timeout.culprits) from None
 
     def _save(self, step: int, extra: Mapping[str, Any]) -> CheckpointError | None:
         """Begins to save; why the last file could not be written, if so."""

@@ -138,9 +138,9 @@ def merged(contexts: list[list[Trace]]) -> Iterator[dict[str, Any]]:
     for context in contexts:
         for trace in context:
             pid = before + trace.rank
-            late = shift(trace, contexts[0][0])
+            offset = shift(trace, contexts[0][0])
             for event in trace.events:
-                moved = {"ts": round(event["ts"] + late, 3)} if "ts" in event else {}
+                moved = {"ts": round(event["ts"] + offset, 3)} if "ts" in event else {}
                 if event.get("name") == "process_sort_index":
                     moved = {"args": {"sort_index": pid}}
                 yield {**event, **moved, "pid": pid}

@@ -107,12 +107,12 @@ class Calls:
             key.flags, key.gradient = last, gradient
             raise InvalidArgument(f"rank {self._rank}: gradient of {name!r} cannot be read: {wrong}") from None
         if status and (status < 0 or call is _call):
-            late = self._late(timeout)
-            ticket = status - 1 if status > 0 else self._started(key, flags, grad, status, late, (last, gradient))
+            limits = self._limits(timeout)
+            ticket = status - 1 if status > 0 else self._started(key, flags, grad, status, limits, (last, gradient))
             if call is _start:
                 return key, ticket
             index, waited = key.index, _TIMED_OUT if status > 0 else None
-            self._until(lambda left: _wait(self._address, index, ticket, self._keep, left), *late, waited)
+            self._until(lambda left: _wait(self._address, index, ticket, self._keep, left), *limits, waited)
         if self._models is not None and call is _call:
             self._came(key)
         return key, status
@@ -123,11 +123,11 @@ class Calls:
             return key.gradient
         address = _gradient(self._address, key.index, self._keep, self._first(timeout))
         if address <= 0:
-            late = self._late(timeout)
+            limits = self._limits(timeout)
             if address == _INVALID and key.flags & PUSH:
-                self._resume(key, late)
+                self._resume(key, limits)
                 address = _TIMED_OUT
-            address = self._until(lambda left: _gradient(self._address, key.index, self._keep, left), *late, address)
+            address = self._until(lambda left: _gradient(self._address, key.index, self._keep, left), *limits, address)
         key.gradient, key.ready = self._slot(key, address), self._steps
         self._came(key)
         return key.gradient
@@ -154,17 +154,17 @@ class Calls:
         key.gradient = model
 
     def _started(
-        self, key: KeyState, flags: int, source: Any, status: int, late: tuple[float, float], before: tuple[int, Any]
+        self, key: KeyState, flags: int, source: Any, status: int, limits: tuple[float, float], before: tuple[int, Any]
     ) -> int:
         """The ticket of a start whose first slice returned status. before: the key's flags and gradient."""
         try:
             if status == _INVALID and flags == PULL and before[0] & PUSH:
                 key.flags = before[0]
-                self._resume(key, late)
+                self._resume(key, limits)
                 key.flags, status = flags, _TIMED_OUT
             return self._until(
                 lambda left: _start(self._address, key.index, flags, source, key.nbytes, self._keep, left),
-                *late,
+                *limits,
                 status,
             )
         except Timeout:
@@ -179,23 +179,24 @@ class Calls:
                 ) from None
             raise
 
-    def _resume(self, key: KeyState, late: tuple[float, float]) -> None:
+    def _resume(self, key: KeyState, limits: tuple[float, float]) -> None:
         """Sends the rest of a start that was cut short; if none was, this is refused like any other call."""
-        self._until(lambda left: _start(self._address, key.index, key.flags, None, key.nbytes, self._keep, left), *late)
+        address, keep = self._address, self._keep
+        self._until(lambda left: _start(address, key.index, key.flags, None, key.nbytes, keep, left), *limits)
 
     def _wait(self, key: KeyState, ticket: int, timeout: float | None) -> None:
         address, index, keep = self._address, key.index, self._keep
         status = _wait(address, index, ticket, keep, self._first(timeout))
         if status:
-            self._until(lambda left: _wait(address, index, ticket, keep, left), *self._late(timeout), status)
+            self._until(lambda left: _wait(address, index, ticket, keep, left), *self._limits(timeout), status)
         self._came(key)
 
     def _first(self, timeout: float | None) -> float:
         """The first slice of a wait, after which Python looks for signals."""
         return self._slice if timeout is None else min(seconds(timeout, timeout), SLICE)
 
-    def _late(self, timeout: float | None) -> tuple[float, float]:
-        """The limit and the deadline of a call whose first slice is over."""
+    def _limits(self, timeout: float | None) -> tuple[float, float]:
+        """The limit in seconds and the deadline of a call whose first slice is over."""
         limit = seconds(timeout, self._usual())
         return limit, monotonic() + limit - min(limit, SLICE)
 

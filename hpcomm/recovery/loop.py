@@ -36,7 +36,7 @@ def run(
     Args:
         step: makes one step: every key is pushed and pulled once, of the exchange that it is given: after a recovery
             that is another one, with other arrays. It is to let PeerFailed pass, and may be called again for an n that
-            it has been called for. With a quorum a rank that was late goes on from the n of the others.
+            it has been called for. With a quorum a rank whose update was late goes on from the n of the others.
         first: the step to begin with, of an exchange that was restored.
         recovered: is called after each recovery; a Checkpointer is closed and made anew there.
         checkpoint, timeout: as recover. The end, where nobody goes before all are done, has no deadline, as serve has

@@ -73,7 +73,7 @@ def diameter(graph: Graph) -> float:
 
 
 def first_wait(graph: Graph, straggler: int, depth: int = 1) -> NDArray[np.float64]:
-    """In which step each rank first waits because of a rank that is late in step 1, under NOTIFY-ACK (ASAP, section 4).
+    """In which step each rank first waits because of a straggler in step 1, under NOTIFY-ACK (ASAP, section 4).
 
     In step t rank i pushes, and is done when the pushes of step t of all its in-neighbours are there. It may push when
     it is done with step t - 1, and when each of its out-neighbours is done with step t - depth and so has freed a slot:
@@ -81,14 +81,14 @@ def first_wait(graph: Graph, straggler: int, depth: int = 1) -> NDArray[np.float
         push(i, t) = max(done(i, t-1), done(j, t-depth) of all out-neighbours j)
         done(i, t) = max(push(k, t) of itself and all in-neighbours k)
 
-    So lateness goes along an edge from a late push to a late done at once, from done to the same rank's next push in
+    So a delay goes along an edge from push to done at once, from done to the same rank's next push in
     one step, and against an edge from done to the sender's push in depth steps. The result are the shortest paths over
     these three, from the straggler's push of step 1: an edge forward costs one step, or none right behind one backward,
     which costs depth.
 
     Args:
         graph: a graph.
-        straggler: the rank that is late for so long that all others come to a stop.
+        straggler: the rank whose push is delayed for so long that all others come to a stop.
         depth: slots of each receive queue.
 
     Returns:
@@ -101,17 +101,17 @@ def first_wait(graph: Graph, straggler: int, depth: int = 1) -> NDArray[np.float
     depth = whole("depth", depth, 1)
     starts, targets = graph.out_edges()
     waits = np.full(graph.size, inf)
-    late = np.zeros(graph.size, bool)  # whether a push of this rank has been late
-    done: list[NDArray[Any]] = [np.array([], np.int64)] * depth  # ranks first done late in the last depth steps
+    delayed = np.zeros(graph.size, bool)  # whether a push of this rank has been delayed
+    done: list[NDArray[Any]] = [np.array([], np.int64)] * depth  # ranks first delayed in the last depth steps
     pushes = np.array([straggler])
     for step in count(1):
-        late[pushes] = True
+        delayed[pushes] = True
         reached = _peers_of(pushes, starts, targets)  # self-loops among them
         new = np.unique(reached[waits[reached] == inf])
         waits[new] = step
         done = [*done[1:], new]
         candidates = np.concatenate([new, _peers_of(done[0], graph.starts, graph.sources)])
-        pushes = np.unique(candidates[~late[candidates]])
+        pushes = np.unique(candidates[~delayed[candidates]])
         if not pushes.size and not any(ranks.size for ranks in done):
             break
     waits[straggler] = 0

@@ -59,7 +59,7 @@ static void letters_that_do_not_go_this_way(void) {
             hpc_letters_init(&l, from_zero, from_zero ? notice : NULL);
             hpc_letters_expect(&l, ROUND, part, 0);
             hpc_letter letter = hpc_letter_make((int)type, ROUND, 0);
-            int good = (int)type == mine || type == (from_zero ? HPC_LETTER_FAILED : HPC_LETTER_LATE);
+            int good = (int)type == mine || type == (from_zero ? HPC_LETTER_FAILED : HPC_LETTER_EXPIRED);
             CHECK_EQ(feed_header(&l, letter), good ? HPC_OK : HPC_ERR_TRANSPORT);
         }
         const struct {
@@ -70,7 +70,7 @@ static void letters_that_do_not_go_this_way(void) {
             {hpc_letter_make(mine, ROUND - 1, PART), HPC_ERR_TRANSPORT},
             {hpc_letter_make(mine, ROUND, PART + 1), from_zero ? HPC_ERR_TRANSPORT : HPC_ERR_CONFIG},
             {hpc_letter_make(mine, ROUND, UINT32_MAX), from_zero ? HPC_ERR_TRANSPORT : HPC_ERR_CONFIG},
-            {hpc_letter_make(HPC_LETTER_LATE, ROUND, 1), HPC_ERR_TRANSPORT},
+            {hpc_letter_make(HPC_LETTER_EXPIRED, ROUND, 1), HPC_ERR_TRANSPORT},
             {hpc_letter_make(HPC_LETTER_FAILED, ROUND, HPC_NOTICE_BYTES + 1), HPC_ERR_TRANSPORT},
             {{.magic = 0x20544547, .type = (uint32_t)mine, .round = ROUND, .nbytes = PART}, HPC_ERR_TRANSPORT},
         };
@@ -91,7 +91,7 @@ static void a_part_comes_once(void) {
     hpc_letters_init(&l, 0, NULL);
     hpc_letters_expect(&l, ROUND, none, 0);
     CHECK_EQ(feed_header(&l, hpc_letter_make(HPC_LETTER_GIVE, ROUND, 0)), HPC_OK);
-    CHECK_EQ(feed_header(&l, hpc_letter_make(HPC_LETTER_LATE, ROUND, 0)), HPC_OK);
+    CHECK_EQ(feed_header(&l, hpc_letter_make(HPC_LETTER_EXPIRED, ROUND, 0)), HPC_OK);
     CHECK_EQ(feed_header(&l, hpc_letter_make(HPC_LETTER_GIVE, ROUND, 0)), HPC_ERR_TRANSPORT);
 }
 

@@ -389,7 +389,7 @@ static void rank_dies_while_others_are_missing(void) {
 static void rank_that_raves(void) {
     static const char rave[] = "in Xanadu did Kubla Khan a stately pleasure-dome decree";
     const hpc_letter early = hpc_letter_make(HPC_LETTER_GIVE, 0, 8),
-                     big = hpc_letter_make(HPC_LETTER_LATE, 0, 1u << 31);
+                     big = hpc_letter_make(HPC_LETTER_EXPIRED, 0, 1u << 31);
     for (int i = 0; i < 3; i++) {
         int port = free_port();
         start(0, a_caller(0, 4, port));

@@ -41,7 +41,7 @@ static int judge(const hpc_letter *letter, size_t awaited) {
         if (letter->nbytes == awaited) return HPC_OK;
         return job.from_zero ? HPC_ERR_TRANSPORT : HPC_ERR_CONFIG;
     }
-    if (letter->type == HPC_LETTER_LATE && !job.from_zero && letter->nbytes == 0) return HPC_OK;
+    if (letter->type == HPC_LETTER_EXPIRED && !job.from_zero && letter->nbytes == 0) return HPC_OK;
     if (letter->type == HPC_LETTER_FAILED && job.from_zero && letter->nbytes <= HPC_NOTICE_BYTES) return HPC_OK;
     return HPC_ERR_TRANSPORT;
 }
@@ -66,7 +66,7 @@ static void write_letters(const uint8_t *sizes, const uint8_t *data, size_t size
             put(data, letter->nbytes);
             data += letter->nbytes;
             size -= letter->nbytes;
-        } else if (letter->type != HPC_LETTER_LATE) {
+        } else if (letter->type != HPC_LETTER_EXPIRED) {
             for (uint32_t i = 0; i < letter->nbytes; i++)
                 job.bytes[job.nbytes++] = (unsigned char)(i * 7 + (i >> 8) + job.round);
             job.round++;

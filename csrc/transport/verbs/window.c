@@ -22,7 +22,7 @@ typedef struct window_blob {
 
 _Static_assert(sizeof(window_blob) <= HPC_BLOB_BYTES, "a blob holds it");
 
-/* Numbers that an immediate can say are taken in turn, so that a late completion names nothing else; then the others.
+/* Numbers that an immediate can say are taken in turn, so that a slow completion names nothing else; then the others.
  */
 static uint32_t free_number(hpc_verbs *v) {
     for (uint32_t i = 1; i < VERBS_IMM_WINDOWS; i++) {
