@@ -120,7 +120,7 @@ def draw(document: Row, path: Path) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster_bench", description="hpcomm between hosts.")
-    parser.add_argument("--rate", default="1gbit", help="of each host's link, in tc's words")
+    parser.add_argument("--rate", default="1gbit", help="rate of each host's link, as tc writes it")
     parser.add_argument("--python", action="append", default=[], help="another Python whose MPI, and torch, are peers")
     parser.add_argument("--only", default="", help=f"of {', '.join(group.key for group in GROUPS)}; comma-separated")
     add_quick(parser)

@@ -168,11 +168,11 @@ def on_this_rank(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m bench.consistent_reduces", description="Whole inputs of reduces.")
-    p.add_argument("-n", "--reduces", type=int, default=500, help="of each rank under each consistency")
-    p.add_argument("--endure", type=int, default=100_000, help="NOTIFY_ACK reduces of all ranks together in the end")
-    p.add_argument("--weights", type=int, default=WEIGHTS, help="float32 of an update")
+    p.add_argument("-n", "--reduces", type=int, default=500, help="reduces of each rank under each consistency")
+    p.add_argument("--endure", type=int, default=100_000, help="NOTIFY_ACK reduces at the end, of all ranks together")
+    p.add_argument("--weights", type=int, default=WEIGHTS, help="number of float32 in an update")
     add_ranks(p, RANKS)
-    p.add_argument("--plant", action="store_true", help="spoil one value: #wrong must tell")
+    p.add_argument("--plant", action="store_true", help="spoil one value, to see that #wrong counts it")
     add_output(p, plot="figure")
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = p.parse_args(given)

@@ -178,9 +178,11 @@ def panels(document: Row) -> list[plots.Draw]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.convergence", description="Time and bytes to an accuracy.")
-    parser.add_argument("--only", default="", help="settings whose name starts so: shm, hosts; comma-separated")
-    parser.add_argument("--rate", default="1gbit", help="of each host's link, in tc's words")
-    parser.add_argument("--epochs", type=int, default=20, help="of each training")
+    parser.add_argument(
+        "--only", default="", help="settings whose names start with one of these: shm, hosts; comma-separated"
+    )
+    parser.add_argument("--rate", default="1gbit", help="rate of each host's link, as tc writes it")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of each training")
     parser.add_argument("--svmlight", type=Path, help="a data set of two labels in place of Debian's packages")
     parser.add_argument(
         "-N", "--run_cycles", type=int, default=3, help="turns of all trainings, each with its own seed"

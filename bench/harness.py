@@ -192,21 +192,31 @@ def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog=f"python -m bench.{benchmark.name}", description=benchmark.about)
     p.add_argument("-b", "--minbytes", type=nbytes, help="smallest size, e.g. 8 or 64K")
     p.add_argument("-e", "--maxbytes", type=nbytes, help="largest size")
-    p.add_argument("-f", "--stepfactor", type=int, help="from one size to the next")
+    p.add_argument("-f", "--stepfactor", type=int, help="factor from one size to the next")
     p.add_argument("-n", "--iters", type=int, help="samples of each contender in a cycle")
     p.add_argument("-m", "--agg_iters", type=int, help="operations timed together as one sample")
     p.add_argument("-w", "--warmup_iters", type=int, help="samples of each contender before the first cycle")
     p.add_argument("-N", "--run_cycles", type=int, help="alternated cycles: the contenders take turns")
-    p.add_argument("-a", "--average", type=int, choices=(0, 1, 2, 3), help="of ranks: 0 rank 0, 1 mean, 2 min, 3 max")
+    p.add_argument(
+        "-a",
+        "--average",
+        type=int,
+        choices=(0, 1, 2, 3),
+        help="which time of the ranks counts: 0 rank 0, 1 mean, 2 min, 3 max",
+    )
     p.add_argument("-c", "--check", type=int, choices=(0, 1), help="verify the answers")
     p.add_argument("-T", "--timeout", type=float, help="seconds that a wait may take")
-    p.add_argument("-L", "--limit", type=float, help="seconds for all cycles: fewer of them where it is not enough")
-    p.add_argument("--transport", default="", choices=TRANSPORTS, help="default: what reaches each peer best")
+    p.add_argument(
+        "-L", "--limit", type=float, help="seconds for all cycles; when they are over, no other cycle begins"
+    )
+    p.add_argument("--transport", default="", choices=TRANSPORTS, help="default: the best for each peer")
     p.add_argument("--devices", default="", help="RDMA ports by name, e.g. mlx5_0,mlx5_1; default: all")
     add_output(p)
-    p.add_argument("--ranks", type=int, default=benchmark.ranks, help="how many, when started without mpirun")
+    p.add_argument("--ranks", type=int, default=benchmark.ranks, help="number of ranks when started without mpirun")
     p.add_argument("--only", default="", help="contenders whose name contains one of these, comma-separated")
-    p.add_argument("--plant", action="store_true", help="spoil one value of each contender's data: #wrong must tell")
+    p.add_argument(
+        "--plant", action="store_true", help="spoil one value of each contender's data, to see that #wrong counts it"
+    )
     p.set_defaults(average=1, check=1, timeout=60.0, run_cycles=11, stepfactor=4, warmup_iters=1, agg_iters=1)
     benchmark.options(p)
     p.set_defaults(**benchmark.defaults)

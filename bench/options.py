@@ -16,7 +16,7 @@ def add_output(parser: argparse.ArgumentParser, plot: str = "figures", progress:
 
 def add_ranks(parser: argparse.ArgumentParser, ranks: int) -> None:
     """Who takes part, and how they reach each other."""
-    parser.add_argument("--ranks", type=int, default=ranks, help="how many, when started without mpirun")
+    parser.add_argument("--ranks", type=int, default=ranks, help="number of ranks when started without mpirun")
     parser.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"))
 
 

@@ -211,9 +211,11 @@ def sizes(options: argparse.Namespace) -> Sequence[int]:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-s", "--sizes", type=lambda text: [nbytes(part) for part in text.split(",")], default=SIZES,
-        help="of the flat buffer, e.g. 8,64K,4M",
+        help="sizes of the flat buffer, e.g. 8,64K,4M",
     )  # fmt: skip
-    parser.add_argument("-M", "--model", choices=("flat", *models.NAMES), default="flat", help="whose keys")
+    parser.add_argument(
+        "-M", "--model", choices=("flat", *models.NAMES), default="flat", help="model whose keys are pushed"
+    )
     parser.add_argument("--chunk", type=nbytes, default=32 << 10, help="bytes that one core owns, e.g. 32K")
 
 

@@ -138,11 +138,11 @@ def on_this_rank(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m bench.straggler", description="Who waits for a slow rank, and when.")
-    p.add_argument("-t", "--seconds", type=float, default=0.1, help="that a rank computes in a step")
-    p.add_argument("--factor", type=float, default=5.0, help="how many times as long the straggler does")
-    p.add_argument("--straggler", type=int, default=2, help="its rank")
-    p.add_argument("-n", "--steps", type=int, default=16, help="of each run")
-    p.add_argument("--weights", type=int, default=1 << 14, help="float32 of an update")
+    p.add_argument("-t", "--seconds", type=float, default=0.1, help="seconds that a rank computes in a step")
+    p.add_argument("--factor", type=float, default=5.0, help="how many times longer the straggler computes")
+    p.add_argument("--straggler", type=int, default=2, help="rank of the straggler")
+    p.add_argument("-n", "--steps", type=int, default=16, help="steps of each run")
+    p.add_argument("--weights", type=int, default=1 << 14, help="number of float32 in an update")
     add_ranks(p, RANKS)
     add_output(p, plot="waits")
     given = sys.argv[1:] if arguments is None else list(arguments)

@@ -45,7 +45,7 @@ def _transports(value: object) -> str:
     names = [name.strip() for name in str(value).split(",") if name.strip()]
     for name in names:
         if name not in TRANSPORTS:
-            raise ValueError(f"knows no transport {name!r}, only {', '.join(TRANSPORTS)}")
+            raise ValueError(f"there is no transport {name!r}; there are {', '.join(TRANSPORTS)}")
     return ",".join(names)
 
 
@@ -80,7 +80,7 @@ class Config:
 
     timeout: float = _setting(30.0, "seconds", _timeout, "default deadline of every blocking call")
     transport: str = _setting(
-        "", "list", _transports, 'transports to use, best first, e.g. "shm"; empty: every one that reaches the peer'
+        "", "list", _transports, 'transports to use, best first, e.g. "shm,tcp"; empty: all but loop'
     )
     spin: float = _setting(
         -1.0, "seconds", _seconds, "how long a wait spins before it yields; negative: chosen by cores and ranks"
@@ -89,10 +89,10 @@ class Config:
         -1.0, "seconds", _seconds, "how long a wait yields before it sleeps; negative: chosen by cores and ranks"
     )
     loop_seed: int = _setting(
-        0, "integer", _seed, "transport loop only: 0 delivers at once, else delays, splits and reorders by this seed"
+        0, "integer", _seed, "transport loop only: 0 delivers at once, another seed delays, splits and reorders"
     )
     silence: float = _setting(
-        10.0, "seconds", _timeout, "a rank on another host that says nothing for so long counts as failed"
+        10.0, "seconds", _timeout, "a rank on another host that is silent for this long counts as failed"
     )
     socket_ifname: str = _setting(
         "", "list", str, 'interfaces for TCP: "eth,ib" by prefix, "=eth0" exactly, "^docker" all but these; empty: all'
@@ -107,15 +107,20 @@ class Config:
         "", "path", _path, "file of the job's secret, readable by its owner alone; needed across hosts without mpirun"
     )
     master_port: int = _setting(
-        0, "port", _integer(0, 65535), "where rank 0 is met without mpirun; 0: MASTER_PORT, or by SLURM's job"
+        0,
+        "port",
+        _integer(0, 65535),
+        "port of rank 0 where the job starts without mpirun; 0: MASTER_PORT, or chosen by SLURM's job id",
     )
     timeline: str = _setting(
         "",
         "path",
         _path,
-        "file for what each rank does and when (Chrome's trace format); ranks add .rankN, or replace %r",
+        "file for a timeline of each rank (Chrome's trace format); the rank replaces %r, or is added as .rankN",
     )
-    debug: str = _setting("WARN", "level", _debug, "what is told on stderr: WARN, INFO (peers, notes) or TRACE (calls)")
+    debug: str = _setting(
+        "WARN", "level", _debug, "what is printed on stderr: WARN, INFO (peers, notes) or TRACE (calls)"
+    )
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ def read_secret(path: str) -> bytes | None:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"{told} is no plain file")
+                raise ConfigError(f"{told} is not a regular file")
             if status.st_mode & 0o077:
                 raise ConfigError(
                     f"{told} may be read or written by others (mode {status.st_mode & 0o777:04o}): chmod 600 {path}"

@@ -52,15 +52,13 @@ class Consistency:
                 warnings.warn('late="fold" says nothing any more: leave it out', DeprecationWarning, stacklevel=4)
             elif late == "drop":
                 raise InvalidArgument(
-                    'late is "drop": without a quorum, and under ASYNC, nothing is late: leave it out'
+                    'late is "drop": without a quorum, and under ASYNC, no update is late: leave it out'
                 )
             elif late is not None:
                 raise InvalidArgument(f'late is {late!r}: must be "drop", or None')
             return None
         if late not in ("drop", None):
-            raise InvalidArgument(
-                f'late is {late!r}: must be "drop", or None: what misses a fold that has its quorum is left out'
-            )
+            raise InvalidArgument(f'late is {late!r}: must be "drop" or None: with a quorum a late update is left out')
         return "drop"
 
     def __str__(self) -> str:

@@ -277,7 +277,7 @@ class Plan:
         working = [(rank, core) for rank, core in used.tolist()]
         own_places = tuple(working) if places is None else _places(places, size)
         if homeless := set(working) - set(own_places):
-            raise InvalidArgument(f"places lack {min(homeless)}, a (rank, core) that owns rows")
+            raise InvalidArgument(f"places lack (rank, core) {min(homeless)}, which owns rows")
         affinity = _AFFINITY[_core.plan_affinity(handle)]
         for name, value in (
             ("handle", handle),

@@ -350,14 +350,17 @@ def changed(**values: Any) -> Change:
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
-    "nothing": (lambda shard: [], r"no shard is given"),
+    "nothing": (lambda shard: [], r"shards is empty"),
     "no shard": (lambda shard: [5], r"a shard is a int: must be what state_dict gave"),
     "another rule": (changed(rule="sgd"), r"a shard is of rule 'sgd' with 2 .* the exchange of 'adam' with 2"),
     "other slots": (changed(slots=1), r"with 1 values of state an element"),
-    "other keys": (changed(keys=np.array(["w", "b", "t"])), r"other keys than the exchange, among them \[\('s', 1\)"),
-    "other counts": (changed(counts=np.array([1, 2, 3])), r"other keys than the exchange"),
+    "other keys": (
+        changed(keys=np.array(["w", "b", "t"])),
+        r"a shard and the exchange differ in keys, such as \[\('s', 1\)",
+    ),
+    "other counts": (changed(counts=np.array([1, 2, 3])), r"a shard and the exchange differ in keys"),
     "another format": (changed(format=2), r"format 2: this version reads format 1"),
-    "a replica": (changed(replica=1), r"a shard is of a graph's parameters, the exchange of a hub's"),
+    "a replica": (changed(replica=1), r"a shard holds parameters of a graph, but the exchange is one of a hub"),
     "no state": (without("state"), r"is not what state_dict gave: KeyError\('state'\)"),
     "cut params": (changed(params=np.zeros(3, F32)), r"arrays of other sizes"),
     "no rows": (
@@ -425,7 +428,7 @@ def test_of_replicas_only_ones_own_counts() -> None:
         assert clock == 0
         assert piece.step == 7 + rank
         assert set(piece.params) == {rank}
-    with pytest.raises(InvalidArgument, match="no shard is of the replica of rank 1: give its own"):
+    with pytest.raises(InvalidArgument, match="none of the shards has the replica of rank 1: give that rank's shard"):
         found(shards[::2], kinds[1], [span])
 
 

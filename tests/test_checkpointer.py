@@ -656,7 +656,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         with pytest.raises(hpcomm.ConfigError, match=r"every and keep are \[6, 2\] on rank 1 and \[5, 2\] on rank 0"):
             Checkpointer(ex, tmp_path, every=5 + context.rank)
         ckpt = Checkpointer(ex, tmp_path, every=2)
-        with pytest.raises(InvalidArgument, match="is a worker: its waits, and close, serve the others"):
+        with pytest.raises(InvalidArgument, match="is a worker, which serves the others in its waits and in close"):
             ckpt.serve()
         assert not ckpt.after(1)
         with pytest.raises(InvalidArgument, match="step is 1: must be 2 to"):

@@ -143,9 +143,9 @@ def test_secret_of_a_wrong_length_is_refused(tmp_path: Path, content: bytes) -> 
 def test_secret_that_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_secret(str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match=r"Is a directory|no plain file"):
+    with pytest.raises(ConfigError, match=r"Is a directory|not a regular file"):
         read_secret(str(tmp_path))
-    with pytest.raises(ConfigError, match="no plain file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read_secret("/dev/zero")
 
 

@@ -217,7 +217,9 @@ def test_step_that_timed_out_goes_on_when_called_again(depth: int, again: str, t
             with pytest.raises(hpcomm.Timeout, match=r"in 0\.15 s"):
                 ex.step(mine, timeout=0.15)
             for call in (ex.push, ex.pull, ex.push_pull_nb, ex.gradient):
-                with pytest.raises(InvalidArgument, match=r"rank 0: key 'fc': the last step has not ended: step\(\)"):
+                with pytest.raises(
+                    InvalidArgument, match=r"rank 0: key 'fc': the last step has not ended: call step\(\)"
+                ):
                     call("fc")
             for refused in (lambda: ex.set(lr=1), ex.state_dict, lambda: ex.step(grads(0, 1))):
                 with pytest.raises(InvalidArgument, match="the last step has not ended"):
@@ -630,7 +632,7 @@ def test_params_is_a_mapping_that_knows_its_names(alone: hpcomm.Context) -> None
     assert ex.params.get("fd") is None
     assert "fc (40, 70)" in repr(ex.params)
     assert "4 keys" in repr(ex)
-    with pytest.raises(InvalidArgument, match=r"'biaz' is no key of this exchange: did you mean 'bias'\?"):
+    with pytest.raises(InvalidArgument, match=r"'biaz' is not a key of this exchange: did you mean 'bias'\?"):
         ex.params["biaz"]
     with pytest.raises(InvalidArgument, match=r"they are 'conv', 'fc', 'bias', 'scale'"):
         ex.params["?"]

@@ -52,7 +52,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "empty key": ({"params": params(bias=np.zeros(0, F32))}, r"params\['bias'\] has shape \(0,\): a key has one"),
     "columns": ({"params": params(fc=np.zeros((3, 2), F32).T)}, r"params\['fc'\]: .* not C-contiguous"),
     "objects": ({"params": params(fc=object())}, r"params\['fc'\]: a object has neither the buffer protocol"),
-    "name no text": ({"params": {3: np.zeros(3, F32)}}, r"params: 3 is no name of a key"),
+    "name no text": ({"params": {3: np.zeros(3, F32)}}, r"params: 3 must be a str, the name of a key"),
     "no keys": ({"params": {}}, r"params is empty: must map names"),
     "params no mapping": ({"params": [np.zeros(3, F32)]}, r"params is a list: must map names"),
     "chunk size 0": ({"chunk_bytes": 0}, r"chunk is 0 bytes; must be a multiple of 64"),
@@ -76,8 +76,14 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "rule a class": ({"rule": SGD}, r"rule is .*must be one of SGD, .*SGD\(\) makes one"),
     "rule a text": ({"rule": "sgd"}, r"rule is 'sgd': must be one of SGD, Momentum, Nesterov, Adam, Average, Rule"),
     "consistency a text": ({"consistency": "BSP"}, r"consistency is 'BSP': must be a Consistency"),
-    "consistency to come": ({"consistency": Consistency(staleness=3)}, r"servers know BSP and ASYNC; give a graph"),
-    "consistency of graphs": ({"consistency": NOTIFY_ACK}, r"consistency is NOTIFY_ACK: servers know BSP and ASYNC"),
+    "consistency to come": (
+        {"consistency": Consistency(staleness=3)},
+        r"with servers it must be BSP or ASYNC; give a graph",
+    ),
+    "consistency of graphs": (
+        {"consistency": NOTIFY_ACK},
+        r"consistency is NOTIFY_ACK: with servers it must be BSP or ASYNC",
+    ),
     "topology": (
         {"topology": "CS"},
         r"topology is 'CS': must be a ParameterServer, a Graph, several Graphs, or a function",
@@ -88,17 +94,17 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "function without a graph": (
         {"topology": hypercube},
-        r"topology: hypercube\(3\) gives no graph: n is 3: a hypercube",
+        r"topology: hypercube\(3\) cannot make a graph: n is 3: a hypercube",
     ),
     "function of none": ({"topology": lambda n: None}, r"topology: <lambda>\(3\) is None: must be a ParameterServer"),
-    "graph too small": ({"topology": ring(2)}, r"must have as many ranks as the job, which has 3"),
+    "graph too small": ({"topology": ring(2)}, r"must have 3 ranks, as the job has"),
     "graph and sum": ({"topology": ring(3), "reduce": "sum"}, r"reduce is 'sum': on a graph the weights say"),
     "graph and plan": (
         {"topology": ring(3), "plan": Plan.hub(params(), [0, 1, 2], [0], 3)},
         r"the graph makes the plan",
     ),
-    "in_place and servers": ({"in_place": True, "rule": Average()}, r"in_place is for graphs whose rule is Average"),
-    "in_place and gradients": ({"in_place": True, "topology": ring(3)}, r"in_place is for graphs whose rule is Ave"),
+    "in_place and servers": ({"in_place": True, "rule": Average()}, r"in_place needs a graph and rule Average"),
+    "in_place and gradients": ({"in_place": True, "topology": ring(3)}, r"in_place needs a graph and rule Ave"),
     "in_place and depth": (
         {"in_place": True, "topology": ring(3), "rule": Average(), "depth": 16},
         r"depth is 16: must be 1 to 15",
@@ -110,7 +116,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "graph and shared_params": ({"topology": ring(3), "shared_params": True}, r"shared_params is for servers"),
     "graph and staleness": (
         {"topology": ring(3), "consistency": Consistency(staleness=3)},
-        r"a graph knows BSP, NOTIFY_ACK, SSP\(s\), BARRIER and ASYNC",
+        r"on a graph it must be BSP, NOTIFY_ACK, SSP\(s\), BARRIER or ASYNC",
     ),
     "phases and SSP": ({"topology": (ring(3), ring(3)), "consistency": SSP(1)}, r"SSP needs a graph of one phase"),
     "staleness too large": ({"topology": ring(3), "consistency": SSP(15)}, r"staleness is 15: 0 to 14 are possible"),
@@ -120,7 +126,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"interfaces is 3; 0 \(one\) to 2 are possible",
     ),
     "timeout": ({"timeout": -1}, r"timeout is -1"),
-    "plan": ({"plan": 5}, r"plan is 5: must be a Plan, or PlanOptions by which one is made"),
+    "plan": ({"plan": 5}, r"plan is 5: must be a Plan or PlanOptions"),
     "engine": ({"engine": "inline"}, r"engine is 'inline': must be EngineOptions"),
     "options of the plan": ({"plan": PlanOptions(wire="int8")}, r"codec is 'int8': must be one of 'float32'"),
     "options of the engine": ({"engine": EngineOptions(patience=0.5)}, r"patience is 0.5: must be a number, 1 or more"),
@@ -128,7 +134,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"plan": ParameterServer().compile({"fc": (2, 3)}, 3)},
         r"key 1 is None in the plan and \('bias', \(3,\)\) in params",
     ),
-    "plan of other ranks": ({"plan": ParameterServer().compile(params(), 2)}, r"plan is for 2 ranks: there are 3"),
+    "plan of other ranks": ({"plan": ParameterServer().compile(params(), 2)}, r"plan is for 2 ranks: the job has 3"),
     "quorum on a graph": (
         {"topology": complete(3), "consistency": quorum_of(1)},
         r"quorum is 1 under BSP.*a quorum needs NOTIFY_ACK and one phase",
@@ -143,7 +149,10 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"quorum is 1 and in_place 1: a straggler",
     ),
     "quorum too large": ({"consistency": quorum_of(4)}, r"quorum is 4; row 0 has 3 inputs"),
-    "quorum and ASYNC": ({"consistency": Consistency(staleness=None, quorum=2)}, r"servers know BSP and ASYNC"),
+    "quorum and ASYNC": (
+        {"consistency": Consistency(staleness=None, quorum=2)},
+        r"with servers it must be BSP or ASYNC",
+    ),
     "quorum and shared_params": ({"consistency": quorum_of(2), "shared_params": True}, r"go with shared_params"),
     "quorum and tall folds": ({"consistency": quorum_of(2), "deterministic": False}, r"does not go with eager folds"),
     "shared under ASYNC": ({"consistency": ASYNC, "shared_params": True}, r"shared_params needs BSP"),
@@ -249,8 +258,8 @@ def test_rank_that_makes_none_is_waited_for() -> None:
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "unknown key": (lambda ex: ex.push("fd"), r"rank 1: 'fd' is no key of this exchange: did you mean 'fc'\?"),
-    "key no text": (lambda ex: ex.pull(["fc"]), r"\['fc'\] is no key of this exchange: they are 'fc', 'bias'"),
+    "unknown key": (lambda ex: ex.push("fd"), r"rank 1: 'fd' is not a key of this exchange: did you mean 'fc'\?"),
+    "key no text": (lambda ex: ex.pull(["fc"]), r"\['fc'\] is not a key of this exchange: they are 'fc', 'bias'"),
     "gradient of none": (lambda ex: ex.gradient("bios"), r"did you mean 'bias'"),
     "dtype": (lambda ex: ex.push("fc", np.zeros((2, 3))), r"gradient of 'fc' is float64: must be float32"),
     "int": (lambda ex: ex.push_pull("fc", np.zeros((2, 3), "i4")), r"gradient of 'fc' is int32"),
@@ -261,16 +270,19 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a list": (lambda ex: ex.push("bias", [1, 2, 3]), r"gradient of 'bias': a list has neither the buffer protocol"),
     "between elements": (
         lambda ex: ex.push("bias", np.frombuffer(bytearray(13), np.uint8)[1:].view(F32)),
-        r"gradient of 'bias' does not lie at a multiple of 4",
+        r"gradient of 'bias' is not aligned to 4 bytes",
     ),
     "step without a key": (lambda ex: ex.step({"fc": np.zeros((2, 3), F32)}), r"grads has no 'bias'"),
-    "step with another key": (lambda ex: ex.step(params(more=0)), r"'more' is no key"),
+    "step with another key": (lambda ex: ex.step(params(more=0)), r"'more' is not a key"),
     "step with a wrong one": (lambda ex: ex.step(params(bias=np.zeros(2, F32))), r"gradient of 'bias' has shape"),
     "step of a list": (lambda ex: ex.step([1]), r"grads is a list"),
     "timeout": (lambda ex: ex.push_pull("fc", timeout=-1), r"timeout is -1"),
     "no time": (lambda ex: ex.pull("fc", timeout=float("nan")), r"timeout is nan"),
     "serve": (lambda ex: ex.serve(timeout=-2), r"timeout is -2"),
-    "serve by a worker": (lambda ex: ex.serve(), r"rank 1 is a worker itself; close serves the others"),
+    "serve by a worker": (
+        lambda ex: ex.serve(),
+        r"rank 1 is a worker, which serves the others in its own calls and in close",
+    ),
 }
 
 

@@ -355,9 +355,9 @@ def test_json_with_the_column_fold() -> None:
 
 
 def test_hub_refusals() -> None:
-    with pytest.raises(InvalidArgument, match="there are no workers"):
+    with pytest.raises(InvalidArgument, match="workers is empty"):
         Plan.hub({"a": 1}, [], [0], 2)
-    with pytest.raises(InvalidArgument, match="rank 1 is twice among the servers"):
+    with pytest.raises(InvalidArgument, match="rank 1 is given twice in servers"):
         Plan.hub({"a": 1}, [0], [1, 1], 2)
     with pytest.raises(InvalidArgument, match="workers is 2: must be 0 to 1"):
         Plan.hub({"a": 1}, [0, 2], [1], 2)
@@ -411,7 +411,7 @@ def test_gossip() -> None:
     ("match", "row", "change"),
     [
         ("row 5 has owner 4; ranks are 0 to 3", 5, {"owner": 4}),
-        ("row 1 has an edge to row 5, which has none back", 1, {"out_edges": (Edge(3, 5),)}),
+        ("row 1 has an edge to row 5, which lacks the other end of that edge", 1, {"out_edges": (Edge(3, 5),)}),
         ("forwards to row 2, which is of other elements", 2, {"count": 16}),
         ("row 0 of core 1 forwards to row 2 of core 0", 0, {"core": 1}),
         ("row 3 has depth 2, row 0 has 1", 3, {"depth": 2}),
@@ -459,7 +459,7 @@ def test_other_refusals() -> None:
         Plan(keys, [], 4)
     with pytest.raises(InvalidArgument, match="size is 0"):
         Plan(keys, rows, 0)
-    with pytest.raises(InvalidArgument, match=r"places lack \(0, 0\)"):
+    with pytest.raises(InvalidArgument, match=r"places lack \(rank, core\) \(0, 0\)"):
         Plan(keys, rows, 4, [(3, 0), (3, 1), (2, 0)])
     with pytest.raises(InvalidArgument, match="each may be there once"):
         Plan(keys, rows, 4, [(3, 0), (3, 0)])
@@ -624,9 +624,9 @@ def test_late_fold_is_an_alias_of_nothing() -> None:
         ("grace is nan", {"grace": math.nan}),
         ("quorum is True", {"quorum": True}),
         ("late is 'wait': must be \"drop\", or None$", {"late": "wait"}),
-        ('late is "drop": without a quorum, and under ASYNC, nothing is late', {"late": "drop"}),
+        ('late is "drop": without a quorum, and under ASYNC, no update is late', {"late": "drop"}),
         ('late is "drop": without a quorum', {"staleness": None, "quorum": 1, "late": "drop"}),
-        ("late is 'fold': must be \"drop\", or None: what misses a fold", {"quorum": 2, "late": "fold"}),
+        ("late is 'fold': must be \"drop\" or None: with a quorum", {"quorum": 2, "late": "fold"}),
         ('waits_for is \'me\': must be "all" or "neighbours"', {"waits_for": "me"}),
     ],
 )

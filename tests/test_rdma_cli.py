@@ -489,7 +489,7 @@ def refusals(**config: Any) -> list[hpcomm.HpcommError]:
 @pytest.mark.parametrize(("transports", "taken"), [("", "shm"), ("verbs,tcp", "tcp")])
 def test_job_whose_devices_are_none_goes_by_the_next_transport(transports: str, taken: str) -> None:
     def seen(ctx: hpcomm.Context) -> tuple[str, bool]:
-        noted = [note for note in ctx.notes if note.startswith(f"no verbs: rank {ctx.rank} ")]
+        noted = [note for note in ctx.notes if note.startswith(f"cannot use verbs: rank {ctx.rank} ")]
         return ctx.peers[1 - ctx.rank].transport, any(lacks_verbs(note) for note in noted)
 
     found = run_threads(2, seen, devices="nosuch", transport=transports)

@@ -441,7 +441,7 @@ def test_another_host_answers() -> None:
     findings = [seen(0, eth0(2), reach.WRONG, by=h3.token), seen(1, eth0(1), reach.WRONG)]
     pair = next(pair for pair in verdict.judge([H1, H2, h3], findings) if pair.hosts == (0, 1))
     assert [(problem.said, problem.result) for problem in pair.problems] == [
-        ("what is no hpcomm doctor answers h2 at 10.0.0.1:40001 by eth0 of h1", "fail"),
+        ("something other than hpcomm doctor answers h2 at 10.0.0.1:40001 by eth0 of h1", "fail"),
         ("h3 answers h1 at 10.0.0.2:40001 by eth0 of h2", "warn"),
     ]
 

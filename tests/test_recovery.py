@@ -159,7 +159,7 @@ def _no_graph() -> str:
 
 def test_a_function_that_has_no_graph_of_those_left_is_told_everywhere() -> None:
     ended = mpi.spawn(4, _no_graph, check=False)
-    why = "topology: of_four(3) gives no graph: four racks only"
+    why = "topology: of_four(3) cannot make a graph: four racks only"
     assert [ended.values[0] == why, *(why in str(ended.values[rank]) for rank in (1, 3))] == [True] * 3, ended
 
 
@@ -399,7 +399,7 @@ def test_run_goes_on(at: int) -> None:
 
 
 def test_a_loop_raises_and_so_does_run_if_too_few_are_left() -> None:
-    for goes_on, least, message in ((False, 1, " gone ("), (True, 5, "4 are left, and least is 5")):
+    for goes_on, least, message in ((False, 1, " gone ("), (True, 5, "4 are left, fewer than least=5")):
         ended = mpi.spawn(5, _runs, goes_on, 3, least, check=False)
         for rank in (0, 1, 3, 4):
             ranks, lost, last, raised = ended.values[rank]
@@ -436,7 +436,7 @@ def _no_checkpoint() -> str:
             if ctx.rank == 2:
                 _kill(2)
     except hpcomm.PeerFailed:
-        with pytest.raises(CheckpointError, match="rank 2 is gone, which owned parameters: give checkpoint"):
+        with pytest.raises(CheckpointError, match="rank 2 owned parameters and is gone: give checkpoint"):
             hpcomm.recover(ex)
     ctx.close()
     return "told"

@@ -356,7 +356,7 @@ def test_elastic_survive() -> None:
     assert ended.values == [[10, 0, 2], None, [10, 0, 2]], ended.err
     ended = mpi.spawn(3, survives, 3, check=False)
     assert ended.codes == [1, KILLED, 1]
-    assert "2 are left, and least is 3" in ended.err
+    assert "2 are left, fewer than least=3" in ended.err
 
 
 # ---- the timeline ----------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def test_a_big_graph_is_small() -> None:
         (lambda: topology.spectral_gap([]), "must be a Graph"),
         (lambda: topology.spectral_gap(3), "must be a Graph"),  # type: ignore[arg-type]
         (lambda: topology.spectral_gap([topology.ring(3), topology.ring(4)]), "phase 1 has 4 ranks and phase 0 3"),
-        (lambda: topology.influence(topology.from_edges(3, [(0, 1)])), "no rank's update gets to all others"),
+        (lambda: topology.influence(topology.from_edges(3, [(0, 1)])), "no rank's update reaches all others"),
         (lambda: topology.metropolis(topology.ring(3)), "rank 2 sends to 0, which does not send back"),
         (lambda: topology.first_wait(topology.ring(3), 3), "straggler is 3"),
         (lambda: topology.first_wait(topology.ring(3), 0, depth=0), "depth is 0"),
@@ -436,7 +436,7 @@ def test_sigma_bounds_the_distance_from_the_mean(graph: Graph) -> None:
 def test_influence_is_the_limit_of_powers(graph: Graph) -> None:
     limit = np.linalg.matrix_power((graph.dense() + np.eye(graph.size)) / 2, 1 << 16)
     if np.ptp(limit, axis=0).max() > 1e-6:
-        with pytest.raises(InvalidArgument, match="no rank's update gets to all others"):
+        with pytest.raises(InvalidArgument, match="no rank's update reaches all others"):
             topology.influence(graph)
     else:
         np.testing.assert_allclose(topology.influence(graph), limit[0], atol=1e-9)

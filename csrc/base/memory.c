@@ -139,7 +139,7 @@ int hpc_memory_attach(int fd, size_t nbytes, const char *op, hpc_memory **memory
     size_t length = whole_pages(nbytes);
     int status, seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK) || lseek(fd, 0, SEEK_END) < (off_t)length) {
-        status = hpc_fail(HPC_ERR_AUTH, op, "%s: a peer's descriptor is no sealed block of %zu bytes", op, length);
+        status = hpc_fail(HPC_ERR_AUTH, op, "%s: a peer's descriptor is not a sealed block of %zu bytes", op, length);
         goto out;
     }
     void *data = map(fd, length);

@@ -25,7 +25,7 @@ static int anybody(void *arg, int *ranks) {
 
 static void end_timeline(hpc_context *c) {
     int error = c->group.timeline == NULL ? 0 : hpc_timeline_close(c->group.timeline);
-    if (error != 0) hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "the timeline is not whole: %s", strerror(error));
+    if (error != 0) hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "the timeline is incomplete: %s", strerror(error));
 }
 
 static int leave(hpc_context *c, const char *why) {

@@ -12,9 +12,10 @@ static int check_addresses(const hpc_context *c) {
     for (int r = 0; r < c->group.size; r++) {
         const hpc_address *a = &all[r];
         if (a->magic != HPC_ADDRESS_MAGIC)
-            return hpc_fail(
-                HPC_ERR_CONFIG, "init",
-                "init: what came as rank %d's address is none; did the out-of-band allgather mix up its bytes?", r);
+            return hpc_fail(HPC_ERR_CONFIG, "init",
+                            "init: what came as rank %d's address is not an address; the out-of-band allgather must "
+                            "deliver all bytes in rank order",
+                            r);
         if (a->version != first->version || a->nbytes != first->nbytes)
             return hpc_fail(
                 HPC_ERR_CONFIG, "init",
@@ -24,11 +25,12 @@ static int check_addresses(const hpc_context *c) {
     }
     for (int r = 0; r < c->group.size; r++) {
         if (all[r].size != first->size)
-            return hpc_fail(HPC_ERR_CONFIG, "init", "init: rank %d counts %d ranks and rank 0 counts %d", r,
+            return hpc_fail(HPC_ERR_CONFIG, "init",
+                            "init: rank %d was given %d ranks and rank 0 was given %d; give all ranks the same size", r,
                             all[r].size, first->size);
         if (all[r].rank != r)
             return hpc_fail(HPC_ERR_CONFIG, "init",
-                            "init: place %d of the addresses holds rank %d's; give them in rank order", r, all[r].rank);
+                            "init: address %d is that of rank %d; give the addresses in rank order", r, all[r].rank);
         if (strcmp(all[r].transports, first->transports) != 0)
             return hpc_fail(HPC_ERR_CONFIG, "init",
                             "init: rank %d allows transports \"%s\" and rank 0 \"%s\"; set HPCOMM_TRANSPORT alike", r,
@@ -41,11 +43,12 @@ static int check_addresses(const hpc_context *c) {
                             all[r].tcp_streams, first->tcp_streams);
         if (all[r].silence != first->silence) /* by it each sends its beats, and takes the others for dead */
             return hpc_fail(HPC_ERR_CONFIG, "init",
-                            "init: rank %d bears a silence of %g s and rank 0 of %g s; set HPCOMM_SILENCE alike", r,
+                            "init: rank %d has silence %g s and rank 0 has %g s; set HPCOMM_SILENCE alike", r,
                             all[r].silence, first->silence);
     }
     if (memcmp(&all[c->group.rank], &c->self, sizeof c->self) != 0)
-        return hpc_fail(HPC_ERR_CONFIG, "init", "init: place %d of the addresses is not this rank's own",
+        return hpc_fail(HPC_ERR_CONFIG, "init",
+                        "init: address %d is not the one that this rank has given; give the addresses in rank order",
                         c->group.rank);
     return HPC_OK;
 }
@@ -156,7 +159,7 @@ static void settle_nics(hpc_context *c) {
     for (int r = 0; r < c->group.size && c->nics != NULL && by_nics != NULL; r++)
         if (!(c->transports[r]->caps & (HPC_CAP_ONE_HOST | HPC_CAP_NICS)) &&
             c->addresses[r].devices.state == HPC_VERBS_READY && !by_nics->reaches(&c->self, &c->addresses[r], &why)) {
-            hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "no %s to rank %d: %s", by_nics->name, r, why);
+            hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "cannot use %s to rank %d: %s", by_nics->name, r, why);
             break;
         }
     if (wanted) return;

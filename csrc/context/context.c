@@ -117,7 +117,8 @@ int hpc_context_span(hpc_context *c, const char *name, double start) {
     if (status != HPC_OK || c->group.timeline == NULL) return status;
     double now = hpc_now();
     if (!(start >= 0 && start <= now)) /* also a NaN */
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: start is %g s; it is CLOCK_MONOTONIC %g s now", op, start, now);
+        return hpc_fail(HPC_ERR_INVALID, op,
+                        "%s: start is %g s; it must be from 0 to CLOCK_MONOTONIC, which is %g s now", op, start, now);
     const hpc_span span = {.timeline = c->group.timeline, .start = start, .label = name, .kind = HPC_SPAN_USER};
     hpc_timeline_record(&span, now);
     return HPC_OK;

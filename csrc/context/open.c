@@ -64,7 +64,8 @@ static void note_devices(hpc_context *c, const hpc_config *config) {
     int state = c->self.devices.state, asked = config->devices != NULL && config->devices[0] != '\0';
     int there = state == HPC_VERBS_NO_LIBRARY || state == HPC_VERBS_NO_ACCESS || state == HPC_VERBS_NO_PORT;
     if (there || (asked && state != HPC_VERBS_READY && state != HPC_VERBS_NOT_ALLOWED))
-        hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "no verbs: rank %d %s", c->group.rank, hpc_no_verbs_text(state));
+        hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "cannot use verbs: rank %d %s", c->group.rank,
+                       hpc_no_verbs_text(state));
 }
 
 static void *owner_page(void) {

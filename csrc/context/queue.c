@@ -162,8 +162,8 @@ int hpc_queue_send(hpc_queue *q, int peer, const void *src, size_t nbytes, doubl
     if (src == NULL && nbytes > 0) return hpc_fail(HPC_ERR_INVALID, op, "%s: src is NULL", op);
     if (q->buffers > 0 && (buffer = registered_buffer(q, src)) < 0)
         return hpc_fail(HPC_ERR_INVALID, op,
-                        "%s: src is none of the queue's %d registered buffers; write the update into one of them", op,
-                        q->buffers);
+                        "%s: src is not one of the queue's %d registered buffers; write the update into one of them",
+                        op, q->buffers);
 
     if (e->flushing != NULL && e->flushing != src)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: update %llu to rank %d is still under way; send that one again first",
@@ -218,7 +218,7 @@ static int sender(void *arg, int *ranks) {
 static int check_room(const hpc_queue *q, const in_edge *e, const char *op) {
     if (e->received - e->acked < (uint64_t)q->depth) return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op,
-                    "%s: %d updates of rank %d are held already, which is the depth; ack one first", op, q->depth,
+                    "%s: %d updates of rank %d are held, as many as the queue is deep; ack one first", op, q->depth,
                     e->rank);
 }
 
@@ -325,7 +325,7 @@ int hpc_queue_reduce(hpc_queue *q, void *out, const void *own, double weight_own
     if (dtype != HPC_F32 && dtype != HPC_F64)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: dtype is %d, not 0 (f32) or 1 (f64)", op, dtype);
     if (q->nbytes % item != 0)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: an update of %zu bytes is no whole number of %zu-byte values", op,
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: an update of %zu bytes is not a whole number of %zu-byte values", op,
                         q->nbytes, item);
     for (int i = 0; i < q->n_in && status == HPC_OK; i++) {
         status = check_room(q, &q->in[i], op);
@@ -398,11 +398,12 @@ static int check_peers(const hpc_context *c, const int *peers, int n, const char
             hpc_context_check_rank(c, peers[i], which[0] == 'i' ? "in_peers: rank" : "out_peers: rank", op_create);
         if (status != HPC_OK) return status;
         if (peers[i] == c->group.rank)
-            return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d is among its own %s_peers", peers[i], which);
+            return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d is one of its own %s_peers; leave it out",
+                            peers[i], which);
         for (int j = 0; j < i; j++)
             if (peers[j] == peers[i])
-                return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d is twice among the %s_peers", peers[i],
-                                which);
+                return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d is given twice in %s_peers; give it once",
+                                peers[i], which);
     }
     return HPC_OK;
 }
@@ -450,7 +451,8 @@ static int compare(const hpc_context *c, const hpc_reply *replies) {
     const struct queue_description *first = replies[0].data;
     for (int r = 0; r < c->group.size; r++)
         if (!is_sound(c, &replies[r]))
-            return hpc_fail(HPC_ERR_CONFIG, op_create, "queue: what rank %d says of its queue makes no sense", r);
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "queue: rank %d sent a description of its queue that cannot be read", r);
     for (int r = 0; r < c->group.size; r++) {
         const struct queue_description *d = replies[r].data;
         if (d->nbytes != first->nbytes)
@@ -577,8 +579,8 @@ static int learn_places(hpc_queue *q, const struct places *mine, double deadline
             e->notify = hpc_own_signal(q->window, i);
             size_t need = (size_t)q->buffers * q->buffer_stride, have = q->window->parts[e->rank].nbytes;
             if (e->in_place && (need > have || p->buffers_offset > have - need))
-                status =
-                    hpc_fail(HPC_ERR_CONFIG, op_create, "queue: rank %d's buffers lie outside of its window", e->rank);
+                status = hpc_fail(HPC_ERR_CONFIG, op_create,
+                                  "queue: rank %d announced buffers that lie outside of its window", e->rank);
             else if (e->in_place)
                 e->peer_buffers = (const char *)hpc_window_peer_view(q->window, e->rank) + p->buffers_offset;
         }

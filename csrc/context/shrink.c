@@ -59,7 +59,7 @@ static int exchange_addresses(shrinking *s, int status, const hpc_context *c, hp
         (*addresses)[i] = l->address;
         if (l->status < 0)
             status =
-                hpc_fail(l->status, op, "shrink: rank %d can make no new context: %s", s->names[s->first[i]], l->why);
+                hpc_fail(l->status, op, "shrink: rank %d cannot make a new context: %s", s->names[s->first[i]], l->why);
     }
     hpc_control_free_replies(s->root->control, replies);
     free(replies);

@@ -89,8 +89,9 @@ static int learn_extents(hpc_window *w, const char *op, double deadline) {
         for (int r = 0; r < c->group.size; r++) {
             memcpy(&extent, replies[r].data, sizeof extent);
             if (extent.signals < 0 || extent.signals > HPC_MOST_SIGNALS || extent.nbytes > SIZE_MAX / 2)
-                status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d says that its part has %llu bytes and %d signals",
-                                  op, r, (unsigned long long)extent.nbytes, extent.signals);
+                status = hpc_fail(HPC_ERR_CONFIG, op,
+                                  "%s: rank %d announced a part of %llu bytes and %d signals, which is impossible", op,
+                                  r, (unsigned long long)extent.nbytes, extent.signals);
             w->parts[r].nbytes = (size_t)extent.nbytes;
             w->parts[r].signals = extent.signals;
             w->parts[r].signals_offset = signals_offset((size_t)extent.nbytes);

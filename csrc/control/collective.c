@@ -87,7 +87,9 @@ static int take_turn(hpc_control *c, const char *op, double deadline) {
     while (pthread_mutex_trylock(&c->collective_lock) != 0) { /* not a timed lock: its clock may be set back */
         if (hpc_now() >= deadline)
             return hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, NULL, 0,
-                                  "rank %d: %s: a collective of another thread is under way", c->group->rank, op);
+                                  "rank %d: %s: a collective of another thread was under way all the time; call "
+                                  "collectives from one thread",
+                                  c->group->rank, op);
         poll(NULL, 0, 1);
     }
     return HPC_OK;

@@ -134,7 +134,7 @@ static const char *fault_of_hello(const hpc_hello *hello, const unsigned char *n
     if (rank >= 0 && hello->to != rank) return "it called another rank";
     if (rank >= 0 && hello->size != size) return "its job has another size";
     if (hello->from < 0 || hello->from >= hello->size) return "its rank is not in the job";
-    if (hello->from == hello->to) return "it has the rank that it calls";
+    if (hello->from == hello->to) return "it says that it is the rank that it calls";
     return NULL;
 }
 

@@ -87,26 +87,27 @@ static int refuse(int status, const char *words, const char **why) {
 /* What can be said of a header, before any of what follows it is read. */
 static int check(const hpc_letters *l, const char **why) {
     const hpc_letter *letter = &l->letter;
-    if (letter->magic != MAGIC) return refuse(HPC_ERR_TRANSPORT, "it is no letter of hpcomm", why);
+    if (letter->magic != MAGIC) return refuse(HPC_ERR_TRANSPORT, "it is not a message of hpcomm", why);
     switch (letter->type) {
     case HPC_LETTER_GIVE:
     case HPC_LETTER_GATHERED:
         if (l->from_zero != (letter->type == HPC_LETTER_GATHERED)) break;
-        if (!l->awaited || letter->round != l->round) return refuse(HPC_ERR_TRANSPORT, "it is of another round", why);
+        if (!l->awaited || letter->round != l->round)
+            return refuse(HPC_ERR_TRANSPORT, "it belongs to another round", why);
         if (letter->nbytes == l->nbytes) return HPC_OK;
-        return refuse(l->from_zero ? HPC_ERR_TRANSPORT : HPC_ERR_CONFIG, "it has another size", why);
+        return refuse(l->from_zero ? HPC_ERR_TRANSPORT : HPC_ERR_CONFIG, "its size is wrong", why);
     case HPC_LETTER_EXPIRED:
         if (l->from_zero) break;
-        if (letter->nbytes != 0) return refuse(HPC_ERR_TRANSPORT, "it has another size", why);
+        if (letter->nbytes != 0) return refuse(HPC_ERR_TRANSPORT, "its size is wrong", why);
         return HPC_OK;
     case HPC_LETTER_FAILED:
         if (!l->from_zero) break;
-        if (letter->nbytes > HPC_NOTICE_BYTES) return refuse(HPC_ERR_TRANSPORT, "it has another size", why);
+        if (letter->nbytes > HPC_NOTICE_BYTES) return refuse(HPC_ERR_TRANSPORT, "its size is wrong", why);
         return HPC_OK;
     default:
         break;
     }
-    return refuse(HPC_ERR_TRANSPORT, "it is of a type that does not go this way", why);
+    return refuse(HPC_ERR_TRANSPORT, "its type is one that only the other side sends", why);
 }
 
 int hpc_letters_got(hpc_letters *l, size_t n, const char **why) {

@@ -171,7 +171,7 @@ static int is_sound(const hpc_mesh_frame *f, int size) {
            f->offset <= f->total && f->nbytes <= f->total - f->offset && memchr(f->op, 0, sizeof f->op) != NULL;
 }
 
-static const char garbled[] = "it sent what is no message of hpcomm";
+static const char garbled[] = "it sent bytes that are not a message of hpcomm";
 static const char no_memory[] = "this rank has no memory for what it sent";
 static const char ended[] = "its process died or closed the connection";
 static const char dropped[] = "it heard nothing from this rank for too long and goes on without it";

@@ -67,7 +67,8 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &owner_bytes) != 0 ||
         (owner.uid != geteuid() && owner.uid != 0)) {
         close(fd);
-        return hpc_fail(HPC_ERR_AUTH, "init", "init: rank %d's socket belongs to user %d, who is not of this job", rank,
+        return hpc_fail(HPC_ERR_AUTH, "init",
+                        "init: rank %d's socket belongs to user %d, but the job runs as another user", rank,
                         (int)owner.uid);
     }
     hpc_link_publish(c, rank, fd, HPC_LINK_UNIX);
@@ -204,16 +205,19 @@ static int fail_calls(hpc_control *c, int rank, const char *op, const calls *cal
             used += (size_t)snprintf(detail + used, sizeof detail - used, "%s%s: %s", i > 0 ? "; " : "", text, a->why);
     }
     if (calls->n == 0)
-        return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: rank %d has no address that TCP could reach",
+        return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: rank %d has no address that TCP can reach",
                                   c->group->rank, op, rank);
     if (unanswered)
-        return hpc_group_fail_timeout(c->group, op, &rank, 1, waited,
-                                      "cannot reach rank %d by TCP in time (%s): it was started late, a "
-                                      "firewall drops this, or the interface is the wrong one",
-                                      rank, detail);
+        return hpc_group_fail_timeout(
+            c->group, op, &rank, 1, waited,
+            "cannot reach rank %d by TCP in time (%s): start all ranks at once, let firewalls pass TCP between them, "
+            "or name an interface that reaches it in HPCOMM_SOCKET_IFNAME",
+            rank, detail);
     if (is_dead(calls))
-        return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: rank %d refuses (%s): it died, or a firewall refuses",
-                                  c->group->rank, op, rank, detail);
+        return hpc_fail_transport(
+            op, "tcp", rank,
+            "rank %d: %s: the connection to rank %d was refused (%s): it died, or a firewall rejects the call",
+            c->group->rank, op, rank, detail);
     if (wrong)
         return hpc_fail(HPC_ERR_AUTH, op,
                         "rank %d: %s: none of rank %d's addresses leads to it (%s); all ranks must have the same "
@@ -241,7 +245,7 @@ static int call_tcp(hpc_control *c, int rank, double deadline) {
     if (try_all(c, &calls, &hello, deadline, &fd, &reached) != HPC_OK) {
         if (!is_dead(&calls)) return fail_calls(c, rank, "init", &calls, hpc_now() - start);
         hpc_net_text(&calls.all[0].at, first);
-        snprintf(why, sizeof why, "it refuses at %s: it died, or a firewall refuses", first);
+        snprintf(why, sizeof why, "the connection to %s was refused: it died, or a firewall rejects the call", first);
         hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
         return HPC_OK; /* the wait that follows says who is gone, this one and all others */
     }
@@ -259,9 +263,10 @@ static int call(hpc_control *c, int rank, double deadline) {
     const hpc_link *l = &c->links[rank];
     int status = HPC_IN_PROGRESS;
     if (l->allowed == 0)
-        return hpc_fail_transport("init", "tcp", rank,
-                                  "rank %d: init: rank %d is on another host, and TCP is not to be used",
-                                  c->group->rank, rank);
+        return hpc_fail_transport(
+            "init", "tcp", rank,
+            "rank %d: init: rank %d is on another host, and HPCOMM_TRANSPORT allows no transport between hosts",
+            c->group->rank, rank);
     if (l->allowed & HPC_LINK_UNIX) status = call_unix(c, rank, deadline);
     if (status != HPC_IN_PROGRESS) return status;
     if (l->allowed & HPC_LINK_TCP) return call_tcp(c, rank, deadline);

@@ -102,10 +102,11 @@ int hpc_meeting_place_find(hpc_meeting_place *place, int rank, const char *host,
     memset(place, 0, sizeof *place);
     if (host == NULL || host[0] == '\0' || strlen(host) >= sizeof place->host)
         return hpc_fail(HPC_ERR_INVALID, "init", "rank %d: init: the host of rank 0 (MASTER_ADDR) is %s", rank,
-                        host == NULL || host[0] == '\0' ? "empty" : "no name that a host can have");
+                        host == NULL || host[0] == '\0' ? "empty" : "too long for a host name");
     if (port < 1 || port > 65535)
-        return hpc_fail(HPC_ERR_INVALID, "init", "rank %d: init: the port of rank 0 (MASTER_PORT) is %d: 1 to 65535",
-                        rank, port);
+        return hpc_fail(HPC_ERR_INVALID, "init",
+                        "rank %d: init: the port of rank 0 (MASTER_PORT) is %d: it must be from 1 to 65535", rank,
+                        port);
     snprintf(place->host, sizeof place->host, "%s", host);
     snprintf(place->text, sizeof place->text, strchr(host, ':') == NULL ? "%s:%d" : "[%s]:%d", place->host, port);
     place->port = port;

@@ -203,7 +203,8 @@ static int missing(const hpc_rendezvous *rv, int *ranks) {
 static int end_without(hpc_rendezvous *rv, int expired, const int *ranks, int n) {
     char whom[WHOM_TEXT];
     /* Debian gives a host's own name 127.0.1.1. */
-    const char *only_here = rv->place.is_loopback ? " (loopback on rank 0's host, where no other host comes)" : "";
+    const char *only_here =
+        rv->place.is_loopback ? " (a loopback address of rank 0's host, which other hosts cannot reach)" : "";
     name_ranks(ranks, n, whom);
     if (rv->round > 0)
         return end(rv, HPC_ERR_TIMEOUT, NULL, 0, ranks, n,
@@ -242,7 +243,7 @@ static int on_proven(hpc_rendezvous *rv, stranger *s) {
     char first[HPC_ENDPOINT_TEXT], second[HPC_ENDPOINT_TEXT];
     member *m;
     if (hello.purpose != HPC_FOR_RENDEZVOUS || hello.to != 0) {
-        on_refused(rv, s, "it came for something else");
+        on_refused(rv, s, "it called for something other than a rendezvous with rank 0");
         return HPC_OK;
     }
     if (hpc_greeting_end(s->fd) != HPC_OK) {
@@ -260,7 +261,7 @@ static int on_proven(hpc_rendezvous *rv, stranger *s) {
         hpc_net_peer_text(m->fd, first);
         hpc_net_peer_text(rv->odd, second);
         return end(rv, HPC_ERR_CONFIG, NULL, 0, NULL, 0,
-                   "two processes came with RANK=%d, from %s and from %s: every process of a job needs one of its own",
+                   "two processes came with RANK=%d, from %s and from %s: give every process of the job another RANK",
                    hello.from, first, second);
     }
     m->fd = rv->odd;
@@ -326,7 +327,7 @@ static int on_member(hpc_rendezvous *rv, int rank) {
                        m->in.letter.nbytes, m->in.nbytes);
         if (status < 0) {
             char how[128];
-            snprintf(how, sizeof how, "it sends what no rank does: %s", why);
+            snprintf(how, sizeof how, "it sent a message that cannot be read: %s", why);
             return end_by_peer(rv, rank, how);
         }
         if (status == HPC_OK && m->in.letter.type == HPC_LETTER_EXPIRED && m->in.letter.round == rv->round)
@@ -397,7 +398,8 @@ static int spread(hpc_rendezvous *rv, const void *all, size_t nbytes, double dea
         n = 0;
         for (int r = 1; r < rv->size && waiting != NULL; r++)
             if (rv->members[r].fd >= 0 && rv->members[r].sent < rv->whole) waiting[n++] = r;
-        status = end(rv, HPC_ERR_TIMEOUT, NULL, 0, waiting, n, "not every rank takes what the others gave");
+        status =
+            end(rv, HPC_ERR_TIMEOUT, NULL, 0, waiting, n, "some ranks did not read the data of the others in time");
         free(waiting);
         return status;
     }
@@ -445,7 +447,7 @@ static int gather_and_spread(hpc_rendezvous *rv, const void *send, void *recv, s
 static int on_notice(hpc_rendezvous *rv, size_t nbytes) {
     static const int zero = 0;
     if (!hpc_notice_read(rv->wire, nbytes, rv->size, &rv->notice))
-        return end(rv, HPC_ERR_PEER, &zero, 1, NULL, 0, "rank 0 has failed, and says why in no way of hpcomm");
+        return end(rv, HPC_ERR_PEER, &zero, 1, NULL, 0, "rank 0 has failed, and its reason cannot be read");
     rv->over = 1;
     close_all(rv);
     return fail_again(rv);
@@ -462,7 +464,8 @@ static int await_all(hpc_rendezvous *rv, int may_ask, double deadline) {
         ssize_t n = recv(rv->fd, at, room, MSG_DONTWAIT);
         if (n > 0) {
             int status = hpc_letters_got(&rv->in, (size_t)n, &why);
-            if (status < 0) return end(rv, HPC_ERR_PEER, &zero, 1, NULL, 0, "rank 0 sends what no rank does: %s", why);
+            if (status < 0)
+                return end(rv, HPC_ERR_PEER, &zero, 1, NULL, 0, "rank 0 sent a message that cannot be read: %s", why);
             if (status == HPC_IN_PROGRESS) continue;
             if (rv->in.letter.type == HPC_LETTER_FAILED) return on_notice(rv, rv->in.letter.nbytes);
             rv->round++;

@@ -155,7 +155,7 @@ static void on_accept(hpc_control *c, int kind) {
         return;
     }
     if (kind == HPC_LINK_TCP && !hpc_net_is_local(fd, c->self.endpoints)) {
-        refuse(c, fd, "it came by an interface that is not to be used");
+        refuse(c, fd, "it came by an interface that HPCOMM_SOCKET_IFNAME leaves out");
         hpc_close(&fd);
         return;
     }
@@ -351,7 +351,7 @@ static void *serve(void *arg) {
         int n = epoll_wait(c->epoll_fd, events, EVENTS, wait_ms(c, hpc_now()));
         if (n < 0 && errno != EINTR) {
             char why[HPC_REASON_BYTES];
-            snprintf(why, sizeof why, "this rank can hear nobody any more: epoll_wait: %s", strerror(errno));
+            snprintf(why, sizeof why, "this rank can no longer read its connections: epoll_wait: %s", strerror(errno));
             for (int r = 0; r < c->group->size; r++)
                 if (r != c->group->rank) hpc_group_depart(c->group, r, HPC_PEER_FAILED, why);
             return NULL;

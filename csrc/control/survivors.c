@@ -250,7 +250,8 @@ static int judge(const round *r, hpc_survivors *s, uint32_t kind) {
 
 static int take_turn(hpc_control *c) {
     if (pthread_mutex_trylock(&c->round_lock) == 0) return HPC_OK;
-    return hpc_fail(HPC_ERR_INVALID, op, "shrink: another thread shrinks this context, or one of the same origin");
+    return hpc_fail(HPC_ERR_INVALID, op,
+                    "shrink: another thread is shrinking this context, or one with the same first context");
 }
 
 int hpc_control_vote(hpc_control *c, hpc_survivors *s) {

@@ -38,7 +38,7 @@ static hpc_share *own_share(const hpc_core *core, int index) {
 static int brings(const hpc_core *core, const hpc_event *event, const char *what, int key, size_t due) {
     if (event->nbytes == due) return 1;
     char why[HPC_FAILURE_BYTES];
-    snprintf(why, sizeof why, "rank %d: rank %d sent %zu bytes for %s %d of key %.64s; %zu are due",
+    snprintf(why, sizeof why, "rank %d: rank %d sent %zu bytes for %s %d of key %.64s instead of %zu",
              core->exchange->context->group.rank, event->peer, event->nbytes, what, hpc_imm_index(event->imm),
              core->exchange->plan->keys[key].name, due);
     hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
@@ -85,7 +85,8 @@ static int args_came(hpc_core *core, const hpc_event *event) {
     if (!ex->layout.places[rank].worker) return 0;
     if (event->nbytes != sizeof core->args[rank]) {
         char why[HPC_FAILURE_BYTES];
-        snprintf(why, sizeof why, "set_args: rank %d: rank %d sent %zu bytes of arguments of rule \"%s\"; %zu are due",
+        snprintf(why, sizeof why,
+                 "set_args: rank %d: rank %d sent %zu bytes of arguments of rule \"%s\" instead of %zu",
                  ex->context->group.rank, rank, event->nbytes, ex->rule_name, sizeof core->args[rank]);
         hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
         return 1;
@@ -133,8 +134,8 @@ static void handle(hpc_core *core, const hpc_event *event) {
         }
     if (known) return;
     char why[HPC_FAILURE_BYTES];
-    snprintf(why, sizeof why, "rank %d: an event %#x of rank %d names nothing of core %d", ex->context->group.rank,
-             event->imm, event->peer, core->index);
+    snprintf(why, sizeof why, "rank %d: core %d got event %#x from rank %d for a row or share that it does not own",
+             ex->context->group.rank, core->index, event->imm, event->peer);
     hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
 }
 
@@ -308,11 +309,12 @@ void hpc_cores_start(hpc_exchange *ex, int threads) {
         unpinned += atomic_load_explicit(&ex->cores[n++].started, memory_order_relaxed) == HPC_UNPINNED;
     if (unpinned > 0)
         hpc_group_note(&ex->context->group, HPC_NOTE_DEGRADED,
-                       "exchange: the kernel refused to pin the threads of its cores");
+                       "exchange: the kernel refused to pin the core threads to CPUs: they run unpinned");
     if (n < ex->n_own_cores) { /* inline, all of them */
         if (threads)
-            hpc_group_note(&ex->context->group, HPC_NOTE_DEGRADED,
-                           "exchange: too few threads can be had; waits work for its cores");
+            hpc_group_note(
+                &ex->context->group, HPC_NOTE_DEGRADED,
+                "exchange: not all core threads could be started (ulimit -u): this rank's waits work for its cores");
         stop_threads(ex);
         atomic_store_explicit(&ex->stopping, 0, memory_order_release);
         ex->inline_progress = 1;

@@ -96,8 +96,7 @@ int hpc_models_rotate(const hpc_exchange_config *f) {
 static int check_in_place(const hpc_exchange_config *f) {
     if (f->in_place && (f->graph == NULL || !hpc_rule_averages(f->rule)))
         return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: in_place is for graphs whose rule is average, where models are pushed; here are %s "
-                        "and rule %s",
+                        "exchange: in_place needs a graph and rule average; here are %s and rule %s",
                         f->graph == NULL ? "servers" : "a graph", f->rule->name);
     if (f->in_place && f->quorum > 0)
         return hpc_fail(
@@ -244,9 +243,8 @@ static int compare(int r, const struct description *d, const struct description 
                         d->in_place, first->in_place);
     if (d->n_phases != first->n_phases || d->staleness != first->staleness)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: rank %d has a graph of %d phases and staleness %d, rank 0 of %d and %d; 0 phases "
-                        "means servers",
-                        r, d->n_phases, d->staleness, first->n_phases, first->staleness);
+                        "exchange: rank %d has %d graph phases (0: servers) and staleness %d; rank 0 has %d and %d", r,
+                        d->n_phases, d->staleness, first->n_phases, first->staleness);
     if (d->quorum != first->quorum || d->grace != first->grace)
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has quorum %d and grace %g; rank 0 has %d and %g",
                         r, d->quorum, d->grace, first->quorum, first->grace);
@@ -302,7 +300,8 @@ int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *f, double de
     if (status != HPC_OK) goto out;
     for (int r = 0; r < c->group.size && status == HPC_OK; r++)
         if (!is_sound(&replies[r]))
-            status = hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d describes its exchange in %zu bytes", r,
+            status = hpc_fail(HPC_ERR_CONFIG, op_create,
+                              "exchange: rank %d sent a description of its exchange that cannot be read (%zu bytes)", r,
                               replies[r].nbytes);
     for (int r = 1; r < c->group.size && status == HPC_OK; r++) status = compare(r, replies[r].data, replies[0].data);
     hpc_control_free_replies(c->control, replies);

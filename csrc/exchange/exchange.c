@@ -46,11 +46,11 @@ static int check_outputs(const hpc_exchange *ex) {
             int pushes = ex->layout.pushers[(size_t)row->key * (size_t)ex->context->group.size + (size_t)r];
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
-                                "exchange: row %d sends parameters to rank %d, of which it gets no update", i, r);
+                                "exchange: row %d sends parameters to rank %d, which sends it no update", i, r);
             if (hpc_goes_on(ex) && (gets != gives || gives != pushes))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
-                                "exchange: %s needs every row of a key to get updates from and send parameters to "
-                                "the same ranks; row %d does not for rank %d",
+                                "exchange: under %s all rows of a key must take updates from the same ranks, and send "
+                                "parameters to those ranks; row %d does not do so with rank %d",
                                 ex->discipline->name, i, r);
             if (ex->asked.shared_params && ex->layout.places[r].worker && !gets)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
@@ -355,7 +355,10 @@ int hpc_exchange_serve(hpc_exchange *ex, double timeout) {
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
     int status = hpc_exchange_check(ex, op), rank = ex->context->group.rank;
     if (status == HPC_OK && ex->layout.places[rank].worker && !ex->life.closed)
-        status = hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is a worker itself; close serves the others", op, rank);
+        status = hpc_fail(HPC_ERR_INVALID, op,
+                          "%s: rank %d is a worker, which serves the others in its own calls and in close; serve is "
+                          "for ranks that only serve",
+                          op, rank);
     if (status != HPC_OK) return status;
     const hpc_wait wait = {op, all_closed, open_workers, ex};
     status = hpc_wait_for(&ex->context->group, &wait, timeout);

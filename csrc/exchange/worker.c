@@ -24,8 +24,9 @@ int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **grad
     if (status != HPC_OK) return status;
     if (gradient == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: gradient is NULL", op);
     if (ex->keys[key].sending & HPC_PUSH)
-        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED, "%s: key %s of rank %d is sent in part; start it again first",
-                               op, ex->plan->keys[key].name, ex->context->group.rank);
+        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
+                               "%s: the last call on key %s of rank %d was cut short; make it again first", op,
+                               ex->plan->keys[key].name, ex->context->group.rank);
     hpc_limit l = {timeout, 0};
     status = ex->asked.in_place ? hpc_push_wait_done(ex, key, &l, op) : wait_slot(ex, key, &l, op);
     if (status == HPC_OK)
@@ -158,7 +159,7 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, hpc_lim
         k->sending = k->started = flags;
     } else if (k->started != flags || ticket == NULL) {
         return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
-                               "%s: key %s of rank %d is sent in part; start it again with flags %d", op,
+                               "%s: the last call on key %s of rank %d was cut short; make it again, with flags %d", op,
                                ex->plan->keys[key].name, ex->context->group.rank, k->started);
     }
     status = send_left(ex, key, l, op);

@@ -170,7 +170,8 @@ static int check_ends(const struct check *c, int from, int to, int rank, int nam
     if (a->action != HPC_FORWARD)
         return wrong(to, "has an in-edge from row %d, which does not forward (its action is %d)", from, a->action);
     if (find_row(named == from ? b->in : a->out, named == from ? b->n_in : a->n_out, named) == NULL)
-        return wrong(named, "has an edge %s row %d, which has none back", named == from ? "to" : "from", other);
+        return wrong(named, "has an edge %s row %d, which lacks the other end of that edge",
+                     named == from ? "to" : "from", other);
     if (a->key != b->key || a->offset != b->offset || a->count != b->count)
         return wrong(from,
                      "forwards to row %d, which is of other elements; both must have the same key, offset and "
@@ -281,8 +282,8 @@ static int check_cover(const struct check *c) {
             if (covered == 0) c->receivers[n++] = rank;
             if (row->offset != covered)
                 return wrong(r,
-                             "sends rank %d elements from %llu of key '%.100s', of which the rows before it send "
-                             "those up to %llu: %s",
+                             "sends rank %d elements from %llu on of key '%.100s', but the rows before it end at "
+                             "element %llu: %s",
                              rank, (unsigned long long)row->offset, key->name, (unsigned long long)covered,
                              row->offset < covered ? "they overlap" : "there is a hole");
             c->covered[rank] = row->offset + row->count;

@@ -28,7 +28,7 @@ int hpc_graph_check(const hpc_graph *g) {
     if (status != HPC_OK) return status;
     if (g->ranks < 1 || g->n_phases < 1 || g->weights == NULL)
         return hpc_fail(HPC_ERR_INVALID, op_plan,
-                        "plan: a graph has ranks, phases and weights; here are %d ranks, %d phases%s", g->ranks,
+                        "plan: a graph needs ranks, phases and weights; this one has %d ranks, %d phases%s", g->ranks,
                         g->n_phases, g->weights == NULL ? " and no weights" : "");
     for (int p = 0; p < g->n_phases; p++)
         for (int i = 0; i < g->ranks; i++)
@@ -37,7 +37,7 @@ int hpc_graph_check(const hpc_graph *g) {
                 if (!isfinite(weight) || (i == j && weight == 0))
                     return hpc_fail(HPC_ERR_INVALID, op_plan,
                                     "plan: in phase %d of the graph rank %d takes the update of rank %d with weight "
-                                    "%g; weights are finite, and never 0 of a rank's own",
+                                    "%g; weights must be finite, and that of a rank's own update must not be 0",
                                     p, i, j, weight);
             }
     return HPC_OK;
@@ -63,7 +63,7 @@ static void fill_edges(const hpc_graph *g, const int *first, hpc_edge *edges) {
 int hpc_plan_graph(const hpc_graph *g, hpc_plan **plan) {
     int status = hpc_graph_check(g), n = 0;
     if (status != HPC_OK) return status;
-    if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: there is no place for the plan");
+    if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: plan is NULL");
     status = hpc_plan_chunks(g->keys, g->n_keys, g->chunk, HPC_PLAN_NUMBERS / g->ranks, op_plan, &n);
     if (status != HPC_OK) return status;
 

@@ -252,7 +252,7 @@ static int rising(const void *a, const void *b) {
 
 static int check_ranks(const int *ranks, int n, const char *name) {
     if (n < 1 || ranks == NULL)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: there are no %ss (n_%ss is %d); a hub has at least one", name,
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %ss is empty (n_%ss is %d); a hub needs at least one", name,
                         name, n);
     for (int i = 0; i < n; i++)
         if (ranks[i] < 0)
@@ -265,7 +265,7 @@ static int check_ranks(const int *ranks, int n, const char *name) {
     int status = HPC_OK;
     for (int i = 1; i < n && status == HPC_OK; i++)
         if (sorted[i] == sorted[i - 1])
-            status = hpc_fail(HPC_ERR_INVALID, op_plan, "plan: rank %d is twice among the %ss; give it once", sorted[i],
+            status = hpc_fail(HPC_ERR_INVALID, op_plan, "plan: rank %d is given twice in %ss; give it once", sorted[i],
                               name);
     free(sorted);
     return status;
@@ -374,7 +374,7 @@ static void gather_chunks(const hpc_row *rows, int n, uint64_t full, int *bin_of
 int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
     int status = check_hub(hub);
     if (status != HPC_OK) return status;
-    if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: there is no place for the plan");
+    if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: plan is NULL");
     int n = 0;
     status = hpc_plan_chunks(hub->keys, hub->n_keys, hub->chunk, HPC_PLAN_NUMBERS, op_plan, &n);
     if (status != HPC_OK) return status;

@@ -65,11 +65,10 @@ int hpc_nics_check(const char *names) {
     port_choice c = parse(names);
     while ((got = next_word(&c.list, &w)) > 0) words++;
     if (got == 0 && words > 0) return HPC_OK;
-    return hpc_fail(
-        HPC_ERR_CONFIG, "init",
-        "init: HPCOMM_DEVICES is \"%s\", in which \"%.*s\" is no device; give names with or without a port, "
-        "as in mlx5_0,mlx5_1:1, or ^mlx5_2 for all but that one, or =mlx5_1 for the whole name",
-        names, (int)w.length, w.name);
+    return hpc_fail(HPC_ERR_CONFIG, "init",
+                    "init: HPCOMM_DEVICES is \"%s\", in which \"%.*s\" is not a device; give names with or without a "
+                    "port, as in mlx5_0,mlx5_1:1, or ^mlx5_2 for all but that one, or =mlx5_1 for the whole name",
+                    names, (int)w.length, w.name);
 }
 
 int hpc_nics_allow(const char *names, const char *device, int port) {

@@ -47,18 +47,18 @@ int hpc_reader_want(hpc_reader *reader, struct iovec parts[2]) {
 
 static const char *violation(const hpc_reader *reader) {
     const hpc_frame *f = &reader->frame;
-    if (f->magic != HPC_FRAME_MAGIC) return "bytes that begin no frame";
+    if (f->magic != HPC_FRAME_MAGIC) return "bytes that are not the head of a frame";
     if (f->type < HPC_FRAME_PUT || f->type > HPC_FRAME_CLOSE) return "a frame of an unknown type";
     if (f->flags != 0 && f->flags != HPC_FRAME_SIGNAL && f->flags != HPC_FRAME_EVENT)
         return "a frame with unknown flags";
-    if (f->type != HPC_FRAME_PUT && f->flags != 0) return "flags on a frame that is no put";
-    if (f->type != HPC_FRAME_PUT && f->nbytes != 0) return "a payload on a frame that is no put";
+    if (f->type != HPC_FRAME_PUT && f->flags != 0) return "flags on a frame other than a put";
+    if (f->type != HPC_FRAME_PUT && f->nbytes != 0) return "a payload on a frame other than a put";
     if (reader->stream == 0) {
         if (f->fences != 0 && f->fences != (uint32_t)reader->streams - 1)
             return "a frame with a wrong number of fences";
     } else {
-        if (f->type != HPC_FRAME_PUT || f->flags != 0) return "a frame that belongs to stream 0 on another one";
-        if (f->fences != 0) return "fences on another stream than 0";
+        if (f->type != HPC_FRAME_PUT || f->flags != 0) return "a frame of stream 0 on another stream";
+        if (f->fences != 0) return "fences on a stream other than 0";
     }
     return NULL;
 }

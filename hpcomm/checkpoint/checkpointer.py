@@ -191,7 +191,7 @@ class Checkpointer:
         """
         self._check_open("after")
         if self._rank not in self._workers:
-            raise InvalidArgument(f"rank {self._rank} only serves, and has no steps: call serve")
+            raise InvalidArgument(f"rank {self._rank} only serves: call serve instead of after")
         whole("step", step, self._last + 1, files.MOST_STEPS)
         passed = (step - 1) // self.every * self.every
         skipped = 0 < self._last < passed and step % self.every > 0 and self._skips
@@ -232,7 +232,10 @@ class Checkpointer:
         """
         self._check_open("serve")
         if self._rank in self._workers:
-            raise InvalidArgument(f"rank {self._rank} is a worker: its waits, and close, serve the others")
+            raise InvalidArgument(
+                f"rank {self._rank} is a worker, which serves the others in its waits and in close: serve is for ranks "
+                "that only serve"
+            )
         end = time.monotonic() + seconds(timeout, math.inf)
         first = self._workers[0]
         while True:  # a wait for anything works for the rows of this rank

@@ -95,7 +95,7 @@ def frozen(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     copies: dict[str, Any] = {}
     for name, value in values.items():
         if not isinstance(name, str):
-            raise InvalidArgument(f"{what}: {name!r} is no name: must be a text")
+            raise InvalidArgument(f"{what}: {name!r} must be a str")
         if isinstance(value, np.ndarray | np.generic) and type(value) not in (np.float64, np.str_):
             if value.dtype.hasobject or np.dtype(value.dtype.str) != value.dtype:
                 raise InvalidArgument(f"{what}[{name!r}] is {value.dtype}: give a view of it as plain numbers")
@@ -240,7 +240,7 @@ def read(path: Path) -> tuple[Label, dict[str, dict[str, Any]]]:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         whole = memoryview(mapped)
         if zlib.crc32(whole[:-4]) != int.from_bytes(whole[-4:], "little"):
-            raise CheckpointError(f"{path} is damaged: its checksum is another one", path=path)
+            raise CheckpointError(f"{path} is damaged: its checksum does not match", path=path)
         for section, name, dtype, shape, offset in head.arrays:
             flat = np.frombuffer(mapped, dtype, int(np.prod(shape)), head.start + offset)
             head.values[section][name] = flat.reshape(shape)
@@ -271,7 +271,5 @@ def _head(path: Path, file: BinaryIO) -> _Head:
         if found.start + header["nbytes"] + 4 != size or path.name != found.label.name:
             raise ValueError
     except (ValueError, TypeError, KeyError):
-        raise CheckpointError(
-            f"{path} is torn: no whole file of a checkpoint, or not under its name", path=path
-        ) from None
+        raise CheckpointError(f"{path} is torn: it is not a whole checkpoint file, or was renamed", path=path) from None
     return found

@@ -72,7 +72,7 @@ def make(kind: str, n: int, seeds: int = 16, seed: int = 0) -> Graphs:
             raise InvalidArgument(
                 f"{kind}: {name} takes {'both' if name in ('ring', 'chain') else 'nothing'} behind it"
             )
-    raise InvalidArgument(f"{kind} is no kind of graph: must be one of {', '.join(KINDS)}, or all")
+    raise InvalidArgument(f"{kind} is not a kind of graph: must be one of {', '.join(KINDS)}, or all")
 
 
 def _number(kind: str, text: str, default: int) -> int:
@@ -243,14 +243,18 @@ The exit status is 0 if averaging over all graphs shown converges to the mean of
 @click.argument("words", nargs=-1, metavar="[KIND]... [N]...")
 @click.option("--edges", type=click.File(), help="A graph from a file: a line has source, target and perhaps a weight.")
 @click.option("--metropolis", is_flag=True, help="Give undirected graphs the fair weights of Metropolis and Hastings.")
-@click.option("--bytes", "nbytes", type=amount, default="1M", show_default=True, help="Bytes of an update: 28M.")
+@click.option("--bytes", "nbytes", type=amount, default="1M", show_default=True, help="Bytes of an update, e.g. 28M.")
 @click.option("--seeds", type=click.IntRange(1), default=16, show_default=True, help="How many random graphs to draw.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random graphs.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random graphs.")
 @click.option("--recommend", is_flag=True, help="Rank graphs of N ranks by the predicted time until all agree.")
-@click.option("--bandwidth", type=amount, help="Bytes a second of a rank's link: 1.25e9 for 10 Gb/s.")
-@click.option("--latency", type=amount, default="20e-6", show_default=True, help="Seconds of a step beside sending.")
+@click.option("--bandwidth", type=amount, help="Bytes per second of a rank's link, e.g. 1.25e9 for 10 Gb/s.")
+@click.option(
+    "--latency", type=amount, default="20e-6", show_default=True, help="Seconds of a step in addition to sending."
+)
 @click.option("--compute", type=amount, default="0", show_default=True, help="Seconds between exchanges.")
-@click.option("--accuracy", type=amount, default="0.01", show_default=True, help="How far apart is close enough.")
+@click.option(
+    "--accuracy", type=amount, default="0.01", show_default=True, help="How far from the mean counts as agreed."
+)
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the graphs into this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(

@@ -122,7 +122,7 @@ def _console() -> Console:
 @click.command("status")
 @click.option("--json", "json_", is_flag=True, help="Print JSON.")
 @click.option(
-    "--watch", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Print it again, so often; Ctrl-C ends."
+    "--watch", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Print again at this interval, until Ctrl-C."
 )
 @click.option(
     "--wait",

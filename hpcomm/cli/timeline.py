@@ -191,9 +191,7 @@ def _print_waits(contexts: list[list[Trace]]) -> None:
 
 @click.command("timeline")
 @click.argument("path")
-@click.option(
-    "-o", "--output", metavar="FILE", help="Where the whole goes; without it PATH, which HPCOMM_TIMELINE said."
-)
+@click.option("-o", "--output", metavar="FILE", help="Write the merged timeline here; the default is PATH.")
 @click.option("--waits", "waits_", is_flag=True, help="Print how long each rank waited for which, and write nothing.")
 def command(path: str, output: str | None, waits_: bool) -> None:
     """Make one timeline of those that the ranks have written.
@@ -204,7 +202,7 @@ def command(path: str, output: str | None, waits_: bool) -> None:
     """
     files = files_of(path)
     if not files:
-        raise BadTrace(f"no timelines of {path} are here, such as {Path(path).stem}.rank0{Path(path).suffix}")
+        raise BadTrace(f"found no timelines of {path}, such as {Path(path).stem}.rank0{Path(path).suffix}")
     found = [read(file) for file in files]
     traces = of_last_job(found)
     for path_of in sorted({trace.path for trace in found} - {trace.path for trace in traces}):

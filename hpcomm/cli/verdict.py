@@ -275,7 +275,9 @@ class _Way:
         return f"ip link set {device.interface} mtu {least}"
 
     def _who(self, finding: Finding) -> str:
-        return next((host.name for host in self._hosts if host.token == finding.by), "what is no hpcomm doctor")
+        return next(
+            (host.name for host in self._hosts if host.token == finding.by), "something other than hpcomm doctor"
+        )
 
     def _without(self, interface: str) -> str:
         """The HPCOMM_SOCKET_IFNAME that leaves it out."""

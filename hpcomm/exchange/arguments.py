@@ -71,7 +71,7 @@ def check_engine(engine: EngineOptions, on_graph: bool, rule: AnyRule) -> None:
     check_choice("progress", engine.progress, tuple(_core.PROGRESS))
     check_patience(engine.patience)
     if engine.in_place and not (on_graph and isinstance(rule, Average)):
-        raise InvalidArgument("in_place is for graphs whose rule is Average, where models are pushed: leave it out")
+        raise InvalidArgument("in_place needs a graph and rule Average: leave it out")
 
 
 def _graph_plan(
@@ -137,7 +137,7 @@ def checked_params(params: Any) -> dict[str, NDArray[np.float32]]:
     values = {}
     for name, value in params.items():
         if not isinstance(name, str) or not name:
-            raise InvalidArgument(f"params: {name!r} is no name of a key: must be a text")
+            raise InvalidArgument(f"params: {name!r} must be a str, the name of a key")
         try:
             found = np.asarray(as_source(value))
         except InvalidArgument as wrong:
@@ -169,7 +169,7 @@ def check_plan(plan: Any, values: Mapping[str, NDArray[np.float32]], size: int) 
     """Refuses a plan that was made for other keys or another number of ranks."""
     check_choice("plan", plan, Plan)
     if plan.size != size:
-        raise InvalidArgument(f"plan is for {plan.size} ranks: there are {size}")
+        raise InvalidArgument(f"plan is for {plan.size} ranks: the job has {size}")
     theirs, ours = [(key.name, key.shape) for key in plan.keys], [(name, value.shape) for name, value in values.items()]
     for i, (their, our) in enumerate(zip_longest(theirs, ours)):
         if their != our:
@@ -193,8 +193,12 @@ def engine_mode(consistency: Any, on_graph: bool) -> str:
         if plain == value:
             return name
     if on_graph:
-        raise NotSupported(f"consistency is {consistency}: a graph knows BSP, NOTIFY_ACK, SSP(s), BARRIER and ASYNC")
-    raise NotSupported(f"consistency is {consistency}: servers know BSP and ASYNC; give a graph as the topology")
+        raise NotSupported(
+            f"consistency is {consistency}: on a graph it must be BSP, NOTIFY_ACK, SSP(s), BARRIER or ASYNC"
+        )
+    raise NotSupported(
+        f"consistency is {consistency}: with servers it must be BSP or ASYNC; give a graph as the topology for others"
+    )
 
 
 def graph_phases(topology: Any, size: int) -> tuple[Graph, ...]:
@@ -207,12 +211,12 @@ def graph_phases(topology: Any, size: int) -> tuple[Graph, ...]:
         try:
             phases = topology(size)
         except Exception as wrong:
-            raise InvalidArgument(f"{what} gives no graph: {str(wrong) or type(wrong).__name__}") from wrong
+            raise InvalidArgument(f"{what} cannot make a graph: {str(wrong) or type(wrong).__name__}") from wrong
     phases = (phases,) if isinstance(phases, Graph) else phases
     if not isinstance(phases, Sequence) or not phases or not all(isinstance(phase, Graph) for phase in phases):
         raise InvalidArgument(
-            f"{what} is {phases!r}: must be a ParameterServer, a Graph, several Graphs, or a function that gives them "
-            "for a number of ranks"
+            f"{what} is {phases!r}: must be a ParameterServer, a Graph, several Graphs, or a function that "
+            "makes one of these for a number of ranks"
         )
     return tuple(phases)
 
@@ -221,7 +225,7 @@ def graph_weights(phases: tuple[Graph, ...], size: int) -> NDArray[np.float64]:
     """The weights of a topology's graphs: (phases, size, size)."""
     for phase in phases:
         if phase.size != size:
-            raise InvalidArgument(f"topology is {phase!r}: must have as many ranks as the job, which has {size}")
+            raise InvalidArgument(f"topology is {phase!r}: must have {size} ranks, as the job has")
     return np.stack([phase.dense() for phase in phases])
 
 

@@ -227,7 +227,9 @@ class Calls:
         if left is None:
             left = self._new_step(grads, deadline)
         elif grads is not None and grads is not left.grads:
-            raise InvalidArgument(f"rank {self._rank}: the last step has not ended: step() without gradients goes on")
+            raise InvalidArgument(
+                f"rank {self._rank}: the last step has not ended: call step() without gradients to finish it"
+            )
         order, sources, sizes, _ = left
         address, words, keep = self._address, self._words, self._keep
         self._left, self._keys = left, {}
@@ -271,7 +273,7 @@ class Calls:
         return f"rank {self._rank}: {op}: key {name!r} is under way: wait for its handle, or pull({name!r}), first"
 
     def _unfinished(self, op: str) -> InvalidArgument:
-        return InvalidArgument(f"rank {self._rank}: {op}: the last step has not ended: step() goes on with it")
+        return InvalidArgument(f"rank {self._rank}: {op}: the last step has not ended: call step() to finish it")
 
     def _key(self, name: str) -> KeyState:
         try:

@@ -495,7 +495,7 @@ class Exchange(Calls):
         means no deadline.
 
         Raises:
-            InvalidArgument: this rank is a worker: its waits, and close, serve the others.
+            InvalidArgument: this rank is a worker, which serves the others in its waits and in close.
             PeerFailed: a worker died.
         """
         self._check_open("serve")

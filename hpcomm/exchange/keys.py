@@ -61,7 +61,7 @@ class KeyState:
                 own = f", or the {self.dtype} array that gradient({self.name!r}) gave"
             raise InvalidArgument(f"gradient of {self.name!r} is {source.dtype}: must be float32{own}")
         if not source.flags.aligned:
-            raise InvalidArgument(f"gradient of {self.name!r} does not lie at a multiple of 4 bytes: push a copy of it")
+            raise InvalidArgument(f"gradient of {self.name!r} is not aligned to 4 bytes: push a copy of it")
         if self.nbytes <= _SMALL and source is grad:
             self.checked = grad
         return source
@@ -123,4 +123,4 @@ def unknown(name: object, keys: Collection[str], rank: int) -> InvalidArgument:
     known = ", ".join(map(repr, list(keys)[:8]))
     more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
     told = f"did you mean {', '.join(map(repr, close))}?" if close else f"they are {known}{more}"
-    return InvalidArgument(f"rank {rank}: {name!r} is no key of this exchange: {told}")
+    return InvalidArgument(f"rank {rank}: {name!r} is not a key of this exchange: {told}")

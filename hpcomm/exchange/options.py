@@ -135,7 +135,7 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
 def plan_options(plan: object, keywords: Mapping[str, Any]) -> PlanOptions:
     """plan with what the keywords say of it; the defaults if plan is a whole plan."""
     if not isinstance(plan, Plan | PlanOptions | None):
-        raise InvalidArgument(f"plan is {plan!r}: must be a Plan, or PlanOptions by which one is made")
+        raise InvalidArgument(f"plan is {plan!r}: must be a Plan or PlanOptions")
     base = plan if isinstance(plan, PlanOptions) else PlanOptions()
     given = {name: value for name, value in keywords.items() if name in _PLAN}
     if "wire" in given:

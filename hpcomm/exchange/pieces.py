@@ -86,7 +86,7 @@ def found(
     """
     given = [shards] if isinstance(shards, Mapping) else list(shards)
     if not given:
-        raise InvalidArgument("load_state_dict: no shard is given")
+        raise InvalidArgument("load_state_dict: shards is empty: give one or more")
     by_key: dict[str, list[Piece]] = {}
     args: tuple[float, ...] | None = None
     clock = 0
@@ -103,7 +103,9 @@ def found(
         for piece in pieces(shard, kind):
             by_key.setdefault(piece.span.key, []).append(piece)
     if args is None:
-        raise InvalidArgument(f"load_state_dict: no shard is of the replica of rank {kind.replica}: give its own")
+        raise InvalidArgument(
+            f"load_state_dict: none of the shards has the replica of rank {kind.replica}: give that rank's shard"
+        )
     for own in by_key.values():
         own.sort(key=lambda piece: piece.span.offset)
     return args, clock, list(_assembled(by_key, kind, wanted))
@@ -131,10 +133,10 @@ def _checked(shard: Shard, kind: Kind) -> tuple[float, ...]:
         )
     if keys != dict(kind.keys):
         odd = sorted(set(keys.items()) ^ set(kind.keys.items()))[:4]
-        raise InvalidArgument(f"load_state_dict: a shard has other keys than the exchange, among them {odd}")
+        raise InvalidArgument(f"load_state_dict: a shard and the exchange differ in keys, such as {odd}")
     if shared != (kind.replica == SHARED):
         have, want = ("a hub", "a graph") if shared else ("a graph", "a hub")
-        raise InvalidArgument(f"load_state_dict: a shard is of {have}'s parameters, the exchange of {want}'s")
+        raise InvalidArgument(f"load_state_dict: a shard holds parameters of {have}, but the exchange is one of {want}")
     if not 0 <= clock < 1 << 63:
         raise InvalidArgument(f"load_state_dict: a shard's clock is {clock}: steps are counted from 0 up")
     if len(rows) != 1 or sizes != [(elements,), (slots * elements,)]:

@@ -103,8 +103,8 @@ def check_least(op: str, first: Context, context: Context, least: int) -> None:
         return
     lost = tuple(rank for rank, name in enumerate(first.ranks) if name not in context.ranks)
     raise PeerFailed(
-        f"rank {first.rank}: {op}: ranks {', '.join(map(str, lost))} are gone; {context.size} are left, and least is "
-        f"{least}",
+        f"rank {first.rank}: {op}: ranks {', '.join(map(str, lost))} are gone; {context.size} are left, fewer "
+        f"than least={least}",
         ranks=lost,
         op=op,
     )

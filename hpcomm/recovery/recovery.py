@@ -88,7 +88,9 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     """
     made, old = ex._made, ex.context
     if not ex.graph and not isinstance(made.topology, ParameterServer):
-        raise NotSupported("recover: the exchange was made of a plan's rows: make another plan, and an exchange of it")
+        raise NotSupported(
+            "recover: the exchange was made from a Plan, which recover cannot rebuild: make another Plan and Exchange"
+        )
     old.revoke()  # where a rank has left, only those who wait for that one know
     lost = _lost(ex, {})  # before the links that are left change hands
     fresh = old.shrink(timeout)
@@ -157,8 +159,8 @@ def _over(
     clock, missing, args = _agreed(fresh, lost, max(lost.folded[rank] for rank in here), missing, timeout)
     if missing >= 0 and checkpoint is None:
         raise CheckpointError(
-            f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} is gone, which owned parameters: give "
-            "checkpoint, the directory of a Checkpointer (ranks as the first context called them)"
+            f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} owned parameters and is gone: give "
+            "checkpoint, the directory of a Checkpointer (the rank is numbered as in the first context)"
         )
     topology: Any = made.topology
     plan = made.plan

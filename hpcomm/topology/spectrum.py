@@ -78,8 +78,8 @@ def influence(graph: Graph) -> NDArray[np.float64]:
     if heard.min() < 0:
         deaf = int(np.argmin(heard))
         raise InvalidArgument(
-            f"graph {graph.name}: no rank's update gets to all others, rank {leader}'s not to rank {deaf}; add edges, "
-            f"for its influence to be one distribution"
+            f"graph {graph.name}: no rank's update reaches all others; that of rank {leader} does "
+            f"not reach rank {deaf}: add edges"
         )
     members = np.flatnonzero(distances(graph, leader, backward=True) >= 0)
     found = np.zeros(graph.size)

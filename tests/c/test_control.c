@@ -104,7 +104,7 @@ static void dead_before(rank *r) {
     if (node_connect(n, ALL_TCP, 20) == HPC_OK) CHECK_STATUS(node_meet(n, 20), HPC_ERR_PEER);
     CHECK_EQ(hpc_last_error()->status, HPC_ERR_PEER);
     CHECK(ranks_error_names(0));
-    CHECK_MESSAGE("it died, or a firewall refuses");
+    CHECK_MESSAGE("it died, or a firewall rejects the call");
     node_leave(n, NULL);
 }
 

@@ -323,8 +323,9 @@ static void garbled(rank *r) {
         if (r->rank == 0) {
             node *n = node_join(r, ALL_TCP, 10);
             size_t before = mapped_bytes();
-            node_expect_gone(n, 1,
-                             what < GARBLED ? "it sent what is no message of hpcomm" : "its process died or closed", 5);
+            node_expect_gone(
+                n, 1, what < GARBLED ? "it sent bytes that are not a message of hpcomm" : "its process died or closed",
+                5);
             CHECK(mapped_bytes() < before + ((size_t)1 << 30));
             node_leave(n, NULL);
         } else {

@@ -94,10 +94,10 @@ static void push(rank *r) {
     hpc_exchange *e = job_open(r, &j);
     mapped = hpc_is_mapped(e, 1 - r->rank);
     play(r, e, (lie)r->arg,
-         r->arg == EMPTY  ? "of rank 0 names nothing of core 0"
-         : mapped         ? "rank 1: rank 0 sent 8 bytes for share 0 of key k0; 0 are due"
-         : r->arg == LONG ? "rank 1: rank 0 sent 516 bytes for row 0 of key k0; 512 are due"
-                          : "rank 1: rank 0 sent 1020 bytes for row 0 of key k0; 1024 are due");
+         r->arg == EMPTY  ? "from rank 0 for a row or share that it does not own"
+         : mapped         ? "rank 1: rank 0 sent 8 bytes for share 0 of key k0 instead of 0"
+         : r->arg == LONG ? "rank 1: rank 0 sent 516 bytes for row 0 of key k0 instead of 512"
+                          : "rank 1: rank 0 sent 1020 bytes for row 0 of key k0 instead of 1024");
 }
 
 static void forward(rank *r) {
@@ -106,14 +106,14 @@ static void forward(rank *r) {
     job_init(&j, r);
     hand_racks(&h, &j, r->size, HPC_F16, 512);
     j.plan = &h.plan, j.wire = HPC_F16;
-    play(r, job_open(r, &j), FORWARD, "rank 1: rank 0 sent 2044 bytes for row 1 of key k0; 2048 are due");
+    play(r, job_open(r, &j), FORWARD, "rank 1: rank 0 sent 2044 bytes for row 1 of key k0 instead of 2048");
 }
 
 static void with_quorum(rank *r) {
     job j;
     job_init(&j, r);
     j.servers[0] = VICTIM, j.n_servers = 1, j.quorum = 1;
-    play(r, job_open(r, &j), SHORT, "rank 1: rank 0 sent 4 bytes for share 0 of key k0; 8 are due");
+    play(r, job_open(r, &j), SHORT, "rank 1: rank 0 sent 4 bytes for share 0 of key k0 instead of 8");
 }
 
 static void async(rank *r) {
@@ -121,8 +121,8 @@ static void async(rank *r) {
     job_init(&j, r);
     j.servers[0] = VICTIM, j.n_servers = 1, j.each = 1;
     play(r, job_open(r, &j), (lie)r->arg,
-         r->arg == ARGS ? "rank 0 sent 56 bytes of arguments of rule \"sgd\"; 64 are due"
-                        : "rank 0 sent 56 bytes for a pull of share 0 of key k0; 0 are due");
+         r->arg == ARGS ? "rank 0 sent 56 bytes of arguments of rule \"sgd\" instead of 64"
+                        : "rank 0 sent 56 bytes for a pull of share 0 of key k0 instead of 0");
 }
 
 /* arg: the consistency. */

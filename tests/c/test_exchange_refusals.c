@@ -86,7 +86,7 @@ static void describe(rank *r, const void *said, size_t nbytes, hpc_reply replies
  * the last key, that does not end, nor does what is behind it. Such a text is cut, and nothing behind it is read. */
 static void endless_texts(rank *r) {
     enum { TOO_SHORT, RULE, KEY, TEXT = 64, BEHIND = 56 };
-    static const char *const told[] = {"describes its exchange in 1 bytes", "rule xxx", "key 0 is xxx"};
+    static const char *const told[] = {"that cannot be read (1 bytes)", "rule xxx", "key 0 is xxx"};
     hpc_reply replies[2] = {{.fd = -1}, {.fd = -1}};
     hpc_exchange *e = NULL;
     char *said = calloc(1, 1);
@@ -246,7 +246,7 @@ static void shared_refused(rank *r) {
     job_init(&j, r);
     j.in_place = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("in_place is for graphs whose rule is average, where models are pushed; here are servers");
+    CHECK_MESSAGE("in_place needs a graph and rule average; here are servers");
     j.in_place = 0;
     j.shared_params = 1, j.each = 1;
     CHECK(job_create(r, &j, -1, &e) < 0);

@@ -397,8 +397,8 @@ static const struct violation {
     int stream;
     const char *why;
 } violations[] = {
-    {{.magic = 0x100, .type = HPC_FRAME_PUT}, 0, "begin no frame"},
-    {{.magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT}, 1, "begin no frame"},
+    {{.magic = 0x100, .type = HPC_FRAME_PUT}, 0, "not the head of a frame"},
+    {{.magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT}, 1, "not the head of a frame"},
     {{.type = 0}, 0, "unknown type"},
     {{.type = HPC_FRAME_CLOSE + 1}, 0, "unknown type"},
     {{.type = 255}, 1, "unknown type"},
@@ -415,11 +415,11 @@ static const struct violation {
     {{.type = HPC_FRAME_PUT, .fences = 1}, 0, "number of fences"},
     {{.type = HPC_FRAME_PUT, .fences = 4}, 0, "number of fences"},
     {{.type = HPC_FRAME_FLUSH, .fences = UINT32_MAX}, 0, "number of fences"},
-    {{.type = HPC_FRAME_FLUSH}, 1, "belongs to stream 0"},
-    {{.type = HPC_FRAME_CREDIT}, 2, "belongs to stream 0"},
-    {{.type = HPC_FRAME_PUT, .flags = HPC_FRAME_SIGNAL}, 1, "belongs to stream 0"},
-    {{.type = HPC_FRAME_PUT, .flags = HPC_FRAME_EVENT}, 2, "belongs to stream 0"},
-    {{.type = HPC_FRAME_PUT, .fences = 2}, 1, "fences on another"},
+    {{.type = HPC_FRAME_FLUSH}, 1, "a frame of stream 0"},
+    {{.type = HPC_FRAME_CREDIT}, 2, "a frame of stream 0"},
+    {{.type = HPC_FRAME_PUT, .flags = HPC_FRAME_SIGNAL}, 1, "a frame of stream 0"},
+    {{.type = HPC_FRAME_PUT, .flags = HPC_FRAME_EVENT}, 2, "a frame of stream 0"},
+    {{.type = HPC_FRAME_PUT, .fences = 2}, 1, "fences on a stream other"},
 };
 
 /* Found with the header's last byte, not before; the frames before it count, it and what follows does not. */

@@ -343,7 +343,7 @@ static void refusals(rank *r) {
             hpc_graph bad = g.graph;
             bad.keys = g.j.keys, bad.n_keys = g.j.n_keys, bad.weights = g.weights;
             CHECK_STATUS(hpc_plan_graph(&bad, &none), HPC_ERR_INVALID);
-            CHECK_MESSAGE("weights are finite, and never 0 of a rank's own");
+            CHECK_MESSAGE("weights must be finite, and that of a rank's own update must not be 0");
         }
     }
     for (int i = 0; i < 2; i++) { /* a plan of another graph: other edges, other weights */

@@ -229,12 +229,12 @@ static void test_hub_refusals(void) {
     REFUSED("key 'b' has 1 elements, after 281474976710656", hub.keys = huge; hub.n_keys = 2);
     REFUSED("chunk is 64 bytes, which makes more than the 16777216 rows", hub.keys = many; hub.n_keys = 1;
             hub.chunk = 64);
-    REFUSED("there are no workers", hub.n_workers = 0);
-    REFUSED("there are no workers", hub.workers = NULL);
-    REFUSED("there are no servers", hub.n_servers = 0);
-    REFUSED("there are no servers", hub.n_servers = -1);
-    REFUSED("rank 1 is twice among the workers", hub.workers = twice);
-    REFUSED("rank 1 is twice among the servers", hub.servers = twice; hub.n_servers = 3);
+    REFUSED("workers is empty", hub.n_workers = 0);
+    REFUSED("workers is empty", hub.workers = NULL);
+    REFUSED("servers is empty", hub.n_servers = 0);
+    REFUSED("servers is empty", hub.n_servers = -1);
+    REFUSED("rank 1 is given twice in workers", hub.workers = twice);
+    REFUSED("rank 1 is given twice in servers", hub.servers = twice; hub.n_servers = 3);
     REFUSED("servers[1] is rank -2", hub.servers = negative);
     REFUSED("cores is 0", hub.cores = 0);
     REFUSED("cores is 1025", hub.cores = HPC_PLAN_CORES + 1);
@@ -566,7 +566,8 @@ static void test_check_edges(void) {
     BROKEN("row 2 has two in-edges from row 0", add_input(&p, 2, p.sums[0][0]));
     BROKEN("row 2 has an edge to row 1 of rank 0, but rank 2 owns that row", p.sums[0][1].rank = 0);
     BROKEN("row 2 has an in-edge from row 5, which does not forward", add_input(&p, 2, (hpc_edge){3, 5, 1}));
-    BROKEN("row 5 has an edge from row 0, which has none back", add_input(&p, 5, (hpc_edge){0, 0, 1}));
+    BROKEN("row 5 has an edge from row 0, which lacks the other end of that edge",
+           add_input(&p, 5, (hpc_edge){0, 0, 1}));
     BROKEN("row 2 has codec_in float16, but row 0 sends it float32", p.rows[2].codec_in = HPC_F16);
     BROKEN("row 2 has codec_in float32, but row 1 sends it bfloat16", p.rows[1].codec_out = HPC_BF16);
     BROKEN("row 5 sends parameters as float16, rows before it of the same key as float32",
@@ -584,7 +585,7 @@ static void test_check_edges(void) {
     BROKEN("row 0 has out-edge 0 to row 9", p.up[0][0].row = ROWS);
     BROKEN("row 0 has out-edge 0 to rank 7", p.up[0][0].rank = 7);
     BROKEN("row 0 has an edge to row 2 of rank 1, but rank 3 owns that row", p.up[0][0].rank = 1);
-    BROKEN("row 0 has an edge to row 5, which has none back", p.up[0][0].row = 5);
+    BROKEN("row 0 has an edge to row 5, which lacks the other end of that edge", p.up[0][0].row = 5);
     BROKEN("row 0 has two out-edges to row 2", hpc_edge two[2] = {p.up[0][0], p.up[0][0]}; p.rows[0].out = two;
            p.rows[0].n_out = 2);
 }
@@ -601,11 +602,11 @@ static void test_check_circle(void) {
 static void test_check_cover(void) {
     BROKEN("row 5 has two out-edges to rank 1", hpc_edge twice[2] = {{1, -1, 0}, {1, -1, 0}}; p.rows[5].out = twice;
            p.rows[5].n_out = 2; p.rows[2].n_out = 2);
-    BROKEN("row 5 sends rank 3 elements from 32 of key 'a', of which the rows before it send those up to 0: there is a "
+    BROKEN("row 5 sends rank 3 elements from 32 on of key 'a', but the rows before it end at element 0: there is a "
            "hole",
            p.rows[2].n_out = 3);
     BROKEN("rank 3 is sent 32 of the 40 elements of key 'a'", p.rows[5].n_out = 3);
-    BROKEN("row 5 sends rank 0 elements from 16 of key 'a', of which the rows before it send those up to 32: they "
+    BROKEN("row 5 sends rank 0 elements from 16 on of key 'a', but the rows before it end at element 32: they "
            "overlap",
            for (int r = 3; r < 6; r++) p.rows[r].offset = 16, p.rows[r].count = 24);
     BROKEN("rank 3 is sent 39 of the 40 elements", for (int r = 3; r < 6; r++) p.rows[r].count = 7);

@@ -304,7 +304,7 @@ static void missing_rank(void) {
         for (int r = 0; r < 3; r++) {
             CHECK_OUTCOME(r, HPC_ERR_TIMEOUT);
             CHECK_TEXT(r, "rank 2 never came to 127.0.0.1:");
-            CHECK_TEXT(r, "loopback on rank 0's host");
+            CHECK_TEXT(r, "a loopback address of rank 0's host");
             CHECK_TEXT(r, hasty == 0 ? "deadline of rank 0" : "deadline of rank 1");
             CHECK(outcomes[r].n_ranks == 0 && names(outcomes[r].waiting_for, outcomes[r].n_waiting, 2));
             CHECK(outcomes[r].seconds < 10);
@@ -399,7 +399,7 @@ static void rank_that_raves(void) {
         finish(1);
         close(fd);
         CHECK_OUTCOME(0, HPC_ERR_PEER);
-        CHECK_TEXT(0, "sends what no rank does");
+        CHECK_TEXT(0, "sent a message that cannot be read");
         CHECK(notice.status == HPC_ERR_PEER && names(notice.ranks, notice.n_ranks, 2));
     }
 }
@@ -529,8 +529,8 @@ static void places_that_are_refused(void) {
         {"0.0.0.0", SECRET, 9999, 2, HPC_ERR_CONFIG, "means every address of a host"},
         {"::", SECRET, 9999, 2, HPC_ERR_CONFIG, "means every address of a host"},
         {"", SECRET, 9999, 2, HPC_ERR_INVALID, "MASTER_ADDR"},
-        {"127.0.0.1", SECRET, 0, 2, HPC_ERR_INVALID, "(MASTER_PORT) is 0: 1 to 65535"},
-        {"127.0.0.1", SECRET, 65536, 2, HPC_ERR_INVALID, "(MASTER_PORT) is 65536: 1 to 65535"},
+        {"127.0.0.1", SECRET, 0, 2, HPC_ERR_INVALID, "(MASTER_PORT) is 0: it must be from 1 to 65535"},
+        {"127.0.0.1", SECRET, 65536, 2, HPC_ERR_INVALID, "(MASTER_PORT) is 65536: it must be from 1 to 65535"},
     };
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         for (int rank = 0; rank < places[i].ranks; rank++) {

@@ -220,7 +220,7 @@ static void invalid(rank *r) {
     if (r->rank == 1) wrong.timeout = -1;
     CHECK_STATUS(hpc_context_shrink(r->context, &wrong, SECONDS, &fresh), HPC_ERR_CONFIG);
     CHECK(fresh == NULL);
-    CHECK_MESSAGE("rank 1 can make no new context");
+    CHECK_MESSAGE("rank 1 cannot make a new context");
     fresh = shrink(r, r->context);
     check_members(r, fresh, everybody(r));
     hpc_context_free(fresh);

@@ -65,22 +65,26 @@ typedef struct bad {
     { .magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT, .window = 1, .nbytes = 8, __VA_ARGS__ }
 
 static const bad bads[] = {
-    {"bytes that begin no frame", {.magic = 0x6870, .type = HPC_FRAME_PUT, .window = 1, .nbytes = 8}, 1},
+    {"bytes that are not the head of a frame", {.magic = 0x6870, .type = HPC_FRAME_PUT, .window = 1, .nbytes = 8}, 1},
     {"a frame of an unknown type", {.magic = HPC_FRAME_MAGIC, .type = 7}, 1},
-    {"a put into no window", {.magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT, .nbytes = 8}, 1},
-    {"a put into no window", {.magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT, .window = 1000, .nbytes = 8}, 1},
-    {"a put into no window", {.magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT, .window = UINT32_MAX, .nbytes = 8}, 1},
+    {"a put into a window that does not exist", {.magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT, .nbytes = 8}, 1},
+    {"a put into a window that does not exist",
+     {.magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT, .window = 1000, .nbytes = 8},
+     1},
+    {"a put into a window that does not exist",
+     {.magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT, .window = UINT32_MAX, .nbytes = 8},
+     1},
     {"a put past the end of a window", PUT_FRAME(.offset = BYTES - 7), 1},
     {"a put past the end of a window", PUT_FRAME(.offset = BYTES + 1), 1},
     {"a put past the end of a window", PUT_FRAME(.offset = (uint64_t)HUGE_OFFSET), 1},
-    {"a signal that the window has not", PUT_FRAME(.flags = HPC_FRAME_SIGNAL, .word = SIGNALS), 1},
-    {"a signal that the window has not", PUT_FRAME(.flags = HPC_FRAME_SIGNAL, .word = UINT32_MAX), 1},
+    {"a signal that the window does not have", PUT_FRAME(.flags = HPC_FRAME_SIGNAL, .word = SIGNALS), 1},
+    {"a signal that the window does not have", PUT_FRAME(.flags = HPC_FRAME_SIGNAL, .word = UINT32_MAX), 1},
     {"a frame with unknown flags", PUT_FRAME(.flags = HPC_FRAME_SIGNAL | HPC_FRAME_EVENT), 1},
-    {"an event too many",
+    {"more events than this rank has granted",
      {.magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT, .flags = HPC_FRAME_EVENT, .window = 1},
      HPC_NOTIFY_DEPTH + 1},
     {"a frame with a wrong number of fences", PUT_FRAME(.fences = 1), 1},
-    {"a payload on a frame that is no put", {.magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_FLUSH, .nbytes = 8}, 1},
+    {"a payload on a frame other than a put", {.magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_FLUSH, .nbytes = 8}, 1},
 };
 
 enum { BADS = sizeof bads / sizeof *bads, VICTIM = 0, GOOD = BADS + 1 };
@@ -170,7 +174,7 @@ static void lying_events(rank *r) {
     if (r->rank == VICTIM) {
         for (int peer = 1; peer <= LIES; peer++) {
             await_failed(r, peer, start);
-            CHECK(strstr(r->context->group.reasons[peer], "an event of other bytes than it brings"));
+            CHECK(strstr(r->context->group.reasons[peer], "an event that announces another number of bytes than came"));
         }
         CHECK_STATUS(hpc_poll(r->context, NULL, &e), HPC_IN_PROGRESS);
         rank_set(r, 0, 1);

@@ -233,7 +233,7 @@ static void window_unregistered(rank *r) {
         CHECK_STATUS(hpc_flush(NULL, w, 1, -1), HPC_ERR_PEER);
         CHECK(ranks_now() - start < ranks_patience(SOON));
         CHECK(ranks_error_names(1) && !ranks_error_names(2));
-        CHECK_MESSAGE("remote access error (its window is not there any more)");
+        CHECK_MESSAGE("remote access error (its window no longer exists)");
         check_sentence(r, r->context->group.reasons[1]);
         CHECK_STATUS(hpc_put(NULL, w, 1, &start, 8, 0), HPC_ERR_PEER);
         CHECK(ranks_error_names(1));

@@ -283,16 +283,16 @@ static int place(void *arg, const hpc_frame *f, char **at, hpc_memory **memory, 
     pthread_mutex_lock(&t->lock);
     const tcp_window *w = f->window - 1 < t->n_windows ? &t->windows[f->window - 1] : NULL;
     if (w == NULL) {
-        *why = "a put into no window";
+        *why = "a put into a window that does not exist";
         status = HPC_ERR_TRANSPORT;
     } else if (f->offset > w->nbytes || f->nbytes > w->nbytes - f->offset) {
         *why = "a put past the end of a window";
         status = HPC_ERR_TRANSPORT;
     } else if (f->flags & HPC_FRAME_SIGNAL && f->word >= (uint32_t)w->signals) {
-        *why = "a signal that the window has not";
+        *why = "a signal that the window does not have";
         status = HPC_ERR_TRANSPORT;
     } else if (f->flags & HPC_FRAME_EVENT && !is_whole_event(l, f)) {
-        *why = "an event of other bytes than it brings";
+        *why = "an event that announces another number of bytes than came";
         status = HPC_ERR_TRANSPORT;
     } else if (w->memory != NULL) {
         *memory = hpc_memory_retain(w->memory);
@@ -313,7 +313,7 @@ static int put_is_done(tcp_link *l, int stream, const hpc_frame *f, hpc_memory *
     } else if (f->flags & HPC_FRAME_EVENT) {
         uint64_t tail = atomic_load_explicit(&l->ring->tail, memory_order_relaxed);
         if (hpc_ring_is_full(l->ring, tail)) {
-            *why = "an event too many";
+            *why = "more events than this rank has granted";
             return HPC_ERR_TRANSPORT;
         }
         hpc_ring_push(l->ring, tail, f->word, f->value);

@@ -47,7 +47,7 @@ static void store_signal(verbs_link *l, uint32_t number, uint32_t signal, int is
 static void push_event(verbs_link *l, uint32_t imm, uint64_t nbytes) {
     uint64_t tail = atomic_load_explicit(&l->ring->tail, memory_order_relaxed);
     if (hpc_ring_is_full(l->ring, tail)) /* credits rule it out */
-        verbs_link_break(l, "an event too many", "the peer runs another version?", 0);
+        verbs_link_break(l, "more events than this rank has granted", "the peer runs another version?", 0);
     else
         hpc_ring_push(l->ring, tail, imm, nbytes);
 }
@@ -88,7 +88,7 @@ static void take_receive(verbs_iface *f, verbs_link *l, const struct ibv_wc *wc)
         if (wc->byte_len == sizeof(verbs_message))
             take_message(l, &f->rooms[verbs_room_of(wc->wr_id)].message);
         else
-            verbs_link_break(l, "a message of another length", "the peer runs another version?", 0);
+            verbs_link_break(l, "a message of the wrong length", "the peer runs another version?", 0);
         return;
     }
     uint32_t imm = ntohl(wc->imm_data);

@@ -235,9 +235,9 @@ static const char *hint(enum ibv_wc_status status) {
     case IBV_WC_RETRY_EXC_ERR:
         return "its port does not answer: check link, MTU, UDP 4791";
     case IBV_WC_RNR_RETRY_EXC_ERR:
-        return "it takes nothing: is its process stopped?";
+        return "it takes no data: is its process stopped?";
     case IBV_WC_REM_ACCESS_ERR:
-        return "its window is not there any more";
+        return "its window no longer exists";
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_LOC_QP_OP_ERR: /* softRoCE says this of both */
         return "is the port up? was the source unmapped before the flush?";
