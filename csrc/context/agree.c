@@ -41,6 +41,21 @@ int hpc_barrier(hpc_context *c, double timeout) {
     return status;
 }
 
+/* Gives this rank's verdict and gets those of all. A rank that has run into its deadline before has no time left to
+ * wait for the others: if it does not get them, its first failure stays, which names who it waited for and why. */
+static int exchange_verdicts(hpc_context *c, const char *op, int own, const void *mine, size_t nbytes,
+                             hpc_reply *replies, double deadline) {
+    if (own != HPC_ERR_TIMEOUT)
+        return hpc_control_exchange(c->control, op, mine, nbytes, -1, HPC_EQUAL_SIZES, replies, deadline);
+    int muted = hpc_mute_errors(1);
+    int exchanged = hpc_control_exchange(c->control, op, mine, nbytes, -1, HPC_EQUAL_SIZES, replies, deadline);
+    hpc_mute_errors(muted);
+    if (exchanged == HPC_OK) return HPC_OK;
+    int status = HPC_OK;
+    for (int r = 0; r < c->group.size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, r, op);
+    return status != HPC_OK ? status : own;
+}
+
 int hpc_context_agree(hpc_context *c, const char *op, int status, double deadline) {
     struct verdict {
         int status;
@@ -50,7 +65,7 @@ int hpc_context_agree(hpc_context *c, const char *op, int status, double deadlin
     int own = status;
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
     if (own != HPC_OK) snprintf(mine.message, sizeof mine.message, "%s", hpc_last_error()->message);
-    status = hpc_control_exchange(c->control, op, &mine, sizeof mine, -1, HPC_EQUAL_SIZES, replies, deadline);
+    status = exchange_verdicts(c, op, own, &mine, sizeof mine, replies, deadline);
     if (status == HPC_OK) {
         for (int r = 0; r < c->group.size && status == HPC_OK; r++) {
             const struct verdict *v = replies[r].data;
