@@ -33,6 +33,8 @@ static int is_connected(const hpc_group *g) {
     return atomic_load_explicit(&g->watch.connected, memory_order_acquire);
 }
 
+_Static_assert((int)HPC_SHOWN_RANKS <= (int)HPC_WATCHED_RANKS, "a wait keeps the ranks that are shown of it");
+
 static void show_waits(const hpc_control *c, hpc_shown_rank *shown) {
     hpc_group *g = c->group;
     hpc_watched waits[HPC_WATCHED];
@@ -45,10 +47,10 @@ static void show_waits(const hpc_control *c, hpc_shown_rank *shown) {
         snprintf(w->op, sizeof w->op, "%s", waits[i].op);
         w->seconds = now - waits[i].since;
         w->n_ranks = waits[i].n_ranks;
-        for (int r = 0; r < w->n_ranks && r < HPC_SHOWN_RANKS && r < HPC_WATCHED_RANKS; r++)
+        for (int r = 0; r < w->n_ranks && r < HPC_SHOWN_RANKS; r++) {
             w->ranks[r] = waits[i].ranks[r];
-        for (int r = 0; r < w->n_ranks && r < HPC_SHOWN_RANKS && is_connected(g); r++)
-            if (hpc_jobs_is_stopped(c, w->ranks[r])) w->stopped |= (uint32_t)1 << r;
+            if (is_connected(g) && hpc_jobs_is_stopped(c, w->ranks[r])) w->stopped |= (uint32_t)1 << r;
+        }
     }
 }
 
@@ -315,26 +317,28 @@ static int settle(question *q) {
     return 1;
 }
 
-/* Identifies the rank whose listener does not answer. Connected ranks that have answered are asked: those of the same
- * job know the listener's name. */
-static void identify(hpc_shown_rank *shown, const name *of, const question *others, int n, double until) {
+/* Identifies the rank whose listener does not answer. Ranks of its job know the listener's name. So one rank of each
+ * job in found is asked, a connected one that has answered. found is sorted by job. */
+static void identify(hpc_shown_rank *shown, const name *of, const question *found, int n, double until) {
     const char *last = "";
     question q[BATCH];
-    int k = 0;
-    for (int i = 0; i < n && k < BATCH; i++) {
-        const hpc_shown_rank *other = &others[i].answer.of;
-        if (others[i].answers != 1 || !other->connected || strcmp(other->job, last) == 0) continue;
-        last = other->job;
-        q[k++] = (question){.to = others[i].to, .about = *of, .rank = -1, .fd = -1};
-    }
-    ask(q, k, until);
-    for (int i = 0; i < k; i++) {
-        if (q[i].answers != 1 || q[i].answer.asked < 0) continue;
-        memcpy(shown->job, q[i].answer.of.job, sizeof shown->job);
-        memcpy(shown->host, q[i].answer.of.host, sizeof shown->host);
-        shown->rank = q[i].answer.asked;
-        shown->size = q[i].answer.of.size;
-        shown->connected = 1;
+    for (int at = 0; at < n && !shown->connected;) {
+        int k = 0;
+        for (; at < n && k < BATCH; at++) {
+            const hpc_shown_rank *other = &found[at].answer.of;
+            if (found[at].answers != 1 || !other->connected || strcmp(other->job, last) == 0) continue;
+            last = other->job;
+            q[k++] = (question){.to = found[at].to, .about = *of, .rank = -1, .fd = -1};
+        }
+        ask(q, k, until);
+        for (int i = 0; i < k; i++) {
+            if (q[i].answers != 1 || q[i].answer.asked < 0) continue;
+            memcpy(shown->job, q[i].answer.of.job, sizeof shown->job);
+            memcpy(shown->host, q[i].answer.of.host, sizeof shown->host);
+            shown->rank = q[i].answer.asked;
+            shown->size = q[i].answer.of.size;
+            shown->connected = 1;
+        }
     }
 }
 
@@ -412,6 +416,7 @@ static int find_here(const name *names, int n_names, question *found, double tim
     double until = hpc_now() + timeout;
     for (int i = 0; i < n_names; i++)
         if (settle(&found[i])) found[n++] = found[i];
+    qsort(found, (size_t)n, sizeof *found, by_job);
     for (int i = 0; i < n; i++)
         if (found[i].answers == 0) identify(&found[i].answer.of, &found[i].to, found, n, until);
     qsort(found, (size_t)n, sizeof *found, by_job);

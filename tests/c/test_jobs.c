@@ -1,6 +1,7 @@
 /* What other processes see of a rank (hpc_jobs): whom it waits for and in which operation, its step, its silence. */
 #define _GNU_SOURCE
 #include <math.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -362,6 +363,93 @@ static void answers_are_not_believed(rank *r) {
     CHECK_STATUS(hpc_jobs(NULL, 1, 0), HPC_ERR_INVALID);
 }
 
+/* ---- listeners of two jobs that are none ---- */
+
+enum { LISTENERS = 32, SILENT = LISTENERS }; /* the last one, of the first job, says nothing */
+
+typedef struct stage {
+    unsigned char names[LISTENERS + 1][HPC_COOKIE_BYTES];
+    int fds[LISTENERS + 1];
+    int asked; /* how often this process has asked about the silent one */
+    _Atomic int over;
+} stage;
+
+static void answer_for(stage *s, int i) {
+    struct {
+        hpc_mesh_frame frame;
+        unsigned char name[HPC_COOKIE_BYTES];
+    } question;
+    hpc_job_answer a;
+    int fd = accept(s->fds[i], NULL, NULL), first = i % 2 == 0;
+    struct ucred asker;
+    socklen_t length = sizeof asker;
+    CHECK(fd >= 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &asker, &length) == 0);
+    if (recv(fd, &question, sizeof question, 0) == sizeof question && question.frame.type == HPC_MESH_STATUS) {
+        int about = memcmp(question.name, s->names[SILENT], HPC_COOKIE_BYTES) == 0;
+        s->asked += about && asker.pid == getpid();
+        memset(&a, 0, sizeof a);
+        a.version = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
+        a.asked = about && first ? LISTENERS / 2 : -1;
+        a.of.rank = i / 2;
+        a.of.size = LISTENERS / 2 + first;
+        a.of.connected = 1;
+        a.of.told_by = -1;
+        snprintf(a.of.job, sizeof a.of.job, "%d-%s", (int)getpid(), first ? "first" : "second");
+        hpc_link_answer(fd, a.of.rank, &a, sizeof a);
+    }
+    close(fd);
+}
+
+static void *answer_all(void *arg) {
+    stage *s = arg;
+    struct pollfd polls[LISTENERS];
+    for (int i = 0; i < LISTENERS; i++) polls[i] = (struct pollfd){.fd = s->fds[i], .events = POLLIN};
+    while (!atomic_load(&s->over)) {
+        poll(polls, LISTENERS, 10);
+        for (int i = 0; i < LISTENERS; i++)
+            if (polls[i].revents != 0) answer_for(s, i);
+    }
+    return NULL;
+}
+
+/* The kernel lists the listeners of two jobs in any order. One rank of each job is asked for the one that is silent. */
+static void each_job_is_asked_once(rank *r) {
+    stage s = {.asked = 0};
+    pthread_t thread;
+    char job[HPC_JOB_BYTES];
+    uint64_t seed = (uint64_t)getpid();
+    (void)r;
+    for (int i = 0; i <= LISTENERS; i++) {
+        struct sockaddr_un address;
+        for (int k = 0; k < HPC_COOKIE_BYTES; k++) s.names[i][k] = (unsigned char)ranks_random(&seed);
+        socklen_t length = hpc_mesh_name(s.names[i], &address);
+        s.fds[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        CHECK(s.fds[i] >= 0 && bind(s.fds[i], (struct sockaddr *)&address, length) == 0);
+        CHECK_EQ(listen(s.fds[i], 64), 0);
+    }
+    CHECK_EQ(pthread_create(&thread, NULL, answer_all, &s), 0);
+    hpc_shown_rank *all = malloc(CAP * sizeof *all);
+    CHECK(all);
+    int count = hpc_jobs(all, CAP, ranks_patience(0.5)), shown[2] = {0, 0}, silent = 0;
+    CHECK(count >= LISTENERS + 1 && count <= CAP);
+    atomic_store(&s.over, 1);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    for (int k = 0; k < 2; k++) {
+        snprintf(job, sizeof job, "%d-%s", (int)getpid(), k == 0 ? "first" : "second");
+        for (int i = 0; i < count; i++) {
+            if (strcmp(all[i].job, job) != 0) continue;
+            CHECK_EQ(all[i].rank, shown[k]++);
+            silent += all[i].answers == 0;
+        }
+    }
+    CHECK_EQ(shown[0], LISTENERS / 2 + 1);
+    CHECK_EQ(shown[1], LISTENERS / 2);
+    CHECK_EQ(silent, 1);
+    CHECK_EQ(s.asked, 2);
+    for (int i = 0; i <= LISTENERS; i++) close(s.fds[i]);
+    free(all);
+}
+
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "whom", .size = 4, .run = whom},
@@ -377,6 +465,7 @@ int main(int argc, char **argv) {
          .timeout = 60},
         {.name = "bad_askers", .size = 2, .run = bad_askers, .where = RANKS_SHM},
         {.name = "asked_all_the_time", .size = 3, .run = asked_all_the_time, .where = RANKS_UNSEEDED, .sleepy = true},
+        {.name = "each_job_is_asked_once", .size = 1, .run = each_job_is_asked_once, .where = RANKS_SHM, .bare = true},
         {.name = "answers_are_not_believed", .size = 1, .run = answers_are_not_believed, .where = RANKS_SHM},
         {0},
     };
