@@ -158,6 +158,20 @@ def late():
     )
 
 
+def test_only_its_package_touches_the_inside_of_an_exchange() -> None:
+    own, found = set(), set()
+    for name in PYTHON_FILES:
+        for node in ast.walk(ast.parse((PACKAGE / name).read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Attribute) or not node.attr.startswith("_"):
+                continue
+            if name in ("exchange/exchange.py", "exchange/calls.py") and ast.unparse(node.value) == "self":
+                own.add(node.attr)
+            if name.startswith(("checkpoint/", "recovery/")) and ast.unparse(node.value) != "self":
+                found.add((node.attr, name))
+    assert {"_made", "_check_idle", "_saved"} <= own
+    assert not {(attribute, name) for attribute, name in found if attribute in own}
+
+
 def test_names_of_classes_are_unique() -> None:
     files: dict[str, list[str]] = {}
     for name in PYTHON_FILES:

@@ -39,7 +39,7 @@ from typing import Any
 
 from .._core import seconds
 from ..errors import CheckpointError, ConfigError, HpcommError, InvalidArgument, NotSupported, PeerFailed, Timeout
-from ..exchange import Exchange
+from ..exchange import Exchange, inside
 from ..exchange.pieces import SHARED
 from ..plan import Plan
 from ..stage import whole
@@ -151,7 +151,7 @@ class Checkpointer:
         self._mine: list[int] = []  # written here, and not known to be complete
         self._begun: set[int] = set()  # copied here
         self._missed = [0] * self._size  # the last step of each rank that was said to be missing there
-        self._skips = ex._made.consistency.quorum is not None  # steps, after this rank's update was late
+        self._skips = inside.has_quorum(ex)  # steps, after this rank's update was late
         self._ctx._exchanges[id(self)] = self  # its close closes this one, after the exchange
 
     def _agree(self, wrong: Exception | None, told: list[Any]) -> None:
@@ -205,7 +205,7 @@ class Checkpointer:
         self._last = step
         due = passed if skipped else step
         try:
-            self._ex._check_idle("after")  # before a rank that only serves has copied
+            inside.check_idle(self._ex, "after")  # before a rank that only serves has copied
             values = files.frozen((extra() if callable(extra) else extra) or {}, "extra")
             start = time.perf_counter()
             self._let_servers_copy(due)

@@ -1,7 +1,8 @@
 """The exchange of updates: arguments in, push and pull on the way, the rows of its owners as plain arrays.
 
 exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. keys:
-gradients and parameters by name. snapshot, pieces: the rows of its owners as checkpoints.
+gradients and parameters by name. snapshot, pieces: the rows of its owners as checkpoints. inside: what checkpoint and
+recovery need beside the methods.
 """
 
 from .calls import Handle

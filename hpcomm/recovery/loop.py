@@ -7,7 +7,7 @@ from os import PathLike
 
 from ..context import Context
 from ..errors import HpcommError, PeerFailed
-from ..exchange import Exchange
+from ..exchange import Exchange, inside
 from .recovery import Recovered, recover
 
 
@@ -89,7 +89,7 @@ def make_steps(exchange: Exchange, step: Callable[[Exchange, int], object], firs
     n, begin = first, first - _folds(exchange)
     while n < steps:
         step(exchange, n)
-        n = n + 1 if exchange._made.consistency.quorum is None else begin + _folds(exchange)
+        n = begin + _folds(exchange) if inside.has_quorum(exchange) else n + 1
 
 
 def _folds(exchange: Exchange) -> int:

@@ -13,7 +13,7 @@ from .. import optim
 from ..checkpoint import restore
 from ..context import Context
 from ..errors import CheckpointError, HpcommError, NotSupported, PeerFailed
-from ..exchange import Exchange
+from ..exchange import Exchange, inside
 from ..exchange.arguments import graph_phases
 from ..topology import Graph, ParameterServer, among, spectral_gap
 
@@ -86,7 +86,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
             rank: make another exchange, of Context.shrink's context.
         Timeout, TransportError: as Context.shrink.
     """
-    made, old = ex._made, ex.context
+    made, old = inside.made(ex), ex.context
     if not ex.graph and not isinstance(made.topology, ParameterServer):
         raise NotSupported(
             "recover: the exchange was made from a Plan, which recover cannot rebuild: make another Plan and Exchange"
@@ -123,22 +123,17 @@ class _Lost:
     """An exchange that has lost ranks.
 
     Attributes:
-        shard: what this rank keeps of it.
-        folded: and of how many steps of each rank.
-        begun: steps that this rank has begun; -1: it only serves.
+        kept: what this rank keeps of it.
         extra: what came with the checkpoint that it was restored from.
     """
 
     exchange: Exchange
-    shard: dict[str, Any]
-    folded: Sequence[int]
-    begun: int
+    kept: inside.Kept
     extra: dict[str, Any]
 
 
 def _lost(ex: Exchange, extra: dict[str, Any]) -> _Lost:
-    begun = -1 if not ex.params else ex.clock if ex.graph else ex._begun()
-    return _Lost(ex, ex._saved(), ex._folded(), begun, extra)
+    return _Lost(ex, inside.kept(ex), extra)
 
 
 def _over(
@@ -150,13 +145,13 @@ def _over(
     depends on what the job's first exchange was made of and on who is left, and on nothing between.
     """
     ex = lost.exchange
-    made, old = ex._made, ex.context
+    made, old = inside.made(ex), ex.context
     left = [made.ranks.index(name) for name in fresh.ranks]  # what the topology calls them
     here = [old.ranks.index(name) for name in fresh.ranks]  # what ex calls them
     gone = tuple(rank for rank, name in enumerate(first.context.ranks) if name not in fresh.ranks)
     owners = set(np.unique(ex.plan.rows.column("owner")).tolist()).difference(here)
     missing = -1 if ex.graph else max((old.ranks[rank] for rank in owners), default=-1)
-    clock, missing, args = _agreed(fresh, lost, max(lost.folded[rank] for rank in here), missing, timeout)
+    clock, missing, args = _agreed(fresh, lost, max(lost.kept.folded[rank] for rank in here), missing, timeout)
     if missing >= 0 and checkpoint is None:
         raise CheckpointError(
             f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} owned parameters and is gone: give "
@@ -177,7 +172,7 @@ def _over(
     values = {key.name: ex.params[key.name] if ex.params else np.zeros(key.shape, np.float32) for key in ex.plan.keys}
     rule = optim.with_arguments(made.rule, args)
     new = Exchange(fresh, values, topology, consistency, rule, plan=plan, engine=made.engine, timeout=timeout)
-    new._made = replace(made, plan=plan)
+    inside.make_as(new, replace(made, plan=plan))
     extra = lost.extra
     if missing >= 0:
         assert checkpoint is not None
@@ -186,10 +181,7 @@ def _over(
             raise CheckpointError(f"recover: there is no checkpoint in {checkpoint}", path=checkpoint)
         clock, extra = found.step, found.extra
     else:
-        shard = {**lost.shard, "replica": new._kind.replica, "args": args, "clock": clock}
-        if not ex._counts_updates:
-            shard["row_step"] = np.full_like(shard["row_step"], clock)
-        new.load_state_dict(shard, timeout)
+        inside.go_on(new, lost.kept, args, clock, timeout)
     gap = _gaps(first.graph, new.graph) if ex.graph else None
     if fresh.rank == 0:
         _tell(gone, clock, fresh.size, "" if not ex.graph else _told(gap))
@@ -202,7 +194,7 @@ def _agreed(
     """The most steps of which any rank has folded anything; who is gone that owned parameters, as any rank's lost
     exchange had it, else -1; and the rule's arguments as the furthest worker has them: some may have been setting them
     when another one died."""
-    told = np.array([folded, missing, lost.begun, *lost.shard["args"]], np.float64).tobytes()
+    told = np.array([folded, missing, lost.kept.begun, *lost.kept.shard["args"]], np.float64).tobytes()
     every = [np.frombuffer(part) for part in ctx.allgather(told, timeout)]
     furthest = max(every, key=lambda part: float(part[2]))
     return int(max(part[0] for part in every)), int(max(part[1] for part in every)), furthest[3:].tolist()

@@ -1,0 +1,59 @@
+"""What checkpoint and recovery need of an exchange beside its public methods: how it was made, and what it keeps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .exchange import Exchange
+from .options import Made
+from .pieces import Shard
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What this rank keeps of an exchange, also after a rank has died.
+
+    Attributes:
+        shard: its rows, as Exchange.state_dict gives them.
+        folded: by rank: how many of its steps these rows have folded, in full or in part.
+        begun: steps that this rank has begun since the start of the training; -1 on a rank that only serves.
+    """
+
+    shard: Shard
+    folded: Sequence[int]
+    begun: int
+
+
+def kept(ex: Exchange) -> Kept:
+    begun = -1 if not ex.params else ex.clock if ex.graph else ex._begun()
+    return Kept(ex._saved(), ex._folded(), begun)
+
+
+def made(ex: Exchange) -> Made:
+    """The arguments from which recover makes the next exchange."""
+    return ex._made
+
+
+def make_as(ex: Exchange, arguments: Made) -> None:
+    """From here on made(ex) gives these arguments, whatever ex itself was made of."""
+    ex._made = arguments
+
+
+def has_quorum(ex: Exchange) -> bool:
+    """Whether a worker's steps may jump, because a fold goes on without it."""
+    return ex._made.consistency.quorum is not None
+
+
+def check_idle(ex: Exchange, op: str) -> None:
+    """Raises InvalidArgument if ex is closed, or a push, a pull or a step of this rank is under way."""
+    ex._check_idle(op)
+
+
+def go_on(ex: Exchange, from_: Kept, args: Sequence[float], clock: int, timeout: float | None) -> None:
+    """Loads what this rank has kept of the exchange before, with the rule's arguments and the step that all ranks have
+    agreed on. Collective."""
+    shard = {**from_.shard, "replica": ex._kind.replica, "args": args, "clock": clock}
+    if not ex._counts_updates:
+        shard["row_step"] = np.full_like(shard["row_step"], clock)
+    ex.load_state_dict(shard, timeout)
