@@ -260,9 +260,10 @@ static int on_proven(hpc_rendezvous *rv, stranger *s) {
     if (m->fd >= 0) {
         hpc_net_peer_text(m->fd, first);
         hpc_net_peer_text(rv->odd, second);
-        return end(rv, HPC_ERR_CONFIG, NULL, 0, NULL, 0,
-                   "two processes came with RANK=%d, from %s and from %s: give every process of the job another RANK",
-                   hello.from, first, second);
+        return end(
+            rv, HPC_ERR_CONFIG, NULL, 0, NULL, 0,
+            "two processes came with RANK=%d, from %s and from %s: give every process of the job a RANK of its own",
+            hello.from, first, second);
     }
     m->fd = rv->odd;
     rv->odd = -1;
