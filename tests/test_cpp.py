@@ -163,7 +163,7 @@ static void exchanges(hpcomm::Context &context) {
     assert(!code && exchange.params(0)[1] == 0.5f && exchange.params(0)[2] == 1);
 
     momentum.args[1] = 1;
-    exchange.set_args(momentum, 1.0, code);
+    exchange.set_args(momentum, 1, code);
     assert(!code);
     exchange.push(1, ones, 1.0, code);
     assert(!code);

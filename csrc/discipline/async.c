@@ -73,7 +73,6 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
     int from = w->inputs[input].rank;
     if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return;
     hpc_inputs inputs = hpc_row_inputs(core, w, slot, input);
-    inputs.args_of = from;
     inputs.silent = 1;
     if (hpc_row_work(core, w, &inputs) != 0) return;
     hpc_row_count_received(core, w, input);

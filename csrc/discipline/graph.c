@@ -19,12 +19,12 @@ int hpc_graph_is_given(const hpc_exchange_config *f, const char *op) {
 int hpc_graph_check_partial(const hpc_exchange_config *f, const char *by, const char *op) {
     const hpc_graph *g = f->graph;
     size_t n = (size_t)g->n_phases * (size_t)g->ranks * (size_t)g->ranks;
-    if (f->rule->fold != NULL)
+    if (hpc_config_own_fold(f) != NULL)
         return hpc_fail(
             HPC_ERR_UNSUPPORTED, op,
             "%s: rule %s has a fold of its own; under %s some inputs may be missing from it: use NOTIFY_ACK "
             "or BSP without a quorum",
-            op, f->rule->name, by);
+            op, hpc_config_own_fold(f)->name, by);
     for (size_t i = 0; i < n; i++)
         if (g->weights[i] < 0)
             return hpc_fail(HPC_ERR_CONFIG, op,
@@ -53,7 +53,7 @@ int hpc_graph_prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a graph of %zu ranks and %d phases", op, size,
                         f->graph->n_phases);
     memcpy(g->weights, f->graph->weights, n * sizeof *g->weights);
-    ex->args_of = ex->context->group.rank;
+    ex->own_args = 1;
     ex->owners_leave = 1;
     return HPC_OK;
 }

@@ -88,10 +88,10 @@ static int check_servers(const hpc_exchange_config *f) {
                                                  : "eager folds (deterministic=False)";
     if (f->consistency != HPC_BSP || f->shared_params || f->eager)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with %s", op, what);
-    if (f->rule->fold != NULL)
+    if (hpc_config_own_fold(f) != NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op,
                         "%s: rule %s has a fold of its own; with a quorum some inputs may be missing from it", op,
-                        f->rule->name);
+                        hpc_config_own_fold(f)->name);
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
         int plain = row->action == HPC_APPLY;

@@ -107,7 +107,6 @@ int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot) 
         if (in->pushes - share->version >= (uint64_t)ex->layout.depth) return 0;
         in->pushes++;
     } else {
-        if (slot != 0 && !hpc_reads_in_place(ex, share->owner, rank)) return 0;
         if (hpc_version_from(share, rank) != 0) return fail_second(ex, share, rank);
         hold(core, share, rank, slot, number);
     }
@@ -223,7 +222,9 @@ static int is_over(hpc_core *core, const hpc_share *share, const survey *found, 
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_exchange *ex = core->exchange;
     const hpc_intake *its = hpc_intake_of(w->share);
-    int slot = leads(ex, w->share, in->rank) ? own_slot(ex, w->share) : its->senders[in->rank].slot;
+    int slot = leads(ex, w->share, in->rank)                       ? own_slot(ex, w->share)
+               : hpc_reads_in_place(ex, w->share->owner, in->rank) ? its->senders[in->rank].slot
+                                                                   : 0; /* it has one receive slot */
     return (hpc_taken){its->takes[in->rank], (uint64_t)slot};
 }
 
@@ -256,6 +257,18 @@ static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
         if (in->takes[share->parts[i]] && !leads(ex, share, share->parts[i])) release(share, share->parts[i]);
 }
 
+/* The arguments of the rule are those of the lowest rank in the fold. */
+static void find_args(const hpc_share *share, const hpc_work *w, hpc_inputs *inputs) {
+    const hpc_intake *in = hpc_intake_of(share);
+    int lowest = -1;
+    for (int e = 0; e < w->row->n_in; e++) {
+        int r = w->inputs[e].rank;
+        if (in->takes[r] && (lowest < 0 || r < lowest)) lowest = r;
+    }
+    inputs->args_of = lowest;
+    inputs->args_slot = in->senders[lowest].slot;
+}
+
 /* Weights that add up to 1 (a mean) do so again, on graphs all do; those of a sum stay as they are. On a graph a row's
  * step is its version: a straggler that has caught up is where the others are. */
 static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
@@ -270,6 +283,7 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         hpc_inputs inputs = hpc_row_take(core, w, taking, hpc_own_leads(ex) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
         inputs.takes = in->takes;
+        if (!hpc_own_leads(ex)) find_args(share, w, &inputs);
         if (hpc_own_leads(ex)) w->step = (uint64_t)((int64_t)version - 1 + hpc_phases_of(ex)->keys[share->key].ahead);
         int failed = hpc_row_work(core, w, &inputs);
         if (failed) return failed;

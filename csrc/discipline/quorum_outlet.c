@@ -115,11 +115,10 @@ static int carry(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
 static int send_update(hpc_exchange *ex, int s, uint64_t n) {
     const hpc_share *share = &ex->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);
-    int me = hpc_me(ex), owner = share->owner, status = HPC_OK, at = (int)((n - 1) % (uint64_t)ex->layout.depth);
-    int slot = hpc_reads_in_place(ex, owner, me) ? at : 0;
+    int me = hpc_me(ex), owner = share->owner, status = HPC_OK, slot = (int)((n - 1) % (uint64_t)ex->layout.depth);
     if (!hpc_reads_in_place(ex, owner, me) && out->carried != n) status = carry(ex, share, n);
     out->carried = n;
-    out->version = hpc_versions_of(ex, share->key)->numbers[at];
+    out->version = hpc_versions_of(ex, share->key)->numbers[slot];
     if (status == HPC_OK)
         status = hpc_lane_try_notify(ex->in_lanes[share->core], ex->window, owner, &out->version, sizeof out->version,
                                      hpc_number_at(ex, share, me, slot), hpc_imm(HPC_OP_SHARE, slot, s));

@@ -62,9 +62,10 @@ static int is_time(const hpc_exchange *ex, const hpc_share *share) {
 /* Of each neighbour the newest update, or every one that has not counted. */
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_clocks *c = w->share->own;
+    (void)core;
     uint64_t newest = hpc_clock_of(c, in->rank), first = c->used[in->rank] + 1;
     if (in->rank == w->share->owner) newest = w->share->version + 1;
-    if (in->rank == w->share->owner || core->exchange->averages) first = newest;
+    if (in->rank == w->share->owner || w->rule->averages) first = newest;
     return newest == 0 ? (hpc_taken){0, 0} : (hpc_taken){(int)(newest - first + 1), first - 1};
 }
 
@@ -76,7 +77,7 @@ static void end_fold(hpc_core *core, hpc_share *share) {
     int whole = 0, signal = hpc_signal_applied(ex, (int)(share - ex->layout.shares));
     for (int e = 0; e < w->row->n_in; e++) {
         int rank = w->inputs[e].rank;
-        uint64_t newest = hpc_clock_of(c, rank), consumed = newest - (newest > 0 && ex->averages);
+        uint64_t newest = hpc_clock_of(c, rank), consumed = newest - (newest > 0 && w->rule->averages);
         if (rank == share->owner) continue;
         if (newest > c->used[rank])
             hpc_share_count_received(ex, share, rank), whole++;
@@ -96,7 +97,7 @@ static int fold(hpc_core *core, hpc_share *share) {
     const hpc_exchange *ex = core->exchange;
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
-        const hpc_inputs inputs = hpc_row_take(core, w, taking, ex->averages ? HPC_SCALE_ALL : HPC_SCALE_NONE);
+        const hpc_inputs inputs = hpc_row_take(core, w, taking, w->rule->averages ? HPC_SCALE_ALL : HPC_SCALE_NONE);
         int failed = hpc_row_work(core, w, &inputs);
         if (failed) return failed;
     }

@@ -1,5 +1,7 @@
 #include "discipline/whole.h"
 
+#include "engine/args.h"
+
 /* Whether the exchange is on a graph whose phases take turns. */
 static int takes_turns(const hpc_exchange *ex) {
     return ex->graph != NULL && hpc_phases_of(ex)->n > 1;
@@ -20,6 +22,7 @@ static void answer_all(hpc_core *core, hpc_share *share) {
     int all = !takes_turns(ex) || hpc_involves_all(ex);
     share->version++;
     share->left = share->n_rows;
+    share->args_came = 0;
     if (ex->graph != NULL) hpc_graph_count_neighbours(core, share);
     for (int i = 0; i < share->n_parts; i++)
         if (all || hpc_sends(ex, share->key, share->version, share->owner, share->parts[i]))
@@ -28,6 +31,7 @@ static void answer_all(hpc_core *core, hpc_share *share) {
 
 /* Nonzero when a user's kernel has failed: then nothing is answered, so that no rank takes an update for applied. */
 static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+    if (w->share->args_came && !hpc_args_agree(core, w, inputs->args_slot)) return -1;
     int failed = hpc_row_work(core, w, inputs);
     if (failed) return failed;
     if (core->exchange->graph == NULL) hpc_row_count_received(core, w, -1);

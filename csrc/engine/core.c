@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "engine/args.h"
 
 static const char op_engine[] = "exchange";
 
@@ -74,41 +75,10 @@ static int pull_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     return d->pull_came(core, share, event->peer);
 }
 
-static double *args_slot(const hpc_exchange *ex, int core, int rank) {
-    size_t at = ((size_t)core * (size_t)ex->context->group.size + (size_t)rank) * HPC_RULE_ARGS * sizeof(double);
-    return (double *)(void *)(hpc_own_part(ex) + ex->layout.places[ex->context->group.rank].args + at);
-}
-
-static int args_came(hpc_core *core, const hpc_event *event) {
-    hpc_exchange *ex = core->exchange;
-    int rank = event->peer;
-    if (!ex->layout.places[rank].worker) return 0;
-    if (event->nbytes != sizeof core->args[rank]) {
-        char why[HPC_FAILURE_BYTES];
-        snprintf(why, sizeof why,
-                 "set_args: rank %d: rank %d sent %zu bytes of arguments of rule \"%s\" instead of %zu",
-                 ex->context->group.rank, rank, event->nbytes, ex->rule_name, sizeof core->args[rank]);
-        hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
-        return 1;
-    }
-    memcpy(core->args[rank], args_slot(ex, core->index, rank), sizeof core->args[rank]);
-    uint64_t set = atomic_load_explicit(&core->args_set[rank], memory_order_relaxed) + 1;
-    atomic_store_explicit(&core->args_set[rank], set, memory_order_release);
-    for (int r = 0; r < ex->context->group.size; r++) {
-        if (!ex->layout.places[r].worker || r == rank ||
-            atomic_load_explicit(&core->args_set[r], memory_order_relaxed) != set)
-            continue;
-        for (int a = 1; a < HPC_RULE_ARGS; a++) {
-            if (core->args[r][a] == core->args[rank][a]) continue;
-            char why[HPC_FAILURE_BYTES];
-            snprintf(why, sizeof why, "set_args: rank %d sets argument %d of rule \"%s\" to %.9g and rank %d to %.9g",
-                     rank, a, ex->rule_name, core->args[rank][a], r, core->args[r][a]);
-            hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);
-        }
-    }
-    hpc_share_answer(core, rank, hpc_signal_args(ex, ex->context->group.rank, core->index), set);
-    hpc_bell_ring(ex->context->group.bell); /* this rank's own set_args waits for those of all */
-    return 1;
+static int args_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
+    if (share == NULL) return 0;
+    if (!brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES)) return 1;
+    return hpc_args_came(core, share, event->peer, slot);
 }
 
 static void handle(hpc_core *core, const hpc_event *event) {
@@ -129,7 +99,7 @@ static void handle(hpc_core *core, const hpc_event *event) {
             known = pull_came(core, own_share(core, index), event);
             break;
         case HPC_OP_ARGS:
-            known = args_came(core, event);
+            known = args_came(core, own_share(core, index), event, slot);
             break;
         }
     if (known) return;

@@ -12,6 +12,17 @@
 #include "engine/engine.h"
 #include "engine/ticket.h"
 
+/* The rule of a key in a configuration; and the first one with a fold of its own, or NULL. */
+static inline const hpc_rule *hpc_config_rule(const hpc_exchange_config *config, int key) {
+    return config->rules != NULL ? config->rules[key] : config->rule;
+}
+
+static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *config) {
+    for (int k = 0; k < config->plan->n_keys; k++)
+        if (hpc_config_rule(config, k)->fold != NULL) return hpc_config_rule(config, k);
+    return NULL;
+}
+
 struct hpc_discipline {
     const char *name; /* for errors */
 

@@ -5,6 +5,7 @@
  *   rows.c      the rows that this rank owns, and the cores that work for them
  *   core.c      a core: polls and hands events to the discipline; by a thread, or inline
  *   row.c       a row: its inputs are counted, folded, applied and written
+ *   args.c      the arguments of rules, which travel with pushes
  *   answer.c    a share is answered
  *   forward.c   a row of several stages sends its fold on
  *   send.c      the trainer's side: how an update gets to the owners
@@ -19,7 +20,8 @@
  *   encoded params             the owners of their rows, between the worker's push (or pull) and the answer
  *   masters, receive slots     one core, where a master is not a worker's params; the slots by the sender they belong
  *                              to, between an answer and the next push
- *   args slots                 their worker; read by the core between the event and the answer
+ *   args slots                 their worker, before the event of the push in that slot; read by the core between the
+ *                              event and the answer
  * A push is an event (a release of the ring's tail, acquired by poll), an answer is a signal (a release, acquired by
  * the worker's look), so every access above is ordered by one of the two. No lock, no word with two writers. */
 #ifndef HPC_ENGINE_H
@@ -122,27 +124,18 @@ typedef struct hpc_life {
     int serves; /* rows of this rank outlast its own pushes */
 } hpc_life;
 
-/* A set_args. */
-typedef struct hpc_setting {
-    uint64_t sent;
-    int under_way, at; /* at: up to which core */
-} hpc_setting;
-
 struct hpc_exchange {
     hpc_context *context;
     hpc_plan *plan;
     const hpc_discipline *discipline;
-    void *own;   /* the discipline's */
-    void *graph; /* discipline/graph.c: the graph that rows were made of; NULL: there are servers */
-    hpc_rule rule;
-    char rule_name[64];
+    void *own;           /* the discipline's */
+    void *graph;         /* discipline/graph.c: the graph that rows were made of; NULL: there are servers */
+    hpc_key_rule *rules; /* by key */
     const struct hpc_fold_kernels *kernels;
-    hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
     hpc_asked asked;
     int stream;       /* parameters are written past the caches */
-    int averages;     /* the rule is average, over the weighted sum: folds go straight into the parameters */
     int rotates;      /* a model is trained in the slot that the next push sends, and its fold writes the slot after */
-    int args_of;      /* the rank whose arguments of the rule are used, -1: not known yet */
+    int own_args;     /* a rank's arguments of the rules are for its own parameters, and stay there */
     int owners_leave; /* an owner that has closed folds nothing more, and takes no event */
     hpc_peers peers;
     hpc_layout layout;
@@ -152,8 +145,8 @@ struct hpc_exchange {
 
     /* worker */
     hpc_pushed *keys;
-    size_t *push_slot; /* by row: offset in its owner's part of slot 0 for this rank's pushes, or HPC_NOWHERE */
-    hpc_setting setting;
+    size_t *push_slot;    /* by row: offset in its owner's part of slot 0 for this rank's pushes, or HPC_NOWHERE */
+    uint64_t *args_asked; /* by core of all ranks: args for which this rank has asked for an answer */
     hpc_life life;
     hpc_exchange_stats stats;
     hpc_usual usual; /* how long pushes take */

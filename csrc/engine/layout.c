@@ -224,7 +224,6 @@ static void find_workers(hpc_exchange *ex) {
     }
     ex->layout.lowest = 0;
     while (!ex->layout.places[ex->layout.lowest].worker) ex->layout.lowest++;
-    if (ex->args_of < 0) ex->args_of = ex->layout.lowest;
 }
 
 static int place_masters(hpc_exchange *ex, const char *op) {
@@ -279,8 +278,9 @@ int hpc_layout_make(hpc_exchange *ex, const char *op) {
         if (ex->rotates) p->params = p->gradients;
         if (p->worker) p->pushed = hpc_layout_take(p, counts);
         p->closed = hpc_layout_take(p, counts * (size_t)size);
-        if (p->cores > 0)
-            p->args = hpc_layout_take(p, (size_t)p->cores * (size_t)size * HPC_RULE_ARGS * sizeof(double));
+        if (p->shares > 0)
+            p->args = hpc_layout_take(p, (size_t)p->shares * (size_t)(ex->own_args ? 1 : size) *
+                                             (size_t)ex->layout.depth * HPC_ARGS_BYTES);
         size_t own = ex->discipline->part == NULL ? 0 : ex->discipline->part(ex, r);
         if (own > 0) p->own = hpc_layout_take(p, own);
     }

@@ -32,7 +32,7 @@ void hpc_rows_free(hpc_exchange *ex);
  * CPU twice. n_cpus is n or more; nodes[k] is the node of cpus[k]. Equal arguments give equal choices on all ranks. */
 void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wanted, int n, int *chosen);
 
-/* ---- signals: closed by each rank, args answered by each core, then one or two a share ---- */
+/* ---- signals: closed by each rank, args seen by each core, then one or two a share ---- */
 
 /* Values of a closed signal: the rank pushes nothing more; it answers nothing more either. */
 enum { HPC_CLOSED = 1, HPC_FREED = 2 };
@@ -90,6 +90,12 @@ static inline size_t hpc_slot_stride(const hpc_exchange *ex, const hpc_row *row)
 
 static inline int hpc_slot_depth(const hpc_exchange *ex) {
     return ex->discipline->one_slot ? 1 : ex->layout.depth;
+}
+
+/* The offset in its owner's part of the arguments of rank for its push in a slot. */
+static inline size_t hpc_args_at(const hpc_exchange *ex, const hpc_share *share, int rank, int slot) {
+    size_t at = ex->own_args ? (size_t)share->at : (size_t)share->at * (size_t)ex->context->group.size + (size_t)rank;
+    return ex->layout.places[share->owner].args + (at * (size_t)ex->layout.depth + (size_t)slot) * HPC_ARGS_BYTES;
 }
 
 static inline char *hpc_own_part(const hpc_exchange *ex) {

@@ -8,13 +8,15 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/args.h"
+
 /* ---- failure ---- */
 
 static void fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned) {
     char why[HPC_FAILURE_BYTES];
     const hpc_exchange *ex = core->exchange;
     snprintf(why, sizeof why, "rank %d: the %s of rule \"%s\" returned %d on key %s, elements %llu to %llu, step %llu",
-             ex->context->group.rank, what, ex->rule_name, returned, ex->plan->keys[w->row->key].name,
+             ex->context->group.rank, what, w->rule->name, returned, ex->plan->keys[w->row->key].name,
              (unsigned long long)w->row->offset, (unsigned long long)(w->row->offset + w->row->count - 1),
              (unsigned long long)w->step);
     hpc_exchange_fail(core->exchange, HPC_ERR_INVALID, why);
@@ -59,7 +61,8 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, h
                         .weights = core->base_weights,
                         .n = n,
                         .codec = w->codec,
-                        .args_of = ex->args_of,
+                        .args_of = w->args_of,
+                        .args_slot = (int)(w->share->version % (uint64_t)ex->layout.depth),
                         .slot = w->share->version};
 }
 
@@ -73,7 +76,8 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
                         .weights = core->base_weights,
                         .n = n,
                         .codec = w->codec,
-                        .args_of = core->exchange->args_of,
+                        .args_of = only < 0 ? w->args_of : w->inputs[only].args_of,
+                        .args_slot = slot,
                         .summed = core->exchange->asked.eager && only < 0,
                         .slot = (uint64_t)slot};
 }
@@ -86,11 +90,11 @@ static const float *fold_block(hpc_core *core, const hpc_work *w, const hpc_inpu
     const hpc_exchange *ex = core->exchange;
     size_t at = hpc_codec_span(inputs->codec, from);
     for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + at;
-    if (ex->rule.fold != NULL) {
+    if (w->rule->rule.fold != NULL) {
         memset(out, 0, n * sizeof(float));
         for (int i = 0; i < inputs->n; i++) {
-            int returned = ex->rule.fold(out, (int64_t)n, core->folding[i], (int64_t)hpc_codec_span(inputs->codec, n),
-                                         inputs->weights[i], args);
+            int returned = w->rule->rule.fold(out, (int64_t)n, core->folding[i],
+                                              (int64_t)hpc_codec_span(inputs->codec, n), inputs->weights[i], args);
             if (returned != 0) {
                 fail_kernel(core, w, "fold", returned);
                 return NULL;
@@ -103,8 +107,8 @@ static const float *fold_block(hpc_core *core, const hpc_work *w, const hpc_inpu
     return out;
 }
 
-static void next_args(const hpc_core *core, const hpc_work *w, int rank, double *args) {
-    memcpy(args, core->args[rank], sizeof core->args[rank]);
+static void next_args(const hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, double *args) {
+    memcpy(args, hpc_args_of(core->exchange, w->share, inputs->args_of, inputs->args_slot), HPC_ARGS_BYTES);
     args[0] = (double)(w->step + 1);
 }
 
@@ -113,8 +117,8 @@ static int fold_eagerly(hpc_core *core, hpc_work *w, int slot, int input) {
     static const double ones[2] = {1, 1};
     const hpc_exchange *ex = core->exchange;
     double args[HPC_RULE_ARGS];
-    next_args(core, w, ex->args_of, args);
     const hpc_inputs alone = hpc_row_inputs(core, w, slot, input);
+    next_args(core, w, &alone, args);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
         const float *block = fold_block(core, w, &alone, core->acc, 0, args, from, n);
@@ -146,13 +150,12 @@ void hpc_row_took(hpc_work *w, int slot) {
 
 static int apply_block(hpc_core *core, const hpc_work *w, const float *block, int count, const double *args,
                        size_t from, size_t n) {
-    const hpc_exchange *ex = core->exchange;
     if (w->row->action == HPC_EMIT) {
         memcpy(w->param + from, block, n * sizeof(float));
         return HPC_OK;
     }
-    int returned =
-        ex->rule.apply(w->param + from, block, count, w->state + from * (size_t)ex->rule.slots, args, (int64_t)n);
+    int returned = w->rule->rule.apply(w->param + from, block, count, w->state + from * (size_t)w->rule->rule.slots,
+                                       args, (int64_t)n);
     if (returned != 0) fail_kernel(core, w, "apply", returned);
     return returned;
 }
@@ -212,7 +215,7 @@ void hpc_row_send(hpc_core *core, const hpc_work *w, int to) {
     put_row(core, w, who);
 }
 
-/* Fold, rule and write of a whole row by ex->pass. */
+/* Fold, rule and write of a whole row by its rule's pass. */
 static int pass_row(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, receivers to, const double *args) {
     const hpc_exchange *ex = core->exchange;
     const hpc_row *row = w->row;
@@ -230,12 +233,12 @@ static int pass_row(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs,
             .n_in = inputs->n,
             .out = core->writing,
             .n_out = n_out,
-            .state = w->state + from * (size_t)ex->rule.slots,
+            .state = w->state + from * (size_t)w->rule->rule.slots,
             .args = args,
             .n = (int64_t)n,
             .stream = ex->stream,
         };
-        int returned = ex->pass(&pass);
+        int returned = w->rule->pass(&pass);
         if (returned == 0) continue;
         fail_kernel(core, w, "apply", returned);
         return returned;
@@ -251,7 +254,7 @@ static int pass_row(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs,
 static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to, const double *args) {
     const hpc_exchange *ex = core->exchange;
     const hpc_row *row = w->row;
-    int in_place = ex->averages && row->action == HPC_APPLY && !ex->asked.eager,
+    int in_place = w->rule->averages && row->action == HPC_APPLY && !ex->asked.eager,
         stream = ex->stream && w->n_outputs == 0;
     for (size_t from = 0; from < row->count; from += HPC_BLOCK) {
         size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
@@ -297,7 +300,7 @@ int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     const receivers to = {-1, inputs->takes};
     double args[HPC_RULE_ARGS];
     HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[w->row->key].name, w->row->count * sizeof(float));
-    next_args(core, w, inputs->args_of, args);
+    next_args(core, w, inputs, args);
     turn(ex, w, inputs->slot);
     w->step++;
     w->folded++;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/layout.h"
+#include "engine/args.h"
 #include "engine/params.h"
 #include "base/host.h"
 
@@ -125,7 +125,9 @@ static size_t aligned(size_t nbytes) {
 
 /* The private memory of a row, in this order: the rule's state, the accumulator, and the outputs as they are sent. */
 static size_t state_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    return row->action == HPC_APPLY ? aligned((size_t)row->count * sizeof(float) * (size_t)ex->rule.slots) : 0;
+    return row->action == HPC_APPLY
+               ? aligned((size_t)row->count * sizeof(float) * (size_t)ex->rules[row->key].rule.slots)
+               : 0;
 }
 
 static size_t acc_bytes(const hpc_exchange *ex, const hpc_row *row) {
@@ -153,16 +155,15 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     core->bases = malloc(most_inputs * sizeof *core->bases);
     core->base_weights = malloc(most_inputs * sizeof *core->base_weights);
     core->writing = malloc((size + 1) * sizeof *core->writing);
-    core->args = malloc(size * sizeof *core->args);
-    core->args_set = calloc(size, sizeof *core->args_set);
+    core->args_came = calloc(size, sizeof *core->args_came);
     core->kept = malloc((forwards + 1) * sizeof *core->kept);
     core->kept_first = calloc(size, sizeof *core->kept_first);
     core->kept_last = calloc(size, sizeof *core->kept_last);
     core->held = calloc(size, sizeof *core->held);
     core->holds = calloc(size, 1);
     if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL ||
-        core->writing == NULL || core->args == NULL || core->args_set == NULL || core->kept == NULL ||
-        core->kept_first == NULL || core->kept_last == NULL || core->held == NULL || core->holds == NULL)
+        core->writing == NULL || core->args_came == NULL || core->kept == NULL || core->kept_first == NULL ||
+        core->kept_last == NULL || core->held == NULL || core->holds == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
     for (size_t i = 0; i < forwards; i++) {
@@ -172,7 +173,6 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     core->due = INFINITY;
     core->in = ex->in_lanes[core->index];
     core->out = ex->out_lanes[core->index];
-    for (size_t r = 0; r < size; r++) memcpy(core->args[r], ex->rule.args, sizeof core->args[r]);
     return HPC_OK;
 }
 
@@ -189,10 +189,20 @@ static size_t params_offset(const hpc_exchange *ex, int rank, const hpc_row *row
     return hpc_params_at(ex, rank, row->key, 0) + row->offset * sizeof(float);
 }
 
+static int lowest_feeder(const hpc_exchange *ex, int row) {
+    int r = 0;
+    while (!hpc_row_is_fed_by(ex, row, r)) r++;
+    return r;
+}
+
 static void find_inputs(hpc_exchange *ex, hpc_work *w) {
+    w->args_of = ex->own_args ? ex->context->group.rank : lowest_feeder(ex, w->index);
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_edge *edge = &w->row->in[e];
-        w->inputs[e] = (hpc_input){edge->rank, edge->row, NULL, ex->layout.gradient_bytes};
+        w->inputs[e] = (hpc_input){.rank = edge->rank,
+                                   .forwarded = edge->row,
+                                   .args_of = edge->row < 0 ? edge->rank : lowest_feeder(ex, edge->row),
+                                   .stride = ex->layout.gradient_bytes};
         if (edge->row < 0 && hpc_reads_in_place(ex, w->row->owner, edge->rank))
             w->inputs[e].slots = gradient_at(ex, edge->rank, w->row);
     }
@@ -225,8 +235,8 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
 /* A row in one pass: float32 folded all at once, and every output mapped and float32. */
 static int can_pass(const hpc_exchange *ex, const hpc_work *w) {
     const hpc_row *row = w->row;
-    if (ex->pass == NULL || ex->asked.eager || !ex->discipline->whole || row->action != HPC_APPLY || !w->codec->plain ||
-        !w->sends->plain || row->n_in > HPC_PASS_INPUTS)
+    if (w->rule->pass == NULL || ex->asked.eager || !ex->discipline->whole || row->action != HPC_APPLY ||
+        !w->codec->plain || !w->sends->plain || row->n_in > HPC_PASS_INPUTS)
         return 0;
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].params == NULL) return 0;
@@ -298,6 +308,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         *w = (hpc_work){.index = i,
                         .row = row,
                         .codec = hpc_codec_of(row->codec_in),
+                        .rule = &ex->rules[row->key],
                         .sends = hpc_codec_of(row->codec_out),
                         .share = &ex->layout.shares[ex->layout.share_of[i]]};
         w->inputs = inputs;
@@ -360,6 +371,7 @@ int hpc_rows_open(hpc_exchange *ex, const char *op) {
     int me = ex->context->group.rank, status = HPC_OK;
     for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_core(ex, &ex->cores[c], op);
     if (status == HPC_OK) status = open_shares(ex, op);
+    if (status == HPC_OK) status = hpc_args_open(ex, op);
     if (status == HPC_OK) status = open_rows(ex, op);
     if (status == HPC_OK) status = open_copies(ex, op);
     if (status == HPC_OK) status = hpc_layout_walk(ex, me, -1, found_slots, ex);
@@ -375,8 +387,7 @@ void hpc_rows_free(hpc_exchange *ex) {
         free(core->bases);
         free(core->base_weights);
         free(core->writing);
-        free(core->args);
-        free(core->args_set);
+        free(core->args_came);
         free(core->kept);
         free(core->kept_first);
         free(core->kept_last);

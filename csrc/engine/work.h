@@ -19,6 +19,7 @@ enum {
 };
 
 #define HPC_NOWHERE SIZE_MAX
+#define HPC_ARGS_BYTES (HPC_RULE_ARGS * sizeof(double))
 
 typedef struct hpc_discipline hpc_discipline;
 
@@ -30,15 +31,18 @@ typedef struct hpc_share {
     size_t nbytes; /* of an update of all of them, as it is sent */
     size_t pushed; /* the part of nbytes that this rank pushes; rows that others forward to take none */
     int n_parts;
-    int *parts;       /* owner: the ranks at either end of its rows, itself last */
-    uint64_t version; /* owner: how often all rows have been folded */
-    int left;         /* owner: rows that are not folded yet for the next version */
-    void *own;        /* the discipline's */
+    int *parts;               /* owner: the ranks at either end of its rows, itself last */
+    uint64_t version;         /* owner: how often all rows have been folded */
+    int left;                 /* owner: rows that are not folded yet for the next version */
+    int args_came;            /* owner: a rank has brought new args for the next fold */
+    int args_from, args_slot; /* owner: the rank and the slot of the last new args */
+    void *own;                /* the discipline's */
 } hpc_share;
 
 /* Where the inputs and outputs of a row are. */
 typedef struct hpc_input {
     int rank, forwarded; /* forwarded: the row at rank that it comes from, or -1 */
+    int args_of;         /* the rank whose arguments of the rule hold for it: the lowest that it comes from */
     const char *slots;   /* of slot 0 */
     size_t stride;       /* between slots */
 } hpc_input;
@@ -50,11 +54,24 @@ typedef struct hpc_output {
     void *copy;    /* the source of puts, while the master changes; NULL: the master itself, or encoded */
 } hpc_output;
 
+/* The rule of a key. */
+typedef struct hpc_key_rule {
+    hpc_rule rule; /* its args: those of this rank's next push */
+    char name[64];
+    hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
+    int averages;      /* the rule is average, over the weighted sum: folds go straight into the parameters */
+    int news;          /* so many of the next pushes bring args to their slots */
+    int sent;          /* whether the present push has sent them to the share at hand */
+    double (*out)[HPC_RULE_ARGS]; /* by slot: those of its push, which a put may still read */
+} hpc_key_rule;
+
 /* A row that this rank owns. */
 typedef struct hpc_work {
     int index;
     const hpc_row *row;
     const hpc_codec *codec; /* of its inputs */
+    const hpc_key_rule *rule;
+    int args_of;            /* the lowest rank whose pushes reach it */
     const hpc_codec *sends; /* of its outputs */
     hpc_share *share;
     float *param;  /* the master; where models rotate, in the slot of the last fold */
@@ -67,7 +84,7 @@ typedef struct hpc_work {
     _Atomic char *came; /* the same by slot and input; written by the core alone */
     const double *weights;
     hpc_input *inputs;
-    int passes;          /* ex->pass can take its inputs and outputs */
+    int passes;          /* the rule's pass can take its inputs and outputs */
     hpc_output *outputs; /* all but the master itself; for a FORWARD receive slots */
     int n_outputs;
 } hpc_work;
@@ -97,8 +114,7 @@ typedef struct hpc_core {
     const char **bases;   /* of a whole row's, and their weights */
     double *base_weights;
     float **writing;                    /* the places where a pass writes */
-    double (*args)[HPC_RULE_ARGS];      /* by rank */
-    _Atomic uint64_t *args_set;         /* by rank: how often */
+    uint64_t *args_came;                /* by rank: events of args that it waited for an answer to */
     hpc_kept *kept, *free_kept;         /* room for all that can be kept at once */
     hpc_kept **kept_first, **kept_last; /* by rank: those to it, the oldest first */
     int n_kept, at_out;                 /* at_out: forwards are looked at before pushes */

@@ -15,17 +15,17 @@ enum { NAME_BYTES = 64 };
 
 /* A rank describes its exchange to the others by this struct, with n_keys key_descriptions behind it. */
 struct description {
-    char rule[NAME_BYTES];
-    double args[HPC_RULE_ARGS];
     uint64_t digest; /* of the plan */
     double grace;
-    int32_t slots, has_fold, fold_wires, consistency, shared_params, eager, in_place, n_keys, n_phases, staleness,
-        quorum;
+    int32_t consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum;
 };
 
 struct key_description {
     char name[NAME_BYTES]; /* the beginning; the digest covers all of it */
     uint64_t count;
+    char rule[NAME_BYTES];
+    double args[HPC_RULE_ARGS];
+    int32_t slots, has_fold, fold_wires;
 };
 
 static int is_edge(const hpc_graph *g, int to, int from) {
@@ -53,17 +53,18 @@ static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
 
 /* A user's fold must read elements of the wire's size: else it would read and write past a block. */
 static int check_fold(const hpc_exchange_config *f) {
-    const unsigned wires = f->rule->fold == NULL ? 0 : f->rule->fold_wires;
     char names[NAME_BYTES];
-    for (int i = 0; i < f->plan->n_rows && wires != 0; i++) {
+    for (int i = 0; i < f->plan->n_rows; i++) {
+        const hpc_rule *rule = hpc_config_rule(f, f->plan->rows[i].key);
+        const unsigned wires = rule->fold == NULL ? 0 : rule->fold_wires;
         int codec = f->plan->rows[i].codec_in;
-        if (wires >> codec & 1) continue;
+        if (wires == 0 || wires >> codec & 1) continue;
         hpc_codec_names(wires, names, sizeof names);
         return hpc_fail(
             HPC_ERR_CONFIG, op_create,
             "exchange: the fold of rule %s reads%s, and row %d takes its inputs as %s: give a wire that the "
             "fold reads, or another fold",
-            f->rule->name, names, i, hpc_codec_of(codec)->name);
+            rule->name, names, i, hpc_codec_of(codec)->name);
     }
     return HPC_OK;
 }
@@ -94,10 +95,11 @@ int hpc_models_rotate(const hpc_exchange_config *f) {
 }
 
 static int check_in_place(const hpc_exchange_config *f) {
-    if (f->in_place && (f->graph == NULL || !hpc_rule_averages(f->rule)))
-        return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: in_place needs a graph and rule average; here are %s and rule %s",
-                        f->graph == NULL ? "servers" : "a graph", f->rule->name);
+    for (int k = 0; k < f->plan->n_keys && f->in_place; k++)
+        if (f->graph == NULL || !hpc_rule_averages(hpc_config_rule(f, k)))
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: in_place needs a graph and rule average; here are %s and rule %s",
+                            f->graph == NULL ? "servers" : "a graph", hpc_config_rule(f, k)->name);
     if (f->in_place && f->quorum > 0)
         return hpc_fail(
             HPC_ERR_UNSUPPORTED, op_create,
@@ -175,14 +177,18 @@ int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f
                         "exchange: config->size is %zu, not %zu: call hpc_exchange_config_init first", f->size,
                         sizeof *f);
     if (f->refusal != NULL) return hpc_fail(HPC_ERR_INVALID, op_create, "%s", f->refusal);
-    if (f->plan == NULL || f->rule == NULL)
+    if (f->plan == NULL || (f->rule == NULL && f->rules == NULL))
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: %s is NULL", f->plan == NULL ? "plan" : "rule");
     if (f->progress < HPC_PROGRESS_AUTO || f->progress > HPC_PROGRESS_THREAD)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: progress is %d, not 0 (auto), 1 (inline) or 2 (thread)",
                         f->progress);
-    int status = hpc_rule_check(f->rule, op_create);
-    if (status == HPC_OK) status = hpc_isa_check(f->isa, op_create);
+    int status = hpc_isa_check(f->isa, op_create);
     if (status == HPC_OK) status = hpc_plan_check(f->plan, c->group.size);
+    for (int k = 0; status == HPC_OK && k < (f->rules == NULL ? 1 : f->plan->n_keys); k++)
+        status =
+            hpc_config_rule(f, k) != NULL
+                ? hpc_rule_check(hpc_config_rule(f, k), op_create)
+                : hpc_fail(HPC_ERR_INVALID, op_create, "exchange: the rule of key %s is NULL", f->plan->keys[k].name);
     if (status == HPC_OK) status = check_fold(f);
     if (status == HPC_OK) status = check_encoded(f);
     if (status == HPC_OK) status = check_quorum(f);
@@ -205,9 +211,25 @@ static int is_sound(hpc_reply *reply) {
         reply->nbytes != sizeof *d + (size_t)d->n_keys * sizeof(struct key_description))
         return 0;
     struct key_description *keys = (void *)(d + 1);
-    d->rule[NAME_BYTES - 1] = 0;
-    for (int k = 0; k < d->n_keys; k++) keys[k].name[NAME_BYTES - 1] = 0;
+    for (int k = 0; k < d->n_keys; k++) keys[k].name[NAME_BYTES - 1] = keys[k].rule[NAME_BYTES - 1] = 0;
     return 1;
+}
+
+static int compare_rules(int r, const struct key_description *k, const struct key_description *f) {
+    if (strcmp(k->rule, f->rule) != 0 || k->slots != f->slots || k->has_fold != f->has_fold)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has rule %s with %d slots, rank 0 %s with %d, for key %s", r, k->rule,
+                        k->slots, f->rule, f->slots, k->name);
+    if (k->fold_wires != f->fold_wires)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: the fold of rule %s has fold_wires %#x on rank %d and %#x on rank 0", k->rule,
+                        (unsigned)k->fold_wires, r, (unsigned)f->fold_wires);
+    for (int a = 1; a < HPC_RULE_ARGS; a++)
+        if (k->args[a] != f->args[a])
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: argument %d of rule %s is %.9g on rank %d and %.9g on rank 0, for key %s", a,
+                            k->rule, k->args[a], r, f->args[a], k->name);
+    return HPC_OK;
 }
 
 static int compare(int r, const struct description *d, const struct description *first) {
@@ -221,18 +243,10 @@ static int compare(int r, const struct description *d, const struct description 
                             "exchange: key %d is %s of %llu elements on rank %d and %s of %llu on rank 0: give the "
                             "same keys in the same order",
                             i, k[i].name, (unsigned long long)k[i].count, r, f[i].name, (unsigned long long)f[i].count);
-    if (strcmp(d->rule, first->rule) != 0 || d->slots != first->slots || d->has_fold != first->has_fold)
-        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has rule %s with %d slots, rank 0 %s with %d", r,
-                        d->rule, d->slots, first->rule, first->slots);
-    if (d->fold_wires != first->fold_wires)
-        return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: the fold of rule %s has fold_wires %#x on rank %d and %#x on rank 0", d->rule,
-                        (unsigned)d->fold_wires, r, (unsigned)first->fold_wires);
-    for (int a = 1; a < HPC_RULE_ARGS; a++)
-        if (d->args[a] != first->args[a])
-            return hpc_fail(HPC_ERR_CONFIG, op_create,
-                            "exchange: argument %d of rule %s is %.9g on rank %d and %.9g on rank 0", a, d->rule,
-                            d->args[a], r, first->args[a]);
+    for (int i = 0; i < d->n_keys; i++) {
+        int status = compare_rules(r, &k[i], &f[i]);
+        if (status != HPC_OK) return status;
+    }
     if (d->consistency != first->consistency || d->shared_params != first->shared_params || d->eager != first->eager)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: rank %d has consistency %d, shared_params %d, eager %d; rank 0 has %d, %d, %d", r,
@@ -276,16 +290,11 @@ int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *f, double de
     int status = mine == NULL || replies == NULL ? hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory") : HPC_OK;
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status != HPC_OK) goto out;
-    snprintf(mine->rule, sizeof mine->rule, "%s", ex->rule_name);
-    memcpy(mine->args, ex->rule.args, sizeof mine->args);
     mine->digest = hpc_plan_digest(ex->plan) ^ weights_digest(f->graph);
     mine->n_phases = f->graph == NULL ? 0 : f->graph->n_phases;
     mine->staleness = f->consistency == HPC_SSP ? f->staleness : 0;
     mine->quorum = ex->asked.quorum;
     mine->grace = ex->asked.grace;
-    mine->slots = ex->rule.slots;
-    mine->has_fold = ex->rule.fold != NULL;
-    mine->fold_wires = (int32_t)ex->rule.fold_wires;
     mine->consistency = f->consistency;
     mine->shared_params = ex->asked.shared_params;
     mine->eager = ex->asked.eager;
@@ -295,6 +304,12 @@ int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *f, double de
     for (int k = 0; k < ex->plan->n_keys; k++) {
         snprintf(keys[k].name, sizeof keys[k].name, "%.*s", NAME_BYTES - 1, ex->plan->keys[k].name);
         keys[k].count = ex->plan->keys[k].count;
+        const hpc_rule *rule = &ex->rules[k].rule;
+        snprintf(keys[k].rule, sizeof keys[k].rule, "%s", rule->name);
+        memcpy(keys[k].args, rule->args, sizeof keys[k].args);
+        keys[k].slots = rule->slots;
+        keys[k].has_fold = rule->fold != NULL;
+        keys[k].fold_wires = (int32_t)rule->fold_wires;
     }
     status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);
     if (status != HPC_OK) goto out;

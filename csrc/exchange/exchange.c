@@ -7,6 +7,7 @@
 
 #include "base/host.h"
 #include "discipline/discipline.h"
+#include "engine/args.h"
 #include "engine/params.h"
 #include "engine/send.h"
 
@@ -67,7 +68,9 @@ static int writes_past_caches(const hpc_exchange *ex) {
     size_t workers = 0;
     for (int r = 0; r < ex->context->group.size; r++) workers += (size_t)ex->layout.places[r].worker;
     size_t touched = workers * (ex->layout.gradient_bytes + (ex->asked.shared_params ? 0 : ex->layout.params_bytes)) +
-                     ex->layout.params_bytes * (size_t)(ex->rule.slots + ex->asked.shared_params);
+                     (ex->asked.shared_params ? ex->layout.params_bytes : 0);
+    for (int k = 0; k < ex->plan->n_keys; k++)
+        touched += (size_t)ex->plan->keys[k].count * sizeof(float) * (size_t)ex->rules[k].rule.slots;
     return touched > hpc_host_cache("");
 }
 
@@ -254,6 +257,20 @@ static int open_counts(hpc_exchange *ex) {
     return HPC_OK;
 }
 
+static int open_rules(hpc_exchange *ex, const hpc_exchange_config *f) {
+    ex->rules = calloc((size_t)ex->plan->n_keys, sizeof *ex->rules);
+    if (ex->rules == NULL) return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for rules");
+    for (int k = 0; k < ex->plan->n_keys; k++) {
+        hpc_key_rule *its = &ex->rules[k];
+        its->rule = *hpc_config_rule(f, k);
+        snprintf(its->name, sizeof its->name, "%s", its->rule.name);
+        its->rule.name = its->name;
+        its->pass = hpc_rule_pass(&its->rule);
+        its->averages = hpc_rule_averages(&its->rule);
+    }
+    return HPC_OK;
+}
+
 int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double timeout, hpc_exchange **exchange) {
     int status = hpc_context_ready(c, op_create);
     if (status != HPC_OK) return status;
@@ -276,11 +293,7 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     }
     ex->context = hpc_context_retain(c);
     ex->plan = plan;
-    ex->rule = *f->rule;
-    snprintf(ex->rule_name, sizeof ex->rule_name, "%s", f->rule->name);
-    ex->rule.name = ex->rule_name;
     ex->kernels = hpc_fold_kernels_of(f->isa);
-    ex->pass = hpc_rule_pass(&ex->rule);
     ex->discipline = hpc_discipline_of(f);
     ex->asked = (hpc_asked){.shared_params = f->shared_params != 0,
                             .eager = f->eager != 0,
@@ -288,10 +301,9 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
                             .in_place = f->in_place != 0,
                             .staleness = f->staleness,
                             .grace = f->grace < 0 ? -1 : f->grace};
-    ex->averages = hpc_rule_averages(f->rule);
-    ex->args_of = -1;
     ex->rotates = hpc_models_rotate(f);
     status = open_counts(ex);
+    if (status == HPC_OK) status = open_rules(ex, f);
     if (status == HPC_OK && ex->discipline->prepare != NULL) status = ex->discipline->prepare(ex, f, op_create);
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status == HPC_OK) status = hpc_exchange_agree(ex, f, deadline);
@@ -405,6 +417,7 @@ void hpc_exchange_free(hpc_exchange *ex) {
     }
     if (ex->discipline->free != NULL) ex->discipline->free(ex);
     hpc_rows_free(ex);
+    hpc_args_free(ex);
     free(ex->in_lanes);
     free(ex->out_lanes);
     hpc_window_free(ex->window);
@@ -453,8 +466,8 @@ static hpc_work *find_work(hpc_exchange *ex, int row, const char *op) {
 }
 
 /* Copies the rule's state between the core's order (block by block) and the caller's (slot by slot). */
-static void copy_state(const hpc_exchange *ex, const hpc_work *w, float *to, const float *from, int out) {
-    size_t count = (size_t)w->row->count, slots = (size_t)ex->rule.slots;
+static void copy_state(const hpc_work *w, float *to, const float *from, int out) {
+    size_t count = (size_t)w->row->count, slots = (size_t)w->rule->rule.slots;
     for (size_t b = 0; b < count; b += HPC_BLOCK) {
         size_t n = count - b < HPC_BLOCK ? count - b : HPC_BLOCK;
         for (size_t s = 0; s < slots; s++) {
@@ -470,7 +483,7 @@ int hpc_exchange_get_row(hpc_exchange *ex, int row, uint64_t *step, float *param
     hpc_core_pause(&ex->cores[w->row->core]);
     if (step != NULL) *step = w->step;
     if (params != NULL && w->param != NULL) memcpy(params, w->param, (size_t)w->row->count * sizeof(float));
-    if (state != NULL && w->state != NULL) copy_state(ex, w, state, w->state, 1);
+    if (state != NULL && w->state != NULL) copy_state(w, state, w->state, 1);
     hpc_core_resume(&ex->cores[w->row->core]);
     return HPC_OK;
 }
@@ -482,7 +495,7 @@ int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *
     w->step = step;
     if (ex->discipline->restored != NULL) ex->discipline->restored(ex, w, step);
     if (params != NULL && w->param != NULL) memcpy(w->param, params, (size_t)w->row->count * sizeof(float));
-    if (state != NULL && w->state != NULL) copy_state(ex, w, w->state, state, 0);
+    if (state != NULL && w->state != NULL) copy_state(w, w->state, state, 0);
     hpc_core_resume(&ex->cores[w->row->core]);
     return HPC_OK;
 }
@@ -506,23 +519,13 @@ int hpc_exchange_get_folded(hpc_exchange *ex, int rank, uint64_t *pushes) {
     return HPC_OK;
 }
 
-/* HPC_OK if no push, pull or set_args is under way: publish writes the same parameters as the cores, by the same lanes.
- */
-static int check_settled(const hpc_exchange *ex, const char *op) {
-    int status = hpc_worker_check_idle(ex, op);
-    if (status == HPC_OK && ex->setting.under_way)
-        status = hpc_fail(HPC_ERR_INVALID, op, "%s: set_args is under way on rank %d; call it again first", op,
-                          ex->context->group.rank);
-    return status;
-}
-
 int hpc_exchange_publish(hpc_exchange *ex, double timeout) {
     static const char op[] = "publish";
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
     int status = hpc_exchange_check(ex, op);
     if (status != HPC_OK) return status;
     double deadline = hpc_deadline(&ex->context->group, timeout);
-    status = hpc_context_agree(ex->context, op, check_settled(ex, op), deadline);
+    status = hpc_context_agree(ex->context, op, hpc_worker_check_idle(ex, op), deadline);
     return status == HPC_OK ? send_params(ex, op, deadline) : status;
 }
 

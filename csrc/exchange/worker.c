@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "engine/args.h"
 #include "engine/params.h"
 #include "engine/send.h"
 
@@ -90,12 +91,16 @@ static void publish_count(hpc_exchange *ex, int key) {
 static int send_push(hpc_exchange *ex, int key, hpc_limit *l) {
     const hpc_discipline *d = ex->discipline;
     hpc_pushed *k = &ex->keys[key];
+    hpc_key_rule *rule = &ex->rules[key];
     int slot = (int)(k->pushes % (uint64_t)ex->layout.depth);
-    for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0) {
+    for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0, rule->sent = 0) {
         int s = k->shares[k->at_share];
-        int status = d->send_share == NULL ? hpc_push_share(ex, s, slot, l) : d->send_share(ex, s, slot, l);
+        int status = rule->news > 0 ? hpc_args_send(ex, s, slot, l) : HPC_OK;
+        if (status != HPC_OK) return status;
+        status = d->send_share == NULL ? hpc_push_share(ex, s, slot, l) : d->send_share(ex, s, slot, l);
         if (status != HPC_OK) return status;
     }
+    rule->news -= rule->news > 0;
     k->pushes++;
     ex->stats.pushes++;
     hpc_watch_step(&ex->context->group.watch, k->pushes);
@@ -152,6 +157,7 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, hpc_lim
             fill_slot(ex, key, src);
             if (ex->asked.check_finite && (status = check_finite(ex, key, op)) != HPC_OK) return status;
             publish_count(ex, key);
+            if (ex->rules[key].news > 0) hpc_args_begin_push(ex, key, (int)(k->pushes % (uint64_t)ex->layout.depth));
             if (ex->discipline->begin_push != NULL) ex->discipline->begin_push(ex, key);
             hpc_end_gradient();
         }

@@ -18,7 +18,6 @@ typedef enum wait_kind {
     GRADIENT,  /* ASYNC, a slot that the victim has not read */
     START,     /* ASYNC, more events than the victim looks at */
     SERVE,     /* rank 0 serves, the victim has not closed */
-    SET_ARGS,  /* of the victim's rows */
     PUBLISH,   /* a collective */
     CLOSE,     /* ASYNC: they serve the victim until it has closed */
     RELAY,     /* a plan in which the victim hands on what it gets */
@@ -34,8 +33,7 @@ static void job_of(job *j, const rank *r, wait_kind kind, int progress) {
         j->plan = &relay.plan;
     }
     j->progress = progress;
-    if (kind == OWNER || kind == PULL || kind == GRADIENT || kind == START || kind == SET_ARGS)
-        j->servers[0] = VICTIM, j->n_servers = 1;
+    if (kind == OWNER || kind == PULL || kind == GRADIENT || kind == START) j->servers[0] = VICTIM, j->n_servers = 1;
     j->each = kind == PULL || kind == GRADIENT || kind == START || kind == CLOSE;
     if (kind == SERVE) {
         j->n_servers = 1;
@@ -64,7 +62,6 @@ static int push_and_wait(rank *r, hpc_exchange *e, int flags, double timeout) {
 /* Waits for the victim. Of what comes before the wait, any call may be the first to fail. */
 static int wait_once(rank *r, const job *j, hpc_exchange *e, wait_kind kind, double timeout) {
     static const float src[5000];
-    double args[HPC_RULE_ARGS] = {0, 0.25};
     uint64_t ticket;
     void *gradient;
     hpc_exchange *other = NULL;
@@ -87,8 +84,6 @@ static int wait_once(rank *r, const job *j, hpc_exchange *e, wait_kind kind, dou
         return status;
     case SERVE:
         return r->rank == 0 ? hpc_exchange_serve(e, timeout) : push_and_wait(r, e, BOTH, timeout);
-    case SET_ARGS:
-        return hpc_exchange_set_args(e, args, timeout);
     case PUBLISH:
         return hpc_exchange_publish(e, timeout);
     case CLOSE:
@@ -373,8 +368,8 @@ static void frees(rank *r) {
 
 int main(int argc, char **argv) {
     enum { INLINE = 16 * HPC_PROGRESS_INLINE, THREAD = 16 * HPC_PROGRESS_THREAD, STEPS = 64 };
-    static const char *const kinds[WAIT_KINDS] = {"wait",  "push_pull", "owner",   "pull",  "gradient", "start",
-                                                  "serve", "set_args",  "publish", "close", "relay",    "create"};
+    static const char *const kinds[WAIT_KINDS] = {"wait",  "push_pull", "owner", "pull",  "gradient", "start",
+                                                  "serve", "publish",   "close", "relay", "create"};
     static ranks_case cases[4 * WAIT_KINDS + 24];
     static char names[4 * WAIT_KINDS][40];
     const ranks_case any = {.size = 3, .victims = 1 << VICTIM, .timeout = SECONDS};

@@ -30,7 +30,7 @@ static void push_rows(const hpc_exchange *e, lie what) {
         if (what == LONG) nbytes = due + 4;
         if (in_place || what == EMPTY) nbytes = at = 0;
         if (in_place != (what == EMPTY)) imm = hpc_imm(HPC_OP_SHARE, 0, s);
-        if (in_place && what != EMPTY) nbytes = 8, at = e->layout.places[VICTIM].args + sizeof e->rule.args * LIAR;
+        if (in_place && what != EMPTY) nbytes = 8, at = hpc_args_at(e, &e->layout.shares[s], LIAR, 0);
         CHECK_OK(hpc_put_notify(lane, e->window, VICTIM, hpc_window_data(e->window), nbytes, at, imm, -1));
     }
 }
@@ -50,11 +50,11 @@ static void send_lie(const hpc_exchange *e, lie what) {
     hpc_lane *lane = e->in_lanes[0];
     int s = 0;
     while (e->layout.shares[s].owner != VICTIM) s++;
-    size_t args = e->layout.places[VICTIM].args + sizeof e->rule.args * LIAR;
+    size_t args = hpc_args_at(e, &e->layout.shares[s], LIAR, 0);
     size_t number = e->layout.places[VICTIM].own + ((size_t)e->layout.shares[s].at * 2 + LIAR) * sizeof(uint64_t);
     if (what == ARGS || what == PULL)
-        CHECK_OK(hpc_put_notify(lane, e->window, VICTIM, e->rule.args, sizeof e->rule.args - 8, args,
-                                hpc_imm(what == ARGS ? HPC_OP_ARGS : HPC_OP_PULL, 0, what == ARGS ? 0 : s), -1));
+        CHECK_OK(hpc_put_notify(lane, e->window, VICTIM, e->rules[0].rule.args, HPC_ARGS_BYTES - 8, args,
+                                hpc_imm(what == ARGS ? HPC_OP_ARGS : HPC_OP_PULL, 0, s), -1));
     else if (what == FORWARD)
         forward_rows(e);
     else if (e->asked.quorum > 0)
@@ -121,7 +121,7 @@ static void async(rank *r) {
     job_init(&j, r);
     j.servers[0] = VICTIM, j.n_servers = 1, j.each = 1;
     play(r, job_open(r, &j), (lie)r->arg,
-         r->arg == ARGS ? "rank 0 sent 56 bytes of arguments of rule \"sgd\" instead of 64"
+         r->arg == ARGS ? "rank 0 sent 56 bytes for the arguments of share 0 of key k0 instead of 64"
                         : "rank 0 sent 56 bytes for a pull of share 0 of key k0 instead of 0");
 }
 

@@ -297,9 +297,9 @@ static void bad_calls(rank *r) {
     CHECK_STATUS(hpc_exchange_gradient(e, 1, -1, NULL), HPC_ERR_INVALID);
     CHECK_STATUS(hpc_exchange_start(NULL, 1, BOTH, row, -1, &ticket), HPC_ERR_INVALID);
     CHECK_STATUS(hpc_exchange_get_stats(e, NULL), HPC_ERR_INVALID);
-    CHECK_STATUS(hpc_exchange_set_args(e, NULL, -1), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_exchange_set_args(e, -1, NULL), HPC_ERR_INVALID);
     args[2] = INFINITY;
-    CHECK_STATUS(hpc_exchange_set_args(e, args, -1), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_exchange_set_args(e, -1, args), HPC_ERR_INVALID);
     CHECK_MESSAGE("args[2]");
     static const int rows[] = {-1, 1000, 0};
     for (int i = 0; i < (r->rank ? 3 : 2); i++) { /* row 0 is rank 0's */

@@ -131,8 +131,8 @@ static void new_args(rank *r) {
     hpc_exchange *e = job_open(r, &j);
     if (!job_works(&j, r->rank)) {
         CHECK_OK(hpc_exchange_serve(e, -1));
-        double told[HPC_RULE_ARGS]; /* what the workers have set last */
-        CHECK_OK(hpc_exchange_get_args(e, told));
+        double told[HPC_RULE_ARGS]; /* what came with the workers' last push */
+        CHECK_OK(hpc_exchange_get_args(e, 0, told));
         CHECK_EQ(told[1] * 1024, rank_await(r, 1, 1));
         hpc_exchange_free(e);
         return;
@@ -149,12 +149,11 @@ static void new_args(rank *r) {
         double args[HPC_RULE_ARGS] = {12345, rates[step % 4], 0, step > 8 ? 0 : momenta[step % 3]};
         if (lags) rank_await(r, 0, (uint64_t)step + 1);
         if (step) { /* the first step goes with those of create; args[0] is not ours */
-            CHECK_OK(hpc_exchange_set_args(e, args, -1));
+            CHECK_OK(hpc_exchange_set_args(e, -1, args));
             double told[HPC_RULE_ARGS];
-            CHECK_OK(hpc_exchange_get_args(e, told));
+            CHECK_OK(hpc_exchange_get_args(e, 0, told));
             CHECK(told[0] == 0 && memcmp(told + 1, args + 1, sizeof args - sizeof *args) == 0);
             for (int i = 1; i < HPC_RULE_ARGS; i++) j.args[i] = args[i];
-            rank_set(r, 1, (uint64_t)(args[1] * 1024));
         }
         for (int key = 0; key < j.n_keys && step % 3 != 2; key++) { /* else twice in a row */
             if (j.each && !pushes) break;                           /* with momentum the order of updates counts */
@@ -168,6 +167,7 @@ static void new_args(rank *r) {
             free(sum);
             reference_check(&ref, r, e, key);
         }
+        if (pushes && step % 3 != 2) rank_set(r, 1, (uint64_t)(j.args[1] * 1024));
         if (pushes) rank_set(r, 0, (uint64_t)step + 1);
     }
     reference_free(&ref);
@@ -175,7 +175,7 @@ static void new_args(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* arg: progress. Rank 0 owns all rows and is in no call after its set_args: the others' have been answered by then. */
+/* arg: progress. Rank 0 owns all rows and is in no call after its set_args; those of the others wait for nobody. */
 static void new_args_then_away(rank *r) {
     job j;
     double args[HPC_RULE_ARGS] = {0, 0.25};
@@ -184,7 +184,7 @@ static void new_args_then_away(rank *r) {
     hpc_exchange *e = job_open(r, &j);
     int rounds = ranks_rounds(10);
     for (int round = 1; round <= rounds; round++) {
-        CHECK_OK(hpc_exchange_set_args(e, args, -1));
+        CHECK_OK(hpc_exchange_set_args(e, -1, args));
         rank_set(r, r->rank, (uint64_t)round);
         for (int who = 0; who < r->size; who++) rank_await(r, who, (uint64_t)round);
     }
@@ -209,7 +209,7 @@ static void own_rule(rank *r) {
     c.rule = &rule, c.progress = r->arg;
     CHECK_OK(job_create_with(r, &j, &c, -1, &e));
     for (int step = 0; step < 4; step++) {
-        if (step == 2) CHECK_OK(hpc_exchange_set_args(e, args, -1));
+        if (step == 2) CHECK_OK(hpc_exchange_set_args(e, -1, args));
         for (int key = 0; key < j.n_keys; key++) {
             job_push_pull(r, &j, e, key, step);
             const float *params = hpc_exchange_params(e, key);

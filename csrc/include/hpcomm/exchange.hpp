@@ -118,8 +118,9 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     void serve(double timeout = 1e9, Report report = {}) {
         report(hpc_exchange_serve(get(), timeout));
     }
-    void set_args(const hpc_rule &rule, double timeout = default_timeout, Report report = {}) {
-        report(hpc_exchange_set_args(get(), rule.args, timeout));
+    // From the next push on; of all keys, or of one.
+    void set_args(const hpc_rule &rule, int key = -1, Report report = {}) {
+        report(hpc_exchange_set_args(get(), key, rule.args));
     }
 
     // A key of which a push or a pull of this rank is under way; -1: none.

@@ -627,28 +627,29 @@ typedef enum hpc_progress {
 } hpc_progress;
 
 typedef struct hpc_exchange_config {
-    size_t size;                /* sizeof(hpc_exchange_config), set by hpc_exchange_config_init */
-    const hpc_plan *plan;       /* the same on all ranks */
-    const hpc_rule *rule;       /* the same name, slots, fold_wires and args on all ranks */
-    const float *const *values; /* by key: the initial parameters; rank 0's are used, the others' may be NULL */
-    int consistency;            /* hpc_consistency */
-    int progress;               /* hpc_progress; each rank its own */
-    int shared_params;          /* 1: the workers of a host read one copy; BSP and transports with peer_view only */
-    int eager;                  /* 1: add each input as it comes, in any order; 0: all at once, in the plan's order */
-    int check_finite;           /* 1: a push with NaN or Inf is refused */
-    int isa;                    /* hpc_isa of its kernels */
-    const hpc_graph *graph;     /* the graph of which the plan was made; NULL: the plan has servers */
-    int staleness;              /* HPC_SSP: steps, 0 or more */
-    int quorum;                 /* inputs that are enough for a fold; 0: all are needed. What comes after its fold is
-                                   left out, and its worker is told. On a graph it counts in-neighbours' inputs, and a
-                                   rank with fewer in-neighbours needs all of them. With servers each worker pushes
-                                   every key once, and pulls all keys, before it pushes one again */
-    int late;                   /* hpc_late_update; says nothing any more */
-    double grace;               /* seconds that a fold with its quorum waits for the others; negative: learned */
-    int in_place;               /* 1: models are trained where they lie: a push sends the key's parameters. Only for
-                                   graphs with the rule average, without a quorum. On a float32 wire one of the plan's
-                                   slots is the model, so its depth is 2 or more */
-    const char *refusal;        /* not NULL: this rank cannot take part; all ranks fail with this sentence */
+    size_t size;          /* sizeof(hpc_exchange_config), set by hpc_exchange_config_init */
+    const hpc_plan *plan; /* the same on all ranks */
+    const hpc_rule *rule; /* the same name, slots, fold_wires and args on all ranks; not used where rules is given */
+    const float *const *values;   /* by key: the initial parameters; rank 0's are used, the others' may be NULL */
+    int consistency;              /* hpc_consistency */
+    int progress;                 /* hpc_progress; each rank its own */
+    int shared_params;            /* 1: the workers of a host read one copy; BSP and transports with peer_view only */
+    int eager;                    /* 1: add each input as it comes, in any order; 0: all at once, in the plan's order */
+    int check_finite;             /* 1: a push with NaN or Inf is refused */
+    int isa;                      /* hpc_isa of its kernels */
+    const hpc_graph *graph;       /* the graph of which the plan was made; NULL: the plan has servers */
+    int staleness;                /* HPC_SSP: steps, 0 or more */
+    int quorum;                   /* inputs that are enough for a fold; 0: all are needed. What comes after its fold is
+                                     left out, and its worker is told. On a graph it counts in-neighbours' inputs, and a
+                                     rank with fewer in-neighbours needs all of them. With servers each worker pushes
+                                     every key once, and pulls all keys, before it pushes one again */
+    int late;                     /* hpc_late_update; says nothing any more */
+    double grace;                 /* seconds that a fold with its quorum waits for the others; negative: learned */
+    int in_place;                 /* 1: models are trained where they lie: a push sends the key's parameters. Only for
+                                     graphs with the rule average, without a quorum. On a float32 wire one of the plan's
+                                     slots is the model, so its depth is 2 or more */
+    const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
+    const char *refusal;          /* not NULL: this rank cannot take part; all ranks fail with this sentence */
 } hpc_exchange_config;
 
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
@@ -688,7 +689,7 @@ typedef enum hpc_push_flags {
  * already. *ticket is for test and wait. Waits only while the owner has too many events of this rank unpolled. BSP
  * refuses a push of a key whose last push is not applied yet; ASYNC refuses one when all slots of the key are in use.
  * While pulls of a key are under way its parameters are the exchange's, until the newest has ended. After
- * HPC_ERR_TIMEOUT the same call goes on where this one stopped; so do close and set_args. */
+ * HPC_ERR_TIMEOUT the same call goes on where this one stopped; so does close. */
 HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const float *src, double timeout,
                                uint64_t *ticket);
 /* Whether a push of key would be taken now: HPC_OK, or HPC_IN_PROGRESS while start would refuse it. */
@@ -703,13 +704,16 @@ HPC_API int hpc_exchange_progress(hpc_exchange *exchange);
 /* Serves until every worker has closed. For ranks that are no workers. */
 HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
 
-/* New args of the rule, from args[1] on, for every push that follows. Called by every worker with the same args while
- * nothing of it is under way; returns when all owners have them. */
-HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, const double *args, double timeout);
+/* New args of a key's rule, from args[1] on; key -1: of all keys. They travel with this rank's next push of the key,
+ * and hold from that push on; the call waits for nobody. Under BSP all workers of a key set the same args before the
+ * same push: else the exchange ends in HPC_ERR_CONFIG, which names two ranks. Under ASYNC, and on a graph, a rank's
+ * args are for its own updates or its own parameters; with a quorum of servers the lowest rank in a fold decides. On a
+ * rank that only serves they hold until the next push brings others. */
+HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, int key, const double *args);
 
-/* Writes the HPC_RULE_ARGS args of the next pushes into args; on a rank that only serves, those that the workers have
- * set. args[0] is 0. */
-HPC_API int hpc_exchange_get_args(hpc_exchange *exchange, double *args);
+/* Writes the HPC_RULE_ARGS args of the next push of key into args; on a rank that only serves, those of the last push.
+ * args[0] is 0. */
+HPC_API int hpc_exchange_get_args(hpc_exchange *exchange, int key, double *args);
 
 /* Reads or writes a row that this rank owns, while no push or pull of this rank is under way: its step, parameters
  * (count values) and state (slots * count values, slot by slot). Others may push meanwhile under ASYNC; the row is then

@@ -1,0 +1,139 @@
+#include "engine/args.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/send.h"
+
+static double *place_of(const hpc_exchange *ex, const hpc_share *share, int rank, int slot) {
+    return (double *)(void *)(hpc_own_part(ex) + hpc_args_at(ex, share, rank, slot));
+}
+
+int hpc_args_open(hpc_exchange *ex, const char *op) {
+    size_t depth = (size_t)ex->layout.depth;
+    int ranks = ex->own_args ? 1 : ex->context->group.size;
+    for (int k = 0; k < ex->plan->n_keys; k++) {
+        hpc_key_rule *its = &ex->rules[k];
+        its->out = calloc(depth, sizeof *its->out);
+        if (its->out == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);
+    }
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        const hpc_share *share = &ex->layout.shares[s];
+        if (share->owner != ex->context->group.rank) continue;
+        for (int r = 0; r < ranks; r++)
+            for (int slot = 0; slot < ex->layout.depth; slot++)
+                memcpy(place_of(ex, share, r, slot), ex->rules[share->key].rule.args, HPC_ARGS_BYTES);
+    }
+    ex->args_asked = calloc((size_t)ex->layout.n_cores + 1, sizeof *ex->args_asked);
+    return ex->args_asked != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for cores", op);
+}
+
+void hpc_args_free(hpc_exchange *ex) {
+    for (int k = 0; ex->rules != NULL && k < ex->plan->n_keys; k++) free(ex->rules[k].out);
+    free(ex->rules);
+    free(ex->args_asked);
+}
+
+/* ---- the core ---- */
+
+/* Whether rank's pushes reach a share through other stages only. */
+static int comes_by_stages(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    return !hpc_row_has_input(&ex->plan->rows[share->rows[0]], rank);
+}
+
+int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    hpc_exchange *ex = core->exchange;
+    if (ex->own_args || !hpc_feeds_share(ex, share, rank)) return 0;
+    share->args_came = 1;
+    share->args_from = rank;
+    share->args_slot = slot;
+    if (comes_by_stages(ex, share, rank))
+        hpc_share_answer(core, rank, hpc_signal_args(ex, share->owner, share->core), ++core->args_came[rank]);
+    return 1;
+}
+
+const double *hpc_args_of(const hpc_exchange *ex, const hpc_share *share, int rank, int slot) {
+    return place_of(ex, share, rank, slot);
+}
+
+/* The first argument that two ranks have not set alike; 0: there is none. */
+static int first_other(const double *a, const double *b) {
+    for (int i = 1; i < HPC_RULE_ARGS; i++)
+        if (a[i] != b[i]) return i;
+    return 0;
+}
+
+int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot) {
+    hpc_exchange *ex = core->exchange;
+    const double *first = place_of(ex, w->share, w->args_of, slot);
+    for (int r = 0; r < ex->context->group.size; r++) {
+        if (!hpc_row_is_fed_by(ex, w->index, r)) continue;
+        const double *theirs = place_of(ex, w->share, r, slot);
+        int a = first_other(theirs, first);
+        if (a == 0) continue;
+        char why[HPC_FAILURE_BYTES];
+        snprintf(why, sizeof why,
+                 "set_args: rank %d sets argument %d of rule \"%s\" of key %.64s to %.9g for push %llu and rank %d to "
+                 "%.9g",
+                 r, a, w->rule->name, ex->plan->keys[w->row->key].name, theirs[a],
+                 (unsigned long long)w->share->version + 1, w->args_of, first[a]);
+        hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);
+        return 0;
+    }
+    return 1;
+}
+
+/* ---- the worker ---- */
+
+void hpc_args_begin_push(hpc_exchange *ex, int key, int slot) {
+    hpc_key_rule *its = &ex->rules[key];
+    const hpc_pushed *k = &ex->keys[key];
+    memcpy(its->out[slot], its->rule.args, HPC_ARGS_BYTES);
+    its->sent = 0;
+    for (int i = 0; i < k->n_shares && ex->own_args; i++) {
+        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        if (share->owner == ex->context->group.rank)
+            memcpy(place_of(ex, share, share->owner, slot), its->out[slot], HPC_ARGS_BYTES);
+    }
+}
+
+/* A wait for the owner of a share to see arguments. */
+typedef struct seeing {
+    hpc_exchange *ex;
+    int signal, owner;
+    uint64_t asked;
+} seeing;
+
+static int is_seen(void *arg) {
+    const seeing *s = arg;
+    if (s->ex->inline_progress) hpc_context_work(s->ex->context);
+    return atomic_load_explicit(hpc_own_signal(s->ex->window, s->signal), memory_order_acquire) >= s->asked ||
+           atomic_load_explicit(&s->ex->fault.failed, memory_order_relaxed) != HPC_OK ||
+           hpc_closed_signal(s->ex, s->owner) == HPC_FREED;
+}
+
+static int who_sees(void *arg, int *ranks) {
+    ranks[0] = ((const seeing *)arg)->owner;
+    return 1;
+}
+
+int hpc_args_send(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &ex->layout.shares[s];
+    hpc_key_rule *its = &ex->rules[share->key];
+    int me = ex->context->group.rank, core = ex->layout.places[share->owner].first_core + share->core;
+    if (ex->own_args || !hpc_feeds_share(ex, share, me)) return HPC_OK;
+    if (!its->sent) {
+        int status = hpc_send_event(ex, share->core, share->owner, its->out[slot], HPC_ARGS_BYTES,
+                                    hpc_args_at(ex, share, me, slot), hpc_imm(HPC_OP_ARGS, slot, s), l);
+        if (status != HPC_OK) return status;
+        its->sent = 1;
+        ex->args_asked[core] += (uint64_t)comes_by_stages(ex, share, me);
+    }
+    if (!comes_by_stages(ex, share, me)) return HPC_OK;
+    seeing waits = {ex, hpc_signal_args(ex, share->owner, share->core), share->owner, ex->args_asked[core]};
+    if (is_seen(&waits)) return hpc_exchange_check(ex, "push");
+    const hpc_wait wait = {"push", is_seen, who_sees, &waits};
+    int status = hpc_wait_for(&ex->context->group, &wait, hpc_limit_left(ex, l));
+    return status == HPC_OK ? hpc_exchange_check(ex, "push") : status;
+}

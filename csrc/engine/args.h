@@ -1,0 +1,37 @@
+/* The arguments of the rules, which travel with the pushes.
+ *
+ * An owner has a place for the arguments of each of its shares, by worker and by slot of the worker's pushes. A worker
+ * whose arguments have changed puts them into the place of its next push's slot before it sends that push, by the same
+ * lane, and so for every slot once. A fold takes the arguments that lie beside its inputs. So they change from one step
+ * to the next and nobody waits. On a graph a rank's arguments are for its own parameters: it writes them into its own
+ * part, and nothing is sent.
+ *
+ * Order: the put comes before the push's event (a release); the core reads after it. The place is written again for the
+ * push that uses the slot next, after this one was answered. Where a push passes other stages before the rule is
+ * applied, the worker waits until the owner has seen the arguments: its push could overtake them. */
+#ifndef HPC_ARGS_H
+#define HPC_ARGS_H
+
+#include "engine/row.h"
+#include "engine/ticket.h"
+
+int hpc_args_open(hpc_exchange *ex, const char *op); /* fills this rank's places, before any push */
+void hpc_args_free(hpc_exchange *ex);
+
+/* ---- the core ---- */
+
+/* Arguments of rank have come. 0: the event is wrong. */
+int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot);
+/* The arguments of rank for its push in a slot. */
+const double *hpc_args_of(const hpc_exchange *ex, const hpc_share *share, int rank, int slot);
+/* Whether all whose pushes are in a fold of slot gave the same arguments; if not, the exchange fails. */
+int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot);
+
+/* ---- the worker ---- */
+
+/* Takes the arguments for the next push of key, which is in slot. */
+void hpc_args_begin_push(hpc_exchange *ex, int key, int slot);
+/* Sends them to the owner of a share; may be called again after a timeout. */
+int hpc_args_send(hpc_exchange *ex, int s, int slot, hpc_limit *l);
+
+#endif
