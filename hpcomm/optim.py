@@ -9,7 +9,7 @@ import ctypes
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -158,6 +158,8 @@ class Rule:
 
 AnyRule: TypeAlias = SGD | Momentum | Nesterov | Adam | Average | Rule
 
+RuleOrRules: TypeAlias = AnyRule | Mapping[str, AnyRule]
+
 # What C calls each rule, and the order of its hyper-parameters there (hpcomm.h).
 _BUILT_IN: dict[type, tuple[str, tuple[str, ...]]] = {
     SGD: ("sgd", ("lr", "weight_decay")),
@@ -174,6 +176,32 @@ def check_rule(rule: object) -> None:
         known = ", ".join(kind.__name__ for kind in (*_BUILT_IN, Rule))
         slip = f": {rule.__name__}() makes one" if isinstance(rule, type) and rule in _BUILT_IN else ""
         raise InvalidArgument(f"rule is {rule!r}: must be one of {known}{slip}")
+
+
+def by_key(rule: RuleOrRules, names: Iterable[str]) -> dict[str, AnyRule]:
+    """The rule of each key.
+
+    Raises:
+        InvalidArgument: what is given is no rule; a mapping has no rule for a key, or names what is no key.
+    """
+    keys = list(names)
+    if not isinstance(rule, Mapping):
+        check_rule(rule)
+        return dict.fromkeys(keys, rule)
+    for name, one in rule.items():
+        if name not in keys:
+            raise InvalidArgument(f"rule has {name!r}, which is not a key: the keys are {', '.join(keys[:8])}")
+        check_rule(one)
+    missing = [name for name in keys if name not in rule]
+    if missing:
+        raise InvalidArgument(f"rule has none for key {missing[0]!r}: a mapping gives every key its rule")
+    return {name: rule[name] for name in keys}
+
+
+def gathered(rules: Mapping[str, AnyRule]) -> RuleOrRules:
+    """The rule that all keys have; a dict by key where they differ."""
+    every = list(rules.values())
+    return every[0] if all(one == every[0] for one in every) else dict(rules)
 
 
 def c_name(rule: AnyRule) -> str:

@@ -8,7 +8,7 @@ from .context import Context
 from .errors import HpcommError
 from .exchange import Exchange, Graphs
 from .exchange.arguments import refuse
-from .optim import AnyRule, Average, Nesterov
+from .optim import Average, Nesterov, RuleOrRules
 from .topology import ParameterServer, root_expander
 
 _RULE = Nesterov()
@@ -22,7 +22,7 @@ def parameter_hub(
     servers: int | Iterable[int] | None = None,
     affinity: str = "key",
     interfaces: int | None = None,
-    rule: AnyRule = _RULE,
+    rule: RuleOrRules = _RULE,
     **options: Any,
 ) -> Exchange:
     """PHub (Luo et al., SoCC 2018): a parameter server whose cores each own chunks of 32 KiB for life, under BSP, with
@@ -60,7 +60,7 @@ def stochastic_reduce(
     *,
     topology: Graphs | Callable[[int], Graphs] | None = None,
     consistency: Consistency = NOTIFY_ACK,
-    rule: AnyRule = _AVERAGE,
+    rule: RuleOrRules = _AVERAGE,
     **options: Any,
 ) -> Exchange:
     """ASAP (Kadav and Kruus, 2016): every rank averages its model with those of its in-neighbours in a sparse graph,

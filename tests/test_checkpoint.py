@@ -27,7 +27,7 @@ from hpcomm import (
     Plan,
     optim,
 )
-from hpcomm.exchange.pieces import Kind, Piece, Span, blank, found, pieces
+from hpcomm.exchange.pieces import Kind, Piece, RuleKind, Span, blank, found, pieces
 from hpcomm.plan import Edge, Row
 
 F32 = np.float32
@@ -106,7 +106,7 @@ def test_own_shard_is_enough_under_the_same_plan() -> None:
         ex = Exchange(context, random(0), rule=Adam(), progress="inline")
         train(ex, context.rank, 0, 2)
         shard = ex.state_dict()
-        assert shard["rule"] == "adam"
+        assert set(shard["rule"]) == {"adam"}
         assert (shard["row_step"] == 2).all()
         assert all(isinstance(value, np.ndarray | int | str) for value in shard.values())
         context.barrier()
@@ -115,6 +115,46 @@ def test_own_shard_is_enough_under_the_same_plan() -> None:
         assert_same(train(ex, context.rank, 2, 4), want)
 
     run_threads(2, body)
+
+
+@on_both
+def test_a_shard_of_format_1_is_loaded() -> None:
+    """In which all keys had one rule."""
+
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), rule=Nesterov(lr=0.25, momentum=0.5), progress="inline")
+        train(ex, context.rank, 0, 2)
+        shard = ex.state_dict()
+        old = {**shard, "format": 1, "rule": "nesterov", "slots": 1, "args": np.array([0.25, 0.0, 0.5])}
+        context.barrier()
+        want = train(ex, context.rank, 2, 4)
+        ex.set(lr=0.75)
+        ex.load_state_dict(old)
+        assert ex.rule == Nesterov(lr=0.25, momentum=0.5)
+        assert_same(train(ex, context.rank, 2, 4), want)
+
+    run_threads(2, body)
+
+
+@on_both
+@pytest.mark.parametrize("graph", [False, True])
+def test_every_key_goes_on_with_its_own_rule(graph: bool) -> None:
+    rules = {"w": Adam(), "b": SGD(lr=0.5), "s": Nesterov(lr=0.25)}
+    options: dict[str, Any] = {"topology": hpcomm.topology.ring(3), "consistency": hpcomm.NOTIFY_ACK} if graph else {}
+
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), rule=rules, progress="inline", **options)
+        train(ex, context.rank, 0, 2)
+        ex.set(lr=0.0625, keys=["w", "s"])
+        shard = ex.state_dict()
+        context.barrier()
+        want = train(ex, context.rank, 2, 4)
+        ex.set(lr=3.0, keys="b")
+        ex.load_state_dict(shard)
+        assert ex.rule == {**rules, "w": Adam(lr=0.0625), "s": Nesterov(lr=0.0625)}
+        assert_same(train(ex, context.rank, 2, 4), want)
+
+    run_threads(3, body)
 
 
 @on_both
@@ -359,7 +399,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         r"a shard and the exchange differ in keys, such as \[\('s', 1\)",
     ),
     "other counts": (changed(counts=np.array([1, 2, 3])), r"a shard and the exchange differ in keys"),
-    "another format": (changed(format=2), r"format 2: this version reads format 1"),
+    "another format": (changed(format=3), r"format 3: this version reads format 1 and format 2"),
     "a replica": (changed(replica=1), r"a shard holds parameters of a graph, but the exchange is one of a hub"),
     "no state": (without("state"), r"is not what state_dict gave: KeyError\('state'\)"),
     "cut params": (changed(params=np.zeros(3, F32)), r"arrays of other sizes"),
@@ -376,7 +416,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         r"different rule arguments",
     ),
     "arguments out of range": (changed(args=np.array([-1, 0, 0.9, 0.9, 1e-8])), r"lr is -1"),
-    "too few arguments": (changed(args=np.array([0.1])), r"adam has 5 arguments: 1 are given"),
+    "too few arguments": (changed(args=np.array([0.1])), r"a shard has 1 arguments of rule 'adam'"),
 }
 
 
@@ -417,9 +457,9 @@ def test_ranks_with_different_arguments_are_told() -> None:
 
 
 def test_of_replicas_only_ones_own_counts() -> None:
-    kinds = [Kind("sgd", 0, {"w": 4}, replica=rank) for rank in range(3)]
+    kinds = [Kind((RuleKind("sgd", 0, 1),), {"w": 4}, replica=rank) for rank in range(3)]
     span = Span("w", 0, 4)
-    shards = [blank(kind, (0.1,), [span]) for kind in kinds]
+    shards = [blank(kind, ((0.1,),), [span]) for kind in kinds]
     for rank, shard in enumerate(shards):
         shard["params"][:] = rank
         shard["row_step"][:] = 7 + rank  # replicas need not be at the same step
@@ -435,19 +475,21 @@ def test_of_replicas_only_ones_own_counts() -> None:
 @settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
-    slots=st.integers(0, 2),
+    slots=st.lists(st.integers(0, 2), min_size=3, max_size=3),
     cuts=st.lists(st.floats(0, 1), max_size=12),
     other=st.lists(st.floats(0, 1), max_size=12),
     shards=st.integers(1, 3),
     seed=st.integers(0, 2**31),
 )
 def test_any_cut_is_found_in_any_other(
-    sizes: list[int], slots: int, cuts: list[float], other: list[float], shards: int, seed: int
+    sizes: list[int], slots: list[int], cuts: list[float], other: list[float], shards: int, seed: int
 ) -> None:
-    kind = Kind("adam", slots, {f"key {i}": size for i, size in enumerate(sizes)})
+    rules = tuple(RuleKind(f"rule {i}", slots[i], i) for i in range(len(sizes)))  # each key has its own
+    kind = Kind(rules, {f"key {i}": size for i, size in enumerate(sizes)})
+    mine = tuple(tuple(float(10 * i + k) for k in range(i)) for i in range(len(sizes)))
     rng = np.random.default_rng(seed)
     params = {name: rng.random(n, F32) for name, n in kind.keys.items()}
-    state = {name: rng.random((slots, n), F32) for name, n in kind.keys.items()}
+    state = {name: rng.random((rule.slots, n), F32) for (name, n), rule in zip(kind.keys.items(), rules, strict=True)}
 
     def spans(at: list[float]) -> list[Span]:
         made = []
@@ -461,7 +503,7 @@ def test_any_cut_is_found_in_any_other(
         return Piece(span, 5, params[span.key][span.offset : end], state[span.key][:, span.offset : end])
 
     def packed(spans: list[Span]) -> dict[str, Any]:
-        shard = blank(kind, (1.0, 2.0), spans)
+        shard = blank(kind, mine, spans)
         shard["row_step"][:] = 5
         for place, span in zip(pieces(shard, kind), spans, strict=True):
             place.params[:], place.state[:] = piece(span).params, piece(span).state
@@ -471,7 +513,7 @@ def test_any_cut_is_found_in_any_other(
     order = rng.permutation(len(cut))
     given_ = [packed([cut[i] for i in order[part::shards]]) for part in range(shards)]
     args, clock, have = found([{**shard, "clock": 3 + i} for i, shard in enumerate(given_)], kind, spans(other))
-    assert (args, clock) == ((1.0, 2.0), 2 + shards)
+    assert (args, clock) == (mine, 2 + shards)
     for one in have:
         want = piece(one.span)
         assert one.step == 5

@@ -52,7 +52,7 @@ def exchange_create(
     keep: object,
     *,
     plan: Any,
-    rule: Any,
+    rules: list[Any],
     values: list[NDArray[np.float32]],
     consistency: int,
     staleness: int,
@@ -66,11 +66,12 @@ def exchange_create(
     check_finite: bool,
     isa: int,
 ) -> Any:
-    """The handle of an exchange, which keeps `keep`, its rule's code among it, until it is freed."""
+    """The handle of an exchange, which keeps `keep`, its rules' code among it, until it is freed."""
     buffers = [from_buffer("float[]", array) for array in values]
     c_values = ffi.new("const float *[]", buffers)
     config = _exchange_config()
-    config.plan, config.rule, config.values = plan, rule, c_values
+    c_rules = ffi.new("const hpc_rule *[]", rules)
+    config.plan, config.rules, config.values = plan, c_rules, c_values
     config.consistency, config.progress, config.isa = consistency, progress, isa
     config.shared_params, config.eager, config.check_finite = shared_params, eager, check_finite
     config.graph, config.staleness, config.in_place = graph or ffi.NULL, staleness, in_place
@@ -119,16 +120,17 @@ def exchange_gradient_array(
     return mapped([memory_of(lib.hpc_exchange_memory(exchange, rank))], address, shape, dtype, True)
 
 
-def exchange_set_args(exchange: Any, args: tuple[float, ...], timeout: float) -> None:
+def exchange_set_args(exchange: Any, key: int, args: tuple[float, ...]) -> None:
+    """The arguments of a key's rule, from this rank's next push of it on."""
     c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
     c_args[1 : 1 + len(args)] = args
-    wait(lambda seconds: lib.hpc_exchange_set_args(exchange, c_args, seconds), timeout)
+    check(lib.hpc_exchange_set_args(exchange, key, c_args))
 
 
-def exchange_get_args(exchange: Any, n: int) -> tuple[float, ...]:
-    """The first n arguments of the rule, as the pushes that follow are applied with."""
+def exchange_get_args(exchange: Any, key: int, n: int) -> tuple[float, ...]:
+    """The first n arguments of a key's rule, of this rank's next push; on a rank that only serves, of the last one."""
     c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
-    check(lib.hpc_exchange_get_args(exchange, c_args))
+    check(lib.hpc_exchange_get_args(exchange, key, c_args))
     return tuple(c_args[1 : 1 + n])
 
 

@@ -1,7 +1,7 @@
 """The arguments of an exchange: checked, and brought into the form that C takes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -36,7 +36,8 @@ class Checked:
         mode: the engine's name of the consistency.
         phases: the graphs that the steps take in turn; () with servers.
         graph: C's struct of these graphs and of how keys are cut; None with servers.
-        rule: C's struct of the rule.
+        rules: by key.
+        c_rules: by key: C's struct of it.
     """
 
     values: dict[str, NDArray[np.float32]]
@@ -44,16 +45,17 @@ class Checked:
     plan: Plan
     phases: tuple[Graph, ...]
     graph: Any
-    rule: Any
+    rules: dict[str, AnyRule]
+    c_rules: list[Any]
 
 
 def checked(ctx: Context, params: Any, topology: Any, made: Made, plan: Plan | None, isa: str) -> Checked:
     """Raises what Exchange raises for arguments that cannot be. plan: one that was made earlier."""
     values = checked_params(params)
-    optim.check_rule(made.rule)
+    rules = optim.by_key(made.rule, values)
     phases = graph_phases(topology, ctx.size)
     mode = engine_mode(made.consistency, bool(phases))
-    check_engine(made.engine, bool(phases), made.rule)
+    check_engine(made.engine, bool(phases), rules.values())
     graph = None
     if phases:
         if plan is not None:
@@ -64,13 +66,13 @@ def checked(ctx: Context, params: Any, topology: Any, made: Made, plan: Plan | N
         plan = _hub_plan(ctx, values, topology, made, each=mode == "ASYNC")
     else:
         check_plan(plan, values, ctx.size)
-    return Checked(values, mode, plan, phases, graph, c_rule(made.rule, isa))
+    return Checked(values, mode, plan, phases, graph, rules, _c_rules(rules, isa))
 
 
-def check_engine(engine: EngineOptions, on_graph: bool, rule: AnyRule) -> None:
+def check_engine(engine: EngineOptions, on_graph: bool, rules: Iterable[AnyRule]) -> None:
     check_choice("progress", engine.progress, tuple(_core.PROGRESS))
     check_patience(engine.patience)
-    if engine.in_place and not (on_graph and isinstance(rule, Average)):
+    if engine.in_place and not (on_graph and all(isinstance(rule, Average) for rule in rules)):
         raise InvalidArgument("in_place needs a graph and rule Average: leave it out")
 
 
@@ -273,6 +275,12 @@ def wire_dtypes(plan: Plan) -> list[np.dtype[Any]]:
     keys, codecs = plan.rows.column("key").tolist(), plan.rows.column("codec_in").tolist()
     found = {k: names[c] for k, c, edges in zip(keys, codecs, inputs, strict=True) if pushed[edges]}
     return [Codec(found[k]).dtype for k in range(len(plan.keys))]
+
+
+def _c_rules(rules: Mapping[str, AnyRule], isa: str) -> list[Any]:
+    """C's structs; one for all keys that were given the same object."""
+    made = {id(rule): c_rule(rule, isa) for rule in rules.values()}
+    return [made[id(rule)] for rule in rules.values()]
 
 
 def c_rule(rule: AnyRule, isa: str) -> Any:

@@ -21,7 +21,7 @@ from .._core import exchange_start as _start
 from ..consistency import ASYNC, BSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
-from ..optim import SGD, AnyRule
+from ..optim import SGD, AnyRule, RuleOrRules
 from ..plan import Plan
 from ..topology import ParameterServer
 from . import snapshot
@@ -38,7 +38,7 @@ from .options import (
     engine_options,
     plan_options,
 )
-from .pieces import SHARED, Kind, Shard
+from .pieces import SHARED, Kind, RuleKind, Shard
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -137,7 +137,7 @@ class Exchange(Calls):
             graph also NOTIFY_ACK, SSP(s) and BARRIER. Consistency(quorum=q, late="drop") is BSP that goes on without
             stragglers: q workers' updates are enough, see late. On a graph give waits_for="neighbours" as well: this is
             NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours.
-        rule: SGD, Momentum, Nesterov, Adam, Average, or a Rule of one's own.
+        rule: SGD, Momentum, Nesterov, Adam, Average, or a Rule of one's own; or a mapping that gives every key its own.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology and the
             fields of PlanOptions are then ignored.
         engine: EngineOptions: how the exchange works.
@@ -155,7 +155,7 @@ class Exchange(Calls):
             pull would undo the rest. To change parameters use load_state_dict or the rule Average.
         plan: who owns which chunk.
         graph: the graphs that the steps take in turn; () with servers.
-        rule: the rule with its present hyper-parameters.
+        rule: the rule with its present hyper-parameters; where keys differ, a dict by key.
 
     With a quorum a worker pushes every key once a step, and pulls all keys before the next step. The parameters of a
     straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
@@ -179,7 +179,7 @@ class Exchange(Calls):
         "_made",
         "_nbytes",
         "_rows",
-        "_rule",
+        "_rules",
         "context",
         "graph",
         "params",
@@ -194,7 +194,7 @@ class Exchange(Calls):
         params: Mapping[str, Any],
         topology: AnyTopology = _DEFAULT_TOPOLOGY,
         consistency: Consistency = BSP,
-        rule: AnyRule = _DEFAULT_RULE,
+        rule: RuleOrRules = _DEFAULT_RULE,
         *,
         plan: Plan | PlanOptions | None = None,
         engine: EngineOptions = _DEFAULT_ENGINE,
@@ -221,11 +221,15 @@ class Exchange(Calls):
         except Exception as wrong:  # the other ranks wait for this one
             refuse(ctx, wrong)
             raise
-        self._made, self._rule, self.plan, self.graph = made, rule, given.plan, given.phases
+        self._made, self._rules, self.plan, self.graph = made, given.rules, given.plan, given.phases
         self._rows = owned_rows(given.plan, ctx.rank)
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
         counts = {name: value.size for name, value in given.values.items()}
-        self._kind = Kind(optim.c_name(rule), given.rule.slots, counts, ctx.rank if given.phases else SHARED)
+        kinds = tuple(
+            RuleKind(optim.c_name(own), c_rule.slots, len(optim.arguments(own)))
+            for own, c_rule in zip(given.rules.values(), given.c_rules, strict=True)
+        )
+        self._kind = Kind(kinds, counts, ctx.rank if given.phases else SHARED)
         self._handle = self._created(given, limit)
         self._open(given)
         ctx._exchanges[self._address] = self
@@ -236,9 +240,9 @@ class Exchange(Calls):
         return _core.exchange_create(
             self.context._handle,
             timeout,
-            self._rule,  # its machine code must stay as long as the engine
+            tuple(self._rules.values()),  # their machine code must stay as long as the engine
             plan=given.plan.handle,
-            rule=given.rule,
+            rules=given.c_rules,
             values=list(given.values.values()),
             consistency=_core.CONSISTENCIES[given.mode],
             staleness=consistency.staleness or 0,
@@ -370,26 +374,41 @@ class Exchange(Calls):
     # ---- the rule --------------------------------------------------------------------------------------------------
 
     @property
-    def rule(self) -> AnyRule:
-        """The rule with its present hyper-parameters."""
+    def rule(self) -> RuleOrRules:
+        """The rule with the hyper-parameters of this rank's next pushes; on a rank that only serves, of the last ones
+        that came. Where keys differ, a dict by key."""
+        return optim.gathered(self._rules_now())
+
+    def _rules_now(self) -> dict[str, AnyRule]:
         if self.params:
-            return self._rule
-        n = len(optim.arguments(self._rule))  # only the workers set them
-        return optim.with_arguments(self._rule, _core.exchange_get_args(self._handle, n))
+            return self._rules
+        return {  # only the workers set them
+            name: optim.with_arguments(rule, _core.exchange_get_args(self._handle, i, len(optim.arguments(rule))))
+            for i, (name, rule) in enumerate(self._rules.items())
+        }
 
-    def set(self, *, timeout: float | None = None, **changes: Any) -> None:
-        """Changes hyper-parameters of the rule, e.g. set(lr=0.01), for every push that follows.
+    def set(self, *, keys: Iterable[str] | str | None = None, timeout: float | None = None, **changes: Any) -> None:
+        """Changes hyper-parameters of the rule, e.g. set(lr=0.01), from this rank's next push of a key on.
 
-        Called by every worker, with the same values, while none of its pushes or pulls is under way; returns when all
-        owners have them.
+        The values travel with that push, so the call waits for nobody, and pushes that are under way keep theirs. Under
+        BSP every worker sets the same values before the same push; where they differ the exchange ends in ConfigError.
+        On a graph they are for this rank's own parameters, and under ASYNC for its own updates.
+
+        Args:
+            keys: whose rules change; None means all.
+            timeout: says nothing any more.
+            changes: hyper-parameters by name.
 
         Raises:
-            InvalidArgument: the rule has no hyper-parameter of that name, or the value is out of its range.
+            InvalidArgument: a rule has no hyper-parameter of that name, the value is out of its range, or a name is not
+                a key's; nothing has changed then.
         """
-        self._check_idle("set")
-        rule = optim.changed(self._rule, changes)
-        _core.exchange_set_args(self._handle, optim.arguments(rule), seconds(timeout, self._default))
-        self._rule = rule
+        self._check_open("set")
+        names = list(self._rules) if keys is None else [keys] if isinstance(keys, str) else list(keys)
+        rules = {self._key(name).name: optim.changed(self._rules[name], changes) for name in names}
+        for name, rule in rules.items():
+            _core.exchange_set_args(self._handle, self._every[name].index, optim.arguments(rule))
+        self._rules = {**self._rules, **rules}
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -432,16 +451,15 @@ class Exchange(Calls):
             self._check_rows("load_state_dict")
         except Exception as refused:  # the other ranks wait for this one
             wrong = refused
-        self._rule, self._ahead = snapshot.restored(
+        self._rules, self._ahead = snapshot.restored(
             self.context,
             self._handle,
             self._rows,
             self._kind,
-            self.rule,
+            self._rules_now(),
             shards,
             wrong,
             pushes=_core.exchange_version(self._handle),
-            works=bool(self.params),
             timeout=limit,
         )
 
@@ -452,7 +470,7 @@ class Exchange(Calls):
 
     def _saved(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
         """The rows of this rank as they are; also after a rank has died, for an exchange of the remaining ranks."""
-        shard = snapshot.saved(self._handle, self._rows, self._kind, self.rule, out)
+        shard = snapshot.saved(self._handle, self._rows, self._kind, self._rules_now(), out)
         if self._counts_updates:
             shard["clock"] = self.clock
         return shard

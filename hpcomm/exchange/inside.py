@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .exchange import Exchange
 from .options import Made
@@ -50,9 +51,9 @@ def check_idle(ex: Exchange, op: str) -> None:
     ex._check_idle(op)
 
 
-def go_on(ex: Exchange, from_: Kept, args: Sequence[float], clock: int, timeout: float | None) -> None:
-    """Loads what this rank has kept of the exchange before, with the rule's arguments and the step that all ranks have
-    agreed on. Collective."""
+def go_on(ex: Exchange, from_: Kept, args: NDArray[np.float64], clock: int, timeout: float | None) -> None:
+    """Loads what this rank has kept of the exchange before, with the rules' arguments (a row a key) and the step that
+    all ranks have agreed on. Collective."""
     shard = {**from_.shard, "replica": ex._kind.replica, "args": args, "clock": clock}
     if not ex._counts_updates:
         shard["row_step"] = np.full_like(shard["row_step"], clock)

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from ..codec import Codec, name_of, named
 from ..consistency import Consistency
 from ..errors import InvalidArgument
-from ..optim import AnyRule
+from ..optim import RuleOrRules
 from ..plan import Plan
 from ..topology import Graph, ParameterServer
 
@@ -116,7 +116,7 @@ class Made:
 
     topology: AnyTopology | None
     consistency: Consistency
-    rule: AnyRule
+    rule: RuleOrRules
     plan: PlanOptions
     engine: EngineOptions
     ranks: tuple[int, ...]

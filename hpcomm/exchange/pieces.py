@@ -2,7 +2,8 @@
 if need be.
 
 A *shard* is what one rank keeps: a dict of arrays, ints and texts, fit for numpy.savez. A *piece* is a range of a key's
-elements with its step, parameters and state (slots values an element, slot by slot). Where rows count updates and not
+elements with its step, parameters and state (slots values an element, slot by slot). Every key has a rule of its own;
+in format 1, which is still read, all keys had one. Where rows count updates and not
 steps (ASYNC with servers) a shard also has the rank's clock. Entries by other names are left alone, so a
 rank may keep more about its rows.
 """
@@ -10,14 +11,15 @@ rank may keep more about its rows.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidArgument
+from ..optim import MOST_ARGS
 
-FORMAT = 1
+FORMAT = 2
 SHARED = -1
 
 Shard = Mapping[str, Any]
@@ -42,27 +44,37 @@ class Piece:
     state: NDArray[np.float32]
 
 
+class RuleKind(NamedTuple):
+    """A key's rule: its name in C, the values of state of an element, and the number of its arguments."""
+
+    name: str
+    slots: int
+    n_args: int
+
+
 @dataclass(frozen=True)
 class Kind:
     """The properties that a checkpoint and an exchange must have in common. replica: the rank that owns these
     parameters, if each rank has its own; SHARED if all ranks have the same."""
 
-    rule: str
-    slots: int
+    rules: tuple[RuleKind, ...]  # by key
     keys: Mapping[str, int]  # elements of each
     replica: int = SHARED
 
 
-def blank(kind: Kind, args: Sequence[float], spans: Sequence[Span]) -> dict[str, Any]:
+Args: TypeAlias = tuple[tuple[float, ...], ...]  # by key: the arguments of its rule
+
+
+def blank(kind: Kind, args: Args, spans: Sequence[Span]) -> dict[str, Any]:
     """A shard of these spans, whose steps, parameters and state are still to be written: see pieces."""
     numbers = {name: i for i, name in enumerate(kind.keys)}
     elements = sum(span.count for span in spans)
     return {
         "format": FORMAT,
-        "rule": kind.rule,
-        "slots": kind.slots,
+        "rule": np.array([rule.name for rule in kind.rules], np.str_),
+        "slots": np.array([rule.slots for rule in kind.rules], np.int32),
         "replica": kind.replica,
-        "args": np.array(args, np.float64),
+        "args": padded(args),
         "keys": np.array(list(kind.keys), np.str_),
         "counts": np.array(list(kind.keys.values()), np.int64),
         "row_key": np.array([numbers[span.key] for span in spans], np.int32),
@@ -70,14 +82,20 @@ def blank(kind: Kind, args: Sequence[float], spans: Sequence[Span]) -> dict[str,
         "row_count": np.array([span.count for span in spans], np.int64),
         "row_step": np.zeros(len(spans), np.uint64),
         "params": np.empty(elements, np.float32),
-        "state": np.empty(kind.slots * elements, np.float32),
+        "state": np.empty(sum(kind.rules[numbers[span.key]].slots * span.count for span in spans), np.float32),
     }
 
 
-def found(
-    shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]
-) -> tuple[tuple[float, ...], int, list[Piece]]:
-    """The rule's arguments, the largest clock of the shards (0: they have none), and the wanted spans, put together
+def padded(args: Args) -> NDArray[np.float64]:
+    """The arguments as a table, a row a key."""
+    table = np.zeros((len(args), MOST_ARGS), np.float64)
+    for row, own in zip(table, args, strict=True):
+        row[: len(own)] = own
+    return table
+
+
+def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -> tuple[Args, int, list[Piece]]:
+    """The rules' arguments, the largest clock of the shards (0: they have none), and the wanted spans, put together
     from whatever pieces the shards hold.
 
     Raises:
@@ -88,7 +106,7 @@ def found(
     if not given:
         raise InvalidArgument("load_state_dict: shards is empty: give one or more")
     by_key: dict[str, list[Piece]] = {}
-    args: tuple[float, ...] | None = None
+    args: Args | None = None
     clock = 0
     for shard in given:
         if not isinstance(shard, Mapping):
@@ -96,8 +114,12 @@ def found(
         theirs = _checked(shard, kind)
         if int(shard["replica"]) != kind.replica:
             continue
-        if args is not None and not np.array_equal(theirs, args):
-            raise InvalidArgument(f"load_state_dict: the shards have different rule arguments: {args} and {theirs}")
+        if args is not None and theirs != args:
+            key = next(i for i, (a, b) in enumerate(zip(theirs, args, strict=True)) if a != b)
+            raise InvalidArgument(
+                f"load_state_dict: the shards have different rule arguments: {args[key]} and {theirs[key]}, "
+                f"for key {list(kind.keys)[key]!r}"
+            )
         args = theirs
         clock = max(clock, int(shard.get("clock", 0)))
         for piece in pieces(shard, kind):
@@ -111,37 +133,46 @@ def found(
     return args, clock, list(_assembled(by_key, kind, wanted))
 
 
-def _checked(shard: Shard, kind: Kind) -> tuple[float, ...]:
-    """The rule's arguments in a shard that fits kind."""
+def _checked(shard: Shard, kind: Kind) -> Args:
+    """The rules' arguments in a shard that fits kind."""
     try:
         keys = dict(zip(map(str, shard["keys"]), map(int, shard["counts"]), strict=True))
-        format_, rule, slots = int(shard["format"]), str(shard["rule"]), int(shard["slots"])
+        format_, n = int(shard["format"]), len(keys)
+        rules = [str(name) for name in np.broadcast_to(shard["rule"], n)]  # format 1 has one of each
+        slots = [int(value) for value in np.broadcast_to(shard["slots"], n)]
+        args = np.asarray(shard["args"], np.float64)
+        args = np.broadcast_to(args, (n, args.shape[-1]))
         shared = int(shard["replica"]) == SHARED
-        args = tuple(float(value) for value in shard["args"])
         clock = int(shard.get("clock", 0))
         elements = int(np.sum(shard["row_count"]))
+        states = sum(slots[key] * int(count) for key, count in zip(shard["row_key"], shard["row_count"], strict=True))
         sizes = [np.asarray(shard[name]).shape for name in ("params", "state")]
         rows = {len(shard[name]) for name in ("row_key", "row_offset", "row_count", "row_step")}
-    except (KeyError, TypeError, ValueError) as wrong:
+    except (KeyError, TypeError, ValueError, IndexError) as wrong:
         raise InvalidArgument(f"load_state_dict: a shard is not what state_dict gave: {wrong!r}") from None
-    if format_ != FORMAT:
-        raise InvalidArgument(f"load_state_dict: a shard has format {format_}: this version reads format {FORMAT}")
-    if (rule, slots) != (kind.rule, kind.slots):
+    if format_ not in (1, FORMAT):
         raise InvalidArgument(
-            f"load_state_dict: a shard is of rule {rule!r} with {slots} values of state an element, "
-            f"the exchange of {kind.rule!r} with {kind.slots}"
+            f"load_state_dict: a shard has format {format_}: this version reads format 1 and format {FORMAT}"
         )
     if keys != dict(kind.keys):
         odd = sorted(set(keys.items()) ^ set(kind.keys.items()))[:4]
         raise InvalidArgument(f"load_state_dict: a shard and the exchange differ in keys, such as {odd}")
+    for key, rule, values, own in zip(keys, rules, slots, kind.rules, strict=True):
+        if (rule, values) != (own.name, own.slots):
+            raise InvalidArgument(
+                f"load_state_dict: a shard is of rule {rule!r} with {values} values of state an element, "
+                f"the exchange of {own.name!r} with {own.slots}, for key {key!r}"
+            )
+        if args.shape[1] < own.n_args:
+            raise InvalidArgument(f"load_state_dict: a shard has {args.shape[1]} arguments of rule {rule!r}")
     if shared != (kind.replica == SHARED):
         have, want = ("a hub", "a graph") if shared else ("a graph", "a hub")
         raise InvalidArgument(f"load_state_dict: a shard holds parameters of {have}, but the exchange is one of {want}")
     if not 0 <= clock < 1 << 63:
         raise InvalidArgument(f"load_state_dict: a shard's clock is {clock}: steps are counted from 0 up")
-    if len(rows) != 1 or sizes != [(elements,), (slots * elements,)]:
+    if len(rows) != 1 or sizes != [(elements,), (states,)]:
         raise InvalidArgument(f"load_state_dict: a shard of {elements} elements has arrays of other sizes: {sizes}")
-    return args
+    return tuple(tuple(row[: own.n_args]) for row, own in zip(args.tolist(), kind.rules, strict=True))
 
 
 def pieces(shard: Shard, kind: Kind) -> Iterator[Piece]:
@@ -149,20 +180,22 @@ def pieces(shard: Shard, kind: Kind) -> Iterator[Piece]:
     names = [str(name) for name in shard["keys"]]
     params = np.ascontiguousarray(shard["params"], np.float32)
     state = np.ascontiguousarray(shard["state"], np.float32)
-    at = 0
+    at = state_at = 0
     rows = (shard[name] for name in ("row_key", "row_offset", "row_count", "row_step"))
     for key, offset, count, step in zip(*rows, strict=True):
-        n = int(count)
-        own = state[kind.slots * at : kind.slots * (at + n)].reshape(kind.slots, n)
+        n, slots = int(count), kind.rules[key].slots
+        own = state[state_at : state_at + slots * n].reshape(slots, n)
         yield Piece(Span(names[key], int(offset), n), int(step), params[at : at + n], own)
         at += n
+        state_at += slots * n
 
 
 def _assembled(by_key: Mapping[str, list[Piece]], kind: Kind, wanted: Sequence[Span]) -> Iterator[Piece]:
+    slots = {key: rule.slots for key, rule in zip(kind.keys, kind.rules, strict=True)}
     longest = {key: max(piece.span.count for piece in pieces) for key, pieces in by_key.items()}
     for span in wanted:
         params = np.empty(span.count, np.float32)
-        state = np.empty((kind.slots, span.count), np.float32)
+        state = np.empty((slots[span.key], span.count), np.float32)
         at, end = span.offset, span.offset + span.count
         step: int | None = None
         for piece in _overlapping(by_key.get(span.key, []), longest.get(span.key, 0), at, end):

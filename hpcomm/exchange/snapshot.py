@@ -1,7 +1,7 @@
 """An exchange's checkpoint: the rows of its owners into a shard, and back by all ranks together."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -10,19 +10,26 @@ from ..context import Context
 from ..errors import ConfigError, InvalidArgument
 from ..optim import AnyRule
 from . import pieces
-from .pieces import Kind, Piece, Shard, Span
+from .pieces import Args, Kind, Piece, Shard, Span
 
 _SENTENCE_BYTES = 400  # of a refusal, told to the peers
 _COUNTS = 16  # bytes: a clock and a count of pushes
 
 
+Rules: TypeAlias = dict[str, AnyRule]  # by key
+
+
+def arguments(rules: Rules) -> Args:
+    return tuple(optim.arguments(rule) for rule in rules.values())
+
+
 def saved(
-    exchange: Any, rows: list[tuple[int, Span]], kind: Kind, rule: AnyRule, out: dict[str, Any] | None = None
+    exchange: Any, rows: list[tuple[int, Span]], kind: Kind, rules: Rules, out: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The shard of these rows: one copy of what the owner keeps. out: a shard of the same rows, written again."""
-    args = optim.arguments(rule)
+    args = arguments(rules)
     shard = pieces.blank(kind, args, [span for _, span in rows]) if out is None else out
-    shard["args"][:] = args
+    shard["args"][:] = pieces.padded(args)
     for i, ((row, _), piece) in enumerate(zip(rows, pieces.pieces(shard, kind), strict=True)):
         shard["row_step"][i] = _core.exchange_get_row(exchange, row, piece.params, piece.state)
     return shard
@@ -33,44 +40,47 @@ def restored(
     exchange: Any,
     rows: list[tuple[int, Span]],
     kind: Kind,
-    rule: AnyRule,
+    rules: Rules,
     shards: Shard | Iterable[Shard],
     wrong: Exception | None,
     *,
     pushes: int,
-    works: bool,
     timeout: float,
-) -> tuple[AnyRule, list[int]]:
-    """Writes the shards into the rows of every rank. Collective. Returns the rule with the shards' hyper-parameters,
+) -> tuple[Rules, list[int]]:
+    """Writes the shards into the rows of every rank. Collective. Returns the rules with the shards' hyper-parameters,
     and by rank how far the largest clock of any shard is ahead of the rank's pushes in this exchange. wrong: the reason
-    if this rank refuses. pushes: of this rank. works: this rank is a worker."""
-    args: tuple[float, ...] = ()
+    if this rank refuses. pushes: of this rank."""
+    args: Args = ()
     clock = 0
     owned: list[Piece] = []
-    found = rule
+    found = rules
     try:
         if wrong is None:
             args, clock, owned = pieces.found(shards, kind, [span for _, span in rows])
-            found = optim.with_arguments(rule, args)
+            found = {
+                name: optim.with_arguments(rule, own) for (name, rule), own in zip(rules.items(), args, strict=True)
+            }
     except Exception as refused:  # the other ranks wait for this one
         wrong = refused
-    every = _agree(ctx, wrong, args, (clock, pushes), timeout)
+    every = _agree(ctx, wrong, args, (clock, pushes), list(rules), timeout)
     for (row, _), piece in zip(rows, owned, strict=True):
         _core.exchange_set_row(exchange, row, piece.step, piece.params, piece.state)
-    if works and args != optim.arguments(rule):
-        _core.exchange_set_args(exchange, args, timeout)
+    for key, (own, before) in enumerate(zip(args, arguments(rules), strict=True)):
+        if own != before:
+            _core.exchange_set_args(exchange, key, own)
     _core.exchange_publish(exchange, timeout)
     furthest = max(theirs for theirs, _ in every)
     return found, [furthest - theirs for _, theirs in every]
 
 
 def _agree(
-    ctx: Context, wrong: Exception | None, args: tuple[float, ...], counts: tuple[int, int], timeout: float
+    ctx: Context, wrong: Exception | None, args: Args, counts: tuple[int, int], names: list[str], timeout: float
 ) -> list[tuple[int, int]]:
     """The counts of every rank. Raises on every rank if a rank has found something wrong, or if their arguments
     differ."""
-    words = np.zeros(optim.MOST_ARGS, np.float64)
-    words[: len(args)] = args
+    words = np.zeros((len(names), optim.MOST_ARGS), np.float64)
+    if args:
+        words[:] = pieces.padded(args)
     told = "" if wrong is None else str(wrong) or type(wrong).__name__
     sentence = told.encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b"\0")
     parts = ctx.allgather(np.array(counts, np.int64).tobytes() + words.tobytes() + sentence, timeout)
@@ -83,10 +93,11 @@ def _agree(
             raise InvalidArgument(f"rank {rank} refuses the checkpoint: {told}")
     for rank, part in enumerate(every):
         if part != every[0]:
-            theirs = np.frombuffer(part[: words.nbytes])[: len(args)]
+            first, theirs = (np.frombuffer(one[: words.nbytes]).reshape(words.shape) for one in (every[0], part))
+            key = int(np.argmax(np.any(first != theirs, axis=1)))
+            n = len(args[key])
             raise ConfigError(
-                f"load_state_dict: rank 0's shards have rule arguments "
-                f"{tuple(np.frombuffer(every[0][: words.nbytes])[: len(args)].tolist())}, rank {rank}'s "
-                f"{tuple(theirs.tolist())}"
+                f"load_state_dict: rank 0's shards have rule arguments {tuple(first[key, :n].tolist())}, rank {rank}'s "
+                f"{tuple(theirs[key, :n].tolist())}, for key {names[key]!r}"
             )
     return [(int(clock), int(pushes)) for clock, pushes in (np.frombuffer(part, np.int64, 2) for part in parts)]

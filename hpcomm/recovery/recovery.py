@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import optim
 from ..checkpoint import restore
@@ -170,7 +171,12 @@ def _over(
     elif not callable(topology):
         topology = among(graph_phases(topology, len(made.ranks)), left)
     values = {key.name: ex.params[key.name] if ex.params else np.zeros(key.shape, np.float32) for key in ex.plan.keys}
-    rule = optim.with_arguments(made.rule, args)
+    rule = optim.gathered(
+        {
+            name: optim.with_arguments(own, row[: len(optim.arguments(own))])
+            for (name, own), row in zip(optim.by_key(made.rule, values).items(), args.tolist(), strict=True)
+        }
+    )
     new = Exchange(fresh, values, topology, consistency, rule, plan=plan, engine=made.engine, timeout=timeout)
     inside.make_as(new, replace(made, plan=plan))
     extra = lost.extra
@@ -190,14 +196,19 @@ def _over(
 
 def _agreed(
     ctx: Context, lost: _Lost, folded: int, missing: int, timeout: float | None
-) -> tuple[int, int, list[float]]:
+) -> tuple[int, int, NDArray[np.float64]]:
     """The most steps of which any rank has folded anything; who is gone that owned parameters, as any rank's lost
-    exchange had it, else -1; and the rule's arguments as the furthest worker has them: some may have been setting them
-    when another one died."""
-    told = np.array([folded, missing, lost.kept.begun, *lost.kept.shard["args"]], np.float64).tobytes()
+    exchange had it, else -1; and the rules' arguments, a row a key, as the furthest worker has them: some may have been
+    setting them when another one died."""
+    args = lost.kept.shard["args"]
+    told = np.array([folded, missing, lost.kept.begun, *np.ravel(args)], np.float64).tobytes()
     every = [np.frombuffer(part) for part in ctx.allgather(told, timeout)]
     furthest = max(every, key=lambda part: float(part[2]))
-    return int(max(part[0] for part in every)), int(max(part[1] for part in every)), furthest[3:].tolist()
+    return (
+        int(max(part[0] for part in every)),
+        int(max(part[1] for part in every)),
+        furthest[3:].reshape(np.shape(args)),
+    )
 
 
 def _gaps(before: Sequence[Graph], now: Sequence[Graph]) -> tuple[float, float] | None:
