@@ -173,7 +173,7 @@ def test_ranks_that_set_different_values_are_told() -> None:
         ex.set(lr=0.5 + context.rank)
         ex.step(gradient(0, 0))
 
-    with pytest.raises(hpcomm.ConfigError, match=r"argument 1 of rule .sgd. to"):
+    with pytest.raises(hpcomm.ConfigError, match=r"argument 1 of rule .sgd. of key w to"):
         run_threads(2, body)
 
 
