@@ -167,13 +167,59 @@ def test_hyper_parameters_that_cannot_be_set(alone: hpcomm.Context) -> None:
 
 
 @on_both
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_key_is_trained_as_if_all_had_its_rule(graph: bool) -> None:
+    kinds = [SGD(lr=0.5), Nesterov(lr=0.25, weight_decay=0.125), Adam()]
+    names = list(random(0))
+    rules = {name: kinds[i % len(kinds)] for i, name in enumerate(names)}
+    options: dict[str, Any] = {"topology": hpcomm.topology.ring(3), "consistency": hpcomm.NOTIFY_ACK} if graph else {}
+
+    def body(rule: Any, context: hpcomm.Context) -> dict[str, Any]:
+        ex = Exchange(context, random(0), rule=rule, progress="inline", **options)
+        for step in range(4):
+            if step == 2:
+                ex.set(lr=0.0625, keys=names[0])
+            ex.step(gradient(context.rank, step))
+        return {name: value.copy() for name, value in ex.params.items()}
+
+    mixed = run_threads(3, functools.partial(body, rules))
+    for i, kind in enumerate(kinds):
+        alone = run_threads(3, functools.partial(body, kind))
+        for rank in range(3):
+            for name in names[i :: len(kinds)]:
+                np.testing.assert_array_equal(mixed[rank][name], alone[rank][name], err_msg=f"{name} of rank {rank}")
+
+
+def test_rules_by_key_that_cannot_be(alone: hpcomm.Context) -> None:
+    names = list(random(0))
+    rules: dict[str, Any] = dict.fromkeys(names, SGD())
+    refused: list[tuple[Any, str]] = [
+        ({**rules, "other": SGD()}, r"rule has 'other', which is not a key: the keys are"),
+        ({names[0]: SGD()}, rf"rule has none for key {names[1]!r}: a mapping gives every key its rule"),
+        ({**rules, names[0]: "sgd"}, r"rule is 'sgd': must be one of SGD"),
+    ]
+    for rule, told in refused:
+        with pytest.raises(InvalidArgument, match=told):
+            Exchange(alone, random(0), rule=rule)
+    ex = Exchange(alone, random(0), rule={**rules, names[0]: Average()})
+    with pytest.raises(InvalidArgument, match="Average has no 'lr' to set"):
+        ex.set(lr=1)
+    with pytest.raises(InvalidArgument, match="other"):
+        ex.set(lr=1, keys=[names[1], "other"])
+    assert ex.rule == {**rules, names[0]: Average()}  # and nothing has changed
+    ex.set(lr=1, keys=[names[1]])
+    assert ex.rule == {**rules, names[0]: Average(), names[1]: SGD(lr=1)}
+    assert Exchange(alone, random(0), rule=rules).rule == SGD()  # one rule, where all keys have it
+
+
+@on_both
 def test_ranks_that_set_different_values_are_told() -> None:
     def body(context: hpcomm.Context) -> None:
         ex = Exchange(context, random(0), rule=SGD(lr=0.1), progress="inline")
         ex.set(lr=0.5 + context.rank)
         ex.step(gradient(0, 0))
 
-    with pytest.raises(hpcomm.ConfigError, match=r"argument 1 of rule .sgd. of key w to"):
+    with pytest.raises(hpcomm.ConfigError, match=r"argument 1 of rule .sgd. of key \w to"):
         run_threads(2, body)
 
 

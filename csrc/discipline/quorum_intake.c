@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "discipline/quorum.h"
+#include "engine/args.h"
 #include "engine/core.h"
 
 static const double LEAST = 0.01; /* seconds of grace, when it is learned: a scheduler's slice */
@@ -258,15 +259,14 @@ static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
 }
 
 /* The arguments of the rule are those of the lowest rank in the fold. */
-static void find_args(const hpc_share *share, const hpc_work *w, hpc_inputs *inputs) {
+static void find_args(const hpc_exchange *ex, const hpc_share *share, const hpc_work *w, hpc_inputs *inputs) {
     const hpc_intake *in = hpc_intake_of(share);
     int lowest = -1;
     for (int e = 0; e < w->row->n_in; e++) {
         int r = w->inputs[e].rank;
         if (in->takes[r] && (lowest < 0 || r < lowest)) lowest = r;
     }
-    inputs->args_of = lowest;
-    inputs->args_slot = in->senders[lowest].slot;
+    inputs->args = hpc_args_of(ex, share, lowest, in->senders[lowest].slot);
 }
 
 /* Weights that add up to 1 (a mean) do so again, on graphs all do; those of a sum stay as they are. On a graph a row's
@@ -283,7 +283,7 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         hpc_inputs inputs = hpc_row_take(core, w, taking, hpc_own_leads(ex) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
         inputs.takes = in->takes;
-        if (!hpc_own_leads(ex)) find_args(share, w, &inputs);
+        if (!hpc_own_leads(ex)) find_args(ex, share, w, &inputs);
         if (hpc_own_leads(ex)) w->step = (uint64_t)((int64_t)version - 1 + hpc_phases_of(ex)->keys[share->key].ahead);
         int failed = hpc_row_work(core, w, &inputs);
         if (failed) return failed;

@@ -258,8 +258,7 @@ static int fold(hpc_core *core, hpc_share *share) {
                                    .weights = &scale,
                                    .n = 1,
                                    .codec = hpc_codec_of(HPC_F32),
-                                   .args_of = w->args_of,
-                                   .args_slot = (int)(share->version % (uint64_t)ex->layout.depth),
+                                   .args = w->args[share->version % (uint64_t)ex->layout.depth],
                                    .slot = share->version};
         int failed = hpc_row_work(core, w, &inputs);
         if (failed) return failed;

@@ -88,9 +88,9 @@ int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot) {
 
 void hpc_args_begin_push(hpc_exchange *ex, int key, int slot) {
     hpc_key_rule *its = &ex->rules[key];
-    const hpc_pushed *k = &ex->keys[key];
+    hpc_pushed *k = &ex->keys[key];
     memcpy(its->out[slot], its->rule.args, HPC_ARGS_BYTES);
-    its->sent = 0;
+    k->brings = 1;
     for (int i = 0; i < k->n_shares && ex->own_args; i++) {
         const hpc_share *share = &ex->layout.shares[k->shares[i]];
         if (share->owner == ex->context->group.rank)
@@ -120,14 +120,14 @@ static int who_sees(void *arg, int *ranks) {
 
 int hpc_args_send(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
-    hpc_key_rule *its = &ex->rules[share->key];
+    hpc_pushed *k = &ex->keys[share->key];
     int me = ex->context->group.rank, core = ex->layout.places[share->owner].first_core + share->core;
     if (ex->own_args || !hpc_feeds_share(ex, share, me)) return HPC_OK;
-    if (!its->sent) {
-        int status = hpc_send_event(ex, share->core, share->owner, its->out[slot], HPC_ARGS_BYTES,
+    if (!k->brought) {
+        int status = hpc_send_event(ex, share->core, share->owner, ex->rules[share->key].out[slot], HPC_ARGS_BYTES,
                                     hpc_args_at(ex, share, me, slot), hpc_imm(HPC_OP_ARGS, slot, s), l);
         if (status != HPC_OK) return status;
-        its->sent = 1;
+        k->brought = 1;
         ex->args_asked[core] += (uint64_t)comes_by_stages(ex, share, me);
     }
     if (!comes_by_stages(ex, share, me)) return HPC_OK;

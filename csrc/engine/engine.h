@@ -54,9 +54,11 @@ typedef struct hpc_encoded {
 /* A worker's view of a key. Its 128 bytes spare a multiplication wherever a key is looked up. */
 typedef struct hpc_pushed {
     uint64_t pushes, pulls;
-    double since;         /* when its last push began; 0: its end has been seen */
-    int sending, started; /* hpc_push_flags of the last start: those that are not sent in full yet; all of them */
-    int at_share, at_row; /* where sending stopped */
+    double since;                   /* when its last push began; 0: its end has been seen */
+    unsigned char sending, started; /* hpc_push_flags of the last start: those not sent in full yet; all of them */
+    unsigned char brings, brought;  /* its push brings arguments of the rule; the share at hand has got them */
+    int news;                       /* so many of the next pushes bring arguments to their slots */
+    int at_share, at_row;           /* where sending stopped */
     int n_shares, n_awaited;
     int *shares;            /* in which this rank is at either end */
     int *awaited;           /* those of the shares whose answers make a push done */

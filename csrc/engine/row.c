@@ -61,8 +61,7 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, h
                         .weights = core->base_weights,
                         .n = n,
                         .codec = w->codec,
-                        .args_of = w->args_of,
-                        .args_slot = (int)(w->share->version % (uint64_t)ex->layout.depth),
+                        .args = w->args[w->share->version % (uint64_t)ex->layout.depth],
                         .slot = w->share->version};
 }
 
@@ -76,8 +75,7 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
                         .weights = core->base_weights,
                         .n = n,
                         .codec = w->codec,
-                        .args_of = only < 0 ? w->args_of : w->inputs[only].args_of,
-                        .args_slot = slot,
+                        .args = only < 0 ? w->args[slot] : w->inputs[only].args[slot],
                         .summed = core->exchange->asked.eager && only < 0,
                         .slot = (uint64_t)slot};
 }
@@ -107,8 +105,8 @@ static const float *fold_block(hpc_core *core, const hpc_work *w, const hpc_inpu
     return out;
 }
 
-static void next_args(const hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, double *args) {
-    memcpy(args, hpc_args_of(core->exchange, w->share, inputs->args_of, inputs->args_slot), HPC_ARGS_BYTES);
+static void next_args(const hpc_work *w, const hpc_inputs *inputs, double *args) {
+    memcpy(args, inputs->args, HPC_ARGS_BYTES);
     args[0] = (double)(w->step + 1);
 }
 
@@ -118,7 +116,7 @@ static int fold_eagerly(hpc_core *core, hpc_work *w, int slot, int input) {
     const hpc_exchange *ex = core->exchange;
     double args[HPC_RULE_ARGS];
     const hpc_inputs alone = hpc_row_inputs(core, w, slot, input);
-    next_args(core, w, &alone, args);
+    next_args(w, &alone, args);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
         const float *block = fold_block(core, w, &alone, core->acc, 0, args, from, n);
@@ -300,7 +298,7 @@ int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     const receivers to = {-1, inputs->takes};
     double args[HPC_RULE_ARGS];
     HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[w->row->key].name, w->row->count * sizeof(float));
-    next_args(core, w, inputs, args);
+    next_args(w, inputs, args);
     turn(ex, w, inputs->slot);
     w->step++;
     w->folded++;

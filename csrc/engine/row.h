@@ -11,11 +11,11 @@ typedef struct hpc_inputs {
     const double *weights;
     int n;
     const hpc_codec *codec;
-    int args_of, args_slot; /* the arguments of the rule: of which rank, for its push in which slot */
-    int silent;             /* the parameters are sent to no rank */
-    int summed;             /* the inputs were added to the accumulator as they came */
-    const char *takes;      /* by rank: whether it is sent the parameters; NULL: all are */
-    uint64_t slot; /* of the inputs, and of their forward; where models rotate the fold goes into the next slot */
+    const double *args; /* of the rule */
+    int silent;         /* the parameters are sent to no rank */
+    int summed;         /* the inputs were added to the accumulator as they came */
+    const char *takes;  /* by rank: whether it is sent the parameters; NULL: all are */
+    uint64_t slot;      /* of the inputs, and of their forward; where models rotate the fold goes into the next slot */
 } hpc_inputs;
 
 /* All inputs of a row in a slot, or one of them (only; -1: all), with the plan's weights. */

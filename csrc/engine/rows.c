@@ -195,13 +195,18 @@ static int lowest_feeder(const hpc_exchange *ex, int row) {
     return r;
 }
 
+static const double (*args_of(const hpc_exchange *ex, const hpc_work *w, int rank))[HPC_RULE_ARGS] {
+    return (const double(*)[HPC_RULE_ARGS])(const void *)hpc_args_of(ex, w->share, rank, 0);
+}
+
 static void find_inputs(hpc_exchange *ex, hpc_work *w) {
     w->args_of = ex->own_args ? ex->context->group.rank : lowest_feeder(ex, w->index);
+    w->args = args_of(ex, w, w->args_of);
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_edge *edge = &w->row->in[e];
         w->inputs[e] = (hpc_input){.rank = edge->rank,
                                    .forwarded = edge->row,
-                                   .args_of = edge->row < 0 ? edge->rank : lowest_feeder(ex, edge->row),
+                                   .args = args_of(ex, w, edge->row < 0 ? edge->rank : lowest_feeder(ex, edge->row)),
                                    .stride = ex->layout.gradient_bytes};
         if (edge->row < 0 && hpc_reads_in_place(ex, w->row->owner, edge->rank))
             w->inputs[e].slots = gradient_at(ex, edge->rank, w->row);

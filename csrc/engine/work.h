@@ -41,10 +41,10 @@ typedef struct hpc_share {
 
 /* Where the inputs and outputs of a row are. */
 typedef struct hpc_input {
-    int rank, forwarded; /* forwarded: the row at rank that it comes from, or -1 */
-    int args_of;         /* the rank whose arguments of the rule hold for it: the lowest that it comes from */
-    const char *slots;   /* of slot 0 */
-    size_t stride;       /* between slots */
+    int rank, forwarded;                 /* forwarded: the row at rank that it comes from, or -1 */
+    const char *slots;                   /* of slot 0 */
+    size_t stride;                       /* between slots */
+    const double (*args)[HPC_RULE_ARGS]; /* by slot: the rule's, of the lowest rank that it comes from */
 } hpc_input;
 
 typedef struct hpc_output {
@@ -60,8 +60,6 @@ typedef struct hpc_key_rule {
     char name[64];
     hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
     int averages;      /* the rule is average, over the weighted sum: folds go straight into the parameters */
-    int news;          /* so many of the next pushes bring args to their slots */
-    int sent;          /* whether the present push has sent them to the share at hand */
     double (*out)[HPC_RULE_ARGS]; /* by slot: those of its push, which a put may still read */
 } hpc_key_rule;
 
@@ -71,8 +69,9 @@ typedef struct hpc_work {
     const hpc_row *row;
     const hpc_codec *codec; /* of its inputs */
     const hpc_key_rule *rule;
-    int args_of;            /* the lowest rank whose pushes reach it */
-    const hpc_codec *sends; /* of its outputs */
+    int args_of;                         /* the lowest rank whose pushes reach it */
+    const double (*args)[HPC_RULE_ARGS]; /* by slot: the rule's, of that rank */
+    const hpc_codec *sends;              /* of its outputs */
     hpc_share *share;
     float *param;  /* the master; where models rotate, in the slot of the last fold */
     float *state;  /* block by block: slots times the values of the block */

@@ -91,16 +91,16 @@ static void publish_count(hpc_exchange *ex, int key) {
 static int send_push(hpc_exchange *ex, int key, hpc_limit *l) {
     const hpc_discipline *d = ex->discipline;
     hpc_pushed *k = &ex->keys[key];
-    hpc_key_rule *rule = &ex->rules[key];
     int slot = (int)(k->pushes % (uint64_t)ex->layout.depth);
-    for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0, rule->sent = 0) {
+    for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0, k->brought = 0) {
         int s = k->shares[k->at_share];
-        int status = rule->news > 0 ? hpc_args_send(ex, s, slot, l) : HPC_OK;
+        int status = k->brings ? hpc_args_send(ex, s, slot, l) : HPC_OK;
         if (status != HPC_OK) return status;
         status = d->send_share == NULL ? hpc_push_share(ex, s, slot, l) : d->send_share(ex, s, slot, l);
         if (status != HPC_OK) return status;
     }
-    rule->news -= rule->news > 0;
+    k->news -= k->brings;
+    k->brings = 0;
     k->pushes++;
     ex->stats.pushes++;
     hpc_watch_step(&ex->context->group.watch, k->pushes);
@@ -131,7 +131,7 @@ static int send_left(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
         int part = k->sending & HPC_PUSH ? HPC_PUSH : HPC_PULL;
         status = part == HPC_PUSH ? send_push(ex, key, l) : send_pull(ex, key, l);
         if (status != HPC_OK) break;
-        k->sending &= ~part;
+        k->sending &= (unsigned char)~part;
         k->at_share = k->at_row = 0;
     }
     if (status == HPC_ERR_TIMEOUT) {
@@ -157,12 +157,12 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, hpc_lim
             fill_slot(ex, key, src);
             if (ex->asked.check_finite && (status = check_finite(ex, key, op)) != HPC_OK) return status;
             publish_count(ex, key);
-            if (ex->rules[key].news > 0) hpc_args_begin_push(ex, key, (int)(k->pushes % (uint64_t)ex->layout.depth));
+            if (k->news > 0) hpc_args_begin_push(ex, key, (int)(k->pushes % (uint64_t)ex->layout.depth));
             if (ex->discipline->begin_push != NULL) ex->discipline->begin_push(ex, key);
             hpc_end_gradient();
         }
         if (flags & HPC_PUSH) k->since = hpc_now();
-        k->sending = k->started = flags;
+        k->sending = k->started = (unsigned char)flags;
     } else if (k->started != flags || ticket == NULL) {
         return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
                                "%s: the last call on key %s of rank %d was cut short; make it again, with flags %d", op,

@@ -178,6 +178,45 @@ static void with_quorum(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* A push that a full ring has cut short keeps the arguments that it began with, and new ones hold from the next on. */
+static void cut_short(rank *r) {
+    enum { KEYS = 200, ELEMENTS = 5 };
+    job j;
+    uint64_t tickets[KEYS];
+    float src[ELEMENTS] = {1, 2, 3, 4, 5};
+    int key = 0, status = HPC_OK;
+    job_init(&j, r);
+    j.n_keys = KEYS, j.n_servers = 1, j.each = 1, j.workers[0] = 1, j.n_workers = 1;
+    for (int k = 0; k < KEYS; k++) j.keys[k] = (hpc_key){job_key_name(k), ELEMENTS};
+    hpc_exchange *e = job_open(r, &j);
+    if (r->rank == 0) {
+        rank_await(r, 0, 1);
+        CHECK_OK(hpc_exchange_serve(e, -1));
+        hpc_exchange_free(e);
+        return;
+    }
+    set(e, &j, -1, 1);
+    for (; status == HPC_OK; key += status == HPC_OK)
+        status = hpc_exchange_start(e, key, HPC_PUSH, src, 0.05, &tickets[key]);
+    CHECK_STATUS(status, HPC_ERR_TIMEOUT);
+    CHECK(key > 0 && key < KEYS);
+    set(e, &j, -1, 4);
+    rank_set(r, 0, 1);
+    for (int round = 0; round < 2; round++, key = 0) {
+        for (int k = key; k < KEYS; k++) CHECK_OK(hpc_exchange_start(e, k, HPC_PUSH, src, -1, &tickets[k]));
+        for (int k = 0; k < KEYS; k++) CHECK_OK(hpc_exchange_wait(e, k, tickets[k], -1));
+    }
+    for (int k = 0; k < KEYS; k++) {
+        int first = k <= 128 ? 1 : 4; /* two events a push */
+        CHECK_OK(hpc_exchange_start(e, k, HPC_PULL, NULL, -1, &tickets[k]));
+        CHECK_OK(hpc_exchange_wait(e, k, tickets[k], -1));
+        for (int i = 0; i < ELEMENTS; i++)
+            CHECK_EQ(job_initial(&j, k, (uint64_t)i) - hpc_exchange_params(e, k)[i], (float)(first + 4) * src[i]);
+    }
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
 /* Rank 2 alone sets other arguments, or sets none while the others do. arg: which. */
 static void differ(rank *r) {
     job j;
@@ -236,6 +275,7 @@ int main(int argc, char **argv) {
         {.name = "through_stages_thread", .size = 4, .run = through_stages, .arg = THREAD},
         {.name = "with_quorum", .size = 3, .run = with_quorum, .arg = INLINE},
         {.name = "with_quorum_thread", .size = 3, .run = with_quorum, .arg = THREAD},
+        {.name = "cut_short", .size = 2, .run = cut_short},
         {.name = "differ", .size = 3, .run = differ, .arg = 0, .apart = true},
         {.name = "differ_by_none", .size = 3, .run = differ, .arg = 1, .apart = true},
         {.name = "refusals", .size = 3, .run = refusals, .where = RANKS_UNSEEDED},
