@@ -32,10 +32,13 @@ typedef struct hpc_codec {
 
 extern const hpc_codec hpc_codec_f32, hpc_codec_f16, hpc_codec_bf16;
 
-/* The codec with this number, or NULL. */
+/* The codec with this number, below HPC_CODEC_NUMBERS, or NULL. */
+enum { HPC_CODEC_NUMBERS = 32, HPC_CODEC_TEXT = 128 };
 const hpc_codec *hpc_codec_of(int number);
-/* Writes the names of the codecs whose bit (1u << number) is set, each behind a space: " float32 float16". */
+/* For errors (use.c). The names of the codecs whose bit (1u << number) is set, each behind a space: " float32 float16".
+ * And all codecs, with their numbers: "0 (float32), 2 (float16)". */
 void hpc_codec_names(unsigned numbers, char *names, size_t cap);
+void hpc_codec_numbers(char *numbers, size_t cap);
 
 /* encode and decode_add of the codecs whose pieces are arrays of a dtype (array.c). */
 int64_t hpc_codec_encode_array(const float *x, int64_t n, void *out, int64_t cap, int dtype);

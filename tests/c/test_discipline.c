@@ -74,7 +74,7 @@ static const hpc_discipline every_other = {
 };
 
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config) {
-    static const hpc_discipline *const disciplines[] = {&every_other, &hpc_discipline_async, &hpc_discipline_bsp};
+    static const hpc_discipline *const disciplines[] = {&every_other, &hpc_discipline_bsp};
     for (size_t i = 0; i < sizeof disciplines / sizeof *disciplines; i++)
         if (disciplines[i]->suits(config)) return disciplines[i];
     return NULL;

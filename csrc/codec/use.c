@@ -1,0 +1,29 @@
+/* What others do with a codec, whichever it is. */
+#include <stdio.h>
+
+#include "codec/codec.h"
+
+void hpc_codec_decode(const hpc_codec *codec, const struct hpc_fold_kernels *kernels, const void *piece, float *out,
+                      size_t n, int stream) {
+    static const double one = 1;
+    codec->fold(kernels)(out, &piece, &one, 1, n, stream);
+}
+
+void hpc_codec_names(unsigned numbers, char *names, size_t cap) {
+    size_t used = 0;
+    names[0] = 0;
+    for (int i = 0; i < HPC_CODEC_NUMBERS && used < cap; i++)
+        if (numbers >> i & 1 && hpc_codec_of(i) != NULL)
+            used += (size_t)snprintf(names + used, cap - used, " %s", hpc_codec_of(i)->name);
+}
+
+void hpc_codec_numbers(char *numbers, size_t cap) {
+    const char *before = "";
+    size_t used = 0;
+    numbers[0] = 0;
+    for (int i = 0; i < HPC_CODEC_NUMBERS && used < cap; i++) {
+        if (hpc_codec_of(i) == NULL) continue;
+        used += (size_t)snprintf(numbers + used, cap - used, "%s%d (%s)", before, i, hpc_codec_of(i)->name);
+        before = ", ";
+    }
+}
