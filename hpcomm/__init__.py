@@ -34,7 +34,7 @@ from .errors import (
 )
 from .exchange import EngineOptions, Exchange, ExchangeStats, Handle, PeerStats, PlanOptions
 from .launch import Communicator
-from .optim import SGD, Adam, Average, Momentum, Nesterov, Rule
+from .optim import SGD, Adam, AdamW, Average, Momentum, Nesterov, Rule
 from .plan import Plan
 from .presets import parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
@@ -52,6 +52,7 @@ __all__ = [
     "SGD",
     "SSP",
     "Adam",
+    "AdamW",
     "AuthError",
     "Average",
     "CheckpointError",

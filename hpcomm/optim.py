@@ -109,6 +109,29 @@ class Adam:
 
 
 @dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, algorithm 2): w *= 1 - lr * weight_decay, then the step
+    of Adam without weight decay.
+
+    Raises:
+        InvalidArgument: lr, epsilon or weight_decay is negative, a beta is not in [0, 1), or one is not finite.
+    """
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _number(self, "lr", 0)
+        _number(self, "beta1", 0, 1, open_high=True)
+        _number(self, "beta2", 0, 1, open_high=True)
+        _number(self, "epsilon", 0)
+        _number(self, "weight_decay", 0)
+
+
+@dataclass(frozen=True)
 class Average:
     """The folded update becomes the parameters: workers push their models and pull the mean. It has no arguments."""
 
@@ -156,7 +179,7 @@ class Rule:
         object.__setattr__(self, "name", name)
 
 
-AnyRule: TypeAlias = SGD | Momentum | Nesterov | Adam | Average | Rule
+AnyRule: TypeAlias = SGD | Momentum | Nesterov | Adam | AdamW | Average | Rule
 
 RuleOrRules: TypeAlias = AnyRule | Mapping[str, AnyRule]
 
@@ -166,6 +189,7 @@ _BUILT_IN: dict[type, tuple[str, tuple[str, ...]]] = {
     Momentum: ("momentum", ("lr", "weight_decay", "momentum")),
     Nesterov: ("nesterov", ("lr", "weight_decay", "momentum")),
     Adam: ("adam", ("lr", "weight_decay", "beta1", "beta2", "epsilon")),
+    AdamW: ("adamw", ("lr", "weight_decay", "beta1", "beta2", "epsilon")),
     Average: ("average", ()),
 }
 

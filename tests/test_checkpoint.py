@@ -18,6 +18,7 @@ from hpcomm import (
     ASYNC,
     SGD,
     Adam,
+    AdamW,
     Average,
     Exchange,
     InvalidArgument,
@@ -57,7 +58,14 @@ def through_a_file(shard: dict[str, Any]) -> Any:
     return np.load(file)
 
 
-RULES: list[optim.AnyRule] = [SGD(lr=0.1), Momentum(lr=0.1), Nesterov(lr=0.1, weight_decay=0.01), Adam(), Average()]
+RULES: list[optim.AnyRule] = [
+    SGD(lr=0.1),
+    Momentum(lr=0.1),
+    Nesterov(lr=0.1, weight_decay=0.01),
+    Adam(),
+    AdamW(),
+    Average(),
+]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)

@@ -74,7 +74,10 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "reduce": ({"reduce": "max"}, r"reduce is 'max': must be one of 'mean', 'sum'"),
     "progress": ({"progress": "fast"}, r"progress is 'fast': must be one of 'auto', 'inline', 'thread'"),
     "rule a class": ({"rule": SGD}, r"rule is .*must be one of SGD, .*SGD\(\) makes one"),
-    "rule a text": ({"rule": "sgd"}, r"rule is 'sgd': must be one of SGD, Momentum, Nesterov, Adam, Average, Rule"),
+    "rule a text": (
+        {"rule": "sgd"},
+        r"rule is 'sgd': must be one of SGD, Momentum, Nesterov, Adam, AdamW, Average, ",
+    ),
     "consistency a text": ({"consistency": "BSP"}, r"consistency is 'BSP': must be a Consistency"),
     "consistency to come": (
         {"consistency": Consistency(staleness=3)},

@@ -16,6 +16,7 @@ import hpcomm
 from hpcomm import (
     SGD,
     Adam,
+    AdamW,
     Average,
     Exchange,
     InvalidArgument,
@@ -66,6 +67,11 @@ def adam(rule: Adam, p: Array, g: Array, state: list[Array], step: int) -> Array
     return p - rate * state[0] / (np.sqrt(unbias * state[1]) + F32(rule.epsilon))
 
 
+def adamw(rule: AdamW, p: Array, g: Array, state: list[Array], step: int) -> Array:
+    p = F32(1 - rule.lr * rule.weight_decay) * p
+    return adam(Adam(rule.lr, rule.beta1, rule.beta2, rule.epsilon), p, g, state, step)
+
+
 def average(rule: Average, p: Array, g: Array, state: list[Array], step: int) -> Array:
     return g
 
@@ -80,6 +86,8 @@ RULES: list[tuple[optim.AnyRule, Apply]] = [
     (Nesterov(lr=0.1, momentum=0.5, weight_decay=0.1), nesterov),
     (Adam(), adam),
     (Adam(lr=0.01, beta1=0.8, beta2=0.95, epsilon=1e-6, weight_decay=0.1), adam),
+    (AdamW(), adamw),
+    (AdamW(lr=0.01, beta1=0.8, beta2=0.95, epsilon=1e-6, weight_decay=0.1), adamw),
     (Average(), average),
 ]
 
@@ -98,7 +106,7 @@ class Reference:
             for update in updates[1:]:
                 g = g + F32(weight) * update[name]
             decay = getattr(self.rule, "weight_decay", 0.0)
-            if decay:
+            if decay and not isinstance(self.rule, AdamW):
                 g = g + F32(decay) * p
             self.params[name] = self.apply(self.rule, p, g, self.state[name], self.steps)
 
@@ -223,7 +231,7 @@ def test_ranks_that_set_different_values_are_told() -> None:
         run_threads(2, body)
 
 
-@pytest.mark.parametrize("kind", [SGD, Momentum, Nesterov, Adam])
+@pytest.mark.parametrize("kind", [SGD, Momentum, Nesterov, Adam, AdamW])
 def test_limits_of_rules(kind: Any) -> None:
     for field in dataclasses.fields(kind):
         below_one = field.name in ("momentum", "beta1", "beta2")
@@ -232,6 +240,76 @@ def test_limits_of_rules(kind: Any) -> None:
                 kind(**{field.name: wrong})
         assert getattr(kind(**{field.name: np.float32(0.5)}), field.name) == 0.5
         assert getattr(kind(**{field.name: 0}), field.name) == 0
+
+
+# ---- the optimizers of torch -----------------------------------------------------------------------------------------
+
+
+class TorchSGD:
+    """torch.optim.SGD as its documentation defines it, in float64; dampening is 0."""
+
+    def __init__(self, lr: float, momentum: float = 0.0, weight_decay: float = 0.0, *, nesterov: bool = False) -> None:
+        self.lr, self.momentum, self.weight_decay, self.nesterov = lr, momentum, weight_decay, nesterov
+        self.buffer: Array = None
+
+    def step(self, p: Array, g: Array) -> Array:
+        g = g + self.weight_decay * p
+        if self.momentum:
+            self.buffer = g if self.buffer is None else self.momentum * self.buffer + g
+            g = g + self.momentum * self.buffer if self.nesterov else self.buffer
+        return p - self.lr * g
+
+
+class TorchAdam:
+    """torch.optim.Adam as its documentation defines it, in float64; decoupled: torch.optim.AdamW."""
+
+    def __init__(
+        self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, *, decoupled: bool = False
+    ) -> None:
+        self.lr, self.betas, self.eps, self.weight_decay, self.decoupled = lr, betas, eps, weight_decay, decoupled
+        self.m: Array = 0.0
+        self.v: Array = 0.0
+        self.t = 0
+
+    def step(self, p: Array, g: Array) -> Array:
+        self.t += 1
+        if self.decoupled:
+            p = p * (1 - self.lr * self.weight_decay)
+        else:
+            g = g + self.weight_decay * p
+        beta1, beta2 = self.betas
+        self.m = beta1 * self.m + (1 - beta1) * g
+        self.v = beta2 * self.v + (1 - beta2) * g * g
+        m_hat, v_hat = self.m / (1 - beta1**self.t), self.v / (1 - beta2**self.t)
+        return p - self.lr * m_hat / (np.sqrt(v_hat) + self.eps)
+
+
+BETAS = (0.8, 0.95)
+TORCH: list[tuple[optim.AnyRule, Callable[[], Any]]] = [
+    (SGD(lr=0.3, weight_decay=0.2), lambda: TorchSGD(0.3, weight_decay=0.2)),
+    (Momentum(lr=0.1, momentum=0.7, weight_decay=0.2), lambda: TorchSGD(0.1, 0.7, 0.2)),
+    (Nesterov(lr=0.1, momentum=0.7, weight_decay=0.2), lambda: TorchSGD(0.1, 0.7, 0.2, nesterov=True)),
+    (Adam(lr=0.02, beta1=0.8, beta2=0.95, epsilon=1e-3, weight_decay=0.2), lambda: TorchAdam(0.02, BETAS, 1e-3, 0.2)),
+    (
+        AdamW(lr=0.02, beta1=0.8, beta2=0.95, epsilon=1e-3, weight_decay=0.2),
+        lambda: TorchAdam(0.02, BETAS, 1e-3, 0.2, decoupled=True),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", TORCH, ids=lambda case: str(case[0]))
+def test_rule_has_the_trajectory_of_torchs_optimizer(case: Any, alone: hpcomm.Context) -> None:
+    """docs/python.md has the table. Every step is compared: the first one shows how the state begins."""
+    rule, torch = case
+    with Exchange(alone, random(0), rule=rule, progress="inline") as ex:
+        want = {name: value.astype(np.float64) for name, value in random(0).items()}
+        optimizers = {name: torch() for name in want}
+        for step in range(30):
+            grads = gradient(0, step)
+            ex.step(grads)
+            for name, optimizer in optimizers.items():
+                want[name] = optimizer.step(want[name], grads[name].astype(np.float64))
+                np.testing.assert_allclose(ex.params[name], want[name], rtol=0, atol=5e-6)
 
 
 # ---- what may not change a bit ---------------------------------------------------------------------------------------
@@ -260,7 +338,7 @@ def trained(rule: optim.AnyRule, n: int, isa: str = "best", **options: Any) -> s
     return str(found)
 
 
-@pytest.mark.parametrize("rule", [Nesterov(lr=0.1, weight_decay=0.01), Adam()], ids=str)
+@pytest.mark.parametrize("rule", [Nesterov(lr=0.1, weight_decay=0.01), Adam(), AdamW()], ids=str)
 @pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
 def test_same_bits_whatever_the_transport_cores_chunks_threads_and_instructions(rule: optim.AnyRule, wire: str) -> None:
     want = trained(rule, 3, wire=wire, progress="inline")
@@ -406,6 +484,6 @@ def test_arguments_without_names_are_set_as_a_whole() -> None:
         optim.changed(rule, {"args": (3,)})
     with pytest.raises(InvalidArgument, match=r"rule has no 'lr' to set: it has args"):
         optim.changed(rule, {"lr": 1})
-    kinds: list[optim.AnyRule] = [SGD(), Adam(), Average(), rule]
+    kinds: list[optim.AnyRule] = [SGD(), Adam(), AdamW(), Average(), rule]
     for kind in kinds:
         assert optim.with_arguments(kind, optim.arguments(kind)) == kind

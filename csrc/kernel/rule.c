@@ -33,14 +33,15 @@ int hpc_rule_find(const char *name, int isa, hpc_rule *rule) {
         {"momentum", kernels->momentum, NULL, 1, 0, {0, 0.01, 0, 0.9}},
         {"nesterov", kernels->nesterov, NULL, 1, 0, {0, 0.01, 0, 0.9}},
         {"adam", kernels->adam, NULL, 2, 0, {0, 0.01, 0, 0.9, 0.999, 1e-8}},
+        {"adamw", kernels->adamw, NULL, 2, 0, {0, 0.01, 0.01, 0.9, 0.999, 1e-8}},
     };
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if (strcmp(name, rules[i].name) != 0) continue;
         *rule = rules[i];
         return HPC_OK;
     }
-    return hpc_fail(HPC_ERR_INVALID, op, "%s: no rule is called '%s'; there are average, sgd, momentum, nesterov, adam",
-                    op, name);
+    return hpc_fail(HPC_ERR_INVALID, op,
+                    "%s: no rule is called '%s'; there are average, sgd, momentum, nesterov, adam, adamw", op, name);
 }
 
 hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule) {
@@ -52,6 +53,7 @@ hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule) {
         if (rule->apply == kernels->momentum) return kernels->momentum_pass;
         if (rule->apply == kernels->nesterov) return kernels->nesterov_pass;
         if (rule->apply == kernels->adam) return kernels->adam_pass;
+        if (rule->apply == kernels->adamw) return kernels->adamw_pass;
     }
     return NULL;
 }

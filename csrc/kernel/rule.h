@@ -26,8 +26,8 @@ typedef int hpc_pass_fn(const hpc_pass *pass);
 
 /* param, acc and state may not overlap and may have any alignment of a float. A negative n is none. */
 struct hpc_rule_kernels {
-    hpc_apply_fn average, sgd, momentum, nesterov, adam;
-    hpc_pass_fn *sgd_pass, *momentum_pass, *nesterov_pass, *adam_pass;
+    hpc_apply_fn average, sgd, momentum, nesterov, adam, adamw;
+    hpc_pass_fn *sgd_pass, *momentum_pass, *nesterov_pass, *adam_pass, *adamw_pass;
 };
 
 extern const struct hpc_rule_kernels hpc_rule_generic;

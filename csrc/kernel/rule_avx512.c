@@ -24,5 +24,5 @@ static inline void rule_end(void) {
 #include "kernel/rule_pass.h"
 
 const struct hpc_rule_kernels hpc_rule_avx512 = {
-    average, sgd, momentum, nesterov, adam, sgd_pass, momentum_pass, nesterov_pass, adam_pass,
+    average, sgd, momentum, nesterov, adam, adamw, sgd_pass, momentum_pass, nesterov_pass, adam_pass, adamw_pass,
 };

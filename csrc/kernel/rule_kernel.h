@@ -10,8 +10,9 @@
 
 /* The args of all rules as the elements see them. */
 struct constants {
-    float rate; /* adam: over the bias of the first moment */
-    float decay;
+    float rate;     /* adam: over the bias of the first moment */
+    float decay;    /* what the gradient takes of the parameter */
+    float keep;     /* adamw: what a step leaves of the parameter */
     float momentum; /* adam: of the first moment */
     float fresh;    /* adam: what its first moment takes of the gradient */
     float momentum2, fresh2;
@@ -41,6 +42,12 @@ INLINE void adam_step(reals *p, reals g, reals *s, const struct constants *c) {
     s[0] = c->momentum * s[0] + c->fresh * g;
     s[1] = c->momentum2 * s[1] + c->fresh2 * (g * g);
     *p -= c->rate * s[0] / (root(c->unbias2 * s[1]) + c->epsilon);
+}
+
+/* Loshchilov and Hutter: the decay goes to the parameter and stays out of the moments. */
+INLINE void adamw_step(reals *p, reals g, reals *s, const struct constants *c) {
+    *p *= c->keep;
+    adam_step(p, g, s, c);
 }
 
 INLINE void apply_from(step_fn *step, int slots, int decayed, const struct constants *c, float *param, const float *acc,
@@ -139,9 +146,25 @@ static int adam_constants(const double *args, struct constants *c) {
     return HPC_OK;
 }
 
+/* keep as torch.optim.AdamW has it: one float32 factor, made in double. */
+static int adamw_constants(const double *args, struct constants *c) {
+    int status = adam_constants(args, c);
+    if (status != HPC_OK) return status;
+    c->decay = 0;
+    c->keep = (float)(1 - args[1] * args[2]);
+    return HPC_OK;
+}
+
 static int adam(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
     struct constants c;
     int status = adam_constants(args, &c);
     (void)count;
     return status == HPC_OK ? apply(adam_step, 2, &c, param, acc, state, n) : status;
+}
+
+static int adamw(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
+    struct constants c;
+    int status = adamw_constants(args, &c);
+    (void)count;
+    return status == HPC_OK ? apply(adamw_step, 2, &c, param, acc, state, n) : status;
 }

@@ -112,3 +112,9 @@ static int adam_pass(const hpc_pass *p) {
     int status = adam_constants(p->args, &c);
     return status == HPC_OK ? pass(adam_step, 2, &c, p) : status;
 }
+
+static int adamw_pass(const hpc_pass *p) {
+    struct constants c;
+    int status = adamw_constants(p->args, &c);
+    return status == HPC_OK ? pass(adamw_step, 2, &c, p) : status;
+}

@@ -84,12 +84,12 @@ static void by_hand(const job *j, int steps, float **params, float **states) {
 }
 
 static void same_bits(rank *r) {
-    static const char *const rules[] = {"sgd", "momentum", "nesterov", "adam"};
+    static const char *const rules[] = {"sgd", "momentum", "nesterov", "adam", "adamw"};
     static const uint64_t chunks[] = {64, 4096, 1024 + 64, 65536};
     enum { STEPS = 3 };
     uint64_t random = (uint64_t)r->rank * 77;
     float *expected[JOB_KEYS] = {0};
-    for (int rule = 0; rule < 4; rule++) {
+    for (int rule = 0; rule < 5; rule++) {
         job j;
         job_init(&j, r);
         j.rule = rules[rule], j.seed = (uint64_t)rule + 5, j.sum = 0;

@@ -5,9 +5,9 @@
 
 #include <math.h>
 
-enum { RULES = 5, SLOTS = 2, TAIL = 100, OFFSETS = 17, GUARD = 32, ROOM = TAIL + OFFSETS + 2 * GUARD };
+enum { RULES = 6, SLOTS = 2, TAIL = 100, OFFSETS = 17, GUARD = 32, ROOM = TAIL + OFFSETS + 2 * GUARD };
 
-static const char *const names[RULES] = {"average", "sgd", "momentum", "nesterov", "adam"};
+static const char *const names[RULES] = {"average", "sgd", "momentum", "nesterov", "adam", "adamw"};
 
 static uint32_t random_bits(void) {
     static uint64_t state = 1;
@@ -50,11 +50,15 @@ static void reference(const char *name, float *p, float g, float *s0, float *s1,
         *p = g;
         return;
     }
-    if (decay != 0) {
+    if (strcmp(name, "adamw") == 0) {
+        volatile double taken = args[1] * args[2];
+        x = (float)(1 - taken);
+        *p = *p * x;
+    } else if (decay != 0) {
         x = decay * *p;
         g = g + x;
     }
-    if (strcmp(name, "adam") == 0) {
+    if (strcmp(name, "adam") == 0 || strcmp(name, "adamw") == 0) {
         volatile float mu2 = (float)args[4], fresh = (float)(1 - args[3]), fresh2 = (float)(1 - args[4]);
         volatile float unbias2 = (float)(1 / (1 - pow(args[4], args[0])));
         rate = (float)(args[1] / (1 - pow(args[3], args[0])));
@@ -171,13 +175,14 @@ static void test_exact(const char *name, int isa, double decay) {
     }
 }
 
-/* Kingma and Ba, algorithm 1, in double. */
-static void test_adam(int isa, double decay) {
+/* Kingma and Ba, algorithm 1, and Loshchilov and Hutter, algorithm 2, in double. */
+static void test_adam(const char *name, int isa, double decay) {
     enum { COUNT = 67, STEPS = 200 };
     float p[COUNT], g[COUNT], state[2 * COUNT] = {0};
     double theta[COUNT], m[COUNT] = {0}, v[COUNT] = {0};
     const double alpha = 0.05, beta1 = 0.875, beta2 = 0.96875, epsilon = 1e-6;
-    hpc_rule rule = find("adam", isa);
+    const int decoupled = strcmp(name, "adamw") == 0;
+    hpc_rule rule = find(name, isa);
     CHECK(rule.args[1] == 0.01 && rule.args[3] == 0.9 && rule.args[4] == 0.999 && rule.args[5] == 1e-8);
     rule.args[1] = alpha;
     rule.args[2] = decay;
@@ -188,7 +193,8 @@ static void test_adam(int isa, double decay) {
     for (int t = 1; t <= STEPS; t++) {
         for (int j = 0; j < COUNT; j++) {
             g[j] = ldexpf((float)(int32_t)random_bits(), -31 + j % 5);
-            double grad = g[j] + decay * theta[j];
+            double grad = g[j] + (decoupled ? 0 : decay * theta[j]);
+            if (decoupled) theta[j] *= 1 - alpha * decay;
             m[j] = beta1 * m[j] + (1 - beta1) * grad;
             v[j] = beta2 * v[j] + (1 - beta2) * grad * grad;
             theta[j] -= alpha * (m[j] / (1 - pow(beta1, t))) / (sqrt(v[j] / (1 - pow(beta2, t))) + epsilon);
@@ -218,6 +224,7 @@ static void test_no_decay(int isa) {
         float p[COUNT], g[COUNT], state[SLOTS * COUNT];
         hpc_rule rule = find(names[r], isa);
         rule.args[0] = 1;
+        rule.args[2] = 0;
         for (int j = 0; j < COUNT; j++) {
             p[j] = j % 2 ? INFINITY : 0.0f;
             g[j] = -0.0f;
@@ -275,9 +282,13 @@ static void test_pass(const char *name, int isa) {
 }
 
 static void test_find(void) {
-    static const int slots[RULES] = {0, 0, 1, 1, 2};
-    static const double args[RULES][HPC_RULE_ARGS] = {
-        {0}, {0, 0.01}, {0, 0.01, 0, 0.9}, {0, 0.01, 0, 0.9}, {0, 0.01, 0, 0.9, 0.999, 1e-8}};
+    static const int slots[RULES] = {0, 0, 1, 1, 2, 2};
+    static const double args[RULES][HPC_RULE_ARGS] = {{0},
+                                                      {0, 0.01},
+                                                      {0, 0.01, 0, 0.9},
+                                                      {0, 0.01, 0, 0.9},
+                                                      {0, 0.01, 0, 0.9, 0.999, 1e-8},
+                                                      {0, 0.01, 0.01, 0.9, 0.999, 1e-8}};
     hpc_rule rule;
     for (int r = 0; r < RULES; r++) {
         for (int isa = HPC_ISA_BEST; isa <= HPC_ISA_AVX512; isa++) {
@@ -356,8 +367,10 @@ int main(void) {
             test_exact(names[r], isa, 0);
             test_exact(names[r], isa, 0.25);
         }
-        test_adam(isa, 0);
-        test_adam(isa, 0.03125);
+        test_adam("adam", isa, 0);
+        test_adam("adam", isa, 0.03125);
+        test_adam("adamw", isa, 0);
+        test_adam("adamw", isa, 0.25);
         test_no_decay(isa);
     }
     return 0;

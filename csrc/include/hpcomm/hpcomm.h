@@ -492,6 +492,8 @@ typedef struct hpc_rule {
  *   momentum  1 lr  2 weight_decay  3 momentum        m = mu*m + g;        param -= lr*m
  *   nesterov  1 lr  2 weight_decay  3 momentum        m = mu*m + g;        param -= lr*(g + mu*m)
  *   adam      1 lr  2 weight_decay  3 beta1  4 beta2  5 epsilon            (Kingma and Ba, algorithm 1)
+ *   adamw     1 lr  2 weight_decay  3 beta1  4 beta2  5 epsilon            param *= 1 - lr*wd, then adam without decay
+ *                                                     (Loshchilov and Hutter, algorithm 2)
  * isa: the instruction set of its code; all give the same bits. */
 HPC_API int hpc_rule_find(const char *name, int isa, hpc_rule *rule);
 
