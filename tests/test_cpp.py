@@ -133,6 +133,15 @@ static void exchanges(hpcomm::Context &context) {
     assert(!code && other.row(0).owner == 1 && other.row(0).n_in == 2 && other.row(0).in[0].weight == 1);
     assert(other.row(0).depth == 2 && other.row(0).quorum == 2 && other.row(0).codec_in == HPC_BF16);
     assert(other.row(0).codec_out == HPC_F16);
+    hub.wires = {HPC_F16, HPC_F32};
+    hub.codecs_out = {HPC_F32, HPC_BF16};
+    const hpcomm::Plan by_key(context, hub, code);
+    assert(!code && by_key.row(3).codec_in == HPC_F16 && by_key.row(4).codec_in == HPC_F32);
+    assert(by_key.row(3).codec_out == HPC_F32 && by_key.row(4).codec_out == HPC_BF16);
+    hub.codecs_out = {HPC_F32};
+    assert(!hpcomm::Plan(context, hub, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
+    hub.wires.clear();
+    hub.codecs_out.clear();
     hub.each = true;
     assert(hpcomm::Plan(context, hub, code).row(0).quorum == 1 && !code);
     hub.affinity = HPC_WORKER_BY_INTERFACE;
@@ -204,6 +213,16 @@ static void exchanges(hpcomm::Context &context) {
     model[2] = 8;
     in_place.push_pull(1, nullptr, 1.0, code);
     assert(!code && in_place.params(1) != model && in_place.params(1)[2] == 4);
+    graph.wires = {HPC_F32, HPC_BF16};
+    hpcomm::Exchange mixed(context, hpcomm::Plan(context, graph, code), graph, hpcomm::Rule("average"), values,
+                           with_graph, 1.0, code);
+    model = mixed.params(1);
+    model[2] = 1.00390625f; // lies between two values of bfloat16
+    mixed.push_pull(1, nullptr, 1.0, code);
+    assert(!code && mixed.params(1) == model && model[2] == 0.5f);
+    graph.wires.push_back(HPC_F32);
+    assert(!hpcomm::Plan(context, graph, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
+    graph.wires.clear();
     graph.weights = {0.5, 0};
     assert(!hpcomm::Plan(context, graph, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
 

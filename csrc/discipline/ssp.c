@@ -12,7 +12,7 @@ static int suits(const hpc_exchange_config *f) {
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
-    int status = hpc_graph_is_given(f, "exchange"), moves = f->in_place && f->plan->rows[0].codec_in == HPC_F32;
+    int status = hpc_graph_is_given(f, "exchange"), moves = f->in_place && hpc_plan_takes_float32(f->plan);
     if (status == HPC_OK) status = hpc_graph_check_constant(f, "SSP", "exchange");
     if (status == HPC_OK) status = hpc_graph_check_partial(f, "SSP", "exchange");
     if (status != HPC_OK || (f->staleness >= 0 && f->staleness <= f->plan->rows[0].depth - 2 - moves)) return status;

@@ -89,9 +89,7 @@ int hpc_rule_averages(const hpc_rule *rule) {
 
 /* Whether models are trained in place, and go over the wire without being encoded. */
 int hpc_models_rotate(const hpc_exchange_config *f) {
-    for (int i = 0; i < f->plan->n_rows; i++)
-        if (f->plan->rows[i].codec_in != HPC_F32) return 0;
-    return f->in_place != 0;
+    return f->in_place && hpc_plan_takes_float32(f->plan);
 }
 
 static int check_in_place(const hpc_exchange_config *f) {

@@ -74,7 +74,7 @@ int hpc_plan_check_affinity(int affinity) {
                     HPC_KEY_BY_CORE, HPC_WORKER_BY_INTERFACE);
 }
 
-int hpc_plan_check_cut(int cores, uint64_t chunk, int depth, int wire) {
+int hpc_plan_check_cut(int cores, uint64_t chunk, int depth) {
     if (cores < 1 || cores > HPC_PLAN_CORES)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: cores is %d; 1 to %d of each server are possible", cores,
                         HPC_PLAN_CORES);
@@ -83,9 +83,23 @@ int hpc_plan_check_cut(int cores, uint64_t chunk, int depth, int wire) {
                         (unsigned long long)chunk);
     if (depth < 1 || depth > HPC_PLAN_DEPTH)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: depth is %d; 1 to %d are possible", depth, HPC_PLAN_DEPTH);
-    if (wire != HPC_F32 && wire != HPC_F16 && wire != HPC_BF16)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: wire is %d; must be %d (f32), %d (f16) or %d (bf16)", wire,
+    return HPC_OK;
+}
+
+int hpc_plan_check_codecs(const hpc_key *keys, int n_keys, const char *name, int all, const char *names,
+                          const int *by_key, int n) {
+    if (hpc_codec_of(all) == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s is %d; must be %d (f32), %d (f16) or %d (bf16)", name, all,
                         HPC_F32, HPC_F16, HPC_BF16);
+    if (n != (by_key == NULL ? 0 : n_keys))
+        return hpc_fail(HPC_ERR_INVALID, op_plan,
+                        "plan: n_%s is %d and %s is %s; must be %d, one for each key, or 0 where it is NULL", names, n,
+                        names, by_key == NULL ? "NULL" : "given", n_keys);
+    for (int k = 0; k < n; k++)
+        if (hpc_codec_of(by_key[k]) == NULL)
+            return hpc_fail(HPC_ERR_INVALID, op_plan,
+                            "plan: %s[%d], of key '%.100s', is %d; must be %d (f32), %d (f16) or %d (bf16)", names, k,
+                            keys[k].name, by_key[k], HPC_F32, HPC_F16, HPC_BF16);
     return HPC_OK;
 }
 

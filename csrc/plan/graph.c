@@ -24,7 +24,9 @@ int hpc_graph_check(const hpc_graph *g) {
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: graph->size is %zu, not %zu: call hpc_graph_init first",
                         g->size, sizeof *g);
     int status = hpc_plan_check_keys(g->keys, g->n_keys);
-    if (status == HPC_OK) status = hpc_plan_check_cut(g->cores, g->chunk, g->depth, g->wire);
+    if (status == HPC_OK) status = hpc_plan_check_cut(g->cores, g->chunk, g->depth);
+    if (status == HPC_OK)
+        status = hpc_plan_check_codecs(g->keys, g->n_keys, "wire", g->wire, "wires", g->wires, g->n_wires);
     if (status != HPC_OK) return status;
     if (g->ranks < 1 || g->n_phases < 1 || g->weights == NULL)
         return hpc_fail(HPC_ERR_INVALID, op_plan,
@@ -95,7 +97,7 @@ int hpc_plan_graph(const hpc_graph *g, hpc_plan **plan) {
         row->core = core_of[r / g->ranks];
         row->action = HPC_APPLY;
         row->depth = g->depth;
-        row->codec_in = g->wire;
+        row->codec_in = g->wires != NULL ? g->wires[row->key] : g->wire;
         row->codec_out = HPC_F32;
         row->n_in = row->quorum = first[owner + 1] - first[owner];
         row->in = b.edges + first[owner] + owner;

@@ -156,6 +156,12 @@ uint64_t hpc_plan_digest(const hpc_plan *plan) {
     return digest;
 }
 
+int hpc_plan_takes_float32(const hpc_plan *plan) {
+    for (int r = 0; r < plan->n_rows; r++)
+        if (plan->rows[r].codec_in != HPC_F32) return 0;
+    return 1;
+}
+
 /* ---- partition ---- */
 
 /* A bin of a group, or a group by its emptiest bin. */
@@ -280,11 +286,13 @@ static int check_hub(const hpc_hub *h) {
     if (status == HPC_OK) status = check_ranks(h->workers, h->n_workers, "worker");
     if (status == HPC_OK) status = check_ranks(h->servers, h->n_servers, "server");
     if (status != HPC_OK) return status;
-    status = hpc_plan_check_cut(h->cores, h->chunk, h->depth, h->wire);
+    status = hpc_plan_check_cut(h->cores, h->chunk, h->depth);
+    if (status == HPC_OK)
+        status = hpc_plan_check_codecs(h->keys, h->n_keys, "wire", h->wire, "wires", h->wires, h->n_wires);
+    if (status == HPC_OK)
+        status = hpc_plan_check_codecs(h->keys, h->n_keys, "codec_out", h->codec_out, "codecs_out", h->codecs_out,
+                                       h->n_codecs_out);
     if (status != HPC_OK) return status;
-    if (hpc_codec_of(h->codec_out) == NULL)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: codec_out is %d; must be %d (f32), %d (f16) or %d (bf16)",
-                        h->codec_out, HPC_F32, HPC_F16, HPC_BF16);
     if (h->n_servers > INT_MAX / h->cores)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %d servers of %d cores are too many", h->n_servers, h->cores);
     if ((h->sum != 0 && h->sum != 1) || (h->each != 0 && h->each != 1))
@@ -408,8 +416,8 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
         row->action = HPC_APPLY;
         row->depth = hub->depth;
         row->quorum = hub->each ? 1 : hub->n_workers;
-        row->codec_in = hub->wire;
-        row->codec_out = hub->codec_out;
+        row->codec_in = hub->wires != NULL ? hub->wires[row->key] : hub->wire;
+        row->codec_out = hub->codecs_out != NULL ? hub->codecs_out[row->key] : hub->codec_out;
         row->n_in = row->n_out = hub->n_workers;
         row->in = in;
         row->out = out;

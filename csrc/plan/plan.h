@@ -41,8 +41,15 @@ void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, h
 int hpc_plan_check_keys(const hpc_key *keys, int n_keys);
 int hpc_plan_check_affinity(int affinity);
 /* What hubs and graphs have in common. */
+int hpc_plan_check_cut(int cores, uint64_t chunk, int depth);
+/* all: the codec of all keys. by_key: n codecs, one for each key; NULL: all counts. name and names are those of the two
+ * fields, for the error. */
+int hpc_plan_check_codecs(const hpc_key *keys, int n_keys, const char *name, int all, const char *names,
+                          const int *by_key, int n);
 /* Every field, and every weight. */
 int hpc_graph_check(const hpc_graph *graph);
-int hpc_plan_check_cut(int cores, uint64_t chunk, int depth, int wire);
+
+/* Whether every input of every row is plain float32. */
+int hpc_plan_takes_float32(const hpc_plan *plan);
 
 #endif

@@ -137,7 +137,8 @@ class Exchange(Calls):
             graph also NOTIFY_ACK, SSP(s) and BARRIER. Consistency(quorum=q, late="drop") is BSP that goes on without
             stragglers: q workers' updates are enough, see late. On a graph give waits_for="neighbours" as well: this is
             NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours.
-        rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key its own.
+        rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
+            its own.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology and the
             fields of PlanOptions are then ignored.
         engine: EngineOptions: how the exchange works.

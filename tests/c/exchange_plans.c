@@ -79,6 +79,23 @@ void job_random(job *j, const rank *r, uint64_t seed) {
     j->shared_params = strcmp(r->mode->transports, "shm") == 0 && below(&state, 4) == 0;
     j->affinity = below(&state, 2);
     j->interfaces = below(&state, j->cores + 1);
+    j->mixed = below(&state, 2);
+}
+
+int job_wire(const job *j, int key) {
+    static const int wires[] = {HPC_F32, HPC_F16, HPC_BF16};
+    return j->mixed ? wires[((uint64_t)key + j->seed) % 3] : j->wire;
+}
+
+void job_wires(const job *j, int *wires) {
+    for (int key = 0; key < j->n_keys; key++) wires[key] = job_wire(j, key);
+}
+
+bool job_is_float32(const job *j) {
+    for (int key = 0; key < j->n_keys; key++) {
+        if (job_wire(j, key) != HPC_F32) return false;
+    }
+    return true;
 }
 
 static bool among(const int *ranks, int n, int who) {
@@ -99,6 +116,7 @@ bool job_serves(const job *j, int who) {
 int job_create_with(const rank *r, const job *j, const hpc_exchange_config *config, double timeout,
                     hpc_exchange **exchange) {
     float *values[JOB_KEYS];
+    int wires[JOB_KEYS];
     hpc_exchange_config c = *config;
     hpc_plan *plan = NULL;
     hpc_rule rule;
@@ -115,6 +133,8 @@ int job_create_with(const rank *r, const job *j, const hpc_exchange_config *conf
         hub.cores = j->cores, hub.chunk = j->chunk, hub.depth = j->depth, hub.wire = j->wire;
         hub.sum = j->sum, hub.each = j->each, hub.affinity = j->affinity, hub.interfaces = j->interfaces;
         hub.codec_out = j->codec_out;
+        if (j->mixed) hub.wires = wires, hub.n_wires = j->n_keys;
+        job_wires(j, wires);
         CHECK_OK(hpc_plan_hub(&hub, &plan));
     }
     CHECK_OK(hpc_rule_find(j->rule, j->isa, &rule));
@@ -179,10 +199,10 @@ uint64_t job_start(const rank *r, const job *j, hpc_exchange *e, int key, int st
         void *gradient = NULL;
         CHECK_OK(hpc_exchange_gradient(e, key, -1, &gradient));
         CHECK(gradient && (uintptr_t)gradient % 64 == 0);
-        if (j->wire == HPC_F32 || j->in_place)
+        if (job_wire(j, key) == HPC_F32 || j->in_place)
             memcpy(gradient, src, count * sizeof *src);
         else
-            CHECK_OK(hpc_encode(gradient, src, count, j->wire, HPC_ISA_GENERIC));
+            CHECK_OK(hpc_encode(gradient, src, count, job_wire(j, key), HPC_ISA_GENERIC));
     }
     CHECK_OK(hpc_exchange_start(e, key, flags, in_place ? NULL : src, -1, &ticket));
     memset(src, 0xcc, count * sizeof *src); /* free to reuse on return */

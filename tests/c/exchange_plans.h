@@ -19,6 +19,7 @@ typedef struct job {
     double args[HPC_RULE_ARGS];
     int eager, check_finite, shared_params, isa, progress;
     int codec_out; /* of the parameters on their way to workers */
+    int mixed;     /* each key has a wire of its own: job_wire */
     int in_place;  /* on a graph: models are trained where they lie, so gradients are float32 on any wire */
     int quorum;    /* which drops late updates; 0: all */
     double grace;
@@ -34,6 +35,10 @@ void job_init(job *j, const rank *r);
 /* Anything that hpc_hub can say; the same for the same seed and size. */
 void job_random(job *j, const rank *r, uint64_t seed);
 void job_random_sizes(job *j, uint64_t *state, uint64_t most);
+
+int job_wire(const job *j, int key);
+void job_wires(const job *j, int *wires); /* by key, for hpc_hub and hpc_graph */
+bool job_is_float32(const job *j);        /* all keys are, on their way to the owners */
 
 bool job_works(const job *j, int who);
 bool job_serves(const job *j, int who);

@@ -99,6 +99,7 @@ void graph_job_random(graph_job *g, const rank *r, uint64_t seed) {
     j->args[1] = 0.5, j->args[3] = 0.5;
     g->user = below(&random, 4) == 0;
     if (g->user) j->wire = HPC_F32;
+    j->mixed = !g->user && below(&random, 2);
     j->progress = below(&random, 2) ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
     g->consistency = below(&random, 4) == 0 ? HPC_BSP : HPC_NOTIFY_ACK;
     if (below(&random, 2) && strcmp(j->rule, "average") == 0 && !g->user) graph_job_in_place(g);
@@ -106,7 +107,7 @@ void graph_job_random(graph_job *g, const rank *r, uint64_t seed) {
 
 void graph_job_in_place(graph_job *g) {
     g->j.in_place = 1;
-    if (g->j.wire == HPC_F32) g->j.depth++; /* for the model */
+    if (job_is_float32(&g->j)) g->j.depth++; /* for the model */
 }
 
 static int user_fold(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
@@ -131,6 +132,8 @@ int graph_create(const rank *r, graph_job *g, double timeout, hpc_exchange **exc
     graph->keys = g->j.keys, graph->n_keys = g->j.n_keys;
     graph->cores = g->j.cores, graph->chunk = g->j.chunk, graph->depth = g->j.depth, graph->wire = g->j.wire;
     graph->weights = g->weights;
+    graph->wires = g->j.mixed ? g->wires : NULL, graph->n_wires = g->j.mixed ? g->j.n_keys : 0;
+    job_wires(&g->j, g->wires);
     if (!g->j.plan) CHECK_OK(hpc_plan_graph(graph, &plan));
     with_plan.plan = g->j.plan ? g->j.plan : plan;
     hpc_exchange_config_init(&c);

@@ -25,6 +25,7 @@ typedef struct graph_job {
     job j;
     hpc_graph graph;
     double weights[GRAPH_WEIGHTS]; /* of the graph, as it wants them */
+    int wires[JOB_KEYS];           /* likewise */
     int consistency, staleness;
     int quorum;   /* 0: none */
     double grace; /* of a quorum */

@@ -54,7 +54,8 @@ static void check_counts(const run *a, int steps) {
     hpc_exchange_stats stats;
     uint64_t bytes = 0, sent = 0, inputs[RANKS_MAX] = {0}, expected[RANKS_MAX] = {0}, whole = 0;
     int me = a->r->rank, size = a->r->size;
-    for (int key = 0; key < g->j.n_keys; key++) bytes += g->j.keys[key].count * (g->j.wire == HPC_F32 ? 4 : 2);
+    for (int key = 0; key < g->j.n_keys; key++)
+        bytes += g->j.keys[key].count * (job_wire(&g->j, key) == HPC_F32 ? 4 : 2);
     CHECK_OK(hpc_exchange_get_stats(a->e, &stats));
     CHECK(hpc_exchange_get_inputs(a->e, inputs, RANKS_MAX) < size);
     for (int step = 0; step < steps; step++) {

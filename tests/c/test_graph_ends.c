@@ -369,6 +369,11 @@ static void refusals(rank *r) {
     refused(r, &g, HPC_ERR_CONFIG, "depth 2 or more");
     g.j.depth = 4, g.consistency = HPC_SSP, g.staleness = 2;
     refused(r, &g, HPC_ERR_CONFIG, "in_place needs a plan of depth 5 or more");
+    g.j.mixed = 1, g.j.seed = 3; /* the first key is float32 and others are not: no slot is the model */
+    CHECK(job_wire(&g.j, 0) == HPC_F32 && !job_is_float32(&g.j));
+    hpc_exchange *accepted = graph_open(r, &g);
+    CHECK_OK(hpc_exchange_close(accepted, -1));
+    hpc_exchange_free(accepted);
     good(&g, r);
     g.j.in_place = 1, g.j.rule = "sgd";
     refused(r, &g, HPC_ERR_CONFIG, "here are a graph and rule sgd");

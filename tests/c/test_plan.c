@@ -252,6 +252,12 @@ static void test_hub_refusals(void) {
     REFUSED("depth is 17", hub.depth = 17);
     REFUSED("wire is 1", hub.wire = HPC_F64);
     REFUSED("wire is 9", hub.wire = 9);
+    static const int wrong[] = {HPC_F32, HPC_F64, HPC_F16};
+    REFUSED("wires[1], of key 'bias', is 1", hub.wires = wrong; hub.n_wires = 3);
+    REFUSED("n_wires is 2 and wires is given; must be 3, one for each key", hub.wires = wrong; hub.n_wires = 2);
+    REFUSED("n_wires is 3 and wires is NULL", hub.n_wires = 3);
+    REFUSED("codecs_out[1], of key 'bias', is 1", hub.codecs_out = wrong; hub.n_codecs_out = 3);
+    REFUSED("n_codecs_out is 1 and codecs_out is given; must be 3", hub.codecs_out = wrong; hub.n_codecs_out = 1);
     REFUSED("codec_out is 1", hub.codec_out = HPC_F64);
     REFUSED("codec_out is -1", hub.codec_out = -1);
     REFUSED("sum is 2", hub.sum = 2);
@@ -260,6 +266,47 @@ static void test_hub_refusals(void) {
     REFUSED("affinity is -1", hub.affinity = -1);
     REFUSED("interfaces is -1; 0 (one) to 2", hub.interfaces = -1);
     REFUSED("interfaces is 3; 0 (one) to 2 are possible, since each needs one of the 2 cores", hub.interfaces = 3);
+}
+
+/* Each key has codecs of its own, in all of its rows; the one of all keys does not count then. */
+static void test_codecs_by_key(void) {
+    const int wires[] = {HPC_BF16, HPC_F32, HPC_F16}, codecs_out[] = {HPC_F32, HPC_F16, HPC_BF16};
+    const double weights[] = {1};
+    hpc_hub hub = small_hub();
+    hub.wire = HPC_F16, hub.wires = wires, hub.n_wires = 3;
+    hub.codec_out = HPC_F16, hub.codecs_out = codecs_out, hub.n_codecs_out = 3;
+    hpc_plan *plan = make(&hub), *other;
+    for (int r = 0; r < plan->n_rows; r++) {
+        CHECK_EQ(plan->rows[r].codec_in, wires[plan->rows[r].key]);
+        CHECK_EQ(plan->rows[r].codec_out, codecs_out[plan->rows[r].key]);
+    }
+    CHECK(!hpc_plan_takes_float32(plan));
+    const int same[] = {HPC_F32, HPC_F32, HPC_F32}, last[] = {HPC_BF16, HPC_F32, HPC_F32};
+    hub.wires = last;
+    other = make(&hub);
+    CHECK(hpc_plan_digest(plan) != hpc_plan_digest(other));
+    CHECK(!hpc_plan_takes_float32(other));
+    hpc_plan_free(plan);
+    hpc_plan_free(other);
+    hub.wires = same, hub.codecs_out = wires;
+    plan = make(&hub);
+    CHECK(hpc_plan_takes_float32(plan));
+    hpc_plan_free(plan);
+
+    hpc_graph graph;
+    hpc_graph_init(&graph);
+    graph.keys = keys, graph.n_keys = 3, graph.ranks = 1, graph.weights = weights, graph.chunk = 4096;
+    graph.wires = wires, graph.n_wires = 3;
+    CHECK_OK(hpc_plan_graph(&graph, &plan));
+    CHECK_OK(hpc_plan_check(plan, 1));
+    for (int r = 0; r < plan->n_rows; r++) {
+        CHECK_EQ(plan->rows[r].codec_in, wires[plan->rows[r].key]);
+        CHECK_EQ(plan->rows[r].codec_out, HPC_F32);
+    }
+    hpc_plan_free(plan);
+    graph.n_wires = 4;
+    CHECK_STATUS(hpc_plan_graph(&graph, &plan), HPC_ERR_INVALID);
+    CHECK_MESSAGE("n_wires is 4 and wires is given; must be 3");
 }
 
 /* The equal chunks that a core has of a key lie one behind the other. */
@@ -699,6 +746,7 @@ static void test_digest(void) {
 }
 
 int main(void) {
+    test_codecs_by_key();
     test_hub_gathers();
     test_partition_bound();
     test_partition_mean();

@@ -77,7 +77,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_close(get(), timeout));
     }
 
-    // Where the next gradient of key goes, in the plan's wire format.
+    // Where the next gradient of key goes, in its wire format.
     template <class T = float> T *gradient(int key, double timeout = default_timeout, Report report = {}) {
         void *gradient = nullptr;
         report(hpc_exchange_gradient(get(), key, timeout, &gradient));

@@ -565,6 +565,9 @@ typedef struct hpc_hub {
     int interfaces; /* NICs of each server that the chunks are balanced over, at most its cores; 0: one */
     int codec_out;  /* hpc_dtype of the parameters on their way to workers: HPC_F32, HPC_F16 or HPC_BF16. In 16 bits all
                        workers have rounded values, in float32 arrays; the servers keep masters in full float32 */
+    const int *wires;          /* wire of each key by itself, n_keys of them; NULL: wire for all */
+    const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
+    int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
 } hpc_hub;
 
 HPC_API void hpc_hub_init(hpc_hub *hub);
@@ -584,6 +587,8 @@ typedef struct hpc_graph {
     uint64_t chunk;        /* bytes of float32, a multiple of 64; 256 KiB */
     int depth;             /* updates of one key that may be on their way to a neighbour; 1 */
     int wire;              /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
+    const int *wires;      /* wire of each key by itself, n_keys of them; NULL: wire for all */
+    int n_wires;           /* n_keys where wires is given, else 0 */
 } hpc_graph;
 
 HPC_API void hpc_graph_init(hpc_graph *graph);
@@ -648,8 +653,8 @@ typedef struct hpc_exchange_config {
     int late;                     /* hpc_late_update; says nothing any more */
     double grace;                 /* seconds that a fold with its quorum waits for the others; negative: learned */
     int in_place;                 /* 1: models are trained where they lie: a push sends the key's parameters. Only for
-                                     graphs with the rule average, without a quorum. On a float32 wire one of the plan's
-                                     slots is the model, so its depth is 2 or more */
+                                     graphs with the rule average, without a quorum. Where all keys are float32 on the
+                                     wire one of the plan's slots is the model, so its depth is 2 or more */
     const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
     const char *refusal;          /* not NULL: this rank cannot take part; all ranks fail with this sentence */
 } hpc_exchange_config;
@@ -674,12 +679,12 @@ HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
 HPC_API void hpc_exchange_free(hpc_exchange *exchange);
 
-/* *gradient gets the slot for the next gradient of key, in the plan's wire format; waits until the slot is free again.
+/* *gradient gets the slot for the next gradient of key, in the key's wire format; waits until the slot is free again.
  * With in_place *gradient gets the parameters, in float32; waits until the last push is folded. */
 HPC_API int hpc_exchange_gradient(hpc_exchange *exchange, int key, double timeout, void **gradient);
-/* The parameters of key; NULL on a rank that is no worker. Their address never changes, except with in_place on a
- * float32 wire: each average then lies in another slot, as neighbours may still read the model that was sent. So call
- * this again after a pull. */
+/* The parameters of key; NULL on a rank that is no worker. Their address never changes, except with in_place where all
+ * keys are float32 on the wire: each average then lies in another slot, as neighbours may still read the model that was
+ * sent. So call this again after a pull. */
 HPC_API float *hpc_exchange_params(const hpc_exchange *exchange, int key);
 
 typedef enum hpc_push_flags {

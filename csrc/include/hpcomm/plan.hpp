@@ -24,6 +24,8 @@ struct HubConfig {
     hpc_affinity affinity = HPC_KEY_BY_CORE;
     int interfaces = 1;            // of each server
     hpc_dtype codec_out = HPC_F32; // of the parameters on their way to workers
+    std::vector<int> wires;        // hpc_dtype of each key by itself; empty: wire for all
+    std::vector<int> codecs_out;   // the same of the parameters; empty: codec_out for all
 };
 
 // A node communication graph: hpc_graph's members and defaults.
@@ -34,6 +36,7 @@ struct GraphConfig {
     std::size_t chunk = 256 * 1024;
     int depth = 1;
     hpc_dtype wire = HPC_F32;
+    std::vector<int> wires; // hpc_dtype of each key by itself; empty: wire for all
 
     // For C, while this lives and stays as it is.
     hpc_graph graph(const Context &context) const {
@@ -49,6 +52,8 @@ struct GraphConfig {
         graph.chunk = chunk;
         graph.depth = depth;
         graph.wire = wire;
+        graph.wires = wires.empty() ? nullptr : wires.data();
+        graph.n_wires = static_cast<int>(wires.size());
         return graph;
     }
 };
@@ -90,6 +95,10 @@ class Plan : public Handle<hpc_plan, hpc_plan_free> {
               hub.affinity = config.affinity;
               hub.interfaces = config.interfaces;
               hub.codec_out = config.codec_out;
+              hub.wires = config.wires.empty() ? nullptr : config.wires.data();
+              hub.n_wires = static_cast<int>(config.wires.size());
+              hub.codecs_out = config.codecs_out.empty() ? nullptr : config.codecs_out.data();
+              hub.n_codecs_out = static_cast<int>(config.codecs_out.size());
               return hpc_plan_hub(&hub, out);
           }) {}
     // A template, so that {} stays a HubConfig.
