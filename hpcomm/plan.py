@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from .codec import Codec, chosen, chosen_out
+from .codec import Codec, Codecs, by_key, by_key_out
 from .errors import InvalidArgument
 from .stage import Edge, Key, Row, as_keys, choice, whole
 
@@ -175,13 +175,13 @@ class Plan:
         cores: int = 1,
         chunk_bytes: int = 32768,
         depth: int = 1,
-        codec: Codec | str | None = None,
+        codec: Codecs | None = None,
         reduce: str = "mean",
         each: bool = False,
         affinity: str = "key",
         interfaces: int = 1,
-        wire: str | None = None,
-        codec_out: Codec | str | None = None,
+        wire: Codecs | None = None,
+        codec_out: Codecs | None = None,
     ) -> "Plan":
         """The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
 
@@ -200,7 +200,8 @@ class Plan:
             chunk_bytes: of float32, a multiple of 64. A chunk lies in one key.
             depth: gradients of a key, 1 to 16: under ASYNC so many pushes may be under way, under BSP the next gradient
                 may be written while one is.
-            codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec. wire is its older name.
+            codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a mapping from names
+                of keys to these, and keys that it does not name are float32. wire is its older name.
             codec_out: of the parameters on their way to workers, given likewise. In 16 bits all workers have the same
                 rounded values, in float32 arrays, and the servers keep masters in float32.
             reduce: "mean" or "sum" of the workers' updates.
@@ -211,7 +212,7 @@ class Plan:
             interfaces: NICs of each server, 1 to cores, that the chunks are balanced over.
 
         Raises:
-            InvalidArgument: a value is out of range, or a key is empty or there twice.
+            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
         """
         choice("reduce", reduce, ("mean", "sum"))
         choice("affinity", affinity, _core.AFFINITIES)
@@ -225,12 +226,12 @@ class Plan:
             cores=whole("cores", cores, 1),
             chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
             depth=whole("depth", depth, 0),
-            wire=_core.CODECS[chosen(codec, wire).name],
+            wires=_numbers(by_key([key.name for key in own_keys], codec, wire)),
             sum=reduce == "sum",
             each=bool(each),
             affinity=_core.AFFINITIES[affinity],
             interfaces=whole("interfaces", interfaces, 1),
-            codec_out=_core.CODECS[chosen_out(codec_out).name],
+            codecs_out=_numbers(by_key_out([key.name for key in own_keys], codec_out)),
         )
         plan = cls.__new__(cls)
         plan._fill(handle, own_keys, size, [(rank, core) for rank in own_servers for core in range(cores)])
@@ -245,8 +246,8 @@ class Plan:
         cores: int = 1,
         chunk_bytes: int = 262144,
         depth: int = 1,
-        codec: Codec | str | None = None,
-        wire: str | None = None,
+        codec: Codecs | None = None,
+        wire: Codecs | None = None,
     ) -> "Plan":
         """The plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk, which it and
         its in-neighbours feed.
@@ -260,10 +261,11 @@ class Plan:
             depth: updates of a key, 1 to 16, that may be on their way to a neighbour that has not folded them.
 
         Raises:
-            InvalidArgument: a value is out of range, or a key is empty or there twice.
+            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
         """
         own_keys = as_keys(keys)
-        handle = _core.plan_graph(graph_handle(own_keys, weights, cores, chunk_bytes, depth, chosen(codec, wire)))
+        codecs = by_key([key.name for key in own_keys], codec, wire)
+        handle = _core.plan_graph(graph_handle(own_keys, weights, cores, chunk_bytes, depth, codecs))
         plan = cls.__new__(cls)
         places = [(rank, core) for rank in range(weights.shape[1]) for core in range(cores)]
         plan._fill(handle, own_keys, weights.shape[1], places)
@@ -454,9 +456,9 @@ def graph_handle(
     cores: int,
     chunk_bytes: int,
     depth: int,
-    codec: Codec,
+    codecs: Sequence[Codec],
 ) -> Any:
-    """What Plan.graph is made of, in C; see there."""
+    """What Plan.graph is made of, in C; see there. codecs: by key."""
     if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or weights.dtype != np.float64:
         raise InvalidArgument(
             f"weights is {weights.dtype} of shape {weights.shape}: must be float64 (phases, ranks, ranks)"
@@ -467,12 +469,17 @@ def graph_handle(
         cores=whole("cores", cores, 1),
         chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
         depth=whole("depth", depth, 0),
-        wire=_core.CODECS[codec.name],
+        wires=_numbers(codecs),
     )
 
 
 _COLUMNS = [field.name for field in fields(Row)]
 _NUMBERS = [name for name in _COLUMNS if name not in ("in_edges", "out_edges")]
+
+
+def _numbers(codecs: Sequence[Codec]) -> list[int]:
+    """What C calls them."""
+    return [_core.CODECS[codec.name] for codec in codecs]
 
 
 def _ranks(name: str, ranks: Iterable[int], size: int) -> list[int]:

@@ -1,7 +1,8 @@
 """What a plan is made of: keys, edges and rows, each a value that never changes (PHub, section 3.2.3)."""
 
+import difflib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Any
@@ -170,3 +171,12 @@ def whole(name: str, value: object, low: int, high: int = MOST_INT) -> int:
 def choice(name: str, value: object, values: Iterable[str]) -> None:
     if value not in tuple(values):
         raise InvalidArgument(f"{name} is {value!r}: must be one of {', '.join(map(repr, values))}")
+
+
+def nearest(name: object, names: Collection[str]) -> str:
+    """For the error about a name that is none of names: those that are spelt much like it, else the first of all."""
+    close = difflib.get_close_matches(name, names, 3, 0.5) if isinstance(name, str) else []
+    if close:
+        return f"did you mean {', '.join(map(repr, close))}?"
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"they are {', '.join(map(repr, list(names)[:8]))}{more}"

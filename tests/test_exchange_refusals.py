@@ -63,6 +63,28 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "codec and wire": ({"codec": "float16", "wire": "float16"}, r"give one of them"),
     "codec": ({"codec": "int8"}, r"codec is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
     "codec_out": ({"codec_out": "int8"}, r"codec_out is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
+    "codec of no key": (
+        {"codec": {"fc": "float16", "fcc": "float16"}},
+        r"codec has an entry for 'fcc', which is not a key: did you mean 'fc'\?",
+    ),
+    "codec_out of no key": (
+        {"codec_out": {"other": "float16"}},
+        r"codec_out has an entry for 'other', which is not a key: they are 'fc', 'bias'",
+    ),
+    "wire of no key, on a graph": (
+        {"wire": {"": "float16"}, "topology": ring(3)},
+        r"an entry for '', which is not a key",
+    ),
+    "codec of a key": ({"codec": {"bias": "int8"}}, r"codec of 'bias' is 'int8': must be one of 'float32', 'float16'"),
+    "codec and wire by key": ({"codec": {"fc": "float16"}, "wire": {}}, r"give one of them"),
+    "codec_out of a key on a graph": (
+        {"codec_out": {"bias": "bfloat16"}, "topology": hpcomm.topology.complete},
+        r"codec_out is {'bias': 'bfloat16'}: on a graph parameters stay at their rank",
+    ),
+    "codec_out of a key and shared_params": (
+        {"codec_out": {"bias": "float16"}, "shared_params": True},
+        r"row 1 sends parameters as float16; with shared_params",
+    ),
     "codec_out and shared_params": (
         {"codec_out": "float16", "shared_params": True},
         r"row 0 sends parameters as float16; with shared_params all workers read the owner's float32",
@@ -173,6 +195,8 @@ RANKS_DIFFER: dict[str, tuple[Options, str]] = {
     "depth": ({"depth": 2}, r"another plan than rank 0"),
     "wire": ({"wire": "float16"}, r"another plan than rank 0"),
     "codec_out": ({"codec_out": "float16"}, r"another plan than rank 0: give .* codec_out"),
+    "codec of a key": ({"codec": {"bias": "float16"}}, r"another plan than rank 0: give .* wire"),
+    "codec_out of a key": ({"codec_out": {"bias": "float16"}}, r"another plan than rank 0: give .* codec_out"),
     "placement": ({"topology": ParameterServer("CC")}, r"another plan than rank 0"),
     "affinity": (
         {"topology": ParameterServer(affinity="worker")},

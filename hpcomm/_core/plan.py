@@ -50,21 +50,23 @@ def plan_hub(
     cores: int,
     chunk: int,
     depth: int,
-    wire: int,
+    wires: list[int],  # by key, as codecs_out
     sum: bool,  # the field's name
     each: bool,
     affinity: int,
     interfaces: int,
-    codec_out: int,
+    codecs_out: list[int],
 ) -> Any:
     hub = ffi.new("hpc_hub *")
     lib.hpc_hub_init(hub)
     c_keys, _names = _plan_keys(keys)  # both must stay until C has copied them
+    c_wires, c_codecs_out = ffi.new("int[]", wires), ffi.new("int[]", codecs_out)
     c_workers, c_servers = ffi.new("int[]", workers), ffi.new("int[]", servers)
     hub.keys, hub.n_keys, hub.workers, hub.n_workers = c_keys, len(keys), c_workers, len(workers)
     hub.servers, hub.n_servers, hub.cores, hub.chunk = c_servers, len(servers), cores, chunk
-    hub.depth, hub.wire, hub.sum, hub.each = depth, wire, sum, each
-    hub.affinity, hub.interfaces, hub.codec_out = affinity, interfaces, codec_out
+    hub.depth, hub.sum, hub.each = depth, sum, each
+    hub.affinity, hub.interfaces = affinity, interfaces
+    hub.wires, hub.n_wires, hub.codecs_out, hub.n_codecs_out = c_wires, len(wires), c_codecs_out, len(codecs_out)
     out = ffi.new("hpc_plan **")
     check(lib.hpc_plan_hub(hub, out))
     return ffi.gc(out[0], lib.hpc_plan_free)
@@ -77,17 +79,18 @@ def graph(
     cores: int,
     chunk: int,
     depth: int,
-    wire: int,
+    wires: list[int],
 ) -> Any:
-    """An hpc_graph. weights: (phases, ranks, ranks), what each rank (second) takes of each (third)."""
+    """An hpc_graph. weights: (phases, ranks, ranks), what each rank (second) takes of each (third). wires: by key."""
     made = ffi.new("hpc_graph *")
     lib.hpc_graph_init(made)
     c_keys, names = _plan_keys(keys)
-    c_weights = from_buffer("double[]", weights)
+    c_weights, c_wires = from_buffer("double[]", weights), ffi.new("int[]", wires)
     made.keys, made.n_keys, made.weights = c_keys, len(keys), c_weights
     made.n_phases, made.ranks = weights.shape[:2]
-    made.cores, made.chunk, made.depth, made.wire = cores, chunk, depth, wire
-    return owned(made, lambda _: None, (made, c_keys, names, c_weights, weights))
+    made.cores, made.chunk, made.depth = cores, chunk, depth
+    made.wires, made.n_wires = c_wires, len(wires)
+    return owned(made, lambda _: None, (made, c_keys, names, c_weights, weights, c_wires))
 
 
 def plan_graph(graph: Any) -> Any:

@@ -3,15 +3,18 @@
 ex = hpcomm.parameter_hub(ctx, params, codec="float16")
 ex = hpcomm.parameter_hub(ctx, params, codec=hpcomm.codec.FLOAT16)    # the same
 ex = hpcomm.parameter_hub(ctx, params, codec="bfloat16", codec_out="bfloat16")
+ex = hpcomm.parameter_hub(ctx, params, codec={"embedding": "bfloat16"})    # by key; the other keys are float32
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from .. import _core
 from ..errors import InvalidArgument
+from ..stage import nearest
 
 
 def _check(what: str, name: object) -> None:
@@ -51,9 +54,15 @@ class Codec:
 
 FLOAT32, FLOAT16, BFLOAT16 = Codec("float32"), Codec("float16"), Codec("bfloat16")
 
+# One codec for all keys, by its value or its name, or those of some keys by the key's name: the others are float32.
+Codecs: TypeAlias = Codec | str | Mapping[str, Codec | str]
+
 
 def name_of(codec: object) -> Any:
-    """The name of a codec that is given by its value or its name, unchecked; float32 where none is given."""
+    """The name of a codec that is given by its value or its name, unchecked; float32 where none is given. Of a mapping
+    the names by key."""
+    if isinstance(codec, Mapping):
+        return {key: name_of(value) for key, value in codec.items()}
     return "float32" if codec is None else codec.name if isinstance(codec, Codec) else codec
 
 
@@ -69,21 +78,31 @@ def named(codec: object, wire: object = None) -> Any:
     return name_of(wire if codec is None else codec)
 
 
-def chosen(codec: Codec | str | None, wire: str | None = None) -> Codec:
-    """The codec that is asked for, as named has it.
+def by_key(keys: Sequence[str], codec: Codecs | None, wire: Codecs | None = None) -> list[Codec]:
+    """The codec of each key, as named has it.
 
     Raises:
-        InvalidArgument: both are given, or there is no such codec.
+        InvalidArgument: codec and wire are given, there is no such codec, or a name in a mapping is no key.
     """
-    return Codec(named(codec, wire))
+    return _by_key("codec", keys, named(codec, wire))
 
 
-def chosen_out(codec_out: Codec | str | None) -> Codec:
-    """The codec of parameters that is asked for.
+def by_key_out(keys: Sequence[str], codec_out: Codecs | None) -> list[Codec]:
+    """The codec of each key's parameters.
 
     Raises:
-        InvalidArgument: there is no such codec.
+        InvalidArgument: there is no such codec, or a name in a mapping is no key.
     """
-    name = name_of(codec_out)
-    _check("codec_out", name)
-    return Codec(name)
+    return _by_key("codec_out", keys, name_of(codec_out))
+
+
+def _by_key(what: str, keys: Sequence[str], names: Any) -> list[Codec]:
+    if not isinstance(names, Mapping):
+        _check(what, names)
+        return [Codec(names)] * len(keys)
+    known = set(keys)
+    for key, name in names.items():
+        if key not in known:
+            raise InvalidArgument(f"{what} has an entry for {key!r}, which is not a key: {nearest(key, keys)}")
+        _check(f"{what} of {key!r}", name)
+    return [Codec(names.get(key, "float32")) for key in keys]

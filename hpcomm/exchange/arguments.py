@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core, optim
-from ..codec import FLOAT32, Codec, chosen, chosen_out
+from ..codec import FLOAT32, Codec, by_key, by_key_out
 from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
@@ -83,7 +83,7 @@ def _graph_plan(
     options = made.plan
     if options.reduce != "mean":
         raise InvalidArgument(f"reduce is {options.reduce!r}: on a graph the weights say how updates are folded")
-    if chosen_out(options.codec_out) != FLOAT32:
+    if any(codec != FLOAT32 for codec in by_key_out(tuple(values), options.codec_out)):
         raise InvalidArgument(
             f"codec_out is {options.codec_out!r}: on a graph parameters stay at their rank, leave it out"
         )
@@ -91,11 +91,12 @@ def _graph_plan(
     if cores is None:  # every rank folds for itself: as many as all of them can have for threads
         cores = max(1, _spare_cores(ctx, made.engine, tuple(range(ctx.size))))
     chunk = graph_chunk(values, cores) if options.chunk_bytes is None else options.chunk_bytes
-    rotates = bool(made.engine.in_place) and chosen(options.codec) == FLOAT32
+    codecs = by_key(tuple(values), options.codec)
+    rotates = bool(made.engine.in_place) and all(codec == FLOAT32 for codec in codecs)
     depth = graph_depth(options.depth, made.consistency.staleness or 0, rotates=rotates)
     weights = graph_weights(phases, ctx.size)
     plan = Plan.graph(values, weights, cores=cores, chunk_bytes=chunk, depth=depth, codec=options.codec)
-    return plan, graph_handle(values, weights, cores, chunk, depth, chosen(options.codec))
+    return plan, graph_handle(values, weights, cores, chunk, depth, codecs)
 
 
 def _hub_plan(

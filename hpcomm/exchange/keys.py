@@ -1,6 +1,5 @@
 """Keys of an exchange: the state of each, their parameters by name, and the gradients that they take."""
 
-import difflib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidArgument
+from ..stage import nearest
 from ..window import as_source
 
 _SMALL = 4096  # bytes of a source that a key may keep alive only to know it again
@@ -119,8 +119,4 @@ class Params(Mapping[str, NDArray[np.float32]]):
 
 def unknown(name: object, keys: Collection[str], rank: int) -> InvalidArgument:
     """The error for a name that is no key; it lists keys with similar names."""
-    close = difflib.get_close_matches(name, keys, 3, 0.5) if isinstance(name, str) else []
-    known = ", ".join(map(repr, list(keys)[:8]))
-    more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
-    told = f"did you mean {', '.join(map(repr, close))}?" if close else f"they are {known}{more}"
-    return InvalidArgument(f"rank {rank}: {name!r} is not a key of this exchange: {told}")
+    return InvalidArgument(f"rank {rank}: {name!r} is not a key of this exchange: {nearest(name, keys)}")

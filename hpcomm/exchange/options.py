@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, TypedDict
 
-from ..codec import Codec, name_of, named
+from ..codec import Codecs, name_of, named
 from ..consistency import Consistency
 from ..errors import InvalidArgument
 from ..optim import RuleOrRules
@@ -27,8 +27,9 @@ class PlanOptions:
         depth: slots for gradients of a key, 1 to 16. Under ASYNC this many pushes of it may be under way; under BSP
             one, while the next gradient is written. On a graph: updates that may be on their way to a neighbour that
             has not folded them; at least staleness + 2, and with in_place at most 15.
-        codec: what gradients are on the wire: "float32", "float16", "bfloat16", or a value of hpcomm.codec. Sums are
-            float32. wire is its older name; both at once are refused.
+        codec: what gradients are on the wire: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a
+            mapping from names of keys to these, and keys that it does not name are float32. Sums are float32. wire is
+            its older name; both at once are refused.
         codec_out: what parameters are on their way from servers to workers, given likewise. With "float16" or
             "bfloat16" params stay float32 arrays (float16's largest number is 65504), of rounded values, the same bits
             on every worker; each server keeps a master in float32, to which updates are added, and which checkpoints
@@ -40,13 +41,13 @@ class PlanOptions:
 
     chunk_bytes: int | None = None
     depth: int = 1
-    codec: Codec | str | None = None
+    codec: Codecs | None = None
     reduce: str = "mean"
     cores: int | None = None
-    codec_out: Codec | str | None = None
-    wire: InitVar[str | None] = None
+    codec_out: Codecs | None = None
+    wire: InitVar[Codecs | None] = None
 
-    def __post_init__(self, wire: str | None) -> None:
+    def __post_init__(self, wire: Codecs | None) -> None:
         object.__setattr__(self, "codec", named(self.codec, wire))
         object.__setattr__(self, "codec_out", name_of(self.codec_out))
 
@@ -60,8 +61,9 @@ class EngineOptions:
         in_place: on a graph whose rule is Average: the trainer trains params[name] where it lies, and a push without an
             array sends it: `w = ex.params["w"]`, then over and over `w -= lr * grad` and `w = ex.push_pull("w")`.
             Nothing is copied: the average is folded into another array while neighbours still read the model that was
-            sent, and that one is read-only from then on. gradient(name) gives params[name]. A 16-bit wire encodes the
-            push, and params stay where they are. A key has one push under way.
+            sent, and that one is read-only from then on. gradient(name) gives params[name]. Where a key has a 16-bit
+            codec, pushes of all keys are copied or encoded, and params stay where they are. A key has one push under
+            way.
         shared_params: the workers of a host read one copy of the parameters, and none may write it. Only with BSP and
             transports that map the peers' memory.
         deterministic: updates are folded in the order of the ranks when all are there, so that a run repeats bit for
@@ -87,9 +89,9 @@ class Keywords(TypedDict, total=False):
 
     chunk_bytes: int | None
     depth: int
-    codec: Codec | str | None
-    wire: str | None
-    codec_out: Codec | str | None
+    codec: Codecs | None
+    wire: Codecs | None
+    codec_out: Codecs | None
     reduce: str
     cores: int | None
     in_place: bool

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _core
-from ..codec import Codec
+from ..codec import Codecs
 from ..errors import ConfigError, InvalidArgument
 from ..plan import Plan
 from ..stage import Key, choice, whole
@@ -109,11 +109,11 @@ class ParameterServer:
         interfaces: int = 1,
         chunk_bytes: int = 32768,
         depth: int = 1,
-        codec: Codec | str | None = None,
+        codec: Codecs | None = None,
         reduce: str = "mean",
         each: bool = False,
-        wire: str | None = None,
-        codec_out: Codec | str | None = None,
+        wire: Codecs | None = None,
+        codec_out: Codecs | None = None,
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers.
 
