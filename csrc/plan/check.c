@@ -86,20 +86,29 @@ int hpc_plan_check_cut(int cores, uint64_t chunk, int depth) {
     return HPC_OK;
 }
 
+/* The codecs of this build, for errors. */
+typedef struct known {
+    char text[HPC_CODEC_TEXT];
+} known;
+
+static known known_codecs(void) {
+    known all;
+    hpc_codec_numbers(all.text, sizeof all.text);
+    return all;
+}
+
 int hpc_plan_check_codecs(const hpc_key *keys, int n_keys, const char *name, int all, const char *names,
                           const int *by_key, int n) {
     if (hpc_codec_of(all) == NULL)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s is %d; must be %d (f32), %d (f16) or %d (bf16)", name, all,
-                        HPC_F32, HPC_F16, HPC_BF16);
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s is %d; must be %s", name, all, known_codecs().text);
     if (n != (by_key == NULL ? 0 : n_keys))
         return hpc_fail(HPC_ERR_INVALID, op_plan,
                         "plan: n_%s is %d and %s is %s; must be %d, one for each key, or 0 where it is NULL", names, n,
                         names, by_key == NULL ? "NULL" : "given", n_keys);
     for (int k = 0; k < n; k++)
         if (hpc_codec_of(by_key[k]) == NULL)
-            return hpc_fail(HPC_ERR_INVALID, op_plan,
-                            "plan: %s[%d], of key '%.100s', is %d; must be %d (f32), %d (f16) or %d (bf16)", names, k,
-                            keys[k].name, by_key[k], HPC_F32, HPC_F16, HPC_BF16);
+            return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s[%d], of key '%.100s', is %d; must be %s", names, k,
+                            keys[k].name, by_key[k], known_codecs().text);
     return HPC_OK;
 }
 
@@ -141,11 +150,9 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
     if (row->depth != plan->rows[0].depth)
         return wrong(r, "has depth %d, row 0 has %d; a plan has one depth", row->depth, plan->rows[0].depth);
     if (hpc_codec_of(row->codec_in) == NULL)
-        return wrong(r, "has codec_in %d; must be %d (f32), %d (f16) or %d (bf16)", row->codec_in, HPC_F32, HPC_F16,
-                     HPC_BF16);
+        return wrong(r, "has codec_in %d; must be %s", row->codec_in, known_codecs().text);
     if (hpc_codec_of(row->codec_out) == NULL)
-        return wrong(r, "has codec_out %d; must be %d (f32), %d (f16) or %d (bf16)", row->codec_out, HPC_F32, HPC_F16,
-                     HPC_BF16);
+        return wrong(r, "has codec_out %d; must be %s", row->codec_out, known_codecs().text);
     if (row->n_in < 1 || row->in == NULL) return wrong(r, "has no in-edge (n_in is %d)", row->n_in);
     if (row->n_out < 1 || row->out == NULL) return wrong(r, "has no out-edge (n_out is %d)", row->n_out);
     if (row->quorum != 1 && row->quorum != row->n_in)
