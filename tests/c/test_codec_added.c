@@ -79,7 +79,7 @@ static void trains(rank *r) {
     if (r->arg & 8) {
         hand_racks(&h, &j, r->size, REVERSED, 512);
         for (int i = 0; i < h.plan.n_rows; i++)
-            if (h.rows[i].action == HPC_FORWARD) h.rows[i].codec_out = REVERSED;
+            *(h.rows[i].action == HPC_FORWARD ? &h.rows[i].codec_out : &h.rows[i].codec_in) = REVERSED;
         j.plan = &h.plan;
     }
     hpc_exchange *e = job_open(r, &j);
