@@ -91,6 +91,7 @@ void hpc_args_begin_push(hpc_exchange *ex, int key, int slot) {
     hpc_pushed *k = &ex->keys[key];
     memcpy(its->out[slot], its->rule.args, HPC_ARGS_BYTES);
     k->brings = 1;
+    k->at_args = 0;
     for (int i = 0; i < k->n_shares && ex->own_args; i++) {
         const hpc_share *share = &ex->layout.shares[k->shares[i]];
         if (share->owner == ex->context->group.rank)
@@ -118,22 +119,32 @@ static int who_sees(void *arg, int *ranks) {
     return 1;
 }
 
-int hpc_args_send(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
+/* To the owner of one share. */
+static int bring(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     hpc_pushed *k = &ex->keys[share->key];
     int me = ex->context->group.rank, core = ex->layout.places[share->owner].first_core + share->core;
-    if (ex->own_args || !hpc_feeds_share(ex, share, me)) return HPC_OK;
-    if (!k->brought) {
+    if (!hpc_feeds_share(ex, share, me)) return HPC_OK;
+    if (k->brings == 1) {
         int status = hpc_send_event(ex, share->core, share->owner, ex->rules[share->key].out[slot], HPC_ARGS_BYTES,
                                     hpc_args_at(ex, share, me, slot), hpc_imm(HPC_OP_ARGS, slot, s), l);
-        if (status != HPC_OK) return status;
-        k->brought = 1;
-        ex->args_asked[core] += (uint64_t)comes_by_stages(ex, share, me);
+        if (status != HPC_OK || !comes_by_stages(ex, share, me)) return status;
+        k->brings = 2;
+        ex->args_asked[core]++;
     }
-    if (!comes_by_stages(ex, share, me)) return HPC_OK;
     seeing waits = {ex, hpc_signal_args(ex, share->owner, share->core), share->owner, ex->args_asked[core]};
     if (is_seen(&waits)) return hpc_exchange_check(ex, "push");
     const hpc_wait wait = {"push", is_seen, who_sees, &waits};
     int status = hpc_wait_for(&ex->context->group, &wait, hpc_limit_left(ex, l));
     return status == HPC_OK ? hpc_exchange_check(ex, "push") : status;
+}
+
+int hpc_args_bring(hpc_exchange *ex, int key, int slot, hpc_limit *l) {
+    hpc_pushed *k = &ex->keys[key];
+    for (; k->at_args < k->n_shares && !ex->own_args; k->at_args++) {
+        int status = bring(ex, k->shares[k->at_args], slot, l);
+        if (status != HPC_OK) return status;
+        k->brings = 1;
+    }
+    return HPC_OK;
 }

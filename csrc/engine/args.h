@@ -8,7 +8,7 @@
  *
  * Order: the put comes before the push's event (a release); the core reads after it. The place is written again for the
  * push that uses the slot next, after this one was answered. Where a push passes other stages before the rule is
- * applied, the worker waits until the owner has seen the arguments: its push could overtake them. */
+ * applied, the worker waits before it pushes until the owner has seen the arguments: its push could overtake them. */
 #ifndef HPC_ARGS_H
 #define HPC_ARGS_H
 
@@ -31,7 +31,7 @@ int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot);
 
 /* Takes the arguments for the next push of key, which is in slot. */
 void hpc_args_begin_push(hpc_exchange *ex, int key, int slot);
-/* Sends them to the owner of a share; may be called again after a timeout. */
-int hpc_args_send(hpc_exchange *ex, int s, int slot, hpc_limit *l);
+/* Sends them to the owners of all shares of key, before any of the push; after a timeout the next call goes on. */
+int hpc_args_bring(hpc_exchange *ex, int key, int slot, hpc_limit *l);
 
 #endif

@@ -56,9 +56,9 @@ typedef struct hpc_pushed {
     uint64_t pushes, pulls;
     double since;                   /* when its last push began; 0: its end has been seen */
     unsigned char sending, started; /* hpc_push_flags of the last start: those not sent in full yet; all of them */
-    unsigned char brings, brought;  /* its push brings arguments of the rule; the share at hand has got them */
-    int news;                       /* so many of the next pushes bring arguments to their slots */
-    int at_share, at_row;           /* where sending stopped */
+    unsigned char brings;           /* its push brings arguments of the rule: 1; 2: and waits for them to be seen */
+    unsigned char news;             /* so many of the next pushes bring arguments to their slots */
+    int at_args, at_share, at_row;  /* where sending stopped: arguments first, then updates */
     int n_shares, n_awaited;
     int *shares;            /* in which this rank is at either end */
     int *awaited;           /* those of the shares whose answers make a push done */

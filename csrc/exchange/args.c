@@ -37,8 +37,8 @@ int hpc_exchange_set_args(hpc_exchange *ex, int key, const double *args) {
         hpc_key_rule *its = &ex->rules[k];
         if (key >= 0 && k != key) continue;
         memcpy(its->rule.args + 1, args + 1, HPC_ARGS_BYTES - sizeof *args);
-        ex->keys[k].news =
-            ex->layout.depth + (ex->keys[k].brings != 0); /* a push that is sent in part has the old ones */
+        ex->keys[k].news = (unsigned char)(ex->layout.depth + (ex->keys[k].brings !=
+                                                               0)); /* a push that is sent in part has the old ones */
         if (!ex->layout.places[ex->context->group.rank].worker) write_places(ex, k, its->rule.args);
     }
     return status;

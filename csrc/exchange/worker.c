@@ -92,14 +92,14 @@ static int send_push(hpc_exchange *ex, int key, hpc_limit *l) {
     const hpc_discipline *d = ex->discipline;
     hpc_pushed *k = &ex->keys[key];
     int slot = (int)(k->pushes % (uint64_t)ex->layout.depth);
-    for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0, k->brought = 0) {
+    int brought = k->brings ? hpc_args_bring(ex, key, slot, l) : HPC_OK;
+    if (brought != HPC_OK) return brought;
+    for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0) {
         int s = k->shares[k->at_share];
-        int status = k->brings ? hpc_args_send(ex, s, slot, l) : HPC_OK;
-        if (status != HPC_OK) return status;
-        status = d->send_share == NULL ? hpc_push_share(ex, s, slot, l) : d->send_share(ex, s, slot, l);
+        int status = d->send_share == NULL ? hpc_push_share(ex, s, slot, l) : d->send_share(ex, s, slot, l);
         if (status != HPC_OK) return status;
     }
-    k->news -= k->brings;
+    k->news = (unsigned char)(k->news - (k->brings != 0));
     k->brings = 0;
     k->pushes++;
     ex->stats.pushes++;

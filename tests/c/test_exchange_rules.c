@@ -139,7 +139,7 @@ static void through_stages(rank *r) {
     j.plan = &h.plan, j.progress = r->arg;
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
-    for (int step = 0; step < 12; step++) {
+    for (int step = 0; step < ranks_rounds(60); step++) {
         if (step % 4 != 3) set(e, &j, -1, rates[step % 4]);
         for (int key = 0; key < j.n_keys; key++) {
             job_push_pull(r, &j, e, key, step);
