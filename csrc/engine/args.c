@@ -75,7 +75,7 @@ int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot) {
         char why[HPC_FAILURE_BYTES];
         snprintf(why, sizeof why,
                  "set_args: rank %d sets argument %d of rule \"%s\" of key %.64s to %.9g for push %llu and rank %d to "
-                 "%.9g",
+                 "%.9g: set the same on all workers",
                  r, a, w->rule->name, ex->plan->keys[w->row->key].name, theirs[a],
                  (unsigned long long)w->share->version + 1, w->args_of, first[a]);
         hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);

@@ -31,15 +31,14 @@ int hpc_exchange_set_args(hpc_exchange *ex, int key, const double *args) {
     int status = check_key(ex, key, -1, args, op);
     if (status == HPC_OK && ex->life.closed) status = hpc_fail(HPC_ERR_INVALID, op, "%s: the exchange is closed", op);
     if (status == HPC_OK) status = hpc_exchange_check(ex, op);
-    for (int k = 0; k < (status == HPC_OK ? ex->plan->n_keys : 0) && status == HPC_OK; k++)
-        if (key < 0 || k == key) status = hpc_rule_check_args(ex->rules[k].name, args, op);
-    for (int k = 0; k < (status == HPC_OK ? ex->plan->n_keys : 0); k++) {
-        hpc_key_rule *its = &ex->rules[k];
-        if (key >= 0 && k != key) continue;
-        memcpy(its->rule.args + 1, args + 1, HPC_ARGS_BYTES - sizeof *args);
-        ex->keys[k].news = (unsigned char)(ex->layout.depth + (ex->keys[k].brings !=
-                                                               0)); /* a push that is sent in part has the old ones */
-        if (!ex->layout.places[ex->context->group.rank].worker) write_places(ex, k, its->rule.args);
+    if (status != HPC_OK) return status;
+    int first = key < 0 ? 0 : key, last = key < 0 ? ex->plan->n_keys : key + 1;
+    for (int k = first; k < last && status == HPC_OK; k++) status = hpc_rule_check_args(ex->rules[k].name, args, op);
+    for (int k = first; k < last && status == HPC_OK; k++) {
+        int cut_short = ex->keys[k].brings != 0; /* a push that is sent in part keeps the old ones */
+        memcpy(ex->rules[k].rule.args + 1, args + 1, HPC_ARGS_BYTES - sizeof *args);
+        ex->keys[k].news = (unsigned char)(ex->layout.depth + cut_short);
+        if (!ex->layout.places[ex->context->group.rank].worker) write_places(ex, k, ex->rules[k].rule.args);
     }
     return status;
 }

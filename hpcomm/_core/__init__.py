@@ -26,6 +26,7 @@ from .context import (
 )
 from .exchange import (
     CONSISTENCIES,
+    EVERY_KEY,
     PROGRESS,
     PULL,
     PUSH,

@@ -11,6 +11,7 @@ from .handle import collected, collective
 from .memory import address_of, from_buffer, mapped, memory_of, new_word
 from .status import NULL, check, wait
 
+EVERY_KEY = -1
 PUSH: int = lib.HPC_PUSH
 PULL: int = lib.HPC_PULL
 PUSH_PULL: int = lib.HPC_PUSH | lib.HPC_PULL
@@ -121,7 +122,7 @@ def exchange_gradient_array(
 
 
 def exchange_set_args(exchange: Any, key: int, args: tuple[float, ...]) -> None:
-    """The arguments of a key's rule, from this rank's next push of it on."""
+    """The arguments of a key's rule, or of EVERY_KEY's, from this rank's next push of it on."""
     c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
     c_args[1 : 1 + len(args)] = args
     check(lib.hpc_exchange_set_args(exchange, key, c_args))

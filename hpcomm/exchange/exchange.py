@@ -406,10 +406,14 @@ class Exchange(Calls):
         """
         self._check_open("set")
         names = list(self._rules) if keys is None else [keys] if isinstance(keys, str) else list(keys)
-        rules = {self._key(name).name: optim.changed(self._rules[name], changes) for name in names}
-        for name, rule in rules.items():
-            _core.exchange_set_args(self._handle, self._every[name].index, optim.arguments(rule))
-        self._rules = {**self._rules, **rules}
+        before = {self._key(name).name: self._rules[name] for name in names}
+        made = {id(rule): optim.changed(rule, changes) for rule in before.values()}  # keys share their rules
+        if len(made) == 1 and len(before) == len(self._rules):
+            _core.exchange_set_args(self._handle, _core.EVERY_KEY, optim.arguments(*made.values()))
+        else:
+            for name, rule in before.items():
+                _core.exchange_set_args(self._handle, self._every[name].index, optim.arguments(made[id(rule)]))
+        self._rules = {**self._rules, **{name: made[id(rule)] for name, rule in before.items()}}
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
