@@ -86,6 +86,14 @@ class Nesterov:
         _number(self, "weight_decay", 0)
 
 
+def _numbers_of_adam(rule: "Adam | AdamW") -> None:
+    _number(rule, "lr", 0)
+    _number(rule, "beta1", 0, 1, open_high=True)
+    _number(rule, "beta2", 0, 1, open_high=True)
+    _number(rule, "epsilon", 0)
+    _number(rule, "weight_decay", 0)
+
+
 @dataclass(frozen=True)
 class Adam:
     """Adam (Kingma and Ba, algorithm 1), with g += weight_decay * w first.
@@ -101,11 +109,7 @@ class Adam:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _number(self, "lr", 0)
-        _number(self, "beta1", 0, 1, open_high=True)
-        _number(self, "beta2", 0, 1, open_high=True)
-        _number(self, "epsilon", 0)
-        _number(self, "weight_decay", 0)
+        _numbers_of_adam(self)
 
 
 @dataclass(frozen=True)
@@ -124,11 +128,7 @@ class AdamW:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        _number(self, "lr", 0)
-        _number(self, "beta1", 0, 1, open_high=True)
-        _number(self, "beta2", 0, 1, open_high=True)
-        _number(self, "epsilon", 0)
-        _number(self, "weight_decay", 0)
+        _numbers_of_adam(self)
 
 
 @dataclass(frozen=True)
