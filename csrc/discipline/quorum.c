@@ -10,11 +10,12 @@
  * counted at both ends. The answer says how many updates of this sender were used, and which version was folded last.
  * So the sender knows the end of each of its pushes.
  *
- * The grace. A fold that has its quorum waits for those of the others that it expects. It expects one that is at most
- * two versions behind, so that it may bring this version soon, and that has not let a fold wait in vain since its last
- * update. The fold waits for as long as they usually take (RFC 6298: the mean plus four mean deviations), or as the
- * user says. When a fold goes on without one, that counts as if the update had come just then. From time to time this
- * costs nothing, but if more than a third of all folds are cut short the time grows until fewer are.
+ * The grace. A fold that has its quorum still waits for the other senders that it expects. It expects a sender that is
+ * at most two versions behind, so that it may bring this version soon, and that has not let a fold wait in vain since
+ * its last update. The fold waits for as long as these senders usually take (RFC 6298: the mean plus four mean
+ * deviations), or as the user says. When a fold goes on without one, that counts as if the update had come just then.
+ * From time to time this costs nothing, but if more than a third of all folds are cut short the time grows until fewer
+ * are.
  *
  * On servers
  * A push is for the version after the newest that any owner has told this worker, and a fold takes the updates of just
@@ -65,7 +66,7 @@ static const double FIRST = 1; /* second of grace, before enough has been measur
 
 /* ---- what is asked for ---- */
 
-/* A quorum of all inputs is the same as no quorum. On a graph a rank's own is none of them. */
+/* A quorum of all inputs is the same as no quorum. On a graph a rank's own update is not counted among the inputs. */
 static int suits(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && f->quorum > 0; i++)
         if (f->quorum < f->plan->rows[i].n_in - (f->graph != NULL)) return 1;
@@ -149,7 +150,7 @@ static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *o
                : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a quorum of %d", op, f->quorum);
 }
 
-/* Takes room in this rank's part for the copy of an update that travels on a graph: that of all rows of the share. */
+/* On a graph an update that travels is copied first. Takes room in this rank's part for that copy, of all rows. */
 static void open_outlet(hpc_exchange *ex, const hpc_share *share, hpc_outlet *out) {
     size_t nbytes = 0;
     out->staged = HPC_NOWHERE;

@@ -9,7 +9,7 @@ typedef struct hpc_told {
     uint64_t folded, used; /* the version that was folded last; how many of the sender's updates were */
 } hpc_told;
 
-/* A rank whose updates come to a share. The core's own, but for the atomic member. */
+/* What an owner knows of a rank whose updates come to a share. Only the core uses it, but for the atomic member. */
 typedef struct hpc_sender {
     _Atomic uint64_t waits; /* the version of the update in its slot; 0: the slot is free */
     int slot;               /* of that update */
@@ -41,7 +41,7 @@ typedef struct hpc_outlet {
     uint64_t dropped_at;          /* the version that had been folded when that one was left out */
     uint64_t carried;             /* the push whose data was put last; its event may not be sent yet */
     uint64_t version;             /* of the update that was sent last; a put may still read it */
-    size_t staged;                /* where the copy to send lies in this rank's part; HPC_NOWHERE: there is none */
+    size_t staged;                /* the offset of the copy that is sent, in this rank's part; HPC_NOWHERE: no copy */
     int pending;                  /* decided is behind */
 } hpc_outlet;
 

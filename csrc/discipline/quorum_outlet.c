@@ -261,7 +261,7 @@ int hpc_outlet_level(hpc_exchange *ex, const char *op, double deadline) {
 
 /* ---- the worker: when ---- */
 
-/* The newest version of a key that any owner has told this rank. */
+/* The newest version that the owners of a key have told this rank. */
 static uint64_t newest_told(const hpc_exchange *ex, int key) {
     const hpc_pushed *k = &ex->keys[key];
     uint64_t most = 0;

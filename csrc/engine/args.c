@@ -57,7 +57,7 @@ const double *hpc_args_of(const hpc_exchange *ex, const hpc_share *share, int ra
     return place_of(ex, share, rank, slot);
 }
 
-/* The first argument that two ranks have not set alike; 0: there is none. */
+/* The number of the first argument that differs between a and b; 0: all are equal. */
 static int first_other(const double *a, const double *b) {
     for (int i = 1; i < HPC_RULE_ARGS; i++)
         if (a[i] != b[i]) return i;

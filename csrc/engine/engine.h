@@ -42,7 +42,7 @@ typedef struct hpc_place {
 
 /* ---- worker ---- */
 
-/* The parameters of a key that come encoded, from owners that do not map this rank's memory. */
+/* A key's parameters as they arrive from owners that do not map this rank's memory: encoded. */
 typedef struct hpc_encoded {
     const hpc_codec *codec; /* of what all owners of the key send, float32 included */
     size_t offset;          /* bytes from the start of hpc_place.encoded */

@@ -100,7 +100,7 @@ static void trains(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* This array has no float16: it is refused on every rank. */
+/* This array has no float16, so a plan that asks for it is refused, and the error lists the codecs that there are. */
 static void refuses(rank *r) {
     job j;
     hpc_plan *plan = NULL;
