@@ -72,7 +72,7 @@ int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot) {
         const double *theirs = place_of(ex, w->share, r, slot);
         int a = first_other(theirs, first);
         if (a == 0) continue;
-        char why[HPC_FAILURE_BYTES];
+        char why[2 * HPC_FAILURE_BYTES]; /* long names: the end may be cut */
         snprintf(why, sizeof why,
                  "set_args: rank %d sets argument %d of rule \"%s\" of key %.64s to %.9g for push %llu and rank %d to "
                  "%.9g: set the same on all workers",
