@@ -51,7 +51,7 @@ TCP += [("tcp", step, how) for step in ("init", "recv", "teardown") for how in (
 
 
 def files() -> set[Path]:
-    return {path for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir() if "hpc" in path.name}
+    return {path for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir() if "hpcomm" in path.name}
 
 
 def left_behind(before: set[Path]) -> list[Path]:
