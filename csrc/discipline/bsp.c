@@ -4,7 +4,7 @@
 #include "discipline/whole.h"
 
 static int suits(const hpc_exchange_config *f) {
-    return f->consistency == HPC_BSP;
+    return f->consistency == HPC_BSP && !f->split;
 }
 
 static int involves_all(const hpc_exchange *ex) {
@@ -44,30 +44,10 @@ static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
     return n;
 }
 
-/* The workers that have not pushed. Where that cannot be seen: workers whose inputs are missing here, other owners that
- * have not answered, and workers that left without a word. */
 static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
     if (ex->graph != NULL)
         return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, hpc_graph_has_read, hpc_whole_missing_neighbours);
-    const hpc_pushed *k = &ex->keys[key];
-    int n = 0, size = ex->context->group.size, me = ex->context->group.rank;
-    int slot = (int)((ticket / 2 + (uint64_t)ex->layout.depth - 1) % (uint64_t)ex->layout.depth);
-    for (int r = 0; r < size; r++)
-        if (hpc_pushes_key(ex, r, key) && hpc_pushes_of(ex, r, key) < ticket / 2) n = hpc_add_rank(ranks, n, r);
-    if (n > 0) return n;
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        if (hpc_share_has_answered(ex, k->shares[i], ticket)) continue;
-        if (share->owner == me)
-            n = hpc_whole_missing(ex, share, slot, ranks, n);
-        else
-            n = hpc_add_rank(ranks, n, share->owner);
-    }
-    for (int r = 0; r < size; r++)
-        if (hpc_pushes_key(ex, r, key) && hpc_pushes_of(ex, r, key) == UINT64_MAX && hpc_closed_signal(ex, r) == 0 &&
-            atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
-            n = hpc_add_rank(ranks, n, r);
-    return n > 0 ? n : hpc_add_rank(ranks, n, me); /* its own core is at it */
+    return hpc_whole_awaited(ex, key, ticket, ranks);
 }
 
 static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {

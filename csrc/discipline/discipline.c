@@ -8,6 +8,7 @@ static const hpc_discipline *const disciplines[] = {
     &hpc_discipline_ssp,
     &hpc_discipline_notify_ack,
     &hpc_discipline_async,
+    &hpc_discipline_split,
     &hpc_discipline_bsp,
     // clang-format on
 };

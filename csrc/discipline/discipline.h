@@ -5,7 +5,7 @@
 #include "engine/discipline.h"
 
 extern const hpc_discipline hpc_discipline_bsp, hpc_discipline_async, hpc_discipline_ssp, hpc_discipline_notify_ack,
-    hpc_discipline_quorum, hpc_discipline_unflushed;
+    hpc_discipline_quorum, hpc_discipline_unflushed, hpc_discipline_split;
 
 /* Returns the first member of the array that suits a configuration, or NULL. */
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config);

@@ -145,3 +145,27 @@ int hpc_whole_missing_neighbours(const hpc_exchange *ex, int s, uint64_t awaited
     }
     return found;
 }
+
+/* The workers that have not pushed. Where that cannot be seen: workers whose inputs are missing here, other owners that
+ * have not answered, and workers that left without a word. */
+int hpc_whole_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks) {
+    const hpc_pushed *k = &ex->keys[key];
+    int n = 0, size = ex->context->group.size, me = ex->context->group.rank;
+    int slot = (int)((ticket / 2 + (uint64_t)ex->layout.depth - 1) % (uint64_t)ex->layout.depth);
+    for (int r = 0; r < size; r++)
+        if (hpc_pushes_key(ex, r, key) && hpc_pushes_of(ex, r, key) < ticket / 2) n = hpc_add_rank(ranks, n, r);
+    if (n > 0) return n;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        if (hpc_share_has_answered(ex, k->shares[i], ticket)) continue;
+        if (share->owner == me)
+            n = hpc_whole_missing(ex, share, slot, ranks, n);
+        else
+            n = hpc_add_rank(ranks, n, share->owner);
+    }
+    for (int r = 0; r < size; r++)
+        if (hpc_pushes_key(ex, r, key) && hpc_pushes_of(ex, r, key) == UINT64_MAX && hpc_closed_signal(ex, r) == 0 &&
+            atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
+            n = hpc_add_rank(ranks, n, r);
+    return n > 0 ? n : hpc_add_rank(ranks, n, me); /* its own core is at it */
+}

@@ -11,6 +11,8 @@ int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 
 /* Adds the ranks whose inputs to a slot of a share of this rank's own are missing; returns the number of ranks. */
 int hpc_whole_missing(const hpc_exchange *ex, const hpc_share *share, int slot, int *ranks, int n);
+/* hpc_discipline.awaited of a push to servers. */
+int hpc_whole_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks);
 /* The same of the share's next fold on a graph (hpc_missing). */
 int hpc_whole_missing_neighbours(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found);
 

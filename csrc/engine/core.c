@@ -81,11 +81,26 @@ static int args_came(hpc_core *core, hpc_share *share, const hpc_event *event, i
     return hpc_args_came(core, share, event->peer, slot);
 }
 
+static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    const hpc_splitting *split = core->exchange->discipline->split;
+    if (share == NULL || split == NULL) return 0;
+    if (!brings(core, event, "no gradient of share", share->key, 0)) return 1;
+    return split->empty_came(core, share, event->peer);
+}
+
+static int use_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    const hpc_splitting *split = core->exchange->discipline->split;
+    if (share == NULL || split == NULL) return 0;
+    if (!brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES)) return 1;
+    return split->use_came(core, share, event->peer, hpc_imm_slot(event->imm));
+}
+
 static void handle(hpc_core *core, const hpc_event *event) {
     const hpc_exchange *ex = core->exchange;
     int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm), known = 0;
     hpc_operation operation = hpc_imm_operation(event->imm);
-    if (slot < ex->layout.depth || (operation == HPC_OP_PULL && slot == HPC_ANSWERED)) switch (operation) {
+    if (slot < ex->layout.depth || operation == HPC_OP_USE || (operation == HPC_OP_PULL && slot == HPC_ANSWERED))
+        switch (operation) {
         case HPC_OP_SHARE:
             known = share_came(core, own_share(core, index), event, slot);
             break;
@@ -100,6 +115,12 @@ static void handle(hpc_core *core, const hpc_event *event) {
             break;
         case HPC_OP_ARGS:
             known = args_came(core, own_share(core, index), event, slot);
+            break;
+        case HPC_OP_EMPTY:
+            known = empty_came(core, own_share(core, index), event);
+            break;
+        case HPC_OP_USE:
+            known = use_came(core, own_share(core, index), event);
             break;
         }
     if (known) return;
@@ -155,10 +176,11 @@ static int work_core(hpc_core *core) {
     hpc_event event;
     double start = 0;
     int n = 0;
+    if (core->due <= 0) start = hpc_now(); /* work is left from before */
     if (core->n_kept > 0) hpc_forward_retry(core);
     while (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) == HPC_OK &&
            !atomic_load_explicit(&core->paused, memory_order_relaxed) && next_event(core, &event)) {
-        if (n++ == 0) start = hpc_now();
+        if (n++ == 0 && start == 0) start = hpc_now();
         if (has_to_wait(core, &event))
             hold(core, &event);
         else
@@ -187,7 +209,8 @@ static const char *work_inline(void *arg) {
     ex->task.left = 0;
     for (int c = 0; c < ex->n_own_cores; c++) {
         work_core(&ex->cores[c]);
-        if (ex->cores[c].due < INFINITY) ex->task.left = HPC_AWAITED; /* a time, which rings no bell */
+        if (ex->cores[c].due < INFINITY) ex->task.left |= HPC_AWAITED; /* a time, which rings no bell */
+        if (ex->cores[c].due <= 0) ex->task.left |= HPC_LEFT;
     }
     return why_failed(ex);
 }

@@ -23,6 +23,25 @@ static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *con
     return NULL;
 }
 
+/* Fold and apply in two calls: what a worker's pull asks for, and how owners hear of it. */
+typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER } hpc_use;
+
+typedef struct hpc_splitting {
+    /* The worker. The next push of key says that there is no gradient. */
+    void (*set_empty)(hpc_exchange *ex, int key, int empty);
+    int (*is_empty)(const hpc_exchange *ex, int key);
+    /* Whether the owners keep a fold of key, for a pull to use. */
+    int (*keeps)(const hpc_exchange *ex, int key);
+    /* What the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
+    int (*set_use)(hpc_exchange *ex, int key, hpc_use use, double scale, const char *op);
+    int (*send_pull)(hpc_exchange *ex, int s, hpc_limit *l);
+    void (*pulled)(hpc_exchange *ex, int key);
+    double (*squares)(const hpc_exchange *ex, int key);
+    /* The core. rank has no gradient; rank's pull has come. 0: the event is wrong. */
+    int (*empty_came)(hpc_core *core, hpc_share *share, int rank);
+    int (*use_came)(hpc_core *core, hpc_share *share, int rank, int use);
+} hpc_splitting;
+
 struct hpc_discipline {
     const char *name; /* for errors */
 
@@ -43,6 +62,9 @@ struct hpc_discipline {
     size_t head, tail; /* bytes before and behind an update in its slot */
     int pulls;         /* parameters come when a pull asks for them; 0: with the answer to a push */
     int signals;       /* of each share: 1 or 2; 0 means 1 */
+    /* Fold and apply are two calls: a push folds, and the owners keep the mean until a pull says what becomes of it.
+     * Arguments travel with pulls. NULL: a push applies. */
+    const hpc_splitting *split;
     /* Whether updates are put into receive slots, even if the owner could read them in place. NULL: no. */
     int (*puts)(const hpc_exchange *ex);
     /* How many bytes it needs in rank's part of the window, at hpc_place.own. NULL: 0. */

@@ -62,6 +62,7 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, h
                         .n = n,
                         .codec = w->codec,
                         .args = w->args[w->share->version % (uint64_t)ex->layout.depth],
+                        .n_updates = n,
                         .slot = w->share->version};
 }
 
@@ -77,6 +78,7 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
                         .codec = w->codec,
                         .args = only < 0 ? w->args[slot] : w->inputs[only].args[slot],
                         .summed = core->exchange->asked.eager && only < 0,
+                        .n_updates = n,
                         .slot = (uint64_t)slot};
 }
 
@@ -267,7 +269,7 @@ static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, re
                 memcpy(w->acc + from, block, n * sizeof(float));
             continue;
         }
-        if (block != w->param + from && apply_block(core, w, block, inputs->n, args, from, n) != 0) return -1;
+        if (block != w->param + from && apply_block(core, w, block, inputs->n_updates, args, from, n) != 0) return -1;
         if (!inputs->silent) write_block(core, w, to, from, n);
     }
     return 0;
@@ -308,6 +310,63 @@ int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
         hpc_forward_row(core, w, (int)inputs->slot);
     else if (!inputs->silent)
         put_row(core, w, to);
-    count_fold(core, w, inputs->n);
+    count_fold(core, w, w->mean != NULL ? 0 : inputs->n);
     return 0;
+}
+
+/* ---- fold and apply in two calls ---- */
+
+int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_row *row = w->row;
+    int in_place = inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec->plain && w->rule->rule.fold == NULL;
+    double args[HPC_RULE_ARGS];
+    HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[row->key].name, row->count * sizeof(float));
+    next_args(w, inputs, args);
+    w->mean = in_place ? (const float *)(const void *)inputs->bases[0] : w->acc;
+    w->n_updates = inputs->n;
+    for (size_t from = 0; from < row->count; from += HPC_BLOCK) {
+        size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
+        const float *block = fold_block(core, w, inputs, core->acc, 0, args, from, n);
+        if (block == NULL) return -1;
+        *squares += ex->kernels->squares(block, n);
+        if (!in_place) ex->kernels->copy(w->acc + from, block, n * sizeof(float), ex->stream);
+    }
+    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(row) * (size_t)inputs->n);
+    return 0;
+}
+
+/* A pass, or a fold of the mean alone, multiplies it as it reads it. What a user's own fold has made is multiplied
+ * here: it is no input of another fold. */
+int hpc_row_apply(hpc_core *core, hpc_work *w, const double *args) {
+    static const double one = 1;
+    const hpc_exchange *ex = core->exchange;
+    const char *base = (const char *)w->mean;
+    const double scale = args[0];
+    int summed = w->rule->rule.fold != NULL;
+    const void *mean = w->mean;
+    if (summed && scale != 1) ex->kernels->f32(w->acc, &mean, &scale, 1, (size_t)w->row->count, 0);
+    const hpc_inputs inputs = {.bases = &base,
+                               .weights = summed ? &one : &scale,
+                               .n = 1,
+                               .codec = &hpc_codec_f32,
+                               .args = args,
+                               .summed = summed,
+                               .n_updates = w->n_updates};
+    return hpc_row_work(core, w, &inputs);
+}
+
+void hpc_row_gather(hpc_core *core, hpc_work *w, int zero) {
+    hpc_exchange *ex = core->exchange;
+    size_t nbytes = (size_t)w->row->count * sizeof(float);
+    if (zero) w->mean = memset(w->acc, 0, nbytes);
+    for (int e = 0; e < w->row->n_in; e++) {
+        const hpc_input *in = &w->inputs[e];
+        size_t at = ex->layout.places[in->rank].gradients + ex->keys[w->row->key].gradient + hpc_row_from(ex, w->row);
+        if (!hpc_reads_in_place(ex, w->row->owner, in->rank))
+            hpc_core_check_put(core, hpc_put(core->out, ex->window, in->rank, w->mean, nbytes, at));
+        else if (in->slots != (const char *)w->mean)
+            ex->kernels->copy((char *)hpc_window_peer_view(ex->window, in->rank) + at, w->mean, nbytes, ex->stream);
+        hpc_tally_add(&core->tally.bytes_written, nbytes);
+    }
 }

@@ -15,6 +15,7 @@ typedef struct hpc_inputs {
     int silent;         /* the parameters are sent to no rank */
     int summed;         /* the inputs were added to the accumulator as they came */
     const char *takes;  /* by rank: whether it is sent the parameters; NULL: all are */
+    int n_updates;      /* in the fold, as the rule is told */
     uint64_t slot;      /* of the inputs, and of their forward; where models rotate the fold goes into the next slot */
 } hpc_inputs;
 
@@ -45,6 +46,13 @@ int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *
 /* Folds inputs of a row and applies the rule, as step w->step + 1; then sends the parameters, or forwards the fold.
  * Returns nonzero when a user's kernel has failed. */
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
+
+/* The same in two calls. fold keeps the mean of inputs, one or more, and sets *squares to its sum of squares. apply
+ * runs the rule on it: args[0] is a factor of the mean, and the others are the rule's. */
+int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);
+int hpc_row_apply(hpc_core *core, hpc_work *w, const double *args);
+/* Sends the mean, or zeros, to all workers of the row, over their gradients, which are float32. */
+void hpc_row_gather(hpc_core *core, hpc_work *w, int zero);
 
 /* Sends a row's parameters to one rank, or to all. */
 enum { HPC_EVERYBODY = -1 };

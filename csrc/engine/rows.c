@@ -132,7 +132,8 @@ static size_t state_bytes(const hpc_exchange *ex, const hpc_row *row) {
 
 static size_t acc_bytes(const hpc_exchange *ex, const hpc_row *row) {
     int forwards = row->action == HPC_FORWARD && hpc_codec_of(row->codec_out)->plain;
-    return ex->asked.eager || forwards ? aligned((size_t)row->count * sizeof(float)) : 0;
+    return ex->asked.eager || ex->discipline->split != NULL || forwards ? aligned((size_t)row->count * sizeof(float))
+                                                                        : 0;
 }
 
 static size_t encoded_bytes(const hpc_row *row) {

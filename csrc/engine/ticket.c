@@ -91,7 +91,8 @@ uint64_t hpc_share_next_fold(const hpc_exchange *ex, int s) {
 /* A worker that closed before it pushed what a ticket waits for; else -1. */
 static int closed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
     const hpc_discipline *d = ex->discipline;
-    for (int r = 0; r < ex->context->group.size && d->needs != NULL; r++)
+    if (d->needs == NULL || (ticket & HPC_PULL_TICKET)) return -1;
+    for (int r = 0; r < ex->context->group.size; r++)
         if (r != ex->context->group.rank && hpc_pushes_key(ex, r, key) && hpc_closed_signal(ex, r) != 0 &&
             hpc_closing_count(ex, r, key) < d->needs(ex, r, key, ticket / 2))
             return r;

@@ -73,10 +73,12 @@ typedef struct hpc_work {
     const double (*args)[HPC_RULE_ARGS]; /* by slot: the rule's, of that rank */
     const hpc_codec *sends;              /* of its outputs */
     hpc_share *share;
-    float *param;  /* the master; where models rotate, in the slot of the last fold */
-    float *state;  /* block by block: slots times the values of the block */
-    float *acc;    /* eager, and a FORWARD that is not encoded */
-    char *encoded; /* the outputs as they are sent, one encoding for all receivers; NULL: they are plain float32 */
+    float *param;      /* the master; where models rotate, in the slot of the last fold */
+    float *state;      /* block by block: slots times the values of the block */
+    float *acc;        /* eager, a FORWARD that is not encoded, and where fold and apply are two calls */
+    const float *mean; /* fold and apply: what the fold has kept, in acc or in the slot of its only input */
+    int n_updates;     /* in mean */
+    char *encoded;     /* the outputs as they are sent, one encoding for all receivers; NULL: they are plain float32 */
     uint64_t step;
     uint64_t folded;    /* by this exchange: how often */
     int *arrived;       /* by slot: inputs that are there */

@@ -37,7 +37,7 @@ int hpc_exchange_set_args(hpc_exchange *ex, int key, const double *args) {
     for (int k = first; k < last && status == HPC_OK; k++) {
         int cut_short = ex->keys[k].brings != 0; /* a push that is sent in part keeps the old ones */
         memcpy(ex->rules[k].rule.args + 1, args + 1, HPC_ARGS_BYTES - sizeof *args);
-        ex->keys[k].news = (unsigned char)(ex->layout.depth + cut_short);
+        if (ex->discipline->split == NULL) ex->keys[k].news = (unsigned char)(ex->layout.depth + cut_short);
         if (!ex->layout.places[ex->context->group.rank].worker) write_places(ex, k, ex->rules[k].rule.args);
     }
     return status;

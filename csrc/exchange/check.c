@@ -17,7 +17,7 @@ enum { NAME_BYTES = 64 };
 struct description {
     uint64_t digest; /* of the plan */
     double grace;
-    int32_t consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum;
+    int32_t consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum, split;
 };
 
 struct key_description {
@@ -165,6 +165,10 @@ static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) 
     if (d == NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: this build has no consistency %s %s",
                         hpc_consistency_name(f->consistency), f->graph != NULL ? "on a graph" : "with servers");
+    if (f->split && d->split == NULL)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
+                        "exchange: split needs BSP with servers, without a quorum; here is %s %s", d->name,
+                        f->graph != NULL ? "on a graph" : "with servers");
     return d->check == NULL ? HPC_OK : d->check(c, f);
 }
 
@@ -250,9 +254,10 @@ static int compare(int r, const struct description *d, const struct description 
                         "exchange: rank %d has consistency %d, shared_params %d, eager %d; rank 0 has %d, %d, %d", r,
                         d->consistency, d->shared_params, d->eager, first->consistency, first->shared_params,
                         first->eager);
-    if (d->in_place != first->in_place)
-        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has in_place %d and rank 0 has %d", r,
-                        d->in_place, first->in_place);
+    if (d->in_place != first->in_place || d->split != first->split)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has in_place %d and split %d; rank 0 has %d and %d", r, d->in_place,
+                        d->split, first->in_place, first->split);
     if (d->n_phases != first->n_phases || d->staleness != first->staleness)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: rank %d has %d graph phases (0: servers) and staleness %d; rank 0 has %d and %d", r,
@@ -298,6 +303,7 @@ int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *f, double de
     mine->eager = ex->asked.eager;
     mine->in_place = ex->asked.in_place;
     mine->n_keys = ex->plan->n_keys;
+    mine->split = ex->discipline->split != NULL;
     struct key_description *keys = (void *)(mine + 1);
     for (int k = 0; k < ex->plan->n_keys; k++) {
         snprintf(keys[k].name, sizeof keys[k].name, "%.*s", NAME_BYTES - 1, ex->plan->keys[k].name);

@@ -1,5 +1,5 @@
 /* Functions that the files of this folder share: exchange.c creates and closes an exchange, check.c checks its
- * configuration, worker.c pushes and pulls, args.c sets the arguments of the rule. */
+ * configuration, worker.c pushes and pulls, split.c folds and applies, args.c sets the arguments of the rule. */
 #ifndef HPC_EXCHANGE_H
 #define HPC_EXCHANGE_H
 
@@ -12,7 +12,10 @@ const char *hpc_key_name(const hpc_exchange *ex, int key); /* NULL for none */
 #define HPC_IN_CALL(ex, key, op)                                                                                       \
     HPC_SPAN((ex) == NULL ? NULL : (ex)->context->group.timeline, op, hpc_key_name(ex, key))
 
-/* worker.c: a key of which a push or a pull of this rank is under way; -1: none. HPC_ERR_INVALID if there is one. */
+/* worker.c: hpc_exchange_start, for split.c too. */
+int hpc_worker_start(hpc_exchange *ex, int key, int flags, const float *src, hpc_limit *l, uint64_t *ticket,
+                     const char *op);
+/* A key of which a push or a pull of this rank is under way; -1: none. HPC_ERR_INVALID if there is one. */
 int hpc_worker_under_way(const hpc_exchange *ex);
 int hpc_worker_check_idle(const hpc_exchange *ex, const char *op);
 /* Sends the rest of what is sent in part, and waits for all that is under way. */

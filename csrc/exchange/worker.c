@@ -107,18 +107,24 @@ static int send_push(hpc_exchange *ex, int key, hpc_limit *l) {
     return d->pushed == NULL ? HPC_OK : d->pushed(ex, key);
 }
 
+static int ask_share(hpc_exchange *ex, int key, int s, hpc_limit *l) {
+    const hpc_share *share = &ex->layout.shares[s];
+    int answered = hpc_ticket_is_done(ex, key, 2 * ex->keys[key].pulls + HPC_PULL_TICKET) ? HPC_ANSWERED : 0;
+    return hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, answered, s), l);
+}
+
 /* Asks the owners for parameters, where they come by themselves; elsewhere a pull waits for the answer to the push. */
 static int send_pull(hpc_exchange *ex, int key, hpc_limit *l) {
     hpc_pushed *k = &ex->keys[key];
+    const hpc_splitting *split = ex->discipline->split;
     for (; k->at_share < k->n_shares && ex->discipline->pulls; k->at_share++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[k->at_share]];
-        int answered = hpc_ticket_is_done(ex, key, 2 * k->pulls + HPC_PULL_TICKET) ? HPC_ANSWERED : 0;
-        int status = hpc_send_event(ex, share->core, share->owner, NULL, 0, 0,
-                                    hpc_imm(HPC_OP_PULL, answered, k->shares[k->at_share]), l);
+        int s = k->shares[k->at_share];
+        int status = split != NULL ? split->send_pull(ex, s, l) : ask_share(ex, key, s, l);
         if (status != HPC_OK) return status;
     }
     k->pulls++;
     ex->stats.pulls++;
+    if (split != NULL) split->pulled(ex, key);
     return HPC_OK;
 }
 
@@ -143,19 +149,25 @@ static int send_left(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-static int start(hpc_exchange *ex, int key, int flags, const float *src, hpc_limit *l, uint64_t *ticket,
-                 const char *op) {
+int hpc_worker_start(hpc_exchange *ex, int key, int flags, const float *src, hpc_limit *l, uint64_t *ticket,
+                     const char *op) {
     int status = hpc_worker_check_call(ex, key, op);
     if (status != HPC_OK) return status;
     hpc_pushed *k = &ex->keys[key];
+    const hpc_splitting *split = ex->discipline->split;
     if (k->sending == 0) {
         status = check_start(ex, key, flags, ticket, op);
         if (status != HPC_OK) return status;
+        if (split != NULL && flags == HPC_PULL && !split->keeps(ex, key)) { /* it ends what is under way */
+            *ticket = 2 * k->pulls + HPC_PULL_TICKET;
+            return HPC_OK;
+        }
         if (flags & HPC_PUSH) {
+            int empty = split != NULL && split->is_empty(ex, key);
             status = wait_slot(ex, key, l, op);
             if (status != HPC_OK) return status;
-            fill_slot(ex, key, src);
-            if (ex->asked.check_finite && (status = check_finite(ex, key, op)) != HPC_OK) return status;
+            if (!empty) fill_slot(ex, key, src);
+            if (!empty && ex->asked.check_finite && (status = check_finite(ex, key, op)) != HPC_OK) return status;
             publish_count(ex, key);
             if (k->news > 0) hpc_args_begin_push(ex, key, (int)(k->pushes % (uint64_t)ex->layout.depth));
             if (ex->discipline->begin_push != NULL) ex->discipline->begin_push(ex, key);
@@ -177,7 +189,7 @@ static int start(hpc_exchange *ex, int key, int flags, const float *src, hpc_lim
 int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const float *src, double timeout, uint64_t *ticket) {
     HPC_IN_CALL(ex, key, flags == HPC_PULL ? "pull" : flags == HPC_PUSH ? "push" : "push_pull");
     hpc_limit l = {timeout, 0};
-    return start(ex, key, flags, src, &l, ticket, "push");
+    return hpc_worker_start(ex, key, flags, src, &l, ticket, "push");
 }
 
 int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double timeout) {
@@ -185,7 +197,7 @@ int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double t
     HPC_IN_CALL(ex, key, op);
     hpc_limit l = {timeout, 0};
     uint64_t ticket = 0;
-    int status = start(ex, key, HPC_PUSH | HPC_PULL, src, &l, &ticket, op);
+    int status = hpc_worker_start(ex, key, HPC_PUSH | HPC_PULL, src, &l, &ticket, op);
     if (status != HPC_OK) return status;
     if (!hpc_ticket_is_done(ex, key, ticket))
         status = hpc_ticket_wait(ex, key, ticket, l.deadline == 0 ? timeout : hpc_limit_left(ex, &l), op);

@@ -20,6 +20,8 @@ struct hpc_fold_kernels {
     void (*copy)(void *out, const void *in, size_t nbytes, int stream);
     /* 1 when no element is NaN or infinite, else 0. Any hpc_dtype, any alignment. */
     int (*all_finite)(const void *in, size_t count, int dtype);
+    /* The sum of squares, in float64: element i into sum i % 16, then these pairwise. The same bits on all CPUs. */
+    double (*squares)(const float *in, size_t count);
 };
 
 extern const struct hpc_fold_kernels hpc_fold_generic;

@@ -66,4 +66,5 @@ static inline void store_words16(uint16_t *out, words x) {
 #define FOLD fold_bf16
 #include "kernel/fold_kernel.h"
 
-const struct hpc_fold_kernels hpc_fold_avx512 = {fold_f32, fold_f64, fold_f16, fold_bf16, encode, copy, all_finite};
+const struct hpc_fold_kernels hpc_fold_avx512 = {fold_f32, fold_f64, fold_f16,   fold_bf16,
+                                                 encode,   copy,     all_finite, squares};

@@ -97,4 +97,5 @@ static inline void store_f16(uint16_t *out, reals x) {
 #define FOLD fold_bf16
 #include "kernel/fold_kernel.h"
 
-const struct hpc_fold_kernels hpc_fold_generic = {fold_f32, fold_f64, fold_f16, fold_bf16, encode, copy, all_finite};
+const struct hpc_fold_kernels hpc_fold_generic = {fold_f32, fold_f64, fold_f16,   fold_bf16,
+                                                  encode,   copy,     all_finite, squares};

@@ -93,3 +93,26 @@ static int all_finite(const void *from, size_t count, int dtype) {
     fold_end(0);
     return found == 0;
 }
+
+/* See hpc_fold_kernels.squares. Squares of float32 are exact in float64. */
+static double squares(const float *in, size_t count) {
+    enum { SUMS = 16, LANES = VECTOR_BYTES / sizeof(double), VECTORS = SUMS / LANES };
+    typedef double doubles __attribute__((vector_size(VECTOR_BYTES)));
+    typedef float few __attribute__((vector_size(VECTOR_BYTES / 2), aligned(4), may_alias));
+    doubles part[VECTORS] = {{0}};
+    double sum[SUMS];
+    size_t j = 0;
+    for (; count - j >= SUMS; j += SUMS) {
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) {
+            doubles x = __builtin_convertvector(*(const few *)(in + j + v * LANES), doubles);
+            part[v] += x * x;
+        }
+    }
+    memcpy(sum, part, sizeof sum);
+    fold_end(0);
+    for (; j < count; j++) sum[j % SUMS] += (double)in[j] * (double)in[j];
+    for (int width = SUMS / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) sum[i] += sum[i + width];
+    return sum[0];
+}

@@ -65,6 +65,7 @@ def exchange_create(
     in_place: bool,
     eager: bool,
     check_finite: bool,
+    split: bool,
     isa: int,
 ) -> Any:
     """The handle of an exchange, which keeps `keep`, its rules' code among it, until it is freed."""
@@ -76,7 +77,7 @@ def exchange_create(
     config.consistency, config.progress, config.isa = consistency, progress, isa
     config.shared_params, config.eager, config.check_finite = shared_params, eager, check_finite
     config.graph, config.staleness, config.in_place = graph or ffi.NULL, staleness, in_place
-    config.quorum, config.grace = quorum, grace
+    config.quorum, config.grace, config.split = quorum, grace, split
 
     def create(seconds: float, out: Any) -> int:
         return lib.hpc_exchange_create(context, config, seconds, out)
@@ -133,6 +134,37 @@ def exchange_get_args(exchange: Any, key: int, n: int) -> tuple[float, ...]:
     c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
     check(lib.hpc_exchange_get_args(exchange, key, c_args))
     return tuple(c_args[1 : 1 + n])
+
+
+def exchange_fold_nothing(exchange: Any, key: int, seconds: float) -> int:
+    """These return the ticket, or a negative status."""
+    ticket = new_word()
+    status = int(lib.hpc_exchange_fold_nothing(exchange, key, seconds, ticket))
+    return status or int(ticket[0])
+
+
+def exchange_apply(exchange: Any, key: int, scale: float, seconds: float) -> int:
+    ticket = new_word()
+    status = int(lib.hpc_exchange_apply(exchange, key, scale, seconds, ticket))
+    return status or int(ticket[0])
+
+
+def exchange_skip(exchange: Any, key: int, seconds: float) -> int:
+    ticket = new_word()
+    status = int(lib.hpc_exchange_skip(exchange, key, seconds, ticket))
+    return status or int(ticket[0])
+
+
+def exchange_gather(exchange: Any, key: int, seconds: float) -> int:
+    ticket = new_word()
+    status = int(lib.hpc_exchange_gather(exchange, key, seconds, ticket))
+    return status or int(ticket[0])
+
+
+def exchange_squares(exchange: Any, key: int) -> float:
+    sum_of = ffi.new("double *")
+    check(lib.hpc_exchange_squares(exchange, key, sum_of))
+    return float(sum_of[0])
 
 
 def exchange_under_way(exchange: Any) -> int:

@@ -26,7 +26,7 @@ from ..plan import Plan
 from ..topology import ParameterServer
 from . import snapshot
 from .arguments import Checked, check_owners, checked, owned_rows, refuse, wire_dtypes
-from .calls import Calls, Handle
+from .calls import Handle
 from .keys import KeyState, Params
 from .options import (
     AnyTopology,
@@ -39,6 +39,7 @@ from .options import (
     plan_options,
 )
 from .pieces import SHARED, Kind, RuleKind, Shard
+from .split import SplitCalls
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -114,7 +115,7 @@ class ExchangeStats:
     peers: tuple["PeerStats", ...]
 
 
-class Exchange(Calls):
+class Exchange(SplitCalls):
     """The updates of a job: workers push gradients, owners fold them and apply the rule, workers pull parameters.
 
     As in PHub (sections 3.1 to 3.2.4): keys are cut into chunks, each chunk is owned for life by one core of one
@@ -255,6 +256,7 @@ class Exchange(Calls):
             in_place=bool(engine.in_place),
             eager=not engine.deterministic and not given.phases,
             check_finite=bool(engine.check_finite),
+            split=bool(engine.split),
             isa=_core.ISAS[self._isa],
         )
 

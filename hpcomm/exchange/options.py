@@ -69,6 +69,8 @@ class EngineOptions:
         deterministic: updates are folded in the order of the ranks when all are there, so that a run repeats bit for
             bit; False adds each as it comes (tall aggregation as in PHub, section 3.2.2), in any order.
         check_finite: a push of NaN or Inf, or of a value too large for the wire, is refused, with key and rank.
+        split: fold and apply are two calls (fold, apply, skip, gather and squares of Exchange): owners keep the mean in
+            between, 4 bytes an element. BSP with servers, and depth 1. Owners work for the keys that were given first.
         progress: who works for the chunks that this rank owns: "thread" (a pinned thread for each core), "inline"
             (every wait of this rank's), or "auto" (threads where the host has cores to spare).
         patience: the timeout of pushes, pulls and steps without a timeout of their own is patience times stats().usual,
@@ -80,6 +82,7 @@ class EngineOptions:
     shared_params: bool = False
     deterministic: bool = True
     check_finite: bool = False
+    split: bool = False
     progress: str = "auto"
     patience: float | None = None
 
@@ -98,6 +101,7 @@ class Keywords(TypedDict, total=False):
     shared_params: bool
     deterministic: bool
     check_finite: bool
+    split: bool
     progress: str
     patience: float | None
 

@@ -657,6 +657,8 @@ typedef struct hpc_exchange_config {
                                      wire one of the plan's slots is the model, so its depth is 2 or more */
     const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
     const char *refusal;          /* not NULL: this rank cannot take part; all ranks fail with this sentence */
+    int split; /* 1: fold and apply are two calls, see hpc_exchange_apply. BSP with servers, no eager,
+                  a plan of one stage and depth 1 */
 } hpc_exchange_config;
 
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
@@ -706,16 +708,35 @@ HPC_API int hpc_exchange_wait(hpc_exchange *exchange, int key, uint64_t ticket, 
 /* start with both flags, then wait. */
 HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const float *src, double timeout);
 
+/* With config.split: fold and apply in two calls. HPC_PUSH is the fold: the owners make the mean of all workers'
+ * updates of the key (the plan's weighted sum), and keep it. The end of its ticket says that. Then all workers make the
+ * same one of these calls, each with a ticket for test and wait: apply   the rule runs on scale * mean, with the
+ * arguments of set_args at this call, and parameters go to the workers. scale and arguments must be the same on all
+ * workers: else the exchange ends in HPC_ERR_CONFIG skip    the mean is dropped; parameters, state and step stay as
+ * they are gather  the mean is written over every worker's gradient, which must be float32; it is still kept, and
+ * apply, skip or another fold (which replaces it) follows HPC_PUSH | HPC_PULL is a fold and an apply with scale 1;
+ * HPC_PULL alone is an apply, or ends what is under way. The gradient belongs to the exchange until apply or skip has
+ * ended; after a gather it may be read and written. fold_nothing is a fold by a worker that has no gradient: its part
+ * is zero, and no bytes are sent. Where all workers say so, apply changes neither parameters nor state nor step. A core
+ * works for the lowest key first: give keys in the order in which the next forward pass needs them. */
+HPC_API int hpc_exchange_fold_nothing(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
+HPC_API int hpc_exchange_apply(hpc_exchange *exchange, int key, double scale, double timeout, uint64_t *ticket);
+HPC_API int hpc_exchange_skip(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
+HPC_API int hpc_exchange_gather(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
+/* *sum gets the sum of squares of the mean of key, in float64; the same bits on all workers. Its fold must have ended
+ * (HPC_ERR_INVALID while it is under way). */
+HPC_API int hpc_exchange_squares(hpc_exchange *exchange, int key, double *sum);
+
 /* Works for this rank's rows without waiting (inline progress). */
 HPC_API int hpc_exchange_progress(hpc_exchange *exchange);
 /* Serves until every worker has closed. For ranks that are no workers. */
 HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
 
-/* New args of a key's rule, from args[1] on; key -1: of all keys. They travel with this rank's next push of the key,
- * and hold from that push on; the call waits for nobody. Under BSP all workers of a key set the same args before the
- * same push: else the exchange ends in HPC_ERR_CONFIG, which names two ranks. Under ASYNC, and on a graph, a rank's
- * args are for its own updates or its own parameters; with a quorum of servers the lowest rank in a fold decides. On a
- * rank that only serves they hold until the next push brings others. */
+/* New args of a key's rule, from args[1] on; key -1: of all keys. They travel with this rank's next push of the key
+ * (with split: with its next apply), and hold from then on; the call waits for nobody. Under BSP all workers of a key
+ * set the same args before the same push: else the exchange ends in HPC_ERR_CONFIG, which names two ranks. Under ASYNC,
+ * and on a graph, a rank's args are for its own updates or its own parameters; with a quorum of servers the lowest rank
+ * in a fold decides. On a rank that only serves they hold until the next push brings others. */
 HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, int key, const double *args);
 
 /* Writes the HPC_RULE_ARGS args of the next push of key into args; on a rank that only serves, those of the last push.

@@ -1,0 +1,556 @@
+/* BSP in two calls: fold and apply (hpc_exchange_config.split).
+ *
+ * fold is a push. When every worker's update of a row is there, its core folds them into the row's mean and keeps it.
+ * The answer of a share brings the sums of squares of its rows' means. apply is a pull that brings the arguments of the
+ * rule and a factor; when every worker has called it, the rule runs and the parameters go out. skip drops the mean;
+ * gather sends it to the workers, over their gradients. A worker may say that it has no gradient: then no bytes come,
+ * and where no worker has one an apply changes nothing.
+ *
+ * A core works in slices, and always for the lowest key that has work: keys are given in the order in which a forward
+ * pass needs them (P3, Jayarajan et al., SysML 2019). Between slices it takes events, so a key that has just come can
+ * overtake. Slices are this file's `work`.
+ *
+ * Order, beside engine.h's: a mean is written between the last event of a fold and that fold's answer. It is read until
+ * the answer to apply or skip, and every worker waits for that before it folds again. A mean of one whole float32 input
+ * is not copied: it stays in the input's slot, which is therefore the exchange's for as long. gather writes the slots
+ * of the gradients between the last event of its calls and its answer. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "discipline/discipline.h"
+#include "discipline/whole.h"
+#include "engine/args.h"
+#include "engine/send.h"
+
+static const char op_create[] = "exchange";
+
+enum { SLICE_ROWS = 8 }; /* of one look at the events: some 256 KiB */
+
+/* How an input came: hpc_work.came has one of these. */
+enum { CAME = 1, CAME_EMPTY = 2 };
+
+/* A worker's next pull of a key. */
+typedef struct ask {
+    hpc_use use;
+    double scale;
+    int keeps;       /* the owners have a mean that was neither applied nor skipped */
+    int empty;       /* the next push says that there is no gradient */
+    int first, last; /* of the shares of the key */
+} ask;
+
+typedef struct split {
+    ask *asks;          /* by key */
+    size_t *squares_at; /* by share: bytes in hpc_place.own of a worker */
+} split;
+
+/* A share's own. */
+typedef struct means {
+    double *squares;  /* by row, of the present mean; what puts of the answer read */
+    hpc_work **ready; /* the rows whose inputs are all there, of the present fold */
+    int n_ready, n_folded;
+    int empty;              /* no worker has a gradient */
+    _Atomic char *used;     /* by rank: its pull has come */
+    int n_used, n_finished; /* pulls that have come; rows that are done with them */
+    hpc_use use;            /* of the pulls */
+    uint64_t answered;      /* pulls */
+} means;
+
+/* A core's own: shares that have work, by their number among all shares. */
+typedef struct worklist {
+    uint64_t *words;
+    size_t n_words;
+    int n;
+} worklist;
+
+/* ---- check ---- */
+
+static int suits(const hpc_exchange_config *f) {
+    return f->split && f->consistency == HPC_BSP;
+}
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    (void)c;
+    if (f->graph != NULL) return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: split is for servers; here is a graph");
+    if (f->eager)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: split keeps the fold of all updates; eager adds each to the one before: leave one "
+                        "of the two out");
+    if (f->plan->rows[0].depth != 1)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: split needs a plan of depth 1, as a fold waits for the last apply; this one has %d",
+                        f->plan->rows[0].depth);
+    for (int i = 0; i < f->plan->n_rows; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (row->action != HPC_APPLY || row->quorum != row->n_in)
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: row %d has action %d and a quorum of %d of %d inputs; split needs rows of one "
+                            "stage that wait for all of them",
+                            i, row->action, row->quorum, row->n_in);
+    }
+    return HPC_OK;
+}
+
+/* ---- open and free ---- */
+
+static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
+    (void)f;
+    split *its = ex->own = calloc(1, sizeof *its);
+    if (its != NULL) its->asks = calloc((size_t)ex->plan->n_keys, sizeof *its->asks);
+    if (its == NULL || its->asks == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for keys", op);
+    for (int k = 0; k < ex->plan->n_keys; k++) its->asks[k] = (ask){.use = HPC_USE_APPLY, .scale = 1, .last = -1};
+    return HPC_OK;
+}
+
+static size_t part(const hpc_exchange *ex, int rank) {
+    return ex->layout.places[rank].worker ? (size_t)ex->plan->n_rows * sizeof(double) : 0;
+}
+
+static int open_shares(hpc_exchange *ex, const char *op) {
+    split *its = ex->own;
+    size_t at = 0;
+    its->squares_at = malloc((size_t)ex->layout.n_shares * sizeof *its->squares_at);
+    if (its->squares_at == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for shares", op);
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        ask *a = &its->asks[ex->layout.shares[s].key];
+        if (a->last < 0) a->first = s;
+        a->last = s;
+        its->squares_at[s] = at;
+        at += (size_t)ex->layout.shares[s].n_rows * sizeof(double);
+    }
+    return HPC_OK;
+}
+
+static int open_share(hpc_exchange *ex, hpc_share *share) {
+    means *m = share->own = calloc(1, sizeof *m);
+    if (m == NULL) return 0;
+    m->squares = calloc((size_t)share->n_rows, sizeof *m->squares);
+    m->ready = malloc((size_t)share->n_rows * sizeof *m->ready);
+    m->used = calloc((size_t)ex->context->group.size, sizeof *m->used);
+    return m->squares != NULL && m->ready != NULL && m->used != NULL;
+}
+
+static int open_core(hpc_exchange *ex, hpc_core *core) {
+    worklist *list = core->own = calloc(1, sizeof *list);
+    if (list == NULL) return 0;
+    list->n_words = (size_t)ex->layout.n_shares / 64 + 1;
+    list->words = calloc(list->n_words, sizeof *list->words);
+    return list->words != NULL;
+}
+
+static int open_all(hpc_exchange *ex, const char *op) {
+    int enough = 1;
+    for (int c = 0; c < ex->n_own_cores; c++) enough &= open_core(ex, &ex->cores[c]);
+    for (int s = 0; s < ex->layout.n_shares && enough; s++)
+        if (ex->layout.shares[s].owner == ex->context->group.rank) enough = open_share(ex, &ex->layout.shares[s]);
+    return enough ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for shares", op);
+}
+
+static void free_all(hpc_exchange *ex) {
+    split *its = ex->own;
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        means *m = ex->layout.shares[s].own;
+        if (m == NULL) continue;
+        free(m->squares);
+        free(m->ready);
+        free((void *)m->used);
+        free(m);
+    }
+    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
+        worklist *list = ex->cores[c].own;
+        if (list != NULL) free(list->words);
+        free(list);
+    }
+    if (its == NULL) return;
+    free(its->asks);
+    free(its->squares_at);
+    free(its);
+}
+
+/* ---- the core: work ---- */
+
+static void add_work(const hpc_core *core, const hpc_share *share) {
+    worklist *list = core->own;
+    size_t s = (size_t)(share - core->exchange->layout.shares);
+    uint64_t bit = (uint64_t)1 << s % 64;
+    list->n += !(list->words[s / 64] & bit);
+    list->words[s / 64] |= bit;
+}
+
+static void end_work(const hpc_core *core, const hpc_share *share) {
+    worklist *list = core->own;
+    size_t s = (size_t)(share - core->exchange->layout.shares);
+    list->words[s / 64] &= ~((uint64_t)1 << s % 64);
+    list->n--;
+}
+
+static hpc_share *lowest_work(const hpc_core *core) {
+    const worklist *list = core->own;
+    size_t w = 0;
+    while (list->words[w] == 0) w++;
+    return &core->exchange->layout.shares[w * 64 + (size_t)__builtin_ctzll(list->words[w])];
+}
+
+/* The inputs that came with bytes. A part that is left out is zero: the other weights stay. */
+static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
+    hpc_inputs inputs = hpc_row_inputs(core, w, 0, -1);
+    int n = 0;
+    for (int e = 0; e < w->row->n_in; e++) {
+        if (atomic_load_explicit(&w->came[e], memory_order_relaxed) != CAME) continue;
+        hpc_row_count_received(core, w, e);
+        core->bases[n] = core->bases[e];
+        core->base_weights[n++] = core->base_weights[e];
+    }
+    inputs.n = n;
+    return inputs;
+}
+
+static void answer_folds(hpc_core *core, hpc_share *share) {
+    hpc_exchange *ex = core->exchange;
+    const split *its = ex->own;
+    means *m = share->own;
+    int s = (int)(share - ex->layout.shares);
+    size_t nbytes = (size_t)share->n_rows * sizeof *m->squares;
+    share->version++;
+    m->n_ready = m->n_folded = 0;
+    for (int i = 0; i < share->n_parts; i++) {
+        int r = share->parts[i];
+        size_t own = ex->layout.places[r].own;
+        if (own == HPC_NOWHERE)
+            hpc_share_answer(core, r, hpc_signal_applied(ex, s), share->version);
+        else
+            hpc_share_answer_with(core, r, m->squares, nbytes, own + its->squares_at[s], hpc_signal_applied(ex, s),
+                                  share->version);
+    }
+}
+
+/* The rows of a share are in rising order. */
+static int place_in_share(const hpc_share *share, int row) {
+    int low = 0, high = share->n_rows - 1;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (share->rows[middle] < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Nonzero when a user's kernel has failed. */
+static int fold_next(hpc_core *core, hpc_share *share) {
+    means *m = share->own;
+    hpc_work *w = m->ready[m->n_folded++];
+    const hpc_inputs inputs = present_inputs(core, w);
+    double *squares = &m->squares[place_in_share(share, w->index)];
+    *squares = 0;
+    m->empty = inputs.n == 0;
+    int failed = m->empty ? 0 : hpc_row_fold(core, w, &inputs, squares);
+    hpc_row_took(w, 0);
+    if (failed) return failed;
+    if (m->n_folded == share->n_rows) answer_folds(core, share);
+    return 0;
+}
+
+static void fail_use(const hpc_core *core, const hpc_share *share, int a, int b, const char *what) {
+    char why[2 * HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why,
+             "apply: ranks %d and %d do not give the same %s for key %.64s: call the same on all workers", a, b, what,
+             core->exchange->plan->keys[share->key].name);
+    hpc_exchange_fail(core->exchange, HPC_ERR_CONFIG, why);
+}
+
+/* Whether the pulls of all workers bring the same; else the exchange fails. */
+static int pulls_agree(const hpc_core *core, const hpc_share *share) {
+    const hpc_exchange *ex = core->exchange;
+    int first = share->parts[0];
+    const double *its = hpc_args_of(ex, share, first, 0);
+    for (int i = 1; i < share->n_parts; i++) {
+        const double *theirs = hpc_args_of(ex, share, share->parts[i], 0);
+        if (memcmp(theirs, its, HPC_ARGS_BYTES) == 0) continue;
+        int scale = memcmp(theirs, its, sizeof *its) != 0;
+        fail_use(core, share, first, share->parts[i], scale ? "scale" : "arguments of the rule (set)");
+        return 0;
+    }
+    return 1;
+}
+
+static void answer_pulls(hpc_core *core, hpc_share *share) {
+    hpc_exchange *ex = core->exchange;
+    means *m = share->own;
+    m->n_used = m->n_finished = 0;
+    for (int r = 0; r < ex->context->group.size; r++) atomic_store_explicit(&m->used[r], 0, memory_order_relaxed);
+    m->answered++;
+    for (int i = 0; i < share->n_parts; i++)
+        hpc_share_answer(core, share->parts[i], hpc_signal_second(ex, (int)(share - ex->layout.shares)), m->answered);
+}
+
+static int use_next(hpc_core *core, hpc_share *share) {
+    means *m = share->own;
+    const hpc_exchange *ex = core->exchange;
+    hpc_work *w = &ex->work[ex->work_of[share->rows[m->n_finished++]]];
+    const double *args = hpc_args_of(ex, share, share->parts[0], 0);
+    int failed = 0;
+    if (m->use == HPC_USE_APPLY && !m->empty) failed = hpc_row_apply(core, w, args);
+    if (m->use == HPC_USE_GATHER) hpc_row_gather(core, w, m->empty);
+    if (failed) return failed;
+    if (m->n_finished == share->n_rows) answer_pulls(core, share);
+    return 0;
+}
+
+static int is_folding(const means *m) {
+    return m->n_folded < m->n_ready;
+}
+
+/* All workers have pulled, and none pulls before its fold was answered or all of its own push was sent: so the mean is
+ * there, or all of its inputs are. */
+static int is_finishing(const hpc_share *share) {
+    const means *m = share->own;
+    return m->n_used == share->n_parts && m->n_ready == 0;
+}
+
+static int work(hpc_core *core) {
+    const worklist *list = core->own;
+    if (list->n == 0) return 0;
+    hpc_share *share = lowest_work(core);
+    const means *m = share->own;
+    for (int i = 0; i < SLICE_ROWS; i++) {
+        int failed = 0;
+        if (is_folding(m))
+            failed = fold_next(core, share);
+        else if (is_finishing(share))
+            failed = use_next(core, share);
+        else
+            break;
+        if (failed) return 1;
+    }
+    if (!is_folding(m) && !is_finishing(share)) end_work(core, share);
+    core->due = list->n > 0 ? 0 : INFINITY;
+    return 1;
+}
+
+/* ---- the core: events ---- */
+
+static void input_came(hpc_core *core, hpc_work *w, int input, int how) {
+    means *m = w->share->own;
+    _Atomic char *came = &w->came[input];
+    if (atomic_load_explicit(&core->exchange->fault.failed, memory_order_relaxed) != HPC_OK) return;
+    if (hpc_row_has_too_many(core, w, came, 1, w->inputs[input].rank)) return;
+    atomic_store_explicit(came, (char)how, memory_order_relaxed);
+    if (++w->arrived[0] < w->row->n_in) return;
+    w->arrived[0] = 0;
+    m->ready[m->n_ready++] = w;
+    add_work(core, w->share);
+}
+
+static void inputs_came(hpc_core *core, hpc_share *share, int rank, int how) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_edge *edges = NULL;
+    int input = -1;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        if (w->row->in != edges) input = hpc_row_input_of(w, rank, 0); /* rows of a hub share their edges */
+        edges = w->row->in;
+        if (input >= 0) input_came(core, w, input, how);
+    }
+}
+
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    (void)slot;
+    inputs_came(core, share, rank, CAME);
+    return 1;
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    (void)slot;
+    input_came(core, w, input, CAME);
+    return 1;
+}
+
+static int empty_came(hpc_core *core, hpc_share *share, int rank) {
+    if (!hpc_feeds_share(core->exchange, share, rank)) return 0;
+    inputs_came(core, share, rank, CAME_EMPTY);
+    return 1;
+}
+
+static int use_came(hpc_core *core, hpc_share *share, int rank, int use) {
+    means *m = share->own;
+    if (atomic_load_explicit(&core->exchange->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
+    if (use < HPC_USE_APPLY || use > HPC_USE_GATHER || !hpc_share_involves(core->exchange, share, rank)) return 0;
+    if (atomic_load_explicit(&m->used[rank], memory_order_relaxed)) return 0;
+    if (m->n_used == 0) m->use = (hpc_use)use;
+    if (m->use != (hpc_use)use) {
+        int other = 0;
+        while (!atomic_load_explicit(&m->used[other], memory_order_relaxed)) other++;
+        fail_use(core, share, other, rank, "call of apply, skip and gather");
+        return 1;
+    }
+    atomic_store_explicit(&m->used[rank], 1, memory_order_relaxed);
+    if (++m->n_used < share->n_parts || !pulls_agree(core, share)) return 1;
+    share->args_from = share->parts[0];
+    share->args_slot = 0;
+    add_work(core, share);
+    return 1;
+}
+
+/* ---- the worker ---- */
+
+static uint64_t last_pull(const hpc_exchange *ex, int key) {
+    return 2 * ex->keys[key].pulls + HPC_PULL_TICKET;
+}
+
+static int may_push(hpc_exchange *ex, int key, const char *op) {
+    int status = hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+    return status == HPC_OK ? hpc_push_after(ex, key, last_pull(ex, key), op) : status;
+}
+
+/* A gather writes the slot; and a mean may lie there until it is used. */
+static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    int status = hpc_push_wait_done(ex, key, l, op);
+    if (status != HPC_OK || hpc_ticket_is_done(ex, key, last_pull(ex, key))) return status;
+    return hpc_ticket_wait(ex, key, last_pull(ex, key), hpc_limit_left(ex, l), op);
+}
+
+static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &ex->layout.shares[s];
+    const split *its = ex->own;
+    if (!its->asks[share->key].empty) return hpc_push_share(ex, s, slot, l);
+    if (!hpc_feeds_share(ex, share, ex->context->group.rank)) return HPC_OK;
+    return hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, 0, s), l);
+}
+
+static int pushed(hpc_exchange *ex, int key) {
+    split *its = ex->own;
+    its->asks[key].keeps = 1;
+    its->asks[key].empty = 0;
+    return HPC_OK;
+}
+
+static void set_empty(hpc_exchange *ex, int key, int empty) {
+    split *its = ex->own;
+    its->asks[key].empty = empty;
+}
+
+static int is_empty(const hpc_exchange *ex, int key) {
+    return ((const split *)ex->own)->asks[key].empty;
+}
+
+static int keeps(const hpc_exchange *ex, int key) {
+    return ((const split *)ex->own)->asks[key].keeps;
+}
+
+static int set_use(hpc_exchange *ex, int key, hpc_use use, double scale, const char *op) {
+    ask *a = &((split *)ex->own)->asks[key];
+    const char *name = ex->plan->keys[key].name;
+    if (ex->keys[key].sending != 0) {
+        if (a->use == use && (a->scale == scale || use != HPC_USE_APPLY)) return HPC_OK;
+        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
+                               "%s: the last call on key %s of rank %d was cut short; make it again first", op, name,
+                               ex->context->group.rank);
+    }
+    if (!isfinite(scale))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: scale of key %s is %g; it must be finite: skip leaves a step out", op,
+                        name, scale);
+    if (!a->keeps)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s has no fold on rank %d: fold it first", op, name,
+                        ex->context->group.rank);
+    if (use == HPC_USE_GATHER && !ex->keys[key].codec->plain)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: the gradient of key %s is %s; only float32 can be gathered", op, name,
+                        ex->keys[key].codec->name);
+    int status = hpc_push_after(ex, key, last_pull(ex, key), op);
+    if (status != HPC_OK) return status;
+    a->use = use;
+    a->scale = scale;
+    return HPC_OK;
+}
+
+/* What comes with the arguments: the factor lies in the place of the step's number, which is the core's. */
+static int send_pull(hpc_exchange *ex, int s, hpc_limit *l) {
+    const hpc_share *share = &ex->layout.shares[s];
+    const ask *a = &((const split *)ex->own)->asks[share->key];
+    hpc_key_rule *rule = &ex->rules[share->key];
+    memcpy(rule->out[0], rule->rule.args, HPC_ARGS_BYTES); /* the same for all shares, and until the pull is answered */
+    rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
+    return hpc_send_event(ex, share->core, share->owner, rule->out[0], HPC_ARGS_BYTES,
+                          hpc_args_at(ex, share, ex->context->group.rank, 0), hpc_imm(HPC_OP_USE, (int)a->use, s), l);
+}
+
+static void pulled(hpc_exchange *ex, int key) {
+    ask *a = &((split *)ex->own)->asks[key];
+    if (a->use != HPC_USE_GATHER) a->keeps = 0;
+    a->use = HPC_USE_APPLY;
+    a->scale = 1;
+}
+
+/* In the plan's order, so that all ranks get the same bits. */
+static double squares(const hpc_exchange *ex, int key) {
+    const split *its = ex->own;
+    const char *own = hpc_own_part(ex) + ex->layout.places[ex->context->group.rank].own;
+    double sum = 0;
+    for (int s = its->asks[key].first; s <= its->asks[key].last; s++) {
+        const hpc_share *share = &ex->layout.shares[s];
+        const double *at = (const double *)(const void *)(own + its->squares_at[s]);
+        for (int i = 0; i < share->n_rows && share->key == key; i++) sum += at[i];
+    }
+    return sum;
+}
+
+static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
+    (void)ex, (void)rank, (void)key;
+    return n;
+}
+
+/* For a pull: the workers whose pulls are missing here, and other owners that have not answered. */
+static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+    (void)for_slot;
+    if (!(ticket & HPC_PULL_TICKET)) return hpc_whole_awaited(ex, key, ticket, ranks);
+    const hpc_pushed *k = &ex->keys[key];
+    int n = 0, me = ex->context->group.rank;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        if (hpc_share_has_answered(ex, k->shares[i], ticket)) continue;
+        const means *m = share->own;
+        for (int p = 0; share->owner == me && p < share->n_parts; p++)
+            if (!atomic_load_explicit(&m->used[share->parts[p]], memory_order_relaxed))
+                n = hpc_add_rank(ranks, n, share->parts[p]);
+        if (share->owner != me) n = hpc_add_rank(ranks, n, share->owner);
+    }
+    return n > 0 ? n : hpc_add_rank(ranks, n, me); /* its own core is at it */
+}
+
+static const hpc_splitting splitting = {
+    .set_empty = set_empty,
+    .is_empty = is_empty,
+    .keeps = keeps,
+    .set_use = set_use,
+    .send_pull = send_pull,
+    .pulled = pulled,
+    .squares = squares,
+    .empty_came = empty_came,
+    .use_came = use_came,
+};
+
+const hpc_discipline hpc_discipline_split = {
+    .name = "BSP in two calls",
+    .suits = suits,
+    .check = check,
+    .whole = 1,
+    .pulls = 1,
+    .signals = 2,
+    .split = &splitting,
+    .part = part,
+    .prepare = prepare,
+    .open_shares = open_shares,
+    .open = open_all,
+    .free = free_all,
+    .share_came = share_came,
+    .row_came = row_came,
+    .work = work,
+    .may_push = may_push,
+    .wait_slot = wait_slot,
+    .send_share = send_share,
+    .pushed = pushed,
+    .needs = needs,
+    .awaited = awaited,
+};

@@ -1,0 +1,60 @@
+/* Fold and apply in two calls: what a worker asks of owners that keep a fold. */
+#include "engine/send.h"
+#include "exchange/exchange.h"
+
+/* What comes before every call here. *ticket is looked at now: nothing may be left half set by a refused call. */
+static int check_call(hpc_exchange *ex, int key, const void *out, const char *op) {
+    int status = hpc_worker_check_call(ex, key, op);
+    if (status != HPC_OK) return status;
+    if (out == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: the place for the result is NULL", op);
+    if (ex->discipline->split != NULL) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: the exchange was made without split: its pushes are applied at once", op);
+}
+
+int hpc_exchange_fold_nothing(hpc_exchange *ex, int key, double timeout, uint64_t *ticket) {
+    static const char op[] = "fold";
+    HPC_IN_CALL(ex, key, op);
+    int status = check_call(ex, key, ticket, op);
+    if (status != HPC_OK) return status;
+    const hpc_splitting *split = ex->discipline->split;
+    if (ex->keys[key].sending != 0 && !split->is_empty(ex, key))
+        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
+                               "%s: the last call on key %s of rank %d was cut short; make it again first", op,
+                               ex->plan->keys[key].name, ex->context->group.rank);
+    split->set_empty(ex, key, 1);
+    status = hpc_worker_start(ex, key, HPC_PUSH, NULL, &(hpc_limit){timeout, 0}, ticket, op);
+    if (ex->keys[key].sending == 0) split->set_empty(ex, key, 0);
+    return status;
+}
+
+static int use(hpc_exchange *ex, int key, hpc_use what, double scale, double timeout, uint64_t *ticket,
+               const char *op) {
+    HPC_IN_CALL(ex, key, op);
+    int status = check_call(ex, key, ticket, op);
+    if (status == HPC_OK) status = ex->discipline->split->set_use(ex, key, what, scale, op);
+    return status == HPC_OK ? hpc_worker_start(ex, key, HPC_PULL, NULL, &(hpc_limit){timeout, 0}, ticket, op) : status;
+}
+
+int hpc_exchange_apply(hpc_exchange *ex, int key, double scale, double timeout, uint64_t *ticket) {
+    return use(ex, key, HPC_USE_APPLY, scale, timeout, ticket, "apply");
+}
+
+int hpc_exchange_skip(hpc_exchange *ex, int key, double timeout, uint64_t *ticket) {
+    return use(ex, key, HPC_USE_SKIP, 1, timeout, ticket, "skip");
+}
+
+int hpc_exchange_gather(hpc_exchange *ex, int key, double timeout, uint64_t *ticket) {
+    return use(ex, key, HPC_USE_GATHER, 1, timeout, ticket, "gather");
+}
+
+int hpc_exchange_squares(hpc_exchange *ex, int key, double *sum) {
+    static const char op[] = "squares";
+    int status = check_call(ex, key, sum, op);
+    if (status == HPC_OK) status = hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+    if (status != HPC_OK) return status;
+    if (!ex->discipline->split->keeps(ex, key))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s has no fold on rank %d", op, ex->plan->keys[key].name,
+                        ex->context->group.rank);
+    *sum = ex->discipline->split->squares(ex, key);
+    return HPC_OK;
+}

@@ -1,0 +1,108 @@
+"""Fold and apply in two calls, for what has to happen between them: gradients are clipped by the norm of all, a step is
+skipped, or the rule waits until the end of the backward pass."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _core
+from .._core import PUSH
+from .._core import exchange_start as _start
+from .calls import Calls, Handle
+from .keys import KeyState
+
+
+class Gathering(Handle):
+    """A gather that has been started: wait returns the mean."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: float | None = None) -> NDArray[np.float32]:
+        super().wait(timeout)
+        return self._exchange._gradient(self._key, timeout)  # type: ignore[no-any-return]
+
+
+class SplitCalls(Calls):
+    """The calls of an exchange that was made with split=True.
+
+    fold is a push: the owners make the mean of all workers' updates (the sum with reduce="sum") and keep it. Then all
+    workers call apply, skip or gather for the key, the same one. Every call has a nonblocking form that ends in _nb and
+    returns a Handle; calls of one key may be started one behind the other: fold_nb, then apply_nb.
+    """
+
+    __slots__ = ()
+
+    def fold_nb(self, name: str, grad: object = None, timeout: float | None = None, *, nothing: bool = False) -> Handle:
+        """Starts a fold; the handle's end means that the mean is made, and that squares knows of it.
+
+        Args:
+            name: of the key.
+            grad: as push takes it. Until apply or skip has ended gradient(name) belongs to the exchange.
+            timeout: seconds to wait while the owner has no room for one more event.
+            nothing: this worker has no gradient in this step: its part is zero, and no bytes are sent. Where no worker
+                has one, the apply that follows changes neither parameters nor state.
+
+        Raises:
+            InvalidArgument: as push does; or the exchange was made without split.
+        """
+        if not nothing:
+            key, ticket = self._sent(_start, name, PUSH, grad, timeout)
+        else:
+            key = self._key(name)
+            ticket = self._use(key, _core.exchange_fold_nothing, timeout)
+            key.flags, key.ready = PUSH, -1
+        return Handle(self, key, ticket, pulls=False)
+
+    def fold(self, name: str, grad: object = None, timeout: float | None = None, *, nothing: bool = False) -> None:
+        """fold_nb, and waits for its end."""
+        self.fold_nb(name, grad, timeout, nothing=nothing).wait(timeout)
+
+    def apply_nb(self, name: str, scale: float = 1.0, timeout: float | None = None) -> Handle:
+        """Starts an apply: the rule runs on scale times the mean, with the hyper-parameters that set gave before this
+        call; wait of the handle returns the parameters.
+
+        Raises:
+            InvalidArgument: nothing is folded, or scale is not finite. Nothing has been sent then.
+            ConfigError: workers give different scales or hyper-parameters, or one of them calls skip or gather; from
+                the wait, on every rank.
+        """
+        key = self._key(name)
+        value = float(scale)
+        ticket = self._use(key, lambda h, k, left: _core.exchange_apply(h, k, value, left), timeout)
+        return Handle(self, key, ticket, pulls=True)
+
+    def apply(self, name: str, scale: float = 1.0, timeout: float | None = None) -> NDArray[np.float32]:
+        """apply_nb, and waits for its end; returns the parameters."""
+        return self.apply_nb(name, scale, timeout).wait(timeout)  # type: ignore[no-any-return]
+
+    def skip_nb(self, name: str, timeout: float | None = None) -> Handle:
+        """Starts a skip: the mean is dropped; parameters, state and step stay as they are."""
+        key = self._key(name)
+        return Handle(self, key, self._use(key, _core.exchange_skip, timeout), pulls=True)
+
+    def skip(self, name: str, timeout: float | None = None) -> None:
+        """skip_nb, and waits for its end."""
+        self.skip_nb(name, timeout).wait(timeout)
+
+    def gather_nb(self, name: str, timeout: float | None = None) -> Gathering:
+        """Starts a gather: the mean is written over every worker's gradient(name), which must be float32; wait of the
+        handle returns that array. The owners still keep the mean: apply, skip, or another fold, which replaces it,
+        follows."""
+        key = self._key(name)
+        return Gathering(self, key, self._use(key, _core.exchange_gather, timeout), pulls=False)
+
+    def gather(self, name: str, timeout: float | None = None) -> NDArray[np.float32]:
+        """gather_nb, and waits for its end; returns the mean."""
+        return self.gather_nb(name, timeout).wait(timeout)
+
+    def squares(self, name: str) -> float:
+        """The sum of squares of the mean of a key, in float64, once its fold has ended: the same bits on all ranks."""
+        return _core.exchange_squares(self._handle, self._key(name).index)
+
+    def _use(self, key: KeyState, call: Any, timeout: float | None) -> int:
+        """The ticket of call(handle, key, seconds)."""
+        ticket: int = call(self._handle, key.index, self._first(timeout))
+        if ticket >= 0:
+            return ticket
+        return self._until(lambda left: call(self._handle, key.index, left), *self._limits(timeout), ticket)
