@@ -158,6 +158,7 @@ int job_create(const rank *r, const job *j, double timeout, hpc_exchange **excha
     c.eager = j->eager;
     c.check_finite = j->check_finite;
     c.isa = j->isa;
+    c.split = j->split;
     c.quorum = j->quorum, c.grace = j->grace;
     return job_create_with(r, j, &c, timeout, exchange);
 }

@@ -1,0 +1,464 @@
+/* Fold and apply in two calls: what comes of them is what comes of a push, whatever happens in between; what is folded
+ * can be scaled, skipped, gathered and folded again, and ranks that do not agree are told. */
+#include <math.h>
+#include <sched.h>
+
+#include "exchange_plans.h"
+
+enum { BOTH = HPC_PUSH | HPC_PULL };
+
+static void split_job(job *j, const rank *r) {
+    job_init(j, r);
+    j->split = 1;
+}
+
+static void end(rank *r, const job *j, reference *ref, hpc_exchange *e) {
+    if (ref != NULL) reference_free(ref);
+    if (!job_works(j, r->rank)) CHECK_OK(hpc_exchange_serve(e, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* The weighted sum of all workers' gradients of a step, but for those that say nothing; false if none has one. */
+static bool sum_of(const job *j, int step, int key, bool (*empty)(int who, int step, int key), double *sum) {
+    bool any = false;
+    memset(sum, 0, j->keys[key].count * sizeof *sum);
+    for (int w = 0; w < j->n_workers; w++) {
+        if (empty != NULL && empty(j->workers[w], step, key)) continue;
+        any = true;
+        for (uint64_t i = 0; i < j->keys[key].count; i++)
+            sum[i] += (j->sum ? 1 : 1.0 / j->n_workers) * (double)job_gradient(j, j->workers[w], step, key, i);
+    }
+    return any;
+}
+
+static double *new_sum(const job *j, int key) {
+    double *sum = calloc(j->keys[key].count, sizeof *sum);
+    CHECK(sum);
+    return sum;
+}
+
+static void apply_to(reference *ref, const job *j, int step, int key, double scale) {
+    double *sum = new_sum(j, key);
+    sum_of(j, step, key, NULL, sum);
+    for (uint64_t i = 0; i < j->keys[key].count; i++) sum[i] *= scale;
+    reference_apply(ref, key, sum);
+    free(sum);
+}
+
+static void do_wait(hpc_exchange *e, int key, uint64_t ticket) {
+    CHECK_OK(hpc_exchange_wait(e, key, ticket, -1));
+}
+
+static void apply(hpc_exchange *e, int key, double scale) {
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_apply(e, key, scale, -1, &ticket));
+    do_wait(e, key, ticket);
+}
+
+/* Any job: folds of all keys, then applies, each waited for at once, later or together. */
+static void random_job(rank *r, uint64_t seed) {
+    enum { STEPS = 4 };
+    static _Thread_local uint64_t folds[JOB_KEYS], applies[JOB_KEYS];
+    job j;
+    reference ref;
+    job_random(&j, r, seed);
+    j.split = 1, j.depth = 1, j.eager = 0, j.progress = r->arg;
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    for (int step = 0; step < STEPS && job_works(&j, r->rank); step++) {
+        uint64_t own = seed * 31 + (uint64_t)step * 7;
+        int by_two = step % 2, at_once = by_two && own % 3 == 0;
+        int first = (int)((own + (at_once ? 0 : (uint64_t)r->rank)) % (uint64_t)j.n_keys); /* an order for each rank */
+        for (int i = 0; i < j.n_keys; i++) {
+            int key = (first + i) % j.n_keys;
+            folds[key] = job_start(r, &j, e, key, step, by_two ? HPC_PUSH : BOTH, (int)own % 2);
+            if (at_once) do_wait(e, key, folds[key]);
+            if (by_two && own % 3 == 1) CHECK_OK(hpc_exchange_apply(e, key, 1, -1, &applies[key]));
+        }
+        for (int key = 0; key < j.n_keys; key++) {
+            if (by_two && own % 3 != 1) CHECK_OK(hpc_exchange_apply(e, key, 1, -1, &applies[key]));
+            if (!by_two) applies[key] = folds[key];
+        }
+        for (int key = j.n_keys - 1; key >= 0; key--) {
+            do_wait(e, key, applies[key]);
+            reference_step(&ref, key);
+            reference_check(&ref, r, e, key);
+        }
+    }
+    end(r, &j, &ref, e);
+}
+
+static void random_jobs(rank *r) {
+    int rounds = ranks_rounds(12);
+    for (int i = 0; i < rounds; i++) random_job(r, (uint64_t)(1000 * r->arg + i + 1));
+}
+
+/* Skips, scales, gathers and folds that replace folds; and squares, which are exact here. arg: progress. */
+static void between(rank *r) {
+    job j;
+    reference ref;
+    uint64_t ticket;
+    void *gradient;
+    split_job(&j, r);
+    j.rule = "momentum", j.args[3] = 0.5, j.progress = r->arg, j.cores = 2, j.chunk = 256;
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    for (int step = 0; step < 12; step++) {
+        for (int key = 0; key < j.n_keys; key++) {
+            uint64_t count = j.keys[key].count;
+            double *sum = new_sum(&j, key), squares = 0, found = -1;
+            float *mean = malloc(count * sizeof *mean);
+            do_wait(e, key, job_start(r, &j, e, key, step, HPC_PUSH, step % 2));
+            sum_of(&j, step, key, NULL, sum);
+            for (uint64_t i = 0; i < count; i++) squares += sum[i] * sum[i];
+            for (uint64_t i = 0; i < count; i++) mean[i] = (float)sum[i];
+            CHECK_OK(hpc_exchange_squares(e, key, &found));
+            CHECK_EQ(found, squares);
+            if (step % 3 == 1) { /* a gather changes nothing; and what it gives may be folded again */
+                CHECK_OK(hpc_exchange_gather(e, key, -1, &ticket));
+                do_wait(e, key, ticket);
+                CHECK_OK(hpc_exchange_gradient(e, key, -1, &gradient));
+                CHECK(same_floats(gradient, mean, count, "gathered", r->rank, key));
+            }
+            if (step % 4 == 3) {
+                CHECK_OK(hpc_exchange_skip(e, key, -1, &ticket));
+                do_wait(e, key, ticket);
+            } else if (step % 6 == 4) {
+                for (uint64_t i = 0; i < count; i++) ((float *)gradient)[i] = r->rank == 0 ? 2 * mean[i] : 0;
+                CHECK_OK(hpc_exchange_start(e, key, HPC_PUSH, NULL, -1, &ticket));
+                apply(e, key, 0.5);
+                reference_apply(&ref, key, sum);
+            } else {
+                double scale = step % 2 ? 0.5 : 1;
+                apply(e, key, scale);
+                apply_to(&ref, &j, step, key, scale);
+            }
+            reference_check(&ref, r, e, key);
+            free(mean);
+            free(sum);
+        }
+    }
+    end(r, &j, &ref, e);
+}
+
+static bool is_empty(int who, int step, int key) {
+    uint64_t state = (uint64_t)(who + 3 * step + 17 * key) * 0x9e3779b97f4a7c15u;
+    return step % 4 == 3 || ranks_random(&state) % 2;
+}
+
+/* Workers without a gradient: their part is zero, and where no one has any nothing changes. arg: progress. */
+static void nothing(rank *r) {
+    job j;
+    reference ref;
+    uint64_t ticket;
+    float *zeros;
+    split_job(&j, r);
+    j.rule = "momentum", j.args[2] = 0.5, j.args[3] = 0.5, j.progress = r->arg, j.chunk = 512;
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    for (int step = 0; step < 8; step++) {
+        for (int key = 0; key < j.n_keys; key++) {
+            double *sum = new_sum(&j, key), squares = -1;
+            bool any = sum_of(&j, step, key, is_empty, sum);
+            if (is_empty(r->rank, step, key))
+                CHECK_OK(hpc_exchange_fold_nothing(e, key, -1, &ticket));
+            else
+                ticket = job_start(r, &j, e, key, step, HPC_PUSH, step % 2);
+            do_wait(e, key, ticket);
+            if (!any) {
+                zeros = calloc(j.keys[key].count, sizeof *zeros);
+                CHECK_OK(hpc_exchange_squares(e, key, &squares));
+                CHECK_EQ(squares, 0);
+                CHECK_OK(hpc_exchange_gather(e, key, -1, &ticket));
+                do_wait(e, key, ticket);
+                void *gradient;
+                CHECK_OK(hpc_exchange_gradient(e, key, -1, &gradient));
+                CHECK(same_floats(gradient, zeros, j.keys[key].count, "gathered", r->rank, key));
+                free(zeros);
+            }
+            apply(e, key, 1);
+            if (any) reference_apply(&ref, key, sum);
+            reference_check(&ref, r, e, key);
+            free(sum);
+        }
+    }
+    uint64_t step = 0;
+    for (int row = 0; hpc_exchange_get_row(e, row, &step, NULL, NULL) == HPC_OK; row++) CHECK(step > 0 && step < 8);
+    end(r, &j, &ref, e);
+}
+
+/* The rule's arguments are those of the apply, not of the fold. arg: progress. */
+static void arguments(rank *r) {
+    job j;
+    reference ref;
+    uint64_t tickets[3], ticket;
+    split_job(&j, r);
+    j.progress = r->arg;
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    for (int step = 0; step < 6; step++) {
+        for (int key = 0; key < 3; key++) tickets[key] = job_start(r, &j, e, key, step, HPC_PUSH, false);
+        j.args[1] = step % 3 ? 0.25 : 2;
+        CHECK_OK(hpc_exchange_set_args(e, -1, j.args));
+        for (int key = 0; key < 3; key++) {
+            CHECK_OK(hpc_exchange_apply(e, key, 1, -1, &ticket));
+            tickets[key] = ticket;
+        }
+        j.args[1] = 16;
+        CHECK_OK(hpc_exchange_set_args(e, -1, j.args)); /* of the next */
+        j.args[1] = step % 3 ? 0.25 : 2;
+        for (int key = 0; key < 3; key++) {
+            do_wait(e, key, tickets[key]);
+            reference_step(&ref, key);
+            reference_check(&ref, r, e, key);
+        }
+    }
+    end(r, &j, &ref, e);
+}
+
+/* Calls that a full ring has cut short go on when they are made again, and no other call may come between. */
+static void cut_short(rank *r) {
+    enum { KEYS = 200, ELEMENTS = 5 };
+    job j;
+    uint64_t tickets[KEYS];
+    float src[ELEMENTS] = {1, 2, 3, 4, 5};
+    split_job(&j, r);
+    j.n_keys = KEYS, j.n_servers = 1, j.workers[0] = 1, j.n_workers = 1;
+    for (int k = 0; k < KEYS; k++) j.keys[k] = (hpc_key){job_key_name(k), ELEMENTS};
+    hpc_exchange *e = job_open(r, &j);
+    if (r->rank == 0) {
+        for (uint64_t round = 1; round <= 2; round++) {
+            rank_await(r, 0, round);
+            progress_until(r, e, 1, round);
+        }
+        CHECK_OK(hpc_exchange_serve(e, -1));
+        hpc_exchange_free(e);
+        return;
+    }
+    for (int round = 0; round < 2; round++) {
+        int key = 0, status = HPC_OK;
+        for (; status == HPC_OK; key += status == HPC_OK) {
+            status = round ? hpc_exchange_start(e, key, HPC_PUSH, src, 0.05, &tickets[key])
+                           : hpc_exchange_fold_nothing(e, key, 0.05, &tickets[key]);
+            if (status == HPC_OK) status = hpc_exchange_apply(e, key, 0.5, 0.05, &tickets[key]);
+        }
+        CHECK_STATUS(status, HPC_ERR_TIMEOUT);
+        CHECK(key > 0 && key < KEYS);
+        CHECK_STATUS(hpc_exchange_skip(e, key, 0.05, &tickets[key]), HPC_ERR_INVALID);
+        CHECK_MESSAGE("was cut short; make it again first");
+        rank_set(r, 0, (uint64_t)round + 1);
+        for (int k = key; k < KEYS; k++) { /* of the first either the fold or the apply is left */
+            status = hpc_exchange_apply(e, k, 0.5, -1, &tickets[k]);
+            if (status == HPC_OK) continue;
+            CHECK_STATUS(status, HPC_ERR_INVALID);
+            CHECK_OK(round ? hpc_exchange_start(e, k, HPC_PUSH, src, -1, &tickets[k])
+                           : hpc_exchange_fold_nothing(e, k, -1, &tickets[k]));
+            CHECK_OK(hpc_exchange_apply(e, k, 0.5, -1, &tickets[k]));
+        }
+        for (int k = 0; k < KEYS; k++) do_wait(e, k, tickets[k]);
+        rank_set(r, 1, (uint64_t)round + 1);
+    }
+    for (int k = 0; k < KEYS; k++)
+        for (int i = 0; i < ELEMENTS; i++)
+            CHECK_EQ(job_initial(&j, k, (uint64_t)i) - hpc_exchange_params(e, k)[i], 0.25f * src[i]);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* The order in which rank 0 applies keys: rank 1 has called for them in the opposite order, and all have come. */
+enum { ORDERED = 70 };
+static int order[ORDERED], n_ordered;
+
+static int note_order(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
+    (void)param, (void)count, (void)state, (void)args, (void)n;
+    if (n_ordered < ORDERED) order[n_ordered++] = (int)acc[0];
+    return 0;
+}
+
+static void lowest_first(rank *r) {
+    const hpc_rule rule = {.name = "note order", .apply = note_order};
+    job j;
+    uint64_t tickets[ORDERED];
+    hpc_exchange *e = NULL;
+    hpc_exchange_config c;
+    split_job(&j, r);
+    j.n_keys = ORDERED, j.n_servers = 1, j.workers[0] = 1, j.n_workers = 1;
+    for (int k = 0; k < ORDERED; k++) j.keys[k] = (hpc_key){job_key_name(k), 100};
+    hpc_exchange_config_init(&c);
+    c.rule = &rule, c.progress = HPC_PROGRESS_INLINE, c.split = 1;
+    CHECK_OK(job_create_with(r, &j, &c, -1, &e));
+    if (r->rank == 0) {
+        n_ordered = 0;
+        rank_await(r, 0, 1);
+        CHECK_OK(hpc_exchange_serve(e, -1));
+        CHECK_EQ(n_ordered, ORDERED);
+        for (int i = 0; i < ORDERED; i++) CHECK_EQ(order[i], i);
+    } else {
+        for (int k = ORDERED - 1; k >= 0; k--) {
+            float src[100] = {(float)k};
+            CHECK_OK(hpc_exchange_start(e, k, BOTH, src, -1, &tickets[k]));
+        }
+        rank_set(r, 0, 1);
+        for (int k = 0; k < ORDERED; k++) do_wait(e, k, tickets[k]);
+        CHECK_OK(hpc_exchange_close(e, -1));
+    }
+    hpc_exchange_free(e);
+}
+
+/* Rank 1 gives another scale, other arguments, or makes another call. arg: which. */
+static void differ(rank *r) {
+    static const char *const what[] = {"scale", "arguments of the rule", "call of apply, skip and gather"};
+    job j;
+    uint64_t ticket;
+    float src[33] = {0};
+    split_job(&j, r);
+    hpc_exchange *e = job_open(r, &j);
+    job_push_pull(r, &j, e, 0, 0);
+    job_push_pull(r, &j, e, 1, 0);
+    CHECK_OK(hpc_exchange_start(e, 1, HPC_PUSH, src, -1, &ticket));
+    if (r->rank == 1 && r->arg == 1) {
+        j.args[1] = 4;
+        CHECK_OK(hpc_exchange_set_args(e, 1, j.args));
+    }
+    int status = r->rank == 1 && r->arg == 2
+                     ? hpc_exchange_skip(e, 1, -1, &ticket)
+                     : hpc_exchange_apply(e, 1, r->rank == 1 && r->arg == 0 ? 2 : 1, -1, &ticket);
+    if (status == HPC_OK) status = hpc_exchange_wait(e, 1, ticket, -1);
+    CHECK(status == HPC_ERR_CONFIG || status == HPC_ERR_PEER);
+    CHECK_MESSAGE(what[r->arg]);
+    CHECK_MESSAGE("for key k1: call the same on all workers");
+    hpc_exchange_free(e);
+}
+
+/* Rank 2 folds and then calls nothing more. */
+static void one_does_not_apply(rank *r) {
+    job j;
+    uint64_t ticket;
+    split_job(&j, r);
+    hpc_exchange *e = job_open(r, &j);
+    do_wait(e, 1, job_start(r, &j, e, 1, 0, HPC_PUSH, true));
+    if (r->rank != 2) {
+        CHECK_OK(hpc_exchange_apply(e, 1, 1, -1, &ticket));
+        CHECK_STATUS(hpc_exchange_wait(e, 1, ticket, 0.3), HPC_ERR_TIMEOUT);
+        CHECK(r->rank == 0 ? ranks_error_waits_for(2) || ranks_error_waits_for(1) : true);
+    }
+    rank_meet(r);
+    if (r->rank == 2) CHECK_OK(hpc_exchange_apply(e, 1, 1, -1, &ticket));
+    do_wait(e, 1, ticket);
+    end(r, &j, NULL, e);
+}
+
+/* Rank 1 dies between the two calls. */
+static void dies_between(rank *r) {
+    job j;
+    uint64_t ticket = 0;
+    split_job(&j, r);
+    hpc_exchange *e = job_open(r, &j);
+    do_wait(e, 2, job_start(r, &j, e, 2, 0, HPC_PUSH, true));
+    rank_meet(r);
+    if (r->rank == 1) {
+        rank_die(r);
+    } else {
+        int status = hpc_exchange_apply(e, 2, 1, -1, &ticket);
+        if (status == HPC_OK) status = hpc_exchange_wait(e, 2, ticket, -1);
+        CHECK_STATUS(status, HPC_ERR_PEER);
+        CHECK(ranks_error_names(1));
+    }
+    hpc_exchange_free(e);
+}
+
+static void refusals(rank *r) {
+    job j;
+    hand_plan h;
+    hpc_exchange *e = NULL;
+    hpc_exchange_config c;
+    uint64_t ticket;
+    double sum;
+    void *gradient;
+    split_job(&j, r);
+    hpc_exchange_config_init(&c);
+    c.split = r->rank == 1;
+    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("rank 1 has in_place 0 and split 1; rank 0 has 0 and 0");
+    j.depth = 2;
+    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("split needs a plan of depth 1");
+    j.depth = 1, j.eager = 1;
+    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("eager adds each to the one before");
+    j.eager = 0, j.each = 1;
+    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
+    CHECK_MESSAGE("split needs BSP with servers, without a quorum; here is ASYNC");
+    j.each = 0, j.quorum = 2;
+    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
+    j.quorum = 0;
+    hand_racks(&h, &j, r->size, HPC_F32, 512);
+    j.plan = &h.plan;
+    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("split needs rows of one stage");
+
+    split_job(&j, r);
+    j.split = 0;
+    e = job_open(r, &j);
+    CHECK_STATUS(hpc_exchange_apply(e, 0, 1, -1, &ticket), HPC_ERR_INVALID);
+    CHECK_MESSAGE("was made without split");
+    CHECK_STATUS(hpc_exchange_fold_nothing(e, 0, -1, &ticket), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_exchange_squares(e, 0, &sum), HPC_ERR_INVALID);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+
+    split_job(&j, r);
+    j.mixed = 1; /* key 1 is float16 */
+    e = job_open(r, &j);
+    CHECK_STATUS(hpc_exchange_apply(e, 0, 1, -1, &ticket), HPC_ERR_INVALID);
+    CHECK_MESSAGE("key k0 has no fold on rank");
+    CHECK_STATUS(hpc_exchange_squares(e, 0, &sum), HPC_ERR_INVALID);
+    do_wait(e, 0, job_start(r, &j, e, 0, 0, HPC_PUSH, true));
+    do_wait(e, 1, job_start(r, &j, e, 1, 0, HPC_PUSH, true));
+    CHECK_STATUS(hpc_exchange_apply(e, 0, NAN, -1, &ticket), HPC_ERR_INVALID);
+    CHECK_MESSAGE("it must be finite");
+    CHECK_STATUS(hpc_exchange_apply(e, 0, 1, -1, NULL), HPC_ERR_INVALID);
+    int f16 = job_wire(&j, 0) == HPC_F32;
+    CHECK_STATUS(hpc_exchange_gather(e, f16, -1, &ticket), HPC_ERR_INVALID);
+    CHECK_MESSAGE("only float32 can be gathered");
+    rank_meet(r);
+    if (r->rank == 0) { /* the others have not called: it is under way */
+        CHECK_OK(hpc_exchange_apply(e, 0, 1, -1, &ticket));
+        CHECK_STATUS(hpc_exchange_start(e, 0, HPC_PUSH, NULL, -1, &ticket), HPC_ERR_INVALID);
+        CHECK_MESSAGE("is under way");
+        CHECK_STATUS(hpc_exchange_gradient(e, 0, 0.05, &gradient), HPC_ERR_TIMEOUT);
+        CHECK_STATUS(hpc_exchange_apply(e, 0, 1, -1, &ticket), HPC_ERR_INVALID);
+    }
+    rank_meet(r);
+    if (r->rank != 0) CHECK_OK(hpc_exchange_apply(e, 0, 1, -1, &ticket));
+    CHECK_OK(hpc_exchange_start(e, 0, HPC_PULL, NULL, -1, &ticket)); /* nothing is kept: it waits for the apply */
+    do_wait(e, 0, ticket);
+    end(r, &j, NULL, e);
+}
+
+int main(int argc, char **argv) {
+    enum { INLINE = HPC_PROGRESS_INLINE, THREAD = HPC_PROGRESS_THREAD };
+    static const ranks_case cases[] = {
+        {.name = "random_2_inline", .size = 2, .run = random_jobs, .arg = INLINE},
+        {.name = "random_3_thread", .size = 3, .run = random_jobs, .arg = THREAD},
+        {.name = "random_4_sleepy", .size = 4, .run = random_jobs, .arg = INLINE, .sleepy = true},
+        {.name = "between", .size = 3, .run = between, .arg = INLINE},
+        {.name = "between_thread", .size = 3, .run = between, .arg = THREAD},
+        {.name = "between_alone", .size = 1, .run = between, .arg = INLINE},
+        {.name = "nothing", .size = 3, .run = nothing, .arg = INLINE},
+        {.name = "nothing_thread", .size = 2, .run = nothing, .arg = THREAD},
+        {.name = "arguments", .size = 3, .run = arguments, .arg = INLINE},
+        {.name = "arguments_thread", .size = 3, .run = arguments, .arg = THREAD},
+        {.name = "cut_short", .size = 2, .run = cut_short},
+        {.name = "lowest_first", .size = 2, .run = lowest_first, .where = RANKS_SHM},
+        {.name = "differ_in_scale", .size = 3, .run = differ, .arg = 0, .apart = true},
+        {.name = "differ_in_arguments", .size = 3, .run = differ, .arg = 1, .apart = true},
+        {.name = "differ_in_call", .size = 3, .run = differ, .arg = 2, .apart = true},
+        {.name = "one_does_not_apply", .size = 3, .run = one_does_not_apply},
+        {.name = "dies_between", .size = 3, .run = dies_between, .victims = 1 << 1, .apart = true},
+        {.name = "refusals", .size = 4, .run = refusals, .where = RANKS_UNSEEDED},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}
