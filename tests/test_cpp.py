@@ -242,6 +242,22 @@ static void exchanges(hpcomm::Context &context) {
     hpcomm::Exchange moved = std::move(halving);
     assert(moved && !halving);
 
+    config.split = 1;
+    hpcomm::Exchange split(context, plan, hpcomm::Rule("sgd", {0.5}), values, config, 1.0, code);
+    const float twos[] = {2, 2, 2};
+    split.wait(split.push(1, twos, 1.0, code), 1.0, code);
+    assert(!code && split.squares(1, code) == 12 && split.params(1)[0] == 1);
+    split.wait(split.gather(1, 1.0, code), 1.0, code);
+    assert(!code && split.gradient(1, 1.0, code)[2] == 2);
+    split.wait(split.apply(1, 0.5, 1.0, code), 1.0, code);
+    assert(!code && split.params(1)[0] == 0.5f);
+    split.push(1, twos, 1.0, code);
+    split.wait(split.skip(1, 1.0, code), 1.0, code);
+    split.fold_nothing(1, 1.0, code);
+    split.wait(split.apply(1, 1, 1.0, code), 1.0, code);
+    assert(!code && split.params(1)[0] == 0.5f);
+    config.split = 0;
+
     const hpc_edge twofold = {0, -1, 2.0};
     hpc_row emit = {};
     emit.action = HPC_EMIT;

@@ -470,8 +470,10 @@ static int send_pull(hpc_exchange *ex, int s, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     const ask *a = &((const split *)ex->own)->asks[share->key];
     hpc_key_rule *rule = &ex->rules[share->key];
-    memcpy(rule->out[0], rule->rule.args, HPC_ARGS_BYTES); /* the same for all shares, and until the pull is answered */
-    rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
+    if (ex->keys[share->key].at_share == 0) { /* then puts read it, until the pull is answered */
+        memcpy(rule->out[0], rule->rule.args, HPC_ARGS_BYTES);
+        rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
+    }
     return hpc_send_event(ex, share->core, share->owner, rule->out[0], HPC_ARGS_BYTES,
                           hpc_args_at(ex, share, ex->context->group.rank, 0), hpc_imm(HPC_OP_USE, (int)a->use, s), l);
 }

@@ -111,6 +111,34 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_push_pull(get(), key, src, timeout));
     }
 
+    // With config.split = 1: push is the fold, and one of apply, skip and gather follows on all workers.
+    Ticket fold_nothing(int key, double timeout = default_timeout, Report report = {}) {
+        Ticket ticket{key, 0};
+        report(hpc_exchange_fold_nothing(get(), key, timeout, &ticket.number));
+        return ticket;
+    }
+    Ticket apply(int key, double scale = 1, double timeout = default_timeout, Report report = {}) {
+        Ticket ticket{key, 0};
+        report(hpc_exchange_apply(get(), key, scale, timeout, &ticket.number));
+        return ticket;
+    }
+    Ticket skip(int key, double timeout = default_timeout, Report report = {}) {
+        Ticket ticket{key, 0};
+        report(hpc_exchange_skip(get(), key, timeout, &ticket.number));
+        return ticket;
+    }
+    Ticket gather(int key, double timeout = default_timeout, Report report = {}) {
+        Ticket ticket{key, 0};
+        report(hpc_exchange_gather(get(), key, timeout, &ticket.number));
+        return ticket;
+    }
+    // The sum of squares of the mean, when its fold has ended.
+    double squares(int key, Report report = {}) const {
+        double sum = 0;
+        report(hpc_exchange_squares(get(), key, &sum));
+        return sum;
+    }
+
     void progress(Report report = {}) {
         report(hpc_exchange_progress(get()));
     }

@@ -1,0 +1,158 @@
+"""Fold and apply in two calls: the bits of push_pull, whatever the rule, the codecs and the ranks; and what may come in
+between."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run_threads
+from numpy.typing import NDArray
+
+import hpcomm
+from hpcomm import AdamW, ConfigError, Exchange, InvalidArgument, Momentum, NotSupported, ParameterServer, Timeout
+
+F32 = np.float32
+SHAPES = {"conv": (3, 5, 2), "fc": (400, 70), "bias": (7,), "scale": ()}
+JOBS: dict[str, dict[str, Any]] = {
+    "CS": {"rule": AdamW(lr=0.1)},
+    "threads": {"rule": Momentum(lr=0.1), "cores": 2, "progress": "thread", "chunk_bytes": 1024},
+    "NCC, 16 bits": {"topology": ParameterServer("NCC"), "codec": {"fc": "float16"}, "codec_out": "bfloat16"},
+    "rules by key": {"rule": {name: AdamW(lr=0.1) if name == "fc" else Momentum(lr=0.2) for name in SHAPES}},
+}
+
+
+def values(seed: int) -> dict[str, NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(F32).reshape(shape) for name, shape in SHAPES.items()}
+
+
+def trained(transport: dict[str, Any], *, split: bool, **options: Any) -> list[dict[str, bytes]]:
+    def body(context: hpcomm.Context) -> dict[str, bytes]:
+        with Exchange(context, values(0), **{"progress": "inline", **options}, split=split) as ex:
+            if not ex.params:
+                ex.serve(20)
+                return {}
+            for n in range(4):
+                grads = values(10 * n + context.rank + 1)
+                if n == 2:
+                    ex.set(lr=0.3)
+                if n == 3 or not split:
+                    ex.step(grads)
+                    continue
+                handles = [ex.fold_nb(name, grad) for name, grad in reversed(grads.items())]
+                if n == 1:
+                    for handle in handles:
+                        handle.wait()
+                for handle in [ex.apply_nb(name) for name in grads]:
+                    handle.wait()
+            return {name: value.tobytes() for name, value in ex.params.items()}
+
+    return run_threads(3, body, **transport)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_fold_and_apply_give_the_bits_of_push_pull(job: str, transport: dict[str, Any]) -> None:
+    assert trained(transport, split=True, **JOBS[job]) == trained(transport, split=False, **JOBS[job])
+
+
+def test_a_rule_and_a_fold_of_ones_own_are_applied_to_the_scaled_mean(transport: dict[str, Any]) -> None:
+    pytest.importorskip("numba")
+    from hpcomm import kernels  # noqa: PLC0415
+
+    @kernels.fold
+    def doubled(acc: Any, update: Any, weight: float, args: Any) -> None:
+        acc += np.float32(2 * weight) * update
+
+    @kernels.rule(args=(0.5,), fold=doubled)
+    def counted(param: Any, acc: Any, count: int, state: Any, args: Any) -> None:
+        param -= np.float32(args[1] * count) * acc
+
+    def body(context: hpcomm.Context) -> list[float]:
+        with Exchange(context, {"w": np.zeros(5000, F32)}, rule=counted, reduce="sum", split=True) as ex:
+            ex.fold("w", np.full(5000, context.rank + 1, F32))
+            ex.apply("w", 0.25)
+            return [float(ex.params["w"].min()), float(ex.params["w"].max())]
+
+    assert run_threads(3, body, **transport) == [[-0.5 * 12 * 0.25 * 3] * 2] * 3
+
+
+def test_what_comes_between(transport: dict[str, Any]) -> None:
+    """Means that are gathered, measured, skipped, or changed and folded again; and workers without a gradient."""
+
+    def body(context: hpcomm.Context) -> None:
+        rank, mean = context.rank, np.arange(6000, dtype=F32)
+        with Exchange(context, {"w": np.zeros(6000, F32)}, rule=Momentum(lr=1, momentum=0.5), split=True) as ex:
+            ex.fold("w", mean + (rank - 0.5))
+            assert ex.squares("w") == float((mean.astype(float) ** 2).sum())
+            assert np.array_equal(ex.gather("w"), mean)
+            ex.skip("w")
+            saved = ex.state_dict()
+            assert not ex.params["w"].any()
+            ex.fold("w", mean + (rank - 0.5))
+            gathered = ex.gather("w")
+            gathered *= 2
+            ex.fold("w")
+            assert np.array_equal(ex.apply("w", 0.5), -mean)
+            ex.fold("w", nothing=True)
+            assert np.array_equal(ex.apply("w"), -mean)  # momentum too stays as it is
+            if rank == 0:
+                ex.fold("w", np.full(6000, 2, F32))
+            else:
+                ex.fold("w", nothing=True)
+            assert np.array_equal(ex.apply("w"), -mean - (0.5 * mean + 1))
+            shards[rank] = saved
+            ex.fold("w", mean)  # which no checkpoint keeps
+            context.barrier()
+            ex.load_state_dict(shards.values())
+            assert not ex.params["w"].any()
+            ex.fold("w", mean)
+            assert np.array_equal(ex.apply("w"), -mean)
+
+    shards: dict[int, dict[str, Any]] = {}
+    run_threads(2, body, **transport)
+
+
+def test_refusals(alone: hpcomm.Context) -> None:
+    made = {"w": np.zeros(3, F32)}
+    with Exchange(alone, made) as ex:
+        for call in (ex.apply_nb, ex.skip, ex.gather, ex.squares):
+            with pytest.raises(InvalidArgument, match="made without split"):
+                call("w")
+        with pytest.raises(InvalidArgument, match="made without split"):
+            ex.fold("w", nothing=True)
+    with Exchange(alone, made, split=True) as ex:
+        with pytest.raises(InvalidArgument, match="'v'"):
+            ex.apply("v")
+        with pytest.raises(InvalidArgument, match="key w has no fold on rank 0: fold it first"):
+            ex.apply("w")
+        ex.fold("w", made["w"])
+        with pytest.raises(InvalidArgument, match="it must be finite"):
+            ex.apply("w", float("inf"))
+        ex.apply("w")
+    for wrong, error, text in [
+        ({"consistency": hpcomm.ASYNC}, NotSupported, "split needs BSP"),
+        ({"topology": hpcomm.topology.ring}, ConfigError, "here is a graph"),
+        ({"depth": 2}, ConfigError, "depth 1"),
+        ({"deterministic": False}, ConfigError, "eager"),
+    ]:
+        with pytest.raises(error, match=text):
+            Exchange(alone, made, split=True, **wrong)  # type: ignore[arg-type]
+
+
+def test_who_does_not_apply_is_named(transport: dict[str, Any]) -> None:
+    def body(context: hpcomm.Context) -> bool:
+        with Exchange(context, {"w": np.zeros(3, F32)}, split=True) as ex:
+            ex.fold("w", np.ones(3, F32))
+            named = context.rank == 1
+            if context.rank == 0:
+                with pytest.raises(Timeout) as late:
+                    ex.apply("w", timeout=0.2)
+                named = 1 in late.value.waiting_for
+            context.barrier()
+            if context.rank == 1:
+                ex.apply("w")
+            ex.pull("w")  # ends what a timeout has cut short
+            return named and bool((ex.params["w"] != 0).all())
+
+    assert all(itertools.chain(run_threads(2, body, **transport)))
