@@ -246,7 +246,8 @@ static void exchanges(hpcomm::Context &context) {
     hpcomm::Exchange split(context, plan, hpcomm::Rule("sgd", {0.5}), values, config, 1.0, code);
     const float twos[] = {2, 2, 2};
     split.wait(split.push(1, twos, 1.0, code), 1.0, code);
-    assert(!code && split.squares(1, code) == 12 && split.params(1)[0] == 1);
+    split.wait(split.squares(1, 1.0, code), 1.0, code);
+    assert(!code && split.get_squares(1, code) == 12 && split.params(1)[0] == 1);
     split.wait(split.gather(1, 1.0, code), 1.0, code);
     assert(!code && split.gradient(1, 1.0, code)[2] == 2);
     split.wait(split.apply(1, 0.5, 1.0, code), 1.0, code);

@@ -1,19 +1,23 @@
 /* BSP in two calls: fold and apply (hpc_exchange_config.split).
  *
- * fold is a push. When every worker's update of a row is there, its core folds them into the row's mean and keeps it.
- * The answer of a share brings the sums of squares of its rows' means. apply is a pull that brings the arguments of the
- * rule and a factor; when every worker has called it, the rule runs and the parameters go out. skip drops the mean;
- * gather sends it to the workers, over their gradients. A worker may say that it has no gradient: then no bytes come,
- * and where no worker has one an apply changes nothing.
+ * fold is a push, which is answered when every worker's update is there. apply is a pull that brings the arguments of
+ * the rule and a factor of the mean; when every worker has called it, the rule runs and the parameters go out. skip
+ * drops the updates; squares answers with the sum of squares of each row's mean; gather sends the mean to the workers,
+ * over their gradients. A worker may say that it has no gradient: then no bytes come, and where no worker has one an
+ * apply changes nothing.
+ *
+ * A core with a thread of its own makes the mean of a row as soon as its inputs are there, and keeps it. Inline that
+ * would take the time of the same CPU, and memory is passed over once more: so the updates stay where they are, and an
+ * apply with factor 1 folds them as it applies them, as BSP does. The bits are the same.
  *
  * A core works in slices, and always for the lowest key that has work: keys are given in the order in which a forward
  * pass needs them (P3, Jayarajan et al., SysML 2019). Between slices it takes events, so a key that has just come can
  * overtake. Slices are this file's `work`.
  *
- * Order, beside engine.h's: a mean is written between the last event of a fold and that fold's answer. It is read until
- * the answer to apply or skip, and every worker waits for that before it folds again. A mean of one whole float32 input
- * is not copied: it stays in the input's slot, which is therefore the exchange's for as long. gather writes the slots
- * of the gradients between the last event of its calls and its answer. */
+ * Order, beside engine.h's: updates are read, and a mean is written and read, between the last event of a fold and the
+ * answer to the apply or skip that follows; every worker waits for that before it folds again. So until then a gradient
+ * is the exchange's. gather writes the slots of the gradients between the last event of its calls and its answer; after
+ * it the updates are not read any more, unless the mean is one of them: a single float32 input. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +34,8 @@ enum { SLICE_ROWS = 8 }; /* of one look at the events: some 256 KiB */
 
 /* How an input came: hpc_work.came has one of these. */
 enum { CAME = 1, CAME_EMPTY = 2 };
+
+static const double UNKNOWN = -1; /* a sum of squares */
 
 /* A worker's next pull of a key. */
 typedef struct ask {
@@ -48,6 +54,8 @@ typedef struct split {
 /* A share's own. */
 typedef struct means {
     double *squares;  /* by row, of the present mean; what puts of the answer read */
+    int squared;      /* the last mean was asked for its squares, so they are made with the next */
+    char *how;        /* by input: how it came to the present fold */
     hpc_work **ready; /* the rows whose inputs are all there, of the present fold */
     int n_ready, n_folded;
     int empty;              /* no worker has a gradient */
@@ -126,9 +134,10 @@ static int open_share(hpc_exchange *ex, hpc_share *share) {
     means *m = share->own = calloc(1, sizeof *m);
     if (m == NULL) return 0;
     m->squares = calloc((size_t)share->n_rows, sizeof *m->squares);
+    m->how = calloc((size_t)ex->plan->rows[share->rows[0]].n_in, 1);
     m->ready = malloc((size_t)share->n_rows * sizeof *m->ready);
     m->used = calloc((size_t)ex->context->group.size, sizeof *m->used);
-    return m->squares != NULL && m->ready != NULL && m->used != NULL;
+    return m->squares != NULL && m->how != NULL && m->ready != NULL && m->used != NULL;
 }
 
 static int open_core(hpc_exchange *ex, hpc_core *core) {
@@ -153,6 +162,7 @@ static void free_all(hpc_exchange *ex) {
         means *m = ex->layout.shares[s].own;
         if (m == NULL) continue;
         free(m->squares);
+        free(m->how);
         free(m->ready);
         free((void *)m->used);
         free(m);
@@ -192,39 +202,6 @@ static hpc_share *lowest_work(const hpc_core *core) {
     return &core->exchange->layout.shares[w * 64 + (size_t)__builtin_ctzll(list->words[w])];
 }
 
-/* The inputs that came with bytes. A part that is left out is zero: the other weights stay. */
-static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
-    hpc_inputs inputs = hpc_row_inputs(core, w, 0, -1);
-    int n = 0;
-    for (int e = 0; e < w->row->n_in; e++) {
-        if (atomic_load_explicit(&w->came[e], memory_order_relaxed) != CAME) continue;
-        hpc_row_count_received(core, w, e);
-        core->bases[n] = core->bases[e];
-        core->base_weights[n++] = core->base_weights[e];
-    }
-    inputs.n = n;
-    return inputs;
-}
-
-static void answer_folds(hpc_core *core, hpc_share *share) {
-    hpc_exchange *ex = core->exchange;
-    const split *its = ex->own;
-    means *m = share->own;
-    int s = (int)(share - ex->layout.shares);
-    size_t nbytes = (size_t)share->n_rows * sizeof *m->squares;
-    share->version++;
-    m->n_ready = m->n_folded = 0;
-    for (int i = 0; i < share->n_parts; i++) {
-        int r = share->parts[i];
-        size_t own = ex->layout.places[r].own;
-        if (own == HPC_NOWHERE)
-            hpc_share_answer(core, r, hpc_signal_applied(ex, s), share->version);
-        else
-            hpc_share_answer_with(core, r, m->squares, nbytes, own + its->squares_at[s], hpc_signal_applied(ex, s),
-                                  share->version);
-    }
-}
-
 /* The rows of a share are in rising order. */
 static int place_in_share(const hpc_share *share, int row) {
     int low = 0, high = share->n_rows - 1;
@@ -238,16 +215,58 @@ static int place_in_share(const hpc_share *share, int row) {
     return low;
 }
 
-/* Nonzero when a user's kernel has failed. */
+/* The inputs that came with bytes. A part that is left out is zero: the other weights stay. */
+static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
+    const means *m = w->share->own;
+    hpc_inputs inputs = hpc_row_inputs(core, w, 0, -1);
+    int n = 0;
+    for (int e = 0; e < w->row->n_in; e++) {
+        if (m->how[e] != CAME) continue;
+        core->bases[n] = core->bases[e];
+        core->base_weights[n++] = core->base_weights[e];
+    }
+    inputs.n = inputs.n_updates = n;
+    return inputs;
+}
+
+/* Makes the mean of a row. Nonzero when a user's kernel has failed. */
+static int fold(hpc_core *core, hpc_work *w) {
+    const means *m = w->share->own;
+    const hpc_inputs inputs = present_inputs(core, w);
+    double *squares = &m->squares[place_in_share(w->share, w->index)];
+    *squares = m->squared || inputs.n == 0 ? 0 : UNKNOWN;
+    return inputs.n == 0 ? 0 : hpc_row_fold(core, w, &inputs, m->squared ? squares : NULL);
+}
+
+/* All rows of a share have the same inputs. */
+static void look_at_inputs(const hpc_core *core, hpc_work *w) {
+    means *m = w->share->own;
+    m->empty = 1;
+    for (int e = 0; e < w->row->n_in; e++) {
+        m->how[e] = atomic_load_explicit(&w->came[e], memory_order_relaxed);
+        if (m->how[e] != CAME) continue;
+        m->empty = 0;
+        hpc_row_count_received(core, w, e);
+    }
+    hpc_row_took(w, 0);
+    w->mean = NULL;
+}
+
+static void answer_folds(hpc_core *core, hpc_share *share) {
+    const hpc_exchange *ex = core->exchange;
+    means *m = share->own;
+    share->version++;
+    m->n_ready = m->n_folded = 0;
+    for (int i = 0; i < share->n_parts; i++)
+        hpc_share_answer(core, share->parts[i], hpc_signal_applied(ex, (int)(share - ex->layout.shares)),
+                         share->version);
+}
+
 static int fold_next(hpc_core *core, hpc_share *share) {
     means *m = share->own;
     hpc_work *w = m->ready[m->n_folded++];
-    const hpc_inputs inputs = present_inputs(core, w);
-    double *squares = &m->squares[place_in_share(share, w->index)];
-    *squares = 0;
-    m->empty = inputs.n == 0;
-    int failed = m->empty ? 0 : hpc_row_fold(core, w, &inputs, squares);
-    hpc_row_took(w, 0);
+    look_at_inputs(core, w);
+    int failed = core->exchange->inline_progress ? 0 : fold(core, w);
     if (failed) return failed;
     if (m->n_folded == share->n_rows) answer_folds(core, share);
     return 0;
@@ -278,22 +297,53 @@ static int pulls_agree(const hpc_core *core, const hpc_share *share) {
 
 static void answer_pulls(hpc_core *core, hpc_share *share) {
     hpc_exchange *ex = core->exchange;
+    const split *its = ex->own;
     means *m = share->own;
+    int s = (int)(share - ex->layout.shares), signal = hpc_signal_second(ex, s);
+    size_t nbytes = m->use == HPC_USE_SQUARES ? (size_t)share->n_rows * sizeof *m->squares : 0;
     m->n_used = m->n_finished = 0;
     for (int r = 0; r < ex->context->group.size; r++) atomic_store_explicit(&m->used[r], 0, memory_order_relaxed);
     m->answered++;
-    for (int i = 0; i < share->n_parts; i++)
-        hpc_share_answer(core, share->parts[i], hpc_signal_second(ex, (int)(share - ex->layout.shares)), m->answered);
+    for (int i = 0; i < share->n_parts; i++) {
+        int r = share->parts[i];
+        size_t at = nbytes > 0 ? ex->layout.places[r].own + its->squares_at[s] : 0;
+        hpc_share_answer_with(core, r, nbytes > 0 ? m->squares : NULL, nbytes, at, signal, m->answered);
+    }
+}
+
+static int apply(hpc_core *core, hpc_work *w, const double *args) {
+    if (w->mean == NULL && args[0] == 1) {
+        hpc_inputs inputs = present_inputs(core, w);
+        inputs.args = args;
+        return hpc_row_work(core, w, &inputs);
+    }
+    int failed = w->mean == NULL ? fold(core, w) : 0;
+    return failed ? failed : hpc_row_apply(core, w, args);
 }
 
 static int use_next(hpc_core *core, hpc_share *share) {
     means *m = share->own;
     const hpc_exchange *ex = core->exchange;
-    hpc_work *w = &ex->work[ex->work_of[share->rows[m->n_finished++]]];
-    const double *args = hpc_args_of(ex, share, share->parts[0], 0);
-    int failed = 0;
-    if (m->use == HPC_USE_APPLY && !m->empty) failed = hpc_row_apply(core, w, args);
-    if (m->use == HPC_USE_GATHER) hpc_row_gather(core, w, m->empty);
+    int place = m->n_finished++, failed = 0;
+    hpc_work *w = &ex->work[ex->work_of[share->rows[place]]];
+    switch (m->use) {
+    case HPC_USE_APPLY:
+        if (!m->empty) failed = apply(core, w, hpc_args_of(ex, share, share->parts[0], 0));
+        break;
+    case HPC_USE_SKIP:
+        break;
+    case HPC_USE_SQUARES:
+        m->squared = 1;
+        if (w->mean == NULL)
+            failed = fold(core, w);
+        else if (m->squares[place] == UNKNOWN)
+            m->squares[place] = hpc_row_squares(core, w);
+        break;
+    case HPC_USE_GATHER:
+        if (w->mean == NULL) failed = fold(core, w);
+        if (!failed) hpc_row_gather(core, w, m->empty);
+        break;
+    }
     if (failed) return failed;
     if (m->n_finished == share->n_rows) answer_pulls(core, share);
     return 0;
@@ -377,13 +427,13 @@ static int empty_came(hpc_core *core, hpc_share *share, int rank) {
 static int use_came(hpc_core *core, hpc_share *share, int rank, int use) {
     means *m = share->own;
     if (atomic_load_explicit(&core->exchange->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
-    if (use < HPC_USE_APPLY || use > HPC_USE_GATHER || !hpc_share_involves(core->exchange, share, rank)) return 0;
+    if (use < HPC_USE_APPLY || use > HPC_USE_SQUARES || !hpc_share_involves(core->exchange, share, rank)) return 0;
     if (atomic_load_explicit(&m->used[rank], memory_order_relaxed)) return 0;
     if (m->n_used == 0) m->use = (hpc_use)use;
     if (m->use != (hpc_use)use) {
         int other = 0;
         while (!atomic_load_explicit(&m->used[other], memory_order_relaxed)) other++;
-        fail_use(core, share, other, rank, "call of apply, skip and gather");
+        fail_use(core, share, other, rank, "call of apply, skip, gather and squares");
         return 1;
     }
     atomic_store_explicit(&m->used[rank], 1, memory_order_relaxed);
@@ -480,7 +530,7 @@ static int send_pull(hpc_exchange *ex, int s, hpc_limit *l) {
 
 static void pulled(hpc_exchange *ex, int key) {
     ask *a = &((split *)ex->own)->asks[key];
-    if (a->use != HPC_USE_GATHER) a->keeps = 0;
+    if (a->use == HPC_USE_APPLY || a->use == HPC_USE_SKIP) a->keeps = 0;
     a->use = HPC_USE_APPLY;
     a->scale = 1;
 }

@@ -24,7 +24,7 @@ static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *con
 }
 
 /* Fold and apply in two calls: what a worker's pull asks for, and how owners hear of it. */
-typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER } hpc_use;
+typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER, HPC_USE_SQUARES } hpc_use;
 
 typedef struct hpc_splitting {
     /* The worker. The next push of key says that there is no gradient. */

@@ -329,11 +329,20 @@ int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *
         size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
         const float *block = fold_block(core, w, inputs, core->acc, 0, args, from, n);
         if (block == NULL) return -1;
-        *squares += ex->kernels->squares(block, n);
+        if (squares != NULL) *squares += ex->kernels->squares(block, n);
         if (!in_place) ex->kernels->copy(w->acc + from, block, n * sizeof(float), ex->stream);
     }
     hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(row) * (size_t)inputs->n);
     return 0;
+}
+
+/* Block by block, as a fold has it: the same bits. */
+double hpc_row_squares(const hpc_core *core, const hpc_work *w) {
+    double sum = 0;
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
+        sum += core->exchange->kernels->squares(w->mean + from,
+                                                w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
+    return sum;
 }
 
 /* A pass, or a fold of the mean alone, multiplies it as it reads it. What a user's own fold has made is multiplied

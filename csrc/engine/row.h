@@ -47,10 +47,11 @@ int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *
  * Returns nonzero when a user's kernel has failed. */
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
 
-/* The same in two calls. fold keeps the mean of inputs, one or more, and sets *squares to its sum of squares. apply
- * runs the rule on it: args[0] is a factor of the mean, and the others are the rule's. */
+/* The same in two calls. fold keeps the mean of inputs, one or more, and adds its sum of squares to *squares if that is
+ * not NULL. apply runs the rule on it: args[0] is a factor of the mean, and the others are the rule's. */
 int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);
 int hpc_row_apply(hpc_core *core, hpc_work *w, const double *args);
+double hpc_row_squares(const hpc_core *core, const hpc_work *w); /* of the mean */
 /* Sends the mean, or zeros, to all workers of the row, over their gradients, which are float32. */
 void hpc_row_gather(hpc_core *core, hpc_work *w, int zero);
 

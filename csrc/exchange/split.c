@@ -47,14 +47,13 @@ int hpc_exchange_gather(hpc_exchange *ex, int key, double timeout, uint64_t *tic
     return use(ex, key, HPC_USE_GATHER, 1, timeout, ticket, "gather");
 }
 
-int hpc_exchange_squares(hpc_exchange *ex, int key, double *sum) {
-    static const char op[] = "squares";
+int hpc_exchange_squares(hpc_exchange *ex, int key, double timeout, uint64_t *ticket) {
+    return use(ex, key, HPC_USE_SQUARES, 1, timeout, ticket, "squares");
+}
+
+int hpc_exchange_get_squares(hpc_exchange *ex, int key, double *sum) {
+    static const char op[] = "get_squares";
     int status = check_call(ex, key, sum, op);
-    if (status == HPC_OK) status = hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
-    if (status != HPC_OK) return status;
-    if (!ex->discipline->split->keeps(ex, key))
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s has no fold on rank %d", op, ex->plan->keys[key].name,
-                        ex->context->group.rank);
-    *sum = ex->discipline->split->squares(ex, key);
-    return HPC_OK;
+    if (status == HPC_OK) *sum = ex->discipline->split->squares(ex, key);
+    return status;
 }

@@ -40,6 +40,7 @@ from .exchange import (
     exchange_gather,
     exchange_get_args,
     exchange_get_row,
+    exchange_get_squares,
     exchange_gradient,
     exchange_gradient_array,
     exchange_inputs,

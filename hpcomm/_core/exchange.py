@@ -161,9 +161,16 @@ def exchange_gather(exchange: Any, key: int, seconds: float) -> int:
     return status or int(ticket[0])
 
 
-def exchange_squares(exchange: Any, key: int) -> float:
+def exchange_squares(exchange: Any, key: int, seconds: float) -> int:
+    ticket = new_word()
+    status = int(lib.hpc_exchange_squares(exchange, key, seconds, ticket))
+    return status or int(ticket[0])
+
+
+def exchange_get_squares(exchange: Any, key: int) -> float:
+    """What the last squares that has ended has brought."""
     sum_of = ffi.new("double *")
-    check(lib.hpc_exchange_squares(exchange, key, sum_of))
+    check(lib.hpc_exchange_get_squares(exchange, key, sum_of))
     return float(sum_of[0])
 
 

@@ -23,18 +23,28 @@ class Gathering(Handle):
         return self._exchange._gradient(self._key, timeout)  # type: ignore[no-any-return]
 
 
+class Squares(Handle):
+    """A squares that has been started: wait returns the sum."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: float | None = None) -> float:
+        super().wait(timeout)
+        return _core.exchange_get_squares(self._exchange._handle, self._key.index)
+
+
 class SplitCalls(Calls):
     """The calls of an exchange that was made with split=True.
 
-    fold is a push: the owners make the mean of all workers' updates (the sum with reduce="sum") and keep it. Then all
-    workers call apply, skip or gather for the key, the same one. Every call has a nonblocking form that ends in _nb and
-    returns a Handle; calls of one key may be started one behind the other: fold_nb, then apply_nb.
+    fold is a push: the owners keep the mean of all workers' updates (the sum with reduce="sum"). Then all workers call
+    apply or skip for the key, and squares or gather before that if they want. Every call has a nonblocking form that
+    ends in _nb and returns a Handle; apply_nb or skip_nb may be started behind fold_nb.
     """
 
     __slots__ = ()
 
     def fold_nb(self, name: str, grad: object = None, timeout: float | None = None, *, nothing: bool = False) -> Handle:
-        """Starts a fold; the handle's end means that the mean is made, and that squares knows of it.
+        """Starts a fold; the handle's end means that all workers' updates are there.
 
         Args:
             name: of the key.
@@ -96,9 +106,15 @@ class SplitCalls(Calls):
         """gather_nb, and waits for its end; returns the mean."""
         return self.gather_nb(name, timeout).wait(timeout)
 
-    def squares(self, name: str) -> float:
-        """The sum of squares of the mean of a key, in float64, once its fold has ended: the same bits on all ranks."""
-        return _core.exchange_squares(self._handle, self._key(name).index)
+    def squares_nb(self, name: str, timeout: float | None = None) -> Squares:
+        """Starts to ask for the sum of squares of the mean of a key; wait of the handle returns it: in float64, the
+        same bits on all ranks. The owners still keep the mean."""
+        key = self._key(name)
+        return Squares(self, key, self._use(key, _core.exchange_squares, timeout), pulls=False)
+
+    def squares(self, name: str, timeout: float | None = None) -> float:
+        """squares_nb, and waits for its end; returns the sum."""
+        return self.squares_nb(name, timeout).wait(timeout)
 
     def _use(self, key: KeyState, call: Any, timeout: float | None) -> int:
         """The ticket of call(handle, key, seconds)."""

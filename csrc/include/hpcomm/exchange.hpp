@@ -111,7 +111,8 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_push_pull(get(), key, src, timeout));
     }
 
-    // With config.split = 1: push is the fold, and one of apply, skip and gather follows on all workers.
+    // With config.split = 1: push is the fold, and apply or skip follows on all workers, after squares and gather if
+    // wanted.
     Ticket fold_nothing(int key, double timeout = default_timeout, Report report = {}) {
         Ticket ticket{key, 0};
         report(hpc_exchange_fold_nothing(get(), key, timeout, &ticket.number));
@@ -132,10 +133,15 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_gather(get(), key, timeout, &ticket.number));
         return ticket;
     }
-    // The sum of squares of the mean, when its fold has ended.
-    double squares(int key, Report report = {}) const {
+    Ticket squares(int key, double timeout = default_timeout, Report report = {}) {
+        Ticket ticket{key, 0};
+        report(hpc_exchange_squares(get(), key, timeout, &ticket.number));
+        return ticket;
+    }
+    // What the last call of squares that has ended has brought.
+    double get_squares(int key, Report report = {}) const {
         double sum = 0;
-        report(hpc_exchange_squares(get(), key, &sum));
+        report(hpc_exchange_get_squares(get(), key, &sum));
         return sum;
     }
 

@@ -708,24 +708,34 @@ HPC_API int hpc_exchange_wait(hpc_exchange *exchange, int key, uint64_t ticket, 
 /* start with both flags, then wait. */
 HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const float *src, double timeout);
 
-/* With config.split: fold and apply in two calls. HPC_PUSH is the fold: the owners make the mean of all workers'
- * updates of the key (the plan's weighted sum), and keep it. The end of its ticket says that. Then all workers make the
- * same one of these calls, each with a ticket for test and wait: apply   the rule runs on scale * mean, with the
- * arguments of set_args at this call, and parameters go to the workers. scale and arguments must be the same on all
- * workers: else the exchange ends in HPC_ERR_CONFIG skip    the mean is dropped; parameters, state and step stay as
- * they are gather  the mean is written over every worker's gradient, which must be float32; it is still kept, and
- * apply, skip or another fold (which replaces it) follows HPC_PUSH | HPC_PULL is a fold and an apply with scale 1;
- * HPC_PULL alone is an apply, or ends what is under way. The gradient belongs to the exchange until apply or skip has
- * ended; after a gather it may be read and written. fold_nothing is a fold by a worker that has no gradient: its part
- * is zero, and no bytes are sent. Where all workers say so, apply changes neither parameters nor state nor step. A core
- * works for the lowest key first: give keys in the order in which the next forward pass needs them. */
+/* clang-format off */
+/* With config.split: fold and apply in two calls.
+ *
+ * HPC_PUSH is the fold: the owners keep the mean of all workers' updates of the key (the plan's weighted sum). The end
+ * of its ticket says that all updates are there. Then all workers make the same one of these calls, each with a ticket
+ * for test and wait:
+ *
+ *   apply    the rule runs on scale * mean, with the arguments of set_args at this call, and parameters go to the
+ *            workers. Scale and arguments must be the same on all workers: else the exchange ends in HPC_ERR_CONFIG
+ *   skip     the mean is dropped; parameters, state and step stay as they are
+ *   squares  the owners send the sum of squares of the mean, for get_squares once the ticket has ended
+ *   gather   the mean is written over every worker's gradient, which must be float32
+ *
+ * After squares and gather the mean is still kept: another of these calls follows, or a fold that replaces it. The
+ * gradient belongs to the exchange until apply or skip has ended; after a gather it may be read and written.
+ * HPC_PUSH | HPC_PULL is a fold and an apply with scale 1; HPC_PULL alone is an apply, or ends what is under way.
+ * fold_nothing is a fold by a worker that has no gradient: its part is zero, and no bytes are sent. Where all workers
+ * say so, apply changes neither parameters nor state nor step.
+ *
+ * A core works for the lowest key first: give keys in the order in which the next forward pass needs them. */
+/* clang-format on */
 HPC_API int hpc_exchange_fold_nothing(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 HPC_API int hpc_exchange_apply(hpc_exchange *exchange, int key, double scale, double timeout, uint64_t *ticket);
 HPC_API int hpc_exchange_skip(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 HPC_API int hpc_exchange_gather(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
-/* *sum gets the sum of squares of the mean of key, in float64; the same bits on all workers. Its fold must have ended
- * (HPC_ERR_INVALID while it is under way). */
-HPC_API int hpc_exchange_squares(hpc_exchange *exchange, int key, double *sum);
+HPC_API int hpc_exchange_squares(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
+/* *sum gets the sum of squares that the last call of squares has brought, in float64; the same bits on all workers. */
+HPC_API int hpc_exchange_get_squares(hpc_exchange *exchange, int key, double *sum);
 
 /* Works for this rank's rows without waiting (inline progress). */
 HPC_API int hpc_exchange_progress(hpc_exchange *exchange);
