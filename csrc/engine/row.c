@@ -358,7 +358,7 @@ int hpc_row_apply(hpc_core *core, hpc_work *w, const double *args) {
     const hpc_inputs inputs = {.bases = &base,
                                .weights = summed ? &one : &scale,
                                .n = 1,
-                               .codec = &hpc_codec_f32,
+                               .codec = hpc_codec_of(HPC_F32),
                                .args = args,
                                .summed = summed,
                                .n_updates = w->n_updates};
