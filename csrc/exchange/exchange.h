@@ -1,5 +1,6 @@
 /* Functions that the files of this folder share: exchange.c creates and closes an exchange, check.c checks its
- * configuration, worker.c pushes and pulls, split.c folds and applies, args.c sets the arguments of the rule. */
+ * configuration, worker.c pushes and pulls, apply.c folds and applies in two calls, args.c sets the arguments of the
+ * rule. */
 #ifndef HPC_EXCHANGE_H
 #define HPC_EXCHANGE_H
 
@@ -12,7 +13,7 @@ const char *hpc_key_name(const hpc_exchange *ex, int key); /* NULL for none */
 #define HPC_IN_CALL(ex, key, op)                                                                                       \
     HPC_SPAN((ex) == NULL ? NULL : (ex)->context->group.timeline, op, hpc_key_name(ex, key))
 
-/* worker.c: hpc_exchange_start, for split.c too. */
+/* worker.c: hpc_exchange_start, for apply.c too. */
 int hpc_worker_start(hpc_exchange *ex, int key, int flags, const float *src, hpc_limit *l, uint64_t *ticket,
                      const char *op);
 /* A key of which a push or a pull of this rank is under way; -1: none. HPC_ERR_INVALID if there is one. */
