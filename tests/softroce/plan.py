@@ -123,7 +123,7 @@ exec "$@"
 @dataclass(frozen=True)
 class Guest:
     """options are vng's; every device is an RDMA one of its own subnet. seconds: from its start until it is killed.
-    python: some step is that of an installed hpcomm."""
+    python: some step is that of an installed hpcomm; torch: one of them needs torch."""
 
     name: str
     options: list[str]
@@ -131,6 +131,7 @@ class Guest:
     seconds: float
     steps: list[Step]
     python: bool = False
+    torch: bool = False
 
     @property
     def setup(self) -> str:
