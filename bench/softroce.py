@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import guest
 import tree
 from softroce.plan import Guest
-from softroce.run import check_machine, pack, site_packages
+from softroce.run import TORCH, check_machine, pack, site_packages
 
 UNABLE = 77  # the exit status of what the machine cannot run
 ENDED = ("124", "137")  # those of a benchmark which timeout has ended
@@ -131,7 +131,7 @@ def boot(devices: int, runs: Sequence[Run], quick: bool, folder: Path) -> dict[s
     seconds = float(BOOTING + sum(run.longest for run in runs))
     machine = Guest(f"{devices} devices", HARDWARE, devices, seconds, [])
     packages, image = site_packages(), folder / "packages.ext4"
-    pack(packages, image)
+    pack(packages, image, TORCH)
     script = f"{machine.setup}modprobe ext4; modprobe loop; mount -o loop,ro '{image}' '{packages}'\n"
     script += f"export PATH='{tree.PATH}' {OPEN_MPI}\ncd '{ROOT}'\n"
     script += "".join(command(run, quick, folder) for run in runs)
