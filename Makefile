@@ -61,7 +61,7 @@ build: $(VENV)/.installed-test
 ctest: build
 	python tests/again.py ctest ctest $(BUILD) -j$(JOBS)
 
-pytest: $(VENV)/.installed-test mpi
+pytest: $(VENV)/.installed-test $(VENV)/.torch mpi
 	python tests/again.py pytest pytest $(PYTEST_FLAGS)
 
 # Without the window of 4 GiB, which takes them half a minute each and has no code of its own.
@@ -100,7 +100,7 @@ lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
 lint-ruff: $(VENV)/.installed-dev
 	ruff check .
 	ruff format --check .
-lint-mypy: $(VENV)/.installed-dev
+lint-mypy: $(VENV)/.installed-dev $(VENV)/.torch
 	mypy
 lint-clang-format: $(VENV)/.installed-dev
 	clang-format --dry-run --Werror $(C_FILES)
@@ -130,6 +130,12 @@ EXTRAS_test := demo
 $(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)/bin/python
 	python -m pip install -q -e '.[$*]'
 	@touch $@ $(EXTRAS_$*:%=$(VENV)/.installed-%)
+
+# PyTorch, without which its tests are skipped: the build for CPUs, as the other one takes gigabytes.
+$(VENV)/.torch: | $(VENV)/bin/python
+	@python -m pip install -q --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu || \
+	    echo "torch could not be installed: the tests of hpcomm.torch are skipped" >&2
+	@touch $@
 
 $(VENV)/.verbs-yes $(VENV)/.verbs-no: | $(VENV)/bin/python
 	@rm -f $(VENV)/.verbs-*
