@@ -1,0 +1,120 @@
+"""The models that torch_step and torch_hosts train, and their batches. Needs torch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Batch = tuple[Tensor, Tensor]  # inputs and the classes that they belong to
+CLASSES = 10
+BATCHES = 8  # that a training takes in turn
+TEXT, ALPHABET, DEPTH = 64, 128, 192  # characters of a text, kinds of them, and the transformer's width
+
+
+def mlp(sizes: Sequence[int]) -> nn.Sequential:
+    """Linear layers with rectified units between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut (ResNet's basic block)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first_norm(self.first(x)))
+        return F.relu(self.second_norm(self.second(y)) + self.shortcut(x))
+
+
+def resnet18() -> nn.Sequential:
+    """ResNet-18 as it is used on small images: a stem of 3 x 3 without pooling."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    inputs = 64
+    for outputs in (64, 128, 256, 512):
+        layers += [Block(inputs, outputs, 1 if outputs == 64 else 2), Block(outputs, outputs, 1)]
+        inputs = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES))
+
+
+class Transformer(nn.Module):
+    """Says which character follows a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(ALPHABET, DEPTH)
+        self.places = nn.Parameter(torch.randn(TEXT, DEPTH) / 50)
+        layer = nn.TransformerEncoderLayer(DEPTH, 4, 4 * DEPTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.next = nn.Linear(DEPTH, ALPHABET)
+
+    def forward(self, text: Tensor) -> Tensor:
+        seen: Tensor = self.layers(self.characters(text) + self.places)
+        return self.next(seen[:, -1])  # type: ignore[no-any-return]
+
+
+def images(batch: int, *shape: int) -> Callable[[torch.Generator], Batch]:
+    def make(random: torch.Generator) -> Batch:
+        return torch.randn(batch, *shape, generator=random), torch.randint(CLASSES, (batch,), generator=random)
+
+    return make
+
+
+def texts(batch: int) -> Callable[[torch.Generator], Batch]:
+    def make(random: torch.Generator) -> Batch:
+        both = torch.randint(ALPHABET, (batch, TEXT + 1), generator=random)
+        return both[:, :-1].contiguous(), both[:, -1].contiguous()
+
+    return make
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and what it is trained on.
+
+    Attributes:
+        build: makes it, with weights of torch's generator.
+        batch: random inputs and classes of one step of one rank.
+        rate: of learning.
+    """
+
+    title: str
+    build: Callable[[], nn.Module]
+    batch: Callable[[torch.Generator], Batch]
+    rate: float = 0.01
+
+    def model(self) -> nn.Module:
+        """The same weights wherever it is called."""
+        torch.manual_seed(16)
+        return self.build()
+
+    def batches(self, rank: int) -> list[Batch]:
+        """Those of one rank."""
+        random = torch.Generator().manual_seed(1000 + rank)
+        return [self.batch(random) for _ in range(BATCHES)]
+
+
+CASES = {
+    "mlp3": Case("MLP, 1024 -> 3 x 1024 -> 10", lambda: mlp([1024, 1024, 1024, 1024, CLASSES]), images(32, 1024)),
+    "mlp38": Case("MLP, 1024 -> 3 x 4096 -> 10", lambda: mlp([1024, 4096, 4096, 4096, CLASSES]), images(32, 1024)),
+    "resnet18": Case("ResNet-18, images of 16 x 16", resnet18, images(8, 3, 16, 16), 0.001),
+    "transformer": Case("transformer, 4 layers of 192", Transformer, texts(8), 0.001),
+    "vgg": Case("VGG's head, 512 -> 4096 -> 4096 -> 10", lambda: mlp([512, 4096, 4096, CLASSES]), images(32, 512)),
+}
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

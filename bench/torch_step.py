@@ -1,0 +1,288 @@
+"""torch_step: a training step by hpcomm.torch, beside plain torch without an exchange and DDP over Gloo.
+
+One mpirun for each number of ranks trains each model in all ways. They have the same first weights and batches and one
+torch thread a rank, and take turns in blocks of a few steps. --ways: alone, DDP over Gloo, hpcomm with apply="step"
+(what it does by default) and with apply="backward".
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+import hpcomm
+from bench import torch_table
+from bench.harness import has_torch
+from bench.launch import attend, cores, launched, launcher
+from bench.options import add_output, add_quick, write
+from bench.rows import Row
+
+if TYPE_CHECKING:
+    from bench.torch_ways import Way
+
+MODELS = ("mlp3", "mlp38", "resnet18", "transformer", "vgg")  # bench/torch_models.py
+CHECKED = 3  # steps until the ways are compared; rounding errors grow with every step
+LEAST = 0.25  # seconds of a block
+UNABLE = 77  # the exit status of what the machine cannot run
+LIMIT = 3600.0  # seconds of one group of ranks
+WORDS = 24  # bytes of a way for each of its parameters: itself, gradient, momentum, a copy or two
+RANK_BYTES = 0.5e9  # of torch and its activations
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog="python -m bench.torch_step", description=__doc__.partition("\n")[0])
+    p.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}; comma-separated")
+    p.add_argument("--ranks", default="1,2,4", help="numbers of ranks, a group each; under mpirun its own counts")
+    p.add_argument("--ways", default="", help="names that contain one of these, comma-separated; default: all")
+    p.add_argument(
+        "--steps", type=int, default=5, help=f"timed steps of a block, more where it takes less than {LEAST} s"
+    )
+    p.add_argument("-N", "--run_cycles", type=int, default=9, help="alternated cycles: the ways take turns")
+    p.add_argument("--tail", type=int, default=3, help="more steps of a block, in which the tail is timed")
+    p.add_argument("--fused", action="store_true", help="plain torch and DDP use torch's fused SGD")
+    p.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"), help="hpcomm's; default: the best")
+    p.add_argument("--plant", action="store_true", help="spoil one parameter of each way, to see that #wrong counts it")
+    add_quick(p, "two small models, one cycle")
+    add_output(p, "table")
+    options = p.parse_args(arguments)
+    if options.quick:
+        options.models, options.run_cycles, options.steps, options.tail = "mlp3,transformer", 1, 2, 1
+    options.models = [word.strip() for word in options.models.split(",") if word.strip()]
+    unknown = set(options.models) - set(MODELS)
+    if unknown:
+        p.error(f"--models: there is no {', '.join(sorted(unknown))}")
+    try:
+        options.ranks = [int(word) for word in options.ranks.split(",")]
+    except ValueError:
+        p.error(f"--ranks: {options.ranks!r} are no numbers")
+    if min(options.ranks) < 1 or options.steps < 1 or options.run_cycles < 1 or options.tail < 0:
+        p.error("--ranks, --steps and --run_cycles must be 1 or more, --tail 0 or more")
+    return options
+
+
+# ---- a rank ----------------------------------------------------------------------------------------------------------
+
+
+class Group:
+    """The ranks of one mpirun, in one process group of torch's and one context of hpcomm's."""
+
+    def __init__(self, options: argparse.Namespace, ctx: hpcomm.Context) -> None:
+        self.options, self.ctx, self.comm, self.done = options, ctx, MPI.COMM_WORLD, 0.0
+        self.rank, self.size = ctx.rank, ctx.size
+
+    def meet(self) -> None:
+        """A barrier whose waiters sleep: they leave the cores to those who still work."""
+        request = self.comm.Ibarrier()
+        while not request.Test():
+            time.sleep(1e-3)
+
+    def tell(self, part: float) -> None:
+        """How much of a model is done."""
+        if self.rank == 0 and self.options.progress is not None:
+            self.options.progress.write_text(f"{self.done + part / len(self.options.models):.4f}")
+
+    def model(self, key: str) -> list[Row]:
+        """The rows of one model; [] on all ranks but 0."""
+        from bench import torch_models, torch_ways  # noqa: PLC0415 - those need torch
+
+        case = torch_models.CASES[key]
+        parts = [part.strip().lower() for part in self.options.ways.split(",") if part.strip()]
+        names = [name for name in torch_ways.NAMES if not parts or any(part in name.lower() for part in parts)]
+        ways = [torch_ways.make(name, case, self.ctx, self.options.fused) for name in names]
+        parameters = torch_models.count(ways[0].model)
+        wrong = self.check(ways, case.model)
+        each: list[list[list[float]]] = [[] for _ in ways]
+        tails: list[list[list[float]]] = [[] for _ in ways]
+        steps = self.options.steps
+        for cycle in range(-1, self.options.run_cycles):
+            for k in range(len(ways)):
+                at = (k + max(0, cycle)) % len(ways)  # nobody always comes behind the same
+                seconds, tail = self.block(ways[at], steps)
+                if cycle >= 0:
+                    each[at].append(seconds)
+                    tails[at].append(tail)
+                elif at == 0:
+                    steps = self.comm.bcast(max(steps, round(LEAST / statistics.median(seconds))))
+            self.tell((cycle + 2) / (self.options.run_cycles + 1))
+        gathered = self.comm.gather((each, tails, wrong))
+        for way in ways:
+            way.close()
+        if gathered is None:
+            return []
+        found = []
+        for k, name in enumerate(names):
+            row = {"model": key, "title": case.title, "parameters": parameters, "ranks": self.size, "name": name}
+            row |= {"role": torch_ways.ROLES[name], "steps": steps}
+            row |= torch_table.times([rank[0][k] for rank in gathered])
+            row |= {"tail": torch_table.times([rank[1][k] for rank in gathered])} if self.options.tail else {}
+            found.append({**row, "wrong": sum(rank[2][k] for rank in gathered)})
+        return found
+
+    def check(self, ways: Sequence["Way"], start: Callable[[], Any]) -> list[int]:
+        """Trains CHECKED steps by each way; how many parameters differ from DDP's. With one rank alone counts, too."""
+        from bench import torch_ways  # noqa: PLC0415
+
+        first = [parameter.detach() for parameter in start().parameters()]
+        order = sorted(range(len(ways)), key=lambda k: ways[k].name != torch_ways.DDP)
+        expected, wrong = None, [0] * len(ways)
+        for k in order:
+            self.meet()
+            for _ in range(CHECKED):
+                ways[k].step()
+            if ways[k].name == torch_ways.ALONE and self.size > 1:
+                continue
+            found = ways[k].parameters()
+            if expected is None:
+                expected = found
+            if self.options.plant and self.rank == 0:
+                found = [
+                    tensor + (i == 0) * 1.0 if ways[k].name != torch_ways.DDP else tensor
+                    for i, tensor in enumerate(found)
+                ]
+            wrong[k] = torch_ways.differing(found, expected, first)
+        return wrong
+
+    def block(self, way: "Way", steps: int) -> tuple[list[float], list[float]]:
+        """Seconds from the start of a step to the start of the next, the first step left out; and the tails."""
+        self.meet()
+        clock = time.perf_counter
+        way.step()
+        starts = [clock()]
+        for _ in range(steps):
+            way.step()
+            starts.append(clock())
+        tail: list[float] = []
+        if self.options.tail:
+            with way.watch():
+                for _ in range(self.options.tail + 1):
+                    way.step()
+            tail = way.tail
+        way.wait()
+        return [after - before for before, after in pairwise(starts)], tail
+
+
+def group(options: argparse.Namespace) -> int:
+    """The program of a rank; 0 if no parameter was wrong."""
+    import torch  # noqa: PLC0415 - the parent of all groups does without
+
+    from bench.torch_ways import gloo  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    left_out: list[str] = []
+    facts: Row = {}
+    with hpcomm.init(MPI.COMM_WORLD, transport=options.transport or None) as ctx, gloo(MPI.COMM_WORLD):
+        here = Group(options, ctx)
+        for i, key in enumerate(options.models):
+            here.done = i / len(options.models)
+            missing = here.comm.bcast(too_large(key, ctx.size))
+            if missing:
+                left_out.append(missing)
+                continue
+            rows += here.model(key)
+            gc.collect()
+        transports = sorted({peer.transport for peer in ctx.peers} - {"self"})
+        facts = {
+            "benchmark": "torch_step",
+            "cores": cores(),
+            "transport": ",".join(transports),
+            "hpcomm": hpcomm.__version__,
+            "torch": torch.__version__,
+            "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 "),
+            "options": {
+                name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()
+            },
+        }
+    wrong = MPI.COMM_WORLD.bcast(sum(row["wrong"] for row in rows))
+    if MPI.COMM_WORLD.rank == 0:
+        document = {**facts, "left_out": left_out, "rows": rows}
+        write(options, json.dumps(document, indent=1))
+        if options.output_file is None:
+            show(document, options)
+    return 1 if wrong else 0
+
+
+def too_large(key: str, ranks: int) -> str:
+    """Why a model is left out, or empty."""
+    from bench import torch_models, torch_ways  # noqa: PLC0415
+    from bench.summary import memory  # noqa: PLC0415
+
+    parameters = torch_models.count(torch_models.CASES[key].model())
+    needed = ranks * (len(torch_ways.NAMES) * WORDS * parameters + RANK_BYTES) / 2**30
+    free = memory()
+    return f"{key} with {ranks} ranks left out: it needs {needed:.1f} GiB, {free:.1f} are free" if needed > free else ""
+
+
+# ---- all groups ------------------------------------------------------------------------------------------------------
+
+
+def show(document: Row, options: argparse.Namespace, table: bool = True) -> None:
+    """table: False: its rows have been printed."""
+    if options.json:
+        print(json.dumps(document, indent=1))
+        return
+    print("\n".join([*(torch_table.rows(document) if table else []), *torch_table.verdicts(document)]))
+    for note in document["left_out"]:
+        print(f"# {note}")
+    wrong = sum(row["wrong"] for row in document["rows"])
+    print(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}", flush=True)
+    if options.plot is not None:
+        torch_table.draw(document, options.plot)
+
+
+def groups(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Starts one group after another, and tells of all together."""
+    whole: Row = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in options.ranks:
+            output = Path(folder, "group.json")
+            output.unlink(missing_ok=True)
+            # The last -J and --plot count.
+            command = [*launcher(ranks, transport=options.transport), "bench.torch_step", *given, "-J", str(output)]
+            status = attend(command, f"torch_step, {ranks} ranks", quiet=options.json, limit=LIMIT)
+            if not output.exists():
+                print(f"torch_step: the group of {ranks} ranks ended with status {status}, no figures", file=sys.stderr)
+                return status or 2
+            found = json.loads(output.read_text(encoding="utf-8"))
+            if not options.json:
+                print("\n".join(torch_table.rows(found, head=not whole)), flush=True)
+            whole = whole or {**found, "rows": [], "left_out": []}
+            whole["rows"] += found["rows"]
+            whole["left_out"] += found["left_out"]
+    whole["options"]["ranks"] = options.ranks
+    write(options, json.dumps(whole, indent=1))
+    show(whole, options, table=False)
+    return 1 if any(row["wrong"] for row in whole["rows"]) else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = options_of(given)
+    if not has_torch():
+        print("torch_step: torch is missing: pip install 'hpcomm[torch]'", file=sys.stderr)
+        return UNABLE
+    if not launched():
+        os.environ["OMP_NUM_THREADS"] = "1"
+        return groups(options, given)
+    try:
+        return group(options)
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(2)
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())
