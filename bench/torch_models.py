@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -81,9 +82,23 @@ def texts(batch: int) -> Callable[[torch.Generator], Batch]:
     return make
 
 
+class Task(Protocol):
+    """A model and what it is trained on."""
+
+    @property
+    def rate(self) -> float:
+        """Of learning."""
+
+    def model(self) -> nn.Module:
+        """The same weights wherever it is called."""
+
+    def batches(self, rank: int) -> list[Batch]:
+        """Those of one rank, which takes them in turn."""
+
+
 @dataclass(frozen=True)
 class Case:
-    """A model and what it is trained on.
+    """A task with a model that computes.
 
     Attributes:
         build: makes it, with weights of torch's generator.
@@ -97,12 +112,10 @@ class Case:
     rate: float = 0.01
 
     def model(self) -> nn.Module:
-        """The same weights wherever it is called."""
         torch.manual_seed(16)
         return self.build()
 
     def batches(self, rank: int) -> list[Batch]:
-        """Those of one rank."""
         random = torch.Generator().manual_seed(1000 + rank)
         return [self.batch(random) for _ in range(BATCHES)]
 

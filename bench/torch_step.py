@@ -15,9 +15,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpi4py import MPI
 
@@ -52,7 +53,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--tail", type=int, default=3, help="more steps of a block, in which the tail is timed")
     p.add_argument("--fused", action="store_true", help="plain torch and DDP use torch's fused SGD")
     p.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"), help="hpcomm's; default: the best")
-    p.add_argument("--plant", action="store_true", help="spoil one parameter of each way, to see that #wrong counts it")
+    p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
     add_quick(p, "two small models, one cycle")
     add_output(p, "table")
     options = p.parse_args(arguments)
@@ -74,6 +75,16 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 # ---- a rank ----------------------------------------------------------------------------------------------------------
 
 
+class Trainer(Protocol):
+    """A way of torch_ways, or what takes its place."""
+
+    def step(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def watch(self) -> AbstractContextManager[list[float]]: ...
+
+
 class Group:
     """The ranks of one mpirun, in one process group of torch's and one context of hpcomm's."""
 
@@ -92,13 +103,17 @@ class Group:
         if self.rank == 0 and self.options.progress is not None:
             self.options.progress.write_text(f"{self.done + part / len(self.options.models):.4f}")
 
+    def wanted(self, name: str) -> bool:
+        """Is it one of --ways?"""
+        parts = [part.strip().lower() for part in self.options.ways.split(",") if part.strip()]
+        return not parts or any(part in name.lower() for part in parts)
+
     def model(self, key: str) -> list[Row]:
         """The rows of one model; [] on all ranks but 0."""
         from bench import torch_models, torch_ways  # noqa: PLC0415 - those need torch
 
         case = torch_models.CASES[key]
-        parts = [part.strip().lower() for part in self.options.ways.split(",") if part.strip()]
-        names = [name for name in torch_ways.NAMES if not parts or any(part in name.lower() for part in parts)]
+        names = [name for name in torch_ways.NAMES if self.wanted(name)]
         ways = [torch_ways.make(name, case, self.ctx, self.options.fused) for name in names]
         parameters = torch_models.count(ways[0].model)
         wrong = self.check(ways, case.model)
@@ -108,7 +123,7 @@ class Group:
         for cycle in range(-1, self.options.run_cycles):
             for k in range(len(ways)):
                 at = (k + max(0, cycle)) % len(ways)  # nobody always comes behind the same
-                seconds, tail = self.block(ways[at], steps)
+                seconds, tail = self.block(ways[at], steps, self.options.tail)
                 if cycle >= 0:
                     each[at].append(seconds)
                     tails[at].append(tail)
@@ -145,15 +160,12 @@ class Group:
             found = ways[k].parameters()
             if expected is None:
                 expected = found
-            if self.options.plant and self.rank == 0:
-                found = [
-                    tensor + (i == 0) * 1.0 if ways[k].name != torch_ways.DDP else tensor
-                    for i, tensor in enumerate(found)
-                ]
+            if self.options.plant and self.rank == 0 and ways[k].name != torch_ways.DDP:
+                found[0] += 1.0
             wrong[k] = torch_ways.differing(found, expected, first)
         return wrong
 
-    def block(self, way: "Way", steps: int) -> tuple[list[float], list[float]]:
+    def block(self, way: "Trainer", steps: int, tails: int) -> tuple[list[float], list[float]]:
         """Seconds from the start of a step to the start of the next, the first step left out; and the tails."""
         self.meet()
         clock = time.perf_counter
@@ -162,12 +174,9 @@ class Group:
         for _ in range(steps):
             way.step()
             starts.append(clock())
-        tail: list[float] = []
-        if self.options.tail:
-            with way.watch():
-                for _ in range(self.options.tail + 1):
-                    way.step()
-            tail = way.tail
+        with way.watch() if tails else nullcontext(list[float]()) as tail:
+            for _ in range(tails + 1 if tails else 0):
+                way.step()
         way.wait()
         return [after - before for before, after in pairwise(starts)], tail
 

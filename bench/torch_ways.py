@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import hpcomm
-from bench.torch_models import Batch, Case
+from bench.torch_models import Batch, Task
 
 MOMENTUM = 0.9
 ALONE, DDP, STEP, BACKWARD = "alone", "DDP over Gloo", "hpcomm, step", "hpcomm, backward"
@@ -34,28 +34,25 @@ def plain(parameters: Iterator[nn.Parameter], rate: float, fused: bool) -> torch
 
 
 class Way:
-    """Plain torch on this rank alone; a subclass exchanges.
-
-    Attributes:
-        tail: seconds from the last gradient of a backward pass until the first layer of the next forward pass runs, of
-            each step since `watch`.
-    """
+    """Plain torch on this rank alone; a subclass exchanges."""
 
     name = ALONE
 
-    def __init__(self, case: Case, batches: Sequence[Batch], fused: bool = False, loss: Loss = cross_entropy) -> None:
+    def __init__(self, case: Task, batches: Sequence[Batch], fused: bool = False, loss: Loss = cross_entropy) -> None:
         self.model, self.batches, self.loss, self.steps = case.model(), batches, loss, 0
         self.called = self.model
         self.optimizer: torch.optim.Optimizer = plain(self.model.parameters(), case.rate, fused)
-        self.tail: list[float] = []
 
     def step(self) -> None:
         """What a trainer writes. What it leaves under way may end in the next step."""
         x, y = self.batches[self.steps % len(self.batches)]
         self.optimizer.zero_grad()
         self.loss(self.called(x), y).backward()
-        self.optimizer.step()
+        self.update()
         self.steps += 1
+
+    def update(self) -> None:
+        self.optimizer.step()
 
     def wait(self) -> None:
         """Until the parameters are those after the last step."""
@@ -68,9 +65,10 @@ class Way:
         return [parameter.detach().clone() for parameter in self.model.parameters()]
 
     @contextmanager
-    def watch(self) -> Iterator[None]:
-        """While this lasts, `tail` is written. The hooks stand behind all others of the same layer."""
-        self.tail, last = [], 0.0
+    def watch(self) -> Iterator[list[float]]:
+        """Fills the list with the seconds from the last gradient of a backward pass until the first layer of the next
+        forward pass runs. Its hooks stand behind all others of the same layer."""
+        tails, last = list[float](), 0.0
 
         def gradient(_: Tensor) -> None:
             nonlocal last
@@ -79,14 +77,14 @@ class Way:
         def forward(*_: object) -> None:
             nonlocal last
             if last:
-                self.tail.append(time.perf_counter() - last)
+                tails.append(time.perf_counter() - last)
                 last = 0.0
 
         first = next(module for module in self.model.modules() if list(module.parameters(recurse=False)))
         hooks = [parameter.register_post_accumulate_grad_hook(gradient) for parameter in self.model.parameters()]
         hooks.append(first.register_forward_pre_hook(forward))
         try:
-            yield
+            yield tails
         finally:
             for hook in hooks:
                 hook.remove()
@@ -98,7 +96,7 @@ class OverGloo(Way):
 
     name = DDP
 
-    def __init__(self, case: Case, batches: Sequence[Batch], fused: bool = False, loss: Loss = cross_entropy) -> None:
+    def __init__(self, case: Task, batches: Sequence[Batch], fused: bool = False, loss: Loss = cross_entropy) -> None:
         super().__init__(case, batches, fused, loss)
         with warnings.catch_warnings():  # torch 2.13 has another name for it, which 2.4 does not know
             warnings.simplefilter("ignore", FutureWarning)
@@ -112,7 +110,7 @@ class ByHpcomm(Way):
 
     def __init__(
         self,
-        case: Case,
+        case: Task,
         batches: Sequence[Batch],
         ctx: hpcomm.Context,
         apply: str,
@@ -133,7 +131,7 @@ class ByHpcomm(Way):
         self.wrapped.close()
 
 
-def make(name: str, case: Case, ctx: hpcomm.Context, fused: bool = False, loss: Loss = cross_entropy) -> Way:
+def make(name: str, case: Task, ctx: hpcomm.Context, fused: bool = False, loss: Loss = cross_entropy) -> Way:
     """One of NAMES."""
     batches = case.batches(ctx.rank)
     if name == ALONE:

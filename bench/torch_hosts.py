@@ -1,0 +1,310 @@
+"""torch_hosts: a training step of torch on four hosts that are joined by links of 1 Gb/s.
+
+The hosts are namespaces of this machine (tests/cluster/hosts.py), one rank on each. They would fight for its cores, so
+computing is replaced by timers: rank 0 measures each layer of a real model while all others sleep, and then a layer's
+forward and backward pass take that long on every host, asleep. What is exchanged is real.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from mpi4py import MPI
+
+import hpcomm
+from bench.harness import has_torch
+from bench.judge import Promise, span, table
+from bench.launch import ROOT, attend, launched, mpirun
+from bench.options import add_output, add_quick, write
+from bench.rows import Row, ratio
+from bench.torch_step import UNABLE, Group
+from bench.torch_table import ALONE, STEP, median, times
+
+if TYPE_CHECKING:
+    from bench.torch_timers import Time, Timers
+    from bench.torch_ways import Way
+
+HOSTS = 4
+LIMIT = 1800.0  # seconds of the whole job
+MODELS = {"3": (1024, 1024, 1024, 1024, 10), "20": (1024, *5 * (2112,), 10)}  # millions of parameters: widths
+REACH = 1.15  # what issue 16 asks: of the longer of compute and push_pull, and a layer
+PUSH_PULL, ALL_REDUCE = "push_pull alone", "Gloo all_reduce alone"
+HEAD = ("model", "batch", "who", "step", "p90", "spread", "tail", "/ longer", "- longer", "#wrong")
+WIDTHS = (6, 6, 22, 9, 9, 18, 8, 8, 9, 9)
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog="python -m bench.torch_hosts", description=__doc__.partition("\n")[0])
+    p.add_argument("--models", default="3,20", help=f"millions of parameters, of {', '.join(MODELS)}; comma-separated")
+    p.add_argument("--batches", default="32,512", help="examples of a step of one rank; they say how long layers take")
+    p.add_argument("--rate", default="1gbit", help="rate of each host's link, as tc writes it")
+    p.add_argument("--ways", default="", help="names that contain one of these, comma-separated; default: all")
+    p.add_argument("--steps", type=int, default=4, help="timed steps of a block")
+    p.add_argument("-N", "--run_cycles", type=int, default=5, help="alternated cycles: the ways take turns")
+    p.add_argument("--tail", type=int, default=2, help="more steps of a block, in which the tail is timed")
+    p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
+    add_quick(p, "the small model, one batch, one cycle")
+    p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0
+    add_output(p, "")
+    options = p.parse_args(arguments)
+    options.fused = True  # DDP's optimizer is the only computing that is left: as fast as torch has it
+    if options.quick:
+        options.models, options.batches, options.run_cycles, options.steps, options.tail = "3", "512", 1, 2, 1
+    options.models = [word.strip() for word in options.models.split(",") if word.strip()]
+    unknown = set(options.models) - set(MODELS)
+    if unknown:
+        p.error(f"--models: there is no {', '.join(sorted(unknown))}")
+    try:
+        options.batches = [int(word) for word in options.batches.split(",")]
+    except ValueError:
+        p.error(f"--batches: {options.batches!r} are no numbers")
+    if min(options.batches) < 1 or options.steps < 1 or options.run_cycles < 1 or options.tail < 0:
+        p.error("--batches, --steps and --run_cycles must be 1 or more, --tail 0 or more")
+    return options
+
+
+# ---- a rank ----------------------------------------------------------------------------------------------------------
+
+
+class Bare:
+    """An exchange of all parameters without a trainer, in the place of a way."""
+
+    def __init__(self, exchange: Callable[[], None]) -> None:
+        self.step = exchange
+
+    def wait(self) -> None:
+        pass
+
+    def watch(self) -> AbstractContextManager[list[float]]:
+        return nullcontext([])
+
+
+class Hosts(Group):
+    """The ranks, one on each host."""
+
+    def timers(self, sizes: Sequence[int], batch: int) -> tuple[list["Time"], float]:
+        """What rank 0 measures while all others sleep."""
+        from bench.torch_timers import calibrate  # noqa: PLC0415
+
+        self.meet()
+        found = calibrate(sizes, batch) if self.rank == 0 else None
+        self.meet()
+        return self.comm.bcast(found)  # type: ignore[no-any-return]
+
+    def bare(self, case: "Timers") -> "dict[str, tuple[Way | Bare, Callable[[], object]]]":
+        """push_pull of the whole model, all keys under way, and Gloo's sum of one array as large."""
+        import torch  # noqa: PLC0415
+        import torch.distributed as dist  # noqa: PLC0415
+
+        arrays = {name: p.detach().numpy() for name, p in case.model().named_parameters()}
+        exchange = hpcomm.parameter_hub(self.ctx, arrays, rule=hpcomm.Momentum(0.01, 0.9))
+        random = np.random.default_rng(self.rank)
+        for name, array in arrays.items():
+            exchange.gradient(name)[...] = random.standard_normal(array.shape, np.float32)
+        flat = torch.randn(sum(array.size for array in arrays.values()))
+
+        def push_pull() -> None:
+            for handle in [exchange.push_pull_nb(name) for name in reversed(arrays)]:
+                handle.wait()
+
+        def all_reduce() -> None:
+            dist.all_reduce(flat)
+            flat.div_(self.size)
+
+        return {PUSH_PULL: (Bare(push_pull), exchange.close), ALL_REDUCE: (Bare(all_reduce), lambda: None)}
+
+    def turns(self, key: str, batch: int) -> list[Row]:
+        """The rows of one model and batch; [] on all ranks but 0."""
+        from bench import torch_ways  # noqa: PLC0415
+        from bench.torch_timers import Timers, loss  # noqa: PLC0415
+
+        layers, whole = self.timers(MODELS[key], batch)
+        case = Timers(MODELS[key], layers, self.rank)
+        names = [name for name in torch_ways.NAMES if self.wanted(name)]
+        ways = [torch_ways.make(name, case, self.ctx, self.options.fused, loss) for name in names]
+        for way in ways:
+            if way.name == ALONE:
+                way.update = lambda: None  # type: ignore[method-assign] # computing alone
+        wrong = self.check(ways, case.model)
+        ends: dict[str, tuple[Way | Bare, Callable[[], object]]] = {way.name: (way, way.close) for way in ways}
+        ends |= self.bare(case)
+        each: dict[str, list[list[float]]] = {name: [] for name in ends}
+        tails: dict[str, list[list[float]]] = {name: [] for name in ends}
+        for cycle in range(self.options.run_cycles):
+            order = list(ends)
+            for name in order[cycle % len(order) :] + order[: cycle % len(order)]:
+                way = ends[name][0]
+                seconds, tail = self.block(way, self.options.steps, self.options.tail if name in names else 0)
+                each[name].append(seconds)
+                tails[name].append(tail)
+            self.tell((cycle + 1) / self.options.run_cycles)
+        gathered = self.comm.gather((each, tails, dict(zip(names, wrong, strict=True))))
+        for _, close in ends.values():
+            close()
+        if gathered is None:
+            return []
+        compute, layer = sum(one.both for one in layers), max(one.both for one in layers)
+        found = []
+        for name in ends:
+            row = {"model": key, "batch": batch, "ranks": self.size, "name": name}
+            row |= {"role": torch_ways.ROLES.get(name, "bound"), "compute": compute, "whole": whole, "layer": layer}
+            row |= {"layers": [vars(one) for one in layers]}
+            row |= times([rank[0][name] for rank in gathered])
+            if self.options.tail and name in names:
+                row |= {"tail": times([rank[1][name] for rank in gathered])}
+            found.append({**row, "wrong": sum(rank[2].get(name, 0) for rank in gathered)})
+        return found
+
+
+def job(options: argparse.Namespace) -> int:
+    """The program of a rank; 0 if no parameter was wrong."""
+    import torch  # noqa: PLC0415
+
+    from bench.torch_ways import gloo  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    comm = MPI.COMM_WORLD
+    address = comm.bcast(options.address)
+    with hpcomm.init(comm) as ctx, gloo(comm, "eth0", address):
+        here = Hosts(options, ctx)
+        for i, key in enumerate(options.models):
+            for j, batch in enumerate(options.batches):
+                here.done = (i + j / len(options.batches)) / len(options.models)
+                rows += here.turns(key, batch)
+        facts = {
+            "benchmark": "torch_hosts",
+            "hosts": ctx.size,
+            "rate": options.rate,
+            "transport": ",".join(sorted({peer.transport for peer in ctx.peers} - {"self"})),
+            "hpcomm": hpcomm.__version__,
+            "torch": torch.__version__,
+        }
+    wrong = comm.bcast(sum(row["wrong"] for row in rows))
+    if comm.rank == 0:
+        write(options, json.dumps({**facts, "rows": rows}, indent=1))
+    return 1 if wrong else 0
+
+
+# ---- the hosts -------------------------------------------------------------------------------------------------------
+
+
+def longer(rows: Sequence[Row]) -> tuple[float, Row]:
+    """The longer of compute and push_pull, of rows of one model and batch."""
+    push_pull = next(row for row in rows if row["name"] == PUSH_PULL)
+    return max(push_pull["compute"], median(push_pull)), push_pull
+
+
+def lines(document: Row) -> list[str]:
+    found = [
+        f"# torch_hosts: {document['hosts']} hosts, links of {document['rate']}, hpcomm {document['hpcomm']} by "
+        f"{document['transport']}, torch {document['torch']}",
+    ]
+    promised: list[Promise] = []
+    for rows in turns_of(document):
+        first = rows[0]
+        most, push_pull = longer(rows)
+        target = REACH * most + first["layer"]
+        where = f"{first['model']} M, batch {first['batch']}"
+        found += [
+            f"\n# {where}: computing {span(first['compute'])} (the whole model at once took {span(first['whole'])}), "
+            f"push_pull {span(median(push_pull))}, a layer {span(first['layer'])}; aim {span(target)}",
+            "# " + _line(HEAD),
+        ]
+        for row in rows:
+            own, low, high = (1e3 * value for value in (median(row), min(row["cycles"]), max(row["cycles"])))
+            tail = f"{1e3 * median(row['tail']):.1f}" if "tail" in row else ""
+            cells = [row["model"], str(row["batch"]), row["name"], f"{own:.1f}", f"{1e3 * row['p90']:.1f}"]
+            cells += [f"{low:.1f} .. {high:.1f}", tail, f"{median(row) / most:.3f}", f"{own - 1e3 * most:.1f}"]
+            found.append("  " + _line([*cells, str(row["wrong"])]))
+            if row["role"] == "hpcomm":
+                each = sorted(cycle / target for cycle in row["cycles"])
+                value = median(row) / target
+                what = f"{where}, {row['name']}: step / aim"
+                spread = (value, each[0], each[-1])
+                promised.append(
+                    Promise(
+                        what, span(median(row)), span(target), *spread, 1.0, at_most=True, asked=row["name"] == STEP
+                    )
+                )
+        ours = [row for row in rows if row["role"] == "hpcomm"]
+        for ddp in (row for row in rows if row["role"] == "peer"):
+            for row in ours:
+                what = f"{where}, {row['name']}: DDP's step / this"
+                spread = ratio(ddp, row)
+                promised.append(Promise(what, span(median(row)), span(median(ddp)), *spread, 1.0, asked=False))
+    return [*found, *(["", table(promised)] if promised else [])]
+
+
+def turns_of(document: Row) -> list[list[Row]]:
+    """The rows by model and batch."""
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in document["rows"]:
+        found.setdefault((row["model"], row["batch"]), []).append(row)
+    return list(found.values())
+
+
+def _line(cells: Sequence[str]) -> str:
+    aligned = [
+        f"{cell:<{w}}" if i == 2 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(cells, WIDTHS, strict=True))
+    ]
+    return "  ".join(aligned).rstrip()
+
+
+def start(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Makes the hosts, and tells what their ranks have measured."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from cluster.hosts import HEAD as SWITCH  # noqa: PLC0415 - ranks do without
+    from cluster.hosts import Cluster, Unavailable  # noqa: PLC0415
+
+    try:
+        with tempfile.TemporaryDirectory() as folder, Cluster(HOSTS, rate=options.rate) as cluster:
+            output = Path(folder, "figures.json")
+            command = [*cluster.mpirun(path=mpirun(sys.executable)), sys.executable, "-m", "bench.torch_hosts", *given]
+            command += ["--address", cluster.address(cluster.hosts[0]), "-J", str(output)]
+            there = partial(cluster.popen, SWITCH)
+            status = attend(command, "torch_hosts", quiet=options.json, limit=LIMIT, popen=there)
+            if not output.exists():
+                print(f"torch_hosts: the ranks ended with status {status}, no figures", file=sys.stderr)
+                return status or 2
+            document = json.loads(output.read_text(encoding="utf-8"))
+    except Unavailable as why:
+        print(f"torch_hosts: no hosts of one's own: {why}", file=sys.stderr)
+        return UNABLE
+    text = json.dumps(document, indent=1)
+    write(options, text)
+    wrong = sum(row["wrong"] for row in document["rows"])
+    closing = f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
+    print(text if options.json else "\n".join([*lines(document), closing]))
+    return 1 if wrong else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = options_of(given)
+    if not has_torch():
+        print("torch_hosts: torch is missing: pip install 'hpcomm[torch]'", file=sys.stderr)
+        return UNABLE
+    if not launched():
+        os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # hosts' names lead to no address
+        return start(options, given)
+    try:
+        return job(options)
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(2)
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())
