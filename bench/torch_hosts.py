@@ -142,8 +142,8 @@ class Hosts(Group):
         for cycle in range(self.options.run_cycles):
             order = list(ends)
             for name in order[cycle % len(order) :] + order[: cycle % len(order)]:
-                way = ends[name][0]
-                seconds, tail = self.block(way, self.options.steps, self.options.tail if name in names else 0)
+                tailed = self.options.tail if name in names else 0
+                seconds, tail = self.block(ends[name][0], self.options.steps, tailed)
                 each[name].append(seconds)
                 tails[name].append(tail)
             self.tell((cycle + 1) / self.options.run_cycles)
