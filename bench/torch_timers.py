@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bench.torch_models import Batch, mlp
@@ -33,10 +35,10 @@ def calibrate(sizes: Sequence[int], batch: int) -> tuple[list[Time], float]:
     torch.manual_seed(16)
     found = []
     for i, (inputs, outputs) in enumerate(pairwise(sizes)):
-        layer = mlp([inputs, outputs])
+        one = mlp([inputs, outputs])
         if i < len(sizes) - 2:
-            layer.append(nn.ReLU())
-        found.append(_times(layer, torch.randn(batch, inputs, requires_grad=i > 0), outputs))
+            one.append(nn.ReLU())
+        found.append(_times(one, torch.randn(batch, inputs, requires_grad=i > 0), outputs))
     whole = _times(mlp(sizes), torch.randn(batch, sizes[0]), sizes[-1])
     return found, whole.both
 
@@ -62,39 +64,46 @@ def until(moment: float) -> None:
         time.sleep(left)
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a layer takes, and the gradients that it gives."""
+
+    time: Time
+    gradients: Sequence[NDArray[np.float32]]
+
+
 class Timer(torch.autograd.Function):
     """Takes a layer's time. The gradients are known before; each is a new tensor over the same memory, which autograd
     takes over without a copy, as it does with what a real layer has computed."""
 
     @staticmethod
-    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor, layer: "Layer") -> Tensor:
+    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor, known: Known) -> Tensor:
         began = time.perf_counter()
-        context.layer = layer
+        context.known = known
         context.save_for_backward(weight)  # a real one reads it again
         y = x.clone()
-        until(began + layer.time.forward)
+        until(began + known.time.forward)
         return y
 
     @staticmethod
     def backward(context: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        began, layer = time.perf_counter(), context.layer
-        given = tuple(torch.from_numpy(gradient) for gradient in layer.gradients)
-        until(began + layer.time.backward)
+        began, known = time.perf_counter(), context.known
+        given = tuple(torch.from_numpy(gradient) for gradient in known.gradients)
+        until(began + known.time.backward)
         return (slopes[0].clone() if context.needs_input_grad[0] else None, *given, None)
 
 
-class Layer(nn.Module):
-    """The parameters of a linear layer, and its times. What passes it is one number."""
+def layer(inputs: int, outputs: int, time: Time, random: torch.Generator) -> nn.Linear:
+    """torch's own linear layer, as hpcomm knows it, whose forward is a Timer. What passes it is one number."""
+    made = nn.Linear(inputs, outputs)
+    gradients = [torch.randn(parameter.shape, generator=random).numpy() for parameter in made.parameters()]
+    known = Known(time, gradients)
 
-    def __init__(self, inputs: int, outputs: int, time: Time, random: torch.Generator) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(outputs, inputs) / inputs**0.5)
-        self.bias = nn.Parameter(torch.zeros(outputs))
-        self.time = time
-        self.gradients = [torch.randn(p.shape, generator=random).numpy() for p in (self.weight, self.bias)]
+    def forward(x: Tensor) -> Tensor:
+        return Timer.apply(x, made.weight, made.bias, known)  # type: ignore[no-any-return,no-untyped-call]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return Timer.apply(x, self.weight, self.bias, self)  # type: ignore[no-any-return,no-untyped-call]
+    made.forward = forward  # type: ignore[method-assign]
+    return made
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,7 @@ class Timers:
         torch.manual_seed(16)
         random = torch.Generator().manual_seed(1000 + self.rank)
         layers = zip(pairwise(self.sizes), self.times, strict=True)
-        return nn.Sequential(*(Layer(inputs, outputs, time, random) for (inputs, outputs), time in layers))
+        return nn.Sequential(*(layer(inputs, outputs, time, random) for (inputs, outputs), time in layers))
 
     def batches(self, rank: int) -> list[Batch]:
         return [(torch.ones(1), torch.ones(1))]

@@ -92,7 +92,7 @@ def digits() -> Task:
         *(nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)),
     )
-    return Task("digits", model, 0.03, x[:cut], y[:cut], x[cut:], y[cut:])
+    return Task("digits", model, 0.05, x[:cut], y[:cut], x[cut:], y[cut:])
 
 
 class Characters(nn.Module):
@@ -243,6 +243,7 @@ def draw(told: dict[str, list[Run]], how: str, path: str) -> bool:
         return False
     matplotlib.use("Agg")
     from matplotlib import pyplot  # noqa: PLC0415  (after the choice of Agg)
+    from matplotlib.patches import Patch  # noqa: PLC0415
 
     figure, axes = pyplot.subplots(2, len(told), figsize=(6.5 * len(told), 7), layout="constrained", squeeze=False)
     for (name, runs), (above, below) in zip(told.items(), axes.T, strict=True):
@@ -259,7 +260,7 @@ def draw(told: dict[str, list[Run]], how: str, path: str) -> bool:
         below.set(title=f"{SHOWN} steps of {name}", xlabel="ms", yticks=range(len(runs)))
         below.set_yticklabels([f"rank {rank}" for rank in range(len(runs))])
         below.invert_yaxis()
-    kinds = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
+    kinds = [Patch(color=colour) for colour in COLOURS.values()]
     figure.legend(kinds, list(COLOURS), loc="outside lower center", ncols=len(COLOURS))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
