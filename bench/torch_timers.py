@@ -102,7 +102,7 @@ def layer(inputs: int, outputs: int, time: Time, random: torch.Generator) -> nn.
     def forward(x: Tensor) -> Tensor:
         return Timer.apply(x, made.weight, made.bias, known)  # type: ignore[no-any-return,no-untyped-call]
 
-    made.forward = forward  # type: ignore[method-assign]
+    made.forward = forward  # type: ignore[assignment]
     return made
 
 
