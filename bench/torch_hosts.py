@@ -130,7 +130,7 @@ class Hosts(Group):
         for way in ways:
             if way.name == ALONE:
                 way.update = lambda: None  # type: ignore[method-assign] # computing alone
-        wrong = self.check(ways, case.model)
+        wrong = self.check(ways, case)
         ends: dict[str, tuple[Way | Bare, Callable[[], object]]] = {way.name: (way, way.close) for way in ways}
         ends |= self.bare(case)
         each: dict[str, list[list[float]]] = {name: [] for name in ends}

@@ -14,11 +14,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mpi4py import MPI
 
@@ -30,6 +30,7 @@ from bench.options import add_output, add_quick, write
 from bench.rows import Row
 
 if TYPE_CHECKING:
+    from bench.torch_models import Task
     from bench.torch_ways import Way
 
 MODELS = ("mlp3", "mlp38", "resnet18", "transformer", "vgg")  # bench/torch_models.py
@@ -116,7 +117,7 @@ class Group:
         names = [name for name in torch_ways.NAMES if self.wanted(name)]
         ways = [torch_ways.make(name, case, self.ctx, self.options.fused) for name in names]
         parameters = torch_models.count(ways[0].model)
-        wrong = self.check(ways, case.model)
+        wrong = self.check(ways, case)
         each: list[list[list[float]]] = [[] for _ in ways]
         tails: list[list[list[float]]] = [[] for _ in ways]
         steps = self.options.steps
@@ -144,25 +145,27 @@ class Group:
             found.append({**row, "wrong": sum(rank[2][k] for rank in gathered)})
         return found
 
-    def check(self, ways: Sequence["Way"], start: Callable[[], Any]) -> list[int]:
-        """Trains CHECKED steps by each way; how many parameters differ from DDP's. With one rank alone counts, too."""
-        from bench import torch_ways  # noqa: PLC0415
+    def check(self, ways: Sequence["Way"], task: "Task") -> list[int]:
+        """Trains each way for one step, and then some more; how many parameters differ from DDP's. With one rank alone
+        counts, too."""
+        from bench import torch_models, torch_ways  # noqa: PLC0415
 
-        first = [parameter.detach() for parameter in start().parameters()]
+        first = [parameter.detach() for parameter in task.model().parameters()]
         order = sorted(range(len(ways)), key=lambda k: ways[k].name != torch_ways.DDP)
-        expected, wrong = None, [0] * len(ways)
-        for k in order:
-            self.meet()
-            for _ in range(CHECKED):
-                ways[k].step()
-            if ways[k].name == torch_ways.ALONE and self.size > 1:
-                continue
-            found = ways[k].parameters()
-            if expected is None:
-                expected = found
-            if self.options.plant and self.rank == 0 and ways[k].name != torch_ways.DDP:
-                found[0] += 1.0
-            wrong[k] = torch_ways.differing(found, expected, first)
+        wrong = [0] * len(ways)
+        for steps, tolerance in ((1, torch_models.TOLERANCE), (CHECKED - 1, task.tolerance)):
+            expected = None
+            for k in order:
+                self.meet()
+                for _ in range(steps):
+                    ways[k].step()
+                if ways[k].name == torch_ways.ALONE and self.size > 1:
+                    continue
+                found = ways[k].parameters()
+                expected = expected or found
+                if self.options.plant and self.rank == 0 and steps > 1 and ways[k].name != torch_ways.DDP:
+                    found[0] += 1.0
+                wrong[k] += torch_ways.differing(found, expected, first, tolerance)
         return wrong
 
     def block(self, way: "Trainer", steps: int, tails: int) -> tuple[list[float], list[float]]:

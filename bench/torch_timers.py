@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bench.torch_models import Batch, mlp
+from bench.torch_models import TOLERANCE, Batch, mlp
 
 TRIALS = 9
 
@@ -114,6 +114,7 @@ class Timers:
     times: Sequence[Time]
     rank: int
     rate: float = 0.01
+    tolerance: float = TOLERANCE
 
     def model(self) -> nn.Module:
         torch.manual_seed(16)

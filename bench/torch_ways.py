@@ -25,7 +25,6 @@ MOMENTUM = 0.9
 ALONE, DDP, STEP, BACKWARD = "alone", "DDP over Gloo", "hpcomm, step", "hpcomm, backward"
 NAMES = (ALONE, DDP, STEP, BACKWARD)
 ROLES = {ALONE: "bound", DDP: "peer", STEP: "hpcomm", BACKWARD: "hpcomm"}
-TOLERANCE = 1e-3  # of the way that the farthest parameter of a tensor has gone
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -141,11 +140,12 @@ def make(name: str, case: Task, ctx: hpcomm.Context, fused: bool = False, loss: 
     return ByHpcomm(case, batches, ctx, "step" if name == STEP else "backward", fused, loss)
 
 
-def differing(found: Sequence[Tensor], expected: Sequence[Tensor], start: Sequence[Tensor]) -> int:
-    """Elements that are not those expected up to rounding, or that are no numbers."""
+def differing(found: Sequence[Tensor], expected: Sequence[Tensor], start: Sequence[Tensor], tolerance: float) -> int:
+    """Elements that are not those expected up to rounding, or that are no numbers. tolerance: of the way that the
+    farthest element of a tensor has gone."""
     wrong = 0
     for own, theirs, first in zip(found, expected, start, strict=True):
-        limit = TOLERANCE * (theirs - first).abs().max()
+        limit = tolerance * (theirs - first).abs().max() + 4 * torch.finfo(theirs.dtype).eps * theirs.abs().max()
         wrong += int((~((own - theirs).abs() <= limit)).sum())
     return wrong
 
