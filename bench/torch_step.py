@@ -38,7 +38,7 @@ CHECKED = 3  # steps until the ways are compared; rounding errors grow with ever
 LEAST = 0.25  # seconds of a block
 UNABLE = 77  # the exit status of what the machine cannot run
 LIMIT = 3600.0  # seconds of one group of ranks
-WORDS = 24  # bytes of a way for each of its parameters: itself, gradient, momentum, a copy or two
+WORDS = 20  # bytes of a way for each of its parameters: itself, gradient, momentum, a copy or two
 RANK_BYTES = 0.5e9  # of torch and its activations
 
 
