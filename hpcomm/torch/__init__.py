@@ -1,0 +1,26 @@
+"""hpcomm.torch: data-parallel training with PyTorch in three lines (Poseidon, sections 3.1, 4.1 and 4.2).
+
+    import hpcomm.torch
+
+    ctx = hpcomm.init()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hpcomm.torch.DistributedOptimizer(optimizer, ctx, model)
+    ...
+    loss.backward()
+    optimizer.step()        # as before
+
+Gradients are exchanged while the backward pass runs, and parameters are updated while the next forward pass runs.
+"""
+
+try:
+    import torch as _torch
+except ImportError as _missing:
+    raise ImportError("hpcomm.torch needs PyTorch: pip install 'hpcomm[torch]'") from _missing
+
+del _torch
+
+from .join import join  # noqa: E402
+from .optimizer import DistributedOptimizer  # noqa: E402
+from .stats import Stats  # noqa: E402
+
+__all__ = ["DistributedOptimizer", "Stats", "join"]

@@ -1,0 +1,330 @@
+"""A key: a parameter of the model and its places in the exchange.
+
+A gradient goes to its slot, which owners read; a parameter comes back into the memory that owners write. For float32
+both are the tensors that torch works with, and nothing is copied but a gradient that autograd has put elsewhere.
+"""
+
+import warnings
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import InvalidArgument
+from ..exchange import Exchange, Handle
+from .stats import Counts
+from .tensors import Order, as_float32, as_tensor, order_of
+
+if TYPE_CHECKING:
+    from .mode import Mode
+    from .syncer import Syncer
+
+Start = Callable[..., Handle]  # fold_nb or push_pull_nb of an exchange
+
+
+class Key:
+    """A float32 parameter.
+
+    Attributes:
+        name, param: of the model.
+        group: the number of its parameter group.
+        handle: what its next reader must wait for; None: nothing.
+        sent: whether its gradient of this step is on its way.
+        passes: backward passes since the last step.
+        fold: the exchange of its gradient.
+        syncer: that of its layer; several layers may wait for it, and this is the last of them.
+        shared: whether several modules use it.
+        master: the memory that owners write, in the shape of the parameter.
+        home: the parameter's own memory, where that is not master; else None.
+        slot: the memory of its gradient, where p.grad can lie there; else None.
+    """
+
+    __slots__ = (
+        "address",
+        "counts",
+        "fold",
+        "group",
+        "handle",
+        "held",
+        "home",
+        "master",
+        "mode",
+        "name",
+        "order",
+        "param",
+        "passes",
+        "sent",
+        "shared",
+        "slot",
+        "sparse",
+        "syncer",
+        "version",
+    )
+
+    mode: "Mode"
+    master: Tensor
+
+    def __init__(self, name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> None:
+        self.name, self.param, self.group, self.counts, self.sparse = name, param, group, counts, sparse
+        self.order: Order = order_of(param)
+        self.handle: Handle | None = None
+        self.fold: Handle | None = None
+        self.sent = self.shared = False
+        self.passes = self.version = self.address = 0
+        self.held: Tensor | None = None  # p.grad as it was when it was sent, and its version
+        self.home: Tensor | None = None
+        self.slot: Tensor | None = None
+        self.syncer: Syncer | None = None
+
+    # ---- its places --------------------------------------------------------------------------------------------------
+
+    def value(self) -> NDArray[np.float32]:
+        """The parameter as the exchange has it."""
+        return as_float32(self.param, self.order)
+
+    def lies_in(self, exchange: Exchange) -> None:
+        """The parameter lies in the exchange from here on."""
+        self.master = as_tensor(exchange.params[self.name], self.order)
+        self.param.data = self.master
+        self.address = self.param.data_ptr()
+
+    def takes_slot(self, exchange: Exchange) -> None:
+        """Its gradients go to the exchange from here on: where there is one float32 slot, p.grad lies in it."""
+        slot = exchange.gradient(self.name)
+        single = exchange.plan.rows.column("depth").max() == 1
+        self.slot = as_tensor(slot, self.order) if single and slot.dtype == np.float32 else None
+
+    def find_home(self) -> None:
+        """Looks whether torch has put the parameter elsewhere, as model.to does."""
+        address = self.param.data_ptr()
+        if address == self.address:
+            return
+        data = self.param.data
+        self._check(data)
+        self.address = address
+        self.home = None if address == self.master.data_ptr() else data
+
+    def _check(self, data: Tensor) -> None:
+        if data.dtype != self.dtype or data.shape != self.master.shape or data.device.type != "cpu":
+            raise InvalidArgument(
+                f"parameter {self.name!r} is {data.dtype} {tuple(data.shape)} on {data.device} now and was "
+                f"{self.dtype} {tuple(self.master.shape)}: make another DistributedOptimizer"
+            )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    # ---- receive -----------------------------------------------------------------------------------------------------
+
+    def receive(self) -> None:
+        """Waits until the parameter may be read."""
+        handle = self.handle
+        if handle is not None:
+            if not handle.test():
+                start = monotonic()
+                handle.wait()
+                self.counts.wait += monotonic() - start
+            self.handle = None
+            if self.home is not None:
+                self.move()
+
+    def move(self) -> None:
+        """Copies the parameter out of the exchange."""
+        assert self.home is not None
+        self.home.copy_(self.master)
+        self.counts.params_copied += 1
+
+    # ---- send --------------------------------------------------------------------------------------------------------
+
+    def arrived(self, param: Tensor) -> None:
+        """The hook of the parameter: a backward pass has its whole gradient."""
+        if self.sent:
+            raise self.twice()
+        if self.handle is not None:
+            raise self.unwaited()
+        mode = self.mode
+        if mode.quiet:
+            mode.passed(self)
+            return
+        self.passes = passes = self.passes + 1
+        if passes < mode.passes:
+            mode.passed(self)
+            return
+        mode.send(self)
+
+    def push(self, start: Start) -> Handle:
+        """Starts the exchange of p.grad by this call, and leaves p.grad in its slot, where there is one."""
+        grad, slot = self.param.grad, self.slot
+        if grad is slot:
+            if self.mode.pending and grad is not None and grad._version - self.version > 1:
+                raise self.early_write()
+            handle = start(self.name)
+            self.counts.in_place += 1
+        else:
+            assert grad is not None
+            handle = start(self.name, self._array(grad))
+            self.counts.copied += 1
+            self.counts.copied_bytes += 4 * grad.numel()
+            if slot is not None and not grad.requires_grad:
+                self.param.grad = grad = slot
+        self.held, self.version, self.sent = grad, grad._version, True  # type: ignore[union-attr]
+        return handle
+
+    def _array(self, grad: Tensor) -> NDArray[Any]:
+        """A gradient as C reads it: its own memory, if it lies as the parameter does."""
+        if grad.layout is not torch.strided or grad.requires_grad:
+            grad = self.dense(grad)
+        order = self.order
+        array: NDArray[Any] = (grad if order is None else grad.permute(order)).numpy()
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+            self.counts.copied += 1
+            self.counts.copied_bytes += array.nbytes
+        return array
+
+    def dense(self, grad: Tensor) -> Tensor:
+        """A gradient that is sparse, or belongs to a graph, as a plain tensor."""
+        grad = grad.detach()
+        if grad.layout is torch.strided:
+            return grad
+        if self.sparse == "refuse":
+            raise InvalidArgument(
+                f'the gradient of {self.name!r} is sparse: sparse="refuse" does not exchange it; sparse="dense" does'
+            )
+        if not self.counts.dense:
+            warnings.warn(
+                f"the gradient of {self.name!r} is sparse and is exchanged dense, as all sparse ones are",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.counts.dense += 1
+        return grad.to_dense()
+
+    def averaged(self) -> None:
+        """The mean of all ranks is in the slot: makes it p.grad."""
+        assert self.slot is not None
+        self.param.grad = self.held = self.slot
+        self.version = self.slot._version
+
+    def take_mean(self) -> None:
+        """The mean of all ranks lies in master, as where it is the exchange's parameter: makes it p.grad."""
+        self.param.grad = self.master
+
+    # ---- what a trainer did ------------------------------------------------------------------------------------------
+
+    def changed(self) -> bool:
+        """Whether p.grad is not what was sent."""
+        grad = self.param.grad
+        return grad is not self.held or (grad is not None and grad._version != self.version)
+
+    def done(self) -> None:
+        """After a step."""
+        self.sent, self.passes = False, 0
+        if self.held is not self.slot:
+            self.held = None
+
+    def twice(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"the gradient of {self.name!r} came a second time in one step, and the first is being exchanged: run the "
+            "earlier backward passes of a step under optimizer.no_sync(), or give backward_passes_per_step"
+        )
+
+    def unwaited(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"{self.name!r} was used in a forward pass that did not call its layer, while its update was on its way: "
+            "call optimizer.wait() before that pass; give a model that is compiled later to another "
+            "DistributedOptimizer"
+        )
+
+    def early_write(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"the gradient of {self.name!r} was written after step() while it was being exchanged: use "
+            "optimizer.zero_grad(), or call optimizer.wait() before"
+        )
+
+    def late_change(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"the gradient of {self.name!r} was changed after its exchange had begun: call optimizer.synchronize() "
+            "before gradients are changed, or give clip_norm"
+        )
+
+
+class CastKey(Key):
+    """A parameter of 16 bits. The exchange has its float32 master; parameter and gradient are converted."""
+
+    __slots__ = ("_exchange", "_wires")
+
+    _exchange: Exchange
+
+    def lies_in(self, exchange: Exchange) -> None:
+        self.master = as_tensor(exchange.params[self.name], self.order)
+        self.home = self.param.data
+        self.address = self.home.data_ptr()
+        self.home.copy_(self.master)  # rank 0's
+
+    def takes_slot(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._wires: dict[int, Tensor] = {}
+
+    def find_home(self) -> None:
+        if self.param.data_ptr() != self.address:
+            data = self.param.data
+            self._check(data)
+            self.home, self.address = data, data.data_ptr()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.home.dtype if self.home is not None else self.param.dtype
+
+    def wire(self) -> Tensor:
+        """The slot that the next push sends, when it is free."""
+        array = self._exchange.gradient(self.name)
+        found = self._wires.get(id(array))  # the exchange keeps the arrays of its slots
+        if found is None:
+            found = self._wires[id(array)] = as_tensor(array, self.order)
+        return found
+
+    def push(self, start: Start) -> Handle:
+        grad = self.param.grad
+        assert grad is not None
+        plain = grad if grad.layout is torch.strided and not grad.requires_grad else self.dense(grad)
+        self.wire().copy_(plain)
+        handle = start(self.name)
+        self.counts.converted += 1
+        self.held, self.version, self.sent = grad, grad._version, True
+        return handle
+
+    def averaged(self) -> None:
+        grad = self.param.grad
+        if grad is None or grad.layout is not torch.strided:
+            self.param.grad = grad = torch.empty_like(self.param)
+        grad.copy_(self.wire())
+        self.held, self.version = grad, grad._version
+
+    def take_mean(self) -> None:
+        grad = self.param.grad
+        if grad is None or grad.layout is not torch.strided:
+            self.param.grad = grad = torch.empty_like(self.param)
+        grad.copy_(self.master)
+
+
+def make_key(name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> Key:
+    """The key of a parameter.
+
+    Raises:
+        InvalidArgument: the parameter is of another dtype, or does not lie in this host's memory.
+    """
+    if param.device.type != "cpu":
+        raise InvalidArgument(
+            f"parameter {name!r} lies on {param.device}: hpcomm.torch exchanges tensors in the host's memory only"
+        )
+    if param.dtype == torch.float32:
+        return Key(name, param, group, counts, sparse)
+    if param.dtype in (torch.bfloat16, torch.float16):
+        return CastKey(name, param, group, counts, sparse)
+    raise InvalidArgument(f"parameter {name!r} is {param.dtype}: must be float32, bfloat16 or float16")

@@ -1,0 +1,133 @@
+"""Optimizers that step in torch: over averaged gradients, or over models that are averaged with neighbours."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from ..context import Context
+from ..errors import InvalidArgument
+from ..exchange import Exchange
+from ..optim import Average
+from .key import Key
+from .mode import ROLL, Mode, Roll, Scaling, push_zeros, scale_gradients
+from .stats import Counts
+from .tensors import as_float32, as_tensor, broadcast
+
+Step = Callable[[], object]  # of the optimizer that was wrapped
+
+
+class Averaged(Mode):
+    """The parameters of the exchange are mean gradients, by the rule Average; every rank makes the same step."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        keys: Sequence[Key],
+        counts: Counts,
+        passes: int,
+        clip_norm: float | None,
+        step: Step,
+        make: Callable[..., Exchange],
+    ) -> None:
+        super().__init__(ctx, keys, counts, passes, clip_norm)
+        self._local = step
+        values = {key.name: np.zeros_like(key.value()) for key in keys}
+        self.roll = Roll(keys) if ctx.size > 1 else None
+        if self.roll is not None:
+            values[ROLL] = self.roll.values
+        self.exchange = make(values, Average())
+        self._start = self.exchange.push_pull_nb
+        broadcast(ctx, [key.param for key in keys])
+        for key in keys:
+            key.master = as_tensor(self.exchange.params[key.name], key.order)
+            key.takes_slot(self.exchange)
+
+    def send(self, key: Key) -> None:
+        key.fold = key.push(self._start)
+        self.begun = True
+
+    def synchronize(self) -> None:
+        if self.synchronized:
+            return
+        self.check_unchanged()
+        missing = []
+        for key in self.keys:
+            if key.sent:
+                continue
+            if key.param.grad is None:
+                missing.append(key)
+            else:
+                key.fold = key.push(self._start)
+        if self.roll is not None:
+            for key in self.roll.call(self.exchange, missing):
+                key.fold = push_zeros(self.exchange, key)
+        for key in self.keys:
+            if key.sent:
+                assert key.fold is not None
+                key.fold.wait()
+                key.take_mean()
+        self.synchronized = True
+
+    def step(self, scaling: Scaling | None) -> None:
+        self.synchronize()
+        if scale_gradients(self.keys, scaling, self.clip_norm):
+            self._local()
+            self.counts.steps += 1
+        else:
+            self.counts.skipped += 1
+        super().forget()
+
+    def check_scaler(self) -> None:
+        self.synchronize()
+
+    def forget(self) -> None:
+        if self.begun:
+            self.synchronize()
+        super().forget()
+
+
+class Graph(Mode):
+    """topology=a graph: each rank steps by its own gradients and averages its model with its neighbours'."""
+
+    why_no_mean = "on a graph every rank steps by its own gradients"
+
+    def __init__(
+        self,
+        ctx: Context,
+        keys: Sequence[Key],
+        counts: Counts,
+        clip_norm: float | None,
+        step: Step,
+        make: Callable[..., Exchange],
+    ) -> None:
+        super().__init__(ctx, keys, counts, 1, clip_norm)
+        self._local = step
+        self.exchange = make({key.name: key.value() for key in keys}, Average())
+        for key in keys:
+            key.lies_in(self.exchange)
+
+    def send(self, key: Key) -> None:
+        """Gradients stay here."""
+
+    def step(self, scaling: Scaling | None) -> None:
+        self.wait()
+        if scale_gradients(self.keys, scaling, self.clip_norm):
+            self._local()
+            self.counts.steps += 1
+        else:  # of this rank alone
+            self.counts.skipped += 1
+        start = self.exchange.push_pull_nb
+        for key in self.order:
+            key.find_home()
+            key.handle = start(key.name, as_float32(key.param, key.order))
+        self.pending = True
+
+    def check_scaler(self) -> None:
+        """Each rank looks at its own gradients."""
+
+
+def check_local(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses optimizers that call the model themselves."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgument("LBFGS calls the model several times in a step, each rank by its own loss: it is refused")

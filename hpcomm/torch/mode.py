@@ -1,0 +1,195 @@
+"""When gradients and parameters travel: the interface of the modes, a class each, and what they have in common."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..context import Context
+from ..errors import InvalidArgument, NotSupported
+from ..exchange import Exchange, Handle
+from .key import Key
+from .stats import Counts
+
+ROLL = "(roll call)"  # the key by which ranks say for which keys they have a gradient
+_TINY = 1e-6  # of torch's clip_grad_norm_
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What a GradScaler has set before a step.
+
+    Attributes:
+        scale: by which the gradients are too large; None: they have been unscaled.
+        found: 1 on return if the step was skipped.
+    """
+
+    scale: float | None
+    found: Tensor
+
+
+class Mode(ABC):
+    """The exchange of a model, and what the hooks, step and wait do with it.
+
+    Attributes:
+        exchange: of its keys.
+        keys: in the order of the model.
+        quiet: hooks leave gradients where they are (no_sync).
+        passes: backward passes of a step.
+        pending: parameters and slots may be the exchange's: nothing has waited for all of them since the last step.
+        begun: a gradient of this step has been sent.
+        roll: see Roll; None where a push can say that there is nothing.
+    """
+
+    exchange: Exchange
+    roll: "Roll | None" = None
+
+    def __init__(self, ctx: Context, keys: Sequence[Key], counts: Counts, passes: int, clip_norm: float | None) -> None:
+        self.context, self.keys, self.counts = ctx, list(keys), counts
+        self.extra: list[Any] = []  # what has a handle and receives as a key does: buffers
+        self.order = self.keys  # in which the next forward pass needs them
+        self.passes, self.clip_norm = passes, clip_norm
+        self.quiet = self.pending = self.begun = self.synchronized = False
+        for key in self.keys:
+            key.mode = self
+
+    # ---- hooks -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def send(self, key: Key) -> None:
+        """The gradient of a key is complete."""
+
+    def passed(self, key: Key) -> None:  # noqa: B027 - most modes have nothing to do
+        """A backward pass that exchanges nothing has ended for this key."""
+
+    # ---- a step ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def step(self, scaling: Scaling | None) -> None:
+        """The rest of a step, when the backward pass has ended."""
+
+    @abstractmethod
+    def check_scaler(self) -> None:
+        """A GradScaler is about to look for Inf in p.grad: makes it find the same on all ranks."""
+
+    def synchronize(self) -> None:
+        """p.grad becomes the mean of all ranks."""
+        raise NotSupported(f"synchronize: {self.why_no_mean}")
+
+    why_no_mean = "there is no mean of all ranks"
+
+    def wait(self) -> None:
+        """Until all parameters and gradients may be read and written."""
+        if self.pending:
+            for key in self.order:
+                if key.handle is not None:
+                    key.receive()
+            self.pending = False
+        for other in self.extra:
+            other.receive()
+        if self.roll is not None:
+            self.roll.wait()
+
+    def forget(self) -> None:
+        """The gradients of this step do not count: zero_grad came before step."""
+        self.begun = self.synchronized = False
+        for key in self.keys:
+            key.done()
+
+    # ---- for modes whose gradients go by hooks -----------------------------------------------------------------------
+
+    def check_unchanged(self) -> None:
+        """Refuses gradients that have changed since they were sent."""
+        for key in self.keys:
+            if key.sent and key.changed():
+                raise key.late_change()
+
+    def guard(self) -> None:
+        """At the end of a step: a trainer that keeps p.grad (set_to_none=False) writes the slots next."""
+        if self.counts.in_place != self._in_place or not self.counts.steps:
+            self.wait()
+        self._in_place = self.counts.in_place
+
+    _in_place = 0
+
+
+class Roll:
+    """Which ranks have which gradients, for exchanges in which a push cannot say that there is nothing. A key of its
+    own, whose parameters are the mean of ones and zeros."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self._keys = keys
+        self._handle: Handle | None = None
+        self.values = np.zeros(len(keys), np.float32)
+
+    def call(self, exchange: Exchange, missing: Sequence[Key]) -> Sequence[Key]:
+        """Says which gradients this rank has not; returns those of them that others have."""
+        self.wait()
+        for i, key in enumerate(self._keys):
+            self.values[i] = key.sent
+        self._handle = exchange.push_pull_nb(ROLL, self.values)
+        if not missing:
+            return ()
+        means = self._handle.wait()
+        self._handle = None
+        return [key for key, mean in zip(self._keys, means, strict=True) if mean > 0 and not key.sent]
+
+    def wait(self) -> None:
+        """Until the last call has ended."""
+        if self._handle is not None:
+            self._handle.wait()
+            self._handle = None
+
+
+def push_zeros(exchange: Exchange, key: Key) -> Handle:
+    """This rank's part of a gradient that others have."""
+    exchange.gradient(key.name).fill(0)
+    key.sent, key.held = True, key.param.grad
+    return exchange.push_pull_nb(key.name)
+
+
+# ---- scales ----------------------------------------------------------------------------------------------------------
+
+
+def scale_of(squares: float, scaling: Scaling | None, clip_norm: float | None) -> float | None:
+    """What a mean gradient is multiplied by, as torch's clip_grad_norm_ and GradScaler have it; None: the step is
+    skipped. squares: the sum of the squares of the mean gradient."""
+    scale = 1.0
+    if scaling is not None:
+        if not math.isfinite(squares):
+            scaling.found.fill_(1.0)
+            return None
+        if scaling.scale is not None:
+            scale = 1.0 / scaling.scale
+    if clip_norm is not None:
+        scale *= min(1.0, clip_norm / (math.sqrt(squares) * scale + _TINY))
+    return scale
+
+
+def scale_gradients(keys: Sequence[Key], scaling: Scaling | None, clip_norm: float | None) -> bool:
+    """Unscales and clips p.grad in place, for optimizers that step locally; False: the step is skipped."""
+    if scaling is None and clip_norm is None:
+        return True
+    grads = [key.param.grad for key in keys if key.param.grad is not None]
+    if scaling is not None:
+        if not all(bool(torch.isfinite(grad).all()) for grad in grads):
+            scaling.found.fill_(1.0)
+            return False
+        if scaling.scale is not None:
+            torch._foreach_mul_(grads, 1.0 / scaling.scale)
+    if clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_([key.param for key in keys], clip_norm)
+    return True
+
+
+def check_clip(clip_norm: Any) -> float | None:
+    if clip_norm is None:
+        return None
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, int | float) or not 0 < clip_norm < math.inf:
+        raise InvalidArgument(f"clip_norm is {clip_norm!r}: must be a number above 0, or None")
+    return float(clip_norm)

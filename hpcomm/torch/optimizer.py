@@ -1,0 +1,413 @@
+"""DistributedOptimizer: a torch optimizer whose gradients, or parameters, are those of all ranks."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..consistency import BSP, Consistency
+from ..context import Context
+from ..errors import InvalidArgument, NotSupported
+from ..exchange import Exchange
+from ..exchange.arguments import check_choice, graph_phases, refuse
+from ..presets import parameter_hub
+from ..stage import whole
+from ..topology import ParameterServer
+from . import state
+from .buffers import KINDS, make_buffers
+from .join import Meeting
+from .key import Key, make_key
+from .local import Averaged, Graph, check_local
+from .mode import Mode, Scaling, check_clip
+from .rules import rules_of
+from .split import Split
+from .stats import Counts, Stats
+from .syncer import Layers
+from .tensors import broadcast
+from .whole import Backward, Whole
+
+
+class DistributedOptimizer(Optimizer):
+    """A torch optimizer that trains one model with all ranks (Poseidon, sections 3.1, 4.1 and 4.2). Collective.
+
+        optimizer = hpcomm.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), ctx, model)
+
+    Each rank computes the gradients of its own batch; what is applied is their mean. With batches of equal size all
+    ranks reach the weights, up to rounding, of one process with all the data. Rank 0's parameters and buffers are those
+    that every rank starts from.
+
+    SGD (without dampening and maximize), Adam and AdamW (without amsgrad and maximize) become rules of the exchange:
+    each parameter is updated once, by the rank that owns it. Other optimizers get mean gradients and step on every
+    rank, which a warning says. It has the param_groups of the wrapped optimizer, so schedulers work on either.
+
+    After step() parameters may be on their way. Each layer waits for its own before its forward pass; a model that is
+    evaluated, and model.state_dict(), wait for all. Call wait() before parameters are read or written otherwise.
+    p.grad lies in the exchange: read it at any time; change it after synchronize() only.
+
+    Args:
+        optimizer: of torch, with all parameters that will be trained; ones that are frozen may be thawed later.
+        ctx: the ranks.
+        model: whose parameters these are: float32, or bfloat16 or float16, of which the exchange keeps float32 masters.
+            Give a model that is compiled after it was compiled.
+        apply: "step": gradients are exchanged while the backward pass runs, and applied by step(). "backward": they are
+            also applied as soon as they are there, where nothing in this backward pass reads the weight again; this is
+            fastest, and goes without synchronize, clip_norm and GradScaler.
+        clip_norm: the norm of the mean gradient is at most this, as by torch.nn.utils.clip_grad_norm_; the same bits on
+            all ranks.
+        backward_passes_per_step: gradients of so many backward passes are summed here before they are exchanged.
+        buffers: "local": each rank's own; "broadcast": rank 0's, "average": the mean, after each step. Buffers that are
+            no floating-point numbers stay local.
+        sparse: sparse gradients are exchanged "dense", which a warning says, or are refused: "refuse".
+        topology: None: parameter servers, by the options of hpcomm.parameter_hub. Or a ParameterServer. Or a graph, as
+            hpcomm.stochastic_reduce takes it: the optimizer steps on each rank, which then averages its model with
+            those of its neighbours.
+        consistency: BSP; ASYNC or a quorum with servers; those of graphs with a graph.
+        codec: of gradients, as Exchange takes it.
+        options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers.
+
+    Attributes:
+        context: the ranks.
+        exchange: for hpcomm.Checkpointer and restore, after wait().
+
+    Raises:
+        InvalidArgument: an argument that cannot be, here or on another rank; a parameter of another dtype, one that
+            lies on a GPU, or one that is not the model's.
+        ConfigError: ranks disagree.
+    """
+
+    grad_scale: Tensor | None
+    found_inf: Tensor
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        ctx: Context,
+        model: nn.Module,
+        *,
+        apply: str = "step",
+        clip_norm: float | None = None,
+        backward_passes_per_step: int = 1,
+        buffers: str = "local",
+        sparse: str = "dense",
+        topology: Any = None,
+        consistency: Consistency = BSP,
+        codec: Any = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(ctx, Context):
+            raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
+        counts = Counts()
+        self._ready = False
+        try:
+            _check_kinds(optimizer, model)
+            check_choice("apply", apply, ("step", "backward"))
+            check_choice("buffers", buffers, KINDS)
+            check_choice("sparse", sparse, ("dense", "refuse"))
+            _check_options(options)
+            passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
+            clip = check_clip(clip_norm)
+            servers = topology is None or isinstance(topology, ParameterServer)
+            if not servers:
+                graph_phases(topology, ctx.size)
+            keys = _keys(optimizer, model, counts, sparse)
+            names = [[key.name for key in keys if key.group == i] for i in range(len(optimizer.param_groups))]
+            rules = rules_of(optimizer, names) if servers else None
+            if rules is None:
+                check_local(optimizer)
+                if servers and consistency != BSP:
+                    raise NotSupported(
+                        f"{type(optimizer).__name__} steps on each rank, by the mean gradient of all: give BSP"
+                    )
+        except Exception as wrong:  # the other ranks wait for this one
+            refuse(ctx, wrong)
+            raise
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._wrapped, self.context, self._model = optimizer, ctx, model
+        self.param_groups, self.state = optimizer.param_groups, optimizer.state
+        self._counts, self._rules = counts, rules
+        self._meeting: Meeting | None = None
+        if codec is not None:
+            options["codec"] = codec
+        make = _maker(ctx, topology, consistency, options)
+        args = (ctx, keys, counts)
+        mode: Mode
+        if not servers:
+            mode = Graph(*args, clip, optimizer.step, make)
+        elif rules is None:
+            _note(
+                ctx,
+                f"{type(optimizer).__name__} has no rule in the exchange: it steps on every rank by mean gradients",
+            )
+            mode = Averaged(*args, passes, clip, optimizer.step, make)
+        elif apply == "backward":
+            mode = Backward(*args, passes, clip, rules, make, consistency)
+        elif consistency == BSP:
+            mode = Split(*args, passes, clip, rules, make)
+        else:
+            mode = Whole(*args, passes, clip, rules, make, consistency)
+        self._mode = mode
+        mine = {id(key.param) for key in keys}
+        broadcast(ctx, [p.data for p in model.parameters() if id(p) not in mine])
+        self._buffers = make_buffers(ctx, model, buffers, {k: v for k, v in options.items() if k == "progress"})
+        mode.extra.append(self._buffers)
+        self._layers = Layers(ctx, model, keys)
+        self._layers.begin(mode)
+        self._layers.on_load = self._loaded
+        self._hooked: dict[int, Any] = {}
+        self._hook()
+        self._ready = True
+
+    def _hook(self) -> None:
+        """Hooks for parameters that are trained and have none yet."""
+        if isinstance(self._mode, Graph):
+            return
+        for key in self._mode.keys:
+            if key.param.requires_grad and id(key) not in self._hooked:
+                self._hooked[id(key)] = key.param.register_post_accumulate_grad_hook(key.arrived)
+                self._layers.hook(key)
+
+    # ---- what a trainer calls ----------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Applies the gradients of the backward passes since the last step, those of all ranks. Collective.
+
+        It returns when the updates have begun: see wait. closure: makes the loss and its gradients; called once.
+
+        Raises:
+            InvalidArgument: a gradient was changed after its exchange had begun.
+            PeerFailed, Timeout: as every call of the exchange.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._layers.settle()
+        scaling = self._scaling()
+        if self._meeting is not None:
+            self._meeting.runs(scaling)
+        self._take(scaling)
+        return loss
+
+    def _take(self, scaling: Scaling | None) -> None:
+        with self.context.span("optimizer"):
+            self._mode.step(scaling)
+            self._buffers.step()
+            self._layers.wait_late()
+        if len(self._hooked) < len(self._mode.keys):
+            self._hook()
+
+    def _follow(self, scaling: Scaling | None) -> None:
+        """A step of the others, when this rank has run out of batches."""
+        for key in self._mode.keys:
+            key.param.grad = None
+        self._layers.settle()
+        if scaling is not None:
+            self._mode.check_scaler()
+        self._take(scaling)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. Between backward and step it also takes the gradients back, on all ranks alike."""
+        mode = self._mode
+        if mode.begun:
+            mode.forget()
+        if not set_to_none:
+            mode.wait()
+        super().zero_grad(set_to_none)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in this with block add to p.grad and exchange nothing. The one that does comes after it."""
+        before, self._mode.quiet = self._mode.quiet, True
+        try:
+            yield
+        finally:
+            self._mode.quiet = before
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Waits for all gradients and makes p.grad the mean of all ranks: to be looked at, or changed on all ranks
+        alike (clip_grad_norm_, GradScaler.unscale_), before step. Collective.
+
+        Raises:
+            NotSupported: apply="backward", a graph, another consistency than BSP, a join block.
+        """
+        if self._meeting is not None:
+            raise NotSupported("synchronize: ranks that have run out of batches do not take part: give clip_norm")
+        self._mode.synchronize()
+
+    def wait(self) -> None:
+        """Waits until the parameters of the last step are there, and may be read."""
+        self._mode.wait()
+
+    def stats(self) -> Stats:
+        """Counts of what was moved and waited for, on this rank."""
+        return self._counts.stats()
+
+    def close(self) -> None:
+        """Waits for the last step, and takes the hooks off the model, which keeps its parameters. Again is no error."""
+        self._mode.wait()
+        for hook in self._hooked.values():
+            hook.remove()
+        self._layers.remove()
+        self._mode.exchange.close()
+
+    @property
+    def exchange(self) -> Exchange:
+        return self._mode.exchange
+
+    # ---- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the wrapped optimizer, as torch writes it: it can be loaded by the plain optimizer. Collective:
+        the state lies at its owners. 16-bit parameters have a "master" more."""
+        self._mode.wait()
+        if self._rules is None:
+            return self._wrapped.state_dict()
+        found = state.export(self._mode.exchange, self._mode.keys, self._rules.forms)
+        self._wrapped.state.update(found)
+        try:
+            return self._wrapped.state_dict()
+        finally:
+            self._wrapped.state.clear()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the state of a plain optimizer, or of one of these. Collective: the same on every rank.
+
+        Raises:
+            InvalidArgument: it has other groups or other shapes.
+        """
+        self._mode.wait()
+        if self._rules is None:
+            self._wrapped.load_state_dict(state_dict)
+            self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
+            return
+        groups, theirs = self.param_groups, state_dict["param_groups"]
+        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in theirs]:
+            raise InvalidArgument("load_state_dict: the state is of other parameter groups")
+        params = [p for group in groups for p in group["params"]]
+        numbers = [n for group in theirs for n in group["params"]]
+        by_number = dict(zip(numbers, params, strict=True))
+        given = {by_number[n]: own for n, own in state_dict["state"].items() if n in by_number}
+        for group, own in zip(groups, theirs, strict=True):
+            group.update({name: value for name, value in own.items() if name != "params"})
+        state.load(self._mode.exchange, self._mode.keys, self._rules.forms, given)
+        self._move()
+
+    @torch.no_grad()
+    def _loaded(self) -> None:
+        """model.load_state_dict has written the model."""
+        if isinstance(self._mode, Averaged):
+            return
+        for key in self._mode.keys:
+            key.find_home()
+        state.publish(self._mode.exchange, self._mode.keys)
+        self._move()
+
+    def _move(self) -> None:
+        for key in self._mode.keys:
+            if key.home is not None:
+                key.move()
+
+    # ---- what torch asks for -----------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused once the exchange is made: its keys are those of the parameters.
+
+        Raises:
+            NotSupported: always; give all parameters at first, those that are trained later with requires_grad=False.
+        """
+        if self._ready:
+            raise NotSupported(
+                "add_param_group: the exchange has its keys: give all parameters at first, frozen "
+                "(requires_grad_(False)) as long as they are not trained"
+            )
+        super().add_param_group(param_group)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """GradScaler.step asks it before it looks for Inf in p.grad, and then leaves the unscaling to step."""
+        if self._ready:
+            with torch.no_grad():
+                self._mode.check_scaler()
+        return True
+
+    def _scaling(self) -> Scaling | None:
+        found = self.__dict__.get("found_inf")
+        if found is None:
+            return None
+        scale = self.__dict__.get("grad_scale")
+        return Scaling(None if scale is None else float(scale), found)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_wrapped" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
+
+    def __repr__(self) -> str:
+        return f"Distributed{self._wrapped!r}"
+
+    def __reduce__(self) -> Any:
+        raise NotSupported("a DistributedOptimizer cannot be copied or pickled: its state_dict() can")
+
+
+# ---- how it is made --------------------------------------------------------------------------------------------------
+
+
+def _check_kinds(optimizer: Any, model: Any) -> None:
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, DistributedOptimizer):
+        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: must be an optimizer of torch")
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"model is a {type(model).__name__}: must be a torch.nn.Module")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InvalidArgument("model is a DistributedDataParallel, which exchanges gradients itself: give model.module")
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    if "rule" in options:
+        raise InvalidArgument("rule: it is that of the optimizer: leave it out")
+    for name in ("shared_params", "in_place", "split", "plan"):
+        if options.get(name):
+            raise InvalidArgument(f"{name} is given: hpcomm.torch decides it, leave it out")
+
+
+def _keys(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str) -> list[Key]:
+    """A key for each parameter of the optimizer, in the order of the model."""
+    groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    keys = []
+    for name, param in model.named_parameters():
+        group = groups.pop(id(param), None)
+        if group is not None and param.numel():
+            keys.append(make_key(name.replace("_orig_mod.", ""), param, group, counts, sparse))
+    if groups:
+        raise InvalidArgument(
+            f"{len(groups)} parameters of the optimizer are not parameters of the model: a parameter goes by its name"
+        )
+    if not keys:
+        raise InvalidArgument("the optimizer has no parameters with elements")
+    return keys
+
+
+def _maker(ctx: Context, topology: Any, consistency: Consistency, options: dict[str, Any]) -> Callable[..., Exchange]:
+    def make(values: dict[str, Any], rule: Any, **more: Any) -> Exchange:
+        if topology is None:
+            ex = parameter_hub(ctx, values, rule=rule, consistency=consistency, **options, **more)
+        else:
+            ex = Exchange(ctx, values, topology, consistency, rule, **options, **more)
+        if len(ex.plan.workers) < ctx.size:
+            ex.close()
+            raise NotSupported("a rank would only serve: with hpcomm.torch every rank is a worker")
+        return ex
+
+    return make
+
+
+def _note(ctx: Context, sentence: str) -> None:
+    """Said once, by rank 0."""
+    if ctx.rank == 0:
+        warnings.warn(sentence, RuntimeWarning, stacklevel=4)

@@ -1,0 +1,150 @@
+"""torch's optimizers as rules of the exchange: which have one, with which arguments, by parameter group."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import InvalidArgument
+from ..exchange import Exchange
+from ..optim import SGD, Adam, AdamW, AnyRule, Momentum, Nesterov
+
+Group = Mapping[str, Any]  # one of an optimizer's param_groups
+
+
+@dataclass(frozen=True)
+class Form:
+    """A rule of the exchange, and what torch calls its arguments and its state.
+
+    Attributes:
+        rule: its class.
+        names: of its arguments, in the order in which read gives them.
+        state: torch's names of the values that the owners keep, slot by slot.
+        counts: whether torch's state has the number of steps.
+    """
+
+    rule: type[SGD] | type[Momentum] | type[Nesterov] | type[Adam] | type[AdamW]
+    names: tuple[str, ...]
+    state: tuple[str, ...] = ()
+    counts: bool = False
+
+
+_ADAM = ("lr", "weight_decay", "beta1", "beta2", "epsilon")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_SGD = Form(SGD, ("lr", "weight_decay"))
+_MOMENTUM = Form(Momentum, ("lr", "weight_decay", "momentum"), ("momentum_buffer",))
+_NESTEROV = Form(Nesterov, ("lr", "weight_decay", "momentum"), ("momentum_buffer",))
+_ADAM_L2 = Form(Adam, _ADAM, _MOMENTS, True)
+_ADAM_W = Form(AdamW, _ADAM, _MOMENTS, True)
+
+
+def form_of(optimizer: torch.optim.Optimizer, group: Group) -> Form | None:
+    """The rule that takes the same steps as torch does with this group; None: there is none."""
+    kind = type(optimizer)
+    if group.get("maximize") or group.get("differentiable"):
+        return None
+    if kind is torch.optim.SGD:
+        if group["dampening"] or not 0 <= group["momentum"] < 1:
+            return None
+        return (_NESTEROV if group["nesterov"] else _MOMENTUM) if group["momentum"] else _SGD
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        if group["amsgrad"]:
+            return None
+        decoupled = group.get("decoupled_weight_decay", kind is torch.optim.AdamW)
+        return _ADAM_W if decoupled else _ADAM_L2
+    return None
+
+
+def read(form: Form, group: Group) -> tuple[float, ...]:
+    """The arguments of a group, by form.names."""
+    lr, decay = float(group["lr"]), float(group["weight_decay"])
+    if form.names is _ADAM:
+        beta1, beta2 = group["betas"]
+        return lr, decay, float(beta1), float(beta2), float(group["eps"])
+    return (lr, decay, float(group["momentum"])) if form.state else (lr, decay)
+
+
+class Rules:
+    """The rules of all groups, and the arguments that the exchange has of them.
+
+    Raises:
+        InvalidArgument: an argument that the rule does not take.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, forms: Sequence[Form], names: Sequence[Sequence[str]]) -> None:
+        """names: of the keys, by group."""
+        self._optimizer = optimizer
+        self.forms, self._names = list(forms), [list(own) for own in names]
+        self._sent = [read(form, group) for form, group in zip(forms, optimizer.param_groups, strict=True)]
+
+    def by_key(self) -> dict[str, AnyRule]:
+        """The rule of each key. Keys of a group share one."""
+        found: dict[str, AnyRule] = {}
+        for form, values, names in zip(self.forms, self._sent, self._names, strict=True):
+            rule = form.rule(**dict(zip(form.names, values, strict=True)))
+            found |= dict.fromkeys(names, rule)
+        return found
+
+    def changed(self) -> list[int]:
+        """The groups whose arguments are not those that the exchange has.
+
+        Raises:
+            InvalidArgument: a group asks for another rule now.
+        """
+        found = []
+        for i, (group, form, sent) in enumerate(zip(self._optimizer.param_groups, self.forms, self._sent, strict=True)):
+            if form_of(self._optimizer, group) is not form:
+                raise InvalidArgument(
+                    f"param_groups[{i}] was made as {form.rule.__name__} and asks for another rule now: make another "
+                    "DistributedOptimizer"
+                )
+            if read(form, group) != sent:
+                found.append(i)
+        return found
+
+    def update(self, exchange: Exchange) -> None:
+        """Tells the exchange what a scheduler or the trainer has changed."""
+        for i in self.changed():
+            form, names = self.forms[i], self._names[i]
+            values = read(form, self._optimizer.param_groups[i])
+            if names:
+                exchange.set(keys=names, **dict(zip(form.names, values, strict=True)))
+            self._sent[i] = values
+
+
+def rules_of(optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -> Rules | None:
+    """The rules of an optimizer whose groups have keys of these names; None: a group has no rule."""
+    forms = [form_of(optimizer, group) for group in optimizer.param_groups]
+    found = [form for form in forms if form is not None]
+    return Rules(optimizer, found, names) if len(found) == len(forms) else None
+
+
+# ---- numbers of any optimizer ----------------------------------------------------------------------------------------
+
+
+def numbers(groups: Iterable[Group]) -> list[float]:
+    """All numbers of all groups, in one list: what a rank that has run out of data needs to step as the others."""
+    return [value for group in groups for _, values in _numeric(group) for value in values]
+
+
+def set_numbers(groups: Iterable[dict[str, Any]], values: Sequence[float]) -> None:
+    """Writes what numbers gave."""
+    left = iter(values)
+    for group in groups:
+        for name, own in _numeric(group):
+            new = [_like(old, next(left)) for old in own]
+            group[name] = type(group[name])(new) if isinstance(group[name], tuple | list) else new[0]
+
+
+def _like(old: float, new: float) -> float:
+    return int(new) if isinstance(old, int) and new == int(new) else new
+
+
+def _numeric(group: Group) -> list[tuple[str, list[float]]]:
+    found = []
+    for name, value in group.items():
+        values = list(value) if isinstance(value, tuple | list) else [value]
+        if values and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+            found.append((name, values))
+    return found

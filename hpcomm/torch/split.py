@@ -1,0 +1,125 @@
+"""apply="step": gradients are folded while the backward pass runs; step applies the rule, key by key, while the next
+forward pass runs (Poseidon, section 3.1: wait-free backpropagation)."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..context import Context
+from ..errors import InvalidArgument
+from ..exchange import Exchange
+from .key import Key
+from .mode import Mode, Scaling, scale_of
+from .rules import Rules
+from .stats import Counts
+
+
+class Split(Mode):
+    """Two calls a key: fold in the hook, apply in step. BSP with servers."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        keys: Sequence[Key],
+        counts: Counts,
+        passes: int,
+        clip_norm: float | None,
+        rules: Rules,
+        make: Callable[..., Exchange],
+    ) -> None:
+        super().__init__(ctx, keys, counts, passes, clip_norm)
+        self.rules = rules
+        self.exchange = make({key.name: key.value() for key in keys}, rules.by_key(), split=True)
+        self._fold = self.exchange.fold_nb
+        for key in keys:
+            key.lies_in(self.exchange)
+            key.takes_slot(self.exchange)
+
+    def send(self, key: Key) -> None:
+        key.fold = key.push(self._fold)
+        self.begun = True
+
+    def step(self, scaling: Scaling | None) -> None:
+        if scaling is not None and scaling.scale is None and not self.synchronized:
+            raise InvalidArgument("gradients were unscaled on this rank alone: call optimizer.synchronize() before")
+        self._finish(again=scaling is not None and scaling.scale is None)
+        scale: float | None = 1.0
+        if scaling is not None or self.clip_norm is not None:
+            scale = scale_of(self._squares(), scaling, self.clip_norm)
+        ex = self.exchange
+        if scale is None:
+            self.counts.skipped += 1
+            for key in self.order:
+                key.handle = ex.skip_nb(key.name)
+        else:
+            self.rules.update(ex)
+            apply = ex.apply_nb
+            for key in self.order:
+                key.find_home()
+                key.handle = apply(key.name, scale)
+        super().forget()
+        self.pending, self._looked = True, False
+        self.guard()
+        self.counts.steps += scale is not None
+
+    def _finish(self, *, again: bool = False) -> None:
+        """Folds what the hooks have not. again: also what synchronize has averaged."""
+        if self.synchronized:
+            stale = [key for key in self.keys if again or key.changed()]
+            for key in stale:
+                key.sent = False
+        elif not self._looked:
+            self.check_unchanged()
+        fold = self._fold
+        for key in self.keys:
+            if key.sent:
+                continue
+            if key.handle is not None:  # its layer was not used
+                key.receive()
+            if key.param.grad is not None:
+                key.fold = key.push(fold)
+            else:
+                key.fold = fold(key.name, nothing=True)
+                key.sent, key.held = True, None
+
+    def _squares(self) -> float:
+        """Of the mean gradient: the same bits on all ranks, as the keys have one order."""
+        found = 0.0
+        for key in self.keys:
+            assert key.fold is not None
+            key.fold.wait()
+            found += self.exchange.squares(key.name)
+        return found
+
+    def synchronize(self) -> None:
+        if self.synchronized:
+            return
+        self._finish()
+        ex = self.exchange
+        for key in self.keys:
+            assert key.fold is not None
+            key.fold.wait()
+        for key, handle in [(key, ex.gather_nb(key.name)) for key in self.keys]:
+            handle.wait()
+            if key.param.grad is not None or ex.squares(key.name) != 0:
+                key.averaged()
+        self.synchronized = True
+
+    def check_scaler(self) -> None:
+        if self.synchronized:
+            return
+        self._finish()
+        self._looked = True
+        if not math.isfinite(self._squares()):
+            first = next((key for key in self.keys if key.param.grad is not None), self.keys[0])
+            first.param.grad = torch.full_like(first.param, math.inf)
+
+    _looked = False  # a GradScaler looks at p.grad, and may write it
+
+    def forget(self) -> None:
+        if self.begun:  # the others have folded what this rank has not
+            self._finish()
+            for handle in [self.exchange.skip_nb(key.name) for key in self.keys]:
+                handle.wait()
+        super().forget()

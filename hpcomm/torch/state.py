@@ -1,0 +1,159 @@
+"""An optimizer's state as torch writes it, from what the owners of an exchange keep, and back."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import InvalidArgument
+from ..exchange import Exchange
+from .key import CastKey, Key
+from .rules import Form
+from .tensors import as_float32, as_tensor
+
+MASTER = "master"  # the float32 values of a parameter of 16 bits, in its state
+
+
+class Row(NamedTuple):
+    """A row of a shard: which elements of which key, and where its parameters and state lie in the shard's arrays."""
+
+    key: int
+    offset: int
+    length: int
+    params: NDArray[np.float32]
+    state: NDArray[np.float32]  # (slots, count)
+
+
+def rows(shard: Mapping[str, Any]) -> Iterator[Row]:
+    """The rows of what Exchange.state_dict gave, as views."""
+    at = state_at = 0
+    for key, offset, n in zip(*(shard[name].tolist() for name in ("row_key", "row_offset", "row_count")), strict=True):
+        size = int(shard["slots"][key]) * n
+        state = shard["state"][state_at : state_at + size].reshape(-1, n)
+        yield Row(key, offset, n, shard["params"][at : at + n], state)
+        at += n
+        state_at += size
+
+
+class Whole(NamedTuple):
+    """All that the owners keep of a key: its steps, its parameters and its state, each (count,) in the order of
+    memory."""
+
+    steps: int
+    params: NDArray[np.float32]
+    state: list[NDArray[np.float32]]
+
+
+def gather(exchange: Exchange) -> list[Whole]:
+    """What the owners keep of each key, on every rank. Collective; it takes a window of that size for a moment."""
+    ctx, shard = exchange.context, exchange.state_dict()
+    counts, slots = [int(n) for n in shard["counts"]], [int(n) for n in shard["slots"]]
+    starts = np.cumsum([0, *(4 * n * (1 + s) for n, s in zip(counts, slots, strict=True))]).tolist()
+    end = -(-starts[-1] // 8) * 8  # here the steps begin
+    window = ctx.window(end + 8 * len(counts))
+    steps = np.ascontiguousarray(shard["row_step"], np.uint64)
+    for i, row in enumerate(rows(shard)):
+        size = 4 * counts[row.key]
+        parts: list[tuple[int, NDArray[Any]]] = [(starts[row.key] + 4 * row.offset, row.params)]
+        parts += [(starts[row.key] + (j + 1) * size + 4 * row.offset, own) for j, own in enumerate(row.state)]
+        parts.append((end + 8 * row.key, steps[i : i + 1]))
+        for at, part in parts:
+            own = part.view(np.uint8)
+            window.array[at : at + own.size] = own
+            for peer in range(ctx.size):
+                if peer != ctx.rank:
+                    window.put(peer, own, at)
+    window.flush()
+    ctx.barrier()
+    memory = window.array.copy()
+    found = []
+    for start, n, s, taken in zip(starts, counts, slots, memory[end:].view(np.uint64).tolist(), strict=False):
+        whole = memory[start : start + 4 * n * (1 + s)].view(np.float32).reshape(1 + s, n)
+        found.append(Whole(int(taken), whole[0], list(whole[1:])))
+    return found
+
+
+def export(exchange: Exchange, keys: Sequence[Key], forms: Sequence[Form]) -> dict[Tensor, dict[str, Any]]:
+    """torch's state of each parameter that has had a step. Collective."""
+    found: dict[Tensor, dict[str, Any]] = {}
+    for key, whole in zip(keys, gather(exchange), strict=False):
+        form = forms[key.group]
+        if not whole.steps:
+            continue
+        state: dict[str, Any] = {}
+        if form.counts:
+            state["step"] = torch.tensor(float(whole.steps))
+        for name, values in zip(form.state, whole.state, strict=True):
+            state[name] = _shaped(key, values)
+        if isinstance(key, CastKey):
+            state[MASTER] = _shaped(key, whole.params)
+        if state:
+            found[key.param] = state
+    return found
+
+
+def load(
+    exchange: Exchange, keys: Sequence[Key], forms: Sequence[Form], given: Mapping[Tensor, Mapping[str, Any]]
+) -> None:
+    """The reverse. Collective: the same state on every rank.
+
+    Raises:
+        InvalidArgument: a parameter's state has not the tensors of its optimizer, or they have another shape.
+    """
+    shard = exchange.state_dict()
+    cache: dict[int, tuple[int, list[NDArray[np.float32]], NDArray[np.float32] | None]] = {}
+    for i, row in enumerate(rows(shard)):
+        if row.key >= len(keys):
+            continue
+        if row.key not in cache:
+            cache[row.key] = _arrays(keys[row.key], forms[keys[row.key].group], given.get(keys[row.key].param, {}))
+        steps, arrays, master = cache[row.key]
+        part = slice(row.offset, row.offset + row.length)
+        shard["row_step"][i] = steps
+        for slot, values in zip(row.state, arrays, strict=True):
+            slot[:] = values[part]
+        if master is not None:
+            row.params[:] = master[part]
+    exchange.load_state_dict(shard)
+
+
+def publish(exchange: Exchange, keys: Sequence[Key]) -> None:
+    """Makes the model's values those of the owners. Collective: the same values on every rank."""
+    shard = exchange.state_dict()
+    values = [key.value().reshape(-1) for key in keys]
+    for row in rows(shard):
+        if row.key < len(keys):
+            row.params[:] = values[row.key][row.offset : row.offset + row.length]
+    exchange.load_state_dict(shard)
+
+
+def _shaped(key: Key, values: NDArray[np.float32]) -> Tensor:
+    """Values in the order of memory as a tensor of the parameter's shape."""
+    shape = key.param.shape if key.order is None else [key.param.shape[dim] for dim in key.order]
+    return as_tensor(values.reshape(tuple(shape)), key.order).clone()
+
+
+def _arrays(
+    key: Key, form: Form, state: Mapping[str, Any]
+) -> tuple[int, list[NDArray[np.float32]], NDArray[np.float32] | None]:
+    """The steps, the state and the master of a key from torch's state of it."""
+    arrays = []
+    for name in form.state:
+        value = state.get(name)
+        if value is None:
+            if state and any(other in state for other in form.state):
+                raise InvalidArgument(f"load_state_dict: the state of {key.name!r} has no {name!r}")
+            arrays.append(np.zeros(key.param.numel(), np.float32))
+            continue
+        if tuple(value.shape) != tuple(key.param.shape):
+            raise InvalidArgument(
+                f"load_state_dict: {name!r} of {key.name!r} has shape {tuple(value.shape)}: must be "
+                f"{tuple(key.param.shape)}"
+            )
+        arrays.append(as_float32(value, key.order).reshape(-1))
+    steps = int(state.get("step", 1)) if state else 0
+    master = as_float32(state[MASTER], key.order).reshape(-1) if MASTER in state else None
+    return steps, arrays, master

@@ -1,0 +1,208 @@
+"""Syncers: one for each layer, as in Poseidon (section 4.1). Hooks send the layer's gradients, a pre-hook receives its
+parameters, and 16-bit ones are moved between dtypes (key.py)."""
+
+from collections.abc import Iterator, Sequence
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from .. import _core
+from ..context import Context
+from .key import Key
+from .mode import Mode
+
+keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True)
+"""Whether the backward pass that runs keeps its graph, and so may run again."""
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class Syncer:
+    """The keys of one layer, which are those of its own parameters.
+
+    Attributes:
+        name: of the module.
+        keys: for which the layer waits before its forward pass.
+        fired: its pre-hook has run, so it can wait.
+        calls: forward passes since its last gradient or step, as far as they are counted.
+        plain: a layer of torch.nn that reads its parameters where it is called, once.
+    """
+
+    __slots__ = ("calls", "fired", "keys", "layers", "mode", "name", "plain")
+
+    def __init__(self, name: str, module: nn.Module | None, keys: Sequence[Any], layers: "Layers | None") -> None:
+        self.name, self.keys, self.layers = name, list(keys), layers
+        self.fired, self.calls = False, 0
+        self.plain = type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, nn.RNNBase)
+        self.mode: Mode | None = None
+
+    def receive(self, module: nn.Module, args: object) -> None:
+        """The pre-hook: waits for the layer's parameters; a model that is evaluated waits for all of them."""
+        if _is_compiling():  # and inlined: an outer module waits
+            return
+        if not self.fired:
+            self._fire()
+        if module.training:
+            self.calls += 1
+            for key in self.keys:
+                if key.handle is not None:
+                    key.receive()
+        elif self.mode is not None:
+            self.mode.wait()
+
+    def before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        if self.mode is not None:
+            self.mode.wait()
+
+    def before_load(self, *args: object) -> None:
+        if self.mode is not None:
+            self.mode.wait()
+
+    def after_load(self, module: nn.Module, incompatible: object) -> None:
+        if self.layers is not None:
+            self.layers.loaded()
+
+    def _fire(self) -> None:
+        self.fired = True
+        if self.layers is not None:
+            self.layers.fired.append(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of a model (copy.deepcopy, pickle) waits for nobody."""
+        return type(self), ("", None, (), None)
+
+
+class TimedSyncer(Syncer):
+    """One that shows its waits, and the layer's forward and backward passes, in the timeline."""
+
+    __slots__ = ("start",)
+
+    def receive(self, module: nn.Module, args: object) -> None:
+        if _is_compiling():
+            return
+        start = monotonic()
+        super().receive(module, args)
+        self.start = monotonic()
+        if self.keys:
+            self._span("wait", start, self.start)
+
+    def computed(self, module: nn.Module, args: object, result: object) -> None:
+        """The forward hook."""
+        if not _is_compiling() and self.layers is not None:
+            self._span("forward", self.start)
+            self.layers.mark = monotonic()
+
+    def sent(self, param: torch.Tensor) -> None:
+        """The hook of a parameter, after the one that sends."""
+        if self.layers is not None:
+            self._span("backward", self.layers.mark)
+            self.layers.mark = monotonic()
+
+    def _span(self, what: str, start: float, end: float | None = None) -> None:
+        if self.layers is not None:
+            _core.context_span(self.layers.context._handle, f"{what} {self.name or 'model'}", start)
+
+
+class Layers:
+    """The syncers of a model, and the order in which a forward pass calls them."""
+
+    def __init__(self, ctx: Context, model: nn.Module, keys: Sequence[Key]) -> None:
+        self.context, self.mark = ctx, monotonic()
+        self.fired: list[Syncer] = []
+        self.mode: Mode | None = None
+        self.late: list[Any] = []  # keys for which step waits, as no module can
+        self._hooks: dict[str, list[RemovableHandle]] = {}
+        self._syncers: dict[str, Syncer] = {}
+        self._settled = False
+        self._model = model
+        by_param = {id(key.param): key for key in keys}
+        kind = TimedSyncer if ctx.config.timeline else Syncer
+        for name, module in model.named_modules():
+            own = [by_param[id(p)] for p in module._parameters.values() if id(p) in by_param]
+            if not own and name and not any(id(p) in by_param for p in module.parameters()):
+                continue
+            syncer = self._syncers[name] = kind(name, module, own, self)
+            for key in own:
+                key.shared = key.syncer is not None
+                key.syncer = syncer
+            hooks = self._hooks[name] = [module.register_forward_pre_hook(syncer.receive)]
+            if isinstance(syncer, TimedSyncer):
+                hooks.append(module.register_forward_hook(syncer.computed))
+            hooks.append(module.register_state_dict_pre_hook(syncer.before_state_dict))
+        root = self._syncers[""]
+        self._hooks[""] += [
+            model._register_load_state_dict_pre_hook(root.before_load),
+            model.register_load_state_dict_post_hook(root.after_load),
+        ]
+
+    def begin(self, mode: Mode) -> None:
+        """The mode is there: the root waits for everything where it must."""
+        self.mode = mode
+        for syncer in self._syncers.values():
+            syncer.mode = mode
+
+    def settle(self) -> None:
+        """The first forward pass is over. A key whose layer was not called goes to the next module outside it that was,
+        such as the projection that nn.MultiheadAttention reads itself; with none, step waits for it."""
+        if self._settled:
+            return
+        self._settled = True
+        assert self.mode is not None
+        for name, syncer in self._syncers.items():
+            if syncer.fired or not syncer.keys:
+                continue
+            outer = next((self._syncers[above] for above in _above(name) if self._fired(above)), None)
+            if outer is None:
+                self.late += syncer.keys
+            else:
+                outer.keys += syncer.keys
+            syncer.keys = []
+        root = self._syncers[""]
+        if root.fired:
+            root.keys += self.mode.extra
+        else:
+            self.late += self.mode.extra
+        for name, syncer in self._syncers.items():
+            if name and not syncer.keys:
+                self._hooks[name].pop(0).remove()
+        order = {id(key): key for syncer in self.fired for key in syncer.keys if isinstance(key, Key)}
+        order |= {id(key): key for key in self.mode.keys if id(key) not in order}
+        self.mode.order = list(order.values())
+
+    def _fired(self, name: str) -> bool:
+        return name in self._syncers and self._syncers[name].fired
+
+    def hook(self, key: Key) -> None:
+        """A key has its hook; in a timeline another one follows it."""
+        syncer = key.syncer
+        if isinstance(syncer, TimedSyncer):
+            key.param.register_post_accumulate_grad_hook(syncer.sent)
+
+    def wait_late(self) -> None:
+        """At the end of a step."""
+        for key in self.late:
+            if key.handle is not None:
+                key.receive()
+
+    def loaded(self) -> None:
+        """model.load_state_dict has written parameters."""
+        if self.on_load is not None:
+            self.on_load()
+
+    on_load: Any = None
+
+    def remove(self) -> None:
+        for hooks in self._hooks.values():
+            for hook in hooks:
+                hook.remove()
+        self._hooks.clear()
+
+
+def _above(name: str) -> Iterator[str]:
+    """The names of the modules outside a module, the next one first."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name

@@ -1,0 +1,67 @@
+"""Tensors and the arrays of an exchange: the same memory, seen from both sides."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..context import Context
+
+Order = tuple[int, ...] | None
+"""The dimensions of a tensor by falling stride, as its elements lie in memory; None: it is C-contiguous."""
+
+
+def order_of(tensor: Tensor) -> Order:
+    """The order of a dense tensor, such as one in channels_last; None also where there are gaps."""
+    if tensor.is_contiguous():
+        return None
+    order = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def flat(tensor: Tensor, order: Order) -> Tensor:
+    """The tensor with its dimensions in the order of memory: C-contiguous if it lies like that."""
+    return tensor if order is None else tensor.permute(order)
+
+
+def as_float32(tensor: Tensor, order: Order) -> NDArray[np.float32]:
+    """The values as a float32 array in the order of memory; it may be the tensor's own memory."""
+    found: NDArray[np.float32] = flat(tensor.detach(), order).to(torch.float32).contiguous().numpy()
+    return found
+
+
+def as_tensor(array: NDArray[Any], order: Order = None) -> Tensor:
+    """The memory of an array as a tensor whose elements lie in this order. uint16 and ml_dtypes' bfloat16 are the bits
+    of bfloat16."""
+    narrow = array.dtype not in (np.float32, np.float16)
+    found = torch.from_numpy(array.view(np.int16) if narrow else array)
+    if narrow:
+        found = found.view(torch.bfloat16)
+    if order is None:
+        return found
+    return found.permute([order.index(dim) for dim in range(len(order))])
+
+
+def broadcast(ctx: Context, tensors: Iterable[Tensor]) -> None:
+    """Gives every rank the values of rank 0, in place. Collective: the same shapes and dtypes on every rank."""
+    targets = [tensor.detach() for tensor in tensors if tensor.numel()]
+    if ctx.size == 1 or not targets:
+        return
+    parts = [target.contiguous().reshape(-1).view(torch.uint8).numpy() for target in targets]
+    window = ctx.window(sum(part.nbytes for part in parts))
+    if ctx.rank == 0:
+        whole = np.concatenate(parts)
+        for peer in range(1, ctx.size):
+            window.put(peer, whole)
+        window.flush()
+    ctx.barrier()
+    if ctx.rank == 0:
+        return
+    at = 0
+    for target, part in zip(targets, parts, strict=True):
+        theirs = torch.from_numpy(window.array[at : at + part.nbytes].copy())
+        target.copy_(theirs.view(target.dtype).reshape(target.shape))
+        at += part.nbytes

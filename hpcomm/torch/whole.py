@@ -1,0 +1,134 @@
+"""The engine's rule in one pass: a push that applies. apply="backward", and consistencies other than BSP."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..consistency import ASYNC, BSP, Consistency
+from ..context import Context
+from ..errors import InvalidArgument, NotSupported
+from ..exchange import Exchange
+from ..optim import Average
+from .key import Key
+from .mode import ROLL, Mode, Roll, Scaling, push_zeros
+from .rules import Rules
+from .stats import Counts
+from .syncer import keeps_graph
+
+
+class Whole(Mode):
+    """push_pull of each key in step."""
+
+    why_no_mean = 'each gradient is applied as it is folded: give apply="step"'
+
+    def __init__(
+        self,
+        ctx: Context,
+        keys: Sequence[Key],
+        counts: Counts,
+        passes: int,
+        clip_norm: float | None,
+        rules: Rules,
+        make: Callable[..., Exchange],
+        consistency: Consistency,
+    ) -> None:
+        if clip_norm is not None:
+            raise InvalidArgument('clip_norm needs apply="step" and BSP: the norm is that of all gradients')
+        super().__init__(ctx, keys, counts, passes, clip_norm)
+        self.rules = rules
+        values, by_key = {key.name: key.value() for key in keys}, rules.by_key()
+        self.roll = Roll(keys) if consistency == BSP and ctx.size > 1 else None
+        if self.roll is not None:
+            values[ROLL], by_key[ROLL] = self.roll.values, Average()
+        self._quorum = consistency.quorum is not None and consistency != ASYNC
+        self.exchange = make(values, by_key)
+        self._start = self.exchange.push_pull_nb
+        for key in keys:
+            key.lies_in(self.exchange)
+            key.takes_slot(self.exchange)
+
+    def send(self, key: Key) -> None:
+        """It goes in step."""
+
+    def step(self, scaling: Scaling | None) -> None:
+        if scaling is not None:
+            raise NotSupported('GradScaler needs apply="step" and BSP: a step that is skipped must not be applied')
+        self.check_unchanged()
+        self._set()
+        missing = []
+        for key in self.order:
+            if key.sent:
+                continue
+            if key.handle is not None:
+                key.receive()
+            key.find_home()
+            if key.param.grad is None:
+                missing.append(key)
+            else:
+                key.handle = key.fold = key.push(self._start)
+        if self.roll is not None:
+            missing = list(self.roll.call(self.exchange, missing))
+        elif not self._quorum:
+            missing = []
+        for key in missing:
+            key.handle = key.fold = push_zeros(self.exchange, key)
+        Mode.forget(self)
+        self.pending = True
+        self.guard()
+        self.counts.steps += 1
+
+    def _set(self) -> None:
+        self.rules.update(self.exchange)
+
+    def check_scaler(self) -> None:
+        """step refuses it."""
+
+
+class Backward(Whole):
+    """apply="backward": a key goes in the hook when nothing in this backward pass will read its weight again.
+
+    A push that applies gives the weight away: owners write it behind autograd's version counters. All nodes that have
+    saved a weight hand it a gradient, and so have run when its hook runs, unless the graph is kept, or the layer runs
+    again (activation checkpointing, a layer that is used twice). So a key goes early if its weight belongs to one layer
+    of torch.nn that has been called once since its last gradient, by the interpreter, and the graph is freed. Others go
+    in step.
+    """
+
+    def send(self, key: Key) -> None:
+        syncer = key.syncer
+        assert syncer is not None
+        if key.shared or syncer.calls != 1 or not syncer.plain or torch.is_grad_enabled() or keeps_graph():
+            return
+        if not self.begun:
+            self.rules.update(self.exchange)
+            self.begun = True
+        key.find_home()
+        key.handle = key.fold = key.push(self._start)
+        self.pending = True
+        self.counts.early += 1
+
+    def passed(self, key: Key) -> None:
+        if key.syncer is not None:
+            key.syncer.calls = 0
+
+    def step(self, scaling: Scaling | None) -> None:
+        super().step(scaling)
+        for key in self.keys:
+            if key.syncer is not None:
+                key.syncer.calls = 0
+
+    def _set(self) -> None:
+        if self.begun and self.rules.changed():
+            raise InvalidArgument(
+                'param_groups were changed between backward and step, and apply="backward" has applied gradients '
+                'already: change them after step(), or give apply="step"'
+            )
+        super()._set()
+
+    def forget(self) -> None:
+        if self.begun:
+            raise InvalidArgument(
+                'zero_grad() came between backward and step, and apply="backward" has applied gradients already: give '
+                'apply="step"'
+            )
+        super().forget()
