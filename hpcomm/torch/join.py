@@ -22,6 +22,7 @@ class Meeting:
 
     def __init__(self, optimizer: "DistributedOptimizer") -> None:
         self._optimizer = optimizer
+        self._ran = 0  # a rank that made the last step
 
     def runs(self, scaling: Scaling | None) -> None:
         """This rank makes a step."""
@@ -32,17 +33,19 @@ class Meeting:
         """This rank has run out: takes part in a step if another rank makes one."""
         groups = self._optimizer.param_groups
         every = self._meet([0.0, math.nan, *numbers(groups)])
-        theirs = next((own for own in every if own[0]), None)
-        if theirs is None:
-            return False
+        theirs = every[self._ran]
         set_numbers(groups, theirs[2:])
+        if not any(own[0] for own in every):
+            return False
         scaling = None if math.isnan(theirs[1]) else Scaling(theirs[1], torch.zeros(()))
         self._optimizer._follow(scaling)
         return True
 
     def _meet(self, told: list[float]) -> list[list[float]]:
         parts = self._optimizer.context.allgather(np.array(told, np.float64).tobytes())
-        return [np.frombuffer(part).tolist() for part in parts]
+        every = [np.frombuffer(part).tolist() for part in parts]
+        self._ran = next((rank for rank, own in enumerate(every) if own[0]), self._ran)
+        return every
 
 
 @contextmanager
@@ -55,8 +58,9 @@ def join(optimizer: "DistributedOptimizer") -> Iterator[None]:
                 optimizer.step()
 
     A rank that has left the loop takes part in the others' steps until all have left theirs. Its part of the mean
-    gradient is zero, and the mean is still that of all ranks. Parameters, state and learning rates stay the same on
-    all ranks. A step costs one small allgather more in the block. A step without closure; no synchronize.
+    gradient is zero, and the mean is still that of all ranks. Parameters, state and the numbers of param_groups, such
+    as learning rates, stay the same on all ranks; a scheduler that counts its own steps does not know of the steps that
+    its rank did not make. In the block a step costs one small allgather more, and synchronize is refused.
 
     Raises:
         InvalidArgument: optimizer is none of hpcomm.torch's, or is in a join block already.

@@ -161,7 +161,7 @@ class Key:
         """Starts the exchange of p.grad by this call, and leaves p.grad in its slot, where there is one."""
         grad, slot = self.param.grad, self.slot
         if grad is slot:
-            if self.mode.pending and grad is not None and grad._version - self.version > 1:
+            if self.mode.unguarded and grad is not None and grad._version - self.version > 1:
                 raise self.early_write()
             handle = start(self.name)
             self.counts.in_place += 1

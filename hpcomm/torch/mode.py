@@ -41,7 +41,8 @@ class Mode(ABC):
         keys: in the order of the model.
         quiet: hooks leave gradients where they are (no_sync).
         passes: backward passes of a step.
-        pending: parameters and slots may be the exchange's: nothing has waited for all of them since the last step.
+        pending: a parameter may be on its way.
+        unguarded: slots may still be read after a step, and nothing has waited since.
         begun: a gradient of this step has been sent.
         roll: see Roll; None where a push can say that there is nothing.
     """
@@ -54,7 +55,7 @@ class Mode(ABC):
         self.extra: list[Any] = []  # what has a handle and receives as a key does: buffers
         self.order = self.keys  # in which the next forward pass needs them
         self.passes, self.clip_norm = passes, clip_norm
-        self.quiet = self.pending = self.begun = self.synchronized = False
+        self.quiet = self.pending = self.unguarded = self.begun = self.synchronized = False
         for key in self.keys:
             key.mode = self
 
@@ -89,7 +90,7 @@ class Mode(ABC):
             for key in self.order:
                 if key.handle is not None:
                     key.receive()
-            self.pending = False
+            self.pending = self.unguarded = False
         for other in self.extra:
             other.receive()
         if self.roll is not None:
@@ -113,6 +114,7 @@ class Mode(ABC):
         """At the end of a step: a trainer that keeps p.grad (set_to_none=False) writes the slots next."""
         if self.counts.in_place != self._in_place or not self.counts.steps:
             self.wait()
+        self.unguarded = self.pending
         self._in_place = self.counts.in_place
 
     _in_place = 0
