@@ -8,12 +8,15 @@ batch, and compares.
 import contextlib
 import copy
 import hashlib
+import json
 import os
 import signal
+import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,15 @@ import mpi
 import pytest
 
 import hpcomm
+from hpcomm import _core
 
 torch = pytest.importorskip("torch")
 
-import hpcomm.torch as ht  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import hpcomm.torch as ht  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("torch")  # one job for all tests
 
@@ -560,8 +566,6 @@ def attention_reads_its_childs_weights(ctx: hpcomm.Context) -> None:
 
 @case
 def activation_checkpointing_and_kept_graphs(ctx: hpcomm.Context) -> None:
-    from torch.utils.checkpoint import checkpoint
-
     class Recomputed(Net):
         def forward(self, x: Any) -> Any:
             x = torch.tanh(self.first(x))
@@ -611,7 +615,7 @@ def channels_last(ctx: hpcomm.Context) -> None:
         F.cross_entropy(model(x.view(-1, 3, 6, 6).to(memory_format=torch.channels_last)), y).backward()
         optimizer.step()
 
-    ours, optimizer, alone, plain = both(ctx, lambda p: torch.optim.Adam(p), loop, model)
+    ours, optimizer, alone, plain = both(ctx, torch.optim.Adam, loop, model)
     check_same(ours, alone, 1e-5)
     assert ours[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert optimizer.stats().copied == 6 * 5, "gradients lie as parameters do"
@@ -710,29 +714,40 @@ def state_goes_both_ways(ctx: hpcomm.Context) -> None:
 
 @case
 def checkpoints(ctx: hpcomm.Context) -> None:
+    def mixed() -> Any:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(10, 6), nn.BatchNorm1d(6), nn.Linear(6, 4).bfloat16())
+
+    def step(model: Any, optimizer: Any, data: Data) -> None:
+        optimizer.zero_grad()
+        x, y = data.batch()
+        F.cross_entropy(model[2](model[1](model[0](x)).bfloat16()).float(), y).backward()
+        optimizer.step()
+
     with tempfile.TemporaryDirectory() as own:
-        folder = ctx.allgather(own.encode().ljust(200))[0].decode().strip()
-        ours, optimizer = net(), None
-        optimizer = ht.DistributedOptimizer(momentum(ours.parameters()), ctx, ours)
-        data = Data(ctx, ctx.size)
-        with hpcomm.Checkpointer(optimizer.exchange, folder, every=2) as saver:
-            for step in range(4):
-                plain_step(ours, optimizer, data, step)
-                optimizer.wait()
-                saver.after(step + 1)
-        again = net()
-        second = ht.DistributedOptimizer(momentum(again.parameters()), ctx, again)
-        ctx.barrier()
-        found = hpcomm.restore(second.exchange, folder)
-        assert found is not None
-        assert found.step == 4
-        state = data.generator.get_state()
-        plain_step(ours, optimizer, data, 4)
-        data.generator.set_state(state)
-        plain_step(again, second, data, 4)
-        optimizer.wait(), second.wait()
-        for p, q in zip(ours.parameters(), again.parameters(), strict=True):
-            assert torch.equal(p, q), "bit for bit"
+        folders = [ctx.allgather(str(Path(own, str(i))).encode().ljust(200))[0].decode().strip() for i in range(2)]
+        for make, folder in zip((momentum, torch.optim.RMSprop), folders, strict=True):
+            ours = mixed()
+            optimizer = ht.DistributedOptimizer(make(ours.parameters()), ctx, ours)
+            data = Data(ctx, ctx.size)
+            with ht.Checkpointer(optimizer, folder, every=2) as saver:
+                for n in range(4):
+                    step(ours, optimizer, data)
+                    optimizer.param_groups[0]["lr"] = 0.1 / (n + 2)
+                    assert saver.after(n + 1, {"n": n}) == (n % 2 == 1)
+            again = mixed()
+            second = ht.DistributedOptimizer(make(again.parameters()), ctx, again)
+            ctx.barrier()
+            found = ht.restore(second, folder)
+            assert found is not None
+            assert (found.step, found.extra) == (4, {"n": 3})
+            assert second.param_groups[0]["lr"] == 0.1 / 5
+            state = data.generator.get_state()
+            step(ours, optimizer, data)
+            data.generator.set_state(state)
+            step(again, second, data)
+            for (name, p), q in zip(ours.state_dict().items(), again.state_dict().values(), strict=True):
+                assert torch.equal(p, q), f"{name}: bit for bit"
         ctx.barrier()
 
 
@@ -791,7 +806,7 @@ def other_consistencies_and_codecs(ctx: hpcomm.Context) -> None:
     for apply in ("step", "backward"):
         ours, *_, alone, _ = both(ctx, OPTIMIZERS["sgd"], apply=apply, consistency=enough)
         check_same(ours, alone)
-        ours, optimizer, *_ = both(ctx, OPTIMIZERS["sgd"], apply=apply, consistency=hpcomm.ASYNC)
+        ours, *_ = both(ctx, OPTIMIZERS["sgd"], apply=apply, consistency=hpcomm.ASYNC)
         ctx.barrier()
         losses = [F.cross_entropy(ours(x), y) for x, y in [Data(None, ctx.size).batch()]]
         assert torch.isfinite(losses[0])
@@ -913,3 +928,131 @@ def test_case(shm: list[dict[str, str]], name: str) -> None:
 @pytest.mark.parametrize("name", sorted(EVERYWHERE))
 def test_case_over_tcp(tcp: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in tcp] == [""] * 3
+
+
+# ---- ranks that fail -------------------------------------------------------------------------------------------------
+
+
+def fail_in_backward() -> list[Any]:
+    """Rank 1 raises in the middle of a backward pass; what each rank raises."""
+
+    def train() -> None:
+        with hpcomm.init(mpi.world(), timeout=20) as ctx:
+            model = net()
+            optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)
+            for step in range(4):
+                if (ctx.rank, step) == (1, 2):
+                    model.second.weight.register_hook(lambda grad: 1 / 0)
+                plain_step(model, optimizer, Data(ctx, ctx.size), step)
+
+    torch.set_num_threads(1)
+    with pytest.raises((hpcomm.PeerFailed, ZeroDivisionError)) as raised:
+        train()
+    return [getattr(raised.value, "ranks", None), str(raised.value)]
+
+
+def interrupt() -> float:
+    """Rank 0 gets Ctrl-C while it waits for rank 1, goes on after it, and reaches the same weights."""
+    torch.set_num_threads(1)
+    with hpcomm.init(mpi.world(), timeout=20) as ctx:
+        model = net()
+        optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)
+        data = Data(ctx, ctx.size)
+        for step in range(3):
+            plain_step(model, optimizer, data, step)
+        optimizer.wait()
+        pids = [int(pid) for pid in ctx.allgather(str(os.getpid()).encode().ljust(20))]
+        if ctx.rank == 0:
+            plain_step(model, optimizer, data, 3)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.wait()
+        else:
+            while not any(
+                wait.ranks == (1,) for shown in _core.jobs(5.0).ranks if shown.pid == pids[0] for wait in shown.waits
+            ):
+                pass
+            os.kill(pids[0], signal.SIGINT)
+            plain_step(model, optimizer, data, 3)
+        optimizer.wait()
+        check_bits(ctx, model)
+        return float(model.first.weight.detach().sum())
+
+
+def survive(name: str) -> list[Any]:
+    """The last rank is killed after three steps; the others go on."""
+    torch.set_num_threads(1)
+    with hpcomm.init(mpi.world(), timeout=20) as ctx, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options: dict[str, dict[str, Any]] = {
+            "rule": {"servers": 2},
+            "backward": {"servers": 2, "apply": "backward"},
+            "local": {},
+            "graph": {"topology": hpcomm.topology.complete},
+        }
+        make = torch.optim.RMSprop if name == "local" else momentum
+        model = net()
+        optimizer = ht.DistributedOptimizer(make(model.parameters()), ctx, model, **options[name])
+        told, lost, step, data = "", (), 0, Data(ctx, ctx.size)
+        while step < 8:
+            if step == 3 and ctx.rank == ctx.size - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                plain_step(model, optimizer, data, step)
+                step += 1
+            except hpcomm.PeerFailed as failed:
+                told = str(failed.ranks)
+                found = optimizer.recover()
+                lost, step = found.lost, found.clock
+        optimizer.wait()
+        if name != "graph":
+            check_bits(optimizer.context, model)
+        optimizer.state_dict()
+        optimizer.context.close()
+        return [told, lost, bool(torch.isfinite(model.first.weight).all())]
+
+
+def test_a_rank_that_raises_in_backward_is_named() -> None:
+    values = mpi.spawn(3, fail_in_backward).values
+    for rank in (0, 2):
+        assert values[rank][0] == [1]
+        assert "ZeroDivisionError: division by zero" in values[rank][1]
+
+
+def test_ctrl_c_ends_a_wait_and_loses_nothing() -> None:
+    assert len(set(mpi.spawn(2, interrupt).values)) == 1
+
+
+@pytest.mark.parametrize("name", ["rule", "backward", "local", "graph"])
+def test_the_others_go_on(name: str) -> None:
+    ended = mpi.spawn(3, survive, name, check=False)
+    assert ended.codes == [0, 0, -9], ended.err
+    assert ended.values[:2] == [["(2,)", [2], True]] * 2
+
+
+# ---- a timeline ------------------------------------------------------------------------------------------------------
+
+
+def trace() -> None:
+    torch.set_num_threads(1)
+    with hpcomm.init(mpi.world()) as ctx:
+        both(ctx)
+
+
+def test_a_timeline_shows_layers(tmp_path: Path) -> None:
+    mpi.spawn(2, trace, env={"HPCOMM_TIMELINE": str(tmp_path / "trace.json")})
+    for rank in range(2):
+        events = json.loads((tmp_path / f"trace.rank{rank}.json").read_text(encoding="utf-8"))
+        found = Counter(event["name"] for event in events if event.get("cat") == "trainer")
+        for layer in ("first", "second", "last"):
+            assert [found[f"{what} {layer}"] for what in ("wait", "forward", "backward")] == [
+                5,
+                5,
+                5 + 5 * (layer != "second"),
+            ]
+        assert found["optimizer"] == 5
+
+
+def test_a_missing_torch_is_told() -> None:
+    code = "import sys; sys.modules['torch'] = None\nimport hpcomm.torch"
+    ended = mpi.command(sys.executable, "-c", code)
+    assert "pip install 'hpcomm[torch]'" in ended.stderr

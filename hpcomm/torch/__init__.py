@@ -21,6 +21,7 @@ del _torch
 
 from .join import join  # noqa: E402
 from .optimizer import DistributedOptimizer  # noqa: E402
+from .saved import Checkpointer, restore  # noqa: E402
 from .stats import Stats  # noqa: E402
 
-__all__ = ["DistributedOptimizer", "Stats", "join"]
+__all__ = ["Checkpointer", "DistributedOptimizer", "Stats", "join", "restore"]

@@ -1,14 +1,18 @@
 """Optimizers that step in torch: over averaged gradients, or over models that are averaged with neighbours."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..context import Context
 from ..errors import InvalidArgument
 from ..exchange import Exchange
 from ..optim import Average
+from ..recovery import Recovered
 from .key import Key
 from .mode import ROLL, Mode, Roll, Scaling, push_zeros, scale_gradients
 from .stats import Counts
@@ -28,20 +32,42 @@ class Averaged(Mode):
         passes: int,
         clip_norm: float | None,
         step: Step,
+        states: Callable[[], Mapping[Tensor, Mapping[str, Any]]],
         make: Callable[..., Exchange],
     ) -> None:
         super().__init__(ctx, keys, counts, passes, clip_norm)
-        self._local = step
-        values = {key.name: np.zeros_like(key.value()) for key in keys}
-        self.roll = Roll(keys) if ctx.size > 1 else None
+        self._states = states
+        self._local, self._make = step, make
+        self.bind(self._made(ctx))
+        broadcast(ctx, [key.param for key in keys])
+
+    def _made(self, ctx: Context) -> Exchange:
+        values = {key.name: np.zeros_like(key.value()) for key in self.keys}
+        self.roll = Roll(self.keys) if ctx.size > 1 else None
         if self.roll is not None:
             values[ROLL] = self.roll.values
-        self.exchange = make(values, Average())
-        self._start = self.exchange.push_pull_nb
-        broadcast(ctx, [key.param for key in keys])
-        for key in keys:
-            key.master = as_tensor(self.exchange.params[key.name], key.order)
-            key.takes_slot(self.exchange)
+        return self._make(ctx, values, Average())
+
+    def bind(self, exchange: Exchange) -> None:
+        self.exchange, self._start = exchange, exchange.push_pull_nb
+        for key in self.keys:
+            key.master = as_tensor(exchange.params[key.name], key.order)
+            key.takes_slot(exchange)
+
+    def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None) -> Recovered:
+        """Every rank has the whole model: those that are left take that of the one that has made the most steps."""
+        old = self.context
+        old.revoke()
+        fresh = old.shrink(timeout)
+        gone = tuple(rank for rank, name in enumerate(old.ranks) if name not in fresh.ranks)
+        clock = self.counts.steps + self.counts.skipped
+        every = [int.from_bytes(part, "little") for part in fresh.allgather(clock.to_bytes(8, "little"))]
+        self.reset()
+        self.bind(self._made(fresh))
+        states = self._states()
+        tensors = [value for key in self.keys for value in states.get(key.param, {}).values() if torch.is_tensor(value)]
+        broadcast(fresh, [*(key.param for key in self.keys), *tensors], every.index(max(every)))
+        return Recovered(self.exchange, max(every), gone, None, {})
 
     def send(self, key: Key) -> None:
         key.fold = key.push(self._start)
@@ -103,9 +129,12 @@ class Graph(Mode):
     ) -> None:
         super().__init__(ctx, keys, counts, 1, clip_norm)
         self._local = step
-        self.exchange = make({key.name: key.value() for key in keys}, Average())
-        for key in keys:
-            key.lies_in(self.exchange)
+        self.bind(make(ctx, {key.name: key.value() for key in keys}, Average()))
+
+    def bind(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        for key in self.keys:
+            key.lies_in(exchange)
 
     def send(self, key: Key) -> None:
         """Gradients stay here."""

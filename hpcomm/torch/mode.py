@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange, Handle
+from ..recovery import Recovered, recover
 from .key import Key
 from .stats import Counts
 
@@ -44,6 +46,7 @@ class Mode(ABC):
         pending: a parameter may be on its way.
         unguarded: slots may still be read after a step, and nothing has waited since.
         begun: a gradient of this step has been sent.
+        touched: a backward pass of this step has ended without sending.
         roll: see Roll; None where a push can say that there is nothing.
     """
 
@@ -55,9 +58,29 @@ class Mode(ABC):
         self.extra: list[Any] = []  # what has a handle and receives as a key does: buffers
         self.order = self.keys  # in which the next forward pass needs them
         self.passes, self.clip_norm = passes, clip_norm
-        self.quiet = self.pending = self.unguarded = self.begun = self.synchronized = False
+        self.quiet = self.pending = self.unguarded = self.begun = self.touched = self.synchronized = False
         for key in self.keys:
             key.mode = self
+
+    @abstractmethod
+    def bind(self, exchange: Exchange) -> None:
+        """This is the exchange from here on: parameters and gradients lie in it."""
+
+    def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None) -> Recovered:
+        """Goes on with the ranks that are left. Collective over them."""
+        found = recover(self.exchange, checkpoint=checkpoint, timeout=timeout)
+        self.reset()
+        self.bind(found.exchange)
+        return found
+
+    def reset(self) -> None:
+        """Nothing is under way any more: the exchange has lost ranks."""
+        self.pending = self.unguarded = self.begun = self.synchronized = False
+        if self.roll is not None:
+            self.roll.drop()
+        for key in self.keys:
+            key.handle = key.fold = key.held = key.param.grad = None
+            key.sent, key.passes = False, 0
 
     # ---- hooks -------------------------------------------------------------------------------------------------------
 
@@ -65,8 +88,9 @@ class Mode(ABC):
     def send(self, key: Key) -> None:
         """The gradient of a key is complete."""
 
-    def passed(self, key: Key) -> None:  # noqa: B027 - most modes have nothing to do
+    def passed(self, key: Key) -> None:
         """A backward pass that exchanges nothing has ended for this key."""
+        self.touched = True
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
@@ -98,7 +122,7 @@ class Mode(ABC):
 
     def forget(self) -> None:
         """The gradients of this step do not count: zero_grad came before step."""
-        self.begun = self.synchronized = False
+        self.begun = self.touched = self.synchronized = False
         for key in self.keys:
             key.done()
 
@@ -140,6 +164,10 @@ class Roll:
         means = self._handle.wait()
         self._handle = None
         return [key for key, mean in zip(self._keys, means, strict=True) if mean > 0 and not key.sent]
+
+    def drop(self) -> None:
+        """Nobody waits for the last call."""
+        self._handle = None
 
     def wait(self) -> None:
         """Until the last call has ended."""

@@ -3,6 +3,8 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 import torch
@@ -15,9 +17,10 @@ from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange
 from ..exchange.arguments import check_choice, graph_phases, refuse
 from ..presets import parameter_hub
+from ..recovery import Recovered
 from ..stage import whole
 from ..topology import ParameterServer
-from . import state
+from . import saved, state
 from .buffers import KINDS, make_buffers
 from .join import Meeting
 from .key import Key, make_key
@@ -132,7 +135,7 @@ class DistributedOptimizer(Optimizer):
         self._meeting: Meeting | None = None
         if codec is not None:
             options["codec"] = codec
-        make = _maker(ctx, topology, consistency, options)
+        make = _maker(topology, consistency, options)
         args = (ctx, keys, counts)
         mode: Mode
         if not servers:
@@ -142,7 +145,7 @@ class DistributedOptimizer(Optimizer):
                 ctx,
                 f"{type(optimizer).__name__} has no rule in the exchange: it steps on every rank by mean gradients",
             )
-            mode = Averaged(*args, passes, clip, optimizer.step, make)
+            mode = Averaged(*args, passes, clip, optimizer.step, lambda: optimizer.state, make)
         elif apply == "backward":
             mode = Backward(*args, passes, clip, rules, make, consistency)
         elif consistency == BSP:
@@ -152,7 +155,9 @@ class DistributedOptimizer(Optimizer):
         self._mode = mode
         mine = {id(key.param) for key in keys}
         broadcast(ctx, [p.data for p in model.parameters() if id(p) not in mine])
-        self._buffers = make_buffers(ctx, model, buffers, {k: v for k, v in options.items() if k == "progress"})
+        self._progress = {name: value for name, value in options.items() if name == "progress"}
+        self._buffers = make_buffers(ctx, model, buffers, self._progress)
+        self._buffers_kind = buffers
         mode.extra.append(self._buffers)
         self._layers = Layers(ctx, model, keys)
         self._layers.begin(mode)
@@ -248,6 +253,34 @@ class DistributedOptimizer(Optimizer):
         """Counts of what was moved and waited for, on this rank."""
         return self._counts.stats()
 
+    @torch.no_grad()
+    def recover(self, checkpoint: str | PathLike[str] | None = None, timeout: float | None = None) -> Recovered:
+        """After PeerFailed: goes on with the ranks that are left, as hpcomm.recover does. Collective over them.
+
+            except hpcomm.PeerFailed:
+                step = optimizer.recover("checkpoints").clock
+
+        Args:
+            checkpoint: a directory of Checkpointer, for parameters whose owner died.
+            timeout: seconds for each part; None means the context's default.
+
+        Returns:
+            what hpcomm.recover returns; its clock is the step to go on with. context and exchange are others now.
+
+        Raises:
+            As hpcomm.recover.
+        """
+        mode = self._mode
+        found = mode.recovered(checkpoint, timeout)
+        self.context = mode.context = self._layers.context = found.exchange.context
+        if self._rules is not None:
+            self._rules.are_of(found.exchange)
+        extra = saved.unpacked(self, found.extra) if found.extra else {}
+        self._buffers = make_buffers(self.context, self._model, self._buffers_kind, self._progress)
+        self._layers.replace(mode.extra[0], self._buffers)
+        mode.extra = [self._buffers]
+        return replace(found, extra=extra)
+
     def close(self) -> None:
         """Waits for the last step, and takes the hooks off the model, which keeps its parameters. Again is no error."""
         self._mode.wait()
@@ -294,8 +327,7 @@ class DistributedOptimizer(Optimizer):
         numbers = [n for group in theirs for n in group["params"]]
         by_number = dict(zip(numbers, params, strict=True))
         given = {by_number[n]: own for n, own in state_dict["state"].items() if n in by_number}
-        for group, own in zip(groups, theirs, strict=True):
-            group.update({name: value for name, value in own.items() if name != "params"})
+        self._load_groups(theirs)
         state.load(self._mode.exchange, self._mode.keys, self._rules.forms, given)
         self._move()
 
@@ -308,6 +340,32 @@ class DistributedOptimizer(Optimizer):
             key.find_home()
         state.publish(self._mode.exchange, self._mode.keys)
         self._move()
+
+    def _torch_side(self) -> dict[str, Any]:
+        """What a checkpoint of the exchange lacks."""
+        found = {"optimizer": self._wrapped.state_dict(), "buffers": dict(self._model.named_buffers())}
+        if isinstance(self._mode, Averaged):
+            found["params"] = {key.name: key.param.data for key in self._mode.keys}
+        return found
+
+    @torch.no_grad()
+    def _load_torch_side(self, found: dict[str, Any]) -> None:
+        if self._rules is None:
+            self._wrapped.load_state_dict(found["optimizer"])
+            self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
+        else:
+            self._load_groups(found["optimizer"]["param_groups"])
+            self._rules.are_of(self._mode.exchange)
+        for name, buffer in self._model.named_buffers():
+            if name in found["buffers"]:
+                buffer.copy_(found["buffers"][name])
+        for key in self._mode.keys if "params" in found else ():
+            key.param.copy_(found["params"][key.name])
+        self._move()
+
+    def _load_groups(self, theirs: list[dict[str, Any]]) -> None:
+        for group, own in zip(self.param_groups, theirs, strict=True):
+            group.update({name: value for name, value in own.items() if name != "params"})
 
     def _move(self) -> None:
         for key in self._mode.keys:
@@ -332,7 +390,7 @@ class DistributedOptimizer(Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """GradScaler.step asks it before it looks for Inf in p.grad, and then leaves the unscaling to step."""
-        if self._ready:
+        if self._ready and (self._mode.begun or self._mode.touched):  # others may ask at any time
             with torch.no_grad():
                 self._mode.check_scaler()
         return True
@@ -393,8 +451,8 @@ def _keys(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str) -
     return keys
 
 
-def _maker(ctx: Context, topology: Any, consistency: Consistency, options: dict[str, Any]) -> Callable[..., Exchange]:
-    def make(values: dict[str, Any], rule: Any, **more: Any) -> Exchange:
+def _maker(topology: Any, consistency: Consistency, options: dict[str, Any]) -> Callable[..., Exchange]:
+    def make(ctx: Context, values: dict[str, Any], rule: Any, **more: Any) -> Exchange:
         if topology is None:
             ex = parameter_hub(ctx, values, rule=rule, consistency=consistency, **options, **more)
         else:

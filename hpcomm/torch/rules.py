@@ -86,6 +86,14 @@ class Rules:
             found |= dict.fromkeys(names, rule)
         return found
 
+    def are_of(self, exchange: Exchange) -> None:
+        """The exchange is another one, whose arguments may be older."""
+        rule = exchange.rule
+        for i, (form, names) in enumerate(zip(self.forms, self._names, strict=True)):
+            if names:
+                now = rule[names[0]] if isinstance(rule, Mapping) else rule
+                self._sent[i] = tuple(getattr(now, name) for name in form.names)
+
     def changed(self) -> list[int]:
         """The groups whose arguments are not those that the exchange has.
 

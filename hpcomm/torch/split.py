@@ -30,11 +30,13 @@ class Split(Mode):
     ) -> None:
         super().__init__(ctx, keys, counts, passes, clip_norm)
         self.rules = rules
-        self.exchange = make({key.name: key.value() for key in keys}, rules.by_key(), split=True)
-        self._fold = self.exchange.fold_nb
-        for key in keys:
-            key.lies_in(self.exchange)
-            key.takes_slot(self.exchange)
+        self.bind(make(ctx, {key.name: key.value() for key in keys}, rules.by_key(), split=True))
+
+    def bind(self, exchange: Exchange) -> None:
+        self.exchange, self._fold = exchange, exchange.fold_nb
+        for key in self.keys:
+            key.lies_in(exchange)
+            key.takes_slot(exchange)
 
     def send(self, key: Key) -> None:
         key.fold = key.push(self._fold)

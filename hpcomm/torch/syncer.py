@@ -34,7 +34,7 @@ class Syncer:
     __slots__ = ("calls", "fired", "keys", "layers", "mode", "name", "plain")
 
     def __init__(self, name: str, module: nn.Module | None, keys: Sequence[Any], layers: "Layers | None") -> None:
-        self.name, self.keys, self.layers = name, list(keys), layers
+        self.name, self.keys, self.layers = name.replace("_orig_mod.", ""), list(keys), layers
         self.fired, self.calls = False, 0
         self.plain = type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, nn.RNNBase)
         self.mode: Mode | None = None
@@ -180,6 +180,11 @@ class Layers:
         syncer = key.syncer
         if isinstance(syncer, TimedSyncer):
             key.param.register_post_accumulate_grad_hook(syncer.sent)
+
+    def replace(self, old: Any, new: Any) -> None:
+        """Waits for another one of mode.extra."""
+        for keys in (self.late, self._syncers[""].keys):
+            keys[:] = [new if key is old else key for key in keys]
 
     def wait_late(self) -> None:
         """At the end of a step."""

@@ -45,20 +45,21 @@ def as_tensor(array: NDArray[Any], order: Order = None) -> Tensor:
     return found.permute([order.index(dim) for dim in range(len(order))])
 
 
-def broadcast(ctx: Context, tensors: Iterable[Tensor]) -> None:
-    """Gives every rank the values of rank 0, in place. Collective: the same shapes and dtypes on every rank."""
+def broadcast(ctx: Context, tensors: Iterable[Tensor], root: int = 0) -> None:
+    """Gives every rank the values of one rank, in place. Collective: the same shapes and dtypes on every rank."""
     targets = [tensor.detach() for tensor in tensors if tensor.numel()]
     if ctx.size == 1 or not targets:
         return
     parts = [target.contiguous().reshape(-1).view(torch.uint8).numpy() for target in targets]
     window = ctx.window(sum(part.nbytes for part in parts))
-    if ctx.rank == 0:
+    if ctx.rank == root:
         whole = np.concatenate(parts)
-        for peer in range(1, ctx.size):
-            window.put(peer, whole)
+        for peer in range(ctx.size):
+            if peer != root:
+                window.put(peer, whole)
         window.flush()
     ctx.barrier()
-    if ctx.rank == 0:
+    if ctx.rank == root:
         return
     at = 0
     for target, part in zip(targets, parts, strict=True):

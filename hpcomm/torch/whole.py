@@ -41,11 +41,13 @@ class Whole(Mode):
         if self.roll is not None:
             values[ROLL], by_key[ROLL] = self.roll.values, Average()
         self._quorum = consistency.quorum is not None and consistency != ASYNC
-        self.exchange = make(values, by_key)
-        self._start = self.exchange.push_pull_nb
-        for key in keys:
-            key.lies_in(self.exchange)
-            key.takes_slot(self.exchange)
+        self.bind(make(ctx, values, by_key))
+
+    def bind(self, exchange: Exchange) -> None:
+        self.exchange, self._start = exchange, exchange.push_pull_nb
+        for key in self.keys:
+            key.lies_in(exchange)
+            key.takes_slot(exchange)
 
     def send(self, key: Key) -> None:
         """It goes in step."""
