@@ -19,9 +19,9 @@ except ImportError as _missing:
 
 del _torch
 
+from .checkpointer import ModelCheckpointer, restore  # noqa: E402
 from .join import join  # noqa: E402
 from .optimizer import DistributedOptimizer  # noqa: E402
-from .saved import Checkpointer, restore  # noqa: E402
 from .stats import Stats  # noqa: E402
 
-__all__ = ["Checkpointer", "DistributedOptimizer", "Stats", "join", "restore"]
+__all__ = ["DistributedOptimizer", "ModelCheckpointer", "Stats", "join", "restore"]

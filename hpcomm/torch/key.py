@@ -7,7 +7,7 @@ both are the tensors that torch works with, and nothing is copied but a gradient
 import warnings
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,14 +19,28 @@ from ..exchange import Exchange, Handle
 from .stats import Counts
 from .tensors import Order, as_float32, as_tensor, order_of
 
-if TYPE_CHECKING:
-    from .mode import Mode
-    from .syncer import Syncer
-
 Start = Callable[..., Handle]  # fold_nb or push_pull_nb of an exchange
 
 
-class Key:
+class Sender(Protocol):
+    """What the hook of a parameter needs to know: mode.py."""
+
+    quiet: bool
+    unguarded: bool
+    passes: int
+
+    def send(self, key: "ParamKey") -> None: ...
+    def passed(self, key: "ParamKey") -> None: ...
+
+
+class Layer(Protocol):
+    """What is known of the layer of a parameter: syncer.py."""
+
+    calls: int
+    plain: bool
+
+
+class ParamKey:
     """A float32 parameter.
 
     Attributes:
@@ -65,7 +79,7 @@ class Key:
         "version",
     )
 
-    mode: "Mode"
+    mode: Sender
     master: Tensor
 
     def __init__(self, name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> None:
@@ -78,7 +92,7 @@ class Key:
         self.held: Tensor | None = None  # p.grad as it was when it was sent, and its version
         self.home: Tensor | None = None
         self.slot: Tensor | None = None
-        self.syncer: Syncer | None = None
+        self.syncer: Layer | None = None
 
     # ---- its places --------------------------------------------------------------------------------------------------
 
@@ -254,7 +268,7 @@ class Key:
         )
 
 
-class CastKey(Key):
+class NarrowKey(ParamKey):
     """A parameter of 16 bits. The exchange has its float32 master; parameter and gradient are converted."""
 
     __slots__ = ("_exchange", "_wires")
@@ -313,7 +327,7 @@ class CastKey(Key):
         grad.copy_(self.master)
 
 
-def make_key(name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> Key:
+def make_key(name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> ParamKey:
     """The key of a parameter.
 
     Raises:
@@ -324,7 +338,7 @@ def make_key(name: str, param: Tensor, group: int, counts: Counts, sparse: str) 
             f"parameter {name!r} lies on {param.device}: hpcomm.torch exchanges tensors in the host's memory only"
         )
     if param.dtype == torch.float32:
-        return Key(name, param, group, counts, sparse)
+        return ParamKey(name, param, group, counts, sparse)
     if param.dtype in (torch.bfloat16, torch.float16):
-        return CastKey(name, param, group, counts, sparse)
+        return NarrowKey(name, param, group, counts, sparse)
     raise InvalidArgument(f"parameter {name!r} is {param.dtype}: must be float32, bfloat16 or float16")

@@ -13,7 +13,7 @@ from ..errors import InvalidArgument
 from ..exchange import Exchange
 from ..optim import Average
 from ..recovery import Recovered
-from .key import Key
+from .key import ParamKey
 from .mode import ROLL, Mode, Roll, Scaling, push_zeros, scale_gradients
 from .stats import Counts
 from .tensors import as_float32, as_tensor, broadcast
@@ -27,7 +27,7 @@ class Averaged(Mode):
     def __init__(
         self,
         ctx: Context,
-        keys: Sequence[Key],
+        keys: Sequence[ParamKey],
         counts: Counts,
         passes: int,
         clip_norm: float | None,
@@ -69,7 +69,7 @@ class Averaged(Mode):
         broadcast(fresh, [*(key.param for key in self.keys), *tensors], every.index(max(every)))
         return Recovered(self.exchange, max(every), gone, None, {})
 
-    def send(self, key: Key) -> None:
+    def send(self, key: ParamKey) -> None:
         key.fold = key.push(self._start)
         self.begun = True
 
@@ -113,7 +113,7 @@ class Averaged(Mode):
         super().forget()
 
 
-class Graph(Mode):
+class Neighbours(Mode):
     """topology=a graph: each rank steps by its own gradients and averages its model with its neighbours'."""
 
     why_no_mean = "on a graph every rank steps by its own gradients"
@@ -121,7 +121,7 @@ class Graph(Mode):
     def __init__(
         self,
         ctx: Context,
-        keys: Sequence[Key],
+        keys: Sequence[ParamKey],
         counts: Counts,
         clip_norm: float | None,
         step: Step,
@@ -136,7 +136,7 @@ class Graph(Mode):
         for key in self.keys:
             key.lies_in(exchange)
 
-    def send(self, key: Key) -> None:
+    def send(self, key: ParamKey) -> None:
         """Gradients stay here."""
 
     def step(self, scaling: Scaling | None) -> None:

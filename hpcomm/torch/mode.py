@@ -15,7 +15,7 @@ from ..context import Context
 from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange, Handle
 from ..recovery import Recovered, recover
-from .key import Key
+from .key import ParamKey
 from .stats import Counts
 
 ROLL = "(roll call)"  # the key by which ranks say for which keys they have a gradient
@@ -53,7 +53,9 @@ class Mode(ABC):
     exchange: Exchange
     roll: "Roll | None" = None
 
-    def __init__(self, ctx: Context, keys: Sequence[Key], counts: Counts, passes: int, clip_norm: float | None) -> None:
+    def __init__(
+        self, ctx: Context, keys: Sequence[ParamKey], counts: Counts, passes: int, clip_norm: float | None
+    ) -> None:
         self.context, self.keys, self.counts = ctx, list(keys), counts
         self.extra: list[Any] = []  # what has a handle and receives as a key does: buffers
         self.order = self.keys  # in which the next forward pass needs them
@@ -85,10 +87,10 @@ class Mode(ABC):
     # ---- hooks -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def send(self, key: Key) -> None:
+    def send(self, key: ParamKey) -> None:
         """The gradient of a key is complete."""
 
-    def passed(self, key: Key) -> None:
+    def passed(self, key: ParamKey) -> None:
         """A backward pass that exchanges nothing has ended for this key."""
         self.touched = True
 
@@ -148,12 +150,12 @@ class Roll:
     """Which ranks have which gradients, for exchanges in which a push cannot say that there is nothing. A key of its
     own, whose parameters are the mean of ones and zeros."""
 
-    def __init__(self, keys: Sequence[Key]) -> None:
+    def __init__(self, keys: Sequence[ParamKey]) -> None:
         self._keys = keys
         self._handle: Handle | None = None
         self.values = np.zeros(len(keys), np.float32)
 
-    def call(self, exchange: Exchange, missing: Sequence[Key]) -> Sequence[Key]:
+    def call(self, exchange: Exchange, missing: Sequence[ParamKey]) -> Sequence[ParamKey]:
         """Says which gradients this rank has not; returns those of them that others have."""
         self.wait()
         for i, key in enumerate(self._keys):
@@ -176,7 +178,7 @@ class Roll:
             self._handle = None
 
 
-def push_zeros(exchange: Exchange, key: Key) -> Handle:
+def push_zeros(exchange: Exchange, key: ParamKey) -> Handle:
     """This rank's part of a gradient that others have."""
     exchange.gradient(key.name).fill(0)
     key.sent, key.held = True, key.param.grad
@@ -201,7 +203,7 @@ def scale_of(squares: float, scaling: Scaling | None, clip_norm: float | None) -
     return scale
 
 
-def scale_gradients(keys: Sequence[Key], scaling: Scaling | None, clip_norm: float | None) -> bool:
+def scale_gradients(keys: Sequence[ParamKey], scaling: Scaling | None, clip_norm: float | None) -> bool:
     """Unscales and clips p.grad in place, for optimizers that step locally; False: the step is skipped."""
     if scaling is None and clip_norm is None:
         return True

@@ -22,16 +22,16 @@ from ..stage import whole
 from ..topology import ParameterServer
 from . import saved, state
 from .buffers import KINDS, make_buffers
-from .join import Meeting
-from .key import Key, make_key
-from .local import Averaged, Graph, check_local
+from .key import ParamKey, make_key
+from .local import Averaged, Neighbours, check_local
 from .mode import Mode, Scaling, check_clip
 from .rules import rules_of
 from .split import Split
 from .stats import Counts, Stats
 from .syncer import Layers
 from .tensors import broadcast
-from .whole import Backward, Whole
+from .uneven import JoinBlock
+from .whole import Backward, OnePass
 
 
 class DistributedOptimizer(Optimizer):
@@ -74,7 +74,7 @@ class DistributedOptimizer(Optimizer):
 
     Attributes:
         context: the ranks.
-        exchange: for hpcomm.Checkpointer and restore, after wait().
+        exchange: the parameters by name; call wait() before it is used. ModelCheckpointer saves it.
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank; a parameter of another dtype, one that
@@ -132,14 +132,14 @@ class DistributedOptimizer(Optimizer):
         self._wrapped, self.context, self._model = optimizer, ctx, model
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self._counts, self._rules = counts, rules
-        self._meeting: Meeting | None = None
+        self._join: JoinBlock | None = None
         if codec is not None:
             options["codec"] = codec
         make = _maker(topology, consistency, options)
         args = (ctx, keys, counts)
         mode: Mode
         if not servers:
-            mode = Graph(*args, clip, optimizer.step, make)
+            mode = Neighbours(*args, clip, optimizer.step, make)
         elif rules is None:
             _note(
                 ctx,
@@ -151,7 +151,7 @@ class DistributedOptimizer(Optimizer):
         elif consistency == BSP:
             mode = Split(*args, passes, clip, rules, make)
         else:
-            mode = Whole(*args, passes, clip, rules, make, consistency)
+            mode = OnePass(*args, passes, clip, rules, make, consistency)
         self._mode = mode
         mine = {id(key.param) for key in keys}
         broadcast(ctx, [p.data for p in model.parameters() if id(p) not in mine])
@@ -168,7 +168,7 @@ class DistributedOptimizer(Optimizer):
 
     def _hook(self) -> None:
         """Hooks for parameters that are trained and have none yet."""
-        if isinstance(self._mode, Graph):
+        if isinstance(self._mode, Neighbours):
             return
         for key in self._mode.keys:
             if key.param.requires_grad and id(key) not in self._hooked:
@@ -193,8 +193,8 @@ class DistributedOptimizer(Optimizer):
                 loss = closure()
         self._layers.settle()
         scaling = self._scaling()
-        if self._meeting is not None:
-            self._meeting.runs(scaling)
+        if self._join is not None:
+            self._join.runs(scaling)
         self._take(scaling)
         return loss
 
@@ -241,7 +241,7 @@ class DistributedOptimizer(Optimizer):
         Raises:
             NotSupported: apply="backward", a graph, another consistency than BSP, a join block.
         """
-        if self._meeting is not None:
+        if self._join is not None:
             raise NotSupported("synchronize: ranks that have run out of batches do not take part: give clip_norm")
         self._mode.synchronize()
 
@@ -261,7 +261,7 @@ class DistributedOptimizer(Optimizer):
                 step = optimizer.recover("checkpoints").clock
 
         Args:
-            checkpoint: a directory of Checkpointer, for parameters whose owner died.
+            checkpoint: a directory of ModelCheckpointer, for parameters whose owner died.
             timeout: seconds for each part; None means the context's default.
 
         Returns:
@@ -275,7 +275,10 @@ class DistributedOptimizer(Optimizer):
         self.context = mode.context = self._layers.context = found.exchange.context
         if self._rules is not None:
             self._rules.are_of(found.exchange)
-        extra = saved.unpacked(self, found.extra) if found.extra else {}
+        extra: dict[str, Any] = {}
+        if found.extra:
+            side, extra = saved.unpacked(found.extra)
+            self._load_torch_side(side)
         self._buffers = make_buffers(self.context, self._model, self._buffers_kind, self._progress)
         self._layers.replace(mode.extra[0], self._buffers)
         mode.extra = [self._buffers]
@@ -434,7 +437,7 @@ def _check_options(options: dict[str, Any]) -> None:
             raise InvalidArgument(f"{name} is given: hpcomm.torch decides it, leave it out")
 
 
-def _keys(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str) -> list[Key]:
+def _keys(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str) -> list[ParamKey]:
     """A key for each parameter of the optimizer, in the order of the model."""
     groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     keys = []

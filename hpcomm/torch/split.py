@@ -9,7 +9,7 @@ import torch
 from ..context import Context
 from ..errors import InvalidArgument
 from ..exchange import Exchange
-from .key import Key
+from .key import ParamKey
 from .mode import Mode, Scaling, scale_of
 from .rules import Rules
 from .stats import Counts
@@ -21,7 +21,7 @@ class Split(Mode):
     def __init__(
         self,
         ctx: Context,
-        keys: Sequence[Key],
+        keys: Sequence[ParamKey],
         counts: Counts,
         passes: int,
         clip_norm: float | None,
@@ -38,7 +38,7 @@ class Split(Mode):
             key.lies_in(exchange)
             key.takes_slot(exchange)
 
-    def send(self, key: Key) -> None:
+    def send(self, key: ParamKey) -> None:
         key.fold = key.push(self._fold)
         self.begun = True
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from ..errors import InvalidArgument
 from ..exchange import Exchange
-from .key import CastKey, Key
+from .key import NarrowKey, ParamKey
 from .rules import Form
 from .tensors import as_float32, as_tensor
 
 MASTER = "master"  # the float32 values of a parameter of 16 bits, in its state
 
 
-class Row(NamedTuple):
+class ShardRow(NamedTuple):
     """A row of a shard: which elements of which key, and where its parameters and state lie in the shard's arrays."""
 
     key: int
@@ -27,18 +27,18 @@ class Row(NamedTuple):
     state: NDArray[np.float32]  # (slots, count)
 
 
-def rows(shard: Mapping[str, Any]) -> Iterator[Row]:
+def rows(shard: Mapping[str, Any]) -> Iterator[ShardRow]:
     """The rows of what Exchange.state_dict gave, as views."""
     at = state_at = 0
     for key, offset, n in zip(*(shard[name].tolist() for name in ("row_key", "row_offset", "row_count")), strict=True):
         size = int(shard["slots"][key]) * n
         state = shard["state"][state_at : state_at + size].reshape(-1, n)
-        yield Row(key, offset, n, shard["params"][at : at + n], state)
+        yield ShardRow(key, offset, n, shard["params"][at : at + n], state)
         at += n
         state_at += size
 
 
-class Whole(NamedTuple):
+class Owned(NamedTuple):
     """All that the owners keep of a key: its steps, its parameters and its state, each (count,) in the order of
     memory."""
 
@@ -47,7 +47,7 @@ class Whole(NamedTuple):
     state: list[NDArray[np.float32]]
 
 
-def gather(exchange: Exchange) -> list[Whole]:
+def gather(exchange: Exchange) -> list[Owned]:
     """What the owners keep of each key, on every rank. Collective; it takes a window of that size for a moment."""
     ctx, shard = exchange.context, exchange.state_dict()
     counts, slots = [int(n) for n in shard["counts"]], [int(n) for n in shard["slots"]]
@@ -72,11 +72,11 @@ def gather(exchange: Exchange) -> list[Whole]:
     found = []
     for start, n, s, taken in zip(starts, counts, slots, memory[end:].view(np.uint64).tolist(), strict=False):
         whole = memory[start : start + 4 * n * (1 + s)].view(np.float32).reshape(1 + s, n)
-        found.append(Whole(int(taken), whole[0], list(whole[1:])))
+        found.append(Owned(int(taken), whole[0], list(whole[1:])))
     return found
 
 
-def export(exchange: Exchange, keys: Sequence[Key], forms: Sequence[Form]) -> dict[Tensor, dict[str, Any]]:
+def export(exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form]) -> dict[Tensor, dict[str, Any]]:
     """torch's state of each parameter that has had a step. Collective."""
     found: dict[Tensor, dict[str, Any]] = {}
     for key, whole in zip(keys, gather(exchange), strict=False):
@@ -88,7 +88,7 @@ def export(exchange: Exchange, keys: Sequence[Key], forms: Sequence[Form]) -> di
             state["step"] = torch.tensor(float(whole.steps))
         for name, values in zip(form.state, whole.state, strict=True):
             state[name] = _shaped(key, values)
-        if isinstance(key, CastKey):
+        if isinstance(key, NarrowKey):
             state[MASTER] = _shaped(key, whole.params)
         if state:
             found[key.param] = state
@@ -96,7 +96,7 @@ def export(exchange: Exchange, keys: Sequence[Key], forms: Sequence[Form]) -> di
 
 
 def load(
-    exchange: Exchange, keys: Sequence[Key], forms: Sequence[Form], given: Mapping[Tensor, Mapping[str, Any]]
+    exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form], given: Mapping[Tensor, Mapping[str, Any]]
 ) -> None:
     """The reverse. Collective: the same state on every rank.
 
@@ -120,7 +120,7 @@ def load(
     exchange.load_state_dict(shard)
 
 
-def publish(exchange: Exchange, keys: Sequence[Key]) -> None:
+def publish(exchange: Exchange, keys: Sequence[ParamKey]) -> None:
     """Makes the model's values those of the owners. Collective: the same values on every rank."""
     shard = exchange.state_dict()
     values = [key.value().reshape(-1) for key in keys]
@@ -130,14 +130,14 @@ def publish(exchange: Exchange, keys: Sequence[Key]) -> None:
     exchange.load_state_dict(shard)
 
 
-def _shaped(key: Key, values: NDArray[np.float32]) -> Tensor:
+def _shaped(key: ParamKey, values: NDArray[np.float32]) -> Tensor:
     """Values in the order of memory as a tensor of the parameter's shape."""
     shape = key.param.shape if key.order is None else [key.param.shape[dim] for dim in key.order]
     return as_tensor(values.reshape(tuple(shape)), key.order).clone()
 
 
 def _arrays(
-    key: Key, form: Form, state: Mapping[str, Any]
+    key: ParamKey, form: Form, state: Mapping[str, Any]
 ) -> tuple[int, list[NDArray[np.float32]], NDArray[np.float32] | None]:
     """The steps, the state and the master of a key from torch's state of it."""
     arrays = []

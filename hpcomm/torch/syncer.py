@@ -11,11 +11,8 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import _core
 from ..context import Context
-from .key import Key
+from .key import ParamKey
 from .mode import Mode
-
-keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True)
-"""Whether the backward pass that runs keeps its graph, and so may run again."""
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -109,7 +106,7 @@ class TimedSyncer(Syncer):
 class Layers:
     """The syncers of a model, and the order in which a forward pass calls them."""
 
-    def __init__(self, ctx: Context, model: nn.Module, keys: Sequence[Key]) -> None:
+    def __init__(self, ctx: Context, model: nn.Module, keys: Sequence[ParamKey]) -> None:
         self.context, self.mark = ctx, monotonic()
         self.fired: list[Syncer] = []
         self.mode: Mode | None = None
@@ -168,14 +165,14 @@ class Layers:
         for name, syncer in self._syncers.items():
             if name and not syncer.keys:
                 self._hooks[name].pop(0).remove()
-        order = {id(key): key for syncer in self.fired for key in syncer.keys if isinstance(key, Key)}
+        order = {id(key): key for syncer in self.fired for key in syncer.keys if isinstance(key, ParamKey)}
         order |= {id(key): key for key in self.mode.keys if id(key) not in order}
         self.mode.order = list(order.values())
 
     def _fired(self, name: str) -> bool:
         return name in self._syncers and self._syncers[name].fired
 
-    def hook(self, key: Key) -> None:
+    def hook(self, key: ParamKey) -> None:
         """A key has its hook; in a timeline another one follows it."""
         syncer = key.syncer
         if isinstance(syncer, TimedSyncer):

@@ -9,14 +9,16 @@ from ..context import Context
 from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange
 from ..optim import Average
-from .key import Key
+from .key import ParamKey
 from .mode import ROLL, Mode, Roll, Scaling, push_zeros
 from .rules import Rules
 from .stats import Counts
-from .syncer import keeps_graph
+
+_keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True)
+"""Whether the backward pass that runs keeps its graph, and so may run again."""
 
 
-class Whole(Mode):
+class OnePass(Mode):
     """push_pull of each key in step."""
 
     why_no_mean = 'each gradient is applied as it is folded: give apply="step"'
@@ -24,7 +26,7 @@ class Whole(Mode):
     def __init__(
         self,
         ctx: Context,
-        keys: Sequence[Key],
+        keys: Sequence[ParamKey],
         counts: Counts,
         passes: int,
         clip_norm: float | None,
@@ -49,7 +51,7 @@ class Whole(Mode):
             key.lies_in(exchange)
             key.takes_slot(exchange)
 
-    def send(self, key: Key) -> None:
+    def send(self, key: ParamKey) -> None:
         """It goes in step."""
 
     def step(self, scaling: Scaling | None) -> None:
@@ -86,7 +88,7 @@ class Whole(Mode):
         """step refuses it."""
 
 
-class Backward(Whole):
+class Backward(OnePass):
     """apply="backward": a key goes in the hook when nothing in this backward pass will read its weight again.
 
     A push that applies gives the weight away: owners write it behind autograd's version counters. All nodes that have
@@ -96,10 +98,10 @@ class Backward(Whole):
     in step.
     """
 
-    def send(self, key: Key) -> None:
+    def send(self, key: ParamKey) -> None:
         syncer = key.syncer
         assert syncer is not None
-        if key.shared or syncer.calls != 1 or not syncer.plain or torch.is_grad_enabled() or keeps_graph():
+        if key.shared or syncer.calls != 1 or not syncer.plain or torch.is_grad_enabled() or _keeps_graph():
             return
         if not self.begun:
             self.rules.update(self.exchange)
@@ -109,7 +111,8 @@ class Backward(Whole):
         self.pending = True
         self.counts.early += 1
 
-    def passed(self, key: Key) -> None:
+    def passed(self, key: ParamKey) -> None:
+        super().passed(key)
         if key.syncer is not None:
             key.syncer.calls = 0
 

@@ -1,0 +1,65 @@
+"""Checkpoints of a model that is trained: what its owners keep, by hpcomm.Checkpointer, and what lies in torch."""
+
+from os import PathLike
+from typing import Any
+
+from .. import checkpoint
+from ..checkpoint import Restored
+from . import saved
+from .optimizer import DistributedOptimizer
+
+
+class ModelCheckpointer(checkpoint.Checkpointer):
+    """hpcomm.Checkpointer of a DistributedOptimizer: saves it and the model every so many steps. Collective to make.
+
+        with hpcomm.torch.ModelCheckpointer(optimizer, "checkpoints", every=100) as saver:
+            for step in range(first, last):
+                ...
+                optimizer.step()
+                saver.after(step + 1, {"epoch": epoch})
+
+    Arguments, methods and errors are those of hpcomm.Checkpointer. A step that is saved waits for its parameters.
+    """
+
+    def __init__(
+        self,
+        optimizer: DistributedOptimizer,
+        directory: str | PathLike[str],
+        every: int = 100,
+        keep: int = 2,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        optimizer.wait()
+        super().__init__(optimizer.exchange, directory, every, keep, timeout=timeout)
+        self._optimizer, self._seen = optimizer, 0
+
+    def after(self, step: int, extra: checkpoint.checkpointer.Extra | None = None) -> bool:
+        due = step // self.every > self._seen // self.every
+        self._seen = step
+        if due:
+            self._optimizer.wait()
+
+        def whole() -> dict[str, Any]:
+            own = extra() if callable(extra) else extra
+            return saved.packed(self._optimizer._torch_side(), own or {})
+
+        return super().after(step, whole)
+
+
+def restore(
+    optimizer: DistributedOptimizer,
+    directory: str | PathLike[str],
+    step: int | None = None,
+    *,
+    timeout: float | None = None,
+) -> Restored | None:
+    """Restores a model and its optimizer bit for bit from what ModelCheckpointer saved. Collective; arguments, result and
+    errors are those of hpcomm.restore."""
+    optimizer.wait()
+    found = checkpoint.restore(optimizer.exchange, directory, step, timeout=timeout)
+    if found is None:
+        return None
+    side, extra = saved.unpacked(found.extra)
+    optimizer._load_torch_side(side)
+    return Restored(found.step, extra)

@@ -1,0 +1,194 @@
+"""Cases for the tests of hpcomm.torch: with equal batches all ranks reach the weights of one process with all the data,
+up to rounding.
+
+All ranks of one job run the cases of a test module, and each test looks at what became of its case. A case trains with
+a DistributedOptimizer on this rank's part of every batch, trains the same model with the plain optimizer on the whole
+batch, and compares.
+"""
+
+import hashlib
+import importlib
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import mpi
+import pytest
+
+import hpcomm
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import hpcomm.torch as ht  # noqa: E402
+
+SIZE = 2
+BATCH = 6  # of each rank
+Case = Callable[[hpcomm.Context], None]
+CASES: dict[tuple[str, str], Case] = {}  # by module and name
+EVERYWHERE: set[tuple[str, str]] = set()  # also on three ranks over tcp
+
+
+def case(function: Case) -> Case:
+    CASES[function.__module__, function.__name__] = function
+    return function
+
+
+def everywhere(function: Case) -> Case:
+    EVERYWHERE.add((function.__module__, function.__name__))
+    return case(function)
+
+
+def names(module: str, among: Any = CASES) -> list[str]:
+    return sorted(name for own, name in among if own == module)
+
+
+def on_shm(module: str) -> list[dict[str, str]]:
+    """By rank what run_cases gave."""
+    return mpi.spawn(SIZE, run_cases, module, names(module), timeout=120).values
+
+
+def over_tcp(module: str) -> list[dict[str, str]]:
+    env = {"HPCOMM_TRANSPORT": "tcp"}
+    return mpi.spawn(3, run_cases, module, names(module, EVERYWHERE), timeout=120, env=env).values
+
+
+# ---- the ranks -------------------------------------------------------------------------------------------------------
+
+
+def run_cases(module: str, names: list[str]) -> dict[str, str]:
+    """What went wrong in each case of a test module, by its name."""
+    importlib.import_module(module)
+    torch.set_num_threads(1)
+    told = {}
+    for name in names:
+        torch._dynamo.reset() if "compile" in name else None
+        try:
+            with hpcomm.init(mpi.world(), timeout=20) as ctx, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.manual_seed(17)
+                CASES[module, name](ctx)
+            told[name] = ""
+        except BaseException:
+            told[name] = traceback.format_exc()
+    return told
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(10, 16)
+        self.second = nn.Linear(16, 16, bias=False)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def net() -> Any:
+    torch.manual_seed(3)
+    return Net()
+
+
+def momentum(params: Any, **more: Any) -> Any:
+    return torch.optim.SGD(params, **{"lr": 0.2, "momentum": 0.9, "weight_decay": 1e-3, **more})
+
+
+class Data:
+    """Batches, of which a rank of a job takes its part."""
+
+    def __init__(self, ctx: hpcomm.Context | None, size: int) -> None:
+        self.ctx, self.size = ctx, size
+        self.generator = torch.Generator().manual_seed(5)
+
+    def batch(self, width: int = 10) -> tuple[Any, Any]:
+        n = self.size * BATCH
+        x = torch.randn(n, width, generator=self.generator)
+        y = torch.randint(0, 4, (n,), generator=self.generator)
+        if self.ctx is None:
+            return x, y
+        part = slice(self.ctx.rank * BATCH, (self.ctx.rank + 1) * BATCH)
+        return x[part], y[part]
+
+
+def plain_step(model: Any, optimizer: Any, data: Data, step: int) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()
+    optimizer.step()
+
+
+def both(
+    ctx: hpcomm.Context,
+    make: Callable[[Any], Any] = momentum,
+    loop: Callable[[Any, Any, Data, int], None] = plain_step,
+    model: Callable[[], Any] = net,
+    steps: int = 5,
+    **options: Any,
+) -> tuple[Any, Any, Any, Any]:
+    """The model and the optimizer of this job, and those of one process with all the data, after the same steps."""
+    ours, alone = model(), model()
+    if ctx.rank:
+        with torch.no_grad():
+            for p in ours.parameters():
+                p.add_(1)  # rank 0's count
+    optimizer = ht.DistributedOptimizer(make(ours.parameters()), ctx, ours, **options)
+    plain = make(alone.parameters())
+    data, all_data = Data(ctx, ctx.size), Data(None, ctx.size)
+    for step in range(steps):
+        loop(ours, optimizer, data, step)
+        loop(alone, plain, all_data, step)
+    optimizer.wait()
+    return ours, optimizer, alone, plain
+
+
+def check_same(ours: Any, alone: Any, tolerance: float = 2e-6) -> None:
+    for (name, p), q in zip(ours.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p.detach(), q.detach(), rtol=1e-4, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def check_bits(ctx: hpcomm.Context, model: Any) -> None:
+    """All ranks have the same bits."""
+    found = hashlib.sha256()
+    for p in model.parameters():
+        found.update(p.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    assert len(set(ctx.allgather(found.digest()))) == 1, "ranks differ"
+
+
+def check(ctx: hpcomm.Context, *args: Any, **options: Any) -> Any:
+    ours, optimizer, alone, _ = both(ctx, *args, **options)
+    check_same(ours, alone)
+    check_bits(ctx, ours)
+    return optimizer
+
+
+def refuses(match: str) -> Any:
+    return pytest.raises(hpcomm.InvalidArgument, match=match)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.2, weight_decay=1e-3),
+    "momentum": momentum,
+    "nesterov": lambda p: momentum(p, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01, betas=(0.8, 0.95)),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, eps=1e-6),
+}
+
+
+def clipped(model: Any, optimizer: Any, data: Data, step: int) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()
+    if data.ctx is None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+
+
+def check_state(ours: Any, theirs: Any) -> None:
+    assert ours["param_groups"] == theirs["param_groups"]
+    assert ours["state"].keys() == theirs["state"].keys()
+    for number, own in ours["state"].items():
+        assert own.keys() == theirs["state"][number].keys()
+        for name, value in own.items():
+            torch.testing.assert_close(value, theirs["state"][number][name], rtol=1e-4, atol=1e-6)
