@@ -202,8 +202,9 @@ def frozen_and_thawed(ctx: hpcomm.Context) -> None:
             model.last.requires_grad_(False)
         plain_step(model, optimizer, data, step)
 
-    for options in ({}, {"apply": "backward"}):
-        check(ctx, model=model, loop=loop, steps=6, **options)
+    check(ctx, model=model, loop=loop, steps=6)
+    early = check(ctx, model=model, loop=loop, steps=6, apply="backward").stats().early
+    assert early == 2 * 3 + 1 * 6 + 2 * 4, "a thawed layer has its hooks from the next step on"
     check(ctx, torch.optim.RMSprop, model=model, loop=loop, steps=6)
 
 

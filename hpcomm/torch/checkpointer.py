@@ -54,8 +54,8 @@ def restore(
     *,
     timeout: float | None = None,
 ) -> Restored | None:
-    """Restores a model and its optimizer bit for bit from what ModelCheckpointer saved. Collective; arguments, result and
-    errors are those of hpcomm.restore."""
+    """Restores a model and its optimizer bit for bit from what ModelCheckpointer saved. Collective. Arguments, result
+    and errors are those of hpcomm.restore."""
     optimizer.wait()
     found = checkpoint.restore(optimizer.exchange, directory, step, timeout=timeout)
     if found is None:
