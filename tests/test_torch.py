@@ -143,7 +143,7 @@ def a_scaler_skips_a_step(ctx: hpcomm.Context) -> None:
             scaler = scalers.setdefault(data.ctx is None, torch.amp.GradScaler("cpu", init_scale=1024.0))
             optimizer.zero_grad()
             loss = F.cross_entropy(model(data.batch()[0]), data.batch()[1])
-            if step == 2 and (data.ctx is None or data.ctx.rank == 1):  # one rank alone overflows
+            if step == 2 and (data.ctx is None or data.ctx.rank == data.size - 1):  # one rank alone overflows
                 loss = loss * torch.inf
             scaler.scale(loss).backward()
             scaler.step(optimizer)
@@ -378,6 +378,16 @@ def shm() -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", cases.names(__name__))
 def test_case(shm: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in shm] == [""] * 2
+
+
+@pytest.fixture(scope="module")
+def one() -> list[dict[str, str]]:
+    return cases.by_one_rank(__name__)
+
+
+@pytest.mark.parametrize("name", cases.names(__name__, cases.EVERYWHERE))
+def test_case_by_one_rank(one: list[dict[str, str]], name: str) -> None:
+    assert [value[name] for value in one] == [""]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ SIZE = 2
 BATCH = 6  # of each rank
 Case = Callable[[hpcomm.Context], None]
 CASES: dict[tuple[str, str], Case] = {}  # by module and name
-EVERYWHERE: set[tuple[str, str]] = set()  # also on three ranks over tcp
+EVERYWHERE: set[tuple[str, str]] = set()  # also by one rank, and by three over tcp
 
 
 def case(function: Case) -> Case:
@@ -49,6 +49,10 @@ def names(module: str, among: Any = CASES) -> list[str]:
 def on_shm(module: str) -> list[dict[str, str]]:
     """By rank what run_cases gave."""
     return mpi.spawn(SIZE, run_cases, module, names(module), timeout=120).values
+
+
+def by_one_rank(module: str) -> list[dict[str, str]]:
+    return mpi.spawn(1, run_cases, module, names(module, EVERYWHERE), timeout=120).values
 
 
 def over_tcp(module: str) -> list[dict[str, str]]:

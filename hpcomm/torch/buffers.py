@@ -27,6 +27,9 @@ class Local:
     def receive(self) -> None:
         """There is nothing to wait for."""
 
+    def close(self) -> None:
+        """There is no exchange."""
+
 
 class Exchanged(Local):
     """Floating-point buffers of all ranks by an exchange of their own, in each step. Others stay local: they count."""
@@ -59,6 +62,9 @@ class Exchanged(Local):
             n = buffer.numel()
             buffer.detach().copy_(means[at : at + n].view(buffer.shape))
             at += n
+
+    def close(self) -> None:
+        self._exchange.close()
 
 
 def make_buffers(ctx: Context, model: nn.Module, kind: str, options: dict[str, Any]) -> Local:

@@ -19,6 +19,8 @@ from ..exchange import Exchange, Handle
 from .stats import Counts
 from .tensors import Order, as_float32, as_tensor, order_of
 
+_STRIDED = torch.strided
+
 Start = Callable[..., Handle]  # fold_nb or push_pull_nb of an exchange
 
 
@@ -139,10 +141,9 @@ class ParamKey:
         """Waits until the parameter may be read."""
         handle = self.handle
         if handle is not None:
-            if not handle.test():
-                start = monotonic()
-                handle.wait()
-                self.counts.wait += monotonic() - start
+            start = monotonic()
+            handle.wait()
+            self.counts.wait += monotonic() - start
             self.handle = None
             if self.home is not None:
                 self.move()
@@ -181,18 +182,21 @@ class ParamKey:
             self.counts.in_place += 1
         else:
             assert grad is not None
-            handle = start(self.name, self._array(grad))
+            plain = grad if grad.layout is _STRIDED and not grad.requires_grad else self.dense(grad)
+            if slot is None:
+                handle = start(self.name, self._array(plain))
+            else:
+                slot.copy_(plain)  # it is free: what was under way has been waited for
+                handle = start(self.name)
+                if not grad.requires_grad:
+                    self.param.grad = grad = slot
             self.counts.copied += 1
-            self.counts.copied_bytes += 4 * grad.numel()
-            if slot is not None and not grad.requires_grad:
-                self.param.grad = grad = slot
+            self.counts.copied_bytes += 4 * plain.numel()
         self.held, self.version, self.sent = grad, grad._version, True  # type: ignore[union-attr]
         return handle
 
     def _array(self, grad: Tensor) -> NDArray[Any]:
         """A gradient as C reads it: its own memory, if it lies as the parameter does."""
-        if grad.layout is not torch.strided or grad.requires_grad:
-            grad = self.dense(grad)
         order = self.order
         array: NDArray[Any] = (grad if order is None else grad.permute(order)).numpy()
         if not array.flags.c_contiguous:
@@ -306,7 +310,7 @@ class NarrowKey(ParamKey):
     def push(self, start: Start) -> Handle:
         grad = self.param.grad
         assert grad is not None
-        plain = grad if grad.layout is torch.strided and not grad.requires_grad else self.dense(grad)
+        plain = grad if grad.layout is _STRIDED and not grad.requires_grad else self.dense(grad)
         self.wire().copy_(plain)
         handle = start(self.name)
         self.counts.converted += 1

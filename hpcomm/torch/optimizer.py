@@ -291,6 +291,7 @@ class DistributedOptimizer(Optimizer):
             hook.remove()
         self._layers.remove()
         self._mode.exchange.close()
+        self._buffers.close()
 
     @property
     def exchange(self) -> Exchange:

@@ -176,7 +176,7 @@ class Layers:
         """A key has its hook; in a timeline another one follows it."""
         syncer = key.syncer
         if isinstance(syncer, TimedSyncer):
-            key.param.register_post_accumulate_grad_hook(syncer.sent)
+            self._hooks[""].append(key.param.register_post_accumulate_grad_hook(syncer.sent))
 
     def replace(self, old: Any, new: Any) -> None:
         """Waits for another one of mode.extra."""
