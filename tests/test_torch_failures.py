@@ -17,7 +17,7 @@ import hpcomm
 import hpcomm.torch as ht
 from hpcomm import _core
 
-pytestmark = pytest.mark.xdist_group("torch")  # one job for all tests
+pytestmark = pytest.mark.xdist_group("group torch")  # one job for all tests
 
 
 def fail_in_backward() -> list[Any]:

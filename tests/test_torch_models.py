@@ -33,7 +33,7 @@ from torchcases import (
 import hpcomm
 import hpcomm.torch as ht
 
-pytestmark = pytest.mark.xdist_group("torch")  # one job for all tests
+pytestmark = pytest.mark.xdist_group("group torch")  # one job for all tests
 
 
 class Tied(nn.Module):
