@@ -215,6 +215,20 @@ def activation_checkpointing_and_kept_graphs(ctx: hpcomm.Context) -> None:
 
 
 @case
+def weights_that_are_computed(ctx: hpcomm.Context) -> None:
+    """Those of weight_norm, which reads its parameters in a pre-hook of its own."""
+
+    def model() -> Any:
+        torch.manual_seed(7)
+        first = nn.utils.weight_norm(nn.Linear(10, 8))
+        second = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+        return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(8, 4))
+
+    check(ctx, model=model)
+    check(ctx, model=model, apply="backward")
+
+
+@case
 def channels_last(ctx: hpcomm.Context) -> None:
     def model() -> Any:
         torch.manual_seed(9)

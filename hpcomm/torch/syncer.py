@@ -125,7 +125,7 @@ class Layers:
             for key in own:
                 key.shared = key.syncer is not None
                 key.syncer = syncer
-            hooks = self._hooks[name] = [module.register_forward_pre_hook(syncer.receive)]
+            hooks = self._hooks[name] = [module.register_forward_pre_hook(syncer.receive, prepend=True)]
             if isinstance(syncer, TimedSyncer):
                 hooks.append(module.register_forward_hook(syncer.computed))
             hooks.append(module.register_state_dict_pre_hook(syncer.before_state_dict))
