@@ -14,8 +14,9 @@ from .mode import ROLL, Mode, Roll, Scaling, push_zeros
 from .rules import Rules
 from .stats import Counts
 
-_keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True)
-"""Whether the backward pass that runs keeps its graph, and so may run again."""
+_keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: False)
+"""Whether the backward pass that runs keeps its graph, and so may run again. Older versions of torch do not tell; with
+them the second pass raises (ParamKey.arrived)."""
 
 
 class OnePass(Mode):
