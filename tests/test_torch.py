@@ -123,6 +123,26 @@ def clipping_by_hand_after_synchronize(ctx: hpcomm.Context) -> None:
             optimizer.synchronize()
         optimizer.step()
 
+    def on_some(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        """Rank 0 has no gradient of the bias, and no rank one of the last layer."""
+        optimizer.zero_grad()
+        model.first.bias.requires_grad_(data.ctx is None or data.ctx.rank > 0)
+        x, n = data.batch()[0], data.size
+        if data.ctx is None:
+            (model.second(model.first(x)).square().mean() - 0 * model.first.bias.sum()).backward()
+            rest = model.first(x[:BATCH]).detach() - model.first.bias.detach() + model.first.bias
+            (gone,) = torch.autograd.grad(model.second(rest).square().mean() / n, model.first.bias)
+            model.first.bias.grad -= gone
+        else:
+            model.second(model.first(x)).square().mean().backward()
+            optimizer.synchronize()
+            assert model.first.bias.grad is not None
+            assert model.last.weight.grad is None
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+    if ctx.size > 1:
+        check(ctx, loop=on_some)
     optimizer = check(ctx, loop=looked_at)
     assert optimizer.stats().copied + optimizer.stats().in_place == 25, "means that did not change are folded once"
 

@@ -87,24 +87,25 @@ class Split(Mode):
 
     def _squares(self) -> float:
         """Of the mean gradient: the same bits on all ranks, as the keys have one order."""
+        self._wait_folds()
         found = 0.0
+        for handle in [self.exchange.squares_nb(key.name) for key in self.keys]:
+            found += handle.wait()
+        return found
+
+    def _wait_folds(self) -> None:
         for key in self.keys:
             assert key.fold is not None
             key.fold.wait()
-            found += self.exchange.squares(key.name)
-        return found
 
     def synchronize(self) -> None:
         if self.synchronized:
             return
         self._finish()
-        ex = self.exchange
-        for key in self.keys:
-            assert key.fold is not None
-            key.fold.wait()
-        for key, handle in [(key, ex.gather_nb(key.name)) for key in self.keys]:
-            handle.wait()
-            if key.param.grad is not None or ex.squares(key.name) != 0:
+        self._wait_folds()
+        for key, handle in [(key, self.exchange.gather_nb(key.name)) for key in self.keys]:
+            mean = handle.wait()
+            if key.param.grad is not None or mean.any():  # others may have one
                 key.averaged()
         self.synchronized = True
 
