@@ -376,8 +376,23 @@ def what_would_train_wrongly_raises(ctx: hpcomm.Context) -> None:
         with refuses("used in a forward pass that did not call its layer"):
             F.linear(torch.ones(1, 16), model.second.weight).sum().backward()
         optimizer.wait()
+        # a graph from before the step
+        optimizer.zero_grad()
+        old = loss(model)
+        loss(model).backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            old.backward()
+        optimizer.wait()
     with pytest.raises(hpcomm.NotSupported, match="apply"):
         optimizer.synchronize()
+    # a weight that another node has saved without asking for its gradient
+    model, optimizer = fresh(apply="backward")
+    hidden = torch.tanh(model.first(torch.ones(2, 10)))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        model.second(F.linear(hidden, model.second.weight.detach())).sum().backward()
+    with contextlib.suppress(hpcomm.HpcommError):
+        optimizer.wait()
     model = net().double()
     with refuses("float64"):
         ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)

@@ -35,6 +35,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         self._optimizer, self._seen = optimizer, 0
 
     def after(self, step: int, extra: checkpoint.checkpointer.Extra | None = None) -> bool:
+        """hpcomm.Checkpointer.after: what is saved besides is torch's part, and extra the trainer's."""
         due = step // self.every > self._seen // self.every
         self._seen = step
         if due:

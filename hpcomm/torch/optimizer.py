@@ -295,6 +295,7 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def exchange(self) -> Exchange:
+        """The exchange of the parameters: another one after recover."""
         return self._mode.exchange
 
     # ---- state -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from .key import ParamKey
 from .mode import Mode, Scaling, scale_of
 from .rules import Rules
 from .stats import Counts
+from .tensors import written
 
 
 class Split(Mode):
@@ -59,6 +60,7 @@ class Split(Mode):
             apply = ex.apply_nb
             for key in self.order:
                 key.find_home()
+                written(key.param)
                 key.handle = apply(key.name, scale)
         super().forget()
         self.pending, self._looked = True, False

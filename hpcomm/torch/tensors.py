@@ -45,6 +45,10 @@ def as_tensor(array: NDArray[Any], order: Order = None) -> Tensor:
     return found.permute([order.index(dim) for dim in range(len(order))])
 
 
+written = torch.autograd.graph.increment_version
+"""Tells autograd that others write a tensor: a backward pass that still needs its old values raises."""
+
+
 def broadcast(ctx: Context, tensors: Iterable[Tensor], root: int = 0) -> None:
     """Gives every rank the values of one rank, in place. Collective: the same shapes and dtypes on every rank."""
     targets = [tensor.detach() for tensor in tensors if tensor.numel()]

@@ -13,6 +13,7 @@ from .key import ParamKey
 from .mode import ROLL, Mode, Roll, Scaling, push_zeros
 from .rules import Rules
 from .stats import Counts
+from .tensors import written
 
 _keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: False)
 """Whether the backward pass that runs keeps its graph, and so may run again. Older versions of torch do not tell; with
@@ -71,6 +72,7 @@ class OnePass(Mode):
                 missing.append(key)
             else:
                 key.handle = key.fold = key.push(self._start)
+                written(key.param)
         if self.roll is not None:
             missing = list(self.roll.call(self.exchange, missing))
         elif not self._quorum:
@@ -96,7 +98,7 @@ class Backward(OnePass):
     saved a weight hand it a gradient, and so have run when its hook runs, unless the graph is kept, or the layer runs
     again (activation checkpointing, a layer that is used twice). So a key goes early if its weight belongs to one layer
     of torch.nn that has been called once since its last gradient, by the interpreter, and the graph is freed. Others go
-    in step.
+    in step. A weight that is sent counts as written: a node that has saved it all the same (detached, say) raises.
     """
 
     def send(self, key: ParamKey) -> None:
@@ -109,6 +111,7 @@ class Backward(OnePass):
             self.begun = True
         key.find_home()
         key.handle = key.fold = key.push(self._start)
+        written(key.param)
         self.pending = True
         self.counts.early += 1
 
