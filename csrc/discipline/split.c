@@ -482,10 +482,6 @@ static void set_empty(hpc_exchange *ex, int key, int empty) {
     its->asks[key].empty = empty;
 }
 
-static int is_empty(const hpc_exchange *ex, int key) {
-    return ((const split *)ex->own)->asks[key].empty;
-}
-
 static int keeps(const hpc_exchange *ex, int key) {
     return ((const split *)ex->own)->asks[key].keeps;
 }
@@ -573,7 +569,6 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
 
 static const hpc_splitting splitting = {
     .set_empty = set_empty,
-    .is_empty = is_empty,
     .keeps = keeps,
     .set_use = set_use,
     .send_pull = send_pull,

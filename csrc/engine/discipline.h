@@ -29,7 +29,6 @@ typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER, HPC_USE_SQUA
 typedef struct hpc_splitting {
     /* The worker. The next push of key says that there is no gradient. */
     void (*set_empty)(hpc_exchange *ex, int key, int empty);
-    int (*is_empty)(const hpc_exchange *ex, int key);
     /* Whether the owners keep a fold of key, for a pull to use. */
     int (*keeps)(const hpc_exchange *ex, int key);
     /* What the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */

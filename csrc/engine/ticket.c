@@ -88,13 +88,17 @@ uint64_t hpc_share_next_fold(const hpc_exchange *ex, int s) {
     return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)), memory_order_acquire) + 1;
 }
 
+/* The push of this rank that a ticket waits for: what is applied by a call of its own is the last one. */
+static uint64_t push_of(const hpc_exchange *ex, int key, uint64_t ticket) {
+    return ticket & HPC_PULL_TICKET ? ex->keys[key].pushes : ticket / 2;
+}
+
 /* A worker that closed before it pushed what a ticket waits for; else -1. */
 static int closed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
     const hpc_discipline *d = ex->discipline;
-    if (d->needs == NULL || (ticket & HPC_PULL_TICKET)) return -1;
-    for (int r = 0; r < ex->context->group.size; r++)
+    for (int r = 0; r < ex->context->group.size && d->needs != NULL; r++)
         if (r != ex->context->group.rank && hpc_pushes_key(ex, r, key) && hpc_closed_signal(ex, r) != 0 &&
-            hpc_closing_count(ex, r, key) < d->needs(ex, r, key, ticket / 2))
+            hpc_closing_count(ex, r, key) < d->needs(ex, r, key, push_of(ex, key, ticket)))
             return r;
     return -1;
 }
@@ -210,7 +214,7 @@ static int wait_look(look *l, double timeout, const char *op) {
     return hpc_group_fail_closed(&ex->context->group, op, &l->closed, 1,
                                  "rank %d has closed the exchange after %llu pushes of key %s; push %llu is waited for",
                                  l->closed, (unsigned long long)hpc_closing_count(ex, l->closed, l->key),
-                                 ex->plan->keys[l->key].name, (unsigned long long)(l->ticket / 2));
+                                 ex->plan->keys[l->key].name, (unsigned long long)push_of(ex, l->key, l->ticket));
 }
 
 int hpc_ticket_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op) {

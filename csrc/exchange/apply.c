@@ -17,12 +17,8 @@ int hpc_exchange_fold_nothing(hpc_exchange *ex, int key, double timeout, uint64_
     int status = check_call(ex, key, ticket, op);
     if (status != HPC_OK) return status;
     const hpc_splitting *split = ex->discipline->split;
-    if (ex->keys[key].sending != 0 && !split->is_empty(ex, key))
-        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
-                               "%s: the last call on key %s of rank %d was cut short; make it again first", op,
-                               ex->plan->keys[key].name, ex->context->group.rank);
-    split->set_empty(ex, key, 1);
-    status = hpc_worker_start(ex, key, HPC_PUSH, NULL, &(hpc_limit){timeout, 0}, ticket, op);
+    if (ex->keys[key].sending == 0) split->set_empty(ex, key, 1);
+    status = hpc_worker_start(ex, key, HPC_PUSH, 1, NULL, &(hpc_limit){timeout, 0}, ticket, op);
     if (ex->keys[key].sending == 0) split->set_empty(ex, key, 0);
     return status;
 }
@@ -32,7 +28,8 @@ static int use(hpc_exchange *ex, int key, hpc_use what, double scale, double tim
     HPC_IN_CALL(ex, key, op);
     int status = check_call(ex, key, ticket, op);
     if (status == HPC_OK) status = ex->discipline->split->set_use(ex, key, what, scale, op);
-    return status == HPC_OK ? hpc_worker_start(ex, key, HPC_PULL, NULL, &(hpc_limit){timeout, 0}, ticket, op) : status;
+    return status == HPC_OK ? hpc_worker_start(ex, key, HPC_PULL, 0, NULL, &(hpc_limit){timeout, 0}, ticket, op)
+                            : status;
 }
 
 int hpc_exchange_apply(hpc_exchange *ex, int key, double scale, double timeout, uint64_t *ticket) {

@@ -149,12 +149,13 @@ static int send_left(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-int hpc_worker_start(hpc_exchange *ex, int key, int flags, const float *src, hpc_limit *l, uint64_t *ticket,
+int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const float *src, hpc_limit *l, uint64_t *ticket,
                      const char *op) {
     int status = hpc_worker_check_call(ex, key, op);
     if (status != HPC_OK) return status;
     hpc_pushed *k = &ex->keys[key];
     const hpc_splitting *split = ex->discipline->split;
+    const int nothing = empty ? HPC_PUSH_EMPTY : 0;
     if (k->sending == 0) {
         status = check_start(ex, key, flags, ticket, op);
         if (status != HPC_OK) return status;
@@ -163,7 +164,6 @@ int hpc_worker_start(hpc_exchange *ex, int key, int flags, const float *src, hpc
             return HPC_OK;
         }
         if (flags & HPC_PUSH) {
-            int empty = split != NULL && split->is_empty(ex, key);
             status = wait_slot(ex, key, l, op);
             if (status != HPC_OK) return status;
             if (!empty) fill_slot(ex, key, src);
@@ -174,11 +174,12 @@ int hpc_worker_start(hpc_exchange *ex, int key, int flags, const float *src, hpc
             hpc_end_gradient();
         }
         if (flags & HPC_PUSH) k->since = hpc_now();
-        k->sending = k->started = (unsigned char)flags;
-    } else if (k->started != flags || ticket == NULL) {
+        k->sending = (unsigned char)flags;
+        k->started = (unsigned char)(flags | nothing);
+    } else if (k->started != (flags | nothing) || ticket == NULL) {
         return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
                                "%s: the last call on key %s of rank %d was cut short; make it again, with flags %d", op,
-                               ex->plan->keys[key].name, ex->context->group.rank, k->started);
+                               ex->plan->keys[key].name, ex->context->group.rank, k->started & ~HPC_PUSH_EMPTY);
     }
     status = send_left(ex, key, l, op);
     if (status == HPC_OK)
@@ -189,7 +190,7 @@ int hpc_worker_start(hpc_exchange *ex, int key, int flags, const float *src, hpc
 int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const float *src, double timeout, uint64_t *ticket) {
     HPC_IN_CALL(ex, key, flags == HPC_PULL ? "pull" : flags == HPC_PUSH ? "push" : "push_pull");
     hpc_limit l = {timeout, 0};
-    return hpc_worker_start(ex, key, flags, src, &l, ticket, "push");
+    return hpc_worker_start(ex, key, flags, 0, src, &l, ticket, "push");
 }
 
 int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double timeout) {
@@ -197,7 +198,7 @@ int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double t
     HPC_IN_CALL(ex, key, op);
     hpc_limit l = {timeout, 0};
     uint64_t ticket = 0;
-    int status = hpc_worker_start(ex, key, HPC_PUSH | HPC_PULL, src, &l, &ticket, op);
+    int status = hpc_worker_start(ex, key, HPC_PUSH | HPC_PULL, 0, src, &l, &ticket, op);
     if (status != HPC_OK) return status;
     if (!hpc_ticket_is_done(ex, key, ticket))
         status = hpc_ticket_wait(ex, key, ticket, l.deadline == 0 ? timeout : hpc_limit_left(ex, &l), op);

@@ -56,5 +56,7 @@ def go_on(ex: Exchange, from_: Kept, args: NDArray[np.float64], clock: int, time
     all ranks have agreed on. Collective."""
     shard = {**from_.shard, "replica": ex._kind.replica, "args": args, "clock": clock}
     if not ex._counts_updates:
-        shard["row_step"] = np.full_like(shard["row_step"], clock)
+        steps = shard["row_step"]
+        left_out = (clock > steps + 1) & (not ex.graph and not has_quorum(ex))  # rows without a gradient in some steps
+        shard["row_step"] = np.where(left_out, steps, clock).astype(steps.dtype)
     ex.load_state_dict(shard, timeout)

@@ -61,7 +61,7 @@ class SplitCalls(Calls):
         else:
             key = self._key(name)
             ticket = self._use(key, _core.exchange_fold_nothing, timeout)
-            key.flags, key.ready = PUSH, -1
+            key.flags = PUSH
         return Handle(self, key, ticket, pulls=False)
 
     def fold(self, name: str, grad: object = None, timeout: float | None = None, *, nothing: bool = False) -> None:
@@ -118,6 +118,7 @@ class SplitCalls(Calls):
 
     def _use(self, key: KeyState, call: Any, timeout: float | None) -> int:
         """The ticket of call(handle, key, seconds)."""
+        key.ready = -1  # its slot may be read or written now
         ticket: int = call(self._handle, key.index, self._first(timeout))
         if ticket >= 0:
             return ticket

@@ -74,9 +74,11 @@ class Averaged(Mode):
         self.begun = True
 
     def synchronize(self) -> None:
-        if self.synchronized:
-            return
-        self.check_unchanged()
+        if not self.synchronized:
+            self.check_unchanged()
+            self._average()
+
+    def _average(self) -> None:
         missing = []
         for key in self.keys:
             if key.sent:
@@ -108,8 +110,8 @@ class Averaged(Mode):
         self.synchronize()
 
     def forget(self) -> None:
-        if self.begun:
-            self.synchronize()
+        if self.begun and not self.synchronized:
+            self._average()
         super().forget()
 
 

@@ -78,6 +78,7 @@ class Mode(ABC):
     def reset(self) -> None:
         """Nothing is under way any more: the exchange has lost ranks."""
         self.pending = self.unguarded = self.begun = self.synchronized = False
+        self._in_place = -1  # the next step waits for its end
         if self.roll is not None:
             self.roll.drop()
         for key in self.keys:

@@ -201,6 +201,7 @@ class DistributedOptimizer(Optimizer):
     def _take(self, scaling: Scaling | None) -> None:
         with self.context.span("optimizer"):
             self._mode.step(scaling)
+            self._wrapped._opt_called = True  # type: ignore[attr-defined]  # schedulers of the wrapped one look
             self._buffers.step()
             self._layers.wait_late()
         if len(self._hooked) < len(self._mode.keys):
@@ -218,7 +219,7 @@ class DistributedOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Between backward and step it also takes the gradients back, on all ranks alike."""
         mode = self._mode
-        if mode.begun:
+        if mode.begun or mode.touched:
             mode.forget()
         if not set_to_none:
             mode.wait()

@@ -30,6 +30,7 @@ class Split(Mode):
         make: Callable[..., Exchange],
     ) -> None:
         super().__init__(ctx, keys, counts, passes, clip_norm)
+        self._zero: set[ParamKey] = set()  # whose mean is zero, after synchronize
         self.rules = rules
         self.bind(make(ctx, {key.name: key.value() for key in keys}, rules.by_key(), split=True))
 
@@ -62,17 +63,17 @@ class Split(Mode):
                 key.find_home()
                 written(key.param)
                 key.handle = apply(key.name, scale)
-        super().forget()
-        self.pending, self._looked = True, False
+        self._end()
+        self.pending = True
         self.guard()
         self.counts.steps += scale is not None
 
     def _finish(self, *, again: bool = False) -> None:
         """Folds what the hooks have not. again: also what synchronize has averaged."""
         if self.synchronized:
-            stale = [key for key in self.keys if again or key.changed()]
-            for key in stale:
-                key.sent = False
+            for key in self.keys:
+                if again or key in self._zero or key.changed():
+                    key.sent = False
         elif not self._looked:
             self.check_unchanged()
         fold = self._fold
@@ -106,10 +107,12 @@ class Split(Mode):
         self._finish()
         self._wait_folds()
         for key, handle in [(key, self.exchange.gather_nb(key.name)) for key in self.keys]:
-            mean = handle.wait()
-            if key.param.grad is not None or mean.any():  # others may have one
+            empty = not handle.wait().any()
+            if empty:  # which of the ranks have a gradient is not seen: each says so again in step
+                self._zero.add(key)
+            if key.param.grad is not None or not empty:
                 key.averaged()
-        self.synchronized = True
+        self.synchronized, self.unguarded = True, False
 
     def check_scaler(self) -> None:
         if self.synchronized:
@@ -123,8 +126,28 @@ class Split(Mode):
     _looked = False  # a GradScaler looks at p.grad, and may write it
 
     def forget(self) -> None:
-        if self.begun:  # the others have folded what this rank has not
-            self._finish()
+        if self.begun:
+            for key in self.keys:
+                if not key.sent:  # the others have folded it
+                    key.receive()
+                    self._fold(key.name, nothing=True)
             for handle in [self.exchange.skip_nb(key.name) for key in self.keys]:
                 handle.wait()
+        self._end()
+
+    def wait(self) -> None:
+        if self.begun:
+            for key in self.keys:
+                if key.sent and key.fold is not None:
+                    key.fold.wait()
+        super().wait()
+
+    def reset(self) -> None:
+        super().reset()
+        self._end()
+
+    def _end(self) -> None:
+        """Of a step, be it that its gradients do not count."""
+        self._looked = False
+        self._zero.clear()
         super().forget()

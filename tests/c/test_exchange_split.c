@@ -253,6 +253,10 @@ static void cut_short(rank *r) {
         CHECK(key > 0 && key < KEYS);
         CHECK_STATUS(hpc_exchange_skip(e, key, 0.05, &tickets[key]), HPC_ERR_INVALID);
         CHECK_MESSAGE("was cut short; make it again first");
+        if (!round && hpc_exchange_apply(e, key, 0.5, 0.05, &tickets[key]) == HPC_ERR_INVALID) {
+            CHECK_STATUS(hpc_exchange_start(e, key, HPC_PUSH, src, 0.05, &tickets[key]), HPC_ERR_INVALID);
+            CHECK_MESSAGE("was cut short; make it again");
+        }
         rank_set(r, 0, (uint64_t)round + 1);
         for (int k = key; k < KEYS; k++) { /* of the first either the fold or the apply is left */
             status = hpc_exchange_apply(e, k, 0.5, -1, &tickets[k]);
@@ -317,12 +321,12 @@ static void differ(rank *r) {
     static const char *const what[] = {"scale", "arguments of the rule", "call of apply, skip, gather and squares"};
     job j;
     uint64_t ticket;
-    float src[33] = {0};
     split_job(&j, r);
     hpc_exchange *e = job_open(r, &j);
     job_push_pull(r, &j, e, 0, 0);
     job_push_pull(r, &j, e, 1, 0);
-    CHECK_OK(hpc_exchange_start(e, 1, HPC_PUSH, src, -1, &ticket));
+    do_wait(e, 1, job_start(r, &j, e, 1, 1, HPC_PUSH, true));
+    rank_meet(r); /* else a rank may be told in its fold */
     if (r->rank == 1 && r->arg == 1) {
         j.args[1] = 4;
         CHECK_OK(hpc_exchange_set_args(e, 1, j.args));
@@ -353,6 +357,27 @@ static void one_does_not_apply(rank *r) {
     if (r->rank == 2) CHECK_OK(hpc_exchange_apply(e, 1, 1, -1, &ticket));
     do_wait(e, 1, ticket);
     end(r, &j, NULL, e);
+}
+
+/* Rank 2 closes, and the others' next folds can never be made. */
+static void one_closes(rank *r) {
+    job j;
+    uint64_t ticket;
+    split_job(&j, r);
+    hpc_exchange *e = job_open(r, &j);
+    job_push_pull(r, &j, e, 1, 0);
+    if (r->rank == 2) {
+        CHECK_OK(hpc_exchange_close(e, -1));
+        rank_await(r, 0, 1);
+        rank_await(r, 1, 1);
+    } else {
+        job_start(r, &j, e, 1, 1, HPC_PUSH, true);
+        CHECK_OK(hpc_exchange_apply(e, 1, 1, -1, &ticket));
+        CHECK_STATUS(hpc_exchange_wait(e, 1, ticket, -1), HPC_ERR_PEER);
+        CHECK_MESSAGE("rank 2 has closed the exchange after 1 pushes of key k1; push 2 is waited for");
+        rank_set(r, r->rank, 1);
+    }
+    hpc_exchange_free(e);
 }
 
 /* Rank 1 dies between the two calls. */
@@ -462,6 +487,7 @@ int main(int argc, char **argv) {
         {.name = "differ_in_arguments", .size = 3, .run = differ, .arg = 1, .apart = true},
         {.name = "differ_in_call", .size = 3, .run = differ, .arg = 2, .apart = true},
         {.name = "one_does_not_apply", .size = 3, .run = one_does_not_apply},
+        {.name = "one_closes", .size = 3, .run = one_closes, .apart = true},
         {.name = "dies_between", .size = 3, .run = dies_between, .victims = 1 << 1, .apart = true},
         {.name = "refusals", .size = 4, .run = refusals, .where = RANKS_UNSEEDED},
         {0},
