@@ -405,6 +405,113 @@ def what_would_train_wrongly_raises(ctx: hpcomm.Context) -> None:
         optimizer.add_param_group({"params": []})
 
 
+# ---- between backward and step ---------------------------------------------------------------------------------------
+
+
+@case
+def means_of_zero(ctx: hpcomm.Context) -> None:
+    """A gradient that is zero on one rank and missing on another is the same for all."""
+    model = net()
+    model.extra = nn.Parameter(torch.ones(5))
+    optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)
+    data = Data(ctx, ctx.size)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(data.batch()[0]), data.batch()[1])
+        if ctx.rank == 0 and step % 2:
+            loss = loss + 0 * model.extra.sum()
+        loss.backward()
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    optimizer.wait()
+    check_bits(ctx, model)
+
+
+@case
+def means_are_changed_twice(ctx: hpcomm.Context) -> None:
+    def loop(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()
+        if step == 3:
+            if optimizer_is_ours(optimizer):
+                optimizer.synchronize()
+            for p in model.parameters():
+                p.grad.mul_(0.5)
+                p.grad.add_(0.25)
+        optimizer.step()
+
+    check(ctx, loop=loop)
+
+
+@case
+def what_is_thrown_away_may_be_changed(ctx: hpcomm.Context) -> None:
+    def loop(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()
+        if step == 2:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.zero_grad()  # on all ranks
+            return
+        optimizer.step()
+
+    for make in (momentum, lambda params: torch.optim.RMSprop(params, lr=0.01)):
+        check(ctx, make, loop)
+
+
+@case
+def passes_begin_again_after_zero_grad(ctx: hpcomm.Context) -> None:
+    def loop(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad()
+        for again in range(3 if step == 2 else 2):
+            if again == 1 and step == 2:
+                optimizer.zero_grad()  # the first batch was bad
+            F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()
+            if again == 0 and step == 2:
+                optimizer.zero_grad()
+        optimizer.step()
+
+    model, alone = net(), net()
+    optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, backward_passes_per_step=2)
+    plain = momentum(alone.parameters())
+    data, all_data = Data(ctx, ctx.size), Data(None, ctx.size)
+    for step in range(4):
+        loop(model, optimizer, data, step)
+        loop(alone, plain, all_data, step)
+    optimizer.wait()
+    check_same(model, alone)
+
+
+@case
+def state_is_saved_before_step(ctx: hpcomm.Context) -> None:
+    def loop(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()
+        optimizer.state_dict()
+        model.state_dict()
+        optimizer.step()
+
+    check(ctx, loop=loop)
+
+
+@case
+def schedulers_of_the_wrapped_optimizer_do_not_warn(ctx: hpcomm.Context) -> None:
+    model = net()
+    wrapped = momentum(model.parameters())
+    optimizer = ht.DistributedOptimizer(wrapped, ctx, model)
+    scheduler = torch.optim.lr_scheduler.StepLR(wrapped, 1)
+    data = Data(ctx, ctx.size)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        plain_step(model, optimizer, data, 0)
+        scheduler.step()
+    assert not [one for one in told if "lr_scheduler" in str(one.message)]
+
+
+def optimizer_is_ours(optimizer: Any) -> bool:
+    return isinstance(optimizer, ht.DistributedOptimizer)
+
+
 @pytest.fixture(scope="module")
 def shm() -> list[dict[str, str]]:
     return cases.on_shm(__name__)
