@@ -483,15 +483,66 @@ def passes_begin_again_after_zero_grad(ctx: hpcomm.Context) -> None:
 
 
 @case
-def state_is_saved_before_step(ctx: hpcomm.Context) -> None:
+def state_belongs_between_steps(ctx: hpcomm.Context) -> None:
     def loop(model: Any, optimizer: Any, data: Data, step: int) -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()
-        optimizer.state_dict()
         model.state_dict()
+        model.eval()
+        model(torch.zeros(1, 10))
+        model.train()
+        for call in (
+            (optimizer.state_dict, lambda: optimizer.load_state_dict({})) if optimizer_is_ours(optimizer) else ()
+        ):
+            with refuses("came between backward and step"):
+                call()
         optimizer.step()
 
     check(ctx, loop=loop)
+
+
+@case
+def evaluation_before_step_waits_for_nobody(ctx: hpcomm.Context) -> None:
+    """Where each rank has a gradient that the other lacks: neither may wait for the other's fold."""
+    model = net()
+    model.extra = nn.ParameterList([nn.Parameter(torch.ones(3)) for _ in range(ctx.size)])
+    optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)
+    data = Data(ctx, ctx.size)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (F.cross_entropy(model(data.batch()[0]), data.batch()[1]) + model.extra[ctx.rank].sum()).backward()
+        model.eval()
+        model(torch.zeros(1, 10))
+        model.train()
+        optimizer.step()
+    optimizer.wait()
+    check_bits(ctx, model)
+    assert all((own < 1).all() for own in model.extra)
+
+
+@case
+def tensors_are_put_elsewhere(ctx: hpcomm.Context) -> None:
+    """By p.grad.data = ..., p.data = ..., share_memory and model.to."""
+
+    def loop(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad(set_to_none=False)
+        F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()
+        optimizer.step()
+        if optimizer_is_ours(optimizer):
+            optimizer.wait()
+        for p in model.parameters():
+            if step % 2:
+                p.grad.data = p.grad.detach().clone()
+            if step == 3:
+                p.data = p.detach() * 0.5
+        if step == 1:
+            model.share_memory()
+        if step == 4:
+            model.to(memory_format=torch.channels_last)
+
+    for make in (momentum, lambda params: torch.optim.RMSprop(params, lr=0.01)):
+        check(ctx, make, loop, steps=7)
+    check(ctx, loop=loop, steps=7, apply="backward")
 
 
 @case
@@ -533,10 +584,10 @@ def test_case_by_one_rank(one: list[dict[str, str]], name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def tcp() -> list[dict[str, str]]:
-    return cases.over_tcp(__name__)
+def wire() -> list[dict[str, str]]:
+    return cases.over_wire(__name__)
 
 
 @pytest.mark.parametrize("name", cases.names(__name__, cases.EVERYWHERE))
-def test_case_over_tcp(tcp: list[dict[str, str]], name: str) -> None:
-    assert [value[name] for value in tcp] == [""] * 3
+def test_case_over_a_wire(wire: list[dict[str, str]], name: str) -> None:
+    assert [value[name] for value in wire] == [""] * 3

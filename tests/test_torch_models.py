@@ -440,10 +440,10 @@ def test_case(shm: list[dict[str, str]], name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def tcp() -> list[dict[str, str]]:
-    return cases.over_tcp(__name__)
+def wire() -> list[dict[str, str]]:
+    return cases.over_wire(__name__)
 
 
 @pytest.mark.parametrize("name", cases.names(__name__, cases.EVERYWHERE))
-def test_case_over_tcp(tcp: list[dict[str, str]], name: str) -> None:
-    assert [value[name] for value in tcp] == [""] * 3
+def test_case_over_a_wire(wire: list[dict[str, str]], name: str) -> None:
+    assert [value[name] for value in wire] == [""] * 3

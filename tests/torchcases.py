@@ -8,6 +8,7 @@ batch, and compares.
 
 import hashlib
 import importlib
+import os
 import traceback
 import warnings
 from collections.abc import Callable
@@ -29,7 +30,7 @@ SIZE = 2
 BATCH = 6  # of each rank
 Case = Callable[[hpcomm.Context], None]
 CASES: dict[tuple[str, str], Case] = {}  # by module and name
-EVERYWHERE: set[tuple[str, str]] = set()  # also by one rank, and by three over tcp
+EVERYWHERE: set[tuple[str, str]] = set()  # also by one rank, and by three over a wire
 
 
 def case(function: Case) -> Case:
@@ -55,8 +56,8 @@ def by_one_rank(module: str) -> list[dict[str, str]]:
     return mpi.spawn(1, run_cases, module, names(module, EVERYWHERE), timeout=120).values
 
 
-def over_tcp(module: str) -> list[dict[str, str]]:
-    env = {"HPCOMM_TRANSPORT": "tcp"}
+def over_wire(module: str) -> list[dict[str, str]]:
+    env = {"HPCOMM_TRANSPORT": os.environ.get("HPC_TEST_TRANSPORTS", "tcp")}
     return mpi.spawn(3, run_cases, module, names(module, EVERYWHERE), timeout=120, env=env).values
 
 

@@ -57,6 +57,7 @@ class ParamKey:
         master: the memory that owners write, in the shape of the parameter.
         home: the parameter's own memory, where that is not master; else None.
         slot: the memory of its gradient, where p.grad can lie there; else None.
+        seen: p.grad over that memory; another tensor than slot, as p.grad.data = ... makes it lie elsewhere.
     """
 
     __slots__ = (
@@ -68,14 +69,17 @@ class ParamKey:
         "held",
         "home",
         "master",
+        "mean",
         "mode",
         "name",
         "order",
         "param",
         "passes",
+        "seen",
         "sent",
         "shared",
         "slot",
+        "slot_at",
         "sparse",
         "syncer",
         "version",
@@ -93,7 +97,8 @@ class ParamKey:
         self.passes = self.version = self.address = 0
         self.held: Tensor | None = None  # p.grad as it was when it was sent, and its version
         self.home: Tensor | None = None
-        self.slot: Tensor | None = None
+        self.slot = self.seen = self.mean = None  # type: Tensor | None
+        self.slot_at = 0
         self.syncer: Layer | None = None
 
     # ---- its places --------------------------------------------------------------------------------------------------
@@ -105,7 +110,7 @@ class ParamKey:
     def lies_in(self, exchange: Exchange) -> None:
         """The parameter lies in the exchange from here on."""
         self.master = as_tensor(exchange.params[self.name], self.order)
-        self.param.data = self.master
+        self.param.data = as_tensor(exchange.params[self.name], self.order)  # which share_memory may move
         self.address = self.param.data_ptr()
 
     def takes_slot(self, exchange: Exchange) -> None:
@@ -113,9 +118,12 @@ class ParamKey:
         slot = exchange.gradient(self.name)
         single = exchange.plan.rows.column("depth").max() == 1
         self.slot = as_tensor(slot, self.order) if single and slot.dtype == np.float32 else None
+        self.slot_at = 0 if self.slot is None else self.slot.data_ptr()
+        self.seen = None
 
-    def find_home(self) -> None:
-        """Looks whether torch has put the parameter elsewhere, as model.to does."""
+    def find_home(self, *, take: bool = True) -> None:
+        """Looks whether torch has put the parameter elsewhere, as model.to and p.data = ... do. take: with the values
+        that it has there; else they are older than the exchange's."""
         address = self.param.data_ptr()
         if address == self.address:
             return
@@ -123,6 +131,13 @@ class ParamKey:
         self._check(data)
         self.address = address
         self.home = None if address == self.master.data_ptr() else data
+        if take:
+            self._take(data)
+
+    def _take(self, data: Tensor) -> None:
+        """The values that the trainer has given the parameter, on all ranks alike."""
+        if self.home is not None:
+            self.master.copy_(data)
 
     def _check(self, data: Tensor) -> None:
         if data.dtype != self.dtype or data.shape != self.master.shape or data.device.type != "cpu":
@@ -145,6 +160,8 @@ class ParamKey:
             handle.wait()
             self.counts.wait += monotonic() - start
             self.handle = None
+            if self.param.data_ptr() != self.address:  # it was put elsewhere meanwhile
+                self.find_home(take=False)
             if self.home is not None:
                 self.move()
 
@@ -175,7 +192,7 @@ class ParamKey:
     def push(self, start: Start) -> Handle:
         """Starts the exchange of p.grad by this call, and leaves p.grad in its slot, where there is one."""
         grad, slot = self.param.grad, self.slot
-        if grad is slot:
+        if grad is self.seen and slot is not None and grad is not None and grad.data_ptr() == self.slot_at:
             if self.mode.unguarded and grad is not None and grad._version - self.version > 1:
                 raise self.early_write()
             handle = start(self.name)
@@ -189,7 +206,7 @@ class ParamKey:
                 slot.copy_(plain)  # it is free: what was under way has been waited for
                 handle = start(self.name)
                 if not grad.requires_grad:
-                    self.param.grad = grad = slot
+                    self.param.grad = grad = self._over_slot()
             self.counts.copied += 1
             self.counts.copied_bytes += 4 * plain.numel()
         self.held, self.version, self.sent = grad, grad._version, True  # type: ignore[union-attr]
@@ -225,25 +242,37 @@ class ParamKey:
 
     def averaged(self) -> None:
         """The mean of all ranks is in the slot: makes it p.grad."""
+        self.param.grad = self.held = seen = self._over_slot()
+        self.version = seen._version
+
+    def _over_slot(self) -> Tensor:
+        """p.grad as it lies in the slot."""
         assert self.slot is not None
-        self.param.grad = self.held = self.slot
-        self.version = self.slot._version
+        if self.seen is None or self.seen.data_ptr() != self.slot_at:
+            self.seen = torch.from_numpy(self.slot.numpy())
+        return self.seen
 
     def take_mean(self) -> None:
         """The mean of all ranks lies in master, as where it is the exchange's parameter: makes it p.grad."""
-        self.param.grad = self.master
+        if self.mean is None or self.mean.data_ptr() != self.master.data_ptr():
+            self.mean = torch.from_numpy(self.master.numpy())
+        self.param.grad = self.mean
 
     # ---- what a trainer did ------------------------------------------------------------------------------------------
 
     def changed(self) -> bool:
         """Whether p.grad is not what was sent."""
         grad = self.param.grad
-        return grad is not self.held or (grad is not None and grad._version != self.version)
+        if grad is not self.held:
+            return True
+        if grad is None:
+            return False
+        return grad._version != self.version or (grad is self.seen and grad.data_ptr() != self.slot_at)
 
     def done(self) -> None:
         """After a step."""
         self.sent, self.passes = False, 0
-        if self.held is not self.slot:
+        if self.held is not self.seen:
             self.held = None
 
     def twice(self) -> InvalidArgument:
@@ -289,11 +318,17 @@ class NarrowKey(ParamKey):
         self._exchange = exchange
         self._wires: dict[int, Tensor] = {}
 
-    def find_home(self) -> None:
+    def find_home(self, *, take: bool = True) -> None:
         if self.param.data_ptr() != self.address:
             data = self.param.data
             self._check(data)
             self.home, self.address = data, data.data_ptr()
+            if take:
+                self._take(data)
+
+    def _take(self, data: Tensor) -> None:
+        if not torch.equal(data, self.master.to(data.dtype)):  # else the master has more bits
+            self.master.copy_(data)
 
     @property
     def dtype(self) -> torch.dtype:

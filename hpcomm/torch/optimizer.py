@@ -304,6 +304,7 @@ class DistributedOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state of the wrapped optimizer, as torch writes it: it can be loaded by the plain optimizer. Collective:
         the state lies at its owners. 16-bit parameters have a "master" more."""
+        self._check_between("state_dict()")
         self._mode.wait()
         if self._rules is None:
             return self._wrapped.state_dict()
@@ -321,6 +322,7 @@ class DistributedOptimizer(Optimizer):
         Raises:
             InvalidArgument: it has other groups or other shapes.
         """
+        self._check_between("load_state_dict()")
         self._mode.wait()
         if self._rules is None:
             self._wrapped.load_state_dict(state_dict)
@@ -337,11 +339,16 @@ class DistributedOptimizer(Optimizer):
         state.load(self._mode.exchange, self._mode.keys, self._rules.forms, given)
         self._move()
 
+    def _check_between(self, op: str) -> None:
+        if self._mode.begun:
+            raise InvalidArgument(f"{op} came between backward and step, while gradients are exchanged: call it after")
+
     @torch.no_grad()
     def _loaded(self) -> None:
         """model.load_state_dict has written the model."""
         if isinstance(self._mode, Averaged):
             return
+        self._check_between("model.load_state_dict()")
         for key in self._mode.keys:
             key.find_home()
         state.publish(self._mode.exchange, self._mode.keys)
@@ -375,6 +382,8 @@ class DistributedOptimizer(Optimizer):
 
     def _move(self) -> None:
         for key in self._mode.keys:
+            if key.address:  # it lies in the exchange
+                key.find_home(take=False)
             if key.home is not None:
                 key.move()
 

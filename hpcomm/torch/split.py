@@ -135,13 +135,6 @@ class Split(Mode):
                 handle.wait()
         self._end()
 
-    def wait(self) -> None:
-        if self.begun:
-            for key in self.keys:
-                if key.sent and key.fold is not None:
-                    key.fold.wait()
-        super().wait()
-
     def reset(self) -> None:
         super().reset()
         self._end()

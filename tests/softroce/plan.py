@@ -87,6 +87,7 @@ PYTEST = (
     "test_exchange.py::test_async_applies_each_update_as_it_comes[{over}-NCS]",
     "test_graph_exchange.py::test_what_is_late_is_whole_or_left_out[{over}-ASYNC]",
 )
+TORCH = (str(ROOT / "tests/test_torch.py"), "-k", "over_a_wire")
 MORE_PYTEST = (  # of --all
     "test_context.py::test_a_lane_has_its_own_events",
     "test_window.py::test_token_goes_round_the_ranks_of_mpi",
@@ -185,13 +186,14 @@ def one_node(over: str, whole: bool, roomy: bool) -> Guest:
         Step("without libibverbs", hidden, 30, {"HPC_REFUSAL": "libibverbs.so.1"}),
         *[cases(name, f"{over}-threads", whole) for name in threads],
         Step("Python tests", pytest, 300, {"HPC_TEST_TRANSPORTS": over}),
+        Step("torch", [*pytest[:5], *TORCH], 300, {"HPC_TEST_TRANSPORTS": over}),
         check("digits", over, seconds=300),
         check("cpp", str(CXX), over, seconds=120),
     ]
     if roomy:
         steps.append(cases(LARGE, f"{over}-processes", whole, seconds=400))
     memory = ["--memory", "8G" if roomy else "4G", "--cpus", "2"]
-    return Guest("one node, one device", memory, 1, 1200 if whole else 900, steps, python=True)
+    return Guest("one node, one device", memory, 1, 1200 if whole else 900, steps, python=True, torch=True)
 
 
 def sanitized(over: str, sanitizer: str) -> Guest:
