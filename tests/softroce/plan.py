@@ -186,14 +186,14 @@ def one_node(over: str, whole: bool, roomy: bool) -> Guest:
         Step("without libibverbs", hidden, 30, {"HPC_REFUSAL": "libibverbs.so.1"}),
         *[cases(name, f"{over}-threads", whole) for name in threads],
         Step("Python tests", pytest, 300, {"HPC_TEST_TRANSPORTS": over}),
-        Step("torch", [*pytest[:5], *TORCH], 300, {"HPC_TEST_TRANSPORTS": over}),
+        Step("torch", [*pytest[:6], *TORCH], 600, {"HPC_TEST_TRANSPORTS": over}),
         check("digits", over, seconds=300),
         check("cpp", str(CXX), over, seconds=120),
     ]
     if roomy:
         steps.append(cases(LARGE, f"{over}-processes", whole, seconds=400))
     memory = ["--memory", "8G" if roomy else "4G", "--cpus", "2"]
-    return Guest("one node, one device", memory, 1, 1200 if whole else 900, steps, python=True, torch=True)
+    return Guest("one node, one device", memory, 1, 1800 if whole else 1500, steps, python=True, torch=True)
 
 
 def sanitized(over: str, sanitizer: str) -> Guest:
