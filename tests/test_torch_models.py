@@ -429,6 +429,27 @@ def other_consistencies_and_codecs(ctx: hpcomm.Context) -> None:
         assert torch.isfinite(losses[0])
 
 
+# ---- what ranks might do differently ---------------------------------------------------------------------------------
+
+
+@everywhere
+def a_scaler_in_a_join_block_is_refused_by_all(ctx: hpcomm.Context) -> None:
+    def train(model: Any, optimizer: Any, data: Data) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        with ht.join(optimizer):
+            for _ in range(0 if ctx.rank == 1 else 2):  # rank 1 has no batch
+                scaler.scale(F.cross_entropy(model(data.batch()[0]), data.batch()[1])).backward()
+                scaler.step(optimizer)
+                scaler.update()
+
+    for make in (momentum, torch.optim.RMSprop):
+        model = net()
+        optimizer = ht.DistributedOptimizer(make(model.parameters()), ctx, model)
+        with pytest.raises(hpcomm.NotSupported, match="GradScaler in a join block"):
+            train(model, optimizer, Data(ctx, ctx.size))
+    ctx.shrink().close()  # gradients are under way, and nobody waits for them
+
+
 @pytest.fixture(scope="module")
 def shm() -> list[dict[str, str]]:
     return cases.on_shm(__name__)

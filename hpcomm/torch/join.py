@@ -20,10 +20,12 @@ def join(optimizer: DistributedOptimizer) -> Iterator[None]:
     A rank that has left the loop takes part in the others' steps until all have left theirs. Its part of the mean
     gradient is zero, and the mean is still that of all ranks. Parameters, state and the numbers of param_groups, such
     as learning rates, stay the same on all ranks; a scheduler that counts its own steps does not know of the steps that
-    its rank did not make. In the block a step costs one small allgather more, and synchronize is refused.
+    its rank did not make. In the block a step costs one small allgather more. synchronize and GradScaler are refused:
+    the scaler of a rank that has run out would keep an old scale.
 
     Raises:
         InvalidArgument: optimizer is none of hpcomm.torch's, or is in a join block already.
+        NotSupported: a rank calls step by a GradScaler; every rank raises it.
     """
     if not isinstance(optimizer, DistributedOptimizer):
         raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: must be a DistributedOptimizer")

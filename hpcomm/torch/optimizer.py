@@ -185,6 +185,7 @@ class DistributedOptimizer(Optimizer):
 
         Raises:
             InvalidArgument: a gradient was changed after its exchange had begun.
+            NotSupported: a GradScaler calls it in a join block, on this rank or another.
             PeerFailed, Timeout: as every call of the exchange.
         """
         loss = None
@@ -194,7 +195,7 @@ class DistributedOptimizer(Optimizer):
         self._layers.settle()
         scaling = self._scaling()
         if self._join is not None:
-            self._join.runs(scaling)
+            self._join.runs(scaling is not None)
         self._take(scaling)
         return loss
 
@@ -207,14 +208,12 @@ class DistributedOptimizer(Optimizer):
         if len(self._hooked) < len(self._mode.keys):
             self._hook()
 
-    def _follow(self, scaling: Scaling | None) -> None:
+    def _follow(self) -> None:
         """A step of the others, when this rank has run out of batches."""
         for key in self._mode.keys:
             key.param.grad = None
         self._layers.settle()
-        if scaling is not None:
-            self._mode.check_scaler()
-        self._take(scaling)
+        self._take(None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Between backward and step it also takes the gradients back, on all ranks alike."""
@@ -404,8 +403,9 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """GradScaler.step asks it before it looks for Inf in p.grad, and then leaves the unscaling to step."""
-        if self._ready and (self._mode.begun or self._mode.touched):  # others may ask at any time
+        """GradScaler.step asks it before it looks for Inf in p.grad, and then leaves the unscaling to step. In a join
+        block step refuses the scaler: a rank that has run out would not look."""
+        if self._ready and self._join is None and (self._mode.begun or self._mode.touched):  # others may ask as well
             with torch.no_grad():
                 self._mode.check_scaler()
         return True

@@ -1,44 +1,45 @@
 """What ranks tell each other in a join block."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..context import Context
-from .mode import Scaling
+from ..errors import NotSupported
 from .rules import numbers, set_numbers
+
+_OUT, _RUNS, _SCALES = 0.0, 1.0, 2.0  # a rank has run out of batches, makes a step, or makes one by a GradScaler
 
 
 class JoinBlock:
-    """In a join block ranks meet once a step, by an allgather: who still runs, and with which learning rates and
-    scale."""
+    """In a join block ranks meet once a step, by an allgather: who still runs, and with which learning rates."""
 
-    def __init__(self, ctx: Context, groups: list[dict[str, Any]], follow: Callable[[Scaling | None], None]) -> None:
+    def __init__(self, ctx: Context, groups: list[dict[str, Any]], follow: Callable[[], None]) -> None:
         """follow: makes a step of the others."""
         self._context, self._groups, self._step = ctx, groups, follow
         self._ran = 0  # a rank that made the last step
 
-    def runs(self, scaling: Scaling | None) -> None:
-        """This rank makes a step."""
-        scale = math.nan if scaling is None or scaling.scale is None else scaling.scale
-        self._meet([1.0, scale, *numbers(self._groups)])
+    def runs(self, scaled: bool) -> None:
+        """This rank makes a step. scaled: a GradScaler calls it, which every rank refuses."""
+        self._meet(_SCALES if scaled else _RUNS)
 
     def follow(self) -> bool:
         """This rank has run out: takes part in a step if another rank makes one."""
-        every = self._meet([0.0, math.nan, *numbers(self._groups)])
-        theirs = every[self._ran]
-        set_numbers(self._groups, theirs[2:])
+        every = self._meet(_OUT)
+        set_numbers(self._groups, every[self._ran][1:])
         if not any(own[0] for own in every):
             return False
-        scaling = None if math.isnan(theirs[1]) else Scaling(theirs[1], torch.zeros(()))
-        self._step(scaling)
+        self._step()
         return True
 
-    def _meet(self, told: list[float]) -> list[list[float]]:
-        parts = self._context.allgather(np.array(told, np.float64).tobytes())
-        every = [np.frombuffer(part).tolist() for part in parts]
+    def _meet(self, does: float) -> list[list[float]]:
+        told = np.array([does, *numbers(self._groups)], np.float64)
+        every = [np.frombuffer(part).tolist() for part in self._context.allgather(told.tobytes())]
+        if any(own[0] == _SCALES for own in every):
+            raise NotSupported(
+                "GradScaler in a join block: the scaler of a rank that has run out of batches does not follow the "
+                "others' scale: give every rank the same number of batches, or train in bfloat16 without a scaler"
+            )
         self._ran = next((rank for rank, own in enumerate(every) if own[0]), self._ran)
         return every
