@@ -450,6 +450,39 @@ def a_scaler_in_a_join_block_is_refused_by_all(ctx: hpcomm.Context) -> None:
     ctx.shrink().close()  # gradients are under way, and nobody waits for them
 
 
+class Replaced(nn.Module):
+    """A module that puts another tensor in the place of its buffer, in each forward pass."""
+
+    seen: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(10, 4)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        self.seen = self.seen + x[0, 0].detach()
+        return self.linear(x)
+
+
+@case
+def buffers_that_are_replaced(ctx: hpcomm.Context) -> None:
+    for kind in ("broadcast", "average"):
+        ours = Replaced()
+        optimizer = ht.DistributedOptimizer(momentum(ours.parameters()), ctx, ours, buffers=kind)
+        for _ in range(3):
+            ours(torch.full((2, 10), 1.0 + ctx.rank)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.wait()
+        mean = 1.0 if kind == "broadcast" else sum(1.0 + rank for rank in range(ctx.size)) / ctx.size
+        torch.testing.assert_close(ours.seen, torch.full((4,), 3 * mean))
+        ours.seen = torch.zeros(5)
+        ours.linear(torch.ones(2, 10)).sum().backward()
+        with refuses("buffers have 5 elements now and had 4"):
+            optimizer.step()
+
+
 @pytest.fixture(scope="module")
 def shm() -> list[dict[str, str]]:
     return cases.on_shm(__name__)

@@ -1,10 +1,10 @@
 """Buffers, such as BatchNorm's running means: each rank's own, rank 0's, or the mean of all ranks'."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..context import Context
@@ -32,36 +32,47 @@ class Local:
 
 
 class Exchanged(Local):
-    """Floating-point buffers of all ranks by an exchange of their own, in each step. Others stay local: they count."""
+    """Floating-point buffers of all ranks by an exchange of their own, in each step. Others stay local: they count.
+
+    They are read from the model each time, as a module may put another tensor in a buffer's place.
+    """
 
     key = "buffers"
 
-    def __init__(self, ctx: Context, buffers: Sequence[Tensor], reduce: str, options: dict[str, Any]) -> None:
-        self._buffers, self._rank = buffers, ctx.rank
+    def __init__(self, ctx: Context, model: nn.Module, reduce: str, options: dict[str, Any]) -> None:
+        self._model, self._rank = model, ctx.rank
         self._sum = reduce == "sum"
-        self._values = np.zeros(sum(buffer.numel() for buffer in buffers), np.float32)
+        self._values = np.zeros(sum(buffer.numel() for buffer in _real(model)), np.float32)
         self._exchange = Exchange(ctx, {self.key: self._values}, rule=Average(), reduce=reduce, **options)
 
     def step(self) -> None:
         self.receive()
+        parts = self._parts(self._values)  # every rank looks at their size
         if not self._sum or self._rank == 0:
-            at = 0
-            for buffer in self._buffers:
-                n = buffer.numel()
-                self._values[at : at + n] = buffer.detach().to(torch.float32).reshape(-1).numpy()
-                at += n
+            for buffer, part in parts:
+                part[:] = buffer.to(torch.float32).reshape(-1).numpy()
         self.handle = self._exchange.push_pull_nb(self.key, self._values)
 
     def receive(self) -> None:
         if self.handle is None:
             return
-        means = torch.from_numpy(self.handle.wait())
+        means = self.handle.wait()
         self.handle = None
-        at = 0
-        for buffer in self._buffers:
+        for buffer, part in self._parts(means):
+            buffer.copy_(torch.from_numpy(part).view(buffer.shape))
+
+    def _parts(self, values: NDArray[np.float32]) -> list[tuple[Tensor, NDArray[np.float32]]]:
+        """The buffers, and where each lies in the values."""
+        found, at = [], 0
+        for buffer in _real(self._model):
             n = buffer.numel()
-            buffer.detach().copy_(means[at : at + n].view(buffer.shape))
+            found.append((buffer, values[at : at + n]))
             at += n
+        if at != len(values):
+            raise InvalidArgument(
+                f"the model's buffers have {at} elements now and had {len(values)}: make another DistributedOptimizer"
+            )
+        return found
 
     def close(self) -> None:
         self._exchange.close()
@@ -74,7 +85,11 @@ def make_buffers(ctx: Context, model: nn.Module, kind: str, options: dict[str, A
         if buffer.device.type != "cpu":
             raise InvalidArgument(f"a buffer lies on {buffer.device}: hpcomm.torch exchanges the host's memory only")
     broadcast(ctx, every)
-    real = [buffer for buffer in every if buffer.is_floating_point() and buffer.numel()]
-    if kind == "local" or not real or ctx.size == 1:
+    if kind == "local" or not _real(model) or ctx.size == 1:
         return Local()
-    return Exchanged(ctx, real, "mean" if kind == "average" else "sum", options)
+    return Exchanged(ctx, model, "mean" if kind == "average" else "sum", options)
+
+
+def _real(model: nn.Module) -> list[Tensor]:
+    """The buffers that can be averaged, without their graphs."""
+    return [buffer.detach() for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
