@@ -450,6 +450,65 @@ def a_scaler_in_a_join_block_is_refused_by_all(ctx: hpcomm.Context) -> None:
     ctx.shrink().close()  # gradients are under way, and nobody waits for them
 
 
+@everywhere
+def state_from_before_the_start(ctx: hpcomm.Context) -> None:
+    """A plain optimizer that has state is given to a DistributedOptimizer: rank 0's state counts."""
+    for make in (momentum, OPTIMIZERS["adamw"], torch.optim.RMSprop):
+        for everybody in (True, False):
+            ours, alone = net(), net()
+            before = make(alone.parameters())
+            data = Data(None, ctx.size)
+            for step in range(3):
+                plain_step(alone, before, data, step)
+            before.param_groups[0]["lr"] /= 2
+            mine = make(ours.parameters())
+            if everybody or ctx.rank == 0:
+                ours.load_state_dict(alone.state_dict())
+                mine.load_state_dict(copy.deepcopy(before.state_dict()))
+            optimizer = ht.DistributedOptimizer(mine, ctx, ours)
+            check_state(optimizer.state_dict(), before.state_dict())
+            for one, its, part in ((ours, optimizer, Data(ctx, ctx.size)), (alone, before, Data(None, ctx.size))):
+                for step in range(3):
+                    plain_step(one, its, part, step)
+            optimizer.wait()
+            check_same(ours, alone)
+            check_bits(ctx, ours)
+            # and the plain one is loaded when it is wrapped already
+            if make is torch.optim.RMSprop:
+                mine.load_state_dict(before.state_dict())
+                assert optimizer.param_groups is mine.param_groups
+                assert optimizer.state is mine.state
+            else:
+                with refuses("call that of the DistributedOptimizer"):
+                    mine.load_state_dict(before.state_dict())
+            optimizer.close()
+            mine.load_state_dict(before.state_dict())
+    if ctx.size > 1:
+        ours = net()
+        mine = momentum(ours.parameters())
+        if ctx.rank == 1:
+            ours(torch.ones(1, 10)).sum().backward()
+            mine.step()
+        with pytest.raises(hpcomm.ConfigError, match=r"state on ranks \[1\] and not on rank 0"):
+            ht.DistributedOptimizer(mine, ctx, ours)
+
+
+@everywhere
+def state_is_refused_before_it_is_written(ctx: hpcomm.Context) -> None:
+    """By every rank, also where another rank owns what is wrong."""
+    for name in ("first.bias", "last.bias"):
+        for spoil in (lambda own: own.pop("exp_avg"), lambda own: own.update(exp_avg_sq=torch.ones(3))):
+            ours, optimizer, *_ = both(ctx, torch.optim.Adam)
+            before = copy.deepcopy(optimizer.state_dict())
+            wrong = copy.deepcopy(before)
+            wrong["param_groups"][0]["lr"] = 7.0
+            spoil(wrong["state"][list(dict(ours.named_parameters())).index(name)])
+            with refuses(f"'{name}'"):
+                optimizer.load_state_dict(wrong)
+            check_state(optimizer.state_dict(), before)
+            plain_step(ours, optimizer, Data(ctx, ctx.size), 0)  # and on
+
+
 class Replaced(nn.Module):
     """A module that puts another tensor in the place of its buffer, in each forward pass."""
 
@@ -481,6 +540,19 @@ def buffers_that_are_replaced(ctx: hpcomm.Context) -> None:
         ours.linear(torch.ones(2, 10)).sum().backward()
         with refuses("buffers have 5 elements now and had 4"):
             optimizer.step()
+
+
+@everywhere
+def ranks_give_different_arguments(ctx: hpcomm.Context) -> None:
+    if ctx.size == 1:
+        return
+    ours = Replaced()
+    kind = "average" if ctx.rank == 1 else "local"
+    with pytest.raises(hpcomm.ConfigError, match="'local' on rank 0, 'average' on rank 1"):
+        ht.DistributedOptimizer(momentum(ours.parameters()), ctx, ours, buffers=kind)
+    clip = -1.0 if ctx.rank == 1 else 1.0
+    with refuses("" if ctx.rank == 1 else "rank 1: clip_norm is -1.0"):
+        ht.DistributedOptimizer(momentum(ours.parameters()), ctx, ours, clip_norm=clip)
 
 
 @pytest.fixture(scope="module")

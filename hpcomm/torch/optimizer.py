@@ -1,7 +1,7 @@
 """DistributedOptimizer: a torch optimizer whose gradients, or parameters, are those of all ranks."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -27,6 +27,7 @@ from .local import Averaged, Neighbours, check_local
 from .mode import Mode, Scaling, check_clip
 from .rules import rules_of
 from .split import Split
+from .start import agree, offer_of, take_state, tell_refusal
 from .stats import Counts, Stats
 from .syncer import Layers
 from .tensors import broadcast
@@ -40,8 +41,8 @@ class DistributedOptimizer(Optimizer):
         optimizer = hpcomm.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), ctx, model)
 
     Each rank computes the gradients of its own batch; what is applied is their mean. With batches of equal size all
-    ranks reach the weights, up to rounding, of one process with all the data. Rank 0's parameters and buffers are those
-    that every rank starts from.
+    ranks reach the weights, up to rounding, of one process with all the data. Every rank starts from rank 0's
+    parameters, buffers and, where the optimizer has state already, its state and param_groups.
 
     SGD (without dampening and maximize), Adam and AdamW (without amsgrad and maximize) become rules of the exchange:
     each parameter is updated once, by the rank that owns it. Other optimizers get mean gradients and step on every
@@ -79,7 +80,7 @@ class DistributedOptimizer(Optimizer):
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank; a parameter of another dtype, one that
             lies on a GPU, or one that is not the model's.
-        ConfigError: ranks disagree.
+        ConfigError: ranks disagree, or the optimizer has state, and on rank 0 it has none.
     """
 
     grad_scale: Tensor | None
@@ -117,6 +118,14 @@ class DistributedOptimizer(Optimizer):
             if not servers:
                 graph_phases(topology, ctx.size)
             keys = _keys(optimizer, model, counts, sparse)
+            offer = offer_of(ctx, optimizer, buffers)
+        except Exception as wrong:  # the other ranks wait for this one
+            tell_refusal(ctx, wrong)
+            raise
+        size = agree(ctx, offer)
+        try:
+            if size:
+                take_state(ctx, optimizer, offer.packed, size)
             names = [[key.name for key in keys if key.group == i] for i in range(len(optimizer.param_groups))]
             rules = rules_of(optimizer, names) if servers else None
             if rules is None:
@@ -125,7 +134,8 @@ class DistributedOptimizer(Optimizer):
                     raise NotSupported(
                         f"{type(optimizer).__name__} steps on each rank, by the mean gradient of all: give BSP"
                     )
-        except Exception as wrong:  # the other ranks wait for this one
+            loaded = state.parse(keys, rules.forms, optimizer.state) if rules and size else None
+        except Exception as wrong:
             refuse(ctx, wrong)
             raise
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -164,7 +174,33 @@ class DistributedOptimizer(Optimizer):
         self._layers.on_load = self._loaded
         self._hooked: dict[int, Any] = {}
         self._hook()
+        if loaded is not None:
+            self._take_loaded(loaded)
+        self._watched = self._watch()
         self._ready = True
+
+    @torch.no_grad()
+    def _take_loaded(self, found: Sequence[state.Loaded]) -> None:
+        """State that the wrapped optimizer has goes to its owners."""
+        state.load(self._mode.exchange, found)
+        self._move()
+        self._wrapped.state.clear()
+
+    def _watch(self) -> Any:
+        """The hook for load_state_dict of the wrapped optimizer, which makes other param_groups and another state."""
+
+        def refused(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+            raise InvalidArgument(
+                "load_state_dict of the optimizer that was given to a DistributedOptimizer, which keeps its state "
+                "elsewhere: call that of the DistributedOptimizer, on every rank"
+            )
+
+        def followed(optimizer: Optimizer) -> None:
+            self.param_groups, self.state = optimizer.param_groups, optimizer.state
+
+        if self._rules is None:
+            return self._wrapped.register_load_state_dict_post_hook(followed)
+        return self._wrapped.register_load_state_dict_pre_hook(refused)
 
     def _hook(self) -> None:
         """Hooks for parameters that are trained and have none yet."""
@@ -289,6 +325,7 @@ class DistributedOptimizer(Optimizer):
         self._mode.wait()
         for hook in self._hooked.values():
             hook.remove()
+        self._watched.remove()
         self._layers.remove()
         self._mode.exchange.close()
         self._buffers.close()
@@ -325,7 +362,6 @@ class DistributedOptimizer(Optimizer):
         self._mode.wait()
         if self._rules is None:
             self._wrapped.load_state_dict(state_dict)
-            self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
             return
         groups, theirs = self.param_groups, state_dict["param_groups"]
         if [len(group["params"]) for group in groups] != [len(group["params"]) for group in theirs]:
@@ -334,8 +370,9 @@ class DistributedOptimizer(Optimizer):
         numbers = [n for group in theirs for n in group["params"]]
         by_number = dict(zip(numbers, params, strict=True))
         given = {by_number[n]: own for n, own in state_dict["state"].items() if n in by_number}
+        found = state.parse(self._mode.keys, self._rules.forms, given)  # before anything is written
         self._load_groups(theirs)
-        state.load(self._mode.exchange, self._mode.keys, self._rules.forms, given)
+        state.load(self._mode.exchange, found)
         self._move()
 
     def _check_between(self, op: str) -> None:
@@ -364,7 +401,6 @@ class DistributedOptimizer(Optimizer):
     def _load_torch_side(self, found: dict[str, Any]) -> None:
         if self._rules is None:
             self._wrapped.load_state_dict(found["optimizer"])
-            self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
         else:
             self._load_groups(found["optimizer"]["param_groups"])
             self._rules.are_of(self._mode.exchange)

@@ -95,28 +95,35 @@ def export(exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form]) 
     return found
 
 
-def load(
-    exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form], given: Mapping[Tensor, Mapping[str, Any]]
-) -> None:
-    """The reverse. Collective: the same state on every rank.
+class Loaded(NamedTuple):
+    """What is loaded of a key, as Owned. params: None where torch's state has no master."""
+
+    steps: int
+    params: NDArray[np.float32] | None
+    state: list[NDArray[np.float32]]
+
+
+def parse(keys: Sequence[ParamKey], forms: Sequence[Form], given: Mapping[Tensor, Mapping[str, Any]]) -> list[Loaded]:
+    """torch's state of each parameter in the form of load: of all keys, so that every rank refuses the same.
 
     Raises:
         InvalidArgument: a parameter's state has not the tensors of its optimizer, or they have another shape.
     """
+    return [_loaded(key, forms[key.group], given.get(key.param, {})) for key in keys]
+
+
+def load(exchange: Exchange, found: Sequence[Loaded]) -> None:
+    """The reverse of gather. Collective: the same on every rank."""
     shard = exchange.state_dict()
-    cache: dict[int, tuple[int, list[NDArray[np.float32]], NDArray[np.float32] | None]] = {}
     for i, row in enumerate(rows(shard)):
-        if row.key >= len(keys):
+        if row.key >= len(found):
             continue
-        if row.key not in cache:
-            cache[row.key] = _arrays(keys[row.key], forms[keys[row.key].group], given.get(keys[row.key].param, {}))
-        steps, arrays, master = cache[row.key]
-        part = slice(row.offset, row.offset + row.length)
-        shard["row_step"][i] = steps
-        for slot, values in zip(row.state, arrays, strict=True):
+        own, part = found[row.key], slice(row.offset, row.offset + row.length)
+        shard["row_step"][i] = own.steps
+        for slot, values in zip(row.state, own.state, strict=True):
             slot[:] = values[part]
-        if master is not None:
-            row.params[:] = master[part]
+        if own.params is not None:
+            row.params[:] = own.params[part]
     exchange.load_state_dict(shard)
 
 
@@ -136,10 +143,7 @@ def _shaped(key: ParamKey, values: NDArray[np.float32]) -> Tensor:
     return as_tensor(values.reshape(tuple(shape)), key.order).clone()
 
 
-def _arrays(
-    key: ParamKey, form: Form, state: Mapping[str, Any]
-) -> tuple[int, list[NDArray[np.float32]], NDArray[np.float32] | None]:
-    """The steps, the state and the master of a key from torch's state of it."""
+def _loaded(key: ParamKey, form: Form, state: Mapping[str, Any]) -> Loaded:
     arrays = []
     for name in form.state:
         value = state.get(name)
@@ -147,13 +151,20 @@ def _arrays(
             if state and any(other in state for other in form.state):
                 raise InvalidArgument(f"load_state_dict: the state of {key.name!r} has no {name!r}")
             arrays.append(np.zeros(key.param.numel(), np.float32))
-            continue
-        if tuple(value.shape) != tuple(key.param.shape):
-            raise InvalidArgument(
-                f"load_state_dict: {name!r} of {key.name!r} has shape {tuple(value.shape)}: must be "
-                f"{tuple(key.param.shape)}"
-            )
-        arrays.append(as_float32(value, key.order).reshape(-1))
+        else:
+            arrays.append(_values(key, name, value))
     steps = int(state.get("step", 1)) if state else 0
-    master = as_float32(state[MASTER], key.order).reshape(-1) if MASTER in state else None
-    return steps, arrays, master
+    master = state.get(MASTER)
+    if master is None or master.dtype != torch.float32:  # a plain optimizer has rounded it: the parameter counts
+        return Loaded(steps, None, arrays)
+    return Loaded(steps, _values(key, MASTER, master), arrays)
+
+
+def _values(key: ParamKey, name: str, value: Tensor) -> NDArray[np.float32]:
+    """A tensor of a key's state in the order of memory."""
+    if tuple(value.shape) != tuple(key.param.shape):
+        raise InvalidArgument(
+            f"load_state_dict: {name!r} of {key.name!r} has shape {tuple(value.shape)}: must be "
+            f"{tuple(key.param.shape)}"
+        )
+    return as_float32(value, key.order).reshape(-1)

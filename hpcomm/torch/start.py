@@ -1,0 +1,82 @@
+"""Before the exchange is made: whether a rank refuses its arguments, and what the wrapped optimizer has already."""
+
+import io
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from ..context import Context
+from ..errors import ConfigError, HpcommError, InvalidArgument
+from .buffers import KINDS
+from .tensors import broadcast
+
+_OFFER = struct.Struct("<bbQ240s")  # the number of buffers=, whether there is state, the bytes of it, what is wrong
+_REFUSED = -1  # in place of the number
+
+
+class Offer(NamedTuple):
+    """What a rank starts with.
+
+    Attributes:
+        buffers: the argument.
+        has_state: the wrapped optimizer has state, as after load_state_dict.
+        packed: on rank 0 its state_dict, if it has state.
+    """
+
+    buffers: str
+    has_state: bool
+    packed: bytes
+
+
+def offer_of(ctx: Context, optimizer: Optimizer, buffers: str) -> Offer:
+    has_state = any(optimizer.state.values())
+    file = io.BytesIO()
+    if has_state and ctx.rank == 0:
+        torch.save(optimizer.state_dict(), file)
+    return Offer(buffers, has_state, file.getvalue())
+
+
+def tell_refusal(ctx: Context, wrong: Exception) -> None:
+    """Takes part in agree only to tell every rank why this rank refuses its arguments."""
+    with suppress(HpcommError):
+        ctx.allgather(_OFFER.pack(_REFUSED, False, 0, str(wrong).encode()[:240]))
+
+
+def agree(ctx: Context, offer: Offer) -> int:
+    """The bytes of rank 0's packed state; 0: no rank has state. Collective.
+
+    Raises:
+        InvalidArgument: another rank refuses its arguments.
+        ConfigError: ranks give different buffers, or others than rank 0 have state and rank 0 has none.
+    """
+    told = _OFFER.pack(KINDS.index(offer.buffers), offer.has_state, len(offer.packed), b"")
+    every = [_OFFER.unpack(part) for part in ctx.allgather(told)]
+    for rank, (kind, _, _, wrong) in enumerate(every):
+        if kind == _REFUSED:
+            raise InvalidArgument(f"rank {rank}: {wrong.rstrip(bytes(1)).decode(errors='ignore')}")
+    kinds = [KINDS[kind] for kind, *_ in every]
+    if len(set(kinds)) > 1:
+        raise ConfigError(f"buffers is {_by_rank(kinds)}: must be the same on every rank")
+    with_state = [rank for rank, own in enumerate(every) if own[1]]
+    if with_state and with_state[0] != 0:
+        raise ConfigError(
+            f"the optimizer has state on ranks {with_state} and not on rank 0, whose state every rank starts from: "
+            "load it on rank 0 as well"
+        )
+    return int(every[0][2])
+
+
+def take_state(ctx: Context, optimizer: Optimizer, packed: bytes, size: int) -> None:
+    """The state and the param_groups of the wrapped optimizer become rank 0's. Collective."""
+    values = torch.frombuffer(bytearray(packed or size), dtype=torch.uint8)
+    broadcast(ctx, [values])
+    if ctx.rank:
+        optimizer.load_state_dict(torch.load(io.BytesIO(values.numpy().tobytes()), weights_only=True))
+
+
+def _by_rank(values: Sequence[str]) -> str:
+    return ", ".join(f"{value!r} on rank {rank}" for rank, value in enumerate(values))
