@@ -509,6 +509,29 @@ def state_is_refused_before_it_is_written(ctx: hpcomm.Context) -> None:
             plain_step(ours, optimizer, Data(ctx, ctx.size), 0)  # and on
 
 
+@case
+def a_module_is_loaded(ctx: hpcomm.Context) -> None:
+    """load_state_dict of a module in the model, whose updates are on their way, and whose masters lie elsewhere."""
+    for dtype in (torch.float32, torch.bfloat16):
+        ours: Any = nn.Sequential(nn.Sequential(nn.Linear(10, 8), nn.Linear(8, 8)), nn.Linear(8, 4)).to(dtype)
+        optimizer = ht.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.5), ctx, ours)
+        published: list[int] = []
+        found, optimizer._layers.on_load = optimizer._layers.on_load, lambda told=published: told.append(1)
+        ours[0].load_state_dict(ours[0].state_dict()), ours.load_state_dict(ours.state_dict())
+        assert len(published) == 2, "once, however many modules are loaded"
+        optimizer._layers.on_load = found
+        for part in (ours[0], ours[0][1], ours):
+            ours(torch.ones(2, 10, dtype=dtype)).sum().backward()
+            optimizer.step()
+            part.load_state_dict({name: torch.full_like(p, 0.25) for name, p in part.state_dict().items()})
+            optimizer.zero_grad()
+            optimizer.step()  # of nothing: it changes nothing
+            optimizer.wait()
+            for name, p in part.named_parameters():
+                assert torch.equal(p, torch.full_like(p, 0.25)), name
+            check_bits(ctx, ours)
+
+
 class Replaced(nn.Module):
     """A module that puts another tensor in the place of its buffer, in each forward pass."""
 

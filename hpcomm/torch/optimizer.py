@@ -381,7 +381,7 @@ class DistributedOptimizer(Optimizer):
 
     @torch.no_grad()
     def _loaded(self) -> None:
-        """model.load_state_dict has written the model."""
+        """load_state_dict has written the model, or a module in it."""
         if isinstance(self._mode, Averaged):
             return
         self._check_between("model.load_state_dict()")

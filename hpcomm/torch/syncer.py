@@ -54,12 +54,15 @@ class Syncer:
         if self.mode is not None:
             self.mode.wait()
 
-    def before_load(self, *args: object) -> None:
-        if self.mode is not None:
+    def before_load(self, state_dict: object, prefix: str, *args: object) -> None:
+        """Before this module is loaded, and those in it."""
+        if self.layers is not None and self.mode is not None:
+            if not prefix or not self.name or self.layers.loading is None:
+                self.layers.loading = self
             self.mode.wait()
 
     def after_load(self, module: nn.Module, incompatible: object) -> None:
-        if self.layers is not None:
+        if self.layers is not None and (self.layers.loading is self or not self.name):
             self.layers.loaded()
 
     def _fire(self) -> None:
@@ -109,6 +112,7 @@ class Layers:
     def __init__(self, ctx: Context, model: nn.Module, keys: Sequence[ParamKey]) -> None:
         self.context, self.mark = ctx, monotonic()
         self.fired: list[Syncer] = []
+        self.loading: Syncer | None = None  # of the outermost module that load_state_dict is writing
         self.mode: Mode | None = None
         self.late: list[Any] = []  # keys for which step waits, as no module can
         self._hooks: dict[str, list[RemovableHandle]] = {}
@@ -128,12 +132,11 @@ class Layers:
             hooks = self._hooks[name] = [module.register_forward_pre_hook(syncer.receive, prepend=True)]
             if isinstance(syncer, TimedSyncer):
                 hooks.append(module.register_forward_hook(syncer.computed))
-            hooks.append(module.register_state_dict_pre_hook(syncer.before_state_dict))
-        root = self._syncers[""]
-        self._hooks[""] += [
-            model._register_load_state_dict_pre_hook(root.before_load),
-            model.register_load_state_dict_post_hook(root.after_load),
-        ]
+            hooks += [
+                module.register_state_dict_pre_hook(syncer.before_state_dict),
+                module._register_load_state_dict_pre_hook(syncer.before_load),
+                module.register_load_state_dict_post_hook(syncer.after_load),
+            ]
 
     def begin(self, mode: Mode) -> None:
         """The mode is there: the root waits for everything where it must."""
@@ -190,7 +193,8 @@ class Layers:
                 key.receive()
 
     def loaded(self) -> None:
-        """model.load_state_dict has written parameters."""
+        """load_state_dict of a module has written parameters."""
+        self.loading = None
         if self.on_load is not None:
             self.on_load()
 
