@@ -453,7 +453,12 @@ def a_scaler_in_a_join_block_is_refused_by_all(ctx: hpcomm.Context) -> None:
 @everywhere
 def state_from_before_the_start(ctx: hpcomm.Context) -> None:
     """A plain optimizer that has state is given to a DistributedOptimizer: rank 0's state counts."""
-    for make in (momentum, OPTIMIZERS["adamw"], torch.optim.RMSprop):
+    for make, apply in (
+        (momentum, "step"),
+        (OPTIMIZERS["adamw"], "backward"),
+        (torch.optim.RMSprop, "step"),
+        (torch.optim.Adagrad, "step"),  # has state at once
+    ):
         for everybody in (True, False):
             ours, alone = net(), net()
             before = make(alone.parameters())
@@ -465,7 +470,7 @@ def state_from_before_the_start(ctx: hpcomm.Context) -> None:
             if everybody or ctx.rank == 0:
                 ours.load_state_dict(alone.state_dict())
                 mine.load_state_dict(copy.deepcopy(before.state_dict()))
-            optimizer = ht.DistributedOptimizer(mine, ctx, ours)
+            optimizer = ht.DistributedOptimizer(mine, ctx, ours, apply=apply)
             check_state(optimizer.state_dict(), before.state_dict())
             for one, its, part in ((ours, optimizer, Data(ctx, ctx.size)), (alone, before, Data(None, ctx.size))):
                 for step in range(3):
@@ -474,7 +479,7 @@ def state_from_before_the_start(ctx: hpcomm.Context) -> None:
             check_same(ours, alone)
             check_bits(ctx, ours)
             # and the plain one is loaded when it is wrapped already
-            if make is torch.optim.RMSprop:
+            if make in (torch.optim.RMSprop, torch.optim.Adagrad):
                 mine.load_state_dict(before.state_dict())
                 assert optimizer.param_groups is mine.param_groups
                 assert optimizer.state is mine.state
@@ -483,6 +488,17 @@ def state_from_before_the_start(ctx: hpcomm.Context) -> None:
                     mine.load_state_dict(before.state_dict())
             optimizer.close()
             mine.load_state_dict(before.state_dict())
+    # a plain optimizer rounds the masters of 16 bits, and leaves them behind: the parameters count
+    low = nn.Linear(10, 4).bfloat16()
+    mine = OPTIMIZERS["adamw"](low.parameters())
+    low(torch.ones(2, 10).bfloat16()).sum().backward()
+    mine.step()
+    mine.state[low.weight]["master"] = torch.zeros_like(low.weight)
+    optimizer = ht.DistributedOptimizer(mine, ctx, low)
+    moments = optimizer.state_dict()["state"][0]
+    assert torch.equal(moments["master"], low.weight.float())
+    assert moments["master"].any()
+    assert moments["exp_avg"].any()
     if ctx.size > 1:
         ours = net()
         mine = momentum(ours.parameters())
