@@ -22,12 +22,11 @@ from ..stage import whole
 from ..topology import ParameterServer
 from . import saved, state
 from .buffers import KINDS, make_buffers
-from .key import ParamKey, make_key
 from .local import Averaged, Neighbours, check_local
 from .mode import Mode, Scaling, check_clip
 from .rules import rules_of
 from .split import Split
-from .start import agree, offer_of, take_state, tell_refusal
+from .start import agree, check_options, keys_of, offer_of, take_state, tell_refusal
 from .stats import Counts, Stats
 from .syncer import Layers
 from .tensors import broadcast
@@ -111,13 +110,13 @@ class DistributedOptimizer(Optimizer):
             check_choice("apply", apply, ("step", "backward"))
             check_choice("buffers", buffers, KINDS)
             check_choice("sparse", sparse, ("dense", "refuse"))
-            _check_options(options)
+            check_options(options)
             passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
             clip = check_clip(clip_norm)
             servers = topology is None or isinstance(topology, ParameterServer)
             if not servers:
                 graph_phases(topology, ctx.size)
-            keys = _keys(optimizer, model, counts, sparse)
+            keys = keys_of(optimizer, model, counts, sparse)
             offer = offer_of(ctx, optimizer, buffers)
         except Exception as wrong:  # the other ranks wait for this one
             tell_refusal(ctx, wrong)
@@ -475,31 +474,6 @@ def _check_kinds(optimizer: Any, model: Any) -> None:
         raise InvalidArgument(f"model is a {type(model).__name__}: must be a torch.nn.Module")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise InvalidArgument("model is a DistributedDataParallel, which exchanges gradients itself: give model.module")
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    if "rule" in options:
-        raise InvalidArgument("rule: it is that of the optimizer: leave it out")
-    for name in ("shared_params", "in_place", "split", "plan"):
-        if options.get(name):
-            raise InvalidArgument(f"{name} is given: hpcomm.torch decides it, leave it out")
-
-
-def _keys(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str) -> list[ParamKey]:
-    """A key for each parameter of the optimizer, in the order of the model."""
-    groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    keys = []
-    for name, param in model.named_parameters():
-        group = groups.pop(id(param), None)
-        if group is not None and param.numel():
-            keys.append(make_key(name.replace("_orig_mod.", ""), param, group, counts, sparse))
-    if groups:
-        raise InvalidArgument(
-            f"{len(groups)} parameters of the optimizer are not parameters of the model: a parameter goes by its name"
-        )
-    if not keys:
-        raise InvalidArgument("the optimizer has no parameters with elements")
-    return keys
 
 
 def _maker(topology: Any, consistency: Consistency, options: dict[str, Any]) -> Callable[..., Exchange]:

@@ -1,21 +1,50 @@
-"""Before the exchange is made: whether a rank refuses its arguments, and what the wrapped optimizer has already."""
+"""Before the exchange is made: its keys, whether a rank refuses its arguments, and the state that the wrapped optimizer
+has already."""
 
 import io
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from ..context import Context
 from ..errors import ConfigError, HpcommError, InvalidArgument
 from .buffers import KINDS
+from .key import ParamKey, make_key
+from .stats import Counts
 from .tensors import broadcast
 
 _OFFER = struct.Struct("<bbQ240s")  # the number of buffers=, whether there is state, the bytes of it, what is wrong
 _REFUSED = -1  # in place of the number
+
+
+def check_options(options: dict[str, Any]) -> None:
+    if "rule" in options:
+        raise InvalidArgument("rule: it is that of the optimizer: leave it out")
+    for name in ("shared_params", "in_place", "split", "plan"):
+        if options.get(name):
+            raise InvalidArgument(f"{name} is given: hpcomm.torch decides it, leave it out")
+
+
+def keys_of(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str) -> list[ParamKey]:
+    """A key for each parameter of the optimizer, in the order of the model."""
+    groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    keys = []
+    for name, param in model.named_parameters():
+        group = groups.pop(id(param), None)
+        if group is not None and param.numel():
+            keys.append(make_key(name.replace("_orig_mod.", ""), param, group, counts, sparse))
+    if groups:
+        raise InvalidArgument(
+            f"{len(groups)} parameters of the optimizer are not parameters of the model: a parameter goes by its name"
+        )
+    if not keys:
+        raise InvalidArgument("the optimizer has no parameters with elements")
+    return keys
 
 
 class Offer(NamedTuple):
