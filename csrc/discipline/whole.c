@@ -64,7 +64,7 @@ static hpc_inputs take_inputs(hpc_core *core, const hpc_work *w, uint64_t n) {
         core->bases[found] = core->bases[e];
         core->base_weights[found++] = weight;
     }
-    inputs.n = found;
+    inputs.n = inputs.n_updates = found;
     return inputs;
 }
 

@@ -254,10 +254,12 @@ static int compare(int r, const struct description *d, const struct description 
                         "exchange: rank %d has consistency %d, shared_params %d, eager %d; rank 0 has %d, %d, %d", r,
                         d->consistency, d->shared_params, d->eager, first->consistency, first->shared_params,
                         first->eager);
-    if (d->in_place != first->in_place || d->split != first->split)
-        return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: rank %d has in_place %d and split %d; rank 0 has %d and %d", r, d->in_place,
-                        d->split, first->in_place, first->split);
+    if (d->in_place != first->in_place)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has in_place %d and rank 0 has %d", r,
+                        d->in_place, first->in_place);
+    if (d->split != first->split)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has split %d and rank 0 has %d", r, d->split,
+                        first->split);
     if (d->n_phases != first->n_phases || d->staleness != first->staleness)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: rank %d has %d graph phases (0: servers) and staleness %d; rank 0 has %d and %d", r,

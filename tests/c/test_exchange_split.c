@@ -411,7 +411,7 @@ static void refusals(rank *r) {
     hpc_exchange_config_init(&c);
     c.split = r->rank == 1;
     CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("rank 1 has in_place 0 and split 1; rank 0 has 0 and 0");
+    CHECK_MESSAGE("rank 1 has split 1 and rank 0 has 0");
     j.depth = 2;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("split needs a plan of depth 1");
