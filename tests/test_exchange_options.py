@@ -42,7 +42,7 @@ def test_keywords_are_the_fields() -> None:
     del hints["wire"]  # the older name of codec, which is no field
     assert {name: hint for name, hint in get_type_hints(Keywords).items() if name != "wire"} == hints
     assert len(hints) == len(fields(PlanOptions)) + len(fields(EngineOptions)), "no option is in both"
-    assert set(hints) == {*PLAN, *ENGINE, "in_place"}
+    assert set(hints) == {*PLAN, *ENGINE, "in_place", "split"}
     assert not set(hints) & set(inspect.signature(Exchange).parameters)
 
 
