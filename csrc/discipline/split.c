@@ -42,7 +42,6 @@ typedef struct ask {
     hpc_use use;
     double scale;
     int keeps;       /* the owners have a mean that was neither applied nor skipped */
-    int empty;       /* the next push says that there is no gradient */
     int first, last; /* of the shares of the key */
 } ask;
 
@@ -54,7 +53,7 @@ typedef struct split {
 /* A share's own. */
 typedef struct means {
     double *squares;  /* by row, of the present mean; what puts of the answer read */
-    int squared;      /* the last mean was asked for its squares, so they are made with the next */
+    int squared;      /* means are asked for their squares, so these are made with each fold */
     char *how;        /* by input: how it came to the present fold */
     hpc_work **ready; /* the rows whose inputs are all there, of the present fold */
     int n_ready, n_folded;
@@ -464,8 +463,7 @@ static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
 
 static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
-    const split *its = ex->own;
-    if (!its->asks[share->key].empty) return hpc_push_share(ex, s, slot, l);
+    if (!(ex->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_share(ex, s, slot, l);
     if (!hpc_feeds_share(ex, share, ex->context->group.rank)) return HPC_OK;
     return hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, 0, s), l);
 }
@@ -473,13 +471,7 @@ static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
 static int pushed(hpc_exchange *ex, int key) {
     split *its = ex->own;
     its->asks[key].keeps = 1;
-    its->asks[key].empty = 0;
     return HPC_OK;
-}
-
-static void set_empty(hpc_exchange *ex, int key, int empty) {
-    split *its = ex->own;
-    its->asks[key].empty = empty;
 }
 
 static int keeps(const hpc_exchange *ex, int key) {
@@ -568,7 +560,6 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
 }
 
 static const hpc_splitting splitting = {
-    .set_empty = set_empty,
     .keeps = keeps,
     .set_use = set_use,
     .send_pull = send_pull,

@@ -27,9 +27,7 @@ static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *con
 typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER, HPC_USE_SQUARES } hpc_use;
 
 typedef struct hpc_splitting {
-    /* The worker. The next push of key says that there is no gradient. */
-    void (*set_empty)(hpc_exchange *ex, int key, int empty);
-    /* Whether the owners keep a fold of key, for a pull to use. */
+    /* The worker. Whether the owners keep a fold of key, for a pull to use. */
     int (*keeps)(const hpc_exchange *ex, int key);
     /* What the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
     int (*set_use)(hpc_exchange *ex, int key, hpc_use use, double scale, const char *op);

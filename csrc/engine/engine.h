@@ -51,11 +51,15 @@ typedef struct hpc_encoded {
     uint64_t decoded; /* the ticket whose parameters were decoded last */
 } hpc_encoded;
 
+/* A flag beside those of hpc_push_flags: the push has no gradient. */
+enum { HPC_PUSH_EMPTY = 4 };
+
 /* A worker's view of a key. Its 128 bytes spare a multiplication wherever a key is looked up. */
 typedef struct hpc_pushed {
     uint64_t pushes, pulls;
     double since;                   /* when its last push began; 0: its end has been seen */
-    unsigned char sending, started; /* hpc_push_flags of the last start: those not sent in full yet; all of them */
+    unsigned char sending, started; /* hpc_push_flags of the last start: those not sent in full yet; all of them, and
+                                       HPC_PUSH_EMPTY */
     unsigned char brings;           /* its push brings arguments of the rule: 1; 2: and waits for them to be seen */
     unsigned char news;             /* so many of the next pushes bring arguments to their slots */
     int at_args, at_share, at_row;  /* where sending stopped: arguments first, then updates */

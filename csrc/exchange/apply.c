@@ -16,11 +16,7 @@ int hpc_exchange_fold_nothing(hpc_exchange *ex, int key, double timeout, uint64_
     HPC_IN_CALL(ex, key, op);
     int status = check_call(ex, key, ticket, op);
     if (status != HPC_OK) return status;
-    const hpc_splitting *split = ex->discipline->split;
-    if (ex->keys[key].sending == 0) split->set_empty(ex, key, 1);
-    status = hpc_worker_start(ex, key, HPC_PUSH, 1, NULL, &(hpc_limit){timeout, 0}, ticket, op);
-    if (ex->keys[key].sending == 0) split->set_empty(ex, key, 0);
-    return status;
+    return hpc_worker_start(ex, key, HPC_PUSH, 1, NULL, &(hpc_limit){timeout, 0}, ticket, op);
 }
 
 static int use(hpc_exchange *ex, int key, hpc_use what, double scale, double timeout, uint64_t *ticket,

@@ -13,9 +13,7 @@ const char *hpc_key_name(const hpc_exchange *ex, int key); /* NULL for none */
 #define HPC_IN_CALL(ex, key, op)                                                                                       \
     HPC_SPAN((ex) == NULL ? NULL : (ex)->context->group.timeline, op, hpc_key_name(ex, key))
 
-/* worker.c: hpc_exchange_start, for apply.c too. empty: the push has no gradient, which hpc_pushed.started notes by
- * one flag more. */
-enum { HPC_PUSH_EMPTY = 4 };
+/* worker.c: hpc_exchange_start, for apply.c too. empty: the push has no gradient. */
 int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const float *src, hpc_limit *l, uint64_t *ticket,
                      const char *op);
 /* A key of which a push or a pull of this rank is under way; -1: none. HPC_ERR_INVALID if there is one. */
