@@ -1,4 +1,5 @@
-"""Checkpoints of a model that is trained: what its owners keep, by hpcomm.Checkpointer, and what lies in torch."""
+"""Checkpoints of a model: hpcomm.Checkpointer saves what the owners keep, and this file adds what torch keeps (buffers,
+param_groups, the state of an optimizer that steps on every rank)."""
 
 from os import PathLike
 from typing import Any

@@ -657,8 +657,7 @@ typedef struct hpc_exchange_config {
                                      wire one of the plan's slots is the model, so its depth is 2 or more */
     const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
     const char *refusal;          /* not NULL: this rank cannot take part; all ranks fail with this sentence */
-    int split; /* 1: fold and apply are two calls, see hpc_exchange_apply. BSP with servers, no eager,
-                  a plan of one stage and depth 1 */
+    int split;                    /* 1: fold and apply are two calls. BSP with servers, one stage, depth 1, no eager */
 } hpc_exchange_config;
 
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
@@ -708,34 +707,24 @@ HPC_API int hpc_exchange_wait(hpc_exchange *exchange, int key, uint64_t ticket, 
 /* start with both flags, then wait. */
 HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const float *src, double timeout);
 
-/* clang-format off */
-/* With config.split: fold and apply in two calls.
- *
- * HPC_PUSH is the fold: the owners keep the mean of all workers' updates of the key (the plan's weighted sum). The end
- * of its ticket says that all updates are there. Then all workers make the same one of these calls, each with a ticket
- * for test and wait:
- *
- *   apply    the rule runs on scale * mean, with the arguments of set_args at this call, and parameters go to the
- *            workers. Scale and arguments must be the same on all workers: else the exchange ends in HPC_ERR_CONFIG
- *   skip     the mean is dropped; parameters, state and step stay as they are
- *   squares  the owners send the sum of squares of the mean, for get_squares once the ticket has ended
- *   gather   the mean is written over every worker's gradient, which must be float32
- *
- * After squares and gather the mean is still kept: another of these calls follows, or a fold that replaces it. The
- * gradient belongs to the exchange until apply or skip has ended; after a gather it may be read and written.
- * HPC_PUSH | HPC_PULL is a fold and an apply with scale 1; HPC_PULL alone is an apply, or ends what is under way.
- * fold_nothing is a fold by a worker that has no gradient: its part is zero, and no bytes are sent. Where all workers
- * say so, apply changes neither parameters nor state nor step.
- *
- * A core works for the lowest key first: give keys in the order in which the next forward pass needs them. */
-/* clang-format on */
-HPC_API int hpc_exchange_fold_nothing(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
+/* With config.split HPC_PUSH is a fold: the owners keep the mean of all workers' updates of the key (the plan's
+ * weighted sum), and its ticket ends when all updates are there. Then all workers make the same one of these calls,
+ * with tickets for test and wait; else the exchange ends in HPC_ERR_CONFIG. Behind squares and gather another one
+ * follows, or a fold that replaces the mean. The gradient is the exchange's until apply or skip has ended; after a
+ * gather it may be written. HPC_PUSH | HPC_PULL is a fold and an apply with scale 1. Cores work for the lowest key
+ * first. */
+/* The rule runs on scale * mean, with the args that set_args gave before this call. All workers give the same. */
 HPC_API int hpc_exchange_apply(hpc_exchange *exchange, int key, double scale, double timeout, uint64_t *ticket);
+/* Drops the mean: parameters, state and step stay as they are. */
 HPC_API int hpc_exchange_skip(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
+/* Writes the mean over every worker's gradient, which must be float32. */
 HPC_API int hpc_exchange_gather(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
+/* Asks for the mean's sum of squares, in float64; get_squares has it when the ticket has ended, alike on all workers.
+ */
 HPC_API int hpc_exchange_squares(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
-/* *sum gets the sum of squares that the last call of squares has brought, in float64; the same bits on all workers. */
 HPC_API int hpc_exchange_get_squares(hpc_exchange *exchange, int key, double *sum);
+/* A fold by a worker without a gradient: its part is zero, no bytes are sent. Where all say so, apply is a skip. */
+HPC_API int hpc_exchange_fold_nothing(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 
 /* Works for this rank's rows without waiting (inline progress). */
 HPC_API int hpc_exchange_progress(hpc_exchange *exchange);
