@@ -271,27 +271,23 @@ static int fold_next(hpc_core *core, hpc_share *share) {
     return 0;
 }
 
-static void fail_use(const hpc_core *core, const hpc_share *share, int a, int b, const char *what) {
-    char why[2 * HPC_FAILURE_BYTES];
-    snprintf(why, sizeof why,
-             "apply: ranks %d and %d do not give the same %s for key %.64s: call the same on all workers", a, b, what,
-             core->exchange->plan->keys[share->key].name);
-    hpc_exchange_fail(core->exchange, HPC_ERR_CONFIG, why);
-}
-
 /* Whether the pulls of all workers bring the same; else the exchange fails. */
-static int pulls_agree(const hpc_core *core, const hpc_share *share) {
-    const hpc_exchange *ex = core->exchange;
+static int pulls_agree(hpc_core *core, const hpc_share *share) {
+    hpc_exchange *ex = core->exchange;
+    const means *m = share->own;
     int first = share->parts[0];
-    const double *its = hpc_args_of(ex, share, first, 0);
+    double scale = *hpc_args_of(ex, share, first, 0);
     for (int i = 1; i < share->n_parts; i++) {
-        const double *theirs = hpc_args_of(ex, share, share->parts[i], 0);
-        if (memcmp(theirs, its, HPC_ARGS_BYTES) == 0) continue;
-        int scale = memcmp(theirs, its, sizeof *its) != 0;
-        fail_use(core, share, first, share->parts[i], scale ? "scale" : "arguments of the rule (set)");
+        double theirs = *hpc_args_of(ex, share, share->parts[i], 0);
+        if (theirs == scale) continue;
+        char why[2 * HPC_FAILURE_BYTES];
+        snprintf(why, sizeof why,
+                 "apply: rank %d gives scale %.9g for key %.64s and rank %d %.9g: give the same on all workers", first,
+                 scale, ex->plan->keys[share->key].name, share->parts[i], theirs);
+        hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);
         return 0;
     }
-    return 1;
+    return hpc_args_agree(core, hpc_first_work(ex, share), 0, share->version + (m->n_ready > 0));
 }
 
 static void answer_pulls(hpc_core *core, hpc_share *share) {
@@ -423,6 +419,15 @@ static int empty_came(hpc_core *core, hpc_share *share, int rank) {
     return 1;
 }
 
+static void fail_use(const hpc_core *core, const hpc_share *share, int first, int rank, hpc_use use) {
+    static const char *const names[] = {"apply", "skip", "gather", "squares"};
+    const means *m = share->own;
+    char why[2 * HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why, "%s: rank %d calls %s for key %.64s and rank %d %s: make the same call on all workers",
+             names[m->use], first, names[m->use], core->exchange->plan->keys[share->key].name, rank, names[use]);
+    hpc_exchange_fail(core->exchange, HPC_ERR_CONFIG, why);
+}
+
 static int use_came(hpc_core *core, hpc_share *share, int rank, int use) {
     means *m = share->own;
     if (atomic_load_explicit(&core->exchange->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
@@ -432,7 +437,7 @@ static int use_came(hpc_core *core, hpc_share *share, int rank, int use) {
     if (m->use != (hpc_use)use) {
         int other = 0;
         while (!atomic_load_explicit(&m->used[other], memory_order_relaxed)) other++;
-        fail_use(core, share, other, rank, "call of apply, skip, gather and squares");
+        fail_use(core, share, other, rank, (hpc_use)use);
         return 1;
     }
     atomic_store_explicit(&m->used[rank], 1, memory_order_relaxed);

@@ -31,7 +31,7 @@ static void answer_all(hpc_core *core, hpc_share *share) {
 
 /* Nonzero when a user's kernel has failed: then nothing is answered, so that no rank takes an update for applied. */
 static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
-    if (w->share->args_came && !hpc_args_agree(core, w, (int)inputs->slot)) return -1;
+    if (w->share->args_came && !hpc_args_agree(core, w, (int)inputs->slot, w->share->version + 1)) return -1;
     int failed = hpc_row_work(core, w, inputs);
     if (failed) return failed;
     if (core->exchange->graph == NULL) hpc_row_count_received(core, w, -1);

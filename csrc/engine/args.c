@@ -64,7 +64,7 @@ static int first_other(const double *a, const double *b) {
     return 0;
 }
 
-int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot) {
+int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, uint64_t push) {
     hpc_exchange *ex = core->exchange;
     const double *first = place_of(ex, w->share, w->args_of, slot);
     for (int r = 0; r < ex->context->group.size; r++) {
@@ -76,8 +76,8 @@ int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot) {
         snprintf(why, sizeof why,
                  "set_args: rank %d sets argument %d of rule \"%s\" of key %.64s to %.9g for push %llu and rank %d to "
                  "%.9g: set the same on all workers",
-                 r, a, w->rule->name, ex->plan->keys[w->row->key].name, theirs[a],
-                 (unsigned long long)w->share->version + 1, w->args_of, first[a]);
+                 r, a, w->rule->name, ex->plan->keys[w->row->key].name, theirs[a], (unsigned long long)push, w->args_of,
+                 first[a]);
         hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);
         return 0;
     }

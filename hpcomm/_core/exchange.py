@@ -136,35 +136,30 @@ def exchange_get_args(exchange: Any, key: int, n: int) -> tuple[float, ...]:
     return tuple(c_args[1 : 1 + n])
 
 
-def exchange_fold_nothing(exchange: Any, key: int, seconds: float) -> int:
-    """These return the ticket, or a negative status."""
+def _ticket(call: Any, *args: Any) -> int:
+    """The ticket that a call of C gives, or a negative status; so return those below."""
     ticket = new_word()
-    status = int(lib.hpc_exchange_fold_nothing(exchange, key, seconds, ticket))
-    return status or int(ticket[0])
+    return int(call(*args, ticket)) or int(ticket[0])
+
+
+def exchange_fold_nothing(exchange: Any, key: int, seconds: float) -> int:
+    return _ticket(lib.hpc_exchange_fold_nothing, exchange, key, seconds)
 
 
 def exchange_apply(exchange: Any, key: int, scale: float, seconds: float) -> int:
-    ticket = new_word()
-    status = int(lib.hpc_exchange_apply(exchange, key, scale, seconds, ticket))
-    return status or int(ticket[0])
+    return _ticket(lib.hpc_exchange_apply, exchange, key, scale, seconds)
 
 
 def exchange_skip(exchange: Any, key: int, seconds: float) -> int:
-    ticket = new_word()
-    status = int(lib.hpc_exchange_skip(exchange, key, seconds, ticket))
-    return status or int(ticket[0])
+    return _ticket(lib.hpc_exchange_skip, exchange, key, seconds)
 
 
 def exchange_gather(exchange: Any, key: int, seconds: float) -> int:
-    ticket = new_word()
-    status = int(lib.hpc_exchange_gather(exchange, key, seconds, ticket))
-    return status or int(ticket[0])
+    return _ticket(lib.hpc_exchange_gather, exchange, key, seconds)
 
 
 def exchange_squares(exchange: Any, key: int, seconds: float) -> int:
-    ticket = new_word()
-    status = int(lib.hpc_exchange_squares(exchange, key, seconds, ticket))
-    return status or int(ticket[0])
+    return _ticket(lib.hpc_exchange_squares, exchange, key, seconds)
 
 
 def exchange_get_squares(exchange: Any, key: int) -> float:

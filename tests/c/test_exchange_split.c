@@ -318,7 +318,8 @@ static void lowest_first(rank *r) {
 
 /* Rank 1 gives another scale, other arguments, or makes another call. arg: which. */
 static void differ(rank *r) {
-    static const char *const what[] = {"scale", "arguments of the rule", "call of apply, skip, gather and squares"};
+    static const char *const what[] = {
+        "gives scale ", "sets argument 1 of rule \"sgd\" of key k1 to 4 for push 2 and rank 0 to 0.5", " calls "};
     job j;
     uint64_t ticket;
     split_job(&j, r);
@@ -337,7 +338,8 @@ static void differ(rank *r) {
     if (status == HPC_OK) status = hpc_exchange_wait(e, 1, ticket, -1);
     CHECK(status == HPC_ERR_CONFIG || status == HPC_ERR_PEER);
     CHECK_MESSAGE(what[r->arg]);
-    CHECK_MESSAGE("for key k1: call the same on all workers");
+    CHECK_MESSAGE("key k1");
+    CHECK_MESSAGE("the same"); /* what to do */
     hpc_exchange_free(e);
 }
 
