@@ -85,6 +85,7 @@ class Config(ctypes.Structure):
         ("devices", _chars),
         ("timeline", _chars),
         ("slice", _double),
+        ("tcp_congestion", _chars),
     ]
 
 

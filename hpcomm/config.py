@@ -100,6 +100,9 @@ class Config:
     tcp_streams: int = _setting(
         1, "integer", _integer(1, TCP_STREAMS), f"connections that a large put is striped over, 1 to {TCP_STREAMS}"
     )
+    tcp_congestion: str = _setting(
+        "", "name", str, 'congestion control of TCP, e.g. "dctcp"; empty: the system\'s, but cubic or reno for bbr'
+    )
     devices: str = _setting(
         "", "list", str, 'RDMA ports: "mlx5_0,mlx5_1:1" by prefix, "=mlx5_1" exactly, "^mlx5_2" not these; empty: all'
     )

@@ -118,7 +118,9 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     if (config->secret == NULL && config->secret_bytes > 0)
         return hpc_fail(HPC_ERR_INVALID, "init", "init: secret is NULL while secret_bytes is %zu",
                         config->secret_bytes);
+    const char *congestion = config->tcp_congestion == NULL ? "" : config->tcp_congestion;
     status = hpc_transport_check(config->transports);
+    if (status == HPC_OK) status = hpc_net_check_congestion(congestion, "init");
     if (status == HPC_OK) status = hpc_nics_check(config->devices);
     if (status != HPC_OK) return status;
 
@@ -137,6 +139,7 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     g->slice = config->slice;
     c->loop_seed = config->loop_seed;
     c->tcp_streams = config->tcp_streams;
+    snprintf(c->tcp_congestion, sizeof c->tcp_congestion, "%s", congestion);
     g->owner = owner_page();
     g->states = calloc((size_t)size, sizeof *g->states);
     g->departing = calloc((size_t)size, sizeof *g->departing);

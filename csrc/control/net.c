@@ -406,3 +406,37 @@ void hpc_net_tune(int fd, double silence) {
     set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, ms >= 1 ? (ms < INT_MAX ? (int)ms : INT_MAX) : 1); /* 0 is the default */
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
+
+/* ---- congestion control ---- */
+
+static int take_congestion(int fd, const char *name) {
+    return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0;
+}
+
+void hpc_net_set_congestion(int fd, const char *name) {
+    char now[HPC_CONGESTION_BYTES] = "";
+    socklen_t nbytes = sizeof now - 1;
+    if (name[0] != 0) {
+        take_congestion(fd, name);
+        return;
+    }
+    if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, now, &nbytes) != 0 || strncmp(now, "bbr", 3) != 0) return;
+    if (!take_congestion(fd, "cubic")) take_congestion(fd, "reno");
+}
+
+int hpc_net_check_congestion(const char *name, const char *op) {
+    if (name[0] == 0) return HPC_OK;
+    char allowed[NAMES_BYTES] = "";
+    int fd = strlen(name) < HPC_CONGESTION_BYTES ? socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1;
+    int takes = fd >= 0 && take_congestion(fd, name);
+    if (fd >= 0) close(fd);
+    if (takes) return HPC_OK;
+    FILE *names = fopen("/proc/sys/net/ipv4/tcp_allowed_congestion_control", "re");
+    if (names != NULL) {
+        if (fgets(allowed, sizeof allowed, names) == NULL) allowed[0] = 0;
+        fclose(names);
+        allowed[strcspn(allowed, "\n")] = 0;
+    }
+    return hpc_fail(HPC_ERR_CONFIG, op, "%s: tcp_congestion is \"%.32s\"; this process may choose: %s", op, name,
+                    allowed[0] != 0 ? allowed : "(unknown)");
+}

@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 
-enum { HPC_ENDPOINTS = 4, HPC_ENDPOINT_TEXT = 80, HPC_IFNAME = 16 };
+enum { HPC_ENDPOINTS = 4, HPC_ENDPOINT_TEXT = 80, HPC_IFNAME = 16, HPC_CONGESTION_BYTES = 16 };
 
 /* Where a rank listens; travels in its address. */
 typedef struct hpc_endpoint {
@@ -40,6 +40,14 @@ int hpc_net_connect(const hpc_endpoint *to, double deadline, int *fd, int *error
 /* No delay, non-blocking; keepalive and user timeout such that the kernel gives a peer up that is silent for so many
  * seconds, or takes nothing of what is sent: also a live one that does not read while its window stays shut so long. */
 void hpc_net_tune(int fd, double silence);
+
+/* The congestion control of a socket that carries bulk: name, as the kernel knows it. "" leaves the system's, but takes
+ * cubic, or reno, in the place of bbr: bbr finds a flow's rate anew, over many round trips, whenever other flows of the
+ * link have come or gone, and the flows of an exchange come and go together. */
+void hpc_net_set_congestion(int fd, const char *name);
+
+/* HPC_ERR_CONFIG if this process may not choose name; the sentence tells what it may. */
+int hpc_net_check_congestion(const char *name, const char *op);
 
 /* "10.0.0.2:40001 by eth0", "[fd00::2]:40001 by eth0". */
 void hpc_net_text(const hpc_endpoint *endpoint, char text[HPC_ENDPOINT_TEXT]);

@@ -57,8 +57,9 @@ struct hpc_context {
     struct hpc_verbs *verbs;
     hpc_nics *nics; /* verbs'; NULL if it can use none */
     int tcp_streams;
-    hpc_reactor *reactor; /* NULL: no transport has asked for it */
-    int all_remote;       /* no peer shares memory with this rank */
+    char tcp_congestion[HPC_CONGESTION_BYTES]; /* "": not chosen */
+    hpc_reactor *reactor;                      /* NULL: no transport has asked for it */
+    int all_remote;                            /* no peer shares memory with this rank */
     hpc_task *tasks;
     _Atomic int n_tasks; /* 0 spares the look at them */
     _Atomic int working; /* a thread is at the tasks, holds them, or changes their list */

@@ -39,16 +39,17 @@ def _settings(config: Config, secret: bytes | None) -> tuple[Any, ...]:
     """An hpc_config, and what it points to."""
     transports, interfaces = _chars(config.transport), _chars(config.socket_ifname)
     devices, timeline = _chars(config.devices), _path_chars(config.timeline)
+    congestion = _chars(config.tcp_congestion)
     chars = NULL if secret is None else from_buffer(secret)
     c = ffi.new("hpc_config *")
     lib.hpc_config_init(c)
     c.timeout, c.spin, c.loop_seed, c.transports = config.timeout, config.spin, config.loop_seed, transports
     setattr(c, "yield", config.yield_)
     c.silence, c.interfaces, c.devices, c.timeline = config.silence, interfaces, devices, timeline
-    c.tcp_streams = config.tcp_streams
+    c.tcp_streams, c.tcp_congestion = config.tcp_streams, congestion
     c.slice = SLICE
     c.secret, c.secret_bytes = chars, len(secret or b"")
-    return c, transports, interfaces, devices, timeline, chars
+    return c, transports, interfaces, devices, timeline, congestion, chars
 
 
 def context_create(rank: int, size: int, config: Config, secret: bytes | None, keep: object) -> Any:

@@ -506,6 +506,38 @@ static void test_known_host(void) {
     test_own_echo();
 }
 
+/* ---- congestion control ---- */
+
+static void check_congestion(const char *first, const char *asked, const char *expected) {
+    char name[HPC_CONGESTION_BYTES] = "";
+    socklen_t nbytes = sizeof name - 1;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(fd >= 0);
+    if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, first, (socklen_t)strlen(first)) == 0) {
+        hpc_net_set_congestion(fd, asked);
+        CHECK(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &nbytes) == 0);
+        if (expected != NULL)
+            CHECK(strcmp(name, expected) == 0);
+        else
+            CHECK(strcmp(name, "cubic") == 0 || strcmp(name, "reno") == 0);
+    }
+    close(fd);
+}
+
+/* Every kernel has reno, and lets every process choose it. */
+static void test_congestion(void) {
+    check_congestion("reno", "", "reno");
+    check_congestion("bbr", "", NULL); /* where the kernel has bbr */
+    check_congestion("bbr", "bbr", "bbr");
+    check_congestion("bbr", "reno", "reno");
+    CHECK_OK(hpc_net_check_congestion("", "test"));
+    CHECK_OK(hpc_net_check_congestion("reno", "test"));
+    CHECK_STATUS(hpc_net_check_congestion("nocontrol", "test"), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("tcp_congestion is \"nocontrol\"; this process may choose: ");
+    CHECK_STATUS(hpc_net_check_congestion("a_name_of_sixteen", "test"), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("reno");
+}
+
 static int next_descriptor(void) {
     int fd = dup(STDERR_FILENO);
     close(fd);
@@ -521,6 +553,7 @@ int main(void) {
     test_connect_deadline();
     test_tune();
     CHECK_EQ(hpc_last_error()->status, HPC_OK);
+    test_congestion();
     test_refused_names();
     test_known_host();
     CHECK_EQ(next_descriptor(), before);

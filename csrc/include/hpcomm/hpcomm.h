@@ -166,6 +166,8 @@ typedef struct hpc_config {
                              put where %r is, or before the suffix ("trace.rank0.json"); NULL: none */
     double slice; /* for a caller that waits in slices of at most this many seconds, to look at signals in between: a
                      timeout of such a wait is not followed to its culprits, see hpc_follow_timeout; 0 */
+    const char *tcp_congestion; /* TCP's congestion control, as the kernel names it ("dctcp"); NULL: the system's, but
+                                   cubic or reno in the place of bbr */
 } hpc_config;
 
 enum { HPC_TCP_STREAMS = 8 };

@@ -34,6 +34,7 @@ int tcp_link_install(tcp_link *l, int stream, int fd) {
      * of a rank share its link evenly to the end.
      */
     setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
+    hpc_net_set_congestion(fd, l->tcp->context->tcp_congestion);
     if (!atomic_compare_exchange_strong(&l->streams[stream].fd, &none, fd)) return HPC_ERR_INVALID;
     if (tcp_watch(l->tcp, l, stream, fd, 0) == 0) return HPC_OK;
     atomic_store(&l->streams[stream].fd, -1);
