@@ -32,7 +32,11 @@ static void answer_all(hpc_core *core, hpc_share *share) {
 /* Nonzero when a user's kernel has failed: then nothing is answered, so that no rank takes an update for applied. */
 static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     if (w->share->args_came && !hpc_args_agree(core, w, (int)inputs->slot, w->share->version + 1)) return -1;
-    int failed = hpc_row_work(core, w, inputs);
+    int failed = 0;
+    if (w->row->action == HPC_RELAY)
+        hpc_row_relay(core, w, (int)inputs->slot);
+    else
+        failed = hpc_row_work(core, w, inputs);
     if (failed) return failed;
     if (core->exchange->graph == NULL) hpc_row_count_received(core, w, -1);
     if (--w->share->left == 0) answer_all(core, w->share);
@@ -146,6 +150,19 @@ int hpc_whole_missing_neighbours(const hpc_exchange *ex, int s, uint64_t awaited
     return found;
 }
 
+/* With several stages: the ranks whose inputs are missing for the folds that this rank forwards. What it waits for
+ * itself may wait for those folds. */
+static int missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket, int slot, int *ranks) {
+    int n = 0;
+    for (int s = 0; s < ex->layout.n_shares && ex->layout.stages.many; s++) {
+        const hpc_share *share = &ex->layout.shares[s];
+        if (share->key != key || share->owner != ex->context->group.rank) continue;
+        if (ex->plan->rows[share->rows[0]].action != HPC_FORWARD || hpc_share_has_answered(ex, s, ticket)) continue;
+        n = hpc_whole_missing(ex, share, slot, ranks, n);
+    }
+    return n;
+}
+
 /* The workers that have not pushed. Where that cannot be seen: workers whose inputs are missing here, other owners that
  * have not answered, and workers that left without a word. */
 int hpc_whole_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks) {
@@ -155,9 +172,11 @@ int hpc_whole_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int *ran
     for (int r = 0; r < size; r++)
         if (hpc_pushes_key(ex, r, key) && hpc_pushes_of(ex, r, key) < ticket / 2) n = hpc_add_rank(ranks, n, r);
     if (n > 0) return n;
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        if (hpc_share_has_answered(ex, k->shares[i], ticket)) continue;
+    n = missing_in_stages(ex, key, ticket, slot, ranks);
+    if (n > 0) return n;
+    for (int i = 0; i < k->n_awaited; i++) {
+        const hpc_share *share = &ex->layout.shares[k->awaited[i]];
+        if (hpc_share_has_answered(ex, k->awaited[i], ticket)) continue;
         if (share->owner == me)
             n = hpc_whole_missing(ex, share, slot, ranks, n);
         else

@@ -124,7 +124,7 @@ static int bring(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     hpc_pushed *k = &ex->keys[share->key];
     int me = ex->context->group.rank, core = ex->layout.places[share->owner].first_core + share->core;
-    if (!hpc_feeds_share(ex, share, me)) return HPC_OK;
+    if (!hpc_feeds_share(ex, share, me) || ex->plan->rows[share->rows[0]].action == HPC_RELAY) return HPC_OK;
     if (k->brings == 1) {
         int status = hpc_send_event(ex, share->core, share->owner, ex->rules[share->key].out[slot], HPC_ARGS_BYTES,
                                     hpc_args_at(ex, share, me, slot), hpc_imm(HPC_OP_ARGS, slot, s), l);

@@ -162,7 +162,7 @@ static int next_event(hpc_core *core, hpc_event *event) {
     } else {
         status = hpc_lane_poll(at_out ? core->out : core->in, event);
     }
-    if (core->exchange->layout.forwards) {
+    if (core->exchange->layout.stages.many) {
         if (status == HPC_IN_PROGRESS) status = hpc_lane_poll(at_out ? core->in : core->out, event);
         core->at_out = !at_out;
     }
@@ -326,11 +326,12 @@ void hpc_cores_stop(hpc_exchange *ex) {
 
 /* ---- all rows ---- */
 
-void hpc_cores_write(hpc_exchange *ex) {
+void hpc_cores_write(hpc_exchange *ex, int hops) {
     for (int c = 0; c < ex->n_own_cores; c++) {
         hpc_core_pause(&ex->cores[c]);
         for (int i = 0; i < ex->n_work; i++)
-            if (ex->work[i].row->core == c && ex->work[i].row->action != HPC_FORWARD)
+            if (ex->work[i].row->core == c && ex->work[i].row->action != HPC_FORWARD &&
+                hpc_row_hops(ex, ex->work[i].index) == hops)
                 hpc_row_send(&ex->cores[c], &ex->work[i], HPC_EVERYBODY);
         hpc_core_resume(&ex->cores[c]);
     }

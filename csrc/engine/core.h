@@ -6,7 +6,8 @@
 
 void hpc_cores_start(hpc_exchange *ex, int threads);
 void hpc_cores_stop(hpc_exchange *ex);
-void hpc_cores_write(hpc_exchange *ex); /* every row's parameters to its outputs */
+/* Every row's parameters to its outputs, relays included: of rows whose parameters have passed so many relays. */
+void hpc_cores_write(hpc_exchange *ex, int hops);
 /* Between pause and resume nobody works for the core: its thread, or the wait that works inline, is between two events.
  * The caller pauses one core at a time, is not at work for a core itself, and does not wait meanwhile. */
 void hpc_core_pause(hpc_core *core);

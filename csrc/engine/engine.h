@@ -1,6 +1,7 @@
 /* The state of one rank's end of an exchange.
  *
  *   layout.c    where everything lies in every rank's part of the window, from the plan alone
+ *   stages.c    which ranks feed a row, whom it reaches, and which answers a push waits for
  *   params.c    parameters that travel encoded: where they land at a worker, and how they get into its params
  *   rows.c      the rows that this rank owns, and the cores that work for them
  *   core.c      a core: polls and hands events to the discipline; by a thread, or inline
@@ -80,15 +81,23 @@ typedef struct hpc_asked {
     double grace; /* negative: learned */
 } hpc_asked;
 
+/* What follows from edges between rows (stages.c). */
+typedef struct hpc_stages {
+    int many;            /* there are some; the rest is for them */
+    uint64_t *feeders;   /* by row: a bit for each rank whose pushes reach it */
+    uint64_t *receivers; /* by row: a bit for each rank that gets parameters that were made of it */
+    size_t words;        /* of a row's bits */
+    int *hops;           /* by row: relays that its parameters have passed, itself included */
+    int most_hops;
+} hpc_stages;
+
 /* What follows from the plan and the discipline alone. */
 typedef struct hpc_layout {
     int depth, n_shares, n_cores; /* n_cores: of all ranks */
-    int forwards;                 /* some rows do */
     int encodes;                  /* some rows send parameters that are not plain float32 */
     hpc_share *shares;
-    int *share_of;     /* by row */
-    uint64_t *feeders; /* by row: a bit for each rank that feeds it; NULL: no row forwards */
-    size_t feeder_words;
+    int *share_of; /* by row */
+    hpc_stages stages;
     hpc_place *places;                   /* by rank */
     char *pushers;                       /* [key * size + rank] */
     size_t params_bytes, gradient_bytes; /* of all keys; of one slot */

@@ -1,17 +1,22 @@
-/* Forwards: a row sends its fold on to rows of other ranks. A receiver gets its forwards in order. A forward that finds
- * the ring full is kept in a list of the receiver's own and sent later, so a receiver that takes none delays only its
- * own. */
+/* Forwards: a row sends its fold, or its parameters, on to rows of other ranks. A receiver gets its forwards in order.
+ * A forward that finds the ring full is kept in a list of the receiver's own and sent later, so a receiver that takes
+ * none delays only its own. */
 #include "engine/row.h"
+
+const void *hpc_row_leaving(const hpc_work *w, int slot) {
+    if (w->row->action == HPC_RELAY) return w->inputs[0].slots + (size_t)slot * w->inputs[0].stride;
+    if (w->encoded != NULL) return w->encoded;
+    return w->row->action == HPC_FORWARD ? w->acc : w->param;
+}
 
 static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     hpc_exchange *ex = core->exchange;
     const hpc_output *out = &w->outputs[edge];
-    const hpc_row *to = &ex->plan->rows[w->row->out[edge].row];
-    const void *fold = w->encoded != NULL ? (const void *)w->encoded : w->acc;
+    const hpc_row *to = &ex->plan->rows[out->row];
     size_t nbytes = w->sends->max_bytes(w->row->count);
-    int status = hpc_lane_try_notify(core->out, ex->window, out->rank, fold, nbytes,
+    int status = hpc_lane_try_notify(core->out, ex->window, out->rank, hpc_row_leaving(w, slot), nbytes,
                                      out->offset + (size_t)slot * hpc_slot_stride(ex, to),
-                                     hpc_imm(HPC_OP_FORWARD, slot, w->row->out[edge].row));
+                                     hpc_imm(HPC_OP_FORWARD, slot, out->row));
     if (status == HPC_OK) hpc_count_bytes(ex, ex->peers.sent, out->rank, nbytes);
     if (status != HPC_IN_PROGRESS) hpc_core_check_put(core, status);
     return status;
@@ -32,7 +37,9 @@ static void keep_forward(hpc_core *core, hpc_work *w, int edge, int slot) {
 
 void hpc_forward_row(hpc_core *core, hpc_work *w, int slot) {
     for (int e = 0; e < w->n_outputs; e++)
-        if (core->kept_first[w->outputs[e].rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
+        if (w->outputs[e].row < 0)
+            continue;
+        else if (core->kept_first[w->outputs[e].rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
             keep_forward(core, w, e, slot);
 }
 

@@ -17,19 +17,13 @@ size_t hpc_layout_take(hpc_place *place, size_t nbytes) {
     return at;
 }
 
-static int has_edge(const hpc_edge *edges, int n, int rank) {
-    for (int e = 0; e < n; e++)
-        if (edges[e].rank == rank && edges[e].row < 0) return 1;
-    return 0;
-}
-
 /* Whether the master of a row is its owner's own copy of the parameters, which change between the owner's push and its
  * pull only: the owner has pushed whenever the row is folded, unless owners go on without some. Where parameters are
  * sent encoded the owner's own are as rounded as all others', and the master is not. */
 static int is_master_params(const hpc_exchange *ex, const hpc_row *row) {
     if (hpc_row_encodes(row)) return 0;
     return ex->asked.shared_params ||
-           (!hpc_goes_on(ex) && has_edge(row->in, row->n_in, row->owner) && has_edge(row->out, row->n_out, row->owner));
+           (!hpc_goes_on(ex) && hpc_row_has_input(row, row->owner) && hpc_row_has_output(row, row->owner));
 }
 
 /* ---- shares ---- */
@@ -48,18 +42,20 @@ static void find_cores(hpc_exchange *ex) {
     }
 }
 
-/* Shares are numbered in the order of their first rows. share_at: by core, the share of the key at hand. */
+/* Shares are numbered in the order of their first rows. share_at: by core and action, the share of the key at hand. */
 static int find_shares(hpc_exchange *ex, const char *op) {
     const hpc_plan *plan = ex->plan;
-    int *share_at = malloc((size_t)ex->layout.n_cores * sizeof *share_at), status = HPC_OK, pushes = 0;
+    enum { ACTIONS = HPC_RELAY + 1 };
+    const int n = ex->layout.n_cores * ACTIONS;
+    int *share_at = malloc((size_t)n * sizeof *share_at), status = HPC_OK, pushes = 0;
     const hpc_edge *edges = NULL;
     ex->layout.share_of = malloc((size_t)plan->n_rows * sizeof *ex->layout.share_of);
     ex->layout.shares = calloc((size_t)plan->n_rows, sizeof *ex->layout.shares);
     if (share_at == NULL || ex->layout.share_of == NULL || ex->layout.shares == NULL) goto no_memory;
-    for (int c = 0; c < ex->layout.n_cores; c++) share_at[c] = -1;
+    for (int c = 0; c < n; c++) share_at[c] = -1;
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
-        int *at = &share_at[ex->layout.places[row->owner].first_core + row->core];
+        int *at = &share_at[(ex->layout.places[row->owner].first_core + row->core) * ACTIONS + row->action];
         if (*at < 0 || ex->layout.shares[*at].key != row->key) {
             *at = ex->layout.n_shares++;
             ex->layout.shares[*at] = (hpc_share){.key = row->key, .owner = row->owner, .core = row->core};
@@ -77,7 +73,7 @@ static int find_shares(hpc_exchange *ex, const char *op) {
         hpc_share *share = &ex->layout.shares[ex->layout.share_of[i]];
         const hpc_row *row = &plan->rows[i];
         size_t nbytes = hpc_input_bytes(row);
-        if (row->in != edges) pushes = has_edge(row->in, row->n_in, ex->context->group.rank); /* a hub has one list */
+        if (row->in != edges) pushes = hpc_row_has_input(row, ex->context->group.rank); /* a hub has one list */
         edges = row->in;
         share->rows[share->n_rows++] = i;
         share->nbytes += nbytes;
@@ -92,76 +88,6 @@ out:
 }
 
 /* ---- keys ---- */
-
-/* A row is taken after all rows that forward to it, so the ranks that feed those are known. A plan has no circle. */
-static void spread_feeders(const hpc_exchange *ex, int *missing, int *ready) {
-    const hpc_plan *plan = ex->plan;
-    size_t words = ex->layout.feeder_words;
-    int n_ready = 0;
-    for (int i = 0; i < plan->n_rows; i++) {
-        const hpc_row *row = &plan->rows[i];
-        for (int e = 0; e < row->n_in; e++) {
-            size_t rank = (size_t)row->in[e].rank;
-            if (row->in[e].row < 0)
-                ex->layout.feeders[(size_t)i * words + rank / 64] |= (uint64_t)1 << rank % 64;
-            else
-                missing[i]++;
-        }
-        if (missing[i] == 0) ready[n_ready++] = i;
-    }
-    while (n_ready > 0) {
-        int i = ready[--n_ready];
-        const hpc_row *row = &plan->rows[i];
-        for (int e = 0; row->action == HPC_FORWARD && e < row->n_out; e++) {
-            int to = row->out[e].row;
-            for (size_t k = 0; k < words; k++)
-                ex->layout.feeders[(size_t)to * words + k] |= ex->layout.feeders[(size_t)i * words + k];
-            if (--missing[to] == 0) ready[n_ready++] = to;
-        }
-    }
-}
-
-/* Without forwards the in-edges are enough, and nothing is found here. */
-static int find_feeders(hpc_exchange *ex, const char *op) {
-    size_t rows = (size_t)ex->plan->n_rows;
-    for (size_t i = 0; i < rows; i++) ex->layout.forwards |= ex->plan->rows[i].action == HPC_FORWARD;
-    if (!ex->layout.forwards) return HPC_OK;
-    ex->layout.feeder_words = ((size_t)ex->context->group.size + 63) / 64;
-    ex->layout.feeders = calloc(rows * ex->layout.feeder_words, sizeof *ex->layout.feeders);
-    int *missing = calloc(rows, sizeof *missing), *ready = malloc(rows * sizeof *ready), status = HPC_OK;
-    if (ex->layout.feeders == NULL || missing == NULL || ready == NULL)
-        status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the stages of %zu rows", op, rows);
-    else
-        spread_feeders(ex, missing, ready);
-    free(missing);
-    free(ready);
-    return status;
-}
-
-int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank) {
-    return hpc_row_is_fed_by(ex, share->rows[0], rank);
-}
-
-int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank) {
-    const hpc_row *r = &ex->plan->rows[row];
-    if (ex->layout.feeders == NULL) return has_edge(r->in, r->n_in, rank);
-    return (int)(ex->layout.feeders[(size_t)row * ex->layout.feeder_words + (size_t)rank / 64] >> rank % 64 & 1);
-}
-
-/* A rank takes part in a share if its pushes reach it, through any stages, or if it gets parameters from it. When all
- * shares of a key have answered the rank, its gradient has been read and has passed all stages, and its parameters are
- * written. */
-int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank) {
-    const hpc_row *before = NULL;
-    if (hpc_involves_all(ex)) return 1;
-    for (int i = 0; i < share->n_rows; i++) {
-        const hpc_row *row = &ex->plan->rows[share->rows[i]];
-        if (before != NULL && before->in == row->in && before->out == row->out) continue; /* as in every hub */
-        if (hpc_row_is_fed_by(ex, share->rows[i], rank) || has_edge(row->out, row->n_out, rank)) return 1;
-        before = row;
-    }
-    return 0;
-}
 
 static int find_keys(hpc_exchange *ex, const char *op) {
     const hpc_plan *plan = ex->plan;
@@ -187,6 +113,7 @@ static int find_keys(hpc_exchange *ex, const char *op) {
         if ((share->owner > rank) != (s < ex->layout.n_shares)) continue;
         if (!hpc_share_involves(ex, share, rank)) continue;
         key->shares[key->n_shares++] = s % ex->layout.n_shares;
+        if (!hpc_share_is_awaited_by(ex, share, rank)) continue;
         if (ex->discipline->makes_params == NULL || ex->discipline->makes_params(ex, share))
             key->awaited[key->n_awaited++] = s % ex->layout.n_shares;
     }
@@ -239,7 +166,7 @@ static int place_masters(hpc_exchange *ex, const char *op) {
             const hpc_row *row = &plan->rows[i];
             if (row->core != core) continue;
             ex->layout.master_of[i] = HPC_NOWHERE;
-            if (row->action == HPC_FORWARD || is_master_params(ex, row)) continue;
+            if (!hpc_row_keeps_params(row) || is_master_params(ex, row)) continue;
             ex->layout.master_of[i] = used[row->owner];
             used[row->owner] += aligned((size_t)row->count * sizeof(float), LINE);
         }
@@ -259,7 +186,7 @@ int hpc_layout_make(hpc_exchange *ex, const char *op) {
     if (ex->layout.places == NULL || ex->layout.slot_base == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
     find_cores(ex);
-    int status = find_feeders(ex, op);
+    int status = hpc_stages_find(ex, op);
     if (status == HPC_OK) status = find_shares(ex, op);
     if (status == HPC_OK && hpc_signals(ex) > HPC_MOST_SIGNALS)
         status = hpc_fail(HPC_ERR_INVALID, op, "%s: %d keys on %d cores need %d signals; at most %d are possible", op,
@@ -355,7 +282,7 @@ void hpc_layout_free(hpc_exchange *ex) {
     free(ex->layout.pushers);
     free(ex->layout.shares);
     free(ex->layout.share_of);
-    free(ex->layout.feeders);
+    hpc_stages_free(ex);
     free(ex->layout.places);
     free(ex->layout.slot_base);
     free(ex->layout.master_of);

@@ -12,9 +12,22 @@ void hpc_layout_free(hpc_exchange *ex);
 /* Takes nbytes at the end of a part, on pages of its own: a core's memory can be placed on its node. */
 size_t hpc_layout_take(hpc_place *place, size_t nbytes);
 
+/* stages.c: what follows from the edges between rows. */
+int hpc_stages_find(hpc_exchange *ex, const char *op);
+void hpc_stages_free(hpc_exchange *ex);
+int hpc_row_has_input(const hpc_row *row, int rank);  /* rank pushes to the row itself */
+int hpc_row_has_output(const hpc_row *row, int rank); /* the row itself sends rank parameters */
+int hpc_row_sends_to_rows(const hpc_row *row);
 int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank); /* pushes of rank reach row, through any stages */
 int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank);
-int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank); /* at either end of its rows */
+/* Whether rank's pushes reach the share, or the share itself sends rank parameters. */
+int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank);
+/* Whether the owner of a row may have its own parameters while the row has not sent all to other rows. */
+int hpc_row_outlasts_pulls(const hpc_exchange *ex, int row);
+/* Whether rank's pushes are done only when the share has answered them. */
+int hpc_share_is_awaited_by(const hpc_exchange *ex, const hpc_share *share, int rank);
+/* Whether the share answers rank: those that await it, and with stages its owner, to know what is missing. */
+int hpc_share_answers(const hpc_exchange *ex, const hpc_share *share, int rank);
 
 /* Bytes from the start of rank's part to its parameters of a key, after so many of its pushes. */
 size_t hpc_params_at(const hpc_exchange *ex, int rank, int key, uint64_t pushes);
@@ -70,9 +83,19 @@ static inline size_t hpc_output_bytes(const hpc_row *row) {
     return hpc_codec_of(row->codec_out)->max_bytes(row->count);
 }
 
+/* Whether a row has the parameters of its elements: a forward has a fold, and a relay what has come. */
+static inline int hpc_row_keeps_params(const hpc_row *row) {
+    return row->action == HPC_APPLY || row->action == HPC_EMIT;
+}
+
 /* Whether a row sends parameters that are not plain float32. */
 static inline int hpc_row_encodes(const hpc_row *row) {
     return row->action != HPC_FORWARD && !hpc_codec_of(row->codec_out)->plain;
+}
+
+/* How many relays the parameters that a row sends have passed, itself included. */
+static inline int hpc_row_hops(const hpc_exchange *ex, int row) {
+    return ex->layout.stages.many ? ex->layout.stages.hops[row] : 0;
 }
 
 static inline size_t hpc_row_bytes(const hpc_row *row) {

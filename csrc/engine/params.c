@@ -27,9 +27,7 @@ static void find_codecs(hpc_exchange *ex) {
 static int comes_encoded(const hpc_exchange *ex, const hpc_row *row) {
     int me = ex->context->group.rank;
     if (!hpc_row_encodes(row) || hpc_is_mapped(ex, row->owner)) return 0;
-    for (int e = 0; e < row->n_out; e++)
-        if (row->out[e].rank == me) return 1;
-    return 0;
+    return hpc_row_has_output(row, me);
 }
 
 /* Mapping is mutual: both ends of a pair have the same transport. */

@@ -193,13 +193,13 @@ static void write_block(hpc_core *core, const hpc_work *w, receivers to, size_t 
     }
 }
 
-static void put_row(hpc_core *core, const hpc_work *w, receivers to) {
+static void put_row(hpc_core *core, const hpc_work *w, receivers to, int slot) {
     hpc_exchange *ex = core->exchange;
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_output *out = &w->outputs[o];
-        if (out->params != NULL || !goes_to(to, out)) continue;
+        if (out->params != NULL || out->row >= 0 || !goes_to(to, out)) continue;
         size_t nbytes = w->sends->max_bytes(w->row->count);
-        const void *from = w->encoded != NULL ? (const void *)w->encoded : w->param;
+        const void *from = hpc_row_leaving(w, slot);
         if (out->copy != NULL) from = memcpy(out->copy, from, nbytes);
         hpc_core_check_put(core, hpc_put(core->out, ex->window, out->rank, from, nbytes, out->offset));
         hpc_tally_add(&core->tally.bytes_written, nbytes);
@@ -208,11 +208,35 @@ static void put_row(hpc_core *core, const hpc_work *w, receivers to) {
 
 /* ---- one row ---- */
 
+/* What has come to a relay in a slot: decoded into mapped memory, as whoever encoded it does. */
+static void write_relayed(hpc_core *core, const hpc_work *w, int slot) {
+    const hpc_exchange *ex = core->exchange;
+    const void *from = hpc_row_leaving(w, slot);
+    size_t count = (size_t)w->row->count;
+    for (int o = 0; o < w->n_outputs; o++) {
+        float *to = w->outputs[o].params;
+        if (to == NULL) continue;
+        if (w->sends->plain)
+            ex->kernels->copy(to, from, count * sizeof(float), ex->stream);
+        else
+            hpc_codec_decode(w->sends, ex->kernels, from, to, count, ex->stream);
+        hpc_tally_add(&core->tally.bytes_written, count * sizeof(float));
+    }
+}
+
 void hpc_row_send(hpc_core *core, const hpc_work *w, int to) {
+    hpc_exchange *ex = core->exchange;
     const receivers who = {to, NULL};
-    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
-        write_block(core, w, who, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
-    put_row(core, w, who);
+    if (w->row->action == HPC_RELAY)
+        write_relayed(core, w, 0);
+    else
+        for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
+            write_block(core, w, who, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
+    put_row(core, w, who, 0);
+    for (int o = 0; o < w->n_outputs && to == HPC_EVERYBODY; o++)
+        if (w->outputs[o].row >= 0)
+            hpc_core_check_put(core, hpc_put(core->out, ex->window, w->outputs[o].rank, hpc_row_leaving(w, 0),
+                                             w->sends->max_bytes(w->row->count), w->outputs[o].offset));
 }
 
 /* Fold, rule and write of a whole row by its rule's pass. */
@@ -225,7 +249,8 @@ static int pass_row(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs,
         for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + from * sizeof(float);
         n_out = 0;
         for (int o = 0; o < w->n_outputs; o++)
-            if (goes_to(to, &w->outputs[o])) core->writing[n_out++] = w->outputs[o].params + from;
+            if (w->outputs[o].row < 0 && goes_to(to, &w->outputs[o]))
+                core->writing[n_out++] = w->outputs[o].params + from;
         const hpc_pass pass = {
             .param = w->param + from,
             .in = (const float *const *)core->folding,
@@ -295,6 +320,12 @@ static void turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
     w->param = (float *)(void *)at + w->row->offset;
 }
 
+/* What is not written yet: by puts, and to other rows. Those first: they have the longer way. */
+static void leave(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to) {
+    if (w->sends_to_rows) hpc_forward_row(core, w, (int)inputs->slot);
+    if (w->row->action != HPC_FORWARD && !inputs->silent) put_row(core, w, to, (int)inputs->slot);
+}
+
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     const hpc_exchange *ex = core->exchange;
     const receivers to = {-1, inputs->takes};
@@ -306,12 +337,18 @@ int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     w->folded++;
     int failed = w->passes ? pass_row(core, w, inputs, to, args) : work_blocks(core, w, inputs, to, args);
     if (failed) return failed;
-    if (w->row->action == HPC_FORWARD)
-        hpc_forward_row(core, w, (int)inputs->slot);
-    else if (!inputs->silent)
-        put_row(core, w, to);
+    leave(core, w, inputs, to);
     count_fold(core, w, w->mean != NULL ? 0 : inputs->n);
     return 0;
+}
+
+void hpc_row_relay(hpc_core *core, hpc_work *w, int slot) {
+    const hpc_inputs came = {.slot = (uint64_t)slot};
+    HPC_SPAN_OF_ROW(core->exchange->context->group.timeline, core->exchange->plan->keys[w->row->key].name,
+                    w->row->count * sizeof(float));
+    w->folded++;
+    write_relayed(core, w, slot);
+    leave(core, w, &came, (receivers){-1, NULL});
 }
 
 /* ---- fold and apply in two calls ---- */

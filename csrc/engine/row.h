@@ -47,6 +47,9 @@ int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *
  * Returns nonzero when a user's kernel has failed. */
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
 
+/* Passes on what has come to a relay in a slot. */
+void hpc_row_relay(hpc_core *core, hpc_work *w, int slot);
+
 /* The same in two calls. fold keeps the mean of inputs, one or more, and adds its sum of squares to *squares if that is
  * not NULL. apply runs the rule on it: args[0] is a factor of the mean, and the others are the rule's. */
 int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);
@@ -55,7 +58,7 @@ double hpc_row_squares(const hpc_core *core, const hpc_work *w); /* of the mean 
 /* Sends the mean, or zeros, to all workers of the row, over their gradients, which are float32. */
 void hpc_row_gather(hpc_core *core, hpc_work *w, int zero);
 
-/* Sends a row's parameters to one rank, or to all. */
+/* Sends a row's parameters to one rank, or to all, relays included, which take them without an event, in slot 0. */
 enum { HPC_EVERYBODY = -1 };
 void hpc_row_send(hpc_core *core, const hpc_work *w, int to);
 
@@ -77,7 +80,10 @@ void hpc_share_answer_with(hpc_core *core, int rank, const void *src, size_t nby
  * find out by themselves. */
 void hpc_core_check_put(hpc_core *core, int status);
 
-/* Sends a row's fold on over its out-edges (forward.c); retry sends the forwards that found no room before. */
+/* forward.c: what a row sends, after the fold of a slot: its fold, its parameters, or the relayed ones as they lie in
+ * the slot. */
+const void *hpc_row_leaving(const hpc_work *w, int slot);
+/* Sends it on to rows; retry sends the forwards that found no room before. */
 void hpc_forward_row(hpc_core *core, hpc_work *w, int slot);
 void hpc_forward_retry(hpc_core *core);
 

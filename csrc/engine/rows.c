@@ -137,7 +137,7 @@ static size_t acc_bytes(const hpc_exchange *ex, const hpc_row *row) {
 }
 
 static size_t encoded_bytes(const hpc_row *row) {
-    return hpc_codec_of(row->codec_out)->plain ? 0 : aligned(hpc_output_bytes(row));
+    return row->action == HPC_RELAY || hpc_codec_of(row->codec_out)->plain ? 0 : aligned(hpc_output_bytes(row));
 }
 
 static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
@@ -147,7 +147,7 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
         if (row->owner != ex->context->group.rank || row->core != core->index) continue;
         if ((size_t)row->n_in * (size_t)ex->layout.depth > most_inputs)
             most_inputs = (size_t)row->n_in * (size_t)ex->layout.depth;
-        if (row->action == HPC_FORWARD) forwards += (size_t)row->n_out * (size_t)ex->layout.depth;
+        for (int e = 0; e < row->n_out; e++) forwards += row->out[e].row >= 0 ? (size_t)ex->layout.depth : 0;
         core->memory_bytes += state_bytes(ex, row) + acc_bytes(ex, row) + encoded_bytes(row);
     }
     core->memory_bytes += HPC_BLOCK * sizeof(float); /* acc comes first */
@@ -218,19 +218,19 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
     int me = ex->context->group.rank;
     const hpc_row *row = w->row;
     size_t master = ex->layout.master_of[w->index];
-    if (row->action == HPC_FORWARD) {
-        for (int e = 0; e < row->n_out; e++) w->outputs[w->n_outputs++] = (hpc_output){.rank = row->out[e].rank};
-        return;
-    }
-    int home = ex->asked.shared_params ? ex->layout.lowest : me;
+    int home = ex->asked.shared_params ? ex->layout.lowest : me, keeps = hpc_row_keeps_params(row);
     char *at = hpc_window_peer_view(ex->window, home);
-    w->param = (float *)(void *)(at + (master == HPC_NOWHERE ? params_offset(ex, home, row)
-                                                             : ex->layout.places[me].masters + master));
-    for (int e = 0; e < row->n_out && !ex->asked.shared_params; e++) {
-        int r = row->out[e].rank;
-        if (r == me && master == HPC_NOWHERE) continue;
+    if (keeps)
+        w->param = (float *)(void *)(at + (master == HPC_NOWHERE ? params_offset(ex, home, row)
+                                                                 : ex->layout.places[me].masters + master));
+    for (int e = 0; e < row->n_out; e++) {
+        int r = row->out[e].rank, to_row = row->out[e].row >= 0;
+        if (!to_row && (ex->asked.shared_params || (keeps && r == me && master == HPC_NOWHERE))) continue;
         hpc_output *out = &w->outputs[w->n_outputs++];
-        *out = (hpc_output){.rank = r, .offset = params_offset(ex, r, row)};
+        w->sends_to_rows |= to_row;
+        *out = (hpc_output){.rank = r, .row = row->out[e].row};
+        if (to_row) continue; /* found_target */
+        out->offset = params_offset(ex, r, row);
         if (hpc_is_mapped(ex, r))
             out->params = (float *)(void *)((char *)hpc_window_peer_view(ex->window, r) + out->offset);
         else if (!w->sends->plain)
@@ -245,7 +245,7 @@ static int can_pass(const hpc_exchange *ex, const hpc_work *w) {
         !w->codec->plain || !w->sends->plain || row->n_in > HPC_PASS_INPUTS)
         return 0;
     for (int o = 0; o < w->n_outputs; o++)
-        if (w->outputs[o].params == NULL) return 0;
+        if (w->outputs[o].params == NULL && w->outputs[o].row < 0) return 0;
     return 1;
 }
 
@@ -272,7 +272,7 @@ static void found_target(void *arg, int row, int edge, size_t offset) {
     }
     hpc_work *w = &ex->work[ex->work_of[source]];
     for (int e = 0; e < w->n_outputs; e++)
-        if (w->row->out[e].row == row) w->outputs[e].offset = at;
+        if (w->outputs[e].row == row) w->outputs[e].offset = at;
 }
 
 static int open_rows(hpc_exchange *ex, const char *op) {
@@ -367,7 +367,7 @@ static int open_shares(hpc_exchange *ex, const char *op) {
         /* This rank last: once answered it may close, and then it sends nothing more. */
         for (int i = 1; i <= ex->context->group.size; i++) {
             int r = (ex->context->group.rank + i) % ex->context->group.size;
-            if (hpc_share_involves(ex, share, r)) share->parts[share->n_parts++] = r;
+            if (hpc_share_answers(ex, share, r)) share->parts[share->n_parts++] = r;
         }
     }
     return HPC_OK;

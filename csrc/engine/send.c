@@ -44,12 +44,6 @@ int hpc_push_after(hpc_exchange *ex, int key, uint64_t last, const char *op) {
 
 /* ---- what goes over the lane ---- */
 
-int hpc_row_has_input(const hpc_row *row, int rank) {
-    for (int e = 0; e < row->n_in; e++)
-        if (row->in[e].rank == rank && row->in[e].row < 0) return 1;
-    return 0;
-}
-
 void hpc_count_sent(hpc_exchange *ex, const hpc_share *share) {
     hpc_count_bytes(ex, ex->peers.sent, share->owner, share->pushed);
 }
@@ -74,6 +68,7 @@ int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     hpc_pushed *k = &ex->keys[share->key];
     int me = ex->context->group.rank, status = HPC_OK;
+    if (share->pushed == 0) return HPC_OK; /* it comes by other stages */
     for (; k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
         int index = share->rows[k->at_row];
         const hpc_row *row = &ex->plan->rows[index];

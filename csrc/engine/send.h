@@ -23,7 +23,6 @@ int hpc_push_wait_done(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
 int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l);
 /* Counts the bytes of a push of a share as sent. */
 void hpc_count_sent(hpc_exchange *ex, const hpc_share *share);
-int hpc_row_has_input(const hpc_row *row, int rank);
 
 /* hpc_put_notify by the lane of a core. Waits while the owner's ring is full, but not for an owner that has left, where
  * owners may. */

@@ -48,7 +48,7 @@ typedef struct hpc_input {
 } hpc_input;
 
 typedef struct hpc_output {
-    int rank;
+    int rank, row; /* row: that it goes to; -1: rank's parameters */
     float *params; /* mapped here, else NULL */
     size_t offset; /* in rank's part of the window */
     void *copy;    /* the source of puts, while the master changes; NULL: the master itself, or encoded */
@@ -86,8 +86,8 @@ typedef struct hpc_work {
     const double *weights;
     hpc_input *inputs;
     int passes;          /* the rule's pass can take its inputs and outputs */
-    hpc_output *outputs; /* all but the master itself; for a FORWARD receive slots */
-    int n_outputs;
+    hpc_output *outputs; /* all but the master itself */
+    int n_outputs, sends_to_rows;
 } hpc_work;
 
 /* A forward that found the ring of its receiver full. */

@@ -28,12 +28,6 @@ static int check_shared(const hpc_exchange *ex) {
                     ex->context->group.rank, ex->layout.lowest, ex->context->transports[ex->layout.lowest]->name);
 }
 
-static int has_output(const hpc_row *row, int rank) {
-    for (int e = 0; e < row->n_out; e++)
-        if (row->out[e].rank == rank) return 1;
-    return 0;
-}
-
 /* A worker's parameters change between its push and its pull only, so whoever gets them must have pushed; where owners
  * go on without some workers, all that a key's rows have must be the same workers; one copy of the parameters
  * is every worker's. */
@@ -43,7 +37,7 @@ static int check_outputs(const hpc_exchange *ex) {
         if (row->action == HPC_FORWARD) continue;
         if (before != NULL && before->key == row->key && before->in == row->in && before->out == row->out) continue;
         for (int r = 0; r < ex->context->group.size; r++) {
-            int gets = has_output(row, r), gives = hpc_row_is_fed_by(ex, i, r);
+            int gets = hpc_row_has_output(row, r), gives = hpc_row_is_fed_by(ex, i, r);
             int pushes = ex->layout.pushers[(size_t)row->key * (size_t)ex->context->group.size + (size_t)r];
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
@@ -189,14 +183,17 @@ static int send_params(hpc_exchange *ex, const char *op, double deadline) {
     const hpc_discipline *d = ex->discipline;
     int status = HPC_OK;
     if (d->before_publish != NULL) status = d->before_publish(ex, op, deadline);
-    if (status == HPC_OK) {
-        hpc_cores_write(ex);
-        status = hpc_exchange_check(ex, op);
+    for (int hops = 0; hops <= ex->layout.stages.most_hops; hops++) { /* each relay after those before it */
+        if (status == HPC_OK) {
+            hpc_cores_write(ex, hops);
+            status = hpc_exchange_check(ex, op);
+        }
+        if (status == HPC_OK && hops == 0 && d->after_publish != NULL) status = d->after_publish(ex);
+        for (int i = 0; i < ex->n_own_cores && status == HPC_OK; i++)
+            status = hpc_flush(ex->cores[i].out, ex->window, -1, hpc_left(deadline));
+        status = hpc_context_agree(ex->context, op, status, deadline);
+        if (status != HPC_OK) return status;
     }
-    if (status == HPC_OK && d->after_publish != NULL) status = d->after_publish(ex);
-    for (int i = 0; i < ex->n_own_cores && status == HPC_OK; i++)
-        status = hpc_flush(ex->cores[i].out, ex->window, -1, hpc_left(deadline));
-    status = hpc_context_agree(ex->context, op, status, deadline);
     if (status == HPC_OK) hpc_params_were_sent(ex);
     return status;
 }
@@ -240,6 +237,7 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
         if (ex->layout.shares[s].owner == c->group.rank &&
             !hpc_share_involves(ex, &ex->layout.shares[s], c->group.rank))
             ex->life.serves = 1;
+    for (int i = 0; i < ex->n_work; i++) ex->life.serves |= hpc_row_outlasts_pulls(ex, ex->work[i].index);
     hpc_cores_start(ex, threads);
     return HPC_OK;
 }

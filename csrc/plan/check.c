@@ -142,9 +142,9 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
     if (row->owner < 0 || row->owner >= size) return wrong(r, "has owner %d; ranks are 0 to %d", row->owner, size - 1);
     if (row->core < 0 || row->core >= HPC_PLAN_CORES)
         return wrong(r, "has core %d; 0 to %d are possible", row->core, HPC_PLAN_CORES - 1);
-    if (row->action != HPC_APPLY && row->action != HPC_FORWARD && row->action != HPC_EMIT)
-        return wrong(r, "has action %d; must be %d (apply), %d (forward) or %d (emit)", row->action, HPC_APPLY,
-                     HPC_FORWARD, HPC_EMIT);
+    if (row->action < HPC_APPLY || row->action > HPC_RELAY)
+        return wrong(r, "has action %d; must be %d (apply), %d (forward), %d (emit) or %d (relay)", row->action,
+                     HPC_APPLY, HPC_FORWARD, HPC_EMIT, HPC_RELAY);
     if (row->depth < 1 || row->depth > HPC_PLAN_DEPTH)
         return wrong(r, "has depth %d; 1 to %d are possible", row->depth, HPC_PLAN_DEPTH);
     if (row->depth != plan->rows[0].depth)
@@ -157,6 +157,13 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
     if (row->n_out < 1 || row->out == NULL) return wrong(r, "has no out-edge (n_out is %d)", row->n_out);
     if (row->quorum != 1 && row->quorum != row->n_in)
         return wrong(r, "has quorum %d; must be 1 or all %d of its in-edges", row->quorum, row->n_in);
+    if (row->action != HPC_RELAY) return HPC_OK;
+    if (row->n_in != 1 || row->in[0].row < 0)
+        return wrong(r, "relays, so it has one in-edge, from a row; it has %d%s", row->n_in,
+                     row->in[0].row < 0 ? ", the first from a push" : "");
+    if (row->codec_in != row->codec_out)
+        return wrong(r, "relays %s as %s; what is relayed is not opened", name_of(row->codec_in),
+                     name_of(row->codec_out));
     return HPC_OK;
 }
 
@@ -181,26 +188,27 @@ static const hpc_edge *find_row(const hpc_edge *edges, int n, int row) {
     return NULL;
 }
 
-/* The other end of an edge between rows, of which `from` forwards to `to`. named is the row that has the edge. */
+/* The other end of an edge between rows, of which `from` sends to `to`. named is the row that has the edge. */
 static int check_ends(const struct check *c, int from, int to, int rank, int named) {
     const hpc_row *a = &c->plan->rows[from], *b = &c->plan->rows[to];
     int other = named == from ? to : from;
     if (rank != c->plan->rows[other].owner)
         return wrong(named, "has an edge to row %d of rank %d, but rank %d owns that row", other, rank,
                      c->plan->rows[other].owner);
-    if (a->action != HPC_FORWARD)
-        return wrong(to, "has an in-edge from row %d, which does not forward (its action is %d)", from, a->action);
+    if ((a->action != HPC_FORWARD) != (b->action == HPC_RELAY))
+        return wrong(to,
+                     "of action %d has an in-edge from row %d of action %d; a relay (%d) takes parameters, all others "
+                     "what is forwarded (%d)",
+                     b->action, from, a->action, HPC_RELAY, HPC_FORWARD);
     if (find_row(named == from ? b->in : a->out, named == from ? b->n_in : a->n_out, named) == NULL)
         return wrong(named, "has an edge %s row %d, which lacks the other end of that edge",
                      named == from ? "to" : "from", other);
     if (a->key != b->key || a->offset != b->offset || a->count != b->count)
-        return wrong(from,
-                     "forwards to row %d, which is of other elements; both must have the same key, offset and "
-                     "count",
+        return wrong(from, "sends to row %d, which is of other elements; both must have the same key, offset and count",
                      to);
     if (a->core != b->core)
-        return wrong(from, "of core %d forwards to row %d of core %d; a row forwards to the core of its own number",
-                     a->core, to, b->core);
+        return wrong(from, "of core %d sends to row %d of core %d; a row sends to the core of its own number", a->core,
+                     to, b->core);
     if (b->codec_in != a->codec_out)
         return wrong(to, "has codec_in %s, but row %d sends it %s", name_of(b->codec_in), from, name_of(a->codec_out));
     return HPC_OK;
@@ -250,14 +258,11 @@ static int check_out(const struct check *c, int r, int *sent) {
         const hpc_edge *edge = &row->out[e];
         if (edge->rank < 0 || edge->rank >= c->size)
             return wrong(r, "has out-edge %d to rank %d; ranks are 0 to %d", e, edge->rank, c->size - 1);
-        if (row->action != HPC_FORWARD) {
-            if (edge->row != -1)
-                return wrong(r, "has out-edge %d to row %d; what is applied or emitted goes to parameters (row -1)", e,
-                             edge->row);
-            continue;
-        }
+        if (row->action != HPC_FORWARD && edge->row == -1) continue;
         if (edge->row < 0 || edge->row >= c->plan->n_rows)
-            return wrong(r, "has out-edge %d to row %d; what is forwarded goes to a row, 0 to %d", e, edge->row,
+            return wrong(r, "has out-edge %d to row %d; %s, 0 to %d", e, edge->row,
+                         row->action == HPC_FORWARD ? "what is forwarded goes to a row"
+                                                    : "parameters go to a rank (row -1) or to a relay",
                          c->plan->n_rows - 1);
         if (c->row_mark[edge->row] == 2 * r + 1) return wrong(r, "has two out-edges to row %d", edge->row);
         c->row_mark[edge->row] = 2 * r + 1;
@@ -267,7 +272,7 @@ static int check_out(const struct check *c, int r, int *sent) {
     return HPC_OK;
 }
 
-/* Rows are taken once all rows that forward to them were; those of a circle never are. */
+/* Rows are taken once all rows that send to them were; those of a circle never are. */
 static int check_acyclic(const struct check *c) {
     int n = c->plan->n_rows, n_waiting = 0, taken = 0;
     for (int r = 0; r < n; r++) {
@@ -278,11 +283,11 @@ static int check_acyclic(const struct check *c) {
     while (n_waiting > 0) {
         const hpc_row *row = &c->plan->rows[c->waiting[--n_waiting]];
         taken++;
-        for (int e = 0; row->action == HPC_FORWARD && e < row->n_out; e++)
-            if (--c->missing[row->out[e].row] == 0) c->waiting[n_waiting++] = row->out[e].row;
+        for (int e = 0; e < row->n_out; e++)
+            if (row->out[e].row >= 0 && --c->missing[row->out[e].row] == 0) c->waiting[n_waiting++] = row->out[e].row;
     }
     for (int r = 0; taken < n && r < n; r++)
-        if (c->missing[r] > 0) return wrong(r, "waits for itself: rows forward in a circle");
+        if (c->missing[r] > 0) return wrong(r, "waits for itself: rows send in a circle");
     return HPC_OK;
 }
 
@@ -297,6 +302,7 @@ static int check_cover(const struct check *c) {
         const hpc_key *key = &plan->keys[row->key];
         for (int e = 0; row->action != HPC_FORWARD && e < row->n_out; e++) {
             int rank = row->out[e].rank;
+            if (row->out[e].row >= 0) continue;
             if (c->rank_mark[rank] == r) return wrong(r, "has two out-edges to rank %d", rank);
             c->rank_mark[rank] = r;
             uint64_t covered = c->covered[rank];

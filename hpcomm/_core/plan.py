@@ -11,7 +11,12 @@ from .handle import owned
 from .memory import address_of, from_buffer
 from .status import check
 
-ACTIONS: dict[str, int] = {"apply": lib.HPC_APPLY, "forward": lib.HPC_FORWARD, "emit": lib.HPC_EMIT}
+ACTIONS: dict[str, int] = {
+    "apply": lib.HPC_APPLY,
+    "forward": lib.HPC_FORWARD,
+    "emit": lib.HPC_EMIT,
+    "relay": lib.HPC_RELAY,
+}
 AFFINITIES: dict[str, int] = {"key": lib.HPC_KEY_BY_CORE, "worker": lib.HPC_WORKER_BY_INTERFACE}
 CODECS: dict[str, int] = {"float32": lib.HPC_F32, "float16": lib.HPC_F16, "bfloat16": lib.HPC_BF16}
 

@@ -417,3 +417,56 @@ void hand_ring(hand_plan *h, const job *j, int size, int wire, uint64_t most) {
         }
     }
 }
+
+/* ---- hosts ---- */
+
+static void hand_ends(hand_plan *h, hpc_row *row, bool in, hpc_edge edge) {
+    hpc_edge *at = hand_edge(h, edge);
+    if (in && !row->n_in++) row->in = at;
+    if (!in && !row->n_out++) row->out = at;
+}
+
+/* Rows of a piece: place 0 is the owner's host; the forward and the relay of place p are rows 2 p - 1 and 2 p. */
+void hand_hosts(hand_plan *h, const job *j, int size, int per_host, bool chain, uint64_t most) {
+    int hosts = (size + per_host - 1) / per_host, piece = 0;
+    hand_start(h, j);
+    for (int key = 0; key < j->n_keys; key++) {
+        for (uint64_t from = 0, count; from < j->keys[key].count; from += count, piece++) {
+            int base = h->plan.n_rows, leads[RANKS_MAX], first[RANKS_MAX], last[RANKS_MAX];
+            count = j->keys[key].count - from < most ? j->keys[key].count - from : most;
+            h->core = piece / 2 % 2;
+            for (int p = 0; p < hosts; p++) {
+                int host = (piece + p) % hosts;
+                first[p] = host * per_host;
+                last[p] = first[p] + per_host < size ? first[p] + per_host : size;
+                leads[p] = first[p] + (piece + p) / 3 % (last[p] - first[p]);
+            }
+            hpc_row *apply = hand_row(h, key, leads[0], HPC_APPLY, j->wire, from, count);
+            for (int p = 1; p < hosts; p++) {
+                hand_row(h, key, leads[p], HPC_FORWARD, j->wire, from, count)->codec_out = j->wire;
+                hand_row(h, key, leads[p], HPC_RELAY, j->codec_out, from, count)->codec_out = j->codec_out;
+            }
+            apply->codec_out = j->codec_out;
+            for (int p = 0; p < hosts; p++) {
+                hpc_row *up = p ? apply + 2 * p - 1 : apply;
+                for (int who = first[p]; who < last[p]; who++) hand_ends(h, up, true, (hpc_edge){who, -1, 1});
+                for (int q = 1; q < hosts; q++)
+                    if (chain ? q == p + 1 : p == 0) hand_ends(h, up, true, (hpc_edge){leads[q], base + 2 * q - 1, 1});
+                up->quorum = up->n_in;
+            }
+            for (int p = 0; p < hosts; p++) {
+                hpc_row *down = p ? apply + 2 * p : apply;
+                int above = chain ? p - 1 : 0;
+                if (p > 0) {
+                    hand_ends(h, apply + 2 * p - 1, false,
+                              (hpc_edge){leads[above], above ? base + 2 * above - 1 : base, 1});
+                    hand_ends(h, down, true, (hpc_edge){leads[above], above ? base + 2 * above : base, 1});
+                    down->quorum = 1;
+                }
+                for (int who = first[p]; who < last[p]; who++) hand_ends(h, down, false, (hpc_edge){who, -1, 1});
+                for (int q = 1; q < hosts; q++)
+                    if (chain ? q == p + 1 : p == 0) hand_ends(h, down, false, (hpc_edge){leads[q], base + 2 * q, 1});
+            }
+        }
+    }
+}

@@ -79,7 +79,7 @@ uint64_t progress_until(const rank *r, hpc_exchange *e, int word, uint64_t at_le
  * half of all sums. Ring: each rank emits half of its own and a quarter of each neighbour's update. Relay: rank 0 sums,
  * each rank hands the sum on to the next, and each applies the rule to its own copy. Layers, of whole keys: each rank
  * sums the workers' updates; each row of a further layer takes the mean of the layer before it, and so does rank 0,
- * which applies the rule. */
+ * which applies the rule. Hosts: see there. */
 typedef struct hand_plan {
     hpc_plan plan;
     hpc_row rows[HAND_ROWS];
@@ -90,6 +90,10 @@ typedef struct hand_plan {
 void hand_racks(hand_plan *h, const job *j, int size, int wire, uint64_t most);
 void hand_relay(hand_plan *h, const job *j, int size, uint64_t most);
 void hand_layers(hand_plan *h, const job *j, int size, int layers);
+/* Hosts of so many ranks (the last may have fewer): in each a rank sums its host's updates and forwards the sum to the
+ * owner, whose own host sends it theirs; parameters come back by relays, one a host. All change from piece to piece.
+ * chain: sums and parameters pass from host to host, else each goes straight. */
+void hand_hosts(hand_plan *h, const job *j, int size, int per_host, bool chain, uint64_t most);
 void hand_ring(hand_plan *h, const job *j, int size, int wire, uint64_t most);
 
 #endif

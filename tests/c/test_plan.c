@@ -578,7 +578,7 @@ static void test_check_rows(void) {
     BROKEN("row 4 has owner 4", p.rows[4].owner = 4);
     BROKEN("row 4 has core -1", p.rows[4].core = -1);
     BROKEN("row 4 has core 1024", p.rows[4].core = HPC_PLAN_CORES);
-    BROKEN("row 4 has action 3", p.rows[4].action = 3);
+    BROKEN("row 4 has action 4", p.rows[4].action = 4);
     BROKEN("row 4 has depth 0; 1 to 16", p.rows[4].depth = 0);
     BROKEN("row 0 has depth 17", p.rows[0].depth = 17);
     BROKEN("row 8 has depth 2, row 0 has 1", p.rows[8].depth = 2);
@@ -612,22 +612,24 @@ static void test_check_edges(void) {
     BROKEN("row 2 has in-edge 2 from row 9", add_input(&p, 2, (hpc_edge){0, ROWS, 1}));
     BROKEN("row 2 has two in-edges from row 0", add_input(&p, 2, p.sums[0][0]));
     BROKEN("row 2 has an edge to row 1 of rank 0, but rank 2 owns that row", p.sums[0][1].rank = 0);
-    BROKEN("row 2 has an in-edge from row 5, which does not forward", add_input(&p, 2, (hpc_edge){3, 5, 1}));
+    BROKEN("row 2 of action 0 has an in-edge from row 5 of action 0", add_input(&p, 2, (hpc_edge){3, 5, 1}));
     BROKEN("row 5 has an edge from row 0, which lacks the other end of that edge",
            add_input(&p, 5, (hpc_edge){0, 0, 1}));
     BROKEN("row 2 has codec_in float16, but row 0 sends it float32", p.rows[2].codec_in = HPC_F16);
     BROKEN("row 2 has codec_in float32, but row 1 sends it bfloat16", p.rows[1].codec_out = HPC_BF16);
     BROKEN("row 5 sends parameters as float16, rows before it of the same key as float32",
            p.rows[5].codec_out = HPC_F16);
-    BROKEN("row 0 forwards to row 2, which is of other elements", p.rows[2].count = 16);
-    BROKEN("row 0 of core 1 forwards to row 2 of core 0", p.rows[0].core = 1);
+    BROKEN("row 0 sends to row 2, which is of other elements", p.rows[2].count = 16);
+    BROKEN("row 0 of core 1 sends to row 2 of core 0", p.rows[0].core = 1);
     BROKEN("row 2 has in-edges from two rows of rank 0, 0 and 1", p.rows[1].owner = p.sums[0][1].rank = 0);
 
-    BROKEN("row 3 forwards to row 8, which is of other elements", p.up[1][0].row = 8;
-           p.sums[2][0] = (hpc_edge){0, 3, 1}; for (int r = 3; r < 6; r++) p.rows[r].offset = 0, p.rows[r].count = 5);
+    BROKEN("row 3 sends to row 8, which is of other elements", p.up[1][0].row = 8; p.sums[2][0] = (hpc_edge){0, 3, 1};
+           for (int r = 3; r < 6; r++) p.rows[r].offset = 0, p.rows[r].count = 5);
     BROKEN("row 2 has out-edge 1 to rank 4", p.params[1].rank = 4);
     BROKEN("row 2 has out-edge 1 to rank -1", p.params[1].rank = -1);
-    BROKEN("row 2 has out-edge 1 to row 0", p.params[1].row = 0);
+    BROKEN("row 2 has an edge to row 0 of rank 1, but rank 0 owns that row", p.params[1].row = 0);
+    BROKEN("row 2 has out-edge 1 to row 9; parameters go to a rank (row -1) or to a relay, 0 to 8",
+           p.params[1].row = ROWS);
     BROKEN("row 0 has out-edge 0 to row -1", p.up[0][0].row = -1);
     BROKEN("row 0 has out-edge 0 to row 9", p.up[0][0].row = ROWS);
     BROKEN("row 0 has out-edge 0 to rank 7", p.up[0][0].rank = 7);
@@ -639,7 +641,7 @@ static void test_check_edges(void) {
 
 static void test_check_circle(void) {
     /* rows 0 and 1 forward to each other, and 1 to 2 */
-    BROKEN("rows forward in a circle", hpc_edge in0[2] = {{0, -1, 1}, {2, 1, 1}}; hpc_edge out0[1] = {{2, 1, 0}};
+    BROKEN("rows send in a circle", hpc_edge in0[2] = {{0, -1, 1}, {2, 1, 1}}; hpc_edge out0[1] = {{2, 1, 0}};
            hpc_edge in1[2] = {{2, -1, 1}, {0, 0, 1}}; hpc_edge out1[2] = {{3, 2, 0}, {0, 0, 0}}; p.rows[0].in = in0;
            p.rows[0].out = out0; p.rows[1].in = in1; p.rows[1].out = out1; p.rows[1].n_out = 2;
            p.rows[0].codec_in = p.rows[1].codec_in = HPC_F32; p.rows[3].codec_in = p.rows[4].codec_in = HPC_F32;

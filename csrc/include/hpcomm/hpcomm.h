@@ -519,7 +519,8 @@ typedef struct hpc_edge {
 typedef enum hpc_action {
     HPC_APPLY = 0,   /* the rule changes the parameters, which go to the out-edges */
     HPC_FORWARD = 1, /* the folded update goes to the rows of the out-edges */
-    HPC_EMIT = 2     /* the folded update itself goes to the out-edges as parameters */
+    HPC_EMIT = 2,    /* the folded update itself goes to the out-edges as parameters */
+    HPC_RELAY = 3    /* the parameters of one row go on, unopened, to the out-edges */
 } hpc_action;
 
 typedef struct hpc_row {

@@ -1,0 +1,197 @@
+/* Stages: a row may send what it makes to other rows, so a push may pass several rows before its owner has it, and
+ * parameters several relays before a worker has them. Here is found, from the plan alone, what follows for each row.
+ *
+ * Every share answers the ranks at its own ends only, and a worker waits for those that write its parameters. That
+ * proves that its update was read, wherever the rows that read it lead to one of those: then their folds were made of
+ * it. Where they do not, the share that reads the update answers its worker too, and is waited for.
+ *
+ * A slot that a row sends to is written again with the next fold. That is safe where a rank that feeds the sender gets
+ * what comes of the slot: it pushes again only after that. Other plans are refused. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/layout.h"
+
+static int has_edge(const hpc_edge *edges, int n, int rank) {
+    for (int e = 0; e < n; e++)
+        if (edges[e].rank == rank && edges[e].row < 0) return 1;
+    return 0;
+}
+
+int hpc_row_has_input(const hpc_row *row, int rank) {
+    return has_edge(row->in, row->n_in, rank);
+}
+
+int hpc_row_has_output(const hpc_row *row, int rank) {
+    return has_edge(row->out, row->n_out, rank);
+}
+
+int hpc_row_sends_to_rows(const hpc_row *row) {
+    for (int e = 0; e < row->n_out; e++)
+        if (row->out[e].row >= 0) return 1;
+    return 0;
+}
+
+/* ---- sets of ranks ---- */
+
+static uint64_t *set_of(uint64_t *sets, const hpc_stages *st, int row) {
+    return sets + (size_t)row * st->words;
+}
+
+static void add_ranks(uint64_t *set, const hpc_edge *edges, int n) {
+    for (int e = 0; e < n; e++)
+        if (edges[e].row < 0) set[edges[e].rank / 64] |= (uint64_t)1 << edges[e].rank % 64;
+}
+
+static void add_set(const hpc_stages *st, uint64_t *to, const uint64_t *from) {
+    for (size_t k = 0; k < st->words; k++) to[k] |= from[k];
+}
+
+static int has_rank(const uint64_t *sets, const hpc_stages *st, int row, int rank) {
+    return (int)(sets[(size_t)row * st->words + (size_t)rank / 64] >> rank % 64 & 1);
+}
+
+static int meet(const hpc_stages *st, int feeds, int gets) {
+    for (size_t k = 0; k < st->words; k++)
+        if (st->feeders[(size_t)feeds * st->words + k] & st->receivers[(size_t)gets * st->words + k]) return 1;
+    return 0;
+}
+
+/* ---- find ---- */
+
+/* Rows in an order in which each comes after those that send to it. A plan has no circle. */
+static void sort_rows(const hpc_plan *plan, int *missing, int *order) {
+    int n = 0;
+    for (int i = 0; i < plan->n_rows; i++) {
+        missing[i] = 0;
+        for (int e = 0; e < plan->rows[i].n_in; e++) missing[i] += plan->rows[i].in[e].row >= 0;
+        if (missing[i] == 0) order[n++] = i;
+    }
+    for (int at = 0; at < n; at++) {
+        const hpc_row *row = &plan->rows[order[at]];
+        for (int e = 0; e < row->n_out; e++)
+            if (row->out[e].row >= 0 && --missing[row->out[e].row] == 0) order[n++] = row->out[e].row;
+    }
+}
+
+static void spread(const hpc_plan *plan, hpc_stages *st, const int *order) {
+    for (int i = 0; i < plan->n_rows; i++) {
+        add_ranks(set_of(st->feeders, st, i), plan->rows[i].in, plan->rows[i].n_in);
+        add_ranks(set_of(st->receivers, st, i), plan->rows[i].out, plan->rows[i].n_out);
+    }
+    for (int at = 0; at < plan->n_rows; at++) {
+        int i = order[at];
+        const hpc_row *row = &plan->rows[i];
+        for (int e = 0; e < row->n_out; e++) {
+            int to = row->out[e].row;
+            if (to < 0) continue;
+            add_set(st, set_of(st->feeders, st, to), set_of(st->feeders, st, i));
+            if (plan->rows[to].action == HPC_RELAY) st->hops[to] = st->hops[i] + 1;
+            if (st->hops[to] > st->most_hops) st->most_hops = st->hops[to];
+        }
+    }
+    for (int at = plan->n_rows - 1; at >= 0; at--) {
+        int i = order[at];
+        for (int e = 0; e < plan->rows[i].n_out; e++)
+            if (plan->rows[i].out[e].row >= 0)
+                add_set(st, set_of(st->receivers, st, i), set_of(st->receivers, st, plan->rows[i].out[e].row));
+    }
+}
+
+static int check_slots(const hpc_plan *plan, const hpc_stages *st, const char *op) {
+    for (int i = 0; i < plan->n_rows; i++)
+        for (int e = 0; e < plan->rows[i].n_out; e++) {
+            int to = plan->rows[i].out[e].row;
+            if (to < 0 || meet(st, i, to)) continue;
+            return hpc_fail(HPC_ERR_CONFIG, op,
+                            "%s: row %d sends to row %d, but no rank that gets the parameters of that row pushes to "
+                            "row %d: nothing would tell when its slot is free",
+                            op, i, to, i);
+        }
+    return HPC_OK;
+}
+
+/* Without edges between rows the edges to ranks are enough, and nothing is found here. */
+int hpc_stages_find(hpc_exchange *ex, const char *op) {
+    const hpc_plan *plan = ex->plan;
+    hpc_stages *st = &ex->layout.stages;
+    size_t rows = (size_t)plan->n_rows;
+    for (int i = 0; i < plan->n_rows; i++) st->many |= hpc_row_sends_to_rows(&plan->rows[i]);
+    if (!st->many) return HPC_OK;
+    st->words = ((size_t)ex->context->group.size + 63) / 64;
+    st->feeders = calloc(rows * st->words, sizeof *st->feeders);
+    st->receivers = calloc(rows * st->words, sizeof *st->receivers);
+    st->hops = calloc(rows, sizeof *st->hops);
+    int *missing = malloc(rows * sizeof *missing), *order = malloc(rows * sizeof *order), status = HPC_OK;
+    if (st->feeders == NULL || st->receivers == NULL || st->hops == NULL || missing == NULL || order == NULL) {
+        status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the stages of %zu rows", op, rows);
+    } else {
+        sort_rows(plan, missing, order);
+        spread(plan, st, order);
+        status = check_slots(plan, st, op);
+    }
+    free(missing);
+    free(order);
+    return status;
+}
+
+void hpc_stages_free(hpc_exchange *ex) {
+    free(ex->layout.stages.feeders);
+    free(ex->layout.stages.receivers);
+    free(ex->layout.stages.hops);
+}
+
+/* ---- what follows ---- */
+
+int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank) {
+    const hpc_stages *st = &ex->layout.stages;
+    return st->many ? has_rank(st->feeders, st, row, rank) : hpc_row_has_input(&ex->plan->rows[row], rank);
+}
+
+int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    return hpc_row_is_fed_by(ex, share->rows[0], rank);
+}
+
+/* Calls holds for the rows of a share until it is nonzero; not again for a row with the same edges, as in every hub. */
+typedef int holding(const hpc_exchange *ex, int row, int rank);
+
+static int some_row(const hpc_exchange *ex, const hpc_share *share, int rank, holding *holds) {
+    const hpc_row *before = NULL;
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_row *row = &ex->plan->rows[share->rows[i]];
+        if (before != NULL && before->in == row->in && before->out == row->out) continue;
+        if (holds(ex, share->rows[i], rank)) return 1;
+        before = row;
+    }
+    return 0;
+}
+
+static int is_of_row(const hpc_exchange *ex, int row, int rank) {
+    return hpc_row_is_fed_by(ex, row, rank) || hpc_row_has_output(&ex->plan->rows[row], rank);
+}
+
+int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    return hpc_involves_all(ex) || some_row(ex, share, rank, is_of_row);
+}
+
+static int is_answered(const hpc_exchange *ex, int row, int rank) {
+    const hpc_row *r = &ex->plan->rows[row];
+    const hpc_stages *st = &ex->layout.stages;
+    return hpc_row_has_output(r, rank) || (hpc_row_has_input(r, rank) && !has_rank(st->receivers, st, row, rank));
+}
+
+int hpc_share_is_awaited_by(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    return ex->layout.stages.many ? some_row(ex, share, rank, is_answered) : hpc_share_involves(ex, share, rank);
+}
+
+/* What is forwarded has left when the owner gets what comes of it. Parameters for a relay may have found a full ring.
+ */
+int hpc_row_outlasts_pulls(const hpc_exchange *ex, int row) {
+    const hpc_row *r = &ex->plan->rows[row];
+    if (!hpc_row_sends_to_rows(r)) return 0;
+    return r->action != HPC_FORWARD || !has_rank(ex->layout.stages.receivers, &ex->layout.stages, row, r->owner);
+}
+
+int hpc_share_answers(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    return (ex->layout.stages.many && rank == share->owner) || hpc_share_is_awaited_by(ex, share, rank);
+}

@@ -1,0 +1,182 @@
+/* Plans by hosts: updates are summed in each host before they go to the owner, and parameters come back by relays. What
+ * comes of it is what a hub makes of the same updates, bit for bit, as all numbers here are exact. */
+#include <sched.h>
+
+#include "exchange_plans.h"
+
+enum { STEPS = 6 };
+
+/* What a case is made of, in its arg. */
+enum { CHAIN = 1, THREADS = 2, HALF_IN = 4, HALF_OUT = 8, DEEP = 16, HOSTS_OF = 32 };
+
+static void by_hosts(job *j, hand_plan *h, const rank *r, int arg) {
+    job_init(j, r);
+    j->rule = "momentum", j->args[3] = 0.5;
+    j->progress = arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
+    if (arg & HALF_IN) j->wire = HPC_F16;
+    if (arg & HALF_OUT) j->codec_out = HPC_F16, j->rule = "sgd";
+    hand_hosts(h, j, r->size, arg / HOSTS_OF, arg & CHAIN, 512);
+    for (int i = 0; i < h->plan.n_rows && arg & DEEP; i++) h->rows[i].depth = 2;
+    CHECK_OK(hpc_plan_check(&h->plan, r->size));
+    j->plan = &h->plan;
+}
+
+static void train(const rank *r, const job *j, hpc_exchange *e, reference *ref, int steps) {
+    for (int step = 0; step < steps; step++) {
+        uint64_t tickets[JOB_KEYS];
+        int now = ref->step[0];
+        for (int key = 0; key < j->n_keys; key++)
+            tickets[key] = job_start(r, j, e, key, now, HPC_PUSH | HPC_PULL, (step + r->rank) % 2);
+        for (int key = j->n_keys; key-- > 0;) {
+            CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
+            reference_step(ref, key);
+            reference_check(ref, r, e, key);
+        }
+    }
+}
+
+static void trains(rank *r) {
+    job j;
+    hand_plan *h = malloc(sizeof *h);
+    reference ref;
+    CHECK(h);
+    by_hosts(&j, h, r, r->arg);
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    train(r, &j, e, &ref, ranks_rounds(STEPS));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    reference_free(&ref);
+    hpc_exchange_free(e);
+    free(h);
+}
+
+/* Rows are set by their owners and published: they reach every worker by the same relays. */
+static void published(rank *r) {
+    job j;
+    hand_plan *h = malloc(sizeof *h);
+    reference ref;
+    CHECK(h);
+    by_hosts(&j, h, r, r->arg);
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    train(r, &j, e, &ref, 2);
+    CHECK_OK(hpc_barrier(r->context, -1)); /* puts of the last step may still read what is set now */
+    for (int i = 0; i < h->plan.n_rows; i++) {
+        const hpc_row *row = &h->rows[i];
+        if (row->owner != r->rank || row->action != HPC_APPLY) continue;
+        float *values = malloc(row->count * sizeof *values), *state = calloc(row->count, sizeof *state);
+        for (uint64_t k = 0; k < row->count; k++) values[k] = (float)((row->offset + k) % 61);
+        CHECK_OK(hpc_exchange_set_row(e, i, 2, values, state));
+        free(values);
+        free(state);
+    }
+    CHECK_OK(hpc_exchange_publish(e, -1));
+    for (int key = 0; key < j.n_keys; key++)
+        for (uint64_t k = 0; k < j.keys[key].count; k++) {
+            CHECK(hpc_exchange_params(e, key)[k] == (float)(k % 61));
+            ref.params[key][k] = (float)(k % 61), ref.state[key][k] = 0;
+        }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    train(r, &j, e, &ref, 2);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    reference_free(&ref);
+    hpc_exchange_free(e);
+    free(h);
+}
+
+/* A new rate comes to the owners in time, also of workers whose updates pass other rows first. */
+static void new_rates(rank *r) {
+    job j;
+    hand_plan *h = malloc(sizeof *h);
+    reference ref;
+    CHECK(h);
+    by_hosts(&j, h, r, r->arg);
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    for (int step = 0; step < STEPS; step++) {
+        j.args[1] = step % 2 ? 0.25 : 0.5;
+        for (int key = 0; key < j.n_keys; key++) CHECK_OK(hpc_exchange_set_args(e, key, j.args));
+        train(r, &j, e, &ref, 1);
+    }
+    CHECK_OK(hpc_exchange_close(e, -1));
+    reference_free(&ref);
+    hpc_exchange_free(e);
+    free(h);
+}
+
+/* One rank does not push: whoever waits names it in the end, whatever lies between. */
+static void names_missing(rank *r) {
+    enum { MISSING = 1 };
+    job j;
+    hand_plan *h = malloc(sizeof *h);
+    CHECK(h);
+    by_hosts(&j, h, r, r->arg);
+    j.n_keys = 1;
+    hand_hosts(h, &j, r->size, r->arg / HOSTS_OF, r->arg & CHAIN, 512);
+    hpc_exchange *e = job_open(r, &j);
+    if (r->rank != MISSING) {
+        uint64_t ticket = job_start(r, &j, e, 0, 0, HPC_PUSH | HPC_PULL, false);
+        CHECK_STATUS(hpc_exchange_wait(e, 0, ticket, 0.3), HPC_ERR_TIMEOUT);
+        const hpc_error *error = hpc_last_error();
+        CHECK_EQ(error->n_culprits, 1);
+        CHECK_EQ(error->culprits[0].rank, MISSING);
+        atomic_fetch_add(&r->board[0], 1);
+        CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+    } else {
+        while (atomic_load(&r->board[0]) < (uint64_t)r->size - 1) {
+            CHECK_OK(hpc_exchange_progress(e));
+            sched_yield();
+        }
+        job_push_pull(r, &j, e, 0, 0);
+    }
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+    free(h);
+}
+
+/* Only the last rank's update counts, and only the first gets parameters: nothing tells the forward when the slot of
+ * its receiver is free. */
+static void refused(rank *r) {
+    job j;
+    job_init(&j, r);
+    j.n_keys = 1;
+    const hpc_edge push = {1, -1, 1}, own = {0, -1, 1}, pull = {0, -1, 1}, up = {0, 1, 1};
+    const hpc_edge in[2] = {own, {1, 0, 1}};
+    hpc_row rows[2] = {
+        {.owner = 1, .action = HPC_FORWARD, .count = 1001, .depth = 1, .quorum = 1, .n_in = 1, .n_out = 1},
+        {.owner = 0, .action = HPC_APPLY, .count = 1001, .depth = 1, .quorum = 2, .n_in = 2, .n_out = 1}};
+    rows[0].in = &push, rows[0].out = &up, rows[1].in = in, rows[1].out = &pull;
+    const hpc_plan plan = {.n_keys = 1, .n_rows = 2, .keys = j.keys, .rows = rows};
+    hpc_exchange *e = NULL;
+    j.plan = &plan;
+    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("row 0 sends to row 1, but no rank that gets the parameters of that row pushes to row 0");
+}
+
+#define HOSTS(n, what) ((n)*HOSTS_OF + (what))
+
+int main(int argc, char **argv) {
+    static const ranks_case cases[] = {
+        {.name = "2_hosts_of_1", .size = 2, .run = trains, .arg = HOSTS(1, 0)},
+        {.name = "2_hosts_of_2", .size = 4, .run = trains, .arg = HOSTS(2, 0)},
+        {.name = "2_hosts_of_2_threads", .size = 4, .run = trains, .arg = HOSTS(2, THREADS)},
+        {.name = "3_hosts_of_2_uneven", .size = 5, .run = trains, .arg = HOSTS(2, HALF_IN)},
+        {.name = "3_hosts_of_3", .size = 8, .run = trains, .arg = HOSTS(3, HALF_OUT), .sleepy = true},
+        {.name = "4_hosts_chain", .size = 8, .run = trains, .arg = HOSTS(2, CHAIN | HALF_IN | HALF_OUT)},
+        {.name = "4_hosts_chain_threads", .size = 4, .run = trains, .arg = HOSTS(1, CHAIN | THREADS | DEEP)},
+        {.name = "chain_deep", .size = 5, .run = trains, .arg = HOSTS(2, CHAIN | DEEP | HALF_OUT)},
+        {.name = "published", .size = 4, .run = published, .arg = HOSTS(2, 0)},
+        {.name = "published_chain", .size = 5, .run = published, .arg = HOSTS(1, CHAIN | HALF_OUT | THREADS)},
+        {.name = "new_rates", .size = 4, .run = new_rates, .arg = HOSTS(2, CHAIN | THREADS)},
+        {.name = "new_rates_inline", .size = 5, .run = new_rates, .arg = HOSTS(2, 0)},
+        {.name = "names_missing", .size = 4, .run = names_missing, .arg = HOSTS(2, THREADS), .where = RANKS_UNSEEDED},
+        {.name = "names_missing_chain",
+         .size = 5,
+         .run = names_missing,
+         .arg = HOSTS(2, CHAIN),
+         .where = RANKS_UNSEEDED},
+        {.name = "refused", .size = 2, .run = refused},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}
