@@ -52,10 +52,20 @@ static int comes_by_share(const hpc_exchange *ex, int rank) {
     return ex->discipline->puts_shares || hpc_reads_in_place(ex, ex->context->group.rank, rank);
 }
 
+/* Whether rank tells some rows of a share that it has pushed, without bytes. */
+static int tells(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_edge *push = hpc_row_input(&ex->plan->rows[share->rows[i]], rank);
+        if (push != NULL && hpc_input_is_empty(ex, push)) return 1;
+    }
+    return 0;
+}
+
 /* Returns 0 if the event names no share of this core, 1 if it was handled, be it by a failure. So do those below. */
 static int share_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
-    const hpc_discipline *d = core->exchange->discipline;
-    if (share == NULL || !comes_by_share(core->exchange, event->peer)) return 0;
+    const hpc_exchange *ex = core->exchange;
+    const hpc_discipline *d = ex->discipline;
+    if (share == NULL || (!comes_by_share(ex, event->peer) && !tells(ex, share, event->peer))) return 0;
     if (!brings(core, event, "share", share->key, d->share_bytes)) return 1;
     return d->share_came(core, share, event->peer, slot);
 }

@@ -38,7 +38,7 @@ typedef struct hpc_place {
     size_t nbytes;
     int cores, shares; /* how many the rank has */
     int first_core;
-    int worker;
+    int worker, gives; /* gives: its updates count; else it only tells that it is ready, and gets parameters */
 } hpc_place;
 
 /* ---- worker ---- */

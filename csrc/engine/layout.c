@@ -47,7 +47,8 @@ static int find_shares(hpc_exchange *ex, const char *op) {
     const hpc_plan *plan = ex->plan;
     enum { ACTIONS = HPC_RELAY + 1 };
     const int n = ex->layout.n_cores * ACTIONS;
-    int *share_at = malloc((size_t)n * sizeof *share_at), status = HPC_OK, pushes = 0;
+    int *share_at = malloc((size_t)n * sizeof *share_at), status = HPC_OK;
+    const hpc_edge *push = NULL;
     const hpc_edge *edges = NULL;
     ex->layout.share_of = malloc((size_t)plan->n_rows * sizeof *ex->layout.share_of);
     ex->layout.shares = calloc((size_t)plan->n_rows, sizeof *ex->layout.shares);
@@ -73,11 +74,15 @@ static int find_shares(hpc_exchange *ex, const char *op) {
         hpc_share *share = &ex->layout.shares[ex->layout.share_of[i]];
         const hpc_row *row = &plan->rows[i];
         size_t nbytes = hpc_input_bytes(row);
-        if (row->in != edges) pushes = hpc_row_has_input(row, ex->context->group.rank); /* a hub has one list */
+        if (row->in != edges) push = hpc_row_input(row, ex->context->group.rank); /* a hub has one list */
         edges = row->in;
         share->rows[share->n_rows++] = i;
         share->nbytes += nbytes;
-        if (pushes) share->pushed += nbytes;
+        if (push == NULL) continue;
+        if (hpc_input_is_empty(ex, push))
+            share->tells++;
+        else
+            share->pushed += nbytes;
     }
     goto out;
 no_memory:
@@ -145,7 +150,10 @@ static void find_workers(hpc_exchange *ex) {
         if (row->in == in && row->out == out) continue;
         in = row->in, out = row->out;
         for (int e = 0; e < row->n_in; e++)
-            if (in[e].row < 0) ex->layout.places[in[e].rank].worker = 1;
+            if (in[e].row < 0) {
+                ex->layout.places[in[e].rank].worker = 1;
+                ex->layout.places[in[e].rank].gives |= !hpc_input_is_empty(ex, &in[e]);
+            }
         for (int e = 0; e < row->n_out; e++)
             if (out[e].row < 0) ex->layout.places[out[e].rank].worker = 1;
     }
@@ -201,7 +209,7 @@ int hpc_layout_make(hpc_exchange *ex, const char *op) {
         p->own = p->encoded = HPC_NOWHERE;
         if (p->worker && !ex->rotates && (!ex->asked.shared_params || r == ex->layout.lowest))
             p->params = hpc_layout_take(p, ex->layout.params_bytes);
-        if (p->worker) p->gradients = hpc_layout_take(p, ex->layout.gradient_bytes * (size_t)ex->layout.depth);
+        if (p->gives) p->gradients = hpc_layout_take(p, ex->layout.gradient_bytes * (size_t)ex->layout.depth);
         if (ex->rotates) p->params = p->gradients;
         if (p->worker) p->pushed = hpc_layout_take(p, counts);
         p->closed = hpc_layout_take(p, counts * (size_t)size);
@@ -235,7 +243,8 @@ int hpc_layout_walk(const hpc_exchange *ex, int owner, int sender, hpc_visit *vi
             for (int e = 0; e < row->n_in; e++) {
                 const hpc_edge *edge = &row->in[e];
                 if (sender >= 0 && edge->rank != sender) continue;
-                if (edge->row < 0 && hpc_reads_in_place(ex, row->owner, edge->rank)) continue;
+                if (edge->row < 0 && (hpc_input_is_empty(ex, edge) || hpc_reads_in_place(ex, row->owner, edge->rank)))
+                    continue;
                 size_t *at = &used[owner >= 0 ? edge->rank : row->owner];
                 visit(arg, i, e, *at);
                 *at += hpc_slot_stride(ex, row) * (size_t)hpc_slot_depth(ex);

@@ -15,10 +15,12 @@ size_t hpc_layout_take(hpc_place *place, size_t nbytes);
 /* stages.c: what follows from the edges between rows. */
 int hpc_stages_find(hpc_exchange *ex, const char *op);
 void hpc_stages_free(hpc_exchange *ex);
-int hpc_row_has_input(const hpc_row *row, int rank);  /* rank pushes to the row itself */
+const hpc_edge *hpc_row_input(const hpc_row *row, int rank); /* rank's push to the row itself, or NULL */
+int hpc_row_has_input(const hpc_row *row, int rank);
 int hpc_row_has_output(const hpc_row *row, int rank); /* the row itself sends rank parameters */
 int hpc_row_sends_to_rows(const hpc_row *row);
-int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank); /* pushes of rank reach row, through any stages */
+int hpc_input_is_empty(const hpc_exchange *ex, const hpc_edge *edge); /* a push of weight 0: it brings no bytes */
+int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank);     /* pushes of rank reach row, through any stages */
 int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank);
 /* Whether rank's pushes reach the share, or the share itself sends rank parameters. */
 int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank);

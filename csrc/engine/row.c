@@ -69,6 +69,7 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, h
 hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only) {
     int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1, n = 0;
     for (int i = first; i < last; i++) {
+        if (w->inputs[i].empty) continue;
         core->bases[n] = w->inputs[i].slots + (size_t)slot * w->inputs[i].stride;
         core->base_weights[n++] = w->weights[i];
     }
@@ -309,7 +310,8 @@ void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only) {
     hpc_exchange *ex = core->exchange;
     int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1;
     size_t nbytes = hpc_input_bytes(w->row);
-    for (int i = first; i < last; i++) hpc_count_bytes(ex, ex->peers.received, w->inputs[i].rank, nbytes);
+    for (int i = first; i < last; i++)
+        if (!w->inputs[i].empty) hpc_count_bytes(ex, ex->peers.received, w->inputs[i].rank, nbytes);
 }
 
 /* Where models rotate the average of the update in a slot goes into the next slot. No rank reads that slot any more:

@@ -207,9 +207,10 @@ static void find_inputs(hpc_exchange *ex, hpc_work *w) {
         const hpc_edge *edge = &w->row->in[e];
         w->inputs[e] = (hpc_input){.rank = edge->rank,
                                    .forwarded = edge->row,
+                                   .empty = hpc_input_is_empty(ex, edge),
                                    .args = args_of(ex, w, edge->row < 0 ? edge->rank : lowest_feeder(ex, edge->row)),
                                    .stride = ex->layout.gradient_bytes};
-        if (edge->row < 0 && hpc_reads_in_place(ex, w->row->owner, edge->rank))
+        if (edge->row < 0 && !w->inputs[e].empty && hpc_reads_in_place(ex, w->row->owner, edge->rank))
             w->inputs[e].slots = gradient_at(ex, edge->rank, w->row);
     }
 }

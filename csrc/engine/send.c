@@ -68,13 +68,14 @@ int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     hpc_pushed *k = &ex->keys[share->key];
     int me = ex->context->group.rank, status = HPC_OK;
-    if (share->pushed == 0) return HPC_OK; /* it comes by other stages */
+    if (share->pushed == 0 && share->tells == 0) return HPC_OK; /* it comes by other stages */
     for (; k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
         int index = share->rows[k->at_row];
         const hpc_row *row = &ex->plan->rows[index];
-        if (!hpc_row_has_input(row, me)) continue;
+        const hpc_edge *push = hpc_row_input(row, me);
+        if (push == NULL || hpc_input_is_empty(ex, push)) continue;
         if (hpc_reads_in_place(ex, share->owner, me)) {
-            status = hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
+            k->at_row = share->n_rows;
             break;
         }
         status = hpc_send_event(ex, share->core, share->owner, hpc_push_slot(ex, share->key) + hpc_row_from(ex, row),
@@ -82,6 +83,8 @@ int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
                                 hpc_imm(HPC_OP_ROW, slot, index), l);
         if (status != HPC_OK) break;
     }
+    if (status == HPC_OK && (share->tells > 0 || hpc_reads_in_place(ex, share->owner, me)))
+        status = hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
     if (ex->owners_leave) status = hpc_unless_left(ex, share->owner, status);
     if (status == HPC_OK) hpc_count_sent(ex, share);
     return status;

@@ -12,24 +12,33 @@
 
 #include "engine/layout.h"
 
-static int has_edge(const hpc_edge *edges, int n, int rank) {
+static const hpc_edge *find_edge(const hpc_edge *edges, int n, int rank) {
     for (int e = 0; e < n; e++)
-        if (edges[e].rank == rank && edges[e].row < 0) return 1;
-    return 0;
+        if (edges[e].rank == rank && edges[e].row < 0) return &edges[e];
+    return NULL;
+}
+
+const hpc_edge *hpc_row_input(const hpc_row *row, int rank) {
+    return find_edge(row->in, row->n_in, rank);
 }
 
 int hpc_row_has_input(const hpc_row *row, int rank) {
-    return has_edge(row->in, row->n_in, rank);
+    return find_edge(row->in, row->n_in, rank) != NULL;
 }
 
 int hpc_row_has_output(const hpc_row *row, int rank) {
-    return has_edge(row->out, row->n_out, rank);
+    return find_edge(row->out, row->n_out, rank) != NULL;
 }
 
 int hpc_row_sends_to_rows(const hpc_row *row) {
     for (int e = 0; e < row->n_out; e++)
         if (row->out[e].row >= 0) return 1;
     return 0;
+}
+
+/* On a graph the weights of a step may differ from the plan's. */
+int hpc_input_is_empty(const hpc_exchange *ex, const hpc_edge *edge) {
+    return edge->row < 0 && edge->weight == 0 && ex->graph == NULL;
 }
 
 /* ---- sets of ranks ---- */

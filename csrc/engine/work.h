@@ -30,6 +30,7 @@ typedef struct hpc_share {
     int *rows;     /* of the plan */
     size_t nbytes; /* of an update of all of them, as it is sent */
     size_t pushed; /* the part of nbytes that this rank pushes; rows that others forward to take none */
+    int tells;     /* rows to which this rank tells that it has pushed, without bytes: its weight is 0 */
     int n_parts;
     int *parts;               /* owner: the ranks at either end of its rows, itself last */
     uint64_t version;         /* owner: how often all rows have been folded */
@@ -42,6 +43,7 @@ typedef struct hpc_share {
 /* Where the inputs and outputs of a row are. */
 typedef struct hpc_input {
     int rank, forwarded;                 /* forwarded: the row at rank that it comes from, or -1 */
+    int empty;                           /* its weight is 0: it brings no bytes */
     const char *slots;                   /* of slot 0 */
     size_t stride;                       /* between slots */
     const double (*args)[HPC_RULE_ARGS]; /* by slot: the rule's, of the lowest rank that it comes from */

@@ -69,6 +69,25 @@ static int check_fold(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
+/* A push of weight 0 brings no bytes: it only tells that its rank is ready. */
+static int check_empty(const hpc_exchange_config *f) {
+    const hpc_discipline *d = hpc_discipline_of(f);
+    for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        int empty = 0;
+        if (i > 0 && row->in == row[-1].in) continue; /* as in every hub */
+        for (int e = 0; e < row->n_in; e++) empty += row->in[e].row < 0 && row->in[e].weight == 0;
+        if (empty == row->n_in)
+            return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: all %d inputs of row %d have weight 0", row->n_in, i);
+        if (empty > 0 && (f->eager || d == NULL || !d->whole || d->split != NULL))
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: row %d takes a push with weight 0, which only tells that its rank is ready; "
+                            "that needs BSP without eager and split",
+                            i);
+    }
+    return HPC_OK;
+}
+
 /* What is rounded on its way needs a master apart, and a copy of the parameters for each worker. */
 static int check_encoded(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && (f->graph != NULL || f->shared_params); i++) {
@@ -192,6 +211,7 @@ int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f
                 ? hpc_rule_check(hpc_config_rule(f, k), op_create)
                 : hpc_fail(HPC_ERR_INVALID, op_create, "exchange: the rule of key %s is NULL", f->plan->keys[k].name);
     if (status == HPC_OK) status = check_fold(f);
+    if (status == HPC_OK) status = check_empty(f);
     if (status == HPC_OK) status = check_encoded(f);
     if (status == HPC_OK) status = check_quorum(f);
     if (status == HPC_OK) status = check_in_place(f);

@@ -24,6 +24,9 @@ int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **grad
     int status = hpc_worker_check_call(ex, key, op);
     if (status != HPC_OK) return status;
     if (gradient == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: gradient is NULL", op);
+    if (!ex->layout.places[ex->context->group.rank].gives)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: by its plan rank %d gives no updates, and only gets parameters", op,
+                        ex->context->group.rank);
     if (ex->keys[key].sending & HPC_PUSH)
         return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
                                "%s: the last call on key %s of rank %d was cut short; make it again first", op,
@@ -61,6 +64,7 @@ static int check_start(hpc_exchange *ex, int key, int flags, const uint64_t *tic
 
 /* Encodes src into the slot. With NULL the gradient is there already, or is the model that is trained in place. */
 static void fill_slot(hpc_exchange *ex, int key, const float *src) {
+    if (!ex->layout.places[ex->context->group.rank].gives) return;
     if (src == NULL && ex->asked.in_place) src = hpc_exchange_params(ex, key);
     if (src == NULL || (const char *)src == hpc_push_slot(ex, key)) return;
     const hpc_codec *codec = ex->keys[key].codec;
@@ -167,7 +171,9 @@ int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const floa
             status = wait_slot(ex, key, l, op);
             if (status != HPC_OK) return status;
             if (!empty) fill_slot(ex, key, src);
-            if (!empty && ex->asked.check_finite && (status = check_finite(ex, key, op)) != HPC_OK) return status;
+            if (!empty && ex->asked.check_finite && ex->layout.places[ex->context->group.rank].gives &&
+                (status = check_finite(ex, key, op)) != HPC_OK)
+                return status;
             publish_count(ex, key);
             if (k->news > 0) hpc_args_begin_push(ex, key, (int)(k->pushes % (uint64_t)ex->layout.depth));
             if (ex->discipline->begin_push != NULL) ex->discipline->begin_push(ex, key);

@@ -470,3 +470,31 @@ void hand_hosts(hand_plan *h, const job *j, int size, int per_host, bool chain, 
         }
     }
 }
+
+/* ---- a tree ---- */
+
+/* Of a piece, the row of rank who is its number; leaves have none. */
+void hand_tree(hand_plan *h, const job *j, int size, int arity, uint64_t most) {
+    int inner = (size - 2) / arity + 1;
+    hand_start(h, j);
+    for (int key = 0; key < j->n_keys; key++) {
+        for (uint64_t from = 0, count; from < j->keys[key].count; from += count) {
+            int base = h->plan.n_rows;
+            count = j->keys[key].count - from < most ? j->keys[key].count - from : most;
+            h->core = (int)(from / most % 2);
+            for (int who = 0; who < inner; who++) {
+                hpc_row *row =
+                    hand_row(h, key, who, who ? HPC_RELAY : HPC_EMIT, who ? j->codec_out : j->wire, from, count);
+                int above = (who - 1) / arity;
+                row->codec_out = j->codec_out;
+                if (who) hand_ends(h, row, true, (hpc_edge){above, base + above, 1});
+                for (int ready = 0; ready < size && !who; ready++)
+                    hand_ends(h, row, true, (hpc_edge){ready, -1, ready ? 0 : 1});
+                row->quorum = row->n_in;
+                hand_ends(h, row, false, (hpc_edge){who, -1, 1});
+                for (int child = who * arity + 1; child <= who * arity + arity && child < size; child++)
+                    hand_ends(h, row, false, (hpc_edge){child, child < inner ? base + child : -1, 1});
+            }
+        }
+    }
+}

@@ -94,6 +94,9 @@ void hand_layers(hand_plan *h, const job *j, int size, int layers);
  * owner, whose own host sends it theirs; parameters come back by relays, one a host. All change from piece to piece.
  * chain: sums and parameters pass from host to host, else each goes straight. */
 void hand_hosts(hand_plan *h, const job *j, int size, int per_host, bool chain, uint64_t most);
+/* A broadcast: rank 0 emits its own update, and each rank relays it to so many others. The others only tell rank 0 that
+ * they are ready. */
+void hand_tree(hand_plan *h, const job *j, int size, int arity, uint64_t most);
 void hand_ring(hand_plan *h, const job *j, int size, int wire, uint64_t most);
 
 #endif

@@ -134,6 +134,68 @@ static void names_missing(rank *r) {
     free(h);
 }
 
+/* ---- trees ---- */
+
+/* What rank 0 pushes comes to all, and no step overtakes another: a rank may be slow, and is waited for. */
+static void broadcasts(rank *r) {
+    job j;
+    hand_plan *h = malloc(sizeof *h);
+    uint64_t random = 77 + (uint64_t)r->rank;
+    CHECK(h);
+    job_init(&j, r);
+    j.progress = r->arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
+    if (r->arg & HALF_OUT) j.codec_out = HPC_F16;
+    hand_tree(h, &j, r->size, r->arg / HOSTS_OF, 512);
+    CHECK_OK(hpc_plan_check(&h->plan, r->size));
+    j.plan = &h->plan;
+    hpc_exchange *e = job_open(r, &j);
+    void *gradient;
+    if (r->rank != 0) {
+        CHECK_STATUS(hpc_exchange_gradient(e, 0, -1, &gradient), HPC_ERR_INVALID);
+        CHECK_MESSAGE("gives no updates");
+    }
+    for (int step = 0; step < ranks_rounds(20); step++)
+        for (int key = 0; key < j.n_keys; key++) {
+            uint64_t ticket;
+            float *src = malloc(j.keys[key].count * sizeof *src);
+            for (int i = (int)(ranks_random(&random) % 64); i > 0; i--) sched_yield();
+            job_fill(&j, 0, step, key, src);
+            CHECK_OK(hpc_exchange_start(e, key, HPC_PUSH | HPC_PULL, r->rank == 0 ? src : NULL, -1, &ticket));
+            CHECK_OK(hpc_exchange_wait(e, key, ticket, -1));
+            CHECK(same_floats(hpc_exchange_params(e, key), src, j.keys[key].count, "a broadcast", r->rank, key));
+            for (int i = (int)(ranks_random(&random) % 64); i > 0; i--) sched_yield();
+            CHECK(same_floats(hpc_exchange_params(e, key), src, j.keys[key].count, "while others go on", r->rank, key));
+            free(src);
+        }
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_peer peer;
+    for (int who = 1; who < r->size; who++) {
+        CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
+        CHECK_EQ(r->rank == 0 ? peer.bytes_received : 0, 0); /* that they are ready takes no bytes */
+    }
+    hpc_exchange_free(e);
+    free(h);
+}
+
+/* A push without bytes belongs to BSP. */
+static void empty_is_refused(rank *r) {
+    job j;
+    hand_plan *h = malloc(sizeof *h);
+    hpc_exchange *e = NULL;
+    CHECK(h);
+    job_init(&j, r);
+    hand_tree(h, &j, r->size, 1, 512);
+    j.plan = &h->plan;
+    j.eager = 1;
+    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("row 0 takes a push with weight 0, which only tells that its rank is ready; that needs BSP");
+    j.eager = 0;
+    ((hpc_edge *)h->rows[0].in)[0].weight = 0;
+    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("inputs of row 0 have weight 0");
+    free(h);
+}
+
 /* Only the last rank's update counts, and only the first gets parameters: nothing tells the forward when the slot of
  * its receiver is free. */
 static void refused(rank *r) {
@@ -176,6 +238,12 @@ int main(int argc, char **argv) {
          .arg = HOSTS(2, CHAIN),
          .where = RANKS_UNSEEDED},
         {.name = "refused", .size = 2, .run = refused},
+        {.name = "broadcast_2", .size = 2, .run = broadcasts, .arg = HOSTS(1, 0)},
+        {.name = "broadcast_chain", .size = 5, .run = broadcasts, .arg = HOSTS(1, HALF_OUT)},
+        {.name = "broadcast_chain_threads", .size = 4, .run = broadcasts, .arg = HOSTS(1, THREADS)},
+        {.name = "broadcast_binary", .size = 8, .run = broadcasts, .arg = HOSTS(2, 0), .sleepy = true},
+        {.name = "broadcast_flat", .size = 5, .run = broadcasts, .arg = HOSTS(7, THREADS)},
+        {.name = "empty_is_refused", .size = 3, .run = empty_is_refused},
         {0},
     };
     return ranks_main(argc, argv, cases);
