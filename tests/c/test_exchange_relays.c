@@ -106,13 +106,13 @@ static void new_rates(rank *r) {
 
 /* One rank does not push: whoever waits names it in the end, whatever lies between. */
 static void names_missing(rank *r) {
-    enum { MISSING = 1 };
+    enum { MISSING = 3 }; /* of one piece, so its leader waits for nothing but the answer */
     job j;
     hand_plan *h = malloc(sizeof *h);
     CHECK(h);
     by_hosts(&j, h, r, r->arg);
     j.n_keys = 1;
-    hand_hosts(h, &j, r->size, r->arg / HOSTS_OF, r->arg & CHAIN, 512);
+    hand_hosts(h, &j, r->size, r->arg / HOSTS_OF, r->arg & CHAIN, 8192);
     hpc_exchange *e = job_open(r, &j);
     if (r->rank != MISSING) {
         uint64_t ticket = job_start(r, &j, e, 0, 0, HPC_PUSH | HPC_PULL, false);
@@ -196,6 +196,61 @@ static void empty_is_refused(rank *r) {
     free(h);
 }
 
+/* The ring of the next rank is full when the first has what it waits for itself: it closes only when all has left. */
+static void closes_late(rank *r) {
+    job j;
+    hand_plan *h = malloc(sizeof *h);
+    CHECK(h);
+    job_init(&j, r);
+    j.n_keys = 1;
+    j.keys[0].count = 16 * 1000;
+    hand_tree(h, &j, r->size, 1, 16);
+    CHECK(1000 / 2 > hpc_notify_depth());
+    j.plan = &h->plan;
+    hpc_exchange *e = job_open(r, &j);
+    float *src = malloc(j.keys[0].count * sizeof *src);
+    uint64_t ticket;
+    job_fill(&j, 0, 0, 0, src);
+    CHECK_OK(hpc_exchange_start(e, 0, HPC_PUSH | HPC_PULL, src, -1, &ticket));
+    if (r->rank == 1) rank_await(r, 0, 1);
+    CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+    CHECK(same_floats(hpc_exchange_params(e, 0), src, j.keys[0].count, "a broadcast", r->rank, 0));
+    if (r->rank == 0) rank_set(r, 0, 1);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+    free(src);
+    free(h);
+}
+
+/* The last rank's updates are summed by rank 1 and go on to rank 0, and it gets no parameters: what it pushes next may
+ * not be read in the place of what it pushed. */
+static void feeds_only(rank *r) {
+    job j;
+    reference ref;
+    job_init(&j, r);
+    j.n_keys = 1;
+    const uint64_t count = j.keys[0].count;
+    const hpc_edge up[2] = {{1, -1, 1}, {2, -1, 1}}, sum = {0, 1, 1}, in[2] = {{0, -1, 1}, {1, 0, 1}};
+    const hpc_edge out[2] = {{0, -1, 1}, {1, -1, 1}};
+    hpc_row rows[2] = {
+        {.owner = 1, .action = HPC_FORWARD, .count = count, .depth = 1, .quorum = 2, .n_in = 2, .n_out = 1},
+        {.owner = 0, .action = HPC_APPLY, .count = count, .depth = 1, .quorum = 2, .n_in = 2, .n_out = 2}};
+    rows[0].in = up, rows[0].out = &sum, rows[1].in = in, rows[1].out = out;
+    const hpc_plan plan = {.n_keys = 1, .n_rows = 2, .keys = j.keys, .rows = rows};
+    j.plan = &plan;
+    hpc_exchange *e = job_open(r, &j);
+    reference_init(&ref, &j);
+    for (int step = 0; step < ranks_rounds(40); step++) {
+        if (r->rank == 1) sched_yield();
+        job_push_pull(r, &j, e, 0, step);
+        reference_step(&ref, 0);
+        if (r->rank != 2) reference_check(&ref, r, e, 0);
+    }
+    CHECK_OK(hpc_exchange_close(e, -1));
+    reference_free(&ref);
+    hpc_exchange_free(e);
+}
+
 /* Only the last rank's update counts, and only the first gets parameters: nothing tells the forward when the slot of
  * its receiver is free. */
 static void refused(rank *r) {
@@ -243,6 +298,8 @@ int main(int argc, char **argv) {
         {.name = "broadcast_chain_threads", .size = 4, .run = broadcasts, .arg = HOSTS(1, THREADS)},
         {.name = "broadcast_binary", .size = 8, .run = broadcasts, .arg = HOSTS(2, 0), .sleepy = true},
         {.name = "broadcast_flat", .size = 5, .run = broadcasts, .arg = HOSTS(7, THREADS)},
+        {.name = "closes_late", .size = 3, .run = closes_late, .where = RANKS_UNSEEDED},
+        {.name = "feeds_only", .size = 3, .run = feeds_only},
         {.name = "empty_is_refused", .size = 3, .run = empty_is_refused},
         {0},
     };
