@@ -105,12 +105,12 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
 int hpc_whole_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     const hpc_exchange *ex = core->exchange;
     const hpc_edge *edges = NULL;
-    int input = -1, in_place = hpc_reads_in_place(ex, share->owner, rank); /* else only what has no bytes has come */
+    int input = -1, all = !share->some_empty || hpc_reads_in_place(ex, share->owner, rank); /* else what has no bytes */
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         if (w->row->in != edges) input = hpc_row_input_of(w, rank, 0); /* rows of a hub share their edges */
         edges = w->row->in;
-        if (input >= 0 && (in_place || w->inputs[input].empty)) input_came(core, w, slot, input);
+        if (input >= 0 && (all || w->inputs[input].empty)) input_came(core, w, slot, input);
     }
     if (takes_turns(ex)) work_in_turn(core, share);
     return 1;

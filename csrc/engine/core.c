@@ -54,7 +54,7 @@ static int comes_by_share(const hpc_exchange *ex, int rank) {
 
 /* Whether rank tells some rows of a share that it has pushed, without bytes. */
 static int tells(const hpc_exchange *ex, const hpc_share *share, int rank) {
-    for (int i = 0; i < share->n_rows; i++) {
+    for (int i = 0; i < share->n_rows && share->some_empty; i++) {
         const hpc_edge *push = hpc_row_input(&ex->plan->rows[share->rows[i]], rank);
         if (push != NULL && hpc_input_is_empty(ex, push)) return 1;
     }

@@ -47,9 +47,8 @@ static int find_shares(hpc_exchange *ex, const char *op) {
     const hpc_plan *plan = ex->plan;
     enum { ACTIONS = HPC_RELAY + 1 };
     const int n = ex->layout.n_cores * ACTIONS;
-    int *share_at = malloc((size_t)n * sizeof *share_at), status = HPC_OK;
-    const hpc_edge *push = NULL;
-    const hpc_edge *edges = NULL;
+    int *share_at = malloc((size_t)n * sizeof *share_at), status = HPC_OK, empty = 0;
+    const hpc_edge *push = NULL, *edges = NULL;
     ex->layout.share_of = malloc((size_t)plan->n_rows * sizeof *ex->layout.share_of);
     ex->layout.shares = calloc((size_t)plan->n_rows, sizeof *ex->layout.shares);
     if (share_at == NULL || ex->layout.share_of == NULL || ex->layout.shares == NULL) goto no_memory;
@@ -74,8 +73,13 @@ static int find_shares(hpc_exchange *ex, const char *op) {
         hpc_share *share = &ex->layout.shares[ex->layout.share_of[i]];
         const hpc_row *row = &plan->rows[i];
         size_t nbytes = hpc_input_bytes(row);
-        if (row->in != edges) push = hpc_row_input(row, ex->context->group.rank); /* a hub has one list */
+        if (row->in != edges) { /* a hub has one list */
+            push = hpc_row_input(row, ex->context->group.rank);
+            empty = 0;
+            for (int e = 0; e < row->n_in; e++) empty |= hpc_input_is_empty(ex, &row->in[e]);
+        }
         edges = row->in;
+        share->some_empty |= empty;
         share->rows[share->n_rows++] = i;
         share->nbytes += nbytes;
         if (push == NULL) continue;

@@ -69,21 +69,18 @@ int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     hpc_pushed *k = &ex->keys[share->key];
     int me = ex->context->group.rank, status = HPC_OK;
     if (share->pushed == 0 && share->tells == 0) return HPC_OK; /* it comes by other stages */
-    for (; k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
+    const int in_place = hpc_reads_in_place(ex, share->owner, me);
+    for (; !in_place && k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
         int index = share->rows[k->at_row];
         const hpc_row *row = &ex->plan->rows[index];
         const hpc_edge *push = hpc_row_input(row, me);
         if (push == NULL || hpc_input_is_empty(ex, push)) continue;
-        if (hpc_reads_in_place(ex, share->owner, me)) {
-            k->at_row = share->n_rows;
-            break;
-        }
         status = hpc_send_event(ex, share->core, share->owner, hpc_push_slot(ex, share->key) + hpc_row_from(ex, row),
                                 hpc_input_bytes(row), ex->push_slot[index] + (size_t)slot * hpc_slot_stride(ex, row),
                                 hpc_imm(HPC_OP_ROW, slot, index), l);
         if (status != HPC_OK) break;
     }
-    if (status == HPC_OK && (share->tells > 0 || hpc_reads_in_place(ex, share->owner, me)))
+    if (status == HPC_OK && (in_place || share->tells > 0))
         status = hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
     if (ex->owners_leave) status = hpc_unless_left(ex, share->owner, status);
     if (status == HPC_OK) hpc_count_sent(ex, share);

@@ -27,10 +27,11 @@ typedef struct hpc_share {
     int key, owner, core;
     int at; /* its number among the shares of its owner */
     int n_rows;
-    int *rows;     /* of the plan */
-    size_t nbytes; /* of an update of all of them, as it is sent */
-    size_t pushed; /* the part of nbytes that this rank pushes; rows that others forward to take none */
-    int tells;     /* rows to which this rank tells that it has pushed, without bytes: its weight is 0 */
+    int *rows;      /* of the plan */
+    size_t nbytes;  /* of an update of all of them, as it is sent */
+    size_t pushed;  /* the part of nbytes that this rank pushes; rows that others forward to take none */
+    int some_empty; /* some of its inputs bring no bytes: their weight is 0 */
+    int tells;      /* rows to which this rank tells that it has pushed, without bytes */
     int n_parts;
     int *parts;               /* owner: the ranks at either end of its rows, itself last */
     uint64_t version;         /* owner: how often all rows have been folded */
