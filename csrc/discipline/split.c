@@ -14,6 +14,9 @@
  * pass needs them (P3, Jayarajan et al., SysML 2019). Between slices it takes events, so a key that has just come can
  * overtake. Slices are this file's `work`.
  *
+ * With several stages an owner hears from all workers and answers them itself. Folds come to it by forwards, and
+ * parameters go by relays, which answer each pull too, be it that it brings none.
+ *
  * Order, beside engine.h's: updates are read, and a mean is written and read, between the last event of a fold and the
  * answer to the apply or skip that follows; every worker waits for that before it folds again. So until then a gradient
  * is the exchange's. gather writes the slots of the gradients between the last event of its calls and its answer; after
@@ -31,6 +34,9 @@
 static const char op_create[] = "exchange";
 
 enum { SLICE_ROWS = 8 }; /* of one look at the events: some 256 KiB */
+
+/* A pull's event says what it asks for, and, in the bits above, which fold it comes after: at most one is missing. */
+enum { USE_BITS = 2, FOLDS = 8 };
 
 /* How an input came: hpc_work.came has one of these. */
 enum { CAME = 1, CAME_EMPTY = 2 };
@@ -54,13 +60,14 @@ typedef struct split {
 typedef struct means {
     double *squares;  /* by row, of the present mean; what puts of the answer read */
     int squared;      /* means are asked for their squares, so these are made with each fold */
-    char *how;        /* by input: how it came to the present fold */
+    char *how;        /* by row and input: how it came to the present fold */
+    int most_inputs;  /* of a row */
     hpc_work **ready; /* the rows whose inputs are all there, of the present fold */
     int n_ready, n_folded;
-    int empty;              /* no worker has a gradient */
     _Atomic char *used;     /* by rank: its pull has come */
     int n_used, n_finished; /* pulls that have come; rows that are done with them */
     hpc_use use;            /* of the pulls */
+    int folds;              /* that the pulls come after, by their low bits */
     uint64_t answered;      /* pulls */
 } means;
 
@@ -90,10 +97,10 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
                         f->plan->rows[0].depth);
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
-        if (row->action != HPC_APPLY || row->quorum != row->n_in)
+        if (row->action == HPC_EMIT || row->quorum != row->n_in)
             return hpc_fail(HPC_ERR_CONFIG, op_create,
-                            "exchange: row %d has action %d and a quorum of %d of %d inputs; split needs rows of one "
-                            "stage that wait for all of them",
+                            "exchange: row %d has action %d and a quorum of %d of %d inputs; split needs rows that "
+                            "apply, forward or relay, and wait for all of them",
                             i, row->action, row->quorum, row->n_in);
     }
     return HPC_OK;
@@ -129,11 +136,17 @@ static int open_shares(hpc_exchange *ex, const char *op) {
     return HPC_OK;
 }
 
+static int action_of(const hpc_exchange *ex, const hpc_share *share) {
+    return ex->plan->rows[share->rows[0]].action;
+}
+
 static int open_share(hpc_exchange *ex, hpc_share *share) {
     means *m = share->own = calloc(1, sizeof *m);
     if (m == NULL) return 0;
     m->squares = calloc((size_t)share->n_rows, sizeof *m->squares);
-    m->how = calloc((size_t)ex->plan->rows[share->rows[0]].n_in, 1);
+    for (int i = 0; i < share->n_rows; i++)
+        if (ex->plan->rows[share->rows[i]].n_in > m->most_inputs) m->most_inputs = ex->plan->rows[share->rows[i]].n_in;
+    m->how = calloc((size_t)share->n_rows * (size_t)m->most_inputs, 1);
     m->ready = malloc((size_t)share->n_rows * sizeof *m->ready);
     m->used = calloc((size_t)ex->context->group.size, sizeof *m->used);
     return m->squares != NULL && m->how != NULL && m->ready != NULL && m->used != NULL;
@@ -152,6 +165,10 @@ static int open_all(hpc_exchange *ex, const char *op) {
     for (int c = 0; c < ex->n_own_cores; c++) enough &= open_core(ex, &ex->cores[c]);
     for (int s = 0; s < ex->layout.n_shares && enough; s++)
         if (ex->layout.shares[s].owner == ex->context->group.rank) enough = open_share(ex, &ex->layout.shares[s]);
+    for (int s = 0; s < ex->layout.n_shares; s++) /* a fold waits for no relay */
+        if (action_of(ex, &ex->layout.shares[s]) == HPC_RELAY)
+            atomic_store_explicit(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)), UINT64_MAX,
+                                  memory_order_relaxed);
     return enough ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for shares", op);
 }
 
@@ -214,13 +231,23 @@ static int place_in_share(const hpc_share *share, int row) {
     return low;
 }
 
+static char *how_of(const hpc_work *w) {
+    const means *m = w->share->own;
+    return m->how + (size_t)place_in_share(w->share, w->index) * (size_t)m->most_inputs;
+}
+
+/* No worker has a gradient. */
+static int is_empty(const hpc_work *w) {
+    return memchr(how_of(w), CAME, (size_t)w->row->n_in) == NULL;
+}
+
 /* The inputs that came with bytes. A part that is left out is zero: the other weights stay. */
 static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
-    const means *m = w->share->own;
+    const char *how = how_of(w);
     hpc_inputs inputs = hpc_row_inputs(core, w, 0, -1);
     int n = 0;
     for (int e = 0; e < w->row->n_in; e++) {
-        if (m->how[e] != CAME) continue;
+        if (how[e] != CAME) continue;
         core->bases[n] = core->bases[e];
         core->base_weights[n++] = core->base_weights[e];
     }
@@ -237,15 +264,11 @@ static int fold(hpc_core *core, hpc_work *w) {
     return inputs.n == 0 ? 0 : hpc_row_fold(core, w, &inputs, m->squared ? squares : NULL);
 }
 
-/* All rows of a share have the same inputs. */
 static void look_at_inputs(const hpc_core *core, hpc_work *w) {
-    means *m = w->share->own;
-    m->empty = 1;
+    char *how = how_of(w);
     for (int e = 0; e < w->row->n_in; e++) {
-        m->how[e] = atomic_load_explicit(&w->came[e], memory_order_relaxed);
-        if (m->how[e] != CAME) continue;
-        m->empty = 0;
-        hpc_row_count_received(core, w, e);
+        how[e] = atomic_load_explicit(&w->came[e], memory_order_relaxed);
+        if (how[e] == CAME) hpc_row_count_received(core, w, e);
     }
     hpc_row_took(w, 0);
     w->mean = NULL;
@@ -261,11 +284,23 @@ static void answer_folds(hpc_core *core, hpc_share *share) {
                          share->version);
 }
 
+/* Sends the fold of a row on to the next stage, or the word that there is none. */
+static int forward(hpc_core *core, hpc_work *w) {
+    const hpc_inputs inputs = present_inputs(core, w);
+    if (inputs.n > 0) return hpc_row_work(core, w, &inputs);
+    hpc_forward_empty(core, w);
+    return 0;
+}
+
 static int fold_next(hpc_core *core, hpc_share *share) {
     means *m = share->own;
     hpc_work *w = m->ready[m->n_folded++];
+    int failed = 0;
     look_at_inputs(core, w);
-    int failed = core->exchange->inline_progress ? 0 : fold(core, w);
+    if (w->row->action == HPC_FORWARD)
+        failed = forward(core, w);
+    else if (!core->exchange->inline_progress)
+        failed = fold(core, w);
     if (failed) return failed;
     if (m->n_folded == share->n_rows) answer_folds(core, share);
     return 0;
@@ -287,7 +322,8 @@ static int pulls_agree(hpc_core *core, const hpc_share *share) {
         hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);
         return 0;
     }
-    return hpc_args_agree(core, hpc_first_work(ex, share), 0, share->version + (m->n_ready > 0));
+    return hpc_args_agree(core, hpc_first_work(ex, share), 0,
+                          share->version + ((int)(share->version % FOLDS) != m->folds));
 }
 
 static void answer_pulls(hpc_core *core, hpc_share *share) {
@@ -321,9 +357,11 @@ static int use_next(hpc_core *core, hpc_share *share) {
     const hpc_exchange *ex = core->exchange;
     int place = m->n_finished++, failed = 0;
     hpc_work *w = &ex->work[ex->work_of[share->rows[place]]];
+    int empty = is_empty(w), applies = m->use == HPC_USE_APPLY && !empty;
+    if (w->sends_to_rows && !applies) hpc_forward_empty(core, w); /* relays answer this pull as well */
     switch (m->use) {
     case HPC_USE_APPLY:
-        if (!m->empty) failed = apply(core, w, hpc_args_of(ex, share, share->parts[0], 0));
+        if (applies) failed = apply(core, w, hpc_args_of(ex, share, share->parts[0], 0));
         break;
     case HPC_USE_SKIP:
         break;
@@ -336,7 +374,7 @@ static int use_next(hpc_core *core, hpc_share *share) {
         break;
     case HPC_USE_GATHER:
         if (w->mean == NULL) failed = fold(core, w);
-        if (!failed) hpc_row_gather(core, w, m->empty);
+        if (!failed) hpc_row_gather(core, w, empty);
         break;
     }
     if (failed) return failed;
@@ -348,11 +386,10 @@ static int is_folding(const means *m) {
     return m->n_folded < m->n_ready;
 }
 
-/* All workers have pulled, and none pulls before its fold was answered or all of its own push was sent: so the mean is
- * there, or all of its inputs are. */
+/* All workers have pulled, and the fold that they mean is there. A pull may overtake updates that pass other rows. */
 static int is_finishing(const hpc_share *share) {
     const means *m = share->own;
-    return m->n_used == share->n_parts && m->n_ready == 0;
+    return m->n_used == share->n_parts && m->n_ready == 0 && (int)(share->version % FOLDS) == m->folds;
 }
 
 static int work(hpc_core *core) {
@@ -407,9 +444,43 @@ static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     return 1;
 }
 
+/* Of a relay: what an owner sends when all have pulled, be it that there is nothing to send. */
+static void relayed_came(hpc_core *core, hpc_work *w, int how) {
+    hpc_exchange *ex = core->exchange;
+    hpc_share *share = w->share;
+    means *m = share->own;
+    if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return;
+    if (hpc_row_has_too_many(core, w, w->came, 1, w->inputs[0].rank)) return;
+    atomic_store_explicit(w->came, (char)how, memory_order_relaxed);
+    if (how == CAME) {
+        hpc_row_count_received(core, w, 0);
+        hpc_row_relay(core, w, 0);
+    } else if (w->sends_to_rows) {
+        hpc_forward_empty(core, w);
+    }
+    if (++m->n_finished < share->n_rows) return;
+    m->n_finished = 0;
+    m->answered++;
+    for (int i = 0; i < share->n_rows; i++) hpc_row_took(&ex->work[ex->work_of[share->rows[i]]], 0);
+    for (int i = 0; i < share->n_parts; i++)
+        hpc_share_answer(core, share->parts[i], hpc_signal_second(ex, (int)(share - ex->layout.shares)), m->answered);
+}
+
+static void came(hpc_core *core, hpc_work *w, int input, int how) {
+    if (w->row->action == HPC_RELAY)
+        relayed_came(core, w, how);
+    else
+        input_came(core, w, input, how);
+}
+
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     (void)slot;
-    input_came(core, w, input, CAME);
+    came(core, w, input, CAME);
+    return 1;
+}
+
+static int empty_row_came(hpc_core *core, hpc_work *w, int input) {
+    came(core, w, input, CAME_EMPTY);
     return 1;
 }
 
@@ -428,12 +499,15 @@ static void fail_use(const hpc_core *core, const hpc_share *share, int first, in
     hpc_exchange_fail(core->exchange, HPC_ERR_CONFIG, why);
 }
 
-static int use_came(hpc_core *core, hpc_share *share, int rank, int use) {
+static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     means *m = share->own;
+    const int use = asked & ((1 << USE_BITS) - 1), folds = asked >> USE_BITS;
     if (atomic_load_explicit(&core->exchange->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
     if (use < HPC_USE_APPLY || use > HPC_USE_SQUARES || !hpc_share_involves(core->exchange, share, rank)) return 0;
+    if (action_of(core->exchange, share) != HPC_APPLY) return 0;
     if (atomic_load_explicit(&m->used[rank], memory_order_relaxed)) return 0;
-    if (m->n_used == 0) m->use = (hpc_use)use;
+    if (m->n_used == 0) m->use = (hpc_use)use, m->folds = folds;
+    if (m->folds != folds) return 0;
     if (m->use != (hpc_use)use) {
         int other = 0;
         while (!atomic_load_explicit(&m->used[other], memory_order_relaxed)) other++;
@@ -469,7 +543,7 @@ static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
 static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     if (!(ex->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_share(ex, s, slot, l);
-    if (!hpc_feeds_share(ex, share, ex->context->group.rank)) return HPC_OK;
+    if (share->pushed == 0) return HPC_OK;
     return hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, 0, s), l);
 }
 
@@ -517,8 +591,10 @@ static int send_pull(hpc_exchange *ex, int s, hpc_limit *l) {
         memcpy(rule->out[0], rule->rule.args, HPC_ARGS_BYTES);
         rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
     }
-    return hpc_send_event(ex, share->core, share->owner, rule->out[0], HPC_ARGS_BYTES,
-                          hpc_args_at(ex, share, ex->context->group.rank, 0), hpc_imm(HPC_OP_USE, (int)a->use, s), l);
+    if (action_of(ex, share) != HPC_APPLY) return HPC_OK;
+    return hpc_send_event(
+        ex, share->core, share->owner, rule->out[0], HPC_ARGS_BYTES, hpc_args_at(ex, share, ex->context->group.rank, 0),
+        hpc_imm(HPC_OP_USE, (int)a->use | (int)(ex->keys[share->key].pushes % FOLDS) << USE_BITS, s), l);
 }
 
 static void pulled(hpc_exchange *ex, int key) {
@@ -552,11 +628,13 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
     if (!(ticket & HPC_PULL_TICKET)) return hpc_whole_awaited(ex, key, ticket, ranks);
     const hpc_pushed *k = &ex->keys[key];
     int n = 0, me = ex->context->group.rank;
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        if (hpc_share_has_answered(ex, k->shares[i], ticket)) continue;
+    for (int i = 0; i < k->n_awaited; i++) {
+        const hpc_share *share = &ex->layout.shares[k->awaited[i]];
+        if (hpc_share_has_answered(ex, k->awaited[i], ticket)) continue;
         const means *m = share->own;
-        for (int p = 0; share->owner == me && p < share->n_parts; p++)
+        const int relays = action_of(ex, share) == HPC_RELAY;
+        if (share->owner == me && relays) n = hpc_whole_missing(ex, share, 0, ranks, n);
+        for (int p = 0; share->owner == me && !relays && p < share->n_parts; p++)
             if (!atomic_load_explicit(&m->used[share->parts[p]], memory_order_relaxed))
                 n = hpc_add_rank(ranks, n, share->parts[p]);
         if (share->owner != me) n = hpc_add_rank(ranks, n, share->owner);
@@ -571,6 +649,7 @@ static const hpc_splitting splitting = {
     .pulled = pulled,
     .squares = squares,
     .empty_came = empty_came,
+    .empty_row_came = empty_row_came,
     .use_came = use_came,
 };
 

@@ -91,6 +91,13 @@ static int args_came(hpc_core *core, hpc_share *share, const hpc_event *event, i
     return hpc_args_came(core, share, event->peer, slot);
 }
 
+static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event) {
+    const hpc_splitting *split = core->exchange->discipline->split;
+    int input = w == NULL || split == NULL ? -1 : hpc_row_input_of(w, event->peer, 1);
+    if (input < 0) return 0;
+    return brings(core, event, "nothing for row", w->row->key, 0) ? split->empty_row_came(core, w, input) : 1;
+}
+
 static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     const hpc_splitting *split = core->exchange->discipline->split;
     if (share == NULL || split == NULL) return 0;
@@ -109,7 +116,8 @@ static void handle(hpc_core *core, const hpc_event *event) {
     const hpc_exchange *ex = core->exchange;
     int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm), known = 0;
     hpc_operation operation = hpc_imm_operation(event->imm);
-    if (slot < ex->layout.depth || operation == HPC_OP_USE || (operation == HPC_OP_PULL && slot == HPC_ANSWERED))
+    if (slot < ex->layout.depth || operation == HPC_OP_USE || (operation == HPC_OP_PULL && slot == HPC_ANSWERED) ||
+        (operation == HPC_OP_EMPTY && slot == HPC_EMPTY_ROW))
         switch (operation) {
         case HPC_OP_SHARE:
             known = share_came(core, own_share(core, index), event, slot);
@@ -127,7 +135,8 @@ static void handle(hpc_core *core, const hpc_event *event) {
             known = args_came(core, own_share(core, index), event, slot);
             break;
         case HPC_OP_EMPTY:
-            known = empty_came(core, own_share(core, index), event);
+            known = slot == HPC_EMPTY_ROW ? empty_row_came(core, own_row(core, index), event)
+                                          : empty_came(core, own_share(core, index), event);
             break;
         case HPC_OP_USE:
             known = use_came(core, own_share(core, index), event);

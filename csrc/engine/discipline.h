@@ -34,8 +34,9 @@ typedef struct hpc_splitting {
     int (*send_pull)(hpc_exchange *ex, int s, hpc_limit *l);
     void (*pulled)(hpc_exchange *ex, int key);
     double (*squares)(const hpc_exchange *ex, int key);
-    /* The core. rank has no gradient; rank's pull has come. 0: the event is wrong. */
+    /* The core. rank has no gradient, or no row of it; rank's pull has come. 0: the event is wrong. */
     int (*empty_came)(hpc_core *core, hpc_share *share, int rank);
+    int (*empty_row_came)(hpc_core *core, hpc_work *w, int input); /* from a row that has nothing to send */
     int (*use_came)(hpc_core *core, hpc_share *share, int rank, int use);
 } hpc_splitting;
 

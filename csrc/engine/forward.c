@@ -13,10 +13,16 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     hpc_exchange *ex = core->exchange;
     const hpc_output *out = &w->outputs[edge];
     const hpc_row *to = &ex->plan->rows[out->row];
-    size_t nbytes = w->sends->max_bytes(w->row->count);
-    int status = hpc_lane_try_notify(core->out, ex->window, out->rank, hpc_row_leaving(w, slot), nbytes,
-                                     out->offset + (size_t)slot * hpc_slot_stride(ex, to),
-                                     hpc_imm(HPC_OP_FORWARD, slot, out->row));
+    size_t nbytes = 0, at = 0;
+    const void *src = NULL;
+    uint32_t imm = hpc_imm(HPC_OP_EMPTY, HPC_EMPTY_ROW, out->row);
+    if (slot != HPC_KEPT_EMPTY) {
+        src = hpc_row_leaving(w, slot);
+        nbytes = w->sends->max_bytes(w->row->count);
+        at = out->offset + (size_t)slot * hpc_slot_stride(ex, to);
+        imm = hpc_imm(HPC_OP_FORWARD, slot, out->row);
+    }
+    int status = hpc_lane_try_notify(core->out, ex->window, out->rank, src, nbytes, at, imm);
     if (status == HPC_OK) hpc_count_bytes(ex, ex->peers.sent, out->rank, nbytes);
     if (status != HPC_IN_PROGRESS) hpc_core_check_put(core, status);
     return status;
@@ -41,6 +47,10 @@ void hpc_forward_row(hpc_core *core, hpc_work *w, int slot) {
             continue;
         else if (core->kept_first[w->outputs[e].rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
             keep_forward(core, w, e, slot);
+}
+
+void hpc_forward_empty(hpc_core *core, hpc_work *w) {
+    hpc_forward_row(core, w, HPC_KEPT_EMPTY);
 }
 
 void hpc_forward_retry(hpc_core *core) {

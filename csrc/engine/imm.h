@@ -12,10 +12,12 @@ typedef enum hpc_operation {
     HPC_OP_FORWARD = 2, /* index: a row; its input from a row of the sender is in its receive slot */
     HPC_OP_PULL = 3,    /* index: a share; the sender wants its parameters; slot: HPC_ANSWERED or 0 */
     HPC_OP_ARGS = 4,    /* index: a share; the sender has put args of its rule, for its push in that slot */
-    HPC_OP_EMPTY = 5,   /* index: a share; the sender pushes it without a gradient */
-    HPC_OP_USE = 6      /* index: a share; slot: hpc_use; the sender has put a factor and args of its rule */
+    HPC_OP_EMPTY = 5,   /* index: a share; the sender pushes it without a gradient; slot HPC_EMPTY_ROW: a row, to which
+                           a row of the sender has nothing to send */
+    HPC_OP_USE = 6      /* index: a share; slot: the discipline's; the sender has put a factor and args of its rule */
 } hpc_operation;
 
+enum { HPC_EMPTY_ROW = 1 };
 enum { HPC_ANSWERED = 1 }; /* the sender has had the answers to all its earlier pulls of the key */
 
 static inline uint32_t hpc_imm(hpc_operation operation, int slot, int index) {

@@ -28,7 +28,7 @@ int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank)
 int hpc_row_outlasts_pulls(const hpc_exchange *ex, int row);
 /* Whether rank's pushes are done only when the share has answered them. */
 int hpc_share_is_awaited_by(const hpc_exchange *ex, const hpc_share *share, int rank);
-/* Whether the share answers rank: those that await it, and with stages its owner, to know what is missing. */
+/* Whether the share answers rank: those that await it, and of forwards the owner, to know what is missing. */
 int hpc_share_answers(const hpc_exchange *ex, const hpc_share *share, int rank);
 
 /* Bytes from the start of rank's part to its parameters of a key, after so many of its pushes. */

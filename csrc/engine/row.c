@@ -408,13 +408,14 @@ void hpc_row_gather(hpc_core *core, hpc_work *w, int zero) {
     hpc_exchange *ex = core->exchange;
     size_t nbytes = (size_t)w->row->count * sizeof(float);
     if (zero) w->mean = memset(w->acc, 0, nbytes);
-    for (int e = 0; e < w->row->n_in; e++) {
-        const hpc_input *in = &w->inputs[e];
-        size_t at = ex->layout.places[in->rank].gradients + ex->keys[w->row->key].gradient + hpc_row_from(ex, w->row);
-        if (!hpc_reads_in_place(ex, w->row->owner, in->rank))
-            hpc_core_check_put(core, hpc_put(core->out, ex->window, in->rank, w->mean, nbytes, at));
-        else if (in->slots != (const char *)w->mean)
-            ex->kernels->copy((char *)hpc_window_peer_view(ex->window, in->rank) + at, w->mean, nbytes, ex->stream);
+    for (int r = 0; r < ex->context->group.size; r++) {
+        if (!hpc_row_is_fed_by(ex, w->index, r)) continue;
+        size_t at = ex->layout.places[r].gradients + ex->keys[w->row->key].gradient + hpc_row_from(ex, w->row);
+        char *here = hpc_is_mapped(ex, r) ? (char *)hpc_window_peer_view(ex->window, r) + at : NULL;
+        if (here == NULL)
+            hpc_core_check_put(core, hpc_put(core->out, ex->window, r, w->mean, nbytes, at));
+        else if (here != (const char *)w->mean)
+            ex->kernels->copy(here, w->mean, nbytes, ex->stream);
         hpc_tally_add(&core->tally.bytes_written, nbytes);
     }
 }

@@ -85,6 +85,7 @@ void hpc_core_check_put(hpc_core *core, int status);
 const void *hpc_row_leaving(const hpc_work *w, int slot);
 /* Sends it on to rows; retry sends the forwards that found no room before. */
 void hpc_forward_row(hpc_core *core, hpc_work *w, int slot);
+void hpc_forward_empty(hpc_core *core, hpc_work *w); /* tells them that nothing comes this time */
 void hpc_forward_retry(hpc_core *core);
 
 #endif

@@ -183,13 +183,26 @@ int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank)
     return hpc_involves_all(ex) || some_row(ex, share, rank, is_of_row);
 }
 
+static int is_output(const hpc_exchange *ex, int row, int rank) {
+    return hpc_row_has_output(&ex->plan->rows[row], rank);
+}
+
 static int is_answered(const hpc_exchange *ex, int row, int rank) {
     const hpc_row *r = &ex->plan->rows[row];
     const hpc_stages *st = &ex->layout.stages;
     return hpc_row_has_output(r, rank) || (hpc_row_has_input(r, rank) && !has_rank(st->receivers, st, row, rank));
 }
 
+/* Where fold and apply are two calls each owner hears from all workers, and answers them: only what they get of
+ * parameters passes relays. */
+static int is_awaited_in_split(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    int action = ex->plan->rows[share->rows[0]].action;
+    return action != HPC_FORWARD && (action != HPC_RELAY || some_row(ex, share, rank, is_output)) &&
+           hpc_share_involves(ex, share, rank);
+}
+
 int hpc_share_is_awaited_by(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    if (ex->layout.stages.many && ex->discipline->split != NULL) return is_awaited_in_split(ex, share, rank);
     return ex->layout.stages.many ? some_row(ex, share, rank, is_answered) : hpc_share_involves(ex, share, rank);
 }
 
@@ -202,5 +215,6 @@ int hpc_row_outlasts_pulls(const hpc_exchange *ex, int row) {
 }
 
 int hpc_share_answers(const hpc_exchange *ex, const hpc_share *share, int rank) {
-    return (ex->layout.stages.many && rank == share->owner) || hpc_share_is_awaited_by(ex, share, rank);
+    int tells_itself = ex->layout.stages.many && ex->plan->rows[share->rows[0]].action == HPC_FORWARD;
+    return (tells_itself && rank == share->owner) || hpc_share_is_awaited_by(ex, share, rank);
 }

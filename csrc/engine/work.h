@@ -93,10 +93,12 @@ typedef struct hpc_work {
     int n_outputs, sends_to_rows;
 } hpc_work;
 
+enum { HPC_KEPT_EMPTY = -1 };
+
 /* A forward that found the ring of its receiver full. */
 typedef struct hpc_kept {
     hpc_work *work;
-    int edge, slot;
+    int edge, slot;        /* slot: or HPC_KEPT_EMPTY */
     struct hpc_kept *next; /* to the same receiver; or the next free one */
 } hpc_kept;
 

@@ -7,9 +7,16 @@
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
+/* In an arg, beside the rest: two ranks make a host, whose updates are summed first (hand_hosts). */
+enum { HOSTS = 8, CHAIN = 16 };
+
 static void split_job(job *j, const rank *r) {
+    static _Thread_local hand_plan hosts;
     job_init(j, r);
     j->split = 1;
+    if (!(r->arg & (HOSTS | CHAIN))) return;
+    hand_hosts(&hosts, j, r->size, 2, r->arg & CHAIN, 512);
+    j->plan = &hosts.plan;
 }
 
 static void end(rank *r, const job *j, reference *ref, hpc_exchange *e) {
@@ -101,7 +108,7 @@ static void between(rank *r) {
     uint64_t ticket;
     void *gradient;
     split_job(&j, r);
-    j.rule = "momentum", j.args[3] = 0.5, j.progress = r->arg, j.cores = 2, j.chunk = 256;
+    j.rule = "momentum", j.args[3] = 0.5, j.progress = r->arg % HOSTS, j.cores = 2, j.chunk = 256;
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
     for (int step = 0; step < 12; step++) {
@@ -158,7 +165,7 @@ static void nothing(rank *r) {
     uint64_t ticket;
     float *zeros;
     split_job(&j, r);
-    j.rule = "momentum", j.args[2] = 0.5, j.args[3] = 0.5, j.progress = r->arg, j.chunk = 512;
+    j.rule = "momentum", j.args[2] = 0.5, j.args[3] = 0.5, j.progress = r->arg % HOSTS, j.chunk = 512;
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
     for (int step = 0; step < 8; step++) {
@@ -200,7 +207,7 @@ static void arguments(rank *r) {
     reference ref;
     uint64_t tickets[3], ticket;
     split_job(&j, r);
-    j.progress = r->arg;
+    j.progress = r->arg % HOSTS;
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
     for (int step = 0; step < 6; step++) {
@@ -328,18 +335,19 @@ static void differ(rank *r) {
     job_push_pull(r, &j, e, 1, 0);
     do_wait(e, 1, job_start(r, &j, e, 1, 1, HPC_PUSH, true));
     rank_meet(r); /* else a rank may be told in its fold */
-    if (r->rank == 1 && r->arg == 1) {
+    if (r->rank == 1 && r->arg % HOSTS == 1) {
         j.args[1] = 4;
         CHECK_OK(hpc_exchange_set_args(e, 1, j.args));
     }
-    int status = r->rank == 1 && r->arg == 2
+    int status = r->rank == 1 && r->arg % HOSTS == 2
                      ? hpc_exchange_skip(e, 1, -1, &ticket)
-                     : hpc_exchange_apply(e, 1, r->rank == 1 && r->arg == 0 ? 2 : 1, -1, &ticket);
+                     : hpc_exchange_apply(e, 1, r->rank == 1 && r->arg % HOSTS == 0 ? 2 : 1, -1, &ticket);
     if (status == HPC_OK) status = hpc_exchange_wait(e, 1, ticket, -1);
     CHECK(status == HPC_ERR_CONFIG || status == HPC_ERR_PEER);
-    CHECK_MESSAGE(what[r->arg]);
+    CHECK_MESSAGE(what[r->arg % HOSTS]);
     CHECK_MESSAGE("key k1");
     CHECK_MESSAGE("the same"); /* what to do */
+    rank_meet(r);              /* all are told before one leaves */
     hpc_exchange_free(e);
 }
 
@@ -426,10 +434,10 @@ static void refusals(rank *r) {
     j.each = 0, j.quorum = 2;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
     j.quorum = 0;
-    hand_racks(&h, &j, r->size, HPC_F32, 512);
+    hand_ring(&h, &j, r->size, HPC_F32, 512);
     j.plan = &h.plan;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("split needs rows of one stage");
+    CHECK_MESSAGE("split needs rows that apply, forward or relay");
 
     split_job(&j, r);
     j.split = 0;
@@ -481,6 +489,16 @@ int main(int argc, char **argv) {
         {.name = "between_alone", .size = 1, .run = between, .arg = INLINE},
         {.name = "nothing", .size = 3, .run = nothing, .arg = INLINE},
         {.name = "nothing_thread", .size = 2, .run = nothing, .arg = THREAD},
+        {.name = "between_hosts", .size = 5, .run = between, .arg = INLINE + HOSTS},
+        {.name = "between_hosts_chain", .size = 6, .run = between, .arg = THREAD + CHAIN, .sleepy = true},
+        {.name = "nothing_hosts", .size = 4, .run = nothing, .arg = INLINE + CHAIN},
+        {.name = "nothing_hosts_thread", .size = 5, .run = nothing, .arg = THREAD + HOSTS},
+        {.name = "arguments_hosts", .size = 4, .run = arguments, .arg = THREAD + HOSTS},
+        {.name = "differ_hosts_scale", .size = 4, .run = differ, .arg = 0 + HOSTS, .apart = true},
+        {.name = "differ_hosts_call", .size = 4, .run = differ, .arg = 2 + HOSTS, .apart = true},
+        {.name = "one_does_not_hosts", .size = 4, .run = one_does_not_apply, .arg = HOSTS},
+        {.name = "one_closes_hosts", .size = 4, .run = one_closes, .arg = HOSTS, .apart = true},
+        {.name = "dies_between_hosts", .size = 4, .run = dies_between, .arg = HOSTS, .victims = 1 << 1, .apart = true},
         {.name = "arguments", .size = 3, .run = arguments, .arg = INLINE},
         {.name = "arguments_thread", .size = 3, .run = arguments, .arg = THREAD},
         {.name = "cut_short", .size = 2, .run = cut_short},
