@@ -110,7 +110,8 @@ class Row:
         offset, count: the chunk's elements; the offset is a multiple of 16 (64 bytes).
         in_edges, out_edges: the inputs, in the order in which they are folded, and the outputs.
         action: "apply": the rule changes the parameters, which go to the out-edges; "emit": the fold goes to the
-            out-edges as parameters; "forward": it goes to the rows of the out-edges.
+            out-edges as parameters; "forward": it goes to the rows of the out-edges; "relay": the parameters that the
+            row of its in-edge sends go on to the out-edges, unopened.
         depth: inputs that may be under way on each in-edge, 1 to 16.
         quorum: inputs that make a fold: all, or 1 (each by itself); None: all.
         codec_in, codec_out: "float32", "float16" or "bfloat16", for what comes and for what goes. A row takes what

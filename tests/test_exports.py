@@ -15,9 +15,9 @@ PACKAGE = Path(hpcomm.__file__).parent
 
 
 def declared() -> set[str]:
-    """The functions that the installed header declares."""
-    header = (PACKAGE / "include/hpcomm/hpcomm.h").read_text(encoding="utf-8")
-    return set(re.findall(r"^HPC_API [^;]*?\b(hpc_\w+)\(", header, re.MULTILINE))
+    """The functions that the installed headers declare."""
+    headers = "".join((PACKAGE / "include/hpcomm" / name).read_text(encoding="utf-8") for name in ("hpcomm.h", "plan.h"))
+    return set(re.findall(r"^HPC_API [^;]*?\b(hpc_\w+)\(", headers, re.MULTILINE))
 
 
 def test_library_exports_what_the_header_declares() -> None:

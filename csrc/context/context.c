@@ -88,6 +88,13 @@ int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     return HPC_OK;
 }
 
+int hpc_context_host(const hpc_context *c, int rank) {
+    if (c == NULL || !c->connected || rank < 0 || rank >= c->group.size) return -1;
+    for (int r = 0; r < rank; r++)
+        if (hpc_same_host(&c->addresses[r], &c->addresses[rank])) return r;
+    return rank;
+}
+
 const char *hpc_context_note(const hpc_context *c, int i) {
     return c == NULL ? NULL : hpc_group_note_at(&c->group, i);
 }

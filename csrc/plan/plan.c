@@ -256,10 +256,10 @@ static int rising(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static int check_ranks(const int *ranks, int n, const char *name) {
+int hpc_plan_check_ranks(const int *ranks, int n, const char *name, const char *whose) {
     if (n < 1 || ranks == NULL)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %ss is empty (n_%ss is %d); a hub needs at least one", name,
-                        name, n);
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %ss is empty (n_%ss is %d); a %s needs at least one", name,
+                        name, n, whose);
     for (int i = 0; i < n; i++)
         if (ranks[i] < 0)
             return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %ss[%d] is rank %d; ranks are 0 or more", name, i,
@@ -283,8 +283,8 @@ static int check_hub(const hpc_hub *h) {
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: hub->size is %zu, not %zu: call hpc_hub_init first", h->size,
                         sizeof *h);
     int status = hpc_plan_check_keys(h->keys, h->n_keys);
-    if (status == HPC_OK) status = check_ranks(h->workers, h->n_workers, "worker");
-    if (status == HPC_OK) status = check_ranks(h->servers, h->n_servers, "server");
+    if (status == HPC_OK) status = hpc_plan_check_ranks(h->workers, h->n_workers, "worker", "hub");
+    if (status == HPC_OK) status = hpc_plan_check_ranks(h->servers, h->n_servers, "server", "hub");
     if (status != HPC_OK) return status;
     status = hpc_plan_check_cut(h->cores, h->chunk, h->depth);
     if (status == HPC_OK)
@@ -361,15 +361,15 @@ err:
     return status;
 }
 
-static int deal(const hpc_hub *hub, const uint64_t *sizes, int n, int *bin_of) {
-    if (hub->interfaces > 1) return deal_by_interface(hub, sizes, n, bin_of);
-    return hpc_partition(sizes, n, hub->n_servers * hub->cores, hub->cores, bin_of);
-}
-
 /* Equal chunks of a key change their bins so that those of a bin lie together, in the order in which the key came to
- * the bins: every bin has as much as before, and passes over memory in long runs. was: room for n; filled: 0 for every
- * bin, before and after. */
-static void gather_chunks(const hpc_row *rows, int n, uint64_t full, int *bin_of, int *was, int *filled) {
+ * the bins: every bin has as much as before, and passes over memory in long runs. */
+static int gather_chunks(const hpc_row *rows, int n, uint64_t full, int bins, int *bin_of) {
+    int *was = malloc((size_t)n * sizeof *was), *filled = calloc((size_t)bins, sizeof *filled);
+    if (was == NULL || filled == NULL) {
+        free(filled);
+        free(was);
+        return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
+    }
     memcpy(was, bin_of, (size_t)n * sizeof *was);
     for (int from = 0, to; from < n; from = to + (to == from)) {
         for (to = from; to < n && rows[to].key == rows[from].key && rows[to].count == full; to++) filled[was[to]]++;
@@ -377,6 +377,26 @@ static void gather_chunks(const hpc_row *rows, int n, uint64_t full, int *bin_of
         for (int r = from; r < to; r++)
             for (; filled[was[r]] > 0; filled[was[r]]--) bin_of[at++] = was[r];
     }
+    free(filled);
+    free(was);
+    return HPC_OK;
+}
+
+/* The bins of rows: servers, each with so many cores. */
+static int deal(const hpc_hub *hub, const hpc_row *rows, int n, int *bin_of) {
+    uint64_t *sizes = malloc((size_t)n * sizeof *sizes);
+    if (sizes == NULL) return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
+    for (int r = 0; r < n; r++) sizes[r] = rows[r].count * sizeof(float);
+    const int bins = hub->n_servers * hub->cores;
+    int status = hub->interfaces > 1 ? deal_by_interface(hub, sizes, n, bin_of)
+                                     : hpc_partition(sizes, n, bins, hub->cores, bin_of);
+    free(sizes);
+    return status == HPC_OK ? gather_chunks(rows, n, hub->chunk / sizeof(float), bins, bin_of) : status;
+}
+
+int hpc_plan_deal(const hpc_row *rows, int n, uint64_t chunk, int servers, int cores, int *bin_of) {
+    const hpc_hub hub = {.n_servers = servers, .cores = cores, .interfaces = 1, .chunk = chunk};
+    return deal(&hub, rows, n, bin_of);
 }
 
 int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
@@ -388,10 +408,8 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
     if (status != HPC_OK) return status;
 
     hpc_plan_block b = {NULL, NULL, NULL};
-    uint64_t *sizes = calloc((size_t)n, sizeof *sizes);
-    int *bin_of = malloc((size_t)n * sizeof *bin_of), *was = malloc((size_t)n * sizeof *was);
-    int *filled = calloc((size_t)hub->n_servers * (size_t)hub->cores, sizeof *filled);
-    if (sizes == NULL || bin_of == NULL || was == NULL || filled == NULL) {
+    int *bin_of = malloc((size_t)n * sizeof *bin_of);
+    if (bin_of == NULL) {
         status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
         goto err;
     }
@@ -405,10 +423,8 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
         out[w] = (hpc_edge){hub->workers[w], -1, 1.0};
     }
     hpc_plan_cut(hub->keys, hub->n_keys, hub->chunk, 1, b.rows);
-    for (int r = 0; r < n; r++) sizes[r] = b.rows[r].count * sizeof(float);
-    status = deal(hub, sizes, n, bin_of);
+    status = deal(hub, b.rows, n, bin_of);
     if (status != HPC_OK) goto err;
-    gather_chunks(b.rows, n, hub->chunk / sizeof(float), bin_of, was, filled);
     for (int r = 0; r < n; r++) {
         hpc_row *row = &b.rows[r];
         row->owner = hub->servers[bin_of[r] / hub->cores];
@@ -427,9 +443,6 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
     b.plan = NULL;
 err:
     free(b.plan);
-    free(filled);
-    free(was);
     free(bin_of);
-    free(sizes);
     return status;
 }

@@ -37,11 +37,17 @@ int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, c
 /* Key, offset and count of every chunk, each of them copies times. */
 void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, hpc_row *rows);
 
+/* The bins, servers * cores, of n chunks of at most so many bytes: each goes to the core that has the least so far, and
+ * equal chunks of a key that share a core lie together. */
+int hpc_plan_deal(const hpc_row *chunks, int n, uint64_t chunk, int servers, int cores, int *bin_of);
+
 /* The parts of hpc_plan_check that concern the keys, or the affinity, alone. */
 int hpc_plan_check_keys(const hpc_key *keys, int n_keys);
 int hpc_plan_check_affinity(int affinity);
-/* What hubs and graphs have in common. */
+/* What hubs, graphs and hierarchies have in common. */
 int hpc_plan_check_cut(int cores, uint64_t chunk, int depth);
+/* name: of one of them, "worker"; whose: "hub". */
+int hpc_plan_check_ranks(const int *ranks, int n, const char *name, const char *whose);
 /* all: the codec of all keys. by_key: n codecs, one for each key; NULL: all counts. name and names are those of the two
  * fields, for the error. */
 int hpc_plan_check_codecs(const hpc_key *keys, int n_keys, const char *name, int all, const char *names,

@@ -1,5 +1,5 @@
 /* clang-format off */
-/* hpcomm.h - the whole public C API of hpcomm.
+/* hpcomm.h - the whole public C API of hpcomm, with plan.h, which it includes.
  *
  * hpcomm exchanges the updates of data-parallel training jobs by one-sided writes.
  *
@@ -44,7 +44,8 @@
 extern "C" {
 #endif
 
-/* Everything between the two cffi lines is also the Python binding's declaration: plain C, no preprocessor. */
+/* Everything between the two cffi lines, here and in plan.h, is also the Python binding's declaration: plain C, no
+ * preprocessor. */
 /* cffi: begin */
 
 /* ---- status ------------------------------------------------------------------------------------------------- */
@@ -229,6 +230,9 @@ typedef enum hpc_peer_state {
 } hpc_peer_state;
 
 HPC_API int hpc_context_peer(const hpc_context *context, int rank, hpc_peer *peer);
+/* The lowest rank on the host of rank: ranks with the same answer share a host, as all ranks agree. -1: there is no
+ * such rank, or the context is not connected. Containers with a network of their own count as hosts. */
+HPC_API int hpc_context_host(const hpc_context *context, int rank);
 /* Note i: something that was degraded at start, or odd since; NULL past the end. */
 HPC_API const char *hpc_context_note(const hpc_context *context, int i);
 typedef enum hpc_note_kind {
@@ -548,57 +552,9 @@ typedef struct hpc_plan {
     int affinity; /* hpc_affinity */
 } hpc_plan;
 
-/* A parameter server (PHub, sections 3.2.3 and 3.2.4): keys are cut into chunks, and each chunk goes to the server's
- * core that has the least so far, largest chunks first (within 4/3 of the best partition). With several interfaces a
- * chunk goes to the interface that has the least, and there to the core that has the least; each of the two partitions
- * is within 4/3 of its best. Cores c and d belong to one interface when c mod interfaces == d mod interfaces. */
-typedef struct hpc_hub {
-    size_t size; /* sizeof(hpc_hub), set by hpc_hub_init */
-    const hpc_key *keys;
-    int n_keys;
-    const int *workers, *servers; /* ranks; a rank may be both */
-    int n_workers, n_servers;
-    int cores;      /* of each server, 1 or more */
-    uint64_t chunk; /* bytes of float32, a multiple of 64; 32 KiB */
-    int depth;      /* updates of one key that a worker may have under way; 1 */
-    int wire;       /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
-    int sum;        /* 0: the mean of the workers' updates, 1: their sum */
-    int each;       /* 0: updates are applied when those of all workers are there, 1: each as it comes */
-    int affinity;   /* hpc_affinity; changes no chunk's core */
-    int interfaces; /* NICs of each server that the chunks are balanced over, at most its cores; 0: one */
-    int codec_out;  /* hpc_dtype of the parameters on their way to workers: HPC_F32, HPC_F16 or HPC_BF16. In 16 bits all
-                       workers have rounded values, in float32 arrays; the servers keep masters in full float32 */
-    const int *wires;          /* wire of each key by itself, n_keys of them; NULL: wire for all */
-    const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
-    int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
-} hpc_hub;
+typedef struct hpc_graph hpc_graph; /* plan.h has those who make plans: hubs, graphs and hierarchies of hosts */
 
-HPC_API void hpc_hub_init(hpc_hub *hub);
-HPC_API int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan);
-
-/* A node communication graph (ASAP, section 3): every rank averages its own update with those of its in-neighbours. The
- * phases are the graphs of the steps, in turn; a graph that never changes has one phase. */
-typedef struct hpc_graph {
-    size_t size; /* sizeof(hpc_graph), set by hpc_graph_init */
-    const hpc_key *keys;
-    int n_keys;
-    int ranks;             /* all of the job */
-    int n_phases;          /* 1 or more */
-    const double *weights; /* [phase][rank][from]: the weight at rank of the update of from; 0 where there is no edge;
-                              never 0 for rank's own */
-    int cores;             /* of each rank, 1 or more */
-    uint64_t chunk;        /* bytes of float32, a multiple of 64; 256 KiB */
-    int depth;             /* updates of one key that may be on their way to a neighbour; 1 */
-    int wire;              /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
-    const int *wires;      /* wire of each key by itself, n_keys of them; NULL: wire for all */
-    int n_wires;           /* n_keys where wires is given, else 0 */
-} hpc_graph;
-
-HPC_API void hpc_graph_init(hpc_graph *graph);
-/* Each rank owns a row of every chunk, fed by itself and its in-neighbours of all phases. */
-HPC_API int hpc_plan_graph(const hpc_graph *graph, hpc_plan **plan);
-
-HPC_API void hpc_plan_free(hpc_plan *plan); /* of hpc_plan_hub or hpc_plan_graph; exchanges keep their own copy */
+HPC_API void hpc_plan_free(hpc_plan *plan); /* of plan.h's functions; exchanges keep their own copy */
 /* HPC_OK if every rank that is sent a key's parameters gets each element once and every edge has its other end; else
  * HPC_ERR_INVALID, and the error names the row that is wrong. */
 HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
@@ -812,4 +768,7 @@ HPC_API int hpc_exchange_params_rank(const hpc_exchange *exchange); /* whose mem
 #ifdef __cplusplus
 }
 #endif
+
+#include "plan.h"
+
 #endif

@@ -1,0 +1,109 @@
+/* plan.h - who makes plans: parameter servers, node communication graphs, and hierarchies of hosts. hpcomm.h includes
+ * it.
+ */
+#ifndef HPCOMM_PLAN_H
+#define HPCOMM_PLAN_H
+
+#ifndef HPCOMM_H
+#error "include <hpcomm/hpcomm.h>, which includes plan.h"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin */
+
+/* A parameter server (PHub, sections 3.2.3 and 3.2.4): keys are cut into chunks, and each chunk goes to the server's
+ * core that has the least so far, largest chunks first (within 4/3 of the best partition). With several interfaces a
+ * chunk goes to the interface that has the least, and there to the core that has the least; each of the two partitions
+ * is within 4/3 of its best. Cores c and d belong to one interface when c mod interfaces == d mod interfaces. */
+typedef struct hpc_hub {
+    size_t size; /* sizeof(hpc_hub), set by hpc_hub_init */
+    const hpc_key *keys;
+    int n_keys;
+    const int *workers, *servers; /* ranks; a rank may be both */
+    int n_workers, n_servers;
+    int cores;      /* of each server, 1 or more */
+    uint64_t chunk; /* bytes of float32, a multiple of 64; 32 KiB */
+    int depth;      /* updates of one key that a worker may have under way; 1 */
+    int wire;       /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
+    int sum;        /* 0: the mean of the workers' updates, 1: their sum */
+    int each;       /* 0: updates are applied when those of all workers are there, 1: each as it comes */
+    int affinity;   /* hpc_affinity; changes no chunk's core */
+    int interfaces; /* NICs of each server that the chunks are balanced over, at most its cores; 0: one */
+    int codec_out;  /* hpc_dtype of the parameters on their way to workers: HPC_F32, HPC_F16 or HPC_BF16. In 16 bits all
+                       workers have rounded values, in float32 arrays; the servers keep masters in full float32 */
+    const int *wires;          /* wire of each key by itself, n_keys of them; NULL: wire for all */
+    const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
+    int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
+} hpc_hub;
+
+HPC_API void hpc_hub_init(hpc_hub *hub);
+HPC_API int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan);
+
+/* A node communication graph (ASAP, section 3): every rank averages its own update with those of its in-neighbours. The
+ * phases are the graphs of the steps, in turn; a graph that never changes has one phase. */
+struct hpc_graph {
+    size_t size; /* sizeof(hpc_graph), set by hpc_graph_init */
+    const hpc_key *keys;
+    int n_keys;
+    int ranks;             /* all of the job */
+    int n_phases;          /* 1 or more */
+    const double *weights; /* [phase][rank][from]: the weight at rank of the update of from; 0 where there is no edge;
+                              never 0 for rank's own */
+    int cores;             /* of each rank, 1 or more */
+    uint64_t chunk;        /* bytes of float32, a multiple of 64; 256 KiB */
+    int depth;             /* updates of one key that may be on their way to a neighbour; 1 */
+    int wire;              /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
+    const int *wires;      /* wire of each key by itself, n_keys of them; NULL: wire for all */
+    int n_wires;           /* n_keys where wires is given, else 0 */
+};
+
+HPC_API void hpc_graph_init(hpc_graph *graph);
+/* Each rank owns a row of every chunk, fed by itself and its in-neighbours of all phases. */
+HPC_API int hpc_plan_graph(const hpc_graph *graph, hpc_plan **plan);
+
+/* What joins the groups of the outermost level (PHub, section 3.4). */
+typedef enum hpc_top {
+    HPC_TOP_SHARDED = 0, /* each group sends its fold to the chunk's owner, which sends one answer to each group */
+    HPC_TOP_RING = 1     /* the fold goes around the groups until it is at the owner's, and the answer likewise */
+} hpc_top;
+
+/* A hierarchy of hosts (PHub, section 3.4). The workers of a host are a group of level 0; hosts may make groups of
+ * level 1, such as racks, and so on; the outermost groups make the job. Each chunk has one owner, dealt as a hub's
+ * servers are. In every other group one rank folds the group's updates and sends one on; the answer comes to it and
+ * goes on to the group. So each chunk crosses once, both ways, between a group and what is outside it. Each leading
+ * rank of a host does this for its part of the chunks. A group of one worker has nothing to fold. A fold takes updates
+ * in the order of workers, then what groups send, in the order of their first workers. */
+typedef struct hpc_hosts {
+    size_t size; /* sizeof(hpc_hosts), set by hpc_hosts_init */
+    const hpc_key *keys;
+    int n_keys;
+    const int *workers; /* ranks */
+    int n_workers;
+    int n_levels;      /* of groups, 1 to 8 */
+    const int *groups; /* [level][worker]: the number of the worker's group, 0 or more; level 0 are the hosts */
+    const int *leads; /* by worker: whether it may fold for others, 1 or 0; each host has one at least. NULL: all may */
+    int top;          /* hpc_top */
+    int cores;        /* of each leading rank, 1 or more; a chunk has the same core at all of its ranks */
+    uint64_t chunk;   /* bytes of float32, a multiple of 64; 32 KiB */
+    int depth;        /* updates of one key that a worker may have under way; 1 */
+    int wire;         /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
+    int sum;          /* 0: the mean of the workers' updates, 1: their sum */
+    int codec_out;    /* hpc_dtype of the parameters on their way to workers: HPC_F32, HPC_F16 or HPC_BF16 */
+    const int *wires; /* wire of each key by itself, n_keys of them; NULL: wire for all */
+    const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
+    int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
+} hpc_hosts;
+
+HPC_API void hpc_hosts_init(hpc_hosts *hosts);
+/* Where no group has more than one worker, or one group has all, this is the plan of a hub whose servers lead. */
+HPC_API int hpc_plan_hosts(const hpc_hosts *hosts, hpc_plan **plan);
+
+/* cffi: end */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,552 @@
+/* The plan of a hierarchy of hosts (PHub, section 3.4).
+ *
+ * The groups are the nodes of a tree: hosts, the groups that they make, and the job at its root. For each chunk every
+ * node has a leader among the ranks below it. The root's leader owns the chunk, and leads all nodes that it belongs to.
+ * The leader of a node that has several workers, and whose parent has another leader, has two rows: one forwards the
+ * node's fold to the parent's leader, the other relays the parameters that come back. */
+#include <limits.h>
+#include <stdlib.h>
+
+#include "plan/plan.h"
+#include "base/status.h"
+
+static const char op_plan[] = "plan";
+
+enum { MOST_LEVELS = 8 };
+
+void hpc_hosts_init(hpc_hosts *hosts) {
+    *hosts = (hpc_hosts){.size = sizeof *hosts,
+                         .n_levels = 1,
+                         .cores = 1,
+                         .chunk = 32 << 10,
+                         .depth = 1,
+                         .wire = HPC_F32,
+                         .codec_out = HPC_F32};
+}
+
+/* ---- checks ---- */
+
+static int group_of(const hpc_hosts *h, int level, int worker) {
+    return h->groups[(size_t)level * (size_t)h->n_workers + (size_t)worker];
+}
+
+/* Workers that share a group of one level share one of the next; and a host has a worker that leads. */
+static int check_groups(const hpc_hosts *h) {
+    for (int level = 0; level < h->n_levels; level++)
+        for (int w = 0; w < h->n_workers; w++)
+            if (group_of(h, level, w) < 0)
+                return hpc_fail(HPC_ERR_INVALID, op_plan,
+                                "plan: rank %d is in no group of level %d: groups[%d][%d] is %d, must be 0 or more",
+                                h->workers[w], level, level, w, group_of(h, level, w));
+    for (int w = 0; w < h->n_workers; w++) {
+        int leading = 0;
+        for (int v = 0; v < h->n_workers; v++) {
+            if (group_of(h, 0, v) == group_of(h, 0, w)) leading |= h->leads == NULL || h->leads[v];
+            for (int level = 1; level < h->n_levels; level++)
+                if (group_of(h, level - 1, v) == group_of(h, level - 1, w) &&
+                    group_of(h, level, v) != group_of(h, level, w))
+                    return hpc_fail(HPC_ERR_INVALID, op_plan,
+                                    "plan: ranks %d and %d share group %d of level %d, but are in groups %d and %d of "
+                                    "level %d; a group lies in one group of the next level",
+                                    h->workers[w], h->workers[v], group_of(h, level - 1, w), level - 1,
+                                    group_of(h, level, w), group_of(h, level, v), level);
+        }
+        if (!leading)
+            return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: the host of rank %d has no rank that leads; name one",
+                            h->workers[w]);
+    }
+    return HPC_OK;
+}
+
+static int check_hosts(const hpc_hosts *h) {
+    if (h == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: hosts is NULL");
+    if (h->size != sizeof *h)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: hosts->size is %zu, not %zu: call hpc_hosts_init first",
+                        h->size, sizeof *h);
+    int status = hpc_plan_check_keys(h->keys, h->n_keys);
+    if (status == HPC_OK) status = hpc_plan_check_ranks(h->workers, h->n_workers, "worker", "hierarchy");
+    if (status == HPC_OK) status = hpc_plan_check_cut(h->cores, h->chunk, h->depth);
+    if (status == HPC_OK)
+        status = hpc_plan_check_codecs(h->keys, h->n_keys, "wire", h->wire, "wires", h->wires, h->n_wires);
+    if (status == HPC_OK)
+        status = hpc_plan_check_codecs(h->keys, h->n_keys, "codec_out", h->codec_out, "codecs_out", h->codecs_out,
+                                       h->n_codecs_out);
+    if (status != HPC_OK) return status;
+    if (h->n_workers > INT_MAX / h->cores)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %d workers of %d cores are too many", h->n_workers, h->cores);
+    if (h->sum != 0 && h->sum != 1)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: sum is %d; must be 0 or 1", h->sum);
+    if (h->top != HPC_TOP_SHARDED && h->top != HPC_TOP_RING)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: top is %d; must be %d (sharded) or %d (ring)", h->top,
+                        HPC_TOP_SHARDED, HPC_TOP_RING);
+    if (h->n_levels < 1 || h->n_levels > MOST_LEVELS)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: n_levels is %d; 1 (hosts) to %d are possible", h->n_levels,
+                        MOST_LEVELS);
+    if (h->groups == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: groups is NULL; every worker is in one");
+    return check_groups(h);
+}
+
+/* ---- the tree ---- */
+
+/* Workers are named by their places in hpc_hosts.workers. Children are in the order of their first workers. */
+struct group {
+    int parent; /* -1: none */
+    int n_children, n_workers, n_leads;
+    int *children;                    /* groups; a host has none */
+    int *workers;                     /* all below it, in order */
+    int *leads;                       /* those of them that lead */
+    const hpc_edge *pushes, *answers; /* from and to all its workers, once a row has needed just these */
+};
+
+struct tree {
+    struct group *groups; /* children come before their parent; the last is the root */
+    int n;
+    int *room;
+};
+
+static void free_tree(struct tree *t) {
+    free(t->groups);
+    free(t->room);
+}
+
+/* Takes worker w, of the group below (-1: none) that it was in. */
+static void add_worker(const hpc_hosts *h, struct tree *t, int g, int w, int below) {
+    struct group *own = &t->groups[g];
+    own->workers[own->n_workers++] = w;
+    if (h->leads == NULL || h->leads[w]) own->leads[own->n_leads++] = w;
+    if (below < 0 || t->groups[below].parent >= 0) return;
+    own->children[own->n_children++] = below;
+    t->groups[below].parent = g;
+}
+
+static int make_tree(const hpc_hosts *h, struct tree *t) {
+    const size_t n = (size_t)h->n_workers, levels = (size_t)h->n_levels + 1;
+    *t = (struct tree){.groups = calloc(n * levels, sizeof *t->groups), .room = malloc(3 * n * levels * sizeof(int))};
+    int *inside = malloc(n * sizeof *inside); /* the group that a worker is in, of the last level */
+    if (t->groups == NULL || t->room == NULL || inside == NULL) {
+        free(inside);
+        return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for the groups of %d workers", h->n_workers);
+    }
+    for (size_t w = 0; w < n; w++) inside[w] = -1;
+    for (int level = 0; level <= h->n_levels; level++) {
+        const int base = t->n;
+        int *room = t->room + 3 * n * (size_t)level;
+        for (int first = 0; first < h->n_workers; first++) {
+            if (inside[first] >= base) continue;
+            struct group *own = &t->groups[t->n];
+            *own = (struct group){.parent = -1, .children = room, .workers = room + n, .leads = room + 2 * n};
+            for (int w = first; w < h->n_workers; w++) {
+                if (level < h->n_levels && group_of(h, level, w) != group_of(h, level, first)) continue;
+                add_worker(h, t, t->n, w, inside[w]);
+                inside[w] = t->n;
+            }
+            room += own->n_workers; /* enough for the next one's three lists: none is longer */
+            t->n++;
+        }
+    }
+    free(inside);
+    return HPC_OK;
+}
+
+/* ---- who leads ---- */
+
+/* leaders[g * n + c] leads group g for chunk c. */
+struct deal {
+    const hpc_hosts *h;
+    const struct tree *t;
+    const hpc_row *chunks;
+    int n;
+    int *core;         /* by chunk */
+    int *leaders;      /* by group and chunk */
+    int *in_order;     /* chunks by core, then as they come */
+    int *by_size;      /* chunks by core, then size, the largest first */
+    int *run, *was;    /* chunks, and their leaders */
+    int *filled;       /* by worker; 0 between calls */
+    uint64_t *load;    /* by worker: bytes of the chunks that it leads */
+    unsigned char *in; /* by worker: whether it is in the group */
+};
+
+struct place {
+    uint64_t size;
+    int core, chunk;
+};
+
+static int by_core_and_size(const void *a, const void *b) {
+    const struct place *x = a, *y = b;
+    if (x->core != y->core) return x->core < y->core ? -1 : 1;
+    if (x->size != y->size) return x->size > y->size ? -1 : 1;
+    return x->chunk < y->chunk ? -1 : x->chunk > y->chunk;
+}
+
+static int order_chunks(struct deal *d) {
+    struct place *places = malloc((size_t)d->n * sizeof *places);
+    if (places == NULL) return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d chunks", d->n);
+    for (int c = 0; c < d->n; c++) places[c] = (struct place){d->chunks[c].count, d->core[c], c};
+    qsort(places, (size_t)d->n, sizeof *places, by_core_and_size);
+    for (int i = 0; i < d->n; i++) d->by_size[i] = places[i].chunk;
+    for (int c = 0; c < d->n; c++) places[c] = (struct place){0, d->core[c], c};
+    qsort(places, (size_t)d->n, sizeof *places, by_core_and_size);
+    for (int i = 0; i < d->n; i++) d->in_order[i] = places[i].chunk;
+    free(places);
+    return HPC_OK;
+}
+
+/* The root's leaders: as a hub deals chunks to servers. */
+static int deal_owners(struct deal *d) {
+    const struct group *root = &d->t->groups[d->t->n - 1];
+    int *owner = d->leaders + (size_t)(d->t->n - 1) * (size_t)d->n;
+    const int cores = d->h->cores;
+    int status = hpc_plan_deal(d->chunks, d->n, d->h->chunk, root->n_leads, cores, owner);
+    if (status != HPC_OK) return status;
+    for (int c = 0; c < d->n; c++) {
+        d->core[c] = owner[c] % cores;
+        owner[c] = root->leads[owner[c] / cores];
+        d->load[owner[c]] += d->chunks[c].count;
+    }
+    return order_chunks(d);
+}
+
+/* The n equal chunks of a run change their leaders so that those of one leader lie together. */
+static void gather_run(struct deal *d, int n, int *leader) {
+    int at = 0;
+    for (int i = 0; i < n; i++) {
+        d->was[i] = leader[d->run[i]];
+        d->filled[d->was[i]]++;
+    }
+    for (int i = 0; i < n; i++)
+        for (; d->filled[d->was[i]] > 0; d->filled[d->was[i]]--) leader[d->run[at++]] = d->was[i];
+}
+
+/* A group's leaders. The parent's leader leads the group too where it is in it; the other chunks go, core by core, to
+ * the one that leads the least so far. So those of a group differ by a chunk at most, if they did not by more before.
+ */
+static void deal_group(struct deal *d, int g) {
+    const struct group *own = &d->t->groups[g];
+    const size_t n = (size_t)d->n;
+    const int *above = d->leaders + (size_t)own->parent * n;
+    int *leader = d->leaders + (size_t)g * n;
+    for (int i = 0; i < own->n_workers; i++) d->in[own->workers[i]] = 1;
+    for (int i = 0; i < d->n; i++) {
+        const int c = d->by_size[i];
+        leader[c] = above[c];
+        if (d->in[above[c]]) continue;
+        leader[c] = own->leads[0];
+        for (int k = 1; k < own->n_leads; k++)
+            if (d->load[own->leads[k]] < d->load[leader[c]]) leader[c] = own->leads[k];
+        d->load[leader[c]] += d->chunks[c].count;
+    }
+    int length = 0;
+    for (int i = 0; i < d->n; i++) {
+        const int c = d->in_order[i];
+        const hpc_row *chunk = &d->chunks[c], *last = length > 0 ? &d->chunks[d->run[length - 1]] : NULL;
+        if (d->in[above[c]]) continue;
+        if (last != NULL &&
+            (last->key != chunk->key || last->count != chunk->count || d->core[d->run[length - 1]] != d->core[c])) {
+            gather_run(d, length, leader);
+            length = 0;
+        }
+        d->run[length++] = c;
+    }
+    gather_run(d, length, leader);
+    for (int i = 0; i < own->n_workers; i++) d->in[own->workers[i]] = 0;
+}
+
+/* ---- rows ---- */
+
+/* A group, and the rows of its leader for the chunk: the one that folds, and the one that sends parameters. The owner's
+ * are the same one; -1: there is none. */
+struct task {
+    int group, fold, send;
+};
+
+/* Makes all rows twice: first to count them, then to fill them in. */
+struct maker {
+    const struct deal *d;
+    double weight;
+    hpc_row *rows; /* NULL: to count */
+    hpc_edge *edges;
+    size_t n_rows, n_edges;
+    int chunk;
+    struct task *tasks; /* of the chunk */
+    int n_tasks;
+    int *pushing, *answered; /* workers that are joined to the task's rows by pushes, and by answers */
+    hpc_edge *from, *to;     /* rows that are */
+    int n_pushing, n_answered, n_from, n_to;
+};
+
+static int leader_of(const struct maker *m, int group) {
+    return m->d->leaders[(size_t)group * (size_t)m->d->n + (size_t)m->chunk];
+}
+
+static int rank_of(const struct maker *m, int group) {
+    return m->d->h->workers[leader_of(m, group)];
+}
+
+/* A row of a group's leader, without its edges. Returns its number. */
+static int add_row(struct maker *m, int group, int action) {
+    const hpc_hosts *h = m->d->h;
+    const size_t r = m->n_rows++;
+    if (m->rows != NULL) {
+        hpc_row *row = &m->rows[r];
+        *row = m->d->chunks[m->chunk];
+        row->owner = rank_of(m, group);
+        row->core = m->d->core[m->chunk];
+        row->action = action;
+        row->depth = h->depth;
+        row->codec_in = row->codec_out = h->wires != NULL ? h->wires[row->key] : h->wire;
+        if (action == HPC_FORWARD) return (int)r;
+        row->codec_out = h->codecs_out != NULL ? h->codecs_out[row->key] : h->codec_out;
+        if (action == HPC_RELAY) row->codec_in = row->codec_out;
+    }
+    return (int)r;
+}
+
+/* The one edge of a forwarding row to the row that folds next, or of a relay from the row that sends to it. */
+static void join(struct maker *m, int row, int other, int action) {
+    const size_t e = m->n_edges++;
+    if (m->rows == NULL) return;
+    m->edges[e] = (hpc_edge){m->rows[other].owner, other, 1.0};
+    if (action == HPC_FORWARD) {
+        m->rows[row].out = &m->edges[e];
+        m->rows[row].n_out = 1;
+    } else {
+        m->rows[row].in = &m->edges[e];
+        m->rows[row].n_in = m->rows[row].quorum = 1;
+    }
+}
+
+/* The inputs of the task's rows from a group by way of fold, or straight from its one worker. */
+static void take_from(struct maker *m, int group, int fold) {
+    if (fold < 0)
+        m->pushing[m->n_pushing++] = m->d->t->groups[group].workers[0];
+    else
+        m->from[m->n_from++] = (hpc_edge){rank_of(m, group), fold, 1.0};
+}
+
+static void send_to(struct maker *m, int group, int send) {
+    if (send < 0)
+        m->answered[m->n_answered++] = m->d->t->groups[group].workers[0];
+    else
+        m->to[m->n_to++] = (hpc_edge){rank_of(m, group), send, 1.0};
+}
+
+/* What the leader of a task's group has to do with one of the groups in it: it serves the workers of a host that it
+ * leads by itself, and has tasks made for the leaders of others. */
+static void serve(struct maker *m, const struct task *task, int group) {
+    const struct group *own = &m->d->t->groups[group];
+    for (int i = 0; i < own->n_workers && own->n_children == 0; i++)
+        m->pushing[m->n_pushing++] = m->answered[m->n_answered++] = own->workers[i];
+    for (int i = 0; i < own->n_children; i++) {
+        struct task below = {own->children[i], -1, -1};
+        if (leader_of(m, below.group) == leader_of(m, group)) {
+            serve(m, task, below.group);
+            continue;
+        }
+        if (m->d->t->groups[below.group].n_workers > 1) {
+            below.fold = add_row(m, below.group, HPC_FORWARD);
+            below.send = add_row(m, below.group, HPC_RELAY);
+            join(m, below.fold, task->fold, HPC_FORWARD);
+            join(m, below.send, task->send, HPC_RELAY);
+            m->tasks[m->n_tasks++] = below;
+        }
+        take_from(m, below.group, below.fold);
+        send_to(m, below.group, below.send);
+    }
+}
+
+static int rising(const void *a, const void *b) {
+    int x = *(const int *)a, y = *(const int *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Workers in order, in front of rows or behind them. */
+static hpc_edge *fill(const struct maker *m, hpc_edge *edge, const int *workers, int n, double weight) {
+    for (int i = 0; i < n; i++) *edge++ = (hpc_edge){m->d->h->workers[workers[i]], -1, weight};
+    return edge;
+}
+
+/* The inputs of a row: pushes in the order of workers, then what rows forward. Rows of one group whose inputs are the
+ * pushes of all its workers share the list. */
+static void put_inputs(struct maker *m, const struct task *task) {
+    struct group *own = &m->d->t->groups[task->group];
+    const int shared = m->n_from == 0 && m->n_pushing == own->n_workers, n = m->n_pushing + m->n_from;
+    static const hpc_edge counted;
+    const hpc_edge *in = shared ? own->pushes : NULL;
+    if (in == NULL) {
+        in = m->rows == NULL ? &counted : m->edges + m->n_edges;
+        if (m->rows != NULL) {
+            qsort(m->pushing, (size_t)m->n_pushing, sizeof *m->pushing, rising);
+            hpc_edge *edge = fill(m, m->edges + m->n_edges, m->pushing, m->n_pushing, m->weight);
+            for (int i = 0; i < m->n_from; i++) *edge++ = m->from[i];
+        }
+        m->n_edges += (size_t)n;
+        if (shared) own->pushes = in;
+    }
+    if (m->rows == NULL) return;
+    m->rows[task->fold].in = in;
+    m->rows[task->fold].n_in = m->rows[task->fold].quorum = n;
+}
+
+/* The outputs of a row: first to relays, which have more way before them, then to workers in order. */
+static void put_outputs(struct maker *m, const struct task *task) {
+    struct group *own = &m->d->t->groups[task->group];
+    const int shared = m->n_to == 0 && m->n_answered == own->n_workers, n = m->n_answered + m->n_to;
+    static const hpc_edge counted;
+    const hpc_edge *out = shared ? own->answers : NULL;
+    if (out == NULL) {
+        out = m->rows == NULL ? &counted : m->edges + m->n_edges;
+        if (m->rows != NULL) {
+            hpc_edge *edge = m->edges + m->n_edges;
+            for (int i = 0; i < m->n_to; i++) *edge++ = m->to[i];
+            qsort(m->answered, (size_t)m->n_answered, sizeof *m->answered, rising);
+            fill(m, edge, m->answered, m->n_answered, 1.0);
+        }
+        m->n_edges += (size_t)n;
+        if (shared) own->answers = out;
+    }
+    if (m->rows == NULL) return;
+    m->rows[task->send].out = out;
+    m->rows[task->send].n_out = n;
+}
+
+/* The outermost groups in a circle from the owner's on: each folds what the one before it sends, and passes on the
+ * answer that the one before it got. The owner's group is the last to fold and the first to answer. */
+static void make_ring(struct maker *m, const struct group *root, int row) {
+    const int n = root->n_children, owner = leader_of(m, m->d->t->n - 1);
+    int at = 0;
+    while (leader_of(m, root->children[at]) != owner) at++;
+    struct task *ring = m->tasks;
+    ring[0] = (struct task){root->children[at], row, row};
+    for (int i = 1; i < n; i++) {
+        struct task *own = &ring[i];
+        *own = (struct task){root->children[(at + i) % n], -1, -1};
+        const int several = m->d->t->groups[own->group].n_workers > 1;
+        if (several || i > 1) own->fold = add_row(m, own->group, HPC_FORWARD);
+        if (several || i < n - 1) own->send = add_row(m, own->group, HPC_RELAY);
+        if (i > 1 && ring[i - 1].fold >= 0) join(m, ring[i - 1].fold, own->fold, HPC_FORWARD);
+        if (own->send >= 0) join(m, own->send, ring[i - 1].send, HPC_RELAY);
+    }
+    if (ring[n - 1].fold >= 0) join(m, ring[n - 1].fold, row, HPC_FORWARD);
+    m->n_tasks = n;
+}
+
+/* The two neighbours of one of the ring's tasks. */
+static void join_ring(struct maker *m, int i, int n) {
+    const struct task *ring = m->tasks, *before = &ring[(i + n - 1) % n], *after = &ring[(i + 1) % n];
+    if (i != 1) take_from(m, before->group, before->fold);
+    if (i != n - 1) send_to(m, after->group, after->send);
+}
+
+static void make_chunk(struct maker *m, int chunk) {
+    const int root = m->d->t->n - 1;
+    const struct group *job = &m->d->t->groups[root];
+    m->chunk = chunk;
+    int row = add_row(m, root, HPC_APPLY), ring = 0;
+    if (m->d->h->top == HPC_TOP_RING && job->n_children > 1) {
+        make_ring(m, job, row);
+        ring = m->n_tasks;
+    } else {
+        m->tasks[0] = (struct task){root, row, row};
+        m->n_tasks = 1;
+    }
+    for (int i = 0; i < m->n_tasks; i++) {
+        m->n_pushing = m->n_answered = m->n_from = m->n_to = 0;
+        const struct task task = m->tasks[i];
+        serve(m, &task, task.group);
+        if (i < ring) join_ring(m, i, ring);
+        if (task.fold >= 0) put_inputs(m, &task);
+        if (task.send >= 0) put_outputs(m, &task);
+    }
+}
+
+static void make_rows(struct maker *m) {
+    m->n_rows = m->n_edges = 0;
+    for (int g = 0; g < m->d->t->n; g++) m->d->t->groups[g].pushes = m->d->t->groups[g].answers = NULL;
+    for (int c = 0; c < m->d->n && m->n_rows <= HPC_PLAN_NUMBERS; c++) make_chunk(m, c);
+}
+
+static int make_plan(const struct deal *d, hpc_plan **plan) {
+    const size_t workers = (size_t)d->h->n_workers, groups = (size_t)d->t->n;
+    hpc_plan_block b = {NULL, NULL, NULL};
+    struct maker m = {
+        .d = d,
+        .weight = d->h->sum ? 1.0 : 1.0 / d->h->n_workers,
+        .tasks = malloc(groups * sizeof *m.tasks),
+        .pushing = malloc((workers + 1) * sizeof *m.pushing), /* one more: a ring's neighbour */
+        .answered = malloc((workers + 1) * sizeof *m.answered),
+        .from = malloc((groups + 1) * sizeof *m.from),
+        .to = malloc((groups + 1) * sizeof *m.to),
+    };
+    int status = HPC_OK;
+    if (m.tasks == NULL || m.pushing == NULL || m.answered == NULL || m.from == NULL || m.to == NULL) {
+        status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %zu groups", groups);
+        goto err;
+    }
+    make_rows(&m);
+    if (m.n_rows > HPC_PLAN_NUMBERS) {
+        status = hpc_fail(HPC_ERR_INVALID, op_plan,
+                          "plan: chunk is %llu bytes, which makes more than the %d rows that a plan may have; make it "
+                          "larger",
+                          (unsigned long long)d->h->chunk, HPC_PLAN_NUMBERS);
+        goto err;
+    }
+    status = hpc_plan_block_make(d->h->keys, d->h->n_keys, (int)m.n_rows, m.n_edges, op_plan, &b);
+    if (status != HPC_OK) goto err;
+    m.rows = b.rows;
+    m.edges = b.edges;
+    make_rows(&m);
+    *plan = b.plan;
+err:
+    free(m.to);
+    free(m.from);
+    free(m.answered);
+    free(m.pushing);
+    free(m.tasks);
+    return status;
+}
+
+int hpc_plan_hosts(const hpc_hosts *h, hpc_plan **plan) {
+    int status = check_hosts(h), n = 0;
+    if (status != HPC_OK) return status;
+    if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: plan is NULL");
+    status = hpc_plan_chunks(h->keys, h->n_keys, h->chunk, HPC_PLAN_NUMBERS, op_plan, &n);
+    if (status != HPC_OK) return status;
+
+    struct tree t;
+    status = make_tree(h, &t);
+    const size_t chunks = (size_t)n, workers = (size_t)h->n_workers;
+    hpc_row *rows = calloc(chunks, sizeof *rows);
+    int *room = malloc((5 + (size_t)t.n) * chunks * sizeof *room);
+    struct deal d = {
+        .h = h,
+        .t = &t,
+        .chunks = rows,
+        .n = n,
+        .filled = calloc(workers, sizeof *d.filled),
+        .load = calloc(workers, sizeof *d.load),
+        .in = calloc(workers, 1),
+    };
+    if (status == HPC_OK && (rows == NULL || room == NULL || d.filled == NULL || d.load == NULL || d.in == NULL))
+        status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d chunks of %d workers", n, h->n_workers);
+    if (status == HPC_OK) {
+        d.core = room;
+        d.in_order = room + chunks;
+        d.by_size = room + 2 * chunks;
+        d.run = room + 3 * chunks;
+        d.was = room + 4 * chunks;
+        d.leaders = room + 5 * chunks;
+        hpc_plan_cut(h->keys, h->n_keys, h->chunk, 1, rows);
+        status = deal_owners(&d);
+    }
+    if (status == HPC_OK) {
+        for (int g = t.n - 2; g >= 0; g--) deal_group(&d, g);
+        status = make_plan(&d, plan);
+    }
+    free(d.in);
+    free(d.load);
+    free(d.filled);
+    free(room);
+    free(rows);
+    free_tree(&t);
+    return status;
+}
