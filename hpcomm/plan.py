@@ -238,6 +238,69 @@ class Plan:
         return plan
 
     @classmethod
+    def hosts(
+        cls,
+        keys: Mapping[str, Any] | Iterable[Key],
+        levels: Sequence[Sequence[Sequence[int]]],
+        size: int,
+        *,
+        leaders: Iterable[int] | None = None,
+        top: str = "sharded",
+        cores: int = 1,
+        chunk_bytes: int = 32768,
+        depth: int = 1,
+        codec: Codecs | None = None,
+        reduce: str = "mean",
+        wire: Codecs | None = None,
+        codec_out: Codecs | None = None,
+    ) -> "Plan":
+        """The plan of a hierarchy (PHub, section 3.4): a chunk crosses once, both ways, between a group and the ranks
+        outside it.
+
+        Each chunk has an owner, dealt as hub deals chunks to servers. In each other group one rank folds the updates
+        of the group and sends one on, and passes the parameters on that come back. A fold takes updates in the order
+        of ranks, then what groups send, in the order of their lowest ranks: the same bits for the same groups.
+
+        Args:
+            keys, size, cores, chunk_bytes, depth, codec, reduce, wire, codec_out: as hub takes them; cores are those of
+                each leader.
+            levels: of groups of ranks, the innermost first: hosts, then perhaps racks, and so on. Each level has every
+                rank that works once, and a group lies in one group of the next level.
+            leaders: ranks that may own chunks and fold for others, one at least of each host; None: all.
+            top: "sharded", each outermost group sends to the owner of a chunk; or "ring", the fold of a chunk goes
+                around them, and so does the answer.
+
+        Raises:
+            InvalidArgument: a value is out of range, a level is empty or lacks a rank, groups overlap or split a group
+                of the level before, or a leader is in no group.
+        """
+        choice("reduce", reduce, ("mean", "sum"))
+        choice("top", top, _core.TOPS)
+        own_keys = as_keys(keys)
+        size = whole("size", size, 1)
+        groups = group_numbers(levels, size)
+        workers = sorted(groups[0])
+        own_leaders = workers if leaders is None else _ranks("leaders", leaders, size)
+        if stranger := set(own_leaders) - set(workers):
+            raise InvalidArgument(f"leaders has rank {min(stranger)}, which is in no group: a leader is one of its own")
+        handle = _core.plan_hosts(
+            [(key.name, key.count) for key in own_keys],
+            workers,
+            [[level[rank] for rank in workers] for level in groups],
+            [rank in set(own_leaders) for rank in workers],
+            top=_core.TOPS[top],
+            cores=whole("cores", cores, 1),
+            chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
+            depth=whole("depth", depth, 0),
+            wires=_numbers(by_key([key.name for key in own_keys], codec, wire)),
+            sum=reduce == "sum",
+            codecs_out=_numbers(by_key_out([key.name for key in own_keys], codec_out)),
+        )
+        plan = cls.__new__(cls)
+        plan._fill(handle, own_keys, size, [(rank, core) for rank in sorted(own_leaders) for core in range(cores)])
+        return plan
+
+    @classmethod
     def graph(
         cls,
         keys: Mapping[str, Any] | Iterable[Key],
@@ -471,6 +534,37 @@ def graph_handle(
         depth=whole("depth", depth, 0),
         wires=_numbers(codecs),
     )
+
+
+def group_numbers(levels: Sequence[Sequence[Sequence[int]]], size: int) -> list[dict[int, int]]:
+    """For each level, innermost first, the number of the group of each rank.
+
+    Raises:
+        InvalidArgument: a level or a group is empty, a rank is in two groups of a level, or levels have other ranks.
+    """
+    if not levels:
+        raise InvalidArgument("levels is empty: the innermost level, the hosts, must be there")
+    found: list[dict[int, int]] = []
+    for i, level in enumerate(levels):
+        name = ("hosts", "racks")[i] if i < 2 else f"level {i}"
+        if not level:
+            raise InvalidArgument(f"{name} is empty: a level has one group or more")
+        number: dict[int, int] = {}
+        for g, group in enumerate(level):
+            ranks = _ranks(f"{name}[{g}]", group, size)
+            if not ranks:
+                raise InvalidArgument(f"{name}[{g}] is empty: a group has one rank or more")
+            for rank in ranks:
+                if rank in number:
+                    twice = "twice" if number[rank] == g else f"and {name}[{number[rank]}]"
+                    raise InvalidArgument(f"rank {rank} is in {name}[{g}] {twice}: name it once")
+                number[rank] = g
+        if found and (missing := set(found[0]) - set(number)):
+            raise InvalidArgument(f"rank {min(missing)} is in none of {name}: each level has all ranks")
+        if found and (more := set(number) - set(found[0])):
+            raise InvalidArgument(f"rank {min(more)} is in {name}, but in none of hosts: each level has all ranks")
+        found.append(number)
+    return found
 
 
 _COLUMNS = [field.name for field in fields(Row)]

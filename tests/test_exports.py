@@ -16,7 +16,8 @@ PACKAGE = Path(hpcomm.__file__).parent
 
 def declared() -> set[str]:
     """The functions that the installed headers declare."""
-    headers = "".join((PACKAGE / "include/hpcomm" / name).read_text(encoding="utf-8") for name in ("hpcomm.h", "plan.h"))
+    folder = PACKAGE / "include/hpcomm"
+    headers = "".join((folder / name).read_text(encoding="utf-8") for name in ("hpcomm.h", "plan.h"))
     return set(re.findall(r"^HPC_API [^;]*?\b(hpc_\w+)\(", headers, re.MULTILINE))
 
 

@@ -1,4 +1,4 @@
-"""Plans, their rows, and the hubs and graphs that they are made from."""
+"""Plans, their rows, and the hubs, graphs and hierarchies that they are made from."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +18,7 @@ ACTIONS: dict[str, int] = {
     "relay": lib.HPC_RELAY,
 }
 AFFINITIES: dict[str, int] = {"key": lib.HPC_KEY_BY_CORE, "worker": lib.HPC_WORKER_BY_INTERFACE}
+TOPS: dict[str, int] = {"sharded": lib.HPC_TOP_SHARDED, "ring": lib.HPC_TOP_RING}
 CODECS: dict[str, int] = {"float32": lib.HPC_F32, "float16": lib.HPC_F16, "bfloat16": lib.HPC_BF16}
 
 
@@ -74,6 +75,35 @@ def plan_hub(
     hub.wires, hub.n_wires, hub.codecs_out, hub.n_codecs_out = c_wires, len(wires), c_codecs_out, len(codecs_out)
     out = ffi.new("hpc_plan **")
     check(lib.hpc_plan_hub(hub, out))
+    return ffi.gc(out[0], lib.hpc_plan_free)
+
+
+def plan_hosts(
+    keys: list[tuple[str, int]],
+    workers: list[int],
+    groups: list[list[int]],  # by level: of each worker
+    leads: list[bool],  # by worker
+    *,
+    top: int,
+    cores: int,
+    chunk: int,
+    depth: int,
+    wires: list[int],  # by key, as codecs_out
+    sum: bool,  # the field's name
+    codecs_out: list[int],
+) -> Any:
+    hosts = ffi.new("hpc_hosts *")
+    lib.hpc_hosts_init(hosts)
+    c_keys, _names = _plan_keys(keys)  # both must stay until C has copied them
+    c_wires, c_codecs_out, c_workers = ffi.new("int[]", wires), ffi.new("int[]", codecs_out), ffi.new("int[]", workers)
+    c_groups, c_leads = ffi.new("int[]", [group for level in groups for group in level]), ffi.new("int[]", leads)
+    hosts.keys, hosts.n_keys, hosts.workers, hosts.n_workers = c_keys, len(keys), c_workers, len(workers)
+    hosts.n_levels, hosts.groups, hosts.leads, hosts.top = len(groups), c_groups, c_leads, top
+    hosts.cores, hosts.chunk, hosts.depth, hosts.sum = cores, chunk, depth, sum
+    hosts.wires, hosts.n_wires = c_wires, len(wires)
+    hosts.codecs_out, hosts.n_codecs_out = c_codecs_out, len(codecs_out)
+    out = ffi.new("hpc_plan **")
+    check(lib.hpc_plan_hosts(hosts, out))
     return ffi.gc(out[0], lib.hpc_plan_free)
 
 
