@@ -39,7 +39,7 @@ from .plan import Plan
 from .presets import parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
 from .recovery import Recovered, recover, run
-from .topology import ParameterServer
+from .topology import Hierarchy, ParameterServer
 from .window import Lane, Window
 
 __version__ = _version()
@@ -70,6 +70,7 @@ __all__ = [
     "Exchange",
     "ExchangeStats",
     "Handle",
+    "Hierarchy",
     "HpcommError",
     "InvalidArgument",
     "Lane",

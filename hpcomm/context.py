@@ -85,6 +85,7 @@ class Context:
         rank, size: this rank, and how many there are.
         ranks: by rank, what each was called in the first context, from which this one came by shrinks.
         config: the settings it was made with.
+        racks: by rank: the switches or the block that its host hangs on, as SLURM_TOPOLOGY_ADDR told it; "" if unknown.
         peers: what is known of every rank now.
         notes: what was degraded at start, and what was odd since, e.g. a stranger refused or a push lost; a sentence
             each. The latter are also told on stderr when the context is closed.
@@ -104,6 +105,7 @@ class Context:
         "_shrunk",  # another one has taken its place
         "_sources",
         "config",
+        "racks",
         "rank",
         "ranks",
         "size",
@@ -123,6 +125,7 @@ class Context:
         self._handle, self.config, self._secret, self._sources = handle, config, secret, sources
         self.rank, self.ranks = _core.context_rank(handle), _core.context_first_ranks(handle)
         self.size = len(self.ranks)
+        self.racks: tuple[str, ...] = ("",) * self.size
         self._exchanges: weakref.WeakValueDictionary[int, Closes] = weakref.WeakValueDictionary()
         self._lane = Lane(None, NULL, sources)
         self._noted: int | None = None
@@ -140,7 +143,7 @@ class Context:
     def _connect(self, group: Group) -> None:
         deadline = time.monotonic() + self.config.timeout
         address = _core.context_address(self._handle)
-        launch.agree(group, _core.version(), len(address), self.config.timeout)
+        self.racks = launch.agree(group, _core.version(), len(address), self.config.timeout)
         addresses = group.exchange(address, max(0.0, deadline - time.monotonic()))
         _core.context_connect(self._handle, addresses, max(0.0, deadline - time.monotonic()))
 
@@ -155,6 +158,11 @@ class Context:
             state, transport, host, pid, path = _core.context_peer(self._handle, rank)
             found.append(Peer(rank, transport, host, pid, _STATES[state], path))
         return tuple(found)
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """By rank: the lowest rank that shares its host. A container with a network of its own is a host."""
+        return tuple(_core.context_host(self._handle, rank) for rank in range(self.size))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -296,6 +304,7 @@ class Context:
         self._shrunk = True
         fresh = Context.__new__(Context)
         fresh._begin(handle, self.config, self._secret, sources)
+        fresh.racks = tuple(self.racks[self.ranks.index(name)] for name in fresh.ranks)
         fresh._start()
         return fresh
 

@@ -26,6 +26,7 @@ from .errors import ConfigError, InvalidArgument, NotSupported, Timeout
 
 PIP_MPI4PY = 'pip install "mpi4py>=4"'
 _HELLO_BYTES = 64
+_RACK_BYTES = 192
 _OUTGOING = 32768  # the first port that Linux gives to outgoing connections
 
 _abandoned: list[object] = []  # buffers of MPI requests whose deadline passed: MPI may still write to them
@@ -192,6 +193,12 @@ def first_host(nodes: str) -> str:
     return host
 
 
+def rack(env: Mapping[str, str]) -> str:
+    """The switches, or the block, above this host in SLURM's tree: "core.rack3" of SLURM_TOPOLOGY_ADDR
+    "core.rack3.node17"; "" where SLURM knows none."""
+    return env.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
+
+
 # ---- groups --------------------------------------------------------------------------------------------------------
 
 
@@ -325,16 +332,21 @@ def _import_mpi(launch: Launch) -> Any:
 # ---- agreement -----------------------------------------------------------------------------------------------------
 
 
-def agree(group: Group, version: str, address_bytes: int, timeout: float) -> None:
-    """Every rank must run the same hpcomm; else each of them is told who runs what.
+def agree(group: Group, version: str, address_bytes: int, timeout: float) -> tuple[str, ...]:
+    """Every rank must run the same hpcomm; else each of them is told who runs what. Returns the rack of each rank, ""
+    for one that does not know it.
 
     Raises:
         ConfigError: versions differ.
     """
     hello = f"{version} ({address_bytes} B addresses)".encode().ljust(_HELLO_BYTES)[:_HELLO_BYTES]
+    hello += rack(os.environ).encode()[-_RACK_BYTES:].ljust(_RACK_BYTES)
     ranks: dict[str, list[str]] = {}
+    racks = []
     for rank, part in enumerate(group.exchange(hello, timeout)):
-        ranks.setdefault(part.decode("utf-8", "replace").strip(), []).append(str(rank))
+        ranks.setdefault(part[:_HELLO_BYTES].decode("utf-8", "replace").strip(), []).append(str(rank))
+        racks.append(part[_HELLO_BYTES:].decode("utf-8", "replace").strip())
     if len(ranks) > 1:
         told = ", ".join(f"{running} on rank {' '.join(which)}" for running, which in ranks.items())
         raise ConfigError(f"rank {group.rank}: init: the ranks run different versions of hpcomm: {told}")
+    return tuple(racks)

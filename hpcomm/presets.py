@@ -5,11 +5,13 @@ from typing import Any
 
 from .consistency import BSP, NOTIFY_ACK, Consistency
 from .context import Context
-from .errors import HpcommError
+from .errors import HpcommError, InvalidArgument
 from .exchange import Exchange, Graphs
 from .exchange.arguments import refuse
+from .exchange.servers import has_servers
 from .optim import Average, Nesterov, RuleOrRules
 from .topology import ParameterServer, root_expander
+from .topology.hierarchy import Servers
 
 _RULE = Nesterov()
 
@@ -18,9 +20,10 @@ def parameter_hub(
     ctx: Context,
     params: Mapping[str, Any],
     *,
-    placement: str = "CS",
+    topology: Servers | str = "auto",
+    placement: str | None = None,
     servers: int | Iterable[int] | None = None,
-    affinity: str = "key",
+    affinity: str | None = None,
     interfaces: int | None = None,
     rule: RuleOrRules = _RULE,
     **options: Any,
@@ -30,25 +33,37 @@ def parameter_hub(
 
     Args:
         ctx, params, rule: as Exchange takes them.
+        topology: "auto": updates are folded inside each host first (section 3.4), where some of several hosts have
+            several ranks, none of the four arguments below is given, and the options are those of plain BSP: no quorum,
+            no split, no shared_params, deterministic. Else, as by "flat", every worker sends to the owners itself.
+            Or a Hierarchy, or a ParameterServer.
         placement: "CC", "CS", "NCC" or "NCS" (section 2.2), see ParameterServer: colocated or not with the workers,
-            centralized or sharded.
+            centralized or sharded; None: "CS".
         servers: of ParameterServer.
         affinity, interfaces: of ParameterServer: how several NICs are used (section 4.5).
         options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16", codec_out="bfloat16" or
-            consistency=ASYNC, under which every update counts in full. plan=... stands for placement, servers, affinity
-            and interfaces too.
+            consistency=ASYNC, under which every update counts in full. plan=... stands for the topology too.
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank.
         ConfigError: ranks disagree.
     """
+    given = {"placement": placement, "servers": servers, "affinity": affinity, "interfaces": interfaces}
+    named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
-        topology = ParameterServer(placement=placement, servers=servers, affinity=affinity, interfaces=interfaces)
+        if named and topology not in ("auto", "flat"):
+            raise InvalidArgument(f"topology and {next(iter(named))} are given: give the topology alone")
+        own = ParameterServer(**named) if named else topology
+        if not has_servers(own):
+            raise InvalidArgument(
+                f"topology is {own!r}: must be 'auto', 'flat', a Hierarchy or a ParameterServer; for graphs there is "
+                "stochastic_reduce"
+            )
     except HpcommError as wrong:
         if isinstance(ctx, Context):
             refuse(ctx, wrong)
         raise
-    return Exchange(ctx, params, topology, options.pop("consistency", BSP), rule, **options)
+    return Exchange(ctx, params, own, options.pop("consistency", BSP), rule, **options)
 
 
 _AVERAGE = Average()

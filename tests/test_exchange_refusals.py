@@ -22,6 +22,7 @@ from hpcomm import (
     Consistency,
     EngineOptions,
     Exchange,
+    Hierarchy,
     InvalidArgument,
     NotSupported,
     ParameterServer,
@@ -111,17 +112,32 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "topology": (
         {"topology": "CS"},
-        r"topology is 'CS': must be a ParameterServer, a Graph, several Graphs, or a function",
+        r"topology is 'CS': must be 'auto', 'flat', a ParameterServer, a Hierarchy, a Graph",
+    ),
+    "hierarchy without a rank": ({"topology": Hierarchy([[0], [1]])}, "rank 2 is in none of hosts: each rank is on"),
+    "hierarchy with an empty host": ({"topology": Hierarchy([[0, 1, 2], []])}, r"hosts\[1\] is empty"),
+    "rack that splits a host": (
+        {"topology": Hierarchy([[0, 1], [2]], [[0], [1, 2]])},
+        r"hosts\[0\], ranks \(0, 1\), is split by racks\[0\] and racks\[1\]",
+    ),
+    "host without a leader": (
+        {"topology": Hierarchy([[0, 1], [2]], leaders=[0, 1])},
+        r"leaders is \(0, 1\): none of them is on hosts\[1\]",
+    ),
+    "leader of no host": ({"topology": Hierarchy([[0, 1, 2]], leaders=[3])}, "leaders is 3: must be 0 to 2"),
+    "hierarchy and ASYNC": (
+        {"topology": Hierarchy([[0, 1], [2]]), "consistency": ASYNC},
+        "consistency is ASYNC, which applies each update by itself, and a Hierarchy folds those of a host",
     ),
     "no graphs": (
         {"topology": ()},
-        r"topology is \(\): must be a ParameterServer, a Graph, several Graphs, or a function",
+        r"topology is \(\): must be 'auto', 'flat', a ParameterServer, a Hierarchy, a Graph",
     ),
     "function without a graph": (
         {"topology": hypercube},
         r"topology: hypercube\(3\) cannot make a graph: n is 3: a hypercube",
     ),
-    "function of none": ({"topology": lambda n: None}, r"topology: <lambda>\(3\) is None: must be a ParameterServer"),
+    "function of none": ({"topology": lambda n: None}, r"topology: <lambda>\(3\) is None: must be 'auto'"),
     "graph too small": ({"topology": ring(2)}, r"must have 3 ranks, as the job has"),
     "graph and sum": ({"topology": ring(3), "reduce": "sum"}, r"reduce is 'sum': on a graph the weights say"),
     "graph and plan": (

@@ -15,6 +15,7 @@ from .context import (
     context_connect,
     context_create,
     context_first_ranks,
+    context_host,
     context_notes,
     context_peer,
     context_rank,

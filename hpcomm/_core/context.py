@@ -100,6 +100,10 @@ def context_peer(context: Any, rank: int) -> tuple[int, str, str, int, str]:
     return peer.state, text(peer.transport), text(peer.host), peer.pid, text(peer.path)
 
 
+def context_host(context: Any, rank: int) -> int:
+    return int(lib.hpc_context_host(context, rank))
+
+
 def context_span(context: Any, name: str, start: float) -> None:
     """A span of this thread's from start, by time.monotonic, until now; nothing without a timeline."""
     check(lib.hpc_context_span(context, name.encode("utf-8", "replace"), start))

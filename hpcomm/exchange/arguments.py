@@ -19,9 +19,11 @@ from ..optim import AnyRule, Average, Rule
 from ..plan import Plan, graph_handle
 from ..stage import whole
 from ..topology import Graph, ParameterServer
+from ..topology.hierarchy import Servers
 from ..window import as_source
 from .options import EngineOptions, Made
 from .pieces import Span
+from .servers import KINDS, has_servers
 
 _MOST_DEPTH = 16  # of a plan
 _CHUNK = 32768  # bytes, of a server's
@@ -62,8 +64,7 @@ def checked(ctx: Context, params: Any, topology: Any, made: Made, plan: Plan | N
             raise InvalidArgument("plan and a graph are given: the graph makes the plan, give one of them")
         plan, graph = _graph_plan(ctx, values, phases, made)
     elif plan is None:
-        assert isinstance(topology, ParameterServer)
-        plan = _hub_plan(ctx, values, topology, made, each=mode == "ASYNC")
+        plan = _servers_plan(ctx, values, topology, made, each=mode == "ASYNC")
     else:
         check_plan(plan, values, ctx.size)
     return Checked(values, mode, plan, phases, graph, rules, _c_rules(rules, isa))
@@ -99,26 +100,27 @@ def _graph_plan(
     return plan, graph_handle(values, weights, cores, chunk, depth, codecs)
 
 
-def _hub_plan(
-    ctx: Context, values: dict[str, NDArray[np.float32]], topology: ParameterServer, made: Made, *, each: bool
+def _servers_plan(
+    ctx: Context, values: dict[str, NDArray[np.float32]], topology: Servers, made: Made, *, each: bool
 ) -> Plan:
     """The plan of the servers. each: every update is applied by itself."""
     options, servers = made.plan, topology.roles(ctx.size)[1]
-    interfaces = _core.interfaces(ctx._handle, servers) if topology.interfaces is None else topology.interfaces
+    by_topology = topology.interfaces if isinstance(topology, ParameterServer) else None
+    interfaces = _core.interfaces(ctx._handle, servers) if by_topology is None else by_topology
     cores = options.cores
     if cores is None:  # the same number for each interface: a NIC needs one, and else their work would differ
         cores = max(1, _spare_cores(ctx, made.engine, servers) // interfaces) * interfaces
+    more: dict[str, Any] = {"interfaces": interfaces, "each": each} if isinstance(topology, ParameterServer) else {}
     return topology.compile(
         values,
         ctx.size,
         cores=cores,
-        interfaces=interfaces,
         chunk_bytes=_CHUNK if options.chunk_bytes is None else options.chunk_bytes,
         depth=options.depth,
         codec=options.codec,
         codec_out=options.codec_out,
         reduce=options.reduce,
-        each=each,
+        **more,
     )
 
 
@@ -206,7 +208,7 @@ def engine_mode(consistency: Any, on_graph: bool) -> str:
 
 def graph_phases(topology: Any, size: int) -> tuple[Graph, ...]:
     """The graphs of a topology for a job of size ranks, in turn; none where there are servers."""
-    if isinstance(topology, ParameterServer):
+    if has_servers(topology):
         return ()
     phases, what = topology, "topology"
     if callable(topology):
@@ -217,10 +219,7 @@ def graph_phases(topology: Any, size: int) -> tuple[Graph, ...]:
             raise InvalidArgument(f"{what} cannot make a graph: {str(wrong) or type(wrong).__name__}") from wrong
     phases = (phases,) if isinstance(phases, Graph) else phases
     if not isinstance(phases, Sequence) or not phases or not all(isinstance(phase, Graph) for phase in phases):
-        raise InvalidArgument(
-            f"{what} is {phases!r}: must be a ParameterServer, a Graph, several Graphs, or a function that "
-            "makes one of these for a number of ranks"
-        )
+        raise InvalidArgument(f"{what} is {phases!r}: must be {KINDS}")
     return tuple(phases)
 
 

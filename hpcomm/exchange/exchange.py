@@ -39,6 +39,7 @@ from .options import (
     plan_options,
 )
 from .pieces import SHARED, Kind, RuleKind, Shard
+from .servers import settled
 from .split import SplitCalls
 
 if TYPE_CHECKING:
@@ -130,7 +131,9 @@ class Exchange(SplitCalls):
         ctx: the ranks.
         params: an ordered mapping of names to float32 arrays (C-contiguous, native). Their shapes are the keys; rank
             0's values are what every rank starts from. A rank that only serves gives the same. They are copied.
-        topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces).
+        topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces),
+            or "flat", which is the default one of these. Or a Hierarchy, where updates are folded inside each host
+            first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat".
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
             its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
             in turn; or a function that returns them for a number of ranks, e.g. hpcomm.topology.root_expander.
@@ -211,12 +214,14 @@ class Exchange(SplitCalls):
         try:
             limit = seconds(timeout, self._default)
             earlier = plan if isinstance(plan, Plan) else None
+            own_engine = engine_options(engine, options)
+            topology = settled(ctx, topology, consistency, own_engine) if earlier is None else topology
             made = Made(
                 topology if earlier is None else None,
                 consistency,
                 rule,
                 plan_options(plan, options),
-                engine_options(engine, options),
+                own_engine,
                 ctx.ranks,
             )
             given = checked(ctx, params, topology, made, earlier, self._isa)

@@ -10,10 +10,11 @@ from ..consistency import Consistency
 from ..errors import InvalidArgument
 from ..optim import RuleOrRules
 from ..plan import Plan
-from ..topology import Graph, ParameterServer
+from ..topology import Graph
+from ..topology.hierarchy import Servers
 
 Graphs = Graph | Sequence[Graph]
-AnyTopology = ParameterServer | Graphs | Callable[[int], Graphs]
+AnyTopology = Servers | str | Graphs | Callable[[int], Graphs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ class Made:
     the job's first exchange: every rank has that one, but only some ranks have those in between.
 
     Attributes:
-        topology: None where a plan was given instead.
+        topology: with its hosts and racks, if it is a hierarchy; None where a plan was given instead.
         ranks: of the context: the numbers that the topology's ranks had in the first one.
     """
 

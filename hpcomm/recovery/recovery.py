@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import optim
+from .. import _core, optim
 from ..checkpoint import restore
 from ..context import Context
 from ..errors import CheckpointError, HpcommError, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
 from ..exchange.arguments import graph_phases
-from ..topology import Graph, ParameterServer, among, spectral_gap
+from ..plan import Plan
+from ..topology import Graph, among, spectral_gap
+from ..topology.hierarchy import Servers
 
 _log = logging.getLogger("hpcomm")
 
@@ -88,7 +90,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         Timeout, TransportError: as Context.shrink.
     """
     made, old = inside.made(ex), ex.context
-    if not ex.graph and not isinstance(made.topology, ParameterServer):
+    if not ex.graph and made.topology is None:
         raise NotSupported(
             "recover: the exchange was made from a Plan, which recover cannot rebuild: make another Plan and Exchange"
         )
@@ -150,7 +152,7 @@ def _over(
     left = [made.ranks.index(name) for name in fresh.ranks]  # what the topology calls them
     here = [old.ranks.index(name) for name in fresh.ranks]  # what ex calls them
     gone = tuple(rank for rank, name in enumerate(first.context.ranks) if name not in fresh.ranks)
-    owners = set(np.unique(ex.plan.rows.column("owner")).tolist()).difference(here)
+    owners = _owners(ex.plan).difference(here)
     missing = -1 if ex.graph else max((old.ranks[rank] for rank in owners), default=-1)
     clock, missing, args = _agreed(fresh, lost, max(lost.kept.folded[rank] for rank in here), missing, timeout)
     if missing >= 0 and checkpoint is None:
@@ -161,8 +163,8 @@ def _over(
     topology: Any = made.topology
     plan = made.plan
     consistency = made.consistency
-    if isinstance(topology, ParameterServer):
-        topology = _servers_left(topology, topology.roles(len(made.ranks))[1], left)
+    if isinstance(topology, Servers):
+        topology = topology.among(left, len(made.ranks))
         if plan.cores is None:
             plan = replace(plan, cores=max(core for _, core in ex.plan.places) + 1)
         if consistency.quorum is not None:
@@ -218,12 +220,10 @@ def _gaps(before: Sequence[Graph], now: Sequence[Graph]) -> tuple[float, float] 
         return None
 
 
-def _servers_left(topology: ParameterServer, servers: Sequence[int], left: Sequence[int]) -> ParameterServer:
-    """The same placement with the servers that are left; where none is, the lowest rank."""
-    living = [left.index(rank) for rank in servers if rank in left]
-    if not living:  # one that was a worker serves as well
-        return ParameterServer("CC", [0], topology.affinity, topology.interfaces)
-    return ParameterServer(topology.placement, living, topology.affinity, topology.interfaces)
+def _owners(plan: Plan) -> set[int]:
+    """The ranks that keep parameters; others may only fold for their hosts, and pass on."""
+    keeps = np.isin(plan.rows.column("action"), [_core.ACTIONS[name] for name in ("forward", "relay")], invert=True)
+    return set(np.unique(plan.rows.column("owner")[keeps]).tolist())
 
 
 def _told(gap: tuple[float, float] | None) -> str:

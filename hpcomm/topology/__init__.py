@@ -1,4 +1,5 @@
-"""Who sends to whom: parameter servers, which compile to plans, and node communication graphs with their measures.
+"""Who sends to whom: parameter servers and hierarchies of hosts, which compile to plans, and node communication
+graphs with their measures.
 
 graph = hpcomm.topology.root_expander(25)
 graph.in_edges(0)                          # whose updates rank 0 takes, with which weights
@@ -24,14 +25,17 @@ from .graphs import (
     star,
     torus,
 )
+from .hierarchy import Bandwidths, Hierarchy
 from .parameter_server import ParameterServer
 from .paths import diameter, distances, first_wait
 from .rebuild import among
 from .spectrum import influence, second_singular, spectral_gap
 
 __all__ = [
+    "Bandwidths",
     "Choice",
     "Graph",
+    "Hierarchy",
     "ParameterServer",
     "among",
     "bytes_per_step",

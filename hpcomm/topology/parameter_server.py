@@ -1,7 +1,7 @@
 """Parameter servers in the four placements of PHub (sections 2.1, 3.3 and 4.5)."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,18 @@ class ParameterServer:
                 f"or use {self.placement[1:]}, where servers work as well"
             )
         return workers, servers
+
+    def among(self, ranks: Sequence[int], size: int) -> "ParameterServer":
+        """The same placement with those of the servers that are left; where none is, the lowest rank serves.
+
+        Args:
+            ranks: those that are left, in their new order.
+            size: how many there were.
+        """
+        living = [ranks.index(rank) for rank in self.roles(size)[1] if rank in ranks]
+        if not living:  # one that was a worker serves as well
+            return ParameterServer("CC", [0], self.affinity, self.interfaces)
+        return ParameterServer(self.placement, living, self.affinity, self.interfaces)
 
     def compile(
         self,

@@ -16,10 +16,10 @@ from ..context import Context
 from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange
 from ..exchange.arguments import check_choice, graph_phases, refuse
+from ..exchange.servers import has_servers
 from ..presets import parameter_hub
 from ..recovery import Recovered
 from ..stage import whole
-from ..topology import ParameterServer
 from . import saved, state
 from .buffers import KINDS, make_buffers
 from .local import Averaged, Neighbours, check_local
@@ -65,9 +65,9 @@ class DistributedOptimizer(Optimizer):
         buffers: "local": each rank's own; "broadcast": rank 0's, "average": the mean, after each step. Buffers that are
             no floating-point numbers stay local.
         sparse: sparse gradients are exchanged "dense", which a warning says, or are refused: "refuse".
-        topology: None: parameter servers, by the options of hpcomm.parameter_hub. Or a ParameterServer. Or a graph, as
-            hpcomm.stochastic_reduce takes it: the optimizer steps on each rank, which then averages its model with
-            those of its neighbours.
+        topology: None: what hpcomm.parameter_hub takes by its options. Or a ParameterServer, or a Hierarchy. Or
+            a graph, as hpcomm.stochastic_reduce takes it: the optimizer steps on each rank, which then averages its
+            model with those of its neighbours.
         consistency: BSP; ASYNC or a quorum with servers; those of graphs with a graph.
         codec: of gradients, as Exchange takes it.
         options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers.
@@ -113,7 +113,7 @@ class DistributedOptimizer(Optimizer):
             check_options(options)
             passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
             clip = check_clip(clip_norm)
-            servers = topology is None or isinstance(topology, ParameterServer)
+            servers = topology is None or has_servers(topology)
             if not servers:
                 graph_phases(topology, ctx.size)
             keys = keys_of(optimizer, model, counts, sparse)

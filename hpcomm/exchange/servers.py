@@ -1,0 +1,42 @@
+"""Which topology with servers an exchange takes: the words "auto" and "flat", and the hosts of its context."""
+
+from typing import Any
+
+from ..consistency import ASYNC, BSP, Consistency
+from ..context import Context
+from ..errors import InvalidArgument
+from ..topology import Hierarchy, ParameterServer
+from ..topology.hierarchy import Servers, automatic
+from .options import EngineOptions
+
+WORDS = ("auto", "flat")
+KINDS = (
+    "'auto', 'flat', a ParameterServer, a Hierarchy, a Graph, several Graphs, or a function that makes graphs for a "
+    "number of ranks"
+)
+
+
+def has_servers(topology: Any) -> bool:
+    """Whether it is no graph: a value, or a word that stands for one."""
+    return isinstance(topology, Servers | str)
+
+
+def settled(ctx: Context, topology: Any, consistency: Consistency, engine: EngineOptions) -> Any:
+    """The topology with what this context knows in the place of what was not given; graphs as they are.
+
+    "auto" folds inside hosts under plain BSP only: without a quorum, in the order of ranks, with parameters of each
+    worker's own, and with fold and apply in one.
+    """
+    if isinstance(topology, str):
+        if topology not in WORDS:
+            raise InvalidArgument(f"topology is {topology!r}: must be {KINDS}")
+        plain = consistency == BSP and engine.deterministic and not engine.split and not engine.shared_params
+        return automatic(ctx.hosts, ctx.racks) if topology == "auto" and plain else ParameterServer()
+    if isinstance(topology, Hierarchy):
+        if consistency == ASYNC:
+            raise InvalidArgument(
+                "consistency is ASYNC, which applies each update by itself, and a Hierarchy folds those of a host into "
+                "one: give BSP, or a ParameterServer"
+            )
+        return topology.settled(ctx.hosts, ctx.racks)
+    return topology

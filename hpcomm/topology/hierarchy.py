@@ -1,0 +1,259 @@
+"""Hierarchies: updates are folded inside a host, then inside a rack, before they go on (PHub, section 3.4)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+from .. import _core
+from ..codec import Codecs
+from ..errors import InvalidArgument
+from ..plan import Plan, group_numbers
+from ..stage import Key, choice, whole
+from .parameter_server import ParameterServer
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """What decides whether a fold in each rack pays, in bytes a second (PHub, section 3.4).
+
+    Attributes:
+        host: of a host's link to the others of its rack (B_Wkr).
+        core: of what joins a rack to the other racks (B_Core).
+        leader: of all ranks together that fold for a rack (B_PBox); None: that of all its hosts, which is right unless
+            leaders are few.
+
+    Raises:
+        InvalidArgument: a bandwidth is not a number above 0.
+    """
+
+    host: float
+    core: float
+    leader: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("host", "core", "leader"):
+            value = getattr(self, name)
+            if value is None and name == "leader":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+                raise InvalidArgument(f"bandwidths: {name} is {value!r}: must be a number above 0, in bytes a second")
+
+    def pays(self, hosts: float, racks: int) -> bool:
+        """Whether folding in each rack first is faster, by the paper's model:
+        N(R-1)/(R B_Core) > max(N/B_PBox, 1/B_Wkr) + C, where C = (R-1)/(R min(B_PBox, B_Core)).
+
+        Args:
+            hosts: N, of a rack.
+            racks: R.
+        """
+        leader = hosts * self.host if self.leader is None else self.leader
+        crossing = (racks - 1) / racks
+        flat = hosts * crossing / self.core
+        return flat > max(hosts / leader, 1 / self.host) + crossing / min(leader, self.core)
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Hosts first: a rank of each host folds the updates of its ranks and sends one on; the parameters come to it, and
+    go on from it. Each leading rank of a host does so for its part of the chunks. So a link between hosts carries each
+    chunk once in each direction, however many ranks they have. Racks, if there are some, do the same among hosts.
+
+        ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy())                                   # this job's hosts
+        ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy(racks=[[0, 1, 2, 3], [4, 5, 6, 7]]))
+
+    The order of each sum is that of ranks, then of groups, so the same placement gives the same bits.
+
+    Attributes:
+        hosts: the ranks of each host; None: as the context knows them (Context.hosts).
+        racks: of each rack its ranks, or its hosts, each as a list of ranks, which are then the hosts too. None: by
+            SLURM's topology, where each rank was told it (Context.racks), else there are none. () means none anyway.
+        leaders: ranks that may own chunks and fold for others, one at least of each host. None: all, so that all cores
+            and NICs of a host work.
+        top: how the outermost groups are joined: "sharded" (each sends to the owner of a chunk) or "ring" (the fold
+            goes around them to the owner, and the answer likewise).
+        bandwidths: if given, racks count only where they pay, as Bandwidths.pays says. All ranks give the same.
+
+    Raises:
+        InvalidArgument: hosts or racks hold anything but ranks, or top is unknown. What depends on the number of ranks
+            is checked by levels.
+    """
+
+    hosts: Sequence[Sequence[int]] | None = None
+    racks: Sequence[Sequence[int] | Sequence[Sequence[int]]] | None = None
+    leaders: Iterable[int] | None = None
+    top: str = "sharded"
+    bandwidths: Bandwidths | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        choice("top", self.top, _core.TOPS)
+        if self.bandwidths is not None and not isinstance(self.bandwidths, Bandwidths):
+            raise InvalidArgument(f"bandwidths is {self.bandwidths!r}: must be a Bandwidths, or None")
+        if self.hosts is not None:
+            put(self, "hosts", tuple(_group(f"hosts[{i}]", host) for i, host in enumerate(_list("hosts", self.hosts))))
+        if self.racks is not None:
+            racks = [_list(f"racks[{i}]", rack) for i, rack in enumerate(_list("racks", self.racks))]
+            nested = [host for rack in racks for host in rack if not hasattr(host, "__index__")]
+            if nested and self.hosts is None:
+                put(self, "hosts", tuple(_group("racks: host", host) for rack in racks for host in rack))
+            put(self, "racks", tuple(_group(f"racks[{i}]", _flat(rack)) for i, rack in enumerate(racks)))
+        if self.leaders is not None:
+            put(self, "leaders", _group("leaders", self.leaders))
+
+    def settled(self, hosts: Sequence[int], racks: Sequence[str]) -> "Hierarchy":
+        """With the hosts and racks of a context where none are given.
+
+        Args:
+            hosts: by rank: the lowest rank on its host.
+            racks: by rank: the name of its rack, "" where it is not known.
+        """
+        found = self
+        if found.hosts is None:
+            found = replace(found, hosts=_by_name(hosts))
+        if found.racks is None:
+            named = _by_name(racks) if all(racks) else ()
+            found = replace(found, racks=named if len(named) > 1 else ())
+        return found
+
+    def levels(self, size: int) -> list[Groups]:
+        """The groups of each level for a job of size ranks, the innermost first: hosts, then racks if they count.
+
+        Raises:
+            InvalidArgument: hosts are not known, a level is empty or leaves out a rank, groups overlap, or a rack
+                splits a host.
+        """
+        size = whole("size", size, 1)
+        if self.hosts is None:
+            raise InvalidArgument("hosts is None: give the ranks of each host, or an Exchange the hierarchy")
+        found: list[Any] = [self.hosts, *([self.racks] if self.racks else [])]
+        numbers = group_numbers(found, size)
+        if missing := set(range(size)) - set(numbers[0]):
+            raise InvalidArgument(f"rank {min(missing)} is in none of hosts: each rank is on one")
+        if len(numbers) > 1:
+            for i, host in enumerate(self.hosts):
+                parts = sorted({numbers[1][rank] for rank in host})
+                if len(parts) > 1:
+                    raise InvalidArgument(
+                        f"hosts[{i}], ranks {tuple(host)}, is split by racks[{parts[0]}] and racks[{parts[1]}]: a host "
+                        "is in one rack"
+                    )
+            racks = len(found[1])
+            if self.bandwidths is not None and not self.bandwidths.pays(len(self.hosts) / racks, racks):
+                found.pop()
+        return found
+
+    def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The workers and the leaders of a job of size ranks, each in rising order.
+
+        Raises:
+            InvalidArgument: leaders are out of range, or a host has none.
+        """
+        workers = tuple(range(whole("size", size, 1)))
+        if self.leaders is None:
+            return workers, workers
+        leaders = tuple(sorted(whole("leaders", rank, 0, size - 1) for rank in self.leaders))
+        for i, host in enumerate(self.hosts or ()):
+            if not set(host) & set(leaders):
+                raise InvalidArgument(f"leaders is {leaders}: none of them is on hosts[{i}], {tuple(host)}; name one")
+        return workers, leaders
+
+    def compile(
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        cores: int = 1,
+        chunk_bytes: int = 32768,
+        depth: int = 1,
+        codec: Codecs | None = None,
+        reduce: str = "mean",
+        wire: Codecs | None = None,
+        codec_out: Codecs | None = None,
+    ) -> Plan:
+        """The plan of these keys for a job of size ranks: Plan.hosts of these levels. Args are those of Plan.hosts;
+        errors too, and those of levels and roles."""
+        levels, (_, leaders) = self.levels(size), self.roles(size)
+        return Plan.hosts(
+            keys,
+            levels,
+            size,
+            leaders=leaders,
+            top=self.top,
+            cores=cores,
+            chunk_bytes=chunk_bytes,
+            depth=depth,
+            codec=codec,
+            wire=wire,
+            codec_out=codec_out,
+            reduce=reduce,
+        )
+
+    def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":
+        """The hierarchy of some of the ranks. Groups without a rank are gone; where the leaders of a host are gone, all
+        that are left of it lead.
+
+        Args:
+            ranks: those that are left, in their new order.
+            size: how many there were.
+        """
+        new = {rank: i for i, rank in enumerate(ranks)}
+        hosts, racks, leaders = self.hosts, self.racks, self.leaders
+        if leaders is not None:
+            leading = set(leaders)
+            for host in hosts or ():
+                if not leading & set(host) & set(new):
+                    leading |= set(host)
+            leaders = _left([sorted(leading)], new)[0]
+        return replace(
+            self,
+            hosts=None if hosts is None else _left(hosts, new),
+            racks=None if racks is None else _left([_flat(rack) for rack in racks], new),
+            leaders=leaders,
+        )
+
+
+Servers = ParameterServer | Hierarchy
+
+
+def automatic(hosts: Sequence[int], racks: Sequence[str]) -> Servers:
+    """What topology="auto" takes: a hierarchy where hosts, or racks that are told, make several groups and one of them
+    has several members; else all ranks are servers. Args are those of Hierarchy.settled."""
+    found = Hierarchy().settled(hosts, racks)
+    levels = [level for level in (found.hosts, found.racks) if level]
+    several = [level for level in levels if 1 < len(level) < len(hosts)]
+    return found if several else ParameterServer()
+
+
+def _by_name(names: Sequence[Any]) -> Groups:
+    """The ranks that have one name, in the order of their lowest ranks."""
+    groups: dict[Any, list[int]] = {}
+    for rank, name in enumerate(names):
+        groups.setdefault(name, []).append(rank)
+    return tuple(map(tuple, groups.values()))
+
+
+def _left(groups: Iterable[Sequence[int]], new: Mapping[int, int]) -> Groups:
+    found = (tuple(new[rank] for rank in group if rank in new) for group in groups)
+    return tuple(group for group in found if group)
+
+
+def _list(name: str, value: Any) -> list[Any]:
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return list(value)
+    raise InvalidArgument(f"{name} is {value!r}: must be a sequence of ranks")
+
+
+def _group(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(whole(name, rank, 0) for rank in _list(name, value))
+
+
+def _flat(rack: Any) -> list[Any]:
+    """The ranks of a rack that is given by its ranks, or by those of its hosts."""
+    return [rank for part in _parts(rack) for rank in part]
+
+
+def _parts(rack: Iterable[Any]) -> list[list[Any]]:
+    return [[part] if hasattr(part, "__index__") else _list("racks", part) for part in rack]

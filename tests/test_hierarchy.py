@@ -1,0 +1,198 @@
+"""Hierarchy: levels by hand and of a context, what is left after a loss, when racks pay, and what "auto" takes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run_threads
+
+import hpcomm
+from hpcomm import Hierarchy, InvalidArgument, ParameterServer, launch
+from hpcomm.exchange import inside
+from hpcomm.exchange.options import EngineOptions
+from hpcomm.exchange.servers import settled
+from hpcomm.plan import Plan
+from hpcomm.topology import Bandwidths
+from hpcomm.topology.hierarchy import automatic
+
+KEYS = {"w": (300, 11), "b": 7}
+
+
+# ---- levels --------------------------------------------------------------------------------------------------------
+
+
+def test_levels_by_hand() -> None:
+    hosts, racks = ((0, 1), (2, 3), (4,), (5,)), ((0, 1, 2, 3), (4, 5))
+    assert Hierarchy(hosts).levels(6) == [hosts]
+    assert Hierarchy(hosts, racks).levels(6) == [hosts, racks]
+    assert Hierarchy(racks=[[[0, 1], [2, 3]], [[4], [5]]]).levels(6) == [hosts, racks]
+    assert Hierarchy(hosts, [[[0, 1], [2, 3]], [4, 5]]).levels(6) == [hosts, racks]
+    assert Hierarchy(hosts, []).levels(6) == [hosts]
+    assert Hierarchy(hosts).compile(KEYS, 6, cores=2) == Plan.hosts(KEYS, [hosts], 6, cores=2)
+    ring = Hierarchy(hosts, racks, leaders=[0, 2, 5, 4], top="ring")
+    assert ring.roles(6) == (tuple(range(6)), (0, 2, 4, 5))
+    assert ring.compile(KEYS, 6) == Plan.hosts(KEYS, [hosts, racks], 6, leaders=[0, 2, 4, 5], top="ring")
+
+
+def test_levels_of_a_context() -> None:
+    names = ("a", "a", "b", "b", "b")
+    assert Hierarchy().settled((0, 0, 2, 2, 4), names).levels(5) == [((0, 1), (2, 3), (4,)), ((0, 1), (2, 3, 4))]
+    assert Hierarchy().settled((0, 1, 0, 1), ("",) * 4).levels(4) == [((0, 2), (1, 3))]
+    assert Hierarchy().settled((0, 1, 0, 1), ("a", "", "a", "a")).levels(4) == [((0, 2), (1, 3))]  # one does not know
+    assert Hierarchy().settled((0, 1), ("a", "a")).levels(2) == [((0,), (1,))]  # one rack is none
+    assert Hierarchy(racks=()).settled((0, 0, 2, 2, 4), names).levels(5) == [((0, 1), (2, 3), (4,))]
+    assert Hierarchy([[0], [1]]).settled((0, 0), ("", "")).levels(2) == [((0,), (1,))]
+
+
+def test_racks_by_hand_meet_hosts_of_a_context() -> None:
+    with pytest.raises(InvalidArgument, match=r"hosts\[0\], ranks \(0, 2\), is split by racks\[0\] and racks\[1\]"):
+        Hierarchy(racks=[[0, 1], [2, 3]]).settled((0, 1, 0, 1), ("",) * 4).levels(4)
+
+
+hierarchy: Any = Hierarchy  # which takes here what its types forbid
+bandwidths: Any = Bandwidths
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: hierarchy(3), "hosts is 3: must be a sequence of ranks"),
+        (lambda: hierarchy([[0, "1"]]), r"hosts\[0\] is '1': must be an int"),
+        (lambda: hierarchy("01"), "hosts is '01': must be a sequence of ranks"),
+        (lambda: hierarchy(racks=[0, 1]), r"racks\[0\] is 0: must be a sequence of ranks"),
+        (lambda: hierarchy(top="tree"), "top is 'tree': must be one of 'sharded', 'ring'"),
+        (lambda: hierarchy(leaders=2), "leaders is 2: must be a sequence of ranks"),
+        (lambda: hierarchy(bandwidths=1e9), "bandwidths is 1000000000.0: must be a Bandwidths"),
+        (lambda: bandwidths(0, 1), "bandwidths: host is 0: must be a number above 0"),
+        (lambda: bandwidths(1, None), "bandwidths: core is None: must be a number above 0"),
+        (lambda: hierarchy().levels(2), "hosts is None"),
+        (lambda: hierarchy([]).levels(2), "hosts is empty"),
+        (lambda: hierarchy([[0], []]).levels(2), r"hosts\[1\] is empty"),
+        (lambda: hierarchy([[0]]).levels(2), "rank 1 is in none of hosts"),
+        (lambda: hierarchy([[0, 1]], [[0]]).levels(2), "rank 1 is in none of racks"),
+        (lambda: hierarchy([[0], [1]], [[0, 1], [1]]).levels(2), r"rank 1 is in racks\[1\] and racks\[0\]"),
+        (lambda: hierarchy([[0, 1], [2]], leaders=[0]).roles(3), r"none of them is on hosts\[1\], \(2,\)"),
+    ],
+)
+def test_refusals(make: Any, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        make()
+
+
+# ---- when racks pay ------------------------------------------------------------------------------------------------
+
+
+def test_racks_count_where_they_pay() -> None:
+    """Two racks of four hosts: by the model folding first takes max(4/B_PBox, 1/B_Wkr) + 1/(2 min(B_PBox, B_Core)), and
+    4/(2 B_Core) without it."""
+    hosts = [[rank] for rank in range(8)]
+    racks = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert Bandwidths(host=1, core=1).pays(4, 2)  # 2 > 1 + 1/2
+    assert not Bandwidths(host=1, core=1.5).pays(4, 2)  # 4/3 < 1 + 1/3
+    assert not Bandwidths(host=1, core=1, leader=2).pays(4, 2)  # 2 < 2 + 1/2
+    assert Bandwidths(host=1, core=0.25, leader=1).pays(4, 2)  # 8 > 4 + 2
+    assert Hierarchy(hosts, racks, bandwidths=Bandwidths(1, 1)).levels(8) == [
+        tuple(map(tuple, hosts)),
+        tuple(map(tuple, racks)),
+    ]
+    assert Hierarchy(hosts, racks, bandwidths=Bandwidths(1, 1.5)).levels(8) == [tuple(map(tuple, hosts))]
+
+
+# ---- who is left ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_left() -> None:
+    whole = Hierarchy([[0, 1], [2, 3], [4, 5]], [[0, 1, 2, 3], [4, 5]], leaders=[0, 2, 4], top="ring")
+    assert whole.among([0, 1, 3, 5], 6) == Hierarchy(
+        [[0, 1], [2], [3]], [[0, 1, 2], [3]], leaders=[0, 2, 3], top="ring"
+    )
+    assert whole.among([0, 1, 2], 6) == Hierarchy([[0, 1], [2]], [[0, 1, 2]], leaders=[0, 2], top="ring")
+    assert Hierarchy([[0, 1], [2, 3]]).among([1, 2, 3], 4) == Hierarchy([[0], [1, 2]])
+    assert ParameterServer().among([1, 3], 4) == ParameterServer("CS", [0, 1])
+    assert ParameterServer("NCC").among([1, 3], 4) == ParameterServer("CC", [0])
+
+
+# ---- auto ----------------------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_hosts_first_where_ranks_share_hosts() -> None:
+    none = ("",) * 4
+    assert automatic((0, 0, 2, 2), none) == Hierarchy([[0, 1], [2, 3]], [])
+    assert automatic((0, 1, 1, 3), none) == Hierarchy([[0], [1, 2], [3]], [])
+    assert automatic((0, 0, 0, 0), none) == ParameterServer()
+    assert automatic((0, 1, 2, 3), none) == ParameterServer()
+    assert automatic((0, 1, 2, 3), ("a", "a", "b", "b")) == Hierarchy([[0], [1], [2], [3]], [[0, 1], [2, 3]])
+    assert automatic((0,), ("",)) == ParameterServer()
+
+
+class Placed:
+    """Stands in the place of a context whose ranks share hosts, which a test on one host has not."""
+
+    hosts, racks, size = (0, 0, 2, 2), ("",) * 4, 4
+
+
+@pytest.mark.parametrize(
+    ("consistency", "engine", "hosts_first"),
+    [
+        (hpcomm.BSP, {}, True),
+        (hpcomm.BSP, {"progress": "inline", "check_finite": True}, True),
+        (hpcomm.ASYNC, {}, False),
+        (hpcomm.Consistency(quorum=2, late="drop"), {}, False),
+        (hpcomm.BSP, {"split": True}, False),
+        (hpcomm.BSP, {"shared_params": True}, False),
+        (hpcomm.BSP, {"deterministic": False}, False),
+    ],
+)
+def test_auto_is_for_plain_bsp(consistency: Any, engine: dict[str, Any], hosts_first: bool) -> None:
+    found = settled(Placed(), "auto", consistency, EngineOptions(**engine))  # type: ignore[arg-type]
+    assert found == (Hierarchy([[0, 1], [2, 3]], []) if hosts_first else ParameterServer())
+    assert settled(Placed(), "flat", consistency, EngineOptions(**engine)) == ParameterServer()  # type: ignore[arg-type]
+
+
+def test_ranks_of_one_host_are_flat_by_default() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        assert ctx.hosts == (0, 0, 0)
+        params = {name: np.ones(shape, np.float32) for name, shape in KEYS.items()}
+        found = []
+        for topology in ("auto", "flat", Hierarchy()):
+            with hpcomm.parameter_hub(ctx, params, topology=topology) as ex:
+                found.append(ex.plan)
+                assert isinstance(inside.made(ex).topology, Hierarchy if topology == Hierarchy() else ParameterServer)
+        assert found[0] == found[1] == found[2]
+
+    run_threads(3, body)
+
+
+def test_a_topology_and_a_placement_are_refused() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        params = {"w": np.ones(4, np.float32)}
+        graph: Any = hpcomm.topology.ring(2)
+        with pytest.raises(InvalidArgument, match="topology and placement are given"):
+            hpcomm.parameter_hub(ctx, params, topology=Hierarchy(), placement="CC")
+        with pytest.raises(InvalidArgument, match="topology is 'hosts': must be 'auto', 'flat'"):
+            hpcomm.parameter_hub(ctx, params, topology="hosts")
+        with pytest.raises(InvalidArgument, match="for graphs there is stochastic_reduce"):
+            hpcomm.parameter_hub(ctx, params, topology=graph)
+        hpcomm.parameter_hub(ctx, params, placement="CC").close()
+
+    run_threads(2, body)
+
+
+# ---- SLURM ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_rack_is_what_slurm_says_above_the_node() -> None:
+    assert launch.rack({"SLURM_TOPOLOGY_ADDR": "core.rack3.node17"}) == "core.rack3"
+    assert launch.rack({"SLURM_TOPOLOGY_ADDR": "node17"}) == ""
+    assert launch.rack({}) == ""
+
+
+def test_all_ranks_hear_of_all_racks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_TOPOLOGY_ADDR", "core.rack1.node4")
+
+    def body(ctx: hpcomm.Context) -> None:
+        assert ctx.racks == ("core.rack1",) * 3
+        with ctx.shrink() as fresh:
+            assert (fresh.racks, fresh.hosts) == (ctx.racks, ctx.hosts)
+
+    run_threads(3, body)
