@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from . import _core
 from .codec import Codec, Codecs, by_key, by_key_out
 from .errors import InvalidArgument
+from .flow import Flow, drawn
 from .stage import Edge, Key, Row, as_keys, choice, whole
 
 __all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
@@ -414,7 +415,8 @@ class Plan:
         return tuple(np.unique(self.rows.column("owner")[found.start : found.stop]).tolist())
 
     def loads(self) -> dict[tuple[int, int], int]:
-        """Bytes of float32 that each (rank, core) folds for a whole update, by place; 0 for an idle one."""
+        """Bytes of float32 that each (rank, core) folds for a whole update, by place; 0 for an idle one. What it only
+        passes on does not count."""
         return {place: nbytes for place, (nbytes, _) in self._shares().items()}
 
     @property
@@ -429,7 +431,8 @@ class Plan:
 
     def _shares(self) -> dict[tuple[int, int], tuple[int, int]]:
         """Bytes and rows of each place."""
-        owner, core, count = (self.rows.column(name) for name in ("owner", "core", "count"))
+        folds = self.rows.column("action") != _core.ACTIONS["relay"]
+        owner, core, count = (self.rows.column(name)[folds] for name in ("owner", "core", "count"))
         number = {place: i for i, place in enumerate(self.places)}
         pairs, which = np.unique(np.stack([owner, core], axis=1), axis=0, return_inverse=True)
         elements, chunks = np.zeros(len(pairs), np.uint64), np.bincount(which.reshape(-1), minlength=len(pairs))
@@ -447,21 +450,35 @@ class Plan:
     def __str__(self) -> str:
         imbalance = self.imbalance
         total = sum(key.count for key in self.keys) * ELEMENT
+        ends = np.isin(self.rows.column("action"), [_core.ACTIONS[name] for name in ("apply", "emit")])
+        key, owner = (self.rows.column(name)[ends] for name in ("key", "owner"))
         head = (
-            f"plan of {self.size} ranks: {len(self.keys)} keys, {len(self.rows)} chunks, {_bytes(total)}; "
+            f"plan of {self.size} ranks: {len(self.keys)} keys, {len(key)} chunks, {_bytes(total)}; "
             f"fullest over mean: core {imbalance.core:.3f}, server {imbalance.server:.3f}; affinity {self.affinity}"
         )
         keys = [("key", "shape", "bytes", "chunks", "servers")]
-        for i, key in enumerate(self.keys[:SHOWN]):
-            chunks = str(len(self.range_of(i)))
-            keys.append((key.name, str(key.shape), _bytes(key.count * ELEMENT), chunks, _few(self.owners(i))))
+        for i, own in enumerate(self.keys[:SHOWN]):
+            servers = np.unique(owner[key == i]).tolist()
+            chunks = str(int((key == i).sum()))
+            keys.append((own.name, str(own.shape), _bytes(own.count * ELEMENT), chunks, _few(servers)))
         places = [("server", "core", "bytes", "chunks")]
         for (rank, core), (nbytes, rows) in list(self._shares().items())[:SHOWN]:
             places.append((str(rank), str(core), _bytes(nbytes), str(rows)))
         return "\n".join(
             [head, "", *_table(keys, "llrrl", len(self.keys), "keys"), "",
-             *_table(places, "rrrr", len(self.places), "cores")]
+             *_table(places, "rrrr", len(self.places), "cores"), *([] if ends.all() else ["", *self._stages()])]
         )  # fmt: skip
+
+    def _stages(self) -> list[str]:
+        """The stages as text, bytes as they are on the wire."""
+        owner, action = self.rows.column("owner").tolist(), [_ACTION[a] for a in self.rows.column("action").tolist()]
+        size = {value: Codec(name).dtype.itemsize for name, value in _core.CODECS.items()}
+        inputs, outputs = (
+            [size[codec] * n for codec, n in zip(self.rows.column(name).tolist(), counts, strict=True)]
+            for counts in [self.rows.column("count").tolist()]
+            for name in ("codec_in", "codec_out")
+        )
+        return drawn(Flow(self.rows.lists(), owner, action, inputs, outputs), _bytes, SHOWN)
 
     def to_json(self) -> str:
         """The plan as JSON, from which from_json makes an equal one. Lists of edges that rows share are there once."""

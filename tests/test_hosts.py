@@ -1,5 +1,6 @@
 """Hierarchies of hosts: what every plan of one keeps, on random trees of groups, and every refusal."""
 
+import re
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -294,3 +295,50 @@ def test_refusals(wrong: dict[str, Any], told: str) -> None:
 def test_no_plan_of_too_many_rows() -> None:
     with pytest.raises(InvalidArgument, match="16777216 rows"):
         Plan.hosts({"w": 16 * (1 << 23)}, GOOD["levels"], 4, chunk_bytes=64)
+
+
+# ---- as text -------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_draws_its_groups_and_the_links_between_them() -> None:
+    racks = [[0, 1, 2, 3], [4, 5, 6]]
+    plan = Plan.hosts({"w": 1 << 16}, [[[0, 1], [2, 3], [4, 5], [6]], racks], 7, leaders=[0, 2, 4, 6], chunk_bytes=1024)
+    told = str(plan)
+    assert told.startswith("plan of 7 ranks: 1 keys, 256 chunks, 256.00 KiB; fullest over mean: core 1.143")
+    assert "w    (65536,)  256.00 KiB     256  0, 2, 4, 6" in told
+    assert told.endswith(
+        """
+groups of ranks; out and in: bytes of updates and of parameters that leave and enter a group
+ranks 0-6
+├─ ranks 0-3: 256.00 KiB out, 256.00 KiB in; led by ranks 0, 2
+│  ├─ ranks 0-1: 384.00 KiB out, 384.00 KiB in; led by rank 0
+│  └─ ranks 2-3: 384.00 KiB out, 384.00 KiB in; led by rank 2
+└─ ranks 4-6: 256.00 KiB out, 256.00 KiB in; led by ranks 4, 6
+   ├─ ranks 4-5: 384.00 KiB out, 384.00 KiB in; led by rank 4
+   └─ rank 6: 384.00 KiB out, 384.00 KiB in
+
+from       to            updates  parameters
+ranks 0-1  ranks 2-3  128.00 KiB  128.00 KiB
+ranks 2-3  ranks 0-1  128.00 KiB  128.00 KiB
+ranks 4-5  rank 6     128.00 KiB  128.00 KiB
+rank 6     ranks 4-5  128.00 KiB  128.00 KiB
+ranks 0-1  ranks 4-5   64.00 KiB   64.00 KiB
+ranks 2-3  rank 6      64.00 KiB   64.00 KiB
+ranks 4-5  ranks 0-1   64.00 KiB   64.00 KiB
+rank 6     ranks 2-3   64.00 KiB   64.00 KiB"""
+    )
+
+
+def test_a_ring_draws_no_groups_that_are_not_there() -> None:
+    told = str(made({"w": 64 * 64}, [[[0, 1], [2, 3], [4]]], top="ring", codec_out="float16"))
+    tree, links = told.split("\n\n")[-2:]
+    assert [line.partition(":")[0] for line in tree.splitlines()[1:]] == [
+        "ranks 0-4", "├─ ranks 0-1", "├─ ranks 2-3", "└─ rank 4"
+    ]  # fmt: skip
+    assert {tuple(re.split("  +", line)[:2]) for line in links.splitlines()[1:]} == {
+        ("ranks 0-1", "ranks 2-3"), ("ranks 2-3", "rank 4"), ("rank 4", "ranks 0-1")
+    }  # fmt: skip
+
+
+def test_a_hub_draws_no_groups() -> None:
+    assert "groups" not in str(made({"w": 64 * 64}, [[[0], [1]]]))

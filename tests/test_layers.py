@@ -31,6 +31,7 @@ context
 queue kernels
 window optim topology
 plan
+flow
 codec
 stage
 launch
@@ -49,6 +50,7 @@ context
 transport
 control
 plan
+flow
 codec
 kernel
 base

@@ -41,6 +41,7 @@ from .._core import seconds
 from ..errors import CheckpointError, ConfigError, HpcommError, InvalidArgument, NotSupported, PeerFailed, Timeout
 from ..exchange import Exchange, inside
 from ..exchange.pieces import SHARED
+from ..flow import feeders
 from ..plan import Plan
 from ..stage import whole
 from . import files, resume
@@ -424,30 +425,11 @@ class Checkpointer:
 def _check_steps(plan: Plan, workers: tuple[int, ...]) -> None:
     """Refuses a plan by which a row can change while its owner, or the first worker if the owner only serves, stands
     at the end of a step."""
-    feeders = _feeders(plan)
+    fed = feeders(plan.rows.lists())
     for row, owner in enumerate(plan.rows.column("owner").tolist()):
         rank = owner if owner in workers else workers[0]
-        if not feeders[row] >> rank & 1:
+        if not fed[row] >> rank & 1:
             raise NotSupported(
                 f"checkpointer: row {row} of the plan, which rank {owner} owns, gets no update from rank {rank}: it "
                 "may change while its step is saved"
             )
-
-
-def _feeders(plan: Plan) -> list[int]:
-    """Of each row the ranks whose pushes go into it, through any stages: a bit for each.
-
-    Rows are taken once all that forward to them were; a plan has no circle."""
-    lists, inputs, outputs = plan.rows.lists()
-    pushed = [sum(1 << edge.rank for edge in edges if edge.row < 0) for edges in lists]
-    forwarded = [[edge.row for edge in edges if edge.row >= 0] for edges in lists]
-    feeders = [pushed[i] for i in inputs]
-    missing = [len(forwarded[i]) for i in inputs]
-    ready = [row for row, n in enumerate(missing) if n == 0]
-    for row in ready:  # which grows meanwhile
-        for after in forwarded[outputs[row]]:
-            feeders[after] |= feeders[row]
-            missing[after] -= 1
-            if missing[after] == 0:
-                ready.append(after)
-    return feeders

@@ -1,0 +1,169 @@
+"""The way of updates and parameters through the stages of a plan: who folds for whom, and what goes between groups."""
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+from .stage import Edge
+
+Lists = tuple[list[tuple[Edge, ...]], list[int], list[int]]  # of Rows.lists
+
+
+def feeders(lists: Lists) -> list[int]:
+    """Of each row the ranks whose pushes go into it, through any stages: a bit for each. A relay has those of the row
+    whose parameters it passes on.
+
+    Rows are taken once all that send to them were; a plan has no circle."""
+    return _followed(lists[0], lists[1], lists[2])
+
+
+def receivers(lists: Lists) -> list[int]:
+    """Of each row the ranks that its result comes to in the end: a bit for each."""
+    return _followed(lists[0], lists[2], lists[1])
+
+
+def _followed(edges: Sequence[tuple[Edge, ...]], ends: Sequence[int], others: Sequence[int]) -> list[int]:
+    """The ranks at the ends of all ways that come to each row. ends, others: by row: its list of edges on that side,
+    and on the other."""
+    own = [sum(1 << edge.rank for edge in part if edge.row < 0) for part in edges]
+    rows = [[edge.row for edge in part if edge.row >= 0] for part in edges]
+    found = [own[i] for i in ends]
+    missing = [len(rows[i]) for i in ends]
+    ready = [row for row, n in enumerate(missing) if n == 0]
+    for row in ready:  # which grows meanwhile
+        for after in rows[others[row]]:
+            found[after] |= found[row]
+            missing[after] -= 1
+            if missing[after] == 0:
+                ready.append(after)
+    return found
+
+
+class Flow(NamedTuple):
+    """What the rows of a plan of several stages say.
+
+    Attributes:
+        lists: of the edges.
+        owner, action: of each row.
+        inputs, outputs: bytes of one input, and of one output, of each row.
+    """
+
+    lists: Lists
+    owner: Sequence[int]
+    action: Sequence[str]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+
+
+def drawn(flow: Flow, told: Callable[[int], str], most: int) -> list[str]:
+    """The stages as lines: the tree of groups, with what leaves and enters each of them, and what goes between the
+    innermost groups.
+
+    Args:
+        flow: the plan.
+        told: a number of bytes for people.
+        most: links that are told; the largest come first.
+    """
+    fed, reached, sent = feeders(flow.lists), receivers(flow.lists), _traffic(flow)
+    found = {part for row, kind in enumerate(flow.action) for part in _folded(kind, fed[row], reached[row])}
+    groups = sorted(found, key=lambda mask: (mask.bit_count(), mask))
+    if any(a & b not in (0, a, b) for a in groups for b in groups):  # a ring: what is folded on its way is no group
+        groups = [a for a in groups if not any(b != a and b & a == b for b in groups)]
+    ranks = _mask(rank for link in sent for rank in link)
+    tree = _tree(ranks, groups, lambda mask: _load(mask, sent, set(flow.owner), told))
+    hosts = [a for a in groups if not any(b != a and b & a == b for b in groups)]
+    head = "groups of ranks; out and in: bytes of updates and of parameters that leave and enter a group"
+    return [head, _ranks(ranks), *tree, "", *_links(hosts, sent, told, most)]
+
+
+def _folded(kind: str, fed: int, reached: int) -> list[int]:
+    """The group that a row folds for, or passes on to."""
+    groups = {"forward": fed, "relay": reached}
+    return [groups[kind]] if kind in groups and groups[kind].bit_count() > 1 else []
+
+
+def _traffic(flow: Flow) -> dict[tuple[int, int], tuple[int, int]]:
+    """Bytes of updates and of parameters from rank to rank."""
+    sent: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+    edges, ins, outs = flow.lists
+    for row, (kind, owner) in enumerate(zip(flow.action, flow.owner, strict=True)):
+        for edge in edges[ins[row]] if kind != "relay" else ():
+            sent[edge.rank, owner][0] += flow.inputs[row]
+        for edge in edges[outs[row]] if kind != "forward" else ():
+            sent[owner, edge.rank][1] += flow.outputs[row]
+    return {link: (updates, parameters) for link, (updates, parameters) in sent.items()}
+
+
+def _load(
+    mask: int, sent: Mapping[tuple[int, int], tuple[int, int]], leaders: set[int], told: Callable[[int], str]
+) -> str:
+    out = sum(sum(n) for (a, b), n in sent.items() if mask >> a & 1 and not mask >> b & 1)
+    into = sum(sum(n) for (a, b), n in sent.items() if mask >> b & 1 and not mask >> a & 1)
+    leading = _mask(rank for rank in leaders if mask >> rank & 1)
+    led = f"; led by {_ranks(leading)}" if mask.bit_count() > 1 else ""
+    return f"{_ranks(mask)}: {told(out)} out, {told(into)} in{led}"
+
+
+def _tree(whole: int, groups: Sequence[int], line: Callable[[int], str]) -> list[str]:
+    """The groups in a group, in rising order of their lowest ranks, each with those in it below."""
+    within = [group for group in groups if group != whole and group & whole == group]
+    tops = [a for a in within if not any(a != b and a & b == a for b in within)]
+    if tops:
+        tops += [1 << rank for rank in _bits(whole & ~_union(tops))]
+    tops.sort(key=lambda mask: mask & -mask)
+    lines = []
+    for mask in tops:
+        last = mask == tops[-1]
+        lines.append(f"{'└─' if last else '├─'} {line(mask)}")
+        lines += [f"{'  ' if last else '│ '} {below}" for below in _tree(mask, within, line)]
+    return lines
+
+
+def _links(
+    hosts: Sequence[int],
+    sent: Mapping[tuple[int, int], tuple[int, int]],
+    told: Callable[[int], str],
+    most: int,
+) -> list[str]:
+    home = {rank: mask for mask in hosts for rank in _bits(mask)}
+    links: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+    for (a, b), (updates, parameters) in sent.items():
+        link = home.get(a, 1 << a), home.get(b, 1 << b)
+        if link[0] != link[1]:
+            links[link][0] += updates
+            links[link][1] += parameters
+    table = [("from", "to", "updates", "parameters")]
+    for (source, target), (updates, parameters) in sorted(links.items(), key=lambda one: (-sum(one[1]), one[0]))[:most]:
+        table.append((_ranks(source), _ranks(target), told(updates), told(parameters)))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        f"{a.ljust(widths[0])}  {b.ljust(widths[1])}  {c.rjust(widths[2])}  {d.rjust(widths[3])}"
+        for a, b, c, d in table
+    ]
+    return lines + [f"... and {len(links) - most} more links"] * (len(links) > most)
+
+
+def _mask(ranks: Iterable[int]) -> int:
+    return _union(1 << rank for rank in ranks)
+
+
+def _union(masks: Iterable[int]) -> int:
+    return reduce(operator.or_, masks, 0)
+
+
+def _bits(mask: int) -> Iterable[int]:
+    return (rank for rank in range(mask.bit_length()) if mask >> rank & 1)
+
+
+def _ranks(mask: int) -> str:
+    """The ranks of a group, runs of them shortened."""
+    runs: list[list[int]] = []
+    for rank in _bits(mask):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    told = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"rank{'' if mask.bit_count() == 1 else 's'} {told}"
