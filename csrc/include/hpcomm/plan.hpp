@@ -1,4 +1,4 @@
-// plan.hpp - who does what: parameter servers and graphs.
+// plan.hpp - who does what: parameter servers, graphs, and hierarchies of hosts.
 #ifndef HPCOMM_PLAN_HPP
 #define HPCOMM_PLAN_HPP
 
@@ -58,6 +58,23 @@ struct GraphConfig {
     }
 };
 
+// A hierarchy of hosts: hpc_hosts's members and defaults.
+struct HostsConfig {
+    std::vector<hpc_key> keys; // {name, elements}
+    std::vector<int> workers;  // ranks; empty: all of the context
+    std::vector<int> groups;   // [level][worker], level 0 are the hosts; empty: the hosts of the context
+    std::vector<int> leads;    // by worker: 1, it may fold for others, or 0; empty: all may
+    hpc_top top = HPC_TOP_SHARDED;
+    int cores = 1; // of each leading rank
+    std::size_t chunk = 32 * 1024;
+    int depth = 1;
+    hpc_dtype wire = HPC_F32;
+    bool sum = false;
+    hpc_dtype codec_out = HPC_F32;
+    std::vector<int> wires;      // hpc_dtype of each key by itself; empty: wire for all
+    std::vector<int> codecs_out; // the same of the parameters; empty: codec_out for all
+};
+
 // Cores that each of the servers can have for threads of its own; 0 when there are none to spare.
 inline int spare_cores(const Context &context, const std::vector<int> &servers) {
     return hpc_spare_cores(context.get(), servers.data(), static_cast<int>(servers.size()));
@@ -107,6 +124,41 @@ class Plan : public Handle<hpc_plan, hpc_plan_free> {
         : Handle(report, [&](hpc_plan **out) {
               const hpc_graph graph = config.graph(context);
               return hpc_plan_graph(&graph, out);
+          }) {}
+
+    template <class Config, class = std::enable_if_t<std::is_same<Config, HostsConfig>::value>, class = void>
+    Plan(const Context &context, const Config &config, Report report = {})
+        : Handle(report, [&](hpc_plan **out) {
+              std::vector<int> all(static_cast<std::size_t>(context.size()));
+              std::iota(all.begin(), all.end(), 0);
+              const std::vector<int> &workers = config.workers.empty() ? all : config.workers;
+              std::vector<int> groups = config.groups;
+              if (groups.empty())
+                  for (int rank : workers) groups.push_back(hpc_context_host(context.get(), rank));
+              const std::size_t n = workers.size();
+              hpc_hosts hosts;
+              hpc_hosts_init(&hosts);
+              hosts.keys = config.keys.data();
+              hosts.n_keys = static_cast<int>(config.keys.size());
+              hosts.workers = workers.data();
+              hosts.n_workers = static_cast<int>(n);
+              hosts.n_levels = groups.size() % n == 0 ? static_cast<int>(groups.size() / n) : 0;
+              hosts.groups = groups.data();
+              std::vector<int> leads = config.leads;
+              leads.resize(n, 0);
+              hosts.leads = config.leads.empty() ? nullptr : leads.data();
+              hosts.top = config.top;
+              hosts.cores = config.cores;
+              hosts.chunk = config.chunk;
+              hosts.depth = config.depth;
+              hosts.wire = config.wire;
+              hosts.sum = config.sum;
+              hosts.codec_out = config.codec_out;
+              hosts.wires = config.wires.empty() ? nullptr : config.wires.data();
+              hosts.n_wires = static_cast<int>(config.wires.size());
+              hosts.codecs_out = config.codecs_out.empty() ? nullptr : config.codecs_out.data();
+              hosts.n_codecs_out = static_cast<int>(config.codecs_out.size());
+              return hpc_plan_hosts(&hosts, out);
           }) {}
 
     int n_keys() const {
