@@ -161,7 +161,8 @@ static void exchanges(hpcomm::Context &context) {
     hosts.wires = {HPC_F16};
     hosts.codecs_out = {HPC_BF16};
     const hpcomm::Plan around(context, hosts, code);
-    assert(!code && around.row(0).n_in == 3 && around.row(0).codec_in == HPC_F16 && around.row(0).codec_out == HPC_BF16);
+    assert(!code && around.row(0).n_in == 3);
+    assert(around.row(0).codec_in == HPC_F16 && around.row(0).codec_out == HPC_BF16);
     hosts.groups.pop_back();
     assert(!hpcomm::Plan(context, hosts, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
     hub.codecs_out = {HPC_F32};

@@ -1,0 +1,151 @@
+"""Exchanges over hierarchies: the values of the flat plan, checkpoints, and what is left when a rank is gone."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Left, on_both, run_threads
+from numpy.typing import NDArray
+
+import hpcomm
+from hpcomm import Exchange, Hierarchy, Momentum, ParameterServer
+
+F32 = np.float32
+SHAPES = {"conv": (37, 29), "bias": (), "fc": (211, 65), "norm": (64,)}
+RULE = Momentum(lr=0.5, momentum=0.5)
+STEPS = 4
+
+
+def params() -> dict[str, NDArray[np.float32]]:
+    return {name: np.full(shape, i, F32) for i, (name, shape) in enumerate(SHAPES.items())}
+
+
+def gradient(name: str, rank: int, step: int) -> NDArray[np.float32]:
+    """Small whole numbers, so that every order of a sum has the same bits."""
+    rng = np.random.default_rng([len(name), rank, step])
+    return rng.integers(-8, 9, SHAPES[name]).astype(F32)
+
+
+def step_of(ex: Exchange, rank: int, step: int) -> None:
+    handles = [ex.push_pull_nb(name, gradient(name, rank, step)) for name in SHAPES]
+    for handle in handles:
+        handle.wait()
+
+
+def steps_of(ex: Exchange, rank: int, steps: int) -> None:
+    for step in range(steps):
+        step_of(ex, rank, step)
+
+
+def trained(ctx: hpcomm.Context, topology: Any, **options: Any) -> dict[str, NDArray[np.float32]]:
+    with Exchange(ctx, params(), topology, rule=RULE, chunk_bytes=1024, **options) as ex:
+        steps_of(ex, ctx.rank, STEPS)
+        return {name: value.copy() for name, value in ex.params.items()}
+
+
+HOSTS = [[0, 1, 2], [3, 4], [5, 6], [7]]
+RACKS = [[0, 1, 2, 3, 4], [5, 6, 7]]
+CASES: dict[str, tuple[Hierarchy, dict[str, Any]]] = {
+    "hosts": (Hierarchy(HOSTS), {}),
+    "round robin": (Hierarchy([[0, 2, 4, 6], [1, 3, 5, 7]]), {"depth": 2}),
+    "racks": (Hierarchy(HOSTS, RACKS), {"cores": 2}),
+    "leaders": (Hierarchy(HOSTS, RACKS, leaders=[1, 3, 6, 7]), {}),
+    "ring": (Hierarchy(HOSTS, (), top="ring"), {}),
+    "ring of racks": (Hierarchy(HOSTS, [[0, 1, 2], [3, 4], [5, 6, 7]], top="ring"), {"progress": "thread"}),
+    "16 bits": (Hierarchy(HOSTS, RACKS), {"codec": "float16", "reduce": "sum"}),
+    "16 bits for one key": (Hierarchy(HOSTS, RACKS), {"codec_out": {"fc": "bfloat16"}, "codec": {"conv": "float16"}}),
+    "as they come": (Hierarchy(HOSTS, RACKS), {"deterministic": False}),
+}
+
+
+@on_both
+@pytest.mark.parametrize("case", CASES)
+def test_a_hierarchy_has_the_values_of_the_flat_plan(case: str) -> None:
+    topology, options = CASES[case]
+    options = {"progress": "inline", **options}
+
+    def body(ctx: hpcomm.Context) -> None:
+        flat, found = (trained(ctx, each, **options) for each in ("flat", topology))
+        for name, value in flat.items():
+            assert np.array_equal(value, found[name]), name
+
+    run_threads(8, body)
+
+
+def test_the_same_groups_give_the_same_bits() -> None:
+    """With numbers whose sums depend on their order."""
+
+    def body(ctx: hpcomm.Context) -> list[bytes]:
+        found = []
+        for _ in range(3):
+            with Exchange(ctx, params(), Hierarchy(HOSTS, RACKS), rule=RULE, chunk_bytes=1024) as ex:
+                for step in range(STEPS):
+                    for name in SHAPES:
+                        ex.push(name, gradient(name, ctx.rank, step) / F32(3))
+                    for name in SHAPES:
+                        ex.pull(name)
+                found.append(b"".join(value.tobytes() for value in ex.params.values()))
+        return found
+
+    every = run_threads(8, body)
+    assert len({found for rank in every for found in rank}) == 1
+
+
+@on_both
+def test_a_checkpoint_goes_over_to_another_hierarchy(tmp_path: Path) -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        whole = trained(ctx, "flat", progress="inline")
+        options: dict[str, Any] = {"rule": RULE, "chunk_bytes": 1024, "progress": "inline"}
+        with (
+            Exchange(ctx, params(), Hierarchy(HOSTS, RACKS), **options) as ex,
+            hpcomm.Checkpointer(ex, tmp_path, every=1) as ckpt,
+        ):
+            for step in range(2):
+                step_of(ex, ctx.rank, step)
+                ckpt.after(step + 1)
+        for topology in (
+            Hierarchy(HOSTS, RACKS),
+            Hierarchy([[0, 1], [2, 3, 4, 5, 6, 7]], top="ring"),
+            ParameterServer(),
+        ):
+            with Exchange(ctx, params(), topology, **options) as ex:
+                found = hpcomm.restore(ex, tmp_path)
+                assert found is not None
+                assert found.step == 2
+                for step in range(2, STEPS):
+                    step_of(ex, ctx.rank, step)
+                for name, value in whole.items():
+                    assert np.array_equal(value, ex.params[name]), name
+
+    run_threads(8, body)
+
+
+@on_both
+def test_the_others_go_on_when_a_rank_that_owns_nothing_has_left() -> None:
+    """The hierarchy is then that of those that are left."""
+    found = []
+
+    def body(ctx: hpcomm.Context) -> None:
+        topology = Hierarchy([[0, 1], [2, 3], [4, 5]], leaders=[0, 2, 4])
+        ex = Exchange(ctx, params(), topology, rule=RULE, chunk_bytes=1024, progress="inline", reduce="sum")
+        if ctx.rank == 3:
+            steps_of(ex, ctx.rank, 1)
+            ctx.abort("test")
+            raise Left
+        with pytest.raises(hpcomm.PeerFailed):
+            steps_of(ex, ctx.rank, 100)
+        recovered = hpcomm.recover(ex)
+        fresh = recovered.exchange
+        assert recovered.lost == (3,)
+        assert fresh.plan == Hierarchy([[0, 1], [2], [3, 4]], leaders=[0, 2, 3]).compile(
+            params(), 5, chunk_bytes=1024, reduce="sum"
+        )
+        step_of(fresh, fresh.context.rank, 7)
+        found.append({name: value.tobytes() for name, value in fresh.params.items()})
+        fresh.context.close()
+        raise Left
+
+    run_threads(6, body, timeout=10)
+    assert len(found) == 5
+    assert all(each == found[0] for each in found)
