@@ -34,6 +34,7 @@ from .errors import (
 )
 from .exchange import EngineOptions, Exchange, ExchangeStats, Handle, PeerStats, PlanOptions
 from .launch import Communicator
+from .measure import measure_bandwidths
 from .optim import SGD, Adam, AdamW, Average, Momentum, Nesterov, Rule
 from .plan import Plan
 from .presets import parameter_hub, stochastic_reduce
@@ -96,6 +97,7 @@ __all__ = [
     "devices",
     "init",
     "latest",
+    "measure_bandwidths",
     "parameter_hub",
     "recover",
     "restore",

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run_threads
+from conftest import on_both, run_threads
 
 import hpcomm
 from hpcomm import Hierarchy, InvalidArgument, ParameterServer, launch
@@ -96,6 +96,29 @@ def test_racks_count_where_they_pay() -> None:
         tuple(map(tuple, racks)),
     ]
     assert Hierarchy(hosts, racks, bandwidths=Bandwidths(1, 1.5)).levels(8) == [tuple(map(tuple, hosts))]
+
+
+@on_both
+def test_bandwidths_are_measured_alike_on_all_ranks() -> None:
+    hierarchy = Hierarchy([[0], [1], [2, 3], [4]], [[0, 1], [2, 3, 4]])
+
+    def body(ctx: hpcomm.Context) -> Bandwidths:
+        return hpcomm.measure_bandwidths(ctx, hierarchy, nbytes=1 << 16)
+
+    found = run_threads(5, body)
+    assert found == [found[0]] * 5
+    assert 1e4 < found[0].host < 1e13
+    assert 1e4 < found[0].core < 1e13
+
+
+def test_without_racks_there_is_nothing_to_measure() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        with pytest.raises(InvalidArgument, match="there are 0 racks"):
+            hpcomm.measure_bandwidths(ctx)
+        with pytest.raises(InvalidArgument, match="there are 2 racks, 0 of them with several hosts"):
+            hpcomm.measure_bandwidths(ctx, Hierarchy([[0], [1]], [[0], [1]]))
+
+    run_threads(2, body)
 
 
 # ---- who is left ---------------------------------------------------------------------------------------------------

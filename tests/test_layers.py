@@ -25,7 +25,7 @@ cli
 __init__
 elastic
 recovery
-presets checkpoint
+presets checkpoint measure
 exchange
 context
 queue kernels

@@ -1,0 +1,69 @@
+"""The bandwidths by which a hierarchy decides whether racks pay, measured at the start of a job (PHub, section 3.4)."""
+
+import struct
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from .context import Context
+from .errors import InvalidArgument
+from .stage import whole
+from .topology import Bandwidths, Hierarchy
+
+_DEFAULT = Hierarchy()
+_ROUNDS = 3
+_TIME = struct.Struct("<d")
+
+Flows = Sequence[tuple[int, int]]  # ranks that write, and the ranks that they write to
+
+
+def measure_bandwidths(
+    ctx: Context, topology: Hierarchy = _DEFAULT, nbytes: int = 16 << 20, timeout: float | None = None
+) -> Bandwidths:
+    """What a host's link and the links between racks carry now, for Hierarchy(bandwidths=...). Collective; all ranks
+    get the same numbers.
+
+    For the host a rank writes to another host of its rack; for the core all hosts of the first rack write to hosts of
+    the second one at once. Each is the best of three rounds.
+
+    Args:
+        ctx: the ranks.
+        topology: its hosts and racks; those that it leaves out are the context's.
+        nbytes: that each of these ranks writes in a round.
+        timeout: seconds for each part.
+
+    Raises:
+        InvalidArgument: there are no two racks, or none of them has two hosts; as Hierarchy.levels.
+    """
+    nbytes = whole("nbytes", nbytes, 1)
+    found = topology.settled(ctx.hosts, ctx.racks)
+    racks = [[host[0] for host in found.hosts or () if host[0] in rack] for rack in found.racks or ()]
+    found.levels(ctx.size)
+    full = [rack for rack in racks if len(rack) > 1]
+    if len(racks) < 2 or not full:
+        raise InvalidArgument(
+            f"there are {len(racks)} racks, {len(full)} of them with several hosts: bandwidths are for two racks or "
+            "more, one of them with several hosts"
+        )
+    with_link = [(full[0][0], full[0][1])]
+    crossing = [(rank, racks[1][i % len(racks[1])]) for i, rank in enumerate(racks[0])]
+    host, core = (_carried(ctx, flows, nbytes, timeout) for flows in (with_link, crossing))
+    return Bandwidths(host=host, core=core)
+
+
+def _carried(ctx: Context, flows: Flows, nbytes: int, timeout: float | None) -> float:
+    """Bytes a second of all flows together, until the last of them is over."""
+    window = ctx.window(nbytes, timeout=timeout)
+    data = np.zeros(nbytes, np.uint8)
+    times: list[float] = []
+    for _ in range(_ROUNDS):
+        ctx.barrier(timeout)
+        start = time.monotonic()
+        for source, target in flows:
+            if source == ctx.rank:
+                window.put(target, data)
+        window.flush(timeout=timeout)
+        taken = ctx.allgather(_TIME.pack(time.monotonic() - start), timeout)
+        times.append(max(_TIME.unpack(taken[source])[0] for source, _ in flows))
+    return len(flows) * nbytes / min(times)
