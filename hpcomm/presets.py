@@ -35,7 +35,7 @@ def parameter_hub(
         ctx, params, rule: as Exchange takes them.
         topology: "auto": updates are folded inside each host first (section 3.4), where some of several hosts have
             several ranks, none of the four arguments below is given, and the options are those of plain BSP: no quorum,
-            no split, no shared_params, deterministic. Else, as by "flat", every worker sends to the owners itself.
+            no shared_params, deterministic. Else, as by "flat", every worker sends to the owners itself.
             Or a Hierarchy, or a ParameterServer.
         placement: "CC", "CS", "NCC" or "NCS" (section 2.2), see ParameterServer: colocated or not with the workers,
             centralized or sharded; None: "CS".

@@ -38,6 +38,8 @@ def rules_take_the_steps_of_torch(ctx: hpcomm.Context) -> None:
         optimizer = check(ctx, make)
         assert optimizer.stats().steps == 5
         assert isinstance(optimizer, torch.optim.Optimizer)
+        by_hosts = 1 < len(set(ctx.hosts)) < ctx.size
+        assert by_hosts == any(row.action == "forward" for row in optimizer.exchange.plan.rows)
 
 
 @everywhere

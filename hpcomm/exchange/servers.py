@@ -24,13 +24,13 @@ def has_servers(topology: Any) -> bool:
 def settled(ctx: Context, topology: Any, consistency: Consistency, engine: EngineOptions) -> Any:
     """The topology with what this context knows in the place of what was not given; graphs as they are.
 
-    "auto" folds inside hosts under plain BSP only: without a quorum, in the order of ranks, with parameters of each
-    worker's own, and with fold and apply in one.
+    "auto" folds inside hosts under plain BSP only: without a quorum, in the order of ranks, and with parameters of each
+    worker's own.
     """
     if isinstance(topology, str):
         if topology not in WORDS:
             raise InvalidArgument(f"topology is {topology!r}: must be {KINDS}")
-        plain = consistency == BSP and engine.deterministic and not engine.split and not engine.shared_params
+        plain = consistency == BSP and engine.deterministic and not engine.shared_params
         return automatic(ctx.hosts, ctx.racks) if topology == "auto" and plain else ParameterServer()
     if isinstance(topology, Hierarchy):
         if consistency == ASYNC:
