@@ -37,10 +37,10 @@ from .launch import Communicator
 from .measure import measure_bandwidths
 from .optim import SGD, Adam, AdamW, Average, Momentum, Nesterov, Rule
 from .plan import Plan
-from .presets import parameter_hub, stochastic_reduce
+from .presets import broadcast, parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
 from .recovery import Recovered, recover, run
-from .topology import Hierarchy, ParameterServer
+from .topology import Hierarchy, ParameterServer, Tree
 from .window import Lane, Window
 
 __version__ = _version()
@@ -92,8 +92,10 @@ __all__ = [
     "Rule",
     "Timeout",
     "TransportError",
+    "Tree",
     "Window",
     "__version__",
+    "broadcast",
     "devices",
     "init",
     "latest",

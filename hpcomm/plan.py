@@ -302,13 +302,54 @@ class Plan:
         return plan
 
     @classmethod
+    def tree(
+        cls,
+        keys: Mapping[str, Any] | Iterable[Key],
+        parents: Sequence[int],
+        *,
+        cores: int = 1,
+        chunk_bytes: int = 131072,
+        depth: int = 1,
+        codec: Codecs | None = None,
+        wire: Codecs | None = None,
+        codec_out: Codecs | None = None,
+    ) -> "Plan":
+        """The plan of a broadcast: what the root pushes passes from rank to rank, chunk by chunk (Parameter Flow,
+        section 3.4).
+
+        Args:
+            keys, depth, codec, wire, codec_out: as hub takes them.
+            parents: by rank: the rank that sends to it; -1: the root.
+            cores: of each rank that has children.
+            chunk_bytes: of float32; what a rank waits for before it sends on.
+
+        Raises:
+            InvalidArgument: a value is out of range, there is not one root, or parents go in a circle.
+        """
+        own_keys = as_keys(keys)
+        names = [key.name for key in own_keys]
+        above = [whole("parents", parent, -1, len(parents) - 1) for parent in parents]
+        handle = _core.plan_tree(
+            [(key.name, key.count) for key in own_keys],
+            above,
+            cores=whole("cores", cores, 1),
+            chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
+            depth=whole("depth", depth, 0),
+            wires=_numbers(by_key(names, codec, wire)),
+            codecs_out=_numbers(by_key_out(names, codec_out)),
+        )
+        plan = cls.__new__(cls)
+        plan._fill(handle, own_keys, len(above), None)
+        return plan
+
+    @classmethod
     def graph(
         cls,
         keys: Mapping[str, Any] | Iterable[Key],
         weights: NDArray[np.float64],
         *,
         cores: int = 1,
-        chunk_bytes: int = 262144,
+        chunk_bytes: int = 131072,
         depth: int = 1,
         codec: Codecs | None = None,
         wire: Codecs | None = None,

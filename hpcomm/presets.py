@@ -10,7 +10,7 @@ from .exchange import Exchange, Graphs
 from .exchange.arguments import refuse
 from .exchange.servers import has_servers
 from .optim import Average, Nesterov, RuleOrRules
-from .topology import ParameterServer, root_expander
+from .topology import ParameterServer, Tree, root_expander
 from .topology.hierarchy import Servers
 
 _RULE = Nesterov()
@@ -67,6 +67,30 @@ def parameter_hub(
 
 
 _AVERAGE = Average()
+_TREE = Tree()
+
+
+def broadcast(ctx: Context, params: Mapping[str, Any], topology: Tree = _TREE, **options: Any) -> Exchange:
+    """What one rank pushes comes to all, from rank to rank by a tree (Parameter Flow, section 3.4).
+
+        ex = hpcomm.broadcast(ctx, {"w": w0}, hpcomm.Tree(arity=1))
+        w = ex.push_pull("w", new) if ctx.rank == 0 else ex.push_pull("w")
+
+    A rank that is not the root gives nothing: its push says that it is done with what came before, and waits.
+
+    Args:
+        ctx, params: as Exchange takes them.
+        topology: the tree; a binary one from rank 0.
+        options: Exchange's other ones, e.g. chunk_bytes=65536 or codec_out="bfloat16".
+
+    Raises:
+        InvalidArgument: an argument that cannot be, here or on another rank.
+        ConfigError: ranks disagree.
+    """
+    if not isinstance(topology, Tree):
+        refuse(ctx, wrong := InvalidArgument(f"topology is {topology!r}: must be a Tree"))
+        raise wrong
+    return Exchange(ctx, params, topology, options.pop("consistency", BSP), _AVERAGE, **options)
 
 
 def stochastic_reduce(

@@ -25,8 +25,8 @@ int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **grad
     if (status != HPC_OK) return status;
     if (gradient == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: gradient is NULL", op);
     if (!ex->layout.places[ex->context->group.rank].gives)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: by its plan rank %d gives no updates, and only gets parameters", op,
-                        ex->context->group.rank);
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: by its plan rank %d gives no updates, and only gets parameters",
+                        op, ex->context->group.rank);
     if (ex->keys[key].sending & HPC_PUSH)
         return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
                                "%s: the last call on key %s of rank %d was cut short; make it again first", op,

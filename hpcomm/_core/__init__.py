@@ -100,6 +100,7 @@ from .plan import (
     plan_hub,
     plan_make,
     plan_rows,
+    plan_tree,
 )
 from .queue import (
     DTYPES,

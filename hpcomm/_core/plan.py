@@ -107,6 +107,29 @@ def plan_hosts(
     return ffi.gc(out[0], lib.hpc_plan_free)
 
 
+def plan_tree(
+    keys: list[tuple[str, int]],
+    parents: list[int],  # by rank; -1: the root
+    *,
+    cores: int,
+    chunk: int,
+    depth: int,
+    wires: list[int],  # by key, as codecs_out
+    codecs_out: list[int],
+) -> Any:
+    tree = ffi.new("hpc_tree *")
+    lib.hpc_tree_init(tree)
+    c_keys, _names = _plan_keys(keys)  # both must stay until C has copied them
+    c_parents, c_wires, c_codecs_out = (ffi.new("int[]", numbers) for numbers in (parents, wires, codecs_out))
+    tree.keys, tree.n_keys, tree.parents, tree.ranks = c_keys, len(keys), c_parents, len(parents)
+    tree.cores, tree.chunk, tree.depth = cores, chunk, depth
+    tree.wires, tree.n_wires = c_wires, len(wires)
+    tree.codecs_out, tree.n_codecs_out = c_codecs_out, len(codecs_out)
+    out = ffi.new("hpc_plan **")
+    check(lib.hpc_plan_tree(tree, out))
+    return ffi.gc(out[0], lib.hpc_plan_free)
+
+
 def graph(
     keys: list[tuple[str, int]],
     weights: NDArray[np.float64],

@@ -26,7 +26,6 @@ from .pieces import Span
 from .servers import KINDS, has_servers
 
 _MOST_DEPTH = 16  # of a plan
-_CHUNK = 32768  # bytes, of a server's
 
 
 @dataclass(frozen=True)
@@ -111,11 +110,12 @@ def _servers_plan(
     if cores is None:  # the same number for each interface: a NIC needs one, and else their work would differ
         cores = max(1, _spare_cores(ctx, made.engine, servers) // interfaces) * interfaces
     more: dict[str, Any] = {"interfaces": interfaces, "each": each} if isinstance(topology, ParameterServer) else {}
+    if options.chunk_bytes is not None:
+        more["chunk_bytes"] = options.chunk_bytes
     return topology.compile(
         values,
         ctx.size,
         cores=cores,
-        chunk_bytes=_CHUNK if options.chunk_bytes is None else options.chunk_bytes,
         depth=options.depth,
         codec=options.codec,
         codec_out=options.codec_out,

@@ -5,14 +5,14 @@ from typing import Any
 from ..consistency import ASYNC, BSP, Consistency
 from ..context import Context
 from ..errors import InvalidArgument
-from ..topology import Hierarchy, ParameterServer
+from ..topology import Hierarchy, ParameterServer, Tree
 from ..topology.hierarchy import Servers, automatic
 from .options import EngineOptions
 
 WORDS = ("auto", "flat")
 KINDS = (
-    "'auto', 'flat', a ParameterServer, a Hierarchy, a Graph, several Graphs, or a function that makes graphs for a "
-    "number of ranks"
+    "'auto', 'flat', a ParameterServer, a Hierarchy, a Tree, a Graph, several Graphs, or a function that makes graphs "
+    "for a number of ranks"
 )
 
 
@@ -32,11 +32,9 @@ def settled(ctx: Context, topology: Any, consistency: Consistency, engine: Engin
             raise InvalidArgument(f"topology is {topology!r}: must be {KINDS}")
         plain = consistency == BSP and engine.deterministic and not engine.shared_params
         return automatic(ctx.hosts, ctx.racks) if topology == "auto" and plain else ParameterServer()
-    if isinstance(topology, Hierarchy):
-        if consistency == ASYNC:
-            raise InvalidArgument(
-                "consistency is ASYNC, which applies each update by itself, and a Hierarchy folds those of a host into "
-                "one: give BSP, or a ParameterServer"
-            )
-        return topology.settled(ctx.hosts, ctx.racks)
-    return topology
+    if isinstance(topology, Hierarchy | Tree) and consistency == ASYNC:
+        raise InvalidArgument(
+            "consistency is ASYNC, which applies each update by itself; a Hierarchy folds those of a host into one, "
+            "and a Tree has one: give BSP, or a ParameterServer"
+        )
+    return topology.settled(ctx.hosts, ctx.racks) if isinstance(topology, Hierarchy) else topology

@@ -30,6 +30,7 @@ from .parameter_server import ParameterServer
 from .paths import diameter, distances, first_wait
 from .rebuild import among
 from .spectrum import influence, second_singular, spectral_gap
+from .tree import Tree
 
 __all__ = [
     "Bandwidths",
@@ -37,6 +38,7 @@ __all__ = [
     "Graph",
     "Hierarchy",
     "ParameterServer",
+    "Tree",
     "among",
     "bytes_per_step",
     "chain",

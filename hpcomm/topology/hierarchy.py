@@ -11,6 +11,7 @@ from ..errors import InvalidArgument
 from ..plan import Plan, group_numbers
 from ..stage import Key, choice, whole
 from .parameter_server import ParameterServer
+from .tree import Tree
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -215,7 +216,7 @@ class Hierarchy:
         )
 
 
-Servers = ParameterServer | Hierarchy
+Servers = ParameterServer | Hierarchy | Tree
 
 
 def automatic(hosts: Sequence[int], racks: Sequence[str]) -> Servers:

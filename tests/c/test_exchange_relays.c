@@ -151,7 +151,7 @@ static void broadcasts(rank *r) {
     hpc_exchange *e = job_open(r, &j);
     void *gradient;
     if (r->rank != 0) {
-        CHECK_STATUS(hpc_exchange_gradient(e, 0, -1, &gradient), HPC_ERR_INVALID);
+        CHECK_STATUS(hpc_exchange_gradient(e, 0, -1, &gradient), HPC_ERR_UNSUPPORTED);
         CHECK_MESSAGE("gives no updates");
     }
     for (int step = 0; step < ranks_rounds(20); step++)

@@ -1,5 +1,5 @@
-/* plan.h - who makes plans: parameter servers, node communication graphs, and hierarchies of hosts. hpcomm.h includes
- * it.
+/* plan.h - who makes plans: parameter servers, node communication graphs, hierarchies of hosts, and trees. hpcomm.h
+ * includes it.
  */
 #ifndef HPCOMM_PLAN_H
 #define HPCOMM_PLAN_H
@@ -100,6 +100,29 @@ typedef struct hpc_hosts {
 HPC_API void hpc_hosts_init(hpc_hosts *hosts);
 /* Where no group has more than one worker, or one group has all, this is the plan of a hub whose servers lead. */
 HPC_API int hpc_plan_hosts(const hpc_hosts *hosts, hpc_plan **plan);
+
+/* A broadcast over a tree (Parameter Flow, section 3.4): what the root pushes becomes every rank's parameters, by rule
+ * average, and each rank relays a chunk to its children as it comes. All ranks push and pull; the others' pushes bring
+ * no bytes, and only tell that the parameters of the last step may be written over. A chain has the least to send from
+ * any rank, a star the fewest hops. */
+typedef struct hpc_tree {
+    size_t size; /* sizeof(hpc_tree), set by hpc_tree_init */
+    const hpc_key *keys;
+    int n_keys;
+    const int *parents;        /* by rank: the rank that sends to it, or -1 for the root */
+    int ranks;                 /* all of the job */
+    int cores;                 /* of each rank that has children, 1 or more */
+    uint64_t chunk;            /* bytes of float32, a multiple of 64; 128 KiB */
+    int depth;                 /* updates of one key that may be under way; 1 */
+    int wire;                  /* hpc_dtype of the root's own pushes: HPC_F32, HPC_F16 or HPC_BF16 */
+    int codec_out;             /* hpc_dtype of the parameters on their way: HPC_F32, HPC_F16 or HPC_BF16 */
+    const int *wires;          /* wire of each key by itself, n_keys of them; NULL: wire for all */
+    const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
+    int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
+} hpc_tree;
+
+HPC_API void hpc_tree_init(hpc_tree *tree);
+HPC_API int hpc_plan_tree(const hpc_tree *tree, hpc_plan **plan);
 
 /* cffi: end */
 

@@ -75,6 +75,19 @@ struct HostsConfig {
     std::vector<int> codecs_out; // the same of the parameters; empty: codec_out for all
 };
 
+// A broadcast over a tree: hpc_tree's members and defaults.
+struct TreeConfig {
+    std::vector<hpc_key> keys; // {name, elements}
+    std::vector<int> parents;  // by rank: the rank that sends to it, -1 for the root
+    int cores = 1;             // of each rank with children
+    std::size_t chunk = 128 * 1024;
+    int depth = 1;
+    hpc_dtype wire = HPC_F32;
+    hpc_dtype codec_out = HPC_F32;
+    std::vector<int> wires;      // hpc_dtype of each key by itself; empty: wire for all
+    std::vector<int> codecs_out; // the same of the parameters; empty: codec_out for all
+};
+
 // Cores that each of the servers can have for threads of its own; 0 when there are none to spare.
 inline int spare_cores(const Context &context, const std::vector<int> &servers) {
     return hpc_spare_cores(context.get(), servers.data(), static_cast<int>(servers.size()));
@@ -159,6 +172,28 @@ class Plan : public Handle<hpc_plan, hpc_plan_free> {
               hosts.codecs_out = config.codecs_out.empty() ? nullptr : config.codecs_out.data();
               hosts.n_codecs_out = static_cast<int>(config.codecs_out.size());
               return hpc_plan_hosts(&hosts, out);
+          }) {}
+
+    template <class Config, class = std::enable_if_t<std::is_same<Config, TreeConfig>::value>, class = void,
+              class = void>
+    Plan(const Context &, const Config &config, Report report = {})
+        : Handle(report, [&](hpc_plan **out) {
+              hpc_tree tree;
+              hpc_tree_init(&tree);
+              tree.keys = config.keys.data();
+              tree.n_keys = static_cast<int>(config.keys.size());
+              tree.parents = config.parents.data();
+              tree.ranks = static_cast<int>(config.parents.size());
+              tree.cores = config.cores;
+              tree.chunk = config.chunk;
+              tree.depth = config.depth;
+              tree.wire = config.wire;
+              tree.codec_out = config.codec_out;
+              tree.wires = config.wires.empty() ? nullptr : config.wires.data();
+              tree.n_wires = static_cast<int>(config.wires.size());
+              tree.codecs_out = config.codecs_out.empty() ? nullptr : config.codecs_out.data();
+              tree.n_codecs_out = static_cast<int>(config.codecs_out.size());
+              return hpc_plan_tree(&tree, out);
           }) {}
 
     int n_keys() const {

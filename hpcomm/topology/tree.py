@@ -1,0 +1,114 @@
+"""Trees: what one rank has passes from rank to rank (Parameter Flow, section 3.4)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..codec import Codecs
+from ..errors import InvalidArgument
+from ..plan import Plan
+from ..stage import Key, whole
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A broadcast: what the root pushes becomes the parameters of every rank. Each rank sends a chunk on to its
+    children as it comes, so the time is that of the busiest rank, which sends to each of its children, and of one chunk
+    a hop.
+
+        ex = hpcomm.broadcast(ctx, params, hpcomm.Tree())                          # a binary tree from rank 0
+        ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(arity=1, root=3))           # a chain
+        ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(parents=[-1, 0, 0, 1]))
+
+    Attributes:
+        arity: most children of a rank. Ranks are taken in order, from the root on, around: the first arity of them are
+            its children, the next ones theirs. 1 is a chain; as many as there are other ranks, a star.
+        root: whose updates count.
+        parents: by rank: the rank that sends to it, -1 for the root. None: by arity and root, which are without meaning
+            where it is given.
+
+    Raises:
+        InvalidArgument: arity is below 1, root below 0, or parents holds anything but ranks and -1. What depends on the
+            number of ranks is checked by above.
+    """
+
+    arity: int = 2
+    root: int = 0
+    parents: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "arity", whole("arity", self.arity, 1))
+        put(self, "root", whole("root", self.root, 0))
+        if self.parents is not None:
+            if not isinstance(self.parents, Iterable):
+                raise InvalidArgument(f"parents is {self.parents!r}: must be a sequence of ranks, with -1 for the root")
+            put(self, "parents", tuple(whole("parents", parent, -1) for parent in self.parents))
+
+    def above(self, size: int) -> tuple[int, ...]:
+        """By rank the rank that sends to it, -1 for the root, for a job of size ranks.
+
+        Raises:
+            InvalidArgument: there is no such root, or parents is for another number of ranks.
+        """
+        size = whole("size", size, 1)
+        if self.parents is not None:
+            if len(self.parents) != size:
+                raise InvalidArgument(f"parents has {len(self.parents)} ranks: this job has {size}")
+            return tuple(self.parents)
+        root = whole("root", self.root, 0, size - 1)
+        places = ((rank - root) % size for rank in range(size))
+        return tuple(-1 if at == 0 else ((at - 1) // self.arity + root) % size for at in places)
+
+    def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The workers of a job of size ranks, and who keeps the parameters: the root."""
+        above = self.above(size)
+        return tuple(range(size)), tuple(rank for rank in range(size) if above[rank] < 0)
+
+    def compile(
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        cores: int = 1,
+        chunk_bytes: int = 131072,
+        depth: int = 1,
+        codec: Codecs | None = None,
+        reduce: str = "mean",
+        wire: Codecs | None = None,
+        codec_out: Codecs | None = None,
+    ) -> Plan:
+        """The plan of these keys for a job of size ranks: Plan.tree. Args are its own; reduce is without meaning, as
+        there is one update. Errors too, and those of above."""
+        return Plan.tree(
+            keys,
+            self.above(size),
+            cores=cores,
+            chunk_bytes=chunk_bytes,
+            depth=depth,
+            codec=codec,
+            wire=wire,
+            codec_out=codec_out,
+        )
+
+    def among(self, ranks: Sequence[int], size: int) -> "Tree":
+        """The tree of some of the ranks. Children of a rank that is gone come to its parent; without the root, the
+        lowest of its children takes its place.
+
+        Args:
+            ranks: those that are left, in their new order.
+            size: how many there were.
+        """
+        above, new = list(self.above(size)), {rank: i for i, rank in enumerate(ranks)}
+        root = above.index(-1)
+        while root not in new:
+            heir = above.index(root)
+            above = [heir if parent == root else parent for parent in above]
+            above[heir], root = -1, heir
+
+        def living(rank: int) -> int:
+            while rank not in new:
+                rank = above[rank]
+            return new[rank]
+
+        return replace(self, parents=tuple(-1 if rank == root else living(above[rank]) for rank in ranks))
