@@ -14,9 +14,11 @@
         cluster.kill("h3")                               # SIGKILL to all of its processes; the host can be used again
 
 For benchmarks: with the folder tests on sys.path, `from cluster.hosts import HEAD, Cluster, Unavailable`. Unavailable
-says why a machine cannot do it. Rates are tbf's (its bucket is 256 KiB) at both ends of a link; rate=None leaves them
-unshaped. mpirun(hosts, ranks_per_host=..., path=...) gives the command line of Open MPI or MPICH, whichever path is; by
-default it is the mpirun beside this Python. Ranks are placed host by host.
+says why a machine cannot do it. Rates are tbf's at both ends of a link; rate=None leaves them unshaped. A link passes
+what its bucket (burst) holds at once: 256 KiB, or 16 KiB where a step sends little. Cluster(4, racks=2,
+uplink="250mbit") has a switch for each rack, which one link of that rate joins to the switch of all racks.
+mpirun(hosts, ranks_per_host=..., path=...) gives the command line of Open MPI or MPICH, whichever path is; by default
+it is the mpirun beside this Python. Ranks are placed host by host.
 
 A host is a process that holds network, UTS, IPC, mount and PID namespaces, and so is the switch (HEAD). They have no
 names outside, the machine's own network is not touched, and two clusters do not see each other. All of them end, and
@@ -41,7 +43,7 @@ from typing import Any
 HEAD = "head"
 PREFIX = "hpcomm-cluster"
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"}
-SHAPE = "burst 256k latency 50ms"
+LATENCY = "50ms"  # the longest that a shaped link keeps a packet
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
 AGENT = Path(__file__).with_name("agent.sh")
 LIMIT = 30.0  # seconds for any of the harness's own commands
@@ -87,13 +89,26 @@ class Entered(subprocess.Popen[str]):
 
 class Cluster:
     """hosts: how many, h1 and on. second: each has an eth1, too, in a network of its own. mtu: of all links.
-    family: 4 or 6, the version of IP; mpirun and firewall need 4."""
+    family: 4 or 6, the version of IP; mpirun and firewall need 4. racks: how many; each has equally many hosts that
+    follow one another. uplink: the rate of each rack's link to the others, by default that of a host."""
 
     def __init__(
-        self, hosts: int = 4, *, rate: str | None = "1gbit", second: bool = False, mtu: int = 1500, family: int = 4
+        self,
+        hosts: int = 4,
+        *,
+        rate: str | None = "1gbit",
+        burst: str = "256k",
+        racks: int = 1,
+        uplink: str | None = None,
+        second: bool = False,
+        mtu: int = 1500,
+        family: int = 4,
     ) -> None:
+        if racks < 1 or hosts % racks:
+            raise ValueError(f"{hosts} hosts in {racks} racks: each rack has equally many")
         self.hosts = tuple(f"h{i + 1}" for i in range(hosts))
-        self._rate, self._mtu, self._family = rate, mtu, family
+        self._rate, self._burst, self._mtu, self._family = rate, burst, mtu, family
+        self._racks, self._uplink = racks, uplink or rate
         self._interfaces = ("eth0", "eth1") if second else ("eth0",)
         self._holders: dict[str, subprocess.Popen[str]] = {}
         self._pids: dict[str, int] = {}  # of each host's PID 1, as this process sees it
@@ -125,6 +140,10 @@ class Cluster:
     def address(self, host: str, interface: str = "eth0") -> str:
         network, number = 77 + int(interface[-1]), 254 if host == HEAD else self.hosts.index(host) + 1
         return f"10.{network}.0.{number}" if self._family == 4 else f"fd{network}::{number:x}"
+
+    def rack(self, host: str) -> int:
+        """The number of a host's rack, from 0."""
+        return self.hosts.index(host) * self._racks // len(self.hosts)
 
     def run(
         self,
@@ -189,11 +208,13 @@ class Cluster:
     def restore(self, host: str, interface: str = "eth0") -> None:
         """Ends cut, and part for this host."""
         port = self._port(host, interface)
-        self._ip(HEAD, f"link set {port} master {self._bridge(interface)} up")
+        self._ip(HEAD, f"link set {port} master {self._bridge(interface, host)} up")
         self.join(host, interface=interface)
 
     def part(self, *hosts: str, interface: str = "eth0") -> None:
-        """No two of these hosts can reach each other; each can reach all other hosts."""
+        """No two of these hosts can reach each other; each can reach all other hosts. Without racks alone."""
+        if self._racks > 1:
+            raise ValueError("hosts of several racks cannot be parted: only ports of one switch can")
         self._ip(HEAD, *(f"link set {self._port(host, interface)} type bridge_slave isolated on" for host in hosts))
 
     def join(self, *hosts: str, interface: str = "eth0") -> None:
@@ -227,7 +248,7 @@ class Cluster:
         port = self._port(host, interface)
         for other in self.hosts:  # packets that are cut only at the end of the way would pass
             self._ip(other, f"link set {interface} gso_max_segs 1")
-        self._ip(HEAD, f"link set {self._bridge(interface)} mtu {self._mtu}", f"link set {port} mtu {mtu}")
+        self._ip(HEAD, f"link set {self._bridge(interface, host)} mtu {self._mtu}", f"link set {port} mtu {mtu}")
 
     def set_mtu(self, host: str, mtu: int, interface: str = "eth0") -> None:
         """Of a host's interface and of its port, as an administrator would."""
@@ -312,22 +333,32 @@ class Cluster:
                 f"addr add {self.address(HEAD, interface)}/{prefix} dev {bridge}",
                 f"link set {bridge} up",
             ]
+            for rack in range(1, self._racks + 1) if self._racks > 1 else ():
+                below, above = f"rack{rack}.{interface}", f"core{rack}.{interface}"
+                switch += [
+                    f"link add {bridge}r{rack} mtu {self._mtu} type bridge forward_delay 0 mcast_snooping 0",
+                    f"link add {below} mtu {self._mtu} type veth peer name {above} mtu {self._mtu}",
+                    f"link set {above} master {bridge}",
+                    f"link set {below} master {bridge}r{rack}",
+                    *(f"link set {name} addrgenmode none up" for name in (below, above, f"{bridge}r{rack}")),
+                ]
+                shape += [self._shape(name, self._uplink) for name in (below, above) if self._uplink]
             for host in self.hosts:
                 port, inner = self._port(host, interface), self._inner[host]
                 switch += [
                     f"link add {port} mtu {self._mtu} type veth peer name {interface} mtu {self._mtu} netns {inner}",
-                    f"link set {port} master {bridge}",
+                    f"link set {port} master {self._bridge(interface, host)}",
                     f"link set {port} addrgenmode none up",
                 ]
-                shape += [f"qdisc add dev {port} root tbf rate {self._rate} {SHAPE}"]
+                shape += [self._shape(port, self._rate)] if self._rate else []
         self._ip(HEAD, *switch)
         for host in self.hosts:
             for interface in self._interfaces:
                 address = self.address(host, interface)
                 self._ip(host, f"addr add {address}/{prefix} dev {interface}", f"link set {interface} up")
                 if self._rate:
-                    self._tc(host, f"qdisc add dev {interface} root tbf rate {self._rate} {SHAPE}")
-        if self._rate:
+                    self._tc(host, self._shape(interface, self._rate))
+        if shape:
             self._tc(HEAD, *shape)
 
     def _end(self) -> None:
@@ -382,8 +413,13 @@ class Cluster:
     def _port(self, host: str, interface: str) -> str:
         return f"{host}.{interface}"
 
-    def _bridge(self, interface: str) -> str:
-        return f"br{interface[-1]}"
+    def _bridge(self, interface: str, host: str = HEAD) -> str:
+        """The switch that a host's interface leads to."""
+        rack = "" if host == HEAD or self._racks == 1 else f"r{self.rack(host) + 1}"
+        return f"br{interface[-1]}{rack}"
+
+    def _shape(self, device: str, rate: str) -> str:
+        return f"qdisc add dev {device} root tbf rate {rate} burst {self._burst} latency {LATENCY}"
 
     def _members(self, host: str, which: str) -> list[int]:
         """The processes in a host's PID namespace ("pid"), or also those that entered it ("pid_for_children")."""

@@ -30,7 +30,7 @@ def links() -> set[str]:
     """Links of this machine's own network that are named like a cluster's."""
     said = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, timeout=30, check=True).stdout
     names = {line.split()[0].partition("@")[0] for line in said.splitlines()}
-    return {name for name in names if re.fullmatch(r"h\d+\.eth\d|br\d|sink|void", name)}
+    return {name for name in names if re.fullmatch(r"(h|rack|core)\d+\.eth\d|br\d(r\d+)?|sink|void", name)}
 
 
 def marked(mark: str) -> list[int]:

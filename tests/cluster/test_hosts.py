@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,18 @@ SEND = """import socket, sys
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
     sender.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, DO
     sender.sendto(bytes(int(sys.argv[2])), (sys.argv[1], 5000))
+"""
+CARRY = """import socket, sys, time
+if sys.argv[1] == "take":
+    with socket.create_server(("", 7000)) as listener:
+        print("listening", flush=True)
+        connection = listener.accept()[0]
+        n, start = 0, time.monotonic()
+        while got := len(connection.recv(1 << 20)):
+            n += got
+        print(8e-6 * n / (time.monotonic() - start))
+else:
+    socket.create_connection((sys.argv[1], 7000), 5).sendall(bytes(8 << 20))
 """
 RECEIVE = """import socket
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
@@ -221,26 +234,41 @@ def test_hosts_with_ipv6_alone() -> None:
         assert " 10." not in cluster.run("h2", ["ip", "-br", "address"]).stdout
 
 
-def test_links_have_the_rate_they_are_given() -> None:
-    stream = """import socket, sys, time
-if sys.argv[1] == "take":
-    with socket.create_server(("", 7000)) as listener:
-        print("listening", flush=True)
-        connection = listener.accept()[0]
-        n, start = 0, time.monotonic()
-        while got := len(connection.recv(1 << 20)):
-            n += got
-        print(8e-6 * n / (time.monotonic() - start))
-else:
-    socket.create_connection((sys.argv[1], 7000), 5).sendall(bytes(16 << 20))
-"""
-    with Cluster(2, rate="100mbit") as cluster:
-        taker = cluster.popen("h2", [sys.executable, "-c", stream, "take"], stdout=subprocess.PIPE)
-        with taker:
+def rates(cluster: Cluster, *ways: tuple[str, str]) -> list[float]:
+    """Megabits a second that each of ways carries when 8 MiB go from its first host to its second on all at once."""
+    with ExitStack() as ends:
+        takers = []
+        for _, to in ways:
+            taker = cluster.popen(to, [sys.executable, "-c", CARRY, "take"], stdout=subprocess.PIPE)
+            takers.append(ends.enter_context(taker))
             assert taker.stdout is not None
             assert taker.stdout.readline() == "listening\n"
-            cluster.run("h1", [sys.executable, "-c", stream, "h2"])
-            assert 50 < float(taker.stdout.read()) < 130
+        for host, to in ways:
+            ends.enter_context(cluster.popen(host, [sys.executable, "-c", CARRY, to]))
+        return [float(taker.stdout.read()) for taker in takers if taker.stdout is not None]
+
+
+def test_links_have_the_rate_they_are_given() -> None:
+    with Cluster(2, rate="100mbit") as cluster:
+        assert 50 < rates(cluster, ("h1", "h2"))[0] < 130
+
+
+def test_racks_share_a_link_each() -> None:
+    with Cluster(4, rate="400mbit", burst="16k", racks=2, uplink="100mbit") as cluster:
+        assert [cluster.rack(host) for host in cluster.hosts] == [0, 0, 1, 1]
+        assert rates(cluster, ("h1", "h2"))[0] > 150
+        assert 25 < sum(rates(cluster, ("h1", "h3"), ("h2", "h4"))) < 130
+        cluster.cut("h3")
+        assert connect(cluster, "h1", "h3", 7000, 0.3) in ("TimeoutError", "OSError")
+        cluster.restore("h3")
+        assert connect(cluster, "h1", "h3", 7000) == "ConnectionRefusedError"
+        with pytest.raises(ValueError, match="several racks"):
+            cluster.part("h1", "h3")
+
+
+def test_racks_have_equally_many_hosts() -> None:
+    with pytest.raises(ValueError, match="3 hosts in 2 racks"):
+        Cluster(3, racks=2)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
