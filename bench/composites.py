@@ -11,9 +11,9 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,30 @@ from mpi4py import MPI
 from bench.harness import Bench, Contender
 from bench.native import aligned, zeros
 from bench.training import MOMENTUM, RATE, Floats, Job, Reference, Step, message
-from bench.wire import path_to
+from bench.wire import afar, path_to
 
 BLOCK = 1 << 15  # elements: four arrays of them stay in a core's cache
 SCATTER, SCATTER_BLOCK = (f"{call} + update + Allgather" for call in ("Reduce_scatter", "Reduce_scatter_block"))
-Form = Callable[[str, int], tuple[list[Floats], list[Step]]]  # by name and block: the parameters, a step for each key
+Form = Callable[[str, int, MPI.Intracomm], tuple[list[Floats], list[Step]]]  # the parameters, a step for each key
 
 
 def nothing() -> None:
     pass
+
+
+def communicators(bench: Bench) -> dict[str, MPI.Intracomm]:
+    """Communicators of all ranks, by what is added to the names of their contenders. Where hosts have several ranks
+    Open MPI takes its component han, which sums inside each host first and is not always the faster way."""
+    found = {"": bench.comm}
+    crowded = len(set(bench.hosts)) < bench.size
+    if bench.apart and crowded and "Open MPI" in MPI.Get_library_version():
+        info = MPI.Info.Create()
+        info.Set("ompi_comm_coll_preference", "^han")
+        flat = bench.comm.Dup_with_info(info)
+        info.Free()
+        bench.ends.append(flat.Free)
+        found[", no han"] = flat
+    return found
 
 
 def update(params: Floats, velocity: Floats, gradient: Floats, scratch: Floats, rate: float, block: int) -> Step:
@@ -62,8 +77,8 @@ def update(params: Floats, velocity: Floats, gradient: Floats, scratch: Floats, 
 class Composites:
     """The ways by MPI over one job. All share the gradients' arrays, which become their sums, and the scratch."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.comm = job, job.bench.comm
+    def __init__(self, job: Job, comms: Mapping[str, MPI.Intracomm]) -> None:
+        self.job, self.comms = job, comms
         self.size, self.rank = job.bench.size, job.bench.rank
         self.rate = RATE / self.size
         self.gradients = [zeros(key.count) for key in job.keys]
@@ -78,16 +93,17 @@ class Composites:
             (self.reduce_scatter, (SCATTER, SCATTER_BLOCK) if even else (SCATTER,)),
         )
         for way, names in ways:
-            found = [(name, name, largest) for name in names]
-            found += [(f"{name}, blocks", name, BLOCK) for name in names if largest > BLOCK]
+            forms = [(name, name, largest) for name in names]
+            forms += [(f"{name}, blocks", name, BLOCK) for name in names if largest > BLOCK]
             made: tuple[Form, Reference] | None = None
-            for title, name, block in found:
+            for (form_name, name, block), (suffix, comm) in product(forms, self.comms.items()):
+                title = form_name + suffix
                 if not bench.wanted(title):
                     continue
                 if made is None or bench.options.plant:  # what one form spoils must not be found in another
                     made = way(), Reference(self.job)
                 form, reference = made
-                yield self.contender(title, reference, *form(name, block))
+                yield self.contender(title, reference, *form(name, block, comm))
 
     def contender(self, name: str, reference: Reference, params: list[Floats], steps: list[Step]) -> Contender:
         def step() -> None:
@@ -103,16 +119,16 @@ class Composites:
         params = self.job.params()
         velocities = [zeros(key.count) for key in self.job.keys]
 
-        def steps_of(name: str, block: int) -> tuple[list[Floats], list[Step]]:
+        def steps_of(name: str, block: int, comm: MPI.Intracomm) -> tuple[list[Floats], list[Step]]:
             return params, [
-                self._allreduce(g, update(p, v, g, self.scratch, self.rate, block))
+                self._allreduce(comm, g, update(p, v, g, self.scratch, self.rate, block))
                 for g, p, v in zip(self.gradients, params, velocities, strict=True)
             ]
 
         return steps_of
 
-    def _allreduce(self, gradient: Floats, apply: Step) -> Step:
-        comm, receive = self.comm, message(gradient, gradient.size)
+    def _allreduce(self, comm: MPI.Intracomm, gradient: Floats, apply: Step) -> Step:
+        receive = message(gradient, gradient.size)
 
         def step() -> None:
             comm.Allreduce(MPI.IN_PLACE, receive)
@@ -126,16 +142,16 @@ class Composites:
         root = self.rank == 0
         velocities = [zeros(key.count if root else 0) for key in self.job.keys]
 
-        def steps_of(name: str, block: int) -> tuple[list[Floats], list[Step]]:
+        def steps_of(name: str, block: int, comm: MPI.Intracomm) -> tuple[list[Floats], list[Step]]:
             return params, [
-                self._reduce(g, p, update(p, v, g, self.scratch, self.rate, block) if root else nothing)
+                self._reduce(comm, g, p, update(p, v, g, self.scratch, self.rate, block) if root else nothing)
                 for g, p, v in zip(self.gradients, params, velocities, strict=True)
             ]
 
         return steps_of
 
-    def _reduce(self, gradient: Floats, params: Floats, apply: Step) -> Step:
-        comm, mine = self.comm, message(gradient, gradient.size)
+    def _reduce(self, comm: MPI.Intracomm, gradient: Floats, params: Floats, apply: Step) -> Step:
+        mine = message(gradient, gradient.size)
         send, receive = (MPI.IN_PLACE, mine) if self.rank == 0 else (mine, None)
         whole = message(params, params.size)
 
@@ -152,21 +168,28 @@ class Composites:
         shards = [Shard(array.size, self.size, self.rank) for array in params]
         sums, velocities = ([zeros(shard.count) for shard in shards] for _ in range(2))
 
-        def steps_of(name: str, block: int) -> tuple[list[Floats], list[Step]]:
+        def steps_of(name: str, block: int, comm: MPI.Intracomm) -> tuple[list[Floats], list[Step]]:
             found = []
             for k, shard in enumerate(shards):
                 own = params[k][shard.start : shard.start + shard.count]
                 apply = update(own, velocities[k], sums[k], self.scratch, self.rate, block)
                 even = name == SCATTER_BLOCK
-                found.append(self._reduce_scatter(shard, self.gradients[k], sums[k], params[k], apply, even))
+                found.append(self._reduce_scatter(comm, shard, self.gradients[k], sums[k], params[k], apply, even))
             return params, found
 
         return steps_of
 
     def _reduce_scatter(
-        self, shard: "Shard", own: Floats, summed: Floats, params: Floats, apply: Step, even: bool
+        self,
+        comm: MPI.Intracomm,
+        shard: "Shard",
+        own: Floats,
+        summed: Floats,
+        params: Floats,
+        apply: Step,
+        even: bool,
     ) -> Step:
-        comm, counts = self.comm, shard.counts
+        counts = shard.counts
         send, receive = message(own), message(summed, summed.size)
         if len(set(counts)) == 1:
             gather, whole = comm.Allgather, message(params)
@@ -202,8 +225,8 @@ def gloo_group(bench: Bench) -> tuple[Any, Any, Step]:
     torch.set_num_threads(max(1, bench.cores // bench.hosts.count(bench.hosts[bench.rank])))
     interface, folder = "lo", None
     if bench.apart:
-        host, interface = path_to(bench, 1 if bench.rank == 0 else 0)
-        host = bench.comm.bcast(host, 1)  # rank 0 as rank 1 reaches it
+        host, interface = path_to(bench, afar(bench, bench.rank))
+        host = bench.comm.bcast(host, afar(bench, 0))  # rank 0 as another host reaches it
         with socket.create_server((host, 0)) if bench.rank == 0 else nullcontext() as free:
             store = f"tcp://{host}:{bench.comm.bcast(free.getsockname()[1] if free else None)}"
     else:
@@ -257,15 +280,15 @@ def alone(job: Job, name: str, summed: Sequence[Floats], step: Step, close: Step
     return Contender(name, "peer", job.turn(step, summed, lambda: summed, reference=Sums(job)), close)
 
 
-def allreduce_alone(job: Job) -> Contender:
+def allreduce_alone(job: Job, name: str, comm: MPI.Intracomm) -> Contender:
     summed = [zeros(key.count) for key in job.keys]
-    parts, allreduce = [message(array, array.size) for array in summed], job.bench.comm.Allreduce
+    parts, allreduce = [message(array, array.size) for array in summed], comm.Allreduce
 
     def step() -> None:
         for part in parts:
             allreduce(MPI.IN_PLACE, part)
 
-    return alone(job, "Allreduce alone", summed, step)
+    return alone(job, name, summed, step)
 
 
 def gloo_alone(job: Job) -> Contender:
@@ -280,6 +303,6 @@ def gloo_alone(job: Job) -> Contender:
     return alone(job, "Gloo all_reduce alone", summed, step, close)
 
 
-def composites(job: Job) -> Sequence[Contender]:
+def composites(job: Job, comms: Mapping[str, MPI.Intracomm]) -> Sequence[Contender]:
     """All that are wanted and can be had."""
-    return list(Composites(job).contenders())
+    return list(Composites(job, comms).contenders())

@@ -24,6 +24,16 @@ def add_quick(parser: argparse.ArgumentParser, what: str = "small sizes and few 
     parser.add_argument("--quick", action="store_true", help=f"{what}: to see that all runs")
 
 
+def add_links(parser: argparse.ArgumentParser) -> None:
+    """What the links between hosts carry."""
+    parser.add_argument(
+        "--wire",
+        type=lambda text: [1e6 * float(part) for part in text.split(",")],
+        default=[],
+        help="MB/s that a host's link carries, and a rack's: 119.6,29.9; default: iperf3 measures it",
+    )
+
+
 def write(options: argparse.Namespace, text: str) -> None:
     """The JSON, to the file that -J names."""
     if options.output_file is not None:

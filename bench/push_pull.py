@@ -6,18 +6,21 @@ lies in the exchange's memory, for a composite in its own arrays. training.py sa
 
 import argparse
 import ctypes
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from operator import truediv
+from typing import Any
 
 import numpy as np
 
 import hpcomm
 from bench import models, over_verbs
-from bench.composites import allreduce_alone, composites, gloo, gloo_alone
+from bench.composites import allreduce_alone, communicators, composites, gloo, gloo_alone
 from bench.harness import Bench, Benchmark, Contender, has_torch, last_cache, main, nbytes
-from bench.launch import has_iperf3
 from bench.native import address, aligned, view, zeros
+from bench.options import add_links
 from bench.training import MOMENTUM, RATE, Floats, Job
-from bench.wire import IPERF3_SECONDS, iperf3
+from bench.wire import afar, has_rates, rate
 
 LOOP_STREAMS = 5  # of a fused momentum loop: three arrays read, two written
 MIB = 1 << 20
@@ -37,20 +40,24 @@ def exchange(
     step: bool = False,
     cores: int = 0,
     affinity: str = "key",
+    hub: Mapping[str, Any] | None = None,
 ) -> Contender:
     """hpcomm from Python, asked for each gradient's place by the clock, as a trainer asks. step: all keys by one call
-    instead of one by one. cores: of each server, 0 for the Exchange's own choice."""
+    instead of one by one. cores: of each server, 0 for the Exchange's own choice. hub: arguments of parameter_hub,
+    which makes the exchange then."""
     names = [key.name for key in job.keys]
-    made = hpcomm.Exchange(
-        job.bench.context,
-        dict(zip(names, job.params(), strict=True)),
-        hpcomm.ParameterServer(affinity=affinity),
-        rule=hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM),
-        chunk_bytes=chunk,
-        cores=cores or None,
-        shared_params=shared,
-        timeout=job.bench.options.timeout,
-    )
+    params_of = dict(zip(names, job.params(), strict=True))
+    given: dict[str, Any] = {
+        "rule": hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM),
+        "chunk_bytes": chunk,
+        "cores": cores or None,
+        "shared_params": shared,
+        "timeout": job.bench.options.timeout,
+    }
+    if hub is None:
+        made = hpcomm.Exchange(job.bench.context, params_of, hpcomm.ParameterServer(affinity=affinity), **given)
+    else:
+        made = hpcomm.parameter_hub(job.bench.context, params_of, **hub, **given)
     params = [made.params[key] for key in names]
     places = [made.gradient(key) for key in names]  # with a depth of 1 they stay where they are
 
@@ -70,6 +77,22 @@ def exchange(
 
     way = whole if step else flat if names == ["flat"] else one_by_one
     return Contender(name, "hpcomm", job.turn(way, params, lambda: places), made.close)
+
+
+def hosts_first(bench: Bench) -> dict[str, dict[str, Any]]:
+    """The topologies that know hosts and racks: arguments of parameter_hub by the names of contenders. A note says
+    which ones this hpcomm does not have."""
+    auto: dict[str, Any] = {"topology": "auto"}
+    ways = {"hpcomm auto": auto} if bench.options.hosts_first else {}
+    ways |= {"hpcomm racks": {**auto, "racks": bench.options.racks}} if bench.options.racks else {}
+    takes = inspect.signature(hpcomm.parameter_hub).parameters
+    for name in list(ways):
+        missing = sorted(set(ways[name]) - set(takes))
+        if missing:
+            why = f"this hpcomm's parameter_hub takes no {' and no '.join(missing)}"
+            over_verbs.note(bench, f"{name} is left out: {why}")
+            del ways[name]
+    return ways
 
 
 def exchange_c(job: Job, chunk: int) -> Contender:
@@ -153,13 +176,18 @@ def update(job: Job) -> Contender:
 
 
 def wire(job: Job) -> Contender:
-    """The least that the links allow when every rank sends and receives 2(n-1)/n of all bytes, at iperf3's rate."""
-    bench = job.bench
-    nbytes_each = 2 * (bench.size - 1) / bench.size * 4 * job.count
+    """The least that the links allow: in a sum over n hosts each sends and receives 2(n-1)/n of all bytes, whatever the
+    ranks on it do, and so does each of n racks on the link that its hosts share."""
+    bench, racks = job.bench, job.bench.options.racks
+    hosts = len(set(bench.hosts))
+    cuts = [(0, hosts, afar(bench, 0))] + ([(1, len(racks), racks[1][0])] if racks else [])
 
     def measure(n: int) -> tuple[list[float], int]:
-        rates = [iperf3(bench, 1, IPERF3_SECONDS) for _ in range(n)]
-        return ([nbytes_each / rate for rate in rates] if bench.rank == 0 else []), 0
+        rates = [[rate(bench, to, link) for link, _, to in cuts] for _ in range(n)]
+        if bench.rank != 0:
+            return [], 0
+        nbytes = [2 * (parts - 1) / parts * 4 * job.count for _, parts, _ in cuts]
+        return [max(map(truediv, nbytes, each)) for each in rates], 0
 
     return Contender("wire (bound)", "bound", measure)
 
@@ -184,6 +212,9 @@ def wanted(bench: Bench, size: int) -> Iterator[Contender]:
         yield exchange(job, "hpcomm Python", chunk)
     if len(keys) > 1 and bench.wanted("hpcomm step"):
         yield exchange(job, "hpcomm step", chunk, step=True)
+    for name, hub in hosts_first(bench).items():
+        if bench.wanted(name):
+            yield exchange(job, name, chunk, hub=hub)
     if not {"verbs", "tcp"} & set(bench.transports) and bench.wanted("hpcomm shared_params"):
         yield exchange(job, "hpcomm shared_params", chunk, shared=True)
     if over_verbs.goes(bench):
@@ -192,12 +223,14 @@ def wanted(bench: Bench, size: int) -> Iterator[Contender]:
             yield update(job)
         if not bench.apart:  # MPI would take shared memory
             return
-    yield from composites(job)
+    comms = communicators(bench)
+    yield from composites(job, comms)
     if bench.apart:
-        if has_iperf3() and bench.wanted("wire (bound)"):
+        if has_rates(bench) and bench.wanted("wire (bound)"):
             yield wire(job)
-        if bench.wanted("Allreduce alone"):
-            yield allreduce_alone(job)
+        for name, comm in ((f"Allreduce alone{suffix}", comm) for suffix, comm in comms.items()):
+            if bench.wanted(name):
+                yield allreduce_alone(job, name, comm)
         if has_torch() and bench.wanted("Gloo all_reduce alone"):
             yield gloo_alone(job)
     elif len(keys) == 1 and has_torch() and bench.wanted("Gloo + torch SGD"):
@@ -206,6 +239,13 @@ def wanted(bench: Bench, size: int) -> Iterator[Contender]:
 
 def sizes(options: argparse.Namespace) -> Sequence[int]:
     return options.sizes if options.model == "flat" else [models.load(options.model).nbytes]
+
+
+def racks_of(text: str) -> list[list[int]]:
+    found = [[int(rank) for rank in rack.split(",")] for rack in text.split("/")]
+    if len(found) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is one rack alone")
+    return found
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -217,6 +257,9 @@ def options(parser: argparse.ArgumentParser) -> None:
         "-M", "--model", choices=("flat", *models.NAMES), default="flat", help="model whose keys are pushed"
     )
     parser.add_argument("--chunk", type=nbytes, default=32 << 10, help="bytes that one core owns, e.g. 32K")
+    parser.add_argument("--hosts_first", action="store_true", help="parameter_hub with topology='auto' too")
+    parser.add_argument("--racks", type=racks_of, default=[], help="ranks of each rack, for a third level: 0,1/2,3")
+    add_links(parser)
 
 
 BENCHMARK = Benchmark(

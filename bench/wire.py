@@ -9,6 +9,7 @@ import subprocess
 from contextlib import suppress
 
 from bench.harness import Bench
+from bench.launch import has_iperf3
 
 IPERF3_SECONDS = 2  # of a sample, beside the second that is left out
 
@@ -18,6 +19,11 @@ def path_to(bench: Bench, rank: int) -> tuple[str, str]:
     told = (bench.native.peer(rank).path or b"").decode()
     place, _, interface = told.partition(" by ")
     return (place.rpartition(":")[0].strip("[]"), interface) if place else ("127.0.0.1", "lo")
+
+
+def afar(bench: Bench, rank: int) -> int:
+    """The first rank on another host than rank's; there are several hosts."""
+    return next(other for other in range(bench.size) if bench.hosts[other] != bench.hosts[rank])
 
 
 def socket_to(bench: Bench, peer: int, listens: bool) -> socket.socket:
@@ -55,6 +61,20 @@ def iperf3(bench: Bench, to: int, seconds: int) -> float:
     if "error" in told:
         raise RuntimeError(f"{' '.join(command)}: {told['error']}")
     return float(told["end"]["sum_received"]["bits_per_second"]) / 8
+
+
+def has_rates(bench: Bench) -> bool:
+    """Are there links between hosts, and is it known what they carry?"""
+    return bench.apart and (bool(bench.options.wire) or has_iperf3())
+
+
+def rate(bench: Bench, to: int, link: int = 0) -> float:
+    """Bytes a second from rank 0 to another by the link of a host (0) or of a rack (1), as --wire says or iperf3 finds.
+    0.0 on all other ranks. Collective."""
+    given: list[float] = bench.options.wire
+    if given:
+        return given[min(link, len(given) - 1)] if bench.rank == 0 else 0.0
+    return iperf3(bench, to, IPERF3_SECONDS)
 
 
 def _serve(bench: Bench) -> None:
