@@ -71,17 +71,26 @@ GROUPS = (
 )
 
 
-def start(cluster: Cluster, group: Group, python: str, options: argparse.Namespace, folder: Path) -> Row:
-    """Runs one group to its end and returns its JSON."""
+def start(
+    cluster: Cluster,
+    group: Group,
+    python: str,
+    options: argparse.Namespace,
+    folder: Path,
+    settings: Sequence[str] = (),
+) -> Row:
+    """Runs one group to its end and returns its JSON. settings: more arguments of mpirun."""
     output = folder / "figures.json"
     output.unlink(missing_ok=True)
     arguments = group.quick if options.quick else group.arguments
     command = cluster.mpirun(cluster.hosts[: group.hosts], ranks_per_host=group.ranks_per_host, path=mpirun(python))
-    command += OVER_ETHERNET if "MPICH" in library(python) else ()
+    command += [*(OVER_ETHERNET if "MPICH" in library(python) else ()), *settings]
     command += [python, "-m", f"bench.{group.module}", *arguments, "-J", str(output)]
     if not options.json:
         ranks = f"{group.ranks_per_host} rank{'s' if group.ranks_per_host > 1 else ''} each"
-        print(f"\n# {group.hosts} hosts, {ranks}: bench.{group.module}", *arguments, f"({python})", flush=True)
+        print(
+            f"\n# {group.hosts} hosts, {ranks}: bench.{group.module}", *arguments, f"({python})", *settings, flush=True
+        )
     there = partial(cluster.popen, HEAD)
     status = attend(command, group.key, options.json, bar=options.progress is None, limit=LIMIT, popen=there)
     if not output.exists():

@@ -38,7 +38,8 @@ def communicators(bench: Bench) -> dict[str, MPI.Intracomm]:
     Open MPI takes its component han, which sums inside each host first and is not always the faster way."""
     found = {"": bench.comm}
     crowded = len(set(bench.hosts)) < bench.size
-    if bench.apart and crowded and "Open MPI" in MPI.Get_library_version():
+    without = "^han" in os.environ.get("OMPI_MCA_coll", "")  # noqa: SIM112 - as mpirun writes it
+    if bench.apart and crowded and not without and "Open MPI" in MPI.Get_library_version():
         info = MPI.Info.Create()
         info.Set("ompi_comm_coll_preference", "^han")
         flat = bench.comm.Dup_with_info(info)

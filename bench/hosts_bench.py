@@ -2,8 +2,8 @@
 
 The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py). A shape says how many there are:
 4x2 are four hosts of two ranks, 2x2x1 two racks of two hosts of one rank. The shapes take turns, --rounds times, each
-under every Python that --python names, whose MPI and torch are peers. Each runs bench.push_pull; --broadcast adds
-bench.broadcast on eight hosts. hosts_table.py prints what they measured.
+under every Python that --python names, whose MPI and torch are peers, and Open MPI by its own choice of algorithms and
+by rings. Each runs bench.push_pull; --broadcast adds bench.broadcast on eight hosts. hosts_table.py prints the figures.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 import hpcomm
 from bench.cluster_bench import UNABLE, Group, start
 from bench.hosts_table import lines
-from bench.launch import ROOT, has_iperf3
+from bench.launch import ROOT, has_iperf3, library
 from bench.options import add_links, add_output, add_quick, write
 from bench.rows import Row
 
@@ -35,6 +35,21 @@ BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 PAYLOAD, FRAME = 1448, 1514  # bytes of a full TCP segment with timestamps, and of its frame as tbf counts it
 SMALL = 4 * MIB  # a step that sends less is flattered by a bucket of 256 KiB
 RECEIVERS = 7  # of a broadcast
+DEFAULTS, RINGS = "defaults", "rings"
+# The fastest algorithms of Open MPI's component tuned for large arrays on these links, and no han above it.
+FASTEST = {
+    "coll": "^han",
+    "coll_tuned_use_dynamic_rules": "1",
+    "coll_tuned_allreduce_algorithm": "4",  # ring
+    "coll_tuned_reduce_scatter_algorithm": "3",  # ring
+    "coll_tuned_reduce_scatter_block_algorithm": "4",  # butterfly; there is no ring
+    "coll_tuned_allgather_algorithm": "4",  # ring
+    "coll_tuned_reduce_algorithm": "3",  # pipeline
+    "coll_tuned_reduce_algorithm_segmentsize": "1048576",
+    "coll_tuned_bcast_algorithm": "3",  # pipeline
+    "coll_tuned_bcast_algorithm_segmentsize": "1048576",
+}
+SETTINGS = {DEFAULTS: (), RINGS: tuple(word for name in FASTEST for word in ("--mca", name, FASTEST[name]))}
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--uplink", type=rate_of, default="250mbit", help="of the link that the hosts of a rack share")
     p.add_argument("--burst", default="", help="bucket of the links; default: 256k, 16k where a step sends under 4 MiB")
     p.add_argument("--python", action="append", default=[], type=os.path.abspath, help="another Python, with its MPI")
+    p.add_argument("--settings", default=f"{DEFAULTS},{RINGS}", help="of Open MPI; comma-separated; default: both")
     p.add_argument("--only", default="", help=f"contenders by part of their name; default: {ONLY}")
     p.add_argument("--plant", action="store_true", help="spoil a value of each contender, to see that #wrong counts it")
     add_quick(p, "4 MiB, one cycle, few contenders")
@@ -111,6 +127,10 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = p.parse_args(arguments)
     if options.quick:
         options.size, options.run_cycles, options.rounds = 4, 1, 1
+    options.settings = [word.strip() for word in options.settings.split(",") if word.strip()]
+    unknown = set(options.settings) - set(SETTINGS)
+    if unknown or not options.settings:
+        p.error(f"--settings: {', '.join(SETTINGS)}, not {', '.join(sorted(unknown)) or 'nothing'}")
     options.only = options.only or (QUICK if options.quick else ONLY)
     if min(options.size, options.run_cycles, options.rounds) < 1:
         p.error("-s, -N and --rounds must be 1 or more")
@@ -139,9 +159,9 @@ def words(options: argparse.Namespace, shape: Shape) -> Iterator[str]:
         yield from ("--wire", ",".join(f"{link / 1e6:.3f}" for link in given))
 
 
-def add(runs: list[Row], shape: Shape, burst: str, found: Row) -> None:
+def add(runs: list[Row], shape: Shape, burst: str, settings: str, found: Row) -> None:
     """What another round found of a shape under an MPI: its cycles behind those that are there."""
-    key = {"shape": shape.key, "benchmark": shape.module, "mpi": found["mpi"]}
+    key = {"shape": shape.key, "benchmark": shape.module, "mpi": found["mpi"], "settings": settings}
     run = next((run for run in runs if key.items() <= run.items()), None)
     if run is None:
         facts = {name: found[name] for name in ("ranks", "hosts", "transport")}
@@ -154,7 +174,11 @@ def add(runs: list[Row], shape: Shape, burst: str, found: Row) -> None:
 
 def measure(options: argparse.Namespace) -> list[Row]:
     runs: list[Row] = []
-    pythons = [sys.executable, *options.python]
+    mpis = [
+        (python, settings)
+        for python in (sys.executable, *options.python)
+        for settings in (options.settings if "Open MPI" in library(python) else [DEFAULTS])
+    ]
     turns = options.rounds * options.shapes
     with tempfile.TemporaryDirectory() as folder:
         for i, shape in enumerate(turns):
@@ -163,8 +187,9 @@ def measure(options: argparse.Namespace) -> list[Row]:
             group = Group(shape.key, shape.module, shape.all_hosts, shape.ranks, given, given)
             links = {"rate": options.rate, "burst": burst, "racks": shape.racks, "uplink": options.uplink}
             with Cluster(shape.all_hosts, **links) as cluster:
-                for python in pythons:
-                    add(runs, shape, burst, start(cluster, group, python, options, Path(folder)))
+                for python, settings in mpis:
+                    found = start(cluster, group, python, options, Path(folder), SETTINGS[settings])
+                    add(runs, shape, burst, settings, found)
             if options.progress is not None:
                 options.progress.write_text(f"{(i + 1) / len(turns):.4f}")
     return runs

@@ -10,7 +10,7 @@ from bench.remote import unasked
 from bench.rows import Row, ratio
 
 BOUNDS = {"2x2": 1.12, "2x4": 1.15, "4x4": 1.25, "2x2x1": 1.15}  # of the bound, at most
-COMPOSITE = {"4x2": 2.0}  # of the best composite, at least; elsewhere 1
+COMPOSITE = {"4x2": 2.0}  # of the best composite of Open MPI's defaults, at least; elsewhere 1
 SAME = {"4x2": ("4x1", 1.10)}  # of the same with one rank on a host, at most
 ALONE = 1.02  # where there is nothing to fold in a host, of the flat way at most
 FLAT, AUTO, RACKS = "hpcomm Python", "hpcomm auto", "hpcomm racks"
@@ -36,14 +36,18 @@ def judged(run: Row) -> str:
     return RACKS if run["racks"] > 1 else AUTO
 
 
+def mpi_of(run: Row) -> str:
+    return library(run) if run["settings"] == "defaults" else f"{library(run)} by {run['settings']}"
+
+
 def lines(document: Row) -> list[str]:
     found = [f"# hosts_bench: {named_size(document['size'])}, hpcomm {document['hpcomm']}, wire: {document['wire']}"]
     for run in document["runs"]:
         links = f"links of {document['rate']}"
         links += f", of {document['uplink']} for each of {run['racks']} racks" if run["racks"] > 1 else ""
-        where = f"{run['hosts']} hosts, {run['ranks']} ranks, {links}, bucket {run['burst']}"
+        where = f"{run['hosts']} hosts, {run['ranks']} ranks, {links}, bucket {run['burst']}, {mpi_of(run)}"
         columns = [f"/ {row['name'].removeprefix('hpcomm ')}" for row in ways(run)]
-        found += [f"\n# {run['benchmark']}: {where}, {library(run)}", "# " + _line([*HEAD, *columns, "#wrong"])]
+        found += [f"\n# {run['benchmark']}: {where}", "# " + _line([*HEAD, *columns, "#wrong"])]
         bound = bound_of(run)
         for row in run["rows"]:
             times = [1e3 * float(np.percentile(row["cycles"], percent)) for percent in (50, 10, 90)]
@@ -62,21 +66,21 @@ def promises(document: Row) -> list[Promise]:
 
 def of_row(row: Row, run: Row, runs: Sequence[Row]) -> Iterator[Promise]:
     shape, name, bound = run["shape"], row["name"], bound_of(run)
-    asked, what = name == judged(run), f"{shape}, {name}, {library(run)}"
+    asked, what = name == judged(run), f"{shape}, {name}, {mpi_of(run)}"
     peers = [other for other in run["rows"] if other["role"] == "peer"]
     if bound is not None:
         at_most = BOUNDS.get(shape)
         yield at_most_of(f"{what}: / bound", row, bound, at_most or 1.0, asked and at_most is not None)
     if shape in SAME:
         other, target = SAME[shape]
-        alike = [r for r in runs if r["shape"] == other and r["mpi"] == run["mpi"]]
+        alike = [r for r in runs if r["shape"] == other and mpi_of(r) == mpi_of(run)]
         for same in (r for one in alike for r in ways(one) if r["name"] == name):
             yield at_most_of(f"{what}: / {other}", row, same, target, asked)
     if name == AUTO and (run["hosts"] == 1 or run["hosts"] == run["ranks"]) and run["racks"] == 1:
         for flat in (r for r in ways(run) if r["name"] == FLAT):
             yield at_most_of(f"{what}: / {FLAT}", row, flat, ALONE, asked)
     if any("update" in peer["name"] for peer in peers):
-        target = COMPOSITE.get(shape, 1.0)
+        target = COMPOSITE.get(shape, 1.0) if mpi_of(run) == "Open MPI" else 1.0
         more = asked and run["hosts"] < run["ranks"]
         promise = compare(f"{what}: best composite /", [row, *peers], name, "update", target)
         yield promise if more else unasked(promise)

@@ -19,8 +19,8 @@ AUTO = "topology" in inspect.signature(hpcomm.parameter_hub).parameters
 
 def test_hosts_of_two_racks_find_the_same() -> None:
     """Two racks of one host with two ranks each: every level that there is, in one job."""
-    command = [sys.executable, "-m", "bench.hosts_bench", "--quick", "--shapes", "2x1x2", "--wire", "100,25", "--json"]
-    ended = mpi.command(*command, timeout=120, cwd=ROOT)
+    command = [sys.executable, "-m", "bench.hosts_bench", "--quick", "--shapes", "2x1x2", "--wire", "100,25"]
+    ended = mpi.command(*command, "--settings", "defaults", "--json", timeout=120, cwd=ROOT)
     if ended.returncode == UNABLE:
         pytest.skip(ended.stderr)
     assert ended.returncode == 0, ended.stderr
@@ -54,6 +54,7 @@ def test_shapes_are_hosts_and_ranks_or_racks_before_them() -> None:
         (["--shapes", "4"], "'4' is no shape"),
         (["--shapes", "4x2,3x1"], "3x1 are 3 ranks: answers are exact for 2, 4, 8"),
         (["--rate", "fast"], "'fast' is no rate"),
+        (["--settings", "best"], "--settings: defaults, rings, not best"),
         (["--rounds", "0"], "--rounds must be 1 or more"),
     ],
 )
@@ -71,10 +72,18 @@ def row(name: str, *cycles: float) -> dict[str, Any]:
     return {"name": name, "role": role, "cycles": list(cycles), "wrong": 0}
 
 
-def run(shape: str, mpi: str, *rows: dict[str, Any]) -> dict[str, Any]:
+def run(shape: str, mpi: str, *rows: dict[str, Any], settings: str = "defaults") -> dict[str, Any]:
     found = hosts_bench.shape_of(shape)
     sizes = {"racks": found.racks, "hosts": found.all_hosts, "ranks": found.all_hosts * found.ranks}
-    return {"shape": shape, "benchmark": "push_pull", "mpi": mpi, "burst": "256k", "rows": list(rows), **sizes}
+    return {
+        "shape": shape,
+        "benchmark": "push_pull",
+        "mpi": mpi,
+        "burst": "256k",
+        "rows": list(rows),
+        **sizes,
+        "settings": settings,
+    }
 
 
 def test_what_is_asked_is_judged_by_medians() -> None:
@@ -88,6 +97,7 @@ def test_what_is_asked_is_judged_by_medians() -> None:
     two = run(
         "4x2", "Open MPI v5", row("hpcomm Python", 0.9, 0.9, 0.9), row("hpcomm auto", 0.52, 0.6, 0.5), *peers, bound
     )
+    rings = run("4x2", "Open MPI v5", row("hpcomm auto", 0.5), row("Allreduce + update", 0.6), settings="rings")
     racks = run("2x2x1", "MPICH", row("hpcomm auto", 2.0), row("hpcomm racks", 1.2), row("wire (bound)", 1.0))
     document = {
         "size": 32 << 20,
@@ -95,7 +105,7 @@ def test_what_is_asked_is_judged_by_medians() -> None:
         "rate": "1gbit",
         "uplink": "250mbit",
         "wire": "iperf3",
-        "runs": [one, two, racks],
+        "runs": [one, two, rings, racks],
     }
     found = {p.what: (round(p.value, 3), p.verdict) for p in hosts_table.promises(document)}
     auto = "4x2, hpcomm auto, Open MPI"
@@ -103,6 +113,7 @@ def test_what_is_asked_is_judged_by_medians() -> None:
     assert found["4x1, hpcomm auto, Open MPI: / bound"] == (1.25, "")
     assert found[f"{auto}: / 4x1"] == (1.04, "met")
     assert found[f"{auto}: best composite /"] == (2.115, "met")
+    assert found[f"{auto} by rings: best composite /"] == (1.2, "met")  # what is asked is asked of its defaults
     assert found[f"{auto}: Allreduce alone /"] == (1.731, "")
     assert found[f"{auto}: Gloo all_reduce alone /"] == (0.962, "MISSED")
     assert found["4x2, hpcomm Python, Open MPI: best composite /"] == (1.222, "")  # the flat way stands beside
@@ -119,9 +130,12 @@ def test_cycles_of_rounds_stand_in_one_row() -> None:
     runs: list[dict[str, Any]] = []
     shape = hosts_bench.shape_of("2x2")
     facts = {"ranks": 4, "hosts": 2, "transport": "shm,tcp"}
-    for library, second in (("Open MPI", 1.0), ("MPICH", 2.0), ("Open MPI", 3.0)):
-        hosts_bench.add(runs, shape, "256k", {"mpi": library, **facts, "rows": [row("hpcomm C", second)]})
-    assert [(found["mpi"], found["rows"][0]["cycles"]) for found in runs] == [
-        ("Open MPI", [1.0, 3.0]),
-        ("MPICH", [2.0]),
+    turns = (("Open MPI", "defaults"), ("Open MPI", "rings"), ("MPICH", "defaults"), ("Open MPI", "defaults"))
+    for second, (library, settings) in enumerate(turns):
+        found = {"mpi": library, **facts, "rows": [row("hpcomm C", second)]}
+        hosts_bench.add(runs, shape, "256k", settings, found)
+    assert [(hosts_table.mpi_of(found), found["rows"][0]["cycles"]) for found in runs] == [
+        ("Open MPI", [0, 3]),
+        ("Open MPI by rings", [1]),
+        ("MPICH", [2]),
     ]
