@@ -35,6 +35,7 @@ BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 PAYLOAD, FRAME = 1448, 1514  # bytes of a full TCP segment with timestamps, and of its frame as tbf counts it
 SMALL = 4 * MIB  # a step that sends less is flattered by a bucket of 256 KiB
 RECEIVERS = 7  # of a broadcast
+CYCLES = "480"  # seconds for those of one run: cluster_bench ends it after 600
 DEFAULTS, RINGS = "defaults", "rings"
 # The fastest algorithms of Open MPI's component tuned for large arrays on these links, and no han above it.
 FASTEST = {
@@ -145,7 +146,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def words(options: argparse.Namespace, shape: Shape) -> Iterator[str]:
     """What the benchmark of a shape is given."""
-    yield from ("-N", str(options.run_cycles), "-n", "1", "-w", "0" if options.quick else "1")
+    yield from ("-N", str(options.run_cycles), "-n", "1", "-w", "0" if options.quick else "1", "-L", CYCLES)
     if shape.module == "push_pull":
         yield from ("-s", f"{options.size}M", "--hosts_first", "--only", options.only)
         if shape.racks > 1:

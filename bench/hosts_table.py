@@ -75,7 +75,7 @@ def of_row(row: Row, run: Row, runs: Sequence[Row]) -> Iterator[Promise]:
         other, target = SAME[shape]
         alike = [r for r in runs if r["shape"] == other and mpi_of(r) == mpi_of(run)]
         for same in (r for one in alike for r in ways(one) if r["name"] == name):
-            yield at_most_of(f"{what}: / {other}", row, same, target, asked)
+            yield at_most_of(f"{what}: / {other}", *between(row, same), target, asked)
     if name == AUTO and (run["hosts"] == 1 or run["hosts"] == run["ranks"]) and run["racks"] == 1:
         for flat in (r for r in ways(run) if r["name"] == FLAT):
             yield at_most_of(f"{what}: / {FLAT}", row, flat, ALONE, asked)
@@ -93,6 +93,12 @@ def of_row(row: Row, run: Row, runs: Sequence[Row]) -> Iterator[Promise]:
 def at_most_of(what: str, row: Row, other: Row, target: float, asked: bool) -> Promise:
     beside = f"{span(median(other))} {other['name']}"
     return Promise(what, span(median(row)), beside, *ratio(row, other), target, at_most=True, asked=asked)
+
+
+def between(row: Row, other: Row) -> tuple[Row, Row]:
+    """Rows of two runs, whose numbers of cycles may differ, with as many cycles each."""
+    n = min(len(row["cycles"]), len(other["cycles"]))
+    return {**row, "cycles": row["cycles"][:n]}, {**other, "cycles": other["cycles"][:n]}
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -82,17 +82,16 @@ def exchange(
 def hosts_first(bench: Bench) -> dict[str, dict[str, Any]]:
     """The topologies that know hosts and racks: arguments of parameter_hub by the names of contenders. A note says
     which ones this hpcomm does not have."""
-    auto: dict[str, Any] = {"topology": "auto"}
-    ways = {"hpcomm auto": auto} if bench.options.hosts_first else {}
-    ways |= {"hpcomm racks": {**auto, "racks": bench.options.racks}} if bench.options.racks else {}
-    takes = inspect.signature(hpcomm.parameter_hub).parameters
-    for name in list(ways):
-        missing = sorted(set(ways[name]) - set(takes))
-        if missing:
-            why = f"this hpcomm's parameter_hub takes no {' and no '.join(missing)}"
-            over_verbs.note(bench, f"{name} is left out: {why}")
-            del ways[name]
-    return ways
+    known = "topology" in inspect.signature(hpcomm.parameter_hub).parameters
+    racks, ways = bench.options.racks, {}
+    if bench.options.hosts_first:
+        ways["hpcomm auto"] = {"topology": "auto"} if known else None
+    if racks:
+        hierarchy = getattr(hpcomm, "Hierarchy", None)
+        ways["hpcomm racks"] = {"topology": hierarchy(racks=racks)} if known and hierarchy else None
+    for name in (name for name, given in ways.items() if given is None):
+        over_verbs.note(bench, f"{name} is left out: this hpcomm has no topologies of hosts")
+    return {name: given for name, given in ways.items() if given is not None}
 
 
 def exchange_c(job: Job, chunk: int) -> Contender:
