@@ -13,7 +13,7 @@ BOUNDS = {"2x2": 1.12, "2x4": 1.15, "4x4": 1.25, "2x2x1": 1.15}  # of the bound,
 COMPOSITE = {"4x2": 2.0}  # of the best composite of Open MPI's defaults, at least; elsewhere 1
 SAME = {"4x2": ("4x1", 1.10)}  # of the same with one rank on a host, at most
 ALONE = 1.02  # where there is nothing to fold in a host, of the flat way at most
-FLAT, AUTO, RACKS = "hpcomm Python", "hpcomm auto", "hpcomm racks"
+FLAT = {"hpcomm auto": "hpcomm Python", "hpcomm C auto": "hpcomm C"}
 HEAD = ("shape", "who", "median", "p10", "p90", "/ bound")
 FIRST, WHO, WIDTH = 7, 52, 9
 
@@ -31,9 +31,9 @@ def ways(run: Row) -> list[Row]:
     return [row for row in run["rows"] if row["role"] == "hpcomm"]
 
 
-def judged(run: Row) -> str:
-    """The contender that what is asked is asked of."""
-    return RACKS if run["racks"] > 1 else AUTO
+def judged(run: Row, name: str) -> bool:
+    """Is what is asked asked of this contender?"""
+    return name.endswith(" racks" if run["racks"] > 1 else " auto")
 
 
 def mpi_of(run: Row) -> str:
@@ -66,7 +66,7 @@ def promises(document: Row) -> list[Promise]:
 
 def of_row(row: Row, run: Row, runs: Sequence[Row]) -> Iterator[Promise]:
     shape, name, bound = run["shape"], row["name"], bound_of(run)
-    asked, what = name == judged(run), f"{shape}, {name}, {mpi_of(run)}"
+    asked, what = judged(run, name), f"{shape}, {name}, {mpi_of(run)}"
     peers = [other for other in run["rows"] if other["role"] == "peer"]
     if bound is not None:
         at_most = BOUNDS.get(shape)
@@ -76,9 +76,9 @@ def of_row(row: Row, run: Row, runs: Sequence[Row]) -> Iterator[Promise]:
         alike = [r for r in runs if r["shape"] == other and mpi_of(r) == mpi_of(run)]
         for same in (r for one in alike for r in ways(one) if r["name"] == name):
             yield at_most_of(f"{what}: / {other}", *between(row, same), target, asked)
-    if name == AUTO and (run["hosts"] == 1 or run["hosts"] == run["ranks"]) and run["racks"] == 1:
-        for flat in (r for r in ways(run) if r["name"] == FLAT):
-            yield at_most_of(f"{what}: / {FLAT}", row, flat, ALONE, asked)
+    if (run["hosts"] == 1 or run["hosts"] == run["ranks"]) and run["racks"] == 1:
+        for flat in (r for r in ways(run) if r["name"] == FLAT.get(name)):
+            yield at_most_of(f"{what}: / {flat['name']}", row, flat, ALONE, asked)
     if any("update" in peer["name"] for peer in peers):
         target = COMPOSITE.get(shape, 1.0) if mpi_of(run) == "Open MPI" else 1.0
         more = asked and run["hosts"] < run["ranks"]

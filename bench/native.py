@@ -55,7 +55,10 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "bench_wrong_model": (_uint64, [_pointer, _size, _pointer]),
     "bench_queue": (_int, [_pointer, _int, _pointer, _int, _size, _int, _int, _double, _pointer, _pointer]),
     "bench_fold": (_int, [_pointer, _pointer, _pointer, _int, _size, _int, _int, _pointer]),
-    "bench_exchange": (_int, [_pointer, _pointer, _pointer, _int, _size, _double, _double, _pointer]),
+    "bench_exchange": (
+        _int,
+        [_pointer, _pointer, _pointer, _int, _pointer, _int, _size, _double, _double, _pointer],
+    ),
     "bench_push_pull": (_int, [_pointer, _pointer, _pointer, _int, _int, _double, _pointer]),
     "bench_update": (_double, [_pointer, _int, _pointer, _pointer, _pointer, _size, _int]),
     "bench_momentum": (_double, [_pointer, _pointer, _pointer, _size, _int]),

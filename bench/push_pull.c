@@ -18,17 +18,48 @@
 enum { NAME_MAX_BYTES = 24, MOST_RANKS = 64, PERIOD = 4093, LOOP_STREAMS = 5 };
 static const double RATE = 1.0 / 64, MOMENTUM = 0.5; /* powers of two: see training.py */
 
-/* An exchange of n_keys over all ranks, each worker and server (CS), with Nesterov momentum. values as in
- * hpc_exchange_config. */
+/* All ranks are workers and servers (CS). groups as in hpc_hosts; without levels the plan is flat. */
+static int plan_of(hpc_context *context, const hpc_key *keys, int n_keys, const int *ranks, const int *groups,
+                   int n_levels, size_t chunk, hpc_plan **plan) {
+    int size = hpc_context_size(context);
+    int interfaces = hpc_interfaces(context, ranks, size); /* and cores: as Python's Exchange takes them */
+    int cores = hpc_spare_cores(context, ranks, size) / interfaces * interfaces;
+    if (cores < interfaces) cores = interfaces;
+    if (n_levels > 0) {
+        hpc_hosts hosts;
+        hpc_hosts_init(&hosts);
+        hosts.keys = keys;
+        hosts.n_keys = n_keys;
+        hosts.workers = ranks;
+        hosts.n_workers = size;
+        hosts.groups = groups;
+        hosts.n_levels = n_levels;
+        hosts.cores = cores;
+        hosts.chunk = chunk;
+        return hpc_plan_hosts(&hosts, plan);
+    }
+    hpc_hub hub;
+    hpc_hub_init(&hub);
+    hub.keys = keys;
+    hub.n_keys = n_keys;
+    hub.workers = hub.servers = ranks;
+    hub.n_workers = hub.n_servers = size;
+    hub.interfaces = interfaces;
+    hub.cores = cores;
+    hub.chunk = chunk;
+    return hpc_plan_hub(&hub, plan);
+}
+
+/* An exchange of n_keys over all ranks, with Nesterov momentum: groups as in plan_of, values as in the config */
 BENCH_API int bench_exchange(hpc_context *context, const uint64_t *counts, const float *const *values, int n_keys,
-                             size_t chunk, double rate, double momentum, hpc_exchange **exchange) {
+                             const int *groups, int n_levels, size_t chunk, double rate, double momentum,
+                             hpc_exchange **exchange) {
     int size = hpc_context_size(context), status = HPC_ERR_MEMORY;
     hpc_key *keys = calloc((size_t)n_keys, sizeof *keys);
     char(*names)[NAME_MAX_BYTES] = calloc((size_t)n_keys, sizeof *names);
     int *ranks = calloc((size_t)size, sizeof *ranks);
     hpc_plan *plan = NULL;
     hpc_rule rule;
-    hpc_hub hub;
     hpc_exchange_config config;
     if (keys == NULL || names == NULL || ranks == NULL) goto out;
     for (int k = 0; k < n_keys; k++) {
@@ -36,16 +67,7 @@ BENCH_API int bench_exchange(hpc_context *context, const uint64_t *counts, const
         keys[k] = (hpc_key){names[k], counts[k]};
     }
     for (int r = 0; r < size; r++) ranks[r] = r;
-    hpc_hub_init(&hub);
-    hub.keys = keys;
-    hub.n_keys = n_keys;
-    hub.workers = hub.servers = ranks;
-    hub.n_workers = hub.n_servers = size;
-    hub.interfaces = hpc_interfaces(context, ranks, size); /* and cores: as Python's Exchange takes them */
-    hub.cores = hpc_spare_cores(context, ranks, size) / hub.interfaces * hub.interfaces;
-    if (hub.cores < hub.interfaces) hub.cores = hub.interfaces;
-    hub.chunk = chunk;
-    status = hpc_plan_hub(&hub, &plan);
+    status = plan_of(context, keys, n_keys, ranks, groups, n_levels, chunk, &plan);
     if (status == HPC_OK) status = hpc_rule_find("nesterov", HPC_ISA_BEST, &rule);
     if (status != HPC_OK) goto out;
     rule.args[1] = rate;
@@ -188,7 +210,7 @@ static int run_size(bench_rank *r, size_t size) {
     if (values == NULL || gradient == NULL || arrays[0] == NULL || arrays[1] == NULL || arrays[2] == NULL) goto out;
     for (size_t j = 0; j < loop; j++)
         for (int i = 0; i < 3; i++) arrays[i][j] = gradient_of(i, j, 0);
-    status = bench_exchange(r->context, counts, by_key, 1, (size_t)32 << 10, RATE, MOMENTUM, &exchange);
+    status = bench_exchange(r->context, counts, by_key, 1, NULL, 0, (size_t)32 << 10, RATE, MOMENTUM, &exchange);
     for (int c = -1; status >= 0 && c < options->run_cycles; c++) {
         int n = c < 0 ? options->warmup_iters : options->iters;
         uint64_t wrong = 0;

@@ -6,7 +6,6 @@ lies in the exchange's memory, for a composite in its own arrays. training.py sa
 
 import argparse
 import ctypes
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from operator import truediv
 from typing import Any
@@ -80,30 +79,41 @@ def exchange(
 
 
 def hosts_first(bench: Bench) -> dict[str, dict[str, Any]]:
-    """The topologies that know hosts and racks: arguments of parameter_hub by the names of contenders. A note says
-    which ones this hpcomm does not have."""
-    known = "topology" in inspect.signature(hpcomm.parameter_hub).parameters
-    racks, ways = bench.options.racks, {}
-    if bench.options.hosts_first:
-        ways["hpcomm auto"] = {"topology": "auto"} if known else None
-    if racks:
-        hierarchy = getattr(hpcomm, "Hierarchy", None)
-        ways["hpcomm racks"] = {"topology": hierarchy(racks=racks)} if known and hierarchy else None
-    for name in (name for name, given in ways.items() if given is None):
-        over_verbs.note(bench, f"{name} is left out: this hpcomm has no topologies of hosts")
-    return {name: given for name, given in ways.items() if given is not None}
+    """The topologies that know hosts and racks: arguments of parameter_hub by the names of contenders."""
+    racks = bench.options.racks
+    ways = {"hpcomm auto": {"topology": "auto"}} if bench.options.hosts_first else {}
+    return ways | ({"hpcomm racks": {"topology": hpcomm.Hierarchy(racks=racks)}} if racks else {})
 
 
-def exchange_c(job: Job, chunk: int) -> Contender:
-    """hpcomm by its C API, in a loop in C."""
+def levels_of(bench: Bench) -> dict[str, list[list[int]]]:
+    """The same topologies for C, by the names of contenders: of each level, hosts and racks, the group of each rank."""
+    order = list(dict.fromkeys(bench.hosts))
+    hosts, racks = [order.index(host) for host in bench.hosts], bench.options.racks
+    ways = {"hpcomm C auto": [hosts]} if bench.options.hosts_first else {}
+    rack_of = {rank: i for i, rack in enumerate(racks) for rank in rack}
+    return ways | ({"hpcomm C racks": [hosts, [rack_of[rank] for rank in range(bench.size)]]} if racks else {})
+
+
+def exchange_c(job: Job, chunk: int, name: str = "hpcomm C", levels: Sequence[Sequence[int]] = ()) -> Contender:
+    """hpcomm by its C API, in a loop in C. levels: of groups, the group of each rank."""
     native, bench = job.bench.native, job.bench
     counts = np.array([key.count for key in job.keys], np.uint64)
     start = job.params()
     values, sources = (np.array([address(array) for array in arrays], np.uint64) for arrays in (start, job.gradients))
+    groups = np.array(levels, np.intc)
     made, gradient, seconds = ctypes.c_void_p(), ctypes.c_void_p(), np.zeros(1)
     native.check(
         native.bench_exchange(
-            native.context, address(counts), address(values), counts.size, chunk, RATE, MOMENTUM, ctypes.byref(made)
+            native.context,
+            address(counts),
+            address(values),
+            counts.size,
+            address(groups),
+            len(levels),
+            chunk,
+            RATE,
+            MOMENTUM,
+            ctypes.byref(made),
         )
     )
     params = [view(native.hpc_exchange_params(made, k), key.count, np.float32) for k, key in enumerate(job.keys)]
@@ -125,7 +135,7 @@ def exchange_c(job: Job, chunk: int) -> Contender:
         return float(seconds[0])
 
     measure = job.turn(lambda: None, params, places, timed)
-    return Contender("hpcomm C", "hpcomm", measure, lambda: native.hpc_exchange_free(made))
+    return Contender(name, "hpcomm", measure, lambda: native.hpc_exchange_free(made))
 
 
 def traffic(job: Job) -> Contender:
@@ -207,6 +217,9 @@ def wanted(bench: Bench, size: int) -> Iterator[Contender]:
         yield traffic(job)
     if bench.wanted("hpcomm C"):
         yield exchange_c(job, chunk)
+    for name, levels in levels_of(bench).items():
+        if bench.wanted(name):
+            yield exchange_c(job, chunk, name, levels)
     if bench.wanted("hpcomm Python"):
         yield exchange(job, "hpcomm Python", chunk)
     if len(keys) > 1 and bench.wanted("hpcomm step"):
