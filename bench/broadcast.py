@@ -1,7 +1,5 @@
-"""broadcast: one array of rank 0 to all other ranks, beside the time that trees take at the rate of the links.
-
-hpcomm has no broadcast over trees yet: MPI's and Gloo's stand beside the bounds.
-"""
+"""broadcast: one array of rank 0 to all other ranks, by trees, MPI and Gloo, beside the time that trees take at the rate
+of the links."""
 
 import argparse
 import time
@@ -10,7 +8,9 @@ from functools import partial
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
+import hpcomm
 from bench.composites import communicators, gloo_group
 from bench.harness import Bench, Benchmark, Contender, has_torch, main, nbytes
 from bench.options import add_links
@@ -18,6 +18,10 @@ from bench.wire import afar, has_rates, rate
 
 MIB = 1 << 20
 PAGE_WORDS, SHIFTS = 512, 512  # as in bench.h
+FINITE = np.uint64(0xBFFFFFFF_BFFFFFFF)  # two float32 of a word, neither Inf nor NaN
+
+
+Words = NDArray[np.uint64]
 
 
 class Payload:
@@ -25,11 +29,22 @@ class Payload:
 
     def __init__(self, bench: Bench, size: int) -> None:
         self.bench = bench
-        self.source = bench.native.words(size // 8 + SHIFTS * PAGE_WORDS)
+        self.source = bench.native.words(size // 8 + SHIFTS * PAGE_WORDS) & FINITE
         self.data = np.zeros(size // 8, np.uint64)
         self.sent = 0
 
-    def contender(self, name: str, send: Callable[[], object], close: Callable[[], object] = lambda: None) -> Contender:
+    def contender(
+        self,
+        name: str,
+        send: Callable[[], object],
+        close: Callable[[], object] = lambda: None,
+        *,
+        role: str = "peer",
+        data: Words | None = None,
+        received: Words | None = None,
+    ) -> Contender:
+        """data: what the root fills; received: what the others then have. Both are one array, this one, by default."""
+        own, theirs = self.data if data is None else data, self.data if received is None else received
         spoil, clock = self.bench.options.plant, time.perf_counter
 
         def measure(n: int) -> tuple[list[float], int]:
@@ -40,18 +55,24 @@ class Payload:
                 at = self.sent % SHIFTS * PAGE_WORDS
                 expected = self.source[at : at + self.data.size]
                 if self.bench.rank == 0:
-                    np.copyto(self.data, expected)
-                    self.data[0] ^= np.uint64(spoil)
+                    np.copyto(own, expected)
+                    own[0] ^= np.uint64(spoil)
                 spoil = False
                 self.bench.comm.Barrier()
                 before = clock()
                 send()
                 seconds.append(clock() - before)
                 if self.bench.options.check and self.bench.rank > 0:
-                    wrong += self.bench.native.wrong(self.data, expected)
+                    wrong += self.bench.native.wrong(theirs, expected)
             return seconds, wrong
 
-        return Contender(name, "peer", measure, close)
+        return Contender(name, role, measure, close)
+
+    def by_tree(self, ctx: hpcomm.Context, name: str, arity: int) -> Contender:
+        ex = hpcomm.broadcast(ctx, {"w": np.zeros(2 * self.data.size, np.float32)}, hpcomm.Tree(arity))
+        filled = ex.gradient("w").view(np.uint64) if ctx.rank == 0 else None
+        got = ex.params["w"].view(np.uint64)
+        return self.contender(name, lambda: ex.push_pull("w"), ex.close, role="hpcomm", data=filled, received=got)
 
 
 def trees(ranks: int) -> dict[str, tuple[int, int]]:
@@ -76,6 +97,9 @@ def bound(bench: Bench, name: str, size: int, degree: int, depth: int) -> Conten
 
 def wanted(bench: Bench, size: int) -> Iterator[Contender]:
     payload = Payload(bench, size)
+    for name, (degree, _) in trees(bench.size).items():
+        if bench.wanted(f"hpcomm {name}"):
+            yield payload.by_tree(bench.context, f"hpcomm {name}", degree)
     for suffix, comm in communicators(bench).items():
         message = (MPI.buffer.frombuffer(payload.data), MPI.UINT64_T)
         if bench.wanted(f"MPI Bcast{suffix}"):

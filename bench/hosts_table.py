@@ -12,6 +12,7 @@ from bench.rows import Row, ratio
 BOUNDS = {"2x2": 1.12, "2x4": 1.15, "4x4": 1.25, "2x2x1": 1.15}  # of the bound, at most
 COMPOSITE = {"4x2": 2.0}  # of the best composite of Open MPI's defaults, at least; elsewhere 1
 SAME = {"4x2": ("4x1", 1.10)}  # of the same with one rank on a host, at most
+TREE = 1.15  # of its own bound, at most
 ALONE = 1.02  # where there is nothing to fold in a host, of the flat way at most
 FLAT = {"hpcomm auto": "hpcomm Python", "hpcomm C auto": "hpcomm C"}
 HEAD = ("shape", "who", "median", "p10", "p90", "/ bound")
@@ -61,7 +62,18 @@ def lines(document: Row) -> list[str]:
 
 def promises(document: Row) -> list[Promise]:
     runs = [run for run in document["runs"] if run["benchmark"] == "push_pull"]
-    return [promise for run in runs for row in ways(run) for promise in of_row(row, run, runs)]
+    found = [promise for run in runs for row in ways(run) for promise in of_row(row, run, runs)]
+    return found + [promise for run in document["runs"] if run not in runs for promise in of_trees(run)]
+
+
+def of_trees(run: Row) -> Iterator[Promise]:
+    """Each tree beside its own bound; a star is there to compare with."""
+    bounds = {row["name"].removesuffix(" (bound)"): row for row in run["rows"] if row["role"] == "bound"}
+    for row in ways(run):
+        tree = row["name"].removeprefix("hpcomm ")
+        if tree in bounds:
+            what = f"{run['shape']}, {row['name']}, {mpi_of(run)}: / bound"
+            yield at_most_of(what, row, bounds[tree], TREE, tree != "flat")
 
 
 def of_row(row: Row, run: Row, runs: Sequence[Row]) -> Iterator[Promise]:

@@ -57,7 +57,7 @@ EXPECTED = {
         "Neighbor_allgather + NumPy",
         "Neighbor_allgather + NumPy in blocks",
     },
-    "broadcast": {"MPI Bcast"},
+    "broadcast": {"hpcomm chain", "hpcomm binary tree", "hpcomm flat", "MPI Bcast"},
 }
 OVER_TCP = {
     "put_lat": {*BOTH, "hpcomm C, sleeping", "socket pair, spinning (bound)", "socket pair, blocking (bound)"},
