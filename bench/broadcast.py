@@ -1,5 +1,4 @@
-"""broadcast: one array of rank 0 to all other ranks, by trees, MPI and Gloo, beside the time that trees take at the rate
-of the links."""
+"""broadcast: one array of rank 0 to all other ranks, by trees, MPI and Gloo, and the least time of trees."""
 
 import argparse
 import time
