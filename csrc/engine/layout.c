@@ -98,6 +98,17 @@ out:
 
 /* ---- keys ---- */
 
+static void add_share(hpc_exchange *ex, int s) {
+    const hpc_share *share = &ex->layout.shares[s];
+    hpc_pushed *key = &ex->keys[share->key];
+    int rank = ex->context->group.rank;
+    if (!hpc_share_involves(ex, share, rank)) return;
+    key->shares[key->n_shares++] = s;
+    if (!hpc_share_is_awaited_by(ex, share, rank)) return;
+    if (ex->discipline->makes_params == NULL || ex->discipline->makes_params(ex, share))
+        key->awaited[key->n_awaited++] = s;
+}
+
 static int find_keys(hpc_exchange *ex, const char *op) {
     const hpc_plan *plan = ex->plan;
     int rank = ex->context->group.rank;
@@ -114,17 +125,13 @@ static int find_keys(hpc_exchange *ex, const char *op) {
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);
         ex->keys[k].n_shares = 0;
     }
-    /* Begin with the owner after this rank and end with this rank: so over wires the ranks begin with different owners.
-     */
-    for (int s = 0; s < 2 * ex->layout.n_shares; s++) {
+    /* Updates with another stage before them go first. Then begin with the owner after this rank and end with this
+     * rank: so over wires the ranks begin with different owners. */
+    for (int s = 0; s < 4 * ex->layout.n_shares; s++) {
         const hpc_share *share = &ex->layout.shares[s % ex->layout.n_shares];
-        hpc_pushed *key = &ex->keys[share->key];
-        if ((share->owner > rank) != (s < ex->layout.n_shares)) continue;
-        if (!hpc_share_involves(ex, share, rank)) continue;
-        key->shares[key->n_shares++] = s % ex->layout.n_shares;
-        if (!hpc_share_is_awaited_by(ex, share, rank)) continue;
-        if (ex->discipline->makes_params == NULL || ex->discipline->makes_params(ex, share))
-            key->awaited[key->n_awaited++] = s % ex->layout.n_shares;
+        const int forwards = plan->rows[share->rows[0]].action == HPC_FORWARD, round = s / ex->layout.n_shares;
+        if (round != 2 * !forwards + (share->owner <= rank)) continue;
+        add_share(ex, s % ex->layout.n_shares);
     }
     ex->layout.depth = plan->rows[0].depth; /* a plan has one, and a key one codec */
     for (int i = 0; i < plan->n_rows; i++) {
