@@ -1,10 +1,10 @@
 /* BSP: a chunk is folded when every worker's update is there, and a pull waits for that. On a graph all ranks meet: a
- * pull waits for the folds of all. */
+ * pull waits for the folds of all. With servers SSP(0) is the same. */
 #include "discipline/discipline.h"
 #include "discipline/whole.h"
 
 static int suits(const hpc_exchange_config *f) {
-    return f->consistency == HPC_BSP && !f->split;
+    return hpc_config_is_bsp(f) && !f->split;
 }
 
 static int involves_all(const hpc_exchange *ex) {

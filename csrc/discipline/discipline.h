@@ -4,8 +4,14 @@
 
 #include "engine/discipline.h"
 
-extern const hpc_discipline hpc_discipline_bsp, hpc_discipline_async, hpc_discipline_ssp, hpc_discipline_notify_ack,
-    hpc_discipline_quorum, hpc_discipline_unflushed, hpc_discipline_split;
+extern const hpc_discipline hpc_discipline_bsp, hpc_discipline_async, hpc_discipline_ssp, hpc_discipline_server_ssp,
+    hpc_discipline_notify_ack, hpc_discipline_quorum, hpc_discipline_unflushed, hpc_discipline_split;
+
+/* Whether a configuration asks for BSP. With servers SSP(0) is that; on a graph it is NOTIFY_ACK. */
+static inline int hpc_config_is_bsp(const hpc_exchange_config *config) {
+    return config->consistency == HPC_BSP ||
+           (config->consistency == HPC_SSP && config->staleness == 0 && config->graph == NULL);
+}
 
 /* Returns the first member of the array that suits a configuration, or NULL. */
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config);

@@ -12,7 +12,7 @@ const char *hpc_consistency_name(int consistency) {
 
 int hpc_graph_is_given(const hpc_exchange_config *f, const char *op) {
     if (f->graph != NULL) return HPC_OK;
-    return hpc_fail(HPC_ERR_INVALID, op, "%s: consistency %s needs a graph; servers know BSP and ASYNC", op,
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: consistency %s needs a graph; servers know BSP, ASYNC and SSP", op,
                     hpc_consistency_name(f->consistency));
 }
 

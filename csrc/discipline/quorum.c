@@ -84,11 +84,12 @@ static int has_workers_of(const hpc_row *row, const hpc_row *other) {
 
 static int check_servers(const hpc_exchange_config *f) {
     static const char op[] = "exchange";
-    const char *what = f->consistency != HPC_BSP ? "consistency ASYNC"
-                       : f->shared_params        ? "shared_params"
-                                                 : "eager folds (deterministic=False)";
-    if (f->consistency != HPC_BSP || f->shared_params || f->eager)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with %s", op, what);
+    if (!hpc_config_is_bsp(f))
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with consistency %s", op,
+                        hpc_consistency_name(f->consistency));
+    if (f->shared_params || f->eager)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with %s", op,
+                        f->shared_params ? "shared_params" : "eager folds (deterministic=False)");
     if (hpc_config_own_fold(f) != NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op,
                         "%s: rule %s has a fold of its own; with a quorum some inputs may be missing from it", op,

@@ -81,7 +81,7 @@ typedef struct worklist {
 /* ---- check ---- */
 
 static int suits(const hpc_exchange_config *f) {
-    return f->split && f->consistency == HPC_BSP;
+    return f->split && hpc_config_is_bsp(f);
 }
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {

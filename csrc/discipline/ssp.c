@@ -1,18 +1,19 @@
-/* SSP (ASAP, section 6.2): a share is folded as a whole when this rank has pushed it and every in-neighbour is at most
- * staleness steps behind. An in-neighbour's newest update counts; under another rule than average, all its updates that
- * have not counted yet. An update is answered once it is no longer needed, so no slot that may be read is written. */
+/* SSP on a graph (ASAP, section 6.2): a share is folded as a whole when this rank has pushed it and every in-neighbour
+ * is at most staleness steps behind. An in-neighbour's newest update counts; under another rule than average, all its
+ * updates that have not counted yet. An update is answered once it is no longer needed, so no slot that may be read is
+ * written. */
 #include <stdlib.h>
 
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 
 static int suits(const hpc_exchange_config *f) {
-    return f->consistency == HPC_SSP;
+    return f->consistency == HPC_SSP && f->graph != NULL;
 }
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
-    int status = hpc_graph_is_given(f, "exchange"), moves = f->in_place && hpc_plan_takes_float32(f->plan);
+    int status = HPC_OK, moves = f->in_place && hpc_plan_takes_float32(f->plan);
     if (status == HPC_OK) status = hpc_graph_check_constant(f, "SSP", "exchange");
     if (status == HPC_OK) status = hpc_graph_check_partial(f, "SSP", "exchange");
     if (status != HPC_OK || (f->staleness >= 0 && f->staleness <= f->plan->rows[0].depth - 2 - moves)) return status;

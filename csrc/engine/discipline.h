@@ -9,12 +9,18 @@
 #ifndef HPC_ENGINE_DISCIPLINE_H
 #define HPC_ENGINE_DISCIPLINE_H
 
+#include <string.h>
+
 #include "engine/engine.h"
 #include "engine/ticket.h"
 
 /* The rule of a key in a configuration; and the first one with a fold of its own, or NULL. */
 static inline const hpc_rule *hpc_config_rule(const hpc_exchange_config *config, int key) {
     return config->rules != NULL ? config->rules[key] : config->rule;
+}
+
+static inline int hpc_rule_averages(const hpc_rule *rule) {
+    return rule->fold == NULL && strcmp(rule->name, "average") == 0;
 }
 
 static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *config) {
@@ -106,6 +112,9 @@ struct hpc_discipline {
     int (*send_share)(hpc_exchange *ex, int s, int slot, hpc_limit *l);
     /* All shares were sent, and the push is counted. NULL: nothing. */
     int (*pushed)(hpc_exchange *ex, int key);
+    /* Where pulls ask: whether the next pull of key ends at once, for this rank's copy has all that it needs. NULL: no.
+     */
+    int (*ends_pull)(hpc_exchange *ex, int key);
     /* Whether nobody reads push number ticket / 2 of key any more. NULL: once it is done. */
     int (*is_free)(const hpc_exchange *ex, int key, uint64_t ticket);
     /* How often rank must have pushed key for this rank's push n to be folded here. NULL: 0, rank does not matter. */
@@ -130,6 +139,8 @@ struct hpc_discipline {
     uint64_t (*folded_of)(const hpc_share *share, int rank); /* pushes of rank that a share has begun to fold */
     int (*late)(const hpc_exchange *ex, int key);            /* shares of its last push that were left out */
     uint64_t (*version)(const hpc_exchange *ex, int key);    /* NULL: the pushes */
+    /* Writes counts[0..cap) of hpc_exchange_get_staleness, and returns what that does. */
+    int (*staleness)(const hpc_exchange *ex, uint64_t *counts, int cap);
     void (*count)(const hpc_exchange *ex, hpc_exchange_stats *stats);
     void (*count_peer)(const hpc_exchange *ex, int rank, hpc_exchange_peer *peer);
 };

@@ -102,10 +102,6 @@ static int check_encoded(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-int hpc_rule_averages(const hpc_rule *rule) {
-    return rule->fold == NULL && strcmp(rule->name, "average") == 0;
-}
-
 /* Whether models are trained in place, and go over the wire without being encoded. */
 int hpc_models_rotate(const hpc_exchange_config *f) {
     return f->in_place && hpc_plan_takes_float32(f->plan);

@@ -561,6 +561,13 @@ int hpc_exchange_get_inputs(const hpc_exchange *ex, uint64_t *counts, int cap) {
     return ex->peers.inputs_whole != NULL ? ex->peers.most_inputs : 0;
 }
 
+int hpc_exchange_get_staleness(const hpc_exchange *ex, uint64_t *counts, int cap) {
+    if (ex == NULL || cap < 0 || (counts == NULL && cap > 0))
+        return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or counts is NULL, or cap is negative");
+    for (int k = 0; k < cap; k++) counts[k] = 0;
+    return ex->discipline->staleness == NULL ? 0 : ex->discipline->staleness(ex, counts, cap);
+}
+
 int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *peer) {
     static const char op[] = "stats";
     if (ex == NULL || peer == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange or peer is NULL", op);

@@ -22,10 +22,9 @@ int hpc_worker_check_idle(const hpc_exchange *ex, const char *op);
 /* Sends the rest of what is sent in part, and waits for all that is under way. */
 int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline);
 
-/* check.c. HPC_OK if this rank accepts the configuration; two properties that follow from it; and, collectively,
- * whether all ranks gave the same. */
+/* check.c. HPC_OK if this rank accepts the configuration; a property that follows from it; and, collectively, whether
+ * all ranks gave the same. */
 int hpc_exchange_check_config(const hpc_context *context, const hpc_exchange_config *config);
-int hpc_rule_averages(const hpc_rule *rule);
 int hpc_models_rotate(const hpc_exchange_config *config);
 int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *config, double deadline);
 

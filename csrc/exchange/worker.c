@@ -117,10 +117,15 @@ static int ask_share(hpc_exchange *ex, int key, int s, hpc_limit *l) {
     return hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, answered, s), l);
 }
 
-/* Asks the owners for parameters, where they come by themselves; elsewhere a pull waits for the answer to the push. */
+/* Asks the owners for parameters, where those come to pulls; elsewhere a pull waits for the answer to the push. A pull
+ * that ends at once has the number of the last one that asked. */
 static int send_pull(hpc_exchange *ex, int key, hpc_limit *l) {
     hpc_pushed *k = &ex->keys[key];
     const hpc_splitting *split = ex->discipline->split;
+    if (ex->discipline->ends_pull != NULL && k->at_share == 0 && ex->discipline->ends_pull(ex, key)) {
+        ex->stats.pulls++;
+        return HPC_OK;
+    }
     for (; k->at_share < k->n_shares && ex->discipline->pulls; k->at_share++) {
         int s = k->shares[k->at_share];
         int status = split != NULL ? split->send_pull(ex, s, l) : ask_share(ex, key, s, l);
@@ -261,6 +266,18 @@ int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline) {
         if (status == HPC_OK) status = hpc_ticket_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline), op);
         if (status == HPC_OK) status = finish_params(ex, k, deadline, op);
         if (status == HPC_OK && d->finish != NULL) status = d->finish(ex, k, &l, op);
+    }
+    return status;
+}
+
+int hpc_exchange_settle(hpc_exchange *ex, double timeout) {
+    static const char op[] = "settle";
+    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
+    int status = hpc_exchange_check(ex, op);
+    double deadline = hpc_deadline(&ex->context->group, timeout);
+    for (int k = 0; k < ex->plan->n_keys && ex->layout.places[ex->context->group.rank].worker; k++) {
+        if (status != HPC_OK) break;
+        if (ex->keys[k].n_shares > 0) status = hpc_ticket_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline), op);
     }
     return status;
 }

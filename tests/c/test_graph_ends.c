@@ -408,6 +408,7 @@ static void refusals(rank *r) {
         hpc_exchange_config c;
         hpc_exchange *e = NULL;
         job j;
+        if (consistency == HPC_SSP) continue;
         job_init(&j, r);
         hpc_exchange_config_init(&c);
         c.consistency = consistency;

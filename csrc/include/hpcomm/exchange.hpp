@@ -145,6 +145,10 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         return sum;
     }
 
+    // Until the owners have applied all pushes of this rank.
+    void settle(double timeout = default_timeout, Report report = {}) {
+        report(hpc_exchange_settle(get(), timeout));
+    }
     void progress(Report report = {}) {
         report(hpc_exchange_progress(get()));
     }
@@ -173,7 +177,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     void publish(double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_publish(get(), timeout));
     }
-    // ASYNC with servers: of how many pushes of rank this rank's rows have folded all or a part.
+    // ASYNC and SSP with servers: of how many pushes of rank this rank's rows have folded all or a part.
     std::uint64_t folded(int rank, Report report = {}) const {
         std::uint64_t pushes = 0;
         report(hpc_exchange_get_folded(get(), rank, &pushes));
@@ -191,6 +195,14 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         const int most = hpc_exchange_get_inputs(get(), nullptr, 0);
         if (most >= 0) counts.resize(static_cast<std::size_t>(most) + 1);
         report(hpc_exchange_get_inputs(get(), counts.data(), static_cast<int>(counts.size())));
+        return counts;
+    }
+    // SSP with servers: how many steps began with the slowest worker 0, 1, 2, ... behind.
+    std::vector<std::uint64_t> staleness(Report report = {}) const {
+        std::vector<std::uint64_t> counts;
+        const int most = hpc_exchange_get_staleness(get(), nullptr, 0);
+        if (most >= 0) counts.resize(static_cast<std::size_t>(most) + 1);
+        report(hpc_exchange_get_staleness(get(), counts.data(), static_cast<int>(counts.size())));
         return counts;
     }
     // With a quorum: shares of this rank's last push of key (-1: of all keys) that came too late and were left out.

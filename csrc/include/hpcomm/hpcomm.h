@@ -578,7 +578,10 @@ typedef enum hpc_consistency {
                            no rank waits for another, and a fold takes the whole updates that are there */
     HPC_NOTIFY_ACK = 2, /* graphs only (ASAP, section 4): a fold waits for the in-neighbours' updates; a push waits
                            until the out-neighbours have folded the update that used its slot before */
-    HPC_SSP = 3,        /* graphs only: a fold takes the newest updates, none of them more than staleness steps old */
+    HPC_SSP = 3,        /* no worker begins a step more than staleness steps ahead of the slowest: each update is
+                           applied as it comes, with its weight in the plan (hub.each 0), and pulls wait for slow
+                           workers; with staleness 0 it is BSP. On a graph: a fold takes the newest updates, none of
+                           them more than staleness steps old */
     HPC_BARRIER = 4     /* graphs only: all ranks meet, with no flush; then a fold takes the whole updates that are
                            there */
 } hpc_consistency;
@@ -604,7 +607,7 @@ typedef struct hpc_exchange_config {
     int check_finite;             /* 1: a push with NaN or Inf is refused */
     int isa;                      /* hpc_isa of its kernels */
     const hpc_graph *graph;       /* the graph of which the plan was made; NULL: the plan has servers */
-    int staleness;                /* HPC_SSP: steps, 0 or more */
+    int staleness;                /* HPC_SSP: steps, 0 to 64; on a graph 0 to depth - 2 */
     int quorum;                   /* inputs that are enough for a fold; 0: all are needed. What comes after its fold is
                                      left out, and its worker is told. On a graph it counts in-neighbours' inputs, and a
                                      rank with fewer in-neighbours needs all of them. With servers each worker pushes
@@ -633,9 +636,9 @@ HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n
 
 /* close waits for the pushes that are under way, then tells every rank that no push comes from here any more. Three
  * kinds of ranks then serve the others until they have closed too: owners in an ASYNC exchange, owners in an exchange
- * with servers and a quorum, and owners of keys that they do not push. Pushes that found no quorum any more, and that
- * nobody has waited for, become a note (hpc_context_note). Idempotent. free drops the handle without waiting: ranks
- * that still wait for rows owned here get HPC_ERR_PEER. */
+ * with servers and a quorum or SSP, and owners of keys that they do not push. Pushes that found no quorum any more, and
+ * that nobody has waited for, become a note (hpc_context_note). Idempotent. free drops the handle without waiting:
+ * ranks that still wait for rows owned here get HPC_ERR_PEER. */
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
 HPC_API void hpc_exchange_free(hpc_exchange *exchange);
 
@@ -655,6 +658,9 @@ typedef enum hpc_push_flags {
 /* Starts a push, a pull, or both. src: float32 values to copy (and encode) into the gradient; NULL: they are there
  * already. *ticket is for test and wait. Waits only while the owner has too many events of this rank unpolled. BSP
  * refuses a push of a key whose last push is not applied yet; ASYNC refuses one when all slots of the key are in use.
+ * Under SSP with servers a pull ends at once while this rank's copy is fresh enough; a pull without a push before it
+ * always asks the owners. There, and on a graph, a push may still be read when its pull has ended: start waits for a
+ * free slot, and so does hpc_exchange_gradient, which is to be called before each gradient is written.
  * While pulls of a key are under way its parameters are the exchange's, until the newest has ended. After
  * HPC_ERR_TIMEOUT the same call goes on where this one stopped; so does close. */
 HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const float *src, double timeout,
@@ -685,6 +691,9 @@ HPC_API int hpc_exchange_get_squares(hpc_exchange *exchange, int key, double *su
 /* A fold by a worker without a gradient: its part is zero, no bytes are sent. Where all say so, apply is a skip. */
 HPC_API int hpc_exchange_fold_nothing(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 
+/* Waits until the owners have applied all pushes of this rank: under SSP with servers a pull may end before that, and
+ * get_row, set_row and publish are refused meanwhile. */
+HPC_API int hpc_exchange_settle(hpc_exchange *exchange, double timeout);
 /* Works for this rank's rows without waiting (inline progress). */
 HPC_API int hpc_exchange_progress(hpc_exchange *exchange);
 /* Serves until every worker has closed. For ranks that are no workers. */
@@ -692,9 +701,9 @@ HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
 
 /* New args of a key's rule, from args[1] on; key -1: of all keys. They travel with this rank's next push of the key
  * (with split: with its next apply), and hold from then on; the call waits for nobody. Under BSP all workers of a key
- * set the same args before the same push: else the exchange ends in HPC_ERR_CONFIG, which names two ranks. Under ASYNC,
- * and on a graph, a rank's args are for its own updates or its own parameters; with a quorum of servers the lowest rank
- * in a fold decides. On a rank that only serves they hold until the next push brings others. */
+ * set the same args before the same push: else the exchange ends in HPC_ERR_CONFIG, which names two ranks. Under ASYNC
+ * and SSP, and on a graph, a rank's args are for its own updates or its own parameters; with a quorum of servers the
+ * lowest rank in a fold decides. On a rank that only serves they hold until the next push brings others. */
 HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, int key, const double *args);
 
 /* Writes the HPC_RULE_ARGS args of the next push of key into args; on a rank that only serves, those of the last push.
@@ -702,7 +711,7 @@ HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, int key, const double 
 HPC_API int hpc_exchange_get_args(hpc_exchange *exchange, int key, double *args);
 
 /* Reads or writes a row that this rank owns, while no push or pull of this rank is under way: its step, parameters
- * (count values) and state (slots * count values, slot by slot). Others may push meanwhile under ASYNC; the row is then
+ * (count values) and state (slots * count values, slot by slot). Others may push meanwhile under ASYNC and SSP; it is
  * read between two updates. After set, publish (collective) sends the parameters to all workers. It is refused on all
  * ranks while anything is under way on one. On a graph with a quorum all ranks then go on from one version, and earlier
  * pushes are late. After a rank has died or the context was revoked nothing is under way any more: this rank's part of
@@ -711,8 +720,8 @@ HPC_API int hpc_exchange_get_row(hpc_exchange *exchange, int row, uint64_t *step
 HPC_API int hpc_exchange_set_row(hpc_exchange *exchange, int row, uint64_t step, const float *params,
                                  const float *state);
 HPC_API int hpc_exchange_publish(hpc_exchange *exchange, double timeout);
-/* ASYNC with servers: how many pushes of rank this rank's rows have folded, in full or in part; the largest number over
- * all keys. Otherwise 0. Others may push meanwhile. After a death or a revoke it does what get_row does. */
+/* ASYNC and SSP with servers: how many pushes of rank this rank's rows have folded, in full or in part; the largest
+ * number over all keys. Otherwise 0. Others may push meanwhile. After a death or a revoke it does what get_row does. */
 HPC_API int hpc_exchange_get_folded(hpc_exchange *exchange, int rank, uint64_t *pushes);
 /* A key whose push or pull by this rank is under way, so that get_row and set_row are refused; -1: none. Works also on
  * a rank that owns no rows. */
@@ -749,6 +758,11 @@ HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
  * of inputs that a fold can have; 0 with servers, unless they have a quorum. With servers it counts inputs of all
  * workers. */
 HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *counts, int cap);
+
+/* SSP with servers. counts[d]: the steps (of a key, by this rank) that began with the slowest worker d behind, as far
+ * as this rank's parameters have its updates; for d below cap. Returns the staleness; without such an SSP 0, and counts
+ * are 0. */
+HPC_API int hpc_exchange_get_staleness(const hpc_exchange *exchange, uint64_t *counts, int cap);
 
 typedef struct hpc_exchange_peer {
     uint64_t bytes_sent, bytes_received; /* of updates: pushed or forwarded to it; from it, and folded here */

@@ -1,0 +1,534 @@
+/* SSP(s) on servers: how far workers may be apart, what they see, and what they wait for. */
+#define _GNU_SOURCE
+#include <time.h>
+
+#include "exchange_plans.h"
+
+enum {
+    BOTH = HPC_PUSH | HPC_PULL,
+    INLINE = HPC_PROGRESS_INLINE,
+    THREAD = HPC_PROGRESS_THREAD,
+    DEDICATED = 64,
+    THREADS = 128,
+    ROUNDED = 256,
+    STATE = 512
+};
+
+/* Rank 0 is the only server, and no worker if it is dedicated. */
+static void central(job *j, bool dedicated) {
+    j->n_servers = 1;
+    for (int i = 1; i < j->n_workers && dedicated; i++) j->workers[i - 1] = j->workers[i];
+    j->n_workers -= dedicated;
+}
+
+static int create(const rank *r, const job *j, int staleness, hpc_exchange **e) {
+    hpc_exchange_config c;
+    hpc_exchange_config_init(&c);
+    c.consistency = HPC_SSP, c.staleness = staleness, c.progress = j->progress;
+    return job_create_with(r, j, &c, -1, e);
+}
+
+static hpc_exchange *ssp_open(const rank *r, const job *j, int staleness) {
+    hpc_exchange *e = NULL;
+    CHECK_OK(create(r, j, staleness, &e));
+    return e;
+}
+
+static void end(hpc_exchange *e) {
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+static void pull(hpc_exchange *e, int key) {
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_start(e, key, HPC_PULL, NULL, -1, &ticket));
+    CHECK_OK(hpc_exchange_wait(e, key, ticket, -1));
+}
+
+/* Until all ranks have come here, this rank's rows being worked for. */
+static void meet(rank *r, hpc_exchange *e, int word) {
+    rank_set(r, word + r->rank, 1);
+    for (int who = 0; who < r->size; who++) progress_until(r, e, word + who, 1);
+}
+
+/* ---- totals ------------------------------------------------------------------------------------------------------ */
+
+/* arg: s, with flags. With sgd the order does not matter: in the end each update is in once, with its weight. */
+static void totals(rank *r) {
+    enum { PUSHES = 7 };
+    job j;
+    job_init(&j, r);
+    j.cores = 2, j.sum = r->size != 4, j.depth = 1 + r->arg % 2;
+    j.progress = r->arg & THREADS ? THREAD : INLINE;
+    if (r->arg & ROUNDED) j.wire = HPC_BF16, j.codec_out = HPC_BF16;
+    if (r->arg & DEDICATED) central(&j, true);
+    hpc_exchange *e = ssp_open(r, &j, r->arg % 64);
+    if (!job_works(&j, r->rank)) {
+        CHECK_OK(hpc_exchange_serve(e, -1));
+        hpc_exchange_free(e);
+        return;
+    }
+    uint64_t tickets[JOB_KEYS];
+    for (int step = 0; step < PUSHES; step++) {
+        for (int key = 0; key < j.n_keys; key++)
+            tickets[key] = job_start(r, &j, e, key, step, step == 2 ? HPC_PUSH : BOTH, (step + key) % 2);
+        for (int key = 0; key < j.n_keys; key++) CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
+    }
+    CHECK_OK(hpc_exchange_settle(e, -1));
+    CHECK_EQ(hpc_exchange_under_way(e), -1);
+    rank_set(r, r->rank, 1);
+    for (int i = 0; i < j.n_workers; i++) progress_until(r, e, j.workers[i], 1);
+    reference ref;
+    reference_init(&ref, &j);
+    for (int key = 0; key < j.n_keys; key++) {
+        for (int i = 0; i < PUSHES; i++) reference_step(&ref, key);
+        pull(e, key);
+        reference_check(&ref, r, e, key);
+    }
+    reference_free(&ref);
+    end(e);
+}
+
+/* ---- the bound --------------------------------------------------------------------------------------------------- */
+
+/* Elements of a key take turns: this one counts the updates of one worker. */
+static int counted_by(const job *j, uint64_t i) {
+    return j->workers[i % (uint64_t)j->n_workers];
+}
+
+static void delay(uint64_t *random) {
+    if (ranks_random(random) % 4) return;
+    struct timespec t = {0, (long)(ranks_random(random) % 3000) * 1000};
+    nanosleep(&t, NULL);
+}
+
+enum { DONE = 0, BEGUN = 1024 }; /* words of the board, by key and rank */
+
+static int word(const rank *r, int of, int key, int who) {
+    return of + key * r->size + who;
+}
+
+/* A step of key has begun at clock: nobody is more than s apart, and the parameters have what they must have. */
+static void check_begun(const rank *r, const job *j, hpc_exchange *e, int key, uint64_t clock, uint64_t s) {
+    uint64_t least = clock > s ? clock - s : 0, done[RANKS_MAX];
+    for (int i = 0; i < j->n_workers; i++) {
+        int who = j->workers[i];
+        done[who] = atomic_load(&r->board[word(r, DONE, key, who)]);
+        CHECK(done[who] >= least);
+        CHECK(atomic_load(&r->board[word(r, BEGUN, key, who)]) <= clock + s);
+    }
+    const float *params = hpc_exchange_params(e, key);
+    for (uint64_t i = 0; i < j->keys[key].count; i++) {
+        int who = counted_by(j, i);
+        uint64_t seen = (uint64_t)(job_initial(j, key, i) - params[i]);
+        CHECK(who == r->rank ? seen == clock : seen >= least && seen <= done[who]);
+    }
+}
+
+/* arg: s, with flags. Steps of random length, by a seed. */
+static void bounded(rank *r) {
+    job j;
+    int rounds = ranks_rounds(60), staleness = r->arg % 64;
+    uint64_t random = 77 * (uint64_t)r->rank + (uint64_t)r->size + r->mode->seed, tickets[JOB_KEYS], counts[65];
+    job_init(&j, r);
+    j.args[1] = 1, j.depth = 1 + staleness % 3, j.progress = r->arg & THREADS ? THREAD : INLINE;
+    if (r->arg & DEDICATED) central(&j, true);
+    j.sum = j.n_workers != 4; /* else the weights are a quarter */
+    hpc_exchange *e = ssp_open(r, &j, staleness);
+    if (!job_works(&j, r->rank)) {
+        CHECK_OK(hpc_exchange_serve(e, -1));
+        hpc_exchange_free(e);
+        return;
+    }
+    float *grads[JOB_KEYS], *before[JOB_KEYS];
+    for (int key = 0; key < j.n_keys; key++) {
+        size_t nbytes = j.keys[key].count * sizeof(float);
+        grads[key] = malloc(nbytes), before[key] = malloc(nbytes);
+        for (uint64_t i = 0; i < j.keys[key].count; i++)
+            grads[key][i] = counted_by(&j, i) == r->rank ? (j.sum ? 1 : 4) : 0;
+        memcpy(before[key], hpc_exchange_params(e, key), nbytes);
+    }
+    for (uint64_t step = 1; step <= (uint64_t)rounds; step++) {
+        delay(&random);
+        for (int key = 0; key < j.n_keys; key++) {
+            CHECK(!memcmp(before[key], hpc_exchange_params(e, key), j.keys[key].count * sizeof(float)));
+            rank_set(r, word(r, DONE, key, r->rank), step);
+            CHECK_OK(hpc_exchange_start(e, key, BOTH, grads[key], -1, &tickets[key]));
+        }
+        for (int key = 0; key < j.n_keys; key++) {
+            CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
+            rank_set(r, word(r, BEGUN, key, r->rank), step);
+            check_begun(r, &j, e, key, step, (uint64_t)staleness);
+            memcpy(before[key], hpc_exchange_params(e, key), j.keys[key].count * sizeof(float));
+        }
+    }
+    CHECK_EQ(hpc_exchange_get_staleness(e, counts, 65), staleness);
+    uint64_t all = 0;
+    for (int d = 0; d < 65; d++) all += counts[d];
+    CHECK_EQ(all, (uint64_t)(rounds * j.n_keys));
+    for (int d = staleness + 1; d < 65; d++) CHECK_EQ(counts[d], 0);
+    for (int key = 0; key < j.n_keys; key++) free(grads[key]), free(before[key]);
+    end(e);
+}
+
+/* ---- a fresh copy ------------------------------------------------------------------------------------------------ */
+
+static float *ones(uint64_t count, float value) {
+    float *values = malloc(count * sizeof *values);
+    for (uint64_t i = 0; i < count; i++) values[i] = value;
+    return values;
+}
+
+static void check_moved(const job *j, hpc_exchange *e, int key, float by) {
+    const float *params = hpc_exchange_params(e, key);
+    for (uint64_t i = 0; i < j->keys[key].count; i++) CHECK(job_initial(j, key, i) - params[i] == by);
+}
+
+/* arg: s, with flags. The server looks at nothing until a worker has made s steps: none of them makes a round trip. The
+ * worker sees its own updates, each by the arguments of its push, where the rule has no state. */
+static void fresh(rank *r) {
+    enum { KEY = 2 };
+    int s = r->arg % 64, own = !(r->arg & STATE);
+    uint64_t ticket, counts[65];
+    job j;
+    job_init(&j, r);
+    central(&j, true);
+    j.args[1] = 1, j.depth = s + 1, j.chunk = 65536, j.rule = own ? "sgd" : "momentum";
+    if (r->arg & ROUNDED) j.wire = HPC_BF16, j.codec_out = HPC_BF16;
+    hpc_exchange *e = ssp_open(r, &j, s);
+    if (r->rank == 0) {
+        rank_await(r, 1, 1);
+        CHECK_OK(hpc_exchange_serve(e, -1));
+        hpc_exchange_free(e);
+        return;
+    }
+    double args[HPC_RULE_ARGS] = {0, 100};
+    float *two = ones(j.keys[KEY].count, 2), moved = 0;
+    check_moved(&j, e, KEY, 0);
+    for (int step = 1; step <= s; step++) {
+        moved += 2;
+        CHECK_OK(hpc_exchange_start(e, KEY, HPC_PUSH, two, -1, &ticket));
+        if (step == s && own) CHECK_OK(hpc_exchange_set_args(e, KEY, args));
+        check_moved(&j, e, KEY, own ? moved - 2 : 0);
+        pull(e, KEY);
+        check_moved(&j, e, KEY, own ? moved : 0);
+    }
+    args[1] = 1;
+    if (own) CHECK_OK(hpc_exchange_set_args(e, KEY, args));
+    CHECK_EQ(hpc_exchange_get_staleness(e, counts, 65), s);
+    for (int d = 0; d < 65; d++) CHECK_EQ(counts[d], d >= 1 && d <= s);
+    CHECK_EQ(hpc_exchange_under_way(e), KEY);
+    CHECK_OK(hpc_exchange_start(e, KEY, BOTH, two, -1, &ticket)); /* the first that asks */
+    CHECK_STATUS(hpc_exchange_wait(e, KEY, ticket, 0.05), HPC_ERR_TIMEOUT);
+    CHECK(ranks_error_waits_for(0) && !ranks_error_waits_for(1));
+    rank_set(r, 1, 1);
+    CHECK_OK(hpc_exchange_wait(e, KEY, ticket, -1));
+    if (own) check_moved(&j, e, KEY, moved + 2);
+    CHECK_EQ(hpc_exchange_get_staleness(e, counts, 65), s);
+    CHECK_EQ(counts[0], 1);
+    pull(e, KEY); /* begins no step */
+    CHECK_EQ(hpc_exchange_get_staleness(e, counts, 65), s);
+    CHECK_EQ(counts[0], 1);
+    free(two);
+    end(e);
+}
+
+/* Two pushes and one pull: the copy lacks the first of them, so the pull asks. A pull that comes while another one is
+ * parked is answered with it. */
+static void asks(rank *r) {
+    job j;
+    job_init(&j, r);
+    j.args[1] = 1, j.depth = 4;
+    hpc_exchange *e = ssp_open(r, &j, 3);
+    float *one = ones(j.keys[0].count, 1);
+    if (r->rank == 0) {
+        uint64_t ticket, first, second;
+        CHECK_OK(hpc_exchange_start(e, 0, HPC_PUSH, one, -1, &ticket));
+        CHECK_OK(hpc_exchange_start(e, 0, HPC_PUSH, one, -1, &ticket));
+        pull(e, 0);
+        check_moved(&j, e, 0, 2);
+        for (int i = 0; i < 2; i++) CHECK_OK(hpc_exchange_start(e, 0, HPC_PUSH, one, -1, &ticket));
+        CHECK_OK(hpc_exchange_start(e, 0, HPC_PULL, NULL, -1, &first)); /* at clock 4 */
+        CHECK_OK(hpc_exchange_start(e, 0, HPC_PULL, NULL, -1, &second));
+        CHECK_STATUS(hpc_exchange_wait(e, 0, first, 0.02), HPC_ERR_TIMEOUT);
+        CHECK(ranks_error_waits_for(1) && !ranks_error_waits_for(0));
+        CHECK_OK(hpc_exchange_start(e, 0, HPC_PUSH, one, -1, &ticket)); /* makes them wait for nothing more */
+        CHECK_OK(hpc_exchange_settle(e, -1));
+        rank_set(r, 0, 1);
+        CHECK_OK(hpc_exchange_wait(e, 0, first, -1));
+        CHECK_OK(hpc_exchange_wait(e, 0, second, -1));
+        check_moved(&j, e, 0, 6);
+        rank_set(r, 0, 2);
+    } else {
+        progress_until(r, e, 0, 1);
+        CHECK_OK(hpc_exchange_push_pull(e, 0, one, -1));
+        progress_until(r, e, 0, 2);
+    }
+    free(one);
+    end(e);
+}
+
+/* ---- waiting ----------------------------------------------------------------------------------------------------- */
+
+/* arg: progress. A pull waits for the slowest workers, which the error names, and ends when the last has pushed. */
+static void wakes(rank *r) {
+    job j;
+    job_init(&j, r);
+    j.progress = r->arg;
+    hpc_exchange *e = ssp_open(r, &j, 1);
+    float *one = ones(j.keys[2].count, 1);
+    if (r->rank == 0) {
+        uint64_t ticket;
+        CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
+        CHECK_OK(hpc_exchange_start(e, 2, BOTH, one, -1, &ticket));
+        CHECK_STATUS(hpc_exchange_wait(e, 2, ticket, 0.02), HPC_ERR_TIMEOUT);
+        CHECK(ranks_error_waits_for(1) && ranks_error_waits_for(2) && !ranks_error_waits_for(0));
+        rank_set(r, 0, 1);
+        progress_until(r, e, 1, 1);
+        CHECK_OK(hpc_exchange_settle(e, -1));
+        CHECK_STATUS(hpc_exchange_wait(e, 2, ticket, 0.02), HPC_ERR_TIMEOUT);
+        CHECK(!ranks_error_waits_for(1) && ranks_error_waits_for(2));
+        rank_set(r, 0, 2);
+        CHECK_OK(hpc_exchange_wait(e, 2, ticket, -1));
+        rank_set(r, 0, 3);
+    } else {
+        progress_until(r, e, 0, (uint64_t)r->rank);
+        CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
+        CHECK_OK(hpc_exchange_settle(e, -1));
+        rank_set(r, r->rank, 1);
+        progress_until(r, e, 0, 3);
+    }
+    free(one);
+    end(e);
+}
+
+/* A worker that has closed is not waited for: neither by a pull that is parked, nor by later ones. */
+static void closes(rank *r) {
+    job j;
+    job_init(&j, r);
+    j.progress = r->arg;
+    hpc_exchange *e = ssp_open(r, &j, 1);
+    float *one = ones(j.keys[2].count, 1);
+    if (r->rank == 2) {
+        progress_until(r, e, 0, 1); /* another one's pull is parked */
+        CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
+    } else {
+        for (int step = 0; step < 9; step++) {
+            uint64_t ticket;
+            CHECK_OK(hpc_exchange_start(e, 2, BOTH, one, -1, &ticket));
+            if (step == 1 && r->rank == 0) {
+                CHECK_STATUS(hpc_exchange_wait(e, 2, ticket, 0.02), HPC_ERR_TIMEOUT);
+                rank_set(r, 0, 1);
+            }
+            CHECK_OK(hpc_exchange_wait(e, 2, ticket, -1));
+        }
+    }
+    free(one);
+    end(e);
+}
+
+static void dies(rank *r) {
+    enum { VICTIM = 2 };
+    job j;
+    job_init(&j, r);
+    hpc_exchange *e = ssp_open(r, &j, 2);
+    float *one = ones(j.keys[2].count, 1);
+    CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
+    meet(r, e, 0);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    rank_meet(r); /* nobody is in that barrier any more */
+    if (r->rank == VICTIM) {
+        free(one);
+        rank_die(r);
+        hpc_exchange_free(e);
+        return;
+    }
+    int status = HPC_OK;
+    double begin = ranks_now();
+    while (status == HPC_OK && ranks_now() < begin + 10) status = hpc_exchange_push_pull(e, 2, one, -1);
+    CHECK_STATUS(status, HPC_ERR_PEER);
+    CHECK(ranks_error_names(VICTIM));
+    free(one);
+    rank_set(r, 100 + r->rank, 1);
+    for (int who = 0; who < r->size; who++)
+        if (who != VICTIM) rank_await(r, 100 + who, 1);
+    hpc_exchange_free(e);
+}
+
+/* ---- SSP(0) ------------------------------------------------------------------------------------------------------ */
+
+/* With servers it takes BSP's path, bit for bit. */
+static void zero(rank *r) {
+    job j;
+    job_init(&j, r);
+    j.rule = "nesterov", j.args[1] = 0.1, j.args[2] = 0.01, j.args[3] = 0.9, j.sum = 0;
+    hpc_exchange *both[] = {ssp_open(r, &j, 0), job_open(r, &j)};
+    for (int step = 0; step < 5; step++)
+        for (int key = 0; key < j.n_keys; key++) {
+            for (int i = 0; i < 2; i++) job_push_pull(r, &j, both[i], key, step);
+            CHECK(!memcmp(hpc_exchange_params(both[0], key), hpc_exchange_params(both[1], key),
+                          j.keys[key].count * sizeof(float)));
+        }
+    CHECK_EQ(hpc_exchange_get_staleness(both[0], NULL, 0), 0);
+    for (int i = 0; i < 2; i++) end(both[i]);
+}
+
+/* ---- publish, and the rows --------------------------------------------------------------------------------------- */
+
+/* After publish all workers have one clock, whatever they had pushed before. Rank 2 owns all. */
+static void levels(rank *r) {
+    job j;
+    job_init(&j, r);
+    central(&j, false);
+    j.args[1] = 1, j.depth = 3, j.servers[0] = 2;
+    hpc_exchange *e = ssp_open(r, &j, 2);
+    float *one = ones(j.keys[2].count, 1);
+    for (int step = r->rank; step < 2; step++) CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
+    CHECK_OK(hpc_exchange_settle(e, -1));
+    meet(r, e, 0);
+    CHECK_OK(hpc_exchange_publish(e, -1));
+    check_moved(&j, e, 2, 3);
+    if (r->rank == 0) {
+        uint64_t ticket;
+        for (int step = 0; step < 2; step++) CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
+        CHECK_OK(hpc_exchange_start(e, 2, BOTH, one, -1, &ticket));
+        CHECK_STATUS(hpc_exchange_wait(e, 2, ticket, 0.02), HPC_ERR_TIMEOUT);
+        CHECK(ranks_error_waits_for(2)); /* the owner, and a worker that can be seen only where memory is mapped */
+        CHECK(ranks_error_waits_for(1) || strcmp(r->mode->transports, "shm") != 0);
+        rank_set(r, 10, 1);
+        CHECK_OK(hpc_exchange_wait(e, 2, ticket, -1));
+        check_moved(&j, e, 2, 8);
+        rank_set(r, 10, 2);
+    } else {
+        progress_until(r, e, 10, 1);
+        CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
+        progress_until(r, e, 10, 2);
+    }
+    free(one);
+    end(e);
+}
+
+/* What is under way keeps publish away, and settle waits for it. A row counts updates, and an owner knows whose. */
+static void rows(rank *r) {
+    job j;
+    job_init(&j, r);
+    central(&j, false);
+    j.args[1] = 1, j.chunk = 65536;
+    hpc_exchange *e = ssp_open(r, &j, 4);
+    float *one = ones(j.keys[1].count, 1);
+    if (r->rank == 1) {
+        CHECK_OK(hpc_exchange_push_pull(e, 1, one, -1)); /* the server has not looked */
+        CHECK_EQ(hpc_exchange_under_way(e), 1);
+        CHECK_STATUS(hpc_exchange_settle(e, 0.02), HPC_ERR_TIMEOUT);
+        rank_set(r, 0, 1);
+        CHECK_OK(hpc_exchange_settle(e, -1));
+        CHECK_EQ(hpc_exchange_under_way(e), -1);
+        rank_set(r, 0, 2);
+    } else if (r->rank == 0) {
+        uint64_t step = 0, folded = 9;
+        rank_await(r, 0, 1);
+        progress_until(r, e, 0, 2);
+        CHECK_OK(hpc_exchange_get_folded(e, 1, &folded));
+        CHECK_EQ(folded, 1);
+        CHECK_OK(hpc_exchange_get_folded(e, 0, &folded));
+        CHECK_EQ(folded, 0);
+        for (int row = 0; row < 3; row++) {
+            CHECK_OK(hpc_exchange_get_row(e, row, &step, NULL, NULL));
+            if (step == 1) break;
+        }
+        CHECK_EQ(step, 1);
+        rank_set(r, 0, 3);
+    }
+    progress_until(r, e, 0, 3);
+    CHECK_OK(hpc_exchange_publish(e, -1));
+    check_moved(&j, e, 1, 1);
+    free(one);
+    end(e);
+}
+
+/* ---- what is refused --------------------------------------------------------------------------------------------- */
+
+static void refused(rank *r, const job *j, const hpc_exchange_config *c, int status, const char *text) {
+    hpc_exchange *e = NULL;
+    CHECK_STATUS(job_create_with(r, j, c, -1, &e), status);
+    CHECK_MESSAGE(text);
+    CHECK(!strchr(hpc_last_error()->message, '\n'));
+    CHECK(!e);
+}
+
+static void good(const rank *r, job *j, hpc_exchange_config *c) {
+    job_init(j, r);
+    hpc_exchange_config_init(c);
+    c->consistency = HPC_SSP, c->staleness = 2;
+}
+
+static void refusals(rank *r) {
+    job j;
+    hpc_exchange_config c;
+    hand_plan *racks = malloc(sizeof *racks);
+    good(r, &j, &c), c.staleness = -1;
+    refused(r, &j, &c, HPC_ERR_INVALID, "staleness is -1; 0 to 64 are possible with servers");
+    good(r, &j, &c), c.staleness = 65;
+    refused(r, &j, &c, HPC_ERR_INVALID, "staleness is 65; 0 to 64 are possible with servers");
+    good(r, &j, &c), c.staleness = r->rank == 1 ? 3 : 2;
+    refused(r, &j, &c, HPC_ERR_CONFIG, "rank 1 has 0 graph phases (0: servers) and staleness 3; rank 0 has 0 and 2");
+    good(r, &j, &c), c.staleness = r->rank == 1 ? 0 : 2;
+    refused(r, &j, &c, HPC_ERR_CONFIG, "staleness 0");
+    good(r, &j, &c), c.shared_params = 1;
+    refused(r, &j, &c, HPC_ERR_CONFIG, "shared_params needs BSP");
+    good(r, &j, &c), c.eager = 1;
+    refused(r, &j, &c, HPC_ERR_CONFIG, "eager needs BSP");
+    good(r, &j, &c), c.in_place = 1;
+    refused(r, &j, &c, HPC_ERR_CONFIG, "in_place needs a graph");
+    good(r, &j, &c), c.split = 1;
+    refused(r, &j, &c, HPC_ERR_UNSUPPORTED, "split needs BSP with servers, without a quorum; here is SSP");
+    good(r, &j, &c), c.quorum = 1;
+    refused(r, &j, &c, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with consistency SSP");
+    good(r, &j, &c), j.each = 1;
+    refused(r, &j, &c, HPC_ERR_CONFIG, "SSP with servers needs rows of one stage");
+    good(r, &j, &c), j.rule = "average";
+    refused(r, &j, &c, HPC_ERR_CONFIG, "key k0 has rule average");
+    good(r, &j, &c);
+    hand_racks(racks, &j, r->size, HPC_F32, 512), j.plan = &racks->plan;
+    refused(r, &j, &c, HPC_ERR_CONFIG, "SSP with servers needs rows of one stage");
+    free(racks);
+    good(r, &j, &c);
+    hpc_exchange *e = ssp_open(r, &j, 64); /* the group goes on */
+    for (int key = 0; key < j.n_keys; key++) job_push_pull(r, &j, e, key, 0);
+    uint64_t counts[2] = {0};
+    CHECK_STATUS(hpc_exchange_get_staleness(NULL, counts, 2), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_exchange_get_staleness(e, NULL, 2), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_exchange_settle(NULL, -1), HPC_ERR_INVALID);
+    end(e);
+}
+
+int main(int argc, char **argv) {
+    static const ranks_case cases[] = {
+        {.name = "totals_1", .size = 2, .run = totals, .arg = 1},
+        {.name = "totals_2_mean_thread", .size = 4, .run = totals, .arg = 2 + THREADS},
+        {.name = "totals_3_mean_sleepy", .size = 4, .run = totals, .arg = 3, .sleepy = true},
+        {.name = "totals_3_dedicated", .size = 3, .run = totals, .arg = 3 + DEDICATED},
+        {.name = "totals_2_rounded", .size = 3, .run = totals, .arg = 2 + ROUNDED},
+        {.name = "totals_64", .size = 3, .run = totals, .arg = 63 + THREADS},
+        {.name = "bounded_1", .size = 3, .run = bounded, .arg = 1},
+        {.name = "bounded_2_thread", .size = 4, .run = bounded, .arg = 2 + THREADS},
+        {.name = "bounded_3_dedicated", .size = 4, .run = bounded, .arg = 3 + DEDICATED},
+        {.name = "bounded_5", .size = 4, .run = bounded, .arg = 5, .sleepy = true},
+        {.name = "fresh_1", .size = 2, .run = fresh, .arg = 1},
+        {.name = "fresh_4", .size = 2, .run = fresh, .arg = 4},
+        {.name = "fresh_15_rounded", .size = 2, .run = fresh, .arg = 15 + ROUNDED},
+        {.name = "fresh_3_state", .size = 2, .run = fresh, .arg = 3 + STATE},
+        {.name = "asks", .size = 2, .run = asks},
+        {.name = "wakes", .size = 3, .run = wakes, .arg = INLINE},
+        {.name = "wakes_thread", .size = 3, .run = wakes, .arg = THREAD},
+        {.name = "closes", .size = 3, .run = closes, .arg = INLINE},
+        {.name = "closes_thread", .size = 3, .run = closes, .arg = THREAD, .sleepy = true},
+        {.name = "dies", .size = 3, .run = dies, .victims = 1 << 2, .timeout = 30},
+        {.name = "zero", .size = 3, .run = zero},
+        {.name = "levels", .size = 3, .run = levels},
+        {.name = "rows", .size = 3, .run = rows},
+        {.name = "refusals", .size = 3, .run = refusals},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}
