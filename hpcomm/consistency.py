@@ -91,8 +91,12 @@ a slow one still reads (ASAP, section 6.2)."""
 
 
 def SSP(staleness: int) -> Consistency:
-    """Graphs: a reduce takes the newest update of each in-neighbour, none more than staleness steps old; SSP(0) is
-    NOTIFY_ACK (Ho et al., NIPS 2013; ASAP, section 7).
+    """No worker begins a step more than staleness steps ahead of the slowest one (Ho et al., NIPS 2013).
+
+    With servers each update is applied by itself as it comes, and a pull waits for the slow workers only while this
+    rank's copy is too old for its next step; 0 to 64, and SSP(0) takes BSP's path (Parameter Flow, section 2.3.2). On a
+    graph a reduce takes the newest update of each in-neighbour, none more than staleness steps old; 0 to 14, and SSP(0)
+    is NOTIFY_ACK (ASAP, section 7).
 
     Raises:
         InvalidArgument: staleness is no int, or negative.

@@ -14,6 +14,7 @@ from hpcomm import (
     ASYNC,
     BSP,
     NOTIFY_ACK,
+    SSP,
     Checkpointer,
     Consistency,
     Context,
@@ -66,9 +67,10 @@ def saved(folder: Path, step: int) -> dict[int, Any]:
     return {label.rank: sections["shard"] for label, sections in found}
 
 
+@pytest.mark.parametrize("consistency", [ASYNC, SSP(2)], ids=str)
 @pytest.mark.parametrize("placement", ["CS", "NCC"])
 @on_both
-def test_an_asynchronous_hub(tmp_path: Path, placement: str) -> None:
+def test_an_asynchronous_hub(tmp_path: Path, placement: str, consistency: Consistency) -> None:
     """Saved while no push is under way, every row has had all updates of all workers, in whatever order; the rate is
     one that the workers have set."""
     placed = ParameterServer(placement)
@@ -85,13 +87,14 @@ def test_an_asynchronous_hub(tmp_path: Path, placement: str) -> None:
     def train(ex: Exchange, ckpt: Checkpointer, first: int, last: int) -> None:
         for step in range(first, last):
             ex.push_pull("w", (gradient * PATTERN).astype(F32))
+            ex.pull("w")  # without a push before it: comes after the push at the owners
             idle.wait()
             ckpt.after(step + 1)
             np.testing.assert_array_equal(ex.pull("w"), reckoned(step + 1).w * PATTERN)
             idle.wait()
 
     def body(context: Context, last: int) -> None:
-        with exchange(context, placed, ASYNC) as ex:
+        with exchange(context, placed, consistency, reduce="sum") as ex:
             found = restore(ex, tmp_path)
             first = found.step if found else 0
             if ex.params and not found:

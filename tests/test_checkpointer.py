@@ -22,6 +22,7 @@ import hpcomm
 from hpcomm import (
     ASYNC,
     SGD,
+    SSP,
     Adam,
     Checkpointer,
     CheckpointError,
@@ -176,11 +177,12 @@ def test_every_file_of_a_step_is_of_that_step(tmp_path: Path, topology: Paramete
         assert label.size == 4
 
 
+@pytest.mark.parametrize("consistency", [ASYNC, SSP(3)], ids=str)
 @on_both
-def test_asynchronous_owners_save_at_their_own_steps(tmp_path: Path) -> None:
+def test_asynchronous_owners_save_at_their_own_steps(tmp_path: Path, consistency: hpcomm.Consistency) -> None:
     for placed in (ParameterServer("CS"), ParameterServer("NCC")):
         folder = tmp_path / placed.placement
-        options: dict[str, Any] = {"topology": placed, "consistency": ASYNC, "progress": "thread", "rule": SGD()}
+        options: dict[str, Any] = {"topology": placed, "consistency": consistency, "progress": "thread", "rule": SGD()}
         saved(folder, 3, 8, **options)
 
         def again(context: Context, folder: Path = folder, options: dict[str, Any] = options) -> None:

@@ -218,6 +218,17 @@ static void exchanges(hpcomm::Context &context) {
     assert(!code && stats.pushes == 3 && stats.pulls == 3 && stats.applied == 6);
     assert(exchange.late() == 0 && exchange.late(1) == 0 && exchange.version() == 2);
 
+    hpcomm::ExchangeConfig stale;
+    stale.consistency = HPC_SSP;
+    stale.staleness = 1;
+    hpcomm::Exchange bounded(context, plan, hpcomm::Rule("sgd", {1.0}), values, stale, 1.0, code);
+    bounded.push_pull(1, ones, 1.0, code);
+    bounded.settle(1.0, code);
+    assert(!code && bounded.under_way() == -1 && bounded.params(1)[0] == 0 && bounded.params(1)[1] == 1);
+    assert(bounded.staleness(code) == (std::vector<std::uint64_t>{0, 1}) && !code);
+    bounded.close(1.0, code);
+    assert(exchange.staleness(code) == std::vector<std::uint64_t>{0} && !code);
+
     hpcomm::GraphConfig graph;
     graph.keys = hub.keys;
     graph.weights = {0.5, 0.25}; // of two phases, of a rank alone

@@ -12,8 +12,8 @@ from conftest import Left, on_both, run_threads
 import hpcomm
 from hpcomm import (
     ASYNC,
+    BARRIER,
     BSP,
-    NOTIFY_ACK,
     SGD,
     SSP,
     Adam,
@@ -104,11 +104,11 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "consistency a text": ({"consistency": "BSP"}, r"consistency is 'BSP': must be a Consistency"),
     "consistency to come": (
         {"consistency": Consistency(staleness=3)},
-        r"with servers it must be BSP or ASYNC; give a graph",
+        r"with servers it must be BSP, SSP\(s\) or ASYNC; give a graph",
     ),
     "consistency of graphs": (
-        {"consistency": NOTIFY_ACK},
-        r"consistency is NOTIFY_ACK: with servers it must be BSP or ASYNC",
+        {"consistency": BARRIER},
+        r"consistency is BARRIER: with servers it must be BSP, SSP\(s\) or ASYNC",
     ),
     "topology": (
         {"topology": "CS"},
@@ -192,10 +192,24 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "quorum too large": ({"consistency": quorum_of(4)}, r"quorum is 4; row 0 has 3 inputs"),
     "quorum and ASYNC": (
         {"consistency": Consistency(staleness=None, quorum=2)},
-        r"with servers it must be BSP or ASYNC",
+        r"with servers it must be BSP, SSP\(s\) or ASYNC",
     ),
     "quorum and shared_params": ({"consistency": quorum_of(2), "shared_params": True}, r"go with shared_params"),
     "quorum and tall folds": ({"consistency": quorum_of(2), "deterministic": False}, r"does not go with eager folds"),
+    "SSP with servers": ({"consistency": SSP(65)}, r"staleness is 65: 0 to 64 are possible with servers"),
+    "SSP and a quorum": (
+        {"consistency": Consistency(staleness=2, quorum=2, waits_for="neighbours")},
+        r"a quorum of servers does not go with consistency SSP",
+    ),
+    "SSP and shared_params": ({"consistency": SSP(2), "shared_params": True}, r"shared_params needs BSP: under SSP"),
+    "SSP and tall folds": ({"consistency": SSP(2), "deterministic": False}, r"eager needs BSP: under SSP"),
+    "SSP and split": ({"consistency": SSP(2), "split": True}, r"split needs BSP with servers.*here is SSP"),
+    "SSP and in_place": ({"consistency": SSP(2), "in_place": True}, r"in_place needs a graph and rule Average"),
+    "SSP and Average": ({"consistency": SSP(2), "rule": Average()}, r"key fc has rule average.*give another rule"),
+    "SSP and a plan of ASYNC": (
+        {"consistency": SSP(2), "plan": Plan.hub(params(), [0, 1, 2], [0], 3, each=True)},
+        r"SSP with servers needs rows of one stage that apply the updates of all workers",
+    ),
     "shared under ASYNC": ({"consistency": ASYNC, "shared_params": True}, r"shared_params needs BSP"),
 }
 
@@ -207,6 +221,7 @@ RANKS_DIFFER: dict[str, tuple[Options, str]] = {
     "shape": ({"params": params(bias=np.zeros(4, F32))}, r"key 1 is bias of 4 elements on rank 1 and bias of 3"),
     "number of keys": ({"params": params(more=np.zeros(4, F32))}, r"rank 1 has 3 keys and rank 0 has 2"),
     "rule": ({"rule": Adam(lr=0.01)}, r"rank 1 has rule adam with 2 slots, rank 0 sgd with 0"),
+    "staleness": ({"consistency": SSP(3)}, r"rank 1 has consistency 3, .*; rank 0 has 0"),
     "hyper-parameter": ({"rule": SGD(lr=0.5)}, r"argument 1 of rule sgd is 0.5 on rank 1 and 0.01"),
     "depth": ({"depth": 2}, r"another plan than rank 0"),
     "wire": ({"wire": "float16"}, r"another plan than rank 0"),

@@ -1,4 +1,4 @@
-"""recover under ASYNC with servers: what was folded counts once, and all go on from one step.
+"""recover under ASYNC and SSP with servers: what was folded counts once, and all go on from one step.
 
 The push of worker w in step n adds 1 to element (w, n) of every chunk, so that the parameters say of each chunk how
 often each update has been folded.
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import ASYNC, SGD, Checkpointer, Exchange, ParameterServer, _core
+from hpcomm import ASYNC, SGD, SSP, Checkpointer, Exchange, ParameterServer, _core
 
 STEPS = 32
 HALF = STEPS // 2  # where they wait for the death
@@ -27,14 +27,16 @@ PLACES = {"colocated": ParameterServer(servers=[0, 1]), "dedicated": ParameterSe
 ON = [("colocated", "shm", "inline"), ("colocated", "tcp", "thread"), ("dedicated", "shm", "thread")]
 
 
-def _exchange(ctx: hpcomm.Context, placed: ParameterServer, progress: str) -> Exchange:
+def _exchange(ctx: hpcomm.Context, placed: ParameterServer, progress: str, staleness: int = 0) -> Exchange:
+    """staleness: of SSP; 0: ASYNC."""
     zeros = {name: np.zeros((n, ctx.size, STEPS), np.float32) for name, n in CHUNKS.items()}
     return Exchange(
         ctx,
         zeros,
         placed,
-        ASYNC,
+        SSP(staleness) if staleness else ASYNC,
         SGD(lr=1),
+        reduce="sum",
         chunk_bytes=4 * ctx.size * STEPS,
         progress=progress,
     )
@@ -62,14 +64,16 @@ def _meet(ex: Exchange, ranks: list[int], step: int) -> None:
         ex.pull(name)
 
 
-def _train(placed: str, progress: str, deaths: dict[str, list[int]], killer: int) -> dict[str, Any] | None:
+def _train(
+    placed: str, progress: str, deaths: dict[str, list[int]], killer: int, staleness: int = 0
+) -> dict[str, Any] | None:
     """deaths: rank -> step and place at which it kills itself, before, in or after its pushes, or when it has seen
     another one's death; or at which the killer kills it, wherever it is."""
     world = mpi.world()
     assert world is not None
     first = ctx = hpcomm.init(world)
     me, pids = ctx.rank, [peer.pid for peer in ctx.peers]
-    ex = _exchange(ctx, PLACES[placed], progress)
+    ex = _exchange(ctx, PLACES[placed], progress, staleness)
     step, done, clocks = 0, [], []
     lost: list[int] = []
     world.allgather(b"made")  # in a barrier of hpcomm's some may still be when one has died
@@ -95,6 +99,8 @@ def _train(placed: str, progress: str, deaths: dict[str, list[int]], killer: int
                 die(len(CHUNKS))
                 for name in CHUNKS:
                     ex.pull(name)
+                if staleness:  # a pull may end before its push is applied
+                    _core.exchange_settle(ex._handle, 20)
                 done.append(step)
                 step += 1
             _meet(ex, list(ex.context.ranks) if placed == "colocated" else list(ex.context.ranks)[1:], STEPS - 1)
@@ -136,24 +142,28 @@ def _check(told: list[dict[str, Any]], left: list[int], victims: dict[int, int])
 
 
 @pytest.mark.parametrize(("placed", "transport", "progress"), ON)
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_what_was_folded_counts_once(placed: str, transport: str, progress: str, place: int) -> None:
+@pytest.mark.parametrize(("place", "staleness"), [(0, 0), (1, 0), (2, 0), (1, 3)])
+def test_what_was_folded_counts_once(placed: str, transport: str, progress: str, place: int, staleness: int) -> None:
     env = {"HPCOMM_TRANSPORT": transport}
-    ended = mpi.spawn(4, _train, placed, progress, {"3": [5, place]}, -1, check=False, env=env)
+    deaths = {"3": [5, place]}
+    ended = mpi.spawn(4, _train, placed, progress, deaths, -1, staleness, check=False, env=env)
     assert ended.codes == [0, 0, 0, -signal.SIGKILL], ended.err
     _check(ended.values[:3], [0, 1, 2], {3: 5})
 
 
 @pytest.mark.parametrize(("placed", "transport", "progress"), ON)
-def test_killed_from_outside_while_all_push(placed: str, transport: str, progress: str) -> None:
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_killed_from_outside_while_all_push(placed: str, transport: str, progress: str, staleness: int) -> None:
     env = {"HPCOMM_TRANSPORT": transport}
-    ended = mpi.spawn(4, _train, placed, progress, {"3": [7, 1]}, 2, check=False, env=env)
+    ended = mpi.spawn(4, _train, placed, progress, {"3": [7, 1]}, 2, staleness, check=False, env=env)
     assert ended.codes == [0, 0, 0, -signal.SIGKILL], ended.err
     _check(ended.values[:3], [0, 1, 2], {})
 
 
-def test_two_die_one_after_the_other() -> None:
-    ended = mpi.spawn(5, _train, "colocated", "inline", {"2": [4, 1], "4": [HALF, SECOND]}, -1, check=False)
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_two_die_one_after_the_other(staleness: int) -> None:
+    deaths = {"2": [4, 1], "4": [HALF, SECOND]}
+    ended = mpi.spawn(5, _train, "colocated", "inline", deaths, -1, staleness, check=False)
     assert ended.codes == [0, 0, -signal.SIGKILL, 0, -signal.SIGKILL], ended.err
     _check([ended.values[r] for r in (0, 1, 3)], [0, 1, 3], {2: 4})
 

@@ -429,6 +429,41 @@ def other_consistencies_and_codecs(ctx: hpcomm.Context) -> None:
         assert torch.isfinite(losses[0])
 
 
+@everywhere
+def bounded_staleness(ctx: hpcomm.Context) -> None:
+    """SSP(s): all updates are in the model in the end; SSP(0) is BSP; some ranks have no gradient for a layer."""
+    for apply in ("step", "backward"):
+        ours, *_, alone, _ = both(ctx, OPTIMIZERS["sgd"], apply=apply, consistency=hpcomm.SSP(0))
+        check_same(ours, alone)
+        torch.manual_seed(5)
+        model = net()
+        optimizer = ht.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.125), ctx, model, apply=apply, consistency=hpcomm.SSP(2)
+        )
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        steps, moved = 7, 0.125 * sum(range(1, 8))
+        for step in range(1, steps + 1):
+            optimizer.zero_grad()
+            for i, value in enumerate(model.parameters()):
+                if i > 0 or ctx.rank == 0:
+                    (step * value.sum()).backward()
+            optimizer.step()
+        optimizer.wait()
+        exchange = optimizer.exchange
+        assert sum(exchange.stats().by_staleness) == steps * len(before)
+        for _ in range(2):
+            for name in before:
+                exchange.pull(name)
+            ctx.barrier()
+        for i, (name, value) in enumerate(model.state_dict().items()):
+            part = 1 / ctx.size if i == 0 else 1.0
+            assert torch.allclose(before[name] - value, torch.full_like(value, moved * part), atol=1e-5)
+    model = net()
+    local = torch.optim.RMSprop(model.parameters())
+    with pytest.raises(hpcomm.NotSupported, match="give BSP"):
+        ht.DistributedOptimizer(local, ctx, model, consistency=hpcomm.SSP(2))
+
+
 # ---- what ranks might do differently ---------------------------------------------------------------------------------
 
 

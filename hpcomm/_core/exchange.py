@@ -189,7 +189,7 @@ def exchange_row_step(exchange: Any, row: int) -> int:
 
 
 def exchange_folded(exchange: Any, rank: int) -> int:
-    """ASYNC with servers: of how many pushes of a rank the rows here have folded all or a part."""
+    """ASYNC and SSP with servers: of how many pushes of a rank the rows here have folded all or a part."""
     word = new_word()
     check(lib.hpc_exchange_get_folded(exchange, rank, word))
     return int(word[0])
@@ -204,6 +204,11 @@ def exchange_set_row(
 
 def exchange_publish(exchange: Any, timeout: float) -> None:
     collective(lambda seconds: lib.hpc_exchange_publish(exchange, seconds), timeout)
+
+
+def exchange_settle(exchange: Any, timeout: float) -> None:
+    """Until the owners have applied all pushes of this rank."""
+    wait(lambda seconds: lib.hpc_exchange_settle(exchange, seconds), timeout)
 
 
 def exchange_progress(exchange: Any) -> None:
@@ -238,6 +243,14 @@ def exchange_inputs(exchange: Any) -> tuple[int, ...]:
     most = lib.hpc_exchange_get_inputs(exchange, ffi.NULL, 0)
     counts = ffi.new("uint64_t[]", most + 1)
     check(min(0, lib.hpc_exchange_get_inputs(exchange, counts, most + 1)))
+    return tuple(counts)
+
+
+def exchange_staleness(exchange: Any) -> tuple[int, ...]:
+    """Steps by how far the slowest worker was behind when they began, under SSP with servers."""
+    most = lib.hpc_exchange_get_staleness(exchange, ffi.NULL, 0)
+    counts = ffi.new("uint64_t[]", most + 1)
+    check(min(0, lib.hpc_exchange_get_staleness(exchange, counts, most + 1)))
     return tuple(counts)
 
 

@@ -26,6 +26,7 @@ from .pieces import Span
 from .servers import KINDS, has_servers
 
 _MOST_DEPTH = 16  # of a plan
+_MOST_STALENESS = 64  # with servers
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ def checked(ctx: Context, params: Any, topology: Any, made: Made, plan: Plan | N
     phases = graph_phases(topology, ctx.size)
     mode = engine_mode(made.consistency, bool(phases))
     check_engine(made.engine, bool(phases), rules.values())
+    if not phases and (made.consistency.staleness or 0) > _MOST_STALENESS:
+        raise InvalidArgument(
+            f"staleness is {made.consistency.staleness}: 0 to {_MOST_STALENESS} are possible with servers"
+        )
     graph = None
     if phases:
         if plan is not None:
@@ -192,8 +197,10 @@ def engine_mode(consistency: Any, on_graph: bool) -> str:
     known = {"BSP": BSP, "ASYNC": ASYNC}
     if on_graph:
         known |= {"NOTIFY_ACK": NOTIFY_ACK, "BARRIER": BARRIER}
-        if consistency.staleness:
-            known["SSP"] = SSP(consistency.staleness)
+    elif plain == SSP(0):
+        return "BSP"
+    if consistency.staleness:
+        known["SSP"] = SSP(consistency.staleness)
     for name, value in known.items():
         if plain == value:
             return name
@@ -202,7 +209,8 @@ def engine_mode(consistency: Any, on_graph: bool) -> str:
             f"consistency is {consistency}: on a graph it must be BSP, NOTIFY_ACK, SSP(s), BARRIER or ASYNC"
         )
     raise NotSupported(
-        f"consistency is {consistency}: with servers it must be BSP or ASYNC; give a graph as the topology for others"
+        f"consistency is {consistency}: with servers it must be BSP, SSP(s) or ASYNC; give a graph as the topology for "
+        "others"
     )
 
 

@@ -54,6 +54,7 @@ class Calls:
         "_patience",
         "_rank",
         "_rotates",
+        "_settles",
         "_slice",
         "_steps",
         "_words",
@@ -64,8 +65,12 @@ class Calls:
     _default: float
     _patience: float | None
 
-    def _begin(self, keys: dict[str, KeyState], *, rotates: bool, finite: bool, patience: float | None) -> None:
-        """Needs _handle, _rank and _default (the timeout of calls without one) to be set."""
+    def _begin(
+        self, keys: dict[str, KeyState], *, rotates: bool, finite: bool, patience: float | None, settles: bool
+    ) -> None:
+        """Needs _handle, _rank and _default (the timeout of calls without one) to be set. settles: a pull may end
+        before its push is applied."""
+        self._settles = settles
         self._address = address_of(self._handle)
         self._keys = self._every = keys  # _keys is empty while a step is left half done
         self._rotates, self._finite, self._patience, self._closed = rotates, finite, patience, False
@@ -264,6 +269,8 @@ class Calls:
         self._check_open(op)
         if self._left is not None:
             raise self._unfinished(op)
+        if self._settles:
+            _core.exchange_settle(self._handle, self._default)
         key = _core.exchange_under_way(self._handle)
         if key >= 0:
             raise InvalidArgument(self._under_way(op, key))

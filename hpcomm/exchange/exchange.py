@@ -18,7 +18,7 @@ from .. import _core, optim
 from .._core import PULL, PUSH, PUSH_PULL, seconds
 from .._core import exchange_call as _call
 from .._core import exchange_start as _start
-from ..consistency import ASYNC, BSP, Consistency
+from ..consistency import BSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..optim import SGD, AnyRule, RuleOrRules
@@ -92,6 +92,8 @@ class ExchangeStats:
             left out.
         dropped_at: the version of the parameters when the last of them came.
         by_inputs: on a graph or with a quorum: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
+        by_staleness: under SSP(s) with servers: how many steps of a key began with the slowest worker 0, 1, ... s steps
+            behind, as far as this rank's parameters have its updates.
         peers: by rank.
     """
 
@@ -113,6 +115,7 @@ class ExchangeStats:
     dropped: int
     dropped_at: int
     by_inputs: tuple[int, ...]
+    by_staleness: tuple[int, ...]
     peers: tuple["PeerStats", ...]
 
 
@@ -137,10 +140,11 @@ class Exchange(SplitCalls):
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
             its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
             in turn; or a function that returns them for a number of ranks, e.g. hpcomm.topology.root_expander.
-        consistency: BSP (a chunk is applied when every worker has pushed it) or ASYNC (each update as it comes). On a
-            graph also NOTIFY_ACK, SSP(s) and BARRIER. Consistency(quorum=q, late="drop") is BSP that goes on without
-            stragglers: q workers' updates are enough, see late. On a graph give waits_for="neighbours" as well: this is
-            NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours.
+        consistency: BSP (a chunk is applied when every worker has pushed it), ASYNC (each update as it comes) or SSP(s)
+            (each as it comes, and no worker is more than s steps ahead). On a graph also NOTIFY_ACK and BARRIER.
+            Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: q workers' updates are enough,
+            see late. On a graph give waits_for="neighbours" as well: this is NOTIFY_ACK without stragglers, and a fold
+            needs the updates of q in-neighbours.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
             its own.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology and the
@@ -161,6 +165,10 @@ class Exchange(SplitCalls):
         plan: who owns which chunk.
         graph: the graphs that the steps take in turn; () with servers.
         rule: the rule with its present hyper-parameters; where keys differ, a dict by key.
+
+    Under SSP(s) with servers a pull may end before its push is applied: call gradient(name) before each gradient is
+    written, and it waits until the slot is free. A second pull without a push between always asks the owners; so all
+    updates are in params when all workers have pulled every key, met (Context.barrier) and pulled every key again.
 
     With a quorum a worker pushes every key once a step, and pulls all keys before the next step. The parameters of a
     straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
@@ -271,7 +279,13 @@ class Exchange(SplitCalls):
         keys = {name: KeyState(name, i, value.shape, dtypes[i]) for i, (name, value) in enumerate(given.values.items())}
         self._nbytes = sum(key.nbytes for key in keys.values())
         rotates = int(given.plan.rows.column("depth").max()) > 1
-        self._begin(keys, rotates=rotates, finite=bool(engine.check_finite), patience=engine.patience)
+        self._begin(
+            keys,
+            rotates=rotates,
+            finite=bool(engine.check_finite),
+            patience=engine.patience,
+            settles=given.mode == "SSP" and not given.phases,
+        )
         shapes = [key.shape for key in keys.values()]
         arrays = dict(zip(keys, _core.exchange_params(self._handle, shapes, not engine.shared_params), strict=False))
         for name, array in arrays.items():
@@ -311,14 +325,16 @@ class Exchange(SplitCalls):
 
         Raises:
             InvalidArgument: an unknown key, another dtype or shape, NaN or Inf with check_finite, a rank that is no
-                worker, a closed exchange, a key that is under way: its last push under BSP, depth pushes under ASYNC.
+                worker, a closed exchange, a key that is under way: its last push under BSP, depth pushes under ASYNC
+                (under SSP it waits).
                 pull, gradient or the handle of push_nb wait for it. Nothing has been sent then.
         """
         self._sent(_start, name, PUSH, grad, timeout)
 
     def pull(self, name: str, timeout: float | None = None) -> NDArray[np.float32]:
         """The parameters of a key, params[name]: under BSP once the last push is applied, under ASYNC as their owners
-        have them now. It also ends a push or a push_pull that a Timeout or Ctrl-C has cut short."""
+        have them now, under SSP as soon as they are fresh enough. It also ends a push or a push_pull that a Timeout or
+        Ctrl-C has cut short."""
         return self._sent(_call, name, PULL, None, timeout)[0].params  # type: ignore[no-any-return]
 
     def push_pull(self, name: str, grad: object = None, timeout: float | None = None) -> NDArray[np.float32]:
@@ -400,7 +416,7 @@ class Exchange(SplitCalls):
 
         The values travel with that push, so the call waits for nobody, and pushes that are under way keep theirs. Under
         BSP every worker sets the same values before the same push; where they differ the exchange ends in ConfigError.
-        On a graph they are for this rank's own parameters, and under ASYNC for its own updates.
+        On a graph they are for this rank's own parameters, and under ASYNC and SSP for its own updates.
 
         Args:
             keys: whose rules change; None means all.
@@ -427,14 +443,15 @@ class Exchange(SplitCalls):
     def state_dict(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
         """This rank's part of a checkpoint, a dict of arrays, ints and texts that numpy.savez takes: the rule, its
         arguments, the keys, and for each row that this rank owns its place, step, parameters and state; under ASYNC
-        with servers also the clock.
+        and SSP with servers also the clock.
 
         Args:
             out: the dict of an earlier call: its arrays are written again, and it is returned.
 
         A worker calls it after a step; a rank that only serves while no worker pushes, e.g. after serve. The shards of
-        all ranks are the whole checkpoint. Under ASYNC others may push meanwhile: each row is copied between two
-        updates. Checkpointer does all this every so many steps.
+        all ranks are the whole checkpoint. Under ASYNC and SSP others may push meanwhile: each row is copied between
+        two updates. Under SSP it waits until this rank's pushes are applied. Checkpointer does all this every so many
+        steps.
 
         Raises:
             NotSupported: a plan of one's own in which an element has no owner or several.
@@ -445,7 +462,7 @@ class Exchange(SplitCalls):
 
     def load_state_dict(self, shards: Shard | Iterable[Shard], timeout: float | None = None) -> None:
         """Restores a checkpoint bit for bit: parameters, state, steps and the rule's hyper-parameters. Collective.
-        Under ASYNC with servers clock is then that of the furthest worker, on all ranks.
+        Under ASYNC and SSP with servers clock is then that of the furthest worker, on all ranks.
 
         Args:
             shards: a dict of state_dict, or several of them, in any order and of any plan for the same keys: together
@@ -489,15 +506,16 @@ class Exchange(SplitCalls):
 
     @property
     def _counts_updates(self) -> bool:
-        """Whether rows count updates and not the steps of a worker: ASYNC with servers."""
-        return self._made.consistency == ASYNC and not self.graph
+        """Whether rows count updates and not the steps of a worker: ASYNC and SSP(s) with servers."""
+        return self._made.consistency.staleness != 0 and not self.graph
 
     @property
     def clock(self) -> int:
         """How many steps the rows of this rank have had since the start of the training; on a graph these are the
-        trainer's own. With a quorum the clock of a straggler jumps when it catches up. Under ASYNC with servers, where
-        rows count updates: the pushes of a key that this worker has begun since then. Read it while nothing is under
-        way here, or after a rank has died. 0 on a rank that owns no rows, or that only serves under ASYNC."""
+        trainer's own. With a quorum the clock of a straggler jumps when it catches up. Under ASYNC and SSP with
+        servers, where rows count updates: the pushes of a key that this worker has begun since then. Read it while
+        nothing is under way here, or after a rank has died. 0 on a rank that owns no rows, or that only serves under
+        ASYNC or SSP."""
         if self._counts_updates:
             return self._begun() if self.params else 0
         return max((_core.exchange_row_step(self._handle, row) for row, _ in self._rows), default=0)
@@ -538,6 +556,7 @@ class Exchange(SplitCalls):
         return ExchangeStats(
             **stats,
             by_inputs=_core.exchange_inputs(self._handle) if self.graph or stats["reduces"] else (),
+            by_staleness=_core.exchange_staleness(self._handle) if self._settles else (),
             peers=tuple(PeerStats(**peer) for peer in _core.exchange_peers(self._handle, self.context.size)),
         )
 
@@ -545,10 +564,10 @@ class Exchange(SplitCalls):
         """Tells every rank that no push comes from here any more; a second call is no error.
 
         It first waits for pushes and pulls that are under way. Where the others' pushes do not wait for this rank's own
-        (under ASYNC, with a quorum, or if it only serves), a rank that owns rows serves the others until they have
-        closed too. params stays valid. Keys that a step cut short has not pushed stay unpushed. With a quorum a last
-        push that nobody has waited for may find no quorum, as too many others have closed: context.notes and stderr
-        tell of it.
+        (under ASYNC or SSP, with a quorum, or if it only serves), a rank that owns rows serves the others until they
+        have closed too. params stays valid. Keys that a step cut short has not pushed stay unpushed. With a quorum a
+        last push that nobody has waited for may find no quorum, as too many others have closed: context.notes and
+        stderr tell of it.
 
         Raises:
             Timeout: not all of this was done in timeout seconds; close may be called again.

@@ -46,6 +46,11 @@ def has_quorum(ex: Exchange) -> bool:
     return ex._made.consistency.quorum is not None
 
 
+def reads_on(ex: Exchange) -> bool:
+    """Whether a gradient may still be read when the pull behind its push has ended."""
+    return ex._settles or bool(ex.graph)
+
+
 def check_idle(ex: Exchange, op: str) -> None:
     """Raises InvalidArgument if ex is closed, or a push, a pull or a step of this rank is under way."""
     ex._check_idle(op)

@@ -26,8 +26,9 @@ class PlanOptions:
             graph 256 KiB, or where several cores would get fewer than four of all keys half of it, and so on down to
             32 KiB.
         depth: slots for gradients of a key, 1 to 16. Under ASYNC this many pushes of it may be under way; under BSP
-            one, while the next gradient is written. On a graph: updates that may be on their way to a neighbour that
-            has not folded them; at least staleness + 2, and with in_place at most 15.
+            one, while the next gradient is written; under SSP with servers a push waits for a free slot. On a graph:
+            updates that may be on their way to a neighbour that has not folded them; at least staleness + 2, and with
+            in_place at most 15.
         codec: what gradients are on the wire: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a
             mapping from names of keys to these, and keys that it does not name are float32. Sums are float32. wire is
             its older name; both at once are refused.
@@ -35,7 +36,8 @@ class PlanOptions:
             "bfloat16" params stay float32 arrays (float16's largest number is 65504), of rounded values, the same bits
             on every worker; each server keeps a master in float32, to which updates are added, and which checkpoints
             hold. Not with shared_params, nor on a graph, where parameters stay at their rank.
-        reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full.
+        reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full, under SSP with servers
+            each by its part of the mean.
         cores: of each server. None means as many as its host can spare for threads, and at least 1 for each of its
             interfaces; with progress="inline" just that. Ranks whose progress differs must give a number.
     """

@@ -3,9 +3,8 @@ if need be.
 
 A *shard* is what one rank keeps: a dict of arrays, ints and texts, fit for numpy.savez. A *piece* is a range of a key's
 elements with its step, parameters and state (slots values an element, slot by slot). Every key has a rule of its own;
-in format 1, which is still read, all keys had one. Where rows count updates and not
-steps (ASYNC with servers) a shard also has the rank's clock. Entries by other names are left alone, so a
-rank may keep more about its rows.
+in format 1, which is still read, all keys had one. Where rows count updates and not steps (ASYNC and SSP with servers)
+a shard also has the rank's clock. Entries by other names are left alone, so a rank may keep more about its rows.
 """
 
 from bisect import bisect_left

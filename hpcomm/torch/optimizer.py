@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..consistency import BSP, Consistency
+from ..consistency import BSP, SSP, Consistency
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange
@@ -68,7 +68,7 @@ class DistributedOptimizer(Optimizer):
         topology: None: what hpcomm.parameter_hub takes by its options. Or a ParameterServer, or a Hierarchy. Or
             a graph, as hpcomm.stochastic_reduce takes it: the optimizer steps on each rank, which then averages its
             model with those of its neighbours.
-        consistency: BSP; ASYNC or a quorum with servers; those of graphs with a graph.
+        consistency: BSP; SSP(s), ASYNC or a quorum with servers; those of graphs with a graph.
         codec: of gradients, as Exchange takes it.
         options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers.
 
@@ -114,6 +114,8 @@ class DistributedOptimizer(Optimizer):
             passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
             clip = check_clip(clip_norm)
             servers = topology is None or has_servers(topology)
+            if servers and consistency == SSP(0):
+                consistency = BSP
             if not servers:
                 graph_phases(topology, ctx.size)
             keys = keys_of(optimizer, model, counts, sparse)

@@ -44,7 +44,7 @@ class OnePass(Mode):
         self.roll = Roll(keys) if consistency == BSP and ctx.size > 1 else None
         if self.roll is not None:
             values[ROLL], by_key[ROLL] = self.roll.values, Average()
-        self._quorum = consistency.quorum is not None and consistency != ASYNC
+        self._every_key = consistency not in (BSP, ASYNC)  # others wait for the pushes of each key
         self.bind(make(ctx, values, by_key))
 
     def bind(self, exchange: Exchange) -> None:
@@ -75,7 +75,7 @@ class OnePass(Mode):
                 written(key.param)
         if self.roll is not None:
             missing = list(self.roll.call(self.exchange, missing))
-        elif not self._quorum:
+        elif not self._every_key:
             missing = []
         for key in missing:
             key.handle = key.fold = push_zeros(self.exchange, key)
