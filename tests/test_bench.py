@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mpi
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -274,6 +275,30 @@ def test_a_straggler_is_waited_for_by_its_neighbours_first(tmp_path: Path) -> No
     for row in rows:
         assert row["wrong"] == 0
         assert [len(waits) for waits in row["waits"]] == [6] * 4
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_staleness_is_compared_with_the_ideal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    staleness = importlib.import_module("bench.staleness")
+    factors = staleness.drawn(5, 40, 0.125, 10.0, 3)
+    assert set(np.unique(factors)) == {1.0, 10.0}
+    assert staleness.ideal(factors, 0) == factors.max(axis=0).sum()  # BSP: each step takes as long as its slowest rank
+    assert staleness.ideal(factors, 40) == factors.sum(axis=1).max()  # no rank waits
+    two = np.array([[4.0, 1, 1, 1], [1, 1, 1, 4]])
+    assert [staleness.ideal(two, s) for s in (0, 1, 2, 3)] == [10, 9, 8, 7]
+    plot = tmp_path / "plot.png"
+    arguments = ["--ranks", "3", "-t", "0.002", "-n", "12", "--cycles", "2", "-s", "2", "--weights", "500"]
+    document = own_mpirun("staleness", *arguments, "--plot", str(plot))
+    bsp, ssp = document["contenders"]
+    assert (bsp["name"], ssp["name"]) == ("BSP", "SSP(2)")
+    assert (bsp["wrong"], ssp["wrong"]) == (0, 0)
+    assert bsp["by_staleness"] == []
+    assert len(ssp["by_staleness"]) == 3
+    assert sum(ssp["by_staleness"]) == 2 * 2 * 3 * 12  # keys, cycles, ranks, steps
+    for row in document["rows"]:
+        assert row["seconds"] >= row["ideal"] * 0.99
+        assert row["accuracy"] > 20
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
