@@ -177,6 +177,9 @@ def test_gradient_waits_until_its_slot_is_free() -> None:
             ex.push_pull("w")
             with pytest.raises(Timeout):
                 ex.gradient("w", timeout=0.05)
+            for call in (ex.push, ex.push_pull):
+                with pytest.raises(Timeout, match=r"nothing was sent: make the call again"):
+                    call("w", -np.ones(SHAPES["w"], F32), timeout=0.05)
             gate.set()
             ex.gradient("w")[...] = -1
             ex.push_pull("w")

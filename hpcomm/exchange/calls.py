@@ -172,8 +172,12 @@ class Calls:
                 *limits,
                 status,
             )
-        except Timeout:
+        except Timeout as late:
             key.gradient = before[1]
+            if flags & PUSH and _ready(self._address, array("i", [key.index])) == 0:  # it has waited for its slot
+                key.flags = before[0]
+                told = f"{late}; the slot of key {key.name!r} is not free, and nothing was sent: make the call again"
+                raise Timeout(told, op=late.op, waiting_for=late.waiting_for, culprits=late.culprits) from None
             raise
         except HpcommError as wrong:
             key.flags, key.gradient = before

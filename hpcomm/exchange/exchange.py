@@ -341,6 +341,7 @@ class Exchange(SplitCalls):
         """push, then pull, in one round (PHub, section 3.1). See push and pull.
 
         After a Timeout or Ctrl-C the gradient is on its way, or partly: pull(name) waits for it, and nothing is lost.
+        A Timeout in the wait for a free slot (SSP, graphs) says that nothing was sent: make the call again.
         """
         return self._sent(_call, name, PUSH_PULL, grad, timeout)[0].params  # type: ignore[no-any-return]
 
