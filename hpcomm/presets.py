@@ -10,7 +10,7 @@ from .exchange import Exchange, Graphs
 from .exchange.arguments import refuse
 from .exchange.servers import has_servers
 from .optim import Average, Nesterov, RuleOrRules
-from .topology import ParameterServer, Tree, root_expander
+from .topology import HostGraph, ParameterServer, Tree, root_expander
 from .topology.hierarchy import Servers
 
 _RULE = Nesterov()
@@ -100,6 +100,7 @@ def stochastic_reduce(
     topology: Graphs | Callable[[int], Graphs] | None = None,
     consistency: Consistency = NOTIFY_ACK,
     rule: RuleOrRules = _AVERAGE,
+    hosts_first: bool = False,
     **options: Any,
 ) -> Exchange:
     """ASAP (Kadav and Kruus, 2016): every rank averages its model with those of its in-neighbours in a sparse graph,
@@ -119,6 +120,9 @@ def stochastic_reduce(
             waits_for="neighbours") goes on without stragglers (docs/stochastic_reduce.md).
         rule: Average: what is pushed are models. Any other rule takes gradients, which are folded by the graph's
             weights and applied to this rank's own parameters.
+        hosts_first: the nodes of topology are the hosts: the ranks of a host average their models first, and one goes
+            over each edge between hosts (topology.HostGraph). All ranks of a host then have the same model. Under
+            NOTIFY_ACK or BSP, without in_place.
         options: Exchange's other ones, e.g. chunk_bytes=65536, codec="bfloat16" or depth=2. Without in_place, which
             is for models, params stay where they are, and what is pushed is written into gradient(name).
 
@@ -126,4 +130,5 @@ def stochastic_reduce(
         InvalidArgument: an argument that cannot be, here or on another rank.
         ConfigError: ranks disagree.
     """
-    return Exchange(ctx, params, root_expander if topology is None else topology, consistency, rule, **options)
+    nodes: Any = root_expander if topology is None else topology
+    return Exchange(ctx, params, HostGraph(nodes) if hosts_first else nodes, consistency, rule, **options)

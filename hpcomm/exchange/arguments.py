@@ -18,7 +18,7 @@ from ..errors import HpcommError, InvalidArgument, NotSupported
 from ..optim import AnyRule, Average, Rule
 from ..plan import Plan, graph_handle
 from ..stage import whole
-from ..topology import Graph, ParameterServer
+from ..topology import Graph, HostGraph, ParameterServer
 from ..topology.hierarchy import Servers
 from ..window import as_source
 from .options import EngineOptions, Made
@@ -105,7 +105,7 @@ def _graph_plan(
 
 
 def _servers_plan(
-    ctx: Context, values: dict[str, NDArray[np.float32]], topology: Servers, made: Made, *, each: bool
+    ctx: Context, values: dict[str, NDArray[np.float32]], topology: Servers | HostGraph, made: Made, *, each: bool
 ) -> Plan:
     """The plan of the servers. each: every update is applied by itself."""
     options, servers = made.plan, topology.roles(ctx.size)[1]

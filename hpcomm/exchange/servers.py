@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ..consistency import ASYNC, BSP, Consistency
+from ..consistency import ASYNC, BSP, NOTIFY_ACK, Consistency
 from ..context import Context
 from ..errors import InvalidArgument
-from ..topology import Hierarchy, ParameterServer, Tree
+from ..topology import Hierarchy, HostGraph, ParameterServer, Tree
 from ..topology.hierarchy import Servers, automatic
 from .options import EngineOptions
 
@@ -18,7 +18,7 @@ KINDS = (
 
 def has_servers(topology: Any) -> bool:
     """Whether it is no graph: a value, or a word that stands for one."""
-    return isinstance(topology, Servers | str)
+    return isinstance(topology, Servers | HostGraph | str)
 
 
 def settled(ctx: Context, topology: Any, consistency: Consistency, engine: EngineOptions) -> Any:
@@ -37,4 +37,11 @@ def settled(ctx: Context, topology: Any, consistency: Consistency, engine: Engin
             "consistency is ASYNC, which applies each update by itself; a Hierarchy folds those of a host into one, "
             "and a Tree has one: give BSP, or a ParameterServer"
         )
+    if isinstance(topology, HostGraph):
+        if consistency not in (BSP, NOTIFY_ACK):
+            raise InvalidArgument(
+                f"consistency is {consistency}: with hosts_first it must be NOTIFY_ACK or BSP, which are the same "
+                "there: a rank waits for its host and the neighbours of that"
+            )
+        return topology.settled(ctx.hosts)
     return topology.settled(ctx.hosts, ctx.racks) if isinstance(topology, Hierarchy) else topology

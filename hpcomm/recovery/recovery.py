@@ -17,7 +17,7 @@ from ..errors import CheckpointError, HpcommError, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
 from ..exchange.arguments import graph_phases
 from ..plan import Plan
-from ..topology import Graph, among, spectral_gap
+from ..topology import Graph, HostGraph, among, spectral_gap
 from ..topology.hierarchy import Servers
 
 _log = logging.getLogger("hpcomm")
@@ -90,6 +90,11 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         Timeout, TransportError: as Context.shrink.
     """
     made, old = inside.made(ex), ex.context
+    if isinstance(made.topology, HostGraph):
+        raise NotSupported(
+            "recover: with hosts_first each host has a model of its own, which is not rebuilt: make another exchange "
+            "on a shrunk context, from the params of this one"
+        )
     if not ex.graph and made.topology is None:
         raise NotSupported(
             "recover: the exchange was made from a Plan, which recover cannot rebuild: make another Plan and Exchange"

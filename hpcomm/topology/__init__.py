@@ -26,6 +26,7 @@ from .graphs import (
     torus,
 )
 from .hierarchy import Bandwidths, Hierarchy
+from .host_graph import HostGraph
 from .parameter_server import ParameterServer
 from .paths import diameter, distances, first_wait
 from .rebuild import among
@@ -37,6 +38,7 @@ __all__ = [
     "Choice",
     "Graph",
     "Hierarchy",
+    "HostGraph",
     "ParameterServer",
     "Tree",
     "among",

@@ -113,9 +113,9 @@ class Hierarchy:
         """
         found = self
         if found.hosts is None:
-            found = replace(found, hosts=_by_name(hosts))
+            found = replace(found, hosts=by_name(hosts))
         if found.racks is None:
-            named = _by_name(racks) if all(racks) else ()
+            named = by_name(racks) if all(racks) else ()
             found = replace(found, racks=named if len(named) > 1 else ())
         return found
 
@@ -228,7 +228,7 @@ def automatic(hosts: Sequence[int], racks: Sequence[str]) -> Servers:
     return found if several else ParameterServer()
 
 
-def _by_name(names: Sequence[Any]) -> Groups:
+def by_name(names: Sequence[Any]) -> Groups:
     """The ranks that have one name, in the order of their lowest ranks."""
     groups: dict[Any, list[int]] = {}
     for rank, name in enumerate(names):

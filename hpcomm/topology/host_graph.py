@@ -1,0 +1,149 @@
+"""Graphs whose nodes are hosts: the models of a host are averaged in it, and one goes over each edge between hosts."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..codec import Codecs, by_key, by_key_out
+from ..errors import InvalidArgument
+from ..plan import Plan
+from ..stage import Edge, Key, Row, as_keys, whole
+from .graph import Graph
+from .graphs import root_expander
+from .hierarchy import Groups, by_name
+
+
+@dataclass(frozen=True)
+class HostGraph:
+    """Averages over the ranks of each host first, and over hosts by a graph (ASAP, sections 3 and 4, with hosts as its
+    nodes). All ranks of a host have one model after each step: the graph's weights are those of hosts, and ranks of a
+    host count alike.
+
+    Of each chunk a rank of a host averages the models of the host, and sends the average to the ranks that do so for
+    the hosts of its out-edges, when they have pushed too: so nobody waits for more than its neighbours.
+
+    Attributes:
+        graph: of as many nodes as there are hosts, in the order of their lowest ranks; or a function that makes it for
+            a number of hosts.
+        hosts: the ranks of each host; None: as the context knows them.
+
+    Raises:
+        InvalidArgument: hosts holds anything but ranks. What depends on the number of ranks is checked by compile.
+    """
+
+    graph: Graph | Callable[[int], Graph] = root_expander
+    hosts: Groups | None = None
+
+    def settled(self, hosts: Sequence[int]) -> "HostGraph":
+        """With the hosts of a context where none are given: by rank the lowest rank on its host."""
+        return self if self.hosts is not None else replace(self, hosts=by_name(hosts))
+
+    def among_hosts(self) -> Graph:
+        """The graph of the hosts.
+
+        Raises:
+            InvalidArgument: hosts are not known, or the graph has another number of nodes.
+        """
+        if self.hosts is None:
+            raise InvalidArgument("hosts is None: give the ranks of each host, or an Exchange the topology")
+        graph = self.graph(len(self.hosts)) if callable(self.graph) else self.graph
+        if not isinstance(graph, Graph) or graph.size != len(self.hosts):
+            raise InvalidArgument(
+                f"topology is {graph!r}: with hosts_first it must be one Graph of {len(self.hosts)} nodes, as there "
+                "are hosts, or a function that makes one for a number of hosts"
+            )
+        return graph
+
+    def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The workers and the owners of a job of size ranks: all."""
+        ranks = tuple(range(whole("size", size, 1)))
+        return ranks, ranks
+
+    def compile(
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        cores: int = 1,
+        chunk_bytes: int = 262144,
+        depth: int = 1,
+        codec: Codecs | None = None,
+        reduce: str = "mean",
+        wire: Codecs | None = None,
+        codec_out: Codecs | None = None,
+    ) -> Plan:
+        """The plan of these keys for a job of size ranks. Args are those of Plan.hub.
+
+        Raises:
+            InvalidArgument: an argument is out of range, reduce is not "mean", codec_out is given, a rank is on no host
+                or on two; and those of among_hosts.
+        """
+        graph, hosts = self.among_hosts(), self.hosts or ()
+        if sorted(rank for host in hosts for rank in host) != list(range(whole("size", size, 1))):
+            raise InvalidArgument(f"hosts are {hosts}: each of the {size} ranks must be on one of them")
+        own_keys, whole_cores = as_keys(keys), whole("cores", cores, 1)
+        names = [key.name for key in own_keys]
+        if reduce != "mean" or any(out.name != "float32" for out in by_key_out(names, codec_out)):
+            raise InvalidArgument(
+                f"reduce is {reduce!r} and codec_out {codec_out!r}: with hosts_first the weights are the graph's, and "
+                "averages stay float32 in their host; leave both out"
+            )
+        step = whole("chunk_bytes", chunk_bytes, 64, 1 << 40) // 64 * 16  # elements
+        codecs = by_key(names, codec, wire)
+        rows: list[Row] = []
+        chunks = 0
+        for k, key in enumerate(own_keys):
+            for offset in range(0, key.count, step):
+                leaders = [host[chunks // whole_cores % len(host)] for host in hosts]
+                place = (k, chunks % whole_cores, offset, min(step, key.count - offset), depth, codecs[k].name)
+                rows += _chunk(graph, hosts, leaders, place, len(rows))
+                chunks += 1
+        return Plan(own_keys, rows, size)
+
+
+def _chunk(
+    graph: Graph,
+    hosts: Groups,
+    leaders: Sequence[int],
+    place: tuple[int, int, int, int, int, str],
+    base: int,
+) -> list[Row]:
+    """The rows of a chunk: of host i row base + 2 i averages for it; the one after that, for a host of several ranks,
+    makes what goes to other hosts."""
+    several = [len(host) > 1 for host in hosts]
+    folds, sends, at = [], [], base
+    for i, many in enumerate(several):
+        goes = many and set(graph.out_peers(i)) != {i} and graph.out_degrees[i] > 0
+        folds.append(at)
+        sends.append(at + 1 if goes else -1)
+        at += 1 + goes
+    rows = []
+    for i, host in enumerate(hosts):
+        weights = dict(graph.in_edges(i))
+        inputs = [Edge(rank, -1, weights[i] / len(host)) for rank in host]
+        inputs += [Edge(hosts[j][0], -1, weight) for j, weight in weights.items() if j != i and not several[j]]
+        inputs.sort(key=lambda edge: edge.rank)
+        inputs += [Edge(leaders[j], sends[j], weight) for j, weight in weights.items() if j != i and several[j]]
+        outputs = [Edge(rank) for rank in host]
+        rows.append(_row(place, leaders[i], inputs, outputs, "apply"))
+        if sends[i] >= 0:
+            targets = [j for j in graph.out_peers(i) if j != i]
+            ready = [Edge(leaders[j], -1, 0.0) for j in targets]
+            inputs = sorted([*(Edge(rank, -1, 1 / len(host)) for rank in host), *ready], key=lambda edge: edge.rank)
+            outputs = [Edge(leaders[j], folds[j]) for j in targets]
+            rows.append(_row(place, leaders[i], inputs, outputs, "forward"))
+    return rows
+
+
+def _row(
+    place: tuple[int, int, int, int, int, str],
+    owner: int,
+    inputs: Sequence[Edge],
+    outputs: Sequence[Edge],
+    action: str,
+) -> Row:
+    key, core, offset, count, depth, codec = place
+    sent = codec if action == "forward" else "float32"
+    return Row(
+        key, owner, core, offset, count, tuple(inputs), tuple(outputs), action, depth, codec_in=codec, codec_out=sent
+    )
