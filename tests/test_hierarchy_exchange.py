@@ -149,3 +149,31 @@ def test_the_others_go_on_when_a_rank_that_owns_nothing_has_left() -> None:
     run_threads(6, body, timeout=10)
     assert len(found) == 5
     assert all(each == found[0] for each in found)
+
+
+@on_both
+def test_the_others_go_on_when_a_leader_that_owns_nothing_has_left() -> None:
+    """One chunk, which rank 0 owns: rank 2 folds for its host, and takes no parameters with it."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        one = np.ones(16, F32)
+        ex = Exchange(ctx, {"w": 0 * one}, Hierarchy([[0, 1], [2, 3]]), rule=RULE, progress="inline", reduce="sum")
+        assert {row.owner for row in ex.plan.rows} == {0, 2}
+        if ctx.rank == 2:
+            ex.push_pull("w", one)
+            ctx.abort("test")
+            raise Left
+
+        def go_on() -> None:
+            while True:
+                ex.push_pull("w", one)
+
+        with pytest.raises(hpcomm.PeerFailed):
+            go_on()
+        recovered = hpcomm.recover(ex)
+        assert recovered.lost == (2,)
+        recovered.exchange.push_pull("w", one)
+        recovered.exchange.context.close()
+        raise Left
+
+    run_threads(4, body, timeout=10)
