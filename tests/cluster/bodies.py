@@ -90,3 +90,14 @@ def steps_of(ctx: hpcomm.Context, kind: str) -> Callable[[int], None]:
                 ctx.barrier()
 
     return step
+
+
+def hosts_first(desk: Desk, topology: Any) -> dict[str, Any]:
+    """Steps of parameter_hub; its plan, and its values."""
+    with hpcomm.init(desk.world()) as ctx:
+        params = {"w": np.zeros(N // 8, np.float32), "b": np.zeros(33, np.float32)}
+        with hpcomm.parameter_hub(ctx, params, topology=topology, reduce="sum", progress="inline") as ex:
+            for step in range(3):
+                ex.step({name: np.full(value.shape, ctx.rank + 4 * step, np.float32) for name, value in params.items()})
+            values = {name: sorted(set(value.tolist())) for name, value in ex.params.items()}
+            return {"hosts": ctx.hosts, "plan": ex.plan.to_json(), "values": values}
