@@ -11,7 +11,8 @@ from .exchange.arguments import refuse
 from .exchange.servers import has_servers
 from .optim import Average, Nesterov, RuleOrRules
 from .topology import HostGraph, ParameterServer, Tree, root_expander
-from .topology.hierarchy import Servers
+from .topology.by_key import Servers
+from .topology.hierarchy import OneTopology
 
 _RULE = Nesterov()
 
@@ -20,7 +21,7 @@ def parameter_hub(
     ctx: Context,
     params: Mapping[str, Any],
     *,
-    topology: Servers | str = "auto",
+    topology: Servers | str | Mapping[str, OneTopology | str] = "auto",
     placement: str | None = None,
     servers: int | Iterable[int] | None = None,
     affinity: str | None = None,
@@ -36,7 +37,8 @@ def parameter_hub(
         topology: "auto": updates are folded inside each host first (section 3.4), where some of several hosts have
             several ranks, none of the four arguments below is given, and the options are those of plain BSP: no quorum,
             no shared_params, deterministic. Else, as by "flat", every worker sends to the owners itself.
-            Or a Hierarchy, or a ParameterServer.
+            Or a Hierarchy, or a ParameterServer; or a mapping from names of keys to these, and keys that it does not
+            name are flat.
         placement: "CC", "CS", "NCC" or "NCS" (section 2.2), see ParameterServer: colocated or not with the workers,
             centralized or sharded; None: "CS".
         servers: of ParameterServer.

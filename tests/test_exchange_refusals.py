@@ -129,6 +129,15 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"topology": Hierarchy([[0, 1], [2]]), "consistency": ASYNC},
         "consistency is ASYNC, which applies each update by itself, and a Hierarchy folds those of a host",
     ),
+    "a topology of no key": (
+        {"topology": {"fcc": Hierarchy([[0, 1], [2]])}},
+        "topology has an entry for 'fcc', which is not a key",
+    ),
+    "a key's graph": ({"topology": {"fc": ring(3)}}, "topology of 'fc' is <Graph ring.3.: .*must be 'auto'"),
+    "a hierarchy of a key and ASYNC": (
+        {"topology": {"fc": Hierarchy([[0, 1], [2]])}, "consistency": ASYNC},
+        "consistency is ASYNC, which applies each update by itself",
+    ),
     "no graphs": (
         {"topology": ()},
         r"topology is \(\): must be 'auto', 'flat', a ParameterServer, a Hierarchy, a Graph",

@@ -7,12 +7,13 @@ import pytest
 from conftest import on_both, run_threads
 
 import hpcomm
-from hpcomm import Hierarchy, InvalidArgument, ParameterServer, launch
+from hpcomm import ConfigError, Hierarchy, InvalidArgument, ParameterServer, launch
 from hpcomm.exchange import inside
 from hpcomm.exchange.options import EngineOptions
 from hpcomm.exchange.servers import settled
 from hpcomm.plan import Plan
 from hpcomm.topology import Bandwidths
+from hpcomm.topology.by_key import ByKey
 from hpcomm.topology.hierarchy import automatic
 
 KEYS = {"w": (300, 11), "b": 7}
@@ -135,6 +136,45 @@ def test_what_is_left() -> None:
     assert ParameterServer("NCC").among([1, 3], 4) == ParameterServer("CC", [0])
 
 
+# ---- by key --------------------------------------------------------------------------------------------------------
+
+
+def test_a_topology_for_each_key() -> None:
+    tree, keys = Hierarchy([[0, 1], [2, 3]]), {"w": (300, 11), "b": 7, "v": 5000, "c": (3, 4)}
+    options: dict[str, Any] = {"cores": 2, "depth": 2, "codec": {"v": "float16"}, "codec_out": {"w": "bfloat16"}}
+    plan = ByKey({"w": tree, "v": tree}).compile(keys, 4, **options)
+    for topology, names, codecs in (
+        (tree, ("w", "v"), options),
+        (ParameterServer(), ("b", "c"), {"cores": 2, "depth": 2}),
+    ):
+        own = topology.compile({name: keys[name] for name in names}, 4, **codecs)
+        for name in names:
+            found, alone = plan.rows_of(name), own.rows_of(name)
+            first, was = plan.range_of(name).start, own.range_of(name).start
+
+            def at(edges: Any, start: int) -> list[tuple[int, int, float]]:
+                return [(edge.rank, edge.row if edge.row < 0 else edge.row - start, edge.weight) for edge in edges]
+
+            for a, b in zip(found, alone, strict=True):
+                assert (a.owner, a.core, a.action, a.offset, a.count) == (b.owner, b.core, b.action, b.offset, b.count)
+                assert (a.depth, a.quorum, a.codec_in, a.codec_out) == (b.depth, b.quorum, b.codec_in, b.codec_out)
+                assert at(a.in_edges, first) == at(b.in_edges, was)
+                assert at(a.out_edges, first) == at(b.out_edges, was)
+    assert plan.places == tuple((rank, core) for rank in range(4) for core in range(2))
+    assert ByKey({}).compile(keys, 4, **options) == ParameterServer().compile(keys, 4, **options)
+
+
+def test_what_topologies_of_keys_cannot_be() -> None:
+    with pytest.raises(InvalidArgument, match="topology has an entry for 'u', which is not a key"):
+        ByKey({"u": Hierarchy([[0, 1]])}).compile(KEYS, 2)
+    with pytest.raises(InvalidArgument, match="codec has an entry for 'u', which is not a key"):
+        ByKey({"w": Hierarchy([[0, 1]])}).compile(KEYS, 2, codec={"u": "float16"})
+    with pytest.raises(ConfigError, match=r"ranks \(0, 1\) work for some keys and ranks \(1,\) for others"):
+        ByKey({"w": ParameterServer("NCC")}).compile(KEYS, 2)
+    with pytest.raises(ConfigError, match="affinity is key and worker: a plan has one"):
+        ByKey({"w": ParameterServer(affinity="worker")})
+
+
 # ---- auto ----------------------------------------------------------------------------------------------------------
 
 
@@ -161,7 +201,7 @@ class Placed:
         (hpcomm.BSP, {"progress": "inline", "check_finite": True}, True),
         (hpcomm.ASYNC, {}, False),
         (hpcomm.Consistency(quorum=2, late="drop"), {}, False),
-        (hpcomm.BSP, {"split": True}, False),
+        (hpcomm.BSP, {"split": True}, True),
         (hpcomm.BSP, {"shared_params": True}, False),
         (hpcomm.BSP, {"deterministic": False}, False),
     ],

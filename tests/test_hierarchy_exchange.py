@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Exchange, Hierarchy, Momentum, ParameterServer
+from hpcomm.topology.by_key import ByKey
 
 F32 = np.float32
 SHAPES = {"conv": (37, 29), "bias": (), "fc": (211, 65), "norm": (64,)}
@@ -46,7 +47,7 @@ def trained(ctx: hpcomm.Context, topology: Any, **options: Any) -> dict[str, NDA
 
 HOSTS = [[0, 1, 2], [3, 4], [5, 6], [7]]
 RACKS = [[0, 1, 2, 3, 4], [5, 6, 7]]
-CASES: dict[str, tuple[Hierarchy, dict[str, Any]]] = {
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "hosts": (Hierarchy(HOSTS), {}),
     "round robin": (Hierarchy([[0, 2, 4, 6], [1, 3, 5, 7]]), {"depth": 2}),
     "racks": (Hierarchy(HOSTS, RACKS), {"cores": 2}),
@@ -55,6 +56,7 @@ CASES: dict[str, tuple[Hierarchy, dict[str, Any]]] = {
     "ring of racks": (Hierarchy(HOSTS, [[0, 1, 2], [3, 4], [5, 6, 7]], top="ring"), {"progress": "thread"}),
     "16 bits": (Hierarchy(HOSTS, RACKS), {"codec": "float16", "reduce": "sum"}),
     "16 bits for one key": (Hierarchy(HOSTS, RACKS), {"codec_out": {"fc": "bfloat16"}, "codec": {"conv": "float16"}}),
+    "by key": ({"fc": Hierarchy(HOSTS, RACKS), "conv": Hierarchy([[0, 2, 4, 6], [1, 3, 5, 7]], top="ring")}, {}),
     "as they come": (Hierarchy(HOSTS, RACKS), {"deterministic": False}),
 }
 
@@ -122,12 +124,15 @@ def test_a_checkpoint_goes_over_to_another_hierarchy(tmp_path: Path) -> None:
 
 
 @on_both
-def test_the_others_go_on_when_a_rank_that_owns_nothing_has_left() -> None:
+@pytest.mark.parametrize("by_key", [False, True])
+def test_the_others_go_on_when_a_rank_that_owns_nothing_has_left(by_key: bool) -> None:
     """The hierarchy is then that of those that are left."""
     found = []
 
     def body(ctx: hpcomm.Context) -> None:
-        topology = Hierarchy([[0, 1], [2, 3], [4, 5]], leaders=[0, 2, 4])
+        tree = Hierarchy([[0, 1], [2, 3], [4, 5]], leaders=[0, 2, 4])
+        servers = ParameterServer("CS", [0, 2, 4])
+        topology: Any = {"conv": servers, "bias": tree, "fc": tree, "norm": servers} if by_key else tree
         ex = Exchange(ctx, params(), topology, rule=RULE, chunk_bytes=1024, progress="inline", reduce="sum")
         if ctx.rank == 3:
             steps_of(ex, ctx.rank, 1)
@@ -138,9 +143,11 @@ def test_the_others_go_on_when_a_rank_that_owns_nothing_has_left() -> None:
         recovered = hpcomm.recover(ex)
         fresh = recovered.exchange
         assert recovered.lost == (3,)
-        assert fresh.plan == Hierarchy([[0, 1], [2], [3, 4]], leaders=[0, 2, 3]).compile(
-            params(), 5, chunk_bytes=1024, reduce="sum"
-        )
+        left: Any = Hierarchy([[0, 1], [2], [3, 4]], leaders=[0, 2, 3])
+        if by_key:
+            few = ParameterServer("CS", [0, 2, 3])
+            left = ByKey({"conv": few, "bias": left, "fc": left, "norm": few})
+        assert fresh.plan == left.compile(params(), 5, chunk_bytes=1024, reduce="sum")
         step_of(fresh, fresh.context.rank, 7)
         found.append({name: value.tobytes() for name, value in fresh.params.items()})
         fresh.context.close()

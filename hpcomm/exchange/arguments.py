@@ -19,7 +19,7 @@ from ..optim import AnyRule, Average, Rule
 from ..plan import Plan, graph_handle
 from ..stage import whole
 from ..topology import Graph, HostGraph, ParameterServer
-from ..topology.hierarchy import Servers
+from ..topology.by_key import ByKey, Servers
 from ..window import as_source
 from .options import EngineOptions, Made
 from .pieces import Span
@@ -114,7 +114,8 @@ def _servers_plan(
     cores = options.cores
     if cores is None:  # the same number for each interface: a NIC needs one, and else their work would differ
         cores = max(1, _spare_cores(ctx, made.engine, servers) // interfaces) * interfaces
-    more: dict[str, Any] = {"interfaces": interfaces, "each": each} if isinstance(topology, ParameterServer) else {}
+    own = isinstance(topology, ParameterServer | ByKey)
+    more: dict[str, Any] = {"interfaces": interfaces, "each": each} if own else {}
     if options.chunk_bytes is not None:
         more["chunk_bytes"] = options.chunk_bytes
     return topology.compile(

@@ -136,7 +136,8 @@ class Exchange(SplitCalls):
             0's values are what every rank starts from. A rank that only serves gives the same. They are copied.
         topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces),
             or "flat", which is the default one of these. Or a Hierarchy, where updates are folded inside each host
-            first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat".
+            first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat". Or a mapping
+            from names of keys to these; keys that it does not name are flat.
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
             its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
             in turn; or a function that returns them for a number of ranks, e.g. hpcomm.topology.root_expander.

@@ -11,10 +11,11 @@ from ..errors import InvalidArgument
 from ..optim import RuleOrRules
 from ..plan import Plan
 from ..topology import Graph
-from ..topology.hierarchy import Servers
+from ..topology.by_key import Servers
+from ..topology.hierarchy import OneTopology
 
 Graphs = Graph | Sequence[Graph]
-AnyTopology = Servers | str | Graphs | Callable[[int], Graphs]
+AnyTopology = Servers | str | Mapping[str, OneTopology | str] | Graphs | Callable[[int], Graphs]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,14 @@
 """Which topology with servers an exchange takes: the words "auto" and "flat", and the hosts of its context."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..consistency import ASYNC, BSP, NOTIFY_ACK, Consistency
 from ..context import Context
 from ..errors import InvalidArgument
 from ..topology import Hierarchy, HostGraph, ParameterServer, Tree
-from ..topology.hierarchy import Servers, automatic
+from ..topology.by_key import ByKey, Servers
+from ..topology.hierarchy import OneTopology, automatic
 from .options import EngineOptions
 
 WORDS = ("auto", "flat")
@@ -18,15 +20,24 @@ KINDS = (
 
 def has_servers(topology: Any) -> bool:
     """Whether it is no graph: a value, or a word that stands for one."""
-    return isinstance(topology, Servers | HostGraph | str)
+    return isinstance(topology, Servers | HostGraph | str | Mapping)
 
 
 def settled(ctx: Context, topology: Any, consistency: Consistency, engine: EngineOptions) -> Any:
-    """The topology with what this context knows in the place of what was not given; graphs as they are.
+    """The topology with what this context knows in the place of what was not given; graphs as they are. A mapping has
+    topologies of keys; others are flat.
 
     "auto" folds inside hosts under plain BSP only: without a quorum, in the order of ranks, and with parameters of each
     worker's own.
     """
+    if isinstance(topology, Mapping):
+        found = {name: settled(ctx, one, consistency, engine) for name, one in topology.items()}
+        for name, one in found.items():
+            if not isinstance(one, OneTopology):
+                raise InvalidArgument(
+                    f"topology of {name!r} is {one!r}: must be 'auto', 'flat', a ParameterServer, a Hierarchy or a Tree"
+                )
+        return ByKey(found)
     if isinstance(topology, str):
         if topology not in WORDS:
             raise InvalidArgument(f"topology is {topology!r}: must be {KINDS}")

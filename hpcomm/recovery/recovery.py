@@ -18,7 +18,7 @@ from ..exchange import Exchange, inside
 from ..exchange.arguments import graph_phases
 from ..plan import Plan
 from ..topology import Graph, HostGraph, among, spectral_gap
-from ..topology.hierarchy import Servers
+from ..topology.by_key import Servers
 
 _log = logging.getLogger("hpcomm")
 

@@ -216,10 +216,10 @@ class Hierarchy:
         )
 
 
-Servers = ParameterServer | Hierarchy | Tree
+OneTopology = ParameterServer | Hierarchy | Tree  # with servers, of one key or of all
 
 
-def automatic(hosts: Sequence[int], racks: Sequence[str]) -> Servers:
+def automatic(hosts: Sequence[int], racks: Sequence[str]) -> OneTopology:
     """What topology="auto" takes: a hierarchy where hosts, or racks that are told, make several groups and one of them
     has several members; else all ranks are servers. Args are those of Hierarchy.settled."""
     found = Hierarchy().settled(hosts, racks)
