@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from .stage import Edge
-
-Lists = tuple[list[tuple[Edge, ...]], list[int], list[int]]  # of Rows.lists
+Edges = tuple[tuple[int, int, float], ...]  # rank, row, weight
+Lists = tuple[list[Edges], list[int], list[int]]  # of Rows.lists
 
 
 def feeders(lists: Lists) -> list[int]:
@@ -24,11 +23,11 @@ def receivers(lists: Lists) -> list[int]:
     return _followed(lists[0], lists[2], lists[1])
 
 
-def _followed(edges: Sequence[tuple[Edge, ...]], ends: Sequence[int], others: Sequence[int]) -> list[int]:
+def _followed(edges: Sequence[Edges], ends: Sequence[int], others: Sequence[int]) -> list[int]:
     """The ranks at the ends of all ways that come to each row. ends, others: by row: its list of edges on that side,
     and on the other."""
-    own = [sum(1 << edge.rank for edge in part if edge.row < 0) for part in edges]
-    rows = [[edge.row for edge in part if edge.row >= 0] for part in edges]
+    own = [sum(1 << rank for rank, row, _ in part if row < 0) for part in edges]
+    rows = [[row for _, row, _ in part if row >= 0] for part in edges]
     found = [own[i] for i in ends]
     missing = [len(rows[i]) for i in ends]
     ready = [row for row, n in enumerate(missing) if n == 0]
@@ -89,10 +88,10 @@ def _traffic(flow: Flow) -> dict[tuple[int, int], tuple[int, int]]:
     sent: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
     edges, ins, outs = flow.lists
     for row, (kind, owner) in enumerate(zip(flow.action, flow.owner, strict=True)):
-        for edge in edges[ins[row]] if kind != "relay" else ():
-            sent[edge.rank, owner][0] += flow.inputs[row]
-        for edge in edges[outs[row]] if kind != "forward" else ():
-            sent[owner, edge.rank][1] += flow.outputs[row]
+        for rank, _, _ in edges[ins[row]] if kind != "relay" else ():
+            sent[rank, owner][0] += flow.inputs[row]
+        for rank, _, _ in edges[outs[row]] if kind != "forward" else ():
+            sent[owner, rank][1] += flow.outputs[row]
     return {link: (updates, parameters) for link, (updates, parameters) in sent.items()}
 
 

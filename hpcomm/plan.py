@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from . import _core
 from .codec import Codec, Codecs, by_key, by_key_out
 from .errors import InvalidArgument
-from .flow import Flow, drawn
+from .flow import Edges, Flow, drawn
 from .stage import Edge, Key, Row, as_keys, choice, whole
 
 __all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
@@ -78,14 +78,26 @@ class Rows(Sequence[Row]):
         """A field of the C struct for every row, as an array."""
         return self._columns[name].copy()
 
-    def lists(self) -> tuple[list[tuple[Edge, ...]], list[int], list[int]]:
-        """The different lists of edges, and for every row which of them are its in- and its out-edges."""
-        numbers: dict[tuple[Edge, ...], int] = {}
+    def pushes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of all in-edges that are pushes: the row, in rising order, and the rank."""
+        starts, n = self._columns["in"], self._columns["n_in"].astype(np.int64)
+        base = int(starts.min())  # the edges of a plan lie in one block
+        first = ((starts - np.uintp(base)) // np.uintp(_core.EDGE_BYTES)).astype(np.int64)
+        edges = _core.plan_edge_table(base, int((first + n).max()))
+        row = np.repeat(np.arange(len(n)), n)
+        at = np.repeat(first - np.cumsum(n) + n, n) + np.arange(len(row))
+        pushed = edges["row"][at] < 0
+        return row[pushed], edges["rank"][at[pushed]].astype(np.int64)
+
+    def lists(self) -> tuple[list[Edges], list[int], list[int]]:
+        """The different lists of edges (rank, row, weight), and for every row which of them are its in- and its
+        out-edges."""
+        numbers: dict[Edges, int] = {}
         placed: dict[tuple[int, int], int] = {}
 
         def number(place: tuple[int, int]) -> int:
             if place not in placed:
-                placed[place] = numbers.setdefault(self.edges(*place), len(numbers))
+                placed[place] = numbers.setdefault(tuple(_core.plan_edges(*place)), len(numbers))
             return placed[place]
 
         inputs, outputs = (
@@ -422,8 +434,7 @@ class Plan:
     @property
     def workers(self) -> tuple[int, ...]:
         """Ranks that push, in rising order."""
-        lists, inputs, _ = self.rows.lists()
-        return tuple(sorted({edge.rank for i in set(inputs) for edge in lists[i] if edge.row == -1}))
+        return tuple(np.unique(self.rows.pushes()[1]).tolist())
 
     @property
     def servers(self) -> tuple[int, ...]:
@@ -536,7 +547,7 @@ class Plan:
                 "keys": [[key.name, key.shape] for key in self.keys],
                 "places": self.places,
                 "affinity": self.affinity,
-                "edges": [[[edge.rank, edge.row, edge.weight] for edge in edges] for edges in lists],
+                "edges": lists,
                 "columns": _COLUMNS,
                 "rows": list(zip(*(column[name] for name in _COLUMNS), strict=True)),
             },

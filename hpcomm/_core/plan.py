@@ -198,4 +198,12 @@ def plan_rows(plan: Any) -> NDArray[Any]:
 
 def plan_edges(address: int, n: int) -> list[tuple[int, int, float]]:
     """The n edges at an address of the plan's rows: rank, row, weight."""
-    return np.frombuffer(ffi.buffer(ffi.cast("hpc_edge *", address), n * _EDGE.itemsize), _EDGE).tolist()
+    return plan_edge_table(address, n).tolist()
+
+
+def plan_edge_table(address: int, n: int) -> NDArray[Any]:
+    """The n edges at an address of the plan's rows in place, valid while the plan is: hpc_edge's fields."""
+    return np.frombuffer(ffi.buffer(ffi.cast("hpc_edge *", address), n * _EDGE.itemsize), _EDGE)
+
+
+EDGE_BYTES = _EDGE.itemsize

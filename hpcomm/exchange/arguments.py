@@ -278,11 +278,10 @@ def check_owners(plan: Plan, op: str) -> None:
 
 def wire_dtypes(plan: Plan) -> list[np.dtype[Any]]:
     """The dtype of each key's gradients."""
-    lists, inputs, _ = plan.rows.lists()
-    pushed = [any(edge.row < 0 for edge in edges) for edges in lists]
     names = {codec: name for name, codec in _core.CODECS.items()}
-    keys, codecs = plan.rows.column("key").tolist(), plan.rows.column("codec_in").tolist()
-    found = {k: names[c] for k, c, edges in zip(keys, codecs, inputs, strict=True) if pushed[edges]}
+    pushed = np.unique(plan.rows.pushes()[0])
+    keys, codecs = (plan.rows.column(name)[pushed].tolist() for name in ("key", "codec_in"))
+    found = {k: names[c] for k, c in zip(keys, codecs, strict=True)}
     return [Codec(found[k]).dtype for k in range(len(plan.keys))]
 
 
