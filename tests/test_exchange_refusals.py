@@ -112,7 +112,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "topology": (
         {"topology": "CS"},
-        r"topology is 'CS': must be 'auto', 'flat', a ParameterServer, a Hierarchy, a Graph",
+        r"topology is 'CS': must be 'auto', 'flat', a ParameterServer, a Hierarchy, a Tree, a Graph",
     ),
     "hierarchy without a rank": ({"topology": Hierarchy([[0], [1]])}, "rank 2 is in none of hosts: each rank is on"),
     "hierarchy with an empty host": ({"topology": Hierarchy([[0, 1, 2], []])}, r"hosts\[1\] is empty"),
@@ -127,7 +127,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "leader of no host": ({"topology": Hierarchy([[0, 1, 2]], leaders=[3])}, "leaders is 3: must be 0 to 2"),
     "hierarchy and ASYNC": (
         {"topology": Hierarchy([[0, 1], [2]]), "consistency": ASYNC},
-        "consistency is ASYNC, which applies each update by itself, and a Hierarchy folds those of a host",
+        "consistency is ASYNC, which applies each update by itself; a Hierarchy folds those of a host",
     ),
     "a topology of no key": (
         {"topology": {"fcc": Hierarchy([[0, 1], [2]])}},
@@ -140,7 +140,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "no graphs": (
         {"topology": ()},
-        r"topology is \(\): must be 'auto', 'flat', a ParameterServer, a Hierarchy, a Graph",
+        r"topology is \(\): must be 'auto', 'flat', a ParameterServer, a Hierarchy, a Tree, a Graph",
     ),
     "function without a graph": (
         {"topology": hypercube},
