@@ -184,3 +184,27 @@ def test_the_others_go_on_when_a_leader_that_owns_nothing_has_left() -> None:
         raise Left
 
     run_threads(4, body, timeout=10)
+
+
+@on_both
+@pytest.mark.parametrize("top", ["sharded", "ring"])
+@pytest.mark.parametrize("gone", [0, 3, 6, 7])
+def test_all_name_a_rank_that_dies_in_any_level(gone: int, top: str) -> None:
+    """Rank 0 owns, 3 leads a host of a rack, 6 leads a rack, 7 leads nothing."""
+    hosts, racks = [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+    def body(ctx: hpcomm.Context) -> None:
+        topology = Hierarchy(hosts, racks, leaders=[0, 3, 4, 6], top=top)
+        ex = Exchange(ctx, params(), topology, rule=RULE, chunk_bytes=1024, progress="inline")
+        if ctx.rank == gone:
+            steps_of(ex, gone, 1)  # all have made the exchange then
+            for name in ("conv", "fc"):  # two keys are under way when it goes
+                ex.push(name, gradient(name, gone, 1))
+            ctx.abort("test")
+            raise Left
+        with pytest.raises(hpcomm.PeerFailed) as error:
+            steps_of(ex, ctx.rank, 3)
+        assert error.value.ranks == (gone,)
+        raise Left
+
+    run_threads(8, body, timeout=10)
