@@ -10,12 +10,12 @@ from ..consistency import Consistency
 from ..errors import InvalidArgument
 from ..optim import RuleOrRules
 from ..plan import Plan
-from ..topology import Graph
+from ..topology import Graph, HostGraph
 from ..topology.by_key import Servers
 from ..topology.hierarchy import OneTopology
 
 Graphs = Graph | Sequence[Graph]
-AnyTopology = Servers | str | Mapping[str, OneTopology | str] | Graphs | Callable[[int], Graphs]
+AnyTopology = Servers | HostGraph | str | Mapping[str, OneTopology | str] | Graphs | Callable[[int], Graphs]
 
 
 @dataclass(frozen=True, kw_only=True)
