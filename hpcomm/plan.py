@@ -260,7 +260,7 @@ class Plan:
         leaders: Iterable[int] | None = None,
         top: str = "sharded",
         cores: int = 1,
-        chunk_bytes: int = 32768,
+        chunk_bytes: int = 65536,
         depth: int = 1,
         codec: Codecs | None = None,
         reduce: str = "mean",

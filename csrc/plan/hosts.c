@@ -18,7 +18,7 @@ void hpc_hosts_init(hpc_hosts *hosts) {
     *hosts = (hpc_hosts){.size = sizeof *hosts,
                          .n_levels = 1,
                          .cores = 1,
-                         .chunk = 32 << 10,
+                         .chunk = 64 << 10,
                          .depth = 1,
                          .wire = HPC_F32,
                          .codec_out = HPC_F32};

@@ -167,7 +167,7 @@ class Hierarchy:
         size: int,
         *,
         cores: int = 1,
-        chunk_bytes: int = 32768,
+        chunk_bytes: int = 65536,
         depth: int = 1,
         codec: Codecs | None = None,
         reduce: str = "mean",

@@ -87,7 +87,7 @@ typedef struct hpc_hosts {
     const int *leads; /* by worker: whether it may fold for others, 1 or 0; each host has one at least. NULL: all may */
     int top;          /* hpc_top */
     int cores;        /* of each leading rank, 1 or more; a chunk has the same core at all of its ranks */
-    uint64_t chunk;   /* bytes of float32, a multiple of 64; 32 KiB */
+    uint64_t chunk;   /* bytes of float32, a multiple of 64; 64 KiB */
     int depth;        /* updates of one key that a worker may have under way; 1 */
     int wire;         /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
     int sum;          /* 0: the mean of the workers' updates, 1: their sum */

@@ -66,7 +66,7 @@ struct HostsConfig {
     std::vector<int> leads;    // by worker: 1, it may fold for others, or 0; empty: all may
     hpc_top top = HPC_TOP_SHARDED;
     int cores = 1; // of each leading rank
-    std::size_t chunk = 32 * 1024;
+    std::size_t chunk = 64 * 1024;
     int depth = 1;
     hpc_dtype wire = HPC_F32;
     bool sum = false;
