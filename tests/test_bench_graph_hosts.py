@@ -12,7 +12,7 @@ import mpi
 import numpy as np
 import pytest
 
-from bench import graph_hosts, harness
+from bench import graph_hosts, harness, hosts_bench
 from bench.cluster_bench import UNABLE
 from hpcomm.topology import root_expander
 
@@ -60,7 +60,7 @@ def test_ways_send_what_their_graphs_say() -> None:
     assert by_host.graph == root_expander(8)
     assert round_robin.graph.in_peers(1) == (4, 6)  # node 4, which takes the models of nodes 2 and 3
     assert set(first.averages.in_edges(1)) == {(rank, 1 / 6) for rank in (0, 1, 4, 5, 6, 7)}
-    rows = [graph_hosts.graph_row(way, 32 << 20, graph_hosts.carried("1gbit")) for way in (by_host, round_robin, first)]
+    rows = [graph_hosts.graph_row(way, 32 << 20, hosts_bench.carried("1gbit")) for way in (by_host, round_robin, first)]
     gaps = [(row["gap"], row["gap_of_ranks"]) for row in rows]
     assert gaps == [pytest.approx(2 * [2 / 3 - 2**0.5 / 3])] * 2 + [pytest.approx(2 * [2 / 3])]
     assert [1e3 * row["bound"] for row in rows] == pytest.approx([842.0, 1122.7, 561.3], abs=0.1)
@@ -104,7 +104,7 @@ def test_the_faster_row_of_a_flat_graph_is_judged() -> None:
     known = graph_hosts.ways([0, 0, 1, 1, 2, 2, 3, 3])
     document = {"size": 32 << 20, "hosts": 4, "ranks_per_host": 2, "rate": "1gbit", "burst": "256k", "hpcomm": "0"}
     document |= {"mpi": "Open MPI v5", "rows": rows}
-    document["graphs"] = [graph_hosts.graph_row(way, 32 << 20, graph_hosts.carried("1gbit")) for way in known]
+    document["graphs"] = [graph_hosts.graph_row(way, 32 << 20, hosts_bench.carried("1gbit")) for way in known]
     judged = {p.what.partition(": ")[2]: (round(p.value, 3), p.verdict) for p in graph_hosts.promises(document)}
     assert judged == {
         "flat, by host / hosts_first": (1.417, "met"),
