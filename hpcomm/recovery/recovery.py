@@ -66,10 +66,10 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     all updates, and left out of the others. A rank that owned parameters takes them with it, also when it leaves, and
     the last checkpoint is restored (ASAP, section 5): of a directory that all ranks can read.
 
-    Under ASYNC servers that are all there keep what they have: every update that was folded, those of the lost workers
-    as well, counts once. All workers go on from the first step of which no server has anything of any of them: none
-    pushes again what was folded, and those that are behind skip what they had not pushed. An update that was on its way
-    is in those chunks that had it already, and lost for the others.
+    Under ASYNC and SSP(s) servers that are all there keep what they have: every update that was folded, those of the
+    lost workers as well, counts once. All workers go on from the first step of which no server has anything of any of
+    them: none pushes again what was folded, and those that are behind skip what they had not pushed. An update that was
+    on its way is in those chunks that had it already, and lost for the others.
 
     A Checkpointer of the lost exchange is closed before, and made anew. The trainer closes exchange.context in the end,
     and the context that it made; the lost exchange needs no close, and its arrays stay readable. The spectral gap
@@ -84,7 +84,8 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     Raises:
         CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.
         ConfigError: no worker is left, only ranks that serve.
-        NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank.
+        NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank; or each host has a
+            model of its own (hosts_first).
         InvalidArgument: the function that was given as the topology makes no graph of so many ranks, here or on another
             rank: make another exchange, of Context.shrink's context.
         Timeout, TransportError: as Context.shrink.

@@ -20,7 +20,7 @@ class ByKey:
     takes fewer hops. All ranks that work push all keys.
 
     Attributes:
-        topologies: from names of keys to ParameterServer or Hierarchy values.
+        topologies: from names of keys to ParameterServer, Hierarchy or Tree values.
         rest: of the keys that are not named.
 
     Raises:

@@ -619,7 +619,7 @@ typedef struct hpc_exchange_config {
                                      wire one of the plan's slots is the model, so its depth is 2 or more */
     const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
     const char *refusal;          /* not NULL: this rank cannot take part; all ranks fail with this sentence */
-    int split;                    /* 1: fold and apply are two calls. BSP with servers, one stage, depth 1, no eager */
+    int split;                    /* 1: fold and apply are two calls. BSP with servers, depth 1, no eager */
 } hpc_exchange_config;
 
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
