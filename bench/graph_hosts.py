@@ -127,7 +127,7 @@ class Models:
         if set(Counter(self.hosts).values()) != {self.each} or self.each & (self.each - 1):
             raise SystemExit("graph_hosts: each host must have equally many ranks, 1, 2, 4, 8 ...")
         words = bench.native.words(count + SHIFTS * PAGE) % VALUES + 1
-        self.source = words.astype(np.float32) * np.float32(6 * self.each)
+        self.source: Floats = (words * np.uint64(6 * self.each)).astype(np.float32)
 
     def of(self, rank: int) -> Floats:
         """Of the step at hand: each rank has another page in each step."""
