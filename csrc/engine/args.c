@@ -37,18 +37,13 @@ void hpc_args_free(hpc_exchange *ex) {
 
 /* ---- the core ---- */
 
-/* Whether rank's pushes reach a share through other stages only. */
-static int comes_by_stages(const hpc_exchange *ex, const hpc_share *share, int rank) {
-    return !hpc_row_has_input(&ex->plan->rows[share->rows[0]], rank);
-}
-
 int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     hpc_exchange *ex = core->exchange;
     if (ex->own_args || !hpc_feeds_share(ex, share, rank)) return 0;
     share->args_came = 1;
     share->args_from = rank;
     share->args_slot = slot;
-    if (comes_by_stages(ex, share, rank))
+    if (hpc_feeds_share_by_stages(ex, share, rank))
         hpc_share_answer(core, rank, hpc_signal_args(ex, share->owner, share->core), ++core->args_came[rank]);
     return 1;
 }
@@ -124,11 +119,13 @@ static int bring(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     hpc_pushed *k = &ex->keys[share->key];
     int me = ex->context->group.rank, core = ex->layout.places[share->owner].first_core + share->core;
-    if (!hpc_feeds_share(ex, share, me) || ex->plan->rows[share->rows[0]].action == HPC_RELAY) return HPC_OK;
+    const int action = ex->plan->rows[share->rows[0]].action;
+    if (action == HPC_RELAY || (action == HPC_FORWARD && ex->rules[share->key].rule.fold == NULL)) return HPC_OK;
+    if (!hpc_feeds_share(ex, share, me)) return HPC_OK;
     if (k->brings == 1) {
         int status = hpc_send_event(ex, share->core, share->owner, ex->rules[share->key].out[slot], HPC_ARGS_BYTES,
                                     hpc_args_at(ex, share, me, slot), hpc_imm(HPC_OP_ARGS, slot, s), l);
-        if (status != HPC_OK || !comes_by_stages(ex, share, me)) return status;
+        if (status != HPC_OK || !hpc_feeds_share_by_stages(ex, share, me)) return status;
         k->brings = 2;
         ex->args_asked[core]++;
     }

@@ -21,7 +21,8 @@ int hpc_row_has_output(const hpc_row *row, int rank); /* the row itself sends ra
 int hpc_row_sends_to_rows(const hpc_row *row);
 int hpc_input_is_empty(const hpc_exchange *ex, const hpc_edge *edge); /* a push of weight 0: it brings no bytes */
 int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank);     /* pushes of rank reach row, through any stages */
-int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank);
+int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank);           /* some of its rows */
+int hpc_feeds_share_by_stages(const hpc_exchange *ex, const hpc_share *share, int rank); /* some, through other rows */
 /* Whether rank's pushes reach the share, or the share itself sends rank parameters. */
 int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank);
 /* Whether the owner of a row may have its own parameters while the row has not sent all to other rows. */
@@ -88,6 +89,11 @@ static inline size_t hpc_output_bytes(const hpc_row *row) {
 /* Whether a row has the parameters of its elements: a forward has a fold, and a relay what has come. */
 static inline int hpc_row_keeps_params(const hpc_row *row) {
     return row->action == HPC_APPLY || row->action == HPC_EMIT;
+}
+
+/* Whether inputs are added up as they come. Not for a forward: its sum may be on its way when the next step begins. */
+static inline int hpc_row_sums_early(const hpc_exchange *ex, const hpc_row *row) {
+    return ex->asked.eager && hpc_row_keeps_params(row);
 }
 
 /* Whether a row sends parameters that are not plain float32. */

@@ -78,7 +78,7 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
                         .n = n,
                         .codec = w->codec,
                         .args = only < 0 ? w->args[slot] : w->inputs[only].args[slot],
-                        .summed = core->exchange->asked.eager && only < 0,
+                        .summed = hpc_row_sums_early(core->exchange, w->row) && only < 0,
                         .n_updates = n,
                         .slot = (uint64_t)slot};
 }
@@ -137,7 +137,7 @@ int hpc_row_count(hpc_core *core, hpc_work *w, int slot, int input) {
     const hpc_exchange *ex = core->exchange;
     _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
     if (hpc_row_has_too_many(core, w, &came[input], 1, w->inputs[input].rank)) return 0;
-    if (ex->asked.eager && fold_eagerly(core, w, slot, input) != 0) return 0;
+    if (hpc_row_sums_early(ex, w->row) && fold_eagerly(core, w, slot, input) != 0) return 0;
     atomic_store_explicit(&came[input], 1, memory_order_relaxed);
     if (++w->arrived[slot] < w->row->n_in) return 0;
     w->arrived[slot] = 0;

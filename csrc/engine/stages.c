@@ -157,10 +157,6 @@ int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank) {
     return st->many ? has_rank(st->feeders, st, row, rank) : hpc_row_has_input(&ex->plan->rows[row], rank);
 }
 
-int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank) {
-    return hpc_row_is_fed_by(ex, share->rows[0], rank);
-}
-
 /* Calls holds for the rows of a share until it is nonzero; not again for a row with the same edges, as in every hub. */
 typedef int holding(const hpc_exchange *ex, int row, int rank);
 
@@ -173,6 +169,18 @@ static int some_row(const hpc_exchange *ex, const hpc_share *share, int rank, ho
         before = row;
     }
     return 0;
+}
+
+int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    return some_row(ex, share, rank, hpc_row_is_fed_by);
+}
+
+static int is_fed_by_stages(const hpc_exchange *ex, int row, int rank) {
+    return hpc_row_is_fed_by(ex, row, rank) && !hpc_row_has_input(&ex->plan->rows[row], rank);
+}
+
+int hpc_feeds_share_by_stages(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    return some_row(ex, share, rank, is_fed_by_stages);
 }
 
 static int is_of_row(const hpc_exchange *ex, int row, int rank) {
@@ -206,12 +214,16 @@ int hpc_share_is_awaited_by(const hpc_exchange *ex, const hpc_share *share, int 
     return ex->layout.stages.many ? some_row(ex, share, rank, is_answered) : hpc_share_involves(ex, share, rank);
 }
 
-/* What is forwarded has left when the owner gets what comes of it. Parameters for a relay may have found a full ring.
- */
+/* What is forwarded has left when the owner has what comes of it: on each way. Of other rows the owner knows only that
+ * they are done where they answer it, and what goes to relays may have found a full ring even then. */
 int hpc_row_outlasts_pulls(const hpc_exchange *ex, int row) {
     const hpc_row *r = &ex->plan->rows[row];
-    if (!hpc_row_sends_to_rows(r)) return 0;
-    return r->action != HPC_FORWARD || !has_rank(ex->layout.stages.receivers, &ex->layout.stages, row, r->owner);
+    const hpc_stages *st = &ex->layout.stages;
+    if (!st->many) return 0;
+    if (r->action != HPC_FORWARD) return hpc_row_sends_to_rows(r) || !is_answered(ex, row, r->owner);
+    for (int e = 0; e < r->n_out; e++)
+        if (!has_rank(st->receivers, st, r->out[e].row, r->owner)) return 1;
+    return 0;
 }
 
 int hpc_share_answers(const hpc_exchange *ex, const hpc_share *share, int rank) {

@@ -58,7 +58,7 @@ static int check_fold(const hpc_exchange_config *f) {
         const hpc_rule *rule = hpc_config_rule(f, f->plan->rows[i].key);
         const unsigned wires = rule->fold == NULL ? 0 : rule->fold_wires;
         int codec = f->plan->rows[i].codec_in;
-        if (wires == 0 || wires >> codec & 1) continue;
+        if (wires == 0 || wires >> codec & 1 || f->plan->rows[i].action == HPC_RELAY) continue;
         hpc_codec_names(wires, names, sizeof names);
         return hpc_fail(
             HPC_ERR_CONFIG, op_create,
