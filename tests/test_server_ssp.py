@@ -188,6 +188,20 @@ def test_gradient_waits_until_its_slot_is_free() -> None:
     run_threads(2, body)
 
 
+@on_both
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_gradient_that_is_written_before_the_pull_is_not_added(depth: int) -> None:
+    def body(context: hpcomm.Context) -> None:
+        with exchange(context, 3, depth=depth) as ex:
+            ex.gradient("w")[...] = -1
+            ex.push("w")
+            ex.gradient("w")[...] = -100
+            np.testing.assert_array_equal(ex.pull("w"), 1)
+            np.testing.assert_array_equal(ex.push_pull("w"), 101)
+
+    run_threads(1, body)
+
+
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 def test_zero_takes_the_path_of_bsp_bit_for_bit(progress: str, transport: dict[str, Any]) -> None:
     def body(context: hpcomm.Context) -> None:

@@ -77,6 +77,7 @@ typedef struct view {
     int begins;                 /* that pull begins a step: a push came before it */
     uint64_t looked;            /* the pull that minimum is of */
     uint64_t minimum;           /* so many updates of each worker are in its copy, since the last publish */
+    uint64_t handed;            /* depth 1: pushes when the slot was last handed out */
     double args[HPC_RULE_ARGS]; /* of its last push */
 } view;
 
@@ -365,6 +366,13 @@ static void look(const hpc_exchange *ex, int key) {
     if (v->begins) count_begun(ex, own_clock(ex, key, v->at), v->minimum);
 }
 
+/* With one slot the next update is written over the last one, which a pull that does not ask would add. */
+static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    int status = hpc_push_wait_slot(ex, key, l, op);
+    if (status == HPC_OK && ex->layout.depth == 1) worker_of(ex)->keys[key].handed = ex->keys[key].pushes;
+    return status;
+}
+
 static void begin_push(hpc_exchange *ex, int key) {
     memcpy(worker_of(ex)->keys[key].args, ex->rules[key].rule.args, HPC_ARGS_BYTES);
 }
@@ -409,7 +417,8 @@ static int ends_pull(hpc_exchange *ex, int key) {
     view *v = &worker_of(ex)->keys[key];
     uint64_t clock = own_clock(ex, key, k->pushes);
     look(ex, key);
-    int pushed_once = k->pushes == v->at + 1, looked = v->looked == k->pulls;
+    int kept = ex->layout.depth > 1 || v->handed < k->pushes; /* the last update is in its slot */
+    int pushed_once = k->pushes == v->at + 1 && kept, looked = v->looked == k->pulls;
     int decoded = k->encoded.n_rows == 0 || k->encoded.decoded == 2 * k->pulls + HPC_PULL_TICKET;
     v->begins = k->pushes > v->at || (v->begins && !looked); /* one that it takes the place of */
     v->at = k->pushes;
@@ -500,6 +509,7 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .pull_came = pull_came,
     .holds_up = holds_up,
     .work = work,
+    .wait_slot = wait_slot,
     .begin_push = begin_push,
     .ends_pull = ends_pull,
     .awaited = awaited,
