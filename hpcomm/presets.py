@@ -8,7 +8,7 @@ from .context import Context
 from .errors import HpcommError, InvalidArgument
 from .exchange import Exchange, Graphs
 from .exchange.arguments import refuse
-from .exchange.servers import has_servers
+from .exchange.servers import updates_one_model
 from .optim import Average, Nesterov, RuleOrRules
 from .topology import HostGraph, ParameterServer, Tree, root_expander
 from .topology.by_key import Servers
@@ -57,7 +57,7 @@ def parameter_hub(
         if named and topology not in ("auto", "flat"):
             raise InvalidArgument(f"topology and {next(iter(named))} are given: give the topology alone")
         own = ParameterServer(**named) if named else topology
-        if not has_servers(own):
+        if not updates_one_model(own):
             raise InvalidArgument(
                 f"topology is {own!r}: must be 'auto', 'flat', a Hierarchy or a ParameterServer; for graphs there is "
                 "stochastic_reduce"
@@ -91,7 +91,9 @@ def broadcast(ctx: Context, params: Mapping[str, Any], topology: Tree = _TREE, *
         ConfigError: ranks disagree.
     """
     if not isinstance(topology, Tree):
-        refuse(ctx, wrong := InvalidArgument(f"topology is {topology!r}: must be a Tree"))
+        wrong = InvalidArgument(f"topology is {topology!r}: must be a Tree")
+        if isinstance(ctx, Context):
+            refuse(ctx, wrong)
         raise wrong
     return Exchange(ctx, params, topology, options.pop("consistency", BSP), _AVERAGE, **options)
 

@@ -46,7 +46,7 @@ def planted() -> tuple[int, str]:
 
 
 def test_a_planted_wrong_value_is_found() -> None:
-    found = mpi.run(2, planted, timeout=60)
+    found = mpi.run(2, planted, timeout=60, env={"PYTHONPATH": str(ROOT)})
     assert [status for status, _ in found] == [1, 1]
     wrong = {row["name"]: row["wrong"] for row in json.loads(found[0][1])["rows"]}
     assert wrong == dict.fromkeys(WAYS, 2)  # both ranks average with rank 0

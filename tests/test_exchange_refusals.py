@@ -127,7 +127,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "leader of no host": ({"topology": Hierarchy([[0, 1, 2]], leaders=[3])}, "leaders is 3: must be 0 to 2"),
     "hierarchy and ASYNC": (
         {"topology": Hierarchy([[0, 1], [2]]), "consistency": ASYNC},
-        "consistency is ASYNC, which applies each update by itself; a Hierarchy folds those of a host",
+        "ASYNC and SSP\\(s\\) apply each update by itself, a Hierarchy folds those of a host",
     ),
     "a topology of no key": (
         {"topology": {"fcc": Hierarchy([[0, 1], [2]])}},
@@ -136,7 +136,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "a key's graph": ({"topology": {"fc": ring(3)}}, "topology of 'fc' is <Graph ring.3.: .*must be 'auto'"),
     "a hierarchy of a key and ASYNC": (
         {"topology": {"fc": Hierarchy([[0, 1], [2]])}, "consistency": ASYNC},
-        "consistency is ASYNC, which applies each update by itself",
+        "ASYNC and SSP\\(s\\) apply each update by itself",
     ),
     "no graphs": (
         {"topology": ()},

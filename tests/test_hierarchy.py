@@ -199,6 +199,8 @@ class Placed:
     [
         (hpcomm.BSP, {}, True),
         (hpcomm.BSP, {"progress": "inline", "check_finite": True}, True),
+        (hpcomm.SSP(0), {}, True),
+        (hpcomm.SSP(1), {}, False),
         (hpcomm.ASYNC, {}, False),
         (hpcomm.Consistency(quorum=2, late="drop"), {}, False),
         (hpcomm.BSP, {"split": True}, True),
@@ -207,9 +209,19 @@ class Placed:
     ],
 )
 def test_auto_is_for_plain_bsp(consistency: Any, engine: dict[str, Any], hosts_first: bool) -> None:
-    found = settled(Placed(), "auto", consistency, EngineOptions(**engine))  # type: ignore[arg-type]
+    found = settled(Placed(), "auto", consistency, EngineOptions(**engine), hpcomm.SGD(), ())  # type: ignore[arg-type]
     assert found == (Hierarchy([[0, 1], [2, 3]], []) if hosts_first else ParameterServer())
-    assert settled(Placed(), "flat", consistency, EngineOptions(**engine)) == ParameterServer()  # type: ignore[arg-type]
+    assert settled(Placed(), "flat", consistency, EngineOptions(**engine), hpcomm.SGD(), ()) == ParameterServer()  # type: ignore[arg-type]
+
+
+def test_keys_that_are_all_named_need_no_flat_one() -> None:
+    each = dict.fromkeys(("a", "b"), ParameterServer("NCC"))
+    for names in (("a", "b"), ("a",)):
+        found = settled(Placed(), each, hpcomm.BSP, EngineOptions(), hpcomm.SGD(), names)  # type: ignore[arg-type]
+        assert found.roles(4) == ((1, 2, 3), (0,))
+    more = settled(Placed(), each, hpcomm.BSP, EngineOptions(), hpcomm.SGD(), ("a", "c"))  # type: ignore[arg-type]
+    with pytest.raises(hpcomm.ConfigError, match="work for some keys"):
+        more.roles(4)
 
 
 def test_ranks_of_one_host_are_flat_by_default() -> None:

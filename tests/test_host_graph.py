@@ -91,11 +91,17 @@ def test_what_cannot_be_is_refused() -> None:
             (complete(2), {}, "it must be one Graph of 1 nodes"),
             (None, {"consistency": hpcomm.ASYNC}, "with hosts_first it must be NOTIFY_ACK or BSP"),
             (None, {"in_place": True}, "in_place needs a graph"),
+            (None, {"rule": hpcomm.SGD(0.1)}, "every rule must be Average"),
             (None, {"codec_out": "float16"}, "leave both out"),
         ):
             with pytest.raises((InvalidArgument, hpcomm.ConfigError), match=told):
                 hpcomm.stochastic_reduce(ctx, start, topology=topology, hosts_first=True, **options)
         with hpcomm.stochastic_reduce(ctx, start, hosts_first=True) as ex:
             assert np.array_equal(ex.push_pull("a", np.ones(64, np.float32)), np.ones(64, np.float32))
+        for other in (HostGraph(), hpcomm.Tree()):
+            with pytest.raises(InvalidArgument, match="must be 'auto', 'flat', a Hierarchy"):
+                hpcomm.parameter_hub(ctx, start, topology=other)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"hosts\[1\] is empty"):
+        HostGraph(complete, ((0,), ()))
     with pytest.raises(InvalidArgument, match="each of the 3 ranks must be on one"):
         HostGraph(complete, ((0, 1), (1, 2))).compile({"a": 5}, 3)

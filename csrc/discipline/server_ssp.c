@@ -438,6 +438,8 @@ static int slowest(const hpc_exchange *ex, int key, uint64_t needed, int *ranks)
         if (r == me || !hpc_pushes_key(ex, r, key) || !is_open(ex, r)) continue;
         uint64_t pushes = hpc_pushes_of(ex, r, key);
         int behind = pushes != UINT64_MAX && pushes - *base_of(ex, key, r) < needed;
+        behind |= pushes == UINT64_MAX && /* without a word that it closes */
+                  atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT;
         for (int i = 0; i < k->n_shares && !behind; i++) {
             const hpc_share *share = &ex->layout.shares[k->shares[i]];
             behind = share->owner == me && clock_of(share->own, r) < needed;

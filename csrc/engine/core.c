@@ -196,7 +196,7 @@ static int work_core(hpc_core *core) {
     double start = 0;
     int n = 0;
     if (core->due <= 0) start = hpc_now(); /* work is left from before */
-    if (core->n_kept > 0) hpc_forward_retry(core);
+    if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0) hpc_forward_retry(core);
     while (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) == HPC_OK &&
            !atomic_load_explicit(&core->paused, memory_order_relaxed) && next_event(core, &event)) {
         if (n++ == 0 && start == 0) start = hpc_now();
@@ -204,7 +204,8 @@ static int work_core(hpc_core *core) {
             hold(core, &event);
         else
             handle(core, &event);
-        if (core->n_kept > 0) hpc_forward_retry(core); /* rings empty while this goes on */
+        if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0)
+            hpc_forward_retry(core); /* rings empty while this goes on */
     }
     const hpc_discipline *d = ex->discipline;
     if (d->work != NULL && atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) == HPC_OK &&
@@ -341,6 +342,37 @@ void hpc_cores_stop(hpc_exchange *ex) {
     if (ex->inline_progress) hpc_context_remove_task(ex->context, &ex->task);
     ex->inline_progress = 0;
     stop_threads(ex);
+}
+
+/* ---- what is kept ---- */
+
+static int nothing_is_kept(void *arg) {
+    hpc_exchange *ex = arg;
+    if (ex->inline_progress) hpc_context_work(ex->context);
+    if (why_failed(ex) != NULL) return 1;
+    for (int c = 0; c < ex->n_own_cores; c++)
+        if (atomic_load_explicit(&ex->cores[c].n_kept, memory_order_acquire) > 0) return 0;
+    return 1;
+}
+
+/* The receivers of kept forwards. Their lists belong to the cores: any rank to which some row sends may be one. */
+static int receivers_of_rows(void *arg, int *ranks) {
+    const hpc_exchange *ex = arg;
+    int n = 0;
+    for (int i = 0; i < ex->n_work; i++)
+        for (int o = 0; o < ex->work[i].n_outputs; o++) {
+            int known = ex->work[i].outputs[o].row < 0;
+            for (int k = 0; k < n && !known; k++) known = ranks[k] == ex->work[i].outputs[o].rank;
+            if (!known) ranks[n++] = ex->work[i].outputs[o].rank;
+        }
+    return n;
+}
+
+int hpc_cores_send_kept(hpc_exchange *ex, const char *op, double timeout) {
+    if (nothing_is_kept(ex)) return hpc_exchange_check(ex, op);
+    const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, ex};
+    int status = hpc_wait_for(&ex->context->group, &wait, timeout);
+    return status == HPC_OK ? hpc_exchange_check(ex, op) : status;
 }
 
 /* ---- all rows ---- */

@@ -31,6 +31,10 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
 static void keep_forward(hpc_core *core, hpc_work *w, int edge, int slot) {
     int to = w->outputs[edge].rank;
     hpc_kept *kept = core->free_kept;
+    if (kept == NULL) { /* there is room for all that can be on its way: more has come than may */
+        hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, "a rank sent more of a row than its receivers have taken");
+        return;
+    }
     core->free_kept = kept->next;
     *kept = (hpc_kept){w, edge, slot, NULL};
     if (core->kept_first[to] == NULL)
@@ -38,7 +42,7 @@ static void keep_forward(hpc_core *core, hpc_work *w, int edge, int slot) {
     else
         core->kept_last[to]->next = kept;
     core->kept_last[to] = kept;
-    core->n_kept++;
+    atomic_fetch_add_explicit(&core->n_kept, 1, memory_order_relaxed);
 }
 
 void hpc_forward_row(hpc_core *core, hpc_work *w, int slot) {
@@ -61,7 +65,7 @@ void hpc_forward_retry(hpc_core *core) {
             core->kept_first[r] = kept->next;
             kept->next = core->free_kept;
             core->free_kept = kept;
-            core->n_kept--;
+            atomic_fetch_sub_explicit(&core->n_kept, 1, memory_order_release);
         }
     }
 }

@@ -220,7 +220,7 @@ int hpc_row_outlasts_pulls(const hpc_exchange *ex, int row) {
     const hpc_row *r = &ex->plan->rows[row];
     const hpc_stages *st = &ex->layout.stages;
     if (!st->many) return 0;
-    if (r->action != HPC_FORWARD) return hpc_row_sends_to_rows(r) || !is_answered(ex, row, r->owner);
+    if (r->action != HPC_FORWARD) return !is_answered(ex, row, r->owner);
     for (int e = 0; e < r->n_out; e++)
         if (!has_rank(st->receivers, st, r->out[e].row, r->owner)) return 1;
     return 0;

@@ -123,7 +123,8 @@ typedef struct hpc_core {
     uint64_t *args_came;                /* by rank: events of args that it waited for an answer to */
     hpc_kept *kept, *free_kept;         /* room for all that can be kept at once */
     hpc_kept **kept_first, **kept_last; /* by rank: those to it, the oldest first */
-    int n_kept, at_out;                 /* at_out: forwards are looked at before pushes */
+    _Atomic int n_kept;                 /* close reads it too */
+    int at_out;                         /* forwards are looked at before pushes */
     hpc_event *held;                    /* by rank: an event that has to wait (see hpc_discipline.holds_up) */
     char *holds;                        /* by rank: whether held has one; later events of the rank wait in the ring */
     int n_held;

@@ -386,6 +386,7 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     double deadline = hpc_deadline(&ex->context->group, timeout);
     if (status == HPC_OK && !ex->life.closed && ex->layout.places[rank].worker)
         status = hpc_worker_finish(ex, op, deadline);
+    if (status == HPC_OK && !ex->life.closed) status = hpc_cores_send_kept(ex, op, hpc_left(deadline));
     if (status == HPC_ERR_TIMEOUT) return status;
     if (status == HPC_OK && !ex->life.closed && ex->discipline->closing != NULL) ex->discipline->closing(ex);
     if (!ex->life.closed) {

@@ -198,7 +198,7 @@ def engine_mode(consistency: Any, on_graph: bool) -> str:
     known = {"BSP": BSP, "ASYNC": ASYNC}
     if on_graph:
         known |= {"NOTIFY_ACK": NOTIFY_ACK, "BARRIER": BARRIER}
-    elif plain == SSP(0):
+    elif consistency == SSP(0):
         return "BSP"
     if consistency.staleness:
         known["SSP"] = SSP(consistency.staleness)

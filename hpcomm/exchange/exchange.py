@@ -25,7 +25,7 @@ from ..optim import SGD, AnyRule, RuleOrRules
 from ..plan import Plan
 from ..topology import ParameterServer
 from . import snapshot
-from .arguments import Checked, check_owners, checked, owned_rows, refuse, wire_dtypes
+from .arguments import Checked, check_choice, check_owners, checked, owned_rows, refuse, wire_dtypes
 from .calls import Handle
 from .keys import KeyState, Params
 from .options import (
@@ -224,7 +224,10 @@ class Exchange(SplitCalls):
             limit = seconds(timeout, self._default)
             earlier = plan if isinstance(plan, Plan) else None
             own_engine = engine_options(engine, options)
-            topology = settled(ctx, topology, consistency, own_engine) if earlier is None else topology
+            check_choice("consistency", consistency, Consistency)
+            if earlier is None:
+                names = params if isinstance(params, Mapping) else ()
+                topology = settled(ctx, topology, consistency, own_engine, rule, names)
             made = Made(
                 topology if earlier is None else None,
                 consistency,

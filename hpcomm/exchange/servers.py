@@ -1,11 +1,12 @@
 """Which topology with servers an exchange takes: the words "auto" and "flat", and the hosts of its context."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..consistency import ASYNC, BSP, NOTIFY_ACK, Consistency
+from ..consistency import ASYNC, BSP, NOTIFY_ACK, SSP, Consistency
 from ..context import Context
 from ..errors import InvalidArgument
+from ..optim import Average
 from ..topology import Hierarchy, HostGraph, ParameterServer, Tree
 from ..topology.by_key import ByKey, Servers
 from ..topology.hierarchy import OneTopology, automatic
@@ -23,30 +24,39 @@ def has_servers(topology: Any) -> bool:
     return isinstance(topology, Servers | HostGraph | str | Mapping)
 
 
-def settled(ctx: Context, topology: Any, consistency: Consistency, engine: EngineOptions) -> Any:
+def updates_one_model(topology: Any) -> bool:
+    """Whether every rank's gradient counts in the parameters of all: so for parameter_hub and trainers."""
+    return has_servers(topology) and not isinstance(topology, HostGraph | Tree)
+
+
+def settled(
+    ctx: Context, topology: Any, consistency: Consistency, engine: EngineOptions, rule: Any, names: Iterable[str]
+) -> Any:
     """The topology with what this context knows in the place of what was not given; graphs as they are. A mapping has
     topologies of keys; others are flat.
 
-    "auto" folds inside hosts under plain BSP only: without a quorum, in the order of ranks, and with parameters of each
-    worker's own.
+    "auto" folds inside hosts under plain BSP only: without a quorum, in the order of ranks, with parameters of each
+    worker's own, and by rules without a fold of their own, which would fold what it has folded.
     """
+    rules = list(rule.values()) if isinstance(rule, Mapping) else [rule]
     if isinstance(topology, Mapping):
-        found = {name: settled(ctx, one, consistency, engine) for name, one in topology.items()}
+        found = {name: settled(ctx, one, consistency, engine, rule, ()) for name, one in topology.items()}
         for name, one in found.items():
             if not isinstance(one, OneTopology):
                 raise InvalidArgument(
                     f"topology of {name!r} is {one!r}: must be 'auto', 'flat', a ParameterServer, a Hierarchy or a Tree"
                 )
-        return ByKey(found)
+        return ByKey(found, None if set(names) <= set(found) else ParameterServer())
     if isinstance(topology, str):
         if topology not in WORDS:
             raise InvalidArgument(f"topology is {topology!r}: must be {KINDS}")
-        plain = consistency == BSP and engine.deterministic and not engine.shared_params
+        plain = consistency in (BSP, SSP(0)) and engine.deterministic and not engine.shared_params
+        plain = plain and all(getattr(own, "fold", None) is None for own in rules)
         return automatic(ctx.hosts, ctx.racks) if topology == "auto" and plain else ParameterServer()
-    if isinstance(topology, Hierarchy | Tree) and consistency == ASYNC:
+    if isinstance(topology, Hierarchy | Tree) and (consistency == ASYNC or consistency.staleness):
         raise InvalidArgument(
-            "consistency is ASYNC, which applies each update by itself; a Hierarchy folds those of a host into one, "
-            "and a Tree has one: give BSP, or a ParameterServer"
+            f"consistency is {consistency}: ASYNC and SSP(s) apply each update by itself, a Hierarchy folds those of a "
+            "host into one, and a Tree has one: give BSP, or a ParameterServer"
         )
     if isinstance(topology, HostGraph):
         if consistency not in (BSP, NOTIFY_ACK):
@@ -54,5 +64,7 @@ def settled(ctx: Context, topology: Any, consistency: Consistency, engine: Engin
                 f"consistency is {consistency}: with hosts_first it must be NOTIFY_ACK or BSP, which are the same "
                 "there: a rank waits for its host and the neighbours of that"
             )
+        if not all(isinstance(own, Average) for own in rules):
+            raise InvalidArgument("with hosts_first every rule must be Average: what is pushed are models")
         return topology.settled(ctx.hosts)
     return topology.settled(ctx.hosts, ctx.racks) if isinstance(topology, Hierarchy) else topology

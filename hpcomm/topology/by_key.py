@@ -21,14 +21,14 @@ class ByKey:
 
     Attributes:
         topologies: from names of keys to ParameterServer, Hierarchy or Tree values.
-        rest: of the keys that are not named.
+        rest: of the keys that are not named; None: all are.
 
     Raises:
         ConfigError: topologies use NICs in different ways.
     """
 
     topologies: Mapping[str, OneTopology]
-    rest: OneTopology = _FLAT
+    rest: OneTopology | None = _FLAT
 
     def __post_init__(self) -> None:
         affinities = {one.affinity for one in self._each() if isinstance(one, ParameterServer)}
@@ -40,7 +40,8 @@ class ByKey:
 
     def _each(self) -> Iterator[OneTopology]:
         yield from self.topologies.values()
-        yield self.rest
+        if self.rest is not None:
+            yield self.rest
 
     def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The workers and the servers of a job of size ranks, each in rising order: of all keys together.
@@ -57,7 +58,7 @@ class ByKey:
     def among(self, ranks: Sequence[int], size: int) -> "ByKey":
         """Each topology of some of the ranks, as its own among."""
         found = {name: one.among(ranks, size) for name, one in self.topologies.items()}
-        return ByKey(found, self.rest.among(ranks, size))
+        return ByKey(found, None if self.rest is None else self.rest.among(ranks, size))
 
     def compile(
         self,
@@ -87,7 +88,7 @@ class ByKey:
         codecs_out = [codec.name for codec in by_key_out(names, codec_out)]
         groups: dict[OneTopology, list[int]] = {}
         for i, name in enumerate(names):
-            groups.setdefault(self.topologies.get(name, self.rest), []).append(i)
+            groups.setdefault(self.topologies.get(name, self.rest or _FLAT), []).append(i)
         parts = []
         for one, numbers in groups.items():
             more: dict[str, Any] = {"each": each, "interfaces": interfaces} if isinstance(one, ParameterServer) else {}

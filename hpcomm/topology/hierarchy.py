@@ -94,15 +94,19 @@ class Hierarchy:
         if self.bandwidths is not None and not isinstance(self.bandwidths, Bandwidths):
             raise InvalidArgument(f"bandwidths is {self.bandwidths!r}: must be a Bandwidths, or None")
         if self.hosts is not None:
-            put(self, "hosts", tuple(_group(f"hosts[{i}]", host) for i, host in enumerate(_list("hosts", self.hosts))))
+            put(
+                self,
+                "hosts",
+                tuple(checked_group(f"hosts[{i}]", host) for i, host in enumerate(_list("hosts", self.hosts))),
+            )
         if self.racks is not None:
             racks = [_list(f"racks[{i}]", rack) for i, rack in enumerate(_list("racks", self.racks))]
             nested = [host for rack in racks for host in rack if not hasattr(host, "__index__")]
             if nested and self.hosts is None:
-                put(self, "hosts", tuple(_group("racks: host", host) for rack in racks for host in rack))
-            put(self, "racks", tuple(_group(f"racks[{i}]", _flat(rack)) for i, rack in enumerate(racks)))
+                put(self, "hosts", tuple(checked_group("racks: host", host) for rack in racks for host in rack))
+            put(self, "racks", tuple(checked_group(f"racks[{i}]", _flat(rack)) for i, rack in enumerate(racks)))
         if self.leaders is not None:
-            put(self, "leaders", _group("leaders", self.leaders))
+            put(self, "leaders", checked_group("leaders", self.leaders))
 
     def settled(self, hosts: Sequence[int], racks: Sequence[str]) -> "Hierarchy":
         """With the hosts and racks of a context where none are given.
@@ -247,7 +251,7 @@ def _list(name: str, value: Any) -> list[Any]:
     raise InvalidArgument(f"{name} is {value!r}: must be a sequence of ranks")
 
 
-def _group(name: str, value: Any) -> tuple[int, ...]:
+def checked_group(name: str, value: Any) -> tuple[int, ...]:
     return tuple(whole(name, rank, 0) for rank in _list(name, value))
 
 

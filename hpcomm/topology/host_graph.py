@@ -10,7 +10,7 @@ from ..plan import Plan
 from ..stage import Edge, Key, Row, as_keys, whole
 from .graph import Graph
 from .graphs import root_expander
-from .hierarchy import Groups, by_name
+from .hierarchy import Groups, by_name, checked_group
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,14 @@ class HostGraph:
 
     graph: Graph | Callable[[int], Graph] = root_expander
     hosts: Groups | None = None
+
+    def __post_init__(self) -> None:
+        if self.hosts is None:
+            return
+        hosts = tuple(checked_group(f"hosts[{i}]", host) for i, host in enumerate(self.hosts))
+        if not all(hosts):
+            raise InvalidArgument(f"hosts[{hosts.index(())}] is empty: a host has one rank or more")
+        object.__setattr__(self, "hosts", hosts)
 
     def settled(self, hosts: Sequence[int]) -> "HostGraph":
         """With the hosts of a context where none are given: by rank the lowest rank on its host."""

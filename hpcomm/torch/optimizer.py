@@ -16,7 +16,7 @@ from ..context import Context
 from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange
 from ..exchange.arguments import check_choice, graph_phases, refuse
-from ..exchange.servers import has_servers
+from ..exchange.servers import has_servers, updates_one_model
 from ..presets import parameter_hub
 from ..recovery import Recovered
 from ..stage import whole
@@ -114,6 +114,10 @@ class DistributedOptimizer(Optimizer):
             passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
             clip = check_clip(clip_norm)
             servers = topology is None or has_servers(topology)
+            if servers and topology is not None and not updates_one_model(topology):
+                raise InvalidArgument(
+                    f"topology is {topology!r}: must be one in which the gradients of all ranks count alike, or a graph"
+                )
             if servers and consistency == SSP(0):
                 consistency = BSP
             if not servers:
