@@ -112,7 +112,7 @@ static hpc_edge *make_chunk(const hpc_tree *t, const struct inner *in, const hpc
 }
 
 int hpc_plan_tree(const hpc_tree *t, hpc_plan **plan) {
-    int root, n = 0, status = check_tree(t, &root);
+    int root = -1, n = 0, status = check_tree(t, &root);
     if (status != HPC_OK) return status;
     if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: plan is NULL");
     const size_t ranks = (size_t)t->ranks;
