@@ -14,7 +14,7 @@ static hpc_hosts small(void) {
     hpc_hosts hosts;
     hpc_hosts_init(&hosts);
     CHECK_EQ(hosts.n_levels, 1);
-    CHECK_EQ(hosts.chunk, 32768);
+    CHECK_EQ(hosts.chunk, 65536);
     CHECK_EQ(hosts.depth, 1);
     CHECK_EQ(hosts.cores, 1);
     hosts.keys = keys, hosts.n_keys = 3;
