@@ -2,7 +2,7 @@
  * the worker that asks for them. On a graph ASYNC is in unflushed.c. */
 #include <stdlib.h>
 
-#include "discipline/discipline.h"
+#include "discipline/each.h"
 #include "engine/row.h"
 #include "engine/send.h"
 
@@ -69,26 +69,14 @@ static void free_all(hpc_exchange *ex) {
 static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
     const hpc_exchange *ex = core->exchange;
     hpc_share *share = w->share;
+    const int from = w->inputs[input].rank;
     counts *c = share->own;
-    int from = w->inputs[input].rank;
-    if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return;
-    hpc_inputs inputs = hpc_row_inputs(core, w, slot, input);
-    inputs.silent = 1;
-    if (hpc_row_work(core, w, &inputs) != 0) return;
-    hpc_row_count_received(core, w, input);
-    if (++c->rows_done[from] < share->n_rows) return;
-    c->rows_done[from] = 0;
+    if (!hpc_each_apply(core, w, slot, input, c->rows_done)) return;
     hpc_share_answer(core, from, hpc_signal_applied(ex, (int)(share - ex->layout.shares)), ++c->applied[from]);
 }
 
 static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    const hpc_exchange *ex = core->exchange;
-    for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
-        int input = hpc_row_input_of(w, rank, 0);
-        if (input >= 0) input_came(core, w, slot, input);
-    }
-    return 1;
+    return hpc_each_share_came(core, share, rank, slot, input_came);
 }
 
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
@@ -103,16 +91,6 @@ static int pull_came(hpc_core *core, hpc_share *share, int rank) {
     for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, &ex->work[ex->work_of[share->rows[i]]], rank);
     hpc_share_answer(core, rank, hpc_signal_second(ex, (int)(share - ex->layout.shares)), ++c->pulled[rank]);
     return 1;
-}
-
-/* Holds a pull up while the parameters of the worker's last pull may still be on their way: the next pull writes the
- * copy that they are sent from. */
-static int holds_up(hpc_core *core, const hpc_event *event) {
-    if (hpc_imm_operation(event->imm) != HPC_OP_PULL || hpc_imm_slot(event->imm) == HPC_ANSWERED) return 0;
-    int status = hpc_lane_try_flush(core->out, event->peer);
-    if (status == HPC_IN_PROGRESS) return 1;
-    hpc_core_check_put(core, status);
-    return 0;
 }
 
 static uint64_t folded_of(const hpc_share *share, int rank) {
@@ -149,7 +127,7 @@ const hpc_discipline hpc_discipline_async = {
     .share_came = share_came,
     .row_came = row_came,
     .pull_came = pull_came,
-    .holds_up = holds_up,
+    .holds_up = hpc_each_holds_up,
     .may_push = may_push,
     .awaited = awaited,
     .folded_of = folded_of,

@@ -46,7 +46,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "discipline/discipline.h"
+#include "discipline/each.h"
 #include "engine/core.h"
 #include "engine/row.h"
 #include "engine/send.h"
@@ -216,7 +216,7 @@ static int is_open(const hpc_exchange *ex, int rank) {
     return hpc_closed_signal(ex, rank) == 0;
 }
 
-/* Of the workers that are open. All rows of a share have the same workers, as owners go on without some. */
+/* The smallest clock of the open workers. All rows of a share have the same workers: a plan for SSP has no others. */
 static uint64_t minimum_of(const hpc_exchange *ex, const hpc_share *share) {
     const hpc_work *w = hpc_first_work(ex, share);
     uint64_t least = UINT64_MAX;
@@ -258,15 +258,9 @@ static int wake(hpc_core *core, hpc_share *share) {
 static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
     const hpc_exchange *ex = core->exchange;
     hpc_share *share = w->share;
+    const int from = w->inputs[input].rank;
     clocks *c = share->own;
-    int from = w->inputs[input].rank;
-    if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return;
-    hpc_inputs inputs = hpc_row_inputs(core, w, slot, input);
-    inputs.silent = 1;
-    if (hpc_row_work(core, w, &inputs) != 0) return;
-    hpc_row_count_received(core, w, input);
-    if (++c->rows_done[from] < share->n_rows) return;
-    c->rows_done[from] = 0;
+    if (!hpc_each_apply(core, w, slot, input, c->rows_done)) return;
     hpc_tally_add(&c->applied[from], 1);
     hpc_share_answer(core, from, hpc_signal_applied(ex, (int)(share - ex->layout.shares)),
                      atomic_load_explicit(&c->applied[from], memory_order_relaxed));
@@ -274,13 +268,7 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
 }
 
 static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    const hpc_exchange *ex = core->exchange;
-    for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
-        int input = hpc_row_input_of(w, rank, 0);
-        if (input >= 0) input_came(core, w, slot, input);
-    }
-    return 1;
+    return hpc_each_share_came(core, share, rank, slot, input_came);
 }
 
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
@@ -302,16 +290,6 @@ static int pull_came(hpc_core *core, hpc_share *share, int rank) {
     }
     wake(core, share);
     return 1;
-}
-
-/* Holds a pull up while the answer to the worker's last one may still be on its way: the next answer writes what that
- * is sent from. */
-static int holds_up(hpc_core *core, const hpc_event *event) {
-    if (hpc_imm_operation(event->imm) != HPC_OP_PULL || hpc_imm_slot(event->imm) == HPC_ANSWERED) return 0;
-    int status = hpc_lane_try_flush(core->out, event->peer);
-    if (status == HPC_IN_PROGRESS) return 1;
-    hpc_core_check_put(core, status);
-    return 0;
 }
 
 /* A worker that has closed may have been the one that pulls waited for. */
@@ -509,7 +487,7 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .share_came = share_came,
     .row_came = row_came,
     .pull_came = pull_came,
-    .holds_up = holds_up,
+    .holds_up = hpc_each_holds_up,
     .work = work,
     .wait_slot = wait_slot,
     .begin_push = begin_push,
