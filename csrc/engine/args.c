@@ -114,34 +114,48 @@ static int who_sees(void *arg, int *ranks) {
     return 1;
 }
 
-/* To the owner of one share. */
-static int bring(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &ex->layout.shares[s];
-    hpc_pushed *k = &ex->keys[share->key];
-    int me = ex->context->group.rank, core = ex->layout.places[share->owner].first_core + share->core;
+/* Relays open nothing, and only a user's own fold has use for arguments. */
+static int takes_args(const hpc_exchange *ex, const hpc_share *share) {
     const int action = ex->plan->rows[share->rows[0]].action;
-    if (action == HPC_RELAY || (action == HPC_FORWARD && ex->rules[share->key].rule.fold == NULL)) return HPC_OK;
-    if (!hpc_feeds_share(ex, share, me)) return HPC_OK;
-    if (k->brings == 1) {
-        int status = hpc_send_event(ex, share->core, share->owner, ex->rules[share->key].out[slot], HPC_ARGS_BYTES,
-                                    hpc_args_at(ex, share, me, slot), hpc_imm(HPC_OP_ARGS, slot, s), l);
-        if (status != HPC_OK || !hpc_feeds_share_by_stages(ex, share, me)) return status;
-        k->brings = 2;
-        ex->args_asked[core]++;
-    }
-    seeing waits = {ex, hpc_signal_args(ex, share->owner, share->core), share->owner, ex->args_asked[core]};
+    if (action == HPC_RELAY || (action == HPC_FORWARD && ex->rules[share->key].rule.fold == NULL)) return 0;
+    return hpc_feeds_share(ex, share, ex->context->group.rank);
+}
+
+static int core_of(const hpc_exchange *ex, const hpc_share *share) {
+    return ex->layout.places[share->owner].first_core + share->core;
+}
+
+/* To the owner of one share. */
+static int send_args(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &ex->layout.shares[s];
+    int me = ex->context->group.rank;
+    int status = hpc_send_event(ex, share->core, share->owner, ex->rules[share->key].out[slot], HPC_ARGS_BYTES,
+                                hpc_args_at(ex, share, me, slot), hpc_imm(HPC_OP_ARGS, slot, s), l);
+    if (status == HPC_OK && hpc_feeds_share_by_stages(ex, share, me)) ex->args_asked[core_of(ex, share)]++;
+    return status;
+}
+
+/* An update that passes other rows could come to the owner before its arguments. */
+static int await_args(hpc_exchange *ex, int s, hpc_limit *l) {
+    const hpc_share *share = &ex->layout.shares[s];
+    if (!hpc_feeds_share_by_stages(ex, share, ex->context->group.rank)) return HPC_OK;
+    seeing waits = {ex, hpc_signal_args(ex, share->owner, share->core), share->owner,
+                    ex->args_asked[core_of(ex, share)]};
     if (is_seen(&waits)) return hpc_exchange_check(ex, "push");
     const hpc_wait wait = {"push", is_seen, who_sees, &waits};
     int status = hpc_wait_for(&ex->context->group, &wait, hpc_limit_left(ex, l));
     return status == HPC_OK ? hpc_exchange_check(ex, "push") : status;
 }
 
+/* First to all owners, then waits for them: so all together take one round trip. */
 int hpc_args_bring(hpc_exchange *ex, int key, int slot, hpc_limit *l) {
     hpc_pushed *k = &ex->keys[key];
-    for (; k->at_args < k->n_shares && !ex->own_args; k->at_args++) {
-        int status = bring(ex, k->shares[k->at_args], slot, l);
+    const int n = ex->own_args ? 0 : k->n_shares;
+    for (; k->at_args < 2 * n; k->at_args++) {
+        int s = k->shares[k->at_args % n];
+        if (!takes_args(ex, &ex->layout.shares[s])) continue;
+        int status = k->at_args < n ? send_args(ex, s, slot, l) : await_args(ex, s, l);
         if (status != HPC_OK) return status;
-        k->brings = 1;
     }
     return HPC_OK;
 }

@@ -61,7 +61,7 @@ typedef struct hpc_pushed {
     double since;                   /* when its last push began; 0: its end has been seen */
     unsigned char sending, started; /* hpc_push_flags of the last start: those not sent in full yet; all of them, and
                                        HPC_PUSH_EMPTY */
-    unsigned char brings;           /* its push brings arguments of the rule: 1; 2: and waits for them to be seen */
+    unsigned char brings;           /* its push brings arguments of the rule */
     unsigned char news;             /* so many of the next pushes bring arguments to their slots */
     int at_args, at_share, at_row;  /* where sending stopped: arguments first, then updates */
     int n_shares, n_awaited;
