@@ -369,6 +369,32 @@ static void one_does_not_apply(rank *r) {
     end(r, &j, NULL, e);
 }
 
+/* All have called, and rank 2, which folds for rank 3 as well, computes: the owner waits for its fold. */
+static void leader_computes(rank *r) {
+    job j;
+    hand_plan *h = malloc(sizeof *h);
+    uint64_t fold, ticket;
+    CHECK(h);
+    split_job(&j, r);
+    j.n_keys = 1;
+    hand_hosts(h, &j, r->size, 2, false, 8192); /* one piece, of rank 0 */
+    j.plan = &h->plan;
+    hpc_exchange *e = job_open(r, &j);
+    fold = job_start(r, &j, e, 0, 0, HPC_PUSH, false);
+    CHECK_OK(hpc_exchange_apply(e, 0, 1, -1, &ticket));
+    rank_meet(r);
+    if (r->rank == 0) {
+        CHECK_STATUS(hpc_exchange_wait(e, 0, ticket, 0.2), HPC_ERR_TIMEOUT);
+        CHECK(ranks_error_waits_for(2));
+        CHECK_STATUS(hpc_exchange_wait(e, 0, fold, 0.1), HPC_ERR_TIMEOUT);
+        CHECK(ranks_error_waits_for(2));
+    }
+    rank_meet(r);
+    do_wait(e, 0, ticket);
+    end(r, &j, NULL, e);
+    free(h);
+}
+
 /* Rank 2 closes, and the others' next folds can never be made. */
 static void one_closes(rank *r) {
     job j;
@@ -497,6 +523,7 @@ int main(int argc, char **argv) {
         {.name = "differ_hosts_scale", .size = 4, .run = differ, .arg = 0 + HOSTS, .apart = true},
         {.name = "differ_hosts_call", .size = 4, .run = differ, .arg = 2 + HOSTS, .apart = true},
         {.name = "one_does_not_hosts", .size = 4, .run = one_does_not_apply, .arg = HOSTS},
+        {.name = "leader_computes", .size = 4, .run = leader_computes, .where = RANKS_UNSEEDED},
         {.name = "one_closes_hosts", .size = 4, .run = one_closes, .arg = HOSTS, .apart = true},
         {.name = "dies_between_hosts", .size = 4, .run = dies_between, .arg = HOSTS, .victims = 1 << 1, .apart = true},
         {.name = "arguments", .size = 3, .run = arguments, .arg = INLINE},
