@@ -284,7 +284,7 @@ static void answer_folds(hpc_core *core, hpc_share *share) {
                          share->version);
 }
 
-/* Sends the fold of a row on to the next stage, or the word that there is none. */
+/* Sends the fold of a row on to the next stage; where no worker has a gradient, an event says that there is none. */
 static int forward(hpc_core *core, hpc_work *w) {
     const hpc_inputs inputs = present_inputs(core, w);
     if (inputs.n > 0) return hpc_row_work(core, w, &inputs);
@@ -662,6 +662,7 @@ const hpc_discipline hpc_discipline_split = {
     .pulls = 1,
     .signals = 2,
     .split = &splitting,
+    .answers_all = 1,
     .part = part,
     .prepare = prepare,
     .open_shares = open_shares,

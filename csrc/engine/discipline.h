@@ -69,6 +69,9 @@ struct hpc_discipline {
     /* Fold and apply are two calls: a push folds, and the owners keep the mean until a pull says what becomes of it.
      * Arguments travel with pulls. NULL: a push applies. */
     const hpc_splitting *split;
+    /* With several stages: owners hear of each worker's calls from itself, and answer it. 0: each share answers the
+     * ranks at its own ends. */
+    int answers_all;
     /* Whether updates are put into receive slots, even if the owner could read them in place. NULL: no. */
     int (*puts)(const hpc_exchange *ex);
     /* How many bytes it needs in rank's part of the window, at hpc_place.own. NULL: 0. */

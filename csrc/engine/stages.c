@@ -201,16 +201,15 @@ static int is_answered(const hpc_exchange *ex, int row, int rank) {
     return hpc_row_has_output(r, rank) || (hpc_row_has_input(r, rank) && !has_rank(st->receivers, st, row, rank));
 }
 
-/* Where fold and apply are two calls each owner hears from all workers, and answers them: only what they get of
- * parameters passes relays. */
-static int is_awaited_in_split(const hpc_exchange *ex, const hpc_share *share, int rank) {
+/* Where owners answer all workers only parameters pass relays. */
+static int is_awaited_from_all(const hpc_exchange *ex, const hpc_share *share, int rank) {
     int action = ex->plan->rows[share->rows[0]].action;
     return action != HPC_FORWARD && (action != HPC_RELAY || some_row(ex, share, rank, is_output)) &&
            hpc_share_involves(ex, share, rank);
 }
 
 int hpc_share_is_awaited_by(const hpc_exchange *ex, const hpc_share *share, int rank) {
-    if (ex->layout.stages.many && ex->discipline->split != NULL) return is_awaited_in_split(ex, share, rank);
+    if (ex->layout.stages.many && ex->discipline->answers_all) return is_awaited_from_all(ex, share, rank);
     return ex->layout.stages.many ? some_row(ex, share, rank, is_answered) : hpc_share_involves(ex, share, rank);
 }
 
