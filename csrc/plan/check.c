@@ -112,6 +112,14 @@ int hpc_plan_check_codecs(const hpc_key *keys, int n_keys, const char *name, int
     return HPC_OK;
 }
 
+int hpc_plan_check_both(const hpc_key *keys, int n_keys, int wire, const int *wires, int n_wires, int codec_out,
+                        const int *codecs_out, int n_codecs_out) {
+    int status = hpc_plan_check_codecs(keys, n_keys, "wire", wire, "wires", wires, n_wires);
+    return status == HPC_OK
+               ? hpc_plan_check_codecs(keys, n_keys, "codec_out", codec_out, "codecs_out", codecs_out, n_codecs_out)
+               : status;
+}
+
 /* ---- rows by themselves ---- */
 
 static int check_place(const hpc_plan *plan, int r) {

@@ -2,8 +2,8 @@
  *
  * The groups are the nodes of a tree: hosts, the groups that they make, and the job at its root. For each chunk every
  * node has a leader among the ranks below it. The root's leader owns the chunk, and leads all nodes that it belongs to.
- * The leader of a node that has several workers, and whose parent has another leader, has two rows: one forwards the
- * node's fold to the parent's leader, the other relays the parameters that come back. */
+ * A node may have several workers, and a parent with another leader. Then its own leader has two rows for the chunk:
+ * one forwards the node's fold to the parent's leader, the other relays the parameters that come back. */
 #include <limits.h>
 #include <stdlib.h>
 
@@ -67,10 +67,8 @@ static int check_hosts(const hpc_hosts *h) {
     if (status == HPC_OK) status = hpc_plan_check_ranks(h->workers, h->n_workers, "worker", "hierarchy");
     if (status == HPC_OK) status = hpc_plan_check_cut(h->cores, h->chunk, h->depth);
     if (status == HPC_OK)
-        status = hpc_plan_check_codecs(h->keys, h->n_keys, "wire", h->wire, "wires", h->wires, h->n_wires);
-    if (status == HPC_OK)
-        status = hpc_plan_check_codecs(h->keys, h->n_keys, "codec_out", h->codec_out, "codecs_out", h->codecs_out,
-                                       h->n_codecs_out);
+        status = hpc_plan_check_both(h->keys, h->n_keys, h->wire, h->wires, h->n_wires, h->codec_out, h->codecs_out,
+                                     h->n_codecs_out);
     if (status != HPC_OK) return status;
     if (h->n_workers > INT_MAX / h->cores)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %d workers of %d cores are too many", h->n_workers, h->cores);

@@ -288,10 +288,8 @@ static int check_hub(const hpc_hub *h) {
     if (status != HPC_OK) return status;
     status = hpc_plan_check_cut(h->cores, h->chunk, h->depth);
     if (status == HPC_OK)
-        status = hpc_plan_check_codecs(h->keys, h->n_keys, "wire", h->wire, "wires", h->wires, h->n_wires);
-    if (status == HPC_OK)
-        status = hpc_plan_check_codecs(h->keys, h->n_keys, "codec_out", h->codec_out, "codecs_out", h->codecs_out,
-                                       h->n_codecs_out);
+        status = hpc_plan_check_both(h->keys, h->n_keys, h->wire, h->wires, h->n_wires, h->codec_out, h->codecs_out,
+                                     h->n_codecs_out);
     if (status != HPC_OK) return status;
     if (h->n_servers > INT_MAX / h->cores)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %d servers of %d cores are too many", h->n_servers, h->cores);

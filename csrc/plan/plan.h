@@ -52,6 +52,9 @@ int hpc_plan_check_ranks(const int *ranks, int n, const char *name, const char *
  * fields, for the error. */
 int hpc_plan_check_codecs(const hpc_key *keys, int n_keys, const char *name, int all, const char *names,
                           const int *by_key, int n);
+/* The wires of updates and the codecs of parameters, which all planners with servers have. */
+int hpc_plan_check_both(const hpc_key *keys, int n_keys, int wire, const int *wires, int n_wires, int codec_out,
+                        const int *codecs_out, int n_codecs_out);
 /* Every field, and every weight. */
 int hpc_graph_check(const hpc_graph *graph);
 

@@ -49,10 +49,8 @@ static int check_tree(const hpc_tree *t, int *root) {
     int status = hpc_plan_check_keys(t->keys, t->n_keys);
     if (status == HPC_OK) status = hpc_plan_check_cut(t->cores, t->chunk, t->depth);
     if (status == HPC_OK)
-        status = hpc_plan_check_codecs(t->keys, t->n_keys, "wire", t->wire, "wires", t->wires, t->n_wires);
-    if (status == HPC_OK)
-        status = hpc_plan_check_codecs(t->keys, t->n_keys, "codec_out", t->codec_out, "codecs_out", t->codecs_out,
-                                       t->n_codecs_out);
+        status = hpc_plan_check_both(t->keys, t->n_keys, t->wire, t->wires, t->n_wires, t->codec_out, t->codecs_out,
+                                     t->n_codecs_out);
     if (status != HPC_OK) return status;
     if (t->ranks < 1 || t->parents == NULL)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: parents is empty (ranks is %d); a tree has one rank or more",
