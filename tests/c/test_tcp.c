@@ -1,9 +1,12 @@
 /* What only tcp has: stripes and fences, credits, who reads for a rank that makes no call, and how one wakes. */
 #define _GNU_SOURCE
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "context/lane.h"
@@ -30,6 +33,23 @@ static void await_word(const _Atomic uint64_t *word, uint64_t value, double seco
         CHECK(ranks_now() < end);
         sched_yield();
     }
+}
+
+/* ---- congestion control ---- */
+
+/* The one that is asked for, and never bbr where none is. arg: asks for reno, which every kernel has. */
+static void congestion(rank *r) {
+    char name[HPC_CONGESTION_BYTES] = "";
+    socklen_t nbytes = sizeof name - 1;
+    if (r->arg) r->config.tcp_congestion = "reno";
+    bring_up(r, 2);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    for (int k = 0; k < 2; k++) {
+        int fd = tcp_stream_fd(&link_to(r, NULL, 1 - r->rank)->streams[k]);
+        CHECK_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &nbytes), 0);
+        CHECK(r->arg ? strcmp(name, "reno") == 0 : strncmp(name, "bbr", 3) != 0);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
 }
 
 /* ---- order ---- */
@@ -591,6 +611,8 @@ int main(int argc, char **argv) {
         {.name = "stripes_3", .size = 2, .run = stripes, .arg = 3, .where = RANKS_TCP, .bare = true},
         {.name = "stripes_8", .size = 2, .run = stripes, .arg = 8, .where = RANKS_TCP, .bare = true},
         {.name = "two_windows", .size = 2, .run = two_windows, .where = RANKS_TCP, .bare = true},
+        {.name = "congestion", .size = 2, .run = congestion, .where = RANKS_TCP, .bare = true},
+        {.name = "congestion_reno", .size = 2, .run = congestion, .arg = 1, .where = RANKS_TCP, .bare = true},
         {.name = "held_by_fence", .size = 2, .run = held_by_fence, .where = RANKS_TCP, .bare = true},
         {.name = "computes", .size = 2, .run = computes, .where = RANKS_TCP},
         {.name = "computes_sleepy", .size = 2, .run = computes, .where = RANKS_TCP, .sleepy = true},
