@@ -52,7 +52,7 @@ static int comes_by_share(const hpc_exchange *ex, int rank) {
     return ex->discipline->puts_shares || hpc_reads_in_place(ex, ex->context->group.rank, rank);
 }
 
-/* Whether rank tells some rows of a share that it has pushed, without bytes. */
+/* Whether rank pushes to some rows of a share without bytes: the event alone tells that it has pushed. */
 static int tells(const hpc_exchange *ex, const hpc_share *share, int rank) {
     for (int i = 0; i < share->n_rows && share->some_empty; i++) {
         const hpc_edge *push = hpc_row_input(&ex->plan->rows[share->rows[i]], rank);

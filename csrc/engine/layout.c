@@ -125,14 +125,14 @@ static int find_keys(hpc_exchange *ex, const char *op) {
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);
         ex->keys[k].n_shares = 0;
     }
-    /* Updates with another stage before them go first. Then begin with the owner after this rank and end with this
-     * rank: so over wires the ranks begin with different owners. */
-    for (int s = 0; s < 4 * ex->layout.n_shares; s++) {
-        const hpc_share *share = &ex->layout.shares[s % ex->layout.n_shares];
-        const int forwards = plan->rows[share->rows[0]].action == HPC_FORWARD, round = s / ex->layout.n_shares;
-        if (round != 2 * !forwards + (share->owner <= rank)) continue;
-        add_share(ex, s % ex->layout.n_shares);
-    }
+    /* Pushes to forwards go first, as they have the longest way. Of each kind a rank begins with the owner after itself
+     * and ends with itself: so over wires the ranks begin with different owners. */
+    for (int round = 0; round < 4; round++)
+        for (int s = 0; s < ex->layout.n_shares; s++) {
+            const hpc_share *share = &ex->layout.shares[s];
+            const int forwards = plan->rows[share->rows[0]].action == HPC_FORWARD, wraps = share->owner <= rank;
+            if (forwards == (round < 2) && wraps == round % 2) add_share(ex, s);
+        }
     ex->layout.depth = plan->rows[0].depth; /* a plan has one, and a key one codec */
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];

@@ -209,7 +209,8 @@ static void put_row(hpc_core *core, const hpc_work *w, receivers to, int slot) {
 
 /* ---- one row ---- */
 
-/* What has come to a relay in a slot: decoded into mapped memory, as whoever encoded it does. */
+/* A relay writes the parameters that have come in a slot into the memory of its workers that is mapped here, decoded.
+ */
 static void write_relayed(hpc_core *core, const hpc_work *w, int slot) {
     const hpc_exchange *ex = core->exchange;
     const void *from = hpc_row_leaving(w, slot);
@@ -322,7 +323,8 @@ static void turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
     w->param = (float *)(void *)at + w->row->offset;
 }
 
-/* What is not written yet: by puts, and to other rows. Those first: they have the longer way. */
+/* Sends what a row has made to other rows, and then to workers whose memory is not mapped: rows first, as others wait
+ * behind them. */
 static void leave(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to) {
     if (w->sends_to_rows) hpc_forward_row(core, w, (int)inputs->slot);
     if (w->row->action != HPC_FORWARD && !inputs->silent) put_row(core, w, to, (int)inputs->slot);

@@ -32,7 +32,7 @@ struct hpc_leaders {
     int *by_size;      /* chunks by core, then size, the largest first */
     int *run, *was;    /* chunks, and their leaders */
     int *filled;       /* by worker; 0 between calls */
-    uint64_t *load;    /* by worker: elements of the chunks that it leads */
+    uint64_t *load;    /* by worker: how many elements its chunks have, those that it leads */
     unsigned char *in; /* by worker: whether it is in the group */
 };
 

@@ -6,8 +6,8 @@
 
 static const char op_plan[] = "plan";
 
-/* A group, and the rows of its leader for the chunk: the one that folds, and the one that sends parameters. The owner's
- * are the same one; -1: there is none. */
+/* A group, and the rows of its leader for the chunk: fold takes the group's updates, send has its parameters. The owner
+ * has one row for both. -1: there is no such row. */
 struct task {
     int group, fold, send;
 };

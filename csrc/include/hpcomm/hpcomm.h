@@ -638,7 +638,7 @@ HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n
  * kinds of ranks then serve the others until they have closed too: owners in an ASYNC exchange, owners in an exchange
  * with servers and a quorum or SSP, and owners of keys that they do not push. Pushes that found no quorum any more, and
  * that nobody has waited for, become a note (hpc_context_note). Idempotent. free drops the handle without waiting:
- * ranks that still wait for rows owned here get HPC_ERR_PEER. */
+ * ranks that still wait for an answer from here get HPC_ERR_PEER; those that wait for it by way of a relay time out. */
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
 HPC_API void hpc_exchange_free(hpc_exchange *exchange);
 
