@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hpcomm
 from hpcomm import ConfigError, _core, _ffi, launch
 from hpcomm.config import TCP_STREAMS, TRANSPORTS, Config, read_secret, resolve, settings, unknown_variables
 
@@ -98,6 +99,13 @@ def test_integers_are_not_rounded(value: object) -> None:
         return
     with pytest.raises(ConfigError, match="tcp_streams="):
         resolve({}, {"tcp_streams": value})
+
+
+def test_a_congestion_control_that_the_kernel_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'tcp_congestion is "nocontrol"; this process may choose: .*reno'):
+        hpcomm.init(tcp_congestion="nocontrol")
+    with hpcomm.init(tcp_congestion="reno") as ctx:  # which every kernel has
+        assert ctx.config.tcp_congestion == "reno"
 
 
 # ---- the secret ----------------------------------------------------------------------------------------------------
