@@ -107,3 +107,8 @@ def SSP(staleness: int) -> Consistency:
 
 
 _NAMES = {BSP: "BSP", ASYNC: "ASYNC", NOTIFY_ACK: "NOTIFY_ACK", BARRIER: "BARRIER"}
+
+
+def with_servers(consistency: Consistency) -> Consistency:
+    """What a consistency means with servers: there SSP(0), which on graphs is NOTIFY_ACK, is BSP."""
+    return BSP if consistency == SSP(0) else consistency

@@ -8,6 +8,7 @@ from conftest import on_both, run_threads
 
 import hpcomm
 from hpcomm import ConfigError, Hierarchy, InvalidArgument, ParameterServer, launch
+from hpcomm.consistency import with_servers
 from hpcomm.exchange import inside
 from hpcomm.exchange.options import EngineOptions
 from hpcomm.exchange.servers import settled
@@ -209,7 +210,7 @@ class Placed:
     ],
 )
 def test_auto_is_for_plain_bsp(consistency: Any, engine: dict[str, Any], hosts_first: bool) -> None:
-    found = settled(Placed(), "auto", consistency, EngineOptions(**engine), hpcomm.SGD(), ())  # type: ignore[arg-type]
+    found = settled(Placed(), "auto", with_servers(consistency), EngineOptions(**engine), hpcomm.SGD(), ())  # type: ignore[arg-type]
     assert found == (Hierarchy([[0, 1], [2, 3]], []) if hosts_first else ParameterServer())
     assert settled(Placed(), "flat", consistency, EngineOptions(**engine), hpcomm.SGD(), ()) == ParameterServer()  # type: ignore[arg-type]
 

@@ -98,7 +98,7 @@ def test_what_cannot_be_is_refused() -> None:
                 hpcomm.stochastic_reduce(ctx, start, topology=topology, hosts_first=True, **options)
         with hpcomm.stochastic_reduce(ctx, start, hosts_first=True) as ex:
             assert np.array_equal(ex.push_pull("a", np.ones(64, np.float32)), np.ones(64, np.float32))
-        for other in (HostGraph(), hpcomm.Tree()):
+        for other in (HostGraph(), hpcomm.Tree(), {"a": hpcomm.Tree()}):
             with pytest.raises(InvalidArgument, match="must be 'auto', 'flat', a Hierarchy"):
                 hpcomm.parameter_hub(ctx, start, topology=other)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"hosts\[1\] is empty"):

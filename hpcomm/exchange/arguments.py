@@ -198,8 +198,6 @@ def engine_mode(consistency: Any, on_graph: bool) -> str:
     known = {"BSP": BSP, "ASYNC": ASYNC}
     if on_graph:
         known |= {"NOTIFY_ACK": NOTIFY_ACK, "BARRIER": BARRIER}
-    elif consistency == SSP(0):
-        return "BSP"
     if consistency.staleness:
         known["SSP"] = SSP(consistency.staleness)
     for name, value in known.items():

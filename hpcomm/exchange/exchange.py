@@ -18,7 +18,7 @@ from .. import _core, optim
 from .._core import PULL, PUSH, PUSH_PULL, seconds
 from .._core import exchange_call as _call
 from .._core import exchange_start as _start
-from ..consistency import BSP, Consistency
+from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..optim import SGD, AnyRule, RuleOrRules
@@ -39,7 +39,7 @@ from .options import (
     plan_options,
 )
 from .pieces import SHARED, Kind, RuleKind, Shard
-from .servers import settled
+from .servers import has_servers, settled
 from .split import SplitCalls
 
 if TYPE_CHECKING:
@@ -225,6 +225,8 @@ class Exchange(SplitCalls):
             earlier = plan if isinstance(plan, Plan) else None
             own_engine = engine_options(engine, options)
             check_choice("consistency", consistency, Consistency)
+            if earlier is not None or has_servers(topology):
+                consistency = with_servers(consistency)
             if earlier is None:
                 names = params if isinstance(params, Mapping) else ()
                 topology = settled(ctx, topology, consistency, own_engine, rule, names)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..consistency import ASYNC, BSP, NOTIFY_ACK, SSP, Consistency
+from ..consistency import ASYNC, BSP, Consistency
 from ..context import Context
 from ..errors import InvalidArgument
 from ..optim import Average
@@ -26,6 +26,9 @@ def has_servers(topology: Any) -> bool:
 
 def updates_one_model(topology: Any) -> bool:
     """Whether every rank's gradient counts in the parameters of all: so for parameter_hub and trainers."""
+    each = topology.topologies if isinstance(topology, ByKey) else topology
+    if isinstance(each, Mapping):
+        return all(updates_one_model(one) for one in each.values())
     return has_servers(topology) and not isinstance(topology, HostGraph | Tree)
 
 
@@ -36,7 +39,7 @@ def settled(
     topologies of keys; others are flat.
 
     "auto" folds inside hosts under plain BSP only: without a quorum, in the order of ranks, with parameters of each
-    worker's own, and by rules without a fold of their own, which would fold what it has folded.
+    worker's own, and by rules without a fold of their own, which would fold the sum of a host again.
     """
     rules = list(rule.values()) if isinstance(rule, Mapping) else [rule]
     if isinstance(topology, Mapping):
@@ -50,7 +53,7 @@ def settled(
     if isinstance(topology, str):
         if topology not in WORDS:
             raise InvalidArgument(f"topology is {topology!r}: must be {KINDS}")
-        plain = consistency in (BSP, SSP(0)) and engine.deterministic and not engine.shared_params
+        plain = consistency == BSP and engine.deterministic and not engine.shared_params
         plain = plain and all(getattr(own, "fold", None) is None for own in rules)
         return automatic(ctx.hosts, ctx.racks) if topology == "auto" and plain else ParameterServer()
     if isinstance(topology, Hierarchy | Tree) and (consistency == ASYNC or consistency.staleness):
@@ -59,7 +62,7 @@ def settled(
             "host into one, and a Tree has one: give BSP, or a ParameterServer"
         )
     if isinstance(topology, HostGraph):
-        if consistency not in (BSP, NOTIFY_ACK):
+        if consistency != BSP:
             raise InvalidArgument(
                 f"consistency is {consistency}: with hosts_first it must be NOTIFY_ACK or BSP, which are the same "
                 "there: a rank waits for its host and the neighbours of that"

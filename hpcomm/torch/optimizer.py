@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..consistency import BSP, SSP, Consistency
+from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange
@@ -118,8 +118,8 @@ class DistributedOptimizer(Optimizer):
                 raise InvalidArgument(
                     f"topology is {topology!r}: must be one in which the gradients of all ranks count alike, or a graph"
                 )
-            if servers and consistency == SSP(0):
-                consistency = BSP
+            if servers:
+                consistency = with_servers(consistency)
             if not servers:
                 graph_phases(topology, ctx.size)
             keys = keys_of(optimizer, model, counts, sparse)
