@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Exchange, Hierarchy, Momentum, ParameterServer
+from hpcomm.topology import HostGraph, ring
 from hpcomm.topology.by_key import ByKey
 
 F32 = np.float32
@@ -181,6 +182,32 @@ def test_the_others_go_on_when_a_leader_that_owns_nothing_has_left() -> None:
         assert recovered.lost == (2,)
         recovered.exchange.push_pull("w", one)
         recovered.exchange.context.close()
+        raise Left
+
+    run_threads(4, body, timeout=10)
+
+
+@on_both
+def test_a_graph_of_hosts_is_not_rebuilt() -> None:
+    """Nobody hangs: all that are left hear the same."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        one = np.ones(16, F32)
+        topology = HostGraph(ring, ((0, 1), (2, 3)))
+        ex = Exchange(ctx, {"w": 0 * one}, topology, rule=hpcomm.Average(), progress="inline")
+        ex.push_pull("w", one)
+        if ctx.rank == 3:
+            ctx.abort("test")
+            raise Left
+
+        def go_on() -> None:
+            while True:
+                ex.push_pull("w", one)
+
+        with pytest.raises(hpcomm.PeerFailed):
+            go_on()
+        with pytest.raises(hpcomm.NotSupported, match="each host has a model of its own"):
+            hpcomm.recover(ex)
         raise Left
 
     run_threads(4, body, timeout=10)

@@ -91,11 +91,6 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         Timeout, TransportError: as Context.shrink.
     """
     made, old = inside.made(ex), ex.context
-    if isinstance(made.topology, HostGraph):
-        raise NotSupported(
-            "recover: with hosts_first each host has a model of its own, which is not rebuilt: make another exchange "
-            "on a shrunk context, from the params of this one"
-        )
     if not ex.graph and made.topology is None:
         raise NotSupported(
             "recover: the exchange was made from a Plan, which recover cannot rebuild: make another Plan and Exchange"
@@ -158,18 +153,10 @@ def _over(
     left = [made.ranks.index(name) for name in fresh.ranks]  # what the topology calls them
     here = [old.ranks.index(name) for name in fresh.ranks]  # what ex calls them
     gone = tuple(rank for rank, name in enumerate(first.context.ranks) if name not in fresh.ranks)
-    owners = _owners(ex.plan).difference(here)
-    missing = -1 if ex.graph else max((old.ranks[rank] for rank in owners), default=-1)
-    clock, missing, args = _agreed(fresh, lost, max(lost.kept.folded[rank] for rank in here), missing, timeout)
-    if missing >= 0 and checkpoint is None:
-        raise CheckpointError(
-            f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} owned parameters and is gone: give "
-            "checkpoint, the directory of a Checkpointer (the rank is numbered as in the first context)"
-        )
     topology: Any = made.topology
     plan = made.plan
     consistency = made.consistency
-    if isinstance(topology, Servers):
+    if isinstance(topology, Servers | HostGraph):
         topology = topology.among(left, len(made.ranks))
         if plan.cores is None:
             plan = replace(plan, cores=max(core for _, core in ex.plan.places) + 1)
@@ -178,6 +165,14 @@ def _over(
             consistency = replace(consistency, quorum=min(consistency.quorum, workers))
     elif not callable(topology):
         topology = among(graph_phases(topology, len(made.ranks)), left)
+    owners = _owners(ex.plan).difference(here)
+    missing = -1 if ex.graph else max((old.ranks[rank] for rank in owners), default=-1)
+    clock, missing, args = _agreed(fresh, lost, max(lost.kept.folded[rank] for rank in here), missing, timeout)
+    if missing >= 0 and checkpoint is None:
+        raise CheckpointError(
+            f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} owned parameters and is gone: give "
+            "checkpoint, the directory of a Checkpointer (the rank is numbered as in the first context)"
+        )
     values = {key.name: ex.params[key.name] if ex.params else np.zeros(key.shape, np.float32) for key in ex.plan.keys}
     rule = optim.gathered(
         {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..codec import Codecs, by_key, by_key_out
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, NotSupported
 from ..plan import Plan
 from ..stage import Edge, Key, Row, as_keys, whole
 from .graph import Graph
@@ -66,6 +66,17 @@ class HostGraph:
         """The workers and the owners of a job of size ranks: all."""
         ranks = tuple(range(whole("size", size, 1)))
         return ranks, ranks
+
+    def among(self, ranks: Sequence[int], size: int) -> "HostGraph":
+        """Refused: each host has a model of its own, and some may be gone.
+
+        Raises:
+            NotSupported: always.
+        """
+        raise NotSupported(
+            "with hosts_first each host has a model of its own, which recover does not rebuild: make another exchange "
+            "on Context.shrink's context, from the params of this one"
+        )
 
     def compile(
         self,
