@@ -4,7 +4,7 @@ import json
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, fields
-from typing import Any, NamedTuple, NoReturn, overload
+from typing import Any, NamedTuple, NoReturn, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,17 @@ __all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
 
 ELEMENT = 4  # bytes of a parameter
 SHOWN = 24  # lines of each table that str shows
+
+
+class Cut(TypedDict, total=False):
+    """How keys are cut, for how many cores, and in which codecs: what Plan.hosts and Plan.tree both take."""
+
+    cores: int
+    chunk_bytes: int
+    depth: int
+    codec: Codecs | None
+    wire: Codecs | None
+    codec_out: Codecs | None
 
 
 class Imbalance(NamedTuple):

@@ -63,6 +63,7 @@ def test_trees_by_arity(size: int, arity: int, data: st.DataObject) -> None:
     assert above.count(-1) == 1
     assert above[root] == -1
     assert max(above.count(rank) for rank in range(size)) <= arity
+    assert set(Tree(arity, root).roles(size)[1]) == {root, *above} - {-1}
     for rank in range(size):
         at, steps = rank, 0
         while at != root:

@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..codec import Codecs
 from ..errors import InvalidArgument
-from ..plan import Plan, group_numbers
+from ..plan import Cut, Plan, group_numbers
 from ..stage import Key, choice, whole
 from .parameter_server import ParameterServer
 from .tree import Tree
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -166,35 +168,12 @@ class Hierarchy:
         return workers, leaders
 
     def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        cores: int = 1,
-        chunk_bytes: int = 65536,
-        depth: int = 1,
-        codec: Codecs | None = None,
-        reduce: str = "mean",
-        wire: Codecs | None = None,
-        codec_out: Codecs | None = None,
+        self, keys: Mapping[str, Any] | Iterable[Key], size: int, *, reduce: str = "mean", **cut: "Unpack[Cut]"
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.hosts of these levels. Args are those of Plan.hosts;
         errors too, and those of levels and roles."""
-        levels, (_, leaders) = self.levels(size), self.roles(size)
-        return Plan.hosts(
-            keys,
-            levels,
-            size,
-            leaders=leaders,
-            top=self.top,
-            cores=cores,
-            chunk_bytes=chunk_bytes,
-            depth=depth,
-            codec=codec,
-            wire=wire,
-            codec_out=codec_out,
-            reduce=reduce,
-        )
+        leaders = self.roles(size)[1]
+        return Plan.hosts(keys, self.levels(size), size, leaders=leaders, top=self.top, reduce=reduce, **cut)
 
     def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":
         """The hierarchy of some of the ranks. Groups without a rank are gone; where the leaders of a host are gone, all

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..codec import Codecs
 from ..errors import InvalidArgument
-from ..plan import Plan
+from ..plan import Cut, Plan
 from ..stage import Key, whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -61,35 +63,16 @@ class Tree:
         return tuple(-1 if at == 0 else ((at - 1) // self.arity + root) % size for at in places)
 
     def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The workers of a job of size ranks, and who keeps the parameters: the root."""
+        """The workers of a job of size ranks, and those whose cores have work: the root, and who has children."""
         above = self.above(size)
-        return tuple(range(size)), tuple(rank for rank in range(size) if above[rank] < 0)
+        return tuple(range(size)), tuple(rank for rank in range(size) if above[rank] < 0 or rank in above)
 
     def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        cores: int = 1,
-        chunk_bytes: int = 131072,
-        depth: int = 1,
-        codec: Codecs | None = None,
-        reduce: str = "mean",
-        wire: Codecs | None = None,
-        codec_out: Codecs | None = None,
+        self, keys: Mapping[str, Any] | Iterable[Key], size: int, *, reduce: str = "mean", **cut: "Unpack[Cut]"
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.tree. Args are its own; reduce is without meaning, as
         there is one update. Errors too, and those of above."""
-        return Plan.tree(
-            keys,
-            self.above(size),
-            cores=cores,
-            chunk_bytes=chunk_bytes,
-            depth=depth,
-            codec=codec,
-            wire=wire,
-            codec_out=codec_out,
-        )
+        return Plan.tree(keys, self.above(size), **cut)
 
     def among(self, ranks: Sequence[int], size: int) -> "Tree":
         """The tree of some of the ranks. Children of a rank that is gone come to its parent; without the root, the
