@@ -292,6 +292,19 @@ uint64_t progress_until(const rank *r, hpc_exchange *e, int word, uint64_t at_le
 
 /* ---- plans by hand ---------------------------------------------------------------------------------------------- */
 
+hand_plan *hand_new(void) {
+    hand_plan *h = malloc(sizeof *h);
+    CHECK(h);
+    return h;
+}
+
+void job_close(hpc_exchange *e, reference *ref, hand_plan *h) {
+    CHECK_OK(hpc_exchange_close(e, -1));
+    if (ref != NULL) reference_free(ref);
+    hpc_exchange_free(e);
+    free(h);
+}
+
 static hpc_edge *hand_edge(hand_plan *h, hpc_edge edge) {
     CHECK(h->n_edges < HAND_EDGES);
     h->edges[h->n_edges] = edge;

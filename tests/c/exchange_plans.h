@@ -87,6 +87,11 @@ typedef struct hand_plan {
     int n_edges, core; /* of the rows that come next */
 } hand_plan;
 
+hand_plan *hand_new(void); /* to be filled, and freed by job_close or free */
+
+/* Closes and frees an exchange, with what it was checked against and made of; both may be NULL. */
+void job_close(hpc_exchange *e, reference *ref, hand_plan *h);
+
 void hand_racks(hand_plan *h, const job *j, int size, int wire, uint64_t most);
 void hand_relay(hand_plan *h, const job *j, int size, uint64_t most);
 void hand_layers(hand_plan *h, const job *j, int size, int layers);

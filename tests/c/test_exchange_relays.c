@@ -37,25 +37,20 @@ static void train(const rank *r, const job *j, hpc_exchange *e, reference *ref, 
 
 static void trains(rank *r) {
     job j;
-    hand_plan *h = malloc(sizeof *h);
+    hand_plan *h = hand_new();
     reference ref;
-    CHECK(h);
     by_hosts(&j, h, r, r->arg);
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
     train(r, &j, e, &ref, ranks_rounds(STEPS));
-    CHECK_OK(hpc_exchange_close(e, -1));
-    reference_free(&ref);
-    hpc_exchange_free(e);
-    free(h);
+    job_close(e, &ref, h);
 }
 
 /* Rows are set by their owners and published: they reach every worker by the same relays. */
 static void published(rank *r) {
     job j;
-    hand_plan *h = malloc(sizeof *h);
+    hand_plan *h = hand_new();
     reference ref;
-    CHECK(h);
     by_hosts(&j, h, r, r->arg);
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
@@ -78,18 +73,14 @@ static void published(rank *r) {
         }
     CHECK_OK(hpc_barrier(r->context, -1));
     train(r, &j, e, &ref, 2);
-    CHECK_OK(hpc_exchange_close(e, -1));
-    reference_free(&ref);
-    hpc_exchange_free(e);
-    free(h);
+    job_close(e, &ref, h);
 }
 
 /* A new rate comes to the owners in time, also of workers whose updates pass other rows first. */
 static void new_rates(rank *r) {
     job j;
-    hand_plan *h = malloc(sizeof *h);
+    hand_plan *h = hand_new();
     reference ref;
-    CHECK(h);
     by_hosts(&j, h, r, r->arg);
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
@@ -98,18 +89,14 @@ static void new_rates(rank *r) {
         for (int key = 0; key < j.n_keys; key++) CHECK_OK(hpc_exchange_set_args(e, key, j.args));
         train(r, &j, e, &ref, 1);
     }
-    CHECK_OK(hpc_exchange_close(e, -1));
-    reference_free(&ref);
-    hpc_exchange_free(e);
-    free(h);
+    job_close(e, &ref, h);
 }
 
 /* One rank does not push: whoever waits names it in the end, whatever lies between. */
 static void names_missing(rank *r) {
     enum { MISSING = 3 }; /* of one piece, so its leader waits for nothing but the answer */
     job j;
-    hand_plan *h = malloc(sizeof *h);
-    CHECK(h);
+    hand_plan *h = hand_new();
     by_hosts(&j, h, r, r->arg);
     j.n_keys = 1;
     hand_hosts(h, &j, r->size, r->arg / HOSTS_OF, r->arg & CHAIN, 8192);
@@ -129,9 +116,7 @@ static void names_missing(rank *r) {
         }
         job_push_pull(r, &j, e, 0, 0);
     }
-    CHECK_OK(hpc_exchange_close(e, -1));
-    hpc_exchange_free(e);
-    free(h);
+    job_close(e, NULL, h);
 }
 
 /* ---- trees ---- */
@@ -139,9 +124,8 @@ static void names_missing(rank *r) {
 /* What rank 0 pushes comes to all, and no step overtakes another: a rank may be slow, and is waited for. */
 static void broadcasts(rank *r) {
     job j;
-    hand_plan *h = malloc(sizeof *h);
+    hand_plan *h = hand_new();
     uint64_t random = 77 + (uint64_t)r->rank;
-    CHECK(h);
     job_init(&j, r);
     j.progress = r->arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
     if (r->arg & HALF_OUT) j.codec_out = HPC_F16;
@@ -180,9 +164,8 @@ static void broadcasts(rank *r) {
 /* A push without bytes belongs to BSP. */
 static void empty_is_refused(rank *r) {
     job j;
-    hand_plan *h = malloc(sizeof *h);
+    hand_plan *h = hand_new();
     hpc_exchange *e = NULL;
-    CHECK(h);
     job_init(&j, r);
     hand_tree(h, &j, r->size, 1, 512);
     j.plan = &h->plan;
@@ -199,8 +182,7 @@ static void empty_is_refused(rank *r) {
 /* The ring of the next rank is full when the first has what it waits for itself: it closes only when all has left. */
 static void closes_late(rank *r) {
     job j;
-    hand_plan *h = malloc(sizeof *h);
-    CHECK(h);
+    hand_plan *h = hand_new();
     job_init(&j, r);
     j.n_keys = 1;
     j.keys[0].count = 16 * 1000;
@@ -246,9 +228,7 @@ static void feeds_only(rank *r) {
         reference_step(&ref, 0);
         if (r->rank != 2) reference_check(&ref, r, e, 0);
     }
-    CHECK_OK(hpc_exchange_close(e, -1));
-    reference_free(&ref);
-    hpc_exchange_free(e);
+    job_close(e, &ref, NULL);
 }
 
 /* Only the last rank's update counts, and only the first gets parameters: nothing tells the forward when the slot of

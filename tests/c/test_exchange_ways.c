@@ -56,9 +56,8 @@ static void two_rules(hand_plan *h, job *j, int pieces) {
 
 static void new_rates(rank *r) {
     job j;
-    hand_plan *h = malloc(sizeof *h);
+    hand_plan *h = hand_new();
     reference ref;
-    CHECK(h);
     job_init(&j, r);
     hand_hosts(h, &j, r->size, r->arg / 2, r->arg & CHAIN, 512);
     j.plan = &h->plan;
@@ -74,10 +73,7 @@ static void new_rates(rank *r) {
             reference_check(&ref, r, e, key);
         }
     }
-    CHECK_OK(hpc_exchange_close(e, -1));
-    reference_free(&ref);
-    hpc_exchange_free(e);
-    free(h);
+    job_close(e, &ref, h);
 }
 
 /* The same by the planner: a ring of hosts of one rank, or two racks of two hosts of two. */
@@ -112,19 +108,16 @@ static void planned_rates(rank *r) {
         reference_step(&ref, 0);
         reference_check(&ref, r, e, 0);
     }
-    CHECK_OK(hpc_exchange_close(e, -1));
-    reference_free(&ref);
-    hpc_exchange_free(e);
+    job_close(e, &ref, NULL);
     hpc_plan_free(plan);
 }
 
 /* Rank 0 has its own parameters while sums for rank 1 wait for room in its ring. */
 static void closes_before_sums_left(rank *r) {
     job j;
-    hand_plan *h = malloc(sizeof *h);
+    hand_plan *h = hand_new();
     reference ref;
     uint64_t ticket;
-    CHECK(h);
     job_init(&j, r);
     two_rules(h, &j, 600);
     CHECK(600 > hpc_notify_depth());
@@ -146,10 +139,9 @@ static void closes_before_sums_left(rank *r) {
 /* The same, and rank 0 begins its next step: its update is added to the sum that has not left. */
 static void eager_sums(rank *r) {
     job j;
-    hand_plan *h = malloc(sizeof *h);
+    hand_plan *h = hand_new();
     reference ref;
     uint64_t ticket;
-    CHECK(h);
     job_init(&j, r);
     j.eager = 1;
     two_rules(h, &j, 600);
@@ -175,9 +167,8 @@ static void eager_sums(rank *r) {
 /* Rank 1 relays for rank 2, and gets its own parameters from the owner. */
 static void relays_for_others(rank *r) {
     job j;
-    hand_plan *h = malloc(sizeof *h);
+    hand_plan *h = hand_new();
     uint64_t ticket;
-    CHECK(h);
     job_init(&j, r);
     start(h, &j, 1001);
     hpc_row *rule = row(h, 0, HPC_APPLY, 0, 1001), *relay = row(h, 1, HPC_RELAY, 0, 1001);
@@ -201,9 +192,8 @@ static void relays_for_others(rank *r) {
 /* Rank 2 pushes to the second row of a share alone, and has no gradient. */
 static void nothing_for_one_row(rank *r) {
     job j;
-    hand_plan *h = malloc(sizeof *h);
+    hand_plan *h = hand_new();
     uint64_t ticket;
-    CHECK(h);
     job_init(&j, r);
     j.split = 1;
     start(h, &j, 32);
