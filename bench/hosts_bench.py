@@ -116,7 +116,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("-N", "--run_cycles", type=int, default=5, help="cycles of a round: the contenders take turns")
     p.add_argument("--rounds", type=int, default=2, help="rounds: shapes and Pythons take turns")
     p.add_argument("--rate", type=rate_of, default="1gbit", help="of each host's link, as tc writes it")
-    p.add_argument("--uplink", type=rate_of, default="250mbit", help="of the link that the hosts of a rack share")
+    p.add_argument("--uplink", type=rate_of, default="250mbit", help="rate of the link that the hosts of a rack share")
     p.add_argument("--burst", default="", help="bucket of the links; default: 256k, 16k where a step sends under 4 MiB")
     p.add_argument("--python", action="append", default=[], type=os.path.abspath, help="another Python, with its MPI")
     p.add_argument("--settings", default=f"{DEFAULTS},{RINGS}", help="of Open MPI; comma-separated; default: both")

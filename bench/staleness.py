@@ -75,7 +75,7 @@ class Digits:
         np.mean(odds, axis=0, out=out[PIXELS])
 
     def accuracy(self, model: Any) -> float:
-        """In percent of the digits that no rank trains on."""
+        """How many percent of the digits that no rank trains on the model names right."""
         found = np.argmax(self.test_x @ model[:PIXELS] + model[PIXELS], axis=1)
         return float(100 * np.mean(found == self.test_y))
 
