@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "transport/objects.h"
+
 static ranks_mode modes[] = {
     {"shm-processes", "shm", false, 0},     {"shm-threads", "shm", true, 0},     {"loop", "loop", true, 0},
     {"loop-seed", "loop", true, 1},         {"loop-seed-1", "loop", true, 1},    {"loop-seed-2", "loop", true, 2},
@@ -138,6 +140,12 @@ static int oob_allgather(const void *send, void *recv, size_t nbytes, void *arg,
     return HPC_OK;
 }
 
+/* Ranks of one host say so in their addresses. Each rank sees those of other groups as if they came from elsewhere. */
+static void part_hosts(const rank *r, hpc_address *addresses) {
+    for (int i = 0; i < r->size; i++)
+        if (i / r->per_host != r->rank / r->per_host) addresses[i].host[1] += 1 + (uint64_t)(i / r->per_host);
+}
+
 static int oob_test(void *arg) {
     request *q = arg;
     ranks_shared *s = q->r->shared;
@@ -149,6 +157,7 @@ static int oob_test(void *arg) {
     }
     for (int i = 0; i < q->r->size; i++)
         memcpy((char *)q->recv + (size_t)i * q->nbytes, s->slots[q->round & 1][i], q->nbytes);
+    if (q->r->per_host > 0 && q->nbytes == sizeof(hpc_address)) part_hosts(q->r, q->recv);
     return HPC_OK;
 }
 
@@ -259,7 +268,8 @@ static void set_up(life *l, const ranks_case *c, const ranks_mode *mode, ranks_s
     l->r.oob = (hpc_oob){i, c->size, &l->r, oob_allgather, oob_test, oob_free};
     hpc_config_init(&l->r.config);
     l->r.config.timeout = c->timeout > 0 ? c->timeout : TIMEOUT;
-    l->r.config.transports = mode->transports;
+    l->r.config.transports = c->per_host > 0 ? "shm,tcp" : mode->transports;
+    l->r.per_host = c->per_host;
     l->r.config.loop_seed = mode->seed;
     l->r.config.silence = 4;
     if (c->sleepy) l->r.config.spin = l->r.config.yield = 0;
@@ -313,7 +323,7 @@ static bool runs_in(const ranks_case *c, const ranks_mode *mode) {
     if (c->where & RANKS_NOT_TSAN && RANKS_TSAN) return false;
     if (c->where & RANKS_PROCESSES && mode->threads) return false;
     if (c->where & RANKS_THREADS && !mode->threads) return false;
-    if (c->where & RANKS_SHM && !shm) return false;
+    if ((c->where & RANKS_SHM || c->per_host > 0) && !shm) return false;
     if (c->where & RANKS_LOOP && !loop) return false;
     if (c->where & RANKS_TCP && !tcp) return false;
     if (c->where & RANKS_VERBS && !verbs) return false;

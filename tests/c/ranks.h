@@ -58,7 +58,7 @@ typedef struct ranks_shared ranks_shared;
 typedef struct rank {
     hpc_context *context;
     int rank, size;
-    int arg;
+    int arg, per_host;
     const ranks_mode *mode;
     hpc_oob oob;
     hpc_config config;
@@ -91,6 +91,8 @@ typedef struct ranks_case {
     bool sleepy;      /* waits neither spin nor yield, so that every wait is a sleep and a wake */
     bool apart;       /* no barrier at the end: the ranks leave as they come */
     bool bare;        /* run gets no context */
+    int per_host;     /* so many ranks take each other for one host, and the others for other hosts: shm inside, tcp
+                         between. Runs by shm's modes. 0: all are on one host */
 } ranks_case;
 
 int ranks_main(int argc, char **argv, const ranks_case *cases);
