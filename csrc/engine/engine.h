@@ -1,6 +1,7 @@
 /* The state of one rank's end of an exchange.
  *
  *   layout.c    where everything lies in every rank's part of the window, from the plan alone
+ *   holders.c   whose part has the parameters that a worker reads, and who may write them
  *   stages.c    which ranks feed a row, whom it reaches, and which answers a push waits for
  *   params.c    parameters that travel encoded: where they land at a worker, and how they get into its params
  *   rows.c      the rows that this rank owns, and the cores that work for them
@@ -15,7 +16,8 @@
  *
  * A *share* is the part of one key that one core owns: its rows are pushed and answered together. Who writes what:
  *   gradients, pushed counts   their worker; read by the owners of the rows between its push and their answer
- *   params                     the owners of their rows, between the worker's push (or pull) and the answer; where
+ *   params                     the owners of their rows, between the worker's push (or pull) and the answer, of one
+ *                              copy of a host between the pushes and the answers of all its workers; where
  *                              models rotate the worker writes them after that, until it pushes them; where they come
  *                              encoded the worker alone, at the end of that push (or pull)
  *   encoded params             the owners of their rows, between the worker's push (or pull) and the answer
@@ -104,8 +106,8 @@ typedef struct hpc_layout {
     size_t encoded_bytes;                /* of all keys whose parameters come encoded */
     size_t *master_of;                   /* by row: bytes from its owner's masters */
     size_t *slot_base;                   /* [owner * size + sender]: bytes in the owner's part, or HPC_NOWHERE */
-    int holder;                          /* whose part holds this rank's parameters; -1 */
-    int lowest;                          /* worker */
+    int *holders;                        /* by rank: whose part has its parameters, or those of its host; -1: none */
+    int holder;                          /* of this rank, if it is a worker; -1 */
 } hpc_layout;
 
 /* Counters of updates to and from other ranks. */

@@ -17,13 +17,14 @@ size_t hpc_layout_take(hpc_place *place, size_t nbytes) {
     return at;
 }
 
-/* Whether the master of a row is its owner's own copy of the parameters, which change between the owner's push and its
- * pull only: the owner has pushed whenever the row is folded, unless owners go on without some. Where parameters are
- * sent encoded the owner's own are as rounded as all others', and the master is not. */
+/* Whether the master of a row is the copy of the parameters that its owner reads, which change between the owner's push
+ * and its pull only: the owner has pushed whenever the row is folded, unless owners go on without some. So it is with
+ * the one copy of a host, whose workers have all pushed then. Where parameters are sent encoded the owner's own are as
+ * rounded as all others', and the master is not. */
 static int is_master_params(const hpc_exchange *ex, const hpc_row *row) {
     if (hpc_row_encodes(row)) return 0;
-    return ex->asked.shared_params ||
-           (!hpc_goes_on(ex) && hpc_row_has_input(row, row->owner) && hpc_row_has_output(row, row->owner));
+    if (ex->asked.shared_params) return hpc_row_home(ex, row) >= 0;
+    return !hpc_goes_on(ex) && hpc_row_has_input(row, row->owner) && hpc_row_has_output(row, row->owner);
 }
 
 /* ---- shares ---- */
@@ -168,8 +169,6 @@ static void find_workers(hpc_exchange *ex) {
         for (int e = 0; e < row->n_out; e++)
             if (out[e].row < 0) ex->layout.places[out[e].rank].worker = 1;
     }
-    ex->layout.lowest = 0;
-    while (!ex->layout.places[ex->layout.lowest].worker) ex->layout.lowest++;
 }
 
 static int place_masters(hpc_exchange *ex, const char *op) {
@@ -212,13 +211,14 @@ int hpc_layout_make(hpc_exchange *ex, const char *op) {
                           ex->plan->n_keys, ex->layout.n_cores, hpc_signals(ex), HPC_MOST_SIGNALS);
     if (status != HPC_OK) return status;
     find_workers(ex);
-    status = find_keys(ex, op);
+    status = hpc_holders_find(ex, op);
+    if (status == HPC_OK) status = find_keys(ex, op);
     if (status != HPC_OK) return status;
     for (int r = 0; r < size; r++) {
         hpc_place *p = &ex->layout.places[r];
         p->params = p->gradients = p->pushed = p->masters = p->args = HPC_NOWHERE;
         p->own = p->encoded = HPC_NOWHERE;
-        if (p->worker && !ex->rotates && (!ex->asked.shared_params || r == ex->layout.lowest))
+        if (p->worker && !ex->rotates && ex->layout.holders[r] == r)
             p->params = hpc_layout_take(p, ex->layout.params_bytes);
         if (p->gives) p->gradients = hpc_layout_take(p, ex->layout.gradient_bytes * (size_t)ex->layout.depth);
         if (ex->rotates) p->params = p->gradients;
@@ -230,7 +230,7 @@ int hpc_layout_make(hpc_exchange *ex, const char *op) {
         size_t own = ex->discipline->part == NULL ? 0 : ex->discipline->part(ex, r);
         if (own > 0) p->own = hpc_layout_take(p, own);
     }
-    ex->layout.holder = !ex->layout.places[rank].worker ? -1 : ex->asked.shared_params ? ex->layout.lowest : rank;
+    ex->layout.holder = ex->layout.places[rank].worker ? ex->layout.holders[rank] : -1;
     return place_masters(ex, op);
 }
 
@@ -304,6 +304,7 @@ void hpc_layout_free(hpc_exchange *ex) {
     free(ex->layout.share_of);
     hpc_stages_free(ex);
     free(ex->layout.places);
+    free(ex->layout.holders);
     free(ex->layout.slot_base);
     free(ex->layout.master_of);
 }

@@ -12,6 +12,12 @@ void hpc_layout_free(hpc_exchange *ex);
 /* Takes nbytes at the end of a part, on pages of its own: a core's memory can be placed on its node. */
 size_t hpc_layout_take(hpc_place *place, size_t nbytes);
 
+/* holders.c: whose part holds the parameters that a worker reads; when the workers are known. */
+int hpc_holders_find(hpc_exchange *ex, const char *op);
+int hpc_holders_check(const hpc_exchange *ex, const char *op); /* with shared_params: who writes each copy */
+/* The rank whose part has parameters that the row makes, and that are read on its owner's host; -1: there is none. */
+int hpc_row_home(const hpc_exchange *ex, const hpc_row *row);
+
 /* stages.c: what follows from the edges between rows. */
 int hpc_stages_find(hpc_exchange *ex, const char *op);
 void hpc_stages_free(hpc_exchange *ex);

@@ -219,14 +219,14 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
     int me = ex->context->group.rank;
     const hpc_row *row = w->row;
     size_t master = ex->layout.master_of[w->index];
-    int home = ex->asked.shared_params ? ex->layout.lowest : me, keeps = hpc_row_keeps_params(row);
-    char *at = hpc_window_peer_view(ex->window, home);
-    if (keeps)
-        w->param = (float *)(void *)(at + (master == HPC_NOWHERE ? params_offset(ex, home, row)
-                                                                 : ex->layout.places[me].masters + master));
+    int keeps = hpc_row_keeps_params(row), home = keeps && master == HPC_NOWHERE ? hpc_row_home(ex, row) : -1;
+    if (home >= 0)
+        w->param = (float *)(void *)((char *)hpc_window_peer_view(ex->window, home) + params_offset(ex, home, row));
+    else if (keeps)
+        w->param = (float *)(void *)(hpc_own_part(ex) + ex->layout.places[me].masters + master);
     for (int e = 0; e < row->n_out; e++) {
         int r = row->out[e].rank, to_row = row->out[e].row >= 0;
-        if (!to_row && (ex->asked.shared_params || (keeps && r == me && master == HPC_NOWHERE))) continue;
+        if (!to_row && (ex->layout.holders[r] != r || r == home)) continue; /* each copy is written once */
         hpc_output *out = &w->outputs[w->n_outputs++];
         w->sends_to_rows |= to_row;
         *out = (hpc_output){.rank = r, .row = row->out[e].row};

@@ -19,18 +19,8 @@ void hpc_exchange_config_init(hpc_exchange_config *config) {
 
 /* ---- create ---- */
 
-static int check_shared(const hpc_exchange *ex) {
-    const hpc_place *place = &ex->layout.places[ex->context->group.rank];
-    if (!ex->asked.shared_params || (!place->worker && place->cores == 0) || hpc_is_mapped(ex, ex->layout.lowest))
-        return HPC_OK;
-    return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                    "exchange: shared_params: rank %d cannot map the memory of rank %d, by transport %s",
-                    ex->context->group.rank, ex->layout.lowest, ex->context->transports[ex->layout.lowest]->name);
-}
-
 /* A worker's parameters change between its push and its pull only, so whoever gets them must have pushed; where owners
- * go on without some workers, all that a key's rows have must be the same workers; one copy of the parameters
- * is every worker's. */
+ * go on without some workers, all that a key's rows have must be the same workers. */
 static int check_outputs(const hpc_exchange *ex) {
     for (int i = 0; i < ex->plan->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[i], *before = i > 0 ? row - 1 : NULL;
@@ -47,11 +37,6 @@ static int check_outputs(const hpc_exchange *ex) {
                                 "exchange: under %s all rows of a key must take updates from the same ranks, and send "
                                 "parameters to those ranks; row %d does not do so with rank %d",
                                 ex->discipline->name, i, r);
-            if (ex->asked.shared_params && ex->layout.places[r].worker && !gets)
-                return hpc_fail(HPC_ERR_CONFIG, op_create,
-                                "exchange: shared_params needs every row to send parameters to all workers; row %d "
-                                "sends rank %d none",
-                                i, r);
         }
     }
     return HPC_OK;
@@ -59,10 +44,12 @@ static int check_outputs(const hpc_exchange *ex) {
 
 /* Parameters go past the caches when all that the ranks touch in a step would not fit the last one. */
 static int writes_past_caches(const hpc_exchange *ex) {
-    size_t workers = 0;
-    for (int r = 0; r < ex->context->group.size; r++) workers += (size_t)ex->layout.places[r].worker;
-    size_t touched = workers * (ex->layout.gradient_bytes + (ex->asked.shared_params ? 0 : ex->layout.params_bytes)) +
-                     (ex->asked.shared_params ? ex->layout.params_bytes : 0);
+    size_t workers = 0, copies = 0;
+    for (int r = 0; r < ex->context->group.size; r++) {
+        workers += (size_t)ex->layout.places[r].worker;
+        copies += (size_t)(ex->layout.holders[r] == r);
+    }
+    size_t touched = workers * ex->layout.gradient_bytes + copies * ex->layout.params_bytes;
     for (int k = 0; k < ex->plan->n_keys; k++)
         touched += (size_t)ex->plan->keys[k].count * sizeof(float) * (size_t)ex->rules[k].rule.slots;
     return touched > hpc_host_cache("");
@@ -210,7 +197,7 @@ static int round_values(hpc_exchange *ex, double deadline) {
 static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadline) {
     hpc_context *c = ex->context;
     int threads = 0, status = hpc_layout_make(ex, op_create);
-    if (status == HPC_OK) status = check_shared(ex);
+    if (status == HPC_OK) status = hpc_holders_check(ex, op_create);
     if (status == HPC_OK) status = check_outputs(ex);
     if (status == HPC_OK && ex->discipline->open_shares != NULL) status = ex->discipline->open_shares(ex, op_create);
     if (status == HPC_OK) status = hpc_layout_slots(ex);

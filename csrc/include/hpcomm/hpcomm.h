@@ -602,7 +602,9 @@ typedef struct hpc_exchange_config {
     const float *const *values;   /* by key: the initial parameters; rank 0's are used, the others' may be NULL */
     int consistency;              /* hpc_consistency */
     int progress;                 /* hpc_progress; each rank its own */
-    int shared_params;            /* 1: the workers of a host read one copy; BSP and transports with peer_view only */
+    int shared_params;            /* 1: the workers of a host read one copy, which lies in the lowest one's part. Only
+                                     BSP. Ranks of a host map each other's memory (peer_view), and one of them writes
+                                     the copy of several workers: by a plan of hosts where there are several hosts */
     int eager;                    /* 1: add each input as it comes, in any order; 0: all at once, in the plan's order */
     int check_finite;             /* 1: a push with NaN or Inf is refused */
     int isa;                      /* hpc_isa of its kernels */
