@@ -36,8 +36,8 @@ def parameter_hub(
         ctx, params, rule: as Exchange takes them.
         topology: "auto": updates are folded inside each host first (section 3.4), where some of several hosts have
             several ranks, or some of several racks that are told several hosts, none of the four arguments below is
-            given, and the options are those of plain BSP: no quorum, no shared_params, deterministic. Else, as by
-            "flat", every worker sends to the owners itself.
+            given, and the options are those of plain BSP: no quorum, deterministic. Else, as by "flat", every worker
+            sends to the owners itself.
             Or a Hierarchy, or a ParameterServer; or a mapping from names of keys to these, and keys that it does not
             name are flat.
         placement: "CC", "CS", "NCC" or "NCS" (section 2.2), see ParameterServer: colocated or not with the workers,

@@ -298,6 +298,17 @@ def test_shared_params_where_none_can_be_shared(transport: str) -> None:
     run_threads(2, body, transport=transport)
 
 
+def test_shared_params_need_the_hosts_of_the_job() -> None:
+    def body(context: hpcomm.Context) -> None:
+        told = r"row \d sends parameters to rank \d and not to rank \d, which reads the same copy"
+        with pytest.raises(ConfigError, match=told):
+            Exchange(context, params(), Hierarchy([[0, 1], [2, 3]]), shared_params=True)
+        with Exchange(context, params(), Hierarchy([[0, 1, 2, 3]]), shared_params=True) as ex:
+            ex.step(params())
+
+    run_threads(4, body, transport="shm")
+
+
 def test_ctx_that_is_none() -> None:
     with pytest.raises(InvalidArgument, match=r"ctx is 5: must be a Context, see hpcomm\.init"):
         Exchange(5, params())  # type: ignore[arg-type]

@@ -205,7 +205,7 @@ class Placed:
         (hpcomm.ASYNC, {}, False),
         (hpcomm.Consistency(quorum=2, late="drop"), {}, False),
         (hpcomm.BSP, {"split": True}, True),
-        (hpcomm.BSP, {"shared_params": True}, False),
+        (hpcomm.BSP, {"shared_params": True}, True),
         (hpcomm.BSP, {"deterministic": False}, False),
     ],
 )

@@ -68,8 +68,9 @@ class EngineOptions:
             sent, and that one is read-only from then on. gradient(name) gives params[name]. Where a key has a 16-bit
             codec, pushes of all keys are copied or encoded, and params stay where they are. A key has one push under
             way.
-        shared_params: the workers of a host read one copy of the parameters, and none may write it. Only with BSP and
-            transports that map the peers' memory.
+        shared_params: the workers of a host read one copy of the parameters, and none may write it. Only with BSP. The
+            ranks of a host must map each other's memory, by transport shm. Where hosts have several workers a rank of
+            each host writes its copy: so with topology "auto" or a Hierarchy, not with "flat".
         deterministic: updates are folded in the order of the ranks when all are there, so that a run repeats bit for
             bit; False adds each as it comes (tall aggregation as in PHub, section 3.2.2), in any order.
         check_finite: a push of NaN or Inf, or of a value too large for the wire, is refused, with key and rank.

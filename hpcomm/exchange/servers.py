@@ -38,8 +38,8 @@ def settled(
     """The topology with what this context knows in the place of what was not given; graphs as they are. A mapping has
     topologies of keys; others are flat.
 
-    "auto" folds inside hosts under plain BSP only: without a quorum, in the order of ranks, with parameters of each
-    worker's own, and by rules without a fold of their own, which would fold the sum of a host again.
+    "auto" folds inside hosts under plain BSP only: without a quorum, in the order of ranks, and by rules without a fold
+    of their own, which would fold the sum of a host again.
     """
     rules = list(rule.values()) if isinstance(rule, Mapping) else [rule]
     if isinstance(topology, Mapping):
@@ -53,7 +53,7 @@ def settled(
     if isinstance(topology, str):
         if topology not in WORDS:
             raise InvalidArgument(f"topology is {topology!r}: must be {KINDS}")
-        plain = consistency == BSP and engine.deterministic and not engine.shared_params
+        plain = consistency == BSP and engine.deterministic
         plain = plain and all(getattr(own, "fold", None) is None for own in rules)
         return automatic(ctx.hosts, ctx.racks) if topology == "auto" and plain else ParameterServer()
     if isinstance(topology, Hierarchy | Tree) and (consistency == ASYNC or consistency.staleness):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import hpcomm
-from hpcomm import SGD, Exchange
+from hpcomm import SGD, Exchange, Hierarchy
 
 from .job import Desk
 
@@ -90,6 +90,79 @@ def steps_of(ctx: hpcomm.Context, kind: str) -> Callable[[int], None]:
                 ctx.barrier()
 
     return step
+
+
+def file_at(address: int) -> tuple[str, str]:
+    """Device and inode of the memory that is mapped there: the same in each process that maps it."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            at, _, _, device, inode, *_ = line.split()
+            low, high = (int(end, 16) for end in at.split("-"))
+            if low <= address < high:
+                return device, inode
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+def shared_params(desk: Desk, shared: bool) -> dict[str, Any]:
+    """Steps of parameter_hub, and a state that is saved and loaded; where its parameters are, and their bits."""
+    with hpcomm.init(desk.world()) as ctx:
+        rng = np.random.default_rng(ctx.rank)
+        params = {"w": np.arange(N // 8, dtype=np.float32), "b": np.ones(33, np.float32)}
+        found: dict[str, Any] = {"hosts": ctx.hosts, "bits": []}
+        with hpcomm.parameter_hub(ctx, params, shared_params=shared, progress="inline") as ex:
+            found["file"] = file_at(ex.params["w"].ctypes.data)
+            found["writeable"] = any(array.flags.writeable for array in ex.params.values())
+            for step in range(6):
+                ex.step({name: rng.standard_normal(value.shape, np.float32) for name, value in params.items()})
+                found["bits"].append([value.tobytes() for value in ex.params.values()])
+                if step == 2:
+                    saved = ex.state_dict()
+            ctx.barrier()
+            found["written"] = ex.stats().bytes_written
+            ex.load_state_dict(saved)
+            found["loaded"] = [value.tobytes() for value in ex.params.values()]
+            ctx.barrier()
+            ex.step({name: np.ones_like(value) for name, value in params.items()})
+            found["after"] = [value.tobytes() for value in ex.params.values()]
+        return found
+
+
+def flat_shared_params(desk: Desk) -> str:
+    """Why an exchange that is flat has no shared parameters here; and another exchange works after it."""
+    with hpcomm.init(desk.world()) as ctx:
+        params = {"w": np.zeros(64, np.float32)}
+        try:
+            Exchange(ctx, params, shared_params=True)
+        except hpcomm.ConfigError as error:
+            with Exchange(ctx, params, "auto", shared_params=True, rule=SGD(lr=1), reduce="sum") as ex:
+                assert list(ex.push_pull("w", np.ones(64, np.float32))) == [-ctx.size] * 64
+                ctx.barrier()
+            return str(error)
+        return "nothing"
+
+
+def recovers_shared_params(desk: Desk) -> list[Any]:
+    """Three steps, a death, and three steps of those that are left; clock and values in between and at the end."""
+    ones = np.ones(5000, np.float32)
+    with hpcomm.init(desk.world()) as ctx:
+        topology = Hierarchy(leaders=(1, 4))
+        ex = Exchange(ctx, {"w": ones}, topology, rule=SGD(lr=1), reduce="sum", chunk_bytes=2048, shared_params=True)
+        for _ in range(3):
+            ex.push_pull("w", ones)
+        desk.meet("three steps")
+        try:
+            ex.push_pull("w", ones)
+        except hpcomm.PeerFailed:
+            recovered = hpcomm.recover(ex)
+        ex = recovered.exchange
+        found: list[Any] = [recovered.clock, set(ex.params["w"].tolist())]
+        ex.context.barrier()
+        for _ in range(3):
+            ex.push_pull("w", ones)
+        found += [set(ex.params["w"].tolist()), file_at(ex.params["w"].ctypes.data)]
+        ex.close()
+        ex.context.close()
+        return found
 
 
 def hosts_first(desk: Desk, topology: Any) -> dict[str, Any]:
