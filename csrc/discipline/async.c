@@ -24,10 +24,10 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
                         "exchange: shared_params needs BSP: under ASYNC a worker would see the pushes of others");
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
-        if (row->quorum != 1 || row->action != HPC_APPLY)
+        if ((row->quorum != 1 && row->quorum != row->n_in) || row->action != HPC_APPLY)
             return hpc_fail(HPC_ERR_CONFIG, "exchange",
                             "exchange: row %d has action %d and a quorum of %d of %d inputs; ASYNC applies each one by "
-                            "itself, in one stage",
+                            "itself: 1, or all of them",
                             i, row->action, row->quorum, row->n_in);
     }
     return HPC_OK;

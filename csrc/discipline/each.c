@@ -1,9 +1,30 @@
 #include "discipline/each.h"
 
-#include "engine/row.h"
+#include "discipline/graph.h"
+
+int hpc_each_check(const hpc_exchange_config *f) {
+    static const char op[] = "exchange";
+    const char *name = hpc_consistency_name(f->consistency);
+    if (f->staleness < 0 || f->staleness > HPC_MOST_STALENESS)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: staleness is %d; 0 to %d are possible with servers", op, f->staleness,
+                        HPC_MOST_STALENESS);
+    if (f->shared_params || f->eager)
+        return hpc_fail(HPC_ERR_CONFIG, op, "%s: %s needs BSP: under %s %s, so leave it out", op,
+                        f->shared_params ? "shared_params" : "eager", name,
+                        f->shared_params ? "each worker has parameters of its own step"
+                                         : "each update is applied by itself anyway");
+    for (int k = 0; k < f->plan->n_keys; k++)
+        if (hpc_rule_averages(hpc_config_rule(f, k)))
+            return hpc_fail(
+                HPC_ERR_CONFIG, op,
+                "%s: key %s has rule average, which needs the updates of all workers at once; under %s with "
+                "servers each is applied by itself: give another rule, or BSP",
+                op, f->plan->keys[k].name, name);
+    return HPC_OK;
+}
 
 int hpc_each_apply(hpc_core *core, hpc_work *w, int slot, int input, int *done) {
-    const int from = w->inputs[input].rank;
+    const int from = w->inputs[input].lowest;
     if (atomic_load_explicit(&core->exchange->fault.failed, memory_order_relaxed) != HPC_OK) return 0;
     hpc_inputs inputs = hpc_row_inputs(core, w, slot, input);
     inputs.silent = 1;

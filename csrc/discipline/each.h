@@ -4,8 +4,13 @@
 
 #include "discipline/discipline.h"
 
+enum { HPC_MOST_STALENESS = 64 };
+
+/* Whether updates may be applied by themselves with this configuration. */
+int hpc_each_check(const hpc_exchange_config *config);
+
 /* Applies an input of a row, and returns whether all rows of the share have now applied that push of its rank. done:
- * by rank, the rows that have; 0 between pushes. */
+ * by the lowest rank of an input, the rows that have; 0 between pushes. */
 int hpc_each_apply(hpc_core *core, hpc_work *w, int slot, int input, int *done);
 
 /* Calls came for the inputs of rank in all rows of a share. Returns 1, as hpc_discipline.share_came. */

@@ -51,8 +51,6 @@
 #include "engine/row.h"
 #include "engine/send.h"
 
-enum { MOST_STALENESS = 64 };
-
 /* A share's own, at its owner; arrays are by rank. */
 typedef struct clocks {
     _Atomic uint64_t *applied; /* pushes that all rows have applied */
@@ -86,7 +84,7 @@ typedef struct worker {
     view *keys;
     uint64_t *base; /* [key * size + rank]: pushes before the last publish; other ranks' where they can be seen */
     float *block;   /* an own update, weighted */
-    uint64_t begun[MOST_STALENESS + 1]; /* steps, by how far the slowest worker was behind */
+    uint64_t begun[HPC_MOST_STALENESS + 1]; /* steps, by how far the slowest worker was behind */
 } worker;
 
 /* ---- what is asked for ---- */
@@ -111,21 +109,8 @@ static int check_rows(const hpc_exchange_config *f) {
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
-    if (f->staleness < 0 || f->staleness > MOST_STALENESS)
-        return hpc_fail(HPC_ERR_INVALID, "exchange", "exchange: staleness is %d; 0 to %d are possible with servers",
-                        f->staleness, MOST_STALENESS);
-    if (f->shared_params || f->eager)
-        return hpc_fail(HPC_ERR_CONFIG, "exchange", "exchange: %s needs BSP: under SSP %s, so leave it out",
-                        f->shared_params ? "shared_params" : "eager",
-                        f->shared_params ? "each worker has parameters of its own step"
-                                         : "each update is applied by itself anyway");
-    for (int k = 0; k < f->plan->n_keys; k++)
-        if (hpc_rule_averages(hpc_config_rule(f, k)))
-            return hpc_fail(HPC_ERR_CONFIG, "exchange",
-                            "exchange: key %s has rule average, which needs the updates of all workers at once; under "
-                            "SSP with servers each is applied by itself: give another rule, or BSP",
-                            f->plan->keys[k].name);
-    return check_rows(f);
+    const int status = hpc_each_check(f);
+    return status == HPC_OK ? check_rows(f) : status;
 }
 
 /* ---- open ---- */

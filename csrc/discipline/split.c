@@ -322,7 +322,7 @@ static int pulls_agree(hpc_core *core, const hpc_share *share) {
         hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);
         return 0;
     }
-    return hpc_args_agree(core, hpc_first_work(ex, share), 0,
+    return hpc_args_agree(core, hpc_first_work(ex, share), 0, -1,
                           share->version + ((int)(share->version % FOLDS) != m->folds));
 }
 

@@ -31,7 +31,7 @@ static void answer_all(hpc_core *core, hpc_share *share) {
 
 /* Nonzero when a user's kernel has failed: then nothing is answered, so that no rank takes an update for applied. */
 static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
-    if (w->share->args_came && !hpc_args_agree(core, w, (int)inputs->slot, w->share->version + 1)) return -1;
+    if (w->share->args_came && !hpc_args_agree(core, w, (int)inputs->slot, -1, w->share->version + 1)) return -1;
     int failed = 0;
     if (w->row->action == HPC_RELAY)
         hpc_row_relay(core, w, (int)inputs->slot);
@@ -150,10 +150,12 @@ int hpc_whole_missing_neighbours(const hpc_exchange *ex, int s, uint64_t awaited
     return found;
 }
 
-/* With several stages: the ranks whose inputs are missing for the folds that this rank forwards. What it waits for
- * itself may wait for those folds. */
-static int missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket, int slot, int *ranks) {
-    int n = 0;
+static int slot_of(const hpc_exchange *ex, uint64_t ticket) {
+    return (int)((ticket / 2 + (uint64_t)ex->layout.depth - 1) % (uint64_t)ex->layout.depth);
+}
+
+int hpc_whole_missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks) {
+    int n = 0, slot = slot_of(ex, ticket);
     for (int s = 0; s < ex->layout.n_shares && ex->layout.stages.many; s++) {
         const hpc_share *share = &ex->layout.shares[s];
         if (share->key != key || share->owner != ex->context->group.rank) continue;
@@ -168,11 +170,11 @@ static int missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket, i
 int hpc_whole_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks) {
     const hpc_pushed *k = &ex->keys[key];
     int n = 0, size = ex->context->group.size, me = ex->context->group.rank;
-    int slot = (int)((ticket / 2 + (uint64_t)ex->layout.depth - 1) % (uint64_t)ex->layout.depth);
+    int slot = slot_of(ex, ticket);
     for (int r = 0; r < size; r++)
         if (hpc_pushes_key(ex, r, key) && hpc_pushes_of(ex, r, key) < ticket / 2) n = hpc_add_rank(ranks, n, r);
     if (n > 0) return n;
-    n = missing_in_stages(ex, key, ticket, slot, ranks);
+    n = hpc_whole_missing_in_stages(ex, key, ticket, ranks);
     if (n > 0) return n;
     for (int i = 0; i < k->n_awaited; i++) {
         const hpc_share *share = &ex->layout.shares[k->awaited[i]];

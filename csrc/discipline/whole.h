@@ -11,6 +11,9 @@ int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 
 /* Adds the ranks whose inputs to a slot of a share of this rank's own are missing; returns the number of ranks. */
 int hpc_whole_missing(const hpc_exchange *ex, const hpc_share *share, int slot, int *ranks, int n);
+/* With several stages: writes the ranks whose inputs are missing for the folds of a ticket that this rank forwards, and
+ * returns their number. What it waits for itself may wait for those folds. */
+int hpc_whole_missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks);
 /* hpc_discipline.awaited of a push to servers. */
 int hpc_whole_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks);
 /* The same of the share's next fold on a graph (hpc_missing). */

@@ -59,11 +59,18 @@ static int first_other(const double *a, const double *b) {
     return 0;
 }
 
-int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, uint64_t push) {
+static int is_in(const hpc_exchange *ex, const hpc_work *w, int only, int rank) {
+    if (only < 0) return hpc_row_is_fed_by(ex, w->index, rank);
+    const hpc_input *in = &w->inputs[only];
+    return in->forwarded < 0 ? in->rank == rank : hpc_row_is_fed_by(ex, in->forwarded, rank);
+}
+
+int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64_t push) {
     hpc_exchange *ex = core->exchange;
-    const double *first = place_of(ex, w->share, w->args_of, slot);
+    const int lowest = only < 0 ? w->args_of : w->inputs[only].lowest;
+    const double *first = place_of(ex, w->share, lowest, slot);
     for (int r = 0; r < ex->context->group.size; r++) {
-        if (!hpc_row_is_fed_by(ex, w->index, r)) continue;
+        if (!is_in(ex, w, only, r)) continue;
         const double *theirs = place_of(ex, w->share, r, slot);
         int a = first_other(theirs, first);
         if (a == 0) continue;
@@ -71,7 +78,7 @@ int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, uint64_t push) {
         snprintf(why, sizeof why,
                  "set_args: rank %d sets argument %d of rule \"%s\" of key %.64s to %.9g for push %llu and rank %d to "
                  "%.9g: set the same on all workers",
-                 r, a, w->rule->name, ex->plan->keys[w->row->key].name, theirs[a], (unsigned long long)push, w->args_of,
+                 r, a, w->rule->name, ex->plan->keys[w->row->key].name, theirs[a], (unsigned long long)push, lowest,
                  first[a]);
         hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);
         return 0;

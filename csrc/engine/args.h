@@ -24,8 +24,9 @@ void hpc_args_free(hpc_exchange *ex);
 int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot);
 /* The arguments of rank for its push in a slot. */
 const double *hpc_args_of(const hpc_exchange *ex, const hpc_share *share, int rank, int slot);
-/* Whether all whose pushes number push are in a fold of slot gave the same arguments; if not, the exchange fails. */
-int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, uint64_t push);
+/* Whether all whose pushes number push are in a fold of slot (or in one input of it, only; -1: in all) gave the same
+ * arguments; if not, the exchange fails. */
+int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64_t push);
 
 /* ---- the worker ---- */
 

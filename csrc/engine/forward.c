@@ -1,6 +1,8 @@
 /* Forwards: a row sends its fold, or its parameters, on to rows of other ranks. A receiver gets its forwards in order.
  * A forward that finds the ring full is kept in a list of the receiver's own and sent later, so a receiver that takes
  * none delays only its own. */
+#include <string.h>
+
 #include "engine/row.h"
 
 const void *hpc_row_leaving(const hpc_work *w, int slot) {
@@ -17,7 +19,7 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     const void *src = NULL;
     uint32_t imm = hpc_imm(HPC_OP_EMPTY, HPC_EMPTY_ROW, out->row);
     if (slot != HPC_KEPT_EMPTY) {
-        src = hpc_row_leaving(w, slot);
+        src = out->copy != NULL ? out->copy : hpc_row_leaving(w, slot);
         nbytes = w->sends->max_bytes(w->row->count);
         at = out->offset + (size_t)slot * hpc_slot_stride(ex, to);
         imm = hpc_imm(HPC_OP_FORWARD, slot, out->row);
@@ -45,16 +47,19 @@ static void keep_forward(hpc_core *core, hpc_work *w, int edge, int slot) {
     atomic_fetch_add_explicit(&core->n_kept, 1, memory_order_relaxed);
 }
 
-void hpc_forward_row(hpc_core *core, hpc_work *w, int slot) {
-    for (int e = 0; e < w->n_outputs; e++)
-        if (w->outputs[e].row < 0)
-            continue;
-        else if (core->kept_first[w->outputs[e].rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
+void hpc_forward_row(hpc_core *core, hpc_work *w, int slot, int group) {
+    for (int e = 0; e < w->n_outputs; e++) {
+        const hpc_output *out = &w->outputs[e];
+        if (out->row < 0 || (group != HPC_EVERYBODY && out->lowest != group)) continue;
+        if (out->copy != NULL && slot != HPC_KEPT_EMPTY)
+            memcpy(out->copy, hpc_row_leaving(w, slot), w->sends->max_bytes(w->row->count));
+        if (core->kept_first[out->rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
             keep_forward(core, w, e, slot);
+    }
 }
 
 void hpc_forward_empty(hpc_core *core, hpc_work *w) {
-    hpc_forward_row(core, w, HPC_KEPT_EMPTY);
+    hpc_forward_row(core, w, HPC_KEPT_EMPTY, HPC_EVERYBODY);
 }
 
 void hpc_forward_retry(hpc_core *core) {

@@ -27,6 +27,7 @@ int hpc_row_has_output(const hpc_row *row, int rank); /* the row itself sends ra
 int hpc_row_sends_to_rows(const hpc_row *row);
 int hpc_input_is_empty(const hpc_exchange *ex, const hpc_edge *edge); /* a push of weight 0: it brings no bytes */
 int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank);     /* pushes of rank reach row, through any stages */
+int hpc_row_reaches(const hpc_exchange *ex, int row, int rank);       /* its parameters reach rank, in the same way */
 int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank);           /* some of its rows */
 int hpc_feeds_share_by_stages(const hpc_exchange *ex, const hpc_share *share, int rank); /* some, through other rows */
 /* Whether rank's pushes reach the share, or the share itself sends rank parameters. */

@@ -163,12 +163,14 @@ static int apply_block(hpc_core *core, const hpc_work *w, const float *block, in
 
 /* The receivers of a row's parameters: one rank, or those with takes[rank]; takes NULL: all. */
 typedef struct receivers {
-    int only; /* -1: see takes */
+    int only; /* HPC_EVERYBODY: see takes */
     const char *takes;
+    int of_group; /* only is the lowest rank of a group, and all that get parameters by way of it are meant */
 } receivers;
 
 static int goes_to(receivers to, const hpc_output *out) {
-    return to.only >= 0 ? out->rank == to.only : to.takes == NULL || to.takes[out->rank];
+    if (to.only == HPC_EVERYBODY) return to.takes == NULL || to.takes[out->rank];
+    return to.only == (to.of_group ? out->lowest : out->rank);
 }
 
 /* A block of a row's outputs, as it is sent: of parameters, or of a fold. */
@@ -228,7 +230,7 @@ static void write_relayed(hpc_core *core, const hpc_work *w, int slot) {
 
 void hpc_row_send(hpc_core *core, const hpc_work *w, int to) {
     hpc_exchange *ex = core->exchange;
-    const receivers who = {to, NULL};
+    const receivers who = {.only = to};
     if (w->row->action == HPC_RELAY)
         write_relayed(core, w, 0);
     else
@@ -239,6 +241,16 @@ void hpc_row_send(hpc_core *core, const hpc_work *w, int to) {
         if (w->outputs[o].row >= 0)
             hpc_core_check_put(core, hpc_put(core->out, ex->window, w->outputs[o].rank, hpc_row_leaving(w, 0),
                                              w->sends->max_bytes(w->row->count), w->outputs[o].offset));
+}
+
+/* Relays first, as others wait behind them; what goes to them is encoded with the blocks. */
+void hpc_row_reply(hpc_core *core, hpc_work *w, int group, int slot) {
+    const receivers who = {.only = group, .of_group = 1};
+    const size_t count = (size_t)w->row->count;
+    for (size_t from = 0; from < count; from += HPC_BLOCK)
+        write_block(core, w, who, from, count - from < HPC_BLOCK ? count - from : HPC_BLOCK);
+    if (w->sends_to_rows) hpc_forward_row(core, w, slot, group);
+    put_row(core, w, who, slot);
 }
 
 /* Fold, rule and write of a whole row by its rule's pass. */
@@ -326,13 +338,14 @@ static void turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
 /* Sends what a row has made to other rows, and then to workers whose memory is not mapped: rows first, as others wait
  * behind them. */
 static void leave(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to) {
-    if (w->sends_to_rows) hpc_forward_row(core, w, (int)inputs->slot);
-    if (w->row->action != HPC_FORWARD && !inputs->silent) put_row(core, w, to, (int)inputs->slot);
+    if (inputs->silent) return;
+    if (w->sends_to_rows) hpc_forward_row(core, w, (int)inputs->slot, HPC_EVERYBODY);
+    if (w->row->action != HPC_FORWARD) put_row(core, w, to, (int)inputs->slot);
 }
 
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     const hpc_exchange *ex = core->exchange;
-    const receivers to = {-1, inputs->takes};
+    const receivers to = {.only = HPC_EVERYBODY, .takes = inputs->takes};
     double args[HPC_RULE_ARGS];
     HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[w->row->key].name, w->row->count * sizeof(float));
     next_args(w, inputs, args);
@@ -352,7 +365,7 @@ void hpc_row_relay(hpc_core *core, hpc_work *w, int slot) {
                     w->row->count * sizeof(float));
     w->folded++;
     write_relayed(core, w, slot);
-    leave(core, w, &came, (receivers){-1, NULL});
+    leave(core, w, &came, (receivers){.only = HPC_EVERYBODY});
 }
 
 /* ---- fold and apply in two calls ---- */

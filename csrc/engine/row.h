@@ -61,6 +61,9 @@ void hpc_row_gather(hpc_core *core, hpc_work *w, int zero);
 /* Sends a row's parameters to one rank, or to all, relays included, which take them without an event, in slot 0. */
 enum { HPC_EVERYBODY = -1 };
 void hpc_row_send(hpc_core *core, const hpc_work *w, int to);
+/* Sends them to the ranks of one group alone, by relays too, in reply to its update in a slot. group: its lowest rank.
+ */
+void hpc_row_reply(hpc_core *core, hpc_work *w, int group, int slot);
 
 /* Counts the bytes of the row's inputs (or of one, only) as received. The next two count by shares instead. */
 void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only);
@@ -83,8 +86,8 @@ void hpc_core_check_put(hpc_core *core, int status);
 /* forward.c: what a row sends, after the fold of a slot: its fold, its parameters, or the relayed ones as they lie in
  * the slot. */
 const void *hpc_row_leaving(const hpc_work *w, int slot);
-/* Sends it on to rows; retry sends the forwards that found no room before. */
-void hpc_forward_row(hpc_core *core, hpc_work *w, int slot);
+/* Sends it on to rows: to all, or to those of a group (hpc_row_reply). retry sends what found no room before. */
+void hpc_forward_row(hpc_core *core, hpc_work *w, int slot, int group);
 void hpc_forward_empty(hpc_core *core, hpc_work *w); /* tells them that nothing comes this time */
 void hpc_forward_retry(hpc_core *core);
 

@@ -196,6 +196,13 @@ static int lowest_feeder(const hpc_exchange *ex, int row) {
     return r;
 }
 
+/* -1: none, for rows whose fold goes no further than their owner's own parameters. */
+static int lowest_receiver(const hpc_exchange *ex, int row) {
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (hpc_row_reaches(ex, row, r)) return r;
+    return -1;
+}
+
 static const double (*args_of(const hpc_exchange *ex, const hpc_work *w, int rank))[HPC_RULE_ARGS] {
     return (const double(*)[HPC_RULE_ARGS])(const void *)hpc_args_of(ex, w->share, rank, 0);
 }
@@ -205,10 +212,12 @@ static void find_inputs(hpc_exchange *ex, hpc_work *w) {
     w->args = args_of(ex, w, w->args_of);
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_edge *edge = &w->row->in[e];
+        const int lowest = edge->row < 0 ? edge->rank : lowest_feeder(ex, edge->row);
         w->inputs[e] = (hpc_input){.rank = edge->rank,
                                    .forwarded = edge->row,
+                                   .lowest = lowest,
                                    .empty = hpc_input_is_empty(ex, edge),
-                                   .args = args_of(ex, w, edge->row < 0 ? edge->rank : lowest_feeder(ex, edge->row)),
+                                   .args = args_of(ex, w, lowest),
                                    .stride = ex->layout.gradient_bytes};
         if (edge->row < 0 && !w->inputs[e].empty && hpc_reads_in_place(ex, w->row->owner, edge->rank))
             w->inputs[e].slots = gradient_at(ex, edge->rank, w->row);
@@ -230,6 +239,7 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
         hpc_output *out = &w->outputs[w->n_outputs++];
         w->sends_to_rows |= to_row;
         *out = (hpc_output){.rank = r, .row = row->out[e].row};
+        out->lowest = to_row ? lowest_receiver(ex, out->row) : r;
         if (to_row) continue; /* found_target */
         out->offset = params_offset(ex, r, row);
         if (hpc_is_mapped(ex, r))
@@ -343,12 +353,13 @@ static int open_rows(hpc_exchange *ex, const char *op) {
     return HPC_OK;
 }
 
-/* A put lasts as long as its worker stands still. Where the others do not wait for it the master changes meanwhile, so
- * each worker's puts read a copy of its own. */
+/* A put lasts as long as its receiver stands still. Where the others do not wait for it the master changes meanwhile,
+ * so what each receiver is sent is a copy of its own. Forwards and relays send what they got from just their receivers.
+ */
 static int open_copies(hpc_exchange *ex, const char *op) {
     if (!hpc_goes_on(ex)) return HPC_OK;
     for (int i = 0; i < ex->n_work; i++)
-        for (int o = 0; o < ex->work[i].n_outputs; o++) {
+        for (int o = 0; o < ex->work[i].n_outputs && hpc_row_keeps_params(ex->work[i].row); o++) {
             hpc_output *out = &ex->work[i].outputs[o];
             size_t nbytes = hpc_output_bytes(ex->work[i].row);
             if (out->params == NULL && (out->copy = malloc(nbytes)) == NULL)

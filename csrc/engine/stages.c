@@ -157,6 +157,11 @@ int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank) {
     return st->many ? has_rank(st->feeders, st, row, rank) : hpc_row_has_input(&ex->plan->rows[row], rank);
 }
 
+int hpc_row_reaches(const hpc_exchange *ex, int row, int rank) {
+    const hpc_stages *st = &ex->layout.stages;
+    return st->many ? has_rank(st->receivers, st, row, rank) : hpc_row_has_output(&ex->plan->rows[row], rank);
+}
+
 /* Calls holds for the rows of a share until it is nonzero; not again for a row with the same edges, as in every hub. */
 typedef int holding(const hpc_exchange *ex, int row, int rank);
 

@@ -44,6 +44,7 @@ typedef struct hpc_share {
 /* Where the inputs and outputs of a row are. */
 typedef struct hpc_input {
     int rank, forwarded;                 /* forwarded: the row at rank that it comes from, or -1 */
+    int lowest;                          /* the lowest rank whose pushes are in it */
     int empty;                           /* its weight is 0: it brings no bytes */
     const char *slots;                   /* of slot 0 */
     size_t stride;                       /* between slots */
@@ -52,6 +53,7 @@ typedef struct hpc_input {
 
 typedef struct hpc_output {
     int rank, row; /* row: that it goes to; -1: rank's parameters */
+    int lowest;    /* the lowest rank that gets parameters by it */
     float *params; /* mapped here, else NULL */
     size_t offset; /* in rank's part of the window */
     void *copy;    /* the source of puts, while the master changes; NULL: the master itself, or encoded */

@@ -27,12 +27,13 @@ static int check_outputs(const hpc_exchange *ex) {
         if (row->action == HPC_FORWARD) continue;
         if (before != NULL && before->key == row->key && before->in == row->in && before->out == row->out) continue;
         for (int r = 0; r < ex->context->group.size; r++) {
-            int gets = hpc_row_has_output(row, r), gives = hpc_row_is_fed_by(ex, i, r);
+            int gets = hpc_row_has_output(row, r), gives = hpc_row_is_fed_by(ex, i, r),
+                reached = hpc_row_reaches(ex, i, r);
             int pushes = ex->layout.pushers[(size_t)row->key * (size_t)ex->context->group.size + (size_t)r];
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: row %d sends parameters to rank %d, which sends it no update", i, r);
-            if (hpc_goes_on(ex) && (gets != gives || gives != pushes))
+            if (hpc_goes_on(ex) && row->action != HPC_RELAY && (reached != gives || gives != pushes))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: under %s all rows of a key must take updates from the same ranks, and send "
                                 "parameters to those ranks; row %d does not do so with rank %d",

@@ -77,6 +77,11 @@ static int check_hosts(const hpc_hosts *h) {
     if (h->top != HPC_TOP_SHARDED && h->top != HPC_TOP_RING)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: top is %d; must be %d (sharded) or %d (ring)", h->top,
                         HPC_TOP_SHARDED, HPC_TOP_RING);
+    if ((h->apart != 0 && h->apart != 1) || (h->apart && h->top == HPC_TOP_RING))
+        return hpc_fail(HPC_ERR_INVALID, op_plan,
+                        "plan: apart is %d with top %d; must be 0 or 1, and 0 with a ring, which folds all groups into "
+                        "one update",
+                        h->apart, h->top);
     if (h->n_levels < 1 || h->n_levels > MOST_LEVELS)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: n_levels is %d; 1 (hosts) to %d are possible", h->n_levels,
                         MOST_LEVELS);

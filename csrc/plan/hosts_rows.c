@@ -91,7 +91,8 @@ static void serve(struct maker *m, const struct task *task, int group) {
         m->pushing[m->n_pushing++] = m->answered[m->n_answered++] = own->workers[i];
     for (int i = 0; i < own->n_children; i++) {
         struct task below = {own->children[i], -1, -1};
-        if (leader_of(m, below.group) == leader_of(m, group)) {
+        const int outermost = m->d->h->apart && group == m->d->t->n - 1;
+        if (leader_of(m, below.group) == leader_of(m, group) && !outermost) {
             serve(m, task, below.group);
             continue;
         }

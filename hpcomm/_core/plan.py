@@ -91,6 +91,7 @@ def plan_hosts(
     wires: list[int],  # by key, as codecs_out
     sum: bool,  # the field's name
     codecs_out: list[int],
+    apart: bool,
 ) -> Any:
     hosts = ffi.new("hpc_hosts *")
     lib.hpc_hosts_init(hosts)
@@ -101,7 +102,7 @@ def plan_hosts(
     hosts.n_levels, hosts.groups, hosts.leads, hosts.top = len(groups), c_groups, c_leads, top
     hosts.cores, hosts.chunk, hosts.depth, hosts.sum = cores, chunk, depth, sum
     hosts.wires, hosts.n_wires = c_wires, len(wires)
-    hosts.codecs_out, hosts.n_codecs_out = c_codecs_out, len(codecs_out)
+    hosts.codecs_out, hosts.n_codecs_out, hosts.apart = c_codecs_out, len(codecs_out), apart
     out = ffi.new("hpc_plan **")
     check(lib.hpc_plan_hosts(hosts, out))
     return ffi.gc(out[0], lib.hpc_plan_free)

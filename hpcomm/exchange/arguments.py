@@ -18,12 +18,12 @@ from ..errors import HpcommError, InvalidArgument, NotSupported
 from ..optim import AnyRule, Average, Rule
 from ..plan import Plan, graph_handle
 from ..stage import whole
-from ..topology import Graph, HostGraph, ParameterServer
+from ..topology import Graph, Hierarchy, HostGraph, ParameterServer
 from ..topology.by_key import ByKey, Servers
 from ..window import as_source
 from .options import EngineOptions, Made
 from .pieces import Span
-from .servers import KINDS, has_servers
+from .servers import KINDS, applies_each, has_servers
 
 _MOST_DEPTH = 16  # of a plan
 _MOST_STALENESS = 64  # with servers
@@ -68,7 +68,7 @@ def checked(ctx: Context, params: Any, topology: Any, made: Made, plan: Plan | N
             raise InvalidArgument("plan and a graph are given: the graph makes the plan, give one of them")
         plan, graph = _graph_plan(ctx, values, phases, made)
     elif plan is None:
-        plan = _servers_plan(ctx, values, topology, made, each=mode == "ASYNC")
+        plan = _servers_plan(ctx, values, topology, made)
     else:
         check_plan(plan, values, ctx.size)
     return Checked(values, mode, plan, phases, graph, rules, _c_rules(rules, isa))
@@ -105,17 +105,19 @@ def _graph_plan(
 
 
 def _servers_plan(
-    ctx: Context, values: dict[str, NDArray[np.float32]], topology: Servers | HostGraph, made: Made, *, each: bool
+    ctx: Context, values: dict[str, NDArray[np.float32]], topology: Servers | HostGraph, made: Made
 ) -> Plan:
-    """The plan of the servers. each: every update is applied by itself."""
     options, servers = made.plan, topology.roles(ctx.size)[1]
     by_topology = topology.interfaces if isinstance(topology, ParameterServer) else None
     interfaces = _core.interfaces(ctx._handle, servers) if by_topology is None else by_topology
     cores = options.cores
     if cores is None:  # the same number for each interface: a NIC needs one, and else their work would differ
         cores = max(1, _spare_cores(ctx, made.engine, servers) // interfaces) * interfaces
-    own = isinstance(topology, ParameterServer | ByKey)
-    more: dict[str, Any] = {"interfaces": interfaces, "each": each} if own else {}
+    more: dict[str, Any] = {}
+    if isinstance(topology, ParameterServer | ByKey):
+        more = {"interfaces": interfaces, "each": made.consistency == ASYNC}
+    if isinstance(topology, Hierarchy | ByKey):
+        more["apart"] = applies_each(made.consistency)
     if options.chunk_bytes is not None:
         more["chunk_bytes"] = options.chunk_bytes
     return topology.compile(

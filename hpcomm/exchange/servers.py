@@ -24,6 +24,11 @@ def has_servers(topology: Any) -> bool:
     return isinstance(topology, Servers | HostGraph | str | Mapping)
 
 
+def applies_each(consistency: Consistency) -> bool:
+    """Whether servers apply each update by itself, as it comes: under ASYNC, and under SSP with a staleness."""
+    return consistency == ASYNC or bool(consistency.staleness)
+
+
 def updates_one_model(topology: Any) -> bool:
     """Whether every rank's gradient counts in the parameters of all: so for parameter_hub and trainers."""
     each = topology.topologies if isinstance(topology, ByKey) else topology
@@ -56,10 +61,15 @@ def settled(
         plain = consistency == BSP and engine.deterministic
         plain = plain and all(getattr(own, "fold", None) is None for own in rules)
         return automatic(ctx.hosts, ctx.racks) if topology == "auto" and plain else ParameterServer()
-    if isinstance(topology, Hierarchy | Tree) and (consistency == ASYNC or consistency.staleness):
+    if isinstance(topology, Tree) and applies_each(consistency):
         raise InvalidArgument(
-            f"consistency is {consistency}: ASYNC and SSP(s) apply each update by itself, a Hierarchy folds those of a "
-            "host into one, and a Tree has one: give BSP, or a ParameterServer"
+            f"consistency is {consistency}: ASYNC and SSP(s) apply the updates of several workers each by itself, and a "
+            "Tree has those of one: give BSP"
+        )
+    if isinstance(topology, Hierarchy) and topology.top == "ring" and applies_each(consistency):
+        raise InvalidArgument(
+            f"consistency is {consistency}: ASYNC and SSP(s) apply the update of each host by itself, and a ring folds "
+            "all into one: give BSP, or top='sharded'"
         )
     if isinstance(topology, HostGraph):
         if consistency != BSP:

@@ -8,7 +8,7 @@ from ..codec import Codecs, by_key, by_key_out
 from ..errors import ConfigError, InvalidArgument
 from ..plan import Plan
 from ..stage import Edge, Key, Row, as_keys, nearest
-from .hierarchy import OneTopology
+from .hierarchy import Hierarchy, OneTopology
 from .parameter_server import ParameterServer
 
 _FLAT = ParameterServer()
@@ -69,6 +69,7 @@ class ByKey:
         wire: Codecs | None = None,
         codec_out: Codecs | None = None,
         each: bool = False,
+        apart: bool = False,
         interfaces: int = 1,
         **options: Any,
     ) -> Plan:
@@ -91,7 +92,9 @@ class ByKey:
             groups.setdefault(self.topologies.get(name, self.rest or _FLAT), []).append(i)
         parts = []
         for one, numbers in groups.items():
-            more: dict[str, Any] = {"each": each, "interfaces": interfaces} if isinstance(one, ParameterServer) else {}
+            more: dict[str, Any] = {"apart": apart} if isinstance(one, Hierarchy) else {}
+            if isinstance(one, ParameterServer):
+                more = {"each": each, "interfaces": interfaces}
             plan = one.compile(
                 [own_keys[i] for i in numbers],
                 size,

@@ -69,6 +69,9 @@ class Hierarchy:
 
     The order of each sum is that of ranks, then of groups, so the same placement gives the same bits.
 
+    Under ASYNC and SSP(s) the ranks of an outermost group (a host; with racks, a rack) are in step, and their fold is one
+    update: groups go on by themselves, under SSP(s) at most s steps apart. Parameters come with the answer to a push.
+
     Attributes:
         hosts: the ranks of each host; None: as the context knows them (Context.hosts).
         racks: of each rack its ranks, or its hosts, each as a list of ranks, which are then the hosts too. None: by
@@ -168,12 +171,20 @@ class Hierarchy:
         return workers, leaders
 
     def compile(
-        self, keys: Mapping[str, Any] | Iterable[Key], size: int, *, reduce: str = "mean", **cut: "Unpack[Cut]"
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        reduce: str = "mean",
+        apart: bool = False,
+        **cut: "Unpack[Cut]",
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.hosts of these levels. Args are those of Plan.hosts;
         errors too, and those of levels and roles."""
         leaders = self.roles(size)[1]
-        return Plan.hosts(keys, self.levels(size), size, leaders=leaders, top=self.top, reduce=reduce, **cut)
+        return Plan.hosts(
+            keys, self.levels(size), size, leaders=leaders, top=self.top, reduce=reduce, apart=apart, **cut
+        )
 
     def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":
         """The hierarchy of some of the ranks. Groups without a rank are gone; where the leaders of a host are gone, all

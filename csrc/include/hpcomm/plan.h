@@ -95,6 +95,8 @@ typedef struct hpc_hosts {
     const int *wires; /* wire of each key by itself, n_keys of them; NULL: wire for all */
     const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
+    int apart;                 /* 1: an owner gets each outermost group's updates by one input, its own group's too, as
+                                  ASYNC and SSP need; not with a ring. 0: it folds its own group's itself */
 } hpc_hosts;
 
 HPC_API void hpc_hosts_init(hpc_hosts *hosts);

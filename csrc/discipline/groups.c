@@ -1,0 +1,413 @@
+/* ASYNC and SSP(s) with several stages: the ranks of a group (a host, or a rack) fold their updates first, all together
+ * as under BSP, and their fold is one update to the owner. So the ranks of a group are in step, and groups are not:
+ * under ASYNC none waits for another, under SSP(s) none begins a step more than s steps ahead of the slowest one (ssp
+ * on servers says more, server_ssp.c). A rank that pushes straight to an owner is a group of its own.
+ *
+ * The owner applies each update as it comes: one run of the rule, with the weights of the plan. It then replies to the
+ * group: the parameters go to just its ranks, by relays where the plan has them, and each share that is at an end
+ * answers, as under BSP. Under SSP(s) the reply to the update of clock c waits until all open groups have brought
+ * c - s of them; until then it is *parked*, and the update that raises the minimum sends it. So parameters come with
+ * the answer to a push, never to a pull of their own.
+ *
+ * Who writes, who reads, and what orders the two: a group's next update comes after all its ranks had the reply to the
+ * last one, as each of them waits for that before it pushes. So
+ *   its slots, forwarding accumulators and relays   are as under BSP (stages.c): each rank of the group feeds them, and
+ *                      gets what comes of them
+ *   what the reply is sent from   is a copy for each receiver (rows.c), which the next reply to that group writes
+ *   masters            are written and read by the core alone
+ *   applied            is written by the core; a wait reads it (relaxed) to name the slowest groups
+ *   base               is written at publish, when nothing is under way, and with the core paused
+ *
+ * Groups are the same in all rows of a key, and the group that sends an update gets the parameters: else a plan is
+ * refused. A group is known by its lowest rank. When one of its ranks has closed it brings no more whole updates, and
+ * counts in no minimum.
+ *
+ * Nobody waits in a circle: inside a group all wait for the same folds, as under BSP, and a group that is parked has
+ * ended more than s steps more than the one that it waits for. */
+#include <stdlib.h>
+
+#include "discipline/each.h"
+#include "discipline/whole.h"
+#include "engine/args.h"
+#include "engine/core.h"
+#include "engine/row.h"
+
+/* A share's own, at its owner, where it applies; arrays are by the lowest ranks of groups. */
+typedef struct clocks {
+    const int *group_of;       /* by rank */
+    _Atomic uint64_t *applied; /* updates that all rows have applied */
+    uint64_t *base;            /* how many of them came before the last publish */
+    int *rows_done;            /* rows of the current update that are applied */
+    int *slot;                 /* of the last one */
+    char *parked;              /* whether its reply waits */
+    int n_parked;
+} clocks;
+
+/* A core's own. */
+typedef struct parking {
+    int n_parked; /* of all its shares */
+    int n_closed; /* ranks that had closed when it looked last */
+} parking;
+
+/* The exchange's own: [key * size + rank], the lowest rank of the rank's group, or -1. */
+typedef struct grouping {
+    int *group_of;
+} grouping;
+
+/* ---- what is asked for ---- */
+
+static int has_stages(const hpc_plan *plan) {
+    for (int i = 0; i < plan->n_rows; i++)
+        for (int e = 0; e < plan->rows[i].n_out; e++)
+            if (plan->rows[i].out[e].row >= 0) return 1;
+    return 0;
+}
+
+static int suits(const hpc_exchange_config *f) {
+    const int each = f->consistency == HPC_ASYNC || (f->consistency == HPC_SSP && !hpc_config_is_bsp(f));
+    return each && f->graph == NULL && f->plan != NULL && has_stages(f->plan);
+}
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    const int status = hpc_each_check(f);
+    (void)c;
+    for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (row->action != HPC_EMIT && (row->quorum == row->n_in || (row->action == HPC_APPLY && row->quorum == 1)))
+            continue;
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: row %d has action %d and a quorum of %d of %d inputs; %s with several stages needs "
+                        "rows that apply, forward or relay what all their inputs bring, as in a plan for BSP",
+                        i, row->action, row->quorum, row->n_in, hpc_consistency_name(f->consistency));
+    }
+    return status;
+}
+
+/* ---- groups ---- */
+
+static int *group_at(const hpc_exchange *ex, int key, int rank) {
+    return &((grouping *)ex->own)->group_of[(size_t)key * (size_t)ex->context->group.size + (size_t)rank];
+}
+
+static int is_in(const hpc_exchange *ex, const hpc_edge *edge, int rank) {
+    return edge->row < 0 ? edge->rank == rank : hpc_row_is_fed_by(ex, edge->row, rank);
+}
+
+static int gets(const hpc_exchange *ex, const hpc_edge *edge, int rank) {
+    return edge->row < 0 ? edge->rank == rank : hpc_row_reaches(ex, edge->row, rank);
+}
+
+static int lowest(const hpc_exchange *ex, const hpc_edge *edge,
+                  int (*holds)(const hpc_exchange *ex, const hpc_edge *edge, int rank)) {
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (holds(ex, edge, r)) return r;
+    return -1;
+}
+
+/* All ranks of an output are of one group, the one whose lowest rank is the output's. */
+static int check_output(const hpc_exchange *ex, int row, const hpc_edge *out, const char *op) {
+    const int key = ex->plan->rows[row].key, first = lowest(ex, out, gets);
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (gets(ex, out, r) && *group_at(ex, key, r) != *group_at(ex, key, first))
+            return hpc_fail(HPC_ERR_CONFIG, op,
+                            "%s: row %d sends parameters to ranks %d and %d by one output, and their updates come by "
+                            "two inputs: under %s each update is answered by itself",
+                            op, row, first, r, ex->discipline->name);
+    return HPC_OK;
+}
+
+/* The ranks of a row's inputs are groups, which are the same in all rows of the key. */
+static int find_groups(hpc_exchange *ex, int row, const char *op) {
+    const hpc_row *its = &ex->plan->rows[row];
+    for (int e = 0; e < its->n_in; e++) {
+        const int first = lowest(ex, &its->in[e], is_in);
+        for (int r = 0; r < ex->context->group.size; r++) {
+            int *group = group_at(ex, its->key, r), taken = 0;
+            if (!is_in(ex, &its->in[e], r)) continue;
+            for (int before = 0; before < e; before++) taken |= is_in(ex, &its->in[before], r);
+            if (taken || (*group >= 0 && *group != first))
+                return hpc_fail(HPC_ERR_CONFIG, op,
+                                "%s: the update of rank %d comes to row %d %s: under %s each rank is in one group, "
+                                "which folds before all rows of a key",
+                                op, r, row, taken ? "by two inputs" : "with other ranks than to a row before it",
+                                ex->discipline->name);
+            *group = first;
+        }
+    }
+    return HPC_OK;
+}
+
+static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
+    const size_t n = (size_t)ex->plan->n_keys * (size_t)ex->context->group.size;
+    grouping *its = ex->own = calloc(1, sizeof *its);
+    if (f->consistency == HPC_ASYNC) ex->asked.staleness = 0; /* no bound */
+    if (its != NULL) its->group_of = malloc(n * sizeof *its->group_of);
+    if (its == NULL || its->group_of == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for groups", op);
+    for (size_t i = 0; i < n; i++) its->group_of[i] = -1;
+    return HPC_OK;
+}
+
+static int open_shares(hpc_exchange *ex, const char *op) {
+    int status = HPC_OK;
+    for (int i = 0; i < ex->plan->n_rows && status == HPC_OK; i++)
+        if (ex->plan->rows[i].action == HPC_APPLY) status = find_groups(ex, i, op);
+    for (int i = 0; i < ex->plan->n_rows && status == HPC_OK; i++)
+        for (int e = 0; e < ex->plan->rows[i].n_out && ex->plan->rows[i].action == HPC_APPLY && status == HPC_OK; e++)
+            status = check_output(ex, i, &ex->plan->rows[i].out[e], op);
+    return status;
+}
+
+/* ---- open ---- */
+
+static int applies(const hpc_exchange *ex, const hpc_share *share) {
+    return ex->plan->rows[share->rows[0]].action == HPC_APPLY;
+}
+
+static int open_all(hpc_exchange *ex, const char *op) {
+    const size_t size = (size_t)ex->context->group.size;
+    for (int c = 0; c < ex->n_own_cores; c++)
+        if ((ex->cores[c].own = calloc(1, sizeof(parking))) == NULL)
+            return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
+    for (int i = 0; i < ex->n_work; i++) /* a group's lowest rank need not be one that gets parameters by the output */
+        for (int o = 0; o < ex->work[i].n_outputs && ex->work[i].row->action == HPC_APPLY; o++)
+            ex->work[i].outputs[o].lowest = *group_at(ex, ex->work[i].row->key, ex->work[i].outputs[o].lowest);
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_share *share = &ex->layout.shares[s];
+        if (share->owner != ex->context->group.rank || !applies(ex, share)) continue;
+        clocks *c = share->own = calloc(1, sizeof *c);
+        if (c != NULL) {
+            c->group_of = group_at(ex, share->key, 0);
+            c->applied = calloc(size, sizeof *c->applied);
+            c->base = calloc(size, sizeof *c->base);
+            c->rows_done = calloc(size, sizeof *c->rows_done);
+            c->slot = calloc(size, sizeof *c->slot);
+            c->parked = calloc(size, 1);
+        }
+        if (c == NULL || c->applied == NULL || c->base == NULL || c->rows_done == NULL || c->slot == NULL ||
+            c->parked == NULL)
+            return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
+    }
+    return HPC_OK;
+}
+
+static void free_all(hpc_exchange *ex) {
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        clocks *c = ex->layout.shares[s].own;
+        if (c == NULL) continue;
+        free(c->applied);
+        free(c->base);
+        free(c->rows_done);
+        free(c->slot);
+        free(c->parked);
+        free(c);
+        ex->layout.shares[s].own = NULL;
+    }
+    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
+        free(ex->cores[c].own);
+        ex->cores[c].own = NULL;
+    }
+    if (ex->own != NULL) free(((grouping *)ex->own)->group_of);
+    free(ex->own);
+    ex->own = NULL;
+}
+
+/* ---- the core ---- */
+
+static uint64_t clock_of(const clocks *c, int group) {
+    return atomic_load_explicit(&c->applied[group], memory_order_relaxed) - c->base[group];
+}
+
+static int is_open(const hpc_exchange *ex, int key, int group) {
+    for (int r = group; r < ex->context->group.size; r++)
+        if (*group_at(ex, key, r) == group && hpc_closed_signal(ex, r) != 0) return 0;
+    return 1;
+}
+
+/* The smallest clock of the open groups; UINT64_MAX under ASYNC, where nobody waits for one. */
+static uint64_t minimum_of(const hpc_exchange *ex, const hpc_share *share) {
+    const hpc_work *w = hpc_first_work(ex, share);
+    uint64_t least = UINT64_MAX;
+    for (int e = 0; e < w->row->n_in && ex->asked.staleness > 0; e++) {
+        const int group = w->inputs[e].lowest;
+        const uint64_t clock = clock_of(share->own, group);
+        if (clock < least && is_open(ex, share->key, group)) least = clock;
+    }
+    return least;
+}
+
+static void reply(hpc_core *core, hpc_share *share, int group) {
+    const hpc_exchange *ex = core->exchange;
+    clocks *c = share->own;
+    const uint64_t n = atomic_load_explicit(&c->applied[group], memory_order_relaxed);
+    c->parked[group] = 0;
+    c->n_parked--;
+    ((parking *)core->own)->n_parked--;
+    for (int i = 0; i < share->n_rows; i++)
+        hpc_row_reply(core, &ex->work[ex->work_of[share->rows[i]]], group, c->slot[group]);
+    for (int i = 0; i < share->n_parts; i++)
+        if (*group_at(ex, share->key, share->parts[i]) == group)
+            hpc_share_answer(core, share->parts[i], hpc_signal_applied(ex, (int)(share - ex->layout.shares)), n);
+}
+
+/* Sends the replies that need wait no longer; returns their number. */
+static int wake(hpc_core *core, hpc_share *share) {
+    const hpc_exchange *ex = core->exchange;
+    const clocks *c = share->own;
+    const uint64_t minimum = minimum_of(ex, share), enough = minimum + (uint64_t)ex->asked.staleness;
+    int n = 0;
+    for (int group = 0; group < ex->context->group.size && c->n_parked > 0; group++) {
+        if (!c->parked[group] || (minimum != UINT64_MAX && clock_of(c, group) > enough)) continue;
+        reply(core, share, group);
+        n++;
+    }
+    return n;
+}
+
+/* An update of a group has come to a row that applies. After a failure nothing is answered any more. */
+static void update_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    hpc_share *share = w->share;
+    const int group = w->inputs[input].lowest;
+    clocks *c = share->own;
+    const uint64_t n = atomic_load_explicit(&c->applied[group], memory_order_relaxed) + 1;
+    if (share->args_came && !hpc_args_agree(core, w, slot, input, n)) return;
+    if (!hpc_each_apply(core, w, slot, input, c->rows_done)) return;
+    atomic_store_explicit(&c->applied[group], n, memory_order_relaxed);
+    c->slot[group] = slot;
+    c->parked[group] = 1;
+    c->n_parked++;
+    ((parking *)core->own)->n_parked++;
+    wake(core, share);
+}
+
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    if (!applies(core->exchange, share)) return hpc_whole_share_came(core, share, rank, slot);
+    return hpc_each_share_came(core, share, rank, slot, update_came);
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    if (w->row->action != HPC_APPLY) return hpc_whole_row_came(core, w, input, slot);
+    update_came(core, w, slot, input);
+    return 1;
+}
+
+/* A group that has closed may have been the one that replies waited for. */
+static int work(hpc_core *core) {
+    hpc_exchange *ex = core->exchange;
+    parking *its = core->own;
+    int n = 0, n_closed = 0;
+    if (its->n_parked == 0) return 0;
+    for (int r = 0; r < ex->context->group.size; r++) n_closed += hpc_closed_signal(ex, r) != 0;
+    if (n_closed == its->n_closed) return 0;
+    its->n_closed = n_closed;
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_share *share = &ex->layout.shares[s];
+        if (share->owner == ex->context->group.rank && share->core == core->index && share->own != NULL)
+            n += wake(core, share);
+    }
+    return n;
+}
+
+/* ---- the worker ---- */
+
+static int may_push(hpc_exchange *ex, int key, const char *op) {
+    return hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+}
+
+static int is_mate(const hpc_exchange *ex, int key, int rank) {
+    return *group_at(ex, key, rank) == *group_at(ex, key, ex->context->group.rank);
+}
+
+static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
+    return is_mate(ex, key, rank) ? n : 0;
+}
+
+/* Of a share of this rank's in which this rank's own reply is parked: the ranks by which the updates of the slowest
+ * groups come. */
+static int slowest(const hpc_exchange *ex, const hpc_share *share, int *ranks, int n) {
+    const hpc_work *w = hpc_first_work(ex, share);
+    const int own = *group_at(ex, share->key, ex->context->group.rank);
+    for (int e = 0; e < w->row->n_in; e++) {
+        const int group = w->inputs[e].lowest;
+        if (clock_of(share->own, group) + (uint64_t)ex->asked.staleness < clock_of(share->own, own) &&
+            is_open(ex, share->key, group))
+            n = hpc_add_rank(ranks, n, w->inputs[e].rank);
+    }
+    return n;
+}
+
+/* The ranks of its group that have not pushed. Where that cannot be seen: those whose inputs are missing here, then
+ * slower groups, other owners, and ranks of the group that left without a word. */
+static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+    const hpc_pushed *k = &ex->keys[key];
+    const int me = ex->context->group.rank;
+    int n = 0;
+    (void)for_slot;
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (hpc_pushes_key(ex, r, key) && is_mate(ex, key, r) && hpc_pushes_of(ex, r, key) < ticket / 2)
+            n = hpc_add_rank(ranks, n, r);
+    if (n == 0) n = hpc_whole_missing_in_stages(ex, key, ticket, ranks);
+    if (n > 0) return n;
+    for (int s = 0; s < ex->layout.n_shares; s++)
+        if (ex->layout.shares[s].key == key && ex->layout.shares[s].owner == me && ex->layout.shares[s].own != NULL)
+            n = slowest(ex, &ex->layout.shares[s], ranks, n);
+    for (int i = 0; i < k->n_awaited; i++) {
+        const hpc_share *share = &ex->layout.shares[k->awaited[i]];
+        if (hpc_share_has_answered(ex, k->awaited[i], ticket)) continue;
+        const int from = share->owner == me ? hpc_first_work(ex, share)->inputs[0].rank : share->owner;
+        if (from != me && !(share->owner == me && applies(ex, share))) n = hpc_add_rank(ranks, n, from);
+    }
+    for (int r = 0; r < ex->context->group.size; r++)
+        if (hpc_pushes_key(ex, r, key) && is_mate(ex, key, r) && hpc_pushes_of(ex, r, key) == UINT64_MAX &&
+            hpc_closed_signal(ex, r) == 0 &&
+            atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
+            n = hpc_add_rank(ranks, n, r);
+    return n > 0 ? n : hpc_add_rank(ranks, n, me); /* its own core is at it */
+}
+
+static int goes_on(const hpc_exchange *ex) {
+    (void)ex;
+    return 1;
+}
+
+/* ---- state and facts ---- */
+
+/* Publish: all groups go on from one clock. Nothing is under way on any rank. */
+static int level(hpc_exchange *ex, const char *op, double deadline) {
+    (void)op, (void)deadline;
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        const hpc_share *share = &ex->layout.shares[s];
+        clocks *c = share->own;
+        if (c == NULL) continue;
+        hpc_core_pause(&ex->cores[share->core]);
+        for (int r = 0; r < ex->context->group.size; r++)
+            c->base[r] = atomic_load_explicit(&c->applied[r], memory_order_relaxed);
+        hpc_core_resume(&ex->cores[share->core]);
+    }
+    return HPC_OK;
+}
+
+static uint64_t folded_of(const hpc_share *share, int rank) {
+    const clocks *c = share->own;
+    const int group = c == NULL ? -1 : c->group_of[rank];
+    if (group < 0) return 0;
+    return atomic_load_explicit(&c->applied[group], memory_order_relaxed) + (c->rows_done[group] > 0);
+}
+
+const hpc_discipline hpc_discipline_groups = {
+    .name = "ASYNC or SSP of groups",
+    .suits = suits,
+    .check = check,
+    .goes_on = goes_on,
+    .prepare = prepare,
+    .open_shares = open_shares,
+    .open = open_all,
+    .free = free_all,
+    .share_came = share_came,
+    .row_came = row_came,
+    .work = work,
+    .may_push = may_push,
+    .needs = needs,
+    .awaited = awaited,
+    .before_publish = level,
+    .folded_of = folded_of,
+};
