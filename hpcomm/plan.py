@@ -271,6 +271,7 @@ class Plan:
         leaders: Iterable[int] | None = None,
         top: str = "sharded",
         apart: bool = False,
+        each: bool = False,
         cores: int = 1,
         chunk_bytes: int = 65536,
         depth: int = 1,
@@ -294,8 +295,9 @@ class Plan:
             leaders: ranks that may own chunks and fold for others, one at least of each host; None: all.
             top: "sharded", each outermost group sends to the owner of a chunk; or "ring", the fold of a chunk goes
                 around them, and so does the answer.
-            apart: an owner gets the updates of each outermost group by one input, its own group's too: as ASYNC and
-                SSP(s) need, which apply each by itself. Else it folds those of its own group itself.
+            apart: an owner gets the updates of each outermost group by one input, its own group's too, as SSP(s)
+                needs, which applies each by itself. Else it folds those of its own group itself.
+            each: apart, and such an update is the mean (or the sum) of its group's own ranks, as for ASYNC.
 
         Raises:
             InvalidArgument: a value is out of range, a level is empty or lacks a rank, groups overlap or split a group
@@ -322,7 +324,8 @@ class Plan:
             wires=_numbers(by_key([key.name for key in own_keys], codec, wire)),
             sum=reduce == "sum",
             codecs_out=_numbers(by_key_out([key.name for key in own_keys], codec_out)),
-            apart=bool(apart),
+            apart=bool(apart or each),
+            each=bool(each),
         )
         plan = cls.__new__(cls)
         plan._fill(handle, own_keys, size, [(rank, core) for rank in sorted(own_leaders) for core in range(cores)])

@@ -30,7 +30,7 @@ from hpcomm import (
     PlanOptions,
     Rule,
 )
-from hpcomm.topology import complete, hypercube, ring
+from hpcomm.topology import Tree, complete, hypercube, ring
 
 F32 = np.float32
 Options = dict[str, Any]
@@ -125,18 +125,22 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"leaders is \(0, 1\): none of them is on hosts\[1\]",
     ),
     "leader of no host": ({"topology": Hierarchy([[0, 1, 2]], leaders=[3])}, "leaders is 3: must be 0 to 2"),
-    "hierarchy and ASYNC": (
-        {"topology": Hierarchy([[0, 1], [2]]), "consistency": ASYNC},
-        "ASYNC and SSP\\(s\\) apply each update by itself, a Hierarchy folds those of a host",
+    "ring and ASYNC": (
+        {"topology": Hierarchy([[0, 1], [2]], top="ring"), "consistency": ASYNC},
+        "ASYNC and SSP\\(s\\) apply the update of each host by itself, and a ring folds all into one",
     ),
     "a topology of no key": (
         {"topology": {"fcc": Hierarchy([[0, 1], [2]])}},
         "topology has an entry for 'fcc', which is not a key",
     ),
     "a key's graph": ({"topology": {"fc": ring(3)}}, "topology of 'fc' is <Graph ring.3.: .*must be 'auto'"),
-    "a hierarchy of a key and ASYNC": (
-        {"topology": {"fc": Hierarchy([[0, 1], [2]])}, "consistency": ASYNC},
-        "ASYNC and SSP\\(s\\) apply each update by itself",
+    "a ring of a key and SSP": (
+        {"topology": {"fc": Hierarchy([[0, 1], [2]], top="ring")}, "consistency": SSP(2)},
+        "ASYNC and SSP\\(s\\) apply the update of each host by itself, and a ring folds all into one",
+    ),
+    "tree and ASYNC": (
+        {"topology": Tree(), "consistency": ASYNC, "rule": hpcomm.Average()},
+        "ASYNC and SSP\\(s\\) apply the updates of several workers each by itself, and a Tree has those of one",
     ),
     "no graphs": (
         {"topology": ()},

@@ -9,7 +9,7 @@ from conftest import Left, on_both, run_threads
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import Exchange, Hierarchy, Momentum, ParameterServer
+from hpcomm import ASYNC, SGD, SSP, Exchange, Hierarchy, Momentum, ParameterServer
 from hpcomm.topology import HostGraph, ring
 from hpcomm.topology.by_key import ByKey
 
@@ -72,6 +72,44 @@ def test_a_hierarchy_has_the_values_of_the_flat_plan(case: str) -> None:
         flat, found = (trained(ctx, each, **options) for each in ("flat", topology))
         for name, value in flat.items():
             assert np.array_equal(value, found[name]), name
+
+    run_threads(8, body)
+
+
+APART: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "SSP": (Hierarchy(HOSTS), SSP(2), {}),
+    "SSP of racks": (Hierarchy(HOSTS, RACKS), SSP(1), {"cores": 2, "progress": "thread"}),
+    "ASYNC": (Hierarchy(HOSTS), ASYNC, {"depth": 2}),
+    "ASYNC, sums": (Hierarchy(HOSTS, RACKS), ASYNC, {"reduce": "sum"}),
+    "by key": ({"fc": Hierarchy(HOSTS, RACKS), "conv": Hierarchy([[0, 2, 4, 6], [1, 3, 5, 7]])}, SSP(3), {}),
+    "by key, ASYNC": ({"fc": Hierarchy(HOSTS, RACKS), "norm": "flat"}, ASYNC, {"reduce": "sum"}),
+}
+
+
+@on_both
+@pytest.mark.parametrize("case", APART)
+def test_groups_that_run_apart_count_every_update_once(case: str) -> None:
+    """With SGD, which treats all updates alike, what comes of them does not depend on their order."""
+    topology, consistency, options = APART[case]
+    mean = options.get("reduce") != "sum"
+    groups = [[0, 1, 2], [3, 4], [5, 6], [7]] if consistency == ASYNC else [list(range(8))]
+
+    def body(ctx: hpcomm.Context) -> None:
+        everything: dict[str, Any] = {"progress": "inline", **options}
+        with Exchange(
+            ctx, params(), topology, rule=SGD(lr=0.25), consistency=consistency, chunk_bytes=1024, **everything
+        ) as ex:
+            steps_of(ex, ctx.rank, STEPS)
+            ex.context.barrier()
+            ex.load_state_dict(ex.state_dict())
+            for name, start in params().items():
+                expected = start.astype(np.float64)
+                for group in groups:
+                    total = sum(
+                        gradient(name, rank, step).astype(np.float64) for rank in group for step in range(STEPS)
+                    )
+                    expected = expected - 0.25 * total / (len(group) if mean else 1)
+                assert np.allclose(ex.params[name], expected, rtol=1e-6, atol=1e-6), name
 
     run_threads(8, body)
 
@@ -157,6 +195,42 @@ def test_the_others_go_on_when_a_rank_that_owns_nothing_has_left(by_key: bool) -
     run_threads(6, body, timeout=10)
     assert len(found) == 5
     assert all(each == found[0] for each in found)
+
+
+@on_both
+@pytest.mark.parametrize("consistency", [ASYNC, SSP(2)])
+def test_groups_that_run_apart_go_on_when_a_rank_has_left(consistency: hpcomm.Consistency) -> None:
+    """What its host had folded before counts, and the host goes on with the rank that is left."""
+    steps = 5
+
+    def body(ctx: hpcomm.Context) -> None:
+        tree = Hierarchy([[0, 1], [2, 3], [4, 5]], leaders=[0, 2, 4])
+        options: dict[str, Any] = {"rule": SGD(lr=1), "chunk_bytes": 1024, "reduce": "sum", "progress": "inline"}
+        ex = Exchange(ctx, params(), tree, consistency, **options)
+        if ctx.rank == 3:
+            steps_of(ex, ctx.rank, 1)
+            ctx.abort("test")
+            raise Left
+        with pytest.raises(hpcomm.PeerFailed):
+            steps_of(ex, ctx.rank, 1000)
+        recovered = hpcomm.recover(ex)
+        fresh = recovered.exchange
+        assert recovered.lost == (3,)
+        left = Hierarchy([[0, 1], [2], [3, 4]], leaders=[0, 2, 3])
+        each = consistency == ASYNC
+        assert fresh.plan == left.compile(params(), 5, chunk_bytes=1024, reduce="sum", apart=True, each=each)
+        before = {name: value.copy() for name, value in fresh.params.items()}
+        for _ in range(steps):
+            step_of(fresh, fresh.context.rank, 7)
+        fresh.context.barrier()
+        fresh.load_state_dict(fresh.state_dict())
+        for name, value in fresh.params.items():
+            total = sum(gradient(name, rank, 7) for rank in range(5))
+            assert np.array_equal(value, before[name] - F32(steps) * total), name
+        fresh.context.close()
+        raise Left
+
+    run_threads(6, body, timeout=10)
 
 
 @on_both

@@ -33,7 +33,7 @@
 #include "engine/row.h"
 
 /* A share's own, at its owner, where it applies; arrays are by the lowest ranks of groups. */
-typedef struct clocks {
+typedef struct group_clocks {
     const int *group_of;       /* by rank */
     _Atomic uint64_t *applied; /* updates that all rows have applied */
     uint64_t *base;            /* how many of them came before the last publish */
@@ -41,13 +41,13 @@ typedef struct clocks {
     int *slot;                 /* of the last one */
     char *parked;              /* whether its reply waits */
     int n_parked;
-} clocks;
+} group_clocks;
 
 /* A core's own. */
-typedef struct parking {
+typedef struct group_parking {
     int n_parked; /* of all its shares */
     int n_closed; /* ranks that had closed when it looked last */
-} parking;
+} group_parking;
 
 /* The exchange's own: [key * size + rank], the lowest rank of the rank's group, or -1. */
 typedef struct grouping {
@@ -166,7 +166,7 @@ static int applies(const hpc_exchange *ex, const hpc_share *share) {
 static int open_all(hpc_exchange *ex, const char *op) {
     const size_t size = (size_t)ex->context->group.size;
     for (int c = 0; c < ex->n_own_cores; c++)
-        if ((ex->cores[c].own = calloc(1, sizeof(parking))) == NULL)
+        if ((ex->cores[c].own = calloc(1, sizeof(group_parking))) == NULL)
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
     for (int i = 0; i < ex->n_work; i++) /* a group's lowest rank need not be one that gets parameters by the output */
         for (int o = 0; o < ex->work[i].n_outputs && ex->work[i].row->action == HPC_APPLY; o++)
@@ -174,7 +174,7 @@ static int open_all(hpc_exchange *ex, const char *op) {
     for (int s = 0; s < ex->layout.n_shares; s++) {
         hpc_share *share = &ex->layout.shares[s];
         if (share->owner != ex->context->group.rank || !applies(ex, share)) continue;
-        clocks *c = share->own = calloc(1, sizeof *c);
+        group_clocks *c = share->own = calloc(1, sizeof *c);
         if (c != NULL) {
             c->group_of = group_at(ex, share->key, 0);
             c->applied = calloc(size, sizeof *c->applied);
@@ -192,7 +192,7 @@ static int open_all(hpc_exchange *ex, const char *op) {
 
 static void free_all(hpc_exchange *ex) {
     for (int s = 0; s < ex->layout.n_shares; s++) {
-        clocks *c = ex->layout.shares[s].own;
+        group_clocks *c = ex->layout.shares[s].own;
         if (c == NULL) continue;
         free(c->applied);
         free(c->base);
@@ -213,7 +213,7 @@ static void free_all(hpc_exchange *ex) {
 
 /* ---- the core ---- */
 
-static uint64_t clock_of(const clocks *c, int group) {
+static uint64_t clock_of(const group_clocks *c, int group) {
     return atomic_load_explicit(&c->applied[group], memory_order_relaxed) - c->base[group];
 }
 
@@ -237,11 +237,11 @@ static uint64_t minimum_of(const hpc_exchange *ex, const hpc_share *share) {
 
 static void reply(hpc_core *core, hpc_share *share, int group) {
     const hpc_exchange *ex = core->exchange;
-    clocks *c = share->own;
+    group_clocks *c = share->own;
     const uint64_t n = atomic_load_explicit(&c->applied[group], memory_order_relaxed);
     c->parked[group] = 0;
     c->n_parked--;
-    ((parking *)core->own)->n_parked--;
+    ((group_parking *)core->own)->n_parked--;
     for (int i = 0; i < share->n_rows; i++)
         hpc_row_reply(core, &ex->work[ex->work_of[share->rows[i]]], group, c->slot[group]);
     for (int i = 0; i < share->n_parts; i++)
@@ -252,7 +252,7 @@ static void reply(hpc_core *core, hpc_share *share, int group) {
 /* Sends the replies that need wait no longer; returns their number. */
 static int wake(hpc_core *core, hpc_share *share) {
     const hpc_exchange *ex = core->exchange;
-    const clocks *c = share->own;
+    const group_clocks *c = share->own;
     const uint64_t minimum = minimum_of(ex, share), enough = minimum + (uint64_t)ex->asked.staleness;
     int n = 0;
     for (int group = 0; group < ex->context->group.size && c->n_parked > 0; group++) {
@@ -267,7 +267,7 @@ static int wake(hpc_core *core, hpc_share *share) {
 static void update_came(hpc_core *core, hpc_work *w, int slot, int input) {
     hpc_share *share = w->share;
     const int group = w->inputs[input].lowest;
-    clocks *c = share->own;
+    group_clocks *c = share->own;
     const uint64_t n = atomic_load_explicit(&c->applied[group], memory_order_relaxed) + 1;
     if (share->args_came && !hpc_args_agree(core, w, slot, input, n)) return;
     if (!hpc_each_apply(core, w, slot, input, c->rows_done)) return;
@@ -275,7 +275,7 @@ static void update_came(hpc_core *core, hpc_work *w, int slot, int input) {
     c->slot[group] = slot;
     c->parked[group] = 1;
     c->n_parked++;
-    ((parking *)core->own)->n_parked++;
+    ((group_parking *)core->own)->n_parked++;
     wake(core, share);
 }
 
@@ -293,7 +293,7 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 /* A group that has closed may have been the one that replies waited for. */
 static int work(hpc_core *core) {
     hpc_exchange *ex = core->exchange;
-    parking *its = core->own;
+    group_parking *its = core->own;
     int n = 0, n_closed = 0;
     if (its->n_parked == 0) return 0;
     for (int r = 0; r < ex->context->group.size; r++) n_closed += hpc_closed_signal(ex, r) != 0;
@@ -376,7 +376,7 @@ static int level(hpc_exchange *ex, const char *op, double deadline) {
     (void)op, (void)deadline;
     for (int s = 0; s < ex->layout.n_shares; s++) {
         const hpc_share *share = &ex->layout.shares[s];
-        clocks *c = share->own;
+        group_clocks *c = share->own;
         if (c == NULL) continue;
         hpc_core_pause(&ex->cores[share->core]);
         for (int r = 0; r < ex->context->group.size; r++)
@@ -387,7 +387,7 @@ static int level(hpc_exchange *ex, const char *op, double deadline) {
 }
 
 static uint64_t folded_of(const hpc_share *share, int rank) {
-    const clocks *c = share->own;
+    const group_clocks *c = share->own;
     const int group = c == NULL ? -1 : c->group_of[rank];
     if (group < 0) return 0;
     return atomic_load_explicit(&c->applied[group], memory_order_relaxed) + (c->rows_done[group] > 0);

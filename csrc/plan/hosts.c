@@ -82,6 +82,9 @@ static int check_hosts(const hpc_hosts *h) {
                         "plan: apart is %d with top %d; must be 0 or 1, and 0 with a ring, which folds all groups into "
                         "one update",
                         h->apart, h->top);
+    if (h->each != 0 && (h->each != 1 || !h->apart))
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: each is %d with apart %d; must be 0, or both 1", h->each,
+                        h->apart);
     if (h->n_levels < 1 || h->n_levels > MOST_LEVELS)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: n_levels is %d; 1 (hosts) to %d are possible", h->n_levels,
                         MOST_LEVELS);

@@ -15,8 +15,8 @@ struct task {
 /* Makes all rows twice: first to count them, then to fill them in. */
 struct maker {
     const struct hpc_leaders *d;
-    double weight;
-    hpc_row *rows; /* NULL: to count */
+    double *weights; /* by worker */
+    hpc_row *rows;   /* NULL: to count */
     hpc_edge *edges;
     size_t n_rows, n_edges;
     int chunk;
@@ -113,9 +113,10 @@ static int rising(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Workers in order, in front of rows or behind them. */
-static hpc_edge *fill(const struct maker *m, hpc_edge *edge, const int *workers, int n, double weight) {
-    for (int i = 0; i < n; i++) *edge++ = (hpc_edge){m->d->h->workers[workers[i]], -1, weight};
+/* Workers in order, in front of rows or behind them. weights: by worker; NULL: 1. */
+static hpc_edge *fill(const struct maker *m, hpc_edge *edge, const int *workers, int n, const double *weights) {
+    for (int i = 0; i < n; i++)
+        *edge++ = (hpc_edge){m->d->h->workers[workers[i]], -1, weights == NULL ? 1 : weights[workers[i]]};
     return edge;
 }
 
@@ -130,7 +131,7 @@ static void put_inputs(struct maker *m, const struct task *task) {
         in = m->rows == NULL ? &counted : m->edges + m->n_edges;
         if (m->rows != NULL) {
             qsort(m->pushing, (size_t)m->n_pushing, sizeof *m->pushing, rising);
-            hpc_edge *edge = fill(m, m->edges + m->n_edges, m->pushing, m->n_pushing, m->weight);
+            hpc_edge *edge = fill(m, m->edges + m->n_edges, m->pushing, m->n_pushing, m->weights);
             for (int i = 0; i < m->n_from; i++) *edge++ = m->from[i];
         }
         m->n_edges += (size_t)n;
@@ -153,7 +154,7 @@ static void put_outputs(struct maker *m, const struct task *task) {
             hpc_edge *edge = m->edges + m->n_edges;
             for (int i = 0; i < m->n_to; i++) *edge++ = m->to[i];
             qsort(m->answered, (size_t)m->n_answered, sizeof *m->answered, rising);
-            fill(m, edge, m->answered, m->n_answered, 1.0);
+            fill(m, edge, m->answered, m->n_answered, NULL);
         }
         m->n_edges += (size_t)n;
         if (shared) own->answers = out;
@@ -213,6 +214,17 @@ static void make_chunk(struct maker *m, int chunk) {
     }
 }
 
+/* An update is a part of the mean of all workers, or of those of its outermost group. */
+static void find_weights(struct maker *m) {
+    const hpc_hosts *h = m->d->h;
+    const struct hpc_group_node *root = &m->d->t->groups[m->d->t->n - 1];
+    for (int w = 0; w < h->n_workers; w++) m->weights[w] = h->sum ? 1.0 : 1.0 / (h->each ? 1 : h->n_workers);
+    for (int i = 0; i < root->n_children && h->each && !h->sum; i++) {
+        const struct hpc_group_node *group = &m->d->t->groups[root->children[i]];
+        for (int k = 0; k < group->n_workers; k++) m->weights[group->workers[k]] = 1.0 / group->n_workers;
+    }
+}
+
 static void make_rows(struct maker *m) {
     m->n_rows = m->n_edges = 0;
     for (int g = 0; g < m->d->t->n; g++) m->d->t->groups[g].pushes = m->d->t->groups[g].answers = NULL;
@@ -224,7 +236,7 @@ int hpc_plan_hosts_rows(const struct hpc_leaders *d, hpc_plan **plan) {
     hpc_plan_block b = {NULL, NULL, NULL};
     struct maker m = {
         .d = d,
-        .weight = d->h->sum ? 1.0 : 1.0 / d->h->n_workers,
+        .weights = malloc(workers * sizeof *m.weights),
         .tasks = malloc(groups * sizeof *m.tasks),
         .pushing = malloc((workers + 1) * sizeof *m.pushing), /* one more: a ring's neighbour */
         .answered = malloc((workers + 1) * sizeof *m.answered),
@@ -232,10 +244,12 @@ int hpc_plan_hosts_rows(const struct hpc_leaders *d, hpc_plan **plan) {
         .to = malloc((groups + 1) * sizeof *m.to),
     };
     int status = HPC_OK;
-    if (m.tasks == NULL || m.pushing == NULL || m.answered == NULL || m.from == NULL || m.to == NULL) {
+    if (m.weights == NULL || m.tasks == NULL || m.pushing == NULL || m.answered == NULL || m.from == NULL ||
+        m.to == NULL) {
         status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %zu groups", groups);
         goto err;
     }
+    find_weights(&m);
     make_rows(&m);
     if (m.n_rows > HPC_PLAN_NUMBERS) {
         status = hpc_fail(HPC_ERR_INVALID, op_plan,
@@ -256,5 +270,6 @@ err:
     free(m.answered);
     free(m.pushing);
     free(m.tasks);
+    free(m.weights);
     return status;
 }

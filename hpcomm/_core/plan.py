@@ -92,6 +92,7 @@ def plan_hosts(
     sum: bool,  # the field's name
     codecs_out: list[int],
     apart: bool,
+    each: bool,
 ) -> Any:
     hosts = ffi.new("hpc_hosts *")
     lib.hpc_hosts_init(hosts)
@@ -103,6 +104,7 @@ def plan_hosts(
     hosts.cores, hosts.chunk, hosts.depth, hosts.sum = cores, chunk, depth, sum
     hosts.wires, hosts.n_wires = c_wires, len(wires)
     hosts.codecs_out, hosts.n_codecs_out, hosts.apart = c_codecs_out, len(codecs_out), apart
+    hosts.each = each
     out = ffi.new("hpc_plan **")
     check(lib.hpc_plan_hosts(hosts, out))
     return ffi.gc(out[0], lib.hpc_plan_free)

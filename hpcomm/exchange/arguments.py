@@ -114,8 +114,10 @@ def _servers_plan(
     if cores is None:  # the same number for each interface: a NIC needs one, and else their work would differ
         cores = max(1, _spare_cores(ctx, made.engine, servers) // interfaces) * interfaces
     more: dict[str, Any] = {}
+    if isinstance(topology, ParameterServer | ByKey | Hierarchy):
+        more["each"] = made.consistency == ASYNC
     if isinstance(topology, ParameterServer | ByKey):
-        more = {"interfaces": interfaces, "each": made.consistency == ASYNC}
+        more["interfaces"] = interfaces
     if isinstance(topology, Hierarchy | ByKey):
         more["apart"] = applies_each(made.consistency)
     if options.chunk_bytes is not None:

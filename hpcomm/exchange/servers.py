@@ -63,8 +63,8 @@ def settled(
         return automatic(ctx.hosts, ctx.racks) if topology == "auto" and plain else ParameterServer()
     if isinstance(topology, Tree) and applies_each(consistency):
         raise InvalidArgument(
-            f"consistency is {consistency}: ASYNC and SSP(s) apply the updates of several workers each by itself, and a "
-            "Tree has those of one: give BSP"
+            f"consistency is {consistency}: ASYNC and SSP(s) apply the updates of several workers each by itself, and "
+            "a Tree has those of one: give BSP"
         )
     if isinstance(topology, Hierarchy) and topology.top == "ring" and applies_each(consistency):
         raise InvalidArgument(

@@ -92,7 +92,7 @@ class ByKey:
             groups.setdefault(self.topologies.get(name, self.rest or _FLAT), []).append(i)
         parts = []
         for one, numbers in groups.items():
-            more: dict[str, Any] = {"apart": apart} if isinstance(one, Hierarchy) else {}
+            more: dict[str, Any] = {"apart": apart, "each": each} if isinstance(one, Hierarchy) else {}
             if isinstance(one, ParameterServer):
                 more = {"each": each, "interfaces": interfaces}
             plan = one.compile(

@@ -69,8 +69,9 @@ class Hierarchy:
 
     The order of each sum is that of ranks, then of groups, so the same placement gives the same bits.
 
-    Under ASYNC and SSP(s) the ranks of an outermost group (a host; with racks, a rack) are in step, and their fold is one
-    update: groups go on by themselves, under SSP(s) at most s steps apart. Parameters come with the answer to a push.
+    Under ASYNC and SSP(s) the ranks of an outermost group (a host; with racks, a rack) are in step, and their fold is
+    one update: groups go on by themselves, under SSP(s) at most s steps apart. Parameters come with the answer to a
+    push. Under SSP(s) each rank's gradient counts 1 / size, under ASYNC as its part of the group's mean.
 
     Attributes:
         hosts: the ranks of each host; None: as the context knows them (Context.hosts).
@@ -177,13 +178,14 @@ class Hierarchy:
         *,
         reduce: str = "mean",
         apart: bool = False,
+        each: bool = False,
         **cut: "Unpack[Cut]",
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.hosts of these levels. Args are those of Plan.hosts;
         errors too, and those of levels and roles."""
         leaders = self.roles(size)[1]
         return Plan.hosts(
-            keys, self.levels(size), size, leaders=leaders, top=self.top, reduce=reduce, apart=apart, **cut
+            keys, self.levels(size), size, leaders=leaders, top=self.top, reduce=reduce, apart=apart, each=each, **cut
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":

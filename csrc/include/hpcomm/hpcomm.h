@@ -581,7 +581,8 @@ typedef enum hpc_consistency {
     HPC_SSP = 3,        /* no worker begins a step more than staleness steps ahead of the slowest: each update is
                            applied as it comes, with its weight in the plan (hub.each 0), and pulls wait for slow
                            workers; with staleness 0 it is BSP. On a graph: a fold takes the newest updates, none of
-                           them more than staleness steps old */
+                           them more than staleness steps old. SSP and ASYNC with several stages: each input of a row
+                           that applies is an update, and parameters come with the answer to the push */
     HPC_BARRIER = 4     /* graphs only: all ranks meet, with no flush; then a fold takes the whole updates that are
                            there */
 } hpc_consistency;

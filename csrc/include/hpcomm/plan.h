@@ -96,7 +96,8 @@ typedef struct hpc_hosts {
     const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
     int apart;                 /* 1: an owner gets each outermost group's updates by one input, its own group's too, as
-                                  ASYNC and SSP need; not with a ring. 0: it folds its own group's itself */
+                                  SSP needs; not with a ring. 0: it folds its own group's itself */
+    int each;                  /* 1: and each of these is the mean or the sum of its group's workers alone, for ASYNC */
 } hpc_hosts;
 
 HPC_API void hpc_hosts_init(hpc_hosts *hosts);

@@ -73,6 +73,8 @@ struct HostsConfig {
     hpc_dtype codec_out = HPC_F32;
     std::vector<int> wires;      // hpc_dtype of each key by itself; empty: wire for all
     std::vector<int> codecs_out; // the same of the parameters; empty: codec_out for all
+    bool apart = false;          // each outermost group's updates are one input of an owner's row, for SSP
+    bool each = false;           // and the mean or the sum of that group's workers alone, for ASYNC
 };
 
 // A broadcast over a tree: hpc_tree's members and defaults.
@@ -171,6 +173,8 @@ class Plan : public Handle<hpc_plan, hpc_plan_free> {
               hosts.n_wires = static_cast<int>(config.wires.size());
               hosts.codecs_out = config.codecs_out.empty() ? nullptr : config.codecs_out.data();
               hosts.n_codecs_out = static_cast<int>(config.codecs_out.size());
+              hosts.apart = config.apart || config.each;
+              hosts.each = config.each;
               return hpc_plan_hosts(&hosts, out);
           }) {}
 
