@@ -465,7 +465,7 @@ static void good(const rank *r, job *j, hpc_exchange_config *c) {
 static void refusals(rank *r) {
     job j;
     hpc_exchange_config c;
-    hand_plan *racks = malloc(sizeof *racks);
+    hand_plan *ring = malloc(sizeof *ring);
     good(r, &j, &c), c.staleness = -1;
     refused(r, &j, &c, HPC_ERR_INVALID, "staleness is -1; 0 to 64 are possible with servers");
     good(r, &j, &c), c.staleness = 65;
@@ -489,9 +489,9 @@ static void refusals(rank *r) {
     good(r, &j, &c), j.rule = "average";
     refused(r, &j, &c, HPC_ERR_CONFIG, "key k0 has rule average");
     good(r, &j, &c);
-    hand_racks(racks, &j, r->size, HPC_F32, 512), j.plan = &racks->plan;
+    hand_ring(ring, &j, r->size, HPC_F32, 512), j.plan = &ring->plan;
     refused(r, &j, &c, HPC_ERR_CONFIG, "SSP with servers needs rows of one stage");
-    free(racks);
+    free(ring);
     good(r, &j, &c);
     hpc_exchange *e = ssp_open(r, &j, 64); /* the group goes on */
     for (int key = 0; key < j.n_keys; key++) job_push_pull(r, &j, e, key, 0);
