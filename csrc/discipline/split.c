@@ -246,12 +246,14 @@ static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
     const char *how = how_of(w);
     hpc_inputs inputs = hpc_row_inputs(core, w, 0, -1);
     int n = 0;
+    inputs.n_updates = 0;
     for (int e = 0; e < w->row->n_in; e++) {
         if (how[e] != CAME) continue;
         core->bases[n] = core->bases[e];
         core->base_weights[n++] = core->base_weights[e];
+        inputs.n_updates += w->inputs[e].updates;
     }
-    inputs.n = inputs.n_updates = n;
+    inputs.n = n;
     return inputs;
 }
 

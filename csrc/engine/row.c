@@ -43,12 +43,13 @@ int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *
 hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, hpc_scaling scaling) {
     const hpc_exchange *ex = core->exchange;
     double all = 0, present = 0;
-    int n = 0;
+    int n = 0, n_updates = 0;
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_input *in = &w->inputs[e];
         const hpc_taken taken = taking(core, w, in);
         all += w->weights[e];
         if (taken.n > 0) present += w->weights[e];
+        n_updates += taken.n * in->updates;
         for (int i = 0; i < taken.n; i++) {
             uint64_t slot = (taken.first + (uint64_t)i) % (uint64_t)ex->layout.depth;
             core->bases[n] = in->slots + (size_t)slot * in->stride;
@@ -62,16 +63,17 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, h
                         .n = n,
                         .codec = w->codec,
                         .args = w->args[w->share->version % (uint64_t)ex->layout.depth],
-                        .n_updates = n,
+                        .n_updates = n_updates,
                         .slot = w->share->version};
 }
 
 hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only) {
-    int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1, n = 0;
+    int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1, n = 0, n_updates = 0;
     for (int i = first; i < last; i++) {
         if (w->inputs[i].empty) continue;
         core->bases[n] = w->inputs[i].slots + (size_t)slot * w->inputs[i].stride;
         core->base_weights[n++] = w->weights[i];
+        n_updates += w->inputs[i].updates;
     }
     return (hpc_inputs){.bases = core->bases,
                         .weights = core->base_weights,
@@ -79,7 +81,7 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
                         .codec = w->codec,
                         .args = only < 0 ? w->args[slot] : w->inputs[only].args[slot],
                         .summed = hpc_row_sums_early(core->exchange, w->row) && only < 0,
-                        .n_updates = n,
+                        .n_updates = n_updates,
                         .slot = (uint64_t)slot};
 }
 
@@ -378,7 +380,7 @@ int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *
     HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[row->key].name, row->count * sizeof(float));
     next_args(w, inputs, args);
     w->mean = in_place ? (const float *)(const void *)inputs->bases[0] : w->acc;
-    w->n_updates = inputs->n;
+    w->n_updates = inputs->n_updates;
     for (size_t from = 0; from < row->count; from += HPC_BLOCK) {
         size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
         const float *block = fold_block(core, w, inputs, core->acc, 0, args, from, n);

@@ -190,6 +190,13 @@ static size_t params_offset(const hpc_exchange *ex, int rank, const hpc_row *row
     return hpc_params_at(ex, rank, row->key, 0) + row->offset * sizeof(float);
 }
 
+/* Ranks whose updates are in an input. */
+static int count_updates(const hpc_exchange *ex, const hpc_edge *edge) {
+    int n = 0;
+    for (int r = 0; r < ex->context->group.size && edge->row >= 0; r++) n += hpc_row_is_fed_by(ex, edge->row, r);
+    return edge->row >= 0 ? n : !hpc_input_is_empty(ex, edge);
+}
+
 static int lowest_feeder(const hpc_exchange *ex, int row) {
     int r = 0;
     while (!hpc_row_is_fed_by(ex, row, r)) r++;
@@ -216,6 +223,7 @@ static void find_inputs(hpc_exchange *ex, hpc_work *w) {
         w->inputs[e] = (hpc_input){.rank = edge->rank,
                                    .forwarded = edge->row,
                                    .lowest = lowest,
+                                   .updates = count_updates(ex, edge),
                                    .empty = hpc_input_is_empty(ex, edge),
                                    .args = args_of(ex, w, lowest),
                                    .stride = ex->layout.gradient_bytes};

@@ -44,7 +44,7 @@ typedef struct hpc_share {
 /* Where the inputs and outputs of a row are. */
 typedef struct hpc_input {
     int rank, forwarded;                 /* forwarded: the row at rank that it comes from, or -1 */
-    int lowest;                          /* the lowest rank whose pushes are in it */
+    int lowest, updates;                 /* the lowest rank whose pushes are in it, and how many ranks there are */
     int empty;                           /* its weight is 0: it brings no bytes */
     const char *slots;                   /* of slot 0 */
     size_t stride;                       /* between slots */

@@ -119,6 +119,31 @@ static void names_missing(rank *r) {
     job_close(e, NULL, h);
 }
 
+static int count_them(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
+    (void)acc, (void)state, (void)args;
+    for (int64_t i = 0; i < n; i++) param[i] = (float)count;
+    return 0;
+}
+
+/* A rule of the user's own is told how many ranks' updates it gets, not how many rows sent them. */
+static void counted(rank *r) {
+    job j;
+    hand_plan *h = hand_new();
+    hpc_exchange *e = NULL;
+    hpc_exchange_config config;
+    const hpc_rule own = {.name = "counts", .apply = count_them};
+    const hpc_rule *rules[] = {&own, &own, &own};
+    by_hosts(&j, h, r, r->arg);
+    hpc_exchange_config_init(&config);
+    config.rules = rules;
+    CHECK_OK(job_create_with(r, &j, &config, -1, &e));
+    for (int key = 0; key < j.n_keys; key++) {
+        job_push_pull(r, &j, e, key, 0);
+        for (uint64_t i = 0; i < j.keys[key].count; i++) CHECK(hpc_exchange_params(e, key)[i] == (float)r->size);
+    }
+    job_close(e, NULL, h);
+}
+
 /* ---- trees ---- */
 
 /* What rank 0 pushes comes to all, and no step overtakes another: a rank may be slow, and is waited for. */
@@ -272,6 +297,7 @@ int main(int argc, char **argv) {
          .run = names_missing,
          .arg = HOSTS(2, CHAIN),
          .where = RANKS_UNSEEDED},
+        {.name = "counted", .size = 5, .run = counted, .arg = HOSTS(2, CHAIN)},
         {.name = "refused", .size = 2, .run = refused},
         {.name = "broadcast_2", .size = 2, .run = broadcasts, .arg = HOSTS(1, 0)},
         {.name = "broadcast_chain", .size = 5, .run = broadcasts, .arg = HOSTS(1, HALF_OUT)},

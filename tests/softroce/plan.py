@@ -20,6 +20,7 @@ LARGE = "test_conformance_large"
 # THREADS, which know of data and signals, run with ranks that are threads; with --all every one but PROCESSES_ONLY.
 THREADS = {f"test_conformance_{name}" for name in ("bounds", "flush", "notify", "order", "queue", "reduce")}
 GRAPHS = ("test_graph", "test_graph_ends", "test_graph_late")
+STAGES = ("test_exchange_relays", "test_exchange_stages", "test_exchange_ways", "test_groups")
 PROCESSES_ONLY = {"test_conformance_midwrite", "test_verbs_failure"}
 # What a commit has time for, a second a case: a few of each kind in one guest (--few).
 FEW = {
@@ -40,6 +41,8 @@ FEW = {
     "test_blame": "because,stopped",
     "test_graph": "exact_2",
     "test_graph_late": "ssp_models_3_thread",
+    "test_exchange_relays": "2_hosts_of_2_threads",
+    "test_groups": "bounded_ssp",
 }
 FEW_THREADS = {"test_conformance_order": "lanes_are_independent", "test_verbs": "two_lanes"}
 FEW_PYTEST = "test_queue.py::test_updates_arrive_whole_and_in_order"
@@ -60,6 +63,8 @@ SHORT = {
     "test_graph": "exact_2,slow_one_peer_8,leaves_degrees,begins_again_matching",
     "test_graph_ends": "closes_early_2,frees_early_async,stands_still_barrier,dies,dies_barrier",
     "test_graph_late": "ssp_models_3_thread,barrier,async_thread,phases_async",
+    "test_exchange_relays": "3_hosts_of_2_uneven,4_hosts_chain,published_chain,broadcast_binary",
+    "test_groups": "totals_racks,bounded_ssp_threads,bounded_racks,dies",
 }
 # Programs, or one case of them: under a sanitizer and emulation more takes too long.
 SANITIZED_TESTS = (
@@ -159,7 +164,7 @@ def c_tests(pattern: str) -> list[str]:
 
 
 def two_nodes(over: str, whole: bool) -> Guest:
-    programs = (*c_tests("test_conformance_*.c"), "test_blame", *GRAPHS)
+    programs = (*c_tests("test_conformance_*.c"), "test_blame", *GRAPHS, *STAGES)
     steps = [cases(name, f"{over}-processes", whole) for name in programs]
     if over == "verbs":
         mode = "all" if whole else "verbs-processes"
@@ -221,7 +226,7 @@ def few(over: str) -> Guest:
     steps.append(Step("without libibverbs", hidden, 30, {"HPC_REFUSAL": "libibverbs.so.1"}))
     for kind, programs in (("processes", FEW), ("threads", FEW_THREADS)):
         for name, some in programs.items():
-            if over == "verbs" or name.startswith(("test_conformance", "test_blame", "test_graph")):
+            if over == "verbs" or name.startswith(("test_conformance", "test_blame", "test_graph", *STAGES)):
                 steps.append(program(name, f"{over}-{kind}", *[some] if some else []))
     steps.append(Step("Python test", pytest, 300, {"HPC_TEST_TRANSPORTS": over}))
     memory = ["--memory", "4G", "--cpus", "2", "--numa", "2G,cpus=0", "--numa", "2G,cpus=1"]
