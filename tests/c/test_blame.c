@@ -296,7 +296,7 @@ int main(int argc, char **argv) {
          .where = RANKS_PROCESSES,
          .apart = true},
         {.name = "sliced", .size = 3, .run = sliced, .bare = true},
-        {NULL, 0, NULL, 0, 0, 0, 0, false, false, false},
+        {0},
     };
     return ranks_main(argc, argv, cases);
 }
