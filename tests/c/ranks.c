@@ -340,6 +340,42 @@ static bool is_spared(const ranks_case *c, const ranks_mode *mode) {
     return !RANKS_TSAN && mode->threads && strcmp(mode->transports, "loop") != 0 && !(c->where & RANKS_THREADS);
 }
 
+/* Whether this machine has an RDMA port that hpcomm can use. A child looks: libibverbs stays out of this process. */
+static bool has_rdma(void) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        static hpc_device ports[64];
+        int n = hpc_devices(ports, 64), usable = 0;
+        for (int i = 0; i < n && i < 64; i++) usable += ports[i].why[0] == '\0';
+        _exit(usable == 0);
+    }
+    int status = 0;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static bool is_eligible(const ranks_case *c, const ranks_mode *mode) {
+    static int rdma = -1; /* a look is a process */
+    if (!runs_in(c, mode) || is_spared(c, mode)) return false;
+    if (strcmp(mode->transports, "verbs") != 0) return true;
+    if (rdma < 0) rdma = has_rdma();
+    return rdma;
+}
+
+/* With HPC_TEST_MODES=half a case runs in every other one of its modes: in which, its name and the seed say. */
+static bool is_halved(const ranks_case *c, const ranks_mode *mode) {
+    const char *wanted = getenv("HPC_TEST_MODES");
+    uint64_t at = loop_seed() + RANKS_TSAN, n = 0;
+    if (!wanted || strcmp(wanted, "half")) return false;
+    for (const char *letter = c->name; *letter; letter++) at += (unsigned char)*letter;
+    for (const ranks_mode *m = modes; m->name; m++) {
+        if (m == mode) at += n;
+        n += is_eligible(c, m);
+    }
+    return n > 1 && at % 2;
+}
+
 static double seconds_of(struct timeval t) {
     return (double)t.tv_sec + 1e-6 * (double)t.tv_usec;
 }
@@ -399,21 +435,6 @@ static int run_case(const ranks_case *c, const ranks_mode *mode) {
     return result;
 }
 
-/* Whether this machine has an RDMA port that hpcomm can use. A child looks: libibverbs stays out of this process. */
-static bool has_rdma(void) {
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        static hpc_device ports[64];
-        int n = hpc_devices(ports, 64), usable = 0;
-        for (int i = 0; i < n && i < 64; i++) usable += ports[i].why[0] == '\0';
-        _exit(usable == 0);
-    }
-    int status = 0;
-    CHECK_EQ(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 /* Whether the list, joined by commas, has this one; NULL has all. */
 static bool has_name(const char *list, const char *name) {
     size_t n = strlen(name);
@@ -445,7 +466,8 @@ int ranks_main(int argc, char **argv, const ranks_case *cases) {
         if (only_mode && strcmp(only_mode, mode->name)) continue;
         if (strcmp(mode->transports, "verbs") == 0 && !has_rdma()) continue;
         for (const ranks_case *c = cases; c->name; c++) {
-            if (!has_name(only_cases, c->name) || !runs_in(c, mode) || (!only_mode && is_spared(c, mode))) continue;
+            if (!has_name(only_cases, c->name) || !runs_in(c, mode)) continue;
+            if (!only_mode && (!is_eligible(c, mode) || is_halved(c, mode))) continue;
             int result = run_case(c, mode);
             passed += result == 0;
             failed += result == CHECK_FAILED || result == CHECK_RED;
