@@ -3,6 +3,7 @@
 import struct
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from .topology import Bandwidths, Hierarchy
 _DEFAULT = Hierarchy()
 _ROUNDS = 3
 _TIME = struct.Struct("<d")
+_COUNT = struct.Struct("<q")
 
 Flows = Sequence[tuple[int, int]]  # ranks that write, and the ranks that they write to
 
@@ -34,10 +36,14 @@ def measure_bandwidths(
         timeout: seconds for each part.
 
     Raises:
-        InvalidArgument: there are no two racks, or none of them has two hosts; as Hierarchy.levels.
+        InvalidArgument: nbytes is below 1, or not the same on all ranks; there are no two racks, or none of them has
+            two hosts; as Hierarchy.levels.
     """
-    nbytes = whole("nbytes", nbytes, 1)
-    found = topology.settled(ctx.hosts, ctx.racks)
+    given = [_COUNT.unpack(each)[0] for each in ctx.allgather(_COUNT.pack(_checked(nbytes)), timeout)]
+    if min(given) < 1 or min(given) < max(given):
+        whole("nbytes", nbytes, 1)
+        raise InvalidArgument(f"nbytes is {given} by rank: must be the same on all, 1 or more")
+    found = replace(topology, bandwidths=None).settled(ctx.hosts, ctx.racks)
     racks = [[host[0] for host in found.hosts or () if host[0] in rack] for rack in found.racks or ()]
     found.levels(ctx.size)
     full = [rack for rack in racks if len(rack) > 1]
@@ -50,6 +56,22 @@ def measure_bandwidths(
     crossing = [(rank, racks[1][i % len(racks[1])]) for i, rank in enumerate(racks[0])]
     host, core = (_carried(ctx, flows, nbytes, timeout) for flows in (with_link, crossing))
     return Bandwidths(host=host, core=core)
+
+
+def _checked(nbytes: int) -> int:
+    """0 for what is no number of bytes: every rank hears of it."""
+    try:
+        return whole("nbytes", nbytes, 1, 1 << 62)
+    except InvalidArgument:
+        return 0
+
+
+def measured(ctx: Context, topology: Hierarchy, timeout: float | None = None) -> Hierarchy:
+    """A hierarchy that asks for measured bandwidths, with them; without, where it has no racks for which they count.
+    Collective. Args and errors are those of measure_bandwidths, and topology knows its hosts and racks."""
+    several = any(sum(host[0] in rack for host in topology.hosts or ()) > 1 for rack in topology.racks or ())
+    found = measure_bandwidths(ctx, topology, 4 << 20, timeout) if len(topology.racks or ()) > 1 and several else None
+    return replace(topology, bandwidths=found)
 
 
 def _carried(ctx: Context, flows: Flows, nbytes: int, timeout: float | None) -> float:

@@ -113,6 +113,34 @@ def test_bandwidths_are_measured_alike_on_all_ranks() -> None:
     assert 1e4 < found[0].core < 1e13
 
 
+def test_an_exchange_measures_bandwidths_itself() -> None:
+    hierarchy = Hierarchy([[0], [1], [2], [3]], [[0, 1], [2, 3]], bandwidths="measured")
+    with pytest.raises(InvalidArgument, match="bandwidths is 'measured': an Exchange measures them"):
+        hierarchy.levels(4)
+
+    def body(ctx: hpcomm.Context) -> None:
+        found = hpcomm.measure.measured(ctx, hierarchy)
+        assert isinstance(found.bandwidths, Bandwidths)
+        params = {"w": np.zeros(1000, np.float32)}
+        with hpcomm.Exchange(ctx, params, hierarchy, rule=hpcomm.SGD(lr=1), reduce="sum") as ex:
+            ex.push_pull("w", np.ones(1000, np.float32))
+            assert (ex.params["w"] == -4).all()
+        with hpcomm.Exchange(ctx, params, Hierarchy(bandwidths="measured"), rule=hpcomm.SGD(lr=1)) as ex:
+            ex.push_pull("w", np.ones(1000, np.float32))  # without racks nothing is measured
+
+    run_threads(4, body)
+
+
+def test_all_hear_of_a_number_of_bytes_that_cannot_be() -> None:
+    hierarchy = Hierarchy([[0], [1], [2], [3]], [[0, 1], [2, 3]])
+
+    def body(ctx: hpcomm.Context) -> None:
+        with pytest.raises(InvalidArgument, match="nbytes is 0: must be" if ctx.rank == 1 else "nbytes is .* by rank"):
+            hpcomm.measure_bandwidths(ctx, hierarchy, nbytes=0 if ctx.rank == 1 else 4096)
+
+    run_threads(4, body)
+
+
 def test_without_racks_there_is_nothing_to_measure() -> None:
     def body(ctx: hpcomm.Context) -> None:
         with pytest.raises(InvalidArgument, match="there are 0 racks"):

@@ -90,6 +90,11 @@ def test_what_cannot_be_is_refused() -> None:
         for topology, options, told in (
             (complete(2), {}, "it must be one Graph of 1 nodes"),
             (None, {"consistency": hpcomm.ASYNC}, "with hosts_first it must be NOTIFY_ACK or BSP"),
+            (
+                None,
+                {"plan": hpcomm.Plan.hub(start, [0], [0], ctx.size)},
+                "plan is a Plan and hosts_first makes one of its own",
+            ),
             (None, {"in_place": True}, "in_place needs a graph"),
             (None, {"rule": hpcomm.SGD(0.1)}, "every rule must be Average"),
             (None, {"codec_out": "float16"}, "leave both out"),

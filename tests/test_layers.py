@@ -25,8 +25,9 @@ cli
 __init__
 elastic
 recovery
-presets checkpoint measure
+presets checkpoint
 exchange
+measure
 context
 queue kernels
 window optim topology

@@ -23,7 +23,7 @@ from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..optim import SGD, AnyRule, RuleOrRules
 from ..plan import Plan
-from ..topology import ParameterServer
+from ..topology import HostGraph, ParameterServer
 from . import snapshot
 from .arguments import Checked, check_choice, check_owners, checked, owned_rows, refuse, wire_dtypes
 from .calls import Handle
@@ -225,6 +225,8 @@ class Exchange(SplitCalls):
             earlier = plan if isinstance(plan, Plan) else None
             own_engine = engine_options(engine, options)
             check_choice("consistency", consistency, Consistency)
+            if earlier is not None and isinstance(topology, HostGraph):
+                raise InvalidArgument("plan is a Plan and hosts_first makes one of its own: leave one of the two out")
             if earlier is not None or has_servers(topology):
                 consistency = with_servers(consistency)
             if earlier is None:

@@ -6,10 +6,11 @@ from typing import Any
 from ..consistency import ASYNC, BSP, Consistency
 from ..context import Context
 from ..errors import InvalidArgument
+from ..measure import measured
 from ..optim import Average
 from ..topology import Hierarchy, HostGraph, ParameterServer, Tree
 from ..topology.by_key import ByKey, Servers
-from ..topology.hierarchy import OneTopology, automatic
+from ..topology.hierarchy import MEASURED, OneTopology, automatic
 from .options import EngineOptions
 
 WORDS = ("auto", "flat")
@@ -80,4 +81,7 @@ def settled(
         if not all(isinstance(own, Average) for own in rules):
             raise InvalidArgument("with hosts_first every rule must be Average: what is pushed are models")
         return topology.settled(ctx.hosts)
-    return topology.settled(ctx.hosts, ctx.racks) if isinstance(topology, Hierarchy) else topology
+    if not isinstance(topology, Hierarchy):
+        return topology
+    known = topology.settled(ctx.hosts, ctx.racks)
+    return measured(ctx, known) if known.bandwidths == MEASURED else known

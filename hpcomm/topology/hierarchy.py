@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Groups = tuple[tuple[int, ...], ...]
+MEASURED = "measured"
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Hierarchy:
         top: how the outermost groups are joined: "sharded" (each sends to the owner of a chunk) or "ring" (the fold
             goes around them to the owner, and the answer likewise).
         bandwidths: if given, racks count only where they pay, as Bandwidths.pays says. All ranks give the same.
+            "measured": an Exchange measures them when it is made, and two runs may decide differently.
 
     Raises:
         InvalidArgument: hosts or racks hold anything but ranks, or top is unknown. What depends on the number of ranks
@@ -92,13 +94,13 @@ class Hierarchy:
     racks: Sequence[Sequence[int] | Sequence[Sequence[int]]] | None = None
     leaders: Iterable[int] | None = None
     top: str = "sharded"
-    bandwidths: Bandwidths | None = None
+    bandwidths: Bandwidths | str | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         choice("top", self.top, _core.TOPS)
-        if self.bandwidths is not None and not isinstance(self.bandwidths, Bandwidths):
-            raise InvalidArgument(f"bandwidths is {self.bandwidths!r}: must be a Bandwidths, or None")
+        if self.bandwidths not in (None, MEASURED) and not isinstance(self.bandwidths, Bandwidths):
+            raise InvalidArgument(f"bandwidths is {self.bandwidths!r}: must be a Bandwidths, {MEASURED!r} or None")
         if self.hosts is not None:
             put(
                 self,
@@ -152,6 +154,11 @@ class Hierarchy:
                         "is in one rack"
                     )
             racks = len(found[1])
+            if isinstance(self.bandwidths, str):
+                raise InvalidArgument(
+                    f"bandwidths is {self.bandwidths!r}: an Exchange measures them; without one give what "
+                    "hpcomm.measure_bandwidths has found"
+                )
             if self.bandwidths is not None and not self.bandwidths.pays(len(self.hosts) / racks, racks):
                 found.pop()
         return found
