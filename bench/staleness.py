@@ -8,6 +8,9 @@ in turns, in the same processes.
 The ideal is an event simulation of the same delays with exchanges that take no time: a step begins when the rank's own
 last step has ended, and all ranks have ended the step s + 1 before. *reach* is the ideal time over the measured one.
 
+With --per-host P the ranks of each P in turn are a host, in a hierarchy: they are in step, and hosts run apart
+(hpcomm.Hierarchy). A host's step takes as long as its slowest rank's.
+
 Beside the model there is a key of --weights elements, whose gradient is always one, so that its parameters are known in
 the end: #wrong counts its elements that are anything else, and elements of the model in which ranks differ.
 """
@@ -80,8 +83,17 @@ class Digits:
         return float(100 * np.mean(found == self.test_y))
 
 
-def settle(ctx: hpcomm.Context, exchange: hpcomm.Exchange) -> None:
+def in_step(factors: Floats, per_host: int) -> Floats:
+    """The same of hosts: each rank of one computes for as long as its slowest."""
+    hosts = [factors[first : first + per_host].max(axis=0) for first in range(0, len(factors), per_host)]
+    return np.array([hosts[rank // per_host] for rank in range(len(factors))])
+
+
+def settle(ctx: hpcomm.Context, exchange: hpcomm.Exchange, per_host: int) -> None:
     """All updates of all ranks are in the parameters of each."""
+    if per_host > 1:  # there a pull without a push brings nothing
+        ctx.barrier()
+        exchange.load_state_dict(exchange.state_dict())
     for _ in range(2):
         for name in exchange.params:
             exchange.pull(name)
@@ -94,8 +106,16 @@ def run(ctx: hpcomm.Context, staleness: int, seed: int, o: Any) -> Row:
     data = Digits(ctx.rank, ctx.size, seed)
     params = {"model": np.zeros((PIXELS + 1, KINDS), np.float32), "rest": np.zeros(o.weights, np.float32)}
     consistency = hpcomm.SSP(staleness) if staleness else hpcomm.BSP
+    hosts = [range(first, min(first + o.per_host, ctx.size)) for first in range(0, ctx.size, o.per_host)]
     exchange = hpcomm.parameter_hub(
-        ctx, params, consistency=consistency, rule=hpcomm.SGD(lr=RATE), progress="thread", cores=1, depth=2
+        ctx,
+        params,
+        topology=hpcomm.Hierarchy(hosts) if o.per_host > 1 else "flat",
+        consistency=consistency,
+        rule=hpcomm.SGD(lr=RATE),
+        progress="thread",
+        cores=1,
+        depth=2,
     )
     ctx.barrier()
     start = time.perf_counter()
@@ -108,7 +128,7 @@ def run(ctx: hpcomm.Context, staleness: int, seed: int, o: Any) -> Row:
         exchange.step()
     seconds = time.perf_counter() - start
     by_staleness = exchange.stats().by_staleness
-    settle(ctx, exchange)
+    settle(ctx, exchange, o.per_host)
     model = exchange.params["model"].copy()
     wrong = int(np.count_nonzero(np.abs(exchange.params["rest"] / (RATE * o.steps) - 1) > 1e-3))
     exchange.close(timeout=LIMIT)
@@ -121,7 +141,7 @@ def run(ctx: hpcomm.Context, staleness: int, seed: int, o: Any) -> Row:
         "staleness": staleness,
         "seed": seed,
         "seconds": float(max(row[0] for row in every)),
-        "ideal": o.seconds * ideal(factors, staleness),
+        "ideal": o.seconds * ideal(in_step(factors, o.per_host), staleness),
         "accuracy": data.accuracy(model),
         "by_staleness": [int(count) for count in counts],
         "wrong": wrong,
@@ -143,7 +163,8 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 def table(document: Row) -> list[str]:
     lines = [
-        f"# staleness: {document['ranks']} ranks on {document['cores']} cores, hpcomm {document['hpcomm']}; "
+        f"# staleness: {document['ranks']} ranks, {document['per_host']} a host, on {document['cores']} cores, "
+        f"hpcomm {document['hpcomm']}; "
         f"{document['steps']} steps of {1e3 * document['seconds']:g} ms, {document['factor']:g} x with probability "
         f"{document['chance']:g}; medians of {document['cycles']} cycles",
         f"{'who':12}{'time, s':>9}{'ideal, s':>10}{'reach':>7}{'accuracy, %':>13}{'#wrong':>8}  "
@@ -178,7 +199,7 @@ def on_this_rank(options: argparse.Namespace) -> int:
                 options.progress.write_text(f"{(i + 1) / len(turns):.4f}")
         facts = {"benchmark": "staleness", "ranks": ctx.size, "cores": cores(), "hpcomm": hpcomm.__version__}
     if ctx.rank == 0:
-        names = ("staleness", "chance", "factor", "seconds", "steps", "weights", "cycles")
+        names = ("per_host", "staleness", "chance", "factor", "seconds", "steps", "weights", "cycles")
         settings = {name: getattr(options, name) for name in names}
         mpi = MPI.Get_library_version().splitlines()[0].strip("\0 ")
         document = {**facts, **settings, "mpi": mpi, "contenders": summary(rows), "rows": rows}
@@ -199,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("-n", "--steps", type=int, default=200, help="steps of each training")
     p.add_argument("--cycles", type=int, default=3, help="trainings under each consistency, each by seeds of its own")
     p.add_argument("--weights", type=int, default=1 << 16, help="number of float32 beside the model in an update")
+    p.add_argument("--per-host", type=int, default=1, help="ranks that are a host, and in step; 1: no hierarchy")
     add_ranks(p, RANKS)
     add_output(p, plot="histogram of the staleness")
     given = sys.argv[1:] if arguments is None else list(arguments)

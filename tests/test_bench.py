@@ -288,14 +288,19 @@ def test_staleness_is_compared_with_the_ideal(tmp_path: Path, monkeypatch: pytes
     two = np.array([[4.0, 1, 1, 1], [1, 1, 1, 4]])
     assert [staleness.ideal(two, s) for s in (0, 1, 2, 3)] == [10, 9, 8, 7]
     plot = tmp_path / "plot.png"
-    arguments = ["--ranks", "3", "-t", "0.002", "-n", "12", "--cycles", "2", "-s", "2", "--weights", "500"]
+    arguments = ["--ranks", "3", "-t", "0.002", "-n", "12", "--cycles", "1", "-s", "2", "--weights", "500"]
     document = own_mpirun("staleness", *arguments, "--plot", str(plot))
     bsp, ssp = document["contenders"]
     assert (bsp["name"], ssp["name"]) == ("BSP", "SSP(2)")
     assert (bsp["wrong"], ssp["wrong"]) == (0, 0)
     assert bsp["by_staleness"] == []
     assert len(ssp["by_staleness"]) == 3
-    assert sum(ssp["by_staleness"]) == 2 * 2 * 3 * 12  # keys, cycles, ranks, steps
+    assert sum(ssp["by_staleness"]) == 2 * 3 * 12  # keys, ranks, steps
+    for row in document["rows"]:
+        assert row["seconds"] >= row["ideal"] * 0.99
+    assert staleness.in_step(two.repeat(2, axis=0)[[0, 2, 1, 3]], 2).tolist() == [[4, 1, 1, 4]] * 4
+    document = own_mpirun("staleness", *arguments, "--per-host", "2")
+    assert [row["wrong"] for row in document["rows"]] == [0, 0]
     for row in document["rows"]:
         assert row["seconds"] >= row["ideal"] * 0.99
         assert row["accuracy"] > 20

@@ -249,6 +249,8 @@ def exchange_inputs(exchange: Any) -> tuple[int, ...]:
 def exchange_staleness(exchange: Any) -> tuple[int, ...]:
     """Steps by how far the slowest worker was behind when they began, under SSP with servers."""
     most = lib.hpc_exchange_get_staleness(exchange, ffi.NULL, 0)
+    if most == 0:
+        return ()
     counts = ffi.new("uint64_t[]", most + 1)
     check(min(0, lib.hpc_exchange_get_staleness(exchange, counts, most + 1)))
     return tuple(counts)

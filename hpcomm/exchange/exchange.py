@@ -93,7 +93,7 @@ class ExchangeStats:
         dropped_at: the version of the parameters when the last of them came.
         by_inputs: on a graph or with a quorum: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
         by_staleness: under SSP(s) with servers: how many steps of a key began with the slowest worker 0, 1, ... s steps
-            behind, as far as this rank's parameters have its updates.
+            behind, as far as this rank's parameters have its updates. Empty over a hierarchy.
         peers: by rank.
     """
 
