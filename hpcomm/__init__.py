@@ -32,7 +32,7 @@ from .errors import (
     Timeout,
     TransportError,
 )
-from .exchange import EngineOptions, Exchange, ExchangeStats, Handle, PeerStats, PlanOptions
+from .exchange import EngineOptions, Exchange, ExchangeStats, Handle, PeerStats, PlanOptions, Traffic
 from .launch import Communicator
 from .measure import measure_bandwidths
 from .optim import SGD, Adam, AdamW, Average, Momentum, Nesterov, Rule
@@ -91,6 +91,7 @@ __all__ = [
     "Restored",
     "Rule",
     "Timeout",
+    "Traffic",
     "TransportError",
     "Tree",
     "Window",

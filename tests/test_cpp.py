@@ -242,6 +242,7 @@ static void exchanges(hpcomm::Context &context) {
     averaging.push_pull(1, bias.data(), 1.0, code);
     assert(!code && averaging.params(1)[1] == 0.5f && averaging.stats(code).reduces == 2);
     assert(averaging.inputs(code) == std::vector<std::uint64_t>{2} && averaging.peer(0, code).bytes_sent == 0 && !code);
+    assert(averaging.traffic(code).empty() && !code); // a rank alone sends nothing
     graph.depth = 2; // one for the model
     with_graph.in_place = 1;
     hpcomm::Exchange in_place(context, hpcomm::Plan(context, graph, code), graph, hpcomm::Rule("average"), values,

@@ -36,7 +36,7 @@ void hpc_share_answer(hpc_core *core, int rank, int signal, uint64_t value) {
 /* ---- counts ---- */
 
 void hpc_share_count_received(const hpc_exchange *ex, const hpc_share *share, int rank) {
-    hpc_count_bytes(ex, ex->peers.received, rank, share->nbytes);
+    hpc_count_received(ex, rank, share->nbytes);
 }
 
 /* Cores of one rank count together. */

@@ -112,11 +112,12 @@ typedef struct hpc_layout {
 
 /* Counters of updates to and from other ranks. */
 typedef struct hpc_peers {
-    _Atomic uint64_t *sent, *received; /* bytes by rank */
-    _Atomic uint64_t *late;            /* by rank: shares of its updates that were late here, and left out */
-    double *wait;                      /* seconds by rank */
-    int *awaited, n_awaited;           /* the ranks that the present wait waited for at its last look */
-    _Atomic uint64_t *inputs_whole;    /* [n]: folds that had n whole inputs; NULL: not counted */
+    _Atomic uint64_t *pushed;       /* bytes by rank, by the thread that pushes */
+    _Atomic uint64_t *received;     /* bytes by rank */
+    _Atomic uint64_t *late;         /* by rank: shares of its updates that were late here, and left out */
+    double *wait;                   /* seconds by rank */
+    int *awaited, n_awaited;        /* the ranks that the present wait waited for at its last look */
+    _Atomic uint64_t *inputs_whole; /* [n]: folds that had n whole inputs; NULL: not counted */
     int most_inputs;
 } hpc_peers;
 
@@ -186,14 +187,20 @@ static inline const hpc_work *hpc_first_work(const hpc_exchange *ex, const hpc_s
     return &ex->work[ex->work_of[share->rows[0]]];
 }
 
-/* Bytes to or from another rank. Its threads and cores count together. */
-static inline void hpc_count_bytes(const hpc_exchange *ex, _Atomic uint64_t *by_rank, int rank, size_t nbytes) {
-    if (rank != ex->context->group.rank) atomic_fetch_add_explicit(&by_rank[rank], nbytes, memory_order_relaxed);
+/* Bytes from another rank. The cores of this rank count together. */
+static inline void hpc_count_received(const hpc_exchange *ex, int rank, size_t nbytes) {
+    if (rank != ex->context->group.rank)
+        atomic_fetch_add_explicit(&ex->peers.received[rank], nbytes, memory_order_relaxed);
 }
 
 /* A counter with one writer; whoever reads it needs no order. */
 static inline void hpc_tally_add(_Atomic uint64_t *counter, uint64_t n) {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
+}
+
+/* The count of what a core has sent to a rank in a stage. */
+static inline _Atomic uint64_t *hpc_core_sent(const hpc_core *core, int rank, hpc_traffic_stage stage) {
+    return &core->sent[(size_t)rank * HPC_TRAFFIC_STAGES + (size_t)stage];
 }
 
 /* Records the failure that ends the exchange; the first one counts. hpc_exchange_check tells the other ranks.

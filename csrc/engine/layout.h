@@ -98,6 +98,11 @@ static inline int hpc_row_keeps_params(const hpc_row *row) {
     return row->action == HPC_APPLY || row->action == HPC_EMIT;
 }
 
+/* In which stage other rows send to a row. */
+static inline hpc_traffic_stage hpc_row_stage(const hpc_row *row) {
+    return row->action == HPC_RELAY ? HPC_TRAFFIC_RELAY : HPC_TRAFFIC_FORWARD;
+}
+
 /* Whether inputs are added up as they come. Not for a forward: its sum may be on its way when the next step begins. */
 static inline int hpc_row_sums_early(const hpc_exchange *ex, const hpc_row *row) {
     return ex->asked.eager && hpc_row_keeps_params(row);

@@ -194,7 +194,6 @@ static void write_block(hpc_core *core, const hpc_work *w, receivers to, size_t 
                              ex->stream);
         else
             ex->kernels->copy(out->params + from, w->param + from, n * sizeof(float), ex->stream);
-        hpc_tally_add(&core->tally.bytes_written, n * sizeof(float));
     }
 }
 
@@ -207,8 +206,20 @@ static void put_row(hpc_core *core, const hpc_work *w, receivers to, int slot) {
         const void *from = hpc_row_leaving(w, slot);
         if (out->copy != NULL) from = memcpy(out->copy, from, nbytes);
         hpc_core_check_put(core, hpc_put(core->out, ex->window, out->rank, from, nbytes, out->offset));
-        hpc_tally_add(&core->tally.bytes_written, nbytes);
     }
+}
+
+/* Counts what was written into the memory of a row's workers or put there, once a row. */
+static void count_written(hpc_core *core, const hpc_work *w, receivers to) {
+    size_t written = 0;
+    for (int o = 0; o < w->n_outputs; o++) {
+        const hpc_output *out = &w->outputs[o];
+        if (out->row >= 0 || !goes_to(to, out)) continue;
+        size_t nbytes = out->params != NULL ? w->row->count * sizeof(float) : w->sends->max_bytes(w->row->count);
+        hpc_tally_add(hpc_core_sent(core, out->rank, HPC_TRAFFIC_PARAMETERS), nbytes);
+        written += nbytes;
+    }
+    hpc_tally_add(&core->tally.bytes_written, written);
 }
 
 /* ---- one row ---- */
@@ -226,7 +237,6 @@ static void write_relayed(hpc_core *core, const hpc_work *w, int slot) {
             ex->kernels->copy(to, from, count * sizeof(float), ex->stream);
         else
             hpc_codec_decode(w->sends, ex->kernels, from, to, count, ex->stream);
-        hpc_tally_add(&core->tally.bytes_written, count * sizeof(float));
     }
 }
 
@@ -239,10 +249,16 @@ void hpc_row_send(hpc_core *core, const hpc_work *w, int to) {
         for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
             write_block(core, w, who, from, w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK);
     put_row(core, w, who, 0);
-    for (int o = 0; o < w->n_outputs && to == HPC_EVERYBODY; o++)
-        if (w->outputs[o].row >= 0)
-            hpc_core_check_put(core, hpc_put(core->out, ex->window, w->outputs[o].rank, hpc_row_leaving(w, 0),
-                                             w->sends->max_bytes(w->row->count), w->outputs[o].offset));
+    count_written(core, w, who);
+    if (to != HPC_EVERYBODY) return;
+    if (w->row->action == HPC_RELAY) hpc_row_count_received(core, w, -1);
+    for (int o = 0; o < w->n_outputs; o++) {
+        const hpc_output *out = &w->outputs[o];
+        if (out->row < 0) continue;
+        size_t nbytes = w->sends->max_bytes(w->row->count);
+        hpc_core_check_put(core, hpc_put(core->out, ex->window, out->rank, hpc_row_leaving(w, 0), nbytes, out->offset));
+        hpc_tally_add(hpc_core_sent(core, out->rank, hpc_row_stage(&ex->plan->rows[out->row])), nbytes);
+    }
 }
 
 /* Relays first, as others wait behind them; what goes to them is encoded with the blocks. */
@@ -253,17 +269,17 @@ void hpc_row_reply(hpc_core *core, hpc_work *w, int group, int slot) {
         write_block(core, w, who, from, count - from < HPC_BLOCK ? count - from : HPC_BLOCK);
     if (w->sends_to_rows) hpc_forward_row(core, w, slot, group);
     put_row(core, w, who, slot);
+    count_written(core, w, who);
 }
 
 /* Fold, rule and write of a whole row by its rule's pass. */
 static int pass_row(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, receivers to, const double *args) {
     const hpc_exchange *ex = core->exchange;
     const hpc_row *row = w->row;
-    int n_out = 0;
     for (size_t from = 0; from < row->count; from += HPC_BLOCK) { /* the state lies block by block */
         size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
         for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + from * sizeof(float);
-        n_out = 0;
+        int n_out = 0;
         for (int o = 0; o < w->n_outputs; o++)
             if (w->outputs[o].row < 0 && goes_to(to, &w->outputs[o]))
                 core->writing[n_out++] = w->outputs[o].params + from;
@@ -287,7 +303,6 @@ static int pass_row(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs,
 #if defined(__x86_64__)
     if (ex->stream) __builtin_ia32_sfence(); /* streamed stores come before the answer */
 #endif
-    hpc_tally_add(&core->tally.bytes_written, row->count * sizeof(float) * (size_t)n_out);
     return 0;
 }
 
@@ -326,7 +341,7 @@ void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only) {
     int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1;
     size_t nbytes = hpc_input_bytes(w->row);
     for (int i = first; i < last; i++)
-        if (!w->inputs[i].empty) hpc_count_bytes(ex, ex->peers.received, w->inputs[i].rank, nbytes);
+        if (!w->inputs[i].empty) hpc_count_received(ex, w->inputs[i].rank, nbytes);
 }
 
 /* Where models rotate the average of the update in a slot goes into the next slot. No rank reads that slot any more:
@@ -342,7 +357,9 @@ static void turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
 static void leave(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to) {
     if (inputs->silent) return;
     if (w->sends_to_rows) hpc_forward_row(core, w, (int)inputs->slot, HPC_EVERYBODY);
-    if (w->row->action != HPC_FORWARD) put_row(core, w, to, (int)inputs->slot);
+    if (w->row->action == HPC_FORWARD) return;
+    put_row(core, w, to, (int)inputs->slot);
+    count_written(core, w, to);
 }
 
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
@@ -434,5 +451,6 @@ void hpc_row_gather(hpc_core *core, hpc_work *w, int zero) {
         else if (here != (const char *)w->mean)
             ex->kernels->copy(here, w->mean, nbytes, ex->stream);
         hpc_tally_add(&core->tally.bytes_written, nbytes);
+        hpc_tally_add(hpc_core_sent(core, r, HPC_TRAFFIC_PARAMETERS), nbytes);
     }
 }

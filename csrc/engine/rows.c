@@ -162,9 +162,10 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     core->kept_last = calloc(size, sizeof *core->kept_last);
     core->held = calloc(size, sizeof *core->held);
     core->holds = calloc(size, 1);
+    core->sent = calloc(size * HPC_TRAFFIC_STAGES, sizeof *core->sent);
     if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL ||
         core->writing == NULL || core->args_came == NULL || core->kept == NULL || core->kept_first == NULL ||
-        core->kept_last == NULL || core->held == NULL || core->holds == NULL)
+        core->kept_last == NULL || core->held == NULL || core->holds == NULL || core->sent == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
     for (size_t i = 0; i < forwards; i++) {
@@ -419,6 +420,7 @@ void hpc_rows_free(hpc_exchange *ex) {
         free(core->kept_last);
         free(core->held);
         free(core->holds);
+        free(core->sent);
     }
     for (int i = 0; ex->work != NULL && i < ex->n_work; i++)
         for (int o = 0; o < ex->work[i].n_outputs; o++) free(ex->work[i].outputs[o].copy);

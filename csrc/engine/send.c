@@ -45,7 +45,7 @@ int hpc_push_after(hpc_exchange *ex, int key, uint64_t last, const char *op) {
 /* ---- what goes over the lane ---- */
 
 void hpc_count_sent(hpc_exchange *ex, const hpc_share *share) {
-    hpc_count_bytes(ex, ex->peers.sent, share->owner, share->pushed);
+    hpc_tally_add(&ex->peers.pushed[share->owner], share->pushed);
 }
 
 int hpc_send_event(hpc_exchange *ex, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,

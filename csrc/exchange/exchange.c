@@ -192,6 +192,7 @@ static int round_values(hpc_exchange *ex, double deadline) {
     int status = send_params(ex, op_create, deadline);
     for (int i = 0; i < ex->n_own_cores; i++)
         atomic_store_explicit(&ex->cores[i].tally.bytes_written, 0, memory_order_relaxed);
+    hpc_forget_traffic(ex);
     return status;
 }
 
@@ -232,12 +233,12 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
 
 static int open_counts(hpc_exchange *ex) {
     size_t size = (size_t)ex->context->group.size;
-    ex->peers.sent = calloc(size, sizeof *ex->peers.sent);
+    ex->peers.pushed = calloc(size, sizeof *ex->peers.pushed);
     ex->peers.received = calloc(size, sizeof *ex->peers.received);
     ex->peers.late = calloc(size, sizeof *ex->peers.late);
     ex->peers.wait = calloc(size, sizeof *ex->peers.wait);
     ex->peers.awaited = calloc(size, sizeof *ex->peers.awaited);
-    if (ex->peers.sent == NULL || ex->peers.received == NULL || ex->peers.late == NULL || ex->peers.wait == NULL ||
+    if (ex->peers.pushed == NULL || ex->peers.received == NULL || ex->peers.late == NULL || ex->peers.wait == NULL ||
         ex->peers.awaited == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %zu ranks", size);
     return HPC_OK;
@@ -409,7 +410,7 @@ void hpc_exchange_free(hpc_exchange *ex) {
     free(ex->out_lanes);
     hpc_window_free(ex->window);
     hpc_layout_free(ex);
-    free(ex->peers.sent);
+    free(ex->peers.pushed);
     free(ex->peers.received);
     free(ex->peers.late);
     free(ex->peers.inputs_whole);
@@ -534,8 +535,7 @@ int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
         stats->busy += atomic_load_explicit(&core->tally.busy, memory_order_relaxed);
     }
     stats->usual = hpc_usual_limit(&ex->usual);
-    for (int r = 0; r < ex->context->group.size; r++)
-        stats->bytes_sent += atomic_load_explicit(&ex->peers.sent[r], memory_order_relaxed);
+    for (int r = 0; r < ex->context->group.size; r++) stats->bytes_sent += hpc_sent_to_rows(ex, r);
     if (ex->discipline->count != NULL) ex->discipline->count(ex, stats);
     return HPC_OK;
 }
@@ -563,10 +563,9 @@ int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *p
     if (rank < 0 || rank >= ex->context->group.size)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
                         ex->context->group.size);
-    *peer =
-        (hpc_exchange_peer){atomic_load_explicit(&ex->peers.sent[rank], memory_order_relaxed),
-                            atomic_load_explicit(&ex->peers.received[rank], memory_order_relaxed), ex->peers.wait[rank],
-                            atomic_load_explicit(&ex->peers.late[rank], memory_order_relaxed), 0};
+    *peer = (hpc_exchange_peer){
+        hpc_sent_to_rows(ex, rank), atomic_load_explicit(&ex->peers.received[rank], memory_order_relaxed),
+        ex->peers.wait[rank], atomic_load_explicit(&ex->peers.late[rank], memory_order_relaxed), 0};
     if (ex->discipline->count_peer != NULL) ex->discipline->count_peer(ex, rank, peer);
     return HPC_OK;
 }

@@ -1,6 +1,6 @@
 /* Functions that the files of this folder share: exchange.c creates and closes an exchange, check.c checks its
  * configuration, worker.c pushes and pulls, apply.c folds and applies in two calls, args.c sets the arguments of the
- * rule. */
+ * rule, traffic.c tells what was sent. */
 #ifndef HPC_EXCHANGE_H
 #define HPC_EXCHANGE_H
 
@@ -27,5 +27,11 @@ int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline);
 int hpc_exchange_check_config(const hpc_context *context, const hpc_exchange_config *config);
 int hpc_models_rotate(const hpc_exchange_config *config);
 int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *config, double deadline);
+
+/* traffic.c: bytes that this rank has sent to another one (0 to itself), in a stage or to its rows. forget: what has
+ * been sent and received so far counts for nothing. */
+uint64_t hpc_sent_to(const hpc_exchange *ex, int rank, hpc_traffic_stage stage);
+uint64_t hpc_sent_to_rows(const hpc_exchange *ex, int rank);
+void hpc_forget_traffic(hpc_exchange *ex);
 
 #endif

@@ -65,6 +65,7 @@ from .exchange import (
     exchange_stats,
     exchange_step,
     exchange_test,
+    exchange_traffic,
     exchange_under_way,
     exchange_version,
     exchange_wait,

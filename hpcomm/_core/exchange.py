@@ -256,6 +256,23 @@ def exchange_staleness(exchange: Any) -> tuple[int, ...]:
     return tuple(counts)
 
 
+_STAGES = {
+    lib.HPC_TRAFFIC_PUSH: "push",
+    lib.HPC_TRAFFIC_FORWARD: "forward",
+    lib.HPC_TRAFFIC_RELAY: "relay",
+    lib.HPC_TRAFFIC_PARAMETERS: "parameters",
+}
+
+
+def exchange_traffic(exchange: Any, size: int) -> list[tuple[int, str, str, int]]:
+    """hpc_traffic: rank, stage, wire and bytes."""
+    most = size * len(_STAGES)
+    found = ffi.new("hpc_traffic[]", most)
+    n = lib.hpc_exchange_get_traffic(exchange, found, most)
+    check(min(0, n))
+    return [(t.rank, _STAGES[t.stage], ffi.string(t.wire).decode(), t.bytes) for t in found[0:n]]
+
+
 def exchange_peers(exchange: Any, size: int) -> list[dict[str, Any]]:
     """hpc_exchange_peer of every rank."""
     peer, found = ffi.new("hpc_exchange_peer *"), []

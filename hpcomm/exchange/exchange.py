@@ -7,7 +7,6 @@ no copy on either side. Arrays of the trainer's own cost one.
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +40,7 @@ from .options import (
 from .pieces import SHARED, Kind, RuleKind, Shard
 from .servers import has_servers, settled
 from .split import SplitCalls
+from .stats import ExchangeStats, PeerStats, Traffic
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,75 +48,6 @@ if TYPE_CHECKING:
 _DEFAULT_TOPOLOGY = ParameterServer()
 _DEFAULT_RULE = SGD()
 _DEFAULT_ENGINE = EngineOptions()
-
-
-@dataclass(frozen=True)
-class PeerStats:
-    """What an exchange sent to one other rank, got from it, and waited for it.
-
-    Attributes:
-        bytes_sent: of updates, pushed or forwarded to it, whether it reads them in place or not.
-        bytes_received: of updates, from it, that were folded here.
-        wait: seconds in which it was among those that this rank waited for.
-        late: with a quorum: shares of its updates that were late here and left out.
-        dropped: with a quorum on a graph: shares of this rank's updates that it left out, or never got.
-    """
-
-    bytes_sent: int
-    bytes_received: int
-    wait: float
-    late: int
-    dropped: int
-
-
-@dataclass(frozen=True)
-class ExchangeStats:
-    """What an exchange has done so far on this rank.
-
-    Attributes:
-        pushes, pulls: of keys, by this rank.
-        applied: rows of the plan folded and applied by this rank's cores.
-        bytes_folded, bytes_written: read from updates, and written to workers, by this rank's cores.
-        wait: seconds that this rank waited for pulls, free gradients and full rings.
-        busy: seconds that this rank's cores folded, applied and wrote.
-        threads: of its engine; 0 means that the callers' waits do its work.
-        usual: a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0 before eight
-            pushes.
-        bytes_sent: of updates, pushed or forwarded to other ranks.
-        reduces: on a graph or with a quorum: folds made here, of each key (and core) by itself.
-        whole, torn, stale, missing: on a graph: neighbours' inputs to them that were whole and new; overwritten while
-            they were read; folded before; not there yet (ASAP, section 6.2). All but the whole ones were left out;
-            under SSP a stale one was folded again where models are averaged. With a quorum: workers' updates that were
-            in the folds made here, and that were missing from them.
-        dropped: with a quorum: shares (the part of a key that one core owns) of this rank's updates that were late and
-            left out.
-        dropped_at: the version of the parameters when the last of them came.
-        by_inputs: on a graph or with a quorum: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
-        by_staleness: under SSP(s) with servers: how many steps of a key began with the slowest worker 0, 1, ... s steps
-            behind, as far as this rank's parameters have its updates. Empty over a hierarchy.
-        peers: by rank.
-    """
-
-    pushes: int
-    pulls: int
-    applied: int
-    bytes_folded: int
-    bytes_written: int
-    wait: float
-    busy: float
-    threads: int
-    usual: float
-    bytes_sent: int
-    reduces: int
-    whole: int
-    torn: int
-    stale: int
-    missing: int
-    dropped: int
-    dropped_at: int
-    by_inputs: tuple[int, ...]
-    by_staleness: tuple[int, ...]
-    peers: tuple["PeerStats", ...]
 
 
 class Exchange(SplitCalls):
@@ -567,6 +498,7 @@ class Exchange(SplitCalls):
             by_inputs=_core.exchange_inputs(self._handle) if self.graph or stats["reduces"] else (),
             by_staleness=_core.exchange_staleness(self._handle) if self._settles else (),
             peers=tuple(PeerStats(**peer) for peer in _core.exchange_peers(self._handle, self.context.size)),
+            traffic=tuple(Traffic(*entry) for entry in _core.exchange_traffic(self._handle, self.context.size)),
         )
 
     def close(self, timeout: float | None = None) -> None:

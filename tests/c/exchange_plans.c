@@ -511,3 +511,62 @@ void hand_tree(hand_plan *h, const job *j, int size, int arity, uint64_t most) {
         }
     }
 }
+
+/* ---- traffic ---- */
+
+static uint64_t bytes_of(const hpc_row *row, int codec) {
+    return row->count * (codec == HPC_F32 ? 4 : 2);
+}
+
+/* Into mapped memory parameters are written decoded. A push of weight 0 has no bytes. */
+static uint64_t stage_traffic(const hpc_plan *plan, int from, int to, hpc_traffic_stage stage, bool mapped) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < plan->n_rows && from != to; i++) {
+        const hpc_row *row = &plan->rows[i];
+        const hpc_traffic_stage by_rows = row->action == HPC_RELAY ? HPC_TRAFFIC_RELAY : HPC_TRAFFIC_FORWARD;
+        for (int e = 0; e < row->n_in && row->owner == to; e++)
+            if (row->in[e].rank == from && stage == (row->in[e].row < 0 ? HPC_TRAFFIC_PUSH : by_rows))
+                bytes += row->in[e].weight == 0 ? 0 : bytes_of(row, row->codec_in);
+        for (int e = 0; e < row->n_out && row->owner == from; e++)
+            if (row->out[e].rank == to && row->out[e].row < 0 && stage == HPC_TRAFFIC_PARAMETERS)
+                bytes += bytes_of(row, mapped ? HPC_F32 : row->codec_out);
+    }
+    return bytes;
+}
+
+uint64_t rows_traffic(const hpc_plan *plan, int from, int to) {
+    return stage_traffic(plan, from, to, HPC_TRAFFIC_PUSH, false) +
+           stage_traffic(plan, from, to, HPC_TRAFFIC_FORWARD, false) +
+           stage_traffic(plan, from, to, HPC_TRAFFIC_RELAY, false);
+}
+
+void check_traffic(const rank *r, const hpc_exchange *e, const hpc_plan *plan, uint64_t steps, uint64_t publishes) {
+    hpc_traffic traffic[RANKS_MAX * HPC_TRAFFIC_STAGES];
+    hpc_exchange_stats stats;
+    uint64_t sent = 0;
+    const bool mapped = strcmp(r->mode->transports, "shm") == 0;
+    const int n = hpc_exchange_get_traffic(e, traffic, RANKS_MAX * HPC_TRAFFIC_STAGES);
+    int found = 0;
+    for (int who = 0; who < r->size; who++) {
+        hpc_exchange_peer peer;
+        for (int stage = 0; stage < HPC_TRAFFIC_STAGES; stage++) {
+            uint64_t times = stage >= HPC_TRAFFIC_RELAY ? steps + publishes : steps;
+            uint64_t bytes = times * stage_traffic(plan, r->rank, who, (hpc_traffic_stage)stage, mapped);
+            if (bytes == 0) continue;
+            CHECK(found < n);
+            CHECK_EQ(traffic[found].rank, who);
+            CHECK_EQ(traffic[found].stage, stage);
+            CHECK_EQ(traffic[found].bytes, bytes);
+            CHECK(strcmp(traffic[found++].wire, r->mode->transports) == 0);
+        }
+        CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
+        CHECK_EQ(peer.bytes_sent, steps * rows_traffic(plan, r->rank, who) +
+                                      publishes * stage_traffic(plan, r->rank, who, HPC_TRAFFIC_RELAY, mapped));
+        CHECK_EQ(peer.bytes_received, steps * rows_traffic(plan, who, r->rank) +
+                                          publishes * stage_traffic(plan, who, r->rank, HPC_TRAFFIC_RELAY, mapped));
+        sent += peer.bytes_sent;
+    }
+    CHECK_EQ(found, n);
+    CHECK_OK(hpc_exchange_get_stats(e, &stats));
+    CHECK_EQ(stats.bytes_sent, sent);
+}

@@ -71,6 +71,11 @@ void reference_apply(reference *ref, int key, const double *sum);
 void reference_check(const reference *ref, const rank *r, hpc_exchange *e, int key);
 bool same_floats(const float *at, const float *expected, uint64_t count, const char *what, int who, int key);
 
+/* Bytes of a step from one rank to rows of another, as the plan has them. */
+uint64_t rows_traffic(const hpc_plan *plan, int from, int to);
+/* After close: what this rank has sent and received, by rank and stage, in so many steps and publishes. */
+void check_traffic(const rank *r, const hpc_exchange *e, const hpc_plan *plan, uint64_t steps, uint64_t publishes);
+
 /* Works for this rank's rows until the word is there. */
 uint64_t progress_until(const rank *r, hpc_exchange *e, int word, uint64_t at_least);
 

@@ -43,6 +43,8 @@ static void trains(rank *r) {
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
     train(r, &j, e, &ref, ranks_rounds(STEPS));
+    CHECK_OK(hpc_exchange_close(e, -1)); /* until then other ranks' shares may pass here */
+    check_traffic(r, e, &h->plan, (uint64_t)ranks_rounds(STEPS), 0);
     job_close(e, &ref, h);
 }
 
@@ -73,6 +75,8 @@ static void published(rank *r) {
         }
     CHECK_OK(hpc_barrier(r->context, -1));
     train(r, &j, e, &ref, 2);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    check_traffic(r, e, &h->plan, 4, 1);
     job_close(e, &ref, h);
 }
 
@@ -182,6 +186,7 @@ static void broadcasts(rank *r) {
         CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
         CHECK_EQ(r->rank == 0 ? peer.bytes_received : 0, 0); /* that they are ready takes no bytes */
     }
+    check_traffic(r, e, &h->plan, (uint64_t)ranks_rounds(20), 0);
     hpc_exchange_free(e);
     free(h);
 }

@@ -29,31 +29,6 @@ static void train(const rank *r, const job *j, int steps) {
 
 /* ---- traffic ---- */
 
-/* Of a step, from one rank to another, as the plan has it. */
-static uint64_t bytes_between(const hpc_plan *plan, int from, int to) {
-    uint64_t bytes = 0;
-    for (int i = 0; i < plan->n_rows; i++) {
-        const hpc_row *row = &plan->rows[i];
-        for (int e = 0; e < row->n_in && row->owner == to && from != to; e++)
-            if (row->in[e].rank == from) bytes += row->count * (row->codec_in == HPC_F32 ? 4 : 2);
-    }
-    return bytes;
-}
-
-static void check_traffic(const rank *r, const hpc_exchange *e, const hpc_plan *plan, uint64_t steps) {
-    hpc_exchange_stats stats;
-    uint64_t sent = 0;
-    for (int who = 0; who < r->size; who++) {
-        hpc_exchange_peer peer;
-        CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
-        CHECK_EQ(peer.bytes_sent, steps * bytes_between(plan, r->rank, who));
-        CHECK_EQ(peer.bytes_received, steps * bytes_between(plan, who, r->rank));
-        sent += peer.bytes_sent;
-    }
-    CHECK_OK(hpc_exchange_get_stats(e, &stats));
-    CHECK_EQ(stats.bytes_sent, sent);
-}
-
 /* What each rank sends is counted where it sends it: a push to the rows that it feeds itself, a forward by the core
  * that forwards. arg: progress + 8 times the plan. */
 static void traffic(rank *r) {
@@ -66,7 +41,7 @@ static void traffic(rank *r) {
     j.progress = r->arg % 8, j.n_keys = 1;
     if (r->arg / 8 == RACKS) {
         hand_racks(h, &j, r->size, j.wire = HPC_F16, 256);
-        for (int who = 0; who < r->size; who++) CHECK_EQ(bytes_between(&h->plan, r->rank, who), of_racks[r->rank][who]);
+        for (int who = 0; who < r->size; who++) CHECK_EQ(rows_traffic(&h->plan, r->rank, who), of_racks[r->rank][who]);
     } else if (r->arg / 8 == RELAY) {
         hand_relay(h, &j, r->size, 256);
     } else {
@@ -76,7 +51,7 @@ static void traffic(rank *r) {
     hpc_exchange *e = job_open(r, &j);
     for (int step = 0; step < STEPS; step++) job_push_pull(r, &j, e, 0, step);
     CHECK_OK(hpc_exchange_close(e, -1)); /* until then other ranks' shares may pass here */
-    check_traffic(r, e, &h->plan, STEPS);
+    check_traffic(r, e, &h->plan, STEPS, 0);
     hpc_exchange_free(e);
     free(h);
 }
@@ -97,6 +72,19 @@ static void traffic_of_hub(rank *r) {
         CHECK_EQ(peer.bytes_sent, who == 1 && r->rank != 1 ? bytes : 0);
         CHECK_EQ(peer.bytes_received, who != 1 && r->rank == 1 ? bytes : 0);
     }
+    const uint64_t bytes = (1001 + 33 + 4097) * 4 * STEPS; /* of the parameters as well: they come with each pull */
+    hpc_traffic traffic[RANKS_MAX];
+    CHECK_EQ(hpc_exchange_get_traffic(e, traffic, RANKS_MAX), r->rank == 1 ? r->size - 1 : 1);
+    for (int i = 0; i < (r->rank == 1 ? r->size - 1 : 1); i++) {
+        CHECK_EQ(traffic[i].rank, r->rank == 1 ? 2 * i : 1);
+        CHECK_EQ(traffic[i].stage, r->rank == 1 ? HPC_TRAFFIC_PARAMETERS : HPC_TRAFFIC_PUSH);
+        CHECK_EQ(traffic[i].bytes, bytes);
+        CHECK(strcmp(traffic[i].wire, r->mode->transports) == 0);
+    }
+    CHECK_EQ(hpc_exchange_get_traffic(e, NULL, 0), r->rank == 1 ? r->size - 1 : 1);
+    CHECK_STATUS(hpc_exchange_get_traffic(e, NULL, 1), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_exchange_get_traffic(NULL, traffic, 1), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_exchange_get_traffic(e, traffic, -1), HPC_ERR_INVALID);
     hpc_exchange_free(e);
 }
 

@@ -68,6 +68,8 @@ static void check_counts(const run *a, int steps) {
     CHECK_EQ(stats.whole, whole);
     CHECK_EQ(stats.torn + stats.stale + stats.missing, 0);
     for (int n = 0; n < size; n++) CHECK_EQ(inputs[n], expected[n]);
+    hpc_traffic traffic[RANKS_MAX];
+    int n_traffic = hpc_exchange_get_traffic(a->e, traffic, RANKS_MAX), found = 0;
     for (int other = 0; other < size; other++) {
         uint64_t to = 0, from = 0;
         hpc_exchange_peer peer;
@@ -78,8 +80,14 @@ static void check_counts(const run *a, int steps) {
         CHECK_OK(hpc_exchange_get_peer(a->e, other, &peer));
         CHECK_EQ(peer.bytes_sent, to);
         CHECK_EQ(peer.bytes_received, from);
+        if (to == 0) continue; /* a graph has no other stage */
+        CHECK(found < n_traffic);
+        CHECK_EQ(traffic[found].rank, other);
+        CHECK_EQ(traffic[found].stage, HPC_TRAFFIC_PUSH);
+        CHECK_EQ(traffic[found++].bytes, to);
         sent += to;
     }
+    CHECK_EQ(found, n_traffic);
     CHECK_EQ(stats.bytes_sent, sent);
 }
 

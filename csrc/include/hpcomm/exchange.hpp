@@ -218,6 +218,17 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_get_peer(get(), rank, &peer));
         return peer;
     }
+    // What this rank has sent to others so far: one entry for each rank and stage, in this order, none of them 0.
+    std::vector<hpc_traffic> traffic(Report report = {}) const {
+        std::vector<hpc_traffic> sent;
+        int n = hpc_exchange_get_traffic(get(), nullptr, 0);
+        while (n > static_cast<int>(sent.size())) { // cores may count meanwhile
+            sent.resize(static_cast<std::size_t>(n));
+            n = hpc_exchange_get_traffic(get(), sent.data(), n);
+        }
+        report(n < 0 ? n : HPC_OK);
+        return sent;
+    }
     Memory memory(int rank) const {
         return Memory(hpc_exchange_memory(get(), rank));
     }

@@ -739,7 +739,7 @@ typedef struct hpc_exchange_stats {
     int threads;                          /* of its engine; 0: inline */
     double usual;        /* a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0
                             before eight pushes */
-    uint64_t bytes_sent; /* of updates, to other ranks: pushed, read in place or not, and forwarded */
+    uint64_t bytes_sent; /* to rows of other ranks: what was pushed, read in place or not, forwarded and relayed */
     /* On a graph: reduces counts folds of a share (one core's rows of a key); the others count neighbours' inputs to
      * them. With a quorum on servers: folds of a share, the updates in them, and the updates missing from them. */
     uint64_t reduces, whole, torn, stale, missing;
@@ -768,13 +768,38 @@ HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *coun
 HPC_API int hpc_exchange_get_staleness(const hpc_exchange *exchange, uint64_t *counts, int cap);
 
 typedef struct hpc_exchange_peer {
-    uint64_t bytes_sent, bytes_received; /* of updates: pushed or forwarded to it; from it, and folded here */
+    uint64_t bytes_sent, bytes_received; /* to its rows; from it, to rows of this rank. See hpc_traffic */
     double wait;                         /* seconds in which that rank was among those waited for */
     uint64_t late;                       /* shares of its updates that were late here and left out */
     uint64_t dropped;                    /* on a graph: shares of this rank's updates that it left out, or never got */
 } hpc_exchange_peer;
 
 HPC_API int hpc_exchange_get_peer(const hpc_exchange *exchange, int rank, hpc_exchange_peer *peer);
+
+/* What this rank has sent, by edge, stage and wire. */
+typedef enum hpc_traffic_stage {
+    HPC_TRAFFIC_PUSH,      /* this worker's updates, to the rows that take them */
+    HPC_TRAFFIC_FORWARD,   /* folds, from rows of this rank to rows of the other one */
+    HPC_TRAFFIC_RELAY,     /* parameters, to relays of the other one */
+    HPC_TRAFFIC_PARAMETERS /* parameters, to the worker itself; and the means that hpc_exchange_gather asks for */
+} hpc_traffic_stage;
+enum { HPC_TRAFFIC_STAGES = HPC_TRAFFIC_PARAMETERS + 1 };
+
+typedef struct hpc_traffic {
+    int rank;                /* to which it went, always another one */
+    hpc_traffic_stage stage; /* of what was sent */
+    const char *wire;        /* the transport that connects the two: "shm", "tcp", "verbs" or "loop"; static */
+    uint64_t bytes;
+} hpc_traffic;
+
+/* Writes the first cap entries that are not 0, in the order of ranks and then of stages, and returns how many there
+ * are; cap 0: only that. Bytes count as they are on the way (2 an element in 16 bits), when they have left or, on a
+ * peer whose memory is mapped, are written in place or may be read in place: there parameters count 4 an element, as
+ * they are decoded into place. With shared_params a copy on an owner's host is its master, which is sent to nobody; a
+ * relay counts one copy, to the rank that holds it. Publish counts, creating the exchange does not, nor do events,
+ * answers, versions and arguments. The bytes_sent of a peer are the sum of its entries but for the parameters'. Cores
+ * may count meanwhile; after close nothing changes any more. */
+HPC_API int hpc_exchange_get_traffic(const hpc_exchange *exchange, hpc_traffic *traffic, int cap);
 
 /* A reference that keeps the memory of rank's part of the exchange mapped (see hpc_window_memory). */
 HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int rank);

@@ -1,0 +1,117 @@
+"""What an exchange has done so far on one rank."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PeerStats:
+    """What an exchange sent to one other rank, got from it, and waited for it.
+
+    Attributes:
+        bytes_sent: to rows that it owns: pushed, whether it reads them in place or not, forwarded and relayed.
+        bytes_received: from it, to rows that this rank owns.
+        wait: seconds in which it was among those that this rank waited for.
+        late: with a quorum: shares of its updates that were late here and left out.
+        dropped: with a quorum on a graph: shares of this rank's updates that it left out, or never got.
+    """
+
+    bytes_sent: int
+    bytes_received: int
+    wait: float
+    late: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What this rank has sent to one other rank in one stage.
+
+    Bytes count as they are on the way: 2 an element in 16 bits. On a host whose ranks map each other's memory nothing
+    moves by itself: an update counts when its owner may read it in place, and parameters count 4 bytes an element, as
+    they are decoded into the worker's memory. With shared_params the copy on an owner's host is its master, which is
+    sent to nobody; a relay counts one copy, to the rank that holds it. Parameters that load_state_dict sends count;
+    those that creating the exchange sends do not, nor do signals and arguments of rules.
+
+    Attributes:
+        rank: to which it went.
+        stage: "push" (a worker's updates, to the rows that take them), "forward" (folds, to rows of that rank),
+            "relay" (parameters, to its relays) or "parameters" (to the worker itself; split=True: also means that all
+            workers get).
+        wire: the transport that connects the two ranks: "shm", "tcp", "verbs" or "loop".
+        bytes: more than 0.
+    """
+
+    rank: int
+    stage: str
+    wire: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ExchangeStats:
+    """What an exchange has done so far on this rank.
+
+    Attributes:
+        pushes, pulls: of keys, by this rank.
+        applied: rows of the plan folded and applied by this rank's cores.
+        bytes_folded, bytes_written: read from updates, and written to workers, by this rank's cores.
+        wait: seconds that this rank waited for pulls, free gradients and full rings.
+        busy: seconds that this rank's cores folded, applied and wrote.
+        threads: of its engine; 0 means that the callers' waits do its work.
+        usual: a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0 before eight
+            pushes.
+        bytes_sent: to rows of other ranks: pushed, forwarded and relayed. Parameters for workers are in traffic alone.
+        reduces: on a graph or with a quorum: folds made here, of each key (and core) by itself.
+        whole, torn, stale, missing: on a graph: neighbours' inputs to them that were whole and new; overwritten while
+            they were read; folded before; not there yet (ASAP, section 6.2). All but the whole ones were left out;
+            under SSP a stale one was folded again where models are averaged. With a quorum: workers' updates that were
+            in the folds made here, and that were missing from them.
+        dropped: with a quorum: shares (the part of a key that one core owns) of this rank's updates that were late and
+            left out.
+        dropped_at: the version of the parameters when the last of them came.
+        by_inputs: on a graph or with a quorum: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
+        by_staleness: under SSP(s) with servers: how many steps of a key began with the slowest worker 0, 1, ... s steps
+            behind, as far as this rank's parameters have its updates. Empty over a hierarchy.
+        peers: by rank.
+        traffic: what this rank has sent, by edge, stage and wire.
+    """
+
+    pushes: int
+    pulls: int
+    applied: int
+    bytes_folded: int
+    bytes_written: int
+    wait: float
+    busy: float
+    threads: int
+    usual: float
+    bytes_sent: int
+    reduces: int
+    whole: int
+    torn: int
+    stale: int
+    missing: int
+    dropped: int
+    dropped_at: int
+    by_inputs: tuple[int, ...]
+    by_staleness: tuple[int, ...]
+    peers: tuple[PeerStats, ...]
+    traffic: tuple[Traffic, ...]
+
+    @property
+    def sent_by_stage(self) -> dict[str, int]:
+        """Bytes of traffic by stage; a stage in which this rank has sent nothing is missing."""
+        return _sums((entry.stage, entry.bytes) for entry in self.traffic)
+
+    @property
+    def sent_by_wire(self) -> dict[str, int]:
+        """Bytes of traffic by wire; a wire by which this rank has sent nothing is missing."""
+        return _sums((entry.wire, entry.bytes) for entry in self.traffic)
+
+
+def _sums(counts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for name, n in counts:
+        sums[name] = sums.get(name, 0) + n
+    return sums
