@@ -21,10 +21,11 @@ size_t hpc_layout_take(hpc_place *place, size_t nbytes) {
  * and its pull only: the owner has pushed whenever the row is folded, unless owners go on without some. So it is with
  * the one copy of a host, whose workers have all pushed then. Where parameters are sent encoded the owner's own are as
  * rounded as all others', and the master is not. */
-static int is_master_params(const hpc_exchange *ex, const hpc_row *row) {
+static int is_master_params(const hpc_exchange *ex, int index) {
+    const hpc_row *row = &ex->plan->rows[index];
     if (hpc_row_encodes(row)) return 0;
     if (ex->asked.shared_params) return hpc_row_home(ex, row) >= 0;
-    return !hpc_goes_on(ex) && hpc_row_has_input(row, row->owner) && hpc_row_has_output(row, row->owner);
+    return !hpc_goes_on(ex) && hpc_row_is_fed_by(ex, index, row->owner) && hpc_row_has_output(row, row->owner);
 }
 
 /* ---- shares ---- */
@@ -184,7 +185,7 @@ static int place_masters(hpc_exchange *ex, const char *op) {
             const hpc_row *row = &plan->rows[i];
             if (row->core != core) continue;
             ex->layout.master_of[i] = HPC_NOWHERE;
-            if (!hpc_row_keeps_params(row) || is_master_params(ex, row)) continue;
+            if (!hpc_row_keeps_params(row) || is_master_params(ex, i)) continue;
             ex->layout.master_of[i] = used[row->owner];
             used[row->owner] += aligned((size_t)row->count * sizeof(float), LINE);
         }
