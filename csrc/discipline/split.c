@@ -84,6 +84,22 @@ static int suits(const hpc_exchange_config *f) {
     return f->split && hpc_config_is_bsp(f);
 }
 
+/* Several rows that apply the same elements would each give their squares, and write the mean over the gradients. */
+static int check_owners(const hpc_plan *plan) {
+    const hpc_row *last = NULL;
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        if (row->action != HPC_APPLY) continue;
+        if (last != NULL && last->key == row->key && last->offset == row->offset)
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: rows %d and %d apply the same elements, at receivers; split needs one owner of "
+                            "each, which keeps the mean",
+                            (int)(last - plan->rows), i);
+        last = row;
+    }
+    return HPC_OK;
+}
+
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
     if (f->graph != NULL) return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: split is for servers; here is a graph");
@@ -91,6 +107,8 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: split keeps the fold of all updates; eager adds each to the one before: leave one "
                         "of the two out");
+    int status = check_owners(f->plan);
+    if (status != HPC_OK) return status;
     if (f->plan->rows[0].depth != 1)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: split needs a plan of depth 1, as a fold waits for the last apply; this one has %d",
