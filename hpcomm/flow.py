@@ -66,21 +66,22 @@ def drawn(flow: Flow, told: Callable[[int], str], most: int) -> list[str]:
         most: links that are told; the largest come first.
     """
     fed, reached, sent = feeders(flow.lists), receivers(flow.lists), _traffic(flow)
-    found = {part for row, kind in enumerate(flow.action) for part in _folded(kind, fed[row], reached[row])}
-    groups = sorted(found, key=lambda mask: (mask.bit_count(), mask))
+    ends = zip(flow.action, flow.owner, fed, reached, strict=True)
+    found = {part for kind, owner, *masks in ends for part in _folded(kind, owner, *masks)}
+    ranks = _mask(rank for link in sent for rank in link)
+    groups = sorted(found - {ranks}, key=lambda mask: (mask.bit_count(), mask))
     if any(a & b not in (0, a, b) for a in groups for b in groups):  # a ring: what is folded on its way is no group
         groups = [a for a in groups if not any(b != a and b & a == b for b in groups)]
-    ranks = _mask(rank for link in sent for rank in link)
     tree = _tree(ranks, groups, lambda mask: _load(mask, sent, set(flow.owner), told))
     hosts = [a for a in groups if not any(b != a and b & a == b for b in groups)]
     head = "groups of ranks; out and in: bytes of updates and of parameters that leave and enter a group"
     return [head, _ranks(ranks), *tree, "", *_links(hosts, sent, told, most)]
 
 
-def _folded(kind: str, fed: int, reached: int) -> list[int]:
-    """The group that a row folds for, or passes on to."""
-    groups = {"forward": fed, "relay": reached}
-    return [groups[kind]] if kind in groups and groups[kind].bit_count() > 1 else []
+def _folded(kind: str, owner: int, fed: int, reached: int) -> list[int]:
+    """The group that a row of one of its ranks folds for, passes on to, or applies for."""
+    mask = {"forward": fed, "relay": reached, "apply": reached}.get(kind, 0)
+    return [mask] if mask.bit_count() > 1 and mask >> owner & 1 else []
 
 
 def _traffic(flow: Flow) -> dict[tuple[int, int], tuple[int, int]]:

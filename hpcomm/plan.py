@@ -85,6 +85,10 @@ class Rows(Sequence[Row]):
             self._edges[address, n] = found
         return found
 
+    def in_edges(self, i: int) -> tuple[Edge, ...]:
+        """Of row i, without the rest of it."""
+        return self.edges(int(self._columns["in"][i]), int(self._columns["n_in"][i]))
+
     def column(self, name: str) -> Any:
         """A field of the C struct for every row, as an array."""
         return self._columns[name].copy()
@@ -206,6 +210,7 @@ class Plan:
         interfaces: int = 1,
         wire: Codecs | None = None,
         codec_out: Codecs | None = None,
+        apply_at: str = "owners",
     ) -> "Plan":
         """The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
 
@@ -234,12 +239,16 @@ class Plan:
                 core, so that a worker uses all of them; "worker", one for each pair of ranks. It changes no chunk's
                 core, and nothing at all between ranks that share memory or use TCP.
             interfaces: NICs of each server, 1 to cores, that the chunks are balanced over.
+            apply_at: who applies the rule: "owners", which send parameters; "receivers": owners send the folded update
+                on, as codec says, and each worker applies it by itself, with state of its own; "both": so do servers
+                that are no workers. Not with each. What it costs: docs/topology.md.
 
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
         """
         choice("reduce", reduce, ("mean", "sum"))
         choice("affinity", affinity, _core.AFFINITIES)
+        choice("apply_at", apply_at, _core.APPLY_AT)
         own_keys = as_keys(keys)
         size = whole("size", size, 1)
         own_workers, own_servers = _ranks("workers", workers, size), _ranks("servers", servers, size)
@@ -256,9 +265,11 @@ class Plan:
             affinity=_core.AFFINITIES[affinity],
             interfaces=whole("interfaces", interfaces, 1),
             codecs_out=_numbers(by_key_out([key.name for key in own_keys], codec_out)),
+            apply_at=_core.APPLY_AT[apply_at],
         )
         plan = cls.__new__(cls)
-        plan._fill(handle, own_keys, size, [(rank, core) for rank in own_servers for core in range(cores)])
+        owners = own_servers if apply_at == "owners" else sorted({*own_servers, *own_workers})
+        plan._fill(handle, own_keys, size, [(rank, core) for rank in owners for core in range(cores)])
         return plan
 
     @classmethod
@@ -279,6 +290,7 @@ class Plan:
         reduce: str = "mean",
         wire: Codecs | None = None,
         codec_out: Codecs | None = None,
+        apply_at: str = "owners",
     ) -> "Plan":
         """The plan of a hierarchy (PHub, section 3.4): a chunk crosses once, both ways, between a group and the ranks
         outside it.
@@ -298,6 +310,9 @@ class Plan:
             apart: an owner gets the updates of each outermost group by one input, its own group's too, as SSP(s)
                 needs, which applies each by itself. Else it folds those of its own group itself.
             each: apart, and such an update is the mean (or the sum) of its group's own ranks, as for ASYNC.
+            apply_at: who applies the rule: "owners", whose parameters go to the hosts; "receivers": the folded update
+                goes there, as codec says, and one rank of each host applies it and writes the parameters to the ranks
+                of the host. "both" is the same, as owners are receivers here. What it costs: docs/topology.md.
 
         Raises:
             InvalidArgument: a value is out of range, a level is empty or lacks a rank, groups overlap or split a group
@@ -305,6 +320,7 @@ class Plan:
         """
         choice("reduce", reduce, ("mean", "sum"))
         choice("top", top, _core.TOPS)
+        choice("apply_at", apply_at, _core.APPLY_AT)
         own_keys = as_keys(keys)
         size = whole("size", size, 1)
         groups = group_numbers(levels, size)
@@ -326,6 +342,7 @@ class Plan:
             codecs_out=_numbers(by_key_out([key.name for key in own_keys], codec_out)),
             apart=bool(apart or each),
             each=bool(each),
+            apply_at=_core.APPLY_AT[apply_at],
         )
         plan = cls.__new__(cls)
         plan._fill(handle, own_keys, size, [(rank, core) for rank in sorted(own_leaders) for core in range(cores)])
@@ -521,15 +538,19 @@ class Plan:
         imbalance = self.imbalance
         total = sum(key.count for key in self.keys) * ELEMENT
         ends = np.isin(self.rows.column("action"), [_core.ACTIONS[name] for name in ("apply", "emit")])
-        key, owner = (self.rows.column(name)[ends] for name in ("key", "owner"))
+        key, owner, offset = (self.rows.column(name)[ends] for name in ("key", "owner", "offset"))
+        first = np.ones(len(key), bool)  # of the rows that end a chunk
+        first[1:] = (key[1:] != key[:-1]) | (offset[1:] != offset[:-1])
         head = (
-            f"plan of {self.size} ranks: {len(self.keys)} keys, {len(key)} chunks, {_bytes(total)}; "
+            f"plan of {self.size} ranks: {len(self.keys)} keys, {int(first.sum())} chunks, {_bytes(total)}; "
             f"fullest over mean: core {imbalance.core:.3f}, server {imbalance.server:.3f}; affinity {self.affinity}"
         )
+        if not first.all():
+            head += f"; receivers apply the rule: ranks {_few(np.unique(owner).tolist())}"
         keys = [("key", "shape", "bytes", "chunks", "servers")]
         for i, own in enumerate(self.keys[:SHOWN]):
             servers = np.unique(owner[key == i]).tolist()
-            chunks = str(int((key == i).sum()))
+            chunks = str(int(first[key == i].sum()))
             keys.append((own.name, str(own.shape), _bytes(own.count * ELEMENT), chunks, _few(servers)))
         places = [("server", "core", "bytes", "chunks")]
         for (rank, core), (nbytes, rows) in list(self._shares().items())[:SHOWN]:

@@ -26,6 +26,7 @@ def parameter_hub(
     servers: int | Iterable[int] | None = None,
     affinity: str | None = None,
     interfaces: int | None = None,
+    apply_at: str | None = None,
     rule: RuleOrRules = _RULE,
     **options: Any,
 ) -> Exchange:
@@ -35,7 +36,7 @@ def parameter_hub(
     Args:
         ctx, params, rule: as Exchange takes them.
         topology: "auto": updates are folded inside each host first (section 3.4), where some of several hosts have
-            several ranks, or some of several racks that are told several hosts, none of the four arguments below is
+            several ranks, or some of several racks that are told several hosts, none of the five arguments below is
             given, and the options are those of plain BSP: no quorum, deterministic. Else, as by "flat", every worker
             sends to the owners itself.
             Or a Hierarchy, or a ParameterServer; or a mapping from names of keys to these, and keys that it does not
@@ -44,6 +45,7 @@ def parameter_hub(
             centralized or sharded; None: "CS".
         servers: of ParameterServer.
         affinity, interfaces: of ParameterServer: how several NICs are used (section 4.5).
+        apply_at: of ParameterServer: who applies the rule. A Hierarchy has one of its own.
         options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16", codec_out="bfloat16" or
             consistency=ASYNC, under which every update counts in full. plan=... stands for the topology too.
 
@@ -51,7 +53,13 @@ def parameter_hub(
         InvalidArgument: an argument that cannot be, here or on another rank.
         ConfigError: ranks disagree.
     """
-    given = {"placement": placement, "servers": servers, "affinity": affinity, "interfaces": interfaces}
+    given = {
+        "placement": placement,
+        "servers": servers,
+        "affinity": affinity,
+        "interfaces": interfaces,
+        "apply_at": apply_at,
+    }
     named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
         if named and topology not in ("auto", "flat"):

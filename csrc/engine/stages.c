@@ -5,6 +5,9 @@
  * proves that its update was read, wherever the rows that read it lead to one of those: then their folds were made of
  * it. Where they do not, the share that reads the update answers its worker too, and is waited for.
  *
+ * A row that sends nothing on, as it only keeps a master, answers all ranks whose updates reach it: they count as its
+ * receivers.
+ *
  * A slot that a row sends to is written again with the next fold. That is safe where a rank that feeds the sender gets
  * what comes of the slot: it pushes again only after that. Other plans are refused. */
 #include <stdlib.h>
@@ -98,6 +101,7 @@ static void spread(const hpc_plan *plan, hpc_stages *st, const int *order) {
             if (plan->rows[to].action == HPC_RELAY) st->hops[to] = st->hops[i] + 1;
             if (st->hops[to] > st->most_hops) st->most_hops = st->hops[to];
         }
+        if (row->n_out == 0) add_set(st, set_of(st->receivers, st, i), set_of(st->feeders, st, i));
     }
     for (int at = plan->n_rows - 1; at >= 0; at--) {
         int i = order[at];
@@ -203,6 +207,7 @@ static int is_output(const hpc_exchange *ex, int row, int rank) {
 static int is_answered(const hpc_exchange *ex, int row, int rank) {
     const hpc_row *r = &ex->plan->rows[row];
     const hpc_stages *st = &ex->layout.stages;
+    if (r->n_out == 0) return has_rank(st->feeders, st, row, rank);
     return hpc_row_has_output(r, rank) || (hpc_row_has_input(r, rank) && !has_rank(st->receivers, st, row, rank));
 }
 

@@ -162,7 +162,8 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
     if (hpc_codec_of(row->codec_out) == NULL)
         return wrong(r, "has codec_out %d; must be %s", row->codec_out, known_codecs().text);
     if (row->n_in < 1 || row->in == NULL) return wrong(r, "has no in-edge (n_in is %d)", row->n_in);
-    if (row->n_out < 1 || row->out == NULL) return wrong(r, "has no out-edge (n_out is %d)", row->n_out);
+    if (row->n_out != 0 || row->action != HPC_APPLY || row->in[0].row < 0) /* else it keeps a master */
+        if (row->n_out < 1 || row->out == NULL) return wrong(r, "has no out-edge (n_out is %d)", row->n_out);
     if (row->quorum != 1 && row->quorum != row->n_in)
         return wrong(r, "has quorum %d; must be 1 or all %d of its in-edges", row->quorum, row->n_in);
     if (row->action != HPC_RELAY) return HPC_OK;

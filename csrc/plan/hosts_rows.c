@@ -225,6 +225,16 @@ static void find_weights(struct maker *m) {
     }
 }
 
+/* By rank: the number of its host, for receivers; freed by the caller. */
+static int *hosts_of(const hpc_hosts *h) {
+    int most = 0;
+    for (int w = 0; w < h->n_workers; w++)
+        if (h->workers[w] > most) most = h->workers[w];
+    int *hosts = malloc(((size_t)most + 1) * sizeof *hosts);
+    for (int w = 0; w < h->n_workers && hosts != NULL; w++) hosts[h->workers[w]] = h->groups[w];
+    return hosts;
+}
+
 static void make_rows(struct maker *m) {
     m->n_rows = m->n_edges = 0;
     for (int g = 0; g < m->d->t->n; g++) m->d->t->groups[g].pushes = m->d->t->groups[g].answers = NULL;
@@ -243,9 +253,9 @@ int hpc_plan_hosts_rows(const struct hpc_leaders *d, hpc_plan **plan) {
         .from = malloc((groups + 1) * sizeof *m.from),
         .to = malloc((groups + 1) * sizeof *m.to),
     };
-    int status = HPC_OK;
-    if (m.weights == NULL || m.tasks == NULL || m.pushing == NULL || m.answered == NULL || m.from == NULL ||
-        m.to == NULL) {
+    int status = HPC_OK, *hosts = hosts_of(d->h);
+    if (hosts == NULL || m.weights == NULL || m.tasks == NULL || m.pushing == NULL || m.answered == NULL ||
+        m.from == NULL || m.to == NULL) {
         status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %zu groups", groups);
         goto err;
     }
@@ -263,8 +273,13 @@ int hpc_plan_hosts_rows(const struct hpc_leaders *d, hpc_plan **plan) {
     m.rows = b.rows;
     m.edges = b.edges;
     make_rows(&m);
-    *plan = b.plan;
+    status = hpc_plan_apply_at(&b.plan, b.edges, m.n_edges, d->h->apply_at, hosts);
+    if (status == HPC_OK)
+        *plan = b.plan;
+    else
+        hpc_plan_free(b.plan);
 err:
+    free(hosts);
     free(m.to);
     free(m.from);
     free(m.answered);

@@ -1,4 +1,4 @@
-/* Plans: made for a hub, copied, and compared. A plan is one block: the struct, rows, edges, keys and their names. */
+/* Plans: made for a hub, copied, and compared. */
 #include "codec/codec.h"
 #include "plan/plan.h"
 #include "base/status.h"
@@ -8,37 +8,6 @@
 #include <string.h>
 
 static const char op_plan[] = "plan";
-
-/* ---- one block ---- */
-
-int hpc_plan_block_make(const hpc_key *keys, int n_keys, int n_rows, size_t n_edges, const char *op,
-                        hpc_plan_block *b) {
-    size_t names = 0;
-    for (int k = 0; k < n_keys; k++) names += strlen(keys[k].name) + 1;
-    size_t nbytes = sizeof(hpc_plan) + (size_t)n_rows * sizeof(hpc_row) + n_edges * sizeof(hpc_edge) +
-                    (size_t)n_keys * sizeof(hpc_key) + names;
-    hpc_plan *plan = calloc(1, nbytes);
-    if (plan == NULL)
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a plan of %d rows (%zu bytes)", op, n_rows, nbytes);
-
-    b->plan = plan;
-    b->rows = (hpc_row *)(void *)(plan + 1);
-    b->edges = (hpc_edge *)(void *)(b->rows + n_rows);
-    hpc_key *own_keys = (hpc_key *)(void *)(b->edges + n_edges);
-    char *name = (char *)(own_keys + n_keys);
-    for (int k = 0; k < n_keys; k++) {
-        size_t length = strlen(keys[k].name) + 1;
-        memcpy(name, keys[k].name, length);
-        own_keys[k] = (hpc_key){name, keys[k].count};
-        name += length;
-    }
-    *plan = (hpc_plan){.n_keys = n_keys, .n_rows = n_rows, .keys = own_keys, .rows = b->rows};
-    return HPC_OK;
-}
-
-void hpc_plan_free(hpc_plan *plan) {
-    free(plan);
-}
 
 /* ---- copy and digest ---- */
 
@@ -79,7 +48,7 @@ static const hpc_edge *copy_list(struct lists *lists, const hpc_edge *edges, int
     list = add_list(lists, edges, n);
     *n_edges += (size_t)n;
     if (*room != NULL) {
-        list->copy = memcpy(*room, edges, (size_t)n * sizeof *edges);
+        list->copy = n > 0 ? memcpy(*room, edges, (size_t)n * sizeof *edges) : *room;
         *room += n;
     }
     return list->copy;
@@ -300,7 +269,13 @@ static int check_hub(const hpc_hub *h) {
         return hpc_fail(HPC_ERR_INVALID, op_plan,
                         "plan: interfaces is %d; 0 (one) to %d are possible, since each needs one of the %d cores",
                         h->interfaces, h->cores, h->cores);
-    return hpc_plan_check_affinity(h->affinity);
+    status = hpc_plan_check_apply_at(h->apply_at);
+    if (status == HPC_OK && h->each && h->apply_at != HPC_AT_OWNERS)
+        status =
+            hpc_fail(HPC_ERR_INVALID, op_plan,
+                     "plan: apply_at is %d and each 1; receivers apply the fold of all updates, not each by itself",
+                     h->apply_at);
+    return status == HPC_OK ? hpc_plan_check_affinity(h->affinity) : status;
 }
 
 int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, const char *op, int *n) {
@@ -437,6 +412,8 @@ int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
         row->out = out;
     }
     b.plan->affinity = hub->affinity;
+    status = hpc_plan_apply_at(&b.plan, b.edges, 2 * (size_t)hub->n_workers, hub->apply_at, NULL);
+    if (status != HPC_OK) goto err;
     *plan = b.plan;
     b.plan = NULL;
 err:

@@ -55,6 +55,10 @@ int hpc_plan_check_codecs(const hpc_key *keys, int n_keys, const char *name, int
 /* The wires of updates and the codecs of parameters, which all planners with servers have. */
 int hpc_plan_check_both(const hpc_key *keys, int n_keys, int wire, const int *wires, int n_wires, int codec_out,
                         const int *codecs_out, int n_codecs_out);
+/* receivers.c: checks an hpc_apply_at, and makes *plan, by which owners apply, one for it. edges: the n_edges of the
+ * plan's block. hosts: by rank: a number of its host, where the ranks of one have one receiver; NULL: each is one. */
+int hpc_plan_check_apply_at(int apply_at);
+int hpc_plan_apply_at(hpc_plan **plan, const hpc_edge *edges, size_t n_edges, int apply_at, const int *hosts);
 /* Every field, and every weight. */
 int hpc_graph_check(const hpc_graph *graph);
 

@@ -91,6 +91,7 @@ from .memory import address_of, from_buffer, mapped
 from .plan import (
     ACTIONS,
     AFFINITIES,
+    APPLY_AT,
     CODECS,
     EDGE_BYTES,
     ROW_FIELDS,

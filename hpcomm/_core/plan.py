@@ -18,6 +18,11 @@ ACTIONS: dict[str, int] = {
     "relay": lib.HPC_RELAY,
 }
 AFFINITIES: dict[str, int] = {"key": lib.HPC_KEY_BY_CORE, "worker": lib.HPC_WORKER_BY_INTERFACE}
+APPLY_AT: dict[str, int] = {
+    "owners": lib.HPC_AT_OWNERS,
+    "receivers": lib.HPC_AT_RECEIVERS,
+    "both": lib.HPC_AT_BOTH,
+}
 TOPS: dict[str, int] = {"sharded": lib.HPC_TOP_SHARDED, "ring": lib.HPC_TOP_RING}
 CODECS: dict[str, int] = {"float32": lib.HPC_F32, "float16": lib.HPC_F16, "bfloat16": lib.HPC_BF16}
 
@@ -62,6 +67,7 @@ def plan_hub(
     affinity: int,
     interfaces: int,
     codecs_out: list[int],
+    apply_at: int,
 ) -> Any:
     hub = ffi.new("hpc_hub *")
     lib.hpc_hub_init(hub)
@@ -71,7 +77,7 @@ def plan_hub(
     hub.keys, hub.n_keys, hub.workers, hub.n_workers = c_keys, len(keys), c_workers, len(workers)
     hub.servers, hub.n_servers, hub.cores, hub.chunk = c_servers, len(servers), cores, chunk
     hub.depth, hub.sum, hub.each = depth, sum, each
-    hub.affinity, hub.interfaces = affinity, interfaces
+    hub.affinity, hub.interfaces, hub.apply_at = affinity, interfaces, apply_at
     hub.wires, hub.n_wires, hub.codecs_out, hub.n_codecs_out = c_wires, len(wires), c_codecs_out, len(codecs_out)
     out = ffi.new("hpc_plan **")
     check(lib.hpc_plan_hub(hub, out))
@@ -93,6 +99,7 @@ def plan_hosts(
     codecs_out: list[int],
     apart: bool,
     each: bool,
+    apply_at: int,
 ) -> Any:
     hosts = ffi.new("hpc_hosts *")
     lib.hpc_hosts_init(hosts)
@@ -101,7 +108,7 @@ def plan_hosts(
     c_groups, c_leads = ffi.new("int[]", [group for level in groups for group in level]), ffi.new("int[]", leads)
     hosts.keys, hosts.n_keys, hosts.workers, hosts.n_workers = c_keys, len(keys), c_workers, len(workers)
     hosts.n_levels, hosts.groups, hosts.leads, hosts.top = len(groups), c_groups, c_leads, top
-    hosts.cores, hosts.chunk, hosts.depth, hosts.sum = cores, chunk, depth, sum
+    hosts.cores, hosts.chunk, hosts.depth, hosts.sum, hosts.apply_at = cores, chunk, depth, sum, apply_at
     hosts.wires, hosts.n_wires = c_wires, len(wires)
     hosts.codecs_out, hosts.n_codecs_out, hosts.apart = c_codecs_out, len(codecs_out), apart
     hosts.each = each
@@ -206,6 +213,8 @@ def plan_edges(address: int, n: int) -> list[tuple[int, int, float]]:
 
 def plan_edge_table(address: int, n: int) -> NDArray[Any]:
     """The n edges at an address of the plan's rows in place, valid while the plan is: hpc_edge's fields."""
+    if n == 0:  # of a row that only keeps a master
+        return np.empty(0, _EDGE)
     return np.frombuffer(ffi.buffer(ffi.cast("hpc_edge *", address), n * _EDGE.itemsize), _EDGE)
 
 

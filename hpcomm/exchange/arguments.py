@@ -269,13 +269,40 @@ def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:
     return [(i, Span(plan.keys[key[i]].name, offset[i], count[i])) for i in np.flatnonzero(own).tolist()]
 
 
+def has_copies(plan: Plan) -> bool:
+    """Whether several rows apply the same elements."""
+    _, _, first = _applied(plan)
+    return not first.all()
+
+
 def check_owners(plan: Plan, op: str) -> None:
-    """Refuses a plan in which an element has no owner, or several."""
-    key, applied = plan.rows.column("key"), plan.rows.column("action") == _core.ACTIONS["apply"]
-    elements = np.bincount(key[applied], plan.rows.column("count")[applied], len(plan.keys))
+    """Refuses a plan in which an element has no owner, or several. Rows that apply the same fold count as one: their
+    parameters and state are copies."""
+    rows, spans, first = _applied(plan)
+    for i in np.flatnonzero(~first).tolist():
+        first[i] = _fold_of(plan, int(rows[i])) != _fold_of(plan, int(rows[i - 1]))
+    elements = np.bincount(spans[first, 0], spans[first, 2], len(plan.keys))
     for own, n in zip(plan.keys, elements.tolist(), strict=True):
         if n != own.count:
             raise NotSupported(f"{op}: the plan applies {int(n)} elements of key {own.name!r}, which has {own.count}")
+
+
+def _applied(plan: Plan) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.bool_]]:
+    """The rows that apply, their keys, offsets and counts, and whether each is the first of its elements."""
+    rows = np.flatnonzero(plan.rows.column("action") == _core.ACTIONS["apply"])
+    spans = np.stack([plan.rows.column(name)[rows].astype(np.int64) for name in ("key", "offset", "count")], axis=1)
+    first = np.ones(len(rows), bool)
+    first[1:] = (spans[1:] != spans[:-1]).any(axis=1)
+    return rows, spans, first
+
+
+def _fold_of(plan: Plan, row: int) -> int:
+    """The row whose fold a row has, as it came or passed on by others."""
+    while True:
+        edges = plan.rows.in_edges(row)
+        if len(edges) != 1 or edges[0].row < 0 or edges[0].weight != 1:
+            return row
+        row = edges[0].row
 
 
 def wire_dtypes(plan: Plan) -> list[np.dtype[Any]]:

@@ -394,7 +394,7 @@ class Exchange(SplitCalls):
         steps.
 
         Raises:
-            NotSupported: a plan of one's own in which an element has no owner or several.
+            NotSupported: a plan of one's own in which an element has no owner, or several with folds of their own.
             InvalidArgument: a push or a pull of this rank is under way.
         """
         self._check_rows("state_dict")

@@ -72,6 +72,8 @@ def settled(
             f"consistency is {consistency}: ASYNC and SSP(s) apply the update of each host by itself, and a ring folds "
             "all into one: give BSP, or top='sharded'"
         )
+    if isinstance(topology, Hierarchy | ParameterServer) and topology.apply_at != "owners":
+        _check_receivers(topology.apply_at, consistency, engine, rules)
     if isinstance(topology, HostGraph):
         if consistency != BSP:
             raise InvalidArgument(
@@ -85,3 +87,22 @@ def settled(
         return topology
     known = topology.settled(ctx.hosts, ctx.racks)
     return measured(ctx, known) if known.bandwidths == MEASURED else known
+
+
+def _check_receivers(apply_at: str, consistency: Consistency, engine: EngineOptions, rules: Iterable[Any]) -> None:
+    """Refuses what does not go with rules that are applied away from the owners."""
+    if consistency != BSP:
+        raise InvalidArgument(
+            f"consistency is {consistency}: with apply_at={apply_at!r} receivers apply one fold of all updates a step, "
+            "which needs BSP without a quorum"
+        )
+    if engine.split:
+        raise InvalidArgument(
+            f"split needs one owner of each chunk, which keeps the mean: leave apply_at={apply_at!r} out"
+        )
+    own = next((rule for rule in rules if getattr(rule, "fold", None) is not None), None)
+    if own is not None:
+        raise InvalidArgument(
+            f"rule {own.name!r} has a fold of its own, by which receivers would fold the sum again: leave "
+            f"apply_at={apply_at!r} out"
+        )

@@ -15,7 +15,7 @@ from ..checkpoint import restore
 from ..context import Context
 from ..errors import CheckpointError, HpcommError, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
-from ..exchange.arguments import graph_phases
+from ..exchange.arguments import graph_phases, has_copies
 from ..plan import Plan
 from ..topology import Graph, HostGraph, among, spectral_gap
 from ..topology.by_key import Servers
@@ -64,7 +64,8 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     With servers that are all there the lost workers' part is dropped: their updates count no more, also not in the
     mean, and a quorum of more than are left becomes that of all. A step that was cut short is in those chunks that had
     all updates, and left out of the others. A rank that owned parameters takes them with it, also when it leaves, and
-    the last checkpoint is restored (ASAP, section 5): of a directory that all ranks can read.
+    the last checkpoint is restored (ASAP, section 5): of a directory that all ranks can read. Likewise where receivers
+    apply the rule (apply_at), whoever is gone: a step that was cut short may be in some of their copies only.
 
     Under ASYNC and SSP(s) servers that are all there keep what they have: every update that was folded, those of the
     lost workers as well, counts once. All workers go on from the first step of which no server has anything of any of
@@ -165,12 +166,14 @@ def _over(
             consistency = replace(consistency, quorum=min(consistency.quorum, workers))
     elif not callable(topology):
         topology = among(graph_phases(topology, len(made.ranks)), left)
-    owners = _owners(ex.plan).difference(here)
+    copies = not ex.graph and has_copies(ex.plan)  # a step that was cut short may be in some of them, and not in others
+    owners = (set(range(old.size)) if copies else _owners(ex.plan)).difference(here)
     missing = -1 if ex.graph else max((old.ranks[rank] for rank in owners), default=-1)
     clock, missing, args = _agreed(fresh, lost, max(lost.kept.folded[rank] for rank in here), missing, timeout)
     if missing >= 0 and checkpoint is None:
         raise CheckpointError(
-            f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} owned parameters and is gone: give "
+            f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} "
+            f"{'is gone, and copies of the parameters may differ' if copies else 'owned parameters and is gone'}: give "
             "checkpoint, the directory of a Checkpointer (the rank is numbered as in the first context)"
         )
     values = {key.name: ex.params[key.name] if ex.params else np.zeros(key.shape, np.float32) for key in ex.plan.keys}

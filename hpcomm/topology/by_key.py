@@ -123,8 +123,9 @@ def _joined(keys: Sequence[Key], size: int, parts: Sequence[tuple[Plan, list[int
     def moved(part: int, edges: Iterable[Edge]) -> tuple[Edge, ...]:
         return tuple(edge if edge.row < 0 else replace(edge, row=new[part, edge.row]) for edge in edges)
 
+    depth = max(row.depth for _, _, _, row in found)  # a plan has one; receivers need 2
     rows: list[Row] = [
-        replace(row, key=key, in_edges=moved(part, row.in_edges), out_edges=moved(part, row.out_edges))
+        replace(row, key=key, depth=depth, in_edges=moved(part, row.in_edges), out_edges=moved(part, row.out_edges))
         for key, part, _, row in found
     ]
     places = sorted({place for plan, _ in parts for place in plan.places})

@@ -84,10 +84,13 @@ class Hierarchy:
             goes around them to the owner, and the answer likewise).
         bandwidths: if given, racks count only where they pay, as Bandwidths.pays says. All ranks give the same.
             "measured": an Exchange measures them when it is made, and two runs may decide differently.
+        apply_at: who applies the rule: "owners", whose parameters go to all hosts; or "receivers": the folded update
+            goes there, and one rank of each host applies it for the host's ranks, with state of its own. "both" is the
+            same here, where owners are receivers. Others than "owners" are for BSP.
 
     Raises:
-        InvalidArgument: hosts or racks hold anything but ranks, or top is unknown. What depends on the number of ranks
-            is checked by levels.
+        InvalidArgument: hosts or racks hold anything but ranks, or top or apply_at is unknown. What depends on the
+            number of ranks is checked by levels.
     """
 
     hosts: Sequence[Sequence[int]] | None = None
@@ -95,12 +98,16 @@ class Hierarchy:
     leaders: Iterable[int] | None = None
     top: str = "sharded"
     bandwidths: Bandwidths | str | None = None
+    apply_at: str = "owners"
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         choice("top", self.top, _core.TOPS)
         if self.bandwidths not in (None, MEASURED) and not isinstance(self.bandwidths, Bandwidths):
             raise InvalidArgument(f"bandwidths is {self.bandwidths!r}: must be a Bandwidths, {MEASURED!r} or None")
+        choice("apply_at", self.apply_at, _core.APPLY_AT)
+        if self.bandwidths is not None and not isinstance(self.bandwidths, Bandwidths):
+            raise InvalidArgument(f"bandwidths is {self.bandwidths!r}: must be a Bandwidths, or None")
         if self.hosts is not None:
             put(
                 self,
@@ -192,7 +199,16 @@ class Hierarchy:
         errors too, and those of levels and roles."""
         leaders = self.roles(size)[1]
         return Plan.hosts(
-            keys, self.levels(size), size, leaders=leaders, top=self.top, reduce=reduce, apart=apart, each=each, **cut
+            keys,
+            self.levels(size),
+            size,
+            leaders=leaders,
+            top=self.top,
+            reduce=reduce,
+            apart=apart,
+            each=each,
+            apply_at=self.apply_at,
+            **cut,
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":

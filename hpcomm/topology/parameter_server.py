@@ -40,10 +40,13 @@ class ParameterServer:
         interfaces: NICs of each server that its chunks are balanced over (sections 3.2.4 and 3.3), before they are
             dealt to the cores of each; None: as many as the servers can use, 1 where they have none or share memory
             with all others. It balances, whatever the transport.
+        apply_at: who applies the rule: "owners" (the servers, which send parameters back), "receivers" (servers send
+            the folded update, and each worker applies it by itself, with state of its own), or "both" (servers that are
+            no workers as well). Others than "owners" are for BSP.
 
     Raises:
-        InvalidArgument: the placement or the affinity is unknown, servers is neither a number nor ranks, or interfaces
-            is no number of NICs.
+        InvalidArgument: the placement, the affinity or apply_at is unknown, servers is neither a number nor ranks,
+            or interfaces is no number of NICs.
         ConfigError: the placement and servers do not go together.
     """
 
@@ -51,6 +54,7 @@ class ParameterServer:
     servers: int | Iterable[int] | None = None
     affinity: str = "key"
     interfaces: int | None = None
+    apply_at: str = "owners"
 
     def __post_init__(self) -> None:
         placement = self.placement.upper() if isinstance(self.placement, str) else ""
@@ -66,6 +70,7 @@ class ParameterServer:
         if placement == "NCS" and n is None:
             raise ConfigError("placement NCS needs servers, a number or ranks: they serve and do nothing else")
         choice("affinity", self.affinity, _core.AFFINITIES)
+        choice("apply_at", self.apply_at, _core.APPLY_AT)
         if self.interfaces is not None:
             object.__setattr__(self, "interfaces", whole("interfaces", self.interfaces, 1))
         object.__setattr__(self, "placement", placement)
@@ -109,8 +114,8 @@ class ParameterServer:
         """
         living = [ranks.index(rank) for rank in self.roles(size)[1] if rank in ranks]
         if not living:  # one that was a worker serves as well
-            return ParameterServer("CC", [0], self.affinity, self.interfaces)
-        return ParameterServer(self.placement, living, self.affinity, self.interfaces)
+            return ParameterServer("CC", [0], self.affinity, self.interfaces, self.apply_at)
+        return ParameterServer(self.placement, living, self.affinity, self.interfaces, self.apply_at)
 
     def compile(
         self,
@@ -149,6 +154,7 @@ class ParameterServer:
             codec_out=codec_out,
             reduce=reduce,
             each=each,
+            apply_at=self.apply_at,
         )
 
 

@@ -14,6 +14,18 @@ extern "C" {
 
 /* cffi: begin */
 
+/* Who applies the rule, in plans with servers (Parameter Flow, section 3.2). Receivers are the workers, or with
+ * hpc_plan_hosts one rank of each host, which writes the parameters into the memory of the host's workers. Where they
+ * apply, owners send the folded update on, in the format of the workers' updates, and each receiver applies the rule to
+ * parameters and state of its own: all of them have the same bits, and with float32 those that owners would have. Each
+ * receiver has an HPC_APPLY row of each chunk; hpc_exchange_set_row is for all of them. This needs BSP without split,
+ * and a rule without a fold of its own, which would fold the sum again. */
+typedef enum hpc_apply_at {
+    HPC_AT_OWNERS = 0,    /* parameters go back to the workers */
+    HPC_AT_RECEIVERS = 1, /* the update does */
+    HPC_AT_BOTH = 2       /* and an owner that is no receiver applies it too, and keeps parameters */
+} hpc_apply_at;
+
 /* A parameter server (PHub, sections 3.2.3 and 3.2.4): keys are cut into chunks, and each chunk goes to the server's
  * core that has the least so far, largest chunks first (within 4/3 of the best partition). With several interfaces a
  * chunk goes to the interface that has the least, and there to the core that has the least; each of the two partitions
@@ -37,6 +49,7 @@ typedef struct hpc_hub {
     const int *wires;          /* wire of each key by itself, n_keys of them; NULL: wire for all */
     const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
+    int apply_at; /* hpc_apply_at; other than HPC_AT_OWNERS not with each, and with a depth of 2 at least */
 } hpc_hub;
 
 HPC_API void hpc_hub_init(hpc_hub *hub);
@@ -98,6 +111,7 @@ typedef struct hpc_hosts {
     int apart;                 /* 1: an owner gets each outermost group's updates by one input, its own group's too, as
                                   SSP needs; not with a ring. 0: it folds its own group's itself */
     int each;                  /* 1: and each of these is the mean or the sum of its group's workers alone, for ASYNC */
+    int apply_at; /* hpc_apply_at; owners are receivers here, so BOTH is RECEIVERS. Then depth is 2 at least */
 } hpc_hosts;
 
 HPC_API void hpc_hosts_init(hpc_hosts *hosts);

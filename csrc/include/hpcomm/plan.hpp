@@ -26,6 +26,7 @@ struct HubConfig {
     hpc_dtype codec_out = HPC_F32; // of the parameters on their way to workers
     std::vector<int> wires;        // hpc_dtype of each key by itself; empty: wire for all
     std::vector<int> codecs_out;   // the same of the parameters; empty: codec_out for all
+    hpc_apply_at apply_at = HPC_AT_OWNERS;
 };
 
 // A node communication graph: hpc_graph's members and defaults.
@@ -75,6 +76,7 @@ struct HostsConfig {
     std::vector<int> codecs_out; // the same of the parameters; empty: codec_out for all
     bool apart = false;          // each outermost group's updates are one input of an owner's row, for SSP
     bool each = false;           // and the mean or the sum of that group's workers alone, for ASYNC
+    hpc_apply_at apply_at = HPC_AT_OWNERS;
 };
 
 // A broadcast over a tree: hpc_tree's members and defaults.
@@ -126,6 +128,7 @@ class Plan : public Handle<hpc_plan, hpc_plan_free> {
               hub.each = config.each;
               hub.affinity = config.affinity;
               hub.interfaces = config.interfaces;
+              hub.apply_at = config.apply_at;
               hub.codec_out = config.codec_out;
               hub.wires = config.wires.empty() ? nullptr : config.wires.data();
               hub.n_wires = static_cast<int>(config.wires.size());
@@ -163,6 +166,7 @@ class Plan : public Handle<hpc_plan, hpc_plan_free> {
               leads.resize(n, 0);
               hosts.leads = config.leads.empty() ? nullptr : leads.data();
               hosts.top = config.top;
+              hosts.apply_at = config.apply_at;
               hosts.cores = config.cores;
               hosts.chunk = config.chunk;
               hosts.depth = config.depth;

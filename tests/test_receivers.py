@@ -1,0 +1,319 @@
+"""Rules that receivers apply: apply_at="receivers" and "both"."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Left, on_both, run_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import hpcomm
+from hpcomm import SGD, SSP, Adam, Consistency, Exchange, Hierarchy, Momentum, ParameterServer, kernels
+from hpcomm.topology.by_key import ByKey
+
+F32 = np.float32
+SHAPES = {"conv": (37, 29), "bias": (), "fc": (211, 33)}
+RULES: dict[str, Any] = {"sgd": SGD(lr=0.1), "momentum": Momentum(lr=0.1, momentum=0.9), "adam": Adam(lr=0.01)}
+STEPS = 4
+
+HOSTS, RACKS = [[0, 1], [2, 3], [4]], [[0, 1, 2, 3], [4]]
+TOPOLOGIES: dict[str, Any] = {
+    "hub": ParameterServer(),
+    "few servers": ParameterServer("CS", [1, 3]),
+    "apart": ParameterServer("NCS", [0, 3]),
+    "hosts": Hierarchy(HOSTS),
+    "racks": Hierarchy(HOSTS, RACKS, leaders=[1, 2, 4]),
+    "ring": Hierarchy(HOSTS, (), top="ring"),
+}
+
+
+def params() -> dict[str, NDArray[np.float32]]:
+    return {name: np.full(shape, i, F32) for i, (name, shape) in enumerate(SHAPES.items())}
+
+
+def step_of(ex: Exchange, seed: int, step: int) -> None:
+    """With numbers whose sums depend on their order."""
+    rng = np.random.default_rng([seed, ex.context.rank, step])
+    handles = [ex.push_pull_nb(name, rng.standard_normal(shape).astype(F32)) for name, shape in SHAPES.items()]
+    for handle in handles:
+        handle.wait()
+
+
+def trained(ctx: hpcomm.Context, topology: Any, rule: Any, seed: int = 0, **options: Any) -> tuple[Any, Any]:
+    """The parameters and the state of this rank's rows, by their places."""
+    with Exchange(ctx, params(), topology, rule=rule, chunk_bytes=1024, progress="inline", **options) as ex:
+        if not ex.params:
+            ex.serve()
+        for step in range(STEPS) if ex.params else ():
+            step_of(ex, seed, step)
+        return {name: value.tobytes() for name, value in ex.params.items()}, rows_of(ex)
+
+
+def rows_of(ex: Exchange) -> dict[tuple[str, int], tuple[int, bytes, bytes]]:
+    shard, found, at, state_at = ex.state_dict(), {}, 0, 0
+    columns = (shard[name].tolist() for name in ("row_key", "row_offset", "row_count", "row_step"))
+    for key, offset, n, step in zip(*columns, strict=True):
+        slots = int(shard["slots"][key])
+        state = shard["state"][state_at : state_at + slots * n]
+        found[str(shard["keys"][key]), offset] = step, shard["params"][at : at + n].tobytes(), state.tobytes()
+        at, state_at = at + n, state_at + slots * n
+    return found
+
+
+@on_both
+@settings(max_examples=10)
+@given(
+    name=st.sampled_from(sorted(TOPOLOGIES)),
+    rule=st.sampled_from(sorted(RULES)),
+    apply_at=st.sampled_from(["receivers", "both"]),
+    cores=st.integers(1, 3),
+    seed=st.integers(0, 1 << 30),
+)
+def test_receivers_have_the_bits_that_owners_would_have(
+    name: str, rule: str, apply_at: str, cores: int, seed: int
+) -> None:
+    topology = TOPOLOGIES[name]
+
+    def body(ctx: hpcomm.Context) -> Any:
+        return tuple(
+            trained(ctx, each, RULES[rule], seed, cores=cores)
+            for each in (topology, replace(topology, apply_at=apply_at))
+        )
+
+    every = run_threads(5, body)
+    whole = {place: row for (_, rows), _ in every for place, row in rows.items()}
+    for (expected, _), (found, copies) in every:
+        assert expected == found
+        assert all(whole[place] == row for place, row in copies.items())  # parameters, state and steps
+    keeping = [len(copies) for _, (_, copies) in every if copies]
+    assert sum(keeping) > len(whole)
+    if isinstance(topology, ParameterServer) and topology.placement == "CS":
+        assert keeping == [len(whole)] * 5
+    if name == "apart":
+        assert len(keeping) == (5 if apply_at == "both" else 3)
+
+
+@on_both
+def test_hosts_keep_one_copy_each() -> None:
+    def body(ctx: hpcomm.Context) -> int:
+        return len(trained(ctx, Hierarchy([[0, 1, 2], [3, 4]], apply_at="receivers"), SGD(lr=0.1))[1])
+
+    rows = run_threads(5, body)
+    chunks = len(Hierarchy([[0, 1, 2], [3, 4]]).compile(params(), 5, chunk_bytes=1024).rows_of("fc"))
+    assert sum(rows[:3]) == sum(rows[3:]) > chunks / 3
+
+
+@on_both
+@pytest.mark.parametrize("codecs", [{"codec": "float16"}, {"codec_out": "bfloat16"}, {"codec": {"fc": "bfloat16"}}])
+def test_all_workers_have_the_same_bits_in_16_bits(codecs: dict[str, Any]) -> None:
+    def body(ctx: hpcomm.Context) -> list[Any]:
+        return [
+            trained(ctx, topology, RULES["momentum"], **codecs)[0]
+            for topology in (ParameterServer(apply_at="receivers"), Hierarchy(HOSTS, RACKS, apply_at="receivers"))
+        ]
+
+    every = run_threads(5, body)
+    assert all(found == every[0] for found in every)
+
+
+@on_both
+def test_the_update_travels_and_not_the_parameters() -> None:
+    def body(ctx: hpcomm.Context) -> hpcomm.ExchangeStats:
+        topology = Hierarchy([[0, 1], [2, 3]], leaders=[0, 2], apply_at="receivers")
+        with Exchange(ctx, {"w": np.zeros(4096, F32)}, topology, progress="inline", codec="float16") as ex:
+            ex.push_pull("w", np.ones(4096, F32))
+            ctx.barrier()
+            return ex.stats()
+
+    stats = run_threads(4, body)
+    one, other = stats[0].traffic, stats[2].traffic
+    assert {(entry.stage, entry.rank): entry.bytes for entry in (*one, *other)} == {
+        ("forward", 2): 8192,  # half is folded by 0 and goes to 2, the other half comes from 2 as its host's fold
+        ("parameters", 1): 16384,
+        ("forward", 0): 8192,
+        ("parameters", 3): 16384,
+    }
+
+
+@on_both
+@pytest.mark.parametrize("name", ["hub", "few servers", "racks"])
+def test_a_state_comes_back_into_all_copies(name: str) -> None:
+    topology = replace(TOPOLOGIES[name], apply_at="both")
+
+    def body(ctx: hpcomm.Context) -> None:
+        with Exchange(ctx, params(), topology, rule=RULES["adam"], chunk_bytes=1024, progress="inline") as ex:
+            first = {key: value.copy() for key, value in ex.params.items()}
+            before = ex.state_dict()
+            ctx.barrier()
+            step_of(ex, 1, 0)
+            ex.load_state_dict(before)
+            assert all(np.array_equal(value, ex.params[key]) for key, value in first.items())
+            ctx.barrier()
+
+    run_threads(5, body)
+
+
+@on_both
+@pytest.mark.parametrize("name", ["hub", "apart", "hosts"])
+def test_a_checkpoint_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    """By the same plan from a rank's own file, and by owners' plans from all files."""
+    topology = replace(TOPOLOGIES[name], apply_at="both")
+    options: dict[str, Any] = {"rule": RULES["momentum"], "chunk_bytes": 1024, "progress": "inline"}
+
+    def body(ctx: hpcomm.Context) -> None:
+        whole, _ = trained(ctx, TOPOLOGIES[name], RULES["momentum"])
+        with (
+            Exchange(ctx, params(), topology, **options) as ex,
+            hpcomm.Checkpointer(ex, tmp_path, every=2) as ckpt,
+        ):
+            if not ex.params:
+                ckpt.serve()
+            for step in range(2) if ex.params else ():
+                step_of(ex, 0, step)
+                ckpt.after(step + 1)
+        for again in (topology, TOPOLOGIES[name]):
+            with Exchange(ctx, params(), again, **options) as ex:
+                found = hpcomm.restore(ex, tmp_path)
+                assert found is not None
+                assert found.step == 2
+                if not ex.params:
+                    ex.serve()
+                for step in range(2, STEPS) if ex.params else ():
+                    step_of(ex, 0, step)
+                assert {key: value.tobytes() for key, value in ex.params.items()} == whole
+
+    run_threads(5, body)
+
+
+@on_both
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_recovery_takes_the_last_checkpoint(has_checkpoint: bool, tmp_path: Path) -> None:
+    """Copies may differ by the step in which the rank died."""
+    found = []
+
+    def body(ctx: hpcomm.Context) -> None:
+        topology = Hierarchy([[0, 1], [2, 3]], leaders=[0, 2], apply_at="receivers")
+        ex = Exchange(ctx, params(), topology, rule=RULES["momentum"], chunk_bytes=1024, progress="inline")
+        with hpcomm.Checkpointer(ex, tmp_path, every=1) as ckpt:
+            step_of(ex, 0, 0)
+            ckpt.after(1)
+        saved = {key: value.tobytes() for key, value in ex.params.items()}
+        if ctx.rank == 3:
+            ctx.abort("test")
+            raise Left
+
+        def go_on() -> None:
+            for step in range(1, 100):
+                step_of(ex, 0, step)
+
+        with pytest.raises(hpcomm.PeerFailed):
+            go_on()
+        if not has_checkpoint:
+            with pytest.raises(hpcomm.CheckpointError, match="rank 3 is gone, and copies of the parameters may differ"):
+                hpcomm.recover(ex)
+            raise Left
+        recovered = hpcomm.recover(ex, checkpoint=tmp_path)
+        fresh = recovered.exchange
+        assert (recovered.clock, recovered.lost) == (1, (3,))
+        assert fresh.plan == Hierarchy([[0, 1], [2]], leaders=[0, 2], apply_at="receivers").compile(
+            params(), 3, chunk_bytes=1024
+        )
+        assert {key: value.tobytes() for key, value in fresh.params.items()} == saved
+        step_of(fresh, 0, 1)
+        found.append({key: value.tobytes() for key, value in fresh.params.items()})
+        fresh.context.close()
+        raise Left
+
+    run_threads(4, body, timeout=10)
+    assert len(found) == 3 * has_checkpoint
+    assert all(each == found[0] for each in found)
+
+
+def test_by_key_and_by_preset() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        topology = ByKey({"fc": Hierarchy([[0, 1], [2, 3]], apply_at="receivers")}, ParameterServer())
+        flat, _ = trained(ctx, {"fc": Hierarchy([[0, 1], [2, 3]])}, RULES["adam"])
+        found, _ = trained(ctx, topology, RULES["adam"])
+        assert found == flat
+        with hpcomm.parameter_hub(ctx, params(), apply_at="receivers") as ex:
+            assert ex.plan == ParameterServer(apply_at="receivers").compile(
+                params(), 4, cores=max(core for _, core in ex.plan.places) + 1
+            )
+
+    run_threads(4, body)
+
+
+def test_a_plan_says_who_applies() -> None:
+    plan = Hierarchy([[0, 1], [2, 3]], leaders=[0, 2], apply_at="receivers").compile({"w": (512,)}, 4, chunk_bytes=1024)
+    text = str(plan)
+    assert "2 chunks" in text.splitlines()[0]
+    assert "receivers apply the rule: ranks 0, 2" in text.splitlines()[0]
+    assert "ranks 0-1: 2.00 KiB out, 2.00 KiB in; led by rank 0" in text
+    assert "receivers" not in str(Hierarchy([[0, 1], [2, 3]]).compile({"w": (512,)}, 4))
+    assert hpcomm.Plan.from_json(plan.to_json()) == plan
+    apart = ParameterServer("NCC", apply_at="both").compile({"w": (512,)}, 3)
+    assert hpcomm.Plan.from_json(apart.to_json()) == apart
+    assert "receivers apply the rule: ranks 0, 1, 2" in str(apart)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"consistency": hpcomm.ASYNC}, "with apply_at='receivers' receivers apply one fold of all updates a step"),
+        ({"consistency": SSP(2)}, "which needs BSP without a quorum"),
+        ({"consistency": Consistency(quorum=1, late="drop")}, "which needs BSP without a quorum"),
+        ({"split": True}, "split needs one owner of each chunk"),
+        ({"shared_params": True}, "a copy has one writer, which sends to all workers of its host"),
+    ],
+)
+def test_what_does_not_go_with_receivers_is_refused_on_every_rank(options: dict[str, Any], sentence: str) -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        with pytest.raises(hpcomm.HpcommError, match=sentence):
+            Exchange(ctx, params(), ParameterServer(apply_at="receivers"), **options)
+
+    run_threads(2, body)
+
+
+def test_a_rule_that_folds_is_refused() -> None:
+    @kernels.fold
+    def largest(acc: Any, update: Any, weight: float, args: Any) -> None:
+        for i in range(acc.size):
+            acc[i] = max(acc[i], update[i])
+
+    @kernels.rule(fold=largest, name="largest")
+    def rule(param: Any, acc: Any, count: int, state: Any, args: Any) -> int:
+        param -= acc
+        return 0
+
+    def body(ctx: hpcomm.Context) -> None:
+        with pytest.raises(hpcomm.InvalidArgument, match="'largest' has a fold of its own, by which receivers would"):
+            Exchange(ctx, params(), ParameterServer(apply_at="receivers"), rule=rule)
+
+    run_threads(2, body)
+
+
+def test_an_unknown_place_is_refused() -> None:
+    for make in (ParameterServer, Hierarchy):
+        with pytest.raises(hpcomm.InvalidArgument, match="apply_at is 'all': must be one of 'owners', 'receivers'"):
+            make(apply_at="all")
+    with pytest.raises(hpcomm.InvalidArgument, match="apply_at is 'all'"):
+        hpcomm.Plan.hub({"w": (4,)}, [0], [0], 1, apply_at="all")
+    with pytest.raises(hpcomm.InvalidArgument, match="receivers apply the fold of all updates, not each by itself"):
+        hpcomm.Plan.hub({"w": (4,)}, [0], [0], 1, apply_at="both", each=True)
+
+
+def test_the_receiver_of_a_host_writes_its_shared_copy() -> None:
+    """All ranks are on one host here, which has one receiver: the owner."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        everyone = [list(range(ctx.size))]
+        own, _ = trained(ctx, Hierarchy(everyone), RULES["adam"])
+        found, rows = trained(ctx, Hierarchy(everyone, apply_at="receivers"), RULES["adam"], shared_params=True)
+        assert found == own
+        assert rows
+
+    run_threads(3, body)
