@@ -128,6 +128,24 @@ static int takes_args(const hpc_exchange *ex, const hpc_share *share) {
     return hpc_feeds_share(ex, share, ex->context->group.rank);
 }
 
+int hpc_args_check_change(const hpc_exchange *ex, int key, const char *op) {
+    const hpc_pushed *k = &ex->keys[key];
+    int me = ex->context->group.rank;
+    for (int i = 0; i < k->n_shares && ex->layout.stages.many && ex->layout.depth == 1; i++) {
+        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        for (int r = 0; r < share->n_rows && takes_args(ex, share); r++) {
+            int row = share->rows[r];
+            if (!hpc_row_is_fed_by(ex, row, me) || hpc_row_reaches(ex, row, me)) continue;
+            if (hpc_row_has_input(&ex->plan->rows[row], me)) continue; /* it answers */
+            return hpc_fail(HPC_ERR_UNSUPPORTED, op,
+                            "%s: row %d of key %s applies the updates of rank %d, which gets nothing of it, so new "
+                            "arguments need a plan of depth 2; this one has 1",
+                            op, row, ex->plan->keys[key].name, me);
+        }
+    }
+    return HPC_OK;
+}
+
 static int core_of(const hpc_exchange *ex, const hpc_share *share) {
     return ex->layout.places[share->owner].first_core + share->core;
 }

@@ -30,6 +30,10 @@ int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64
 
 /* ---- the worker ---- */
 
+/* HPC_OK if the arguments of key may change. A row that applies this rank's updates, and of which this rank gets
+ * nothing, may be one step behind: new arguments then need a slot of their own. */
+int hpc_args_check_change(const hpc_exchange *ex, int key, const char *op);
+
 /* Takes the arguments for the next push of key, which is in slot. */
 void hpc_args_begin_push(hpc_exchange *ex, int key, int slot);
 /* Sends them to the owners of all shares of key, before any of the push; after a timeout the next call goes on. */

@@ -33,7 +33,10 @@ int hpc_exchange_set_args(hpc_exchange *ex, int key, const double *args) {
     if (status == HPC_OK) status = hpc_exchange_check(ex, op);
     if (status != HPC_OK) return status;
     int first = key < 0 ? 0 : key, last = key < 0 ? ex->plan->n_keys : key + 1;
-    for (int k = first; k < last && status == HPC_OK; k++) status = hpc_rule_check_args(ex->rules[k].name, args, op);
+    for (int k = first; k < last && status == HPC_OK; k++) {
+        status = hpc_rule_check_args(ex->rules[k].name, args, op);
+        if (status == HPC_OK) status = hpc_args_check_change(ex, k, op);
+    }
     for (int k = first; k < last && status == HPC_OK; k++) {
         int cut_short = ex->keys[k].brings != 0; /* a push that is sent in part keeps the old ones */
         memcpy(ex->rules[k].rule.args + 1, args + 1, HPC_ARGS_BYTES - sizeof *args);

@@ -182,6 +182,25 @@ static void names_missing(rank *r) {
     hpc_plan_free(plan);
 }
 
+/* A plan by hand of one slot: the arguments of the next step would lie where a receiver still reads those of this one.
+ */
+static void needs_two_slots(rank *r) {
+    job j;
+    hand_plan *h = hand_new();
+    job_init(&j, r);
+    hand_relay(h, &j, r->size, 1024);
+    j.plan = &h->plan;
+    for (int depth = 1; depth <= 2; depth++) {
+        for (int i = 0; i < h->plan.n_rows; i++) h->rows[i].depth = depth;
+        hpc_exchange *e = job_open(r, &j);
+        CHECK_STATUS(hpc_exchange_set_args(e, 0, j.args), depth == 1 ? HPC_ERR_UNSUPPORTED : HPC_OK);
+        if (depth == 1) CHECK_MESSAGE("need a plan of depth 2; this one has 1");
+        for (int key = 0; key < j.n_keys; key++) job_push_pull(r, &j, e, key, 0);
+        job_close(e, NULL, NULL);
+    }
+    free(h);
+}
+
 static void refused(rank *r) {
     job j;
     hpc_exchange *e = NULL;
@@ -231,6 +250,7 @@ int main(int argc, char **argv) {
          .run = names_missing,
          .arg = HOSTS(2, THREADS),
          .where = RANKS_UNSEEDED},
+        {.name = "needs_two_slots", .size = 3, .run = needs_two_slots},
         {.name = "refused", .size = 2, .run = refused},
         {0},
     };

@@ -706,7 +706,8 @@ HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
  * (with split: with its next apply), and hold from then on; the call waits for nobody. Under BSP all workers of a key
  * set the same args before the same push: else the exchange ends in HPC_ERR_CONFIG, which names two ranks. Under ASYNC
  * and SSP, and on a graph, a rank's args are for its own updates or its own parameters; with a quorum of servers the
- * lowest rank in a fold decides. On a rank that only serves they hold until the next push brings others. */
+ * lowest rank in a fold decides. On a rank that only serves they hold until the next push brings others. Where rows
+ * apply a worker's updates that send it nothing (each receiver for itself), the plan's depth must be 2 or more. */
 HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, int key, const double *args);
 
 /* Writes the HPC_RULE_ARGS args of the next push of key into args; on a rank that only serves, those of the last push.
