@@ -288,14 +288,14 @@ def test_a_graph_of_hosts_is_not_rebuilt() -> None:
 
 
 @on_both
-@pytest.mark.parametrize("top", ["sharded", "ring"])
+@pytest.mark.parametrize(("top", "apply_at"), [("sharded", "owners"), ("ring", "owners"), ("sharded", "receivers")])
 @pytest.mark.parametrize("gone", [0, 3, 6, 7])
-def test_all_name_a_rank_that_dies_in_any_level(gone: int, top: str) -> None:
+def test_all_name_a_rank_that_dies_in_any_level(gone: int, top: str, apply_at: str) -> None:
     """Rank 0 owns, 3 leads a host of a rack, 6 leads a rack, 7 leads nothing."""
     hosts, racks = [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]
 
     def body(ctx: hpcomm.Context) -> None:
-        topology = Hierarchy(hosts, racks, leaders=[0, 3, 4, 6], top=top)
+        topology = Hierarchy(hosts, racks, leaders=[0, 3, 4, 6], top=top, apply_at=apply_at)
         ex = Exchange(ctx, params(), topology, rule=RULE, chunk_bytes=1024, progress="inline")
         if ctx.rank == gone:
             steps_of(ex, gone, 1)  # all have made the exchange then
