@@ -321,18 +321,26 @@ static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
     return is_mate(ex, key, rank) ? n : 0;
 }
 
-/* Of a share of this rank's in which this rank's own reply is parked: the ranks by which the updates of the slowest
- * groups come. */
+/* Of a share of this rank's in which this rank's own reply is parked, so never under ASYNC: the ranks by which the
+ * updates of the slowest groups come. */
 static int slowest(const hpc_exchange *ex, const hpc_share *share, int *ranks, int n) {
     const hpc_work *w = hpc_first_work(ex, share);
     const int own = *group_at(ex, share->key, ex->context->group.rank);
-    for (int e = 0; e < w->row->n_in; e++) {
+    for (int e = 0; e < w->row->n_in && ex->asked.staleness > 0; e++) {
         const int group = w->inputs[e].lowest;
         if (clock_of(share->own, group) + (uint64_t)ex->asked.staleness < clock_of(share->own, own) &&
             is_open(ex, share->key, group))
             n = hpc_add_rank(ranks, n, w->inputs[e].rank);
     }
     return n;
+}
+
+/* A relay of this rank's own may wait for a reply of this rank's own, which is parked for the sake of the others. */
+static int without(int *ranks, int n, int me) {
+    int left = 0;
+    for (int i = 0; i < n && n > 1; i++)
+        if (ranks[i] != me) ranks[left++] = ranks[i];
+    return n > 1 ? left : n;
 }
 
 /* The ranks of its group that have not pushed. Where that cannot be seen: those whose inputs are missing here, then
@@ -353,15 +361,19 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
     for (int i = 0; i < k->n_awaited; i++) {
         const hpc_share *share = &ex->layout.shares[k->awaited[i]];
         if (hpc_share_has_answered(ex, k->awaited[i], ticket)) continue;
-        const int from = share->owner == me ? hpc_first_work(ex, share)->inputs[0].rank : share->owner;
-        if (from != me && !(share->owner == me && applies(ex, share))) n = hpc_add_rank(ranks, n, from);
+        if (share->owner != me)
+            n = hpc_add_rank(ranks, n, share->owner);
+        else if (!applies(ex, share))
+            n = hpc_whole_missing(ex, share, hpc_whole_slot(ex, ticket), hpc_share_next_fold(ex, k->awaited[i]), ranks,
+                                  n);
     }
     for (int r = 0; r < ex->context->group.size; r++)
         if (hpc_pushes_key(ex, r, key) && is_mate(ex, key, r) && hpc_pushes_of(ex, r, key) == UINT64_MAX &&
             hpc_closed_signal(ex, r) == 0 &&
             atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
             n = hpc_add_rank(ranks, n, r);
-    return n > 0 ? n : hpc_add_rank(ranks, n, me); /* its own core is at it */
+    if (n == 0) return hpc_add_rank(ranks, n, me); /* its own core is at it */
+    return without(ranks, n, me);
 }
 
 static int goes_on(const hpc_exchange *ex) {

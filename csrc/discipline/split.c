@@ -654,7 +654,7 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
         const means *m = share->own;
         const int relays = action_of(ex, share) == HPC_RELAY;
         if (share->owner == me && (relays || !hpc_share_has_answered(ex, k->awaited[i], 2 * k->pushes)))
-            n = hpc_whole_missing(ex, share, 0, ranks, n); /* of the parameters, or of the fold */
+            n = hpc_whole_missing(ex, share, 0, UINT64_MAX, ranks, n); /* of the parameters, or of the fold */
         for (int p = 0; share->owner == me && !relays && p < share->n_parts; p++)
             if (!atomic_load_explicit(&m->used[share->parts[p]], memory_order_relaxed))
                 n = hpc_add_rank(ranks, n, share->parts[p]);

@@ -78,7 +78,7 @@ static void work_in_turn(hpc_core *core, hpc_share *share) {
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         uint64_t n = share->version + 1;
-        if (w->folded == n || !has_inputs(ex, w, n)) continue;
+        if (atomic_load_explicit(&w->folded, memory_order_relaxed) == n || !has_inputs(ex, w, n)) continue;
         const hpc_inputs inputs = take_inputs(core, w, n);
         if (work_off(core, w, &inputs) != 0) return;
         if (share->version == n) i = -1; /* all rows again, for the step after it */
@@ -124,9 +124,10 @@ int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* ---- the ranks that a wait waits for ---- */
 
-int hpc_whole_missing(const hpc_exchange *ex, const hpc_share *share, int slot, int *ranks, int n) {
+int hpc_whole_missing(const hpc_exchange *ex, const hpc_share *share, int slot, uint64_t fold, int *ranks, int n) {
     for (int i = 0; i < share->n_rows && n < ex->context->group.size; i++) {
         const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        if (atomic_load_explicit(&w->folded, memory_order_relaxed) >= fold) continue;
         const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
         for (int e = 0; e < w->row->n_in; e++)
             if (!atomic_load_explicit(&came[e], memory_order_relaxed)) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
@@ -150,17 +151,17 @@ int hpc_whole_missing_neighbours(const hpc_exchange *ex, int s, uint64_t awaited
     return found;
 }
 
-static int slot_of(const hpc_exchange *ex, uint64_t ticket) {
+int hpc_whole_slot(const hpc_exchange *ex, uint64_t ticket) {
     return (int)((ticket / 2 + (uint64_t)ex->layout.depth - 1) % (uint64_t)ex->layout.depth);
 }
 
 int hpc_whole_missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks) {
-    int n = 0, slot = slot_of(ex, ticket);
+    int n = 0, slot = hpc_whole_slot(ex, ticket);
     for (int s = 0; s < ex->layout.n_shares && ex->layout.stages.many; s++) {
         const hpc_share *share = &ex->layout.shares[s];
         if (share->key != key || share->owner != ex->context->group.rank) continue;
         if (ex->plan->rows[share->rows[0]].action != HPC_FORWARD || hpc_share_has_answered(ex, s, ticket)) continue;
-        n = hpc_whole_missing(ex, share, slot, ranks, n);
+        n = hpc_whole_missing(ex, share, slot, hpc_share_next_fold(ex, s), ranks, n);
     }
     return n;
 }
@@ -170,7 +171,7 @@ int hpc_whole_missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket
 int hpc_whole_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks) {
     const hpc_pushed *k = &ex->keys[key];
     int n = 0, size = ex->context->group.size, me = ex->context->group.rank;
-    int slot = slot_of(ex, ticket);
+    int slot = hpc_whole_slot(ex, ticket);
     for (int r = 0; r < size; r++)
         if (hpc_pushes_key(ex, r, key) && hpc_pushes_of(ex, r, key) < ticket / 2) n = hpc_add_rank(ranks, n, r);
     if (n > 0) return n;
@@ -180,7 +181,7 @@ int hpc_whole_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int *ran
         const hpc_share *share = &ex->layout.shares[k->awaited[i]];
         if (hpc_share_has_answered(ex, k->awaited[i], ticket)) continue;
         if (share->owner == me)
-            n = hpc_whole_missing(ex, share, slot, ranks, n);
+            n = hpc_whole_missing(ex, share, slot, hpc_share_next_fold(ex, k->awaited[i]), ranks, n);
         else
             n = hpc_add_rank(ranks, n, share->owner);
     }

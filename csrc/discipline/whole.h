@@ -9,8 +9,11 @@ int hpc_whole_open(hpc_exchange *ex, const char *op);
 int hpc_whole_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 
-/* Adds the ranks whose inputs to a slot of a share of this rank's own are missing; returns the number of ranks. */
-int hpc_whole_missing(const hpc_exchange *ex, const hpc_share *share, int slot, int *ranks, int n);
+/* The slot of the push of a ticket. */
+int hpc_whole_slot(const hpc_exchange *ex, uint64_t ticket);
+/* Adds the ranks whose inputs to a slot of a share of this rank's own are missing; returns the number of ranks. fold:
+ * the number of the fold that waits for them; rows that have made it are left out. UINT64_MAX: no row is. */
+int hpc_whole_missing(const hpc_exchange *ex, const hpc_share *share, int slot, uint64_t fold, int *ranks, int n);
 /* With several stages: writes the ranks whose inputs are missing for the folds of a ticket that this rank forwards, and
  * returns their number. What it waits for itself may wait for those folds. */
 int hpc_whole_missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks);

@@ -370,7 +370,7 @@ int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     next_args(w, inputs, args);
     turn(ex, w, inputs->slot);
     w->step++;
-    w->folded++;
+    hpc_tally_add(&w->folded, 1);
     int failed = w->passes ? pass_row(core, w, inputs, to, args) : work_blocks(core, w, inputs, to, args);
     if (failed) return failed;
     leave(core, w, inputs, to);
@@ -382,7 +382,7 @@ void hpc_row_relay(hpc_core *core, hpc_work *w, int slot) {
     const hpc_inputs came = {.slot = (uint64_t)slot};
     HPC_SPAN_OF_ROW(core->exchange->context->group.timeline, core->exchange->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
-    w->folded++;
+    hpc_tally_add(&w->folded, 1);
     write_relayed(core, w, slot);
     leave(core, w, &came, (receivers){.only = HPC_EVERYBODY});
 }

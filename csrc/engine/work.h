@@ -85,9 +85,9 @@ typedef struct hpc_work {
     int n_updates;     /* in mean */
     char *encoded;     /* the outputs as they are sent, one encoding for all receivers; NULL: they are plain float32 */
     uint64_t step;
-    uint64_t folded;    /* by this exchange: how often */
-    int *arrived;       /* by slot: inputs that are there */
-    _Atomic char *came; /* the same by slot and input; written by the core alone */
+    _Atomic uint64_t folded; /* by this exchange: how often; written by the core alone */
+    int *arrived;            /* by slot: inputs that are there */
+    _Atomic char *came;      /* the same by slot and input; written by the core alone */
     const double *weights;
     hpc_input *inputs;
     int passes;          /* the rule's pass can take its inputs and outputs */

@@ -258,6 +258,40 @@ static void names_slow(rank *r) {
     end(e, plan);
 }
 
+/* Under ASYNC a host that is behind is not waited for. A rank of another host stands still, which owns rows and so owes
+ * answers: the wait is for that one, and not for those who have pushed nothing either. */
+static void names_silent(rank *r) {
+    const int silent = per_host(r);
+    job j;
+    hpc_plan *plan = by_hosts(&j, r, 1);
+    hpc_exchange *e = open_all(r, &j);
+    uint64_t tickets[JOB_KEYS];
+    int late = 0;
+    if (host_of(r, r->rank) == 0) {
+        for (int key = 0; key < j.n_keys; key++) tickets[key] = job_start(r, &j, e, key, 0, BOTH, false);
+        for (int key = 0; key < j.n_keys; key++) {
+            int status = hpc_exchange_wait(e, key, tickets[key], 0.1);
+            late += status == HPC_ERR_TIMEOUT;
+            CHECK(status == HPC_OK || status == HPC_ERR_TIMEOUT);
+            for (int i = 0; i < hpc_last_error()->n_culprits && status != HPC_OK; i++)
+                CHECK(hpc_last_error()->culprits[i].rank <= silent);
+        }
+        CHECK(late > 0);
+        for (int who = silent + 1; who < r->size; who++) {
+            hpc_exchange_peer peer;
+            CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
+            CHECK(peer.wait == 0);
+        }
+        atomic_fetch_add(&r->board[0], 1);
+        for (int key = 0; key < j.n_keys; key++) CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
+    } else if (r->rank == silent) {
+        rank_await(r, 0, (uint64_t)silent);
+    } else {
+        progress_until(r, e, 0, (uint64_t)silent);
+    }
+    end(e, plan);
+}
+
 /* A host that has closed is not waited for: neither by replies that are parked, nor by later ones. */
 static void closes(rank *r) {
     const int last = host_of(r, r->size - 1);
@@ -346,6 +380,7 @@ int main(int argc, char **argv) {
         {.name = "rates", .size = 4, .run = rates, .arg = HOSTS(2, 2)},
         {.name = "rates_differ", .size = 4, .run = rates_differ, .arg = HOSTS(2, 2), .apart = true},
         {.name = "names_slow", .size = 4, .run = names_slow, .arg = HOSTS(2, THREADS | 1), .where = RANKS_UNSEEDED},
+        {.name = "names_silent", .size = 6, .run = names_silent, .arg = HOSTS(2, 0), .where = RANKS_UNSEEDED},
         {.name = "closes", .size = 6, .run = closes, .arg = HOSTS(2, 1)},
         {.name = "dies", .size = 4, .run = dies, .arg = HOSTS(2, 2), .victims = 8, .timeout = 30},
         {.name = "refused", .size = 4, .run = refused, .arg = HOSTS(2, 1)},
