@@ -18,9 +18,9 @@
  *   applied            is written by the core; a wait reads it (relaxed) to name the slowest groups
  *   base               is written at publish, when nothing is under way, and with the core paused
  *
- * Groups are the same in all rows of a key, and the group that sends an update gets the parameters: else a plan is
- * refused. A group is known by its lowest rank. When one of its ranks has closed it brings no more whole updates, and
- * counts in no minimum.
+ * Groups are the same in all rows of a key, the group that sends an update gets the parameters, and a core folds or
+ * relays for one group of a key: else a plan is refused. A group is known by its lowest rank. When one of its ranks has
+ * closed it brings no more whole updates, and counts in no minimum.
  *
  * Nobody waits in a circle: inside a group all wait for the same folds, as under BSP, and a group that is parked has
  * ended more than s steps more than the one that it waits for. */
@@ -137,6 +137,25 @@ static int find_groups(hpc_exchange *ex, int row, const char *op) {
     return HPC_OK;
 }
 
+/* The group for which a row folds, or to which it relays. */
+static int group_of_row(const hpc_exchange *ex, int row) {
+    const hpc_edge there = {.row = row};
+    const int relays = ex->plan->rows[row].action == HPC_RELAY;
+    return *group_at(ex, ex->plan->rows[row].key, lowest(ex, &there, relays ? gets : is_in));
+}
+
+/* A share that relays answers when all its rows are there, so these are of one group. So are those of a share that
+ * forwards: its folds are counted together. */
+static int check_share(const hpc_exchange *ex, const hpc_share *share, const char *op) {
+    for (int i = 1; i < share->n_rows && ex->plan->rows[share->rows[0]].action != HPC_APPLY; i++)
+        if (group_of_row(ex, share->rows[i]) != group_of_row(ex, share->rows[0]))
+            return hpc_fail(HPC_ERR_CONFIG, op,
+                            "%s: rows %d and %d, of core %d of rank %d, fold or relay for two groups: under %s a core "
+                            "does so for one group of a key",
+                            op, share->rows[0], share->rows[i], share->core, share->owner, ex->discipline->name);
+    return HPC_OK;
+}
+
 static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
     const size_t n = (size_t)ex->plan->n_keys * (size_t)ex->context->group.size;
     grouping *its = ex->own = calloc(1, sizeof *its);
@@ -154,6 +173,8 @@ static int open_shares(hpc_exchange *ex, const char *op) {
     for (int i = 0; i < ex->plan->n_rows && status == HPC_OK; i++)
         for (int e = 0; e < ex->plan->rows[i].n_out && ex->plan->rows[i].action == HPC_APPLY && status == HPC_OK; e++)
             status = check_output(ex, i, &ex->plan->rows[i].out[e], op);
+    for (int s = 0; s < ex->layout.n_shares && status == HPC_OK; s++)
+        status = check_share(ex, &ex->layout.shares[s], op);
     return status;
 }
 

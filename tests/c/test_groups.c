@@ -368,6 +368,64 @@ static void refused(rank *r) {
 
 #define HOSTS(n, what) ((n)*HOSTS_OF + (what))
 
+/* A plan by hand, of one key: ranks 0 and 1 are a group, and so are 2 and 3. Rank 4 owns. Rank 5 folds for the
+ * first one and passes parameters on to it, and so does another rank for the second one. */
+static void boxes(job *j, const rank *r, hand_plan *h, int second) {
+    job_init(j, r);
+    j->n_keys = 1, j->n_workers = 4;
+    const uint64_t count = j->keys[0].count;
+    const hpc_edge edges[] = {{0, -1, 1}, {1, -1, 1}, {2, -1, 1}, {3, -1, 1},    {4, 0, 1},
+                              {5, 1, 1},  {4, 2, 1},  {5, 3, 1},  {second, 4, 1}};
+    memcpy(h->edges, edges, sizeof edges);
+    const hpc_row rows[] = {
+        {.owner = 4, .action = HPC_APPLY, .quorum = 2, .n_in = 2, .in = h->edges + 5, .n_out = 2, .out = h->edges + 7},
+        {.owner = 5, .action = HPC_FORWARD, .quorum = 2, .n_in = 2, .in = h->edges, .n_out = 1, .out = h->edges + 4},
+        {.owner = 4,
+         .action = HPC_FORWARD,
+         .quorum = 2,
+         .n_in = 2,
+         .in = h->edges + 2,
+         .n_out = 1,
+         .out = h->edges + 4},
+        {.owner = 5, .action = HPC_RELAY, .quorum = 1, .n_in = 1, .in = h->edges + 4, .n_out = 2, .out = h->edges},
+        {.owner = second,
+         .action = HPC_RELAY,
+         .quorum = 1,
+         .n_in = 1,
+         .in = h->edges + 4,
+         .n_out = 2,
+         .out = h->edges + 2}};
+    memcpy(h->rows, rows, sizeof rows);
+    for (int i = 0; i < 5; i++) h->rows[i].count = count, h->rows[i].depth = 1;
+    h->plan = (hpc_plan){.n_keys = 1, .n_rows = 5, .keys = j->keys, .rows = h->rows};
+    CHECK_OK(hpc_plan_check(&h->plan, r->size));
+    j->plan = &h->plan;
+}
+
+/* A group's folds and relays may be at ranks outside of it, but not two groups' at one core: there one would wait for
+ * the other's. */
+static void boxed(rank *r) {
+    job j;
+    hpc_exchange *e = NULL;
+    hand_plan *h = hand_new();
+    boxes(&j, r, h, 5);
+    CHECK_STATUS(create(r, &j, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("rows 3 and 4, of core 0 of rank 5, fold or relay for two groups");
+    boxes(&j, r, h, 4);
+    e = open_all(r, &j);
+    float *one = calloc(j.keys[0].count, sizeof *one);
+    if (r->rank < 2) {
+        for (int step = 0; step < 5; step++) CHECK_OK(hpc_exchange_push_pull(e, 0, one, -1));
+        rank_set(r, r->rank, 1);
+    } else if (r->rank < 4) {
+        for (int who = 0; who < 2; who++) progress_until(r, e, who, 1);
+    }
+    free(one);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+    free(h);
+}
+
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "totals_async", .size = 4, .run = totals, .arg = HOSTS(2, 0)},
@@ -381,6 +439,7 @@ int main(int argc, char **argv) {
         {.name = "rates_differ", .size = 4, .run = rates_differ, .arg = HOSTS(2, 2), .apart = true},
         {.name = "names_slow", .size = 4, .run = names_slow, .arg = HOSTS(2, THREADS | 1), .where = RANKS_UNSEEDED},
         {.name = "names_silent", .size = 6, .run = names_silent, .arg = HOSTS(2, 0), .where = RANKS_UNSEEDED},
+        {.name = "boxed", .size = 6, .run = boxed, .arg = HOSTS(2, 0)},
         {.name = "closes", .size = 6, .run = closes, .arg = HOSTS(2, 1)},
         {.name = "dies", .size = 4, .run = dies, .arg = HOSTS(2, 2), .victims = 8, .timeout = 30},
         {.name = "refused", .size = 4, .run = refused, .arg = HOSTS(2, 1)},
