@@ -356,6 +356,10 @@ static int slowest(const hpc_exchange *ex, const hpc_share *share, int *ranks, i
     return n;
 }
 
+static int is_of_mates(const hpc_exchange *ex, const hpc_share *share) {
+    return group_of_row(ex, share->rows[0]) == *group_at(ex, share->key, ex->context->group.rank);
+}
+
 /* A relay of this rank's own may wait for a reply of this rank's own, which is parked for the sake of the others. */
 static int without(int *ranks, int n, int me) {
     int left = 0;
@@ -374,7 +378,7 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
     for (int r = 0; r < ex->context->group.size; r++)
         if (hpc_pushes_key(ex, r, key) && is_mate(ex, key, r) && hpc_pushes_of(ex, r, key) < ticket / 2)
             n = hpc_add_rank(ranks, n, r);
-    if (n == 0) n = hpc_whole_missing_in_stages(ex, key, ticket, ranks);
+    if (n == 0) n = hpc_whole_missing_in_stages(ex, key, ticket, is_of_mates, ranks);
     if (n > 0) return n;
     for (int s = 0; s < ex->layout.n_shares; s++)
         if (ex->layout.shares[s].key == key && ex->layout.shares[s].owner == me && ex->layout.shares[s].own != NULL)

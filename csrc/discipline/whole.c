@@ -155,12 +155,14 @@ int hpc_whole_slot(const hpc_exchange *ex, uint64_t ticket) {
     return (int)((ticket / 2 + (uint64_t)ex->layout.depth - 1) % (uint64_t)ex->layout.depth);
 }
 
-int hpc_whole_missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks) {
+int hpc_whole_missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket, hpc_whole_matters *matters,
+                                int *ranks) {
     int n = 0, slot = hpc_whole_slot(ex, ticket);
     for (int s = 0; s < ex->layout.n_shares && ex->layout.stages.many; s++) {
         const hpc_share *share = &ex->layout.shares[s];
         if (share->key != key || share->owner != ex->context->group.rank) continue;
         if (ex->plan->rows[share->rows[0]].action != HPC_FORWARD || hpc_share_has_answered(ex, s, ticket)) continue;
+        if (matters != NULL && !matters(ex, share)) continue;
         n = hpc_whole_missing(ex, share, slot, hpc_share_next_fold(ex, s), ranks, n);
     }
     return n;
@@ -175,7 +177,7 @@ int hpc_whole_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int *ran
     for (int r = 0; r < size; r++)
         if (hpc_pushes_key(ex, r, key) && hpc_pushes_of(ex, r, key) < ticket / 2) n = hpc_add_rank(ranks, n, r);
     if (n > 0) return n;
-    n = hpc_whole_missing_in_stages(ex, key, ticket, ranks);
+    n = hpc_whole_missing_in_stages(ex, key, ticket, NULL, ranks);
     if (n > 0) return n;
     for (int i = 0; i < k->n_awaited; i++) {
         const hpc_share *share = &ex->layout.shares[k->awaited[i]];

@@ -15,8 +15,11 @@ int hpc_whole_slot(const hpc_exchange *ex, uint64_t ticket);
  * the number of the fold that waits for them; rows that have made it are left out. UINT64_MAX: no row is. */
 int hpc_whole_missing(const hpc_exchange *ex, const hpc_share *share, int slot, uint64_t fold, int *ranks, int n);
 /* With several stages: writes the ranks whose inputs are missing for the folds of a ticket that this rank forwards, and
- * returns their number. What it waits for itself may wait for those folds. */
-int hpc_whole_missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks);
+ * returns their number. What it waits for itself may wait for those folds: of all shares, or of those that matters says
+ * yes to. */
+typedef int hpc_whole_matters(const hpc_exchange *ex, const hpc_share *share);
+int hpc_whole_missing_in_stages(const hpc_exchange *ex, int key, uint64_t ticket, hpc_whole_matters *matters,
+                                int *ranks);
 /* hpc_discipline.awaited of a push to servers. */
 int hpc_whole_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks);
 /* The same of the share's next fold on a graph (hpc_missing). */

@@ -366,21 +366,19 @@ static void refused(rank *r) {
     hpc_plan_free(plan);
 }
 
-#define HOSTS(n, what) ((n)*HOSTS_OF + (what))
-
 /* A plan by hand, of one key: ranks 0 and 1 are a group, and so are 2 and 3. Rank 4 owns. Rank 5 folds for the
- * first one and passes parameters on to it, and so does another rank for the second one. */
-static void boxes(job *j, const rank *r, hand_plan *h, int second) {
+ * first one and passes parameters on to it; two others do so for the second one. */
+static void boxes(job *j, const rank *r, hand_plan *h, int folds, int relays) {
     job_init(j, r);
     j->n_keys = 1, j->n_workers = 4;
     const uint64_t count = j->keys[0].count;
-    const hpc_edge edges[] = {{0, -1, 1}, {1, -1, 1}, {2, -1, 1}, {3, -1, 1},    {4, 0, 1},
-                              {5, 1, 1},  {4, 2, 1},  {5, 3, 1},  {second, 4, 1}};
+    const hpc_edge edges[] = {{0, -1, 1}, {1, -1, 1},    {2, -1, 1}, {3, -1, 1},    {4, 0, 1},
+                              {5, 1, 1},  {folds, 2, 1}, {5, 3, 1},  {relays, 4, 1}};
     memcpy(h->edges, edges, sizeof edges);
     const hpc_row rows[] = {
         {.owner = 4, .action = HPC_APPLY, .quorum = 2, .n_in = 2, .in = h->edges + 5, .n_out = 2, .out = h->edges + 7},
         {.owner = 5, .action = HPC_FORWARD, .quorum = 2, .n_in = 2, .in = h->edges, .n_out = 1, .out = h->edges + 4},
-        {.owner = 4,
+        {.owner = folds,
          .action = HPC_FORWARD,
          .quorum = 2,
          .n_in = 2,
@@ -388,7 +386,7 @@ static void boxes(job *j, const rank *r, hand_plan *h, int second) {
          .n_out = 1,
          .out = h->edges + 4},
         {.owner = 5, .action = HPC_RELAY, .quorum = 1, .n_in = 1, .in = h->edges + 4, .n_out = 2, .out = h->edges},
-        {.owner = second,
+        {.owner = relays,
          .action = HPC_RELAY,
          .quorum = 1,
          .n_in = 1,
@@ -408,10 +406,10 @@ static void boxed(rank *r) {
     job j;
     hpc_exchange *e = NULL;
     hand_plan *h = hand_new();
-    boxes(&j, r, h, 5);
+    boxes(&j, r, h, 4, 5);
     CHECK_STATUS(create(r, &j, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("rows 3 and 4, of core 0 of rank 5, fold or relay for two groups");
-    boxes(&j, r, h, 4);
+    boxes(&j, r, h, 4, 4);
     e = open_all(r, &j);
     float *one = calloc(j.keys[0].count, sizeof *one);
     if (r->rank < 2) {
@@ -425,6 +423,39 @@ static void boxed(rank *r) {
     hpc_exchange_free(e);
     free(h);
 }
+
+/* Rank 0 folds for the other group, which has pushed nothing. Under ASYNC nobody waits for that group, but for the
+ * owner, which stands still, and for the relay behind it. */
+static void folds_for_others(rank *r) {
+    job j;
+    hand_plan *h = hand_new();
+    boxes(&j, r, h, 0, 4);
+    hpc_exchange *e = open_all(r, &j);
+    float *one = calloc(j.keys[0].count, sizeof *one);
+    uint64_t ticket;
+    if (r->rank < 2) {
+        CHECK_OK(hpc_exchange_start(e, 0, BOTH, one, -1, &ticket));
+        CHECK_STATUS(hpc_exchange_wait(e, 0, ticket, 0.1), HPC_ERR_TIMEOUT);
+        for (int i = 0; i < hpc_last_error()->n_culprits; i++) CHECK(hpc_last_error()->culprits[i].rank >= 4);
+        for (int who = 2; who < 4; who++) {
+            hpc_exchange_peer peer;
+            CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
+            CHECK(peer.wait == 0);
+        }
+        atomic_fetch_add(&r->board[0], 1);
+        CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+    } else if (r->rank == 4) {
+        rank_await(r, 0, 2);
+    } else {
+        progress_until(r, e, 0, 2);
+    }
+    free(one);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+    free(h);
+}
+
+#define HOSTS(n, what) ((n)*HOSTS_OF + (what))
 
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
@@ -440,6 +471,7 @@ int main(int argc, char **argv) {
         {.name = "names_slow", .size = 4, .run = names_slow, .arg = HOSTS(2, THREADS | 1), .where = RANKS_UNSEEDED},
         {.name = "names_silent", .size = 6, .run = names_silent, .arg = HOSTS(2, 0), .where = RANKS_UNSEEDED},
         {.name = "boxed", .size = 6, .run = boxed, .arg = HOSTS(2, 0)},
+        {.name = "folds_for_others", .size = 6, .run = folds_for_others, .arg = HOSTS(2, 0), .where = RANKS_UNSEEDED},
         {.name = "closes", .size = 6, .run = closes, .arg = HOSTS(2, 1)},
         {.name = "dies", .size = 4, .run = dies, .arg = HOSTS(2, 2), .victims = 8, .timeout = 30},
         {.name = "refused", .size = 4, .run = refused, .arg = HOSTS(2, 1)},
