@@ -1,5 +1,6 @@
 """Exchanges over hierarchies: the values of the flat plan, checkpoints, and what is left when a rank is gone."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from conftest import Left, on_both, run_threads
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import ASYNC, SGD, SSP, Exchange, Hierarchy, Momentum, ParameterServer
+from hpcomm import ASYNC, SGD, SSP, Exchange, Hierarchy, InvalidArgument, Momentum, ParameterServer
 from hpcomm.topology import HostGraph, ring
 from hpcomm.topology.by_key import ByKey
 
@@ -112,6 +113,44 @@ def test_groups_that_run_apart_count_every_update_once(case: str) -> None:
                 assert np.allclose(ex.params[name], expected, rtol=1e-6, atol=1e-6), name
 
     run_threads(8, body)
+
+
+@on_both
+@pytest.mark.parametrize("consistency", [ASYNC, SSP(3)])
+@pytest.mark.parametrize("by_key", [False, True])
+def test_parameters_come_with_the_answer_to_a_push_where_groups_run_apart(
+    by_key: bool, consistency: hpcomm.Consistency
+) -> None:
+    """Of flat keys beside others too: a pull without a push brings nothing new, and a key has one push under way."""
+    refused = threading.Event()
+
+    def body(ctx: hpcomm.Context) -> None:
+        hosts = Hierarchy([[0, 1], [2, 3]])
+        topology: Any = {"fc": hosts} if by_key else hosts
+        options: dict[str, Any] = {"rule": SGD(lr=1), "reduce": "sum", "depth": 2, "progress": "inline"}
+        with Exchange(ctx, params(), topology, consistency, **options) as ex:
+            steps_of(ex, ctx.rank, 1)
+            before = {name: value.copy() for name, value in ex.params.items()}
+            ctx.barrier()
+            for name, value in before.items():
+                assert np.array_equal(ex.pull(name), value)
+            assert ex.stats().by_staleness == ()
+            ctx.barrier()
+            if ctx.rank == 1:  # rank 0's push waits for this one's
+                assert refused.wait(20)
+            ex.push("fc", gradient("fc", ctx.rank, 1))
+            if ctx.rank == 0:
+                with pytest.raises(InvalidArgument, match="key fc is under way since push 2 of rank 0"):
+                    ex.push("fc", gradient("fc", ctx.rank, 2))
+                refused.set()
+            ex.pull("fc")
+            ctx.barrier()
+            ex.load_state_dict(ex.state_dict())
+            for name, start in params().items():
+                total = sum(gradient(name, rank, step) for rank in range(4) for step in range(1 + (name == "fc")))
+                assert np.allclose(ex.params[name], start - total, rtol=1e-6, atol=1e-6), name
+
+    run_threads(4, body)
 
 
 def test_the_same_groups_give_the_same_bits() -> None:

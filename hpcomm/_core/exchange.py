@@ -247,7 +247,7 @@ def exchange_inputs(exchange: Any) -> tuple[int, ...]:
 
 
 def exchange_staleness(exchange: Any) -> tuple[int, ...]:
-    """Steps by how far the slowest worker was behind when they began, under SSP with servers."""
+    """Steps by how far the slowest worker was behind when they began, under SSP with servers of one stage."""
     most = lib.hpc_exchange_get_staleness(exchange, ffi.NULL, 0)
     if most == 0:
         return ()

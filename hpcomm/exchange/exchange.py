@@ -102,6 +102,11 @@ class Exchange(SplitCalls):
     written, and it waits until the slot is free. A second pull without a push between always asks the owners; so all
     updates are in params when all workers have pulled every key, met (Context.barrier) and pulled every key again.
 
+    Under SSP(s) and ASYNC with a Hierarchy (or a plan of several stages) this is otherwise, for all keys of the
+    exchange, flat ones too: parameters come with the answer to a push, and a pull without a push brings nothing new. A
+    key has one push under way. All updates are in params when all workers have pulled what they pushed, met and called
+    load_state_dict(state_dict()).
+
     With a quorum a worker pushes every key once a step, and pulls all keys before the next step. The parameters of a
     straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
 
@@ -264,16 +269,16 @@ class Exchange(SplitCalls):
 
         Raises:
             InvalidArgument: an unknown key, another dtype or shape, NaN or Inf with check_finite, a rank that is no
-                worker, a closed exchange, a key that is under way: its last push under BSP, depth pushes under ASYNC
-                (under SSP it waits).
+                worker, a closed exchange, a key that is under way: its last push under BSP, and under ASYNC and SSP
+                with a Hierarchy; depth pushes under ASYNC else (under SSP it waits).
                 pull, gradient or the handle of push_nb wait for it. Nothing has been sent then.
         """
         self._sent(_start, name, PUSH, grad, timeout)
 
     def pull(self, name: str, timeout: float | None = None) -> NDArray[np.float32]:
         """The parameters of a key, params[name]: under BSP once the last push is applied, under ASYNC as their owners
-        have them now, under SSP as soon as they are fresh enough. It also ends a push or a push_pull that a Timeout or
-        Ctrl-C has cut short."""
+        have them now, under SSP as soon as they are fresh enough; under both with a Hierarchy as they came with the
+        answer to the last push. It also ends a push or a push_pull that a Timeout or Ctrl-C has cut short."""
         return self._sent(_call, name, PULL, None, timeout)[0].params  # type: ignore[no-any-return]
 
     def push_pull(self, name: str, grad: object = None, timeout: float | None = None) -> NDArray[np.float32]:
@@ -356,7 +361,8 @@ class Exchange(SplitCalls):
 
         The values travel with that push, so the call waits for nobody, and pushes that are under way keep theirs. Under
         BSP every worker sets the same values before the same push; where they differ the exchange ends in ConfigError.
-        On a graph they are for this rank's own parameters, and under ASYNC and SSP for its own updates.
+        On a graph they are for this rank's own parameters, and under ASYNC and SSP for its own updates; with a
+        Hierarchy for those of its host, all of whose ranks set the same.
 
         Args:
             keys: whose rules change; None means all.

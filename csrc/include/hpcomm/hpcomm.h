@@ -661,9 +661,10 @@ typedef enum hpc_push_flags {
 /* Starts a push, a pull, or both. src: float32 values to copy (and encode) into the gradient; NULL: they are there
  * already. *ticket is for test and wait. Waits only while the owner has too many events of this rank unpolled. BSP
  * refuses a push of a key whose last push is not applied yet; ASYNC refuses one when all slots of the key are in use.
- * Under SSP with servers a pull ends at once while this rank's copy is fresh enough; a pull without a push before it
- * always asks the owners. There, and on a graph, a push may still be read when its pull has ended: start waits for a
- * free slot, and so does hpc_exchange_gradient, which is to be called before each gradient is written.
+ * ASYNC and SSP with several stages do as BSP: a pull waits for the answer to the last push, and asks for nothing.
+ * Under SSP with servers of one stage a pull ends at once while this rank's copy is fresh enough; a pull without a push
+ * before it always asks the owners. There, and on a graph, a push may still be read when its pull has ended: start
+ * waits for a free slot, and so does hpc_exchange_gradient, which is to be called before each gradient is written.
  * While pulls of a key are under way its parameters are the exchange's, until the newest has ended. After
  * HPC_ERR_TIMEOUT the same call goes on where this one stopped; so does close. */
 HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const float *src, double timeout,
@@ -705,9 +706,10 @@ HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
 /* New args of a key's rule, from args[1] on; key -1: of all keys. They travel with this rank's next push of the key
  * (with split: with its next apply), and hold from then on; the call waits for nobody. Under BSP all workers of a key
  * set the same args before the same push: else the exchange ends in HPC_ERR_CONFIG, which names two ranks. Under ASYNC
- * and SSP, and on a graph, a rank's args are for its own updates or its own parameters; with a quorum of servers the
- * lowest rank in a fold decides. On a rank that only serves they hold until the next push brings others. Where rows
- * apply a worker's updates that send it nothing (each receiver for itself), the plan's depth must be 2 or more. */
+ * and SSP, and on a graph, a rank's args are for its own updates or its own parameters (with several stages for those
+ * of its group, whose ranks set the same); with a quorum of servers the lowest rank in a fold decides. On a rank that
+ * only serves they hold until the next push brings others. Where rows apply a worker's updates that send it nothing
+ * (each receiver for itself), the plan's depth must be 2 or more. */
 HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, int key, const double *args);
 
 /* Writes the HPC_RULE_ARGS args of the next push of key into args; on a rank that only serves, those of the last push.
@@ -763,9 +765,9 @@ HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
  * workers. */
 HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *counts, int cap);
 
-/* SSP with servers. counts[d]: the steps (of a key, by this rank) that began with the slowest worker d behind, as far
- * as this rank's parameters have its updates; for d below cap. Returns the staleness; without such an SSP 0, and counts
- * are 0. */
+/* SSP with servers of one stage. counts[d]: the steps (of a key, by this rank) that began with the slowest worker d
+ * behind, as far as this rank's parameters have its updates; for d below cap. Returns the staleness; without such an
+ * SSP 0, and counts are 0. */
 HPC_API int hpc_exchange_get_staleness(const hpc_exchange *exchange, uint64_t *counts, int cap);
 
 typedef struct hpc_exchange_peer {
