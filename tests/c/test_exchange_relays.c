@@ -123,6 +123,29 @@ static void names_missing(rank *r) {
     job_close(e, NULL, h);
 }
 
+/* A rank stands still behind its push. The others wait for what it owns or folds, and not for its neighbour, whose
+ * parameters have come by the same relays. */
+static void names_owner(rank *r) {
+    enum { STILL = 2, NEIGHBOUR = 3, KEY = 2 };
+    job j;
+    hand_plan *h = hand_new();
+    by_hosts(&j, h, r, r->arg);
+    hpc_exchange *e = job_open(r, &j);
+    uint64_t ticket = job_start(r, &j, e, KEY, 0, HPC_PUSH | HPC_PULL, false);
+    if (r->rank < STILL) {
+        const double end = ranks_now() + ranks_patience(10);
+        do {
+            CHECK(ranks_now() < end);
+            CHECK_STATUS(hpc_exchange_wait(e, KEY, ticket, 0.02), HPC_ERR_TIMEOUT);
+        } while (ranks_error_waits_for(NEIGHBOUR));
+        atomic_fetch_add(&r->board[0], 1);
+    } else if (r->rank == STILL) {
+        rank_await(r, 0, STILL);
+    }
+    CHECK_OK(hpc_exchange_wait(e, KEY, ticket, -1));
+    job_close(e, NULL, h);
+}
+
 static int count_them(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
     (void)acc, (void)state, (void)args;
     for (int64_t i = 0; i < n; i++) param[i] = (float)count;
@@ -302,6 +325,7 @@ int main(int argc, char **argv) {
          .run = names_missing,
          .arg = HOSTS(2, CHAIN),
          .where = RANKS_UNSEEDED},
+        {.name = "names_owner", .size = 4, .run = names_owner, .arg = HOSTS(2, 0), .where = RANKS_UNSEEDED},
         {.name = "counted", .size = 5, .run = counted, .arg = HOSTS(2, CHAIN)},
         {.name = "refused", .size = 2, .run = refused},
         {.name = "broadcast_2", .size = 2, .run = broadcasts, .arg = HOSTS(1, 0)},
