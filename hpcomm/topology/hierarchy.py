@@ -106,8 +106,6 @@ class Hierarchy:
         if self.bandwidths not in (None, MEASURED) and not isinstance(self.bandwidths, Bandwidths):
             raise InvalidArgument(f"bandwidths is {self.bandwidths!r}: must be a Bandwidths, {MEASURED!r} or None")
         choice("apply_at", self.apply_at, _core.APPLY_AT)
-        if self.bandwidths is not None and not isinstance(self.bandwidths, Bandwidths):
-            raise InvalidArgument(f"bandwidths is {self.bandwidths!r}: must be a Bandwidths, or None")
         if self.hosts is not None:
             put(
                 self,
