@@ -360,7 +360,7 @@ static int is_of_mates(const hpc_exchange *ex, const hpc_share *share) {
     return group_of_row(ex, share->rows[0]) == *group_at(ex, share->key, ex->context->group.rank);
 }
 
-/* A relay of this rank's own may wait for a reply of this rank's own, which is parked for the sake of the others. */
+/* A relay of this rank's own may wait for a row of this rank's own, which waits for one of the others. */
 static int without(int *ranks, int n, int me) {
     int left = 0;
     for (int i = 0; i < n && n > 1; i++)
@@ -368,8 +368,9 @@ static int without(int *ranks, int n, int me) {
     return n > 1 ? left : n;
 }
 
-/* The ranks of its group that have not pushed. Where that cannot be seen: those whose inputs are missing here, then
- * slower groups, other owners, and ranks of the group that left without a word. */
+/* The ranks of its group that have not pushed. Where that cannot be seen: those whose inputs are missing here; then
+ * slower groups, for which other owners have parked their replies too; then other owners, and ranks of the group that
+ * left without a word. */
 static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
     const hpc_pushed *k = &ex->keys[key];
     const int me = ex->context->group.rank;
@@ -383,6 +384,7 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
     for (int s = 0; s < ex->layout.n_shares; s++)
         if (ex->layout.shares[s].key == key && ex->layout.shares[s].owner == me && ex->layout.shares[s].own != NULL)
             n = slowest(ex, &ex->layout.shares[s], ranks, n);
+    if (n > 0) return n;
     for (int i = 0; i < k->n_awaited; i++) {
         const hpc_share *share = &ex->layout.shares[k->awaited[i]];
         if (hpc_share_has_answered(ex, k->awaited[i], ticket)) continue;

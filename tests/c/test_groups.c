@@ -258,6 +258,35 @@ static void names_slow(rank *r) {
     end(e, plan);
 }
 
+/* A host stands still, and another one has done as many steps as it may without it. Whoever is ahead waits for the
+ * first one alone, though the other one has parked its replies too. */
+static void names_slowest(rank *r) {
+    const int slow = host_of(r, r->size - 1) * per_host(r);
+    job j;
+    hpc_plan *plan = by_hosts(&j, r, 1);
+    hpc_exchange *e = open_all(r, &j);
+    float *one = calloc(j.keys[2].count, sizeof *one);
+    uint64_t ticket;
+    if (r->rank < slow) CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
+    if (r->rank < per_host(r)) {
+        const double limit = ranks_now() + ranks_patience(10);
+        CHECK_OK(hpc_exchange_start(e, 2, BOTH, one, -1, &ticket));
+        for (int named = 1; named;) {
+            CHECK(ranks_now() < limit);
+            CHECK_STATUS(hpc_exchange_wait(e, 2, ticket, 0.02), HPC_ERR_TIMEOUT);
+            named = 0;
+            for (int who = per_host(r); who < slow; who++) named |= ranks_error_waits_for(who);
+        }
+        atomic_fetch_add(&r->board[0], 1);
+        CHECK_OK(hpc_exchange_wait(e, 2, ticket, -1));
+    } else {
+        progress_until(r, e, 0, (uint64_t)per_host(r));
+        if (r->rank >= slow) CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
+    }
+    free(one);
+    end(e, plan);
+}
+
 /* Under ASYNC a host that is behind is not waited for. A rank of another host stands still, which owns rows and so owes
  * answers: the wait is for that one, and not for those who have pushed nothing either. */
 static void names_silent(rank *r) {
@@ -469,6 +498,7 @@ int main(int argc, char **argv) {
         {.name = "rates", .size = 4, .run = rates, .arg = HOSTS(2, 2)},
         {.name = "rates_differ", .size = 4, .run = rates_differ, .arg = HOSTS(2, 2), .apart = true},
         {.name = "names_slow", .size = 4, .run = names_slow, .arg = HOSTS(2, THREADS | 1), .where = RANKS_UNSEEDED},
+        {.name = "names_slowest", .size = 6, .run = names_slowest, .arg = HOSTS(2, 1), .where = RANKS_UNSEEDED},
         {.name = "names_silent", .size = 6, .run = names_silent, .arg = HOSTS(2, 0), .where = RANKS_UNSEEDED},
         {.name = "boxed", .size = 6, .run = boxed, .arg = HOSTS(2, 0)},
         {.name = "folds_for_others", .size = 6, .run = folds_for_others, .arg = HOSTS(2, 0), .where = RANKS_UNSEEDED},
