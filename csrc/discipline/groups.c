@@ -360,6 +360,20 @@ static int is_of_mates(const hpc_exchange *ex, const hpc_share *share) {
     return group_of_row(ex, share->rows[0]) == *group_at(ex, share->key, ex->context->group.rank);
 }
 
+/* Of a share of this rank's that has not applied push number pushes of this rank's group: the ranks by which it comes.
+ */
+static int bringers(const hpc_exchange *ex, const hpc_share *share, uint64_t pushes, int *ranks, int n) {
+    const group_clocks *c = share->own;
+    const int own = *group_at(ex, share->key, ex->context->group.rank);
+    if (atomic_load_explicit(&c->applied[own], memory_order_relaxed) >= pushes) return n;
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        for (int e = 0; e < w->row->n_in; e++)
+            if (w->inputs[e].lowest == own) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
+    }
+    return n;
+}
+
 /* A relay of this rank's own may wait for a row of this rank's own, which waits for one of the others. */
 static int without(int *ranks, int n, int me) {
     int left = 0;
@@ -369,8 +383,8 @@ static int without(int *ranks, int n, int me) {
 }
 
 /* The ranks of its group that have not pushed. Where that cannot be seen: those whose inputs are missing here; then
- * slower groups, for which other owners have parked their replies too; then other owners, and ranks of the group that
- * left without a word. */
+ * slower groups, for which other owners have parked their replies too; then those who fold for this rank's own rows,
+ * other owners, and ranks of the group that left without a word. */
 static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
     const hpc_pushed *k = &ex->keys[key];
     const int me = ex->context->group.rank;
@@ -385,6 +399,9 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
         if (ex->layout.shares[s].key == key && ex->layout.shares[s].owner == me && ex->layout.shares[s].own != NULL)
             n = slowest(ex, &ex->layout.shares[s], ranks, n);
     if (n > 0) return n;
+    for (int s = 0; s < ex->layout.n_shares; s++)
+        if (ex->layout.shares[s].key == key && ex->layout.shares[s].owner == me && ex->layout.shares[s].own != NULL)
+            n = bringers(ex, &ex->layout.shares[s], ticket / 2, ranks, n);
     for (int i = 0; i < k->n_awaited; i++) {
         const hpc_share *share = &ex->layout.shares[k->awaited[i]];
         if (hpc_share_has_answered(ex, k->awaited[i], ticket)) continue;

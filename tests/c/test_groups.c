@@ -484,6 +484,36 @@ static void folds_for_others(rank *r) {
     free(h);
 }
 
+/* The owner's own group is folded by a rank outside of it, which stands still: the owner waits for that one. */
+static void folded_elsewhere(rank *r) {
+    enum { FOLDS = 2 };
+    job j;
+    job_init(&j, r);
+    j.n_keys = 1, j.n_workers = 2;
+    const uint64_t count = j.keys[0].count;
+    const hpc_edge group[] = {{0, -1, 1}, {1, -1, 1}}, fold = {FOLDS, 1, 1}, to = {0, 0, 1};
+    hpc_row rows[] = {{.owner = 0, .action = HPC_APPLY, .quorum = 1, .n_in = 1, .in = &fold, .n_out = 2, .out = group},
+                      {.owner = FOLDS, .action = HPC_FORWARD, .quorum = 2, .n_in = 2, .in = group, .n_out = 1}};
+    rows[0].depth = rows[1].depth = 1, rows[0].count = rows[1].count = count;
+    rows[1].out = &to;
+    const hpc_plan plan = {.n_keys = 1, .n_rows = 2, .keys = j.keys, .rows = rows};
+    j.plan = &plan;
+    hpc_exchange *e = open_all(r, &j);
+    uint64_t ticket;
+    if (r->rank == FOLDS) {
+        rank_await(r, 0, 1);
+    } else {
+        ticket = job_start(r, &j, e, 0, 0, BOTH, false);
+        if (r->rank == 0) {
+            CHECK_STATUS(hpc_exchange_wait(e, 0, ticket, 0.1), HPC_ERR_TIMEOUT);
+            CHECK(ranks_error_waits_for(FOLDS) && !ranks_error_waits_for(0));
+            rank_set(r, 0, 1);
+        }
+        CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+    }
+    end(e, NULL);
+}
+
 #define HOSTS(n, what) ((n)*HOSTS_OF + (what))
 
 int main(int argc, char **argv) {
@@ -502,6 +532,7 @@ int main(int argc, char **argv) {
         {.name = "names_silent", .size = 6, .run = names_silent, .arg = HOSTS(2, 0), .where = RANKS_UNSEEDED},
         {.name = "boxed", .size = 6, .run = boxed, .arg = HOSTS(2, 0)},
         {.name = "folds_for_others", .size = 6, .run = folds_for_others, .arg = HOSTS(2, 0), .where = RANKS_UNSEEDED},
+        {.name = "folded_elsewhere", .size = 3, .run = folded_elsewhere, .arg = HOSTS(2, 1), .where = RANKS_UNSEEDED},
         {.name = "closes", .size = 6, .run = closes, .arg = HOSTS(2, 1)},
         {.name = "dies", .size = 4, .run = dies, .arg = HOSTS(2, 2), .victims = 8, .timeout = 30},
         {.name = "refused", .size = 4, .run = refused, .arg = HOSTS(2, 1)},
