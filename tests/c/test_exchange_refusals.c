@@ -230,8 +230,8 @@ static void bad_create(rank *r) {
     }
     CHECK_STATUS(hpc_exchange_create(r->context, &c, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("quorum");
-    for (int i = 0; i < h.plan.n_rows; i++) h.rows[i].quorum = h.rows[i].n_in;
-    c.consistency = HPC_ASYNC; /* all of them: the plan waits for all inputs */
+    c.consistency = HPC_ASYNC; /* which may apply one update by itself, but not forward a part of a group's */
+    for (int i = 0; i < h.plan.n_rows; i++) h.rows[i].quorum = h.rows[i].action == HPC_APPLY ? h.rows[i].n_in : 1;
     CHECK_STATUS(hpc_exchange_create(r->context, &c, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("quorum");
     CHECK(!e);
