@@ -2,19 +2,12 @@
  * defines VECTOR_BYTES, the vectors reals and words, stream_vector(to, from), fold_end(stream), store_f16(out, reals)
  * and store_words16(out, words), which keeps the lower halves, and includes this. */
 #include "kernel/half.h"
+#include "kernel/round_kernel.h"
 
 /* x, but one NaN for all of them. */
 static inline reals one_nan(reals x) {
     words number = (words)(x == x);
     return (reals)(((words)x & number) | (~number & 0x7fc00000));
-}
-
-/* The nearest bfloat16 of each, in the lower half of its word. */
-static inline words round_bf16(reals x) {
-    words bits = (words)x;
-    words nan = (words)(x != x);
-    words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return (rounded & ~nan) | ((bits >> 16 | 0x0040) & nan);
 }
 
 static void encode(void *to, const float *in, size_t count, int dtype) {

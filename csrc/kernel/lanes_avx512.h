@@ -1,0 +1,40 @@
+/* Vectors of AVX-512F, and what kernels do with them. */
+#ifndef HPC_LANES_AVX512_H
+#define HPC_LANES_AVX512_H
+
+#include <stdint.h>
+
+#include <immintrin.h>
+
+#define VECTOR_BYTES 64
+
+static inline void stream_vector(void *to, const void *from) {
+    _mm512_stream_si512(to, _mm512_loadu_si512(from));
+}
+
+/* gcc 12 at -O2 forgets vzeroupper here, and the caller's SSE code then runs at half speed. */
+static inline void fold_end(int stream) {
+    if (stream) _mm_sfence();
+    _mm256_zeroupper();
+}
+
+typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
+
+static inline reals load_f16(const uint16_t *in) {
+    return (reals)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)in));
+}
+
+static inline reals load_bf16(const uint16_t *in) {
+    return (reals)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)in)), 16);
+}
+
+static inline void store_f16(uint16_t *out, reals x) {
+    _mm256_storeu_si256((__m256i *)out, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+static inline void store_words16(uint16_t *out, words x) {
+    _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi32_epi16((__m512i)x));
+}
+
+#endif

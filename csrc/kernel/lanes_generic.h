@@ -1,0 +1,72 @@
+/* For every CPU: vectors of 16 bytes, which the compiler maps to the baseline's registers, and what kernels do with
+ * them. */
+#ifndef HPC_LANES_GENERIC_H
+#define HPC_LANES_GENERIC_H
+
+#include <stdint.h>
+
+#define VECTOR_BYTES 16
+
+#if defined(__SSE2__)
+
+#include <emmintrin.h>
+
+static inline void stream_vector(void *to, const void *from) {
+    _mm_stream_si128(to, _mm_loadu_si128(from));
+}
+
+static inline void fold_end(int stream) {
+    if (stream) _mm_sfence();
+}
+
+#else
+
+#include <string.h>
+
+static inline void stream_vector(void *to, const void *from) {
+    memcpy(to, from, VECTOR_BYTES);
+}
+
+static inline void fold_end(int stream) {
+    (void)stream;
+}
+
+#endif
+
+typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t ints __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+
+static inline void store_words16(uint16_t *out, words x) {
+    *(halves *)out = __builtin_convertvector(x, halves);
+}
+
+/* hpc_from_f16 and hpc_to_f16 without branches: every case is computed, and masks choose. Comparisons are of signed
+ * numbers, which SSE2 has. */
+static inline reals load_f16(const uint16_t *in) {
+    words half = __builtin_convertvector(*(const halves *)in, words);
+    ints magnitude = (ints)(half & 0x7fff);
+    words subnormal = (words)(magnitude < 0x0400), special = (words)(magnitude > 0x7bff);
+    words small = (words)(__builtin_convertvector(magnitude, reals) * 0x1p-24f);
+    words large = ((words)magnitude << 13) + (112u << 23) + (special & (112u << 23));
+    return (reals)((half & 0x8000) << 16 | (small & subnormal) | (large & ~subnormal));
+}
+
+static inline reals load_bf16(const uint16_t *in) {
+    return (reals)(__builtin_convertvector(*(const halves *)in, words) << 16);
+}
+
+static inline void store_f16(uint16_t *out, reals x) {
+    words bits = (words)x;
+    ints magnitude = (ints)(bits & 0x7fffffff);
+    words nan = (words)(magnitude > 0x7f800000), tiny = (words)(magnitude < 113 << 23);
+    words huge = (words)(magnitude >= 143 << 23);
+    words small = (words)((reals)magnitude + 0.5f) - (126u << 23);
+    words large = ((words)magnitude - (112u << 23) + 0x0fff + ((words)magnitude >> 13 & 1)) >> 13;
+    words payload = ((words)magnitude >> 13 & 0x03ff) | 0x7e00;
+    words result = (small & tiny) | (large & ~(tiny | huge)) | (huge & 0x7c00) | (payload & nan);
+    store_words16(out, (bits >> 16 & 0x8000) | result);
+}
+
+#endif
