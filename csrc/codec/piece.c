@@ -1,0 +1,211 @@
+/* Reading pieces, and adding them. */
+#include "codec/piece.h"
+
+#include <string.h>
+
+#include "codec/codec.h"
+
+enum { BLOCK = 1024, CODES = 512, AHEAD = 24 };
+
+_Static_assert(sizeof(hpc_piece_head) == 16, "the head of a piece has 16 bytes");
+
+const char *hpc_piece_text(int status) {
+    switch (status) {
+    case HPC_PIECE_BAD_ARGS:
+        return "its arguments are out of range";
+    case HPC_PIECE_NO_ROOM:
+        return "its room is less than max_bytes";
+    case HPC_PIECE_FAILED:
+        return "its filter failed";
+    case HPC_PIECE_BAD_HEAD:
+        return "its head names a form, a format or a number of elements that it cannot have";
+    case HPC_PIECE_BAD_LENGTH:
+        return "its length is not that of its form, or not what came";
+    case HPC_PIECE_BAD_COUNT:
+        return "it keeps another number of elements than it has values";
+    case HPC_PIECE_BAD_INDEX:
+        return "it has an element behind the last one";
+    default:
+        return "it is right";
+    }
+}
+
+static int is_format(int values) {
+    return values == HPC_F32 || values == HPC_F16 || values == HPC_BF16;
+}
+
+size_t hpc_piece_max_bytes(uint64_t n, int values) {
+    return sizeof(hpc_piece_head) + (size_t)n * hpc_dtype_bytes(values);
+}
+
+int hpc_piece_check(int64_t n, int values, int64_t cap) {
+    if (n < 0 || n > HPC_PIECE_ELEMENTS || !is_format(values)) return HPC_PIECE_BAD_ARGS;
+    return cap < 0 || (uint64_t)cap < hpc_piece_max_bytes((uint64_t)n, values) ? HPC_PIECE_NO_ROOM : 0;
+}
+
+int64_t hpc_piece_finish(void *out, int form, int values, int64_t n, int64_t entries, size_t nbytes) {
+    hpc_piece_head head = {
+        .nbytes = (uint32_t)(sizeof head + nbytes),
+        .form = (uint8_t)form,
+        .values = (uint8_t)values,
+        .n = (uint32_t)n,
+        .entries = (uint32_t)entries,
+    };
+    memcpy(out, &head, sizeof head);
+    return head.nbytes;
+}
+
+uint64_t hpc_piece_signs_bytes(uint64_t n, uint64_t unit) {
+    uint64_t whole = n / unit, last = n % unit;
+    return (whole + (last > 0)) * 2 * sizeof(float) + whole * ((unit + 7) / 8) + (last + 7) / 8;
+}
+
+/* ---- the head ------------------------------------------------------------------------------------------------------
+ */
+
+/* Whether the form can have so many bytes behind its values. */
+static int check_rest(const hpc_piece_head *head, uint64_t rest) {
+    switch (head->form) {
+    case HPC_PIECE_DENSE:
+        if (head->entries != head->n) return HPC_PIECE_BAD_COUNT;
+        return rest == 0 ? 0 : HPC_PIECE_BAD_LENGTH;
+    case HPC_PIECE_BITS:
+        return rest == ((uint64_t)head->n + 7) / 8 ? 0 : HPC_PIECE_BAD_LENGTH;
+    case HPC_PIECE_GAPS8:
+        return rest >= head->entries ? 0 : HPC_PIECE_BAD_LENGTH;
+    default:
+        return rest % 2 == 0 && rest / 2 >= head->entries ? 0 : HPC_PIECE_BAD_LENGTH;
+    }
+}
+
+int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t n) {
+    if (nbytes < (int64_t)sizeof *head) return HPC_PIECE_BAD_LENGTH;
+    memcpy(head, in, sizeof *head);
+    if (n < 0 || n > HPC_PIECE_ELEMENTS || head->n != n) return HPC_PIECE_BAD_HEAD;
+    if (head->form >= HPC_PIECE_FORMS || !is_format(head->values) || head->unused != 0) return HPC_PIECE_BAD_HEAD;
+    if (head->nbytes != nbytes) return HPC_PIECE_BAD_LENGTH;
+    uint64_t body = (uint64_t)nbytes - sizeof *head;
+    if (head->form == HPC_PIECE_SIGNS) {
+        if (head->values != HPC_F32 || head->entries < 1) return HPC_PIECE_BAD_HEAD;
+        return body == hpc_piece_signs_bytes((uint64_t)n, head->entries) ? 0 : HPC_PIECE_BAD_LENGTH;
+    }
+    if (head->entries > head->n) return HPC_PIECE_BAD_COUNT;
+    uint64_t values = (uint64_t)head->entries * hpc_dtype_bytes(head->values);
+    return values > body ? HPC_PIECE_BAD_LENGTH : check_rest(head, body - values);
+}
+
+/* ---- adding --------------------------------------------------------------------------------------------------------
+ */
+
+/* A piece whose head was read, on its way into acc. */
+typedef struct piece_intake {
+    const hpc_piece_head *head;
+    const struct hpc_sparse_kernels *kernels;
+    const struct hpc_fold_kernels *fold;
+    const char *values;
+    const uint8_t *rest;
+    size_t nbytes; /* of the rest */
+    double weight;
+} piece_intake;
+
+/* The next count values, weighted: in block, or where they lie. */
+static const float *weighted(const piece_intake *in, size_t first, size_t count, float *block) {
+    int values = in->head->values;
+    const void *from = in->values + first * hpc_dtype_bytes(values);
+    if (values == HPC_F32 && in->weight == 1) return from;
+    if (count > 0) hpc_fold_of(in->fold, values)(block, &from, &in->weight, 1, count, 0);
+    return block;
+}
+
+static int add_by_bits(const piece_intake *in, float *acc) {
+    size_t n = in->head->n, entries = in->head->entries, used = 0;
+    if (n % 8 != 0 && in->rest[in->nbytes - 1] >> n % 8 != 0) return HPC_PIECE_BAD_INDEX;
+    if (hpc_sparse_count(in->rest, n) != entries) return HPC_PIECE_BAD_COUNT;
+    for (size_t from = 0; from < n; from += BLOCK) {
+        float block[BLOCK];
+        uint8_t bits[BLOCK / 8]; /* what is counted is what is added, even if the piece changes meanwhile */
+        size_t some = n - from < BLOCK ? n - from : BLOCK;
+        memcpy(bits, in->rest + from / 8, (some + 7) / 8);
+        size_t count = hpc_sparse_count(bits, some);
+        if (count > entries - used) return HPC_PIECE_BAD_COUNT;
+        if (some % 8 != 0) bits[some / 8] &= (uint8_t)((1u << some % 8) - 1);
+        in->kernels->add_bits(acc + from, some, bits, weighted(in, used, count, block));
+        used += count;
+    }
+    return 0;
+}
+
+/* Lines that are not in a cache are asked for early: which ones is known. */
+static void add_at(float *restrict acc, const uint32_t *restrict positions, const float *restrict values,
+                   size_t count) {
+    size_t i = 0;
+    for (; i + AHEAD < count; i++) {
+        __builtin_prefetch(acc + positions[i + AHEAD], 1);
+        acc[positions[i]] += values[i];
+    }
+    for (; i < count; i++) acc[positions[i]] += values[i];
+}
+
+static int add_by_gaps(const piece_intake *in, float *acc, int wide) {
+    const struct hpc_sparse_kernels *kernels = in->kernels;
+    size_t width = wide ? 2 : 1, codes = in->nbytes / width, entries = in->head->entries, used = 0;
+    uint32_t n = in->head->n, next = 0;
+    uint64_t span;
+    if ((wide ? kernels->codes16 : kernels->codes8)(in->rest, codes, &span) != entries) return HPC_PIECE_BAD_COUNT;
+    if (span > n) return HPC_PIECE_BAD_INDEX;
+    for (size_t from = 0; from < codes; from += CODES) {
+        uint32_t positions[CODES + HPC_POSITIONS_SLACK];
+        float block[CODES];
+        size_t some = codes - from < CODES ? codes - from : CODES;
+        const uint8_t *at = in->rest + from * width;
+        size_t count = (wide ? kernels->positions16 : kernels->positions8)(at, some, positions, &next);
+        if (count > entries - used) return HPC_PIECE_BAD_COUNT; /* now: the piece has changed */
+        if (next > n) return HPC_PIECE_BAD_INDEX;
+        add_at(acc, positions, weighted(in, used, count, block), count);
+        used += count;
+    }
+    return 0;
+}
+
+static int add_by_signs(const piece_intake *in, float *acc) {
+    size_t n = in->head->n, unit = in->head->entries, units = (n + unit - 1) / unit;
+    const uint8_t *bits = (const uint8_t *)in->values + units * 2 * sizeof(float);
+    for (size_t from = 0; from < n; from += unit) {
+        size_t some = n - from < unit ? n - from : unit;
+        if (some % 8 != 0 && bits[some / 8] >> some % 8 != 0) return HPC_PIECE_BAD_INDEX;
+        bits += (some + 7) / 8;
+    }
+    bits = (const uint8_t *)in->values + units * 2 * sizeof(float);
+    for (size_t from = 0, u = 0; from < n; from += unit, u++) {
+        size_t some = n - from < unit ? n - from : unit;
+        float both[2], weight = (float)in->weight;
+        memcpy(both, in->values + u * sizeof both, sizeof both);
+        in->kernels->add_signs(acc + from, some, bits, weight * both[0], weight * both[1]);
+        bits += (some + 7) / 8;
+    }
+    return 0;
+}
+
+int hpc_piece_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int isa) {
+    hpc_piece_head head;
+    int status = hpc_piece_read(&head, in, nbytes, n);
+    if (status != 0) return status;
+    size_t values = (size_t)head.entries * hpc_dtype_bytes(head.values);
+    piece_intake intake = {.head = &head,
+                           .kernels = hpc_sparse_kernels_of(isa),
+                           .fold = hpc_fold_kernels_of(isa),
+                           .values = (const char *)in + sizeof head,
+                           .weight = weight};
+    if (head.form == HPC_PIECE_SIGNS) return add_by_signs(&intake, acc);
+    if (head.form == HPC_PIECE_DENSE)
+        return hpc_codec_add_array(acc, n, intake.values, (int64_t)values, weight, head.values);
+    intake.rest = (const uint8_t *)intake.values + values;
+    intake.nbytes = head.nbytes - sizeof head - values;
+    if (head.form == HPC_PIECE_BITS) return add_by_bits(&intake, acc);
+    return add_by_gaps(&intake, acc, head.form == HPC_PIECE_GAPS16);
+}
+
+int hpc_piece_decode_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
+    (void)args;
+    return hpc_piece_add(acc, n, in, nbytes, weight, HPC_ISA_BEST);
+}

@@ -1,0 +1,153 @@
+/* Writing a piece: filter, then choose the form. */
+#include <string.h>
+
+#include "codec/piece.h"
+
+/* The bits of a piece of up to SMALL elements lie on the stack while it is written. Those of a larger one lie at the
+ * end of its room, which the values reach only if nearly all elements are kept: it is dense then. Its slack, STEP
+ * elements, lets the filter go on by steps of some length. */
+enum { SMALL = 1 << 16, STEP = 1024 };
+
+/* A piece that is being written. */
+typedef struct piece_outlet {
+    const hpc_piece_filter *how;
+    hpc_filter_fn *filter;
+    const float *x;
+    float *residual;
+    uint8_t *values; /* behind the head; room for n */
+    uint8_t *bits;
+    size_t n, item, nbits; /* nbits: bytes of bits */
+    size_t kept;
+} piece_outlet;
+
+static hpc_filter_fn *filter_of(const hpc_piece_filter *how) {
+    const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(how->isa);
+    if (how->filter != NULL) return how->filter;
+    return how->values == HPC_F32   ? kernels->filter_f32
+           : how->values == HPC_F16 ? kernels->filter_f16
+                                    : kernels->filter_bf16;
+}
+
+/* The filter on count elements: how many it kept, or HPC_PIECE_FAILED. */
+static int64_t filter_some(const piece_outlet *out, const float *x, float *residual, size_t count, void *values,
+                           uint8_t *bits) {
+    int64_t kept = out->filter(x, residual, (int64_t)count, out->how->delta, values, bits);
+    return kept < 0 || (size_t)kept > count ? HPC_PIECE_FAILED : kept;
+}
+
+/* Dense once so many elements are kept that bits would take as many bytes. */
+static size_t dense_from(const piece_outlet *out) {
+    size_t all = out->n * out->item;
+    if (out->how->paper) return (out->n + 4) / 5;
+    size_t from = (all - out->nbits + out->item - 1) / out->item;
+    return out->n <= SMALL ? from : from - STEP;
+}
+
+/* Filters until the end, or until the piece is dense: how many elements are done. */
+static int64_t filter_all(piece_outlet *out) {
+    size_t limit = out->n <= SMALL ? out->n : (out->n * out->item - out->nbits) / out->item;
+    size_t dense = dense_from(out), at = 0;
+    while (at < out->n && (out->kept < dense || at == 0)) {
+        size_t some = out->n - at, room = limit - out->kept;
+        if (some > room) some = room & ~(size_t)63;
+        int64_t kept = filter_some(out, out->x + at, out->residual + at, some, out->values + out->kept * out->item,
+                                   out->bits + at / 8);
+        if (kept < 0) return kept;
+        out->kept += (size_t)kept;
+        at += some;
+    }
+    return (int64_t)at;
+}
+
+/* Takes back what the filter did to the first elements: their residual is all of u then, and the filter of u + 0 keeps
+ * the same again. So everything is filtered by blocks, and spread. */
+static int64_t write_dense(piece_outlet *out, size_t done) {
+    static const float zeros[STEP];
+    float values[STEP];
+    uint8_t bits[STEP / 8];
+    hpc_sparse_return(out->residual, done, out->bits, out->values, out->how->values);
+    out->kept = 0;
+    for (size_t at = 0, some; at < out->n; at += some) {
+        size_t end = at < done ? done : out->n;
+        some = end - at < STEP ? end - at : STEP;
+        int64_t kept = filter_some(out, at < done ? zeros : out->x + at, out->residual + at, some, values, bits);
+        if (kept < 0) return kept;
+        hpc_sparse_spread(out->values + at * out->item, some, bits, values, out->how->values);
+        out->kept += (size_t)kept;
+    }
+    return (int64_t)(out->n * out->item);
+}
+
+/* One more than the last element that is kept. */
+static size_t span_of(const piece_outlet *out) {
+    size_t byte = out->nbits;
+    while (byte > 0 && out->bits[byte - 1] == 0) byte--;
+    return byte == 0 ? 0 : 8 * byte - (size_t)(__builtin_clz(out->bits[byte - 1]) - 24);
+}
+
+/* Gaps that take fewer than *best bytes, if there are any, behind the values: their form, or the form given. */
+static int write_gaps(const piece_outlet *out, int form, size_t *best) {
+    const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(out->how->isa);
+    uint8_t *to = out->values + out->kept * out->item;
+    size_t kept = out->kept, skipped = span_of(out) - kept;
+    /* A gap g takes at least (g - 254) / 255 skips of a byte, and all gaps together at most skipped / 65535 of two. */
+    size_t least8 = kept + (skipped > 254 * kept ? (skipped - 254 * kept + 254) / 255 : 0);
+    size_t most16 = 2 * (kept + skipped / HPC_GAP_SKIP16), most8 = *best - 1, got;
+    if (least8 <= most16 && least8 < *best) {
+        got = kernels->gaps8(out->bits, out->n, to, most8);
+        if (got != HPC_GAPS_DO_NOT_FIT) *best = got, form = HPC_PIECE_GAPS8;
+    }
+    if (2 * kept >= *best) return form;
+    got = kernels->gaps16(out->bits, out->n, to, (*best - 1) / 2);
+    if (got != HPC_GAPS_DO_NOT_FIT) {
+        *best = 2 * got;
+        return HPC_PIECE_GAPS16;
+    }
+    if (form == HPC_PIECE_GAPS8) kernels->gaps8(out->bits, out->n, to, most8); /* which were written over */
+    return form;
+}
+
+/* Behind the values, with the fewest bytes: how many, and the form. */
+static int write_rest(const piece_outlet *out, size_t *nbytes) {
+    *nbytes = out->how->paper ? out->n * out->item - out->nbits - out->kept * out->item : out->nbits;
+    int form = *nbytes > 0 ? write_gaps(out, HPC_PIECE_BITS, nbytes) : HPC_PIECE_BITS;
+    if (form == HPC_PIECE_BITS) {
+        *nbytes = out->nbits;
+        memmove(out->values + out->kept * out->item, out->bits, out->nbits);
+    }
+    return form;
+}
+
+int64_t hpc_piece_encode(const hpc_piece_filter *how, const float *x, int64_t n, float *residual, void *to, int64_t cap,
+                         int64_t *kept) {
+    uint8_t bits[SMALL / 8];
+    int status = hpc_piece_check(n, how->values, cap);
+    if (status != 0) return status;
+    if (!(how->delta >= 0 && how->delta <= 3.402823466e38f)) return HPC_PIECE_BAD_ARGS;
+    piece_outlet out = {.how = how,
+                        .filter = filter_of(how),
+                        .x = x,
+                        .residual = residual,
+                        .values = (uint8_t *)to + sizeof(hpc_piece_head),
+                        .bits = bits,
+                        .n = (size_t)n,
+                        .item = hpc_dtype_bytes(how->values),
+                        .nbits = ((size_t)n + 7) / 8};
+    if (n > SMALL) out.bits = out.values + out.n * out.item - out.nbits;
+    int64_t done = filter_all(&out);
+    if (done < 0) return done;
+
+    int form = HPC_PIECE_DENSE;
+    size_t entries = out.n, nbytes = 0;
+    if (n > 0 && out.kept >= dense_from(&out)) {
+        int64_t written = write_dense(&out, (size_t)done);
+        if (written < 0) return written;
+        nbytes = (size_t)written;
+    } else if (n > 0) {
+        entries = out.kept;
+        form = write_rest(&out, &nbytes);
+        nbytes += entries * out.item;
+    }
+    if (kept != NULL) *kept = (int64_t)out.kept;
+    return hpc_piece_finish(to, form, how->values, n, (int64_t)entries, nbytes);
+}
