@@ -30,11 +30,15 @@ static void fill(size_t n, uint32_t every) {
     }
 }
 
-/* Its own memory, so that ASan sees every byte read behind it. */
+/* Memory of its own, so that ASan sees every byte that is touched behind it. */
+static void *room_of(size_t nbytes) {
+    void *room = malloc(nbytes > 0 ? nbytes : 1);
+    CHECK(room != NULL);
+    return room;
+}
+
 static void *copy_of(const void *piece, size_t nbytes) {
-    void *copy = malloc(nbytes > 0 ? nbytes : 1);
-    CHECK(copy != NULL);
-    return memcpy(copy, piece, nbytes);
+    return memcpy(room_of(nbytes), piece, nbytes);
 }
 
 /* ---- what is sent and kept -----------------------------------------------------------------------------------------
@@ -58,7 +62,7 @@ static size_t fewest(const float *sent, size_t n, size_t item, int paper) {
 
 static void check_piece(size_t n, int values, float delta, int paper, int isa) {
     size_t cap = hpc_piece_max_bytes(n, values), item = hpc_dtype_bytes(values);
-    char *out = copy_of(x, cap); /* anything of that size */
+    char *out = room_of(cap);
     hpc_piece_filter how = {.delta = delta, .values = values, .paper = paper, .isa = isa};
     hpc_piece_head head;
     int64_t kept = -1, nbytes = hpc_piece_encode(&how, x, (int64_t)n, residual, out, (int64_t)cap, &kept);
