@@ -5,7 +5,7 @@
 
 #include "codec/codec.h"
 
-enum { BLOCK = 1024, CODES = 512, AHEAD = 24 };
+enum { BLOCK = 1024, CODES = 512, NEAR = 1 << 17 /* elements that a second cache may hold */ };
 
 _Static_assert(sizeof(hpc_piece_head) == 16, "the head of a piece has 16 bytes");
 
@@ -135,13 +135,24 @@ static int add_by_bits(const piece_intake *in, float *acc) {
     return 0;
 }
 
-/* Lines that are not in a cache are asked for early: which ones is known. */
+/* What is about to be added to, into the second cache at least: more of it can be on its way there than to the first.
+ */
+static void fetch(const float *acc, const uint32_t *positions, size_t count) {
+    for (size_t i = 0; i < count; i++) __builtin_prefetch(acc + positions[i], 0, 2);
+}
+
+/* No two positions are the same. Two are loaded at once: loads and stores are what takes the time. */
 static void add_at(float *restrict acc, const uint32_t *restrict positions, const float *restrict values,
                    size_t count) {
     size_t i = 0;
-    for (; i + AHEAD < count; i++) {
-        __builtin_prefetch(acc + positions[i + AHEAD], 1);
-        acc[positions[i]] += values[i];
+    for (; count - i >= 4; i += 4) {
+        uint64_t first, second;
+        memcpy(&first, positions + i, sizeof first);
+        memcpy(&second, positions + i + 2, sizeof second);
+        acc[(uint32_t)first] += values[i];
+        acc[first >> 32] += values[i + 1];
+        acc[(uint32_t)second] += values[i + 2];
+        acc[second >> 32] += values[i + 3];
     }
     for (; i < count; i++) acc[positions[i]] += values[i];
 }
@@ -161,6 +172,7 @@ static int add_by_gaps(const piece_intake *in, float *acc, int wide) {
         size_t count = (wide ? kernels->positions16 : kernels->positions8)(at, some, positions, &next);
         if (count > entries - used) return HPC_PIECE_BAD_COUNT; /* now: the piece has changed */
         if (next > n) return HPC_PIECE_BAD_INDEX;
+        if (n > NEAR) fetch(acc, positions, count);
         add_at(acc, positions, weighted(in, used, count, block), count);
         used += count;
     }

@@ -4,6 +4,7 @@
 #include "kernel/sparse.h"
 
 #define PACKS
+#define FAST_CODES8
 #define KEPT __m256
 
 static inline KEPT beyond(reals u, reals delta) {

@@ -120,6 +120,21 @@ static void test_each_form(void) {
     }
 }
 
+/* Gaps of a byte take one byte less than those of two, which were tried after them. */
+static void test_gaps_that_are_tried_twice(void) {
+    static char out[HEAD + 4 * MOST];
+    enum { HALF = 128, GAP = 65535 };
+    for (int i = 0; i < MOST; i++) {
+        x[i] = i < HALF || (i >= HALF + GAP && i < 2 * HALF + GAP) ? (float)i + 1 : 0;
+        acc[i] = residual[i] = 0;
+    }
+    hpc_piece_filter how = {.delta = 0, .values = HPC_F32};
+    CHECK_EQ(hpc_piece_encode(&how, x, MOST, residual, out, sizeof out, NULL), HEAD + 2 * HALF * 5 + GAP / 255);
+    CHECK_EQ(out[offsetof(hpc_piece_head, form)], HPC_PIECE_GAPS8);
+    CHECK_OK(hpc_piece_decode_add(acc, MOST, out, HEAD + 2 * HALF * 5 + GAP / 255, 1, NULL));
+    CHECK(memcmp(acc, x, sizeof acc) == 0);
+}
+
 /* A piece that is sparse first and turns out dense near its end, where its bits already lie in the way. */
 static void test_late_dense(void) {
     static char out[HEAD + 4 * MOST];
@@ -225,6 +240,10 @@ static void test_threshold(void) {
     fill(1000, 10);
     hpc_threshold_encode(x, 1000, residual, args, out, sizeof out);
     for (size_t i = 0; i < 1000; i++) CHECK(residual[i] == 0);
+    args[HPC_ARG_DELTA] = 0.1; /* less than the float32 next to it, which is larger than delta, and sent */
+    x[0] = 0.1f, residual[0] = 0;
+    CHECK_EQ(hpc_threshold_encode(x, 1, residual, args, out, sizeof out), HEAD + 4);
+    CHECK(residual[0] == 0);
     args[HPC_ARG_DELTA] = 1e300; /* keeps nothing, but says so */
     fill(1000, 10);
     CHECK_EQ(hpc_threshold_encode(x, 1000, residual, args, out, sizeof out), HEAD);
@@ -385,6 +404,28 @@ static void test_corrupted(void) {
     check_corrupted(out, (size_t)hpc_onebit_encode(x, 237, residual, args, out, sizeof out), 237);
 }
 
+/* Wrong at their very end: the parts before it have not been added when that is seen. */
+static void test_wrong_at_the_end(void) {
+    enum { N = 6000, KEPT = 3000 };
+    static char piece[HEAD + 4 * N];
+    char *rest = piece + HEAD + 4 * KEPT;
+    for (int i = 0; i < KEPT; i++) memcpy(piece + HEAD + 4 * i, &(float){1}, 4);
+    memset(rest, 1, KEPT);
+    int64_t nbytes = hpc_piece_finish(piece, HPC_PIECE_GAPS8, HPC_F32, N, KEPT, 5 * KEPT);
+    CHECK_EQ(decode_any(piece, (size_t)nbytes, N), 0);
+    rest[KEPT - 1] = 2;
+    CHECK_EQ(decode_any(piece, (size_t)nbytes, N), HPC_PIECE_BAD_INDEX);
+    rest[KEPT - 1] = (char)HPC_GAP_SKIP8;
+    CHECK_EQ(decode_any(piece, (size_t)nbytes, N), HPC_PIECE_BAD_COUNT);
+    memset(rest, 0x55, N / 8);
+    nbytes = hpc_piece_finish(piece, HPC_PIECE_BITS, HPC_F32, N, KEPT, 4 * KEPT + N / 8);
+    CHECK_EQ(decode_any(piece, (size_t)nbytes, N), 0);
+    rest[N / 8 - 1] = 0x57;
+    CHECK_EQ(decode_any(piece, (size_t)nbytes, N), HPC_PIECE_BAD_COUNT);
+    rest[N / 8 - 1] = 0x54;
+    CHECK_EQ(decode_any(piece, (size_t)nbytes, N), HPC_PIECE_BAD_COUNT);
+}
+
 static int decode_made(int form, uint32_t n, uint32_t entries, const void *rest, size_t nbytes) {
     char piece[256] = {0};
     float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -456,6 +497,7 @@ int main(void) {
         if (hpc_isa_available(isas[i])) test_forms(isas[i]);
     test_forms(HPC_ISA_BEST);
     test_each_form();
+    test_gaps_that_are_tried_twice();
     test_late_dense();
     test_same_bytes();
     test_weights();
@@ -465,6 +507,7 @@ int main(void) {
     test_topk_of_few();
     test_onebit();
     test_corrupted();
+    test_wrong_at_the_end();
     test_refusals();
     test_own_filter();
     return 0;
