@@ -17,16 +17,19 @@ keeps it float32.
 
 A fold is compiled for one dtype. An exchange whose plan has a row that takes its inputs in another wire format is
 refused; a fold that is handed such inputs all the same, as by its bare address, ends with status MISFIT.
+
+Filters say which elements of an update are sent: `threshold()` is that of `Threshold`, `filter` compiles one's own.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, overload
 
 import numpy as np
 
-from .errors import InvalidArgument, NotSupported
-from .optim import MOST_ARGS, MOST_SLOTS, Rule
+from ..errors import InvalidArgument, NotSupported
+from ..optim import MOST_ARGS, MOST_SLOTS, Rule
 
 PIP_KERNELS = "pip install 'hpcomm[kernels]'"
 RAISED = -1  # the status of a kernel that raised
@@ -114,6 +117,66 @@ def fold(
     if function is not None:
         return _compiled_fold(function, np.dtype(dtype))
     return lambda later: _compiled_fold(later, np.dtype(dtype))
+
+
+def threshold() -> Kernel:
+    """The filter of a threshold: what is larger than delta is sent, the rest stays in the residual. Its source, to be
+    read and changed, is hpcomm/kernels/filters.py; it gives the same bytes as the C kernel. Compiled once, and kept in
+    Numba's cache on disk.
+
+    Raises:
+        NotSupported: Numba is missing.
+    """
+    return _threshold()
+
+
+@functools.cache
+def _threshold() -> Kernel:
+    nb = _numba()
+    from . import filters  # noqa: PLC0415
+
+    function = filters.with_lanes if filters.has_lanes() else filters.without_lanes
+    options = {"error_model": "numpy"}
+    try:
+        compiled = nb.cfunc(_filter_signature(nb), cache=True, **options)(function)
+    except RuntimeError:  # no folder for the cache can be written
+        compiled = nb.cfunc(_filter_signature(nb), **options)(function)
+    return Kernel(compiled, function, ("float32",))
+
+
+def filter(function: Callable[..., Any]) -> Kernel:
+    """Makes a filter of a function(x, residual, n, delta, values, bits), such as a changed copy of that of threshold().
+
+    The function gets pointers: x, of n float32, which it reads; residual, of n float32, which it changes; delta, a
+    float32; values, room for n float32; bits, room for (n + 7) // 8 bytes. It writes the elements of x + residual that
+    it keeps to values, in order, sets their bits, and leaves the others in the residual. It is called for the parts of
+    a piece, each a multiple of 64 elements but for the last. It returns how many it kept; a negative number ends the
+    exchange with an error.
+
+    Raises:
+        NotSupported: Numba is missing.
+        InvalidArgument: the function cannot be compiled, would call the interpreter, or returns no int.
+    """
+    nb = _numba()
+    signature = _filter_signature(nb)
+    inner, returns = _inner(nb, function, signature.args)
+    if not returns:
+        raise InvalidArgument(f"kernel {function.__name__!r} returns nothing: must return how many elements it kept")
+
+    def filter_some(x: Any, residual: Any, n: Any, delta: Any, values: Any, bits: Any) -> Any:
+        try:
+            return inner(x, residual, n, delta, values, bits)
+        except Exception:
+            return RAISED
+
+    return Kernel(nb.cfunc(signature, error_model="numpy")(filter_some), function, ("float32",))
+
+
+def _filter_signature(nb: Any) -> Any:
+    """hpc_filter_fn of csrc/kernel/sparse.h."""
+    types = nb.types
+    number = types.CPointer(types.float32)
+    return types.int64(number, number, types.int64, types.float32, number, types.CPointer(types.uint8))
 
 
 def _numba() -> ModuleType:
