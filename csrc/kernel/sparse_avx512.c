@@ -67,36 +67,17 @@ static inline __m512i sums_to(__m512i x) {
     return _mm512_add_epi32(x, _mm512_alignr_epi32(x, none, 8));
 }
 
-/* Sixteen codes of a byte: what each of them and those before it move the position on by. Each does by itself, and by
- * one more unless it only skips. *kept: those that keep an element. In 16 bits, half of a register does. */
-static inline __m512i moves8(const uint8_t *codes, __mmask16 *kept) {
-    __m128i code = _mm_loadu_si128((const __m128i *)codes);
-    __m128i skips = _mm_cmpeq_epi8(code, _mm_set1_epi8((char)HPC_GAP_SKIP8));
-    const __m256i ends_of_half = _mm256_set1_epi16(0x0f0e);
-    __m256i sum = _mm256_sub_epi16(_mm256_cvtepu8_epi16(code), _mm256_set1_epi16(-1));
-    sum = _mm256_add_epi16(sum, _mm256_cvtepi8_epi16(skips));
-    sum = _mm256_add_epi16(sum, _mm256_slli_si256(sum, 2));
-    sum = _mm256_add_epi16(sum, _mm256_slli_si256(sum, 4));
-    sum = _mm256_add_epi16(sum, _mm256_slli_si256(sum, 8));
-    __m256i low = _mm256_permute2x128_si256(sum, sum, 0x08);
-    sum = _mm256_add_epi16(sum, _mm256_shuffle_epi8(low, ends_of_half));
-    *kept = (__mmask16)~_mm_movemask_epi8(skips);
-    return _mm512_cvtepu16_epi32(sum);
-}
-
-static inline __m512i moves16(const uint16_t *codes, __mmask16 *kept) {
-    __m512i code = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)codes));
-    *kept = _mm512_cmpneq_epu32_mask(code, _mm512_set1_epi32(HPC_GAP_SKIP16));
-    return sums_to(_mm512_mask_add_epi32(code, *kept, code, _mm512_set1_epi32(1)));
-}
-
+/* Sixteen codes at once: each moves the position on by itself, and by one more unless it only skips. */
 SPARSE_INLINE size_t positions_of(const void *codes, size_t n, uint32_t *positions, uint32_t *next, int wide) {
-    const __m512i last = _mm512_set1_epi32(15);
+    const __m512i one = _mm512_set1_epi32(1), last = _mm512_set1_epi32(15);
+    const __m512i skip = _mm512_set1_epi32(wide ? HPC_GAP_SKIP16 : HPC_GAP_SKIP8);
     __m512i base = _mm512_set1_epi32((int)*next - 1);
     size_t i = 0, k = 0;
     for (; n - i >= LANES; i += LANES) {
-        __mmask16 kept;
-        __m512i moves = wide ? moves16((const uint16_t *)codes + i, &kept) : moves8((const uint8_t *)codes + i, &kept);
+        __m512i code = wide ? _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)((const uint16_t *)codes + i)))
+                            : _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)((const uint8_t *)codes + i)));
+        __mmask16 kept = _mm512_cmpneq_epu32_mask(code, skip);
+        __m512i moves = sums_to(_mm512_mask_add_epi32(code, kept, code, one));
         __m512i at = _mm512_add_epi32(base, moves);
         _mm512_storeu_si512(positions + k, _mm512_maskz_compress_epi32(kept, at));
         k += (unsigned)__builtin_popcount(kept);
