@@ -24,12 +24,14 @@ TINY = {
     "wait_cpu": ["-t", "0.2"],
     "push_pull": ["-n", "1", "-m", "2", "-N", "2", "-s", "4,20000,160000"],
     "fold_bench": [*FEW, "-b", "20000", "-e", "20000"],
+    "sparse_bench": [*FEW, "-b", "20000", "-e", "20000"],
     "chunk_sweep": ["-n", "1", "-N", "2", "-b", "200000", "-e", "200000", "--chunks", "4K,32K,4M"],
     "limits": [*FEW, "-b", "64K", "-e", "64K", "-R", "512K"],
     "graph_exchange": [*FEW, "-b", "20000", "-e", "160000", "-f", "8", "-g", "1"],
     "broadcast": ["-n", "2", "-N", "2", "-b", "64K", "-e", "64K"],
 }
 BOTH = {"hpcomm C", "hpcomm Python"}
+IN_C = ("hpcomm C", "scalar C", "NumPy")
 EXPECTED = {
     "put_lat": {*BOTH, "mpi4py Put+Flush+Send"},
     "put_bw": {*BOTH, "mpi4py Put+Flush"},
@@ -44,6 +46,10 @@ EXPECTED = {
         "Reduce_scatter_block + update + Allgather, blocks",
     },
     "fold_bench": {f"hpcomm C, {n} inputs" for n in (2, 4, 8)},
+    "sparse_bench": {
+        *(f"encode, {kept} % kept: {who}" for kept in ("0.1", "1", "10") for who in (*IN_C, "hpcomm Numba")),
+        *(f"decode_add, {kept} % kept: {who}" for kept in ("0.1", "1", "10") for who in IN_C),
+    },
     "chunk_sweep": {f"hpcomm Python, chunks of {n}" for n in ("4 KiB", "32 KiB", "4 MiB")},
     "limits": {
         "memory copy, all ranks (bound)",

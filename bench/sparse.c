@@ -1,0 +1,26 @@
+/* sparse.c - the codecs' encoder and decoder, by any filter and instruction set. They are no part of the library's
+ * interface: sparse_bench.py links this with the objects of the build. */
+#define _GNU_SOURCE
+#include "bench.h"
+#include "codec/piece.h"
+
+/* The filter of an instruction set (hpc_isa). */
+BENCH_API void *bench_filter(int isa) {
+    return (void *)hpc_sparse_kernels_of(isa)->filter_f32;
+}
+
+/* Seconds of one encode of n elements; nbytes: of its piece, negative where there is none. */
+BENCH_API double bench_encode(void *filter, int isa, const float *x, int64_t n, float *residual, float delta, void *out,
+                              int64_t cap, int64_t *nbytes) {
+    hpc_piece_filter how = {.filter = (hpc_filter_fn *)filter, .delta = delta, .values = HPC_F32, .isa = isa};
+    double start = bench_now();
+    *nbytes = hpc_piece_encode(&how, x, n, residual, out, cap, NULL);
+    return bench_now() - start;
+}
+
+/* Seconds of one decode_add; negative: why the piece is refused. */
+BENCH_API double bench_decode_add(float *acc, int64_t n, const void *in, int64_t nbytes, int isa) {
+    double start = bench_now();
+    int status = hpc_piece_add(acc, n, in, nbytes, 1, isa);
+    return status != 0 ? status : bench_now() - start;
+}
