@@ -5,7 +5,7 @@
 
 #include "codec/codec.h"
 
-enum { BLOCK = 1024, CODES = 512, NEAR = 1 << 17 /* elements that a second cache may hold */ };
+enum { BLOCK = 1024, CODES = 512, NEAR = 1 << 17 /* elements that a second cache may hold */, FEW = 32 };
 
 _Static_assert(sizeof(hpc_piece_head) == 16, "the head of a piece has 16 bytes");
 
@@ -157,6 +157,56 @@ static void add_at(float *restrict acc, const uint32_t *restrict positions, cons
     for (; i < count; i++) acc[positions[i]] += values[i];
 }
 
+/* Codes of a byte, eight at a time by one multiplication: the fastest way where few of them skip and acc is in a near
+ * cache. Positions are sums of the codes before them, in 16 bits each; the next eight wait for no more than their sum.
+ */
+static void add_eights(float *restrict acc, const uint8_t *restrict codes, size_t n, const float *restrict values) {
+    const uint64_t ones = UINT64_MAX / 255, lanes = UINT64_MAX / 65535;
+    size_t i = 0;
+    for (; n - i >= sizeof(uint64_t); i += sizeof(uint64_t)) {
+        uint64_t word;
+        memcpy(&word, codes + i, sizeof word);
+        if (((~word - ones) & word & ones << 7) != 0) { /* ~word has a byte of 0: a code skips */
+            for (size_t b = 0; b < sizeof word; b++) {
+                acc += codes[i + b];
+                if (codes[i + b] != HPC_GAP_SKIP8) *acc++ += *values++;
+            }
+            continue;
+        }
+        uint64_t odd = word >> 8 & lanes * 0xff, to_odd = ((word & lanes * 0xff) + odd) * lanes, to_even = to_odd - odd;
+#pragma GCC unroll 4
+        for (int pair = 0; pair < 4; pair++) {
+            acc[(to_even >> 16 * pair & 0xffff) + 2 * (size_t)pair] += values[2 * pair];
+            acc[(to_odd >> 16 * pair & 0xffff) + 2 * (size_t)pair + 1] += values[2 * pair + 1];
+        }
+        acc += (to_odd >> 48) + sizeof word;
+        values += sizeof word;
+    }
+    for (; i < n; i++) {
+        acc += codes[i];
+        if (codes[i] != HPC_GAP_SKIP8) *acc++ += *values++;
+    }
+}
+
+/* By blocks that are copied first: what is counted is what is added, even if the piece changes meanwhile. */
+static int add_near_bytes(const piece_intake *in, float *acc) {
+    size_t entries = in->head->entries, n = in->head->n, next = 0, used = 0;
+    for (size_t from = 0; from < in->nbytes; from += CODES) {
+        uint8_t codes[CODES];
+        float block[CODES];
+        uint64_t span;
+        size_t some = in->nbytes - from < CODES ? in->nbytes - from : CODES;
+        memcpy(codes, in->rest + from, some);
+        size_t count = in->kernels->codes8(codes, some, &span);
+        if (count > entries - used) return HPC_PIECE_BAD_COUNT;
+        if (span > n - next) return HPC_PIECE_BAD_INDEX;
+        add_eights(acc + next, codes, some, weighted(in, used, count, block));
+        used += count;
+        next += span;
+    }
+    return 0;
+}
+
 static int add_by_gaps(const piece_intake *in, float *acc, int wide) {
     const struct hpc_sparse_kernels *kernels = in->kernels;
     size_t width = wide ? 2 : 1, codes = in->nbytes / width, entries = in->head->entries, used = 0;
@@ -164,6 +214,7 @@ static int add_by_gaps(const piece_intake *in, float *acc, int wide) {
     uint64_t span;
     if ((wide ? kernels->codes16 : kernels->codes8)(in->rest, codes, &span) != entries) return HPC_PIECE_BAD_COUNT;
     if (span > n) return HPC_PIECE_BAD_INDEX;
+    if (!wide && n <= NEAR && codes - entries <= codes / FEW) return add_near_bytes(in, acc);
     for (size_t from = 0; from < codes; from += CODES) {
         uint32_t positions[CODES + HPC_POSITIONS_SLACK];
         float block[CODES];
