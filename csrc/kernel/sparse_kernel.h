@@ -18,7 +18,7 @@
 
 #define SPARSE_INLINE static inline __attribute__((always_inline))
 
-enum { GROUP = 64, SUMS = 16 };
+enum { GROUP = 64, WIDE = 8 * GROUP, SUMS = 16 };
 
 static const float MOST_F16 = 65504, MOST_BF16 = 0x1.fep127f;
 
@@ -212,6 +212,14 @@ SPARSE_INLINE uint64_t put_positions(uint32_t *positions, uint64_t word, uint32_
     return word;
 }
 
+/* Whether the bits of WIDE elements are all 0. */
+static inline int is_empty(const uint8_t *bits) {
+    uint64_t words[WIDE / 64], any = 0;
+    memcpy(words, bits, sizeof words);
+    for (size_t i = 0; i < WIDE / 64; i++) any |= words[i];
+    return any == 0;
+}
+
 /* Two steps of a fixed number of bits, whether a word has so many or not: a branch on each bit would be predicted
  * wrongly once a word. */
 SPARSE_INLINE size_t gaps_of(const uint8_t *bits, size_t n, void *out, size_t cap, int wide) {
@@ -220,6 +228,10 @@ SPARSE_INLINE size_t gaps_of(const uint8_t *bits, size_t n, void *out, size_t ca
     size_t at = 0, count = 0;
     positions[0] = UINT32_MAX; /* the position before 0 */
     for (size_t j = 0; j < n; j += GROUP) {
+        if (j % WIDE == 0) {
+            while (n - j >= WIDE && is_empty(bits + j / 8)) j += WIDE;
+            if (j == n) break;
+        }
         uint64_t word = bits_at(bits, j, n);
         size_t some = (size_t)__builtin_popcountll(word);
         uint32_t *next = positions + 1 + count, from = (uint32_t)j;

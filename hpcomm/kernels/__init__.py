@@ -150,7 +150,8 @@ def filter(function: Callable[..., Any]) -> Kernel:
     The function gets pointers: x, of n float32, which it reads; residual, of n float32, which it changes; delta, a
     float32; values, room for n float32; bits, room for (n + 7) // 8 bytes. It writes the elements of x + residual that
     it keeps to values, in order, sets their bits, and leaves the others in the residual. It is called for the parts of
-    a piece, each a multiple of 64 elements but for the last. It returns how many it kept; a negative number ends the
+    a piece, each a multiple of 64 elements but for the last; elements may come twice, x being 0 and the residual all
+    that there is of them the second time. It returns how many it kept; a negative number ends the
     exchange with an error.
 
     Raises:
