@@ -87,14 +87,15 @@ uint64_t hpc_piece_signs_bytes(uint64_t n, uint64_t unit);
  * at first. args[0] is the step, from 1. */
 
 enum { HPC_ARG_STEP, HPC_ARG_DELTA, HPC_ARG_DECAYS, HPC_ARG_VALUES, HPC_ARG_PAPER, HPC_THRESHOLD_ARGS };
-enum { HPC_ARG_FRACTION = HPC_ARG_DELTA, HPC_ARG_UNIT = HPC_ARG_DELTA, HPC_TOPK_STATE = 1 };
+enum { HPC_ARG_FRACTION = HPC_ARG_DELTA, HPC_ARG_UNIT = HPC_ARG_DELTA, HPC_TOPK_STATE = 2 };
 
 /* Parameter Flow's filter (3.3): what is larger than delta, or where HPC_ARG_DECAYS is not 0 than delta / sqrt(step).
  */
 int64_t hpc_threshold_encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap);
 
 /* About the largest fraction of a piece, by a delta that follows the density seen: state[n] is the next step's delta, 0
- * for one from a sample of the magnitudes. The delta is the piece's own, so the bits depend on how keys are cut. */
+ * for one from a sample of the magnitudes, and state[n + 1] its trend. The delta is the piece's own, so the bits depend
+ * on how keys are cut. */
 int64_t hpc_topk_encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap);
 
 /* A bit an element (CNTK's 1-bit SGD): units of HPC_ARG_UNIT elements in a row, each with the mean of its elements from

@@ -6,7 +6,7 @@
 #include "kernel/half.h"
 
 enum { SAMPLE = 2048 };
-static const double GAIN = 0.75;
+static const double GAIN = 0.4, TREND = 0.1, MOST_TREND = 0.25;
 
 /* delta as a float32 that is no larger: nothing larger than delta stays back. */
 static float below(double delta) {
@@ -15,7 +15,9 @@ static float below(double delta) {
 }
 
 static hpc_piece_filter filter_with(const double *args, float delta) {
-    return (hpc_piece_filter){.delta = delta, .values = (int)args[HPC_ARG_VALUES], .paper = args[HPC_ARG_PAPER] != 0};
+    double values = args[HPC_ARG_VALUES];
+    int known = values >= HPC_F32 && values <= HPC_BF16; /* not NaN either: no int has its value */
+    return (hpc_piece_filter){.delta = delta, .values = known ? (int)values : -1, .paper = args[HPC_ARG_PAPER] != 0};
 }
 
 int64_t hpc_threshold_encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap) {
@@ -69,13 +71,20 @@ static float sampled_delta(const float *x, const float *residual, int64_t n, dou
     return least > hpc_bits_of_float(FLT_MAX) ? FLT_MAX : hpc_float_of_bits(least - 1);
 }
 
-/* The next delta, or 0 to look at a sample again. If the density is exp(-(delta / b)^p), delta comes nearer by the
- * factor 1 - GAIN p at each step: 1/4 for Laplace's distribution, 1/2 for Gauss's, back and forth. */
-static float next_delta(float delta, int64_t kept, int64_t n, double fraction) {
+/* Sets the delta of the next step, or 0 for one from a sample. If the density is exp(-(delta / b)^p), GAIN brings delta
+ * nearer by the factor 1 - GAIN p at each step. It is small because residuals pile up right below delta: where all
+ * elements are alike, p is more than Gauss's 2, and a larger GAIN goes back and forth. At first residuals grow from
+ * step to step, and what is right for this one is too little for the next: trend, a sum of what was corrected, goes
+ * ahead. */
+static void follow(float state[HPC_TOPK_STATE], float delta, int64_t kept, int64_t n, double fraction) {
     double wanted = fraction * (double)n < 1 ? 1 / (double)n : fraction, got = (double)kept / (double)n;
-    if (got < wanted / 4 || got > wanted * 4 || got >= 1 || wanted >= 1) return 0;
-    double next = (double)delta * pow(log(wanted) / log(got), GAIN);
-    return next <= (double)FLT_MAX ? (float)next : 0;
+    state[0] = 0;
+    if (delta <= 0 || got < wanted / 4 || got > wanted * 4 || got >= 1 || wanted >= 1) return;
+    double correction = GAIN * log(log(wanted) / log(got));
+    double trend = fmin(fmax((double)state[1] + TREND * correction, -MOST_TREND), MOST_TREND);
+    double next = (double)delta * exp(correction + trend);
+    state[1] = (float)trend;
+    state[0] = next <= (double)FLT_MAX ? (float)next : 0;
 }
 
 int64_t hpc_topk_encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap) {
@@ -83,10 +92,11 @@ int64_t hpc_topk_encode(const float *x, int64_t n, float *state, const double *a
     hpc_piece_filter how = filter_with(args, 0);
     int status = hpc_piece_check(n, how.values, cap);
     if (status != 0) return status;
-    float *delta = state + n;
-    if (!(fraction > 0 && fraction <= 1) || !(*delta >= 0 && *delta <= FLT_MAX)) return HPC_PIECE_BAD_ARGS;
-    if (n > 0 && fraction < 1) how.delta = *delta > 0 ? *delta : sampled_delta(x, state, n, fraction);
+    float *own = state + n;
+    if (!(fraction > 0 && fraction <= 1 && own[0] >= 0 && own[0] <= FLT_MAX && fabsf(own[1]) <= 1))
+        return HPC_PIECE_BAD_ARGS;
+    if (n > 0 && fraction < 1) how.delta = own[0] > 0 ? own[0] : sampled_delta(x, state, n, fraction);
     int64_t kept, nbytes = hpc_piece_encode(&how, x, n, state, out, cap, &kept);
-    if (nbytes > 0) *delta = n > 0 && how.delta > 0 ? next_delta(how.delta, kept, n, fraction) : 0;
+    if (nbytes > 0 && n > 0) follow(own, how.delta, kept, n, fraction);
     return nbytes;
 }
