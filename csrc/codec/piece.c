@@ -120,13 +120,13 @@ static const float *weighted(const piece_intake *in, size_t first, size_t count,
 static int add_by_bits(const piece_intake *in, float *acc) {
     size_t n = in->head->n, entries = in->head->entries, used = 0;
     if (n % 8 != 0 && in->rest[in->nbytes - 1] >> n % 8 != 0) return HPC_PIECE_BAD_INDEX;
-    if (hpc_sparse_count(in->rest, n) != entries) return HPC_PIECE_BAD_COUNT;
+    if (in->kernels->count(in->rest, n) != entries) return HPC_PIECE_BAD_COUNT;
     for (size_t from = 0; from < n; from += BLOCK) {
         float block[BLOCK];
         uint8_t bits[BLOCK / 8]; /* what is counted is what is added, even if the piece changes meanwhile */
         size_t some = n - from < BLOCK ? n - from : BLOCK;
         memcpy(bits, in->rest + from / 8, (some + 7) / 8);
-        size_t count = hpc_sparse_count(bits, some);
+        size_t count = in->kernels->count(bits, some);
         if (count > entries - used) return HPC_PIECE_BAD_COUNT;
         if (some % 8 != 0) bits[some / 8] &= (uint8_t)((1u << some % 8) - 1);
         in->kernels->add_bits(acc + from, some, bits, weighted(in, used, count, block));

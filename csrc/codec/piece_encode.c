@@ -11,6 +11,7 @@ enum { SMALL = 1 << 16, STEP = 1024 };
 /* A piece that is being written. */
 typedef struct piece_outlet {
     const hpc_piece_filter *how;
+    const struct hpc_sparse_kernels *kernels;
     hpc_filter_fn *filter;
     const float *x;
     float *residual;
@@ -20,19 +21,21 @@ typedef struct piece_outlet {
     size_t kept;
 } piece_outlet;
 
-static hpc_filter_fn *filter_of(const hpc_piece_filter *how) {
-    const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(how->isa);
+static hpc_filter_fn *filter_of(const hpc_piece_filter *how, const struct hpc_sparse_kernels *kernels) {
     if (how->filter != NULL) return how->filter;
     return how->values == HPC_F32   ? kernels->filter_f32
            : how->values == HPC_F16 ? kernels->filter_f16
                                     : kernels->filter_bf16;
 }
 
-/* The filter on count elements: how many it kept, or HPC_PIECE_FAILED. */
+/* The filter on count elements: how many it kept, or HPC_PIECE_FAILED. One of a user's own may set other bits than it
+ * says. */
 static int64_t filter_some(const piece_outlet *out, const float *x, float *residual, size_t count, void *values,
                            uint8_t *bits) {
     int64_t kept = out->filter(x, residual, (int64_t)count, out->how->delta, values, bits);
-    return kept < 0 || (size_t)kept > count ? HPC_PIECE_FAILED : kept;
+    if (out->how->filter == NULL) return kept;
+    if (kept < 0 || out->kernels->count(bits, count) != (size_t)kept) return HPC_PIECE_FAILED;
+    return count % 8 != 0 && bits[count / 8] >> count % 8 != 0 ? HPC_PIECE_FAILED : kept;
 }
 
 /* Dense once so many elements are kept that bits would take as many bytes. */
@@ -87,7 +90,7 @@ static size_t span_of(const piece_outlet *out) {
 
 /* Gaps that take fewer than *best bytes, if there are any, behind the values: their form, or the form given. */
 static int write_gaps(const piece_outlet *out, int form, size_t *best) {
-    const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(out->how->isa);
+    const struct hpc_sparse_kernels *kernels = out->kernels;
     uint8_t *to = out->values + out->kept * out->item;
     size_t kept = out->kept, skipped = span_of(out) - kept;
     /* A gap g takes at least (g - 254) / 255 skips of a byte, and all gaps together at most skipped / 65535 of two. */
@@ -124,8 +127,10 @@ int64_t hpc_piece_encode(const hpc_piece_filter *how, const float *x, int64_t n,
     int status = hpc_piece_check(n, how->values, cap);
     if (status != 0) return status;
     if (!(how->delta >= 0 && how->delta <= 3.402823466e38f)) return HPC_PIECE_BAD_ARGS;
+    const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(how->isa);
     piece_outlet out = {.how = how,
-                        .filter = filter_of(how),
+                        .kernels = kernels,
+                        .filter = filter_of(how, kernels),
                         .x = x,
                         .residual = residual,
                         .values = (uint8_t *)to + sizeof(hpc_piece_head),

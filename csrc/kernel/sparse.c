@@ -15,17 +15,6 @@ const struct hpc_sparse_kernels *hpc_sparse_kernels_of(int isa) {
     }
 }
 
-size_t hpc_sparse_count(const uint8_t *bits, size_t n) {
-    size_t nbytes = (n + 7) / 8, count = 0, j = 0;
-    for (; nbytes - j >= sizeof(uint64_t); j += sizeof(uint64_t)) {
-        uint64_t word;
-        memcpy(&word, bits + j, sizeof word);
-        count += (size_t)__builtin_popcountll(word);
-    }
-    for (; j < nbytes; j++) count += (size_t)__builtin_popcount(bits[j]);
-    return count;
-}
-
 void hpc_sparse_spread(void *out, size_t n, const uint8_t *bits, const void *values, int dtype) {
     size_t item = hpc_dtype_bytes(dtype), k = 0;
     memset(out, 0, n * item);

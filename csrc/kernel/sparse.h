@@ -43,6 +43,8 @@ struct hpc_sparse_kernels {
     hpc_gaps_fn *gaps8, *gaps16;
     hpc_positions_fn *positions8, *positions16;
     hpc_codes_fn *codes8, *codes16;
+    /* How many of the bits of n elements are set, any behind them in the last byte included. */
+    size_t (*count)(const uint8_t *bits, size_t n);
     /* Adds the next of the values to each of n elements whose bit is set. As many are read as there are bits. */
     void (*add_bits)(float *acc, size_t n, const uint8_t *bits, const float *values);
 
@@ -60,9 +62,6 @@ extern const struct hpc_sparse_kernels hpc_sparse_avx512; /* and AVX-512F */
 
 /* The table of an instruction set that hpc_isa_check let pass. Never NULL. */
 const struct hpc_sparse_kernels *hpc_sparse_kernels_of(int isa);
-
-/* How many of the bits are set. */
-size_t hpc_sparse_count(const uint8_t *bits, size_t n);
 
 /* values as float32, one for each of the set bits, to their places among n elements: what the other places have becomes
  * 0, or stays. dtype: of the values (HPC_F32, HPC_F16, HPC_BF16); those of spread have the same. */

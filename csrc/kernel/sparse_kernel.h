@@ -345,6 +345,17 @@ static size_t codes16(const void *codes, size_t n, uint64_t *span) {
 /* ---- bits ----------------------------------------------------------------------------------------------------------
  */
 
+static size_t count_bits(const uint8_t *bits, size_t n) {
+    size_t nbytes = (n + 7) / 8, count = 0, j = 0;
+    for (; nbytes - j >= sizeof(uint64_t); j += sizeof(uint64_t)) {
+        uint64_t word;
+        memcpy(&word, bits + j, sizeof word);
+        count += (size_t)__builtin_popcountll(word);
+    }
+    for (; j < nbytes; j++) count += (size_t)__builtin_popcount(bits[j]);
+    return count;
+}
+
 static void add_bits_from(float *acc, size_t j, size_t n, const uint8_t *bits, const float *values) {
     for (; j < n; j += 64)
         for (uint64_t word = bits_at(bits, j, n); word != 0; word &= word - 1)

@@ -485,6 +485,16 @@ static int64_t every_third(const float *from, float *rest, int64_t n, float delt
     return kept;
 }
 
+/* Of 998 elements it keeps 2. Of others it says so too, and has a bit more, or one behind the last. */
+static int64_t one_bit_too_many(const float *from, float *rest, int64_t n, float delta, void *values, uint8_t *bits) {
+    (void)from, (void)rest, (void)delta;
+    memset(bits, 0, (size_t)(n + 7) / 8);
+    ((float *)values)[0] = ((float *)values)[1] = 1;
+    bits[0] = 1;
+    bits[124] = n == 998 ? 2 : n < 998 ? 0x20 : 0x03;
+    return 2;
+}
+
 static void test_own_filter(void) {
     static char out[HEAD + 4 * 1000];
     hpc_piece_filter how = {.filter = every_third, .values = HPC_F32};
@@ -500,6 +510,12 @@ static void test_own_filter(void) {
     CHECK_EQ(hpc_piece_encode(&how, x, 1000, residual, out, sizeof out, NULL), HPC_PIECE_FAILED);
     how.delta = 2;
     CHECK_EQ(hpc_piece_encode(&how, x, 1000, residual, out, sizeof out, NULL), HPC_PIECE_FAILED);
+
+    how.filter = one_bit_too_many;
+    fill(1000, 2);
+    for (int64_t n = 996; n <= 1000; n++)
+        CHECK_EQ(hpc_piece_encode(&how, x, n, residual, out, sizeof out, NULL),
+                 n == 998 ? HEAD + 8 + 4 : HPC_PIECE_FAILED);
 }
 
 int main(void) {

@@ -103,7 +103,7 @@ static void check_filter(int isa, int format, size_t n, size_t shift, float delt
         CHECK(isfinite(residual[i]));
     }
     CHECK_EQ(kept, k);
-    CHECK_EQ(hpc_sparse_count(bits, n), k);
+    CHECK_EQ(hpc_sparse_kernels_of(isa)->count(bits, n), k);
     if (n % 8 != 0) CHECK_EQ(bits[nbits - 1] >> n % 8, 0);
     check_guards(&x_room, 4 * shift);
     check_guards(&residual_room, 4 * shift);
@@ -229,7 +229,7 @@ static void check_signs(int isa, size_t n, int special) {
         CHECK_EQ(bits[i / 8] >> i % 8 & 1, other[i] >= 0);
         up += other[i] >= 0;
     }
-    CHECK_EQ(hpc_sparse_count(bits, n), up);
+    CHECK_EQ(hpc_sparse_kernels_of(isa)->count(bits, n), up);
     CHECK_EQ(bits[(n + 7) / 8], PAINT);
     for (int s = 0; s < 2; s++)
         CHECK(memcmp(&sums[s], &other_sums[s], sizeof *sums) == 0 || (isnan(sums[s]) && isnan(other_sums[s])));
