@@ -18,15 +18,15 @@
  *   applied            is written by the core; a wait reads it (relaxed) to name the slowest groups
  *   base               is written at publish, when nothing is under way, and with the core paused
  *
- * Groups are the same in all rows of a key, the group that sends an update gets the parameters, and a core folds or
- * relays for one group of a key: else a plan is refused. A group is known by its lowest rank. When one of its ranks has
- * closed it brings no more whole updates, and counts in no minimum.
+ * What a group is grouping.h says. When one of its ranks has closed it brings no more whole updates, and counts in no
+ * minimum.
  *
  * Nobody waits in a circle: inside a group all wait for the same folds, as under BSP, and a group that is parked has
  * ended more than s steps more than the one that it waits for. */
 #include <stdlib.h>
 
 #include "discipline/each.h"
+#include "discipline/grouping.h"
 #include "discipline/whole.h"
 #include "engine/args.h"
 #include "engine/core.h"
@@ -49,23 +49,16 @@ typedef struct group_parking {
     int n_closed; /* ranks that had closed when it looked last */
 } group_parking;
 
-/* The exchange's own: [key * size + rank], the lowest rank of the rank's group, or -1. */
+/* The exchange's own. */
 typedef struct grouping {
-    int *group_of;
+    int *group_of; /* hpc_groups_find */
 } grouping;
 
 /* ---- what is asked for ---- */
 
-static int has_stages(const hpc_plan *plan) {
-    for (int i = 0; i < plan->n_rows; i++)
-        for (int e = 0; e < plan->rows[i].n_out; e++)
-            if (plan->rows[i].out[e].row >= 0) return 1;
-    return 0;
-}
-
 static int suits(const hpc_exchange_config *f) {
     const int each = f->consistency == HPC_ASYNC || (f->consistency == HPC_SSP && !hpc_config_is_bsp(f));
-    return each && f->graph == NULL && f->plan != NULL && has_stages(f->plan);
+    return each && f->graph == NULL && f->plan != NULL && hpc_plan_has_stages(f->plan);
 }
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
@@ -85,97 +78,20 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- groups ---- */
 
-static int *group_at(const hpc_exchange *ex, int key, int rank) {
-    return &((grouping *)ex->own)->group_of[(size_t)key * (size_t)ex->context->group.size + (size_t)rank];
-}
-
-static int is_in(const hpc_exchange *ex, const hpc_edge *edge, int rank) {
-    return edge->row < 0 ? edge->rank == rank : hpc_row_is_fed_by(ex, edge->row, rank);
-}
-
-static int gets(const hpc_exchange *ex, const hpc_edge *edge, int rank) {
-    return edge->row < 0 ? edge->rank == rank : hpc_row_reaches(ex, edge->row, rank);
-}
-
-static int lowest(const hpc_exchange *ex, const hpc_edge *edge,
-                  int (*holds)(const hpc_exchange *ex, const hpc_edge *edge, int rank)) {
-    for (int r = 0; r < ex->context->group.size; r++)
-        if (holds(ex, edge, r)) return r;
-    return -1;
-}
-
-/* All ranks of an output are of one group, the one whose lowest rank is the output's. */
-static int check_output(const hpc_exchange *ex, int row, const hpc_edge *out, const char *op) {
-    const int key = ex->plan->rows[row].key, first = lowest(ex, out, gets);
-    for (int r = 0; r < ex->context->group.size; r++)
-        if (gets(ex, out, r) && *group_at(ex, key, r) != *group_at(ex, key, first))
-            return hpc_fail(HPC_ERR_CONFIG, op,
-                            "%s: row %d sends parameters to ranks %d and %d by one output, and their updates come by "
-                            "two inputs: under %s each update is answered by itself",
-                            op, row, first, r, ex->discipline->name);
-    return HPC_OK;
-}
-
-/* The ranks of a row's inputs are groups, which are the same in all rows of the key. */
-static int find_groups(hpc_exchange *ex, int row, const char *op) {
-    const hpc_row *its = &ex->plan->rows[row];
-    for (int e = 0; e < its->n_in; e++) {
-        const int first = lowest(ex, &its->in[e], is_in);
-        for (int r = 0; r < ex->context->group.size; r++) {
-            int *group = group_at(ex, its->key, r), taken = 0;
-            if (!is_in(ex, &its->in[e], r)) continue;
-            for (int before = 0; before < e; before++) taken |= is_in(ex, &its->in[before], r);
-            if (taken || (*group >= 0 && *group != first))
-                return hpc_fail(HPC_ERR_CONFIG, op,
-                                "%s: the update of rank %d comes to row %d %s: under %s each rank is in one group, "
-                                "which folds before all rows of a key",
-                                op, r, row, taken ? "by two inputs" : "with other ranks than to a row before it",
-                                ex->discipline->name);
-            *group = first;
-        }
-    }
-    return HPC_OK;
-}
-
-/* The group for which a row folds, or to which it relays. */
-static int group_of_row(const hpc_exchange *ex, int row) {
-    const hpc_edge there = {.row = row};
-    const int relays = ex->plan->rows[row].action == HPC_RELAY;
-    return *group_at(ex, ex->plan->rows[row].key, lowest(ex, &there, relays ? gets : is_in));
-}
-
-/* A share that relays answers when all its rows are there, so these are of one group. So are those of a share that
- * forwards: its folds are counted together. */
-static int check_share(const hpc_exchange *ex, const hpc_share *share, const char *op) {
-    for (int i = 1; i < share->n_rows && ex->plan->rows[share->rows[0]].action != HPC_APPLY; i++)
-        if (group_of_row(ex, share->rows[i]) != group_of_row(ex, share->rows[0]))
-            return hpc_fail(HPC_ERR_CONFIG, op,
-                            "%s: rows %d and %d, of core %d of rank %d, fold or relay for two groups: under %s a core "
-                            "does so for one group of a key",
-                            op, share->rows[0], share->rows[i], share->core, share->owner, ex->discipline->name);
-    return HPC_OK;
+static int group_at(const hpc_exchange *ex, int key, int rank) {
+    return hpc_group_of(ex, ((const grouping *)ex->own)->group_of, key, rank);
 }
 
 static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
-    const size_t n = (size_t)ex->plan->n_keys * (size_t)ex->context->group.size;
     grouping *its = ex->own = calloc(1, sizeof *its);
     if (f->consistency == HPC_ASYNC) ex->asked.staleness = 0; /* no bound */
-    if (its != NULL) its->group_of = malloc(n * sizeof *its->group_of);
-    if (its == NULL || its->group_of == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for groups", op);
-    for (size_t i = 0; i < n; i++) its->group_of[i] = -1;
-    return HPC_OK;
+    if (its == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for groups", op);
+    its->group_of = hpc_groups_new(ex, op);
+    return its->group_of != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 static int open_shares(hpc_exchange *ex, const char *op) {
-    int status = HPC_OK;
-    for (int i = 0; i < ex->plan->n_rows && status == HPC_OK; i++)
-        if (ex->plan->rows[i].action == HPC_APPLY) status = find_groups(ex, i, op);
-    for (int i = 0; i < ex->plan->n_rows && status == HPC_OK; i++)
-        for (int e = 0; e < ex->plan->rows[i].n_out && ex->plan->rows[i].action == HPC_APPLY && status == HPC_OK; e++)
-            status = check_output(ex, i, &ex->plan->rows[i].out[e], op);
-    for (int s = 0; s < ex->layout.n_shares && status == HPC_OK; s++)
-        status = check_share(ex, &ex->layout.shares[s], op);
-    return status;
+    return hpc_groups_find(ex, ((grouping *)ex->own)->group_of, op);
 }
 
 /* ---- open ---- */
@@ -189,15 +105,13 @@ static int open_all(hpc_exchange *ex, const char *op) {
     for (int c = 0; c < ex->n_own_cores; c++)
         if ((ex->cores[c].own = calloc(1, sizeof(group_parking))) == NULL)
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
-    for (int i = 0; i < ex->n_work; i++) /* a group's lowest rank need not be one that gets parameters by the output */
-        for (int o = 0; o < ex->work[i].n_outputs && ex->work[i].row->action == HPC_APPLY; o++)
-            ex->work[i].outputs[o].lowest = *group_at(ex, ex->work[i].row->key, ex->work[i].outputs[o].lowest);
+    hpc_groups_name_outputs(ex, ((grouping *)ex->own)->group_of);
     for (int s = 0; s < ex->layout.n_shares; s++) {
         hpc_share *share = &ex->layout.shares[s];
         if (share->owner != ex->context->group.rank || !applies(ex, share)) continue;
         group_clocks *c = share->own = calloc(1, sizeof *c);
         if (c != NULL) {
-            c->group_of = group_at(ex, share->key, 0);
+            c->group_of = ((grouping *)ex->own)->group_of + (size_t)share->key * size;
             c->applied = calloc(size, sizeof *c->applied);
             c->base = calloc(size, sizeof *c->base);
             c->rows_done = calloc(size, sizeof *c->rows_done);
@@ -240,7 +154,7 @@ static uint64_t clock_of(const group_clocks *c, int group) {
 
 static int is_open(const hpc_exchange *ex, int key, int group) {
     for (int r = group; r < ex->context->group.size; r++)
-        if (*group_at(ex, key, r) == group && hpc_closed_signal(ex, r) != 0) return 0;
+        if (group_at(ex, key, r) == group && hpc_closed_signal(ex, r) != 0) return 0;
     return 1;
 }
 
@@ -266,7 +180,7 @@ static void reply(hpc_core *core, hpc_share *share, int group) {
     for (int i = 0; i < share->n_rows; i++)
         hpc_row_reply(core, &ex->work[ex->work_of[share->rows[i]]], group, c->slot[group]);
     for (int i = 0; i < share->n_parts; i++)
-        if (*group_at(ex, share->key, share->parts[i]) == group)
+        if (group_at(ex, share->key, share->parts[i]) == group)
             hpc_share_answer(core, share->parts[i], hpc_signal_applied(ex, (int)(share - ex->layout.shares)), n);
 }
 
@@ -335,7 +249,7 @@ static int may_push(hpc_exchange *ex, int key, const char *op) {
 }
 
 static int is_mate(const hpc_exchange *ex, int key, int rank) {
-    return *group_at(ex, key, rank) == *group_at(ex, key, ex->context->group.rank);
+    return group_at(ex, key, rank) == group_at(ex, key, ex->context->group.rank);
 }
 
 static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
@@ -346,7 +260,7 @@ static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
  * updates of the slowest groups come. */
 static int slowest(const hpc_exchange *ex, const hpc_share *share, int *ranks, int n) {
     const hpc_work *w = hpc_first_work(ex, share);
-    const int own = *group_at(ex, share->key, ex->context->group.rank);
+    const int own = group_at(ex, share->key, ex->context->group.rank);
     for (int e = 0; e < w->row->n_in && ex->asked.staleness > 0; e++) {
         const int group = w->inputs[e].lowest;
         if (clock_of(share->own, group) + (uint64_t)ex->asked.staleness < clock_of(share->own, own) &&
@@ -357,14 +271,15 @@ static int slowest(const hpc_exchange *ex, const hpc_share *share, int *ranks, i
 }
 
 static int is_of_mates(const hpc_exchange *ex, const hpc_share *share) {
-    return group_of_row(ex, share->rows[0]) == *group_at(ex, share->key, ex->context->group.rank);
+    return hpc_group_of_row(ex, ((const grouping *)ex->own)->group_of, share->rows[0]) ==
+           group_at(ex, share->key, ex->context->group.rank);
 }
 
 /* Of a share of this rank's that has not applied push number pushes of this rank's group: the ranks by which it comes.
  */
 static int bringers(const hpc_exchange *ex, const hpc_share *share, uint64_t pushes, int *ranks, int n) {
     const group_clocks *c = share->own;
-    const int own = *group_at(ex, share->key, ex->context->group.rank);
+    const int own = group_at(ex, share->key, ex->context->group.rank);
     if (atomic_load_explicit(&c->applied[own], memory_order_relaxed) >= pushes) return n;
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];

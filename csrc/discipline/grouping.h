@@ -1,0 +1,30 @@
+/* Groups of ranks whose updates are folded before they come to a row that applies: with several stages each input of
+ * such a row is from a group, a host or a rack. A rank that pushes straight to the row is a group of its own. A group
+ * is known by its lowest rank. Groups are the same in all rows of a key, the group that sends an update gets the
+ * parameters, and a core folds or relays for one group of a key: else a plan is refused. */
+#ifndef HPC_GROUPING_H
+#define HPC_GROUPING_H
+
+#include "engine/layout.h"
+
+/* Whether rows of a plan send to other rows. */
+int hpc_plan_has_stages(const hpc_plan *plan);
+
+/* Finds the groups of an exchange, whose shares are known: group_of[key * size + rank] is the lowest rank of the rank's
+ * group, or -1 of a rank that does not push the key. */
+int *hpc_groups_new(const hpc_exchange *ex, const char *op);
+int hpc_groups_find(const hpc_exchange *ex, int *group_of, const char *op);
+
+/* Names the outputs of this rank's rows that apply by the groups that they are for: a group's lowest rank need not be
+ * one that gets parameters by the output. */
+void hpc_groups_name_outputs(hpc_exchange *ex, const int *group_of);
+
+/* The group for which a row folds, or to which it relays. */
+int hpc_group_of_row(const hpc_exchange *ex, const int *group_of, int row);
+
+/* The lowest rank of the group of a rank that pushes key. */
+static inline int hpc_group_of(const hpc_exchange *ex, const int *group_of, int key, int rank) {
+    return group_of[(size_t)key * (size_t)ex->context->group.size + (size_t)rank];
+}
+
+#endif
