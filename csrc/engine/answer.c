@@ -49,7 +49,8 @@ void hpc_share_count_fold(hpc_core *core, int n) {
 int hpc_share_open_counts(hpc_exchange *ex, int less, const char *op) {
     int most = 0;
     for (int i = 0; i < ex->n_work; i++)
-        if (ex->work[i].row->n_in - less > most) most = ex->work[i].row->n_in - less;
+        if (hpc_row_keeps_params(ex->work[i].row) && ex->work[i].row->n_in - less > most)
+            most = ex->work[i].row->n_in - less;
     ex->peers.most_inputs = most;
     ex->peers.inputs_whole = calloc((size_t)most + 1, sizeof *ex->peers.inputs_whole);
     return ex->peers.inputs_whole != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for counts", op);

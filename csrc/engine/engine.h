@@ -89,6 +89,7 @@ typedef struct hpc_stages {
     uint64_t *feeders;   /* by row: a bit for each rank whose pushes reach it */
     uint64_t *receivers; /* by row: a bit for each rank that gets parameters that were made of it */
     size_t words;        /* of a row's bits */
+    double *masses;      /* by row: what all pushes weigh that it folds */
     int *hops;           /* by row: relays that its parameters have passed, itself included */
     int most_hops;
 } hpc_stages;

@@ -25,6 +25,7 @@ const hpc_edge *hpc_row_input(const hpc_row *row, int rank); /* rank's push to t
 int hpc_row_has_input(const hpc_row *row, int rank);
 int hpc_row_has_output(const hpc_row *row, int rank); /* the row itself sends rank parameters */
 int hpc_row_sends_to_rows(const hpc_row *row);
+double hpc_edge_mass(const hpc_exchange *ex, const hpc_edge *edge);   /* of an input: what the pushes in it weigh */
 int hpc_input_is_empty(const hpc_exchange *ex, const hpc_edge *edge); /* a push of weight 0: it brings no bytes */
 int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank);     /* pushes of rank reach row, through any stages */
 int hpc_row_reaches(const hpc_exchange *ex, int row, int rank);       /* its parameters reach rank, in the same way */

@@ -47,8 +47,8 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, h
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_input *in = &w->inputs[e];
         const hpc_taken taken = taking(core, w, in);
-        all += w->weights[e];
-        if (taken.n > 0) present += w->weights[e];
+        all += in->mass;
+        if (taken.n > 0) present += in->mass;
         n_updates += taken.n * in->updates;
         for (int i = 0; i < taken.n; i++) {
             uint64_t slot = (taken.first + (uint64_t)i) % (uint64_t)ex->layout.depth;

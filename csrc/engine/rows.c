@@ -225,6 +225,7 @@ static void find_inputs(hpc_exchange *ex, hpc_work *w) {
                                    .forwarded = edge->row,
                                    .lowest = lowest,
                                    .updates = count_updates(ex, edge),
+                                   .mass = hpc_edge_mass(ex, edge),
                                    .empty = hpc_input_is_empty(ex, edge),
                                    .args = args_of(ex, w, lowest),
                                    .stride = ex->layout.gradient_bytes};

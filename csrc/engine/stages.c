@@ -39,6 +39,11 @@ int hpc_row_sends_to_rows(const hpc_row *row) {
     return 0;
 }
 
+/* An edge from a row weighs as much as all that the row folds. */
+double hpc_edge_mass(const hpc_exchange *ex, const hpc_edge *edge) {
+    return edge->weight * (edge->row < 0 ? 1 : ex->layout.stages.masses[edge->row]);
+}
+
 /* On a graph the weights of a step may differ from the plan's. */
 int hpc_input_is_empty(const hpc_exchange *ex, const hpc_edge *edge) {
     return edge->row < 0 && edge->weight == 0 && ex->graph == NULL;
@@ -94,6 +99,8 @@ static void spread(const hpc_plan *plan, hpc_stages *st, const int *order) {
     for (int at = 0; at < plan->n_rows; at++) {
         int i = order[at];
         const hpc_row *row = &plan->rows[i];
+        for (int e = 0; e < row->n_in; e++) /* those before it have theirs */
+            st->masses[i] += row->in[e].weight * (row->in[e].row < 0 ? 1 : st->masses[row->in[e].row]);
         for (int e = 0; e < row->n_out; e++) {
             int to = row->out[e].row;
             if (to < 0) continue;
@@ -134,9 +141,11 @@ int hpc_stages_find(hpc_exchange *ex, const char *op) {
     st->words = ((size_t)ex->context->group.size + 63) / 64;
     st->feeders = calloc(rows * st->words, sizeof *st->feeders);
     st->receivers = calloc(rows * st->words, sizeof *st->receivers);
+    st->masses = calloc(rows, sizeof *st->masses);
     st->hops = calloc(rows, sizeof *st->hops);
     int *missing = malloc(rows * sizeof *missing), *order = malloc(rows * sizeof *order), status = HPC_OK;
-    if (st->feeders == NULL || st->receivers == NULL || st->hops == NULL || missing == NULL || order == NULL) {
+    if (st->feeders == NULL || st->receivers == NULL || st->masses == NULL || st->hops == NULL || missing == NULL ||
+        order == NULL) {
         status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the stages of %zu rows", op, rows);
     } else {
         sort_rows(plan, missing, order);
@@ -151,6 +160,7 @@ int hpc_stages_find(hpc_exchange *ex, const char *op) {
 void hpc_stages_free(hpc_exchange *ex) {
     free(ex->layout.stages.feeders);
     free(ex->layout.stages.receivers);
+    free(ex->layout.stages.masses);
     free(ex->layout.stages.hops);
 }
 

@@ -45,6 +45,7 @@ typedef struct hpc_share {
 typedef struct hpc_input {
     int rank, forwarded;                 /* forwarded: the row at rank that it comes from, or -1 */
     int lowest, updates;                 /* the lowest rank whose pushes are in it, and how many ranks there are */
+    double mass;                         /* what these pushes weigh in the row: the sum of their weights by the plan */
     int empty;                           /* its weight is 0: it brings no bytes */
     const char *slots;                   /* of slot 0 */
     size_t stride;                       /* between slots */
