@@ -1,5 +1,6 @@
 /* A fold that goes on without stragglers: it is made when a quorum of the updates is there and the grace for the others
  * is over. On servers this is BSP with a quorum of the workers; on a graph NOTIFY-ACK with one of the in-neighbours.
+ * With several stages it is one of the groups that fold first (groups_quorum.c).
  *
  * A sender has one update on its way to a share. It puts the update's version, and the update itself where the owner
  * cannot read it in the sender's memory, and then an event. It touches neither again until the owner has answered. So
@@ -57,18 +58,16 @@
  * look at one that is the least far: in version n, and there in the first key. A quorum of its in-neighbours has pushed
  * the key before, or a key from which it has chosen n, for n or newer. They push all keys of a version before they go
  * to another, so they push this key too; they are not less far, so they have pushed it. */
-#include <stdlib.h>
-
 #include "discipline/discipline.h"
+#include "discipline/grouping.h"
 #include "discipline/quorum.h"
-
-static const double FIRST = 1; /* second of grace, before enough has been measured (RFC 6298, section 2.1) */
 
 /* ---- what is asked for ---- */
 
 /* A quorum of all inputs is the same as no quorum. On a graph a rank's own update is not counted among the inputs. */
 static int suits(const hpc_exchange_config *f) {
-    for (int i = 0; i < f->plan->n_rows && f->quorum > 0; i++)
+    if (f->quorum == 0 || hpc_plan_has_stages(f->plan)) return 0;
+    for (int i = 0; i < f->plan->n_rows; i++)
         if (f->quorum < f->plan->rows[i].n_in - (f->graph != NULL)) return 1;
     return 0;
 }
@@ -84,24 +83,16 @@ static int has_workers_of(const hpc_row *row, const hpc_row *other) {
 
 static int check_servers(const hpc_exchange_config *f) {
     static const char op[] = "exchange";
-    if (!hpc_config_is_bsp(f))
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with consistency %s", op,
-                        hpc_consistency_name(f->consistency));
-    if (f->shared_params || f->eager)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with %s", op,
-                        f->shared_params ? "shared_params" : "eager folds (deterministic=False)");
-    if (hpc_config_own_fold(f) != NULL)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op,
-                        "%s: rule %s has a fold of its own; with a quorum some inputs may be missing from it", op,
-                        hpc_config_own_fold(f)->name);
+    const int status = hpc_quorum_check_servers(f);
+    if (status != HPC_OK) return status;
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
         int plain = row->action == HPC_APPLY;
-        for (int e = 0; e < row->n_in; e++) plain &= row->in[e].row < 0 && row->in[e].weight > 0;
+        for (int e = 0; e < row->n_in; e++) plain &= row->in[e].weight > 0;
         if (!plain)
             return hpc_fail(HPC_ERR_UNSUPPORTED, op,
-                            "%s: row %d is of several stages, or emits, or has a weight of 0 or less; a quorum needs "
-                            "rows that apply what workers push",
+                            "%s: row %d emits, or has a weight of 0 or less; a quorum needs rows that apply what "
+                            "workers push",
                             op, i);
         if (!has_workers_of(row, &f->plan->rows[0])) /* else two could wait for each other, each for a key of its own */
             return hpc_fail(HPC_ERR_UNSUPPORTED, op,
@@ -132,100 +123,25 @@ static int is_on_servers(const hpc_exchange *ex) {
 
 /* ---- open ---- */
 
-static size_t part(const hpc_exchange *ex, int rank) {
-    size_t numbers = (size_t)ex->layout.places[rank].shares * (size_t)ex->context->group.size;
-    return (size_t)ex->layout.n_shares * sizeof(hpc_told) + numbers * (size_t)ex->layout.depth * sizeof(uint64_t);
-}
-
-static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
-    int status = hpc_graph_prepare(ex, f, op);
-    if (status != HPC_OK) return status;
-    hpc_quorum *q = ex->own = calloc(1, sizeof *q);
-    if (q != NULL) {
-        q->keys = calloc((size_t)ex->plan->n_keys, sizeof *q->keys);
-        q->given_up = calloc((size_t)ex->context->group.size, 1);
-    }
-    ex->asked.quorum = f->quorum;
-    return q != NULL && q->keys != NULL && q->given_up != NULL
-               ? HPC_OK
-               : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a quorum of %d", op, f->quorum);
-}
-
 /* On a graph an update that travels is copied first. Takes room in this rank's part for that copy, of all rows. */
 static void open_outlet(hpc_exchange *ex, const hpc_share *share, hpc_outlet *out) {
     size_t nbytes = 0;
-    out->staged = HPC_NOWHERE;
     if (is_on_servers(ex) || hpc_is_mapped(ex, share->owner)) return;
     for (int i = 0; i < share->n_rows; i++) nbytes += hpc_row_bytes(&ex->plan->rows[share->rows[i]]);
     out->staged = hpc_layout_take(&ex->layout.places[hpc_me(ex)], nbytes);
 }
 
 static int open_shares(hpc_exchange *ex, const char *op) {
-    size_t size = (size_t)ex->context->group.size;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
+    int status = HPC_OK;
+    for (int s = 0; s < ex->layout.n_shares && status == HPC_OK; s++) {
         hpc_share *share = &ex->layout.shares[s];
         int owns = share->owner == hpc_me(ex),
             sends = hpc_feeds_share(ex, share, hpc_me(ex)) && (!owns || is_on_servers(ex));
         if (!owns && !sends) continue;
-        hpc_quorum_share *its = share->own = calloc(1, sizeof *its);
-        if (its == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
-        its->owns = owns;
-        its->sends = sends;
-        if (sends) open_outlet(ex, share, &its->outlet);
-        if (!owns) continue;
-        hpc_intake *in = &its->intake;
-        in->senders = calloc(size, sizeof *in->senders);
-        in->takes = calloc(size, 1);
-        atomic_init(&in->grace, ex->asked.grace < 0 ? FIRST : ex->asked.grace);
-        if (in->senders == NULL || in->takes == NULL)
-            return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
+        status = hpc_quorum_open_share(ex, share, owns, sends, op);
+        if (status == HPC_OK && sends) open_outlet(ex, share, hpc_outlet_of(share));
     }
-    return HPC_OK;
-}
-
-static int open_all(hpc_exchange *ex, const char *op) {
-    size_t size = (size_t)ex->context->group.size;
-    for (int c = 0; c < ex->n_own_cores; c++) {
-        hpc_quorum_watch *its = ex->cores[c].own = calloc(1, sizeof *its);
-        if (its != NULL) {
-            its->shares = malloc((size_t)ex->layout.n_shares * sizeof(hpc_share *));
-            its->absent = calloc(size, 1);
-            its->closes = calloc(size, 1);
-            its->gone = calloc(size, 1);
-        }
-        if (its == NULL || its->shares == NULL || its->absent == NULL || its->closes == NULL || its->gone == NULL)
-            return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
-    }
-    return hpc_share_open_counts(ex, hpc_own_leads(ex), op);
-}
-
-static void free_all(hpc_exchange *ex) {
-    hpc_quorum *q = ex->own;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_quorum_share *its = ex->layout.shares[s].own;
-        if (its == NULL) continue;
-        free(its->intake.senders);
-        free(its->intake.takes);
-        free(its);
-        ex->layout.shares[s].own = NULL;
-    }
-    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
-        hpc_quorum_watch *its = ex->cores[c].own;
-        if (its == NULL) continue;
-        free(its->shares);
-        free(its->absent);
-        free(its->closes);
-        free(its->gone);
-        free(its);
-        ex->cores[c].own = NULL;
-    }
-    if (q != NULL) {
-        free(q->keys);
-        free(q->given_up);
-    }
-    free(q);
-    ex->own = NULL;
-    hpc_graph_free(ex);
+    return status;
 }
 
 /* A pull waits for the shares that make this rank's parameters: on a graph its own. */
@@ -283,44 +199,17 @@ static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
 
 /* ---- the worker's pushes ---- */
 
-/* The first key, if any, that is not pushed for the present version, or not answered; else -1. */
-static int unfinished(const hpc_exchange *ex) {
-    const hpc_quorum *q = hpc_quorum_of(ex);
-    for (int i = 0; i < ex->plan->n_keys; i++) {
-        const hpc_pushed *k = &ex->keys[i];
-        if (k->n_shares == 0) continue;
-        if (k->sending != 0 || q->keys[i].number != q->number || !hpc_ticket_is_done(ex, i, 2 * k->pushes)) return i;
-    }
-    return -1;
-}
-
-/* On servers refuses a second push of a key before all keys have been pushed and answered. */
 static int may_push(hpc_exchange *ex, int key, const char *op) {
-    const hpc_quorum *q = hpc_quorum_of(ex);
-    if (!is_on_servers(ex)) return HPC_OK;
-    int status = hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
-    if (status != HPC_OK) return status;
-    int other = q->keys[key].number < q->number ? -1 : unfinished(ex);
-    if (other < 0) return HPC_OK;
-    if (op == NULL) return HPC_IN_PROGRESS;
-    return hpc_fail(HPC_ERR_INVALID, op,
-                    "%s: rank %d has pushed key %s for version %llu already, and key %s not, or not to its end: with a "
-                    "quorum each key is pushed once for a version, and pulled before the next",
-                    op, hpc_me(ex), ex->plan->keys[key].name, (unsigned long long)q->number,
-                    ex->plan->keys[other].name);
+    return is_on_servers(ex) ? hpc_quorum_may_push(ex, key, op) : HPC_OK;
 }
 
-/* A key that is pushed again begins a step. On a graph looks first for updates that have come meanwhile. */
+/* On a graph looks first for updates that have come meanwhile. */
 static void begin_push(hpc_exchange *ex, int key) {
-    hpc_quorum *q = hpc_quorum_of(ex);
-    hpc_key_versions *of = hpc_versions_of(ex, key);
     if (!is_on_servers(ex)) {
         hpc_graph_begin_push(ex, key);
         hpc_group_progress(&ex->context->group);
     }
-    if (of->number == q->number) q->number = hpc_outlet_next_version(ex);
-    of->number = q->number;
-    of->numbers[ex->keys[key].pushes % (uint64_t)ex->layout.depth] = of->number;
+    hpc_quorum_choose_version(ex, key);
 }
 
 /* Sends what leads this rank's own fold; an update is sent when its slot is free (hpc_outlet_send_key). */
@@ -363,41 +252,6 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
     return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, has_read, missing);
 }
 
-/* ---- pushes that end ---- */
-
-/* HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
-static int ended(hpc_exchange *ex, int key, const char *op) {
-    uint64_t number = hpc_versions_of(ex, key)->number;
-    if (number <= hpc_outlet_version(ex, key)) return HPC_OK;
-    int *closed = malloc((size_t)ex->context->group.size * sizeof *closed), n = 0;
-    for (int r = 0; r < ex->context->group.size && closed != NULL; r++)
-        if (ex->layout.places[r].worker && hpc_closed_signal(ex, r) != 0) closed[n++] = r;
-    int status = hpc_group_fail_closed(&ex->context->group, op, closed, n,
-                                       "version %llu of key %s finds no quorum of %d any more: %d workers have closed "
-                                       "the exchange, rank %d among them",
-                                       (unsigned long long)number, ex->plan->keys[key].name, ex->asked.quorum, n,
-                                       n > 0 ? closed[0] : -1);
-    free(closed);
-    return status;
-}
-
-/* Makes a note of how many last pushes have found no quorum. Pushes that a pull has waited for do not count: the pull
- * has reported them. */
-static void closing(hpc_exchange *ex) {
-    const hpc_quorum *q = hpc_quorum_of(ex);
-    int n = 0, first = -1;
-    for (int i = ex->plan->n_keys - 1; i >= 0; i--) {
-        if (ex->keys[i].since == 0 || q->keys[i].number <= hpc_outlet_version(ex, i)) continue;
-        first = i;
-        n++;
-    }
-    if (n > 0)
-        hpc_group_note(&ex->context->group, HPC_NOTE_LOST,
-                       "lost the last push of %d key%s of rank %d, %.64s first: version %llu found no quorum of %d", n,
-                       n == 1 ? "" : "s", ex->context->group.rank, ex->plan->keys[first].name,
-                       (unsigned long long)q->keys[first].number, ex->asked.quorum);
-}
-
 /* ---- state and facts ---- */
 
 static void restored(hpc_exchange *ex, const hpc_work *w, uint64_t step) {
@@ -413,15 +267,6 @@ static int after_publish(hpc_exchange *ex) {
     return is_on_servers(ex) ? hpc_intake_tell(ex) : HPC_OK;
 }
 
-static void count(const hpc_exchange *ex, hpc_exchange_stats *stats) {
-    stats->dropped = hpc_outlet_dropped(ex, -1, &stats->dropped_at);
-}
-
-static void count_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *peer) {
-    uint64_t at;
-    peer->dropped = hpc_outlet_dropped(ex, rank, &at);
-}
-
 const hpc_discipline hpc_discipline_quorum = {
     .name = "a quorum",
     .suits = suits,
@@ -431,12 +276,12 @@ const hpc_discipline hpc_discipline_quorum = {
     .whole = 1,
     .puts = hpc_own_leads,
     .one_slot = 1,
-    .part = part,
+    .part = hpc_quorum_part,
     .makes_params = makes_params,
-    .prepare = prepare,
+    .prepare = hpc_quorum_prepare,
     .open_shares = open_shares,
-    .open = open_all,
-    .free = free_all,
+    .open = hpc_quorum_open,
+    .free = hpc_quorum_free,
     .share_bytes = sizeof(uint64_t),
     .puts_shares = 1,
     .share_came = hpc_intake_share_came,
@@ -449,14 +294,14 @@ const hpc_discipline hpc_discipline_quorum = {
     .is_free = is_free,
     .awaited = awaited,
     .progress = hpc_outlet_send_all,
-    .ended = ended,
+    .ended = hpc_quorum_ended,
     .finish = finish,
-    .closing = closing,
+    .closing = hpc_quorum_closing,
     .restored = restored,
     .before_publish = before_publish,
     .after_publish = after_publish,
     .late = hpc_outlet_late,
     .version = hpc_outlet_version,
-    .count = count,
-    .count_peer = count_peer,
+    .count = hpc_quorum_count,
+    .count_peer = hpc_quorum_count_peer,
 };

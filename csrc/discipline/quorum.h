@@ -1,4 +1,5 @@
-/* A quorum (quorum.c says how it works): the state of its owner's and of its worker's side. */
+/* A quorum: the state of its owner's and of its worker's side (quorum.c and groups_quorum.c say how it works). A sender
+ * is a rank; with several stages it is a group of ranks, which is known by its lowest one. */
 #ifndef HPC_QUORUM_H
 #define HPC_QUORUM_H
 
@@ -9,19 +10,23 @@ typedef struct hpc_told {
     uint64_t folded, used; /* the version that was folded last; how many of the sender's updates were */
 } hpc_told;
 
-/* What an owner knows of a rank whose updates come to a share. Only the core uses it, but for the atomic member. */
+/* What an owner knows of a sender to a share. Only the core uses it, but for the atomic member. */
 typedef struct hpc_sender {
     _Atomic uint64_t waits; /* the version of the update in its slot; 0: the slot is free */
     int slot;               /* of that update */
+    int rows_came;          /* of an update that comes row by row */
+    uint64_t coming;        /* the version of that update */
     uint64_t newest;        /* the newest version that came */
     uint64_t answered;      /* updates that were folded, or left out */
     hpc_told told;          /* the last answer, which a put may still read */
+    hpc_told passed;        /* the same for relays: used is 1 or 0, of this update alone */
 } hpc_sender;
 
 /* The inputs of a share that this rank owns. The core's own, but for the atomic members. */
 typedef struct hpc_intake {
-    hpc_sender *senders;      /* by rank */
-    char *takes;              /* by rank: whether its update is in the present fold */
+    hpc_sender *senders;      /* by rank, of a group the lowest */
+    char *takes;              /* the same: whether its update is in the present fold */
+    int *from, n_from;        /* all senders, this rank or its group last */
     int held;                 /* how many updates wait */
     uint64_t pushes;          /* on a graph: pushes of this rank itself that came */
     int watched, place;       /* whether it is among the core's watched shares, and where */
@@ -32,7 +37,8 @@ typedef struct hpc_intake {
     _Atomic uint64_t reached; /* on a graph: the newest version that a quorum has brought */
 } hpc_intake;
 
-/* What this rank has sent to the owner of a share. The worker's own. */
+/* What this rank has sent to the owner of a share, or with several stages to the rows whose parameters the share sends
+ * it. The worker's own. */
 typedef struct hpc_outlet {
     uint64_t decided;             /* pushes up to this one were sent, or dropped */
     uint64_t sent, answered;      /* how many of these pushes; at most one is on its way */
@@ -45,11 +51,18 @@ typedef struct hpc_outlet {
     int pending;                  /* decided is behind */
 } hpc_outlet;
 
+/* What has come to the relays of a share that this rank owns, for the ranks that it answers. The core's own. */
+typedef struct hpc_passing {
+    hpc_told told; /* a put may still read it */
+    int left_out;  /* some rows of the reply that is coming say that the update was left out */
+} hpc_passing;
+
 /* What a share has as its own. A worker that serves has both. */
 typedef struct hpc_quorum_share {
     int owns, sends;
     hpc_intake intake;
     hpc_outlet outlet;
+    hpc_passing passing;
 } hpc_quorum_share;
 
 /* A worker's view of a key. */
@@ -65,9 +78,12 @@ typedef struct hpc_quorum {
     uint64_t number; /* the version that keys are pushed for */
     char *given_up;  /* by rank: it let a push wait in vain, and has answered none since */
     int n_pending;   /* how many outlets are pending */
+    uint64_t told;   /* with several stages: the newest version when a state was loaded last */
+    int *group_of;   /* with several stages: the groups of every key, as hpc_groups_find has them */
+    int *passed_at;  /* by row that relays: its number among those of its owner */
 } hpc_quorum;
 
-/* A core's own; arrays are by rank. */
+/* A core's own; arrays are by rank, of a group the lowest. */
 typedef struct hpc_quorum_watch {
     hpc_share **shares; /* those with an update, or an own push, that is not folded */
     int n;
@@ -93,19 +109,26 @@ static inline hpc_key_versions *hpc_versions_of(const hpc_exchange *ex, int key)
     return &hpc_quorum_of(ex)->keys[key];
 }
 
+/* The sender that a rank's pushes are in. */
+static inline int hpc_sender_of(const hpc_exchange *ex, int rank) {
+    const int *group_of = hpc_quorum_of(ex)->group_of;
+    return group_of == NULL ? rank : group_of[rank];
+}
+
 /* NULL for a share of another rank. */
 static inline hpc_intake *hpc_intake_of(const hpc_share *share) {
     hpc_quorum_share *its = share->own;
     return its != NULL && its->owns ? &its->intake : NULL;
 }
 
-/* NULL for a share to whose owner this rank sends nothing; on a graph that is itself too. */
+/* NULL for a share to whose owner this rank sends nothing, on a graph that is itself too; with several stages NULL for
+ * a share that does not answer this rank. */
 static inline hpc_outlet *hpc_outlet_of(const hpc_share *share) {
     hpc_quorum_share *its = share->own;
     return its != NULL && its->sends ? &its->outlet : NULL;
 }
 
-/* The version of rank's update that waits in a share of this rank's own; 0: none does. */
+/* The version of a sender's update that waits in a share of this rank's own; 0: none does. */
 static inline uint64_t hpc_version_from(const hpc_share *share, int rank) {
     return atomic_load_explicit(&hpc_intake_of(share)->senders[rank].waits, memory_order_relaxed);
 }
@@ -122,15 +145,50 @@ static inline size_t hpc_number_at(const hpc_exchange *ex, const hpc_share *shar
            (at * (size_t)ex->layout.depth + (size_t)slot) * sizeof(uint64_t);
 }
 
+/* With several stages, at the owner of a row that relays: of what becomes of the update that the parameters answer. */
+static inline size_t hpc_passed_at(const hpc_exchange *ex, int row) {
+    const int owner = ex->plan->rows[row].owner;
+    return hpc_told_at(ex, owner, ex->layout.n_shares) +
+           (size_t)ex->layout.places[owner].shares * (size_t)ex->context->group.size * (size_t)ex->layout.depth *
+               sizeof(uint64_t) +
+           (size_t)hpc_quorum_of(ex)->passed_at[row] * sizeof(hpc_told);
+}
+
+/* ---- both (quorum_common.c) ---- */
+
+/* hpc_discipline.check, of what does not depend on rows: servers and their quorum. */
+int hpc_quorum_check_servers(const hpc_exchange_config *config);
+/* hpc_discipline's slots. */
+size_t hpc_quorum_part(const hpc_exchange *ex, int rank);
+int hpc_quorum_prepare(hpc_exchange *ex, const hpc_exchange_config *config, const char *op);
+int hpc_quorum_open(hpc_exchange *ex, const char *op);
+void hpc_quorum_free(hpc_exchange *ex);
+void hpc_quorum_count(const hpc_exchange *ex, hpc_exchange_stats *stats);
+void hpc_quorum_count_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *peer);
+/* The same of a worker of servers, and of any worker. */
+int hpc_quorum_may_push(hpc_exchange *ex, int key, const char *op);
+int hpc_quorum_ended(hpc_exchange *ex, int key, const char *op);
+void hpc_quorum_closing(hpc_exchange *ex);
+/* Makes a share's own, of a share that this rank owns with an intake. */
+int hpc_quorum_open_share(const hpc_exchange *ex, hpc_share *share, int owns, int sends, const char *op);
+/* Chooses the version of the next push of key. A key that is pushed again begins a step. */
+void hpc_quorum_choose_version(hpc_exchange *ex, int key);
+
 /* ---- the owner (quorum_intake.c): hpc_discipline's slots ---- */
 
 int hpc_intake_work(hpc_core *core);
 int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
+/* With several stages: an input of a row that applies. */
+int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
+/* Finds the senders of all shares, when their parts are known. */
+void hpc_intake_open(hpc_exchange *ex);
 /* Tells the senders to this rank's shares which version was folded last. Nothing may be under way anywhere. */
 int hpc_intake_tell(hpc_exchange *ex);
 
 /* ---- the worker (quorum_outlet.c) ---- */
 
+/* Counts a push of key that is about to be sent, where each share has one answer for each. */
+void hpc_outlet_begin(hpc_exchange *ex, int key);
 /* Sends the pending pushes whose slots are free by now. */
 int hpc_outlet_send_all(hpc_exchange *ex);
 int hpc_outlet_send_key(hpc_exchange *ex, int key);
@@ -139,6 +197,8 @@ int hpc_outlet_send_key(hpc_exchange *ex, int key);
 void hpc_outlet_give_up(hpc_exchange *ex, int key, uint64_t n, int all);
 /* Collective, while no rank has a push under way: all go on from one version, and earlier updates are left out. */
 int hpc_outlet_level(hpc_exchange *ex, const char *op, double deadline);
+/* The same: writes the largest number of any rank. */
+int hpc_outlet_newest(hpc_exchange *ex, const char *op, double deadline, uint64_t own, uint64_t *newest);
 /* The version of this rank's next step. */
 uint64_t hpc_outlet_next_version(const hpc_exchange *ex);
 /* How many seconds neighbours are given to take an update. */

@@ -1,6 +1,8 @@
-/* The owner's side of a quorum: what came, whether it is time, the fold and the answers (see quorum.c). */
+/* The owner's side of a quorum: what came, whether it is time, the fold and the answers (see quorum.c; and
+ * groups_quorum.c, where a sender is a group). */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "discipline/quorum.h"
 #include "engine/args.h"
@@ -81,21 +83,21 @@ static int fail_second(hpc_exchange *ex, const hpc_share *share, int rank) {
     return 1;
 }
 
-static void hold(hpc_core *core, hpc_share *share, int rank, int slot, uint64_t number) {
+static void hold(hpc_core *core, hpc_share *share, int sender, int slot, uint64_t number) {
     hpc_intake *in = hpc_intake_of(share);
-    hpc_sender *from = &in->senders[rank];
+    hpc_sender *from = &in->senders[sender];
     atomic_store_explicit(&from->waits, number, memory_order_relaxed);
     from->slot = slot;
     in->held++;
-    ((hpc_quorum_watch *)core->own)->absent[rank] = 0;
+    ((hpc_quorum_watch *)core->own)->absent[sender] = 0;
     if (number <= from->newest) return;
     from->newest = number;
     if (hpc_own_leads(core->exchange)) publish_progress(core->exchange, share);
 }
 
-static void release(hpc_share *share, int rank) {
+static void release(hpc_share *share, int sender) {
     hpc_intake *in = hpc_intake_of(share);
-    atomic_store_explicit(&in->senders[rank].waits, 0, memory_order_relaxed);
+    atomic_store_explicit(&in->senders[sender].waits, 0, memory_order_relaxed);
     in->held--;
 }
 
@@ -115,36 +117,87 @@ int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot) 
     return 1;
 }
 
-/* ---- answers ---- */
-
-/* Answers rank's update: after this rank may write the next one. */
-static void answer(hpc_core *core, const hpc_share *share, int rank, uint64_t folded, int used) {
-    const hpc_exchange *ex = core->exchange;
-    hpc_sender *from = &hpc_intake_of(share)->senders[rank];
-    int s = (int)(share - ex->layout.shares);
-    from->told.folded = folded;
-    from->told.used += (uint64_t)used;
-    hpc_share_answer_with(core, rank, &from->told, sizeof from->told, hpc_told_at(ex, rank, s),
-                          hpc_signal_applied(ex, s), ++from->answered);
+/* The rows of an update come one by one, each with the version beside it. */
+int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    hpc_exchange *ex = core->exchange;
+    hpc_share *share = w->share;
+    const int rank = w->inputs[input].rank, sender = w->inputs[input].lowest;
+    hpc_sender *from = &hpc_intake_of(share)->senders[sender];
+    const uint64_t number = number_of(ex, share, rank, slot);
+    if (number == 0 || (from->rows_came > 0 && number != from->coming)) return 0;
+    if (hpc_version_from(share, sender) != 0) return fail_second(ex, share, rank);
+    if (share->args_came && !hpc_args_agree(core, w, slot, input, from->answered + 1)) return 1;
+    from->coming = number;
+    if (++from->rows_came < share->n_rows) return 1;
+    from->rows_came = 0;
+    hold(core, share, sender, slot, number);
+    watch(core, share);
+    return 1;
 }
 
-/* Leaves rank's update out. A worker of servers gets the newest parameters. */
-static void drop(hpc_core *core, hpc_share *share, int rank, uint64_t folded) {
+/* ---- answers ---- */
+
+/* Says what has become of a sender's update: to this rank's own memory, from which it is put. The last word has been
+ * read, for the update came after it. */
+static void decide(const hpc_share *share, int sender, uint64_t folded, int used) {
+    hpc_sender *from = &hpc_intake_of(share)->senders[sender];
+    from->told.folded = folded;
+    from->told.used += (uint64_t)used;
+    from->passed = (hpc_told){folded, (uint64_t)used};
+}
+
+/* Sends a sender the newest parameters. By relays what became of its update goes before them. */
+static void send_params(hpc_core *core, const hpc_share *share, int sender) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_sender *to = &hpc_intake_of(share)->senders[sender];
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        for (int o = 0; o < w->n_outputs && w->sends_to_rows; o++) {
+            const hpc_output *out = &w->outputs[o];
+            if (out->row < 0 || out->lowest != sender) continue;
+            hpc_core_check_put(core, hpc_put(core->out, ex->window, out->rank, &to->passed, sizeof to->passed,
+                                             hpc_passed_at(ex, out->row)));
+        }
+        hpc_row_reply(core, w, sender, to->slot);
+    }
+}
+
+static void answer_rank(hpc_core *core, const hpc_share *share, int rank, const hpc_sender *from) {
+    const hpc_exchange *ex = core->exchange;
+    int s = (int)(share - ex->layout.shares);
+    hpc_share_answer_with(core, rank, &from->told, sizeof from->told, hpc_told_at(ex, rank, s),
+                          hpc_signal_applied(ex, s), from->answered);
+}
+
+/* Answers a sender's update: after this its next one may be written. With several stages relays answer the ranks that
+ * get parameters from them. */
+static void answer(hpc_core *core, const hpc_share *share, int sender) {
+    const hpc_exchange *ex = core->exchange;
+    hpc_sender *from = &hpc_intake_of(share)->senders[sender];
+    from->answered++;
+    if (!ex->layout.stages.many) answer_rank(core, share, sender, from);
+    for (int i = 0; i < share->n_parts && ex->layout.stages.many; i++)
+        if (hpc_sender_of(ex, share->parts[i]) == sender) answer_rank(core, share, share->parts[i], from);
+}
+
+/* Leaves a sender's update out. A worker of servers gets the newest parameters. */
+static void drop(hpc_core *core, hpc_share *share, int sender, uint64_t folded) {
     hpc_exchange *ex = core->exchange;
-    atomic_fetch_add_explicit(&ex->peers.late[rank], 1, memory_order_relaxed);
-    for (int i = 0; i < share->n_rows && !hpc_own_leads(ex); i++)
-        hpc_row_send(core, &ex->work[ex->work_of[share->rows[i]]], rank);
-    release(share, rank);
-    answer(core, share, rank, folded, 0);
+    atomic_fetch_add_explicit(&ex->peers.late[sender], 1, memory_order_relaxed);
+    decide(share, sender, folded, 0);
+    if (!hpc_own_leads(ex)) send_params(core, share, sender);
+    release(share, sender);
+    answer(core, share, sender);
 }
 
 /* Drops the updates that are older than a version. Returns how many. */
 static int drop_before(hpc_core *core, hpc_share *share, uint64_t least, uint64_t folded) {
+    const hpc_intake *in = hpc_intake_of(share);
     int n = 0;
-    for (int i = 0; i < share->n_parts && hpc_intake_of(share)->held > 0; i++) {
-        uint64_t version = hpc_version_from(share, share->parts[i]);
+    for (int i = 0; i < in->n_from && in->held > 0; i++) {
+        uint64_t version = hpc_version_from(share, in->from[i]);
         if (version == 0 || version >= least) continue;
-        drop(core, share, share->parts[i], folded);
+        drop(core, share, in->from[i], folded);
         n++;
     }
     return n;
@@ -152,7 +205,7 @@ static int drop_before(hpc_core *core, hpc_share *share, uint64_t least, uint64_
 
 /* ---- when ---- */
 
-/* How many ranks have brought an update for a version, may still bring it, are expected to bring it soon. */
+/* How many senders have brought an update for a version, may still bring it, are expected to bring it soon. */
 typedef struct survey {
     int brought, open, expected;
 } survey;
@@ -160,12 +213,12 @@ typedef struct survey {
 static survey look(const hpc_core *core, const hpc_share *share, uint64_t version) {
     const hpc_exchange *ex = core->exchange;
     const hpc_quorum_watch *its = core->own;
-    const hpc_row *row = hpc_first_work(ex, share)->row;
+    const hpc_intake *in = hpc_intake_of(share);
     survey found = {0, 0, 0};
-    for (int e = 0; e < row->n_in; e++) {
-        int r = row->in[e].rank;
+    for (int i = 0; i < in->n_from; i++) {
+        int r = in->from[i];
         if (leads(ex, share, r)) continue;
-        const hpc_sender *from = &hpc_intake_of(share)->senders[r];
+        const hpc_sender *from = &in->senders[r];
         uint64_t waits = hpc_version_from(share, r);
         int brought = counts_for(ex, hpc_own_leads(ex) ? from->newest : waits, version);
         int open = !brought && waits == 0 && !its->gone[r];
@@ -186,11 +239,9 @@ static void learn(const hpc_exchange *ex, hpc_intake *in, double took) {
 }
 
 static void note_absent(hpc_core *core, const hpc_share *share, uint64_t version) {
-    const hpc_row *row = hpc_first_work(core->exchange, share)->row;
-    for (int e = 0; e < row->n_in; e++) {
-        int r = row->in[e].rank;
-        ((hpc_quorum_watch *)core->own)->absent[r] |= hpc_intake_of(share)->senders[r].newest < version;
-    }
+    const hpc_intake *in = hpc_intake_of(share);
+    for (int i = 0; i < in->n_from; i++)
+        ((hpc_quorum_watch *)core->own)->absent[in->from[i]] |= in->senders[in->from[i]].newest < version;
 }
 
 /* Whether a fold that has its quorum is to be made now. */
@@ -223,10 +274,9 @@ static int is_over(hpc_core *core, const hpc_share *share, const survey *found, 
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_exchange *ex = core->exchange;
     const hpc_intake *its = hpc_intake_of(w->share);
-    int slot = leads(ex, w->share, in->rank)                       ? own_slot(ex, w->share)
-               : hpc_reads_in_place(ex, w->share->owner, in->rank) ? its->senders[in->rank].slot
-                                                                   : 0; /* it has one receive slot */
-    return (hpc_taken){its->takes[in->rank], (uint64_t)slot};
+    int one = ex->discipline->one_slot && !hpc_reads_in_place(ex, w->share->owner, in->rank);
+    int slot = leads(ex, w->share, in->rank) ? own_slot(ex, w->share) : one ? 0 : its->senders[in->lowest].slot;
+    return (hpc_taken){its->takes[in->lowest], (uint64_t)slot};
 }
 
 /* Answer this rank last: once answered it may close, and then it sends nothing more. Note the updates as gone after
@@ -234,28 +284,29 @@ static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input
 static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     hpc_exchange *ex = core->exchange;
     hpc_intake *in = hpc_intake_of(share);
-    const hpc_row *row = hpc_first_work(ex, share)->row;
-    int n = 0, led = hpc_own_leads(ex);
+    int n = 0, others = 0;
     in->since = 0;
     atomic_store_explicit(&in->folded, version, memory_order_release);
     share->version++;
-    for (int i = 0; i < share->n_parts; i++) {
-        int r = share->parts[i];
-        if (!in->takes[r] || leads(ex, share, r)) continue;
-        n++;
-        hpc_share_count_received(ex, share, r);
+    for (int i = 0; i < in->n_from; i++) {
+        if (leads(ex, share, in->from[i])) continue;
+        others++;
+        n += in->takes[in->from[i]];
     }
     hpc_share_count_fold(core, n);
-    hpc_tally_add(&core->tally.missing, (uint64_t)(row->n_in - led - n));
-    for (int i = 0; i < share->n_parts; i++) {
-        int r = share->parts[i];
-        if (leads(ex, share, r))
+    hpc_tally_add(&core->tally.missing, (uint64_t)(others - n));
+    for (int i = 0; i < in->n_from; i++) {
+        int r = in->from[i];
+        if (leads(ex, share, r)) {
             hpc_share_answer(core, r, hpc_signal_applied(ex, (int)(share - ex->layout.shares)), share->version);
-        else if (in->takes[r])
-            answer(core, share, r, version, 1);
+        } else if (in->takes[r]) {
+            decide(share, r, version, 1);
+            if (ex->layout.stages.many) send_params(core, share, r);
+            answer(core, share, r);
+        }
     }
-    for (int i = 0; i < share->n_parts; i++)
-        if (in->takes[share->parts[i]] && !leads(ex, share, share->parts[i])) release(share, share->parts[i]);
+    for (int i = 0; i < in->n_from; i++)
+        if (in->takes[in->from[i]] && !leads(ex, share, in->from[i])) release(share, in->from[i]);
 }
 
 /* The arguments of the rule are those of the lowest rank in the fold. */
@@ -263,19 +314,20 @@ static void find_args(const hpc_exchange *ex, const hpc_share *share, const hpc_
     const hpc_intake *in = hpc_intake_of(share);
     int lowest = -1;
     for (int e = 0; e < w->row->n_in; e++) {
-        int r = w->inputs[e].rank;
+        int r = w->inputs[e].lowest;
         if (in->takes[r] && (lowest < 0 || r < lowest)) lowest = r;
     }
     inputs->args = hpc_args_of(ex, share, lowest, in->senders[lowest].slot);
 }
 
 /* Weights that add up to 1 (a mean) do so again, on graphs all do; those of a sum stay as they are. On a graph a row's
- * step is its version: a straggler that has caught up is where the others are. */
+ * step is its version: a straggler that has caught up is where the others are. With several stages parameters are sent
+ * when all rows are folded: to one group after the other. */
 static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
     const hpc_exchange *ex = core->exchange;
     hpc_intake *in = hpc_intake_of(share);
-    for (int i = 0; i < share->n_parts; i++) {
-        int r = share->parts[i];
+    for (int i = 0; i < in->n_from; i++) {
+        int r = in->from[i];
         uint64_t waits = hpc_version_from(share, r);
         in->takes[r] = leads(ex, share, r) || (waits != 0 && counts_for(ex, waits, version));
     }
@@ -283,10 +335,13 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         hpc_inputs inputs = hpc_row_take(core, w, taking, hpc_own_leads(ex) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
         inputs.takes = in->takes;
+        inputs.silent = ex->layout.stages.many;
         if (!hpc_own_leads(ex)) find_args(ex, share, w, &inputs);
         if (hpc_own_leads(ex)) w->step = (uint64_t)((int64_t)version - 1 + hpc_phases_of(ex)->keys[share->key].ahead);
         int failed = hpc_row_work(core, w, &inputs);
         if (failed) return failed;
+        for (int e = 0; e < w->row->n_in; e++)
+            if (in->takes[w->inputs[e].lowest]) hpc_row_count_received(core, w, e);
     }
     end_fold(core, share, version);
     return 0;
@@ -321,13 +376,18 @@ static int work_for(hpc_core *core, hpc_share *share) {
 }
 
 /* All events that have come were handled before. So a rank that was seen to have closed the last time has nothing more
- * on its way; for one that has closed since there has to be another time. */
+ * on its way; for one that has closed since there has to be another time. A group of which a rank has closed brings no
+ * more whole updates. */
 static void note_closed(hpc_core *core) {
+    const hpc_exchange *ex = core->exchange;
     const hpc_quorum_watch *its = core->own;
-    for (int r = 0; r < core->exchange->context->group.size; r++) {
-        its->gone[r] = its->closes[r];
-        its->closes[r] = hpc_closed_signal(core->exchange, r) != 0;
-        if (its->closes[r] != its->gone[r]) core->due = 0;
+    const int size = ex->context->group.size;
+    memcpy(its->gone, its->closes, (size_t)size);
+    for (int r = 0; r < size; r++) {
+        const int sender = hpc_sender_of(ex, r);
+        if (sender < 0 || hpc_closed_signal(ex, r) == 0) continue;
+        its->closes[sender] = 1;
+        if (!its->gone[sender]) core->due = 0;
     }
 }
 
@@ -344,6 +404,26 @@ int hpc_intake_work(hpc_core *core) {
     }
     if (its->n == 0) core->due = INFINITY;
     return n;
+}
+
+/* ---- open ---- */
+
+static int is_sender(const hpc_exchange *ex, const hpc_share *share, int rank) {
+    if (hpc_sender_of(ex, rank) != rank) return 0;
+    return ex->layout.stages.many ? hpc_feeds_share(ex, share, rank) : hpc_share_answers(ex, share, rank);
+}
+
+void hpc_intake_open(hpc_exchange *ex) {
+    const int size = ex->context->group.size, own = hpc_sender_of(ex, hpc_me(ex));
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        const hpc_share *share = &ex->layout.shares[s];
+        hpc_intake *in = hpc_intake_of(share);
+        for (int i = 1; i <= size && in != NULL; i++) {
+            const int r = (hpc_me(ex) + i) % size;
+            if (r != own && is_sender(ex, share, r)) in->from[in->n_from++] = r;
+        }
+        if (in != NULL && own >= 0 && is_sender(ex, share, own)) in->from[in->n_from++] = own;
+    }
 }
 
 /* ---- a state is loaded ---- */

@@ -82,6 +82,17 @@ uint64_t hpc_outlet_dropped(const hpc_exchange *ex, int rank, uint64_t *at) {
 
 /* ---- the worker: sends ---- */
 
+/* An answer that is no answer ends the exchange, which the next look at it tells. */
+void hpc_outlet_begin(hpc_exchange *ex, int key) {
+    const hpc_pushed *k = &ex->keys[key];
+    for (int i = 0; i < k->n_shares; i++) {
+        hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[k->shares[i]]);
+        if (out == NULL || hear(ex, k->shares[i]) != HPC_OK) continue;
+        out->sent++;
+        out->decided = out->under_way = k->pushes + 1;
+    }
+}
+
 /* On a graph ignore HPC_ERR_PEER: every wait reports a dead neighbour, and one that has left folds nothing more. */
 static int unless_gone(hpc_exchange *ex, int status) {
     if (status != HPC_ERR_PEER || !ex->owners_leave) return status;
@@ -243,16 +254,22 @@ static int who_answers(void *arg, int *ranks) {
     return n;
 }
 
-int hpc_outlet_level(hpc_exchange *ex, const char *op, double deadline) {
+int hpc_outlet_newest(hpc_exchange *ex, const char *op, double deadline, uint64_t own, uint64_t *newest) {
     int size = ex->context->group.size;
-    uint64_t *numbers = malloc((size_t)size * sizeof *numbers), newest = 0;
+    uint64_t *numbers = malloc((size_t)size * sizeof *numbers);
     int status = numbers == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size) : HPC_OK;
     status = hpc_context_agree(ex->context, op, status, deadline);
-    if (status == HPC_OK)
-        status = hpc_allgather(ex->context, &hpc_quorum_of(ex)->number, numbers, sizeof *numbers, hpc_left(deadline));
+    if (status == HPC_OK) status = hpc_allgather(ex->context, &own, numbers, sizeof own, hpc_left(deadline));
+    *newest = 0;
     for (int r = 0; r < size && status == HPC_OK; r++)
-        if (numbers[r] > newest) newest = numbers[r];
+        if (numbers[r] > *newest) *newest = numbers[r];
     free(numbers);
+    return status;
+}
+
+int hpc_outlet_level(hpc_exchange *ex, const char *op, double deadline) {
+    uint64_t newest;
+    int status = hpc_outlet_newest(ex, op, deadline, hpc_quorum_of(ex)->number, &newest);
     if (status != HPC_OK) return status;
     level(ex, newest);
     const hpc_wait wait = {op, all_answered, who_answers, ex};
@@ -261,10 +278,10 @@ int hpc_outlet_level(hpc_exchange *ex, const char *op, double deadline) {
 
 /* ---- the worker: when ---- */
 
-/* The newest version that the owners of a key have told this rank. */
+/* The newest version that the owners of a key have told this rank, or all ranks when a state was loaded. */
 static uint64_t newest_told(const hpc_exchange *ex, int key) {
     const hpc_pushed *k = &ex->keys[key];
-    uint64_t most = 0;
+    uint64_t most = hpc_quorum_of(ex)->told;
     for (int i = 0; i < k->n_shares; i++) {
         if (hpc_outlet_of(&ex->layout.shares[k->shares[i]]) == NULL) continue;
         uint64_t told = told_by(ex, k->shares[i]);

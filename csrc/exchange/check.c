@@ -142,13 +142,18 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
     return status;
 }
 
+/* A quorum is one of the inputs of rows that make parameters; rows that forward or relay wait for all. */
+static int counts_inputs(const hpc_row *row) {
+    return row->action == HPC_APPLY || row->action == HPC_EMIT;
+}
+
 static int check_quorum(const hpc_exchange_config *f) {
     if (f->quorum < 0)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: quorum is %d; must be 1 or more, or 0 for all inputs",
                         f->quorum);
     if (isnan(f->grace)) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: grace is NaN; must be seconds");
     for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++)
-        if (f->quorum > f->plan->rows[i].n_in)
+        if (counts_inputs(&f->plan->rows[i]) && f->quorum > f->plan->rows[i].n_in)
             return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: quorum is %d; row %d has %d inputs", f->quorum, i,
                             f->plan->rows[i].n_in);
     return HPC_OK;
@@ -161,7 +166,8 @@ static int check_quorum_discipline(const hpc_context *c, const hpc_exchange_conf
     int most = 0;
     if (f->quorum == 0) return HPC_OK;
     for (int i = 0; i < f->plan->n_rows; i++)
-        if (f->plan->rows[i].n_in - (f->graph != NULL) > most) most = f->plan->rows[i].n_in - (f->graph != NULL);
+        if (counts_inputs(&f->plan->rows[i]) && f->plan->rows[i].n_in - (f->graph != NULL) > most)
+            most = f->plan->rows[i].n_in - (f->graph != NULL);
     one.quorum = 1;
     const hpc_discipline *d = hpc_discipline_of(&one);
     if (d != NULL && d->quorum) return d->check(c, f);

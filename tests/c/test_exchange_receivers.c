@@ -210,7 +210,7 @@ static void refused(rank *r) {
     CHECK_MESSAGE("apply the same elements, at receivers; split needs one owner of each");
     j.split = 0, j.quorum = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("row 0 is of several stages");
+    CHECK_MESSAGE("apply the same elements; with a quorum they have one owner");
     j.quorum = 0, j.each = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("all rows of a key must take updates from the same ranks, and send parameters to those ranks");

@@ -1,0 +1,373 @@
+/* A quorum with several stages: the ranks of a group (a host, or a rack) fold their updates first, all together as
+ * under BSP, and their fold is one update to the owner. The owner goes on without groups that come late, as quorum.c
+ * says of ranks on servers: versions, the grace, and what becomes of a late update are the same, with a group in the
+ * place of a worker. A late group's update is left out; all its ranks get the newest parameters, and are told.
+ *
+ * All ranks of a group push for the same version. Each of them waits for the answer to each row that applies, by relays
+ * or straight, before it goes on; and what an owner answers to a group it says to all ranks of it. So when they choose
+ * the version after the newest that was told, of all keys, they choose the same.
+ *
+ * What an update says to the owner beside its bytes is its version, and what the owner says to the group is which
+ * version was folded last and whether the update was used. Who writes, who reads, and what orders the two:
+ *   the version     is put into the owner's part by the rank whose input it is: by a worker that pushes straight to the
+ *                   row, before its push, by the same lane; by a forwarding rank's core, by the lane of its forwards,
+ *                   when that rank's own push comes. That push is an input of the forward, so the forward comes later.
+ *                   It is read with the event of each row. The next one is put with the group's next push
+ *   what is put     is the worker's number of the slot, which the worker writes before the push that its core gets by
+ * an event, and again when the slot is free what became of an update   is put into the part of each relay, one place a
+ * row, before the parameters, which bring the event; and from one relay to the next in the same way. A relay's share
+ * adds up what its rows have brought (the newest version; left out if some row says so). It puts the sum to the ranks
+ * that it answers before it answers: that is when its last row has come what that is put from      is one place for
+ * each group at the owner, and one a share at a relay. They are written for the next reply to the group, which its
+ * ranks push for after they all had this one. A relay puts from the place into which it was told, which is written with
+ * that reply too what parameters are sent from   is a copy for each receiver (rows.c), as of groups.c slots, forwarding
+ * accumulators and relays   are as under BSP (stages.c)
+ *
+ * Nobody waits in a circle, if all ranks of a group push all keys in the same order, or before they wait. Inside a
+ * group all wait for the same folds, as under BSP: so a group pushes all keys for a version as one worker does. Between
+ * groups it is as between the workers of servers: where a share has made fold v the groups in it have pushed v, there
+ * and to all other shares, so all of them find a quorum for v.
+ *
+ * A group of which a rank has closed brings no more updates. That rank has waited for the answers to all its pushes, so
+ * none of the group's is on its way. Its mates cannot push any more, and are told. */
+#include <stdlib.h>
+
+#include "discipline/discipline.h"
+#include "discipline/grouping.h"
+#include "discipline/quorum.h"
+#include "discipline/whole.h"
+
+/* ---- what is asked for ---- */
+
+/* The first row that applies the same elements as the row before it that applies, *other: so do plans whose receivers
+ * apply what an owner forwards. -1: there is none. */
+static int find_copy(const hpc_plan *plan, int *other) {
+    *other = -1;
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        if (row->action != HPC_APPLY) continue;
+        if (*other >= 0 && plan->rows[*other].key == row->key && plan->rows[*other].offset == row->offset) return i;
+        *other = i;
+    }
+    return -1;
+}
+
+/* A quorum of all groups is the same as no quorum. Where several rows apply the same elements each has one input, a
+ * fold of all: such plans come here to be refused. */
+static int suits(const hpc_exchange_config *f) {
+    int other;
+    if (f->quorum == 0 || f->graph != NULL || !hpc_plan_has_stages(f->plan)) return 0;
+    if (find_copy(f->plan, &other) >= 0) return 1;
+    for (int i = 0; i < f->plan->n_rows; i++)
+        if (f->plan->rows[i].action != HPC_FORWARD && f->quorum < f->plan->rows[i].n_in) return 1;
+    return 0;
+}
+
+/* A row that forwards to one that applies has the version of its owner's own push, and the updates of others. */
+static int check_forward(const hpc_plan *plan, int i) {
+    const hpc_row *row = &plan->rows[i];
+    int applies = 0;
+    for (int e = 0; e < row->n_out; e++) applies |= plan->rows[row->out[e].row].action == HPC_APPLY;
+    if (!applies || (row->n_in > 1 && hpc_row_has_input(row, row->owner))) return HPC_OK;
+    return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
+                    "exchange: row %d forwards to a row that applies, %s; with a quorum one of several ranks forwards "
+                    "what they push",
+                    i, row->n_in > 1 ? "and its owner does not push to it" : "and has one input");
+}
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    int status = hpc_quorum_check_servers(f), other, copy = find_copy(f->plan, &other);
+    (void)c;
+    if (status == HPC_OK && copy >= 0)
+        status = hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
+                          "exchange: rows %d and %d apply the same elements; with a quorum they have one owner", other,
+                          copy);
+    for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        int plain = row->action != HPC_EMIT && (row->quorum == row->n_in || row->action == HPC_APPLY);
+        for (int e = 0; e < row->n_in; e++) plain &= row->in[e].weight > 0;
+        if (!plain)
+            return hpc_fail(
+                HPC_ERR_UNSUPPORTED, "exchange",
+                "exchange: row %d emits, or has a weight of 0 or less, or a quorum of its own; a quorum with "
+                "several stages needs rows that apply, forward or relay what all their inputs bring",
+                i);
+        if (row->action == HPC_FORWARD) status = check_forward(f->plan, i);
+    }
+    return status;
+}
+
+/* ---- open ---- */
+
+static int action_of(const hpc_exchange *ex, const hpc_share *share) {
+    return ex->plan->rows[share->rows[0]].action;
+}
+
+static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
+    const size_t ranks = (size_t)ex->context->group.size, rows = (size_t)ex->plan->n_rows;
+    int status = hpc_quorum_prepare(ex, f, op);
+    if (status != HPC_OK) return status;
+    hpc_quorum *q = hpc_quorum_of(ex);
+    int *n = calloc(ranks, sizeof *n);
+    q->group_of = hpc_groups_new(ex, op);
+    q->passed_at = malloc(rows * sizeof *q->passed_at);
+    if (n == NULL || q->group_of == NULL || q->passed_at == NULL)
+        status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for groups", op);
+    for (int i = 0; i < ex->plan->n_rows && status == HPC_OK; i++)
+        q->passed_at[i] = ex->plan->rows[i].action == HPC_RELAY ? n[ex->plan->rows[i].owner]++ : 0;
+    free(n);
+    return status;
+}
+
+/* A version belongs to all keys, so a group does too. */
+static int check_groups(const hpc_exchange *ex, const char *op) {
+    const int *group_of = hpc_quorum_of(ex)->group_of;
+    for (int key = 1; key < ex->plan->n_keys; key++)
+        for (int r = 0; r < ex->context->group.size; r++)
+            if (hpc_group_of(ex, group_of, key, r) != group_of[r])
+                return hpc_fail(
+                    HPC_ERR_CONFIG, op,
+                    "%s: the update of rank %d of key %s comes with those of other ranks than its update of "
+                    "key %s: with a quorum the groups of all keys are the same",
+                    op, r, ex->plan->keys[key].name, ex->plan->keys[0].name);
+    return HPC_OK;
+}
+
+/* A rank sends to the shares that it gets parameters from: each of them has one answer for each of its pushes. */
+static int open_shares(hpc_exchange *ex, const char *op) {
+    int status = hpc_groups_find(ex, hpc_quorum_of(ex)->group_of, op);
+    if (status == HPC_OK) status = check_groups(ex, op);
+    for (int s = 0; s < ex->layout.n_shares && status == HPC_OK; s++) {
+        hpc_share *share = &ex->layout.shares[s];
+        const int applies = share->owner == hpc_me(ex) && action_of(ex, share) == HPC_APPLY;
+        const int relays = share->owner == hpc_me(ex) && action_of(ex, share) == HPC_RELAY;
+        const int awaits = hpc_share_is_awaited_by(ex, share, hpc_me(ex));
+        if (applies || relays || awaits) status = hpc_quorum_open_share(ex, share, applies, awaits, op);
+    }
+    return status;
+}
+
+static int open_all(hpc_exchange *ex, const char *op) {
+    hpc_groups_name_outputs(ex, hpc_quorum_of(ex)->group_of);
+    return hpc_quorum_open(ex, op);
+}
+
+static int goes_on(const hpc_exchange *ex) {
+    (void)ex;
+    return 1;
+}
+
+/* ---- the core: rows that forward ---- */
+
+/* Tells the owners of the rows to which a share forwards the version of this rank's push in a slot. */
+static void say_version(hpc_core *core, const hpc_share *share, int slot) {
+    hpc_exchange *ex = core->exchange;
+    const uint64_t *number = &hpc_versions_of(ex, share->key)->numbers[slot];
+    int before = -1;
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_row *row = &ex->plan->rows[share->rows[i]];
+        for (int e = 0; e < row->n_out; e++) {
+            const int to = ex->layout.share_of[row->out[e].row];
+            if (to == before || ex->plan->rows[row->out[e].row].action != HPC_APPLY) continue;
+            before = to;
+            hpc_core_check_put(core, hpc_put(core->out, ex->window, row->out[e].rank, number, sizeof *number,
+                                             hpc_number_at(ex, &ex->layout.shares[to], hpc_me(ex), slot)));
+        }
+    }
+}
+
+/* ---- the core: rows that relay ---- */
+
+static hpc_told *passed(const hpc_exchange *ex, int row) {
+    return (hpc_told *)(void *)(hpc_own_part(ex) + hpc_passed_at(ex, row));
+}
+
+/* Before the parameters go on. */
+static void pass_on(hpc_core *core, const hpc_work *w) {
+    hpc_exchange *ex = core->exchange;
+    hpc_share *share = w->share;
+    hpc_passing *its = &((hpc_quorum_share *)share->own)->passing;
+    const hpc_told *told = passed(ex, w->index);
+    for (int o = 0; o < w->n_outputs; o++)
+        if (w->outputs[o].row >= 0)
+            hpc_core_check_put(core, hpc_put(core->out, ex->window, w->outputs[o].rank, told, sizeof *told,
+                                             hpc_passed_at(ex, w->outputs[o].row)));
+    if (told->folded > its->told.folded) its->told.folded = told->folded;
+    its->left_out |= !told->used;
+    if (share->left > 1) return;
+    its->told.used += !its->left_out;
+    its->left_out = 0;
+    for (int i = 0; i < share->n_parts; i++)
+        hpc_core_check_put(core, hpc_put(core->out, ex->window, share->parts[i], &its->told, sizeof its->told,
+                                         hpc_told_at(ex, share->parts[i], (int)(share - ex->layout.shares))));
+}
+
+/* ---- the core: events ---- */
+
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    const hpc_exchange *ex = core->exchange;
+    if (action_of(ex, share) == HPC_FORWARD) {
+        if (rank == hpc_me(ex)) say_version(core, share, slot);
+        return hpc_whole_share_came(core, share, rank, slot);
+    }
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const int input = hpc_row_input_of(w, rank, 0);
+        if (input < 0 || !hpc_intake_row_came(core, w, input, slot)) return 0;
+    }
+    return 1;
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    if (w->row->action == HPC_APPLY) return hpc_intake_row_came(core, w, input, slot);
+    if (w->row->action == HPC_RELAY) pass_on(core, w);
+    return hpc_whole_row_came(core, w, input, slot);
+}
+
+/* ---- the worker ---- */
+
+static void begin_push(hpc_exchange *ex, int key) {
+    hpc_quorum_choose_version(ex, key);
+    hpc_outlet_begin(ex, key);
+}
+
+/* Once a row was sent the owner may read the version. */
+static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &ex->layout.shares[s];
+    const uint64_t *number = &hpc_versions_of(ex, share->key)->numbers[slot];
+    if (action_of(ex, share) == HPC_APPLY && share->pushed > 0 && ex->keys[share->key].at_row == 0) {
+        const int status = hpc_put(ex->in_lanes[share->core], ex->window, share->owner, number, sizeof *number,
+                                   hpc_number_at(ex, share, hpc_me(ex), slot));
+        if (status != HPC_OK) return status;
+    }
+    return hpc_push_share(ex, s, slot, l);
+}
+
+static int is_mate(const hpc_exchange *ex, int rank) {
+    return hpc_sender_of(ex, rank) == hpc_sender_of(ex, hpc_me(ex));
+}
+
+static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
+    (void)key;
+    return is_mate(ex, rank) ? n : 0;
+}
+
+/* The ranks by which updates of groups come that do not wait in a share of this rank's own. */
+static int missing(const hpc_exchange *ex, const hpc_share *share, int *ranks, int n) {
+    const hpc_work *w = hpc_first_work(ex, share);
+    for (int e = 0; e < w->row->n_in; e++)
+        if (hpc_version_from(share, w->inputs[e].lowest) == 0 && hpc_closed_signal(ex, w->inputs[e].rank) == 0)
+            n = hpc_add_rank(ranks, n, w->inputs[e].rank);
+    return n;
+}
+
+/* Of a share of this rank's own in which no update of its group waits: the ranks by which that comes. */
+static int bringers(const hpc_exchange *ex, const hpc_share *share, int *ranks, int n) {
+    const int own = hpc_sender_of(ex, hpc_me(ex));
+    for (int i = 0; i < share->n_rows && hpc_version_from(share, own) == 0; i++) {
+        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        for (int e = 0; e < w->row->n_in; e++)
+            if (w->inputs[e].lowest == own) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
+    }
+    return n;
+}
+
+static int is_of_mates(const hpc_exchange *ex, const hpc_share *share) {
+    return hpc_group_of_row(ex, hpc_quorum_of(ex)->group_of, share->rows[0]) == hpc_sender_of(ex, hpc_me(ex));
+}
+
+/* The owners of shares that have not answered; of relays of this rank's own those that they wait for. */
+static int silent(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks) {
+    const hpc_pushed *k = &ex->keys[key];
+    int n = 0;
+    for (int i = 0; i < k->n_awaited; i++) {
+        const int s = k->awaited[i];
+        const hpc_share *share = &ex->layout.shares[s];
+        if (hpc_share_has_answered(ex, s, ticket)) continue;
+        if (share->owner != hpc_me(ex))
+            n = hpc_add_rank(ranks, n, share->owner);
+        else if (action_of(ex, share) == HPC_RELAY)
+            n = hpc_whole_missing(ex, share, hpc_whole_slot(ex, ticket), hpc_share_next_fold(ex, s), ranks, n);
+    }
+    return n;
+}
+
+/* A relay of this rank's own may wait for a row of this rank's own, which waits for one of the others. */
+static int without(int *ranks, int n, int me) {
+    int left = 0;
+    for (int i = 0; i < n && n > 1; i++)
+        if (ranks[i] != me) ranks[left++] = ranks[i];
+    return n > 1 ? left : n;
+}
+
+/* The ranks of its group that have not pushed. Where that cannot be seen: those whose inputs are missing here; then
+ * groups that this rank's own shares wait for; then other owners, those who fold for this rank's own rows, and ranks of
+ * the group that left without a word. */
+static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+    const int me = hpc_me(ex), size = ex->context->group.size;
+    int n = 0;
+    (void)for_slot;
+    for (int r = 0; r < size; r++)
+        if (hpc_pushes_key(ex, r, key) && is_mate(ex, r) && hpc_pushes_of(ex, r, key) < ticket / 2)
+            n = hpc_add_rank(ranks, n, r);
+    if (n == 0) n = hpc_whole_missing_in_stages(ex, key, ticket, is_of_mates, ranks);
+    if (n > 0) return n;
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        const hpc_share *share = &ex->layout.shares[s];
+        if (share->key == key && hpc_intake_of(share) != NULL && hpc_version_from(share, hpc_sender_of(ex, me)) != 0)
+            n = missing(ex, share, ranks, n);
+    }
+    if (n > 0) return n;
+    n = silent(ex, key, ticket, ranks);
+    for (int s = 0; s < ex->layout.n_shares && (n == 0 || (n == 1 && ranks[0] == me)); s++)
+        if (ex->layout.shares[s].key == key && hpc_intake_of(&ex->layout.shares[s]) != NULL)
+            n = bringers(ex, &ex->layout.shares[s], ranks, n);
+    for (int r = 0; r < size; r++)
+        if (hpc_pushes_key(ex, r, key) && is_mate(ex, r) && hpc_pushes_of(ex, r, key) == UINT64_MAX &&
+            hpc_closed_signal(ex, r) == 0 &&
+            atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
+            n = hpc_add_rank(ranks, n, r);
+    if (n == 0) return hpc_add_rank(ranks, n, me); /* its own core is at it */
+    return without(ranks, n, me);
+}
+
+/* ---- a state is loaded ---- */
+
+/* All ranks go on from the newest version. Nothing is under way anywhere, so all shares have folded it. */
+static int level(hpc_exchange *ex, const char *op, double deadline) {
+    uint64_t folded = 0;
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        const hpc_intake *in = ex->layout.shares[s].own == NULL ? NULL : hpc_intake_of(&ex->layout.shares[s]);
+        const uint64_t own = in == NULL ? 0 : atomic_load_explicit(&in->folded, memory_order_acquire);
+        if (own > folded) folded = own;
+    }
+    return hpc_outlet_newest(ex, op, deadline, folded, &hpc_quorum_of(ex)->told);
+}
+
+const hpc_discipline hpc_discipline_groups_quorum = {
+    .name = "a quorum of groups",
+    .suits = suits,
+    .check = check,
+    .quorum = 1,
+    .goes_on = goes_on,
+    .part = hpc_quorum_part,
+    .prepare = prepare,
+    .open_shares = open_shares,
+    .open = open_all,
+    .free = hpc_quorum_free,
+    .share_came = share_came,
+    .row_came = row_came,
+    .work = hpc_intake_work,
+    .may_push = hpc_quorum_may_push,
+    .begin_push = begin_push,
+    .send_share = send_share,
+    .needs = needs,
+    .awaited = awaited,
+    .ended = hpc_quorum_ended,
+    .closing = hpc_quorum_closing,
+    .before_publish = level,
+    .late = hpc_outlet_late,
+    .version = hpc_outlet_version,
+    .count = hpc_quorum_count,
+    .count_peer = hpc_quorum_count_peer,
+};
