@@ -13,8 +13,9 @@ class Consistency:
 
     Attributes:
         staleness: steps that a worker may be ahead of the slowest one, 0 or more; None: any number.
-        quorum: updates that make a fold, 1 or more; None: those of all workers. On a graph those of in-neighbours,
-            beside one's own; as many as a rank has are all. Exchange.late tells what came after its fold.
+        quorum: updates that make a fold, 1 or more; None: those of all workers. With a Hierarchy those of hosts, or of
+            racks where there are some, whose ranks fold first. On a graph those of in-neighbours, beside one's own; as
+            many as a rank has are all. Exchange.late tells what came after its fold.
         grace: seconds that a fold which has its quorum waits for the others, 0 or more (math.inf: until all have come);
             None: as long as they usually take, which is learned.
         late: what becomes of an update that misses its fold. With a quorum "drop", which leaves it out, is the only

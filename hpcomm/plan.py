@@ -308,7 +308,8 @@ class Plan:
             top: "sharded", each outermost group sends to the owner of a chunk; or "ring", the fold of a chunk goes
                 around them, and so does the answer.
             apart: an owner gets the updates of each outermost group by one input, its own group's too, as SSP(s)
-                needs, which applies each by itself. Else it folds those of its own group itself.
+                needs, which applies each by itself, and a quorum of groups. Else it folds those of its own group
+                itself.
             each: apart, and such an update is the mean (or the sum) of its group's own ranks, as for ASYNC.
             apply_at: who applies the rule: "owners", whose parameters go to the hosts; "receivers": the folded update
                 goes there, as codec says, and one rank of each host applies it and writes the parameters to the ranks

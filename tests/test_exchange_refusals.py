@@ -129,6 +129,26 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"topology": Hierarchy([[0, 1], [2]], top="ring"), "consistency": ASYNC},
         "ASYNC and SSP\\(s\\) apply the update of each host by itself, and a ring folds all into one",
     ),
+    "ring and a quorum": (
+        {"topology": Hierarchy([[0, 1], [2]], top="ring"), "consistency": quorum_of(1)},
+        "a quorum is one of the updates of hosts, and a ring folds all into one",
+    ),
+    "tree and a quorum": (
+        {"topology": Tree(), "consistency": quorum_of(1), "rule": hpcomm.Average()},
+        "a quorum is one of several workers' updates, and a Tree has those of one",
+    ),
+    "quorum of more than all hosts": (
+        {"topology": Hierarchy([[0, 1], [2]]), "consistency": quorum_of(3)},
+        "quorum is 3; row . has 2 inputs",
+    ),
+    "quorum of hosts and shared_params": (
+        {"topology": Hierarchy([[0, 1], [2]]), "consistency": quorum_of(1), "shared_params": True},
+        "a quorum of servers does not go with shared_params",
+    ),
+    "quorum of hosts and split": (
+        {"topology": Hierarchy([[0, 1], [2]]), "consistency": quorum_of(1), "split": True},
+        r"split needs BSP with servers.*here is a quorum of groups",
+    ),
     "a topology of no key": (
         {"topology": {"fcc": Hierarchy([[0, 1], [2]])}},
         "topology has an entry for 'fcc', which is not a key",

@@ -1,5 +1,6 @@
 """Exchanges over hierarchies: the values of the flat plan, checkpoints, and what is left when a rank is gone."""
 
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,18 @@ from conftest import Left, on_both, run_threads
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import ASYNC, SGD, SSP, Exchange, Hierarchy, InvalidArgument, Momentum, ParameterServer
+from hpcomm import (
+    ASYNC,
+    BSP,
+    SGD,
+    SSP,
+    Consistency,
+    Exchange,
+    Hierarchy,
+    InvalidArgument,
+    Momentum,
+    ParameterServer,
+)
 from hpcomm.topology import HostGraph, ring
 from hpcomm.topology.by_key import ByKey
 
@@ -153,6 +165,71 @@ def test_parameters_come_with_the_answer_to_a_push_where_groups_run_apart(
     run_threads(4, body)
 
 
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_a_quorum_of_hosts_goes_on_without_a_host(reduce: str, transport: dict[str, Any]) -> None:
+    """Both ranks of the host that comes late are told, get what the others have, and count again from there."""
+    passed, meet, hosts = threading.Event(), threading.Barrier(5, timeout=20), Hierarchy([[0, 1], [2, 3], [4]])
+    folded = threading.Barrier(3, timeout=20)
+
+    def made(*folds: tuple[tuple[int, ...], int]) -> dict[str, NDArray[np.float32]]:
+        want = params()
+        for ranks, step in folds:
+            for name in SHAPES:
+                total = sum(gradient(name, rank, step) for rank in ranks)
+                want[name] = want[name] - (total / F32(len(ranks)) if reduce == "mean" else total)
+        return want
+
+    def same(ex: Exchange, want: dict[str, NDArray[np.float32]]) -> None:
+        for name, value in want.items():
+            assert np.allclose(ex.params[name], value, rtol=1e-5, atol=1e-5), name
+
+    def body(ctx: hpcomm.Context) -> tuple[int, list[int]]:
+        enough = Consistency(quorum=2, late="drop", grace=0)
+        options: dict[str, Any] = {"rule": SGD(lr=1), "chunk_bytes": 1024, "progress": "thread", "reduce": reduce}
+        with Exchange(ctx, params(), hosts, enough, **options) as ex:
+            if ctx.rank in (2, 3):
+                assert passed.wait(20)
+                same(ex, params())
+                step_of(ex, ctx.rank, 0)
+                assert (ex.version, ex.late) == (2, tuple(SHAPES))
+                assert ex.stats().dropped_at == 2
+            else:
+                for step in range(2):
+                    step_of(ex, ctx.rank, step)
+                    assert (ex.version, ex.late) == (step + 1, ())
+                    folded.wait()
+                passed.set()
+            others = ((0, 1, 4), 0), ((0, 1, 4), 1)
+            same(ex, made(*others))
+            meet.wait()
+            if ctx.rank < 4:  # now the last host is late
+                step_of(ex, ctx.rank, 2)
+                assert (ex.version, ex.late) == (3, ())
+                same(ex, made(*others, ((0, 1, 2, 3), 2)))
+            meet.wait()
+            stats = ex.stats()
+            assert stats.by_inputs == (() if stats.reduces == 0 else (0, 0, stats.reduces, 0))
+            ctx.barrier()
+            ex.load_state_dict(ex.state_dict())
+            assert ex.version == 3
+            same(ex, made(*others, ((0, 1, 2, 3), 2)))
+            return stats.reduces, [peer.late for peer in stats.peers]
+
+    told = run_threads(5, body, **transport)
+    late = np.sum([late for _, late in told], axis=0).tolist()
+    assert late == [0, 0, sum(reduces for reduces, _ in told) // 3, 0, 0]
+
+
+@on_both
+def test_a_quorum_needs_the_same_hosts_for_all_keys() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        topology = {"fc": Hierarchy([[0, 1], [2, 3]]), "conv": Hierarchy([[0, 2], [1, 3]])}
+        with pytest.raises(hpcomm.ConfigError, match="with a quorum the groups of all keys are the same"):
+            Exchange(ctx, params(), topology, Consistency(quorum=1))
+
+    run_threads(4, body)
+
+
 def test_the_same_groups_give_the_same_bits() -> None:
     """With numbers whose sums depend on their order."""
 
@@ -173,12 +250,15 @@ def test_the_same_groups_give_the_same_bits() -> None:
 
 
 @on_both
-def test_a_checkpoint_goes_over_to_another_hierarchy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "consistency", [BSP, Consistency(quorum=1, late="drop", grace=math.inf)], ids=["BSP", "quorum"]
+)
+def test_a_checkpoint_goes_over_to_another_hierarchy(consistency: Consistency, tmp_path: Path) -> None:
     def body(ctx: hpcomm.Context) -> None:
         whole = trained(ctx, "flat", progress="inline")
         options: dict[str, Any] = {"rule": RULE, "chunk_bytes": 1024, "progress": "inline"}
         with (
-            Exchange(ctx, params(), Hierarchy(HOSTS, RACKS), **options) as ex,
+            Exchange(ctx, params(), Hierarchy(HOSTS, RACKS), consistency, **options) as ex,
             hpcomm.Checkpointer(ex, tmp_path, every=1) as ckpt,
         ):
             for step in range(2):
@@ -270,6 +350,43 @@ def test_groups_that_run_apart_go_on_when_a_rank_has_left(consistency: hpcomm.Co
         raise Left
 
     run_threads(6, body, timeout=10)
+
+
+@on_both
+@pytest.mark.parametrize("gone", [3, 4])
+def test_a_quorum_of_hosts_goes_on_when_a_rank_has_left(gone: int) -> None:
+    """One chunk, which rank 0 owns. With its last rank a host is gone: a quorum of three hosts becomes one of two."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        hosts, one = Hierarchy([[0, 1], [2, 3], [4]], leaders=[0, 2, 4]), np.ones(16, F32)
+        enough = Consistency(quorum=3, late="drop", grace=10)
+        options: dict[str, Any] = {"rule": SGD(lr=1), "reduce": "sum", "progress": "inline"}
+        ex = Exchange(ctx, {"w": 0 * one}, hosts, enough, **options)
+        assert {row.owner for row in ex.plan.rows if row.action == "apply"} == {0}
+        if ctx.rank == gone:
+            ex.push_pull("w", one)
+            ctx.abort("test")
+            raise Left
+
+        def go_on() -> None:
+            while True:
+                ex.push_pull("w", one)
+
+        with pytest.raises(hpcomm.PeerFailed):
+            go_on()
+        recovered = hpcomm.recover(ex)
+        fresh = recovered.exchange
+        assert recovered.lost == (gone,)
+        assert {len(row.in_edges) for row in fresh.plan.rows if row.action == "apply"} == {3 if gone == 3 else 2}
+        before = fresh.params["w"].copy()
+        for step in range(3):
+            fresh.push_pull("w", one)
+            assert (fresh.version, fresh.late) == (step + 1, ())
+        assert np.array_equal(fresh.params["w"], before - 12 * one)
+        fresh.context.close()
+        raise Left
+
+    run_threads(5, body, timeout=10)
 
 
 @on_both

@@ -23,7 +23,7 @@ from ..topology.by_key import ByKey, Servers
 from ..window import as_source
 from .options import EngineOptions, Made
 from .pieces import Span
-from .servers import KINDS, applies_each, has_servers
+from .servers import KINDS, goes_apart, has_servers
 
 _MOST_DEPTH = 16  # of a plan
 _MOST_STALENESS = 64  # with servers
@@ -119,7 +119,7 @@ def _servers_plan(
     if isinstance(topology, ParameterServer | ByKey):
         more["interfaces"] = interfaces
     if isinstance(topology, Hierarchy | ByKey):
-        more["apart"] = applies_each(made.consistency)
+        more["apart"] = goes_apart(made.consistency)
     if options.chunk_bytes is not None:
         more["chunk_bytes"] = options.chunk_bytes
     return topology.compile(

@@ -75,8 +75,8 @@ class Exchange(SplitCalls):
         consistency: BSP (a chunk is applied when every worker has pushed it), ASYNC (each update as it comes) or SSP(s)
             (each as it comes, and no worker is more than s steps ahead). On a graph also NOTIFY_ACK and BARRIER.
             Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: q workers' updates are enough,
-            see late. On a graph give waits_for="neighbours" as well: this is NOTIFY_ACK without stragglers, and a fold
-            needs the updates of q in-neighbours.
+            with a Hierarchy those of q hosts, see late. On a graph give waits_for="neighbours" as well: this is
+            NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
             its own.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology and the
@@ -109,6 +109,7 @@ class Exchange(SplitCalls):
 
     With a quorum a worker pushes every key once a step, and pulls all keys before the next step. The parameters of a
     straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
+    With a Hierarchy a host comes late as a whole, and all its ranks are told.
 
     From a push until the pull that follows has returned, the key's gradient and parameters belong to the exchange.
     The nonblocking forms end in _nb and return a Handle. An exchange belongs to one thread of a rank at a time; the GIL

@@ -30,6 +30,23 @@ def applies_each(consistency: Consistency) -> bool:
     return consistency == ASYNC or bool(consistency.staleness)
 
 
+def goes_apart(consistency: Consistency) -> bool:
+    """Whether servers need the updates of each outermost group of a hierarchy as one input: where groups may be at
+    different steps, also with a quorum of them."""
+    return applies_each(consistency) or consistency.quorum is not None
+
+
+def updates_in_a_fold(topology: Servers | HostGraph, size: int) -> int:
+    """How many updates a fold of a job of size ranks has at most, as a quorum counts them: those of workers, or of
+    outermost groups."""
+    if isinstance(topology, ByKey):
+        each = [*topology.topologies.values(), *([] if topology.rest is None else [topology.rest])]
+        return min(updates_in_a_fold(one, size) for one in each)
+    if isinstance(topology, Hierarchy):
+        return len(topology.levels(size)[-1])
+    return len(topology.roles(size)[0])
+
+
 def updates_one_model(topology: Any) -> bool:
     """Whether every rank's gradient counts in the parameters of all: so for parameter_hub and trainers."""
     each = topology.topologies if isinstance(topology, ByKey) else topology
@@ -67,10 +84,19 @@ def settled(
             f"consistency is {consistency}: ASYNC and SSP(s) apply the updates of several workers each by itself, and "
             "a Tree has those of one: give BSP"
         )
-    if isinstance(topology, Hierarchy) and topology.top == "ring" and applies_each(consistency):
+    if isinstance(topology, Tree) and consistency.quorum is not None:
         raise InvalidArgument(
-            f"consistency is {consistency}: ASYNC and SSP(s) apply the update of each host by itself, and a ring folds "
-            "all into one: give BSP, or top='sharded'"
+            f"consistency is {consistency}: a quorum is one of several workers' updates, and a Tree has those of one: "
+            "give BSP"
+        )
+    if isinstance(topology, Hierarchy) and topology.top == "ring" and goes_apart(consistency):
+        what = (
+            "ASYNC and SSP(s) apply the update of each host by itself"
+            if applies_each(consistency)
+            else "a quorum is one of the updates of hosts"
+        )
+        raise InvalidArgument(
+            f"consistency is {consistency}: {what}, and a ring folds all into one: give BSP, or top='sharded'"
         )
     if isinstance(topology, Hierarchy | ParameterServer) and topology.apply_at != "owners":
         _check_receivers(topology.apply_at, consistency, engine, rules)

@@ -12,7 +12,8 @@ class PeerStats:
         bytes_sent: to rows that it owns: pushed, whether it reads them in place or not, forwarded and relayed.
         bytes_received: from it, to rows that this rank owns.
         wait: seconds in which it was among those that this rank waited for.
-        late: with a quorum: shares of its updates that were late here and left out.
+        late: with a quorum: shares of its updates that were late here and left out; with a Hierarchy those of its host
+            (or rack), if it is the lowest rank there.
         dropped: with a quorum on a graph: shares of this rank's updates that it left out, or never got.
     """
 
@@ -65,10 +66,10 @@ class ExchangeStats:
         reduces: on a graph or with a quorum: folds made here, of each key (and core) by itself.
         whole, torn, stale, missing: on a graph: neighbours' inputs to them that were whole and new; overwritten while
             they were read; folded before; not there yet (ASAP, section 6.2). All but the whole ones were left out;
-            under SSP a stale one was folded again where models are averaged. With a quorum: workers' updates that were
-            in the folds made here, and that were missing from them.
-        dropped: with a quorum: shares (the part of a key that one core owns) of this rank's updates that were late and
-            left out.
+            under SSP a stale one was folded again where models are averaged. With a quorum: updates of workers (with
+            a Hierarchy, of hosts or racks) that were in the folds made here, and that were missing from them.
+        dropped: with a quorum: shares (the part of a key that one core owns, or with a Hierarchy sends on to this rank)
+            of this rank's updates that were late and left out, as a whole or in part.
         dropped_at: the version of the parameters when the last of them came.
         by_inputs: on a graph or with a quorum: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
         by_staleness: under SSP(s) with servers: how many steps of a key began with the slowest worker 0, 1, ... s steps

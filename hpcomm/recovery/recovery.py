@@ -16,6 +16,7 @@ from ..context import Context
 from ..errors import CheckpointError, HpcommError, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
 from ..exchange.arguments import graph_phases, has_copies
+from ..exchange.servers import updates_in_a_fold
 from ..plan import Plan
 from ..topology import Graph, HostGraph, among, spectral_gap
 from ..topology.by_key import Servers
@@ -162,8 +163,8 @@ def _over(
         if plan.cores is None:
             plan = replace(plan, cores=max(core for _, core in ex.plan.places) + 1)
         if consistency.quorum is not None:
-            workers = len(topology.roles(fresh.size)[0])
-            consistency = replace(consistency, quorum=min(consistency.quorum, workers))
+            most = updates_in_a_fold(topology, fresh.size)
+            consistency = replace(consistency, quorum=min(consistency.quorum, most))
     elif not callable(topology):
         topology = among(graph_phases(topology, len(made.ranks)), left)
     copies = not ex.graph and has_copies(ex.plan)  # a step that was cut short may be in some of them, and not in others

@@ -72,7 +72,8 @@ class Hierarchy:
 
     Under ASYNC and SSP(s) the ranks of an outermost group (a host; with racks, a rack) are in step, and their fold is
     one update: groups go on by themselves, under SSP(s) at most s steps apart. Parameters come with the answer to a
-    push. Under SSP(s) each rank's gradient counts 1 / size, under ASYNC as its part of the group's mean.
+    push. Under SSP(s) each rank's gradient counts 1 / size, under ASYNC as its part of the group's mean. With a quorum
+    an owner goes on when so many of these groups have brought their folds; a group that comes late is left out.
 
     Attributes:
         hosts: the ranks of each host; None: as the context knows them (Context.hosts).

@@ -614,7 +614,9 @@ typedef struct hpc_exchange_config {
     int quorum;                   /* inputs that are enough for a fold; 0: all are needed. What comes after its fold is
                                      left out, and its worker is told. On a graph it counts in-neighbours' inputs, and a
                                      rank with fewer in-neighbours needs all of them. With servers each worker pushes
-                                     every key once, and pulls all keys, before it pushes one again */
+                                     every key once, and pulls all keys, before it pushes one again. Where rows forward
+                                     to others it counts inputs of rows that apply, each of a group of ranks (hosts:
+                                     hpc_hosts.apart), which are the same for all keys */
     int late;                     /* hpc_late_update; says nothing any more */
     double grace;                 /* seconds that a fold with its quorum waits for the others; negative: learned */
     int in_place;                 /* 1: models are trained where they lie: a push sends the key's parameters. Only for
@@ -753,10 +755,11 @@ typedef struct hpc_exchange_stats {
 
 HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_stats *stats);
 
-/* With a quorum. late: how many shares (one core's rows of a key) of this rank's last push of key were late and left
- * out, once the push has ended; key -1: of all keys. version: the newest version of the parameters (the number of their
- * folds) that any owner has answered this rank, on a graph the newest that was folded here; the next push is for the
- * version after it. Without a quorum late is 0, and version is the number of pushes. */
+/* With a quorum. late: how many shares (one core's rows of a key; where rows relay, those that send this rank its
+ * parameters) of this rank's last push of key were late and left out, once the push has ended; key -1: of all keys.
+ * version: the newest version of the parameters (the number of their folds) that any owner has answered this rank, on a
+ * graph the newest that was folded here; the next push is for the version after it. Without a quorum late is 0, and
+ * version is the number of pushes. */
 HPC_API int hpc_exchange_late(const hpc_exchange *exchange, int key);
 HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
 

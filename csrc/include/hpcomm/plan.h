@@ -109,7 +109,7 @@ typedef struct hpc_hosts {
     const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
     int apart;                 /* 1: an owner gets each outermost group's updates by one input, its own group's too, as
-                                  SSP needs; not with a ring. 0: it folds its own group's itself */
+                                  SSP and quorums need; not with a ring. 0: it folds its own group's itself */
     int each;                  /* 1: and each of these is the mean or the sum of its group's workers alone, for ASYNC */
     int apply_at; /* hpc_apply_at; owners are receivers here, so BOTH is RECEIVERS. Then depth is 2 at least */
 } hpc_hosts;

@@ -74,7 +74,7 @@ struct HostsConfig {
     hpc_dtype codec_out = HPC_F32;
     std::vector<int> wires;      // hpc_dtype of each key by itself; empty: wire for all
     std::vector<int> codecs_out; // the same of the parameters; empty: codec_out for all
-    bool apart = false;          // each outermost group's updates are one input of an owner's row, for SSP
+    bool apart = false;          // each outermost group's updates are one input of an owner's row, for SSP and quorums
     bool each = false;           // and the mean or the sum of that group's workers alone, for ASYNC
     hpc_apply_at apply_at = HPC_AT_OWNERS;
 };
