@@ -9,19 +9,22 @@
  *
  * What an update says to the owner beside its bytes is its version, and what the owner says to the group is which
  * version was folded last and whether the update was used. Who writes, who reads, and what orders the two:
- *   the version     is put into the owner's part by the rank whose input it is: by a worker that pushes straight to the
- *                   row, before its push, by the same lane; by a forwarding rank's core, by the lane of its forwards,
- *                   when that rank's own push comes. That push is an input of the forward, so the forward comes later.
- *                   It is read with the event of each row. The next one is put with the group's next push
- *   what is put     is the worker's number of the slot, which the worker writes before the push that its core gets by
- * an event, and again when the slot is free what became of an update   is put into the part of each relay, one place a
- * row, before the parameters, which bring the event; and from one relay to the next in the same way. A relay's share
- * adds up what its rows have brought (the newest version; left out if some row says so). It puts the sum to the ranks
- * that it answers before it answers: that is when its last row has come what that is put from      is one place for
- * each group at the owner, and one a share at a relay. They are written for the next reply to the group, which its
- * ranks push for after they all had this one. A relay puts from the place into which it was told, which is written with
- * that reply too what parameters are sent from   is a copy for each receiver (rows.c), as of groups.c slots, forwarding
- * accumulators and relays   are as under BSP (stages.c)
+ *
+ * The version is put into the owner's part by the rank whose input it is: by a worker that pushes straight to the row,
+ * before its push, by the same lane; by a forwarding rank's core, by the lane of its forwards, when that rank's own
+ * push comes. That push is an input of the forward, so the forward comes later. The owner reads it with the event of
+ * each row, and the next one is put with the group's next push. What is put is the worker's number of the slot, which
+ * the worker writes before the push by which its core hears of it, and again when the slot is free.
+ *
+ * What became of an update is put into the part of each relay, one place a row, before the parameters, which bring the
+ * event; and from one relay to the next in the same way. A relay's share adds up what its rows have brought (the newest
+ * version; left out if some row says so). When its last row has come it puts the sum to the ranks that it answers, and
+ * then answers. The owner puts from one place for each group, and a relay's share from one place: both are written for
+ * the next reply to the group, which comes after all its ranks had this one. A relay passes on from the place into
+ * which it was told, which is written with that reply too.
+ *
+ * Parameters are sent from a copy for each receiver (rows.c), as in groups.c. Slots, forwarding accumulators and relays
+ * are as under BSP (stages.c).
  *
  * Nobody waits in a circle, if all ranks of a group push all keys in the same order, or before they wait. Inside a
  * group all wait for the same folds, as under BSP: so a group pushes all keys for a version as one worker does. Between
