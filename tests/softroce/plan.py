@@ -20,7 +20,10 @@ LARGE = "test_conformance_large"
 # THREADS, which know of data and signals, run with ranks that are threads; with --all every one but PROCESSES_ONLY.
 THREADS = {f"test_conformance_{name}" for name in ("bounds", "flush", "notify", "order", "queue", "reduce")}
 GRAPHS = ("test_graph", "test_graph_ends", "test_graph_late")
-STAGES = ("test_exchange_relays", "test_exchange_stages", "test_exchange_ways", "test_groups")
+STAGES = (
+    *("test_exchange_relays", "test_exchange_stages", "test_exchange_ways", "test_exchange_receivers"),
+    *("test_groups", "test_groups_quorum"),
+)
 PROCESSES_ONLY = {"test_conformance_midwrite", "test_verbs_failure"}
 # What a commit has time for, a second a case: a few of each kind in one guest (--few).
 FEW = {
