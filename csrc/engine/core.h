@@ -6,7 +6,7 @@
 
 void hpc_cores_start(hpc_exchange *ex, int threads);
 void hpc_cores_stop(hpc_exchange *ex);
-/* Waits until no forward of this rank waits for a ring to have room: what others get of it has left. */
+/* Waits until no forward of this rank waits for a ring to have room: what others get of it has left, and is counted. */
 int hpc_cores_send_kept(hpc_exchange *ex, const char *op, double timeout);
 /* Every row's parameters to its outputs, relays included: of rows whose parameters have passed so many relays. */
 void hpc_cores_write(hpc_exchange *ex, int hops);
