@@ -538,31 +538,16 @@ typedef struct hpc_row {
     const hpc_edge *in, *out; /* rows may share them */
 } hpc_row;
 
-/* Which of several NICs carries a chunk between a worker and its owner, there and back (PHub, sections 3.2.4 and 4.5).
- * Where a transport has no NICs of its own (shm, tcp) both are the same. */
-typedef enum hpc_affinity {
-    HPC_KEY_BY_CORE = 0,        /* the NIC of the chunk's core, for every worker: core c uses NIC c mod their number */
-    HPC_WORKER_BY_INTERFACE = 1 /* the NIC of the pair of ranks, for every chunk */
-} hpc_affinity;
-
 typedef struct hpc_plan {
     int n_keys, n_rows;
     const hpc_key *keys;
     const hpc_row *rows;
-    int affinity; /* hpc_affinity */
+    int affinity; /* hpc_affinity, in plan.h */
 } hpc_plan;
 
 typedef struct hpc_graph hpc_graph; /* plan.h has those who make plans: hubs, graphs and hierarchies of hosts */
 
 HPC_API void hpc_plan_free(hpc_plan *plan); /* of plan.h's functions; exchanges keep their own copy */
-/* HPC_OK if every rank that is sent a key's parameters gets each element once and every edge has its other end; else
- * HPC_ERR_INVALID, and the error names the row that is wrong. */
-HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
-
-/* Longest processing time first: chooses bin_of[i] so that the fullest bin holds at most 4/3 of the least possible.
- * Among equally full bins it takes one of the group that holds the least in all. Bins b and c belong to one group when
- * b / per_group == c / per_group. */
-HPC_API int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bin_of);
 
 /* ---- exchange ----------------------------------------------------------------------------------------------- */
 
@@ -630,14 +615,6 @@ typedef struct hpc_exchange_config {
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
 HPC_API int hpc_exchange_create(hpc_context *context, const hpc_exchange_config *config, double timeout,
                                 hpc_exchange **exchange); /* collective */
-
-/* How many cores each of these servers can have for its threads while every rank of its host still has one: the same
- * number on all ranks, 0 when none are to spare. A good value for hub.cores, raised to 1, with HPC_PROGRESS_AUTO. */
-HPC_API int hpc_spare_cores(const hpc_context *context, const int *servers, int n_servers);
-
-/* How many NICs each of these servers has towards other ranks, at least 1: the same number on all ranks. A good value
- * for hub.interfaces, if hub.cores is a multiple of it. */
-HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n_servers);
 
 /* close waits for the pushes that are under way, then tells every rank that no push comes from here any more. Three
  * kinds of ranks then serve the others until they have closed too: owners in an ASYNC exchange, owners in an exchange

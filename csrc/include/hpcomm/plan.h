@@ -14,6 +14,30 @@ extern "C" {
 
 /* cffi: begin */
 
+/* Which of several NICs carries a chunk between a worker and its owner, there and back (PHub, sections 3.2.4 and 4.5).
+ * Where a transport has no NICs of its own (shm, tcp) both are the same. */
+typedef enum hpc_affinity {
+    HPC_KEY_BY_CORE = 0,        /* the NIC of the chunk's core, for every worker: core c uses NIC c mod their number */
+    HPC_WORKER_BY_INTERFACE = 1 /* the NIC of the pair of ranks, for every chunk */
+} hpc_affinity;
+
+/* How many cores each of these servers can have for its threads while every rank of its host still has one: the same
+ * number on all ranks, 0 when none are to spare. A good value for hub.cores, raised to 1, with HPC_PROGRESS_AUTO. */
+HPC_API int hpc_spare_cores(const hpc_context *context, const int *servers, int n_servers);
+
+/* How many NICs each of these servers has towards other ranks, at least 1: the same number on all ranks. A good value
+ * for hub.interfaces, if hub.cores is a multiple of it. */
+HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n_servers);
+
+/* HPC_OK if every rank that is sent a key's parameters gets each element once and every edge has its other end; else
+ * HPC_ERR_INVALID, and the error names the row that is wrong. */
+HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
+
+/* Longest processing time first: chooses bin_of[i] so that the fullest bin holds at most 4/3 of the least possible.
+ * Among equally full bins it takes one of the group that holds the least in all. Bins b and c belong to one group when
+ * b / per_group == c / per_group. */
+HPC_API int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bin_of);
+
 /* Who applies the rule, in plans with servers (Parameter Flow, section 3.2). Receivers are the workers, or with
  * hpc_plan_hosts one rank of each host, which writes the parameters into the memory of the host's workers. Where they
  * apply, owners send the folded update on, in the format of the workers' updates, and each receiver applies the rule to
