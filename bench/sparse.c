@@ -9,7 +9,7 @@ BENCH_API void *bench_filter(int isa) {
     return (void *)hpc_sparse_kernels_of(isa)->filter_f32;
 }
 
-/* Seconds of one encode of n elements; nbytes: of its piece, negative where there is none. */
+/* Seconds of one encode of n elements; nbytes gets the bytes of its piece, or a negative error. */
 BENCH_API double bench_encode(void *filter, int isa, const float *x, int64_t n, float *residual, float delta, void *out,
                               int64_t cap, int64_t *nbytes) {
     hpc_piece_filter how = {.filter = (hpc_filter_fn *)filter, .delta = delta, .values = HPC_F32, .isa = isa};

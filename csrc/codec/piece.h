@@ -48,7 +48,7 @@ const char *hpc_piece_text(int status);
 size_t hpc_piece_max_bytes(uint64_t n, int values);
 
 /* Reads the head of a piece of n elements, of which nbytes came, once (its memory may change after that), and holds it
- * against n and nbytes: 0, or why it is none. in is aligned to 4 bytes. */
+ * against n and nbytes. Returns 0, or the error that says what is wrong with it. in is aligned to 4 bytes. */
 int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t n);
 
 /* hpc_codec's decode_add, for every form. Nothing is written if the piece is refused. If its memory changes meanwhile,
@@ -67,9 +67,9 @@ typedef struct hpc_piece_filter {
     int isa;   /* hpc_isa */
 } hpc_piece_filter;
 
-/* x plus the residual, filtered, as a piece: how many bytes it has, or why there is none. *kept is how many elements
- * were kept; it may be NULL. out is aligned to 4 bytes. Unless the filter fails, sent and residual add up to x plus the
- * old residual, up to the rounding of that sum. */
+/* Writes x plus the residual, filtered, as a piece to out, and returns the bytes of the piece, or a negative error.
+ * *kept gets the number of elements that were kept; kept may be NULL. out is aligned to 4 bytes. Unless the filter
+ * fails, sent and residual add up to x plus the old residual, up to the rounding of that sum. */
 int64_t hpc_piece_encode(const hpc_piece_filter *how, const float *x, int64_t n, float *residual, void *out,
                          int64_t cap, int64_t *kept);
 

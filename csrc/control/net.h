@@ -41,7 +41,7 @@ int hpc_net_connect(const hpc_endpoint *to, double deadline, int *fd, int *error
  * seconds, or takes nothing of what is sent: also a live one that does not read while its window stays shut so long. */
 void hpc_net_tune(int fd, double silence);
 
-/* Sets the congestion control of a socket that carries bulk to name, as the kernel calls it. For "" the socket keeps
+/* Gives a socket that carries bulk the congestion control that the kernel calls name. For "" the socket keeps
  * the system's, unless that is bbr: then it gets cubic, or reno. The reason: bbr finds a flow's rate anew, over many
  * round trips, whenever other flows of the link have come or gone, and the flows of an exchange come and go together.
  */

@@ -11,7 +11,7 @@
 int hpc_plan_has_stages(const hpc_plan *plan);
 
 /* Finds the groups of an exchange, whose shares are known: group_of[key * size + rank] is the lowest rank of the rank's
- * group, or -1 of a rank that does not push the key. */
+ * group; a rank that does not push the key has -1. */
 int *hpc_groups_new(const hpc_exchange *ex, const char *op);
 int hpc_groups_find(const hpc_exchange *ex, int *group_of, const char *op);
 
@@ -22,7 +22,7 @@ void hpc_groups_name_outputs(hpc_exchange *ex, const int *group_of);
 /* The group for which a row folds, or to which it relays. */
 int hpc_group_of_row(const hpc_exchange *ex, const int *group_of, int row);
 
-/* The lowest rank of the group of a rank that pushes key. */
+/* A rank that pushes key is in a group; returns the lowest rank of that group. */
 static inline int hpc_group_of(const hpc_exchange *ex, const int *group_of, int key, int rank) {
     return group_of[(size_t)key * (size_t)ex->context->group.size + (size_t)rank];
 }

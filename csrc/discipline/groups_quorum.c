@@ -42,8 +42,8 @@
 
 /* ---- what is asked for ---- */
 
-/* The first row that applies the same elements as the row before it that applies, *other: so do plans whose receivers
- * apply what an owner forwards. -1: there is none. */
+/* Two rows that apply the same elements: plans whose receivers apply what an owner forwards have such rows. Returns the
+ * second row and sets *other to the first, or returns -1. */
 static int find_copy(const hpc_plan *plan, int *other) {
     *other = -1;
     for (int i = 0; i < plan->n_rows; i++) {

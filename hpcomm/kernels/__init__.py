@@ -18,7 +18,8 @@ keeps it float32.
 A fold is compiled for one dtype. An exchange whose plan has a row that takes its inputs in another wire format is
 refused; a fold that is handed such inputs all the same, as by its bare address, ends with status MISFIT.
 
-Filters say which elements of an update are sent: `threshold()` is that of `Threshold`, `filter` compiles one's own.
+Filters say which elements of an update are sent: `threshold()` is the built-in one, `filter` compiles one's own. No
+exchange takes a filter yet.
 """
 
 import functools
