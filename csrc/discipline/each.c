@@ -52,3 +52,19 @@ int hpc_each_holds_up(hpc_core *core, const hpc_event *event) {
     hpc_core_check_put(core, status);
     return 0;
 }
+
+int hpc_each_work(hpc_core *core, hpc_each_wake *wake) {
+    hpc_exchange *ex = core->exchange;
+    hpc_parking *its = core->own;
+    int n = 0, n_closed = 0;
+    if (its->n_parked == 0) return 0;
+    for (int r = 0; r < ex->context->group.size; r++) n_closed += hpc_closed_signal(ex, r) != 0;
+    if (n_closed == its->n_closed) return 0;
+    its->n_closed = n_closed;
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_share *share = &ex->layout.shares[s];
+        if (share->owner == ex->context->group.rank && share->core == core->index && share->own != NULL)
+            n += wake(core, share);
+    }
+    return n;
+}

@@ -21,4 +21,15 @@ int hpc_each_share_came(hpc_core *core, hpc_share *share, int rank, int slot, hp
  * copy that they are sent from. */
 int hpc_each_holds_up(hpc_core *core, const hpc_event *event);
 
+/* A core's own, where answers may be parked: calls to which an answer has to wait for updates of others. */
+typedef struct hpc_parking {
+    int n_parked; /* of all its shares */
+    int n_closed; /* ranks that had closed when the core looked last */
+} hpc_parking;
+
+/* As hpc_discipline.work: a rank that has closed may have been the one that answers waited for. After each closing
+ * calls wake for the core's shares with a state of the discipline's; wake returns how many answers it has sent. */
+typedef int hpc_each_wake(hpc_core *core, hpc_share *share);
+int hpc_each_work(hpc_core *core, hpc_each_wake *wake);
+
 #endif

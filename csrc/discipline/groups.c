@@ -43,12 +43,6 @@ typedef struct group_clocks {
     int n_parked;
 } group_clocks;
 
-/* A core's own. */
-typedef struct group_parking {
-    int n_parked; /* of all its shares */
-    int n_closed; /* ranks that had closed when it looked last */
-} group_parking;
-
 /* The exchange's own. */
 typedef struct grouping {
     int *group_of; /* hpc_groups_find */
@@ -103,7 +97,7 @@ static int applies(const hpc_exchange *ex, const hpc_share *share) {
 static int open_all(hpc_exchange *ex, const char *op) {
     const size_t size = (size_t)ex->context->group.size;
     for (int c = 0; c < ex->n_own_cores; c++)
-        if ((ex->cores[c].own = calloc(1, sizeof(group_parking))) == NULL)
+        if ((ex->cores[c].own = calloc(1, sizeof(hpc_parking))) == NULL)
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
     hpc_groups_name_outputs(ex, ((grouping *)ex->own)->group_of);
     for (int s = 0; s < ex->layout.n_shares; s++) {
@@ -176,7 +170,7 @@ static void reply(hpc_core *core, hpc_share *share, int group) {
     const uint64_t n = atomic_load_explicit(&c->applied[group], memory_order_relaxed);
     c->parked[group] = 0;
     c->n_parked--;
-    ((group_parking *)core->own)->n_parked--;
+    ((hpc_parking *)core->own)->n_parked--;
     for (int i = 0; i < share->n_rows; i++)
         hpc_row_reply(core, &ex->work[ex->work_of[share->rows[i]]], group, c->slot[group]);
     for (int i = 0; i < share->n_parts; i++)
@@ -210,7 +204,7 @@ static void update_came(hpc_core *core, hpc_work *w, int slot, int input) {
     c->slot[group] = slot;
     c->parked[group] = 1;
     c->n_parked++;
-    ((group_parking *)core->own)->n_parked++;
+    ((hpc_parking *)core->own)->n_parked++;
     wake(core, share);
 }
 
@@ -227,19 +221,7 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* A group that has closed may have been the one that replies waited for. */
 static int work(hpc_core *core) {
-    hpc_exchange *ex = core->exchange;
-    group_parking *its = core->own;
-    int n = 0, n_closed = 0;
-    if (its->n_parked == 0) return 0;
-    for (int r = 0; r < ex->context->group.size; r++) n_closed += hpc_closed_signal(ex, r) != 0;
-    if (n_closed == its->n_closed) return 0;
-    its->n_closed = n_closed;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_share *share = &ex->layout.shares[s];
-        if (share->owner == ex->context->group.rank && share->core == core->index && share->own != NULL)
-            n += wake(core, share);
-    }
-    return n;
+    return hpc_each_work(core, wake);
 }
 
 /* ---- the worker ---- */

@@ -63,12 +63,6 @@ typedef struct clocks {
     int n_parked;
 } clocks;
 
-/* A core's own. */
-typedef struct parking {
-    int n_parked; /* of all its shares */
-    int n_closed; /* workers that had closed when it looked last */
-} parking;
-
 /* A worker's view of a key. */
 typedef struct view {
     uint64_t at;                /* pushes when it pulled last */
@@ -155,7 +149,7 @@ static int open_all(hpc_exchange *ex, const char *op) {
     if (its == NULL || its->keys == NULL || its->base == NULL || its->block == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for keys", op);
     for (int c = 0; c < ex->n_own_cores; c++) {
-        ex->cores[c].own = calloc(1, sizeof(parking));
+        ex->cores[c].own = calloc(1, sizeof(hpc_parking));
         if (ex->cores[c].own == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
     }
     for (int s = 0; s < ex->layout.n_shares && status == HPC_OK; s++)
@@ -219,7 +213,7 @@ static void answer(hpc_core *core, hpc_share *share, int rank, uint64_t minimum)
     int s = (int)(share - ex->layout.shares);
     c->parked[rank] = 0;
     c->n_parked--;
-    ((parking *)core->own)->n_parked--;
+    ((hpc_parking *)core->own)->n_parked--;
     for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, &ex->work[ex->work_of[share->rows[i]]], rank);
     c->told[rank] = minimum;
     hpc_share_answer_with(core, rank, &c->told[rank], sizeof c->told[rank], told_at(ex, rank, s),
@@ -271,7 +265,7 @@ static int pull_came(hpc_core *core, hpc_share *share, int rank) {
     if (!c->parked[rank]) {
         c->parked[rank] = 1;
         c->n_parked++;
-        ((parking *)core->own)->n_parked++;
+        ((hpc_parking *)core->own)->n_parked++;
     }
     wake(core, share);
     return 1;
@@ -279,18 +273,7 @@ static int pull_came(hpc_core *core, hpc_share *share, int rank) {
 
 /* A worker that has closed may have been the one that pulls waited for. */
 static int work(hpc_core *core) {
-    hpc_exchange *ex = core->exchange;
-    parking *its = core->own;
-    int n = 0, n_closed = 0;
-    if (its->n_parked == 0) return 0;
-    for (int r = 0; r < ex->context->group.size; r++) n_closed += !is_open(ex, r);
-    if (n_closed == its->n_closed) return 0;
-    its->n_closed = n_closed;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_share *share = &ex->layout.shares[s];
-        if (share->owner == ex->context->group.rank && share->core == core->index) n += wake(core, share);
-    }
-    return n;
+    return hpc_each_work(core, wake);
 }
 
 static uint64_t folded_of(const hpc_share *share, int rank) {
