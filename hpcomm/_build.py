@@ -1,4 +1,4 @@
-"""The cffi extension hpcomm._ffi, declared by the parts of hpcomm.h and plan.h between their two cffi lines."""
+"""The cffi extension hpcomm._ffi, declared by the parts of the headers between their two cffi lines."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def declarations(header: str) -> str:
 
 
 ffibuilder = FFI()
-for name in ("hpcomm.h", "plan.h"):
+for name in ("hpcomm.h", "codec.h", "plan.h", "stats.h"):
     ffibuilder.cdef(declarations((INCLUDE / "hpcomm" / name).read_text(encoding="utf-8")))
 # setup.py adds the folder where CMake put the library; at run time it lies in lib/ beside the extension.
 ffibuilder.set_source(

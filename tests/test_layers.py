@@ -77,7 +77,7 @@ context.hpp
 handle.hpp fold.hpp host.hpp
 error.hpp hpcomm_mpi.h
 hpcomm.h
-plan.h
+codec.h plan.h stats.h
 """
 
 

@@ -8,15 +8,6 @@
 
 #include "hpcomm/hpcomm.h"
 
-/* The filter of n elements. u = x + residual is kept where |u| > delta, or where u is NaN. What is kept goes to values,
- * one behind the other, in a format that is the filter's own; the residual becomes what was not sent: u where it is not
- * kept, else the error of rounding, and 0 where u is NaN or infinite.
- *
- * Returns how many are kept. values has room for n of them, of which all may be written; bits for (n + 7) / 8 bytes. A
- * filter may be a user's own: it may choose other elements, and returns a negative number where it fails. Elements that
- * it has seen may come again, x being 0 and the residual all of u: what it answers then counts. */
-typedef int64_t hpc_filter_fn(const float *x, float *residual, int64_t n, float delta, void *values, uint8_t *bits);
-
 /* A gap is how many elements are skipped before the next one that is kept. It is a code of one or two bytes; the
  * largest code, HPC_GAP_SKIP8 or HPC_GAP_SKIP16, skips as many elements and keeps none: a larger gap is some of these
  * and a smaller code. */

@@ -1,0 +1,107 @@
+/* codec.h - codecs of variable length: what an update is on its way where it is no array of a dtype. hpcomm.h
+ * includes it.
+ */
+#ifndef HPCOMM_CODEC_H
+#define HPCOMM_CODEC_H
+
+#ifndef HPCOMM_H
+#error "include <hpcomm/hpcomm.h>, which includes codec.h"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin */
+
+/* Codecs of pieces: numbers for hpc_row.codec_in and codec_out, and for the wires of planners, beside hpc_dtype. A
+ * piece is what a row takes of an update, encoded: at most 16 bytes longer than the float32 that it stands for. What a
+ * piece leaves out stays where it was encoded, in a residual that is added to the next update: nothing is lost. A
+ * worker encodes what it pushes, an owner what it forwards (hpc_apply_at); parameters have no such codec. All rows that
+ * take the same elements of a worker's update get one encoding of them. */
+typedef enum hpc_codec_number {
+    HPC_THRESHOLD = 8, /* what is larger than delta (Parameter Flow, 3.3) */
+    HPC_TOPK = 9,      /* about the largest fraction, by a delta that follows the density */
+    HPC_ONEBIT = 10,   /* a bit an element and two values a unit (Poseidon, 5.3) */
+    HPC_OWN_CODEC = 11 /* a codec of one's own */
+} hpc_codec_number;
+
+/* A library that makes pieces smaller still, loaded at run time; a piece that it makes no smaller stays as it is. */
+typedef enum hpc_compression {
+    HPC_COMPRESS_NONE = 0,
+    HPC_COMPRESS_LZ4 = 1,
+    HPC_COMPRESS_SNAPPY = 2,
+    HPC_COMPRESS_ZSTD = 3,
+    HPC_COMPRESS_ZLIB = 4
+} hpc_compression;
+
+enum { HPC_CODEC_ARGS = 8 };
+
+/* The filter of n elements. u = x + residual is kept where |u| > delta, or where u is NaN. What is kept goes to values,
+ * one behind the other, in a format that is the filter's own; the residual becomes what was not sent: u where it is not
+ * kept, else the error of rounding, and 0 where u is NaN or infinite. Bit i % 8 of byte i / 8 of bits is 1 where
+ * element i is kept, and 0 behind the last element.
+ *
+ * Returns how many are kept. values has room for n of them, of which all may be written; bits for (n + 7) / 8 bytes. A
+ * filter may be a user's own: it may choose other elements, and returns a negative number where it fails. Elements that
+ * it has seen may come again, x being 0 and the residual all of u: what it answers then counts. */
+typedef int64_t hpc_filter_fn(const float *x, float *residual, int64_t n, float delta, void *values, uint8_t *bits);
+
+/* A codec of one's own. encode writes x[0..n) into out, of cap bytes (4 n), and returns how many, or a negative number;
+ * state is state_slots arrays of n values, all 0 at first. decode_add adds weight times what nbytes of in say to
+ * acc[0..n), or writes nothing and returns nonzero: in may come from another process, and holds anything. args are
+ * those of the configuration, and args[0] is the number of the encoding, from 1 (for decode_add 0). Any thread of the
+ * engine may call them; they may not block. */
+typedef int64_t hpc_encode_fn(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap);
+typedef int hpc_decode_add_fn(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args);
+
+/* How the pieces of a key are written: the same on all ranks, but for filter, encode and decode_add. */
+typedef struct hpc_codec_config {
+    size_t size;     /* sizeof(hpc_codec_config), set by hpc_codec_config_init */
+    double delta;    /* HPC_THRESHOLD: 0 or more */
+    int decays;      /* HPC_THRESHOLD: 1: encoding t has delta / sqrt(t) */
+    double fraction; /* HPC_TOPK: of the elements, above 0 and at most 1 */
+    uint64_t unit;   /* HPC_ONEBIT: elements in a row that share two values; no row cuts them apart */
+    int values;      /* HPC_THRESHOLD, HPC_TOPK: hpc_dtype of what is sent: HPC_F32, HPC_F16 or HPC_BF16 */
+    int paper;       /* the same: 0: the form that takes the fewest bytes; 1: indices above 80 % zeros, else dense
+                        (Parameter Flow, 3.3.1) */
+    int compress;    /* hpc_compression */
+    int no_feedback; /* 1: what a piece leaves out is lost. For comparison */
+    hpc_filter_fn
+        *filter;      /* HPC_THRESHOLD, HPC_TOPK, with values HPC_F32: a filter of one's own; NULL: the library's */
+    const char *name; /* HPC_OWN_CODEC, as are those below; for errors */
+    hpc_encode_fn *encode;
+    hpc_decode_add_fn *decode_add;
+    int state_slots;             /* of float32, beside the residual */
+    double args[HPC_CODEC_ARGS]; /* from args[1] on */
+} hpc_codec_config;
+
+HPC_API void hpc_codec_config_init(hpc_codec_config *config);
+
+/* What this rank has encoded of a key, as worker and as owner, and what its rows have decoded of it. */
+typedef struct hpc_codec_stats {
+    uint64_t pieces, elements, kept; /* encoded; kept: elements that were sent */
+    uint64_t bytes_before, bytes;    /* of these as float32, and as pieces */
+    uint64_t returned;               /* bytes of pieces that were left out, and went back into the residual */
+    uint64_t decoded;                /* bytes of pieces */
+    double encode, decode;           /* seconds */
+} hpc_codec_stats;
+
+HPC_API int hpc_exchange_get_codec_stats(const hpc_exchange *exchange, int key, hpc_codec_stats *stats);
+
+/* What an encoder knows between two encodings, for checkpoints: how many it has made, and values: the residual, count
+ * of them, then the state of the codec's own, slot by slot, then two of HPC_TOPK's. A worker has an encoder for each
+ * key that it pushes, an owner one for each row of its own that forwards pieces. n_values tells how many values there
+ * are: 0 where nothing is encoded. get and set: as hpc_exchange_get_row and set_row; row -1: the worker's encoder of
+ * key. */
+HPC_API int64_t hpc_exchange_encoder_values(const hpc_exchange *exchange, int key, int row);
+HPC_API int hpc_exchange_get_encoder(hpc_exchange *exchange, int key, int row, uint64_t *made, float *values);
+HPC_API int hpc_exchange_set_encoder(hpc_exchange *exchange, int key, int row, uint64_t made, const float *values);
+
+/* cffi: end */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,94 @@
+/* stats.h - what an exchange counts: its work, its folds, its peers and its traffic. hpcomm.h includes it.
+ */
+#ifndef HPCOMM_STATS_H
+#define HPCOMM_STATS_H
+
+#ifndef HPCOMM_H
+#error "include <hpcomm/hpcomm.h>, which includes stats.h"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin */
+
+typedef struct hpc_exchange_stats {
+    uint64_t pushes, pulls;               /* of keys, by this rank */
+    uint64_t applied;                     /* rows folded and applied here */
+    uint64_t bytes_folded, bytes_written; /* read from inputs, and written to workers, by this rank's cores */
+    double wait;                          /* seconds that this rank waited for pulls, gradients and rings */
+    double busy;                          /* seconds that its cores folded, applied and wrote */
+    int threads;                          /* of its engine; 0: inline */
+    double usual;        /* a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0
+                            before eight pushes */
+    uint64_t bytes_sent; /* to rows of other ranks: what was pushed, read in place or not, forwarded and relayed */
+    /* On a graph: reduces counts folds of a share (one core's rows of a key); the others count neighbours' inputs to
+     * them. With a quorum on servers: folds of a share, the updates in them, and the updates missing from them. */
+    uint64_t reduces, whole, torn, stale, missing;
+    /* With a quorum: shares of this rank's updates that were late and left out, and the version of the parameters when
+     * the last of them came. */
+    uint64_t dropped, dropped_at;
+} hpc_exchange_stats;
+
+HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_stats *stats);
+
+/* With a quorum. late: how many shares (one core's rows of a key; where rows relay, those that send this rank its
+ * parameters) of this rank's last push of key were late and left out, once the push has ended; key -1: of all keys.
+ * version: the newest version of the parameters (the number of their folds) that any owner has answered this rank, on a
+ * graph the newest that was folded here; the next push is for the version after it. Without a quorum late is 0, and
+ * version is the number of pushes. */
+HPC_API int hpc_exchange_late(const hpc_exchange *exchange, int key);
+HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
+
+/* counts[k]: the number of folds so far with k whole inputs of neighbours, for k below cap. Returns the largest number
+ * of inputs that a fold can have; 0 with servers, unless they have a quorum. With servers it counts inputs of all
+ * workers. */
+HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *counts, int cap);
+
+/* SSP with servers of one stage. counts[d]: the steps (of a key, by this rank) that began with the slowest worker d
+ * behind, as far as this rank's parameters have its updates; for d below cap. Returns the staleness; without such an
+ * SSP 0, and counts are 0. */
+HPC_API int hpc_exchange_get_staleness(const hpc_exchange *exchange, uint64_t *counts, int cap);
+
+typedef struct hpc_exchange_peer {
+    uint64_t bytes_sent, bytes_received; /* to its rows; from it, to rows of this rank. See hpc_traffic */
+    double wait;                         /* seconds in which that rank was among those waited for */
+    uint64_t late;                       /* shares of its updates that were late here and left out */
+    uint64_t dropped;                    /* on a graph: shares of this rank's updates that it left out, or never got */
+} hpc_exchange_peer;
+
+HPC_API int hpc_exchange_get_peer(const hpc_exchange *exchange, int rank, hpc_exchange_peer *peer);
+
+/* What this rank has sent, by edge, stage and wire. */
+typedef enum hpc_traffic_stage {
+    HPC_TRAFFIC_PUSH,      /* this worker's updates, to the rows that take them */
+    HPC_TRAFFIC_FORWARD,   /* folds, from rows of this rank to rows of the other one */
+    HPC_TRAFFIC_RELAY,     /* parameters, to relays of the other one */
+    HPC_TRAFFIC_PARAMETERS /* parameters, to the worker itself; and the means that hpc_exchange_gather asks for */
+} hpc_traffic_stage;
+enum { HPC_TRAFFIC_STAGES = HPC_TRAFFIC_PARAMETERS + 1 };
+
+typedef struct hpc_traffic {
+    int rank;                /* to which it went, always another one */
+    hpc_traffic_stage stage; /* of what was sent */
+    const char *wire;        /* the transport that connects the two: "shm", "tcp", "verbs" or "loop"; static */
+    uint64_t bytes;
+} hpc_traffic;
+
+/* Writes the first cap entries that are not 0, in the order of ranks and then of stages, and returns how many there
+ * are; cap 0: only that. Bytes count as they are on the way (2 an element in 16 bits), when they have left or, on a
+ * peer whose memory is mapped, are written in place or may be read in place: there parameters count 4 an element, as
+ * they are decoded into place. With shared_params a copy on an owner's host is its master, which is sent to nobody; a
+ * relay counts one copy, to the rank that holds it. Publish counts, creating the exchange does not, nor do events,
+ * answers, versions and arguments. The bytes_sent of a peer are the sum of its entries but for the parameters'. Cores
+ * may count meanwhile; after close nothing changes any more. */
+HPC_API int hpc_exchange_get_traffic(const hpc_exchange *exchange, hpc_traffic *traffic, int cap);
+
+/* cffi: end */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
