@@ -5,6 +5,10 @@ static const hpc_codec *const codecs[] = {
     &hpc_codec_f32,
     &hpc_codec_f16,
     &hpc_codec_bf16,
+    &hpc_codec_threshold,
+    &hpc_codec_topk,
+    &hpc_codec_onebit,
+    &hpc_codec_own,
     // clang-format on
 };
 

@@ -2,35 +2,58 @@
  * codec.c; nothing else knows how many bytes a number of elements takes.
  *
  * An addressable codec has no header and may be cut at any element: its piece is folded where it lies, block by block.
- * The contract has room for others: those have a length of their own, at most max_bytes, and are added as a whole.
- *
- * Shapes are those of a user's own kernels too (compiled code, which returns a status and never raises): state is
- * state_slots arrays of n values, args the codec's numbers. Any thread may call them; none may block. */
+ * The others write pieces (piece.h), which have a length of their own, at most max_bytes, and are added as a whole.
+ * Their encoder has a state, with a residual in it. Any thread may call them; none may block. */
 #ifndef HPC_CODEC_H
 #define HPC_CODEC_H
 
 #include "kernel/fold.h"
 
+enum { HPC_ENCODER_VALUES = 2 };
+
+/* What an encoder of pieces knows beside its state. */
+typedef struct hpc_encoding {
+    const hpc_codec_config *config;
+    uint64_t made;                 /* encodings, the present one included */
+    float delta;                   /* of the present one, where it has a delta */
+    float own[HPC_ENCODER_VALUES]; /* what the codec keeps until the next one; 0 at first */
+} hpc_encoding;
+
 typedef struct hpc_codec {
     const char *name; /* as plans and errors say it */
     int number;       /* hpc_dtype; as plans have it */
     int addressable;
-    size_t item;     /* addressable: bytes of an element */
-    int plain;       /* a piece is an array of float32: a single input with weight 1 needs no fold */
-    int state_slots; /* float32 values of state an element, where the piece is encoded */
+    size_t item; /* addressable: bytes of an element */
+    int plain;   /* a piece is an array of float32: a single input with weight 1 needs no fold */
 
     /* The most bytes that n elements take. */
     size_t (*max_bytes)(uint64_t n);
-    /* x[0..n) into out, of cap bytes: how many were written, or a negative number. */
-    int64_t (*encode)(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap);
-    /* Adds weight times a piece of n elements, nbytes long, to acc. Nonzero when it is not a piece of n elements. */
-    int (*decode_add)(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args);
+    /* x[0..n) into out, of cap bytes: how many were written, or a negative number (HPC_PIECE_*). state is
+     * hpc_codec_state_slots arrays of n values, the residual first; *kept gets the elements that were sent. Of arrays
+     * encoding, state and kept are NULL. */
+    int64_t (*encode)(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
+                      int64_t *kept);
+    /* Adds weight times a piece of n elements, nbytes long, to acc. Nonzero when it is not a piece of n elements: then
+     * nothing is written. config is NULL for arrays. */
+    int (*decode_add)(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
+                      double weight);
 
     /* Addressable only: the kernel that folds pieces where they lie. */
     hpc_fold_fn *(*fold)(const struct hpc_fold_kernels *kernels);
+
+    /* Pieces only. check: NULL if the configuration is right, else what is wrong with it. */
+    const char *(*check)(const hpc_codec_config *config);
+    /* Before, and after, the pieces of n elements are encoded, which may lie apart: what is the same for all of them.
+     * kept is of them all. NULL: nothing is. */
+    void (*begin)(hpc_encoding *encoding, const float *x, const float *residual, int64_t n);
+    void (*end)(hpc_encoding *encoding, int64_t n, int64_t kept);
 } hpc_codec;
 
 extern const hpc_codec hpc_codec_f32, hpc_codec_f16, hpc_codec_bf16;
+extern const hpc_codec hpc_codec_threshold, hpc_codec_topk, hpc_codec_onebit, hpc_codec_own;
+
+/* NULL if the configuration of a key's pieces is right, else what is wrong with it (use.c). */
+const char *hpc_codec_check(const hpc_codec *codec, const hpc_codec_config *config);
 
 /* The codec with this number, below HPC_CODEC_NUMBERS, or NULL. */
 enum { HPC_CODEC_NUMBERS = 32, HPC_CODEC_TEXT = 128 };
@@ -43,6 +66,11 @@ void hpc_codec_numbers(char *numbers, size_t cap);
 /* encode and decode_add of the codecs whose pieces are arrays of a dtype (array.c). */
 int64_t hpc_codec_encode_array(const float *x, int64_t n, void *out, int64_t cap, int dtype);
 int hpc_codec_add_array(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int dtype);
+
+/* Of an encoder of pieces: float32 values of state an element, the residual among them. */
+static inline int hpc_codec_state_slots(const hpc_codec_config *config) {
+    return 1 + config->state_slots;
+}
 
 /* A part of n elements of an addressable codec's piece, as values, into out; decode_add would add them. stream: stores
  * past the caches, as hpc_fold_fn has it. */

@@ -6,13 +6,15 @@ static size_t max_bytes(uint64_t n) {
     return (size_t)n * ITEM;
 }
 
-static int64_t encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap) {
-    (void)state, (void)args;
+static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
+                      int64_t *kept) {
+    (void)encoding, (void)state, (void)kept;
     return hpc_codec_encode_array(x, n, out, cap, HPC_F32);
 }
 
-static int decode_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
-    (void)args;
+static int decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
+                      double weight) {
+    (void)config;
     return hpc_codec_add_array(acc, n, in, nbytes, weight, HPC_F32);
 }
 

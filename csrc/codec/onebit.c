@@ -17,13 +17,17 @@ static float mean_of(double sum, size_t count) {
     return count > 0 ? (float)(sum / (double)count) : 0;
 }
 
-int64_t hpc_onebit_encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap) {
+/* A bit an element (CNTK's 1-bit SGD): units of elements in a row, each with the mean of its elements from 0 up and
+ * that of the others; the residual is what these miss. Dense float32 where units are so small that this takes less. A
+ * piece begins with a unit. */
+static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
+                      int64_t *kept) {
     const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(HPC_ISA_BEST);
     int status = hpc_piece_check(n, HPC_F32, cap);
     if (status != 0) return status;
-    if (!(args[HPC_ARG_UNIT] >= 1 && args[HPC_ARG_UNIT] <= HPC_PIECE_ELEMENTS)) return HPC_PIECE_BAD_ARGS;
-    size_t unit = (size_t)args[HPC_ARG_UNIT], all = (size_t)n, units = (all + unit - 1) / unit;
+    size_t unit = (size_t)encoding->config->unit, all = (size_t)n, units = (all + unit - 1) / unit;
     uint64_t nbytes = hpc_piece_signs_bytes(all, unit);
+    *kept = n;
     if (nbytes >= all * sizeof(float)) return write_dense(x, n, state, out);
 
     char *scales = (char *)out + sizeof(hpc_piece_head);
@@ -37,5 +41,20 @@ int64_t hpc_onebit_encode(const float *x, int64_t n, float *state, const double 
         kernels->take_signs(state + from, some, bits, both[0], both[1]);
         bits += (some + 7) / 8;
     }
+    if (encoding->config->no_feedback) memset(state, 0, all * sizeof *state);
     return hpc_piece_finish(out, HPC_PIECE_SIGNS, HPC_F32, n, (int64_t)unit, (size_t)nbytes);
 }
+
+static const char *check(const hpc_codec_config *config) {
+    if (config->unit < 1 || config->unit > HPC_PIECE_ELEMENTS) return "unit must be 1 to 2^29";
+    return config->state_slots == 0 ? NULL : "state_slots must be 0: its state is the residual";
+}
+
+const hpc_codec hpc_codec_onebit = {
+    .name = "onebit",
+    .number = HPC_ONEBIT,
+    .max_bytes = hpc_piece_most,
+    .encode = encode,
+    .decode_add = hpc_piece_decode_add,
+    .check = check,
+};

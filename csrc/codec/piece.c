@@ -16,7 +16,7 @@ const char *hpc_piece_text(int status) {
     case HPC_PIECE_NO_ROOM:
         return "its room is less than max_bytes";
     case HPC_PIECE_FAILED:
-        return "its filter failed";
+        return "its encoder failed";
     case HPC_PIECE_BAD_HEAD:
         return "its head names a form, a format or a number of elements that it cannot have";
     case HPC_PIECE_BAD_LENGTH:
@@ -25,6 +25,8 @@ const char *hpc_piece_text(int status) {
         return "it keeps another number of elements than it has values";
     case HPC_PIECE_BAD_INDEX:
         return "it has an element behind the last one";
+    case HPC_PIECE_REFUSED:
+        return "its decoder refuses it";
     default:
         return "it is right";
     }
@@ -36,6 +38,10 @@ static int is_format(int values) {
 
 size_t hpc_piece_max_bytes(uint64_t n, int values) {
     return sizeof(hpc_piece_head) + (size_t)n * hpc_dtype_bytes(values);
+}
+
+size_t hpc_piece_most(uint64_t n) {
+    return hpc_piece_max_bytes(n, HPC_F32);
 }
 
 int hpc_piece_check(int64_t n, int values, int64_t cap) {
@@ -268,7 +274,8 @@ int hpc_piece_add(float *acc, int64_t n, const void *in, int64_t nbytes, double 
     return add_by_gaps(&intake, acc, head.form == HPC_PIECE_GAPS16);
 }
 
-int hpc_piece_decode_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
-    (void)args;
+int hpc_piece_decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
+                         double weight) {
+    (void)config;
     return hpc_piece_add(acc, n, in, nbytes, weight, HPC_ISA_BEST);
 }

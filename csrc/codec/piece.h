@@ -16,10 +16,13 @@
 #ifndef HPC_PIECE_H
 #define HPC_PIECE_H
 
+#include "codec/codec.h"
 #include "kernel/sparse.h"
 
 enum { HPC_PIECE_DENSE, HPC_PIECE_BITS, HPC_PIECE_GAPS8, HPC_PIECE_GAPS16, HPC_PIECE_SIGNS, HPC_PIECE_FORMS };
-enum { HPC_PIECE_ELEMENTS = 1 << 29 }; /* of one piece, at most */
+enum { HPC_OWN_CODEC_SLOTS = 8 };
+enum { HPC_PIECE_OWN = HPC_PIECE_FORMS }; /* what a user's own codec wrote, behind the head */
+enum { HPC_PIECE_ELEMENTS = 1 << 29 };    /* of one piece, at most */
 
 typedef struct hpc_piece_head {
     uint32_t nbytes;  /* of the piece, this head included */
@@ -34,11 +37,12 @@ typedef struct hpc_piece_head {
 enum {
     HPC_PIECE_BAD_ARGS = -1,   /* arguments out of range */
     HPC_PIECE_NO_ROOM = -2,    /* cap is less than max_bytes */
-    HPC_PIECE_FAILED = -3,     /* the filter of a user's own failed */
+    HPC_PIECE_FAILED = -3,     /* a filter or an encoder of a user's own failed */
     HPC_PIECE_BAD_HEAD = -4,   /* form, format of values or elements */
     HPC_PIECE_BAD_LENGTH = -5, /* not as many bytes as came, or as the form takes */
     HPC_PIECE_BAD_COUNT = -6,  /* not as many elements are kept as there are values */
-    HPC_PIECE_BAD_INDEX = -7   /* an element at n or behind it */
+    HPC_PIECE_BAD_INDEX = -7,  /* an element at n or behind it */
+    HPC_PIECE_REFUSED = -8     /* by the decoder of a user's own */
 };
 
 /* The same in words, for errors: "its length is wrong". */
@@ -52,8 +56,12 @@ size_t hpc_piece_max_bytes(uint64_t n, int values);
 int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t n);
 
 /* hpc_codec's decode_add, for every form. Nothing is written if the piece is refused. If its memory changes meanwhile,
- * what is added is undefined, but no element outside acc[0..n) is touched. args is not read and may be NULL. */
-int hpc_piece_decode_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args);
+ * what is added is undefined, but no element outside acc[0..n) is touched. config is not read and may be NULL. */
+int hpc_piece_decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
+                         double weight);
+
+/* hpc_codec's max_bytes of all codecs of pieces: dense float32 behind a head. */
+size_t hpc_piece_most(uint64_t n);
 
 /* The same by the kernels of an instruction set (hpc_isa). */
 int hpc_piece_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int isa);
@@ -81,26 +89,5 @@ int64_t hpc_piece_finish(void *out, int form, int values, int64_t n, int64_t ent
 
 /* Bytes behind the head of a piece of signs. unit is at least 1. */
 uint64_t hpc_piece_signs_bytes(uint64_t n, uint64_t unit);
-
-/* ---- codecs --------------------------------------------------------------------------------------------------------
- * Encoders in the shape of hpc_codec.encode. state has n values of residual, and then those of the codec's own, all 0
- * at first. args[0] is the step, from 1. */
-
-enum { HPC_ARG_STEP, HPC_ARG_DELTA, HPC_ARG_DECAYS, HPC_ARG_VALUES, HPC_ARG_PAPER, HPC_THRESHOLD_ARGS };
-enum { HPC_ARG_FRACTION = HPC_ARG_DELTA, HPC_ARG_UNIT = HPC_ARG_DELTA, HPC_TOPK_STATE = 2 };
-
-/* Parameter Flow's filter (3.3): what is larger than delta, or where HPC_ARG_DECAYS is not 0 than delta / sqrt(step).
- */
-int64_t hpc_threshold_encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap);
-
-/* About the largest fraction of a piece, by a delta that follows the density seen: state[n] is the next step's delta, 0
- * for one from a sample of the magnitudes, and state[n + 1] its trend. The delta is the piece's own, so the bits depend
- * on how keys are cut. */
-int64_t hpc_topk_encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap);
-
-/* A bit an element (CNTK's 1-bit SGD): units of HPC_ARG_UNIT elements in a row, each with the mean of its elements from
- * 0 up and that of the others; the residual is what these miss. Dense float32 where units are so small that this takes
- * less. A piece begins with a unit. */
-int64_t hpc_onebit_encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap);
 
 #endif

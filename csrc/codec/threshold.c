@@ -1,6 +1,7 @@
 /* Encoders that keep what is larger than a delta: one that is given, and one that follows the density. */
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #include "codec/piece.h"
 #include "kernel/half.h"
@@ -14,19 +15,45 @@ static float below(double delta) {
     return (double)down > delta ? nextafterf(down, 0) : down;
 }
 
-static hpc_piece_filter filter_with(const double *args, float delta) {
-    double values = args[HPC_ARG_VALUES];
-    int known = values >= HPC_F32 && values <= HPC_BF16; /* not NaN either: no int has its value */
-    return (hpc_piece_filter){.delta = delta, .values = known ? (int)values : -1, .paper = args[HPC_ARG_PAPER] != 0};
+static const char *check_filter(const hpc_codec_config *config) {
+    if (config->values != HPC_F32 && config->values != HPC_F16 && config->values != HPC_BF16)
+        return "values must be 0 (float32), 2 (float16) or 3 (bfloat16)";
+    if (config->filter != NULL && config->values != HPC_F32) return "a filter of one's own needs values 0 (float32)";
+    return config->state_slots == 0 ? NULL : "state_slots must be 0: its state is the residual";
 }
 
-int64_t hpc_threshold_encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap) {
-    double delta = args[HPC_ARG_DELTA], step = args[HPC_ARG_STEP];
-    if (!(delta >= 0 && delta <= DBL_MAX && step >= 1)) return HPC_PIECE_BAD_ARGS;
-    if (args[HPC_ARG_DECAYS] != 0) delta /= sqrt(step);
-    hpc_piece_filter how = filter_with(args, below(delta));
-    return hpc_piece_encode(&how, x, n, state, out, cap, NULL);
+/* What is left out and not fed back is lost. */
+static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
+                      int64_t *kept) {
+    const hpc_codec_config *config = encoding->config;
+    const hpc_piece_filter how = {
+        .filter = config->filter, .delta = encoding->delta, .values = config->values, .paper = config->paper != 0};
+    int64_t nbytes = hpc_piece_encode(&how, x, n, state, out, cap, kept);
+    if (config->no_feedback && nbytes > 0) memset(state, 0, (size_t)n * sizeof *state);
+    return nbytes;
 }
+
+static const char *check_threshold(const hpc_codec_config *config) {
+    if (!(config->delta >= 0 && config->delta <= DBL_MAX)) return "delta must be a finite number, 0 or more";
+    return check_filter(config);
+}
+
+static void begin_threshold(hpc_encoding *encoding, const float *x, const float *residual, int64_t n) {
+    double delta = encoding->config->delta;
+    (void)x, (void)residual, (void)n;
+    if (encoding->config->decays) delta /= sqrt((double)encoding->made);
+    encoding->delta = below(delta);
+}
+
+const hpc_codec hpc_codec_threshold = {
+    .name = "threshold",
+    .number = HPC_THRESHOLD,
+    .max_bytes = hpc_piece_most,
+    .encode = encode,
+    .decode_add = hpc_piece_decode_add,
+    .check = check_threshold,
+    .begin = begin_threshold,
+};
 
 /* ---- density -------------------------------------------------------------------------------------------------------
  */
@@ -76,7 +103,7 @@ static float sampled_delta(const float *x, const float *residual, int64_t n, dou
  * elements are alike, p is more than Gauss's 2, and a larger GAIN goes back and forth. At first residuals grow from
  * step to step, and what is right for this one is too little for the next: trend, a sum of what was corrected, goes
  * ahead. */
-static void follow(float state[HPC_TOPK_STATE], float delta, int64_t kept, int64_t n, double fraction) {
+static void follow(float state[HPC_ENCODER_VALUES], float delta, int64_t kept, int64_t n, double fraction) {
     double wanted = fraction * (double)n < 1 ? 1 / (double)n : fraction, got = (double)kept / (double)n;
     state[0] = 0;
     if (delta <= 0 || got < wanted / 4 || got > wanted * 4 || got >= 1 || wanted >= 1) return;
@@ -87,16 +114,31 @@ static void follow(float state[HPC_TOPK_STATE], float delta, int64_t kept, int64
     state[0] = next <= (double)FLT_MAX ? (float)next : 0;
 }
 
-int64_t hpc_topk_encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap) {
-    double fraction = args[HPC_ARG_FRACTION];
-    hpc_piece_filter how = filter_with(args, 0);
-    int status = hpc_piece_check(n, how.values, cap);
-    if (status != 0) return status;
-    float *own = state + n;
-    if (!(fraction > 0 && fraction <= 1 && own[0] >= 0 && own[0] <= FLT_MAX && fabsf(own[1]) <= 1))
-        return HPC_PIECE_BAD_ARGS;
-    if (n > 0 && fraction < 1) how.delta = own[0] > 0 ? own[0] : sampled_delta(x, state, n, fraction);
-    int64_t kept, nbytes = hpc_piece_encode(&how, x, n, state, out, cap, &kept);
-    if (nbytes > 0 && n > 0) follow(own, how.delta, kept, n, fraction);
-    return nbytes;
+static const char *check_topk(const hpc_codec_config *config) {
+    if (!(config->fraction > 0 && config->fraction <= 1)) return "fraction must be above 0 and at most 1";
+    return check_filter(config);
 }
+
+static void begin_topk(hpc_encoding *encoding, const float *x, const float *residual, int64_t n) {
+    double fraction = encoding->config->fraction;
+    encoding->delta = 0;
+    if (n == 0 || fraction == 1) return;
+    encoding->delta = encoding->own[0] > 0 ? encoding->own[0] : sampled_delta(x, residual, n, fraction);
+}
+
+static void end_topk(hpc_encoding *encoding, int64_t n, int64_t kept) {
+    if (n > 0) follow(encoding->own, encoding->delta, kept, n, encoding->config->fraction);
+}
+
+/* About the largest fraction, by a delta that follows the density seen: own[0] is the next encoding's delta, 0 for one
+ * from a sample of the magnitudes, and own[1] its trend. */
+const hpc_codec hpc_codec_topk = {
+    .name = "topk",
+    .number = HPC_TOPK,
+    .max_bytes = hpc_piece_most,
+    .encode = encode,
+    .decode_add = hpc_piece_decode_add,
+    .check = check_topk,
+    .begin = begin_topk,
+    .end = end_topk,
+};

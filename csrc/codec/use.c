@@ -9,6 +9,17 @@ void hpc_codec_decode(const hpc_codec *codec, const struct hpc_fold_kernels *ker
     codec->fold(kernels)(out, &piece, &one, 1, n, stream);
 }
 
+void hpc_codec_config_init(hpc_codec_config *config) {
+    *config = (hpc_codec_config){.size = sizeof *config};
+}
+
+const char *hpc_codec_check(const hpc_codec *codec, const hpc_codec_config *config) {
+    if (config->size != sizeof *config) return "its size is another one: call hpc_codec_config_init first";
+    if (config->compress < HPC_COMPRESS_NONE || config->compress > HPC_COMPRESS_ZLIB)
+        return "compress must be 0 (none), 1 (lz4), 2 (snappy), 3 (zstd) or 4 (zlib)";
+    return codec->check(config);
+}
+
 void hpc_codec_names(unsigned numbers, char *names, size_t cap) {
     size_t used = 0;
     names[0] = 0;

@@ -347,10 +347,16 @@ static int level(hpc_exchange *ex, const char *op, double deadline) {
     return hpc_outlet_newest(ex, op, deadline, folded, &hpc_quorum_of(ex)->told);
 }
 
+static const char *refuses_pieces(const hpc_exchange_config *f) {
+    (void)f;
+    return "an update of a group that is left out cannot go back into the residual";
+}
+
 const hpc_discipline hpc_discipline_groups_quorum = {
     .name = "a quorum of groups",
     .suits = suits,
     .check = check,
+    .refuses_pieces = refuses_pieces,
     .quorum = 1,
     .goes_on = goes_on,
     .part = hpc_quorum_part,

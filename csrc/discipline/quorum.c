@@ -127,7 +127,7 @@ static int is_on_servers(const hpc_exchange *ex) {
 static void open_outlet(hpc_exchange *ex, const hpc_share *share, hpc_outlet *out) {
     size_t nbytes = 0;
     if (is_on_servers(ex) || hpc_is_mapped(ex, share->owner)) return;
-    for (int i = 0; i < share->n_rows; i++) nbytes += hpc_row_bytes(&ex->plan->rows[share->rows[i]]);
+    for (int i = 0; i < share->n_rows; i++) nbytes += hpc_row_bytes(ex, &ex->plan->rows[share->rows[i]]);
     out->staged = hpc_layout_take(&ex->layout.places[hpc_me(ex)], nbytes);
 }
 
@@ -267,10 +267,17 @@ static int after_publish(hpc_exchange *ex) {
     return is_on_servers(ex) ? hpc_intake_tell(ex) : HPC_OK;
 }
 
+static const char *refuses_pieces(const hpc_exchange_config *f) {
+    return f->graph == NULL
+               ? NULL
+               : "an update that one neighbour leaves out and another takes cannot go back into the residual";
+}
+
 const hpc_discipline hpc_discipline_quorum = {
     .name = "a quorum",
     .suits = suits,
     .check = check,
+    .refuses_pieces = refuses_pieces,
     .quorum = 1,
     .goes_on = is_on_servers,
     .whole = 1,

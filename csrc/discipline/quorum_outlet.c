@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "discipline/quorum.h"
+#include "engine/pieces.h"
 
 /* ---- the worker: what became of pushes ---- */
 
@@ -110,10 +111,10 @@ static int carry(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
         const char *src = slot + hpc_row_from(ex, row);
-        size_t nbytes = hpc_input_bytes(row);
+        size_t nbytes = hpc_push_bytes(ex, row, src);
         if (staged != HPC_NOWHERE) {
             src = memcpy(hpc_own_part(ex) + staged, src, nbytes);
-            staged += hpc_row_bytes(row);
+            staged += hpc_row_bytes(ex, row);
         }
         status =
             hpc_put(ex->in_lanes[share->core], ex->window, share->owner, src, nbytes, ex->push_slot[share->rows[i]]);
@@ -136,7 +137,7 @@ static int send_update(hpc_exchange *ex, int s, uint64_t n) {
     if (status != HPC_OK) return unless_gone(ex, status);
     out->sent++;
     out->under_way = n;
-    hpc_count_sent(ex, share);
+    hpc_count_sent(ex, share, hpc_slot_of_push(ex, share->key, n));
     return HPC_OK;
 }
 

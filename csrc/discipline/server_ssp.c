@@ -364,7 +364,7 @@ static int ends_pull(hpc_exchange *ex, int key) {
     uint64_t clock = own_clock(ex, key, k->pushes);
     look(ex, key);
     int kept = ex->layout.depth > 1 || v->handed < k->pushes; /* the last update is in its slot */
-    int pushed_once = k->pushes == v->at + 1 && kept, looked = v->looked == k->pulls;
+    int pushed_once = k->pushes == v->at + 1 && kept && !hpc_key_pushes_pieces(ex, key), looked = v->looked == k->pulls;
     int decoded = k->encoded.n_rows == 0 || k->encoded.decoded == 2 * k->pulls + HPC_PULL_TICKET;
     v->begins = k->pushes > v->at || (v->begins && !looked); /* one that it takes the place of */
     v->at = k->pushes;

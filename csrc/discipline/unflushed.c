@@ -102,7 +102,7 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
         const hpc_share *share = its->own.shares[s];
         size_t nbytes = 0, values = 0;
         for (int i = 0; i < share->n_rows; i++) {
-            nbytes += hpc_row_bytes(&ex->plan->rows[share->rows[i]]);
+            nbytes += hpc_row_bytes(ex, &ex->plan->rows[share->rows[i]]);
             values += ex->plan->rows[share->rows[i]].count;
         }
         if (nbytes > most_bytes) most_bytes = nbytes;
@@ -171,7 +171,7 @@ static found read_input(hpc_core *core, hpc_share *share, int input) {
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         const char *slot = w->inputs[input].slots;
-        size_t nbytes = hpc_row_bytes(w->row);
+        size_t nbytes = hpc_row_bytes(ex, w->row);
         uint64_t last = version_at(slot + sizeof(stamp) + nbytes);
         copy_racy(to, slot + sizeof(stamp), nbytes);
         atomic_thread_fence(memory_order_acquire);
@@ -214,7 +214,7 @@ static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_
         const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         const hpc_input *in = &w->inputs[input];
         its->rows_from[i] = is_own ? in->slots + (size_t)((n - 1) % (uint64_t)ex->layout.depth) * in->stride : at;
-        at += hpc_row_bytes(w->row);
+        at += hpc_row_bytes(ex, w->row);
     }
 }
 
@@ -304,7 +304,7 @@ static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
         if (!hpc_row_has_input(row, me)) return HPC_OK;
         size_t at = ex->push_slot[share->rows[i]];
-        size_t data = at + sizeof *its, last = data + hpc_row_bytes(row);
+        size_t data = at + sizeof *its, last = data + hpc_row_bytes(ex, row);
         status = hpc_put(lane, ex->window, owner, &its->version, sizeof its->version, at);
         hpc_end_gradient(); /* the data could overtake the stamp */
         if (status == HPC_OK)
@@ -312,7 +312,7 @@ static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
         hpc_end_gradient(); /* and the last mark the data */
         if (status == HPC_OK) status = hpc_put(lane, ex->window, owner, &its->version, sizeof its->version, last);
     }
-    if (status == HPC_OK) hpc_count_sent(ex, share);
+    if (status == HPC_OK) hpc_count_sent(ex, share, slot);
     return hpc_unless_left(ex, owner, status);
 }
 
@@ -356,10 +356,16 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
     return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, has_read, missing);
 }
 
+static const char *refuses_pieces(const hpc_exchange_config *f) {
+    (void)f;
+    return "a fold may find an update half written";
+}
+
 const hpc_discipline hpc_discipline_unflushed = {
     .name = "BARRIER or ASYNC on a graph",
     .suits = suits,
     .check = check,
+    .refuses_pieces = refuses_pieces,
     .puts = into_slots,
     .one_slot = 1,
     .head = sizeof(stamp),

@@ -66,6 +66,7 @@ static hpc_inputs take_inputs(hpc_core *core, const hpc_work *w, uint64_t n) {
         if (weight == 0) continue;
         atomic_store_explicit(&w->came[e], (char)(w->came[e] - 1), memory_order_relaxed);
         core->bases[found] = core->bases[e];
+        core->base_inputs[found] = core->base_inputs[e];
         core->base_weights[found++] = weight;
     }
     inputs.n = inputs.n_updates = found;

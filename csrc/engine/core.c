@@ -14,6 +14,7 @@
 
 #include "base/host.h"
 #include "engine/args.h"
+#include "engine/pieces.h"
 
 static const char op_engine[] = "exchange";
 
@@ -74,7 +75,10 @@ static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int for
     const hpc_discipline *d = core->exchange->discipline;
     int rank = event->peer, input = w == NULL ? -1 : hpc_row_input_of(w, rank, forwarded);
     if (input < 0 || d->row_came == NULL || (!forwarded && comes_by_share(core->exchange, rank))) return 0;
-    if (!brings(core, event, "row", w->row->key, hpc_input_bytes(w->row))) return 1;
+    const hpc_codec *codec = w->inputs[input].codec;
+    if (codec->addressable ? !brings(core, event, "row", w->row->key, codec->max_bytes(w->row->count))
+                           : !hpc_pieces_brings(core, w, input, slot, event->nbytes))
+        return 1;
     return d->row_came(core, w, input, slot);
 }
 

@@ -54,6 +54,9 @@ struct hpc_discipline {
     /* HPC_OK, or an error if the rest of the configuration does not go with it. NULL: HPC_OK. */
     int (*check)(const hpc_context *context, const hpc_exchange_config *config);
 
+    /* Why it cannot fold pieces of variable length, for errors; NULL: it can. NULL for all: it can. */
+    const char *(*refuses_pieces)(const hpc_exchange_config *config);
+
     /* ---- for the layout: the same on all ranks ---- */
 
     /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a

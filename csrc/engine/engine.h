@@ -11,6 +11,7 @@
  *   answer.c    a share is answered
  *   forward.c   a row of several stages sends its fold on
  *   send.c      the trainer's side: how an update gets to the owners
+ *   pieces.c    updates that go as pieces of variable length: encoders, and decoding
  *   ticket.c    the waits of the trainer, and the ranks that it waits for
  * The decisions of a discipline are slots of discipline.h; discipline/ and exchange/ stand above this folder.
  *
@@ -36,6 +37,7 @@
 typedef struct hpc_place {
     size_t params, gradients, pushed, masters, args, closed;
     size_t own;     /* the discipline's */
+    size_t dense;   /* gradients in float32 that are pushed as pieces */
     size_t encoded; /* parameters as owners send them that cannot write into params; each rank tells the others */
     size_t nbytes;
     int cores, shares; /* how many the rank has */
@@ -75,6 +77,23 @@ typedef struct hpc_pushed {
     hpc_encoded encoded;
 } hpc_pushed;
 
+/* A part of a key's update that is encoded by itself: at bytes from the start of the update in a slot. */
+typedef struct hpc_pushed_part {
+    uint64_t offset, count;
+    size_t at;
+} hpc_pushed_part;
+
+/* What becomes of a key whose updates go as pieces, on some of their ways (pieces.c). */
+typedef struct hpc_key_pieces {
+    const hpc_codec *codec; /* NULL: they do not */
+    hpc_codec_config config;
+    char name[64];
+    hpc_pushed_part *parts;   /* of pushes, in the order of their offsets */
+    int n_parts;              /* 0: pushes are arrays */
+    size_t slot_bytes, dense; /* of an update in a slot; from the start of hpc_place.dense */
+    hpc_encoder encoder;      /* of this rank's pushes */
+} hpc_key_pieces;
+
 /* ---- both ---- */
 
 /* The settings that a user gave, as in hpc_exchange_config. */
@@ -105,6 +124,8 @@ typedef struct hpc_layout {
     char *pushers;                       /* [key * size + rank] */
     size_t params_bytes, gradient_bytes; /* of all keys; of one slot */
     size_t encoded_bytes;                /* of all keys whose parameters come encoded */
+    size_t dense_bytes;                  /* of all keys that are pushed as pieces */
+    size_t *row_from;                    /* by row: where the piece of a push begins in its key's update; or NULL */
     size_t *master_of;                   /* by row: bytes from its owner's masters */
     size_t *slot_base;                   /* [owner * size + sender]: bytes in the owner's part, or HPC_NOWHERE */
     int *holders;                        /* by rank: whose part has its parameters, or those of its host; -1: none */
@@ -147,9 +168,10 @@ struct hpc_exchange {
     hpc_context *context;
     hpc_plan *plan;
     const hpc_discipline *discipline;
-    void *own;           /* the discipline's */
-    void *graph;         /* discipline/graph.c: the graph that rows were made of; NULL: there are servers */
-    hpc_key_rule *rules; /* by key */
+    void *own;              /* the discipline's */
+    void *graph;            /* discipline/graph.c: the graph that rows were made of; NULL: there are servers */
+    hpc_key_rule *rules;    /* by key */
+    hpc_key_pieces *pieces; /* by key; NULL: no key has pieces */
     const struct hpc_fold_kernels *kernels;
     hpc_asked asked;
     int stream;       /* parameters are written past the caches */
@@ -197,6 +219,10 @@ static inline void hpc_count_received(const hpc_exchange *ex, int rank, size_t n
 /* A counter with one writer; whoever reads it needs no order. */
 static inline void hpc_tally_add(_Atomic uint64_t *counter, uint64_t n) {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
+}
+
+static inline void hpc_tally_add_seconds(_Atomic double *counter, double seconds) {
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + seconds, memory_order_relaxed);
 }
 
 /* The count of what a core has sent to a rank in a stage. */

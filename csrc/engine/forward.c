@@ -3,10 +3,10 @@
  * none delays only its own. */
 #include <string.h>
 
-#include "engine/row.h"
+#include "engine/pieces.h"
 
 const void *hpc_row_leaving(const hpc_work *w, int slot) {
-    if (w->row->action == HPC_RELAY) return w->inputs[0].slots + (size_t)slot * w->inputs[0].stride;
+    if (w->row->action == HPC_RELAY || w->passes_on) return w->inputs[0].slots + (size_t)slot * w->inputs[0].stride;
     if (w->encoded != NULL) return w->encoded;
     return w->row->action == HPC_FORWARD ? w->acc : w->param;
 }
@@ -20,7 +20,7 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     uint32_t imm = hpc_imm(HPC_OP_EMPTY, HPC_EMPTY_ROW, out->row);
     if (slot != HPC_KEPT_EMPTY) {
         src = out->copy != NULL ? out->copy : hpc_row_leaving(w, slot);
-        nbytes = w->sends->max_bytes(w->row->count);
+        nbytes = w->sends->addressable ? w->sends->max_bytes(w->row->count) : hpc_piece_bytes(src);
         at = out->offset + (size_t)slot * hpc_slot_stride(ex, to);
         imm = hpc_imm(HPC_OP_FORWARD, slot, out->row);
     }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/layout.h"
+#include "engine/pieces.h"
 
 enum { LINE = 64, PAGE = 4096 };
 
@@ -75,7 +75,8 @@ static int find_shares(hpc_exchange *ex, const char *op) {
         hpc_share *share = &ex->layout.shares[ex->layout.share_of[i]];
         const hpc_row *row = &plan->rows[i];
         size_t nbytes = hpc_input_bytes(row);
-        if (row->in != edges) { /* a hub has one list */
+        const int counts = hpc_codec_of(row->codec_in)->addressable; /* pieces are counted as they are folded */
+        if (row->in != edges) {                                      /* a hub has one list */
             push = hpc_row_input(row, ex->context->group.rank);
             empty = 0;
             for (int e = 0; e < row->n_in; e++) empty |= hpc_input_is_empty(ex, &row->in[e]);
@@ -83,7 +84,7 @@ static int find_shares(hpc_exchange *ex, const char *op) {
         edges = row->in;
         share->some_empty |= empty;
         share->rows[share->n_rows++] = i;
-        share->nbytes += nbytes;
+        share->nbytes += counts ? nbytes : 0;
         if (push == NULL) continue;
         if (hpc_input_is_empty(ex, push))
             share->tells++;
@@ -148,7 +149,12 @@ static int find_keys(hpc_exchange *ex, const char *op) {
         ex->keys[k].params = ex->layout.params_bytes;
         ex->keys[k].gradient = ex->layout.gradient_bytes;
         ex->layout.params_bytes += aligned((size_t)plan->keys[k].count * sizeof(float), LINE);
-        ex->layout.gradient_bytes += aligned(ex->keys[k].codec->max_bytes(plan->keys[k].count), LINE);
+        int status = ex->keys[k].codec->addressable ? HPC_OK : hpc_pieces_find(ex, k, op);
+        if (status != HPC_OK) return status;
+        ex->layout.gradient_bytes +=
+            aligned(ex->keys[k].codec->addressable ? ex->keys[k].codec->max_bytes(plan->keys[k].count)
+                                                   : ex->pieces[k].slot_bytes,
+                    LINE);
     }
     return HPC_OK;
 }
@@ -218,10 +224,11 @@ int hpc_layout_make(hpc_exchange *ex, const char *op) {
     for (int r = 0; r < size; r++) {
         hpc_place *p = &ex->layout.places[r];
         p->params = p->gradients = p->pushed = p->masters = p->args = HPC_NOWHERE;
-        p->own = p->encoded = HPC_NOWHERE;
+        p->own = p->encoded = p->dense = HPC_NOWHERE;
         if (p->worker && !ex->rotates && ex->layout.holders[r] == r)
             p->params = hpc_layout_take(p, ex->layout.params_bytes);
         if (p->gives) p->gradients = hpc_layout_take(p, ex->layout.gradient_bytes * (size_t)ex->layout.depth);
+        if (p->gives && ex->layout.dense_bytes > 0) p->dense = hpc_layout_take(p, ex->layout.dense_bytes);
         if (ex->rotates) p->params = p->gradients;
         if (p->worker) p->pushed = hpc_layout_take(p, counts);
         p->closed = hpc_layout_take(p, counts * (size_t)size);

@@ -84,7 +84,7 @@ static inline uint64_t hpc_closed_signal(const hpc_exchange *ex, int rank) {
 
 /* ---- bytes ---- */
 
-/* Of an input of a row, as it comes; and the room that it takes in a slot. */
+/* Of a push to a row, as it comes; at most, where pushes are pieces. */
 static inline size_t hpc_input_bytes(const hpc_row *row) {
     return hpc_codec_of(row->codec_in)->max_bytes(row->count);
 }
@@ -119,17 +119,47 @@ static inline int hpc_row_hops(const hpc_exchange *ex, int row) {
     return ex->layout.stages.many ? ex->layout.stages.hops[row] : 0;
 }
 
-static inline size_t hpc_row_bytes(const hpc_row *row) {
-    return (hpc_input_bytes(row) + 63) / 64 * 64;
+/* Whether pieces of the key are on the way, be it only from row to row. */
+static inline int hpc_key_has_pieces(const hpc_exchange *ex, int key) {
+    return ex->pieces != NULL && ex->pieces[key].codec != NULL;
+}
+
+/* Whether pushes of the key are pieces. */
+static inline int hpc_key_pushes_pieces(const hpc_exchange *ex, int key) {
+    return ex->pieces != NULL && ex->pieces[key].n_parts > 0;
+}
+
+/* The room that an input of a row takes in a slot. */
+static inline size_t hpc_row_bytes(const hpc_exchange *ex, const hpc_row *row) {
+    size_t nbytes = hpc_input_bytes(row);
+    if (hpc_key_has_pieces(ex, row->key)) nbytes = ex->pieces[row->key].codec->max_bytes(row->count);
+    return (nbytes + 63) / 64 * 64;
+}
+
+/* The codec of an input of a row. */
+static inline const hpc_codec *hpc_edge_codec(const hpc_plan *plan, const hpc_row *row, const hpc_edge *edge) {
+    return hpc_codec_of(edge->row < 0 ? row->codec_in : plan->rows[edge->row].codec_out);
+}
+
+/* Whether a row forwards the one piece that it takes, unopened: else it would be filtered twice. */
+static inline int hpc_row_passes_on(const hpc_plan *plan, const hpc_row *row) {
+    return row->action == HPC_FORWARD && row->n_in == 1 && row->in[0].row >= 0 && row->in[0].weight == 1 &&
+           !hpc_codec_of(row->codec_out)->addressable && plan->rows[row->in[0].row].codec_out == row->codec_out;
+}
+
+/* Whether a row has an encoder of pieces. */
+static inline int hpc_row_writes_pieces(const hpc_plan *plan, const hpc_row *row) {
+    return row->action == HPC_FORWARD && !hpc_codec_of(row->codec_out)->addressable && !hpc_row_passes_on(plan, row);
 }
 
 /* Bytes from the start of a key's update to the first element of a row. */
 static inline size_t hpc_row_from(const hpc_exchange *ex, const hpc_row *row) {
+    if (hpc_key_pushes_pieces(ex, row->key)) return ex->layout.row_from[row - ex->plan->rows];
     return hpc_codec_span(ex->keys[row->key].codec, row->offset);
 }
 
 static inline size_t hpc_slot_stride(const hpc_exchange *ex, const hpc_row *row) {
-    return hpc_row_bytes(row) + ex->discipline->head + ex->discipline->tail;
+    return hpc_row_bytes(ex, row) + ex->discipline->head + ex->discipline->tail;
 }
 
 static inline int hpc_slot_depth(const hpc_exchange *ex) {

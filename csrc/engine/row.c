@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/args.h"
+#include "engine/pieces.h"
 
 /* ---- failure ---- */
 
@@ -53,6 +54,7 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, h
         for (int i = 0; i < taken.n; i++) {
             uint64_t slot = (taken.first + (uint64_t)i) % (uint64_t)ex->layout.depth;
             core->bases[n] = in->slots + (size_t)slot * in->stride;
+            core->base_inputs[n] = in;
             core->base_weights[n++] = w->weights[e];
         }
     }
@@ -60,6 +62,7 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, h
     for (int i = 0; i < n && scales && present != all; i++) core->base_weights[i] *= all / present;
     return (hpc_inputs){.bases = core->bases,
                         .weights = core->base_weights,
+                        .from = core->base_inputs,
                         .n = n,
                         .codec = w->codec,
                         .args = w->args[w->share->version % (uint64_t)ex->layout.depth],
@@ -72,11 +75,13 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
     for (int i = first; i < last; i++) {
         if (w->inputs[i].empty) continue;
         core->bases[n] = w->inputs[i].slots + (size_t)slot * w->inputs[i].stride;
+        core->base_inputs[n] = &w->inputs[i];
         core->base_weights[n++] = w->weights[i];
         n_updates += w->inputs[i].updates;
     }
     return (hpc_inputs){.bases = core->bases,
                         .weights = core->base_weights,
+                        .from = core->base_inputs,
                         .n = n,
                         .codec = w->codec,
                         .args = only < 0 ? w->args[slot] : w->inputs[only].args[slot],
@@ -110,6 +115,14 @@ static const float *fold_block(hpc_core *core, const hpc_work *w, const hpc_inpu
     return out;
 }
 
+/* Adds inputs, some of which are pieces, to the accumulator, one by one. */
+static int add_inputs(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int begins) {
+    if (begins) memset(w->acc, 0, (size_t)w->row->count * sizeof(float));
+    for (int i = 0; i < inputs->n; i++)
+        if (hpc_pieces_add(core, w, inputs->from[i], inputs->bases[i], inputs->weights[i]) != 0) return -1;
+    return 0;
+}
+
 static void next_args(const hpc_work *w, const hpc_inputs *inputs, double *args) {
     memcpy(args, inputs->args, HPC_ARGS_BYTES);
     args[0] = (double)(w->step + 1);
@@ -121,6 +134,7 @@ static int fold_eagerly(hpc_core *core, hpc_work *w, int slot, int input) {
     const hpc_exchange *ex = core->exchange;
     double args[HPC_RULE_ARGS];
     const hpc_inputs alone = hpc_row_inputs(core, w, slot, input);
+    if (w->takes_pieces) return add_inputs(core, w, &alone, w->arrived[slot] == 0);
     next_args(w, &alone, args);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
@@ -177,8 +191,8 @@ static int goes_to(receivers to, const hpc_output *out) {
 
 /* A block of a row's outputs, as it is sent: of parameters, or of a fold. */
 static void encode_block(const hpc_work *w, const float *block, size_t from, size_t n) {
-    w->sends->encode(block, (int64_t)n, NULL, NULL, w->encoded + hpc_codec_span(w->sends, from),
-                     (int64_t)w->sends->max_bytes(n));
+    w->sends->encode(NULL, block, (int64_t)n, NULL, w->encoded + hpc_codec_span(w->sends, from),
+                     (int64_t)w->sends->max_bytes(n), NULL);
 }
 
 /* Writes a block to workers whose memory is mapped here; the others get the whole row by put. What is sent encoded is
@@ -319,7 +333,7 @@ static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, re
             inputs->summed ? w->acc + from : fold_block(core, w, inputs, out, in_place && stream, args, from, n);
         if (block == NULL) return -1;
         if (row->action == HPC_FORWARD) {
-            if (w->encoded != NULL)
+            if (w->encoded != NULL && w->encoder == NULL)
                 encode_block(w, block, from, n);
             else if (block != w->acc + from)
                 memcpy(w->acc + from, block, n * sizeof(float));
@@ -328,20 +342,32 @@ static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, re
         if (block != w->param + from && apply_block(core, w, block, inputs->n_updates, args, from, n) != 0) return -1;
         if (!inputs->silent) write_block(core, w, to, from, n);
     }
-    return 0;
+    return w->encoder != NULL ? hpc_pieces_encode_row(core, w) : 0;
+}
+
+/* The same, where inputs are pieces: then all are added first. */
+static int work_pieces(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to, const double *args) {
+    if (w->passes_on) {
+        hpc_count_received(core->exchange, inputs->from[0]->rank, hpc_piece_bytes(inputs->bases[0]));
+        return 0;
+    }
+    hpc_inputs sum = *inputs;
+    if (!sum.summed && add_inputs(core, w, inputs, 1) != 0) return -1;
+    sum.summed = 1;
+    return work_blocks(core, w, &sum, to, args);
 }
 
 static void count_fold(hpc_core *core, const hpc_work *w, int n_inputs) {
     hpc_tally_add(&core->tally.applied, 1);
-    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(w->row) * (size_t)n_inputs);
+    if (!w->takes_pieces) hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(w->row) * (size_t)n_inputs);
 }
 
 void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only) {
     hpc_exchange *ex = core->exchange;
     int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1;
-    size_t nbytes = hpc_input_bytes(w->row);
     for (int i = first; i < last; i++)
-        if (!w->inputs[i].empty) hpc_count_received(ex, w->inputs[i].rank, nbytes);
+        if (!w->inputs[i].empty && w->inputs[i].codec->addressable) /* pieces are counted as they are added */
+            hpc_count_received(ex, w->inputs[i].rank, w->inputs[i].codec->max_bytes(w->row->count));
 }
 
 /* Where models rotate the average of the update in a slot goes into the next slot. No rank reads that slot any more:
@@ -371,7 +397,9 @@ int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     turn(ex, w, inputs->slot);
     w->step++;
     hpc_tally_add(&w->folded, 1);
-    int failed = w->passes ? pass_row(core, w, inputs, to, args) : work_blocks(core, w, inputs, to, args);
+    int failed = w->passes                                 ? pass_row(core, w, inputs, to, args)
+                 : w->takes_pieces && inputs->from != NULL ? work_pieces(core, w, inputs, to, args)
+                                                           : work_blocks(core, w, inputs, to, args);
     if (failed) return failed;
     leave(core, w, inputs, to);
     count_fold(core, w, w->mean != NULL ? 0 : inputs->n);
@@ -398,14 +426,18 @@ int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *
     next_args(w, inputs, args);
     w->mean = in_place ? (const float *)(const void *)inputs->bases[0] : w->acc;
     w->n_updates = inputs->n_updates;
+    if (w->takes_pieces) {
+        w->mean = w->acc;
+        if (add_inputs(core, w, inputs, 1) != 0) return -1;
+    }
     for (size_t from = 0; from < row->count; from += HPC_BLOCK) {
         size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
-        const float *block = fold_block(core, w, inputs, core->acc, 0, args, from, n);
+        const float *block = w->takes_pieces ? w->acc + from : fold_block(core, w, inputs, core->acc, 0, args, from, n);
         if (block == NULL) return -1;
         if (squares != NULL) *squares += ex->kernels->squares(block, n);
-        if (!in_place) ex->kernels->copy(w->acc + from, block, n * sizeof(float), ex->stream);
+        if (!in_place && !w->takes_pieces) ex->kernels->copy(w->acc + from, block, n * sizeof(float), ex->stream);
     }
-    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(row) * (size_t)inputs->n);
+    if (!w->takes_pieces) hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(row) * (size_t)inputs->n);
     return 0;
 }
 

@@ -5,10 +5,11 @@
 
 #include "engine/layout.h"
 
-/* A row's inputs: where each begins, its weight, and the format of all. */
+/* A row's inputs: where each begins, its weight, which it is, and the format of all, unless some are pieces. */
 typedef struct hpc_inputs {
     const char *const *bases;
     const double *weights;
+    const hpc_input *const *from; /* NULL: they are no inputs, but a mean */
     int n;
     const hpc_codec *codec;
     const double *args; /* of the rule */

@@ -6,6 +6,7 @@
 
 #include "engine/args.h"
 #include "engine/params.h"
+#include "engine/pieces.h"
 #include "base/host.h"
 
 enum { LINE = 64, MOST_CPUS = 4096 };
@@ -130,14 +131,24 @@ static size_t state_bytes(const hpc_exchange *ex, const hpc_row *row) {
                : 0;
 }
 
-static size_t acc_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    int forwards = row->action == HPC_FORWARD && hpc_codec_of(row->codec_out)->plain;
-    return ex->asked.eager || ex->discipline->split != NULL || forwards ? aligned((size_t)row->count * sizeof(float))
-                                                                        : 0;
+static int takes_pieces(const hpc_plan *plan, const hpc_row *row) {
+    for (int e = 0; e < row->n_in; e++)
+        if (!hpc_edge_codec(plan, row, &row->in[e])->addressable) return 1;
+    return 0;
 }
 
-static size_t encoded_bytes(const hpc_row *row) {
-    return row->action == HPC_RELAY || hpc_codec_of(row->codec_out)->plain ? 0 : aligned(hpc_output_bytes(row));
+static size_t acc_bytes(const hpc_exchange *ex, const hpc_row *row) {
+    const hpc_codec *out = hpc_codec_of(row->codec_out);
+    int forwards = row->action == HPC_FORWARD && (out->plain || !out->addressable);
+    return ex->asked.eager || ex->discipline->split != NULL || forwards || takes_pieces(ex->plan, row)
+               ? aligned((size_t)row->count * sizeof(float))
+               : 0;
+}
+
+static size_t encoded_bytes(const hpc_plan *plan, const hpc_row *row) {
+    return row->action == HPC_RELAY || hpc_row_passes_on(plan, row) || hpc_codec_of(row->codec_out)->plain
+               ? 0
+               : aligned(hpc_output_bytes(row));
 }
 
 static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
@@ -148,13 +159,15 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
         if ((size_t)row->n_in * (size_t)ex->layout.depth > most_inputs)
             most_inputs = (size_t)row->n_in * (size_t)ex->layout.depth;
         for (int e = 0; e < row->n_out; e++) forwards += row->out[e].row >= 0 ? (size_t)ex->layout.depth : 0;
-        core->memory_bytes += state_bytes(ex, row) + acc_bytes(ex, row) + encoded_bytes(row);
+        core->memory_bytes +=
+            state_bytes(ex, row) + acc_bytes(ex, row) + encoded_bytes(ex->plan, row) + hpc_pieces_state_bytes(ex, row);
     }
     core->memory_bytes += HPC_BLOCK * sizeof(float); /* acc comes first */
     core->memory = hpc_private_alloc(core->memory_bytes, core->node);
     core->folding = malloc(most_inputs * sizeof *core->folding);
     core->bases = malloc(most_inputs * sizeof *core->bases);
     core->base_weights = malloc(most_inputs * sizeof *core->base_weights);
+    core->base_inputs = malloc(most_inputs * sizeof *core->base_inputs);
     core->writing = malloc((size + 1) * sizeof *core->writing);
     core->args_came = calloc(size, sizeof *core->args_came);
     core->kept = malloc((forwards + 1) * sizeof *core->kept);
@@ -164,8 +177,9 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     core->holds = calloc(size, 1);
     core->sent = calloc(size * HPC_TRAFFIC_STAGES, sizeof *core->sent);
     if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL ||
-        core->writing == NULL || core->args_came == NULL || core->kept == NULL || core->kept_first == NULL ||
-        core->kept_last == NULL || core->held == NULL || core->holds == NULL || core->sent == NULL)
+        core->base_inputs == NULL || core->writing == NULL || core->args_came == NULL || core->kept == NULL ||
+        core->kept_first == NULL || core->kept_last == NULL || core->held == NULL || core->holds == NULL ||
+        core->sent == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
     for (size_t i = 0; i < forwards; i++) {
@@ -227,6 +241,7 @@ static void find_inputs(hpc_exchange *ex, hpc_work *w) {
                                    .updates = count_updates(ex, edge),
                                    .mass = hpc_edge_mass(ex, edge),
                                    .empty = hpc_input_is_empty(ex, edge),
+                                   .codec = hpc_edge_codec(ex->plan, w->row, edge),
                                    .args = args_of(ex, w, lowest),
                                    .stride = ex->layout.gradient_bytes};
         if (edge->row < 0 && !w->inputs[e].empty && hpc_reads_in_place(ex, w->row->owner, edge->rank))
@@ -263,7 +278,7 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
 static int can_pass(const hpc_exchange *ex, const hpc_work *w) {
     const hpc_row *row = w->row;
     if (w->rule->pass == NULL || ex->asked.eager || !ex->discipline->whole || row->action != HPC_APPLY ||
-        !w->codec->plain || !w->sends->plain || row->n_in > HPC_PASS_INPUTS)
+        !w->codec->plain || w->takes_pieces || !w->sends->plain || row->n_in > HPC_PASS_INPUTS)
         return 0;
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].params == NULL && w->outputs[o].row < 0) return 0;
@@ -349,11 +364,18 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         outputs += row->n_out;
         weights += row->n_in;
         char *memory = (char *)ex->cores[row->core].memory + used[row->core];
-        size_t state = state_bytes(ex, row), acc = acc_bytes(ex, row), encoded = encoded_bytes(row);
+        size_t state = state_bytes(ex, row), acc = acc_bytes(ex, row), encoded = encoded_bytes(plan, row);
+        size_t residual = hpc_pieces_state_bytes(ex, row);
+        w->takes_pieces = takes_pieces(plan, row);
+        w->passes_on = hpc_row_passes_on(plan, row);
         if (row->action == HPC_APPLY) w->state = (float *)(void *)memory;
         if (acc > 0) w->acc = (float *)(void *)(memory + state);
         if (encoded > 0) w->encoded = memory + state + acc;
-        used[row->core] += state + acc + encoded;
+        if (residual > 0 && hpc_pieces_open_row(ex, w, memory + state + acc + encoded, op) != HPC_OK) {
+            free(used);
+            return HPC_ERR_MEMORY;
+        }
+        used[row->core] += state + acc + encoded + residual;
         find_inputs(ex, w);
         find_outputs(ex, w);
         w->passes = can_pass(ex, w);
@@ -402,6 +424,7 @@ int hpc_rows_open(hpc_exchange *ex, const char *op) {
     if (status == HPC_OK) status = hpc_args_open(ex, op);
     if (status == HPC_OK) status = open_rows(ex, op);
     if (status == HPC_OK) status = open_copies(ex, op);
+    if (status == HPC_OK) status = hpc_pieces_open_worker(ex, op);
     if (status == HPC_OK) status = hpc_layout_walk(ex, me, -1, found_slots, ex);
     if (status == HPC_OK) status = hpc_layout_walk(ex, -1, me, found_target, ex);
     return status;
@@ -414,6 +437,7 @@ void hpc_rows_free(hpc_exchange *ex) {
         free(core->folding);
         free(core->bases);
         free(core->base_weights);
+        free(core->base_inputs);
         free(core->writing);
         free(core->args_came);
         free(core->kept);

@@ -2,6 +2,8 @@
  * what goes over the lane. */
 #include "engine/send.h"
 
+#include "engine/pieces.h"
+
 /* ---- slots ---- */
 
 uint64_t hpc_slot_ticket(const hpc_exchange *ex, int key) {
@@ -44,8 +46,9 @@ int hpc_push_after(hpc_exchange *ex, int key, uint64_t last, const char *op) {
 
 /* ---- what goes over the lane ---- */
 
-void hpc_count_sent(hpc_exchange *ex, const hpc_share *share) {
-    hpc_tally_add(&ex->peers.pushed[share->owner], share->pushed);
+void hpc_count_sent(hpc_exchange *ex, const hpc_share *share, const char *slot) {
+    const size_t nbytes = hpc_key_pushes_pieces(ex, share->key) ? hpc_pieces_pushed(ex, share, slot) : share->pushed;
+    hpc_tally_add(&ex->peers.pushed[share->owner], nbytes);
 }
 
 int hpc_send_event(hpc_exchange *ex, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
@@ -75,15 +78,16 @@ int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
         const hpc_row *row = &ex->plan->rows[index];
         const hpc_edge *push = hpc_row_input(row, me);
         if (push == NULL || hpc_input_is_empty(ex, push)) continue;
-        status = hpc_send_event(ex, share->core, share->owner, hpc_push_slot(ex, share->key) + hpc_row_from(ex, row),
-                                hpc_input_bytes(row), ex->push_slot[index] + (size_t)slot * hpc_slot_stride(ex, row),
+        const char *src = hpc_push_slot(ex, share->key) + hpc_row_from(ex, row);
+        status = hpc_send_event(ex, share->core, share->owner, src, hpc_push_bytes(ex, row, src),
+                                ex->push_slot[index] + (size_t)slot * hpc_slot_stride(ex, row),
                                 hpc_imm(HPC_OP_ROW, slot, index), l);
         if (status != HPC_OK) break;
     }
     if (status == HPC_OK && (in_place || share->tells > 0))
         status = hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
     if (ex->owners_leave) status = hpc_unless_left(ex, share->owner, status);
-    if (status == HPC_OK) hpc_count_sent(ex, share);
+    if (status == HPC_OK) hpc_count_sent(ex, share, hpc_push_slot(ex, share->key));
     return status;
 }
 

@@ -22,7 +22,7 @@ int hpc_push_wait_done(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
  * on from the key's at_row, where a full ring stopped it. */
 int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l);
 /* Counts the bytes of a push of a share as sent. */
-void hpc_count_sent(hpc_exchange *ex, const hpc_share *share);
+void hpc_count_sent(hpc_exchange *ex, const hpc_share *share, const char *slot);
 
 /* hpc_put_notify by the lane of a core. Waits while the owner's ring is full, but not for an owner that has left, where
  * owners may. */

@@ -23,6 +23,18 @@ enum {
 
 typedef struct hpc_discipline hpc_discipline;
 
+/* Writes pieces (pieces.c). One thread at a time uses it; the counts are read meanwhile. */
+typedef struct hpc_encoder {
+    const hpc_codec *codec; /* NULL: nothing is encoded */
+    hpc_encoding encoding;
+    uint64_t count;     /* elements */
+    float *state;       /* of each piece the residual, then the codec's own slots; piece after piece */
+    size_t state_bytes; /* where it is the encoder's own memory */
+    int owned;
+    _Atomic uint64_t pieces, elements, kept, bytes, returned;
+    _Atomic double seconds;
+} hpc_encoder;
+
 typedef struct hpc_share {
     int key, owner, core;
     int at; /* its number among the shares of its owner */
@@ -43,10 +55,11 @@ typedef struct hpc_share {
 
 /* Where the inputs and outputs of a row are. */
 typedef struct hpc_input {
-    int rank, forwarded;                 /* forwarded: the row at rank that it comes from, or -1 */
-    int lowest, updates;                 /* the lowest rank whose pushes are in it, and how many ranks there are */
-    double mass;                         /* what these pushes weigh in the row: the sum of their weights by the plan */
-    int empty;                           /* its weight is 0: it brings no bytes */
+    int rank, forwarded; /* forwarded: the row at rank that it comes from, or -1 */
+    int lowest, updates; /* the lowest rank whose pushes are in it, and how many ranks there are */
+    double mass;         /* what these pushes weigh in the row: the sum of their weights by the plan */
+    int empty;           /* its weight is 0: it brings no bytes */
+    const hpc_codec *codec;
     const char *slots;                   /* of slot 0 */
     size_t stride;                       /* between slots */
     const double (*args)[HPC_RULE_ARGS]; /* by slot: the rule's, of the lowest rank that it comes from */
@@ -73,7 +86,9 @@ typedef struct hpc_key_rule {
 typedef struct hpc_work {
     int index;
     const hpc_row *row;
-    const hpc_codec *codec; /* of its inputs */
+    const hpc_codec *codec; /* of pushes */
+    int takes_pieces;       /* some inputs are pieces: all are added to acc, one by one */
+    int passes_on;          /* it forwards its one input, a piece, as it came */
     const hpc_key_rule *rule;
     int args_of;                         /* the lowest rank whose pushes reach it */
     const double (*args)[HPC_RULE_ARGS]; /* by slot: the rule's, of that rank */
@@ -85,6 +100,9 @@ typedef struct hpc_work {
     const float *mean; /* fold and apply: what the fold has kept, in acc or in the slot of its only input */
     int n_updates;     /* in mean */
     char *encoded;     /* the outputs as they are sent, one encoding for all receivers; NULL: they are plain float32 */
+    hpc_encoder *encoder;     /* of a forward that sends pieces */
+    _Atomic uint64_t decoded; /* bytes of pieces */
+    _Atomic double decode_seconds;
     uint64_t step;
     _Atomic uint64_t folded; /* by this exchange: how often; written by the core alone */
     int *arrived;            /* by slot: inputs that are there */
@@ -120,8 +138,9 @@ typedef struct hpc_core {
     hpc_lane *in, *out;   /* pushes come by in, answers go by out */
     float *acc;           /* one block */
     const void **folding; /* addresses of a fold's inputs */
-    const char **bases;   /* of a whole row's, and their weights */
+    const char **bases;   /* of a whole row's, their weights, and which inputs they are */
     double *base_weights;
+    const hpc_input **base_inputs;
     float **writing;                    /* the places where a pass writes */
     uint64_t *args_came;                /* by rank: events of args that it waited for an answer to */
     hpc_kept *kept, *free_kept;         /* room for all that can be kept at once */

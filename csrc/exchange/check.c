@@ -26,6 +26,7 @@ struct key_description {
     char rule[NAME_BYTES];
     double args[HPC_RULE_ARGS];
     int32_t slots, has_fold, fold_wires;
+    hpc_codec_description codec;
 };
 
 static int is_edge(const hpc_graph *g, int to, int from) {
@@ -215,6 +216,7 @@ int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f
     if (status == HPC_OK) status = check_fold(f);
     if (status == HPC_OK) status = check_empty(f);
     if (status == HPC_OK) status = check_encoded(f);
+    if (status == HPC_OK) status = hpc_codecs_check(f);
     if (status == HPC_OK) status = check_quorum(f);
     if (status == HPC_OK) status = check_in_place(f);
     if (status == HPC_OK && f->graph != NULL) status = check_graph(c, f);
@@ -269,6 +271,7 @@ static int compare(int r, const struct description *d, const struct description 
                             i, k[i].name, (unsigned long long)k[i].count, r, f[i].name, (unsigned long long)f[i].count);
     for (int i = 0; i < d->n_keys; i++) {
         int status = compare_rules(r, &k[i], &f[i]);
+        if (status == HPC_OK) status = hpc_codecs_compare(r, k[i].name, &k[i].codec, &f[i].codec);
         if (status != HPC_OK) return status;
     }
     if (d->consistency != first->consistency || d->shared_params != first->shared_params || d->eager != first->eager)
@@ -338,6 +341,7 @@ int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *f, double de
         keys[k].slots = rule->slots;
         keys[k].has_fold = rule->fold != NULL;
         keys[k].fold_wires = (int32_t)rule->fold_wires;
+        hpc_codec_describe(ex, k, &keys[k].codec);
     }
     status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);
     if (status != HPC_OK) goto out;

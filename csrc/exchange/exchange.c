@@ -9,6 +9,7 @@
 #include "discipline/discipline.h"
 #include "engine/args.h"
 #include "engine/params.h"
+#include "engine/pieces.h"
 #include "engine/send.h"
 
 static const char op_create[] = "exchange";
@@ -291,6 +292,7 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     ex->rotates = hpc_models_rotate(f);
     status = open_counts(ex);
     if (status == HPC_OK) status = open_rules(ex, f);
+    if (status == HPC_OK) status = hpc_pieces_open(ex, f, op_create);
     if (status == HPC_OK && ex->discipline->prepare != NULL) status = ex->discipline->prepare(ex, f, op_create);
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status == HPC_OK) status = hpc_exchange_agree(ex, f, deadline);
@@ -404,6 +406,7 @@ void hpc_exchange_free(hpc_exchange *ex) {
         if (ex->out_lanes != NULL) hpc_lane_free(ex->out_lanes[i]);
     }
     if (ex->discipline->free != NULL) ex->discipline->free(ex);
+    hpc_pieces_free(ex);
     hpc_rows_free(ex);
     hpc_args_free(ex);
     free(ex->in_lanes);

@@ -1,6 +1,6 @@
 /* Functions that the files of this folder share: exchange.c creates and closes an exchange, check.c checks its
- * configuration, worker.c pushes and pulls, apply.c folds and applies in two calls, args.c sets the arguments of the
- * rule, traffic.c tells what was sent. */
+ * configuration, check_codecs.c its codecs, worker.c pushes and pulls, apply.c folds and applies in two calls, args.c
+ * sets the arguments of the rule, traffic.c tells what was sent, encoders.c what was encoded. */
 #ifndef HPC_EXCHANGE_H
 #define HPC_EXCHANGE_H
 
@@ -27,6 +27,18 @@ int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline);
 int hpc_exchange_check_config(const hpc_context *context, const hpc_exchange_config *config);
 int hpc_models_rotate(const hpc_exchange_config *config);
 int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *config, double deadline);
+
+/* check_codecs.c: the same for codecs of pieces, by key. describe writes what all ranks must give alike; compare fails
+ * if two keys differ in it. */
+typedef struct hpc_codec_description {
+    char name[64];
+    double delta, fraction, args[HPC_CODEC_ARGS];
+    uint64_t unit;
+    int32_t number, decays, values, paper, compress, no_feedback, state_slots, unused;
+} hpc_codec_description;
+int hpc_codecs_check(const hpc_exchange_config *config);
+void hpc_codec_describe(const hpc_exchange *ex, int key, hpc_codec_description *description);
+int hpc_codecs_compare(int rank, const char *key, const hpc_codec_description *its, const hpc_codec_description *first);
 
 /* traffic.c: bytes that this rank has sent to another one (0 to itself), in a stage or to its rows. forget: what has
  * been sent and received so far counts for nothing. */

@@ -5,6 +5,7 @@
 
 #include "engine/args.h"
 #include "engine/params.h"
+#include "engine/pieces.h"
 #include "engine/send.h"
 
 const char *hpc_key_name(const hpc_exchange *ex, int key) {
@@ -34,7 +35,9 @@ int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **grad
     hpc_limit l = {timeout, 0};
     status = ex->asked.in_place ? hpc_push_wait_done(ex, key, &l, op) : wait_slot(ex, key, &l, op);
     if (status == HPC_OK)
-        *gradient = ex->asked.in_place ? (char *)hpc_exchange_params(ex, key) : hpc_push_slot(ex, key);
+        *gradient = ex->asked.in_place               ? (char *)hpc_exchange_params(ex, key)
+                    : hpc_key_pushes_pieces(ex, key) ? (char *)hpc_pieces_dense(ex, key)
+                                                     : hpc_push_slot(ex, key);
     return status;
 }
 
@@ -73,16 +76,30 @@ static void fill_slot(hpc_exchange *ex, int key, const float *src) {
     if (codec->plain)
         ex->kernels->copy(hpc_push_slot(ex, key), src, most, 0);
     else
-        codec->encode(src, (int64_t)count, NULL, NULL, hpc_push_slot(ex, key), (int64_t)most);
+        codec->encode(NULL, src, (int64_t)count, NULL, hpc_push_slot(ex, key), (int64_t)most, NULL);
 }
 
 /* Looks at the encoded values: a float32 may be too large for 16 bits. */
-static int check_finite(const hpc_exchange *ex, int key, const char *op) {
-    if (ex->kernels->all_finite(hpc_push_slot(ex, key), (size_t)ex->plan->keys[key].count, ex->keys[key].codec->number))
-        return HPC_OK;
+static int check_finite(const hpc_exchange *ex, int key, const void *values, int dtype, const char *op) {
+    if (ex->kernels->all_finite(values, (size_t)ex->plan->keys[key].count, dtype)) return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op, "%s: the gradient of key %s on rank %d has a NaN or an Inf%s", op,
                     ex->plan->keys[key].name, ex->context->group.rank,
-                    ex->keys[key].codec->plain ? "" : ", or a value too large for its wire format");
+                    dtype == HPC_F32 ? "" : ", or a value too large for its wire format");
+}
+
+/* The update into its slot. Pieces are looked at before they are encoded: what is refused leaves no trace in the
+ * residual. */
+static int fill(hpc_exchange *ex, int key, const float *src, const char *op) {
+    const int checks = ex->asked.check_finite && ex->layout.places[ex->context->group.rank].gives;
+    int status = HPC_OK;
+    if (hpc_key_pushes_pieces(ex, key)) {
+        if (ex->pieces[key].encoder.codec == NULL) return HPC_OK; /* this rank gives no updates of the key */
+        if (src == NULL) src = hpc_pieces_dense(ex, key);
+        if (checks) status = check_finite(ex, key, src, HPC_F32, op);
+        return status == HPC_OK ? hpc_pieces_encode(ex, key, src, hpc_push_slot(ex, key), op) : status;
+    }
+    fill_slot(ex, key, src);
+    return checks ? check_finite(ex, key, hpc_push_slot(ex, key), ex->keys[key].codec->number, op) : HPC_OK;
 }
 
 /* Counts a push before it is sent, so that a rank that is named as missing has not pushed yet. */
@@ -175,10 +192,7 @@ int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const floa
         if (flags & HPC_PUSH) {
             status = wait_slot(ex, key, l, op);
             if (status != HPC_OK) return status;
-            if (!empty) fill_slot(ex, key, src);
-            if (!empty && ex->asked.check_finite && ex->layout.places[ex->context->group.rank].gives &&
-                (status = check_finite(ex, key, op)) != HPC_OK)
-                return status;
+            if (!empty && (status = fill(ex, key, src, op)) != HPC_OK) return status;
             publish_count(ex, key);
             if (k->news > 0) hpc_args_begin_push(ex, key, (int)(k->pushes % (uint64_t)ex->layout.depth));
             if (ex->discipline->begin_push != NULL) ex->discipline->begin_push(ex, key);

@@ -3,6 +3,7 @@
 
 #include "plan/hosts.h"
 #include "base/status.h"
+#include "codec/codec.h"
 
 static const char op_plan[] = "plan";
 
@@ -35,6 +36,16 @@ static int rank_of(const struct maker *m, int group) {
     return m->d->h->workers[leader_of(m, group)];
 }
 
+static int wire_of(const hpc_hosts *h, int key) {
+    return h->wires != NULL ? h->wires[key] : h->wire;
+}
+
+/* Pieces go between groups only: workers push arrays to their leader, which encodes the fold. So the leader of a group
+ * of one worker has a row too. */
+static int sends_pieces(const hpc_hosts *h, int key) {
+    return !hpc_codec_of(wire_of(h, key))->addressable;
+}
+
 /* A row of a group's leader, without its edges. Returns its number. */
 static int add_row(struct maker *m, int group, int action) {
     const hpc_hosts *h = m->d->h;
@@ -46,7 +57,8 @@ static int add_row(struct maker *m, int group, int action) {
         row->core = m->d->core[m->chunk];
         row->action = action;
         row->depth = h->depth;
-        row->codec_in = row->codec_out = h->wires != NULL ? h->wires[row->key] : h->wire;
+        row->codec_in = row->codec_out = wire_of(h, row->key);
+        if (sends_pieces(h, row->key)) row->codec_in = HPC_F32;
         if (action == HPC_FORWARD) return (int)r;
         row->codec_out = h->codecs_out != NULL ? h->codecs_out[row->key] : h->codec_out;
         if (action == HPC_RELAY) row->codec_in = row->codec_out;
@@ -96,11 +108,12 @@ static void serve(struct maker *m, const struct task *task, int group) {
             serve(m, task, below.group);
             continue;
         }
-        if (m->d->t->groups[below.group].n_workers > 1) {
+        const int several = m->d->t->groups[below.group].n_workers > 1;
+        if (several || sends_pieces(m->d->h, m->d->chunks[m->chunk].key)) {
             below.fold = add_row(m, below.group, HPC_FORWARD);
-            below.send = add_row(m, below.group, HPC_RELAY);
+            if (several) below.send = add_row(m, below.group, HPC_RELAY);
             join(m, below.fold, task->fold, HPC_FORWARD);
-            join(m, below.send, task->send, HPC_RELAY);
+            if (several) join(m, below.send, task->send, HPC_RELAY);
             m->tasks[m->n_tasks++] = below;
         }
         take_from(m, below.group, below.fold);
@@ -176,7 +189,8 @@ static void make_ring(struct maker *m, const struct hpc_group_node *root, int ro
         struct task *own = &ring[i];
         *own = (struct task){root->children[(at + i) % n], -1, -1};
         const int several = m->d->t->groups[own->group].n_workers > 1;
-        if (several || i > 1) own->fold = add_row(m, own->group, HPC_FORWARD);
+        if (several || i > 1 || sends_pieces(m->d->h, m->d->chunks[m->chunk].key))
+            own->fold = add_row(m, own->group, HPC_FORWARD);
         if (several || i < n - 1) own->send = add_row(m, own->group, HPC_RELAY);
         if (i > 1 && ring[i - 1].fold >= 0) join(m, ring[i - 1].fold, own->fold, HPC_FORWARD);
         if (own->send >= 0) join(m, own->send, ring[i - 1].send, HPC_RELAY);

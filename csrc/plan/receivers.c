@@ -9,6 +9,7 @@
 
 #include "plan/plan.h"
 #include "base/status.h"
+#include "codec/codec.h"
 
 static const char op_plan[] = "plan";
 
@@ -84,7 +85,7 @@ static void send_on(struct receiving *m, int old, int codec) {
     hpc_row *now = m->rows != NULL ? &m->rows[from] : NULL;
     if (now != NULL) {
         now->action = splits ? HPC_FORWARD : HPC_APPLY;
-        now->codec_in = codec;
+        if (row->action != HPC_APPLY) now->codec_in = codec;
         now->codec_out = splits ? codec : row->codec_out;
     }
     if (!splits) return;
@@ -113,10 +114,12 @@ static void send_on(struct receiving *m, int old, int codec) {
 
 /* The rows of a chunk, from first to end, which lie together; one of them applies. */
 static void make_chunk(struct receiving *m, int first, int end) {
-    int codec = HPC_F32;
+    int codec = HPC_F32, pieces = 0; /* of what is sent on: as updates come from other groups, if they come as pieces */
     for (int r = first; r < end; r++) {
         const hpc_row *row = &m->old->rows[r];
-        if (row->action == HPC_APPLY) codec = row->codec_in;
+        if (row->action == HPC_APPLY && !pieces) codec = row->codec_in;
+        if (row->action == HPC_FORWARD && !hpc_codec_of(row->codec_out)->addressable)
+            codec = row->codec_out, pieces = 1;
         m->new_of[r] = (int)m->n_rows++;
         if (m->rows == NULL) continue;
         hpc_row *now = &m->rows[m->new_of[r]];

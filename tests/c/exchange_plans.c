@@ -200,7 +200,7 @@ uint64_t job_start(const rank *r, const job *j, hpc_exchange *e, int key, int st
         void *gradient = NULL;
         CHECK_OK(hpc_exchange_gradient(e, key, -1, &gradient));
         CHECK(gradient && (uintptr_t)gradient % 64 == 0);
-        if (job_wire(j, key) == HPC_F32 || j->in_place)
+        if (job_wire(j, key) == HPC_F32 || job_wire(j, key) >= HPC_THRESHOLD || j->in_place)
             memcpy(gradient, src, count * sizeof *src);
         else
             CHECK_OK(hpc_encode(gradient, src, count, job_wire(j, key), HPC_ISA_GENERIC));

@@ -18,8 +18,9 @@ static size_t max_bytes(uint64_t n) {
     return (size_t)n * sizeof(float);
 }
 
-static int64_t encode(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap) {
-    (void)state, (void)args;
+static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
+                      int64_t *kept) {
+    (void)encoding, (void)state, (void)kept;
     if (cap < (int64_t)max_bytes((uint64_t)n)) return -1;
     for (int64_t i = 0; i < n; i++) {
         float y = reversed(&x[i]);
@@ -28,8 +29,9 @@ static int64_t encode(const float *x, int64_t n, float *state, const double *arg
     return n * (int64_t)sizeof(float);
 }
 
-static int decode_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
-    (void)args;
+static int decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
+                      double weight) {
+    (void)config;
     if (n < 0 || nbytes != (int64_t)max_bytes((uint64_t)n)) return -1;
     for (int64_t i = 0; i < n; i++) acc[i] += (float)weight * reversed((const char *)in + (size_t)i * sizeof *acc);
     return 0;

@@ -131,7 +131,7 @@ static void test_gaps_that_are_tried_twice(void) {
     hpc_piece_filter how = {.delta = 0, .values = HPC_F32};
     CHECK_EQ(hpc_piece_encode(&how, x, MOST, residual, out, sizeof out, NULL), HEAD + 2 * HALF * 5 + GAP / 255);
     CHECK_EQ(out[offsetof(hpc_piece_head, form)], HPC_PIECE_GAPS8);
-    CHECK_OK(hpc_piece_decode_add(acc, MOST, out, HEAD + 2 * HALF * 5 + GAP / 255, 1, NULL));
+    CHECK_OK(hpc_piece_decode_add(NULL, acc, MOST, out, HEAD + 2 * HALF * 5 + GAP / 255, 1));
     CHECK(memcmp(acc, x, sizeof acc) == 0);
 }
 
@@ -147,7 +147,7 @@ static void test_late_dense(void) {
         int64_t kept, nbytes = hpc_piece_encode(&how, x, MOST, residual, out, sizeof out, &kept);
         CHECK_EQ(kept, MOST - zeros);
         memset(acc, 0, sizeof acc);
-        CHECK_OK(hpc_piece_decode_add(acc, MOST, out, nbytes, 1, NULL));
+        CHECK_OK(hpc_piece_decode_add(NULL, acc, MOST, out, nbytes, 1));
         CHECK(memcmp(acc, x, sizeof acc) == 0);
         for (size_t i = 0; i < MOST; i++) CHECK(residual[i] == 0);
     }
@@ -208,7 +208,7 @@ static void test_not_finite(void) {
             x[70] = wrong[w];
             int64_t kept, nbytes = hpc_piece_encode(&how, x, 100, residual, out, sizeof out, &kept);
             CHECK_EQ(kept, 1);
-            CHECK_OK(hpc_piece_decode_add(acc, 100, out, nbytes, 1, NULL));
+            CHECK_OK(hpc_piece_decode_add(NULL, acc, 100, out, nbytes, 1));
             for (size_t i = 0; i < 100; i++) CHECK(residual[i] == (i == 70 ? 0 : 1.5f));
             CHECK(isnan(wrong[w]) ? isnan(acc[70]) : acc[70] == wrong[w]);
         }
@@ -217,17 +217,38 @@ static void test_not_finite(void) {
 /* ---- codecs --------------------------------------------------------------------------------------------------------
  */
 
+static hpc_codec_config config;
+
+/* Encodes x as an encoder does it. */
+static int64_t encode(const hpc_codec *codec, hpc_encoding *encoding, size_t n, float *state, void *out) {
+    int64_t kept = 0;
+    encoding->config = &config;
+    encoding->made++;
+    CHECK(hpc_codec_check(codec, &config) == NULL);
+    if (codec->begin != NULL) codec->begin(encoding, x, state, (int64_t)n);
+    int64_t nbytes = codec->encode(encoding, x, (int64_t)n, state, out, (int64_t)codec->max_bytes(n), &kept);
+    if (codec->end != NULL) codec->end(encoding, (int64_t)n, kept);
+    return nbytes;
+}
+
+static void check_refused(const hpc_codec *codec, const char *names) {
+    const char *why = hpc_codec_check(codec, &config);
+    CHECK(why != NULL && strstr(why, names) != NULL);
+}
+
 static void test_threshold(void) {
     static char out[HEAD + 4 * 1000];
-    double args[HPC_THRESHOLD_ARGS] = {[HPC_ARG_STEP] = 1, [HPC_ARG_DELTA] = 6};
+    const hpc_codec *codec = &hpc_codec_threshold;
+    hpc_encoding encoding = {0};
+    hpc_codec_config_init(&config);
+    config.delta = 6;
     for (int step = 1; step < 50; step++) {
         fill(1000, 10);
-        args[HPC_ARG_STEP] = step;
-        args[HPC_ARG_DECAYS] = step % 2;
+        config.decays = step % 2;
         double delta = step % 2 ? 6 / sqrt(step) : 6;
         memset(acc, 0, 1000 * sizeof *acc);
-        int64_t nbytes = hpc_threshold_encode(x, 1000, residual, args, out, sizeof out);
-        CHECK_OK(hpc_piece_decode_add(acc, 1000, out, nbytes, 1, NULL));
+        int64_t nbytes = encode(codec, &encoding, 1000, residual, out);
+        CHECK_OK(codec->decode_add(&config, acc, 1000, out, nbytes, 1));
         double back = 0;
         for (size_t i = 0; i < 1000; i++) {
             double u = (double)(x[i] + before[i]);
@@ -236,34 +257,38 @@ static void test_threshold(void) {
         }
         CHECK(sqrt(back) <= delta * sqrt(1000));
     }
-    args[HPC_ARG_DELTA] = 0; /* keeps all but 0 */
+    config.delta = config.decays = 0; /* keeps all but 0 */
     fill(1000, 10);
-    hpc_threshold_encode(x, 1000, residual, args, out, sizeof out);
+    encode(codec, &encoding, 1000, residual, out);
     for (size_t i = 0; i < 1000; i++) CHECK(residual[i] == 0);
-    args[HPC_ARG_DELTA] = 0.1; /* less than the float32 next to it, which is larger than delta, and sent */
+    config.delta = 0.1; /* less than the float32 next to it, which is larger than delta, and sent */
     x[0] = 0.1f, residual[0] = 0;
-    CHECK_EQ(hpc_threshold_encode(x, 1, residual, args, out, sizeof out), HEAD + 4);
+    CHECK_EQ(encode(codec, &encoding, 1, residual, out), HEAD + 4);
     CHECK(residual[0] == 0);
-    args[HPC_ARG_DELTA] = 1e300; /* keeps nothing, but says so */
+    config.delta = 1e300; /* keeps nothing, but says so */
     fill(1000, 10);
-    CHECK_EQ(hpc_threshold_encode(x, 1000, residual, args, out, sizeof out), HEAD);
+    CHECK_EQ(encode(codec, &encoding, 1000, residual, out), HEAD);
+    config.no_feedback = 1; /* what is left out is lost */
+    CHECK_EQ(encode(codec, &encoding, 1000, residual, out), HEAD);
+    for (size_t i = 0; i < 1000; i++) CHECK(residual[i] == 0);
     static const double wrong[] = {-1e-9, NAN, INFINITY};
     for (size_t w = 0; w < 3; w++) {
-        args[HPC_ARG_DELTA] = wrong[w];
-        CHECK_EQ(hpc_threshold_encode(x, 1000, residual, args, out, sizeof out), HPC_PIECE_BAD_ARGS);
+        config.delta = wrong[w];
+        check_refused(codec, "delta must be");
     }
-    args[HPC_ARG_DELTA] = 1;
-    CHECK_EQ(hpc_threshold_encode(x, 1000, residual, args, out, sizeof out - 1), HPC_PIECE_NO_ROOM);
-    static const double formats_none_has[] = {HPC_F64, -1, 4, 1e300, NAN};
-    for (size_t w = 0; w < 5; w++) {
-        args[HPC_ARG_VALUES] = formats_none_has[w];
-        CHECK_EQ(hpc_threshold_encode(x, 1000, residual, args, out, sizeof out), HPC_PIECE_BAD_ARGS);
-    }
+    config.delta = 1;
     fill(1000, 10);
-    args[HPC_ARG_VALUES] = HPC_F32;
-    args[HPC_ARG_STEP] = 0;
-    CHECK_EQ(hpc_threshold_encode(x, 1000, residual, args, out, sizeof out), HPC_PIECE_BAD_ARGS);
+    CHECK_EQ(codec->encode(&encoding, x, 1000, residual, out, sizeof out - 1, NULL), HPC_PIECE_NO_ROOM);
     CHECK(memcmp(residual, before, 1000 * sizeof *residual) == 0); /* what is refused changes nothing */
+    static const int formats_none_has[] = {HPC_F64, -1, 4};
+    for (size_t w = 0; w < 3; w++) {
+        config.values = formats_none_has[w];
+        check_refused(codec, "values must be");
+    }
+    config.values = HPC_F32, config.compress = 5;
+    check_refused(codec, "compress must be");
+    config.compress = 0, config.size--;
+    check_refused(codec, "size");
 }
 
 static float normal(void) {
@@ -275,11 +300,13 @@ static float normal(void) {
 static void test_topk(void) {
     enum { N = 40000, STEPS = 20, LAST = 6 };
     static char out[HEAD + 4 * N];
-    static float state[N + HPC_TOPK_STATE];
+    static float state[N];
     static const double fractions[] = {0.001, 0.01, 0.1, 0.3};
     for (int f = 0; f < 4; f++)
         for (int heavy = 0; heavy < 2; heavy++) {
-            double args[HPC_THRESHOLD_ARGS] = {1, fractions[f]};
+            hpc_encoding encoding = {0};
+            hpc_codec_config_init(&config);
+            config.fraction = fractions[f];
             memset(state, 0, sizeof state);
             for (int turn = 0; turn < 2; turn++) {
                 double sum = 0;
@@ -289,7 +316,7 @@ static void test_topk(void) {
                         float u = normal();
                         x[i] = (turn == 0 ? 1e-3f : 1e3f) * (heavy ? u * u * u : u);
                     }
-                    int64_t nbytes = hpc_topk_encode(x, N, state, args, out, sizeof out);
+                    int64_t nbytes = encode(&hpc_codec_topk, &encoding, N, state, out);
                     CHECK_OK(hpc_piece_read(&head, out, nbytes, N));
                     if (step >= STEPS - LAST) sum += (double)head.entries / N / LAST;
                 }
@@ -304,12 +331,14 @@ static void test_topk(void) {
 static void test_topk_of_few(void) {
     static char out[HEAD + 4 * 64];
     for (size_t n = 1; n < 20; n++) {
-        float state[20 + HPC_TOPK_STATE] = {0}, sum[20] = {0};
-        double args[HPC_THRESHOLD_ARGS] = {1, 0.01};
+        float state[20] = {0}, sum[20] = {0};
+        hpc_encoding encoding = {0};
+        hpc_codec_config_init(&config);
+        config.fraction = 0.01;
         for (int step = 0; step < 60; step++) {
             for (size_t i = 0; i < n; i++) x[i] = n % 2 ? 1 : (float)(i % 3);
-            int64_t nbytes = hpc_topk_encode(x, (int64_t)n, state, args, out, sizeof out);
-            CHECK_OK(hpc_piece_decode_add(sum, (int64_t)n, out, nbytes, 1, NULL));
+            int64_t nbytes = encode(&hpc_codec_topk, &encoding, n, state, out);
+            CHECK_OK(hpc_piece_decode_add(NULL, sum, (int64_t)n, out, nbytes, 1));
         }
         for (size_t i = 0; i < n; i++) {
             float all = 60 * (n % 2 ? 1 : (float)(i % 3));
@@ -322,13 +351,15 @@ static void test_topk_of_few(void) {
 static void test_onebit(void) {
     static char out[HEAD + 4 * 1000];
     for (size_t unit = 1; unit < 1100; unit += 1 + unit / 7) {
-        double args[HPC_THRESHOLD_ARGS] = {1, (double)unit};
+        hpc_encoding encoding = {0};
+        hpc_codec_config_init(&config);
+        config.unit = unit;
         fill(1000, 0);
         memset(acc, 0, 1000 * sizeof *acc);
-        int64_t nbytes = hpc_onebit_encode(x, 1000, residual, args, out, sizeof out);
+        int64_t nbytes = encode(&hpc_codec_onebit, &encoding, 1000, residual, out);
         CHECK(nbytes >= HEAD);
         char *piece = copy_of(out, (size_t)nbytes);
-        CHECK_OK(hpc_piece_decode_add(acc, 1000, piece, nbytes, 1, NULL));
+        CHECK_OK(hpc_piece_decode_add(NULL, acc, 1000, piece, nbytes, 1));
         free(piece);
         if (unit > 32) CHECK(nbytes < 1000);
         for (size_t from = 0; from < 1000; from += unit) {
@@ -348,8 +379,10 @@ static void test_onebit(void) {
             }
         }
     }
-    double args[HPC_THRESHOLD_ARGS] = {1, 0};
-    CHECK_EQ(hpc_onebit_encode(x, 1000, residual, args, out, sizeof out), HPC_PIECE_BAD_ARGS);
+    config.unit = 0;
+    check_refused(&hpc_codec_onebit, "unit must be");
+    config.fraction = 1.5;
+    check_refused(&hpc_codec_topk, "fraction must be");
 }
 
 /* ---- wrong pieces --------------------------------------------------------------------------------------------------
@@ -409,9 +442,11 @@ static void test_corrupted(void) {
                     int64_t nbytes = hpc_piece_encode(&how, x, (int64_t)n, residual, out, sizeof out, NULL);
                     check_corrupted(out, (size_t)nbytes, n);
                 }
-    double args[HPC_THRESHOLD_ARGS] = {1, 50};
+    hpc_encoding encoding = {0};
+    hpc_codec_config_init(&config);
+    config.unit = 50;
     fill(237, 3);
-    check_corrupted(out, (size_t)hpc_onebit_encode(x, 237, residual, args, out, sizeof out), 237);
+    check_corrupted(out, (size_t)encode(&hpc_codec_onebit, &encoding, 237, residual, out), 237);
 }
 
 /* Wrong at their very end: the parts before it have not been added when that is seen. */
@@ -467,7 +502,7 @@ static void test_refusals(void) {
     CHECK_EQ(decode_made(HPC_PIECE_DENSE, 3, 3, right, 1), HPC_PIECE_BAD_LENGTH);
     CHECK_EQ(decode_made(HPC_PIECE_FORMS, 3, 3, right, 0), HPC_PIECE_BAD_HEAD);
     CHECK_EQ(decode_made(HPC_PIECE_SIGNS, 3, 0, right, 0), HPC_PIECE_BAD_HEAD);
-    CHECK_EQ(hpc_piece_decode_add(acc, -1, right, 3, 1, NULL), HPC_PIECE_BAD_LENGTH);
+    CHECK_EQ(hpc_piece_decode_add(NULL, acc, -1, right, 3, 1), HPC_PIECE_BAD_LENGTH);
 }
 
 /* A filter of a user's own: it keeps every third element, whatever it is. */
@@ -503,7 +538,7 @@ static void test_own_filter(void) {
         fill(1000, 2);
         memset(acc, 0, 1000 * sizeof *acc);
         int64_t nbytes = hpc_piece_encode(&how, x, 1000, residual, out, sizeof out, NULL);
-        CHECK_OK(hpc_piece_decode_add(acc, 1000, out, nbytes, 1, NULL));
+        CHECK_OK(hpc_piece_decode_add(NULL, acc, 1000, out, nbytes, 1));
         for (size_t i = 0; i < 1000; i++) CHECK(acc[i] + residual[i] == x[i] + before[i]);
     }
     x[500] = 777 - residual[500];

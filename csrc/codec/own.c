@@ -1,0 +1,66 @@
+/* A codec of a user's own. Its bytes lie behind a head, and the residual is kept here: it is what is left when what was
+ * sent is taken from it. */
+#include <math.h>
+#include <string.h>
+
+#include "codec/piece.h"
+
+/* A NaN or Inf goes out as the codec has it, and does not stay. */
+static void drop_wild(float *residual, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(residual[i])) residual[i] = 0;
+}
+
+static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
+                      int64_t *kept) {
+    const hpc_codec_config *config = encoding->config;
+    double args[HPC_CODEC_ARGS];
+    int status = hpc_piece_check(n, HPC_F32, cap);
+    if (status != 0) return status;
+    memcpy(args, config->args, sizeof args);
+    args[0] = (double)encoding->made;
+    char *body = (char *)out + sizeof(hpc_piece_head);
+    const int64_t room = n * (int64_t)sizeof(float);
+    for (int64_t i = 0; i < n && !config->no_feedback; i++) state[i] += x[i];
+    int64_t nbytes = config->encode(config->no_feedback ? x : state, n, state + n, args, body, room);
+    if (nbytes < 0 || nbytes > room) return HPC_PIECE_FAILED;
+    args[0] = 0;
+    if (!config->no_feedback) {
+        if (config->decode_add(state, n, body, nbytes, -1, args) != 0) return HPC_PIECE_FAILED;
+        drop_wild(state, n);
+    }
+    *kept = n;
+    return hpc_piece_finish(out, HPC_PIECE_OWN, HPC_F32, n, 0, (size_t)nbytes);
+}
+
+static int decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
+                      double weight) {
+    hpc_piece_head head;
+    double args[HPC_CODEC_ARGS];
+    if (nbytes < (int64_t)sizeof head) return HPC_PIECE_BAD_LENGTH;
+    memcpy(&head, in, sizeof head);
+    if (head.form != HPC_PIECE_OWN || head.values != HPC_F32 || head.unused != 0 || head.entries != 0 || head.n != n)
+        return HPC_PIECE_BAD_HEAD;
+    if (head.nbytes != nbytes) return HPC_PIECE_BAD_LENGTH;
+    memcpy(args, config->args, sizeof args);
+    args[0] = 0;
+    const char *body = (const char *)in + sizeof head;
+    return config->decode_add(acc, n, body, nbytes - (int64_t)sizeof head, weight, args) == 0 ? 0 : HPC_PIECE_REFUSED;
+}
+
+static const char *check(const hpc_codec_config *config) {
+    if (config->encode == NULL || config->decode_add == NULL) return "encode and decode_add must not be NULL";
+    if (config->state_slots < 0 || config->state_slots > HPC_OWN_CODEC_SLOTS) return "state_slots must be 0 to 8";
+    for (int a = 1; a < HPC_CODEC_ARGS; a++)
+        if (!isfinite(config->args[a])) return "args must be finite";
+    return NULL;
+}
+
+const hpc_codec hpc_codec_own = {
+    .name = "own",
+    .number = HPC_OWN_CODEC,
+    .max_bytes = hpc_piece_most,
+    .encode = encode,
+    .decode_add = decode_add,
+    .check = check,
+};

@@ -1,0 +1,305 @@
+#include "engine/pieces.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "engine/ticket.h"
+
+enum { LINE = 64 };
+
+static size_t aligned(size_t nbytes) {
+    return (nbytes + LINE - 1) / LINE * LINE;
+}
+
+/* ---- open ---- */
+
+int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
+    const hpc_plan *plan = ex->plan;
+    int some = 0;
+    for (int i = 0; i < plan->n_rows; i++)
+        some |=
+            !hpc_codec_of(plan->rows[i].codec_in)->addressable || !hpc_codec_of(plan->rows[i].codec_out)->addressable;
+    if (!some) return HPC_OK;
+    ex->pieces = calloc((size_t)plan->n_keys, sizeof *ex->pieces);
+    ex->layout.row_from = calloc((size_t)plan->n_rows, sizeof *ex->layout.row_from);
+    if (ex->pieces == NULL || ex->layout.row_from == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the codecs of %d keys", op, plan->n_keys);
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        const hpc_codec *in = hpc_codec_of(row->codec_in), *out = hpc_codec_of(row->codec_out);
+        hpc_key_pieces *its = &ex->pieces[row->key];
+        if (in->addressable && out->addressable) continue;
+        its->codec = in->addressable ? out : in;
+        its->config = *f->codecs[row->key];
+    }
+    for (int k = 0; k < plan->n_keys; k++) {
+        hpc_key_pieces *its = &ex->pieces[k];
+        if (its->codec == NULL) continue;
+        snprintf(its->name, sizeof its->name, "%s", its->config.name != NULL ? its->config.name : its->codec->name);
+        its->config.name = its->name;
+    }
+    return HPC_OK;
+}
+
+static void free_encoder(hpc_encoder *encoder) {
+    if (encoder != NULL && encoder->owned) hpc_private_free(encoder->state, encoder->state_bytes);
+}
+
+void hpc_pieces_free(hpc_exchange *ex) {
+    for (int i = 0; ex->work != NULL && i < ex->n_work; i++) {
+        free_encoder(ex->work[i].encoder);
+        free(ex->work[i].encoder);
+    }
+    for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) {
+        free_encoder(&ex->pieces[k].encoder);
+        free(ex->pieces[k].parts);
+    }
+    free(ex->pieces);
+    free(ex->layout.row_from);
+}
+
+/* ---- layout ---- */
+
+static int by_place(const void *a, const void *b) {
+    const hpc_pushed_part *p = a, *q = b;
+    if (p->offset != q->offset) return p->offset < q->offset ? -1 : 1;
+    return p->count < q->count ? -1 : p->count > q->count;
+}
+
+static int is_pushed(const hpc_row *row) {
+    for (int e = 0; e < row->n_in; e++)
+        if (row->in[e].row < 0) return 1;
+    return 0;
+}
+
+/* Rows of one key that are pushed, in the order of the plan: by offset. Those of the same elements have one part. */
+int hpc_pieces_find(hpc_exchange *ex, int key, const char *op) {
+    const hpc_plan *plan = ex->plan;
+    hpc_key_pieces *its = &ex->pieces[key];
+    int first = 0, end;
+    while (plan->rows[first].key != key) first++;
+    for (end = first; end < plan->n_rows && plan->rows[end].key == key;) end++;
+    its->parts = malloc((size_t)(end - first) * sizeof *its->parts);
+    if (its->parts == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);
+    for (int i = first; i < end; i++)
+        if (is_pushed(&plan->rows[i]))
+            its->parts[its->n_parts++] = (hpc_pushed_part){plan->rows[i].offset, plan->rows[i].count, 0};
+    qsort(its->parts, (size_t)its->n_parts, sizeof *its->parts, by_place);
+    int n = 0;
+    for (int p = 0; p < its->n_parts; p++) {
+        const hpc_pushed_part *last = n > 0 ? &its->parts[n - 1] : NULL, part = its->parts[p];
+        if (last != NULL && last->offset == part.offset && last->count == part.count) continue;
+        if (last != NULL && last->offset + last->count > part.offset)
+            return hpc_fail(HPC_ERR_CONFIG, op,
+                            "%s: rows of key %s take elements %llu to %llu and %llu to %llu, which overlap; an update "
+                            "that goes as pieces is encoded once, so rows take the same elements or others",
+                            op, plan->keys[key].name, (unsigned long long)last->offset,
+                            (unsigned long long)(last->offset + last->count - 1), (unsigned long long)part.offset,
+                            (unsigned long long)(part.offset + part.count - 1));
+        its->parts[n] = part;
+        its->parts[n].at = its->slot_bytes;
+        its->slot_bytes += aligned(hpc_piece_most(part.count));
+        n++;
+    }
+    its->n_parts = n;
+    for (int i = first, p = 0; i < end; i++) {
+        if (!is_pushed(&plan->rows[i])) continue;
+        while (its->parts[p].offset != plan->rows[i].offset) p++;
+        ex->layout.row_from[i] = its->parts[p].at;
+    }
+    its->dense = ex->layout.dense_bytes;
+    ex->layout.dense_bytes += aligned((size_t)plan->keys[key].count * sizeof(float));
+    return HPC_OK;
+}
+
+/* ---- encoders ---- */
+
+static size_t state_bytes(const hpc_key_pieces *its, uint64_t count) {
+    return aligned((size_t)count * sizeof(float) * (size_t)hpc_codec_state_slots(&its->config));
+}
+
+/* state: zeros. */
+static void init(hpc_encoder *encoder, const hpc_key_pieces *its, uint64_t count, float *state) {
+    encoder->codec = its->codec;
+    encoder->encoding.config = &its->config;
+    encoder->count = count;
+    encoder->state = state;
+}
+
+int hpc_pieces_open_worker(hpc_exchange *ex, const char *op) {
+    for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) {
+        hpc_key_pieces *its = &ex->pieces[k];
+        const size_t at = (size_t)k * (size_t)ex->context->group.size + (size_t)ex->context->group.rank;
+        if (its->n_parts == 0 || !ex->layout.pushers[at]) continue;
+        size_t nbytes = state_bytes(its, ex->plan->keys[k].count);
+        float *state = hpc_private_alloc(nbytes, -1);
+        if (state == NULL)
+            return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the residual of key %s", op, nbytes,
+                            ex->plan->keys[k].name);
+        init(&its->encoder, its, ex->plan->keys[k].count, state);
+        its->encoder.owned = 1;
+        its->encoder.state_bytes = nbytes;
+    }
+    return HPC_OK;
+}
+
+size_t hpc_pieces_state_bytes(const hpc_exchange *ex, const hpc_row *row) {
+    return hpc_row_writes_pieces(ex->plan, row) ? state_bytes(&ex->pieces[row->key], row->count) : 0;
+}
+
+int hpc_pieces_open_row(hpc_exchange *ex, hpc_work *w, void *memory, const char *op) {
+    w->encoder = calloc(1, sizeof *w->encoder);
+    if (w->encoder == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for an encoder", op);
+    init(w->encoder, &ex->pieces[w->row->key], w->row->count, memory);
+    return HPC_OK;
+}
+
+static void begin(hpc_encoder *encoder, const float *x, uint64_t n) {
+    encoder->encoding.made++;
+    if (encoder->codec->begin != NULL) encoder->codec->begin(&encoder->encoding, x, encoder->state, (int64_t)n);
+}
+
+static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces, uint64_t nbytes, double since) {
+    if (encoder->codec->end != NULL) encoder->codec->end(&encoder->encoding, (int64_t)n, kept);
+    hpc_tally_add(&encoder->pieces, pieces);
+    hpc_tally_add(&encoder->elements, n);
+    hpc_tally_add(&encoder->kept, (uint64_t)kept);
+    hpc_tally_add(&encoder->bytes, nbytes);
+    hpc_tally_add_seconds(&encoder->seconds, hpc_now() - since);
+}
+
+/* The state of a piece lies with its elements: the slots of a part, then those of the next one. */
+static int64_t encode_part(hpc_encoder *encoder, const float *x, uint64_t offset, uint64_t n, void *out,
+                           int64_t *kept) {
+    float *state = encoder->state + offset * (uint64_t)hpc_codec_state_slots(encoder->encoding.config);
+    return encoder->codec->encode(&encoder->encoding, x, (int64_t)n, state, out, (int64_t)hpc_piece_most(n), kept);
+}
+
+static void cannot_encode(hpc_exchange *ex, int key, uint64_t offset, int64_t status) {
+    char why[HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why, "rank %d: codec %s cannot encode key %s from element %llu on: %s",
+             ex->context->group.rank, ex->pieces[key].name, ex->plan->keys[key].name, (unsigned long long)offset,
+             hpc_piece_text((int)status));
+    hpc_exchange_fail(ex, HPC_ERR_INVALID, why);
+}
+
+/* ---- the worker ---- */
+
+float *hpc_pieces_dense(const hpc_exchange *ex, int key) {
+    const hpc_place *place = &ex->layout.places[ex->context->group.rank];
+    return (float *)(void *)(hpc_own_part(ex) + place->dense + ex->pieces[key].dense);
+}
+
+int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot, const char *op) {
+    hpc_key_pieces *its = &ex->pieces[key];
+    hpc_encoder *encoder = &its->encoder;
+    const double since = hpc_now();
+    int64_t kept_in_all = 0, nbytes_in_all = 0;
+    HPC_SPAN(ex->context->group.timeline, "encode", ex->plan->keys[key].name);
+    begin(encoder, x, encoder->count);
+    for (int p = 0; p < its->n_parts; p++) {
+        const hpc_pushed_part *part = &its->parts[p];
+        int64_t kept = 0,
+                nbytes = encode_part(encoder, x + part->offset, part->offset, part->count, slot + part->at, &kept);
+        if (nbytes < 0) {
+            cannot_encode(ex, key, part->offset, nbytes);
+            return hpc_exchange_check(ex, op);
+        }
+        kept_in_all += kept;
+        nbytes_in_all += nbytes;
+    }
+    end(encoder, encoder->count, kept_in_all, (uint64_t)its->n_parts, (uint64_t)nbytes_in_all, since);
+    return HPC_OK;
+}
+
+void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot) {
+    hpc_key_pieces *its = &ex->pieces[row->key];
+    const char *piece = slot + hpc_row_from(ex, row);
+    const size_t nbytes = hpc_piece_bytes(piece);
+    float *residual = its->encoder.state + row->offset * (uint64_t)hpc_codec_state_slots(&its->config);
+    if (its->config.no_feedback) return;
+    its->codec->decode_add(&its->config, residual, (int64_t)row->count, piece, (int64_t)nbytes, 1);
+    hpc_tally_add(&its->encoder.returned, nbytes);
+}
+
+size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const char *slot) {
+    size_t nbytes = 0;
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_row *row = &ex->plan->rows[share->rows[i]];
+        const hpc_edge *push = hpc_row_input(row, ex->context->group.rank);
+        if (push != NULL && !hpc_input_is_empty(ex, push)) nbytes += hpc_piece_bytes(slot + hpc_row_from(ex, row));
+    }
+    return nbytes;
+}
+
+/* ---- the core ---- */
+
+int hpc_pieces_brings(const hpc_core *core, const hpc_work *w, int input, int slot, size_t nbytes) {
+    const hpc_exchange *ex = core->exchange;
+    const hpc_input *in = &w->inputs[input];
+    const size_t most = hpc_piece_most(w->row->count);
+    size_t says = 0;
+    if (nbytes >= sizeof(hpc_piece_head) && nbytes <= most)
+        says = hpc_piece_bytes(in->slots + (size_t)slot * in->stride);
+    if (says == nbytes && says > 0) return 1;
+    char why[HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why,
+             "rank %d: rank %d sent %zu bytes for row %d of key %.64s as a piece that says it has %zu; %zu to %zu are "
+             "possible",
+             ex->context->group.rank, in->rank, nbytes, w->index, ex->plan->keys[w->row->key].name, says,
+             sizeof(hpc_piece_head), most);
+    hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
+    return 0;
+}
+
+static void cannot_decode(hpc_core *core, const hpc_work *w, int rank, int status) {
+    const hpc_exchange *ex = core->exchange;
+    char why[HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why, "rank %d: the piece of rank %d for key %.64s, elements %llu to %llu, step %llu: %s",
+             ex->context->group.rank, rank, ex->plan->keys[w->row->key].name, (unsigned long long)w->row->offset,
+             (unsigned long long)(w->row->offset + w->row->count - 1), (unsigned long long)(w->step + 1),
+             hpc_piece_text(status));
+    hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
+}
+
+int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight) {
+    hpc_exchange *ex = core->exchange;
+    const int64_t count = (int64_t)w->row->count;
+    const hpc_codec_config *config = ex->pieces == NULL ? NULL : &ex->pieces[w->row->key].config;
+    if (in->codec->addressable) {
+        const size_t nbytes = in->codec->max_bytes(w->row->count);
+        in->codec->decode_add(NULL, w->acc, count, piece, (int64_t)nbytes, weight);
+        hpc_tally_add(&core->tally.bytes_folded, nbytes);
+        return 0;
+    }
+    const double since = hpc_now();
+    const size_t nbytes = hpc_piece_bytes(piece);
+    int status = HPC_PIECE_BAD_LENGTH;
+    if (nbytes <= hpc_piece_most(w->row->count))
+        status = in->codec->decode_add(config, w->acc, count, piece, (int64_t)nbytes, weight);
+    if (status != 0) {
+        cannot_decode(core, w, in->rank, status);
+        return -1;
+    }
+    hpc_tally_add(&w->decoded, nbytes);
+    hpc_tally_add_seconds(&w->decode_seconds, hpc_now() - since);
+    hpc_tally_add(&core->tally.bytes_folded, nbytes);
+    hpc_count_received(ex, in->rank, nbytes);
+    return 0;
+}
+
+int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
+    hpc_exchange *ex = core->exchange;
+    const double since = hpc_now();
+    int64_t kept = 0;
+    begin(w->encoder, w->acc, w->row->count);
+    int64_t nbytes = encode_part(w->encoder, w->acc, 0, w->row->count, w->encoded, &kept);
+    if (nbytes < 0) {
+        cannot_encode(ex, w->row->key, w->row->offset, nbytes);
+        return -1;
+    }
+    end(w->encoder, w->row->count, kept, 1, (uint64_t)nbytes, since);
+    return 0;
+}

@@ -1,0 +1,57 @@
+/* Updates that go as pieces: the encoders of a worker and of an owner's forwards, and the decoding of what came.
+ *
+ * A worker has an encoder for each key that it pushes as pieces. It writes dense float32 into a place of its own, or
+ * hands in an array; a start encodes each part of it that some row takes, once, into the slot of the push. So all rows
+ * of the same elements read one piece, and the residual is updated once a push. An owner has an encoder for each row
+ * that forwards its fold as a piece. */
+#ifndef HPC_PIECES_H
+#define HPC_PIECES_H
+
+#include "codec/piece.h"
+#include "engine/layout.h"
+#include "engine/row.h"
+
+/* config.c's part of create: copies the codecs of all keys, before the layout is made. */
+int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *config, const char *op);
+void hpc_pieces_free(hpc_exchange *ex);
+
+/* layout.c: finds the parts of a key's update that are encoded apart; an error if two of them overlap. */
+int hpc_pieces_find(hpc_exchange *ex, int key, const char *op);
+
+/* rows.c, when the rows are known: makes the worker's encoders. And one of a row; memory has room for
+ * hpc_pieces_state_bytes. */
+int hpc_pieces_open_worker(hpc_exchange *ex, const char *op);
+int hpc_pieces_open_row(hpc_exchange *ex, hpc_work *w, void *memory, const char *op);
+size_t hpc_pieces_state_bytes(const hpc_exchange *ex, const hpc_row *row);
+
+/* ---- the worker ---- */
+
+/* Where the worker writes a key's next gradient, in float32. */
+float *hpc_pieces_dense(const hpc_exchange *ex, int key);
+/* Encodes x into the slot of the next push. After an error the exchange ends. */
+int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot, const char *op);
+/* The piece of a row in the slot of a push was left out by its owner: what it says goes back into the residual. */
+void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot);
+/* Bytes of the pieces of a share, in a slot of the update. */
+size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const char *slot);
+
+/* ---- the core ---- */
+
+/* Adds an input of a row to its accumulator. Nonzero when it is no piece of the row: then the exchange has failed. */
+int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight);
+/* Encodes the fold of a row, which lies in acc, into w->encoded. Nonzero when the exchange has failed. */
+int hpc_pieces_encode_row(hpc_core *core, hpc_work *w);
+/* Whether the event of an input has brought the piece that lies in its slot; else the exchange has failed. */
+int hpc_pieces_brings(const hpc_core *core, const hpc_work *w, int input, int slot, size_t nbytes);
+
+/* The length that a piece says it has. Its memory may change: whoever needs it twice reads it once. */
+static inline size_t hpc_piece_bytes(const void *piece) {
+    return atomic_load_explicit((const _Atomic uint32_t *)piece, memory_order_relaxed);
+}
+
+/* Bytes of a push to a row, which lies at src. */
+static inline size_t hpc_push_bytes(const hpc_exchange *ex, const hpc_row *row, const void *src) {
+    return hpc_key_pushes_pieces(ex, row->key) ? hpc_piece_bytes(src) : hpc_input_bytes(row);
+}
+
+#endif

@@ -1,0 +1,138 @@
+/* What an exchange refuses of codecs whose pieces have a length of their own. */
+#include <string.h>
+
+#include "discipline/discipline.h"
+#include "engine/pieces.h"
+#include "exchange/exchange.h"
+
+static const char op_create[] = "exchange";
+
+/* The number of the key's codec of pieces; -1: it has none. */
+static int number_of(const hpc_row *row) {
+    if (!hpc_codec_of(row->codec_in)->addressable) return row->codec_in;
+    return hpc_codec_of(row->codec_out)->addressable ? -1 : row->codec_out;
+}
+
+static int check_row(const hpc_exchange_config *f, int i, const hpc_codec *codec) {
+    const hpc_row *row = &f->plan->rows[i];
+    const hpc_key *key = &f->plan->keys[row->key];
+    const uint64_t unit = codec->number == HPC_ONEBIT ? f->codecs[row->key]->unit : 1;
+    if (row->action != HPC_FORWARD && !hpc_codec_of(row->codec_out)->addressable)
+        return hpc_fail(
+            HPC_ERR_CONFIG, op_create,
+            "exchange: row %d sends parameters as %s, which leaves parts of an update for later; parameters "
+            "are sent whole",
+            i, codec->name);
+    if (row->count > HPC_PIECE_ELEMENTS)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d has %llu elements; a piece has at most %d", i,
+                        (unsigned long long)row->count, HPC_PIECE_ELEMENTS);
+    if (row->offset % unit != 0 || (row->count % unit != 0 && row->offset + row->count != key->count))
+        return hpc_fail(
+            HPC_ERR_CONFIG, op_create,
+            "exchange: row %d has elements %llu to %llu of key %s, which cuts a unit of %llu elements apart", i,
+            (unsigned long long)row->offset, (unsigned long long)(row->offset + row->count - 1), key->name,
+            (unsigned long long)unit);
+    return HPC_OK;
+}
+
+static int check_key(const hpc_exchange_config *f, int key, const hpc_codec *codec) {
+    const hpc_codec_config *config = f->codecs == NULL ? NULL : f->codecs[key];
+    const hpc_rule *rule = hpc_config_rule(f, key);
+    const char *name = f->plan->keys[key].name;
+    if (config == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_create,
+                        "exchange: key %s goes as %s by the plan, but codecs has no configuration of it", name,
+                        codec->name);
+    const char *wrong = hpc_codec_check(codec, config);
+    if (wrong != NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: the codec of key %s, %s: %s", name, codec->name, wrong);
+    if (hpc_rule_averages(rule))
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: key %s has rule average and codec %s: an average is of models, and a model is no "
+                        "update of which a part can come later; give a rule that applies updates",
+                        name, codec->name);
+    if (rule->fold != NULL)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: the fold of rule %s reads arrays, and key %s goes as %s: leave one of the two out",
+                        rule->name, name, codec->name);
+    return HPC_OK;
+}
+
+/* Whether a discipline can fold pieces: all of them whole, and an update that is left out by all. */
+static int check_discipline(const hpc_exchange_config *f, const hpc_codec *codec) {
+    const hpc_discipline *d = hpc_discipline_of(f);
+    const char *why = d == NULL || d->refuses_pieces == NULL ? NULL : d->refuses_pieces(f);
+    if (why == NULL) return HPC_OK;
+    return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: codec %s does not go with %s: %s", codec->name, d->name,
+                    why);
+}
+
+int hpc_codecs_check(const hpc_exchange_config *f) {
+    const hpc_plan *plan = f->plan;
+    for (int i = 0, last = -1; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        const int number = number_of(row);
+        if (number < 0) continue;
+        const hpc_codec *codec = hpc_codec_of(number);
+        int status = row->key == last ? HPC_OK : check_key(f, row->key, codec);
+        if (status == HPC_OK) status = check_row(f, i, codec);
+        if (status == HPC_OK) status = check_discipline(f, codec);
+        if (status != HPC_OK) return status;
+        last = row->key;
+    }
+    return HPC_OK;
+}
+
+/* ---- the same on all ranks ---- */
+
+void hpc_codec_describe(const hpc_exchange *ex, int key, hpc_codec_description *d) {
+    memset(d, 0, sizeof *d);
+    if (!hpc_key_has_pieces(ex, key)) return;
+    const hpc_key_pieces *its = &ex->pieces[key];
+    const hpc_codec_config *config = &its->config;
+    memcpy(d->name, its->name, sizeof d->name);
+    d->number = its->codec->number;
+    d->delta = config->delta;
+    d->fraction = config->fraction;
+    memcpy(d->args + 1, config->args + 1, sizeof d->args - sizeof *d->args);
+    d->unit = config->unit;
+    d->decays = config->decays != 0;
+    d->values = config->values;
+    d->paper = config->paper != 0;
+    d->compress = config->compress;
+    d->no_feedback = config->no_feedback != 0;
+    d->state_slots = config->state_slots;
+}
+
+static int differs(int rank, const char *key, const char *what, double its, double first) {
+    return hpc_fail(HPC_ERR_CONFIG, op_create,
+                    "exchange: the codec of key %s has %s %.9g on rank %d and %.9g on rank 0", key, what, its, rank,
+                    first);
+}
+
+int hpc_codecs_compare(int r, const char *key, const hpc_codec_description *d, const hpc_codec_description *f) {
+    if (strncmp(d->name, f->name, sizeof d->name) != 0)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: the codec of key %s is %.63s on rank %d and %.63s on rank 0", key, d->name, r,
+                        f->name);
+    const struct {
+        const char *name;
+        double its, first;
+    } numbers[] = {
+        {"delta", d->delta, f->delta},
+        {"decays", d->decays, f->decays},
+        {"fraction", d->fraction, f->fraction},
+        {"unit", (double)d->unit, (double)f->unit},
+        {"values", d->values, f->values},
+        {"paper", d->paper, f->paper},
+        {"compress", d->compress, f->compress},
+        {"no_feedback", d->no_feedback, f->no_feedback},
+        {"state_slots", d->state_slots, f->state_slots},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (numbers[i].its != numbers[i].first)
+            return differs(r, key, numbers[i].name, numbers[i].its, numbers[i].first);
+    for (int a = 1; a < HPC_CODEC_ARGS; a++)
+        if (d->args[a] != f->args[a]) return differs(r, key, "an argument", d->args[a], f->args[a]);
+    return HPC_OK;
+}

@@ -1,0 +1,117 @@
+/* What encoders of pieces hold, and what they have done. */
+#include <string.h>
+
+#include "engine/pieces.h"
+#include "exchange/exchange.h"
+
+/* ---- the state ---- */
+
+/* The encoder that is asked for; NULL: there is none. */
+static hpc_encoder *find(const hpc_exchange *ex, int key, int row) {
+    if (ex->pieces == NULL) return NULL;
+    if (row >= 0) return ex->work[ex->work_of[row]].encoder;
+    return ex->pieces[key].encoder.codec != NULL ? &ex->pieces[key].encoder : NULL;
+}
+
+static int check(const hpc_exchange *ex, int key, int row, const char *op) {
+    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
+    if (key < 0 || key >= ex->plan->n_keys)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %d is out of range; there are %d", op, key, ex->plan->n_keys);
+    if (row < -1 || row >= ex->plan->n_rows || (row >= 0 && (ex->work_of[row] < 0 || ex->plan->rows[row].key != key)))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: row %d is no row of key %s that rank %d owns", op, row,
+                        ex->plan->keys[key].name, ex->context->group.rank);
+    return HPC_OK;
+}
+
+static int64_t count_values(const hpc_encoder *encoder) {
+    if (encoder == NULL) return 0;
+    return (int64_t)encoder->count * hpc_codec_state_slots(encoder->encoding.config) + HPC_ENCODER_VALUES;
+}
+
+int64_t hpc_exchange_encoder_values(const hpc_exchange *ex, int key, int row) {
+    int status = check(ex, key, row, "encoder_values");
+    return status == HPC_OK ? count_values(find(ex, key, row)) : status;
+}
+
+/* Copies a part's state between the encoder's order (slots of each part) and the caller's (slot by slot). */
+static void copy_part(const hpc_encoder *encoder, uint64_t offset, uint64_t count, float *values, int out) {
+    const size_t slots = (size_t)hpc_codec_state_slots(encoder->encoding.config);
+    for (size_t s = 0; s < slots; s++) {
+        float *inside = encoder->state + offset * slots + s * count, *outside = values + s * encoder->count + offset;
+        memcpy(out ? outside : inside, out ? inside : outside, (size_t)count * sizeof(float));
+    }
+}
+
+static void copy_state(const hpc_exchange *ex, int key, int row, hpc_encoder *encoder, float *values, int out) {
+    const hpc_key_pieces *its = &ex->pieces[key];
+    float *own = values + count_values(encoder) - HPC_ENCODER_VALUES;
+    for (int p = 0; row < 0 && p < its->n_parts; p++)
+        copy_part(encoder, its->parts[p].offset, its->parts[p].count, values, out);
+    if (row >= 0) copy_part(encoder, 0, encoder->count, values, out);
+    memcpy(out ? own : encoder->encoding.own, out ? encoder->encoding.own : own, sizeof encoder->encoding.own);
+}
+
+/* HPC_OK if the encoder may be looked at now, and then its core is paused. */
+static int begin(hpc_exchange *ex, int key, int row, hpc_encoder **encoder, const char *op) {
+    int status = check(ex, key, row, op);
+    if (status != HPC_OK) return status;
+    if (hpc_exchange_under_way(ex) >= 0) return hpc_worker_check_idle(ex, op);
+    *encoder = find(ex, key, row);
+    if (*encoder == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d encodes nothing there of key %s", op, ex->context->group.rank,
+                        ex->plan->keys[key].name);
+    if (row >= 0) hpc_core_pause(&ex->cores[ex->plan->rows[row].core]);
+    return HPC_OK;
+}
+
+static int end(hpc_exchange *ex, int row) {
+    if (row >= 0) hpc_core_resume(&ex->cores[ex->plan->rows[row].core]);
+    return HPC_OK;
+}
+
+int hpc_exchange_get_encoder(hpc_exchange *ex, int key, int row, uint64_t *made, float *values) {
+    hpc_encoder *encoder;
+    int status = begin(ex, key, row, &encoder, "get_encoder");
+    if (status != HPC_OK) return status;
+    if (made != NULL) *made = encoder->encoding.made;
+    if (values != NULL) copy_state(ex, key, row, encoder, values, 1);
+    return end(ex, row);
+}
+
+int hpc_exchange_set_encoder(hpc_exchange *ex, int key, int row, uint64_t made, const float *values) {
+    hpc_encoder *encoder;
+    int status = begin(ex, key, row, &encoder, "set_encoder");
+    if (status != HPC_OK) return status;
+    encoder->encoding.made = made;
+    if (values != NULL) copy_state(ex, key, row, encoder, (float *)(uintptr_t)values, 0);
+    return end(ex, row);
+}
+
+/* ---- counts ---- */
+
+static void add(hpc_codec_stats *stats, const hpc_encoder *encoder) {
+    stats->pieces += atomic_load_explicit(&encoder->pieces, memory_order_relaxed);
+    stats->elements += atomic_load_explicit(&encoder->elements, memory_order_relaxed);
+    stats->kept += atomic_load_explicit(&encoder->kept, memory_order_relaxed);
+    stats->bytes += atomic_load_explicit(&encoder->bytes, memory_order_relaxed);
+    stats->returned += atomic_load_explicit(&encoder->returned, memory_order_relaxed);
+    stats->encode += atomic_load_explicit(&encoder->seconds, memory_order_relaxed);
+}
+
+int hpc_exchange_get_codec_stats(const hpc_exchange *ex, int key, hpc_codec_stats *stats) {
+    int status = check(ex, key, -1, "codec_stats");
+    if (status != HPC_OK) return status;
+    if (stats == NULL) return hpc_fail(HPC_ERR_INVALID, "codec_stats", "codec_stats: stats is NULL");
+    memset(stats, 0, sizeof *stats);
+    if (!hpc_key_has_pieces(ex, key)) return HPC_OK;
+    add(stats, &ex->pieces[key].encoder);
+    for (int i = 0; i < ex->n_work; i++) {
+        const hpc_work *w = &ex->work[i];
+        if (w->row->key != key) continue;
+        if (w->encoder != NULL) add(stats, w->encoder);
+        stats->decoded += atomic_load_explicit(&w->decoded, memory_order_relaxed);
+        stats->decode += atomic_load_explicit(&w->decode_seconds, memory_order_relaxed);
+    }
+    stats->bytes_before = stats->elements * sizeof(float);
+    return HPC_OK;
+}
