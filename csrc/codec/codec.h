@@ -59,9 +59,9 @@ const char *hpc_codec_check(const hpc_codec *codec, const hpc_codec_config *conf
 enum { HPC_CODEC_NUMBERS = 32, HPC_CODEC_TEXT = 128 };
 const hpc_codec *hpc_codec_of(int number);
 /* For errors (use.c). The names of the codecs whose bit (1u << number) is set, each behind a space: " float32 float16".
- * And all codecs, with their numbers: "0 (float32), 2 (float16)". */
+ * And codecs with their numbers, those of pieces too or arrays alone: "0 (float32), 2 (float16)". */
 void hpc_codec_names(unsigned numbers, char *names, size_t cap);
-void hpc_codec_numbers(char *numbers, size_t cap);
+void hpc_codec_numbers(char *numbers, size_t cap, int pieces);
 
 /* encode and decode_add of the codecs whose pieces are arrays of a dtype (array.c). */
 int64_t hpc_codec_encode_array(const float *x, int64_t n, void *out, int64_t cap, int dtype);

@@ -156,3 +156,23 @@ int64_t hpc_piece_encode(const hpc_piece_filter *how, const float *x, int64_t n,
     if (kept != NULL) *kept = (int64_t)out.kept;
     return hpc_piece_finish(to, form, how->values, n, (int64_t)entries, nbytes);
 }
+
+/* ---- codecs with a delta ---- */
+
+const char *hpc_piece_check_filter(const hpc_codec_config *config) {
+    if (config->values != HPC_F32 && config->values != HPC_F16 && config->values != HPC_BF16)
+        return "values must be 0 (float32), 2 (float16) or 3 (bfloat16)";
+    if (config->filter != NULL && config->values != HPC_F32) return "a filter of one's own needs values 0 (float32)";
+    return config->state_slots == 0 ? NULL : "state_slots must be 0: its state is the residual";
+}
+
+/* What is left out and not fed back is lost. */
+int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out,
+                                  int64_t cap, int64_t *kept) {
+    const hpc_codec_config *config = encoding->config;
+    const hpc_piece_filter how = {
+        .filter = config->filter, .delta = encoding->delta, .values = config->values, .paper = config->paper != 0};
+    int64_t nbytes = hpc_piece_encode(&how, x, n, state, out, cap, kept);
+    if (config->no_feedback && nbytes > 0) memset(state, 0, (size_t)n * sizeof *state);
+    return nbytes;
+}

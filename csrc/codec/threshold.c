@@ -1,13 +1,8 @@
-/* Encoders that keep what is larger than a delta: one that is given, and one that follows the density. */
+/* Keeps what is larger than a delta that is given (Parameter Flow, 3.3). */
 #include <float.h>
 #include <math.h>
-#include <string.h>
 
 #include "codec/piece.h"
-#include "kernel/half.h"
-
-enum { SAMPLE = 2048 };
-static const double GAIN = 0.4, TREND = 0.1, MOST_TREND = 0.25;
 
 /* delta as a float32 that is no larger: nothing larger than delta stays back. */
 static float below(double delta) {
@@ -15,30 +10,12 @@ static float below(double delta) {
     return (double)down > delta ? nextafterf(down, 0) : down;
 }
 
-static const char *check_filter(const hpc_codec_config *config) {
-    if (config->values != HPC_F32 && config->values != HPC_F16 && config->values != HPC_BF16)
-        return "values must be 0 (float32), 2 (float16) or 3 (bfloat16)";
-    if (config->filter != NULL && config->values != HPC_F32) return "a filter of one's own needs values 0 (float32)";
-    return config->state_slots == 0 ? NULL : "state_slots must be 0: its state is the residual";
-}
-
-/* What is left out and not fed back is lost. */
-static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
-                      int64_t *kept) {
-    const hpc_codec_config *config = encoding->config;
-    const hpc_piece_filter how = {
-        .filter = config->filter, .delta = encoding->delta, .values = config->values, .paper = config->paper != 0};
-    int64_t nbytes = hpc_piece_encode(&how, x, n, state, out, cap, kept);
-    if (config->no_feedback && nbytes > 0) memset(state, 0, (size_t)n * sizeof *state);
-    return nbytes;
-}
-
-static const char *check_threshold(const hpc_codec_config *config) {
+static const char *check(const hpc_codec_config *config) {
     if (!(config->delta >= 0 && config->delta <= DBL_MAX)) return "delta must be a finite number, 0 or more";
-    return check_filter(config);
+    return hpc_piece_check_filter(config);
 }
 
-static void begin_threshold(hpc_encoding *encoding, const float *x, const float *residual, int64_t n) {
+static void begin(hpc_encoding *encoding, const float *x, const float *residual, int64_t n) {
     double delta = encoding->config->delta;
     (void)x, (void)residual, (void)n;
     if (encoding->config->decays) delta /= sqrt((double)encoding->made);
@@ -49,96 +26,8 @@ const hpc_codec hpc_codec_threshold = {
     .name = "threshold",
     .number = HPC_THRESHOLD,
     .max_bytes = hpc_piece_most,
-    .encode = encode,
+    .encode = hpc_piece_encode_filtered,
     .decode_add = hpc_piece_decode_add,
-    .check = check_threshold,
-    .begin = begin_threshold,
-};
-
-/* ---- density -------------------------------------------------------------------------------------------------------
- */
-
-/* Orders some numbers such that the one at place k is where it would be were they sorted, the largest first. */
-static uint32_t select_at(uint32_t *some, int count, int k) {
-    int from = 0, to = count - 1;
-    while (from < to) {
-        uint32_t pivot = some[from + (to - from) / 2];
-        int i = from, j = to;
-        while (i <= j) {
-            while (some[i] > pivot) i++;
-            while (some[j] < pivot) j--;
-            if (i > j) break;
-            uint32_t other = some[i];
-            some[i++] = some[j];
-            some[j--] = other;
-        }
-        if (k <= j)
-            to = j;
-        else if (k >= i)
-            from = i;
-        else
-            break;
-    }
-    return some[k];
-}
-
-/* A delta with which about fraction of the elements are kept, and at least one that is not 0. The elements looked at
- * lie all over the piece; multiples of the golden ratio meet no row or column often. */
-static float sampled_delta(const float *x, const float *residual, int64_t n, double fraction) {
-    uint32_t sizes[SAMPLE];
-    int count = n < SAMPLE ? (int)n : SAMPLE;
-    for (int i = 0; i < count; i++) {
-        uint64_t turn = (uint64_t)(i + 1) * 0x9e3779b97f4a7c15u >> 32;
-        size_t at = count < SAMPLE ? (size_t)i : (size_t)(turn * (uint64_t)n >> 32);
-        sizes[i] = hpc_bits_of_float(x[at] + residual[at]) & 0x7fffffff;
-    }
-    int most = (int)(fraction * count);
-    uint32_t least = select_at(sizes, count, most > 1 ? most - 1 : 0); /* of those that are kept */
-    if (least == 0) return 0;
-    return least > hpc_bits_of_float(FLT_MAX) ? FLT_MAX : hpc_float_of_bits(least - 1);
-}
-
-/* Sets the delta of the next step, or 0 for one from a sample. If the density is exp(-(delta / b)^p), GAIN brings delta
- * nearer by the factor 1 - GAIN p at each step. It is small because residuals pile up right below delta: where all
- * elements are alike, p is more than Gauss's 2, and a larger GAIN goes back and forth. At first residuals grow from
- * step to step, and what is right for this one is too little for the next: trend, a sum of what was corrected, goes
- * ahead. */
-static void follow(float state[HPC_ENCODER_VALUES], float delta, int64_t kept, int64_t n, double fraction) {
-    double wanted = fraction * (double)n < 1 ? 1 / (double)n : fraction, got = (double)kept / (double)n;
-    state[0] = 0;
-    if (delta <= 0 || got < wanted / 4 || got > wanted * 4 || got >= 1 || wanted >= 1) return;
-    double correction = GAIN * log(log(wanted) / log(got));
-    double trend = fmin(fmax((double)state[1] + TREND * correction, -MOST_TREND), MOST_TREND);
-    double next = (double)delta * exp(correction + trend);
-    state[1] = (float)trend;
-    state[0] = next <= (double)FLT_MAX ? (float)next : 0;
-}
-
-static const char *check_topk(const hpc_codec_config *config) {
-    if (!(config->fraction > 0 && config->fraction <= 1)) return "fraction must be above 0 and at most 1";
-    return check_filter(config);
-}
-
-static void begin_topk(hpc_encoding *encoding, const float *x, const float *residual, int64_t n) {
-    double fraction = encoding->config->fraction;
-    encoding->delta = 0;
-    if (n == 0 || fraction == 1) return;
-    encoding->delta = encoding->own[0] > 0 ? encoding->own[0] : sampled_delta(x, residual, n, fraction);
-}
-
-static void end_topk(hpc_encoding *encoding, int64_t n, int64_t kept) {
-    if (n > 0) follow(encoding->own, encoding->delta, kept, n, encoding->config->fraction);
-}
-
-/* About the largest fraction, by a delta that follows the density seen: own[0] is the next encoding's delta, 0 for one
- * from a sample of the magnitudes, and own[1] its trend. */
-const hpc_codec hpc_codec_topk = {
-    .name = "topk",
-    .number = HPC_TOPK,
-    .max_bytes = hpc_piece_most,
-    .encode = encode,
-    .decode_add = hpc_piece_decode_add,
-    .check = check_topk,
-    .begin = begin_topk,
-    .end = end_topk,
+    .check = check,
+    .begin = begin,
 };

@@ -28,12 +28,12 @@ void hpc_codec_names(unsigned numbers, char *names, size_t cap) {
             used += (size_t)snprintf(names + used, cap - used, " %s", hpc_codec_of(i)->name);
 }
 
-void hpc_codec_numbers(char *numbers, size_t cap) {
+void hpc_codec_numbers(char *numbers, size_t cap, int pieces) {
     const char *before = "";
     size_t used = 0;
     numbers[0] = 0;
     for (int i = 0; i < HPC_CODEC_NUMBERS && used < cap; i++) {
-        if (hpc_codec_of(i) == NULL) continue;
+        if (hpc_codec_of(i) == NULL || (!pieces && !hpc_codec_of(i)->addressable)) continue;
         used += (size_t)snprintf(numbers + used, cap - used, "%s%d (%s)", before, i, hpc_codec_of(i)->name);
         before = ", ";
     }

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "engine/ticket.h"
 
 enum { LINE = 64 };
 
@@ -58,60 +57,6 @@ void hpc_pieces_free(hpc_exchange *ex) {
     }
     free(ex->pieces);
     free(ex->layout.row_from);
-}
-
-/* ---- layout ---- */
-
-static int by_place(const void *a, const void *b) {
-    const hpc_pushed_part *p = a, *q = b;
-    if (p->offset != q->offset) return p->offset < q->offset ? -1 : 1;
-    return p->count < q->count ? -1 : p->count > q->count;
-}
-
-static int is_pushed(const hpc_row *row) {
-    for (int e = 0; e < row->n_in; e++)
-        if (row->in[e].row < 0) return 1;
-    return 0;
-}
-
-/* Rows of one key that are pushed, in the order of the plan: by offset. Those of the same elements have one part. */
-int hpc_pieces_find(hpc_exchange *ex, int key, const char *op) {
-    const hpc_plan *plan = ex->plan;
-    hpc_key_pieces *its = &ex->pieces[key];
-    int first = 0, end;
-    while (plan->rows[first].key != key) first++;
-    for (end = first; end < plan->n_rows && plan->rows[end].key == key;) end++;
-    its->parts = malloc((size_t)(end - first) * sizeof *its->parts);
-    if (its->parts == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);
-    for (int i = first; i < end; i++)
-        if (is_pushed(&plan->rows[i]))
-            its->parts[its->n_parts++] = (hpc_pushed_part){plan->rows[i].offset, plan->rows[i].count, 0};
-    qsort(its->parts, (size_t)its->n_parts, sizeof *its->parts, by_place);
-    int n = 0;
-    for (int p = 0; p < its->n_parts; p++) {
-        const hpc_pushed_part *last = n > 0 ? &its->parts[n - 1] : NULL, part = its->parts[p];
-        if (last != NULL && last->offset == part.offset && last->count == part.count) continue;
-        if (last != NULL && last->offset + last->count > part.offset)
-            return hpc_fail(HPC_ERR_CONFIG, op,
-                            "%s: rows of key %s take elements %llu to %llu and %llu to %llu, which overlap; an update "
-                            "that goes as pieces is encoded once, so rows take the same elements or others",
-                            op, plan->keys[key].name, (unsigned long long)last->offset,
-                            (unsigned long long)(last->offset + last->count - 1), (unsigned long long)part.offset,
-                            (unsigned long long)(part.offset + part.count - 1));
-        its->parts[n] = part;
-        its->parts[n].at = its->slot_bytes;
-        its->slot_bytes += aligned(hpc_piece_most(part.count));
-        n++;
-    }
-    its->n_parts = n;
-    for (int i = first, p = 0; i < end; i++) {
-        if (!is_pushed(&plan->rows[i])) continue;
-        while (its->parts[p].offset != plan->rows[i].offset) p++;
-        ex->layout.row_from[i] = its->parts[p].at;
-    }
-    its->dense = ex->layout.dense_bytes;
-    ex->layout.dense_bytes += aligned((size_t)plan->keys[key].count * sizeof(float));
-    return HPC_OK;
 }
 
 /* ---- encoders ---- */
@@ -192,7 +137,7 @@ float *hpc_pieces_dense(const hpc_exchange *ex, int key) {
     return (float *)(void *)(hpc_own_part(ex) + place->dense + ex->pieces[key].dense);
 }
 
-int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot, const char *op) {
+int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot) {
     hpc_key_pieces *its = &ex->pieces[key];
     hpc_encoder *encoder = &its->encoder;
     const double since = hpc_now();
@@ -205,7 +150,7 @@ int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot, con
                 nbytes = encode_part(encoder, x + part->offset, part->offset, part->count, slot + part->at, &kept);
         if (nbytes < 0) {
             cannot_encode(ex, key, part->offset, nbytes);
-            return hpc_exchange_check(ex, op);
+            return -1;
         }
         kept_in_all += kept;
         nbytes_in_all += nbytes;

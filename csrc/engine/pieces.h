@@ -15,7 +15,8 @@
 int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *config, const char *op);
 void hpc_pieces_free(hpc_exchange *ex);
 
-/* layout.c: finds the parts of a key's update that are encoded apart; an error if two of them overlap. */
+/* parts.c, for the layout: finds the parts of a key's update that are encoded apart; an error if two of them overlap.
+ */
 int hpc_pieces_find(hpc_exchange *ex, int key, const char *op);
 
 /* rows.c, when the rows are known: makes the worker's encoders. And one of a row; memory has room for
@@ -28,8 +29,8 @@ size_t hpc_pieces_state_bytes(const hpc_exchange *ex, const hpc_row *row);
 
 /* Where the worker writes a key's next gradient, in float32. */
 float *hpc_pieces_dense(const hpc_exchange *ex, int key);
-/* Encodes x into the slot of the next push. After an error the exchange ends. */
-int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot, const char *op);
+/* Encodes x into the slot of the next push. Nonzero when the exchange has failed. */
+int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot);
 /* The piece of a row in the slot of a push was left out by its owner: what it says goes back into the residual. */
 void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot);
 /* Bytes of the pieces of a share, in a slot of the update. */

@@ -96,7 +96,8 @@ static int fill(hpc_exchange *ex, int key, const float *src, const char *op) {
         if (ex->pieces[key].encoder.codec == NULL) return HPC_OK; /* this rank gives no updates of the key */
         if (src == NULL) src = hpc_pieces_dense(ex, key);
         if (checks) status = check_finite(ex, key, src, HPC_F32, op);
-        return status == HPC_OK ? hpc_pieces_encode(ex, key, src, hpc_push_slot(ex, key), op) : status;
+        if (status != HPC_OK) return status;
+        return hpc_pieces_encode(ex, key, src, hpc_push_slot(ex, key)) == 0 ? HPC_OK : hpc_exchange_check(ex, op);
     }
     fill_slot(ex, key, src);
     return checks ? check_finite(ex, key, hpc_push_slot(ex, key), ex->keys[key].codec->number, op) : HPC_OK;

@@ -86,37 +86,47 @@ int hpc_plan_check_cut(int cores, uint64_t chunk, int depth) {
     return HPC_OK;
 }
 
-/* The codecs of this build, for errors. */
+/* The codecs of this build, for errors: those of updates, or of parameters, which are sent whole. */
 typedef struct known {
     char text[HPC_CODEC_TEXT];
 } known;
 
-static known known_codecs(void) {
-    known all;
-    hpc_codec_numbers(all.text, sizeof all.text);
-    return all;
+static known known_codecs(int pieces) {
+    known some;
+    hpc_codec_numbers(some.text, sizeof some.text, pieces);
+    return some;
 }
 
-int hpc_plan_check_codecs(const hpc_key *keys, int n_keys, const char *name, int all, const char *names,
-                          const int *by_key, int n) {
-    if (hpc_codec_of(all) == NULL)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s is %d; must be %s", name, all, known_codecs().text);
+static int is_codec(int number, int pieces) {
+    const hpc_codec *codec = hpc_codec_of(number);
+    return codec != NULL && (pieces || codec->addressable);
+}
+
+static int check_codecs(const hpc_key *keys, int n_keys, const char *name, int all, const char *names,
+                        const int *by_key, int n, int pieces) {
+    if (!is_codec(all, pieces))
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s is %d; must be %s", name, all, known_codecs(pieces).text);
     if (n != (by_key == NULL ? 0 : n_keys))
         return hpc_fail(HPC_ERR_INVALID, op_plan,
                         "plan: n_%s is %d and %s is %s; must be %d, one for each key, or 0 where it is NULL", names, n,
                         names, by_key == NULL ? "NULL" : "given", n_keys);
     for (int k = 0; k < n; k++)
-        if (hpc_codec_of(by_key[k]) == NULL)
+        if (!is_codec(by_key[k], pieces))
             return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s[%d], of key '%.100s', is %d; must be %s", names, k,
-                            keys[k].name, by_key[k], known_codecs().text);
+                            keys[k].name, by_key[k], known_codecs(pieces).text);
     return HPC_OK;
+}
+
+int hpc_plan_check_codecs(const hpc_key *keys, int n_keys, const char *name, int all, const char *names,
+                          const int *by_key, int n) {
+    return check_codecs(keys, n_keys, name, all, names, by_key, n, 1);
 }
 
 int hpc_plan_check_both(const hpc_key *keys, int n_keys, int wire, const int *wires, int n_wires, int codec_out,
                         const int *codecs_out, int n_codecs_out) {
     int status = hpc_plan_check_codecs(keys, n_keys, "wire", wire, "wires", wires, n_wires);
     return status == HPC_OK
-               ? hpc_plan_check_codecs(keys, n_keys, "codec_out", codec_out, "codecs_out", codecs_out, n_codecs_out)
+               ? check_codecs(keys, n_keys, "codec_out", codec_out, "codecs_out", codecs_out, n_codecs_out, 0)
                : status;
 }
 
@@ -157,10 +167,11 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
         return wrong(r, "has depth %d; 1 to %d are possible", row->depth, HPC_PLAN_DEPTH);
     if (row->depth != plan->rows[0].depth)
         return wrong(r, "has depth %d, row 0 has %d; a plan has one depth", row->depth, plan->rows[0].depth);
-    if (hpc_codec_of(row->codec_in) == NULL)
-        return wrong(r, "has codec_in %d; must be %s", row->codec_in, known_codecs().text);
-    if (hpc_codec_of(row->codec_out) == NULL)
-        return wrong(r, "has codec_out %d; must be %s", row->codec_out, known_codecs().text);
+    const int relays = row->action == HPC_RELAY, forwards = row->action == HPC_FORWARD;
+    if (!is_codec(row->codec_in, !relays))
+        return wrong(r, "has codec_in %d; must be %s", row->codec_in, known_codecs(!relays).text);
+    if (!is_codec(row->codec_out, forwards))
+        return wrong(r, "has codec_out %d; must be %s", row->codec_out, known_codecs(forwards).text);
     if (row->n_in < 1 || row->in == NULL) return wrong(r, "has no in-edge (n_in is %d)", row->n_in);
     if (row->n_out != 0 || row->action != HPC_APPLY || row->in[0].row < 0) /* else it keeps a master */
         if (row->n_out < 1 || row->out == NULL) return wrong(r, "has no out-edge (n_out is %d)", row->n_out);
