@@ -64,7 +64,7 @@ BENCH_API int bench_exchange(hpc_context *context, const uint64_t *counts, const
     if (keys == NULL || names == NULL || ranks == NULL) goto out;
     for (int k = 0; k < n_keys; k++) {
         snprintf(names[k], sizeof names[k], "key%d", k);
-        keys[k] = (hpc_key){names[k], counts[k]};
+        keys[k] = (hpc_key){names[k], counts[k], 0};
     }
     for (int r = 0; r < size; r++) ranks[r] = r;
     status = plan_of(context, keys, n_keys, ranks, groups, n_levels, chunk, &plan);

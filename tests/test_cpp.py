@@ -120,6 +120,10 @@ static void exchanges(hpcomm::Context &context) {
     assert(plan && !code && plan.n_keys() == 2 && plan.n_rows() == 5);
     assert(plan.key(1).count == 3 && std::strcmp(plan.key(0).name, "weights") == 0);
     assert(plan.row(0).owner == 0 && plan.row(0).count == 32 && plan.row(4).key == 1);
+    hpcomm::HubConfig whole = hub;
+    whole.keys = {{"weights", 100, 48}, plan.key(1)};
+    const hpcomm::Plan units(context, whole, code);
+    assert(!code && units.n_rows() == 4 && units.row(1).offset == 48 && units.key(0).unit == 48);
     hub.chunk = 0;
     assert(!hpcomm::Plan(context, hub, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
     hub.chunk = 128;

@@ -23,7 +23,7 @@ int hpc_plan_block_make(const hpc_key *keys, int n_keys, int n_rows, size_t n_ed
     for (int k = 0; k < n_keys; k++) {
         size_t length = strlen(keys[k].name) + 1;
         memcpy(name, keys[k].name, length);
-        own_keys[k] = (hpc_key){name, keys[k].count};
+        own_keys[k] = (hpc_key){name, keys[k].count, keys[k].unit};
         name += length;
     }
     *plan = (hpc_plan){.n_keys = n_keys, .n_rows = n_rows, .keys = own_keys, .rows = b->rows};

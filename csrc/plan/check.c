@@ -67,6 +67,11 @@ int hpc_plan_check_keys(const hpc_key *keys, int n_keys) {
     return check_names(keys, n_keys);
 }
 
+uint64_t hpc_plan_unit(const hpc_key *key) {
+    if (key->unit == 0) return 1;
+    return key->unit < key->count ? key->unit : key->count;
+}
+
 int hpc_plan_check_affinity(int affinity) {
     if (affinity == HPC_KEY_BY_CORE || affinity == HPC_WORKER_BY_INTERFACE) return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op_plan,
@@ -152,6 +157,11 @@ static int check_place(const hpc_plan *plan, int r) {
     if (row->offset % HPC_PLAN_ALIGN != 0)
         return wrong(r, "is at offset %llu; must be a multiple of %d elements", (unsigned long long)row->offset,
                      HPC_PLAN_ALIGN);
+    const uint64_t unit = hpc_plan_unit(key);
+    if (row->offset % unit != 0 || (row->count % unit != 0 && row->count < key->count - row->offset))
+        return wrong(r, "has %llu elements at offset %llu; key '%.100s' may be cut only at multiples of its unit, %llu",
+                     (unsigned long long)row->count, (unsigned long long)row->offset, key->name,
+                     (unsigned long long)unit);
     return HPC_OK;
 }
 

@@ -177,7 +177,7 @@ static int deal_owners(struct hpc_leaders *d) {
     const struct hpc_group_node *root = &d->t->groups[d->t->n - 1];
     int *owner = d->leaders + (size_t)(d->t->n - 1) * (size_t)d->n;
     const int cores = d->h->cores;
-    int status = hpc_plan_deal(d->chunks, d->n, d->h->chunk, root->n_leads, cores, owner);
+    int status = hpc_plan_deal(d->chunks, d->n, root->n_leads, cores, owner);
     if (status != HPC_OK) return status;
     for (int c = 0; c < d->n; c++) {
         d->core[c] = owner[c] % cores;

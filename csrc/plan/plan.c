@@ -107,7 +107,7 @@ uint64_t hpc_plan_digest(const hpc_plan *plan) {
     struct lists lists = {.n = 0};
     uint64_t digest = mix(mix_ints(fnv_start, plan->n_keys, plan->n_rows), (uint64_t)plan->affinity);
     for (int k = 0; k < plan->n_keys; k++) {
-        digest = mix(digest, plan->keys[k].count);
+        digest = mix(mix(digest, plan->keys[k].count), hpc_plan_unit(&plan->keys[k]));
         const char *name = plan->keys[k].name;
         do digest = mix(digest, (unsigned char)*name);
         while (*name++ != '\0');
@@ -278,10 +278,17 @@ static int check_hub(const hpc_hub *h) {
     return status == HPC_OK ? hpc_plan_check_affinity(h->affinity) : status;
 }
 
+/* Elements of every chunk of the key but its last. No product overflows: a key has HPC_PLAN_ELEMENTS at most. */
+static uint64_t chunk_elements(const hpc_key *key, uint64_t chunk) {
+    uint64_t step = hpc_plan_unit(key), elements = chunk / sizeof(float);
+    while (step % HPC_PLAN_ALIGN != 0) step *= 2; /* the least common multiple: HPC_PLAN_ALIGN is a power of two */
+    return elements < step ? step : elements - elements % step;
+}
+
 int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, const char *op, int *n) {
     uint64_t chunks = 0;
     for (int k = 0; k < n_keys; k++) {
-        chunks += (keys[k].count - 1) / (chunk / sizeof(float)) + 1;
+        chunks += (keys[k].count - 1) / chunk_elements(&keys[k], chunk) + 1;
         if (chunks > (uint64_t)most)
             return hpc_fail(HPC_ERR_INVALID, op,
                             "plan: chunk is %llu bytes, which makes more than the %d rows that a plan may have; make "
@@ -293,13 +300,14 @@ int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, c
 }
 
 void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, hpc_row *rows) {
-    const uint64_t elements = chunk / sizeof(float);
-    for (int k = 0; k < n_keys; k++)
+    for (int k = 0; k < n_keys; k++) {
+        const uint64_t elements = chunk_elements(&keys[k], chunk);
         for (uint64_t offset = 0; offset < keys[k].count; offset += elements) {
             uint64_t left = keys[k].count - offset;
             for (int i = 0; i < copies; i++)
                 *rows++ = (hpc_row){.key = k, .offset = offset, .count = left < elements ? left : elements};
         }
+    }
 }
 
 /* First to the interfaces of all servers; then what each of them has, to its own cores. */
@@ -336,7 +344,7 @@ err:
 
 /* Equal chunks of a key change their bins so that those of a bin lie together, in the order in which the key came to
  * the bins: every bin has as much as before, and passes over memory in long runs. */
-static int gather_chunks(const hpc_row *rows, int n, uint64_t full, int bins, int *bin_of) {
+static int gather_chunks(const hpc_row *rows, int n, int bins, int *bin_of) {
     int *was = malloc((size_t)n * sizeof *was), *filled = calloc((size_t)bins, sizeof *filled);
     if (was == NULL || filled == NULL) {
         free(filled);
@@ -344,8 +352,9 @@ static int gather_chunks(const hpc_row *rows, int n, uint64_t full, int bins, in
         return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
     }
     memcpy(was, bin_of, (size_t)n * sizeof *was);
-    for (int from = 0, to; from < n; from = to + (to == from)) {
-        for (to = from; to < n && rows[to].key == rows[from].key && rows[to].count == full; to++) filled[was[to]]++;
+    for (int from = 0, to; from < n; from = to) {
+        for (to = from; to < n && rows[to].key == rows[from].key && rows[to].count == rows[from].count; to++)
+            filled[was[to]]++;
         int at = from;
         for (int r = from; r < to; r++)
             for (; filled[was[r]] > 0; filled[was[r]]--) bin_of[at++] = was[r];
@@ -364,11 +373,11 @@ static int deal(const hpc_hub *hub, const hpc_row *rows, int n, int *bin_of) {
     int status = hub->interfaces > 1 ? deal_by_interface(hub, sizes, n, bin_of)
                                      : hpc_partition(sizes, n, bins, hub->cores, bin_of);
     free(sizes);
-    return status == HPC_OK ? gather_chunks(rows, n, hub->chunk / sizeof(float), bins, bin_of) : status;
+    return status == HPC_OK ? gather_chunks(rows, n, bins, bin_of) : status;
 }
 
-int hpc_plan_deal(const hpc_row *rows, int n, uint64_t chunk, int servers, int cores, int *bin_of) {
-    const hpc_hub hub = {.n_servers = servers, .cores = cores, .interfaces = 1, .chunk = chunk};
+int hpc_plan_deal(const hpc_row *rows, int n, int servers, int cores, int *bin_of) {
+    const hpc_hub hub = {.n_servers = servers, .cores = cores, .interfaces = 1};
     return deal(&hub, rows, n, bin_of);
 }
 

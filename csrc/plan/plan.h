@@ -31,15 +31,20 @@ typedef struct hpc_plan_block {
 int hpc_plan_block_make(const hpc_key *keys, int n_keys, int n_rows, size_t n_edges, const char *op,
                         hpc_plan_block *block);
 
-/* How many chunks of so many bytes the keys make; HPC_ERR_INVALID when they are more than most. */
+/* Elements that no chunk of the key may cut apart, 1 to its count: digests and checks take this for its unit. */
+uint64_t hpc_plan_unit(const hpc_key *key);
+
+/* How many chunks of so many bytes the keys make; HPC_ERR_INVALID when they are more than most. A chunk has as many
+ * whole units of its key as it can with its end on a cache line, which may be more than so many bytes, if the fewest
+ * such units are. */
 int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, const char *op, int *n);
 
 /* Key, offset and count of every chunk, each of them copies times. */
 void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, hpc_row *rows);
 
-/* The bins, servers * cores, of n chunks of at most so many bytes: each goes to the core that has the least so far, and
- * equal chunks of a key that share a core lie together. */
-int hpc_plan_deal(const hpc_row *chunks, int n, uint64_t chunk, int servers, int cores, int *bin_of);
+/* The bins, servers * cores, of n chunks: each goes to the core that has the least so far, and equal chunks of a key
+ * that share a core lie together. */
+int hpc_plan_deal(const hpc_row *chunks, int n, int servers, int cores, int *bin_of);
 
 /* The parts of hpc_plan_check that concern the keys, or the affinity, alone. */
 int hpc_plan_check_keys(const hpc_key *keys, int n_keys);

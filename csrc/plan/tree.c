@@ -129,7 +129,7 @@ int hpc_plan_tree(const hpc_tree *t, hpc_plan **plan) {
         goto err;
     }
     hpc_plan_cut(t->keys, t->n_keys, t->chunk, 1, chunks);
-    status = hpc_plan_deal(chunks, n, t->chunk, 1, t->cores, core);
+    status = hpc_plan_deal(chunks, n, 1, t->cores, core);
     if (status != HPC_OK) goto err;
     /* of a chunk: one edge to each child's row and one back, and one to each rank with children */
     const size_t edges = ranks + (size_t)n * (2 * (size_t)in.n + ranks);

@@ -20,9 +20,9 @@ const char *job_key_name(int key) {
 void job_init(job *j, const rank *r) {
     *j = (job){.cores = 1, .depth = 1, .chunk = 1024, .rule = "sgd", .args = {0, 0.5}, .sum = 1, .seed = 1};
     j->n_keys = 3;
-    j->keys[0] = (hpc_key){job_key_name(0), 1001};
-    j->keys[1] = (hpc_key){job_key_name(1), 33};
-    j->keys[2] = (hpc_key){job_key_name(2), 4097};
+    j->keys[0] = (hpc_key){job_key_name(0), 1001, 0};
+    j->keys[1] = (hpc_key){job_key_name(1), 33, 0};
+    j->keys[2] = (hpc_key){job_key_name(2), 4097, 0};
     for (int i = 0; i < r->size; i++) j->workers[i] = j->servers[i] = i;
     j->n_workers = j->n_servers = r->size;
     j->progress = HPC_PROGRESS_INLINE;
@@ -35,7 +35,7 @@ static int below(uint64_t *state, int n) {
 void job_random_sizes(job *j, uint64_t *state, uint64_t most) {
     for (int i = 0; i < j->n_keys; i++) {
         uint64_t bits = ranks_random(state) % 15, count = 1 + ranks_random(state) % (2u << bits);
-        j->keys[i] = (hpc_key){job_key_name(i), count < most ? count : most};
+        j->keys[i] = (hpc_key){job_key_name(i), count < most ? count : most, 0};
     }
 }
 

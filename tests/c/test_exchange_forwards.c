@@ -40,7 +40,7 @@ static void add_key(relayed *p, int worker, int by, int owner, uint64_t count) {
     int first = p->plan.n_rows;
     p->plan.keys = p->keys;
     p->plan.rows = p->rows;
-    p->keys[p->plan.n_keys] = (hpc_key){job_key_name(p->plan.n_keys), count};
+    p->keys[p->plan.n_keys] = (hpc_key){job_key_name(p->plan.n_keys), count, 0};
     if (by >= 0) add_row(p, HPC_FORWARD, by, edge(p, worker, -1), edge(p, owner, first + 1));
     add_row(p, HPC_APPLY, owner, by < 0 ? edge(p, worker, -1) : edge(p, by, first), edge(p, worker, -1));
     p->plan.n_keys++;

@@ -12,7 +12,7 @@
 
 enum { KEYS = 3, MOST_CORES = 3 };
 
-static const hpc_key keys[KEYS] = {{"a", 100003}, {"b", 17}, {"c", 250000}};
+static const hpc_key keys[KEYS] = {{"a", 100003, 0}, {"b", 17, 0}, {"c", 250000, 0}};
 
 static hpc_exchange *open_exchange(const rank *r, int cores) {
     static float zeros[250000];

@@ -120,7 +120,7 @@ static void endless_texts(rank *r) {
 static void too_much_memory(rank *r) {
     int ranks[RANKS_MAX];
     for (int i = 0; i < r->size; i++) ranks[i] = i;
-    const hpc_key key = {"huge", (uint64_t)1 << 40};
+    const hpc_key key = {"huge", (uint64_t)1 << 40, 0};
     float one = 1;
     const float *values[] = {&one};
     hpc_hub hub;

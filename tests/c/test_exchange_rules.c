@@ -187,7 +187,7 @@ static void cut_short(rank *r) {
     int key = 0, status = HPC_OK;
     job_init(&j, r);
     j.n_keys = KEYS, j.n_servers = 1, j.each = 1, j.workers[0] = 1, j.n_workers = 1;
-    for (int k = 0; k < KEYS; k++) j.keys[k] = (hpc_key){job_key_name(k), ELEMENTS};
+    for (int k = 0; k < KEYS; k++) j.keys[k] = (hpc_key){job_key_name(k), ELEMENTS, 0};
     hpc_exchange *e = job_open(r, &j);
     if (r->rank == 0) {
         rank_await(r, 0, 1);

@@ -194,7 +194,8 @@ static void many_keys(rank *r) {
     j.progress = r->arg, j.cores = 2;
     j.n_keys = JOB_KEYS;
     CHECK(j.n_keys > 2 * hpc_notify_depth());
-    for (int key = 0; key < j.n_keys; key++) j.keys[key] = (hpc_key){job_key_name(key), 1 + (uint64_t)key * 37 % 301};
+    for (int key = 0; key < j.n_keys; key++)
+        j.keys[key] = (hpc_key){job_key_name(key), 1 + (uint64_t)key * 37 % 301, 0};
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
     for (int step = 0; step < 4; step++) {

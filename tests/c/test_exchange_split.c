@@ -238,7 +238,7 @@ static void cut_short(rank *r) {
     float src[ELEMENTS] = {1, 2, 3, 4, 5};
     split_job(&j, r);
     j.n_keys = KEYS, j.n_servers = 1, j.workers[0] = 1, j.n_workers = 1;
-    for (int k = 0; k < KEYS; k++) j.keys[k] = (hpc_key){job_key_name(k), ELEMENTS};
+    for (int k = 0; k < KEYS; k++) j.keys[k] = (hpc_key){job_key_name(k), ELEMENTS, 0};
     hpc_exchange *e = job_open(r, &j);
     if (r->rank == 0) {
         for (uint64_t round = 1; round <= 2; round++) {
@@ -301,7 +301,7 @@ static void lowest_first(rank *r) {
     hpc_exchange_config c;
     split_job(&j, r);
     j.n_keys = ORDERED, j.n_servers = 1, j.workers[0] = 1, j.n_workers = 1;
-    for (int k = 0; k < ORDERED; k++) j.keys[k] = (hpc_key){job_key_name(k), 100};
+    for (int k = 0; k < ORDERED; k++) j.keys[k] = (hpc_key){job_key_name(k), 100, 0};
     hpc_exchange_config_init(&c);
     c.rule = &rule, c.progress = HPC_PROGRESS_INLINE, c.split = 1;
     CHECK_OK(job_create_with(r, &j, &c, -1, &e));

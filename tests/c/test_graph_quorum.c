@@ -179,7 +179,7 @@ static void full_ring(rank *r) {
     init(&g, r);
     g.grace = 0;
     g.j.n_keys = KEYS;
-    for (int i = 0; i < KEYS; i++) g.j.keys[i] = (hpc_key){job_key_name(i), ELEMENTS};
+    for (int i = 0; i < KEYS; i++) g.j.keys[i] = (hpc_key){job_key_name(i), ELEMENTS, 0};
     hpc_exchange *e = graph_open(r, &g);
     if (r->rank == SLOW) rank_await(r, 4, 1), rank_await(r, 5, 1);
     for (int i = 0; i < KEYS; i++) CHECK_OK(hpc_exchange_start(e, i, HPC_PUSH, src, -1, &ticket));

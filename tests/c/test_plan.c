@@ -108,7 +108,7 @@ static void test_partition_refusals(void) {
 
 /* ---- hub ---- */
 
-static const hpc_key keys[] = {{"conv", 1000}, {"bias", 1}, {"fc", 70000}};
+static const hpc_key keys[] = {{"conv", 1000, 0}, {"bias", 1, 0}, {"fc", 70000, 0}};
 static const int workers[] = {3, 0, 1}, servers[] = {2, 0};
 
 static hpc_hub small_hub(void) {
@@ -211,8 +211,9 @@ static void test_hub_choices(void) {
 
 static void test_hub_refusals(void) {
     static const int twice[] = {1, 0, 1}, negative[] = {1, -2};
-    const hpc_key same[] = {{"a", 1}, {"b", 1}, {"a", 2}}, none[] = {{"a", 1}, {"b", 0}}, unnamed[] = {{NULL, 1}};
-    const hpc_key huge[] = {{"a", HPC_PLAN_ELEMENTS}, {"b", 1}}, many[] = {{"a", ((uint64_t)16 << 24) + 1}};
+    const hpc_key same[] = {{"a", 1, 0}, {"b", 1, 0}, {"a", 2, 0}}, none[] = {{"a", 1, 0}, {"b", 0, 0}};
+    const hpc_key unnamed[] = {{NULL, 1, 0}}, many[] = {{"a", ((uint64_t)16 << 24) + 1, 0}};
+    const hpc_key huge[] = {{"a", HPC_PLAN_ELEMENTS, 0}, {"b", 1, 0}};
     hpc_plan *plan = NULL;
     CHECK_STATUS(hpc_plan_hub(NULL, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("hub is NULL");
@@ -311,7 +312,7 @@ static void test_codecs_by_key(void) {
 
 /* The equal chunks that a core has of a key lie one behind the other. */
 static void test_hub_gathers(void) {
-    const hpc_key keys[] = {{"odd", 100}, {"a", 64 * 11}, {"b", 5}, {"c", 64 * 7 + 3}};
+    const hpc_key keys[] = {{"odd", 100, 0}, {"a", 64 * 11, 0}, {"b", 5, 0}, {"c", 64 * 7 + 3, 0}};
     const int ranks[] = {0, 1, 2};
     hpc_hub hub;
     hpc_hub_init(&hub);
@@ -346,7 +347,7 @@ static hpc_hub random_hub(hpc_key *own, char names[][8], int n_keys, uint64_t la
     hpc_hub_init(&hub);
     for (int k = 0; k < n_keys; k++) {
         snprintf(names[k], sizeof names[k], "%d", k);
-        own[k] = (hpc_key){names[k], 1 + random_below(largest)};
+        own[k] = (hpc_key){names[k], 1 + random_below(largest), 0};
     }
     hub.keys = own, hub.n_keys = n_keys, hub.workers = hub.servers = first_ranks;
     hub.n_workers = MOST_SERVERS, hub.n_servers = 1 + (int)random_below(MOST_SERVERS);
@@ -421,7 +422,7 @@ static void test_interfaces_mean(void) {
 
 /* One large chunk takes an interface for itself, although the small ones would leave its other cores idle. */
 static void test_interface_comes_first(void) {
-    const hpc_key own[] = {{"large", 512}, {"a", 128}, {"b", 128}, {"c", 128}, {"d", 128}};
+    const hpc_key own[] = {{"large", 512, 0}, {"a", 128, 0}, {"b", 128, 0}, {"c", 128, 0}, {"d", 128, 0}};
     hpc_hub hub = small_hub();
     hub.keys = own, hub.n_keys = 5, hub.n_servers = 1;
     hub.cores = 8, hub.interfaces = 2, hub.chunk = 2048;
@@ -478,7 +479,7 @@ struct racks {
 
 static void make_racks(struct racks *p) {
     static const uint64_t offsets[CHUNKS] = {0, 32, 0}, counts[CHUNKS] = {32, 8, 5};
-    *p = (struct racks){.keys = {{"a", 40}, {"b", 5}}};
+    *p = (struct racks){.keys = {{"a", 40, 0}, {"b", 5, 0}}};
     p->plan = (hpc_plan){.n_keys = 2, .n_rows = ROWS, .keys = p->keys, .rows = p->rows};
     for (int rank = 0; rank < 4; rank++) {
         p->pushes[rank / 2][rank % 2] = (hpc_edge){rank, -1, 0.25};
@@ -685,7 +686,7 @@ static void test_copy_many_lists(void) {
     enum { N = 1000, LISTS = 200 };
     static hpc_row rows[N];
     static hpc_edge in[LISTS], out[LISTS];
-    const hpc_key key[] = {{"a", N * 16}};
+    const hpc_key key[] = {{"a", N * 16, 0}};
     const hpc_plan plan = {.n_keys = 1, .n_rows = N, .keys = key, .rows = rows};
     for (int i = 0; i < LISTS; i++) in[i] = (hpc_edge){i, -1, i}, out[i] = (hpc_edge){0, -1, 0};
     for (int r = 0; r < N; r++)

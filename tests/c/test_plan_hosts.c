@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-static const hpc_key keys[] = {{"conv", 1000}, {"bias", 1}, {"fc", 70000}};
+static const hpc_key keys[] = {{"conv", 1000, 0}, {"bias", 1, 0}, {"fc", 70000, 0}};
 static const int workers[] = {4, 0, 3, 7, 1, 6};
 static const int groups[] = {5, 5, 2, 2, 2, 9, 0, 0, 0, 0, 0, 1}; /* hosts {4 0} {3 7 1} {6}; racks {4 0 3 7 1} {6} */
 
@@ -237,7 +237,7 @@ static void test_refusals(void) {
     REFUSED(h.wire = 12, "wire is 12");
     REFUSED(h.codec_out = HPC_THRESHOLD, "codec_out is 8; must be 0 (float32), 2 (float16), 3 (bfloat16)");
     REFUSED((h.wires = wires, h.n_wires = 3), "wires[1], of key 'bias', is 12");
-    const hpc_key large[] = {{"w", 16u << 23}};
+    const hpc_key large[] = {{"w", 16u << 23, 0}};
     REFUSED((h.keys = large, h.n_keys = 1, h.chunk = 64), "makes more than the 16777216 rows");
 }
 

@@ -2,7 +2,7 @@
 #include "check.h"
 #include "plan/plan.h"
 
-static const hpc_key keys[] = {{"conv", 1000}, {"bias", 1}, {"fc", 70000}};
+static const hpc_key keys[] = {{"conv", 1000, 0}, {"bias", 1, 0}, {"fc", 70000, 0}};
 
 enum { SIZE = 8 };
 
@@ -121,14 +121,14 @@ static void refusals(void) {
     CHECK_STATUS(hpc_plan_hosts(&h, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("apply_at is -1");
 
-    const hpc_key huge = {"huge", (uint64_t)HPC_PLAN_NUMBERS * 16};
+    const hpc_key huge = {"huge", (uint64_t)HPC_PLAN_NUMBERS * 16, 0};
     hub.keys = &huge, hub.n_keys = 1, hub.each = 0, hub.chunk = 128;
     CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("with apply_at 1 each chunk has a row at each receiver");
 
     const hpc_edge push = {0, -1, 1}; /* only a row that gets a fold may send nothing on */
     const hpc_row row = {.count = 1, .depth = 1, .quorum = 1, .n_in = 1, .in = &push};
-    const hpc_plan alone = {.n_keys = 1, .n_rows = 1, .keys = &(hpc_key){"a", 1}, .rows = &row};
+    const hpc_plan alone = {.n_keys = 1, .n_rows = 1, .keys = &(hpc_key){"a", 1, 0}, .rows = &row};
     CHECK_STATUS(hpc_plan_check(&alone, 1), HPC_ERR_INVALID);
     CHECK_MESSAGE("row 0 has no out-edge");
 }

@@ -2,7 +2,7 @@
 #include "check.h"
 #include "plan/plan.h"
 
-static const hpc_key keys[2] = {{"a", 1000}, {"b", 5}};
+static const hpc_key keys[2] = {{"a", 1000, 0}, {"b", 5, 0}};
 
 static hpc_tree tree_of(const int *parents, int ranks) {
     hpc_tree t;

@@ -201,7 +201,7 @@ static void one_grace(rank *r) {
     job j;
     job_init(&j, r);
     j.n_servers = 1, j.quorum = 2, j.grace = seconds, j.n_keys = KEYS;
-    for (int i = 0; i < KEYS; i++) j.keys[i] = (hpc_key){job_key_name(i), 33};
+    for (int i = 0; i < KEYS; i++) j.keys[i] = (hpc_key){job_key_name(i), 33, 0};
     hpc_exchange *e = job_open(r, &j);
     double begin = ranks_now();
     for (int i = 0; i < KEYS && r->rank < 2; i++) job_push_pull(r, &j, e, i, 0);

@@ -512,6 +512,7 @@ HPC_API int hpc_rule_find(const char *name, int isa, hpc_rule *rule);
 typedef struct hpc_key {
     const char *name;
     uint64_t count; /* float32 elements, 1 or more */
+    uint64_t unit;  /* elements that a chunk may not cut apart; 0: 1. More than count: the whole key is one chunk */
 } hpc_key;
 
 typedef struct hpc_edge {

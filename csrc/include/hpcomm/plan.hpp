@@ -5,15 +5,23 @@
 #include "context.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <numeric>
 #include <type_traits>
 #include <vector>
 
 namespace hpcomm {
 
+// hpc_key with a unit that may be left out: {name, elements} or {name, elements, unit}.
+struct Key : hpc_key {
+    Key(const char *name, std::uint64_t count, std::uint64_t unit = 0) noexcept : hpc_key{name, count, unit} {}
+    Key(const hpc_key &key) noexcept : hpc_key(key) {}
+};
+static_assert(sizeof(Key) == sizeof(hpc_key), "an array of Key is one of hpc_key");
+
 // A parameter server: hpc_hub's members and defaults.
 struct HubConfig {
-    std::vector<hpc_key> keys;         // {name, elements}; the names need not outlive the plan's creation
+    std::vector<Key> keys;             // the names need not outlive the plan's creation
     std::vector<int> workers, servers; // ranks; empty: all of the context
     int cores = 1;                     // of each server
     std::size_t chunk = 32 * 1024;     // bytes of float32
@@ -31,7 +39,7 @@ struct HubConfig {
 
 // A node communication graph: hpc_graph's members and defaults.
 struct GraphConfig {
-    std::vector<hpc_key> keys;   // {name, elements}
+    std::vector<Key> keys;
     std::vector<double> weights; // [phase][rank][from]; as many phases as there are
     int cores = 1;               // of each rank
     std::size_t chunk = 256 * 1024;
@@ -61,10 +69,10 @@ struct GraphConfig {
 
 // A hierarchy of hosts: hpc_hosts's members and defaults.
 struct HostsConfig {
-    std::vector<hpc_key> keys; // {name, elements}
-    std::vector<int> workers;  // ranks; empty: all of the context
-    std::vector<int> groups;   // [level][worker], level 0 are the hosts; empty: the hosts of the context
-    std::vector<int> leads;    // by worker: 1, it may fold for others, or 0; empty: all may
+    std::vector<Key> keys;
+    std::vector<int> workers; // ranks; empty: all of the context
+    std::vector<int> groups;  // [level][worker], level 0 are the hosts; empty: the hosts of the context
+    std::vector<int> leads;   // by worker: 1, it may fold for others, or 0; empty: all may
     hpc_top top = HPC_TOP_SHARDED;
     int cores = 1; // of each leading rank
     std::size_t chunk = 64 * 1024;
@@ -81,9 +89,9 @@ struct HostsConfig {
 
 // A broadcast over a tree: hpc_tree's members and defaults.
 struct TreeConfig {
-    std::vector<hpc_key> keys; // {name, elements}
-    std::vector<int> parents;  // by rank: the rank that sends to it, -1 for the root
-    int cores = 1;             // of each rank with children
+    std::vector<Key> keys;
+    std::vector<int> parents; // by rank: the rank that sends to it, -1 for the root
+    int cores = 1;            // of each rank with children
     std::size_t chunk = 128 * 1024;
     int depth = 1;
     hpc_dtype wire = HPC_F32;
