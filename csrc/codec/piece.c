@@ -27,6 +27,10 @@ const char *hpc_piece_text(int status) {
         return "it has an element behind the last one";
     case HPC_PIECE_REFUSED:
         return "its decoder refuses it";
+    case HPC_PIECE_BAD_PACK:
+        return "its compressed bytes are damaged";
+    case HPC_PIECE_NO_LIBRARY:
+        return "it is compressed by a library that cannot be loaded here";
     default:
         return "it is right";
     }
@@ -88,7 +92,7 @@ int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t
     if (nbytes < (int64_t)sizeof *head) return HPC_PIECE_BAD_LENGTH;
     memcpy(head, in, sizeof *head);
     if (n < 0 || n > HPC_PIECE_ELEMENTS || head->n != n) return HPC_PIECE_BAD_HEAD;
-    if (head->form >= HPC_PIECE_FORMS || !is_format(head->values) || head->unused != 0) return HPC_PIECE_BAD_HEAD;
+    if (head->form >= HPC_PIECE_FORMS || !is_format(head->values) || head->packed != 0) return HPC_PIECE_BAD_HEAD;
     if (head->nbytes != nbytes) return HPC_PIECE_BAD_LENGTH;
     uint64_t body = (uint64_t)nbytes - sizeof *head;
     if (head->form == HPC_PIECE_SIGNS) {

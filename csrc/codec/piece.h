@@ -28,7 +28,7 @@ typedef struct hpc_piece_head {
     uint32_t nbytes;  /* of the piece, this head included */
     uint8_t form;     /* HPC_PIECE_* */
     uint8_t values;   /* hpc_dtype: HPC_F32, HPC_F16, HPC_BF16 */
-    uint16_t unused;  /* 0 */
+    uint16_t packed;  /* 0: raw, as all below; else the body is compressed (codec/compress.h) */
     uint32_t n;       /* elements */
     uint32_t entries; /* values; HPC_PIECE_SIGNS: elements of a unit, the last one of which may be shorter */
 } hpc_piece_head;
@@ -42,7 +42,9 @@ enum {
     HPC_PIECE_BAD_LENGTH = -5, /* not as many bytes as came, or as the form takes */
     HPC_PIECE_BAD_COUNT = -6,  /* not as many elements are kept as there are values */
     HPC_PIECE_BAD_INDEX = -7,  /* an element at n or behind it */
-    HPC_PIECE_REFUSED = -8     /* by the decoder of a user's own */
+    HPC_PIECE_REFUSED = -8,    /* by the decoder of a user's own */
+    HPC_PIECE_BAD_PACK = -9,   /* its body cannot be decompressed to the length that it should have */
+    HPC_PIECE_NO_LIBRARY = -10 /* the library of its compression cannot be loaded */
 };
 
 /* The same in words, for errors: "its length is wrong". */

@@ -1,12 +1,14 @@
-/* The decoder of pieces. The input: how many elements are expected, whether the head's length and elements are made
- * right, then the piece. What the decoder adds, on every instruction set, is held against a decoder that is written
- * here by the format's description; what it refuses must leave the accumulator as it was. */
+/* The decoder of pieces. The input: how many elements are expected, flags, then the piece. The flags say whether the
+ * head's length and elements are made right, whether the piece is unpacked before it is decoded, and with what it is
+ * packed and unpacked. What the decoder adds, on every instruction set, is held against a decoder that is written here
+ * by the format's description; what it refuses must leave the accumulator as it was. */
 #include "fuzz.h"
 
-#include "codec/piece.h"
+#include "codec/compress.h"
 #include "kernel/half.h"
 
-enum { CONTROL = 3, HEAD = sizeof(hpc_piece_head), MOST = 1 << 14, RIGHT_LENGTH = 1, RIGHT_ELEMENTS = 2 };
+enum { CONTROL = 3, HEAD = sizeof(hpc_piece_head), MOST = 1 << 14, RAW = HEAD + 4 * MOST, SCRATCH = 4096, FENCE = 64 };
+enum { RIGHT_LENGTH = 1, RIGHT_ELEMENTS = 2, PACKED = 4, ROUND_TRIP = 8, NUMBER = 16 /* and 32: less 1 */ };
 
 static float value_at(const uint8_t *values, uint32_t k, int format) {
     float value;
@@ -23,7 +25,7 @@ static int decode(float *sum, uint32_t n, const uint8_t *piece, size_t nbytes) {
     hpc_piece_head head;
     if (nbytes < HEAD) return 0;
     memcpy(&head, piece, HEAD);
-    if (head.nbytes != nbytes || head.n != n || head.unused != 0 || head.form > HPC_PIECE_SIGNS) return 0;
+    if (head.nbytes != nbytes || head.n != n || head.packed != 0 || head.form > HPC_PIECE_SIGNS) return 0;
     if (head.values != HPC_F32 && head.values != HPC_F16 && head.values != HPC_BF16) return 0;
     const uint8_t *values = piece + HEAD, *end = piece + nbytes;
     if (head.form == HPC_PIECE_SIGNS) {
@@ -78,6 +80,45 @@ static int same(const float *a, const float *b, uint32_t n) {
     return 1;
 }
 
+/* The raw piece of a packed one, in its place; 0 if it is refused. */
+static uint32_t unpack(uint8_t **piece, uint32_t nbytes) {
+    uint8_t *raw = malloc(RAW + FENCE), *scratch = malloc(nbytes + 1);
+    hpc_piece_head head;
+    REQUIRE(raw != NULL && scratch != NULL);
+    memset(raw + RAW, 0x5a, FENCE);
+    int64_t made = hpc_piece_unpack(*piece, nbytes, raw, RAW, scratch, nbytes);
+    REQUIRE(made != 0 && made <= RAW);
+    for (int i = 0; i < FENCE; i++) REQUIRE(raw[RAW + i] == 0x5a);
+    free(scratch);
+    free(*piece);
+    *piece = raw;
+    if (made < 0) return 0;
+    memcpy(&head, raw, HEAD);
+    REQUIRE(hpc_piece_read(&head, raw, made, head.n) == 0);
+    return (uint32_t)made;
+}
+
+/* What is packed comes back, if its head is that of a piece. */
+static void pack_and_unpack(int number, const uint8_t *piece, uint32_t nbytes) {
+    static uint8_t scratch[SCRATCH];
+    uint8_t *copy = malloc(nbytes + 1);
+    hpc_piece_head head;
+    REQUIRE(copy != NULL && hpc_compress_room(number, nbytes) <= SCRATCH);
+    memcpy(copy, piece, nbytes);
+    int64_t made = hpc_piece_pack(number, copy, nbytes, scratch, sizeof scratch);
+    REQUIRE(made <= (int64_t)nbytes);
+    if (made < 0 || !hpc_piece_is_packed(copy)) {
+        REQUIRE(memcmp(copy, piece, nbytes) == 0);
+        free(copy);
+        return;
+    }
+    memcpy(&head, piece, HEAD);
+    int right = hpc_piece_read(&head, piece, head.nbytes, head.n) == 0;
+    uint32_t raw = unpack(&copy, (uint32_t)made);
+    REQUIRE((raw > 0) == right && (!right || (raw == head.nbytes && memcmp(copy, piece, raw) == 0)));
+    free(copy);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const int isas[] = {HPC_ISA_GENERIC, HPC_ISA_AVX2, HPC_ISA_AVX512};
     if (size < CONTROL) return 0;
@@ -88,6 +129,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memcpy(piece, data + CONTROL, nbytes);
     if (nbytes >= HEAD && data[2] & RIGHT_LENGTH) memcpy(piece + offsetof(hpc_piece_head, nbytes), &nbytes, 4);
     if (nbytes >= HEAD && data[2] & RIGHT_ELEMENTS) memcpy(piece + offsetof(hpc_piece_head, n), &n, 4);
+    if (data[2] & ROUND_TRIP) pack_and_unpack(1 + data[2] / NUMBER % 4, piece, nbytes);
+    if (data[2] & PACKED) nbytes = unpack(&piece, nbytes);
     int right = decode(expected, n, piece, nbytes);
     if (!right) memset(expected, 0, n * sizeof *expected);
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
