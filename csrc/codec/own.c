@@ -39,7 +39,7 @@ static int decode_add(const hpc_codec_config *config, float *acc, int64_t n, con
     double args[HPC_CODEC_ARGS];
     if (nbytes < (int64_t)sizeof head) return HPC_PIECE_BAD_LENGTH;
     memcpy(&head, in, sizeof head);
-    if (head.form != HPC_PIECE_OWN || head.values != HPC_F32 || head.unused != 0 || head.entries != 0 || head.n != n)
+    if (head.form != HPC_PIECE_OWN || head.values != HPC_F32 || head.packed != 0 || head.entries != 0 || head.n != n)
         return HPC_PIECE_BAD_HEAD;
     if (head.nbytes != nbytes) return HPC_PIECE_BAD_LENGTH;
     memcpy(args, config->args, sizeof args);

@@ -172,6 +172,7 @@ struct hpc_exchange {
     void *graph;            /* discipline/graph.c: the graph that rows were made of; NULL: there are servers */
     hpc_key_rule *rules;    /* by key */
     hpc_key_pieces *pieces; /* by key; NULL: no key has pieces */
+    hpc_packing packing;    /* the worker's */
     const struct hpc_fold_kernels *kernels;
     hpc_asked asked;
     int stream;       /* parameters are written past the caches */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "codec/compress.h"
 
 enum { LINE = 64 };
 
@@ -42,6 +43,28 @@ int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *f, const char *
     return HPC_OK;
 }
 
+/* Room for the largest piece of any row. */
+static int open_packing(const hpc_exchange *ex, hpc_packing *packing, const char *op) {
+    for (int i = 0; ex->pieces != NULL && i < ex->plan->n_rows; i++) {
+        const hpc_row *row = &ex->plan->rows[i];
+        const size_t most = hpc_piece_most(row->count);
+        if (!hpc_key_has_pieces(ex, row->key) || ex->pieces[row->key].config.compress == HPC_COMPRESS_NONE) continue;
+        const size_t room = hpc_compress_room(ex->pieces[row->key].config.compress, most);
+        if (most > packing->most) packing->most = most;
+        if (room > packing->room) packing->room = room;
+    }
+    if (packing->room == 0) return HPC_OK;
+    packing->raw = malloc(packing->most);
+    packing->scratch = malloc(packing->room);
+    if (packing->raw != NULL && packing->scratch != NULL) return HPC_OK;
+    return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes to compress pieces", op, packing->most + packing->room);
+}
+
+static void free_packing(hpc_packing *packing) {
+    free(packing->raw);
+    free(packing->scratch);
+}
+
 static void free_encoder(hpc_encoder *encoder) {
     if (encoder != NULL && encoder->owned) hpc_private_free(encoder->state, encoder->state_bytes);
 }
@@ -55,6 +78,8 @@ void hpc_pieces_free(hpc_exchange *ex) {
         free_encoder(&ex->pieces[k].encoder);
         free(ex->pieces[k].parts);
     }
+    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) free_packing(&ex->cores[c].packing);
+    free_packing(&ex->packing);
     free(ex->pieces);
     free(ex->layout.row_from);
 }
@@ -74,6 +99,9 @@ static void init(hpc_encoder *encoder, const hpc_key_pieces *its, uint64_t count
 }
 
 int hpc_pieces_open_worker(hpc_exchange *ex, const char *op) {
+    int status = open_packing(ex, &ex->packing, op);
+    for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_packing(ex, &ex->cores[c].packing, op);
+    if (status != HPC_OK) return status;
     for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) {
         hpc_key_pieces *its = &ex->pieces[k];
         const size_t at = (size_t)k * (size_t)ex->context->group.size + (size_t)ex->context->group.rank;
@@ -116,10 +144,27 @@ static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces,
 }
 
 /* The state of a piece lies with its elements: the slots of a part, then those of the next one. */
-static int64_t encode_part(hpc_encoder *encoder, const float *x, uint64_t offset, uint64_t n, void *out,
-                           int64_t *kept) {
-    float *state = encoder->state + offset * (uint64_t)hpc_codec_state_slots(encoder->encoding.config);
-    return encoder->codec->encode(&encoder->encoding, x, (int64_t)n, state, out, (int64_t)hpc_piece_most(n), kept);
+static int64_t encode_part(hpc_encoder *encoder, const float *x, uint64_t offset, uint64_t n, void *out, int64_t *kept,
+                           const hpc_packing *packing) {
+    const hpc_codec_config *config = encoder->encoding.config;
+    const size_t most = hpc_piece_most(n);
+    float *state = encoder->state + offset * (uint64_t)hpc_codec_state_slots(config);
+    int64_t nbytes = encoder->codec->encode(&encoder->encoding, x, (int64_t)n, state, out, (int64_t)most, kept);
+    if (nbytes < 0 || config->compress == HPC_COMPRESS_NONE) return nbytes;
+    return hpc_piece_pack(config->compress, out, most, packing->scratch, packing->room);
+}
+
+/* Adds a piece of nbytes, which may be packed. */
+static int decode_part(const hpc_key_pieces *its, float *acc, uint64_t n, const char *piece, size_t nbytes,
+                       double weight, const hpc_packing *packing) {
+    if (nbytes < sizeof(hpc_piece_head) || nbytes > hpc_piece_most(n)) return HPC_PIECE_BAD_LENGTH;
+    int64_t raw = (int64_t)nbytes;
+    if (packing->room > 0 && hpc_piece_is_packed(piece)) {
+        raw = hpc_piece_unpack(piece, raw, packing->raw, packing->most, packing->scratch, packing->room);
+        if (raw < 0) return (int)raw;
+        piece = packing->raw;
+    }
+    return its->codec->decode_add(&its->config, acc, (int64_t)n, piece, raw, weight);
 }
 
 static void cannot_encode(hpc_exchange *ex, int key, uint64_t offset, int64_t status) {
@@ -146,8 +191,8 @@ int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot) {
     begin(encoder, x, encoder->count);
     for (int p = 0; p < its->n_parts; p++) {
         const hpc_pushed_part *part = &its->parts[p];
-        int64_t kept = 0,
-                nbytes = encode_part(encoder, x + part->offset, part->offset, part->count, slot + part->at, &kept);
+        int64_t kept = 0, nbytes = encode_part(encoder, x + part->offset, part->offset, part->count, slot + part->at,
+                                               &kept, &ex->packing);
         if (nbytes < 0) {
             cannot_encode(ex, key, part->offset, nbytes);
             return -1;
@@ -165,7 +210,7 @@ void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot) {
     const size_t nbytes = hpc_piece_bytes(piece);
     float *residual = its->encoder.state + row->offset * (uint64_t)hpc_codec_state_slots(&its->config);
     if (its->config.no_feedback) return;
-    its->codec->decode_add(&its->config, residual, (int64_t)row->count, piece, (int64_t)nbytes, 1);
+    decode_part(its, residual, row->count, piece, nbytes, 1, &ex->packing);
     hpc_tally_add(&its->encoder.returned, nbytes);
 }
 
@@ -211,19 +256,15 @@ static void cannot_decode(hpc_core *core, const hpc_work *w, int rank, int statu
 
 int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight) {
     hpc_exchange *ex = core->exchange;
-    const int64_t count = (int64_t)w->row->count;
-    const hpc_codec_config *config = ex->pieces == NULL ? NULL : &ex->pieces[w->row->key].config;
     if (in->codec->addressable) {
         const size_t nbytes = in->codec->max_bytes(w->row->count);
-        in->codec->decode_add(NULL, w->acc, count, piece, (int64_t)nbytes, weight);
+        in->codec->decode_add(NULL, w->acc, (int64_t)w->row->count, piece, (int64_t)nbytes, weight);
         hpc_tally_add(&core->tally.bytes_folded, nbytes);
         return 0;
     }
     const double since = hpc_now();
     const size_t nbytes = hpc_piece_bytes(piece);
-    int status = HPC_PIECE_BAD_LENGTH;
-    if (nbytes <= hpc_piece_most(w->row->count))
-        status = in->codec->decode_add(config, w->acc, count, piece, (int64_t)nbytes, weight);
+    int status = decode_part(&ex->pieces[w->row->key], w->acc, w->row->count, piece, nbytes, weight, &core->packing);
     if (status != 0) {
         cannot_decode(core, w, in->rank, status);
         return -1;
@@ -240,7 +281,7 @@ int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
     const double since = hpc_now();
     int64_t kept = 0;
     begin(w->encoder, w->acc, w->row->count);
-    int64_t nbytes = encode_part(w->encoder, w->acc, 0, w->row->count, w->encoded, &kept);
+    int64_t nbytes = encode_part(w->encoder, w->acc, 0, w->row->count, w->encoded, &kept, &core->packing);
     if (nbytes < 0) {
         cannot_encode(ex, w->row->key, w->row->offset, nbytes);
         return -1;

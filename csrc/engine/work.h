@@ -35,6 +35,12 @@ typedef struct hpc_encoder {
     _Atomic double seconds;
 } hpc_encoder;
 
+/* Where pieces are packed and unpacked, one at a time; room 0: none are packed. */
+typedef struct hpc_packing {
+    char *raw, *scratch;
+    size_t most, room; /* bytes of the two */
+} hpc_packing;
+
 typedef struct hpc_share {
     int key, owner, core;
     int at; /* its number among the shares of its owner */
@@ -156,7 +162,8 @@ typedef struct hpc_core {
     int running;
     _Atomic int working, paused; /* whether its thread works; how many threads have paused it to look at its rows */
     _Atomic int started;         /* hpc_started */
-    void *memory;                /* states and accumulators of its rows */
+    hpc_packing packing;
+    void *memory; /* states and accumulators of its rows */
     size_t memory_bytes;
     hpc_tally tally;
     _Atomic uint64_t *sent; /* bytes by rank and stage, this rank included; see hpc_tally and hpc_core_sent */

@@ -2,10 +2,13 @@
 #include <string.h>
 
 #include "discipline/discipline.h"
+#include "codec/compress.h"
 #include "engine/pieces.h"
 #include "exchange/exchange.h"
 
 static const char op_create[] = "exchange";
+
+enum { MISSING_BYTES = 256 };
 
 /* The number of the key's codec of pieces; -1: it has none. */
 static int number_of(const hpc_row *row) {
@@ -40,6 +43,9 @@ static int check_key(const hpc_exchange_config *f, int key, const hpc_codec *cod
     const char *wrong = hpc_codec_check(codec, config);
     if (wrong != NULL)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: the codec of key %s, %s: %s", name, codec->name, wrong);
+    char missing[MISSING_BYTES];
+    if (hpc_compress_check(config->compress, missing, sizeof missing) != 0)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: key %s is to be compressed: %s", name, missing);
     if (hpc_rule_averages(rule))
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: key %s has rule average and codec %s: an average is of models, and a model is no "

@@ -73,8 +73,12 @@ static size_t make_piece(int form, size_t n, int full, char *out) {
         residual[i] = 0;
     }
     hpc_piece_filter how = {.delta = 8, .values = full ? HPC_F32 : formats[random_word() % 3]};
-    double args[HPC_THRESHOLD_ARGS] = {1, 50};
-    int64_t nbytes = signs ? hpc_onebit_encode(x, (int64_t)n, residual, args, out, CAP)
+    hpc_codec_config config;
+    int64_t kept;
+    hpc_codec_config_init(&config);
+    config.unit = 50;
+    const hpc_encoding encoding = {.config = &config, .made = 1};
+    int64_t nbytes = signs ? hpc_codec_onebit.encode(&encoding, x, (int64_t)n, residual, out, CAP, &kept)
                            : hpc_piece_encode(&how, x, (int64_t)n, residual, out, CAP, NULL);
     CHECK(nbytes >= HEAD);
     return (size_t)nbytes;
@@ -111,7 +115,7 @@ static size_t check_round_trip(int number, char *piece, size_t nbytes) {
         memcpy(packed, own, (size_t)made);
         own = memcpy(last(&short_of, (size_t)made), packed, (size_t)made); /* and not a byte of it is read twice */
         CHECK_EQ(hpc_piece_read(&head, packed, made, (int64_t)n), HPC_PIECE_BAD_HEAD);
-        CHECK_EQ(hpc_piece_decode_add(acc, (int64_t)n, packed, made, 1, NULL), HPC_PIECE_BAD_HEAD);
+        CHECK_EQ(hpc_piece_decode_add(NULL, acc, (int64_t)n, packed, made, 1), HPC_PIECE_BAD_HEAD);
         CHECK_EQ(hpc_piece_pack(number, packed, CAP, last(&scratch, room), room), HPC_PIECE_BAD_HEAD);
         CHECK_EQ(hpc_piece_unpack(own, made, last(&raw, nbytes), nbytes - 1, last(&scratch, inner), inner),
                  HPC_PIECE_NO_ROOM);
@@ -176,7 +180,7 @@ static int64_t unpack_any(const char *bytes, size_t nbytes, const struct fenced 
     void *aligned = malloc((size_t)made);
     float *sum = calloc(n + 1, sizeof *sum);
     CHECK(aligned != NULL && sum != NULL);
-    int status = hpc_piece_decode_add(sum, n, memcpy(aligned, out, (size_t)made), made, 1, NULL);
+    int status = hpc_piece_decode_add(NULL, sum, n, memcpy(aligned, out, (size_t)made), made, 1);
     CHECK(status <= 0 && sum[n] == 0);
     free(sum);
     free(aligned);

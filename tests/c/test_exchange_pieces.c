@@ -20,7 +20,8 @@ enum {
     RACKS = 128,
     SPLIT = 256,
     FINITE = 512,
-    HOSTS_OF = 1024
+    PACKED = 1024,
+    HOSTS_OF = 2048
 };
 
 static hpc_codec_config config;
@@ -36,6 +37,7 @@ static hpc_plan *make_plan(job *j, const rank *r, int arg) {
     job_init(j, r);
     hpc_codec_config_init(&config);
     config.delta = DELTA;
+    if (arg & PACKED) config.compress = HPC_COMPRESS_ZLIB;
     for (int key = 0; key < j->n_keys; key++) {
         wires[key] = wire_of(arg, key);
         configs[key] = wires[key] == HPC_THRESHOLD ? &config : NULL;
@@ -251,6 +253,8 @@ int main(int argc, char **argv) {
         {.name = "hub", .size = 3, .run = trains},
         {.name = "hub_threads", .size = 4, .run = trains, .arg = THREADS | DEEP | MIXED},
         {.name = "hub_eager", .size = 3, .run = trains, .arg = EAGER | FINITE},
+        {.name = "hub_packed", .size = 3, .run = trains, .arg = PACKED},
+        {.name = "receivers_packed", .size = 3, .run = trains, .arg = PACKED | RECEIVERS | THREADS},
         {.name = "server", .size = 4, .run = trains, .arg = SERVER | MIXED},
         {.name = "split", .size = 3, .run = trains, .arg = SPLIT | MIXED},
         {.name = "receivers", .size = 3, .run = trains, .arg = RECEIVERS},
