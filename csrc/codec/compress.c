@@ -325,7 +325,7 @@ int64_t hpc_piece_unpack(const void *piece, int64_t nbytes, void *raw, size_t ca
     const compressor *c = compressor_of(head.packed);
     head.nbytes = length;
     head.packed = HPC_COMPRESS_NONE;
-    int status = head.form == HPC_PIECE_OWN ? 0 : hpc_piece_read(&checked, &head, length, head.n);
+    int status = hpc_piece_read(&checked, &head, length, head.n);
     if (status != 0) return status;
     if (c == NULL) return HPC_PIECE_NO_LIBRARY;
     if (cap < length || room < packed) return HPC_PIECE_NO_ROOM;

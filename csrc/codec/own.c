@@ -37,11 +37,9 @@ static int decode_add(const hpc_codec_config *config, float *acc, int64_t n, con
                       double weight) {
     hpc_piece_head head;
     double args[HPC_CODEC_ARGS];
-    if (nbytes < (int64_t)sizeof head) return HPC_PIECE_BAD_LENGTH;
-    memcpy(&head, in, sizeof head);
-    if (head.form != HPC_PIECE_OWN || head.values != HPC_F32 || head.packed != 0 || head.entries != 0 || head.n != n)
-        return HPC_PIECE_BAD_HEAD;
-    if (head.nbytes != nbytes) return HPC_PIECE_BAD_LENGTH;
+    int status = hpc_piece_read(&head, in, nbytes, n);
+    if (status == 0 && head.form != HPC_PIECE_OWN) status = HPC_PIECE_BAD_HEAD;
+    if (status != 0) return status;
     memcpy(args, config->args, sizeof args);
     args[0] = 0;
     const char *body = (const char *)in + sizeof head;

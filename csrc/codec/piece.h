@@ -11,6 +11,7 @@
  *     HPC_PIECE_GAPS16     those kept                                gaps, two bytes a code
  *     HPC_PIECE_SIGNS      two float32 for each unit of elements:    for each unit its bits, from a byte of its own on
  *                          where the bit is set, and where not
+ *     HPC_PIECE_OWN        what a codec of a user's own has written; entries is 0
  *
  * A sum that is folded of pieces depends on no form: dense is the same update, with its zeros. */
 #ifndef HPC_PIECE_H
@@ -19,10 +20,17 @@
 #include "codec/codec.h"
 #include "kernel/sparse.h"
 
-enum { HPC_PIECE_DENSE, HPC_PIECE_BITS, HPC_PIECE_GAPS8, HPC_PIECE_GAPS16, HPC_PIECE_SIGNS, HPC_PIECE_FORMS };
+enum {
+    HPC_PIECE_DENSE,
+    HPC_PIECE_BITS,
+    HPC_PIECE_GAPS8,
+    HPC_PIECE_GAPS16,
+    HPC_PIECE_SIGNS,
+    HPC_PIECE_OWN,
+    HPC_PIECE_FORMS
+};
 enum { HPC_OWN_CODEC_SLOTS = 8 };
-enum { HPC_PIECE_OWN = HPC_PIECE_FORMS }; /* what a user's own codec wrote, behind the head */
-enum { HPC_PIECE_ELEMENTS = 1 << 29 };    /* of one piece, at most */
+enum { HPC_PIECE_ELEMENTS = 1 << 29 }; /* of one piece, at most */
 
 typedef struct hpc_piece_head {
     uint32_t nbytes;  /* of the piece, this head included */
