@@ -38,8 +38,9 @@ size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const c
 
 /* ---- the core ---- */
 
-/* Adds an input of a row to its accumulator. Nonzero when it is no piece of the row: then the exchange has failed. */
-int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight);
+/* Adds an input of a row to as many elements. Nonzero when it is no piece of the row: then the exchange has failed, and
+ * nothing is written. */
+int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
 /* Encodes the fold of a row, which lies in acc, into w->encoded. Nonzero when the exchange has failed. */
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w);
 /* Whether the event of an input has brought the piece that lies in its slot; else the exchange has failed. */

@@ -119,7 +119,7 @@ static const float *fold_block(hpc_core *core, const hpc_work *w, const hpc_inpu
 static int add_inputs(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int begins) {
     if (begins) memset(w->acc, 0, (size_t)w->row->count * sizeof(float));
     for (int i = 0; i < inputs->n; i++)
-        if (hpc_pieces_add(core, w, inputs->from[i], inputs->bases[i], inputs->weights[i]) != 0) return -1;
+        if (hpc_pieces_add(core, w, inputs->from[i], inputs->bases[i], inputs->weights[i], w->acc) != 0) return -1;
     return 0;
 }
 
@@ -345,12 +345,24 @@ static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, re
     return w->encoder != NULL ? hpc_pieces_encode_row(core, w) : 0;
 }
 
+/* sgd changes nothing but what a piece has: that is added to the parameters, times minus the rate. The bits are those
+ * of a sum that begins with zeros. */
+static int add_to_params(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to, double rate) {
+    if (hpc_pieces_add(core, w, inputs->from[0], inputs->bases[0], -rate, w->param) != 0) return -1;
+    for (int o = 0; o < w->n_outputs && !inputs->silent; o++)
+        if (goes_to(to, &w->outputs[o]) &&
+            hpc_pieces_add(core, w, inputs->from[0], inputs->bases[0], -rate, w->outputs[o].params) != 0)
+            return -1;
+    return 0;
+}
+
 /* The same, where inputs are pieces: then all are added first. */
 static int work_pieces(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to, const double *args) {
     if (w->passes_on) {
         hpc_count_received(core->exchange, inputs->from[0]->rank, hpc_piece_bytes(inputs->bases[0]));
         return 0;
     }
+    if (w->adds && inputs->weights[0] == 1 && args[2] == 0) return add_to_params(core, w, inputs, to, args[1]);
     hpc_inputs sum = *inputs;
     if (!sum.summed && add_inputs(core, w, inputs, 1) != 0) return -1;
     sum.summed = 1;

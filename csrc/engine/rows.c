@@ -138,11 +138,16 @@ static int takes_pieces(const hpc_plan *plan, const hpc_row *row) {
 }
 
 static size_t acc_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    const hpc_codec *out = hpc_codec_of(row->codec_out);
-    int forwards = row->action == HPC_FORWARD && (out->plain || !out->addressable);
-    return ex->asked.eager || ex->discipline->split != NULL || forwards || takes_pieces(ex->plan, row)
-               ? aligned((size_t)row->count * sizeof(float))
-               : 0;
+    int forwards = row->action == HPC_FORWARD && hpc_codec_of(row->codec_out)->plain;
+    return ex->asked.eager || ex->discipline->split != NULL || forwards ? aligned((size_t)row->count * sizeof(float))
+                                                                        : 0;
+}
+
+/* The sum of a row that is worked off at once may lie where that of the row before it did, while it is in the caches.
+ */
+static size_t sum_bytes(const hpc_exchange *ex, const hpc_row *row) {
+    if (acc_bytes(ex, row) > 0 || !(takes_pieces(ex->plan, row) || hpc_row_writes_pieces(ex->plan, row))) return 0;
+    return aligned((size_t)row->count * sizeof(float));
 }
 
 static size_t encoded_bytes(const hpc_plan *plan, const hpc_row *row) {
@@ -153,16 +158,19 @@ static size_t encoded_bytes(const hpc_plan *plan, const hpc_row *row) {
 
 static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     size_t size = (size_t)ex->context->group.size, most_inputs = 1, forwards = 0;
+    size_t sums = HPC_BLOCK * sizeof(float); /* of a block, or of a row */
     for (int i = 0; i < ex->plan->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[i];
         if (row->owner != ex->context->group.rank || row->core != core->index) continue;
         if ((size_t)row->n_in * (size_t)ex->layout.depth > most_inputs)
             most_inputs = (size_t)row->n_in * (size_t)ex->layout.depth;
+        if (sum_bytes(ex, row) > sums) sums = sum_bytes(ex, row);
         for (int e = 0; e < row->n_out; e++) forwards += row->out[e].row >= 0 ? (size_t)ex->layout.depth : 0;
         core->memory_bytes +=
             state_bytes(ex, row) + acc_bytes(ex, row) + encoded_bytes(ex->plan, row) + hpc_pieces_state_bytes(ex, row);
     }
-    core->memory_bytes += HPC_BLOCK * sizeof(float); /* acc comes first */
+    core->acc_bytes = sums; /* which come first */
+    core->memory_bytes += sums;
     core->memory = hpc_private_alloc(core->memory_bytes, core->node);
     core->folding = malloc(most_inputs * sizeof *core->folding);
     core->bases = malloc(most_inputs * sizeof *core->bases);
@@ -285,6 +293,17 @@ static int can_pass(const hpc_exchange *ex, const hpc_work *w) {
     return 1;
 }
 
+/* A row that can add its one piece to the parameters themselves: its rule is sgd, which alone of those with a pass has
+ * no state, and all parameters are mapped and float32. */
+static int can_add(const hpc_exchange *ex, const hpc_work *w) {
+    if (w->rule->pass == NULL || w->rule->rule.slots > 0 || acc_bytes(ex, w->row) > 0 || w->row->n_in != 1) return 0;
+    if (w->row->action != HPC_APPLY || w->inputs[0].codec->decode_add != hpc_piece_decode_add || !w->sends->plain)
+        return 0;
+    for (int o = 0; o < w->n_outputs; o++)
+        if (w->outputs[o].params == NULL) return 0;
+    return 1;
+}
+
 /* An input that comes by receive slots of this rank. */
 static void found_slots(void *arg, int row, int edge, size_t offset) {
     hpc_exchange *ex = arg;
@@ -340,7 +359,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
     double *weights = ex->memory.weights;
     _Atomic char *came = ex->memory.came;
     hpc_work *w = ex->work;
-    for (int c = 0; c < ex->n_own_cores; c++) used[c] = HPC_BLOCK * sizeof(float);
+    for (int c = 0; c < ex->n_own_cores; c++) used[c] = ex->cores[c].acc_bytes;
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
         ex->work_of[i] = -1;
@@ -370,6 +389,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         w->passes_on = hpc_row_passes_on(plan, row);
         if (row->action == HPC_APPLY) w->state = (float *)(void *)memory;
         if (acc > 0) w->acc = (float *)(void *)(memory + state);
+        if (sum_bytes(ex, row) > 0) w->acc = ex->cores[row->core].acc;
         if (encoded > 0) w->encoded = memory + state + acc;
         if (residual > 0 && hpc_pieces_open_row(ex, w, memory + state + acc + encoded, op) != HPC_OK) {
             free(used);
@@ -379,6 +399,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         find_inputs(ex, w);
         find_outputs(ex, w);
         w->passes = can_pass(ex, w);
+        w->adds = can_add(ex, w);
         w++;
     }
     free(used);

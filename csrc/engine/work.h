@@ -94,6 +94,7 @@ typedef struct hpc_work {
     const hpc_row *row;
     const hpc_codec *codec; /* of pushes */
     int takes_pieces;       /* some inputs are pieces: all are added to acc, one by one */
+    int adds;               /* its one input, a piece, can be added to the parameters themselves */
     int passes_on;          /* it forwards its one input, a piece, as it came */
     const hpc_key_rule *rule;
     int args_of;                         /* the lowest rank whose pushes reach it */
@@ -102,7 +103,8 @@ typedef struct hpc_work {
     hpc_share *share;
     float *param;      /* the master; where models rotate, in the slot of the last fold */
     float *state;      /* block by block: slots times the values of the block */
-    float *acc;        /* eager, a FORWARD that is not encoded, and where fold and apply are two calls */
+    float *acc;        /* eager, a FORWARD that is not encoded, and where fold and apply are two calls; core->acc where
+                          pieces are added up and worked off at once */
     const float *mean; /* fold and apply: what the fold has kept, in acc or in the slot of its only input */
     int n_updates;     /* in mean */
     char *encoded;     /* the outputs as they are sent, one encoding for all receivers; NULL: they are plain float32 */
@@ -142,7 +144,8 @@ typedef struct hpc_core {
     _Alignas(64) hpc_exchange *exchange;
     int index, cpu, node; /* cpu -1: not pinned */
     hpc_lane *in, *out;   /* pushes come by in, answers go by out */
-    float *acc;           /* one block */
+    float *acc;           /* one block, or a row whose inputs or outputs are pieces */
+    size_t acc_bytes;
     const void **folding; /* addresses of a fold's inputs */
     const char **bases;   /* of a whole row's, their weights, and which inputs they are */
     double *base_weights;

@@ -21,7 +21,8 @@ enum {
     SPLIT = 256,
     FINITE = 512,
     PACKED = 1024,
-    HOSTS_OF = 2048
+    SGD = 2048,
+    HOSTS_OF = 4096
 };
 
 static hpc_codec_config config;
@@ -42,7 +43,7 @@ static hpc_plan *make_plan(job *j, const rank *r, int arg) {
         wires[key] = wire_of(arg, key);
         configs[key] = wires[key] == HPC_THRESHOLD ? &config : NULL;
     }
-    j->rule = "momentum", j->args[3] = 0.5;
+    j->rule = arg & SGD ? "sgd" : "momentum", j->args[3] = 0.5;
     j->progress = arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
     j->eager = (arg & EAGER) != 0, j->split = (arg & SPLIT) != 0, j->check_finite = (arg & FINITE) != 0;
     j->wire = arg >= HOSTS_OF ? HPC_F32 : HPC_THRESHOLD; /* of gradients, for job_start */
@@ -260,6 +261,8 @@ int main(int argc, char **argv) {
         {.name = "receivers", .size = 3, .run = trains, .arg = RECEIVERS},
         {.name = "receivers_threads", .size = 4, .run = trains, .arg = RECEIVERS | THREADS | MIXED},
         {.name = "receivers_server", .size = 4, .run = trains, .arg = RECEIVERS | SERVER | EAGER},
+        {.name = "receivers_sgd", .size = 4, .run = trains, .arg = RECEIVERS | SGD | MIXED},
+        {.name = "hosts_receivers_sgd", .size = 5, .run = trains, .arg = HOSTS(2, RECEIVERS | SGD | THREADS)},
         {.name = "2_hosts_of_2", .size = 4, .run = trains, .arg = HOSTS(2, 0)},
         {.name = "3_hosts_uneven", .size = 5, .run = trains, .arg = HOSTS(2, THREADS | MIXED)},
         {.name = "4_hosts_of_1", .size = 4, .run = trains, .arg = HOSTS(1, DEEP)},
