@@ -5,7 +5,6 @@ limits and their order. All arithmetic is float32, in the order of the formulas,
 bits on every instruction set. In the formulas w is a parameter and g the folded update of it.
 """
 
-import ctypes
 import dataclasses
 import math
 import numbers
@@ -13,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from . import _core
 from .errors import InvalidArgument
-
-_CFunction: Any = ctypes.CFUNCTYPE(None).__base__  # of every function pointer of ctypes
 
 MOST_ARGS = 7  # of a rule, the step not counted
 MOST_SLOTS = 4  # float32 values of state for each parameter
@@ -167,9 +165,9 @@ class Rule:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        function_address(self.apply, "apply")
+        _core.function_address(self.apply, "apply")
         if self.fold is not None:
-            function_address(self.fold, "fold")
+            _core.function_address(self.fold, "fold")
         if not isinstance(self.slots, int) or not 0 <= self.slots <= MOST_SLOTS:
             raise InvalidArgument(f"Rule: slots is {self.slots!r}: must be an int from 0 to {MOST_SLOTS}")
         object.__setattr__(self, "args", _checked_args(self.args))
@@ -271,24 +269,6 @@ def changed(rule: AnyRule, changes: Mapping[str, Any]) -> AnyRule:
     if len(args) != len(rule.args):
         raise InvalidArgument(f"{c_name(rule)}: args are {args!r}: must be {len(rule.args)} numbers")
     return dataclasses.replace(rule, args=args)
-
-
-def function_address(function: Any, name: str) -> int:
-    """The address of machine code: an int, a ctypes function pointer, or what has an `address`.
-
-    Raises:
-        InvalidArgument: it is none of these, or null.
-    """
-    if isinstance(function, _CFunction):
-        address = ctypes.cast(function, ctypes.c_void_p).value or 0
-    else:
-        address = getattr(function, "address", function)
-    if isinstance(address, bool) or not isinstance(address, int) or not 0 < address < 2**64:
-        raise InvalidArgument(
-            f"{name} is {function!r}: must be the address of machine code, a ctypes function pointer or a Numba cfunc; "
-            "hpcomm.kernels compiles a Python function"
-        )
-    return address
 
 
 def _checked_args(args: Any) -> Mapping[str, float] | tuple[float, ...]:

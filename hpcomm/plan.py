@@ -3,14 +3,14 @@
 import json
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any, NamedTuple, NoReturn, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from .codec import Codec, Codecs, by_key, by_key_out
+from .codec import Codec, Codecs, WireFormat, by_key, by_key_out
 from .errors import InvalidArgument
 from .flow import Edges, Flow, drawn
 from .stage import Edge, Key, Row, as_keys, choice, whole
@@ -95,14 +95,18 @@ class Rows(Sequence[Row]):
 
     def pushes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of all in-edges that are pushes: the row, in rising order, and the rank."""
+        row, rank, source = self.inputs()
+        return row[source < 0], rank[source < 0]
+
+    def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Of all in-edges: the row, in rising order, the rank, and the row that it comes from; -1: a push."""
         starts, n = self._columns["in"], self._columns["n_in"].astype(np.int64)
         base = int(starts.min())  # the edges of a plan lie in one block
         first = ((starts - np.uintp(base)) // np.uintp(_core.EDGE_BYTES)).astype(np.int64)
         edges = _core.plan_edge_table(base, int((first + n).max()))
         row = np.repeat(np.arange(len(n)), n)
         at = np.repeat(first - np.cumsum(n) + n, n) + np.arange(len(row))
-        pushed = edges["row"][at] < 0
-        return row[pushed], edges["rank"][at[pushed]].astype(np.int64)
+        return row, edges["rank"][at].astype(np.int64), edges["row"][at].astype(np.int64)
 
     def lists(self) -> tuple[list[Edges], list[int], list[int]]:
         """The different lists of edges (rank, row, weight), and for every row which of them are its in- and its
@@ -126,7 +130,7 @@ class Rows(Sequence[Row]):
 
 
 _ACTION = {value: name for name, value in _core.ACTIONS.items()}
-_CODEC = {value: name for name, value in _core.CODECS.items()}
+_CODEC = {value: name for name, value in _core.WIRES.items()}
 _AFFINITY = {value: name for name, value in _core.AFFINITIES.items()}
 
 
@@ -186,10 +190,10 @@ class Plan:
             n_in, n_out = (numbers.setdefault(edges, len(numbers)) for edges in (row.in_edges, row.out_edges))
             table.append(
                 (row.key, row.owner, row.core, _core.ACTIONS[row.action], row.offset, row.count, row.depth, row.quorum,
-                 _core.CODECS[row.codec_in], _core.CODECS[row.codec_out], n_in, n_out)
+                 _core.WIRES[row.codec_in], _core.WIRES[row.codec_out], n_in, n_out)
             )  # fmt: skip
         lists = [[(edge.rank, edge.row, edge.weight) for edge in edges] for edges in numbers]
-        handle = _core.plan_make([(key.name, key.count) for key in own_keys], table, lists, _core.AFFINITIES[affinity])
+        handle = _core.plan_make(c_keys(own_keys), table, lists, _core.AFFINITIES[affinity])
         self._fill(handle, own_keys, size, places)
 
     @classmethod
@@ -230,7 +234,8 @@ class Plan:
             depth: gradients of a key, 1 to 16: under ASYNC so many pushes may be under way, under BSP the next gradient
                 may be written while one is.
             codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a mapping from names
-                of keys to these, and keys that it does not name are float32. wire is its older name.
+                of keys to these, and keys that it does not name are float32. wire is its older name. Of a codec of
+                pieces a plan has the kind and the unit only: give the exchange the codec as well.
             codec_out: of the parameters on their way to workers, given likewise. In 16 bits all workers have the same
                 rounded values, in float32 arrays, and the servers keep masters in float32.
             reduce: "mean" or "sum" of the workers' updates.
@@ -252,14 +257,15 @@ class Plan:
         own_keys = as_keys(keys)
         size = whole("size", size, 1)
         own_workers, own_servers = _ranks("workers", workers, size), _ranks("servers", servers, size)
+        own_keys, codecs = coded(own_keys, codec, wire)
         handle = _core.plan_hub(
-            [(key.name, key.count) for key in own_keys],
+            c_keys(own_keys),
             own_workers,
             own_servers,
             cores=whole("cores", cores, 1),
             chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
             depth=whole("depth", depth, 0),
-            wires=_numbers(by_key([key.name for key in own_keys], codec, wire)),
+            wires=_numbers(codecs),
             sum=reduce == "sum",
             each=bool(each),
             affinity=_core.AFFINITIES[affinity],
@@ -329,8 +335,9 @@ class Plan:
         own_leaders = workers if leaders is None else _ranks("leaders", leaders, size)
         if stranger := set(own_leaders) - set(workers):
             raise InvalidArgument(f"leaders has rank {min(stranger)}, which is in no group: a leader is one of its own")
+        own_keys, codecs = coded(own_keys, codec, wire)
         handle = _core.plan_hosts(
-            [(key.name, key.count) for key in own_keys],
+            c_keys(own_keys),
             workers,
             [[level[rank] for rank in workers] for level in groups],
             [rank in set(own_leaders) for rank in workers],
@@ -338,7 +345,7 @@ class Plan:
             cores=whole("cores", cores, 1),
             chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
             depth=whole("depth", depth, 0),
-            wires=_numbers(by_key([key.name for key in own_keys], codec, wire)),
+            wires=_numbers(codecs),
             sum=reduce == "sum",
             codecs_out=_numbers(by_key_out([key.name for key in own_keys], codec_out)),
             apart=bool(apart or each),
@@ -374,16 +381,16 @@ class Plan:
         Raises:
             InvalidArgument: a value is out of range, there is not one root, or parents go in a circle.
         """
-        own_keys = as_keys(keys)
+        own_keys, codecs = coded(as_keys(keys), codec, wire)
         names = [key.name for key in own_keys]
         above = [whole("parents", parent, -1, len(parents) - 1) for parent in parents]
         handle = _core.plan_tree(
-            [(key.name, key.count) for key in own_keys],
+            c_keys(own_keys),
             above,
             cores=whole("cores", cores, 1),
             chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
             depth=whole("depth", depth, 0),
-            wires=_numbers(by_key(names, codec, wire)),
+            wires=_numbers(codecs),
             codecs_out=_numbers(by_key_out(names, codec_out)),
         )
         plan = cls.__new__(cls)
@@ -416,8 +423,7 @@ class Plan:
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
         """
-        own_keys = as_keys(keys)
-        codecs = by_key([key.name for key in own_keys], codec, wire)
+        own_keys, codecs = coded(as_keys(keys), codec, wire)
         handle = _core.plan_graph(graph_handle(own_keys, weights, cores, chunk_bytes, depth, codecs))
         plan = cls.__new__(cls)
         places = [(rank, core) for rank in range(weights.shape[1]) for core in range(cores)]
@@ -565,6 +571,7 @@ class Plan:
         """The stages as text, bytes as they are on the wire."""
         owner, action = self.rows.column("owner").tolist(), [_ACTION[a] for a in self.rows.column("action").tolist()]
         size = {value: Codec(name).dtype.itemsize for name, value in _core.CODECS.items()}
+        size |= dict.fromkeys(_core.PIECES.values(), ELEMENT)  # at most
         inputs, outputs = (
             [size[codec] * n for codec, n in zip(self.rows.column(name).tolist(), counts, strict=True)]
             for counts in [self.rows.column("count").tolist()]
@@ -584,7 +591,7 @@ class Plan:
             {
                 "hpcomm_plan": 1,
                 "size": self.size,
-                "keys": [[key.name, key.shape] for key in self.keys],
+                "keys": [[key.name, key.shape, *([key.unit] if key.unit > 1 else [])] for key in self.keys],
                 "places": self.places,
                 "affinity": self.affinity,
                 "edges": lists,
@@ -613,7 +620,7 @@ class Plan:
                     row[name] = lists[whole(name, row[name], 0)]
                 choice("row: fold", row.pop("fold", "sum"), ("sum",))  # older plans have it
                 rows.append(Row(**row))
-            keys = [Key(name, shape) for name, shape in found["keys"]]
+            keys = [Key(name, shape, unit=unit) for name, shape, unit in ([*key, 1][:3] for key in found["keys"])]
             places = [(rank, core) for rank, core in found["places"]]
             return cls(keys, rows, found["size"], places, found.get("affinity", "key"))
         except InvalidArgument:
@@ -628,7 +635,7 @@ def graph_handle(
     cores: int,
     chunk_bytes: int,
     depth: int,
-    codecs: Sequence[Codec],
+    codecs: Sequence[WireFormat],
 ) -> Any:
     """What Plan.graph is made of, in C; see there. codecs: by key."""
     if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or weights.dtype != np.float64:
@@ -636,7 +643,7 @@ def graph_handle(
             f"weights is {weights.dtype} of shape {weights.shape}: must be float64 (phases, ranks, ranks)"
         )
     return _core.graph(
-        [(key.name, key.count) for key in as_keys(keys)],
+        c_keys(with_units(as_keys(keys), codecs)),
         np.ascontiguousarray(weights),
         cores=whole("cores", cores, 1),
         chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
@@ -680,9 +687,27 @@ _COLUMNS = [field.name for field in fields(Row)]
 _NUMBERS = [name for name in _COLUMNS if name not in ("in_edges", "out_edges")]
 
 
-def _numbers(codecs: Sequence[Codec]) -> list[int]:
+def coded(
+    keys: tuple[Key, ...], codec: Codecs | None, wire: Codecs | None = None
+) -> tuple[tuple[Key, ...], list[WireFormat]]:
+    """The keys with the units of their codecs, and these codecs."""
+    codecs = by_key([key.name for key in keys], codec, wire)
+    return with_units(keys, codecs), codecs
+
+
+def with_units(keys: Iterable[Key], codecs: Sequence[WireFormat]) -> tuple[Key, ...]:
+    """The keys with the units of their codecs; a key keeps its own if its codec has none."""
+    units = [codec.unit_of(key.shape) for key, codec in zip(keys, codecs, strict=True)]
+    return tuple(key if unit == 1 else replace(key, unit=unit) for key, unit in zip(keys, units, strict=True))
+
+
+def c_keys(keys: Iterable[Key]) -> list[_core.PlanKey]:
+    return [(key.name, key.count, key.unit) for key in keys]
+
+
+def _numbers(codecs: Sequence[WireFormat]) -> list[int]:
     """What C calls them."""
-    return [_core.CODECS[codec.name] for codec in codecs]
+    return [_core.WIRES[codec.name] for codec in codecs]
 
 
 def _ranks(name: str, ranks: Iterable[int], size: int) -> list[int]:

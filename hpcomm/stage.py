@@ -22,15 +22,17 @@ class Key:
         name: of the tensor.
         shape: of the tensor, () for a single number; an int stands for one dimension.
         count: float32 elements; None: what the shape holds.
+        unit: elements in a row that no chunk cuts apart, as OneBit needs; 1: chunks end anywhere.
 
     Raises:
-        InvalidArgument: the name is not a text that C can hold, the shape is none or holds nothing, or the count is
-            another one.
+        InvalidArgument: the name is not a text that C can hold, the shape is none or holds nothing, the count is
+            another one, or the unit is out of range.
     """
 
     name: str
     shape: tuple[int, ...]
     count: int = None  # type: ignore[assignment]  # an int from __post_init__ on
+    unit: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or "\0" in self.name or any("\ud800" <= c <= "\udfff" for c in self.name):
@@ -45,6 +47,7 @@ class Key:
             raise InvalidArgument(f"key {self.name!r}: count is {self.count!r}, but shape {shape} holds {count}")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "count", count)
+        object.__setattr__(self, "unit", whole(f"key {self.name!r}: unit", self.unit, 1))
 
 
 def _shape(name: str, value: object) -> tuple[int, ...]:
@@ -114,8 +117,9 @@ class Row:
             row of its in-edge sends go on to the out-edges, unopened.
         depth: inputs that may be under way on each in-edge, 1 to 16.
         quorum: inputs that make a fold: all, or 1 (each by itself); None: all.
-        codec_in, codec_out: "float32", "float16" or "bfloat16", for what comes and for what goes. A row takes what
-            others forward in the codec_out of their rows; all rows that send parameters of a key have one codec_out.
+        codec_in, codec_out: "float32", "float16" or "bfloat16", for what comes and for what goes; or for updates a
+            codec of pieces, "threshold", "topk", "onebit" or "own". A row takes what others forward in the codec_out of
+            their rows; all rows that send parameters of a key have one codec_out.
 
     Raises:
         InvalidArgument: a value is out of range or unknown; what one row cannot tell is checked by Plan.
@@ -145,8 +149,8 @@ class Row:
         for name in ("offset", "count"):
             put(self, name, whole(f"row: {name}", getattr(self, name), 0, MOST_ELEMENTS))
         choice("row: action", self.action, _core.ACTIONS)
-        choice("row: codec_in", self.codec_in, _core.CODECS)
-        choice("row: codec_out", self.codec_out, _core.CODECS)
+        choice("row: codec_in", self.codec_in, _core.WIRES)
+        choice("row: codec_out", self.codec_out, _core.WIRES)
 
 
 def _edges(name: str, edges: Iterable[Edge]) -> tuple[Edge, ...]:

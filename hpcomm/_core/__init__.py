@@ -6,6 +6,15 @@ _fast, which spares them what cffi costs. Every handle is freed when the last Py
 freed while a call on it is under way.
 """
 
+from .codec import (
+    CODEC_ARGS,
+    COMPRESSIONS,
+    codec_config,
+    codec_stats,
+    encoder_values,
+    get_encoder,
+    set_encoder,
+)
 from .context import (
     allgather,
     barrier,
@@ -87,15 +96,18 @@ from .host import (
     transports,
     version,
 )
-from .memory import address_of, from_buffer, mapped
+from .memory import address_of, from_buffer, function_address, mapped
 from .plan import (
     ACTIONS,
     AFFINITIES,
     APPLY_AT,
     CODECS,
     EDGE_BYTES,
+    PIECES,
     ROW_FIELDS,
     TOPS,
+    WIRES,
+    PlanKey,
     graph,
     plan_affinity,
     plan_check,

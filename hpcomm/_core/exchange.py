@@ -67,8 +67,10 @@ def exchange_create(
     check_finite: bool,
     split: bool,
     isa: int,
+    codecs: list[Any],
 ) -> Any:
-    """The handle of an exchange, which keeps `keep`, its rules' code among it, until it is freed."""
+    """The handle of an exchange, which keeps `keep`, the code of its rules and codecs among it, until it is freed.
+    codecs: by key, what codec_config made, None for an array of a dtype; empty where all are."""
     buffers = [from_buffer("float[]", array) for array in values]
     c_values = ffi.new("const float *[]", buffers)
     config = _exchange_config()
@@ -78,11 +80,13 @@ def exchange_create(
     config.shared_params, config.eager, config.check_finite = shared_params, eager, check_finite
     config.graph, config.staleness, config.in_place = graph or ffi.NULL, staleness, in_place
     config.quorum, config.grace, config.split = quorum, grace, split
+    c_codecs = ffi.new("const hpc_codec_config *[]", [codec or ffi.NULL for codec in codecs])
+    config.codecs = c_codecs if codecs else ffi.NULL
 
     def create(seconds: float, out: Any) -> int:
         return lib.hpc_exchange_create(context, config, seconds, out)
 
-    return collected(create, "hpc_exchange *", timeout, lib.hpc_exchange_free, keep)
+    return collected(create, "hpc_exchange *", timeout, lib.hpc_exchange_free, (keep, codecs))
 
 
 def exchange_refuse(context: Any, sentence: str, timeout: float) -> None:

@@ -1,5 +1,6 @@
 """Arrays of mapped memory, which keep it mapped, and what C takes and gives by an address."""
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._ffi import ffi, lib
+from ..errors import InvalidArgument
 from .status import NULL
+
+_CFunction: Any = ctypes.CFUNCTYPE(None).__base__  # of every function pointer of ctypes
 
 from_buffer = ffi.from_buffer
 new_word: Callable[[], Any] = lambda: ffi.new("uint64_t *")  # noqa: E731
@@ -32,3 +36,21 @@ def memory_of(memory: Any) -> Any:
 def address_of(pointer: Any) -> int:
     """Of a handle, whose owner must outlive the address."""
     return int(ffi.cast("uintptr_t", pointer))
+
+
+def function_address(function: Any, name: str) -> int:
+    """The address of machine code: an int, a ctypes function pointer, or what has an `address`.
+
+    Raises:
+        InvalidArgument: it is none of these, or null.
+    """
+    if isinstance(function, _CFunction):
+        address = ctypes.cast(function, ctypes.c_void_p).value or 0
+    else:
+        address = getattr(function, "address", function)
+    if isinstance(address, bool) or not isinstance(address, int) or not 0 < address < 2**64:
+        raise InvalidArgument(
+            f"{name} is {function!r}: must be the address of machine code, a ctypes function pointer or a Numba cfunc; "
+            "hpcomm.kernels compiles a Python function"
+        )
+    return address

@@ -1,7 +1,7 @@
 """Plans, their rows, and the hubs, graphs and hierarchies that they are made from."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,13 @@ APPLY_AT: dict[str, int] = {
 }
 TOPS: dict[str, int] = {"sharded": lib.HPC_TOP_SHARDED, "ring": lib.HPC_TOP_RING}
 CODECS: dict[str, int] = {"float32": lib.HPC_F32, "float16": lib.HPC_F16, "bfloat16": lib.HPC_BF16}
+PIECES: dict[str, int] = {  # of variable length
+    "threshold": lib.HPC_THRESHOLD,
+    "topk": lib.HPC_TOPK,
+    "onebit": lib.HPC_ONEBIT,
+    "own": lib.HPC_OWN_CODEC,
+}
+WIRES: dict[str, int] = {**CODECS, **PIECES}
 
 
 def _layout(name: str) -> np.dtype[Any]:
@@ -44,17 +51,24 @@ _ROW, _EDGE = _layout("hpc_row"), _layout("hpc_edge")
 ROW_FIELDS = tuple(name for name, _ in ffi.typeof("hpc_row").fields)
 
 
-def _plan_keys(keys: list[tuple[str, int]]) -> tuple[Any, list[Any]]:
+_HAS_UNITS = "unit" in dict(ffi.typeof("hpc_key").fields)
+
+PlanKey: TypeAlias = tuple[str, int, int]  # name, count and unit of a key
+
+
+def _plan_keys(keys: list[PlanKey]) -> tuple[Any, list[Any]]:
     """hpc_key[], and the names that must stay as long."""
-    names = [ffi.new("char[]", name.encode()) for name, _ in keys]
+    names = [ffi.new("char[]", name.encode()) for name, _, _ in keys]
     c_keys = ffi.new("hpc_key[]", max(1, len(keys)))
-    for c_key, name, (_, count) in zip(c_keys, names, keys, strict=False):
+    for c_key, name, (_, count, unit) in zip(c_keys, names, keys, strict=False):
         c_key.name, c_key.count = name, count
+        if _HAS_UNITS:
+            c_key.unit = unit
     return c_keys, names
 
 
 def plan_hub(
-    keys: list[tuple[str, int]],
+    keys: list[PlanKey],
     workers: list[int],
     servers: list[int],
     *,
@@ -85,7 +99,7 @@ def plan_hub(
 
 
 def plan_hosts(
-    keys: list[tuple[str, int]],
+    keys: list[PlanKey],
     workers: list[int],
     groups: list[list[int]],  # by level: of each worker
     leads: list[bool],  # by worker
@@ -118,7 +132,7 @@ def plan_hosts(
 
 
 def plan_tree(
-    keys: list[tuple[str, int]],
+    keys: list[PlanKey],
     parents: list[int],  # by rank; -1: the root
     *,
     cores: int,
@@ -141,7 +155,7 @@ def plan_tree(
 
 
 def graph(
-    keys: list[tuple[str, int]],
+    keys: list[PlanKey],
     weights: NDArray[np.float64],
     *,
     cores: int,
@@ -168,7 +182,7 @@ def plan_graph(graph: Any) -> Any:
 
 
 def plan_make(
-    keys: list[tuple[str, int]],
+    keys: list[PlanKey],
     rows: Sequence[tuple[int, ...]],
     lists: list[list[tuple[int, int, float]]],
     affinity: int,

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..codec import Codecs, by_key, by_key_out
+from ..codec import Codecs, by_key_out
 from ..errors import ConfigError, InvalidArgument
-from ..plan import Plan
+from ..plan import Plan, coded
 from ..stage import Edge, Key, Row, as_keys, nearest
 from .hierarchy import Hierarchy, OneTopology
 from .parameter_server import ParameterServer
@@ -85,8 +85,8 @@ class ByKey:
         for name in self.topologies:
             if name not in names:
                 raise InvalidArgument(f"topology has an entry for {name!r}, which is not a key: {nearest(name, names)}")
-        codecs = [codec.name for codec in by_key(names, codec, wire)]
-        codecs_out = [codec.name for codec in by_key_out(names, codec_out)]
+        own_keys, codecs = coded(own_keys, codec, wire)
+        codecs_out = by_key_out(names, codec_out)
         groups: dict[OneTopology, list[int]] = {}
         for i, name in enumerate(names):
             groups.setdefault(self.topologies.get(name, self.rest or _FLAT), []).append(i)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..codec import Codecs, by_key, by_key_out
+from ..codec import Codecs, by_key_out
 from ..errors import InvalidArgument, NotSupported
-from ..plan import Plan
+from ..plan import Plan, coded
 from ..stage import Edge, Key, Row, as_keys, whole
 from .graph import Graph
 from .graphs import root_expander
@@ -108,7 +108,7 @@ class HostGraph:
                 "averages stay float32 in their host; leave both out"
             )
         step = whole("chunk_bytes", chunk_bytes, 64, 1 << 40) // 64 * 16  # elements
-        codecs = by_key(names, codec, wire)
+        own_keys, codecs = coded(own_keys, codec, wire)
         rows: list[Row] = []
         chunks = 0
         for k, key in enumerate(own_keys):

@@ -1,0 +1,65 @@
+"""Codecs of variable length: how pieces are written, what they have cost, and what encoders keep."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._ffi import ffi, lib
+from .handle import owned
+from .memory import from_buffer, new_word
+from .status import check
+
+CODEC_ARGS: int = lib.HPC_CODEC_ARGS
+COMPRESSIONS: dict[str | None, int] = {
+    None: lib.HPC_COMPRESS_NONE,
+    "lz4": lib.HPC_COMPRESS_LZ4,
+    "snappy": lib.HPC_COMPRESS_SNAPPY,
+    "zstd": lib.HPC_COMPRESS_ZSTD,
+    "zlib": lib.HPC_COMPRESS_ZLIB,
+}
+_FUNCTIONS = {"filter": "hpc_filter_fn *", "encode": "hpc_encode_fn *", "decode_add": "hpc_decode_add_fn *"}
+
+
+def codec_config(fields: Mapping[str, Any]) -> Any:
+    """An hpc_codec_config with these fields: functions by their addresses, args from args[1] on, the name as text. It
+    keeps its name; whoever gives functions keeps their code."""
+    config = ffi.new("hpc_codec_config *")
+    lib.hpc_codec_config_init(config)
+    name = ffi.NULL
+    for field, value in fields.items():
+        if field in _FUNCTIONS:
+            setattr(config, field, ffi.cast(_FUNCTIONS[field], value))
+        elif field == "name":
+            config.name = name = ffi.new("char[]", value.encode())
+        elif field == "args":
+            config.args[1 : 1 + len(value)] = value
+        else:
+            setattr(config, field, value)
+    return owned(config, lambda _: None, (config, name))
+
+
+def codec_stats(exchange: Any, key: int) -> dict[str, Any]:
+    """hpc_codec_stats."""
+    stats = ffi.new("hpc_codec_stats *")
+    check(lib.hpc_exchange_get_codec_stats(exchange, key, stats))
+    return {name: getattr(stats, name) for name, _ in ffi.typeof("hpc_codec_stats").fields}
+
+
+def encoder_values(exchange: Any, key: int, row: int) -> int:
+    """How many values an encoder keeps; 0: nothing is encoded there. row -1: the worker's encoder of the key."""
+    n = int(lib.hpc_exchange_encoder_values(exchange, key, row))
+    check(min(0, n))
+    return n
+
+
+def get_encoder(exchange: Any, key: int, row: int, values: NDArray[np.float32]) -> int:
+    """How many encodings an encoder has made; values are filled."""
+    made = new_word()
+    check(lib.hpc_exchange_get_encoder(exchange, key, row, made, from_buffer("float[]", values)))
+    return int(made[0])
+
+
+def set_encoder(exchange: Any, key: int, row: int, made: int, values: NDArray[np.float32]) -> None:
+    check(lib.hpc_exchange_set_encoder(exchange, key, row, made, from_buffer("float[]", values)))

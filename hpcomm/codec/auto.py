@@ -1,0 +1,39 @@
+"""A codec that an exchange chooses when it is made."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InvalidArgument
+from .base import WireFormat
+from .dtype import FLOAT32, Codec
+from .sparse import TopK
+
+
+@dataclass(frozen=True)
+class Auto(WireFormat):
+    """A codec where it makes the step faster, and float32 where it doesn't: "auto" is Auto(). An exchange decides it
+    when it is made, for each key, and all ranks decide alike.
+
+    It measures the bytes a second between hosts, and the seconds that the codec takes to encode and to decode. A key
+    gets the codec if that takes less time than sending float32. Where all ranks map each other's memory every key gets
+    float32, and nothing is measured. Threshold is measured as TopK(0.01), as nobody knows yet how much it keeps.
+    Exchange.codecs tells what was chosen, and Exchange.stats why.
+
+    Attributes:
+        codec: the one that is tried, a value of hpcomm.codec or a name; TopK(0.01) if none is given.
+
+    Raises:
+        InvalidArgument: there is no such codec.
+    """
+
+    codec: Any = field(default_factory=lambda: TopK(0.01))
+
+    def __post_init__(self) -> None:
+        if isinstance(self.codec, str):
+            object.__setattr__(self, "codec", Codec(self.codec))
+        if not isinstance(self.codec, WireFormat) or isinstance(self.codec, Auto) or self.codec == FLOAT32:
+            raise InvalidArgument(f"Auto: codec is {self.codec!r}: must be a codec of hpcomm.codec other than float32")
+
+    @property
+    def name(self) -> str:
+        raise InvalidArgument("codec is 'auto': an exchange chooses it when it is made; give another codec here")

@@ -1,0 +1,72 @@
+"""What plans and exchanges ask of every codec."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidArgument
+
+
+class WireFormat(ABC):
+    """The wire format of a key's updates: an array of a dtype, or pieces of variable length."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As the rows of plans have it."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the array that a trainer writes a gradient into."""
+        return np.dtype(np.float32)
+
+    @property
+    def slots(self) -> int:
+        """float32 values of state for each element that an encoder keeps beside its residual."""
+        return 0
+
+    @property
+    def kernel(self) -> Any:
+        """The filter: "auto", "numba", "c", or machine code of a user's own. None: it has none."""
+        return None
+
+    def unit_of(self, shape: Sequence[int]) -> int:
+        """Elements in a row of a key of this shape that no chunk may cut apart."""
+        return 1
+
+    def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
+        """The fields of hpc_codec_config for a key of this shape, but for the filter; None: an array of a dtype."""
+        return None
+
+    def trial(self) -> "WireFormat":
+        """The codec by which Auto measures this one: on updates whose density is that of a training."""
+        return self
+
+
+def number(what: str, value: object, low: float, high: float, *, above: bool = False) -> float:
+    """value as a float from low to high; above: larger than low."""
+    told = f"{'above ' if above else ''}{low:g}{' and at most' if above else ' to'} {high:g}"
+    if high == float("inf"):
+        told = f"a finite number, {low:g} or more"
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(f"{what} is {value!r}: must be {told}") from None
+    if not isfinite(found) or not low <= found <= high or (above and found == low):
+        raise InvalidArgument(f"{what} is {value!r}: must be {told}")
+    return found
+
+
+def flag(what: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{what} is {value!r}: must be True or False")
+
+
+def word(what: str, value: object, words: Sequence[str | None] | Mapping[str | None, Any]) -> None:
+    if not isinstance(value, str | None) or value not in words:
+        raise InvalidArgument(f"{what} is {value!r}: must be one of {', '.join(map(repr, words))}")

@@ -1,0 +1,99 @@
+"""The codec of each key, of what a user gives: one for all keys, or a mapping from names of keys."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ..errors import InvalidArgument
+from ..stage import nearest
+from .auto import Auto
+from .base import WireFormat
+from .dtype import FLOAT32, Codec, check_dtype
+
+# One codec for all keys, by its value or its name, or those of some keys by the key's name: the others are float32.
+Codecs: TypeAlias = WireFormat | str | Mapping[str, WireFormat | str]
+
+
+def name_of(codec: object) -> Any:
+    """A codec that is given by its value or its name, unchecked: the name of an array's dtype, else the value; float32
+    where none is given. Of a mapping those by key."""
+    if isinstance(codec, Mapping):
+        return {key: name_of(value) for key, value in codec.items()}
+    return "float32" if codec is None else codec.name if isinstance(codec, Codec) else codec
+
+
+def named(codec: object, wire: object = None) -> Any:
+    """The codec that is asked for, as name_of has it. wire is the older name of codec; float32 where neither is given.
+
+    Raises:
+        InvalidArgument: both are given.
+    """
+    if codec is not None and wire is not None:
+        raise InvalidArgument(f"codec is {codec!r} and wire is {wire!r}: wire is codec's older name, give one of them")
+    return name_of(wire if codec is None else codec)
+
+
+def asked(keys: Sequence[str], codec: Codecs | None, wire: Codecs | None = None) -> list[WireFormat]:
+    """The codec of each key, as named has it; Auto where it is still to be chosen.
+
+    Raises:
+        InvalidArgument: codec and wire are given, there is no such codec, or a name in a mapping is no key.
+    """
+    return _by_key("codec", keys, named(codec, wire), _update)
+
+
+def by_key(keys: Sequence[str], codec: Codecs | None, wire: Codecs | None = None) -> list[WireFormat]:
+    """The codec of each key, which is chosen.
+
+    Raises:
+        InvalidArgument: as asked, and one is "auto".
+    """
+    found = asked(keys, codec, wire)
+    for key, one in zip(keys, found, strict=True):
+        if isinstance(one, Auto):
+            raise InvalidArgument(
+                f"codec of {key!r} is 'auto', which an exchange chooses when it makes its own plan: give this plan a "
+                "codec"
+            )
+    return found
+
+
+def by_key_out(keys: Sequence[str], codec_out: Codecs | None) -> list[Codec]:
+    """The codec of each key's parameters.
+
+    Raises:
+        InvalidArgument: there is no such codec, or a name in a mapping is no key.
+    """
+    return _by_key("codec_out", keys, name_of(codec_out), _parameters)
+
+
+def _update(what: str, codec: object) -> WireFormat:
+    if isinstance(codec, WireFormat):
+        return codec
+    if codec == "auto":
+        return Auto()
+    try:
+        check_dtype(what, codec)
+    except InvalidArgument as wrong:
+        raise InvalidArgument(f"{wrong}, 'auto', or a value of hpcomm.codec") from None
+    return Codec(codec)  # type: ignore[arg-type]
+
+
+def _parameters(what: str, codec: object) -> Codec:
+    if isinstance(codec, WireFormat) and not isinstance(codec, Codec):
+        raise InvalidArgument(
+            f"{what} is {codec!r}: parameters are sent as arrays, in 'float32', 'float16' or 'bfloat16'"
+        )
+    check_dtype(what, codec)
+    return Codec(codec)  # type: ignore[arg-type]
+
+
+def _by_key(what: str, keys: Sequence[str], given: Any, value_of: Any) -> list[Any]:
+    if not isinstance(given, Mapping):
+        return [value_of(what, given)] * len(keys)
+    known = set(keys)
+    found = {}
+    for key, one in given.items():
+        if key not in known:
+            raise InvalidArgument(f"{what} has an entry for {key!r}, which is not a key: {nearest(key, keys)}")
+        found[key] = value_of(f"{what} of {key!r}", one)
+    return [found.get(key, FLOAT32) for key in keys]

@@ -1,0 +1,48 @@
+"""Codecs that are arrays of a dtype."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from ..errors import InvalidArgument
+from .base import WireFormat
+
+
+def check_dtype(what: str, name: object) -> None:
+    if not isinstance(name, str) or name not in _core.CODECS:
+        raise InvalidArgument(f"{what} is {name!r}: must be one of {', '.join(map(repr, _core.CODECS))}")
+
+
+@dataclass(frozen=True)
+class Codec(WireFormat):
+    """A wire format of updates, or of parameters. Sums, masters and the arrays of parameters are float32.
+
+    Attributes:
+        name: "float32", "float16" or "bfloat16".
+
+    Raises:
+        InvalidArgument: there is no codec of that name.
+    """
+
+    name: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_dtype("codec", self.name)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the arrays that hold what is sent. NumPy has no bfloat16: ml_dtypes' one if that is installed, else uint16
+        for the bits."""
+        if self.name != "bfloat16":
+            return np.dtype(self.name)
+        try:
+            import ml_dtypes  # noqa: PLC0415
+        except ModuleNotFoundError:
+            return np.dtype(np.uint16)
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+
+
+FLOAT32, FLOAT16, BFLOAT16 = Codec("float32"), Codec("float16"), Codec("bfloat16")

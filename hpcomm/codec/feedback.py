@@ -1,0 +1,75 @@
+"""Error feedback: what a codec leaves out is added to the next update."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidArgument
+from .base import WireFormat, flag
+from .dtype import FLOAT32, Codec
+from .sparse import Threshold
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(WireFormat):
+    """A codec with error feedback. Threshold, TopK, OneBit and Own have it anyway. "float16" and "bfloat16" get it by
+    this: the error of rounding stays in a residual.
+
+    Attributes:
+        codec: a codec, by its value or its name.
+        on: False: what the codec leaves out is lost. For comparison.
+
+    Raises:
+        InvalidArgument: there is no such codec, or it is one that is still to be chosen.
+    """
+
+    codec: Any
+    on: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.codec, str):
+            object.__setattr__(self, "codec", Codec(self.codec))
+        if not isinstance(self.codec, WireFormat) or isinstance(self.codec, ErrorFeedback):
+            raise InvalidArgument(
+                f"ErrorFeedback: codec is {self.codec!r}: must be a codec of hpcomm.codec without feedback of its own"
+            )
+        self.codec.name  # noqa: B018  # Auto has none
+        flag("ErrorFeedback: on", self.on)
+
+    @cached_property
+    def _acts(self) -> WireFormat:
+        """The codec that does it."""
+        if self.on and isinstance(self.codec, Codec) and self.codec != FLOAT32:
+            return Threshold(0.0, decays=False, values=self.codec.name)
+        return self.codec  # type: ignore[no-any-return]
+
+    @property
+    def name(self) -> str:
+        return self._acts.name
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._acts.dtype
+
+    @property
+    def slots(self) -> int:
+        return self._acts.slots
+
+    @property
+    def kernel(self) -> Any:
+        return self._acts.kernel
+
+    def unit_of(self, shape: Sequence[int]) -> int:
+        return self._acts.unit_of(shape)
+
+    def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
+        found = self._acts.settings(shape)
+        return found if found is None or self.on else {**found, "no_feedback": True}
+
+    def trial(self) -> WireFormat:
+        if isinstance(self.codec, Codec):  # as dense as it is
+            return self
+        return ErrorFeedback(self.codec.trial(), self.on)

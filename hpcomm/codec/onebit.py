@@ -1,0 +1,51 @@
+"""A bit an element (Poseidon, 5.3: the 1-bit quantization of CNTK)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from .. import _core
+from ..stage import whole
+from .base import WireFormat, word
+
+LONGEST = 1 << 29  # elements of a piece
+_VECTOR = 4096  # elements of a unit of a key that has no columns
+_SHORTEST = 16  # elements of a column, below which its two values cost too much
+
+
+@dataclass(frozen=True)
+class OneBit(WireFormat):
+    """Sends a bit for each element and two values for each unit of elements: the mean of those that are 0 or more, and
+    of those below (Poseidon, 5.3). What this misses stays in a residual, which is added to the next update.
+
+    Attributes:
+        unit: elements in a row that share two values. None: the weights of one output, which CNTK calls a column:
+            the product of all dimensions but the first. Keys of one dimension, and those with columns of fewer than 16
+            elements, have units of 4096. No chunk cuts a unit apart.
+        compress: as Threshold has it.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    unit: int | None = None
+    compress: str | None = None
+
+    @property
+    def name(self) -> str:
+        return "onebit"
+
+    def __post_init__(self) -> None:
+        if self.unit is not None:
+            object.__setattr__(self, "unit", whole("OneBit: unit", self.unit, 1, LONGEST))
+        word("OneBit: compress", self.compress, _core.COMPRESSIONS)
+
+    def unit_of(self, shape: Sequence[int]) -> int:
+        if self.unit is not None:
+            return self.unit
+        column = prod(shape[1:])
+        return column if len(shape) > 1 and column >= _SHORTEST else _VECTOR
+
+    def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
+        return {"unit": self.unit_of(shape), "compress": _core.COMPRESSIONS[self.compress]}

@@ -1,0 +1,118 @@
+"""Codecs that send some elements of an update: those above a threshold, or the largest (Parameter Flow, 3.3)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from .. import _core
+from ..errors import InvalidArgument
+from .base import WireFormat, flag, number, word
+from .dtype import check_dtype
+
+FORMS = ("bytes", "paper")
+KERNELS = ("auto", "numba", "c")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sparse(WireFormat):
+    """What codecs of some elements have in common."""
+
+    values: str = "float32"
+    form: str = "bytes"
+    compress: str | None = None
+    kernel: Any = field(default="auto")
+
+    def __post_init__(self) -> None:
+        title = type(self).__name__
+        check_dtype(f"{title}: values", self.values)
+        word(f"{title}: form", self.form, FORMS)
+        word(f"{title}: compress", self.compress, _core.COMPRESSIONS)
+        if not isinstance(self.kernel, str):
+            _core.function_address(self.kernel, f"{title}: kernel")
+        elif self.kernel not in KERNELS:
+            raise InvalidArgument(
+                f"{title}: kernel is {self.kernel!r}: must be one of {', '.join(map(repr, KERNELS))}, or a filter of "
+                "hpcomm.kernels"
+            )
+        if self.values != "float32" and self.kernel not in ("auto", "c"):
+            raise InvalidArgument(
+                f"{title}: values is {self.values!r} and kernel {self.kernel!r}: a filter outside the library writes "
+                "float32; give kernel='c'"
+            )
+
+    def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
+        return {
+            "values": _core.CODECS[self.values],
+            "paper": self.form == "paper",
+            "compress": _core.COMPRESSIONS[self.compress],
+        }
+
+
+@dataclass(frozen=True)
+class Threshold(_Sparse):
+    """Sends the elements whose magnitude is larger than a threshold (Parameter Flow, 3.3). What is not sent stays in a
+    residual, which is added to the next update (equation 6).
+
+    Attributes:
+        delta: the threshold, 0 or more. With 0 every element that is not 0 is sent.
+        decays: the threshold of step t is delta / sqrt(t); False: it stays delta.
+        values: what the elements are sent in: "float32", "float16" or "bfloat16". The error of rounding stays in the
+            residual.
+        form: "bytes": each piece takes the form with the fewest bytes: dense, a bitmap and values, or gaps and values.
+            "paper": gaps where more than 80 % of the elements are 0, and else dense (3.3.1).
+        compress: None, or the library that makes pieces smaller still: "lz4", "snappy", "zstd" or "zlib". It is loaded
+            at run time. A piece that it does not make smaller is sent as it is.
+        kernel: the code that filters: "numba" (hpcomm.kernels.threshold), "c", or a filter of one's own, made by
+            hpcomm.kernels.filter. "auto" is Numba where it is installed and values is "float32". Ranks may differ:
+            "numba" and "c" give the same bytes.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    delta: float
+    decays: bool = field(default=True, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return "threshold"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delta", number("Threshold: delta", self.delta, 0, inf))
+        flag("Threshold: decays", self.decays)
+        super().__post_init__()
+
+    def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
+        return {**(super().settings(shape) or {}), "delta": self.delta, "decays": self.decays}
+
+    def trial(self) -> WireFormat:
+        """1 % of the elements: what a delta keeps is known only when there are updates."""
+        return TopK(0.01, values=self.values, form=self.form, compress=self.compress, kernel=self.kernel)
+
+
+@dataclass(frozen=True)
+class TopK(_Sparse):
+    """Sends about the largest elements, by a threshold that follows the density. What is not sent stays in a residual,
+    which is added to the next update.
+
+    Attributes:
+        fraction: of the elements of a piece, above 0 and at most 1.
+        values, form, compress, kernel: as Threshold has them.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    fraction: float
+
+    @property
+    def name(self) -> str:
+        return "topk"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fraction", number("TopK: fraction", self.fraction, 0, 1, above=True))
+        super().__post_init__()
+
+    def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
+        return {**(super().settings(shape) or {}), "fraction": self.fraction}
