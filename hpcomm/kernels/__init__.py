@@ -18,8 +18,9 @@ keeps it float32.
 A fold is compiled for one dtype. An exchange whose plan has a row that takes its inputs in another wire format is
 refused; a fold that is handed such inputs all the same, as by its bare address, ends with status MISFIT.
 
-Filters say which elements of an update are sent: `threshold()` is the built-in one, `filter` compiles one's own. No
-exchange takes a filter yet.
+Filters say which elements of an update are sent: `threshold()` is the built-in one, `filter` compiles one's own, and
+Threshold and TopK of hpcomm.codec take it as kernel=. `encode` and `decode_add` compile the two functions of a whole
+codec, hpcomm.codec.Own.
 """
 
 import functools
@@ -36,6 +37,8 @@ PIP_KERNELS = "pip install 'hpcomm[kernels]'"
 RAISED = -1  # the status of a kernel that raised
 MISFIT = -2  # of a fold whose update is not of its dtype
 
+MOST_SLOTS_OF_CODECS = 8
+
 _ARGS = MOST_ARGS + 1  # the step is the first
 
 
@@ -46,13 +49,17 @@ class Kernel:
         address: of the code.
         function: the Python function.
         wires: the wire formats that a fold reads; of a rule, none.
+        slots: float32 values of state for each element that an encoder keeps.
     """
 
-    def __init__(self, compiled: Any, function: Callable[..., Any], wires: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, compiled: Any, function: Callable[..., Any], wires: tuple[str, ...] = (), slots: int = 0
+    ) -> None:
         self._compiled = compiled
         self.address: int = compiled.address
         self.function = function
         self.wires = wires
+        self.slots = slots
         self.__name__ = getattr(function, "__name__", "kernel")
         self.__doc__ = function.__doc__
 
@@ -172,6 +179,114 @@ def filter(function: Callable[..., Any]) -> Kernel:
             return RAISED
 
     return Kernel(nb.cfunc(signature, error_model="numpy")(filter_some), function, ("float32",))
+
+
+def chosen_filter(kernel: Any, values: str) -> Kernel | Any | None:
+    """The filter that a codec's kernel= asks for: a Kernel or an address; None: the library's own in C. values: the
+    dtype that the codec sends.
+
+    Raises:
+        NotSupported: it asks for Numba, which is missing.
+    """
+    if kernel == "c" or kernel is None or (kernel == "auto" and values != "float32"):
+        return None
+    if kernel == "numba":
+        return threshold()
+    if kernel != "auto":
+        return kernel
+    try:
+        return threshold()
+    except NotSupported:
+        return None
+
+
+@overload
+def encode(function: Callable[..., Any], *, slots: int = 0) -> Kernel: ...
+@overload
+def encode(*, slots: int = 0) -> Callable[[Callable[..., Any]], Kernel]: ...
+def encode(
+    function: Callable[..., Any] | None = None, *, slots: int = 0
+) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
+    """Makes the encoder of hpcomm.codec.Own of a function(x, state, args, out): `@encode`, or `@encode(slots=1)`.
+
+    The function gets x, float32 (n,), the update and what earlier pieces have left out; state, float32 (slots, n), zero
+    at first; args, float64 (8,): the number of the encoding from 1, then the codec's args; out, uint8 (4 n,). It writes
+    the piece to out and returns the number of its bytes; a negative number ends the exchange with an error. out begins
+    at a multiple of 4 bytes: out.view(np.float32) is the same memory as numbers.
+
+    Args:
+        slots: float32 values of state for each element, 0 to 8.
+
+    Raises:
+        NotSupported: Numba is missing.
+        InvalidArgument: the function cannot be compiled, would call the interpreter, or returns no int.
+    """
+    if isinstance(slots, bool) or not isinstance(slots, int) or not 0 <= slots <= MOST_SLOTS_OF_CODECS:
+        raise InvalidArgument(f"encode: slots is {slots!r}: must be an int from 0 to {MOST_SLOTS_OF_CODECS}")
+    if function is not None:
+        return _compiled_encode(function, slots)
+    return lambda later: _compiled_encode(later, slots)
+
+
+def decode_add(function: Callable[..., Any]) -> Kernel:
+    """Makes the decoder of hpcomm.codec.Own of a function(acc, data, weight, args).
+
+    The function adds weight times the update that data holds to acc. It gets acc, float32 (n,); data, uint8 (nbytes,),
+    which begins at a multiple of 4 bytes; weight, a float, also a negative one; args, float64 (8,), the codec's from
+    args[1] on. data may come from another process and hold anything: the function checks it before it writes, and
+    returns 0 or nothing, or another int for a piece that is not sound.
+
+    Raises:
+        NotSupported: Numba is missing.
+        InvalidArgument: the function cannot be compiled, or would call the interpreter.
+    """
+    nb = _numba()
+    types, carray = nb.types, nb.carray
+    vector, numbers, data = types.float32[::1], types.float64[::1], types.uint8[::1]
+    inner, returns = _inner(nb, function, (vector, data, types.float64, numbers))
+
+    if returns:
+
+        def add(acc: Any, n: Any, given: Any, nbytes: Any, weight: Any, args: Any) -> Any:
+            try:
+                return inner(carray(acc, (n,)), carray(given, (nbytes,)), weight, carray(args, (_ARGS,)))
+            except Exception:
+                return RAISED
+    else:
+
+        def add(acc: Any, n: Any, given: Any, nbytes: Any, weight: Any, args: Any) -> Any:
+            try:
+                inner(carray(acc, (n,)), carray(given, (nbytes,)), weight, carray(args, (_ARGS,)))
+            except Exception:
+                return RAISED
+            return 0
+
+    number = types.CPointer(types.float32)
+    signature = types.int32(
+        number, types.int64, types.CPointer(types.uint8), types.int64, types.float64, types.CPointer(types.float64)
+    )
+    return Kernel(nb.cfunc(signature, error_model="numpy")(add), function)
+
+
+def _compiled_encode(function: Callable[..., Any], slots: int) -> Kernel:
+    nb = _numba()
+    types, carray = nb.types, nb.carray
+    vector, numbers, data = types.float32[::1], types.float64[::1], types.uint8[::1]
+    inner, returns = _inner(nb, function, (vector, types.float32[:, ::1], numbers, data))
+    if not returns:
+        raise InvalidArgument(f"kernel {function.__name__!r} returns nothing: must return the bytes that it wrote")
+
+    def write(x: Any, n: Any, state: Any, args: Any, out: Any, cap: Any) -> Any:
+        try:
+            return inner(carray(x, (n,)), carray(state, (slots, n)), carray(args, (_ARGS,)), carray(out, (cap,)))
+        except Exception:
+            return RAISED
+
+    number = types.CPointer(types.float32)
+    signature = types.int64(
+        number, types.int64, number, types.CPointer(types.float64), types.CPointer(types.uint8), types.int64
+    )
+    return Kernel(nb.cfunc(signature, error_model="numpy")(write), function, slots=slots)
 
 
 def _filter_signature(nb: Any) -> Any:
