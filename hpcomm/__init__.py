@@ -32,7 +32,7 @@ from .errors import (
     Timeout,
     TransportError,
 )
-from .exchange import EngineOptions, Exchange, ExchangeStats, Handle, PeerStats, PlanOptions, Traffic
+from .exchange import CodecStats, EngineOptions, Exchange, ExchangeStats, Handle, PeerStats, PlanOptions, Traffic
 from .launch import Communicator
 from .measure import measure_bandwidths
 from .optim import SGD, Adam, AdamW, Average, Momentum, Nesterov, Rule
@@ -59,6 +59,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointStats",
     "Checkpointer",
+    "CodecStats",
     "Communicator",
     "Config",
     "ConfigError",

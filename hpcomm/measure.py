@@ -54,7 +54,7 @@ def measure_bandwidths(
         )
     with_link = [(full[0][0], full[0][1])]
     crossing = [(rank, racks[1][i % len(racks[1])]) for i, rank in enumerate(racks[0])]
-    host, core = (_carried(ctx, flows, nbytes, timeout) for flows in (with_link, crossing))
+    host, core = (carried(ctx, flows, nbytes, timeout) for flows in (with_link, crossing))
     return Bandwidths(host=host, core=core)
 
 
@@ -74,7 +74,7 @@ def measured(ctx: Context, topology: Hierarchy, timeout: float | None = None) ->
     return replace(topology, bandwidths=found)
 
 
-def _carried(ctx: Context, flows: Flows, nbytes: int, timeout: float | None) -> float:
+def carried(ctx: Context, flows: Flows, nbytes: int, timeout: float | None) -> float:
     """Bytes a second of all flows together, until the last of them is over."""
     window = ctx.window(nbytes, timeout=timeout)
     data = np.zeros(nbytes, np.uint8)

@@ -1,18 +1,20 @@
 """The exchange of updates: arguments in, push and pull on the way, the rows of its owners as plain arrays.
 
-exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. keys:
-gradients and parameters by name. stats: what an exchange has done. snapshot, pieces: the rows of its owners as
-checkpoints. inside: what checkpoint and recovery need beside the methods.
+exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. codecs,
+auto: the codec of each key, given or chosen. keys: gradients and parameters by name. stats: what an exchange has done.
+snapshot, pieces, encoders: what its owners and its encoders keep, as checkpoints. inside: what checkpoint and recovery
+need beside the methods.
 """
 
 from .calls import Handle
 from .exchange import Exchange
 from .options import AnyTopology, EngineOptions, Graphs, PlanOptions
 from .pieces import Shard
-from .stats import ExchangeStats, PeerStats, Traffic
+from .stats import CodecStats, ExchangeStats, PeerStats, Traffic
 
 __all__ = [
     "AnyTopology",
+    "CodecStats",
     "EngineOptions",
     "Exchange",
     "ExchangeStats",

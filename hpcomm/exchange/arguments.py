@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core, optim
-from ..codec import FLOAT32, Codec, by_key, by_key_out
+from ..codec import FLOAT32, by_key, by_key_out
 from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
@@ -21,6 +21,7 @@ from ..stage import whole
 from ..topology import Graph, Hierarchy, HostGraph, ParameterServer
 from ..topology.by_key import ByKey, Servers
 from ..window import as_source
+from .codecs import KeyCodecs, codecs_of
 from .options import EngineOptions, Made
 from .pieces import Span
 from .servers import KINDS, goes_apart, has_servers
@@ -40,6 +41,7 @@ class Checked:
         graph: C's struct of these graphs and of how keys are cut; None with servers.
         rules: by key.
         c_rules: by key: C's struct of it.
+        codecs: by key.
     """
 
     values: dict[str, NDArray[np.float32]]
@@ -49,6 +51,7 @@ class Checked:
     graph: Any
     rules: dict[str, AnyRule]
     c_rules: list[Any]
+    codecs: KeyCodecs
 
 
 def checked(ctx: Context, params: Any, topology: Any, made: Made, plan: Plan | None, isa: str) -> Checked:
@@ -71,7 +74,8 @@ def checked(ctx: Context, params: Any, topology: Any, made: Made, plan: Plan | N
         plan = _servers_plan(ctx, values, topology, made)
     else:
         check_plan(plan, values, ctx.size)
-    return Checked(values, mode, plan, phases, graph, rules, _c_rules(rules, isa))
+    codecs = codecs_of(plan, made.plan.codec)
+    return Checked(values, mode, plan, phases, graph, rules, _c_rules(rules, isa), codecs)
 
 
 def check_engine(engine: EngineOptions, on_graph: bool, rules: Iterable[AnyRule]) -> None:
@@ -97,7 +101,7 @@ def _graph_plan(
         cores = max(1, _spare_cores(ctx, made.engine, tuple(range(ctx.size))))
     chunk = graph_chunk(values, cores) if options.chunk_bytes is None else options.chunk_bytes
     codecs = by_key(tuple(values), options.codec)
-    rotates = bool(made.engine.in_place) and all(codec == FLOAT32 for codec in codecs)
+    rotates = bool(made.engine.in_place) and all(codec.name == "float32" for codec in codecs)
     depth = graph_depth(options.depth, made.consistency.staleness or 0, rotates=rotates)
     weights = graph_weights(phases, ctx.size)
     plan = Plan.graph(values, weights, cores=cores, chunk_bytes=chunk, depth=depth, codec=options.codec)
@@ -305,15 +309,6 @@ def _fold_of(plan: Plan, row: int) -> int:
         row = edges[0].row
 
 
-def wire_dtypes(plan: Plan) -> list[np.dtype[Any]]:
-    """The dtype of each key's gradients."""
-    names = {codec: name for name, codec in _core.CODECS.items()}
-    pushed = np.unique(plan.rows.pushes()[0])
-    keys, codecs = (plan.rows.column(name)[pushed].tolist() for name in ("key", "codec_in"))
-    found = {k: names[c] for k, c in zip(keys, codecs, strict=True)}
-    return [Codec(found[k]).dtype for k in range(len(plan.keys))]
-
-
 def _c_rules(rules: Mapping[str, AnyRule], isa: str) -> list[Any]:
     """C's structs; one for all keys that were given the same object."""
     made = {id(rule): c_rule(rule, isa) for rule in rules.values()}
@@ -322,8 +317,8 @@ def _c_rules(rules: Mapping[str, AnyRule], isa: str) -> list[Any]:
 
 def c_rule(rule: AnyRule, isa: str) -> Any:
     if isinstance(rule, Rule):
-        apply = optim.function_address(rule.apply, "apply")
-        fold = 0 if rule.fold is None else optim.function_address(rule.fold, "fold")
+        apply = _core.function_address(rule.apply, "apply")
+        fold = 0 if rule.fold is None else _core.function_address(rule.fold, "fold")
         wires = tuple(_core.CODECS[wire] for wire in getattr(rule.fold, "wires", ()))
         return _core.rule_own(optim.c_name(rule), apply, fold, rule.slots, optim.arguments(rule), wires)
     return _core.rule_found(optim.c_name(rule), optim.arguments(rule), _core.ISAS[isa])

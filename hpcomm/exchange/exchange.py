@@ -7,6 +7,7 @@ no copy on either side. Arrays of the trainer's own cost one.
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,15 @@ from .. import _core, optim
 from .._core import PULL, PUSH, PUSH_PULL, seconds
 from .._core import exchange_call as _call
 from .._core import exchange_start as _start
+from ..codec import WireFormat
 from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..optim import SGD, AnyRule, RuleOrRules
 from ..plan import Plan
 from ..topology import HostGraph, ParameterServer
-from . import snapshot
-from .arguments import Checked, check_choice, check_owners, checked, owned_rows, refuse, wire_dtypes
+from . import auto, encoders, snapshot
+from .arguments import Checked, check_choice, check_owners, checked, owned_rows, refuse
 from .calls import Handle
 from .keys import KeyState, Params
 from .options import (
@@ -40,7 +42,7 @@ from .options import (
 from .pieces import SHARED, Kind, RuleKind, Shard
 from .servers import has_servers, settled
 from .split import SplitCalls
-from .stats import ExchangeStats, PeerStats, Traffic
+from .stats import CodecStats, ExchangeStats, PeerStats, Traffic
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -96,6 +98,7 @@ class Exchange(SplitCalls):
             pull would undo the rest. To change parameters use load_state_dict or the rule Average.
         plan: who owns which chunk.
         graph: the graphs that the steps take in turn; () with servers.
+        codecs: by name of the key, the codec of its updates, a value of hpcomm.codec; also what "auto" chose.
         rule: the rule with its present hyper-parameters; where keys differ, a dict by key.
 
     Under SSP(s) with servers a pull may end before its push is applied: call gradient(name) before each gradient is
@@ -126,11 +129,14 @@ class Exchange(SplitCalls):
     __slots__ = (
         "__weakref__",
         "_ahead",
+        "_decided",
+        "_encoders",
         "_kind",
         "_made",
         "_nbytes",
         "_rows",
         "_rules",
+        "codecs",
         "context",
         "graph",
         "params",
@@ -169,18 +175,21 @@ class Exchange(SplitCalls):
             if earlier is None:
                 names = params if isinstance(params, Mapping) else ()
                 topology = settled(ctx, topology, consistency, own_engine, rule, names)
-            made = Made(
-                topology if earlier is None else None,
-                consistency,
-                rule,
-                plan_options(plan, options),
-                own_engine,
-                ctx.ranks,
-            )
+            wanted = plan_options(plan, options)
+            made = Made(topology if earlier is None else None, consistency, rule, wanted, own_engine, ctx.ranks)
+            chooses = earlier is None and isinstance(params, Mapping) and auto.undecided(tuple(params), wanted.codec)
+            if chooses:
+                made = replace(made, plan=replace(wanted, codec=auto.tried(tuple(params), wanted.codec)))
             given = checked(ctx, params, topology, made, earlier, self._isa)
         except Exception as wrong:  # the other ranks wait for this one
             refuse(ctx, wrong)
             raise
+        self._decided = None
+        if chooses:
+            self._decided = auto.decided(ctx, given.plan, wanted.codec, Exchange, limit)
+            made = replace(made, plan=replace(wanted, codec=self._decided.codecs))
+            given = checked(ctx, params, topology, made, None, self._isa)
+        self.codecs: Mapping[str, WireFormat] = given.codecs.values
         self._made, self._rules, self.plan, self.graph = made, given.rules, given.plan, given.phases
         self._rows = owned_rows(given.plan, ctx.rank)
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
@@ -200,7 +209,7 @@ class Exchange(SplitCalls):
         return _core.exchange_create(
             self.context._handle,
             timeout,
-            tuple(self._rules.values()),  # their machine code must stay as long as the engine
+            (tuple(self._rules.values()), given.codecs.keep),  # their machine code must stay as long as the engine
             plan=given.plan.handle,
             rules=given.c_rules,
             values=list(given.values.values()),
@@ -216,12 +225,15 @@ class Exchange(SplitCalls):
             check_finite=bool(engine.check_finite),
             split=bool(engine.split),
             isa=_core.ISAS[self._isa],
+            codecs=given.codecs.configs,
         )
 
     def _open(self, given: Checked) -> None:
         """The keys and the parameters, as they lie in C."""
-        engine, dtypes = self._made.engine, wire_dtypes(given.plan)
-        keys = {name: KeyState(name, i, value.shape, dtypes[i]) for i, (name, value) in enumerate(given.values.items())}
+        engine, codecs = self._made.engine, given.codecs.values
+        shapes = {name: value.shape for name, value in given.values.items()}
+        keys = {name: KeyState(name, i, shapes[name], codecs[name].dtype) for i, name in enumerate(shapes)}
+        self._encoders = encoders.encoders_of(self._handle, given.plan, codecs, self._rank)
         self._nbytes = sum(key.nbytes for key in keys.values())
         rotates = int(given.plan.rows.column("depth").max()) > 1
         self._begin(
@@ -231,8 +243,8 @@ class Exchange(SplitCalls):
             patience=engine.patience,
             settles=given.mode == "SSP" and not given.phases,
         )
-        shapes = [key.shape for key in keys.values()]
-        arrays = dict(zip(keys, _core.exchange_params(self._handle, shapes, not engine.shared_params), strict=False))
+        every = _core.exchange_params(self._handle, list(shapes.values()), not engine.shared_params)
+        arrays = dict(zip(keys, every, strict=False))
         for name, array in arrays.items():
             keys[name].params = array
         if engine.in_place:
@@ -435,6 +447,7 @@ class Exchange(SplitCalls):
             self._rules_now(),
             shards,
             wrong,
+            encoders=self._encoders,
             pushes=_core.exchange_version(self._handle),
             timeout=limit,
         )
@@ -447,6 +460,7 @@ class Exchange(SplitCalls):
     def _saved(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
         """The rows of this rank as they are; also after a rank has died, for an exchange of the remaining ranks."""
         shard = snapshot.saved(self._handle, self._rows, self._kind, self._rules_now(), out)
+        encoders.save(self._handle, self._encoders, shard)
         if self._counts_updates:
             shard["clock"] = self.clock
         return shard
@@ -506,7 +520,24 @@ class Exchange(SplitCalls):
             by_staleness=_core.exchange_staleness(self._handle) if self._settles else (),
             peers=tuple(PeerStats(**peer) for peer in _core.exchange_peers(self._handle, self.context.size)),
             traffic=tuple(Traffic(*entry) for entry in _core.exchange_traffic(self._handle, self.context.size)),
+            codecs=self._codec_stats(),
         )
+
+    def _codec_stats(self) -> dict[str, CodecStats]:
+        why = {} if self._decided is None else self._decided.why
+        bandwidth = None if self._decided is None else self._decided.bandwidth
+        steps = _core.exchange_version(self._handle)
+        found = {}
+        for i, (name, codec) in enumerate(self.codecs.items()):
+            if name not in why and codec.settings(()) is None:
+                continue
+            counts = _core.codec_stats(self._handle, i)
+            gain = None
+            if bandwidth is not None and steps and counts["pieces"]:
+                saved = (counts["bytes_before"] - counts["bytes"]) / bandwidth
+                gain = (saved - counts["encode"] - counts["decode"]) / steps
+            found[name] = CodecStats(repr(codec), **counts, gain=gain, why=why.get(name, ""))
+        return found
 
     def close(self, timeout: float | None = None) -> None:
         """Tells every rank that no push comes from here any more; a second call is no error.

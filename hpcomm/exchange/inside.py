@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from . import encoders
 from .exchange import Exchange
 from .options import Made
 from .pieces import Shard
@@ -60,6 +61,8 @@ def go_on(ex: Exchange, from_: Kept, args: NDArray[np.float64], clock: int, time
     """Loads what this rank has kept of the exchange before, with the rules' arguments (a row a key) and the step that
     all ranks have agreed on. Collective."""
     shard = {**from_.shard, "replica": ex._kind.replica, "args": args, "clock": clock}
+    if "encoders" in shard:  # this rank's own, whatever its number is now
+        shard |= encoders.whose(ex._encoders)
     if not ex._counts_updates:
         steps = shard["row_step"]
         left_out = (clock > steps + 1) & (not ex.graph and not has_quorum(ex))  # rows without a gradient in some steps

@@ -30,9 +30,10 @@ class PlanOptions:
             one, while the next gradient is written; under SSP with servers a push waits for a free slot. On a graph:
             updates that may be on their way to a neighbour that has not folded them; at least staleness + 2, and with
             in_place at most 15.
-        codec: what gradients are on the wire: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a
-            mapping from names of keys to these, and keys that it does not name are float32. Sums are float32. wire is
-            its older name; both at once are refused.
+        codec: what gradients are on the wire: "float32", "float16", "bfloat16", a value of hpcomm.codec such as
+            TopK(0.01), or "auto", which measures whether that one is faster; or a mapping from names of keys to these,
+            and keys that it does not name are float32. Sums are float32. wire is its older name; both at once are
+            refused. With a Plan it gives what the plan lacks of codecs of pieces.
         codec_out: what parameters are on their way from servers to workers, given likewise. With "float16" or
             "bfloat16" params stay float32 arrays (float16's largest number is 65504), of rounded values, the same bits
             on every worker; each server keeps a master in float32, to which updates are added, and which checkpoints

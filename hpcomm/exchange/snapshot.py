@@ -1,6 +1,6 @@
 """An exchange's checkpoint: the rows of its owners into a shard, and back by all ranks together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,7 +9,9 @@ from .. import _core, optim
 from ..context import Context
 from ..errors import ConfigError, InvalidArgument
 from ..optim import AnyRule
+from . import encoders as encoding
 from . import pieces
+from .encoders import Encoders, Encoding
 from .pieces import Args, Kind, Piece, Shard, Span
 
 _SENTENCE_BYTES = 400  # of a refusal, told to the peers
@@ -44,19 +46,23 @@ def restored(
     shards: Shard | Iterable[Shard],
     wrong: Exception | None,
     *,
+    encoders: Encoders,
     pushes: int,
     timeout: float,
 ) -> tuple[Rules, list[int]]:
-    """Writes the shards into the rows of every rank. Collective. Returns the rules with the shards' hyper-parameters,
-    and by rank how far the largest clock of any shard is ahead of the rank's pushes in this exchange. wrong: the reason
-    if this rank refuses. pushes: of this rank."""
+    """Writes the shards into the rows and the encoders of every rank. Collective. Returns the rules with the shards'
+    hyper-parameters, and by rank how far the largest clock of any shard is ahead of the rank's pushes in this exchange.
+    wrong: the reason if this rank refuses. pushes: of this rank."""
     args: Args = ()
     clock = 0
     owned: list[Piece] = []
+    kept: list[Encoding] = []
     found = rules
     try:
         if wrong is None:
-            args, clock, owned = pieces.found(shards, kind, [span for _, span in rows])
+            given = [shards] if isinstance(shards, Mapping) else list(shards)
+            args, clock, owned = pieces.found(given, kind, [span for _, span in rows])
+            kept = encoding.found(encoders, given, kind)
             found = {
                 name: optim.with_arguments(rule, own) for (name, rule), own in zip(rules.items(), args, strict=True)
             }
@@ -65,6 +71,7 @@ def restored(
     every = _agree(ctx, wrong, args, (clock, pushes), list(rules), timeout)
     for (row, _), piece in zip(rows, owned, strict=True):
         _core.exchange_set_row(exchange, row, piece.step, piece.params, piece.state)
+    encoding.restore(exchange, kept)
     for key, (own, before) in enumerate(zip(args, arguments(rules), strict=True)):
         if own != before:
             _core.exchange_set_args(exchange, key, own)

@@ -1,6 +1,6 @@
 """What an exchange has done so far on one rank."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -50,6 +50,46 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class CodecStats:
+    """What this rank has encoded of a key, as worker and as owner, and what its rows have decoded of it.
+
+    Attributes:
+        codec: as hpcomm.codec writes it.
+        pieces, elements, kept: encoded; kept: elements that were sent.
+        bytes_before, bytes: of these elements as float32, and as pieces.
+        returned: bytes of pieces that were left out (a quorum), and went back into the residual.
+        decoded: bytes of pieces.
+        encode, decode: seconds.
+        gain: seconds that the codec saved in a step, on the average: the bytes saved, by the bytes a second between
+            hosts that codec="auto" measured, less encode and decode; None: it measured nothing, or nothing was encoded.
+        why: why codec="auto" chose this codec; "" if it was given.
+    """
+
+    codec: str
+    pieces: int
+    elements: int
+    kept: int
+    bytes_before: int
+    bytes: int
+    returned: int
+    decoded: int
+    encode: float
+    decode: float
+    gain: float | None
+    why: str
+
+    @property
+    def density(self) -> float:
+        """The part of the elements that was sent, 0 to 1; 0 before the first."""
+        return self.kept / self.elements if self.elements else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of pieces by bytes of float32; 1 before the first."""
+        return self.bytes / self.bytes_before if self.bytes_before else 1.0
+
+
+@dataclass(frozen=True)
 class ExchangeStats:
     """What an exchange has done so far on this rank.
 
@@ -76,6 +116,7 @@ class ExchangeStats:
             behind, as far as this rank's parameters have its updates. Empty over a hierarchy.
         peers: by rank.
         traffic: what this rank has sent, by edge, stage and wire.
+        codecs: by name, of the keys that are sent in pieces of variable length, and of those whose codec "auto" chose.
     """
 
     pushes: int
@@ -99,6 +140,7 @@ class ExchangeStats:
     by_staleness: tuple[int, ...]
     peers: tuple[PeerStats, ...]
     traffic: tuple[Traffic, ...]
+    codecs: Mapping[str, CodecStats]
 
     @property
     def sent_by_stage(self) -> dict[str, int]:

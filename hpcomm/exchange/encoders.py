@@ -1,0 +1,277 @@
+"""What encoders keep between two encodings, in checkpoints: the residual of each worker and key, and of each row that
+forwards pieces.
+
+A worker's residual belongs to its number among the workers. Where a job goes on with other workers, that of worker q
+goes to worker q modulo their number, by the ratio of its old to its new weight: the mean (or the sum) that it will be
+part of stays the same. A row's residual belongs to its elements: where the rows are others, it goes to the first row
+that forwards these elements.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _core
+from ..codec import WireFormat
+from ..errors import InvalidArgument
+from ..plan import Plan
+from .pieces import SHARED, Kind, Shard
+
+_WORKER = -1  # in place of the number of a row
+_COLUMNS = {  # of a shard, a row an encoder
+    "encoder_key": np.int32,
+    "encoder_row": np.int8,  # 0: a worker's
+    "encoder_offset": np.int64,
+    "encoder_count": np.int64,
+    "encoder_values": np.int64,
+    "encoder_weight": np.float64,
+    "encoder_made": np.uint64,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """An encoder of this rank.
+
+    Attributes:
+        key: its number.
+        row: its number; -1: this rank encodes the key as a worker.
+        offset, count: the elements.
+        n_values: that the encoder keeps; the first count are the residual.
+        weight: of what it sends in the parameters' update.
+        first: no row before it forwards the same elements.
+    """
+
+    key: int
+    row: int
+    offset: int
+    count: int
+    n_values: int
+    weight: float
+    first: bool
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """The encoders of this rank.
+
+    Attributes:
+        worker: its number among the workers; -1: it only serves.
+        workers: how many there are.
+        owner: this rank.
+        names: of the keys.
+        coded: the names of keys that are sent in pieces.
+        rows: key, offset, count and owner of each row of the plan that forwards pieces.
+    """
+
+    worker: int
+    workers: int
+    owner: int
+    places: tuple[Place, ...]
+    names: tuple[str, ...]
+    coded: frozenset[str]
+    rows: frozenset[tuple[int, int, int, int]]
+
+
+def encoders_of(exchange: Any, plan: Plan, codecs: Mapping[str, WireFormat], rank: int) -> Encoders:
+    names, workers = tuple(codecs), plan.workers
+    coded = frozenset(name for name, codec in codecs.items() if codec.settings(()) is not None)
+    places: list[Place] = []
+    rows: set[tuple[int, int, int, int]] = set()
+    if coded:
+        pushed, pushers = plan.rows.pushes()
+        mine = pushed[pushers == rank]
+        keys = plan.rows.column("key")[mine]
+        for key in np.unique(keys).tolist():
+            n = _core.encoder_values(exchange, key, _WORKER)
+            if n:
+                row = int(mine[np.argmax(keys == key)])
+                weight = next(e.weight for e in plan.rows.in_edges(row) if e.row < 0 and e.rank == rank)
+                count = plan.keys[key].count
+                places.append(Place(key, _WORKER, 0, count, n, weight * _weight(plan, row), first=True))
+        forwards = plan.rows.column("action") == _core.ACTIONS["forward"]
+        forwards &= np.isin(plan.rows.column("codec_out"), list(_core.PIECES.values()))
+        columns = (plan.rows.column(name).tolist() for name in ("key", "offset", "count", "owner"))
+        table = list(zip(*columns, strict=True))
+        seen: set[tuple[int, int]] = set()
+        for row in np.flatnonzero(forwards).tolist():
+            key, offset, count, owner = table[row]
+            rows.add(table[row])
+            n = _core.encoder_values(exchange, key, row) if owner == rank else 0
+            if n:
+                places.append(Place(key, row, offset, count, n, _weight(plan, row), (key, offset) not in seen))
+            seen.add((key, offset))
+    worker = workers.index(rank) if rank in workers else -1
+    return Encoders(worker, len(workers), rank, tuple(places), names, coded, frozenset(rows))
+
+
+def _weight(plan: Plan, row: int) -> float:
+    """Of a row's fold in what a rule applies in the end."""
+    weight = 1.0
+    while True:
+        found = plan.rows[row]
+        onward = next((edge.row for edge in found.out_edges if edge.row >= 0), -1)
+        if found.action != "forward" or onward < 0:
+            return weight
+        weight *= next((edge.weight for edge in plan.rows.in_edges(onward) if edge.row == row), 1.0)
+        row = onward
+
+
+# ---- save ------------------------------------------------------------------------------------------------------------
+
+
+def save(exchange: Any, encoders: Encoders, shard: dict[str, Any]) -> None:
+    """Adds to a shard what this rank's encoders keep; nothing where there are none."""
+    places = encoders.places
+    if not places:
+        return
+    if "encoders" not in shard:
+        shard |= {name: np.zeros(len(places), dtype) for name, dtype in _COLUMNS.items()}
+        shard["encoders"] = np.empty(sum(place.n_values for place in places), np.float32)
+        for i, place in enumerate(places):
+            shard["encoder_key"][i], shard["encoder_row"][i] = place.key, place.row != _WORKER
+            shard["encoder_offset"][i], shard["encoder_count"][i] = place.offset, place.count
+            shard["encoder_values"][i], shard["encoder_weight"][i] = place.n_values, place.weight
+    shard |= whose(encoders)
+    at = 0
+    for i, place in enumerate(places):
+        values = shard["encoders"][at : at + place.n_values]
+        shard["encoder_made"][i] = _core.get_encoder(exchange, place.key, place.row, values)
+        at += place.n_values
+
+
+def whose(encoders: Encoders) -> dict[str, int]:
+    """What tells in a shard whose encoders it has."""
+    return {
+        "encoder_worker": encoders.worker,
+        "encoder_workers": encoders.workers,
+        "encoder_owner": encoders.owner,
+    }
+
+
+# ---- restore ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An encoder of a shard. worker: -1: it is a row's."""
+
+    worker: int
+    workers: int
+    owner: int
+    key: int
+    offset: int
+    count: int
+    weight: float
+    made: int
+    values: NDArray[np.float32]
+
+    @property
+    def residual(self) -> NDArray[np.float32]:
+        return self.values[: self.count]
+
+
+Encoding = tuple[Place, int, NDArray[np.float32]]  # how many were made, and the values
+
+
+def found(encoders: Encoders, shards: Iterable[Shard], kind: Kind) -> list[Encoding]:
+    """What each encoder of this rank is to keep. Zeros where the shards have nothing for it, as older ones.
+
+    Raises:
+        InvalidArgument: a shard is malformed.
+    """
+    held: list[_Held] = []
+    for shard in shards:
+        if "encoders" in shard and int(shard["replica"]) == kind.replica:
+            held += _parsed(shard, encoders)
+    _warn_of_lost(held, encoders)
+    alone = kind.replica != SHARED
+    return [(_worker if place.row == _WORKER else _row)(place, held, encoders, alone) for place in encoders.places]
+
+
+def restore(exchange: Any, encodings: Iterable[Encoding]) -> None:
+    for place, made, values in encodings:
+        _core.set_encoder(exchange, place.key, place.row, made, values)
+
+
+def _parsed(shard: Shard, encoders: Encoders) -> Iterator[_Held]:
+    try:
+        names = [str(name) for name in shard["keys"]]
+        columns = [np.asarray(shard[name]).tolist() for name in _COLUMNS]
+        every = np.ascontiguousarray(shard["encoders"], np.float32)
+        worker, workers, owner = (int(shard[f"encoder_{name}"]) for name in ("worker", "workers", "owner"))
+        at = 0
+        for key, is_row, offset, count, n, weight, made in zip(*columns, strict=True):
+            if not 0 < count <= n or offset < 0 or at + n > every.size or not np.isfinite(weight):
+                raise ValueError(f"an encoder of {n} values for {count} elements from {offset} on")
+            number = encoders.names.index(names[key])
+            values = every[at : at + n]
+            yield _Held(-1 if is_row else worker, workers, owner, number, offset, count, weight, made, values)
+            at += n
+        if at != every.size:
+            raise ValueError(f"{at} values of encoders, and an array of {every.size}")
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as wrong:
+        raise InvalidArgument(f"load_state_dict: a shard is not what state_dict gave: {wrong!r}") from None
+
+
+def _warn_of_lost(held: Iterable[_Held], encoders: Encoders) -> None:
+    lost = {encoders.names[one.key] for one in held if one.residual.any()} - encoders.coded
+    for name in sorted(lost):
+        warnings.warn(
+            f"what the checkpoint's ranks held back of key {name!r} is left out: the key is sent as an array now",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+
+
+def _worker(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -> Encoding:
+    mine = [one for one in held if one.worker >= 0 and (one.key, one.count) == (place.key, place.count)]
+    here, n = encoders.worker, encoders.workers
+    for one in mine:
+        if alone or (one.worker, one.workers) == (here, n):
+            return place, one.made, _as_kept(place, one)
+    folded = [one for one in mine if one.workers != n and one.worker % n == here]
+    return _added(place, folded, np.zeros(place.n_values, np.float32), 0)
+
+
+def _row(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -> Encoding:
+    made, values = 0, np.zeros(place.n_values, np.float32)
+    strays = []
+    for one in held:
+        if one.worker >= 0 or one.key != place.key:
+            continue
+        where = (one.key, one.offset, one.count, one.owner)
+        if where == (place.key, place.offset, place.count, encoders.owner):
+            made, values = one.made, _as_kept(place, one)
+        elif where not in encoders.rows and place.first:
+            strays.append(one)
+    return _added(place, strays, values, made)
+
+
+def _as_kept(place: Place, one: _Held) -> NDArray[np.float32]:
+    """All that an encoder has kept; its residual alone where the codec is another one."""
+    values = np.zeros(place.n_values, np.float32)
+    n = place.n_values if place.n_values == one.values.size else place.count
+    values[:n] = one.values[:n]
+    return values
+
+
+def _added(place: Place, more: Iterable[_Held], values: NDArray[np.float32], made: int) -> Encoding:
+    """What is kept, and the residuals of others where they have elements of the place."""
+    total: NDArray[np.float64] | None = None
+    for one in more:
+        low, high = max(place.offset, one.offset), min(place.offset + place.count, one.offset + one.count)
+        if low >= high:
+            continue
+        if total is None:
+            total = values[: place.count].astype(np.float64)
+        scale = one.weight / place.weight if place.weight else 1.0
+        total[low - place.offset : high - place.offset] += scale * one.residual[low - one.offset : high - one.offset]
+        made = max(made, one.made)
+    if total is not None:
+        values[: place.count] = total
+    return place, made, values
