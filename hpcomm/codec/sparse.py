@@ -1,7 +1,7 @@
 """Codecs that send some elements of an update: those above a threshold, or the largest (Parameter Flow, 3.3)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any
 
@@ -14,14 +14,14 @@ FORMS = ("bytes", "paper")
 KERNELS = ("auto", "numba", "c")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class _Sparse(WireFormat):
     """What codecs of some elements have in common."""
 
     values: str = "float32"
     form: str = "bytes"
     compress: str | None = None
-    kernel: Any = field(default="auto")
+    kernel: Any = "auto"
 
     def __post_init__(self) -> None:
         title = type(self).__name__
@@ -41,6 +41,12 @@ class _Sparse(WireFormat):
                 "float32; give kernel='c'"
             )
 
+    def __repr__(self) -> str:
+        """Of the fields that have a default those that are otherwise."""
+        told = [repr(getattr(self, one.name)) for one in fields(self) if not one.kw_only]
+        mine = [one for one in fields(self) if one.kw_only and getattr(self, one.name) != one.default]
+        return f"{type(self).__name__}({', '.join(told + [f'{one.name}={getattr(self, one.name)!r}' for one in mine])})"
+
     def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
         return {
             "values": _core.CODECS[self.values],
@@ -49,7 +55,7 @@ class _Sparse(WireFormat):
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Threshold(_Sparse):
     """Sends the elements whose magnitude is larger than a threshold (Parameter Flow, 3.3). What is not sent stays in a
     residual, which is added to the next update (equation 6).
@@ -91,7 +97,7 @@ class Threshold(_Sparse):
         return TopK(0.01, values=self.values, form=self.form, compress=self.compress, kernel=self.kernel)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TopK(_Sparse):
     """Sends about the largest elements, by a threshold that follows the density. What is not sent stays in a residual,
     which is added to the next update.

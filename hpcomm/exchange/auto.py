@@ -19,7 +19,8 @@ from ..topology import ParameterServer
 
 _MAPPED = ("self", "shm")
 _TRIED = 1 << 18  # elements of the update that is encoded and decoded
-_STEPS = 4  # the best of them counts
+_STEPS = 10  # of which the first half finds the delta, and the best of the others counts
+_SHORT = 4096  # elements of a key that is float32 in any case
 _CARRIED = 4 << 20  # bytes that a rank of each host writes to the next host
 _COSTS = struct.Struct("<3d")
 
@@ -68,16 +69,23 @@ def decided(ctx: Context, plan: Plan, codec: Any, make: Callable[..., Any], time
     arguments meanwhile is heard there."""
     keys = [key.name for key in plan.keys]
     codecs, open_ = tried(keys, codec), undecided(keys, codec)
+    why: dict[str, str] = {}
     if all(peer.transport in _MAPPED for peer in ctx.peers):
         mapped = "all ranks map each other's memory, where nothing is sent"
         return Decided({**codecs, **dict.fromkeys(open_, FLOAT32)}, dict.fromkeys(open_, mapped), None)
+    for own in plan.keys:
+        if own.name in open_ and own.count < _SHORT:
+            codecs[own.name] = FLOAT32
+            why[own.name] = f"it has {own.count} elements: fewer than {_SHORT} take as long in float32"
+            del open_[own.name]
+    if not open_:
+        return Decided(codecs, why, None)
     costs = {one: _costs(ctx, one, make, timeout) for one in dict.fromkeys(one.codec for one in open_.values())}
     hosts = _hosts(ctx, timeout)
     leads = sorted(set(hosts))
     flows = [(rank, leads[(i + 1) % len(leads)]) for i, rank in enumerate(leads)]
     bandwidth = carried(ctx, flows, _CARRIED, timeout) / len(flows)
     loads = _loads(plan, np.array(hosts))
-    why: dict[str, str] = {}
     for key, asks in open_.items():
         load, cost = loads[keys.index(key)], costs[asks.codec]
         dense = load.crosses / bandwidth
@@ -94,7 +102,7 @@ def decided(ctx: Context, plan: Plan, codec: Any, make: Callable[..., Any], time
 
 def _costs(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: float) -> Costs:
     """By an exchange of its own, of random updates with a normal distribution; each rank owns its part of them."""
-    updates = np.random.default_rng(ctx.rank).standard_normal(_TRIED).astype(np.float32)
+    random = np.random.default_rng(ctx.rank)
     with make(
         ctx,
         {"trial": np.zeros(_TRIED, np.float32)},
@@ -105,13 +113,17 @@ def _costs(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: f
         progress="inline",
         timeout=timeout,
     ) as ex:
-        seen = [_core.codec_stats(ex._handle, 0)]
+        seen = []
         for _ in range(_STEPS):
-            ex.push_pull("trial", updates)
+            ex.push_pull("trial", random.standard_normal(_TRIED, np.float32))
             ctx.barrier(timeout)  # owners have folded what the others pushed
             seen.append(_core.codec_stats(ex._handle, 0))
-    best = [min((now[name] - before[name]) / _TRIED for before, now in pairwise(seen)) for name in ("encode", "decode")]
-    ratio = seen[-1]["bytes"] / max(1, seen[-1]["bytes_before"])
+    best = [
+        min((now[name] - before[name]) / _TRIED for before, now in pairwise(seen[_STEPS // 2 :]))
+        for name in ("encode", "decode")
+    ]
+    sent, before = (seen[-1][name] - seen[-2][name] for name in ("bytes", "bytes_before"))
+    ratio = sent / max(1, before)
     every = [_COSTS.unpack(part) for part in ctx.allgather(_COSTS.pack(ratio, *best), timeout)]
     return Costs(*(max(column) for column in zip(*every, strict=True)))
 
@@ -140,6 +152,8 @@ def _loads(plan: Plan, hosts: NDArray[np.int64]) -> list[_Load]:
         plan.rows.column(name).astype(np.int64)[row] for name in ("key", "offset", "count", "owner")
     )
     goes = hosts[source] != hosts[owner]
+    wires = np.where(fold < 0, plan.rows.column("codec_in")[row], plan.rows.column("codec_out")[np.maximum(fold, 0)])
+    coded = np.isin(wires, list(_core.PIECES.values()))
     first = np.zeros(len(row), bool)  # what goes to several rows is encoded once
     first[np.unique(np.stack([source, key, offset, fold]), axis=1, return_index=True)[1]] = True
     n, size = len(plan.keys), len(hosts)
@@ -151,5 +165,5 @@ def _loads(plan: Plan, hosts: NDArray[np.int64]) -> list[_Load]:
         return sums.max(axis=1).tolist()  # type: ignore[no-any-return]
 
     out, into = most(hosts[source], goes), most(hosts[owner], goes)
-    encodes, decodes = most(source, first), most(owner, np.ones(len(row), bool))
+    encodes, decodes = most(source, first & coded), most(owner, coded)
     return [_Load(ELEMENT * max(o, i), e, d) for o, i, e, d in zip(out, into, encodes, decodes, strict=True)]
