@@ -1,7 +1,7 @@
 """DistributedOptimizer: a torch optimizer whose gradients, or parameters, are those of all ranks."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -23,7 +23,7 @@ from ..stage import whole
 from . import saved, state
 from .buffers import KINDS, make_buffers
 from .local import Averaged, Neighbours, check_local
-from .mode import Mode, Scaling, check_clip
+from .mode import ROLL, Mode, Scaling, check_clip
 from .rules import rules_of
 from .split import Split
 from .start import agree, check_options, keys_of, offer_of, take_state, tell_refusal
@@ -69,7 +69,7 @@ class DistributedOptimizer(Optimizer):
             a graph, as hpcomm.stochastic_reduce takes it: the optimizer steps on each rank, which then averages its
             model with those of its neighbours.
         consistency: BSP; SSP(s), ASYNC or a quorum with servers; those of graphs with a graph.
-        codec: of gradients, as Exchange takes it.
+        codec: of gradients, as Exchange takes it; a mapping has the names of the model's parameters.
         options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers.
 
     Attributes:
@@ -484,10 +484,14 @@ def _check_kinds(optimizer: Any, model: Any) -> None:
 
 def _maker(topology: Any, consistency: Consistency, options: dict[str, Any]) -> Callable[..., Exchange]:
     def make(ctx: Context, values: dict[str, Any], rule: Any, **more: Any) -> Exchange:
+        codec = options.get("codec")
+        if ROLL in values and codec is not None and not isinstance(codec, Mapping):  # it is no gradient
+            more["codec"] = {name: codec for name in values if name != ROLL}
+        more = {**options, **more}
         if topology is None:
-            ex = parameter_hub(ctx, values, rule=rule, consistency=consistency, **options, **more)
+            ex = parameter_hub(ctx, values, rule=rule, consistency=consistency, **more)
         else:
-            ex = Exchange(ctx, values, topology, consistency, rule, **options, **more)
+            ex = Exchange(ctx, values, topology, consistency, rule, **more)
         if len(ex.plan.workers) < ctx.size:
             ex.close()
             raise NotSupported("a rank would only serve: with hpcomm.torch every rank is a worker")
