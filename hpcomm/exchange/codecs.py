@@ -17,13 +17,11 @@ class KeyCodecs:
 
     Attributes:
         values: by key.
-        staged: the keys whose pushes are pieces, which are encoded out of private memory.
         configs: by key, C's struct of each, None for an array of a dtype; empty where all keys have arrays.
         keep: what holds the machine code that configs point to.
     """
 
     values: dict[str, WireFormat]
-    staged: frozenset[str]
     configs: list[Any]
     keep: tuple[Any, ...]
 
@@ -36,7 +34,7 @@ def codecs_of(plan: Plan, codec: Codecs | None) -> KeyCodecs:
         InvalidArgument: the plan has a codec of pieces for a key, and codec another one.
         NotSupported: Numba is asked for, and missing.
     """
-    names, pushes = _names(plan)
+    names = _names(plan)
     pieces = any(name in _core.PIECES for name in names)
     given = asked([key.name for key in plan.keys], codec) if pieces else []
     values: dict[str, WireFormat] = {}
@@ -59,8 +57,7 @@ def codecs_of(plan: Plan, codec: Codecs | None) -> KeyCodecs:
             fields["filter"] = _core.function_address(filter_, "kernel")
         configs.append(_core.codec_config(fields))
         keep += [own, filter_]
-    staged = frozenset(key.name for key, name in zip(plan.keys, pushes, strict=True) if name in _core.PIECES)
-    return KeyCodecs(values, staged, configs if pieces else [], tuple(keep))
+    return KeyCodecs(values, configs if pieces else [], tuple(keep))
 
 
 _VALUES = {number: name for name, number in _core.CODECS.items()}
@@ -73,18 +70,16 @@ def _name(codec: WireFormat) -> str:
         return "auto"
 
 
-def _names(plan: Plan) -> tuple[list[str], list[str]]:
-    """The codec of each key, as rows name it: that of its pieces, wherever they are sent, else that of its pushes; and
-    that of its pushes, which are arrays where only folds are sent in pieces (a hierarchy)."""
+def _names(plan: Plan) -> list[str]:
+    """The codec of each key, as rows name it: that of its pieces, also where only folds are sent in pieces (a
+    hierarchy), else that of its pushes."""
     pushed = np.unique(plan.rows.pushes()[0])
     key, come, go = (plan.rows.column(name) for name in ("key", "codec_in", "codec_out"))
-    pushes = dict(zip(key[pushed].tolist(), come[pushed].tolist(), strict=True))
-    every = dict(pushes)
+    found = dict(zip(key[pushed].tolist(), come[pushed].tolist(), strict=True))
     for codec in (come, go):
         pieces = np.isin(codec, list(_core.PIECES.values()))
-        every |= dict(zip(key[pieces].tolist(), codec[pieces].tolist(), strict=True))
-    numbers = range(len(plan.keys))
-    return [_NAMES[every[k]] for k in numbers], [_NAMES[pushes[k]] for k in numbers]
+        found |= dict(zip(key[pieces].tolist(), codec[pieces].tolist(), strict=True))
+    return [_NAMES[found[k]] for k in range(len(plan.keys))]
 
 
 _NAMES = {number: name for name, number in _core.WIRES.items()}

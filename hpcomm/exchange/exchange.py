@@ -232,10 +232,7 @@ class Exchange(SplitCalls):
         """The keys and the parameters, as they lie in C."""
         engine, codecs = self._made.engine, given.codecs.values
         shapes = {name: value.shape for name, value in given.values.items()}
-        keys = {
-            name: KeyState(name, i, shapes[name], codecs[name].dtype, name in given.codecs.staged)
-            for i, name in enumerate(shapes)
-        }
+        keys = {name: KeyState(name, i, shapes[name], codecs[name].dtype) for i, name in enumerate(shapes)}
         self._encoders = encoders.encoders_of(self._handle, given.plan, codecs, self._rank)
         self._nbytes = sum(key.nbytes for key in keys.values())
         rotates = int(given.plan.rows.column("depth").max()) > 1

@@ -32,12 +32,10 @@ class KeyState:
         "ready",
         "shape",
         "slots",
-        "staged",
     )
 
-    def __init__(self, name: str, index: int, shape: tuple[int, ...], dtype: np.dtype[Any], staged: bool) -> None:
+    def __init__(self, name: str, index: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.name, self.index, self.shape, self.dtype = name, index, shape, dtype
-        self.staged = staged  # its gradients are encoded out of memory of the exchange's own
         self.nbytes = 4 * math.prod(shape)  # of its parameters
         self.params: Any = None
         self.gradient: Any = None  # the array of the slot that the next push sends, as far as it is known
