@@ -47,6 +47,11 @@ def has_quorum(ex: Exchange) -> bool:
     return ex._made.consistency.quorum is not None
 
 
+def holds_back(ex: Exchange) -> bool:
+    """Whether updates are sent in pieces, which leave parts of them for later."""
+    return bool(ex._encoders.coded)
+
+
 def reads_on(ex: Exchange) -> bool:
     """Whether a gradient may still be read when the pull behind its push has ended."""
     return ex._settles or bool(ex.graph)

@@ -73,6 +73,9 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     them: none pushes again what was folded, and those that are behind skip what they had not pushed. An update that was
     on its way is in those chunks that had it already, and lost for the others.
 
+    With codecs of pieces each rank keeps what it held back; what lost ranks held back is lost, which the log says. What
+    was held back of a step that was cut short is added to the next update, also where that step is made again.
+
     A Checkpointer of the lost exchange is closed before, and made anew. The trainer closes exchange.context in the end,
     and the context that it made; the lost exchange needs no close, and its arrays stay readable. The spectral gap
     before and after is logged by rank 0 (logging's "hpcomm", WARNING), if it can be computed.
@@ -197,7 +200,8 @@ def _over(
         inside.go_on(new, lost.kept, args, clock, timeout)
     gap = _gaps(first.graph, new.graph) if ex.graph else None
     if fresh.rank == 0:
-        _tell(gone, clock, fresh.size, "" if not ex.graph else _told(gap))
+        held = "; what they held back by codecs is lost" if gone and inside.holds_back(new) else ""
+        _tell(gone, clock, fresh.size, held + ("" if not ex.graph else _told(gap)))
     return Recovered(new, clock, gone, gap, extra)
 
 
@@ -235,6 +239,6 @@ def _told(gap: tuple[float, float] | None) -> str:
     return "; spectral gap " + ("not computed" if gap is None else f"{gap[0]:.4f} before, {gap[1]:.4f} now")
 
 
-def _tell(lost: Sequence[int], clock: int, left: int, graph: str) -> None:
+def _tell(lost: Sequence[int], clock: int, left: int, more: str) -> None:
     who = f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}" if lost else "nobody"
-    _log.warning("%s lost: %d ranks go on from step %d%s", who, left, clock, graph)
+    _log.warning("%s lost: %d ranks go on from step %d%s", who, left, clock, more)
