@@ -51,8 +51,6 @@ _ROW, _EDGE = _layout("hpc_row"), _layout("hpc_edge")
 ROW_FIELDS = tuple(name for name, _ in ffi.typeof("hpc_row").fields)
 
 
-_HAS_UNITS = "unit" in dict(ffi.typeof("hpc_key").fields)
-
 PlanKey: TypeAlias = tuple[str, int, int]  # name, count and unit of a key
 
 
@@ -61,9 +59,7 @@ def _plan_keys(keys: list[PlanKey]) -> tuple[Any, list[Any]]:
     names = [ffi.new("char[]", name.encode()) for name, _, _ in keys]
     c_keys = ffi.new("hpc_key[]", max(1, len(keys)))
     for c_key, name, (_, count, unit) in zip(c_keys, names, keys, strict=False):
-        c_key.name, c_key.count = name, count
-        if _HAS_UNITS:
-            c_key.unit = unit
+        c_key.name, c_key.count, c_key.unit = name, count, unit
     return c_keys, names
 
 

@@ -52,7 +52,7 @@ def number(what: str, value: object, low: float, high: float, *, above: bool = F
     if high == float("inf"):
         told = f"a finite number, {low:g} or more"
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool | str | bytes):
             raise TypeError
         found = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
