@@ -59,7 +59,7 @@ WRONG: dict[str, Any] = {
         0.1, values="float16", kernel="numba"
     ),
     r"Threshold: values is 'bfloat16' and kernel <": lambda: Threshold(1, values="bfloat16", kernel=Address()),
-    r"Threshold: decays is 1: must be True or False": lambda: Threshold(1, decays=1),
+    r"Threshold: decays is 1: must be True or False": lambda: Threshold(1, decays=1),  # type: ignore[arg-type]
     r"OneBit: unit is 0: must be 1 to 536870912": lambda: OneBit(0),
     r"OneBit: unit is 2.5: must be an int": lambda: OneBit(2.5),  # type: ignore[arg-type]
     r"OneBit: compress is 'x'": lambda: OneBit(compress="x"),
@@ -67,7 +67,7 @@ WRONG: dict[str, Any] = {
     r"ErrorFeedback: codec is 3": lambda: ErrorFeedback(3),
     r"codec is 'auto': an exchange chooses it": lambda: ErrorFeedback(Auto()),
     r"codec is 'int8'": lambda: ErrorFeedback("int8"),
-    r"ErrorFeedback: on is None": lambda: ErrorFeedback(TopK(0.1), on=None),
+    r"ErrorFeedback: on is None": lambda: ErrorFeedback(TopK(0.1), on=None),  # type: ignore[arg-type]
     r"Auto: codec is 'float16': must be a value of hpcomm.codec that sends pieces": lambda: Auto("float16"),
     r"Auto: codec is Codec\(name='float16'\)": lambda: Auto(Codec("float16")),
     r"Own: encode is None: must be the address of machine code": lambda: Own(None, Address()),
@@ -109,7 +109,7 @@ def test_feedback_of_a_dtype_is_a_threshold_of_nothing() -> None:
     assert fed.settings(()) == Threshold(0.0, decays=False, values="float16").settings(())
     assert fed.dtype == np.float32
     plain = ErrorFeedback("float16", on=False)
-    assert (plain.name, plain.dtype, plain.settings(())) == ("float16", np.float16, None)
+    assert (plain.name, plain.dtype.name, plain.settings(())) == ("float16", "float16", None)
     assert ErrorFeedback("float32").name == "float32"
     for inner in (TopK(0.1), OneBit(), Threshold(1)):
         settings = inner.settings((3, 4))
@@ -176,4 +176,4 @@ def test_plans_name_codecs_and_keep_units(name: str) -> None:
 
 def test_a_key_has_a_unit_of_one_element_or_more() -> None:
     with pytest.raises(InvalidArgument, match="key 'w': unit is 0: must be 1 to"):
-        Key("w", 5, unit=0)
+        Key("w", (5,), unit=0)
