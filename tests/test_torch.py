@@ -561,6 +561,42 @@ def schedulers_of_the_wrapped_optimizer_do_not_warn(ctx: hpcomm.Context) -> None
     assert not [one for one in told if "lr_scheduler" in str(one.message)]
 
 
+@everywhere
+def codecs_that_send_a_part_train(ctx: hpcomm.Context) -> None:
+    """What is not sent comes later: the loss falls, and all ranks have the same weights. Between hosts (or ranks that
+    share no memory) the parts are what is sent."""
+    top = hpcomm.codec.TopK(0.05, kernel="c")
+    ways: list[dict[str, Any]] = [
+        {"codec": top},
+        {"codec": top, "apply": "backward", "clip_norm": None},
+        {"codec": {"second.weight": top, "last.weight": hpcomm.codec.OneBit()}, "clip_norm": 5.0},
+        {"codec": hpcomm.codec.ErrorFeedback("bfloat16"), "consistency": hpcomm.SSP(1)},
+        {"codec": "auto"},
+    ]
+    for options in ways:
+        model = net()
+        optimizer = ht.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), ctx, model, **options)
+        x, y = Data(ctx, ctx.size).batch()
+        losses = []
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        optimizer.wait()
+        assert losses[-1] < 0.5 * losses[0], (options, losses[::10])
+        ex = optimizer.exchange
+        assert ex.codecs.get("(roll call)", hpcomm.codec.FLOAT32) == hpcomm.codec.FLOAT32
+        if options["codec"] == top:
+            assert set(ex.codecs.values()) == {top}
+            told = ex.stats().codecs["second.weight"]
+            assert told.elements == 0 or 0.02 < told.density < 0.2
+        if "consistency" not in options:
+            check_bits(ctx, model)
+        ex.close()
+
+
 def optimizer_is_ours(optimizer: Any) -> bool:
     return isinstance(optimizer, ht.DistributedOptimizer)
 
