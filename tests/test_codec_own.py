@@ -1,6 +1,7 @@
 """Codecs of one's own, and filters, in Numba."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,15 @@ def test_a_codec_of_ones_own_trains(where: Any) -> None:
     every = run_threads(3, body)
     assert len({bits for *_, bits in every}) == 1
     for before, after, _ in every:
+        assert after < 0.1 * before
+
+
+def test_the_codec_of_the_docs_trains() -> None:
+    text = (Path(__file__).resolve().parents[1] / "docs/codecs.md").read_text(encoding="utf-8")
+    (code,) = (part.split("```")[0] for part in text.split("```python\n") if "def add_signs" in part)
+    names: dict[str, Any] = {}
+    exec(code[: code.index("ex = ")], names)
+    for before, after, _ in run_threads(2, lambda ctx: distance(ctx, names["signs_codec"], ParameterServer())):
         assert after < 0.1 * before
 
 
