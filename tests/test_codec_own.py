@@ -155,6 +155,32 @@ def test_an_encoder_that_fails_ends_the_exchange_by_its_name(how: int) -> None:
     run_threads(1, body)
 
 
+def slow(x: Any, state: Any, args: Any, out: Any) -> Any:
+    """A piece as add_signs reads it, after a hundred nanoseconds an element."""
+    y = np.float32(0)
+    for i in range(x.size):
+        for _ in range(30):
+            y = np.sqrt(y * y + x[i] * x[i])
+    numbers = out[:8].view(np.float32)
+    numbers[0], numbers[1] = y, 0
+    out[8 : 8 + (x.size + 7) // 8] = 0
+    return 8 + (x.size + 7) // 8
+
+
+def test_auto_sends_float32_where_a_codec_loses() -> None:
+    codec = hpcomm.codec.Auto(Own(kernels.encode(slow), decode_signs()))
+
+    def body(ctx: hpcomm.Context) -> tuple[Any, str]:
+        with Exchange(ctx, {"w": np.zeros(8192, F32)}, codec=codec, progress="inline") as ex:
+            ex.push_pull("w", np.ones(8192, F32))
+            return ex.codecs["w"], ex.stats().codecs["w"].why
+
+    found = run_threads(2, body, transport="tcp")
+    assert found[0] == found[1]
+    assert found[0][0] == hpcomm.codec.FLOAT32
+    assert "MB/s" in found[0][1]
+
+
 def test_what_cannot_be_a_kernel_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="encode: slots is 9: must be an int from 0 to 8"):
         kernels.encode(slots=9)

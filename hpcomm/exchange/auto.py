@@ -18,7 +18,7 @@ from ..plan import ELEMENT, Plan
 from ..topology import ParameterServer
 
 _MAPPED = ("self", "shm")
-_TRIED = 1 << 18  # elements of the update that is encoded and decoded
+_TRIED = 1 << 17  # elements of the update that is encoded and decoded
 _STEPS = 10  # of which the first half finds the delta, and the best of the others counts
 _SHORT = 4096  # elements of a key that is float32 in any case
 _CARRIED = 4 << 20  # bytes that a rank of each host writes to the next host
