@@ -43,7 +43,7 @@ SEEN int64_t c_encode(hpc_filter_fn *filter, const float *x, int64_t n, float *r
     return hpc_piece_encode(&how, x, n, residual, out, cap, NULL);
 }
 SEEN int c_decode_add(float *acc, int64_t n, const void *in, int64_t nbytes) {
-    return hpc_piece_decode_add(acc, n, in, nbytes, 1, NULL);
+    return hpc_piece_add(acc, n, in, nbytes, 1, HPC_ISA_BEST);
 }
 """
 
@@ -192,6 +192,6 @@ def test_filter_that_raises_or_cannot_be(shim: ctypes.CDLL) -> None:
 
 
 def test_the_c_shape_is_the_one_declared() -> None:
-    text = (Path(ROOT) / "csrc/kernel/sparse.h").read_text(encoding="utf-8")
+    text = (Path(ROOT) / "csrc/include/hpcomm/codec.h").read_text(encoding="utf-8")
     assert "typedef int64_t hpc_filter_fn(const float *x, float *residual, int64_t n, float delta, void *values" in text
     assert hpcomm.kernels.threshold().wires == ("float32",)
