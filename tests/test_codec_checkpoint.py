@@ -12,7 +12,7 @@ from conftest import on_both, run_threads
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import SGD, Adam, Checkpointer, Exchange, Hierarchy, InvalidArgument, ParameterServer
+from hpcomm import SGD, Adam, Checkpointer, Exchange, Hierarchy, InvalidArgument, ParameterServer, topology
 from hpcomm.codec import ErrorFeedback, OneBit, Threshold, TopK
 from hpcomm.exchange import inside
 
@@ -45,14 +45,15 @@ def step_of(ex: Exchange, step: int) -> None:
 # ---- a job that is killed --------------------------------------------------------------------------------------------
 
 EVERY, DIES, STEPS = 3, 8, 12
+JOBS: dict[str, Any] = {**TOPOLOGIES, "graph": topology.ring}
 
 
 def _job(folder: str, end: int, kills: bool) -> dict[str, Any]:
     """Trains in each topology from where a checkpoint is until step end."""
     ctx = hpcomm.init(mpi.world())
     found: dict[str, Any] = {}
-    for name, topology in TOPOLOGIES.items():
-        ex = Exchange(ctx, zeros(), topology, rule=Adam(lr=0.01), codec=CODECS, chunk_bytes=2048, progress="inline")
+    for name, how in JOBS.items():
+        ex = Exchange(ctx, zeros(), how, rule=Adam(lr=0.01), codec=CODECS, chunk_bytes=2048, progress="inline")
         resumed = hpcomm.restore(ex, Path(folder, name))
         first = 0 if resumed is None else resumed.step
         ckpt = Checkpointer(ex, Path(folder, name), every=EVERY)
@@ -76,7 +77,7 @@ def test_a_job_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> Non
     killed = mpi.spawn(3, _job, str(tmp_path / "cut"), DIES, True, check=False)
     assert killed.codes == [-signal.SIGKILL] * 3
     again = mpi.spawn(3, _job, str(tmp_path / "cut"), STEPS, False).values
-    for name in TOPOLOGIES:
+    for name in JOBS:
         for one, other in zip(whole, again, strict=True):
             assert (one[name][0], other[name][0]) == (0, DIES // EVERY * EVERY)
             assert one[name][1] == other[name][1], name
@@ -86,9 +87,9 @@ def test_a_job_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> Non
 # ---- other numbers of ranks ------------------------------------------------------------------------------------------
 
 
-def shards_of(ranks: int, topology: Any = TOPOLOGIES["receivers"], **options: Any) -> list[dict[str, Any]]:
+def shards_of(ranks: int, how: Any = TOPOLOGIES["receivers"], **options: Any) -> list[dict[str, Any]]:
     def body(ctx: hpcomm.Context) -> dict[str, Any]:
-        with Exchange(ctx, zeros(), topology, codec=CODECS, progress="inline", chunk_bytes=2048, **options) as ex:
+        with Exchange(ctx, zeros(), how, codec=CODECS, progress="inline", chunk_bytes=2048, **options) as ex:
             for step in range(3):
                 step_of(ex, step)
             ctx.barrier()
@@ -115,9 +116,9 @@ def pending(shards: list[dict[str, Any]], of_rows: int) -> dict[int, NDArray[np.
     return found
 
 
-def loaded(ranks: int, shards: list[dict[str, Any]], topology: Any, **options: Any) -> list[dict[str, Any]]:
+def loaded(ranks: int, shards: list[dict[str, Any]], how: Any, **options: Any) -> list[dict[str, Any]]:
     def body(ctx: hpcomm.Context) -> dict[str, Any]:
-        with Exchange(ctx, zeros(), topology, progress="inline", **{"codec": CODECS, **options}) as ex:
+        with Exchange(ctx, zeros(), how, progress="inline", **{"codec": CODECS, **options}) as ex:
             step_of(ex, 77)  # what is kept back by now is forgotten
             ex.load_state_dict(shards)
             return ex.state_dict()

@@ -1,6 +1,8 @@
 """Exchanges whose updates are sent in pieces: the bounds of Parameter Flow (section 3.3), nothing is lost, what is
 refused, and what "auto" chooses."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import mpi
@@ -13,6 +15,8 @@ import hpcomm
 from hpcomm import (
     ASYNC,
     BARRIER,
+    BSP,
+    NOTIFY_ACK,
     SGD,
     SSP,
     Average,
@@ -161,6 +165,62 @@ def test_sent_and_kept_back_is_all_there_was(way: str, codec: str) -> None:
     for w, *_ in every:
         assert np.array_equal(computed - kept, -w)
     assert codec == "16 bits" or kept.any()
+
+
+@on_both
+@pytest.mark.parametrize("consistency", [BSP, NOTIFY_ACK], ids=str)
+@pytest.mark.parametrize("codec", CODECS)
+def test_on_a_graph_the_same_pieces_go_to_all_neighbours(consistency: Consistency, codec: str) -> None:
+    def body(ctx: hpcomm.Context) -> tuple[Floats, Floats]:
+        with Exchange(
+            ctx,
+            {"w": np.zeros(3000, F32)},
+            topology.complete,
+            consistency,
+            rule=SGD(lr=1.0),
+            codec=CODECS[codec],
+            chunk_bytes=2048,
+            progress="inline",
+        ) as ex:
+            computed = np.zeros(3000, F32)
+            for step in range(5):
+                computed += _whole(ctx, step, 3000)
+                ex.push_pull("w", _whole(ctx, step, 3000))
+            return ex.params["w"].copy(), computed - held_back(ex)[0]["w"]
+
+    every = run_threads(4, body)  # whose weights are exact
+    sent = sum(part for _, part in every) / 4
+    for w, _ in every:
+        assert np.array_equal(w, -sent)
+
+
+@on_both
+def test_what_a_quorum_leaves_out_is_sent_later() -> None:
+    def body(ctx: hpcomm.Context) -> tuple[Floats, Floats, Floats, int]:
+        with Exchange(
+            ctx,
+            {"w": np.zeros(3000, F32)},
+            consistency=Consistency(quorum=2, late="drop", grace=0.0),
+            rule=SGD(lr=1.0),
+            reduce="sum",
+            codec=TopK(0.1, **C),
+            progress="inline",
+        ) as ex:
+            computed = np.zeros(3000, F32)
+            for step in range(4):
+                computed += _whole(ctx, step, 3000)
+                for late in (False, True):  # rank 2 pushes when the others have their fold
+                    if (ctx.rank == 2) == late:
+                        ex.push_pull("w", _whole(ctx, step, 3000))
+                    ctx.barrier()
+            return ex.params["w"].copy(), computed, held_back(ex)[0]["w"], ex.stats().codecs["w"].returned
+
+    every = run_threads(3, body)
+    computed, kept = (sum(part[i] for part in every) for i in (1, 2))
+    assert np.array_equal(every[2][1], every[2][2]), "all that rank 2 has computed is still there"
+    assert [returned > 0 for *_, returned in every] == [False, False, True]
+    for w, *_ in every:
+        assert np.array_equal(computed - kept, -w)
 
 
 def test_feedback_can_be_left_out() -> None:
@@ -380,3 +440,22 @@ def test_auto_is_refused_by_all_where_one_rank_gives_something_else(options: dic
             Exchange(ctx, {"w": np.zeros(5000, F32)}, progress="inline", **given)
 
     run_threads(2, body, transport="tcp")
+
+
+# ---- the example -----------------------------------------------------------------------------------------------------
+
+
+def test_the_example_trains_with_each_codec() -> None:
+    example = Path(__file__).resolve().parents[1] / "examples/train_codecs.py"
+    env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    ended = mpi.program(2, example, env=env)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = [re.split(r"\s{2,}", line.strip()) for line in ended.stdout.splitlines()]
+    told = {name: [float(cell.rstrip("%").replace(",", "")) for cell in cells] for name, *cells in rows[1:]}
+    assert len(told) == 7
+    for first, last, _, nbytes in told.values():
+        assert last < 0.1 * first
+        assert nbytes <= told["float32"][3]
+    assert told["the largest 1 %"][2] < 2
+    assert told["auto"][3] == told["float32"][3], "ranks of one host share memory"
+    assert 25 * told["1 bit"][3] < told["float32"][3]
