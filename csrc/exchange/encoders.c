@@ -55,7 +55,8 @@ static void copy_state(const hpc_exchange *ex, int key, int row, hpc_encoder *en
 static int begin(hpc_exchange *ex, int key, int row, hpc_encoder **encoder, const char *op) {
     int status = check(ex, key, row, op);
     if (status != HPC_OK) return status;
-    if (hpc_exchange_under_way(ex) >= 0) return hpc_worker_check_idle(ex, op);
+    if (hpc_exchange_under_way(ex) >= 0) status = hpc_worker_check_idle(ex, op); /* which may have ended by now */
+    if (status != HPC_OK) return status;
     *encoder = find(ex, key, row);
     if (*encoder == NULL)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d encodes nothing there of key %s", op, ex->context->group.rank,
