@@ -5,12 +5,6 @@
 
 #include "codec/piece.h"
 
-/* A NaN or Inf goes out as the codec has it, and does not stay. */
-static void drop_wild(float *residual, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        if (!isfinite(residual[i])) residual[i] = 0;
-}
-
 static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
                       int64_t *kept) {
     const hpc_codec_config *config = encoding->config;
@@ -27,7 +21,7 @@ static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, f
     args[0] = 0;
     if (!config->no_feedback) {
         if (config->decode_add(state, n, body, nbytes, -1, args) != 0) return HPC_PIECE_FAILED;
-        drop_wild(state, n);
+        hpc_piece_drop_wild(state, n); /* a NaN or Inf goes out as the codec has it, and does not stay */
     }
     *kept = n;
     return hpc_piece_finish(out, HPC_PIECE_OWN, HPC_F32, n, 0, (size_t)nbytes);

@@ -96,6 +96,9 @@ int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const float *x, 
                                   int64_t cap, int64_t *kept);
 const char *hpc_piece_check_filter(const hpc_codec_config *config);
 
+/* Sets a residual to 0 where it is NaN or infinite. */
+void hpc_piece_drop_wild(float *residual, int64_t n);
+
 /* Whether n, values and cap are in range: 0, or why not. */
 int hpc_piece_check(int64_t n, int values, int64_t cap);
 

@@ -175,8 +175,10 @@ static int wait_taken(hpc_exchange *ex, int key, uint64_t ticket, hpc_limit *l, 
     return status;
 }
 
+/* On servers all pushes are answered by now. What came back is heard before the next update is encoded over it. */
 static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    return wait_taken(ex, key, hpc_slot_ticket(ex, key), l, op);
+    const int status = wait_taken(ex, key, hpc_slot_ticket(ex, key), l, op);
+    return status == HPC_OK && is_on_servers(ex) ? hpc_outlet_hear(ex, key) : status;
 }
 
 /* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. */
@@ -295,6 +297,7 @@ const hpc_discipline hpc_discipline_quorum = {
     .work = hpc_intake_work,
     .may_push = may_push,
     .wait_slot = wait_slot,
+    .hear = hpc_outlet_hear,
     .begin_push = begin_push,
     .send_share = send_share,
     .pushed = hpc_outlet_send_key,

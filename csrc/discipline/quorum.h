@@ -189,6 +189,8 @@ int hpc_intake_tell(hpc_exchange *ex);
 
 /* Counts a push of key that is about to be sent, where each share has one answer for each. */
 void hpc_outlet_begin(hpc_exchange *ex, int key);
+/* Takes note of the answers to pushes of key that have come: what was left out as pieces is in the residual then. */
+int hpc_outlet_hear(hpc_exchange *ex, int key);
 /* Sends the pending pushes whose slots are free by now. */
 int hpc_outlet_send_all(hpc_exchange *ex);
 int hpc_outlet_send_key(hpc_exchange *ex, int key);

@@ -48,6 +48,17 @@ static int refuse_answer(hpc_exchange *ex, int s, uint64_t answered, uint64_t us
     return hpc_exchange_check(ex, "push");
 }
 
+/* Push number n was left out, or is not sent at all: the pieces of this rank's that are in it go back into the
+ * residual. Their slot is as it was sent: a push waits until the last one in its slot was heard of (hpc_outlet_hear).
+ */
+static void take_back(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
+    if (!hpc_key_pushes_pieces(ex, share->key)) return;
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_row *row = &ex->plan->rows[share->rows[i]];
+        if (hpc_row_input(row, hpc_me(ex)) != NULL) hpc_pieces_return(ex, row, hpc_slot_of_push(ex, share->key, n));
+    }
+}
+
 static int hear(hpc_exchange *ex, int s) {
     hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[s]);
     uint64_t answered;
@@ -58,12 +69,21 @@ static int hear(hpc_exchange *ex, int s) {
         out->dropped++;
         out->lost = lost_with(out);
         out->dropped_at = news->folded;
+        take_back(ex, &ex->layout.shares[s], out->under_way);
     }
     out->used = news->used;
     out->told = news->folded;
     out->answered = answered;
     hpc_quorum_of(ex)->given_up[ex->layout.shares[s].owner] = 0;
     return HPC_OK;
+}
+
+int hpc_outlet_hear(hpc_exchange *ex, int key) {
+    const hpc_pushed *k = &ex->keys[key];
+    int status = HPC_OK;
+    for (int i = 0; i < k->n_shares && status == HPC_OK; i++)
+        if (hpc_outlet_of(&ex->layout.shares[k->shares[i]]) != NULL) status = hear(ex, k->shares[i]);
+    return status;
 }
 
 uint64_t hpc_outlet_dropped(const hpc_exchange *ex, int rank, uint64_t *at) {
@@ -164,6 +184,7 @@ static int send_pending(hpc_exchange *ex, int s) {
             out->dropped++;
             out->lost = n;
             out->dropped_at = out->told;
+            take_back(ex, share, n);
         } else {
             status = send_update(ex, s, n);
             if (status == HPC_IN_PROGRESS) break;
@@ -192,6 +213,7 @@ int hpc_outlet_send_all(hpc_exchange *ex) {
 static void drop_until(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
     hpc_outlet *out = hpc_outlet_of(share);
     if (out->decided >= n) return;
+    for (uint64_t i = out->decided + 1; i <= n; i++) take_back(ex, share, i);
     out->dropped += n - out->decided;
     out->dropped_at = out->told;
     out->decided = out->lost = n;

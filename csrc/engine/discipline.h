@@ -112,6 +112,9 @@ struct hpc_discipline {
     int (*may_push)(hpc_exchange *ex, int key, const char *op);
     /* Waits until the slot of the next push may be written. NULL: hpc_push_wait_slot. */
     int (*wait_slot)(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
+    /* Where owners leave updates out: takes note of their answers, before the encoders of key are looked at. NULL: they
+     * leave out none. */
+    int (*hear)(hpc_exchange *ex, int key);
     /* The update is in its slot and about to be sent. NULL: nothing. */
     void (*begin_push)(hpc_exchange *ex, int key);
     /* Sends the part of the push that belongs to a share. NULL: hpc_push_share. */

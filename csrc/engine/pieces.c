@@ -210,7 +210,15 @@ void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot) {
     const size_t nbytes = hpc_piece_bytes(piece);
     float *residual = its->encoder.state + row->offset * (uint64_t)hpc_codec_state_slots(&its->config);
     if (its->config.no_feedback) return;
-    decode_part(its, residual, row->count, piece, nbytes, 1, &ex->packing);
+    const int status = decode_part(its, residual, row->count, piece, nbytes, 1, &ex->packing);
+    if (status != 0) {
+        char why[HPC_FAILURE_BYTES];
+        snprintf(why, sizeof why, "rank %d: its own piece of key %s cannot go back into the residual: %s",
+                 ex->context->group.rank, ex->plan->keys[row->key].name, hpc_piece_text(status));
+        hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
+        return;
+    }
+    hpc_piece_drop_wild(residual, (int64_t)row->count); /* it may have been sent with a NaN or Inf */
     hpc_tally_add(&its->encoder.returned, nbytes);
 }
 

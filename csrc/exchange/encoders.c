@@ -56,6 +56,7 @@ static int begin(hpc_exchange *ex, int key, int row, hpc_encoder **encoder, cons
     int status = check(ex, key, row, op);
     if (status != HPC_OK) return status;
     if (hpc_exchange_under_way(ex) >= 0) status = hpc_worker_check_idle(ex, op); /* which may have ended by now */
+    if (status == HPC_OK && ex->discipline->hear != NULL) status = ex->discipline->hear(ex, key);
     if (status != HPC_OK) return status;
     *encoder = find(ex, key, row);
     if (*encoder == NULL)
