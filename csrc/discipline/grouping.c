@@ -9,6 +9,17 @@ int hpc_plan_has_stages(const hpc_plan *plan) {
     return 0;
 }
 
+int hpc_plan_find_copy(const hpc_plan *plan, int *other) {
+    *other = -1;
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        if (row->action != HPC_APPLY) continue;
+        if (*other >= 0 && plan->rows[*other].key == row->key && plan->rows[*other].offset == row->offset) return i;
+        *other = i;
+    }
+    return -1;
+}
+
 static int is_in(const hpc_exchange *ex, const hpc_edge *edge, int rank) {
     return edge->row < 0 ? edge->rank == rank : hpc_row_is_fed_by(ex, edge->row, rank);
 }

@@ -9,6 +9,9 @@
 
 /* Whether rows of a plan send to other rows. */
 int hpc_plan_has_stages(const hpc_plan *plan);
+/* Two rows that apply the same elements: plans whose receivers apply what an owner forwards have such rows. Returns the
+ * second row and sets *other to the first, or returns -1. */
+int hpc_plan_find_copy(const hpc_plan *plan, int *other);
 
 /* Finds the groups of an exchange, whose shares are known: group_of[key * size + rank] is the lowest rank of the rank's
  * group; a rank that does not push the key has -1. */

@@ -42,25 +42,12 @@
 
 /* ---- what is asked for ---- */
 
-/* Two rows that apply the same elements: plans whose receivers apply what an owner forwards have such rows. Returns the
- * second row and sets *other to the first, or returns -1. */
-static int find_copy(const hpc_plan *plan, int *other) {
-    *other = -1;
-    for (int i = 0; i < plan->n_rows; i++) {
-        const hpc_row *row = &plan->rows[i];
-        if (row->action != HPC_APPLY) continue;
-        if (*other >= 0 && plan->rows[*other].key == row->key && plan->rows[*other].offset == row->offset) return i;
-        *other = i;
-    }
-    return -1;
-}
-
 /* A quorum of all groups is the same as no quorum. Where several rows apply the same elements each has one input, a
  * fold of all: such plans come here to be refused. */
 static int suits(const hpc_exchange_config *f) {
     int other;
     if (f->quorum == 0 || f->graph != NULL || !hpc_plan_has_stages(f->plan)) return 0;
-    if (find_copy(f->plan, &other) >= 0) return 1;
+    if (hpc_plan_find_copy(f->plan, &other) >= 0) return 1;
     for (int i = 0; i < f->plan->n_rows; i++)
         if (f->plan->rows[i].action != HPC_FORWARD && f->quorum < f->plan->rows[i].n_in) return 1;
     return 0;
@@ -79,7 +66,7 @@ static int check_forward(const hpc_plan *plan, int i) {
 }
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
-    int status = hpc_quorum_check_servers(f), other, copy = find_copy(f->plan, &other);
+    int status = hpc_quorum_check_servers(f), other, copy = hpc_plan_find_copy(f->plan, &other);
     (void)c;
     if (status == HPC_OK && copy >= 0)
         status = hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",

@@ -27,6 +27,7 @@
 #include <string.h>
 
 #include "discipline/discipline.h"
+#include "discipline/grouping.h"
 #include "discipline/whole.h"
 #include "engine/args.h"
 #include "engine/send.h"
@@ -86,18 +87,13 @@ static int suits(const hpc_exchange_config *f) {
 
 /* Several rows that apply the same elements would each give their squares, and write the mean over the gradients. */
 static int check_owners(const hpc_plan *plan) {
-    const hpc_row *last = NULL;
-    for (int i = 0; i < plan->n_rows; i++) {
-        const hpc_row *row = &plan->rows[i];
-        if (row->action != HPC_APPLY) continue;
-        if (last != NULL && last->key == row->key && last->offset == row->offset)
-            return hpc_fail(HPC_ERR_CONFIG, op_create,
-                            "exchange: rows %d and %d apply the same elements, at receivers; split needs one owner of "
-                            "each, which keeps the mean",
-                            (int)(last - plan->rows), i);
-        last = row;
-    }
-    return HPC_OK;
+    int other;
+    const int copy = hpc_plan_find_copy(plan, &other);
+    if (copy < 0) return HPC_OK;
+    return hpc_fail(HPC_ERR_CONFIG, op_create,
+                    "exchange: rows %d and %d apply the same elements, at receivers; split needs one owner of each, "
+                    "which keeps the mean",
+                    other, copy);
 }
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
