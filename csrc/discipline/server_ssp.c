@@ -37,12 +37,9 @@
  * Nobody waits in a circle: a worker that waits for another one has ended at least s steps more, also where the two
  * take the keys in different orders, and s is 1 or more.
  *
- * Parameter Flow's own form (UCC-SSP, section 3.2.1) closes version t when all workers have pushed t, and counts what
- * fast ones have sent already into it. The minimum here is the number of closed versions, an answer has their
- * "guaranteed" updates and the "extra" ones that are there, and a worker waits when its clock minus that number is
- * larger than s: the same bound. The difference: there every worker gets every version, and all get the same parameters
- * for it, those of the moment when it was closed. Here an answer has what is there when it is sent, and a worker asks
- * only when it must. */
+ * Parameter Flow's own form (UCC-SSP, section 3.2.1) is updates_ssp.c. There every worker gets every version, and all
+ * get the same parameters for it, those of the moment when it was closed. Here an answer has what is there when it is
+ * sent, and a worker asks only when it must. The bound is the same: the minimum is the number of closed versions. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -121,9 +121,10 @@ static int who_sees(void *arg, int *ranks) {
     return 1;
 }
 
-/* Relays open nothing, and only a user's own fold has use for arguments. */
+/* Relays open nothing, and only a user's own fold has use for arguments. Where forwards sum they send them on. */
 static int takes_args(const hpc_exchange *ex, const hpc_share *share) {
     const int action = ex->plan->rows[share->rows[0]].action;
+    if (ex->discipline->sums) return action == HPC_FORWARD && hpc_feeds_share(ex, share, ex->context->group.rank);
     if (action == HPC_RELAY || (action == HPC_FORWARD && ex->rules[share->key].rule.fold == NULL)) return 0;
     return hpc_feeds_share(ex, share, ex->context->group.rank);
 }

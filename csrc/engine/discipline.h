@@ -67,8 +67,11 @@ struct hpc_discipline {
     int whole;         /* folds take all inputs with the plan's weights: a row can go in one pass */
     int one_slot;      /* a sender has one slot for an input, whatever the plan's depth */
     size_t head, tail; /* bytes before and behind an update in its slot */
-    int pulls;         /* parameters come when a pull asks for them; 0: with the answer to a push */
-    int signals;       /* of each share: 1 or 2; 0 means 1 */
+    /* Forwards add their inputs up as they come. The discipline has their sums and what they send, by slot
+     * (hpc_work.leaving). They take the rule's arguments, and rows that apply take none. */
+    int sums;
+    int pulls;   /* parameters come when a pull asks for them; 0: with the answer to a push */
+    int signals; /* of each share: 1 or 2; 0 means 1 */
     /* Fold and apply are two calls: a push folds, and the owners keep the mean until a pull says what becomes of it.
      * Arguments travel with pulls. NULL: a push applies. */
     const hpc_splitting *split;
@@ -139,9 +142,15 @@ struct hpc_discipline {
     int (*finish)(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
     /* Close: nothing is under way. NULL: nothing. */
     void (*closing)(hpc_exchange *ex);
+    /* Close, when all workers have closed: writes the ranks from which something has still to come, or that have still
+     * to take something, into ranks (NULL: counts only, perhaps twice); returns their number. A rank that owns rows
+     * serves until it is 0. NULL: nothing has. */
+    int (*outstanding)(const hpc_exchange *ex, int *ranks);
 
     /* ---- state and facts: NULL is nothing, or 0 ---- */
 
+    /* Settle: waits until all pushes of key are applied. NULL: a push that is done is. */
+    int (*settle)(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
     void (*restored)(hpc_exchange *ex, const hpc_work *w, uint64_t step); /* a row was set */
     int (*before_publish)(hpc_exchange *ex, const char *op, double deadline);
     int (*after_publish)(hpc_exchange *ex);

@@ -7,6 +7,7 @@
 
 const void *hpc_row_leaving(const hpc_work *w, int slot) {
     if (w->row->action == HPC_RELAY || w->passes_on) return w->inputs[0].slots + (size_t)slot * w->inputs[0].stride;
+    if (w->leaving != NULL) return w->leaving + (size_t)slot * w->leaving_stride;
     if (w->encoded != NULL) return w->encoded;
     return w->row->action == HPC_FORWARD ? w->acc : w->param;
 }

@@ -128,8 +128,7 @@ static void next_args(const hpc_work *w, const hpc_inputs *inputs, double *args)
     args[0] = (double)(w->step + 1);
 }
 
-/* Adds an input to the row's accumulator; nonzero when a user's fold has failed. */
-static int fold_eagerly(hpc_core *core, hpc_work *w, int slot, int input) {
+int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int first) {
     static const double ones[2] = {1, 1};
     const hpc_exchange *ex = core->exchange;
     double args[HPC_RULE_ARGS];
@@ -141,7 +140,7 @@ static int fold_eagerly(hpc_core *core, hpc_work *w, int slot, int input) {
         const float *block = fold_block(core, w, &alone, core->acc, 0, args, from, n);
         if (block == NULL) return -1;
         const void *sum[2] = {w->acc + from, block};
-        if (w->arrived[slot] == 0)
+        if (first)
             memcpy(w->acc + from, block, n * sizeof(float));
         else
             ex->kernels->f32(w->acc + from, sum, ones, 2, n, 0);
@@ -153,7 +152,7 @@ int hpc_row_count(hpc_core *core, hpc_work *w, int slot, int input) {
     const hpc_exchange *ex = core->exchange;
     _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
     if (hpc_row_has_too_many(core, w, &came[input], 1, w->inputs[input].rank)) return 0;
-    if (hpc_row_sums_early(ex, w->row) && fold_eagerly(core, w, slot, input) != 0) return 0;
+    if (hpc_row_sums_early(ex, w->row) && hpc_row_add(core, w, slot, input, w->arrived[slot] == 0) != 0) return 0;
     atomic_store_explicit(&came[input], 1, memory_order_relaxed);
     if (++w->arrived[slot] < w->row->n_in) return 0;
     w->arrived[slot] = 0;

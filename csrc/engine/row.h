@@ -41,6 +41,9 @@ int hpc_row_input_of(const hpc_work *w, int rank, int forwarded);
  * hpc_row_took marks the inputs as missing again. Returns 0 when some are missing, or when the exchange has failed. */
 int hpc_row_count(hpc_core *core, hpc_work *w, int slot, int input);
 void hpc_row_took(hpc_work *w, int slot);
+/* Adds an input to the row's accumulator, or writes it there as the first one. Nonzero when a user's fold has failed.
+ */
+int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int first);
 /* Whether rank from has sent more inputs than the most that may wait unfolded; if so the exchange fails. */
 int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *came, int most, int from);
 

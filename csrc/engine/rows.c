@@ -138,6 +138,7 @@ static int takes_pieces(const hpc_plan *plan, const hpc_row *row) {
 }
 
 static size_t acc_bytes(const hpc_exchange *ex, const hpc_row *row) {
+    if (ex->discipline->sums && row->action == HPC_FORWARD) return 0;
     int forwards = row->action == HPC_FORWARD && hpc_codec_of(row->codec_out)->plain;
     return ex->asked.eager || ex->discipline->split != NULL || forwards ? aligned((size_t)row->count * sizeof(float))
                                                                         : 0;
@@ -146,12 +147,14 @@ static size_t acc_bytes(const hpc_exchange *ex, const hpc_row *row) {
 /* The sum of a row that is worked off at once may lie where that of the row before it did, while it is in the caches.
  */
 static size_t sum_bytes(const hpc_exchange *ex, const hpc_row *row) {
+    if (ex->discipline->sums && row->action == HPC_FORWARD) return 0;
     if (acc_bytes(ex, row) > 0 || !(takes_pieces(ex->plan, row) || hpc_row_writes_pieces(ex->plan, row))) return 0;
     return aligned((size_t)row->count * sizeof(float));
 }
 
-static size_t encoded_bytes(const hpc_plan *plan, const hpc_row *row) {
-    return row->action == HPC_RELAY || hpc_row_passes_on(plan, row) || hpc_codec_of(row->codec_out)->plain
+static size_t encoded_bytes(const hpc_exchange *ex, const hpc_row *row) {
+    if (ex->discipline->sums && row->action == HPC_FORWARD) return 0;
+    return row->action == HPC_RELAY || hpc_row_passes_on(ex->plan, row) || hpc_codec_of(row->codec_out)->plain
                ? 0
                : aligned(hpc_output_bytes(row));
 }
@@ -167,7 +170,7 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
         if (sum_bytes(ex, row) > sums) sums = sum_bytes(ex, row);
         for (int e = 0; e < row->n_out; e++) forwards += row->out[e].row >= 0 ? (size_t)ex->layout.depth : 0;
         core->memory_bytes +=
-            state_bytes(ex, row) + acc_bytes(ex, row) + encoded_bytes(ex->plan, row) + hpc_pieces_state_bytes(ex, row);
+            state_bytes(ex, row) + acc_bytes(ex, row) + encoded_bytes(ex, row) + hpc_pieces_state_bytes(ex, row);
     }
     core->acc_bytes = sums; /* which come first */
     core->memory_bytes += sums;
@@ -383,7 +386,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         outputs += row->n_out;
         weights += row->n_in;
         char *memory = (char *)ex->cores[row->core].memory + used[row->core];
-        size_t state = state_bytes(ex, row), acc = acc_bytes(ex, row), encoded = encoded_bytes(plan, row);
+        size_t state = state_bytes(ex, row), acc = acc_bytes(ex, row), encoded = encoded_bytes(ex, row);
         size_t residual = hpc_pieces_state_bytes(ex, row);
         w->takes_pieces = takes_pieces(plan, row);
         w->passes_on = hpc_row_passes_on(plan, row);

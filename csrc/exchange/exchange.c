@@ -222,7 +222,7 @@ static int open_all(hpc_exchange *ex, const hpc_exchange_config *f, double deadl
     if (status == HPC_OK && ex->layout.encodes) status = round_values(ex, deadline);
     if (status != HPC_OK) return status;
     ex->life.open = 1;
-    ex->life.serves = hpc_goes_on(ex) && ex->n_work > 0;
+    ex->life.serves = (hpc_goes_on(ex) || ex->discipline->outstanding != NULL) && ex->n_work > 0;
     for (int s = 0; s < ex->layout.n_shares; s++) /* others may wait for rows that this rank does not push */
         if (ex->layout.shares[s].owner == c->group.rank &&
             !hpc_share_involves(ex, &ex->layout.shares[s], c->group.rank))
@@ -338,7 +338,7 @@ static int open_workers(void *arg, int *ranks) {
     int n = 0;
     for (int r = 0; r < ex->context->group.size; r++)
         if (is_open(ex, r)) ranks[n++] = r;
-    return n;
+    return n == 0 && ex->discipline->outstanding != NULL ? ex->discipline->outstanding(ex, ranks) : n;
 }
 
 static int all_closed(void *arg) {
@@ -347,7 +347,7 @@ static int all_closed(void *arg) {
     if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
     for (int r = 0; r < ex->context->group.size; r++)
         if (is_open(ex, r)) return 0;
-    return 1;
+    return ex->discipline->outstanding == NULL || ex->discipline->outstanding(ex, NULL) == 0;
 }
 
 int hpc_exchange_serve(hpc_exchange *ex, double timeout) {

@@ -292,7 +292,10 @@ int hpc_exchange_settle(hpc_exchange *ex, double timeout) {
     double deadline = hpc_deadline(&ex->context->group, timeout);
     for (int k = 0; k < ex->plan->n_keys && ex->layout.places[ex->context->group.rank].worker; k++) {
         if (status != HPC_OK) break;
-        if (ex->keys[k].n_shares > 0) status = hpc_ticket_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline), op);
+        if (ex->keys[k].n_shares == 0) continue;
+        status = hpc_ticket_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline), op);
+        if (status == HPC_OK && ex->discipline->settle != NULL)
+            status = ex->discipline->settle(ex, k, &(hpc_limit){0, deadline}, op);
     }
     return status;
 }

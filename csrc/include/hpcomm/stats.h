@@ -46,9 +46,9 @@ HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
  * workers. */
 HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *counts, int cap);
 
-/* SSP with servers of one stage. counts[d]: the steps (of a key, by this rank) that began with the slowest worker d
- * behind, as far as this rank's parameters have its updates; for d below cap. Returns the staleness; without such an
- * SSP 0, and counts are 0. */
+/* SSP with servers of one stage, or where receivers apply the rule. counts[d]: the steps (of a key, by this rank) that
+ * began with the slowest worker d behind, as far as this rank's parameters have its updates; for d below cap. Returns
+ * the staleness; without such an SSP 0, and counts are 0. */
 HPC_API int hpc_exchange_get_staleness(const hpc_exchange *exchange, uint64_t *counts, int cap);
 
 typedef struct hpc_exchange_peer {

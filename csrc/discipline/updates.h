@@ -1,0 +1,124 @@
+/* SSP where receivers apply the rule (updates_ssp.c says how it works): its state, and what its core does. */
+#ifndef HPC_UPDATES_H
+#define HPC_UPDATES_H
+
+#include <stdlib.h>
+
+#include "discipline/discipline.h"
+#include "engine/layout.h"
+
+typedef struct hpc_version_note {
+    uint64_t version, n_updates;
+    double args[HPC_RULE_ARGS];
+} hpc_version_note;
+
+/* A row that forwards. */
+typedef struct hpc_summing {
+    _Atomic uint64_t *pushes; /* by input: how many have come */
+    _Atomic uint64_t version; /* the last one that was closed */
+    uint64_t sent;            /* how many sums were sent */
+    int n_open, waits;        /* updates in the open version; it waits for slots */
+    hpc_version_note *notes;  /* by slot */
+    char *leaving;            /* by slot: sums, or their encodings */
+    float *sum;               /* where sums are encoded */
+} hpc_summing;
+
+/* A row that applies. */
+typedef struct hpc_receiving {
+    uint64_t came, applied;
+    _Atomic uint64_t version; /* the last one that was applied */
+    int was_set;              /* since the last publish */
+} hpc_receiving;
+
+/* A share of rows that apply; of one that forwards only exchange is used. */
+typedef struct hpc_receiver {
+    const hpc_exchange *exchange;
+    uint64_t asked, answered;
+    uint64_t need;            /* the version that the next answer waits for */
+    int below;                /* rows that are below it */
+    int runs;                 /* applies what comes at once: nobody reads the parameters */
+    _Atomic uint64_t version; /* of the row that is behind most */
+    int *sources, n_sources;  /* ranks that forward to it */
+} hpc_receiver;
+
+/* The exchange's own. */
+typedef struct hpc_updates {
+    hpc_summing *sums;       /* by row of this rank; of the one or the other kind */
+    hpc_receiving *receives; /* likewise */
+    size_t *note_at;         /* by row: in its owner's part, bytes from hpc_place.own */
+    uint64_t *base;          /* [key * size + rank]: a clock is the pushes less this, by wrapping arithmetic */
+    uint64_t *last;          /* likewise, in a publish: the number of the last push */
+    uint64_t *goal;          /* by key, in a publish: the version that all go on from */
+    uint64_t *counted;       /* by key: the push whose staleness was counted last */
+    uint64_t begun[HPC_PLAN_DEPTH];
+    int levels; /* a publish is under way */
+} hpc_updates;
+
+/* A core's own. */
+typedef struct hpc_closings {
+    int n_closed;  /* ranks that had closed at its last look */
+    int n_waiting; /* rows whose open version waits for slots */
+} hpc_closings;
+
+static inline hpc_updates *hpc_updates_of(const hpc_exchange *ex) {
+    return ex->own;
+}
+
+static inline hpc_summing *hpc_sum_of(const hpc_exchange *ex, const hpc_work *w) {
+    return &hpc_updates_of(ex)->sums[w - ex->work];
+}
+
+static inline hpc_receiving *hpc_received_by(const hpc_exchange *ex, const hpc_work *w) {
+    return &hpc_updates_of(ex)->receives[w - ex->work];
+}
+
+static inline size_t hpc_by_rank(const hpc_exchange *ex, int key, int rank) {
+    return (size_t)key * (size_t)ex->context->group.size + (size_t)rank;
+}
+
+static inline int hpc_share_forwards(const hpc_exchange *ex, const hpc_share *share) {
+    return ex->plan->rows[share->rows[0]].action == HPC_FORWARD;
+}
+
+/* Whether a share of this rank applies for a worker, or keeps a master. */
+static inline int hpc_share_keeps(const hpc_exchange *ex, const hpc_share *share) {
+    return ex->plan->rows[share->rows[0]].n_out == 0;
+}
+
+/* The clock of rank when it had made n pushes. */
+static inline uint64_t hpc_clock_at(const hpc_exchange *ex, int key, int rank, uint64_t n) {
+    return n - hpc_updates_of(ex)->base[hpc_by_rank(ex, key, rank)];
+}
+
+static inline uint64_t hpc_clock_behind(const hpc_exchange *ex, uint64_t clock) {
+    const uint64_t staleness = (uint64_t)ex->asked.staleness;
+    return clock > staleness ? clock - staleness : 0;
+}
+
+static inline uint64_t hpc_version_at(const _Atomic uint64_t *version) {
+    return atomic_load_explicit(version, memory_order_acquire);
+}
+
+static inline uint64_t hpc_pushes_from(const hpc_summing *its, int input) {
+    return atomic_load_explicit(&its->pushes[input], memory_order_relaxed);
+}
+
+/* The version that a row which this one forwards to has applied, as far as it tells. */
+static inline uint64_t hpc_version_told(const hpc_exchange *ex, const hpc_output *out) {
+    const int s = ex->layout.share_of[out->row];
+    const hpc_share *share = &ex->layout.shares[s];
+    if (share->owner == ex->context->group.rank) return hpc_version_at(&((const hpc_receiver *)share->own)->version);
+    return hpc_version_at(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)));
+}
+
+/* updates_core.c: slots of the discipline. */
+int hpc_updates_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
+int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot);
+int hpc_updates_pull_came(hpc_core *core, hpc_share *share, int rank);
+int hpc_updates_work(hpc_core *core);
+
+/* With the core paused: from here on a share that applies takes versions as they come (on), or only those that its
+ * worker asks for. */
+void hpc_updates_run(hpc_core *core, hpc_share *share, int on);
+
+#endif

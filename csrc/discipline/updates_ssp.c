@@ -1,0 +1,563 @@
+/* SSP(s) where receivers apply the rule: UCC-SSP (Parameter Flow, section 3.2.1). Workers push updates, and updates
+ * come back. Every receiver applies the same ones in the same order, so all workers have the same parameters for each
+ * version, bit for bit.
+ *
+ * A worker's *clock* of a key is the number of its pushes since the last publish. A *version* is a sum of updates, and
+ * version t holds all updates of clocks up to t that earlier versions do not hold. A row that forwards adds each update
+ * to the sum of the open version as it comes, whatever its clock. It closes version t when every open worker has pushed
+ * t times: it sends the sum to all receivers, once, and begins the next sum. So the updates of fast workers may be in
+ * earlier versions than t, never in later ones.
+ *
+ * A step at clock c begins when the worker's receiver has applied version c - s. After each push the worker tells its
+ * receiver, which is a row of its own rank. The receiver then applies the versions that are there, and answers when it
+ * has c - s. It applies nothing while the worker computes. All rows of a share have one version when it answers (but
+ * where a closing has let several versions close at once).
+ *
+ * What is known of a version travels in a *note*, by a put before the version: its number, how many updates are in it
+ * (what the rule is told), and the rule's arguments. Those are the arguments of push t of the workers, which must be
+ * equal. So they go to the rows that forward, by the same lane as the push, and no receiver needs a place for them.
+ *
+ * A worker that has closed, and whose pushes have all come, counts in no version. Then several versions may close at
+ * once: the sum has the number of the last of them. A sum without updates is sent all the same, as a worker may wait
+ * for its number, and the receivers apply nothing. When all workers have closed, a last version has the number of the
+ * largest clock. All ranks know that number from the closing counts, and ranks that own rows serve until all receivers
+ * have applied it.
+ *
+ * Slots. d is the plan's depth, s + 2 at least. A worker that has pushed t times has had the answer to push t - 1, so
+ * its receiver has applied version t - 1 - s. Versions are sent in order, one number or more apart. So when version t
+ * is closed, at most s + 1 versions have been sent that some open worker's receiver has not applied, t included. Hence
+ *   a receive slot, and its note    written for the version d after the one that it had, which is applied
+ *   a sum, and what puts read       written for the version after t, so it had version t + 1 - d or an earlier one,
+ *                                   which is applied and so has left
+ *   a gradient's slot, and the arguments beside it   written for push p + d after the answer to push p + d - 1, so
+ * after version p + 1 was closed, which read them Receivers of workers that have closed, and those that only keep a
+ * master, push nothing. They tell the rows that forward what they have applied (a signal), and a version stays open
+ * until the slots that it needs are free.
+ *
+ * Who writes, who reads, and what orders the two:
+ *   a worker's parameters     written by its own core between the event of its question and the answer (a signal); in
+ *                             settle, publish and close between two pauses of the core
+ *   notes, receive slots      written by the sender, before the event of the forward; read by the core after it
+ *   base, levels              written by the worker with all its cores paused; last is written before levels is set
+ *   counts of pushes, versions   written by the core; a wait reads them, to name ranks and in settle and publish
+ *
+ * Nobody waits in a circle: the slowest worker waits for no one, as all others have pushed as often. */
+#include <string.h>
+
+#include "discipline/each.h"
+#include "discipline/grouping.h"
+#include "discipline/updates.h"
+#include "engine/core.h"
+#include "engine/send.h"
+
+/* ---- what is asked for ---- */
+
+static int suits(const hpc_exchange_config *f) {
+    int other;
+    return f->consistency == HPC_SSP && f->graph == NULL && !hpc_config_is_bsp(f) && f->plan != NULL &&
+           hpc_plan_find_copy(f->plan, &other) >= 0;
+}
+
+static int refuse_row(int i, const char *why) {
+    return hpc_fail(
+        HPC_ERR_CONFIG, "exchange",
+        "exchange: row %d %s; SSP where receivers apply needs a plan of parameter servers, whose rows forward "
+        "the sum of all workers' updates to one row at each worker (a hierarchy needs BSP)",
+        i, why);
+}
+
+/* Whether row forwards to one that applies for rank. */
+static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
+    for (int e = 0; e < row->n_out; e++)
+        if (row->out[e].row >= 0 && row->out[e].rank == rank && plan->rows[row->out[e].row].n_out > 0) return 1;
+    return 0;
+}
+
+/* first: the key's first row that forwards. */
+static int check_sum(const hpc_plan *plan, int i, const hpc_row *first) {
+    const hpc_row *row = &plan->rows[i];
+    if (row->quorum != row->n_in) return refuse_row(i, "has a quorum");
+    if (row->n_in != first->n_in) return refuse_row(i, "takes updates of other ranks than another row of its key");
+    for (int e = 0; e < row->n_in; e++) {
+        const hpc_edge *in = &row->in[e];
+        if (in->row >= 0) return refuse_row(i, "forwards what other rows forward");
+        if (in->weight == 0) return refuse_row(i, "has an input of weight 0");
+        if (!hpc_row_has_input(first, in->rank))
+            return refuse_row(i, "takes updates of other ranks than another row of its key");
+        if (!serves(plan, row, in->rank)) return refuse_row(i, "forwards nothing to a rank that pushes to it");
+    }
+    for (int e = 0; e < row->n_out; e++)
+        if (row->out[e].row < 0 || plan->rows[row->out[e].row].action != HPC_APPLY)
+            return refuse_row(i, "forwards to a row that does not apply");
+    return HPC_OK;
+}
+
+static int check_receiver(const hpc_plan *plan, int i) {
+    const hpc_row *row = &plan->rows[i];
+    if (row->action != HPC_APPLY) return refuse_row(i, "neither forwards nor applies");
+    if (row->n_in != 1 || row->in[0].row < 0) return refuse_row(i, "applies what workers push to it");
+    if (row->n_out > 1 || (row->n_out == 1 && row->out[0].rank != row->owner))
+        return refuse_row(i, "sends parameters to other ranks");
+    return HPC_OK;
+}
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    enum { MOST = HPC_PLAN_DEPTH - 2 };
+    const hpc_rule *own = hpc_config_own_fold(f);
+    const hpc_row *first = NULL;
+    (void)c;
+    if (f->staleness > MOST)
+        return hpc_fail(HPC_ERR_INVALID, "exchange",
+                        "exchange: staleness is %d; 0 to %d are possible where receivers apply the rule", f->staleness,
+                        MOST);
+    int status = hpc_each_check(f);
+    if (status == HPC_OK && own != NULL)
+        status =
+            hpc_fail(HPC_ERR_CONFIG, "exchange",
+                     "exchange: rule %s has a fold of its own, by which receivers would fold a sum again; SSP where "
+                     "receivers apply needs the weighted sum",
+                     own->name);
+    if (status == HPC_OK && f->plan->rows[0].depth < f->staleness + 2)
+        status = hpc_fail(HPC_ERR_CONFIG, "exchange",
+                          "exchange: the plan has depth %d; SSP(%d) where receivers apply the rule needs %d or more",
+                          f->plan->rows[0].depth, f->staleness, f->staleness + 2);
+    for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (first != NULL && first->key != row->key) first = NULL;
+        if (row->action != HPC_FORWARD) {
+            status = check_receiver(f->plan, i);
+            continue;
+        }
+        if (first == NULL) first = row;
+        status = check_sum(f->plan, i, first);
+    }
+    return status;
+}
+
+/* ---- open ---- */
+
+static size_t part(const hpc_exchange *ex, int rank) {
+    size_t n = 0;
+    for (int i = 0; i < ex->plan->n_rows; i++)
+        n += ex->plan->rows[i].owner == rank && ex->plan->rows[i].action == HPC_APPLY;
+    return n * (size_t)ex->layout.depth * sizeof(hpc_version_note);
+}
+
+static int no_memory(const char *op) {
+    return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for sums and clocks", op);
+}
+
+static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
+    const size_t size = (size_t)ex->context->group.size, keys = (size_t)ex->plan->n_keys;
+    size_t *used = calloc(size, sizeof *used);
+    hpc_updates *its = ex->own = calloc(1, sizeof *its);
+    (void)f;
+    if (its != NULL) {
+        its->note_at = calloc((size_t)ex->plan->n_rows, sizeof *its->note_at);
+        its->base = calloc(keys * size, sizeof *its->base);
+        its->last = calloc(keys * size, sizeof *its->last);
+        its->goal = calloc(keys, sizeof *its->goal);
+        its->counted = calloc(keys, sizeof *its->counted);
+    }
+    const int found = its != NULL && used != NULL && its->note_at != NULL && its->base != NULL && its->last != NULL &&
+                      its->goal != NULL && its->counted != NULL;
+    for (int i = 0; i < ex->plan->n_rows && found; i++) {
+        const hpc_row *row = &ex->plan->rows[i];
+        if (row->action != HPC_APPLY) continue;
+        its->note_at[i] = used[row->owner];
+        used[row->owner] += (size_t)row->depth * sizeof(hpc_version_note);
+    }
+    free(used);
+    return found ? HPC_OK : no_memory(op);
+}
+
+static int open_sum(hpc_exchange *ex, hpc_work *w) {
+    hpc_summing *its = hpc_sum_of(ex, w);
+    const size_t depth = (size_t)ex->layout.depth;
+    w->leaving_stride = (hpc_output_bytes(w->row) + 63) / 64 * 64;
+    its->pushes = calloc((size_t)w->row->n_in, sizeof *its->pushes);
+    its->notes = calloc(depth, sizeof *its->notes);
+    its->leaving = malloc(depth * w->leaving_stride);
+    if (its->pushes == NULL || its->notes == NULL || its->leaving == NULL) return -1;
+    w->leaving = its->leaving;
+    if (w->sends->plain) {
+        w->acc = (float *)(void *)its->leaving;
+        return 0;
+    }
+    w->acc = its->sum = malloc((size_t)w->row->count * sizeof *its->sum);
+    w->encoded = its->leaving;
+    return its->sum != NULL ? 0 : -1;
+}
+
+static int open_share(hpc_exchange *ex, hpc_share *share) {
+    hpc_receiver *its = share->own = calloc(1, sizeof *its);
+    if (its == NULL) return -1;
+    its->sources = malloc((size_t)ex->context->group.size * sizeof *its->sources);
+    if (its->sources == NULL) return -1;
+    its->exchange = ex;
+    if (hpc_share_forwards(ex, share)) return 0;
+    for (int i = 0; i < share->n_rows; i++)
+        its->n_sources = hpc_add_rank(its->sources, its->n_sources, ex->plan->rows[share->rows[i]].in[0].rank);
+    its->runs = hpc_share_keeps(ex, share);
+    its->need = 1;
+    its->below = share->n_rows;
+    return 0;
+}
+
+static int open_all(hpc_exchange *ex, const char *op) {
+    hpc_updates *its = hpc_updates_of(ex);
+    its->sums = calloc((size_t)ex->n_work + 1, sizeof *its->sums);
+    its->receives = calloc((size_t)ex->n_work + 1, sizeof *its->receives);
+    if (its->sums == NULL || its->receives == NULL) return no_memory(op);
+    for (int c = 0; c < ex->n_own_cores; c++)
+        if ((ex->cores[c].own = calloc(1, sizeof(hpc_closings))) == NULL) return no_memory(op);
+    for (int i = 0; i < ex->n_work; i++)
+        if (ex->work[i].row->action == HPC_FORWARD && open_sum(ex, &ex->work[i]) != 0) return no_memory(op);
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_share *share = &ex->layout.shares[s];
+        if (share->owner == ex->context->group.rank && open_share(ex, share) != 0) return no_memory(op);
+    }
+    return HPC_OK;
+}
+
+static void free_sums(hpc_exchange *ex, hpc_summing *sums) {
+    for (int i = 0; sums != NULL && i < ex->n_work; i++) {
+        free(sums[i].pushes);
+        free(sums[i].notes);
+        free(sums[i].leaving);
+        free(sums[i].sum);
+    }
+    free(sums);
+}
+
+static void free_all(hpc_exchange *ex) {
+    hpc_updates *its = hpc_updates_of(ex);
+    for (int s = 0; s < ex->layout.n_shares; s++) {
+        hpc_receiver *r = ex->layout.shares[s].own;
+        if (r != NULL) free(r->sources);
+        free(r);
+        ex->layout.shares[s].own = NULL;
+    }
+    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
+        free(ex->cores[c].own);
+        ex->cores[c].own = NULL;
+    }
+    if (its == NULL) return;
+    free_sums(ex, its->sums);
+    free(its->receives);
+    free(its->note_at);
+    free(its->base);
+    free(its->last);
+    free(its->goal);
+    free(its->counted);
+    free(its);
+    ex->own = NULL;
+}
+
+/* ---- the worker ---- */
+
+static int makes_params(const hpc_exchange *ex, const hpc_share *share) {
+    return share->owner == ex->context->group.rank && !hpc_share_forwards(ex, share) && !hpc_share_keeps(ex, share);
+}
+
+static int may_push(hpc_exchange *ex, int key, const char *op) {
+    return hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+}
+
+/* Rows that forward get the update; the receiver of this rank is told that there was one. */
+static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &ex->layout.shares[s];
+    if (hpc_share_forwards(ex, share)) return hpc_push_share(ex, s, slot, l);
+    if (!makes_params(ex, share)) return HPC_OK;
+    return hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, 0, s), l);
+}
+
+/* The version of this rank's parameters of a key. */
+static uint64_t version_of_key(const hpc_exchange *ex, int key) {
+    const hpc_pushed *k = &ex->keys[key];
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < k->n_awaited; i++) {
+        const uint64_t version = hpc_version_at(&((const hpc_receiver *)ex->layout.shares[k->awaited[i]].own)->version);
+        if (version < least) least = version;
+    }
+    return least == UINT64_MAX ? 0 : least;
+}
+
+static uint64_t own_clock(const hpc_exchange *ex, int key) {
+    return hpc_clock_at(ex, key, ex->context->group.rank, ex->keys[key].pushes);
+}
+
+static int ended(hpc_exchange *ex, int key, const char *op) {
+    hpc_updates *its = hpc_updates_of(ex);
+    const uint64_t clock = own_clock(ex, key), version = version_of_key(ex, key);
+    (void)op;
+    if (its->counted[key] == ex->keys[key].pushes) return HPC_OK;
+    its->counted[key] = ex->keys[key].pushes;
+    const uint64_t n = clock > version ? clock - version : 0;
+    if (n <= (uint64_t)ex->asked.staleness) its->begun[n]++;
+    return HPC_OK;
+}
+
+/* ---- the ranks that a wait waits for ---- */
+
+/* Whether updates of rank are missing here: in a row of this rank, for a version up to need. */
+static int is_missing_here(const hpc_exchange *ex, int key, int rank, uint64_t need) {
+    for (int i = 0; i < ex->n_work; i++) {
+        const hpc_work *w = &ex->work[i];
+        if (w->row->key != key || w->row->action != HPC_FORWARD) continue;
+        const int e = hpc_row_input_of(w, rank, 0);
+        if (e >= 0 && hpc_clock_at(ex, key, rank, hpc_pushes_from(hpc_sum_of(ex, w), e)) < need) return 1;
+    }
+    return 0;
+}
+
+/* Open workers that have not pushed need times; where that cannot be seen: whose updates are missing here, or who left
+ * without a word. */
+static int slow_workers(const hpc_exchange *ex, int key, uint64_t need, int *ranks, int n) {
+    for (int r = 0; r < ex->context->group.size; r++) {
+        if (r == ex->context->group.rank || !hpc_pushes_key(ex, r, key) || hpc_closed_signal(ex, r) != 0) continue;
+        const uint64_t pushes = hpc_pushes_of(ex, r, key);
+        const int slow = pushes != UINT64_MAX ? hpc_clock_at(ex, key, r, pushes) < need
+                                              : is_missing_here(ex, key, r, need) ||
+                                                    atomic_load_explicit(&ex->context->group.states[r],
+                                                                         memory_order_acquire) == HPC_PEER_LEFT;
+        if (slow) n = hpc_add_rank(ranks, n, r);
+    }
+    return n;
+}
+
+/* The ranks that have not forwarded version need to rows of this rank. */
+static int silent_sources(const hpc_exchange *ex, int key, uint64_t need, int *ranks, int n) {
+    for (int i = 0; i < ex->n_work; i++) {
+        const hpc_work *w = &ex->work[i];
+        if (w->row->key != key || w->row->action == HPC_FORWARD || w->inputs[0].rank == w->row->owner) continue;
+        if (atomic_load_explicit(&hpc_received_by(ex, w)->version, memory_order_relaxed) < need)
+            n = hpc_add_rank(ranks, n, w->inputs[0].rank);
+    }
+    return n;
+}
+
+static int missing_for(const hpc_exchange *ex, int key, uint64_t need, int *ranks) {
+    int n = slow_workers(ex, key, need, ranks, 0);
+    if (n == 0) n = silent_sources(ex, key, need, ranks, n);
+    return n > 0 ? n : hpc_add_rank(ranks, n, ex->context->group.rank); /* its own core is at it */
+}
+
+static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+    (void)for_slot;
+    return missing_for(ex, key, hpc_clock_behind(ex, hpc_clock_at(ex, key, ex->context->group.rank, ticket / 2)),
+                       ranks);
+}
+
+/* ---- settle, publish, close ---- */
+
+/* The core of a share applies what comes from here on; or, with on 0, only what the worker asks for. */
+static void let_run(hpc_exchange *ex, hpc_share *share, int on) {
+    hpc_core *core = &ex->cores[share->core];
+    hpc_core_pause(core);
+    hpc_updates_run(core, share, on);
+    hpc_core_resume(core);
+}
+
+static void let_key_run(hpc_exchange *ex, int key, int on) {
+    for (int i = 0; i < ex->keys[key].n_awaited; i++) let_run(ex, &ex->layout.shares[ex->keys[key].awaited[i]], on);
+}
+
+/* A wait for versions: of a key, or (key -1) of all rows of this rank in a publish. */
+typedef struct versions {
+    hpc_exchange *ex;
+    int key;
+    uint64_t need;
+} versions;
+
+static int are_level(const hpc_exchange *ex) {
+    for (int i = 0; i < ex->n_work; i++) {
+        const hpc_work *w = &ex->work[i];
+        const uint64_t version = w->row->action == HPC_FORWARD
+                                     ? hpc_version_at(&hpc_sum_of(ex, w)->version)
+                                     : hpc_version_at(&((hpc_receiver *)w->share->own)->version);
+        if (version < hpc_updates_of(ex)->goal[w->row->key]) return 0;
+    }
+    return 1;
+}
+
+static int versions_came(void *arg) {
+    const versions *v = arg;
+    if (v->ex->inline_progress) hpc_context_work(v->ex->context);
+    if (atomic_load_explicit(&v->ex->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
+    return v->key < 0 ? are_level(v->ex) : version_of_key(v->ex, v->key) >= v->need;
+}
+
+static int version_makers(void *arg, int *ranks) {
+    const versions *v = arg;
+    const hpc_exchange *ex = v->ex;
+    int n = 0;
+    if (v->key >= 0) return missing_for(ex, v->key, v->need, ranks);
+    for (int i = 0; i < ex->n_work; i++) {
+        const hpc_work *w = &ex->work[i];
+        for (int e = 0; e < w->row->n_in && w->row->action == HPC_FORWARD; e++)
+            if (hpc_pushes_from(hpc_sum_of(ex, w), e) <
+                hpc_updates_of(ex)->last[hpc_by_rank(ex, w->row->key, w->inputs[e].rank)])
+                n = hpc_add_rank(ranks, n, w->inputs[e].rank);
+        n = silent_sources(ex, w->row->key, hpc_updates_of(ex)->goal[w->row->key], ranks, n);
+    }
+    return n > 0 ? n : hpc_add_rank(ranks, n, ex->context->group.rank);
+}
+
+static int await_versions(versions v, double timeout, const char *op) {
+    const hpc_wait wait = {op, versions_came, version_makers, &v};
+    const int status = versions_came(&v) ? HPC_OK : hpc_wait_for(&v.ex->context->group, &wait, timeout);
+    return status == HPC_OK ? hpc_exchange_check(v.ex, op) : status;
+}
+
+/* Until this rank's last push is in a version that it has applied. No later version can come meanwhile. */
+static int settle(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    let_key_run(ex, key, 1);
+    const int status =
+        await_versions((versions){.ex = ex, .key = key, .need = own_clock(ex, key)}, hpc_limit_left(ex, l), op);
+    let_key_run(ex, key, 0);
+    return status;
+}
+
+/* Inline one pause holds all cores. */
+static void pause_all(hpc_exchange *ex, int on) {
+    for (int c = 0; c < (ex->inline_progress && ex->n_own_cores > 0 ? 1 : ex->n_own_cores); c++) {
+        if (on)
+            hpc_core_pause(&ex->cores[c]);
+        else
+            hpc_core_resume(&ex->cores[c]);
+    }
+}
+
+/* Tells all ranks the pushes of each, from which the version follows that has them all. */
+static int agree_on_goal(hpc_exchange *ex, const char *op, double deadline) {
+    const size_t size = (size_t)ex->context->group.size, keys = (size_t)ex->plan->n_keys;
+    hpc_updates *its = hpc_updates_of(ex);
+    uint64_t *mine = malloc(keys * sizeof *mine), *all = malloc(keys * size * sizeof *all);
+    int status = mine != NULL && all != NULL ? HPC_OK : no_memory(op);
+    status = hpc_context_agree(ex->context, op, status, deadline);
+    for (size_t k = 0; k < keys && status == HPC_OK; k++) mine[k] = ex->keys[k].pushes;
+    if (status == HPC_OK) status = hpc_allgather(ex->context, mine, all, keys * sizeof *mine, hpc_left(deadline));
+    for (int k = 0; (size_t)k < keys && status == HPC_OK; k++) {
+        its->goal[k] = 0;
+        for (int r = 0; (size_t)r < size; r++) {
+            const uint64_t n = its->last[hpc_by_rank(ex, k, r)] = all[(size_t)r * keys + (size_t)k];
+            if (hpc_pushes_key(ex, r, k) && hpc_clock_at(ex, k, r, n) > its->goal[k])
+                its->goal[k] = hpc_clock_at(ex, k, r, n);
+        }
+    }
+    free(mine);
+    free(all);
+    return status;
+}
+
+/* Publish: the open version of each row is closed, all receivers apply it, and all workers go on from one clock.
+ * Nothing is under way on any rank, and no rank pushes before the publish has ended. */
+static int level(hpc_exchange *ex, const char *op, double deadline) {
+    const int me = ex->context->group.rank, size = ex->context->group.size;
+    hpc_updates *its = hpc_updates_of(ex);
+    int status = agree_on_goal(ex, op, deadline); /* cores look at it only while levels is set */
+    if (status != HPC_OK) return status;
+    pause_all(ex, 1);
+    its->levels = 1;
+    pause_all(ex, 0);
+    for (int s = 0; s < ex->layout.n_shares; s++)
+        if (ex->layout.shares[s].owner == me && !hpc_share_forwards(ex, &ex->layout.shares[s]))
+            let_run(ex, &ex->layout.shares[s], 1);
+    status = await_versions((versions){.ex = ex, .key = -1}, hpc_left(deadline), op);
+    status = hpc_context_agree(ex->context, op, status, deadline);
+    for (int s = 0; s < ex->layout.n_shares; s++)
+        if (ex->layout.shares[s].owner == me && !hpc_share_forwards(ex, &ex->layout.shares[s]))
+            let_run(ex, &ex->layout.shares[s], 0);
+    pause_all(ex, 1);
+    its->levels = 0;
+    for (int i = 0; i < ex->n_work; i++) its->receives[i].was_set = 0;
+    for (int k = 0; k < ex->plan->n_keys && status == HPC_OK; k++)
+        for (int r = 0; r < size; r++)
+            its->base[hpc_by_rank(ex, k, r)] = its->last[hpc_by_rank(ex, k, r)] - its->goal[k];
+    pause_all(ex, 0);
+    return status;
+}
+
+static void restored(hpc_exchange *ex, const hpc_work *w, uint64_t step) {
+    (void)step;
+    hpc_received_by(ex, w)->was_set = 1;
+}
+
+static void closing(hpc_exchange *ex) {
+    for (int k = 0; k < ex->plan->n_keys; k++) let_key_run(ex, k, 1);
+}
+
+/* The version that has all pushes of workers that have all closed. */
+static uint64_t last_version(const hpc_exchange *ex, int key) {
+    uint64_t most = 0;
+    for (int r = 0; r < ex->context->group.size; r++) {
+        if (!hpc_pushes_key(ex, r, key)) continue;
+        const uint64_t clock = hpc_clock_at(ex, key, r, hpc_closing_count(ex, r, key));
+        if (clock > most) most = clock;
+    }
+    return most;
+}
+
+static int outstanding(const hpc_exchange *ex, int *ranks) {
+    int n = 0;
+    for (int i = 0; i < ex->n_work; i++) {
+        const hpc_work *w = &ex->work[i];
+        const uint64_t last = last_version(ex, w->row->key);
+        for (int o = 0; o < w->n_outputs && w->row->action == HPC_FORWARD; o++)
+            if (hpc_version_told(ex, &w->outputs[o]) < last)
+                n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, w->outputs[o].rank);
+        if (w->row->action != HPC_FORWARD && hpc_version_at(&((hpc_receiver *)w->share->own)->version) < last)
+            n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, w->inputs[0].rank);
+        if (ranks == NULL && n > 0) return n;
+    }
+    return n;
+}
+
+/* ---- facts ---- */
+
+/* In full or in part: the rows of a share may have taken different numbers. */
+static uint64_t folded_of(const hpc_share *share, int rank) {
+    const hpc_exchange *ex = ((const hpc_receiver *)share->own)->exchange;
+    uint64_t most = 0;
+    for (int i = 0; i < share->n_rows && hpc_share_forwards(ex, share); i++) {
+        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const int input = hpc_row_input_of(w, rank, 0);
+        if (input >= 0 && hpc_pushes_from(hpc_sum_of(ex, w), input) > most)
+            most = hpc_pushes_from(hpc_sum_of(ex, w), input);
+    }
+    return most;
+}
+
+static int staleness(const hpc_exchange *ex, uint64_t *counts, int cap) {
+    for (int i = 0; i < cap && i <= ex->asked.staleness; i++) counts[i] = hpc_updates_of(ex)->begun[i];
+    return ex->asked.staleness;
+}
+
+const hpc_discipline hpc_discipline_updates_ssp = {
+    .name = "SSP where receivers apply",
+    .suits = suits,
+    .check = check,
+    .whole = 1,
+    .sums = 1,
+    .part = part,
+    .makes_params = makes_params,
+    .prepare = prepare,
+    .open = open_all,
+    .free = free_all,
+    .share_came = hpc_updates_share_came,
+    .row_came = hpc_updates_row_came,
+    .pull_came = hpc_updates_pull_came,
+    .work = hpc_updates_work,
+    .may_push = may_push,
+    .send_share = send_share,
+    .awaited = awaited,
+    .ended = ended,
+    .closing = closing,
+    .outstanding = outstanding,
+    .settle = settle,
+    .restored = restored,
+    .before_publish = level,
+    .folded_of = folded_of,
+    .staleness = staleness,
+};
