@@ -24,7 +24,7 @@ from ..window import as_source
 from .codecs import KeyCodecs, codecs_of
 from .options import EngineOptions, Made
 from .pieces import Span
-from .servers import KINDS, goes_apart, has_servers
+from .servers import KINDS, applies_at_receivers, goes_apart, has_servers
 
 _MOST_DEPTH = 16  # of a plan
 _MOST_STALENESS = 64  # with servers
@@ -126,11 +126,14 @@ def _servers_plan(
         more["apart"] = goes_apart(made.consistency)
     if options.chunk_bytes is not None:
         more["chunk_bytes"] = options.chunk_bytes
+    depth, staleness = options.depth, made.consistency.staleness or 0
+    if staleness and applies_at_receivers(topology):  # a slot for each version that a receiver may not have applied
+        depth = max(whole("depth", depth, 0), staleness + 2)
     return topology.compile(
         values,
         ctx.size,
         cores=cores,
-        depth=options.depth,
+        depth=depth,
         codec=options.codec,
         codec_out=options.codec_out,
         reduce=options.reduce,

@@ -14,6 +14,9 @@ from ..topology.hierarchy import MEASURED, OneTopology, automatic
 from .options import EngineOptions
 
 WORDS = ("auto", "flat")
+MOST_AT_RECEIVERS = (
+    14  # staleness: each version on its way has a slot of the plan, and so have the sum and the next one
+)
 KINDS = (
     "'auto', 'flat', a ParameterServer, a Hierarchy, a Tree, a Graph, several Graphs, or a function that makes graphs "
     "for a number of ranks"
@@ -40,8 +43,7 @@ def updates_in_a_fold(topology: Servers | HostGraph, size: int) -> int:
     """How many updates a fold of a job of size ranks has at most, as a quorum counts them: those of workers, or of
     outermost groups."""
     if isinstance(topology, ByKey):
-        each = [*topology.topologies.values(), *([] if topology.rest is None else [topology.rest])]
-        return min(updates_in_a_fold(one, size) for one in each)
+        return min(updates_in_a_fold(one, size) for one in _topologies(topology))
     if isinstance(topology, Hierarchy):
         return len(topology.levels(size)[-1])
     return len(topology.roles(size)[0])
@@ -72,7 +74,9 @@ def settled(
                 raise InvalidArgument(
                     f"topology of {name!r} is {one!r}: must be 'auto', 'flat', a ParameterServer, a Hierarchy or a Tree"
                 )
-        return ByKey(found, None if set(names) <= set(found) else ParameterServer())
+        by_key = ByKey(found, None if set(names) <= set(found) else ParameterServer())
+        _check_mixed(by_key, consistency)
+        return by_key
     if isinstance(topology, str):
         if topology not in WORDS:
             raise InvalidArgument(f"topology is {topology!r}: must be {KINDS}")
@@ -99,7 +103,7 @@ def settled(
             f"consistency is {consistency}: {what}, and a ring folds all into one: give BSP, or top='sharded'"
         )
     if isinstance(topology, Hierarchy | ParameterServer) and topology.apply_at != "owners":
-        _check_receivers(topology.apply_at, consistency, engine, rules)
+        _check_receivers(topology, consistency, engine, rules)
     if isinstance(topology, HostGraph):
         if consistency != BSP:
             raise InvalidArgument(
@@ -115,12 +119,48 @@ def settled(
     return measured(ctx, known) if known.bandwidths == MEASURED else known
 
 
-def _check_receivers(apply_at: str, consistency: Consistency, engine: EngineOptions, rules: Iterable[Any]) -> None:
+def applies_at_receivers(topology: Any) -> bool:
+    """Whether the rule is applied away from the owners, for one key or more."""
+    if isinstance(topology, ByKey):
+        return any(applies_at_receivers(one) for one in _topologies(topology))
+    return isinstance(topology, Hierarchy | ParameterServer) and topology.apply_at != "owners"
+
+
+def _topologies(topology: ByKey) -> list[OneTopology]:
+    return [*topology.topologies.values(), *([] if topology.rest is None else [topology.rest])]
+
+
+def _check_mixed(topology: ByKey, consistency: Consistency) -> None:
+    """Under SSP(s) either all keys are applied at receivers or none is: their versions are counted differently."""
+    if not consistency.staleness or not applies_at_receivers(topology):
+        return
+    other = next((one for one in _topologies(topology) if not applies_at_receivers(one)), None)
+    if other is not None:
+        raise InvalidArgument(
+            f"consistency is {consistency}, and only some keys have apply_at='receivers' or 'both': give it to all of "
+            f"them, also to those of {other!r}"
+        )
+
+
+def _check_receivers(
+    topology: Hierarchy | ParameterServer, consistency: Consistency, engine: EngineOptions, rules: Iterable[Any]
+) -> None:
     """Refuses what does not go with rules that are applied away from the owners."""
-    if consistency != BSP:
+    apply_at, staleness = topology.apply_at, consistency.staleness
+    if consistency == ASYNC or consistency.quorum is not None:
         raise InvalidArgument(
             f"consistency is {consistency}: with apply_at={apply_at!r} receivers apply one fold of all updates a step, "
-            "which needs BSP without a quorum"
+            "which needs BSP or SSP(s), without a quorum"
+        )
+    if staleness and isinstance(topology, Hierarchy):
+        raise InvalidArgument(
+            f"consistency is {consistency}: with apply_at={apply_at!r} a Hierarchy needs BSP; SSP(s) needs a "
+            "ParameterServer"
+        )
+    if staleness and staleness > MOST_AT_RECEIVERS:
+        raise InvalidArgument(
+            f"staleness is {staleness}: 0 to {MOST_AT_RECEIVERS} are possible with apply_at={apply_at!r}, as a plan "
+            "has 16 slots at most"
         )
     if engine.split:
         raise InvalidArgument(

@@ -42,7 +42,7 @@ class ParameterServer:
             with all others. It balances, whatever the transport.
         apply_at: who applies the rule: "owners" (the servers, which send parameters back), "receivers" (servers send
             the folded update, and each worker applies it by itself, with state of its own), or "both" (servers that are
-            no workers as well). Others than "owners" are for BSP.
+            no workers as well). Others than "owners" are for BSP and SSP(s).
 
     Raises:
         InvalidArgument: the placement, the affinity or apply_at is unknown, servers is neither a number nor ranks,
