@@ -133,7 +133,7 @@ int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int first) {
     const hpc_exchange *ex = core->exchange;
     double args[HPC_RULE_ARGS];
     const hpc_inputs alone = hpc_row_inputs(core, w, slot, input);
-    if (w->takes_pieces) return add_inputs(core, w, &alone, w->arrived[slot] == 0);
+    if (w->takes_pieces) return add_inputs(core, w, &alone, first);
     next_args(w, &alone, args);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
