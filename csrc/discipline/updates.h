@@ -17,7 +17,8 @@ typedef struct hpc_summing {
     _Atomic uint64_t *pushes; /* by input: how many have come */
     _Atomic uint64_t version; /* the last one that was closed */
     uint64_t sent;            /* how many sums were sent */
-    int n_open, waits;        /* updates in the open version; it waits for slots */
+    _Atomic uint64_t waits;   /* the open version waits until receivers tell that they have this one; 0: it does not */
+    int n_open;               /* updates in the open version */
     hpc_version_note *notes;  /* by slot */
     char *leaving;            /* by slot: sums, or their encodings */
     float *sum;               /* where sums are encoded */
@@ -109,6 +110,12 @@ static inline uint64_t hpc_version_told(const hpc_exchange *ex, const hpc_output
     const hpc_share *share = &ex->layout.shares[s];
     if (share->owner == ex->context->group.rank) return hpc_version_at(&((const hpc_receiver *)share->own)->version);
     return hpc_version_at(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)));
+}
+
+/* Whether it tells, as its rank has closed or only keeps a master, and has not told a version yet. */
+static inline int hpc_has_not_told(const hpc_exchange *ex, const hpc_output *out, uint64_t version) {
+    const int tells = ex->plan->rows[out->row].n_out == 0 || hpc_closed_signal(ex, out->rank) != 0;
+    return tells && hpc_version_told(ex, out) < version;
 }
 
 /* updates_core.c: slots of the discipline. */

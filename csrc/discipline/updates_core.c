@@ -43,18 +43,15 @@ static uint64_t closes_at(const hpc_exchange *ex, const hpc_work *w) {
 
 /* ---- the core: sums ---- */
 
-/* Whether the next version may be sent, and the sum after it begun. */
-static int has_slots(const hpc_exchange *ex, const hpc_work *w) {
+/* The version that receivers must have told before the next one is sent and the sum after it begun; 0: any. */
+static uint64_t waits_for(const hpc_exchange *ex, const hpc_work *w) {
     const hpc_summing *its = hpc_sum_of(ex, w);
     const uint64_t depth = (uint64_t)ex->layout.depth;
-    if (its->sent + 2 <= depth) return 1;
+    if (its->sent + 2 <= depth) return 0;
     const uint64_t freed = its->notes[(its->sent + 1) % depth].version;
-    for (int o = 0; o < w->n_outputs; o++) {
-        const hpc_output *out = &w->outputs[o];
-        const int tells = ex->plan->rows[out->row].n_out == 0 || hpc_closed_signal(ex, out->rank) != 0;
-        if (tells && hpc_version_told(ex, out) < freed) return 0;
-    }
-    return 1;
+    for (int o = 0; o < w->n_outputs; o++)
+        if (hpc_has_not_told(ex, &w->outputs[o], freed)) return freed;
+    return 0;
 }
 
 static const double *args_of_push(const hpc_exchange *ex, const hpc_work *w, int rank, uint64_t clock) {
@@ -93,9 +90,12 @@ static int take_version_args(hpc_core *core, const hpc_work *w, uint64_t version
     return 1;
 }
 
-static void count_waiting(hpc_core *core, hpc_summing *its, int waits) {
-    ((hpc_closings *)core->own)->n_waiting += waits - its->waits;
-    its->waits = waits;
+static int has_to_wait(hpc_core *core, const hpc_work *w) {
+    hpc_summing *its = hpc_sum_of(core->exchange, w);
+    const uint64_t before = atomic_load_explicit(&its->waits, memory_order_relaxed), now = waits_for(core->exchange, w);
+    atomic_store_explicit(&its->waits, now, memory_order_relaxed);
+    ((hpc_closings *)core->own)->n_waiting += (now > 0) - (before > 0);
+    return now > 0;
 }
 
 /* Sends the sum of the open version, if it can be closed. Returns how many were sent. */
@@ -104,8 +104,7 @@ static int close_version(hpc_core *core, hpc_work *w) {
     hpc_summing *its = hpc_sum_of(ex, w);
     const uint64_t version = closes_at(ex, w), depth = (uint64_t)ex->layout.depth;
     if (version <= atomic_load_explicit(&its->version, memory_order_relaxed)) return 0;
-    count_waiting(core, its, !has_slots(ex, w));
-    if (its->waits) return 0;
+    if (has_to_wait(core, w)) return 0;
     const size_t slot = (size_t)(its->sent % depth);
     hpc_version_note *note = &its->notes[slot];
     note->version = version;

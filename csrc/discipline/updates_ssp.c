@@ -337,8 +337,22 @@ static int silent_sources(const hpc_exchange *ex, int key, uint64_t need, int *r
     return n;
 }
 
+/* The ranks whose receivers have closed or keep masters, and hold up a version of this rank's. */
+static int full_receivers(const hpc_exchange *ex, int key, int *ranks, int n) {
+    for (int i = 0; i < ex->n_work; i++) {
+        const hpc_work *w = &ex->work[i];
+        if (w->row->key != key || w->row->action != HPC_FORWARD) continue;
+        const uint64_t version = atomic_load_explicit(&hpc_sum_of(ex, w)->waits, memory_order_relaxed);
+        for (int o = 0; o < w->n_outputs && version > 0; o++)
+            if (w->outputs[o].rank != w->row->owner && hpc_has_not_told(ex, &w->outputs[o], version))
+                n = hpc_add_rank(ranks, n, w->outputs[o].rank);
+    }
+    return n;
+}
+
 static int missing_for(const hpc_exchange *ex, int key, uint64_t need, int *ranks) {
     int n = slow_workers(ex, key, need, ranks, 0);
+    if (n == 0) n = full_receivers(ex, key, ranks, n);
     if (n == 0) n = silent_sources(ex, key, need, ranks, n);
     return n > 0 ? n : hpc_add_rank(ranks, n, ex->context->group.rank); /* its own core is at it */
 }
