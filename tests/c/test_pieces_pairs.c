@@ -55,7 +55,9 @@ static bool has_to_work(int topology, int discipline) {
     if (topology == TREE) return false; /* models */
     if (topology == GRAPH) return discipline == BSP || discipline == DEEP || discipline == NOTIFY || discipline == SSP;
     if (discipline == BSP || discipline == DEEP || discipline == EAGER) return true;
-    if (discipline == ASYNC || discipline == SSP) return topology == HUB || topology == HOSTS || topology == RACKS;
+    if (discipline == ASYNC || discipline == SSP)
+        return topology == HUB || topology == HOSTS || topology == RACKS ||
+               (discipline == SSP && (topology == RECEIVERS || topology == BOTH));
     return topology == HUB && (discipline == SPLIT || discipline == QUORUM);
 }
 
@@ -107,7 +109,7 @@ static int make_hub(pair *p, const rank *r, const int *workers) {
     hpc_hub_init(&hub);
     hub.keys = p->keys, hub.n_keys = KEYS, hub.workers = hub.servers = workers, hub.n_workers = hub.n_servers = r->size;
     hub.cores = 2, hub.chunk = 1024, hub.sum = 1, hub.wire = p->wire, hub.each = p->discipline == ASYNC;
-    hub.depth = p->discipline == DEEP ? 2 : 1;
+    hub.depth = p->discipline == SSP ? 4 : p->discipline == DEEP ? 2 : 1;
     hub.apply_at = p->topology == RECEIVERS ? HPC_AT_RECEIVERS : p->topology == BOTH ? HPC_AT_BOTH : HPC_AT_OWNERS;
     return hpc_plan_hub(&hub, &p->plan);
 }
