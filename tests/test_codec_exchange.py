@@ -31,7 +31,8 @@ from hpcomm import (
     Tree,
     topology,
 )
-from hpcomm.codec import FLOAT32, Auto, ErrorFeedback, OneBit, Threshold, TopK
+from hpcomm.codec import FLOAT32, Auto, ErrorFeedback, OneBit, Threshold, TopK, name_of
+from hpcomm.exchange import inside
 
 F32 = np.float32
 Floats = NDArray[np.float32]
@@ -101,6 +102,30 @@ def test_what_is_kept_back_is_bounded_and_never_lost() -> None:
             assert kept[0] > 100
         assert max(kept[1] for _, *kept in told) > 100, "owners keep back as well"
         assert 0 < away <= (ranks + 1) * DELTA / np.sqrt(STEPS) * np.sqrt(N)
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_what_ssp_keeps_back_and_misses_is_bounded(staleness: int) -> None:
+    """Lemma 2, with a constant threshold: besides what is kept back, the updates of s steps may be missing or new."""
+    ranks, steps = 3, 20
+
+    def body(ctx: hpcomm.Context) -> list[float]:
+        every = [[np.random.default_rng([r, t]).integers(-5, 6, N).astype(F32) for t in range(steps)] for r in range(3)]
+        codec = Threshold(3.0, decays=False, **C)
+        away = []
+        with Exchange(
+            ctx, {"w": np.zeros(N, F32)}, consistency=SSP(staleness), rule=SGD(lr=1.0), reduce="sum", codec=codec
+        ) as ex:
+            exact = np.zeros(N, F32)
+            for step in range(steps):
+                w = ex.push_pull("w", every[ctx.rank][step])
+                exact -= sum(updates[step] for updates in every)
+                away.append(float(np.linalg.norm(w - exact)))
+        largest = max(np.linalg.norm(update) for updates in every for update in updates)
+        assert max(away) <= (ranks + 1) * 3.0 * np.sqrt(N) + ranks * staleness * largest
+        return away
+
+    assert max(max(away) for away in run_threads(ranks, body)) > 0
 
 
 @on_both
@@ -409,6 +434,8 @@ def test_auto_takes_the_codec_where_it_is_faster(ranks_by: str) -> None:
             assert told["b"].why
             assert ("MB/s" in told["w"].why) == (ranks_by != "shm")
             assert (told["w"].gain is None) == (ex.codecs["w"] == FLOAT32)
+            kept = inside.made(ex).plan.codec  # of which recover makes the next exchange
+            assert kept == {name: name_of(one) for name, one in ex.codecs.items()}
             return dict(ex.codecs), ex.plan
 
     every = run_threads(2, body)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hpcomm import InvalidArgument, Plan, codec
 from hpcomm.codec import FLOAT32, Auto, Codec, ErrorFeedback, OneBit, Own, Threshold, TopK
+from hpcomm.exchange import auto
 from hpcomm.plan import Key
 
 numbers = st.floats(allow_nan=True) | st.integers(-10, 10) | st.booleans() | st.text(max_size=3) | st.none()
@@ -177,3 +178,25 @@ def test_plans_name_codecs_and_keep_units(name: str) -> None:
 def test_a_key_has_a_unit_of_one_element_or_more() -> None:
     with pytest.raises(InvalidArgument, match="key 'w': unit is 0: must be 1 to"):
         Key("w", (5,), unit=0)
+
+
+# ---- what "auto" weighs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "crosses", "encodes", "decodes"),
+    [
+        ("hub", 8000, 1000, 4000),  # rank 0 serves: two updates come from the other host
+        ("hosts", 4000, 1000, 1000),  # one fold comes, and arrays within the hosts
+        ("receivers", 8000, 2000, 5000),  # the fold goes to each worker, and is encoded once
+    ],
+)
+def test_a_key_weighs_what_goes_between_hosts(how: str, crosses: int, encodes: int, decodes: int) -> None:
+    keys = {"w": (1000,)}
+    plan = {
+        "hub": lambda: Plan.hub(keys, range(4), [0], 4, codec=TopK(0.1)),
+        "hosts": lambda: Plan.hosts(keys, [[[0, 1], [2, 3]]], 4, leaders=[0, 2], codec=TopK(0.1)),
+        "receivers": lambda: Plan.hub(keys, range(4), [0], 4, codec=TopK(0.1), apply_at="receivers"),
+    }[how]()
+    (load,) = auto._loads(plan, np.array([0, 0, 2, 2]))
+    assert (load.crosses, load.encodes, load.decodes) == (crosses, encodes, decodes)
