@@ -355,17 +355,16 @@ static int add_to_params(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, 
     return 0;
 }
 
-/* The same, where inputs are pieces: then all are added first. */
-static int work_pieces(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to, const double *args) {
+/* Adds all inputs of a row that takes pieces, unless it passes on its only one. Nonzero when one of them is no piece of
+ * the row: then nothing has been applied. */
+static int add_pieces(hpc_core *core, hpc_work *w, hpc_inputs *inputs) {
     if (w->passes_on) {
         hpc_count_received(core->exchange, inputs->from[0]->rank, hpc_piece_bytes(inputs->bases[0]));
         return 0;
     }
-    if (w->adds && inputs->weights[0] == 1 && args[2] == 0) return add_to_params(core, w, inputs, to, args[1]);
-    hpc_inputs sum = *inputs;
-    if (!sum.summed && add_inputs(core, w, inputs, 1) != 0) return -1;
-    sum.summed = 1;
-    return work_blocks(core, w, &sum, to, args);
+    if (!inputs->summed && add_inputs(core, w, inputs, 1) != 0) return -1;
+    inputs->summed = 1;
+    return 0;
 }
 
 static void count_fold(hpc_core *core, const hpc_work *w, int n_inputs) {
@@ -402,15 +401,23 @@ static void leave(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receive
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     const hpc_exchange *ex = core->exchange;
     const receivers to = {.only = HPC_EVERYBODY, .takes = inputs->takes};
+    const int pieces = w->takes_pieces && inputs->from != NULL;
     double args[HPC_RULE_ARGS];
+    hpc_inputs sum;
+    int done = pieces && w->passes_on;
     HPC_SPAN_OF_ROW(ex->context->group.timeline, ex->plan->keys[w->row->key].name, w->row->count * sizeof(float));
     next_args(w, inputs, args);
+    if (pieces) { /* before the step counts */
+        const int adds = w->adds && inputs->weights[0] == 1 && args[2] == 0;
+        sum = *inputs;
+        inputs = &sum;
+        if ((adds ? add_to_params(core, w, inputs, to, args[1]) : add_pieces(core, w, &sum)) != 0) return -1;
+        done |= adds;
+    }
     turn(ex, w, inputs->slot);
     w->step++;
     hpc_tally_add(&w->folded, 1);
-    int failed = w->passes                                 ? pass_row(core, w, inputs, to, args)
-                 : w->takes_pieces && inputs->from != NULL ? work_pieces(core, w, inputs, to, args)
-                                                           : work_blocks(core, w, inputs, to, args);
+    int failed = w->passes ? pass_row(core, w, inputs, to, args) : done ? 0 : work_blocks(core, w, inputs, to, args);
     if (failed) return failed;
     leave(core, w, inputs, to);
     count_fold(core, w, w->mean != NULL ? 0 : inputs->n);
