@@ -172,6 +172,8 @@ static int send_left(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
         if (freed >= 0) return hpc_fail_freed(ex, freed, key, op);
     } else if (status != HPC_OK && status != HPC_ERR_PEER) {
         hpc_exchange_fail(ex, status, hpc_last_error()->message);
+        const int failed = hpc_exchange_check(ex, op); /* a core may have failed before, and closed the context */
+        return failed != HPC_OK ? failed : status;
     }
     return status;
 }
