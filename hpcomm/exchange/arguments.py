@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core, optim
-from ..codec import FLOAT32, by_key, by_key_out
+from ..codec import FLOAT32, Codec, by_key, by_key_out
 from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
@@ -126,6 +126,8 @@ def _servers_plan(
         more["apart"] = goes_apart(made.consistency)
     if options.chunk_bytes is not None:
         more["chunk_bytes"] = options.chunk_bytes
+    elif any(not isinstance(codec, Codec) for codec in by_key(tuple(values), options.codec)):
+        more["chunk_bytes"] = pieces_chunk(values, len(servers) * cores)
     depth, staleness = options.depth, made.consistency.staleness or 0
     if staleness and applies_at_receivers(topology):  # a slot for each version that a receiver may not have applied
         depth = max(whole("depth", depth, 0), staleness + 2)
@@ -254,6 +256,15 @@ def graph_chunk(values: Mapping[str, NDArray[np.float32]], cores: Any) -> int:
     four chunks, so that none has more to do."""
     n, chunk, all_bytes = whole("cores", cores, 1), 256 << 10, sum(value.nbytes for value in values.values())
     while n > 1 and chunk > 32 << 10 and 4 * n * chunk > all_bytes:
+        chunk //= 2
+    return chunk
+
+
+def pieces_chunk(values: Mapping[str, NDArray[np.float32]], cores: int) -> int:
+    """Bytes of a chunk where updates go in pieces, of which each is a message of its own however little it keeps: so
+    large that each of so many cores has eight chunks, from 32 KiB to 1 MiB."""
+    chunk, all_bytes = 1 << 20, sum(value.nbytes for value in values.values())
+    while chunk > 32 << 10 and 8 * cores * chunk > all_bytes:
         chunk //= 2
     return chunk
 
