@@ -75,7 +75,7 @@ exchange.hpp
 plan.hpp queue.hpp window.hpp
 context.hpp
 handle.hpp fold.hpp host.hpp
-error.hpp hpcomm_mpi.h
+codec.hpp error.hpp hpcomm_mpi.h
 hpcomm.h
 codec.h plan.h stats.h
 """

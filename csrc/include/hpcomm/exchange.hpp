@@ -33,7 +33,11 @@ struct Rule : hpc_rule {
 
 // plan, rule and values are arguments of Exchange.
 struct ExchangeConfig : hpc_exchange_config {
-    ExchangeConfig() {
+    // Where the plan has codecs of variable length: one for each key, CodecConfig() for keys that have none; or a
+    // single one, of all keys that have it by the plan. Needed until the exchange has been made.
+    std::vector<CodecConfig> codecs;
+
+    ExchangeConfig() : hpc_exchange_config() {
         hpc_exchange_config_init(this);
     }
 };
@@ -55,7 +59,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
               config.plan = plan;
               config.rule = &rule;
               config.values = values;
-              return hpc_exchange_create(context.get(), &config, timeout, out);
+              return create(context, config, timeout, out);
           }) {}
     Exchange(Context &context, const Plan &plan, const hpc_rule &rule, const float *const *values,
              const ExchangeConfig &config = {}, double timeout = default_timeout, Report report = {})
@@ -70,7 +74,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
               config.plan = plan.get();
               config.rule = &rule;
               config.values = values;
-              return hpc_exchange_create(context.get(), &config, timeout, out);
+              return create(context, config, timeout, out);
           }) {}
 
     void close(double timeout = default_timeout, Report report = {}) {
@@ -184,6 +188,29 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         return pushes;
     }
 
+    // What a codec of variable length has done of key on this rank.
+    hpc_codec_stats codec_stats(int key, Report report = {}) const {
+        hpc_codec_stats stats{};
+        report(hpc_exchange_get_codec_stats(get(), key, &stats));
+        return stats;
+    }
+    // For checkpoints: how many values the encoder of a row of this rank has, or, with row -1, of this worker's pushes
+    // of key; 0: there is no encoder.
+    std::size_t encoder_values(int key, int row, Report report = {}) const {
+        const std::int64_t n = hpc_exchange_encoder_values(get(), key, row);
+        report(n < 0 ? static_cast<int>(n) : HPC_OK);
+        return n < 0 ? 0 : static_cast<std::size_t>(n);
+    }
+    // How many encodings it has made.
+    std::uint64_t get_encoder(int key, int row, float *values, Report report = {}) const {
+        std::uint64_t made = 0;
+        report(hpc_exchange_get_encoder(get(), key, row, &made, values));
+        return made;
+    }
+    void set_encoder(int key, int row, std::uint64_t made, const float *values, Report report = {}) {
+        report(hpc_exchange_set_encoder(get(), key, row, made, values));
+    }
+
     hpc_exchange_stats stats(Report report = {}) const {
         hpc_exchange_stats stats{};
         report(hpc_exchange_get_stats(get(), &stats));
@@ -234,6 +261,18 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     }
     int params_rank() const {
         return hpc_exchange_params_rank(get());
+    }
+
+  private:
+    // C copies the codecs, and says itself what is wrong with a plan.
+    static int create(const Context &context, const ExchangeConfig &config, double timeout, hpc_exchange **out) {
+        hpc_exchange_config c = config;
+        if (config.codecs.empty() || hpc_plan_check(config.plan, context.size()) != HPC_OK)
+            return hpc_exchange_create(context.get(), &c, timeout, out);
+        const CodecsByKey codecs(config.codecs, *config.plan);
+        c.codecs = codecs.data();
+        if (c.refusal == nullptr) c.refusal = codecs.refusal();
+        return hpc_exchange_create(context.get(), &c, timeout, out);
     }
 };
 

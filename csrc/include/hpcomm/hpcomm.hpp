@@ -23,6 +23,7 @@
 
 #include "hpcomm.h"
 
+#include "codec.hpp"
 #include "context.hpp"
 #include "error.hpp"
 #include "exchange.hpp"

@@ -2,6 +2,7 @@
 #ifndef HPCOMM_PLAN_HPP
 #define HPCOMM_PLAN_HPP
 
+#include "codec.hpp"
 #include "context.hpp"
 
 #include <cstddef>
@@ -26,13 +27,13 @@ struct HubConfig {
     int cores = 1;                     // of each server
     std::size_t chunk = 32 * 1024;     // bytes of float32
     int depth = 1;
-    hpc_dtype wire = HPC_F32;
+    Wire wire = HPC_F32;
     bool sum = false;
     bool each = false;
     hpc_affinity affinity = HPC_KEY_BY_CORE;
     int interfaces = 1;            // of each server
     hpc_dtype codec_out = HPC_F32; // of the parameters on their way to workers
-    std::vector<int> wires;        // hpc_dtype of each key by itself; empty: wire for all
+    std::vector<int> wires;        // wire of each key by itself; empty: wire for all
     std::vector<int> codecs_out;   // the same of the parameters; empty: codec_out for all
     hpc_apply_at apply_at = HPC_AT_OWNERS;
 };
@@ -44,8 +45,8 @@ struct GraphConfig {
     int cores = 1;               // of each rank
     std::size_t chunk = 256 * 1024;
     int depth = 1;
-    hpc_dtype wire = HPC_F32;
-    std::vector<int> wires; // hpc_dtype of each key by itself; empty: wire for all
+    Wire wire = HPC_F32;
+    std::vector<int> wires; // wire of each key by itself; empty: wire for all
 
     // For C, while this lives and stays as it is.
     hpc_graph graph(const Context &context) const {
@@ -77,10 +78,10 @@ struct HostsConfig {
     int cores = 1; // of each leading rank
     std::size_t chunk = 64 * 1024;
     int depth = 1;
-    hpc_dtype wire = HPC_F32;
+    Wire wire = HPC_F32;
     bool sum = false;
     hpc_dtype codec_out = HPC_F32;
-    std::vector<int> wires;      // hpc_dtype of each key by itself; empty: wire for all
+    std::vector<int> wires;      // wire of each key by itself; empty: wire for all
     std::vector<int> codecs_out; // the same of the parameters; empty: codec_out for all
     bool apart = false;          // each outermost group's updates are one input of an owner's row, for SSP and quorums
     bool each = false;           // and the mean or the sum of that group's workers alone, for ASYNC
@@ -94,9 +95,9 @@ struct TreeConfig {
     int cores = 1;            // of each rank with children
     std::size_t chunk = 128 * 1024;
     int depth = 1;
-    hpc_dtype wire = HPC_F32;
+    Wire wire = HPC_F32;
     hpc_dtype codec_out = HPC_F32;
-    std::vector<int> wires;      // hpc_dtype of each key by itself; empty: wire for all
+    std::vector<int> wires;      // wire of each key by itself; empty: wire for all
     std::vector<int> codecs_out; // the same of the parameters; empty: codec_out for all
 };
 

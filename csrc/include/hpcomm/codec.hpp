@@ -1,0 +1,137 @@
+// codec.hpp - codecs of variable length: how the updates of keys are encoded.
+#ifndef HPCOMM_CODEC_HPP
+#define HPCOMM_CODEC_HPP
+
+#include "hpcomm.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hpcomm {
+
+// A codec with its arguments: hpc_codec_config's members and defaults, and the codec's number, which a plan takes as
+// the wire of a key. One that is made without arguments stands for a key whose updates are arrays.
+struct CodecConfig : hpc_codec_config {
+    int number = HPC_F32; // hpc_codec_number, or hpc_dtype
+
+    CodecConfig() noexcept : hpc_codec_config() {
+        hpc_codec_config_init(this);
+    }
+    explicit CodecConfig(hpc_codec_number number) noexcept : CodecConfig() {
+        this->number = number;
+    }
+
+    // Sends the elements that are larger than delta; with decays, than delta / sqrt(t) in encoding t.
+    static CodecConfig threshold(double delta, bool decays = true, hpc_dtype values = HPC_F32) noexcept {
+        CodecConfig config(HPC_THRESHOLD);
+        config.delta = delta;
+        config.decays = decays;
+        config.values = values;
+        return config;
+    }
+    // Sends about the largest fraction of the elements.
+    static CodecConfig topk(double fraction, hpc_dtype values = HPC_F32) noexcept {
+        CodecConfig config(HPC_TOPK);
+        config.fraction = fraction;
+        config.values = values;
+        return config;
+    }
+    // Sends a bit for each element, and two values for each unit. Give the key a unit that is a multiple of this one.
+    static CodecConfig onebit(std::uint64_t unit) noexcept {
+        CodecConfig config(HPC_ONEBIT);
+        config.unit = unit;
+        return config;
+    }
+    // Sends what encode writes. The name must live until the exchange has been made, the functions as long as it does.
+    static CodecConfig own(const char *name, hpc_encode_fn encode, hpc_decode_add_fn decode_add,
+                           int state_slots = 0) noexcept {
+        CodecConfig config(HPC_OWN_CODEC);
+        config.name = name;
+        config.encode = encode;
+        config.decode_add = decode_add;
+        config.state_slots = state_slots;
+        return config;
+    }
+    // values become args[1] and following.
+    template <std::size_t N>
+    static CodecConfig own(const char *name, hpc_encode_fn encode, hpc_decode_add_fn decode_add,
+                           const double (&values)[N], int state_slots = 0) noexcept {
+        static_assert(N < HPC_CODEC_ARGS, "args[0] is the number of the encoding");
+        CodecConfig config = own(name, encode, decode_add, state_slots);
+        std::copy_n(values, N, config.args + 1);
+        return config;
+    }
+};
+
+// The wire of a plan: hpc_dtype, hpc_codec_number, or a codec's number.
+class Wire {
+  public:
+    constexpr Wire(hpc_dtype dtype) noexcept : number_(dtype) {}
+    constexpr Wire(hpc_codec_number codec) noexcept : number_(codec) {}
+    Wire(const CodecConfig &codec) noexcept : number_(codec.number) {}
+
+    constexpr operator int() const noexcept {
+        return number_;
+    }
+
+  private:
+    int number_;
+};
+
+// The codecs of an exchange by key, as C takes them, while both vectors live. The plan has been checked.
+class CodecsByKey {
+  public:
+    CodecsByKey(const std::vector<CodecConfig> &codecs, const hpc_plan &plan) {
+        std::vector<int> wires(static_cast<std::size_t>(plan.n_keys), HPC_F32); // of codecs of variable length
+        for (int i = 0; i < plan.n_rows; i++) {
+            const hpc_row &row = plan.rows[i];
+            const int number = std::max(row.codec_in, row.codec_out);
+            if (number >= HPC_THRESHOLD) wires[static_cast<std::size_t>(row.key)] = number;
+        }
+        if (codecs.size() == 1)
+            one(codecs[0], wires);
+        else
+            each(codecs, wires, plan);
+    }
+
+    const hpc_codec_config *const *data() const noexcept {
+        return by_key_.data();
+    }
+    // What is wrong with them; nullptr: nothing is.
+    const char *refusal() const noexcept {
+        return refusal_.empty() ? nullptr : refusal_.c_str();
+    }
+
+  private:
+    void one(const CodecConfig &codec, const std::vector<int> &wires) {
+        for (int wire : wires) by_key_.push_back(wire == codec.number ? &codec : nullptr);
+        if (std::find(wires.begin(), wires.end(), codec.number) == wires.end())
+            refusal_ = "exchange: codecs has codec " + std::to_string(codec.number) +
+                       ", and no key has it by the plan; make the plan with this codec as wire";
+    }
+    void each(const std::vector<CodecConfig> &codecs, const std::vector<int> &wires, const hpc_plan &plan) {
+        if (codecs.size() != wires.size()) {
+            refusal_ = "exchange: codecs has " + std::to_string(codecs.size()) + " entries, and the plan has " +
+                       std::to_string(wires.size()) + " keys; give one for each key, or one for all";
+            return;
+        }
+        for (std::size_t key = 0; key < wires.size(); key++) {
+            by_key_.push_back(&codecs[key]);
+            if (codecs[key].number == wires[key]) continue;
+            refusal_ = "exchange: key " + std::string(plan.keys[key].name) + " has codec " +
+                       std::to_string(codecs[key].number) + " in codecs and " + std::to_string(wires[key]) +
+                       " by the plan; give both the same";
+            return;
+        }
+    }
+
+    std::vector<const hpc_codec_config *> by_key_;
+    std::string refusal_;
+};
+
+} // namespace hpcomm
+
+#endif
