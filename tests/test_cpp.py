@@ -532,6 +532,26 @@ def test_a_hub_finds_the_weights_that_one_rank_finds_alone(
 
 @pytest.mark.xdist_group("group trainers")
 @pytest.mark.parametrize(
+    ("codec", "servers", "saved"),
+    [("threshold:0.02", 0, 40), ("topk:0.05", 0, 85), ("topk:0.05", 1, 85), ("onebit:48", 0, 85)],
+)
+def test_a_codec_saves_bytes_of_the_cxx_trainer(
+    tmp_path: Path, trainers: Path, codec: str, servers: int, saved: float
+) -> None:
+    said, weights = push_pull(trainers, tmp_path / "weights", 4, "--servers", str(servers), "--codec", codec)
+    assert np.isfinite(weights).all()
+    least, most = re.findall(r"test accuracy (\S+) to (\S+) %", said)[0]
+    assert least == most
+    assert float(least) > 90
+    before, after, percent = map(
+        float, re.findall(rf"{codec}: (\S+) MB of updates were encoded in (\S+) MB, (\S+) % were saved", said)[0]
+    )
+    assert percent == pytest.approx(100 * (1 - after / before), abs=0.1)
+    assert saved < percent < 99
+
+
+@pytest.mark.xdist_group("group trainers")
+@pytest.mark.parametrize(
     "how", ["train_softmax --graph expander", "train_push_pull", "train_push_pull --servers 1"], ids=str
 )
 def test_a_cxx_trainer_finds_over_tcp_what_it_finds_over_shm(tmp_path: Path, trainers: Path, how: str) -> None:
@@ -549,3 +569,19 @@ def test_a_cxx_trainer_says_what_is_wrong(tmp_path: Path, trainers: Path, traine
     ended = mpi.command(*mpi.mpirun(), "-n", "2", trainers / trainer, tmp_path / "digits.txt")
     assert ended.returncode != 0
     assert "is no data file; train_digits.py --export writes one" in ended.stderr
+
+
+@pytest.mark.xdist_group("group trainers")
+@pytest.mark.parametrize(
+    ("codec", "sentence"),
+    [
+        ("topk", "--codec is topk; must be threshold:DELTA, topk:FRACTION or onebit:ELEMENTS"),
+        ("topk:0,1", "--codec is topk:0,1; must be"),
+        ("topk:2", "the codec of key hidden, topk: fraction must be above 0 and at most 1"),
+    ],
+)
+def test_the_cxx_trainer_says_what_is_wrong_with_a_codec(trainers: Path, codec: str, sentence: str) -> None:
+    data = trainers / "digits.txt"
+    ended = mpi.command(*mpi.mpirun(), "-n", "2", trainers / "train_push_pull", data, "--codec", codec)
+    assert ended.returncode != 0
+    assert sentence in ended.stderr

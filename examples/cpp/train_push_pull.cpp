@@ -3,10 +3,11 @@
 //     python examples/train_digits.py --export digits.txt
 //     mpirun -n 4 train_push_pull digits.txt
 //     mpirun -n 5 train_push_pull digits.txt --servers 1
+//     mpirun -n 4 train_push_pull digits.txt --codec topk:0.05
 //
 // A step takes the same examples whatever the number of ranks, each rank its part of them, so that every job ends with
-// the weights that one rank finds alone, but for rounding. MPI brings the ranks up; after that everything goes through
-// hpcomm.
+// the weights that one rank finds alone, but for rounding. With a codec a part of each gradient is sent, and the rest
+// is added to the next one. MPI brings the ranks up; after that everything goes through hpcomm.
 #include "digits.hpp"
 
 #include <hpcomm/hpcomm.hpp>
@@ -14,6 +15,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <iomanip>
 #include <iostream>
@@ -30,7 +33,9 @@ namespace {
 struct Options {
     std::string data, weights;
     std::string transport; // of all pairs of ranks; empty: the best one of each
-    int servers = 0;       // ranks that only serve, the first ones; 0: every rank does both
+    std::string codec_name;
+    hpcomm::CodecConfig codec; // of the gradients; without a name they are float32
+    int servers = 0;           // ranks that only serve, the first ones; 0: every rank does both
     int epochs = 30;
     int batch = 32; // examples of one step, over all workers
     int hidden = 48;
@@ -38,6 +43,21 @@ struct Options {
     double decay = 1e-3;
     double momentum = 0.9;
 };
+
+// The codec that a text like topk:0.05 names.
+hpcomm::CodecConfig codec_of(const std::string &text) {
+    const std::size_t colon = text.find(':');
+    const std::string name = text.substr(0, colon), value = colon < text.size() ? text.substr(colon + 1) : "";
+    char *end = nullptr;
+    const double number = std::strtod(value.c_str(), &end);
+    if (!value.empty() && *end == '\0') {
+        if (name == "threshold") return hpcomm::CodecConfig::threshold(number);
+        if (name == "topk") return hpcomm::CodecConfig::topk(number);
+        if (name == "onebit" && number >= 1 && number <= 1e9)
+            return hpcomm::CodecConfig::onebit(static_cast<std::uint64_t>(number));
+    }
+    throw std::invalid_argument("--codec is " + text + "; must be threshold:DELTA, topk:FRACTION or onebit:ELEMENTS");
+}
 
 Options parse(int argc, char **argv) {
     Options options;
@@ -53,6 +73,8 @@ Options parse(int argc, char **argv) {
             options.weights = value;
         else if (name == "--transport")
             options.transport = value;
+        else if (name == "--codec")
+            options.codec = codec_of(options.codec_name = value);
         else if (name == "--servers")
             options.servers = std::stoi(value);
         else if (name == "--epochs")
@@ -66,7 +88,8 @@ Options parse(int argc, char **argv) {
     }
     if (options.data.empty() || options.servers < 0 || std::min({options.epochs, options.batch, options.hidden}) < 1)
         throw std::invalid_argument("usage: train_push_pull DATA [--weights FILE] [--servers N] [--epochs N] "
-                                    "[--batch N] [--hidden N] [--transport shm|tcp]");
+                                    "[--batch N] [--hidden N] [--transport shm|tcp] "
+                                    "[--codec threshold:DELTA|topk:FRACTION|onebit:ELEMENTS]");
     return options;
 }
 
@@ -226,6 +249,18 @@ void train(const Options &options, const Data &data, Network &network, hpcomm::R
     }
 }
 
+// The bytes of all updates that the ranks have encoded: as float32, and encoded. What an owner sends to several workers
+// is encoded, and counted, once.
+std::pair<double, double> encoded(hpcomm::Context &context, const hpcomm::Exchange &exchange, int n_keys) {
+    std::pair<double, double> sum;
+    for (int key = 0; key < n_keys; key++)
+        for (const hpc_codec_stats &stats : context.allgather(exchange.codec_stats(key))) {
+            sum.first += static_cast<double>(stats.bytes_before);
+            sum.second += static_cast<double>(stats.bytes);
+        }
+    return sum;
+}
+
 void run(const Options &options) {
     hpc_oob oob;
     if (hpc_oob_from_mpi(MPI_COMM_WORLD, &oob) != HPC_OK) throw std::runtime_error("MPI does not say who is there");
@@ -241,7 +276,12 @@ void run(const Options &options) {
     Network network({{"hidden", data.n_pixels, options.hidden}, {"output", options.hidden, data.n_digits}});
 
     hpcomm::HubConfig hub;
-    for (const Layer &layer : network.layers()) hub.keys.push_back({layer.name, layer.count()});
+    for (const Layer &layer : network.layers()) hub.keys.push_back({layer.name, layer.count(), options.codec.unit});
+    hub.wire = options.codec;
+    if (!options.codec_name.empty()) {
+        hub.apply_at = HPC_AT_RECEIVERS; // the update is encoded on its way back too, where parameters would be float32
+        hub.depth = 2;
+    }
     for (int rank = 0; options.servers > 0 && rank < context.size(); rank++)
         (rank < options.servers ? hub.servers : hub.workers).push_back(rank);
     const hpcomm::Plan plan(context, hub);
@@ -249,7 +289,9 @@ void run(const Options &options) {
     const std::vector<std::vector<float>> first = network.first_weights();
     std::vector<const float *> values;
     for (const std::vector<float> &layer : first) values.push_back(layer.data());
-    hpcomm::Exchange exchange(context, plan, rule, values.data());
+    hpcomm::ExchangeConfig exchange_config;
+    exchange_config.codecs = {options.codec};
+    hpcomm::Exchange exchange(context, plan, rule, values.data(), exchange_config);
 
     double accuracy = 0;
     if (worker >= 0) {
@@ -262,12 +304,16 @@ void run(const Options &options) {
 
     const std::vector<double> all = context.allgather(accuracy);
     const std::vector<hpc_exchange_stats> stats = context.allgather(exchange.stats());
+    const auto [before, after] = encoded(context, exchange, plan.n_keys());
     if (context.rank() == 0) {
         const auto [least, most] = std::minmax_element(all.begin() + options.servers, all.end());
         std::cout << std::fixed << std::setprecision(2) << "test accuracy " << 100 * *least << " to " << 100 * *most
                   << " % (workers: " << workers << ", servers: " << (options.servers > 0 ? options.servers : workers)
                   << "); the last worker pushed " << stats.back().pushes << " layers and waited " << stats.back().wait
                   << " s\n";
+        if (!options.codec_name.empty())
+            std::cout << options.codec_name << ": " << before / 1e6 << " MB of updates were encoded in " << after / 1e6
+                      << " MB, " << 100 * (1 - after / before) << " % were saved\n";
     }
     if (context.rank() != context.size() - 1 || options.weights.empty()) return;
     std::ofstream file(options.weights);
