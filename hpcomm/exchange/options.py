@@ -24,8 +24,8 @@ class PlanOptions:
 
     Attributes:
         chunk_bytes: bytes of float32 a chunk, a multiple of 64 (PHub, section 3.2.3). None: 32 KiB with servers, 64 KiB
-            in a Hierarchy, 128 KiB in a Tree, 256 KiB with hosts_first; with codecs of pieces as many as leave each core
-            of the servers eight chunks, from 32 KiB to 1 MiB; on a graph 256 KiB, or where several cores would get
+            in a Hierarchy, 128 KiB in a Tree, 256 KiB with hosts_first; with codecs of pieces as many as leave each
+            core of the servers eight chunks, from 32 KiB to 1 MiB; on a graph 256 KiB, or where several cores would get
             fewer than four of all keys half of it, and so on down to 32 KiB.
         depth: slots for gradients of a key, 1 to 16. Under ASYNC this many pushes of it may be under way; under BSP
             one, while the next gradient is written; under SSP with servers a push waits for a free slot, and where
