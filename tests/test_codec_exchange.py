@@ -154,6 +154,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "two servers": {"topology": ParameterServer("CS", [0, 2], apply_at="both")},
     "any order": {"deterministic": False},
     "SSP": {"consistency": SSP(1), "depth": 2},
+    "SSP, receivers": {"consistency": SSP(1), "topology": RECEIVERS},
 }
 CODECS = {
     "topk": TopK(0.05, **C),
@@ -178,8 +179,9 @@ def test_sent_and_kept_back_is_all_there_was(way: str, codec: str) -> None:
                 computed += mine
                 ex.push_pull("w", mine)
             ctx.barrier()
-            if way == "SSP":
+            if way.startswith("SSP"):
                 ex.pull("w")
+                ctx.barrier()
             w = ex.pull("w").copy()
             worker, rows = held_back(ex)
             ctx.barrier()
