@@ -182,8 +182,8 @@ def test_sent_and_kept_back_is_all_there_was(way: str, codec: str) -> None:
             if way.startswith("SSP"):
                 ex.pull("w")
                 ctx.barrier()
+            worker, rows = held_back(ex)  # under SSP when all pushes of this rank are applied
             w = ex.pull("w").copy()
-            worker, rows = held_back(ex)
             ctx.barrier()
             return w, computed, worker["w"] + rows["w"]
 
