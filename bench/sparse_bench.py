@@ -38,9 +38,11 @@ def loops(folder: Path = BUILD) -> ctypes.CDLL:
     library = ctypes.CDLL(str(target))
     pointer, many, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.bench_filter.restype = pointer
-    library.bench_encode.restype = library.bench_decode_add.restype = ctypes.c_double
+    for timed in (library.bench_encode, library.bench_decode_add, library.bench_traffic):
+        timed.restype = ctypes.c_double
     library.bench_encode.argtypes = [pointer, small, pointer, many, pointer, ctypes.c_float, pointer, many, pointer]
     library.bench_decode_add.argtypes = [pointer, many, pointer, many, small]
+    library.bench_traffic.argtypes = [pointer, many, pointer]
     return library
 
 
@@ -110,6 +112,12 @@ class Update:
 
     # ---- contenders ----
 
+    def traffic(self) -> Contender:
+        def measure(n: int) -> tuple[list[float], int]:
+            return [self.native.bench_traffic(address(self.x), self.n, address(self.residual)) for _ in range(n)], 0
+
+        return Contender(f"encode, {self.name}: 12 bytes an element (bound)", "bound", measure)
+
     def encoder(self, who: str, role: str, once: Callable[[], tuple[float, Callable[[], Sent]]]) -> Contender:
         spoil = self.bench.options.plant
 
@@ -160,6 +168,7 @@ class Update:
         made.append(self.encoder("NumPy", "peer", self.by_numpy))
         if has_torch():
             made.append(self.encoder("torch.topk", "peer", self.by_topk))
+        made.append(self.traffic())
         made.append(self.adder("hpcomm C", "hpcomm", lambda: self.added(BEST)))
         made.append(self.adder("scalar C", "peer", lambda: self.added(SCALAR)))
         made.append(self.adder("NumPy", "peer", self.add_by_numpy))
