@@ -25,15 +25,15 @@ enum {
     HOSTS_OF = 4096
 };
 
-static hpc_codec_config config;
-static const hpc_codec_config *configs[JOB_KEYS];
+static _Thread_local hpc_codec_config config; /* ranks may be threads */
+static _Thread_local const hpc_codec_config *configs[JOB_KEYS];
 
 static int wire_of(int arg, int key) {
     return arg & MIXED && key % 2 == 0 ? HPC_F16 : HPC_THRESHOLD;
 }
 
 static hpc_plan *make_plan(job *j, const rank *r, int arg) {
-    static int wires[JOB_KEYS];
+    static _Thread_local int wires[JOB_KEYS];
     hpc_plan *plan = NULL;
     job_init(j, r);
     hpc_codec_config_init(&config);
