@@ -56,13 +56,11 @@ static int suits(const hpc_exchange_config *f) {
 /* A row that forwards to one that applies has the version of its owner's own push, and the updates of others. */
 static int check_forward(const hpc_plan *plan, int i) {
     const hpc_row *row = &plan->rows[i];
-    int applies = 0;
-    for (int e = 0; e < row->n_out; e++) applies |= plan->rows[row->out[e].row].action == HPC_APPLY;
-    if (!applies || (row->n_in > 1 && hpc_row_has_input(row, row->owner))) return HPC_OK;
+    if (!hpc_forwards_to_rule(plan, row) || hpc_row_has_input(row, row->owner)) return HPC_OK;
     return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
-                    "exchange: row %d forwards to a row that applies, %s; with a quorum one of several ranks forwards "
-                    "what they push",
-                    i, row->n_in > 1 ? "and its owner does not push to it" : "and has one input");
+                    "exchange: row %d forwards to a row that applies, and %s; with a quorum one of the ranks that push "
+                    "forwards it",
+                    i, row->n_in > 1 ? "its owner does not push to it" : "has one input, not its owner's push");
 }
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
@@ -334,9 +332,29 @@ static int level(hpc_exchange *ex, const char *op, double deadline) {
     return hpc_outlet_newest(ex, op, deadline, folded, &hpc_quorum_of(ex)->told);
 }
 
+/* Whether the rank of each input of a row that applies gets the row's parameters, straight or by a relay of its own. */
+static int answers_inputs(const hpc_row *row) {
+    for (int i = 0; i < row->n_in; i++) {
+        int answers = 0;
+        for (int e = 0; e < row->n_out; e++) answers |= row->out[e].rank == row->in[i].rank;
+        if (!answers) return 0;
+    }
+    return 1;
+}
+
+/* The rank that encodes a group's update must hear what becomes of it. */
 static const char *refuses_pieces(const hpc_exchange_config *f) {
-    (void)f;
-    return "an update of a group that is left out cannot go back into the residual";
+    for (int i = 0; i < f->plan->n_rows; i++)
+        if (f->plan->rows[i].action == HPC_APPLY && !answers_inputs(&f->plan->rows[i]))
+            return "by the plan a rank that sends a group's update does not get the group's parameters, and would not "
+                   "hear that the update was left out";
+    return NULL;
+}
+
+/* What came back is heard before the next update is encoded: here, or by a core when this push has come there. */
+static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
+    const int status = hpc_push_wait_slot(ex, key, l, op);
+    return status == HPC_OK ? hpc_outlet_hear(ex, key) : status;
 }
 
 const hpc_discipline hpc_discipline_groups_quorum = {
@@ -355,6 +373,8 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .row_came = row_came,
     .work = hpc_intake_work,
     .may_push = hpc_quorum_may_push,
+    .wait_slot = wait_slot,
+    .hear = hpc_outlet_hear,
     .begin_push = begin_push,
     .send_share = send_share,
     .needs = needs,

@@ -154,6 +154,13 @@ static inline size_t hpc_passed_at(const hpc_exchange *ex, int row) {
            (size_t)hpc_quorum_of(ex)->passed_at[row] * sizeof(hpc_told);
 }
 
+/* Whether a row forwards what its group has pushed: to a row that applies. */
+static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row) {
+    for (int e = 0; e < row->n_out && row->action == HPC_FORWARD; e++)
+        if (plan->rows[row->out[e].row].action == HPC_APPLY) return 1;
+    return 0;
+}
+
 /* ---- both (quorum_common.c) ---- */
 
 /* hpc_discipline.check, of what does not depend on rows: servers and their quorum. */

@@ -48,15 +48,36 @@ static int refuse_answer(hpc_exchange *ex, int s, uint64_t answered, uint64_t us
     return hpc_exchange_check(ex, "push");
 }
 
-/* Push number n was left out, or is not sent at all: the pieces of this rank's that are in it go back into the
- * residual. Their slot is as it was sent: a push waits until the last one in its slot was heard of (hpc_outlet_hear).
- */
-static void take_back(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
-    if (!hpc_key_pushes_pieces(ex, share->key)) return;
-    for (int i = 0; i < share->n_rows; i++) {
-        const hpc_row *row = &ex->plan->rows[share->rows[i]];
-        if (hpc_row_input(row, hpc_me(ex)) != NULL) hpc_pieces_return(ex, row, hpc_slot_of_push(ex, share->key, n));
+/* Whether the parameters of a row answer an update that was left out, given that this is so for some row of its share.
+ * Of relays each row has its own word, which is written with the next reply. */
+static int was_left_out(const hpc_exchange *ex, int index) {
+    const hpc_row *row = &ex->plan->rows[index];
+    if (row->action != HPC_RELAY) return 1;
+    return row->owner == hpc_me(ex) &&
+           !((const hpc_told *)(const void *)(hpc_own_part(ex) + hpc_passed_at(ex, index)))->used;
+}
+
+/* What this rank has encoded of the elements of a row that answers it, for push number n: by itself, or the fold of its
+ * group. Rows of the same elements lie side by side in the plan. */
+static void take_row_back(hpc_exchange *ex, int index, uint64_t n) {
+    const hpc_plan *plan = ex->plan;
+    const hpc_row *answers = &plan->rows[index];
+    int i = index;
+    while (i > 0 && plan->rows[i - 1].key == answers->key && plan->rows[i - 1].offset == answers->offset) i--;
+    for (; i < plan->n_rows && plan->rows[i].key == answers->key && plan->rows[i].offset == answers->offset; i++) {
+        const hpc_row *row = &plan->rows[i];
+        if (hpc_forwards_to_rule(plan, row) && row->owner == hpc_me(ex) && ex->work[ex->work_of[i]].encoder != NULL)
+            hpc_pieces_leave_out(&ex->work[ex->work_of[i]]);
+        if (row->action == HPC_APPLY && hpc_key_pushes_pieces(ex, row->key) && hpc_row_input(row, hpc_me(ex)) != NULL)
+            hpc_pieces_return(ex, row, hpc_slot_of_push(ex, row->key, n));
     }
+}
+
+/* Push number n was left out, or is not sent at all: the pieces that this rank has made for it go back into the
+ * residual. They are as they were sent: a push waits until the last one was heard of (hpc_outlet_hear). */
+static void take_back(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
+    for (int i = 0; i < share->n_rows && hpc_key_has_pieces(ex, share->key); i++)
+        if (was_left_out(ex, share->rows[i])) take_row_back(ex, share->rows[i], n);
 }
 
 static int hear(hpc_exchange *ex, int s) {

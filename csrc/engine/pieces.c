@@ -204,13 +204,13 @@ int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot) {
     return HPC_OK;
 }
 
-void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot) {
-    hpc_key_pieces *its = &ex->pieces[row->key];
-    const char *piece = slot + hpc_row_from(ex, row);
+/* Adds a piece of this rank's own to the residual of which it was taken. A NaN or Inf that was in it does not stay. */
+static void put_back(hpc_exchange *ex, const hpc_row *row, hpc_encoder *encoder, float *residual, const char *piece,
+                     const hpc_packing *packing) {
+    const hpc_key_pieces *its = &ex->pieces[row->key];
     const size_t nbytes = hpc_piece_bytes(piece);
-    float *residual = its->encoder.state + row->offset * (uint64_t)hpc_codec_state_slots(&its->config);
     if (its->config.no_feedback) return;
-    const int status = decode_part(its, residual, row->count, piece, nbytes, 1, &ex->packing);
+    const int status = decode_part(its, residual, row->count, piece, nbytes, 1, packing);
     if (status != 0) {
         char why[HPC_FAILURE_BYTES];
         snprintf(why, sizeof why, "rank %d: its own piece of key %s cannot go back into the residual: %s",
@@ -218,8 +218,25 @@ void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot) {
         hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
         return;
     }
-    hpc_piece_drop_wild(residual, (int64_t)row->count); /* it may have been sent with a NaN or Inf */
-    hpc_tally_add(&its->encoder.returned, nbytes);
+    hpc_piece_drop_wild(residual, (int64_t)row->count);
+    hpc_tally_add(&encoder->returned, nbytes);
+}
+
+void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot) {
+    hpc_key_pieces *its = &ex->pieces[row->key];
+    float *residual = its->encoder.state + row->offset * (uint64_t)hpc_codec_state_slots(&its->config);
+    put_back(ex, row, &its->encoder, residual, slot + hpc_row_from(ex, row), &ex->packing);
+}
+
+/* The core reads it (relaxed) behind an event of this rank's next push, which comes after this store. */
+void hpc_pieces_leave_out(hpc_work *w) {
+    atomic_store_explicit(&w->encoder->left_out, 1, memory_order_relaxed);
+}
+
+void hpc_pieces_take_back(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing) {
+    if (!atomic_load_explicit(&w->encoder->left_out, memory_order_relaxed)) return;
+    atomic_store_explicit(&w->encoder->left_out, 0, memory_order_relaxed);
+    put_back(ex, w->row, w->encoder, w->encoder->state, w->encoded, packing);
 }
 
 size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const char *slot) {
@@ -288,6 +305,7 @@ int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
     hpc_exchange *ex = core->exchange;
     const double since = hpc_now();
     int64_t kept = 0;
+    hpc_pieces_take_back(ex, w, &core->packing);
     begin(w->encoder, w->acc, w->row->count);
     int64_t nbytes = encode_part(w->encoder, w->acc, 0, w->row->count, w->encoded, &kept, &core->packing);
     if (nbytes < 0) {

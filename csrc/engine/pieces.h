@@ -33,6 +33,9 @@ float *hpc_pieces_dense(const hpc_exchange *ex, int key);
 int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot);
 /* The piece of a row in the slot of a push was left out by its owner: what it says goes back into the residual. */
 void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot);
+/* The last piece that a row of this rank's has forwarded was left out: it goes back before the row writes another one,
+ * or its encoder is looked at. The owner has answered, so the row does nothing before this rank's next push. */
+void hpc_pieces_leave_out(hpc_work *w);
 /* Bytes of the pieces of a share, in a slot of the update. */
 size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const char *slot);
 
@@ -41,6 +44,9 @@ size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const c
 /* Adds an input of a row to as many elements. Nonzero when it is no piece of the row: then the exchange has failed, and
  * nothing is written. */
 int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
+/* Adds to the residual of a row the piece that was left out, if any. By the row's core, or while it is paused; packing
+ * is the caller's. */
+void hpc_pieces_take_back(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing);
 /* Encodes the fold of a row, which lies in acc, into w->encoded. Nonzero when the exchange has failed. */
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w);
 /* Whether the event of an input has brought the piece that lies in its slot; else the exchange has failed. */

@@ -31,6 +31,7 @@ typedef struct hpc_encoder {
     float *state;       /* of each piece the residual, then the codec's own slots; piece after piece */
     size_t state_bytes; /* where it is the encoder's own memory */
     int owned;
+    _Atomic int left_out; /* of a row: its last piece was left out, and is not back yet */
     _Atomic uint64_t pieces, elements, kept, bytes, returned;
     _Atomic double seconds;
 } hpc_encoder;

@@ -62,7 +62,9 @@ static int begin(hpc_exchange *ex, int key, int row, hpc_encoder **encoder, cons
     if (*encoder == NULL)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d encodes nothing there of key %s", op, ex->context->group.rank,
                         ex->plan->keys[key].name);
-    if (row >= 0) hpc_core_pause(&ex->cores[ex->plan->rows[row].core]);
+    if (row < 0) return HPC_OK;
+    hpc_core_pause(&ex->cores[ex->plan->rows[row].core]);
+    hpc_pieces_take_back(ex, &ex->work[ex->work_of[row]], &ex->packing);
     return HPC_OK;
 }
 
