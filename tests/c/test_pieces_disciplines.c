@@ -93,7 +93,7 @@ static void set_codec(codecs *c, job *j, int key, codec_kind kind) {
 /* ---- cases -------------------------------------------------------------------------------------------------------
  */
 
-typedef enum made_of { HUB, SERVER, HOSTS, RACKS, GRAPH } made_of;
+typedef enum made_of { HUB, SERVER, HOSTS, RACKS, GRAPH, BY_HAND } made_of;
 
 typedef struct setup {
     const char *name;
@@ -133,6 +133,13 @@ static const setup setups[] = {
      .progress = HPC_PROGRESS_THREAD, .scale = 37},
     {"racks_async", 8, RACKS, .per_host = 2, .consistency = HPC_ASYNC, .kinds = {LARGE, LARGE, BRAIN}},
     {"racks_ssp", 8, RACKS, .per_host = 2, .consistency = HPC_SSP, .staleness = 2, .kinds = {LARGE, OWN, ZLIB}},
+    {"hosts_quorum", 6, HOSTS, .per_host = 2, .quorum = 2, .kinds = {LARGE, OWN, HALF}, .scale = 37},
+    {"hosts_quorum_1", 5, HOSTS, .per_host = 2, .quorum = 1, .kinds = {ALL, ZLIB, TOP},
+     .progress = HPC_PROGRESS_THREAD},
+    {"hosts_quorum_unwaited", 6, HOSTS, .per_host = 2, .quorum = 1, .depth = 2, .kinds = {LARGE, TOP, OWN},
+     .unwaited = 1},
+    {"by_hand_quorum", 3, BY_HAND, .quorum = 1, .kinds = {LARGE, OWN, TOP}, .progress = HPC_PROGRESS_THREAD},
+    {"racks_quorum", 8, RACKS, .per_host = 2, .quorum = 1, .kinds = {LARGE, OWN, BRAIN}, .scale = 37},
     {"graph_bsp", 4, GRAPH, .shape = ROOT, .kinds = {LARGE, DENSE, OWN}},
     {"graph_notify", 4, GRAPH, .shape = UNEQUAL, .consistency = HPC_NOTIFY_ACK, .depth = 2, .kinds = {LARGE, TOP, HALF},
      .scale = 37},
@@ -154,8 +161,52 @@ typedef struct play {
     hpc_plan *plan;
     hpc_exchange_config config;
     hpc_exchange *e;
+    hpc_plan by_hand;
+    hpc_row rows[2 * JOB_KEYS];
+    hpc_edge edges[3 + 3 * JOB_KEYS];
     size_t first[JOB_KEYS], all; /* of all keys' elements */
 } play;
+
+/* Ranks 0 and 1 are a group, whose fold rank 0 encodes again; rank 2 pushes straight to the row that applies. */
+static void make_by_hand(play *p) {
+    hpc_edge *e = p->edges;
+    for (int who = 0; who < 3; who++) e[who] = (hpc_edge){who, -1, 1};
+    for (int key = 0; key < p->j.n_keys; key++) {
+        hpc_edge *up = &e[3 + 3 * key];
+        const int wire = p->c.wires[key];
+        const uint64_t count = p->j.keys[key].count;
+        up[0] = (hpc_edge){2, 2 * key + 1, 1};
+        up[1] = (hpc_edge){0, 2 * key, 1};
+        up[2] = e[2];
+        p->rows[2 * key] = (hpc_row){.key = key,
+                                     .owner = 0,
+                                     .action = HPC_FORWARD,
+                                     .count = count,
+                                     .depth = 1,
+                                     .codec_in = wire,
+                                     .codec_out = wire,
+                                     .in = e,
+                                     .n_in = 2,
+                                     .quorum = 2,
+                                     .out = up,
+                                     .n_out = 1};
+        p->rows[2 * key + 1] = (hpc_row){.key = key,
+                                         .owner = 2,
+                                         .action = HPC_APPLY,
+                                         .count = count,
+                                         .depth = 1,
+                                         .codec_in = wire,
+                                         .codec_out = HPC_F32,
+                                         .in = up + 1,
+                                         .n_in = 2,
+                                         .quorum = 2,
+                                         .out = e,
+                                         .n_out = 3};
+    }
+    p->by_hand = (hpc_plan){.n_keys = p->j.n_keys, .keys = p->j.keys, .n_rows = 2 * p->j.n_keys, .rows = p->rows};
+    p->plan = &p->by_hand;
+    CHECK_OK(hpc_plan_check(p->plan, 3));
+}
 
 static void make_plan(play *p, const rank *r) {
     job *j = &p->j;
@@ -177,8 +228,10 @@ static void make_plan(play *p, const rank *r) {
         hosts.keys = j->keys, hosts.n_keys = j->n_keys, hosts.workers = j->workers, hosts.n_workers = j->n_workers;
         hosts.groups = groups, hosts.n_levels = p->s->plan == RACKS ? 2 : 1, hosts.cores = 2, hosts.chunk = 1024;
         hosts.depth = j->depth, hosts.sum = 1, hosts.wires = p->c.wires, hosts.n_wires = j->n_keys;
-        hosts.apart = p->s->consistency != HPC_BSP;
+        hosts.apart = p->s->consistency != HPC_BSP || p->s->quorum > 0;
         CHECK_OK(hpc_plan_hosts(&hosts, &p->plan));
+    } else if (p->s->plan == BY_HAND) {
+        make_by_hand(p);
     } else {
         hpc_hub_init(&hub);
         hub.keys = j->keys, hub.n_keys = j->n_keys, hub.workers = j->workers, hub.n_workers = j->n_workers;
@@ -216,7 +269,7 @@ static play *play_new(const rank *r, const setup *s) {
 
 static void play_free(play *p) {
     hpc_exchange_free(p->e);
-    hpc_plan_free(p->plan);
+    if (p->plan != &p->by_hand) hpc_plan_free(p->plan);
     free(p);
 }
 
@@ -261,7 +314,7 @@ static int train(const play *p, rank *r, double *computed) {
     int made = 0;
     for (int step = 0; p->s->quorum > 0 ? hpc_exchange_version(p->e) < (uint64_t)steps : step < steps; step++) {
         for (int key = 0; key < n_keys; key++) {
-            for (int i = 0; i < 20; i++) graph_dawdle(&random);
+            for (int i = 0; i < (p->s->plan == BY_HAND ? step * 37 % 200 : 20); i++) graph_dawdle(&random);
             if (p->s->consistency == HPC_ASYNC && p->j.depth > 1 && hpc_exchange_ready(p->e, key) == HPC_OK)
                 start(p, r, 1000 + step, key, HPC_PUSH, false, computed);
             tickets[key] = start(p, r, step, key, BOTH, false, computed);
