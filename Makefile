@@ -15,6 +15,7 @@ SOFTROCE_FLAGS ?=
 DEMO_FLAGS ?=
 CMAKE_FLAGS ?=
 JOBS ?= $(shell expr $$(nproc) + 1)
+WAITING ?= $(shell expr 2 \* $$(nproc) + 1) # tests wait more than they compute
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export CMAKE_GENERATOR := Ninja
@@ -59,7 +60,7 @@ build: $(VENV)/.installed-test
 	cmake --build $(BUILD)
 
 ctest: build
-	python tests/again.py ctest ctest $(BUILD) -j$(JOBS)
+	python tests/again.py ctest ctest $(BUILD) -j$(WAITING)
 
 pytest: $(VENV)/.installed-test $(VENV)/.torch mpi
 	python tests/again.py pytest pytest $(PYTEST_FLAGS)

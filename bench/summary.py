@@ -48,7 +48,7 @@ class Run:
 CROWD = ("-b", "4M", "-e", "4M", "-g", "1,2")
 BEST = ("--only", "hpcomm Python,blocks")  # the composites whose update is in blocks
 TCP = ("--transport", "tcp")
-FEW = ("-N", "3", "-n", "1")
+FEW, FEWEST = ("-N", "3", "-n", "1"), ("-N", "1", "-n", "1")
 RUNS = (
     Run("latency", "put_lat", 2, ("-e", "32K"), ("-e", "8", "-N", "5", "-n", "5")),
     Run("bandwidth", "put_bw", 2, (), ("-e", "256K", "-N", "5", "-n", "1")),
@@ -56,7 +56,7 @@ RUNS = (
     Run("crowded exchange", "queue_bench", 8, (*CROWD, "-n", "5"), (*CROWD, "-N", "5", "-n", "1")),
     Run("crowded latency", "put_lat", 8, ("-n", "10", "-m", "100"), ("-N", "5", "-n", "2", "-m", "50")),
     Run("waiting", "wait_cpu", 2, (), ("-t", "1")),
-    Run("push_pull", "push_pull", 2, ("-s", "8,64K,4M,32M"), ("-s", "8,64K,2M", *FEW), again="peers"),
+    Run("push_pull", "push_pull", 2, ("-s", "8,64K,4M,32M"), ("-s", "8,64K,2M", *FEWEST), again="peers"),
     Run(
         "large push_pull",
         "push_pull",
