@@ -319,7 +319,8 @@ static int pass_row(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs,
     return 0;
 }
 
-/* The same, one step after the other, block by block. An average is folded straight into the parameters. */
+/* The same, one step after the other, block by block. An average is folded straight into the parameters, and what is
+ * encoded as a whole into its sum, which may lie where the blocks of other rows do. */
 static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, receivers to, const double *args) {
     const hpc_exchange *ex = core->exchange;
     const hpc_row *row = w->row;
@@ -327,7 +328,7 @@ static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, re
         stream = ex->stream && w->n_outputs == 0;
     for (size_t from = 0; from < row->count; from += HPC_BLOCK) {
         size_t n = row->count - from < HPC_BLOCK ? row->count - from : HPC_BLOCK;
-        float *out = in_place ? w->param + from : core->acc;
+        float *out = in_place ? w->param + from : w->encoder != NULL ? w->acc + from : core->acc;
         const float *block =
             inputs->summed ? w->acc + from : fold_block(core, w, inputs, out, in_place && stream, args, from, n);
         if (block == NULL) return -1;

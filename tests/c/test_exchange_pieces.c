@@ -22,7 +22,8 @@ enum {
     FINITE = 512,
     PACKED = 1024,
     SGD = 2048,
-    HOSTS_OF = 4096
+    LARGE = 4096, /* rows of several blocks */
+    HOSTS_OF = 8192
 };
 
 static _Thread_local hpc_codec_config config; /* ranks may be threads */
@@ -51,12 +52,13 @@ static hpc_plan *make_plan(job *j, const rank *r, int arg) {
         j->n_workers--;
         j->servers[0] = r->size - 1, j->n_servers = 1;
     }
+    const uint64_t chunk = arg & LARGE ? 64 << 10 : 2 << 10;
     const int per_host = arg / HOSTS_OF, apply_at = arg & RECEIVERS ? HPC_AT_RECEIVERS : HPC_AT_OWNERS;
     if (per_host == 0) {
         hpc_hub hub;
         hpc_hub_init(&hub);
         hub.keys = j->keys, hub.n_keys = j->n_keys, hub.workers = j->workers, hub.n_workers = j->n_workers;
-        hub.servers = j->servers, hub.n_servers = j->n_servers, hub.cores = 2, hub.chunk = 2048, hub.sum = 1;
+        hub.servers = j->servers, hub.n_servers = j->n_servers, hub.cores = 2, hub.chunk = chunk, hub.sum = 1;
         hub.wires = wires, hub.n_wires = j->n_keys, hub.depth = arg & DEEP ? 2 : 1, hub.apply_at = apply_at;
         CHECK_OK(hpc_plan_hub(&hub, &plan));
     } else {
@@ -68,7 +70,8 @@ static hpc_plan *make_plan(job *j, const rank *r, int arg) {
             groups[r->size + who] = who / per_host / 2;
         }
         hosts.keys = j->keys, hosts.n_keys = j->n_keys, hosts.workers = j->workers, hosts.n_workers = j->n_workers;
-        hosts.groups = groups, hosts.n_levels = arg & RACKS ? 2 : 1, hosts.cores = 2, hosts.chunk = 2048, hosts.sum = 1;
+        hosts.groups = groups, hosts.n_levels = arg & RACKS ? 2 : 1, hosts.cores = 2, hosts.chunk = chunk,
+        hosts.sum = 1;
         hosts.top = arg & RING ? HPC_TOP_RING : HPC_TOP_SHARDED;
         hosts.wires = wires, hosts.n_wires = j->n_keys, hosts.depth = arg & DEEP ? 2 : 1, hosts.apply_at = apply_at;
         CHECK_OK(hpc_plan_hosts(&hosts, &plan));
@@ -269,6 +272,9 @@ int main(int argc, char **argv) {
         {.name = "racks", .size = 7, .run = trains, .arg = HOSTS(2, RACKS)},
         {.name = "ring", .size = 6, .run = trains, .arg = HOSTS(2, RING | MIXED)},
         {.name = "ring_of_1", .size = 4, .run = trains, .arg = HOSTS(1, RING)},
+        {.name = "receivers_of_large_rows", .size = 3, .run = trains, .arg = RECEIVERS | LARGE},
+        {.name = "hosts_of_large_rows", .size = 4, .run = trains, .arg = HOSTS(2, LARGE | MIXED)},
+        {.name = "hosts_receivers_of_large_rows", .size = 5, .run = trains, .arg = HOSTS(2, RECEIVERS | LARGE)},
         {.name = "hosts_receivers", .size = 5, .run = trains, .arg = HOSTS(2, RECEIVERS)},
         {.name = "racks_receivers", .size = 8, .run = trains, .arg = HOSTS(2, RACKS | RECEIVERS | THREADS | MIXED)},
         {.name = "ring_receivers", .size = 6, .run = trains, .arg = HOSTS(2, RING | RECEIVERS)},
