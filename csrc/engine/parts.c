@@ -53,6 +53,8 @@ int hpc_pieces_find(hpc_exchange *ex, int key, const char *op) {
     its->n_parts = n;
     for (int i = first, p = 0; i < end; i++) {
         if (!is_pushed(&plan->rows[i])) continue;
+        const hpc_edge *push = hpc_row_input(&plan->rows[i], ex->context->group.rank);
+        its->gives |= push != NULL && !hpc_input_is_empty(ex, push);
         while (its->parts[p].offset != plan->rows[i].offset) p++;
         ex->layout.row_from[i] = its->parts[p].at;
     }

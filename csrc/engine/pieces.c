@@ -104,8 +104,7 @@ int hpc_pieces_open_worker(hpc_exchange *ex, const char *op) {
     if (status != HPC_OK) return status;
     for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) {
         hpc_key_pieces *its = &ex->pieces[k];
-        const size_t at = (size_t)k * (size_t)ex->context->group.size + (size_t)ex->context->group.rank;
-        if (its->n_parts == 0 || !ex->layout.pushers[at]) continue;
+        if (!its->gives) continue;
         size_t nbytes = state_bytes(its, ex->plan->keys[k].count);
         float *state = hpc_private_alloc(nbytes, -1);
         if (state == NULL)

@@ -249,6 +249,50 @@ static void trains(rank *r) {
     hpc_plan_free(plan);
 }
 
+/* The last rank's updates have weight 0: it tells that it is ready, encodes nothing, and gets parameters. */
+static void ready_only(rank *r) {
+    job j;
+    reference ref;
+    job_init(&j, r);
+    j.n_keys = 1, j.wire = HPC_THRESHOLD;
+    const uint64_t count = j.keys[0].count;
+    const int last = r->size - 1;
+    hpc_edge in[RANKS_MAX], out[RANKS_MAX];
+    for (int who = 0; who < r->size; who++) {
+        in[who] = (hpc_edge){who, -1, who < last ? 1 : 0};
+        out[who] = (hpc_edge){who, -1, 1};
+    }
+    const hpc_row row = {.action = HPC_APPLY,
+                         .count = count,
+                         .depth = 1,
+                         .quorum = r->size,
+                         .codec_in = HPC_THRESHOLD,
+                         .n_in = r->size,
+                         .n_out = r->size,
+                         .in = in,
+                         .out = out};
+    const hpc_plan plan = {.n_keys = 1, .n_rows = 1, .keys = j.keys, .rows = &row};
+    hpc_codec_config_init(&config); /* delta is 0: all is sent */
+    configs[0] = &config;
+    j.plan = &plan;
+    hpc_exchange *e = open_exchange(r, &j);
+    reference_init(&ref, &j);
+    CHECK_EQ(hpc_exchange_encoder_values(e, 0, -1) > 0, r->rank < last);
+    double *sum = malloc(count * sizeof *sum);
+    for (int step = 0; step < ranks_rounds(STEPS); step++) {
+        uint64_t ticket = job_start(r, &j, e, 0, step, HPC_PUSH | HPC_PULL, step % 2 && r->rank < last);
+        CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+        for (uint64_t i = 0; i < count; i++) {
+            sum[i] = 0;
+            for (int who = 0; who < last; who++) sum[i] += (double)job_gradient(&j, who, step, 0, i);
+        }
+        reference_apply(&ref, 0, sum);
+        reference_check(&ref, r, e, 0);
+    }
+    free(sum);
+    job_close(e, &ref, NULL);
+}
+
 #define HOSTS(n, what) ((n)*HOSTS_OF + (what))
 
 int main(int argc, char **argv) {
@@ -260,6 +304,7 @@ int main(int argc, char **argv) {
         {.name = "hub_packed", .size = 3, .run = trains, .arg = PACKED},
         {.name = "receivers_packed", .size = 3, .run = trains, .arg = PACKED | RECEIVERS | THREADS},
         {.name = "server", .size = 4, .run = trains, .arg = SERVER | MIXED},
+        {.name = "ready_only", .size = 3, .run = ready_only},
         {.name = "split", .size = 3, .run = trains, .arg = SPLIT | MIXED},
         {.name = "receivers", .size = 3, .run = trains, .arg = RECEIVERS},
         {.name = "receivers_threads", .size = 4, .run = trains, .arg = RECEIVERS | THREADS | MIXED},
