@@ -264,6 +264,7 @@ static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
     for (int e = 0; e < w->row->n_in; e++) {
         if (how[e] != CAME) continue;
         core->bases[n] = core->bases[e];
+        core->base_inputs[n] = core->base_inputs[e];
         core->base_weights[n++] = core->base_weights[e];
         inputs.n_updates += w->inputs[e].updates;
     }

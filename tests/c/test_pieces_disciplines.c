@@ -724,6 +724,31 @@ static void between(rank *r) {
     play_free(p);
 }
 
+/* The workers of one host push nothing: the owner there takes the fold of the other host alone, which is a piece. */
+static void nothing_of_a_host(rank *r) {
+    const setup s = {.plan = HOSTS, .per_host = 2, .split = 1, .kinds = {LARGE, TOP, ALL}, .progress = r->arg};
+    play *p = play_new(r, &s);
+    double *computed = calloc(p->all, sizeof *computed);
+    uint64_t ticket;
+    for (int step = 0; step < 6; step++)
+        for (int key = 0; key < p->j.n_keys; key++) {
+            if (step % 2 == r->rank / 2)
+                CHECK_OK(hpc_exchange_fold_nothing(p->e, key, -1, &ticket));
+            else
+                ticket = start(p, r, step, key, HPC_PUSH, false, computed);
+            CHECK_OK(hpc_exchange_wait(p->e, key, ticket, -1));
+            CHECK_OK(hpc_exchange_apply(p->e, key, 1, -1, &ticket));
+            CHECK_OK(hpc_exchange_wait(p->e, key, ticket, -1));
+        }
+    CHECK_OK(hpc_exchange_close(p->e, -1));
+    CHECK_OK(hpc_barrier(r->context, -1));
+    add_residuals(p, r, -1, computed);
+    check_servers(p, r, computed);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    free(computed);
+    play_free(p);
+}
+
 int main(int argc, char **argv) {
     ranks_case cases[SETUPS + 32] = {{0}};
     int n = 0;
@@ -737,5 +762,6 @@ int main(int argc, char **argv) {
     cases[n++] = (ranks_case){.name = "wild_is_sent", .size = 3, .run = wild_is_sent};
     cases[n++] = (ranks_case){.name = "between", .size = 4, .run = between, .arg = HPC_PROGRESS_INLINE};
     cases[n++] = (ranks_case){.name = "between_threads", .size = 4, .run = between, .arg = HPC_PROGRESS_THREAD};
+    cases[n++] = (ranks_case){.name = "nothing_of_a_host", .size = 4, .run = nothing_of_a_host};
     return ranks_main(argc, argv, cases);
 }
