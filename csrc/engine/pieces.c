@@ -314,3 +314,8 @@ int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
     end(w->encoder, w->row->count, kept, 1, (uint64_t)nbytes, since);
     return 0;
 }
+
+int hpc_pieces_encode_nothing(const hpc_work *w) {
+    hpc_piece_finish(w->encoded, HPC_PIECE_GAPS8, HPC_F32, (int64_t)w->row->count, 0, 0);
+    return 0;
+}

@@ -49,6 +49,8 @@ int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char 
 void hpc_pieces_take_back(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing);
 /* Encodes the fold of a row, which lies in acc, into w->encoded. Nonzero when the exchange has failed. */
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w);
+/* A fold of no updates, which receivers do not apply: a piece of nothing, and the residual stays as it is. */
+int hpc_pieces_encode_nothing(const hpc_work *w);
 /* Whether the event of an input has brought the piece that lies in its slot; else the exchange has failed. */
 int hpc_pieces_brings(const hpc_core *core, const hpc_work *w, int input, int slot, size_t nbytes);
 

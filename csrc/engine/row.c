@@ -342,7 +342,8 @@ static int work_blocks(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, re
         if (block != w->param + from && apply_block(core, w, block, inputs->n_updates, args, from, n) != 0) return -1;
         if (!inputs->silent) write_block(core, w, to, from, n);
     }
-    return w->encoder != NULL ? hpc_pieces_encode_row(core, w) : 0;
+    if (w->encoder == NULL) return 0;
+    return inputs->n_updates > 0 ? hpc_pieces_encode_row(core, w) : hpc_pieces_encode_nothing(w);
 }
 
 /* sgd changes nothing but what a piece has: that is added to the parameters, times minus the rate. The bits are those
