@@ -98,6 +98,14 @@ static int has_to_wait(hpc_core *core, const hpc_work *w) {
     return now > 0;
 }
 
+/* Whether a state was set in the present publish, which has none of the open version: all receivers leave it out. */
+static int is_left_out(const hpc_exchange *ex, const hpc_work *w) {
+    for (int o = 0; o < w->n_outputs && hpc_updates_of(ex)->levels; o++)
+        if (w->outputs[o].rank == w->row->owner)
+            return hpc_received_by(ex, &ex->work[ex->work_of[w->outputs[o].row]])->was_set;
+    return 0;
+}
+
 /* Sends the sum of the open version, if it can be closed. Returns how many were sent. */
 static int close_version(hpc_core *core, hpc_work *w) {
     const hpc_exchange *ex = core->exchange;
@@ -105,6 +113,7 @@ static int close_version(hpc_core *core, hpc_work *w) {
     const uint64_t version = closes_at(ex, w), depth = (uint64_t)ex->layout.depth;
     if (version <= atomic_load_explicit(&its->version, memory_order_relaxed)) return 0;
     if (has_to_wait(core, w)) return 0;
+    if (is_left_out(ex, w)) its->n_open = 0;
     const size_t slot = (size_t)(its->sent % depth);
     hpc_version_note *note = &its->notes[slot];
     note->version = version;

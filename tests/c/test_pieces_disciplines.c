@@ -93,7 +93,7 @@ static void set_codec(codecs *c, job *j, int key, codec_kind kind) {
 /* ---- cases -------------------------------------------------------------------------------------------------------
  */
 
-typedef enum made_of { HUB, SERVER, HOSTS, RACKS, GRAPH, BY_HAND } made_of;
+typedef enum made_of { HUB, SERVER, HOSTS, RACKS, GRAPH, BY_HAND, RECEIVERS } made_of;
 
 typedef struct setup {
     const char *name;
@@ -238,6 +238,7 @@ static void make_plan(play *p, const rank *r) {
         hub.servers = j->servers, hub.n_servers = j->n_servers, hub.cores = 2, hub.chunk = 1024, hub.sum = 1;
         hub.depth = j->depth, hub.wires = p->c.wires, hub.n_wires = j->n_keys;
         hub.each = p->s->consistency == HPC_ASYNC;
+        if (p->s->plan == RECEIVERS) hub.apply_at = HPC_AT_RECEIVERS;
         CHECK_OK(hpc_plan_hub(&hub, &p->plan));
     }
     j->plan = p->plan;
@@ -749,6 +750,93 @@ static void nothing_of_a_host(rank *r) {
     play_free(p);
 }
 
+/* Adds factor times what this rank's receivers have applied; and, on rank 0, what all others have: it is the same. */
+static void check_receivers(const play *p, const rank *r, const double *computed, double *sum) {
+    memcpy(sum, computed, p->all * sizeof *sum);
+    add_residuals(p, r, -1, sum);
+    double *all = malloc((size_t)r->size * p->all * sizeof *all);
+    CHECK_OK(hpc_allgather(r->context, sum, all, p->all * sizeof *all, -1));
+    memset(sum, 0, p->all * sizeof *sum);
+    add_applied(p, r, -1, sum);
+    for (int who = 0; who < r->size; who++)
+        for (size_t i = 0; i < p->all; i++) sum[i] += all[(size_t)who * p->all + i];
+    check_none(p, sum);
+    free(all);
+}
+
+static float *state_of(const play *p, const rank *r, int key) {
+    float *values = calloc(2 * MOST_VALUES, sizeof *values);
+    size_t at = 0;
+    for (int i = -1; i < p->plan->n_rows; i++) {
+        const hpc_row *row = i < 0 ? NULL : &p->plan->rows[i];
+        if (i >= 0 && (row->owner != r->rank || row->key != key)) continue;
+        const int64_t n = hpc_exchange_encoder_values(p->e, key, i);
+        if (n > 0) CHECK_OK(hpc_exchange_get_encoder(p->e, key, i, NULL, values + at));
+        at += (size_t)n;
+        if (i < 0 || row->action != HPC_APPLY) continue;
+        CHECK_OK(hpc_exchange_get_row(p->e, i, NULL, values + at, NULL));
+        at += row->count;
+    }
+    CHECK(at <= 2 * MOST_VALUES);
+    return values;
+}
+
+static void set_state(const play *p, const rank *r, int key, const float *values) {
+    size_t at = 0;
+    for (int i = -1; i < p->plan->n_rows; i++) {
+        const hpc_row *row = i < 0 ? NULL : &p->plan->rows[i];
+        if (i >= 0 && (row->owner != r->rank || row->key != key)) continue;
+        const int64_t n = hpc_exchange_encoder_values(p->e, key, i);
+        if (n > 0) CHECK_OK(hpc_exchange_set_encoder(p->e, key, i, 3, values + at));
+        at += (size_t)n;
+        if (i < 0 || row->action != HPC_APPLY) continue;
+        CHECK_OK(hpc_exchange_set_row(p->e, i, 3, values + at, NULL));
+        at += row->count;
+    }
+}
+
+/* SSP where receivers apply the rule. A publish closes a version without updates, as the fast worker's are in the one
+ * before: nothing of a residual may leave with it. And one that sets a state closes a version that is left out. */
+static void closed_by_publish(rank *r) {
+    const setup s = {.plan = RECEIVERS,
+                     .consistency = HPC_SSP,
+                     .staleness = 2,
+                     .depth = 4,
+                     .kinds = {TOP, DECAYS, OWN},
+                     .progress = r->arg};
+    play *p = play_new(r, &s);
+    double *computed = calloc(p->all, sizeof *computed), *sum = calloc(p->all, sizeof *sum);
+    float *states[JOB_KEYS];
+    for (int key = 0; key < p->j.n_keys; key++)
+        for (int step = 0; step < 2 && r->rank == 0; step++)
+            CHECK_OK(hpc_exchange_wait(p->e, key, start(p, r, step, key, BOTH, false, computed), -1));
+    meet(r, p, WORD);
+    for (int key = 0; key < p->j.n_keys && r->rank > 0; key++)
+        CHECK_OK(hpc_exchange_wait(p->e, key, start(p, r, 0, key, BOTH, false, computed), -1));
+    meet(r, p, 2 * WORD);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_publish(p->e, -1));
+    check_receivers(p, r, computed, sum);
+    for (int key = 0; key < p->j.n_keys; key++) states[key] = state_of(p, r, key);
+    for (int key = 0; key < p->j.n_keys && r->rank == 0; key++)
+        CHECK_OK(hpc_exchange_wait(p->e, key, start(p, r, 5, key, BOTH, false, sum), -1));
+    meet(r, p, 3 * WORD);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    for (int key = 0; key < p->j.n_keys; key++) set_state(p, r, key, states[key]);
+    CHECK_OK(hpc_exchange_publish(p->e, -1));
+    for (int key = 0; key < p->j.n_keys; key++) {
+        float *now = state_of(p, r, key);
+        CHECK(memcmp(now, states[key], 2 * MOST_VALUES * sizeof *now) == 0);
+        free(now);
+        free(states[key]);
+    }
+    check_receivers(p, r, computed, sum);
+    CHECK_OK(hpc_exchange_close(p->e, -1));
+    free(computed);
+    free(sum);
+    play_free(p);
+}
+
 int main(int argc, char **argv) {
     ranks_case cases[SETUPS + 32] = {{0}};
     int n = 0;
@@ -763,5 +851,8 @@ int main(int argc, char **argv) {
     cases[n++] = (ranks_case){.name = "between", .size = 4, .run = between, .arg = HPC_PROGRESS_INLINE};
     cases[n++] = (ranks_case){.name = "between_threads", .size = 4, .run = between, .arg = HPC_PROGRESS_THREAD};
     cases[n++] = (ranks_case){.name = "nothing_of_a_host", .size = 4, .run = nothing_of_a_host};
+    cases[n++] = (ranks_case){.name = "closed_by_publish", .size = 3, .run = closed_by_publish};
+    cases[n++] = (ranks_case){
+        .name = "closed_by_publish_threads", .size = 3, .run = closed_by_publish, .arg = HPC_PROGRESS_THREAD};
     return ranks_main(argc, argv, cases);
 }
