@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FEW = ["-n", "2", "-m", "8", "-N", "2"]
 TINY = {
-    "put_lat": [*FEW, "-b", "8", "-e", "64"],
+    "put_lat": ["-n", "1", "-m", "2", "-N", "2", "-b", "8", "-e", "64"],
     "put_bw": [*FEW, "-b", "64K", "-e", "256K", "-R", "512K"],
     "queue_bench": [*FEW, "-b", "20000", "-e", "160000"],
     "wait_cpu": ["-t", "0.2"],
