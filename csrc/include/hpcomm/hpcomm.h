@@ -678,9 +678,9 @@ HPC_API int hpc_exchange_get_squares(hpc_exchange *exchange, int key, double *su
 HPC_API int hpc_exchange_fold_nothing(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 
 /* Waits until the owners have applied all pushes of this rank: under SSP with servers a pull may end before that, and
- * get_row, set_row and publish are refused meanwhile. Where receivers apply the rule it waits until this rank's receiver
- * has applied them, and so for all workers that have pushed less: where all have made as many pushes, all then have the
- * same parameters. */
+ * get_row, set_row and publish are refused meanwhile. Where receivers apply the rule it waits until this rank's
+ * receiver has applied them, and so for all workers that have pushed less: where all have made as many pushes, all then
+ * have the same parameters. */
 HPC_API int hpc_exchange_settle(hpc_exchange *exchange, double timeout);
 /* Works for this rank's rows without waiting (inline progress). */
 HPC_API int hpc_exchange_progress(hpc_exchange *exchange);
