@@ -278,25 +278,33 @@ static void cannot_decode(hpc_core *core, const hpc_work *w, int rank, int statu
     hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
 }
 
-int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to) {
-    hpc_exchange *ex = core->exchange;
-    if (in->codec->addressable) {
-        const size_t nbytes = in->codec->max_bytes(w->row->count);
-        in->codec->decode_add(NULL, to, (int64_t)w->row->count, piece, (int64_t)nbytes, weight);
-        hpc_tally_add(&core->tally.bytes_folded, nbytes);
-        return 0;
-    }
+int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight,
+                         float *to) {
     const double since = hpc_now();
     const size_t nbytes = hpc_piece_bytes(piece);
-    int status = decode_part(&ex->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
+    int status =
+        decode_part(&core->exchange->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
     if (status != 0) {
         cannot_decode(core, w, in->rank, status);
         return -1;
     }
     hpc_tally_add(&w->decoded, nbytes);
     hpc_tally_add_seconds(&w->decode_seconds, hpc_now() - since);
+    return 0;
+}
+
+int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to) {
+    hpc_exchange *ex = core->exchange;
+    if (!in->codec->addressable) {
+        const size_t nbytes = hpc_piece_bytes(piece);
+        if (hpc_pieces_add_again(core, w, in, piece, weight, to) != 0) return -1;
+        hpc_tally_add(&core->tally.bytes_folded, nbytes);
+        hpc_count_received(ex, in->rank, nbytes);
+        return 0;
+    }
+    const size_t nbytes = in->codec->max_bytes(w->row->count);
+    in->codec->decode_add(NULL, to, (int64_t)w->row->count, piece, (int64_t)nbytes, weight);
     hpc_tally_add(&core->tally.bytes_folded, nbytes);
-    hpc_count_received(ex, in->rank, nbytes);
     return 0;
 }
 

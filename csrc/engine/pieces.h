@@ -44,6 +44,8 @@ size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const c
 /* Adds an input of a row to as many elements. Nonzero when it is no piece of the row: then the exchange has failed, and
  * nothing is written. */
 int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
+/* The same of a piece, to one more place: it has come, and is folded, once. */
+int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
 /* Adds to the residual of a row the piece that was left out, if any. By the row's core, or while it is paused; packing
  * is the caller's. */
 void hpc_pieces_take_back(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing);

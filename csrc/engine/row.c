@@ -352,7 +352,7 @@ static int add_to_params(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, 
     if (hpc_pieces_add(core, w, inputs->from[0], inputs->bases[0], -rate, w->param) != 0) return -1;
     for (int o = 0; o < w->n_outputs && !inputs->silent; o++)
         if (goes_to(to, &w->outputs[o]) &&
-            hpc_pieces_add(core, w, inputs->from[0], inputs->bases[0], -rate, w->outputs[o].params) != 0)
+            hpc_pieces_add_again(core, w, inputs->from[0], inputs->bases[0], -rate, w->outputs[o].params) != 0)
             return -1;
     return 0;
 }

@@ -225,6 +225,20 @@ static void train(const rank *r, const job *j, hpc_exchange *e, model *m, refere
     }
 }
 
+/* What ranks have received of each other is what these have sent: pieces count once, however often they are added. */
+static void check_received(const rank *r, hpc_exchange *e) {
+    uint64_t own[2 * RANKS_MAX] = {0}, all[RANKS_MAX * 2 * RANKS_MAX];
+    hpc_exchange_peer peer;
+    CHECK_OK(hpc_barrier(r->context, -1));
+    for (int who = 0; who < r->size; who++) {
+        CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
+        own[who] = peer.bytes_received, own[RANKS_MAX + who] = peer.bytes_sent;
+    }
+    CHECK_OK(hpc_allgather(r->context, own, all, sizeof own, -1));
+    for (int who = 0; who < r->size; who++)
+        if (who != r->rank) CHECK_EQ(own[who], all[(size_t)who * 2 * RANKS_MAX + RANKS_MAX + (size_t)r->rank]);
+}
+
 static void trains(rank *r) {
     job j;
     reference ref;
@@ -245,6 +259,7 @@ static void trains(rank *r) {
         CHECK(stats.bytes <= stats.bytes_before + 16 * stats.pieces);
     }
     model_free(&m);
+    if (!(r->arg & SERVER)) check_received(r, e); /* a server serves until all have closed */
     job_close(e, &ref, NULL);
     hpc_plan_free(plan);
 }
