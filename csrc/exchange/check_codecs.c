@@ -67,14 +67,32 @@ static int check_discipline(const hpc_exchange_config *f, const hpc_codec *codec
                     why);
 }
 
+/* The row's codec of pieces is the key's, whose number is given: a key has one configuration. */
+static int check_one(const hpc_exchange_config *f, int i, int number) {
+    const hpc_row *row = &f->plan->rows[i];
+    const int both[2] = {row->codec_in, row->codec_out};
+    for (int way = 0; way < 2; way++) {
+        const hpc_codec *codec = hpc_codec_of(both[way]);
+        if (codec->addressable || codec->number == number) continue;
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: row %d %s pieces of %s, and pieces of key %s come or go as %s elsewhere; a key has "
+                        "one codec of pieces",
+                        i, way == 0 ? "takes" : "sends", codec->name, f->plan->keys[row->key].name,
+                        hpc_codec_of(number)->name);
+    }
+    return HPC_OK;
+}
+
 int hpc_codecs_check(const hpc_exchange_config *f) {
     const hpc_plan *plan = f->plan;
-    for (int i = 0, last = -1; i < plan->n_rows; i++) {
+    for (int i = 0, last = -1, its = -1; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
         const int number = number_of(row);
         if (number < 0) continue;
-        const hpc_codec *codec = hpc_codec_of(number);
+        if (row->key != last) its = number;
+        const hpc_codec *codec = hpc_codec_of(its);
         int status = row->key == last ? HPC_OK : check_key(f, row->key, codec);
+        if (status == HPC_OK) status = check_one(f, i, its);
         if (status == HPC_OK) status = check_row(f, i, codec);
         if (status == HPC_OK) status = check_discipline(f, codec);
         if (status != HPC_OK) return status;

@@ -514,6 +514,33 @@ static void dies(rank *r) {
     hpc_plan_free(plan);
 }
 
+/* Rows of a key that send pieces of two codecs: one of them would have no configuration. */
+static void two_codecs(rank *r) {
+    asked a;
+    job j;
+    hpc_plan *plan = NULL;
+    hpc_exchange *e = NULL;
+    hpc_hub hub;
+    job_init(&j, r);
+    ask(&a, 0);
+    a.rule = "sgd";
+    hpc_hub_init(&hub);
+    hub.keys = j.keys, hub.n_keys = j.n_keys, hub.workers = j.workers, hub.n_workers = j.n_workers;
+    hub.servers = j.servers, hub.n_servers = j.n_servers, hub.wire = a.wire, hub.sum = 1, hub.chunk = 1024;
+    hub.apply_at = HPC_AT_RECEIVERS;
+    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    for (int turn = 0; turn < 2; turn++) {
+        const int codec = turn == 0 ? HPC_TOPK : HPC_OWN_CODEC;
+        for (int i = plan->n_rows - 1, found = 0; i >= 0 && !found; i--)
+            if (plan->rows[i].action == HPC_FORWARD) ((hpc_row *)(uintptr_t)plan->rows)[i].codec_out = codec, found = 1;
+        CHECK_OK(hpc_plan_check(plan, r->size));
+        CHECK_STATUS(create(r, &a, &j, plan, NULL, &e), HPC_ERR_CONFIG);
+        CHECK_MESSAGE(turn == 0 ? "sends pieces of topk, and pieces of key k2 come or go as threshold"
+                                : "sends pieces of own, and pieces of key k2 come or go as threshold");
+    }
+    hpc_plan_free(plan);
+}
+
 int main(int argc, char **argv) {
     static const char *const names[LIES] = {"beyond",  "too_long", "headless", "form",    "format", "elements",
                                             "entries", "index",    "packed",   "refused", "event",  "nothing"};
@@ -523,6 +550,7 @@ int main(int argc, char **argv) {
     cases[n++] = (ranks_case){.name = "refusals", .size = 4, .run = refusals, .where = RANKS_UNSEEDED};
     cases[n++] = (ranks_case){.name = "overlap", .size = 2, .run = overlap};
     cases[n++] = (ranks_case){.name = "deaf", .size = 4, .run = deaf, .where = RANKS_UNSEEDED};
+    cases[n++] = (ranks_case){.name = "two_codecs", .size = 3, .run = two_codecs, .where = RANKS_UNSEEDED};
     cases[n++] = (ranks_case){.name = "parameters", .size = 2, .run = parameters, .where = RANKS_UNSEEDED};
     for (int i = 0; i < LIES; i++) {
         snprintf(eager[i], sizeof eager[i], "%s_eager", names[i]);
