@@ -750,7 +750,7 @@ static void nothing_of_a_host(rank *r) {
     play_free(p);
 }
 
-/* Adds factor times what this rank's receivers have applied; and, on rank 0, what all others have: it is the same. */
+/* What receivers have applied is what all have computed and do not hold back; it is the same at all of them. */
 static void check_receivers(const play *p, const rank *r, const double *computed, double *sum) {
     memcpy(sum, computed, p->all * sizeof *sum);
     add_residuals(p, r, -1, sum);
@@ -764,35 +764,29 @@ static void check_receivers(const play *p, const rank *r, const double *computed
     free(all);
 }
 
-static float *state_of(const play *p, const rank *r, int key) {
-    float *values = calloc(2 * MOST_VALUES, sizeof *values);
-    size_t at = 0;
+/* Copies what this rank keeps of a key, encoders and receivers, to values or (set) from there. */
+static void copy_state(const play *p, const rank *r, int key, int set, float *values) {
+    const float *end = values + 2 * MOST_VALUES;
     for (int i = -1; i < p->plan->n_rows; i++) {
         const hpc_row *row = i < 0 ? NULL : &p->plan->rows[i];
         if (i >= 0 && (row->owner != r->rank || row->key != key)) continue;
         const int64_t n = hpc_exchange_encoder_values(p->e, key, i);
-        if (n > 0) CHECK_OK(hpc_exchange_get_encoder(p->e, key, i, NULL, values + at));
-        at += (size_t)n;
+        if (n > 0)
+            CHECK_OK(set ? hpc_exchange_set_encoder(p->e, key, i, 3, values)
+                         : hpc_exchange_get_encoder(p->e, key, i, NULL, values));
+        values += n;
         if (i < 0 || row->action != HPC_APPLY) continue;
-        CHECK_OK(hpc_exchange_get_row(p->e, i, NULL, values + at, NULL));
-        at += row->count;
+        CHECK_OK(set ? hpc_exchange_set_row(p->e, i, 3, values, NULL)
+                     : hpc_exchange_get_row(p->e, i, NULL, values, NULL));
+        values += row->count;
     }
-    CHECK(at <= 2 * MOST_VALUES);
-    return values;
+    CHECK(values <= end);
 }
 
-static void set_state(const play *p, const rank *r, int key, const float *values) {
-    size_t at = 0;
-    for (int i = -1; i < p->plan->n_rows; i++) {
-        const hpc_row *row = i < 0 ? NULL : &p->plan->rows[i];
-        if (i >= 0 && (row->owner != r->rank || row->key != key)) continue;
-        const int64_t n = hpc_exchange_encoder_values(p->e, key, i);
-        if (n > 0) CHECK_OK(hpc_exchange_set_encoder(p->e, key, i, 3, values + at));
-        at += (size_t)n;
-        if (i < 0 || row->action != HPC_APPLY) continue;
-        CHECK_OK(hpc_exchange_set_row(p->e, i, 3, values + at, NULL));
-        at += row->count;
-    }
+static float *state_of(const play *p, const rank *r, int key) {
+    float *values = calloc(2 * MOST_VALUES, sizeof *values);
+    copy_state(p, r, key, 0, values);
+    return values;
 }
 
 /* SSP where receivers apply the rule. A publish closes a version without updates, as the fast worker's are in the one
@@ -822,7 +816,7 @@ static void closed_by_publish(rank *r) {
         CHECK_OK(hpc_exchange_wait(p->e, key, start(p, r, 5, key, BOTH, false, sum), -1));
     meet(r, p, 3 * WORD);
     CHECK_OK(hpc_barrier(r->context, -1));
-    for (int key = 0; key < p->j.n_keys; key++) set_state(p, r, key, states[key]);
+    for (int key = 0; key < p->j.n_keys; key++) copy_state(p, r, key, 1, states[key]);
     CHECK_OK(hpc_exchange_publish(p->e, -1));
     for (int key = 0; key < p->j.n_keys; key++) {
         float *now = state_of(p, r, key);
