@@ -21,7 +21,8 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     uint32_t imm = hpc_imm(HPC_OP_EMPTY, HPC_EMPTY_ROW, out->row);
     if (slot != HPC_KEPT_EMPTY) {
         src = out->copy != NULL ? out->copy : hpc_row_leaving(w, slot);
-        nbytes = w->sends->addressable ? w->sends->max_bytes(w->row->count) : hpc_piece_bytes(src);
+        nbytes =
+            w->sends->addressable ? w->sends->max_bytes(w->row->count) : hpc_piece_bytes_within(src, w->row->count);
         at = out->offset + (size_t)slot * hpc_slot_stride(ex, to);
         imm = hpc_imm(HPC_OP_FORWARD, slot, out->row);
     }

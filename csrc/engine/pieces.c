@@ -159,6 +159,9 @@ static int decode_part(const hpc_key_pieces *its, float *acc, uint64_t n, const 
     if (nbytes < sizeof(hpc_piece_head) || nbytes > hpc_piece_most(n)) return HPC_PIECE_BAD_LENGTH;
     int64_t raw = (int64_t)nbytes;
     if (packing->room > 0 && hpc_piece_is_packed(piece)) {
+        hpc_piece_head head; /* a core loads no library that no key has asked for */
+        memcpy(&head, piece, sizeof head);
+        if (head.packed != its->config.compress) return HPC_PIECE_BAD_HEAD;
         raw = hpc_piece_unpack(piece, raw, packing->raw, packing->most, packing->scratch, packing->room);
         if (raw < 0) return (int)raw;
         piece = packing->raw;

@@ -61,6 +61,12 @@ static inline size_t hpc_piece_bytes(const void *piece) {
     return atomic_load_explicit((const _Atomic uint32_t *)piece, memory_order_relaxed);
 }
 
+/* The same, no more than a slot of a piece of n elements has. */
+static inline size_t hpc_piece_bytes_within(const void *piece, uint64_t n) {
+    const size_t nbytes = hpc_piece_bytes(piece), most = hpc_piece_most(n);
+    return nbytes < most ? nbytes : most;
+}
+
 /* Bytes of a push to a row, which lies at src. */
 static inline size_t hpc_push_bytes(const hpc_exchange *ex, const hpc_row *row, const void *src) {
     return hpc_key_pushes_pieces(ex, row->key) ? hpc_piece_bytes(src) : hpc_input_bytes(row);
