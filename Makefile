@@ -73,7 +73,7 @@ sanitize: $(VENV)/.installed-test
 	    cmake -S . -B "build/$${run%:*}" -DHPC_SANITIZE="$${run#*:}" -DHPC_BUILD_TESTS=ON -DHPC_TEST_TIMEOUT=900 \
 	        $(CMAKE_FLAGS) && \
 	    cmake --build "build/$${run%:*}" && \
-	    $(FIXED_ADDRESSES) python tests/again.py ctest "$${run%:*}" "build/$${run%:*}" -j$(WAITING) -E '$(UNSANITIZED)' || \
+	    $(FIXED_ADDRESSES) python tests/again.py ctest "$${run%:*}" "build/$${run%:*}" -j$(JOBS) -E '$(UNSANITIZED)' || \
 	    failed=1; \
 	done; cat build/again/*san/flaky; exit $$failed
 
