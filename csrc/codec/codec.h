@@ -43,6 +43,8 @@ typedef struct hpc_codec {
 
     /* Pieces only. check: NULL if the configuration is right, else what is wrong with it. */
     const char *(*check)(const hpc_codec_config *config);
+    /* Elements in a row that no piece may cut apart. NULL: 1. */
+    uint64_t (*unit)(const hpc_codec_config *config);
     /* Before, and after, the pieces of n elements are encoded, which may lie apart: what is the same for all of them.
      * kept is of them all. NULL: nothing is. */
     void (*begin)(hpc_encoding *encoding, const float *x, const float *residual, int64_t n);

@@ -50,6 +50,10 @@ static const char *check(const hpc_codec_config *config) {
     return config->state_slots == 0 ? NULL : "state_slots must be 0: its state is the residual";
 }
 
+static uint64_t unit_of(const hpc_codec_config *config) {
+    return config->unit;
+}
+
 const hpc_codec hpc_codec_onebit = {
     .name = "onebit",
     .number = HPC_ONEBIT,
@@ -57,4 +61,5 @@ const hpc_codec hpc_codec_onebit = {
     .encode = encode,
     .decode_add = hpc_piece_decode_add,
     .check = check,
+    .unit = unit_of,
 };

@@ -19,7 +19,7 @@ static int number_of(const hpc_row *row) {
 static int check_row(const hpc_exchange_config *f, int i, const hpc_codec *codec) {
     const hpc_row *row = &f->plan->rows[i];
     const hpc_key *key = &f->plan->keys[row->key];
-    const uint64_t unit = codec->number == HPC_ONEBIT ? f->codecs[row->key]->unit : 1;
+    const uint64_t unit = codec->unit != NULL ? codec->unit(f->codecs[row->key]) : 1;
     if (row->count > HPC_PIECE_ELEMENTS)
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d has %llu elements; a piece has at most %d", i,
                         (unsigned long long)row->count, HPC_PIECE_ELEMENTS);
