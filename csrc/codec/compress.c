@@ -22,8 +22,8 @@ typedef struct compressor {
     struct symbol symbols[SYMBOLS + 1]; /* up to the first without a name */
     pthread_once_t *once;
     void (*load)(void);
-    /* All take and return bytes. bound: of the room that any n bytes need; 0: so many cannot be compressed at once. The
-     * others return what they have written, 0 where they have failed. */
+    /* Sizes are in bytes. bound returns the room that compressing n bytes needs at the most, or 0 if n bytes are too
+     * many for one call. compress and decompress return how many bytes they have written, or 0 if they have failed. */
     size_t (*bound)(size_t n);
     size_t (*compress)(const char *from, size_t n, char *to, size_t room);
     size_t (*decompress)(const char *from, size_t n, char *to, size_t room);

@@ -1,11 +1,11 @@
 /* Compression of pieces (codec/piece.h) by C libraries that are loaded when they are first asked for. Pure functions of
- * their arguments but for that: any thread may call them, and none waits for another, except while a library is loaded.
- * zstd and zlib take memory for the time of a call.
+ * their arguments but for that. Any thread may call them. A thread waits for another one only while a library is
+ * loaded. zstd and zlib take memory for the time of a call.
  *
- * A piece as an encoder writes it is raw. A packed one has the head of the raw one, but for its own length and the
- * number of its compression, then the length of the raw piece as a little-endian uint32, then the raw piece's body,
- * compressed: a block of lz4, snappy's raw format, a frame of zstd, or a stream of zlib. It is always shorter than the
- * raw one. Decoders take raw pieces only. */
+ * An encoder writes a raw piece. A packed piece has three parts. The head is the raw piece's, with another length and
+ * with the number of the compression. The length of the raw piece follows, a little-endian uint32. The last part is the
+ * raw piece's body, compressed: a block of lz4, snappy's raw format, a frame of zstd, or a stream of zlib. A packed
+ * piece is always shorter than the raw one. Decoders take raw pieces only. */
 #ifndef HPC_COMPRESS_H
 #define HPC_COMPRESS_H
 

@@ -74,8 +74,8 @@ int hpc_group_of_row(const hpc_exchange *ex, const int *group_of, int row) {
     return hpc_group_of(ex, group_of, ex->plan->rows[row].key, lowest(ex, &there, relays ? gets : is_in));
 }
 
-/* A share that relays answers when all its rows are there, so its rows are of one group. The rows of a share that
- * forwards are of one group too, as its folds are counted together. */
+/* All rows of a share that relays belong to one group, because the share answers once, when all of them are there. All
+ * rows of a share that forwards belong to one group too, because the share counts its folds together. */
 static int check_share(const hpc_exchange *ex, const int *group_of, const hpc_share *share, const char *op) {
     for (int i = 1; i < share->n_rows && ex->plan->rows[share->rows[0]].action != HPC_APPLY; i++)
         if (hpc_group_of_row(ex, group_of, share->rows[i]) != hpc_group_of_row(ex, group_of, share->rows[0]))

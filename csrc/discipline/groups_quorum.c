@@ -332,7 +332,8 @@ static int level(hpc_exchange *ex, const char *op, double deadline) {
     return hpc_outlet_newest(ex, op, deadline, folded, &hpc_quorum_of(ex)->told);
 }
 
-/* Whether the rank of each input of a row that applies gets the row's parameters, straight or by a relay of its own. */
+/* row applies the rule. Whether every rank that sends to the row gets the row's parameters: from the row itself, or
+ * from a relay which that rank owns. */
 static int answers_inputs(const hpc_row *row) {
     for (int i = 0; i < row->n_in; i++) {
         int answers = 0;

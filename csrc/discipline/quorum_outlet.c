@@ -57,8 +57,8 @@ static int was_left_out(const hpc_exchange *ex, int index) {
            !((const hpc_told *)(const void *)(hpc_own_part(ex) + hpc_passed_at(ex, index)))->used;
 }
 
-/* What this rank has encoded of the elements of a row that answers it, for push number n: by itself, or the fold of its
- * group. Rows of the same elements lie side by side in the plan. */
+/* Puts back what this rank has encoded for push number n, of the elements of row index, which answers this rank. The
+ * piece is the rank's own push, or the fold of its group. Rows of the same elements lie side by side in the plan. */
 static void take_row_back(hpc_exchange *ex, int index, uint64_t n) {
     const hpc_plan *plan = ex->plan;
     const hpc_row *answers = &plan->rows[index];

@@ -38,7 +38,7 @@ typedef struct hpc_receiver {
     uint64_t need;            /* the version that the next answer waits for */
     int below;                /* rows that are below it */
     int runs;                 /* applies what comes at once: nobody reads the parameters */
-    _Atomic uint64_t version; /* of the row that is behind most */
+    _Atomic uint64_t version; /* the smallest version of the share's rows */
     int *sources, n_sources;  /* ranks that forward to it */
 } hpc_receiver;
 

@@ -71,7 +71,8 @@ static void fail_args(hpc_core *core, const hpc_work *w, uint64_t version, int r
     hpc_exchange_fail(core->exchange, HPC_ERR_CONFIG, why);
 }
 
-/* Copies the arguments of the workers that have made the push of a version; 0 if they differ. */
+/* args gets the rule's arguments for a version, from the workers that have made the push of that number. Returns 0 if
+ * two of these workers give different arguments. */
 static int take_version_args(hpc_core *core, const hpc_work *w, uint64_t version, double *args) {
     const hpc_exchange *ex = core->exchange;
     int first = -1;
@@ -177,8 +178,9 @@ static int apply_version(hpc_core *core, hpc_work *w, const hpc_version_note *no
     return hpc_row_work(core, w, &inputs);
 }
 
-/* Applies the versions of a row that have come, up to most, and any until it has what is needed: versions that close at
- * once have the last number. A row that was set has newer parameters than they are of. */
+/* Applies versions that have come to the row: all up to version most, and beyond that until the row has the version
+ * that its worker needs. Of versions that close at once only the last one is sent, so a version may be larger than
+ * most. A row that was set skips versions that are older than its parameters. */
 static void catch_up(hpc_core *core, hpc_work *w, uint64_t most) {
     const hpc_exchange *ex = core->exchange;
     hpc_receiving *row = hpc_received_by(ex, w);
