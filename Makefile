@@ -52,9 +52,9 @@ help:
 demo: $(VENV)/.installed-demo mpi
 	$(MPIRUN) -n $(RANKS) python examples/train_digits.py $(DEMO_FLAGS)
 
-# What was flaky comes last, after pytest's summary.
+# What the tests cost and what was flaky come last, after pytest's summary.
 test: ctest pytest
-	@cat build/again/ctest/flaky
+	@python tests/again.py told ctest pytest
 
 build: $(VENV)/.installed-test
 	cmake -S . -B $(BUILD) -DHPC_BUILD_TESTS=ON $(CMAKE_FLAGS)
@@ -75,7 +75,7 @@ sanitize: $(VENV)/.installed-test
 	    cmake --build "build/$${run%:*}" && \
 	    $(FIXED_ADDRESSES) python tests/again.py ctest "$${run%:*}" "build/$${run%:*}" -j$(JOBS) -E '$(UNSANITIZED)' || \
 	    failed=1; \
-	done; cat build/again/*san/flaky; exit $$failed
+	done; python tests/again.py told asan tsan; exit $$failed
 
 fuzz: $(VENV)/.installed-test
 	python tests/fuzz/run.py $(FUZZ_FLAGS)

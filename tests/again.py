@@ -2,26 +2,35 @@
 
 again.py ctest NAME FOLDER [OPTION...]    ctest in the build FOLDER
 again.py pytest NAME [OPTION...]          pytest
+again.py told NAME...                     the flaky tests of these runs, their slowest cases, and their processor time
 
 A test that passes the second time is flaky: the run is green and ends with a line "FLAKY test log", and log keeps what
 the first run said. Some failures are red at once and no second run excuses them: a sanitizer's report, wrong bits, a
-crash, a hang, something left behind. The C tests say so themselves (RED in tests/c/check.h); of pytest the text of the
-failure is looked at. More than a few failures are no accident, and are not run again either.
+crash, a hang, something left behind. The C tests say so themselves (RED in tests/c/check.h). A failure of pytest is
+judged by its exception and by what the test printed, not by the source that the traceback quotes. More than a few
+failures are no accident, and are not run again either.
+
+Tests run with SIGINT at its default, whoever started this: a shell ignores SIGINT in what it starts in the background,
+and every child would inherit that.
 
 Sets HPC_TEST_SEED, where it is not set, to a number that the commit gives: every commit sees another order of events,
-and the same one gives the same again. build/again/NAME has the first run's log and its JUnit file.
+and the same one gives the same again. build/again/NAME has the first run's log, its JUnit file and costs.json.
 """
 
 import importlib.util
+import json
 import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,7 +45,7 @@ RED = {
     "a hang": r"took more than \d|timed out after \d|\ba rank hangs\b|\bhang: |^\W*Timeout >",
     "wrong bits": r"\bMismatched elements: |\bArrays are not equal\b|\bwrong bits\b",
     "a crash": r"Fatal Python error: |[Ss]egmentation fault|\bSIG(?:SEGV|ABRT|BUS|FPE|ILL)\b",
-    "something left behind": r"\bleft behind\b|\b(?:is|are) left\b",
+    "something left behind": r"\bleft behind\b",
 }
 
 
@@ -46,6 +55,12 @@ def why_red(said: str) -> str:
         if found := re.search(pattern, said, re.MULTILINE):
             return found[1] if found.groups() else why
     return ""
+
+
+def exception_of(text: str) -> str:
+    """The lines of a failure's text that pytest marks as the exception's; the whole text where it marks none."""
+    marked = [line for line in text.splitlines() if re.match(r"E\b", line)]
+    return "\n".join(marked) if marked else text
 
 
 def seed(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> str:
@@ -108,10 +123,11 @@ def of_pytest(junit: Path) -> list[Failure]:
     for case in ElementTree.parse(junit).iter("testcase"):
         wrong = [*case.findall("failure"), *case.findall("error")]
         if wrong:
-            parts = [each.text or each.get("message") or "" for each in wrong]
-            parts += [case.findtext(tag) or "" for tag in ("system-out", "system-err")]
-            said = "\n".join(part for part in parts if part)
-            found.append(Failure(f"{case.get('classname', '')}::{case.get('name', '')}", said, why_red(said)))
+            texts = [each.text or each.get("message") or "" for each in wrong]
+            printed = [case.findtext(tag) or "" for tag in ("system-out", "system-err")]
+            red = why_red("\n".join([*map(exception_of, texts), *printed]))
+            said = "\n".join(part for part in (*texts, *printed) if part)
+            found.append(Failure(f"{case.get('classname', '')}::{case.get('name', '')}", said, red))
     return found
 
 
@@ -129,11 +145,94 @@ def once_more(failures: Sequence[Failure], status: int, second: Callable[[], int
     return 0, [f"FLAKY {name} {path}" for name, path in kept.items()]
 
 
+# ---- what tests cost -----------------------------------------------------------------------------------------------
+
+COSTS = "COSTS_OF_TESTS"  # the file to which the workers of pytest add a line a case
+CASE = re.compile(r"^(\S+) +(\S+) +(\d+) ms +(\d+) ms CPU  ", re.MULTILINE)  # of tests/c/ranks.c
+SLOWEST = 10
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that a case took, and seconds of processors, its children's among them. file: its file or program."""
+
+    file: str
+    case: str
+    seconds: float
+    processor: float
+
+
+def processor_seconds() -> float:
+    """Of all children that have ended, and of their children."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def costs_of_ctest(junit: Path) -> list[Cost]:
+    """The cases of the programs that have ranks; of every other program what it took as a whole."""
+    found = []
+    for test in ElementTree.parse(junit).iter("testcase"):
+        file, took = f"tests/c/{test.get('name', '')}", float(test.get("time") or 0)
+        cases = CASE.findall(test.findtext("system-out") or "")
+        found += [Cost(file, f"{case} {mode}", int(ms) / 1e3, int(cpu) / 1e3) for case, mode, ms, cpu in cases]
+        if not cases:
+            found.append(Cost(file, "", took, 0.0))
+    return found
+
+
+def costs_of_pytest(lines: Path) -> list[Cost]:
+    if not lines.exists():
+        return []
+    return [Cost(*json.loads(line)) for line in lines.read_text(encoding="utf-8").splitlines()]
+
+
+def write_costs(here: Path, cases: Sequence[Cost], processor: float) -> None:
+    """processor: of all of the run, which is more than its cases took: imports, collecting, programs without cases."""
+    document = {"processor": processor, "cases": [asdict(case) for case in cases]}
+    (here / "costs.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+def told(*names: str) -> int:
+    """Prints what was flaky in these runs, and what their tests cost."""
+    cases: list[Cost] = []
+    folders: dict[str, float] = defaultdict(float)
+    files: dict[str, float] = defaultdict(float)
+    for name in names:
+        here = FOLDER / name
+        if (here / "costs.json").exists():
+            document = json.loads((here / "costs.json").read_text(encoding="utf-8"))
+            mine = [Cost(**case) for case in document["cases"]]
+            for case in mine:
+                folders[str(Path(case.file).parent)] += case.processor
+                files[case.file] += case.processor
+            folders[f"{name}, beside its cases"] += document["processor"] - sum(case.processor for case in mine)
+            cases += mine
+    if cases:
+        print(f"\n--- the {SLOWEST} slowest cases: seconds, seconds of processors")
+        for case in sorted(cases, key=lambda case: -case.seconds)[:SLOWEST]:
+            print(f"{case.seconds:8.1f} {case.processor:8.1f}  {case.file} {case.case}".rstrip())
+        print("--- seconds of processors, by folder, and the files that take most")
+        for table in (folders, files):
+            for what, seconds in sorted(table.items(), key=lambda row: -row[1])[:SLOWEST]:
+                print(f"{seconds:8.1f}  {what}")
+        print(f"{sum(folders.values()):8.1f}  together", flush=True)
+    for name in names:
+        flaky = FOLDER / name / "flaky"
+        print(flaky.read_text(encoding="utf-8") if flaky.exists() else "", end="", flush=True)
+    return 0
+
+
+# ---- the runs ------------------------------------------------------------------------------------------------------
+
+
 def ctest(name: str, folder: str, *options: str) -> int:
     here = FOLDER / name
     command = ["ctest", "--test-dir", folder, "--output-on-failure"]
     junit = here / "first.xml"
-    status = tee([*command, *options, "--output-junit", str(junit)], here / "first.log")
+    whole = ["--test-output-size-passed", str(1 << 20), "--output-junit", str(junit)]
+    status = tee([*command, *options, *whole], here / "first.log")
+    if junit.exists():
+        write_costs(here, costs_of_ctest(junit), processor_seconds())
     failed = Path(folder, "Testing/Temporary/LastTestsFailed.log")
     failures = of_ctest(junit, failed) if status and junit.exists() and failed.exists() else []
     # By name: --rerun-failed goes by numbers, which options such as -E change.
@@ -146,7 +245,10 @@ def pytest(name: str, *options: str) -> int:
     here = FOLDER / name
     junit = here / "first.xml"
     command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={here}/cache", "-o", "junit_logging=all", *options]
+    os.environ[COSTS] = str(here / "costs")
     status = tee([*command, f"--junitxml={junit}"], here / "first.log")
+    write_costs(here, costs_of_pytest(here / "costs"), processor_seconds())
+    del os.environ[COSTS]
     failures = of_pytest(junit) if status == 1 and junit.exists() else []
     alone = ["-n0"] if importlib.util.find_spec("xdist") else []
     again = [*command, "--last-failed", "--last-failed-no-failures=none", *alone]
@@ -160,6 +262,9 @@ def finish(here: Path, status: int, lines: Sequence[str]) -> int:
 
 
 def main(kind: str, name: str, *options: str) -> int:
+    if kind == "told":
+        return told(name, *options)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     here = FOLDER / name
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir(parents=True)

@@ -2,13 +2,17 @@
 transport loop has."""
 
 import fcntl
+import json
 import os
 import re
+import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import again
 import mpi
 import pytest
 from hypothesis import settings
@@ -26,6 +30,7 @@ TURNS = "TURNS_OF_TESTS"  # the files that the workers of a run lock
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup, or a shell's &, has it ignored by all children
     config.addinivalue_line("markers", "serial: measures time, or counts what all of the machine does: runs alone")
     os.environ[mpi.MARK] = f"{mpi.SESSION}.{0:08}"  # whatever a test starts ends with this process
     if "PYTEST_XDIST_WORKER" not in os.environ:  # files without a name, which end with the run
@@ -71,10 +76,27 @@ def _turn(*, alone: bool) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     mpi.note(seed=0, ranks=1)
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    with ExitStack() as stack:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            stack.enter_context(_turn(alone=_is_serial(item)))
+        stack.enter_context(_costed(item))
         return (yield)
-    with _turn(alone=_is_serial(item)):
-        return (yield)
+
+
+@contextmanager
+def _costed(item: pytest.Item) -> Iterator[None]:
+    """Adds a line to the file that again.py reads: what the test took. Fixtures count at the first test that asks."""
+    if again.COSTS not in os.environ:
+        yield
+        return
+    start, used = time.monotonic(), mpi.processor_seconds()
+    try:
+        yield
+    finally:
+        took = [round(time.monotonic() - start, 3), round(mpi.processor_seconds() - used, 3)]
+        file, _, case = item.nodeid.partition("::")
+        with open(os.environ[again.COSTS], "a", encoding="utf-8") as lines:  # whole: a short write at the end of a file
+            lines.write(json.dumps([file, case, *took]) + "\n")
 
 
 @pytest.hookimpl(tryfirst=True)

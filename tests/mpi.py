@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import shutil
 import socket
 import subprocess
@@ -53,6 +54,7 @@ __all__ = [
     "interpreter",
     "mpirun",
     "note",
+    "processor_seconds",
     "program",
     "run",
     "spawn",
@@ -183,6 +185,13 @@ def command(
     with tempfile.TemporaryDirectory() as folder, Launched([line], Path(folder), 0, env, cwd) as job:
         ended = job.end(timeout)
     return subprocess.CompletedProcess(line, ended.codes[0], ended.out, ended.err)
+
+
+def processor_seconds() -> float:
+    """Of this process, of its children that have ended, and of the server of the ranks and those that it has forked."""
+    mine, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    used = sum(each.ru_utime + each.ru_stime for each in (mine, ended))
+    return used + Server.processor_seconds()
 
 
 def free_port() -> int:
@@ -383,6 +392,14 @@ class Server:
             cls._only._control.close()
             cls._only._process.wait()
             cls._only = None
+
+    @classmethod
+    def processor_seconds(cls) -> float:
+        """Of the server and of the ranks that it has reaped; a server that has ended counts among our children."""
+        if cls._only is None or cls._only._process.poll() is not None:
+            return 0.0
+        stat = Path(f"/proc/{cls._only.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def said(self) -> str:
         self._log.seek(0)
