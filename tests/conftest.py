@@ -2,6 +2,7 @@
 transport loop has."""
 
 import fcntl
+import gc
 import json
 import os
 import re
@@ -13,13 +14,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import again
+import chosen
 import mpi
 import pytest
 from hypothesis import settings
 
 import hpcomm
 
-settings.register_profile("calm", deadline=None, print_blob=True)  # imports and a busy machine take their time
+EXAMPLES = 100 if os.environ.get("HPC_TEST_MODES") == "all" else 30  # of a property that asks for no number of its own
+# Imports and a busy machine take their time.
+settings.register_profile("calm", deadline=None, print_blob=True, max_examples=EXAMPLES)
 settings.load_profile("calm")
 
 
@@ -27,15 +31,21 @@ settings.load_profile("calm")
 
 
 TURNS = "TURNS_OF_TESTS"  # the files that the workers of a run lock
+SHORT = "SHORT_RUN_OF_TESTS"  # "yes" where some are left out, by chosen.py
 
 
 def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup, or a shell's &, has it ignored by all children
     config.addinivalue_line("markers", "serial: measures time, or counts what all of the machine does: runs alone")
+    config.addinivalue_line("markers", "full: takes long, and finds what others find sooner: only in a full run")
+    config.addinivalue_line("markers", "some(n): n of its cases a run, which the seed chooses; all in a full run")
+    config.addinivalue_line("markers", "bench: only in a full run, and when bench/ has changed since the last one")
     os.environ[mpi.MARK] = f"{mpi.SESSION}.{0:08}"  # whatever a test starts ends with this process
     if "PYTEST_XDIST_WORKER" not in os.environ:  # files without a name, which end with the run
         files = [os.memfd_create(name) for name in ("door", "room")]
         os.environ[TURNS] = " ".join(f"/proc/{os.getpid()}/fd/{file}" for file in files)
+        is_short = config.args_source == pytest.Config.ArgsSource.TESTPATHS and os.environ.get("HPC_TEST_MODES") != "all"
+        os.environ[SHORT] = "yes" if is_short else "no"
 
 
 def pytest_unconfigure() -> None:
@@ -50,8 +60,28 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(2 * len(os.sched_getaffinity(0)), 8)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get(SHORT) == "yes":
+        left_out = chosen.left_out(items, SEED, bench=not chosen.bench_has_passed())
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=_is_serial)  # last, when no other worker has anything to do
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # no later collection looks at all that has been imported
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Writes .ci/bench when all tests of benchmarks have passed."""
+    option = session.config.option
+    is_whole = session.config.args_source == pytest.Config.ArgsSource.TESTPATHS and not (option.keyword or option.markexpr)
+    is_whole = is_whole and not option.collectonly
+    if exitstatus == 0 and is_whole and "PYTEST_XDIST_WORKER" not in os.environ and not chosen.bench_has_passed():
+        chosen.PASSED.write_text(f"{chosen.bench_digest()}\n", encoding="utf-8")
+        print("\nplease commit .ci/bench")
 
 
 def _is_serial(item: pytest.Item) -> bool:

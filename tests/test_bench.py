@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,11 +116,18 @@ def run(ranks: int, runs: dict[str, list[str]]) -> dict[str, Run]:
     }
 
 
+def names_of(test: Callable[..., None], request: pytest.FixtureRequest) -> list[str]:
+    """The benchmarks whose cases of this test are in the run."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    return [item.callspec.params["name"] for item in items if item.function is test]
+
+
 @pytest.fixture(scope="module")
-def right() -> dict[str, Run]:
-    return run(2, {name: ["--json"] for name in TINY})
+def right(request: pytest.FixtureRequest) -> dict[str, Run]:
+    return run(2, {name: ["--json"] for name in names_of(test_every_answer_is_right, request)})
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.xdist_group("group right")
 def test_every_answer_is_right(name: str, right: dict[str, Run]) -> None:
@@ -136,11 +144,12 @@ def test_every_answer_is_right(name: str, right: dict[str, Run]) -> None:
 
 
 @pytest.fixture(scope="module")
-def planted() -> dict[str, Run]:
-    only = "hpcomm,mpi4py,update,Neighbor,Bcast"
-    return run(2, {name: ["--json", "--plant", "-N", "1", "--only", only] for name in TINY})
+def planted(request: pytest.FixtureRequest) -> dict[str, Run]:
+    options = ["--json", "--plant", "-N", "1", "--only", "hpcomm,mpi4py,update,Neighbor,Bcast"]
+    return run(2, dict.fromkeys(names_of(test_a_planted_wrong_value_is_found, request), options))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.xdist_group("group planted")
 def test_a_planted_wrong_value_is_found(name: str, planted: dict[str, Run]) -> None:
@@ -153,10 +162,11 @@ def test_a_planted_wrong_value_is_found(name: str, planted: dict[str, Run]) -> N
 
 
 @pytest.fixture(scope="module")
-def over_tcp() -> dict[str, Run]:
-    return run(2, {name: [*TCP, "-N", "2", "--json"] for name in OVER_TCP})
+def over_tcp(request: pytest.FixtureRequest) -> dict[str, Run]:
+    return run(2, dict.fromkeys(names_of(test_every_answer_over_tcp_is_right, request), [*TCP, "-N", "2", "--json"]))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", OVER_TCP)
 @pytest.mark.xdist_group("group tcp")
 def test_every_answer_over_tcp_is_right(name: str, over_tcp: dict[str, Run]) -> None:
@@ -167,6 +177,7 @@ def test_every_answer_over_tcp_is_right(name: str, over_tcp: dict[str, Run]) -> 
     assert {row["wrong"] for row in document["rows"]} == {0}
 
 
+@pytest.mark.bench
 def test_a_planted_wrong_value_over_tcp_is_found() -> None:
     ended = run(2, {"put_bw": [*TCP, "-N", "1", "--plant", "--only", "hpcomm,socket", "--json"]})["put_bw"]
     assert ended.codes == [1, 1]
@@ -175,6 +186,7 @@ def test_a_planted_wrong_value_over_tcp_is_found() -> None:
     assert all(wrong.values()), wrong
 
 
+@pytest.mark.bench
 @pytest.mark.parametrize(
     ("ranks", "runs"),
     [
@@ -195,6 +207,7 @@ def test_more_ranks_than_cores(ranks: int, runs: dict[str, list[str]]) -> None:
         assert {row["wrong"] for row in ended.document()["rows"]} == {0}
 
 
+@pytest.mark.bench
 def test_the_table_has_the_columns_of_nccl_tests() -> None:
     printed = run(2, {"put_lat": ["-N", "1"]})["put_lat"].printed
     lines = printed[0].splitlines()
@@ -213,6 +226,7 @@ def own_mpirun(module: str, *arguments: str) -> Any:
     return json.loads(ended.stdout)
 
 
+@pytest.mark.bench
 def test_a_model_goes_key_by_key_and_whole(tmp_path: Path) -> None:
     only = "hpcomm Python,hpcomm step,Reduce_scatter"
     arguments = ["-M", "resnet50", "-N", "1", "-w", "0", "--only", only, "--plot", str(tmp_path / "plot.png")]
@@ -224,6 +238,7 @@ def test_a_model_goes_key_by_key_and_whole(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.bench
 def test_zero_compute_counts_exchanges_of_all_workers(tmp_path: Path) -> None:
     arguments = [
         "-W",
@@ -246,6 +261,7 @@ def test_zero_compute_counts_exchanges_of_all_workers(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.bench
 def test_reduces_are_counted_by_their_whole_inputs(tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
     arguments = ["-n", "30", "--endure", "400", "--weights", "6000", "--ranks", "4"]
@@ -266,6 +282,7 @@ def test_reduces_are_counted_by_their_whole_inputs(tmp_path: Path) -> None:
     assert ended.returncode == 1, ended.stderr
 
 
+@pytest.mark.bench
 def test_a_straggler_is_waited_for_by_its_neighbours_first(tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
     document = own_mpirun("straggler", "--ranks", "4", "-t", "0.005", "-n", "6", "--plot", str(plot))
@@ -284,6 +301,7 @@ def test_a_straggler_is_waited_for_by_its_neighbours_first(tmp_path: Path) -> No
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.bench
 def test_staleness_is_compared_with_the_ideal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
     staleness = importlib.import_module("bench.staleness")
@@ -336,6 +354,7 @@ def test_trainings_are_compared_by_the_accuracy_that_they_reach(monkeypatch: pyt
     assert [(promise.value, promise.verdict) for promise in judged] == [(4.0, "met"), (4.0, "met")]
 
 
+@pytest.mark.bench
 def test_the_memory_of_ranks_is_told_by_transport() -> None:
     document = own_mpirun("footprint", "--ranks", "4")
     assert [row["transport"] for row in document["rows"]] == ["tcp"] * 3 + ["shm"] * 3
@@ -344,6 +363,7 @@ def test_the_memory_of_ranks_is_told_by_transport() -> None:
         assert 0 < row["pss"] < 4 << 20
 
 
+@pytest.mark.bench
 def test_spectral_gaps_are_right_however_slowly_updates_spread() -> None:
     document = own_mpirun("spectral_gap", "--ranks", "1024")
     assert [row["name"].partition("(")[0] for row in document["rows"]] == [
@@ -359,6 +379,7 @@ def test_spectral_gaps_are_right_however_slowly_updates_spread() -> None:
         assert row["peak_bytes"] > 1 << 20
 
 
+@pytest.mark.bench
 def test_hosts_of_a_cluster_are_measured_beside_iperf3() -> None:
     command = [sys.executable, "-m", "bench.cluster_bench", "--quick", "--only", "put", "--json"]
     ended = mpi.command(*command, timeout=240, cwd=ROOT)
@@ -372,6 +393,7 @@ def test_hosts_of_a_cluster_are_measured_beside_iperf3() -> None:
     assert max(rates.values()) < 0.14  # GB/s: the links hold 1 Gb/s, and their buckets a little more
 
 
+@pytest.mark.bench
 def test_the_summary_runs_under_other_pythons_too(tmp_path: Path) -> None:
     arguments = ["--quick", "--only", "push_pull", "--python", sys.executable, "-o", str(tmp_path)]
     judged = own_mpirun("summary", *arguments)
@@ -450,6 +472,7 @@ def test_the_c_program_refuses_ranks_whose_answers_round(programs: dict[str, Pat
     assert "6 ranks: answers are exact for 2, 4, 8" in ended.stderr
 
 
+@pytest.mark.some(1)
 @pytest.mark.xdist_group("group programs")
 @pytest.mark.parametrize(
     ("name", "more"), [*((name, []) for name in PROGRAMS), ("put_lat", TCP), ("put_bw", TCP), ("queue", TCP)]

@@ -68,6 +68,7 @@ RULES: list[optim.AnyRule] = [
 ]
 
 
+@pytest.mark.some(15)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize(
     "other",
@@ -301,6 +302,7 @@ def test_no_checkpoint_while_a_pull_of_an_asynchronous_worker_is_under_way() -> 
     run_threads(2, body)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 @on_both
 def test_a_row_is_whole_while_others_push(progress: str) -> None:

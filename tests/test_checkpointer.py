@@ -138,6 +138,7 @@ def kill(context: Context, killing: threading.Event, delay: float) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("placement", ["CS", "NCC", "graph"])
 @on_both
 def test_a_job_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path, placement: str) -> None:
@@ -161,6 +162,7 @@ def test_a_job_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: 
 # ---- one cut ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 @pytest.mark.parametrize(
     "topology",

@@ -113,6 +113,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("case", HUBS)
 def test_each_key_has_the_bits_of_its_codec_alone_with_servers(case: str, transport: dict[str, Any]) -> None:
     alone = {
@@ -126,6 +127,7 @@ def test_each_key_has_the_bits_of_its_codec_alone_with_servers(case: str, transp
     assert len({alone[pair][-1]["conv"] for pair in alone}) == 4, "the codecs make a difference"
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("case", GRAPHS)
 def test_each_key_has_the_bits_of_its_codec_alone_on_a_graph(case: str, transport: dict[str, Any]) -> None:
     options = {"consistency": NOTIFY_ACK, **GRAPHS[case]}

@@ -164,6 +164,7 @@ CODECS = {
 }
 
 
+@pytest.mark.some(16)
 @on_both
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("way", WAYS)

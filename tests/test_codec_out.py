@@ -97,6 +97,7 @@ def each_worker(
     return run_threads(n, rank, **config)
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 @pytest.mark.parametrize("topology", [ParameterServer("CS"), ParameterServer("NCC")], ids=["CS", "NCC"])
 @pytest.mark.parametrize("codec", ["float16", "bfloat16"])

@@ -65,6 +65,7 @@ def distance(ctx: hpcomm.Context, codec: Any, topology: Any, steps: int = 150) -
         return float(np.linalg.norm(target)), float(np.linalg.norm(w - target)), hash(w.tobytes())
 
 
+@pytest.mark.some(1)
 @on_both
 @pytest.mark.parametrize("where", [ParameterServer(), ParameterServer(apply_at="receivers")], ids=["hub", "ucc"])
 def test_a_codec_of_ones_own_trains(where: Any) -> None:
@@ -143,6 +144,7 @@ def wrong(x: Any, state: Any, args: Any, out: Any) -> Any:
     return -5
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("how", range(4))
 def test_an_encoder_that_fails_ends_the_exchange_by_its_name(how: int) -> None:
     def body(ctx: hpcomm.Context) -> None:

@@ -585,6 +585,7 @@ def end(how: str) -> str:
     return "ended"
 
 
+@pytest.mark.some(4)
 @on_both
 @pytest.mark.parametrize(
     ("how", "code", "told"),
@@ -619,6 +620,7 @@ def outlive_mpi() -> list[float]:
     return list(window.array)
 
 
+@pytest.mark.some(1)
 @on_both
 def test_context_outlives_mpi() -> None:
     assert mpi.run(3, outlive_mpi) == [[2.0] * 4, [0.0] * 4, [1.0] * 4]

@@ -399,6 +399,7 @@ def cxx(request: pytest.FixtureRequest) -> str:
     return tool(request.param)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
 @pytest.mark.parametrize("more", [[], ["-fno-exceptions"]], ids=["exceptions", "no exceptions"])
 def test_the_binding_compiles_by_itself(tmp_path: Path, cxx: str, standard: str, more: list[str]) -> None:
@@ -407,6 +408,7 @@ def test_the_binding_compiles_by_itself(tmp_path: Path, cxx: str, standard: str,
     run(cxx, f"-std={standard}", *STRICT, *more, "-I", info("--include-dir"), "-fsyntax-only", source)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("more", [[], ["-fno-exceptions"]], ids=["exceptions", "no exceptions"])
 def test_what_the_binding_adds(tmp_path: Path, more: list[str]) -> None:
     source, program = tmp_path / "program.cpp", tmp_path / "program"
@@ -484,6 +486,7 @@ def trainers(mpi_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build
 
 
+@pytest.mark.some(1)
 @pytest.mark.xdist_group("group trainers")
 @pytest.mark.parametrize(("ranks", "graph"), [(4, "expander"), (3, "ring")])
 def test_the_cxx_trainer_ends_with_the_python_trainers_weights(
@@ -515,6 +518,7 @@ def weights_of_one_rank(trainers: Path) -> Array:
     return push_pull(trainers, trainers / "weights.txt", 1)[1]
 
 
+@pytest.mark.some(1)
 @pytest.mark.xdist_group("group trainers")
 @pytest.mark.parametrize(("ranks", "servers"), [(4, 0), (3, 1), (4, 2)], ids=["colocated", "central", "dedicated"])
 def test_a_hub_finds_the_weights_that_one_rank_finds_alone(
@@ -530,6 +534,7 @@ def test_a_hub_finds_the_weights_that_one_rank_finds_alone(
     assert f"pushed {5 * 43 * 2} layers" in said
 
 
+@pytest.mark.some(2)
 @pytest.mark.xdist_group("group trainers")
 @pytest.mark.parametrize(
     ("codec", "servers", "saved"),
@@ -550,6 +555,7 @@ def test_a_codec_saves_bytes_of_the_cxx_trainer(
     assert saved < percent < 99
 
 
+@pytest.mark.some(1)
 @pytest.mark.xdist_group("group trainers")
 @pytest.mark.parametrize(
     "how", ["train_softmax --graph expander", "train_push_pull", "train_push_pull --servers 1"], ids=str

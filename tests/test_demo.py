@@ -31,6 +31,7 @@ def demo(
     return ended, json.loads((folder / "digits.json").read_text())
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("ranks", "graph", "out_peers"), [(4, "expander", 2), (3, "ring", 1)])
 def test_ranks_that_exchange_agree_and_lose_nothing(tmp_path: Path, ranks: int, graph: str, out_peers: int) -> None:
     ended, said = demo(tmp_path, ranks, "--epochs", "20", "--graph", graph)
@@ -50,6 +51,7 @@ def test_ranks_that_exchange_agree_and_lose_nothing(tmp_path: Path, ranks: int, 
             assert updates > 20 * STEPS_PER_EPOCH / 4  # the exchanges of the training, then those for consensus
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("ranks", "placement", "workers"), [(4, "CS", 4), (3, "CC", 3), (4, "NCC", 3)])
 def test_a_hub_finds_what_one_rank_finds(tmp_path: Path, ranks: int, placement: str, workers: int) -> None:
     how = ["--exchange", "parameter_hub", "--placement", placement]
@@ -66,6 +68,7 @@ def test_a_hub_finds_what_one_rank_finds(tmp_path: Path, ranks: int, placement: 
         assert model["bytes_sent"] == [WEIGHTS[name] * 4 * 20 * STEPS_OF_HUB] * workers
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_a_hub_computes_bit_for_bit_what_numpy_does(tmp_path: Path, ranks: int) -> None:
     ended, _ = demo(
@@ -106,6 +109,7 @@ def test_a_training_that_goes_on_ends_like_one_that_was_never_cut_short(tmp_path
         assert model["bytes_sent"] == [WEIGHTS[name] * 4 * (129 - 100)] * len(model["bytes_sent"])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [

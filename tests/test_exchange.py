@@ -287,6 +287,7 @@ def many(n: int) -> dict[str, Any]:
     return {f"key {i}": np.full(3, i, F32) for i in range(n)}
 
 
+@pytest.mark.some(1)
 @on_both
 @pytest.mark.parametrize("call", ["push", "push_pull"])
 def test_push_that_a_full_ring_cut_short_is_ended_by_pull(call: str) -> None:
@@ -411,6 +412,7 @@ def test_any_exchange_is_its_reference(
 # ---- asynchronous --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_async_applies_each_update_as_it_comes(placement: str, transport: dict[str, Any]) -> None:
     topology = PLACEMENTS[placement]
@@ -765,6 +767,7 @@ def train(placement: str, progress: str, wire: str) -> list[Any]:
     return found
 
 
+@pytest.mark.some(3)
 @on_both
 @pytest.mark.parametrize(
     ("placement", "progress", "wire"),

@@ -309,6 +309,7 @@ def end(how: str, placement: str, consistency: str, progress: str) -> str:
     return str(raised.value)
 
 
+@pytest.mark.some(6)
 @on_both
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 @pytest.mark.parametrize(
@@ -353,6 +354,7 @@ def train_to_the_end(progress: str) -> float:
     return float(ex.params["w"].mean())
 
 
+@pytest.mark.some(2)
 @on_both
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 def test_interpreter_ends_with_exchanges_open(progress: str) -> None:

@@ -97,6 +97,7 @@ numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
 whole = st.integers(-1000, 1000).map(float)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kernel", KERNELS, ids=["threshold", "plain"])
 @given(st.data())
 def test_bytes_are_those_of_the_c_kernel(shim: ctypes.CDLL, kernel: Callable[[], int], data: st.DataObject) -> None:

@@ -113,6 +113,7 @@ TOPOLOGIES: dict[str, Callable[[int], Topology]] = {
 }
 
 
+@pytest.mark.some(8)
 @on_both
 @pytest.mark.parametrize("consistency", EXACT, ids=str)
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -524,6 +525,7 @@ def train(steps: int) -> list[float]:
             return [float(value.sum()) for value in ex.params.values()]
 
 
+@pytest.mark.some(1)
 @on_both
 def test_processes() -> None:
     values = mpi.run(4, train, 6)

@@ -75,6 +75,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.some(7)
 @on_both
 @pytest.mark.parametrize("case", CASES)
 def test_a_hierarchy_has_the_values_of_the_flat_plan(case: str) -> None:
@@ -99,6 +100,7 @@ APART: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.some(4)
 @on_both
 @pytest.mark.parametrize("case", APART)
 def test_groups_that_run_apart_count_every_update_once(case: str) -> None:
@@ -249,6 +251,7 @@ def test_the_same_groups_give_the_same_bits() -> None:
     assert len({found for rank in every for found in rank}) == 1
 
 
+@pytest.mark.some(2)
 @on_both
 @pytest.mark.parametrize(
     "consistency", [BSP, Consistency(quorum=1, late="drop", grace=math.inf)], ids=["BSP", "quorum"]
@@ -444,6 +447,7 @@ def test_a_graph_of_hosts_is_not_rebuilt() -> None:
     run_threads(4, body, timeout=10)
 
 
+@pytest.mark.some(8)
 @on_both
 @pytest.mark.parametrize(("top", "apply_at"), [("sharded", "owners"), ("ring", "owners"), ("sharded", "receivers")])
 @pytest.mark.parametrize("gone", [0, 3, 6, 7])

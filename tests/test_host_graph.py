@@ -58,6 +58,7 @@ def averages(options: dict[str, Any]) -> dict[str, str]:
     return told
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_hosts_average_first(transport: str) -> None:
     job = mpi.spawn(6, averages, {"chunk_bytes": 1024}, timeout=120, env={"HPCOMM_TRANSPORT": transport})

@@ -292,6 +292,7 @@ def test_refusals(wrong: dict[str, Any], told: str) -> None:
         Plan.hosts({"w": 100}, **{**GOOD, **wrong})
 
 
+@pytest.mark.full
 def test_no_plan_of_too_many_rows() -> None:
     with pytest.raises(InvalidArgument, match="16777216 rows"):
         Plan.hosts({"w": 16 * (1 << 23)}, GOOD["levels"], 4, chunk_bytes=64)

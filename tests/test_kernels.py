@@ -69,6 +69,7 @@ def test_rule_is_momentum_bit_for_bit() -> None:
     assert run_threads(2, lambda c: body(c, rule, progress="thread", cores=2, chunk_bytes=256)) == want
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_fold_of_ones_own(deterministic: bool) -> None:
     rule = clipped()
@@ -162,6 +163,7 @@ def test_divisions_by_zero_do_not_raise(alone: hpcomm.Context) -> None:
     np.testing.assert_array_equal(ex.push_pull("w", np.zeros(3, F32)), np.array([np.inf, np.nan, -np.inf], F32))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("grad", "status"), [(1, 41), (2, -1), (3, -1)])
 def test_status_of_a_kernel_ends_the_exchange_on_every_rank(grad: int, status: int) -> None:
     @kernels.rule()
@@ -315,6 +317,7 @@ def hold_gil_until_signal(window: hpcomm.Window) -> int:
     return events.count("call")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("progress", ["thread", "inline"])
 def test_server_trains_with_the_gil_held(progress: str) -> None:
     (entered, applied), *models = mpi.spawn(3, train_while_a_server_holds_the_gil, progress).values

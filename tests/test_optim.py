@@ -338,6 +338,7 @@ def trained(rule: optim.AnyRule, n: int, isa: str = "best", **options: Any) -> s
     return str(found)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("rule", [Nesterov(lr=0.1, weight_decay=0.01), Adam(), AdamW()], ids=str)
 @pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
 def test_same_bits_whatever_the_transport_cores_chunks_threads_and_instructions(rule: optim.AnyRule, wire: str) -> None:

@@ -205,6 +205,7 @@ def everybody_with_everybody(rounds: int) -> float:
     return float(model[0])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("n", "by"), [(8, "mpirun"), (16, "nobody")])
 def test_more_ranks_than_cores(n: int, by: str) -> None:
     env = {"HPCOMM_TRANSPORT": "tcp"}

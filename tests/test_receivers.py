@@ -64,6 +64,7 @@ def rows_of(ex: Exchange) -> dict[tuple[str, int], tuple[int, bytes, bytes]]:
     return found
 
 
+@pytest.mark.some(1)
 @on_both
 @settings(max_examples=10)
 @given(

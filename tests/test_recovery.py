@@ -105,6 +105,7 @@ def _run(n: int, kind: str, victims: dict[int, int], folder: Path, logged: str =
     return told
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kind", ["graph", "graph by its edges"])
 @pytest.mark.parametrize("at", [6, 7, 8, 59, 113])  # all have made the exchange, and make a step after
 def test_killed_at_any_step_the_others_go_on_over_the_rebuilt_graph(kind: str, at: int, tmp_path: Path) -> None:
@@ -247,6 +248,7 @@ def _dies_at_the_end(kind: str, late: tuple[int, ...], passed: bool, folder: str
     return ended
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("late", "passed"), [((0, 4), False), ((3, 5), False), ((0, 4), True)])
 @pytest.mark.parametrize("kind", ["graph", "graphs in turn", "servers", "servers, one dies"])
 def test_another_rank_dies_when_only_some_have_the_new_exchange(

@@ -141,6 +141,7 @@ def _check(told: list[dict[str, Any]], left: list[int], victims: dict[int, int])
             assert (counts[:, rank, steps + 1 :] == 0).all()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("placed", "transport", "progress"), ON)
 @pytest.mark.parametrize(("place", "staleness"), [(0, 0), (1, 0), (2, 0), (1, 3)])
 def test_what_was_folded_counts_once(placed: str, transport: str, progress: str, place: int, staleness: int) -> None:
@@ -151,6 +152,7 @@ def test_what_was_folded_counts_once(placed: str, transport: str, progress: str,
     _check(ended.values[:3], [0, 1, 2], {3: 5})
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("placed", "transport", "progress"), ON)
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_killed_from_outside_while_all_push(placed: str, transport: str, progress: str, staleness: int) -> None:

@@ -87,6 +87,7 @@ def test_secret_of_a_file(tmp_path: Path) -> None:
     check_round(mpi.start(torchrun(2, HPCOMM_SECRET_FILE=str(path)), pass_round).values, "shm")
 
 
+@pytest.mark.some(1)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch, which brings torchrun, is not installed")
 @pytest.mark.parametrize("options", [["--master-port", "{port}"], ["--standalone"]])
 def test_torchrun_itself(options: list[str]) -> None:

@@ -152,6 +152,7 @@ def killed_at_random(seed: int, transport: str) -> list[int]:
     return said
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_random(seed: int, transport: str) -> None:
@@ -202,6 +203,7 @@ def closes_what_it_had(transport: str, consistency: str, progress: str) -> list[
     return said
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("consistency", ["BSP", "ASYNC"])
 @pytest.mark.parametrize("progress", ["inline", "thread"])
@@ -292,6 +294,7 @@ def trains_on(seed: int, steps: int) -> Any:
     return float(saved[0, 0]), begun
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_training_goes_on(seed: int) -> None:
     ended = mpi.spawn(4, trains_on, seed, 30, check=False)

@@ -56,6 +56,7 @@ def test_fold_and_apply_give_the_bits_of_push_pull(job: str, transport: dict[str
     assert trained(transport, split=True, **JOBS[job]) == trained(transport, split=False, **JOBS[job])
 
 
+@pytest.mark.some(1)
 def test_a_rule_and_a_fold_of_ones_own_are_applied_to_the_scaled_mean(transport: dict[str, Any]) -> None:
     pytest.importorskip("numba")
     from hpcomm import kernels  # noqa: PLC0415

@@ -77,6 +77,7 @@ def held_back(shared: bool) -> list[Any]:
     return seen
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_whom_ranks_wait_for(transport: str) -> None:
     seen = mpi.spawn(SIZE, held_back, transport == "shm", env={"HPCOMM_TRANSPORT": transport}).values[LATE]

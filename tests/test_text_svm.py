@@ -209,6 +209,7 @@ def cancer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SETTINGS = ("--epochs", "20", "--period", "10", "--decay", "1e-3")
 
 
+@pytest.mark.full
 def test_ranks_find_what_one_finds(cancer: Path, tmp_path: Path) -> None:
     alone = demo(tmp_path, 1, "--svmlight", str(cancer), *SETTINGS)[1]
     compared = "root_expander/NOTIFY_ACK,complete/BSP,one_peer_exponential/NOTIFY_ACK,MPI_Allreduce"

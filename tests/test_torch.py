@@ -607,6 +607,7 @@ def shm() -> list[dict[str, str]]:
     return cases.on_shm(__name__)
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("name", cases.names(__name__))
 def test_case(shm: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in shm] == [""] * 2
@@ -617,6 +618,7 @@ def one() -> list[dict[str, str]]:
     return cases.by_one_rank(__name__)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", cases.names(__name__, cases.EVERYWHERE))
 def test_case_by_one_rank(one: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in one] == [""]
@@ -627,6 +629,7 @@ def wire() -> list[dict[str, str]]:
     return cases.over_wire(__name__)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", cases.names(__name__, cases.EVERYWHERE))
 def test_case_over_a_wire(wire: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in wire] == [""] * 3

@@ -110,6 +110,7 @@ def test_ctrl_c_ends_a_wait_and_loses_nothing() -> None:
     assert len(set(mpi.spawn(2, interrupt).values)) == 1
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", ["rule", "backward", "local", "graph"])
 def test_the_others_go_on(name: str) -> None:
     ended = mpi.spawn(3, survive, name, check=False)

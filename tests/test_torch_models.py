@@ -634,6 +634,7 @@ def shm() -> list[dict[str, str]]:
     return cases.on_shm(__name__)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", cases.names(__name__))
 def test_case(shm: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in shm] == [""] * 2
@@ -644,6 +645,7 @@ def wire() -> list[dict[str, str]]:
     return cases.over_wire(__name__)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", cases.names(__name__, cases.EVERYWHERE))
 def test_case_over_a_wire(wire: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in wire] == [""] * 3

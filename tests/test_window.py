@@ -473,6 +473,7 @@ def pass_on(rounds: int) -> list[float]:
     return sums
 
 
+@pytest.mark.some(1)
 def test_token_goes_round_the_ranks_of_mpi(ranks_by: str) -> None:
     values = mpi.run(4, pass_on, 50)
     for rank, sums in enumerate(values):
@@ -498,6 +499,7 @@ def no_mpi_call() -> int:
     return int(window.array.sum())
 
 
+@pytest.mark.some(1)
 @on_both
 def test_no_mpi_call_after_init() -> None:
     assert mpi.run(2, no_mpi_call) == [1 << 18] * 2

@@ -126,11 +126,13 @@ def check(saw: dict[int, dict[str, Any]], step: str, how: str) -> None:
 # ---- the cases -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.some(24)
 @pytest.mark.parametrize(("transport", "step", "how"), SHM + TCP)
 def test_others_are_told(transport: str, step: str, how: str) -> None:
     check(fall(transport, step, how), step, how)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("transport", "step", "how"), [("shm", "recv", "kill"), ("tcp", "recv", "kill")])
 def test_others_are_told_under_mpirun(transport: str, step: str, how: str) -> None:
     """mpirun's own exit code is 0 then: what counts is what each rank saw."""
