@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tree import BUILD
 
 import hpcomm
 from hpcomm import _ffi
@@ -32,6 +33,16 @@ def test_library_exports_what_the_header_declares() -> None:
     symbols = [line.split()[-1] for line in listing.splitlines()]
     assert symbols.count("HPCOMM_0") == 1
     assert set(symbols) - {"HPCOMM_0"} == {f"{name}@@HPCOMM_0" for name in declared()}
+
+
+def test_a_c_test_brings_nothing_but_its_main_into_the_program_of_all() -> None:
+    """One that defined poll, say, would change what every other test runs with, and what sanitizers see."""
+    objects = sorted((BUILD / "CMakeFiles/tests_c.dir/tests/c").glob("test_*.o"))
+    if shutil.which("nm") is None or not objects:
+        pytest.skip("no nm on this machine, or the C tests are not built")
+    for path in objects:
+        listing = subprocess.run(["nm", "-g", "--defined-only", path], capture_output=True, text=True, check=True).stdout
+        assert [line.split()[-1] for line in listing.splitlines()] == [path.name.partition(".")[0]]
 
 
 def test_binding_declares_what_the_header_declares() -> None:
