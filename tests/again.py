@@ -192,13 +192,13 @@ def write_costs(here: Path, cases: Sequence[Cost], processor: float) -> None:
     (here / "costs.json").write_text(json.dumps(document), encoding="utf-8")
 
 
-def told(*names: str) -> int:
+def told(*names: str, root: Path = FOLDER) -> int:
     """Prints what was flaky in these runs, and what their tests cost."""
     cases: list[Cost] = []
     folders: dict[str, float] = defaultdict(float)
     files: dict[str, float] = defaultdict(float)
     for name in names:
-        here = FOLDER / name
+        here = root / name
         if (here / "costs.json").exists():
             document = json.loads((here / "costs.json").read_text(encoding="utf-8"))
             mine = [Cost(**case) for case in document["cases"]]
@@ -217,7 +217,7 @@ def told(*names: str) -> int:
                 print(f"{seconds:8.1f}  {what}")
         print(f"{sum(folders.values()):8.1f}  together", flush=True)
     for name in names:
-        flaky = FOLDER / name / "flaky"
+        flaky = root / name / "flaky"
         print(flaky.read_text(encoding="utf-8") if flaky.exists() else "", end="", flush=True)
     return 0
 

@@ -1,11 +1,11 @@
-"""What a short run of the Python tests leaves out. .ci/run --full leaves out nothing (HPC_TEST_MODES=all), nor does a run
-of files by their names.
+"""What a short run of the Python tests leaves out. .ci/run --full leaves out nothing (HPC_TEST_MODES=all), nor does a
+run of files by their names.
 
     @pytest.mark.full       takes long, and finds what other tests find sooner
     @pytest.mark.some(n)    n of its cases run; the seed chooses them, so that other ones run with each commit
     @pytest.mark.bench      runs when bench/ is not what its tests last passed on, which .ci/bench tells
 
-A test by the fixture ranks_by runs its cases on one transport each: csrc's own tests run on all of them.
+A test by the fixture ranks_by runs each of its cases on one transport.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def left_out(items: Iterable[pytest.Item], seed: int, *, bench: bool) -> set[pyt
 def bench_digest(root: Path = ROOT) -> str:
     """Of the sources of the benchmarks and of their tests."""
     digest = hashlib.sha256()
-    files = [path for path in (root / "bench").rglob("*") if path.suffix in (".py", ".c", ".h", ".cpp", ".txt")]
+    files = [path for path in (root / "bench").rglob("*") if path.suffix in (".py", ".c", ".h", ".json")]
     for path in sorted([*files, *(root / "tests").glob("test_bench*.py")]):
         digest.update(f"{path.relative_to(root)}\n".encode())
         digest.update(path.read_bytes())

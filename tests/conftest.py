@@ -44,7 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:  # files without a name, which end with the run
         files = [os.memfd_create(name) for name in ("door", "room")]
         os.environ[TURNS] = " ".join(f"/proc/{os.getpid()}/fd/{file}" for file in files)
-        is_short = config.args_source == pytest.Config.ArgsSource.TESTPATHS and os.environ.get("HPC_TEST_MODES") != "all"
+        is_short = (
+            config.args_source == pytest.Config.ArgsSource.TESTPATHS and os.environ.get("HPC_TEST_MODES") != "all"
+        )
         os.environ[SHORT] = "yes" if is_short else "no"
 
 
@@ -77,7 +79,9 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Writes .ci/bench when all tests of benchmarks have passed."""
     option = session.config.option
-    is_whole = session.config.args_source == pytest.Config.ArgsSource.TESTPATHS and not (option.keyword or option.markexpr)
+    is_whole = session.config.args_source == pytest.Config.ArgsSource.TESTPATHS and not (
+        option.keyword or option.markexpr
+    )
     is_whole = is_whole and not option.collectonly
     if exitstatus == 0 and is_whole and "PYTEST_XDIST_WORKER" not in os.environ and not chosen.bench_has_passed():
         chosen.PASSED.write_text(f"{chosen.bench_digest()}\n", encoding="utf-8")

@@ -1,6 +1,7 @@
 """A second run excuses an accident and nothing else (tests/again.py)."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,41 @@ def test_red_is_not_run_again(tmp_path: Path) -> None:
 )
 def test_why_red(said: str, why: str) -> None:
     assert again.why_red(f"before\n{said}\nafter") == why
+
+
+def test_prose_of_a_traceback_is_not_judged() -> None:
+    """The source of a test that failed has its docstring, and that may speak of what is left behind or of a hang."""
+    text = 'def test_it():\n    """Nothing is left behind; a rank hangs."""\n>   assert wait() < 2\nE   assert 2.1 < 2\n\nx.py:3: '
+    assert again.why_red(again.exception_of(text)) == ""
+    assert again.why_red(again.exception_of(text.replace("E   assert", "E   left behind: a file. assert")))
+    assert again.why_red(again.exception_of("worker 'gw0' crashed: Segmentation fault")) == "a crash"
+
+
+def test_sigint_is_not_ignored_by_tests_of_a_background_job(tmp_path: Path) -> None:
+    shell = '[ "$(python3 -c "import signal; print(signal.getsignal(2) == signal.SIG_IGN)")" = False ]'
+    (tmp_path / "CTestTestfile.cmake").write_text(f'add_test(other sh "-c" [==[{shell}]==])\n')
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        done = run(tmp_path, "ctest", ".")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 0, done.stdout
+
+
+def test_costs_are_told_by_case_folder_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [again.Cost("tests/c/test_a", f"case_{i} shm", i, i / 2) for i in range(again.SLOWEST + 1)]
+    for name, costs in (("ctest", cases), ("pytest", [again.Cost("tests/test_b.py", "test_it", 99.0, 7.0)])):
+        (tmp_path / name).mkdir()
+        again.write_costs(tmp_path / name, costs, sum(cost.processor for cost in costs) + 1)
+    (tmp_path / "pytest/flaky").write_text("FLAKY test_it\n")
+    again.told("ctest", "pytest", "never ran", root=tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["99.0", "7.0", "tests/test_b.py", "test_it"]
+    assert "case_1 " not in "\n".join(lines)
+    assert "    27.5  tests/c" in lines
+    assert "     7.0  tests" in lines
+    assert "    36.5  together" in lines
+    assert lines[-1] == "FLAKY test_it"
 
 
 def test_many_failures_are_no_accident() -> None:

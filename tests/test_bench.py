@@ -119,7 +119,7 @@ def run(ranks: int, runs: dict[str, list[str]]) -> dict[str, Run]:
 def names_of(test: Callable[..., None], request: pytest.FixtureRequest) -> list[str]:
     """The benchmarks whose cases of this test are in the run."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    return [item.callspec.params["name"] for item in items if item.function is test]
+    return [str(item.callspec.params["name"]) for item in items if item.function is test]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,8 @@ def test_a_planted_wrong_value_is_found(name: str, planted: dict[str, Run]) -> N
 
 @pytest.fixture(scope="module")
 def over_tcp(request: pytest.FixtureRequest) -> dict[str, Run]:
-    return run(2, dict.fromkeys(names_of(test_every_answer_over_tcp_is_right, request), [*TCP, "-N", "2", "--json"]))
+    options = [*TCP, "-N", "2", "--json"]
+    return run(2, dict.fromkeys(names_of(test_every_answer_over_tcp_is_right, request), options))
 
 
 @pytest.mark.some(1)
