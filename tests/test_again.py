@@ -141,8 +141,8 @@ def test_why_red(said: str, why: str) -> None:
 
 
 def test_prose_of_a_traceback_is_not_judged() -> None:
-    """The source of a test that failed has its docstring, and that may speak of what is left behind or of a hang."""
-    text = 'def test_it():\n    """Nothing is left behind; a rank hangs."""\n>   assert wait() < 2\nE   assert 2.1 < 2\n\nx.py:3: '
+    """The source of a test that failed has its docstring, and that may speak of what is left behind, or of a hang."""
+    text = 'def test_it():\n    """Nothing is left behind; it hangs: """\n>   assert wait() < 2\nE   assert 2.1 < 2\n'
     assert again.why_red(again.exception_of(text)) == ""
     assert again.why_red(again.exception_of(text.replace("E   assert", "E   left behind: a file. assert")))
     assert again.why_red(again.exception_of("worker 'gw0' crashed: Segmentation fault")) == "a crash"
