@@ -132,11 +132,15 @@ $(VENV)/bin/python:
 	    { echo "$(PYTHON) cannot make virtual environments; on Debian or Ubuntu: $(APT)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# What pyproject.toml wants for a build: here, and not once more in an environment that pip makes for it.
+BUILDS := 'setuptools>=77' 'cffi>=1.16' 'cmake>=3.18' ninja
+
 # The editable package with the extra of that name, and so with those that it includes; its CMake build is incremental.
 EXTRAS_dev := test demo
 EXTRAS_test := demo
 $(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)/bin/python
-	python -m pip install -q -e '.[$*]'
+	python -m pip install -q $(BUILDS)
+	python -m pip install -q --no-build-isolation -e '.[$*]'
 	@touch $@ $(EXTRAS_$*:%=$(VENV)/.installed-%)
 
 # PyTorch, without which its tests are skipped: the build for CPUs, as the other one takes gigabytes.

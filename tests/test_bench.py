@@ -167,7 +167,7 @@ def over_tcp(request: pytest.FixtureRequest) -> dict[str, Run]:
     return run(2, dict.fromkeys(names_of(test_every_answer_over_tcp_is_right, request), options))
 
 
-@pytest.mark.some(1)
+@pytest.mark.bench
 @pytest.mark.parametrize("name", OVER_TCP)
 @pytest.mark.xdist_group("group tcp")
 def test_every_answer_over_tcp_is_right(name: str, over_tcp: dict[str, Run]) -> None:

@@ -144,7 +144,7 @@ def count_files(cores: int) -> int:
         return n
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 @pytest.mark.parametrize(("cores", "streams"), [(1, 1), (4, 2)])
 def test_open_files_are_estimated(cores: int, streams: int) -> None:
     told = doctor.files_needed(4, cores, streams)

@@ -93,6 +93,7 @@ def test_a_hub_computes_bit_for_bit_what_numpy_does(tmp_path: Path, ranks: int) 
     np.testing.assert_array_equal(found, weights)
 
 
+@pytest.mark.full
 def test_a_training_that_goes_on_ends_like_one_that_was_never_cut_short(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     options = f"--epochs 3 --exchange parameter_hub --placement NCC --save-every 20 --weights {weights}".split()
@@ -109,7 +110,7 @@ def test_a_training_that_goes_on_ends_like_one_that_was_never_cut_short(tmp_path
         assert model["bytes_sent"] == [WEIGHTS[name] * 4 * (129 - 100)] * len(model["bytes_sent"])
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [

@@ -525,7 +525,7 @@ def train(steps: int) -> list[float]:
             return [float(value.sum()) for value in ex.params.values()]
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 @on_both
 def test_processes() -> None:
     values = mpi.run(4, train, 6)

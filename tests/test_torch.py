@@ -607,7 +607,7 @@ def shm() -> list[dict[str, str]]:
     return cases.on_shm(__name__)
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", cases.names(__name__))
 def test_case(shm: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in shm] == [""] * 2

@@ -473,7 +473,7 @@ def pass_on(rounds: int) -> list[float]:
     return sums
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 def test_token_goes_round_the_ranks_of_mpi(ranks_by: str) -> None:
     values = mpi.run(4, pass_on, 50)
     for rank, sums in enumerate(values):

@@ -5,7 +5,7 @@
  * ends or its time is over. When a case ends, its processes must have as many files, threads and shared mappings as
  * before it. Ranks are processes; under TSan, and for cases of RANKS_THREADS, they are threads. Transport loop runs
  * plain and with the seed HPC_TEST_SEED (1). HPC_TEST_MODES=all is for every mode and three seeds, half for every other
- * mode of a case, third for every third one.
+ * mode of a case, third for every third one, sixth for half of these under each of ASan and TSan.
  *
  *     test_program [mode [case[,case...]]]     both may be "all"
  *

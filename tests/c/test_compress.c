@@ -2,7 +2,7 @@
  * refused or is one that the decoder of raw ones judges. Skipped where a library is missing, after all that can be
  * tested. */
 #define _GNU_SOURCE
-#include "check.h"
+#include "ranks.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -200,14 +200,14 @@ static void test_corrupted(int number) {
         } while (made == nbytes);
         struct fenced in = fence(made), raw = fence(4 * nbytes), room = fence(made);
         CHECK_EQ(unpack_any(piece, made, &in, &raw, &room), nbytes);
-        for (size_t bit = 0; bit < 8 * made; bit++) {
+        for (size_t bit = 0; bit < 8 * made; bit += RANKS_TSAN ? 101 : 1) { /* one thread: TSan finds nothing here */
             piece[bit / 8] ^= (char)(1 << bit % 8);
             int64_t out = unpack_any(piece, made, &in, &raw, &room);
             if (bit / 8 < sizeof(uint32_t)) CHECK_EQ(out, HPC_PIECE_BAD_LENGTH);
             if (bit / 8 >= HEAD && bit / 8 < HEAD + sizeof(uint32_t)) CHECK(out < 0);
             piece[bit / 8] ^= (char)(1 << bit % 8);
         }
-        for (size_t less = 0; less < made; less++) {
+        for (size_t less = 0; less < made; less += RANKS_TSAN ? 101 : 1) {
             char own[CAP];
             memcpy(own, piece, less);
             CHECK_EQ(unpack_any(own, less, &in, &raw, &room), HPC_PIECE_BAD_LENGTH);
