@@ -342,7 +342,7 @@ enum { MOST_SERVERS = 3, MOST_KEYS = 200 };
 static const int first_ranks[MOST_SERVERS] = {0, 1, 2};
 
 /* A hub of one chunk a key, whose sizes are random. */
-static hpc_hub random_hub(hpc_key *own, char names[][8], int n_keys, uint64_t largest) {
+static hpc_hub random_hub(hpc_key *own, char names[][16], int n_keys, uint64_t largest) {
     hpc_hub hub;
     hpc_hub_init(&hub);
     for (int k = 0; k < n_keys; k++) {
@@ -361,7 +361,7 @@ static void test_interfaces_bound(void) {
     enum { N = 7 };
     for (int round = 0; round < 300; round++) {
         hpc_key own[N];
-        char names[N][8];
+        char names[N][16];
         int n = 1 + (int)random_below(N);
         hpc_hub hub = random_hub(own, names, n, 20);
         hub.interfaces = 2 + (int)random_below(2);
@@ -397,7 +397,7 @@ static void test_interfaces_bound(void) {
 static void test_interfaces_mean(void) {
     for (int round = 0; round < 100; round++) {
         static hpc_key own[MOST_KEYS];
-        static char names[MOST_KEYS][8];
+        static char names[MOST_KEYS][16];
         int n = 1 + (int)random_below(MOST_KEYS);
         hpc_hub hub = random_hub(own, names, n, 1u << (1 + random_below(16)));
         hub.interfaces = 1 + (int)random_below(8);
@@ -443,7 +443,7 @@ static void test_interface_comes_first(void) {
 static void test_affinity_moves_no_chunk(void) {
     for (int round = 0; round < 50; round++) {
         static hpc_key own[MOST_KEYS];
-        static char names[MOST_KEYS][8];
+        static char names[MOST_KEYS][16];
         hpc_hub hub = random_hub(own, names, 1 + (int)random_below(MOST_KEYS), 5000);
         hub.cores = 1 + (int)random_below(6);
         hub.interfaces = (int)random_below((uint64_t)hub.cores + 1);
