@@ -205,7 +205,8 @@ def told(*names: str, root: Path = FOLDER) -> int:
             for case in mine:
                 folders[str(Path(case.file).parent)] += case.processor
                 files[case.file] += case.processor
-            folders[f"{name}, beside its cases"] = max(0.0, document["processor"] - sum(case.processor for case in mine))
+            in_cases = sum(case.processor for case in mine)
+            folders[f"{name}, beside its cases"] = max(0.0, document["processor"] - in_cases)
             cases += mine
     if cases:
         print(f"\n--- the {SLOWEST} slowest cases: seconds, seconds of processors")

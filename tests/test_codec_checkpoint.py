@@ -66,8 +66,10 @@ def _job(folder: str, end: int, kills: bool) -> dict[str, Any]:
         if not kills:
             ex.close()
     if kills:
-        ctx.barrier()
-        os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            ctx.barrier()
+        finally:  # who leaves the barrier first is dead before the last one has left
+            os.kill(os.getpid(), signal.SIGKILL)
     ctx.close()
     return found
 
