@@ -44,10 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:  # files without a name, which end with the run
         files = [os.memfd_create(name) for name in ("door", "room")]
         os.environ[TURNS] = " ".join(f"/proc/{os.getpid()}/fd/{file}" for file in files)
-        is_short = (
-            config.args_source == pytest.Config.ArgsSource.TESTPATHS and os.environ.get("HPC_TEST_MODES") != "all"
-        )
-        os.environ[SHORT] = "yes" if is_short else "no"
+        os.environ[SHORT] = "yes" if chosen.is_short(config.args, os.environ.get("HPC_TEST_MODES", "")) else "no"
 
 
 def pytest_unconfigure() -> None:

@@ -82,6 +82,15 @@ def test_the_seed_chooses(tmp_path: Path) -> None:
     assert len(every) > 5
 
 
+def test_only_a_run_of_folders_is_short(tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    file.touch()
+    assert chosen.is_short([str(tmp_path)], "half")
+    assert not chosen.is_short([str(tmp_path)], "all")
+    for named in ([str(file)], [f"{file}::test_a"], [str(tmp_path), str(file)]):
+        assert not chosen.is_short(named, "")
+
+
 def test_a_benchmark_that_has_changed_has_not_passed(tmp_path: Path) -> None:
     shutil.copytree(chosen.ROOT / "bench", tmp_path / "bench")
     (tmp_path / "tests").mkdir()

@@ -1,5 +1,6 @@
 """The one build of this tree, which the package, the C tests and the guests share: build/cmake."""
 
+import fcntl
 import importlib.util
 import os
 import subprocess
@@ -31,8 +32,11 @@ def command(*words: str | Path, seconds: float = 600) -> str:
 def build_tests(*targets: str, folder: Path = BUILD, options: tuple[str, ...] = (), seconds: float = 600) -> None:
     """Builds C tests. The headers of rdma-core are looked for anew, so the build has verbs once they have come."""
     configure: list[str | Path] = ["cmake", "-G", "Ninja", "-S", ROOT, "-B", folder, "-DHPC_BUILD_TESTS=ON", *options]
-    command(*configure, seconds=seconds)
-    command("cmake", "--build", folder, "--target", *targets, seconds=seconds)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # .ci/run has two guests at once
+        command(*configure, seconds=seconds)
+        command("cmake", "--build", folder, "--target", *targets, seconds=seconds)
 
 
 def package_has_verbs() -> bool:

@@ -29,6 +29,7 @@ def demo(cluster: Cluster, folder: Path, hosts: list[str], *options: str) -> tup
     return found, files["--weights"].read_bytes()
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "options",
     [["--graph", "expander"], ["--exchange", "parameter_hub", "--placement", "CS"]],

@@ -164,6 +164,7 @@ def test_link_that_swallows_large_packets(tmp_path: Path) -> None:
         assert examine(three).codes == [0] * 3
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("closed", "works"), [("h2", True), ("h1", False)])
 def test_a_job_fares_as_doctor_says(cluster: Cluster, closed: str, works: bool) -> None:
     """Of two ranks the higher one calls: a firewall before the other one does no harm."""

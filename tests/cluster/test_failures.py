@@ -63,6 +63,7 @@ CASES = [
 ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("kind", "how"), CASES)
 def test_every_rank_is_told_who_is_missing(cluster: Cluster, kind: str, how: str) -> None:
     env = {"HPCOMM_SILENCE": str(SILENCE), "HPCOMM_TIMEOUT": "30"}
@@ -155,6 +156,7 @@ def test_under_mpirun_too(cluster: Cluster) -> None:
 # ---- no failure ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["push_pull", "queue"])
 def test_a_short_cut_loses_nothing(cluster: Cluster, kind: str) -> None:
     steps = 25

@@ -19,6 +19,7 @@ def sent(cluster: Cluster) -> int:
     return int(cluster.run("h1", ["cat", "/sys/class/net/eth0/statistics/tx_bytes"]).stdout)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("ranks_per_host", [1, 2])
 def test_auto_folds_inside_hosts_of_several_ranks(cluster: Cluster, ranks_per_host: int) -> None:
     found, carried = {}, {}
@@ -44,6 +45,7 @@ def test_auto_folds_inside_hosts_of_several_ranks(cluster: Cluster, ranks_per_ho
     assert carried["flat"] - carried["auto"] == pytest.approx(less, abs=NBYTES)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("ranks_per_host", [1, 3])
 def test_ranks_of_a_host_share_one_copy(cluster: Cluster, ranks_per_host: int) -> None:
     found = {}

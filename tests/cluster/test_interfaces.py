@@ -69,6 +69,7 @@ def test_addresses_that_every_host_has_lead_nobody_astray(two_networks: Cluster)
         assert all(re.fullmatch(f"{ETH0}|{ETH1}", found) for found in paths(job.values()))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("dead", ["eth0", "eth1"])
 def test_a_network_that_is_dead_is_not_taken(two_networks: Cluster, dead: str) -> None:
     """Nobody is told that there is one: addresses are tried."""

@@ -51,6 +51,7 @@ def flush_and_notify(desk: Desk, n: int) -> list[Any]:
         return [flushed, events]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("ranks_per_host", [1, 2])
 def test_data_are_there_when_their_signal_is(cluster: Cluster, ranks_per_host: int) -> None:
     with Job(cluster, put_and_signal, LARGE // 2, 3, hosts=cluster.hosts[: 4 // ranks_per_host],
@@ -85,6 +86,7 @@ def average(desk: Desk, n: int, steps: int, buffers: int) -> bytes:
         return bytes(mine.tobytes())
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("buffers", [0, 2])
 def test_a_queue_gives_the_sums_that_numpy_gives(cluster: Cluster, buffers: int) -> None:
     n, steps, size = 100_003, 8, 4
@@ -155,6 +157,7 @@ def everything(size: int) -> dict[str, Any]:
     return whole
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("progress", "ranks_per_host"), [("inline", 1), ("thread", 1), ("inline", 2)])
 def test_every_placement_sums_exactly(cluster: Cluster, progress: str, ranks_per_host: int) -> None:
     hosts = cluster.hosts[: 4 // ranks_per_host]
@@ -217,6 +220,7 @@ def train_rounded(desk: Desk) -> dict[str, bytes]:
         return train(ex, ctx.rank, range(3))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("ranks_per_host", [1, 2])
 def test_parameters_in_16_bits_are_the_same_by_shm_and_tcp(cluster: Cluster, ranks_per_host: int) -> None:
     """With two ranks a host every owner writes into the memory of one worker, and sends to the others."""

@@ -24,6 +24,7 @@ def meet_twice(desk: Desk) -> tuple[int, dict[str, Any]]:
     return put_and_signal(desk, 1000, 2), who(desk)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("ranks_per_host", [1, 2])
 def test_ranks_meet_at_rank_0(cluster: Cluster, secret: dict[str, str], ranks_per_host: int) -> None:
     hosts = cluster.hosts[: 4 // ranks_per_host]
@@ -63,6 +64,7 @@ def test_without_a_secret_ranks_of_one_host_meet_at_loopback(cluster: Cluster) -
         assert [value["peers"][1 - rank][0] for rank, value in enumerate(job.values())] == ["shm", "shm"]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("missing", [2, 0])
 def test_a_rank_that_never_comes_is_named_everywhere(cluster: Cluster, secret: dict[str, str], missing: int) -> None:
     env = secret | {"HPCOMM_TIMEOUT": "4"}
