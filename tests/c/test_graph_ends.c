@@ -183,7 +183,8 @@ static void closes_before_slot(rank *r) {
 }
 
 /* Two phases: rank 0 feeds rank 1 in the first alone. What it closed without is waited for by all later steps too; and
- * it does not close before rank 1 has read the update of the first. */
+ * it does not close before rank 1 has read the update of the first. arg: its second try to close has nothing to wait
+ * for, and what the first one found out about rank 1 is no cause any more. */
 static void closes_between_phases(rank *r) {
     graph_job g;
     uint64_t ticket = 0;
@@ -199,11 +200,13 @@ static void closes_between_phases(rank *r) {
         CHECK_STATUS(hpc_exchange_close(e, 0.1), HPC_ERR_TIMEOUT);
         CHECK(ranks_error_waits_for(1));
         rank_set(r, 0, 1);
+        if (r->arg) rank_await(r, 1, 1);
         CHECK_OK(hpc_exchange_close(e, -1));
     }
     if (r->rank == 1) {
         rank_await(r, 0, 1);
         for (int step = 0; step < 2; step++) CHECK_OK(push_pull(&g, e, 0, -1));
+        rank_set(r, 1, 1);
         for (int step = 2; step < 4; step++)
             CHECK_OK(hpc_exchange_start(e, 0, HPC_PUSH, hpc_exchange_params(e, 0), -1, &ticket));
         check_peer(hpc_exchange_wait(e, 0, ticket, -1), 0);
@@ -479,6 +482,7 @@ int main(int argc, char **argv) {
         {.name = "closes_before_slot", .size = 3, .run = closes_before_slot, .arg = 1},
         {.name = "closes_before_slot_3", .size = 3, .run = closes_before_slot, .arg = 3},
         {.name = "closes_between_phases", .size = 2, .run = closes_between_phases},
+        {.name = "closes_at_second_try", .size = 2, .run = closes_between_phases, .arg = 1},
         {.name = "stands_still", .size = 4, .run = stands_still, .arg = HPC_NOTIFY_ACK},
         {.name = "stands_still_bsp", .size = 4, .run = stands_still, .arg = HPC_BSP},
         {.name = "stands_still_barrier", .size = 4, .run = stands_still, .arg = HPC_BARRIER, .where = RANKS_UNSEEDED},
