@@ -61,7 +61,8 @@ def held_back(shared: bool) -> list[Any]:
             # Over sockets a rank does not see who has not pushed: it waits for the owner, and the owner for LATE.
             seen.append(await_waits("wait", (LATE,) if shared else (0, LATE)))
             text = ""
-            while "held up: " not in text:  # a rank that computes is worth that line after a second
+            # A rank that computes is worth that line after a second; jobs of other tests may have one sooner.
+            while f"held up: rank {LATE} has computed for " not in text:
                 text = status().stdout
             seen.append(text)
         ex.push_pull("fc", grad)
