@@ -30,6 +30,7 @@
 #include "discipline/grouping.h"
 #include "discipline/whole.h"
 #include "engine/args.h"
+#include "engine/pieces.h"
 #include "engine/send.h"
 
 static const char op_create[] = "exchange";
@@ -48,8 +49,9 @@ static const double UNKNOWN = -1; /* a sum of squares */
 typedef struct ask {
     hpc_use use;
     double scale;
-    int keeps;       /* the owners have a mean that was neither applied nor skipped */
-    int first, last; /* of the shares of the key */
+    double unit, kept_unit; /* of the updates; of what encoders have kept of them */
+    int keeps;              /* the owners have a mean that was neither applied nor skipped */
+    int first, last;        /* of the shares of the key */
 } ask;
 
 typedef struct split {
@@ -127,7 +129,8 @@ static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *o
     split *its = ex->own = calloc(1, sizeof *its);
     if (its != NULL) its->asks = calloc((size_t)ex->plan->n_keys, sizeof *its->asks);
     if (its == NULL || its->asks == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for keys", op);
-    for (int k = 0; k < ex->plan->n_keys; k++) its->asks[k] = (ask){.use = HPC_USE_APPLY, .scale = 1, .last = -1};
+    for (int k = 0; k < ex->plan->n_keys; k++)
+        its->asks[k] = (ask){.use = HPC_USE_APPLY, .scale = 1, .unit = 1, .kept_unit = 1, .last = -1};
     return HPC_OK;
 }
 
@@ -305,6 +308,7 @@ static void answer_folds(hpc_core *core, hpc_share *share) {
 static int forward(hpc_core *core, hpc_work *w) {
     const hpc_inputs inputs = present_inputs(core, w);
     if (inputs.n > 0) return hpc_row_work(core, w, &inputs);
+    hpc_pieces_no_fold(core, w);
     hpc_forward_empty(core, w);
     return 0;
 }
@@ -331,7 +335,7 @@ static int pulls_agree(hpc_core *core, const hpc_share *share) {
     double scale = *hpc_args_of(ex, share, first, 0);
     for (int i = 1; i < share->n_parts; i++) {
         double theirs = *hpc_args_of(ex, share, share->parts[i], 0);
-        if (theirs == scale) continue;
+        if (theirs == scale || (isnan(theirs) && isnan(scale))) continue;
         char why[2 * HPC_FAILURE_BYTES];
         snprintf(why, sizeof why,
                  "apply: rank %d gives scale %.9g for key %.64s and rank %d %.9g: give the same on all workers", first,
@@ -557,6 +561,11 @@ static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     return hpc_ticket_wait(ex, key, last_pull(ex, key), hpc_limit_left(ex, l), op);
 }
 
+/* A fold replaces one that was neither applied nor skipped. */
+static void begin_fold(hpc_exchange *ex, int key) {
+    if (((const split *)ex->own)->asks[key].keeps) hpc_pieces_end_fold(ex, key, HPC_SKIPPED);
+}
+
 static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     if (!(ex->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_share(ex, s, slot, l);
@@ -583,9 +592,11 @@ static int set_use(hpc_exchange *ex, int key, hpc_use use, double scale, const c
                                "%s: the last call on key %s of rank %d was cut short; make it again first", op, name,
                                ex->context->group.rank);
     }
-    if (!isfinite(scale))
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: scale of key %s is %g; it must be finite: skip leaves a step out", op,
-                        name, scale);
+    if (isinf(scale))
+        return hpc_fail(
+            HPC_ERR_INVALID, op,
+            "%s: scale of key %s is %g; it must be finite, or NaN for a mean of NaNs: skip leaves a step out", op, name,
+            scale);
     if (!a->keeps)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s has no fold on rank %d: fold it first", op, name,
                         ex->context->group.rank);
@@ -617,8 +628,21 @@ static int send_pull(hpc_exchange *ex, int s, hpc_limit *l) {
 static void pulled(hpc_exchange *ex, int key) {
     ask *a = &((split *)ex->own)->asks[key];
     if (a->use == HPC_USE_APPLY || a->use == HPC_USE_SKIP) a->keeps = 0;
+    if (a->use == HPC_USE_SKIP) hpc_pieces_end_fold(ex, key, HPC_SKIPPED);
+    if (a->use == HPC_USE_APPLY) {
+        hpc_pieces_end_fold(ex, key, a->unit / a->kept_unit);
+        a->kept_unit = a->unit;
+    }
     a->use = HPC_USE_APPLY;
     a->scale = 1;
+}
+
+static void set_unit(hpc_exchange *ex, int key, double unit) {
+    ((split *)ex->own)->asks[key].unit = unit;
+}
+
+static double unit_of(const hpc_exchange *ex, int key) {
+    return ((const split *)ex->own)->asks[key].kept_unit;
 }
 
 /* In the plan's order, so that all ranks get the same bits. */
@@ -662,10 +686,13 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
 
 static const hpc_splitting splitting = {
     .keeps = keeps,
+    .begin_fold = begin_fold,
     .set_use = set_use,
     .send_pull = send_pull,
     .pulled = pulled,
     .squares = squares,
+    .set_unit = set_unit,
+    .unit = unit_of,
     .empty_came = empty_came,
     .empty_row_came = empty_row_came,
     .use_came = use_came,

@@ -35,11 +35,16 @@ typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER, HPC_USE_SQUA
 typedef struct hpc_splitting {
     /* The worker. Whether the owners keep a fold of key, for a pull to use. */
     int (*keeps)(const hpc_exchange *ex, int key);
+    /* Before the update of a push is encoded, which will not be refused any more. */
+    void (*begin_fold)(hpc_exchange *ex, int key);
     /* What the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
     int (*set_use)(hpc_exchange *ex, int key, hpc_use use, double scale, const char *op);
     int (*send_pull)(hpc_exchange *ex, int s, hpc_limit *l);
     void (*pulled)(hpc_exchange *ex, int key);
     double (*squares)(const hpc_exchange *ex, int key);
+    /* The units in which updates are from the present fold on; those in which encoders hold what they have kept. */
+    void (*set_unit)(hpc_exchange *ex, int key, double unit);
+    double (*unit)(const hpc_exchange *ex, int key);
     /* The core. rank has no gradient, or no row of it; rank's pull has come. 0: the event is wrong. */
     int (*empty_came)(hpc_core *core, hpc_share *share, int rank);
     int (*empty_row_came)(hpc_core *core, hpc_work *w, int input); /* from a row that has nothing to send */

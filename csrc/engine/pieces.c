@@ -66,7 +66,7 @@ static void free_packing(hpc_packing *packing) {
 }
 
 static void free_encoder(hpc_encoder *encoder) {
-    if (encoder != NULL && encoder->owned) hpc_private_free(encoder->state, encoder->state_bytes);
+    if (encoder != NULL && encoder->owned != NULL) hpc_private_free(encoder->owned, encoder->state_bytes);
 }
 
 void hpc_pieces_free(hpc_exchange *ex) {
@@ -90,12 +90,19 @@ static size_t state_bytes(const hpc_key_pieces *its, uint64_t count) {
     return aligned((size_t)count * sizeof(float) * (size_t)hpc_codec_state_slots(&its->config));
 }
 
-/* state: zeros. */
-static void init(hpc_encoder *encoder, const hpc_key_pieces *its, uint64_t count, float *state) {
+/* A fold that may be skipped needs the state twice. */
+static size_t all_bytes(const hpc_exchange *ex, const hpc_key_pieces *its, uint64_t count) {
+    return state_bytes(its, count) * (ex->discipline->split != NULL ? 2 : 1);
+}
+
+/* memory: all_bytes of zeros. */
+static void init(const hpc_exchange *ex, hpc_encoder *encoder, const hpc_key_pieces *its, uint64_t count,
+                 void *memory) {
     encoder->codec = its->codec;
     encoder->encoding.config = &its->config;
     encoder->count = count;
-    encoder->state = state;
+    encoder->state = memory;
+    if (ex->discipline->split != NULL) encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
 }
 
 int hpc_pieces_open_worker(hpc_exchange *ex, const char *op) {
@@ -105,30 +112,32 @@ int hpc_pieces_open_worker(hpc_exchange *ex, const char *op) {
     for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) {
         hpc_key_pieces *its = &ex->pieces[k];
         if (!its->gives) continue;
-        size_t nbytes = state_bytes(its, ex->plan->keys[k].count);
-        float *state = hpc_private_alloc(nbytes, -1);
-        if (state == NULL)
+        size_t nbytes = all_bytes(ex, its, ex->plan->keys[k].count);
+        void *memory = hpc_private_alloc(nbytes, -1);
+        if (memory == NULL)
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the residual of key %s", op, nbytes,
                             ex->plan->keys[k].name);
-        init(&its->encoder, its, ex->plan->keys[k].count, state);
-        its->encoder.owned = 1;
+        init(ex, &its->encoder, its, ex->plan->keys[k].count, memory);
+        its->encoder.owned = memory;
         its->encoder.state_bytes = nbytes;
     }
     return HPC_OK;
 }
 
 size_t hpc_pieces_state_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    return hpc_row_writes_pieces(ex->plan, row) ? state_bytes(&ex->pieces[row->key], row->count) : 0;
+    return hpc_row_writes_pieces(ex->plan, row) ? all_bytes(ex, &ex->pieces[row->key], row->count) : 0;
 }
 
 int hpc_pieces_open_row(hpc_exchange *ex, hpc_work *w, void *memory, const char *op) {
     w->encoder = calloc(1, sizeof *w->encoder);
     if (w->encoder == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for an encoder", op);
-    init(w->encoder, &ex->pieces[w->row->key], w->row->count, memory);
+    init(ex, w->encoder, &ex->pieces[w->row->key], w->row->count, memory);
     return HPC_OK;
 }
 
 static void begin(hpc_encoder *encoder, const float *x, uint64_t n) {
+    encoder->was = encoder->encoding;
+    encoder->fresh = 1;
     encoder->encoding.made++;
     if (encoder->codec->begin != NULL) encoder->codec->begin(&encoder->encoding, x, encoder->state, (int64_t)n);
 }
@@ -146,8 +155,9 @@ static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces,
 static int64_t encode_part(hpc_encoder *encoder, const float *x, uint64_t offset, uint64_t n, void *out, int64_t *kept,
                            const hpc_packing *packing) {
     const hpc_codec_config *config = encoder->encoding.config;
-    const size_t most = hpc_piece_most(n);
-    float *state = encoder->state + offset * (uint64_t)hpc_codec_state_slots(config);
+    const size_t most = hpc_piece_most(n), slots = (size_t)hpc_codec_state_slots(config);
+    float *state = encoder->state + offset * slots;
+    if (encoder->before != NULL) memcpy(encoder->before + offset * slots, state, n * slots * sizeof(float));
     int64_t nbytes = encoder->codec->encode(&encoder->encoding, x, (int64_t)n, state, out, (int64_t)most, kept);
     if (nbytes < 0 || config->compress == HPC_COMPRESS_NONE) return nbytes;
     return hpc_piece_pack(config->compress, out, most, packing->scratch, packing->room);
@@ -206,6 +216,56 @@ int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot) {
     return HPC_OK;
 }
 
+/* ---- folds that are over ---- */
+
+static void forget_fold(hpc_encoder *encoder) {
+    if (!encoder->fresh) return;
+    float *state = encoder->state;
+    encoder->state = encoder->before;
+    encoder->before = state;
+    encoder->encoding = encoder->was;
+    encoder->fresh = 0;
+}
+
+/* What a residual had before the last fold has been taken for so much less than it is. */
+static void scale_part(const hpc_encoder *encoder, uint64_t offset, uint64_t n, double factor) {
+    const size_t at = offset * (size_t)hpc_codec_state_slots(encoder->encoding.config);
+    const float *before = encoder->fresh ? encoder->before + at : encoder->state + at;
+    float *residual = encoder->state + at;
+    for (uint64_t i = 0; i < n; i++) residual[i] += (float)(factor - 1) * before[i];
+}
+
+void hpc_pieces_end_fold(hpc_exchange *ex, int key, double factor) {
+    if (!hpc_key_has_pieces(ex, key)) return;
+    hpc_key_pieces *its = &ex->pieces[key];
+    const hpc_pushed *k = &ex->keys[key];
+    if (its->encoder.codec != NULL && factor == HPC_SKIPPED) forget_fold(&its->encoder);
+    for (int p = 0; its->encoder.codec != NULL && factor != HPC_SKIPPED && factor != 1 && p < its->n_parts; p++)
+        scale_part(&its->encoder, its->parts[p].offset, its->parts[p].count, factor);
+    its->encoder.fresh = 0;
+    for (int i = 0; i < k->n_shares && factor != 1; i++) {
+        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        for (int r = 0; r < share->n_rows && share->owner == ex->context->group.rank; r++) {
+            hpc_encoder *encoder = ex->work[ex->work_of[share->rows[r]]].encoder;
+            if (encoder == NULL) continue;
+            atomic_store_explicit(&encoder->outcomes[(k->pushes - 1) % 2], factor == HPC_SKIPPED ? -1 : factor,
+                                  memory_order_relaxed);
+        }
+    }
+}
+
+/* That of the row's last fold. The worker has told it before this rank's next push, and the core comes behind the event
+ * of that. */
+static void settle_fold(const hpc_work *w) {
+    hpc_encoder *encoder = w->encoder;
+    _Atomic double *outcome = &encoder->outcomes[(w->share->version - 1) % 2];
+    const double factor = atomic_load_explicit(outcome, memory_order_relaxed);
+    atomic_store_explicit(outcome, 0, memory_order_relaxed);
+    if (factor < 0) forget_fold(encoder);
+    if (factor > 0) scale_part(encoder, 0, encoder->count, factor);
+    encoder->fresh = 0;
+}
+
 /* Adds a piece of this rank's own to the residual of which it was taken. A NaN or Inf that was in it does not stay. */
 static void put_back(hpc_exchange *ex, const hpc_row *row, hpc_encoder *encoder, float *residual, const char *piece,
                      const hpc_packing *packing) {
@@ -235,7 +295,8 @@ void hpc_pieces_leave_out(hpc_work *w) {
     atomic_store_explicit(&w->encoder->left_out, 1, memory_order_relaxed);
 }
 
-void hpc_pieces_take_back(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing) {
+void hpc_pieces_settle(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing) {
+    if (w->encoder->before != NULL) settle_fold(w);
     if (!atomic_load_explicit(&w->encoder->left_out, memory_order_relaxed)) return;
     atomic_store_explicit(&w->encoder->left_out, 0, memory_order_relaxed);
     put_back(ex, w->row, w->encoder, w->encoder->state, w->encoded, packing);
@@ -315,7 +376,7 @@ int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
     hpc_exchange *ex = core->exchange;
     const double since = hpc_now();
     int64_t kept = 0;
-    hpc_pieces_take_back(ex, w, &core->packing);
+    hpc_pieces_settle(ex, w, &core->packing);
     begin(w->encoder, w->acc, w->row->count);
     int64_t nbytes = encode_part(w->encoder, w->acc, 0, w->row->count, w->encoded, &kept, &core->packing);
     if (nbytes < 0) {
@@ -329,4 +390,8 @@ int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
 int hpc_pieces_encode_nothing(const hpc_work *w) {
     hpc_piece_finish(w->encoded, HPC_PIECE_GAPS8, HPC_F32, (int64_t)w->row->count, 0, 0);
     return 0;
+}
+
+void hpc_pieces_no_fold(hpc_core *core, hpc_work *w) {
+    if (w->encoder != NULL) hpc_pieces_settle(core->exchange, w, &core->packing);
 }

@@ -36,6 +36,11 @@ void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot);
 /* The last piece that a row of this rank's has forwarded was left out: it goes back before the row writes another one,
  * or its encoder is looked at. The owner has answered, so the row does nothing before this rank's next push. */
 void hpc_pieces_leave_out(hpc_work *w);
+/* split: what has become of the last fold of a key, which this rank has pushed: HPC_SKIPPED, and its encoders forget
+ * it; else it was applied, and is in units of which one of before makes so many. Those of its rows do so before they
+ * encode again or are looked at. */
+#define HPC_SKIPPED 0.0
+void hpc_pieces_end_fold(hpc_exchange *ex, int key, double factor);
 /* Bytes of the pieces of a share, in a slot of the update. */
 size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const char *slot);
 
@@ -46,13 +51,15 @@ size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const c
 int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
 /* The same of a piece, to one more place: it has come, and is folded, once. */
 int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
-/* Adds to the residual of a row the piece that was left out, if any. By the row's core, or while it is paused; packing
- * is the caller's. */
-void hpc_pieces_take_back(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing);
+/* The last piece of a row was left out, or its fold is over: its encoder does what that means, once. By the row's core,
+ * or while it is paused; packing is the caller's. */
+void hpc_pieces_settle(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing);
 /* Encodes the fold of a row, which lies in acc, into w->encoded. Nonzero when the exchange has failed. */
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w);
 /* A fold of no updates, which receivers do not apply: a piece of nothing, and the residual stays as it is. */
 int hpc_pieces_encode_nothing(const hpc_work *w);
+/* split: a fold of no updates, of which nothing is sent. */
+void hpc_pieces_no_fold(hpc_core *core, hpc_work *w);
 /* Whether the event of an input has brought the piece that lies in its slot; else the exchange has failed. */
 int hpc_pieces_brings(const hpc_core *core, const hpc_work *w, int input, int slot, size_t nbytes);
 

@@ -27,11 +27,15 @@ typedef struct hpc_discipline hpc_discipline;
 typedef struct hpc_encoder {
     const hpc_codec *codec; /* NULL: nothing is encoded */
     hpc_encoding encoding;
-    uint64_t count;     /* elements */
-    float *state;       /* of each piece the residual, then the codec's own slots; piece after piece */
-    size_t state_bytes; /* where it is the encoder's own memory */
-    int owned;
-    _Atomic int left_out; /* of a row: its last piece was left out, and is not back yet */
+    uint64_t count;             /* elements */
+    float *state;               /* of each piece the residual, then the codec's own slots; piece after piece */
+    float *before;              /* split: the state as it was before the last encoding; elsewhere NULL */
+    hpc_encoding was;           /* likewise */
+    int fresh;                  /* before and was are those of the last fold, be it that it is over */
+    void *owned;                /* the state's memory, where it is the encoder's own */
+    size_t state_bytes;         /* of owned */
+    _Atomic int left_out;       /* of a row: its last piece was left out, and is not back yet */
+    _Atomic double outcomes[2]; /* of a row, by folds, of which one is over: what hpc_pieces_end_fold has been told */
     _Atomic uint64_t pieces, elements, kept, bytes, returned;
     _Atomic double seconds;
 } hpc_encoder;

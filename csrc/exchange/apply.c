@@ -1,4 +1,6 @@
 /* Fold and apply in two calls: what a worker asks of owners that keep a fold. */
+#include <math.h>
+
 #include "engine/send.h"
 #include "exchange/exchange.h"
 
@@ -34,6 +36,18 @@ int hpc_exchange_apply(hpc_exchange *ex, int key, double scale, double timeout, 
 
 int hpc_exchange_skip(hpc_exchange *ex, int key, double timeout, uint64_t *ticket) {
     return use(ex, key, HPC_USE_SKIP, 1, timeout, ticket, "skip");
+}
+
+int hpc_exchange_set_unit(hpc_exchange *ex, int key, double unit) {
+    static const char op[] = "set_unit";
+    HPC_IN_CALL(ex, key, op);
+    int status = check_call(ex, key, &unit, op);
+    if (status != HPC_OK) return status;
+    if (!(unit > 0 && isfinite(unit)))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: the unit of key %s is %g; it must be positive and finite", op,
+                        ex->plan->keys[key].name, unit);
+    ex->discipline->split->set_unit(ex, key, unit);
+    return HPC_OK;
 }
 
 int hpc_exchange_gather(hpc_exchange *ex, int key, double timeout, uint64_t *ticket) {

@@ -33,21 +33,27 @@ int64_t hpc_exchange_encoder_values(const hpc_exchange *ex, int key, int row) {
     return status == HPC_OK ? count_values(find(ex, key, row)) : status;
 }
 
-/* Copies a part's state between the encoder's order (slots of each part) and the caller's (slot by slot). */
-static void copy_part(const hpc_encoder *encoder, uint64_t offset, uint64_t count, float *values, int out) {
+/* Copies a part's state between the encoder's order (slots of each part) and the caller's (slot by slot), whose
+ * residual is in units of 1. */
+static void copy_part(const hpc_encoder *encoder, uint64_t offset, uint64_t count, float *values, int out,
+                      double unit) {
     const size_t slots = (size_t)hpc_codec_state_slots(encoder->encoding.config);
     for (size_t s = 0; s < slots; s++) {
         float *inside = encoder->state + offset * slots + s * count, *outside = values + s * encoder->count + offset;
         memcpy(out ? outside : inside, out ? inside : outside, (size_t)count * sizeof(float));
     }
+    float *residual = out ? values + offset : encoder->state + offset * slots;
+    for (uint64_t i = 0; i < count && unit != 1; i++) residual[i] *= (float)(out ? 1 / unit : unit);
 }
 
 static void copy_state(const hpc_exchange *ex, int key, int row, hpc_encoder *encoder, float *values, int out) {
     const hpc_key_pieces *its = &ex->pieces[key];
+    const hpc_splitting *split = ex->discipline->split;
+    const double unit = split == NULL ? 1 : split->unit(ex, key);
     float *own = values + count_values(encoder) - HPC_ENCODER_VALUES;
     for (int p = 0; row < 0 && p < its->n_parts; p++)
-        copy_part(encoder, its->parts[p].offset, its->parts[p].count, values, out);
-    if (row >= 0) copy_part(encoder, 0, encoder->count, values, out);
+        copy_part(encoder, its->parts[p].offset, its->parts[p].count, values, out, unit);
+    if (row >= 0) copy_part(encoder, 0, encoder->count, values, out, unit);
     memcpy(out ? own : encoder->encoding.own, out ? encoder->encoding.own : own, sizeof encoder->encoding.own);
 }
 
@@ -64,7 +70,7 @@ static int begin(hpc_exchange *ex, int key, int row, hpc_encoder **encoder, cons
                         ex->plan->keys[key].name);
     if (row < 0) return HPC_OK;
     hpc_core_pause(&ex->cores[ex->plan->rows[row].core]);
-    hpc_pieces_take_back(ex, &ex->work[ex->work_of[row]], &ex->packing);
+    hpc_pieces_settle(ex, &ex->work[ex->work_of[row]], &ex->packing);
     return HPC_OK;
 }
 
@@ -87,6 +93,7 @@ int hpc_exchange_set_encoder(hpc_exchange *ex, int key, int row, uint64_t made, 
     int status = begin(ex, key, row, &encoder, "set_encoder");
     if (status != HPC_OK) return status;
     encoder->encoding.made = made;
+    encoder->fresh = 0;
     if (values != NULL) copy_state(ex, key, row, encoder, (float *)(uintptr_t)values, 0);
     return end(ex, row);
 }

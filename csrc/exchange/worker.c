@@ -87,20 +87,27 @@ static int check_finite(const hpc_exchange *ex, int key, const void *values, int
                     dtype == HPC_F32 ? "" : ", or a value too large for its wire format");
 }
 
+static void begin_fold(hpc_exchange *ex, int key) {
+    if (ex->discipline->split != NULL) ex->discipline->split->begin_fold(ex, key);
+}
+
 /* The update into its slot. Pieces are looked at before they are encoded: what is refused leaves no trace in the
  * residual. */
-static int fill(hpc_exchange *ex, int key, const float *src, const char *op) {
+static int fill(hpc_exchange *ex, int key, int empty, const float *src, const char *op) {
     const int checks = ex->asked.check_finite && ex->layout.places[ex->context->group.rank].gives;
     int status = HPC_OK;
-    if (hpc_key_pushes_pieces(ex, key)) {
+    if (!empty && hpc_key_pushes_pieces(ex, key)) {
         if (ex->pieces[key].encoder.codec == NULL) return HPC_OK; /* this rank gives no updates of the key */
         if (src == NULL) src = hpc_pieces_dense(ex, key);
         if (checks) status = check_finite(ex, key, src, HPC_F32, op);
         if (status != HPC_OK) return status;
+        begin_fold(ex, key);
         return hpc_pieces_encode(ex, key, src, hpc_push_slot(ex, key)) == 0 ? HPC_OK : hpc_exchange_check(ex, op);
     }
-    fill_slot(ex, key, src);
-    return checks ? check_finite(ex, key, hpc_push_slot(ex, key), ex->keys[key].codec->number, op) : HPC_OK;
+    if (!empty) fill_slot(ex, key, src);
+    if (!empty && checks) status = check_finite(ex, key, hpc_push_slot(ex, key), ex->keys[key].codec->number, op);
+    if (status == HPC_OK) begin_fold(ex, key);
+    return status;
 }
 
 /* Counts a push before it is sent, so that a rank that is named as missing has not pushed yet. */
@@ -195,7 +202,7 @@ int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const floa
         if (flags & HPC_PUSH) {
             status = wait_slot(ex, key, l, op);
             if (status != HPC_OK) return status;
-            if (!empty && (status = fill(ex, key, src, op)) != HPC_OK) return status;
+            if ((status = fill(ex, key, empty, src, op)) != HPC_OK) return status;
             publish_count(ex, key);
             if (k->news > 0) hpc_args_begin_push(ex, key, (int)(k->pushes % (uint64_t)ex->layout.depth));
             if (ex->discipline->begin_push != NULL) ex->discipline->begin_push(ex, key);

@@ -66,6 +66,7 @@ from .exchange import (
     exchange_serve,
     exchange_set_args,
     exchange_set_row,
+    exchange_set_unit,
     exchange_settle,
     exchange_skip,
     exchange_squares,

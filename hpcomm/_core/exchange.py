@@ -154,6 +154,10 @@ def exchange_apply(exchange: Any, key: int, scale: float, seconds: float) -> int
     return _ticket(lib.hpc_exchange_apply, exchange, key, scale, seconds)
 
 
+def exchange_set_unit(exchange: Any, key: int, unit: float) -> None:
+    check(lib.hpc_exchange_set_unit(exchange, key, unit))
+
+
 def exchange_skip(exchange: Any, key: int, seconds: float) -> int:
     return _ticket(lib.hpc_exchange_skip, exchange, key, seconds)
 

@@ -73,7 +73,8 @@ class SplitCalls(Calls):
         call; wait of the handle returns the parameters.
 
         Raises:
-            InvalidArgument: nothing is folded, or scale is not finite. Nothing has been sent then.
+            InvalidArgument: nothing is folded, or scale is infinite (by NaN all parameters become NaN). Nothing has
+                been sent then.
             ConfigError: workers give different scales or hyper-parameters, or one of them calls skip or gather; from
                 the wait, on every rank.
         """
@@ -87,13 +88,23 @@ class SplitCalls(Calls):
         return self.apply_nb(name, scale, timeout).wait(timeout)  # type: ignore[no-any-return]
 
     def skip_nb(self, name: str, timeout: float | None = None) -> Handle:
-        """Starts a skip: the mean is dropped; parameters, state and step stay as they are."""
+        """Starts a skip: the mean is dropped. Parameters, state, step and what codecs keep for later stay as if nothing
+        had been folded."""
         key = self._key(name)
         return Handle(self, key, self._use(key, _core.exchange_skip, timeout), pulls=True)
 
     def skip(self, name: str, timeout: float | None = None) -> None:
         """skip_nb, and waits for its end."""
         self.skip_nb(name, timeout).wait(timeout)
+
+    def set_unit(self, name: str, unit: float) -> None:
+        """The updates of a key are in these units from its present fold on; 1 at first. A trainer that scales its loss
+        says so before it applies, so that what codecs have kept of older updates counts as it should.
+
+        Raises:
+            InvalidArgument: unit is not positive and finite.
+        """
+        _core.exchange_set_unit(self._handle, self._key(name).index, float(unit))
 
     def gather_nb(self, name: str, timeout: float | None = None) -> Gathering:
         """Starts a gather: the mean is written over every worker's gradient(name), which must be float32; wait of the

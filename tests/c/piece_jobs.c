@@ -142,6 +142,7 @@ play *play_new(const rank *r, const setup *s) {
     play *p = calloc(1, sizeof *p);
     CHECK(p);
     p->s = s;
+    p->unit = 1;
     job_init(&p->j, r);
     p->j.depth = s->depth > 0 ? s->depth : 1;
     p->j.wire = HPC_THRESHOLD; /* gradients are written as float32 */
@@ -187,6 +188,7 @@ uint64_t play_start(const play *p, const rank *r, int step, int key, int flags, 
     for (uint64_t i = 0; i < count; i++) src[i] = zero ? 0 : play_gradient(p, r, step, key, i);
     for (uint64_t i = 0; i < count; i++) {
         const double u = (double)src[i]; /* without memory it is known at once what is sent */
+        src[i] *= (float)p->unit;
         if (p->c.kinds[key] != LOSSY || fabs(u) > p->c.configs[key].delta) computed[p->first[key] + i] += u;
     }
     if ((step + key) % 2) {

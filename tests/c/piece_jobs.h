@@ -59,6 +59,7 @@ typedef struct play {
     hpc_row rows[2 * JOB_KEYS];
     hpc_edge edges[3 + 3 * JOB_KEYS];
     size_t first[JOB_KEYS], all; /* of all keys' elements */
+    double unit;                 /* of updates: they are so many times as large */
 } play;
 
 play *play_new(const rank *r, const setup *s);

@@ -161,42 +161,62 @@ static void wild_is_sent(rank *r) {
     }
 }
 
-/* What a skip drops is dropped for good: it was sent. A fold of nothing encodes nothing. */
+enum { OF_HOSTS = 16 }; /* in arg, beside the progress */
+
+/* A fold that does not count: of numbers that are none on one rank. */
+static void fold_wild(play *p, const rank *r, int key) {
+    const uint64_t count = p->j.keys[key].count;
+    uint64_t ticket;
+    float *src = malloc(count * sizeof *src);
+    for (uint64_t i = 0; i < count; i++) src[i] = r->rank != 1 ? 1000 : i % 2 ? NAN : INFINITY;
+    CHECK_OK(hpc_exchange_start(p->e, key, HPC_PUSH, src, -1, &ticket));
+    CHECK_OK(hpc_exchange_wait(p->e, key, ticket, -1));
+    free(src);
+}
+
+/* What is skipped, or replaced by another fold, leaves encoders as they were, those of forwards too, be it that numbers
+ * were NaN and that updates come in other units meanwhile. A fold of nothing encodes nothing. */
 static void between(rank *r) {
-    const setup s = {.plan = HUB, .split = 1, .kinds = {LARGE, TOP, OWN}, .progress = r->arg};
+    const setup s = {.plan = r->arg & OF_HOSTS ? HOSTS : HUB,
+                     .per_host = r->arg & OF_HOSTS ? 2 : 0,
+                     .split = 1,
+                     .kinds = {LARGE, TOP, OWN},
+                     .progress = r->arg & ~OF_HOSTS};
     play *p = play_new(r, &s);
     double *computed = calloc(p->all, sizeof *computed);
-    uint64_t ticket, made[2], pushes[JOB_KEYS] = {0};
+    uint64_t ticket, made[2] = {0}, counted[JOB_KEYS] = {0};
     for (int step = 0; step < 12; step++)
         for (int key = 0; key < p->j.n_keys; key++) {
-            const uint64_t count = p->j.keys[key].count;
-            double *now = calloc(p->all, sizeof *now);
-            float *before = play_residual(p, key, &made[0]);
-            const bool nothing = (step + r->rank) % 4 == 1;
-            if (nothing)
+            const bool encodes = hpc_exchange_encoder_values(p->e, key, -1) > 0, skips = step % 3 == 2,
+                       nothing = (step + r->rank) % 4 == 1;
+            const size_t nbytes = p->j.keys[key].count * sizeof(float);
+            float *before = encodes ? play_residual(p, key, &made[0]) : NULL;
+            p->unit = 1 << step % 4;
+            if (skips || step % 4 == 3) fold_wild(p, r, key);
+            if (!skips && nothing)
                 CHECK_OK(hpc_exchange_fold_nothing(p->e, key, -1, &ticket));
-            else
-                ticket = play_start(p, r, step, key, HPC_PUSH, false, now), pushes[key]++;
-            CHECK_OK(hpc_exchange_wait(p->e, key, ticket, -1));
-            float *after = play_residual(p, key, &made[1]);
-            CHECK_EQ(made[1], pushes[key]);
-            CHECK_EQ(made[1], made[0] + !nothing);
-            CHECK(!nothing || memcmp(before, after, count * sizeof *after) == 0);
-            if (step == 5) {
+            else if (!skips)
+                ticket = play_start(p, r, step, key, HPC_PUSH, false, computed), counted[key]++;
+            if (!skips && step % 2) CHECK_OK(hpc_exchange_wait(p->e, key, ticket, -1));
+            if (step == 6 && !(r->arg & OF_HOSTS)) {
+                CHECK_OK(hpc_exchange_wait(p->e, key, ticket, -1));
                 CHECK_STATUS(hpc_exchange_gather(p->e, key, -1, &ticket), HPC_ERR_INVALID);
                 CHECK_MESSAGE("only float32 can be gathered");
             }
-            if (step % 3 == 2) {
-                CHECK_OK(hpc_exchange_skip(p->e, key, -1, &ticket));
-                for (uint64_t i = 0; i < count; i++) /* all but what was sent */
-                    now[p->first[key] + i] = (double)after[i] - (double)before[i];
-            } else {
-                CHECK_OK(hpc_exchange_apply(p->e, key, 1, -1, &ticket));
-            }
+            CHECK_OK(hpc_exchange_set_unit(p->e, key, p->unit));
+            CHECK_OK(skips ? hpc_exchange_skip(p->e, key, -1, &ticket)
+                           : hpc_exchange_apply(p->e, key, 1 / p->unit, -1, &ticket));
             CHECK_OK(hpc_exchange_wait(p->e, key, ticket, -1));
-            for (uint64_t i = 0; i < count; i++) computed[p->first[key] + i] += now[p->first[key] + i];
-            free(before), free(after), free(now);
+            if (encodes) {
+                float *after = play_residual(p, key, &made[1]);
+                CHECK_EQ(made[1], counted[key]);
+                CHECK(!(skips || nothing) || memcmp(before, after, nbytes) == 0);
+                free(after);
+            }
+            free(before);
         }
+    CHECK_STATUS(hpc_exchange_set_unit(p->e, 0, 0), HPC_ERR_INVALID);
+    CHECK_MESSAGE("unit");
     CHECK_OK(hpc_exchange_close(p->e, -1));
     CHECK_OK(hpc_barrier(r->context, -1));
     play_add_residuals(p, r, -1, computed);
@@ -313,13 +333,17 @@ static void closed_by_publish(rank *r) {
 }
 
 int main(int argc, char **argv) {
-    ranks_case cases[TWICE + 8] = {{0}};
+    ranks_case cases[TWICE + 10] = {{0}};
     int n = 0;
     for (int i = 0; i < TWICE; i++)
         cases[n++] = (ranks_case){.name = twice[i].name, .size = twice[i].size, .run = goes_on, .arg = i};
     cases[n++] = (ranks_case){.name = "wild_is_sent", .size = 3, .run = wild_is_sent};
     cases[n++] = (ranks_case){.name = "between", .size = 4, .run = between, .arg = HPC_PROGRESS_INLINE};
     cases[n++] = (ranks_case){.name = "between_threads", .size = 4, .run = between, .arg = HPC_PROGRESS_THREAD};
+    cases[n++] =
+        (ranks_case){.name = "between_hosts", .size = 4, .run = between, .arg = OF_HOSTS | HPC_PROGRESS_INLINE};
+    cases[n++] =
+        (ranks_case){.name = "between_hosts_threads", .size = 4, .run = between, .arg = OF_HOSTS | HPC_PROGRESS_THREAD};
     cases[n++] = (ranks_case){.name = "nothing_of_a_host", .size = 4, .run = nothing_of_a_host};
     cases[n++] = (ranks_case){.name = "closed_by_publish", .size = 3, .run = closed_by_publish};
     cases[n++] = (ranks_case){

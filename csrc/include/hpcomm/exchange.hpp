@@ -127,6 +127,9 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_apply(get(), key, scale, timeout, &ticket.number));
         return ticket;
     }
+    void set_unit(int key, double unit, Report report = {}) {
+        report(hpc_exchange_set_unit(get(), key, unit));
+    }
     Ticket skip(int key, double timeout = default_timeout, Report report = {}) {
         Ticket ticket{key, 0};
         report(hpc_exchange_skip(get(), key, timeout, &ticket.number));

@@ -664,10 +664,14 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const float 
  * follows, or a fold that replaces the mean. The gradient is the exchange's until apply or skip has ended; after a
  * gather it may be written. HPC_PUSH | HPC_PULL is a fold and an apply with scale 1. Cores work for the lowest key
  * first. */
-/* The rule runs on scale * mean, with the args that set_args gave before this call. All workers give the same. */
+/* The rule runs on scale * mean, with the args that set_args gave before this call. All workers give the same. A NaN
+ * makes all parameters NaN. */
 HPC_API int hpc_exchange_apply(hpc_exchange *exchange, int key, double scale, double timeout, uint64_t *ticket);
-/* Drops the mean: parameters, state and step stay as they are. */
+/* Drops the mean: parameters, state, step, and what codecs keep for later stay as if nothing had been folded. */
 HPC_API int hpc_exchange_skip(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
+/* The updates of key are in these units from its present fold on; 1 at first. A trainer that scales its loss says so
+ * before it applies, so that what codecs have kept of older updates counts as it should. Waits for nobody. */
+HPC_API int hpc_exchange_set_unit(hpc_exchange *exchange, int key, double unit);
 /* Writes the mean over every worker's gradient, which must be float32. */
 HPC_API int hpc_exchange_gather(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 /* Asks for the mean's sum of squares, in float64; get_squares has it when the ticket has ended, alike on all workers.
