@@ -120,7 +120,7 @@ class ByHpcomm(Way):
 
         self.name = STEP if apply == "step" else BACKWARD
         super().__init__(case, batches, fused, loss)
-        self.wrapped = hpcomm.torch.DistributedOptimizer(self.optimizer, ctx, self.model, apply=apply)
+        self.wrapped = hpcomm.torch.DistributedOptimizer(self.optimizer, ctx, self.model, apply=apply, overlap=True)
         self.optimizer = self.wrapped
 
     def wait(self) -> None:

@@ -352,7 +352,7 @@ def what_would_train_wrongly_raises(ctx: hpcomm.Context) -> None:
 
     def fresh(**options: Any) -> tuple[Any, Any]:
         model = net()
-        return model, ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, **options)
+        return model, ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, overlap=True, **options)
 
     for options in ({}, {"apply": "backward"}):
         model, optimizer = fresh(**options)

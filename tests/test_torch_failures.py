@@ -43,7 +43,7 @@ def interrupt() -> float:
     torch.set_num_threads(1)
     with hpcomm.init(mpi.world(), timeout=20) as ctx:
         model = net()
-        optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)
+        optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, overlap=True)
         data = Data(ctx, ctx.size)
         for step in range(3):
             plain_step(model, optimizer, data, step)

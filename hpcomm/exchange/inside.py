@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import _core
+from ..consistency import BSP
 from . import encoders
 from .exchange import Exchange
 from .options import Made
@@ -50,6 +52,15 @@ def has_quorum(ex: Exchange) -> bool:
 def holds_back(ex: Exchange) -> bool:
     """Whether updates are sent in pieces, which leave parts of them for later."""
     return bool(ex._encoders.coded)
+
+
+def lose_writes(ex: Exchange) -> set[str]:
+    """The keys whose owners keep other values than they send, so that what a worker writes into its own is lost."""
+    if ex._made.consistency != BSP:
+        return set(ex.params)
+    rows = ex.plan.rows
+    rounded = (rows.column("action") == _core.ACTIONS["apply"]) & (rows.column("codec_out") != _core.CODECS["float32"])
+    return {ex.plan.keys[k].name for k in np.unique(rows.column("key")[rounded])}
 
 
 def reads_on(ex: Exchange) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import InvalidArgument
 from ..exchange import Exchange, Handle, inside
 from .stats import Counts
-from .tensors import Order, as_float32, as_tensor, order_of
+from .tensors import Order, as_float32, as_tensor, order_of, part_with, written
 
 _STRIDED = torch.strided
 
@@ -54,6 +54,8 @@ class ParamKey:
         fold: the exchange of its gradient.
         syncer: that of its layer; several layers may wait for it, and this is the last of them.
         shared: whether several modules use it.
+        apart: whether its owner keeps other values than the parameter's, so that none may be written here.
+        stamp: the version of the parameter when nothing here had been written that the exchange has not.
         master: the memory that owners write, in the shape of the parameter.
         home: the parameter's own memory, where that is not master; else None.
         slot: the memory of its gradient, where p.grad can lie there; else None.
@@ -62,6 +64,7 @@ class ParamKey:
 
     __slots__ = (
         "address",
+        "apart",
         "counts",
         "fold",
         "group",
@@ -81,6 +84,7 @@ class ParamKey:
         "slot",
         "slot_at",
         "sparse",
+        "stamp",
         "syncer",
         "version",
     )
@@ -93,8 +97,8 @@ class ParamKey:
         self.order: Order = order_of(param)
         self.handle: Handle | None = None
         self.fold: Handle | None = None
-        self.sent = self.shared = False
-        self.passes = self.version = self.address = 0
+        self.sent = self.shared = self.apart = False
+        self.passes = self.version = self.address = self.stamp = 0
         self.held: Tensor | None = None  # p.grad as it was when it was sent, and its version
         self.home: Tensor | None = None
         self.slot = self.seen = self.mean = None  # type: Tensor | None
@@ -111,7 +115,7 @@ class ParamKey:
         """The parameter lies in the exchange from here on."""
         self.master = as_tensor(exchange.params[self.name], self.order)
         self.param.data = as_tensor(exchange.params[self.name], self.order)  # which share_memory may move
-        self.address = self.param.data_ptr()
+        self.address, self.stamp = self.param.data_ptr(), self.param._version
 
     def takes_slot(self, exchange: Exchange) -> None:
         """Its gradients go to the exchange from here on: where there is one float32 slot, p.grad lies in it."""
@@ -125,19 +129,32 @@ class ParamKey:
         """Looks whether torch has put the parameter elsewhere, as model.to and p.data = ... do. take: with the values
         that it has there; else they are older than the exchange's."""
         address = self.param.data_ptr()
-        if address == self.address:
-            return
-        data = self.param.data
-        self._check(data)
-        self.address = address
-        self.home = None if address == self.master.data_ptr() else data
-        if take:
-            self._take(data)
+        moved = address != self.address
+        if moved:
+            data = self.param.data
+            self._check(data)
+            self.address = address
+            self.home = None if address == self.master.data_ptr() else data
+        if take and self.home is not None and (moved or self._may_have_written()):
+            self._take(self.home)
+        self.stamp = self.param._version
+
+    def give(self) -> None:
+        """Its update begins: takes what the trainer has written, on all ranks alike. From here on owners write."""
+        if self.apart and self.home is None and self.stamp != self.param._version:
+            raise self.lost_write()
+        self.find_home()
+        written(self.param)
+        self.stamp = self.param._version
+
+    def _may_have_written(self) -> bool:
+        """Whether the trainer may have written the parameter where it lies, p.data too."""
+        return True
 
     def _take(self, data: Tensor) -> None:
-        """The values that the trainer has given the parameter, on all ranks alike."""
-        if self.home is not None:
-            self.master.copy_(data)
+        if self.apart and not torch.equal(data, self.master):
+            raise self.lost_write()
+        self.master.copy_(data)
 
     def _check(self, data: Tensor) -> None:
         if data.dtype != self.dtype or data.shape != self.master.shape or data.device.type != "cpu":
@@ -160,6 +177,8 @@ class ParamKey:
             handle.wait()
             self.counts.wait += monotonic() - start
             self.handle = None
+            if self.param._version != self.stamp:
+                raise self.torn_write()
             if self.param.data_ptr() != self.address:  # it was put elsewhere meanwhile
                 self.find_home(take=False)
             if self.home is not None:
@@ -200,6 +219,7 @@ class ParamKey:
         else:
             assert grad is not None
             plain = grad if grad.layout is _STRIDED and not grad.requires_grad else self.dense(grad)
+            self._leave_kept()
             if slot is None:
                 handle = start(self.name, self._array(plain))
             else:
@@ -211,6 +231,15 @@ class ParamKey:
             self.counts.copied_bytes += 4 * plain.numel()
         self.held, self.version, self.sent = grad, grad._version, True  # type: ignore[union-attr]
         return handle
+
+    def _leave_kept(self) -> None:
+        """A trainer may have kept p.grad of an earlier backward pass, as one with several losses does: that keeps its
+        values when slot and master are written again."""
+        held = self.held is self.seen
+        if self.seen is not None and part_with(self.seen, 1 + held):
+            self.seen = None
+        if self.mean is not None and self.param.grad is not self.mean and part_with(self.mean, 1):
+            self.mean = None
 
     def _array(self, grad: Tensor) -> NDArray[Any]:
         """A gradient as C reads it: its own memory, if it lies as the parameter does."""
@@ -294,6 +323,18 @@ class ParamKey:
             "optimizer.zero_grad(), or call optimizer.wait() before"
         )
 
+    def torn_write(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"{self.name!r} was written while its update was on its way: call optimizer.wait() before parameters are "
+            "written, or leave out overlap=True"
+        )
+
+    def lost_write(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"{self.name!r} was written in place after step(), and would lose that: under this consistency, or with "
+            "codec_out, its owner keeps values of its own. Write it by model.load_state_dict, on all ranks alike"
+        )
+
     def late_change(self) -> InvalidArgument:
         return InvalidArgument(
             f"the gradient of {self.name!r} was changed after its exchange had begun: call optimizer.synchronize() "
@@ -311,24 +352,23 @@ class NarrowKey(ParamKey):
     def lies_in(self, exchange: Exchange) -> None:
         self.master = as_tensor(exchange.params[self.name], self.order)
         self.home = self.param.data
-        self.address = self.home.data_ptr()
+        self.address, self.stamp = self.home.data_ptr(), self.param._version
         self.home.copy_(self.master)  # rank 0's
 
     def takes_slot(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._wires: dict[int, Tensor] = {}
 
-    def find_home(self, *, take: bool = True) -> None:
-        if self.param.data_ptr() != self.address:
-            data = self.param.data
-            self._check(data)
-            self.home, self.address = data, data.data_ptr()
-            if take:
-                self._take(data)
+    def _may_have_written(self) -> bool:
+        """Not by p.data: to compare all values in each step would take too long."""
+        return self.stamp != self.param._version
 
     def _take(self, data: Tensor) -> None:
-        if not torch.equal(data, self.master.to(data.dtype)):  # else the master has more bits
-            self.master.copy_(data)
+        if torch.equal(data, self.master.to(data.dtype)):  # the master has more bits
+            return
+        if self.apart:
+            raise self.lost_write()
+        self.master.copy_(data)
 
     @property
     def dtype(self) -> torch.dtype:

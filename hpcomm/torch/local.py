@@ -1,12 +1,10 @@
 """Optimizers that step in torch: over averaged gradients, or over models that are averaged with neighbours."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..context import Context
 from ..errors import InvalidArgument
@@ -14,7 +12,8 @@ from ..exchange import Exchange
 from ..optim import Average
 from ..recovery import Recovered
 from .key import ParamKey
-from .mode import ROLL, Mode, Roll, Scaling, push_zeros, scale_gradients
+from .mode import ROLL, Differs, Mode, Roll, Scaling, push_zeros, scale_gradients
+from .rules import numbers
 from .stats import Counts
 from .tensors import as_float32, as_tensor, broadcast
 
@@ -31,22 +30,24 @@ class Averaged(Mode):
         counts: Counts,
         passes: int,
         clip_norm: float | None,
-        step: Step,
-        states: Callable[[], Mapping[Tensor, Mapping[str, Any]]],
+        optimizer: torch.optim.Optimizer,
         make: Callable[..., Exchange],
     ) -> None:
         super().__init__(ctx, keys, counts, passes, clip_norm)
-        self._states = states
-        self._local, self._make = step, make
+        self._optimizer, self._make = optimizer, make
         self.bind(self._made(ctx))
         broadcast(ctx, [key.param for key in keys])
 
     def _made(self, ctx: Context) -> Exchange:
         values = {key.name: np.zeros_like(key.value()) for key in self.keys}
-        self.roll = Roll(self.keys) if ctx.size > 1 else None
+        self.roll = Roll(self.keys, self._numbers) if ctx.size > 1 else None
         if self.roll is not None:
             values[ROLL] = self.roll.values
         return self._make(ctx, values, Average())
+
+    def _numbers(self) -> bytes:
+        """What makes this rank's step differ from others': learning rates and such."""
+        return np.array(numbers(self._optimizer.param_groups)).tobytes()
 
     def bind(self, exchange: Exchange) -> None:
         self.exchange, self._start = exchange, exchange.push_pull_nb
@@ -64,7 +65,7 @@ class Averaged(Mode):
         every = [int.from_bytes(part, "little") for part in fresh.allgather(clock.to_bytes(8, "little"))]
         self.reset()
         self.bind(self._made(fresh))
-        states = self._states()
+        states = self._optimizer.state
         tensors = [value for key in self.keys for value in states.get(key.param, {}).values() if torch.is_tensor(value)]
         broadcast(fresh, [*(key.param for key in self.keys), *tensors], every.index(max(every)))
         return Recovered(self.exchange, max(every), gone, None, {})
@@ -88,7 +89,7 @@ class Averaged(Mode):
             else:
                 key.fold = key.push(self._start)
         if self.roll is not None:
-            for key in self.roll.call(self.exchange, missing):
+            for key in self._call(self.roll, missing):
                 key.fold = push_zeros(self.exchange, key)
         for key in self.keys:
             if key.sent:
@@ -97,10 +98,21 @@ class Averaged(Mode):
                 key.take_mean()
         self.synchronized = True
 
+    def _call(self, roll: Roll, missing: Sequence[ParamKey]) -> Sequence[ParamKey]:
+        try:
+            return roll.call(self.exchange, missing)
+        except Differs:
+            groups = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+            raise InvalidArgument(
+                f"the numbers of param_groups differ between ranks: {type(self._optimizer).__name__} steps on every "
+                "rank, so each rank would train another model. Give schedulers the same values on all ranks, such as "
+                f"the mean loss of all; here they are {groups}"
+            ) from None
+
     def step(self, scaling: Scaling | None) -> None:
         self.synchronize()
         if scale_gradients(self.keys, scaling, self.clip_norm):
-            self._local()
+            self._optimizer.step()
             self.counts.steps += 1
         else:
             self.counts.skipped += 1

@@ -1,8 +1,9 @@
 """When gradients and parameters travel: the interface of the modes, a class each, and what they have in common."""
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -20,6 +21,8 @@ from .stats import Counts
 
 ROLL = "(roll call)"  # the key by which ranks say for which keys they have a gradient
 _TINY = 1e-6  # of torch's clip_grad_norm_
+DIGITS, DIGIT = 8, 4096  # of a digest, as a roll call has it
+_ROUNDED = 1.0  # by which the mean of equal digits may be off; of others it is by dozens
 
 
 @dataclass(frozen=True)
@@ -147,26 +150,40 @@ class Mode(ABC):
     _in_place = 0
 
 
+class Differs(Exception):
+    """What must be the same on all ranks is not."""
+
+
 class Roll:
     """Which ranks have which gradients, for exchanges in which a push cannot say that there is nothing. A key of its
-    own, whose parameters are the mean of ones and zeros."""
+    own, whose parameters are the mean of ones and zeros. It ends with the digest of what must be the same on all ranks,
+    if anything must: if it is, the mean is each rank's own."""
 
-    def __init__(self, keys: Sequence[ParamKey]) -> None:
-        self._keys = keys
+    def __init__(self, keys: Sequence[ParamKey], same: Callable[[], bytes] | None = None) -> None:
+        self._keys, self._same = keys, same
         self._handle: Handle | None = None
-        self.values = np.zeros(len(keys), np.float32)
+        self.values = np.zeros(len(keys) + (DIGITS if same else 0), np.float32)
 
     def call(self, exchange: Exchange, missing: Sequence[ParamKey]) -> Sequence[ParamKey]:
-        """Says which gradients this rank has not; returns those of them that others have."""
+        """Says which gradients this rank has not; returns those of them that others have.
+
+        Raises:
+            Differs: what must be the same is not; on every rank.
+        """
         self.wait()
         for i, key in enumerate(self._keys):
             self.values[i] = key.sent
+        n = len(self._keys)
+        if self._same is not None:
+            self.values[n:] = np.frombuffer(hashlib.sha256(self._same()).digest(), np.uint16)[:DIGITS] % DIGIT
         self._handle = exchange.push_pull_nb(ROLL, self.values)
-        if not missing:
+        if not missing and self._same is None:
             return ()
         means = self._handle.wait()
         self._handle = None
-        return [key for key, mean in zip(self._keys, means, strict=True) if mean > 0 and not key.sent]
+        if np.abs(means[n:] - self.values[n:]).max(initial=0.0) > _ROUNDED:
+            raise Differs
+        return [key for key, mean in zip(self._keys, means, strict=False) if mean > 0 and not key.sent]
 
     def drop(self) -> None:
         """Nobody waits for the last call."""
@@ -200,7 +217,8 @@ def scale_of(squares: float, scaling: Scaling | None, clip_norm: float | None) -
         if scaling.scale is not None:
             scale = 1.0 / scaling.scale
     if clip_norm is not None:
-        scale *= min(1.0, clip_norm / (math.sqrt(squares) * scale + _TINY))
+        clipped = clip_norm / (math.sqrt(squares) * scale + _TINY)
+        scale = scale if clipped >= 1.0 else scale * clipped  # a norm of NaN makes all NaN, as torch's does
     return scale
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import InvalidArgument
 from ..exchange import Exchange
@@ -133,7 +134,7 @@ def rules_of(optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -
 
 def numbers(groups: Iterable[Group]) -> list[float]:
     """All numbers of all groups, in one list: what a rank that has run out of data needs to step as the others."""
-    return [value for group in groups for _, values in _numeric(group) for value in values]
+    return [float(value) for group in groups for _, values in _numeric(group) for value in values]
 
 
 def set_numbers(groups: Iterable[dict[str, Any]], values: Sequence[float]) -> None:
@@ -145,14 +146,23 @@ def set_numbers(groups: Iterable[dict[str, Any]], values: Sequence[float]) -> No
             group[name] = type(group[name])(new) if isinstance(group[name], tuple | list) else new[0]
 
 
-def _like(old: float, new: float) -> float:
+def _like(old: Any, new: float) -> Any:
+    if isinstance(old, Tensor):  # a compiled step may read it where it is
+        return old.fill_(new)
     return int(new) if isinstance(old, int) and new == int(new) else new
 
 
-def _numeric(group: Group) -> list[tuple[str, list[float]]]:
+def _numeric(group: Group) -> list[tuple[str, list[Any]]]:
+    """Also tensors of no dimension, which torch takes as rates."""
     found = []
     for name, value in group.items():
         values = list(value) if isinstance(value, tuple | list) else [value]
-        if values and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+        if name != "params" and values and all(_is_number(one) for one in values):
             found.append((name, values))
     return found
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and not isinstance(value, torch.nn.Parameter)
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,12 +8,11 @@ import torch
 
 from ..context import Context
 from ..errors import InvalidArgument
-from ..exchange import Exchange
+from ..exchange import Exchange, inside
 from .key import ParamKey
 from .mode import Mode, Scaling, scale_of
 from .rules import Rules
 from .stats import Counts
-from .tensors import written
 
 
 class Split(Mode):
@@ -35,8 +34,10 @@ class Split(Mode):
         self.bind(make(ctx, {key.name: key.value() for key in keys}, rules.by_key(), split=True))
 
     def bind(self, exchange: Exchange) -> None:
-        self.exchange, self._fold = exchange, exchange.fold_nb
+        self.exchange, self._fold, self._unit = exchange, exchange.fold_nb, 1.0
+        apart = inside.lose_writes(exchange)
         for key in self.keys:
+            key.apart = key.name in apart
             key.lies_in(exchange)
             key.takes_slot(exchange)
 
@@ -55,18 +56,27 @@ class Split(Mode):
         if scale is None:
             self.counts.skipped += 1
             for key in self.order:
+                key.find_home()
                 key.handle = ex.skip_nb(key.name)
         else:
             self.rules.update(ex)
+            self._scaled(1.0 if scaling is None or scaling.scale is None else scaling.scale)
             apply = ex.apply_nb
             for key in self.order:
-                key.find_home()
-                written(key.param)
+                key.give()
                 key.handle = apply(key.name, scale)
         self._end()
         self.pending = True
         self.guard()
         self.counts.steps += scale is not None
+
+    def _scaled(self, unit: float) -> None:
+        """Codecs hold back parts of gradients: it must be known how large those of this step are."""
+        if unit == self._unit:
+            return
+        for key in self.keys:
+            self.exchange.set_unit(key.name, unit)
+        self._unit = unit
 
     def _finish(self, *, again: bool = False) -> None:
         """Folds what the hooks have not. again: also what synchronize has averaged."""

@@ -2,6 +2,7 @@
 has already."""
 
 import io
+import os
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -45,6 +46,31 @@ def keys_of(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str)
     if not keys:
         raise InvalidArgument("the optimizer has no parameters with elements")
     return keys
+
+
+def overlaps(given: bool | None) -> bool:
+    """The argument overlap, else HPCOMM_OVERLAP."""
+    if given is not None:
+        if not isinstance(given, bool):
+            raise InvalidArgument(f"overlap is {given!r}: must be True, False or None")
+        return given
+    told = os.environ.get("HPCOMM_OVERLAP", "0")
+    if told not in ("0", "1"):
+        raise InvalidArgument(f"HPCOMM_OVERLAP is {told!r}: must be 0 or 1")
+    return told == "1"
+
+
+def check_no_max_norm(model: nn.Module, keys: Sequence[ParamKey]) -> None:
+    """Refuses embeddings that write their weight in a forward pass."""
+    mine = {id(key.param) for key in keys}
+    for name, module in model.named_modules():
+        looks_up = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if looks_up and module.max_norm is not None and id(module.weight) in mine:
+            raise InvalidArgument(
+                f"{name or 'the model'} has max_norm={module.max_norm}, by which each rank rescales the rows of its "
+                "own batch in its forward pass, and the ranks would differ: clip the weight after step(), on all ranks "
+                "alike"
+            )
 
 
 class Offer(NamedTuple):

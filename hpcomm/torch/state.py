@@ -124,6 +124,8 @@ def load(exchange: Exchange, found: Sequence[Loaded]) -> None:
             slot[:] = values[part]
         if own.params is not None:
             row.params[:] = own.params[part]
+    for name in {"encoders", "encoder_made"} & shard.keys():
+        shard[name][:] = 0  # what codecs hold back is of the training that ends
     exchange.load_state_dict(shard)
 
 

@@ -1,6 +1,7 @@
 """Tensors and the arrays of an exchange: the same memory, seen from both sides."""
 
 from collections.abc import Iterable
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,32 @@ def as_tensor(array: NDArray[Any], order: Order = None) -> Tensor:
     if order is None:
         return found
     return found.permute([order.index(dim) for dim in range(len(order))])
+
+
+_uses = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
+
+
+def _holders(tensor: Tensor) -> tuple[int, int]:
+    """Of the tensor itself, and of its memory, this call's own included."""
+    return getrefcount(tensor), _uses(tensor.untyped_storage()._cdata)
+
+
+def _holders_of_one() -> tuple[int, int]:
+    """What _holders gives of a tensor that one name holds."""
+    lone = [torch.from_numpy(np.zeros(1, np.float32))]
+    return _holders(lone[0])
+
+
+_ALONE = _holders_of_one()
+
+
+def part_with(tensor: Tensor, names: int) -> bool:
+    """Gives a tensor memory of its own, with its views, if others hold it beside so many names; whether they do."""
+    refs, uses = _holders(tensor)
+    if refs <= _ALONE[0] + names and uses <= _ALONE[1]:  # one name of them is here
+        return False
+    tensor.untyped_storage().share_memory_()  # torch has no other call that moves a storage under its views
+    return True
 
 
 written = torch.autograd.graph.increment_version

@@ -7,13 +7,12 @@ import torch
 from ..consistency import ASYNC, BSP, Consistency
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported
-from ..exchange import Exchange
+from ..exchange import Exchange, inside
 from ..optim import Average
 from .key import ParamKey
 from .mode import ROLL, Mode, Roll, Scaling, push_zeros
 from .rules import Rules
 from .stats import Counts
-from .tensors import written
 
 _keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: False)
 """Whether the backward pass that runs keeps its graph, and so may run again. Older versions of torch do not tell; with
@@ -49,7 +48,9 @@ class OnePass(Mode):
 
     def bind(self, exchange: Exchange) -> None:
         self.exchange, self._start = exchange, exchange.push_pull_nb
+        apart = inside.lose_writes(exchange)
         for key in self.keys:
+            key.apart = key.name in apart
             key.lies_in(exchange)
             key.takes_slot(exchange)
 
@@ -67,12 +68,12 @@ class OnePass(Mode):
                 continue
             if key.handle is not None:
                 key.receive()
-            key.find_home()
             if key.param.grad is None:
+                key.find_home()
                 missing.append(key)
             else:
+                key.give()
                 key.handle = key.fold = key.push(self._start)
-                written(key.param)
         if self.roll is not None:
             missing = list(self.roll.call(self.exchange, missing))
         elif not self._every_key:
@@ -109,9 +110,8 @@ class Backward(OnePass):
         if not self.begun:
             self.rules.update(self.exchange)
             self.begun = True
-        key.find_home()
+        key.give()
         key.handle = key.fold = key.push(self._start)
-        written(key.param)
         self.pending = True
         self.counts.early += 1
 
