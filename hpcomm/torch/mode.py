@@ -21,8 +21,8 @@ from .stats import Counts
 
 ROLL = "(roll call)"  # the key by which ranks say for which keys they have a gradient
 _TINY = 1e-6  # of torch's clip_grad_norm_
-DIGITS, DIGIT = 8, 4096  # of a digest, as a roll call has it
-_ROUNDED = 1.0  # by which the mean of equal digits may be off; of others it is by dozens
+DIGITS = 16  # of a digest, as a roll call has it: of 8 bits each, which 16-bit codecs leave as they are
+_ROUNDED = 0.5  # by which the mean of equal digits may be off; of others it is by dozens
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Roll:
             self.values[i] = key.sent
         n = len(self._keys)
         if self._same is not None:
-            self.values[n:] = np.frombuffer(hashlib.sha256(self._same()).digest(), np.uint16)[:DIGITS] % DIGIT
+            self.values[n:] = np.frombuffer(hashlib.sha256(self._same()).digest(), np.uint8)[:DIGITS]
         self._handle = exchange.push_pull_nb(ROLL, self.values)
         if not missing and self._same is None:
             return ()
