@@ -156,6 +156,16 @@ def test_what_rows_keep_back_moves_with_their_elements(of: str, to: str) -> None
         assert values.any()
 
 
+@pytest.mark.parametrize(("ranks", "to"), [(1, "receivers"), (3, "servers")])
+def test_a_worker_takes_what_rows_kept_back_where_none_forwards(ranks: int, to: str) -> None:
+    before = shards_of(2)
+    after = loaded(ranks, before, TOPOLOGIES[to])
+    workers, rows, new = pending(before, 0), pending(before, 1), pending(after, 0)
+    for key, values in new.items():
+        assert rows[key].any()
+        np.testing.assert_allclose(values, workers[key] + rows[key], rtol=1e-6, atol=1e-6)
+
+
 def test_an_older_checkpoint_is_loaded_and_other_codecs_are_told() -> None:
     before = shards_of(2)
     older = [{name: value for name, value in shard.items() if not name.startswith("encoder")} for shard in before]

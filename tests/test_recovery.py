@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import SGD, Average, Checkpointer, CheckpointError, Momentum, ParameterServer, topology
+from hpcomm import SGD, Average, Checkpointer, CheckpointError, Hierarchy, Momentum, ParameterServer, topology
 from hpcomm.recovery import recovery
 from hpcomm.topology import spectrum
 
@@ -285,6 +285,53 @@ def test_one_leaves_in_the_middle_and_the_others_go_on(at: int, tmp_path: Path) 
     for i, one in enumerate(told):
         want = GRAIN / 2 * (left[i] + left[i - 1])
         assert one["found"]["w"] == [want, want]
+
+
+HOSTS = [[0], [1, 2]]
+LEFT: dict[str, tuple[Any, Any]] = {
+    "receivers": (ParameterServer(apply_at="receivers"), hpcomm.BSP),
+    "receivers on hosts": (Hierarchy(HOSTS, apply_at="receivers"), hpcomm.BSP),
+    "hosts": (Hierarchy(HOSTS), hpcomm.BSP),
+    "hosts, SSP": (Hierarchy(HOSTS), hpcomm.SSP(2)),
+    "hosts, ASYNC": (Hierarchy(HOSTS), hpcomm.ASYNC),
+    "hosts, quorum": (Hierarchy(HOSTS), hpcomm.Consistency(quorum=1, late="drop", grace=0.01)),
+}
+
+
+def _closes(folder: str, kinds: list[str]) -> list[Any]:
+    """Rank 1 closes its context after three steps, while the others train on: what becomes of it, and of them."""
+    told: list[Any] = []
+    for kind in kinds:
+        how, consistency = LEFT[kind]
+        ctx = hpcomm.init(mpi.world(), timeout=20)
+        ex = hpcomm.Exchange(ctx, {"w": np.zeros(SIZE, np.float32)}, how, consistency, progress="thread", cores=1)
+        ckpt = Checkpointer(ex, Path(folder, kind), every=1)
+        try:
+            for step in itertools.count():
+                if (ctx.rank, step) == (1, 3):
+                    ctx.close()
+                    told.append("closed")
+                    break
+                ex.step({"w": np.ones(SIZE, np.float32)})
+                ckpt.after(step + 1)
+        except hpcomm.PeerFailed:
+            with suppress(hpcomm.HpcommError):
+                ckpt.close()
+            found = hpcomm.recover(ex, checkpoint=Path(folder, kind))
+            found.exchange.step({"w": np.ones(SIZE, np.float32)})
+            found.exchange.close()
+            found.exchange.context.close()
+            told.append([found.lost, found.exchange.context.size])
+    return told
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_one_closes_and_the_others_recover_at_once(transport: str, tmp_path: Path) -> None:
+    """Before, the leaver waited in its close for those who waited in recover for it, until the timeout."""
+    kinds = list(LEFT)
+    ended = mpi.spawn(3, _closes, str(tmp_path), kinds, env={"HPCOMM_TRANSPORT": transport}, timeout=19)
+    assert ended.values == [[[[1], 2]] * len(kinds), ["closed"] * len(kinds), [[[1], 2]] * len(kinds)]
 
 
 @pytest.mark.parametrize(

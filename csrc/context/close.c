@@ -11,9 +11,11 @@ int hpc_context_revoke(hpc_context *c) {
     return HPC_OK;
 }
 
+/* After a revoke the others take nothing any more. */
 static int is_settled(void *arg) {
     hpc_context *c = arg;
     int left = 0;
+    if (atomic_load(&c->group.revoked)) return 1;
     for (int i = 0; c->used[i] != NULL; i++)
         if (c->used[i]->settle != NULL) left += c->used[i]->settle(c);
     return left == 0;

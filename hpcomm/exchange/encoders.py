@@ -231,11 +231,14 @@ def _warn_of_lost(held: Iterable[_Held], encoders: Encoders) -> None:
 def _worker(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -> Encoding:
     mine = [one for one in held if one.worker >= 0 and (one.key, one.count) == (place.key, place.count)]
     here, n = encoders.worker, encoders.workers
+    homeless: list[_Held] = []  # of rows, where none forwards this key any more
+    if here == 0 and not any(key == place.key for key, *_ in encoders.rows):
+        homeless = [one for one in held if one.worker < 0 and one.key == place.key]
     for one in mine:
         if alone or (one.worker, one.workers) == (here, n):
-            return place, one.made, _as_kept(place, one)
+            return _added(place, homeless, _as_kept(place, one), one.made)
     folded = [one for one in mine if one.workers != n and one.worker % n == here]
-    return _added(place, folded, np.zeros(place.n_values, np.float32), 0)
+    return _added(place, [*folded, *homeless], np.zeros(place.n_values, np.float32), 0)
 
 
 def _row(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -> Encoding:
