@@ -257,6 +257,24 @@ def embeddings_with_a_norm_raise(ctx: hpcomm.Context) -> None:
         ht.DistributedOptimizer(sgd(model.parameters()), ctx, model)
 
 
+@case
+def models_that_cannot_be_given_are_refused_everywhere(ctx: hpcomm.Context) -> None:
+    """Here rank 1's alone: rank 0 is told the same."""
+    ways: list[tuple[str, Callable[[Any], Any]]] = [
+        ("buffer 'odd' is expanded.*clone", lambda m: m.register_buffer("odd", torch.ones(3, 1).expand(3, 4))),
+        ("buffer 'odd' is torch.sparse_coo", lambda m: m.register_buffer("odd", torch.eye(3).to_sparse())),
+        ("buffer 'odd' lies on meta", lambda m: m.register_buffer("odd", torch.ones(3, device="meta"))),
+        ("buffer 'odd.running_mean' has no shape yet", lambda m: setattr(m, "odd", nn.LazyBatchNorm1d(affine=False))),
+        ("parameter 'odd.weight' has no shape yet", lambda m: setattr(m, "odd", nn.LazyLinear(3))),
+    ]
+    for match, spoil in ways:
+        model = net()
+        if ctx.rank == 1:
+            spoil(model)
+        with refuses(match):
+            ht.DistributedOptimizer(sgd(model.parameters()), ctx, model)
+
+
 # ---- gradients that are kept -----------------------------------------------------------------------------------------
 
 

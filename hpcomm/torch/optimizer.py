@@ -21,7 +21,7 @@ from ..presets import parameter_hub
 from ..recovery import Recovered
 from ..stage import whole
 from . import saved, state
-from .buffers import KINDS, make_buffers
+from .buffers import KINDS, check_buffers, make_buffers
 from .local import Averaged, Neighbours, check_local
 from .mode import ROLL, Mode, Scaling, check_clip
 from .rules import rules_of
@@ -128,6 +128,7 @@ class DistributedOptimizer(Optimizer):
             if not servers:
                 graph_phases(topology, ctx.size)
             keys = keys_of(optimizer, model, counts, sparse)
+            check_buffers(model)
             if servers:
                 check_no_max_norm(model, keys)
             offer = offer_of(ctx, optimizer, buffers)

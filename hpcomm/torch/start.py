@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..context import Context
@@ -37,6 +38,10 @@ def keys_of(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str)
     keys = []
     for name, param in model.named_parameters():
         group = groups.pop(id(param), None)
+        if group is not None and is_lazy(param):
+            raise InvalidArgument(
+                f"parameter {name!r} has no shape yet: call the model on one batch before it is wrapped"
+            )
         if group is not None and param.numel():
             keys.append(make_key(name.replace("_orig_mod.", ""), param, group, counts, sparse))
     if groups:
