@@ -174,6 +174,8 @@ struct hpc_exchange {
     hpc_key_rule *rules;    /* by key */
     hpc_key_pieces *pieces; /* by key; NULL: no key has pieces */
     hpc_packing packing;    /* the worker's */
+    void *encoders;         /* the state of the worker's encoders, key after key */
+    size_t encoders_bytes;
     const struct hpc_fold_kernels *kernels;
     hpc_asked asked;
     int stream;       /* parameters are written past the caches */

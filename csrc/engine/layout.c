@@ -145,11 +145,12 @@ static int find_keys(hpc_exchange *ex, const char *op) {
             ex->layout.pushers[(size_t)row->key * (size_t)ex->context->group.size + (size_t)row->in[e].rank] = 1;
         }
     }
-    for (int k = 0; k < plan->n_keys; k++) {
+    for (int k = 0, row = 0; k < plan->n_keys; k++) { /* rows are in order of key */
+        while (plan->rows[row].key < k) row++;
         ex->keys[k].params = ex->layout.params_bytes;
         ex->keys[k].gradient = ex->layout.gradient_bytes;
         ex->layout.params_bytes += aligned((size_t)plan->keys[k].count * sizeof(float), LINE);
-        int status = ex->keys[k].codec->addressable ? HPC_OK : hpc_pieces_find(ex, k, op);
+        int status = ex->keys[k].codec->addressable ? HPC_OK : hpc_pieces_find(ex, k, row, op);
         if (status != HPC_OK) return status;
         ex->layout.gradient_bytes +=
             aligned(ex->keys[k].codec->addressable ? ex->keys[k].codec->max_bytes(plan->keys[k].count)

@@ -22,11 +22,10 @@ static int is_pushed(const hpc_row *row) {
 }
 
 /* Rows of one key that are pushed, in the order of the plan: by offset. Those of the same elements have one part. */
-int hpc_pieces_find(hpc_exchange *ex, int key, const char *op) {
+int hpc_pieces_find(hpc_exchange *ex, int key, int first, const char *op) {
     const hpc_plan *plan = ex->plan;
     hpc_key_pieces *its = &ex->pieces[key];
-    int first = 0, end;
-    while (plan->rows[first].key != key) first++;
+    int end;
     for (end = first; end < plan->n_rows && plan->rows[end].key == key;) end++;
     its->parts = malloc((size_t)(end - first) * sizeof *its->parts);
     if (its->parts == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);

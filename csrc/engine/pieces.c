@@ -65,19 +65,10 @@ static void free_packing(hpc_packing *packing) {
     free(packing->scratch);
 }
 
-static void free_encoder(hpc_encoder *encoder) {
-    if (encoder != NULL && encoder->owned != NULL) hpc_private_free(encoder->owned, encoder->state_bytes);
-}
-
 void hpc_pieces_free(hpc_exchange *ex) {
-    for (int i = 0; ex->work != NULL && i < ex->n_work; i++) {
-        free_encoder(ex->work[i].encoder);
-        free(ex->work[i].encoder);
-    }
-    for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) {
-        free_encoder(&ex->pieces[k].encoder);
-        free(ex->pieces[k].parts);
-    }
+    for (int i = 0; ex->work != NULL && i < ex->n_work; i++) free(ex->work[i].encoder);
+    for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) free(ex->pieces[k].parts);
+    hpc_private_free(ex->encoders, ex->encoders_bytes);
     for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) free_packing(&ex->cores[c].packing);
     free_packing(&ex->packing);
     free(ex->pieces);
@@ -108,18 +99,20 @@ static void init(const hpc_exchange *ex, hpc_encoder *encoder, const hpc_key_pie
 int hpc_pieces_open_worker(hpc_exchange *ex, const char *op) {
     int status = open_packing(ex, &ex->packing, op);
     for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_packing(ex, &ex->cores[c].packing, op);
-    if (status != HPC_OK) return status;
-    for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) {
+    size_t nbytes = 0, at = 0;
+    const int n = ex->pieces != NULL ? ex->plan->n_keys : 0;
+    for (int k = 0; k < n; k++)
+        if (ex->pieces[k].gives) nbytes += all_bytes(ex, &ex->pieces[k], ex->plan->keys[k].count);
+    if (status != HPC_OK || nbytes == 0) return status;
+    ex->encoders = hpc_private_alloc(nbytes, -1);
+    ex->encoders_bytes = nbytes;
+    if (ex->encoders == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the residuals of keys", op, nbytes);
+    for (int k = 0; k < n; k++) {
         hpc_key_pieces *its = &ex->pieces[k];
         if (!its->gives) continue;
-        size_t nbytes = all_bytes(ex, its, ex->plan->keys[k].count);
-        void *memory = hpc_private_alloc(nbytes, -1);
-        if (memory == NULL)
-            return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the residual of key %s", op, nbytes,
-                            ex->plan->keys[k].name);
-        init(ex, &its->encoder, its, ex->plan->keys[k].count, memory);
-        its->encoder.owned = memory;
-        its->encoder.state_bytes = nbytes;
+        init(ex, &its->encoder, its, ex->plan->keys[k].count, (char *)ex->encoders + at);
+        at += all_bytes(ex, its, ex->plan->keys[k].count);
     }
     return HPC_OK;
 }

@@ -16,8 +16,8 @@ int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *config, const c
 void hpc_pieces_free(hpc_exchange *ex);
 
 /* parts.c, for the layout: finds the parts of a key's update that are encoded apart; an error if two of them overlap.
- */
-int hpc_pieces_find(hpc_exchange *ex, int key, const char *op);
+ * first: of the key's rows. */
+int hpc_pieces_find(hpc_exchange *ex, int key, int first, const char *op);
 
 /* rows.c, when the rows are known: makes the worker's encoders. And one of a row; memory has room for
  * hpc_pieces_state_bytes. */

@@ -32,8 +32,6 @@ typedef struct hpc_encoder {
     float *before;              /* split: the state as it was before the last encoding; elsewhere NULL */
     hpc_encoding was;           /* likewise */
     int fresh;                  /* before and was are those of the last fold, be it that it is over */
-    void *owned;                /* the state's memory, where it is the encoder's own */
-    size_t state_bytes;         /* of owned */
     _Atomic int left_out;       /* of a row: its last piece was left out, and is not back yet */
     _Atomic double outcomes[2]; /* of a row, by folds, of which one is over: what hpc_pieces_end_fold has been told */
     _Atomic uint64_t pieces, elements, kept, bytes, returned;

@@ -83,42 +83,43 @@ def encoders_of(exchange: Any, plan: Plan, codecs: Mapping[str, WireFormat], ran
     places: list[Place] = []
     rows: set[tuple[int, int, int, int]] = set()
     if coded:
+        forwards = plan.rows.column("action") == _core.ACTIONS["forward"]
         pushed, pushers = plan.rows.pushes()
         mine = pushed[pushers == rank]
-        keys = plan.rows.column("key")[mine]
-        for key in np.unique(keys).tolist():
+        keys, firsts = np.unique(plan.rows.column("key")[mine], return_index=True)
+        for key, row in zip(keys.tolist(), mine[firsts].tolist(), strict=True):
             n = _core.encoder_values(exchange, key, _WORKER)
             if n:
-                row = int(mine[np.argmax(keys == key)])
                 weight = next(e.weight for e in plan.rows.in_edges(row) if e.row < 0 and e.rank == rank)
                 count = plan.keys[key].count
-                places.append(Place(key, _WORKER, 0, count, n, weight * _weight(plan, row), first=True))
-        forwards = plan.rows.column("action") == _core.ACTIONS["forward"]
-        forwards &= np.isin(plan.rows.column("codec_out"), list(_core.PIECES.values()))
+                places.append(Place(key, _WORKER, 0, count, n, weight * _weight(plan, forwards, row), first=True))
+        sends_pieces = forwards & np.isin(plan.rows.column("codec_out"), list(_core.PIECES.values()))
         columns = (plan.rows.column(name).tolist() for name in ("key", "offset", "count", "owner"))
         table = list(zip(*columns, strict=True))
         seen: set[tuple[int, int]] = set()
-        for row in np.flatnonzero(forwards).tolist():
+        for row in np.flatnonzero(sends_pieces).tolist():
             key, offset, count, owner = table[row]
             rows.add(table[row])
             n = _core.encoder_values(exchange, key, row) if owner == rank else 0
             if n:
-                places.append(Place(key, row, offset, count, n, _weight(plan, row), (key, offset) not in seen))
+                places.append(
+                    Place(key, row, offset, count, n, _weight(plan, forwards, row), (key, offset) not in seen)
+                )
             seen.add((key, offset))
     worker = workers.index(rank) if rank in workers else -1
     return Encoders(worker, len(workers), rank, tuple(places), names, coded, frozenset(rows))
 
 
-def _weight(plan: Plan, row: int) -> float:
+def _weight(plan: Plan, forwards: NDArray[np.bool_], row: int) -> float:
     """Of a row's fold in what a rule applies in the end."""
     weight = 1.0
-    while True:
-        found = plan.rows[row]
-        onward = next((edge.row for edge in found.out_edges if edge.row >= 0), -1)
-        if found.action != "forward" or onward < 0:
-            return weight
+    while forwards[row]:
+        onward = next((edge.row for edge in plan.rows[row].out_edges if edge.row >= 0), -1)
+        if onward < 0:
+            break
         weight *= next((edge.weight for edge in plan.rows.in_edges(onward) if edge.row == row), 1.0)
         row = onward
+    return weight
 
 
 # ---- save ------------------------------------------------------------------------------------------------------------
