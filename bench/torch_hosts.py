@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = options_of(given)
     if not has_torch():
-        print("torch_hosts: torch is missing: pip install 'hpcomm[torch]'", file=sys.stderr)
+        print("torch_hosts: torch is missing: pip install 'torch>=2.4'", file=sys.stderr)
         return UNABLE
     if not launched():
         os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # hosts' names lead to no address

@@ -36,7 +36,7 @@ try:
     from torch import Tensor, nn
     from torch.nn.functional import cross_entropy
 except ImportError as missing:
-    sys.exit(f"{missing}; this demo needs: pip install 'hpcomm[mpi,torch]' click scikit-learn matplotlib")
+    sys.exit(f"{missing}; this demo needs: pip install 'mpi4py>=4' 'torch>=2.4' scikit-learn matplotlib")
 
 import hpcomm.torch  # <------------------------------------------------------------------------------------------ 1
 

@@ -217,4 +217,4 @@ def test_what_a_picture_needs_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "networkx", None)
     result = run("ring", "5", "--png", str(tmp_path / "graph.png"))
     assert result.exit_code == 2
-    assert "pip install 'hpcomm[graph]'" in " ".join(result.output.split())
+    assert "pip install matplotlib 'networkx>=3' 'scipy>=1.12'" in " ".join(result.output.split())

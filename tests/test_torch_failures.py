@@ -141,4 +141,4 @@ def test_a_timeline_shows_layers(tmp_path: Path) -> None:
 def test_a_missing_torch_is_told() -> None:
     code = "import sys; sys.modules['torch'] = None\nimport hpcomm.torch"
     ended = mpi.command(sys.executable, "-c", code)
-    assert "pip install 'hpcomm[torch]'" in ended.stderr
+    assert "pip install 'torch>=2.4'" in ended.stderr

@@ -45,7 +45,7 @@ def facts() -> dict[str, Any]:
         "version": _core.version(),
         "library": loaded_library(),
         "build": _core.build_info(),
-        "transports": list(_core.transports()),
+        "transports": [name for name in _core.transports() if name != "verbs" or rdma.built()],
         "instruction_sets": list(_core.instruction_sets()),
         "cores": _core.core_count(),
         "memory_available": _core.memory_available(),

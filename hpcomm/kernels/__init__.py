@@ -33,7 +33,7 @@ import numpy as np
 from ..errors import InvalidArgument, NotSupported
 from ..optim import MOST_ARGS, MOST_SLOTS, Rule
 
-PIP_KERNELS = "pip install 'hpcomm[kernels]'"
+PIP_KERNELS = "pip install numba"
 RAISED = -1  # the status of a kernel that raised
 MISFIT = -2  # of a fold whose update is not of its dtype
 

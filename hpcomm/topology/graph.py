@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import InvalidArgument, NotSupported
 from ..stage import whole
 
-PIP_GRAPH = "pip install 'hpcomm[graph]'"
+PIP_GRAPH = "pip install matplotlib 'networkx>=3' 'scipy>=1.12'"
 TOLERANCE = 1e-9  # by which sums of weights may miss 1
 
 

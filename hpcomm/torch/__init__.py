@@ -15,7 +15,7 @@ Gradients are exchanged while the backward pass runs, and parameters are updated
 try:
     import torch as _torch
 except ImportError as _missing:
-    raise ImportError("hpcomm.torch needs PyTorch: pip install 'hpcomm[torch]'") from _missing
+    raise ImportError("hpcomm.torch needs PyTorch: pip install 'torch>=2.4'") from _missing
 
 del _torch
 
