@@ -70,6 +70,12 @@ def _debug(value: object) -> str:
     return level
 
 
+def _switch(value: object) -> bool:
+    if str(value) not in ("0", "1", "False", "True"):
+        raise ValueError("must be 0 or 1")
+    return str(value) in ("1", "True")
+
+
 def _setting(default: object, kind: str, parse: Callable[[object], object], text: str) -> Any:
     return field(default=default, metadata={"kind": kind, "parse": parse, "help": text})
 
@@ -122,7 +128,10 @@ class Config:
         "file for a timeline of each rank (Chrome's trace format); the rank replaces %r, or is added as .rankN",
     )
     debug: str = _setting(
-        "WARN", "level", _debug, "what is printed on stderr: WARN, INFO (peers, notes) or TRACE (calls)"
+        "WARN", "level", _debug, "what the logger is told: WARN, INFO (peers, notes) or TRACE (calls)"
+    )
+    overlap: bool = _setting(
+        False, "switch", _switch, "hpcomm.torch: 1: step() returns while parameters are on their way"
     )
 
 

@@ -1,6 +1,7 @@
 """A context: one rank's place in a group."""
 
 import atexit
+import logging
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from . import _core, launch
+from . import _core, launch, log
 from ._core import NULL, seconds
 from .config import Config, read_secret
 from .errors import HpcommError, InvalidArgument, PeerFailed, Timeout
@@ -370,6 +371,7 @@ class Context:
     # ---- what HPCOMM_DEBUG asks for --------------------------------------------------------------------------------
 
     def _tell_start(self) -> None:
+        log.ask(self.config.debug)
         if self.config.debug == "WARN":
             return
         by_transport: dict[str, list[str]] = {}
@@ -396,14 +398,14 @@ class Context:
             plain = [] if self.config.debug == "WARN" else plain[self._noted :]
         for note, odd in notes:
             if odd or note in plain:
-                self._tell(note)
+                self._tell(note, logging.WARNING if odd or self._noted is None else logging.INFO)
 
     def _trace(self, what: str, start: float) -> None:
         if self.config.debug == "TRACE":
-            self._tell(f"{what} in {time.monotonic() - start:.6f} s")
+            self._tell(f"{what} in {time.monotonic() - start:.6f} s", logging.DEBUG)
 
-    def _tell(self, what: str) -> None:
-        print(f"hpcomm rank {self.rank}: {what}\n", end="", file=sys.stderr, flush=True)  # one write: one line
+    def _tell(self, what: str, level: int = logging.INFO) -> None:
+        log.logger.log(level, "rank %d: %s", self.rank, what)
 
 
 class _Span:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from . import _core
+from . import _core, log
 from .config import Config, obsolete_settings, read_secret, resolve, unknown_variables
 from .errors import ConfigError, InvalidArgument, NotSupported, Timeout
 
@@ -63,11 +63,14 @@ def configuration(arguments: Mapping[str, object]) -> Config:
     """The settings of init's arguments and the environment. Warns once of each HPCOMM_ variable that no setting reads,
     and of each obsolete setting."""
     unknown, obsolete = unknown_variables(os.environ), obsolete_settings(os.environ, arguments)
-    for category, sentences in ((RuntimeWarning, unknown), (DeprecationWarning, obsolete)):
-        for sentence in sentences:
-            if sentence not in _warned:
-                _warned.add(sentence)
-                warnings.warn(sentence, category, stacklevel=3)
+    for sentence in [*unknown, *obsolete]:
+        if sentence in _warned:
+            continue
+        _warned.add(sentence)
+        if sentence in unknown:
+            log.logger.warning("%s", sentence)
+        else:
+            warnings.warn(sentence, DeprecationWarning, stacklevel=3)
     return resolve(os.environ, arguments)
 
 

@@ -232,3 +232,15 @@ def alone() -> Any:
     """A world of one."""
     with hpcomm.init() as context:
         yield context
+
+
+@pytest.fixture
+def told_by_logger(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """What the logger "hpcomm" has told since the last call, as it goes to stderr where no logging is configured."""
+
+    def told() -> str:
+        lines = [f"hpcomm {record.getMessage()}\n" for record in caplog.records if record.name == "hpcomm"]
+        caplog.clear()
+        return "".join(lines)
+
+    return told

@@ -8,7 +8,6 @@ import shutil
 import signal
 import threading
 import time
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import mpi
 import numpy as np
 import pytest
 from conftest import Left, on_both, run_threads
+from told import logs
 
 import hpcomm
 from hpcomm import (
@@ -274,11 +274,10 @@ def test_a_step_that_a_rank_refuses_is_told_to_all(
         ex.close()
         ckpt.close()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with logs() as told:
         run_threads(3, body)
     others = {0, 1, 2} - {refuses}
-    assert {str(one.message) for one in caught} == {
+    assert set(told) == {
         f"rank {rank}: the checkpoint of step 2 stays incomplete: rank {refuses} has no file of it, and was told why"
         for rank in others
     }
@@ -308,7 +307,7 @@ def test_a_server_whose_disk_is_full_keeps_nobody_waiting(tmp_path: Path) -> Non
         ex.close()
         ckpt.close()
 
-    with pytest.warns(RuntimeWarning, match="rank 2: the checkpoint of step 2 stays incomplete: rank 0"):
+    with logs("rank 2: the checkpoint of step 2 stays incomplete: rank 0"):
         run_threads(3, body)
     assert [sorted(on_disk(tmp_path / str(rank)))[-2:] for rank in range(3)] == [[4, 6]] * 3
     assert 2 not in on_disk(tmp_path / "0")
@@ -494,7 +493,7 @@ def test_nothing_is_removed_for_what_is_not_complete(tmp_path: Path) -> None:
             context.barrier()
             assert [step for step in range(1, 7) if ckpt._is_complete(step)] == [6]
 
-    with pytest.warns(RuntimeWarning, match="stays incomplete: rank 1 has no file of it"):
+    with logs("stays incomplete: rank 1 has no file of it"):
         run_threads(3, body)
 
 
@@ -518,7 +517,7 @@ def test_a_step_that_one_rank_has_not_saved_makes_none_before_it_go(tmp_path: Pa
             ckpt._writer.submit(ckpt._remove_old).result()
             context.barrier()
 
-    with pytest.warns(RuntimeWarning, match="rank 0: the checkpoint of step 2 stays incomplete: rank 1"):
+    with logs("rank 0: the checkpoint of step 2 stays incomplete: rank 1"):
         run_threads(2, body)
     assert on_disk(tmp_path) == {1: {0, 1}, 2: {0}, 3: {1}}
     assert latest(tmp_path) == 1

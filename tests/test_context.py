@@ -100,19 +100,34 @@ def test_several_contexts_in_one_process() -> None:
         assert bytes(second.array) == b"22222223"
 
 
-def test_debug_tells_peers_and_calls(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_told_goes_to_stderr_unless_logging_is_configured() -> None:
+    """Other handlers may take it, or raise."""
+    raises = "type('H', (logging.Handler,), {'emit': lambda self, record: exit(record.getMessage())})()"
+    for before, told in (
+        ("", "hpcomm HPCOMM_TIMEOUTS is not a setting"),
+        ("logging.basicConfig(format='[%(levelname)s] %(message)s')", "[WARNING] HPCOMM_TIMEOUTS is not a setting"),
+        ("logging.getLogger('hpcomm').setLevel(logging.ERROR)", ""),
+        (f"logging.getLogger('hpcomm').addHandler({raises})", "HPCOMM_TIMEOUTS is not a setting"),
+    ):
+        code = f"import logging, hpcomm\n{before}\nhpcomm.init().close()"
+        ended = mpi.command(sys.executable, "-c", code, env={"HPCOMM_TIMEOUTS": "3"})
+        assert ended.stderr.startswith(told) if told else not ended.stderr
+        assert ended.returncode == ("addHandler" in before)
+
+
+def test_debug_tells_peers_and_calls(told_by_logger: Callable[[], str]) -> None:
     with hpcomm.init(debug="TRACE") as context:
         context.window(64, signals=2)
-    told = capfd.readouterr().err
+    told = told_by_logger()
     assert f"hpcomm rank 0: of 1, hpcomm {hpcomm.__version__}\n" in told
     assert "window of 64 bytes and 2 signals" in told
     hpcomm.init(debug="warn").close()
-    assert capfd.readouterr().err == ""
+    assert told_by_logger() == ""
 
 
-def test_debug_tells_the_choice_for_each_pair_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_debug_tells_the_choice_for_each_pair_once(told_by_logger: Callable[[], str]) -> None:
     run_threads(3, lambda context: None, transport="shm", debug="INFO")
-    told = [line for line in capfd.readouterr().err.splitlines() if ": of 3, " in line]
+    told = [line for line in told_by_logger().splitlines() if ": of 3, " in line]
     start = f"of 3, hpcomm {hpcomm.__version__}"
     assert sorted(told) == [
         f"hpcomm rank 0: {start}: shm to ranks 1, 2",
@@ -122,7 +137,7 @@ def test_debug_tells_the_choice_for_each_pair_once(capfd: pytest.CaptureFixture[
 
 
 def test_debug_tells_where_peers_of_other_hosts_are(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, told_by_logger: Callable[[], str]
 ) -> None:
     peers = [("self", ""), ("shm", ""), ("tcp", "10.0.0.2:40001 by eth0"), ("shm", "")]
     known = {rank: (1, transport, "h2", 7, path) for rank, (transport, path) in enumerate(peers)}
@@ -133,18 +148,18 @@ def test_debug_tells_where_peers_of_other_hosts_are(
         context._tell_start()
         assert context.peers[2] == hpcomm.Peer(2, "tcp", "h2", 7, "alive", "10.0.0.2:40001 by eth0")
         monkeypatch.undo()
-    told = capfd.readouterr().err
+    told = told_by_logger()
     assert told.endswith(": tcp to rank 2 (h2) at 10.0.0.2:40001 by eth0; shm to ranks 1, 3\n")
 
 
 def test_notes_of_the_start_are_told_at_info(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, told_by_logger: Callable[[], str]
 ) -> None:
     monkeypatch.setattr(_core, "context_notes", lambda _: (("few cores", False), ("refused a stranger", True)))
     hpcomm.init().close()
-    assert capfd.readouterr().err == "hpcomm rank 0: refused a stranger\n"
+    assert told_by_logger() == "hpcomm rank 0: refused a stranger\n"
     hpcomm.init(debug="INFO").close()
-    told = capfd.readouterr().err.splitlines()[1:]
+    told = told_by_logger().splitlines()[1:]
     assert told == ["hpcomm rank 0: few cores", "hpcomm rank 0: refused a stranger"]
 
 
@@ -152,28 +167,28 @@ def test_notes_of_the_start_are_told_at_info(
 @pytest.mark.parametrize("debug", ["WARN", "INFO"])
 def test_strangers_are_warnings_and_other_later_notes_are_not(
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    told_by_logger: Callable[[], str],
     debug: str,
     end: Callable[[hpcomm.Context], None],
 ) -> None:
     notes = [("few cores", False), ("refused an early stranger", True)]
     monkeypatch.setattr(_core, "context_notes", lambda _: tuple(notes))
     context = hpcomm.init(debug=debug)
-    capfd.readouterr()
+    told_by_logger()
     notes.extend([("refused a stranger", True), ("no NUMA", False)])
     assert context.notes == ("few cores", "refused an early stranger", "refused a stranger", "no NUMA")
     if (child := os.fork()) == 0:
         context.close()  # nothing ends here
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert capfd.readouterr().err == ""
+    assert told_by_logger() == ""
     end(context)
     context.close()
     told = ["refused an early stranger", "refused a stranger", *(["no NUMA"] if debug == "INFO" else [])]
-    assert capfd.readouterr().err == "".join(f"hpcomm rank 0: {note}\n" for note in told)
+    assert told_by_logger() == "".join(f"hpcomm rank 0: {note}\n" for note in told)
 
 
-def test_failed_start_tells_all_notes(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_start_tells_all_notes(monkeypatch: pytest.MonkeyPatch, told_by_logger: Callable[[], str]) -> None:
     class Broken:
         rank, size = 0, 2
 
@@ -183,10 +198,10 @@ def test_failed_start_tells_all_notes(monkeypatch: pytest.MonkeyPatch, capfd: py
     monkeypatch.setattr(_core, "context_notes", lambda _: (("refused a stranger", True),))
     with pytest.raises(OSError, match="wire"):
         hpcomm.init(Broken())
-    assert capfd.readouterr().err == "hpcomm rank 0: refused a stranger\n"
+    assert told_by_logger() == "hpcomm rank 0: refused a stranger\n"
 
 
-def test_stranger_on_the_wire_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_stranger_on_the_wire_is_told_once(told_by_logger: Callable[[], str]) -> None:
     def body(context: hpcomm.Context) -> tuple[str, ...]:
         if context.rank == 1:
             where = re.fullmatch(r"(.*):(\d+) by \w+", context.peers[0].path)
@@ -203,7 +218,7 @@ def test_stranger_on_the_wire_is_told_once(capfd: pytest.CaptureFixture[str]) ->
     assert notes[1] == ()
     (told,) = notes[0]
     assert re.fullmatch(r"refused a connection from 127\.0\.0\.1:\d+: .*", told)
-    assert capfd.readouterr().err == f"hpcomm rank 0: {told}\n"
+    assert told_by_logger() == f"hpcomm rank 0: {told}\n"
 
 
 # ---- events --------------------------------------------------------------------------------------------------------

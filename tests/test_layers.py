@@ -37,7 +37,7 @@ codec
 stage
 launch
 _core
-config consistency
+config consistency log
 errors
 _ffi _fast
 """

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,7 @@ def test_nobody_waits_for_a_quorum_that_cannot_come(transport: dict[str, Any]) -
 
 
 @on_both
-def test_close_tells_of_a_push_that_found_no_quorum(capsys: pytest.CaptureFixture[str]) -> None:
+def test_close_tells_of_a_push_that_found_no_quorum(told_by_logger: Callable[[], str]) -> None:
     def body(context: Context) -> tuple[str, ...]:
         with exchange(context, quorum(2, float("inf")), topology=ParameterServer(servers=[0])) as ex:
             ex.step(whole(context.rank, 0))
@@ -258,7 +259,7 @@ def test_close_tells_of_a_push_that_found_no_quorum(capsys: pytest.CaptureFixtur
 
     note = "lost the last push of 2 keys of rank 2, w first: version 2 found no quorum of 2"
     assert run_threads(3, body) == [(), (), (note,)]
-    assert f"hpcomm rank 2: {note}\n" in capsys.readouterr().err
+    assert f"hpcomm rank 2: {note}\n" in told_by_logger()
 
 
 def test_who_has_closed_and_left_is_not_waited_for(transport: dict[str, Any]) -> None:

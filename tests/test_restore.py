@@ -1,7 +1,6 @@
 """restore: which checkpoint the ranks agree to go on from, by any plan, and what they leave out."""
 
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import on_both, run_threads
 from test_checkpointer import exchange, flip, saved, train
+from told import logs
 
 from hpcomm import Checkpointer, CheckpointError, Context, ParameterServer, latest, restore
 
@@ -62,11 +62,11 @@ def test_a_damaged_file_sends_all_ranks_to_the_checkpoint_before(tmp_path: Path)
     saved(tmp_path, 3, 6)
     assert latest(tmp_path) == 6
     flip(tmp_path / "step-000006.rank-001.ckpt", 5000)
-    with pytest.warns(RuntimeWarning, match=r"step 6 is left out: .*step-000006\.rank-001\.ckpt is damaged"):
+    with logs(r"step 6 is left out: .*step-000006\.rank-001\.ckpt is damaged"):
         assert latest(tmp_path) == 4
-    with pytest.warns(RuntimeWarning, match=r"step 6 is left out: rank 1: .*is damaged: its checksum"):
+    with logs(r"step 6 is left out: rank 1: .*is damaged: its checksum"):
         assert restored(3, lambda rank: tmp_path) == [4, 4, 4]
-    with pytest.warns(RuntimeWarning, match="is damaged"):
+    with logs("is damaged"):
         told = restored(3, lambda rank: tmp_path, step=6)
     assert told == [told[0]] * 3
     assert "no checkpoint of step 6 that every rank can load" in told[0]
@@ -83,7 +83,7 @@ def test_ranks_agree_on_what_all_of_them_have(tmp_path: Path) -> None:
     (tmp_path / "2" / "step-000006.rank-002.ckpt").unlink()
     half = tmp_path / "0" / "step-000008.rank-000.ckpt"
     half.write_bytes((tmp_path / "0" / "step-000006.rank-000.ckpt").read_bytes()[:4000])
-    with pytest.warns(RuntimeWarning, match=r"step-000008\.rank-000\.ckpt is torn"):
+    with logs(r"step-000008\.rank-000\.ckpt is torn"):
         assert restored(3, lambda rank: tmp_path / str(rank)) == [4, 4, 4]
     half.unlink()
     assert restored(3, lambda rank: tmp_path / str(rank), step=2) == [2, 2, 2]
@@ -102,14 +102,14 @@ def test_ranks_that_see_other_files_agree(tmp_path: Path) -> None:
 
 
 def test_without_a_complete_checkpoint_the_training_starts_anew(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with logs() as told:
         assert restored(2, lambda rank: tmp_path / "nothing") == [None, None]
         assert latest(tmp_path / "nothing") is None
+    assert not told
     saved(tmp_path, 2, 2)
     (tmp_path / "step-000002.rank-001.ckpt").rename(tmp_path / "step-000002.rank-001.ckpt.part")
     assert latest(tmp_path) is None
-    with pytest.warns(RuntimeWarning, match="none has been complete yet: starting anew"):
+    with logs("none has been complete yet: starting anew"):
         assert restored(2, lambda rank: tmp_path) == [None, None]
 
 
@@ -119,5 +119,5 @@ def test_files_of_two_runs_are_no_checkpoint(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "a" / "step-000002.rank-001.ckpt", tmp_path / "b")
     assert latest(tmp_path / "a") == 2
     assert latest(tmp_path / "b") is None
-    with pytest.warns(RuntimeWarning, match="rank 0 has 2; rank 1 has 2"):
+    with logs("rank 0 has 2; rank 1 has 2"):
         assert restored(2, lambda rank: tmp_path / "b") == [None, None]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import mpi
 import pytest
 import torchcases as cases
 from torchcases import Data, F, case, check, check_bits, check_same, everywhere, momentum, net, nn, refuses, torch
@@ -225,20 +226,21 @@ def updates_are_there_after_step(ctx: hpcomm.Context) -> None:
             ht.DistributedOptimizer(sgd(model.parameters()), ctx, model, **wrong)
 
 
-@case
-def the_environment_gives_overlap(ctx: hpcomm.Context) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        for told, overlaps in (("1", True), ("0", False)):
-            patch.setenv("HPCOMM_OVERLAP", told)
-            model = net()
-            optimizer = ht.DistributedOptimizer(sgd(model.parameters()), ctx, model)
-            for step in range(3):
-                cases.plain_step(model, optimizer, Data(ctx, ctx.size), step)
-            assert optimizer._mode.pending == overlaps
-            optimizer.wait()
-        patch.setenv("HPCOMM_OVERLAP", "yes")
-        with refuses("HPCOMM_OVERLAP is 'yes': must be 0 or 1"):
-            ht.DistributedOptimizer(sgd(model.parameters()), ctx, model)
+def test_a_setting_gives_overlap() -> None:
+    for told, overlaps in (("1", True), ("0", False)):
+        assert mpi.spawn(1, waits, env={"HPCOMM_OVERLAP": told}).values == [not overlaps]
+    with pytest.raises(hpcomm.ConfigError, match="overlap='yes': must be 0 or 1"):
+        hpcomm.init(overlap="yes")
+
+
+def waits() -> bool:
+    """Whether step waits."""
+    with hpcomm.init() as ctx:
+        model = net()
+        optimizer = ht.DistributedOptimizer(sgd(model.parameters()), ctx, model)
+        for step in range(3):
+            cases.plain_step(model, optimizer, Data(ctx, ctx.size), step)
+        return not optimizer._mode.pending
 
 
 class Looked(nn.Module):

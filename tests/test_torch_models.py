@@ -2,13 +2,13 @@
 
 import copy
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torchcases as cases
+from told import logs
 from torchcases import (
     BATCH,
     OPTIMIZERS,
@@ -260,11 +260,10 @@ def sparse_gradients(ctx: hpcomm.Context) -> None:
         F.cross_entropy(model((x.abs() * 4).long().clamp(max=11)), y).backward()
         optimizer.step()
 
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with logs() as told:
         optimizer = check(ctx, lambda p: torch.optim.SGD(p, lr=0.1), loop=loop, model=model)
     assert optimizer.stats().dense == 5
-    assert len([w for w in told if "sparse" in str(w.message)]) == 1
+    assert len([sentence for sentence in told if "sparse" in sentence]) == 1
     with refuses("sparse"):
         check(ctx, lambda p: torch.optim.SGD(p, lr=0.1), loop=loop, model=model, sparse="refuse")
 

@@ -28,7 +28,6 @@ when every rank has told that it has written newer ones.
 import math
 import secrets
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -42,6 +41,7 @@ from ..errors import CheckpointError, ConfigError, HpcommError, InvalidArgument,
 from ..exchange import Exchange, inside
 from ..exchange.pieces import SHARED
 from ..flow import feeders
+from ..log import logger
 from ..plan import Plan
 from ..stage import whole
 from . import files, resume
@@ -95,7 +95,7 @@ class Checkpointer:
 
     An error of the thread that writes (a full disk, say) is raised by the next call of this rank, when that has begun
     to save what it has to. Then, and where `after` refuses a step that is due, the checkpoint of that step stays
-    incomplete, and the ones before it stay. The other ranks do not stop for it: they say so by a RuntimeWarning, at a
+    incomplete, and the ones before it stay. The other ranks do not stop for it: they say so by a warning, at a
     later step that is due or in close, when they have heard of it. A checkpointer belongs to the exchange's thread.
 
     Raises:
@@ -357,11 +357,11 @@ class Checkpointer:
             if step not in self._begun:
                 continue  # not yet, or never: a step that was due nowhere
             self._missed[rank] = step
-            warnings.warn(
-                f"rank {self._rank}: the checkpoint of step {step} stays incomplete: rank {rank} has no file of it, "
-                "and was told why",
-                RuntimeWarning,
-                stacklevel=3,
+            logger.warning(
+                "rank %d: the checkpoint of step %d stays incomplete: rank %d has no file of it, and was told why",
+                self._rank,
+                step,
+                rank,
             )
 
     def _check_open(self, op: str) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -15,6 +14,7 @@ from .._core import seconds
 from ..context import Context
 from ..errors import CheckpointError, ConfigError
 from ..exchange import Exchange
+from ..log import logger
 from ..plan import Plan
 from ..stage import whole
 from . import files
@@ -35,7 +35,7 @@ def latest(directory: str | PathLike[str]) -> int | None:
     """The step of the newest complete checkpoint in a directory that all ranks write into; None: there is none.
 
     Every file of it has been read and its checksum found right. Newer ones that are torn or damaged are left out, with
-    a RuntimeWarning; newer ones of which files are missing, as they are while ranks still write, without. Not
+    a warning; newer ones of which files are missing, as they are while ranks still write, without. Not
     collective: it asks nobody, and where each host has a directory of its own finds none; restore does.
 
     Raises:
@@ -73,7 +73,7 @@ def restore(
 
     Returns:
         The step and the trainer's extra values; None on every rank where no checkpoint has ever been complete, with a
-        RuntimeWarning if there are parts of one.
+        warning if there are parts of one.
 
     Raises:
         CheckpointError: no checkpoint of that step can be loaded by all, or one was complete once and none can be
@@ -204,4 +204,4 @@ def gather(ctx: Context, told: Any, timeout: float) -> list[Any]:
 
 def _warn(sentences: Iterable[str]) -> None:
     for sentence in sentences:
-        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+        logger.warning("%s", sentence)

@@ -7,7 +7,6 @@ part of stays the same. A row's residual belongs to its elements: where the rows
 that forwards these elements.
 """
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from .. import _core
 from ..codec import WireFormat
 from ..errors import InvalidArgument
+from ..log import logger
 from ..plan import Plan
 from .pieces import SHARED, Kind, Shard
 
@@ -222,10 +222,8 @@ def _parsed(shard: Shard, encoders: Encoders) -> Iterator[_Held]:
 def _warn_of_lost(held: Iterable[_Held], encoders: Encoders) -> None:
     lost = {encoders.names[one.key] for one in held if one.residual.any()} - encoders.coded
     for name in sorted(lost):
-        warnings.warn(
-            f"what the checkpoint's ranks held back of key {name!r} is left out: the key is sent as an array now",
-            RuntimeWarning,
-            stacklevel=6,
+        logger.warning(
+            "what the checkpoint's ranks held back of key %r is left out: the key is sent as an array now", name
         )
 
 

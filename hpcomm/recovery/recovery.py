@@ -1,6 +1,5 @@
 """Going on after a rank died or left: over those that are left, with what they keep."""
 
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,11 +16,10 @@ from ..errors import CheckpointError, HpcommError, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
 from ..exchange.arguments import graph_phases, has_copies
 from ..exchange.servers import updates_in_a_fold
+from ..log import logger
 from ..plan import Plan
 from ..topology import Graph, HostGraph, among, spectral_gap
 from ..topology.by_key import Servers
-
-_log = logging.getLogger("hpcomm")
 
 
 @dataclass(frozen=True)
@@ -241,4 +239,4 @@ def _told(gap: tuple[float, float] | None) -> str:
 
 def _tell(lost: Sequence[int], clock: int, left: int, more: str) -> None:
     who = f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}" if lost else "nobody"
-    _log.warning("%s lost: %d ranks go on from step %d%s", who, left, clock, more)
+    logger.warning("%s lost: %d ranks go on from step %d%s", who, left, clock, more)

@@ -4,7 +4,6 @@ A gradient goes to its slot, which owners read; a parameter comes back into the 
 both are the tensors that torch works with, and nothing is copied but a gradient that autograd has put elsewhere.
 """
 
-import warnings
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from ..errors import InvalidArgument
 from ..exchange import Exchange, Handle, inside
+from ..log import logger
 from .stats import Counts
 from .tensors import Order, as_float32, as_tensor, order_of, part_with, written
 
@@ -261,11 +261,7 @@ class ParamKey:
                 f'the gradient of {self.name!r} is sparse: sparse="refuse" does not exchange it; sparse="dense" does'
             )
         if not self.counts.dense:
-            warnings.warn(
-                f"the gradient of {self.name!r} is sparse and is exchanged dense, as all sparse ones are",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            logger.warning("the gradient of %r is sparse and is exchanged dense, as all sparse ones are", self.name)
         self.counts.dense += 1
         return grad.to_dense()
 

@@ -1,6 +1,5 @@
 """DistributedOptimizer: a torch optimizer whose gradients, or parameters, are those of all ranks."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +16,7 @@ from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange
 from ..exchange.arguments import check_choice, graph_phases, refuse
 from ..exchange.servers import has_servers, updates_one_model
+from ..log import logger
 from ..presets import parameter_hub
 from ..recovery import Recovered
 from ..stage import whole
@@ -72,7 +72,7 @@ class DistributedOptimizer(Optimizer):
         consistency: BSP; SSP(s), ASYNC or a quorum with servers; those of graphs with a graph.
         codec: of gradients, as Exchange takes it; a mapping has the names of the model's parameters.
         overlap: whether step() returns while parameters are on their way, which between hosts saves 2 to 7 % of a step;
-            None: what HPCOMM_OVERLAP says, 0 or 1; else not.
+            None: what init(overlap=) or HPCOMM_OVERLAP says; else not.
         options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers.
 
     Attributes:
@@ -114,7 +114,7 @@ class DistributedOptimizer(Optimizer):
             check_choice("apply", apply, ("step", "backward"))
             check_choice("buffers", buffers, KINDS)
             check_choice("sparse", sparse, ("dense", "refuse"))
-            self._overlap = overlaps(overlap)
+            self._overlap = overlaps(ctx, overlap)
             check_options(options)
             passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
             clip = check_clip(clip_norm)
@@ -526,4 +526,4 @@ def _maker(topology: Any, consistency: Consistency, options: dict[str, Any]) -> 
 def _note(ctx: Context, sentence: str) -> None:
     """Said once, by rank 0."""
     if ctx.rank == 0:
-        warnings.warn(sentence, RuntimeWarning, stacklevel=4)
+        logger.warning("%s", sentence)

@@ -2,7 +2,6 @@
 has already."""
 
 import io
-import os
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -53,16 +52,13 @@ def keys_of(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str)
     return keys
 
 
-def overlaps(given: bool | None) -> bool:
-    """The argument overlap, else HPCOMM_OVERLAP."""
-    if given is not None:
-        if not isinstance(given, bool):
-            raise InvalidArgument(f"overlap is {given!r}: must be True, False or None")
-        return given
-    told = os.environ.get("HPCOMM_OVERLAP", "0")
-    if told not in ("0", "1"):
-        raise InvalidArgument(f"HPCOMM_OVERLAP is {told!r}: must be 0 or 1")
-    return told == "1"
+def overlaps(ctx: Context, given: bool | None) -> bool:
+    """The argument overlap, else the setting."""
+    if given is None:
+        return ctx.config.overlap
+    if not isinstance(given, bool):
+        raise InvalidArgument(f"overlap is {given!r}: must be True, False or None")
+    return given
 
 
 def check_no_max_norm(model: nn.Module, keys: Sequence[ParamKey]) -> None:

@@ -1,0 +1,25 @@
+"""What hpcomm tells of a run goes to Python's logger "hpcomm": warnings, and what HPCOMM_DEBUG asks for. Where the
+program has not configured logging it is written to stderr, a line at a time."""
+
+import logging
+import sys
+
+logger = logging.getLogger("hpcomm")
+_LEVELS = {"INFO": logging.INFO, "TRACE": logging.DEBUG}
+
+
+class _Stderr(logging.Handler):
+    """As logging.lastResort, below WARNING too."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.root.handlers and logger.handlers == [self]:
+            print(f"hpcomm {record.getMessage()}\n", end="", file=sys.stderr, flush=True)  # one write: one line
+
+
+logger.addHandler(_Stderr())
+
+
+def ask(debug: str) -> None:
+    """Lets through what HPCOMM_DEBUG asks for, unless the program has set a level itself."""
+    if debug in _LEVELS and logger.level == logging.NOTSET:
+        logger.setLevel(_LEVELS[debug])
