@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -112,7 +113,7 @@ class ByHpcomm(Way):
         case: Task,
         batches: Sequence[Batch],
         ctx: hpcomm.Context,
-        apply: str,
+        apply: Literal["step", "backward"],
         fused: bool = False,
         loss: Loss = cross_entropy,
     ) -> None:

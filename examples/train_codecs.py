@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm.codec import ErrorFeedback, OneBit, Threshold, TopK
+from hpcomm.codec import Codecs, ErrorFeedback, OneBit, Threshold, TopK
 
-CODECS = {
+CODECS: dict[str, Codecs] = {
     "float32": "float32",
     "bfloat16": "bfloat16",
     "bfloat16, error sent later": ErrorFeedback("bfloat16"),

@@ -15,6 +15,7 @@ is 0 when all ranks end with the same weights. HPCOMM_TIMELINE=trace.json shows 
 
 import os
 import sys
+from typing import Literal
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
@@ -296,7 +297,7 @@ def gloo(ctx: hpcomm.Context) -> Iterator[None]:
 def main(
     names: tuple[str, ...],
     ddp: bool,
-    apply: str,
+    apply: Literal["step", "backward"],
     batch: int,
     steps: int,
     seed: int,

@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypedDict
 
 from .errors import ConfigError
 
@@ -133,6 +133,26 @@ class Config:
     overlap: bool = _setting(
         False, "switch", _switch, "hpcomm.torch: 1: step() returns while parameters are on their way"
     )
+
+
+class Settings(TypedDict, total=False):
+    """The fields of Config, as init takes them one by one; None: as if it were not given."""
+
+    timeout: float | None
+    transport: str | None
+    spin: float | None
+    yield_: float | None
+    loop_seed: int | None
+    silence: float | None
+    socket_ifname: str | None
+    tcp_streams: int | None
+    tcp_congestion: str | None
+    devices: str | None
+    secret_file: str | os.PathLike[str] | None
+    master_port: int | None
+    timeline: str | os.PathLike[str] | None
+    debug: str | None
+    overlap: bool | None
 
 
 @dataclass(frozen=True)

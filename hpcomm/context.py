@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,6 +22,11 @@ from .errors import HpcommError, InvalidArgument, PeerFailed, Timeout
 from .launch import Communicator, Group
 from .queue import Queue, as_peers
 from .window import Lane, Sources, Window, as_dtype, as_shape, size_of, window_shape
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .config import Settings
 
 _WHY_CHARS = 120  # of an exception, told to the peers
 _STATES = ("joining", "alive", "left", "failed")
@@ -54,7 +59,7 @@ class Peer:
     path: str = ""
 
 
-def init(comm: Communicator | Any | None = None, **config: Any) -> "Context":
+def init(comm: Communicator | Any | None = None, **config: "Unpack[Settings]") -> "Context":
     """Brings this rank up and waits for all the others.
 
     Args:

@@ -1,7 +1,7 @@
 """Presets: each paper as a function that returns an Exchange of that paper's parts."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .consistency import BSP, NOTIFY_ACK, Consistency
 from .context import Context
@@ -13,6 +13,11 @@ from .optim import Average, Nesterov, RuleOrRules
 from .topology import HostGraph, ParameterServer, Tree, root_expander
 from .topology.by_key import Servers
 from .topology.hierarchy import OneTopology
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .exchange.options import More
 
 _RULE = Nesterov()
 
@@ -27,14 +32,15 @@ def parameter_hub(
     affinity: str | None = None,
     interfaces: int | None = None,
     apply_at: str | None = None,
+    consistency: Consistency = BSP,
     rule: RuleOrRules = _RULE,
-    **options: Any,
+    **options: "Unpack[More]",
 ) -> Exchange:
     """PHub (Luo et al., SoCC 2018): a parameter server whose cores each own chunks of 32 KiB for life, under BSP, with
     Nesterov's rule (sections 3.2 and 4.2).
 
     Args:
-        ctx, params, rule: as Exchange takes them.
+        ctx, params, consistency, rule: as Exchange takes them; under ASYNC every update counts in full.
         topology: "auto": updates are folded inside each host first (section 3.4), where some of several hosts have
             several ranks, or some of several racks that are told several hosts, none of the five arguments below is
             given, and the options are those of plain BSP: no quorum, deterministic. Else, as by "flat", every worker
@@ -46,8 +52,8 @@ def parameter_hub(
         servers: of ParameterServer.
         affinity, interfaces: of ParameterServer: how several NICs are used (section 4.5).
         apply_at: of ParameterServer: who applies the rule. A Hierarchy has one of its own.
-        options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16", codec_out="bfloat16" or
-            consistency=ASYNC, under which every update counts in full. plan=... stands for the topology too.
+        options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16" or codec_out="bfloat16". plan=... stands
+            for the topology too.
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank.
@@ -74,14 +80,21 @@ def parameter_hub(
         if isinstance(ctx, Context):
             refuse(ctx, wrong)
         raise
-    return Exchange(ctx, params, own, options.pop("consistency", BSP), rule, **options)
+    return Exchange(ctx, params, own, consistency, rule, **options)
 
 
 _AVERAGE = Average()
 _TREE = Tree()
 
 
-def broadcast(ctx: Context, params: Mapping[str, Any], topology: Tree = _TREE, **options: Any) -> Exchange:
+def broadcast(
+    ctx: Context,
+    params: Mapping[str, Any],
+    topology: Tree = _TREE,
+    *,
+    consistency: Consistency = BSP,
+    **options: "Unpack[More]",
+) -> Exchange:
     """What one rank pushes comes to all, from rank to rank by a tree (Parameter Flow, section 3.4).
 
         ex = hpcomm.broadcast(ctx, {"w": w0}, hpcomm.Tree(arity=1))
@@ -90,7 +103,7 @@ def broadcast(ctx: Context, params: Mapping[str, Any], topology: Tree = _TREE, *
     A rank that is not the root gives nothing: its push says that it is done with what came before, and waits.
 
     Args:
-        ctx, params: as Exchange takes them.
+        ctx, params, consistency: as Exchange takes them.
         topology: the tree; a binary one from rank 0.
         options: Exchange's other ones, e.g. chunk_bytes=65536 or codec_out="bfloat16".
 
@@ -103,7 +116,7 @@ def broadcast(ctx: Context, params: Mapping[str, Any], topology: Tree = _TREE, *
         if isinstance(ctx, Context):
             refuse(ctx, wrong)
         raise wrong
-    return Exchange(ctx, params, topology, options.pop("consistency", BSP), _AVERAGE, **options)
+    return Exchange(ctx, params, topology, consistency, _AVERAGE, **options)
 
 
 def stochastic_reduce(
@@ -114,7 +127,7 @@ def stochastic_reduce(
     consistency: Consistency = NOTIFY_ACK,
     rule: RuleOrRules = _AVERAGE,
     hosts_first: bool = False,
-    **options: Any,
+    **options: "Unpack[More]",
 ) -> Exchange:
     """ASAP (Kadav and Kruus, 2016): every rank averages its model with those of its in-neighbours in a sparse graph,
     and waits for nobody else (sections 3 and 4).

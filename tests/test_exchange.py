@@ -74,7 +74,7 @@ def assert_same(have: Any, want: Any) -> None:
 
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_every_placement_sums(placement: str, progress: str, transport: dict[str, Any]) -> None:
+def test_every_placement_sums(placement: str, progress: Any, transport: dict[str, Any]) -> None:
     topology = PLACEMENTS[placement]
     workers = topology.roles(3)[0]
 
@@ -683,7 +683,7 @@ def test_plan_is_told_and_may_be_given() -> None:
     ("progress", "spare", "cores"), [("inline", 7, 3), ("auto", 0, 3), ("auto", 2, 3), ("auto", 7, 6)]
 )
 def test_every_interface_has_as_many_cores(
-    progress: str, spare: int, cores: int, monkeypatch: pytest.MonkeyPatch
+    progress: Any, spare: int, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_core, "spare_cores", lambda *_: spare)
 
@@ -745,7 +745,7 @@ def test_parameter_hub_is_its_parts() -> None:
 # ---- processes -----------------------------------------------------------------------------------------------------
 
 
-def train(placement: str, progress: str, wire: str) -> list[Any]:
+def train(placement: str, progress: Any, wire: str) -> list[Any]:
     """A model that learns to be its mean target, from arrays in place."""
     context = hpcomm.init(mpi.world())
     topology = ParameterServer(placement, servers=[0] if placement == "NCS" else None)
@@ -779,7 +779,7 @@ def train(placement: str, progress: str, wire: str) -> list[Any]:
         ("NCS", "thread", "bfloat16"),
     ],
 )
-def test_processes_train(placement: str, progress: str, wire: str) -> None:
+def test_processes_train(placement: str, progress: Any, wire: str) -> None:
     ranks = mpi.spawn(3, train, placement, progress, wire).values
     want = 1.5 if placement.startswith("N") else 1.0
     for found in ranks[placement.startswith("N") :]:

@@ -97,7 +97,7 @@ def test_close_that_times_out_may_be_called_again() -> None:
 @on_both
 @pytest.mark.parametrize("consistency", [BSP, ASYNC], ids=str)
 @pytest.mark.parametrize("progress", ["inline", "thread"])
-def test_context_closes_its_exchanges_first(consistency: hpcomm.Consistency, progress: str) -> None:
+def test_context_closes_its_exchanges_first(consistency: hpcomm.Consistency, progress: Any) -> None:
     def body(context: hpcomm.Context) -> None:
         first, second = (Exchange(context, params(), consistency=consistency, progress=progress) for _ in range(2))
         first.step(params())
@@ -269,7 +269,7 @@ def test_forked_child_neither_uses_nor_ends_its_parents_exchange(alone: hpcomm.C
 kept: list[Any] = []
 
 
-def end(how: str, placement: str, consistency: str, progress: str) -> str:
+def end(how: str, placement: str, consistency: str, progress: Any) -> str:
     """Rank 1 ends in the middle of training, by `how`; who is left tells what it learns. Nothing is closed by hand."""
     context = hpcomm.init(mpi.world(), timeout=20)
     topology = ParameterServer(placement, servers=[1] if placement == "NCS" else None)
@@ -322,7 +322,7 @@ def end(how: str, placement: str, consistency: str, progress: str) -> str:
         ("kill", -signal.SIGKILL, r"rank 1 .*died"),
     ],
 )
-def test_end_of_a_worker_is_told_to_its_peer(how: str, code: int, told: str, progress: str) -> None:
+def test_end_of_a_worker_is_told_to_its_peer(how: str, code: int, told: str, progress: Any) -> None:
     ended = mpi.spawn(2, end, how, "CS", "BSP", progress, check=False, taken_apart=True)
     assert ended.codes == [0, code], ended.err
     assert re.search(told, ended.values[0])
@@ -344,7 +344,7 @@ def test_dead_worker_fails_a_rank_that_only_serves() -> None:
     assert None not in (ended.values[0], ended.values[2])
 
 
-def train_to_the_end(progress: str) -> float:
+def train_to_the_end(progress: Any) -> float:
     """All ranks leave their exchanges to the interpreter's end, engines running."""
     context = hpcomm.init(mpi.world(), timeout=20)
     ex = Exchange(context, params(), rule=SGD(lr=1), progress=progress, cores=2)
@@ -357,7 +357,7 @@ def train_to_the_end(progress: str) -> float:
 @pytest.mark.some(2)
 @on_both
 @pytest.mark.parametrize("progress", ["inline", "thread"])
-def test_interpreter_ends_with_exchanges_open(progress: str) -> None:
+def test_interpreter_ends_with_exchanges_open(progress: Any) -> None:
     ended = mpi.spawn(3, train_to_the_end, progress, taken_apart=True)
     assert ended.values == [-50.0] * 3
     assert ended.err == ""

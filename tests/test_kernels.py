@@ -278,7 +278,7 @@ def test_missing_numba_names_the_line_that_brings_it(monkeypatch: pytest.MonkeyP
 # ---- the interpreter is never entered --------------------------------------------------------------------------------
 
 
-def train_while_a_server_holds_the_gil(progress: str) -> list[Any]:
+def train_while_a_server_holds_the_gil(progress: Any) -> list[Any]:
     """Rank 0 owns every chunk and holds its GIL while the others train: nobody but its engine can have worked."""
     context = hpcomm.init(mpi.world(), timeout=30)
     rng = np.random.default_rng(3)
@@ -319,7 +319,7 @@ def hold_gil_until_signal(window: hpcomm.Window) -> int:
 
 @pytest.mark.some(1)
 @pytest.mark.parametrize("progress", ["thread", "inline"])
-def test_server_trains_with_the_gil_held(progress: str) -> None:
+def test_server_trains_with_the_gil_held(progress: Any) -> None:
     (entered, applied), *models = mpi.spawn(3, train_while_a_server_holds_the_gil, progress).values
     assert (entered, applied) == (0, 150)
     for model in models:

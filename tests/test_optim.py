@@ -118,7 +118,7 @@ def bits(params: Any) -> str:
 @on_both
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule[0]))
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
-def test_rule_has_the_bits_of_numpy(rule: tuple[Any, Apply], reduce: str) -> None:
+def test_rule_has_the_bits_of_numpy(rule: tuple[Any, Apply], reduce: Any) -> None:
     def body(context: hpcomm.Context) -> None:
         reference = Reference(*rule)
         ex = Exchange(context, random(0), rule=rule[0], reduce=reduce, chunk_bytes=1024, progress="inline")

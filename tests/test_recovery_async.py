@@ -27,7 +27,7 @@ PLACES = {"colocated": ParameterServer(servers=[0, 1]), "dedicated": ParameterSe
 ON = [("colocated", "shm", "inline"), ("colocated", "tcp", "thread"), ("dedicated", "shm", "thread")]
 
 
-def _exchange(ctx: hpcomm.Context, placed: ParameterServer, progress: str, staleness: int = 0) -> Exchange:
+def _exchange(ctx: hpcomm.Context, placed: ParameterServer, progress: Any, staleness: int = 0) -> Exchange:
     """staleness: of SSP; 0: ASYNC."""
     zeros = {name: np.zeros((n, ctx.size, STEPS), np.float32) for name, n in CHUNKS.items()}
     return Exchange(
@@ -65,7 +65,7 @@ def _meet(ex: Exchange, ranks: list[int], step: int) -> None:
 
 
 def _train(
-    placed: str, progress: str, deaths: dict[str, list[int]], killer: int, staleness: int = 0
+    placed: str, progress: Any, deaths: dict[str, list[int]], killer: int, staleness: int = 0
 ) -> dict[str, Any] | None:
     """deaths: rank -> step and place at which it kills itself, before, in or after its pushes, or when it has seen
     another one's death; or at which the killer kills it, wherever it is."""
@@ -144,7 +144,7 @@ def _check(told: list[dict[str, Any]], left: list[int], victims: dict[int, int])
 @pytest.mark.some(4)
 @pytest.mark.parametrize(("placed", "transport", "progress"), ON)
 @pytest.mark.parametrize(("place", "staleness"), [(0, 0), (1, 0), (2, 0), (1, 3)])
-def test_what_was_folded_counts_once(placed: str, transport: str, progress: str, place: int, staleness: int) -> None:
+def test_what_was_folded_counts_once(placed: str, transport: str, progress: Any, place: int, staleness: int) -> None:
     env = {"HPCOMM_TRANSPORT": transport}
     deaths = {"3": [5, place]}
     ended = mpi.spawn(4, _train, placed, progress, deaths, -1, staleness, check=False, env=env)
@@ -155,7 +155,7 @@ def test_what_was_folded_counts_once(placed: str, transport: str, progress: str,
 @pytest.mark.some(2)
 @pytest.mark.parametrize(("placed", "transport", "progress"), ON)
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_killed_from_outside_while_all_push(placed: str, transport: str, progress: str, staleness: int) -> None:
+def test_killed_from_outside_while_all_push(placed: str, transport: str, progress: Any, staleness: int) -> None:
     env = {"HPCOMM_TRANSPORT": transport}
     ended = mpi.spawn(4, _train, placed, progress, {"3": [7, 1]}, 2, staleness, check=False, env=env)
     assert ended.codes == [0, 0, 0, -signal.SIGKILL], ended.err

@@ -164,7 +164,7 @@ def test_killed_at_random(seed: int, transport: str) -> None:
     assert [ended.values[rank] for rank in left] == [left] * 4
 
 
-def closes_what_it_had(transport: str, consistency: str, progress: str) -> list[Any]:
+def closes_what_it_had(transport: str, consistency: str, progress: Any) -> list[Any]:
     """A rank dies under exchanges, queues and windows: they close, or are dropped, without waiting for it."""
     context = hpcomm.init(mpi.world(), transport=transport, timeout=60)
     kept = [
@@ -207,7 +207,7 @@ def closes_what_it_had(transport: str, consistency: str, progress: str) -> list[
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("consistency", ["BSP", "ASYNC"])
 @pytest.mark.parametrize("progress", ["inline", "thread"])
-def test_what_a_dead_rank_shared_is_closed(transport: str, consistency: str, progress: str) -> None:
+def test_what_a_dead_rank_shared_is_closed(transport: str, consistency: str, progress: Any) -> None:
     ended = mpi.spawn(3, closes_what_it_had, transport, consistency, progress, timeout=25, check=False)
     assert ended.codes == [0, KILLED, 0], ended.err
     assert ended.values == [[0, 2], None, [0, 2]]

@@ -230,7 +230,7 @@ def test_a_setting_gives_overlap() -> None:
     for told, overlaps in (("1", True), ("0", False)):
         assert mpi.spawn(1, waits, env={"HPCOMM_OVERLAP": told}).values == [not overlaps]
     with pytest.raises(hpcomm.ConfigError, match="overlap='yes': must be 0 or 1"):
-        hpcomm.init(overlap="yes")
+        hpcomm.init(overlap="yes")  # type: ignore[arg-type]
 
 
 def waits() -> bool:

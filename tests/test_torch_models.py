@@ -487,12 +487,13 @@ def a_scaler_in_a_join_block_is_refused_by_all(ctx: hpcomm.Context) -> None:
 @everywhere
 def state_from_before_the_start(ctx: hpcomm.Context) -> None:
     """A plain optimizer that has state is given to a DistributedOptimizer: rank 0's state counts."""
-    for make, apply in (
+    ways: list[tuple[Any, Any]] = [
         (momentum, "step"),
         (OPTIMIZERS["adamw"], "backward"),
         (torch.optim.RMSprop, "step"),
         (torch.optim.Adagrad, "step"),  # has state at once
-    ):
+    ]
+    for make, apply in ways:
         for everybody in (True, False):
             ours, alone = net(), net()
             before = make(alone.parameters())
@@ -620,7 +621,7 @@ def ranks_give_different_arguments(ctx: hpcomm.Context) -> None:
     if ctx.size == 1:
         return
     ours = Replaced()
-    kind = "average" if ctx.rank == 1 else "local"
+    kind: Any = "average" if ctx.rank == 1 else "local"
     with pytest.raises(hpcomm.ConfigError, match="'local' on rank 0, 'average' on rank 1"):
         ht.DistributedOptimizer(momentum(ours.parameters()), ctx, ours, buffers=kind)
     clip = -1.0 if ctx.rank == 1 else 1.0

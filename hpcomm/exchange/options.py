@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, replace
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ..codec import Codecs, name_of, named
 from ..consistency import Consistency
@@ -14,6 +14,8 @@ from ..topology import Graph, HostGraph
 from ..topology.by_key import Servers
 from ..topology.hierarchy import OneTopology
 
+Reduce = Literal["mean", "sum"]
+Progress = Literal["auto", "thread", "inline"]
 Graphs = Graph | Sequence[Graph]
 AnyTopology = Servers | HostGraph | str | Mapping[str, OneTopology | str] | Graphs | Callable[[int], Graphs]
 
@@ -48,7 +50,7 @@ class PlanOptions:
     chunk_bytes: int | None = None
     depth: int = 1
     codec: Codecs | None = None
-    reduce: str = "mean"
+    reduce: Reduce = "mean"
     cores: int | None = None
     codec_out: Codecs | None = None
     wire: InitVar[Codecs | None] = None
@@ -90,27 +92,40 @@ class EngineOptions:
     deterministic: bool = True
     check_finite: bool = False
     split: bool = False
-    progress: str = "auto"
+    progress: Progress = "auto"
     patience: float | None = None
 
 
-class Keywords(TypedDict, total=False):
-    """The fields of PlanOptions and EngineOptions, as Exchange takes them one by one."""
+class KeywordsButCodec(TypedDict, total=False):
+    """Those of Keywords that DistributedOptimizer hands on."""
 
     chunk_bytes: int | None
     depth: int
-    codec: Codecs | None
     wire: Codecs | None
     codec_out: Codecs | None
-    reduce: str
+    reduce: Reduce
     cores: int | None
     in_place: bool
     shared_params: bool
     deterministic: bool
     check_finite: bool
     split: bool
-    progress: str
+    progress: Progress
     patience: float | None
+
+
+class Keywords(KeywordsButCodec, total=False):
+    """The fields of PlanOptions and EngineOptions, as Exchange takes them one by one."""
+
+    codec: Codecs | None
+
+
+class More(Keywords, total=False):
+    """What presets hand on to Exchange."""
+
+    plan: Plan | PlanOptions | None
+    engine: EngineOptions
+    timeout: float | None
 
 
 _PLAN = frozenset(field.name for field in fields(PlanOptions)) | {"wire"}

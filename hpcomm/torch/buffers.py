@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from ..context import Context
 from ..errors import InvalidArgument
 from ..exchange import Exchange, Handle
+from ..exchange.options import Reduce
 from ..optim import Average
 from .tensors import broadcast
 
@@ -40,7 +41,7 @@ class Exchanged(Local):
 
     key = "buffers"
 
-    def __init__(self, ctx: Context, model: nn.Module, reduce: str, options: dict[str, Any]) -> None:
+    def __init__(self, ctx: Context, model: nn.Module, reduce: Reduce, options: dict[str, Any]) -> None:
         self._model, self._rank = model, ctx.rank
         self._sum = reduce == "sum"
         self._values = np.zeros(sum(buffer.numel() for buffer in _real(model)), np.float32)

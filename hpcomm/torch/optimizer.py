@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..codec import Codecs
 from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported
@@ -32,6 +33,11 @@ from .syncer import Layers
 from .tensors import broadcast
 from .uneven import JoinBlock
 from .whole import Backward, OnePass
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .start import Options
 
 
 class DistributedOptimizer(Optimizer):
@@ -94,16 +100,16 @@ class DistributedOptimizer(Optimizer):
         ctx: Context,
         model: nn.Module,
         *,
-        apply: str = "step",
+        apply: Literal["step", "backward"] = "step",
         clip_norm: float | None = None,
         backward_passes_per_step: int = 1,
-        buffers: str = "local",
-        sparse: str = "dense",
+        buffers: Literal["local", "broadcast", "average"] = "local",
+        sparse: Literal["dense", "refuse"] = "dense",
         topology: Any = None,
         consistency: Consistency = BSP,
-        codec: Any = None,
+        codec: Codecs | None = None,
         overlap: bool | None = None,
-        **options: Any,
+        **options: "Unpack[Options]",
     ) -> None:
         if not isinstance(ctx, Context):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
@@ -156,9 +162,7 @@ class DistributedOptimizer(Optimizer):
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self._counts, self._rules = counts, rules
         self._join: JoinBlock | None = None
-        if codec is not None:
-            options["codec"] = codec
-        make = _maker(topology, consistency, options)
+        make = _maker(topology, consistency, options if codec is None else {**options, "codec": codec})
         args = (ctx, keys, counts)
         mode: Mode
         if not servers:
@@ -505,7 +509,7 @@ def _check_kinds(optimizer: Any, model: Any) -> None:
         raise InvalidArgument("model is a DistributedDataParallel, which exchanges gradients itself: give model.module")
 
 
-def _maker(topology: Any, consistency: Consistency, options: dict[str, Any]) -> Callable[..., Exchange]:
+def _maker(topology: Any, consistency: Consistency, options: Mapping[str, Any]) -> Callable[..., Exchange]:
     def make(ctx: Context, values: dict[str, Any], rule: Any, **more: Any) -> Exchange:
         codec = options.get("codec")
         if ROLL in values and codec is not None and not isinstance(codec, Mapping):  # it is no gradient

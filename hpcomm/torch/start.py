@@ -3,7 +3,7 @@ has already."""
 
 import io
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -14,16 +14,30 @@ from torch.optim import Optimizer
 
 from ..context import Context
 from ..errors import ConfigError, HpcommError, InvalidArgument
+from ..exchange.options import EngineOptions, KeywordsButCodec
 from .buffers import KINDS
 from .key import ParamKey, make_key
 from .stats import Counts
 from .tensors import broadcast
 
+
+class Options(KeywordsButCodec, total=False):
+    """Of DistributedOptimizer: those of Exchange, and those of parameter_hub that say who serves."""
+
+    engine: EngineOptions
+    timeout: float | None
+    placement: str
+    servers: int | Iterable[int]
+    affinity: str
+    interfaces: int
+    apply_at: str
+
+
 _OFFER = struct.Struct("<bbQ240s")  # the number of buffers=, whether there is state, the bytes of it, what is wrong
 _REFUSED = -1  # in place of the number
 
 
-def check_options(options: dict[str, Any]) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
     if "rule" in options:
         raise InvalidArgument("rule: it is that of the optimizer: leave it out")
     for name in ("shared_params", "in_place", "split", "plan"):

@@ -107,7 +107,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {"CC": {}, "CS": {}, "NCS": {"servers": 
 STEPS = 3
 
 
-def push_pull(desk: Desk, progress: str) -> dict[str, Any]:
+def push_pull(desk: Desk, progress: Any) -> dict[str, Any]:
     """Of each placement, how many parameters were wrong, after any step, on a worker."""
     with hpcomm.init(desk.world()) as ctx:
         found: dict[str, Any] = {}
@@ -159,7 +159,7 @@ def everything(size: int) -> dict[str, Any]:
 
 @pytest.mark.some(2)
 @pytest.mark.parametrize(("progress", "ranks_per_host"), [("inline", 1), ("thread", 1), ("inline", 2)])
-def test_every_placement_sums_exactly(cluster: Cluster, progress: str, ranks_per_host: int) -> None:
+def test_every_placement_sums_exactly(cluster: Cluster, progress: Any, ranks_per_host: int) -> None:
     hosts = cluster.hosts[: 4 // ranks_per_host]
     with Job(cluster, push_pull, progress, hosts=hosts, ranks_per_host=ranks_per_host) as job:
         values = job.values()

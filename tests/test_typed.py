@@ -1,0 +1,42 @@
+"""The types of options. mypy, which refuses an ignored error that is none, is the test of the calls here: it reads
+them, and nothing runs them."""
+
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
+
+import hpcomm
+from hpcomm import _core
+from hpcomm.config import Config, Settings
+from hpcomm.exchange.options import EngineOptions, Keywords, PlanOptions, Progress
+
+
+def right(optimizer: Any, model: Any, params: dict[str, Any]) -> None:
+    import hpcomm.torch as ht  # noqa: PLC0415 - torch may be missing
+
+    ctx = hpcomm.init(timeout=10, transport="shm", overlap=True)
+    hpcomm.parameter_hub(ctx, params, placement="CS", consistency=hpcomm.ASYNC, codec="float16", progress="inline")
+    hpcomm.broadcast(ctx, params, codec_out="bfloat16", timeout=3.0)
+    hpcomm.stochastic_reduce(ctx, params, in_place=True, depth=3)
+    ht.DistributedOptimizer(optimizer, ctx, model, apply="backward", buffers="average", chunk_bytes=4096, servers=2)
+
+
+def wrong(optimizer: Any, model: Any, params: dict[str, Any]) -> None:
+    import hpcomm.torch as ht  # noqa: PLC0415
+
+    ctx = hpcomm.init(timeuot=10)  # type: ignore[call-arg]
+    hpcomm.init(tcp_streams="two")  # type: ignore[arg-type]
+    hpcomm.parameter_hub(ctx, params, chunk_byts=4096)  # type: ignore[call-arg]
+    hpcomm.parameter_hub(ctx, params, progress="threads")  # type: ignore[arg-type]
+    hpcomm.parameter_hub(ctx, params, reduce="max")  # type: ignore[arg-type]
+    hpcomm.broadcast(ctx, params, depth="1")  # type: ignore[arg-type]
+    hpcomm.stochastic_reduce(ctx, params, inplace=True)  # type: ignore[call-arg]
+    ht.DistributedOptimizer(optimizer, ctx, model, apply="backwards")  # type: ignore[arg-type]
+    ht.DistributedOptimizer(optimizer, ctx, model, buffers="mean")  # type: ignore[arg-type]
+    ht.DistributedOptimizer(optimizer, ctx, model, chunks=3)  # type: ignore[call-arg]
+
+
+def test_types_name_what_is_taken() -> None:
+    assert set(get_type_hints(Settings)) == {field.name for field in fields(Config)}
+    taken = {field.name for options in (PlanOptions, EngineOptions) for field in fields(options)} | {"wire"}
+    assert set(get_type_hints(Keywords)) == taken
+    assert set(get_args(Progress)) == set(_core.PROGRESS)
