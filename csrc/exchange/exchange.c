@@ -341,12 +341,13 @@ static int open_workers(void *arg, int *ranks) {
     return n == 0 && ex->discipline->outstanding != NULL ? ex->discipline->outstanding(ex, ranks) : n;
 }
 
-/* After a revoke nobody comes back to this exchange: the others go on without the ranks that close it. */
+/* After a revoke the others go on without a rank that closes the exchange, and do not come back to it. One that serves
+ * goes on with them. */
 static int all_closed(void *arg) {
     hpc_exchange *ex = arg;
     if (ex->inline_progress) hpc_context_work(ex->context);
     if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
-    if (atomic_load(&ex->context->group.revoked)) return 1;
+    if (ex->life.closed && atomic_load(&ex->context->group.revoked)) return 1;
     for (int r = 0; r < ex->context->group.size; r++)
         if (is_open(ex, r)) return 0;
     return ex->discipline->outstanding == NULL || ex->discipline->outstanding(ex, NULL) == 0;
