@@ -209,7 +209,7 @@ def test_what_is_wrong_is_said(make: Callable[[], Any], sentence: str) -> None:
 )
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, missing: str, use: Callable[[], Any]) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(NotSupported, match="pip install matplotlib 'networkx>=3' 'scipy>=1.12'"):
+    with pytest.raises(NotSupported, match=r"pip install matplotlib 'networkx>=3' 'scipy>=1\.12'"):
         use()
 
 
