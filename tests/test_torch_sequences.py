@@ -21,6 +21,7 @@ import hpcomm.torch as ht
 pytestmark = pytest.mark.xdist_group("group sequences")
 
 SIZE, SEEDS = 2, 24
+FOUND = [661]  # seeds that have shown something wrong
 TOP = hpcomm.codec.TopK(0.2, kernel="c")
 LAYERS = ("conv", "norm", "last")
 RATES = {"SGD": 0.1, "Adam": 0.01, "AdamW": 0.01, "RMSprop": 0.005, "Adagrad": 0.02}
@@ -354,7 +355,7 @@ def told(seeds: list[int], transport: str) -> list[str]:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_sequences(transport: str) -> None:
     first = {"shm": 0, "tcp": SEEDS}[transport]
-    assert not told(list(range(first, first + SEEDS)), transport)
+    assert not told([*FOUND, *range(first, first + SEEDS)], transport)
 
 
 @pytest.mark.parametrize(("transport", "seed"), [("shm", 1), ("tcp", 2)])

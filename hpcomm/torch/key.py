@@ -128,6 +128,8 @@ class ParamKey:
     def find_home(self, *, take: bool = True) -> None:
         """Looks whether torch has put the parameter elsewhere, as model.to and p.data = ... do. take: with the values
         that it has there; else they are older than the exchange's."""
+        if take and self.apart and self.home is None and self.stamp != self.param._version:
+            raise self.lost_write()
         address = self.param.data_ptr()
         moved = address != self.address
         if moved:
@@ -141,8 +143,6 @@ class ParamKey:
 
     def give(self) -> None:
         """Its update begins: takes what the trainer has written, on all ranks alike. From here on owners write."""
-        if self.apart and self.home is None and self.stamp != self.param._version:
-            raise self.lost_write()
         self.find_home()
         written(self.param)
         self.stamp = self.param._version

@@ -138,6 +138,7 @@ class Split(Mode):
     def forget(self) -> None:
         if self.begun:
             for key in self.keys:
+                key.find_home()
                 if not key.sent:  # the others have folded it
                     key.receive()
                     self._fold(key.name, nothing=True)
