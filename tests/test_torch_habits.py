@@ -277,6 +277,46 @@ def models_that_cannot_be_given_are_refused_everywhere(ctx: hpcomm.Context) -> N
             ht.DistributedOptimizer(sgd(model.parameters()), ctx, model)
 
 
+def left_out(values: Any) -> Callable[[Any], Any]:
+    """A parameter that the optimizer does not have."""
+    return lambda model: model.register_parameter("odd", nn.Parameter(values, requires_grad=False))
+
+
+@case
+def parameters_beside_the_optimizer_are_refused_everywhere(ctx: hpcomm.Context) -> None:
+    """Here rank 1's alone. Rank 0 gives them to all at the start, as buffers."""
+    ways: list[tuple[str, Callable[[Any], Any]]] = [
+        ("parameter 'odd' is expanded.*clone", left_out(torch.ones(3, 1).expand(3, 4))),
+        ("parameter 'odd' is torch.sparse_coo", left_out(torch.eye(3, 4).to_sparse())),
+        ("parameter 'odd' lies on meta", left_out(torch.ones(3, 4, device="meta"))),
+        ("parameter 'odd' has no shape yet", lambda m: m.register_parameter("odd", nn.UninitializedParameter())),
+    ]
+    for match, spoil in ways:
+        model = net()
+        mine = list(model.parameters())
+        (spoil if ctx.rank == 1 else left_out(torch.ones(3, 4)))(model)
+        with refuses(match):
+            ht.DistributedOptimizer(sgd(mine), ctx, model)
+
+
+@case
+def models_of_other_shapes_are_refused_everywhere(ctx: hpcomm.Context) -> None:
+    """Be it that they have as many bytes, or none."""
+    for values in (torch.ones(4, 3), torch.ones(3, 4, dtype=torch.int32), torch.ones(0)):
+        model = net()
+        model.register_buffer("odd", values if ctx.rank == 1 else torch.ones(3, 4))
+        with pytest.raises(hpcomm.ConfigError, match=r"on rank 1.*same model"):
+            ht.DistributedOptimizer(sgd(model.parameters()), ctx, model)
+
+
+@case
+def sparse_parameters_are_refused_everywhere(ctx: hpcomm.Context) -> None:
+    model = net()
+    model.odd = nn.Parameter(torch.eye(3, 4).to_sparse() if ctx.rank == 1 else torch.eye(3, 4))
+    with refuses("parameter 'odd' is torch.sparse_coo"):
+        ht.DistributedOptimizer(sgd(model.parameters()), ctx, model)
+
+
 # ---- gradients that are kept -----------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from ..context import Context
 from ..errors import InvalidArgument
@@ -78,23 +77,6 @@ class Exchanged(Local):
 
     def close(self) -> None:
         self._exchange.close()
-
-
-def check_buffers(model: nn.Module) -> None:
-    """Refuses buffers that rank 0 could not give to the others."""
-    for name, buffer in model.named_buffers():
-        if is_lazy(buffer):
-            raise InvalidArgument(f"buffer {name!r} has no shape yet: call the model on one batch before it is wrapped")
-        if buffer.device.type != "cpu":
-            raise InvalidArgument(
-                f"buffer {name!r} lies on {buffer.device}: hpcomm.torch exchanges the host's memory only"
-            )
-        if buffer.layout != torch.strided or buffer.is_quantized:
-            raise InvalidArgument(
-                f"buffer {name!r} is {buffer.layout} of {buffer.dtype}: hpcomm.torch takes dense buffers"
-            )
-        if any(stride == 0 and n > 1 for stride, n in zip(buffer.stride(), buffer.shape, strict=True)):
-            raise InvalidArgument(f"buffer {name!r} is expanded, and its elements share memory: register its clone()")
 
 
 def make_buffers(ctx: Context, model: nn.Module, kind: str, options: dict[str, Any]) -> Local:

@@ -406,12 +406,8 @@ def make_key(name: str, param: Tensor, group: int, counts: Counts, sparse: str) 
     """The key of a parameter.
 
     Raises:
-        InvalidArgument: the parameter is of another dtype, or does not lie in this host's memory.
+        InvalidArgument: the parameter is of another dtype.
     """
-    if param.device.type != "cpu":
-        raise InvalidArgument(
-            f"parameter {name!r} lies on {param.device}: hpcomm.torch exchanges tensors in the host's memory only"
-        )
     if param.dtype == torch.float32:
         return ParamKey(name, param, group, counts, sparse)
     if param.dtype in (torch.bfloat16, torch.float16):

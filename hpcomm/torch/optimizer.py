@@ -22,12 +22,22 @@ from ..presets import parameter_hub
 from ..recovery import Recovered
 from ..stage import whole
 from . import saved, state
-from .buffers import KINDS, check_buffers, make_buffers
+from .buffers import KINDS, make_buffers
 from .local import Averaged, Neighbours, check_local
 from .mode import ROLL, Mode, Scaling, check_clip
 from .rules import rules_of
 from .split import Split
-from .start import agree, check_no_max_norm, check_options, keys_of, offer_of, overlaps, take_state, tell_refusal
+from .start import (
+    agree,
+    check_no_max_norm,
+    check_options,
+    given_of,
+    keys_of,
+    offer_of,
+    overlaps,
+    take_state,
+    tell_refusal,
+)
 from .stats import Counts, Stats
 from .syncer import Layers
 from .tensors import broadcast
@@ -134,10 +144,10 @@ class DistributedOptimizer(Optimizer):
             if not servers:
                 graph_phases(topology, ctx.size)
             keys = keys_of(optimizer, model, counts, sparse)
-            check_buffers(model)
+            given = given_of(model, keys)
             if servers:
                 check_no_max_norm(model, keys)
-            offer = offer_of(ctx, optimizer, buffers)
+            offer = offer_of(ctx, optimizer, buffers, given)
         except Exception as wrong:  # the other ranks wait for this one
             tell_refusal(ctx, wrong)
             raise

@@ -1,6 +1,7 @@
 """Before the exchange is made: its keys, whether a rank refuses its arguments, and the state that the wrapped optimizer
 has already."""
 
+import hashlib
 import io
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,8 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from torch.nn.parameter import is_lazy
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..context import Context
@@ -18,7 +18,7 @@ from ..exchange.options import EngineOptions, KeywordsButCodec
 from .buffers import KINDS
 from .key import ParamKey, make_key
 from .stats import Counts
-from .tensors import broadcast
+from .tensors import broadcast, check_dense, check_written
 
 
 class Options(KeywordsButCodec, total=False):
@@ -33,7 +33,8 @@ class Options(KeywordsButCodec, total=False):
     apply_at: str
 
 
-_OFFER = struct.Struct("<bbQ240s")  # the number of buffers=, whether there is state, the bytes of it, what is wrong
+# the number of buffers=, the digest of what is given, whether there is state, the bytes of it, what is wrong
+_OFFER = struct.Struct("<b8sbQ240s")
 _REFUSED = -1  # in place of the number
 
 
@@ -51,11 +52,10 @@ def keys_of(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str)
     keys = []
     for name, param in model.named_parameters():
         group = groups.pop(id(param), None)
-        if group is not None and is_lazy(param):
-            raise InvalidArgument(
-                f"parameter {name!r} has no shape yet: call the model on one batch before it is wrapped"
-            )
-        if group is not None and param.numel():
+        if group is None:
+            continue
+        check_dense(f"parameter {name!r}", param)  # a lazy one has no numel
+        if param.numel():
             keys.append(make_key(name.replace("_orig_mod.", ""), param, group, counts, sparse))
     if groups:
         raise InvalidArgument(
@@ -64,6 +64,23 @@ def keys_of(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str)
     if not keys:
         raise InvalidArgument("the optimizer has no parameters with elements")
     return keys
+
+
+def given_of(model: nn.Module, keys: Sequence[ParamKey]) -> dict[str, Tensor]:
+    """The tensors that rank 0 gives to all at the start beside the keys, by what they are called: parameters that are
+    not the optimizer's, and buffers.
+
+    Raises:
+        InvalidArgument: one of them cannot be given.
+    """
+    mine = {id(key.param) for key in keys}
+    found: dict[str, Tensor] = {
+        f"parameter {name!r}": param for name, param in model.named_parameters() if id(param) not in mine
+    }
+    found |= {f"buffer {name!r}": buffer for name, buffer in model.named_buffers()}
+    for what, tensor in found.items():
+        check_written(what, tensor)
+    return found
 
 
 def overlaps(ctx: Context, given: bool | None) -> bool:
@@ -93,27 +110,31 @@ class Offer(NamedTuple):
 
     Attributes:
         buffers: the argument.
+        given: a digest of the names, shapes and dtypes that given_of finds.
         has_state: the wrapped optimizer has state, as after load_state_dict.
         packed: on rank 0 its state_dict, if it has state.
     """
 
     buffers: str
+    given: bytes
     has_state: bool
     packed: bytes
 
 
-def offer_of(ctx: Context, optimizer: Optimizer, buffers: str) -> Offer:
+def offer_of(ctx: Context, optimizer: Optimizer, buffers: str, given: Mapping[str, Tensor]) -> Offer:
+    told = [(what.replace("_orig_mod.", ""), tuple(one.shape), str(one.dtype)) for what, one in given.items()]
+    digest = hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
     has_state = any(optimizer.state.values())
     file = io.BytesIO()
     if has_state and ctx.rank == 0:
         torch.save(optimizer.state_dict(), file)
-    return Offer(buffers, has_state, file.getvalue())
+    return Offer(buffers, digest, has_state, file.getvalue())
 
 
 def tell_refusal(ctx: Context, wrong: Exception) -> None:
     """Takes part in agree only to tell every rank why this rank refuses its arguments."""
     with suppress(HpcommError):
-        ctx.allgather(_OFFER.pack(_REFUSED, False, 0, str(wrong).encode()[:240]))
+        ctx.allgather(_OFFER.pack(_REFUSED, b"", False, 0, str(wrong).encode()[:240]))
 
 
 def agree(ctx: Context, offer: Offer) -> int:
@@ -121,23 +142,29 @@ def agree(ctx: Context, offer: Offer) -> int:
 
     Raises:
         InvalidArgument: another rank refuses its arguments.
-        ConfigError: ranks give different buffers, or others than rank 0 have state and rank 0 has none.
+        ConfigError: ranks give different buffers, or models with different tensors; or other ranks have state and rank
+            0 has none.
     """
-    told = _OFFER.pack(KINDS.index(offer.buffers), offer.has_state, len(offer.packed), b"")
+    told = _OFFER.pack(KINDS.index(offer.buffers), offer.given, offer.has_state, len(offer.packed), b"")
     every = [_OFFER.unpack(part) for part in ctx.allgather(told)]
-    for rank, (kind, _, _, wrong) in enumerate(every):
+    for rank, (kind, _, _, _, wrong) in enumerate(every):
         if kind == _REFUSED:
             raise InvalidArgument(f"rank {rank}: {wrong.rstrip(bytes(1)).decode(errors='ignore')}")
     kinds = [KINDS[kind] for kind, *_ in every]
     if len(set(kinds)) > 1:
         raise ConfigError(f"buffers is {_by_rank(kinds)}: must be the same on every rank")
-    with_state = [rank for rank, own in enumerate(every) if own[1]]
+    if other := [rank for rank, own in enumerate(every) if own[1] != every[0][1]]:
+        raise ConfigError(
+            f"the model has other buffers, or other parameters beside the optimizer's, on rank {other[0]} than on rank "
+            "0: their names, shapes and dtypes must agree, give the same model on every rank"
+        )
+    with_state = [rank for rank, own in enumerate(every) if own[2]]
     if with_state and with_state[0] != 0:
         raise ConfigError(
             f"the optimizer has state on ranks {with_state} and not on rank 0, whose state every rank starts from: "
             "load it on rank 0 as well"
         )
-    return int(every[0][2])
+    return int(every[0][3])
 
 
 def take_state(ctx: Context, optimizer: Optimizer, packed: bytes, size: int) -> None:

@@ -8,11 +8,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ..context import Context
+from ..errors import InvalidArgument
 
 Order = tuple[int, ...] | None
 """The dimensions of a tensor by falling stride, as its elements lie in memory; None: it is C-contiguous."""
+
+
+def check_dense(what: str, tensor: Tensor) -> None:
+    """Refuses a tensor without values in this host's memory."""
+    if is_lazy(tensor):
+        raise InvalidArgument(f"{what} has no shape yet: call the model on one batch before it is wrapped")
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(
+            f"{what} lies on {tensor.device}: hpcomm.torch exchanges tensors in the host's memory only"
+        )
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise InvalidArgument(f"{what} is {tensor.layout} of {tensor.dtype}: hpcomm.torch takes dense tensors")
+
+
+def check_written(what: str, tensor: Tensor) -> None:
+    """Refuses a tensor that rank 0's values could not be written into."""
+    check_dense(what, tensor)
+    if any(stride == 0 and n > 1 for stride, n in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise InvalidArgument(f"{what} is expanded, and its elements share memory: register its clone()")
 
 
 def order_of(tensor: Tensor) -> Order:
