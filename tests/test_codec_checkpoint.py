@@ -15,7 +15,7 @@ from told import logs
 import hpcomm
 from hpcomm import SGD, Adam, Checkpointer, Exchange, Hierarchy, InvalidArgument, ParameterServer, topology
 from hpcomm.codec import ErrorFeedback, OneBit, Threshold, TopK
-from hpcomm.exchange import inside
+from hpcomm.exchange import encoders, inside
 
 F32 = np.float32
 Floats = NDArray[np.float32]
@@ -165,6 +165,27 @@ def test_a_worker_takes_what_rows_kept_back_where_none_forwards(ranks: int, to: 
     for key, values in new.items():
         assert rows[key].any()
         np.testing.assert_allclose(values, workers[key] + rows[key], rtol=1e-6, atol=1e-6)
+
+
+def test_a_load_looks_at_each_residual_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a model of many layers takes minutes."""
+    looked_at: list[int] = []
+    worker = encoders._worker
+
+    def counted(place: Any, held: Any, *rest: Any) -> Any:
+        looked_at.append(len(held))
+        return worker(place, held, *rest)
+
+    monkeypatch.setattr(encoders, "_worker", counted)
+    keys = {f"k{i}": np.zeros(4, F32) for i in range(20)}
+
+    def body(ctx: hpcomm.Context) -> None:
+        with Exchange(ctx, keys, codec=TopK(0.25, **C), progress="inline") as ex:
+            ex.step({name: np.arange(1, 5, dtype=F32) for name in keys})
+            ex.load_state_dict(ex.state_dict())
+
+    run_threads(1, body)
+    assert looked_at == [1] * len(keys)
 
 
 def test_an_older_checkpoint_is_loaded_and_other_codecs_are_told() -> None:

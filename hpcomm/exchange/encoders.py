@@ -9,6 +9,8 @@ that forwards these elements.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,11 @@ class Encoders:
     names: tuple[str, ...]
     coded: frozenset[str]
     rows: frozenset[tuple[int, int, int, int]]
+
+    @cached_property
+    def forwarded(self) -> frozenset[int]:
+        """The keys of rows."""
+        return frozenset(key for key, *_ in self.rows)
 
 
 def encoders_of(exchange: Any, plan: Plan, codecs: Mapping[str, WireFormat], rank: int) -> Encoders:
@@ -185,13 +192,17 @@ def found(encoders: Encoders, shards: Iterable[Shard], kind: Kind) -> list[Encod
     Raises:
         InvalidArgument: a shard is malformed.
     """
-    held: list[_Held] = []
+    held: dict[int, list[_Held]] = {}  # by key
     for shard in shards:
         if "encoders" in shard and int(shard["replica"]) == kind.replica:
-            held += _parsed(shard, encoders)
-    _warn_of_lost(held, encoders)
+            for one in _parsed(shard, encoders):
+                held.setdefault(one.key, []).append(one)
+    _warn_of_lost(chain(*held.values()), encoders)
     alone = kind.replica != SHARED
-    return [(_worker if place.row == _WORKER else _row)(place, held, encoders, alone) for place in encoders.places]
+    return [
+        (_worker if place.row == _WORKER else _row)(place, held.get(place.key, ()), encoders, alone)
+        for place in encoders.places
+    ]
 
 
 def restore(exchange: Any, encodings: Iterable[Encoding]) -> None:
@@ -201,7 +212,8 @@ def restore(exchange: Any, encodings: Iterable[Encoding]) -> None:
 
 def _parsed(shard: Shard, encoders: Encoders) -> Iterator[_Held]:
     try:
-        names = [str(name) for name in shard["keys"]]
+        numbers = {name: i for i, name in enumerate(encoders.names)}
+        number_of = [numbers[str(name)] for name in shard["keys"]]
         columns = [np.asarray(shard[name]).tolist() for name in _COLUMNS]
         every = np.ascontiguousarray(shard["encoders"], np.float32)
         worker, workers, owner = (int(shard[f"encoder_{name}"]) for name in ("worker", "workers", "owner"))
@@ -209,9 +221,8 @@ def _parsed(shard: Shard, encoders: Encoders) -> Iterator[_Held]:
         for key, is_row, offset, count, n, weight, made in zip(*columns, strict=True):
             if not 0 < count <= n or offset < 0 or at + n > every.size or not np.isfinite(weight):
                 raise ValueError(f"an encoder of {n} values for {count} elements from {offset} on")
-            number = encoders.names.index(names[key])
             values = every[at : at + n]
-            yield _Held(-1 if is_row else worker, workers, owner, number, offset, count, weight, made, values)
+            yield _Held(-1 if is_row else worker, workers, owner, number_of[key], offset, count, weight, made, values)
             at += n
         if at != every.size:
             raise ValueError(f"{at} values of encoders, and an array of {every.size}")
@@ -228,11 +239,12 @@ def _warn_of_lost(held: Iterable[_Held], encoders: Encoders) -> None:
 
 
 def _worker(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -> Encoding:
-    mine = [one for one in held if one.worker >= 0 and (one.key, one.count) == (place.key, place.count)]
+    """held: of the place's key."""
+    mine = [one for one in held if one.worker >= 0 and one.count == place.count]
     here, n = encoders.worker, encoders.workers
     homeless: list[_Held] = []  # of rows, where none forwards this key any more
-    if here == 0 and not any(key == place.key for key, *_ in encoders.rows):
-        homeless = [one for one in held if one.worker < 0 and one.key == place.key]
+    if here == 0 and place.key not in encoders.forwarded:
+        homeless = [one for one in held if one.worker < 0]
     for one in mine:
         if alone or (one.worker, one.workers) == (here, n):
             return _added(place, homeless, _as_kept(place, one), one.made)
@@ -241,10 +253,11 @@ def _worker(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool
 
 
 def _row(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -> Encoding:
+    """held: of the place's key."""
     made, values = 0, np.zeros(place.n_values, np.float32)
     strays = []
     for one in held:
-        if one.worker >= 0 or one.key != place.key:
+        if one.worker >= 0:
             continue
         where = (one.key, one.offset, one.count, one.owner)
         if where == (place.key, place.offset, place.count, encoders.owner):
