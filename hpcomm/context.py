@@ -94,7 +94,7 @@ class Context:
         racks: by rank: the switches or the block that its host hangs on, as SLURM_TOPOLOGY_ADDR told it; "" if unknown.
         peers: what is known of every rank now.
         notes: what was degraded at start, and what was odd since, e.g. a stranger refused or a push lost; a sentence
-            each. The latter are also told on stderr when the context is closed.
+            each. The logger is told the latter too when the context is closed.
 
     Collectives (window, receive_queue, lane, barrier, allgather, an Exchange and its load_state_dict) are made by all
     ranks in the same order. All methods raise InvalidArgument after close.

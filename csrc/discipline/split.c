@@ -308,7 +308,7 @@ static void answer_folds(hpc_core *core, hpc_share *share) {
 static int forward(hpc_core *core, hpc_work *w) {
     const hpc_inputs inputs = present_inputs(core, w);
     if (inputs.n > 0) return hpc_row_work(core, w, &inputs);
-    hpc_pieces_no_fold(core, w);
+    if (w->encoder != NULL) hpc_pieces_settle(core->exchange, w, &core->packing);
     hpc_forward_empty(core, w);
     return 0;
 }

@@ -71,6 +71,7 @@ typedef struct hpc_pushed {
     int n_shares, n_awaited;
     int *shares;            /* in which this rank is at either end */
     int *awaited;           /* those of the shares whose answers make a push done */
+    int apart;              /* the master of some of its rows is not the owner's own parameters */
     size_t params;          /* bytes from the start of the params */
     size_t gradient;        /* bytes from the start of a slot of the gradients */
     const hpc_codec *codec; /* of the gradient */

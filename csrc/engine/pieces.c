@@ -220,7 +220,7 @@ static void forget_fold(hpc_encoder *encoder) {
     encoder->fresh = 0;
 }
 
-/* What a residual had before the last fold has been taken for so much less than it is. */
+/* The part of a residual that is older than the last fold is brought to the units of that fold. */
 static void scale_part(const hpc_encoder *encoder, uint64_t offset, uint64_t n, double factor) {
     const size_t at = offset * (size_t)hpc_codec_state_slots(encoder->encoding.config);
     const float *before = encoder->fresh ? encoder->before + at : encoder->state + at;
@@ -228,35 +228,36 @@ static void scale_part(const hpc_encoder *encoder, uint64_t offset, uint64_t n, 
     for (uint64_t i = 0; i < n; i++) residual[i] += (float)(factor - 1) * before[i];
 }
 
+static void end_fold(hpc_encoder *encoder, const hpc_pushed_part *parts, int n, double factor) {
+    if (factor == HPC_SKIPPED) forget_fold(encoder);
+    for (int p = 0; p < n && factor != HPC_SKIPPED && factor != 1; p++)
+        scale_part(encoder, parts[p].offset, parts[p].count, factor);
+    encoder->fresh = 0;
+}
+
 void hpc_pieces_end_fold(hpc_exchange *ex, int key, double factor) {
     if (!hpc_key_has_pieces(ex, key)) return;
     hpc_key_pieces *its = &ex->pieces[key];
     const hpc_pushed *k = &ex->keys[key];
-    if (its->encoder.codec != NULL && factor == HPC_SKIPPED) forget_fold(&its->encoder);
-    for (int p = 0; its->encoder.codec != NULL && factor != HPC_SKIPPED && factor != 1 && p < its->n_parts; p++)
-        scale_part(&its->encoder, its->parts[p].offset, its->parts[p].count, factor);
-    its->encoder.fresh = 0;
+    if (its->encoder.codec != NULL) end_fold(&its->encoder, its->parts, its->n_parts, factor);
     for (int i = 0; i < k->n_shares && factor != 1; i++) {
         const hpc_share *share = &ex->layout.shares[k->shares[i]];
         for (int r = 0; r < share->n_rows && share->owner == ex->context->group.rank; r++) {
             hpc_encoder *encoder = ex->work[ex->work_of[share->rows[r]]].encoder;
-            if (encoder == NULL) continue;
-            atomic_store_explicit(&encoder->outcomes[(k->pushes - 1) % 2], factor == HPC_SKIPPED ? -1 : factor,
-                                  memory_order_relaxed);
+            if (encoder != NULL)
+                atomic_store_explicit(&encoder->outcomes[(k->pushes - 1) % 2], factor, memory_order_relaxed);
         }
     }
 }
 
-/* That of the row's last fold. The worker has told it before this rank's next push, and the core comes behind the event
- * of that. */
+/* The outcome of the row's last fold: the worker has told it before this rank's next push, behind whose event the core
+ * comes. Nothing is told of a fold that was applied in the units of the one before. */
 static void settle_fold(const hpc_work *w) {
-    hpc_encoder *encoder = w->encoder;
-    _Atomic double *outcome = &encoder->outcomes[(w->share->version - 1) % 2];
-    const double factor = atomic_load_explicit(outcome, memory_order_relaxed);
+    const hpc_pushed_part whole = {0, w->encoder->count, 0};
+    _Atomic double *outcome = &w->encoder->outcomes[(w->share->version - 1) % 2];
+    const double told = atomic_load_explicit(outcome, memory_order_relaxed);
     atomic_store_explicit(outcome, 0, memory_order_relaxed);
-    if (factor < 0) forget_fold(encoder);
-    if (factor > 0) scale_part(encoder, 0, encoder->count, factor);
-    encoder->fresh = 0;
+    end_fold(w->encoder, &whole, 1, told == 0 ? 1 : told);
 }
 
 /* Adds a piece of this rank's own to the residual of which it was taken. A NaN or Inf that was in it does not stay. */
@@ -383,8 +384,4 @@ int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
 int hpc_pieces_encode_nothing(const hpc_work *w) {
     hpc_piece_finish(w->encoded, HPC_PIECE_GAPS8, HPC_F32, (int64_t)w->row->count, 0, 0);
     return 0;
-}
-
-void hpc_pieces_no_fold(hpc_core *core, hpc_work *w) {
-    if (w->encoder != NULL) hpc_pieces_settle(core->exchange, w, &core->packing);
 }

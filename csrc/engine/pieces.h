@@ -36,10 +36,10 @@ void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot);
 /* The last piece that a row of this rank's has forwarded was left out: it goes back before the row writes another one,
  * or its encoder is looked at. The owner has answered, so the row does nothing before this rank's next push. */
 void hpc_pieces_leave_out(hpc_work *w);
-/* split: what has become of the last fold of a key, which this rank has pushed: HPC_SKIPPED, and its encoders forget
- * it; else it was applied, and is in units of which one of before makes so many. Those of its rows do so before they
- * encode again or are looked at. */
-#define HPC_SKIPPED 0.0
+/* split: the outcome of a key's last fold, which this rank has pushed. Its encoders forget a fold that was skipped. One
+ * that was applied is in units of which an earlier one makes factor; what they have kept from before is brought to
+ * them. Encoders of rows do so before they encode again or are looked at. */
+#define HPC_SKIPPED (-1.0)
 void hpc_pieces_end_fold(hpc_exchange *ex, int key, double factor);
 /* Bytes of the pieces of a share, in a slot of the update. */
 size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const char *slot);
@@ -58,8 +58,6 @@ void hpc_pieces_settle(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w);
 /* A fold of no updates, which receivers do not apply: a piece of nothing, and the residual stays as it is. */
 int hpc_pieces_encode_nothing(const hpc_work *w);
-/* split: a fold of no updates, of which nothing is sent. */
-void hpc_pieces_no_fold(hpc_core *core, hpc_work *w);
 /* Whether the event of an input has brought the piece that lies in its slot; else the exchange has failed. */
 int hpc_pieces_brings(const hpc_core *core, const hpc_work *w, int input, int slot, size_t nbytes);
 

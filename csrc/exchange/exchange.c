@@ -584,6 +584,10 @@ int hpc_exchange_params_rank(const hpc_exchange *ex) {
     return ex == NULL ? -1 : ex->layout.holder;
 }
 
+int hpc_exchange_takes_writes(const hpc_exchange *ex, int key) {
+    return ex != NULL && key >= 0 && key < ex->plan->n_keys && !ex->keys[key].apart;
+}
+
 static int works(const hpc_exchange *ex) {
     return ex != NULL && ex->layout.places[ex->context->group.rank].worker;
 }

@@ -74,6 +74,7 @@ from .exchange import (
     exchange_start,
     exchange_stats,
     exchange_step,
+    exchange_takes_writes,
     exchange_test,
     exchange_traffic,
     exchange_under_way,

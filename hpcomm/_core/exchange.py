@@ -115,6 +115,10 @@ def exchange_params(exchange: Any, shapes: list[tuple[int, ...]], writable: bool
     return [mapped([memory], at, shape, float32, writable) for at, shape in zip(addresses, shapes, strict=True)]
 
 
+def exchange_takes_writes(exchange: Any, key: int) -> bool:
+    return bool(lib.hpc_exchange_takes_writes(exchange, key))
+
+
 def exchange_params_address(exchange: Any, key: int) -> int:
     return address_of(lib.hpc_exchange_params(exchange, key))
 

@@ -546,7 +546,7 @@ class Exchange(SplitCalls):
         (under ASYNC or SSP, with a quorum, or if it only serves), a rank that owns rows serves the others until they
         have closed too. params stays valid. Keys that a step cut short has not pushed stay unpushed. With a quorum a
         last push that nobody has waited for may find no quorum, as too many others have closed: context.notes and
-        stderr tell of it.
+        the logger tell of it.
 
         Raises:
             Timeout: not all of this was done in timeout seconds; close may be called again.

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from ..consistency import BSP
 from . import encoders
 from .exchange import Exchange
 from .options import Made
@@ -54,13 +53,9 @@ def holds_back(ex: Exchange) -> bool:
     return bool(ex._encoders.coded)
 
 
-def lose_writes(ex: Exchange) -> set[str]:
-    """The keys whose owners keep other values than they send, so that what a worker writes into its own is lost."""
-    if ex._made.consistency != BSP:
-        return set(ex.params)
-    rows = ex.plan.rows
-    rounded = (rows.column("action") == _core.ACTIONS["apply"]) & (rows.column("codec_out") != _core.CODECS["float32"])
-    return {ex.plan.keys[k].name for k in np.unique(rows.column("key")[rounded])}
+def takes_writes(ex: Exchange, name: str) -> bool:
+    """Whether what a worker writes into params[name], as all workers do, is what the next update is added to."""
+    return _core.exchange_takes_writes(ex._handle, ex._key(name).index)
 
 
 def reads_on(ex: Exchange) -> bool:

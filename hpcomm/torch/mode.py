@@ -183,7 +183,7 @@ class Roll:
         self._handle = None
         if np.abs(means[n:] - self.values[n:]).max(initial=0.0) > _ROUNDED:
             raise Differs
-        return [key for key, mean in zip(self._keys, means, strict=False) if mean > 0 and not key.sent]
+        return [key for key, mean in zip(self._keys, means[:n], strict=True) if mean > 0 and not key.sent]
 
     def drop(self) -> None:
         """Nobody waits for the last call."""

@@ -35,9 +35,8 @@ class Split(Mode):
 
     def bind(self, exchange: Exchange) -> None:
         self.exchange, self._fold, self._unit = exchange, exchange.fold_nb, 1.0
-        apart = inside.lose_writes(exchange)
         for key in self.keys:
-            key.apart = key.name in apart
+            key.apart = not inside.takes_writes(exchange, key.name)
             key.lies_in(exchange)
             key.takes_slot(exchange)
 

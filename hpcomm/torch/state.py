@@ -125,7 +125,7 @@ def load(exchange: Exchange, found: Sequence[Loaded]) -> None:
         if own.params is not None:
             row.params[:] = own.params[part]
     for name in {"encoders", "encoder_made"} & shard.keys():
-        shard[name][:] = 0  # what codecs hold back is of the training that ends
+        shard[name][:] = 0  # residuals belong to the training that ends
     exchange.load_state_dict(shard)
 
 

@@ -70,24 +70,17 @@ def as_tensor(array: NDArray[Any], order: Order = None) -> Tensor:
 _uses = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
 
 
-def _holders(tensor: Tensor) -> tuple[int, int]:
-    """Of the tensor itself, and of its memory, this call's own included."""
-    return getrefcount(tensor), _uses(tensor.untyped_storage()._cdata)
+def _names_of(tensor: Tensor) -> int:
+    return getrefcount(tensor)
 
 
-def _holders_of_one() -> tuple[int, int]:
-    """What _holders gives of a tensor that one name holds."""
-    lone = [torch.from_numpy(np.zeros(1, np.float32))]
-    return _holders(lone[0])
-
-
-_ALONE = _holders_of_one()
+_LONE = [torch.from_numpy(np.zeros(1, np.float32))]
+_NAMES, _USES = _names_of(_LONE[0]), _uses(_LONE[0].untyped_storage()._cdata)  # of a tensor that one name holds
 
 
 def part_with(tensor: Tensor, names: int) -> bool:
     """Gives a tensor memory of its own, with its views, if others hold it beside so many names; whether they do."""
-    refs, uses = _holders(tensor)
-    if refs <= _ALONE[0] + names and uses <= _ALONE[1]:  # one name of them is here
+    if _names_of(tensor) <= _NAMES + names and _uses(tensor.untyped_storage()._cdata) <= _USES:  # here is one more
         return False
     tensor.untyped_storage().share_memory_()  # torch has no other call that moves a storage under its views
     return True

@@ -48,9 +48,8 @@ class OnePass(Mode):
 
     def bind(self, exchange: Exchange) -> None:
         self.exchange, self._start = exchange, exchange.push_pull_nb
-        apart = inside.lose_writes(exchange)
         for key in self.keys:
-            key.apart = key.name in apart
+            key.apart = not inside.takes_writes(exchange, key.name)
             key.lies_in(exchange)
             key.takes_slot(exchange)
 

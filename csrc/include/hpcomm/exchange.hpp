@@ -90,6 +90,9 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     float *params(int key) const {
         return hpc_exchange_params(get(), key);
     }
+    bool takes_writes(int key) const {
+        return hpc_exchange_takes_writes(get(), key) != 0;
+    }
 
     // flags: HPC_PUSH, HPC_PULL or both. src: nullptr where the gradient has been written in place.
     Ticket start(int key, int flags = HPC_PUSH | HPC_PULL, const float *src = nullptr, double timeout = default_timeout,

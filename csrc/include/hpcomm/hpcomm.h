@@ -634,6 +634,9 @@ HPC_API int hpc_exchange_gradient(hpc_exchange *exchange, int key, double timeou
  * keys are float32 on the wire: each average then lies in another slot, as neighbours may still read the model that was
  * sent. So call this again after a pull. */
 HPC_API float *hpc_exchange_params(const hpc_exchange *exchange, int key);
+/* Whether what workers write into their parameters of key, all alike, is what the next update is added to. 0 where
+ * owners keep masters of their own: parameters come rounded, or owners go on without some workers. */
+HPC_API int hpc_exchange_takes_writes(const hpc_exchange *exchange, int key);
 
 typedef enum hpc_push_flags {
     HPC_PUSH = 1, /* the gradient goes out */
