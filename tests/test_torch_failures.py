@@ -55,7 +55,10 @@ def interrupt() -> float:
                 optimizer.wait()
         else:
             while not any(
-                wait.ranks == (1,) for shown in _core.jobs(5.0).ranks if shown.pid == pids[0] for wait in shown.waits
+                (wait.op, wait.ranks) == ("wait", (1,))  # not that of the allgather before
+                for shown in _core.jobs(5.0).ranks
+                if shown.pid == pids[0]
+                for wait in shown.waits
             ):
                 pass
             os.kill(pids[0], signal.SIGINT)
