@@ -3,6 +3,7 @@ transport loop has."""
 
 import fcntl
 import gc
+import importlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import chosen
 import mpi
 import pytest
 from hypothesis import settings
+from told import logs
 
 import hpcomm
 
@@ -234,13 +236,37 @@ def alone() -> Any:
         yield context
 
 
+# The jobs of modules whose cases torchcases runs: all cases of a module by one job. By rank what went wrong in each.
+
+
+@pytest.fixture(scope="module")
+def shm(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    return _run_cases("on_shm", request)
+
+
+@pytest.fixture(scope="module")
+def one(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    return _run_cases("by_one_rank", request)
+
+
+@pytest.fixture(scope="module")
+def wire(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    return _run_cases("over_wire", request)
+
+
+def _run_cases(how: str, request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    run: Callable[[str], list[dict[str, str]]] = getattr(importlib.import_module("torchcases"), how)  # it needs torch
+    return run(request.module.__name__)
+
+
 @pytest.fixture
-def told_by_logger(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+def told_by_logger() -> Iterator[Callable[[], str]]:
     """What the logger "hpcomm" has told since the last call, as it goes to stderr where no logging is configured."""
+    with logs() as sentences:
 
-    def told() -> str:
-        lines = [f"hpcomm {record.getMessage()}\n" for record in caplog.records if record.name == "hpcomm"]
-        caplog.clear()
-        return "".join(lines)
+        def told() -> str:
+            lines = [f"hpcomm {sentence}\n" for sentence in sentences]
+            sentences.clear()
+            return "".join(lines)
 
-    return told
+        yield told

@@ -390,30 +390,15 @@ def hooks_of_the_wrapped_optimizer_run(ctx: hpcomm.Context) -> None:
         check_same(model, alone)
 
 
-@pytest.fixture(scope="module")
-def shm() -> list[dict[str, str]]:
-    return cases.on_shm(__name__)
-
-
 @pytest.mark.parametrize("name", cases.names(__name__))
 def test_case(shm: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in shm] == [""] * 2
-
-
-@pytest.fixture(scope="module")
-def one() -> list[dict[str, str]]:
-    return cases.by_one_rank(__name__)
 
 
 @pytest.mark.some(2)
 @pytest.mark.parametrize("name", cases.names(__name__, cases.EVERYWHERE))
 def test_case_by_one_rank(one: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in one] == [""]
-
-
-@pytest.fixture(scope="module")
-def wire() -> list[dict[str, str]]:
-    return cases.over_wire(__name__)
 
 
 @pytest.mark.some(1)

@@ -629,20 +629,10 @@ def ranks_give_different_arguments(ctx: hpcomm.Context) -> None:
         ht.DistributedOptimizer(momentum(ours.parameters()), ctx, ours, clip_norm=clip)
 
 
-@pytest.fixture(scope="module")
-def shm() -> list[dict[str, str]]:
-    return cases.on_shm(__name__)
-
-
 @pytest.mark.some(5)
 @pytest.mark.parametrize("name", cases.names(__name__))
 def test_case(shm: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in shm] == [""] * 2
-
-
-@pytest.fixture(scope="module")
-def wire() -> list[dict[str, str]]:
-    return cases.over_wire(__name__)
 
 
 @pytest.mark.some(1)
