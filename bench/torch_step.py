@@ -1,8 +1,8 @@
 """torch_step: a training step by hpcomm.torch, beside plain torch without an exchange and DDP over Gloo.
 
 One mpirun for each number of ranks trains each model in all ways. They have the same first weights and batches and one
-torch thread a rank, and take turns in blocks of a few steps. --ways: alone, DDP over Gloo, hpcomm with apply="step"
-(what it does by default) and with apply="backward".
+torch thread a rank, and take turns in blocks of a few steps. --ways: alone, DDP over Gloo, hpcomm with
+apply="step" and overlap=True, with apply="backward", and as it is by default, where step() waits.
 """
 
 import argparse

@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -23,9 +22,10 @@ import hpcomm
 from bench.torch_models import Batch, Task
 
 MOMENTUM = 0.9
-ALONE, DDP, STEP, BACKWARD = "alone", "DDP over Gloo", "hpcomm, step", "hpcomm, backward"
-NAMES = (ALONE, DDP, STEP, BACKWARD)
-ROLES = {ALONE: "bound", DDP: "peer", STEP: "hpcomm", BACKWARD: "hpcomm"}
+ALONE, DDP = "alone", "DDP over Gloo"
+STEP, BACKWARD, WAITS = "hpcomm, step", "hpcomm, backward", "hpcomm, waits"  # the last one by default, without overlap
+NAMES = (ALONE, DDP, STEP, BACKWARD, WAITS)
+ROLES = {ALONE: "bound", DDP: "peer", STEP: "hpcomm", BACKWARD: "hpcomm", WAITS: "hpcomm"}
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -106,22 +106,24 @@ class OverGloo(Way):
 
 
 class ByHpcomm(Way):
-    """apply: "step" or "backward"."""
+    """name: STEP, BACKWARD or WAITS."""
 
     def __init__(
         self,
         case: Task,
         batches: Sequence[Batch],
         ctx: hpcomm.Context,
-        apply: Literal["step", "backward"],
+        name: str,
         fused: bool = False,
         loss: Loss = cross_entropy,
     ) -> None:
         import hpcomm.torch  # noqa: PLC0415 - the other ways do without
 
-        self.name = STEP if apply == "step" else BACKWARD
+        self.name = name
         super().__init__(case, batches, fused, loss)
-        self.wrapped = hpcomm.torch.DistributedOptimizer(self.optimizer, ctx, self.model, apply=apply, overlap=True)
+        self.wrapped = hpcomm.torch.DistributedOptimizer(
+            self.optimizer, ctx, self.model, apply="backward" if name == BACKWARD else "step", overlap=name != WAITS
+        )
         self.optimizer = self.wrapped
 
     def wait(self) -> None:
@@ -138,7 +140,7 @@ def make(name: str, case: Task, ctx: hpcomm.Context, fused: bool = False, loss: 
         return Way(case, batches, fused, loss)
     if name == DDP:
         return OverGloo(case, batches, fused, loss)
-    return ByHpcomm(case, batches, ctx, "step" if name == STEP else "backward", fused, loss)
+    return ByHpcomm(case, batches, ctx, name, fused, loss)
 
 
 def differing(found: Sequence[Tensor], expected: Sequence[Tensor], start: Sequence[Tensor], tolerance: float) -> int:

@@ -16,7 +16,7 @@ from bench import torch_table
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "train_torch.py"
-WAYS = [torch_table.ALONE, torch_table.DDP, torch_table.STEP, torch_table.BACKWARD]
+WAYS = [torch_table.ALONE, torch_table.DDP, torch_table.STEP, torch_table.BACKWARD, torch_table.WAITS]
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -57,7 +57,7 @@ def test_a_step_finds_what_ddp_finds_and_a_planted_wrong_value() -> None:
     assert ended.returncode == 1, ended.stdout + ended.stderr
     rows = json.loads(ended.stdout)["rows"]
     assert [own["name"] for own in rows] == WAYS
-    assert [own["wrong"] for own in rows] == [0, 0, 1024 * 1024, 1024 * 1024]  # the tensor that was spoilt, no other
+    assert [own["wrong"] for own in rows] == [0, 0, *[1024 * 1024] * 3]  # the tensor that was spoilt, no other
     assert all(own["tail"]["cycles"][0] > 0 for own in rows)
 
 
