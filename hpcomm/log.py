@@ -1,5 +1,5 @@
-"""What hpcomm tells of a run goes to Python's logger "hpcomm": warnings, and what HPCOMM_DEBUG asks for. Where the
-program has not configured logging it is written to stderr, a line at a time."""
+"""The logger "hpcomm": warnings, notes and the lines that HPCOMM_DEBUG asks for go to it. If the program has not
+configured logging, they are written to stderr, a line at a time."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ _LEVELS = {"INFO": logging.INFO, "TRACE": logging.DEBUG}
 
 
 class _Stderr(logging.Handler):
-    """As logging.lastResort, below WARNING too."""
+    """Writes as logging.lastResort does, and lines below WARNING too."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.root.handlers and logger.handlers == [self]:
@@ -20,6 +20,6 @@ logger.addHandler(_Stderr())
 
 
 def ask(debug: str) -> None:
-    """Lets through what HPCOMM_DEBUG asks for, unless the program has set a level itself."""
+    """Lets the lines through that HPCOMM_DEBUG asks for, unless the program has set a level itself."""
     if debug in _LEVELS and logger.level == logging.NOTSET:
         logger.setLevel(_LEVELS[debug])

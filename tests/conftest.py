@@ -261,7 +261,7 @@ def _run_cases(how: str, request: pytest.FixtureRequest) -> list[dict[str, str]]
 
 @pytest.fixture
 def told_by_logger() -> Iterator[Callable[[], str]]:
-    """What the logger "hpcomm" has told since the last call, as it goes to stderr where no logging is configured."""
+    """The lines of the logger "hpcomm" since the last call, as they go to stderr where no logging is configured."""
     with logs() as sentences:
 
         def told() -> str:

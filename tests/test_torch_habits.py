@@ -1,4 +1,4 @@
-"""What trainers do beside steps: hpcomm.torch ends with the weights of one process, or says why it cannot."""
+"""Habits of trainers: hpcomm.torch ends with the weights of one process, or says why it cannot."""
 
 import math
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def zero_grad_leaves_what_is_held_back(ctx: hpcomm.Context) -> None:
 
 @case
 def a_loaded_state_holds_nothing_back(ctx: hpcomm.Context) -> None:
-    """Residuals are of the training that was left."""
+    """A residual belongs to the training before the load."""
     slope = Slope()
     optimizer = ht.DistributedOptimizer(sgd(slope.parameters()), ctx, slope, codec=TOP)
     fresh = optimizer.state_dict()

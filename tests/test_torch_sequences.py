@@ -1,4 +1,4 @@
-"""Random sequences of what trainers do: each ends with the weights of one process with all the data, or in one sentence
+"""Random sequences of trainers' habits: each ends with the weights of one process with all the data, or in one sentence
 on every rank. Some seeds a run; `python tests/test_torch_sequences.py 500` runs that many, on each transport."""
 
 import copy
@@ -65,7 +65,7 @@ class Trainer:
         (self.scaler.scale(loss) if scaled else loss).backward()
 
     def clip(self, norm: float | None) -> None:
-        """What clip_norm does in a job."""
+        """Clips as clip_norm does in a job."""
         if self.ctx is None and norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
@@ -343,7 +343,7 @@ def lose_one(seed: int) -> int:
 
 
 def told(seeds: list[int], transport: str) -> list[str]:
-    """What is wrong."""
+    """The seeds that end wrongly, with their ends."""
     values = mpi.spawn(SIZE, run_all, seeds, timeout=60 + len(seeds), env={"HPCOMM_TRANSPORT": transport}).values
     wrong = []
     for seed, *ends in zip(seeds, *values, strict=False):

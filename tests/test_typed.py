@@ -1,5 +1,5 @@
-"""The types of options. mypy, which refuses an ignored error that is none, is the test of the calls here: it reads
-them, and nothing runs them."""
+"""The types of options. mypy tests the calls in right and wrong, which nothing runs: it refuses comments that ignore no
+error."""
 
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints

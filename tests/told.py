@@ -1,4 +1,4 @@
-"""What hpcomm tells by its logger."""
+"""The sentences of the logger "hpcomm"."""
 
 import logging
 import re
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def logs(match: str = "") -> Iterator[list[str]]:
-    """What the logger "hpcomm" tells in this block, in a list. match: of one of these sentences."""
+    """Lists the sentences that the logger is told in this block. match: a pattern of one of them."""
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]

@@ -97,7 +97,7 @@ class EngineOptions:
 
 
 class KeywordsButCodec(TypedDict, total=False):
-    """Those of Keywords that DistributedOptimizer hands on."""
+    """The keywords that DistributedOptimizer hands on."""
 
     chunk_bytes: int | None
     depth: int
@@ -121,7 +121,7 @@ class Keywords(KeywordsButCodec, total=False):
 
 
 class More(Keywords, total=False):
-    """What presets hand on to Exchange."""
+    """The keywords that presets hand on to Exchange."""
 
     plan: Plan | PlanOptions | None
     engine: EngineOptions

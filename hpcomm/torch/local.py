@@ -46,7 +46,7 @@ class Averaged(Mode):
         return self._make(ctx, values, Average())
 
     def _numbers(self) -> bytes:
-        """What makes this rank's step differ from others': learning rates and such."""
+        """All numbers of param_groups, by which this rank steps."""
         return np.array(numbers(self._optimizer.param_groups)).tobytes()
 
     def bind(self, exchange: Exchange) -> None:

@@ -151,13 +151,13 @@ class Mode(ABC):
 
 
 class Differs(Exception):
-    """What must be the same on all ranks is not."""
+    """A value that must be the same on all ranks differs."""
 
 
 class Roll:
     """Which ranks have which gradients, for exchanges in which a push cannot say that there is nothing. A key of its
-    own, whose parameters are the mean of ones and zeros. It ends with the digest of what must be the same on all ranks,
-    if anything must: if it is, the mean is each rank's own."""
+    own, whose parameters are the mean of ones and zeros. Behind them stands the digest of a value that must be the same
+    on all ranks, if there is one: equal digests have each rank's own as their mean."""
 
     def __init__(self, keys: Sequence[ParamKey], same: Callable[[], bytes] | None = None) -> None:
         self._keys, self._same = keys, same
@@ -168,7 +168,7 @@ class Roll:
         """Says which gradients this rank has not; returns those of them that others have.
 
         Raises:
-            Differs: what must be the same is not; on every rank.
+            Differs: the value that must be the same differs; on every rank.
         """
         self.wait()
         for i, key in enumerate(self._keys):

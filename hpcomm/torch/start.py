@@ -22,7 +22,7 @@ from .tensors import broadcast, check_dense, check_written
 
 
 class Options(KeywordsButCodec, total=False):
-    """Of DistributedOptimizer: those of Exchange, and those of parameter_hub that say who serves."""
+    """The options of DistributedOptimizer: Exchange's, and those of parameter_hub that say who serves."""
 
     engine: EngineOptions
     timeout: float | None

@@ -163,7 +163,7 @@ static void wild_is_sent(rank *r) {
 
 enum { OF_HOSTS = 16 }; /* in arg, beside the progress */
 
-/* A fold that does not count: of numbers that are none on one rank. */
+/* Folds NaN and Inf of rank 1. The trainer leaves this fold out. */
 static void fold_wild(play *p, const rank *r, int key) {
     const uint64_t count = p->j.keys[key].count;
     uint64_t ticket;
@@ -174,8 +174,8 @@ static void fold_wild(play *p, const rank *r, int key) {
     free(src);
 }
 
-/* What is skipped, or replaced by another fold, leaves encoders as they were, those of forwards too, be it that numbers
- * were NaN and that updates come in other units meanwhile. A fold of nothing encodes nothing. */
+/* A fold that is skipped, or replaced by another one, leaves all encoders as they were, those of forwards too. Some
+ * folds here have NaNs, and the units of updates change. A fold of nothing encodes nothing. */
 static void between(rank *r) {
     const setup s = {.plan = r->arg & OF_HOSTS ? HOSTS : HUB,
                      .per_host = r->arg & OF_HOSTS ? 2 : 0,
