@@ -17,6 +17,7 @@ DEBUG_LEVELS = ("WARN", "INFO", "TRACE")
 TRANSPORTS = ("shm", "verbs", "tcp", "loop")
 TCP_STREAMS = 8  # the most that a pair of ranks may have
 OBSOLETE = ("tcp_zerocopy",)  # settings that are accepted without effect until the next version
+_INIT_SECONDS = 30.0  # where neither init_timeout nor timeout is set
 SECRET_BYTES = (16, 4096)  # of a secret: the least and the most
 
 
@@ -84,7 +85,16 @@ def _setting(default: object, kind: str, parse: Callable[[object], object], text
 class Config:
     """The settings of one context. `hpcomm info -c` prints them all with where each value came from."""
 
-    timeout: float = _setting(30.0, "seconds", _timeout, "default deadline of every blocking call")
+    timeout: float = _setting(1800.0, "seconds", _timeout, "default deadline of every blocking call")
+    init_timeout: float = _setting(
+        0.0, "seconds", _seconds, "deadline of init; 0: timeout where that is set, else 30 s"
+    )
+    look_after: float = _setting(
+        30.0,
+        "seconds",
+        _timeout,
+        "a wait of so long finds out who holds it up: a stopped rank or a deadlock ends it, else one rank warns",
+    )
     transport: str = _setting(
         "", "list", _transports, 'transports to use, best first, e.g. "shm,tcp"; empty: all but loop'
     )
@@ -134,11 +144,20 @@ class Config:
         False, "switch", _switch, "hpcomm.torch: 1: step() returns while parameters are on their way"
     )
 
+    @property
+    def init_seconds(self) -> float:
+        """For how long init waits for all ranks."""
+        if self.init_timeout > 0:
+            return self.init_timeout
+        return _INIT_SECONDS if self.timeout == Config.timeout else self.timeout
+
 
 class Settings(TypedDict, total=False):
     """The fields of Config, as init takes them one by one; None: as if it were not given."""
 
     timeout: float | None
+    init_timeout: float | None
+    look_after: float | None
     transport: str | None
     spin: float | None
     yield_: float | None

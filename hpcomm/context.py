@@ -147,9 +147,10 @@ class Context:
         self._tell_start()
 
     def _connect(self, group: Group) -> None:
-        deadline = time.monotonic() + self.config.timeout
+        limit = self.config.init_seconds
+        deadline = time.monotonic() + limit
         address = _core.context_address(self._handle)
-        self.racks = launch.agree(group, _core.version(), len(address), self.config.timeout)
+        self.racks = launch.agree(group, _core.version(), len(address), limit)
         addresses = group.exchange(address, max(0.0, deadline - time.monotonic()))
         _core.context_connect(self._handle, addresses, max(0.0, deadline - time.monotonic()))
 

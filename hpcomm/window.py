@@ -299,7 +299,7 @@ class Window:
 
         limit = seconds(timeout, self._default)
         waited = min(limit, _core.SLICE)
-        if status != _core.TIMED_OUT or waited >= limit:
+        if not _core.is_slice_over(status) or waited >= limit:
             raise error(status, limit)
         _core.wait(again, limit, waited)
         return value

@@ -109,6 +109,14 @@ static int list_ends(const search *s, int brief, hpc_culprit *culprits, int cap)
 
 /* ---- circles ---- */
 
+/* A rank whose other thread has just begun to wait is not at a standstill. */
+static double shortest_wait(const hpc_shown_rank *r) {
+    double least = r->waits[0].seconds;
+    for (int i = 1; i < r->n_waits; i++)
+        if (r->waits[i].seconds < least) least = r->waits[i].seconds;
+    return least;
+}
+
 /* Marks in to, by place in the queue, what can be reached from rank. */
 static void reach(const search *s, int rank, char *to, int *stack) {
     int n = 0;
@@ -142,8 +150,8 @@ static int list_circle(const search *s, hpc_culprit *culprits, int cap) {
         }
         for (int r = 0; r < s->chain->size && closed; r++) {
             if (!from[r]) continue;
-            hpc_culprit c = {.rank = r, .state = HPC_CULPRIT_CIRCLE};
             const hpc_shown_rank *shown = &s->chain->ranks[s->visits[r].known - 1];
+            hpc_culprit c = {.rank = r, .state = HPC_CULPRIT_CIRCLE, .seconds = shortest_wait(shown)};
             snprintf(c.op, sizeof c.op, "%s", shown->waits[0].op);
             n = hpc_culprits_add(culprits, n, cap, &c);
         }

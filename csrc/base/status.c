@@ -129,6 +129,10 @@ int hpc_fail_detail(const char *op, int detail, const char *format, ...) {
     return HPC_ERR_INVALID;
 }
 
+void hpc_error_set_detail(int detail) {
+    if (!muted) last.error.detail = detail;
+}
+
 int hpc_fail_transport(const char *op, const char *transport, int peer, const char *format, ...) {
     va_list args;
     va_start(args, format);

@@ -21,6 +21,9 @@ typedef struct hpc_fault {
 int hpc_fail_fault(int status, const char *op, const hpc_fault *fault, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* Gives the failure that was recorded last a detail. */
+void hpc_error_set_detail(int detail);
+
 /* HPC_ERR_INVALID with a detail (hpc_error_detail). */
 int hpc_fail_detail(const char *op, int detail, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

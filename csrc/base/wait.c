@@ -1,9 +1,11 @@
 #define _GNU_SOURCE
 #include "base/wait.h"
 
+#include "base/overdue.h"
+
 #include <limits.h>
 #include <linux/futex.h>
-#include <pthread.h>
+#include <math.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -79,6 +81,9 @@ hpc_group *hpc_group_calm(const hpc_group *group) {
     calm->rank = group->rank;
     calm->size = group->size;
     calm->timeout = group->timeout;
+    calm->look_after = group->look_after;
+    calm->warn = group->warn;
+    calm->warn_arg = group->warn_arg;
     calm->spin = group->spin;
     calm->yield = group->yield;
     calm->bell = group->bell;
@@ -87,8 +92,6 @@ hpc_group *hpc_group_calm(const hpc_group *group) {
 }
 
 /* ---- who is to blame ---- */
-
-static const double FOLLOW_SECONDS = 0.25;
 
 static int state_of(const hpc_group *group, int rank) {
     return atomic_load_explicit(&group->states[rank], memory_order_acquire);
@@ -258,7 +261,7 @@ static int fail_peers(hpc_group *group, const char *op, const int *asked, int n_
 int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, int n, const char *format, ...) {
     char sentence[512], text[256];
     hpc_blamed blamed[HPC_BLAMED];
-    hpc_inquiry q = {.op = op, .waiting_for = closed, .n = n, .closed = 1, .most = FOLLOW_SECONDS};
+    hpc_inquiry q = {.op = op, .waiting_for = closed, .n = n, .asks = HPC_ASK_CAUSES, .most = HPC_FOLLOW_SECONDS};
     int ranks[HPC_BLAMED], n_ranks, n_left = 0, *left = malloc(((size_t)n + 1) * sizeof *left);
     va_list args;
     va_start(args, format);
@@ -337,126 +340,6 @@ static int check_departures(hpc_group *group, const hpc_wait *wait, double deadl
     return status;
 }
 
-/* ---- timeouts ---- */
-
-static _Thread_local int sliced;
-static _Thread_local struct {
-    hpc_group *group; /* which may be gone by now: serial tells */
-    uint64_t serial;
-    unsigned long failures; /* hpc_failures when this one was recorded; another one since then is not followed */
-} last_timeout;
-
-static pthread_mutex_t entering = PTHREAD_MUTEX_INITIALIZER;
-static hpc_group *entered; /* under entering, as are serials and next */
-static uint64_t serials;
-
-void hpc_group_enter(hpc_group *group) {
-    pthread_mutex_lock(&entering);
-    group->serial = ++serials;
-    group->next = entered;
-    entered = group;
-    pthread_mutex_unlock(&entering);
-}
-
-void hpc_group_leave(hpc_group *group) {
-    pthread_mutex_lock(&entering);
-    for (hpc_group **at = &entered; *at != NULL; at = &(*at)->next)
-        if (*at == group) {
-            *at = group->next;
-            break;
-        }
-    pthread_mutex_unlock(&entering);
-}
-
-static int is_entered(const hpc_group *group, uint64_t serial) {
-    int found = 0;
-    pthread_mutex_lock(&entering);
-    for (const hpc_group *at = entered; at != NULL && !found; at = at->next)
-        found = at == group && at->serial == serial;
-    pthread_mutex_unlock(&entering);
-    return found;
-}
-
-int hpc_slice_waits(int slices) {
-    int before = sliced;
-    sliced = slices;
-    return before;
-}
-
-static int record_timeout(hpc_group *group, const char *op, const int *waiting, int n, double timeout,
-                          const hpc_inquiry *q) {
-    char whom[256], ends[400] = "";
-    const hpc_fault f = {.waiting_for = waiting, .n_waiting = n, .culprits = q->culprits, .n_culprits = q->n_culprits};
-    hpc_culprits_text(q->culprits, q->n_culprits, ends, sizeof ends);
-    unsigned long before = hpc_failures();
-    int status = hpc_fail_fault(HPC_ERR_TIMEOUT, op, &f, "rank %d: %s: nothing came from rank%s %s in %.3g s%s%s%s%s",
-                                group->rank, op, n == 1 ? "" : "s", hpc_ranks_text(waiting, n, whom, sizeof whom),
-                                timeout, ends[0] == 0 ? "" : ": ", q->way, q->way[0] == 0 ? "" : "; ", ends);
-    if (hpc_failures() == before) return status; /* muted */
-    last_timeout.group = group;
-    last_timeout.serial = group->serial;
-    last_timeout.failures = hpc_failures();
-    return status;
-}
-
-/* The time for answers is at most as long as the wait: who looks often is not kept long. */
-static void ask(hpc_group *group, hpc_inquiry *q) {
-    q->most = q->waited < FOLLOW_SECONDS ? q->waited : FOLLOW_SECONDS;
-    int others = 0;
-    for (int i = 0; i < q->n; i++) others |= q->waiting_for[i] != group->rank;
-    if (group->follow == NULL || !others) return;
-    group->follow(group->follow_arg, q);
-    hpc_blame_wait(&group->blame, q->op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), q->culprits,
-                   q->n_culprits);
-}
-
-static int is_to_follow(const hpc_group *group, double timeout) {
-    int muted = hpc_mute_errors(1);
-    hpc_mute_errors(muted);
-    return !sliced && !muted && timeout > group->slice;
-}
-
-static int fail_timeout(hpc_group *group, const hpc_wait *wait, double timeout) {
-    int *waiting = malloc((size_t)group->size * sizeof *waiting);
-    int n = waiting == NULL ? 0 : wait->waiting_for(wait->arg, waiting);
-    hpc_inquiry q = {.op = wait->op, .waiting_for = waiting, .n = n, .waited = timeout};
-    if (is_to_follow(group, timeout)) ask(group, &q);
-    int status = record_timeout(group, wait->op, waiting, n, timeout, &q);
-    free(waiting);
-    return status;
-}
-
-int hpc_group_fail_timeout(hpc_group *group, const char *op, const int *ranks, int n, double waited, const char *format,
-                           ...) {
-    char sentence[800], ends[200];
-    hpc_inquiry q = {.op = op, .waiting_for = ranks, .n = n, .waited = waited};
-    va_list args;
-    va_start(args, format);
-    vsnprintf(sentence, sizeof sentence, format, args);
-    va_end(args);
-    if (is_to_follow(group, waited)) ask(group, &q);
-    hpc_fault f = {.waiting_for = ranks, .n_waiting = n, .culprits = q.culprits, .n_culprits = q.n_culprits};
-    hpc_culprits_text(q.culprits, q.n_culprits, ends, sizeof ends);
-    return hpc_fail_fault(HPC_ERR_TIMEOUT, op, &f, "rank %d: %s: %s%s%s", group->rank, op, sentence,
-                          ends[0] == 0 ? "" : ": ", ends);
-}
-
-int hpc_follow_timeout(double waited) {
-    const hpc_error *e = hpc_last_error();
-    if (e->status != HPC_ERR_TIMEOUT || last_timeout.failures != hpc_failures() ||
-        !is_entered(last_timeout.group, last_timeout.serial))
-        return e->status;
-    hpc_group *group = last_timeout.group;
-    int n = e->n_waiting, *waiting = malloc(((size_t)n + 1) * sizeof *waiting);
-    if (waiting == NULL) return HPC_ERR_TIMEOUT;
-    memcpy(waiting, e->waiting_for, (size_t)n * sizeof *waiting);
-    hpc_inquiry q = {.op = e->op, .waiting_for = waiting, .n = n, .waited = waited > 0 ? waited : 0};
-    ask(group, &q);
-    int status = record_timeout(group, e->op, waiting, n, waited, &q);
-    free(waiting);
-    return status;
-}
-
 /* The slow checks of a wait, in the order in which they may end it; HPC_IN_PROGRESS to go on. */
 static int look_around(hpc_group *group, const hpc_wait *wait, double deadline) {
     int status;
@@ -519,12 +402,14 @@ static const double RETRACED_SECONDS = 100e-6;
 /* A wait that lasts: for whom it waited when it looked last, which is the thread's own to find out. */
 typedef struct seen {
     double start, due;
-    int place, n; /* in the group's watch; how many ranks */
+    double since, look; /* of the whole wait, of which this may be a slice: its beginning, and its next look */
+    int place, n;       /* in the group's watch; how many ranks */
     int ranks[SEEN_RANKS];
 } seen;
 
 static seen begin_to_show(const hpc_group *group, double start) {
-    return (seen){.start = start, .due = start + (group->timeline ? TRACED_SECONDS : LONG_SECONDS), .place = -1};
+    const double due = start + (group->timeline ? TRACED_SECONDS : LONG_SECONDS);
+    return (seen){.start = start, .due = due, .since = start, .look = INFINITY, .place = -1};
 }
 
 /* A rank that waits for its own cores alone works, or is a core that has nothing to do. */
@@ -536,8 +421,9 @@ static void show(hpc_group *group, const hpc_wait *wait, seen *s, double now) {
     if (n > 1 || (n == 1 && ranks[0] != group->rank)) {
         s->n = n;
         memcpy(s->ranks, ranks, (size_t)(n < SEEN_RANKS ? n : SEEN_RANKS) * sizeof *ranks);
-        s->place = hpc_watch_wait(&group->watch, s->place, wait->op, s->start, s->ranks, n);
+        s->place = hpc_watch_wait(&group->watch, s->place, wait->op, s->ranks, n, &s->since);
     }
+    s->look = n == 0 || s->n == 0 ? INFINITY : hpc_overdue_due(group, s->since);
     if (ranks != few) free(ranks);
     if (group->timeline != NULL) hpc_timeline_rest(group->timeline, now);
 }
@@ -546,7 +432,7 @@ static void show(hpc_group *group, const hpc_wait *wait, seen *s, double now) {
 static double grace_of(const hpc_group *group, int status, double timeout) {
     static const double CONFIGURED = 1, USUAL = 0.02;
     if (status != HPC_ERR_TIMEOUT) return 0;
-    return sliced || timeout <= group->slice ? CONFIGURED : USUAL;
+    return hpc_waits_in_slices(group, timeout) ? CONFIGURED : USUAL;
 }
 
 static void end_show(hpc_group *group, const hpc_wait *wait, const seen *s, int status, double timeout) {
@@ -580,8 +466,13 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
         status = look_around(group, wait, deadline);
         if (status != HPC_IN_PROGRESS) return status;
         now = hpc_now();
-        if (now >= deadline) return wait->ready(wait->arg) ? HPC_OK : fail_timeout(group, wait, timeout);
+        if (now >= deadline) return wait->ready(wait->arg) ? HPC_OK : hpc_overdue_fail(group, wait, timeout);
         if (now >= seen->due) show(group, wait, seen, now);
+        if (now >= seen->look) {
+            status = hpc_overdue_look(group, wait, seen->since);
+            if (status != HPC_IN_PROGRESS) return status;
+            show(group, wait, seen, now);
+        }
         if (now - start < group->spin) continue;
         if ((held & HPC_LEFT) || now - start < group->spin + group->yield)
             sched_yield();
@@ -589,15 +480,16 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             doze();
         else {
             show(group, wait, seen, now); /* it may sleep for long */
-            if ((status = sleep_on_bell(group, wait, deadline - now, deadline)) != HPC_IN_PROGRESS) return status;
+            double until = seen->look < deadline ? seen->look : deadline;
+            if (until <= now) continue;
+            if ((status = sleep_on_bell(group, wait, until - now, deadline)) != HPC_IN_PROGRESS) return status;
         }
     }
 }
 
 /* What an earlier try of this wait had found out is over once it succeeds. */
 static inline int has_waited(hpc_group *group, const hpc_wait *wait, int status) {
-    if (status == HPC_OK)
-        hpc_blame_settle(&group->blame, wait->op, atomic_load_explicit(&group->watch.step, memory_order_relaxed));
+    if (status == HPC_OK) hpc_group_settle(group, wait->op);
     return status;
 }
 
@@ -607,6 +499,7 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
         if (wait->ready(wait->arg)) return has_waited(group, wait, HPC_OK);
     seen seen = begin_to_show(group, group->timeline != NULL ? hpc_timeline_enter(group->timeline) : hpc_now());
     timeout = limit_of(group, timeout);
+    hpc_overdue_begin();
     int status = wait_on(group, wait, timeout, &seen);
     end_show(group, wait, &seen, status, timeout);
     return has_waited(group, wait, status);

@@ -40,12 +40,19 @@ typedef enum hpc_left_over {
 } hpc_left_over;
 
 /* A question to other ranks: because of whom does nothing come? */
+typedef enum hpc_asks {
+    HPC_ASK_ENDS = 0, /* of the chains that begin with a wait for waiting_for */
+    HPC_ASK_CAUSES,   /* they have closed what is waited for: they alone are asked, because of whom */
+    HPC_ASK_WHO_WAITS /* they are asked in turn, until one has waited itself for `waited` seconds: it is the culprit */
+} hpc_asks;
+
 typedef struct hpc_inquiry {
+    hpc_asks asks;
     const char *op;
     const int *waiting_for;
     int n;
-    int closed;          /* they have closed what is waited for: they alone are asked, because of whom */
     double waited, most; /* seconds: so far, and for the answers */
+    uint64_t moved;      /* by all that were asked, see hpc_watch */
     int n_culprits;
     hpc_culprit culprits[HPC_BLAMED];
     char way[256]; /* from one of waiting_for to the first culprit; "" where there is nothing between */
@@ -61,7 +68,11 @@ typedef enum hpc_departing { HPC_GOES_BY_ITSELF = 1, HPC_GOES_BECAUSE = 2 /* of 
 typedef struct hpc_group {
     int rank, size;
     double timeout, spin, yield;
-    double slice;                      /* hpc_config's */
+    double slice;      /* hpc_config's, as are these: */
+    double look_after; /* 0: never */
+    double init_timeout;
+    void (*warn)(void *arg, const char *sentence);
+    void *warn_arg;
     uint64_t serial;                   /* of hpc_group_enter; 0: not entered */
     struct hpc_group *next;            /* entered before this one */
     _Atomic int *states;               /* hpc_peer_state by rank */
@@ -109,6 +120,11 @@ static inline int hpc_group_is_mine(const hpc_group *group) {
 void hpc_group_note(hpc_group *group, int kind, const char *format, ...) __attribute__((format(printf, 3, 4)));
 const char *hpc_group_note_at(const hpc_group *group, int i); /* NULL past the end */
 
+/* What earlier tries of a wait in op had found out is over. */
+static inline void hpc_group_settle(hpc_group *group, const char *op) {
+    hpc_blame_settle(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed));
+}
+
 /* Whether nobody can go on in this group because of rank: it failed, or left where that counts as much. */
 int hpc_group_has_lost(const hpc_group *group, int rank);
 
@@ -147,18 +163,6 @@ void hpc_group_last_word(hpc_group *group, const char *why, hpc_last_word *word)
  * what is known here or by what those ranks answer within 250 ms, the failure names them, and those ranks as left. */
 int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, int n, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
-
-/* HPC_ERR_TIMEOUT of something else than hpc_wait_for, which has taken waited seconds; with culprits likewise. */
-int hpc_group_fail_timeout(hpc_group *group, const char *op, const int *ranks, int n, double waited, const char *format,
-                           ...) __attribute__((format(printf, 6, 7)));
-
-/* From enter until leave hpc_follow_timeout may use the group. */
-void hpc_group_enter(hpc_group *group);
-void hpc_group_leave(hpc_group *group);
-
-/* While set, waits of this thread are slices of longer ones, whose timeouts are not followed to culprits. Returns what
- * was set before. */
-int hpc_slice_waits(int sliced);
 
 /* A group like this one for a wait that departures do not end; to be freed. NULL without memory. */
 hpc_group *hpc_group_calm(const hpc_group *group);

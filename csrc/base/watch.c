@@ -34,11 +34,12 @@ static int find_place(hpc_watch *w, const char *op, double start) {
     return best;
 }
 
-int hpc_watch_wait(hpc_watch *w, int place, const char *op, double start, const int *ranks, int n) {
+int hpc_watch_wait(hpc_watch *w, int place, const char *op, const int *ranks, int n, double *since) {
     lock(w);
-    if (place < 0) place = find_place(w, op, start);
+    if (place < 0) place = find_place(w, op, *since);
     if (place >= 0) {
         hpc_watched *at = &w->waits[place];
+        *since = at->since;
         at->until = 0;
         at->n_ranks = n;
         memcpy(at->ranks, ranks, (size_t)(n < HPC_WATCHED_RANKS ? n : HPC_WATCHED_RANKS) * sizeof *ranks);

@@ -21,8 +21,9 @@ typedef struct hpc_watched {
 } hpc_watched;
 
 typedef struct hpc_watch {
-    _Atomic uint64_t step; /* the most pushes of one key, or sends to one peer, that a trainer here has made */
-    _Atomic int connected; /* what the peers said is there, and does not change any more */
+    _Atomic uint64_t step;  /* the most pushes of one key, or sends to one peer, that a trainer here has made */
+    _Atomic uint64_t moved; /* counts what was sent or has come; in a deadlock it stands still */
+    _Atomic int connected;  /* what the peers said is there, and does not change any more */
     _Atomic int busy;
     hpc_watched waits[HPC_WATCHED];
 } hpc_watch;
@@ -32,10 +33,14 @@ static inline void hpc_watch_step(hpc_watch *w, uint64_t step) {
         atomic_store_explicit(&w->step, step, memory_order_relaxed);
 }
 
-/* The calling thread waits in op since start, for n ranks now. place: -1 at first, then what this gave; still -1 when
+static inline void hpc_watch_move(hpc_watch *w) {
+    atomic_fetch_add_explicit(&w->moved, 1, memory_order_relaxed);
+}
+
+/* The calling thread waits in op since *since, for n ranks now. place: -1 at first, then what this gave; still -1 when
  * as many others wait. A wait that begins within the grace of its predecessor in the same thread and op goes on with
- * its since: Python waits in slices. */
-int hpc_watch_wait(hpc_watch *w, int place, const char *op, double start, const int *ranks, int n);
+ * the since of that one, which *since becomes: Python waits in slices. */
+int hpc_watch_wait(hpc_watch *w, int place, const char *op, const int *ranks, int n, double *since);
 
 /* The wait at place is over; for grace seconds it counts as one that lasts, unless its thread waits for something
  * else. */

@@ -200,7 +200,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     if (c->connecting)
         return hpc_fail(HPC_ERR_INVALID, "init", "init: connect was called already; create a new context");
     c->connecting = 1;
-    deadline = hpc_deadline(&c->group, timeout);
+    deadline = hpc_deadline(&c->group, timeout < 0 ? c->group.init_timeout : timeout);
     memcpy(c->addresses, addresses, (size_t)c->group.size * sizeof *c->addresses);
     for (int r = 0; r < c->group.size; r++) { /* they came from outside: end their texts */
         c->addresses[r].hostname[HPC_HOST_BYTES - 1] = 0;
@@ -268,7 +268,7 @@ int hpc_init(const hpc_oob *oob, const hpc_config *config, hpc_context **context
     *context = NULL;
     status = hpc_context_create(oob->rank, oob->size, config, &c);
     if (status != HPC_OK) return status;
-    deadline = hpc_deadline(&c->group, -1);
+    deadline = hpc_deadline(&c->group, c->group.init_timeout);
     status = carry_out_of_band(oob, c, deadline, &all);
     if (status == HPC_OK) {
         double left = deadline - hpc_now();

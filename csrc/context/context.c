@@ -7,6 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/overdue.h"
+
 /* ---- holders ---- */
 
 hpc_context *hpc_context_retain(hpc_context *context) {

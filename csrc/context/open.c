@@ -1,5 +1,6 @@
 /* How a context is made, from its config to what the rank tells the others of itself; connect.c does the rest. */
 #define _GNU_SOURCE
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,13 +9,27 @@
 #include <unistd.h>
 
 #include "base/host.h"
+#include "base/overdue.h"
 #include "context/context.h"
 
 static const uint32_t VERSION = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
 
+static const double DEFAULT_TIMEOUT = 30 * 60, INIT_TIMEOUT = 30;
+
+double hpc_config_init_seconds(const hpc_config *config) {
+    if (config->init_timeout >= 0) return config->init_timeout;
+    return config->timeout == DEFAULT_TIMEOUT ? INIT_TIMEOUT : config->timeout;
+}
+
 void hpc_config_init(hpc_config *config) {
-    *config =
-        (hpc_config){.size = sizeof *config, .timeout = 30, .spin = -1, .yield = -1, .silence = 10, .tcp_streams = 1};
+    *config = (hpc_config){.size = sizeof *config,
+                           .timeout = DEFAULT_TIMEOUT,
+                           .init_timeout = -1,
+                           .look_after = 30,
+                           .spin = -1,
+                           .yield = -1,
+                           .silence = 10,
+                           .tcp_streams = 1};
 }
 
 size_t hpc_address_size(void) {
@@ -106,6 +121,9 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
         return hpc_fail(HPC_ERR_INVALID, "init", "init: rank %d of %d ranks; rank must be in 0..size-1", rank, size);
     if (!(config->timeout > 0)) /* also a NaN */
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: timeout is %g s; it must be more than 0", config->timeout);
+    if (isnan(config->init_timeout)) return hpc_fail(HPC_ERR_CONFIG, "init", "init: init_timeout is not a number");
+    if (!(config->look_after > 0))
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: look_after is %g s; it must be more than 0", config->look_after);
     if (config->transports != NULL && strlen(config->transports) >= HPC_TRANSPORTS_BYTES)
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: transports \"%s\" is too long", config->transports);
     if (!(config->slice >= 0)) /* also a NaN */
@@ -134,6 +152,10 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     g->rank = rank;
     g->size = size;
     g->timeout = config->timeout;
+    g->init_timeout = hpc_config_init_seconds(config);
+    g->look_after = config->look_after;
+    g->warn = config->warn;
+    g->warn_arg = config->warn_arg;
     g->spin = config->spin;
     g->yield = config->yield;
     g->slice = config->slice;

@@ -68,8 +68,9 @@ static int exchange_addresses(shrinking *s, int status, const hpc_context *c, hp
 }
 
 static int connect_all(shrinking *s, hpc_context *c, const hpc_address *addresses) {
-    /* A host that dies silently may use up this half of the time left; the other half is for the next vote. */
-    double deadline = hpc_now() + hpc_left(s->survivors.deadline) / 2;
+    /* A host that dies silently may use up half of the time that is left, or of init's. */
+    const double left = hpc_left(s->survivors.deadline), most = c->group.init_timeout;
+    double deadline = hpc_now() + (left < most ? left : most) / 2;
     hpc_control_watch(s->root->control, &c->group, s->first);
     int status = hpc_context_connect(c, addresses, hpc_left(deadline));
     if (status == HPC_OK) status = hpc_barrier(c, hpc_left(deadline));

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/overdue.h"
 #include "control/mesh.h"
 
 struct gathering {

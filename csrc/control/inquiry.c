@@ -23,6 +23,7 @@ typedef struct asking {
     double *asked;         /* time of asking, by index in shown; 0: it has answered, or cannot be asked */
     int *place;            /* by rank: 1 + its index in shown; 0: not asked */
     int n, pending, poke;
+    double until; /* all answers must have come by then */
 } asking;
 
 /* The time between two questions to a rank that answered between two waits. */
@@ -59,7 +60,7 @@ static void show_own(const asking *a, hpc_shown_rank *s) {
  * rank's waiting time ago. */
 static int is_brief(const asking *a, const hpc_shown_rank *s) {
     return s->answers && s->gone[0] == 0 && !s->stopped && s->n_waits == 0 && s->n_culprits == 0 && s->idle >= 0 &&
-           s->idle < a->inquiry->waited / 2 && s->rank != a->control->group->rank && !a->inquiry->closed;
+           s->idle < a->inquiry->waited / 2 && s->rank != a->control->group->rank && a->inquiry->asks == HPC_ASK_ENDS;
 }
 
 static void want(asking *a, int i) {
@@ -94,7 +95,7 @@ static void ask(asking *a, int rank) {
 
 /* Asks the ranks that an answering rank waits for; asks every rank if that list did not fit into its answer. */
 static void ask_further(asking *a, const hpc_shown_rank *s) {
-    if (a->inquiry->closed || s->n_culprits > 0) return;
+    if (a->inquiry->asks != HPC_ASK_ENDS || s->n_culprits > 0) return;
     for (int i = 0; i < s->n_waits; i++) {
         const hpc_shown_wait *w = &s->waits[i];
         for (int k = 0; k < w->n_ranks && k < HPC_SHOWN_RANKS; k++) ask(a, w->ranks[k]);
@@ -159,8 +160,8 @@ static void await_answers(asking *a) {
     hpc_group *calm = hpc_group_calm(c->group); /* no departure ends this wait */
     const hpc_wait wait = {"follow", all_have_answered, who_is_asked, a};
     int muted = hpc_mute_errors(1);
-    double deadline = hpc_now() + a->inquiry->most, left;
-    while (calm != NULL && (left = hpc_left(deadline)) > 0) {
+    double left;
+    while (calm != NULL && (left = hpc_left(a->until)) > 0) {
         double now = hpc_now();
         if (a->pending > 0) hpc_wait_for(calm, &wait, left < STEP_SECONDS ? left : STEP_SECONDS);
         int brief = 0;
@@ -189,13 +190,45 @@ static int list_causes(const asking *a, hpc_culprit *culprits, int cap) {
     return n;
 }
 
+/* The first rank that waits, asked in turn. A rank that is stopped or gone does not. */
+static int find_waiting(asking *a, hpc_culprit *culprit) {
+    const hpc_inquiry *q = a->inquiry;
+    for (int i = 0; i < q->n && hpc_now() < a->until; i++) {
+        const int before = a->n;
+        ask(a, q->waiting_for[i]);
+        poke(a);
+        await_answers(a);
+        if (a->n == before) continue;
+        const hpc_shown_rank *s = &a->shown[before];
+        if (!s->answers || s->stopped || s->gone[0] != 0 || s->n_waits == 0 || s->waits[0].seconds < q->waited)
+            continue;
+        *culprit = (hpc_culprit){.rank = s->rank, .seconds = s->waits[0].seconds};
+        return 1;
+    }
+    return 0;
+}
+
 static int begin(asking *a, hpc_control *c, const hpc_inquiry *q) {
     size_t size = (size_t)c->group->size, most = size < MOST ? size : MOST;
-    *a = (asking){.control = c, .inquiry = q};
+    *a = (asking){.control = c, .inquiry = q, .until = hpc_now() + q->most};
     a->shown = calloc(most, sizeof *a->shown);
     a->asked = calloc(most, sizeof *a->asked);
     a->place = calloc(size, sizeof *a->place);
     return a->shown != NULL && a->asked != NULL && a->place != NULL;
+}
+
+static void find_ends(asking *a, hpc_inquiry *q) {
+    const hpc_chain chain = {a->shown, a->n, a->control->group->size, q->waiting_for, q->n, q->waited};
+    q->n_culprits = hpc_chain_ends(&chain, q->culprits, HPC_BLAMED);
+    if (q->n_culprits > 0) hpc_chain_way(&chain, q->culprits[0].rank, q->way, sizeof q->way);
+    q->moved = 0;
+    for (int i = 0; i < a->n; i++) q->moved += a->shown[i].moved;
+}
+
+static void ask_all(asking *a, const hpc_inquiry *q) {
+    for (int i = 0; i < q->n; i++) ask(a, q->waiting_for[i]);
+    poke(a);
+    await_answers(a);
 }
 
 void hpc_inquiry_follow(void *arg, hpc_inquiry *q) {
@@ -203,18 +236,18 @@ void hpc_inquiry_follow(void *arg, hpc_inquiry *q) {
     hpc_group *g = c->group;
     asking a;
     int shown = -1;
+    double since = hpc_now() - q->waited;
     q->n_culprits = 0;
     q->way[0] = 0;
     /* The wait is shown meanwhile, because other ranks may follow their waits to this rank. */
-    if (!q->closed) shown = hpc_watch_wait(&g->watch, -1, q->op, hpc_now() - q->waited, q->waiting_for, q->n);
+    if (q->asks == HPC_ASK_ENDS) shown = hpc_watch_wait(&g->watch, -1, q->op, q->waiting_for, q->n, &since);
     if (begin(&a, c, q)) {
-        for (int i = 0; i < q->n; i++) ask(&a, q->waiting_for[i]);
-        poke(&a);
-        await_answers(&a);
-        const hpc_chain chain = {a.shown, a.n, g->size, q->waiting_for, q->n, q->waited};
-        q->n_culprits =
-            q->closed ? list_causes(&a, q->culprits, HPC_BLAMED) : hpc_chain_ends(&chain, q->culprits, HPC_BLAMED);
-        if (q->n_culprits > 0 && !q->closed) hpc_chain_way(&chain, q->culprits[0].rank, q->way, sizeof q->way);
+        if (q->asks == HPC_ASK_WHO_WAITS)
+            q->n_culprits = find_waiting(&a, q->culprits);
+        else
+            ask_all(&a, q);
+        if (q->asks == HPC_ASK_ENDS) find_ends(&a, q);
+        if (q->asks == HPC_ASK_CAUSES) q->n_culprits = list_causes(&a, q->culprits, HPC_BLAMED);
     }
     hpc_watch_end(&g->watch, shown, 0, hpc_now());
     free(a.shown);

@@ -70,6 +70,7 @@ void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown) {
     shown->pid = c->self.pid;
     shown->told_by = -1;
     shown->step = atomic_load_explicit(&g->watch.step, memory_order_relaxed);
+    shown->moved = atomic_load_explicit(&g->watch.moved, memory_order_relaxed);
     if (is_connected(g)) {
         shown->connected = 1;
         hpc_control_name_job(&c->links[0].address, shown->job);

@@ -3,7 +3,7 @@
  * whole. A frame that the deadline cuts in two ends the sending half of the link, or the next one would be read as its
  * rest. */
 #define _GNU_SOURCE
-#include "control/mesh.h"
+#include "control/jobs.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -42,13 +42,16 @@ static int is_whole(struct msghdr *m, size_t sent) {
 static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, double deadline, size_t *sent) {
     hpc_link *l = &c->links[rank];
     int fd = atomic_load(&l->fd);
+    double blocked = 0;
     *sent = 0;
     for (;;) {
         ssize_t n = sendmsg(fd, m, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n >= 0) {
             *sent += (size_t)n;
             atomic_store_explicit(&l->spoke, 1, memory_order_relaxed);
+            if (type == HPC_MESH_GATHER) hpc_watch_move(&c->group->watch);
             if (is_whole(m, (size_t)n)) return HPC_OK;
+            blocked = 0;
             continue;
         }
         if (errno == EINTR) continue;
@@ -56,9 +59,12 @@ static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, d
             if (errno != EPIPE) atomic_store(&l->failure, errno);
             return HPC_ERR_PEER;
         }
-        double left = deadline - hpc_now();
+        double now = hpc_now(), left = deadline - now;
+        if (blocked == 0) blocked = now;
         if (is_pointless(c->group, rank, type)) return HPC_ERR_PEER;
         if (left <= 0) return HPC_ERR_TIMEOUT;
+        const double look_after = c->group->look_after;
+        if (look_after > 0 && now - blocked > look_after && hpc_jobs_is_stopped(c, rank)) return HPC_ERR_TIMEOUT;
         struct pollfd p = {.fd = fd, .events = POLLOUT};
         poll(&p, 1, left > 0.1 ? 100 : (int)(left * 1e3) + 1);
     }

@@ -15,6 +15,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/overdue.h"
+
 unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address) {
     char *path = address->sun_path; /* a leading NUL makes it abstract */
     memset(address, 0, sizeof *address);
@@ -288,8 +290,11 @@ int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, c
     hello.lane = lane;
     hello.stream = (uint8_t)stream;
     list_attempts(c, rank, &calls);
+    /* A peer's service thread answers, whatever its trainer does. */
+    if (deadline > start + c->group->init_timeout) deadline = start + c->group->init_timeout;
     /* The call is shown as a wait, because other ranks may follow theirs to this rank. */
-    int shown = hpc_watch_wait(&c->group->watch, -1, op, start, &rank, 1);
+    double since = start;
+    int shown = hpc_watch_wait(&c->group->watch, -1, op, &rank, 1, &since);
     int called = try_all(c, &calls, &hello, deadline, fd, &reached);
     hpc_watch_end(&c->group->watch, shown, 0, hpc_now());
     if (called != HPC_OK) {

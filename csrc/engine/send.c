@@ -2,6 +2,7 @@
  * what goes over the lane. */
 #include "engine/send.h"
 
+#include "base/overdue.h"
 #include "engine/pieces.h"
 
 /* ---- slots ---- */
@@ -62,7 +63,7 @@ int hpc_send_event(hpc_exchange *ex, int core, int owner, const void *src, size_
         int before = hpc_slice_waits(slice < left);
         status = hpc_put_notify(lane, ex->window, owner, src, nbytes, offset, imm, slice);
         hpc_slice_waits(before);
-        if (status != HPC_ERR_TIMEOUT || slice == left) return status;
+        if (!hpc_slice_is_over(status) || slice == left) return status;
     }
     return HPC_OK;
 }

@@ -201,8 +201,7 @@ int hpc_fail_freed(const hpc_exchange *ex, int rank, int key, const char *op) {
 static int wait_look(look *l, double timeout, const char *op) {
     hpc_exchange *ex = l->ex;
     if (holds(l)) { /* also after an earlier try that ran out of time */
-        hpc_group *g = &ex->context->group;
-        hpc_blame_settle(&g->blame, op, atomic_load_explicit(&g->watch.step, memory_order_relaxed));
+        hpc_group_settle(&ex->context->group, op);
         return HPC_OK;
     }
     const hpc_wait wait = {op, looks_done, awaited, l};

@@ -138,7 +138,7 @@ from .queue import (
     weights,
 )
 from .rule import ISAS, rule_found, rule_own
-from .status import INVALID, NULL, SLICE, TIMED_OUT, check, error, is_unfinished, seconds, wait
+from .status import INVALID, NULL, SLICE, TIMED_OUT, check, error, is_slice_over, is_unfinished, seconds, wait
 from .window import (
     flush,
     lane_create,

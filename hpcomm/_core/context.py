@@ -5,6 +5,7 @@ from typing import Any
 
 from .._ffi import ffi, lib
 from ..config import Config
+from ..log import logger
 from .handle import collected, collective, gathered, owned
 from .memory import from_buffer
 from .status import NULL, SLICE, check, text, texts
@@ -35,6 +36,11 @@ def _path_chars(path: str) -> Any:
     return ffi.new("char[]", os.fsencode(path)) if path else NULL
 
 
+@ffi.def_extern()  # type: ignore[misc]
+def hpcomm_warn(_arg: Any, sentence: Any) -> None:
+    logger.warning("%s", text(sentence))
+
+
 def _settings(config: Config, secret: bytes | None) -> tuple[Any, ...]:
     """An hpc_config, and what it points to."""
     transports, interfaces = _chars(config.transport), _chars(config.socket_ifname)
@@ -43,7 +49,9 @@ def _settings(config: Config, secret: bytes | None) -> tuple[Any, ...]:
     chars = NULL if secret is None else from_buffer(secret)
     c = ffi.new("hpc_config *")
     lib.hpc_config_init(c)
-    c.timeout, c.spin, c.loop_seed, c.transports = config.timeout, config.spin, config.loop_seed, transports
+    c.timeout, c.init_timeout, c.look_after = config.timeout, config.init_seconds, config.look_after
+    c.warn = lib.hpcomm_warn
+    c.spin, c.loop_seed, c.transports = config.spin, config.loop_seed, transports
     setattr(c, "yield", config.yield_)
     c.silence, c.interfaces, c.devices, c.timeline = config.silence, interfaces, devices, timeline
     c.tcp_streams, c.tcp_congestion = config.tcp_streams, congestion

@@ -59,6 +59,11 @@ def is_unfinished() -> bool:
     return bool(lib.hpc_last_error().detail == lib.HPC_DETAIL_UNFINISHED)
 
 
+def is_slice_over(status: int) -> bool:
+    """Whether a slice of a wait has run out of time, and the next one may begin."""
+    return status == TIMED_OUT and lib.hpc_last_error().detail != lib.HPC_DETAIL_HELD_UP
+
+
 def check(status: int) -> None:
     if status < 0:
         raise error(status)
@@ -75,7 +80,7 @@ def wait(call: Callable[[float], int], timeout: float, waited: float = 0.0) -> N
         status = call(left if left < SLICE else SLICE)
         if status == 0:
             return
-        if status != TIMED_OUT:
+        if not is_slice_over(status):
             raise error(status)
         left = deadline - time.monotonic()
         if left <= 0:

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from .. import _core
-from .._core import PULL, PUSH, SLICE, address_of, error, is_unfinished, seconds
+from .._core import PULL, PUSH, SLICE, address_of, error, is_slice_over, is_unfinished, seconds
 from .._core import exchange_call as _call
 from .._core import exchange_gradient as _gradient
 from .._core import exchange_ready as _ready
@@ -131,7 +131,7 @@ class Calls:
             limits = self._limits(timeout)
             if address == _INVALID and key.flags & PUSH:
                 self._resume(key, limits)
-                address = _TIMED_OUT
+                address = None
             address = self._until(lambda left: _gradient(self._address, key.index, self._keep, left), *limits, address)
         key.gradient, key.ready = self._slot(key, address), self._steps
         self._came(key)
@@ -159,14 +159,14 @@ class Calls:
         key.gradient = model
 
     def _started(
-        self, key: KeyState, flags: int, source: Any, status: int, limits: tuple[float, float], before: tuple[int, Any]
+        self, key: KeyState, flags: int, source: Any, status: int | None, limits: tuple[float, float], before: tuple[int, Any]
     ) -> int:
         """The ticket of a start whose first slice returned status. before: the key's flags and gradient."""
         try:
             if status == _INVALID and flags == PULL and before[0] & PUSH:
                 key.flags = before[0]
                 self._resume(key, limits)
-                key.flags, status = flags, _TIMED_OUT
+                key.flags, status = flags, None
             return self._until(
                 lambda left: _start(self._address, key.index, flags, source, key.nbytes, self._keep, left),
                 *limits,
@@ -218,7 +218,7 @@ class Calls:
 
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
         """Repeats call(seconds) until it returns 0 or more, and returns that; at least once if status is None."""
-        while status is None or status == _TIMED_OUT:
+        while status is None or is_slice_over(status):
             left = deadline - monotonic()
             if left <= 0 and status is not None:
                 raise error(status, limit)

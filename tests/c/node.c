@@ -29,7 +29,7 @@ node *node_open(rank *r, int size, double silence, const char *secret) {
     hpc_control_address mine;
     CHECK(n);
     n->r = r;
-    n->group = (hpc_group){.rank = r->rank, .size = size, .timeout = 20, .owner = &owner};
+    n->group = (hpc_group){.rank = r->rank, .size = size, .timeout = 20, .init_timeout = 20, .owner = &owner};
     n->group.states = calloc((size_t)size, sizeof *n->group.states);
     n->group.departing = calloc((size_t)size, sizeof *n->group.departing);
     n->group.reasons = calloc((size_t)size, sizeof *n->group.reasons);

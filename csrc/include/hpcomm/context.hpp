@@ -42,9 +42,10 @@ class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
         report(hpc_rendezvous_allgather(get(), send, recv, nbytes, timeout));
     }
 
-    // A connected context, by config.timeout; with this secret, unless config has one.
+    // A connected context, in the seconds that config gives init; with this secret, unless config has one.
     int bring_up(Config config, hpc_context **context) {
         using seconds = std::chrono::duration<double>;
+        const double limit = hpc_config_init_seconds(&config);
         const auto start = std::chrono::steady_clock::now();
         std::vector<unsigned char> mine(hpc_address_size()), all(mine.size() * static_cast<std::size_t>(size_));
         hpc_context *made = nullptr;
@@ -55,10 +56,10 @@ class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
         int status = hpc_context_create(rank_, size_, &config, &made);
         if (status == HPC_OK) status = hpc_context_address(made, mine.data());
         if (status == HPC_OK)
-            status = hpc_rendezvous_allgather(get(), mine.data(), all.data(), mine.size(), config.timeout);
+            status = hpc_rendezvous_allgather(get(), mine.data(), all.data(), mine.size(), limit);
         if (status == HPC_OK) {
             const double gone = seconds(std::chrono::steady_clock::now() - start).count();
-            status = hpc_context_connect(made, all.data(), std::max(0.0, config.timeout - gone));
+            status = hpc_context_connect(made, all.data(), std::max(0.0, limit - gone));
         }
         if (status == HPC_OK)
             *context = made;

@@ -77,7 +77,8 @@ typedef enum hpc_culprit_state {
 typedef struct hpc_culprit {
     int rank;
     int state;      /* hpc_culprit_state */
-    double seconds; /* silent: how long others have waited for it; computing: how long it has; else 0 */
+    double seconds; /* silent: how long others have waited for it; computing: how long it has; circle: how long its
+                       latest wait has lasted; else 0 */
     uint64_t step;  /* computing: the most pushes of one key, or sends to one peer, that it has made */
     char op[24];    /* circle: what it waits in; else "" */
 } hpc_culprit;
@@ -85,7 +86,8 @@ typedef struct hpc_culprit {
 /* More about a failure, where its status does not say enough. */
 typedef enum hpc_error_detail {
     HPC_DETAIL_NONE = 0,
-    HPC_DETAIL_UNFINISHED = 1 /* the last call on the key was cut short; repeat it first */
+    HPC_DETAIL_UNFINISHED = 1, /* the last call on the key was cut short; repeat it first */
+    HPC_DETAIL_HELD_UP = 2     /* a timeout before its time: nothing can come any more (hpc_config's look_after) */
 } hpc_error_detail;
 
 /* The last failure of the calling thread; its pointers stay valid until that thread's next failing call. */
@@ -151,8 +153,16 @@ HPC_API int hpc_devices(hpc_device *devices, int cap);
 typedef struct hpc_context hpc_context;
 
 typedef struct hpc_config {
-    size_t size;            /* sizeof(hpc_config), set by hpc_config_init */
-    double timeout;         /* default of every blocking call; 30 s */
+    size_t size;         /* sizeof(hpc_config), set by hpc_config_init */
+    double timeout;      /* default of every blocking call; 30 minutes */
+    double init_timeout; /* of init, and of connections that are made later; negative: timeout, but 30 s where that
+                            is left at its default */
+    double look_after;   /* a wait that has lasted for so long finds out who holds it up, and again after each third
+                            of it; 30 s. A rank that is stopped or a deadlock ends it then (HPC_ERR_TIMEOUT, with
+                            HPC_DETAIL_HELD_UP); while ranks compute it goes on, and one rank of the job warns */
+    void (*warn)(void *arg, const char *sentence); /* takes such warnings, in the thread that waits. It may not call
+                                                      hpcomm. NULL: they become notes (HPC_NOTE_HELD_UP) */
+    void *warn_arg;
     const char *transports; /* comma list, best first, e.g. "shm"; NULL: all but loop */
     double spin;            /* seconds to spin before yielding; negative: chosen by cores and ranks of the host */
     double yield;           /* seconds to yield before sleeping; negative: chosen likewise */
@@ -173,7 +183,8 @@ typedef struct hpc_config {
 
 enum { HPC_TCP_STREAMS = 8 };
 
-HPC_API void hpc_config_init(hpc_config *config); /* fills in the defaults */
+HPC_API void hpc_config_init(hpc_config *config);                 /* fills in the defaults */
+HPC_API double hpc_config_init_seconds(const hpc_config *config); /* for which init waits */
 
 /* Out-of-band allgather, in UCC's shape: every rank gives nbytes, every rank gets size * nbytes in rank order.
  * allgather starts it and may not block; test returns HPC_OK, HPC_IN_PROGRESS or a negative status; free is called
@@ -188,7 +199,7 @@ typedef struct hpc_oob {
     int (*free)(void *request);
 } hpc_oob;
 
-/* Brings this rank up and waits for all others (config->timeout). NULL config: the defaults. */
+/* Brings this rank up and waits for all others (hpc_config_init_seconds). NULL config: the defaults. */
 HPC_API int hpc_init(const hpc_oob *oob, const hpc_config *config, hpc_context **context);
 
 /* The same in three steps, for a caller that carries the addresses itself: create; give hpc_context_address to every
@@ -238,7 +249,8 @@ HPC_API const char *hpc_context_note(const hpc_context *context, int i);
 typedef enum hpc_note_kind {
     HPC_NOTE_DEGRADED = 0, /* something works, but less well than it could */
     HPC_NOTE_REFUSED = 1,  /* a stranger was refused */
-    HPC_NOTE_LOST = 2      /* something of the training was lost */
+    HPC_NOTE_LOST = 2,     /* something of the training was lost */
+    HPC_NOTE_HELD_UP = 3   /* a wait was long, because other ranks computed */
 } hpc_note_kind;
 HPC_API int hpc_context_note_kind(const hpc_context *context, int i); /* hpc_note_kind; HPC_ERR_INVALID past the end */
 
@@ -300,6 +312,7 @@ typedef struct hpc_shown_rank {
     char host[64];
     char transports[64]; /* in use, e.g. "shm,tcp"; "" in a world of one */
     uint64_t step;       /* the most pushes of one key, or sends to one peer, that it has made */
+    uint64_t moved;      /* counts what it sends and receives; in a deadlock it stands still */
     int n_waits;         /* longest first */
     hpc_shown_wait waits[HPC_SHOWN_WAITS];
     int told_by;    /* -1: it answered itself; else the rank of this host that answered for one elsewhere, or gone */

@@ -417,6 +417,7 @@ static int read_stream(tcp_link *l, int k, size_t budget) {
             end_stream(l, k, got < 0 ? strerror(errno) : "it closed the connection");
             return 0;
         }
+        hpc_watch_move(&l->tcp->context->group.watch);
         if (hpc_reader_got(&s->reader, (size_t)got, l->landed, &sink, &why) < 0) {
             tell(l);
             end_link(l, why);

@@ -116,6 +116,7 @@ static verbs_link *take(verbs_iface *f, const struct ibv_wc *wc, int *comes) {
         if (atomic_load_explicit(&l->closed_here, memory_order_relaxed)) atomic_store(&f->closing, 1);
     }
     if (wc->status != IBV_WC_SUCCESS) verbs_link_fail(l, wc->status);
+    hpc_watch_move(&f->verbs->context->group.watch);
     return l;
 }
 

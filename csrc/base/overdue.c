@@ -1,0 +1,265 @@
+/* A wait that lasts is looked into: because of whom does nothing come? That ends it where nothing can come any more, or
+ * is told as a warning; and it is asked once more where the wait has run out of time. */
+#define _GNU_SOURCE
+#include "base/overdue.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- groups that are there ---- */
+
+static pthread_mutex_t entering = PTHREAD_MUTEX_INITIALIZER;
+static hpc_group *entered; /* under entering, as are serials and next */
+static uint64_t serials;
+
+void hpc_group_enter(hpc_group *group) {
+    pthread_mutex_lock(&entering);
+    group->serial = ++serials;
+    group->next = entered;
+    entered = group;
+    pthread_mutex_unlock(&entering);
+}
+
+void hpc_group_leave(hpc_group *group) {
+    pthread_mutex_lock(&entering);
+    for (hpc_group **at = &entered; *at != NULL; at = &(*at)->next)
+        if (*at == group) {
+            *at = group->next;
+            break;
+        }
+    pthread_mutex_unlock(&entering);
+}
+
+static int is_entered(const hpc_group *group, uint64_t serial) {
+    int found = 0;
+    pthread_mutex_lock(&entering);
+    for (const hpc_group *at = entered; at != NULL && !found; at = at->next)
+        found = at == group && at->serial == serial;
+    pthread_mutex_unlock(&entering);
+    return found;
+}
+
+/* ---- timeouts ---- */
+
+static _Thread_local int sliced;
+static _Thread_local struct {
+    hpc_group *group; /* which may be gone by now: serial tells */
+    uint64_t serial;
+    unsigned long failures; /* hpc_failures when this one was recorded; another one since then is not followed */
+} last_timeout;
+
+int hpc_slice_waits(int slices) {
+    int before = sliced;
+    sliced = slices;
+    return before;
+}
+
+int hpc_waits_in_slices(const hpc_group *group, double timeout) {
+    return sliced || timeout <= group->slice;
+}
+
+static int record_timeout(hpc_group *group, const char *op, const int *waiting, int n, double timeout,
+                          const hpc_inquiry *q) {
+    char whom[256], ends[400] = "";
+    const hpc_fault f = {.waiting_for = waiting, .n_waiting = n, .culprits = q->culprits, .n_culprits = q->n_culprits};
+    hpc_culprits_text(q->culprits, q->n_culprits, ends, sizeof ends);
+    unsigned long before = hpc_failures();
+    int status = hpc_fail_fault(HPC_ERR_TIMEOUT, op, &f, "rank %d: %s: nothing came from rank%s %s in %.3g s%s%s%s%s",
+                                group->rank, op, n == 1 ? "" : "s", hpc_ranks_text(waiting, n, whom, sizeof whom),
+                                timeout, ends[0] == 0 ? "" : ": ", q->way, q->way[0] == 0 ? "" : "; ", ends);
+    if (hpc_failures() == before) return status; /* muted */
+    last_timeout.group = group;
+    last_timeout.serial = group->serial;
+    last_timeout.failures = hpc_failures();
+    return status;
+}
+
+/* The time for answers is at most as long as the wait: who looks often is not kept long. */
+static int ask(hpc_group *group, hpc_inquiry *q) {
+    q->most = q->waited < HPC_FOLLOW_SECONDS ? q->waited : HPC_FOLLOW_SECONDS;
+    int others = 0;
+    for (int i = 0; i < q->n; i++) others |= q->waiting_for[i] != group->rank;
+    if (group->follow == NULL || !others) return 0;
+    group->follow(group->follow_arg, q);
+    return 1;
+}
+
+static void blame(hpc_group *group, const hpc_inquiry *q) {
+    hpc_blame_wait(&group->blame, q->op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), q->culprits,
+                   q->n_culprits);
+}
+
+static int is_to_follow(const hpc_group *group, double timeout) {
+    int muted = hpc_mute_errors(1);
+    hpc_mute_errors(muted);
+    return !muted && !hpc_waits_in_slices(group, timeout);
+}
+
+int hpc_overdue_fail(hpc_group *group, const hpc_wait *wait, double timeout) {
+    int *waiting = malloc((size_t)group->size * sizeof *waiting);
+    int n = waiting == NULL ? 0 : wait->waiting_for(wait->arg, waiting);
+    hpc_inquiry q = {.op = wait->op, .waiting_for = waiting, .n = n, .waited = timeout};
+    if (is_to_follow(group, timeout) && ask(group, &q)) blame(group, &q);
+    int status = record_timeout(group, wait->op, waiting, n, timeout, &q);
+    free(waiting);
+    return status;
+}
+
+int hpc_group_fail_timeout(hpc_group *group, const char *op, const int *ranks, int n, double waited, const char *format,
+                           ...) {
+    char sentence[800], ends[200];
+    hpc_inquiry q = {.op = op, .waiting_for = ranks, .n = n, .waited = waited};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(sentence, sizeof sentence, format, args);
+    va_end(args);
+    if (is_to_follow(group, waited) && ask(group, &q)) blame(group, &q);
+    hpc_fault f = {.waiting_for = ranks, .n_waiting = n, .culprits = q.culprits, .n_culprits = q.n_culprits};
+    hpc_culprits_text(q.culprits, q.n_culprits, ends, sizeof ends);
+    return hpc_fail_fault(HPC_ERR_TIMEOUT, op, &f, "rank %d: %s: %s%s%s", group->rank, op, sentence,
+                          ends[0] == 0 ? "" : ": ", ends);
+}
+
+int hpc_follow_timeout(double waited) {
+    const hpc_error *e = hpc_last_error();
+    if (e->status != HPC_ERR_TIMEOUT || last_timeout.failures != hpc_failures() ||
+        !is_entered(last_timeout.group, last_timeout.serial))
+        return e->status;
+    hpc_group *group = last_timeout.group;
+    int n = e->n_waiting, *waiting = malloc(((size_t)n + 1) * sizeof *waiting);
+    if (waiting == NULL) return HPC_ERR_TIMEOUT;
+    memcpy(waiting, e->waiting_for, (size_t)n * sizeof *waiting);
+    hpc_inquiry q = {.op = e->op, .waiting_for = waiting, .n = n, .waited = waited > 0 ? waited : 0};
+    if (ask(group, &q)) blame(group, &q);
+    int status = record_timeout(group, e->op, waiting, n, waited, &q);
+    free(waiting);
+    return status;
+}
+
+/* ---- looks ---- */
+
+/* What the looks of this thread's wait have found so far. Slices of one wait have the same beginning, which the group's
+ * watch knows. */
+static _Thread_local struct {
+    double since, due;
+    int stopped, circle; /* the last look found a rank that is stopped, or a circle */
+    uint64_t moved;      /* what the ranks on its way had moved then */
+    double held, warns;  /* seconds for which a rank had held up the wait then; of which the next warning tells */
+} looks;
+
+static _Thread_local int gave_up;
+
+double hpc_overdue_due(const hpc_group *group, double since) {
+    if (group->follow == NULL || group->look_after == 0) return INFINITY;
+    if (looks.since != since) {
+        memset(&looks, 0, sizeof looks);
+        looks.since = since;
+        looks.due = since + group->look_after;
+    }
+    return looks.due;
+}
+
+void hpc_overdue_begin(void) {
+    gave_up = 0;
+}
+
+int hpc_slice_is_over(int status) {
+    return status == HPC_ERR_TIMEOUT && !gave_up;
+}
+
+/* Leaves those in the state alone; how many. */
+static int keep_those(hpc_inquiry *q, hpc_culprit_state state) {
+    int n = 0;
+    for (int i = 0; i < q->n_culprits; i++)
+        if (q->culprits[i].state == (int)state) q->culprits[n++] = q->culprits[i];
+    return q->n_culprits = n;
+}
+
+/* A circle whose waits have all lasted since the last look. */
+static int is_closed(const hpc_inquiry *q, double period) {
+    int n = 0;
+    for (int i = 0; i < q->n_culprits; i++)
+        n += q->culprits[i].state == HPC_CULPRIT_CIRCLE && q->culprits[i].seconds >= period;
+    return n > 0 && n == q->n_culprits;
+}
+
+/* Seconds for which those who compute or are silent have held others up; those who have just done something have not.
+ */
+static double held_for(hpc_inquiry *q, double least) {
+    double held = 0;
+    int n = 0;
+    for (int i = 0; i < q->n_culprits; i++) {
+        const hpc_culprit *c = &q->culprits[i];
+        if ((c->state != HPC_CULPRIT_COMPUTING && c->state != HPC_CULPRIT_SILENT) || c->seconds < least) continue;
+        if (c->seconds > held) held = c->seconds;
+        q->culprits[n++] = *c;
+    }
+    q->n_culprits = n;
+    return held;
+}
+
+/* Whether a lower rank waits as well, which then warns. */
+static int leaves_it_to_others(hpc_group *group, const hpc_inquiry *of) {
+    int *lower = malloc(((size_t)group->rank + 1) * sizeof *lower);
+    hpc_inquiry q = {.asks = HPC_ASK_WHO_WAITS, .op = of->op, .waiting_for = lower, .waited = of->waited / 2};
+    for (int r = 0; r < group->rank && lower != NULL; r++)
+        if (!hpc_group_has_departed(group, r)) lower[q.n++] = r;
+    if (q.n > 0) ask(group, &q);
+    free(lower);
+    return q.n_culprits > 0;
+}
+
+static void warn(hpc_group *group, const hpc_inquiry *q) {
+    char whom[128], ends[300], sentence[600];
+    snprintf(sentence, sizeof sentence, "rank %d: %s has waited %.0f s for rank%s %s, and goes on: %s%s%s", group->rank,
+             q->op, q->waited, q->n == 1 ? "" : "s", hpc_ranks_text(q->waiting_for, q->n, whom, sizeof whom), q->way,
+             q->way[0] == 0 ? "" : "; ", hpc_culprits_text(q->culprits, q->n_culprits, ends, sizeof ends));
+    if (group->warn != NULL)
+        group->warn(group->warn_arg, sentence);
+    else
+        hpc_group_note(group, HPC_NOTE_HELD_UP, "%s", sentence);
+}
+
+/* The first warning comes after look_after seconds, another each time that they have doubled. */
+static void warn_if_due(hpc_group *group, hpc_inquiry *q, double period) {
+    double held = held_for(q, group->look_after / 2);
+    if (held < looks.held || looks.warns == 0) looks.warns = group->look_after; /* another computation */
+    looks.held = held;
+    if (held + period / 2 < looks.warns) return;
+    while (held + period / 2 >= looks.warns) looks.warns *= 2;
+    if (!leaves_it_to_others(group, q)) warn(group, q);
+}
+
+static int give_up(hpc_group *group, const hpc_inquiry *q) {
+    blame(group, q);
+    gave_up = 1;
+    int status = record_timeout(group, q->op, q->waiting_for, q->n, q->waited, q);
+    last_timeout.group = NULL; /* its culprits are known */
+    hpc_error_set_detail(HPC_DETAIL_HELD_UP);
+    return status;
+}
+
+int hpc_overdue_look(hpc_group *group, const hpc_wait *wait, double since) {
+    const double period = group->look_after / 3, soon = period / 10;
+    int *waiting = malloc((size_t)group->size * sizeof *waiting), status = HPC_IN_PROGRESS;
+    hpc_inquiry q = {.op = wait->op, .waiting_for = waiting, .waited = hpc_now() - since};
+    q.n = waiting == NULL ? 0 : wait->waiting_for(wait->arg, waiting);
+    ask(group, &q);
+    const int circle = is_closed(&q, period), stands = circle && looks.circle && q.moved == looks.moved;
+    looks.circle = circle;
+    looks.moved = q.moved;
+    hpc_inquiry stopped = q;
+    const int n_stopped = keep_those(&stopped, HPC_CULPRIT_STOPPED), stays = n_stopped > 0 && looks.stopped;
+    looks.stopped = n_stopped > 0;
+    looks.due = hpc_now() + (n_stopped > 0 ? soon : period);
+    if (stays || stands)
+        status = wait->ready(wait->arg) ? HPC_OK : give_up(group, stays ? &stopped : &q);
+    else
+        warn_if_due(group, &q, period);
+    free(waiting);
+    return status;
+}
