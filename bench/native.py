@@ -76,6 +76,10 @@ class Config(ctypes.Structure):
     _fields_ = [
         ("size", _size),
         ("timeout", _double),
+        ("init_timeout", _double),
+        ("look_after", _double),
+        ("warn", _pointer),
+        ("warn_arg", _pointer),
         ("transports", _chars),
         ("spin", _double),
         ("yield_", _double),

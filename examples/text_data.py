@@ -211,7 +211,7 @@ def share(ctx: hpcomm.Context, reading: Callable[[], Task]) -> Task:
             packed = [np.concatenate([part.pack(), task.test.pack()]) for part in parts]
             told = {"name": task.name, "parts": [part.sizes for part in parts], "test": task.test.sizes}
             told["nbytes"] = max(len(each) for each in packed)
-    told = json.loads(ctx.allgather(json.dumps(told).encode().ljust(HEADER), timeout=600)[0])
+    told = json.loads(ctx.allgather(json.dumps(told).encode().ljust(HEADER))[0])
     if "wrong" in told:
         raise BadData(told["wrong"])
     window = ctx.window(told["nbytes"])

@@ -49,7 +49,6 @@ Array = NDArray[Any]
 AGREE = 1e-5  # how far two ranks' weights may lie apart at the end
 REACH = 0.01  # how much test accuracy the exchange may cost
 CONSENSUS = 1e-7  # what the last averaging rounds leave of a disagreement
-LONG = 24 * 3600.0  # seconds: others are training
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -411,7 +410,7 @@ def train(trainer: Alone, data: Digits, batches: Batches, tell: Tell) -> Run:
 def gather(ctx: hpcomm.Context, values: Any) -> Array:
     """The values of every rank, a row each, over hpcomm's control channel."""
     mine = np.asarray(values)
-    everyone = b"".join(ctx.allgather(mine.tobytes(), timeout=LONG))
+    everyone = b"".join(ctx.allgather(mine.tobytes()))
     return np.frombuffer(everyone, mine.dtype).reshape(ctx.size, *mine.shape)
 
 

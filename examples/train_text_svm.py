@@ -72,7 +72,6 @@ COMPARED = ",".join(
 SAMPLE = 1000  # rows that the first rate of learning is tried on
 NOISE = 0.001  # of an accuracy: what a dozen of the tests are worth
 BIAS_RATE = 0.01  # of learning the bias, beside that of a weight: it has a part in every row
-LONG = 24 * 3600.0  # seconds: others are training
 
 
 # ---- model -----------------------------------------------------------------------------------------------------------
@@ -355,7 +354,7 @@ def train(ctx: hpcomm.Context, how: How, task: text_data.Task, plan: Plan, tell:
         if number in wanted:
             kept.append((clock() - begin, exchange.bytes_sent, exchange.model.copy()))
             tell(number)
-    ctx.barrier(LONG)
+    ctx.barrier()
     inputs = exchange.inputs
     exchange.close()
     accuracy = [judge(model, *task.test.arrays)[0] for _, _, model in kept]
@@ -366,7 +365,7 @@ def train(ctx: hpcomm.Context, how: How, task: text_data.Task, plan: Plan, tell:
 
 def gather(ctx: hpcomm.Context, mine: list[float]) -> Array:
     """The numbers of every rank, a row each, over hpcomm's control channel."""
-    everyone = b"".join(ctx.allgather(np.array(mine).tobytes(), timeout=LONG))
+    everyone = b"".join(ctx.allgather(np.array(mine).tobytes()))
     return np.frombuffer(everyone).reshape(ctx.size, len(mine))
 
 

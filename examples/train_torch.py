@@ -48,7 +48,6 @@ COLOURS = {
     "wait": "tab:red",
     "other": "lightgray",
 }
-LONG = 24 * 3600.0  # seconds: others are training
 SHOWN = 3  # steps of the timeline
 TEXT = 48  # characters that the next one is foretold from
 
@@ -219,8 +218,8 @@ def digest(model: nn.Module) -> str:
 def gather(ctx: hpcomm.Context, run: Run) -> list[Run]:
     """Those of all ranks."""
     mine = json.dumps(vars(run)).encode()
-    longest = max(int(told) for told in ctx.allgather(b"%20d" % len(mine), timeout=LONG))
-    return [Run(**json.loads(told)) for told in ctx.allgather(mine.ljust(longest), timeout=LONG)]
+    longest = max(int(told) for told in ctx.allgather(b"%20d" % len(mine)))
+    return [Run(**json.loads(told)) for told in ctx.allgather(mine.ljust(longest))]
 
 
 # ---- telling ---------------------------------------------------------------------------------------------------------

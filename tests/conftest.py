@@ -42,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: takes long, and finds what others find sooner: only in a full run")
     config.addinivalue_line("markers", "some(n): n of its cases a run, which the seed chooses; all in a full run")
     config.addinivalue_line("markers", "bench: only in a full run, and when bench/ has changed since the last one")
+    os.environ.setdefault("HPCOMM_TIMEOUT", "30")  # not 30 minutes, where a test hangs
     os.environ[mpi.MARK] = f"{mpi.SESSION}.{0:08}"  # whatever a test starts ends with this process
     if "PYTEST_XDIST_WORKER" not in os.environ:  # files without a name, which end with the run
         files = [os.memfd_create(name) for name in ("door", "room")]

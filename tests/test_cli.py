@@ -66,7 +66,7 @@ def test_info_prints_every_setting() -> None:
     rows = json.loads(run("info", "-c", "--json", env={"HPCOMM_TIMEOUT": "7"}))
     assert [row["variable"] for row in rows] == [setting.variable for setting in settings()]
     timeout = next(row for row in rows if row["argument"] == "timeout")
-    assert (timeout["default"], timeout["value"]) == (30.0, 7.0)
+    assert (timeout["default"], timeout["value"]) == (1800.0, 7.0)
     table = run("info", "-c")
     for setting in settings():
         assert setting.variable in table

@@ -86,7 +86,7 @@ static void ask(asking *a, int rank) {
     } else if (hpc_group_has_departed(c->group, rank)) {
         s->answers = 1;
         hpc_jobs_show_gone(c, rank, s);
-    } else if (hpc_jobs_is_stopped(c, rank)) {
+    } else if (hpc_link_is_stopped(c, rank)) {
         s->answers = s->stopped = 1;
     } else if (atomic_load(&c->group->states[rank]) == HPC_PEER_ALIVE && !atomic_load(&c->stopping)) {
         want(a, a->n - 1);
@@ -177,7 +177,7 @@ static void await_answers(asking *a) {
     free(calm);
     for (int i = 0; i < a->n; i++) {
         hpc_shown_rank *s = &a->shown[i];
-        if (a->asked[i] != 0 && s->answers == 0) s->stopped = hpc_jobs_is_stopped(c, s->rank);
+        if (a->asked[i] != 0 && s->answers == 0) s->stopped = hpc_link_is_stopped(c, s->rank);
     }
 }
 

@@ -22,12 +22,6 @@ static const char PREFIX[] = "@hpcomm-";
 
 /* ---- the answer ---- */
 
-int hpc_jobs_is_stopped(const hpc_control *c, int rank) {
-    const hpc_link *l = &c->links[rank];
-    return rank != c->group->rank && l->same_host && l->address.pid_namespace == c->self.pid_namespace &&
-           hpc_host_is_stopped("", l->address.pid);
-}
-
 /* Whether the links' addresses and hosts are there. */
 static int is_connected(const hpc_group *g) {
     return atomic_load_explicit(&g->watch.connected, memory_order_acquire);
@@ -49,7 +43,7 @@ static void show_waits(const hpc_control *c, hpc_shown_rank *shown) {
         w->n_ranks = waits[i].n_ranks;
         for (int r = 0; r < w->n_ranks && r < HPC_SHOWN_RANKS; r++) {
             w->ranks[r] = waits[i].ranks[r];
-            if (is_connected(g) && hpc_jobs_is_stopped(c, w->ranks[r])) w->stopped |= (uint32_t)1 << r;
+            if (is_connected(g) && hpc_link_is_stopped(c, w->ranks[r])) w->stopped |= (uint32_t)1 << r;
         }
     }
 }
@@ -105,7 +99,7 @@ static void show_peer(const hpc_control *c, int rank, hpc_shown_rank *shown) {
     shown->told_by = g->rank;
     shown->age = l->news == NULL ? -1 : now - l->news_at;
     shown->unheard = l->kind == HPC_LINK_TCP ? now - l->heard : 0;
-    shown->stopped = hpc_jobs_is_stopped(c, rank);
+    shown->stopped = hpc_link_is_stopped(c, rank);
     hpc_jobs_show_gone(c, rank, shown);
 }
 

@@ -37,7 +37,4 @@ int hpc_jobs_check_rank(hpc_shown_rank *shown);
 void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown);
 void hpc_jobs_show_gone(const hpc_control *c, int rank, hpc_shown_rank *shown);
 
-/* Whether the kernel here says that the process of a rank is stopped. */
-int hpc_jobs_is_stopped(const hpc_control *c, int rank);
-
 #endif

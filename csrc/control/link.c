@@ -3,7 +3,7 @@
  * whole. A frame that the deadline cuts in two ends the sending half of the link, or the next one would be read as its
  * rest. */
 #define _GNU_SOURCE
-#include "control/jobs.h"
+#include "control/mesh.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+
+#include "base/host.h"
 
 static const uint32_t MAGIC = 0x68706331; /* "hpc1" */
 static const uint64_t MOST = (uint64_t)1 << 32;
@@ -36,6 +38,12 @@ static int is_whole(struct msghdr *m, size_t sent) {
     m->msg_iov->iov_base = (char *)m->msg_iov->iov_base + sent;
     m->msg_iov->iov_len -= sent;
     return 0;
+}
+
+int hpc_link_is_stopped(const hpc_control *c, int rank) {
+    const hpc_link *l = &c->links[rank];
+    return rank != c->group->rank && l->same_host && l->address.pid_namespace == c->self.pid_namespace &&
+           hpc_host_is_stopped("", l->address.pid);
 }
 
 /* All of m (which is used up), waiting for room until the deadline; *sent of it when it fails. */
@@ -64,7 +72,7 @@ static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, d
         if (is_pointless(c->group, rank, type)) return HPC_ERR_PEER;
         if (left <= 0) return HPC_ERR_TIMEOUT;
         const double look_after = c->group->look_after;
-        if (look_after > 0 && now - blocked > look_after && hpc_jobs_is_stopped(c, rank)) return HPC_ERR_TIMEOUT;
+        if (look_after > 0 && now - blocked > look_after && hpc_link_is_stopped(c, rank)) return HPC_ERR_TIMEOUT;
         struct pollfd p = {.fd = fd, .events = POLLOUT};
         poll(&p, 1, left > 0.1 ? 100 : (int)(left * 1e3) + 1);
     }

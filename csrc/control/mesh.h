@@ -176,6 +176,9 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
  * before the next frame. HPC_ERR_TIMEOUT where there is no room, or another message is under way; HPC_ERR_PEER. */
 int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes);
 
+/* Whether the kernel here says that the process of a rank is stopped. */
+int hpc_link_is_stopped(const hpc_control *c, int rank);
+
 /* Tells the peer, if it can be told at once, that it counts as failed. */
 void hpc_link_drop(hpc_control *c, int rank);
 

@@ -159,7 +159,13 @@ class Calls:
         key.gradient = model
 
     def _started(
-        self, key: KeyState, flags: int, source: Any, status: int | None, limits: tuple[float, float], before: tuple[int, Any]
+        self,
+        key: KeyState,
+        flags: int,
+        source: Any,
+        status: int | None,
+        limits: tuple[float, float],
+        before: tuple[int, Any],
     ) -> int:
         """The ticket of a start whose first slice returned status. before: the key's flags and gradient."""
         try:

@@ -1,0 +1,92 @@
+"""Waits that last for longer than look_after: they go on while others compute, and end where nothing can come."""
+
+import os
+import signal
+import time
+
+import mpi
+import numpy as np
+import pytest
+from told import logs
+
+import hpcomm
+from hpcomm import PeerFailed, Timeout
+from hpcomm.config import Config, resolve
+
+SIZE, LATE = 3, 2
+SOON = 0.3  # seconds: a look_after for tests
+TRANSPORTS = pytest.mark.parametrize("transport", ["shm", "tcp"])
+
+
+def test_defaults() -> None:
+    assert Config().timeout == 1800
+    assert Config().init_seconds == 30
+    assert resolve({}, {"timeout": 120}).init_seconds == 120
+    assert resolve({}, {"timeout": 5, "init_timeout": 60}).init_seconds == 60
+
+
+def evaluates() -> list[str]:
+    """Rank LATE computes for four times as long as it takes until others look."""
+    with logs() as told, hpcomm.init(mpi.world(), look_after=SOON, timeout=1800) as context:
+        params = {"w": np.zeros(1000, np.float32)}
+        ex = hpcomm.parameter_hub(context, params, rule=hpcomm.SGD(1.0))
+        ex.step({"w": np.ones(1000, np.float32)})
+        if context.rank == LATE:
+            time.sleep(4.5 * SOON)
+        ex.step({"w": np.ones(1000, np.float32)})
+        assert (ex.params["w"] == -2).all()
+        ex.close()
+    return told
+
+
+@TRANSPORTS
+def test_a_rank_that_computes_is_waited_for(transport: str) -> None:
+    told = mpi.spawn(SIZE, evaluates, env={"HPCOMM_TRANSPORT": transport}).values
+    assert 2 <= len(told[0]) <= 4, told  # after one, two and four times look_after
+    for sentence in told[0]:
+        assert sentence.startswith("rank 0: ")
+        assert f"rank {LATE} has computed for " in sentence
+    assert len(told[1]) <= 1, told  # one only if rank 0 was too busy to answer
+    assert told[LATE] == []
+
+
+def frozen() -> list[tuple[int, str]]:
+    """Rank LATE stops itself; rank 0, which knows it by its process, ends it."""
+    context = hpcomm.init(mpi.world(), look_after=SOON, timeout=1800)
+    ex = hpcomm.parameter_hub(context, {"w": np.zeros(1000, np.float32)}, rule=hpcomm.SGD(1.0))
+    pid = context.peers[LATE].pid
+    context.barrier()
+    if context.rank == LATE:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    found: list[tuple[int, str]] = []
+    while len(found) < 2:  # a call that is made again finds it again
+        with pytest.raises((Timeout, PeerFailed)) as raised:
+            ex.step(None if found else {"w": np.ones(1000, np.float32)})
+        if isinstance(raised.value, PeerFailed):  # rank 0 is done
+            break
+        found = found[: context.rank == 0] + [(culprit.rank, culprit.state) for culprit in raised.value.culprits]
+    context.abort("it has found what it looked for")
+    if context.rank == 0:
+        os.kill(pid, signal.SIGKILL)
+    return found
+
+
+@TRANSPORTS
+def test_a_stopped_rank_ends_a_wait(transport: str) -> None:
+    ended = mpi.spawn(SIZE, frozen, env={"HPCOMM_TRANSPORT": transport}, check=False)
+    assert ended.values[0] == [[LATE, "stopped"]] * 2, ended.err
+
+
+def all_wait() -> list[str]:
+    with hpcomm.init(mpi.world(), look_after=SOON, timeout=1800) as context:
+        window = context.window(1, signals=1)
+        with pytest.raises(Timeout) as raised:
+            window.wait_signal(0, 1, peer=(context.rank + 1) % SIZE)
+        context.barrier()  # else some hear of it from those that leave
+        return [culprit.state for culprit in raised.value.culprits]
+
+
+@TRANSPORTS
+def test_a_deadlock_ends_a_wait(transport: str) -> None:
+    ended = mpi.spawn(SIZE, all_wait, env={"HPCOMM_TRANSPORT": transport}).values
+    assert ended == [["circle"] * SIZE] * SIZE
