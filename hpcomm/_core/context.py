@@ -36,7 +36,7 @@ def _path_chars(path: str) -> Any:
     return ffi.new("char[]", os.fsencode(path)) if path else NULL
 
 
-@ffi.def_extern()  # type: ignore[misc]
+@ffi.def_extern()  # type: ignore[untyped-decorator]
 def hpcomm_warn(_arg: Any, sentence: Any) -> None:
     logger.warning("%s", text(sentence))
 

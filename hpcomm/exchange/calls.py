@@ -126,13 +126,13 @@ class Calls:
         """The array that the next push of a key sends, when its slot is free."""
         if key.ready == self._steps:
             return key.gradient
-        address = _gradient(self._address, key.index, self._keep, self._first(timeout))
+        address: int = _gradient(self._address, key.index, self._keep, self._first(timeout))
         if address <= 0:
-            limits = self._limits(timeout)
+            limits, status = self._limits(timeout), address or None
             if address == _INVALID and key.flags & PUSH:
                 self._resume(key, limits)
-                address = None
-            address = self._until(lambda left: _gradient(self._address, key.index, self._keep, left), *limits, address)
+                status = None
+            address = self._until(lambda left: _gradient(self._address, key.index, self._keep, left), *limits, status)
         key.gradient, key.ready = self._slot(key, address), self._steps
         self._came(key)
         return key.gradient

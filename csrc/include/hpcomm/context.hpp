@@ -55,8 +55,7 @@ class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
         }
         int status = hpc_context_create(rank_, size_, &config, &made);
         if (status == HPC_OK) status = hpc_context_address(made, mine.data());
-        if (status == HPC_OK)
-            status = hpc_rendezvous_allgather(get(), mine.data(), all.data(), mine.size(), limit);
+        if (status == HPC_OK) status = hpc_rendezvous_allgather(get(), mine.data(), all.data(), mine.size(), limit);
         if (status == HPC_OK) {
             const double gone = seconds(std::chrono::steady_clock::now() - start).count();
             status = hpc_context_connect(made, all.data(), std::max(0.0, limit - gone));
