@@ -60,6 +60,8 @@ class ParamKey:
         home: the parameter's own memory, where that is not master; else None.
         slot: the memory of its gradient, where p.grad can lie there; else None.
         seen: p.grad over that memory; another tensor than slot, as p.grad.data = ... makes it lie elsewhere.
+        sum: the tensor in which autograd has added several gradients up, until zero_grad. Were each freed as it is
+            sent, malloc would give them back to the system, and the next backward pass fault them in again.
     """
 
     __slots__ = (
@@ -78,13 +80,14 @@ class ParamKey:
         "order",
         "param",
         "passes",
-        "seen",
+        "seen", "sum",
         "sent",
         "shared",
         "slot",
         "slot_at",
         "sparse",
         "stamp",
+        "sum",
         "syncer",
         "version",
     )
@@ -102,6 +105,7 @@ class ParamKey:
         self.held: Tensor | None = None  # p.grad as it was when it was sent, and its version
         self.home: Tensor | None = None
         self.slot = self.seen = self.mean = None  # type: Tensor | None
+        self.sum: Tensor | None = None
         self.slot_at = 0
         self.syncer: Layer | None = None
 
@@ -226,6 +230,7 @@ class ParamKey:
                 slot.copy_(plain)  # it is free: what was under way has been waited for
                 handle = start(self.name)
                 if not grad.requires_grad:
+                    self.sum = grad if grad._version else None
                     self.param.grad = grad = self._over_slot()
             self.counts.copied += 1
             self.counts.copied_bytes += 4 * plain.numel()

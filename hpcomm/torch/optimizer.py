@@ -299,6 +299,8 @@ class DistributedOptimizer(Optimizer):
         if not set_to_none:
             mode.wait()
         super().zero_grad(set_to_none)
+        for key in self._mode.keys:
+            key.sum = None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
