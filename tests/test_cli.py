@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import hpcomm
 from hpcomm import _core, launch
-from hpcomm.cli import doctor, interfaces, mpi, network, reach
+from hpcomm.cli import doctor, interfaces, mpi, network, rdma, reach
 from hpcomm.cli import main as command
 from hpcomm.cli.interfaces import VARIABLE
 from hpcomm.cli.verdict import FAIL, OK, WARN, Check
@@ -50,6 +50,13 @@ def test_info_tells_the_build() -> None:
     assert "127.0.0.1/8" in facts["interfaces"]
     for fact in ("transports", "instruction sets", "interfaces", "numpy", "mpi4py"):
         assert fact in table
+
+
+def test_info_of_a_build_without_verbs_lists_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdma, "built", lambda: False)
+    facts = json.loads(run("info", "--json"))
+    assert "tcp" in facts["transports"]
+    assert "verbs" not in facts["transports"]
 
 
 @pytest.mark.parametrize(

@@ -295,6 +295,28 @@ def test_regret_falls_with_the_root_of_the_steps() -> None:
     assert mean[2] <= 0.6 * mean[1]
 
 
+def test_rows_that_few_steps_touch_travel_alone() -> None:
+    """docs/codecs.md: Threshold(0) gives the table that float32 gives, and nothing dense travels in either direction."""
+    rows, width, touched = 2000, 16, 20
+
+    def body(ctx: hpcomm.Context) -> list[tuple[bytes, int]]:
+        found = []
+        for codec in (FLOAT32, Threshold(0.0, **C)):
+            rng = np.random.default_rng(ctx.rank)
+            with Exchange(ctx, {"t": np.zeros((rows, width), F32)}, RECEIVERS, rule=SGD(lr=0.5), codec=codec) as ex:
+                for _ in range(4):
+                    grad = np.zeros((rows, width), F32)
+                    grad[rng.choice(rows, touched, replace=False)] = rng.integers(-9, 9, (touched, width))
+                    ex.push_pull("t", grad)
+                peers = ex.stats().peers
+                found.append((ex.params["t"].tobytes(), sum(p.bytes_sent + p.bytes_received for p in peers)))
+        return found
+
+    for (dense, whole), (sparse, few) in run_threads(2, body):
+        assert sparse == dense
+        assert few <= 0.05 * whole
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
