@@ -296,7 +296,7 @@ def test_regret_falls_with_the_root_of_the_steps() -> None:
 
 
 def test_rows_that_few_steps_touch_travel_alone() -> None:
-    """docs/codecs.md: Threshold(0) gives the table that float32 gives, and nothing dense travels in either direction."""
+    """docs/codecs.md: Threshold(0) gives the table that float32 gives, and nothing dense travels either way."""
     rows, width, touched = 2000, 16, 20
 
     def body(ctx: hpcomm.Context) -> list[tuple[bytes, int]]:
