@@ -1,8 +1,12 @@
 """The types of options. mypy tests the calls in right and wrong, which nothing runs: it refuses comments that ignore no
 error."""
 
+import sysconfig
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
+
+from language_server import LanguageServer
 
 import hpcomm
 from hpcomm import _core
@@ -40,3 +44,14 @@ def test_types_name_what_is_taken() -> None:
     taken = {field.name for options in (PlanOptions, EngineOptions) for field in fields(options)} | {"wire"}
     assert set(get_type_hints(Keywords)) == taken
     assert set(get_args(Progress)) == set(_core.PROGRESS)
+
+
+def test_an_editor_offers_options_and_their_words() -> None:
+    begin = "import hpcomm\nimport hpcomm.torch as ht\nctx = hpcomm.init()\n"
+    with LanguageServer([str(Path(sysconfig.get_path("scripts"), "pyrefly")), "lsp"]) as server:
+        assert {"timeout=", "look_after=", "overlap="} <= server.completions(f"{begin}hpcomm.init(")
+        assert {"chunk_bytes=", "codec=", "progress="} <= server.completions(f"{begin}hpcomm.parameter_hub(ctx, {{}}, ")
+        assert {"in_place=", "depth="} <= server.completions(f"{begin}hpcomm.stochastic_reduce(ctx, {{}}, ")
+        assert {"overlap=", "servers="} <= server.completions(f"{begin}ht.DistributedOptimizer(None, ctx, None, ")
+        words = server.completions(f'{begin}hpcomm.parameter_hub(ctx, {{}}, progress="')
+        assert {"auto", "inline", "thread"} <= {word.strip("'") for word in words}
