@@ -88,7 +88,6 @@ class ParamKey:
         "sparse",
         "stamp",
         "sum",
-        "sum",
         "syncer",
         "version",
     )
