@@ -1,4 +1,4 @@
-/* What a context has to tell: each note is written once, by any thread, and stays. */
+/* Notes of a context: each is written once, by any thread, and stays. */
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* A wait that lasts is looked into: because of whom does nothing come? That ends it where nothing can come any more, or
- * is told as a warning; and it is asked once more where the wait has run out of time. */
+/* Looks into waits that last, and into waits that have run out of time. The header says what a look may find, and what
+ * becomes of the wait then. */
 #define _GNU_SOURCE
 #include "base/overdue.h"
 
@@ -142,7 +142,7 @@ int hpc_follow_timeout(double waited) {
 
 /* ---- looks ---- */
 
-/* What the looks of this thread's wait have found so far. Slices of one wait have the same beginning, which the group's
+/* The findings of the looks of this thread's wait so far. Slices of one wait have the same beginning, which the group's
  * watch knows. */
 static _Thread_local struct {
     double since, due;

@@ -1,16 +1,18 @@
-/* Waits that last, and waits that have run out of time: because of whom does nothing come?
+/* Waits that last, and waits that have run out of time: which ranks hold them up?
  *
- * A wait that has lasted for hpc_config's look_after looks along the chain of waits that it is in, and again each time
- * that a third of that has passed. Waits in slices count as one. What a look finds:
+ * A wait that has lasted for hpc_config's look_after looks along the chain of waits that it is in, and again after each
+ * third of look_after. The slices of a wait count as one wait. A look may find:
  *
- *   a rank that is stopped     the look soon after ends the wait, unless the rank runs again by then: a scheduler that
- *                              suspends a job does not stop and continue all of its ranks at once.
- *   a circle                   the next look ends the wait, if the circle is still there and none of the ranks that
- * were asked has moved anything: a large update may be on its way between two that wait. ranks that compute, or     the
- * wait goes on. After look_after seconds, and each time that they have doubled, the do not answer              lowest
- * of the ranks that wait warns.
+ * A stopped rank. The next look, which comes soon, ends the wait if the rank is still stopped: a scheduler that
+ * suspends a job does not stop and continue all of its ranks at once.
  *
- * Ranks that die end waits by themselves, and so do hosts that fall silent. */
+ * A circle of waits. The next look ends the wait if the circle is still there and the ranks that were asked have moved
+ * nothing since: two ranks that wait for each other may have a large update on its way.
+ *
+ * Ranks that compute or do not answer. The wait goes on. The lowest rank that waits warns after look_after seconds, and
+ * each time that these have doubled.
+ *
+ * A rank that dies ends waits by itself, and so does a host that falls silent. */
 #ifndef HPC_OVERDUE_H
 #define HPC_OVERDUE_H
 
@@ -24,7 +26,8 @@ double hpc_overdue_due(const hpc_group *group, double since);
 /* Such a look. HPC_IN_PROGRESS to go on; HPC_ERR_TIMEOUT, with the culprits; HPC_OK if the condition holds by then. */
 int hpc_overdue_look(hpc_group *group, const hpc_wait *wait, double since);
 
-/* HPC_ERR_TIMEOUT of a wait that has taken all its time, with the culprits unless it is a slice. */
+/* Fails a wait that has taken all its time: HPC_ERR_TIMEOUT. The failure names the culprits, unless the wait is a
+ * slice. */
 int hpc_overdue_fail(hpc_group *group, const hpc_wait *wait, double timeout);
 
 /* HPC_ERR_TIMEOUT of something else than hpc_wait_for, which has taken waited seconds; with culprits likewise. */

@@ -41,9 +41,9 @@ typedef enum hpc_left_over {
 
 /* A question to other ranks: because of whom does nothing come? */
 typedef enum hpc_asks {
-    HPC_ASK_ENDS = 0, /* of the chains that begin with a wait for waiting_for */
-    HPC_ASK_CAUSES,   /* they have closed what is waited for: they alone are asked, because of whom */
-    HPC_ASK_WHO_WAITS /* they are asked in turn, until one has waited itself for `waited` seconds: it is the culprit */
+    HPC_ASK_ENDS = 0, /* the ends of the chains that begin with a wait for waiting_for */
+    HPC_ASK_CAUSES,   /* the ranks in waiting_for have closed an exchange: only they are asked, for their culprits */
+    HPC_ASK_WHO_WAITS /* the first rank of waiting_for that has waited itself for `waited` seconds: asked in turn */
 } hpc_asks;
 
 typedef struct hpc_inquiry {
@@ -120,7 +120,7 @@ static inline int hpc_group_is_mine(const hpc_group *group) {
 void hpc_group_note(hpc_group *group, int kind, const char *format, ...) __attribute__((format(printf, 3, 4)));
 const char *hpc_group_note_at(const hpc_group *group, int i); /* NULL past the end */
 
-/* What earlier tries of a wait in op had found out is over. */
+/* Forgets the culprits that earlier tries of a wait in op have found: it has succeeded. */
 static inline void hpc_group_settle(hpc_group *group, const char *op) {
     hpc_blame_settle(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed));
 }

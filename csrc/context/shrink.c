@@ -68,7 +68,8 @@ static int exchange_addresses(shrinking *s, int status, const hpc_context *c, hp
 }
 
 static int connect_all(shrinking *s, hpc_context *c, const hpc_address *addresses) {
-    /* A host that dies silently may use up half of the time that is left, or of init's. */
+    /* The connection may take half of the time that is left, at most half of init's: a host may die silently, and
+     * the next vote needs time too. */
     const double left = hpc_left(s->survivors.deadline), most = c->group.init_timeout;
     double deadline = hpc_now() + (left < most ? left : most) / 2;
     hpc_control_watch(s->root->control, &c->group, s->first);
