@@ -3,6 +3,7 @@
 #include "base/overdue.h"
 
 #include <signal.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "context/context.h"
@@ -25,6 +26,7 @@ typedef struct script {
         uint64_t moved;
     } answers[ANSWERS];
     int n, looks, warnings, ends_after; /* looks; 0: never */
+    int keeps_notes;
 } script;
 
 static void answer(void *arg, hpc_inquiry *q) {
@@ -65,7 +67,7 @@ static int run(rank *r, script *s) {
     s->group.bell = r->context->group.bell;
     s->group.owner = r->context->group.owner;
     s->group.follow = answer;
-    s->group.warn = count;
+    s->group.warn = s->keeps_notes ? NULL : count;
     s->group.follow_arg = s->group.warn_arg = s;
     return hpc_wait_for(&s->group, &wait, -1);
 }
@@ -118,6 +120,21 @@ static void doublings(rank *r) {
     CHECK_EQ(s.warnings, 4);
     hpc_blamed blamed[HPC_BLAMED];
     CHECK_EQ(hpc_blame_read(&s.group.blame, 1, blamed), 0);
+}
+
+/* Without a function that takes warnings they become notes. */
+static void noted(rank *r) {
+    static script s;
+    s.answers[0].state = HPC_CULPRIT_SILENT;
+    s.answers[0].seconds = 0.06;
+    s.n = 1;
+    s.ends_after = 2;
+    s.keeps_notes = 1;
+    CHECK_OK(run(r, &s));
+    CHECK(hpc_group_note_at(&s.group, 0) != NULL);
+    CHECK(strstr(hpc_group_note_at(&s.group, 0), "rank 1 has not answered"));
+    CHECK_EQ(s.group.note_kinds[0], HPC_NOTE_HELD_UP);
+    CHECK(hpc_group_note_at(&s.group, 1) == NULL);
 }
 
 /* ---- what ranks do ---- */
@@ -180,10 +197,21 @@ static void busy(rank *r) {
     finish(r, w);
 }
 
+/* More than sockets hold: a rank that is stopped blocks those that send to it. */
+static int gather_much(rank *r) {
+    enum { MUCH = 4 << 20 };
+    char *all = calloc((size_t)r->size + 1, MUCH);
+    CHECK(all);
+    const int status = hpc_allgather(r->context, all + (size_t)r->size * MUCH, all, MUCH, -1);
+    free(all);
+    return status;
+}
+
 static int wait_somehow(rank *r, hpc_window *w, int how) {
     int peer = (r->rank + 1) % r->size, status;
     if (how == 0) return hpc_wait_signal(w, peer, 1, peer, -1, NULL);
     if (how == 1) return hpc_barrier(r->context, -1);
+    if (how == 3) return gather_much(r);
     do status = hpc_wait_signal(w, peer, 1, peer, 0.02, NULL); /* in slices */
     while (status == HPC_ERR_TIMEOUT && hpc_last_error()->detail != HPC_DETAIL_HELD_UP);
     return status;
@@ -216,6 +244,7 @@ int main(int argc, char **argv) {
         {.name = "moving_circle", .size = 1, .run = moving_circle},
         {.name = "stopped_twice", .size = 1, .run = stopped_twice},
         {.name = "doublings", .size = 1, .run = doublings},
+        {.name = "noted", .size = 1, .run = noted},
         {.name = "computes", .size = 4, .run = computes, .bare = true},
         {.name = "busy", .size = 3, .run = busy, .bare = true},
         {.name = "stopped", .size = 4, .run = stopped, .victims = dies, .where = RANKS_PROCESSES, .bare = true},
@@ -230,6 +259,13 @@ int main(int argc, char **argv) {
          .size = 4,
          .run = stopped,
          .arg = 2,
+         .victims = dies,
+         .where = RANKS_PROCESSES,
+         .bare = true},
+        {.name = "stopped_in_allgather",
+         .size = 4,
+         .run = stopped,
+         .arg = 3,
          .victims = dies,
          .where = RANKS_PROCESSES,
          .bare = true},
