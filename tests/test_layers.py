@@ -63,6 +63,7 @@ ARRAYS = {
     "transport/transport.c": "hpc_transport_",
     "discipline/discipline.c": "hpc_discipline_",
     "codec/codec.c": "hpc_codec_",
+    "engine/kind.c": "hpc_kind_",
 }
 
 # Each file of csrc/kernel for one instruction set has its own, by which the headers that it includes are written.

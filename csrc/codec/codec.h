@@ -26,8 +26,11 @@ typedef struct hpc_codec {
     size_t item; /* addressable: bytes of an element */
     int plain;   /* a piece is an array of float32: a single input with weight 1 needs no fold */
 
-    /* The most bytes that n elements take. */
+    int weighs; /* decode_add adds weight times each value, rounded once: a piece may be added to anything */
+
+    /* The most bytes that n elements take; and those of what lies in a slot, 0 if it is no piece of n elements. */
     size_t (*max_bytes)(uint64_t n);
+    size_t (*length)(const void *piece, uint64_t n);
     /* x[0..n) into out, of cap bytes: how many were written, or a negative number (HPC_PIECE_*). state is
      * hpc_codec_state_slots arrays of n values, the residual first; *kept gets the elements that were sent. Of arrays
      * encoding, state and kept are NULL. */

@@ -6,6 +6,11 @@ static size_t max_bytes(uint64_t n) {
     return (size_t)n * ITEM;
 }
 
+static size_t length(const void *piece, uint64_t n) {
+    (void)piece;
+    return max_bytes(n);
+}
+
 static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
                       int64_t *kept) {
     (void)encoding, (void)state, (void)kept;
@@ -29,6 +34,7 @@ const hpc_codec hpc_codec_f32 = {
     .item = ITEM,
     .plain = 1,
     .max_bytes = max_bytes,
+    .length = length,
     .encode = encode,
     .decode_add = decode_add,
     .fold = fold,

@@ -57,7 +57,9 @@ static uint64_t unit_of(const hpc_codec_config *config) {
 const hpc_codec hpc_codec_onebit = {
     .name = "onebit",
     .number = HPC_ONEBIT,
+    .weighs = 1,
     .max_bytes = hpc_piece_most,
+    .length = hpc_piece_length,
     .encode = encode,
     .decode_add = hpc_piece_decode_add,
     .check = check,

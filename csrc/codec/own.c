@@ -52,6 +52,7 @@ const hpc_codec hpc_codec_own = {
     .name = "own",
     .number = HPC_OWN_CODEC,
     .max_bytes = hpc_piece_most,
+    .length = hpc_piece_length,
     .encode = encode,
     .decode_add = decode_add,
     .check = check,

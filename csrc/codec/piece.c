@@ -48,6 +48,11 @@ size_t hpc_piece_most(uint64_t n) {
     return hpc_piece_max_bytes(n, HPC_F32);
 }
 
+size_t hpc_piece_length(const void *piece, uint64_t n) {
+    const size_t nbytes = hpc_piece_bytes(piece);
+    return nbytes < sizeof(hpc_piece_head) || nbytes > hpc_piece_most(n) ? 0 : nbytes;
+}
+
 int hpc_piece_check(int64_t n, int values, int64_t cap) {
     if (n < 0 || n > HPC_PIECE_ELEMENTS || !is_format(values)) return HPC_PIECE_BAD_ARGS;
     return cap < 0 || (uint64_t)cap < hpc_piece_max_bytes((uint64_t)n, values) ? HPC_PIECE_NO_ROOM : 0;

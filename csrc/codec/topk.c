@@ -84,7 +84,9 @@ static void end(hpc_encoding *encoding, int64_t n, int64_t kept) {
 const hpc_codec hpc_codec_topk = {
     .name = "topk",
     .number = HPC_TOPK,
+    .weighs = 1,
     .max_bytes = hpc_piece_most,
+    .length = hpc_piece_length,
     .encode = hpc_piece_encode_filtered,
     .decode_add = hpc_piece_decode_add,
     .check = check,

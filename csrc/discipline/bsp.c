@@ -63,6 +63,7 @@ const hpc_discipline hpc_discipline_bsp = {
     .suits = suits,
     .check = check,
     .whole = 1,
+    .turns = hpc_whole_turns,
     .involves_all = involves_all,
     .prepare = hpc_graph_prepare,
     .open = hpc_whole_open,

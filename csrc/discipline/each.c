@@ -27,7 +27,7 @@ int hpc_each_apply(hpc_core *core, hpc_work *w, int slot, int input, int *done) 
     const int from = w->inputs[input].lowest;
     if (atomic_load_explicit(&core->exchange->fault.failed, memory_order_relaxed) != HPC_OK) return 0;
     hpc_inputs inputs = hpc_row_inputs(core, w, slot, input);
-    inputs.silent = 1;
+    inputs.to.whom = HPC_TO_NOBODY;
     if (hpc_row_work(core, w, &inputs) != 0) return 0;
     hpc_row_count_received(core, w, input);
     if (++done[from] < w->share->n_rows) return 0;

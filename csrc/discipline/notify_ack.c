@@ -35,6 +35,7 @@ const hpc_discipline hpc_discipline_notify_ack = {
     .suits = suits,
     .check = check,
     .whole = 1,
+    .turns = hpc_whole_turns,
     .makes_params = hpc_graph_makes_params,
     .prepare = hpc_graph_prepare,
     .open = hpc_whole_open,

@@ -334,8 +334,7 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         hpc_inputs inputs = hpc_row_take(core, w, taking, hpc_own_leads(ex) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
-        inputs.takes = in->takes;
-        inputs.silent = ex->layout.stages.many;
+        inputs.to = (hpc_receivers){.whom = ex->layout.stages.many ? HPC_TO_NOBODY : HPC_TO_TAKERS, .takes = in->takes};
         if (!hpc_own_leads(ex)) find_args(ex, share, w, &inputs);
         if (hpc_own_leads(ex)) w->step = (uint64_t)((int64_t)version - 1 + hpc_phases_of(ex)->keys[share->key].ahead);
         int failed = hpc_row_work(core, w, &inputs);

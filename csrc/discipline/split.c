@@ -475,7 +475,7 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     atomic_store_explicit(w->came, (char)how, memory_order_relaxed);
     if (how == CAME) {
         hpc_row_count_received(core, w, 0);
-        hpc_row_relay(core, w, 0);
+        hpc_row_pass_on(core, w, 0);
     } else if (w->sends_to_rows) {
         hpc_forward_empty(core, w);
     }

@@ -128,9 +128,8 @@ static int close_version(hpc_core *core, hpc_work *w) {
     const hpc_inputs inputs = {.bases = core->bases,
                                .weights = core->base_weights,
                                .n = its->n_open,
-                               .codec = w->codec,
+                               .codec = w->in_codec,
                                .args = note->args,
-                               .summed = 1,
                                .n_updates = its->n_open,
                                .slot = slot};
     if (hpc_row_work(core, w, &inputs) != 0) return 0;

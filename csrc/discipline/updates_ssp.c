@@ -180,7 +180,7 @@ static int open_sum(hpc_exchange *ex, hpc_work *w) {
     its->leaving = malloc(depth * w->leaving_stride);
     if (its->pushes == NULL || its->notes == NULL || its->leaving == NULL) return -1;
     w->leaving = its->leaving;
-    if (w->sends->plain) {
+    if (w->out_codec->plain) {
         w->acc = (float *)(void *)its->leaving;
         return 0;
     }

@@ -2,13 +2,12 @@
 
 #include "engine/args.h"
 
-/* Whether the exchange is on a graph whose phases take turns. */
-static int takes_turns(const hpc_exchange *ex) {
+/* The weights of its rows in the plan are of all phases. */
+int hpc_whole_turns(const hpc_exchange *ex) {
     return ex->graph != NULL && hpc_phases_of(ex)->n > 1;
 }
 
 int hpc_whole_open(hpc_exchange *ex, const char *op) {
-    for (int i = 0; i < ex->n_work && takes_turns(ex); i++) ex->work[i].passes = 0; /* its weights are of all phases */
     return ex->graph == NULL ? HPC_OK : hpc_share_open_counts(ex, 1, op);
 }
 
@@ -19,7 +18,7 @@ int hpc_whole_open(hpc_exchange *ex, const char *op) {
 static void answer_all(hpc_core *core, hpc_share *share) {
     hpc_exchange *ex = core->exchange;
     int signal = hpc_signal_applied(ex, (int)(share - ex->layout.shares));
-    int all = !takes_turns(ex) || hpc_involves_all(ex);
+    int all = !hpc_whole_turns(ex) || hpc_involves_all(ex);
     share->version++;
     share->left = share->n_rows;
     share->args_came = 0;
@@ -32,11 +31,7 @@ static void answer_all(hpc_core *core, hpc_share *share) {
 /* Nonzero when a user's kernel has failed: then nothing is answered, so that no rank takes an update for applied. */
 static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     if (w->share->args_came && !hpc_args_agree(core, w, (int)inputs->slot, -1, w->share->version + 1)) return -1;
-    int failed = 0;
-    if (w->row->action == HPC_RELAY)
-        hpc_row_relay(core, w, (int)inputs->slot);
-    else
-        failed = hpc_row_work(core, w, inputs);
+    int failed = hpc_row_work(core, w, inputs);
     if (failed) return failed;
     if (core->exchange->graph == NULL) hpc_row_count_received(core, w, -1);
     if (--w->share->left == 0) answer_all(core, w->share);
@@ -92,7 +87,7 @@ static void work_in_turn(hpc_core *core, hpc_share *share) {
 static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
     hpc_exchange *ex = core->exchange;
     if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return;
-    if (takes_turns(ex)) { /* see has_inputs */
+    if (hpc_whole_turns(ex)) { /* see has_inputs */
         _Atomic char *came = &w->came[input];
         if (!hpc_row_has_too_many(core, w, came, ex->layout.depth, w->inputs[input].rank))
             atomic_store_explicit(came, (char)(*came + 1), memory_order_relaxed);
@@ -113,13 +108,13 @@ int hpc_whole_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
         edges = w->row->in;
         if (input >= 0 && (all || w->inputs[input].empty)) input_came(core, w, slot, input);
     }
-    if (takes_turns(ex)) work_in_turn(core, share);
+    if (hpc_whole_turns(ex)) work_in_turn(core, share);
     return 1;
 }
 
 int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     input_came(core, w, slot, input);
-    if (takes_turns(core->exchange)) work_in_turn(core, w->share);
+    if (hpc_whole_turns(core->exchange)) work_in_turn(core, w->share);
     return 1;
 }
 
@@ -140,7 +135,7 @@ int hpc_whole_missing_neighbours(const hpc_exchange *ex, int s, uint64_t awaited
     const hpc_share *share = &ex->layout.shares[s];
     uint64_t n = hpc_share_next_fold(ex, s); /* a fold that is awaited waits for those before it */
     (void)awaited;
-    int slot = takes_turns(ex) ? 0 : (int)((n - 1) % (uint64_t)ex->layout.depth);
+    int slot = hpc_whole_turns(ex) ? 0 : (int)((n - 1) % (uint64_t)ex->layout.depth);
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
         const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];

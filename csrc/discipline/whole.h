@@ -4,7 +4,8 @@
 
 #include "discipline/graph.h"
 
-/* hpc_discipline's slots. */
+/* hpc_discipline's slots. turns: the exchange is on a graph whose phases take turns. */
+int hpc_whole_turns(const hpc_exchange *ex);
 int hpc_whole_open(hpc_exchange *ex, const char *op);
 int hpc_whole_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);

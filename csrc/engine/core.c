@@ -14,7 +14,6 @@
 
 #include "base/host.h"
 #include "engine/args.h"
-#include "engine/pieces.h"
 
 static const char op_engine[] = "exchange";
 
@@ -75,10 +74,10 @@ static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int for
     const hpc_discipline *d = core->exchange->discipline;
     int rank = event->peer, input = w == NULL ? -1 : hpc_row_input_of(w, rank, forwarded);
     if (input < 0 || d->row_came == NULL || (!forwarded && comes_by_share(core->exchange, rank))) return 0;
-    const hpc_codec *codec = w->inputs[input].codec;
-    if (codec->addressable ? !brings(core, event, "row", w->row->key, codec->max_bytes(w->row->count))
-                           : !hpc_pieces_brings(core, w, input, slot, event->nbytes))
-        return 1;
+    const hpc_input *in = &w->inputs[input];
+    if (in->empty) return 0;
+    const size_t due = in->codec->length(in->slots + (size_t)slot * in->stride, w->row->count);
+    if (!brings(core, event, "row", w->row->key, due > 0 ? due : SIZE_MAX)) return 1; /* it says so of itself */
     return d->row_came(core, w, input, slot);
 }
 
@@ -389,9 +388,8 @@ void hpc_cores_write(hpc_exchange *ex, int hops) {
     for (int c = 0; c < ex->n_own_cores; c++) {
         hpc_core_pause(&ex->cores[c]);
         for (int i = 0; i < ex->n_work; i++)
-            if (ex->work[i].row->core == c && ex->work[i].row->action != HPC_FORWARD &&
-                hpc_row_hops(ex, ex->work[i].index) == hops)
-                hpc_row_send(&ex->cores[c], &ex->work[i], HPC_EVERYBODY);
+            if (ex->work[i].row->core == c && hpc_row_hops(ex, ex->work[i].index) == hops)
+                hpc_row_publish(&ex->cores[c], &ex->work[i]);
         hpc_core_resume(&ex->cores[c]);
     }
 }

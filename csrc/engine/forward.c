@@ -3,14 +3,7 @@
  * none delays only its own. */
 #include <string.h>
 
-#include "engine/pieces.h"
-
-const void *hpc_row_leaving(const hpc_work *w, int slot) {
-    if (w->row->action == HPC_RELAY || w->passes_on) return w->inputs[0].slots + (size_t)slot * w->inputs[0].stride;
-    if (w->leaving != NULL) return w->leaving + (size_t)slot * w->leaving_stride;
-    if (w->encoded != NULL) return w->encoded;
-    return w->row->action == HPC_FORWARD ? w->acc : w->param;
-}
+#include "engine/kind.h"
 
 static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     hpc_exchange *ex = core->exchange;
@@ -20,9 +13,8 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     const void *src = NULL;
     uint32_t imm = hpc_imm(HPC_OP_EMPTY, HPC_EMPTY_ROW, out->row);
     if (slot != HPC_KEPT_EMPTY) {
-        src = out->copy != NULL ? out->copy : hpc_row_leaving(w, slot);
-        nbytes =
-            w->sends->addressable ? w->sends->max_bytes(w->row->count) : hpc_piece_bytes_within(src, w->row->count);
+        src = out->copy != NULL ? out->copy : w->kind->leaving(w, slot);
+        nbytes = w->out_codec->length(src, w->row->count);
         at = out->offset + (size_t)slot * hpc_slot_stride(ex, to);
         imm = hpc_imm(HPC_OP_FORWARD, slot, out->row);
     }
@@ -54,7 +46,7 @@ void hpc_forward_row(hpc_core *core, hpc_work *w, int slot, int group) {
         const hpc_output *out = &w->outputs[e];
         if (out->row < 0 || (group != HPC_EVERYBODY && out->lowest != group)) continue;
         if (out->copy != NULL && slot != HPC_KEPT_EMPTY)
-            memcpy(out->copy, hpc_row_leaving(w, slot), w->sends->max_bytes(w->row->count));
+            memcpy(out->copy, w->kind->leaving(w, slot), w->out_codec->max_bytes(w->row->count));
         if (core->kept_first[out->rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
             keep_forward(core, w, e, slot);
     }

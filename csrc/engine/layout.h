@@ -89,6 +89,11 @@ static inline size_t hpc_input_bytes(const hpc_row *row) {
     return hpc_codec_of(row->codec_in)->max_bytes(row->count);
 }
 
+/* Of the push to a row that lies at src. */
+static inline size_t hpc_push_bytes(const hpc_row *row, const void *src) {
+    return hpc_codec_of(row->codec_in)->length(src, row->count);
+}
+
 /* Of an output of a row, as it is sent. */
 static inline size_t hpc_output_bytes(const hpc_row *row) {
     return hpc_codec_of(row->codec_out)->max_bytes(row->count);
@@ -102,11 +107,6 @@ static inline int hpc_row_keeps_params(const hpc_row *row) {
 /* In which stage other rows send to a row. */
 static inline hpc_traffic_stage hpc_row_stage(const hpc_row *row) {
     return row->action == HPC_RELAY ? HPC_TRAFFIC_RELAY : HPC_TRAFFIC_FORWARD;
-}
-
-/* Whether inputs are added up as they come. Not for a forward: its sum may be on its way when the next step begins. */
-static inline int hpc_row_sums_early(const hpc_exchange *ex, const hpc_row *row) {
-    return ex->asked.eager && hpc_row_keeps_params(row);
 }
 
 /* Whether a row sends parameters that are not plain float32. */
@@ -139,17 +139,6 @@ static inline size_t hpc_row_bytes(const hpc_exchange *ex, const hpc_row *row) {
 /* The codec of an input of a row. */
 static inline const hpc_codec *hpc_edge_codec(const hpc_plan *plan, const hpc_row *row, const hpc_edge *edge) {
     return hpc_codec_of(edge->row < 0 ? row->codec_in : plan->rows[edge->row].codec_out);
-}
-
-/* Whether a row forwards the one piece that it takes, unopened: else it would be filtered twice. */
-static inline int hpc_row_passes_on(const hpc_plan *plan, const hpc_row *row) {
-    return row->action == HPC_FORWARD && row->n_in == 1 && row->in[0].row >= 0 && row->in[0].weight == 1 &&
-           !hpc_codec_of(row->codec_out)->addressable && plan->rows[row->in[0].row].codec_out == row->codec_out;
-}
-
-/* Whether a row has an encoder of pieces. */
-static inline int hpc_row_writes_pieces(const hpc_plan *plan, const hpc_row *row) {
-    return row->action == HPC_FORWARD && !hpc_codec_of(row->codec_out)->addressable && !hpc_row_passes_on(plan, row);
 }
 
 /* Bytes from the start of a key's update to the first element of a row. */
@@ -185,6 +174,11 @@ static inline int hpc_is_mapped(const hpc_exchange *ex, int rank) {
 static inline int hpc_reads_in_place(const hpc_exchange *ex, int owner, int rank) {
     if (ex->discipline->puts != NULL && ex->discipline->puts(ex)) return owner == rank;
     return hpc_is_mapped(ex, owner == ex->context->group.rank ? rank : owner);
+}
+
+/* Whether folds take all inputs of a row, with the plan's weights. */
+static inline int hpc_folds_whole(const hpc_exchange *ex) {
+    return ex->discipline->whole && (ex->discipline->turns == NULL || !ex->discipline->turns(ex));
 }
 
 /* Whether owners fold without some of the workers. */

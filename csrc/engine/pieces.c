@@ -118,7 +118,7 @@ int hpc_pieces_open_worker(hpc_exchange *ex, const char *op) {
 }
 
 size_t hpc_pieces_state_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    return hpc_row_writes_pieces(ex->plan, row) ? all_bytes(ex, &ex->pieces[row->key], row->count) : 0;
+    return all_bytes(ex, &ex->pieces[row->key], row->count);
 }
 
 int hpc_pieces_open_row(hpc_exchange *ex, hpc_work *w, void *memory, const char *op) {
@@ -307,24 +307,6 @@ size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const c
 }
 
 /* ---- the core ---- */
-
-int hpc_pieces_brings(const hpc_core *core, const hpc_work *w, int input, int slot, size_t nbytes) {
-    const hpc_exchange *ex = core->exchange;
-    const hpc_input *in = &w->inputs[input];
-    const size_t most = hpc_piece_most(w->row->count);
-    size_t says = 0;
-    if (nbytes >= sizeof(hpc_piece_head) && nbytes <= most)
-        says = hpc_piece_bytes(in->slots + (size_t)slot * in->stride);
-    if (says == nbytes && says > 0) return 1;
-    char why[HPC_FAILURE_BYTES];
-    snprintf(why, sizeof why,
-             "rank %d: rank %d sent %zu bytes for row %d of key %.64s as a piece that says it has %zu; %zu to %zu are "
-             "possible",
-             ex->context->group.rank, in->rank, nbytes, w->index, ex->plan->keys[w->row->key].name, says,
-             sizeof(hpc_piece_head), most);
-    hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
-    return 0;
-}
 
 static void cannot_decode(hpc_core *core, const hpc_work *w, int rank, int status) {
     const hpc_exchange *ex = core->exchange;

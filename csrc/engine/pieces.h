@@ -58,23 +58,5 @@ void hpc_pieces_settle(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w);
 /* A fold of no updates, which receivers do not apply: a piece of nothing, and the residual stays as it is. */
 int hpc_pieces_encode_nothing(const hpc_work *w);
-/* Whether the event of an input has brought the piece that lies in its slot; else the exchange has failed. */
-int hpc_pieces_brings(const hpc_core *core, const hpc_work *w, int input, int slot, size_t nbytes);
-
-/* The length that a piece says it has. Its memory may change: whoever needs it twice reads it once. */
-static inline size_t hpc_piece_bytes(const void *piece) {
-    return atomic_load_explicit((const _Atomic uint32_t *)piece, memory_order_relaxed);
-}
-
-/* The same, no more than a slot of a piece of n elements has. */
-static inline size_t hpc_piece_bytes_within(const void *piece, uint64_t n) {
-    const size_t nbytes = hpc_piece_bytes(piece), most = hpc_piece_most(n);
-    return nbytes < most ? nbytes : most;
-}
-
-/* Bytes of a push to a row, which lies at src. */
-static inline size_t hpc_push_bytes(const hpc_exchange *ex, const hpc_row *row, const void *src) {
-    return hpc_key_pushes_pieces(ex, row->key) ? hpc_piece_bytes(src) : hpc_input_bytes(row);
-}
 
 #endif

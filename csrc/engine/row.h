@@ -3,7 +3,23 @@
 #ifndef HPC_ENGINE_ROW_H
 #define HPC_ENGINE_ROW_H
 
+#include <string.h>
+
 #include "engine/layout.h"
+
+/* The workers that are sent a row's parameters. */
+typedef enum hpc_whom {
+    HPC_TO_ALL,
+    HPC_TO_NOBODY,
+    HPC_TO_RANK,
+    HPC_TO_GROUP, /* those that get parameters by way of the group of which rank is the lowest */
+    HPC_TO_TAKERS /* those with takes[rank] */
+} hpc_whom;
+typedef struct hpc_receivers {
+    hpc_whom whom;
+    int rank;
+    const char *takes;
+} hpc_receivers;
 
 /* A row's inputs: where each begins, its weight, which it is, and the format of all, unless some are pieces. */
 typedef struct hpc_inputs {
@@ -13,9 +29,7 @@ typedef struct hpc_inputs {
     int n;
     const hpc_codec *codec;
     const double *args; /* of the rule */
-    int silent;         /* the parameters are sent to no rank */
-    int summed;         /* the inputs were added to the accumulator as they came */
-    const char *takes;  /* by rank: whether it is sent the parameters; NULL: all are */
+    hpc_receivers to;   /* of the parameters */
     int n_updates;      /* in the fold, as the rule is told */
     uint64_t slot;      /* of the inputs, and of their forward; where models rotate the fold goes into the next slot */
 } hpc_inputs;
@@ -41,32 +55,38 @@ int hpc_row_input_of(const hpc_work *w, int rank, int forwarded);
  * hpc_row_took marks the inputs as missing again. Returns 0 when some are missing, or when the exchange has failed. */
 int hpc_row_count(hpc_core *core, hpc_work *w, int slot, int input);
 void hpc_row_took(hpc_work *w, int slot);
-/* Adds an input to the row's accumulator, or writes it there as the first one. Nonzero when a user's fold has failed.
- */
-int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int first);
+/* Adds an input to the row's accumulator, or begins it with that. Nonzero when the exchange has failed. */
+int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int begins);
 /* Whether rank from has sent more inputs than the most that may wait unfolded; if so the exchange fails. */
 int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *came, int most, int from);
 
-/* Folds inputs of a row and applies the rule, as step w->step + 1; then sends the parameters, or forwards the fold.
- * Returns nonzero when a user's kernel has failed. */
+/* Does the row's work on inputs, as its kind has it. Nonzero when a user's kernel has failed, or an input is refused.
+ */
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
+/* The same of a relay, and what has come to it in a slot. */
+int hpc_row_pass_on(hpc_core *core, hpc_work *w, int slot);
 
-/* Passes on what has come to a relay in a slot. */
-void hpc_row_relay(hpc_core *core, hpc_work *w, int slot);
+/* The arguments of the rule, with the number of the next step. */
+static inline void hpc_row_next_args(const hpc_work *w, const hpc_inputs *inputs, double *args) {
+    memcpy(args, inputs->args, HPC_ARGS_BYTES);
+    args[0] = (double)(w->step + 1);
+}
 
-/* The same in two calls. fold keeps the mean of inputs, one or more, and adds its sum of squares to *squares if that is
- * not NULL. apply runs the rule on it: args[0] is a factor of the mean, and the others are the rule's. */
+/* mean.c: fold and apply in two calls. fold keeps the mean of inputs, one or more, and adds its sum of squares to
+ * *squares if that is not NULL. apply runs the rule on it: args[0] is a factor of the mean, and the others are the
+ * rule's. */
 int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);
 int hpc_row_apply(hpc_core *core, hpc_work *w, const double *args);
 double hpc_row_squares(const hpc_core *core, const hpc_work *w); /* of the mean */
 /* Sends the mean, or zeros, to all workers of the row, over their gradients, which are float32. */
 void hpc_row_gather(hpc_core *core, hpc_work *w, int zero);
 
-/* Sends a row's parameters to one rank, or to all, relays included, which take them without an event, in slot 0. */
+/* write.c: sends a row's parameters to one rank, or to all workers. */
 enum { HPC_EVERYBODY = -1 };
-void hpc_row_send(hpc_core *core, const hpc_work *w, int to);
-/* Sends them to the ranks of one group alone, by relays too, in reply to its update in a slot. group: its lowest rank.
- */
+void hpc_row_send(hpc_core *core, hpc_work *w, int rank);
+/* To all, relays included, which take them without an event, in slot 0. A forward has none to send. */
+void hpc_row_publish(hpc_core *core, hpc_work *w);
+/* To the ranks of one group alone, by relays too, in reply to its update in a slot. group: its lowest rank. */
 void hpc_row_reply(hpc_core *core, hpc_work *w, int group, int slot);
 
 /* Counts the bytes of the row's inputs (or of one, only) as received. The next two count by shares instead. */
@@ -87,10 +107,8 @@ void hpc_share_answer_with(hpc_core *core, int rank, const void *src, size_t nby
  * find out by themselves. */
 void hpc_core_check_put(hpc_core *core, int status);
 
-/* forward.c: what a row sends, after the fold of a slot: its fold, its parameters, or the relayed ones as they lie in
- * the slot. */
-const void *hpc_row_leaving(const hpc_work *w, int slot);
-/* Sends it on to rows: to all, or to those of a group (hpc_row_reply). retry sends what found no room before. */
+/* forward.c: sends what leaves a row after the work on a slot on to rows: to all, or to those of a group
+ * (hpc_row_reply). retry sends what found no room before. */
 void hpc_forward_row(hpc_core *core, hpc_work *w, int slot, int group);
 void hpc_forward_empty(hpc_core *core, hpc_work *w); /* tells them that nothing comes this time */
 void hpc_forward_retry(hpc_core *core);

@@ -5,11 +5,12 @@
 #include <string.h>
 
 #include "engine/args.h"
+#include "engine/kind.h"
 #include "engine/params.h"
 #include "engine/pieces.h"
 #include "base/host.h"
 
-enum { LINE = 64, MOST_CPUS = 4096 };
+enum { MOST_CPUS = 4096 };
 
 /* ---- cores ---- */
 
@@ -120,43 +121,10 @@ int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const ch
     return status;
 }
 
-static size_t aligned(size_t nbytes) {
-    return (nbytes + LINE - 1) / LINE * LINE;
-}
-
-/* The private memory of a row, in this order: the rule's state, the accumulator, and the outputs as they are sent. */
-static size_t state_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    return row->action == HPC_APPLY
-               ? aligned((size_t)row->count * sizeof(float) * (size_t)ex->rules[row->key].rule.slots)
-               : 0;
-}
-
-static int takes_pieces(const hpc_plan *plan, const hpc_row *row) {
-    for (int e = 0; e < row->n_in; e++)
-        if (!hpc_edge_codec(plan, row, &row->in[e])->addressable) return 1;
-    return 0;
-}
-
-static size_t acc_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    if (ex->discipline->sums && row->action == HPC_FORWARD) return 0;
-    int forwards = row->action == HPC_FORWARD && hpc_codec_of(row->codec_out)->plain;
-    return ex->asked.eager || ex->discipline->split != NULL || forwards ? aligned((size_t)row->count * sizeof(float))
-                                                                        : 0;
-}
-
-/* The sum of a row that is worked off at once may lie where that of the row before it did, while it is in the caches.
- */
-static size_t sum_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    if (ex->discipline->sums && row->action == HPC_FORWARD) return 0;
-    if (acc_bytes(ex, row) > 0 || !(takes_pieces(ex->plan, row) || hpc_row_writes_pieces(ex->plan, row))) return 0;
-    return aligned((size_t)row->count * sizeof(float));
-}
-
-static size_t encoded_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    if (ex->discipline->sums && row->action == HPC_FORWARD) return 0;
-    return row->action == HPC_RELAY || hpc_row_passes_on(ex->plan, row) || hpc_codec_of(row->codec_out)->plain
-               ? 0
-               : aligned(hpc_output_bytes(row));
+/* The private memory of a row, in this order: the rule's state, the accumulator, the outputs as they are sent, and the
+ * residual. */
+static size_t private_bytes(const hpc_row_room *room) {
+    return room->state + room->acc + room->encoded + room->residual;
 }
 
 static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
@@ -167,10 +135,10 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
         if (row->owner != ex->context->group.rank || row->core != core->index) continue;
         if ((size_t)row->n_in * (size_t)ex->layout.depth > most_inputs)
             most_inputs = (size_t)row->n_in * (size_t)ex->layout.depth;
-        if (sum_bytes(ex, row) > sums) sums = sum_bytes(ex, row);
+        const hpc_row_room room = hpc_row_kind_of(ex, row)->room(ex, row);
+        if (room.sum > sums) sums = room.sum;
         for (int e = 0; e < row->n_out; e++) forwards += row->out[e].row >= 0 ? (size_t)ex->layout.depth : 0;
-        core->memory_bytes +=
-            state_bytes(ex, row) + acc_bytes(ex, row) + encoded_bytes(ex, row) + hpc_pieces_state_bytes(ex, row);
+        core->memory_bytes += private_bytes(&room);
     }
     core->acc_bytes = sums; /* which come first */
     core->memory_bytes += sums;
@@ -255,6 +223,8 @@ static void find_inputs(hpc_exchange *ex, hpc_work *w) {
                                    .codec = hpc_edge_codec(ex->plan, w->row, edge),
                                    .args = args_of(ex, w, lowest),
                                    .stride = ex->layout.gradient_bytes};
+        if (!w->inputs[e].empty && w->inputs[e].codec->addressable)
+            w->inputs[e].nbytes = w->inputs[e].codec->max_bytes(w->row->count);
         if (edge->row < 0 && !w->inputs[e].empty && hpc_reads_in_place(ex, w->row->owner, edge->rank))
             w->inputs[e].slots = gradient_at(ex, edge->rank, w->row);
     }
@@ -280,31 +250,16 @@ static void find_outputs(hpc_exchange *ex, hpc_work *w) {
         out->offset = params_offset(ex, r, row);
         if (hpc_is_mapped(ex, r))
             out->params = (float *)(void *)((char *)hpc_window_peer_view(ex->window, r) + out->offset);
-        else if (!w->sends->plain)
+        else if (!w->out_codec->plain)
             out->offset = hpc_params_encoded_at(ex, r, row);
     }
 }
 
-/* A row in one pass: float32 folded all at once, and every output mapped and float32. */
-static int can_pass(const hpc_exchange *ex, const hpc_work *w) {
-    const hpc_row *row = w->row;
-    if (w->rule->pass == NULL || ex->asked.eager || !ex->discipline->whole || row->action != HPC_APPLY ||
-        !w->codec->plain || w->takes_pieces || !w->sends->plain || row->n_in > HPC_PASS_INPUTS)
-        return 0;
-    for (int o = 0; o < w->n_outputs; o++)
-        if (w->outputs[o].params == NULL && w->outputs[o].row < 0) return 0;
-    return 1;
-}
-
-/* A row that can add its one piece to the parameters themselves: its rule is sgd, which alone of those with a pass has
- * no state, and all parameters are mapped and float32. */
-static int can_add(const hpc_exchange *ex, const hpc_work *w) {
-    if (w->rule->pass == NULL || w->rule->rule.slots > 0 || acc_bytes(ex, w->row) > 0 || w->row->n_in != 1) return 0;
-    if (w->row->action != HPC_APPLY || w->inputs[0].codec->decode_add != hpc_piece_decode_add || !w->sends->plain)
-        return 0;
-    for (int o = 0; o < w->n_outputs; o++)
-        if (w->outputs[o].params == NULL) return 0;
-    return 1;
+/* hpc_apply_fn of a row that emits: its fold is the parameters. */
+static int take_fold(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
+    (void)count, (void)state, (void)args;
+    memcpy(param, acc, (size_t)n * sizeof *param);
+    return 0;
 }
 
 /* An input that comes by receive slots of this rank. */
@@ -331,6 +286,16 @@ static void found_target(void *arg, int row, int edge, size_t offset) {
     hpc_work *w = &ex->work[ex->work_of[source]];
     for (int e = 0; e < w->n_outputs; e++)
         if (w->outputs[e].row == row) w->outputs[e].offset = at;
+}
+
+static int open_memory(hpc_exchange *ex, hpc_work *w, char *memory, const char *op) {
+    const hpc_row_room room = w->kind->room(ex, w->row);
+    w->state = (float *)(void *)memory;
+    if (room.acc > 0) w->acc = (float *)(void *)(memory + room.state);
+    if (room.sum > 0) w->acc = ex->cores[w->row->core].acc;
+    if (room.encoded > 0) w->encoded = memory + room.state + room.acc;
+    if (room.residual == 0) return HPC_OK;
+    return hpc_pieces_open_row(ex, w, memory + room.state + room.acc + room.encoded, op);
 }
 
 static int open_rows(hpc_exchange *ex, const char *op) {
@@ -371,9 +336,11 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         ex->work_of[i] = (int)(w - ex->work);
         *w = (hpc_work){.index = i,
                         .row = row,
-                        .codec = hpc_codec_of(row->codec_in),
+                        .kind = hpc_row_kind_of(ex, row),
+                        .in_codec = hpc_codec_of(row->codec_in),
+                        .out_codec = hpc_codec_of(row->codec_out),
                         .rule = &ex->rules[row->key],
-                        .sends = hpc_codec_of(row->codec_out),
+                        .apply = row->action == HPC_EMIT ? take_fold : ex->rules[row->key].rule.apply,
                         .share = &ex->layout.shares[ex->layout.share_of[i]]};
         w->inputs = inputs;
         w->outputs = outputs;
@@ -386,23 +353,14 @@ static int open_rows(hpc_exchange *ex, const char *op) {
         outputs += row->n_out;
         weights += row->n_in;
         char *memory = (char *)ex->cores[row->core].memory + used[row->core];
-        size_t state = state_bytes(ex, row), acc = acc_bytes(ex, row), encoded = encoded_bytes(ex, row);
-        size_t residual = hpc_pieces_state_bytes(ex, row);
-        w->takes_pieces = takes_pieces(plan, row);
-        w->passes_on = hpc_row_passes_on(plan, row);
-        if (row->action == HPC_APPLY) w->state = (float *)(void *)memory;
-        if (acc > 0) w->acc = (float *)(void *)(memory + state);
-        if (sum_bytes(ex, row) > 0) w->acc = ex->cores[row->core].acc;
-        if (encoded > 0) w->encoded = memory + state + acc;
-        if (residual > 0 && hpc_pieces_open_row(ex, w, memory + state + acc + encoded, op) != HPC_OK) {
+        if (open_memory(ex, w, memory, op) != HPC_OK) {
             free(used);
             return HPC_ERR_MEMORY;
         }
-        used[row->core] += state + acc + encoded + residual;
+        const hpc_row_room room = w->kind->room(ex, row);
+        used[row->core] += private_bytes(&room);
         find_inputs(ex, w);
         find_outputs(ex, w);
-        w->passes = can_pass(ex, w);
-        w->adds = can_add(ex, w);
         w++;
     }
     free(used);

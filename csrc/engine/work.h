@@ -22,6 +22,7 @@ enum {
 #define HPC_ARGS_BYTES (HPC_RULE_ARGS * sizeof(double))
 
 typedef struct hpc_discipline hpc_discipline;
+typedef struct hpc_row_kind hpc_row_kind;
 
 /* Writes pieces (pieces.c). One thread at a time uses it; the counts are read meanwhile. */
 typedef struct hpc_encoder {
@@ -68,6 +69,7 @@ typedef struct hpc_input {
     int lowest, updates; /* the lowest rank whose pushes are in it, and how many ranks there are */
     double mass;         /* what these pushes weigh in the row: the sum of their weights by the plan */
     int empty;           /* its weight is 0: it brings no bytes */
+    size_t nbytes;       /* of an array, which is counted when it is folded; 0: of a piece, counted as it is added */
     const hpc_codec *codec;
     const char *slots;                   /* of slot 0 */
     size_t stride;                       /* between slots */
@@ -95,26 +97,24 @@ typedef struct hpc_key_rule {
 typedef struct hpc_work {
     int index;
     const hpc_row *row;
-    const hpc_codec *codec; /* of pushes */
-    int takes_pieces;       /* some inputs are pieces: all are added to acc, one by one */
-    int adds;               /* its one input, a piece, can be added to the parameters themselves */
-    int passes_on;          /* it forwards its one input, a piece, as it came */
+    const hpc_row_kind *kind;
+    const hpc_codec *in_codec; /* of pushes */
     const hpc_key_rule *rule;
+    hpc_apply_fn apply;                  /* the rule's; where the fold itself is the parameters it copies */
     int args_of;                         /* the lowest rank whose pushes reach it */
     const double (*args)[HPC_RULE_ARGS]; /* by slot: the rule's, of that rank */
-    const hpc_codec *sends;              /* of its outputs */
+    const hpc_codec *out_codec;
     hpc_share *share;
     float *param;      /* the master; where models rotate, in the slot of the last fold */
     float *state;      /* block by block: slots times the values of the block */
-    float *acc;        /* eager, a FORWARD that is not encoded, and where fold and apply are two calls; core->acc where
-                          pieces are added up and worked off at once */
+    float *acc;        /* hpc_row_room.acc, or core->acc where that is sum */
     const float *mean; /* fold and apply: what the fold has kept, in acc or in the slot of its only input */
     int n_updates;     /* in mean */
     char *encoded;     /* the outputs as they are sent, one encoding for all receivers; NULL: they are plain float32 */
     hpc_encoder *encoder;     /* of a forward that sends pieces */
     _Atomic uint64_t decoded; /* bytes of pieces */
     _Atomic double decode_seconds;
-    const char *leaving; /* hpc_discipline.sums: what it sends, by slot; NULL: acc or encoded has it */
+    const char *leaving; /* hpc_discipline.sums: what it sends, by slot */
     size_t leaving_stride;
     uint64_t step;
     _Atomic uint64_t folded; /* by this exchange: how often; written by the core alone */
@@ -122,7 +122,6 @@ typedef struct hpc_work {
     _Atomic char *came;      /* the same by slot and input; written by the core alone */
     const double *weights;
     hpc_input *inputs;
-    int passes;          /* the rule's pass can take its inputs and outputs */
     hpc_output *outputs; /* all but the master itself */
     int n_outputs, sends_to_rows;
 } hpc_work;

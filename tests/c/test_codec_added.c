@@ -18,6 +18,11 @@ static size_t max_bytes(uint64_t n) {
     return (size_t)n * sizeof(float);
 }
 
+static size_t length(const void *piece, uint64_t n) {
+    (void)piece;
+    return max_bytes(n);
+}
+
 static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
                       int64_t *kept) {
     (void)encoding, (void)state, (void)kept;
@@ -58,6 +63,7 @@ static const hpc_codec codec_reversed = {
     .addressable = 1,
     .item = sizeof(float),
     .max_bytes = max_bytes,
+    .length = length,
     .encode = encode,
     .decode_add = decode_add,
     .fold = fold,

@@ -1,0 +1,92 @@
+/* Rows that go block by block: the inputs of a block are folded, the rule is applied, and the parameters are written to
+ * every worker, while the block is in the first caches. Averages are folded straight into the parameters. Eager rows
+ * add their inputs as they come, and apply the sum. */
+#include "engine/kind.h"
+
+/* ---- any rule ---- */
+
+static int suits(const hpc_exchange *ex, const hpc_row *row) {
+    (void)ex, (void)row;
+    return 1;
+}
+
+static int work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
+        size_t n = hpc_block_count(w, from);
+        const float *block = hpc_block_fold(core, w, inputs, core->acc, 0, args, from, n);
+        if (block == NULL || hpc_block_apply(core, w, block, inputs->n_updates, args, from, n) != 0) return -1;
+        hpc_block_write(core, w, inputs->to, from, n);
+    }
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_count_fold(core, w, inputs->n);
+    return 0;
+}
+
+const hpc_row_kind hpc_kind_blocks = {
+    .name = "blocks",
+    .suits = suits,
+    .room = hpc_blocks_room,
+    .work = work,
+    .fold = hpc_blocks_mean,
+    .apply = hpc_blocks_apply_mean,
+    .write = hpc_blocks_write,
+    .leaving = hpc_params_leaving,
+};
+
+/* ---- averages ---- */
+
+static int averages(const hpc_exchange *ex, const hpc_row *row) {
+    return ex->rules[row->key].averages && row->action == HPC_APPLY && ex->discipline->split == NULL;
+}
+
+static int work_average(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    const int stream = core->exchange->stream && w->n_outputs == 0;
+    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
+        size_t n = hpc_block_count(w, from);
+        const float *block = hpc_block_fold(core, w, inputs, w->param + from, stream, args, from, n);
+        if (block == NULL) return -1;
+        if (block != w->param + from && hpc_block_apply(core, w, block, inputs->n_updates, args, from, n) != 0)
+            return -1;
+        hpc_block_write(core, w, inputs->to, from, n);
+    }
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_count_fold(core, w, inputs->n);
+    return 0;
+}
+
+const hpc_row_kind hpc_kind_average = {
+    .name = "averages",
+    .suits = averages,
+    .room = hpc_blocks_room,
+    .work = work_average,
+    .write = hpc_blocks_write,
+    .leaving = hpc_params_leaving,
+};
+
+/* ---- eager ---- */
+
+static int is_eager(const hpc_exchange *ex, const hpc_row *row) {
+    (void)row;
+    return hpc_row_is_early(ex);
+}
+
+static int work_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    if (hpc_blocks_apply_sum(core, w, inputs, args) != 0) return -1;
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_count_fold(core, w, inputs->n);
+    return 0;
+}
+
+const hpc_row_kind hpc_kind_early = {
+    .name = "eager",
+    .suits = is_eager,
+    .room = hpc_blocks_room,
+    .work = work_sum,
+    .add = hpc_blocks_add,
+    .early = 1,
+    .write = hpc_blocks_write,
+    .leaving = hpc_params_leaving,
+};

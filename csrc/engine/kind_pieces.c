@@ -1,0 +1,282 @@
+/* Rows that take pieces of variable length, or send them. Pieces are added one by one, as a whole, to a sum that begins
+ * with zeros; then the rule goes by blocks. Where the rule is sgd a piece goes straight into the parameters. */
+#include <string.h>
+
+#include "codec/piece.h"
+#include "engine/kind.h"
+#include "engine/pieces.h"
+
+static int takes_pieces(const hpc_exchange *ex, const hpc_row *row) {
+    for (int e = 0; e < row->n_in; e++)
+        if (!hpc_edge_codec(ex->plan, row, &row->in[e])->addressable) return 1;
+    return 0;
+}
+
+static int sends_pieces(const hpc_row *row) {
+    return row->action == HPC_FORWARD && !hpc_codec_of(row->codec_out)->addressable;
+}
+
+/* Adds inputs, some of which may be arrays. */
+static int add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins) {
+    (void)args;
+    if (begins) memset(w->acc, 0, (size_t)w->row->count * sizeof(float));
+    for (int i = 0; i < inputs->n; i++)
+        if (hpc_pieces_add(core, w, inputs->from[i], inputs->bases[i], inputs->weights[i], w->acc) != 0) return -1;
+    return 0;
+}
+
+/* ---- rows that have parameters ---- */
+
+static hpc_row_room room(const hpc_exchange *ex, const hpc_row *row) {
+    hpc_row_room room = hpc_blocks_room(ex, row);
+    if (room.acc == 0) room.sum = hpc_row_floats(row, 1);
+    return room;
+}
+
+static int apply_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    if (hpc_blocks_apply_sum(core, w, inputs, args) != 0) return -1;
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_count_fold(core, w, 0);
+    return 0;
+}
+
+static int work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    return add(core, w, inputs, args, 1) != 0 ? -1 : apply_sum(core, w, inputs, args);
+}
+
+static int fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares) {
+    if (add(core, w, inputs, args, 1) != 0) return -1;
+    w->mean = w->acc;
+    if (squares != NULL) *squares += hpc_row_squares(core, w);
+    return 0;
+}
+
+const hpc_row_kind hpc_kind_pieces = {
+    .name = "pieces",
+    .suits = takes_pieces,
+    .room = room,
+    .work = work,
+    .fold = fold,
+    .apply = hpc_blocks_apply_mean,
+    .write = hpc_blocks_write,
+    .leaving = hpc_params_leaving,
+};
+
+static int suits_early(const hpc_exchange *ex, const hpc_row *row) {
+    return hpc_row_is_early(ex) && takes_pieces(ex, row);
+}
+
+const hpc_row_kind hpc_kind_pieces_early = {
+    .name = "eager pieces",
+    .suits = suits_early,
+    .room = room,
+    .work = apply_sum,
+    .add = add,
+    .early = 1,
+    .write = hpc_blocks_write,
+    .leaving = hpc_params_leaving,
+};
+
+/* ---- one piece, and sgd ---- */
+
+/* Of the rules with a pass sgd alone has no state. All parameters are mapped and float32. */
+static int suits_in_place(const hpc_exchange *ex, const hpc_row *row) {
+    const hpc_key_rule *rule = &ex->rules[row->key];
+    if (rule->pass == NULL || rule->rule.slots > 0 || hpc_row_keeps_fold(ex) || row->n_in != 1) return 0;
+    if (row->action != HPC_APPLY || !hpc_codec_of(row->codec_out)->plain) return 0;
+    if (!hpc_edge_codec(ex->plan, row, &row->in[0])->weighs) return 0;
+    for (int e = 0; e < row->n_out; e++) {
+        const int r = row->out[e].rank;
+        if (row->out[e].row >= 0 || (ex->layout.holders[r] == r && !hpc_is_mapped(ex, r))) return 0;
+    }
+    return 1;
+}
+
+/* sgd changes nothing but what a piece has: that is added to the parameters, times minus the rate. The bits are those
+ * of a sum that begins with zeros. A weight of the piece, or a decay of the parameters, needs the sum. */
+static int work_in_place(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    const double rate = args[1], decay = args[2];
+    if (inputs->n != 1 || inputs->weights[0] != 1 || decay != 0) return work(core, w, inputs, args);
+    if (hpc_pieces_add(core, w, inputs->from[0], inputs->bases[0], -rate, w->param) != 0) return -1;
+    for (int o = 0; o < w->n_outputs; o++)
+        if (hpc_goes_to(inputs->to, &w->outputs[o]) &&
+            hpc_pieces_add_again(core, w, inputs->from[0], inputs->bases[0], -rate, w->outputs[o].params) != 0)
+            return -1;
+    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_count_fold(core, w, 0);
+    return 0;
+}
+
+const hpc_row_kind hpc_kind_pieces_in_place = {
+    .name = "pieces in place",
+    .suits = suits_in_place,
+    .room = room,
+    .work = work_in_place,
+    .write = hpc_blocks_write,
+    .leaving = hpc_params_leaving,
+};
+
+/* ---- forwards ---- */
+
+/* Of what the accumulator has, as an array. */
+static int send_array(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    for (size_t from = 0; w->encoded != NULL && from < w->row->count; from += HPC_BLOCK)
+        hpc_block_encode(w, w->acc + from, from, hpc_block_count(w, from));
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_count_fold(core, w, 0);
+    return 0;
+}
+
+/* As a piece. Receivers do not apply a fold of no updates. */
+static int send_piece(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int n_arrays) {
+    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    const int failed = inputs->n_updates > 0 ? hpc_pieces_encode_row(core, w) : hpc_pieces_encode_nothing(w);
+    if (failed) return failed;
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_count_fold(core, w, n_arrays);
+    return 0;
+}
+
+/* Pieces that go on as an array. */
+static int is_opened(const hpc_exchange *ex, const hpc_row *row) {
+    return row->action == HPC_FORWARD && takes_pieces(ex, row);
+}
+
+static hpc_row_room opened_room(const hpc_exchange *ex, const hpc_row *row) {
+    hpc_row_room room = hpc_forward_room(ex, row);
+    if (room.acc == 0) room.sum = hpc_row_floats(row, 1);
+    return room;
+}
+
+static int work_opened(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    return add(core, w, inputs, args, 1) != 0 ? -1 : send_array(core, w, inputs);
+}
+
+const hpc_row_kind hpc_kind_forward_opened = {
+    .name = "opened forward",
+    .suits = is_opened,
+    .room = opened_room,
+    .work = work_opened,
+    .leaving = hpc_fold_leaving,
+};
+
+/* Pieces that go on as a piece. */
+static int is_filtered_again(const hpc_exchange *ex, const hpc_row *row) {
+    return sends_pieces(row) && takes_pieces(ex, row);
+}
+
+static hpc_row_room piece_room(const hpc_exchange *ex, const hpc_row *row) {
+    hpc_row_room room = hpc_forward_room(ex, row);
+    room.sum = hpc_row_floats(row, 1);
+    room.residual = hpc_pieces_state_bytes(ex, row);
+    return room;
+}
+
+static int work_again(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    return add(core, w, inputs, args, 1) != 0 ? -1 : send_piece(core, w, inputs, 0);
+}
+
+const hpc_row_kind hpc_kind_forward_pieces = {
+    .name = "forward of pieces",
+    .suits = is_filtered_again,
+    .room = piece_room,
+    .work = work_again,
+    .leaving = hpc_fold_leaving,
+};
+
+/* Arrays that go on as a piece. */
+static int is_filtered(const hpc_exchange *ex, const hpc_row *row) {
+    (void)ex;
+    return sends_pieces(row);
+}
+
+static int work_filtered(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
+        size_t n = hpc_block_count(w, from);
+        const float *block = hpc_block_fold(core, w, inputs, w->acc + from, 0, args, from, n);
+        if (block == NULL) return -1;
+        if (block != w->acc + from) memcpy(w->acc + from, block, n * sizeof(float));
+    }
+    return send_piece(core, w, inputs, inputs->n);
+}
+
+const hpc_row_kind hpc_kind_forward_filtered = {
+    .name = "filtered forward",
+    .suits = is_filtered,
+    .room = piece_room,
+    .work = work_filtered,
+    .leaving = hpc_fold_leaving,
+};
+
+/* One piece that goes on unopened: else it would be filtered twice. */
+static int is_passthrough(const hpc_exchange *ex, const hpc_row *row) {
+    return sends_pieces(row) && row->n_in == 1 && row->in[0].row >= 0 && row->in[0].weight == 1 &&
+           ex->plan->rows[row->in[0].row].codec_out == row->codec_out && !hpc_row_is_summed(ex, row);
+}
+
+static hpc_row_room no_room(const hpc_exchange *ex, const hpc_row *row) {
+    (void)ex, (void)row;
+    return (hpc_row_room){0};
+}
+
+static int work_passthrough(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    (void)args;
+    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    hpc_count_received(core->exchange, inputs->from[0]->rank, hpc_piece_bytes(inputs->bases[0]));
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_count_fold(core, w, 0);
+    return 0;
+}
+
+const hpc_row_kind hpc_kind_passthrough = {
+    .name = "passthrough",
+    .suits = is_passthrough,
+    .room = no_room,
+    .work = work_passthrough,
+    .leaving = hpc_input_leaving,
+};
+
+/* ---- sums of the discipline's ---- */
+
+static int is_opened_sum(const hpc_exchange *ex, const hpc_row *row) {
+    return hpc_row_is_summed(ex, row) && takes_pieces(ex, row);
+}
+
+static int work_opened_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    (void)args;
+    return send_array(core, w, inputs);
+}
+
+const hpc_row_kind hpc_kind_sum_opened = {
+    .name = "opened sum",
+    .suits = is_opened_sum,
+    .room = no_room,
+    .work = work_opened_sum,
+    .add = add,
+    .leaving = hpc_sum_leaving,
+};
+
+static int is_filtered_sum(const hpc_exchange *ex, const hpc_row *row) {
+    return hpc_row_is_summed(ex, row) && sends_pieces(row);
+}
+
+static hpc_row_room residual_room(const hpc_exchange *ex, const hpc_row *row) {
+    return (hpc_row_room){.residual = hpc_pieces_state_bytes(ex, row)};
+}
+
+static int work_filtered_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    (void)args;
+    return send_piece(core, w, inputs, 0);
+}
+
+const hpc_row_kind hpc_kind_sum_pieces = {
+    .name = "sum as pieces",
+    .suits = is_filtered_sum,
+    .room = residual_room,
+    .work = work_filtered_sum,
+    .add = add,
+    .leaving = hpc_sum_leaving,
+};

@@ -1,0 +1,91 @@
+/* Fold and apply in two calls: a row folds, and keeps the mean until an apply says what becomes of it. */
+#include <string.h>
+
+#include "engine/kind.h"
+
+int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares) {
+    double args[HPC_RULE_ARGS];
+    HPC_SPAN_OF_ROW(core->exchange->context->group.timeline, core->exchange->plan->keys[w->row->key].name,
+                    w->row->count * sizeof(float));
+    hpc_row_next_args(w, inputs, args);
+    w->n_updates = inputs->n_updates;
+    return w->kind->fold(core, w, inputs, args, squares);
+}
+
+/* The only input stays where it is, if it is the mean. */
+int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares) {
+    const hpc_exchange *ex = core->exchange;
+    int in_place = inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec->plain && w->rule->rule.fold == NULL;
+    w->mean = in_place ? (const float *)(const void *)inputs->bases[0] : w->acc;
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
+        size_t n = hpc_block_count(w, from);
+        const float *block = hpc_block_fold(core, w, inputs, core->acc, 0, args, from, n);
+        if (block == NULL) return -1;
+        if (squares != NULL) *squares += ex->kernels->squares(block, n);
+        if (!in_place) ex->kernels->copy(w->acc + from, block, n * sizeof(float), ex->stream);
+    }
+    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(w->row) * (size_t)inputs->n);
+    return 0;
+}
+
+/* Block by block, as a fold has it: the same bits. */
+double hpc_row_squares(const hpc_core *core, const hpc_work *w) {
+    double sum = 0;
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
+        sum += core->exchange->kernels->squares(w->mean + from, hpc_block_count(w, from));
+    return sum;
+}
+
+/* A pass, or a fold of the mean alone, multiplies it as it reads it. */
+int hpc_row_apply(hpc_core *core, hpc_work *w, const double *given) {
+    const char *base = (const char *)w->mean;
+    const hpc_inputs mean = {.bases = &base,
+                             .weights = given,
+                             .n = 1,
+                             .codec = hpc_codec_of(HPC_F32),
+                             .args = given,
+                             .n_updates = w->n_updates};
+    double args[HPC_RULE_ARGS];
+    HPC_SPAN_OF_ROW(core->exchange->context->group.timeline, core->exchange->plan->keys[w->row->key].name,
+                    w->row->count * sizeof(float));
+    hpc_row_next_args(w, &mean, args);
+    return w->kind->apply(core, w, &mean, args);
+}
+
+/* What a user's own fold has made is multiplied where it lies: it is no input of another fold. */
+int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args) {
+    const hpc_exchange *ex = core->exchange;
+    const void *sum = w->acc;
+    hpc_row_begin_step(ex, w, mean->slot);
+    if (w->rule->rule.fold != NULL) {
+        if (mean->weights[0] != 1) ex->kernels->f32(w->acc, &sum, mean->weights, 1, (size_t)w->row->count, 0);
+        if (hpc_blocks_apply_sum(core, w, mean, args) != 0) return -1;
+    } else {
+        for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
+            size_t n = hpc_block_count(w, from);
+            const float *block = hpc_block_fold(core, w, mean, core->acc, 0, args, from, n);
+            if (hpc_block_apply(core, w, block, mean->n_updates, args, from, n) != 0) return -1;
+            hpc_block_write(core, w, mean->to, from, n);
+        }
+    }
+    hpc_row_leave(core, w, mean->to, (int)mean->slot);
+    hpc_row_count_fold(core, w, 0);
+    return 0;
+}
+
+void hpc_row_gather(hpc_core *core, hpc_work *w, int zero) {
+    hpc_exchange *ex = core->exchange;
+    size_t nbytes = (size_t)w->row->count * sizeof(float);
+    if (zero) w->mean = memset(w->acc, 0, nbytes);
+    for (int r = 0; r < ex->context->group.size; r++) {
+        if (!hpc_row_is_fed_by(ex, w->index, r)) continue;
+        size_t at = ex->layout.places[r].gradients + ex->keys[w->row->key].gradient + hpc_row_from(ex, w->row);
+        char *here = hpc_is_mapped(ex, r) ? (char *)hpc_window_peer_view(ex->window, r) + at : NULL;
+        if (here == NULL)
+            hpc_core_check_put(core, hpc_put(core->out, ex->window, r, w->mean, nbytes, at));
+        else if (here != (const char *)w->mean)
+            ex->kernels->copy(here, w->mean, nbytes, ex->stream);
+        hpc_tally_add(&core->tally.bytes_written, nbytes);
+        hpc_tally_add(hpc_core_sent(core, r, HPC_TRAFFIC_PARAMETERS), nbytes);
+    }
+}
