@@ -15,20 +15,11 @@ void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, in
     hpc_exchange_fail(core->exchange, HPC_ERR_INVALID, why);
 }
 
-/* Where models rotate the average of the update in a slot goes into the next slot. No rank reads that slot any more:
- * the push of the update has waited for the answers to its last content. */
-void hpc_row_begin_step(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
-    if (ex->rotates) {
-        char *at = hpc_own_part(ex) + hpc_params_at(ex, w->row->owner, w->row->key, slot + 1);
-        w->param = (float *)(void *)at + w->row->offset;
-    }
-    w->step++;
-    hpc_tally_add(&w->folded, 1);
-}
-
-void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_arrays) {
-    hpc_tally_add(&core->tally.applied, 1);
-    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(w->row) * (size_t)n_arrays);
+/* The average of the update in a slot goes into the next slot. No rank reads that slot any more: the push of the update
+ * has waited for the answers to its last content. */
+void hpc_row_turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
+    char *at = hpc_own_part(ex) + hpc_params_at(ex, w->row->owner, w->row->key, slot + 1);
+    w->param = (float *)(void *)at + w->row->offset;
 }
 
 hpc_row_room hpc_blocks_room(const hpc_exchange *ex, const hpc_row *row) {

@@ -52,6 +52,7 @@ typedef struct hpc_encoded {
     const hpc_codec *codec; /* of what all owners of the key send, float32 included */
     size_t offset;          /* bytes from the start of hpc_place.encoded */
     int n_rows;
+    int apart;        /* the master of some row of the key is not its owner's own parameters, encoded or not */
     int *rows;        /* of the plan */
     uint64_t decoded; /* the ticket whose parameters were decoded last */
 } hpc_encoded;
@@ -71,12 +72,12 @@ typedef struct hpc_pushed {
     int n_shares, n_awaited;
     int *shares;            /* in which this rank is at either end */
     int *awaited;           /* those of the shares whose answers make a push done */
-    int apart;              /* the master of some of its rows is not the owner's own parameters */
     size_t params;          /* bytes from the start of the params */
     size_t gradient;        /* bytes from the start of a slot of the gradients */
     const hpc_codec *codec; /* of the gradient */
     hpc_encoded encoded;
 } hpc_pushed;
+_Static_assert(sizeof(void *) != 8 || sizeof(hpc_pushed) == 128, "a key is looked up by a shift");
 
 /* A part of a key's update that is encoded by itself: at bytes from the start of the update in a slot. */
 typedef struct hpc_pushed_part {

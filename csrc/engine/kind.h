@@ -74,10 +74,19 @@ int hpc_block_apply(hpc_core *core, const hpc_work *w, const float *block, int n
 void hpc_block_encode(const hpc_work *w, const float *block, size_t from, size_t n);
 /* The rule, or the fold, of a row has returned nonzero. The exchange fails. */
 void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned);
+/* Where models rotate: the parameters are in another slot from now on. */
+void hpc_row_turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot);
 /* A step begins: nothing that its inputs hold can be refused any more. */
-void hpc_row_begin_step(const hpc_exchange *ex, hpc_work *w, uint64_t slot);
+static inline void hpc_row_begin_step(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
+    if (ex->rotates) hpc_row_turn(ex, w, slot);
+    w->step++;
+    hpc_tally_add(&w->folded, 1);
+}
 /* It has been made of so many arrays. Pieces are counted as they are added. */
-void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_arrays);
+static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_arrays) {
+    hpc_tally_add(&core->tally.applied, 1);
+    hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->row->count) * (size_t)n_arrays);
+}
 /* Whether inputs are added as they come. Where each is applied by itself there is nothing to add. */
 static inline int hpc_row_is_early(const hpc_exchange *ex) {
     return ex->asked.eager && ex->discipline->whole;
@@ -119,7 +128,21 @@ int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, c
 
 /* ---- write.c: what goes out ---- */
 
-int hpc_goes_to(hpc_receivers to, const hpc_output *out);
+static inline int hpc_goes_to(hpc_receivers to, const hpc_output *out) {
+    switch (to.whom) {
+    case HPC_TO_ALL:
+        return 1;
+    case HPC_TO_RANK:
+        return out->rank == to.rank;
+    case HPC_TO_GROUP:
+        return out->lowest == to.rank;
+    case HPC_TO_TAKERS:
+        return to.takes[out->rank];
+    case HPC_TO_NOBODY:
+        break;
+    }
+    return 0;
+}
 /* Writes a block of parameters to workers whose memory is mapped here. What is sent encoded is decoded into mapped
  * memory, so that all workers have the same bits. */
 void hpc_block_write(hpc_core *core, const hpc_work *w, hpc_receivers to, size_t from, size_t n);
@@ -131,5 +154,7 @@ const void *hpc_input_leaving(const hpc_work *w, int slot);
 /* Sends what a row has made in a slot: to other rows first, as others wait behind them, and then to the workers whose
  * memory is not mapped. */
 void hpc_row_leave(hpc_core *core, hpc_work *w, hpc_receivers to, int slot);
+/* The same where the memory of all workers is mapped. */
+void hpc_row_leave_mapped(hpc_core *core, hpc_work *w, hpc_receivers to, int slot);
 
 #endif

@@ -43,7 +43,7 @@ static int pass(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
 #if defined(__x86_64__)
     if (ex->stream) __builtin_ia32_sfence(); /* streamed stores come before the answer */
 #endif
-    hpc_row_leave(core, w, to, (int)inputs->slot);
+    hpc_row_leave_mapped(core, w, to, (int)inputs->slot);
     hpc_row_count_fold(core, w, n_arrays);
     return 0;
 }

@@ -193,7 +193,7 @@ static int place_masters(hpc_exchange *ex, const char *op) {
             if (row->core != core) continue;
             ex->layout.master_of[i] = HPC_NOWHERE;
             if (!hpc_row_keeps_params(row) || is_master_params(ex, i)) continue;
-            ex->keys[row->key].apart = 1;
+            ex->keys[row->key].encoded.apart = 1;
             ex->layout.master_of[i] = used[row->owner];
             used[row->owner] += aligned((size_t)row->count * sizeof(float), LINE);
         }

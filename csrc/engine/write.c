@@ -4,22 +4,6 @@
 
 #include "engine/kind.h"
 
-int hpc_goes_to(hpc_receivers to, const hpc_output *out) {
-    switch (to.whom) {
-    case HPC_TO_ALL:
-        return 1;
-    case HPC_TO_NOBODY:
-        return 0;
-    case HPC_TO_RANK:
-        return out->rank == to.rank;
-    case HPC_TO_GROUP:
-        return out->lowest == to.rank;
-    case HPC_TO_TAKERS:
-        return to.takes[out->rank];
-    }
-    return 0;
-}
-
 void hpc_block_write(hpc_core *core, const hpc_work *w, hpc_receivers to, size_t from, size_t n) {
     const hpc_exchange *ex = core->exchange;
     if (to.whom == HPC_TO_NOBODY) return;
@@ -79,6 +63,12 @@ void hpc_row_leave(hpc_core *core, hpc_work *w, hpc_receivers to, int slot) {
     if (to.whom == HPC_TO_NOBODY) return;
     if (w->sends_to_rows) hpc_forward_row(core, w, slot, to.whom == HPC_TO_GROUP ? to.rank : HPC_EVERYBODY);
     put_row(core, w, to, slot);
+    count_written(core, w, to);
+}
+
+void hpc_row_leave_mapped(hpc_core *core, hpc_work *w, hpc_receivers to, int slot) {
+    if (to.whom == HPC_TO_NOBODY) return;
+    if (w->sends_to_rows) hpc_forward_row(core, w, slot, HPC_EVERYBODY);
     count_written(core, w, to);
 }
 

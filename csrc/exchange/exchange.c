@@ -585,7 +585,7 @@ int hpc_exchange_params_rank(const hpc_exchange *ex) {
 }
 
 int hpc_exchange_takes_writes(const hpc_exchange *ex, int key) {
-    return ex != NULL && key >= 0 && key < ex->plan->n_keys && !ex->keys[key].apart;
+    return ex != NULL && key >= 0 && key < ex->plan->n_keys && !ex->keys[key].encoded.apart;
 }
 
 static int works(const hpc_exchange *ex) {
