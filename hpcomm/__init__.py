@@ -10,7 +10,6 @@ All that is public is here; `python -m pydoc hpcomm` tells it all.
 """
 
 from . import codec as codec
-from . import elastic as elastic
 from . import kernels as kernels
 from . import topology as topology
 from ._core import Device, devices

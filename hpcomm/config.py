@@ -16,7 +16,6 @@ PREFIX = "HPCOMM_"
 DEBUG_LEVELS = ("WARN", "INFO", "TRACE")
 TRANSPORTS = ("shm", "verbs", "tcp", "loop")
 TCP_STREAMS = 8  # the most that a pair of ranks may have
-OBSOLETE = ("tcp_zerocopy",)  # settings that are accepted without effect until the next version
 _INIT_SECONDS = 30.0  # where neither init_timeout nor timeout is set
 SECRET_BYTES = (16, 4096)  # of a secret: the least and the most
 
@@ -219,8 +218,6 @@ def resolve(environ: Mapping[str, str], arguments: Mapping[str, object]) -> Conf
     known = {setting.argument: setting.variable for setting in settings()}
     for name, value in arguments.items():
         if name not in known:
-            if name in OBSOLETE:
-                continue
             raise ConfigError(f"init has no setting {name!r}{_nearest(name, list(known))}")
         if value is not None:
             values[name] = _parse(name, value, name)
@@ -265,12 +262,5 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return [
         f"{name} is not a setting of hpcomm{_nearest(name, known)}"
         for name in sorted(environ)
-        if name.startswith(PREFIX) and name not in known and name not in map(variable, OBSOLETE)
+        if name.startswith(PREFIX) and name not in known
     ]
-
-
-def obsolete_settings(environ: Mapping[str, str], arguments: Mapping[str, object]) -> list[str]:
-    """A sentence for each obsolete setting that is given as an argument of init or as a variable."""
-    given = [name for name in OBSOLETE if arguments.get(name) is not None]
-    given += [variable(name) for name in OBSOLETE if environ.get(variable(name))]
-    return [f"{name} has no effect any more: leave it out" for name in given]

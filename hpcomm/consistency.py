@@ -1,6 +1,5 @@
 """When a worker may go on (PHub, section 2; ASAP, section 3): a value, not code."""
 
-import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,13 +48,11 @@ class Consistency:
         late: object = self.late
         by_itself = self.staleness is None and self.quorum == 1  # ASYNC: every update is a fold
         if self.quorum is None or by_itself:
-            if late == "fold":
-                warnings.warn('late="fold" says nothing any more: leave it out', DeprecationWarning, stacklevel=4)
-            elif late == "drop":
+            if late == "drop":
                 raise InvalidArgument(
                     'late is "drop": without a quorum, and under ASYNC, no update is late: leave it out'
                 )
-            elif late is not None:
+            if late is not None:
                 raise InvalidArgument(f'late is {late!r}: must be "drop", or None')
             return None
         if late not in ("drop", None):

@@ -15,13 +15,12 @@ import os
 import re
 import sys
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from . import _core, log
-from .config import Config, obsolete_settings, read_secret, resolve, unknown_variables
+from .config import Config, read_secret, resolve, unknown_variables
 from .errors import ConfigError, InvalidArgument, NotSupported, Timeout
 
 PIP_MPI4PY = 'pip install "mpi4py>=4"'
@@ -60,17 +59,11 @@ class Group(Protocol):
 
 
 def configuration(arguments: Mapping[str, object]) -> Config:
-    """The settings of init's arguments and the environment. Warns once of each HPCOMM_ variable that no setting reads,
-    and of each obsolete setting."""
-    unknown, obsolete = unknown_variables(os.environ), obsolete_settings(os.environ, arguments)
-    for sentence in [*unknown, *obsolete]:
-        if sentence in _warned:
-            continue
-        _warned.add(sentence)
-        if sentence in unknown:
+    """The settings of init's arguments and the environment. Warns once of each HPCOMM_ variable that none reads."""
+    for sentence in unknown_variables(os.environ):
+        if sentence not in _warned:
+            _warned.add(sentence)
             log.logger.warning("%s", sentence)
-        else:
-            warnings.warn(sentence, DeprecationWarning, stacklevel=3)
     return resolve(os.environ, arguments)
 
 

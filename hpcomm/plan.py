@@ -28,7 +28,6 @@ class Cut(TypedDict, total=False):
     chunk_bytes: int
     depth: int
     codec: Codecs | None
-    wire: Codecs | None
     codec_out: Codecs | None
 
 
@@ -212,7 +211,6 @@ class Plan:
         each: bool = False,
         affinity: str = "key",
         interfaces: int = 1,
-        wire: Codecs | None = None,
         codec_out: Codecs | None = None,
         apply_at: str = "owners",
     ) -> "Plan":
@@ -234,7 +232,7 @@ class Plan:
             depth: gradients of a key, 1 to 16: under ASYNC so many pushes may be under way, under BSP the next gradient
                 may be written while one is.
             codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a mapping from names
-                of keys to these, and keys that it does not name are float32. wire is its older name. Of a codec of
+                of keys to these, and keys that it does not name are float32. Of a codec of
                 pieces a plan has the kind and the unit only: give the exchange the codec as well.
             codec_out: of the parameters on their way to workers, given likewise. In 16 bits all workers have the same
                 rounded values, in float32 arrays, and the servers keep masters in float32.
@@ -257,7 +255,7 @@ class Plan:
         own_keys = as_keys(keys)
         size = whole("size", size, 1)
         own_workers, own_servers = _ranks("workers", workers, size), _ranks("servers", servers, size)
-        own_keys, codecs = coded(own_keys, codec, wire)
+        own_keys, codecs = coded(own_keys, codec)
         handle = _core.plan_hub(
             c_keys(own_keys),
             own_workers,
@@ -294,7 +292,6 @@ class Plan:
         depth: int = 1,
         codec: Codecs | None = None,
         reduce: str = "mean",
-        wire: Codecs | None = None,
         codec_out: Codecs | None = None,
         apply_at: str = "owners",
     ) -> "Plan":
@@ -306,7 +303,7 @@ class Plan:
         of ranks, then what groups send, in the order of their lowest ranks: the same bits for the same groups.
 
         Args:
-            keys, size, cores, chunk_bytes, depth, codec, reduce, wire, codec_out: as hub takes them; cores are those of
+            keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out: as hub takes them; cores are those of
                 each leader.
             levels: of groups of ranks, the innermost first: hosts, then perhaps racks, and so on. Each level has every
                 rank that works once, and a group lies in one group of the next level.
@@ -335,7 +332,7 @@ class Plan:
         own_leaders = workers if leaders is None else _ranks("leaders", leaders, size)
         if stranger := set(own_leaders) - set(workers):
             raise InvalidArgument(f"leaders has rank {min(stranger)}, which is in no group: a leader is one of its own")
-        own_keys, codecs = coded(own_keys, codec, wire)
+        own_keys, codecs = coded(own_keys, codec)
         handle = _core.plan_hosts(
             c_keys(own_keys),
             workers,
@@ -366,14 +363,13 @@ class Plan:
         chunk_bytes: int = 131072,
         depth: int = 1,
         codec: Codecs | None = None,
-        wire: Codecs | None = None,
         codec_out: Codecs | None = None,
     ) -> "Plan":
         """The plan of a broadcast: what the root pushes passes from rank to rank, chunk by chunk (Parameter Flow,
         section 3.4).
 
         Args:
-            keys, depth, codec, wire, codec_out: as hub takes them.
+            keys, depth, codec, codec_out: as hub takes them.
             parents: by rank: the rank that sends to it; -1: the root.
             cores: of each rank that has children.
             chunk_bytes: of float32; what a rank waits for before it sends on.
@@ -381,7 +377,7 @@ class Plan:
         Raises:
             InvalidArgument: a value is out of range, there is not one root, or parents go in a circle.
         """
-        own_keys, codecs = coded(as_keys(keys), codec, wire)
+        own_keys, codecs = coded(as_keys(keys), codec)
         names = [key.name for key in own_keys]
         above = [whole("parents", parent, -1, len(parents) - 1) for parent in parents]
         handle = _core.plan_tree(
@@ -407,7 +403,6 @@ class Plan:
         chunk_bytes: int = 131072,
         depth: int = 1,
         codec: Codecs | None = None,
-        wire: Codecs | None = None,
     ) -> "Plan":
         """The plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk, which it and
         its in-neighbours feed.
@@ -417,13 +412,13 @@ class Plan:
             weights: float64 (phases, ranks, ranks): of the update of the third at the second, 0 where there is no edge;
                 never 0 of a rank's own. Steps take the phases in turn.
             cores: of each rank, to which its chunks are dealt, the largest first.
-            chunk_bytes, codec, wire: as hub takes them.
+            chunk_bytes, codec: as hub takes them.
             depth: updates of a key, 1 to 16, that may be on their way to a neighbour that has not folded them.
 
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
         """
-        own_keys, codecs = coded(as_keys(keys), codec, wire)
+        own_keys, codecs = coded(as_keys(keys), codec)
         handle = _core.plan_graph(graph_handle(own_keys, weights, cores, chunk_bytes, depth, codecs))
         plan = cls.__new__(cls)
         places = [(rank, core) for rank in range(weights.shape[1]) for core in range(cores)]
@@ -687,11 +682,9 @@ _COLUMNS = [field.name for field in fields(Row)]
 _NUMBERS = [name for name in _COLUMNS if name not in ("in_edges", "out_edges")]
 
 
-def coded(
-    keys: tuple[Key, ...], codec: Codecs | None, wire: Codecs | None = None
-) -> tuple[tuple[Key, ...], list[WireFormat]]:
+def coded(keys: tuple[Key, ...], codec: Codecs | None) -> tuple[tuple[Key, ...], list[WireFormat]]:
     """The keys with the units of their codecs, and these codecs."""
-    codecs = by_key([key.name for key in keys], codec, wire)
+    codecs = by_key([key.name for key in keys], codec)
     return with_units(keys, codecs), codecs
 
 

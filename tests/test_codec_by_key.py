@@ -175,11 +175,10 @@ def test_a_mapping_by_each_name_that_codecs_have(alone: hpcomm.Context) -> None:
     ways: list[dict[str, Any]] = [
         {"codec": CODECS, "codec_out": OUT},
         {"codec": by_value, "codec_out": OUT},
-        {"wire": CODECS, "codec_out": OUT},
-        {"plan": PlanOptions(wire=CODECS, codec_out=OUT)},
+        {"plan": PlanOptions(codec=CODECS, codec_out=OUT)},
         {"plan": PlanOptions(codec="float16", codec_out=OUT), "codec": CODECS},
         {"plan": ParameterServer().compile(SHAPES, 1, codec=by_value, codec_out=OUT)},
-        {"plan": Plan.hub(SHAPES, [0], [0], 1, wire=CODECS, codec_out=OUT)},
+        {"plan": Plan.hub(SHAPES, [0], [0], 1, codec=CODECS, codec_out=OUT)},
     ]
     for way in ways:
         with hpcomm.parameter_hub(alone, values(0), **way) as ex:
@@ -188,7 +187,7 @@ def test_a_mapping_by_each_name_that_codecs_have(alone: hpcomm.Context) -> None:
                 assert ex.gradient(name).dtype == hpcomm.codec.Codec(codec_of(CODECS, name)).dtype
     plan = Plan.graph(SHAPES, np.ones((1, 1, 1)), codec=CODECS)
     assert codecs_of(plan) == {name: (codec_of(CODECS, name), "float32") for name in SHAPES}
-    with hpcomm.stochastic_reduce(alone, values(0), wire=CODECS) as ex:
+    with hpcomm.stochastic_reduce(alone, values(0), codec=CODECS) as ex:
         assert codecs_of(ex.plan) == codecs_of(plan)
     with Exchange(alone, values(0), codec={}, codec_out={"fc": "float32"}) as ex:
         assert codecs_of(ex.plan) == dict.fromkeys(SHAPES, ("float32", "float32"))

@@ -1,7 +1,6 @@
 """The settings: where a value comes from, and what is refused."""
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpcomm
-from hpcomm import ConfigError, _core, _ffi, launch
+from hpcomm import ConfigError, _core, _ffi
 from hpcomm.config import TCP_STREAMS, TRANSPORTS, Config, read_secret, resolve, settings, unknown_variables
 
 
@@ -63,20 +62,6 @@ def test_unknown_argument_names_the_nearest() -> None:
 def test_unknown_variable_names_the_nearest() -> None:
     told = unknown_variables({"HPCOMM_TRANSPROT": "shm", "HPCOMM_TIMEOUT": "1", "PATH": "/bin"})
     assert told == ["HPCOMM_TRANSPROT is not a setting of hpcomm; did you mean HPCOMM_TRANSPORT?"]
-
-
-@pytest.mark.parametrize("variable", [True, False])
-def test_obsolete_setting_warns_and_has_no_effect(variable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_warned", set())
-    arguments: dict[str, object] = {}
-    if variable:
-        monkeypatch.setenv("HPCOMM_TCP_ZEROCOPY", "65536")
-    else:
-        arguments["tcp_zerocopy"] = 65536
-    told = "HPCOMM_TCP_ZEROCOPY" if variable else "tcp_zerocopy"
-    with pytest.warns(DeprecationWarning, match=f"^{told} has no effect any more: leave it out$") as warned:
-        assert launch.configuration(arguments) == resolve(os.environ, {})
-    assert len(warned) == 1
 
 
 def test_transports_are_those_of_the_library() -> None:

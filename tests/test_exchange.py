@@ -668,7 +668,7 @@ def test_rank_that_only_serves_has_no_params() -> None:
 @on_both
 def test_plan_is_told_and_may_be_given() -> None:
     def rank(context: hpcomm.Context) -> None:
-        first = Exchange(context, values(), chunk_bytes=64, cores=2, depth=2, wire="float16", reduce="sum")
+        first = Exchange(context, values(), chunk_bytes=64, cores=2, depth=2, codec="float16", reduce="sum")
         assert len(first.plan.rows) > 100
         again = Exchange(context, values(), rule=Average(), plan=first.plan)
         assert again.plan is first.plan
@@ -751,7 +751,7 @@ def train(placement: str, progress: Any, wire: str) -> list[Any]:
     topology = ParameterServer(placement, servers=[0] if placement == "NCS" else None)
     with Exchange(
         context, {"w": np.zeros(3000, F32), "b": np.zeros(2, F32)}, topology, rule=SGD(lr=0.5),
-        progress=progress, wire=wire, chunk_bytes=1024,
+        progress=progress, codec=wire, chunk_bytes=1024,
     ) as ex:  # fmt: skip
         if works(context, topology):
             for _ in range(20):

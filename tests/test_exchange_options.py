@@ -39,8 +39,7 @@ def made(ctx: hpcomm.Context, **given: Any) -> tuple[Plan, PlanOptions, EngineOp
 
 def test_keywords_are_the_fields() -> None:
     hints = {**get_type_hints(PlanOptions), **get_type_hints(EngineOptions)}
-    del hints["wire"]  # the older name of codec, which is no field
-    assert {name: hint for name, hint in get_type_hints(Keywords).items() if name != "wire"} == hints
+    assert get_type_hints(Keywords) == hints
     assert len(hints) == len(fields(PlanOptions)) + len(fields(EngineOptions)), "no option is in both"
     assert set(hints) == {*PLAN, *ENGINE, "in_place", "split"}
     assert not set(hints) & set(inspect.signature(Exchange).parameters)
@@ -91,8 +90,8 @@ def test_options_reach_the_exchange(alone: hpcomm.Context) -> None:
 
 
 def test_a_keyword_changes_what_a_value_says(alone: hpcomm.Context) -> None:
-    _, by, _ = made(alone, plan=PlanOptions(wire="float16", chunk_bytes=64), wire="bfloat16")
-    assert by == PlanOptions(wire="bfloat16", chunk_bytes=64)
+    _, by, _ = made(alone, plan=PlanOptions(codec="float16", chunk_bytes=64), codec="bfloat16")
+    assert by == PlanOptions(codec="bfloat16", chunk_bytes=64)
     _, _, works = made(alone, engine=EngineOptions(progress="thread", check_finite=True), progress="inline")
     assert works == EngineOptions(progress="inline", check_finite=True)
 
@@ -107,16 +106,10 @@ def test_presets_take_values_too(alone: hpcomm.Context) -> None:
         assert (ex._made.plan.chunk_bytes, ex._made.engine.progress) == (64, "inline")
 
 
-def test_wire_is_the_older_name_of_codec(alone: hpcomm.Context) -> None:
-    named: list[dict[str, Any]] = [{"codec": "float16"}, {"codec": hpcomm.codec.FLOAT16}, {"wire": "float16"}]
+def test_codec_by_name_and_by_value(alone: hpcomm.Context) -> None:
+    named: list[dict[str, Any]] = [{"codec": "float16"}, {"codec": hpcomm.codec.FLOAT16}]
     assert len({made(alone, **given)[1] for given in named} | {PlanOptions(**given) for given in named}) == 1
-    assert made(alone, wire="float16")[0] == ParameterServer().compile(PARAMS, 1, wire="float16")
-    bad: list[dict[str, Any]] = [{"codec": "float32", "wire": "float16"}, {"codec": "float16", "wire": "float16"}]
-    for both in bad:
-        with pytest.raises(hpcomm.InvalidArgument, match="give one of them"):
-            Exchange(alone, PARAMS, **both)
-        with pytest.raises(hpcomm.InvalidArgument, match="give one of them"):
-            ParameterServer().compile(PARAMS, 1, **both)
+    assert made(alone, codec="float16")[0] == ParameterServer().compile(PARAMS, 1, codec="float16")
 
 
 def test_codec_out_by_name_and_by_value(alone: hpcomm.Context) -> None:

@@ -61,7 +61,6 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "chunk size a text": ({"chunk_bytes": "32K"}, r"chunk_bytes is '32K'"),
     "cores": ({"cores": 0}, r"cores is 0"),
     "depth": ({"depth": 0}, r"depth is 0; 1 to 16 are possible"),
-    "codec and wire": ({"codec": "float16", "wire": "float16"}, r"give one of them"),
     "codec": ({"codec": "int8"}, r"codec is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
     "codec_out": ({"codec_out": "int8"}, r"codec_out is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
     "codec of no key": (
@@ -72,12 +71,11 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"codec_out": {"other": "float16"}},
         r"codec_out has an entry for 'other', which is not a key: they are 'fc', 'bias'",
     ),
-    "wire of no key, on a graph": (
-        {"wire": {"": "float16"}, "topology": ring(3)},
+    "codec of no key, on a graph": (
+        {"codec": {"": "float16"}, "topology": ring(3)},
         r"an entry for '', which is not a key",
     ),
     "codec of a key": ({"codec": {"bias": "int8"}}, r"codec of 'bias' is 'int8': must be one of 'float32', 'float16'"),
-    "codec and wire by key": ({"codec": {"fc": "float16"}, "wire": {}}, r"give one of them"),
     "codec_out of a key on a graph": (
         {"codec_out": {"bias": "bfloat16"}, "topology": hpcomm.topology.complete},
         r"codec_out is {'bias': 'bfloat16'}: on a graph parameters stay at their rank",
@@ -202,7 +200,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "timeout": ({"timeout": -1}, r"timeout is -1"),
     "plan": ({"plan": 5}, r"plan is 5: must be a Plan or PlanOptions"),
     "engine": ({"engine": "inline"}, r"engine is 'inline': must be EngineOptions"),
-    "options of the plan": ({"plan": PlanOptions(wire="int8")}, r"codec is 'int8': must be one of 'float32'"),
+    "options of the plan": ({"plan": PlanOptions(codec="int8")}, r"codec is 'int8': must be one of 'float32'"),
     "options of the engine": ({"engine": EngineOptions(patience=0.5)}, r"patience is 0.5: must be a number, 1 or more"),
     "plan of other keys": (
         {"plan": ParameterServer().compile({"fc": (2, 3)}, 3)},
@@ -257,7 +255,7 @@ RANKS_DIFFER: dict[str, tuple[Options, str]] = {
     "staleness": ({"consistency": SSP(3)}, r"rank 1 has consistency 3, .*; rank 0 has 0"),
     "hyper-parameter": ({"rule": SGD(lr=0.5)}, r"argument 1 of rule sgd is 0.5 on rank 1 and 0.01"),
     "depth": ({"depth": 2}, r"another plan than rank 0"),
-    "wire": ({"wire": "float16"}, r"another plan than rank 0"),
+    "codec": ({"codec": "float16"}, r"another plan than rank 0"),
     "codec_out": ({"codec_out": "float16"}, r"another plan than rank 0: give .* codec_out"),
     "codec of a key": ({"codec": {"bias": "float16"}}, r"another plan than rank 0: give .* wire"),
     "codec_out of a key": ({"codec_out": {"bias": "float16"}}, r"another plan than rank 0: give .* codec_out"),
@@ -412,7 +410,7 @@ def test_check_finite_names_key_and_rank(wire: str, bad: float, monkeypatch: pyt
         monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # bfloat16 as bits
 
     def body(context: hpcomm.Context) -> None:
-        ex = Exchange(context, params(), rule=SGD(lr=1), check_finite=True, wire=wire)
+        ex = Exchange(context, params(), rule=SGD(lr=1), check_finite=True, codec=wire)
         if context.rank == 1:
             wrong = params(bias=np.array([0, bad, 0], F32))
             with pytest.raises(InvalidArgument, match=r"bias.*rank 1"):
@@ -445,7 +443,7 @@ def test_check_finite_names_key_and_rank(wire: str, bad: float, monkeypatch: pyt
 )
 def test_step_refuses_what_the_wire_cannot_hold(wire: str, bad: float, told: str) -> None:
     def body(context: hpcomm.Context) -> None:
-        ex = Exchange(context, params(), rule=SGD(lr=0), check_finite=True, wire=wire)
+        ex = Exchange(context, params(), rule=SGD(lr=0), check_finite=True, codec=wire)
         if context.rank == 1:
             with pytest.raises(InvalidArgument, match=told):
                 ex.step(params(bias=np.array([0, bad, 0], F32)))
@@ -459,7 +457,7 @@ def test_step_refuses_what_the_wire_cannot_hold(wire: str, bad: float, told: str
 
 def test_bfloat16_bits_are_told_as_the_number_they_are(alone: hpcomm.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    ex = Exchange(alone, params(), check_finite=True, wire="bfloat16")
+    ex = Exchange(alone, params(), check_finite=True, codec="bfloat16")
     for bits, told in ((0x7F80, "inf"), (0xFF80, "-inf"), (0x7FC0, "nan")):
         ex.gradient("fc")[...] = 0
         ex.gradient("bias")[...] = [0, 0, bits]
@@ -503,7 +501,7 @@ def test_step_looks_at_an_array_that_was_resized_since(alone: hpcomm.Context) ->
 
 
 def test_refused_calls_leave_the_gradients_where_they_are(alone: hpcomm.Context) -> None:
-    ex = Exchange(alone, params(), rule=SGD(lr=1), wire="float16", depth=2, check_finite=True)
+    ex = Exchange(alone, params(), rule=SGD(lr=1), codec="float16", depth=2, check_finite=True)
     mine = {name: ex.gradient(name) for name in params()}
     for array in mine.values():
         array[...] = 1

@@ -89,7 +89,7 @@ def test_fold_sees_the_bits_of_a_narrow_wire(alone: hpcomm.Context) -> None:
         acc += np.float32(weight) * bits.view(np.float32)
 
     rule = Rule(heavy_ball().apply, slots=1, args=(1, 0), fold=from_bfloat16)
-    ex = Exchange(alone, {"w": np.zeros(3, F32)}, rule=rule, wire="bfloat16")
+    ex = Exchange(alone, {"w": np.zeros(3, F32)}, rule=rule, codec="bfloat16")
     assert list(ex.push_pull("w", np.array([1, -2, 0.5], F32))) == [-1, 2, -0.5]
 
 
@@ -119,7 +119,7 @@ def test_fold_of_another_item_size_than_the_wire_is_refused_on_every_rank() -> N
         told = "fold of rule adding_up reads float16 bfloat16, and row 0 takes its inputs as float32"
         with pytest.raises(hpcomm.ConfigError, match=told):
             Exchange(context, {"w": np.zeros(6000, F32)}, rule=rule)
-        Exchange(context, {"w": np.zeros(6000, F32)}, rule=rule, wire="float16").push_pull("w", np.zeros(6000, F32))
+        Exchange(context, {"w": np.zeros(6000, F32)}, rule=rule, codec="float16").push_pull("w", np.zeros(6000, F32))
 
     run_threads(2, body)
 

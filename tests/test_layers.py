@@ -23,7 +23,6 @@ PYTHON = """
 torch
 cli
 __init__
-elastic
 recovery
 presets checkpoint
 exchange

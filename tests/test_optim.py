@@ -342,7 +342,7 @@ def trained(rule: optim.AnyRule, n: int, isa: str = "best", **options: Any) -> s
 @pytest.mark.parametrize("rule", [Nesterov(lr=0.1, weight_decay=0.01), Adam(), AdamW()], ids=str)
 @pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
 def test_same_bits_whatever_the_transport_cores_chunks_threads_and_instructions(rule: optim.AnyRule, wire: str) -> None:
-    want = trained(rule, 3, wire=wire, progress="inline")
+    want = trained(rule, 3, codec=wire, progress="inline")
     ways: list[dict[str, Any]] = [{"isa": isa} for isa in _core.instruction_sets()]
     ways += [{"chunk_bytes": 64 * n} for n in (1, 5, 1000)]
     ways += [{"cores": 3, "progress": "thread", "chunk_bytes": 256}, {"cores": 2, "chunk_bytes": 128}]
@@ -350,7 +350,7 @@ def test_same_bits_whatever_the_transport_cores_chunks_threads_and_instructions(
     ways += [{"depth": 2}, {"shared_params": True}]
     ways += [{"transport": "tcp", **way} for way in ({}, {"cores": 3, "progress": "thread", "chunk_bytes": 256})]
     for way in ways:
-        assert trained(rule, 3, wire=wire, **{"progress": "inline", **way}) == want, way
+        assert trained(rule, 3, codec=wire, **{"progress": "inline", **way}) == want, way
 
 
 @on_both
@@ -388,7 +388,7 @@ def test_narrow_wires_round_updates_alone(wire: str, dtype: str, monkeypatch: py
 
     def body(context: hpcomm.Context) -> None:
         reference = Reference(SGD(lr=0.5), sgd)
-        ex = Exchange(context, random(0), rule=SGD(lr=0.5), wire=wire, progress="inline")
+        ex = Exchange(context, random(0), rule=SGD(lr=0.5), codec=wire, progress="inline")
         for step in range(4):
             mine = gradient(context.rank, step)
             if step % 2:
@@ -410,7 +410,7 @@ def test_narrow_wires_round_updates_alone(wire: str, dtype: str, monkeypatch: py
 
 
 def test_narrow_gradient_of_another_place_is_refused(alone: hpcomm.Context) -> None:
-    ex = Exchange(alone, random(0), wire="float16")
+    ex = Exchange(alone, random(0), codec="float16")
     with pytest.raises(InvalidArgument, match=r"'b' is float16: must be float32, or the float16 array that gradient"):
         ex.push("b", np.zeros(113, np.float16))
     mine = ex.gradient("b")

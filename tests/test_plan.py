@@ -150,7 +150,7 @@ def test_idle_cores_count() -> None:
     cores=st.integers(1, 3),
     blocks=st.integers(1, 40),
     depth=st.integers(1, 16),
-    wire=st.sampled_from(["float32", "float16", "bfloat16"]),
+    codec=st.sampled_from(["float32", "float16", "bfloat16"]),
     reduce=st.sampled_from(["mean", "sum"]),
     each=st.booleans(),
     codec_out=st.sampled_from(["float32", "float16", "bfloat16"]),
@@ -174,7 +174,7 @@ def test_every_element_is_covered_once(
         assert row.owner in servers
         assert 0 <= row.core < cores
         assert (row.action, row.depth) == ("apply", options["depth"])
-        assert (row.codec_in, row.codec_out) == (options["wire"], options["codec_out"])
+        assert (row.codec_in, row.codec_out) == (options["codec"], options["codec_out"])
         assert row.quorum == (1 if options["each"] else len(workers))
         weight = 1.0 if options["each"] or options["reduce"] == "sum" else 1 / len(workers)
         assert row.in_edges == tuple(Edge(rank, -1, weight) for rank in workers)
@@ -305,7 +305,7 @@ def test_placement_refusals(error: type[Exception], match: str, placement: Any, 
         ("cores is 1025", {"a": 1}, {"cores": 1025}),
         ("depth is 0", {"a": 1}, {"depth": 0}),
         ("depth is 17; 1 to 16", {"a": 1}, {"depth": 17}),
-        ("codec is 'float64': must be one of 'float32', 'float16', 'bfloat16'", {"a": 1}, {"wire": "float64"}),
+        ("codec is 'float64': must be one of 'float32', 'float16', 'bfloat16'", {"a": 1}, {"codec": "float64"}),
         ("reduce is 'max': must be one of 'mean', 'sum'", {"a": 1}, {"reduce": "max"}),
         ("interfaces is 0: must be 1 to", {"a": 1}, {"interfaces": 0}),
         ("interfaces is 1.5: must be an int", {"a": 1}, {"interfaces": 1.5}),
@@ -515,7 +515,7 @@ def test_a_handle_outlives_its_plan() -> None:
 
 
 def test_json() -> None:
-    plan = compiled(size=3, cores=2, depth=2, wire="float16")
+    plan = compiled(size=3, cores=2, depth=2, codec="float16")
     text = plan.to_json()
     again = Plan.from_json(text)
     assert again == plan
@@ -605,13 +605,6 @@ def test_what_is_late_is_dropped_wherever_there_is_a_quorum() -> None:
     assert Consistency(quorum=2).late == "drop"
     assert replace(Consistency(quorum=2), quorum=1).late == "drop"
     assert ASYNC.late is None
-
-
-def test_late_fold_is_an_alias_of_nothing() -> None:
-    for fields, same in (({}, BSP), ({"staleness": None, "quorum": 1}, ASYNC)):
-        with pytest.warns(DeprecationWarning, match='late="fold" says nothing any more') as warned:
-            assert Consistency(**fields, late="fold") == same  # type: ignore[arg-type]
-        assert warned[0].filename == __file__
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_a_straggler_keeps_what_it_has_until_it_pushes(reduce: str, transport: d
 @on_both
 def test_all_are_waited_for_with_time_enough() -> None:
     def body(context: Context, consistency: Consistency, **options: Any) -> list[Any]:
-        with exchange(context, consistency, wire="bfloat16", rule=hpcomm.Adam(), **options) as ex:
+        with exchange(context, consistency, codec="bfloat16", rule=hpcomm.Adam(), **options) as ex:
             for step in range(4):
                 rng = np.random.default_rng(10 * step + context.rank)
                 ex.step({name: rng.standard_normal(shape).astype(F32) for name, shape in SHAPES.items()})

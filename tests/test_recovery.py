@@ -429,8 +429,9 @@ def _runs(goes_on: bool, at: int, least: int) -> list[Any]:
         if goes_on:
             ex = hpcomm.run(made, step, 6, recovered=lambda news: lost.append(list(news.lost)), least=least)
         else:
-            with pytest.warns(DeprecationWarning, match=r"hpcomm\.elastic\.run is deprecated: a loop over the steps"):
-                ex = hpcomm.elastic.run(made, step, 6)
+            ex = made
+            for n in range(6):
+                step(ex, n)
         ranks = list(ex.context.ranks)
         ex.context.close()
     except hpcomm.PeerFailed as failed:
@@ -455,25 +456,6 @@ def test_a_loop_raises_and_so_does_run_if_too_few_are_left() -> None:
             assert (ranks, lost) == ([], [])
             assert last >= 3  # they may be ahead of each other
             assert message in raised[0]
-
-
-def test_elastic_run_is_an_alias() -> None:
-    begun: list[int] = []
-
-    def step(ex: hpcomm.Exchange, n: int) -> None:
-        begun.append(n)
-        ex.push_pull("w", np.ones(8, np.float32))
-
-    with hpcomm.init() as ctx:
-        ex = hpcomm.parameter_hub(ctx, {"w": np.zeros(8, np.float32)})
-        with pytest.warns(DeprecationWarning, match=r"hpcomm\.elastic\.run is deprecated: call hpcomm\.run"):
-            assert hpcomm.elastic.run(ex, step, 4, first=2, on_failure="shrink") is ex
-        with pytest.warns(DeprecationWarning, match="a loop over the steps") as warned:
-            assert hpcomm.elastic.run(ex, step, 5, first=4) is ex
-        assert warned[0].filename == __file__
-        assert begun == [2, 3, 4]
-        with pytest.raises(hpcomm.InvalidArgument, match="on_failure is 'stop': must be one of 'raise', 'shrink'"):
-            hpcomm.elastic.run(ex, step, 1, on_failure="stop")
 
 
 def _no_checkpoint() -> str:

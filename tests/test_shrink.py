@@ -16,7 +16,7 @@ import pytest
 from conftest import Left, on_both, run_threads
 
 import hpcomm
-from hpcomm import ASYNC, BSP, Exchange, InvalidArgument, PeerFailed, Timeout, elastic
+from hpcomm import ASYNC, BSP, Exchange, InvalidArgument, PeerFailed, Timeout
 
 F32 = np.float32
 KILLED = -signal.SIGKILL
@@ -330,36 +330,6 @@ def trains_until_one_leaves() -> list[int]:
 
 def test_training_goes_on_without_one_who_leaves() -> None:
     assert mpi.spawn(5, trains_until_one_leaves).values == [[0, 1, 3, 4], [0, 1, 3, 4], [], [0, 1, 3, 4], [0, 1, 3, 4]]
-
-
-def survives(least: int) -> Any:
-    """By the deprecated elastic.survive: rank 1 dies in step 5."""
-    context = hpcomm.init(mpi.world())
-    saved: dict[str, np.ndarray[Any, Any]] = {"w": np.zeros(100, F32), "b": np.zeros((2, 3))}
-    done = 0
-
-    def train(start: elastic.Start) -> list[int]:
-        nonlocal done
-        start.share(saved)
-        assert [float(value.flat[-1]) for value in saved.values()] == [start.clock, -start.clock]
-        with Exchange(start.context, {"w": saved["w"]}, rule=hpcomm.SGD(lr=1)) as ex:
-            for step in range(start.clock, 10):
-                if (context.rank, step) == (1, 5):
-                    die()
-                ex.step({"w": np.full(100, -1, F32)})
-                saved["w"][:], saved["b"][:], done = ex.params["w"], -(step + 1), step + 1
-        return [done, *start.context.ranks]
-
-    with context, pytest.warns(DeprecationWarning, match=r"hpcomm\.elastic\.survive is deprecated: write its loop"):
-        return elastic.survive(context, train, clock=lambda: done, least=least)
-
-
-def test_elastic_survive() -> None:
-    ended = mpi.spawn(3, survives, 2, check=False)
-    assert ended.values == [[10, 0, 2], None, [10, 0, 2]], ended.err
-    ended = mpi.spawn(3, survives, 3, check=False)
-    assert ended.codes == [1, KILLED, 1]
-    assert "2 are left, fewer than least=3" in ended.err
 
 
 # ---- the timeline ----------------------------------------------------------------------------------------------------

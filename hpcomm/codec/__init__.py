@@ -13,7 +13,7 @@ leave out. ErrorFeedback adds that to a dtype. Auto chooses. docs/codecs.md says
 
 from .auto import Auto
 from .base import WireFormat
-from .by_key import Codecs, asked, by_key, by_key_out, name_of, named
+from .by_key import Codecs, asked, by_key, by_key_out, name_of
 from .dtype import BFLOAT16, FLOAT16, FLOAT32, Codec
 from .feedback import ErrorFeedback
 from .onebit import OneBit
@@ -37,5 +37,4 @@ __all__ = [
     "by_key",
     "by_key_out",
     "name_of",
-    "named",
 ]

@@ -21,33 +21,22 @@ def name_of(codec: object) -> Any:
     return "float32" if codec is None else codec.name if isinstance(codec, Codec) else codec
 
 
-def named(codec: object, wire: object = None) -> Any:
-    """The codec that is asked for, as name_of has it. wire is the older name of codec; float32 where neither is given.
+def asked(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:
+    """The codec of each key, as name_of has it; Auto where it is still to be chosen.
 
     Raises:
-        InvalidArgument: both are given.
+        InvalidArgument: there is no such codec, or a name in a mapping is no key.
     """
-    if codec is not None and wire is not None:
-        raise InvalidArgument(f"codec is {codec!r} and wire is {wire!r}: wire is codec's older name, give one of them")
-    return name_of(wire if codec is None else codec)
+    return _by_key("codec", keys, name_of(codec), _update)
 
 
-def asked(keys: Sequence[str], codec: Codecs | None, wire: Codecs | None = None) -> list[WireFormat]:
-    """The codec of each key, as named has it; Auto where it is still to be chosen.
-
-    Raises:
-        InvalidArgument: codec and wire are given, there is no such codec, or a name in a mapping is no key.
-    """
-    return _by_key("codec", keys, named(codec, wire), _update)
-
-
-def by_key(keys: Sequence[str], codec: Codecs | None, wire: Codecs | None = None) -> list[WireFormat]:
+def by_key(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:
     """The codec of each key, which is chosen.
 
     Raises:
         InvalidArgument: as asked, and one is "auto".
     """
-    found = asked(keys, codec, wire)
+    found = asked(keys, codec)
     for key, one in zip(keys, found, strict=True):
         if isinstance(one, Auto):
             raise InvalidArgument(

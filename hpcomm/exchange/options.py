@@ -2,10 +2,10 @@
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
-from ..codec import Codecs, name_of, named
+from ..codec import Codecs, name_of
 from ..consistency import Consistency
 from ..errors import InvalidArgument
 from ..optim import RuleOrRules
@@ -53,10 +53,9 @@ class PlanOptions:
     reduce: Reduce = "mean"
     cores: int | None = None
     codec_out: Codecs | None = None
-    wire: InitVar[Codecs | None] = None
 
-    def __post_init__(self, wire: Codecs | None) -> None:
-        object.__setattr__(self, "codec", named(self.codec, wire))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", name_of(self.codec))
         object.__setattr__(self, "codec_out", name_of(self.codec_out))
 
 
@@ -101,7 +100,6 @@ class KeywordsButCodec(TypedDict, total=False):
 
     chunk_bytes: int | None
     depth: int
-    wire: Codecs | None
     codec_out: Codecs | None
     reduce: Reduce
     cores: int | None
@@ -128,7 +126,7 @@ class More(Keywords, total=False):
     timeout: float | None
 
 
-_PLAN = frozenset(field.name for field in fields(PlanOptions)) | {"wire"}
+_PLAN = frozenset(field.name for field in fields(PlanOptions))
 _ENGINE = frozenset(field.name for field in fields(EngineOptions))
 
 
@@ -166,8 +164,6 @@ def plan_options(plan: object, keywords: Mapping[str, Any]) -> PlanOptions:
         raise InvalidArgument(f"plan is {plan!r}: must be a Plan or PlanOptions")
     base = plan if isinstance(plan, PlanOptions) else PlanOptions()
     given = {name: value for name, value in keywords.items() if name in _PLAN}
-    if "wire" in given:
-        given["codec"] = named(given.get("codec"), given.pop("wire"))
     return replace(base, **given)
 
 

@@ -66,7 +66,6 @@ class ByKey:
         size: int,
         *,
         codec: Codecs | None = None,
-        wire: Codecs | None = None,
         codec_out: Codecs | None = None,
         each: bool = False,
         apart: bool = False,
@@ -85,7 +84,7 @@ class ByKey:
         for name in self.topologies:
             if name not in names:
                 raise InvalidArgument(f"topology has an entry for {name!r}, which is not a key: {nearest(name, names)}")
-        own_keys, codecs = coded(own_keys, codec, wire)
+        own_keys, codecs = coded(own_keys, codec)
         codecs_out = by_key_out(names, codec_out)
         groups: dict[OneTopology, list[int]] = {}
         for i, name in enumerate(names):

@@ -88,7 +88,6 @@ class HostGraph:
         depth: int = 1,
         codec: Codecs | None = None,
         reduce: str = "mean",
-        wire: Codecs | None = None,
         codec_out: Codecs | None = None,
     ) -> Plan:
         """The plan of these keys for a job of size ranks. Args are those of Plan.hub.
@@ -108,7 +107,7 @@ class HostGraph:
                 "averages stay float32 in their host; leave both out"
             )
         step = whole("chunk_bytes", chunk_bytes, 64, 1 << 40) // 64 * 16  # elements
-        own_keys, codecs = coded(own_keys, codec, wire)
+        own_keys, codecs = coded(own_keys, codec)
         rows: list[Row] = []
         chunks = 0
         for k, key in enumerate(own_keys):

@@ -129,7 +129,6 @@ class ParameterServer:
         codec: Codecs | None = None,
         reduce: str = "mean",
         each: bool = False,
-        wire: Codecs | None = None,
         codec_out: Codecs | None = None,
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers.
@@ -150,7 +149,6 @@ class ParameterServer:
             chunk_bytes=chunk_bytes,
             depth=depth,
             codec=codec,
-            wire=wire,
             codec_out=codec_out,
             reduce=reduce,
             each=each,

@@ -586,9 +586,6 @@ typedef enum hpc_consistency {
                            there */
 } hpc_consistency;
 
-/* Says nothing any more: what misses the fold of a quorum is left out, and its worker is told. Kept for one version. */
-typedef enum hpc_late_update { HPC_LATE_FOLD = 0, HPC_LATE_DROP = 1 } hpc_late_update;
-
 typedef enum hpc_progress {
     HPC_PROGRESS_AUTO = 0,   /* threads where the host has cores to spare */
     HPC_PROGRESS_INLINE = 1, /* every wait of the context also works for this rank's rows */
@@ -616,7 +613,6 @@ typedef struct hpc_exchange_config {
                                      every key once, and pulls all keys, before it pushes one again. Where rows forward
                                      to others it counts inputs of rows that apply, each of a group of ranks (hosts:
                                      hpc_hosts.apart), which are the same for all keys */
-    int late;                     /* hpc_late_update; says nothing any more */
     double grace;                 /* seconds that a fold with its quorum waits for the others; negative: learned */
     int in_place;                 /* 1: models are trained where they lie: a push sends the key's parameters. Only for
                                      graphs with the rule average, without a quorum. Where all keys are float32 on the
