@@ -157,15 +157,15 @@ def push_in_turn(ex: Exchange, step: int) -> Any:
 
 @on_both
 @pytest.mark.parametrize(
-    ("phases", "consistency", "wire"),
+    ("phases", "consistency", "codec"),
     [(1, NOTIFY_ACK, "float32"), (2, NOTIFY_ACK, "float32"), (1, BSP, "float16")],
     ids=str,
 )
-def test_models_are_trained_in_place(phases: int, consistency: hpcomm.Consistency, wire: str) -> None:
+def test_models_are_trained_in_place(phases: int, consistency: hpcomm.Consistency, codec: str) -> None:
     topology = [ring(4), one_peer_exponential(4)[1]][:phases]
 
     def body(context: hpcomm.Context) -> None:
-        options: Any = {"topology": topology, "consistency": consistency, "wire": wire, "depth": phases}
+        options: Any = {"topology": topology, "consistency": consistency, "codec": codec, "depth": phases}
         with stochastic_reduce(context, zeros(), in_place=True, **options) as ex:
             w = dict(ex.params)
             for step in range(7):
@@ -177,15 +177,15 @@ def test_models_are_trained_in_place(phases: int, consistency: hpcomm.Consistenc
                     np.testing.assert_array_equal(w[name], want[name][context.rank])
                     assert w[name] is ex.params[name] is ex.gradient(name)
                     assert w[name].flags.writeable
-                    assert w[name] is before[name] if wire == "float16" else not before[name].flags.writeable
-            check_counts_of_models(ex, context, wire)
+                    assert w[name] is before[name] if codec == "float16" else not before[name].flags.writeable
+            check_counts_of_models(ex, context, codec)
 
     run_threads(4, body)
 
 
-def check_counts_of_models(ex: Exchange, context: hpcomm.Context, wire: str) -> None:
-    """What was sent is the models as the wire has them, and a model may be pushed from an array of the trainer's."""
-    nbytes = sum((4 if wire == "float32" else 2) * value.size for value in zeros().values())
+def check_counts_of_models(ex: Exchange, context: hpcomm.Context, codec: str) -> None:
+    """What was sent is the models as the codec has them, and a model may be pushed from an array of the trainer's."""
+    nbytes = sum((4 if codec == "float32" else 2) * value.size for value in zeros().values())
     assert ex.stats().bytes_sent == 7 * nbytes
     context.barrier()
     mean = ex.push_pull("b", np.full(5, 4.0 * context.rank, F32))
