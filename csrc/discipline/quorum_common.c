@@ -1,5 +1,6 @@
 /* What a quorum of ranks and one of groups have in common: what is asked for, the state of both sides, the steps of a
  * worker of servers, and pushes that end. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "discipline/discipline.h"
@@ -160,11 +161,11 @@ int hpc_quorum_ended(hpc_exchange *ex, int key, const char *op) {
     int *closed = malloc((size_t)ex->context->group.size * sizeof *closed), n = 0;
     for (int r = 0; r < ex->context->group.size && closed != NULL; r++)
         if (ex->layout.places[r].worker && hpc_closed_signal(ex, r) != 0) closed[n++] = r;
+    char who[96] = "too many workers have closed the exchange, as its owner says"; /* their own word is still to come */
+    if (n > 0) snprintf(who, sizeof who, "%d workers have closed the exchange, rank %d among them", n, closed[0]);
     int status = hpc_group_fail_closed(&ex->context->group, op, closed, n,
-                                       "version %llu of key %s finds no quorum of %d any more: %d workers have closed "
-                                       "the exchange, rank %d among them",
-                                       (unsigned long long)number, ex->plan->keys[key].name, ex->asked.quorum, n,
-                                       n > 0 ? closed[0] : -1);
+                                       "version %llu of key %s finds no quorum of %d any more: %s",
+                                       (unsigned long long)number, ex->plan->keys[key].name, ex->asked.quorum, who);
     free(closed);
     return status;
 }

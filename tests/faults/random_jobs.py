@@ -106,12 +106,13 @@ class Running:
             time.sleep(0.5)
         self.kill()
         job, fell = self.job, self.fell or None
+        asked = bool(self.board[job.size + random_rank.END])
         verdicts = []
         for rank in range(job.size):
             if rank in hung:
                 verdicts.append(Verdict(rank, HUNG, "has not ended", None, self._saw(rank) or {}))
             elif rank != job.victim:
-                verdicts.append(judge(job, rank, self.statuses[rank], self._saw(rank), fell))
+                verdicts.append(judge(job, rank, self.statuses[rank], self._saw(rank), fell, asked=asked))
         return Outcome(job, fell is not None, verdicts, hung, time.monotonic() - self.started)
 
     def _saw(self, rank: int) -> dict[str, object] | None:

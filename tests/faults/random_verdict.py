@@ -20,13 +20,18 @@ class Verdict:
     saw: dict[str, Any] = field(default_factory=dict)
 
 
-def judge(job: Job, rank: int, status: int, saw: dict[str, Any] | None, fell: int | None) -> Verdict:
+def judge(
+    job: Job, rank: int, status: int, saw: dict[str, Any] | None, fell: int | None, *, asked: bool = False
+) -> Verdict:
     """The verdict on a survivor. status: what it exited with, negative: a signal's number; saw: what it wrote down;
-    fell: when the victim fell, in nanoseconds, None if it ended before."""
+    fell: when the victim fell, in nanoseconds, None if it ended before. asked: the ranks were asked to end, for nobody
+    had missed the victim."""
     if saw is None:
         return Verdict(rank, WRONG, f"ended with status {status} and wrote nothing down")
     seconds = None if fell is None else (saw["when"] - fell) / 1e9
     verdict, why = _of_error(job, rank, saw, fell is not None)
+    if asked and verdict == WRONG and _comes_last(job, saw):
+        verdict, why = UNAFFECTED, ""
     if status and verdict != WRONG:
         verdict, why = WRONG, f"ended with status {status}"
     return Verdict(rank, verdict, why, seconds, saw)
@@ -46,6 +51,12 @@ def _of_error(job: Job, rank: int, saw: dict[str, Any], fell: bool) -> tuple[str
     if job.victim in saw["left"]:
         return WRONG, f"left are {saw['left']}"
     return (RIGHT, "") if ranks == [job.victim] else (WRONG, f"{attribute} are {ranks}")
+
+
+def _comes_last(job: Job, saw: dict[str, Any]) -> bool:
+    """Whether a rank has found no quorum, or has served until others found none: workers that are asked to end do so at
+    different versions, and those of the last one are too few."""
+    return job.kind == "quorum-hub" and saw["error"] == "PeerFailed" and job.victim not in saw["ranks"] + saw["left"]
 
 
 def _needs_nobody(job: Job, rank: int) -> bool:

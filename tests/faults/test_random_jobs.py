@@ -103,6 +103,16 @@ def test_other_ends() -> None:
     assert judge(job_of("queue"), 0, 1, saw("PeerFailed", ranks=[3]), now).verdict == WRONG
 
 
+def test_the_last_of_those_who_are_asked_to_end() -> None:
+    """They may find no quorum; but not because of the victim, nor before they are asked."""
+    now, job = time.monotonic_ns(), job_of("quorum-hub")
+    assert judge(job, 0, 0, saw("PeerFailed", ranks=[1]), now, asked=True).verdict == UNAFFECTED
+    assert judge(job, 0, 0, saw("PeerFailed", ranks=[1]), now).verdict == WRONG
+    assert judge(job, 0, 0, saw("PeerFailed", ranks=[1, 3]), now, asked=True).verdict == WRONG
+    assert judge(job, 0, 0, saw("Timeout", waiting_for=[1]), now, asked=True).verdict == WRONG
+    assert judge(job_of("queue"), 0, 0, saw("PeerFailed", ranks=[1]), now, asked=True).verdict == WRONG
+
+
 def test_table() -> None:
     job = job_of("queue")
     verdicts = [judge(job, rank, 0, saw("PeerFailed", ranks=[3]), time.monotonic_ns()) for rank in (0, 1)]
