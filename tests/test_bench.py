@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -362,6 +363,21 @@ def test_the_memory_of_ranks_is_told_by_transport() -> None:
     for row in document["rows"]:
         assert 0 < row["private_dirty"] < 4 << 20
         assert 0 < row["pss"] < 4 << 20
+
+
+@pytest.mark.bench
+def test_operations_whose_instructions_are_counted_run() -> None:
+    """Without valgrind too; with it a count is the same in each run, and a library is no slower than itself."""
+    instructions = importlib.import_module("bench.instructions")
+    program = instructions.compiled(instructions.package(), "instructions")
+    names = instructions.operations(program)
+    assert len(names) == 5
+    for name in names:
+        ended = subprocess.run([program, name, "20"], capture_output=True, text=True, timeout=60, check=False)
+        assert (ended.returncode, ended.stderr) == (0, ""), name
+    if shutil.which("valgrind") is not None:
+        document = own_mpirun("instructions", "--against", str(instructions.package()))
+        assert [row["ratio"] for row in document["rows"]] == pytest.approx([1.0] * 5, abs=1e-3)
 
 
 @pytest.mark.bench
