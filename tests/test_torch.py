@@ -562,6 +562,46 @@ def schedulers_of_the_wrapped_optimizer_do_not_warn(ctx: hpcomm.Context) -> None
 
 
 @everywhere
+def every_codec_gives_the_mean_to_p_grad(ctx: hpcomm.Context) -> None:
+    """What synchronize, a scaler and clipping by hand need. Codecs that leave nothing out reach the weights of one
+    process; with others p.grad is the mean that was folded, with the norm that the owners tell, on all ranks."""
+    scalers: dict[bool, Any] = {}
+
+    def by_hand(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        scaler = scalers.setdefault(data.ctx is None, torch.amp.GradScaler("cpu", init_scale=1024.0))
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(model(data.batch()[0]), data.batch()[1])).backward()
+        if data.ctx is not None:
+            optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        scaler.step(optimizer)
+        scaler.update()
+
+    wholes = (hpcomm.codec.Threshold(0.0), hpcomm.codec.TopK(1.0), "float32")
+    for codec in wholes:
+        check(ctx, loop=by_hand, codec=codec)
+        check(ctx, loop=clipped, codec=codec, clip_norm=0.5)
+    for codec in ("float16", "bfloat16", hpcomm.codec.TopK(0.05, kernel="c"), hpcomm.codec.OneBit()):
+        model = net()
+        optimizer = ht.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), ctx, model, codec=codec)
+        x, y = Data(ctx, ctx.size).batch()
+        for step in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            squares = optimizer._mode._squares() if step == 1 else None
+            optimizer.synchronize()
+            means = torch.cat([p.grad.flatten() for p in model.parameters()])
+            assert len(set(ctx.allgather(means.numpy().tobytes()))) == 1
+            if squares is not None:
+                torch.testing.assert_close(means.square().sum().item(), squares, rtol=1e-5, atol=0)
+            optimizer.step()
+        optimizer.wait()
+        check_bits(ctx, model)
+        optimizer.close()
+
+
+@everywhere
 def codecs_that_send_a_part_train(ctx: hpcomm.Context) -> None:
     """What is not sent comes later: the loss falls, and all ranks have the same weights. Between hosts (or ranks that
     share no memory) the parts are what is sent."""

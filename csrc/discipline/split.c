@@ -3,8 +3,8 @@
  * fold is a push, which is answered when every worker's update is there. apply is a pull that brings the arguments of
  * the rule and a factor of the mean; when every worker has called it, the rule runs and the parameters go out. skip
  * drops the updates; squares answers with the sum of squares of each row's mean; gather sends the mean to the workers,
- * over their gradients. A worker may say that it has no gradient: then no bytes come, and where no worker has one an
- * apply changes nothing.
+ * in float32: over their gradients, or beside them where updates go in another format. A worker may say that it has no
+ * gradient: then no bytes come, and where no worker has one an apply changes nothing.
  *
  * A core with a thread of its own makes the mean of a row as soon as its inputs are there, and keeps it. Inline that
  * would take the time of the same CPU, and memory is passed over once more: so the updates stay where they are, and an
@@ -19,8 +19,9 @@
  *
  * Order, beside engine.h's: updates are read, and a mean is written and read, between the last event of a fold and the
  * answer to the apply or skip that follows; every worker waits for that before it folds again. So until then a gradient
- * is the exchange's. gather writes the slots of the gradients between the last event of its calls and its answer; after
- * it the updates are not read any more, unless the mean is one of them: a single float32 input. */
+ * is the exchange's. gather writes its places, which may be the slots of the gradients, between the last event of its
+ * calls and its answer; after it the updates are not read any more, unless the mean is one of them: a single float32
+ * input. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -600,9 +601,6 @@ static int set_use(hpc_exchange *ex, int key, hpc_use use, double scale, const c
     if (!a->keeps)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s has no fold on rank %d: fold it first", op, name,
                         ex->context->group.rank);
-    if (use == HPC_USE_GATHER && !ex->keys[key].codec->plain)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: the gradient of key %s is %s; only float32 can be gathered", op, name,
-                        ex->keys[key].codec->name);
     int status = hpc_push_after(ex, key, last_pull(ex, key), op);
     if (status != HPC_OK) return status;
     a->use = use;

@@ -37,7 +37,7 @@
 typedef struct hpc_place {
     size_t params, gradients, pushed, masters, args, closed;
     size_t own;     /* the discipline's */
-    size_t dense;   /* gradients in float32 that are pushed as pieces */
+    size_t dense;   /* float32: gradients that are pushed as pieces, and means of keys that are pushed in 16 bits */
     size_t encoded; /* parameters as owners send them that cannot write into params; each rank tells the others */
     size_t nbytes;
     int cores, shares; /* how many the rank has */
@@ -93,7 +93,7 @@ typedef struct hpc_key_pieces {
     hpc_pushed_part *parts;   /* of pushes, in the order of their offsets */
     int n_parts;              /* 0: pushes are arrays */
     int gives;                /* this rank pushes pieces; a push of weight 0 brings none */
-    size_t slot_bytes, dense; /* of an update in a slot; from the start of hpc_place.dense */
+    size_t slot_bytes;        /* of an update in a slot */
     hpc_encoder encoder;      /* of this rank's pushes */
 } hpc_key_pieces;
 
@@ -127,7 +127,8 @@ typedef struct hpc_layout {
     char *pushers;                       /* [key * size + rank] */
     size_t params_bytes, gradient_bytes; /* of all keys; of one slot */
     size_t encoded_bytes;                /* of all keys whose parameters come encoded */
-    size_t dense_bytes;                  /* of all keys that are pushed as pieces */
+    size_t dense_bytes;                  /* of all keys with a place in hpc_place.dense */
+    size_t *dense_at;                    /* by key: bytes from the start of that */
     size_t *row_from;                    /* by row: where the piece of a push begins in its key's update; or NULL */
     size_t *master_of;                   /* by row: bytes from its owner's masters */
     size_t *slot_base;                   /* [owner * size + sender]: bytes in the owner's part, or HPC_NOWHERE */

@@ -117,7 +117,8 @@ static int find_keys(hpc_exchange *ex, const char *op) {
     int rank = ex->context->group.rank;
     ex->keys = calloc((size_t)plan->n_keys, sizeof *ex->keys);
     ex->layout.pushers = calloc((size_t)plan->n_keys * (size_t)ex->context->group.size, 1);
-    if (ex->keys == NULL || ex->layout.pushers == NULL)
+    ex->layout.dense_at = calloc((size_t)plan->n_keys, sizeof *ex->layout.dense_at);
+    if (ex->keys == NULL || ex->layout.pushers == NULL || ex->layout.dense_at == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d keys", op, plan->n_keys);
     for (int s = 0; s < ex->layout.n_shares; s++) ex->keys[ex->layout.shares[s].key].n_shares++;
     for (int k = 0; k < plan->n_keys; k++) {
@@ -152,6 +153,10 @@ static int find_keys(hpc_exchange *ex, const char *op) {
         ex->layout.params_bytes += aligned((size_t)plan->keys[k].count * sizeof(float), LINE);
         int status = ex->keys[k].codec->addressable ? HPC_OK : hpc_pieces_find(ex, k, row, op);
         if (status != HPC_OK) return status;
+        const int opens = ex->discipline->split != NULL && !ex->keys[k].codec->plain;
+        ex->layout.dense_at[k] = ex->layout.dense_bytes;
+        if (!ex->keys[k].codec->addressable || opens)
+            ex->layout.dense_bytes += aligned((size_t)plan->keys[k].count * sizeof(float), LINE);
         ex->layout.gradient_bytes +=
             aligned(ex->keys[k].codec->addressable ? ex->keys[k].codec->max_bytes(plan->keys[k].count)
                                                    : ex->pieces[k].slot_bytes,
@@ -244,6 +249,12 @@ int hpc_layout_make(hpc_exchange *ex, const char *op) {
     return place_masters(ex, op);
 }
 
+size_t hpc_gathered_at(const hpc_exchange *ex, int rank, int key) {
+    const hpc_place *place = &ex->layout.places[rank];
+    return ex->keys[key].codec->plain ? place->gradients + ex->keys[key].gradient
+                                      : place->dense + ex->layout.dense_at[key];
+}
+
 /* Where models rotate a key begins in the parameters where it does in a slot: both are float32. */
 size_t hpc_params_at(const hpc_exchange *ex, int rank, int key, uint64_t pushes) {
     size_t slot = ex->rotates ? (size_t)(pushes % (uint64_t)ex->layout.depth) : 0;
@@ -317,4 +328,5 @@ void hpc_layout_free(hpc_exchange *ex) {
     free(ex->layout.holders);
     free(ex->layout.slot_base);
     free(ex->layout.master_of);
+    free(ex->layout.dense_at);
 }

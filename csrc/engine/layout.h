@@ -40,6 +40,9 @@ int hpc_share_is_awaited_by(const hpc_exchange *ex, const hpc_share *share, int 
 /* Whether the share answers rank: those that await it, and of forwards the owner, to know what is missing. */
 int hpc_share_answers(const hpc_exchange *ex, const hpc_share *share, int rank);
 
+/* Bytes from the start of rank's part to the place where a mean of key is gathered (hpc_splitting): the slot of its
+ * pushes where that is float32. */
+size_t hpc_gathered_at(const hpc_exchange *ex, int rank, int key);
 /* Bytes from the start of rank's part to its parameters of a key, after so many of its pushes. */
 size_t hpc_params_at(const hpc_exchange *ex, int rank, int key, uint64_t pushes);
 

@@ -57,7 +57,5 @@ int hpc_pieces_find(hpc_exchange *ex, int key, int first, const char *op) {
         while (its->parts[p].offset != plan->rows[i].offset) p++;
         ex->layout.row_from[i] = its->parts[p].at;
     }
-    its->dense = ex->layout.dense_bytes;
-    ex->layout.dense_bytes += aligned((size_t)plan->keys[key].count * sizeof(float));
     return HPC_OK;
 }

@@ -184,7 +184,7 @@ static void cannot_encode(hpc_exchange *ex, int key, uint64_t offset, int64_t st
 
 float *hpc_pieces_dense(const hpc_exchange *ex, int key) {
     const hpc_place *place = &ex->layout.places[ex->context->group.rank];
-    return (float *)(void *)(hpc_own_part(ex) + place->dense + ex->pieces[key].dense);
+    return (float *)(void *)(hpc_own_part(ex) + place->dense + ex->layout.dense_at[key]);
 }
 
 int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot) {

@@ -78,7 +78,7 @@ static inline void hpc_row_next_args(const hpc_work *w, const hpc_inputs *inputs
 int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);
 int hpc_row_apply(hpc_core *core, hpc_work *w, const double *args);
 double hpc_row_squares(const hpc_core *core, const hpc_work *w); /* of the mean */
-/* Sends the mean, or zeros, to all workers of the row, over their gradients, which are float32. */
+/* Sends the mean, or zeros, as float32 to all workers of the row (hpc_gathered_at). */
 void hpc_row_gather(hpc_core *core, hpc_work *w, int zero);
 
 /* write.c: sends a row's parameters to one rank, or to all workers. */

@@ -54,6 +54,13 @@ int hpc_exchange_gather(hpc_exchange *ex, int key, double timeout, uint64_t *tic
     return use(ex, key, HPC_USE_GATHER, 1, timeout, ticket, "gather");
 }
 
+const float *hpc_exchange_gathered(const hpc_exchange *ex, int key) {
+    if (ex == NULL || key < 0 || key >= ex->plan->n_keys || ex->discipline->split == NULL) return NULL;
+    const int me = ex->context->group.rank;
+    if (!ex->layout.places[me].gives) return NULL;
+    return (const float *)(const void *)(hpc_own_part(ex) + hpc_gathered_at(ex, me, key));
+}
+
 int hpc_exchange_squares(hpc_exchange *ex, int key, double timeout, uint64_t *ticket) {
     return use(ex, key, HPC_USE_SQUARES, 1, timeout, ticket, "squares");
 }

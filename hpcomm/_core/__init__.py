@@ -50,6 +50,7 @@ from .exchange import (
     exchange_gather,
     exchange_get_args,
     exchange_get_row,
+    exchange_gathered,
     exchange_get_squares,
     exchange_gradient,
     exchange_gradient_array,

@@ -174,6 +174,12 @@ def exchange_squares(exchange: Any, key: int, seconds: float) -> int:
     return _ticket(lib.hpc_exchange_squares, exchange, key, seconds)
 
 
+def exchange_gathered(exchange: Any, rank: int, key: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Where gathers of a key put its mean."""
+    address = address_of(lib.hpc_exchange_gathered(exchange, key))
+    return mapped([memory_of(lib.hpc_exchange_memory(exchange, rank))], address, shape, np.dtype(np.float32), True)
+
+
 def exchange_get_squares(exchange: Any, key: int) -> float:
     """What the last squares that has ended has brought."""
     sum_of = ffi.new("double *")

@@ -24,6 +24,7 @@ class KeyState:
         "checked",
         "dtype",
         "flags",
+        "gathered",
         "gradient",
         "index",
         "name",
@@ -39,6 +40,7 @@ class KeyState:
         self.nbytes = 4 * math.prod(shape)  # of its parameters
         self.params: Any = None
         self.gradient: Any = None  # the array of the slot that the next push sends, as far as it is known
+        self.gathered: Any = None  # the array that gathers write
         self.ready = -1  # the step in which that slot was found free
         self.flags = 0  # of its last start
         self.slots: dict[int, NDArray[Any]] = {}  # by address

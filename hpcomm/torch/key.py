@@ -270,10 +270,17 @@ class ParamKey:
         self.counts.dense += 1
         return grad.to_dense()
 
-    def averaged(self) -> None:
-        """The mean of all ranks is in the slot: makes it p.grad."""
-        self.param.grad = self.held = seen = self._over_slot()
-        self.version = seen._version
+    def averaged(self, mean: NDArray[np.float32]) -> None:
+        """Makes the mean of all ranks p.grad: where it lies in the slot, p.grad lies there too."""
+        if mean.ctypes.data == self.slot_at:
+            self.param.grad = self.held = seen = self._over_slot()
+            self.version = seen._version
+            return
+        grad = self.param.grad
+        if grad is None or grad.layout is not _STRIDED:
+            self.param.grad = grad = torch.empty_like(self.param)
+        grad.copy_(as_tensor(mean, self.order))
+        self.held, self.version = grad, grad._version
 
     def _over_slot(self) -> Tensor:
         """p.grad as it lies in the slot."""
@@ -392,13 +399,6 @@ class NarrowKey(ParamKey):
         self.counts.converted += 1
         self.held, self.version, self.sent = grad, grad._version, True
         return handle
-
-    def averaged(self) -> None:
-        grad = self.param.grad
-        if grad is None or grad.layout is not torch.strided:
-            self.param.grad = grad = torch.empty_like(self.param)
-        grad.copy_(self.wire())
-        self.held, self.version = grad, grad._version
 
     def take_mean(self) -> None:
         grad = self.param.grad

@@ -116,11 +116,12 @@ class Split(Mode):
         self._finish()
         self._wait_folds()
         for key, handle in [(key, self.exchange.gather_nb(key.name)) for key in self.keys]:
-            empty = not handle.wait().any()
+            mean = handle.wait()
+            empty = not mean.any()
             if empty:  # which of the ranks have a gradient is not seen: each says so again in step
                 self._zero.add(key)
             if key.param.grad is not None or not empty:
-                key.averaged()
+                key.averaged(mean)
         self.synchronized, self.unguarded = True, False
 
     def check_scaler(self) -> None:

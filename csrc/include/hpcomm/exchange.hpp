@@ -143,6 +143,9 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_gather(get(), key, timeout, &ticket.number));
         return ticket;
     }
+    const float *gathered(int key) const {
+        return hpc_exchange_gathered(get(), key);
+    }
     Ticket squares(int key, double timeout = default_timeout, Report report = {}) {
         Ticket ticket{key, 0};
         report(hpc_exchange_squares(get(), key, timeout, &ticket.number));

@@ -684,8 +684,11 @@ HPC_API int hpc_exchange_skip(hpc_exchange *exchange, int key, double timeout, u
 /* The updates of key are in these units from its present fold on; 1 at first. A trainer that scales its loss says so
  * before it applies, so that what codecs have kept of older updates counts as it should. Waits for nobody. */
 HPC_API int hpc_exchange_set_unit(hpc_exchange *exchange, int key, double unit);
-/* Writes the mean over every worker's gradient, which must be float32. */
+/* Writes the mean, in float32 whatever the codec, to gathered of every worker. Where updates are float32 that is the
+ * gradient, and elsewhere it is memory of its own, or the place where gradients that become pieces are written: it is
+ * the worker's until its next fold. */
 HPC_API int hpc_exchange_gather(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
+HPC_API const float *hpc_exchange_gathered(const hpc_exchange *exchange, int key); /* NULL: this rank folds nothing */
 /* Asks for the mean's sum of squares, in float64; get_squares has it when the ticket has ended, alike on all workers.
  */
 HPC_API int hpc_exchange_squares(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
