@@ -20,7 +20,14 @@ class Gathering(Handle):
 
     def wait(self, timeout: float | None = None) -> NDArray[np.float32]:
         super().wait(timeout)
-        return self._exchange._gathered(self._key)  # type: ignore[no-any-return]
+        return _gathered(self._exchange, self._key)
+
+
+def _gathered(exchange: Calls, key: KeyState) -> NDArray[np.float32]:
+    """The array that gathers of a key write."""
+    if key.gathered is None:
+        key.gathered = _core.exchange_gathered(exchange._handle, exchange._rank, key.index, key.shape)
+    return key.gathered  # type: ignore[no-any-return]
 
 
 class Squares(Handle):
@@ -107,8 +114,8 @@ class SplitCalls(Calls):
         _core.exchange_set_unit(self._handle, self._key(name).index, float(unit))
 
     def gather_nb(self, name: str, timeout: float | None = None) -> Gathering:
-        """Starts a gather: every worker gets the mean, whatever the codec; wait of the handle returns it, float32 in the
-        key's shape. Where updates are float32 or pieces it lies in the array of gradient(name), and the worker may
+        """Starts a gather: every worker gets the mean, whatever the codec; wait of the handle returns it as a float32
+        array of the key's shape. Where updates are float32 or pieces it lies in the array of gradient(name), and the worker may
         write that again. The owners still keep the mean: apply, skip, or another fold, which replaces it, follows."""
         key = self._key(name)
         return Gathering(self, key, self._use(key, _core.exchange_gather, timeout), pulls=False)
@@ -126,11 +133,6 @@ class SplitCalls(Calls):
     def squares(self, name: str, timeout: float | None = None) -> float:
         """squares_nb, and waits for its end; returns the sum."""
         return self.squares_nb(name, timeout).wait(timeout)
-
-    def _gathered(self, key: KeyState) -> NDArray[np.float32]:
-        if key.gathered is None:
-            key.gathered = _core.exchange_gathered(self._handle, self._rank, key.index, key.shape)
-        return key.gathered
 
     def _use(self, key: KeyState, call: Any, timeout: float | None) -> int:
         """The ticket of call(handle, key, seconds)."""
