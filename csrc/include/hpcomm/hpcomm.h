@@ -503,6 +503,7 @@ typedef struct hpc_rule {
     unsigned fold_wires;   /* the wire formats that fold reads, 1u << HPC_F32 and so on; a plan with a row whose inputs
                               have another format is refused. 0: all formats */
     double args[HPC_RULE_ARGS];
+    const char *arg_names; /* of args[1] and on, with spaces between: "lr weight_decay"; NULL: they have none */
 } hpc_rule;
 
 /* The built-in rules, with a learning rate of 0.01 and the usual other arguments:
@@ -515,6 +516,8 @@ typedef struct hpc_rule {
  *                                                     (Loshchilov and Hutter, algorithm 2)
  * isa: the instruction set of its code; all give the same bits. */
 HPC_API int hpc_rule_find(const char *name, int isa, hpc_rule *rule);
+/* The name of built-in rule i, from 0; NULL: there are no more. */
+HPC_API const char *hpc_rule_name(int i);
 
 /* ---- plan --------------------------------------------------------------------------------------------------- */
 
