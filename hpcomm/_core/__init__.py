@@ -8,7 +8,9 @@ freed while a call on it is under way.
 
 from .codec import (
     CODEC_ARGS,
+    CODEC_SLOTS,
     COMPRESSIONS,
+    PIECE_ELEMENTS,
     codec_config,
     codec_stats,
     encoder_values,
@@ -37,6 +39,7 @@ from .context import (
 from .exchange import (
     CONSISTENCIES,
     EVERY_KEY,
+    MOST_STALENESS,
     PROGRESS,
     PULL,
     PUSH,
@@ -106,6 +109,7 @@ from .plan import (
     CODECS,
     EDGE_BYTES,
     PIECES,
+    PLAN_DEPTH,
     ROW_FIELDS,
     TOPS,
     WIRES,

@@ -32,6 +32,7 @@ PIECES: dict[str, int] = {  # of variable length
     "own": lib.HPC_OWN_CODEC,
 }
 WIRES: dict[str, int] = {**CODECS, **PIECES}
+PLAN_DEPTH: int = lib.HPC_PLAN_DEPTH
 
 
 def _layout(name: str) -> np.dtype[Any]:

@@ -544,11 +544,13 @@ typedef enum hpc_action {
     HPC_RELAY = 3    /* the parameters of one row go on, unopened, to the out-edges */
 } hpc_action;
 
+enum { HPC_PLAN_DEPTH = 16 };
+
 typedef struct hpc_row {
     int key, owner, core;
     int action;              /* hpc_action */
     uint64_t offset, count;  /* elements of the key */
-    int depth;               /* inputs that may be under way on each in-edge */
+    int depth;               /* inputs that may be under way on each in-edge, 1 to HPC_PLAN_DEPTH */
     int quorum;              /* inputs that make a fold: all, or 1 (each by itself) */
     int codec_in, codec_out; /* hpc_dtype of the inputs, and of the outputs */
     int n_in, n_out;
@@ -595,6 +597,8 @@ typedef enum hpc_progress {
     HPC_PROGRESS_THREAD = 2  /* a pinned thread for each core of the plan */
 } hpc_progress;
 
+enum { HPC_MOST_STALENESS = 64 }; /* of HPC_SSP with servers */
+
 typedef struct hpc_exchange_config {
     size_t size;          /* sizeof(hpc_exchange_config), set by hpc_exchange_config_init */
     const hpc_plan *plan; /* the same on all ranks */
@@ -609,7 +613,7 @@ typedef struct hpc_exchange_config {
     int check_finite;             /* 1: a push with NaN or Inf is refused */
     int isa;                      /* hpc_isa of its kernels */
     const hpc_graph *graph;       /* the graph of which the plan was made; NULL: the plan has servers */
-    int staleness;                /* HPC_SSP: steps, 0 to 64; on a graph 0 to depth - 2 */
+    int staleness;                /* HPC_SSP: steps, 0 to HPC_MOST_STALENESS; on a graph 0 to depth - 2 */
     int quorum;                   /* inputs that are enough for a fold; 0: all are needed. What comes after its fold is
                                      left out, and its worker is told. On a graph it counts in-neighbours' inputs, and a
                                      rank with fewer in-neighbours needs all of them. With servers each worker pushes
