@@ -32,14 +32,25 @@ int hpc_rule_find(const char *name, int isa, hpc_rule *rule) {
     return hpc_fail(HPC_ERR_INVALID, op, "%s: no rule is called '%s'; there are %s", op, name, names);
 }
 
-hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule) {
+/* The built-in rule whose apply this is; NULL: the rule or its fold is a user's own. */
+static const hpc_builtin_rule *built_in(const hpc_rule *rule) {
     if (rule->fold != NULL) return NULL;
     for (int isa = HPC_ISA_GENERIC; isa <= HPC_ISA_AVX512; isa++) {
         if (!hpc_isa_available(isa)) continue;
         for (const hpc_builtin_rule *const *of = hpc_rules_of(isa); *of != NULL; of++)
-            if ((*of)->rule.apply == rule->apply) return (*of)->pass;
+            if ((*of)->rule.apply == rule->apply) return *of;
     }
     return NULL;
+}
+
+hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule) {
+    const hpc_builtin_rule *known = built_in(rule);
+    return known == NULL ? NULL : known->pass;
+}
+
+int hpc_rule_averages(const hpc_rule *rule) {
+    const hpc_builtin_rule *known = built_in(rule);
+    return known != NULL && known->averages;
 }
 
 int hpc_rule_check_args(const char *name, const double *args, const char *op) {

@@ -29,6 +29,7 @@ typedef int hpc_pass_fn(const hpc_pass *pass);
 typedef struct hpc_builtin_rule {
     hpc_rule rule;     /* as hpc_rule_find gives it */
     hpc_pass_fn *pass; /* fold, rule and write in one pass; NULL: the engine does one after the other */
+    int averages;      /* the fold itself becomes the parameters, so workers push models */
 } hpc_builtin_rule;
 
 /* All of them, NULL behind the last, in rules.h. */
@@ -38,6 +39,9 @@ extern const hpc_builtin_rule *const *const hpc_rules_avx512; /* and AVX-512F */
 
 /* Those of the instruction set isa, which this CPU has, or of the best one. */
 const hpc_builtin_rule *const *hpc_rules_of(int isa);
+
+/* Whether it is a built-in rule that averages, and has no fold of its own. */
+int hpc_rule_averages(const hpc_rule *rule);
 
 /* The pass of the built-in rule whose apply this is; NULL: it has none, or the rule or its fold is a user's own. */
 hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule);

@@ -12,6 +12,7 @@ static int average(float *param, const float *acc, int64_t count, float *state, 
 
 static const hpc_builtin_rule rule_average = {
     .rule = {.name = "average", .apply = average},
+    .averages = 1,
 };
 
 #endif
