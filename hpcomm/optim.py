@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from . import _core
 from .errors import InvalidArgument
 
-MOST_ARGS = 7  # of a rule, the step not counted
-MOST_SLOTS = 4  # float32 values of state for each parameter
+MOST_ARGS = _core.RULE_ARGS - 1  # of a rule, the step not counted
+MOST_SLOTS = _core.RULE_SLOTS  # float32 values of state for each parameter
 
 
 def _number(rule: object, name: str, low: float, high: float = math.inf, *, open_high: bool = False) -> None:
@@ -32,7 +32,13 @@ def _number(rule: object, name: str, low: float, high: float = math.inf, *, open
 
 
 @dataclass(frozen=True)
-class SGD:
+class BuiltIn:
+    """A rule of the C library, which calls it as the class in lower case; its fields are the names that C gives its
+    hyper-parameters."""
+
+
+@dataclass(frozen=True)
+class SGD(BuiltIn):
     """Stochastic gradient descent: g += weight_decay * w; w -= lr * g.
 
     Raises:
@@ -48,7 +54,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(BuiltIn):
     """SGD with momentum: g += weight_decay * w; m = momentum * m + g; w -= lr * m.
 
     Raises:
@@ -66,7 +72,7 @@ class Momentum:
 
 
 @dataclass(frozen=True)
-class Nesterov:
+class Nesterov(BuiltIn):
     """Nesterov's accelerated gradient, the rule of PHub's evaluation (section 4.2): g += weight_decay * w;
     m = momentum * m + g; w -= lr * (g + momentum * m).
 
@@ -93,7 +99,7 @@ def _numbers_of_adam(rule: "Adam | AdamW") -> None:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(BuiltIn):
     """Adam (Kingma and Ba, algorithm 1), with g += weight_decay * w first.
 
     Raises:
@@ -111,7 +117,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(BuiltIn):
     """Adam with decoupled weight decay (Loshchilov and Hutter, algorithm 2): w *= 1 - lr * weight_decay, then the step
     of Adam without weight decay.
 
@@ -130,7 +136,7 @@ class AdamW:
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(BuiltIn):
     """The folded update becomes the parameters: workers push their models and pull the mean. It has no arguments."""
 
 
@@ -177,26 +183,16 @@ class Rule:
         object.__setattr__(self, "name", name)
 
 
-AnyRule: TypeAlias = SGD | Momentum | Nesterov | Adam | AdamW | Average | Rule
+AnyRule: TypeAlias = BuiltIn | Rule
 
 RuleOrRules: TypeAlias = AnyRule | Mapping[str, AnyRule]
-
-# What C calls each rule, and the order of its hyper-parameters there (hpcomm.h).
-_BUILT_IN: dict[type, tuple[str, tuple[str, ...]]] = {
-    SGD: ("sgd", ("lr", "weight_decay")),
-    Momentum: ("momentum", ("lr", "weight_decay", "momentum")),
-    Nesterov: ("nesterov", ("lr", "weight_decay", "momentum")),
-    Adam: ("adam", ("lr", "weight_decay", "beta1", "beta2", "epsilon")),
-    AdamW: ("adamw", ("lr", "weight_decay", "beta1", "beta2", "epsilon")),
-    Average: ("average", ()),
-}
 
 
 def check_rule(rule: object) -> None:
     """Refuses what is no rule; a class in place of its value is the usual slip."""
     if not isinstance(rule, AnyRule):
-        known = ", ".join(kind.__name__ for kind in (*_BUILT_IN, Rule))
-        slip = f": {rule.__name__}() makes one" if isinstance(rule, type) and rule in _BUILT_IN else ""
+        known = ", ".join(kind.__name__ for kind in (*BuiltIn.__subclasses__(), Rule))
+        slip = f": {rule.__name__}() makes one" if isinstance(rule, type) and issubclass(rule, BuiltIn) else ""
         raise InvalidArgument(f"rule is {rule!r}: must be one of {known}{slip}")
 
 
@@ -228,14 +224,19 @@ def gathered(rules: Mapping[str, AnyRule]) -> RuleOrRules:
 
 def c_name(rule: AnyRule) -> str:
     """The name of the rule in C."""
-    return str(rule.name) if isinstance(rule, Rule) else _BUILT_IN[type(rule)][0]
+    return str(rule.name) if isinstance(rule, Rule) else type(rule).__name__.lower()
+
+
+def names_of(kind: type[BuiltIn]) -> tuple[str, ...]:
+    """The names of a built-in rule's hyper-parameters, in C's order."""
+    return _core.RULES[kind.__name__.lower()]
 
 
 def arguments(rule: AnyRule) -> tuple[float, ...]:
     """The hyper-parameters in C's order."""
     if isinstance(rule, Rule):
         return tuple(rule.args.values() if isinstance(rule.args, Mapping) else rule.args)
-    return tuple(getattr(rule, name) for name in _BUILT_IN[type(rule)][1])
+    return tuple(getattr(rule, name) for name in names_of(type(rule)))
 
 
 def with_arguments(rule: AnyRule, values: Sequence[float]) -> AnyRule:
@@ -245,7 +246,7 @@ def with_arguments(rule: AnyRule, values: Sequence[float]) -> AnyRule:
     if isinstance(rule, Rule):
         named = dict(zip(rule.args, values, strict=True)) if isinstance(rule.args, Mapping) else tuple(values)
         return dataclasses.replace(rule, args=named)
-    by_name: dict[str, Any] = dict(zip(_BUILT_IN[type(rule)][1], values, strict=True))
+    by_name: dict[str, Any] = dict(zip(names_of(type(rule)), values, strict=True))
     return dataclasses.replace(rule, **by_name)
 
 
@@ -258,7 +259,7 @@ def changed(rule: AnyRule, changes: Mapping[str, Any]) -> AnyRule:
     if isinstance(rule, Rule):
         names = tuple(rule.args) if isinstance(rule.args, Mapping) else ("args",)
     else:
-        names = _BUILT_IN[type(rule)][1]
+        names = names_of(type(rule))
     for name in changes:
         if name not in names:
             title = c_name(rule) if isinstance(rule, Rule) else type(rule).__name__

@@ -256,10 +256,11 @@ class Plan:
         size = whole("size", size, 1)
         own_workers, own_servers = _ranks("workers", workers, size), _ranks("servers", servers, size)
         own_keys, codecs = coded(own_keys, codec)
-        handle = _core.plan_hub(
-            c_keys(own_keys),
-            own_workers,
-            own_servers,
+        handle = _planned(
+            "hub",
+            own_keys,
+            workers=own_workers,
+            servers=own_servers,
             cores=whole("cores", cores, 1),
             chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
             depth=whole("depth", depth, 0),
@@ -333,11 +334,13 @@ class Plan:
         if stranger := set(own_leaders) - set(workers):
             raise InvalidArgument(f"leaders has rank {min(stranger)}, which is in no group: a leader is one of its own")
         own_keys, codecs = coded(own_keys, codec)
-        handle = _core.plan_hosts(
-            c_keys(own_keys),
-            workers,
-            [[level[rank] for rank in workers] for level in groups],
-            [rank in set(own_leaders) for rank in workers],
+        handle = _planned(
+            "hosts",
+            own_keys,
+            workers=workers,
+            n_levels=len(groups),
+            groups=[level[rank] for level in groups for rank in workers],
+            leads=[rank in set(own_leaders) for rank in workers],
             top=_core.TOPS[top],
             cores=whole("cores", cores, 1),
             chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
@@ -380,9 +383,11 @@ class Plan:
         own_keys, codecs = coded(as_keys(keys), codec)
         names = [key.name for key in own_keys]
         above = [whole("parents", parent, -1, len(parents) - 1) for parent in parents]
-        handle = _core.plan_tree(
-            c_keys(own_keys),
-            above,
+        handle = _planned(
+            "tree",
+            own_keys,
+            parents=above,
+            ranks=len(above),
             cores=whole("cores", cores, 1),
             chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
             depth=whole("depth", depth, 0),
@@ -419,7 +424,7 @@ class Plan:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
         """
         own_keys, codecs = coded(as_keys(keys), codec)
-        handle = _core.plan_graph(graph_handle(own_keys, weights, cores, chunk_bytes, depth, codecs))
+        handle = _core.plan_of("graph", graph_handle(own_keys, weights, cores, chunk_bytes, depth, codecs))
         plan = cls.__new__(cls)
         places = [(rank, core) for rank in range(weights.shape[1]) for core in range(cores)]
         plan._fill(handle, own_keys, weights.shape[1], places)
@@ -624,6 +629,11 @@ class Plan:
             raise InvalidArgument(f"this is not a plan's JSON: {type(wrong).__name__}: {wrong}") from None
 
 
+def _planned(planner: str, keys: tuple[Key, ...], **arguments: Any) -> Any:
+    """The plan in C that a planner of csrc/plan makes, of the fields of its struct."""
+    return _core.plan_of(planner, _core.plan_arguments(planner, c_keys(keys), **arguments))
+
+
 def graph_handle(
     keys: Mapping[str, Any] | Iterable[Key],
     weights: NDArray[np.float64],
@@ -637,9 +647,12 @@ def graph_handle(
         raise InvalidArgument(
             f"weights is {weights.dtype} of shape {weights.shape}: must be float64 (phases, ranks, ranks)"
         )
-    return _core.graph(
+    return _core.plan_arguments(
+        "graph",
         c_keys(with_units(as_keys(keys), codecs)),
-        np.ascontiguousarray(weights),
+        n_phases=weights.shape[0],
+        ranks=weights.shape[1],
+        weights=np.ascontiguousarray(weights),
         cores=whole("cores", cores, 1),
         chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
         depth=whole("depth", depth, 0),

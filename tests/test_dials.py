@@ -1,54 +1,156 @@
-"""Each member of a dial can be taken away: without its file and its line in the array the library still links."""
+"""Each dial is an array of const structs, one file each: the library links without any member, and with one more."""
 
+import platform
 import re
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tree import BUILD
 
 ROOT = Path(__file__).resolve().parents[1]
+CSRC = ROOT / "csrc"
 OBJECTS = BUILD / "CMakeFiles/hpcomm_objects.dir/csrc"
-ARRAYS = [ROOT / "csrc/discipline/discipline.c", ROOT / "csrc/codec/codec.c"]
-STAYS = {"bsp", "f32"}  # without which nothing is left
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-fPIC", "-ffp-contract=off"]
 
 
-def members(array: Path) -> list[tuple[str, str]]:
-    """The symbol of each member, and the file that has it."""
-    pattern = rf"^    &(hpc_{array.stem}_(\w+)),$"
-    return re.findall(pattern, array.read_text(encoding="utf-8"), re.MULTILINE)
+@dataclass(frozen=True)
+class Dial:
+    """Attributes:
+    array: the file that lists the members.
+    type: of a member.
+    symbol: its name, NAME in the place of the member's.
+    least: how many members there are at least.
+    extra: what a further member has beside its name.
+    stays: a member without which nothing is left.
+    """
+
+    array: str
+    type: str
+    symbol: str
+    least: int
+    extra: str
+    stays: str = ""
+
+    def __str__(self) -> str:
+        return self.type.removeprefix("hpc_")
+
+    def text(self) -> str:
+        return (CSRC / self.array).read_text(encoding="utf-8")
+
+    def line(self, name: str) -> str:
+        return f"    &{self.symbol.replace('NAME', name)},\n"
+
+    def members(self) -> list[str]:
+        return re.findall(self.line(r"(\w+)"), self.text())
+
+    def files(self, name: str) -> list[str]:
+        """Those of a member, from csrc: NAME.c or NAME.h, the files that begin so, or all of a folder."""
+        folder = (CSRC / self.array).parent
+        stem = name if self.array.endswith(".c") else f"rule_{name}"
+        found = [
+            folder / f"{stem}.c",
+            folder / f"{stem}.h",
+            *folder.glob(f"{stem}_rows.c"),
+            *folder.glob(f"{stem}/*.c"),
+        ]
+        return [path.relative_to(CSRC).as_posix() for path in found if path.is_file()]
 
 
-MEMBERS = [(array, symbol, name) for array in ARRAYS for symbol, name in members(array)]
+DIALS = [
+    Dial("transport/transport.c", "hpc_transport", "hpc_transport_NAME", 4, ".caps = HPC_CAP_ONE_PROCESS"),
+    Dial("discipline/discipline.c", "hpc_discipline", "hpc_discipline_NAME", 6, ".check = NULL", "bsp"),
+    Dial("codec/codec.c", "hpc_codec", "hpc_codec_NAME", 3, ".number = 9", "f32"),
+    Dial("plan/planner.c", "hpc_planner", "hpc_planner_NAME", 4, ".size = sizeof(hpc_hub)"),
+    Dial("kernel/rules.h", "hpc_builtin_rule", "rule_NAME", 6, ".pass = NULL"),
+]
+MEMBERS = [pytest.param(dial, name, id=f"{dial}-{name}") for dial in DIALS for name in dial.members()]
 
 
 def test_every_member_has_a_file() -> None:
-    for array, least in zip(ARRAYS, (6, 3), strict=True):
-        assert len(members(array)) >= least
-    for array, symbol, name in MEMBERS:
-        text = (array.parent / f"{name}.c").read_text(encoding="utf-8")
-        assert f"const hpc_{array.stem} {symbol} = {{" in text
+    for dial in DIALS:
+        assert len(dial.members()) >= dial.least, dial
+        for name in dial.members():
+            symbol = f"const {dial.type} {dial.symbol.replace('NAME', name)} = {{"
+            texts = [(CSRC / path).read_text(encoding="utf-8") for path in dial.files(name)]
+            assert sum(symbol in text for text in texts) == 1, f"{dial.files(name)} should have {symbol}"
 
 
-@pytest.mark.parametrize(
-    ("array", "symbol", "name"),
-    [one for one in MEMBERS if one[2] not in STAYS],
-    ids=lambda value: getattr(value, "stem", value),
-)
-def test_the_library_links_without(array: Path, symbol: str, name: str, tmp_path: Path) -> None:
-    sources = {path.relative_to(ROOT / "csrc").as_posix() for path in (ROOT / "csrc").rglob("*.c")}
-    objects = sorted(o for o in OBJECTS.rglob("*.o") if o.relative_to(OBJECTS).as_posix().removesuffix(".o") in sources)
+@pytest.mark.parametrize(("dial", "name"), MEMBERS)
+def test_the_library_links_without(dial: Dial, name: str, tmp_path: Path) -> None:
+    if name == dial.stays:
+        pytest.skip(f"a library without {name} can do nothing")
+    text = dial.text().replace(dial.line(name), "").replace(f'#include "kernel/rule_{name}.h"\n', "")
+    gone = dial.files(name)
+    for path in gone:  # in the place of a header, so that nobody includes it
+        (tmp_path / path).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / path).write_text(f"#error {path} is taken away\n", encoding="utf-8")
+    link(dial, text, tmp_path, without=gone)
+
+
+@pytest.mark.parametrize("dial", DIALS, ids=str)
+def test_the_library_links_with_one_more(dial: Dial, tmp_path: Path) -> None:
+    symbol, rule = dial.symbol.replace("NAME", "extra"), dial.array == "kernel/rules.h"
+    name = '.rule = {.name = "extra"}' if rule else '.name = "extra"'
+    member = f"const {dial.type} {symbol} = {{{name}, {dial.extra}}};\n"
+    own = "static " + member if rule else f"extern const {dial.type} {symbol};\n"
+    begins = r"(^static const \w+ \*const \w+\[\] = {\n(?:    //.*\n)?)"
+    text = re.sub(begins, rf"{own}\1    &{symbol},\n", dial.text(), flags=re.MULTILINE)
+    assert dial.line("extra") in text
+    if not rule:
+        header = re.search(r'#include "[a-z]+/[a-z]+\.h"', dial.text())
+        assert header
+        (tmp_path / "extra.c").write_text(f"{header.group()}\n{member}", encoding="utf-8")
+    made = link(dial, text, tmp_path)
+    assert b"extra\0" in made.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["discipline", "codec_added", "planner_added", "rule_added"])
+def test_a_job_trains_with_one_more(name: str) -> None:
+    program = BUILD / f"test_{name}"
+    if not program.exists():
+        pytest.skip("the C tests are not built; make builds them")
+    assert "passed, 0 failed" in run(program)
+
+
+def link(dial: Dial, text: str, folder: Path, without: list[str] | None = None) -> Path:
+    """The library whose array is text, with the sources that lie in folder, and without some files."""
+    sources = {path.relative_to(CSRC).as_posix() for path in CSRC.rglob("*.c")}
+    objects = {o.relative_to(OBJECTS).as_posix().removesuffix(".o"): o for o in OBJECTS.rglob("*.o")}
+    objects = {name: path for name, path in objects.items() if name in sources}
     if not objects:
         pytest.skip("there is no build to link; make builds one")
-    left = [path for path in objects if path.name not in (f"{name}.c.o", array.name + ".o")]
-    assert len(left) == len(objects) - 2
-    source, made = tmp_path / array.name, tmp_path / "array.o"
-    source.write_text(array.read_text(encoding="utf-8").replace(f"    &{symbol},\n", ""), encoding="utf-8")
-    flags = ["-std=c11", "-fPIC", "-I", ROOT / "csrc", "-I", ROOT / "csrc/include"]
-    run("cc", *flags, "-c", source, "-o", made)
-    run("cc", "-shared", "-Wl,--no-undefined", *left, made, "-lpthread", "-ldl", "-lm", "-o", tmp_path / "lib.so")
+    for name in without or ():
+        assert name.endswith(".h") or objects.pop(name), name
+    array = folder / dial.array
+    array.parent.mkdir(exist_ok=True, parents=True)
+    array.write_text(text, encoding="utf-8")
+    include = ["-I", folder, "-I", CSRC, "-I", CSRC / "include"]
+    made = []
+    for source, flags in [*compiled(array, objects), *((path, []) for path in folder.glob("*.c"))]:
+        objects.pop(source.relative_to(CSRC if CSRC in source.parents else folder).as_posix(), None)
+        made.append(folder / f"{source.stem}.o")
+        run("cc", *FLAGS, *flags, *include, "-c", source, "-o", made[-1])
+    library = folder / "lib.so"
+    run("cc", "-shared", "-Wl,--no-undefined", *objects.values(), *made, "-lpthread", "-ldl", "-lm", "-o", library)
+    return library
 
 
-def run(*words: object) -> None:
+def compiled(array: Path, objects: dict[str, Path]) -> Iterator[tuple[Path, list[str]]]:
+    """What is compiled for an array, and with which flags: itself, or each file that includes it."""
+    if array.suffix == ".c":
+        yield array, []
+        return
+    for isa, flags in (("generic", []), ("avx2", ["-mavx2"]), ("avx512", ["-mavx512f"])):
+        if f"kernel/rule_{isa}.c" in objects:
+            yield CSRC / f"kernel/rule_{isa}.c", flags
+        else:
+            assert platform.machine() != "x86_64", isa
+
+
+def run(*words: object) -> str:
     made = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60, check=False)
-    assert made.returncode == 0, made.stderr
+    assert made.returncode == 0, made.stdout + made.stderr
+    return made.stdout

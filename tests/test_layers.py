@@ -62,6 +62,7 @@ ARRAYS = {
     "transport/transport.c": "hpc_transport_",
     "discipline/discipline.c": "hpc_discipline_",
     "codec/codec.c": "hpc_codec_",
+    "plan/planner.c": "hpc_planner_",
     "engine/kind.c": "hpc_kind_",
 }
 

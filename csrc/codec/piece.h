@@ -31,8 +31,6 @@ enum {
     HPC_PIECE_OWN,
     HPC_PIECE_FORMS
 };
-enum { HPC_OWN_CODEC_SLOTS = 8 };
-enum { HPC_PIECE_ELEMENTS = 1 << 29 }; /* of one piece, at most */
 
 typedef struct hpc_piece_head {
     uint32_t nbytes;  /* of the piece, this head included */

@@ -4,8 +4,6 @@
 
 #include "discipline/discipline.h"
 
-enum { HPC_MOST_STALENESS = 64 };
-
 /* Whether updates may be applied by themselves with this configuration. */
 int hpc_each_check(const hpc_exchange_config *config);
 

@@ -9,18 +9,12 @@
 #ifndef HPC_ENGINE_DISCIPLINE_H
 #define HPC_ENGINE_DISCIPLINE_H
 
-#include <string.h>
-
 #include "engine/engine.h"
 #include "engine/ticket.h"
 
 /* The rule of a key in a configuration; and the first one with a fold of its own, or NULL. */
 static inline const hpc_rule *hpc_config_rule(const hpc_exchange_config *config, int key) {
     return config->rules != NULL ? config->rules[key] : config->rule;
-}
-
-static inline int hpc_rule_averages(const hpc_rule *rule) {
-    return rule->fold == NULL && strcmp(rule->name, "average") == 0;
 }
 
 static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *config) {

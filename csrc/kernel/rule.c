@@ -1,22 +1,15 @@
 #include "kernel/rule.h"
-#include "kernel/fold.h"
 #include "base/isa.h"
 #include "base/status.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
-static const struct hpc_rule_kernels *kernels_of(int isa) {
-    switch (hpc_isa_resolve(isa)) {
-#if defined(__x86_64__)
-    case HPC_ISA_AVX2:
-        return &hpc_rule_avx2;
-    case HPC_ISA_AVX512:
-        return &hpc_rule_avx512;
-#endif
-    default:
-        return &hpc_rule_generic;
-    }
+const char *hpc_rule_name(int i) {
+    const hpc_builtin_rule *const *rule = hpc_rules_of(HPC_ISA_GENERIC);
+    for (; i > 0 && *rule != NULL; i--) rule++;
+    return i == 0 && *rule != NULL ? (*rule)->rule.name : NULL;
 }
 
 int hpc_rule_find(const char *name, int isa, hpc_rule *rule) {
@@ -26,36 +19,38 @@ int hpc_rule_find(const char *name, int isa, hpc_rule *rule) {
     int status = hpc_isa_check(isa, op);
     if (status != HPC_OK) return status;
 
-    const struct hpc_rule_kernels *kernels = kernels_of(isa);
-    const hpc_rule rules[] = {
-        {"average", kernels->average, NULL, 0, 0, {0}},
-        {"sgd", kernels->sgd, NULL, 0, 0, {0, 0.01, 0}},
-        {"momentum", kernels->momentum, NULL, 1, 0, {0, 0.01, 0, 0.9}},
-        {"nesterov", kernels->nesterov, NULL, 1, 0, {0, 0.01, 0, 0.9}},
-        {"adam", kernels->adam, NULL, 2, 0, {0, 0.01, 0, 0.9, 0.999, 1e-8}},
-        {"adamw", kernels->adamw, NULL, 2, 0, {0, 0.01, 0.01, 0.9, 0.999, 1e-8}},
-    };
-    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
-        if (strcmp(name, rules[i].name) != 0) continue;
-        *rule = rules[i];
-        return HPC_OK;
+    char names[512] = "";
+    size_t used = 0;
+    for (const hpc_builtin_rule *const *of = hpc_rules_of(isa); *of != NULL; of++) {
+        if (strcmp(name, (*of)->rule.name) == 0) {
+            *rule = (*of)->rule;
+            return HPC_OK;
+        }
+        if (used < sizeof names)
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", (*of)->rule.name);
     }
-    return hpc_fail(HPC_ERR_INVALID, op,
-                    "%s: no rule is called '%s'; there are average, sgd, momentum, nesterov, adam, adamw", op, name);
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: no rule is called '%s'; there are %s", op, name, names);
 }
 
-hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule) {
+/* The built-in rule whose apply this is; NULL: the rule or its fold is a user's own. */
+static const hpc_builtin_rule *built_in(const hpc_rule *rule) {
     if (rule->fold != NULL) return NULL;
     for (int isa = HPC_ISA_GENERIC; isa <= HPC_ISA_AVX512; isa++) {
         if (!hpc_isa_available(isa)) continue;
-        const struct hpc_rule_kernels *kernels = kernels_of(isa);
-        if (rule->apply == kernels->sgd) return kernels->sgd_pass;
-        if (rule->apply == kernels->momentum) return kernels->momentum_pass;
-        if (rule->apply == kernels->nesterov) return kernels->nesterov_pass;
-        if (rule->apply == kernels->adam) return kernels->adam_pass;
-        if (rule->apply == kernels->adamw) return kernels->adamw_pass;
+        for (const hpc_builtin_rule *const *of = hpc_rules_of(isa); *of != NULL; of++)
+            if ((*of)->rule.apply == rule->apply) return *of;
     }
     return NULL;
+}
+
+hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule) {
+    const hpc_builtin_rule *known = built_in(rule);
+    return known == NULL ? NULL : known->pass;
+}
+
+int hpc_rule_averages(const hpc_rule *rule) {
+    const hpc_builtin_rule *known = built_in(rule);
+    return known != NULL && known->averages;
 }
 
 int hpc_rule_check_args(const char *name, const double *args, const char *op) {

@@ -1,4 +1,4 @@
-/* The built-in rules: one table for each instruction set, all of them made of rule_kernel.h, chosen in rule.c. */
+/* Rules: what a built-in one is, where all of them are, and the checks of any rule. */
 #ifndef HPC_RULE_H
 #define HPC_RULE_H
 
@@ -24,17 +24,26 @@ typedef struct hpc_pass {
 
 typedef int hpc_pass_fn(const hpc_pass *pass);
 
-/* param, acc and state may not overlap and may have any alignment of a float. A negative n is none. */
-struct hpc_rule_kernels {
-    hpc_apply_fn average, sgd, momentum, nesterov, adam, adamw;
-    hpc_pass_fn *sgd_pass, *momentum_pass, *nesterov_pass, *adam_pass, *adamw_pass;
-};
+/* One built-in rule, compiled for one instruction set. apply and pass take arrays that do not overlap, of any alignment
+ * of a float; of a negative n they do nothing. */
+typedef struct hpc_builtin_rule {
+    hpc_rule rule;     /* as hpc_rule_find gives it */
+    hpc_pass_fn *pass; /* fold, rule and write in one pass; NULL: the engine does one after the other */
+    int averages;      /* the fold itself becomes the parameters, so workers push models */
+} hpc_builtin_rule;
 
-extern const struct hpc_rule_kernels hpc_rule_generic;
-extern const struct hpc_rule_kernels hpc_rule_avx2;   /* built on x86-64; the CPU must have AVX2 */
-extern const struct hpc_rule_kernels hpc_rule_avx512; /* and AVX-512F */
+/* All of them, NULL behind the last, in rules.h. */
+extern const hpc_builtin_rule *const *const hpc_rules_generic;
+extern const hpc_builtin_rule *const *const hpc_rules_avx2;   /* built on x86-64; the CPU must have AVX2 */
+extern const hpc_builtin_rule *const *const hpc_rules_avx512; /* and AVX-512F */
 
-/* The same rule in one pass with fold and write; NULL for average, whose fold is all, and for a user's own. */
+/* Those of the instruction set isa, which this CPU has, or of the best one. */
+const hpc_builtin_rule *const *hpc_rules_of(int isa);
+
+/* Whether it is a built-in rule that averages, and has no fold of its own. */
+int hpc_rule_averages(const hpc_rule *rule);
+
+/* The pass of the built-in rule whose apply this is; NULL: it has none, or the rule or its fold is a user's own. */
 hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule);
 
 /* HPC_ERR_INVALID unless the rule is whole: name and apply not NULL, slots and fold_wires in range, every arg finite.

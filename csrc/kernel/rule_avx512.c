@@ -1,28 +1,6 @@
 /* Compiled with -mavx512f -ffp-contract=off; runs only where the CPU has it. */
-#include "kernel/rule.h"
+#include "kernel/rule_lanes_avx512.h"
 
-#include <immintrin.h>
+#include "kernel/rules.h"
 
-#define VECTOR_BYTES 64
-
-typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
-
-static inline reals root(reals x) {
-    return (reals)_mm512_sqrt_ps((__m512)x);
-}
-
-static inline void stream_reals(float *to, reals x) {
-    _mm512_stream_ps(to, (__m512)x);
-}
-
-/* gcc 12 at -O2 forgets vzeroupper here, and the caller's SSE code then runs at half speed. */
-static inline void rule_end(void) {
-    _mm256_zeroupper();
-}
-
-#include "kernel/rule_kernel.h"
-#include "kernel/rule_pass.h"
-
-const struct hpc_rule_kernels hpc_rule_avx512 = {
-    average, sgd, momentum, nesterov, adam, adamw, sgd_pass, momentum_pass, nesterov_pass, adam_pass, adamw_pass,
-};
+const hpc_builtin_rule *const *const hpc_rules_avx512 = rules;

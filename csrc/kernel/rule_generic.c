@@ -1,41 +1,6 @@
-/* For every CPU: vectors of 16 bytes, which the compiler maps to the baseline's registers. -ffp-contract=off. */
-#include "kernel/rule.h"
+/* For every CPU. Compiled with -ffp-contract=off. */
+#include "kernel/rule_lanes_generic.h"
 
-#define VECTOR_BYTES 16
+#include "kernel/rules.h"
 
-typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
-
-#if defined(__SSE2__)
-
-#include <emmintrin.h>
-
-static inline reals root(reals x) {
-    return (reals)_mm_sqrt_ps((__m128)x);
-}
-
-static inline void stream_reals(float *to, reals x) {
-    _mm_stream_ps(to, (__m128)x);
-}
-
-#else
-
-/* One instruction each: this file is compiled with -fno-math-errno. */
-static inline reals root(reals x) {
-    for (unsigned lane = 0; lane < VECTOR_BYTES / sizeof(float); lane++) x[lane] = __builtin_sqrtf(x[lane]);
-    return x;
-}
-
-static inline void stream_reals(float *to, reals x) {
-    *(reals *)to = x; /* aligned, as every streamed place is */
-}
-
-#endif
-
-static inline void rule_end(void) {}
-
-#include "kernel/rule_kernel.h"
-#include "kernel/rule_pass.h"
-
-const struct hpc_rule_kernels hpc_rule_generic = {
-    average, sgd, momentum, nesterov, adam, adamw, sgd_pass, momentum_pass, nesterov_pass, adam_pass, adamw_pass,
-};
+const hpc_builtin_rule *const *const hpc_rules_generic = rules;

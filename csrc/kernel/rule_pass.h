@@ -1,8 +1,12 @@
 /* Fold, rule and write of float32 updates in one pass: while a block's gradients come from memory its parameters go
- * there, which block after block, one thing after the other, cannot. Included after rule_kernel.h, whose steps it
- * takes; the file of an instruction set also defines stream_reals(float *to, reals x), a store past the caches.
+ * there, which block after block, one thing after the other, cannot. The rule_lanes_*.h that comes before also defines
+ * stream_reals(float *to, reals x), a store past the caches.
  *
  * The operations of an element and their order are those of the fold and the rule, so the bits are the same. */
+#ifndef HPC_RULE_PASS_H
+#define HPC_RULE_PASS_H
+
+#include "kernel/rule_kernel.h"
 
 INLINE reals fold_inputs(const hpc_pass *p, const float *weights, int n_in, int64_t j) {
     typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
@@ -92,29 +96,4 @@ INLINE int pass(step_fn *step, int slots, const struct constants *c, const hpc_p
     return HPC_OK;
 }
 
-static int sgd_pass(const hpc_pass *p) {
-    struct constants c = constants_of(p->args);
-    return pass(sgd_step, 0, &c, p);
-}
-
-static int momentum_pass(const hpc_pass *p) {
-    struct constants c = constants_of(p->args);
-    return pass(momentum_step, 1, &c, p);
-}
-
-static int nesterov_pass(const hpc_pass *p) {
-    struct constants c = constants_of(p->args);
-    return pass(nesterov_step, 1, &c, p);
-}
-
-static int adam_pass(const hpc_pass *p) {
-    struct constants c;
-    int status = adam_constants(p->args, &c);
-    return status == HPC_OK ? pass(adam_step, 2, &c, p) : status;
-}
-
-static int adamw_pass(const hpc_pass *p) {
-    struct constants c;
-    int status = adamw_constants(p->args, &c);
-    return status == HPC_OK ? pass(adamw_step, 2, &c, p) : status;
-}
+#endif

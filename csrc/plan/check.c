@@ -424,3 +424,29 @@ int hpc_plan_check(const hpc_plan *plan, int size) {
     free(c.covered);
     return status;
 }
+
+static int rising(const void *a, const void *b) {
+    int x = *(const int *)a, y = *(const int *)b;
+    return x < y ? -1 : x > y;
+}
+
+int hpc_plan_check_ranks(const int *ranks, int n, const char *name, const char *whose) {
+    if (n < 1 || ranks == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %ss is empty (n_%ss is %d); a %s needs at least one", name,
+                        name, n, whose);
+    for (int i = 0; i < n; i++)
+        if (ranks[i] < 0)
+            return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %ss[%d] is rank %d; ranks are 0 or more", name, i,
+                            ranks[i]);
+    int *sorted = malloc((size_t)n * sizeof *sorted);
+    if (sorted == NULL) return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d ranks", n);
+    memcpy(sorted, ranks, (size_t)n * sizeof *sorted);
+    qsort(sorted, (size_t)n, sizeof *sorted, rising);
+    int status = HPC_OK;
+    for (int i = 1; i < n && status == HPC_OK; i++)
+        if (sorted[i] == sorted[i - 1])
+            status = hpc_fail(HPC_ERR_INVALID, op_plan, "plan: rank %d is given twice in %ss; give it once", sorted[i],
+                              name);
+    free(sorted);
+    return status;
+}

@@ -1,9 +1,8 @@
 /* The plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk, and is fed by itself
  * and by its in-neighbours. */
-#include <math.h>
 #include <stdlib.h>
 
-#include "plan/plan.h"
+#include "plan/planner.h"
 #include "base/status.h"
 
 static const char op_plan[] = "plan";
@@ -13,42 +12,10 @@ void hpc_graph_init(hpc_graph *graph) {
         (hpc_graph){.size = sizeof *graph, .n_phases = 1, .cores = 1, .chunk = 256 << 10, .depth = 1, .wire = HPC_F32};
 }
 
-static double weight_of(const hpc_graph *g, int phase, int to, int from) {
-    size_t ranks = (size_t)g->ranks;
-    return g->weights[((size_t)phase * ranks + (size_t)to) * ranks + (size_t)from];
-}
-
-int hpc_graph_check(const hpc_graph *g) {
-    if (g == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: graph is NULL");
-    if (g->size != sizeof *g)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: graph->size is %zu, not %zu: call hpc_graph_init first",
-                        g->size, sizeof *g);
-    int status = hpc_plan_check_keys(g->keys, g->n_keys);
-    if (status == HPC_OK) status = hpc_plan_check_cut(g->cores, g->chunk, g->depth);
-    if (status == HPC_OK)
-        status = hpc_plan_check_codecs(g->keys, g->n_keys, "wire", g->wire, "wires", g->wires, g->n_wires);
-    if (status != HPC_OK) return status;
-    if (g->ranks < 1 || g->n_phases < 1 || g->weights == NULL)
-        return hpc_fail(HPC_ERR_INVALID, op_plan,
-                        "plan: a graph needs ranks, phases and weights; this one has %d ranks, %d phases%s", g->ranks,
-                        g->n_phases, g->weights == NULL ? " and no weights" : "");
-    for (int p = 0; p < g->n_phases; p++)
-        for (int i = 0; i < g->ranks; i++)
-            for (int j = 0; j < g->ranks; j++) {
-                double weight = weight_of(g, p, i, j);
-                if (!isfinite(weight) || (i == j && weight == 0))
-                    return hpc_fail(HPC_ERR_INVALID, op_plan,
-                                    "plan: in phase %d of the graph rank %d takes the update of rank %d with weight "
-                                    "%g; weights must be finite, and that of a rank's own update must not be 0",
-                                    p, i, j, weight);
-            }
-    return HPC_OK;
-}
-
 /* Whether to is fed by from in any phase. */
 static int has_edge(const hpc_graph *g, int to, int from) {
     for (int p = 0; p < g->n_phases; p++)
-        if (weight_of(g, p, to, from) != 0) return 1;
+        if (hpc_graph_weight(g, p, to, from) != 0) return 1;
     return 0;
 }
 
@@ -57,15 +24,15 @@ static void fill_edges(const hpc_graph *g, const int *first, hpc_edge *edges) {
     for (int i = 0; i < g->ranks; i++) {
         hpc_edge *edge = edges + first[i] + i;
         for (int j = 0; j < g->ranks; j++)
-            if (has_edge(g, i, j)) *edge++ = (hpc_edge){j, -1, weight_of(g, 0, i, j)};
+            if (has_edge(g, i, j)) *edge++ = (hpc_edge){j, -1, hpc_graph_weight(g, 0, i, j)};
         *edge = (hpc_edge){i, -1, 1.0};
     }
 }
 
-int hpc_plan_graph(const hpc_graph *g, hpc_plan **plan) {
+static int plan_graph(const void *args, hpc_plan **plan) {
+    const hpc_graph *g = args;
     int status = hpc_graph_check(g), n = 0;
     if (status != HPC_OK) return status;
-    if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: plan is NULL");
     status = hpc_plan_chunks(g->keys, g->n_keys, g->chunk, HPC_PLAN_NUMBERS / g->ranks, op_plan, &n);
     if (status != HPC_OK) return status;
 
@@ -112,4 +79,14 @@ err:
     free(core_of);
     free(sizes);
     return status;
+}
+
+static void init(void *args) {
+    hpc_graph_init(args);
+}
+
+const hpc_planner hpc_planner_graph = {.name = "graph", .size = sizeof(hpc_graph), .init = init, .plan = plan_graph};
+
+int hpc_plan_graph(const hpc_graph *graph, hpc_plan **plan) {
+    return hpc_planner_run(&hpc_planner_graph, graph, plan);
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "plan/hosts.h"
+#include "plan/planner.h"
 #include "base/status.h"
 
 static const char op_plan[] = "plan";
@@ -59,10 +60,6 @@ static int check_groups(const hpc_hosts *h) {
 }
 
 static int check_hosts(const hpc_hosts *h) {
-    if (h == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: hosts is NULL");
-    if (h->size != sizeof *h)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: hosts->size is %zu, not %zu: call hpc_hosts_init first",
-                        h->size, sizeof *h);
     int status = hpc_plan_check_keys(h->keys, h->n_keys);
     if (status == HPC_OK) status = hpc_plan_check_ranks(h->workers, h->n_workers, "worker", "hierarchy");
     if (status == HPC_OK) status = hpc_plan_check_cut(h->cores, h->chunk, h->depth);
@@ -177,7 +174,7 @@ static int deal_owners(struct hpc_leaders *d) {
     const struct hpc_group_node *root = &d->t->groups[d->t->n - 1];
     int *owner = d->leaders + (size_t)(d->t->n - 1) * (size_t)d->n;
     const int cores = d->h->cores;
-    int status = hpc_plan_deal(d->chunks, d->n, root->n_leads, cores, owner);
+    int status = hpc_plan_deal(d->chunks, d->n, root->n_leads, cores, 1, owner);
     if (status != HPC_OK) return status;
     for (int c = 0; c < d->n; c++) {
         d->core[c] = owner[c] % cores;
@@ -232,10 +229,10 @@ static void deal_group(struct hpc_leaders *d, int g) {
     for (int i = 0; i < own->n_workers; i++) d->in[own->workers[i]] = 0;
 }
 
-int hpc_plan_hosts(const hpc_hosts *h, hpc_plan **plan) {
+static int plan_hosts(const void *args, hpc_plan **plan) {
+    const hpc_hosts *h = args;
     int status = check_hosts(h), n = 0;
     if (status != HPC_OK) return status;
-    if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: plan is NULL");
     status = hpc_plan_chunks(h->keys, h->n_keys, h->chunk, HPC_PLAN_NUMBERS, op_plan, &n);
     if (status != HPC_OK) return status;
 
@@ -276,4 +273,14 @@ int hpc_plan_hosts(const hpc_hosts *h, hpc_plan **plan) {
     free(rows);
     free_tree(&t);
     return status;
+}
+
+static void init(void *args) {
+    hpc_hosts_init(args);
+}
+
+const hpc_planner hpc_planner_hosts = {.name = "hosts", .size = sizeof(hpc_hosts), .init = init, .plan = plan_hosts};
+
+int hpc_plan_hosts(const hpc_hosts *hosts, hpc_plan **plan) {
+    return hpc_planner_run(&hpc_planner_hosts, hosts, plan);
 }

@@ -7,8 +7,7 @@
 enum {
     HPC_PLAN_NUMBERS = 1 << 24, /* keys, and rows: what an immediate can name */
     HPC_PLAN_CORES = 1 << 10,   /* of one rank */
-    HPC_PLAN_DEPTH = 16,
-    HPC_PLAN_ALIGN = 16 /* elements: every row but the last of its key ends on a cache line */
+    HPC_PLAN_ALIGN = 16         /* elements: every row but the last of its key ends on a cache line */
 };
 
 /* Elements of all keys together: no sum of sizes made from them overflows. */
@@ -43,8 +42,8 @@ int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, c
 void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, hpc_row *rows);
 
 /* The bins, servers * cores, of n chunks: each goes to the core that has the least so far, and equal chunks of a key
- * that share a core lie together. */
-int hpc_plan_deal(const hpc_row *chunks, int n, int servers, int cores, int *bin_of);
+ * that share a core lie together. interfaces: NICs of each server, to which chunks are dealt before the cores. */
+int hpc_plan_deal(const hpc_row *chunks, int n, int servers, int cores, int interfaces, int *bin_of);
 
 /* The parts of hpc_plan_check that concern the keys, or the affinity, alone. */
 int hpc_plan_check_keys(const hpc_key *keys, int n_keys);
@@ -64,8 +63,14 @@ int hpc_plan_check_both(const hpc_key *keys, int n_keys, int wire, const int *wi
  * plan's block. hosts: by rank: a number of its host, where the ranks of one have one receiver; NULL: each is one. */
 int hpc_plan_check_apply_at(int apply_at);
 int hpc_plan_apply_at(hpc_plan **plan, const hpc_edge *edges, size_t n_edges, int apply_at, const int *hosts);
-/* Every field, and every weight. */
+/* phases.c: every field, and every weight. */
 int hpc_graph_check(const hpc_graph *graph);
+
+/* The weight at rank to of the update of rank from; 0: there is no edge. */
+static inline double hpc_graph_weight(const hpc_graph *graph, int phase, int to, int from) {
+    const size_t ranks = (size_t)graph->ranks;
+    return graph->weights[((size_t)phase * ranks + (size_t)to) * ranks + (size_t)from];
+}
 
 /* Whether every input of every row is plain float32. */
 int hpc_plan_takes_float32(const hpc_plan *plan);

@@ -4,7 +4,7 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include "plan/plan.h"
+#include "plan/planner.h"
 #include "base/status.h"
 
 static const char op_plan[] = "plan";
@@ -42,10 +42,6 @@ static int check_parents(const hpc_tree *t, int *root) {
 }
 
 static int check_tree(const hpc_tree *t, int *root) {
-    if (t == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: tree is NULL");
-    if (t->size != sizeof *t)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: tree->size is %zu, not %zu: call hpc_tree_init first", t->size,
-                        sizeof *t);
     int status = hpc_plan_check_keys(t->keys, t->n_keys);
     if (status == HPC_OK) status = hpc_plan_check_cut(t->cores, t->chunk, t->depth);
     if (status == HPC_OK)
@@ -109,10 +105,10 @@ static hpc_edge *make_chunk(const hpc_tree *t, const struct inner *in, const hpc
     return edge;
 }
 
-int hpc_plan_tree(const hpc_tree *t, hpc_plan **plan) {
+static int plan_tree(const void *args, hpc_plan **plan) {
+    const hpc_tree *t = args;
     int root = -1, n = 0, status = check_tree(t, &root);
     if (status != HPC_OK) return status;
-    if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: plan is NULL");
     const size_t ranks = (size_t)t->ranks;
     hpc_plan_block b = {NULL, NULL, NULL};
     hpc_row *chunks = NULL;
@@ -129,7 +125,7 @@ int hpc_plan_tree(const hpc_tree *t, hpc_plan **plan) {
         goto err;
     }
     hpc_plan_cut(t->keys, t->n_keys, t->chunk, 1, chunks);
-    status = hpc_plan_deal(chunks, n, 1, t->cores, core);
+    status = hpc_plan_deal(chunks, n, 1, t->cores, 1, core);
     if (status != HPC_OK) goto err;
     /* of a chunk: one edge to each child's row and one back, and one to each rank with children */
     const size_t edges = ranks + (size_t)n * (2 * (size_t)in.n + ranks);
@@ -144,4 +140,14 @@ err:
     free(chunks);
     free(room);
     return status;
+}
+
+static void init(void *args) {
+    hpc_tree_init(args);
+}
+
+const hpc_planner hpc_planner_tree = {.name = "tree", .size = sizeof(hpc_tree), .init = init, .plan = plan_tree};
+
+int hpc_plan_tree(const hpc_tree *tree, hpc_plan **plan) {
+    return hpc_planner_run(&hpc_planner_tree, tree, plan);
 }

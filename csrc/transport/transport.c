@@ -3,11 +3,16 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Best first; loop last, since it is for one process and taken only when asked for. */
-static const hpc_transport *const transports[] = {&hpc_transport_shm, &hpc_transport_verbs, &hpc_transport_tcp,
-                                                  &hpc_transport_loop};
+/* Best first. Those for ranks of one process are taken only when asked for. */
+static const hpc_transport *const transports[] = {
+    // clang-format off
+    &hpc_transport_shm,
+    &hpc_transport_verbs,
+    &hpc_transport_tcp,
+    &hpc_transport_loop,
+    // clang-format on
+};
 enum { TRANSPORTS = sizeof transports / sizeof transports[0] };
-static const char all_but_loop[] = "shm,verbs,tcp";
 
 const char *hpc_transport_name(int i) {
     return i >= 0 && i < TRANSPORTS ? transports[i]->name : NULL;
@@ -38,7 +43,7 @@ int hpc_transport_check(const char *names) {
 }
 
 static int is_in(const char *names, const hpc_transport *transport) {
-    if (names == NULL) names = all_but_loop;
+    if (names == NULL) return !(transport->caps & HPC_CAP_ONE_PROCESS);
     for (const char *p = names; p != NULL; p = *p == ',' ? p + 1 : NULL) {
         size_t length = strcspn(p, ",");
         if (by_name(p, length) == transport) return 1;
@@ -47,18 +52,26 @@ static int is_in(const char *names, const hpc_transport *transport) {
     return 0;
 }
 
+/* Whether t reaches the peer; else the reason is added to why, of which *used bytes are taken. */
+static int reaches(const hpc_transport *t, const struct hpc_address *self, const struct hpc_address *peer, char *why,
+                   size_t *used, size_t cap) {
+    const char *reason = "";
+    if (t->reaches(self, peer, &reason)) return 1;
+    if (*used < cap)
+        *used += (size_t)snprintf(why + *used, cap - *used, "%s%s: %s", *used > 0 ? "; " : "", t->name, reason);
+    return 0;
+}
+
 const hpc_transport *hpc_transport_choose(const char *names, const struct hpc_address *self,
                                           const struct hpc_address *peer, char *why, size_t cap) {
-    const char *reason = "";
     size_t used = 0;
     why[0] = 0;
-    if (names == NULL) names = all_but_loop;
+    for (int i = 0; names == NULL && i < TRANSPORTS; i++)
+        if (is_in(NULL, transports[i]) && reaches(transports[i], self, peer, why, &used, cap)) return transports[i];
     for (const char *p = names; p != NULL; p = *p == ',' ? p + 1 : NULL) {
         size_t length = strcspn(p, ",");
         const hpc_transport *t = by_name(p, length);
-        if (t != NULL && t->reaches(self, peer, &reason)) return t;
-        if (t != NULL && used < cap)
-            used += (size_t)snprintf(why + used, cap - used, "%s%s: %s", used > 0 ? "; " : "", t->name, reason);
+        if (t != NULL && reaches(t, self, peer, why, &used, cap)) return t;
         p += length;
     }
     return NULL;
@@ -92,6 +105,27 @@ const hpc_transport *hpc_transport_to_self(const hpc_transport *chosen) {
 int hpc_transport_rails(const hpc_address *self, const hpc_address *peer, hpc_rail rails[HPC_RAILS], const char **why) {
     int routed = hpc_transport_find(hpc_transport_names(self), 0, HPC_CAP_ONE_HOST | HPC_CAP_NICS) == NULL;
     return hpc_match_rails(&self->devices, &peer->devices, routed, rails, why);
+}
+
+static const hpc_transport *with_nics(void) {
+    for (int i = 0; i < TRANSPORTS; i++)
+        if (transports[i]->nics_open != NULL) return transports[i];
+    return NULL;
+}
+
+void hpc_nics_open(const char *names, hpc_nics **nics, hpc_device_address *address) {
+    const hpc_transport *t = with_nics();
+    *nics = NULL;
+    *address = (hpc_device_address){.state = HPC_VERBS_NOT_BUILT};
+    if (t != NULL) t->nics_open(names, nics, address);
+}
+
+void hpc_nics_close(hpc_nics *nics) {
+    if (nics != NULL) with_nics()->nics_close(nics);
+}
+
+int hpc_nics_node(const hpc_nics *nics) {
+    return nics == NULL ? -1 : with_nics()->nics_node(nics);
 }
 
 hpc_reactor *hpc_transport_reactor(hpc_context *c) {

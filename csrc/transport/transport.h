@@ -14,6 +14,7 @@
 
 #include "base/memory.h"
 #include "base/wait.h"
+#include "transport/device.h"
 
 enum { HPC_BLOB_BYTES = 64, HPC_NOTIFY_DEPTH = 256, HPC_ORDER_BYTES = 64 };
 
@@ -71,20 +72,25 @@ typedef struct hpc_transport {
     int (*progress)(hpc_context *context);
     /* Frees what the transport keeps in the context. NULL if nothing. */
     void (*release)(hpc_context *context);
+
+    /* NICs of a context, which one transport has: hpc_nics_open and its like (device.h). NULL: it has none. */
+    void (*nics_open)(const char *names, hpc_nics **nics, hpc_device_address *address);
+    void (*nics_close)(hpc_nics *nics);
+    int (*nics_node)(const hpc_nics *nics);
 } hpc_transport;
 
 enum {
     HPC_CAP_PEER_VIEW = 1,   /* window_attach maps the peer's memory: put and load by plain instructions */
     HPC_CAP_ONE_HOST = 2,    /* for ranks of one host; their control links are Unix sockets */
-    HPC_CAP_ONE_PROCESS = 4, /* for ranks of one process */
+    HPC_CAP_ONE_PROCESS = 4, /* for ranks of one process; taken only when asked for by name */
     HPC_CAP_NICS = 8         /* the context's NICs carry its data */
 };
 
 /* For transport.c alone, which lists them; everything else asks for what a transport can do. */
 extern const hpc_transport hpc_transport_shm, hpc_transport_verbs, hpc_transport_tcp, hpc_transport_loop;
 
-/* The best transport of names (NULL: every one but loop) that reaches the peer, or NULL with the reasons of all in why.
- * The first in names is the best. */
+/* The best transport of names (NULL: every one that is not for ranks of one process) that reaches the peer, or NULL
+ * with the reasons of all in why. The first in names is the best. */
 const hpc_transport *hpc_transport_choose(const char *names, const struct hpc_address *self,
                                           const struct hpc_address *peer, char *why, size_t cap);
 /* The first transport of this build that is in names and has all caps of `with` and none of `without`; or NULL. */

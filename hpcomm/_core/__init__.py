@@ -8,7 +8,9 @@ freed while a call on it is under way.
 
 from .codec import (
     CODEC_ARGS,
+    CODEC_SLOTS,
     COMPRESSIONS,
+    PIECE_ELEMENTS,
     codec_config,
     codec_stats,
     encoder_values,
@@ -37,6 +39,7 @@ from .context import (
 from .exchange import (
     CONSISTENCIES,
     EVERY_KEY,
+    MOST_STALENESS,
     PROGRESS,
     PULL,
     PUSH,
@@ -107,21 +110,19 @@ from .plan import (
     CODECS,
     EDGE_BYTES,
     PIECES,
+    PLAN_DEPTH,
     ROW_FIELDS,
     TOPS,
     WIRES,
     PlanKey,
-    graph,
     plan_affinity,
+    plan_arguments,
     plan_check,
     plan_edge_table,
     plan_edges,
-    plan_graph,
-    plan_hosts,
-    plan_hub,
     plan_make,
+    plan_of,
     plan_rows,
-    plan_tree,
 )
 from .queue import (
     DTYPES,
@@ -138,7 +139,7 @@ from .queue import (
     queue_versions,
     weights,
 )
-from .rule import ISAS, rule_found, rule_own
+from .rule import ISAS, RULE_ARGS, RULE_SLOTS, RULES, rule_found, rule_own
 from .status import INVALID, NULL, SLICE, TIMED_OUT, check, error, is_slice_over, is_unfinished, seconds, wait
 from .window import (
     flush,

@@ -12,6 +12,8 @@ from .memory import from_buffer, new_word
 from .status import check
 
 CODEC_ARGS: int = lib.HPC_CODEC_ARGS
+CODEC_SLOTS: int = lib.HPC_OWN_CODEC_SLOTS
+PIECE_ELEMENTS: int = lib.HPC_PIECE_ELEMENTS
 COMPRESSIONS: dict[str | None, int] = {
     None: lib.HPC_COMPRESS_NONE,
     "lz4": lib.HPC_COMPRESS_LZ4,

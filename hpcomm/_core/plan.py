@@ -1,4 +1,4 @@
-"""Plans, their rows, and the hubs, graphs and hierarchies that they are made from."""
+"""Plans, their rows, and the arguments of the planners that make them."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -32,6 +32,7 @@ PIECES: dict[str, int] = {  # of variable length
     "own": lib.HPC_OWN_CODEC,
 }
 WIRES: dict[str, int] = {**CODECS, **PIECES}
+PLAN_DEPTH: int = lib.HPC_PLAN_DEPTH
 
 
 def _layout(name: str) -> np.dtype[Any]:
@@ -63,117 +64,32 @@ def _plan_keys(keys: list[PlanKey]) -> tuple[Any, list[Any]]:
     return c_keys, names
 
 
-def plan_hub(
-    keys: list[PlanKey],
-    workers: list[int],
-    servers: list[int],
-    *,
-    cores: int,
-    chunk: int,
-    depth: int,
-    wires: list[int],  # by key, as codecs_out
-    sum: bool,  # the field's name
-    each: bool,
-    affinity: int,
-    interfaces: int,
-    codecs_out: list[int],
-    apply_at: int,
-) -> Any:
-    hub = ffi.new("hpc_hub *")
-    lib.hpc_hub_init(hub)
-    c_keys, _names = _plan_keys(keys)  # both must stay until C has copied them
-    c_wires, c_codecs_out = ffi.new("int[]", wires), ffi.new("int[]", codecs_out)
-    c_workers, c_servers = ffi.new("int[]", workers), ffi.new("int[]", servers)
-    hub.keys, hub.n_keys, hub.workers, hub.n_workers = c_keys, len(keys), c_workers, len(workers)
-    hub.servers, hub.n_servers, hub.cores, hub.chunk = c_servers, len(servers), cores, chunk
-    hub.depth, hub.sum, hub.each = depth, sum, each
-    hub.affinity, hub.interfaces, hub.apply_at = affinity, interfaces, apply_at
-    hub.wires, hub.n_wires, hub.codecs_out, hub.n_codecs_out = c_wires, len(wires), c_codecs_out, len(codecs_out)
-    out = ffi.new("hpc_plan **")
-    check(lib.hpc_plan_hub(hub, out))
-    return ffi.gc(out[0], lib.hpc_plan_free)
-
-
-def plan_hosts(
-    keys: list[PlanKey],
-    workers: list[int],
-    groups: list[list[int]],  # by level: of each worker
-    leads: list[bool],  # by worker
-    *,
-    top: int,
-    cores: int,
-    chunk: int,
-    depth: int,
-    wires: list[int],  # by key, as codecs_out
-    sum: bool,  # the field's name
-    codecs_out: list[int],
-    apart: bool,
-    each: bool,
-    apply_at: int,
-) -> Any:
-    hosts = ffi.new("hpc_hosts *")
-    lib.hpc_hosts_init(hosts)
-    c_keys, _names = _plan_keys(keys)  # both must stay until C has copied them
-    c_wires, c_codecs_out, c_workers = ffi.new("int[]", wires), ffi.new("int[]", codecs_out), ffi.new("int[]", workers)
-    c_groups, c_leads = ffi.new("int[]", [group for level in groups for group in level]), ffi.new("int[]", leads)
-    hosts.keys, hosts.n_keys, hosts.workers, hosts.n_workers = c_keys, len(keys), c_workers, len(workers)
-    hosts.n_levels, hosts.groups, hosts.leads, hosts.top = len(groups), c_groups, c_leads, top
-    hosts.cores, hosts.chunk, hosts.depth, hosts.sum, hosts.apply_at = cores, chunk, depth, sum, apply_at
-    hosts.wires, hosts.n_wires = c_wires, len(wires)
-    hosts.codecs_out, hosts.n_codecs_out, hosts.apart = c_codecs_out, len(codecs_out), apart
-    hosts.each = each
-    out = ffi.new("hpc_plan **")
-    check(lib.hpc_plan_hosts(hosts, out))
-    return ffi.gc(out[0], lib.hpc_plan_free)
-
-
-def plan_tree(
-    keys: list[PlanKey],
-    parents: list[int],  # by rank; -1: the root
-    *,
-    cores: int,
-    chunk: int,
-    depth: int,
-    wires: list[int],  # by key, as codecs_out
-    codecs_out: list[int],
-) -> Any:
-    tree = ffi.new("hpc_tree *")
-    lib.hpc_tree_init(tree)
-    c_keys, _names = _plan_keys(keys)  # both must stay until C has copied them
-    c_parents, c_wires, c_codecs_out = (ffi.new("int[]", numbers) for numbers in (parents, wires, codecs_out))
-    tree.keys, tree.n_keys, tree.parents, tree.ranks = c_keys, len(keys), c_parents, len(parents)
-    tree.cores, tree.chunk, tree.depth = cores, chunk, depth
-    tree.wires, tree.n_wires = c_wires, len(wires)
-    tree.codecs_out, tree.n_codecs_out = c_codecs_out, len(codecs_out)
-    out = ffi.new("hpc_plan **")
-    check(lib.hpc_plan_tree(tree, out))
-    return ffi.gc(out[0], lib.hpc_plan_free)
-
-
-def graph(
-    keys: list[PlanKey],
-    weights: NDArray[np.float64],
-    *,
-    cores: int,
-    chunk: int,
-    depth: int,
-    wires: list[int],
-) -> Any:
-    """An hpc_graph. weights: (phases, ranks, ranks), what each rank (second) takes of each (third). wires: by key."""
-    made = ffi.new("hpc_graph *")
-    lib.hpc_graph_init(made)
+def plan_arguments(planner: str, keys: list[PlanKey], **fields: Any) -> Any:
+    """The struct of arguments of a planner, hpc_hub for "hub", with what is given and C's defaults for the rest. A list
+    or an array becomes a C array, and its length the field n_NAME, where there is one that is not given."""
+    struct = f"hpc_{planner}"
+    made, types = ffi.new(f"{struct} *"), dict(ffi.typeof(struct).fields)
+    check(lib.hpc_plan_args_init(planner.encode(), made, ffi.sizeof(struct)))
     c_keys, names = _plan_keys(keys)
-    c_weights, c_wires = from_buffer("double[]", weights), ffi.new("int[]", wires)
-    made.keys, made.n_keys, made.weights = c_keys, len(keys), c_weights
-    made.n_phases, made.ranks = weights.shape[:2]
-    made.cores, made.chunk, made.depth = cores, chunk, depth
-    made.wires, made.n_wires = c_wires, len(wires)
-    return owned(made, lambda _: None, (made, c_keys, names, c_weights, weights, c_wires))
+    made.keys, made.n_keys = c_keys, len(keys)
+    keep: list[Any] = [c_keys, names]
+    for field, value in fields.items():
+        c_value = value
+        if isinstance(value, list):
+            c_value = ffi.new("int[]", value)
+        elif isinstance(value, np.ndarray):
+            c_value = from_buffer("double[]", value)
+        setattr(made, field, c_value)
+        keep += [c_value, value]
+        if c_value is not value and f"n_{field}" in types.keys() - fields.keys():
+            setattr(made, f"n_{field}", len(value))
+    return owned(made, lambda _: None, (made, *keep))
 
 
-def plan_graph(graph: Any) -> Any:
+def plan_of(planner: str, arguments: Any) -> Any:
+    """The plan that a planner makes of its arguments."""
     out = ffi.new("hpc_plan **")
-    check(lib.hpc_plan_graph(graph, out))
+    check(lib.hpc_plan_make(planner.encode(), arguments, out))
     return ffi.gc(out[0], lib.hpc_plan_free)
 
 

@@ -1,6 +1,7 @@
 """Rules, built-in or of machine code."""
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from .._ffi import ffi, lib
@@ -12,6 +13,8 @@ ISAS: dict[str, int] = {
     "avx2": lib.HPC_ISA_AVX2,
     "avx512": lib.HPC_ISA_AVX512,
 }
+RULE_ARGS: int = lib.HPC_RULE_ARGS  # the step included
+RULE_SLOTS: int = lib.HPC_RULE_SLOTS
 
 _named: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
@@ -22,6 +25,18 @@ def rule_found(name: str, args: tuple[float, ...], isa: int) -> Any:
     check(lib.hpc_rule_find(name.encode(), isa, rule))
     rule.args[1 : 1 + len(args)] = args
     return rule
+
+
+def _built_in() -> Iterator[tuple[str, tuple[str, ...]]]:
+    rule, i = ffi.new("hpc_rule *"), 0
+    while (name := lib.hpc_rule_name(i)) != ffi.NULL:
+        check(lib.hpc_rule_find(name, lib.HPC_ISA_GENERIC, rule))
+        names = "" if rule.arg_names == ffi.NULL else ffi.string(rule.arg_names).decode()
+        yield ffi.string(name).decode(), tuple(names.split())
+        i += 1
+
+
+RULES: dict[str, tuple[str, ...]] = dict(_built_in())  # by name: the names of the hyper-parameters, in C's order
 
 
 def rule_own(

@@ -9,7 +9,6 @@ from .. import _core
 from ..stage import whole
 from .base import WireFormat, word
 
-LONGEST = 1 << 29  # elements of a piece
 _VECTOR = 4096  # elements of a unit of a key that has no columns
 _SHORTEST = 16  # elements of a column, below which its two values cost too much
 
@@ -38,7 +37,7 @@ class OneBit(WireFormat):
 
     def __post_init__(self) -> None:
         if self.unit is not None:
-            object.__setattr__(self, "unit", whole("OneBit: unit", self.unit, 1, LONGEST))
+            object.__setattr__(self, "unit", whole("OneBit: unit", self.unit, 1, _core.PIECE_ELEMENTS))
         word("OneBit: compress", self.compress, _core.COMPRESSIONS)
 
     def unit_of(self, shape: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ from ..stage import whole
 from .base import WireFormat
 
 MOST_ARGS = _core.CODEC_ARGS - 1  # the first is the number of the encoding
-MOST_SLOTS = 8
+MOST_SLOTS = _core.CODEC_SLOTS
 
 
 @dataclass(frozen=True)

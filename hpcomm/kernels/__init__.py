@@ -30,6 +30,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from .. import _core
 from ..errors import InvalidArgument, NotSupported
 from ..optim import MOST_ARGS, MOST_SLOTS, Rule
 
@@ -37,7 +38,7 @@ PIP_KERNELS = "pip install numba"
 RAISED = -1  # the status of a kernel that raised
 MISFIT = -2  # of a fold whose update is not of its dtype
 
-MOST_SLOTS_OF_CODECS = 8
+MOST_SLOTS_OF_CODECS = _core.CODEC_SLOTS
 
 _ARGS = MOST_ARGS + 1  # the step is the first
 

@@ -9,35 +9,37 @@ from torch import Tensor
 
 from ..errors import InvalidArgument
 from ..exchange import Exchange
-from ..optim import SGD, Adam, AdamW, AnyRule, Momentum, Nesterov
+from ..optim import SGD, Adam, AdamW, AnyRule, BuiltIn, Momentum, Nesterov, names_of
 
 Group = Mapping[str, Any]  # one of an optimizer's param_groups
 
 
 @dataclass(frozen=True)
 class Form:
-    """A rule of the exchange, and what torch calls its arguments and its state.
+    """A rule of the exchange, and what torch calls its state.
 
     Attributes:
         rule: its class.
-        names: of its arguments, in the order in which read gives them.
         state: torch's names of the values that the owners keep, slot by slot.
         counts: whether torch's state has the number of steps.
     """
 
-    rule: type[SGD] | type[Momentum] | type[Nesterov] | type[Adam] | type[AdamW]
-    names: tuple[str, ...]
+    rule: type[BuiltIn]
     state: tuple[str, ...] = ()
     counts: bool = False
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arguments, in the order in which read gives them."""
+        return names_of(self.rule)
 
-_ADAM = ("lr", "weight_decay", "beta1", "beta2", "epsilon")
+
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_SGD = Form(SGD, ("lr", "weight_decay"))
-_MOMENTUM = Form(Momentum, ("lr", "weight_decay", "momentum"), ("momentum_buffer",))
-_NESTEROV = Form(Nesterov, ("lr", "weight_decay", "momentum"), ("momentum_buffer",))
-_ADAM_L2 = Form(Adam, _ADAM, _MOMENTS, True)
-_ADAM_W = Form(AdamW, _ADAM, _MOMENTS, True)
+_SGD = Form(SGD)
+_MOMENTUM = Form(Momentum, ("momentum_buffer",))
+_NESTEROV = Form(Nesterov, ("momentum_buffer",))
+_ADAM_L2 = Form(Adam, _MOMENTS, True)
+_ADAM_W = Form(AdamW, _MOMENTS, True)
 
 
 def form_of(optimizer: torch.optim.Optimizer, group: Group) -> Form | None:
@@ -59,11 +61,11 @@ def form_of(optimizer: torch.optim.Optimizer, group: Group) -> Form | None:
 
 def read(form: Form, group: Group) -> tuple[float, ...]:
     """The arguments of a group, by form.names."""
-    lr, decay = float(group["lr"]), float(group["weight_decay"])
-    if form.names is _ADAM:
-        beta1, beta2 = group["betas"]
-        return lr, decay, float(beta1), float(beta2), float(group["eps"])
-    return (lr, decay, float(group["momentum"])) if form.state else (lr, decay)
+    known = dict(group)
+    if "betas" in group:
+        known["beta1"], known["beta2"] = group["betas"]
+    known["epsilon"] = group.get("eps")
+    return tuple(float(known[name]) for name in form.names)
 
 
 class Rules:

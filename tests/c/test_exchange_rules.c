@@ -234,6 +234,33 @@ static void differ(rank *r) {
     hpc_exchange_free(e);
 }
 
+static int half_a_step(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
+    (void)count, (void)state, (void)args;
+    for (int64_t i = 0; i < n; i++) param[i] -= 0.5f * acc[i];
+    return 0;
+}
+
+/* A rule of one's own is called, whatever its name. */
+static void named_like_a_built_in(rank *r) {
+    job j;
+    reference ref;
+    hpc_exchange *e = NULL;
+    hpc_exchange_config config;
+    const hpc_rule rules[] = {{.name = "average", .apply = half_a_step}, {.name = "sgd", .apply = half_a_step}};
+    const hpc_rule *given[3] = {&rules[0], &rules[1], &rules[0]};
+    job_init(&j, r);
+    hpc_exchange_config_init(&config);
+    config.rules = given;
+    CHECK_OK(job_create_with(r, &j, &config, -1, &e));
+    reference_init(&ref, &j);
+    for (int key = 0; key < j.n_keys; key++) {
+        job_push_pull(r, &j, e, key, 0);
+        reference_step(&ref, key);
+        reference_check(&ref, r, e, key);
+    }
+    job_close(e, &ref, NULL);
+}
+
 static void refusals(rank *r) {
     job j;
     hpc_exchange *e = NULL;
@@ -278,6 +305,7 @@ int main(int argc, char **argv) {
         {.name = "cut_short", .size = 2, .run = cut_short},
         {.name = "differ", .size = 3, .run = differ, .arg = 0, .apart = true},
         {.name = "differ_by_none", .size = 3, .run = differ, .arg = 1, .apart = true},
+        {.name = "named_like_a_built_in", .size = 2, .run = named_like_a_built_in},
         {.name = "refusals", .size = 3, .run = refusals, .where = RANKS_UNSEEDED},
         {0},
     };

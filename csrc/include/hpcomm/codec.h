@@ -35,7 +35,8 @@ typedef enum hpc_compression {
     HPC_COMPRESS_ZLIB = 4
 } hpc_compression;
 
-enum { HPC_CODEC_ARGS = 8 };
+enum { HPC_CODEC_ARGS = 8, HPC_OWN_CODEC_SLOTS = 8 };
+enum { HPC_PIECE_ELEMENTS = 1 << 29 }; /* of one piece, at most */
 
 /* The filter of n elements. u = x + residual is kept where |u| > delta, or where u is NaN. What is kept goes to values,
  * one behind the other, in a format that is the filter's own; the residual becomes what was not sent: u where it is not
@@ -72,7 +73,7 @@ typedef struct hpc_codec_config {
     const char *name; /* HPC_OWN_CODEC, as are those below; for errors */
     hpc_encode_fn *encode;
     hpc_decode_add_fn *decode_add;
-    int state_slots;             /* of float32, beside the residual */
+    int state_slots;             /* of float32, beside the residual; at most HPC_OWN_CODEC_SLOTS */
     double args[HPC_CODEC_ARGS]; /* from args[1] on */
 } hpc_codec_config;
 

@@ -503,6 +503,7 @@ typedef struct hpc_rule {
     unsigned fold_wires;   /* the wire formats that fold reads, 1u << HPC_F32 and so on; a plan with a row whose inputs
                               have another format is refused. 0: all formats */
     double args[HPC_RULE_ARGS];
+    const char *arg_names; /* of args[1] and on, with spaces between: "lr weight_decay"; NULL: they have none */
 } hpc_rule;
 
 /* The built-in rules, with a learning rate of 0.01 and the usual other arguments:
@@ -515,6 +516,8 @@ typedef struct hpc_rule {
  *                                                     (Loshchilov and Hutter, algorithm 2)
  * isa: the instruction set of its code; all give the same bits. */
 HPC_API int hpc_rule_find(const char *name, int isa, hpc_rule *rule);
+/* The name of built-in rule i, from 0; NULL: there are no more. */
+HPC_API const char *hpc_rule_name(int i);
 
 /* ---- plan --------------------------------------------------------------------------------------------------- */
 
@@ -541,11 +544,13 @@ typedef enum hpc_action {
     HPC_RELAY = 3    /* the parameters of one row go on, unopened, to the out-edges */
 } hpc_action;
 
+enum { HPC_PLAN_DEPTH = 16 };
+
 typedef struct hpc_row {
     int key, owner, core;
     int action;              /* hpc_action */
     uint64_t offset, count;  /* elements of the key */
-    int depth;               /* inputs that may be under way on each in-edge */
+    int depth;               /* inputs that may be under way on each in-edge, 1 to HPC_PLAN_DEPTH */
     int quorum;              /* inputs that make a fold: all, or 1 (each by itself) */
     int codec_in, codec_out; /* hpc_dtype of the inputs, and of the outputs */
     int n_in, n_out;
@@ -592,6 +597,8 @@ typedef enum hpc_progress {
     HPC_PROGRESS_THREAD = 2  /* a pinned thread for each core of the plan */
 } hpc_progress;
 
+enum { HPC_MOST_STALENESS = 64 }; /* of HPC_SSP with servers */
+
 typedef struct hpc_exchange_config {
     size_t size;          /* sizeof(hpc_exchange_config), set by hpc_exchange_config_init */
     const hpc_plan *plan; /* the same on all ranks */
@@ -606,7 +613,7 @@ typedef struct hpc_exchange_config {
     int check_finite;             /* 1: a push with NaN or Inf is refused */
     int isa;                      /* hpc_isa of its kernels */
     const hpc_graph *graph;       /* the graph of which the plan was made; NULL: the plan has servers */
-    int staleness;                /* HPC_SSP: steps, 0 to 64; on a graph 0 to depth - 2 */
+    int staleness;                /* HPC_SSP: steps, 0 to HPC_MOST_STALENESS; on a graph 0 to depth - 2 */
     int quorum;                   /* inputs that are enough for a fold; 0: all are needed. What comes after its fold is
                                      left out, and its worker is told. On a graph it counts in-neighbours' inputs, and a
                                      rank with fewer in-neighbours needs all of them. With servers each worker pushes

@@ -166,6 +166,11 @@ typedef struct hpc_tree {
 HPC_API void hpc_tree_init(hpc_tree *tree);
 HPC_API int hpc_plan_tree(const hpc_tree *tree, hpc_plan **plan);
 
+/* The same for any planner by its name, "hub", "graph", "hosts" or "tree", for those who bind this library to another
+ * language: args is its struct of arguments (hpc_hub for "hub"), of so many bytes. init writes the defaults. */
+HPC_API int hpc_plan_args_init(const char *planner, void *args, size_t size);
+HPC_API int hpc_plan_make(const char *planner, const void *args, hpc_plan **plan);
+
 /* cffi: end */
 
 #ifdef __cplusplus

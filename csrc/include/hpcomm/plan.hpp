@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace hpcomm {
@@ -19,6 +19,38 @@ struct Key : hpc_key {
     Key(const hpc_key &key) noexcept : hpc_key(key) {}
 };
 static_assert(sizeof(Key) == sizeof(hpc_key), "an array of Key is one of hpc_key");
+
+namespace detail {
+
+// The members that the arguments of all planners have.
+template <class Args, class Config> void set_common(Args &args, const Config &config) {
+    args.keys = config.keys.data();
+    args.n_keys = static_cast<int>(config.keys.size());
+    args.cores = config.cores;
+    args.chunk = config.chunk;
+    args.depth = config.depth;
+    args.wire = config.wire;
+    args.wires = config.wires.empty() ? nullptr : config.wires.data();
+    args.n_wires = static_cast<int>(config.wires.size());
+}
+
+// The codecs of parameters on their way to workers.
+template <class Args, class Config> void set_codecs_out(Args &args, const Config &config) {
+    args.codec_out = config.codec_out;
+    args.codecs_out = config.codecs_out.empty() ? nullptr : config.codecs_out.data();
+    args.n_codecs_out = static_cast<int>(config.codecs_out.size());
+}
+
+inline std::vector<int> all_unless(const std::vector<int> &ranks, const Context &context) {
+    if (!ranks.empty()) return ranks;
+    std::vector<int> all(static_cast<std::size_t>(context.size()));
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+}
+
+} // namespace detail
+
+// Each struct of arguments has plan(), which makes a plan of them: Plan takes any struct that has it.
 
 // A parameter server: hpc_hub's members and defaults.
 struct HubConfig {
@@ -36,6 +68,25 @@ struct HubConfig {
     std::vector<int> wires;        // wire of each key by itself; empty: wire for all
     std::vector<int> codecs_out;   // the same of the parameters; empty: codec_out for all
     hpc_apply_at apply_at = HPC_AT_OWNERS;
+
+    int plan(const Context &context, hpc_plan **out) const {
+        const std::vector<int> working = detail::all_unless(workers, context);
+        const std::vector<int> serving = detail::all_unless(servers, context);
+        hpc_hub hub;
+        hpc_hub_init(&hub);
+        detail::set_common(hub, *this);
+        detail::set_codecs_out(hub, *this);
+        hub.workers = working.data();
+        hub.n_workers = static_cast<int>(working.size());
+        hub.servers = serving.data();
+        hub.n_servers = static_cast<int>(serving.size());
+        hub.sum = sum;
+        hub.each = each;
+        hub.affinity = affinity;
+        hub.interfaces = interfaces;
+        hub.apply_at = apply_at;
+        return hpc_plan_hub(&hub, out);
+    }
 };
 
 // A node communication graph: hpc_graph's members and defaults.
@@ -53,18 +104,16 @@ struct GraphConfig {
         const std::size_t ranks = static_cast<std::size_t>(context.size()), matrix = ranks * ranks;
         hpc_graph graph;
         hpc_graph_init(&graph);
-        graph.keys = keys.data();
-        graph.n_keys = static_cast<int>(keys.size());
+        detail::set_common(graph, *this);
         graph.ranks = context.size();
         graph.n_phases = weights.size() % matrix == 0 ? static_cast<int>(weights.size() / matrix) : 0;
         graph.weights = weights.data();
-        graph.cores = cores;
-        graph.chunk = chunk;
-        graph.depth = depth;
-        graph.wire = wire;
-        graph.wires = wires.empty() ? nullptr : wires.data();
-        graph.n_wires = static_cast<int>(wires.size());
         return graph;
+    }
+
+    int plan(const Context &context, hpc_plan **out) const {
+        const hpc_graph made = graph(context);
+        return hpc_plan_graph(&made, out);
     }
 };
 
@@ -86,6 +135,30 @@ struct HostsConfig {
     bool apart = false;          // each outermost group's updates are one input of an owner's row, for SSP and quorums
     bool each = false;           // and the mean or the sum of that group's workers alone, for ASYNC
     hpc_apply_at apply_at = HPC_AT_OWNERS;
+
+    int plan(const Context &context, hpc_plan **out) const {
+        const std::vector<int> working = detail::all_unless(workers, context);
+        const std::size_t n = working.size();
+        std::vector<int> grouped = groups, leading = leads;
+        if (grouped.empty())
+            for (int rank : working) grouped.push_back(hpc_context_host(context.get(), rank));
+        leading.resize(n, 0);
+        hpc_hosts hosts;
+        hpc_hosts_init(&hosts);
+        detail::set_common(hosts, *this);
+        detail::set_codecs_out(hosts, *this);
+        hosts.workers = working.data();
+        hosts.n_workers = static_cast<int>(n);
+        hosts.n_levels = grouped.size() % n == 0 ? static_cast<int>(grouped.size() / n) : 0;
+        hosts.groups = grouped.data();
+        hosts.leads = leads.empty() ? nullptr : leading.data();
+        hosts.top = top;
+        hosts.sum = sum;
+        hosts.apart = apart || each;
+        hosts.each = each;
+        hosts.apply_at = apply_at;
+        return hpc_plan_hosts(&hosts, out);
+    }
 };
 
 // A broadcast over a tree: hpc_tree's members and defaults.
@@ -99,6 +172,16 @@ struct TreeConfig {
     hpc_dtype codec_out = HPC_F32;
     std::vector<int> wires;      // wire of each key by itself; empty: wire for all
     std::vector<int> codecs_out; // the same of the parameters; empty: codec_out for all
+
+    int plan(const Context &, hpc_plan **out) const {
+        hpc_tree tree;
+        hpc_tree_init(&tree);
+        detail::set_common(tree, *this);
+        detail::set_codecs_out(tree, *this);
+        tree.parents = parents.data();
+        tree.ranks = static_cast<int>(parents.size());
+        return hpc_plan_tree(&tree, out);
+    }
 };
 
 // Cores that each of the servers can have for threads of its own; 0 when there are none to spare.
@@ -116,102 +199,12 @@ class Plan : public Handle<hpc_plan, hpc_plan_free> {
     Plan() noexcept = default;
 
     Plan(const Context &context, const HubConfig &config, Report report = {})
-        : Handle(report, [&](hpc_plan **out) {
-              std::vector<int> all(static_cast<std::size_t>(context.size()));
-              std::iota(all.begin(), all.end(), 0);
-              const std::vector<int> &workers = config.workers.empty() ? all : config.workers;
-              const std::vector<int> &servers = config.servers.empty() ? all : config.servers;
-              hpc_hub hub;
-              hpc_hub_init(&hub);
-              hub.keys = config.keys.data();
-              hub.n_keys = static_cast<int>(config.keys.size());
-              hub.workers = workers.data();
-              hub.n_workers = static_cast<int>(workers.size());
-              hub.servers = servers.data();
-              hub.n_servers = static_cast<int>(servers.size());
-              hub.cores = config.cores;
-              hub.chunk = config.chunk;
-              hub.depth = config.depth;
-              hub.wire = config.wire;
-              hub.sum = config.sum;
-              hub.each = config.each;
-              hub.affinity = config.affinity;
-              hub.interfaces = config.interfaces;
-              hub.apply_at = config.apply_at;
-              hub.codec_out = config.codec_out;
-              hub.wires = config.wires.empty() ? nullptr : config.wires.data();
-              hub.n_wires = static_cast<int>(config.wires.size());
-              hub.codecs_out = config.codecs_out.empty() ? nullptr : config.codecs_out.data();
-              hub.n_codecs_out = static_cast<int>(config.codecs_out.size());
-              return hpc_plan_hub(&hub, out);
-          }) {}
+        : Handle(report, [&](hpc_plan **out) { return config.plan(context, out); }) {}
     // A template, so that {} stays a HubConfig.
-    template <class Config, class = std::enable_if_t<std::is_same<Config, GraphConfig>::value>>
+    template <class Config, class = decltype(std::declval<const Config &>().plan(std::declval<const Context &>(),
+                                                                                 std::declval<hpc_plan **>()))>
     Plan(const Context &context, const Config &config, Report report = {})
-        : Handle(report, [&](hpc_plan **out) {
-              const hpc_graph graph = config.graph(context);
-              return hpc_plan_graph(&graph, out);
-          }) {}
-
-    template <class Config, class = std::enable_if_t<std::is_same<Config, HostsConfig>::value>, class = void>
-    Plan(const Context &context, const Config &config, Report report = {})
-        : Handle(report, [&](hpc_plan **out) {
-              std::vector<int> all(static_cast<std::size_t>(context.size()));
-              std::iota(all.begin(), all.end(), 0);
-              const std::vector<int> &workers = config.workers.empty() ? all : config.workers;
-              std::vector<int> groups = config.groups;
-              if (groups.empty())
-                  for (int rank : workers) groups.push_back(hpc_context_host(context.get(), rank));
-              const std::size_t n = workers.size();
-              hpc_hosts hosts;
-              hpc_hosts_init(&hosts);
-              hosts.keys = config.keys.data();
-              hosts.n_keys = static_cast<int>(config.keys.size());
-              hosts.workers = workers.data();
-              hosts.n_workers = static_cast<int>(n);
-              hosts.n_levels = groups.size() % n == 0 ? static_cast<int>(groups.size() / n) : 0;
-              hosts.groups = groups.data();
-              std::vector<int> leads = config.leads;
-              leads.resize(n, 0);
-              hosts.leads = config.leads.empty() ? nullptr : leads.data();
-              hosts.top = config.top;
-              hosts.apply_at = config.apply_at;
-              hosts.cores = config.cores;
-              hosts.chunk = config.chunk;
-              hosts.depth = config.depth;
-              hosts.wire = config.wire;
-              hosts.sum = config.sum;
-              hosts.codec_out = config.codec_out;
-              hosts.wires = config.wires.empty() ? nullptr : config.wires.data();
-              hosts.n_wires = static_cast<int>(config.wires.size());
-              hosts.codecs_out = config.codecs_out.empty() ? nullptr : config.codecs_out.data();
-              hosts.n_codecs_out = static_cast<int>(config.codecs_out.size());
-              hosts.apart = config.apart || config.each;
-              hosts.each = config.each;
-              return hpc_plan_hosts(&hosts, out);
-          }) {}
-
-    template <class Config, class = std::enable_if_t<std::is_same<Config, TreeConfig>::value>, class = void,
-              class = void>
-    Plan(const Context &, const Config &config, Report report = {})
-        : Handle(report, [&](hpc_plan **out) {
-              hpc_tree tree;
-              hpc_tree_init(&tree);
-              tree.keys = config.keys.data();
-              tree.n_keys = static_cast<int>(config.keys.size());
-              tree.parents = config.parents.data();
-              tree.ranks = static_cast<int>(config.parents.size());
-              tree.cores = config.cores;
-              tree.chunk = config.chunk;
-              tree.depth = config.depth;
-              tree.wire = config.wire;
-              tree.codec_out = config.codec_out;
-              tree.wires = config.wires.empty() ? nullptr : config.wires.data();
-              tree.n_wires = static_cast<int>(config.wires.size());
-              tree.codecs_out = config.codecs_out.empty() ? nullptr : config.codecs_out.data();
-              tree.n_codecs_out = static_cast<int>(config.codecs_out.size());
-              return hpc_plan_tree(&tree, out);
-          }) {}
+        : Handle(report, [&](hpc_plan **out) { return config.plan(context, out); }) {}
 
     int n_keys() const {
         return get()->n_keys;

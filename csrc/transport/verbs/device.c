@@ -398,7 +398,7 @@ static int take_nic(void *arg, const port_view *v) {
     return 1;
 }
 
-void hpc_nics_open(const char *names, hpc_nics **nics, hpc_device_address *address) {
+void verbs_nics_open(const char *names, hpc_nics **nics, hpc_device_address *address) {
     const char *why;
     opening o = {.state = HPC_VERBS_NO_DEVICE};
     *nics = NULL;
@@ -425,7 +425,7 @@ void hpc_nics_open(const char *names, hpc_nics **nics, hpc_device_address *addre
         free(o.nics);
 }
 
-void hpc_nics_close(hpc_nics *nics) {
+void verbs_nics_close(hpc_nics *nics) {
     if (nics == NULL) return;
     for (int i = nics->n - 1; i >= 0; i--) {
         const verbs_nic *nic = &nics->nics[i];
@@ -436,7 +436,7 @@ void hpc_nics_close(hpc_nics *nics) {
     free(nics);
 }
 
-int hpc_nics_node(const hpc_nics *nics) {
+int verbs_nics_node(const hpc_nics *nics) {
     int node = nics == NULL ? -1 : nics->nics[0].node;
     for (int i = 1; nics != NULL && i < nics->n; i++)
         if (nics->nics[i].node != node) return -1;
@@ -470,21 +470,6 @@ int hpc_devices(hpc_device *devices, int cap) {
 }
 
 #else /* a build without rdma-core's headers */
-
-void hpc_nics_open(const char *names, hpc_nics **nics, hpc_device_address *address) {
-    (void)names;
-    *nics = NULL;
-    *address = (hpc_device_address){.state = HPC_VERBS_NOT_BUILT};
-}
-
-void hpc_nics_close(hpc_nics *nics) {
-    (void)nics;
-}
-
-int hpc_nics_node(const hpc_nics *nics) {
-    (void)nics;
-    return -1;
-}
 
 int hpc_devices(hpc_device *devices, int cap) {
     (void)devices, (void)cap;

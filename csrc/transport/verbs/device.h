@@ -60,5 +60,10 @@ struct hpc_nics {
     verbs_nic nics[HPC_RAILS]; /* in the order of the address */
 };
 
+/* The transport's slots. */
+void verbs_nics_open(const char *names, hpc_nics **nics, hpc_device_address *address);
+void verbs_nics_close(hpc_nics *nics);
+int verbs_nics_node(const hpc_nics *nics);
+
 #endif
 #endif

@@ -250,6 +250,9 @@ const hpc_transport hpc_transport_verbs = {
     .path = path,
     .progress = verbs_progress,
     .release = release,
+    .nics_open = verbs_nics_open,
+    .nics_close = verbs_nics_close,
+    .nics_node = verbs_nics_node,
 };
 
 #else
