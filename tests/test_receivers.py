@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import SGD, SSP, Adam, Consistency, Exchange, Hierarchy, Momentum, ParameterServer, kernels
+from hpcomm.codec import Threshold, TopK
 from hpcomm.topology.by_key import ByKey
 
 F32 = np.float32
@@ -261,13 +262,51 @@ def test_a_plan_says_who_applies() -> None:
     assert "receivers apply the rule: ranks 0, 1, 2" in str(apart)
 
 
+@on_both
+@pytest.mark.parametrize("codec", ["float32", Threshold(0.0), TopK(1.0)], ids=str)
+@pytest.mark.parametrize("apply_at", ["receivers", "both"])
+def test_fold_and_apply_at_receivers(codec: Any, apply_at: Any) -> None:
+    """Two calls a key: what is skipped leaves no trace, also not in what owners hold back; squares count each element
+    once, and every worker gets the mean."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        topology = ParameterServer(apply_at=apply_at)
+        options: Any = {"rule": hpcomm.SGD(lr=0.5), "codec": codec, "reduce": "sum", "chunk_bytes": 256}
+        with (
+            Exchange(ctx, params(), topology, split=True, **options) as ex,
+            Exchange(ctx, params(), ParameterServer(), **options) as plain,
+        ):
+            rng = np.random.default_rng(ctx.rank)
+            for step in range(6):
+                for name, value in params().items():
+                    update = rng.integers(-4, 5, value.shape).astype(np.float32)
+                    ex.fold(name, update)
+                    if step % 3 == 2:
+                        ex.skip(name)
+                        continue
+                    mean = ex.gather(name).copy()
+                    assert ex.squares(name) == np.square(mean).sum()
+                    before = plain.params[name].copy()
+                    np.testing.assert_array_equal(plain.push_pull(name, update), before - np.float32(0.5) * mean)
+                    np.testing.assert_array_equal(ex.apply(name), plain.params[name])
+
+    run_threads(3, body)
+
+
+def test_fold_and_apply_need_servers_that_train() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        with pytest.raises(hpcomm.ConfigError, match=r"its owner, rank 0, is no worker.*placement CC or CS"):
+            Exchange(ctx, params(), ParameterServer("NCC", apply_at="receivers"), codec=TopK(0.5), split=True)
+
+    run_threads(3, body)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"consistency": hpcomm.ASYNC}, "with apply_at='receivers' receivers apply one fold of all updates a step"),
         ({"consistency": SSP(15)}, "staleness is 15: 0 to 14 are possible with apply_at='receivers'"),
         ({"consistency": Consistency(quorum=1, late="drop")}, "which needs BSP or SSP.s., without a quorum"),
-        ({"split": True}, "split needs one owner of each chunk"),
         ({"shared_params": True}, "a copy has one writer, which sends to all workers of its host"),
     ],
 )

@@ -134,7 +134,6 @@ def test_refusals(alone: hpcomm.Context) -> None:
     for wrong, error, text in [
         ({"consistency": hpcomm.ASYNC}, NotSupported, "split needs BSP"),
         ({"topology": hpcomm.topology.ring}, ConfigError, "here is a graph"),
-        ({"depth": 2}, ConfigError, "depth 1"),
         ({"deterministic": False}, ConfigError, "eager"),
     ]:
         with pytest.raises(error, match=text):

@@ -581,8 +581,9 @@ def every_codec_gives_the_mean_to_p_grad(ctx: hpcomm.Context) -> None:
 
     wholes: list[Any] = [hpcomm.codec.Threshold(0.0), hpcomm.codec.TopK(1.0), "float32"]
     for codec in wholes:
-        check(ctx, loop=by_hand, codec=codec)
-        check(ctx, loop=clipped, codec=codec, clip_norm=0.5)
+        for topology in (None, hpcomm.ParameterServer(apply_at="receivers")):
+            check(ctx, loop=by_hand, codec=codec, topology=topology)
+            check(ctx, loop=clipped, codec=codec, topology=topology, clip_norm=0.5)
     parts: list[Any] = ["float16", "bfloat16", hpcomm.codec.TopK(0.05, kernel="c"), hpcomm.codec.OneBit()]
     for codec in parts:
         model = net()
@@ -611,6 +612,7 @@ def codecs_that_send_a_part_train(ctx: hpcomm.Context) -> None:
         {"codec": top},
         {"codec": top, "apply": "backward", "clip_norm": None},
         {"codec": {"second.weight": top, "last.weight": hpcomm.codec.OneBit()}, "clip_norm": 5.0},
+        {"codec": top, "topology": hpcomm.ParameterServer(apply_at="receivers"), "clip_norm": 5.0},
         {"codec": hpcomm.codec.ErrorFeedback("bfloat16"), "consistency": hpcomm.SSP(1)},
         {"codec": "auto"},
     ]

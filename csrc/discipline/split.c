@@ -14,6 +14,8 @@
  * pass needs them (P3, Jayarajan et al., SysML 2019). Between slices it takes events, so a key that has just come can
  * overtake. Slices are this file's `work`.
  *
+ * A fold waits for the last apply, so one update of a key is under way, whatever the depth of the plan.
+ *
  * With several stages an owner hears from all workers and answers them itself. Folds come to it by forwards, and
  * parameters go by relays, which answer each pull too, be it that it brings none.
  *
@@ -58,6 +60,7 @@ typedef struct ask {
 typedef struct split {
     ask *asks;          /* by key */
     size_t *squares_at; /* by share: bytes in hpc_place.own of a worker */
+    char *counts;       /* by row: its squares count; where several apply the same elements, the first one's do */
 } split;
 
 /* A share's own. */
@@ -88,15 +91,29 @@ static int suits(const hpc_exchange_config *f) {
     return f->split && hpc_config_is_bsp(f);
 }
 
-/* Several rows that apply the same elements would each give their squares, and write the mean over the gradients. */
-static int check_owners(const hpc_plan *plan) {
-    int other;
-    const int copy = hpc_plan_find_copy(plan, &other);
-    if (copy < 0) return HPC_OK;
-    return hpc_fail(HPC_ERR_CONFIG, op_create,
-                    "exchange: rows %d and %d apply the same elements, at receivers; split needs one owner of each, "
-                    "which keeps the mean",
-                    other, copy);
+static int pushes(const hpc_plan *plan, int key, int rank) {
+    for (int i = 0; i < plan->n_rows; i++)
+        for (int e = 0; e < plan->rows[i].n_in && plan->rows[i].key == key; e++)
+            if (plan->rows[i].in[e].row < 0 && plan->rows[i].in[e].rank == rank) return 1;
+    return 0;
+}
+
+/* An encoder of forwards learns from its rank's own worker that a fold was skipped. */
+static int check_encoders(const hpc_plan *plan) {
+    int key = -1, rank = -1, pushed = 0;
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        if (row->action != HPC_FORWARD || hpc_codec_of(row->codec_out)->addressable) continue;
+        if (row->key != key || row->owner != rank) pushed = pushes(plan, row->key, row->owner);
+        key = row->key, rank = row->owner;
+        if (!pushed)
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: row %d forwards key %s as %s, and its owner, rank %d, is no worker: with split "
+                            "the owner has to hear there of folds that are skipped; let servers be workers (placement "
+                            "CC or CS)",
+                            i, plan->keys[row->key].name, hpc_codec_of(row->codec_out)->name, row->owner);
+    }
+    return HPC_OK;
 }
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
@@ -106,12 +123,8 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: split keeps the fold of all updates; eager adds each to the one before: leave one "
                         "of the two out");
-    int status = check_owners(f->plan);
+    int status = check_encoders(f->plan);
     if (status != HPC_OK) return status;
-    if (f->plan->rows[0].depth != 1)
-        return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: split needs a plan of depth 1, as a fold waits for the last apply; this one has %d",
-                        f->plan->rows[0].depth);
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
         if (row->action == HPC_EMIT || row->quorum != row->n_in)
@@ -143,7 +156,10 @@ static int open_shares(hpc_exchange *ex, const char *op) {
     split *its = ex->own;
     size_t at = 0;
     its->squares_at = malloc((size_t)ex->layout.n_shares * sizeof *its->squares_at);
-    if (its->squares_at == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for shares", op);
+    its->counts = malloc((size_t)ex->plan->n_rows);
+    if (its->squares_at == NULL || its->counts == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for shares", op);
+    for (int i = 0; i < ex->plan->n_rows; i++) its->counts[i] = !hpc_row_is_copy(ex, i, -1);
     for (int s = 0; s < ex->layout.n_shares; s++) {
         ask *a = &its->asks[ex->layout.shares[s].key];
         if (a->last < 0) a->first = s;
@@ -209,6 +225,7 @@ static void free_all(hpc_exchange *ex) {
     if (its == NULL) return;
     free(its->asks);
     free(its->squares_at);
+    free(its->counts);
     free(its);
 }
 
@@ -651,7 +668,8 @@ static double squares(const hpc_exchange *ex, int key) {
     for (int s = its->asks[key].first; s <= its->asks[key].last; s++) {
         const hpc_share *share = &ex->layout.shares[s];
         const double *at = (const double *)(const void *)(own + its->squares_at[s]);
-        for (int i = 0; i < share->n_rows && share->key == key; i++) sum += at[i];
+        for (int i = 0; i < share->n_rows && share->key == key; i++)
+            if (its->counts[share->rows[i]]) sum += at[i];
     }
     return sum;
 }

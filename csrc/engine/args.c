@@ -129,10 +129,12 @@ static int takes_args(const hpc_exchange *ex, const hpc_share *share) {
     return hpc_feeds_share(ex, share, ex->context->group.rank);
 }
 
+/* Where all owners answer all workers the place of old arguments is free by then. */
 int hpc_args_check_change(const hpc_exchange *ex, int key, const char *op) {
     const hpc_pushed *k = &ex->keys[key];
     int me = ex->context->group.rank;
-    for (int i = 0; i < k->n_shares && ex->layout.stages.many && ex->layout.depth == 1; i++) {
+    if (!ex->layout.stages.many || ex->layout.depth > 1 || ex->discipline->answers_all) return HPC_OK;
+    for (int i = 0; i < k->n_shares; i++) {
         const hpc_share *share = &ex->layout.shares[k->shares[i]];
         for (int r = 0; r < share->n_rows && takes_args(ex, share); r++) {
             int row = share->rows[r];

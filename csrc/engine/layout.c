@@ -137,7 +137,8 @@ static int find_keys(hpc_exchange *ex, const char *op) {
             const int forwards = plan->rows[share->rows[0]].action == HPC_FORWARD, wraps = share->owner <= rank;
             if (forwards == (round < 2) && wraps == round % 2) add_share(ex, s);
         }
-    ex->layout.depth = plan->rows[0].depth; /* a plan has one, and a key one codec */
+    ex->layout.depth =
+        ex->discipline->split != NULL ? 1 : plan->rows[0].depth; /* a plan has one, and a key one codec */
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
         for (int e = 0; e < row->n_in; e++) {

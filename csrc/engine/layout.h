@@ -28,7 +28,11 @@ int hpc_row_sends_to_rows(const hpc_row *row);
 double hpc_edge_mass(const hpc_exchange *ex, const hpc_edge *edge);   /* of an input: what the pushes in it weigh */
 int hpc_input_is_empty(const hpc_exchange *ex, const hpc_edge *edge); /* a push of weight 0: it brings no bytes */
 int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank);     /* pushes of rank reach row, through any stages */
-int hpc_row_reaches(const hpc_exchange *ex, int row, int rank);       /* its parameters reach rank, in the same way */
+int hpc_row_is_copy(const hpc_exchange *ex, int row, int step); /* a row before (-1) or behind (1) applies the same */
+int hpc_row_reaches(const hpc_exchange *ex, int row, int rank); /* its parameters reach rank, in the same way */
+/* Whether a mean of the row is gathered by it for rank: where several rows apply the same elements, by the one whose
+ * parameters rank gets. */
+int hpc_row_gives_mean(const hpc_exchange *ex, int row, int rank);
 int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank);           /* some of its rows */
 int hpc_feeds_share_by_stages(const hpc_exchange *ex, const hpc_share *share, int rank); /* some, through other rows */
 /* Whether rank's pushes reach the share, or the share itself sends rank parameters. */

@@ -78,7 +78,7 @@ void hpc_row_gather(hpc_core *core, hpc_work *w, int zero) {
     size_t nbytes = (size_t)w->row->count * sizeof(float);
     if (zero) w->mean = memset(w->acc, 0, nbytes);
     for (int r = 0; r < ex->context->group.size; r++) {
-        if (!hpc_row_is_fed_by(ex, w->index, r)) continue;
+        if (!hpc_row_gives_mean(ex, w->index, r)) continue;
         size_t at = hpc_gathered_at(ex, r, w->row->key) + (size_t)w->row->offset * sizeof(float);
         char *here = hpc_is_mapped(ex, r) ? (char *)hpc_window_peer_view(ex->window, r) + at : NULL;
         if (here == NULL)

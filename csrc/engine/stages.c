@@ -176,6 +176,22 @@ int hpc_row_reaches(const hpc_exchange *ex, int row, int rank) {
     return st->many ? has_rank(st->receivers, st, row, rank) : hpc_row_has_output(&ex->plan->rows[row], rank);
 }
 
+/* The rows of a chunk lie together. */
+int hpc_row_is_copy(const hpc_exchange *ex, int row, int step) {
+    const hpc_row *rows = ex->plan->rows, *own = &rows[row];
+    for (int i = row + step; i >= 0 && i < ex->plan->n_rows; i += step) {
+        if (rows[i].key != own->key || rows[i].offset != own->offset) return 0;
+        if (rows[i].action == HPC_APPLY) return own->action == HPC_APPLY;
+    }
+    return 0;
+}
+
+int hpc_row_gives_mean(const hpc_exchange *ex, int row, int rank) {
+    if (!hpc_row_is_fed_by(ex, row, rank)) return 0;
+    if (!hpc_row_is_copy(ex, row, -1) && !hpc_row_is_copy(ex, row, 1)) return 1;
+    return ex->plan->rows[row].n_out > 0 && hpc_row_reaches(ex, row, rank);
+}
+
 /* Calls holds for the rows of a share until it is nonzero; not again for a row with the same edges, as in every hub. */
 typedef int holding(const hpc_exchange *ex, int row, int rank);
 
@@ -240,6 +256,7 @@ int hpc_row_outlasts_pulls(const hpc_exchange *ex, int row) {
     const hpc_stages *st = &ex->layout.stages;
     if (!st->many) return 0;
     if (r->action != HPC_FORWARD) return !is_answered(ex, row, r->owner);
+    if (ex->discipline->answers_all && hpc_row_is_fed_by(ex, row, r->owner)) return 0; /* all have answered its pull */
     for (int e = 0; e < r->n_out; e++)
         if (!has_rank(st->receivers, st, r->out[e].row, r->owner)) return 1;
     return 0;

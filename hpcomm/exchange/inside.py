@@ -63,6 +63,11 @@ def reads_on(ex: Exchange) -> bool:
     return ex._settles or bool(ex.graph)
 
 
+def has_one_slot(ex: Exchange) -> bool:
+    """Whether all gradients of a key lie in one place, one behind the other."""
+    return bool(ex._made.engine.split) or ex.plan.rows.column("depth").max() == 1
+
+
 def check_idle(ex: Exchange, op: str) -> None:
     """Raises InvalidArgument if ex is closed, or a push, a pull or a step of this rank is under way."""
     ex._check_idle(op)

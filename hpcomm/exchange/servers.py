@@ -162,10 +162,6 @@ def _check_receivers(
             f"staleness is {staleness}: 0 to {MOST_AT_RECEIVERS} are possible with apply_at={apply_at!r}, as a plan "
             "has 16 slots at most"
         )
-    if engine.split:
-        raise InvalidArgument(
-            f"split needs one owner of each chunk, which keeps the mean: leave apply_at={apply_at!r} out"
-        )
     own = next((rule for rule in rules if getattr(rule, "fold", None) is not None), None)
     if own is not None:
         raise InvalidArgument(

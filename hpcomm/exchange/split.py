@@ -115,8 +115,9 @@ class SplitCalls(Calls):
 
     def gather_nb(self, name: str, timeout: float | None = None) -> Gathering:
         """Starts a gather: every worker gets the mean, whatever the codec; wait of the handle returns it as a float32
-        array of the key's shape. Where updates are float32 or pieces it lies in the array of gradient(name), and the worker may
-        write that again. The owners still keep the mean: apply, skip, or another fold, which replaces it, follows."""
+        array of the key's shape. Where updates are float32 or pieces it lies in the array of gradient(name), and the
+        worker may write that again. The owners still keep the mean: apply, skip, or another fold, which replaces it,
+        follows."""
         key = self._key(name)
         return Gathering(self, key, self._use(key, _core.exchange_gather, timeout), pulls=False)
 

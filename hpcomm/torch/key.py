@@ -124,7 +124,7 @@ class ParamKey:
     def takes_slot(self, exchange: Exchange) -> None:
         """Its gradients go to the exchange from here on: where there is one float32 slot, p.grad lies in it."""
         slot = exchange.gradient(self.name)
-        single = exchange.plan.rows.column("depth").max() == 1 and not inside.reads_on(exchange)
+        single = inside.has_one_slot(exchange) and not inside.reads_on(exchange)
         self.slot = as_tensor(slot, self.order) if single and slot.dtype == np.float32 else None
         self.slot_at = 0 if self.slot is None else self.slot.data_ptr()
         self.seen = None

@@ -132,7 +132,7 @@ int job_create_with(const rank *r, const job *j, const hpc_exchange_config *conf
         hub.servers = j->servers, hub.n_servers = j->n_servers;
         hub.cores = j->cores, hub.chunk = j->chunk, hub.depth = j->depth, hub.wire = j->wire;
         hub.sum = j->sum, hub.each = j->each, hub.affinity = j->affinity, hub.interfaces = j->interfaces;
-        hub.codec_out = j->codec_out;
+        hub.codec_out = j->codec_out, hub.apply_at = j->apply_at;
         if (j->mixed) hub.wires = wires, hub.n_wires = j->n_keys;
         job_wires(j, wires);
         CHECK_OK(hpc_plan_hub(&hub, &plan));

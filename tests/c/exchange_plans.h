@@ -22,6 +22,7 @@ typedef struct job {
     int mixed;     /* each key has a wire of its own: job_wire */
     int in_place;  /* on a graph: models are trained where they lie, so gradients are float32 on any wire */
     int split;     /* fold and apply are two calls */
+    int apply_at;  /* of hpc_hub */
     int quorum;    /* which drops late updates; 0: all */
     double grace;
     const hpc_plan *plan; /* by hand; NULL: the hub of the above */

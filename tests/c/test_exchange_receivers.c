@@ -205,10 +205,7 @@ static void refused(rank *r) {
     job j;
     hpc_exchange *e = NULL;
     hpc_plan *plan = receiving(&j, r, 0);
-    j.split = 1;
-    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("apply the same elements, at receivers; split needs one owner of each");
-    j.split = 0, j.quorum = 1;
+    j.quorum = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
     CHECK_MESSAGE("apply the same elements; with a quorum they have one owner");
     j.quorum = 0, j.each = 1;

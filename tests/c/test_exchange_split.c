@@ -9,11 +9,14 @@ enum { BOTH = HPC_PUSH | HPC_PULL };
 
 /* In an arg, beside the rest: two ranks make a host, whose updates are summed first (hand_hosts). */
 enum { HOSTS = 8, CHAIN = 16 };
+/* Every rank applies the fold that owners forward. */
+enum { RECEIVERS = 32 };
 
 static void split_job(job *j, const rank *r) {
     static _Thread_local hand_plan hosts;
     job_init(j, r);
     j->split = 1;
+    if (r->arg & RECEIVERS) j->apply_at = HPC_AT_RECEIVERS;
     if (!(r->arg & (HOSTS | CHAIN))) return;
     hand_hosts(&hosts, j, r->size, 2, r->arg & CHAIN, 512);
     j->plan = &hosts.plan;
@@ -70,7 +73,7 @@ static void random_job(rank *r, uint64_t seed) {
     job j;
     reference ref;
     job_random(&j, r, seed);
-    j.split = 1, j.depth = 1, j.eager = 0, j.progress = r->arg;
+    j.split = 1, j.eager = 0, j.progress = r->arg;
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
     for (int step = 0; step < STEPS && job_works(&j, r->rank); step++) {
@@ -463,10 +466,7 @@ static void refusals(rank *r) {
     c.split = r->rank == 1;
     CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("rank 1 has split 1 and rank 0 has 0");
-    j.depth = 2;
-    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("split needs a plan of depth 1");
-    j.depth = 1, j.eager = 1;
+    j.eager = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("eager adds each to the one before");
     j.eager = 0, j.each = 1;
@@ -529,6 +529,20 @@ int main(int argc, char **argv) {
         {.name = "random_4_sleepy", .size = 4, .run = random_jobs, .arg = INLINE, .sleepy = true},
         {.name = "between", .size = 3, .run = between, .arg = INLINE},
         {.name = "between_thread", .size = 3, .run = between, .arg = THREAD},
+        {.name = "between_receivers", .size = 3, .run = between, .arg = INLINE + RECEIVERS},
+        {.name = "between_receivers_thread", .size = 4, .run = between, .arg = THREAD + RECEIVERS},
+        {.name = "nothing_receivers", .size = 3, .run = nothing, .arg = THREAD + RECEIVERS},
+        {.name = "arguments_receivers", .size = 3, .run = arguments, .arg = INLINE + RECEIVERS},
+        {.name = "differ_receivers_scale", .size = 3, .run = differ, .arg = 0 + RECEIVERS, .apart = true},
+        {.name = "differ_receivers_call", .size = 3, .run = differ, .arg = 2 + RECEIVERS, .apart = true},
+        {.name = "one_does_not_receivers", .size = 3, .run = one_does_not_apply, .arg = RECEIVERS},
+        {.name = "one_closes_receivers", .size = 3, .run = one_closes, .arg = RECEIVERS, .apart = true},
+        {.name = "dies_between_receivers",
+         .size = 3,
+         .run = dies_between,
+         .arg = RECEIVERS,
+         .victims = 1 << 1,
+         .apart = true},
         {.name = "between_alone", .size = 1, .run = between, .arg = INLINE},
         {.name = "nothing", .size = 3, .run = nothing, .arg = INLINE},
         {.name = "nothing_thread", .size = 2, .run = nothing, .arg = THREAD},

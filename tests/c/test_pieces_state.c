@@ -161,7 +161,7 @@ static void wild_is_sent(rank *r) {
     }
 }
 
-enum { OF_HOSTS = 16 }; /* in arg, beside the progress */
+enum { OF_HOSTS = 16, AT_RECEIVERS = 32 }; /* in arg, beside the progress */
 
 /* Folds NaN and Inf of rank 1. The trainer leaves this fold out. */
 static void fold_wild(play *p, const rank *r, int key) {
@@ -189,14 +189,30 @@ static void check_gathered(play *p, int key) {
     CHECK(told > 0 && fabs(found - told) <= 1e-6 * told);
 }
 
+/* Receivers have applied what all have computed and do not hold back; it is the same at all of them. */
+static void check_receivers(const play *p, const rank *r, const double *computed, double *sum) {
+    memcpy(sum, computed, p->all * sizeof *sum);
+    play_add_residuals(p, r, -1, sum);
+    double *all = malloc((size_t)r->size * p->all * sizeof *all);
+    CHECK_OK(hpc_allgather(r->context, sum, all, p->all * sizeof *all, -1));
+    memset(sum, 0, p->all * sizeof *sum);
+    play_add_applied(p, r, -1, sum);
+    for (int who = 0; who < r->size; who++)
+        for (size_t i = 0; i < p->all; i++) sum[i] += all[(size_t)who * p->all + i];
+    play_check_none(p, sum);
+    free(all);
+}
+
 /* A fold that is skipped, or replaced by another one, leaves all encoders as they were, those of forwards too. Some
  * folds here have NaNs, and the units of updates change. A fold of nothing encodes nothing. */
 static void between(rank *r) {
-    const setup s = {.plan = r->arg & OF_HOSTS ? HOSTS : HUB,
+    const setup s = {.plan = r->arg & OF_HOSTS       ? HOSTS
+                             : r->arg & AT_RECEIVERS ? RECEIVERS
+                                                     : HUB,
                      .per_host = r->arg & OF_HOSTS ? 2 : 0,
                      .split = 1,
                      .kinds = {LARGE, TOP, OWN},
-                     .progress = r->arg & ~OF_HOSTS};
+                     .progress = r->arg & ~(OF_HOSTS | AT_RECEIVERS)};
     play *p = play_new(r, &s);
     double *computed = calloc(p->all, sizeof *computed);
     uint64_t ticket, made[2] = {0}, counted[JOB_KEYS] = {0};
@@ -233,8 +249,14 @@ static void between(rank *r) {
     CHECK_MESSAGE("unit");
     CHECK_OK(hpc_exchange_close(p->e, -1));
     CHECK_OK(hpc_barrier(r->context, -1));
-    play_add_residuals(p, r, -1, computed);
-    play_check_servers(p, r, computed);
+    if (r->arg & AT_RECEIVERS) {
+        double *sum = calloc(p->all, sizeof *sum);
+        check_receivers(p, r, computed, sum);
+        free(sum);
+    } else {
+        play_add_residuals(p, r, -1, computed);
+        play_check_servers(p, r, computed);
+    }
     CHECK_OK(hpc_barrier(r->context, -1));
     free(computed);
     play_free(p);
@@ -263,20 +285,6 @@ static void nothing_of_a_host(rank *r) {
     CHECK_OK(hpc_barrier(r->context, -1));
     free(computed);
     play_free(p);
-}
-
-/* What receivers have applied is what all have computed and do not hold back; it is the same at all of them. */
-static void check_receivers(const play *p, const rank *r, const double *computed, double *sum) {
-    memcpy(sum, computed, p->all * sizeof *sum);
-    play_add_residuals(p, r, -1, sum);
-    double *all = malloc((size_t)r->size * p->all * sizeof *all);
-    CHECK_OK(hpc_allgather(r->context, sum, all, p->all * sizeof *all, -1));
-    memset(sum, 0, p->all * sizeof *sum);
-    play_add_applied(p, r, -1, sum);
-    for (int who = 0; who < r->size; who++)
-        for (size_t i = 0; i < p->all; i++) sum[i] += all[(size_t)who * p->all + i];
-    play_check_none(p, sum);
-    free(all);
 }
 
 /* Copies what this rank keeps of a key, encoders and receivers, to values or (set) from there. */
@@ -347,7 +355,7 @@ static void closed_by_publish(rank *r) {
 }
 
 int main(int argc, char **argv) {
-    ranks_case cases[TWICE + 10] = {{0}};
+    ranks_case cases[TWICE + 12] = {{0}};
     int n = 0;
     for (int i = 0; i < TWICE; i++)
         cases[n++] = (ranks_case){.name = twice[i].name, .size = twice[i].size, .run = goes_on, .arg = i};
@@ -358,6 +366,10 @@ int main(int argc, char **argv) {
         (ranks_case){.name = "between_hosts", .size = 4, .run = between, .arg = OF_HOSTS | HPC_PROGRESS_INLINE};
     cases[n++] =
         (ranks_case){.name = "between_hosts_threads", .size = 4, .run = between, .arg = OF_HOSTS | HPC_PROGRESS_THREAD};
+    cases[n++] =
+        (ranks_case){.name = "between_receivers", .size = 3, .run = between, .arg = AT_RECEIVERS | HPC_PROGRESS_INLINE};
+    cases[n++] = (ranks_case){
+        .name = "between_receivers_threads", .size = 3, .run = between, .arg = AT_RECEIVERS | HPC_PROGRESS_THREAD};
     cases[n++] = (ranks_case){.name = "nothing_of_a_host", .size = 4, .run = nothing_of_a_host};
     cases[n++] = (ranks_case){.name = "closed_by_publish", .size = 3, .run = closed_by_publish};
     cases[n++] = (ranks_case){
