@@ -61,6 +61,8 @@ static int tells(const hpc_exchange *ex, const hpc_share *share, int rank) {
     return 0;
 }
 
+_Static_assert(HPC_PLAN_DEPTH <= 1 << HPC_IMM_SLOT_BITS, "an event names any slot of a plan");
+
 /* Returns 0 if the event names no share of this core, 1 if it was handled, be it by a failure. So do those below. */
 static int share_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
     const hpc_exchange *ex = core->exchange;

@@ -7,8 +7,7 @@
 enum {
     HPC_PLAN_NUMBERS = 1 << 24, /* keys, and rows: what an immediate can name */
     HPC_PLAN_CORES = 1 << 10,   /* of one rank */
-    HPC_PLAN_DEPTH = 16,
-    HPC_PLAN_ALIGN = 16 /* elements: every row but the last of its key ends on a cache line */
+    HPC_PLAN_ALIGN = 16         /* elements: every row but the last of its key ends on a cache line */
 };
 
 /* Elements of all keys together: no sum of sizes made from them overflows. */

@@ -106,6 +106,7 @@ from .plan import (
     CODECS,
     EDGE_BYTES,
     PIECES,
+    PLAN_DEPTH,
     ROW_FIELDS,
     TOPS,
     WIRES,

@@ -26,7 +26,6 @@ from .options import EngineOptions, Made
 from .pieces import Span
 from .servers import KINDS, applies_at_receivers, goes_apart, has_servers
 
-_MOST_DEPTH = 16  # of a plan
 _MOST_STALENESS = 64  # with servers
 
 
@@ -272,7 +271,7 @@ def pieces_chunk(values: Mapping[str, NDArray[np.float32]], cores: int) -> int:
 def graph_depth(depth: Any, staleness: int, *, rotates: bool) -> int:
     """Slots of a key on a graph: as many as staleness, one for the update that is folded, one for the next update, and
     where models rotate one for the model."""
-    most = _MOST_DEPTH - rotates
+    most = _core.PLAN_DEPTH - rotates
     if staleness > most - 2:
         raise InvalidArgument(f"staleness is {staleness}: 0 to {most - 2} are possible on a graph")
     if rotates:

@@ -541,11 +541,13 @@ typedef enum hpc_action {
     HPC_RELAY = 3    /* the parameters of one row go on, unopened, to the out-edges */
 } hpc_action;
 
+enum { HPC_PLAN_DEPTH = 32 }; /* of a row, at most */
+
 typedef struct hpc_row {
     int key, owner, core;
     int action;              /* hpc_action */
     uint64_t offset, count;  /* elements of the key */
-    int depth;               /* inputs that may be under way on each in-edge */
+    int depth;               /* inputs that may be under way on each in-edge, 1 to HPC_PLAN_DEPTH */
     int quorum;              /* inputs that make a fold: all, or 1 (each by itself) */
     int codec_in, codec_out; /* hpc_dtype of the inputs, and of the outputs */
     int n_in, n_out;
