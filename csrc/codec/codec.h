@@ -28,16 +28,18 @@ typedef struct hpc_codec {
 
     int weighs; /* decode_add adds weight times each value, rounded once: a piece may be added to anything */
 
-    /* The most bytes that n elements take; and those of what lies in a slot, 0 if it is no piece of n elements. */
-    size_t (*max_bytes)(uint64_t n);
-    size_t (*length)(const void *piece, uint64_t n);
+    /* The most bytes that n elements take: slots have room for no more, so all ranks must find the same. config is NULL
+     * for arrays, here and below. */
+    size_t (*max_bytes)(const hpc_codec_config *config, uint64_t n);
+    /* The bytes of the piece that lies in a slot: 0 if it is no piece of n elements, else at most max_bytes. */
+    size_t (*length)(const hpc_codec_config *config, const void *piece, uint64_t n);
     /* x[0..n) into out, of cap bytes: how many were written, or a negative number (HPC_PIECE_*). state is
      * hpc_codec_state_slots arrays of n values, the residual first; *kept gets the elements that were sent. Of arrays
      * encoding, state and kept are NULL. */
     int64_t (*encode)(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
                       int64_t *kept);
     /* Adds weight times a piece of n elements, nbytes long, to acc. Nonzero when it is not a piece of n elements: then
-     * nothing is written. config is NULL for arrays. */
+     * nothing is written. */
     int (*decode_add)(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                       double weight);
 

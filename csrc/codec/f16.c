@@ -2,13 +2,14 @@
 
 enum { ITEM = 2 };
 
-static size_t max_bytes(uint64_t n) {
+static size_t max_bytes(const hpc_codec_config *config, uint64_t n) {
+    (void)config;
     return (size_t)n * ITEM;
 }
 
-static size_t length(const void *piece, uint64_t n) {
+static size_t length(const hpc_codec_config *config, const void *piece, uint64_t n) {
     (void)piece;
-    return max_bytes(n);
+    return max_bytes(config, n);
 }
 
 static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,

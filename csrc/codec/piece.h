@@ -72,16 +72,19 @@ int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t
 int hpc_piece_decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                          double weight);
 
-/* hpc_codec's max_bytes of all codecs of pieces: dense float32 behind a head. */
-size_t hpc_piece_most(uint64_t n);
+/* hpc_codec's max_bytes: dense values behind a head, float32 or in the format that is sent. */
+size_t hpc_piece_most(const hpc_codec_config *config, uint64_t n);
+size_t hpc_piece_most_filtered(const hpc_codec_config *config, uint64_t n);
 
 /* The length that a piece says it has. Its memory may change: whoever needs it twice reads it once. */
 static inline size_t hpc_piece_bytes(const void *piece) {
     return atomic_load_explicit((const _Atomic uint32_t *)piece, memory_order_relaxed);
 }
 
-/* hpc_codec's length of all codecs of pieces. */
-size_t hpc_piece_length(const void *piece, uint64_t n);
+/* hpc_codec's length, where a piece has at most so many bytes. */
+size_t hpc_piece_length(const void *piece, size_t most);
+size_t hpc_piece_length_dense(const hpc_codec_config *config, const void *piece, uint64_t n);
+size_t hpc_piece_length_filtered(const hpc_codec_config *config, const void *piece, uint64_t n);
 
 /* The same by the kernels of an instruction set (hpc_isa). */
 int hpc_piece_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int isa);

@@ -129,6 +129,7 @@ typedef struct hpc_layout {
     size_t encoded_bytes;                /* of all keys whose parameters come encoded */
     size_t dense_bytes;                  /* of all keys that are pushed as pieces */
     size_t *row_from;                    /* by row: where the piece of a push begins in its key's update; or NULL */
+    size_t *row_room;                    /* by row: of a key with pieces, hpc_row_bytes; or NULL */
     size_t *master_of;                   /* by row: bytes from its owner's masters */
     size_t *slot_base;                   /* [owner * size + sender]: bytes in the owner's part, or HPC_NOWHERE */
     int *holders;                        /* by rank: whose part has its parameters, or those of its host; -1: none */
@@ -175,8 +176,9 @@ struct hpc_exchange {
     void *graph;            /* discipline/graph.c: the graph that rows were made of; NULL: there are servers */
     hpc_key_rule *rules;    /* by key */
     hpc_key_pieces *pieces; /* by key; NULL: no key has pieces */
-    hpc_packing packing;    /* the worker's */
-    void *encoders;         /* the state of the worker's encoders, key after key */
+    const hpc_codec_config **configs; /* by key: of its pieces; NULL: it has none */
+    hpc_packing packing;              /* the worker's */
+    void *encoders;                   /* the state of the worker's encoders, key after key */
     size_t encoders_bytes;
     const struct hpc_fold_kernels *kernels;
     hpc_asked asked;

@@ -85,7 +85,7 @@ static inline void hpc_row_begin_step(const hpc_exchange *ex, hpc_work *w, uint6
 /* It has been made of so many arrays. Pieces are counted as they are added. */
 static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_arrays) {
     hpc_tally_add(&core->tally.applied, 1);
-    hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->row->count) * (size_t)n_arrays);
+    hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->config, w->row->count) * (size_t)n_arrays);
 }
 /* Whether inputs are added as they come. Where each is applied by itself there is nothing to add. */
 static inline int hpc_row_is_early(const hpc_exchange *ex) {

@@ -74,7 +74,7 @@ static int find_shares(hpc_exchange *ex, const char *op) {
     for (int i = 0; i < plan->n_rows; i++) {
         hpc_share *share = &ex->layout.shares[ex->layout.share_of[i]];
         const hpc_row *row = &plan->rows[i];
-        size_t nbytes = hpc_input_bytes(row);
+        size_t nbytes = hpc_input_bytes(ex, row);
         const int counts = hpc_codec_of(row->codec_in)->addressable; /* pieces are counted as they are folded */
         if (row->in != edges) {                                      /* a hub has one list */
             push = hpc_row_input(row, ex->context->group.rank);
@@ -153,7 +153,7 @@ static int find_keys(hpc_exchange *ex, const char *op) {
         int status = ex->keys[k].codec->addressable ? HPC_OK : hpc_pieces_find(ex, k, row, op);
         if (status != HPC_OK) return status;
         ex->layout.gradient_bytes +=
-            aligned(ex->keys[k].codec->addressable ? ex->keys[k].codec->max_bytes(plan->keys[k].count)
+            aligned(ex->keys[k].codec->addressable ? ex->keys[k].codec->max_bytes(NULL, plan->keys[k].count)
                                                    : ex->pieces[k].slot_bytes,
                     LINE);
     }

@@ -15,16 +15,33 @@ static size_t aligned(size_t nbytes) {
 
 /* ---- open ---- */
 
+/* The room that an input takes in a slot of each row: that of the largest codec of its inputs. */
+static void find_rooms(const hpc_exchange *ex) {
+    for (int i = 0; i < ex->plan->n_rows; i++) {
+        const hpc_row *row = &ex->plan->rows[i];
+        size_t most = hpc_input_bytes(ex, row);
+        for (int e = 0; e < row->n_in; e++) {
+            const size_t nbytes =
+                hpc_edge_codec(ex->plan, row, &row->in[e])->max_bytes(ex->configs[row->key], row->count);
+            if (nbytes > most) most = nbytes;
+        }
+        ex->layout.row_room[i] = aligned(most);
+    }
+}
+
 int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
     const hpc_plan *plan = ex->plan;
     int some = 0;
+    ex->configs = calloc((size_t)plan->n_keys, sizeof *ex->configs);
+    if (ex->configs == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d keys", op, plan->n_keys);
     for (int i = 0; i < plan->n_rows; i++)
         some |=
             !hpc_codec_of(plan->rows[i].codec_in)->addressable || !hpc_codec_of(plan->rows[i].codec_out)->addressable;
     if (!some) return HPC_OK;
     ex->pieces = calloc((size_t)plan->n_keys, sizeof *ex->pieces);
     ex->layout.row_from = calloc((size_t)plan->n_rows, sizeof *ex->layout.row_from);
-    if (ex->pieces == NULL || ex->layout.row_from == NULL)
+    ex->layout.row_room = calloc((size_t)plan->n_rows, sizeof *ex->layout.row_room);
+    if (ex->pieces == NULL || ex->layout.row_from == NULL || ex->layout.row_room == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the codecs of %d keys", op, plan->n_keys);
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
@@ -39,7 +56,9 @@ int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *f, const char *
         if (its->codec == NULL) continue;
         snprintf(its->name, sizeof its->name, "%s", its->config.name != NULL ? its->config.name : its->codec->name);
         its->config.name = its->name;
+        ex->configs[k] = &its->config;
     }
+    find_rooms(ex);
     return HPC_OK;
 }
 
@@ -47,8 +66,8 @@ int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *f, const char *
 static int open_packing(const hpc_exchange *ex, hpc_packing *packing, const char *op) {
     for (int i = 0; ex->pieces != NULL && i < ex->plan->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[i];
-        const size_t most = hpc_piece_most(row->count);
         if (!hpc_key_has_pieces(ex, row->key) || ex->pieces[row->key].config.compress == HPC_COMPRESS_NONE) continue;
+        const size_t most = ex->pieces[row->key].codec->max_bytes(ex->configs[row->key], row->count);
         const size_t room = hpc_compress_room(ex->pieces[row->key].config.compress, most);
         if (most > packing->most) packing->most = most;
         if (room > packing->room) packing->room = room;
@@ -72,7 +91,9 @@ void hpc_pieces_free(hpc_exchange *ex) {
     for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) free_packing(&ex->cores[c].packing);
     free_packing(&ex->packing);
     free(ex->pieces);
+    free(ex->configs);
     free(ex->layout.row_from);
+    free(ex->layout.row_room);
 }
 
 /* ---- encoders ---- */
@@ -148,7 +169,7 @@ static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces,
 static int64_t encode_part(hpc_encoder *encoder, const float *x, uint64_t offset, uint64_t n, void *out, int64_t *kept,
                            const hpc_packing *packing) {
     const hpc_codec_config *config = encoder->encoding.config;
-    const size_t most = hpc_piece_most(n), slots = (size_t)hpc_codec_state_slots(config);
+    const size_t most = encoder->codec->max_bytes(config, n), slots = (size_t)hpc_codec_state_slots(config);
     float *state = encoder->state + offset * slots;
     if (encoder->before != NULL) memcpy(encoder->before + offset * slots, state, n * slots * sizeof(float));
     int64_t nbytes = encoder->codec->encode(&encoder->encoding, x, (int64_t)n, state, out, (int64_t)most, kept);
@@ -159,7 +180,7 @@ static int64_t encode_part(hpc_encoder *encoder, const float *x, uint64_t offset
 /* Adds a piece of nbytes, which may be packed. */
 static int decode_part(const hpc_key_pieces *its, float *acc, uint64_t n, const char *piece, size_t nbytes,
                        double weight, const hpc_packing *packing) {
-    if (nbytes < sizeof(hpc_piece_head) || nbytes > hpc_piece_most(n)) return HPC_PIECE_BAD_LENGTH;
+    if (nbytes < sizeof(hpc_piece_head) || nbytes > its->codec->max_bytes(&its->config, n)) return HPC_PIECE_BAD_LENGTH;
     int64_t raw = (int64_t)nbytes;
     if (packing->room > 0 && hpc_piece_is_packed(piece)) {
         hpc_piece_head head; /* a core loads no library that no key has asked for */
@@ -342,7 +363,7 @@ int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char 
         hpc_count_received(ex, in->rank, nbytes);
         return 0;
     }
-    const size_t nbytes = in->codec->max_bytes(w->row->count);
+    const size_t nbytes = in->codec->max_bytes(NULL, w->row->count);
     in->codec->decode_add(NULL, to, (int64_t)w->row->count, piece, (int64_t)nbytes, weight);
     hpc_tally_add(&core->tally.bytes_folded, nbytes);
     return 0;

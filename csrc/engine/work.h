@@ -98,7 +98,8 @@ typedef struct hpc_work {
     int index;
     const hpc_row *row;
     const hpc_row_kind *kind;
-    const hpc_codec *in_codec; /* of pushes */
+    const hpc_codec *in_codec;      /* of pushes */
+    const hpc_codec_config *config; /* of pieces; NULL: the key has none */
     const hpc_key_rule *rule;
     hpc_apply_fn apply;                  /* the rule's; where the fold itself is the parameters it copies */
     int args_of;                         /* the lowest rank whose pushes reach it */

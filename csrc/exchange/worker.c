@@ -72,7 +72,7 @@ static void fill_slot(hpc_exchange *ex, int key, const float *src) {
     if (src == NULL || (const char *)src == hpc_push_slot(ex, key)) return;
     const hpc_codec *codec = ex->keys[key].codec;
     uint64_t count = ex->plan->keys[key].count;
-    size_t most = codec->max_bytes(count);
+    size_t most = codec->max_bytes(NULL, count);
     if (codec->plain)
         ex->kernels->copy(hpc_push_slot(ex, key), src, most, 0);
     else

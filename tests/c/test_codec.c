@@ -16,7 +16,7 @@ static float value(int64_t i) {
 
 static void round_trip(const hpc_codec *c, int64_t n) {
     float *x = malloc(MOST * sizeof *x), *acc = malloc((MOST + 1) * sizeof *acc);
-    size_t most = c->max_bytes((uint64_t)n);
+    size_t most = c->max_bytes(NULL, (uint64_t)n);
     char *piece = malloc(most + 1);
     CHECK(x && acc && piece);
     for (int64_t i = 0; i < n; i++) x[i] = value(i), acc[i] = 1000;

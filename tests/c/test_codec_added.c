@@ -14,19 +14,20 @@ static float reversed(const void *at) {
     return x;
 }
 
-static size_t max_bytes(uint64_t n) {
+static size_t max_bytes(const hpc_codec_config *config, uint64_t n) {
+    (void)config;
     return (size_t)n * sizeof(float);
 }
 
-static size_t length(const void *piece, uint64_t n) {
+static size_t length(const hpc_codec_config *config, const void *piece, uint64_t n) {
     (void)piece;
-    return max_bytes(n);
+    return max_bytes(config, n);
 }
 
 static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
                       int64_t *kept) {
     (void)encoding, (void)state, (void)kept;
-    if (cap < (int64_t)max_bytes((uint64_t)n)) return -1;
+    if (cap < (int64_t)max_bytes(NULL, (uint64_t)n)) return -1;
     for (int64_t i = 0; i < n; i++) {
         float y = reversed(&x[i]);
         memcpy((char *)out + (size_t)i * sizeof y, &y, sizeof y);
@@ -37,7 +38,7 @@ static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, f
 static int decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                       double weight) {
     (void)config;
-    if (n < 0 || nbytes != (int64_t)max_bytes((uint64_t)n)) return -1;
+    if (n < 0 || nbytes != (int64_t)max_bytes(NULL, (uint64_t)n)) return -1;
     for (int64_t i = 0; i < n; i++) acc[i] += (float)weight * reversed((const char *)in + (size_t)i * sizeof *acc);
     return 0;
 }

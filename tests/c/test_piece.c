@@ -226,7 +226,7 @@ static int64_t encode(const hpc_codec *codec, hpc_encoding *encoding, size_t n, 
     encoding->made++;
     CHECK(hpc_codec_check(codec, &config) == NULL);
     if (codec->begin != NULL) codec->begin(encoding, x, state, (int64_t)n);
-    int64_t nbytes = codec->encode(encoding, x, (int64_t)n, state, out, (int64_t)codec->max_bytes(n), &kept);
+    int64_t nbytes = codec->encode(encoding, x, (int64_t)n, state, out, (int64_t)codec->max_bytes(&config, n), &kept);
     if (codec->end != NULL) codec->end(encoding, (int64_t)n, kept);
     return nbytes;
 }
