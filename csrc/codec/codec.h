@@ -54,6 +54,21 @@ typedef struct hpc_codec {
      * kept is of them all. NULL: nothing is. */
     void (*begin)(hpc_encoding *encoding, const float *x, const float *residual, int64_t n);
     void (*end)(hpc_encoding *encoding, int64_t n, int64_t kept);
+
+    /* Pieces only. A piece of n elements that adds nothing, into out, which has room for max_bytes. */
+    void (*encode_nothing)(const hpc_codec_config *config, int64_t n, void *out);
+    /* What is wrong with a piece, or with an encoding, in words: of a nonzero status of decode_add and unpack, or a
+     * negative one of encode and pack. */
+    const char *(*text)(int status);
+    /* Pieces that are made shorter still after they are encoded, and read only when they have their old form again.
+     * scratch: bytes that pack and unpack need beside pieces of at most so many; 0: this configuration packs none, and
+     * neither of the two is called. pack works on a piece of at most cap bytes where it lies, and returns its bytes.
+     * unpack returns the bytes of the piece that it has written to raw, or 0 for one that was not packed. Both return a
+     * negative status where they fail. */
+    size_t (*scratch)(const hpc_codec_config *config, size_t most);
+    int64_t (*pack)(const hpc_codec_config *config, void *piece, size_t cap, void *scratch, size_t room);
+    int64_t (*unpack)(const hpc_codec_config *config, const void *piece, int64_t nbytes, void *raw, size_t cap,
+                      void *scratch, size_t room);
 } hpc_codec;
 
 extern const hpc_codec hpc_codec_f32, hpc_codec_f16, hpc_codec_bf16;
@@ -73,6 +88,9 @@ void hpc_codec_numbers(char *numbers, size_t cap, int pieces);
 /* encode and decode_add of the codecs whose pieces are arrays of a dtype (array.c). */
 int64_t hpc_codec_encode_array(const float *x, int64_t n, void *out, int64_t cap, int dtype);
 int hpc_codec_add_array(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int dtype);
+
+/* Sets a residual to 0 where it is NaN or infinite (use.c). */
+void hpc_codec_drop_wild(float *residual, int64_t n);
 
 /* Of an encoder of pieces: float32 values of state an element, the residual among them. */
 static inline int hpc_codec_state_slots(const hpc_codec_config *config) {

@@ -74,4 +74,9 @@ const hpc_codec hpc_codec_onebit = {
     .decode_add = hpc_piece_decode_add,
     .check = check,
     .unit = unit_of,
+    .encode_nothing = hpc_piece_encode_nothing,
+    .text = hpc_piece_text,
+    .scratch = hpc_piece_scratch,
+    .pack = hpc_piece_pack_by,
+    .unpack = hpc_piece_unpack_by,
 };

@@ -21,7 +21,7 @@ static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, f
     args[0] = 0;
     if (!config->no_feedback) {
         if (config->decode_add(state, n, body, nbytes, -1, args) != 0) return HPC_PIECE_FAILED;
-        hpc_piece_drop_wild(state, n); /* a NaN or Inf goes out as the codec has it, and does not stay */
+        hpc_codec_drop_wild(state, n); /* a NaN or Inf goes out as the codec has it, and does not stay */
     }
     *kept = n;
     return hpc_piece_finish(out, HPC_PIECE_OWN, HPC_F32, n, 0, (size_t)nbytes);
@@ -56,4 +56,9 @@ const hpc_codec hpc_codec_own = {
     .encode = encode,
     .decode_add = decode_add,
     .check = check,
+    .encode_nothing = hpc_piece_encode_nothing,
+    .text = hpc_piece_text,
+    .scratch = hpc_piece_scratch,
+    .pack = hpc_piece_pack_by,
+    .unpack = hpc_piece_unpack_by,
 };

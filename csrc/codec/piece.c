@@ -83,6 +83,11 @@ int64_t hpc_piece_finish(void *out, int form, int values, int64_t n, int64_t ent
     return head.nbytes;
 }
 
+void hpc_piece_encode_nothing(const hpc_codec_config *config, int64_t n, void *out) {
+    (void)config;
+    hpc_piece_finish(out, HPC_PIECE_GAPS8, HPC_F32, n, 0, 0);
+}
+
 uint64_t hpc_piece_signs_bytes(uint64_t n, uint64_t unit) {
     uint64_t whole = n / unit, last = n % unit;
     return (whole + (last > 0)) * 2 * sizeof(float) + whole * ((unit + 7) / 8) + (last + 7) / 8;

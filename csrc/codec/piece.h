@@ -89,6 +89,13 @@ size_t hpc_piece_length_filtered(const hpc_codec_config *config, const void *pie
 /* The same by the kernels of an instruction set (hpc_isa). */
 int hpc_piece_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int isa);
 
+/* hpc_codec's encode_nothing; and its scratch, pack and unpack, by the compression that the configuration names. */
+void hpc_piece_encode_nothing(const hpc_codec_config *config, int64_t n, void *out);
+size_t hpc_piece_scratch(const hpc_codec_config *config, size_t most);
+int64_t hpc_piece_pack_by(const hpc_codec_config *config, void *piece, size_t cap, void *scratch, size_t room);
+int64_t hpc_piece_unpack_by(const hpc_codec_config *config, const void *piece, int64_t nbytes, void *raw, size_t cap,
+                            void *scratch, size_t room);
+
 /* How a piece is filtered, and written. */
 typedef struct hpc_piece_filter {
     hpc_filter_fn *filter; /* NULL: the kernel for the format of values */
@@ -108,9 +115,6 @@ int64_t hpc_piece_encode(const hpc_piece_filter *how, const float *x, int64_t n,
 int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out,
                                   int64_t cap, int64_t *kept);
 const char *hpc_piece_check_filter(const hpc_codec_config *config);
-
-/* Sets a residual to 0 where it is NaN or infinite. */
-void hpc_piece_drop_wild(float *residual, int64_t n);
 
 /* Whether n, values and cap are in range: 0, or why not. */
 int hpc_piece_check(int64_t n, int values, int64_t cap);

@@ -1,5 +1,4 @@
 /* Writing a piece: filter, then choose the form. */
-#include <math.h>
 #include <string.h>
 
 #include "codec/piece.h"
@@ -176,9 +175,4 @@ int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const float *x, 
     int64_t nbytes = hpc_piece_encode(&how, x, n, state, out, cap, kept);
     if (config->no_feedback && nbytes > 0) memset(state, 0, (size_t)n * sizeof *state);
     return nbytes;
-}
-
-void hpc_piece_drop_wild(float *residual, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        if (!isfinite(residual[i])) residual[i] = 0;
 }

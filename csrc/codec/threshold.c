@@ -32,4 +32,9 @@ const hpc_codec hpc_codec_threshold = {
     .decode_add = hpc_piece_decode_add,
     .check = check,
     .begin = begin,
+    .encode_nothing = hpc_piece_encode_nothing,
+    .text = hpc_piece_text,
+    .scratch = hpc_piece_scratch,
+    .pack = hpc_piece_pack_by,
+    .unpack = hpc_piece_unpack_by,
 };

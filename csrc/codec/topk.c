@@ -92,4 +92,9 @@ const hpc_codec hpc_codec_topk = {
     .check = check,
     .begin = begin,
     .end = end,
+    .encode_nothing = hpc_piece_encode_nothing,
+    .text = hpc_piece_text,
+    .scratch = hpc_piece_scratch,
+    .pack = hpc_piece_pack_by,
+    .unpack = hpc_piece_unpack_by,
 };

@@ -93,6 +93,7 @@ typedef struct hpc_key_pieces {
     hpc_pushed_part *parts;   /* of pushes, in the order of their offsets */
     int n_parts;              /* 0: pushes are arrays */
     int gives;                /* this rank pushes pieces; a push of weight 0 brings none */
+    int packs;                /* pieces may be packed */
     size_t slot_bytes, dense; /* of an update in a slot; from the start of hpc_place.dense */
     hpc_encoder encoder;      /* of this rank's pushes */
 } hpc_key_pieces;

@@ -2,7 +2,6 @@
  * with zeros; then the rule goes by blocks. Where the rule is sgd a piece goes straight into the parameters. */
 #include <string.h>
 
-#include "codec/piece.h"
 #include "engine/kind.h"
 #include "engine/pieces.h"
 
@@ -225,7 +224,8 @@ static hpc_row_room no_room(const hpc_exchange *ex, const hpc_row *row) {
 static int work_passthrough(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
     (void)args;
     hpc_row_begin_step(core->exchange, w, inputs->slot);
-    hpc_count_received(core->exchange, inputs->from[0]->rank, hpc_piece_bytes(inputs->bases[0]));
+    const size_t nbytes = w->in_codec->length(w->config, inputs->bases[0], w->row->count);
+    hpc_count_received(core->exchange, inputs->from[0]->rank, nbytes);
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, 0);
     return 0;

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "codec/compress.h"
 
 enum { LINE = 64 };
 
@@ -57,6 +56,8 @@ int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *f, const char *
         snprintf(its->name, sizeof its->name, "%s", its->config.name != NULL ? its->config.name : its->codec->name);
         its->config.name = its->name;
         ex->configs[k] = &its->config;
+        const size_t most = its->codec->max_bytes(&its->config, plan->keys[k].count);
+        its->packs = its->codec->pack != NULL && its->codec->scratch(&its->config, most) > 0;
     }
     find_rooms(ex);
     return HPC_OK;
@@ -66,9 +67,11 @@ int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *f, const char *
 static int open_packing(const hpc_exchange *ex, hpc_packing *packing, const char *op) {
     for (int i = 0; ex->pieces != NULL && i < ex->plan->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[i];
-        if (!hpc_key_has_pieces(ex, row->key) || ex->pieces[row->key].config.compress == HPC_COMPRESS_NONE) continue;
-        const size_t most = ex->pieces[row->key].codec->max_bytes(ex->configs[row->key], row->count);
-        const size_t room = hpc_compress_room(ex->pieces[row->key].config.compress, most);
+        const hpc_codec *codec = ex->pieces[row->key].codec;
+        const hpc_codec_config *config = ex->configs[row->key];
+        if (codec == NULL || codec->pack == NULL) continue;
+        const size_t most = codec->max_bytes(config, row->count), room = codec->scratch(config, most);
+        if (room == 0) continue;
         if (most > packing->most) packing->most = most;
         if (room > packing->room) packing->room = room;
     }
@@ -112,6 +115,7 @@ static void init(const hpc_exchange *ex, hpc_encoder *encoder, const hpc_key_pie
                  void *memory) {
     encoder->codec = its->codec;
     encoder->encoding.config = &its->config;
+    encoder->packs = its->packs;
     encoder->count = count;
     encoder->state = memory;
     if (ex->discipline->split != NULL) encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
@@ -173,31 +177,27 @@ static int64_t encode_part(hpc_encoder *encoder, const float *x, uint64_t offset
     float *state = encoder->state + offset * slots;
     if (encoder->before != NULL) memcpy(encoder->before + offset * slots, state, n * slots * sizeof(float));
     int64_t nbytes = encoder->codec->encode(&encoder->encoding, x, (int64_t)n, state, out, (int64_t)most, kept);
-    if (nbytes < 0 || config->compress == HPC_COMPRESS_NONE) return nbytes;
-    return hpc_piece_pack(config->compress, out, most, packing->scratch, packing->room);
+    if (nbytes < 0 || !encoder->packs) return nbytes;
+    return encoder->codec->pack(config, out, most, packing->scratch, packing->room);
 }
 
-/* Adds a piece of nbytes, which may be packed. */
+/* Adds a piece of nbytes, which may be packed; 0 bytes are none, and refused. */
 static int decode_part(const hpc_key_pieces *its, float *acc, uint64_t n, const char *piece, size_t nbytes,
                        double weight, const hpc_packing *packing) {
-    if (nbytes < sizeof(hpc_piece_head) || nbytes > its->codec->max_bytes(&its->config, n)) return HPC_PIECE_BAD_LENGTH;
-    int64_t raw = (int64_t)nbytes;
-    if (packing->room > 0 && hpc_piece_is_packed(piece)) {
-        hpc_piece_head head; /* a core loads no library that no key has asked for */
-        memcpy(&head, piece, sizeof head);
-        if (head.packed != its->config.compress) return HPC_PIECE_BAD_HEAD;
-        raw = hpc_piece_unpack(piece, raw, packing->raw, packing->most, packing->scratch, packing->room);
-        if (raw < 0) return (int)raw;
-        piece = packing->raw;
-    }
-    return its->codec->decode_add(&its->config, acc, (int64_t)n, piece, raw, weight);
+    const int64_t raw = !its->packs || nbytes == 0
+                            ? 0
+                            : its->codec->unpack(&its->config, piece, (int64_t)nbytes, packing->raw, packing->most,
+                                                 packing->scratch, packing->room);
+    if (raw < 0) return (int)raw;
+    if (raw > 0) return its->codec->decode_add(&its->config, acc, (int64_t)n, packing->raw, raw, weight);
+    return its->codec->decode_add(&its->config, acc, (int64_t)n, piece, (int64_t)nbytes, weight);
 }
 
 static void cannot_encode(hpc_exchange *ex, int key, uint64_t offset, int64_t status) {
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: codec %s cannot encode key %s from element %llu on: %s",
              ex->context->group.rank, ex->pieces[key].name, ex->plan->keys[key].name, (unsigned long long)offset,
-             hpc_piece_text((int)status));
+             ex->pieces[key].codec->text((int)status));
     hpc_exchange_fail(ex, HPC_ERR_INVALID, why);
 }
 
@@ -285,17 +285,17 @@ static void settle_fold(const hpc_work *w) {
 static void put_back(hpc_exchange *ex, const hpc_row *row, hpc_encoder *encoder, float *residual, const char *piece,
                      const hpc_packing *packing) {
     const hpc_key_pieces *its = &ex->pieces[row->key];
-    const size_t nbytes = hpc_piece_bytes(piece);
+    const size_t nbytes = its->codec->length(&its->config, piece, row->count);
     if (its->config.no_feedback) return;
     const int status = decode_part(its, residual, row->count, piece, nbytes, 1, packing);
     if (status != 0) {
         char why[HPC_FAILURE_BYTES];
         snprintf(why, sizeof why, "rank %d: its own piece of key %s cannot go back into the residual: %s",
-                 ex->context->group.rank, ex->plan->keys[row->key].name, hpc_piece_text(status));
+                 ex->context->group.rank, ex->plan->keys[row->key].name, its->codec->text(status));
         hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
         return;
     }
-    hpc_piece_drop_wild(residual, (int64_t)row->count);
+    hpc_codec_drop_wild(residual, (int64_t)row->count);
     hpc_tally_add(&encoder->returned, nbytes);
 }
 
@@ -322,7 +322,8 @@ size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const c
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
         const hpc_edge *push = hpc_row_input(row, ex->context->group.rank);
-        if (push != NULL && !hpc_input_is_empty(ex, push)) nbytes += hpc_piece_bytes(slot + hpc_row_from(ex, row));
+        if (push == NULL || hpc_input_is_empty(ex, push)) continue;
+        nbytes += hpc_push_bytes(ex, row, slot + hpc_row_from(ex, row));
     }
     return nbytes;
 }
@@ -335,14 +336,14 @@ static void cannot_decode(hpc_core *core, const hpc_work *w, int rank, int statu
     snprintf(why, sizeof why, "rank %d: the piece of rank %d for key %.64s, elements %llu to %llu, step %llu: %s",
              ex->context->group.rank, rank, ex->plan->keys[w->row->key].name, (unsigned long long)w->row->offset,
              (unsigned long long)(w->row->offset + w->row->count - 1), (unsigned long long)(w->step + 1),
-             hpc_piece_text(status));
+             ex->pieces[w->row->key].codec->text(status));
     hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
 }
 
 int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight,
                          float *to) {
     const double since = hpc_now();
-    const size_t nbytes = hpc_piece_bytes(piece);
+    const size_t nbytes = in->codec->length(w->config, piece, w->row->count);
     int status =
         decode_part(&core->exchange->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
     if (status != 0) {
@@ -357,7 +358,7 @@ int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const
 int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to) {
     hpc_exchange *ex = core->exchange;
     if (!in->codec->addressable) {
-        const size_t nbytes = hpc_piece_bytes(piece);
+        const size_t nbytes = in->codec->length(w->config, piece, w->row->count);
         if (hpc_pieces_add_again(core, w, in, piece, weight, to) != 0) return -1;
         hpc_tally_add(&core->tally.bytes_folded, nbytes);
         hpc_count_received(ex, in->rank, nbytes);
@@ -385,6 +386,6 @@ int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
 }
 
 int hpc_pieces_encode_nothing(const hpc_work *w) {
-    hpc_piece_finish(w->encoded, HPC_PIECE_GAPS8, HPC_F32, (int64_t)w->row->count, 0, 0);
+    w->out_codec->encode_nothing(w->config, (int64_t)w->row->count, w->encoded);
     return 0;
 }

@@ -7,7 +7,6 @@
 #ifndef HPC_PIECES_H
 #define HPC_PIECES_H
 
-#include "codec/piece.h"
 #include "engine/layout.h"
 #include "engine/row.h"
 

@@ -28,6 +28,7 @@ typedef struct hpc_row_kind hpc_row_kind;
 typedef struct hpc_encoder {
     const hpc_codec *codec; /* NULL: nothing is encoded */
     hpc_encoding encoding;
+    int packs;                  /* pieces are packed when they are encoded */
     uint64_t count;             /* elements */
     float *state;               /* of each piece the residual, then the codec's own slots; piece after piece */
     float *before;              /* split: the state as it was before the last encoding; elsewhere NULL */
