@@ -30,13 +30,14 @@ static float mean_of(double sum, size_t count) {
 /* A bit an element (CNTK's 1-bit SGD): units of elements in a row, each with the mean of its elements from 0 up and
  * that of the others; the residual is what these miss. Dense float32 where units are so small that this takes less. A
  * piece begins with a unit. */
-static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
-                      int64_t *kept) {
+static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
+                      int64_t cap, int64_t *kept) {
     const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(HPC_ISA_BEST);
     if (n < 0 || n > HPC_PIECE_ELEMENTS) return HPC_PIECE_BAD_ARGS;
     if (cap < 0 || (size_t)cap < max_bytes(encoding->config, (uint64_t)n)) return HPC_PIECE_NO_ROOM;
     size_t unit = (size_t)encoding->config->unit, all = (size_t)n, units = (all + unit - 1) / unit;
     uint64_t nbytes = hpc_piece_signs_bytes(all, unit);
+    const float *x = hpc_source_values(source);
     *kept = n;
     if (nbytes >= all * sizeof(float)) return write_dense(x, n, state, out);
 
@@ -60,7 +61,8 @@ static const char *check(const hpc_codec_config *config) {
     return config->state_slots == 0 ? NULL : "state_slots must be 0: its state is the residual";
 }
 
-static uint64_t unit_of(const hpc_codec_config *config) {
+static uint64_t unit_of(const hpc_codec_config *config, uint64_t n) {
+    (void)n;
     return config->unit;
 }
 

@@ -112,8 +112,8 @@ int64_t hpc_piece_encode(const hpc_piece_filter *how, const float *x, int64_t n,
                          int64_t cap, int64_t *kept);
 
 /* For codecs with a delta: hpc_codec's encode, and their part of its check. */
-int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out,
-                                  int64_t cap, int64_t *kept);
+int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state,
+                                  void *out, int64_t cap, int64_t *kept);
 const char *hpc_piece_check_filter(const hpc_codec_config *config);
 
 /* Whether n, values and cap are in range: 0, or why not. */

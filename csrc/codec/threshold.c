@@ -15,9 +15,9 @@ static const char *check(const hpc_codec_config *config) {
     return hpc_piece_check_filter(config);
 }
 
-static void begin(hpc_encoding *encoding, const float *x, const float *residual, int64_t n) {
+static void begin(hpc_encoding *encoding, const hpc_codec_source *source, const float *residual, int64_t n) {
     double delta = encoding->config->delta;
-    (void)x, (void)residual, (void)n;
+    (void)source, (void)residual, (void)n;
     if (encoding->config->decays) delta /= sqrt((double)encoding->made);
     encoding->delta = below(delta);
 }

@@ -70,11 +70,12 @@ static const char *check(const hpc_codec_config *config) {
     return hpc_piece_check_filter(config);
 }
 
-static void begin(hpc_encoding *encoding, const float *x, const float *residual, int64_t n) {
+static void begin(hpc_encoding *encoding, const hpc_codec_source *source, const float *residual, int64_t n) {
     double fraction = encoding->config->fraction;
     encoding->delta = 0;
     if (n == 0 || fraction == 1) return;
-    encoding->delta = encoding->own[0] > 0 ? encoding->own[0] : sampled_delta(x, residual, n, fraction);
+    encoding->delta =
+        encoding->own[0] > 0 ? encoding->own[0] : sampled_delta(hpc_source_values(source), residual, n, fraction);
 }
 
 static void end(hpc_encoding *encoding, int64_t n, int64_t kept) {

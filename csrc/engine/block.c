@@ -63,6 +63,7 @@ int hpc_block_apply(hpc_core *core, const hpc_work *w, const float *block, int n
 }
 
 void hpc_block_encode(const hpc_work *w, const float *block, size_t from, size_t n) {
-    w->out_codec->encode(NULL, block, (int64_t)n, NULL, w->encoded + hpc_codec_span(w->out_codec, from),
+    const hpc_codec_source source = {block, 0};
+    w->out_codec->encode(NULL, &source, (int64_t)n, NULL, w->encoded + hpc_codec_span(w->out_codec, from),
                          (int64_t)w->out_codec->max_bytes(NULL, n), NULL);
 }

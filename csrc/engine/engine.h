@@ -37,7 +37,7 @@
 typedef struct hpc_place {
     size_t params, gradients, pushed, masters, args, closed;
     size_t own;     /* the discipline's */
-    size_t dense;   /* gradients in float32 that are pushed as pieces */
+    size_t dense;   /* of split: gradients in float32 that are pushed as pieces */
     size_t encoded; /* parameters as owners send them that cannot write into params; each rank tells the others */
     size_t nbytes;
     int cores, shares; /* how many the rank has */
@@ -95,6 +95,7 @@ typedef struct hpc_key_pieces {
     int gives;                /* this rank pushes pieces; a push of weight 0 brings none */
     int packs;                /* pieces may be packed */
     size_t slot_bytes, dense; /* of an update in a slot; from the start of hpc_place.dense */
+    hpc_memory *source;       /* where the worker writes updates, if it has ever asked for it; with split in dense */
     hpc_encoder encoder;      /* of this rank's pushes */
 } hpc_key_pieces;
 
@@ -128,7 +129,7 @@ typedef struct hpc_layout {
     char *pushers;                       /* [key * size + rank] */
     size_t params_bytes, gradient_bytes; /* of all keys; of one slot */
     size_t encoded_bytes;                /* of all keys whose parameters come encoded */
-    size_t dense_bytes;                  /* of all keys that are pushed as pieces */
+    size_t dense_bytes;                  /* split: of all keys that are pushed as pieces */
     size_t *row_from;                    /* by row: where the piece of a push begins in its key's update; or NULL */
     size_t *row_room;                    /* by row: of a key with pieces, hpc_row_bytes; or NULL */
     size_t *master_of;                   /* by row: bytes from its owner's masters */

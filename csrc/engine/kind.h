@@ -17,11 +17,12 @@
 
 /* Bytes of a row's own memory. */
 typedef struct hpc_row_room {
-    size_t state;    /* of the rule */
-    size_t acc;      /* a fold that outlasts the work on its row */
-    size_t sum;      /* a fold that does not: it lies where that of the row before did, while that is in the caches */
-    size_t encoded;  /* outputs as they are sent */
-    size_t residual; /* of an encoder of pieces */
+    size_t state;     /* of the rule */
+    size_t acc;       /* a fold that outlasts the work on its row */
+    size_t sum;       /* a fold that does not: it lies where that of the row before did, while that is in the caches */
+    size_t encoded;   /* outputs as they are sent */
+    size_t residual;  /* state of an encoder of pieces */
+    int sends_pieces; /* it has an encoder */
 } hpc_row_room;
 
 struct hpc_row_kind {

@@ -58,6 +58,6 @@ int hpc_pieces_find(hpc_exchange *ex, int key, int first, const char *op) {
         ex->layout.row_from[i] = its->parts[p].at;
     }
     its->dense = ex->layout.dense_bytes;
-    ex->layout.dense_bytes += aligned((size_t)plan->keys[key].count * sizeof(float));
+    if (ex->discipline->split != NULL) ex->layout.dense_bytes += aligned(hpc_pieces_source_bytes(ex, key));
     return HPC_OK;
 }

@@ -89,7 +89,10 @@ static void free_packing(hpc_packing *packing) {
 
 void hpc_pieces_free(hpc_exchange *ex) {
     for (int i = 0; ex->work != NULL && i < ex->n_work; i++) free(ex->work[i].encoder);
-    for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) free(ex->pieces[k].parts);
+    for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) {
+        free(ex->pieces[k].parts);
+        hpc_memory_release(ex->pieces[k].source);
+    }
     hpc_private_free(ex->encoders, ex->encoders_bytes);
     for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) free_packing(&ex->cores[c].packing);
     free_packing(&ex->packing);
@@ -102,7 +105,7 @@ void hpc_pieces_free(hpc_exchange *ex) {
 /* ---- encoders ---- */
 
 static size_t state_bytes(const hpc_key_pieces *its, uint64_t count) {
-    return aligned((size_t)count * sizeof(float) * (size_t)hpc_codec_state_slots(&its->config));
+    return aligned((size_t)count * sizeof(float) * (size_t)hpc_codec_state_slots(its->codec, &its->config));
 }
 
 /* A fold that may be skipped needs the state twice. */
@@ -116,6 +119,8 @@ static void init(const hpc_exchange *ex, hpc_encoder *encoder, const hpc_key_pie
     encoder->codec = its->codec;
     encoder->encoding.config = &its->config;
     encoder->packs = its->packs;
+    encoder->keeps = hpc_codec_keeps(its->codec, &its->config);
+    encoder->slots = (size_t)hpc_codec_state_slots(its->codec, &its->config);
     encoder->count = count;
     encoder->state = memory;
     if (ex->discipline->split != NULL) encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
@@ -125,18 +130,21 @@ int hpc_pieces_open_worker(hpc_exchange *ex, const char *op) {
     int status = open_packing(ex, &ex->packing, op);
     for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_packing(ex, &ex->cores[c].packing, op);
     size_t nbytes = 0, at = 0;
+    int gives = 0;
     const int n = ex->pieces != NULL ? ex->plan->n_keys : 0;
-    for (int k = 0; k < n; k++)
+    for (int k = 0; k < n; k++) {
+        gives |= ex->pieces[k].gives;
         if (ex->pieces[k].gives) nbytes += all_bytes(ex, &ex->pieces[k], ex->plan->keys[k].count);
-    if (status != HPC_OK || nbytes == 0) return status;
-    ex->encoders = hpc_private_alloc(nbytes, -1);
+    }
+    if (status != HPC_OK || !gives) return status;
+    if (nbytes > 0) ex->encoders = hpc_private_alloc(nbytes, -1);
     ex->encoders_bytes = nbytes;
-    if (ex->encoders == NULL)
+    if (nbytes > 0 && ex->encoders == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the residuals of keys", op, nbytes);
     for (int k = 0; k < n; k++) {
         hpc_key_pieces *its = &ex->pieces[k];
         if (!its->gives) continue;
-        init(ex, &its->encoder, its, ex->plan->keys[k].count, (char *)ex->encoders + at);
+        init(ex, &its->encoder, its, ex->plan->keys[k].count, nbytes > 0 ? (char *)ex->encoders + at : NULL);
         at += all_bytes(ex, its, ex->plan->keys[k].count);
     }
     return HPC_OK;
@@ -153,11 +161,11 @@ int hpc_pieces_open_row(hpc_exchange *ex, hpc_work *w, void *memory, const char 
     return HPC_OK;
 }
 
-static void begin(hpc_encoder *encoder, const float *x, uint64_t n) {
+static void begin(hpc_encoder *encoder, const hpc_codec_source *source, uint64_t n) {
     encoder->was = encoder->encoding;
     encoder->fresh = 1;
     encoder->encoding.made++;
-    if (encoder->codec->begin != NULL) encoder->codec->begin(&encoder->encoding, x, encoder->state, (int64_t)n);
+    if (encoder->codec->begin != NULL) encoder->codec->begin(&encoder->encoding, source, encoder->state, (int64_t)n);
 }
 
 static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces, uint64_t nbytes, double since) {
@@ -170,13 +178,14 @@ static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces,
 }
 
 /* The state of a piece lies with its elements: the slots of a part, then those of the next one. */
-static int64_t encode_part(hpc_encoder *encoder, const float *x, uint64_t offset, uint64_t n, void *out, int64_t *kept,
-                           const hpc_packing *packing) {
+static int64_t encode_part(hpc_encoder *encoder, const hpc_codec_source *source, uint64_t offset, uint64_t n, void *out,
+                           int64_t *kept, const hpc_packing *packing) {
     const hpc_codec_config *config = encoder->encoding.config;
-    const size_t most = encoder->codec->max_bytes(config, n), slots = (size_t)hpc_codec_state_slots(config);
-    float *state = encoder->state + offset * slots;
-    if (encoder->before != NULL) memcpy(encoder->before + offset * slots, state, n * slots * sizeof(float));
-    int64_t nbytes = encoder->codec->encode(&encoder->encoding, x, (int64_t)n, state, out, (int64_t)most, kept);
+    const size_t most = encoder->codec->max_bytes(config, n), slots = encoder->slots;
+    float *state = slots > 0 ? encoder->state + offset * slots : NULL;
+    if (encoder->before != NULL && slots > 0)
+        memcpy(encoder->before + offset * slots, state, n * slots * sizeof(float));
+    int64_t nbytes = encoder->codec->encode(&encoder->encoding, source, (int64_t)n, state, out, (int64_t)most, kept);
     if (nbytes < 0 || !encoder->packs) return nbytes;
     return encoder->codec->pack(config, out, most, packing->scratch, packing->room);
 }
@@ -203,22 +212,45 @@ static void cannot_encode(hpc_exchange *ex, int key, uint64_t offset, int64_t st
 
 /* ---- the worker ---- */
 
-float *hpc_pieces_dense(const hpc_exchange *ex, int key) {
-    const hpc_place *place = &ex->layout.places[ex->context->group.rank];
-    return (float *)(void *)(hpc_own_part(ex) + place->dense + ex->pieces[key].dense);
+size_t hpc_pieces_source_bytes(const hpc_exchange *ex, int key) {
+    const hpc_key_pieces *its = &ex->pieces[key];
+    const uint64_t count = ex->plan->keys[key].count;
+    return its->codec->source_bytes != NULL ? its->codec->source_bytes(&its->config, count) : count * sizeof(float);
 }
 
-int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot) {
+int hpc_pieces_source(hpc_exchange *ex, int key, const char *op, void **at) {
+    const hpc_place *place = &ex->layout.places[ex->context->group.rank];
+    hpc_key_pieces *its = &ex->pieces[key];
+    int status = HPC_OK;
+    if (ex->layout.dense_bytes > 0) {
+        *at = hpc_own_part(ex) + place->dense + its->dense;
+        return HPC_OK;
+    }
+    if (its->source == NULL) status = hpc_memory_create(hpc_pieces_source_bytes(ex, key), op, &its->source);
+    if (status == HPC_OK) *at = hpc_memory_data(its->source);
+    return status;
+}
+
+int hpc_pieces_are_finite(const hpc_exchange *ex, int key, const void *update) {
+    const hpc_key_pieces *its = &ex->pieces[key];
+    const hpc_codec_source source = {update, 0};
+    const uint64_t count = ex->plan->keys[key].count;
+    if (its->codec->is_finite != NULL) return its->codec->is_finite(&its->config, &source, count);
+    return ex->kernels->all_finite(update, (size_t)count, HPC_F32);
+}
+
+int hpc_pieces_encode(hpc_exchange *ex, int key, const void *update, char *slot) {
     hpc_key_pieces *its = &ex->pieces[key];
     hpc_encoder *encoder = &its->encoder;
     const double since = hpc_now();
     int64_t kept_in_all = 0, nbytes_in_all = 0;
     HPC_SPAN(ex->context->group.timeline, "encode", ex->plan->keys[key].name);
-    begin(encoder, x, encoder->count);
+    begin(encoder, &(hpc_codec_source){update, 0}, encoder->count);
     for (int p = 0; p < its->n_parts; p++) {
         const hpc_pushed_part *part = &its->parts[p];
-        int64_t kept = 0, nbytes = encode_part(encoder, x + part->offset, part->offset, part->count, slot + part->at,
-                                               &kept, &ex->packing);
+        const hpc_codec_source source = {update, part->offset};
+        int64_t kept = 0,
+                nbytes = encode_part(encoder, &source, part->offset, part->count, slot + part->at, &kept, &ex->packing);
         if (nbytes < 0) {
             cannot_encode(ex, key, part->offset, nbytes);
             return -1;
@@ -243,7 +275,7 @@ static void forget_fold(hpc_encoder *encoder) {
 
 /* The part of a residual that is older than the last fold is brought to the units of that fold. */
 static void scale_part(const hpc_encoder *encoder, uint64_t offset, uint64_t n, double factor) {
-    const size_t at = offset * (size_t)hpc_codec_state_slots(encoder->encoding.config);
+    const size_t at = offset * encoder->slots;
     const float *before = encoder->fresh ? encoder->before + at : encoder->state + at;
     float *residual = encoder->state + at;
     for (uint64_t i = 0; i < n; i++) residual[i] += (float)(factor - 1) * before[i];
@@ -251,7 +283,7 @@ static void scale_part(const hpc_encoder *encoder, uint64_t offset, uint64_t n, 
 
 static void end_fold(hpc_encoder *encoder, const hpc_pushed_part *parts, int n, double factor) {
     if (factor == HPC_SKIPPED) forget_fold(encoder);
-    for (int p = 0; p < n && factor != HPC_SKIPPED && factor != 1; p++)
+    for (int p = 0; p < n && encoder->keeps && factor != HPC_SKIPPED && factor != 1; p++)
         scale_part(encoder, parts[p].offset, parts[p].count, factor);
     encoder->fresh = 0;
 }
@@ -286,7 +318,7 @@ static void put_back(hpc_exchange *ex, const hpc_row *row, hpc_encoder *encoder,
                      const hpc_packing *packing) {
     const hpc_key_pieces *its = &ex->pieces[row->key];
     const size_t nbytes = its->codec->length(&its->config, piece, row->count);
-    if (its->config.no_feedback) return;
+    if (!encoder->keeps || its->config.no_feedback) return;
     const int status = decode_part(its, residual, row->count, piece, nbytes, 1, packing);
     if (status != 0) {
         char why[HPC_FAILURE_BYTES];
@@ -301,7 +333,7 @@ static void put_back(hpc_exchange *ex, const hpc_row *row, hpc_encoder *encoder,
 
 void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot) {
     hpc_key_pieces *its = &ex->pieces[row->key];
-    float *residual = its->encoder.state + row->offset * (uint64_t)hpc_codec_state_slots(&its->config);
+    float *residual = its->encoder.keeps ? its->encoder.state + row->offset * its->encoder.slots : NULL;
     put_back(ex, row, &its->encoder, residual, slot + hpc_row_from(ex, row), &ex->packing);
 }
 
@@ -373,10 +405,11 @@ int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char 
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
     hpc_exchange *ex = core->exchange;
     const double since = hpc_now();
+    const hpc_codec_source source = {w->acc, 0};
     int64_t kept = 0;
     hpc_pieces_settle(ex, w, &core->packing);
-    begin(w->encoder, w->acc, w->row->count);
-    int64_t nbytes = encode_part(w->encoder, w->acc, 0, w->row->count, w->encoded, &kept, &core->packing);
+    begin(w->encoder, &source, w->row->count);
+    int64_t nbytes = encode_part(w->encoder, &source, 0, w->row->count, w->encoded, &kept, &core->packing);
     if (nbytes < 0) {
         cannot_encode(ex, w->row->key, w->row->offset, nbytes);
         return -1;

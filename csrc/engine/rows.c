@@ -294,7 +294,7 @@ static int open_memory(hpc_exchange *ex, hpc_work *w, char *memory, const char *
     if (room.acc > 0) w->acc = (float *)(void *)(memory + room.state);
     if (room.sum > 0) w->acc = ex->cores[w->row->core].acc;
     if (room.encoded > 0) w->encoded = memory + room.state + room.acc;
-    if (room.residual == 0) return HPC_OK;
+    if (!room.sends_pieces) return HPC_OK;
     return hpc_pieces_open_row(ex, w, memory + room.state + room.acc + room.encoded, op);
 }
 
@@ -417,6 +417,7 @@ void hpc_rows_free(hpc_exchange *ex) {
     for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
         hpc_core *core = &ex->cores[c];
         if (core->memory != NULL) hpc_private_free(core->memory, core->memory_bytes);
+        hpc_private_free(core->sum, core->sum_bytes);
         free(core->folding);
         free(core->bases);
         free(core->base_weights);

@@ -24,10 +24,11 @@ static size_t length(const hpc_codec_config *config, const void *piece, uint64_t
     return max_bytes(config, n);
 }
 
-static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
-                      int64_t *kept) {
+static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
+                      int64_t cap, int64_t *kept) {
     (void)encoding, (void)state, (void)kept;
     if (cap < (int64_t)max_bytes(NULL, (uint64_t)n)) return -1;
+    const float *x = hpc_source_values(source);
     for (int64_t i = 0; i < n; i++) {
         float y = reversed(&x[i]);
         memcpy((char *)out + (size_t)i * sizeof y, &y, sizeof y);
