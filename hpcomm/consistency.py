@@ -93,9 +93,9 @@ def SSP(staleness: int) -> Consistency:
 
     With servers each update is applied by itself as it comes, and a pull waits for the slow workers only while this
     rank's copy is too old for its next step; 0 to 64, and SSP(0) takes BSP's path (Parameter Flow, section 2.3.2). With
-    apply_at="receivers" servers send the sum of what has come once all workers have made a step; 0 to 14 (UCC-SSP,
+    apply_at="receivers" servers send the sum of what has come once all workers have made a step; 0 to 30 (UCC-SSP,
     section 3.2.1). On a graph a reduce takes the newest update of each in-neighbour, none more than staleness steps
-    old; 0 to 14, and SSP(0) is NOTIFY_ACK (ASAP, section 7).
+    old; 0 to 30, and SSP(0) is NOTIFY_ACK (ASAP, section 7).
 
     Raises:
         InvalidArgument: staleness is no int, or negative.

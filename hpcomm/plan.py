@@ -229,7 +229,7 @@ class Plan:
             size: ranks of the job.
             cores: of each server.
             chunk_bytes: of float32, a multiple of 64. A chunk lies in one key.
-            depth: gradients of a key, 1 to 16: under ASYNC so many pushes may be under way, under BSP the next gradient
+            depth: gradients of a key, 1 to 32: under ASYNC so many pushes may be under way, under BSP the next gradient
                 may be written while one is.
             codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a mapping from names
                 of keys to these, and keys that it does not name are float32. Of a codec of
@@ -418,7 +418,7 @@ class Plan:
                 never 0 of a rank's own. Steps take the phases in turn.
             cores: of each rank, to which its chunks are dealt, the largest first.
             chunk_bytes, codec: as hub takes them.
-            depth: updates of a key, 1 to 16, that may be on their way to a neighbour that has not folded them.
+            depth: updates of a key, 1 to 32, that may be on their way to a neighbour that has not folded them.
 
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.

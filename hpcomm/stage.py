@@ -115,7 +115,7 @@ class Row:
         action: "apply": the rule changes the parameters, which go to the out-edges; "emit": the fold goes to the
             out-edges as parameters; "forward": it goes to the rows of the out-edges; "relay": the parameters that the
             row of its in-edge sends go on to the out-edges, unopened.
-        depth: inputs that may be under way on each in-edge, 1 to 16.
+        depth: inputs that may be under way on each in-edge, 1 to 32.
         quorum: inputs that make a fold: all, or 1 (each by itself); None: all.
         codec_in, codec_out: "float32", "float16" or "bfloat16", for what comes and for what goes; or for updates a
             codec of pieces, "threshold", "topk", "onebit" or "own". A row takes what others forward in the codec_out of

@@ -10,7 +10,7 @@ from conftest import Left, on_both, run_threads
 
 import hpcomm
 from hpcomm import SGD, Exchange, HpcommError, InvalidArgument, ParameterServer, kernels
-from hpcomm.codec import Own, TopK
+from hpcomm.codec import ErrorFeedback, Own, TopK
 
 pytest.importorskip("numba")
 
@@ -43,6 +43,23 @@ def add_signs(acc: Any, data: Any, weight: Any, args: Any) -> Any:
     size = weight * numbers[0]
     for i in range(acc.size):
         acc[i] += size if data[8 + i // 8] >> (i % 8) & 1 else -size
+    return 0
+
+
+def counted(x: Any, state: Any, args: Any, out: Any) -> Any:
+    """All elements, times the number of the encoding."""
+    values = out[: 4 * x.size].view(np.float32)
+    for i in range(x.size):
+        values[i] = x[i] * args[0]
+    return 4 * x.size
+
+
+def add_counted(acc: Any, data: Any, weight: Any, args: Any) -> Any:
+    if data.size != 4 * acc.size:
+        return 1
+    values = data.view(np.float32)
+    for i in range(acc.size):
+        acc[i] += weight * values[i]
     return 0
 
 
@@ -206,3 +223,32 @@ def test_what_cannot_be_a_kernel_is_refused() -> None:
             )
 
     run_threads(2, other)
+
+
+def test_a_codec_that_keeps_nothing_back_is_saved_without_a_residual() -> None:
+    stateless = ErrorFeedback(Own(kernels.encode(counted), kernels.decode_add(add_counted)), on=False)
+    counts = ErrorFeedback(Own(encode_signs(), decode_signs(), args={"scale": 1.0}), on=False)
+
+    def body(ctx: hpcomm.Context) -> None:
+        def exchange() -> Exchange:
+            start = {"w": np.zeros(N, F32), "v": np.zeros(N, F32)}
+            return Exchange(ctx, start, rule=SGD(lr=0.5), codec={"w": stateless, "v": counts}, progress="inline")
+
+        def step(ex: Exchange, number: int) -> None:
+            rng = np.random.default_rng([ctx.rank, number])
+            ex.step({name: rng.standard_normal(N).astype(F32) for name in ("w", "v")})
+
+        with exchange() as ex, exchange() as other:
+            for number in range(3):
+                step(ex, number)
+            saved = ex.state_dict()
+            sizes = dict(zip(saved["encoder_key"].tolist(), saved["encoder_values"].tolist(), strict=True))
+            assert sizes == {0: 2, 1: 2 * N + 2}  # no values of w; of v a state, behind zeros
+            assert not saved["encoders"][2 : 2 + N].any()
+            other.load_state_dict(saved)
+            for each in (ex, other):
+                step(each, 3)
+            for name in ("w", "v"):
+                assert ex.params[name].tobytes() == other.params[name].tobytes()
+
+    run_threads(2, body)

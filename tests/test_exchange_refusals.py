@@ -60,7 +60,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "chunk size odd": ({"chunk_bytes": 100}, r"100.*multiple of 64"),
     "chunk size a text": ({"chunk_bytes": "32K"}, r"chunk_bytes is '32K'"),
     "cores": ({"cores": 0}, r"cores is 0"),
-    "depth": ({"depth": 0}, r"depth is 0; 1 to 16 are possible"),
+    "depth": ({"depth": 0}, r"depth is 0; 1 to 32 are possible"),
     "codec": ({"codec": "int8"}, r"codec is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
     "codec_out": ({"codec_out": "int8"}, r"codec_out is 'int8': must be one of 'float32', 'float16', 'bfloat16'"),
     "codec of no key": (
@@ -178,12 +178,12 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "in_place and servers": ({"in_place": True, "rule": Average()}, r"in_place needs a graph and rule Average"),
     "in_place and gradients": ({"in_place": True, "topology": ring(3)}, r"in_place needs a graph and rule Ave"),
     "in_place and depth": (
-        {"in_place": True, "topology": ring(3), "rule": Average(), "depth": 16},
-        r"depth is 16: must be 1 to 15",
+        {"in_place": True, "topology": ring(3), "rule": Average(), "depth": 32},
+        r"depth is 32: must be 1 to 31",
     ),
     "in_place and staleness": (
-        {"in_place": True, "topology": ring(3), "rule": Average(), "consistency": SSP(14)},
-        r"staleness is 14: 0 to 13 are possible",
+        {"in_place": True, "topology": ring(3), "rule": Average(), "consistency": SSP(30)},
+        r"staleness is 30: 0 to 29 are possible",
     ),
     "graph and shared_params": ({"topology": ring(3), "shared_params": True}, r"shared_params is for servers"),
     "graph and staleness": (
@@ -191,7 +191,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"on a graph it must be BSP, NOTIFY_ACK, SSP\(s\), BARRIER or ASYNC",
     ),
     "phases and SSP": ({"topology": (ring(3), ring(3)), "consistency": SSP(1)}, r"SSP needs a graph of one phase"),
-    "staleness too large": ({"topology": ring(3), "consistency": SSP(15)}, r"staleness is 15: 0 to 14 are possible"),
+    "staleness too large": ({"topology": ring(3), "consistency": SSP(31)}, r"staleness is 31: 0 to 30 are possible"),
     "server out of range": ({"topology": ParameterServer(servers=[5])}, r"rank 5.* 0 to 2"),
     "more interfaces than cores": (
         {"topology": ParameterServer(interfaces=3), "cores": 2},

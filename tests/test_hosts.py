@@ -283,7 +283,7 @@ GOOD: dict[str, Any] = {"levels": [[[0, 1], [2, 3]]], "size": 4}
         ({"levels": [[[0, 1, 2, 3]]] * 9}, "n_levels is 9"),
         ({"cores": 0}, "cores is 0"),
         ({"chunk_bytes": 100}, "chunk is 100 bytes"),
-        ({"depth": 17}, "depth is 17"),
+        ({"depth": 33}, "depth is 33"),
         ({"codec": "int4"}, "int4"),
     ],
 )

@@ -141,7 +141,7 @@ def test_with_no_staleness_it_is_bsp() -> None:
 @pytest.mark.parametrize(
     ("topology", "s", "sentence"),
     [
-        (RECEIVERS, 15, "staleness is 15: 0 to 14 are possible with apply_at='receivers'"),
+        (RECEIVERS, 31, "staleness is 31: 0 to 30 are possible with apply_at='receivers'"),
         (Hierarchy([[0], [1]], apply_at="receivers"), 2, "a Hierarchy needs BSP; SSP.s. needs a ParameterServer"),
         ({"w": RECEIVERS, "b": "flat"}, 2, "only some keys have apply_at='receivers' or 'both'"),
     ],
@@ -156,7 +156,7 @@ def test_what_does_not_go_with_it_is_refused_on_every_rank(topology: Any, s: int
 
 def test_the_plan_has_a_slot_for_each_version_on_its_way() -> None:
     def body(context: hpcomm.Context) -> None:
-        for s, depth, expected in ((3, 1, 5), (1, 4, 4), (14, 1, 16)):
+        for s, depth, expected in ((3, 1, 5), (1, 4, 4), (30, 1, 32)):
             with exchange(context, s, depth=depth) as ex:
                 assert set(ex.plan.rows.column("depth").tolist()) == {expected}
         plan = RECEIVERS.compile(zeros(), context.size, depth=3, reduce="sum")

@@ -19,6 +19,12 @@ typedef struct hpc_encoding {
     float own[HPC_ENCODER_VALUES]; /* what the codec keeps until the next one; 0 at first */
 } hpc_encoding;
 
+/* An update of a key, as its trainer or a row has it, and where a piece of it begins. */
+typedef struct hpc_codec_source {
+    const void *data; /* the whole update: float32 values, or what hpc_codec.source_bytes makes room for */
+    uint64_t from;    /* the piece's first element */
+} hpc_codec_source;
+
 typedef struct hpc_codec {
     const char *name; /* as plans and errors say it */
     int number;       /* hpc_dtype; as plans have it */
@@ -28,16 +34,18 @@ typedef struct hpc_codec {
 
     int weighs; /* decode_add adds weight times each value, rounded once: a piece may be added to anything */
 
-    /* The most bytes that n elements take; and those of what lies in a slot, 0 if it is no piece of n elements. */
-    size_t (*max_bytes)(uint64_t n);
-    size_t (*length)(const void *piece, uint64_t n);
-    /* x[0..n) into out, of cap bytes: how many were written, or a negative number (HPC_PIECE_*). state is
-     * hpc_codec_state_slots arrays of n values, the residual first; *kept gets the elements that were sent. Of arrays
-     * encoding, state and kept are NULL. */
-    int64_t (*encode)(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
-                      int64_t *kept);
+    /* The most bytes that n elements take: slots have room for no more, so all ranks must find the same. config is NULL
+     * for arrays, here and below. */
+    size_t (*max_bytes)(const hpc_codec_config *config, uint64_t n);
+    /* The bytes of the piece that lies in a slot: 0 if it is no piece of n elements, else at most max_bytes. */
+    size_t (*length)(const hpc_codec_config *config, const void *piece, uint64_t n);
+    /* n elements of source into out, of cap bytes: how many were written, or a negative number. state is
+     * hpc_codec_state_slots arrays of n values, first the residual of a codec that keeps one; *kept gets the elements
+     * that were sent. Of arrays encoding, state and kept are NULL. */
+    int64_t (*encode)(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
+                      int64_t cap, int64_t *kept);
     /* Adds weight times a piece of n elements, nbytes long, to acc. Nonzero when it is not a piece of n elements: then
-     * nothing is written. config is NULL for arrays. */
+     * nothing is written. */
     int (*decode_add)(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                       double weight);
 
@@ -46,12 +54,34 @@ typedef struct hpc_codec {
 
     /* Pieces only. check: NULL if the configuration is right, else what is wrong with it. */
     const char *(*check)(const hpc_codec_config *config);
-    /* Elements in a row that no piece may cut apart. NULL: 1. */
-    uint64_t (*unit)(const hpc_codec_config *config);
+    /* Elements in a row that no piece of a key of n elements may cut apart. NULL: 1. */
+    uint64_t (*unit)(const hpc_codec_config *config, uint64_t n);
+    /* Whether a residual holds back what a piece leaves out. NULL: it does. */
+    int (*keeps)(const hpc_codec_config *config);
+    /* Bytes of an update of n elements, as a trainer writes it. NULL: it is an array of n float32. With another source
+     * only trainers can encode, and no row can encode a sum. */
+    size_t (*source_bytes)(const hpc_codec_config *config, uint64_t n);
+    /* Whether the n values of a source are finite. NULL: it is an array. */
+    int (*is_finite)(const hpc_codec_config *config, const hpc_codec_source *source, uint64_t n);
     /* Before, and after, the pieces of n elements are encoded, which may lie apart: what is the same for all of them.
      * kept is of them all. NULL: nothing is. */
-    void (*begin)(hpc_encoding *encoding, const float *x, const float *residual, int64_t n);
+    void (*begin)(hpc_encoding *encoding, const hpc_codec_source *source, const float *residual, int64_t n);
     void (*end)(hpc_encoding *encoding, int64_t n, int64_t kept);
+
+    /* Pieces only. A piece of n elements that adds nothing, into out, which has room for max_bytes. */
+    void (*encode_nothing)(const hpc_codec_config *config, int64_t n, void *out);
+    /* What is wrong with a piece, or with an encoding, in words: of a nonzero status of decode_add and unpack, or a
+     * negative one of encode and pack. */
+    const char *(*text)(int status);
+    /* Pieces that are made shorter still after they are encoded, and read only when they have their old form again.
+     * scratch: bytes that pack and unpack need beside pieces of at most so many; 0: this configuration packs none, and
+     * neither of the two is called. pack works on a piece of at most cap bytes where it lies, and returns its bytes.
+     * unpack returns the bytes of the piece that it has written to raw, or 0 for one that was not packed. Both return a
+     * negative status where they fail. */
+    size_t (*scratch)(const hpc_codec_config *config, size_t most);
+    int64_t (*pack)(const hpc_codec_config *config, void *piece, size_t cap, void *scratch, size_t room);
+    int64_t (*unpack)(const hpc_codec_config *config, const void *piece, int64_t nbytes, void *raw, size_t cap,
+                      void *scratch, size_t room);
 } hpc_codec;
 
 extern const hpc_codec hpc_codec_f32, hpc_codec_f16, hpc_codec_bf16;
@@ -72,9 +102,22 @@ void hpc_codec_numbers(char *numbers, size_t cap, int pieces);
 int64_t hpc_codec_encode_array(const float *x, int64_t n, void *out, int64_t cap, int dtype);
 int hpc_codec_add_array(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int dtype);
 
+/* Sets a residual to 0 where it is NaN or infinite (use.c). */
+void hpc_codec_drop_wild(float *residual, int64_t n);
+
+/* The values of an array, from the piece's first element on. */
+static inline const float *hpc_source_values(const hpc_codec_source *source) {
+    return (const float *)source->data + source->from;
+}
+
+/* Of pieces: whether they have a residual. */
+static inline int hpc_codec_keeps(const hpc_codec *codec, const hpc_codec_config *config) {
+    return codec->keeps == NULL || codec->keeps(config);
+}
+
 /* Of an encoder of pieces: float32 values of state an element, the residual among them. */
-static inline int hpc_codec_state_slots(const hpc_codec_config *config) {
-    return 1 + config->state_slots;
+static inline int hpc_codec_state_slots(const hpc_codec *codec, const hpc_codec_config *config) {
+    return hpc_codec_keeps(codec, config) + config->state_slots;
 }
 
 /* A part of n elements of an addressable codec's piece, as values, into out; decode_add would add them. stream: stores

@@ -336,3 +336,24 @@ int64_t hpc_piece_unpack(const void *piece, int64_t nbytes, void *raw, size_t ca
     if (c->decompress(scratch, packed, (char *)raw + HEAD, body) != body) return HPC_PIECE_BAD_PACK;
     return length;
 }
+
+/* ---- as slots of a codec ---- */
+
+size_t hpc_piece_scratch(const hpc_codec_config *config, size_t most) {
+    return hpc_compress_room(config->compress, most);
+}
+
+int64_t hpc_piece_pack_by(const hpc_codec_config *config, void *piece, size_t cap, void *scratch, size_t room) {
+    return hpc_piece_pack(config->compress, piece, cap, scratch, room);
+}
+
+/* A core loads no library that the key has not asked for. */
+int64_t hpc_piece_unpack_by(const hpc_codec_config *config, const void *piece, int64_t nbytes, void *raw, size_t cap,
+                            void *scratch, size_t room) {
+    hpc_piece_head head;
+    if (nbytes < (int64_t)sizeof head) return HPC_PIECE_BAD_LENGTH;
+    memcpy(&head, piece, sizeof head);
+    if (head.packed == HPC_COMPRESS_NONE) return 0;
+    if (head.packed != config->compress) return HPC_PIECE_BAD_HEAD;
+    return hpc_piece_unpack(piece, nbytes, raw, cap, scratch, room);
+}

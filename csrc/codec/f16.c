@@ -2,19 +2,20 @@
 
 enum { ITEM = 2 };
 
-static size_t max_bytes(uint64_t n) {
+static size_t max_bytes(const hpc_codec_config *config, uint64_t n) {
+    (void)config;
     return (size_t)n * ITEM;
 }
 
-static size_t length(const void *piece, uint64_t n) {
+static size_t length(const hpc_codec_config *config, const void *piece, uint64_t n) {
     (void)piece;
-    return max_bytes(n);
+    return max_bytes(config, n);
 }
 
-static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
-                      int64_t *kept) {
+static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
+                      int64_t cap, int64_t *kept) {
     (void)encoding, (void)state, (void)kept;
-    return hpc_codec_encode_array(x, n, out, cap, HPC_F16);
+    return hpc_codec_encode_array(hpc_source_values(source), n, out, cap, HPC_F16);
 }
 
 static int decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,

@@ -13,6 +13,16 @@ static int64_t write_dense(const float *x, int64_t n, float *residual, void *out
     return hpc_piece_finish(out, HPC_PIECE_DENSE, HPC_F32, n, n, (size_t)n * sizeof *values);
 }
 
+/* Dense float32 where that takes no more. */
+static size_t max_bytes(const hpc_codec_config *config, uint64_t n) {
+    const uint64_t signs = hpc_piece_signs_bytes(n, config->unit), dense = n * sizeof(float);
+    return sizeof(hpc_piece_head) + (size_t)(signs < dense ? signs : dense);
+}
+
+static size_t length(const hpc_codec_config *config, const void *piece, uint64_t n) {
+    return hpc_piece_length(piece, max_bytes(config, n));
+}
+
 static float mean_of(double sum, size_t count) {
     return count > 0 ? (float)(sum / (double)count) : 0;
 }
@@ -20,13 +30,14 @@ static float mean_of(double sum, size_t count) {
 /* A bit an element (CNTK's 1-bit SGD): units of elements in a row, each with the mean of its elements from 0 up and
  * that of the others; the residual is what these miss. Dense float32 where units are so small that this takes less. A
  * piece begins with a unit. */
-static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
-                      int64_t *kept) {
+static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
+                      int64_t cap, int64_t *kept) {
     const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(HPC_ISA_BEST);
-    int status = hpc_piece_check(n, HPC_F32, cap);
-    if (status != 0) return status;
+    if (n < 0 || n > HPC_PIECE_ELEMENTS) return HPC_PIECE_BAD_ARGS;
+    if (cap < 0 || (size_t)cap < max_bytes(encoding->config, (uint64_t)n)) return HPC_PIECE_NO_ROOM;
     size_t unit = (size_t)encoding->config->unit, all = (size_t)n, units = (all + unit - 1) / unit;
     uint64_t nbytes = hpc_piece_signs_bytes(all, unit);
+    const float *x = hpc_source_values(source);
     *kept = n;
     if (nbytes >= all * sizeof(float)) return write_dense(x, n, state, out);
 
@@ -50,7 +61,8 @@ static const char *check(const hpc_codec_config *config) {
     return config->state_slots == 0 ? NULL : "state_slots must be 0: its state is the residual";
 }
 
-static uint64_t unit_of(const hpc_codec_config *config) {
+static uint64_t unit_of(const hpc_codec_config *config, uint64_t n) {
+    (void)n;
     return config->unit;
 }
 
@@ -58,10 +70,15 @@ const hpc_codec hpc_codec_onebit = {
     .name = "onebit",
     .number = HPC_ONEBIT,
     .weighs = 1,
-    .max_bytes = hpc_piece_most,
-    .length = hpc_piece_length,
+    .max_bytes = max_bytes,
+    .length = length,
     .encode = encode,
     .decode_add = hpc_piece_decode_add,
     .check = check,
     .unit = unit_of,
+    .encode_nothing = hpc_piece_encode_nothing,
+    .text = hpc_piece_text,
+    .scratch = hpc_piece_scratch,
+    .pack = hpc_piece_pack_by,
+    .unpack = hpc_piece_unpack_by,
 };

@@ -5,8 +5,13 @@
 
 #include "codec/piece.h"
 
-static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
-                      int64_t *kept) {
+/* Without feedback what a piece leaves out is lost, or nothing is left out. */
+static int keeps(const hpc_codec_config *config) {
+    return !config->no_feedback;
+}
+
+static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
+                      int64_t cap, int64_t *kept) {
     const hpc_codec_config *config = encoding->config;
     double args[HPC_CODEC_ARGS];
     int status = hpc_piece_check(n, HPC_F32, cap);
@@ -15,13 +20,15 @@ static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, f
     args[0] = (double)encoding->made;
     char *body = (char *)out + sizeof(hpc_piece_head);
     const int64_t room = n * (int64_t)sizeof(float);
-    for (int64_t i = 0; i < n && !config->no_feedback; i++) state[i] += x[i];
-    int64_t nbytes = config->encode(config->no_feedback ? x : state, n, state + n, args, body, room);
+    const float *x = hpc_source_values(source);
+    float *residual = keeps(config) ? state : NULL, *own = keeps(config) ? state + n : state;
+    for (int64_t i = 0; i < n && residual != NULL; i++) residual[i] += x[i];
+    int64_t nbytes = config->encode(residual != NULL ? residual : x, n, own, args, body, room);
     if (nbytes < 0 || nbytes > room) return HPC_PIECE_FAILED;
     args[0] = 0;
-    if (!config->no_feedback) {
-        if (config->decode_add(state, n, body, nbytes, -1, args) != 0) return HPC_PIECE_FAILED;
-        hpc_piece_drop_wild(state, n); /* a NaN or Inf goes out as the codec has it, and does not stay */
+    if (residual != NULL) {
+        if (config->decode_add(residual, n, body, nbytes, -1, args) != 0) return HPC_PIECE_FAILED;
+        hpc_codec_drop_wild(residual, n); /* a NaN or Inf goes out as the codec has it, and does not stay */
     }
     *kept = n;
     return hpc_piece_finish(out, HPC_PIECE_OWN, HPC_F32, n, 0, (size_t)nbytes);
@@ -52,8 +59,14 @@ const hpc_codec hpc_codec_own = {
     .name = "own",
     .number = HPC_OWN_CODEC,
     .max_bytes = hpc_piece_most,
-    .length = hpc_piece_length,
+    .length = hpc_piece_length_dense,
     .encode = encode,
     .decode_add = decode_add,
     .check = check,
+    .keeps = keeps,
+    .encode_nothing = hpc_piece_encode_nothing,
+    .text = hpc_piece_text,
+    .scratch = hpc_piece_scratch,
+    .pack = hpc_piece_pack_by,
+    .unpack = hpc_piece_unpack_by,
 };

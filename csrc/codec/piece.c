@@ -44,13 +44,26 @@ size_t hpc_piece_max_bytes(uint64_t n, int values) {
     return sizeof(hpc_piece_head) + (size_t)n * hpc_dtype_bytes(values);
 }
 
-size_t hpc_piece_most(uint64_t n) {
+size_t hpc_piece_most(const hpc_codec_config *config, uint64_t n) {
+    (void)config;
     return hpc_piece_max_bytes(n, HPC_F32);
 }
 
-size_t hpc_piece_length(const void *piece, uint64_t n) {
+size_t hpc_piece_most_filtered(const hpc_codec_config *config, uint64_t n) {
+    return hpc_piece_max_bytes(n, config->values);
+}
+
+size_t hpc_piece_length(const void *piece, size_t most) {
     const size_t nbytes = hpc_piece_bytes(piece);
-    return nbytes < sizeof(hpc_piece_head) || nbytes > hpc_piece_most(n) ? 0 : nbytes;
+    return nbytes < sizeof(hpc_piece_head) || nbytes > most ? 0 : nbytes;
+}
+
+size_t hpc_piece_length_dense(const hpc_codec_config *config, const void *piece, uint64_t n) {
+    return hpc_piece_length(piece, hpc_piece_most(config, n));
+}
+
+size_t hpc_piece_length_filtered(const hpc_codec_config *config, const void *piece, uint64_t n) {
+    return hpc_piece_length(piece, hpc_piece_most_filtered(config, n));
 }
 
 int hpc_piece_check(int64_t n, int values, int64_t cap) {
@@ -68,6 +81,11 @@ int64_t hpc_piece_finish(void *out, int form, int values, int64_t n, int64_t ent
     };
     memcpy(out, &head, sizeof head);
     return head.nbytes;
+}
+
+void hpc_piece_encode_nothing(const hpc_codec_config *config, int64_t n, void *out) {
+    (void)config;
+    hpc_piece_finish(out, HPC_PIECE_GAPS8, HPC_F32, n, 0, 0);
 }
 
 uint64_t hpc_piece_signs_bytes(uint64_t n, uint64_t unit) {

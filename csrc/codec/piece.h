@@ -70,19 +70,29 @@ int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t
 int hpc_piece_decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                          double weight);
 
-/* hpc_codec's max_bytes of all codecs of pieces: dense float32 behind a head. */
-size_t hpc_piece_most(uint64_t n);
+/* hpc_codec's max_bytes: dense values behind a head, float32 or in the format that is sent. */
+size_t hpc_piece_most(const hpc_codec_config *config, uint64_t n);
+size_t hpc_piece_most_filtered(const hpc_codec_config *config, uint64_t n);
 
 /* The length that a piece says it has. Its memory may change: whoever needs it twice reads it once. */
 static inline size_t hpc_piece_bytes(const void *piece) {
     return atomic_load_explicit((const _Atomic uint32_t *)piece, memory_order_relaxed);
 }
 
-/* hpc_codec's length of all codecs of pieces. */
-size_t hpc_piece_length(const void *piece, uint64_t n);
+/* hpc_codec's length, where a piece has at most so many bytes. */
+size_t hpc_piece_length(const void *piece, size_t most);
+size_t hpc_piece_length_dense(const hpc_codec_config *config, const void *piece, uint64_t n);
+size_t hpc_piece_length_filtered(const hpc_codec_config *config, const void *piece, uint64_t n);
 
 /* The same by the kernels of an instruction set (hpc_isa). */
 int hpc_piece_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int isa);
+
+/* hpc_codec's encode_nothing; and its scratch, pack and unpack, by the compression that the configuration names. */
+void hpc_piece_encode_nothing(const hpc_codec_config *config, int64_t n, void *out);
+size_t hpc_piece_scratch(const hpc_codec_config *config, size_t most);
+int64_t hpc_piece_pack_by(const hpc_codec_config *config, void *piece, size_t cap, void *scratch, size_t room);
+int64_t hpc_piece_unpack_by(const hpc_codec_config *config, const void *piece, int64_t nbytes, void *raw, size_t cap,
+                            void *scratch, size_t room);
 
 /* How a piece is filtered, and written. */
 typedef struct hpc_piece_filter {
@@ -100,12 +110,9 @@ int64_t hpc_piece_encode(const hpc_piece_filter *how, const float *x, int64_t n,
                          int64_t cap, int64_t *kept);
 
 /* For codecs with a delta: hpc_codec's encode, and their part of its check. */
-int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out,
-                                  int64_t cap, int64_t *kept);
+int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state,
+                                  void *out, int64_t cap, int64_t *kept);
 const char *hpc_piece_check_filter(const hpc_codec_config *config);
-
-/* Sets a residual to 0 where it is NaN or infinite. */
-void hpc_piece_drop_wild(float *residual, int64_t n);
 
 /* Whether n, values and cap are in range: 0, or why not. */
 int hpc_piece_check(int64_t n, int values, int64_t cap);

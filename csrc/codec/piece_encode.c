@@ -1,5 +1,4 @@
 /* Writing a piece: filter, then choose the form. */
-#include <math.h>
 #include <string.h>
 
 #include "codec/piece.h"
@@ -168,17 +167,12 @@ const char *hpc_piece_check_filter(const hpc_codec_config *config) {
 }
 
 /* What is left out and not fed back is lost. */
-int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out,
-                                  int64_t cap, int64_t *kept) {
+int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state,
+                                  void *out, int64_t cap, int64_t *kept) {
     const hpc_codec_config *config = encoding->config;
     const hpc_piece_filter how = {
         .filter = config->filter, .delta = encoding->delta, .values = config->values, .paper = config->paper != 0};
-    int64_t nbytes = hpc_piece_encode(&how, x, n, state, out, cap, kept);
+    int64_t nbytes = hpc_piece_encode(&how, hpc_source_values(source), n, state, out, cap, kept);
     if (config->no_feedback && nbytes > 0) memset(state, 0, (size_t)n * sizeof *state);
     return nbytes;
-}
-
-void hpc_piece_drop_wild(float *residual, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        if (!isfinite(residual[i])) residual[i] = 0;
 }

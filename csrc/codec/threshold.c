@@ -15,9 +15,9 @@ static const char *check(const hpc_codec_config *config) {
     return hpc_piece_check_filter(config);
 }
 
-static void begin(hpc_encoding *encoding, const float *x, const float *residual, int64_t n) {
+static void begin(hpc_encoding *encoding, const hpc_codec_source *source, const float *residual, int64_t n) {
     double delta = encoding->config->delta;
-    (void)x, (void)residual, (void)n;
+    (void)source, (void)residual, (void)n;
     if (encoding->config->decays) delta /= sqrt((double)encoding->made);
     encoding->delta = below(delta);
 }
@@ -26,10 +26,15 @@ const hpc_codec hpc_codec_threshold = {
     .name = "threshold",
     .number = HPC_THRESHOLD,
     .weighs = 1,
-    .max_bytes = hpc_piece_most,
-    .length = hpc_piece_length,
+    .max_bytes = hpc_piece_most_filtered,
+    .length = hpc_piece_length_filtered,
     .encode = hpc_piece_encode_filtered,
     .decode_add = hpc_piece_decode_add,
     .check = check,
     .begin = begin,
+    .encode_nothing = hpc_piece_encode_nothing,
+    .text = hpc_piece_text,
+    .scratch = hpc_piece_scratch,
+    .pack = hpc_piece_pack_by,
+    .unpack = hpc_piece_unpack_by,
 };

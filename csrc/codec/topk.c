@@ -70,11 +70,12 @@ static const char *check(const hpc_codec_config *config) {
     return hpc_piece_check_filter(config);
 }
 
-static void begin(hpc_encoding *encoding, const float *x, const float *residual, int64_t n) {
+static void begin(hpc_encoding *encoding, const hpc_codec_source *source, const float *residual, int64_t n) {
     double fraction = encoding->config->fraction;
     encoding->delta = 0;
     if (n == 0 || fraction == 1) return;
-    encoding->delta = encoding->own[0] > 0 ? encoding->own[0] : sampled_delta(x, residual, n, fraction);
+    encoding->delta =
+        encoding->own[0] > 0 ? encoding->own[0] : sampled_delta(hpc_source_values(source), residual, n, fraction);
 }
 
 static void end(hpc_encoding *encoding, int64_t n, int64_t kept) {
@@ -85,11 +86,16 @@ const hpc_codec hpc_codec_topk = {
     .name = "topk",
     .number = HPC_TOPK,
     .weighs = 1,
-    .max_bytes = hpc_piece_most,
-    .length = hpc_piece_length,
+    .max_bytes = hpc_piece_most_filtered,
+    .length = hpc_piece_length_filtered,
     .encode = hpc_piece_encode_filtered,
     .decode_add = hpc_piece_decode_add,
     .check = check,
     .begin = begin,
     .end = end,
+    .encode_nothing = hpc_piece_encode_nothing,
+    .text = hpc_piece_text,
+    .scratch = hpc_piece_scratch,
+    .pack = hpc_piece_pack_by,
+    .unpack = hpc_piece_unpack_by,
 };

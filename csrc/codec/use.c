@@ -1,4 +1,5 @@
 /* What others do with a codec, whichever it is. */
+#include <math.h>
 #include <stdio.h>
 
 #include "codec/codec.h"
@@ -18,6 +19,11 @@ const char *hpc_codec_check(const hpc_codec *codec, const hpc_codec_config *conf
     if (config->compress < HPC_COMPRESS_NONE || config->compress > HPC_COMPRESS_ZLIB)
         return "compress must be 0 (none), 1 (lz4), 2 (snappy), 3 (zstd) or 4 (zlib)";
     return codec->check(config);
+}
+
+void hpc_codec_drop_wild(float *residual, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(residual[i])) residual[i] = 0;
 }
 
 void hpc_codec_names(unsigned numbers, char *names, size_t cap) {

@@ -152,7 +152,7 @@ static int carry(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
         const char *src = slot + hpc_row_from(ex, row);
-        size_t nbytes = hpc_push_bytes(row, src);
+        size_t nbytes = hpc_push_bytes(ex, row, src);
         if (staged != HPC_NOWHERE) {
             src = memcpy(hpc_own_part(ex) + staged, src, nbytes);
             staged += hpc_row_bytes(ex, row);

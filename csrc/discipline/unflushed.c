@@ -308,7 +308,7 @@ static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
         status = hpc_put(lane, ex->window, owner, &its->version, sizeof its->version, at);
         hpc_end_gradient(); /* the data could overtake the stamp */
         if (status == HPC_OK)
-            status = hpc_put(lane, ex->window, owner, slot + hpc_row_from(ex, row), hpc_input_bytes(row), data);
+            status = hpc_put(lane, ex->window, owner, slot + hpc_row_from(ex, row), hpc_input_bytes(ex, row), data);
         hpc_end_gradient(); /* and the last mark the data */
         if (status == HPC_OK) status = hpc_put(lane, ex->window, owner, &its->version, sizeof its->version, last);
     }

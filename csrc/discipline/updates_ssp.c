@@ -174,7 +174,7 @@ static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *o
 static int open_sum(hpc_exchange *ex, hpc_work *w) {
     hpc_summing *its = hpc_sum_of(ex, w);
     const size_t depth = (size_t)ex->layout.depth;
-    w->leaving_stride = (hpc_output_bytes(w->row) + 63) / 64 * 64;
+    w->leaving_stride = (hpc_output_bytes(ex, w->row) + 63) / 64 * 64;
     its->pushes = calloc((size_t)w->row->n_in, sizeof *its->pushes);
     its->notes = calloc(depth, sizeof *its->notes);
     its->leaving = malloc(depth * w->leaving_stride);

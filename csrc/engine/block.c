@@ -26,7 +26,7 @@ hpc_row_room hpc_blocks_room(const hpc_exchange *ex, const hpc_row *row) {
     hpc_row_room room = {0};
     if (row->action == HPC_APPLY) room.state = hpc_row_floats(row, (size_t)ex->rules[row->key].rule.slots);
     if (hpc_row_keeps_fold(ex)) room.acc = hpc_row_floats(row, 1);
-    if (hpc_row_encodes(row)) room.encoded = (hpc_output_bytes(row) + 63) / 64 * 64;
+    if (hpc_row_encodes(row)) room.encoded = (hpc_output_bytes(ex, row) + 63) / 64 * 64;
     return room;
 }
 
@@ -63,6 +63,7 @@ int hpc_block_apply(hpc_core *core, const hpc_work *w, const float *block, int n
 }
 
 void hpc_block_encode(const hpc_work *w, const float *block, size_t from, size_t n) {
-    w->out_codec->encode(NULL, block, (int64_t)n, NULL, w->encoded + hpc_codec_span(w->out_codec, from),
-                         (int64_t)w->out_codec->max_bytes(n), NULL);
+    const hpc_codec_source source = {block, 0};
+    w->out_codec->encode(NULL, &source, (int64_t)n, NULL, w->encoded + hpc_codec_span(w->out_codec, from),
+                         (int64_t)w->out_codec->max_bytes(NULL, n), NULL);
 }

@@ -61,6 +61,8 @@ static int tells(const hpc_exchange *ex, const hpc_share *share, int rank) {
     return 0;
 }
 
+_Static_assert(HPC_PLAN_DEPTH <= 1 << HPC_IMM_SLOT_BITS, "an event names any slot of a plan");
+
 /* Returns 0 if the event names no share of this core, 1 if it was handled, be it by a failure. So do those below. */
 static int share_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
     const hpc_exchange *ex = core->exchange;
@@ -76,7 +78,7 @@ static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int for
     if (input < 0 || d->row_came == NULL || (!forwarded && comes_by_share(core->exchange, rank))) return 0;
     const hpc_input *in = &w->inputs[input];
     if (in->empty) return 0;
-    const size_t due = in->codec->length(in->slots + (size_t)slot * in->stride, w->row->count);
+    const size_t due = in->codec->length(w->config, in->slots + (size_t)slot * in->stride, w->row->count);
     if (!brings(core, event, "row", w->row->key, due > 0 ? due : SIZE_MAX)) return 1; /* it says so of itself */
     return d->row_came(core, w, input, slot);
 }

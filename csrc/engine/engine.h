@@ -36,8 +36,9 @@
 /* The layout of one rank's part of the window; the offset of a piece that the rank lacks is HPC_NOWHERE. */
 typedef struct hpc_place {
     size_t params, gradients, pushed, masters, args, closed;
-    size_t own;     /* the discipline's */
-    size_t dense;   /* float32: gradients that are pushed as pieces, and means of keys that are pushed in 16 bits */
+    size_t own; /* the discipline's */
+    size_t
+        dense; /* split: float32 gradients of keys that are pushed as pieces, and means of all that are not float32 */
     size_t encoded; /* parameters as owners send them that cannot write into params; each rank tells the others */
     size_t nbytes;
     int cores, shares; /* how many the rank has */
@@ -90,11 +91,13 @@ typedef struct hpc_key_pieces {
     const hpc_codec *codec; /* NULL: they do not */
     hpc_codec_config config;
     char name[64];
-    hpc_pushed_part *parts;   /* of pushes, in the order of their offsets */
-    int n_parts;              /* 0: pushes are arrays */
-    int gives;                /* this rank pushes pieces; a push of weight 0 brings none */
-    size_t slot_bytes;        /* of an update in a slot */
-    hpc_encoder encoder;      /* of this rank's pushes */
+    hpc_pushed_part *parts; /* of pushes, in the order of their offsets */
+    int n_parts;            /* 0: pushes are arrays */
+    int gives;              /* this rank pushes pieces; a push of weight 0 brings none */
+    int packs;              /* pieces may be packed */
+    size_t slot_bytes;      /* of an update in a slot */
+    hpc_memory *source;     /* where the worker writes updates, if it has ever asked for it; with split in dense */
+    hpc_encoder encoder;    /* of this rank's pushes */
 } hpc_key_pieces;
 
 /* ---- both ---- */
@@ -127,9 +130,10 @@ typedef struct hpc_layout {
     char *pushers;                       /* [key * size + rank] */
     size_t params_bytes, gradient_bytes; /* of all keys; of one slot */
     size_t encoded_bytes;                /* of all keys whose parameters come encoded */
-    size_t dense_bytes;                  /* of all keys with a place in hpc_place.dense */
+    size_t dense_bytes;                  /* split: of all keys with a place in hpc_place.dense */
     size_t *dense_at;                    /* by key: bytes from the start of that */
     size_t *row_from;                    /* by row: where the piece of a push begins in its key's update; or NULL */
+    size_t *row_room;                    /* by row: of a key with pieces, hpc_row_bytes; or NULL */
     size_t *master_of;                   /* by row: bytes from its owner's masters */
     size_t *slot_base;                   /* [owner * size + sender]: bytes in the owner's part, or HPC_NOWHERE */
     int *holders;                        /* by rank: whose part has its parameters, or those of its host; -1: none */
@@ -176,8 +180,9 @@ struct hpc_exchange {
     void *graph;            /* discipline/graph.c: the graph that rows were made of; NULL: there are servers */
     hpc_key_rule *rules;    /* by key */
     hpc_key_pieces *pieces; /* by key; NULL: no key has pieces */
-    hpc_packing packing;    /* the worker's */
-    void *encoders;         /* the state of the worker's encoders, key after key */
+    const hpc_codec_config **configs; /* by key: of its pieces; NULL: it has none */
+    hpc_packing packing;              /* the worker's */
+    void *encoders;                   /* the state of the worker's encoders, key after key */
     size_t encoders_bytes;
     const struct hpc_fold_kernels *kernels;
     hpc_asked asked;

@@ -14,7 +14,7 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     uint32_t imm = hpc_imm(HPC_OP_EMPTY, HPC_EMPTY_ROW, out->row);
     if (slot != HPC_KEPT_EMPTY) {
         src = out->copy != NULL ? out->copy : w->kind->leaving(w, slot);
-        nbytes = w->out_codec->length(src, w->row->count);
+        nbytes = w->out_codec->length(w->config, src, w->row->count);
         at = out->offset + (size_t)slot * hpc_slot_stride(ex, to);
         imm = hpc_imm(HPC_OP_FORWARD, slot, out->row);
     }
@@ -46,7 +46,7 @@ void hpc_forward_row(hpc_core *core, hpc_work *w, int slot, int group) {
         const hpc_output *out = &w->outputs[e];
         if (out->row < 0 || (group != HPC_EVERYBODY && out->lowest != group)) continue;
         if (out->copy != NULL && slot != HPC_KEPT_EMPTY)
-            memcpy(out->copy, w->kind->leaving(w, slot), w->out_codec->max_bytes(w->row->count));
+            memcpy(out->copy, w->kind->leaving(w, slot), w->out_codec->max_bytes(w->config, w->row->count));
         if (core->kept_first[out->rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
             keep_forward(core, w, e, slot);
     }

@@ -17,11 +17,12 @@
 
 /* Bytes of a row's own memory. */
 typedef struct hpc_row_room {
-    size_t state;    /* of the rule */
-    size_t acc;      /* a fold that outlasts the work on its row */
-    size_t sum;      /* a fold that does not: it lies where that of the row before did, while that is in the caches */
-    size_t encoded;  /* outputs as they are sent */
-    size_t residual; /* of an encoder of pieces */
+    size_t state;     /* of the rule */
+    size_t acc;       /* a fold that outlasts the work on its row */
+    size_t sum;       /* a fold that does not: it lies where that of the row before did, while that is in the caches */
+    size_t encoded;   /* outputs as they are sent */
+    size_t residual;  /* state of an encoder of pieces */
+    int sends_pieces; /* it has an encoder */
 } hpc_row_room;
 
 struct hpc_row_kind {
@@ -85,7 +86,7 @@ static inline void hpc_row_begin_step(const hpc_exchange *ex, hpc_work *w, uint6
 /* It has been made of so many arrays. Pieces are counted as they are added. */
 static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_arrays) {
     hpc_tally_add(&core->tally.applied, 1);
-    hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->row->count) * (size_t)n_arrays);
+    hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->config, w->row->count) * (size_t)n_arrays);
 }
 /* Whether inputs are added as they come. Where each is applied by itself there is nothing to add. */
 static inline int hpc_row_is_early(const hpc_exchange *ex) {

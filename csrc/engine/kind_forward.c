@@ -10,7 +10,7 @@ hpc_row_room hpc_forward_room(const hpc_exchange *ex, const hpc_row *row) {
     if (hpc_codec_of(row->codec_out)->plain)
         room.acc = hpc_row_floats(row, 1);
     else
-        room.encoded = (hpc_output_bytes(row) + 63) / 64 * 64;
+        room.encoded = (hpc_output_bytes(ex, row) + 63) / 64 * 64;
     return room;
 }
 

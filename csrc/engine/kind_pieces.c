@@ -2,7 +2,7 @@
  * with zeros; then the rule goes by blocks. Where the rule is sgd a piece goes straight into the parameters. */
 #include <string.h>
 
-#include "codec/piece.h"
+#include "base/memory.h"
 #include "engine/kind.h"
 #include "engine/pieces.h"
 
@@ -80,27 +80,43 @@ const hpc_row_kind hpc_kind_pieces_early = {
 
 /* ---- one piece, and sgd ---- */
 
-/* Of the rules with a pass sgd alone has no state. All parameters are mapped and float32. */
+/* Of the rules with a pass sgd alone has no state. Parameters go out as float32, and no other row sends them on. */
 static int suits_in_place(const hpc_exchange *ex, const hpc_row *row) {
     const hpc_key_rule *rule = &ex->rules[row->key];
     if (rule->pass == NULL || rule->rule.slots > 0 || hpc_row_keeps_fold(ex) || row->n_in != 1) return 0;
     if (row->action != HPC_APPLY || !hpc_codec_of(row->codec_out)->plain) return 0;
     if (!hpc_edge_codec(ex->plan, row, &row->in[0])->weighs) return 0;
-    for (int e = 0; e < row->n_out; e++) {
-        const int r = row->out[e].rank;
-        if (row->out[e].row >= 0 || (ex->layout.holders[r] == r && !hpc_is_mapped(ex, r))) return 0;
-    }
+    for (int e = 0; e < row->n_out; e++)
+        if (row->out[e].row >= 0) return 0;
     return 1;
+}
+
+/* Memory for the sum of a row that rarely needs one: where it is needed at all. */
+static int take_sum(hpc_core *core, hpc_work *w) {
+    const size_t nbytes = hpc_row_floats(w->row, 1);
+    if (nbytes > core->acc_bytes && nbytes > core->sum_bytes) {
+        hpc_private_free(core->sum, core->sum_bytes);
+        core->sum = hpc_private_alloc(nbytes, core->node);
+        core->sum_bytes = core->sum != NULL ? nbytes : 0;
+    }
+    w->acc = nbytes > core->acc_bytes ? core->sum : core->acc;
+    if (w->acc != NULL) return 0;
+    hpc_exchange_fail(core->exchange, HPC_ERR_MEMORY, "there is no memory for the sum of a row's pieces");
+    return -1;
+}
+
+static int work_by_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    return take_sum(core, w) != 0 ? -1 : work(core, w, inputs, args);
 }
 
 /* sgd changes nothing but what a piece has: that is added to the parameters, times minus the rate. The bits are those
  * of a sum that begins with zeros. A weight of the piece, or a decay of the parameters, needs the sum. */
 static int work_in_place(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
     const double rate = args[1], decay = args[2];
-    if (inputs->n != 1 || inputs->weights[0] != 1 || decay != 0) return work(core, w, inputs, args);
+    if (inputs->n != 1 || inputs->weights[0] != 1 || decay != 0) return work_by_sum(core, w, inputs, args);
     if (hpc_pieces_add(core, w, inputs->from[0], inputs->bases[0], -rate, w->param) != 0) return -1;
     for (int o = 0; o < w->n_outputs; o++)
-        if (hpc_goes_to(inputs->to, &w->outputs[o]) &&
+        if (w->outputs[o].params != NULL && hpc_goes_to(inputs->to, &w->outputs[o]) &&
             hpc_pieces_add_again(core, w, inputs->from[0], inputs->bases[0], -rate, w->outputs[o].params) != 0)
             return -1;
     hpc_row_begin_step(core->exchange, w, inputs->slot);
@@ -112,7 +128,7 @@ static int work_in_place(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, 
 const hpc_row_kind hpc_kind_pieces_in_place = {
     .name = "pieces in place",
     .suits = suits_in_place,
-    .room = room,
+    .room = hpc_blocks_room,
     .work = work_in_place,
     .write = hpc_blocks_write,
     .leaving = hpc_params_leaving,
@@ -172,6 +188,7 @@ static hpc_row_room piece_room(const hpc_exchange *ex, const hpc_row *row) {
     hpc_row_room room = hpc_forward_room(ex, row);
     room.sum = hpc_row_floats(row, 1);
     room.residual = hpc_pieces_state_bytes(ex, row);
+    room.sends_pieces = 1;
     return room;
 }
 
@@ -225,7 +242,8 @@ static hpc_row_room no_room(const hpc_exchange *ex, const hpc_row *row) {
 static int work_passthrough(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
     (void)args;
     hpc_row_begin_step(core->exchange, w, inputs->slot);
-    hpc_count_received(core->exchange, inputs->from[0]->rank, hpc_piece_bytes(inputs->bases[0]));
+    const size_t nbytes = w->in_codec->length(w->config, inputs->bases[0], w->row->count);
+    hpc_count_received(core->exchange, inputs->from[0]->rank, nbytes);
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, 0);
     return 0;
@@ -264,7 +282,7 @@ static int is_filtered_sum(const hpc_exchange *ex, const hpc_row *row) {
 }
 
 static hpc_row_room residual_room(const hpc_exchange *ex, const hpc_row *row) {
-    return (hpc_row_room){.residual = hpc_pieces_state_bytes(ex, row)};
+    return (hpc_row_room){.residual = hpc_pieces_state_bytes(ex, row), .sends_pieces = 1};
 }
 
 static int work_filtered_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {

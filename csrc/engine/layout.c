@@ -74,7 +74,7 @@ static int find_shares(hpc_exchange *ex, const char *op) {
     for (int i = 0; i < plan->n_rows; i++) {
         hpc_share *share = &ex->layout.shares[ex->layout.share_of[i]];
         const hpc_row *row = &plan->rows[i];
-        size_t nbytes = hpc_input_bytes(row);
+        size_t nbytes = hpc_input_bytes(ex, row);
         const int counts = hpc_codec_of(row->codec_in)->addressable; /* pieces are counted as they are folded */
         if (row->in != edges) {                                      /* a hub has one list */
             push = hpc_row_input(row, ex->context->group.rank);
@@ -110,6 +110,13 @@ static void add_share(hpc_exchange *ex, int s) {
     if (!hpc_share_is_awaited_by(ex, share, rank)) return;
     if (ex->discipline->makes_params == NULL || ex->discipline->makes_params(ex, share))
         key->awaited[key->n_awaited++] = s;
+}
+
+/* Room for a mean in float32, and for the update of which pieces are made. */
+static size_t dense_bytes(const hpc_exchange *ex, int key) {
+    const size_t mean = (size_t)ex->plan->keys[key].count * sizeof(float);
+    const size_t source = ex->keys[key].codec->addressable ? 0 : hpc_pieces_source_bytes(ex, key);
+    return aligned(mean > source ? mean : source, LINE);
 }
 
 static int find_keys(hpc_exchange *ex, const char *op) {
@@ -154,12 +161,10 @@ static int find_keys(hpc_exchange *ex, const char *op) {
         ex->layout.params_bytes += aligned((size_t)plan->keys[k].count * sizeof(float), LINE);
         int status = ex->keys[k].codec->addressable ? HPC_OK : hpc_pieces_find(ex, k, row, op);
         if (status != HPC_OK) return status;
-        const int opens = ex->discipline->split != NULL && !ex->keys[k].codec->plain;
         ex->layout.dense_at[k] = ex->layout.dense_bytes;
-        if (!ex->keys[k].codec->addressable || opens)
-            ex->layout.dense_bytes += aligned((size_t)plan->keys[k].count * sizeof(float), LINE);
+        if (ex->discipline->split != NULL && !ex->keys[k].codec->plain) ex->layout.dense_bytes += dense_bytes(ex, k);
         ex->layout.gradient_bytes +=
-            aligned(ex->keys[k].codec->addressable ? ex->keys[k].codec->max_bytes(plan->keys[k].count)
+            aligned(ex->keys[k].codec->addressable ? ex->keys[k].codec->max_bytes(NULL, plan->keys[k].count)
                                                    : ex->pieces[k].slot_bytes,
                     LINE);
     }

@@ -92,18 +92,18 @@ static inline uint64_t hpc_closed_signal(const hpc_exchange *ex, int rank) {
 /* ---- bytes ---- */
 
 /* Of a push to a row, as it comes; at most, where pushes are pieces. */
-static inline size_t hpc_input_bytes(const hpc_row *row) {
-    return hpc_codec_of(row->codec_in)->max_bytes(row->count);
+static inline size_t hpc_input_bytes(const hpc_exchange *ex, const hpc_row *row) {
+    return hpc_codec_of(row->codec_in)->max_bytes(ex->configs[row->key], row->count);
 }
 
 /* Of the push to a row that lies at src. */
-static inline size_t hpc_push_bytes(const hpc_row *row, const void *src) {
-    return hpc_codec_of(row->codec_in)->length(src, row->count);
+static inline size_t hpc_push_bytes(const hpc_exchange *ex, const hpc_row *row, const void *src) {
+    return hpc_codec_of(row->codec_in)->length(ex->configs[row->key], src, row->count);
 }
 
 /* Of an output of a row, as it is sent. */
-static inline size_t hpc_output_bytes(const hpc_row *row) {
-    return hpc_codec_of(row->codec_out)->max_bytes(row->count);
+static inline size_t hpc_output_bytes(const hpc_exchange *ex, const hpc_row *row) {
+    return hpc_codec_of(row->codec_out)->max_bytes(ex->configs[row->key], row->count);
 }
 
 /* Whether a row has the parameters of its elements: a forward has a fold, and a relay what has come. */
@@ -138,9 +138,8 @@ static inline int hpc_key_pushes_pieces(const hpc_exchange *ex, int key) {
 
 /* The room that an input of a row takes in a slot. */
 static inline size_t hpc_row_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    size_t nbytes = hpc_input_bytes(row);
-    if (hpc_key_has_pieces(ex, row->key)) nbytes = ex->pieces[row->key].codec->max_bytes(row->count);
-    return (nbytes + 63) / 64 * 64;
+    if (hpc_key_has_pieces(ex, row->key)) return ex->layout.row_room[row - ex->plan->rows];
+    return (hpc_input_bytes(ex, row) + 63) / 64 * 64;
 }
 
 /* The codec of an input of a row. */

@@ -24,7 +24,7 @@ int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const
         if (squares != NULL) *squares += ex->kernels->squares(block, n);
         if (!in_place) ex->kernels->copy(w->acc + from, block, n * sizeof(float), ex->stream);
     }
-    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(w->row) * (size_t)inputs->n);
+    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(ex, w->row) * (size_t)inputs->n);
     return 0;
 }
 

@@ -20,7 +20,7 @@ static void find_codecs(hpc_exchange *ex) {
         hpc_encoded *encoded = &ex->keys[k].encoded;
         if (encoded->codec->plain) continue;
         encoded->offset = ex->layout.encoded_bytes;
-        ex->layout.encoded_bytes += (encoded->codec->max_bytes(plan->keys[k].count) + 63) / 64 * 64;
+        ex->layout.encoded_bytes += (encoded->codec->max_bytes(NULL, plan->keys[k].count) + 63) / 64 * 64;
     }
 }
 

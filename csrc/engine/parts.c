@@ -46,7 +46,7 @@ int hpc_pieces_find(hpc_exchange *ex, int key, int first, const char *op) {
                             (unsigned long long)(part.offset + part.count - 1));
         its->parts[n] = part;
         its->parts[n].at = its->slot_bytes;
-        its->slot_bytes += aligned(hpc_piece_most(part.count));
+        its->slot_bytes += aligned(its->codec->max_bytes(&its->config, part.count));
         n++;
     }
     its->n_parts = n;

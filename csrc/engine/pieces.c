@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "codec/compress.h"
 
 enum { LINE = 64 };
 
@@ -15,16 +14,33 @@ static size_t aligned(size_t nbytes) {
 
 /* ---- open ---- */
 
+/* The room that an input takes in a slot of each row: that of the largest codec of its inputs. */
+static void find_rooms(const hpc_exchange *ex) {
+    for (int i = 0; i < ex->plan->n_rows; i++) {
+        const hpc_row *row = &ex->plan->rows[i];
+        size_t most = hpc_input_bytes(ex, row);
+        for (int e = 0; e < row->n_in; e++) {
+            const size_t nbytes =
+                hpc_edge_codec(ex->plan, row, &row->in[e])->max_bytes(ex->configs[row->key], row->count);
+            if (nbytes > most) most = nbytes;
+        }
+        ex->layout.row_room[i] = aligned(most);
+    }
+}
+
 int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
     const hpc_plan *plan = ex->plan;
     int some = 0;
+    ex->configs = calloc((size_t)plan->n_keys, sizeof *ex->configs);
+    if (ex->configs == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d keys", op, plan->n_keys);
     for (int i = 0; i < plan->n_rows; i++)
         some |=
             !hpc_codec_of(plan->rows[i].codec_in)->addressable || !hpc_codec_of(plan->rows[i].codec_out)->addressable;
     if (!some) return HPC_OK;
     ex->pieces = calloc((size_t)plan->n_keys, sizeof *ex->pieces);
     ex->layout.row_from = calloc((size_t)plan->n_rows, sizeof *ex->layout.row_from);
-    if (ex->pieces == NULL || ex->layout.row_from == NULL)
+    ex->layout.row_room = calloc((size_t)plan->n_rows, sizeof *ex->layout.row_room);
+    if (ex->pieces == NULL || ex->layout.row_from == NULL || ex->layout.row_room == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the codecs of %d keys", op, plan->n_keys);
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
@@ -39,7 +55,11 @@ int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *f, const char *
         if (its->codec == NULL) continue;
         snprintf(its->name, sizeof its->name, "%s", its->config.name != NULL ? its->config.name : its->codec->name);
         its->config.name = its->name;
+        ex->configs[k] = &its->config;
+        const size_t most = its->codec->max_bytes(&its->config, plan->keys[k].count);
+        its->packs = its->codec->pack != NULL && its->codec->scratch(&its->config, most) > 0;
     }
+    find_rooms(ex);
     return HPC_OK;
 }
 
@@ -47,9 +67,11 @@ int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *f, const char *
 static int open_packing(const hpc_exchange *ex, hpc_packing *packing, const char *op) {
     for (int i = 0; ex->pieces != NULL && i < ex->plan->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[i];
-        const size_t most = hpc_piece_most(row->count);
-        if (!hpc_key_has_pieces(ex, row->key) || ex->pieces[row->key].config.compress == HPC_COMPRESS_NONE) continue;
-        const size_t room = hpc_compress_room(ex->pieces[row->key].config.compress, most);
+        const hpc_codec *codec = ex->pieces[row->key].codec;
+        const hpc_codec_config *config = ex->configs[row->key];
+        if (codec == NULL || codec->pack == NULL) continue;
+        const size_t most = codec->max_bytes(config, row->count), room = codec->scratch(config, most);
+        if (room == 0) continue;
         if (most > packing->most) packing->most = most;
         if (room > packing->room) packing->room = room;
     }
@@ -67,18 +89,23 @@ static void free_packing(hpc_packing *packing) {
 
 void hpc_pieces_free(hpc_exchange *ex) {
     for (int i = 0; ex->work != NULL && i < ex->n_work; i++) free(ex->work[i].encoder);
-    for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) free(ex->pieces[k].parts);
+    for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) {
+        free(ex->pieces[k].parts);
+        hpc_memory_release(ex->pieces[k].source);
+    }
     hpc_private_free(ex->encoders, ex->encoders_bytes);
     for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) free_packing(&ex->cores[c].packing);
     free_packing(&ex->packing);
     free(ex->pieces);
+    free(ex->configs);
     free(ex->layout.row_from);
+    free(ex->layout.row_room);
 }
 
 /* ---- encoders ---- */
 
 static size_t state_bytes(const hpc_key_pieces *its, uint64_t count) {
-    return aligned((size_t)count * sizeof(float) * (size_t)hpc_codec_state_slots(&its->config));
+    return aligned((size_t)count * sizeof(float) * (size_t)hpc_codec_state_slots(its->codec, &its->config));
 }
 
 /* A fold that may be skipped needs the state twice. */
@@ -91,6 +118,9 @@ static void init(const hpc_exchange *ex, hpc_encoder *encoder, const hpc_key_pie
                  void *memory) {
     encoder->codec = its->codec;
     encoder->encoding.config = &its->config;
+    encoder->packs = its->packs;
+    encoder->keeps = hpc_codec_keeps(its->codec, &its->config);
+    encoder->slots = (size_t)hpc_codec_state_slots(its->codec, &its->config);
     encoder->count = count;
     encoder->state = memory;
     if (ex->discipline->split != NULL) encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
@@ -100,18 +130,21 @@ int hpc_pieces_open_worker(hpc_exchange *ex, const char *op) {
     int status = open_packing(ex, &ex->packing, op);
     for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_packing(ex, &ex->cores[c].packing, op);
     size_t nbytes = 0, at = 0;
+    int gives = 0;
     const int n = ex->pieces != NULL ? ex->plan->n_keys : 0;
-    for (int k = 0; k < n; k++)
+    for (int k = 0; k < n; k++) {
+        gives |= ex->pieces[k].gives;
         if (ex->pieces[k].gives) nbytes += all_bytes(ex, &ex->pieces[k], ex->plan->keys[k].count);
-    if (status != HPC_OK || nbytes == 0) return status;
-    ex->encoders = hpc_private_alloc(nbytes, -1);
+    }
+    if (status != HPC_OK || !gives) return status;
+    if (nbytes > 0) ex->encoders = hpc_private_alloc(nbytes, -1);
     ex->encoders_bytes = nbytes;
-    if (ex->encoders == NULL)
+    if (nbytes > 0 && ex->encoders == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the residuals of keys", op, nbytes);
     for (int k = 0; k < n; k++) {
         hpc_key_pieces *its = &ex->pieces[k];
         if (!its->gives) continue;
-        init(ex, &its->encoder, its, ex->plan->keys[k].count, (char *)ex->encoders + at);
+        init(ex, &its->encoder, its, ex->plan->keys[k].count, nbytes > 0 ? (char *)ex->encoders + at : NULL);
         at += all_bytes(ex, its, ex->plan->keys[k].count);
     }
     return HPC_OK;
@@ -128,11 +161,11 @@ int hpc_pieces_open_row(hpc_exchange *ex, hpc_work *w, void *memory, const char 
     return HPC_OK;
 }
 
-static void begin(hpc_encoder *encoder, const float *x, uint64_t n) {
+static void begin(hpc_encoder *encoder, const hpc_codec_source *source, uint64_t n) {
     encoder->was = encoder->encoding;
     encoder->fresh = 1;
     encoder->encoding.made++;
-    if (encoder->codec->begin != NULL) encoder->codec->begin(&encoder->encoding, x, encoder->state, (int64_t)n);
+    if (encoder->codec->begin != NULL) encoder->codec->begin(&encoder->encoding, source, encoder->state, (int64_t)n);
 }
 
 static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces, uint64_t nbytes, double since) {
@@ -145,59 +178,79 @@ static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces,
 }
 
 /* The state of a piece lies with its elements: the slots of a part, then those of the next one. */
-static int64_t encode_part(hpc_encoder *encoder, const float *x, uint64_t offset, uint64_t n, void *out, int64_t *kept,
-                           const hpc_packing *packing) {
+static int64_t encode_part(hpc_encoder *encoder, const hpc_codec_source *source, uint64_t offset, uint64_t n, void *out,
+                           int64_t *kept, const hpc_packing *packing) {
     const hpc_codec_config *config = encoder->encoding.config;
-    const size_t most = hpc_piece_most(n), slots = (size_t)hpc_codec_state_slots(config);
-    float *state = encoder->state + offset * slots;
-    if (encoder->before != NULL) memcpy(encoder->before + offset * slots, state, n * slots * sizeof(float));
-    int64_t nbytes = encoder->codec->encode(&encoder->encoding, x, (int64_t)n, state, out, (int64_t)most, kept);
-    if (nbytes < 0 || config->compress == HPC_COMPRESS_NONE) return nbytes;
-    return hpc_piece_pack(config->compress, out, most, packing->scratch, packing->room);
+    const size_t most = encoder->codec->max_bytes(config, n), slots = encoder->slots;
+    float *state = slots > 0 ? encoder->state + offset * slots : NULL;
+    if (encoder->before != NULL && slots > 0)
+        memcpy(encoder->before + offset * slots, state, n * slots * sizeof(float));
+    int64_t nbytes = encoder->codec->encode(&encoder->encoding, source, (int64_t)n, state, out, (int64_t)most, kept);
+    if (nbytes < 0 || !encoder->packs) return nbytes;
+    return encoder->codec->pack(config, out, most, packing->scratch, packing->room);
 }
 
-/* Adds a piece of nbytes, which may be packed. */
+/* Adds a piece of nbytes, which may be packed; 0 bytes are none, and refused. */
 static int decode_part(const hpc_key_pieces *its, float *acc, uint64_t n, const char *piece, size_t nbytes,
                        double weight, const hpc_packing *packing) {
-    if (nbytes < sizeof(hpc_piece_head) || nbytes > hpc_piece_most(n)) return HPC_PIECE_BAD_LENGTH;
-    int64_t raw = (int64_t)nbytes;
-    if (packing->room > 0 && hpc_piece_is_packed(piece)) {
-        hpc_piece_head head; /* a core loads no library that no key has asked for */
-        memcpy(&head, piece, sizeof head);
-        if (head.packed != its->config.compress) return HPC_PIECE_BAD_HEAD;
-        raw = hpc_piece_unpack(piece, raw, packing->raw, packing->most, packing->scratch, packing->room);
-        if (raw < 0) return (int)raw;
-        piece = packing->raw;
-    }
-    return its->codec->decode_add(&its->config, acc, (int64_t)n, piece, raw, weight);
+    const int64_t raw = !its->packs || nbytes == 0
+                            ? 0
+                            : its->codec->unpack(&its->config, piece, (int64_t)nbytes, packing->raw, packing->most,
+                                                 packing->scratch, packing->room);
+    if (raw < 0) return (int)raw;
+    if (raw > 0) return its->codec->decode_add(&its->config, acc, (int64_t)n, packing->raw, raw, weight);
+    return its->codec->decode_add(&its->config, acc, (int64_t)n, piece, (int64_t)nbytes, weight);
 }
 
 static void cannot_encode(hpc_exchange *ex, int key, uint64_t offset, int64_t status) {
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: codec %s cannot encode key %s from element %llu on: %s",
              ex->context->group.rank, ex->pieces[key].name, ex->plan->keys[key].name, (unsigned long long)offset,
-             hpc_piece_text((int)status));
+             ex->pieces[key].codec->text((int)status));
     hpc_exchange_fail(ex, HPC_ERR_INVALID, why);
 }
 
 /* ---- the worker ---- */
 
-float *hpc_pieces_dense(const hpc_exchange *ex, int key) {
-    const hpc_place *place = &ex->layout.places[ex->context->group.rank];
-    return (float *)(void *)(hpc_own_part(ex) + place->dense + ex->layout.dense_at[key]);
+size_t hpc_pieces_source_bytes(const hpc_exchange *ex, int key) {
+    const hpc_key_pieces *its = &ex->pieces[key];
+    const uint64_t count = ex->plan->keys[key].count;
+    return its->codec->source_bytes != NULL ? its->codec->source_bytes(&its->config, count) : count * sizeof(float);
 }
 
-int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot) {
+int hpc_pieces_source(hpc_exchange *ex, int key, const char *op, void **at) {
+    const hpc_place *place = &ex->layout.places[ex->context->group.rank];
+    hpc_key_pieces *its = &ex->pieces[key];
+    int status = HPC_OK;
+    if (ex->layout.dense_bytes > 0) {
+        *at = hpc_own_part(ex) + place->dense + ex->layout.dense_at[key];
+        return HPC_OK;
+    }
+    if (its->source == NULL) status = hpc_memory_create(hpc_pieces_source_bytes(ex, key), op, &its->source);
+    if (status == HPC_OK) *at = hpc_memory_data(its->source);
+    return status;
+}
+
+int hpc_pieces_are_finite(const hpc_exchange *ex, int key, const void *update) {
+    const hpc_key_pieces *its = &ex->pieces[key];
+    const hpc_codec_source source = {update, 0};
+    const uint64_t count = ex->plan->keys[key].count;
+    if (its->codec->is_finite != NULL) return its->codec->is_finite(&its->config, &source, count);
+    return ex->kernels->all_finite(update, (size_t)count, HPC_F32);
+}
+
+int hpc_pieces_encode(hpc_exchange *ex, int key, const void *update, char *slot) {
     hpc_key_pieces *its = &ex->pieces[key];
     hpc_encoder *encoder = &its->encoder;
     const double since = hpc_now();
     int64_t kept_in_all = 0, nbytes_in_all = 0;
     HPC_SPAN(ex->context->group.timeline, "encode", ex->plan->keys[key].name);
-    begin(encoder, x, encoder->count);
+    begin(encoder, &(hpc_codec_source){update, 0}, encoder->count);
     for (int p = 0; p < its->n_parts; p++) {
         const hpc_pushed_part *part = &its->parts[p];
-        int64_t kept = 0, nbytes = encode_part(encoder, x + part->offset, part->offset, part->count, slot + part->at,
-                                               &kept, &ex->packing);
+        const hpc_codec_source source = {update, part->offset};
+        int64_t kept = 0,
+                nbytes = encode_part(encoder, &source, part->offset, part->count, slot + part->at, &kept, &ex->packing);
         if (nbytes < 0) {
             cannot_encode(ex, key, part->offset, nbytes);
             return -1;
@@ -222,7 +275,7 @@ static void forget_fold(hpc_encoder *encoder) {
 
 /* The part of a residual that is older than the last fold is brought to the units of that fold. */
 static void scale_part(const hpc_encoder *encoder, uint64_t offset, uint64_t n, double factor) {
-    const size_t at = offset * (size_t)hpc_codec_state_slots(encoder->encoding.config);
+    const size_t at = offset * encoder->slots;
     const float *before = encoder->fresh ? encoder->before + at : encoder->state + at;
     float *residual = encoder->state + at;
     for (uint64_t i = 0; i < n; i++) residual[i] += (float)(factor - 1) * before[i];
@@ -230,7 +283,7 @@ static void scale_part(const hpc_encoder *encoder, uint64_t offset, uint64_t n, 
 
 static void end_fold(hpc_encoder *encoder, const hpc_pushed_part *parts, int n, double factor) {
     if (factor == HPC_SKIPPED) forget_fold(encoder);
-    for (int p = 0; p < n && factor != HPC_SKIPPED && factor != 1; p++)
+    for (int p = 0; p < n && encoder->keeps && factor != HPC_SKIPPED && factor != 1; p++)
         scale_part(encoder, parts[p].offset, parts[p].count, factor);
     encoder->fresh = 0;
 }
@@ -264,23 +317,23 @@ static void settle_fold(const hpc_work *w) {
 static void put_back(hpc_exchange *ex, const hpc_row *row, hpc_encoder *encoder, float *residual, const char *piece,
                      const hpc_packing *packing) {
     const hpc_key_pieces *its = &ex->pieces[row->key];
-    const size_t nbytes = hpc_piece_bytes(piece);
-    if (its->config.no_feedback) return;
+    const size_t nbytes = its->codec->length(&its->config, piece, row->count);
+    if (!encoder->keeps || its->config.no_feedback) return;
     const int status = decode_part(its, residual, row->count, piece, nbytes, 1, packing);
     if (status != 0) {
         char why[HPC_FAILURE_BYTES];
         snprintf(why, sizeof why, "rank %d: its own piece of key %s cannot go back into the residual: %s",
-                 ex->context->group.rank, ex->plan->keys[row->key].name, hpc_piece_text(status));
+                 ex->context->group.rank, ex->plan->keys[row->key].name, its->codec->text(status));
         hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
         return;
     }
-    hpc_piece_drop_wild(residual, (int64_t)row->count);
+    hpc_codec_drop_wild(residual, (int64_t)row->count);
     hpc_tally_add(&encoder->returned, nbytes);
 }
 
 void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot) {
     hpc_key_pieces *its = &ex->pieces[row->key];
-    float *residual = its->encoder.state + row->offset * (uint64_t)hpc_codec_state_slots(&its->config);
+    float *residual = its->encoder.keeps ? its->encoder.state + row->offset * its->encoder.slots : NULL;
     put_back(ex, row, &its->encoder, residual, slot + hpc_row_from(ex, row), &ex->packing);
 }
 
@@ -301,7 +354,8 @@ size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const c
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_row *row = &ex->plan->rows[share->rows[i]];
         const hpc_edge *push = hpc_row_input(row, ex->context->group.rank);
-        if (push != NULL && !hpc_input_is_empty(ex, push)) nbytes += hpc_piece_bytes(slot + hpc_row_from(ex, row));
+        if (push == NULL || hpc_input_is_empty(ex, push)) continue;
+        nbytes += hpc_push_bytes(ex, row, slot + hpc_row_from(ex, row));
     }
     return nbytes;
 }
@@ -314,14 +368,14 @@ static void cannot_decode(hpc_core *core, const hpc_work *w, int rank, int statu
     snprintf(why, sizeof why, "rank %d: the piece of rank %d for key %.64s, elements %llu to %llu, step %llu: %s",
              ex->context->group.rank, rank, ex->plan->keys[w->row->key].name, (unsigned long long)w->row->offset,
              (unsigned long long)(w->row->offset + w->row->count - 1), (unsigned long long)(w->step + 1),
-             hpc_piece_text(status));
+             ex->pieces[w->row->key].codec->text(status));
     hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
 }
 
 int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight,
                          float *to) {
     const double since = hpc_now();
-    const size_t nbytes = hpc_piece_bytes(piece);
+    const size_t nbytes = in->codec->length(w->config, piece, w->row->count);
     int status =
         decode_part(&core->exchange->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
     if (status != 0) {
@@ -336,13 +390,13 @@ int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const
 int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to) {
     hpc_exchange *ex = core->exchange;
     if (!in->codec->addressable) {
-        const size_t nbytes = hpc_piece_bytes(piece);
+        const size_t nbytes = in->codec->length(w->config, piece, w->row->count);
         if (hpc_pieces_add_again(core, w, in, piece, weight, to) != 0) return -1;
         hpc_tally_add(&core->tally.bytes_folded, nbytes);
         hpc_count_received(ex, in->rank, nbytes);
         return 0;
     }
-    const size_t nbytes = in->codec->max_bytes(w->row->count);
+    const size_t nbytes = in->codec->max_bytes(NULL, w->row->count);
     in->codec->decode_add(NULL, to, (int64_t)w->row->count, piece, (int64_t)nbytes, weight);
     hpc_tally_add(&core->tally.bytes_folded, nbytes);
     return 0;
@@ -351,10 +405,11 @@ int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char 
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
     hpc_exchange *ex = core->exchange;
     const double since = hpc_now();
+    const hpc_codec_source source = {w->acc, 0};
     int64_t kept = 0;
     hpc_pieces_settle(ex, w, &core->packing);
-    begin(w->encoder, w->acc, w->row->count);
-    int64_t nbytes = encode_part(w->encoder, w->acc, 0, w->row->count, w->encoded, &kept, &core->packing);
+    begin(w->encoder, &source, w->row->count);
+    int64_t nbytes = encode_part(w->encoder, &source, 0, w->row->count, w->encoded, &kept, &core->packing);
     if (nbytes < 0) {
         cannot_encode(ex, w->row->key, w->row->offset, nbytes);
         return -1;
@@ -364,6 +419,6 @@ int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
 }
 
 int hpc_pieces_encode_nothing(const hpc_work *w) {
-    hpc_piece_finish(w->encoded, HPC_PIECE_GAPS8, HPC_F32, (int64_t)w->row->count, 0, 0);
+    w->out_codec->encode_nothing(w->config, (int64_t)w->row->count, w->encoded);
     return 0;
 }

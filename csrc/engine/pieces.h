@@ -1,13 +1,12 @@
 /* Updates that go as pieces: the encoders of a worker and of an owner's forwards, and the decoding of what came.
  *
- * A worker has an encoder for each key that it pushes as pieces. It writes dense float32 into a place of its own, or
- * hands in an array; a start encodes each part of it that some row takes, once, into the slot of the push. So all rows
- * of the same elements read one piece, and the residual is updated once a push. An owner has an encoder for each row
- * that forwards its fold as a piece. */
+ * A worker has an encoder for each key that it pushes as pieces. It writes dense float32, or what else the codec reads,
+ * into a place of its own, or hands it in; a start encodes each part of it that some row takes, once, into the slot of
+ * the push. So all rows of the same elements read one piece, and the residual is updated once a push. An owner has an
+ * encoder for each row that forwards its fold as a piece. */
 #ifndef HPC_PIECES_H
 #define HPC_PIECES_H
 
-#include "codec/piece.h"
 #include "engine/layout.h"
 #include "engine/row.h"
 
@@ -27,10 +26,15 @@ size_t hpc_pieces_state_bytes(const hpc_exchange *ex, const hpc_row *row);
 
 /* ---- the worker ---- */
 
-/* Where the worker writes a key's next gradient, in float32. */
-float *hpc_pieces_dense(const hpc_exchange *ex, int key);
-/* Encodes x into the slot of the next push. Nonzero when the exchange has failed. */
-int hpc_pieces_encode(hpc_exchange *ex, int key, const float *x, char *slot);
+/* Bytes of a key's update as the worker writes it: float32, or what else the codec reads. */
+size_t hpc_pieces_source_bytes(const hpc_exchange *ex, int key);
+/* Where the worker writes a key's next update. The memory is taken when it is first asked for: a worker that hands its
+ * updates in needs none. */
+int hpc_pieces_source(hpc_exchange *ex, int key, const char *op, void **at);
+/* Whether all values of an update are finite. */
+int hpc_pieces_are_finite(const hpc_exchange *ex, int key, const void *update);
+/* Encodes an update into the slot of the next push. Nonzero when the exchange has failed. */
+int hpc_pieces_encode(hpc_exchange *ex, int key, const void *update, char *slot);
 /* The piece of a row in the slot of a push was left out by its owner: what it says goes back into the residual. */
 void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot);
 /* The last piece that a row of this rank's has forwarded was left out: it goes back before the row writes another one,

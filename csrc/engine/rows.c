@@ -224,7 +224,7 @@ static void find_inputs(hpc_exchange *ex, hpc_work *w) {
                                    .args = args_of(ex, w, lowest),
                                    .stride = ex->layout.gradient_bytes};
         if (!w->inputs[e].empty && w->inputs[e].codec->addressable)
-            w->inputs[e].nbytes = w->inputs[e].codec->max_bytes(w->row->count);
+            w->inputs[e].nbytes = w->inputs[e].codec->max_bytes(w->config, w->row->count);
         if (edge->row < 0 && !w->inputs[e].empty && hpc_reads_in_place(ex, w->row->owner, edge->rank))
             w->inputs[e].slots = gradient_at(ex, edge->rank, w->row);
     }
@@ -294,7 +294,7 @@ static int open_memory(hpc_exchange *ex, hpc_work *w, char *memory, const char *
     if (room.acc > 0) w->acc = (float *)(void *)(memory + room.state);
     if (room.sum > 0) w->acc = ex->cores[w->row->core].acc;
     if (room.encoded > 0) w->encoded = memory + room.state + room.acc;
-    if (room.residual == 0) return HPC_OK;
+    if (!room.sends_pieces) return HPC_OK;
     return hpc_pieces_open_row(ex, w, memory + room.state + room.acc + room.encoded, op);
 }
 
@@ -339,6 +339,7 @@ static int open_rows(hpc_exchange *ex, const char *op) {
                         .kind = hpc_row_kind_of(ex, row),
                         .in_codec = hpc_codec_of(row->codec_in),
                         .out_codec = hpc_codec_of(row->codec_out),
+                        .config = ex->configs[row->key],
                         .rule = &ex->rules[row->key],
                         .apply = row->action == HPC_EMIT ? take_fold : ex->rules[row->key].rule.apply,
                         .share = &ex->layout.shares[ex->layout.share_of[i]]};
@@ -375,7 +376,7 @@ static int open_copies(hpc_exchange *ex, const char *op) {
     for (int i = 0; i < ex->n_work; i++)
         for (int o = 0; o < ex->work[i].n_outputs && hpc_row_keeps_params(ex->work[i].row); o++) {
             hpc_output *out = &ex->work[i].outputs[o];
-            size_t nbytes = hpc_output_bytes(ex->work[i].row);
+            size_t nbytes = hpc_output_bytes(ex, ex->work[i].row);
             if (out->params == NULL && (out->copy = malloc(nbytes)) == NULL)
                 return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a copy of what goes to rank %d", op, out->rank);
         }
@@ -416,6 +417,7 @@ void hpc_rows_free(hpc_exchange *ex) {
     for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
         hpc_core *core = &ex->cores[c];
         if (core->memory != NULL) hpc_private_free(core->memory, core->memory_bytes);
+        hpc_private_free(core->sum, core->sum_bytes);
         free(core->folding);
         free(core->bases);
         free(core->base_weights);

@@ -80,7 +80,7 @@ int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
         const hpc_edge *push = hpc_row_input(row, me);
         if (push == NULL || hpc_input_is_empty(ex, push)) continue;
         const char *src = hpc_push_slot(ex, share->key) + hpc_row_from(ex, row);
-        status = hpc_send_event(ex, share->core, share->owner, src, hpc_push_bytes(row, src),
+        status = hpc_send_event(ex, share->core, share->owner, src, hpc_push_bytes(ex, row, src),
                                 ex->push_slot[index] + (size_t)slot * hpc_slot_stride(ex, row),
                                 hpc_imm(HPC_OP_ROW, slot, index), l);
         if (status != HPC_OK) break;

@@ -28,11 +28,14 @@ typedef struct hpc_row_kind hpc_row_kind;
 typedef struct hpc_encoder {
     const hpc_codec *codec; /* NULL: nothing is encoded */
     hpc_encoding encoding;
-    uint64_t count;             /* elements */
-    float *state;               /* of each piece the residual, then the codec's own slots; piece after piece */
-    float *before;              /* split: the state as it was before the last encoding; elsewhere NULL */
-    hpc_encoding was;           /* likewise */
-    int fresh;                  /* before and was are those of the last fold, be it that it is over */
+    int packs;        /* pieces are packed when they are encoded */
+    int keeps;        /* its state begins with a residual */
+    size_t slots;     /* values of state an element */
+    uint64_t count;   /* elements */
+    float *state;     /* of each piece the residual, if it keeps one, then the codec's own slots; piece after piece */
+    float *before;    /* split: the state as it was before the last encoding; elsewhere NULL */
+    hpc_encoding was; /* likewise */
+    int fresh;        /* before and was are those of the last fold, be it that it is over */
     _Atomic int left_out;       /* of a row: its last piece was left out, and is not back yet */
     _Atomic double outcomes[2]; /* of a row, by folds, of which one is over: what hpc_pieces_end_fold has been told */
     _Atomic uint64_t pieces, elements, kept, bytes, returned;
@@ -98,7 +101,8 @@ typedef struct hpc_work {
     int index;
     const hpc_row *row;
     const hpc_row_kind *kind;
-    const hpc_codec *in_codec; /* of pushes */
+    const hpc_codec *in_codec;      /* of pushes */
+    const hpc_codec_config *config; /* of pieces; NULL: the key has none */
     const hpc_key_rule *rule;
     hpc_apply_fn apply;                  /* the rule's; where the fold itself is the parameters it copies */
     int args_of;                         /* the lowest rank whose pushes reach it */
@@ -150,6 +154,8 @@ typedef struct hpc_core {
     hpc_lane *in, *out;   /* pushes come by in, answers go by out */
     float *acc;           /* one block, or a row whose inputs or outputs are pieces */
     size_t acc_bytes;
+    float *sum; /* a row's, of rows that need one in few steps; NULL: none has needed it yet */
+    size_t sum_bytes;
     const void **folding; /* addresses of a fold's inputs */
     const char **bases;   /* of a whole row's, their weights, and which inputs they are */
     double *base_weights;

@@ -39,7 +39,7 @@ static void put_row(hpc_core *core, const hpc_work *w, hpc_receivers to, int slo
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_output *out = &w->outputs[o];
         if (out->params != NULL || out->row >= 0 || !hpc_goes_to(to, out)) continue;
-        size_t nbytes = w->out_codec->max_bytes(w->row->count);
+        size_t nbytes = w->out_codec->max_bytes(w->config, w->row->count);
         const void *from = w->kind->leaving(w, slot);
         if (out->copy != NULL) from = memcpy(out->copy, from, nbytes);
         hpc_core_check_put(core, hpc_put(core->out, ex->window, out->rank, from, nbytes, out->offset));
@@ -52,7 +52,8 @@ static void count_written(hpc_core *core, const hpc_work *w, hpc_receivers to) {
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_output *out = &w->outputs[o];
         if (out->row >= 0 || !hpc_goes_to(to, out)) continue;
-        size_t nbytes = out->params != NULL ? w->row->count * sizeof(float) : w->out_codec->max_bytes(w->row->count);
+        size_t nbytes =
+            out->params != NULL ? w->row->count * sizeof(float) : w->out_codec->max_bytes(w->config, w->row->count);
         hpc_tally_add(hpc_core_sent(core, out->rank, HPC_TRAFFIC_PARAMETERS), nbytes);
         written += nbytes;
     }
@@ -94,7 +95,7 @@ void hpc_row_publish(hpc_core *core, hpc_work *w) {
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_output *out = &w->outputs[o];
         if (out->row < 0) continue;
-        size_t nbytes = w->out_codec->max_bytes(w->row->count);
+        size_t nbytes = w->out_codec->max_bytes(w->config, w->row->count);
         hpc_core_check_put(core,
                            hpc_put(core->out, ex->window, out->rank, w->kind->leaving(w, 0), nbytes, out->offset));
         hpc_tally_add(hpc_core_sent(core, out->rank, hpc_row_stage(&ex->plan->rows[out->row])), nbytes);

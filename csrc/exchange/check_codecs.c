@@ -3,6 +3,7 @@
 
 #include "discipline/discipline.h"
 #include "codec/compress.h"
+#include "codec/piece.h"
 #include "engine/pieces.h"
 #include "exchange/exchange.h"
 
@@ -19,7 +20,7 @@ static int number_of(const hpc_row *row) {
 static int check_row(const hpc_exchange_config *f, int i, const hpc_codec *codec) {
     const hpc_row *row = &f->plan->rows[i];
     const hpc_key *key = &f->plan->keys[row->key];
-    const uint64_t unit = codec->unit != NULL ? codec->unit(f->codecs[row->key]) : 1;
+    const uint64_t unit = codec->unit != NULL ? codec->unit(f->codecs[row->key], key->count) : 1;
     if (row->count > HPC_PIECE_ELEMENTS)
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d has %llu elements; a piece has at most %d", i,
                         (unsigned long long)row->count, HPC_PIECE_ELEMENTS);
@@ -30,6 +31,24 @@ static int check_row(const hpc_exchange_config *f, int i, const hpc_codec *codec
             (unsigned long long)row->offset, (unsigned long long)(row->offset + row->count - 1), key->name,
             (unsigned long long)unit);
     return HPC_OK;
+}
+
+/* Whether a row sends on the one piece that comes to it (kind_pieces.c). */
+static int passes_on(const hpc_exchange_config *f, const hpc_row *row) {
+    const hpc_discipline *d = hpc_discipline_of(f);
+    return row->n_in == 1 && row->in[0].row >= 0 && row->in[0].weight == 1 &&
+           f->plan->rows[row->in[0].row].codec_out == row->codec_out && (d == NULL || !d->sums);
+}
+
+/* A sum is an array: a codec with another source cannot encode it. */
+static int check_source(const hpc_exchange_config *f, int i, const hpc_codec *codec) {
+    const hpc_row *row = &f->plan->rows[i];
+    if (codec->source_bytes == NULL || row->action != HPC_FORWARD || row->codec_out != codec->number) return HPC_OK;
+    if (passes_on(f, row)) return HPC_OK;
+    return hpc_fail(
+        HPC_ERR_CONFIG, op_create,
+        "exchange: row %d forwards a sum of key %s as %s, which only workers can encode: send sums as arrays", i,
+        f->plan->keys[row->key].name, codec->name);
 }
 
 static int check_key(const hpc_exchange_config *f, int key, const hpc_codec *codec) {
@@ -95,6 +114,7 @@ int hpc_codecs_check(const hpc_exchange_config *f) {
         if (status == HPC_OK) status = check_one(f, i, its);
         if (status == HPC_OK) status = check_row(f, i, codec);
         if (status == HPC_OK) status = check_discipline(f, codec);
+        if (status == HPC_OK) status = check_source(f, i, codec);
         if (status != HPC_OK) return status;
         last = row->key;
     }

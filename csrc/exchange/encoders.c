@@ -25,7 +25,8 @@ static int check(const hpc_exchange *ex, int key, int row, const char *op) {
 
 static int64_t count_values(const hpc_encoder *encoder) {
     if (encoder == NULL) return 0;
-    return (int64_t)encoder->count * hpc_codec_state_slots(encoder->encoding.config) + HPC_ENCODER_VALUES;
+    const size_t slots = encoder->slots == 0 ? 0 : encoder->slots + !encoder->keeps;
+    return (int64_t)(encoder->count * slots) + HPC_ENCODER_VALUES;
 }
 
 int64_t hpc_exchange_encoder_values(const hpc_exchange *ex, int key, int row) {
@@ -37,13 +38,16 @@ int64_t hpc_exchange_encoder_values(const hpc_exchange *ex, int key, int row) {
  * residual is in units of 1. */
 static void copy_part(const hpc_encoder *encoder, uint64_t offset, uint64_t count, float *values, int out,
                       double unit) {
-    const size_t slots = (size_t)hpc_codec_state_slots(encoder->encoding.config);
+    const size_t slots = encoder->slots, first = !encoder->keeps;
+    if (slots == 0) return;
+    if (out && !encoder->keeps) memset(values + offset, 0, (size_t)count * sizeof(float));
     for (size_t s = 0; s < slots; s++) {
-        float *inside = encoder->state + offset * slots + s * count, *outside = values + s * encoder->count + offset;
+        float *inside = encoder->state + offset * slots + s * count;
+        float *outside = values + (first + s) * encoder->count + offset;
         memcpy(out ? outside : inside, out ? inside : outside, (size_t)count * sizeof(float));
     }
     float *residual = out ? values + offset : encoder->state + offset * slots;
-    for (uint64_t i = 0; i < count && unit != 1; i++) residual[i] *= (float)(out ? 1 / unit : unit);
+    for (uint64_t i = 0; i < count && encoder->keeps && unit != 1; i++) residual[i] *= (float)(out ? 1 / unit : unit);
 }
 
 static void copy_state(const hpc_exchange *ex, int key, int row, hpc_encoder *encoder, float *values, int out) {

@@ -580,6 +580,12 @@ hpc_memory *hpc_exchange_memory(const hpc_exchange *ex, int rank) {
     return ex == NULL ? NULL : hpc_window_memory(ex->window, rank);
 }
 
+hpc_memory *hpc_exchange_gradient_memory(const hpc_exchange *ex, int key) {
+    if (ex == NULL || key < 0 || key >= ex->plan->n_keys) return NULL;
+    if (ex->pieces != NULL && ex->pieces[key].source != NULL) return hpc_memory_retain(ex->pieces[key].source);
+    return hpc_exchange_memory(ex, ex->context->group.rank);
+}
+
 int hpc_exchange_params_rank(const hpc_exchange *ex) {
     return ex == NULL ? -1 : ex->layout.holder;
 }

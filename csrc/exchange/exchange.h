@@ -14,7 +14,7 @@ const char *hpc_key_name(const hpc_exchange *ex, int key); /* NULL for none */
     HPC_SPAN((ex) == NULL ? NULL : (ex)->context->group.timeline, op, hpc_key_name(ex, key))
 
 /* worker.c: hpc_exchange_start, for apply.c too. empty: the push has no gradient. */
-int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const float *src, hpc_limit *l, uint64_t *ticket,
+int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const void *src, hpc_limit *l, uint64_t *ticket,
                      const char *op);
 /* A key of which a push or a pull of this rank is under way; -1: none. HPC_ERR_INVALID if there is one. */
 int hpc_worker_under_way(const hpc_exchange *ex);

@@ -34,10 +34,9 @@ int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **grad
                                ex->plan->keys[key].name, ex->context->group.rank);
     hpc_limit l = {timeout, 0};
     status = ex->asked.in_place ? hpc_push_wait_done(ex, key, &l, op) : wait_slot(ex, key, &l, op);
+    if (status == HPC_OK && hpc_key_pushes_pieces(ex, key)) return hpc_pieces_source(ex, key, op, gradient);
     if (status == HPC_OK)
-        *gradient = ex->asked.in_place               ? (char *)hpc_exchange_params(ex, key)
-                    : hpc_key_pushes_pieces(ex, key) ? (char *)hpc_pieces_dense(ex, key)
-                                                     : hpc_push_slot(ex, key);
+        *gradient = ex->asked.in_place ? (char *)hpc_exchange_params(ex, key) : hpc_push_slot(ex, key);
     return status;
 }
 
@@ -66,46 +65,56 @@ static int check_start(hpc_exchange *ex, int key, int flags, const uint64_t *tic
 }
 
 /* Encodes src into the slot. With NULL the gradient is there already, or is the model that is trained in place. */
-static void fill_slot(hpc_exchange *ex, int key, const float *src) {
+static void fill_slot(hpc_exchange *ex, int key, const void *src) {
     if (!ex->layout.places[ex->context->group.rank].gives) return;
     if (src == NULL && ex->asked.in_place) src = hpc_exchange_params(ex, key);
-    if (src == NULL || (const char *)src == hpc_push_slot(ex, key)) return;
+    if (src == NULL || src == hpc_push_slot(ex, key)) return;
     const hpc_codec *codec = ex->keys[key].codec;
     uint64_t count = ex->plan->keys[key].count;
-    size_t most = codec->max_bytes(count);
+    size_t most = codec->max_bytes(NULL, count);
     if (codec->plain)
         ex->kernels->copy(hpc_push_slot(ex, key), src, most, 0);
     else
-        codec->encode(NULL, src, (int64_t)count, NULL, hpc_push_slot(ex, key), (int64_t)most, NULL);
+        codec->encode(NULL, &(hpc_codec_source){src, 0}, (int64_t)count, NULL, hpc_push_slot(ex, key), (int64_t)most,
+                      NULL);
+}
+
+static int refuse_infinite(const hpc_exchange *ex, int key, const char *why, const char *op) {
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: the gradient of key %s on rank %d has a NaN or an Inf%s", op,
+                    ex->plan->keys[key].name, ex->context->group.rank, why);
 }
 
 /* Looks at the encoded values: a float32 may be too large for 16 bits. */
-static int check_finite(const hpc_exchange *ex, int key, const void *values, int dtype, const char *op) {
-    if (ex->kernels->all_finite(values, (size_t)ex->plan->keys[key].count, dtype)) return HPC_OK;
-    return hpc_fail(HPC_ERR_INVALID, op, "%s: the gradient of key %s on rank %d has a NaN or an Inf%s", op,
-                    ex->plan->keys[key].name, ex->context->group.rank,
-                    dtype == HPC_F32 ? "" : ", or a value too large for its wire format");
+static int check_finite(const hpc_exchange *ex, int key, const char *op) {
+    const int dtype = ex->keys[key].codec->number;
+    if (ex->kernels->all_finite(hpc_push_slot(ex, key), (size_t)ex->plan->keys[key].count, dtype)) return HPC_OK;
+    return refuse_infinite(ex, key, dtype == HPC_F32 ? "" : ", or a value too large for its wire format", op);
 }
 
 static void begin_fold(hpc_exchange *ex, int key) {
     if (ex->discipline->split != NULL) ex->discipline->split->begin_fold(ex, key);
 }
 
-/* The update into its slot. Pieces are looked at before they are encoded: what is refused leaves no trace in the
- * residual. */
-static int fill(hpc_exchange *ex, int key, int empty, const float *src, const char *op) {
+/* Pieces are looked at before they are encoded: what is refused leaves no trace in the residual. */
+static int fill_pieces(hpc_exchange *ex, int key, const void *src, int checks, const char *op) {
+    void *own = NULL;
+    int status = HPC_OK;
+    if (ex->pieces[key].encoder.codec == NULL) return HPC_OK; /* this rank gives no updates of the key */
+    if (src == NULL) status = hpc_pieces_source(ex, key, op, &own);
+    if (status != HPC_OK) return status;
+    if (src == NULL) src = own;
+    if (checks && !hpc_pieces_are_finite(ex, key, src)) return refuse_infinite(ex, key, "", op);
+    begin_fold(ex, key);
+    return hpc_pieces_encode(ex, key, src, hpc_push_slot(ex, key)) == 0 ? HPC_OK : hpc_exchange_check(ex, op);
+}
+
+/* The update into its slot. */
+static int fill(hpc_exchange *ex, int key, int empty, const void *src, const char *op) {
     const int checks = ex->asked.check_finite && ex->layout.places[ex->context->group.rank].gives;
     int status = HPC_OK;
-    if (!empty && hpc_key_pushes_pieces(ex, key)) {
-        if (ex->pieces[key].encoder.codec == NULL) return HPC_OK; /* this rank gives no updates of the key */
-        if (src == NULL) src = hpc_pieces_dense(ex, key);
-        if (checks) status = check_finite(ex, key, src, HPC_F32, op);
-        if (status != HPC_OK) return status;
-        begin_fold(ex, key);
-        return hpc_pieces_encode(ex, key, src, hpc_push_slot(ex, key)) == 0 ? HPC_OK : hpc_exchange_check(ex, op);
-    }
+    if (!empty && hpc_key_pushes_pieces(ex, key)) return fill_pieces(ex, key, src, checks, op);
     if (!empty) fill_slot(ex, key, src);
-    if (!empty && checks) status = check_finite(ex, key, hpc_push_slot(ex, key), ex->keys[key].codec->number, op);
+    if (!empty && checks) status = check_finite(ex, key, op);
     if (status == HPC_OK) begin_fold(ex, key);
     return status;
 }
@@ -185,7 +194,7 @@ static int send_left(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const float *src, hpc_limit *l, uint64_t *ticket,
+int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const void *src, hpc_limit *l, uint64_t *ticket,
                      const char *op) {
     int status = hpc_worker_check_call(ex, key, op);
     if (status != HPC_OK) return status;
@@ -222,13 +231,13 @@ int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const floa
     return status;
 }
 
-int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const float *src, double timeout, uint64_t *ticket) {
+int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const void *src, double timeout, uint64_t *ticket) {
     HPC_IN_CALL(ex, key, flags == HPC_PULL ? "pull" : flags == HPC_PUSH ? "push" : "push_pull");
     hpc_limit l = {timeout, 0};
     return hpc_worker_start(ex, key, flags, 0, src, &l, ticket, "push");
 }
 
-int hpc_exchange_push_pull(hpc_exchange *ex, int key, const float *src, double timeout) {
+int hpc_exchange_push_pull(hpc_exchange *ex, int key, const void *src, double timeout) {
     static const char op[] = "push_pull";
     HPC_IN_CALL(ex, key, op);
     hpc_limit l = {timeout, 0};

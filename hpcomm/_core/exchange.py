@@ -125,10 +125,10 @@ def exchange_params_address(exchange: Any, key: int) -> int:
 
 
 def exchange_gradient_array(
-    exchange: Any, rank: int, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    exchange: Any, key: int, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
     """The slot at an address that exchange_gradient gave."""
-    return mapped([memory_of(lib.hpc_exchange_memory(exchange, rank))], address, shape, dtype, True)
+    return mapped([memory_of(lib.hpc_exchange_gradient_memory(exchange, key))], address, shape, dtype, True)
 
 
 def exchange_set_args(exchange: Any, key: int, args: tuple[float, ...]) -> None:

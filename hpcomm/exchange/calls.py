@@ -142,7 +142,7 @@ class Calls:
         slot = key.slots.get(address)
         if slot is None:
             slot = key.slots[address] = _core.exchange_gradient_array(
-                self._handle, self._rank, address, key.shape, key.dtype
+                self._handle, key.index, address, key.shape, key.dtype
             )
         return slot
 

@@ -24,6 +24,7 @@ from ..plan import Plan
 from .pieces import SHARED, Kind, Shard
 
 _WORKER = -1  # in place of the number of a row
+_NOTHING_KEPT = 2  # values of an encoder without residual and state
 _COLUMNS = {  # of a shard, a row an encoder
     "encoder_key": np.int32,
     "encoder_row": np.int8,  # 0: a worker's
@@ -180,7 +181,8 @@ class _Held:
 
     @property
     def residual(self) -> NDArray[np.float32]:
-        return self.values[: self.count]
+        kept = self.values.size > _NOTHING_KEPT
+        return self.values[: self.count] if kept else np.zeros(self.count, np.float32)
 
 
 Encoding = tuple[Place, int, NDArray[np.float32]]  # how many were made, and the values
@@ -219,7 +221,13 @@ def _parsed(shard: Shard, encoders: Encoders) -> Iterator[_Held]:
         worker, workers, owner = (int(shard[f"encoder_{name}"]) for name in ("worker", "workers", "owner"))
         at = 0
         for key, is_row, offset, count, n, weight, made in zip(*columns, strict=True):
-            if not 0 < count <= n or offset < 0 or at + n > every.size or not np.isfinite(weight):
+            if (
+                count <= 0
+                or (n < count and n != _NOTHING_KEPT)
+                or offset < 0
+                or at + n > every.size
+                or not np.isfinite(weight)
+            ):
                 raise ValueError(f"an encoder of {n} values for {count} elements from {offset} on")
             values = every[at : at + n]
             yield _Held(-1 if is_row else worker, workers, owner, number_of[key], offset, count, weight, made, values)
@@ -270,15 +278,17 @@ def _row(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -
 def _as_kept(place: Place, one: _Held) -> NDArray[np.float32]:
     """All that an encoder has kept; its residual alone where the codec is another one."""
     values = np.zeros(place.n_values, np.float32)
-    n = place.n_values if place.n_values == one.values.size else place.count
-    values[:n] = one.values[:n]
+    if place.n_values == one.values.size:
+        values[:] = one.values
+    elif place.n_values > _NOTHING_KEPT:
+        values[: place.count] = one.residual
     return values
 
 
 def _added(place: Place, more: Iterable[_Held], values: NDArray[np.float32], made: int) -> Encoding:
     """What is kept, and the residuals of others where they have elements of the place."""
     total: NDArray[np.float64] | None = None
-    for one in more:
+    for one in more if place.n_values > _NOTHING_KEPT else ():
         low, high = max(place.offset, one.offset), min(place.offset + place.count, one.offset + one.count)
         if low >= high:
             continue

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .. import _core
 from ..consistency import ASYNC, BSP, Consistency
 from ..context import Context
 from ..errors import InvalidArgument
@@ -14,9 +15,8 @@ from ..topology.hierarchy import MEASURED, OneTopology, automatic
 from .options import EngineOptions
 
 WORDS = ("auto", "flat")
-MOST_AT_RECEIVERS = (
-    14  # staleness: each version on its way has a slot of the plan, and so have the sum and the next one
-)
+# Staleness, at most: each version on its way has a slot of the plan, and so have the sum and the next one.
+MOST_AT_RECEIVERS = _core.PLAN_DEPTH - 2
 KINDS = (
     "'auto', 'flat', a ParameterServer, a Hierarchy, a Tree, a Graph, several Graphs, or a function that makes graphs "
     "for a number of ranks"
@@ -160,7 +160,7 @@ def _check_receivers(
     if staleness and staleness > MOST_AT_RECEIVERS:
         raise InvalidArgument(
             f"staleness is {staleness}: 0 to {MOST_AT_RECEIVERS} are possible with apply_at={apply_at!r}, as a plan "
-            "has 16 slots at most"
+            f"has {_core.PLAN_DEPTH} slots at most"
         )
     own = next((rule for rule in rules if getattr(rule, "fold", None) is not None), None)
     if own is not None:

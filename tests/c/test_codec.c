@@ -16,18 +16,18 @@ static float value(int64_t i) {
 
 static void round_trip(const hpc_codec *c, int64_t n) {
     float *x = malloc(MOST * sizeof *x), *acc = malloc((MOST + 1) * sizeof *acc);
-    size_t most = c->max_bytes((uint64_t)n);
+    size_t most = c->max_bytes(NULL, (uint64_t)n);
     char *piece = malloc(most + 1);
     CHECK(x && acc && piece);
     for (int64_t i = 0; i < n; i++) x[i] = value(i), acc[i] = 1000;
     acc[n] = -7;
     piece[most] = 42;
-    int64_t nbytes = c->encode(NULL, x, n, NULL, piece, (int64_t)most, NULL);
+    int64_t nbytes = c->encode(NULL, &(hpc_codec_source){x, 0}, n, NULL, piece, (int64_t)most, NULL);
     CHECK(nbytes >= 0 && (size_t)nbytes <= most && piece[most] == 42);
     CHECK_EQ(c->decode_add(NULL, acc, n, piece, nbytes, 0.5), 0);
     for (int64_t i = 0; i < n; i++) CHECK(acc[i] == 1000 + value(i) / 2);
     CHECK(acc[n] == -7); /* nothing behind it is touched */
-    if (n > 0) CHECK(c->encode(NULL, x, n, NULL, piece, (int64_t)most - 1, NULL) < 0);
+    if (n > 0) CHECK(c->encode(NULL, &(hpc_codec_source){x, 0}, n, NULL, piece, (int64_t)most - 1, NULL) < 0);
     CHECK(c->decode_add(NULL, acc, n, piece, nbytes + 1, 1) != 0);
     CHECK(c->decode_add(NULL, acc, n + 1, piece, nbytes, 1) != 0);
     CHECK(c->decode_add(NULL, acc, -1, piece, nbytes, 1) != 0);
@@ -42,7 +42,7 @@ static void cut(const hpc_codec *c) {
     float x[64], whole[64] = {0}, parts[64] = {0};
     char piece[64 * sizeof(float)];
     for (int i = 0; i < 64; i++) x[i] = value(i);
-    int64_t nbytes = c->encode(NULL, x, 64, NULL, piece, sizeof piece, NULL);
+    int64_t nbytes = c->encode(NULL, &(hpc_codec_source){x, 0}, 64, NULL, piece, sizeof piece, NULL);
     size_t at = hpc_codec_span(c, 24);
     CHECK(c->addressable);
     CHECK_EQ(c->decode_add(NULL, whole, 64, piece, nbytes, 1), 0);
@@ -56,7 +56,7 @@ static void decode(const hpc_codec *c) {
     float x[100], sum[100] = {0}, out[101];
     char piece[100 * sizeof(float)];
     for (int i = 0; i < 100; i++) x[i] = value(i) * 1.001f;
-    int64_t nbytes = c->encode(NULL, x, 100, NULL, piece, sizeof piece, NULL);
+    int64_t nbytes = c->encode(NULL, &(hpc_codec_source){x, 0}, 100, NULL, piece, sizeof piece, NULL);
     CHECK_EQ(c->decode_add(NULL, sum, 100, piece, nbytes, 1), 0);
     for (int stream = 0; stream < 2; stream++)
         for (size_t from = 0; from < 100; from += 16) {

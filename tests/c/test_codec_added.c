@@ -1,9 +1,11 @@
-/* A codec of one's own: this program has an array with one more member, "reversed", whose pieces are float32 in the
- * other order of bytes. Gradients and parameters travel in it, and nothing in csrc changes for it. */
+/* Codecs of one's own: this program has an array with two more members, and nothing in csrc changes for them.
+ * "reversed" is an array of float32 in the other order of bytes; gradients and parameters travel in it. "pairs" has
+ * pieces, and its trainer writes no array, but a list of (index, value). */
 #include "codec/codec.h"
+#include "engine/engine.h"
 #include "exchange_plans.h"
 
-enum { REVERSED = 9, STEPS = 5 };
+enum { REVERSED = 9, PAIRS = 10, STEPS = 5, EVERY = 8 /* of so many elements at most one is in a list */ };
 
 static float reversed(const void *at) {
     unsigned char from[sizeof(float)], to[sizeof(float)];
@@ -14,19 +16,21 @@ static float reversed(const void *at) {
     return x;
 }
 
-static size_t max_bytes(uint64_t n) {
+static size_t max_bytes(const hpc_codec_config *config, uint64_t n) {
+    (void)config;
     return (size_t)n * sizeof(float);
 }
 
-static size_t length(const void *piece, uint64_t n) {
+static size_t length(const hpc_codec_config *config, const void *piece, uint64_t n) {
     (void)piece;
-    return max_bytes(n);
+    return max_bytes(config, n);
 }
 
-static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, float *state, void *out, int64_t cap,
-                      int64_t *kept) {
+static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
+                      int64_t cap, int64_t *kept) {
     (void)encoding, (void)state, (void)kept;
-    if (cap < (int64_t)max_bytes((uint64_t)n)) return -1;
+    if (cap < (int64_t)max_bytes(NULL, (uint64_t)n)) return -1;
+    const float *x = hpc_source_values(source);
     for (int64_t i = 0; i < n; i++) {
         float y = reversed(&x[i]);
         memcpy((char *)out + (size_t)i * sizeof y, &y, sizeof y);
@@ -37,7 +41,7 @@ static int64_t encode(const hpc_encoding *encoding, const float *x, int64_t n, f
 static int decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                       double weight) {
     (void)config;
-    if (n < 0 || nbytes != (int64_t)max_bytes((uint64_t)n)) return -1;
+    if (n < 0 || nbytes != (int64_t)max_bytes(NULL, (uint64_t)n)) return -1;
     for (int64_t i = 0; i < n; i++) acc[i] += (float)weight * reversed((const char *)in + (size_t)i * sizeof *acc);
     return 0;
 }
@@ -69,8 +73,93 @@ static const hpc_codec codec_reversed = {
     .fold = fold,
 };
 
+/* ---- pairs ---- */
+
+typedef struct pair {
+    uint32_t index;
+    float value;
+} pair;
+
+typedef struct pair_list {
+    uint64_t count;
+    pair pairs[];
+} pair_list;
+
+static size_t pairs_bytes(const hpc_codec_config *config, uint64_t n) {
+    (void)config;
+    return sizeof(pair_list) + (size_t)(n / EVERY + 1) * sizeof(pair);
+}
+
+static size_t pairs_length(const hpc_codec_config *config, const void *piece, uint64_t n) {
+    pair_list head;
+    (void)config;
+    memcpy(&head, piece, sizeof head);
+    return head.count > n / EVERY + 1 ? 0 : sizeof head + (size_t)head.count * sizeof(pair);
+}
+
+static int64_t encode_pairs(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state,
+                            void *out, int64_t cap, int64_t *kept) {
+    const pair_list *from = source->data;
+    pair_list *to = out;
+    (void)encoding;
+    CHECK(state == NULL && cap >= (int64_t)pairs_bytes(NULL, (uint64_t)n));
+    to->count = 0;
+    for (uint64_t i = 0; i < from->count; i++) {
+        const uint64_t index = from->pairs[i].index;
+        if (index < source->from || index >= source->from + (uint64_t)n) continue;
+        to->pairs[to->count++] = (pair){(uint32_t)(index - source->from), from->pairs[i].value};
+    }
+    *kept = (int64_t)to->count;
+    return (int64_t)(sizeof *to + to->count * sizeof(pair));
+}
+
+static int add_pairs(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
+                     double weight) {
+    const pair_list *list = in;
+    if (nbytes < (int64_t)sizeof *list || nbytes != (int64_t)pairs_length(config, in, (uint64_t)n)) return -1;
+    for (uint64_t i = 0; i < list->count; i++)
+        if (list->pairs[i].index >= n) return -1;
+    for (uint64_t i = 0; i < list->count; i++) acc[list->pairs[i].index] += (float)weight * list->pairs[i].value;
+    return 0;
+}
+
+static const char *check_pairs(const hpc_codec_config *config) {
+    (void)config;
+    return NULL;
+}
+
+static int keeps_nothing(const hpc_codec_config *config) {
+    (void)config;
+    return 0;
+}
+
+static void encode_no_pairs(const hpc_codec_config *config, int64_t n, void *out) {
+    (void)config, (void)n;
+    *(pair_list *)out = (pair_list){0};
+}
+
+static const char *pairs_text(int status) {
+    (void)status;
+    return "it is no list of pairs";
+}
+
+static const hpc_codec codec_pairs = {
+    .name = "pairs",
+    .number = PAIRS,
+    .weighs = 1,
+    .max_bytes = pairs_bytes,
+    .length = pairs_length,
+    .encode = encode_pairs,
+    .decode_add = add_pairs,
+    .check = check_pairs,
+    .keeps = keeps_nothing,
+    .source_bytes = pairs_bytes,
+    .encode_nothing = encode_no_pairs,
+    .text = pairs_text,
+};
+
 const hpc_codec *hpc_codec_of(int number) {
-    static const hpc_codec *const codecs[] = {&hpc_codec_f32, &codec_reversed};
+    static const hpc_codec *const codecs[] = {&hpc_codec_f32, &codec_reversed, &codec_pairs};
     for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++)
         if (codecs[i]->number == number) return codecs[i];
     return NULL;
@@ -108,6 +197,47 @@ static void trains(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* Each rank's list has one of each 8 elements, and lists of ranks meet. arg: progress. */
+static void trains_by_pairs(rank *r) {
+    job j;
+    hpc_codec_config config;
+    hpc_codec_config_init(&config);
+    const hpc_codec_config *list[JOB_KEYS] = {&config, &config, &config};
+    hpc_exchange_config asked;
+    hpc_exchange *e = NULL;
+    reference ref;
+    job_init(&j, r);
+    j.wire = PAIRS, j.n_servers = 1;
+    hpc_exchange_config_init(&asked);
+    asked.codecs = list, asked.progress = r->arg;
+    CHECK_OK(job_create_with(r, &j, &asked, -1, &e));
+    reference_init(&ref, &j);
+    for (int step = 0; step < STEPS; step++)
+        for (int k = 0; k < j.n_keys; k++) {
+            const uint64_t n = j.keys[k].count;
+            double *sum = calloc(n, sizeof *sum);
+            void *at = NULL, *own = malloc(pairs_bytes(NULL, n));
+            if (step % 2 == 0) CHECK_OK(hpc_exchange_gradient(e, k, -1, &at));
+            pair_list *to = at != NULL ? at : own;
+            to->count = 0;
+            for (int w = 0; w < r->size; w++)
+                for (uint64_t i = (uint64_t)(w + step) % 2; i < n; i += EVERY) {
+                    const float value = job_gradient(&j, w, step, k, i);
+                    sum[i] += (double)value;
+                    if (w == r->rank) to->pairs[to->count++] = (pair){(uint32_t)i, value};
+                }
+            reference_apply(&ref, k, sum);
+            CHECK_OK(hpc_exchange_push_pull(e, k, at != NULL ? NULL : own, -1));
+            reference_check(&ref, r, e, k);
+            free(own);
+            free(sum);
+        }
+    CHECK_EQ(e->encoders_bytes, 0);
+    reference_free(&ref);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
 /* This array has no float16, so a plan that asks for it is refused, and the error lists the codecs that there are. */
 static void refuses(rank *r) {
     job j;
@@ -118,7 +248,7 @@ static void refuses(rank *r) {
     hub.keys = j.keys, hub.n_keys = j.n_keys, hub.workers = j.workers, hub.n_workers = j.n_workers;
     hub.servers = j.servers, hub.n_servers = j.n_servers, hub.wire = HPC_F16;
     CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
-    CHECK_MESSAGE("wire is 2; must be 0 (float32), 9 (reversed)");
+    CHECK_MESSAGE("wire is 2; must be 0 (float32), 9 (reversed), 10 (pairs)");
 }
 
 int main(int argc, char **argv) {
@@ -128,6 +258,8 @@ int main(int argc, char **argv) {
         {.name = "trains by threads", .size = 3, .run = trains, .arg = THREAD},
         {.name = "sends parameters too", .size = 3, .run = trains, .arg = INLINE + 4},
         {.name = "forwards", .size = 4, .run = trains, .arg = INLINE + 8},
+        {.name = "trains by pairs", .size = 3, .run = trains_by_pairs, .arg = INLINE},
+        {.name = "trains by pairs and threads", .size = 3, .run = trains_by_pairs, .arg = THREAD},
         {.name = "refuses", .size = 2, .run = refuses, .where = RANKS_UNSEEDED},
         {0},
     };

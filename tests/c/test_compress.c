@@ -80,8 +80,9 @@ static size_t make_piece(int form, size_t n, int full, char *out) {
     hpc_codec_config_init(&config);
     config.unit = 50;
     const hpc_encoding encoding = {.config = &config, .made = 1};
-    int64_t nbytes = signs ? hpc_codec_onebit.encode(&encoding, x, (int64_t)n, residual, out, CAP, &kept)
-                           : hpc_piece_encode(&how, x, (int64_t)n, residual, out, CAP, NULL);
+    int64_t nbytes =
+        signs ? hpc_codec_onebit.encode(&encoding, &(hpc_codec_source){x, 0}, (int64_t)n, residual, out, CAP, &kept)
+              : hpc_piece_encode(&how, x, (int64_t)n, residual, out, CAP, NULL);
     CHECK(nbytes >= HEAD);
     return (size_t)nbytes;
 }

@@ -22,7 +22,7 @@ static void push_rows(const hpc_exchange *e, lie what) {
     int in_place = hpc_reads_in_place(e, VICTIM, LIAR);
     for (int i = 0; i < e->plan->n_rows; i++) {
         const hpc_row *row = &e->plan->rows[i];
-        size_t due = hpc_input_bytes(row), nbytes = due - 4, at = e->push_slot[i];
+        size_t due = hpc_input_bytes(e, row), nbytes = due - 4, at = e->push_slot[i];
         hpc_lane *lane = e->in_lanes[row->core];
         int s = e->layout.share_of[i];
         uint32_t imm = hpc_imm(HPC_OP_ROW, 0, i);

@@ -68,7 +68,7 @@ static void pushes_too_often(rank *r) {
         int index = 0, in_place = hpc_reads_in_place(e, 0, VICTIM);
         while (e->plan->rows[index].owner != 0) index++;
         const hpc_row *row = &e->plan->rows[index];
-        size_t nbytes = in_place ? 0 : hpc_input_bytes(row);
+        size_t nbytes = in_place ? 0 : hpc_input_bytes(e, row);
         uint32_t imm = in_place ? hpc_imm(HPC_OP_SHARE, 0, e->layout.share_of[index]) : hpc_imm(HPC_OP_ROW, 0, index);
         for (int i = 0; i <= g.j.depth; i++)
             CHECK_OK(hpc_put_notify(e->in_lanes[row->core], e->window, 0, hpc_window_data(e->window), nbytes,

@@ -225,8 +225,9 @@ static int64_t encode(const hpc_codec *codec, hpc_encoding *encoding, size_t n, 
     encoding->config = &config;
     encoding->made++;
     CHECK(hpc_codec_check(codec, &config) == NULL);
-    if (codec->begin != NULL) codec->begin(encoding, x, state, (int64_t)n);
-    int64_t nbytes = codec->encode(encoding, x, (int64_t)n, state, out, (int64_t)codec->max_bytes(n), &kept);
+    if (codec->begin != NULL) codec->begin(encoding, &(hpc_codec_source){x, 0}, state, (int64_t)n);
+    int64_t nbytes = codec->encode(encoding, &(hpc_codec_source){x, 0}, (int64_t)n, state, out,
+                                   (int64_t)codec->max_bytes(&config, n), &kept);
     if (codec->end != NULL) codec->end(encoding, (int64_t)n, kept);
     return nbytes;
 }
@@ -278,7 +279,8 @@ static void test_threshold(void) {
     }
     config.delta = 1;
     fill(1000, 10);
-    CHECK_EQ(codec->encode(&encoding, x, 1000, residual, out, sizeof out - 1, NULL), HPC_PIECE_NO_ROOM);
+    CHECK_EQ(codec->encode(&encoding, &(hpc_codec_source){x, 0}, 1000, residual, out, sizeof out - 1, NULL),
+             HPC_PIECE_NO_ROOM);
     CHECK(memcmp(residual, before, 1000 * sizeof *residual) == 0); /* what is refused changes nothing */
     static const int formats_none_has[] = {HPC_F64, -1, 4};
     for (size_t w = 0; w < 3; w++) {

@@ -2,6 +2,7 @@
  * nothing, and a wrong piece has changed no parameter. */
 #include <math.h>
 
+#include "codec/piece.h"
 #include "engine/layout.h"
 #include "engine/pieces.h"
 #include "engine/send.h"

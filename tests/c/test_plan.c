@@ -194,7 +194,7 @@ static void test_hub_choices(void) {
     hub.depth = HPC_PLAN_DEPTH;
     for (hub.cores = 1; hub.cores <= HPC_PLAN_CORES; hub.cores += HPC_PLAN_CORES - 1) {
         plan = make(&hub);
-        CHECK(plan->n_rows == 1 && plan->rows[0].depth == 16 && plan->rows[0].in[0].weight == 1.0);
+        CHECK(plan->n_rows == 1 && plan->rows[0].depth == HPC_PLAN_DEPTH && plan->rows[0].in[0].weight == 1.0);
         hpc_plan_free(plan);
     }
 }
@@ -250,7 +250,7 @@ static void test_hub_refusals(void) {
     REFUSED("chunk is 100 bytes", hub.chunk = 100);
     REFUSED("chunk is 96 bytes", hub.chunk = 96);
     REFUSED("depth is 0", hub.depth = 0);
-    REFUSED("depth is 17", hub.depth = 17);
+    REFUSED("depth is 33", hub.depth = 33);
     REFUSED("wire is 1", hub.wire = HPC_F64);
     REFUSED("wire is 12", hub.wire = 12);
     static const int wrong[] = {HPC_F32, HPC_F64, HPC_F16};
@@ -580,8 +580,8 @@ static void test_check_rows(void) {
     BROKEN("row 4 has core -1", p.rows[4].core = -1);
     BROKEN("row 4 has core 1024", p.rows[4].core = HPC_PLAN_CORES);
     BROKEN("row 4 has action 4", p.rows[4].action = 4);
-    BROKEN("row 4 has depth 0; 1 to 16", p.rows[4].depth = 0);
-    BROKEN("row 0 has depth 17", p.rows[0].depth = 17);
+    BROKEN("row 4 has depth 0; 1 to 32", p.rows[4].depth = 0);
+    BROKEN("row 0 has depth 33", p.rows[0].depth = 33);
     BROKEN("row 8 has depth 2, row 0 has 1", p.rows[8].depth = 2);
     BROKEN("row 4 has codec_in 1; must be", p.rows[4].codec_in = HPC_F64);
     BROKEN("row 4 has codec_in 4; must be", p.rows[4].codec_in = 4);

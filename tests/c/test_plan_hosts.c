@@ -232,7 +232,7 @@ static void test_refusals(void) {
     REFUSED(h.top = 2, "top is 2; must be 0 (sharded) or 1 (ring)");
     REFUSED(h.cores = 0, "cores is 0");
     REFUSED(h.chunk = 100, "chunk is 100 bytes");
-    REFUSED(h.depth = 17, "depth is 17");
+    REFUSED(h.depth = 33, "depth is 33");
     REFUSED(h.sum = 2, "sum is 2");
     REFUSED(h.wire = 12, "wire is 12");
     REFUSED(h.codec_out = HPC_THRESHOLD, "codec_out is 8; must be 0 (float32), 2 (float16), 3 (bfloat16)");

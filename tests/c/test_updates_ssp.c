@@ -8,10 +8,19 @@
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
 /* What a case is made of, in its arg: s and flags. */
-enum { THREADS = 16, KEEPS = 32, HALF_IN = 64, HALF_OUT = 128, SERVERS = 256, FEW = 512, MOMENTUM = 1024, DEEP = 2048 };
+enum {
+    THREADS = 32,
+    KEEPS = 64,
+    HALF_IN = 128,
+    HALF_OUT = 256,
+    SERVERS = 512,
+    FEW = 1024,
+    MOMENTUM = 2048,
+    DEEP = 4096
+};
 
 static int most_behind(const rank *r) {
-    return r->arg % 16;
+    return r->arg % 32;
 }
 
 /* SERVERS: the last rank only serves. FEW: the first rank alone serves, and works too. */
@@ -505,8 +514,8 @@ static void refused(rank *r) {
     job j;
     hpc_exchange *e = NULL;
     hpc_plan *plan = receiving(&j, r);
-    CHECK_STATUS(create(r, &j, 15, &e), HPC_ERR_INVALID);
-    CHECK_MESSAGE("staleness is 15; 0 to 14 are possible where receivers apply the rule");
+    CHECK_STATUS(create(r, &j, 31, &e), HPC_ERR_INVALID);
+    CHECK_MESSAGE("staleness is 31; 0 to 30 are possible where receivers apply the rule");
     CHECK_STATUS(create(r, &j, 3, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("the plan has depth 4; SSP(3) where receivers apply the rule needs 5 or more");
     j.eager = 1;
@@ -543,7 +552,7 @@ int main(int argc, char **argv) {
         {.name = "totals_server", .size = 4, .run = totals, .arg = SERVERS | 2},
         {.name = "totals_master", .size = 4, .run = totals, .arg = SERVERS | KEEPS | THREADS | 1},
         {.name = "settled_alone", .size = 1, .run = settled, .arg = FEW | 2}, /* of one stage: server_ssp.c */
-        {.name = "totals_most_stale", .size = 3, .run = totals, .arg = FEW | 14},
+        {.name = "totals_most_stale", .size = 3, .run = totals, .arg = FEW | 30},
         {.name = "settled", .size = 3, .run = settled, .arg = THREADS | 2},
         {.name = "settled_few", .size = 4, .run = settled, .arg = FEW | 3},
         {.name = "bounded", .size = 3, .run = bounded, .arg = 1},

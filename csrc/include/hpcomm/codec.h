@@ -93,8 +93,9 @@ HPC_API int hpc_exchange_get_codec_stats(const hpc_exchange *exchange, int key, 
 /* What an encoder knows between two encodings, for checkpoints: how many it has made, and values: the residual, count
  * of them, then the state of the codec's own, slot by slot, then two of HPC_TOPK's. A worker has an encoder for each
  * key that it pushes, an owner one for each row of its own that forwards pieces. n_values tells how many values there
- * are: 0 where nothing is encoded. get and set: as hpc_exchange_get_row and set_row; row -1: the worker's encoder of
- * key. */
+ * are: 0 where nothing is encoded. A codec of one's own without feedback has no
+ * residual: zeros stand for it, or nothing but the last two where it has no state either. get and set: as
+ * hpc_exchange_get_row and set_row; row -1: the worker's encoder of key. */
 HPC_API int64_t hpc_exchange_encoder_values(const hpc_exchange *exchange, int key, int row);
 HPC_API int hpc_exchange_get_encoder(hpc_exchange *exchange, int key, int row, uint64_t *made, float *values);
 HPC_API int hpc_exchange_set_encoder(hpc_exchange *exchange, int key, int row, uint64_t made, const float *values);

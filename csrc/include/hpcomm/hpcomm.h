@@ -544,7 +544,7 @@ typedef enum hpc_action {
     HPC_RELAY = 3    /* the parameters of one row go on, unopened, to the out-edges */
 } hpc_action;
 
-enum { HPC_PLAN_DEPTH = 16 };
+enum { HPC_PLAN_DEPTH = 32 }; /* of a row, at most */
 
 typedef struct hpc_row {
     int key, owner, core;
@@ -660,23 +660,23 @@ typedef enum hpc_push_flags {
     HPC_PULL = 2  /* the parameters are asked for */
 } hpc_push_flags;
 
-/* Starts a push, a pull, or both. src: float32 values to copy (and encode) into the gradient; NULL: they are there
- * already. *ticket is for test and wait. Waits only while the owner has too many events of this rank unpolled. BSP
- * refuses a push of a key whose last push is not applied yet; ASYNC refuses one when all slots of the key are in use.
- * ASYNC and SSP with several stages do as BSP: a pull waits for the answer to the last push, and asks for nothing.
- * Under SSP with servers of one stage a pull ends at once while this rank's copy is fresh enough; a pull without a push
- * before it always asks the owners. There, and on a graph, a push may still be read when its pull has ended: start
- * waits for a free slot, and so does hpc_exchange_gradient, which is to be called before each gradient is written.
- * While pulls of a key are under way its parameters are the exchange's, until the newest has ended. After
- * HPC_ERR_TIMEOUT the same call goes on where this one stopped; so does close. */
-HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const float *src, double timeout,
+/* Starts a push, a pull, or both. src: float32 values to copy (and encode) into the gradient, or what else the key's
+ * codec reads; NULL: they are there already. *ticket is for test and wait. Waits only while the owner has too many
+ * events of this rank unpolled. BSP refuses a push of a key whose last push is not applied yet; ASYNC refuses one when
+ * all slots of the key are in use. ASYNC and SSP with several stages do as BSP: a pull waits for the answer to the last
+ * push, and asks for nothing. Under SSP with servers of one stage a pull ends at once while this rank's copy is fresh
+ * enough; a pull without a push before it always asks the owners. There, and on a graph, a push may still be read when
+ * its pull has ended: start waits for a free slot, and so does hpc_exchange_gradient, which is to be called before each
+ * gradient is written. While pulls of a key are under way its parameters are the exchange's, until the newest has
+ * ended. After HPC_ERR_TIMEOUT the same call goes on where this one stopped; so does close. */
+HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const void *src, double timeout,
                                uint64_t *ticket);
 /* Whether a push of key would be taken now: HPC_OK, or HPC_IN_PROGRESS while start would refuse it. */
 HPC_API int hpc_exchange_ready(hpc_exchange *exchange, int key);
 HPC_API int hpc_exchange_test(hpc_exchange *exchange, int key, uint64_t ticket); /* HPC_OK or HPC_IN_PROGRESS */
 HPC_API int hpc_exchange_wait(hpc_exchange *exchange, int key, uint64_t ticket, double timeout);
 /* start with both flags, then wait. */
-HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const float *src, double timeout);
+HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *src, double timeout);
 
 /* With config.split HPC_PUSH is a fold: the owners keep the mean of all workers' updates of the key (the plan's
  * weighted sum), and its ticket ends when all updates are there. Then all workers make the same one of these calls,
@@ -746,6 +746,8 @@ HPC_API int hpc_exchange_under_way(hpc_exchange *exchange);
 
 /* A reference that keeps the memory of rank's part of the exchange mapped (see hpc_window_memory). */
 HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int rank);
+/* The same for what hpc_exchange_gradient has given for key. */
+HPC_API hpc_memory *hpc_exchange_gradient_memory(const hpc_exchange *exchange, int key);
 HPC_API int hpc_exchange_params_rank(const hpc_exchange *exchange); /* whose memory holds this rank's parameters; -1 */
 
 /* cffi: end */
