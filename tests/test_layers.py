@@ -206,6 +206,20 @@ def test_every_file_has_its_place() -> None:
     assert modules | {"_ffi", "_fast"} == set(levels(PYTHON))
 
 
+def test_every_folder_begins_with_a_page() -> None:
+    """It says what lives there, what that may call, and where to begin: by names of files that are there."""
+    folders = [path for path in CSRC.iterdir() if path.is_dir()]
+    assert len(folders) >= 10
+    for folder in folders:
+        page = (folder / "README.md").read_text(encoding="utf-8")
+        assert page.startswith(f"# {folder.name}: ")
+        assert "\n- May call: " in page
+        begins = re.search(r"^- Begin with: (.+)$", page, re.MULTILINE)
+        assert begins
+        for name in re.findall(r"`([\w./]+\.(?:c|h|hpp))`", begins[1]):
+            assert (folder / name).exists(), (folder.name, name)
+
+
 def test_public_headers_need_only_those_below() -> None:
     folder, level = CSRC / "include/hpcomm", levels(PUBLIC)
     assert {path.name for path in folder.iterdir()} == set(level)
