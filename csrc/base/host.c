@@ -75,7 +75,8 @@ static int cgroup_path(const char *root, const char *controller, char *path) {
     return found;
 }
 
-/* Where that path can be read. A container may see only a part of the hierarchy, mounted from its own cgroup down. */
+/* The place where that path can be read. A container may see only a part of the hierarchy, mounted from its own cgroup
+ * down. */
 static int cgroup_find(const char *root, const char *controller, struct cgroup *cgroup) {
     char name[PATH_BYTES], line[LINE_BYTES], path[PATH_BYTES], top[PATH_BYTES], mount[PATH_BYTES], type[32],
         options[1024];
@@ -165,7 +166,7 @@ int hpc_host_quota(const char *root) {
     return (int)cores;
 }
 
-/* What a cgroup may still take. Its usage counts cached file pages, which go when memory is asked for. */
+/* The bytes that a cgroup may still take. Its usage counts cached file pages, which go when memory is asked for. */
 static int room_of(const char *folder, const char *controller, uint64_t *room) {
     long long limit, usage, cached;
     if (controller == NULL) {

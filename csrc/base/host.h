@@ -1,4 +1,5 @@
-/* What the kernel says about this host. root is put before /proc and /sys: "" for the real ones, a folder in tests. */
+/* Facts of this host, as the kernel tells them. root is put before /proc and /sys: "" for the real ones, a folder in
+ * tests. */
 #ifndef HPC_HOST_H
 #define HPC_HOST_H
 

@@ -46,7 +46,7 @@ static void *map(int fd, size_t nbytes) {
     return data;
 }
 
-/* Where pages that are not there yet will come from: preferred, for a process bound to a full node would be killed.
+/* Chooses the node of pages that are not there yet: preferred, for a process bound to a full node would be killed.
  * The policy of a memfd belongs to the file, so it holds whoever touches a page first. */
 static int prefer(void *data, size_t nbytes, int node) {
     unsigned long nodes[NODES / WORD_BITS] = {0};

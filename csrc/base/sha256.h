@@ -11,7 +11,7 @@ typedef struct hpc_bytes {
     size_t nbytes;
 } hpc_bytes;
 
-/* Of the parts one behind the other. */
+/* The digest of the parts, one behind the other. */
 void hpc_sha256(const hpc_bytes *parts, int n, unsigned char digest[HPC_DIGEST_BYTES]);
 void hpc_hmac(const void *key, size_t key_bytes, const hpc_bytes *parts, int n, unsigned char mac[HPC_DIGEST_BYTES]);
 

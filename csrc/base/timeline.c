@@ -129,7 +129,8 @@ static void append_metadata(hpc_timeline *t, int thread, const char *name, const
     append(t, line, (size_t)n);
 }
 
-/* What a track has, into the file. is_last: by close, after which nobody writes; another one leaves the rest to it. */
+/* Writes the spans of a track into the file. is_last: by close, after which nobody writes; another one leaves the rest
+ * to it. */
 static void flush(track *k, int is_last) {
     hpc_timeline *t = k->timeline;
     char text[TEXT_BYTES];
@@ -316,7 +317,7 @@ static int count_name(const char *text) {
     return times;
 }
 
-/* Where the suffix begins, or the end. */
+/* The place where the suffix begins, or the end. */
 static size_t suffix_at(const char *path) {
     const char *dot = strrchr(path, '.'), *slash = strrchr(path, '/');
     return dot == NULL || (slash != NULL && dot < slash + 2) || dot == path ? strlen(path) : (size_t)(dot - path);
@@ -358,7 +359,7 @@ static uint64_t process_id(void) {
     return atomic_load(&id);
 }
 
-/* What a reader of several files needs: which clock ts is of, and how far it is from the wall clock; which files are of
+/* Facts for a reader of several files: which clock ts is of, and how far it is from the wall clock; which files are of
  * one process, and so of one job; and who the rank was in the first context of a family. */
 static void append_head(hpc_timeline *t, int first, int size, const char *host) {
     char args[1024], id[64] = "", where[7 * 64];

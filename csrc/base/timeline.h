@@ -1,5 +1,5 @@
-/* What the threads of a rank do and when, as a file that chrome://tracing and Perfetto read: a JSON array of trace
- * events, pid being the rank and tid the thread.
+/* A record of what the threads of a rank do and when: a file that chrome://tracing and Perfetto read: a JSON array of
+ * trace events, pid being the rank and tid the thread.
  *
  * Each thread writes its spans into a track of its own, without a lock: a ring of events with one producer. The events
  * are made text and appended to the file when the ring is full, once a second, when the thread is about to sleep, when
@@ -29,7 +29,7 @@ typedef enum hpc_span_kind {
     HPC_SPAN_USER  /* a trainer's own, named by the label */
 } hpc_span_kind;
 
-/* What took place from start until now. */
+/* Records a span from start until now. */
 typedef struct hpc_span {
     hpc_timeline *timeline; /* NULL: nothing is recorded */
     double start;
@@ -46,7 +46,7 @@ typedef struct hpc_span {
  * those that shrinks have made: no other process has it. HPC_ERR_CONFIG if it cannot be made. */
 int hpc_timeline_open(const char *path, int number, int rank, int size, const char *host, hpc_timeline **timeline);
 
-/* What the timelines of all ranks of the context have alike and no others, once it is known. */
+/* The name that the timelines of all ranks of the context share with no others, once it is known. */
 void hpc_timeline_name_job(hpc_timeline *timeline, const char *job);
 
 /* Writes what all threads have recorded and ends the file; spans that end later are dropped. 0, or the errno of the

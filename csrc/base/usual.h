@@ -22,7 +22,7 @@ static inline void hpc_usual_learn(hpc_usual *u, double took) {
     u->mean += off / 8;
 }
 
-/* What it hardly ever takes longer than; 0 before enough is known. */
+/* A high estimate: it hardly ever takes longer. 0 before enough is known. */
 static inline double hpc_usual_limit(const hpc_usual *u) {
     return u->measured < HPC_USUAL_ENOUGH ? 0 : u->mean + 4 * u->deviation;
 }

@@ -331,8 +331,8 @@ static int look_around(hpc_group *group, const hpc_wait *wait, double deadline) 
     status = hpc_group_usable(group, wait->op);
     if (status == HPC_OK) status = check_departures(group, wait, deadline);
     if (status == HPC_OK || status == HPC_IN_PROGRESS) return status;
-    /* What a rank did before it went is visible once its departure is, and both may have come since the look at the
-     * condition: look again, after the departure. */
+    /* The stores of a rank before it went are visible once its departure is, and both may have come since the look at
+     * the condition: look again, after the departure. */
     return holds_now(group, wait, deadline) ? HPC_OK : status;
 }
 
@@ -348,8 +348,8 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
     atomic_thread_fence(memory_order_seq_cst); /* see hpc_bell_ring */
 #endif
     rings = atomic_load_explicit(&bell->rings, memory_order_acquire);
-    /* What a transport holds back is part of the condition: its sender rang before we counted as a sleeper, or will
-     * now. */
+    /* Bytes that a transport holds back are part of the condition: its sender rang before we counted as a sleeper, or
+     * will now. */
     int held = hpc_group_progress(group);
     if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait, deadline);
     if (held == 0 && status == HPC_IN_PROGRESS && in_bed) {
@@ -469,7 +469,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
     }
 }
 
-/* What an earlier try of this wait had found out is over once it succeeds. */
+/* Forgets the findings of an earlier try of this wait, once it succeeds. */
 static inline int has_waited(hpc_group *group, const hpc_wait *wait, int status) {
     if (status == HPC_OK) hpc_group_settle(group, wait->op);
     return status;

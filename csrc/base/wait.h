@@ -24,16 +24,16 @@ typedef struct hpc_bell {
 
 enum { HPC_NOTE_BYTES = 200, HPC_NOTES = 16 };
 
-/* Where a wait may sleep instead of on the futex: in a set of sockets, which wakes it without a detour. Only one thread
- * can at a time. claim comes before the last look at the condition; leave after the sleep, or without one. sleep takes
- * its thread out of the bell's sleepers before it handles what woke it, which would ring for itself otherwise. */
+/* A place where a wait may sleep instead of on the futex: a set of sockets, which wakes it without a detour. Only one
+ * thread can at a time. claim comes before the last look at the condition; leave after the sleep, or without one. sleep
+ * takes its thread out of the bell's sleepers before it handles what woke it, which would ring for itself otherwise. */
 typedef struct hpc_bed {
     int (*claim)(void *arg);
     void (*sleep)(void *arg, double seconds);
     void (*leave)(void *arg);
 } hpc_bed;
 
-/* What progress leaves. A wait looks again at once, or in a while; with nothing left it may sleep on its bell. */
+/* The answer of progress. A wait looks again at once, or in a while; with nothing left it may sleep on its bell. */
 typedef enum hpc_left_over {
     HPC_LEFT = 1,   /* more has come, or another thread is at it */
     HPC_AWAITED = 2 /* something is to come that rings no bell, and it may be long */
@@ -64,7 +64,7 @@ typedef void hpc_follow(void *arg, hpc_inquiry *inquiry);
 /* How a rank departs: the first thread that learns of it writes here, then why, then the rank's state. */
 typedef enum hpc_departing { HPC_GOES_BY_ITSELF = 1, HPC_GOES_BECAUSE = 2 /* of others */ } hpc_departing;
 
-/* What a wait must know of the group. */
+/* The facts that a wait must know of the group. */
 typedef struct hpc_group {
     int rank, size;
     double timeout, spin, yield;
@@ -128,7 +128,7 @@ static inline void hpc_group_settle(hpc_group *group, const char *op) {
 /* Whether nobody can go on in this group because of rank: it failed, or left where that counts as much. */
 int hpc_group_has_lost(const hpc_group *group, int rank);
 
-/* Who has left or leaves counts as failed from now on. */
+/* Ranks that have left, or leave, count as failed from now on. */
 void hpc_group_revoke(hpc_group *group);
 
 /* HPC_ERR_PEER if rank has left or failed. */
@@ -156,7 +156,7 @@ static inline int hpc_group_left_because(const hpc_group *group, int rank) {
  * (by_wait: and what a wait here has found out), in rising order, into blamed[HPC_BLAMED]; how many. */
 int hpc_group_blamed(hpc_group *group, int by_wait, hpc_blamed *blamed);
 
-/* What this rank says when it goes now. why: of an abort; NULL for none. */
+/* The last words of this rank, if it goes now. why: of an abort; NULL for none. */
 void hpc_group_last_word(hpc_group *group, const char *why, hpc_last_word *word);
 
 /* HPC_ERR_PEER because ranks have closed what this one still needs, as the sentence says. If others are to blame, by

@@ -1,4 +1,4 @@
-/* What a rank lets others see of it while it runs (hpcomm status): its step, and for whom its threads wait.
+/* The state that a rank shows to others while it runs (hpcomm status): its step, and for whom its threads wait.
  *
  * Waits write here when they sleep or have lasted for long, never before; the service thread reads. The step has no
  * order with anything. All else is guarded by busy, a spin lock that is held for a copy of a few hundred bytes. */

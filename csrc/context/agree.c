@@ -1,4 +1,4 @@
-/* What all ranks of a context do together by its control channel. */
+/* Steps that all ranks of a context take together, by its control channel. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -34,7 +34,7 @@ static int leave(hpc_context *c, const char *why) {
     if (c == NULL || !hpc_group_is_mine(&c->group)) return HPC_OK;
     hpc_span span = hpc_span_begin(c->group.timeline, why == NULL ? "close" : "abort", NULL);
     hpc_blame_freeze(&c->group.blame);
-    /* What was put is delivered before the others hear that this rank is gone; a failed rank does not wait for it. */
+    /* Puts are delivered before the others hear that this rank is gone; a failed rank does not wait for it. */
     if (c->connected && !atomic_load(&c->group.closed)) {
         const hpc_wait wait = {"close", is_settled, anybody, c};
         double deadline = hpc_deadline(&c->group, why == NULL ? c->group.timeout : 0);

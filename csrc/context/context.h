@@ -51,7 +51,7 @@ void hpc_context_let_tasks(hpc_context *context);
  * leaves has to be looked at again before a sleep. */
 int hpc_context_work(hpc_context *context);
 
-/* What waits of the context do, as hpc_group's progress: its transports' part and hpc_context_work. */
+/* The work that waits of the context do, as hpc_group's progress: its transports' part and hpc_context_work. */
 int hpc_context_progress(void *context);
 
 /* The lane, or the context's first one for NULL. */

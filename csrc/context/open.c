@@ -74,7 +74,7 @@ static void describe_self(hpc_context *c, const hpc_config *config) {
         a->devices.state = HPC_VERBS_NOT_ALLOWED;
 }
 
-/* Where RDMA is there, or asked for, and cannot be used. */
+/* Makes a note where RDMA is there, or asked for, and cannot be used. */
 static void note_devices(hpc_context *c, const hpc_config *config) {
     int state = c->self.devices.state, asked = config->devices != NULL && config->devices[0] != '\0';
     int there = state == HPC_VERBS_NO_LIBRARY || state == HPC_VERBS_NO_ACCESS || state == HPC_VERBS_NO_PORT;

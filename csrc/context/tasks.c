@@ -1,4 +1,4 @@
-/* What the waits of a context work at besides looking at their conditions. */
+/* Work that the waits of a context do besides looking at their conditions. */
 #include <sched.h>
 #include <stdio.h>
 

@@ -17,7 +17,7 @@ enum { HPC_COOKIE_BYTES = 16, HPC_OP_BYTES = 24 };
 
 typedef struct hpc_control hpc_control;
 
-/* What a rank must know to reach another one's control channel; part of its address. */
+/* The facts by which a rank reaches another one's control channel; part of its address. */
 typedef struct hpc_control_address {
     unsigned char name[HPC_COOKIE_BYTES];   /* of the listeners: anybody on the host can see it */
     unsigned char secret[HPC_COOKIE_BYTES]; /* known to the job alone: shown by who connects; rank 0's keys TCP */
@@ -26,7 +26,7 @@ typedef struct hpc_control_address {
     hpc_endpoint endpoints[HPC_ENDPOINTS]; /* where it listens for TCP */
 } hpc_control_address;
 
-/* What a job is called, by the name of its rank 0. */
+/* The name of a job, by that of its rank 0. */
 void hpc_control_name_job(const hpc_control_address *rank0, char job[HPC_JOB_BYTES]);
 
 typedef struct hpc_control_config {
@@ -50,7 +50,7 @@ typedef enum hpc_link_kind { HPC_LINK_UNIX = 1, HPC_LINK_TCP = 2 } hpc_link_kind
 int hpc_control_connect(hpc_control *control, const hpc_control_address *addresses, const unsigned char *links,
                         const unsigned char *same_host, double deadline);
 
-/* Of a connected peer; HPC_LINK_UNIX for oneself. */
+/* The kind of link to a connected peer; HPC_LINK_UNIX for oneself. */
 int hpc_control_link(const hpc_control *control, int rank);
 /* "10.0.0.2:40001 by eth0": where a TCP peer is reached (only from where it came, if that is none of its endpoints);
  * else "". Valid while control is. */
@@ -86,7 +86,7 @@ int hpc_control_exchange(hpc_control *control, const char *op, const void *data,
                          hpc_reply *replies, double deadline);
 void hpc_control_free_replies(hpc_control *control, hpc_reply *replies);
 
-/* What the ranks that are left agree on (survivors.c). */
+/* The agreement of the ranks that are left (survivors.c). */
 typedef struct hpc_survivors {
     const hpc_group *caller; /* of the context that shrinks: it says who this rank is, and its end ends the waits */
     const int *names;        /* what errors call the ranks, by rank; NULL: by their own numbers */

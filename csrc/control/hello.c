@@ -11,7 +11,7 @@
 
 enum { MAGIC = 0x6870636d, VERSION = 1, ORDER = 0x0102, WELCOME = 0x77, LABEL_BYTES = 13 };
 
-/* Of a greeting. */
+/* The states of a greeting. */
 enum { WAIT_HELLO, WAIT_KEY, WAIT_PROOF, PROVEN, REFUSED };
 
 _Static_assert(sizeof(hpc_hello) == 64, "a hello has no holes: every byte that is sent is set");
@@ -119,7 +119,7 @@ void hpc_greeting_start(hpc_greeting *greeting) {
     greeting->state = WAIT_HELLO;
 }
 
-/* What can be said of the first got bytes of a hello: NULL if they are good so far. */
+/* The fault of the first got bytes of a hello: NULL if they are good so far. */
 static const char *fault_of_beginning(const hpc_hello *hello, size_t got) {
     if (got >= offsetof(hpc_hello, version) && hello->magic != MAGIC)
         return hello->magic == __builtin_bswap32(MAGIC) ? "another byte order" : "not hpcomm";

@@ -27,7 +27,7 @@ void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[
 /* By the service thread: what rank has asked for. As hpc_link_tell. */
 int hpc_jobs_tell(hpc_control *c, int rank);
 
-/* What came as an answer, made harmless; HPC_ERR_AUTH if it is none of this version. */
+/* Makes an answer harmless; HPC_ERR_AUTH if it is of another version. */
 int hpc_jobs_check(hpc_job_answer *answer);
 
 /* The same of what a peer's NEWS say. */

@@ -241,7 +241,7 @@ static const char *begin_single(hpc_link *l, const hpc_mesh_frame *f) {
     return make_room(m, f->nbytes) ? NULL : no_memory;
 }
 
-/* Where the frame's payload goes. */
+/* The place for the frame's payload. */
 static char *place_of(const hpc_link *l, const hpc_mesh_frame *f) {
     if (f->type == HPC_MESH_GATHER) return l->incoming->data + l->incoming->got;
     if (f->type == HPC_MESH_BALLOT || f->type == HPC_MESH_NEWS) return l->arriving->data;

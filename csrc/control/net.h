@@ -9,7 +9,7 @@
 
 enum { HPC_ENDPOINTS = 4, HPC_ENDPOINT_TEXT = 80, HPC_IFNAME = 16, HPC_CONGESTION_BYTES = 16 };
 
-/* Where a rank listens; travels in its address. */
+/* The endpoint at which a rank listens; travels in its address. */
 typedef struct hpc_endpoint {
     uint8_t family; /* 4, 6, or 0 for none */
     uint8_t prefix; /* bits of its network */

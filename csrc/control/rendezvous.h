@@ -1,4 +1,4 @@
-/* What ranks say to each other at a rendezvous, a star around rank 0, and how it is read.
+/* The letters of ranks at a rendezvous, a star around rank 0, and how they are read.
  *
  *   rank r -> 0   GIVE      its part of a round
  *   rank r -> 0   EXPIRED   its deadline has passed; rank 0 answers FAILED with who is missing
@@ -63,7 +63,7 @@ void hpc_letters_init(hpc_letters *letters, int from_zero, unsigned char *notice
 /* From now on a part of this round, or with from_zero all of them, has nbytes and goes to into. */
 void hpc_letters_expect(hpc_letters *letters, uint32_t round, void *into, size_t nbytes);
 
-/* Where the next bytes go and how many may come, never 0. */
+/* The place for the next bytes, and how many may come, never 0. */
 size_t hpc_letters_want(hpc_letters *letters, void **at);
 
 /* n bytes came to where want said. HPC_IN_PROGRESS: more are needed. HPC_OK: letter is whole, and the next want begins

@@ -44,7 +44,7 @@ static const char op[] = "shrink";
 
 enum { VOTE = 1, GIVE = 2 };
 
-/* What a ballot holds; what is given comes behind gone. */
+/* The contents of a ballot; the bytes that were given come behind gone. */
 typedef struct ballot {
     uint32_t kind, size;
     char gone[]; /* by rank */

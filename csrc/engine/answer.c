@@ -1,4 +1,4 @@
-/* What a core tells other ranks and the user: the failure that has ended the exchange, answers, and counts. */
+/* News of a core for other ranks and the user: the failure that has ended the exchange, answers, and counts. */
 #include <stdio.h>
 #include <stdlib.h>
 

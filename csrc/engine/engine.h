@@ -86,7 +86,7 @@ typedef struct hpc_pushed_part {
     size_t at;
 } hpc_pushed_part;
 
-/* What becomes of a key whose updates go as pieces, on some of their ways (pieces.c). */
+/* A key whose updates go as pieces, on some of their ways (pieces.c). */
 typedef struct hpc_key_pieces {
     const hpc_codec *codec; /* NULL: they do not */
     hpc_codec_config config;
@@ -108,7 +108,7 @@ typedef struct hpc_asked {
     double grace; /* negative: learned */
 } hpc_asked;
 
-/* What follows from edges between rows (stages.c). */
+/* Facts that follow from edges between rows (stages.c). */
 typedef struct hpc_stages {
     int many;            /* there are some; the rest is for them */
     uint64_t *feeders;   /* by row: a bit for each rank whose pushes reach it */
@@ -119,7 +119,7 @@ typedef struct hpc_stages {
     int most_hops;
 } hpc_stages;
 
-/* What follows from the plan and the discipline alone. */
+/* Facts that follow from the plan and the discipline alone. */
 typedef struct hpc_layout {
     int depth, n_shares, n_cores; /* n_cores: of all ranks */
     int encodes;                  /* some rows send parameters that are not plain float32 */

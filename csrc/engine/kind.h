@@ -45,7 +45,7 @@ struct hpc_row_kind {
 
     /* Writes the parameters that lie in a slot into the memory of workers that is mapped here. NULL: there are none. */
     void (*write)(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot);
-    /* What goes to other rows, and to workers whose memory is not mapped. */
+    /* The bytes that go to other rows, and to workers whose memory is not mapped. */
     const void *(*leaving)(const hpc_work *w, int slot);
 };
 
@@ -60,7 +60,7 @@ const hpc_row_kind *hpc_row_kind_of(const hpc_exchange *ex, const hpc_row *row);
 
 /* ---- block.c: the steps of one block ---- */
 
-/* Of the block that begins at element from. */
+/* Elements of the block that begins at element from. */
 static inline size_t hpc_block_count(const hpc_work *w, size_t from) {
     return w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
 }
@@ -71,11 +71,11 @@ const float *hpc_block_fold(hpc_core *core, const hpc_work *w, const hpc_inputs 
 /* Applies a folded block to the parameters. Nonzero when the rule has failed. */
 int hpc_block_apply(hpc_core *core, const hpc_work *w, const float *block, int n_updates, const double *args,
                     size_t from, size_t n);
-/* Of a row's outputs, as they are sent: of parameters, or of a fold. */
+/* Encodes a block of a row's outputs, as they are sent: parameters, or a fold. */
 void hpc_block_encode(const hpc_work *w, const float *block, size_t from, size_t n);
 /* The rule, or the fold, of a row has returned nonzero. The exchange fails. */
 void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned);
-/* Where models rotate: the parameters are in another slot from now on. */
+/* Turns a model that rotates: the parameters are in another slot from now on. */
 void hpc_row_turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot);
 /* A step begins: nothing that its inputs hold can be refused any more. */
 static inline void hpc_row_begin_step(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {

@@ -136,7 +136,7 @@ const hpc_row_kind hpc_kind_pieces_in_place = {
 
 /* ---- forwards ---- */
 
-/* Of what the accumulator has, as an array. */
+/* Sends the contents of the accumulator, as an array. */
 static int send_array(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     hpc_row_begin_step(core->exchange, w, inputs->slot);
     for (size_t from = 0; w->encoded != NULL && from < w->row->count; from += HPC_BLOCK)

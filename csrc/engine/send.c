@@ -26,7 +26,7 @@ int hpc_push_wait_done(hpc_exchange *ex, int key, hpc_limit *l, const char *op) 
     return hpc_ticket_is_done(ex, key, last) ? HPC_OK : hpc_ticket_wait(ex, key, last, hpc_limit_left(ex, l), op);
 }
 
-/* Where models are trained in place, the average of the last push is the model that is trained next. */
+/* Models that are trained in place: the average of the last push is the model that is trained next. */
 int hpc_push_wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     uint64_t ticket = hpc_slot_ticket(ex, key);
     int status = ex->asked.in_place ? hpc_push_wait_done(ex, key, l, op) : HPC_OK;

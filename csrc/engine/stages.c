@@ -237,7 +237,7 @@ static int is_answered(const hpc_exchange *ex, int row, int rank) {
     return hpc_row_has_output(r, rank) || (hpc_row_has_input(r, rank) && !has_rank(st->receivers, st, row, rank));
 }
 
-/* Where owners answer all workers only parameters pass relays. */
+/* Relays pass on parameters alone where owners answer all workers. */
 static int is_awaited_from_all(const hpc_exchange *ex, const hpc_share *share, int rank) {
     int action = ex->plan->rows[share->rows[0]].action;
     return action != HPC_FORWARD && (action != HPC_RELAY || some_row(ex, share, rank, is_output)) &&

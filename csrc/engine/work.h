@@ -1,4 +1,4 @@
-/* What an owner works on: its cores, the shares that each has of a key, and their rows. */
+/* The work of an owner: its cores, the shares that each has of a key, and their rows. */
 #ifndef HPC_WORK_H
 #define HPC_WORK_H
 
@@ -66,7 +66,7 @@ typedef struct hpc_share {
     void *own;                /* the discipline's */
 } hpc_share;
 
-/* Where the inputs and outputs of a row are. */
+/* The places of a row's inputs and outputs. */
 typedef struct hpc_input {
     int rank, forwarded; /* forwarded: the row at rank that it comes from, or -1 */
     int lowest, updates; /* the lowest rank whose pushes are in it, and how many ranks there are */

@@ -4,7 +4,7 @@
 #include "engine/send.h"
 #include "exchange/exchange.h"
 
-/* What comes before every call here. *ticket is looked at now: nothing may be left half set by a refused call. */
+/* The check before every call here. *ticket is looked at now: nothing may be left half set by a refused call. */
 static int check_call(hpc_exchange *ex, int key, const void *out, const char *op) {
     int status = hpc_worker_check_call(ex, key, op);
     if (status != HPC_OK) return status;

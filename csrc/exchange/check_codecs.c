@@ -1,4 +1,4 @@
-/* What an exchange refuses of codecs whose pieces have a length of their own. */
+/* Refusals of codecs whose pieces have a length of their own. */
 #include <string.h>
 
 #include "discipline/discipline.h"

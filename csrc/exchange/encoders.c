@@ -1,4 +1,4 @@
-/* What encoders of pieces hold, and what they have done. */
+/* The residuals of encoders of pieces, and the counts of their work. */
 #include <string.h>
 
 #include "engine/pieces.h"

@@ -1,4 +1,5 @@
-/* What this rank has sent: pushes are counted by the thread that pushes, all else by the core that sends it. */
+/* Counts of what this rank has sent: pushes are counted by the thread that pushes, all else by the core that sends it.
+ */
 #include "engine/engine.h"
 #include "exchange/exchange.h"
 

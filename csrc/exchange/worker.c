@@ -171,8 +171,9 @@ static int send_pull(hpc_exchange *ex, int key, hpc_limit *l) {
     return HPC_OK;
 }
 
-/* What k->sending says is left. After a timeout the next start goes on where this one stopped. A dead owner is told of
- * by every later call anyway; any other failure has left half of an update with the owners and ends the exchange. */
+/* Sends the rest of a start, as k->sending has it. After a timeout the next start goes on where this one stopped. A
+ * dead owner is told of by every later call anyway; any other failure has left half of an update with the owners and
+ * ends the exchange. */
 static int send_left(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     hpc_pushed *k = &ex->keys[key];
     int status = HPC_OK;

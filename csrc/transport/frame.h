@@ -1,4 +1,4 @@
-/* What travels on a lane's TCP connections: frames, and the reader that puts their payload where it belongs.
+/* The stream of a lane's TCP connections: frames, and the reader that puts their payload where it belongs.
  *
  * The reader does no input of its own: it says where the next bytes are to go (the rest of a payload straight into the
  * window, then a small staging block for the headers behind it), and is told how many came. Nothing from the wire is
@@ -43,7 +43,7 @@ typedef struct hpc_frame {
 enum { HPC_FRAME_MAGIC = 0x7068 };
 _Static_assert(sizeof(hpc_frame) == 40, "a frame's header has no holes");
 
-/* Whom a reader tells. Negative statuses end the connection; why gets a few words (static). */
+/* Listeners of a reader. Negative statuses end the connection; why gets a few words (static). */
 typedef struct hpc_sink {
     /* Once for each PUT, when header and fences are there and met, also with no payload: checks window, bounds and
      * signal. HPC_OK with *at, where frame->nbytes may be written, and in *memory a reference that keeps it mapped,
@@ -72,8 +72,8 @@ typedef struct hpc_reader {
 int hpc_reader_init(hpc_reader *reader, int stream, int streams);
 void hpc_reader_free(hpc_reader *reader);
 
-/* Where the next bytes go: fills one or two parts and returns how many; 0 while a fence holds the stream and staging is
- * full. A part is never empty. */
+/* Finds the place for the next bytes: fills one or two parts and returns how many; 0 while a fence holds the stream and
+ * staging is full. A part is never empty. */
 int hpc_reader_want(hpc_reader *reader, struct iovec parts[2]);
 
 /* nbytes came into the parts of the last want (0: nothing came, but a fence may be met now). landed: pieces in place by

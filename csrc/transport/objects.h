@@ -14,7 +14,7 @@
 enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_CPU_WORDS = 16, HPC_USED = 5 };
 enum { HPC_ADDRESS_MAGIC = 0x68706d61 };
 
-/* What a rank says of itself; opaque to whoever carries it. Its first three members never change between versions. */
+/* The address of a rank; opaque to those who carry it. Its first three members never change between versions. */
 typedef struct hpc_address {
     uint32_t magic;
     uint32_t version; /* major << 16 | minor << 8 | patch */

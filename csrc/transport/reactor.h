@@ -1,4 +1,4 @@
-/* Who reads what comes from other hosts, when nobody waits for it and when everybody does.
+/* The readers of what comes from other hosts, when nobody waits for it and when everybody does.
  *
  * One epoll set a context holds what its transports listen to: the streams of tcp, the completion channels of verbs. A
  * wait looks for itself (hpc_transport.progress), so that what comes is handled by the thread that waits for it; when
@@ -65,7 +65,7 @@ void hpc_reactor_report(hpc_reactor *reactor);
 /* Whether a wait sleeps in the set, or is about to. */
 int hpc_reactor_has_sleeper(const hpc_reactor *reactor);
 
-/* Of a context's waits; their argument is the reactor. */
+/* Callbacks of a context's waits; their argument is the reactor. */
 extern const hpc_bed hpc_reactor_bed;
 
 #endif

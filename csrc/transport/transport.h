@@ -18,7 +18,7 @@
 
 enum { HPC_BLOB_BYTES = 64, HPC_NOTIFY_DEPTH = 256, HPC_ORDER_BYTES = 64 };
 
-/* What a rank gives its peers so that they can reach an object of it; fd goes along where one is set (not -1). */
+/* The handle by which peers reach an object of a rank; fd goes along where one is set (not -1). */
 typedef struct hpc_blob {
     unsigned char bytes[HPC_BLOB_BYTES];
     int fd;
@@ -65,7 +65,7 @@ typedef struct hpc_transport {
     /* Asks that all that this rank has put, by any lane, be in place with the peers that are here; returns how much is
      * left. NULL if that is so anyway. Any thread. */
     int (*settle)(hpc_context *context);
-    /* Where the data to peer goes, in words. NULL: where the control channel's does. */
+    /* The way of the data to peer, in words. NULL: where the control channel's does. */
     const char *(*path)(const hpc_context *context, int peer);
     /* Moves what is held back for this rank; returns what is left, as of hpc_left_over. NULL if nothing ever is. Any
      * thread. */

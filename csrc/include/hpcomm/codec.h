@@ -79,7 +79,7 @@ typedef struct hpc_codec_config {
 
 HPC_API void hpc_codec_config_init(hpc_codec_config *config);
 
-/* What this rank has encoded of a key, as worker and as owner, and what its rows have decoded of it. */
+/* Counts of what this rank has encoded of a key, as worker and as owner, and what its rows have decoded of it. */
 typedef struct hpc_codec_stats {
     uint64_t pieces, elements, kept; /* encoded; kept: elements that were sent */
     uint64_t bytes_before, bytes;    /* of these as float32, and as pieces */
@@ -90,7 +90,7 @@ typedef struct hpc_codec_stats {
 
 HPC_API int hpc_exchange_get_codec_stats(const hpc_exchange *exchange, int key, hpc_codec_stats *stats);
 
-/* What an encoder knows between two encodings, for checkpoints: how many it has made, and values: the residual, count
+/* The state of an encoder between two encodings, for checkpoints: how many it has made, and values: the residual, count
  * of them, then the state of the codec's own, slot by slot, then two of HPC_TOPK's. A worker has an encoder for each
  * key that it pushes, an owner one for each row of its own that forwards pieces. n_values tells how many values there
  * are: 0 where nothing is encoded. A codec of one's own without feedback has no

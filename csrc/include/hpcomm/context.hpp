@@ -108,7 +108,7 @@ class Context : public Handle<hpc_context, hpc_context_free> {
                    Report report = {}) {
         report(hpc_allgather(get(), send, recv, nbytes, timeout));
     }
-    // What every rank gave, in rank order.
+    // The bytes that every rank gave, in rank order.
     template <class T> std::vector<T> allgather(const T &mine, double timeout = default_timeout, Report report = {}) {
         static_assert(std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool>, "bytes are what travels");
         std::vector<T> all(static_cast<std::size_t>(size()));
@@ -116,7 +116,7 @@ class Context : public Handle<hpc_context, hpc_context_free> {
         return all;
     }
 
-    // Who has left counts as failed, on every rank.
+    // Ranks that have left count as failed, on every rank.
     void revoke(Report report = {}) {
         report(hpc_context_revoke(get()));
     }
@@ -125,7 +125,7 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     Context shrink(const Config &config = {}, double timeout = default_timeout, Report report = {}) {
         return Context(report, [&](hpc_context **out) { return hpc_context_shrink(get(), &config, timeout, out); });
     }
-    // What rank was called in the first context.
+    // The number of rank in the first context.
     int first_rank(int rank, Report report = {}) const {
         const int first = hpc_context_first_rank(get(), rank);
         report(first < 0 ? first : HPC_OK);

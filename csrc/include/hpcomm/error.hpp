@@ -31,7 +31,7 @@ inline std::error_code make_error_code(hpc_status status) noexcept {
 
 #if defined(__cpp_exceptions)
 
-// What C recorded about the calling thread's last failure, kept.
+// A copy of C's record of the calling thread's last failure.
 class Error : public std::runtime_error {
   public:
     explicit Error(const hpc_error &error)
@@ -141,7 +141,7 @@ struct OutOfMemory : Error {
 
 #endif
 
-// Where a failure goes; made from what the caller gives as the last argument.
+// The destination of a failure; made from what the caller gives as the last argument.
 class Report {
   public:
     Report() noexcept = default;

@@ -42,7 +42,7 @@ struct ExchangeConfig : hpc_exchange_config {
     }
 };
 
-// What start gave: for test and wait.
+// The ticket of a start: for test and wait.
 struct Ticket {
     int key = 0;
     std::uint64_t number = 0;
@@ -81,7 +81,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_close(get(), timeout));
     }
 
-    // Where the next gradient of key goes, in its wire format.
+    // The place for the next gradient of key, in its wire format.
     template <class T = float> T *gradient(int key, double timeout = default_timeout, Report report = {}) {
         void *gradient = nullptr;
         report(hpc_exchange_gradient(get(), key, timeout, &gradient));
@@ -151,7 +151,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_squares(get(), key, timeout, &ticket.number));
         return ticket;
     }
-    // What the last call of squares that has ended has brought.
+    // The result of the last call of squares that has ended.
     double get_squares(int key, Report report = {}) const {
         double sum = 0;
         report(hpc_exchange_get_squares(get(), key, &sum));
@@ -197,7 +197,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         return pushes;
     }
 
-    // What a codec of variable length has done of key on this rank.
+    // Counts of a codec of variable length, of key on this rank.
     hpc_codec_stats codec_stats(int key, Report report = {}) const {
         hpc_codec_stats stats{};
         report(hpc_exchange_get_codec_stats(get(), key, &stats));
@@ -254,7 +254,8 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_get_peer(get(), rank, &peer));
         return peer;
     }
-    // What this rank has sent to others so far: one entry for each rank and stage, in this order, none of them 0.
+    // Counts of what this rank has sent to others so far: one entry for each rank and stage, in this order, none of
+    // them 0.
     std::vector<hpc_traffic> traffic(Report report = {}) const {
         std::vector<hpc_traffic> sent;
         int n = hpc_exchange_get_traffic(get(), nullptr, 0);

@@ -63,7 +63,7 @@ typedef enum hpc_status {
     HPC_ERR_MEMORY = -8       /* too little memory, at creation only */
 } hpc_status;
 
-/* What a culprit is doing, or did last. */
+/* The state of a culprit, now or at its end. */
 typedef enum hpc_culprit_state {
     HPC_CULPRIT_DIED = 1,  /* its process or its host died, or it gave up by itself */
     HPC_CULPRIT_LEFT,      /* it closed, while others still waited for it */

@@ -38,12 +38,12 @@ HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
  * b / per_group == c / per_group. */
 HPC_API int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bin_of);
 
-/* Who applies the rule, in plans with servers (Parameter Flow, section 3.2). Receivers are the workers, or with
- * hpc_plan_hosts one rank of each host, which writes the parameters into the memory of the host's workers. Where they
- * apply, owners send the folded update on, in the format of the workers' updates, and each receiver applies the rule to
- * parameters and state of its own: all of them have the same bits, and with float32 those that owners would have. Each
- * receiver has an HPC_APPLY row of each chunk; hpc_exchange_set_row is for all of them. This needs BSP without split,
- * and a rule without a fold of its own, which would fold the sum again. */
+/* The ranks that apply the rule, in plans with servers (Parameter Flow, section 3.2). Receivers are the workers, or
+ * with hpc_plan_hosts one rank of each host, which writes the parameters into the memory of the host's workers. Where
+ * they apply, owners send the folded update on, in the format of the workers' updates, and each receiver applies the
+ * rule to parameters and state of its own: all of them have the same bits, and with float32 those that owners would
+ * have. Each receiver has an HPC_APPLY row of each chunk; hpc_exchange_set_row is for all of them. This needs BSP
+ * without split, and a rule without a fold of its own, which would fold the sum again. */
 typedef enum hpc_apply_at {
     HPC_AT_OWNERS = 0,    /* parameters go back to the workers */
     HPC_AT_RECEIVERS = 1, /* the update does */
@@ -102,7 +102,7 @@ HPC_API void hpc_graph_init(hpc_graph *graph);
 /* Each rank owns a row of every chunk, fed by itself and its in-neighbours of all phases. */
 HPC_API int hpc_plan_graph(const hpc_graph *graph, hpc_plan **plan);
 
-/* What joins the groups of the outermost level (PHub, section 3.4). */
+/* The join of the groups of the outermost level (PHub, section 3.4). */
 typedef enum hpc_top {
     HPC_TOP_SHARDED = 0, /* each group sends its fold to the chunk's owner, which sends one answer to each group */
     HPC_TOP_RING = 1     /* the fold goes around the groups until it is at the owner's, and the answer likewise */

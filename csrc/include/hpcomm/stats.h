@@ -60,7 +60,7 @@ typedef struct hpc_exchange_peer {
 
 HPC_API int hpc_exchange_get_peer(const hpc_exchange *exchange, int rank, hpc_exchange_peer *peer);
 
-/* What this rank has sent, by edge, stage and wire. */
+/* Counts of what this rank has sent, by edge, stage and codec. */
 typedef enum hpc_traffic_stage {
     HPC_TRAFFIC_PUSH,      /* this worker's updates, to the rows that take them */
     HPC_TRAFFIC_FORWARD,   /* folds, from rows of this rank to rows of the other one */

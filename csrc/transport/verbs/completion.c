@@ -1,4 +1,4 @@
-/* What has come by a lane's queues at one NIC, and what is done.
+/* Arrivals by a lane's queues at one NIC, and completions.
  *
  * One thread at a time polls a completion queue: a wait of any thread, the lane's own poll, or the reactor's thread
  * when nobody waits. It holds the iface's reading meanwhile. */

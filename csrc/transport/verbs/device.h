@@ -8,7 +8,7 @@
 
 #include <infiniband/verbs.h>
 
-/* What libibverbs exports and hpcomm calls. Its inline functions (ibv_poll_cq, ibv_post_send, ibv_post_srq_recv,
+/* The functions of libibverbs that hpcomm calls. Its inline functions (ibv_poll_cq, ibv_post_send, ibv_post_srq_recv,
  * ibv_req_notify_cq) go through the device and need no symbol. */
 typedef struct verbs_library {
     struct ibv_device **(*get_device_list)(int *n);

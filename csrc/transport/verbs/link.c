@@ -229,7 +229,7 @@ static void post_last(verbs_link *l) {
 
 /* ---- breaking ---- */
 
-/* What a completion's status means for whoever has to repair it. */
+/* The meaning of a completion's status, for the person who has to repair it. */
 static const char *hint(enum ibv_wc_status status) {
     switch (status) {
     case IBV_WC_RETRY_EXC_ERR:

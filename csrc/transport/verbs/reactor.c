@@ -119,7 +119,7 @@ int verbs_progress(hpc_context *c) {
     return left_over(v, result);
 }
 
-/* What this look has made free goes with the next one. */
+/* Work that this look has made possible is left to the next one. */
 static int look(void *arg) {
     hpc_verbs *v = arg;
     return left_over(v, look_at_all(v)) != 0 || atomic_load(&v->n_going) > 0;
@@ -184,7 +184,7 @@ static int concerns(const verbs_link *l, const struct ibv_async_event *event) {
     }
 }
 
-/* What completions do not tell: a queue pair that only receives, or a device that does nothing any more. */
+/* Finds what completions do not tell: a queue pair that only receives, or a device that does nothing any more. */
 static void take_fatal(hpc_verbs *v, int nic, const struct ibv_async_event *event) {
     pthread_mutex_lock(&v->lock);
     for (int i = 0; i < v->n_ifaces; i++)
@@ -268,7 +268,7 @@ static int listen_to(hpc_verbs *v, int nic) {
     return 0;
 }
 
-/* Where the rails lead: the peer's addresses, and by which port of this rank. */
+/* Writes the ends of the rails: the peer's addresses, and by which port of this rank. */
 static void write_path(hpc_verbs *v, int peer) {
     verbs_peer *p = &v->peers[peer];
     size_t used = 0, cap = sizeof p->path;

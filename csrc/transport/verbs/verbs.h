@@ -134,7 +134,7 @@ typedef struct verbs_remote {
     } * sent; /* by signal: the last one, and by which lane */
 } verbs_remote;
 
-/* What one put holds of its own. */
+/* The resources that one put holds. */
 typedef struct verbs_loan {
     struct verbs_loan *next;
     struct ibv_mr *region; /* its source is registered; NULL: */
@@ -317,7 +317,7 @@ static inline void verbs_leave_reading(verbs_iface *f) {
     atomic_store_explicit(&f->reading, 0, memory_order_release);
 }
 
-/* Where its table of numbers has a queue pair, or would have it. */
+/* The place of a queue pair in the table of numbers, or where it would be. */
 static inline uint32_t verbs_place_of(const verbs_iface *f, uint32_t qp) {
     uint32_t i = qp * 2654435761u >> 7 & f->mask;
     while (f->numbers[i].slot != -1 && f->numbers[i].qp != qp) i = (i + 1) & f->mask;
@@ -352,7 +352,7 @@ struct ibv_mr *verbs_region_of(hpc_verbs *verbs, const hpc_window *window, int n
 
 int verbs_link_open(hpc_verbs *verbs, verbs_iface *iface, hpc_lane *lane, int peer, const hpc_rail *rail,
                     verbs_link **link);
-/* What the peer must know of the link, and what it said. */
+/* The facts that the peer must know of the link, and those that it said. */
 typedef struct verbs_greeting {
     uint64_t credit_to;
     uint32_t qp, sequence, credit_key, credits;
