@@ -6,8 +6,8 @@
 
 #include "base/blame.h"
 
-/* Of a rank: where it is in chain->ranks, whether the search has come to it, from whom, and how long others have waited
- * for it. */
+/* The search's notes of a rank: where it is in chain->ranks, whether the search has come to it, from whom, and how long
+ * others have waited for it. */
 typedef struct visit {
     int known; /* index + 1; 0: nothing is known of it */
     int seen, from;

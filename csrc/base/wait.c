@@ -201,8 +201,8 @@ static void remember_left(hpc_group *group, const char *op, const int *ranks, in
     hpc_blame_wait(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), left, n_left);
 }
 
-/* Who failed by itself, who left because of that; a rank that left of its own will counts among the first where it is
- * still asked for, or nobody else is to blame. */
+/* Finds the ranks that failed by themselves, and those that left because of that; a rank that left of its own will
+ * counts among the first where it is still asked for, or nobody else is to blame. */
 static int fail_peers(hpc_group *group, const char *op, const int *asked, int n_asked, const int *waiting,
                       int n_waiting) {
     enum { NONE, CULPRIT, LEFT };

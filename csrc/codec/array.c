@@ -1,4 +1,4 @@
-/* What the codecs whose pieces are arrays of a dtype have in common. */
+/* Steps that the codecs whose pieces are arrays of a dtype share. */
 #include <string.h>
 
 #include "codec/codec.h"

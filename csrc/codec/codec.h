@@ -11,7 +11,7 @@
 
 enum { HPC_ENCODER_VALUES = 2 };
 
-/* What an encoder of pieces knows beside its state. */
+/* The knowledge of an encoder of pieces beside its state. */
 typedef struct hpc_encoding {
     const hpc_codec_config *config;
     uint64_t made;                 /* encodings, the present one included */
@@ -70,7 +70,7 @@ typedef struct hpc_codec {
 
     /* Pieces only. A piece of n elements that adds nothing, into out, which has room for max_bytes. */
     void (*encode_nothing)(const hpc_codec_config *config, int64_t n, void *out);
-    /* What is wrong with a piece, or with an encoding, in words: of a nonzero status of decode_add and unpack, or a
+    /* The fault of a piece, or of an encoding, in words: of a nonzero status of decode_add and unpack, or a
      * negative one of encode and pack. */
     const char *(*text)(int status);
     /* Pieces that are made shorter still after they are encoded, and read only when they have their old form again.
@@ -110,12 +110,12 @@ static inline const float *hpc_source_values(const hpc_codec_source *source) {
     return (const float *)source->data + source->from;
 }
 
-/* Of pieces: whether they have a residual. */
+/* Whether an encoder of pieces has a residual. */
 static inline int hpc_codec_keeps(const hpc_codec *codec, const hpc_codec_config *config) {
     return codec->keeps == NULL || codec->keeps(config);
 }
 
-/* Of an encoder of pieces: float32 values of state an element, the residual among them. */
+/* Float32 values of an encoder's state, for each element, the residual among them. */
 static inline int hpc_codec_state_slots(const hpc_codec *codec, const hpc_codec_config *config) {
     return hpc_codec_keeps(codec, config) + config->state_slots;
 }

@@ -222,7 +222,7 @@ static void add_eights(float *restrict acc, const uint8_t *restrict codes, size_
     }
 }
 
-/* By blocks that are copied first: what is counted is what is added, even if the piece changes meanwhile. */
+/* Adds blocks that are copied first: what is counted is what is added, even if the piece changes meanwhile. */
 static int add_near_bytes(const piece_intake *in, float *acc) {
     size_t entries = in->head->entries, n = in->head->n, next = 0, used = 0;
     for (size_t from = 0; from < in->nbytes; from += CODES) {

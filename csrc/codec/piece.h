@@ -41,7 +41,7 @@ typedef struct hpc_piece_head {
     uint32_t entries; /* values; HPC_PIECE_SIGNS: elements of a unit, the last one of which may be shorter */
 } hpc_piece_head;
 
-/* What an encoder or a decoder returns for what it refuses, having written nothing. */
+/* The answers of an encoder or a decoder that refuses, and has written nothing. */
 enum {
     HPC_PIECE_BAD_ARGS = -1,   /* arguments out of range */
     HPC_PIECE_NO_ROOM = -2,    /* cap is less than max_bytes */

@@ -166,7 +166,7 @@ const char *hpc_piece_check_filter(const hpc_codec_config *config) {
     return config->state_slots == 0 ? NULL : "state_slots must be 0: its state is the residual";
 }
 
-/* What is left out and not fed back is lost. */
+/* Values that are left out, and not fed back, are lost. */
 int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state,
                                   void *out, int64_t cap, int64_t *kept) {
     const hpc_codec_config *config = encoding->config;

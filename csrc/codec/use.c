@@ -1,4 +1,4 @@
-/* What others do with a codec, whichever it is. */
+/* Steps of others with any codec. */
 #include <math.h>
 #include <stdio.h>
 

@@ -111,7 +111,7 @@ void hpc_control_settle(hpc_control *control);
 /* While heir's ranks (ranks here, in heir's order) connect: one that departs here, or votes again, departs there too,
  * so that their waits end. NULL ends it; heir and ranks must live until then. */
 void hpc_control_watch(hpc_control *control, hpc_group *heir, const int *ranks);
-/* What whoever asks is told of a rank: the name of its host. Once for each, before the next. */
+/* The answer to a question about a rank: the name of its host. Once for each, before the next. */
 void hpc_control_show_host(hpc_control *control, int rank, const char *host);
 /* And of this one, from now on: the transports that it uses. Once, after connect. */
 void hpc_control_show(hpc_control *control, const char *transports);

@@ -1,5 +1,5 @@
-/* Who runs here, and whom each waits for: a question that any process of the same user may put to the Unix listener of
- * a control channel, by whose name it is found in /proc/net/unix.
+/* A question about the ranks that run here, and those that each waits for, that any process of the same user may put to
+ * the Unix listener of a control channel, by whose name it is found in /proc/net/unix.
  *
  * The service thread answers with one packet of a fixed size and hangs up. It takes nothing from the asker but a name
  * or a rank, waits for nothing but the watch's spin lock, and keeps nothing. The asker believes nothing of the answer
@@ -21,10 +21,10 @@ typedef struct hpc_job_answer {
     hpc_shown_rank of; /* the one that answers, or that it was asked about */
 } hpc_job_answer;
 
-/* By the service thread: about rank, or (-1) this one; name is looked up then. */
+/* The service thread asks about rank, or (-1) this one; name is looked up then. */
 void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[HPC_COOKIE_BYTES]);
 
-/* By the service thread: what rank has asked for. As hpc_link_tell. */
+/* The service thread answers what rank has asked for. As hpc_link_tell. */
 int hpc_jobs_tell(hpc_control *c, int rank);
 
 /* Makes an answer harmless; HPC_ERR_AUTH if it is of another version. */
@@ -33,7 +33,7 @@ int hpc_jobs_check(hpc_job_answer *answer);
 /* The same of what a peer's NEWS say. */
 int hpc_jobs_check_rank(hpc_shown_rank *shown);
 
-/* What this rank says of itself, by any thread; and what it knows of a rank that is gone, if it is. */
+/* Any thread records the words of this rank about itself, and its knowledge of a rank that is gone. */
 void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown);
 void hpc_jobs_show_gone(const hpc_control *c, int rank, hpc_shown_rank *shown);
 

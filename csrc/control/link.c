@@ -78,7 +78,7 @@ static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, d
     }
 }
 
-/* What is missing of a frame that was told comes before anything else. It ends where told ends. */
+/* The rest of a frame that was told comes before anything else. It ends where told ends. */
 static int finish_told(hpc_control *c, int rank, double deadline) {
     hpc_link *l = &c->links[rank];
     if (l->told_left == 0) return HPC_OK;

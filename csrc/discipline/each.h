@@ -1,4 +1,4 @@
-/* What ASYNC and SSP on servers have in common: each update is applied by itself, as it comes. */
+/* Steps that ASYNC and SSP on servers share: each update is applied by itself, as it comes. */
 #ifndef HPC_EACH_H
 #define HPC_EACH_H
 

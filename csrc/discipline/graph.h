@@ -1,4 +1,4 @@
-/* What disciplines on a graph have in common (ASAP, sections 3 and 4): every rank owns its fold of its own updates and
+/* Steps that disciplines on a graph share (ASAP, sections 3 and 4): every rank owns its fold of its own updates and
  * those of its in-neighbours, and the phases of the graph take turns, one a step. */
 #ifndef HPC_DISCIPLINE_GRAPH_H
 #define HPC_DISCIPLINE_GRAPH_H
@@ -38,7 +38,7 @@ int hpc_graph_check_constant(const hpc_exchange_config *config, const char *by, 
 
 /* ---- phases ---- */
 
-/* Of push number n (from 1 on) of a key. */
+/* The phase of push number n (from 1 on) of a key. */
 static inline int hpc_phase(const hpc_exchange *ex, int key, uint64_t n) {
     const hpc_phases *g = hpc_phases_of(ex);
     return (int)((n - 1 + (uint64_t)g->keys[key].ahead) % (uint64_t)g->n);

@@ -352,7 +352,7 @@ static const char *refuses_pieces(const hpc_exchange_config *f) {
     return NULL;
 }
 
-/* What came back is heard before the next update is encoded: here, or by a core when this push has come there. */
+/* Answers are heard before the next update is encoded: here, or by a core when this push has come there. */
 static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
     const int status = hpc_push_wait_slot(ex, key, l, op);
     return status == HPC_OK ? hpc_outlet_hear(ex, key) : status;

@@ -5,12 +5,12 @@
 
 #include "discipline/graph.h"
 
-/* What the owner of a share writes behind its answer to the sender of an update, at told_at. */
+/* The words that the owner of a share writes behind its answer to the sender of an update, at told_at. */
 typedef struct hpc_told {
     uint64_t folded, used; /* the version that was folded last; how many of the sender's updates were */
 } hpc_told;
 
-/* What an owner knows of a sender to a share. Only the core uses it, but for the atomic member. */
+/* The knowledge of an owner about a sender to a share. Only the core uses it, but for the atomic member. */
 typedef struct hpc_sender {
     _Atomic uint64_t waits; /* the version of the update in its slot; 0: the slot is free */
     int slot;               /* of that update */
@@ -37,8 +37,8 @@ typedef struct hpc_intake {
     _Atomic uint64_t reached; /* on a graph: the newest version that a quorum has brought */
 } hpc_intake;
 
-/* What this rank has sent to the owner of a share, or with several stages to the rows whose parameters the share sends
- * it. The worker's own. */
+/* Counts of what this rank has sent to the owner of a share, or with several stages to the rows whose parameters the
+ * share sends it. The worker's own. */
 typedef struct hpc_outlet {
     uint64_t decided;             /* pushes up to this one were sent, or dropped */
     uint64_t sent, answered;      /* how many of these pushes; at most one is on its way */
@@ -51,13 +51,13 @@ typedef struct hpc_outlet {
     int pending;                  /* decided is behind */
 } hpc_outlet;
 
-/* What has come to the relays of a share that this rank owns, for the ranks that it answers. The core's own. */
+/* Arrivals at the relays of a share that this rank owns, for the ranks that it answers. The core's own. */
 typedef struct hpc_passing {
     hpc_told told; /* a put may still read it */
     int left_out;  /* some rows of the reply that is coming say that the update was left out */
 } hpc_passing;
 
-/* What a share has as its own. A worker that serves has both. */
+/* The state that hangs on a share. A worker that serves has both. */
 typedef struct hpc_quorum_share {
     int owns, sends;
     hpc_intake intake;

@@ -1,4 +1,4 @@
-/* What a quorum of ranks and one of groups have in common: what is asked for, the state of both sides, the steps of a
+/* Steps that a quorum of ranks and one of groups share: what is asked for, the state of both sides, the steps of a
  * worker of servers, and pushes that end. */
 #include <stdio.h>
 #include <stdlib.h>

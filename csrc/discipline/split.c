@@ -483,7 +483,7 @@ static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     return 1;
 }
 
-/* Of a relay: what an owner sends when all have pulled, be it that there is nothing to send. */
+/* The parameters that an owner sends a relay when all have pulled have come, or the word that there are none. */
 static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     hpc_exchange *ex = core->exchange;
     hpc_share *share = w->share;
@@ -625,7 +625,7 @@ static int set_use(hpc_exchange *ex, int key, hpc_use use, double scale, const c
     return HPC_OK;
 }
 
-/* What comes with the arguments: the factor lies in the place of the step's number, which is the core's. */
+/* The factor goes with the arguments: it lies in the place of the step's number, which is the core's. */
 static int send_pull(hpc_exchange *ex, int s, hpc_limit *l) {
     const hpc_share *share = &ex->layout.shares[s];
     const ask *a = &((const split *)ex->own)->asks[share->key];

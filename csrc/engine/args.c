@@ -129,7 +129,7 @@ static int takes_args(const hpc_exchange *ex, const hpc_share *share) {
     return hpc_feeds_share(ex, share, ex->context->group.rank);
 }
 
-/* Where all owners answer all workers the place of old arguments is free by then. */
+/* The check is not for owners that answer all workers: the place of old arguments is free by then. */
 int hpc_args_check_change(const hpc_exchange *ex, int key, const char *op) {
     const hpc_pushed *k = &ex->keys[key];
     int me = ex->context->group.rank;

@@ -31,7 +31,7 @@ typedef struct hpc_splitting {
     int (*keeps)(const hpc_exchange *ex, int key);
     /* Before the update of a push is encoded, which will not be refused any more. */
     void (*begin_fold)(hpc_exchange *ex, int key);
-    /* What the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
+    /* Sets what the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
     int (*set_use)(hpc_exchange *ex, int key, hpc_use use, double scale, const char *op);
     int (*send_pull)(hpc_exchange *ex, int s, hpc_limit *l);
     void (*pulled)(hpc_exchange *ex, int key);
@@ -115,7 +115,7 @@ struct hpc_discipline {
     int (*may_push)(hpc_exchange *ex, int key, const char *op);
     /* Waits until the slot of the next push may be written. NULL: hpc_push_wait_slot. */
     int (*wait_slot)(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
-    /* Where owners leave updates out: takes note of their answers, before the encoders of key are looked at. NULL: they
+    /* Takes note of the answers of owners that leave updates out, before the encoders of key are looked at. NULL: they
      * leave out none. */
     int (*hear)(hpc_exchange *ex, int key);
     /* The update is in its slot and about to be sent. NULL: nothing. */
@@ -124,7 +124,7 @@ struct hpc_discipline {
     int (*send_share)(hpc_exchange *ex, int s, int slot, hpc_limit *l);
     /* All shares were sent, and the push is counted. NULL: nothing. */
     int (*pushed)(hpc_exchange *ex, int key);
-    /* Where pulls ask: whether the next pull of key ends at once, for this rank's copy has all that it needs. NULL: no.
+    /* Whether the next pull of key, which asks, ends at once, for this rank's copy has all that it needs. NULL: no.
      */
     int (*ends_pull)(hpc_exchange *ex, int key);
     /* Whether nobody reads push number ticket / 2 of key any more. NULL: once it is done. */

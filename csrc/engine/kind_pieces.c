@@ -80,7 +80,7 @@ const hpc_row_kind hpc_kind_pieces_early = {
 
 /* ---- one piece, and sgd ---- */
 
-/* Of the rules with a pass sgd alone has no state. Parameters go out as float32, and no other row sends them on. */
+/* The rule sgd alone has a pass and no state. Parameters go out as float32, and no other row sends them on. */
 static int suits_in_place(const hpc_exchange *ex, const hpc_row *row) {
     const hpc_key_rule *rule = &ex->rules[row->key];
     if (rule->pass == NULL || rule->rule.slots > 0 || hpc_row_keeps_fold(ex) || row->n_in != 1) return 0;

@@ -261,7 +261,7 @@ size_t hpc_gathered_at(const hpc_exchange *ex, int rank, int key) {
                                       : place->dense + ex->layout.dense_at[key];
 }
 
-/* Where models rotate a key begins in the parameters where it does in a slot: both are float32. */
+/* A key of models that rotate begins in the parameters where it does in a slot: both are float32. */
 size_t hpc_params_at(const hpc_exchange *ex, int rank, int key, uint64_t pushes) {
     size_t slot = ex->rotates ? (size_t)(pushes % (uint64_t)ex->layout.depth) : 0;
     return ex->layout.places[rank].params + ex->keys[key].params + slot * ex->layout.gradient_bytes;

@@ -91,17 +91,17 @@ static inline uint64_t hpc_closed_signal(const hpc_exchange *ex, int rank) {
 
 /* ---- bytes ---- */
 
-/* Of a push to a row, as it comes; at most, where pushes are pieces. */
+/* Bytes of a push to a row, as it comes; at most, where pushes are pieces. */
 static inline size_t hpc_input_bytes(const hpc_exchange *ex, const hpc_row *row) {
     return hpc_codec_of(row->codec_in)->max_bytes(ex->configs[row->key], row->count);
 }
 
-/* Of the push to a row that lies at src. */
+/* Bytes of the push to a row that lies at src. */
 static inline size_t hpc_push_bytes(const hpc_exchange *ex, const hpc_row *row, const void *src) {
     return hpc_codec_of(row->codec_in)->length(ex->configs[row->key], src, row->count);
 }
 
-/* Of an output of a row, as it is sent. */
+/* Bytes of an output of a row, as it is sent. */
 static inline size_t hpc_output_bytes(const hpc_exchange *ex, const hpc_row *row) {
     return hpc_codec_of(row->codec_out)->max_bytes(ex->configs[row->key], row->count);
 }

@@ -52,7 +52,7 @@ int hpc_row_apply(hpc_core *core, hpc_work *w, const double *given) {
     return w->kind->apply(core, w, &mean, args);
 }
 
-/* What a user's own fold has made is multiplied where it lies: it is no input of another fold. */
+/* The mean of a user's own fold is multiplied where it lies: it is no input of another fold. */
 int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args) {
     const hpc_exchange *ex = core->exchange;
     const void *sum = w->acc;

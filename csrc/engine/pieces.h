@@ -28,8 +28,8 @@ size_t hpc_pieces_state_bytes(const hpc_exchange *ex, const hpc_row *row);
 
 /* Bytes of a key's update as the worker writes it: float32, or what else the codec reads. */
 size_t hpc_pieces_source_bytes(const hpc_exchange *ex, int key);
-/* Where the worker writes a key's next update. The memory is taken when it is first asked for: a worker that hands its
- * updates in needs none. */
+/* The place where the worker writes a key's next update. The memory is taken when it is first asked for: a worker that
+ * hands its updates in needs none. */
 int hpc_pieces_source(hpc_exchange *ex, int key, const char *op, void **at);
 /* Whether all values of an update are finite. */
 int hpc_pieces_are_finite(const hpc_exchange *ex, int key, const void *update);

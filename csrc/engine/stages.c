@@ -249,8 +249,8 @@ int hpc_share_is_awaited_by(const hpc_exchange *ex, const hpc_share *share, int 
     return ex->layout.stages.many ? some_row(ex, share, rank, is_answered) : hpc_share_involves(ex, share, rank);
 }
 
-/* What is forwarded has left when the owner has what comes of it: on each way. Of other rows the owner knows only that
- * they are done where they answer it, and what goes to relays may have found a full ring even then. */
+/* A forward has left once its owner has received the resulting parameters, on each way. Of other rows the owner knows
+ * only that they are done where they answer it, and what goes to relays may have found a full ring even then. */
 int hpc_row_outlasts_pulls(const hpc_exchange *ex, int row) {
     const hpc_row *r = &ex->plan->rows[row];
     const hpc_stages *st = &ex->layout.stages;

@@ -42,7 +42,7 @@ typedef struct hpc_encoder {
     _Atomic double seconds;
 } hpc_encoder;
 
-/* Where pieces are packed and unpacked, one at a time; room 0: none are packed. */
+/* Room in which pieces are packed and unpacked, one at a time; room 0: none are packed. */
 typedef struct hpc_packing {
     char *raw, *scratch;
     size_t most, room; /* bytes of the two */

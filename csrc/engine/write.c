@@ -1,5 +1,5 @@
-/* What a row sends to which workers: blocks are written into mapped memory as they are made, and what is not mapped is
- * put when the whole row is there. */
+/* The parameters that a row sends to its workers: blocks are written into mapped memory as they are made, and what is
+ * not mapped is put when the whole row is there. */
 #include <string.h>
 
 #include "engine/kind.h"

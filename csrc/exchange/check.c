@@ -89,7 +89,7 @@ static int check_empty(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* What is rounded on its way needs a master apart, and a copy of the parameters for each worker. */
+/* Parameters that are rounded on their way need a master apart, and a copy of the parameters for each worker. */
 static int check_encoded(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && (f->graph != NULL || f->shared_params); i++) {
         const hpc_row *row = &f->plan->rows[i];

@@ -1,4 +1,4 @@
-/* What sparse codecs do with arrays: one table for each instruction set, all of them with the same bits, made of
+/* The loops of sparse codecs over arrays: one table for each instruction set, all of them with the same bits, made of
  * sparse_kernel.h and chosen at run time in sparse.c.
  *
  * Which elements of a block are kept is told by bits: bit i % 8 of byte i / 8 is element i's, and those behind the last

@@ -33,7 +33,7 @@ static inline float saturated(float u, float most) {
     return size > most && size < INFINITY ? copysignf(most, u) : u;
 }
 
-/* What is sent for u, as a float32. */
+/* The float32 that is sent for u. */
 SPARSE_INLINE float sent_for(float u, int values) {
     if (values == HPC_F16) return hpc_from_f16(hpc_to_f16(saturated(u, MOST_F16)));
     if (values == HPC_BF16) return hpc_from_bf16(hpc_to_bf16(saturated(u, MOST_BF16)));
@@ -305,7 +305,7 @@ SPARSE_INLINE size_t count_codes(const void *codes, size_t n, uint64_t *span, in
 
 #ifdef FAST_CODES8
 
-/* By AVX2, which sums bytes eight at a time. */
+/* The sum by AVX2, which adds bytes eight at a time. */
 static size_t codes8(const void *codes, size_t n, uint64_t *span) {
     const __m256i skip = _mm256_set1_epi8((char)HPC_GAP_SKIP8), none = _mm256_setzero_si256();
     __m256i sums = none, skips = none;

@@ -1,6 +1,6 @@
-/* What goes with the fold: encoding, copying and looking for NaN and Inf, written once. The file of an instruction set
- * defines VECTOR_BYTES, the vectors reals and words, stream_vector(to, from), fold_end(stream), store_f16(out, reals)
- * and store_words16(out, words), which keeps the lower halves, and includes this. */
+/* The loops beside the fold: encoding, copying and looking for NaN and Inf, written once. The file of an instruction
+ * set defines VECTOR_BYTES, the vectors reals and words, stream_vector(to, from), fold_end(stream), store_f16(out,
+ * reals) and store_words16(out, words), which keeps the lower halves, and includes this. */
 #include "kernel/half.h"
 #include "kernel/round_kernel.h"
 

@@ -1,4 +1,4 @@
-/* What every plan must keep, whoever made it: the engine relies on all of it and checks none of it again. */
+/* The laws of every plan, whoever made it: the engine relies on all of it and checks none of it again. */
 #include "codec/codec.h"
 #include "plan/plan.h"
 #include "base/status.h"
@@ -199,7 +199,7 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
 
 /* ---- edges ---- */
 
-/* What the checks remember. A mark is the last row that met a rank or a row (2r at row r's in-edges, 2r + 1 at its
+/* The memory of the checks. A mark is the last row that met a rank or a row (2r at row r's in-edges, 2r + 1 at its
  * out-edges), so that nothing is cleared between rows. */
 struct check {
     const hpc_plan *plan;

@@ -95,7 +95,7 @@ static void send_to(struct maker *m, int group, int send) {
         m->to[m->n_to++] = (hpc_edge){rank_of(m, group), send, 1.0};
 }
 
-/* What the leader of a task's group has to do with one of the groups in it: it serves the workers of a host that it
+/* The relation of the leader of a task's group to one of the groups in it: it serves the workers of a host that it
  * leads by itself, and has tasks made for the leaders of others. */
 static void serve(struct maker *m, const struct task *task, int group) {
     const struct hpc_group_node *own = &m->d->t->groups[group];
@@ -239,7 +239,7 @@ static void find_weights(struct maker *m) {
     }
 }
 
-/* By rank: the number of its host, for receivers; freed by the caller. */
+/* The number of each rank's host, for receivers; freed by the caller. */
 static int *hosts_of(const hpc_hosts *h) {
     int most = 0;
     for (int w = 0; w < h->n_workers; w++)

@@ -48,7 +48,7 @@ int hpc_plan_deal(const hpc_row *chunks, int n, int servers, int cores, int inte
 /* The parts of hpc_plan_check that concern the keys, or the affinity, alone. */
 int hpc_plan_check_keys(const hpc_key *keys, int n_keys);
 int hpc_plan_check_affinity(int affinity);
-/* What hubs, graphs and hierarchies have in common. */
+/* Steps that hubs, graphs and hierarchies share. */
 int hpc_plan_check_cut(int cores, uint64_t chunk, int depth);
 /* name: of one of them, "worker"; whose: "hub". */
 int hpc_plan_check_ranks(const int *ranks, int n, const char *name, const char *whose);

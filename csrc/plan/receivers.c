@@ -76,7 +76,7 @@ static void add_apply(struct receiving *m, const hpc_row *row, int codec, int ow
     m->rows[r].n_out = n_out;
 }
 
-/* What becomes of an old row that sends parameters, and the rows that it needs behind those of its chunk. Where its
+/* Makes an old row that sends parameters forward them, and the rows that it needs behind those of its chunk. Where its
  * owner is its only receiver it applies by itself. */
 static void send_on(struct receiving *m, int old, int codec) {
     const hpc_row *row = &m->old->rows[old];

@@ -38,7 +38,7 @@ typedef struct hpc_device_address {
     hpc_port_address ports[HPC_RAILS];
 } hpc_device_address;
 
-/* That of a rank, without its subject: "has no libibverbs.so.1; apt-get ...". */
+/* The state of a rank's devices in words, without its subject: "has no libibverbs.so.1; apt-get ...". */
 const char *hpc_no_verbs_text(int state);
 
 /* The ports themselves, opened; NULL where there are none. */

@@ -19,8 +19,8 @@ typedef struct hpc_reactor hpc_reactor;
 /* A transport's part of it. Any thread may call any of them, several at once; none blocks. */
 typedef struct hpc_source {
     void *arg;
-    /* What the set said of a descriptor: events as of epoll, tag as given to watch, about how many bytes to read. Takes
-     * what made the event before it looks at what the event is about. Nonzero if more is left. */
+    /* Handles what the set said of a descriptor: events as of epoll, tag as given to watch, about how many bytes to
+     * read. Takes what made the event before it looks at what the event is about. Nonzero if more is left. */
     int (*handle)(void *arg, uint64_t tag, uint32_t events, size_t budget);
     /* Before a sleep in the set: what comes from now on has to be an event, and a look follows for what came before. An
      * event ends it; a new descriptor is armed by who watches it. NULL where all that comes is an event. */
@@ -31,7 +31,7 @@ typedef struct hpc_source {
     /* After hpc_reactor_report: tells the group of broken connections; nonzero to be called again in a while. The
      * service thread only. May be NULL. */
     int (*report)(void *arg);
-    /* What comes can lie for a while: data moves without this rank. Its naps may be longer. */
+    /* Arrivals can lie for a while: data moves without this rank. Its naps may be longer. */
     int patient;
 } hpc_source;
 

@@ -30,8 +30,8 @@ int tcp_link_install(tcp_link *l, int stream, int fd) {
     if (stream < 0 || stream >= l->n_streams || tcp_stream_fd(&l->streams[stream]) >= 0) return HPC_ERR_INVALID;
     /* While a fence holds it, it is not read, and that may last longer than a silence: until slower streams are. */
     if (stream == 0 && l->n_streams > 1) setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof off);
-    /* What the kernel has taken but not sent yet keeps its place before all that follows; with little of it the flows
-     * of a rank share its link evenly to the end.
+    /* Bytes that the kernel has taken but not sent yet keep their place before all that follows; with little of it the
+     * flows of a rank share its link evenly to the end.
      */
     setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
     hpc_net_set_congestion(fd, l->tcp->context->tcp_congestion);
@@ -165,7 +165,7 @@ static int is_striped(const tcp_link *l, uint64_t nbytes) {
     return l->n_streams > 1 && nbytes >= STRIPE_MIN;
 }
 
-/* Of every stream's piece of a large put but the last one's, which is the rest. */
+/* Bytes of every stream's piece of a large put but the last one's, which is the rest. */
 static size_t piece_of(const tcp_link *l, uint64_t nbytes) {
     return (size_t)((nbytes / (uint64_t)l->n_streams + LINE - 1) / LINE * LINE);
 }
