@@ -11,7 +11,6 @@ from .handle import owned
 from .memory import address_of, from_buffer
 from .status import check
 
-PLAN_DEPTH: int = lib.HPC_PLAN_DEPTH
 ACTIONS: dict[str, int] = {
     "apply": lib.HPC_APPLY,
     "forward": lib.HPC_FORWARD,
