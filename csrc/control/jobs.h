@@ -33,7 +33,7 @@ int hpc_jobs_check(hpc_job_answer *answer);
 /* The same of what a peer's NEWS say. */
 int hpc_jobs_check_rank(hpc_shown_rank *shown);
 
-/* Any thread records the words of this rank about itself, and its knowledge of a rank that is gone. */
+/* Records, by any thread, what this rank tells of itself, and what it knows of a rank that is gone. */
 void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown);
 void hpc_jobs_show_gone(const hpc_control *c, int rank, hpc_shown_rank *shown);
 

@@ -483,7 +483,7 @@ static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     return 1;
 }
 
-/* The parameters that an owner sends a relay when all have pulled have come, or the word that there are none. */
+/* A relay has its input: the parameters that an owner sends when all have pulled, or the word that there are none. */
 static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     hpc_exchange *ex = core->exchange;
     hpc_share *share = w->share;
