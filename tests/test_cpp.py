@@ -191,7 +191,7 @@ static void exchanges(hpcomm::Context &context) {
     const std::vector<float> weights(100, 1), bias = {1, 2, 3};
     const float *values[] = {weights.data(), bias.data()};
     hpcomm::Exchange exchange(context, plan, momentum, values, {}, 1.0, code);
-    assert(exchange && !code && exchange.params(1)[2] == 3 && exchange.params_rank() == 0);
+    assert(exchange && !code && exchange.params(1)[2] == 3 && exchange.params_rank(1) == 0);
 
     float *gradient = exchange.gradient(1, 1.0, code);
     gradient[0] = gradient[1] = gradient[2] = 2;
@@ -269,7 +269,7 @@ static void exchanges(hpcomm::Context &context) {
     graph.weights = {0.5, 0};
     assert(!hpcomm::Plan(context, graph, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
 
-    const hpcomm::Memory memory = exchange.memory(0);
+    const hpcomm::Memory memory = exchange.memory(0, 0);
     assert(memory && memory.data() != nullptr);
     exchange.close(1.0, code);
     assert(!code);

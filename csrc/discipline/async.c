@@ -35,11 +35,11 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static int open_all(hpc_exchange *ex, const char *op) {
-    size_t size = (size_t)ex->context->group.size;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_share *share = &ex->layout.shares[s];
-        if (share->owner != ex->context->group.rank) continue;
+static int open_all(hpc_engine *en, const char *op) {
+    size_t size = (size_t)en->context->group.size;
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        hpc_share *share = &en->layout.shares[s];
+        if (share->owner != en->context->group.rank) continue;
         counts *c = share->own = calloc(1, sizeof *c);
         if (c != NULL) {
             c->applied = calloc(size, sizeof *c->applied);
@@ -52,27 +52,27 @@ static int open_all(hpc_exchange *ex, const char *op) {
     return HPC_OK;
 }
 
-static void free_all(hpc_exchange *ex) {
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        counts *c = ex->layout.shares[s].own;
+static void free_all(hpc_engine *en) {
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        counts *c = en->layout.shares[s].own;
         if (c == NULL) continue;
         free(c->applied);
         free(c->pulled);
         free(c->rows_done);
         free(c);
-        ex->layout.shares[s].own = NULL;
+        en->layout.shares[s].own = NULL;
     }
 }
 
 /* ---- the core ---- */
 
 static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     hpc_share *share = w->share;
     const int from = w->inputs[input].rank;
     counts *c = share->own;
     if (!hpc_each_apply(core, w, slot, input, c->rows_done)) return;
-    hpc_share_answer(core, from, hpc_signal_applied(ex, (int)(share - ex->layout.shares)), ++c->applied[from]);
+    hpc_share_answer(core, from, hpc_signal_applied(en, (int)(share - en->layout.shares)), ++c->applied[from]);
 }
 
 static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
@@ -86,10 +86,10 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* Every push that the worker made before has been applied, events being in order. */
 static int pull_came(hpc_core *core, hpc_share *share, int rank) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     counts *c = share->own;
-    for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, &ex->work[ex->work_of[share->rows[i]]], rank);
-    hpc_share_answer(core, rank, hpc_signal_second(ex, (int)(share - ex->layout.shares)), ++c->pulled[rank]);
+    for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, &en->work[en->work_of[share->rows[i]]], rank);
+    hpc_share_answer(core, rank, hpc_signal_second(en, (int)(share - en->layout.shares)), ++c->pulled[rank]);
     return 1;
 }
 
@@ -100,18 +100,18 @@ static uint64_t folded_of(const hpc_share *share, int rank) {
 
 /* ---- the worker ---- */
 
-static int may_push(hpc_exchange *ex, int key, const char *op) {
-    return hpc_push_after(ex, key, hpc_slot_ticket(ex, key), op);
+static int may_push(hpc_engine *en, int key, const char *op) {
+    return hpc_push_after(en, key, hpc_slot_ticket(en, key), op);
 }
 
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     (void)for_slot;
-    int n = hpc_silent_owners(ex, key, ticket, ranks, 0);
-    return n > 0 ? n : hpc_add_rank(ranks, n, ex->context->group.rank); /* its own core is at it */
+    int n = hpc_silent_owners(en, key, ticket, ranks, 0);
+    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
 }
 
-static int goes_on(const hpc_exchange *ex) {
-    (void)ex;
+static int goes_on(const hpc_engine *en) {
+    (void)en;
     return 1;
 }
 

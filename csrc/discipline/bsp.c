@@ -7,8 +7,8 @@ static int suits(const hpc_exchange_config *f) {
     return hpc_config_is_bsp(f) && !f->split;
 }
 
-static int involves_all(const hpc_exchange *ex) {
-    return ex->graph != NULL;
+static int involves_all(const hpc_engine *en) {
+    return en->graph != NULL;
 }
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
@@ -23,39 +23,39 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-static int may_push(hpc_exchange *ex, int key, const char *op) {
-    return ex->graph != NULL ? HPC_OK : hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+static int may_push(hpc_engine *en, int key, const char *op) {
+    return en->graph != NULL ? HPC_OK : hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
 }
 
-static void begin_push(hpc_exchange *ex, int key) {
-    if (ex->graph != NULL) hpc_graph_begin_push(ex, key);
+static void begin_push(hpc_engine *en, int key) {
+    if (en->graph != NULL) hpc_graph_begin_push(en, key);
 }
 
-static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
-    return ex->graph != NULL ? hpc_graph_send_share(ex, s, slot, l) : hpc_push_share(ex, s, slot, l);
+static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    return en->graph != NULL ? hpc_graph_send_share(en, s, slot, l) : hpc_push_share(en, s, slot, l);
 }
 
-static int is_free(const hpc_exchange *ex, int key, uint64_t ticket) {
-    return ex->graph != NULL ? hpc_graph_is_free(ex, key, ticket) : hpc_ticket_is_done(ex, key, ticket);
+static int is_free(const hpc_engine *en, int key, uint64_t ticket) {
+    return en->graph != NULL ? hpc_graph_is_free(en, key, ticket) : hpc_ticket_is_done(en, key, ticket);
 }
 
-static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
-    (void)ex, (void)rank, (void)key;
+static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
+    (void)en, (void)rank, (void)key;
     return n;
 }
 
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
-    if (ex->graph != NULL)
-        return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, hpc_graph_has_read, hpc_whole_missing_neighbours);
-    return hpc_whole_awaited(ex, key, ticket, ranks);
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    if (en->graph != NULL)
+        return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_graph_has_read, hpc_whole_missing_neighbours);
+    return hpc_whole_awaited(en, key, ticket, ranks);
 }
 
-static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    return ex->graph != NULL ? hpc_graph_finish(ex, key, l, op) : HPC_OK;
+static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    return en->graph != NULL ? hpc_graph_finish(en, key, l, op) : HPC_OK;
 }
 
-static void restored(hpc_exchange *ex, const hpc_work *w, uint64_t step) {
-    if (ex->graph != NULL) hpc_graph_restored(ex, w, step);
+static void restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
+    if (en->graph != NULL) hpc_graph_restored(en, w, step);
 }
 
 const hpc_discipline hpc_discipline_bsp = {

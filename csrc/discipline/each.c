@@ -25,7 +25,7 @@ int hpc_each_check(const hpc_exchange_config *f) {
 
 int hpc_each_apply(hpc_core *core, hpc_work *w, int slot, int input, int *done) {
     const int from = w->inputs[input].lowest;
-    if (atomic_load_explicit(&core->exchange->fault.failed, memory_order_relaxed) != HPC_OK) return 0;
+    if (atomic_load_explicit(&core->engine->fault.failed, memory_order_relaxed) != HPC_OK) return 0;
     hpc_inputs inputs = hpc_row_inputs(core, w, slot, input);
     inputs.to.whom = HPC_TO_NOBODY;
     if (hpc_row_work(core, w, &inputs) != 0) return 0;
@@ -36,9 +36,9 @@ int hpc_each_apply(hpc_core *core, hpc_work *w, int slot, int input, int *done) 
 }
 
 int hpc_each_share_came(hpc_core *core, hpc_share *share, int rank, int slot, hpc_each_came *came) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         int input = hpc_row_input_of(w, rank, 0);
         if (input >= 0) came(core, w, slot, input);
     }
@@ -54,16 +54,16 @@ int hpc_each_holds_up(hpc_core *core, const hpc_event *event) {
 }
 
 int hpc_each_work(hpc_core *core, hpc_each_wake *wake) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     hpc_parking *its = core->own;
     int n = 0, n_closed = 0;
     if (its->n_parked == 0) return 0;
-    for (int r = 0; r < ex->context->group.size; r++) n_closed += hpc_closed_signal(ex, r) != 0;
+    for (int r = 0; r < en->context->group.size; r++) n_closed += hpc_closed_signal(en, r) != 0;
     if (n_closed == its->n_closed) return 0;
     its->n_closed = n_closed;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_share *share = &ex->layout.shares[s];
-        if (share->owner == ex->context->group.rank && share->core == core->index && share->own != NULL)
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        hpc_share *share = &en->layout.shares[s];
+        if (share->owner == en->context->group.rank && share->core == core->index && share->own != NULL)
             n += wake(core, share);
     }
     return n;

@@ -19,14 +19,14 @@ typedef struct hpc_phases {
     hpc_graph_key *keys;
 } hpc_phases;
 
-static inline const hpc_phases *hpc_phases_of(const hpc_exchange *ex) {
-    return ex->graph;
+static inline const hpc_phases *hpc_phases_of(const hpc_engine *en) {
+    return en->graph;
 }
 
 /* ---- open ---- */
 
-int hpc_graph_prepare(hpc_exchange *ex, const hpc_exchange_config *config, const char *op);
-void hpc_graph_free(hpc_exchange *ex);
+int hpc_graph_prepare(hpc_engine *en, const hpc_exchange_config *config, const char *op);
+void hpc_graph_free(hpc_engine *en);
 const char *hpc_consistency_name(int consistency);
 /* HPC_ERR_INVALID if the configuration has no graph. */
 int hpc_graph_is_given(const hpc_exchange_config *config, const char *op);
@@ -39,24 +39,24 @@ int hpc_graph_check_constant(const hpc_exchange_config *config, const char *by, 
 /* ---- phases ---- */
 
 /* The phase of push number n (from 1 on) of a key. */
-static inline int hpc_phase(const hpc_exchange *ex, int key, uint64_t n) {
-    const hpc_phases *g = hpc_phases_of(ex);
+static inline int hpc_phase(const hpc_engine *en, int key, uint64_t n) {
+    const hpc_phases *g = hpc_phases_of(en);
     return (int)((n - 1 + (uint64_t)g->keys[key].ahead) % (uint64_t)g->n);
 }
 
-static inline double hpc_phase_weight(const hpc_exchange *ex, int phase, int to, int from) {
-    size_t size = (size_t)ex->context->group.size;
-    return hpc_phases_of(ex)->weights[((size_t)phase * size + (size_t)to) * size + (size_t)from];
+static inline double hpc_phase_weight(const hpc_engine *en, int phase, int to, int from) {
+    size_t size = (size_t)en->context->group.size;
+    return hpc_phases_of(en)->weights[((size_t)phase * size + (size_t)to) * size + (size_t)from];
 }
 
 /* The weight of from's push number n of a key at rank to; 0 where the graph of that step has no such edge. */
-static inline double hpc_edge_weight(const hpc_exchange *ex, int key, uint64_t n, int to, int from) {
-    return hpc_phase_weight(ex, hpc_phase(ex, key, n), to, from);
+static inline double hpc_edge_weight(const hpc_engine *en, int key, uint64_t n, int to, int from) {
+    return hpc_phase_weight(en, hpc_phase(en, key, n), to, from);
 }
 
 /* Whether from sends its push number n of a key to rank to. */
-static inline int hpc_sends(const hpc_exchange *ex, int key, uint64_t n, int to, int from) {
-    return hpc_phases_of(ex)->n <= 1 || hpc_edge_weight(ex, key, n, to, from) != 0;
+static inline int hpc_sends(const hpc_engine *en, int key, uint64_t n, int to, int from) {
+    return hpc_phases_of(en)->n <= 1 || hpc_edge_weight(en, key, n, to, from) != 0;
 }
 
 /* ---- the owner ---- */
@@ -73,11 +73,11 @@ typedef struct hpc_clocks {
     int *siblings;           /* the share of the same key and core that rank owns */
 } hpc_clocks;
 
-int hpc_clocks_open(const hpc_exchange *ex, const hpc_share *share, const char *op, hpc_clocks *clocks);
+int hpc_clocks_open(const hpc_engine *en, const hpc_share *share, const char *op, hpc_clocks *clocks);
 void hpc_clocks_free(hpc_clocks *clocks);
 /* rank's input to all rows of the share, or to one of them; 0 when rank has no slot left to have sent it from. */
-int hpc_clocks_share_came(const hpc_exchange *ex, const hpc_share *share, hpc_clocks *clocks, int rank);
-int hpc_clocks_row_came(const hpc_exchange *ex, const hpc_share *share, hpc_clocks *clocks, int rank);
+int hpc_clocks_share_came(const hpc_engine *en, const hpc_share *share, hpc_clocks *clocks, int rank);
+int hpc_clocks_row_came(const hpc_engine *en, const hpc_share *share, hpc_clocks *clocks, int rank);
 
 static inline uint64_t hpc_clock_of(const hpc_clocks *clocks, int rank) {
     return atomic_load_explicit(&clocks->clock[rank], memory_order_relaxed);
@@ -90,38 +90,38 @@ typedef struct hpc_own_shares {
 } hpc_own_shares;
 
 /* NULL when there is no memory. */
-hpc_share **hpc_own_shares_of(const hpc_exchange *ex, const hpc_core *core, int *n);
+hpc_share **hpc_own_shares_of(const hpc_engine *en, const hpc_core *core, int *n);
 
 /* For disciplines whose shares have their clocks as their own: opens those of a core, and frees those of the exchange;
  * and hpc_discipline's slots. */
-int hpc_own_shares_open(hpc_exchange *ex, hpc_core *core, const char *op, hpc_own_shares *own);
-void hpc_own_clocks_free(hpc_exchange *ex);
+int hpc_own_shares_open(hpc_engine *en, hpc_core *core, const char *op, hpc_own_shares *own);
+void hpc_own_clocks_free(hpc_engine *en);
 int hpc_own_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_own_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 
 /* ---- the worker ---- */
 
 /* A pull waits for this rank's own shares, which make its parameters. */
-int hpc_graph_makes_params(const hpc_exchange *ex, const hpc_share *share);
-void hpc_graph_begin_push(hpc_exchange *ex, int key);
+int hpc_graph_makes_params(const hpc_engine *en, const hpc_share *share);
+void hpc_graph_begin_push(hpc_engine *en, int key);
 /* hpc_push_share, if the graph of the step has the edge and the neighbour has not closed; then it folds nothing. */
-int hpc_graph_send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l);
-int hpc_graph_goes_to(const hpc_exchange *ex, const hpc_share *share);
+int hpc_graph_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
+int hpc_graph_goes_to(const hpc_engine *en, const hpc_share *share);
 /* Whether the owners of a push's shares have read it, or closed, or were not sent it. */
-int hpc_graph_is_free(const hpc_exchange *ex, int key, uint64_t ticket);
-int hpc_graph_has_read(const hpc_exchange *ex, int s, uint64_t ticket);
+int hpc_graph_is_free(const hpc_engine *en, int key, uint64_t ticket);
+int hpc_graph_has_read(const hpc_engine *en, int s, uint64_t ticket);
 /* Waits until the neighbours have read what is in the slots. */
-int hpc_graph_finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
+int hpc_graph_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
 /* Waits until the last update has left this rank. Neighbours may read it later, or never. */
-int hpc_graph_finish_unread(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
-void hpc_graph_restored(hpc_exchange *ex, const hpc_work *w, uint64_t step);
+int hpc_graph_finish_unread(hpc_engine *en, int key, hpc_limit *l, const char *op);
+void hpc_graph_restored(hpc_engine *en, const hpc_work *w, uint64_t step);
 
 /* hpc_discipline.awaited on a graph: the ranks that have not pushed as often as the discipline needs. If there are
  * none, the owners that have not answered, or have not read the slot; for shares of this rank's own the ranks that
  * missing adds. */
-typedef int hpc_missing(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found);
-typedef int hpc_has_read(const hpc_exchange *ex, int s, uint64_t ticket);
-int hpc_graph_awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks,
-                      hpc_has_read *has_read, hpc_missing *missing);
+typedef int hpc_missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found);
+typedef int hpc_has_read(const hpc_engine *en, int s, uint64_t ticket);
+int hpc_graph_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks, hpc_has_read *has_read,
+                      hpc_missing *missing);
 
 #endif

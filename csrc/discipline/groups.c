@@ -72,40 +72,40 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- groups ---- */
 
-static int group_at(const hpc_exchange *ex, int key, int rank) {
-    return hpc_group_of(ex, ((const grouping *)ex->own)->group_of, key, rank);
+static int group_at(const hpc_engine *en, int key, int rank) {
+    return hpc_group_of(en, ((const grouping *)en->own)->group_of, key, rank);
 }
 
-static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
-    grouping *its = ex->own = calloc(1, sizeof *its);
-    if (f->consistency == HPC_ASYNC) ex->asked.staleness = 0; /* no bound */
+static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
+    grouping *its = en->own = calloc(1, sizeof *its);
+    if (f->consistency == HPC_ASYNC) en->asked.staleness = 0; /* no bound */
     if (its == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for groups", op);
-    its->group_of = hpc_groups_new(ex, op);
+    its->group_of = hpc_groups_new(en, op);
     return its->group_of != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
-static int open_shares(hpc_exchange *ex, const char *op) {
-    return hpc_groups_find(ex, ((grouping *)ex->own)->group_of, op);
+static int open_shares(hpc_engine *en, const char *op) {
+    return hpc_groups_find(en, ((grouping *)en->own)->group_of, op);
 }
 
 /* ---- open ---- */
 
-static int applies(const hpc_exchange *ex, const hpc_share *share) {
-    return ex->plan->rows[share->rows[0]].action == HPC_APPLY;
+static int applies(const hpc_engine *en, const hpc_share *share) {
+    return en->plan->rows[share->rows[0]].action == HPC_APPLY;
 }
 
-static int open_all(hpc_exchange *ex, const char *op) {
-    const size_t size = (size_t)ex->context->group.size;
-    for (int c = 0; c < ex->n_own_cores; c++)
-        if ((ex->cores[c].own = calloc(1, sizeof(hpc_parking))) == NULL)
+static int open_all(hpc_engine *en, const char *op) {
+    const size_t size = (size_t)en->context->group.size;
+    for (int c = 0; c < en->n_own_cores; c++)
+        if ((en->cores[c].own = calloc(1, sizeof(hpc_parking))) == NULL)
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
-    hpc_groups_name_outputs(ex, ((grouping *)ex->own)->group_of);
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_share *share = &ex->layout.shares[s];
-        if (share->owner != ex->context->group.rank || !applies(ex, share)) continue;
+    hpc_groups_name_outputs(en, ((grouping *)en->own)->group_of);
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        hpc_share *share = &en->layout.shares[s];
+        if (share->owner != en->context->group.rank || !applies(en, share)) continue;
         group_clocks *c = share->own = calloc(1, sizeof *c);
         if (c != NULL) {
-            c->group_of = ((grouping *)ex->own)->group_of + (size_t)share->key * size;
+            c->group_of = ((grouping *)en->own)->group_of + (size_t)share->key * size;
             c->applied = calloc(size, sizeof *c->applied);
             c->base = calloc(size, sizeof *c->base);
             c->rows_done = calloc(size, sizeof *c->rows_done);
@@ -119,9 +119,9 @@ static int open_all(hpc_exchange *ex, const char *op) {
     return HPC_OK;
 }
 
-static void free_all(hpc_exchange *ex) {
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        group_clocks *c = ex->layout.shares[s].own;
+static void free_all(hpc_engine *en) {
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        group_clocks *c = en->layout.shares[s].own;
         if (c == NULL) continue;
         free(c->applied);
         free(c->base);
@@ -129,15 +129,15 @@ static void free_all(hpc_exchange *ex) {
         free(c->slot);
         free(c->parked);
         free(c);
-        ex->layout.shares[s].own = NULL;
+        en->layout.shares[s].own = NULL;
     }
-    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
-        free(ex->cores[c].own);
-        ex->cores[c].own = NULL;
+    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
+        free(en->cores[c].own);
+        en->cores[c].own = NULL;
     }
-    if (ex->own != NULL) free(((grouping *)ex->own)->group_of);
-    free(ex->own);
-    ex->own = NULL;
+    if (en->own != NULL) free(((grouping *)en->own)->group_of);
+    free(en->own);
+    en->own = NULL;
 }
 
 /* ---- the core ---- */
@@ -146,45 +146,45 @@ static uint64_t clock_of(const group_clocks *c, int group) {
     return atomic_load_explicit(&c->applied[group], memory_order_relaxed) - c->base[group];
 }
 
-static int is_open(const hpc_exchange *ex, int key, int group) {
-    for (int r = group; r < ex->context->group.size; r++)
-        if (group_at(ex, key, r) == group && hpc_closed_signal(ex, r) != 0) return 0;
+static int is_open(const hpc_engine *en, int key, int group) {
+    for (int r = group; r < en->context->group.size; r++)
+        if (group_at(en, key, r) == group && hpc_closed_signal(en, r) != 0) return 0;
     return 1;
 }
 
 /* The smallest clock of the open groups; UINT64_MAX under ASYNC, where nobody waits for one. */
-static uint64_t minimum_of(const hpc_exchange *ex, const hpc_share *share) {
-    const hpc_work *w = hpc_first_work(ex, share);
+static uint64_t minimum_of(const hpc_engine *en, const hpc_share *share) {
+    const hpc_work *w = hpc_first_work(en, share);
     uint64_t least = UINT64_MAX;
-    for (int e = 0; e < w->row->n_in && ex->asked.staleness > 0; e++) {
+    for (int e = 0; e < w->row->n_in && en->asked.staleness > 0; e++) {
         const int group = w->inputs[e].lowest;
         const uint64_t clock = clock_of(share->own, group);
-        if (clock < least && is_open(ex, share->key, group)) least = clock;
+        if (clock < least && is_open(en, share->key, group)) least = clock;
     }
     return least;
 }
 
 static void reply(hpc_core *core, hpc_share *share, int group) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     group_clocks *c = share->own;
     const uint64_t n = atomic_load_explicit(&c->applied[group], memory_order_relaxed);
     c->parked[group] = 0;
     c->n_parked--;
     ((hpc_parking *)core->own)->n_parked--;
     for (int i = 0; i < share->n_rows; i++)
-        hpc_row_reply(core, &ex->work[ex->work_of[share->rows[i]]], group, c->slot[group]);
+        hpc_row_reply(core, &en->work[en->work_of[share->rows[i]]], group, c->slot[group]);
     for (int i = 0; i < share->n_parts; i++)
-        if (group_at(ex, share->key, share->parts[i]) == group)
-            hpc_share_answer(core, share->parts[i], hpc_signal_applied(ex, (int)(share - ex->layout.shares)), n);
+        if (group_at(en, share->key, share->parts[i]) == group)
+            hpc_share_answer(core, share->parts[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), n);
 }
 
 /* Sends the replies that need wait no longer; returns their number. */
 static int wake(hpc_core *core, hpc_share *share) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     const group_clocks *c = share->own;
-    const uint64_t minimum = minimum_of(ex, share), enough = minimum + (uint64_t)ex->asked.staleness;
+    const uint64_t minimum = minimum_of(en, share), enough = minimum + (uint64_t)en->asked.staleness;
     int n = 0;
-    for (int group = 0; group < ex->context->group.size && c->n_parked > 0; group++) {
+    for (int group = 0; group < en->context->group.size && c->n_parked > 0; group++) {
         if (!c->parked[group] || (minimum != UINT64_MAX && clock_of(c, group) > enough)) continue;
         reply(core, share, group);
         n++;
@@ -209,7 +209,7 @@ static void update_came(hpc_core *core, hpc_work *w, int slot, int input) {
 }
 
 static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    if (!applies(core->exchange, share)) return hpc_whole_share_came(core, share, rank, slot);
+    if (!applies(core->engine, share)) return hpc_whole_share_came(core, share, rank, slot);
     return hpc_each_share_came(core, share, rank, slot, update_came);
 }
 
@@ -226,45 +226,45 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-static int may_push(hpc_exchange *ex, int key, const char *op) {
-    return hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+static int may_push(hpc_engine *en, int key, const char *op) {
+    return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
 }
 
-static int is_mate(const hpc_exchange *ex, int key, int rank) {
-    return group_at(ex, key, rank) == group_at(ex, key, ex->context->group.rank);
+static int is_mate(const hpc_engine *en, int key, int rank) {
+    return group_at(en, key, rank) == group_at(en, key, en->context->group.rank);
 }
 
-static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
-    return is_mate(ex, key, rank) ? n : 0;
+static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
+    return is_mate(en, key, rank) ? n : 0;
 }
 
 /* Of a share of this rank's in which this rank's own reply is parked, so never under ASYNC: the ranks by which the
  * updates of the slowest groups come. */
-static int slowest(const hpc_exchange *ex, const hpc_share *share, int *ranks, int n) {
-    const hpc_work *w = hpc_first_work(ex, share);
-    const int own = group_at(ex, share->key, ex->context->group.rank);
-    for (int e = 0; e < w->row->n_in && ex->asked.staleness > 0; e++) {
+static int slowest(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
+    const hpc_work *w = hpc_first_work(en, share);
+    const int own = group_at(en, share->key, en->context->group.rank);
+    for (int e = 0; e < w->row->n_in && en->asked.staleness > 0; e++) {
         const int group = w->inputs[e].lowest;
-        if (clock_of(share->own, group) + (uint64_t)ex->asked.staleness < clock_of(share->own, own) &&
-            is_open(ex, share->key, group))
+        if (clock_of(share->own, group) + (uint64_t)en->asked.staleness < clock_of(share->own, own) &&
+            is_open(en, share->key, group))
             n = hpc_add_rank(ranks, n, w->inputs[e].rank);
     }
     return n;
 }
 
-static int is_of_mates(const hpc_exchange *ex, const hpc_share *share) {
-    return hpc_group_of_row(ex, ((const grouping *)ex->own)->group_of, share->rows[0]) ==
-           group_at(ex, share->key, ex->context->group.rank);
+static int is_of_mates(const hpc_engine *en, const hpc_share *share) {
+    return hpc_group_of_row(en, ((const grouping *)en->own)->group_of, share->rows[0]) ==
+           group_at(en, share->key, en->context->group.rank);
 }
 
 /* Of a share of this rank's that has not applied push number pushes of this rank's group: the ranks by which it comes.
  */
-static int bringers(const hpc_exchange *ex, const hpc_share *share, uint64_t pushes, int *ranks, int n) {
+static int bringers(const hpc_engine *en, const hpc_share *share, uint64_t pushes, int *ranks, int n) {
     const group_clocks *c = share->own;
-    const int own = group_at(ex, share->key, ex->context->group.rank);
+    const int own = group_at(en, share->key, en->context->group.rank);
     if (atomic_load_explicit(&c->applied[own], memory_order_relaxed) >= pushes) return n;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         for (int e = 0; e < w->row->n_in; e++)
             if (w->inputs[e].lowest == own) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
     }
@@ -282,59 +282,59 @@ static int without(int *ranks, int n, int me) {
 /* The ranks of its group that have not pushed. Where that cannot be seen: those whose inputs are missing here; then
  * slower groups, for which other owners have parked their replies too; then those who fold for this rank's own rows,
  * other owners, and ranks of the group that left without a word. */
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
-    const hpc_pushed *k = &ex->keys[key];
-    const int me = ex->context->group.rank;
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    const hpc_pushed *k = &en->keys[key];
+    const int me = en->context->group.rank;
     int n = 0;
     (void)for_slot;
-    for (int r = 0; r < ex->context->group.size; r++)
-        if (hpc_pushes_key(ex, r, key) && is_mate(ex, key, r) && hpc_pushes_of(ex, r, key) < ticket / 2)
+    for (int r = 0; r < en->context->group.size; r++)
+        if (hpc_pushes_key(en, r, key) && is_mate(en, key, r) && hpc_pushes_of(en, r, key) < ticket / 2)
             n = hpc_add_rank(ranks, n, r);
-    if (n == 0) n = hpc_whole_missing_in_stages(ex, key, ticket, is_of_mates, ranks);
+    if (n == 0) n = hpc_whole_missing_in_stages(en, key, ticket, is_of_mates, ranks);
     if (n > 0) return n;
-    for (int s = 0; s < ex->layout.n_shares; s++)
-        if (ex->layout.shares[s].key == key && ex->layout.shares[s].owner == me && ex->layout.shares[s].own != NULL)
-            n = slowest(ex, &ex->layout.shares[s], ranks, n);
+    for (int s = 0; s < en->layout.n_shares; s++)
+        if (en->layout.shares[s].key == key && en->layout.shares[s].owner == me && en->layout.shares[s].own != NULL)
+            n = slowest(en, &en->layout.shares[s], ranks, n);
     if (n > 0) return n;
-    for (int s = 0; s < ex->layout.n_shares; s++)
-        if (ex->layout.shares[s].key == key && ex->layout.shares[s].owner == me && ex->layout.shares[s].own != NULL)
-            n = bringers(ex, &ex->layout.shares[s], ticket / 2, ranks, n);
+    for (int s = 0; s < en->layout.n_shares; s++)
+        if (en->layout.shares[s].key == key && en->layout.shares[s].owner == me && en->layout.shares[s].own != NULL)
+            n = bringers(en, &en->layout.shares[s], ticket / 2, ranks, n);
     for (int i = 0; i < k->n_awaited; i++) {
-        const hpc_share *share = &ex->layout.shares[k->awaited[i]];
-        if (hpc_share_has_answered(ex, k->awaited[i], ticket)) continue;
+        const hpc_share *share = &en->layout.shares[k->awaited[i]];
+        if (hpc_share_has_answered(en, k->awaited[i], ticket)) continue;
         if (share->owner != me)
             n = hpc_add_rank(ranks, n, share->owner);
-        else if (!applies(ex, share))
-            n = hpc_whole_missing(ex, share, hpc_whole_slot(ex, ticket), hpc_share_next_fold(ex, k->awaited[i]), ranks,
+        else if (!applies(en, share))
+            n = hpc_whole_missing(en, share, hpc_whole_slot(en, ticket), hpc_share_next_fold(en, k->awaited[i]), ranks,
                                   n);
     }
-    for (int r = 0; r < ex->context->group.size; r++)
-        if (hpc_pushes_key(ex, r, key) && is_mate(ex, key, r) && hpc_pushes_of(ex, r, key) == UINT64_MAX &&
-            hpc_closed_signal(ex, r) == 0 &&
-            atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
+    for (int r = 0; r < en->context->group.size; r++)
+        if (hpc_pushes_key(en, r, key) && is_mate(en, key, r) && hpc_pushes_of(en, r, key) == UINT64_MAX &&
+            hpc_closed_signal(en, r) == 0 &&
+            atomic_load_explicit(&en->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
             n = hpc_add_rank(ranks, n, r);
     if (n == 0) return hpc_add_rank(ranks, n, me); /* its own core is at it */
     return without(ranks, n, me);
 }
 
-static int goes_on(const hpc_exchange *ex) {
-    (void)ex;
+static int goes_on(const hpc_engine *en) {
+    (void)en;
     return 1;
 }
 
 /* ---- state and facts ---- */
 
 /* Publish: all groups go on from one clock. Nothing is under way on any rank. */
-static int level(hpc_exchange *ex, const char *op, double deadline) {
+static int level(hpc_engine *en, const char *op, double deadline) {
     (void)op, (void)deadline;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        const hpc_share *share = &ex->layout.shares[s];
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        const hpc_share *share = &en->layout.shares[s];
         group_clocks *c = share->own;
         if (c == NULL) continue;
-        hpc_core_pause(&ex->cores[share->core]);
-        for (int r = 0; r < ex->context->group.size; r++)
+        hpc_core_pause(&en->cores[share->core]);
+        for (int r = 0; r < en->context->group.size; r++)
             c->base[r] = atomic_load_explicit(&c->applied[r], memory_order_relaxed);
-        hpc_core_resume(&ex->cores[share->core]);
+        hpc_core_resume(&en->cores[share->core]);
     }
     return HPC_OK;
 }

@@ -87,61 +87,61 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static int action_of(const hpc_exchange *ex, const hpc_share *share) {
-    return ex->plan->rows[share->rows[0]].action;
+static int action_of(const hpc_engine *en, const hpc_share *share) {
+    return en->plan->rows[share->rows[0]].action;
 }
 
-static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
-    const size_t ranks = (size_t)ex->context->group.size, rows = (size_t)ex->plan->n_rows;
-    int status = hpc_quorum_prepare(ex, f, op);
+static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
+    const size_t ranks = (size_t)en->context->group.size, rows = (size_t)en->plan->n_rows;
+    int status = hpc_quorum_prepare(en, f, op);
     if (status != HPC_OK) return status;
-    hpc_quorum *q = hpc_quorum_of(ex);
+    hpc_quorum *q = hpc_quorum_of(en);
     int *n = calloc(ranks, sizeof *n);
-    q->group_of = hpc_groups_new(ex, op);
+    q->group_of = hpc_groups_new(en, op);
     q->passed_at = malloc(rows * sizeof *q->passed_at);
     if (n == NULL || q->group_of == NULL || q->passed_at == NULL)
         status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for groups", op);
-    for (int i = 0; i < ex->plan->n_rows && status == HPC_OK; i++)
-        q->passed_at[i] = ex->plan->rows[i].action == HPC_RELAY ? n[ex->plan->rows[i].owner]++ : 0;
+    for (int i = 0; i < en->plan->n_rows && status == HPC_OK; i++)
+        q->passed_at[i] = en->plan->rows[i].action == HPC_RELAY ? n[en->plan->rows[i].owner]++ : 0;
     free(n);
     return status;
 }
 
 /* A version belongs to all keys, so a group does too. */
-static int check_groups(const hpc_exchange *ex, const char *op) {
-    const int *group_of = hpc_quorum_of(ex)->group_of;
-    for (int key = 1; key < ex->plan->n_keys; key++)
-        for (int r = 0; r < ex->context->group.size; r++)
-            if (hpc_group_of(ex, group_of, key, r) != group_of[r])
+static int check_groups(const hpc_engine *en, const char *op) {
+    const int *group_of = hpc_quorum_of(en)->group_of;
+    for (int key = 1; key < en->plan->n_keys; key++)
+        for (int r = 0; r < en->context->group.size; r++)
+            if (hpc_group_of(en, group_of, key, r) != group_of[r])
                 return hpc_fail(
                     HPC_ERR_CONFIG, op,
                     "%s: the update of rank %d of key %s comes with those of other ranks than its update of "
                     "key %s: with a quorum the groups of all keys are the same",
-                    op, r, ex->plan->keys[key].name, ex->plan->keys[0].name);
+                    op, r, en->plan->keys[key].name, en->plan->keys[0].name);
     return HPC_OK;
 }
 
 /* A rank sends to the shares that it gets parameters from: each of them has one answer for each of its pushes. */
-static int open_shares(hpc_exchange *ex, const char *op) {
-    int status = hpc_groups_find(ex, hpc_quorum_of(ex)->group_of, op);
-    if (status == HPC_OK) status = check_groups(ex, op);
-    for (int s = 0; s < ex->layout.n_shares && status == HPC_OK; s++) {
-        hpc_share *share = &ex->layout.shares[s];
-        const int applies = share->owner == hpc_me(ex) && action_of(ex, share) == HPC_APPLY;
-        const int relays = share->owner == hpc_me(ex) && action_of(ex, share) == HPC_RELAY;
-        const int awaits = hpc_share_is_awaited_by(ex, share, hpc_me(ex));
-        if (applies || relays || awaits) status = hpc_quorum_open_share(ex, share, applies, awaits, op);
+static int open_shares(hpc_engine *en, const char *op) {
+    int status = hpc_groups_find(en, hpc_quorum_of(en)->group_of, op);
+    if (status == HPC_OK) status = check_groups(en, op);
+    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++) {
+        hpc_share *share = &en->layout.shares[s];
+        const int applies = share->owner == hpc_me(en) && action_of(en, share) == HPC_APPLY;
+        const int relays = share->owner == hpc_me(en) && action_of(en, share) == HPC_RELAY;
+        const int awaits = hpc_share_is_awaited_by(en, share, hpc_me(en));
+        if (applies || relays || awaits) status = hpc_quorum_open_share(en, share, applies, awaits, op);
     }
     return status;
 }
 
-static int open_all(hpc_exchange *ex, const char *op) {
-    hpc_groups_name_outputs(ex, hpc_quorum_of(ex)->group_of);
-    return hpc_quorum_open(ex, op);
+static int open_all(hpc_engine *en, const char *op) {
+    hpc_groups_name_outputs(en, hpc_quorum_of(en)->group_of);
+    return hpc_quorum_open(en, op);
 }
 
-static int goes_on(const hpc_exchange *ex) {
-    (void)ex;
+static int goes_on(const hpc_engine *en) {
+    (void)en;
     return 1;
 }
 
@@ -149,57 +149,57 @@ static int goes_on(const hpc_exchange *ex) {
 
 /* Tells the owners of the rows to which a share forwards the version of this rank's push in a slot. */
 static void say_version(hpc_core *core, const hpc_share *share, int slot) {
-    hpc_exchange *ex = core->exchange;
-    const uint64_t *number = &hpc_versions_of(ex, share->key)->numbers[slot];
+    hpc_engine *en = core->engine;
+    const uint64_t *number = &hpc_versions_of(en, share->key)->numbers[slot];
     int before = -1;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_row *row = &ex->plan->rows[share->rows[i]];
+        const hpc_row *row = &en->plan->rows[share->rows[i]];
         for (int e = 0; e < row->n_out; e++) {
-            const int to = ex->layout.share_of[row->out[e].row];
-            if (to == before || ex->plan->rows[row->out[e].row].action != HPC_APPLY) continue;
+            const int to = en->layout.share_of[row->out[e].row];
+            if (to == before || en->plan->rows[row->out[e].row].action != HPC_APPLY) continue;
             before = to;
-            hpc_core_check_put(core, hpc_put(core->out, ex->window, row->out[e].rank, number, sizeof *number,
-                                             hpc_number_at(ex, &ex->layout.shares[to], hpc_me(ex), slot)));
+            hpc_core_check_put(core, hpc_put(core->out, en->window, row->out[e].rank, number, sizeof *number,
+                                             hpc_number_at(en, &en->layout.shares[to], hpc_me(en), slot)));
         }
     }
 }
 
 /* ---- the core: rows that relay ---- */
 
-static hpc_told *passed(const hpc_exchange *ex, int row) {
-    return (hpc_told *)(void *)(hpc_own_part(ex) + hpc_passed_at(ex, row));
+static hpc_told *passed(const hpc_engine *en, int row) {
+    return (hpc_told *)(void *)(hpc_own_part(en) + hpc_passed_at(en, row));
 }
 
 /* Before the parameters go on. */
 static void pass_on(hpc_core *core, const hpc_work *w) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     hpc_share *share = w->share;
     hpc_passing *its = &((hpc_quorum_share *)share->own)->passing;
-    const hpc_told *told = passed(ex, w->index);
+    const hpc_told *told = passed(en, w->index);
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].row >= 0)
-            hpc_core_check_put(core, hpc_put(core->out, ex->window, w->outputs[o].rank, told, sizeof *told,
-                                             hpc_passed_at(ex, w->outputs[o].row)));
+            hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, told, sizeof *told,
+                                             hpc_passed_at(en, w->outputs[o].row)));
     if (told->folded > its->told.folded) its->told.folded = told->folded;
     its->left_out |= !told->used;
     if (share->left > 1) return;
     its->told.used += !its->left_out;
     its->left_out = 0;
     for (int i = 0; i < share->n_parts; i++)
-        hpc_core_check_put(core, hpc_put(core->out, ex->window, share->parts[i], &its->told, sizeof its->told,
-                                         hpc_told_at(ex, share->parts[i], (int)(share - ex->layout.shares))));
+        hpc_core_check_put(core, hpc_put(core->out, en->window, share->parts[i], &its->told, sizeof its->told,
+                                         hpc_told_at(en, share->parts[i], (int)(share - en->layout.shares))));
 }
 
 /* ---- the core: events ---- */
 
 static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    const hpc_exchange *ex = core->exchange;
-    if (action_of(ex, share) == HPC_FORWARD) {
-        if (rank == hpc_me(ex)) say_version(core, share, slot);
+    const hpc_engine *en = core->engine;
+    if (action_of(en, share) == HPC_FORWARD) {
+        if (rank == hpc_me(en)) say_version(core, share, slot);
         return hpc_whole_share_came(core, share, rank, slot);
     }
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const int input = hpc_row_input_of(w, rank, 0);
         if (input < 0 || !hpc_intake_row_came(core, w, input, slot)) return 0;
     }
@@ -214,68 +214,68 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* ---- the worker ---- */
 
-static void begin_push(hpc_exchange *ex, int key) {
-    hpc_quorum_choose_version(ex, key);
-    hpc_outlet_begin(ex, key);
+static void begin_push(hpc_engine *en, int key) {
+    hpc_quorum_choose_version(en, key);
+    hpc_outlet_begin(en, key);
 }
 
 /* Once a row was sent the owner may read the version. */
-static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &ex->layout.shares[s];
-    const uint64_t *number = &hpc_versions_of(ex, share->key)->numbers[slot];
-    if (action_of(ex, share) == HPC_APPLY && share->pushed > 0 && ex->keys[share->key].at_row == 0) {
-        const int status = hpc_put(ex->in_lanes[share->core], ex->window, share->owner, number, sizeof *number,
-                                   hpc_number_at(ex, share, hpc_me(ex), slot));
+static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    const uint64_t *number = &hpc_versions_of(en, share->key)->numbers[slot];
+    if (action_of(en, share) == HPC_APPLY && share->pushed > 0 && en->keys[share->key].at_row == 0) {
+        const int status = hpc_put(en->in_lanes[share->core], en->window, share->owner, number, sizeof *number,
+                                   hpc_number_at(en, share, hpc_me(en), slot));
         if (status != HPC_OK) return status;
     }
-    return hpc_push_share(ex, s, slot, l);
+    return hpc_push_share(en, s, slot, l);
 }
 
-static int is_mate(const hpc_exchange *ex, int rank) {
-    return hpc_sender_of(ex, rank) == hpc_sender_of(ex, hpc_me(ex));
+static int is_mate(const hpc_engine *en, int rank) {
+    return hpc_sender_of(en, rank) == hpc_sender_of(en, hpc_me(en));
 }
 
-static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
+static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
     (void)key;
-    return is_mate(ex, rank) ? n : 0;
+    return is_mate(en, rank) ? n : 0;
 }
 
 /* The ranks by which updates of groups come that do not wait in a share of this rank's own. */
-static int missing(const hpc_exchange *ex, const hpc_share *share, int *ranks, int n) {
-    const hpc_work *w = hpc_first_work(ex, share);
+static int missing(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
+    const hpc_work *w = hpc_first_work(en, share);
     for (int e = 0; e < w->row->n_in; e++)
-        if (hpc_version_from(share, w->inputs[e].lowest) == 0 && hpc_closed_signal(ex, w->inputs[e].rank) == 0)
+        if (hpc_version_from(share, w->inputs[e].lowest) == 0 && hpc_closed_signal(en, w->inputs[e].rank) == 0)
             n = hpc_add_rank(ranks, n, w->inputs[e].rank);
     return n;
 }
 
 /* Of a share of this rank's own in which no update of its group waits: the ranks by which that comes. */
-static int bringers(const hpc_exchange *ex, const hpc_share *share, int *ranks, int n) {
-    const int own = hpc_sender_of(ex, hpc_me(ex));
+static int bringers(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
+    const int own = hpc_sender_of(en, hpc_me(en));
     for (int i = 0; i < share->n_rows && hpc_version_from(share, own) == 0; i++) {
-        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         for (int e = 0; e < w->row->n_in; e++)
             if (w->inputs[e].lowest == own) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
     }
     return n;
 }
 
-static int is_of_mates(const hpc_exchange *ex, const hpc_share *share) {
-    return hpc_group_of_row(ex, hpc_quorum_of(ex)->group_of, share->rows[0]) == hpc_sender_of(ex, hpc_me(ex));
+static int is_of_mates(const hpc_engine *en, const hpc_share *share) {
+    return hpc_group_of_row(en, hpc_quorum_of(en)->group_of, share->rows[0]) == hpc_sender_of(en, hpc_me(en));
 }
 
 /* The owners of shares that have not answered; of relays of this rank's own those that they wait for. */
-static int silent(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks) {
-    const hpc_pushed *k = &ex->keys[key];
+static int silent(const hpc_engine *en, int key, uint64_t ticket, int *ranks) {
+    const hpc_pushed *k = &en->keys[key];
     int n = 0;
     for (int i = 0; i < k->n_awaited; i++) {
         const int s = k->awaited[i];
-        const hpc_share *share = &ex->layout.shares[s];
-        if (hpc_share_has_answered(ex, s, ticket)) continue;
-        if (share->owner != hpc_me(ex))
+        const hpc_share *share = &en->layout.shares[s];
+        if (hpc_share_has_answered(en, s, ticket)) continue;
+        if (share->owner != hpc_me(en))
             n = hpc_add_rank(ranks, n, share->owner);
-        else if (action_of(ex, share) == HPC_RELAY)
-            n = hpc_whole_missing(ex, share, hpc_whole_slot(ex, ticket), hpc_share_next_fold(ex, s), ranks, n);
+        else if (action_of(en, share) == HPC_RELAY)
+            n = hpc_whole_missing(en, share, hpc_whole_slot(en, ticket), hpc_share_next_fold(en, s), ranks, n);
     }
     return n;
 }
@@ -291,29 +291,29 @@ static int without(int *ranks, int n, int me) {
 /* The ranks of its group that have not pushed. Where that cannot be seen: those whose inputs are missing here; then
  * groups that this rank's own shares wait for; then other owners, those who fold for this rank's own rows, and ranks of
  * the group that left without a word. */
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
-    const int me = hpc_me(ex), size = ex->context->group.size;
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    const int me = hpc_me(en), size = en->context->group.size;
     int n = 0;
     (void)for_slot;
     for (int r = 0; r < size; r++)
-        if (hpc_pushes_key(ex, r, key) && is_mate(ex, r) && hpc_pushes_of(ex, r, key) < ticket / 2)
+        if (hpc_pushes_key(en, r, key) && is_mate(en, r) && hpc_pushes_of(en, r, key) < ticket / 2)
             n = hpc_add_rank(ranks, n, r);
-    if (n == 0) n = hpc_whole_missing_in_stages(ex, key, ticket, is_of_mates, ranks);
+    if (n == 0) n = hpc_whole_missing_in_stages(en, key, ticket, is_of_mates, ranks);
     if (n > 0) return n;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        const hpc_share *share = &ex->layout.shares[s];
-        if (share->key == key && hpc_intake_of(share) != NULL && hpc_version_from(share, hpc_sender_of(ex, me)) != 0)
-            n = missing(ex, share, ranks, n);
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        const hpc_share *share = &en->layout.shares[s];
+        if (share->key == key && hpc_intake_of(share) != NULL && hpc_version_from(share, hpc_sender_of(en, me)) != 0)
+            n = missing(en, share, ranks, n);
     }
     if (n > 0) return n;
-    n = silent(ex, key, ticket, ranks);
-    for (int s = 0; s < ex->layout.n_shares && (n == 0 || (n == 1 && ranks[0] == me)); s++)
-        if (ex->layout.shares[s].key == key && hpc_intake_of(&ex->layout.shares[s]) != NULL)
-            n = bringers(ex, &ex->layout.shares[s], ranks, n);
+    n = silent(en, key, ticket, ranks);
+    for (int s = 0; s < en->layout.n_shares && (n == 0 || (n == 1 && ranks[0] == me)); s++)
+        if (en->layout.shares[s].key == key && hpc_intake_of(&en->layout.shares[s]) != NULL)
+            n = bringers(en, &en->layout.shares[s], ranks, n);
     for (int r = 0; r < size; r++)
-        if (hpc_pushes_key(ex, r, key) && is_mate(ex, r) && hpc_pushes_of(ex, r, key) == UINT64_MAX &&
-            hpc_closed_signal(ex, r) == 0 &&
-            atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
+        if (hpc_pushes_key(en, r, key) && is_mate(en, r) && hpc_pushes_of(en, r, key) == UINT64_MAX &&
+            hpc_closed_signal(en, r) == 0 &&
+            atomic_load_explicit(&en->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
             n = hpc_add_rank(ranks, n, r);
     if (n == 0) return hpc_add_rank(ranks, n, me); /* its own core is at it */
     return without(ranks, n, me);
@@ -322,14 +322,14 @@ static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slo
 /* ---- a state is loaded ---- */
 
 /* All ranks go on from the newest version. Nothing is under way anywhere, so all shares have folded it. */
-static int level(hpc_exchange *ex, const char *op, double deadline) {
+static int level(hpc_engine *en, const char *op, double deadline) {
     uint64_t folded = 0;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        const hpc_intake *in = ex->layout.shares[s].own == NULL ? NULL : hpc_intake_of(&ex->layout.shares[s]);
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        const hpc_intake *in = en->layout.shares[s].own == NULL ? NULL : hpc_intake_of(&en->layout.shares[s]);
         const uint64_t own = in == NULL ? 0 : atomic_load_explicit(&in->folded, memory_order_acquire);
         if (own > folded) folded = own;
     }
-    return hpc_outlet_newest(ex, op, deadline, folded, &hpc_quorum_of(ex)->told);
+    return hpc_outlet_newest(en, op, deadline, folded, &hpc_quorum_of(en)->told);
 }
 
 /* row applies the rule. Whether every rank that sends to the row gets the row's parameters: from the row itself, or
@@ -353,9 +353,9 @@ static const char *refuses_pieces(const hpc_exchange_config *f) {
 }
 
 /* Answers are heard before the next update is encoded: here, or by a core when this push has come there. */
-static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    const int status = hpc_push_wait_slot(ex, key, l, op);
-    return status == HPC_OK ? hpc_outlet_hear(ex, key) : status;
+static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    const int status = hpc_push_wait_slot(en, key, l, op);
+    return status == HPC_OK ? hpc_outlet_hear(en, key) : status;
 }
 
 const hpc_discipline hpc_discipline_groups_quorum = {

@@ -13,21 +13,21 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 }
 
 /* The last of rank's pushes, up to push n, that is sent to this rank. */
-static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
-    const hpc_pushed *k = &ex->keys[key];
-    int me = ex->context->group.rank;
+static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
+    const hpc_pushed *k = &en->keys[key];
+    int me = en->context->group.rank;
     for (int i = 0; i < k->n_shares && rank != me; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        if (share->owner != me || !hpc_feeds_share(ex, share, rank)) continue;
-        for (uint64_t v = n, first = hpc_share_next_fold(ex, k->shares[i]); v >= first;
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        if (share->owner != me || !hpc_feeds_share(en, share, rank)) continue;
+        for (uint64_t v = n, first = hpc_share_next_fold(en, k->shares[i]); v >= first;
              v--) /* n waits for those before */
-            if (hpc_sends(ex, key, v, me, rank)) return v;
+            if (hpc_sends(en, key, v, me, rank)) return v;
     }
     return 0;
 }
 
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, hpc_graph_has_read, hpc_whole_missing_neighbours);
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_graph_has_read, hpc_whole_missing_neighbours);
 }
 
 const hpc_discipline hpc_discipline_notify_ack = {

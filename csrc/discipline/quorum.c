@@ -118,57 +118,57 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
     return f->graph != NULL ? check_graph(f) : check_servers(f);
 }
 
-static int is_on_servers(const hpc_exchange *ex) {
-    return !hpc_own_leads(ex);
+static int is_on_servers(const hpc_engine *en) {
+    return !hpc_own_leads(en);
 }
 
 /* ---- open ---- */
 
 /* On a graph an update that travels is copied first. Takes room in this rank's part for that copy, of all rows. */
-static void open_outlet(hpc_exchange *ex, const hpc_share *share, hpc_outlet *out) {
+static void open_outlet(hpc_engine *en, const hpc_share *share, hpc_outlet *out) {
     size_t nbytes = 0;
-    if (is_on_servers(ex) || hpc_is_mapped(ex, share->owner)) return;
-    for (int i = 0; i < share->n_rows; i++) nbytes += hpc_row_bytes(ex, &ex->plan->rows[share->rows[i]]);
-    out->staged = hpc_layout_take(&ex->layout.places[hpc_me(ex)], nbytes);
+    if (is_on_servers(en) || hpc_is_mapped(en, share->owner)) return;
+    for (int i = 0; i < share->n_rows; i++) nbytes += hpc_row_bytes(en, &en->plan->rows[share->rows[i]]);
+    out->staged = hpc_layout_take(&en->layout.places[hpc_me(en)], nbytes);
 }
 
-static int open_shares(hpc_exchange *ex, const char *op) {
+static int open_shares(hpc_engine *en, const char *op) {
     int status = HPC_OK;
-    for (int s = 0; s < ex->layout.n_shares && status == HPC_OK; s++) {
-        hpc_share *share = &ex->layout.shares[s];
-        int owns = share->owner == hpc_me(ex),
-            sends = hpc_feeds_share(ex, share, hpc_me(ex)) && (!owns || is_on_servers(ex));
+    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++) {
+        hpc_share *share = &en->layout.shares[s];
+        int owns = share->owner == hpc_me(en),
+            sends = hpc_feeds_share(en, share, hpc_me(en)) && (!owns || is_on_servers(en));
         if (!owns && !sends) continue;
-        status = hpc_quorum_open_share(ex, share, owns, sends, op);
-        if (status == HPC_OK && sends) open_outlet(ex, share, hpc_outlet_of(share));
+        status = hpc_quorum_open_share(en, share, owns, sends, op);
+        if (status == HPC_OK && sends) open_outlet(en, share, hpc_outlet_of(share));
     }
     return status;
 }
 
 /* A pull waits for the shares that make this rank's parameters: on a graph its own. */
-static int makes_params(const hpc_exchange *ex, const hpc_share *share) {
-    return is_on_servers(ex) || hpc_graph_makes_params(ex, share);
+static int makes_params(const hpc_engine *en, const hpc_share *share) {
+    return is_on_servers(en) || hpc_graph_makes_params(en, share);
 }
 
 /* ---- the worker's waits ---- */
 
 /* Waits until a push has been folded here, and then for neighbours that have not taken it, as long as they are given.
  * That may be longer than this call has. */
-static int wait_taken(hpc_exchange *ex, int key, uint64_t ticket, hpc_limit *l, const char *op) {
-    hpc_key_versions *of = hpc_versions_of(ex, key);
-    int status = hpc_outlet_send_all(ex);
-    hpc_outlet_give_up(ex, key, ticket / 2, 0);
-    if (status == HPC_OK && !hpc_ticket_is_done(ex, key, ticket))
-        status = hpc_ticket_wait(ex, key, ticket, hpc_limit_left(ex, l), op);
-    if (status == HPC_OK && !hpc_ticket_is_free(ex, key, ticket)) {
-        double now = hpc_now(), left = hpc_limit_left(ex, l);
+static int wait_taken(hpc_engine *en, int key, uint64_t ticket, hpc_limit *l, const char *op) {
+    hpc_key_versions *of = hpc_versions_of(en, key);
+    int status = hpc_outlet_send_all(en);
+    hpc_outlet_give_up(en, key, ticket / 2, 0);
+    if (status == HPC_OK && !hpc_ticket_is_done(en, key, ticket))
+        status = hpc_ticket_wait(en, key, ticket, hpc_limit_left(en, l), op);
+    if (status == HPC_OK && !hpc_ticket_is_free(en, key, ticket)) {
+        double now = hpc_now(), left = hpc_limit_left(en, l);
         if (of->waits_since == 0) of->waits_since = now;
-        double given = of->waits_since + hpc_outlet_patience(ex, key) - now;
+        double given = of->waits_since + hpc_outlet_patience(en, key) - now;
         int before = hpc_slice_waits(given < left);
-        status = hpc_ticket_wait_slot(ex, key, ticket, given < left ? given > 0 ? given : 0 : left, op);
+        status = hpc_ticket_wait_slot(en, key, ticket, given < left ? given > 0 ? given : 0 : left, op);
         hpc_slice_waits(before);
         if (status == HPC_ERR_TIMEOUT && given <= left) {
-            hpc_outlet_give_up(ex, key, ticket / 2, 1);
+            hpc_outlet_give_up(en, key, ticket / 2, 1);
             status = HPC_OK;
         }
     }
@@ -177,97 +177,97 @@ static int wait_taken(hpc_exchange *ex, int key, uint64_t ticket, hpc_limit *l, 
 }
 
 /* On servers all pushes are answered by now. What came back is heard before the next update is encoded over it. */
-static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    const int status = wait_taken(ex, key, hpc_slot_ticket(ex, key), l, op);
-    return status == HPC_OK && is_on_servers(ex) ? hpc_outlet_hear(ex, key) : status;
+static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    const int status = wait_taken(en, key, hpc_slot_ticket(en, key), l, op);
+    return status == HPC_OK && is_on_servers(en) ? hpc_outlet_hear(en, key) : status;
 }
 
 /* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. */
-static int finish(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    const hpc_pushed *k = &ex->keys[key];
-    int status = wait_taken(ex, key, 2 * k->pushes, l, op);
+static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    const hpc_pushed *k = &en->keys[key];
+    int status = wait_taken(en, key, 2 * k->pushes, l, op);
     for (int i = 0; i < k->n_shares && status == HPC_OK; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        if (hpc_outlet_of(share) == NULL || hpc_share_has_answered(ex, k->shares[i], 2 * hpc_outlet_of(share)->sent))
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        if (hpc_outlet_of(share) == NULL || hpc_share_has_answered(en, k->shares[i], 2 * hpc_outlet_of(share)->sent))
             continue;
-        double left = hpc_limit_left(ex, l), patience = hpc_outlet_patience(ex, key);
+        double left = hpc_limit_left(en, l), patience = hpc_outlet_patience(en, key);
         int before = hpc_slice_waits(patience < left);
-        status = hpc_flush(ex->in_lanes[share->core], ex->window, share->owner, patience < left ? patience : left);
+        status = hpc_flush(en->in_lanes[share->core], en->window, share->owner, patience < left ? patience : left);
         hpc_slice_waits(before);
         if (status == HPC_ERR_TIMEOUT && patience < left) status = HPC_OK;
-        status = hpc_unless_left(ex, share->owner, status);
+        status = hpc_unless_left(en, share->owner, status);
     }
     return status;
 }
 
 /* ---- the worker's pushes ---- */
 
-static int may_push(hpc_exchange *ex, int key, const char *op) {
-    return is_on_servers(ex) ? hpc_quorum_may_push(ex, key, op) : HPC_OK;
+static int may_push(hpc_engine *en, int key, const char *op) {
+    return is_on_servers(en) ? hpc_quorum_may_push(en, key, op) : HPC_OK;
 }
 
 /* On a graph looks first for updates that have come meanwhile. */
-static void begin_push(hpc_exchange *ex, int key) {
-    if (!is_on_servers(ex)) {
-        hpc_graph_begin_push(ex, key);
-        hpc_group_progress(&ex->context->group);
+static void begin_push(hpc_engine *en, int key) {
+    if (!is_on_servers(en)) {
+        hpc_graph_begin_push(en, key);
+        hpc_group_progress(&en->context->group);
     }
-    hpc_quorum_choose_version(ex, key);
+    hpc_quorum_choose_version(en, key);
 }
 
 /* Sends what leads this rank's own fold; an update is sent when its slot is free (hpc_outlet_send_key). */
-static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &ex->layout.shares[s];
+static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
     if (hpc_outlet_of(share) != NULL || hpc_intake_of(share) == NULL) return HPC_OK;
-    const uint64_t *number = &hpc_versions_of(ex, share->key)->numbers[slot];
-    return hpc_send_event(ex, share->core, share->owner, number, sizeof *number,
-                          hpc_number_at(ex, share, share->owner, slot), hpc_imm(HPC_OP_SHARE, slot, s), l);
+    const uint64_t *number = &hpc_versions_of(en, share->key)->numbers[slot];
+    return hpc_send_event(en, share->core, share->owner, number, sizeof *number,
+                          hpc_number_at(en, share, share->owner, slot), hpc_imm(HPC_OP_SHARE, slot, s), l);
 }
 
 /* On servers owners may read a push in this rank's memory until they answer. On a graph that memory is free once the
  * push was sent, which copies it, or dropped. */
-static int has_read(const hpc_exchange *ex, int s, uint64_t ticket) {
-    const hpc_share *share = &ex->layout.shares[s];
+static int has_read(const hpc_engine *en, int s, uint64_t ticket) {
+    const hpc_share *share = &en->layout.shares[s];
     const hpc_outlet *out = hpc_outlet_of(share);
-    if (is_on_servers(ex) || share->owner == hpc_me(ex)) return hpc_share_has_answered(ex, s, ticket);
-    return out == NULL || out->decided >= ticket / 2 || hpc_closed_signal(ex, share->owner) != 0;
+    if (is_on_servers(en) || share->owner == hpc_me(en)) return hpc_share_has_answered(en, s, ticket);
+    return out == NULL || out->decided >= ticket / 2 || hpc_closed_signal(en, share->owner) != 0;
 }
 
-static int is_free(const hpc_exchange *ex, int key, uint64_t ticket) {
-    const hpc_pushed *k = &ex->keys[key];
+static int is_free(const hpc_engine *en, int key, uint64_t ticket) {
+    const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_shares; i++)
-        if (!has_read(ex, k->shares[i], ticket)) return 0;
+        if (!has_read(en, k->shares[i], ticket)) return 0;
     return 1;
 }
 
 /* Those whose updates do not wait in this rank's own share. */
-static int missing(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found) {
-    const hpc_share *share = &ex->layout.shares[s];
+static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
     (void)n;
-    for (int r = 0; r < ex->context->group.size; r++)
-        if (hpc_feeds_share(ex, share, r) && (is_on_servers(ex) || r != share->owner) &&
-            hpc_closed_signal(ex, r) == 0 && hpc_version_from(share, r) == 0)
+    for (int r = 0; r < en->context->group.size; r++)
+        if (hpc_feeds_share(en, share, r) && (is_on_servers(en) || r != share->owner) &&
+            hpc_closed_signal(en, r) == 0 && hpc_version_from(share, r) == 0)
             found = hpc_add_rank(ranks, found, r);
     return found;
 }
 
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, has_read, missing);
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, has_read, missing);
 }
 
 /* ---- state and facts ---- */
 
-static void restored(hpc_exchange *ex, const hpc_work *w, uint64_t step) {
-    hpc_phases *g = ex->graph;
-    if (g != NULL) g->keys[w->row->key].ahead = (int64_t)(step - hpc_quorum_of(ex)->number);
+static void restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
+    hpc_phases *g = en->graph;
+    if (g != NULL) g->keys[w->row->key].ahead = (int64_t)(step - hpc_quorum_of(en)->number);
 }
 
-static int before_publish(hpc_exchange *ex, const char *op, double deadline) {
-    return is_on_servers(ex) ? HPC_OK : hpc_outlet_level(ex, op, deadline);
+static int before_publish(hpc_engine *en, const char *op, double deadline) {
+    return is_on_servers(en) ? HPC_OK : hpc_outlet_level(en, op, deadline);
 }
 
-static int after_publish(hpc_exchange *ex) {
-    return is_on_servers(ex) ? hpc_intake_tell(ex) : HPC_OK;
+static int after_publish(hpc_engine *en) {
+    return is_on_servers(en) ? hpc_intake_tell(en) : HPC_OK;
 }
 
 static const char *refuses_pieces(const hpc_exchange_config *f) {

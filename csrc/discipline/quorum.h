@@ -91,27 +91,27 @@ typedef struct hpc_quorum_watch {
     char *closes, *gone; /* it has closed; and everything that it sent before has been taken */
 } hpc_quorum_watch;
 
-static inline int hpc_me(const hpc_exchange *ex) {
-    return ex->context->group.rank;
+static inline int hpc_me(const hpc_engine *en) {
+    return en->context->group.rank;
 }
 
 /* On a graph a fold is of this rank's own push, and of the neighbours' updates for its version or a newer one. On
  * servers it is of the workers' updates for the version after the last. */
-static inline int hpc_own_leads(const hpc_exchange *ex) {
-    return ex->graph != NULL;
+static inline int hpc_own_leads(const hpc_engine *en) {
+    return en->graph != NULL;
 }
 
-static inline hpc_quorum *hpc_quorum_of(const hpc_exchange *ex) {
-    return ex->own;
+static inline hpc_quorum *hpc_quorum_of(const hpc_engine *en) {
+    return en->own;
 }
 
-static inline hpc_key_versions *hpc_versions_of(const hpc_exchange *ex, int key) {
-    return &hpc_quorum_of(ex)->keys[key];
+static inline hpc_key_versions *hpc_versions_of(const hpc_engine *en, int key) {
+    return &hpc_quorum_of(en)->keys[key];
 }
 
 /* The sender that a rank's pushes are in. */
-static inline int hpc_sender_of(const hpc_exchange *ex, int rank) {
-    const int *group_of = hpc_quorum_of(ex)->group_of;
+static inline int hpc_sender_of(const hpc_engine *en, int rank) {
+    const int *group_of = hpc_quorum_of(en)->group_of;
     return group_of == NULL ? rank : group_of[rank];
 }
 
@@ -135,23 +135,23 @@ static inline uint64_t hpc_version_from(const hpc_share *share, int rank) {
 
 /* Offsets in a rank's part of the window: of the answer for a share, and at the owner of a share of the version of the
  * update that rank from has in a slot. */
-static inline size_t hpc_told_at(const hpc_exchange *ex, int rank, int share) {
-    return ex->layout.places[rank].own + (size_t)share * sizeof(hpc_told);
+static inline size_t hpc_told_at(const hpc_engine *en, int rank, int share) {
+    return en->layout.places[rank].own + (size_t)share * sizeof(hpc_told);
 }
 
-static inline size_t hpc_number_at(const hpc_exchange *ex, const hpc_share *share, int from, int slot) {
-    size_t at = (size_t)share->at * (size_t)ex->context->group.size + (size_t)from;
-    return hpc_told_at(ex, share->owner, ex->layout.n_shares) +
-           (at * (size_t)ex->layout.depth + (size_t)slot) * sizeof(uint64_t);
+static inline size_t hpc_number_at(const hpc_engine *en, const hpc_share *share, int from, int slot) {
+    size_t at = (size_t)share->at * (size_t)en->context->group.size + (size_t)from;
+    return hpc_told_at(en, share->owner, en->layout.n_shares) +
+           (at * (size_t)en->layout.depth + (size_t)slot) * sizeof(uint64_t);
 }
 
 /* With several stages, at the owner of a row that relays: of what becomes of the update that the parameters answer. */
-static inline size_t hpc_passed_at(const hpc_exchange *ex, int row) {
-    const int owner = ex->plan->rows[row].owner;
-    return hpc_told_at(ex, owner, ex->layout.n_shares) +
-           (size_t)ex->layout.places[owner].shares * (size_t)ex->context->group.size * (size_t)ex->layout.depth *
+static inline size_t hpc_passed_at(const hpc_engine *en, int row) {
+    const int owner = en->plan->rows[row].owner;
+    return hpc_told_at(en, owner, en->layout.n_shares) +
+           (size_t)en->layout.places[owner].shares * (size_t)en->context->group.size * (size_t)en->layout.depth *
                sizeof(uint64_t) +
-           (size_t)hpc_quorum_of(ex)->passed_at[row] * sizeof(hpc_told);
+           (size_t)hpc_quorum_of(en)->passed_at[row] * sizeof(hpc_told);
 }
 
 /* Whether a row forwards what its group has pushed: to a row that applies. */
@@ -166,20 +166,20 @@ static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row)
 /* hpc_discipline.check, of what does not depend on rows: servers and their quorum. */
 int hpc_quorum_check_servers(const hpc_exchange_config *config);
 /* hpc_discipline's slots. */
-size_t hpc_quorum_part(const hpc_exchange *ex, int rank);
-int hpc_quorum_prepare(hpc_exchange *ex, const hpc_exchange_config *config, const char *op);
-int hpc_quorum_open(hpc_exchange *ex, const char *op);
-void hpc_quorum_free(hpc_exchange *ex);
-void hpc_quorum_count(const hpc_exchange *ex, hpc_exchange_stats *stats);
-void hpc_quorum_count_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *peer);
+size_t hpc_quorum_part(const hpc_engine *en, int rank);
+int hpc_quorum_prepare(hpc_engine *en, const hpc_exchange_config *config, const char *op);
+int hpc_quorum_open(hpc_engine *en, const char *op);
+void hpc_quorum_free(hpc_engine *en);
+void hpc_quorum_count(const hpc_engine *en, hpc_exchange_stats *stats);
+void hpc_quorum_count_peer(const hpc_engine *en, int rank, hpc_exchange_peer *peer);
 /* The same of a worker of servers, and of any worker. */
-int hpc_quorum_may_push(hpc_exchange *ex, int key, const char *op);
-int hpc_quorum_ended(hpc_exchange *ex, int key, const char *op);
-void hpc_quorum_closing(hpc_exchange *ex);
+int hpc_quorum_may_push(hpc_engine *en, int key, const char *op);
+int hpc_quorum_ended(hpc_engine *en, int key, const char *op);
+void hpc_quorum_closing(hpc_engine *en);
 /* Makes a share's own, of a share that this rank owns with an intake. */
-int hpc_quorum_open_share(const hpc_exchange *ex, hpc_share *share, int owns, int sends, const char *op);
+int hpc_quorum_open_share(const hpc_engine *en, hpc_share *share, int owns, int sends, const char *op);
 /* Chooses the version of the next push of key. A key that is pushed again begins a step. */
-void hpc_quorum_choose_version(hpc_exchange *ex, int key);
+void hpc_quorum_choose_version(hpc_engine *en, int key);
 
 /* ---- the owner (quorum_intake.c): hpc_discipline's slots ---- */
 
@@ -188,34 +188,34 @@ int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 /* With several stages: an input of a row that applies. */
 int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 /* Finds the senders of all shares, when their parts are known. */
-void hpc_intake_open(hpc_exchange *ex);
+void hpc_intake_open(hpc_engine *en);
 /* Tells the senders to this rank's shares which version was folded last. Nothing may be under way anywhere. */
-int hpc_intake_tell(hpc_exchange *ex);
+int hpc_intake_tell(hpc_engine *en);
 
 /* ---- the worker (quorum_outlet.c) ---- */
 
 /* Counts a push of key that is about to be sent, where each share has one answer for each. */
-void hpc_outlet_begin(hpc_exchange *ex, int key);
+void hpc_outlet_begin(hpc_engine *en, int key);
 /* Takes note of the answers to pushes of key that have come: what was left out as pieces is in the residual then. */
-int hpc_outlet_hear(hpc_exchange *ex, int key);
+int hpc_outlet_hear(hpc_engine *en, int key);
 /* Sends the pending pushes whose slots are free by now. */
-int hpc_outlet_send_all(hpc_exchange *ex);
-int hpc_outlet_send_key(hpc_exchange *ex, int key);
+int hpc_outlet_send_all(hpc_engine *en);
+int hpc_outlet_send_key(hpc_engine *en, int key);
 /* Drops pushes up to n that are not sent, so that their slots are free: only for the neighbours that let a push wait in
  * vain before; with all, for every neighbour. */
-void hpc_outlet_give_up(hpc_exchange *ex, int key, uint64_t n, int all);
+void hpc_outlet_give_up(hpc_engine *en, int key, uint64_t n, int all);
 /* Collective, while no rank has a push under way: all go on from one version, and earlier updates are left out. */
-int hpc_outlet_level(hpc_exchange *ex, const char *op, double deadline);
+int hpc_outlet_level(hpc_engine *en, const char *op, double deadline);
 /* The same: writes the largest number of any rank. */
-int hpc_outlet_newest(hpc_exchange *ex, const char *op, double deadline, uint64_t own, uint64_t *newest);
+int hpc_outlet_newest(hpc_engine *en, const char *op, double deadline, uint64_t own, uint64_t *newest);
 /* The version of this rank's next step. */
-uint64_t hpc_outlet_next_version(const hpc_exchange *ex);
+uint64_t hpc_outlet_next_version(const hpc_engine *en);
 /* How many seconds neighbours are given to take an update. */
-double hpc_outlet_patience(const hpc_exchange *ex, int key);
+double hpc_outlet_patience(const hpc_engine *en, int key);
 /* How many shares of this rank's updates rank has left out, and the newest version that any of them met; -1: all. */
-uint64_t hpc_outlet_dropped(const hpc_exchange *ex, int rank, uint64_t *at);
+uint64_t hpc_outlet_dropped(const hpc_engine *en, int rank, uint64_t *at);
 /* How many shares of the last push of key were left out; the newest version that its parameters have. */
-int hpc_outlet_late(const hpc_exchange *ex, int key);
-uint64_t hpc_outlet_version(const hpc_exchange *ex, int key);
+int hpc_outlet_late(const hpc_engine *en, int key);
+uint64_t hpc_outlet_version(const hpc_engine *en, int key);
 
 #endif

@@ -27,30 +27,30 @@ int hpc_quorum_check_servers(const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-size_t hpc_quorum_part(const hpc_exchange *ex, int rank) {
-    size_t numbers = (size_t)ex->layout.places[rank].shares * (size_t)ex->context->group.size, told = 0;
-    for (int i = 0; i < ex->plan->n_rows && hpc_quorum_of(ex)->passed_at != NULL; i++)
-        told += ex->plan->rows[i].action == HPC_RELAY && ex->plan->rows[i].owner == rank;
-    told += (size_t)ex->layout.n_shares;
-    return told * sizeof(hpc_told) + numbers * (size_t)ex->layout.depth * sizeof(uint64_t);
+size_t hpc_quorum_part(const hpc_engine *en, int rank) {
+    size_t numbers = (size_t)en->layout.places[rank].shares * (size_t)en->context->group.size, told = 0;
+    for (int i = 0; i < en->plan->n_rows && hpc_quorum_of(en)->passed_at != NULL; i++)
+        told += en->plan->rows[i].action == HPC_RELAY && en->plan->rows[i].owner == rank;
+    told += (size_t)en->layout.n_shares;
+    return told * sizeof(hpc_told) + numbers * (size_t)en->layout.depth * sizeof(uint64_t);
 }
 
-int hpc_quorum_prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
-    int status = hpc_graph_prepare(ex, f, op);
+int hpc_quorum_prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
+    int status = hpc_graph_prepare(en, f, op);
     if (status != HPC_OK) return status;
-    hpc_quorum *q = ex->own = calloc(1, sizeof *q);
+    hpc_quorum *q = en->own = calloc(1, sizeof *q);
     if (q != NULL) {
-        q->keys = calloc((size_t)ex->plan->n_keys, sizeof *q->keys);
-        q->given_up = calloc((size_t)ex->context->group.size, 1);
+        q->keys = calloc((size_t)en->plan->n_keys, sizeof *q->keys);
+        q->given_up = calloc((size_t)en->context->group.size, 1);
     }
-    ex->asked.quorum = f->quorum;
+    en->asked.quorum = f->quorum;
     return q != NULL && q->keys != NULL && q->given_up != NULL
                ? HPC_OK
                : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a quorum of %d", op, f->quorum);
 }
 
-int hpc_quorum_open_share(const hpc_exchange *ex, hpc_share *share, int owns, int sends, const char *op) {
-    size_t size = (size_t)ex->context->group.size;
+int hpc_quorum_open_share(const hpc_engine *en, hpc_share *share, int owns, int sends, const char *op) {
+    size_t size = (size_t)en->context->group.size;
     hpc_quorum_share *its = share->own = calloc(1, sizeof *its);
     if (its == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
     its->owns = owns;
@@ -61,18 +61,18 @@ int hpc_quorum_open_share(const hpc_exchange *ex, hpc_share *share, int owns, in
     in->senders = calloc(size, sizeof *in->senders);
     in->takes = calloc(size, 1);
     in->from = malloc(size * sizeof *in->from);
-    atomic_init(&in->grace, ex->asked.grace < 0 ? FIRST : ex->asked.grace);
+    atomic_init(&in->grace, en->asked.grace < 0 ? FIRST : en->asked.grace);
     if (in->senders == NULL || in->takes == NULL || in->from == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
     return HPC_OK;
 }
 
-int hpc_quorum_open(hpc_exchange *ex, const char *op) {
-    size_t size = (size_t)ex->context->group.size;
-    for (int c = 0; c < ex->n_own_cores; c++) {
-        hpc_quorum_watch *its = ex->cores[c].own = calloc(1, sizeof *its);
+int hpc_quorum_open(hpc_engine *en, const char *op) {
+    size_t size = (size_t)en->context->group.size;
+    for (int c = 0; c < en->n_own_cores; c++) {
+        hpc_quorum_watch *its = en->cores[c].own = calloc(1, sizeof *its);
         if (its != NULL) {
-            its->shares = malloc((size_t)ex->layout.n_shares * sizeof(hpc_share *));
+            its->shares = malloc((size_t)en->layout.n_shares * sizeof(hpc_share *));
             its->absent = calloc(size, 1);
             its->closes = calloc(size, 1);
             its->gone = calloc(size, 1);
@@ -80,30 +80,30 @@ int hpc_quorum_open(hpc_exchange *ex, const char *op) {
         if (its == NULL || its->shares == NULL || its->absent == NULL || its->closes == NULL || its->gone == NULL)
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
     }
-    hpc_intake_open(ex);
-    return hpc_share_open_counts(ex, hpc_own_leads(ex), op);
+    hpc_intake_open(en);
+    return hpc_share_open_counts(en, hpc_own_leads(en), op);
 }
 
-void hpc_quorum_free(hpc_exchange *ex) {
-    hpc_quorum *q = ex->own;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_quorum_share *its = ex->layout.shares[s].own;
+void hpc_quorum_free(hpc_engine *en) {
+    hpc_quorum *q = en->own;
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        hpc_quorum_share *its = en->layout.shares[s].own;
         if (its == NULL) continue;
         free(its->intake.senders);
         free(its->intake.takes);
         free(its->intake.from);
         free(its);
-        ex->layout.shares[s].own = NULL;
+        en->layout.shares[s].own = NULL;
     }
-    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
-        hpc_quorum_watch *its = ex->cores[c].own;
+    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
+        hpc_quorum_watch *its = en->cores[c].own;
         if (its == NULL) continue;
         free(its->shares);
         free(its->absent);
         free(its->closes);
         free(its->gone);
         free(its);
-        ex->cores[c].own = NULL;
+        en->cores[c].own = NULL;
     }
     if (q != NULL) {
         free(q->keys);
@@ -112,88 +112,88 @@ void hpc_quorum_free(hpc_exchange *ex) {
         free(q->passed_at);
     }
     free(q);
-    ex->own = NULL;
-    hpc_graph_free(ex);
+    en->own = NULL;
+    hpc_graph_free(en);
 }
 
 /* ---- the worker's pushes ---- */
 
 /* The first key, if any, that is not pushed for the present version, or not answered; else -1. */
-static int unfinished(const hpc_exchange *ex) {
-    const hpc_quorum *q = hpc_quorum_of(ex);
-    for (int i = 0; i < ex->plan->n_keys; i++) {
-        const hpc_pushed *k = &ex->keys[i];
+static int unfinished(const hpc_engine *en) {
+    const hpc_quorum *q = hpc_quorum_of(en);
+    for (int i = 0; i < en->plan->n_keys; i++) {
+        const hpc_pushed *k = &en->keys[i];
         if (k->n_shares == 0) continue;
-        if (k->sending != 0 || q->keys[i].number != q->number || !hpc_ticket_is_done(ex, i, 2 * k->pushes)) return i;
+        if (k->sending != 0 || q->keys[i].number != q->number || !hpc_ticket_is_done(en, i, 2 * k->pushes)) return i;
     }
     return -1;
 }
 
 /* Refuses a second push of a key before all keys have been pushed and answered. */
-int hpc_quorum_may_push(hpc_exchange *ex, int key, const char *op) {
-    const hpc_quorum *q = hpc_quorum_of(ex);
-    int status = hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+int hpc_quorum_may_push(hpc_engine *en, int key, const char *op) {
+    const hpc_quorum *q = hpc_quorum_of(en);
+    int status = hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
     if (status != HPC_OK) return status;
-    int other = q->keys[key].number < q->number ? -1 : unfinished(ex);
+    int other = q->keys[key].number < q->number ? -1 : unfinished(en);
     if (other < 0) return HPC_OK;
     if (op == NULL) return HPC_IN_PROGRESS;
     return hpc_fail(HPC_ERR_INVALID, op,
                     "%s: rank %d has pushed key %s for version %llu already, and key %s not, or not to its end: with a "
                     "quorum each key is pushed once for a version, and pulled before the next",
-                    op, hpc_me(ex), ex->plan->keys[key].name, (unsigned long long)q->number,
-                    ex->plan->keys[other].name);
+                    op, hpc_me(en), en->plan->keys[key].name, (unsigned long long)q->number,
+                    en->plan->keys[other].name);
 }
 
-void hpc_quorum_choose_version(hpc_exchange *ex, int key) {
-    hpc_quorum *q = hpc_quorum_of(ex);
-    hpc_key_versions *of = hpc_versions_of(ex, key);
-    if (of->number == q->number) q->number = hpc_outlet_next_version(ex);
+void hpc_quorum_choose_version(hpc_engine *en, int key) {
+    hpc_quorum *q = hpc_quorum_of(en);
+    hpc_key_versions *of = hpc_versions_of(en, key);
+    if (of->number == q->number) q->number = hpc_outlet_next_version(en);
     of->number = q->number;
-    of->numbers[ex->keys[key].pushes % (uint64_t)ex->layout.depth] = of->number;
+    of->numbers[en->keys[key].pushes % (uint64_t)en->layout.depth] = of->number;
 }
 
 /* ---- pushes that end ---- */
 
 /* HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
-int hpc_quorum_ended(hpc_exchange *ex, int key, const char *op) {
-    uint64_t number = hpc_versions_of(ex, key)->number;
-    if (number <= hpc_outlet_version(ex, key)) return HPC_OK;
-    int *closed = malloc((size_t)ex->context->group.size * sizeof *closed), n = 0;
-    for (int r = 0; r < ex->context->group.size && closed != NULL; r++)
-        if (ex->layout.places[r].worker && hpc_closed_signal(ex, r) != 0) closed[n++] = r;
+int hpc_quorum_ended(hpc_engine *en, int key, const char *op) {
+    uint64_t number = hpc_versions_of(en, key)->number;
+    if (number <= hpc_outlet_version(en, key)) return HPC_OK;
+    int *closed = malloc((size_t)en->context->group.size * sizeof *closed), n = 0;
+    for (int r = 0; r < en->context->group.size && closed != NULL; r++)
+        if (en->layout.places[r].worker && hpc_closed_signal(en, r) != 0) closed[n++] = r;
     char who[96] = "too many workers have closed the exchange, as its owner says"; /* their own word is still to come */
     if (n > 0) snprintf(who, sizeof who, "%d workers have closed the exchange, rank %d among them", n, closed[0]);
-    int status = hpc_group_fail_closed(&ex->context->group, op, closed, n,
+    int status = hpc_group_fail_closed(&en->context->group, op, closed, n,
                                        "version %llu of key %s finds no quorum of %d any more: %s",
-                                       (unsigned long long)number, ex->plan->keys[key].name, ex->asked.quorum, who);
+                                       (unsigned long long)number, en->plan->keys[key].name, en->asked.quorum, who);
     free(closed);
     return status;
 }
 
 /* Makes a note of how many last pushes have found no quorum. Pushes that a pull has waited for do not count: the pull
  * has reported them. */
-void hpc_quorum_closing(hpc_exchange *ex) {
-    const hpc_quorum *q = hpc_quorum_of(ex);
+void hpc_quorum_closing(hpc_engine *en) {
+    const hpc_quorum *q = hpc_quorum_of(en);
     int n = 0, first = -1;
-    for (int i = ex->plan->n_keys - 1; i >= 0; i--) {
-        if (ex->keys[i].since == 0 || q->keys[i].number <= hpc_outlet_version(ex, i)) continue;
+    for (int i = en->plan->n_keys - 1; i >= 0; i--) {
+        if (en->keys[i].since == 0 || q->keys[i].number <= hpc_outlet_version(en, i)) continue;
         first = i;
         n++;
     }
     if (n > 0)
-        hpc_group_note(&ex->context->group, HPC_NOTE_LOST,
+        hpc_group_note(&en->context->group, HPC_NOTE_LOST,
                        "lost the last push of %d key%s of rank %d, %.64s first: version %llu found no quorum of %d", n,
-                       n == 1 ? "" : "s", ex->context->group.rank, ex->plan->keys[first].name,
-                       (unsigned long long)q->keys[first].number, ex->asked.quorum);
+                       n == 1 ? "" : "s", en->context->group.rank, en->plan->keys[first].name,
+                       (unsigned long long)q->keys[first].number, en->asked.quorum);
 }
 
 /* ---- facts ---- */
 
-void hpc_quorum_count(const hpc_exchange *ex, hpc_exchange_stats *stats) {
-    stats->dropped = hpc_outlet_dropped(ex, -1, &stats->dropped_at);
+void hpc_quorum_count(const hpc_engine *en, hpc_exchange_stats *stats) {
+    stats->dropped = hpc_outlet_dropped(en, -1, &stats->dropped_at);
 }
 
-void hpc_quorum_count_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *peer) {
+void hpc_quorum_count_peer(const hpc_engine *en, int rank, hpc_exchange_peer *peer) {
     uint64_t at;
-    peer->dropped = hpc_outlet_dropped(ex, rank, &at);
+    peer->dropped = hpc_outlet_dropped(en, rank, &at);
 }

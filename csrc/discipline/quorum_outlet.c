@@ -8,25 +8,25 @@
 
 /* ---- the worker: what became of pushes ---- */
 
-static const hpc_told *answer_at(const hpc_exchange *ex, int s) {
-    return (const void *)(hpc_own_part(ex) + hpc_told_at(ex, hpc_me(ex), s));
+static const hpc_told *answer_at(const hpc_engine *en, int s) {
+    return (const void *)(hpc_own_part(en) + hpc_told_at(en, hpc_me(en), s));
 }
 
-static uint64_t answers_of(const hpc_exchange *ex, int s) {
-    return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)), memory_order_acquire);
+static uint64_t answers_of(const hpc_engine *en, int s) {
+    return atomic_load_explicit(hpc_own_signal(en->window, hpc_signal_applied(en, s)), memory_order_acquire);
 }
 
 /* The last answer of the owner of a share; NULL if it is not new. */
-static const hpc_told *news_of(const hpc_exchange *ex, int s, uint64_t *answered) {
-    *answered = answers_of(ex, s);
-    return *answered == hpc_outlet_of(&ex->layout.shares[s])->answered ? NULL : answer_at(ex, s);
+static const hpc_told *news_of(const hpc_engine *en, int s, uint64_t *answered) {
+    *answered = answers_of(en, s);
+    return *answered == hpc_outlet_of(&en->layout.shares[s])->answered ? NULL : answer_at(en, s);
 }
 
 /* The version that the owner of a share has told last: in an answer, or in a publish. It writes neither while an update
  * is on its way. */
-static uint64_t told_by(const hpc_exchange *ex, int s) {
-    const hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[s]);
-    return answers_of(ex, s) == out->sent ? answer_at(ex, s)->folded : out->told;
+static uint64_t told_by(const hpc_engine *en, int s) {
+    const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
+    return answers_of(en, s) == out->sent ? answer_at(en, s)->folded : out->told;
 }
 
 /* The newest push to a share that was left out, given that its owner left out the one on its way. */
@@ -35,85 +35,85 @@ static uint64_t lost_with(const hpc_outlet *out) {
 }
 
 /* One update at most is on its way, so there is one answer at most, and it counts at most one as used. */
-static int refuse_answer(hpc_exchange *ex, int s, uint64_t answered, uint64_t used) {
-    const hpc_share *share = &ex->layout.shares[s];
+static int refuse_answer(hpc_engine *en, int s, uint64_t answered, uint64_t used) {
+    const hpc_share *share = &en->layout.shares[s];
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why,
              "rank %d: rank %d says that it has answered %llu updates of key %.64s and used %llu; %llu were sent, and "
              "%llu used before",
-             hpc_me(ex), share->owner, (unsigned long long)answered, ex->plan->keys[share->key].name,
+             hpc_me(en), share->owner, (unsigned long long)answered, en->plan->keys[share->key].name,
              (unsigned long long)used, (unsigned long long)hpc_outlet_of(share)->sent,
              (unsigned long long)hpc_outlet_of(share)->used);
-    hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
-    return hpc_exchange_check(ex, "push");
+    hpc_engine_fail(en, HPC_ERR_TRANSPORT, why);
+    return hpc_engine_check(en, "push");
 }
 
 /* Whether the parameters of a row answer an update that was left out, given that this is so for some row of its share.
  * Of relays each row has its own word, which is written with the next reply. */
-static int was_left_out(const hpc_exchange *ex, int index) {
-    const hpc_row *row = &ex->plan->rows[index];
+static int was_left_out(const hpc_engine *en, int index) {
+    const hpc_row *row = &en->plan->rows[index];
     if (row->action != HPC_RELAY) return 1;
-    return row->owner == hpc_me(ex) &&
-           !((const hpc_told *)(const void *)(hpc_own_part(ex) + hpc_passed_at(ex, index)))->used;
+    return row->owner == hpc_me(en) &&
+           !((const hpc_told *)(const void *)(hpc_own_part(en) + hpc_passed_at(en, index)))->used;
 }
 
 /* Puts back what this rank has encoded for push number n, of the elements of row index, which answers this rank. The
  * piece is the rank's own push, or the fold of its group. Rows of the same elements lie side by side in the plan. */
-static void take_row_back(hpc_exchange *ex, int index, uint64_t n) {
-    const hpc_plan *plan = ex->plan;
+static void take_row_back(hpc_engine *en, int index, uint64_t n) {
+    const hpc_plan *plan = en->plan;
     const hpc_row *answers = &plan->rows[index];
     int i = index;
     while (i > 0 && plan->rows[i - 1].key == answers->key && plan->rows[i - 1].offset == answers->offset) i--;
     for (; i < plan->n_rows && plan->rows[i].key == answers->key && plan->rows[i].offset == answers->offset; i++) {
         const hpc_row *row = &plan->rows[i];
-        if (hpc_forwards_to_rule(plan, row) && row->owner == hpc_me(ex) && ex->work[ex->work_of[i]].encoder != NULL)
-            hpc_pieces_leave_out(&ex->work[ex->work_of[i]]);
-        if (row->action == HPC_APPLY && hpc_key_pushes_pieces(ex, row->key) && hpc_row_input(row, hpc_me(ex)) != NULL)
-            hpc_pieces_return(ex, row, hpc_slot_of_push(ex, row->key, n));
+        if (hpc_forwards_to_rule(plan, row) && row->owner == hpc_me(en) && en->work[en->work_of[i]].encoder != NULL)
+            hpc_pieces_leave_out(&en->work[en->work_of[i]]);
+        if (row->action == HPC_APPLY && hpc_key_pushes_pieces(en, row->key) && hpc_row_input(row, hpc_me(en)) != NULL)
+            hpc_pieces_return(en, row, hpc_slot_of_push(en, row->key, n));
     }
 }
 
 /* Push number n was left out, or is not sent at all: the pieces that this rank has made for it go back into the
  * residual. They are as they were sent: a push waits until the last one was heard of (hpc_outlet_hear). */
-static void take_back(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
-    for (int i = 0; i < share->n_rows && hpc_key_has_pieces(ex, share->key); i++)
-        if (was_left_out(ex, share->rows[i])) take_row_back(ex, share->rows[i], n);
+static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
+    for (int i = 0; i < share->n_rows && hpc_key_has_pieces(en, share->key); i++)
+        if (was_left_out(en, share->rows[i])) take_row_back(en, share->rows[i], n);
 }
 
-static int hear(hpc_exchange *ex, int s) {
-    hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[s]);
+static int hear(hpc_engine *en, int s) {
+    hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
     uint64_t answered;
-    const hpc_told *news = news_of(ex, s, &answered);
+    const hpc_told *news = news_of(en, s, &answered);
     if (news == NULL) return HPC_OK;
-    if (answered != out->sent || news->used - out->used > 1) return refuse_answer(ex, s, answered, news->used);
+    if (answered != out->sent || news->used - out->used > 1) return refuse_answer(en, s, answered, news->used);
     if (news->used == out->used) {
         out->dropped++;
         out->lost = lost_with(out);
         out->dropped_at = news->folded;
-        take_back(ex, &ex->layout.shares[s], out->under_way);
+        take_back(en, &en->layout.shares[s], out->under_way);
     }
     out->used = news->used;
     out->told = news->folded;
     out->answered = answered;
-    hpc_quorum_of(ex)->given_up[ex->layout.shares[s].owner] = 0;
+    hpc_quorum_of(en)->given_up[en->layout.shares[s].owner] = 0;
     return HPC_OK;
 }
 
-int hpc_outlet_hear(hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
+int hpc_outlet_hear(hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
     int status = HPC_OK;
     for (int i = 0; i < k->n_shares && status == HPC_OK; i++)
-        if (hpc_outlet_of(&ex->layout.shares[k->shares[i]]) != NULL) status = hear(ex, k->shares[i]);
+        if (hpc_outlet_of(&en->layout.shares[k->shares[i]]) != NULL) status = hear(en, k->shares[i]);
     return status;
 }
 
-uint64_t hpc_outlet_dropped(const hpc_exchange *ex, int rank, uint64_t *at) {
+uint64_t hpc_outlet_dropped(const hpc_engine *en, int rank, uint64_t *at) {
     uint64_t dropped = 0, answered;
     *at = 0;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        const hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[s]);
-        if (out == NULL || (rank >= 0 && ex->layout.shares[s].owner != rank)) continue;
-        const hpc_told *news = news_of(ex, s, &answered);
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
+        if (out == NULL || (rank >= 0 && en->layout.shares[s].owner != rank)) continue;
+        const hpc_told *news = news_of(en, s, &answered);
         int is_new = news != NULL && news->used == out->used;
         uint64_t last = is_new ? news->folded : out->dropped_at;
         dropped += out->dropped + (uint64_t)is_new;
@@ -125,185 +125,185 @@ uint64_t hpc_outlet_dropped(const hpc_exchange *ex, int rank, uint64_t *at) {
 /* ---- the worker: sends ---- */
 
 /* An answer that is no answer ends the exchange, which the next look at it tells. */
-void hpc_outlet_begin(hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
+void hpc_outlet_begin(hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_shares; i++) {
-        hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[k->shares[i]]);
-        if (out == NULL || hear(ex, k->shares[i]) != HPC_OK) continue;
+        hpc_outlet *out = hpc_outlet_of(&en->layout.shares[k->shares[i]]);
+        if (out == NULL || hear(en, k->shares[i]) != HPC_OK) continue;
         out->sent++;
         out->decided = out->under_way = k->pushes + 1;
     }
 }
 
 /* On a graph ignore HPC_ERR_PEER: every wait reports a dead neighbour, and one that has left folds nothing more. */
-static int unless_gone(hpc_exchange *ex, int status) {
-    if (status != HPC_ERR_PEER || !ex->owners_leave) return status;
-    hpc_blame_settle(&ex->context->group.blame, NULL, 0);
+static int unless_gone(hpc_engine *en, int status) {
+    if (status != HPC_ERR_PEER || !en->owners_leave) return status;
+    hpc_blame_settle(&en->context->group.blame, NULL, 0);
     return HPC_OK;
 }
 
 /* Puts push number n into the slot at the share's owner. On a graph an update that travels is copied first, so the
  * push's memory is free at once, however slowly the neighbour takes the update. */
-static int carry(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
+static int carry(hpc_engine *en, const hpc_share *share, uint64_t n) {
     const hpc_outlet *out = hpc_outlet_of(share);
-    const char *slot = hpc_slot_of_push(ex, share->key, n);
+    const char *slot = hpc_slot_of_push(en, share->key, n);
     size_t staged = out->staged;
     int status = HPC_OK;
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
-        const hpc_row *row = &ex->plan->rows[share->rows[i]];
-        const char *src = slot + hpc_row_from(ex, row);
-        size_t nbytes = hpc_push_bytes(ex, row, src);
+        const hpc_row *row = &en->plan->rows[share->rows[i]];
+        const char *src = slot + hpc_row_from(en, row);
+        size_t nbytes = hpc_push_bytes(en, row, src);
         if (staged != HPC_NOWHERE) {
-            src = memcpy(hpc_own_part(ex) + staged, src, nbytes);
-            staged += hpc_row_bytes(ex, row);
+            src = memcpy(hpc_own_part(en) + staged, src, nbytes);
+            staged += hpc_row_bytes(en, row);
         }
         status =
-            hpc_put(ex->in_lanes[share->core], ex->window, share->owner, src, nbytes, ex->push_slot[share->rows[i]]);
+            hpc_put(en->in_lanes[share->core], en->window, share->owner, src, nbytes, en->push_slot[share->rows[i]]);
     }
     return status;
 }
 
 /* Sends push number n: its data, unless the owner reads that in place, then an event with its version. Returns
  * HPC_IN_PROGRESS while the owner's ring is full. */
-static int send_update(hpc_exchange *ex, int s, uint64_t n) {
-    const hpc_share *share = &ex->layout.shares[s];
+static int send_update(hpc_engine *en, int s, uint64_t n) {
+    const hpc_share *share = &en->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);
-    int me = hpc_me(ex), owner = share->owner, status = HPC_OK, slot = (int)((n - 1) % (uint64_t)ex->layout.depth);
-    if (!hpc_reads_in_place(ex, owner, me) && out->carried != n) status = carry(ex, share, n);
+    int me = hpc_me(en), owner = share->owner, status = HPC_OK, slot = (int)((n - 1) % (uint64_t)en->layout.depth);
+    if (!hpc_reads_in_place(en, owner, me) && out->carried != n) status = carry(en, share, n);
     out->carried = n;
-    out->version = hpc_versions_of(ex, share->key)->numbers[slot];
+    out->version = hpc_versions_of(en, share->key)->numbers[slot];
     if (status == HPC_OK)
-        status = hpc_lane_try_notify(ex->in_lanes[share->core], ex->window, owner, &out->version, sizeof out->version,
-                                     hpc_number_at(ex, share, me, slot), hpc_imm(HPC_OP_SHARE, slot, s));
-    if (status != HPC_OK) return unless_gone(ex, status);
+        status = hpc_lane_try_notify(en->in_lanes[share->core], en->window, owner, &out->version, sizeof out->version,
+                                     hpc_number_at(en, share, me, slot), hpc_imm(HPC_OP_SHARE, slot, s));
+    if (status != HPC_OK) return unless_gone(en, status);
     out->sent++;
     out->under_way = n;
-    hpc_count_sent(ex, share, hpc_slot_of_push(ex, share->key, n));
+    hpc_count_sent(en, share, hpc_slot_of_push(en, share->key, n));
     return HPC_OK;
 }
 
-static void note_pending(hpc_exchange *ex, const hpc_share *share) {
+static void note_pending(hpc_engine *en, const hpc_share *share) {
     hpc_outlet *out = hpc_outlet_of(share);
-    int pending = out->decided < ex->keys[share->key].pushes;
-    hpc_quorum_of(ex)->n_pending += pending - out->pending;
+    int pending = out->decided < en->keys[share->key].pushes;
+    hpc_quorum_of(en)->n_pending += pending - out->pending;
     out->pending = pending;
 }
 
 /* Pushes that may still be in time, oldest first. */
-static int send_pending(hpc_exchange *ex, int s) {
-    hpc_share *share = &ex->layout.shares[s];
+static int send_pending(hpc_engine *en, int s) {
+    hpc_share *share = &en->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);
-    const hpc_pushed *k = &ex->keys[share->key];
-    int status = hear(ex, s);
-    if (ex->owners_leave && hpc_closed_signal(ex, share->owner) != 0) {
+    const hpc_pushed *k = &en->keys[share->key];
+    int status = hear(en, s);
+    if (en->owners_leave && hpc_closed_signal(en, share->owner) != 0) {
         out->dropped += k->pushes - out->decided;
         out->decided = k->pushes;
     }
     while (out->decided < k->pushes && out->sent == out->answered && status == HPC_OK) {
         uint64_t n = out->decided + 1;
-        if (hpc_versions_of(ex, share->key)->numbers[(n - 1) % (uint64_t)ex->layout.depth] <= out->told) {
+        if (hpc_versions_of(en, share->key)->numbers[(n - 1) % (uint64_t)en->layout.depth] <= out->told) {
             out->dropped++;
             out->lost = n;
             out->dropped_at = out->told;
-            take_back(ex, share, n);
+            take_back(en, share, n);
         } else {
-            status = send_update(ex, s, n);
+            status = send_update(en, s, n);
             if (status == HPC_IN_PROGRESS) break;
         }
         out->decided = n;
     }
-    note_pending(ex, share);
+    note_pending(en, share);
     return status == HPC_IN_PROGRESS ? HPC_OK : status;
 }
 
-int hpc_outlet_send_key(hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
+int hpc_outlet_send_key(hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
     int status = HPC_OK;
     for (int i = 0; i < k->n_shares && status == HPC_OK; i++)
-        if (hpc_outlet_of(&ex->layout.shares[k->shares[i]]) != NULL) status = send_pending(ex, k->shares[i]);
+        if (hpc_outlet_of(&en->layout.shares[k->shares[i]]) != NULL) status = send_pending(en, k->shares[i]);
     return status;
 }
 
-int hpc_outlet_send_all(hpc_exchange *ex) {
+int hpc_outlet_send_all(hpc_engine *en) {
     int status = HPC_OK;
-    for (int key = 0; key < ex->plan->n_keys && hpc_quorum_of(ex)->n_pending > 0 && status == HPC_OK; key++)
-        status = hpc_outlet_send_key(ex, key);
+    for (int key = 0; key < en->plan->n_keys && hpc_quorum_of(en)->n_pending > 0 && status == HPC_OK; key++)
+        status = hpc_outlet_send_key(en, key);
     return status;
 }
 
-static void drop_until(hpc_exchange *ex, const hpc_share *share, uint64_t n) {
+static void drop_until(hpc_engine *en, const hpc_share *share, uint64_t n) {
     hpc_outlet *out = hpc_outlet_of(share);
     if (out->decided >= n) return;
-    for (uint64_t i = out->decided + 1; i <= n; i++) take_back(ex, share, i);
+    for (uint64_t i = out->decided + 1; i <= n; i++) take_back(en, share, i);
     out->dropped += n - out->decided;
     out->dropped_at = out->told;
     out->decided = out->lost = n;
-    note_pending(ex, share);
+    note_pending(en, share);
 }
 
-void hpc_outlet_give_up(hpc_exchange *ex, int key, uint64_t n, int all) {
-    const hpc_pushed *k = &ex->keys[key];
+void hpc_outlet_give_up(hpc_engine *en, int key, uint64_t n, int all) {
+    const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
         if (hpc_outlet_of(share) == NULL || hpc_outlet_of(share)->decided >= n ||
-            !(all || hpc_quorum_of(ex)->given_up[share->owner]))
+            !(all || hpc_quorum_of(en)->given_up[share->owner]))
             continue;
-        drop_until(ex, share, n);
-        hpc_quorum_of(ex)->given_up[share->owner] = 1;
+        drop_until(en, share, n);
+        hpc_quorum_of(en)->given_up[share->owner] = 1;
     }
 }
 
 /* ---- a state is loaded ---- */
 
-static void level(hpc_exchange *ex, uint64_t newest) {
-    hpc_phases *g = ex->graph;
-    for (int key = 0; key < ex->plan->n_keys; key++) {
-        const hpc_pushed *k = &ex->keys[key];
-        g->keys[key].ahead -= (int64_t)(newest - hpc_quorum_of(ex)->number);
-        hpc_versions_of(ex, key)->number = newest;
+static void level(hpc_engine *en, uint64_t newest) {
+    hpc_phases *g = en->graph;
+    for (int key = 0; key < en->plan->n_keys; key++) {
+        const hpc_pushed *k = &en->keys[key];
+        g->keys[key].ahead -= (int64_t)(newest - hpc_quorum_of(en)->number);
+        hpc_versions_of(en, key)->number = newest;
         for (int i = 0; i < k->n_shares; i++) {
-            const hpc_share *share = &ex->layout.shares[k->shares[i]];
+            const hpc_share *share = &en->layout.shares[k->shares[i]];
             hpc_intake *in = hpc_intake_of(share);
             if (in != NULL) atomic_store_explicit(&in->folded, newest, memory_order_release);
-            if (hpc_outlet_of(share) != NULL) drop_until(ex, share, k->pushes);
+            if (hpc_outlet_of(share) != NULL) drop_until(en, share, k->pushes);
         }
     }
-    hpc_quorum_of(ex)->number = newest;
-    hpc_bell_ring(ex->context->group.bell); /* its cores answer the updates that are late now */
+    hpc_quorum_of(en)->number = newest;
+    hpc_bell_ring(en->context->group.bell); /* its cores answer the updates that are late now */
 }
 
-static int is_unanswered(const hpc_exchange *ex, int s) {
+static int is_unanswered(const hpc_engine *en, int s) {
     uint64_t answered;
-    const hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[s]);
-    return out != NULL && out->sent != out->answered && news_of(ex, s, &answered) == NULL;
+    const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
+    return out != NULL && out->sent != out->answered && news_of(en, s, &answered) == NULL;
 }
 
 static int all_answered(void *arg) {
-    const hpc_exchange *ex = arg;
-    if (ex->inline_progress) hpc_context_work(ex->context);
-    for (int s = 0; s < ex->layout.n_shares; s++)
-        if (is_unanswered(ex, s)) return atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK;
+    const hpc_engine *en = arg;
+    if (en->inline_progress) hpc_context_work(en->context);
+    for (int s = 0; s < en->layout.n_shares; s++)
+        if (is_unanswered(en, s)) return atomic_load_explicit(&en->fault.failed, memory_order_relaxed) != HPC_OK;
     return 1;
 }
 
 static int who_answers(void *arg, int *ranks) {
-    const hpc_exchange *ex = arg;
+    const hpc_engine *en = arg;
     int n = 0;
-    for (int r = 0; r < ex->context->group.size; r++) {
+    for (int r = 0; r < en->context->group.size; r++) {
         int awaited = 0;
-        for (int s = 0; s < ex->layout.n_shares; s++)
-            awaited |= ex->layout.shares[s].owner == r && is_unanswered(ex, s);
+        for (int s = 0; s < en->layout.n_shares; s++)
+            awaited |= en->layout.shares[s].owner == r && is_unanswered(en, s);
         if (awaited) ranks[n++] = r;
     }
     return n;
 }
 
-int hpc_outlet_newest(hpc_exchange *ex, const char *op, double deadline, uint64_t own, uint64_t *newest) {
-    int size = ex->context->group.size;
+int hpc_outlet_newest(hpc_engine *en, const char *op, double deadline, uint64_t own, uint64_t *newest) {
+    int size = en->context->group.size;
     uint64_t *numbers = malloc((size_t)size * sizeof *numbers);
     int status = numbers == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size) : HPC_OK;
-    status = hpc_context_agree(ex->context, op, status, deadline);
-    if (status == HPC_OK) status = hpc_allgather(ex->context, &own, numbers, sizeof own, hpc_left(deadline));
+    status = hpc_context_agree(en->context, op, status, deadline);
+    if (status == HPC_OK) status = hpc_allgather(en->context, &own, numbers, sizeof own, hpc_left(deadline));
     *newest = 0;
     for (int r = 0; r < size && status == HPC_OK; r++)
         if (numbers[r] > *newest) *newest = numbers[r];
@@ -311,62 +311,62 @@ int hpc_outlet_newest(hpc_exchange *ex, const char *op, double deadline, uint64_
     return status;
 }
 
-int hpc_outlet_level(hpc_exchange *ex, const char *op, double deadline) {
+int hpc_outlet_level(hpc_engine *en, const char *op, double deadline) {
     uint64_t newest;
-    int status = hpc_outlet_newest(ex, op, deadline, hpc_quorum_of(ex)->number, &newest);
+    int status = hpc_outlet_newest(en, op, deadline, hpc_quorum_of(en)->number, &newest);
     if (status != HPC_OK) return status;
-    level(ex, newest);
-    const hpc_wait wait = {op, all_answered, who_answers, ex};
-    return hpc_wait_for(&ex->context->group, &wait, hpc_left(deadline));
+    level(en, newest);
+    const hpc_wait wait = {op, all_answered, who_answers, en};
+    return hpc_wait_for(&en->context->group, &wait, hpc_left(deadline));
 }
 
 /* ---- the worker: when ---- */
 
 /* The newest version that the owners of a key have told this rank, or all ranks when a state was loaded. */
-static uint64_t newest_told(const hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
-    uint64_t most = hpc_quorum_of(ex)->told;
+static uint64_t newest_told(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    uint64_t most = hpc_quorum_of(en)->told;
     for (int i = 0; i < k->n_shares; i++) {
-        if (hpc_outlet_of(&ex->layout.shares[k->shares[i]]) == NULL) continue;
-        uint64_t told = told_by(ex, k->shares[i]);
+        if (hpc_outlet_of(&en->layout.shares[k->shares[i]]) == NULL) continue;
+        uint64_t told = told_by(en, k->shares[i]);
         if (told > most) most = told;
     }
     return most;
 }
 
 /* How far this rank's own shares of a key let it go on a graph. */
-static uint64_t reached_in(const hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
+static uint64_t reached_in(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
     uint64_t most = 0;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
         const hpc_intake *in = hpc_intake_of(share);
         if (in == NULL) continue;
-        uint64_t reached = hpc_first_work(ex, share)->row->n_in == 1
-                               ? newest_told(ex, key) + 1
+        uint64_t reached = hpc_first_work(en, share)->row->n_in == 1
+                               ? newest_told(en, key) + 1
                                : atomic_load_explicit(&in->reached, memory_order_relaxed);
         if (reached > most) most = reached;
     }
     return most;
 }
 
-uint64_t hpc_outlet_next_version(const hpc_exchange *ex) {
-    uint64_t version = hpc_own_leads(ex) ? hpc_quorum_of(ex)->number + 1 : 1;
-    for (int key = 0; key < ex->plan->n_keys; key++) {
-        uint64_t next = hpc_own_leads(ex) ? reached_in(ex, key) : newest_told(ex, key) + 1;
+uint64_t hpc_outlet_next_version(const hpc_engine *en) {
+    uint64_t version = hpc_own_leads(en) ? hpc_quorum_of(en)->number + 1 : 1;
+    for (int key = 0; key < en->plan->n_keys; key++) {
+        uint64_t next = hpc_own_leads(en) ? reached_in(en, key) : newest_told(en, key) + 1;
         if (next > version) version = next;
     }
     return version;
 }
 
-int hpc_outlet_late(const hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
+int hpc_outlet_late(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
     uint64_t answered;
     int n = 0;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_outlet *out = hpc_outlet_of(&ex->layout.shares[k->shares[i]]);
+        const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[k->shares[i]]);
         if (out == NULL) continue;
-        const hpc_told *news = news_of(ex, k->shares[i], &answered);
+        const hpc_told *news = news_of(en, k->shares[i], &answered);
         uint64_t lost = news != NULL && news->used == out->used ? lost_with(out) : out->lost;
         n += k->pushes > 0 && lost == k->pushes;
     }
@@ -379,11 +379,11 @@ typedef struct extremes {
     double grace;
 } extremes;
 
-static extremes extremes_of(const hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
+static extremes extremes_of(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
     extremes most = {0, 0};
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_intake *in = hpc_intake_of(&ex->layout.shares[k->shares[i]]);
+        const hpc_intake *in = hpc_intake_of(&en->layout.shares[k->shares[i]]);
         if (in == NULL) continue;
         uint64_t folded = atomic_load_explicit(&in->folded, memory_order_relaxed);
         double grace = atomic_load_explicit(&in->grace, memory_order_relaxed);
@@ -393,10 +393,10 @@ static extremes extremes_of(const hpc_exchange *ex, int key) {
     return most;
 }
 
-uint64_t hpc_outlet_version(const hpc_exchange *ex, int key) {
-    return hpc_own_leads(ex) ? extremes_of(ex, key).folded : newest_told(ex, key);
+uint64_t hpc_outlet_version(const hpc_engine *en, int key) {
+    return hpc_own_leads(en) ? extremes_of(en, key).folded : newest_told(en, key);
 }
 
-double hpc_outlet_patience(const hpc_exchange *ex, int key) {
-    return 2 * extremes_of(ex, key).grace;
+double hpc_outlet_patience(const hpc_engine *en, int key) {
+    return 2 * extremes_of(en, key).grace;
 }

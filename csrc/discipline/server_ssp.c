@@ -106,16 +106,16 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static worker *worker_of(const hpc_exchange *ex) {
-    return ex->own;
+static worker *worker_of(const hpc_engine *en) {
+    return en->own;
 }
 
-static size_t part(const hpc_exchange *ex, int rank) {
-    return ex->layout.places[rank].worker ? (size_t)ex->layout.n_shares * sizeof(uint64_t) : 0;
+static size_t part(const hpc_engine *en, int rank) {
+    return en->layout.places[rank].worker ? (size_t)en->layout.n_shares * sizeof(uint64_t) : 0;
 }
 
-static size_t told_at(const hpc_exchange *ex, int rank, int share) {
-    return ex->layout.places[rank].own + (size_t)share * sizeof(uint64_t);
+static size_t told_at(const hpc_engine *en, int rank, int share) {
+    return en->layout.places[rank].own + (size_t)share * sizeof(uint64_t);
 }
 
 static int open_share(hpc_share *share, size_t size, const char *op) {
@@ -134,10 +134,10 @@ static int open_share(hpc_share *share, size_t size, const char *op) {
     return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
 }
 
-static int open_all(hpc_exchange *ex, const char *op) {
-    size_t size = (size_t)ex->context->group.size, keys = (size_t)ex->plan->n_keys;
+static int open_all(hpc_engine *en, const char *op) {
+    size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
     int status = HPC_OK;
-    worker *its = ex->own = calloc(1, sizeof *its);
+    worker *its = en->own = calloc(1, sizeof *its);
     if (its != NULL) {
         its->keys = calloc(keys, sizeof *its->keys);
         its->base = calloc(keys * size, sizeof *its->base);
@@ -145,19 +145,19 @@ static int open_all(hpc_exchange *ex, const char *op) {
     }
     if (its == NULL || its->keys == NULL || its->base == NULL || its->block == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for keys", op);
-    for (int c = 0; c < ex->n_own_cores; c++) {
-        ex->cores[c].own = calloc(1, sizeof(hpc_parking));
-        if (ex->cores[c].own == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
+    for (int c = 0; c < en->n_own_cores; c++) {
+        en->cores[c].own = calloc(1, sizeof(hpc_parking));
+        if (en->cores[c].own == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
     }
-    for (int s = 0; s < ex->layout.n_shares && status == HPC_OK; s++)
-        if (ex->layout.shares[s].owner == ex->context->group.rank) status = open_share(&ex->layout.shares[s], size, op);
+    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
+        if (en->layout.shares[s].owner == en->context->group.rank) status = open_share(&en->layout.shares[s], size, op);
     return status;
 }
 
-static void free_all(hpc_exchange *ex) {
-    worker *its = ex->own;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        clocks *c = ex->layout.shares[s].own;
+static void free_all(hpc_engine *en) {
+    worker *its = en->own;
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        clocks *c = en->layout.shares[s].own;
         if (c == NULL) continue;
         free(c->applied);
         free(c->base);
@@ -167,11 +167,11 @@ static void free_all(hpc_exchange *ex) {
         free(c->rows_done);
         free(c->parked);
         free(c);
-        ex->layout.shares[s].own = NULL;
+        en->layout.shares[s].own = NULL;
     }
-    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
-        free(ex->cores[c].own);
-        ex->cores[c].own = NULL;
+    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
+        free(en->cores[c].own);
+        en->cores[c].own = NULL;
     }
     if (its != NULL) {
         free(its->keys);
@@ -179,7 +179,7 @@ static void free_all(hpc_exchange *ex) {
         free(its->block);
     }
     free(its);
-    ex->own = NULL;
+    en->own = NULL;
 }
 
 /* ---- the core ---- */
@@ -188,42 +188,42 @@ static uint64_t clock_of(const clocks *c, int rank) {
     return atomic_load_explicit(&c->applied[rank], memory_order_relaxed) - c->base[rank];
 }
 
-static int is_open(const hpc_exchange *ex, int rank) {
-    return hpc_closed_signal(ex, rank) == 0;
+static int is_open(const hpc_engine *en, int rank) {
+    return hpc_closed_signal(en, rank) == 0;
 }
 
 /* The smallest clock of the open workers. All rows of a share have the same workers: a plan for SSP has no others. */
-static uint64_t minimum_of(const hpc_exchange *ex, const hpc_share *share) {
-    const hpc_work *w = hpc_first_work(ex, share);
+static uint64_t minimum_of(const hpc_engine *en, const hpc_share *share) {
+    const hpc_work *w = hpc_first_work(en, share);
     uint64_t least = UINT64_MAX;
     for (int e = 0; e < w->row->n_in; e++) {
         int rank = w->inputs[e].rank;
         uint64_t clock = clock_of(share->own, rank);
-        if (clock < least && is_open(ex, rank)) least = clock;
+        if (clock < least && is_open(en, rank)) least = clock;
     }
     return least;
 }
 
 static void answer(hpc_core *core, hpc_share *share, int rank, uint64_t minimum) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     clocks *c = share->own;
-    int s = (int)(share - ex->layout.shares);
+    int s = (int)(share - en->layout.shares);
     c->parked[rank] = 0;
     c->n_parked--;
     ((hpc_parking *)core->own)->n_parked--;
-    for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, &ex->work[ex->work_of[share->rows[i]]], rank);
+    for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, &en->work[en->work_of[share->rows[i]]], rank);
     c->told[rank] = minimum;
-    hpc_share_answer_with(core, rank, &c->told[rank], sizeof c->told[rank], told_at(ex, rank, s),
-                          hpc_signal_second(ex, s), c->asked[rank]);
+    hpc_share_answer_with(core, rank, &c->told[rank], sizeof c->told[rank], told_at(en, rank, s),
+                          hpc_signal_second(en, s), c->asked[rank]);
 }
 
 /* Answers the pulls that need wait no longer; returns their number. */
 static int wake(hpc_core *core, hpc_share *share) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     const clocks *c = share->own;
-    uint64_t minimum = minimum_of(ex, share), enough = minimum + (uint64_t)ex->asked.staleness;
+    uint64_t minimum = minimum_of(en, share), enough = minimum + (uint64_t)en->asked.staleness;
     int n = 0;
-    for (int rank = 0; rank < ex->context->group.size && c->n_parked > 0; rank++) {
+    for (int rank = 0; rank < en->context->group.size && c->n_parked > 0; rank++) {
         if (!c->parked[rank] || (minimum != UINT64_MAX && c->at[rank] > enough)) continue;
         answer(core, share, rank, minimum);
         n++;
@@ -232,13 +232,13 @@ static int wake(hpc_core *core, hpc_share *share) {
 }
 
 static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     hpc_share *share = w->share;
     const int from = w->inputs[input].rank;
     clocks *c = share->own;
     if (!hpc_each_apply(core, w, slot, input, c->rows_done)) return;
     hpc_tally_add(&c->applied[from], 1);
-    hpc_share_answer(core, from, hpc_signal_applied(ex, (int)(share - ex->layout.shares)),
+    hpc_share_answer(core, from, hpc_signal_applied(en, (int)(share - en->layout.shares)),
                      atomic_load_explicit(&c->applied[from], memory_order_relaxed));
     if (c->n_parked > 0) wake(core, share);
 }
@@ -256,7 +256,7 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
  * is parked takes its place: its answer is one to both. */
 static int pull_came(hpc_core *core, hpc_share *share, int rank) {
     clocks *c = share->own;
-    if (hpc_row_input_of(hpc_first_work(core->exchange, share), rank, 0) < 0) return 0;
+    if (hpc_row_input_of(hpc_first_work(core->engine, share), rank, 0) < 0) return 0;
     c->asked[rank]++;
     c->at[rank] = clock_of(c, rank);
     if (!c->parked[rank]) {
@@ -280,111 +280,111 @@ static uint64_t folded_of(const hpc_share *share, int rank) {
 
 /* ---- the worker ---- */
 
-static uint64_t *base_of(const hpc_exchange *ex, int key, int rank) {
-    return &worker_of(ex)->base[(size_t)key * (size_t)ex->context->group.size + (size_t)rank];
+static uint64_t *base_of(const hpc_engine *en, int key, int rank) {
+    return &worker_of(en)->base[(size_t)key * (size_t)en->context->group.size + (size_t)rank];
 }
 
 /* How many pushes of this rank have been made since the last publish, when it had made n in all. */
-static uint64_t own_clock(const hpc_exchange *ex, int key, uint64_t n) {
-    return n - *base_of(ex, key, ex->context->group.rank);
+static uint64_t own_clock(const hpc_engine *en, int key, uint64_t n) {
+    return n - *base_of(en, key, en->context->group.rank);
 }
 
-static void count_begun(const hpc_exchange *ex, uint64_t clock, uint64_t minimum) {
+static void count_begun(const hpc_engine *en, uint64_t clock, uint64_t minimum) {
     uint64_t behind = clock > minimum ? clock - minimum : 0;
-    if (behind <= (uint64_t)ex->asked.staleness) worker_of(ex)->begun[behind]++;
+    if (behind <= (uint64_t)en->asked.staleness) worker_of(en)->begun[behind]++;
 }
 
 /* Takes what the last pull has brought, once it has ended. */
-static void look(const hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
-    view *v = &worker_of(ex)->keys[key];
-    if (v->looked == k->pulls || !hpc_ticket_is_done(ex, key, 2 * k->pulls + HPC_PULL_TICKET)) return;
+static void look(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    view *v = &worker_of(en)->keys[key];
+    if (v->looked == k->pulls || !hpc_ticket_is_done(en, key, 2 * k->pulls + HPC_PULL_TICKET)) return;
     v->looked = k->pulls;
     v->minimum = UINT64_MAX;
     for (int i = 0; i < k->n_awaited; i++) {
         uint64_t told;
-        memcpy(&told, hpc_own_part(ex) + told_at(ex, ex->context->group.rank, k->awaited[i]), sizeof told);
+        memcpy(&told, hpc_own_part(en) + told_at(en, en->context->group.rank, k->awaited[i]), sizeof told);
         if (told < v->minimum) v->minimum = told;
     }
-    if (v->begins) count_begun(ex, own_clock(ex, key, v->at), v->minimum);
+    if (v->begins) count_begun(en, own_clock(en, key, v->at), v->minimum);
 }
 
 /* With one slot the next update is written over the last one, which a pull that does not ask would add. */
-static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    int status = hpc_push_wait_slot(ex, key, l, op);
-    if (status == HPC_OK && ex->layout.depth == 1) worker_of(ex)->keys[key].handed = ex->keys[key].pushes;
+static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    int status = hpc_push_wait_slot(en, key, l, op);
+    if (status == HPC_OK && en->layout.depth == 1) worker_of(en)->keys[key].handed = en->keys[key].pushes;
     return status;
 }
 
-static void begin_push(hpc_exchange *ex, int key) {
-    memcpy(worker_of(ex)->keys[key].args, ex->rules[key].rule.args, HPC_ARGS_BYTES);
+static void begin_push(hpc_engine *en, int key) {
+    memcpy(worker_of(en)->keys[key].args, en->rules[key].rule.args, HPC_ARGS_BYTES);
 }
 
-static double own_weight(const hpc_exchange *ex, const hpc_row *row) {
+static double own_weight(const hpc_engine *en, const hpc_row *row) {
     double weight = 0;
     for (int e = 0; e < row->n_in; e++)
-        if (row->in[e].rank == ex->context->group.rank) weight = row->in[e].weight;
+        if (row->in[e].rank == en->context->group.rank) weight = row->in[e].weight;
     return weight;
 }
 
 /* Adds the update of the last push, which is still in its slot, to this rank's copy of a row. */
-static void add_row(hpc_exchange *ex, const hpc_row *row) {
-    const hpc_pushed *k = &ex->keys[row->key];
-    const worker *its = worker_of(ex);
-    const char *from = hpc_slot_of_push(ex, row->key, k->pushes) + hpc_row_from(ex, row);
-    float *params = (float *)(void *)(hpc_own_part(ex) + hpc_params_at(ex, ex->context->group.rank, row->key, 0));
-    double weight = own_weight(ex, row);
+static void add_row(hpc_engine *en, const hpc_row *row) {
+    const hpc_pushed *k = &en->keys[row->key];
+    const worker *its = worker_of(en);
+    const char *from = hpc_slot_of_push(en, row->key, k->pushes) + hpc_row_from(en, row);
+    float *params = (float *)(void *)(hpc_own_part(en) + hpc_params_at(en, en->context->group.rank, row->key, 0));
+    double weight = own_weight(en, row);
     for (uint64_t at = 0; at < row->count; at += HPC_BLOCK) {
         size_t n = row->count - at < HPC_BLOCK ? (size_t)(row->count - at) : HPC_BLOCK;
         const void *piece = from + hpc_codec_span(k->codec, at);
-        k->codec->fold(ex->kernels)(its->block, &piece, &weight, 1, n, 0);
-        ex->rules[row->key].rule.apply(params + row->offset + at, its->block, 1, NULL, its->keys[row->key].args,
+        k->codec->fold(en->kernels)(its->block, &piece, &weight, 1, n, 0);
+        en->rules[row->key].rule.apply(params + row->offset + at, its->block, 1, NULL, its->keys[row->key].args,
                                        (int64_t)n);
     }
 }
 
 /* sgd alone of the built-in rules has a pass and no state; a user's own may look at the step, which is the owner's. */
-static void add_own(hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
-    const hpc_key_rule *its = &ex->rules[key];
+static void add_own(hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    const hpc_key_rule *its = &en->rules[key];
     if (its->rule.slots > 0 || its->pass == NULL) return;
     for (int i = 0; i < k->n_awaited; i++) {
-        const hpc_share *share = &ex->layout.shares[k->awaited[i]];
-        for (int r = 0; r < share->n_rows; r++) add_row(ex, &ex->plan->rows[share->rows[r]]);
+        const hpc_share *share = &en->layout.shares[k->awaited[i]];
+        for (int r = 0; r < share->n_rows; r++) add_row(en, &en->plan->rows[share->rows[r]]);
     }
 }
 
 /* Whether its copy has all that a pull needs: of its own updates all but the last, which is added here. */
-static int ends_pull(hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
-    view *v = &worker_of(ex)->keys[key];
-    uint64_t clock = own_clock(ex, key, k->pushes);
-    look(ex, key);
-    int kept = ex->layout.depth > 1 || v->handed < k->pushes; /* the last update is in its slot */
-    int pushed_once = k->pushes == v->at + 1 && kept && !hpc_key_pushes_pieces(ex, key), looked = v->looked == k->pulls;
+static int ends_pull(hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    view *v = &worker_of(en)->keys[key];
+    uint64_t clock = own_clock(en, key, k->pushes);
+    look(en, key);
+    int kept = en->layout.depth > 1 || v->handed < k->pushes; /* the last update is in its slot */
+    int pushed_once = k->pushes == v->at + 1 && kept && !hpc_key_pushes_pieces(en, key), looked = v->looked == k->pulls;
     int decoded = k->encoded.n_rows == 0 || k->encoded.decoded == 2 * k->pulls + HPC_PULL_TICKET;
     v->begins = k->pushes > v->at || (v->begins && !looked); /* one that it takes the place of */
     v->at = k->pushes;
     if (!pushed_once || !looked || !decoded ||
-        (clock > v->minimum && clock - v->minimum > (uint64_t)ex->asked.staleness))
+        (clock > v->minimum && clock - v->minimum > (uint64_t)en->asked.staleness))
         return 0;
-    add_own(ex, key);
-    count_begun(ex, clock, v->minimum);
+    add_own(en, key);
+    count_begun(en, clock, v->minimum);
     return 1;
 }
 
 /* The workers that are too far behind, where this rank can see how often they have pushed. */
-static int slowest(const hpc_exchange *ex, int key, uint64_t needed, int *ranks) {
-    const hpc_pushed *k = &ex->keys[key];
-    int n = 0, me = ex->context->group.rank;
-    for (int r = 0; r < ex->context->group.size; r++) {
-        if (r == me || !hpc_pushes_key(ex, r, key) || !is_open(ex, r)) continue;
-        uint64_t pushes = hpc_pushes_of(ex, r, key);
-        int behind = pushes != UINT64_MAX && pushes - *base_of(ex, key, r) < needed;
+static int slowest(const hpc_engine *en, int key, uint64_t needed, int *ranks) {
+    const hpc_pushed *k = &en->keys[key];
+    int n = 0, me = en->context->group.rank;
+    for (int r = 0; r < en->context->group.size; r++) {
+        if (r == me || !hpc_pushes_key(en, r, key) || !is_open(en, r)) continue;
+        uint64_t pushes = hpc_pushes_of(en, r, key);
+        int behind = pushes != UINT64_MAX && pushes - *base_of(en, key, r) < needed;
         behind |= pushes == UINT64_MAX && /* without a word that it closes */
-                  atomic_load_explicit(&ex->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT;
+                  atomic_load_explicit(&en->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT;
         for (int i = 0; i < k->n_shares && !behind; i++) {
-            const hpc_share *share = &ex->layout.shares[k->shares[i]];
+            const hpc_share *share = &en->layout.shares[k->shares[i]];
             behind = share->owner == me && clock_of(share->own, r) < needed;
         }
         if (behind) n = hpc_add_rank(ranks, n, r);
@@ -393,50 +393,50 @@ static int slowest(const hpc_exchange *ex, int key, uint64_t needed, int *ranks)
 }
 
 /* Owners, where no worker is known to be too far behind: its updates are on their way, or cannot be seen from here. */
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
-    uint64_t clock = own_clock(ex, key, worker_of(ex)->keys[key].at), staleness = (uint64_t)ex->asked.staleness;
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    uint64_t clock = own_clock(en, key, worker_of(en)->keys[key].at), staleness = (uint64_t)en->asked.staleness;
     int n = 0;
-    if (!for_slot && ticket & HPC_PULL_TICKET && clock > staleness) n = slowest(ex, key, clock - staleness, ranks);
-    if (n == 0) n = hpc_silent_owners(ex, key, ticket, ranks, 0);
-    return n > 0 ? n : hpc_add_rank(ranks, n, ex->context->group.rank); /* its own core is at it */
+    if (!for_slot && ticket & HPC_PULL_TICKET && clock > staleness) n = slowest(en, key, clock - staleness, ranks);
+    if (n == 0) n = hpc_silent_owners(en, key, ticket, ranks, 0);
+    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
 }
 
-static int goes_on(const hpc_exchange *ex) {
-    (void)ex;
+static int goes_on(const hpc_engine *en) {
+    (void)en;
     return 1;
 }
 
 /* ---- publish: all workers go on from one clock ---- */
 
 /* Nothing is under way on any rank, and no rank pushes before the publish has ended. */
-static int level(hpc_exchange *ex, const char *op, double deadline) {
-    int size = ex->context->group.size;
+static int level(hpc_engine *en, const char *op, double deadline) {
+    int size = en->context->group.size;
     (void)op, (void)deadline;
-    for (int k = 0; k < ex->plan->n_keys; k++) {
-        view *v = &worker_of(ex)->keys[k];
-        look(ex, k);
-        for (int r = 0; r < size; r++) *base_of(ex, k, r) = hpc_pushes_key(ex, r, k) ? hpc_pushes_of(ex, r, k) : 0;
-        *base_of(ex, k, ex->context->group.rank) = v->at = ex->keys[k].pushes;
+    for (int k = 0; k < en->plan->n_keys; k++) {
+        view *v = &worker_of(en)->keys[k];
+        look(en, k);
+        for (int r = 0; r < size; r++) *base_of(en, k, r) = hpc_pushes_key(en, r, k) ? hpc_pushes_of(en, r, k) : 0;
+        *base_of(en, k, en->context->group.rank) = v->at = en->keys[k].pushes;
         v->minimum = 0;
     }
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        const hpc_share *share = &ex->layout.shares[s];
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        const hpc_share *share = &en->layout.shares[s];
         clocks *c = share->own;
-        if (share->owner != ex->context->group.rank) continue;
-        hpc_core_pause(&ex->cores[share->core]);
+        if (share->owner != en->context->group.rank) continue;
+        hpc_core_pause(&en->cores[share->core]);
         for (int r = 0; r < size; r++) c->base[r] = atomic_load_explicit(&c->applied[r], memory_order_relaxed);
-        hpc_core_resume(&ex->cores[share->core]);
+        hpc_core_resume(&en->cores[share->core]);
     }
     return HPC_OK;
 }
 
 /* ---- facts ---- */
 
-static int staleness(const hpc_exchange *ex, uint64_t *counts, int cap) {
-    for (int k = 0; k < ex->plan->n_keys && ex->layout.places[ex->context->group.rank].worker; k++)
-        if (ex->keys[k].n_shares > 0) look(ex, k);
-    for (int i = 0; i < cap; i++) counts[i] = i <= ex->asked.staleness ? worker_of(ex)->begun[i] : 0;
-    return ex->asked.staleness;
+static int staleness(const hpc_engine *en, uint64_t *counts, int cap) {
+    for (int k = 0; k < en->plan->n_keys && en->layout.places[en->context->group.rank].worker; k++)
+        if (en->keys[k].n_shares > 0) look(en, k);
+    for (int i = 0; i < cap; i++) counts[i] = i <= en->asked.staleness ? worker_of(en)->begun[i] : 0;
+    return en->asked.staleness;
 }
 
 const hpc_discipline hpc_discipline_server_ssp = {

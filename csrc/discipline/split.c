@@ -138,78 +138,78 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open and free ---- */
 
-static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
+static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
     (void)f;
-    split *its = ex->own = calloc(1, sizeof *its);
-    if (its != NULL) its->asks = calloc((size_t)ex->plan->n_keys, sizeof *its->asks);
+    split *its = en->own = calloc(1, sizeof *its);
+    if (its != NULL) its->asks = calloc((size_t)en->plan->n_keys, sizeof *its->asks);
     if (its == NULL || its->asks == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for keys", op);
-    for (int k = 0; k < ex->plan->n_keys; k++)
+    for (int k = 0; k < en->plan->n_keys; k++)
         its->asks[k] = (ask){.use = HPC_USE_APPLY, .scale = 1, .unit = 1, .kept_unit = 1, .last = -1};
     return HPC_OK;
 }
 
-static size_t part(const hpc_exchange *ex, int rank) {
-    return ex->layout.places[rank].worker ? (size_t)ex->plan->n_rows * sizeof(double) : 0;
+static size_t part(const hpc_engine *en, int rank) {
+    return en->layout.places[rank].worker ? (size_t)en->plan->n_rows * sizeof(double) : 0;
 }
 
-static int open_shares(hpc_exchange *ex, const char *op) {
-    split *its = ex->own;
+static int open_shares(hpc_engine *en, const char *op) {
+    split *its = en->own;
     size_t at = 0;
-    its->squares_at = malloc((size_t)ex->layout.n_shares * sizeof *its->squares_at);
-    its->counts = malloc((size_t)ex->plan->n_rows);
+    its->squares_at = malloc((size_t)en->layout.n_shares * sizeof *its->squares_at);
+    its->counts = malloc((size_t)en->plan->n_rows);
     if (its->squares_at == NULL || its->counts == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for shares", op);
-    for (int i = 0; i < ex->plan->n_rows; i++) its->counts[i] = !hpc_row_is_copy(ex, i, -1);
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        ask *a = &its->asks[ex->layout.shares[s].key];
+    for (int i = 0; i < en->plan->n_rows; i++) its->counts[i] = !hpc_row_is_copy(en, i, -1);
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        ask *a = &its->asks[en->layout.shares[s].key];
         if (a->last < 0) a->first = s;
         a->last = s;
         its->squares_at[s] = at;
-        at += (size_t)ex->layout.shares[s].n_rows * sizeof(double);
+        at += (size_t)en->layout.shares[s].n_rows * sizeof(double);
     }
     return HPC_OK;
 }
 
-static int action_of(const hpc_exchange *ex, const hpc_share *share) {
-    return ex->plan->rows[share->rows[0]].action;
+static int action_of(const hpc_engine *en, const hpc_share *share) {
+    return en->plan->rows[share->rows[0]].action;
 }
 
-static int open_share(hpc_exchange *ex, hpc_share *share) {
+static int open_share(hpc_engine *en, hpc_share *share) {
     means *m = share->own = calloc(1, sizeof *m);
     if (m == NULL) return 0;
     m->squares = calloc((size_t)share->n_rows, sizeof *m->squares);
     for (int i = 0; i < share->n_rows; i++)
-        if (ex->plan->rows[share->rows[i]].n_in > m->most_inputs) m->most_inputs = ex->plan->rows[share->rows[i]].n_in;
+        if (en->plan->rows[share->rows[i]].n_in > m->most_inputs) m->most_inputs = en->plan->rows[share->rows[i]].n_in;
     m->how = calloc((size_t)share->n_rows * (size_t)m->most_inputs, 1);
     m->ready = malloc((size_t)share->n_rows * sizeof *m->ready);
-    m->used = calloc((size_t)ex->context->group.size, sizeof *m->used);
+    m->used = calloc((size_t)en->context->group.size, sizeof *m->used);
     return m->squares != NULL && m->how != NULL && m->ready != NULL && m->used != NULL;
 }
 
-static int open_core(hpc_exchange *ex, hpc_core *core) {
+static int open_core(hpc_engine *en, hpc_core *core) {
     worklist *list = core->own = calloc(1, sizeof *list);
     if (list == NULL) return 0;
-    list->n_words = (size_t)ex->layout.n_shares / 64 + 1;
+    list->n_words = (size_t)en->layout.n_shares / 64 + 1;
     list->words = calloc(list->n_words, sizeof *list->words);
     return list->words != NULL;
 }
 
-static int open_all(hpc_exchange *ex, const char *op) {
+static int open_all(hpc_engine *en, const char *op) {
     int enough = 1;
-    for (int c = 0; c < ex->n_own_cores; c++) enough &= open_core(ex, &ex->cores[c]);
-    for (int s = 0; s < ex->layout.n_shares && enough; s++)
-        if (ex->layout.shares[s].owner == ex->context->group.rank) enough = open_share(ex, &ex->layout.shares[s]);
-    for (int s = 0; s < ex->layout.n_shares; s++) /* a fold waits for no relay */
-        if (action_of(ex, &ex->layout.shares[s]) == HPC_RELAY)
-            atomic_store_explicit(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)), UINT64_MAX,
+    for (int c = 0; c < en->n_own_cores; c++) enough &= open_core(en, &en->cores[c]);
+    for (int s = 0; s < en->layout.n_shares && enough; s++)
+        if (en->layout.shares[s].owner == en->context->group.rank) enough = open_share(en, &en->layout.shares[s]);
+    for (int s = 0; s < en->layout.n_shares; s++) /* a fold waits for no relay */
+        if (action_of(en, &en->layout.shares[s]) == HPC_RELAY)
+            atomic_store_explicit(hpc_own_signal(en->window, hpc_signal_applied(en, s)), UINT64_MAX,
                                   memory_order_relaxed);
     return enough ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for shares", op);
 }
 
-static void free_all(hpc_exchange *ex) {
-    split *its = ex->own;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        means *m = ex->layout.shares[s].own;
+static void free_all(hpc_engine *en) {
+    split *its = en->own;
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        means *m = en->layout.shares[s].own;
         if (m == NULL) continue;
         free(m->squares);
         free(m->how);
@@ -217,8 +217,8 @@ static void free_all(hpc_exchange *ex) {
         free((void *)m->used);
         free(m);
     }
-    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
-        worklist *list = ex->cores[c].own;
+    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
+        worklist *list = en->cores[c].own;
         if (list != NULL) free(list->words);
         free(list);
     }
@@ -233,7 +233,7 @@ static void free_all(hpc_exchange *ex) {
 
 static void add_work(const hpc_core *core, const hpc_share *share) {
     worklist *list = core->own;
-    size_t s = (size_t)(share - core->exchange->layout.shares);
+    size_t s = (size_t)(share - core->engine->layout.shares);
     uint64_t bit = (uint64_t)1 << s % 64;
     list->n += !(list->words[s / 64] & bit);
     list->words[s / 64] |= bit;
@@ -241,7 +241,7 @@ static void add_work(const hpc_core *core, const hpc_share *share) {
 
 static void end_work(const hpc_core *core, const hpc_share *share) {
     worklist *list = core->own;
-    size_t s = (size_t)(share - core->exchange->layout.shares);
+    size_t s = (size_t)(share - core->engine->layout.shares);
     list->words[s / 64] &= ~((uint64_t)1 << s % 64);
     list->n--;
 }
@@ -250,7 +250,7 @@ static hpc_share *lowest_work(const hpc_core *core) {
     const worklist *list = core->own;
     size_t w = 0;
     while (list->words[w] == 0) w++;
-    return &core->exchange->layout.shares[w * 64 + (size_t)__builtin_ctzll(list->words[w])];
+    return &core->engine->layout.shares[w * 64 + (size_t)__builtin_ctzll(list->words[w])];
 }
 
 /* The rows of a share are in rising order. */
@@ -313,12 +313,12 @@ static void look_at_inputs(const hpc_core *core, hpc_work *w) {
 }
 
 static void answer_folds(hpc_core *core, hpc_share *share) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     means *m = share->own;
     share->version++;
     m->n_ready = m->n_folded = 0;
     for (int i = 0; i < share->n_parts; i++)
-        hpc_share_answer(core, share->parts[i], hpc_signal_applied(ex, (int)(share - ex->layout.shares)),
+        hpc_share_answer(core, share->parts[i], hpc_signal_applied(en, (int)(share - en->layout.shares)),
                          share->version);
 }
 
@@ -326,7 +326,7 @@ static void answer_folds(hpc_core *core, hpc_share *share) {
 static int forward(hpc_core *core, hpc_work *w) {
     const hpc_inputs inputs = present_inputs(core, w);
     if (inputs.n > 0) return hpc_row_work(core, w, &inputs);
-    if (w->encoder != NULL) hpc_pieces_settle(core->exchange, w, &core->packing);
+    if (w->encoder != NULL) hpc_pieces_settle(core->engine, w, &core->packing);
     hpc_forward_empty(core, w);
     return 0;
 }
@@ -338,7 +338,7 @@ static int fold_next(hpc_core *core, hpc_share *share) {
     look_at_inputs(core, w);
     if (w->row->action == HPC_FORWARD)
         failed = forward(core, w);
-    else if (!core->exchange->inline_progress)
+    else if (!core->engine->inline_progress)
         failed = fold(core, w);
     if (failed) return failed;
     if (m->n_folded == share->n_rows) answer_folds(core, share);
@@ -347,36 +347,36 @@ static int fold_next(hpc_core *core, hpc_share *share) {
 
 /* Whether the pulls of all workers bring the same; else the exchange fails. */
 static int pulls_agree(hpc_core *core, const hpc_share *share) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     const means *m = share->own;
     int first = share->parts[0];
-    double scale = *hpc_args_of(ex, share, first, 0);
+    double scale = *hpc_args_of(en, share, first, 0);
     for (int i = 1; i < share->n_parts; i++) {
-        double theirs = *hpc_args_of(ex, share, share->parts[i], 0);
+        double theirs = *hpc_args_of(en, share, share->parts[i], 0);
         if (theirs == scale || (isnan(theirs) && isnan(scale))) continue;
         char why[2 * HPC_FAILURE_BYTES];
         snprintf(why, sizeof why,
                  "apply: rank %d gives scale %.9g for key %.64s and rank %d %.9g: give the same on all workers", first,
-                 scale, ex->plan->keys[share->key].name, share->parts[i], theirs);
-        hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);
+                 scale, en->plan->keys[share->key].name, share->parts[i], theirs);
+        hpc_engine_fail(en, HPC_ERR_CONFIG, why);
         return 0;
     }
-    return hpc_args_agree(core, hpc_first_work(ex, share), 0, -1,
+    return hpc_args_agree(core, hpc_first_work(en, share), 0, -1,
                           share->version + ((int)(share->version % FOLDS) != m->folds));
 }
 
 static void answer_pulls(hpc_core *core, hpc_share *share) {
-    hpc_exchange *ex = core->exchange;
-    const split *its = ex->own;
+    hpc_engine *en = core->engine;
+    const split *its = en->own;
     means *m = share->own;
-    int s = (int)(share - ex->layout.shares), signal = hpc_signal_second(ex, s);
+    int s = (int)(share - en->layout.shares), signal = hpc_signal_second(en, s);
     size_t nbytes = m->use == HPC_USE_SQUARES ? (size_t)share->n_rows * sizeof *m->squares : 0;
     m->n_used = m->n_finished = 0;
-    for (int r = 0; r < ex->context->group.size; r++) atomic_store_explicit(&m->used[r], 0, memory_order_relaxed);
+    for (int r = 0; r < en->context->group.size; r++) atomic_store_explicit(&m->used[r], 0, memory_order_relaxed);
     m->answered++;
     for (int i = 0; i < share->n_parts; i++) {
         int r = share->parts[i];
-        size_t at = nbytes > 0 ? ex->layout.places[r].own + its->squares_at[s] : 0;
+        size_t at = nbytes > 0 ? en->layout.places[r].own + its->squares_at[s] : 0;
         hpc_share_answer_with(core, r, nbytes > 0 ? m->squares : NULL, nbytes, at, signal, m->answered);
     }
 }
@@ -393,14 +393,14 @@ static int apply(hpc_core *core, hpc_work *w, const double *args) {
 
 static int use_next(hpc_core *core, hpc_share *share) {
     means *m = share->own;
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     int place = m->n_finished++, failed = 0;
-    hpc_work *w = &ex->work[ex->work_of[share->rows[place]]];
+    hpc_work *w = &en->work[en->work_of[share->rows[place]]];
     int empty = is_empty(w), applies = m->use == HPC_USE_APPLY && !empty;
     if (w->sends_to_rows && !applies) hpc_forward_empty(core, w); /* relays answer this pull as well */
     switch (m->use) {
     case HPC_USE_APPLY:
-        if (applies) failed = apply(core, w, hpc_args_of(ex, share, share->parts[0], 0));
+        if (applies) failed = apply(core, w, hpc_args_of(en, share, share->parts[0], 0));
         break;
     case HPC_USE_SKIP:
         break;
@@ -456,7 +456,7 @@ static int work(hpc_core *core) {
 static void input_came(hpc_core *core, hpc_work *w, int input, int how) {
     means *m = w->share->own;
     _Atomic char *came = &w->came[input];
-    if (atomic_load_explicit(&core->exchange->fault.failed, memory_order_relaxed) != HPC_OK) return;
+    if (atomic_load_explicit(&core->engine->fault.failed, memory_order_relaxed) != HPC_OK) return;
     if (hpc_row_has_too_many(core, w, came, 1, w->inputs[input].rank)) return;
     atomic_store_explicit(came, (char)how, memory_order_relaxed);
     if (++w->arrived[0] < w->row->n_in) return;
@@ -466,11 +466,11 @@ static void input_came(hpc_core *core, hpc_work *w, int input, int how) {
 }
 
 static void inputs_came(hpc_core *core, hpc_share *share, int rank, int how) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     const hpc_edge *edges = NULL;
     int input = -1;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         if (w->row->in != edges) input = hpc_row_input_of(w, rank, 0); /* rows of a hub share their edges */
         edges = w->row->in;
         if (input >= 0) input_came(core, w, input, how);
@@ -485,10 +485,10 @@ static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
 
 /* A relay has its input: the parameters that an owner sends when all have pulled, or the word that there are none. */
 static void relayed_came(hpc_core *core, hpc_work *w, int how) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     hpc_share *share = w->share;
     means *m = share->own;
-    if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return;
+    if (atomic_load_explicit(&en->fault.failed, memory_order_relaxed) != HPC_OK) return;
     if (hpc_row_has_too_many(core, w, w->came, 1, w->inputs[0].rank)) return;
     atomic_store_explicit(w->came, (char)how, memory_order_relaxed);
     if (how == CAME) {
@@ -500,9 +500,9 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     if (++m->n_finished < share->n_rows) return;
     m->n_finished = 0;
     m->answered++;
-    for (int i = 0; i < share->n_rows; i++) hpc_row_took(&ex->work[ex->work_of[share->rows[i]]], 0);
+    for (int i = 0; i < share->n_rows; i++) hpc_row_took(&en->work[en->work_of[share->rows[i]]], 0);
     for (int i = 0; i < share->n_parts; i++)
-        hpc_share_answer(core, share->parts[i], hpc_signal_second(ex, (int)(share - ex->layout.shares)), m->answered);
+        hpc_share_answer(core, share->parts[i], hpc_signal_second(en, (int)(share - en->layout.shares)), m->answered);
 }
 
 static void came(hpc_core *core, hpc_work *w, int input, int how) {
@@ -524,7 +524,7 @@ static int empty_row_came(hpc_core *core, hpc_work *w, int input) {
 }
 
 static int empty_came(hpc_core *core, hpc_share *share, int rank) {
-    if (!hpc_feeds_share(core->exchange, share, rank)) return 0;
+    if (!hpc_feeds_share(core->engine, share, rank)) return 0;
     inputs_came(core, share, rank, CAME_EMPTY);
     return 1;
 }
@@ -534,16 +534,16 @@ static void fail_use(const hpc_core *core, const hpc_share *share, int first, in
     const means *m = share->own;
     char why[2 * HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "%s: rank %d calls %s for key %.64s and rank %d %s: make the same call on all workers",
-             names[m->use], first, names[m->use], core->exchange->plan->keys[share->key].name, rank, names[use]);
-    hpc_exchange_fail(core->exchange, HPC_ERR_CONFIG, why);
+             names[m->use], first, names[m->use], core->engine->plan->keys[share->key].name, rank, names[use]);
+    hpc_engine_fail(core->engine, HPC_ERR_CONFIG, why);
 }
 
 static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     means *m = share->own;
     const int use = asked & ((1 << USE_BITS) - 1), folds = asked >> USE_BITS;
-    if (atomic_load_explicit(&core->exchange->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
-    if (use < HPC_USE_APPLY || use > HPC_USE_SQUARES || !hpc_share_involves(core->exchange, share, rank)) return 0;
-    if (action_of(core->exchange, share) != HPC_APPLY) return 0;
+    if (atomic_load_explicit(&core->engine->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
+    if (use < HPC_USE_APPLY || use > HPC_USE_SQUARES || !hpc_share_involves(core->engine, share, rank)) return 0;
+    if (action_of(core->engine, share) != HPC_APPLY) return 0;
     if (atomic_load_explicit(&m->used[rank], memory_order_relaxed)) return 0;
     if (m->n_used == 0) m->use = (hpc_use)use, m->folds = folds;
     if (m->folds != folds) return 0;
@@ -563,52 +563,52 @@ static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
 
 /* ---- the worker ---- */
 
-static uint64_t last_pull(const hpc_exchange *ex, int key) {
-    return 2 * ex->keys[key].pulls + HPC_PULL_TICKET;
+static uint64_t last_pull(const hpc_engine *en, int key) {
+    return 2 * en->keys[key].pulls + HPC_PULL_TICKET;
 }
 
-static int may_push(hpc_exchange *ex, int key, const char *op) {
-    int status = hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
-    return status == HPC_OK ? hpc_push_after(ex, key, last_pull(ex, key), op) : status;
+static int may_push(hpc_engine *en, int key, const char *op) {
+    int status = hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
+    return status == HPC_OK ? hpc_push_after(en, key, last_pull(en, key), op) : status;
 }
 
 /* A gather writes the slot; and a mean may lie there until it is used. */
-static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    int status = hpc_push_wait_done(ex, key, l, op);
-    if (status != HPC_OK || hpc_ticket_is_done(ex, key, last_pull(ex, key))) return status;
-    return hpc_ticket_wait(ex, key, last_pull(ex, key), hpc_limit_left(ex, l), op);
+static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    int status = hpc_push_wait_done(en, key, l, op);
+    if (status != HPC_OK || hpc_ticket_is_done(en, key, last_pull(en, key))) return status;
+    return hpc_ticket_wait(en, key, last_pull(en, key), hpc_limit_left(en, l), op);
 }
 
 /* A fold replaces one that was neither applied nor skipped. */
-static void begin_fold(hpc_exchange *ex, int key) {
-    if (((const split *)ex->own)->asks[key].keeps) hpc_pieces_end_fold(ex, key, HPC_SKIPPED);
+static void begin_fold(hpc_engine *en, int key) {
+    if (((const split *)en->own)->asks[key].keeps) hpc_pieces_end_fold(en, key, HPC_SKIPPED);
 }
 
-static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &ex->layout.shares[s];
-    if (!(ex->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_share(ex, s, slot, l);
+static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    if (!(en->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_share(en, s, slot, l);
     if (share->pushed == 0) return HPC_OK;
-    return hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, 0, s), l);
+    return hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, 0, s), l);
 }
 
-static int pushed(hpc_exchange *ex, int key) {
-    split *its = ex->own;
+static int pushed(hpc_engine *en, int key) {
+    split *its = en->own;
     its->asks[key].keeps = 1;
     return HPC_OK;
 }
 
-static int keeps(const hpc_exchange *ex, int key) {
-    return ((const split *)ex->own)->asks[key].keeps;
+static int keeps(const hpc_engine *en, int key) {
+    return ((const split *)en->own)->asks[key].keeps;
 }
 
-static int set_use(hpc_exchange *ex, int key, hpc_use use, double scale, const char *op) {
-    ask *a = &((split *)ex->own)->asks[key];
-    const char *name = ex->plan->keys[key].name;
-    if (ex->keys[key].sending != 0) {
+static int set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op) {
+    ask *a = &((split *)en->own)->asks[key];
+    const char *name = en->plan->keys[key].name;
+    if (en->keys[key].sending != 0) {
         if (a->use == use && (a->scale == scale || use != HPC_USE_APPLY)) return HPC_OK;
         return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
                                "%s: the last call on key %s of rank %d was cut short; make it again first", op, name,
-                               ex->context->group.rank);
+                               en->context->group.rank);
     }
     if (isinf(scale))
         return hpc_fail(
@@ -617,8 +617,8 @@ static int set_use(hpc_exchange *ex, int key, hpc_use use, double scale, const c
             scale);
     if (!a->keeps)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s has no fold on rank %d: fold it first", op, name,
-                        ex->context->group.rank);
-    int status = hpc_push_after(ex, key, last_pull(ex, key), op);
+                        en->context->group.rank);
+    int status = hpc_push_after(en, key, last_pull(en, key), op);
     if (status != HPC_OK) return status;
     a->use = use;
     a->scale = scale;
@@ -626,47 +626,47 @@ static int set_use(hpc_exchange *ex, int key, hpc_use use, double scale, const c
 }
 
 /* The factor goes with the arguments: it lies in the place of the step's number, which is the core's. */
-static int send_pull(hpc_exchange *ex, int s, hpc_limit *l) {
-    const hpc_share *share = &ex->layout.shares[s];
-    const ask *a = &((const split *)ex->own)->asks[share->key];
-    hpc_key_rule *rule = &ex->rules[share->key];
-    if (ex->keys[share->key].at_share == 0) { /* then puts read it, until the pull is answered */
+static int send_pull(hpc_engine *en, int s, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    const ask *a = &((const split *)en->own)->asks[share->key];
+    hpc_key_rule *rule = &en->rules[share->key];
+    if (en->keys[share->key].at_share == 0) { /* then puts read it, until the pull is answered */
         memcpy(rule->out[0], rule->rule.args, HPC_ARGS_BYTES);
         rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
     }
-    if (action_of(ex, share) != HPC_APPLY) return HPC_OK;
+    if (action_of(en, share) != HPC_APPLY) return HPC_OK;
     return hpc_send_event(
-        ex, share->core, share->owner, rule->out[0], HPC_ARGS_BYTES, hpc_args_at(ex, share, ex->context->group.rank, 0),
-        hpc_imm(HPC_OP_USE, (int)a->use | (int)(ex->keys[share->key].pushes % FOLDS) << USE_BITS, s), l);
+        en, share->core, share->owner, rule->out[0], HPC_ARGS_BYTES, hpc_args_at(en, share, en->context->group.rank, 0),
+        hpc_imm(HPC_OP_USE, (int)a->use | (int)(en->keys[share->key].pushes % FOLDS) << USE_BITS, s), l);
 }
 
-static void pulled(hpc_exchange *ex, int key) {
-    ask *a = &((split *)ex->own)->asks[key];
+static void pulled(hpc_engine *en, int key) {
+    ask *a = &((split *)en->own)->asks[key];
     if (a->use == HPC_USE_APPLY || a->use == HPC_USE_SKIP) a->keeps = 0;
-    if (a->use == HPC_USE_SKIP) hpc_pieces_end_fold(ex, key, HPC_SKIPPED);
+    if (a->use == HPC_USE_SKIP) hpc_pieces_end_fold(en, key, HPC_SKIPPED);
     if (a->use == HPC_USE_APPLY) {
-        hpc_pieces_end_fold(ex, key, a->unit / a->kept_unit);
+        hpc_pieces_end_fold(en, key, a->unit / a->kept_unit);
         a->kept_unit = a->unit;
     }
     a->use = HPC_USE_APPLY;
     a->scale = 1;
 }
 
-static void set_unit(hpc_exchange *ex, int key, double unit) {
-    ((split *)ex->own)->asks[key].unit = unit;
+static void set_unit(hpc_engine *en, int key, double unit) {
+    ((split *)en->own)->asks[key].unit = unit;
 }
 
-static double unit_of(const hpc_exchange *ex, int key) {
-    return ((const split *)ex->own)->asks[key].kept_unit;
+static double unit_of(const hpc_engine *en, int key) {
+    return ((const split *)en->own)->asks[key].kept_unit;
 }
 
 /* In the plan's order, so that all ranks get the same bits. */
-static double squares(const hpc_exchange *ex, int key) {
-    const split *its = ex->own;
-    const char *own = hpc_own_part(ex) + ex->layout.places[ex->context->group.rank].own;
+static double squares(const hpc_engine *en, int key) {
+    const split *its = en->own;
+    const char *own = hpc_own_part(en) + en->layout.places[en->context->group.rank].own;
     double sum = 0;
     for (int s = its->asks[key].first; s <= its->asks[key].last; s++) {
-        const hpc_share *share = &ex->layout.shares[s];
+        const hpc_share *share = &en->layout.shares[s];
         const double *at = (const double *)(const void *)(own + its->squares_at[s]);
         for (int i = 0; i < share->n_rows && share->key == key; i++)
             if (its->counts[share->rows[i]]) sum += at[i];
@@ -674,24 +674,24 @@ static double squares(const hpc_exchange *ex, int key) {
     return sum;
 }
 
-static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
-    (void)ex, (void)rank, (void)key;
+static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
+    (void)en, (void)rank, (void)key;
     return n;
 }
 
 /* For a pull: the workers whose pulls are missing here, and other owners that have not answered. */
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     (void)for_slot;
-    if (!(ticket & HPC_PULL_TICKET)) return hpc_whole_awaited(ex, key, ticket, ranks);
-    const hpc_pushed *k = &ex->keys[key];
-    int n = 0, me = ex->context->group.rank;
+    if (!(ticket & HPC_PULL_TICKET)) return hpc_whole_awaited(en, key, ticket, ranks);
+    const hpc_pushed *k = &en->keys[key];
+    int n = 0, me = en->context->group.rank;
     for (int i = 0; i < k->n_awaited; i++) {
-        const hpc_share *share = &ex->layout.shares[k->awaited[i]];
-        if (hpc_share_has_answered(ex, k->awaited[i], ticket)) continue;
+        const hpc_share *share = &en->layout.shares[k->awaited[i]];
+        if (hpc_share_has_answered(en, k->awaited[i], ticket)) continue;
         const means *m = share->own;
-        const int relays = action_of(ex, share) == HPC_RELAY;
-        if (share->owner == me && (relays || !hpc_share_has_answered(ex, k->awaited[i], 2 * k->pushes)))
-            n = hpc_whole_missing(ex, share, 0, UINT64_MAX, ranks, n); /* of the parameters, or of the fold */
+        const int relays = action_of(en, share) == HPC_RELAY;
+        if (share->owner == me && (relays || !hpc_share_has_answered(en, k->awaited[i], 2 * k->pushes)))
+            n = hpc_whole_missing(en, share, 0, UINT64_MAX, ranks, n); /* of the parameters, or of the fold */
         for (int p = 0; share->owner == me && !relays && p < share->n_parts; p++)
             if (!atomic_load_explicit(&m->used[share->parts[p]], memory_order_relaxed))
                 n = hpc_add_rank(ranks, n, share->parts[p]);

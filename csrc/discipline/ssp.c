@@ -25,38 +25,38 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static void free_all(hpc_exchange *ex) {
-    hpc_own_clocks_free(ex);
-    for (int i = 0; ex->cores != NULL && i < ex->n_own_cores; i++) {
-        hpc_own_shares *own = ex->cores[i].own;
+static void free_all(hpc_engine *en) {
+    hpc_own_clocks_free(en);
+    for (int i = 0; en->cores != NULL && i < en->n_own_cores; i++) {
+        hpc_own_shares *own = en->cores[i].own;
         if (own != NULL) free(own->shares);
         free(own);
-        ex->cores[i].own = NULL;
+        en->cores[i].own = NULL;
     }
-    hpc_graph_free(ex);
+    hpc_graph_free(en);
 }
 
-static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
+static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
     hpc_own_shares *own = core->own = calloc(1, sizeof *own);
-    return own != NULL ? hpc_own_shares_open(ex, core, op, own)
+    return own != NULL ? hpc_own_shares_open(en, core, op, own)
                        : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
 }
 
-static int open_all(hpc_exchange *ex, const char *op) {
+static int open_all(hpc_engine *en, const char *op) {
     int status = HPC_OK;
-    for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_core(ex, &ex->cores[c], op);
-    return status == HPC_OK ? hpc_share_open_counts(ex, 1, op) : status;
+    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
+    return status == HPC_OK ? hpc_share_open_counts(en, 1, op) : status;
 }
 
 /* ---- the core ---- */
 
-static int is_time(const hpc_exchange *ex, const hpc_share *share) {
+static int is_time(const hpc_engine *en, const hpc_share *share) {
     const hpc_clocks *c = share->own;
-    const hpc_work *w = hpc_first_work(ex, share);
+    const hpc_work *w = hpc_first_work(en, share);
     uint64_t n = share->version + 1;
     if (hpc_clock_of(c, share->owner) < n) return 0;
     for (int e = 0; e < w->row->n_in; e++)
-        if (hpc_clock_of(c, w->inputs[e].rank) + (uint64_t)ex->asked.staleness < n) return 0;
+        if (hpc_clock_of(c, w->inputs[e].rank) + (uint64_t)en->asked.staleness < n) return 0;
     return 1;
 }
 
@@ -72,16 +72,16 @@ static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input
 
 /* Counts each neighbour's input, and answers updates that are no longer needed. */
 static void end_fold(hpc_core *core, hpc_share *share) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     hpc_clocks *c = share->own;
-    const hpc_work *w = hpc_first_work(ex, share);
-    int whole = 0, signal = hpc_signal_applied(ex, (int)(share - ex->layout.shares));
+    const hpc_work *w = hpc_first_work(en, share);
+    int whole = 0, signal = hpc_signal_applied(en, (int)(share - en->layout.shares));
     for (int e = 0; e < w->row->n_in; e++) {
         int rank = w->inputs[e].rank;
         uint64_t newest = hpc_clock_of(c, rank), consumed = newest - (newest > 0 && w->rule->averages);
         if (rank == share->owner) continue;
         if (newest > c->used[rank])
-            hpc_share_count_received(ex, share, rank), whole++;
+            hpc_share_count_received(en, share, rank), whole++;
         else
             hpc_tally_add(newest == 0 ? &core->tally.missing : &core->tally.stale, 1);
         c->used[rank] = newest;
@@ -95,9 +95,9 @@ static void end_fold(hpc_core *core, hpc_share *share) {
 }
 
 static int fold(hpc_core *core, hpc_share *share) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const hpc_inputs inputs = hpc_row_take(core, w, taking, w->rule->averages ? HPC_SCALE_ALL : HPC_SCALE_NONE);
         int failed = hpc_row_work(core, w, &inputs);
         if (failed) return failed;
@@ -110,7 +110,7 @@ static int work(hpc_core *core) {
     const hpc_own_shares *own = core->own;
     int n = 0;
     for (int i = 0; i < own->n; i++)
-        while (is_time(core->exchange, own->shares[i])) {
+        while (is_time(core->engine, own->shares[i])) {
             if (fold(core, own->shares[i]) != 0) return n;
             n++;
         }
@@ -119,28 +119,28 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
-    const hpc_pushed *k = &ex->keys[key];
-    uint64_t staleness = (uint64_t)ex->asked.staleness;
-    int me = ex->context->group.rank;
+static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
+    const hpc_pushed *k = &en->keys[key];
+    uint64_t staleness = (uint64_t)en->asked.staleness;
+    int me = en->context->group.rank;
     for (int i = 0; i < k->n_shares && rank != me; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        if (share->owner == me && hpc_feeds_share(ex, share, rank)) return n > staleness ? n - staleness : 0;
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        if (share->owner == me && hpc_feeds_share(en, share, rank)) return n > staleness ? n - staleness : 0;
     }
     return 0;
 }
 
 /* The in-neighbours that are too far behind. */
-static int missing(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found) {
-    const hpc_share *share = &ex->layout.shares[s];
-    for (int r = 0; r < ex->context->group.size; r++)
-        if (r != share->owner && hpc_clock_of(share->own, r) < needs(ex, r, share->key, n))
+static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    for (int r = 0; r < en->context->group.size; r++)
+        if (r != share->owner && hpc_clock_of(share->own, r) < needs(en, r, share->key, n))
             found = hpc_add_rank(ranks, found, r);
     return found;
 }
 
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, hpc_graph_has_read, missing);
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_graph_has_read, missing);
 }
 
 const hpc_discipline hpc_discipline_ssp = {

@@ -31,8 +31,8 @@ typedef struct scratch {
     const char **rows_from; /* where each row of an input begins */
 } scratch;
 
-static const unflushed *state_of(const hpc_exchange *ex) {
-    return ex->own;
+static const unflushed *state_of(const hpc_engine *en) {
+    return en->own;
 }
 
 static int suits(const hpc_exchange_config *f) {
@@ -61,11 +61,11 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
-    size_t nbytes = (size_t)ex->plan->n_keys * sizeof(stamp);
-    int status = hpc_graph_prepare(ex, f, op);
+static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
+    size_t nbytes = (size_t)en->plan->n_keys * sizeof(stamp);
+    int status = hpc_graph_prepare(en, f, op);
     if (status != HPC_OK) return status;
-    unflushed *own = ex->own = calloc(1, sizeof *own);
+    unflushed *own = en->own = calloc(1, sizeof *own);
     if (own != NULL) own->marks = aligned_alloc(sizeof(stamp), nbytes);
     if (own == NULL || own->marks == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for marks", op);
     own->barrier = f->consistency == HPC_BARRIER;
@@ -73,37 +73,37 @@ static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *o
     return HPC_OK;
 }
 
-static void free_all(hpc_exchange *ex) {
-    unflushed *own = ex->own;
-    hpc_own_clocks_free(ex);
-    for (int i = 0; ex->cores != NULL && i < ex->n_own_cores; i++) {
-        scratch *its = ex->cores[i].own;
+static void free_all(hpc_engine *en) {
+    unflushed *own = en->own;
+    hpc_own_clocks_free(en);
+    for (int i = 0; en->cores != NULL && i < en->n_own_cores; i++) {
+        scratch *its = en->cores[i].own;
         if (its == NULL) continue;
         free(its->own.shares);
         free(its->input);
         free(its->sum);
         free(its->rows_from);
         free(its);
-        ex->cores[i].own = NULL;
+        en->cores[i].own = NULL;
     }
     if (own != NULL) free(own->marks);
     free(own);
-    ex->own = NULL;
-    hpc_graph_free(ex);
+    en->own = NULL;
+    hpc_graph_free(en);
 }
 
-static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
+static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
     size_t most_bytes = 0, most_values = 0, most_rows = 0;
     scratch *its = core->own = calloc(1, sizeof *its);
-    int status = its != NULL ? hpc_own_shares_open(ex, core, op, &its->own)
+    int status = its != NULL ? hpc_own_shares_open(en, core, op, &its->own)
                              : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
     if (status != HPC_OK) return status;
     for (int s = 0; s < its->own.n; s++) {
         const hpc_share *share = its->own.shares[s];
         size_t nbytes = 0, values = 0;
         for (int i = 0; i < share->n_rows; i++) {
-            nbytes += hpc_row_bytes(ex, &ex->plan->rows[share->rows[i]]);
-            values += ex->plan->rows[share->rows[i]].count;
+            nbytes += hpc_row_bytes(en, &en->plan->rows[share->rows[i]]);
+            values += en->plan->rows[share->rows[i]].count;
         }
         if (nbytes > most_bytes) most_bytes = nbytes;
         if (values > most_values) most_values = values;
@@ -116,31 +116,31 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
     return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the shares of a core", op);
 }
 
-static int open_all(hpc_exchange *ex, const char *op) {
+static int open_all(hpc_engine *en, const char *op) {
     int status = HPC_OK;
-    for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_core(ex, &ex->cores[c], op);
-    return status == HPC_OK ? hpc_share_open_counts(ex, 1, op) : status;
+    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
+    return status == HPC_OK ? hpc_share_open_counts(en, 1, op) : status;
 }
 
-static int into_slots(const hpc_exchange *ex) {
-    (void)ex;
+static int into_slots(const hpc_engine *en) {
+    (void)en;
     return 1;
 }
 
 /* ---- the core: when ---- */
 
 /* How often rank has said that it sent the key and core of a share. */
-static uint64_t said_by(const hpc_exchange *ex, const hpc_share *share, int rank) {
+static uint64_t said_by(const hpc_engine *en, const hpc_share *share, int rank) {
     const hpc_clocks *c = share->own;
-    int signal = hpc_signal_applied(ex, c->siblings[rank]);
-    return atomic_load_explicit(hpc_own_signal(ex->window, signal), memory_order_acquire);
+    int signal = hpc_signal_applied(en, c->siblings[rank]);
+    return atomic_load_explicit(hpc_own_signal(en->window, signal), memory_order_acquire);
 }
 
-static int is_time(const hpc_exchange *ex, const hpc_share *share) {
+static int is_time(const hpc_engine *en, const hpc_share *share) {
     uint64_t n = share->version + 1;
     if (hpc_clock_of(share->own, share->owner) < n) return 0;
-    for (int r = 0; r < ex->context->group.size && state_of(ex)->barrier; r++)
-        if (r != share->owner && said_by(ex, share, r) < n) return 0;
+    for (int r = 0; r < en->context->group.size && state_of(en)->barrier; r++)
+        if (r != share->owner && said_by(en, share, r) < n) return 0;
     return 1;
 }
 
@@ -162,16 +162,16 @@ __attribute__((no_sanitize("thread"))) static uint64_t version_at(const char *ma
 
 /* Copies one neighbour's input to all rows of a share into the core's scratch: all of one version, or not whole. */
 static found read_input(hpc_core *core, hpc_share *share, int input) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     hpc_clocks *c = share->own;
     scratch *its = core->own;
-    int rank = hpc_first_work(ex, share)->inputs[input].rank;
+    int rank = hpc_first_work(en, share)->inputs[input].rank;
     uint64_t version = 0;
     char *to = its->input;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const char *slot = w->inputs[input].slots;
-        size_t nbytes = hpc_row_bytes(ex, w->row);
+        size_t nbytes = hpc_row_bytes(en, w->row);
         uint64_t last = version_at(slot + sizeof(stamp) + nbytes);
         copy_racy(to, slot + sizeof(stamp), nbytes);
         atomic_thread_fence(memory_order_acquire);
@@ -189,17 +189,17 @@ static found read_input(hpc_core *core, hpc_share *share, int input) {
 /* Adds weight times the update at rows_from, which lies row by row, to the sum; or begins the sum with it. */
 static void add_update(hpc_core *core, const hpc_share *share, double weight, int begins) {
     static const double ones[2] = {1, 1};
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     const scratch *its = core->own;
     float *sum = its->sum;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_row *row = &ex->plan->rows[share->rows[i]];
-        const hpc_codec *codec = ex->keys[row->key].codec;
+        const hpc_row *row = &en->plan->rows[share->rows[i]];
+        const hpc_codec *codec = en->keys[row->key].codec;
         for (size_t at = 0; at < row->count; at += HPC_BLOCK) {
             size_t n = row->count - at < HPC_BLOCK ? row->count - at : HPC_BLOCK;
             const void *in = its->rows_from[i] + hpc_codec_span(codec, at), *both[2] = {sum + at, core->acc};
-            codec->fold(ex->kernels)(begins ? sum + at : core->acc, &in, &weight, 1, n, 0);
-            if (!begins) ex->kernels->f32(sum + at, both, ones, 2, n, 0);
+            codec->fold(en->kernels)(begins ? sum + at : core->acc, &in, &weight, 1, n, 0);
+            if (!begins) en->kernels->f32(sum + at, both, ones, 2, n, 0);
         }
         sum += row->count;
     }
@@ -207,28 +207,28 @@ static void add_update(hpc_core *core, const hpc_share *share, double weight, in
 
 /* The inputs of an edge to all rows: this rank's own in place, others in the copy of read_input. */
 static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_own, uint64_t n) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     const scratch *its = core->own;
     const char *at = its->input;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const hpc_input *in = &w->inputs[input];
-        its->rows_from[i] = is_own ? in->slots + (size_t)((n - 1) % (uint64_t)ex->layout.depth) * in->stride : at;
-        at += hpc_row_bytes(ex, w->row);
+        its->rows_from[i] = is_own ? in->slots + (size_t)((n - 1) % (uint64_t)en->layout.depth) * in->stride : at;
+        at += hpc_row_bytes(en, w->row);
     }
 }
 
 /* Adds the whole inputs of step n to the sum. Returns the weights of all inputs divided by those of the added ones. */
 static double add_all(hpc_core *core, hpc_share *share, uint64_t n) {
-    hpc_exchange *ex = core->exchange;
-    const hpc_work *first = hpc_first_work(ex, share);
+    hpc_engine *en = core->engine;
+    const hpc_work *first = hpc_first_work(en, share);
     double all = 0, present = 0;
     int whole = 0, own = 0;
     while (first->inputs[own].rank != share->owner) own++;
     for (int step = 0; step <= first->row->n_in; step++) { /* this rank's own first */
         int e = step == 0 ? own : step - 1;
         if (step > 0 && e == own) continue;
-        double weight = hpc_edge_weight(ex, share->key, n, share->owner, first->inputs[e].rank);
+        double weight = hpc_edge_weight(en, share->key, n, share->owner, first->inputs[e].rank);
         if (weight == 0) continue;
         all += weight;
         found what = step == 0 ? WHOLE : read_input(core, share, e);
@@ -241,31 +241,31 @@ static double add_all(hpc_core *core, hpc_share *share, uint64_t n) {
         add_update(core, share, weight, step == 0);
         if (step == 0) continue;
         whole++;
-        hpc_share_count_received(ex, share, first->inputs[e].rank);
+        hpc_share_count_received(en, share, first->inputs[e].rank);
     }
     hpc_share_count_fold(core, whole);
     return all == present ? 1 : all / present;
 }
 
 static int fold(hpc_core *core, hpc_share *share) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     const scratch *its = core->own;
     const double scale = add_all(core, share, share->version + 1);
     const char *sum = (const char *)its->sum;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const hpc_inputs inputs = {.bases = &sum,
                                    .weights = &scale,
                                    .n = 1,
                                    .codec = hpc_codec_of(HPC_F32),
-                                   .args = w->args[share->version % (uint64_t)ex->layout.depth],
+                                   .args = w->args[share->version % (uint64_t)en->layout.depth],
                                    .slot = share->version};
         int failed = hpc_row_work(core, w, &inputs);
         if (failed) return failed;
         sum += w->row->count * sizeof(float);
     }
     share->version++;
-    hpc_share_answer(core, share->owner, hpc_signal_applied(ex, (int)(share - ex->layout.shares)), share->version);
+    hpc_share_answer(core, share->owner, hpc_signal_applied(en, (int)(share - en->layout.shares)), share->version);
     return 0;
 }
 
@@ -273,7 +273,7 @@ static int work(hpc_core *core) {
     const scratch *its = core->own;
     int n = 0;
     for (int i = 0; i < its->own.n; i++)
-        while (is_time(core->exchange, its->own.shares[i])) {
+        while (is_time(core->engine, its->own.shares[i])) {
             if (fold(core, its->own.shares[i]) != 0) return n;
             n++;
         }
@@ -283,77 +283,77 @@ static int work(hpc_core *core) {
 /* ---- the worker ---- */
 
 /* An update that may be overwritten unread has no ACK: the last one has left when the transport says so. */
-static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    int status = hpc_push_wait_slot(ex, key, l, op);
-    return status == HPC_OK ? hpc_flush_key(ex, key, l) : status;
+static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    int status = hpc_push_wait_slot(en, key, l, op);
+    return status == HPC_OK ? hpc_flush_key(en, key, l) : status;
 }
 
-static void begin_push(hpc_exchange *ex, int key) {
-    hpc_graph_begin_push(ex, key);
-    atomic_store_explicit(&state_of(ex)->marks[key].version, ex->keys[key].pushes + 1, memory_order_relaxed);
+static void begin_push(hpc_engine *en, int key) {
+    hpc_graph_begin_push(en, key);
+    atomic_store_explicit(&state_of(en)->marks[key].version, en->keys[key].pushes + 1, memory_order_relaxed);
 }
 
 /* Puts mark, data, mark into the neighbour's slots, read or not; the transport keeps this order. */
-static int overwrite_share(hpc_exchange *ex, const hpc_share *share) {
-    int me = ex->context->group.rank, status = HPC_OK, owner = share->owner;
-    hpc_lane *lane = ex->in_lanes[share->core];
-    const stamp *its = &state_of(ex)->marks[share->key];
-    const char *slot = hpc_push_slot(ex, share->key);
-    if (atomic_load_explicit(&ex->context->group.states[owner], memory_order_acquire) == HPC_PEER_LEFT) return HPC_OK;
+static int overwrite_share(hpc_engine *en, const hpc_share *share) {
+    int me = en->context->group.rank, status = HPC_OK, owner = share->owner;
+    hpc_lane *lane = en->in_lanes[share->core];
+    const stamp *its = &state_of(en)->marks[share->key];
+    const char *slot = hpc_push_slot(en, share->key);
+    if (atomic_load_explicit(&en->context->group.states[owner], memory_order_acquire) == HPC_PEER_LEFT) return HPC_OK;
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
-        const hpc_row *row = &ex->plan->rows[share->rows[i]];
+        const hpc_row *row = &en->plan->rows[share->rows[i]];
         if (!hpc_row_has_input(row, me)) return HPC_OK;
-        size_t at = ex->push_slot[share->rows[i]];
-        size_t data = at + sizeof *its, last = data + hpc_row_bytes(ex, row);
-        status = hpc_put(lane, ex->window, owner, &its->version, sizeof its->version, at);
+        size_t at = en->push_slot[share->rows[i]];
+        size_t data = at + sizeof *its, last = data + hpc_row_bytes(en, row);
+        status = hpc_put(lane, en->window, owner, &its->version, sizeof its->version, at);
         hpc_end_gradient(); /* the data could overtake the stamp */
         if (status == HPC_OK)
-            status = hpc_put(lane, ex->window, owner, slot + hpc_row_from(ex, row), hpc_input_bytes(ex, row), data);
+            status = hpc_put(lane, en->window, owner, slot + hpc_row_from(en, row), hpc_input_bytes(en, row), data);
         hpc_end_gradient(); /* and the last mark the data */
-        if (status == HPC_OK) status = hpc_put(lane, ex->window, owner, &its->version, sizeof its->version, last);
+        if (status == HPC_OK) status = hpc_put(lane, en->window, owner, &its->version, sizeof its->version, last);
     }
-    if (status == HPC_OK) hpc_count_sent(ex, share, slot);
-    return hpc_unless_left(ex, owner, status);
+    if (status == HPC_OK) hpc_count_sent(en, share, slot);
+    return hpc_unless_left(en, owner, status);
 }
 
-static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &ex->layout.shares[s];
-    if (!hpc_graph_goes_to(ex, share)) return HPC_OK;
-    return share->owner == ex->context->group.rank ? hpc_push_share(ex, s, slot, l) : overwrite_share(ex, share);
+static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    if (!hpc_graph_goes_to(en, share)) return HPC_OK;
+    return share->owner == en->context->group.rank ? hpc_push_share(en, s, slot, l) : overwrite_share(en, share);
 }
 
 /* BARRIER: tells every rank that this one has sent, by a lane that bulk does not keep waiting. The signals are those of
  * this rank's own shares. */
-static int pushed(hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
-    int me = ex->context->group.rank, size = ex->context->group.size, status = HPC_OK;
-    for (int i = 0; i < k->n_shares * size && status == HPC_OK && state_of(ex)->barrier; i++) {
+static int pushed(hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    int me = en->context->group.rank, size = en->context->group.size, status = HPC_OK;
+    for (int i = 0; i < k->n_shares * size && status == HPC_OK && state_of(en)->barrier; i++) {
         int s = k->shares[i / size], r = i % size;
-        if (ex->layout.shares[s].owner != me || r == me) continue;
+        if (en->layout.shares[s].owner != me || r == me) continue;
         status = hpc_unless_left(
-            ex, r, hpc_put_signal(ex->context->acks, ex->window, r, NULL, 0, 0, hpc_signal_applied(ex, s), k->pushes));
+            en, r, hpc_put_signal(en->context->acks, en->window, r, NULL, 0, 0, hpc_signal_applied(en, s), k->pushes));
     }
     return status;
 }
 
-static int has_read(const hpc_exchange *ex, int s, uint64_t ticket) {
-    return ex->layout.shares[s].owner != ex->context->group.rank || hpc_share_has_answered(ex, s, ticket);
+static int has_read(const hpc_engine *en, int s, uint64_t ticket) {
+    return en->layout.shares[s].owner != en->context->group.rank || hpc_share_has_answered(en, s, ticket);
 }
 
-static uint64_t needs(const hpc_exchange *ex, int rank, int key, uint64_t n) {
+static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
     (void)rank, (void)key;
-    return state_of(ex)->barrier ? n : 0;
+    return state_of(en)->barrier ? n : 0;
 }
 
-static int missing(const hpc_exchange *ex, int s, uint64_t n, int *ranks, int found) {
-    const hpc_share *share = &ex->layout.shares[s];
-    for (int r = 0; r < ex->context->group.size && state_of(ex)->barrier; r++)
-        if (r != share->owner && said_by(ex, share, r) < n) found = hpc_add_rank(ranks, found, r);
+static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    for (int r = 0; r < en->context->group.size && state_of(en)->barrier; r++)
+        if (r != share->owner && said_by(en, share, r) < n) found = hpc_add_rank(ranks, found, r);
     return found;
 }
 
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(ex, key, ticket, for_slot, ranks, has_read, missing);
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, has_read, missing);
 }
 
 static const char *refuses_pieces(const hpc_exchange_config *f) {

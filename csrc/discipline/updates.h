@@ -33,7 +33,7 @@ typedef struct hpc_receiving {
 
 /* A share of rows that apply; of one that forwards only exchange is used. */
 typedef struct hpc_receiver {
-    const hpc_exchange *exchange;
+    const hpc_engine *engine;
     uint64_t asked, answered;
     uint64_t need;            /* the version that the next answer waits for */
     int below;                /* rows that are below it */
@@ -61,38 +61,38 @@ typedef struct hpc_closings {
     int n_waiting; /* rows whose open version waits for slots */
 } hpc_closings;
 
-static inline hpc_updates *hpc_updates_of(const hpc_exchange *ex) {
-    return ex->own;
+static inline hpc_updates *hpc_updates_of(const hpc_engine *en) {
+    return en->own;
 }
 
-static inline hpc_summing *hpc_sum_of(const hpc_exchange *ex, const hpc_work *w) {
-    return &hpc_updates_of(ex)->sums[w - ex->work];
+static inline hpc_summing *hpc_sum_of(const hpc_engine *en, const hpc_work *w) {
+    return &hpc_updates_of(en)->sums[w - en->work];
 }
 
-static inline hpc_receiving *hpc_received_by(const hpc_exchange *ex, const hpc_work *w) {
-    return &hpc_updates_of(ex)->receives[w - ex->work];
+static inline hpc_receiving *hpc_received_by(const hpc_engine *en, const hpc_work *w) {
+    return &hpc_updates_of(en)->receives[w - en->work];
 }
 
-static inline size_t hpc_by_rank(const hpc_exchange *ex, int key, int rank) {
-    return (size_t)key * (size_t)ex->context->group.size + (size_t)rank;
+static inline size_t hpc_by_rank(const hpc_engine *en, int key, int rank) {
+    return (size_t)key * (size_t)en->context->group.size + (size_t)rank;
 }
 
-static inline int hpc_share_forwards(const hpc_exchange *ex, const hpc_share *share) {
-    return ex->plan->rows[share->rows[0]].action == HPC_FORWARD;
+static inline int hpc_share_forwards(const hpc_engine *en, const hpc_share *share) {
+    return en->plan->rows[share->rows[0]].action == HPC_FORWARD;
 }
 
 /* Whether a share of this rank applies for a worker, or keeps a master. */
-static inline int hpc_share_keeps(const hpc_exchange *ex, const hpc_share *share) {
-    return ex->plan->rows[share->rows[0]].n_out == 0;
+static inline int hpc_share_keeps(const hpc_engine *en, const hpc_share *share) {
+    return en->plan->rows[share->rows[0]].n_out == 0;
 }
 
 /* The clock of rank when it had made n pushes. */
-static inline uint64_t hpc_clock_at(const hpc_exchange *ex, int key, int rank, uint64_t n) {
-    return n - hpc_updates_of(ex)->base[hpc_by_rank(ex, key, rank)];
+static inline uint64_t hpc_clock_at(const hpc_engine *en, int key, int rank, uint64_t n) {
+    return n - hpc_updates_of(en)->base[hpc_by_rank(en, key, rank)];
 }
 
-static inline uint64_t hpc_clock_behind(const hpc_exchange *ex, uint64_t clock) {
-    const uint64_t staleness = (uint64_t)ex->asked.staleness;
+static inline uint64_t hpc_clock_behind(const hpc_engine *en, uint64_t clock) {
+    const uint64_t staleness = (uint64_t)en->asked.staleness;
     return clock > staleness ? clock - staleness : 0;
 }
 
@@ -105,17 +105,17 @@ static inline uint64_t hpc_pushes_from(const hpc_summing *its, int input) {
 }
 
 /* The version that a row which this one forwards to has applied, as far as it tells. */
-static inline uint64_t hpc_version_told(const hpc_exchange *ex, const hpc_output *out) {
-    const int s = ex->layout.share_of[out->row];
-    const hpc_share *share = &ex->layout.shares[s];
-    if (share->owner == ex->context->group.rank) return hpc_version_at(&((const hpc_receiver *)share->own)->version);
-    return hpc_version_at(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)));
+static inline uint64_t hpc_version_told(const hpc_engine *en, const hpc_output *out) {
+    const int s = en->layout.share_of[out->row];
+    const hpc_share *share = &en->layout.shares[s];
+    if (share->owner == en->context->group.rank) return hpc_version_at(&((const hpc_receiver *)share->own)->version);
+    return hpc_version_at(hpc_own_signal(en->window, hpc_signal_applied(en, s)));
 }
 
 /* Whether it tells, as its rank has closed or only keeps a master, and has not told a version yet. */
-static inline int hpc_has_not_told(const hpc_exchange *ex, const hpc_output *out, uint64_t version) {
-    const int tells = ex->plan->rows[out->row].n_out == 0 || hpc_closed_signal(ex, out->rank) != 0;
-    return tells && hpc_version_told(ex, out) < version;
+static inline int hpc_has_not_told(const hpc_engine *en, const hpc_output *out, uint64_t version) {
+    const int tells = en->plan->rows[out->row].n_out == 0 || hpc_closed_signal(en, out->rank) != 0;
+    return tells && hpc_version_told(en, out) < version;
 }
 
 /* updates_core.c: slots of the discipline. */

@@ -9,34 +9,34 @@
 
 /* ---- places ---- */
 
-static size_t note_place(const hpc_exchange *ex, int row, size_t slot) {
-    return ex->layout.places[ex->plan->rows[row].owner].own + hpc_updates_of(ex)->note_at[row] +
+static size_t note_place(const hpc_engine *en, int row, size_t slot) {
+    return en->layout.places[en->plan->rows[row].owner].own + hpc_updates_of(en)->note_at[row] +
            slot * sizeof(hpc_version_note);
 }
 
 /* The note of a row's forward number n, counted from 0. */
-static const hpc_version_note *note_of(const hpc_exchange *ex, const hpc_work *w, uint64_t n) {
-    const size_t at = note_place(ex, w->index, (size_t)(n % (uint64_t)ex->layout.depth));
-    return (const hpc_version_note *)(const void *)(hpc_own_part(ex) + at);
+static const hpc_version_note *note_of(const hpc_engine *en, const hpc_work *w, uint64_t n) {
+    const size_t at = note_place(en, w->index, (size_t)(n % (uint64_t)en->layout.depth));
+    return (const hpc_version_note *)(const void *)(hpc_own_part(en) + at);
 }
 
 /* ---- clocks ---- */
 
 /* The number of the last push of rank; UINT64_MAX while it may push more. */
-static uint64_t last_push(const hpc_exchange *ex, int key, int rank) {
-    if (hpc_updates_of(ex)->levels) return hpc_updates_of(ex)->last[hpc_by_rank(ex, key, rank)];
-    return hpc_closed_signal(ex, rank) != 0 ? hpc_closing_count(ex, rank, key) : UINT64_MAX;
+static uint64_t last_push(const hpc_engine *en, int key, int rank) {
+    if (hpc_updates_of(en)->levels) return hpc_updates_of(en)->last[hpc_by_rank(en, key, rank)];
+    return hpc_closed_signal(en, rank) != 0 ? hpc_closing_count(en, rank, key) : UINT64_MAX;
 }
 
 /* The version that may be closed: the smallest clock of those from which more may come; else the largest of all. */
-static uint64_t closes_at(const hpc_exchange *ex, const hpc_work *w) {
-    const hpc_summing *its = hpc_sum_of(ex, w);
+static uint64_t closes_at(const hpc_engine *en, const hpc_work *w) {
+    const hpc_summing *its = hpc_sum_of(en, w);
     uint64_t least = UINT64_MAX, most = 0;
     for (int e = 0; e < w->row->n_in; e++) {
         const int rank = w->inputs[e].rank;
-        const uint64_t n = hpc_pushes_from(its, e), clock = hpc_clock_at(ex, w->row->key, rank, n);
+        const uint64_t n = hpc_pushes_from(its, e), clock = hpc_clock_at(en, w->row->key, rank, n);
         if (clock > most) most = clock;
-        if (n < last_push(ex, w->row->key, rank) && clock < least) least = clock;
+        if (n < last_push(en, w->row->key, rank) && clock < least) least = clock;
     }
     return least < UINT64_MAX ? least : most;
 }
@@ -44,42 +44,42 @@ static uint64_t closes_at(const hpc_exchange *ex, const hpc_work *w) {
 /* ---- the core: sums ---- */
 
 /* The version that receivers must have told before the next one is sent and the sum after it begun; 0: any. */
-static uint64_t waits_for(const hpc_exchange *ex, const hpc_work *w) {
-    const hpc_summing *its = hpc_sum_of(ex, w);
-    const uint64_t depth = (uint64_t)ex->layout.depth;
+static uint64_t waits_for(const hpc_engine *en, const hpc_work *w) {
+    const hpc_summing *its = hpc_sum_of(en, w);
+    const uint64_t depth = (uint64_t)en->layout.depth;
     if (its->sent + 2 <= depth) return 0;
     const uint64_t freed = its->notes[(its->sent + 1) % depth].version;
     for (int o = 0; o < w->n_outputs; o++)
-        if (hpc_has_not_told(ex, &w->outputs[o], freed)) return freed;
+        if (hpc_has_not_told(en, &w->outputs[o], freed)) return freed;
     return 0;
 }
 
-static const double *args_of_push(const hpc_exchange *ex, const hpc_work *w, int rank, uint64_t clock) {
-    const uint64_t n = clock + hpc_updates_of(ex)->base[hpc_by_rank(ex, w->row->key, rank)];
-    return hpc_args_of(ex, w->share, rank, (int)((n - 1) % (uint64_t)ex->layout.depth));
+static const double *args_of_push(const hpc_engine *en, const hpc_work *w, int rank, uint64_t clock) {
+    const uint64_t n = clock + hpc_updates_of(en)->base[hpc_by_rank(en, w->row->key, rank)];
+    return hpc_args_of(en, w->share, rank, (int)((n - 1) % (uint64_t)en->layout.depth));
 }
 
 static void fail_args(hpc_core *core, const hpc_work *w, uint64_t version, int r, int first, int a) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     char why[2 * HPC_FAILURE_BYTES]; /* long names: the end may be cut */
     snprintf(
         why, sizeof why,
         "set_args: rank %d sets argument %d of rule \"%s\" of key %.64s to %.9g for push %llu and rank %d to %.9g: "
         "set the same on all workers",
-        r, a, w->rule->name, ex->plan->keys[w->row->key].name, args_of_push(ex, w, r, version)[a],
-        (unsigned long long)version, first, args_of_push(ex, w, first, version)[a]);
-    hpc_exchange_fail(core->exchange, HPC_ERR_CONFIG, why);
+        r, a, w->rule->name, en->plan->keys[w->row->key].name, args_of_push(en, w, r, version)[a],
+        (unsigned long long)version, first, args_of_push(en, w, first, version)[a]);
+    hpc_engine_fail(core->engine, HPC_ERR_CONFIG, why);
 }
 
 /* args gets the rule's arguments for a version, from the workers that have made the push of that number. Returns 0 if
  * two of these workers give different arguments. */
 static int take_version_args(hpc_core *core, const hpc_work *w, uint64_t version, double *args) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     int first = -1;
     for (int e = 0; e < w->row->n_in; e++) {
         const int rank = w->inputs[e].rank;
-        if (hpc_clock_at(ex, w->row->key, rank, hpc_pushes_from(hpc_sum_of(ex, w), e)) < version) continue;
-        const double *theirs = args_of_push(ex, w, rank, version);
+        if (hpc_clock_at(en, w->row->key, rank, hpc_pushes_from(hpc_sum_of(en, w), e)) < version) continue;
+        const double *theirs = args_of_push(en, w, rank, version);
         if (first < 0) memcpy(args, theirs, HPC_ARGS_BYTES);
         for (int a = 1; a < HPC_RULE_ARGS && first >= 0; a++) {
             if (theirs[a] == args[a]) continue;
@@ -92,29 +92,29 @@ static int take_version_args(hpc_core *core, const hpc_work *w, uint64_t version
 }
 
 static int has_to_wait(hpc_core *core, const hpc_work *w) {
-    hpc_summing *its = hpc_sum_of(core->exchange, w);
-    const uint64_t before = atomic_load_explicit(&its->waits, memory_order_relaxed), now = waits_for(core->exchange, w);
+    hpc_summing *its = hpc_sum_of(core->engine, w);
+    const uint64_t before = atomic_load_explicit(&its->waits, memory_order_relaxed), now = waits_for(core->engine, w);
     atomic_store_explicit(&its->waits, now, memory_order_relaxed);
     ((hpc_closings *)core->own)->n_waiting += (now > 0) - (before > 0);
     return now > 0;
 }
 
 /* Whether a state was set in the present publish, which has none of the open version: all receivers leave it out. */
-static int is_left_out(const hpc_exchange *ex, const hpc_work *w) {
-    for (int o = 0; o < w->n_outputs && hpc_updates_of(ex)->levels; o++)
+static int is_left_out(const hpc_engine *en, const hpc_work *w) {
+    for (int o = 0; o < w->n_outputs && hpc_updates_of(en)->levels; o++)
         if (w->outputs[o].rank == w->row->owner)
-            return hpc_received_by(ex, &ex->work[ex->work_of[w->outputs[o].row]])->was_set;
+            return hpc_received_by(en, &en->work[en->work_of[w->outputs[o].row]])->was_set;
     return 0;
 }
 
 /* Sends the sum of the open version, if it can be closed. Returns how many were sent. */
 static int close_version(hpc_core *core, hpc_work *w) {
-    const hpc_exchange *ex = core->exchange;
-    hpc_summing *its = hpc_sum_of(ex, w);
-    const uint64_t version = closes_at(ex, w), depth = (uint64_t)ex->layout.depth;
+    const hpc_engine *en = core->engine;
+    hpc_summing *its = hpc_sum_of(en, w);
+    const uint64_t version = closes_at(en, w), depth = (uint64_t)en->layout.depth;
     if (version <= atomic_load_explicit(&its->version, memory_order_relaxed)) return 0;
     if (has_to_wait(core, w)) return 0;
-    if (is_left_out(ex, w)) its->n_open = 0;
+    if (is_left_out(en, w)) its->n_open = 0;
     const size_t slot = (size_t)(its->sent % depth);
     hpc_version_note *note = &its->notes[slot];
     note->version = version;
@@ -123,8 +123,8 @@ static int close_version(hpc_core *core, hpc_work *w) {
     if (its->n_open == 0) memset(w->acc, 0, (size_t)w->row->count * sizeof *w->acc);
     if (w->encoded != NULL) w->encoded = its->leaving + slot * w->leaving_stride;
     for (int o = 0; o < w->n_outputs; o++) /* before the forward, by the same lane */
-        hpc_core_check_put(core, hpc_put(core->out, ex->window, w->outputs[o].rank, note, sizeof *note,
-                                         note_place(ex, w->outputs[o].row, slot)));
+        hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, note, sizeof *note,
+                                         note_place(en, w->outputs[o].row, slot)));
     const hpc_inputs inputs = {.bases = core->bases,
                                .weights = core->base_weights,
                                .n = its->n_open,
@@ -137,19 +137,19 @@ static int close_version(hpc_core *core, hpc_work *w) {
     its->n_open = 0;
     if (w->encoded == NULL) w->acc = (float *)(void *)(its->leaving + its->sent % depth * w->leaving_stride);
     atomic_store_explicit(&its->version, version, memory_order_release);
-    if (hpc_updates_of(ex)->levels) hpc_bell_ring(ex->context->group.bell);
+    if (hpc_updates_of(en)->levels) hpc_bell_ring(en->context->group.bell);
     return 1;
 }
 
 static int has_failed(const hpc_core *core) {
-    return atomic_load_explicit(&core->exchange->fault.failed, memory_order_relaxed) != HPC_OK;
+    return atomic_load_explicit(&core->engine->fault.failed, memory_order_relaxed) != HPC_OK;
 }
 
 /* Returns 0 if it is not the next one of its rank. */
 static int update_came(hpc_core *core, hpc_work *w, int slot, int input) {
-    hpc_summing *its = hpc_sum_of(core->exchange, w);
+    hpc_summing *its = hpc_sum_of(core->engine, w);
     if (has_failed(core)) return 1;
-    if ((uint64_t)slot != hpc_pushes_from(its, input) % (uint64_t)core->exchange->layout.depth) return 0;
+    if ((uint64_t)slot != hpc_pushes_from(its, input) % (uint64_t)core->engine->layout.depth) return 0;
     if (hpc_row_add(core, w, slot, input, its->n_open == 0) != 0) return 1;
     its->n_open++;
     hpc_tally_add(&its->pushes[input], 1);
@@ -161,13 +161,13 @@ static int update_came(hpc_core *core, hpc_work *w, int slot, int input) {
 /* ---- the core: receivers ---- */
 
 static void tell_sources(hpc_core *core, const hpc_share *share) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     const hpc_receiver *its = share->own;
     for (int i = 0; i < its->n_sources; i++)
         if (its->sources[i] != share->owner)
-            hpc_share_answer(core, its->sources[i], hpc_signal_applied(ex, (int)(share - ex->layout.shares)),
+            hpc_share_answer(core, its->sources[i], hpc_signal_applied(en, (int)(share - en->layout.shares)),
                              hpc_version_at(&its->version));
-    hpc_bell_ring(ex->context->group.bell); /* this rank's own rows, and its settle or publish */
+    hpc_bell_ring(en->context->group.bell); /* this rank's own rows, and its settle or publish */
 }
 
 static int apply_version(hpc_core *core, hpc_work *w, const hpc_version_note *note, int slot) {
@@ -181,15 +181,15 @@ static int apply_version(hpc_core *core, hpc_work *w, const hpc_version_note *no
  * that its worker needs. Of versions that close at once only the last one is sent, so a version may be larger than
  * most. A row that was set skips versions that are older than its parameters. */
 static void catch_up(hpc_core *core, hpc_work *w, uint64_t most) {
-    const hpc_exchange *ex = core->exchange;
-    hpc_receiving *row = hpc_received_by(ex, w);
+    const hpc_engine *en = core->engine;
+    hpc_receiving *row = hpc_received_by(en, w);
     hpc_receiver *its = w->share->own;
     while (row->applied < row->came && !has_failed(core)) {
-        const hpc_version_note *note = note_of(ex, w, row->applied);
+        const hpc_version_note *note = note_of(en, w, row->applied);
         const uint64_t before = atomic_load_explicit(&row->version, memory_order_relaxed);
         if (note->version > most && before >= its->need) return;
-        if (note->n_updates > 0 && !(row->was_set && hpc_updates_of(ex)->levels) &&
-            apply_version(core, w, note, (int)(row->applied % (uint64_t)ex->layout.depth)) != 0)
+        if (note->n_updates > 0 && !(row->was_set && hpc_updates_of(en)->levels) &&
+            apply_version(core, w, note, (int)(row->applied % (uint64_t)en->layout.depth)) != 0)
             return;
         row->applied++;
         atomic_store_explicit(&row->version, note->version, memory_order_relaxed);
@@ -198,47 +198,47 @@ static void catch_up(hpc_core *core, hpc_work *w, uint64_t most) {
 }
 
 static void catch_up_all(hpc_core *core, const hpc_share *share, uint64_t most) {
-    const hpc_exchange *ex = core->exchange;
-    for (int i = 0; i < share->n_rows; i++) catch_up(core, &ex->work[ex->work_of[share->rows[i]]], most);
+    const hpc_engine *en = core->engine;
+    for (int i = 0; i < share->n_rows; i++) catch_up(core, &en->work[en->work_of[share->rows[i]]], most);
 }
 
 /* The version that the row which is behind most has applied, or (came) that has come to all rows. */
-static uint64_t least_version(const hpc_exchange *ex, const hpc_share *share, int came) {
+static uint64_t least_version(const hpc_engine *en, const hpc_share *share, int came) {
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
-        const hpc_receiving *row = hpc_received_by(ex, w);
+        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        const hpc_receiving *row = hpc_received_by(en, w);
         const uint64_t version = came && row->came > row->applied
-                                     ? note_of(ex, w, row->came - 1)->version
+                                     ? note_of(en, w, row->came - 1)->version
                                      : atomic_load_explicit(&row->version, memory_order_relaxed);
         if (version < least) least = version;
     }
     return least;
 }
 
-static void set_need(const hpc_exchange *ex, const hpc_share *share, uint64_t need) {
+static void set_need(const hpc_engine *en, const hpc_share *share, uint64_t need) {
     hpc_receiver *its = share->own;
     its->need = need;
     its->below = 0;
     for (int i = 0; i < share->n_rows; i++)
-        its->below += atomic_load_explicit(&hpc_received_by(ex, &ex->work[ex->work_of[share->rows[i]]])->version,
+        its->below += atomic_load_explicit(&hpc_received_by(en, &en->work[en->work_of[share->rows[i]]])->version,
                                            memory_order_relaxed) < need;
 }
 
 /* No row is below what is needed: answers, after it has applied all versions that have come to all rows. */
 static void reached(hpc_core *core, hpc_share *share) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     hpc_receiver *its = share->own;
-    if (!its->runs) catch_up_all(core, share, least_version(ex, share, 1));
+    if (!its->runs) catch_up_all(core, share, least_version(en, share, 1));
     if (has_failed(core)) return;
-    atomic_store_explicit(&its->version, least_version(ex, share, 0), memory_order_release);
+    atomic_store_explicit(&its->version, least_version(en, share, 0), memory_order_release);
     if (its->runs) {
-        set_need(ex, share, hpc_version_at(&its->version) + 1);
+        set_need(en, share, hpc_version_at(&its->version) + 1);
         tell_sources(core, share);
         return;
     }
     its->answered = its->asked;
-    hpc_share_answer(core, share->owner, hpc_signal_applied(ex, (int)(share - ex->layout.shares)), its->asked);
+    hpc_share_answer(core, share->owner, hpc_signal_applied(en, (int)(share - en->layout.shares)), its->asked);
 }
 
 /* Applies what has come as far as it may. */
@@ -249,9 +249,9 @@ static void go_on(hpc_core *core, hpc_share *share) {
 }
 
 static int forward_came(hpc_core *core, hpc_work *w, int slot) {
-    const hpc_exchange *ex = core->exchange;
-    const uint64_t depth = (uint64_t)ex->layout.depth;
-    hpc_receiving *row = hpc_received_by(ex, w);
+    const hpc_engine *en = core->engine;
+    const uint64_t depth = (uint64_t)en->layout.depth;
+    hpc_receiving *row = hpc_received_by(en, w);
     hpc_receiver *its = w->share->own;
     if ((uint64_t)slot != row->came % depth || row->came - row->applied >= depth) return 0;
     row->came++;
@@ -264,11 +264,11 @@ static int forward_came(hpc_core *core, hpc_work *w, int slot) {
 
 /* This rank has pushed once more. */
 int hpc_updates_pull_came(hpc_core *core, hpc_share *share, int rank) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     hpc_receiver *its = share->own;
-    if (rank != share->owner || hpc_share_forwards(ex, share) || its->runs) return 0;
+    if (rank != share->owner || hpc_share_forwards(en, share) || its->runs) return 0;
     its->asked++;
-    set_need(ex, share, hpc_clock_behind(ex, hpc_clock_at(ex, share->key, rank, its->asked)));
+    set_need(en, share, hpc_clock_behind(en, hpc_clock_at(en, share->key, rank, its->asked)));
     go_on(core, share);
     return 1;
 }
@@ -276,10 +276,10 @@ int hpc_updates_pull_came(hpc_core *core, hpc_share *share, int rank) {
 /* ---- the core: events ---- */
 
 int hpc_updates_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    const hpc_exchange *ex = core->exchange;
-    if (!hpc_share_forwards(ex, share)) return 0;
+    const hpc_engine *en = core->engine;
+    if (!hpc_share_forwards(en, share)) return 0;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const int input = hpc_row_input_of(w, rank, 0);
         if (input < 0 || !update_came(core, w, slot, input)) return 0;
     }
@@ -293,23 +293,23 @@ int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* Versions may close when a worker has closed or a receiver has told, and in a publish. */
 int hpc_updates_work(hpc_core *core) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     hpc_closings *its = core->own;
     int n = 0, n_closed = 0;
-    for (int r = 0; r < ex->context->group.size; r++) n_closed += hpc_closed_signal(ex, r) != 0;
-    if (n_closed == its->n_closed && its->n_waiting == 0 && !hpc_updates_of(ex)->levels) return 0;
+    for (int r = 0; r < en->context->group.size; r++) n_closed += hpc_closed_signal(en, r) != 0;
+    if (n_closed == its->n_closed && its->n_waiting == 0 && !hpc_updates_of(en)->levels) return 0;
     its->n_closed = n_closed;
-    for (int i = 0; i < ex->n_work; i++)
-        if (ex->work[i].row->core == core->index && ex->work[i].row->action == HPC_FORWARD)
-            n += close_version(core, &ex->work[i]);
+    for (int i = 0; i < en->n_work; i++)
+        if (en->work[i].row->core == core->index && en->work[i].row->action == HPC_FORWARD)
+            n += close_version(core, &en->work[i]);
     return n;
 }
 
 void hpc_updates_run(hpc_core *core, hpc_share *share, int on) {
     hpc_receiver *its = share->own;
-    its->runs = on || hpc_share_keeps(core->exchange, share);
+    its->runs = on || hpc_share_keeps(core->engine, share);
     if (!on) return;
-    set_need(core->exchange, share, hpc_version_at(&its->version) + 1);
+    set_need(core->engine, share, hpc_version_at(&its->version) + 1);
     go_on(core, share);
     tell_sources(core, share);
 }

@@ -136,24 +136,24 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static size_t part(const hpc_exchange *ex, int rank) {
+static size_t part(const hpc_engine *en, int rank) {
     size_t n = 0;
-    for (int i = 0; i < ex->plan->n_rows; i++)
-        n += ex->plan->rows[i].owner == rank && ex->plan->rows[i].action == HPC_APPLY;
-    return n * (size_t)ex->layout.depth * sizeof(hpc_version_note);
+    for (int i = 0; i < en->plan->n_rows; i++)
+        n += en->plan->rows[i].owner == rank && en->plan->rows[i].action == HPC_APPLY;
+    return n * (size_t)en->layout.depth * sizeof(hpc_version_note);
 }
 
 static int no_memory(const char *op) {
     return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for sums and clocks", op);
 }
 
-static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
-    const size_t size = (size_t)ex->context->group.size, keys = (size_t)ex->plan->n_keys;
+static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
+    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
     size_t *used = calloc(size, sizeof *used);
-    hpc_updates *its = ex->own = calloc(1, sizeof *its);
+    hpc_updates *its = en->own = calloc(1, sizeof *its);
     (void)f;
     if (its != NULL) {
-        its->note_at = calloc((size_t)ex->plan->n_rows, sizeof *its->note_at);
+        its->note_at = calloc((size_t)en->plan->n_rows, sizeof *its->note_at);
         its->base = calloc(keys * size, sizeof *its->base);
         its->last = calloc(keys * size, sizeof *its->last);
         its->goal = calloc(keys, sizeof *its->goal);
@@ -161,8 +161,8 @@ static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *o
     }
     const int found = its != NULL && used != NULL && its->note_at != NULL && its->base != NULL && its->last != NULL &&
                       its->goal != NULL && its->counted != NULL;
-    for (int i = 0; i < ex->plan->n_rows && found; i++) {
-        const hpc_row *row = &ex->plan->rows[i];
+    for (int i = 0; i < en->plan->n_rows && found; i++) {
+        const hpc_row *row = &en->plan->rows[i];
         if (row->action != HPC_APPLY) continue;
         its->note_at[i] = used[row->owner];
         used[row->owner] += (size_t)row->depth * sizeof(hpc_version_note);
@@ -171,10 +171,10 @@ static int prepare(hpc_exchange *ex, const hpc_exchange_config *f, const char *o
     return found ? HPC_OK : no_memory(op);
 }
 
-static int open_sum(hpc_exchange *ex, hpc_work *w) {
-    hpc_summing *its = hpc_sum_of(ex, w);
-    const size_t depth = (size_t)ex->layout.depth;
-    w->leaving_stride = (hpc_output_bytes(ex, w->row) + 63) / 64 * 64;
+static int open_sum(hpc_engine *en, hpc_work *w) {
+    hpc_summing *its = hpc_sum_of(en, w);
+    const size_t depth = (size_t)en->layout.depth;
+    w->leaving_stride = (hpc_output_bytes(en, w->row) + 63) / 64 * 64;
     its->pushes = calloc((size_t)w->row->n_in, sizeof *its->pushes);
     its->notes = calloc(depth, sizeof *its->notes);
     its->leaving = malloc(depth * w->leaving_stride);
@@ -189,39 +189,39 @@ static int open_sum(hpc_exchange *ex, hpc_work *w) {
     return its->sum != NULL ? 0 : -1;
 }
 
-static int open_share(hpc_exchange *ex, hpc_share *share) {
+static int open_share(hpc_engine *en, hpc_share *share) {
     hpc_receiver *its = share->own = calloc(1, sizeof *its);
     if (its == NULL) return -1;
-    its->sources = malloc((size_t)ex->context->group.size * sizeof *its->sources);
+    its->sources = malloc((size_t)en->context->group.size * sizeof *its->sources);
     if (its->sources == NULL) return -1;
-    its->exchange = ex;
-    if (hpc_share_forwards(ex, share)) return 0;
+    its->engine = en;
+    if (hpc_share_forwards(en, share)) return 0;
     for (int i = 0; i < share->n_rows; i++)
-        its->n_sources = hpc_add_rank(its->sources, its->n_sources, ex->plan->rows[share->rows[i]].in[0].rank);
-    its->runs = hpc_share_keeps(ex, share);
+        its->n_sources = hpc_add_rank(its->sources, its->n_sources, en->plan->rows[share->rows[i]].in[0].rank);
+    its->runs = hpc_share_keeps(en, share);
     its->need = 1;
     its->below = share->n_rows;
     return 0;
 }
 
-static int open_all(hpc_exchange *ex, const char *op) {
-    hpc_updates *its = hpc_updates_of(ex);
-    its->sums = calloc((size_t)ex->n_work + 1, sizeof *its->sums);
-    its->receives = calloc((size_t)ex->n_work + 1, sizeof *its->receives);
+static int open_all(hpc_engine *en, const char *op) {
+    hpc_updates *its = hpc_updates_of(en);
+    its->sums = calloc((size_t)en->n_work + 1, sizeof *its->sums);
+    its->receives = calloc((size_t)en->n_work + 1, sizeof *its->receives);
     if (its->sums == NULL || its->receives == NULL) return no_memory(op);
-    for (int c = 0; c < ex->n_own_cores; c++)
-        if ((ex->cores[c].own = calloc(1, sizeof(hpc_closings))) == NULL) return no_memory(op);
-    for (int i = 0; i < ex->n_work; i++)
-        if (ex->work[i].row->action == HPC_FORWARD && open_sum(ex, &ex->work[i]) != 0) return no_memory(op);
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_share *share = &ex->layout.shares[s];
-        if (share->owner == ex->context->group.rank && open_share(ex, share) != 0) return no_memory(op);
+    for (int c = 0; c < en->n_own_cores; c++)
+        if ((en->cores[c].own = calloc(1, sizeof(hpc_closings))) == NULL) return no_memory(op);
+    for (int i = 0; i < en->n_work; i++)
+        if (en->work[i].row->action == HPC_FORWARD && open_sum(en, &en->work[i]) != 0) return no_memory(op);
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        hpc_share *share = &en->layout.shares[s];
+        if (share->owner == en->context->group.rank && open_share(en, share) != 0) return no_memory(op);
     }
     return HPC_OK;
 }
 
-static void free_sums(hpc_exchange *ex, hpc_summing *sums) {
-    for (int i = 0; sums != NULL && i < ex->n_work; i++) {
+static void free_sums(hpc_engine *en, hpc_summing *sums) {
+    for (int i = 0; sums != NULL && i < en->n_work; i++) {
         free(sums[i].pushes);
         free(sums[i].notes);
         free(sums[i].leaving);
@@ -230,20 +230,20 @@ static void free_sums(hpc_exchange *ex, hpc_summing *sums) {
     free(sums);
 }
 
-static void free_all(hpc_exchange *ex) {
-    hpc_updates *its = hpc_updates_of(ex);
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_receiver *r = ex->layout.shares[s].own;
+static void free_all(hpc_engine *en) {
+    hpc_updates *its = hpc_updates_of(en);
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        hpc_receiver *r = en->layout.shares[s].own;
         if (r != NULL) free(r->sources);
         free(r);
-        ex->layout.shares[s].own = NULL;
+        en->layout.shares[s].own = NULL;
     }
-    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
-        free(ex->cores[c].own);
-        ex->cores[c].own = NULL;
+    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
+        free(en->cores[c].own);
+        en->cores[c].own = NULL;
     }
     if (its == NULL) return;
-    free_sums(ex, its->sums);
+    free_sums(en, its->sums);
     free(its->receives);
     free(its->note_at);
     free(its->base);
@@ -251,75 +251,75 @@ static void free_all(hpc_exchange *ex) {
     free(its->goal);
     free(its->counted);
     free(its);
-    ex->own = NULL;
+    en->own = NULL;
 }
 
 /* ---- the worker ---- */
 
-static int makes_params(const hpc_exchange *ex, const hpc_share *share) {
-    return share->owner == ex->context->group.rank && !hpc_share_forwards(ex, share) && !hpc_share_keeps(ex, share);
+static int makes_params(const hpc_engine *en, const hpc_share *share) {
+    return share->owner == en->context->group.rank && !hpc_share_forwards(en, share) && !hpc_share_keeps(en, share);
 }
 
-static int may_push(hpc_exchange *ex, int key, const char *op) {
-    return hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+static int may_push(hpc_engine *en, int key, const char *op) {
+    return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
 }
 
 /* Rows that forward get the update; the receiver of this rank is told that there was one. */
-static int send_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &ex->layout.shares[s];
-    if (hpc_share_forwards(ex, share)) return hpc_push_share(ex, s, slot, l);
-    if (!makes_params(ex, share)) return HPC_OK;
-    return hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, 0, s), l);
+static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    if (hpc_share_forwards(en, share)) return hpc_push_share(en, s, slot, l);
+    if (!makes_params(en, share)) return HPC_OK;
+    return hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, 0, s), l);
 }
 
 /* The version of this rank's parameters of a key. */
-static uint64_t version_of_key(const hpc_exchange *ex, int key) {
-    const hpc_pushed *k = &ex->keys[key];
+static uint64_t version_of_key(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < k->n_awaited; i++) {
-        const uint64_t version = hpc_version_at(&((const hpc_receiver *)ex->layout.shares[k->awaited[i]].own)->version);
+        const uint64_t version = hpc_version_at(&((const hpc_receiver *)en->layout.shares[k->awaited[i]].own)->version);
         if (version < least) least = version;
     }
     return least == UINT64_MAX ? 0 : least;
 }
 
-static uint64_t own_clock(const hpc_exchange *ex, int key) {
-    return hpc_clock_at(ex, key, ex->context->group.rank, ex->keys[key].pushes);
+static uint64_t own_clock(const hpc_engine *en, int key) {
+    return hpc_clock_at(en, key, en->context->group.rank, en->keys[key].pushes);
 }
 
-static int ended(hpc_exchange *ex, int key, const char *op) {
-    hpc_updates *its = hpc_updates_of(ex);
-    const uint64_t clock = own_clock(ex, key), version = version_of_key(ex, key);
+static int ended(hpc_engine *en, int key, const char *op) {
+    hpc_updates *its = hpc_updates_of(en);
+    const uint64_t clock = own_clock(en, key), version = version_of_key(en, key);
     (void)op;
-    if (its->counted[key] == ex->keys[key].pushes) return HPC_OK;
-    its->counted[key] = ex->keys[key].pushes;
+    if (its->counted[key] == en->keys[key].pushes) return HPC_OK;
+    its->counted[key] = en->keys[key].pushes;
     const uint64_t n = clock > version ? clock - version : 0;
-    if (n <= (uint64_t)ex->asked.staleness) its->begun[n]++;
+    if (n <= (uint64_t)en->asked.staleness) its->begun[n]++;
     return HPC_OK;
 }
 
 /* ---- the ranks that a wait waits for ---- */
 
 /* Whether updates of rank are missing here: in a row of this rank, for a version up to need. */
-static int is_missing_here(const hpc_exchange *ex, int key, int rank, uint64_t need) {
-    for (int i = 0; i < ex->n_work; i++) {
-        const hpc_work *w = &ex->work[i];
+static int is_missing_here(const hpc_engine *en, int key, int rank, uint64_t need) {
+    for (int i = 0; i < en->n_work; i++) {
+        const hpc_work *w = &en->work[i];
         if (w->row->key != key || w->row->action != HPC_FORWARD) continue;
         const int e = hpc_row_input_of(w, rank, 0);
-        if (e >= 0 && hpc_clock_at(ex, key, rank, hpc_pushes_from(hpc_sum_of(ex, w), e)) < need) return 1;
+        if (e >= 0 && hpc_clock_at(en, key, rank, hpc_pushes_from(hpc_sum_of(en, w), e)) < need) return 1;
     }
     return 0;
 }
 
 /* Open workers that have not pushed need times; where that cannot be seen: whose updates are missing here, or who left
  * without a word. */
-static int slow_workers(const hpc_exchange *ex, int key, uint64_t need, int *ranks, int n) {
-    for (int r = 0; r < ex->context->group.size; r++) {
-        if (r == ex->context->group.rank || !hpc_pushes_key(ex, r, key) || hpc_closed_signal(ex, r) != 0) continue;
-        const uint64_t pushes = hpc_pushes_of(ex, r, key);
-        const int slow = pushes != UINT64_MAX ? hpc_clock_at(ex, key, r, pushes) < need
-                                              : is_missing_here(ex, key, r, need) ||
-                                                    atomic_load_explicit(&ex->context->group.states[r],
+static int slow_workers(const hpc_engine *en, int key, uint64_t need, int *ranks, int n) {
+    for (int r = 0; r < en->context->group.size; r++) {
+        if (r == en->context->group.rank || !hpc_pushes_key(en, r, key) || hpc_closed_signal(en, r) != 0) continue;
+        const uint64_t pushes = hpc_pushes_of(en, r, key);
+        const int slow = pushes != UINT64_MAX ? hpc_clock_at(en, key, r, pushes) < need
+                                              : is_missing_here(en, key, r, need) ||
+                                                    atomic_load_explicit(&en->context->group.states[r],
                                                                          memory_order_acquire) == HPC_PEER_LEFT;
         if (slow) n = hpc_add_rank(ranks, n, r);
     }
@@ -327,137 +327,137 @@ static int slow_workers(const hpc_exchange *ex, int key, uint64_t need, int *ran
 }
 
 /* The ranks that have not forwarded version need to rows of this rank. */
-static int silent_sources(const hpc_exchange *ex, int key, uint64_t need, int *ranks, int n) {
-    for (int i = 0; i < ex->n_work; i++) {
-        const hpc_work *w = &ex->work[i];
+static int silent_sources(const hpc_engine *en, int key, uint64_t need, int *ranks, int n) {
+    for (int i = 0; i < en->n_work; i++) {
+        const hpc_work *w = &en->work[i];
         if (w->row->key != key || w->row->action == HPC_FORWARD || w->inputs[0].rank == w->row->owner) continue;
-        if (atomic_load_explicit(&hpc_received_by(ex, w)->version, memory_order_relaxed) < need)
+        if (atomic_load_explicit(&hpc_received_by(en, w)->version, memory_order_relaxed) < need)
             n = hpc_add_rank(ranks, n, w->inputs[0].rank);
     }
     return n;
 }
 
 /* The ranks whose receivers have closed or keep masters, and hold up a version of this rank's. */
-static int full_receivers(const hpc_exchange *ex, int key, int *ranks, int n) {
-    for (int i = 0; i < ex->n_work; i++) {
-        const hpc_work *w = &ex->work[i];
+static int full_receivers(const hpc_engine *en, int key, int *ranks, int n) {
+    for (int i = 0; i < en->n_work; i++) {
+        const hpc_work *w = &en->work[i];
         if (w->row->key != key || w->row->action != HPC_FORWARD) continue;
-        const uint64_t version = atomic_load_explicit(&hpc_sum_of(ex, w)->waits, memory_order_relaxed);
+        const uint64_t version = atomic_load_explicit(&hpc_sum_of(en, w)->waits, memory_order_relaxed);
         for (int o = 0; o < w->n_outputs && version > 0; o++)
-            if (w->outputs[o].rank != w->row->owner && hpc_has_not_told(ex, &w->outputs[o], version))
+            if (w->outputs[o].rank != w->row->owner && hpc_has_not_told(en, &w->outputs[o], version))
                 n = hpc_add_rank(ranks, n, w->outputs[o].rank);
     }
     return n;
 }
 
-static int missing_for(const hpc_exchange *ex, int key, uint64_t need, int *ranks) {
-    int n = slow_workers(ex, key, need, ranks, 0);
-    if (n == 0) n = full_receivers(ex, key, ranks, n);
-    if (n == 0) n = silent_sources(ex, key, need, ranks, n);
-    return n > 0 ? n : hpc_add_rank(ranks, n, ex->context->group.rank); /* its own core is at it */
+static int missing_for(const hpc_engine *en, int key, uint64_t need, int *ranks) {
+    int n = slow_workers(en, key, need, ranks, 0);
+    if (n == 0) n = full_receivers(en, key, ranks, n);
+    if (n == 0) n = silent_sources(en, key, need, ranks, n);
+    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
 }
 
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     (void)for_slot;
-    return missing_for(ex, key, hpc_clock_behind(ex, hpc_clock_at(ex, key, ex->context->group.rank, ticket / 2)),
+    return missing_for(en, key, hpc_clock_behind(en, hpc_clock_at(en, key, en->context->group.rank, ticket / 2)),
                        ranks);
 }
 
 /* ---- settle, publish, close ---- */
 
 /* The core of a share applies what comes from here on; or, with on 0, only what the worker asks for. */
-static void let_run(hpc_exchange *ex, hpc_share *share, int on) {
-    hpc_core *core = &ex->cores[share->core];
+static void let_run(hpc_engine *en, hpc_share *share, int on) {
+    hpc_core *core = &en->cores[share->core];
     hpc_core_pause(core);
     hpc_updates_run(core, share, on);
     hpc_core_resume(core);
 }
 
-static void let_key_run(hpc_exchange *ex, int key, int on) {
-    for (int i = 0; i < ex->keys[key].n_awaited; i++) let_run(ex, &ex->layout.shares[ex->keys[key].awaited[i]], on);
+static void let_key_run(hpc_engine *en, int key, int on) {
+    for (int i = 0; i < en->keys[key].n_awaited; i++) let_run(en, &en->layout.shares[en->keys[key].awaited[i]], on);
 }
 
 /* A wait for versions: of a key, or (key -1) of all rows of this rank in a publish. */
 typedef struct versions {
-    hpc_exchange *ex;
+    hpc_engine *en;
     int key;
     uint64_t need;
 } versions;
 
-static int are_level(const hpc_exchange *ex) {
-    for (int i = 0; i < ex->n_work; i++) {
-        const hpc_work *w = &ex->work[i];
+static int are_level(const hpc_engine *en) {
+    for (int i = 0; i < en->n_work; i++) {
+        const hpc_work *w = &en->work[i];
         const uint64_t version = w->row->action == HPC_FORWARD
-                                     ? hpc_version_at(&hpc_sum_of(ex, w)->version)
+                                     ? hpc_version_at(&hpc_sum_of(en, w)->version)
                                      : hpc_version_at(&((hpc_receiver *)w->share->own)->version);
-        if (version < hpc_updates_of(ex)->goal[w->row->key]) return 0;
+        if (version < hpc_updates_of(en)->goal[w->row->key]) return 0;
     }
     return 1;
 }
 
 static int versions_came(void *arg) {
     const versions *v = arg;
-    if (v->ex->inline_progress) hpc_context_work(v->ex->context);
-    if (atomic_load_explicit(&v->ex->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
-    return v->key < 0 ? are_level(v->ex) : version_of_key(v->ex, v->key) >= v->need;
+    if (v->en->inline_progress) hpc_context_work(v->en->context);
+    if (atomic_load_explicit(&v->en->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
+    return v->key < 0 ? are_level(v->en) : version_of_key(v->en, v->key) >= v->need;
 }
 
 static int version_makers(void *arg, int *ranks) {
     const versions *v = arg;
-    const hpc_exchange *ex = v->ex;
+    const hpc_engine *en = v->en;
     int n = 0;
-    if (v->key >= 0) return missing_for(ex, v->key, v->need, ranks);
-    for (int i = 0; i < ex->n_work; i++) {
-        const hpc_work *w = &ex->work[i];
+    if (v->key >= 0) return missing_for(en, v->key, v->need, ranks);
+    for (int i = 0; i < en->n_work; i++) {
+        const hpc_work *w = &en->work[i];
         for (int e = 0; e < w->row->n_in && w->row->action == HPC_FORWARD; e++)
-            if (hpc_pushes_from(hpc_sum_of(ex, w), e) <
-                hpc_updates_of(ex)->last[hpc_by_rank(ex, w->row->key, w->inputs[e].rank)])
+            if (hpc_pushes_from(hpc_sum_of(en, w), e) <
+                hpc_updates_of(en)->last[hpc_by_rank(en, w->row->key, w->inputs[e].rank)])
                 n = hpc_add_rank(ranks, n, w->inputs[e].rank);
-        n = silent_sources(ex, w->row->key, hpc_updates_of(ex)->goal[w->row->key], ranks, n);
+        n = silent_sources(en, w->row->key, hpc_updates_of(en)->goal[w->row->key], ranks, n);
     }
-    return n > 0 ? n : hpc_add_rank(ranks, n, ex->context->group.rank);
+    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank);
 }
 
 static int await_versions(versions v, double timeout, const char *op) {
     const hpc_wait wait = {op, versions_came, version_makers, &v};
-    const int status = versions_came(&v) ? HPC_OK : hpc_wait_for(&v.ex->context->group, &wait, timeout);
-    return status == HPC_OK ? hpc_exchange_check(v.ex, op) : status;
+    const int status = versions_came(&v) ? HPC_OK : hpc_wait_for(&v.en->context->group, &wait, timeout);
+    return status == HPC_OK ? hpc_engine_check(v.en, op) : status;
 }
 
 /* Until this rank's last push is in a version that it has applied. No later version can come meanwhile. */
-static int settle(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    let_key_run(ex, key, 1);
+static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    let_key_run(en, key, 1);
     const int status =
-        await_versions((versions){.ex = ex, .key = key, .need = own_clock(ex, key)}, hpc_limit_left(ex, l), op);
-    let_key_run(ex, key, 0);
+        await_versions((versions){.en = en, .key = key, .need = own_clock(en, key)}, hpc_limit_left(en, l), op);
+    let_key_run(en, key, 0);
     return status;
 }
 
 /* Inline one pause holds all cores. */
-static void pause_all(hpc_exchange *ex, int on) {
-    for (int c = 0; c < (ex->inline_progress && ex->n_own_cores > 0 ? 1 : ex->n_own_cores); c++) {
+static void pause_all(hpc_engine *en, int on) {
+    for (int c = 0; c < (en->inline_progress && en->n_own_cores > 0 ? 1 : en->n_own_cores); c++) {
         if (on)
-            hpc_core_pause(&ex->cores[c]);
+            hpc_core_pause(&en->cores[c]);
         else
-            hpc_core_resume(&ex->cores[c]);
+            hpc_core_resume(&en->cores[c]);
     }
 }
 
 /* Tells all ranks the pushes of each, from which the version follows that has them all. */
-static int agree_on_goal(hpc_exchange *ex, const char *op, double deadline) {
-    const size_t size = (size_t)ex->context->group.size, keys = (size_t)ex->plan->n_keys;
-    hpc_updates *its = hpc_updates_of(ex);
+static int agree_on_goal(hpc_engine *en, const char *op, double deadline) {
+    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
+    hpc_updates *its = hpc_updates_of(en);
     uint64_t *mine = malloc(keys * sizeof *mine), *all = malloc(keys * size * sizeof *all);
     int status = mine != NULL && all != NULL ? HPC_OK : no_memory(op);
-    status = hpc_context_agree(ex->context, op, status, deadline);
-    for (size_t k = 0; k < keys && status == HPC_OK; k++) mine[k] = ex->keys[k].pushes;
-    if (status == HPC_OK) status = hpc_allgather(ex->context, mine, all, keys * sizeof *mine, hpc_left(deadline));
+    status = hpc_context_agree(en->context, op, status, deadline);
+    for (size_t k = 0; k < keys && status == HPC_OK; k++) mine[k] = en->keys[k].pushes;
+    if (status == HPC_OK) status = hpc_allgather(en->context, mine, all, keys * sizeof *mine, hpc_left(deadline));
     for (int k = 0; (size_t)k < keys && status == HPC_OK; k++) {
         its->goal[k] = 0;
         for (int r = 0; (size_t)r < size; r++) {
-            const uint64_t n = its->last[hpc_by_rank(ex, k, r)] = all[(size_t)r * keys + (size_t)k];
-            if (hpc_pushes_key(ex, r, k) && hpc_clock_at(ex, k, r, n) > its->goal[k])
-                its->goal[k] = hpc_clock_at(ex, k, r, n);
+            const uint64_t n = its->last[hpc_by_rank(en, k, r)] = all[(size_t)r * keys + (size_t)k];
+            if (hpc_pushes_key(en, r, k) && hpc_clock_at(en, k, r, n) > its->goal[k])
+                its->goal[k] = hpc_clock_at(en, k, r, n);
         }
     }
     free(mine);
@@ -467,59 +467,59 @@ static int agree_on_goal(hpc_exchange *ex, const char *op, double deadline) {
 
 /* Publish: the open version of each row is closed, all receivers apply it, and all workers go on from one clock.
  * Nothing is under way on any rank, and no rank pushes before the publish has ended. */
-static int level(hpc_exchange *ex, const char *op, double deadline) {
-    const int me = ex->context->group.rank, size = ex->context->group.size;
-    hpc_updates *its = hpc_updates_of(ex);
-    int status = agree_on_goal(ex, op, deadline); /* cores look at it only while levels is set */
+static int level(hpc_engine *en, const char *op, double deadline) {
+    const int me = en->context->group.rank, size = en->context->group.size;
+    hpc_updates *its = hpc_updates_of(en);
+    int status = agree_on_goal(en, op, deadline); /* cores look at it only while levels is set */
     if (status != HPC_OK) return status;
-    pause_all(ex, 1);
+    pause_all(en, 1);
     its->levels = 1;
-    pause_all(ex, 0);
-    for (int s = 0; s < ex->layout.n_shares; s++)
-        if (ex->layout.shares[s].owner == me && !hpc_share_forwards(ex, &ex->layout.shares[s]))
-            let_run(ex, &ex->layout.shares[s], 1);
-    status = await_versions((versions){.ex = ex, .key = -1}, hpc_left(deadline), op);
-    status = hpc_context_agree(ex->context, op, status, deadline);
-    for (int s = 0; s < ex->layout.n_shares; s++)
-        if (ex->layout.shares[s].owner == me && !hpc_share_forwards(ex, &ex->layout.shares[s]))
-            let_run(ex, &ex->layout.shares[s], 0);
-    pause_all(ex, 1);
+    pause_all(en, 0);
+    for (int s = 0; s < en->layout.n_shares; s++)
+        if (en->layout.shares[s].owner == me && !hpc_share_forwards(en, &en->layout.shares[s]))
+            let_run(en, &en->layout.shares[s], 1);
+    status = await_versions((versions){.en = en, .key = -1}, hpc_left(deadline), op);
+    status = hpc_context_agree(en->context, op, status, deadline);
+    for (int s = 0; s < en->layout.n_shares; s++)
+        if (en->layout.shares[s].owner == me && !hpc_share_forwards(en, &en->layout.shares[s]))
+            let_run(en, &en->layout.shares[s], 0);
+    pause_all(en, 1);
     its->levels = 0;
-    for (int i = 0; i < ex->n_work; i++) its->receives[i].was_set = 0;
-    for (int k = 0; k < ex->plan->n_keys && status == HPC_OK; k++)
+    for (int i = 0; i < en->n_work; i++) its->receives[i].was_set = 0;
+    for (int k = 0; k < en->plan->n_keys && status == HPC_OK; k++)
         for (int r = 0; r < size; r++)
-            its->base[hpc_by_rank(ex, k, r)] = its->last[hpc_by_rank(ex, k, r)] - its->goal[k];
-    pause_all(ex, 0);
+            its->base[hpc_by_rank(en, k, r)] = its->last[hpc_by_rank(en, k, r)] - its->goal[k];
+    pause_all(en, 0);
     return status;
 }
 
-static void restored(hpc_exchange *ex, const hpc_work *w, uint64_t step) {
+static void restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
     (void)step;
-    hpc_received_by(ex, w)->was_set = 1;
+    hpc_received_by(en, w)->was_set = 1;
 }
 
-static void closing(hpc_exchange *ex) {
-    for (int k = 0; k < ex->plan->n_keys; k++) let_key_run(ex, k, 1);
+static void closing(hpc_engine *en) {
+    for (int k = 0; k < en->plan->n_keys; k++) let_key_run(en, k, 1);
 }
 
 /* The version that has all pushes of workers that have all closed. */
-static uint64_t last_version(const hpc_exchange *ex, int key) {
+static uint64_t last_version(const hpc_engine *en, int key) {
     uint64_t most = 0;
-    for (int r = 0; r < ex->context->group.size; r++) {
-        if (!hpc_pushes_key(ex, r, key)) continue;
-        const uint64_t clock = hpc_clock_at(ex, key, r, hpc_closing_count(ex, r, key));
+    for (int r = 0; r < en->context->group.size; r++) {
+        if (!hpc_pushes_key(en, r, key)) continue;
+        const uint64_t clock = hpc_clock_at(en, key, r, hpc_closing_count(en, r, key));
         if (clock > most) most = clock;
     }
     return most;
 }
 
-static int outstanding(const hpc_exchange *ex, int *ranks) {
+static int outstanding(const hpc_engine *en, int *ranks) {
     int n = 0;
-    for (int i = 0; i < ex->n_work; i++) {
-        const hpc_work *w = &ex->work[i];
-        const uint64_t last = last_version(ex, w->row->key);
+    for (int i = 0; i < en->n_work; i++) {
+        const hpc_work *w = &en->work[i];
+        const uint64_t last = last_version(en, w->row->key);
         for (int o = 0; o < w->n_outputs && w->row->action == HPC_FORWARD; o++)
-            if (hpc_version_told(ex, &w->outputs[o]) < last)
+            if (hpc_version_told(en, &w->outputs[o]) < last)
                 n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, w->outputs[o].rank);
         if (w->row->action != HPC_FORWARD && hpc_version_at(&((hpc_receiver *)w->share->own)->version) < last)
             n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, w->inputs[0].rank);
@@ -532,20 +532,20 @@ static int outstanding(const hpc_exchange *ex, int *ranks) {
 
 /* In full or in part: the rows of a share may have taken different numbers. */
 static uint64_t folded_of(const hpc_share *share, int rank) {
-    const hpc_exchange *ex = ((const hpc_receiver *)share->own)->exchange;
+    const hpc_engine *en = ((const hpc_receiver *)share->own)->engine;
     uint64_t most = 0;
-    for (int i = 0; i < share->n_rows && hpc_share_forwards(ex, share); i++) {
-        const hpc_work *w = &ex->work[ex->work_of[share->rows[i]]];
+    for (int i = 0; i < share->n_rows && hpc_share_forwards(en, share); i++) {
+        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const int input = hpc_row_input_of(w, rank, 0);
-        if (input >= 0 && hpc_pushes_from(hpc_sum_of(ex, w), input) > most)
-            most = hpc_pushes_from(hpc_sum_of(ex, w), input);
+        if (input >= 0 && hpc_pushes_from(hpc_sum_of(en, w), input) > most)
+            most = hpc_pushes_from(hpc_sum_of(en, w), input);
     }
     return most;
 }
 
-static int staleness(const hpc_exchange *ex, uint64_t *counts, int cap) {
-    for (int i = 0; i < cap && i <= ex->asked.staleness; i++) counts[i] = hpc_updates_of(ex)->begun[i];
-    return ex->asked.staleness;
+static int staleness(const hpc_engine *en, uint64_t *counts, int cap) {
+    for (int i = 0; i < cap && i <= en->asked.staleness; i++) counts[i] = hpc_updates_of(en)->begun[i];
+    return en->asked.staleness;
 }
 
 const hpc_discipline hpc_discipline_updates_ssp = {

@@ -6,50 +6,50 @@
 
 #include "engine/send.h"
 
-static double *place_of(const hpc_exchange *ex, const hpc_share *share, int rank, int slot) {
-    return (double *)(void *)(hpc_own_part(ex) + hpc_args_at(ex, share, rank, slot));
+static double *place_of(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
+    return (double *)(void *)(hpc_own_part(en) + hpc_args_at(en, share, rank, slot));
 }
 
-int hpc_args_open(hpc_exchange *ex, const char *op) {
-    size_t depth = (size_t)ex->layout.depth;
-    int ranks = ex->own_args ? 1 : ex->context->group.size;
-    for (int k = 0; k < ex->plan->n_keys; k++) {
-        hpc_key_rule *its = &ex->rules[k];
+int hpc_args_open(hpc_engine *en, const char *op) {
+    size_t depth = (size_t)en->layout.depth;
+    int ranks = en->own_args ? 1 : en->context->group.size;
+    for (int k = 0; k < en->plan->n_keys; k++) {
+        hpc_key_rule *its = &en->rules[k];
         its->out = calloc(depth, sizeof *its->out);
         if (its->out == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);
     }
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        const hpc_share *share = &ex->layout.shares[s];
-        if (share->owner != ex->context->group.rank) continue;
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        const hpc_share *share = &en->layout.shares[s];
+        if (share->owner != en->context->group.rank) continue;
         for (int r = 0; r < ranks; r++)
-            for (int slot = 0; slot < ex->layout.depth; slot++)
-                memcpy(place_of(ex, share, r, slot), ex->rules[share->key].rule.args, HPC_ARGS_BYTES);
+            for (int slot = 0; slot < en->layout.depth; slot++)
+                memcpy(place_of(en, share, r, slot), en->rules[share->key].rule.args, HPC_ARGS_BYTES);
     }
-    ex->args_asked = calloc((size_t)ex->layout.n_cores + 1, sizeof *ex->args_asked);
-    return ex->args_asked != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for cores", op);
+    en->args_asked = calloc((size_t)en->layout.n_cores + 1, sizeof *en->args_asked);
+    return en->args_asked != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for cores", op);
 }
 
-void hpc_args_free(hpc_exchange *ex) {
-    for (int k = 0; ex->rules != NULL && k < ex->plan->n_keys; k++) free(ex->rules[k].out);
-    free(ex->rules);
-    free(ex->args_asked);
+void hpc_args_free(hpc_engine *en) {
+    for (int k = 0; en->rules != NULL && k < en->plan->n_keys; k++) free(en->rules[k].out);
+    free(en->rules);
+    free(en->args_asked);
 }
 
 /* ---- the core ---- */
 
 int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    hpc_exchange *ex = core->exchange;
-    if (ex->own_args || !hpc_feeds_share(ex, share, rank)) return 0;
+    hpc_engine *en = core->engine;
+    if (en->own_args || !hpc_feeds_share(en, share, rank)) return 0;
     share->args_came = 1;
     share->args_from = rank;
     share->args_slot = slot;
-    if (hpc_feeds_share_by_stages(ex, share, rank))
-        hpc_share_answer(core, rank, hpc_signal_args(ex, share->owner, share->core), ++core->args_came[rank]);
+    if (hpc_feeds_share_by_stages(en, share, rank))
+        hpc_share_answer(core, rank, hpc_signal_args(en, share->owner, share->core), ++core->args_came[rank]);
     return 1;
 }
 
-const double *hpc_args_of(const hpc_exchange *ex, const hpc_share *share, int rank, int slot) {
-    return place_of(ex, share, rank, slot);
+const double *hpc_args_of(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
+    return place_of(en, share, rank, slot);
 }
 
 /* The number of the first argument that differs between a and b; 0: all are equal. */
@@ -59,28 +59,28 @@ static int first_other(const double *a, const double *b) {
     return 0;
 }
 
-static int is_in(const hpc_exchange *ex, const hpc_work *w, int only, int rank) {
-    if (only < 0) return hpc_row_is_fed_by(ex, w->index, rank);
+static int is_in(const hpc_engine *en, const hpc_work *w, int only, int rank) {
+    if (only < 0) return hpc_row_is_fed_by(en, w->index, rank);
     const hpc_input *in = &w->inputs[only];
-    return in->forwarded < 0 ? in->rank == rank : hpc_row_is_fed_by(ex, in->forwarded, rank);
+    return in->forwarded < 0 ? in->rank == rank : hpc_row_is_fed_by(en, in->forwarded, rank);
 }
 
 int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64_t push) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     const int lowest = only < 0 ? w->args_of : w->inputs[only].lowest;
-    const double *first = place_of(ex, w->share, lowest, slot);
-    for (int r = 0; r < ex->context->group.size; r++) {
-        if (!is_in(ex, w, only, r)) continue;
-        const double *theirs = place_of(ex, w->share, r, slot);
+    const double *first = place_of(en, w->share, lowest, slot);
+    for (int r = 0; r < en->context->group.size; r++) {
+        if (!is_in(en, w, only, r)) continue;
+        const double *theirs = place_of(en, w->share, r, slot);
         int a = first_other(theirs, first);
         if (a == 0) continue;
         char why[2 * HPC_FAILURE_BYTES]; /* long names: the end may be cut */
         snprintf(why, sizeof why,
                  "set_args: rank %d sets argument %d of rule \"%s\" of key %.64s to %.9g for push %llu and rank %d to "
                  "%.9g: set the same on all workers",
-                 r, a, w->rule->name, ex->plan->keys[w->row->key].name, theirs[a], (unsigned long long)push, lowest,
+                 r, a, w->rule->name, en->plan->keys[w->row->key].name, theirs[a], (unsigned long long)push, lowest,
                  first[a]);
-        hpc_exchange_fail(ex, HPC_ERR_CONFIG, why);
+        hpc_engine_fail(en, HPC_ERR_CONFIG, why);
         return 0;
     }
     return 1;
@@ -88,32 +88,32 @@ int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64
 
 /* ---- the worker ---- */
 
-void hpc_args_begin_push(hpc_exchange *ex, int key, int slot) {
-    hpc_key_rule *its = &ex->rules[key];
-    hpc_pushed *k = &ex->keys[key];
+void hpc_args_begin_push(hpc_engine *en, int key, int slot) {
+    hpc_key_rule *its = &en->rules[key];
+    hpc_pushed *k = &en->keys[key];
     memcpy(its->out[slot], its->rule.args, HPC_ARGS_BYTES);
     k->brings = 1;
     k->at_args = 0;
-    for (int i = 0; i < k->n_shares && ex->own_args; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        if (share->owner == ex->context->group.rank)
-            memcpy(place_of(ex, share, share->owner, slot), its->out[slot], HPC_ARGS_BYTES);
+    for (int i = 0; i < k->n_shares && en->own_args; i++) {
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        if (share->owner == en->context->group.rank)
+            memcpy(place_of(en, share, share->owner, slot), its->out[slot], HPC_ARGS_BYTES);
     }
 }
 
 /* A wait for the owner of a share to see arguments. */
 typedef struct seeing {
-    hpc_exchange *ex;
+    hpc_engine *en;
     int signal, owner;
     uint64_t asked;
 } seeing;
 
 static int is_seen(void *arg) {
     const seeing *s = arg;
-    if (s->ex->inline_progress) hpc_context_work(s->ex->context);
-    return atomic_load_explicit(hpc_own_signal(s->ex->window, s->signal), memory_order_acquire) >= s->asked ||
-           atomic_load_explicit(&s->ex->fault.failed, memory_order_relaxed) != HPC_OK ||
-           hpc_closed_signal(s->ex, s->owner) == HPC_FREED;
+    if (s->en->inline_progress) hpc_context_work(s->en->context);
+    return atomic_load_explicit(hpc_own_signal(s->en->window, s->signal), memory_order_acquire) >= s->asked ||
+           atomic_load_explicit(&s->en->fault.failed, memory_order_relaxed) != HPC_OK ||
+           hpc_closed_signal(s->en, s->owner) == HPC_FREED;
 }
 
 static int who_sees(void *arg, int *ranks) {
@@ -122,67 +122,67 @@ static int who_sees(void *arg, int *ranks) {
 }
 
 /* Relays open nothing, and only a user's own fold has use for arguments. Where forwards sum they send them on. */
-static int takes_args(const hpc_exchange *ex, const hpc_share *share) {
-    const int action = ex->plan->rows[share->rows[0]].action;
-    if (ex->discipline->sums) return action == HPC_FORWARD && hpc_feeds_share(ex, share, ex->context->group.rank);
-    if (action == HPC_RELAY || (action == HPC_FORWARD && ex->rules[share->key].rule.fold == NULL)) return 0;
-    return hpc_feeds_share(ex, share, ex->context->group.rank);
+static int takes_args(const hpc_engine *en, const hpc_share *share) {
+    const int action = en->plan->rows[share->rows[0]].action;
+    if (en->discipline->sums) return action == HPC_FORWARD && hpc_feeds_share(en, share, en->context->group.rank);
+    if (action == HPC_RELAY || (action == HPC_FORWARD && en->rules[share->key].rule.fold == NULL)) return 0;
+    return hpc_feeds_share(en, share, en->context->group.rank);
 }
 
 /* The check is not for owners that answer all workers: the place of old arguments is free by then. */
-int hpc_args_check_change(const hpc_exchange *ex, int key, const char *op) {
-    const hpc_pushed *k = &ex->keys[key];
-    int me = ex->context->group.rank;
-    if (!ex->layout.stages.many || ex->layout.depth > 1 || ex->discipline->answers_all) return HPC_OK;
+int hpc_args_check_change(const hpc_engine *en, int key, const char *op) {
+    const hpc_pushed *k = &en->keys[key];
+    int me = en->context->group.rank;
+    if (!en->layout.stages.many || en->layout.depth > 1 || en->discipline->answers_all) return HPC_OK;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        for (int r = 0; r < share->n_rows && takes_args(ex, share); r++) {
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        for (int r = 0; r < share->n_rows && takes_args(en, share); r++) {
             int row = share->rows[r];
-            if (!hpc_row_is_fed_by(ex, row, me) || hpc_row_reaches(ex, row, me)) continue;
-            if (hpc_row_has_input(&ex->plan->rows[row], me)) continue; /* it answers */
+            if (!hpc_row_is_fed_by(en, row, me) || hpc_row_reaches(en, row, me)) continue;
+            if (hpc_row_has_input(&en->plan->rows[row], me)) continue; /* it answers */
             return hpc_fail(HPC_ERR_UNSUPPORTED, op,
                             "%s: row %d of key %s applies the updates of rank %d, which gets nothing of it, so new "
                             "arguments need a plan of depth 2; this one has 1",
-                            op, row, ex->plan->keys[key].name, me);
+                            op, row, en->plan->keys[key].name, me);
         }
     }
     return HPC_OK;
 }
 
-static int core_of(const hpc_exchange *ex, const hpc_share *share) {
-    return ex->layout.places[share->owner].first_core + share->core;
+static int core_of(const hpc_engine *en, const hpc_share *share) {
+    return en->layout.places[share->owner].first_core + share->core;
 }
 
 /* To the owner of one share. */
-static int send_args(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &ex->layout.shares[s];
-    int me = ex->context->group.rank;
-    int status = hpc_send_event(ex, share->core, share->owner, ex->rules[share->key].out[slot], HPC_ARGS_BYTES,
-                                hpc_args_at(ex, share, me, slot), hpc_imm(HPC_OP_ARGS, slot, s), l);
-    if (status == HPC_OK && hpc_feeds_share_by_stages(ex, share, me)) ex->args_asked[core_of(ex, share)]++;
+static int send_args(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    int me = en->context->group.rank;
+    int status = hpc_send_event(en, share->core, share->owner, en->rules[share->key].out[slot], HPC_ARGS_BYTES,
+                                hpc_args_at(en, share, me, slot), hpc_imm(HPC_OP_ARGS, slot, s), l);
+    if (status == HPC_OK && hpc_feeds_share_by_stages(en, share, me)) en->args_asked[core_of(en, share)]++;
     return status;
 }
 
 /* An update that passes other rows could come to the owner before its arguments. */
-static int await_args(hpc_exchange *ex, int s, hpc_limit *l) {
-    const hpc_share *share = &ex->layout.shares[s];
-    if (!hpc_feeds_share_by_stages(ex, share, ex->context->group.rank)) return HPC_OK;
-    seeing waits = {ex, hpc_signal_args(ex, share->owner, share->core), share->owner,
-                    ex->args_asked[core_of(ex, share)]};
-    if (is_seen(&waits)) return hpc_exchange_check(ex, "push");
+static int await_args(hpc_engine *en, int s, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    if (!hpc_feeds_share_by_stages(en, share, en->context->group.rank)) return HPC_OK;
+    seeing waits = {en, hpc_signal_args(en, share->owner, share->core), share->owner,
+                    en->args_asked[core_of(en, share)]};
+    if (is_seen(&waits)) return hpc_engine_check(en, "push");
     const hpc_wait wait = {"push", is_seen, who_sees, &waits};
-    int status = hpc_wait_for(&ex->context->group, &wait, hpc_limit_left(ex, l));
-    return status == HPC_OK ? hpc_exchange_check(ex, "push") : status;
+    int status = hpc_wait_for(&en->context->group, &wait, hpc_limit_left(en, l));
+    return status == HPC_OK ? hpc_engine_check(en, "push") : status;
 }
 
 /* First to all owners, then waits for them: so all together take one round trip. */
-int hpc_args_bring(hpc_exchange *ex, int key, int slot, hpc_limit *l) {
-    hpc_pushed *k = &ex->keys[key];
-    const int n = ex->own_args ? 0 : k->n_shares;
+int hpc_args_bring(hpc_engine *en, int key, int slot, hpc_limit *l) {
+    hpc_pushed *k = &en->keys[key];
+    const int n = en->own_args ? 0 : k->n_shares;
     for (; k->at_args < 2 * n; k->at_args++) {
         int s = k->shares[k->at_args % n];
-        if (!takes_args(ex, &ex->layout.shares[s])) continue;
-        int status = k->at_args < n ? send_args(ex, s, slot, l) : await_args(ex, s, l);
+        if (!takes_args(en, &en->layout.shares[s])) continue;
+        int status = k->at_args < n ? send_args(en, s, slot, l) : await_args(en, s, l);
         if (status != HPC_OK) return status;
     }
     return HPC_OK;

@@ -7,26 +7,26 @@
 
 void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned) {
     char why[HPC_FAILURE_BYTES];
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     snprintf(why, sizeof why, "rank %d: the %s of rule \"%s\" returned %d on key %s, elements %llu to %llu, step %llu",
-             ex->context->group.rank, what, w->rule->name, returned, ex->plan->keys[w->row->key].name,
+             en->context->group.rank, what, w->rule->name, returned, en->plan->keys[w->row->key].name,
              (unsigned long long)w->row->offset, (unsigned long long)(w->row->offset + w->row->count - 1),
              (unsigned long long)w->step);
-    hpc_exchange_fail(core->exchange, HPC_ERR_INVALID, why);
+    hpc_engine_fail(core->engine, HPC_ERR_INVALID, why);
 }
 
 /* The average of the update in a slot goes into the next slot. No rank reads that slot any more: the push of the update
  * has waited for the answers to its last content. */
-void hpc_row_turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
-    char *at = hpc_own_part(ex) + hpc_params_at(ex, w->row->owner, w->row->key, slot + 1);
+void hpc_row_turn(const hpc_engine *en, hpc_work *w, uint64_t slot) {
+    char *at = hpc_own_part(en) + hpc_params_at(en, w->row->owner, w->row->key, slot + 1);
     w->param = (float *)(void *)at + w->row->offset;
 }
 
-hpc_row_room hpc_blocks_room(const hpc_exchange *ex, const hpc_row *row) {
+hpc_row_room hpc_blocks_room(const hpc_engine *en, const hpc_row *row) {
     hpc_row_room room = {0};
-    if (row->action == HPC_APPLY) room.state = hpc_row_floats(row, (size_t)ex->rules[row->key].rule.slots);
-    if (hpc_row_keeps_fold(ex)) room.acc = hpc_row_floats(row, 1);
-    if (hpc_row_encodes(row)) room.encoded = (hpc_output_bytes(ex, row) + 63) / 64 * 64;
+    if (row->action == HPC_APPLY) room.state = hpc_row_floats(row, (size_t)en->rules[row->key].rule.slots);
+    if (hpc_row_keeps_fold(en)) room.acc = hpc_row_floats(row, 1);
+    if (hpc_row_encodes(row)) room.encoded = (hpc_output_bytes(en, row) + 63) / 64 * 64;
     return room;
 }
 
@@ -34,7 +34,7 @@ hpc_row_room hpc_blocks_room(const hpc_exchange *ex, const hpc_row *row) {
 
 const float *hpc_block_fold(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, float *out, int stream,
                             const double *args, size_t from, size_t n) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     size_t at = hpc_codec_span(inputs->codec, from);
     for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + at;
     if (w->rule->rule.fold != NULL) {
@@ -50,7 +50,7 @@ const float *hpc_block_fold(hpc_core *core, const hpc_work *w, const hpc_inputs 
         return out;
     }
     if (inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec->plain) return core->folding[0];
-    inputs->codec->fold(ex->kernels)(out, core->folding, inputs->weights, inputs->n, n, stream);
+    inputs->codec->fold(en->kernels)(out, core->folding, inputs->weights, inputs->n, n, stream);
     return out;
 }
 

@@ -21,17 +21,17 @@ static const char op_engine[] = "exchange";
 
 /* NULL unless the index names a row of this core. */
 static hpc_work *own_row(const hpc_core *core, int index) {
-    const hpc_exchange *ex = core->exchange;
-    if (index < 0 || index >= ex->plan->n_rows || ex->work_of[index] < 0) return NULL;
-    hpc_work *w = &ex->work[ex->work_of[index]];
+    const hpc_engine *en = core->engine;
+    if (index < 0 || index >= en->plan->n_rows || en->work_of[index] < 0) return NULL;
+    hpc_work *w = &en->work[en->work_of[index]];
     return w->row->core == core->index ? w : NULL;
 }
 
 static hpc_share *own_share(const hpc_core *core, int index) {
-    const hpc_exchange *ex = core->exchange;
-    if (index < 0 || index >= ex->layout.n_shares) return NULL;
-    hpc_share *share = &ex->layout.shares[index];
-    return share->owner == ex->context->group.rank && share->core == core->index ? share : NULL;
+    const hpc_engine *en = core->engine;
+    if (index < 0 || index >= en->layout.n_shares) return NULL;
+    hpc_share *share = &en->layout.shares[index];
+    return share->owner == en->context->group.rank && share->core == core->index ? share : NULL;
 }
 
 /* Whether an event brings the bytes that are due; else the exchange fails. A short event would leave old bytes in the
@@ -40,23 +40,23 @@ static int brings(const hpc_core *core, const hpc_event *event, const char *what
     if (event->nbytes == due) return 1;
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: rank %d sent %zu bytes for %s %d of key %.64s instead of %zu",
-             core->exchange->context->group.rank, event->peer, event->nbytes, what, hpc_imm_index(event->imm),
-             core->exchange->plan->keys[key].name, due);
-    hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
+             core->engine->context->group.rank, event->peer, event->nbytes, what, hpc_imm_index(event->imm),
+             core->engine->plan->keys[key].name, due);
+    hpc_engine_fail(core->engine, HPC_ERR_TRANSPORT, why);
     return 0;
 }
 
 /* Pushes of rank come by one event a row, unless they are read in rank's memory or come by puts before the share's
  * event. */
-static int comes_by_share(const hpc_exchange *ex, int rank) {
-    return ex->discipline->puts_shares || hpc_reads_in_place(ex, ex->context->group.rank, rank);
+static int comes_by_share(const hpc_engine *en, int rank) {
+    return en->discipline->puts_shares || hpc_reads_in_place(en, en->context->group.rank, rank);
 }
 
 /* Whether rank pushes to some rows of a share without bytes: the event alone tells that it has pushed. */
-static int tells(const hpc_exchange *ex, const hpc_share *share, int rank) {
+static int tells(const hpc_engine *en, const hpc_share *share, int rank) {
     for (int i = 0; i < share->n_rows && share->some_empty; i++) {
-        const hpc_edge *push = hpc_row_input(&ex->plan->rows[share->rows[i]], rank);
-        if (push != NULL && hpc_input_is_empty(ex, push)) return 1;
+        const hpc_edge *push = hpc_row_input(&en->plan->rows[share->rows[i]], rank);
+        if (push != NULL && hpc_input_is_empty(en, push)) return 1;
     }
     return 0;
 }
@@ -65,17 +65,17 @@ _Static_assert(HPC_PLAN_DEPTH <= 1 << HPC_IMM_SLOT_BITS, "an event names any slo
 
 /* Returns 0 if the event names no share of this core, 1 if it was handled, be it by a failure. So do those below. */
 static int share_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
-    const hpc_exchange *ex = core->exchange;
-    const hpc_discipline *d = ex->discipline;
-    if (share == NULL || (!comes_by_share(ex, event->peer) && !tells(ex, share, event->peer))) return 0;
+    const hpc_engine *en = core->engine;
+    const hpc_discipline *d = en->discipline;
+    if (share == NULL || (!comes_by_share(en, event->peer) && !tells(en, share, event->peer))) return 0;
     if (!brings(core, event, "share", share->key, d->share_bytes)) return 1;
     return d->share_came(core, share, event->peer, slot);
 }
 
 static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int forwarded, int slot) {
-    const hpc_discipline *d = core->exchange->discipline;
+    const hpc_discipline *d = core->engine->discipline;
     int rank = event->peer, input = w == NULL ? -1 : hpc_row_input_of(w, rank, forwarded);
-    if (input < 0 || d->row_came == NULL || (!forwarded && comes_by_share(core->exchange, rank))) return 0;
+    if (input < 0 || d->row_came == NULL || (!forwarded && comes_by_share(core->engine, rank))) return 0;
     const hpc_input *in = &w->inputs[input];
     if (in->empty) return 0;
     const size_t due = in->codec->length(w->config, in->slots + (size_t)slot * in->stride, w->row->count);
@@ -84,7 +84,7 @@ static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int for
 }
 
 static int pull_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
-    const hpc_discipline *d = core->exchange->discipline;
+    const hpc_discipline *d = core->engine->discipline;
     if (share == NULL || d->pull_came == NULL) return 0;
     if (!brings(core, event, "a pull of share", share->key, 0)) return 1;
     return d->pull_came(core, share, event->peer);
@@ -97,31 +97,31 @@ static int args_came(hpc_core *core, hpc_share *share, const hpc_event *event, i
 }
 
 static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event) {
-    const hpc_splitting *split = core->exchange->discipline->split;
+    const hpc_splitting *split = core->engine->discipline->split;
     int input = w == NULL || split == NULL ? -1 : hpc_row_input_of(w, event->peer, 1);
     if (input < 0) return 0;
     return brings(core, event, "nothing for row", w->row->key, 0) ? split->empty_row_came(core, w, input) : 1;
 }
 
 static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
-    const hpc_splitting *split = core->exchange->discipline->split;
+    const hpc_splitting *split = core->engine->discipline->split;
     if (share == NULL || split == NULL) return 0;
     if (!brings(core, event, "no gradient of share", share->key, 0)) return 1;
     return split->empty_came(core, share, event->peer);
 }
 
 static int use_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
-    const hpc_splitting *split = core->exchange->discipline->split;
+    const hpc_splitting *split = core->engine->discipline->split;
     if (share == NULL || split == NULL) return 0;
     if (!brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES)) return 1;
     return split->use_came(core, share, event->peer, hpc_imm_slot(event->imm));
 }
 
 static void handle(hpc_core *core, const hpc_event *event) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm), known = 0;
     hpc_operation operation = hpc_imm_operation(event->imm);
-    if (slot < ex->layout.depth || operation == HPC_OP_USE || (operation == HPC_OP_PULL && slot == HPC_ANSWERED) ||
+    if (slot < en->layout.depth || operation == HPC_OP_USE || (operation == HPC_OP_PULL && slot == HPC_ANSWERED) ||
         (operation == HPC_OP_EMPTY && slot == HPC_EMPTY_ROW))
         switch (operation) {
         case HPC_OP_SHARE:
@@ -150,12 +150,12 @@ static void handle(hpc_core *core, const hpc_event *event) {
     if (known) return;
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: core %d got event %#x from rank %d for a row or share that it does not own",
-             ex->context->group.rank, core->index, event->imm, event->peer);
-    hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
+             en->context->group.rank, core->index, event->imm, event->peer);
+    hpc_engine_fail(core->engine, HPC_ERR_TRANSPORT, why);
 }
 
 static int has_to_wait(hpc_core *core, const hpc_event *event) {
-    const hpc_discipline *d = core->exchange->discipline;
+    const hpc_discipline *d = core->engine->discipline;
     return d->holds_up != NULL && d->holds_up(core, event);
 }
 
@@ -166,7 +166,7 @@ static void hold(hpc_core *core, const hpc_event *event) {
 }
 
 static int take_held(hpc_core *core, hpc_event *event) {
-    for (int r = 0; r < core->exchange->context->group.size; r++) {
+    for (int r = 0; r < core->engine->context->group.size; r++) {
         if (!core->holds[r] || has_to_wait(core, &core->held[r])) continue;
         *event = core->held[r];
         core->holds[r] = 0;
@@ -186,7 +186,7 @@ static int next_event(hpc_core *core, hpc_event *event) {
     } else {
         status = hpc_lane_poll(at_out ? core->out : core->in, event);
     }
-    if (core->exchange->layout.stages.many) {
+    if (core->engine->layout.stages.many) {
         if (status == HPC_IN_PROGRESS) status = hpc_lane_poll(at_out ? core->in : core->out, event);
         core->at_out = !at_out;
     }
@@ -196,13 +196,13 @@ static int next_event(hpc_core *core, hpc_event *event) {
 
 /* Handles everything that has come; returns the number of events. */
 static int work_core(hpc_core *core) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     hpc_event event;
     double start = 0;
     int n = 0;
     if (core->due <= 0) start = hpc_now(); /* work is left from before */
     if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0) hpc_forward_retry(core);
-    while (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) == HPC_OK &&
+    while (atomic_load_explicit(&en->fault.failed, memory_order_relaxed) == HPC_OK &&
            !atomic_load_explicit(&core->paused, memory_order_relaxed) && next_event(core, &event)) {
         if (n++ == 0 && start == 0) start = hpc_now();
         if (has_to_wait(core, &event))
@@ -212,8 +212,8 @@ static int work_core(hpc_core *core) {
         if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0)
             hpc_forward_retry(core); /* rings empty while this goes on */
     }
-    const hpc_discipline *d = ex->discipline;
-    if (d->work != NULL && atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) == HPC_OK &&
+    const hpc_discipline *d = en->discipline;
+    if (d->work != NULL && atomic_load_explicit(&en->fault.failed, memory_order_relaxed) == HPC_OK &&
         !atomic_load_explicit(&core->paused, memory_order_relaxed)) /* then all that has come was handled */
         n += d->work(core);
     if (n > 0 && start > 0)
@@ -225,19 +225,19 @@ static int work_core(hpc_core *core) {
 
 /* ---- progress ---- */
 
-static const char *why_failed(const hpc_exchange *ex) {
-    return atomic_load_explicit(&ex->fault.failed, memory_order_acquire) == HPC_OK ? NULL : ex->fault.failure;
+static const char *why_failed(const hpc_engine *en) {
+    return atomic_load_explicit(&en->fault.failed, memory_order_acquire) == HPC_OK ? NULL : en->fault.failure;
 }
 
 static const char *work_inline(void *arg) {
-    hpc_exchange *ex = arg;
-    ex->task.left = 0;
-    for (int c = 0; c < ex->n_own_cores; c++) {
-        work_core(&ex->cores[c]);
-        if (ex->cores[c].due < INFINITY) ex->task.left |= HPC_AWAITED; /* a time, which rings no bell */
-        if (ex->cores[c].due <= 0) ex->task.left |= HPC_LEFT;
+    hpc_engine *en = arg;
+    en->task.left = 0;
+    for (int c = 0; c < en->n_own_cores; c++) {
+        work_core(&en->cores[c]);
+        if (en->cores[c].due < INFINITY) en->task.left |= HPC_AWAITED; /* a time, which rings no bell */
+        if (en->cores[c].due <= 0) en->task.left |= HPC_LEFT;
     }
-    return why_failed(ex);
+    return why_failed(en);
 }
 
 /* Order: the thread does  store working; load paused.  A pause does  paused += 1; load working.  All four are
@@ -254,30 +254,49 @@ static int work_unless_paused(hpc_core *core) {
 /* A core never waits, so it leaves its rows after one event. Inline, the wait of any thread may work for it: the thread
  * that holds the context's tasks has the rows, and the next holder sees everything that it wrote. */
 void hpc_core_pause(hpc_core *core) {
-    if (!core->running && !core->exchange->inline_progress) return;
+    if (!core->running && !core->engine->inline_progress) return;
     atomic_fetch_add(&core->paused, 1);
     if (core->running)
         while (atomic_load(&core->working)) sched_yield();
     else
-        hpc_context_hold_tasks(core->exchange->context);
+        hpc_context_hold_tasks(core->engine->context);
 }
 
 void hpc_core_resume(hpc_core *core) {
-    if (!core->running && !core->exchange->inline_progress) return;
+    if (!core->running && !core->engine->inline_progress) return;
     atomic_fetch_sub_explicit(&core->paused, 1, memory_order_release);
-    if (!core->running) hpc_context_let_tasks(core->exchange->context);
-    hpc_bell_ring(core->exchange->context->group.bell); /* it may have gone to sleep over events */
+    if (!core->running) hpc_context_let_tasks(core->engine->context);
+    hpc_bell_ring(core->engine->context->group.bell); /* it may have gone to sleep over events */
+}
+
+/* The core after this one that its thread works for; NULL: none. A core joins the thread when its engine is open. */
+static hpc_core *beside(const hpc_core *core) {
+    return atomic_load_explicit(&core->beside, memory_order_acquire);
+}
+
+static const char *why_any_failed(const hpc_core *core) {
+    const char *why = NULL;
+    for (; core != NULL && why == NULL; core = beside(core)) why = why_failed(core->engine);
+    return why;
+}
+
+static double earliest_due(const hpc_core *core) {
+    double due = INFINITY;
+    for (; core != NULL; core = beside(core)) due = core->due < due ? core->due : due;
+    return due;
 }
 
 static int thread_has_work(void *arg) {
-    hpc_core *core = arg;
-    return work_unless_paused(core) > 0 || atomic_load_explicit(&core->exchange->stopping, memory_order_acquire) ||
-           why_failed(core->exchange) != NULL;
+    hpc_core *first = arg;
+    int n = 0;
+    for (hpc_core *core = first; core != NULL; core = beside(core)) n += work_unless_paused(core);
+    return n > 0 || atomic_load_explicit(&first->engine->stopping, memory_order_acquire) ||
+           why_any_failed(first) != NULL;
 }
 
 /* A core waits for nobody in particular: workers may leave, and the others' pushes still come. */
 static int nobody_else(void *arg, int *ranks) {
-    ranks[0] = ((hpc_core *)arg)->exchange->context->group.rank;
+    ranks[0] = ((hpc_core *)arg)->engine->context->group.rank;
     return 1;
 }
 
@@ -285,16 +304,34 @@ static int nobody_else(void *arg, int *ranks) {
  * every rank that is left is told by its own waits. */
 static void *run_core(void *arg) {
     hpc_core *core = arg;
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     const hpc_wait wait = {op_engine, thread_has_work, nobody_else, core};
     int pin_refused = core->cpu >= 0 && hpc_host_pin(core->cpu) != 0;
     atomic_store_explicit(&core->started, pin_refused ? HPC_UNPINNED : HPC_STARTED, memory_order_release);
-    while (!atomic_load_explicit(&ex->stopping, memory_order_acquire) && why_failed(ex) == NULL) {
-        int status = hpc_wait_for(&ex->context->group, &wait, hpc_left(core->due));
+    while (!atomic_load_explicit(&en->stopping, memory_order_acquire) && why_any_failed(core) == NULL) {
+        int status = hpc_wait_for(&en->context->group, &wait, hpc_left(earliest_due(core)));
         if (status != HPC_OK && status != HPC_ERR_TIMEOUT) return NULL;
     }
-    if (why_failed(ex) != NULL) hpc_context_abort(ex->context, why_failed(ex));
+    if (why_any_failed(core) != NULL) hpc_context_abort(en->context, why_any_failed(core));
     return NULL;
+}
+
+static hpc_core *threaded(const hpc_engine *en, int index) {
+    return index < en->n_own_cores && en->cores[index].owns_thread ? &en->cores[index] : NULL;
+}
+
+/* Where another engine of the exchange has a thread for each core of a number that this one has, these threads work for
+ * the cores of both: two threads of one number would be pinned to one CPU. */
+static int join_threads(hpc_engine *en) {
+    const hpc_engine *with = en->next;
+    while (with != en && threaded(with, en->n_own_cores - 1) == NULL) with = with->next;
+    for (int c = 0; c < en->n_own_cores && with != en; c++) {
+        hpc_core *last = threaded(with, c);
+        while (beside(last) != NULL) last = beside(last);
+        en->cores[c].running = 1;
+        atomic_store_explicit(&last->beside, &en->cores[c], memory_order_release);
+    }
+    return with != en;
 }
 
 static int start_thread(hpc_core *core) {
@@ -302,7 +339,7 @@ static int start_thread(hpc_core *core) {
     sigset_t all, before;
     sigfillset(&all); /* signals are for the caller's threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    core->running = pthread_create(&core->thread, NULL, run_core, core) == 0;
+    core->running = core->owns_thread = pthread_create(&core->thread, NULL, run_core, core) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!core->running) return 0;
     snprintf(name, sizeof name, "hpcomm-core-%u", (unsigned)core->index % 100);
@@ -311,87 +348,100 @@ static int start_thread(hpc_core *core) {
     return 1;
 }
 
-static void stop_threads(hpc_exchange *ex) {
-    atomic_store_explicit(&ex->stopping, 1, memory_order_release);
-    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
-        if (!ex->cores[c].running) continue;
-        hpc_bell_wake(ex->context->group.bell);
-        pthread_join(ex->cores[c].thread, NULL);
-        ex->cores[c].running = 0;
+/* Those that have joined the thread of another engine's core leave it with that. */
+static void stop_threads(hpc_engine *en) {
+    atomic_store_explicit(&en->stopping, 1, memory_order_release);
+    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
+        hpc_core *core = &en->cores[c], *next;
+        if (core->owns_thread) {
+            hpc_bell_wake(en->context->group.bell);
+            pthread_join(core->thread, NULL);
+            core->owns_thread = 0;
+            for (; core != NULL; core = next) {
+                next = beside(core);
+                core->running = 0;
+                atomic_store_explicit(&core->beside, NULL, memory_order_relaxed);
+            }
+        }
     }
 }
 
-void hpc_cores_start(hpc_exchange *ex, int threads) {
+void hpc_cores_start(hpc_engine *en, int threads) {
     int n = 0, unpinned = 0;
-    while (threads && n < ex->n_own_cores && start_thread(&ex->cores[n]))
-        unpinned += atomic_load_explicit(&ex->cores[n++].started, memory_order_relaxed) == HPC_UNPINNED;
+    if (threads && en->n_own_cores > 0 && join_threads(en)) return;
+    while (threads && n < en->n_own_cores && start_thread(&en->cores[n]))
+        unpinned += atomic_load_explicit(&en->cores[n++].started, memory_order_relaxed) == HPC_UNPINNED;
     if (unpinned > 0)
-        hpc_group_note(&ex->context->group, HPC_NOTE_DEGRADED,
+        hpc_group_note(&en->context->group, HPC_NOTE_DEGRADED,
                        "exchange: the kernel refused to pin the core threads to CPUs: they run unpinned");
-    if (n < ex->n_own_cores) { /* inline, all of them */
+    if (n < en->n_own_cores) { /* inline, all of them */
         if (threads)
             hpc_group_note(
-                &ex->context->group, HPC_NOTE_DEGRADED,
+                &en->context->group, HPC_NOTE_DEGRADED,
                 "exchange: not all core threads could be started (ulimit -u): this rank's waits work for its cores");
-        stop_threads(ex);
-        atomic_store_explicit(&ex->stopping, 0, memory_order_release);
-        ex->inline_progress = 1;
-        ex->task = (hpc_task){.run = work_inline, .arg = ex};
-        hpc_context_add_task(ex->context, &ex->task);
+        stop_threads(en);
+        atomic_store_explicit(&en->stopping, 0, memory_order_release);
+        en->inline_progress = 1;
+        en->task = (hpc_task){.run = work_inline, .arg = en};
+        hpc_context_add_task(en->context, &en->task);
         return;
     }
-    ex->stats.threads = n;
+    en->stats.threads = n;
 }
 
-void hpc_cores_stop(hpc_exchange *ex) {
-    if (ex->inline_progress) hpc_context_remove_task(ex->context, &ex->task);
-    ex->inline_progress = 0;
-    stop_threads(ex);
+void hpc_cores_stop(hpc_engine *en) {
+    hpc_engine *of = en;
+    do {
+        if (of->inline_progress) hpc_context_remove_task(of->context, &of->task);
+        of->inline_progress = 0;
+        stop_threads(of);
+        of = of->next;
+    } while (of != en);
 }
 
 /* ---- what is kept ---- */
 
 static int nothing_is_kept(void *arg) {
-    hpc_exchange *ex = arg;
-    if (ex->inline_progress) hpc_context_work(ex->context);
-    if (why_failed(ex) != NULL) return 1;
-    for (int c = 0; c < ex->n_own_cores; c++)
-        if (atomic_load_explicit(&ex->cores[c].n_kept, memory_order_acquire) > 0) return 0;
+    hpc_engine *en = arg;
+    if (en->inline_progress) hpc_context_work(en->context);
+    if (why_failed(en) != NULL) return 1;
+    for (int c = 0; c < en->n_own_cores; c++)
+        if (atomic_load_explicit(&en->cores[c].n_kept, memory_order_acquire) > 0) return 0;
     return 1;
 }
 
 /* The receivers of kept forwards. Their lists belong to the cores: any rank to which some row sends may be one. */
 static int receivers_of_rows(void *arg, int *ranks) {
-    const hpc_exchange *ex = arg;
+    const hpc_engine *en = arg;
     int n = 0;
-    for (int i = 0; i < ex->n_work; i++)
-        for (int o = 0; o < ex->work[i].n_outputs; o++) {
-            int known = ex->work[i].outputs[o].row < 0;
-            for (int k = 0; k < n && !known; k++) known = ranks[k] == ex->work[i].outputs[o].rank;
-            if (!known) ranks[n++] = ex->work[i].outputs[o].rank;
+    for (int i = 0; i < en->n_work; i++)
+        for (int o = 0; o < en->work[i].n_outputs; o++) {
+            int known = en->work[i].outputs[o].row < 0;
+            for (int k = 0; k < n && !known; k++) known = ranks[k] == en->work[i].outputs[o].rank;
+            if (!known) ranks[n++] = en->work[i].outputs[o].rank;
         }
     return n;
 }
 
 /* A core counts what it has sent after it has sent it: between two events all is counted. */
-int hpc_cores_send_kept(hpc_exchange *ex, const char *op, double timeout) {
-    const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, ex};
-    int status = nothing_is_kept(ex) ? HPC_OK : hpc_wait_for(&ex->context->group, &wait, timeout);
-    for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) {
-        hpc_core_pause(&ex->cores[c]);
-        hpc_core_resume(&ex->cores[c]);
+int hpc_cores_send_kept(hpc_engine *en, const char *op, double timeout) {
+    const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, en};
+    int status = nothing_is_kept(en) ? HPC_OK : hpc_wait_for(&en->context->group, &wait, timeout);
+    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) {
+        hpc_core_pause(&en->cores[c]);
+        hpc_core_resume(&en->cores[c]);
     }
-    return status == HPC_OK ? hpc_exchange_check(ex, op) : status;
+    return status == HPC_OK ? hpc_engine_check(en, op) : status;
 }
 
 /* ---- all rows ---- */
 
-void hpc_cores_write(hpc_exchange *ex, int hops) {
-    for (int c = 0; c < ex->n_own_cores; c++) {
-        hpc_core_pause(&ex->cores[c]);
-        for (int i = 0; i < ex->n_work; i++)
-            if (ex->work[i].row->core == c && hpc_row_hops(ex, ex->work[i].index) == hops)
-                hpc_row_publish(&ex->cores[c], &ex->work[i]);
-        hpc_core_resume(&ex->cores[c]);
+void hpc_cores_write(hpc_engine *en, int hops) {
+    for (int c = 0; c < en->n_own_cores; c++) {
+        hpc_core_pause(&en->cores[c]);
+        for (int i = 0; i < en->n_work; i++)
+            if (en->work[i].row->core == c && hpc_row_hops(en, en->work[i].index) == hops)
+                hpc_row_publish(&en->cores[c], &en->work[i]);
+        hpc_core_resume(&en->cores[c]);
     }
 }

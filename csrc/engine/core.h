@@ -4,12 +4,13 @@
 
 #include "engine/row.h"
 
-void hpc_cores_start(hpc_exchange *ex, int threads);
-void hpc_cores_stop(hpc_exchange *ex);
+void hpc_cores_start(hpc_engine *en, int threads);
+/* Of all engines of the exchange, for good. */
+void hpc_cores_stop(hpc_engine *en);
 /* Waits until no forward of this rank waits for a ring to have room: what others get of it has left, and is counted. */
-int hpc_cores_send_kept(hpc_exchange *ex, const char *op, double timeout);
+int hpc_cores_send_kept(hpc_engine *en, const char *op, double timeout);
 /* Every row's parameters to its outputs, relays included: of rows whose parameters have passed so many relays. */
-void hpc_cores_write(hpc_exchange *ex, int hops);
+void hpc_cores_write(hpc_engine *en, int hops);
 /* Between pause and resume nobody works for the core: its thread, or the wait that works inline, is between two events.
  * The caller pauses one core at a time, is not at work for a core itself, and does not wait meanwhile. */
 void hpc_core_pause(hpc_core *core);

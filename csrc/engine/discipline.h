@@ -28,17 +28,17 @@ typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER, HPC_USE_SQUA
 
 typedef struct hpc_splitting {
     /* The worker. Whether the owners keep a fold of key, for a pull to use. */
-    int (*keeps)(const hpc_exchange *ex, int key);
+    int (*keeps)(const hpc_engine *en, int key);
     /* Before the update of a push is encoded, which will not be refused any more. */
-    void (*begin_fold)(hpc_exchange *ex, int key);
+    void (*begin_fold)(hpc_engine *en, int key);
     /* Sets what the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
-    int (*set_use)(hpc_exchange *ex, int key, hpc_use use, double scale, const char *op);
-    int (*send_pull)(hpc_exchange *ex, int s, hpc_limit *l);
-    void (*pulled)(hpc_exchange *ex, int key);
-    double (*squares)(const hpc_exchange *ex, int key);
+    int (*set_use)(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
+    int (*send_pull)(hpc_engine *en, int s, hpc_limit *l);
+    void (*pulled)(hpc_engine *en, int key);
+    double (*squares)(const hpc_engine *en, int key);
     /* The units in which updates are from the present fold on; those in which encoders hold what they have kept. */
-    void (*set_unit)(hpc_exchange *ex, int key, double unit);
-    double (*unit)(const hpc_exchange *ex, int key);
+    void (*set_unit)(hpc_engine *en, int key, double unit);
+    double (*unit)(const hpc_engine *en, int key);
     /* The core. rank has no gradient, or no row of it; rank's pull has come. 0: the event is wrong. */
     int (*empty_came)(hpc_core *core, hpc_share *share, int rank);
     int (*empty_row_came)(hpc_core *core, hpc_work *w, int input); /* from a row that has nothing to send */
@@ -61,12 +61,12 @@ struct hpc_discipline {
     /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a
      * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.
      */
-    int (*goes_on)(const hpc_exchange *ex); /* NULL: no */
-    int quorum; /* folds are made by the configuration's quorum, where that is not all inputs */
-    int whole;  /* folds take all inputs with the plan's weights: a row can go in one pass */
-    int (*turns)(const hpc_exchange *ex); /* but not here, where inputs and weights change with the steps. NULL: no */
-    int one_slot;                         /* a sender has one slot for an input, whatever the plan's depth */
-    size_t head, tail;                    /* bytes before and behind an update in its slot */
+    int (*goes_on)(const hpc_engine *en); /* NULL: no */
+    int quorum;                         /* folds are made by the configuration's quorum, where that is not all inputs */
+    int whole;                          /* folds take all inputs with the plan's weights: a row can go in one pass */
+    int (*turns)(const hpc_engine *en); /* but not here, where inputs and weights change with the steps. NULL: no */
+    int one_slot;                       /* a sender has one slot for an input, whatever the plan's depth */
+    size_t head, tail;                  /* bytes before and behind an update in its slot */
     /* Forwards add their inputs up as they come. The discipline has their sums and what they send, by slot
      * (hpc_work.leaving). They take the rule's arguments, and rows that apply take none. */
     int sums;
@@ -79,20 +79,20 @@ struct hpc_discipline {
      * ranks at its own ends. */
     int answers_all;
     /* Whether updates are put into receive slots, even if the owner could read them in place. NULL: no. */
-    int (*puts)(const hpc_exchange *ex);
+    int (*puts)(const hpc_engine *en);
     /* How many bytes it needs in rank's part of the window, at hpc_place.own. NULL: 0. */
-    size_t (*part)(const hpc_exchange *ex, int rank);
+    size_t (*part)(const hpc_engine *en, int rank);
     /* Whether every rank takes part in every share. NULL: only the ranks at either end of its rows do. */
-    int (*involves_all)(const hpc_exchange *ex);
+    int (*involves_all)(const hpc_engine *en);
     /* Whether this rank's pulls wait for the answer of a share in which it takes part. NULL: yes. */
-    int (*makes_params)(const hpc_exchange *ex, const hpc_share *share);
+    int (*makes_params)(const hpc_engine *en, const hpc_share *share);
 
     /* ---- open and free ---- */
 
-    int (*prepare)(hpc_exchange *ex, const hpc_exchange_config *config, const char *op); /* before ranks compare */
-    int (*open_shares)(hpc_exchange *ex, const char *op); /* the layout is known, and still grows */
-    int (*open)(hpc_exchange *ex, const char *op);        /* rows and cores are there */
-    void (*free)(hpc_exchange *ex);                       /* frees all that the others opened, be it only a part */
+    int (*prepare)(hpc_engine *en, const hpc_exchange_config *config, const char *op); /* before ranks compare */
+    int (*open_shares)(hpc_engine *en, const char *op); /* the layout is known, and still grows */
+    int (*open)(hpc_engine *en, const char *op);        /* rows and cores are there */
+    void (*free)(hpc_engine *en);                       /* frees all that the others opened, be it only a part */
 
     /* ---- the core ---- */
 
@@ -112,55 +112,55 @@ struct hpc_discipline {
     /* ---- the worker ---- */
 
     /* HPC_OK if key may be pushed, else HPC_IN_PROGRESS, or an error if op is not NULL. NULL: always; start waits. */
-    int (*may_push)(hpc_exchange *ex, int key, const char *op);
+    int (*may_push)(hpc_engine *en, int key, const char *op);
     /* Waits until the slot of the next push may be written. NULL: hpc_push_wait_slot. */
-    int (*wait_slot)(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
+    int (*wait_slot)(hpc_engine *en, int key, hpc_limit *l, const char *op);
     /* Takes note of the answers of owners that leave updates out, before the encoders of key are looked at. NULL: they
      * leave out none. */
-    int (*hear)(hpc_exchange *ex, int key);
+    int (*hear)(hpc_engine *en, int key);
     /* The update is in its slot and about to be sent. NULL: nothing. */
-    void (*begin_push)(hpc_exchange *ex, int key);
+    void (*begin_push)(hpc_engine *en, int key);
     /* Sends the part of the push that belongs to a share. NULL: hpc_push_share. */
-    int (*send_share)(hpc_exchange *ex, int s, int slot, hpc_limit *l);
+    int (*send_share)(hpc_engine *en, int s, int slot, hpc_limit *l);
     /* All shares were sent, and the push is counted. NULL: nothing. */
-    int (*pushed)(hpc_exchange *ex, int key);
+    int (*pushed)(hpc_engine *en, int key);
     /* Whether the next pull of key, which asks, ends at once, for this rank's copy has all that it needs. NULL: no.
      */
-    int (*ends_pull)(hpc_exchange *ex, int key);
+    int (*ends_pull)(hpc_engine *en, int key);
     /* Whether nobody reads push number ticket / 2 of key any more. NULL: once it is done. */
-    int (*is_free)(const hpc_exchange *ex, int key, uint64_t ticket);
+    int (*is_free)(const hpc_engine *en, int key, uint64_t ticket);
     /* How often rank must have pushed key for this rank's push n to be folded here. NULL: 0, rank does not matter. */
-    uint64_t (*needs)(const hpc_exchange *ex, int rank, int key, uint64_t n);
+    uint64_t (*needs)(const hpc_engine *en, int rank, int key, uint64_t n);
     /* Writes the ranks that a ticket waits for (for_slot: that the slot of its push waits for) into ranks; returns
      * their number, 1 or more. */
-    int (*awaited)(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks);
+    int (*awaited)(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
     /* At every look of a wait, and in hpc_exchange_progress. NULL: nothing. */
-    int (*progress)(hpc_exchange *ex);
+    int (*progress)(hpc_engine *en);
     /* The last push of key is done. NULL: nothing. */
-    int (*ended)(hpc_exchange *ex, int key, const char *op);
+    int (*ended)(hpc_engine *en, int key, const char *op);
     /* Close: waits until the last push of key has left this rank's memory. NULL: a push that is done has. */
-    int (*finish)(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
+    int (*finish)(hpc_engine *en, int key, hpc_limit *l, const char *op);
     /* Close: nothing is under way. NULL: nothing. */
-    void (*closing)(hpc_exchange *ex);
+    void (*closing)(hpc_engine *en);
     /* Close, when all workers have closed: writes the ranks from which something has still to come, or that have still
      * to take something, into ranks (NULL: counts only, perhaps twice); returns their number. A rank that owns rows
      * serves until it is 0. NULL: nothing has. */
-    int (*outstanding)(const hpc_exchange *ex, int *ranks);
+    int (*outstanding)(const hpc_engine *en, int *ranks);
 
     /* ---- state and facts: NULL is nothing, or 0 ---- */
 
     /* Settle: waits until all pushes of key are applied. NULL: a push that is done is. */
-    int (*settle)(hpc_exchange *ex, int key, hpc_limit *l, const char *op);
-    void (*restored)(hpc_exchange *ex, const hpc_work *w, uint64_t step); /* a row was set */
-    int (*before_publish)(hpc_exchange *ex, const char *op, double deadline);
-    int (*after_publish)(hpc_exchange *ex);
+    int (*settle)(hpc_engine *en, int key, hpc_limit *l, const char *op);
+    void (*restored)(hpc_engine *en, const hpc_work *w, uint64_t step); /* a row was set */
+    int (*before_publish)(hpc_engine *en, const char *op, double deadline);
+    int (*after_publish)(hpc_engine *en);
     uint64_t (*folded_of)(const hpc_share *share, int rank); /* pushes of rank that a share has begun to fold */
-    int (*late)(const hpc_exchange *ex, int key);            /* shares of its last push that were left out */
-    uint64_t (*version)(const hpc_exchange *ex, int key);    /* NULL: the pushes */
+    int (*late)(const hpc_engine *en, int key);              /* shares of its last push that were left out */
+    uint64_t (*version)(const hpc_engine *en, int key);      /* NULL: the pushes */
     /* Writes counts[0..cap) of hpc_exchange_get_staleness, and returns what that does. */
-    int (*staleness)(const hpc_exchange *ex, uint64_t *counts, int cap);
-    void (*count)(const hpc_exchange *ex, hpc_exchange_stats *stats);
-    void (*count_peer)(const hpc_exchange *ex, int rank, hpc_exchange_peer *peer);
+    int (*staleness)(const hpc_engine *en, uint64_t *counts, int cap);
+    void (*count)(const hpc_engine *en, hpc_exchange_stats *stats);
+    void (*count_peer)(const hpc_engine *en, int rank, hpc_exchange_peer *peer);
 };
 
 #endif

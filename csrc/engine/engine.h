@@ -1,4 +1,4 @@
-/* The state of one rank's end of an exchange.
+/* The state of one rank's end of an engine: of an exchange, or of those of its keys that have one configuration.
  *
  *   layout.c    where everything lies in every rank's part of the window, from the plan alone
  *   holders.c   whose part has the parameters that a worker reads, and who may write them
@@ -172,8 +172,12 @@ typedef struct hpc_life {
     int serves; /* rows of this rank outlast its own pushes */
 } hpc_life;
 
-struct hpc_exchange {
+/* One configuration of an exchange: some of its keys, with all that they need. The engines of an exchange are a ring.
+ */
+struct hpc_engine {
     hpc_context *context;
+    hpc_engine *next; /* itself, where it is the only one */
+    int first_key;    /* in the exchange */
     hpc_plan *plan;
     const hpc_discipline *discipline;
     void *own;              /* the discipline's */
@@ -218,14 +222,14 @@ struct hpc_exchange {
 };
 
 /* All rows of a share have the same inputs. */
-static inline const hpc_work *hpc_first_work(const hpc_exchange *ex, const hpc_share *share) {
-    return &ex->work[ex->work_of[share->rows[0]]];
+static inline const hpc_work *hpc_first_work(const hpc_engine *en, const hpc_share *share) {
+    return &en->work[en->work_of[share->rows[0]]];
 }
 
 /* Bytes from another rank. The cores of this rank count together. */
-static inline void hpc_count_received(const hpc_exchange *ex, int rank, size_t nbytes) {
-    if (rank != ex->context->group.rank)
-        atomic_fetch_add_explicit(&ex->peers.received[rank], nbytes, memory_order_relaxed);
+static inline void hpc_count_received(const hpc_engine *en, int rank, size_t nbytes) {
+    if (rank != en->context->group.rank)
+        atomic_fetch_add_explicit(&en->peers.received[rank], nbytes, memory_order_relaxed);
 }
 
 /* A counter with one writer; whoever reads it needs no order. */
@@ -242,8 +246,13 @@ static inline _Atomic uint64_t *hpc_core_sent(const hpc_core *core, int rank, hp
     return &core->sent[(size_t)rank * HPC_TRAFFIC_STAGES + (size_t)stage];
 }
 
-/* Records the failure that ends the exchange; the first one counts. hpc_exchange_check tells the other ranks.
+/* Whether a failure has ended the exchange. */
+static inline int hpc_engine_has_failed(const hpc_engine *en) {
+    return atomic_load_explicit(&en->fault.failed, memory_order_relaxed) != HPC_OK;
+}
+
+/* Records the failure that ends the exchange; the first one counts. hpc_engine_check tells the other ranks.
  * (answer.c) */
-void hpc_exchange_fail(hpc_exchange *ex, int status, const char *why);
+void hpc_engine_fail(hpc_engine *en, int status, const char *why);
 
 #endif

@@ -6,19 +6,19 @@
 #include "engine/kind.h"
 
 static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     const hpc_output *out = &w->outputs[edge];
-    const hpc_row *to = &ex->plan->rows[out->row];
+    const hpc_row *to = &en->plan->rows[out->row];
     size_t nbytes = 0, at = 0;
     const void *src = NULL;
     uint32_t imm = hpc_imm(HPC_OP_EMPTY, HPC_EMPTY_ROW, out->row);
     if (slot != HPC_KEPT_EMPTY) {
         src = out->copy != NULL ? out->copy : w->kind->leaving(w, slot);
         nbytes = w->out_codec->length(w->config, src, w->row->count);
-        at = out->offset + (size_t)slot * hpc_slot_stride(ex, to);
+        at = out->offset + (size_t)slot * hpc_slot_stride(en, to);
         imm = hpc_imm(HPC_OP_FORWARD, slot, out->row);
     }
-    int status = hpc_lane_try_notify(core->out, ex->window, out->rank, src, nbytes, at, imm);
+    int status = hpc_lane_try_notify(core->out, en->window, out->rank, src, nbytes, at, imm);
     if (status == HPC_OK) hpc_tally_add(hpc_core_sent(core, out->rank, hpc_row_stage(to)), nbytes);
     if (status != HPC_IN_PROGRESS) hpc_core_check_put(core, status);
     return status;
@@ -28,7 +28,7 @@ static void keep_forward(hpc_core *core, hpc_work *w, int edge, int slot) {
     int to = w->outputs[edge].rank;
     hpc_kept *kept = core->free_kept;
     if (kept == NULL) { /* there is room for all that can be on its way: more has come than may */
-        hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, "a rank sent more of a row than its receivers have taken");
+        hpc_engine_fail(core->engine, HPC_ERR_TRANSPORT, "a rank sent more of a row than its receivers have taken");
         return;
     }
     core->free_kept = kept->next;
@@ -57,7 +57,7 @@ void hpc_forward_empty(hpc_core *core, hpc_work *w) {
 }
 
 void hpc_forward_retry(hpc_core *core) {
-    for (int r = 0; r < core->exchange->context->group.size; r++) {
+    for (int r = 0; r < core->engine->context->group.size; r++) {
         hpc_kept *kept;
         while ((kept = core->kept_first[r]) != NULL &&
                try_forward(core, kept->work, kept->edge, kept->slot) != HPC_IN_PROGRESS) {

@@ -28,8 +28,8 @@ typedef struct hpc_row_room {
 struct hpc_row_kind {
     const char *name;
     /* Whether a row of this rank is of this kind. The first member of the array that says yes is taken. */
-    int (*suits)(const hpc_exchange *ex, const hpc_row *row);
-    hpc_row_room (*room)(const hpc_exchange *ex, const hpc_row *row);
+    int (*suits)(const hpc_engine *en, const hpc_row *row);
+    hpc_row_room (*room)(const hpc_engine *en, const hpc_row *row);
 
     /* Folds inputs, applies the rule with args, and sends what comes of it. Nonzero when the exchange has failed. */
     int (*work)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
@@ -56,7 +56,7 @@ extern const hpc_row_kind hpc_kind_sum, hpc_kind_sum_opened, hpc_kind_sum_pieces
 extern const hpc_row_kind hpc_kind_passthrough, hpc_kind_relay;
 
 /* The kind of a row of this rank (kind.c). */
-const hpc_row_kind *hpc_row_kind_of(const hpc_exchange *ex, const hpc_row *row);
+const hpc_row_kind *hpc_row_kind_of(const hpc_engine *en, const hpc_row *row);
 
 /* ---- block.c: the steps of one block ---- */
 
@@ -76,10 +76,10 @@ void hpc_block_encode(const hpc_work *w, const float *block, size_t from, size_t
 /* The rule, or the fold, of a row has returned nonzero. The exchange fails. */
 void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned);
 /* Turns a model that rotates: the parameters are in another slot from now on. */
-void hpc_row_turn(const hpc_exchange *ex, hpc_work *w, uint64_t slot);
+void hpc_row_turn(const hpc_engine *en, hpc_work *w, uint64_t slot);
 /* A step begins: nothing that its inputs hold can be refused any more. */
-static inline void hpc_row_begin_step(const hpc_exchange *ex, hpc_work *w, uint64_t slot) {
-    if (ex->rotates) hpc_row_turn(ex, w, slot);
+static inline void hpc_row_begin_step(const hpc_engine *en, hpc_work *w, uint64_t slot) {
+    if (en->rotates) hpc_row_turn(en, w, slot);
     w->step++;
     hpc_tally_add(&w->folded, 1);
 }
@@ -89,22 +89,22 @@ static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_a
     hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->config, w->row->count) * (size_t)n_arrays);
 }
 /* Whether inputs are added as they come. Where each is applied by itself there is nothing to add. */
-static inline int hpc_row_is_early(const hpc_exchange *ex) {
-    return ex->asked.eager && ex->discipline->whole;
+static inline int hpc_row_is_early(const hpc_engine *en) {
+    return en->asked.eager && en->discipline->whole;
 }
 /* Whether a fold outlasts the work on its row: inputs are added as they come, or a mean is kept. */
-static inline int hpc_row_keeps_fold(const hpc_exchange *ex) {
-    return hpc_row_is_early(ex) || ex->discipline->split != NULL;
+static inline int hpc_row_keeps_fold(const hpc_engine *en) {
+    return hpc_row_is_early(en) || en->discipline->split != NULL;
 }
 /* Whether the discipline has the sums of a forward. */
-static inline int hpc_row_is_summed(const hpc_exchange *ex, const hpc_row *row) {
-    return ex->discipline->sums && row->action == HPC_FORWARD;
+static inline int hpc_row_is_summed(const hpc_engine *en, const hpc_row *row) {
+    return en->discipline->sums && row->action == HPC_FORWARD;
 }
 static inline size_t hpc_row_floats(const hpc_row *row, size_t of_each) {
     return ((size_t)row->count * of_each * sizeof(float) + 63) / 64 * 64;
 }
 /* hpc_row_kind.room of rows that have parameters. */
-hpc_row_room hpc_blocks_room(const hpc_exchange *ex, const hpc_row *row);
+hpc_row_room hpc_blocks_room(const hpc_engine *en, const hpc_row *row);
 
 /* ---- sum.c ---- */
 
@@ -116,7 +116,7 @@ int hpc_blocks_apply_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, 
 /* ---- kind_forward.c ---- */
 
 /* hpc_row_kind.room and leaving of forwards; and leaving of those whose sums the discipline has. */
-hpc_row_room hpc_forward_room(const hpc_exchange *ex, const hpc_row *row);
+hpc_row_room hpc_forward_room(const hpc_engine *en, const hpc_row *row);
 const void *hpc_fold_leaving(const hpc_work *w, int slot);
 const void *hpc_sum_leaving(const hpc_work *w, int slot);
 

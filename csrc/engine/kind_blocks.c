@@ -5,13 +5,13 @@
 
 /* ---- any rule ---- */
 
-static int suits(const hpc_exchange *ex, const hpc_row *row) {
-    (void)ex, (void)row;
+static int suits(const hpc_engine *en, const hpc_row *row) {
+    (void)en, (void)row;
     return 1;
 }
 
 static int work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
-    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    hpc_row_begin_step(core->engine, w, inputs->slot);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = hpc_block_count(w, from);
         const float *block = hpc_block_fold(core, w, inputs, core->acc, 0, args, from, n);
@@ -36,13 +36,13 @@ const hpc_row_kind hpc_kind_blocks = {
 
 /* ---- averages ---- */
 
-static int averages(const hpc_exchange *ex, const hpc_row *row) {
-    return ex->rules[row->key].averages && row->action == HPC_APPLY && ex->discipline->split == NULL;
+static int averages(const hpc_engine *en, const hpc_row *row) {
+    return en->rules[row->key].averages && row->action == HPC_APPLY && en->discipline->split == NULL;
 }
 
 static int work_average(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
-    const int stream = core->exchange->stream && w->n_outputs == 0;
-    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    const int stream = core->engine->stream && w->n_outputs == 0;
+    hpc_row_begin_step(core->engine, w, inputs->slot);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = hpc_block_count(w, from);
         const float *block = hpc_block_fold(core, w, inputs, w->param + from, stream, args, from, n);
@@ -67,13 +67,13 @@ const hpc_row_kind hpc_kind_average = {
 
 /* ---- eager ---- */
 
-static int is_eager(const hpc_exchange *ex, const hpc_row *row) {
+static int is_eager(const hpc_engine *en, const hpc_row *row) {
     (void)row;
-    return hpc_row_is_early(ex);
+    return hpc_row_is_early(en);
 }
 
 static int work_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
-    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    hpc_row_begin_step(core->engine, w, inputs->slot);
     if (hpc_blocks_apply_sum(core, w, inputs, args) != 0) return -1;
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, inputs->n);

@@ -2,21 +2,21 @@
  * once. This is the default, and the fastest kind. */
 #include "engine/kind.h"
 
-static int suits(const hpc_exchange *ex, const hpc_row *row) {
-    if (ex->rules[row->key].pass == NULL || row->action != HPC_APPLY || !hpc_folds_whole(ex)) return 0;
+static int suits(const hpc_engine *en, const hpc_row *row) {
+    if (en->rules[row->key].pass == NULL || row->action != HPC_APPLY || !hpc_folds_whole(en)) return 0;
     if (!hpc_codec_of(row->codec_in)->plain || !hpc_codec_of(row->codec_out)->plain || row->n_in > HPC_PASS_INPUTS)
         return 0;
     for (int e = 0; e < row->n_out; e++) {
         const int r = row->out[e].rank;
-        if (row->out[e].row < 0 && ex->layout.holders[r] == r && !hpc_is_mapped(ex, r)) return 0;
+        if (row->out[e].row < 0 && en->layout.holders[r] == r && !hpc_is_mapped(en, r)) return 0;
     }
     return 1;
 }
 
 static int pass(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int n_arrays) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     const hpc_receivers to = inputs->to;
-    hpc_row_begin_step(ex, w, inputs->slot);
+    hpc_row_begin_step(en, w, inputs->slot);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) { /* the state lies block by block */
         for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + from * sizeof(float);
         int n_out = 0;
@@ -33,7 +33,7 @@ static int pass(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
             .state = w->state + from * (size_t)w->rule->rule.slots,
             .args = args,
             .n = (int64_t)hpc_block_count(w, from),
-            .stream = ex->stream,
+            .stream = en->stream,
         };
         int returned = w->rule->pass(&block);
         if (returned == 0) continue;
@@ -41,7 +41,7 @@ static int pass(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
         return returned;
     }
 #if defined(__x86_64__)
-    if (ex->stream) __builtin_ia32_sfence(); /* streamed stores come before the answer */
+    if (en->stream) __builtin_ia32_sfence(); /* streamed stores come before the answer */
 #endif
     hpc_row_leave_mapped(core, w, to, (int)inputs->slot);
     hpc_row_count_fold(core, w, n_arrays);

@@ -6,9 +6,9 @@
 #include "engine/kind.h"
 #include "engine/pieces.h"
 
-static int takes_pieces(const hpc_exchange *ex, const hpc_row *row) {
+static int takes_pieces(const hpc_engine *en, const hpc_row *row) {
     for (int e = 0; e < row->n_in; e++)
-        if (!hpc_edge_codec(ex->plan, row, &row->in[e])->addressable) return 1;
+        if (!hpc_edge_codec(en->plan, row, &row->in[e])->addressable) return 1;
     return 0;
 }
 
@@ -27,14 +27,14 @@ static int add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const doub
 
 /* ---- rows that have parameters ---- */
 
-static hpc_row_room room(const hpc_exchange *ex, const hpc_row *row) {
-    hpc_row_room room = hpc_blocks_room(ex, row);
+static hpc_row_room room(const hpc_engine *en, const hpc_row *row) {
+    hpc_row_room room = hpc_blocks_room(en, row);
     if (room.acc == 0) room.sum = hpc_row_floats(row, 1);
     return room;
 }
 
 static int apply_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
-    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    hpc_row_begin_step(core->engine, w, inputs->slot);
     if (hpc_blocks_apply_sum(core, w, inputs, args) != 0) return -1;
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, 0);
@@ -63,8 +63,8 @@ const hpc_row_kind hpc_kind_pieces = {
     .leaving = hpc_params_leaving,
 };
 
-static int suits_early(const hpc_exchange *ex, const hpc_row *row) {
-    return hpc_row_is_early(ex) && takes_pieces(ex, row);
+static int suits_early(const hpc_engine *en, const hpc_row *row) {
+    return hpc_row_is_early(en) && takes_pieces(en, row);
 }
 
 const hpc_row_kind hpc_kind_pieces_early = {
@@ -81,11 +81,11 @@ const hpc_row_kind hpc_kind_pieces_early = {
 /* ---- one piece, and sgd ---- */
 
 /* The rule sgd alone has a pass and no state. Parameters go out as float32, and no other row sends them on. */
-static int suits_in_place(const hpc_exchange *ex, const hpc_row *row) {
-    const hpc_key_rule *rule = &ex->rules[row->key];
-    if (rule->pass == NULL || rule->rule.slots > 0 || hpc_row_keeps_fold(ex) || row->n_in != 1) return 0;
+static int suits_in_place(const hpc_engine *en, const hpc_row *row) {
+    const hpc_key_rule *rule = &en->rules[row->key];
+    if (rule->pass == NULL || rule->rule.slots > 0 || hpc_row_keeps_fold(en) || row->n_in != 1) return 0;
     if (row->action != HPC_APPLY || !hpc_codec_of(row->codec_out)->plain) return 0;
-    if (!hpc_edge_codec(ex->plan, row, &row->in[0])->weighs) return 0;
+    if (!hpc_edge_codec(en->plan, row, &row->in[0])->weighs) return 0;
     for (int e = 0; e < row->n_out; e++)
         if (row->out[e].row >= 0) return 0;
     return 1;
@@ -101,7 +101,7 @@ static int take_sum(hpc_core *core, hpc_work *w) {
     }
     w->acc = nbytes > core->acc_bytes ? core->sum : core->acc;
     if (w->acc != NULL) return 0;
-    hpc_exchange_fail(core->exchange, HPC_ERR_MEMORY, "there is no memory for the sum of a row's pieces");
+    hpc_engine_fail(core->engine, HPC_ERR_MEMORY, "there is no memory for the sum of a row's pieces");
     return -1;
 }
 
@@ -119,7 +119,7 @@ static int work_in_place(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, 
         if (w->outputs[o].params != NULL && hpc_goes_to(inputs->to, &w->outputs[o]) &&
             hpc_pieces_add_again(core, w, inputs->from[0], inputs->bases[0], -rate, w->outputs[o].params) != 0)
             return -1;
-    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    hpc_row_begin_step(core->engine, w, inputs->slot);
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, 0);
     return 0;
@@ -138,7 +138,7 @@ const hpc_row_kind hpc_kind_pieces_in_place = {
 
 /* Sends the contents of the accumulator, as an array. */
 static int send_array(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
-    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    hpc_row_begin_step(core->engine, w, inputs->slot);
     for (size_t from = 0; w->encoded != NULL && from < w->row->count; from += HPC_BLOCK)
         hpc_block_encode(w, w->acc + from, from, hpc_block_count(w, from));
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
@@ -148,7 +148,7 @@ static int send_array(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
 
 /* As a piece. Receivers do not apply a fold of no updates. */
 static int send_piece(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int n_arrays) {
-    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    hpc_row_begin_step(core->engine, w, inputs->slot);
     const int failed = inputs->n_updates > 0 ? hpc_pieces_encode_row(core, w) : hpc_pieces_encode_nothing(w);
     if (failed) return failed;
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
@@ -157,12 +157,12 @@ static int send_piece(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int
 }
 
 /* Pieces that go on as an array. */
-static int is_opened(const hpc_exchange *ex, const hpc_row *row) {
-    return row->action == HPC_FORWARD && takes_pieces(ex, row);
+static int is_opened(const hpc_engine *en, const hpc_row *row) {
+    return row->action == HPC_FORWARD && takes_pieces(en, row);
 }
 
-static hpc_row_room opened_room(const hpc_exchange *ex, const hpc_row *row) {
-    hpc_row_room room = hpc_forward_room(ex, row);
+static hpc_row_room opened_room(const hpc_engine *en, const hpc_row *row) {
+    hpc_row_room room = hpc_forward_room(en, row);
     if (room.acc == 0) room.sum = hpc_row_floats(row, 1);
     return room;
 }
@@ -180,14 +180,14 @@ const hpc_row_kind hpc_kind_forward_opened = {
 };
 
 /* Pieces that go on as a piece. */
-static int is_filtered_again(const hpc_exchange *ex, const hpc_row *row) {
-    return sends_pieces(row) && takes_pieces(ex, row);
+static int is_filtered_again(const hpc_engine *en, const hpc_row *row) {
+    return sends_pieces(row) && takes_pieces(en, row);
 }
 
-static hpc_row_room piece_room(const hpc_exchange *ex, const hpc_row *row) {
-    hpc_row_room room = hpc_forward_room(ex, row);
+static hpc_row_room piece_room(const hpc_engine *en, const hpc_row *row) {
+    hpc_row_room room = hpc_forward_room(en, row);
     room.sum = hpc_row_floats(row, 1);
-    room.residual = hpc_pieces_state_bytes(ex, row);
+    room.residual = hpc_pieces_state_bytes(en, row);
     room.sends_pieces = 1;
     return room;
 }
@@ -205,8 +205,8 @@ const hpc_row_kind hpc_kind_forward_pieces = {
 };
 
 /* Arrays that go on as a piece. */
-static int is_filtered(const hpc_exchange *ex, const hpc_row *row) {
-    (void)ex;
+static int is_filtered(const hpc_engine *en, const hpc_row *row) {
+    (void)en;
     return sends_pieces(row);
 }
 
@@ -229,21 +229,21 @@ const hpc_row_kind hpc_kind_forward_filtered = {
 };
 
 /* One piece that goes on unopened: else it would be filtered twice. */
-static int is_passthrough(const hpc_exchange *ex, const hpc_row *row) {
+static int is_passthrough(const hpc_engine *en, const hpc_row *row) {
     return sends_pieces(row) && row->n_in == 1 && row->in[0].row >= 0 && row->in[0].weight == 1 &&
-           ex->plan->rows[row->in[0].row].codec_out == row->codec_out && !hpc_row_is_summed(ex, row);
+           en->plan->rows[row->in[0].row].codec_out == row->codec_out && !hpc_row_is_summed(en, row);
 }
 
-static hpc_row_room no_room(const hpc_exchange *ex, const hpc_row *row) {
-    (void)ex, (void)row;
+static hpc_row_room no_room(const hpc_engine *en, const hpc_row *row) {
+    (void)en, (void)row;
     return (hpc_row_room){0};
 }
 
 static int work_passthrough(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
     (void)args;
-    hpc_row_begin_step(core->exchange, w, inputs->slot);
+    hpc_row_begin_step(core->engine, w, inputs->slot);
     const size_t nbytes = w->in_codec->length(w->config, inputs->bases[0], w->row->count);
-    hpc_count_received(core->exchange, inputs->from[0]->rank, nbytes);
+    hpc_count_received(core->engine, inputs->from[0]->rank, nbytes);
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, 0);
     return 0;
@@ -259,8 +259,8 @@ const hpc_row_kind hpc_kind_passthrough = {
 
 /* ---- sums of the discipline's ---- */
 
-static int is_opened_sum(const hpc_exchange *ex, const hpc_row *row) {
-    return hpc_row_is_summed(ex, row) && takes_pieces(ex, row);
+static int is_opened_sum(const hpc_engine *en, const hpc_row *row) {
+    return hpc_row_is_summed(en, row) && takes_pieces(en, row);
 }
 
 static int work_opened_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
@@ -277,12 +277,12 @@ const hpc_row_kind hpc_kind_sum_opened = {
     .leaving = hpc_sum_leaving,
 };
 
-static int is_filtered_sum(const hpc_exchange *ex, const hpc_row *row) {
-    return hpc_row_is_summed(ex, row) && sends_pieces(row);
+static int is_filtered_sum(const hpc_engine *en, const hpc_row *row) {
+    return hpc_row_is_summed(en, row) && sends_pieces(row);
 }
 
-static hpc_row_room residual_room(const hpc_exchange *ex, const hpc_row *row) {
-    return (hpc_row_room){.residual = hpc_pieces_state_bytes(ex, row), .sends_pieces = 1};
+static hpc_row_room residual_room(const hpc_engine *en, const hpc_row *row) {
+    return (hpc_row_room){.residual = hpc_pieces_state_bytes(en, row), .sends_pieces = 1};
 }
 
 static int work_filtered_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {

@@ -1,27 +1,27 @@
 /* Relays: the parameters that have come in a slot go on as they came, and into the memory of workers that is mapped. */
 #include "engine/kind.h"
 
-static int suits(const hpc_exchange *ex, const hpc_row *row) {
-    (void)ex;
+static int suits(const hpc_engine *en, const hpc_row *row) {
+    (void)en;
     return row->action == HPC_RELAY;
 }
 
-static hpc_row_room room(const hpc_exchange *ex, const hpc_row *row) {
-    (void)ex, (void)row;
+static hpc_row_room room(const hpc_engine *en, const hpc_row *row) {
+    (void)en, (void)row;
     return (hpc_row_room){0};
 }
 
 static void write(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     const void *from = hpc_input_leaving(w, slot);
     size_t count = (size_t)w->row->count;
     for (int o = 0; o < w->n_outputs; o++) {
         float *params = w->outputs[o].params;
         if (params == NULL || !hpc_goes_to(to, &w->outputs[o])) continue;
         if (w->out_codec->plain)
-            ex->kernels->copy(params, from, count * sizeof(float), ex->stream);
+            en->kernels->copy(params, from, count * sizeof(float), en->stream);
         else
-            hpc_codec_decode(w->out_codec, ex->kernels, from, params, count, ex->stream);
+            hpc_codec_decode(w->out_codec, en->kernels, from, params, count, en->stream);
     }
 }
 

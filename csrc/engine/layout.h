@@ -5,60 +5,60 @@
 
 #include "engine/discipline.h"
 
-/* Shares, places and offsets from ex->plan. */
-int hpc_layout_make(hpc_exchange *ex, const char *op);
-int hpc_layout_slots(hpc_exchange *ex); /* places this rank's receive slots and fills in its part of slot_base */
-void hpc_layout_free(hpc_exchange *ex);
+/* Shares, places and offsets from en->plan. */
+int hpc_layout_make(hpc_engine *en, const char *op);
+int hpc_layout_slots(hpc_engine *en); /* places this rank's receive slots and fills in its part of slot_base */
+void hpc_layout_free(hpc_engine *en);
 /* Takes nbytes at the end of a part, on pages of its own: a core's memory can be placed on its node. */
 size_t hpc_layout_take(hpc_place *place, size_t nbytes);
 
 /* holders.c: whose part holds the parameters that a worker reads; when the workers are known. */
-int hpc_holders_find(hpc_exchange *ex, const char *op);
-int hpc_holders_check(const hpc_exchange *ex, const char *op); /* with shared_params: who writes each copy */
+int hpc_holders_find(hpc_engine *en, const char *op);
+int hpc_holders_check(const hpc_engine *en, const char *op); /* with shared_params: who writes each copy */
 /* The rank whose part has parameters that the row makes, and that are read on its owner's host; -1: there is none. */
-int hpc_row_home(const hpc_exchange *ex, const hpc_row *row);
+int hpc_row_home(const hpc_engine *en, const hpc_row *row);
 
 /* stages.c: what follows from the edges between rows. */
-int hpc_stages_find(hpc_exchange *ex, const char *op);
-void hpc_stages_free(hpc_exchange *ex);
+int hpc_stages_find(hpc_engine *en, const char *op);
+void hpc_stages_free(hpc_engine *en);
 const hpc_edge *hpc_row_input(const hpc_row *row, int rank); /* rank's push to the row itself, or NULL */
 int hpc_row_has_input(const hpc_row *row, int rank);
 int hpc_row_has_output(const hpc_row *row, int rank); /* the row itself sends rank parameters */
 int hpc_row_sends_to_rows(const hpc_row *row);
-double hpc_edge_mass(const hpc_exchange *ex, const hpc_edge *edge);   /* of an input: what the pushes in it weigh */
-int hpc_input_is_empty(const hpc_exchange *ex, const hpc_edge *edge); /* a push of weight 0: it brings no bytes */
-int hpc_row_is_fed_by(const hpc_exchange *ex, int row, int rank);     /* pushes of rank reach row, through any stages */
-int hpc_row_is_copy(const hpc_exchange *ex, int row, int step); /* a row before (-1) or behind (1) applies the same */
-int hpc_row_reaches(const hpc_exchange *ex, int row, int rank); /* its parameters reach rank, in the same way */
+double hpc_edge_mass(const hpc_engine *en, const hpc_edge *edge);   /* of an input: what the pushes in it weigh */
+int hpc_input_is_empty(const hpc_engine *en, const hpc_edge *edge); /* a push of weight 0: it brings no bytes */
+int hpc_row_is_fed_by(const hpc_engine *en, int row, int rank);     /* pushes of rank reach row, through any stages */
+int hpc_row_is_copy(const hpc_engine *en, int row, int step); /* a row before (-1) or behind (1) applies the same */
+int hpc_row_reaches(const hpc_engine *en, int row, int rank); /* its parameters reach rank, in the same way */
 /* Whether a mean of the row is gathered by it for rank: where several rows apply the same elements, by the one whose
  * parameters rank gets. */
-int hpc_row_gives_mean(const hpc_exchange *ex, int row, int rank);
-int hpc_feeds_share(const hpc_exchange *ex, const hpc_share *share, int rank);           /* some of its rows */
-int hpc_feeds_share_by_stages(const hpc_exchange *ex, const hpc_share *share, int rank); /* some, through other rows */
+int hpc_row_gives_mean(const hpc_engine *en, int row, int rank);
+int hpc_feeds_share(const hpc_engine *en, const hpc_share *share, int rank);           /* some of its rows */
+int hpc_feeds_share_by_stages(const hpc_engine *en, const hpc_share *share, int rank); /* some, through other rows */
 /* Whether rank's pushes reach the share, or the share itself sends rank parameters. */
-int hpc_share_involves(const hpc_exchange *ex, const hpc_share *share, int rank);
+int hpc_share_involves(const hpc_engine *en, const hpc_share *share, int rank);
 /* Whether the owner of a row may have its own parameters while the row has not sent all to other rows. */
-int hpc_row_outlasts_pulls(const hpc_exchange *ex, int row);
+int hpc_row_outlasts_pulls(const hpc_engine *en, int row);
 /* Whether rank's pushes are done only when the share has answered them. */
-int hpc_share_is_awaited_by(const hpc_exchange *ex, const hpc_share *share, int rank);
+int hpc_share_is_awaited_by(const hpc_engine *en, const hpc_share *share, int rank);
 /* Whether the share answers rank: those that await it, and of forwards the owner, to know what is missing. */
-int hpc_share_answers(const hpc_exchange *ex, const hpc_share *share, int rank);
+int hpc_share_answers(const hpc_engine *en, const hpc_share *share, int rank);
 
 /* Bytes from the start of rank's part to the place where a mean of key is gathered (hpc_splitting): the slot of its
  * pushes where that is float32. */
-size_t hpc_gathered_at(const hpc_exchange *ex, int rank, int key);
+size_t hpc_gathered_at(const hpc_engine *en, int rank, int key);
 /* Bytes from the start of rank's part to its parameters of a key, after so many of its pushes. */
-size_t hpc_params_at(const hpc_exchange *ex, int rank, int key, uint64_t pushes);
+size_t hpc_params_at(const hpc_engine *en, int rank, int key, uint64_t pushes);
 
 /* Calls visit for every in-edge whose input comes by receive slots: for the rows of owner, or for inputs of sender (the
  * other one is -1). offset is the distance of the edge's slot 0 from the pair's slot_base. */
 typedef void hpc_visit(void *arg, int row, int edge, size_t offset);
-int hpc_layout_walk(const hpc_exchange *ex, int owner, int sender, hpc_visit *visit, void *arg);
+int hpc_layout_walk(const hpc_engine *en, int owner, int sender, hpc_visit *visit, void *arg);
 
 /* rows.c: this rank's cores and the rows they own. choose comes before the window is there, open after. */
-int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const char *op);
-int hpc_rows_open(hpc_exchange *ex, const char *op);
-void hpc_rows_free(hpc_exchange *ex);
+int hpc_rows_choose_cores(hpc_engine *en, int progress, int *threads, const char *op);
+int hpc_rows_open(hpc_engine *en, const char *op);
+void hpc_rows_free(hpc_engine *en);
 /* Chooses a CPU for each of n cores: one of the node that the core wants (-1: any) while one is left, else the next; no
  * CPU twice. n_cpus is n or more; nodes[k] is the node of cpus[k]. Equal arguments give equal choices on all ranks. */
 void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wanted, int n, int *chosen);
@@ -71,39 +71,39 @@ enum { HPC_CLOSED = 1, HPC_FREED = 2 };
 static inline int hpc_signal_closed(int rank) {
     return rank;
 }
-static inline int hpc_signal_args(const hpc_exchange *ex, int owner, int core) {
-    return ex->context->group.size + ex->layout.places[owner].first_core + core;
+static inline int hpc_signal_args(const hpc_engine *en, int owner, int core) {
+    return en->context->group.size + en->layout.places[owner].first_core + core;
 }
-static inline int hpc_signal_applied(const hpc_exchange *ex, int share) {
-    return ex->context->group.size + ex->layout.n_cores + share;
+static inline int hpc_signal_applied(const hpc_engine *en, int share) {
+    return en->context->group.size + en->layout.n_cores + share;
 }
-static inline int hpc_signal_second(const hpc_exchange *ex, int share) { /* where the discipline has two */
-    return hpc_signal_applied(ex, share) + ex->layout.n_shares;
+static inline int hpc_signal_second(const hpc_engine *en, int share) { /* where the discipline has two */
+    return hpc_signal_applied(en, share) + en->layout.n_shares;
 }
-static inline int hpc_signals(const hpc_exchange *ex) {
-    return hpc_signal_applied(ex, 0) + ex->layout.n_shares * (ex->discipline->signals == 2 ? 2 : 1);
+static inline int hpc_signals(const hpc_engine *en) {
+    return hpc_signal_applied(en, 0) + en->layout.n_shares * (en->discipline->signals == 2 ? 2 : 1);
 }
 
 /* The closed signal of rank: HPC_CLOSED, HPC_FREED or 0. acquire: everything that it put before is there. */
-static inline uint64_t hpc_closed_signal(const hpc_exchange *ex, int rank) {
-    return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_closed(rank)), memory_order_acquire);
+static inline uint64_t hpc_closed_signal(const hpc_engine *en, int rank) {
+    return atomic_load_explicit(hpc_own_signal(en->window, hpc_signal_closed(rank)), memory_order_acquire);
 }
 
 /* ---- bytes ---- */
 
 /* Bytes of a push to a row, as it comes; at most, where pushes are pieces. */
-static inline size_t hpc_input_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    return hpc_codec_of(row->codec_in)->max_bytes(ex->configs[row->key], row->count);
+static inline size_t hpc_input_bytes(const hpc_engine *en, const hpc_row *row) {
+    return hpc_codec_of(row->codec_in)->max_bytes(en->configs[row->key], row->count);
 }
 
 /* Bytes of the push to a row that lies at src. */
-static inline size_t hpc_push_bytes(const hpc_exchange *ex, const hpc_row *row, const void *src) {
-    return hpc_codec_of(row->codec_in)->length(ex->configs[row->key], src, row->count);
+static inline size_t hpc_push_bytes(const hpc_engine *en, const hpc_row *row, const void *src) {
+    return hpc_codec_of(row->codec_in)->length(en->configs[row->key], src, row->count);
 }
 
 /* Bytes of an output of a row, as it is sent. */
-static inline size_t hpc_output_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    return hpc_codec_of(row->codec_out)->max_bytes(ex->configs[row->key], row->count);
+static inline size_t hpc_output_bytes(const hpc_engine *en, const hpc_row *row) {
+    return hpc_codec_of(row->codec_out)->max_bytes(en->configs[row->key], row->count);
 }
 
 /* Whether a row has the parameters of its elements: a forward has a fold, and a relay what has come. */
@@ -122,24 +122,24 @@ static inline int hpc_row_encodes(const hpc_row *row) {
 }
 
 /* How many relays the parameters that a row sends have passed, itself included. */
-static inline int hpc_row_hops(const hpc_exchange *ex, int row) {
-    return ex->layout.stages.many ? ex->layout.stages.hops[row] : 0;
+static inline int hpc_row_hops(const hpc_engine *en, int row) {
+    return en->layout.stages.many ? en->layout.stages.hops[row] : 0;
 }
 
 /* Whether pieces of the key are on the way, be it only from row to row. */
-static inline int hpc_key_has_pieces(const hpc_exchange *ex, int key) {
-    return ex->pieces != NULL && ex->pieces[key].codec != NULL;
+static inline int hpc_key_has_pieces(const hpc_engine *en, int key) {
+    return en->pieces != NULL && en->pieces[key].codec != NULL;
 }
 
 /* Whether pushes of the key are pieces. */
-static inline int hpc_key_pushes_pieces(const hpc_exchange *ex, int key) {
-    return ex->pieces != NULL && ex->pieces[key].n_parts > 0;
+static inline int hpc_key_pushes_pieces(const hpc_engine *en, int key) {
+    return en->pieces != NULL && en->pieces[key].n_parts > 0;
 }
 
 /* The room that an input of a row takes in a slot. */
-static inline size_t hpc_row_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    if (hpc_key_has_pieces(ex, row->key)) return ex->layout.row_room[row - ex->plan->rows];
-    return (hpc_input_bytes(ex, row) + 63) / 64 * 64;
+static inline size_t hpc_row_bytes(const hpc_engine *en, const hpc_row *row) {
+    if (hpc_key_has_pieces(en, row->key)) return en->layout.row_room[row - en->plan->rows];
+    return (hpc_input_bytes(en, row) + 63) / 64 * 64;
 }
 
 /* The codec of an input of a row. */
@@ -148,53 +148,53 @@ static inline const hpc_codec *hpc_edge_codec(const hpc_plan *plan, const hpc_ro
 }
 
 /* Bytes from the start of a key's update to the first element of a row. */
-static inline size_t hpc_row_from(const hpc_exchange *ex, const hpc_row *row) {
-    if (hpc_key_pushes_pieces(ex, row->key)) return ex->layout.row_from[row - ex->plan->rows];
-    return hpc_codec_span(ex->keys[row->key].codec, row->offset);
+static inline size_t hpc_row_from(const hpc_engine *en, const hpc_row *row) {
+    if (hpc_key_pushes_pieces(en, row->key)) return en->layout.row_from[row - en->plan->rows];
+    return hpc_codec_span(en->keys[row->key].codec, row->offset);
 }
 
-static inline size_t hpc_slot_stride(const hpc_exchange *ex, const hpc_row *row) {
-    return hpc_row_bytes(ex, row) + ex->discipline->head + ex->discipline->tail;
+static inline size_t hpc_slot_stride(const hpc_engine *en, const hpc_row *row) {
+    return hpc_row_bytes(en, row) + en->discipline->head + en->discipline->tail;
 }
 
-static inline int hpc_slot_depth(const hpc_exchange *ex) {
-    return ex->discipline->one_slot ? 1 : ex->layout.depth;
+static inline int hpc_slot_depth(const hpc_engine *en) {
+    return en->discipline->one_slot ? 1 : en->layout.depth;
 }
 
 /* The offset in its owner's part of the arguments of rank for its push in a slot. */
-static inline size_t hpc_args_at(const hpc_exchange *ex, const hpc_share *share, int rank, int slot) {
-    size_t at = ex->own_args ? (size_t)share->at : (size_t)share->at * (size_t)ex->context->group.size + (size_t)rank;
-    return ex->layout.places[share->owner].args + (at * (size_t)ex->layout.depth + (size_t)slot) * HPC_ARGS_BYTES;
+static inline size_t hpc_args_at(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
+    size_t at = en->own_args ? (size_t)share->at : (size_t)share->at * (size_t)en->context->group.size + (size_t)rank;
+    return en->layout.places[share->owner].args + (at * (size_t)en->layout.depth + (size_t)slot) * HPC_ARGS_BYTES;
 }
 
-static inline char *hpc_own_part(const hpc_exchange *ex) {
-    return hpc_window_data(ex->window);
+static inline char *hpc_own_part(const hpc_engine *en) {
+    return hpc_window_data(en->window);
 }
 
 /* Whether this rank can read and write the other one's memory by plain instructions. */
-static inline int hpc_is_mapped(const hpc_exchange *ex, int rank) {
-    return rank == ex->context->group.rank || (ex->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
+static inline int hpc_is_mapped(const hpc_engine *en, int rank) {
+    return rank == en->context->group.rank || (en->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
 }
 
 /* Whether owner reads rank's pushes in rank's memory; else they come by put. This rank is one of the two. */
-static inline int hpc_reads_in_place(const hpc_exchange *ex, int owner, int rank) {
-    if (ex->discipline->puts != NULL && ex->discipline->puts(ex)) return owner == rank;
-    return hpc_is_mapped(ex, owner == ex->context->group.rank ? rank : owner);
+static inline int hpc_reads_in_place(const hpc_engine *en, int owner, int rank) {
+    if (en->discipline->puts != NULL && en->discipline->puts(en)) return owner == rank;
+    return hpc_is_mapped(en, owner == en->context->group.rank ? rank : owner);
 }
 
 /* Whether folds take all inputs of a row, with the plan's weights. */
-static inline int hpc_folds_whole(const hpc_exchange *ex) {
-    return ex->discipline->whole && (ex->discipline->turns == NULL || !ex->discipline->turns(ex));
+static inline int hpc_folds_whole(const hpc_engine *en) {
+    return en->discipline->whole && (en->discipline->turns == NULL || !en->discipline->turns(en));
 }
 
 /* Whether owners fold without some of the workers. */
-static inline int hpc_goes_on(const hpc_exchange *ex) {
-    return ex->discipline->goes_on != NULL && ex->discipline->goes_on(ex);
+static inline int hpc_goes_on(const hpc_engine *en) {
+    return en->discipline->goes_on != NULL && en->discipline->goes_on(en);
 }
 
 /* Whether every rank takes part in every share. */
-static inline int hpc_involves_all(const hpc_exchange *ex) {
-    return ex->discipline->involves_all != NULL && ex->discipline->involves_all(ex);
+static inline int hpc_involves_all(const hpc_engine *en) {
+    return en->discipline->involves_all != NULL && en->discipline->involves_all(en);
 }
 
 #endif

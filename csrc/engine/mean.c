@@ -5,7 +5,7 @@
 
 int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares) {
     double args[HPC_RULE_ARGS];
-    HPC_SPAN_OF_ROW(core->exchange->context->group.timeline, core->exchange->plan->keys[w->row->key].name,
+    HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
     hpc_row_next_args(w, inputs, args);
     w->n_updates = inputs->n_updates;
@@ -14,17 +14,17 @@ int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *
 
 /* The only input stays where it is, if it is the mean. */
 int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     int in_place = inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec->plain && w->rule->rule.fold == NULL;
     w->mean = in_place ? (const float *)(const void *)inputs->bases[0] : w->acc;
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = hpc_block_count(w, from);
         const float *block = hpc_block_fold(core, w, inputs, core->acc, 0, args, from, n);
         if (block == NULL) return -1;
-        if (squares != NULL) *squares += ex->kernels->squares(block, n);
-        if (!in_place) ex->kernels->copy(w->acc + from, block, n * sizeof(float), ex->stream);
+        if (squares != NULL) *squares += en->kernels->squares(block, n);
+        if (!in_place) en->kernels->copy(w->acc + from, block, n * sizeof(float), en->stream);
     }
-    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(ex, w->row) * (size_t)inputs->n);
+    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(en, w->row) * (size_t)inputs->n);
     return 0;
 }
 
@@ -32,7 +32,7 @@ int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const
 double hpc_row_squares(const hpc_core *core, const hpc_work *w) {
     double sum = 0;
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
-        sum += core->exchange->kernels->squares(w->mean + from, hpc_block_count(w, from));
+        sum += core->engine->kernels->squares(w->mean + from, hpc_block_count(w, from));
     return sum;
 }
 
@@ -46,7 +46,7 @@ int hpc_row_apply(hpc_core *core, hpc_work *w, const double *given) {
                              .args = given,
                              .n_updates = w->n_updates};
     double args[HPC_RULE_ARGS];
-    HPC_SPAN_OF_ROW(core->exchange->context->group.timeline, core->exchange->plan->keys[w->row->key].name,
+    HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
     hpc_row_next_args(w, &mean, args);
     return w->kind->apply(core, w, &mean, args);
@@ -54,11 +54,11 @@ int hpc_row_apply(hpc_core *core, hpc_work *w, const double *given) {
 
 /* The mean of a user's own fold is multiplied where it lies: it is no input of another fold. */
 int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     const void *sum = w->acc;
-    hpc_row_begin_step(ex, w, mean->slot);
+    hpc_row_begin_step(en, w, mean->slot);
     if (w->rule->rule.fold != NULL) {
-        if (mean->weights[0] != 1) ex->kernels->f32(w->acc, &sum, mean->weights, 1, (size_t)w->row->count, 0);
+        if (mean->weights[0] != 1) en->kernels->f32(w->acc, &sum, mean->weights, 1, (size_t)w->row->count, 0);
         if (hpc_blocks_apply_sum(core, w, mean, args) != 0) return -1;
     } else {
         for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
@@ -74,17 +74,17 @@ int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, c
 }
 
 void hpc_row_gather(hpc_core *core, hpc_work *w, int zero) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     size_t nbytes = (size_t)w->row->count * sizeof(float);
     if (zero) w->mean = memset(w->acc, 0, nbytes);
-    for (int r = 0; r < ex->context->group.size; r++) {
-        if (!hpc_row_gives_mean(ex, w->index, r)) continue;
-        size_t at = hpc_gathered_at(ex, r, w->row->key) + (size_t)w->row->offset * sizeof(float);
-        char *here = hpc_is_mapped(ex, r) ? (char *)hpc_window_peer_view(ex->window, r) + at : NULL;
+    for (int r = 0; r < en->context->group.size; r++) {
+        if (!hpc_row_gives_mean(en, w->index, r)) continue;
+        size_t at = hpc_gathered_at(en, r, w->row->key) + (size_t)w->row->offset * sizeof(float);
+        char *here = hpc_is_mapped(en, r) ? (char *)hpc_window_peer_view(en->window, r) + at : NULL;
         if (here == NULL)
-            hpc_core_check_put(core, hpc_put(core->out, ex->window, r, w->mean, nbytes, at));
+            hpc_core_check_put(core, hpc_put(core->out, en->window, r, w->mean, nbytes, at));
         else if (here != (const char *)w->mean)
-            ex->kernels->copy(here, w->mean, nbytes, ex->stream);
+            en->kernels->copy(here, w->mean, nbytes, en->stream);
         hpc_tally_add(&core->tally.bytes_written, nbytes);
         hpc_tally_add(hpc_core_sent(core, r, HPC_TRAFFIC_PARAMETERS), nbytes);
     }

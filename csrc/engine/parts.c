@@ -22,9 +22,9 @@ static int is_pushed(const hpc_row *row) {
 }
 
 /* Rows of one key that are pushed, in the order of the plan: by offset. Those of the same elements have one part. */
-int hpc_pieces_find(hpc_exchange *ex, int key, int first, const char *op) {
-    const hpc_plan *plan = ex->plan;
-    hpc_key_pieces *its = &ex->pieces[key];
+int hpc_pieces_find(hpc_engine *en, int key, int first, const char *op) {
+    const hpc_plan *plan = en->plan;
+    hpc_key_pieces *its = &en->pieces[key];
     int end;
     for (end = first; end < plan->n_rows && plan->rows[end].key == key;) end++;
     its->parts = malloc((size_t)(end - first) * sizeof *its->parts);
@@ -52,10 +52,10 @@ int hpc_pieces_find(hpc_exchange *ex, int key, int first, const char *op) {
     its->n_parts = n;
     for (int i = first, p = 0; i < end; i++) {
         if (!is_pushed(&plan->rows[i])) continue;
-        const hpc_edge *push = hpc_row_input(&plan->rows[i], ex->context->group.rank);
-        its->gives |= push != NULL && !hpc_input_is_empty(ex, push);
+        const hpc_edge *push = hpc_row_input(&plan->rows[i], en->context->group.rank);
+        its->gives |= push != NULL && !hpc_input_is_empty(en, push);
         while (its->parts[p].offset != plan->rows[i].offset) p++;
-        ex->layout.row_from[i] = its->parts[p].at;
+        en->layout.row_from[i] = its->parts[p].at;
     }
     return HPC_OK;
 }

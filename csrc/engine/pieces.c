@@ -15,60 +15,60 @@ static size_t aligned(size_t nbytes) {
 /* ---- open ---- */
 
 /* The room that an input takes in a slot of each row: that of the largest codec of its inputs. */
-static void find_rooms(const hpc_exchange *ex) {
-    for (int i = 0; i < ex->plan->n_rows; i++) {
-        const hpc_row *row = &ex->plan->rows[i];
-        size_t most = hpc_input_bytes(ex, row);
+static void find_rooms(const hpc_engine *en) {
+    for (int i = 0; i < en->plan->n_rows; i++) {
+        const hpc_row *row = &en->plan->rows[i];
+        size_t most = hpc_input_bytes(en, row);
         for (int e = 0; e < row->n_in; e++) {
             const size_t nbytes =
-                hpc_edge_codec(ex->plan, row, &row->in[e])->max_bytes(ex->configs[row->key], row->count);
+                hpc_edge_codec(en->plan, row, &row->in[e])->max_bytes(en->configs[row->key], row->count);
             if (nbytes > most) most = nbytes;
         }
-        ex->layout.row_room[i] = aligned(most);
+        en->layout.row_room[i] = aligned(most);
     }
 }
 
-int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *f, const char *op) {
-    const hpc_plan *plan = ex->plan;
+int hpc_pieces_open(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
+    const hpc_plan *plan = en->plan;
     int some = 0;
-    ex->configs = calloc((size_t)plan->n_keys, sizeof *ex->configs);
-    if (ex->configs == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d keys", op, plan->n_keys);
+    en->configs = calloc((size_t)plan->n_keys, sizeof *en->configs);
+    if (en->configs == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d keys", op, plan->n_keys);
     for (int i = 0; i < plan->n_rows; i++)
         some |=
             !hpc_codec_of(plan->rows[i].codec_in)->addressable || !hpc_codec_of(plan->rows[i].codec_out)->addressable;
     if (!some) return HPC_OK;
-    ex->pieces = calloc((size_t)plan->n_keys, sizeof *ex->pieces);
-    ex->layout.row_from = calloc((size_t)plan->n_rows, sizeof *ex->layout.row_from);
-    ex->layout.row_room = calloc((size_t)plan->n_rows, sizeof *ex->layout.row_room);
-    if (ex->pieces == NULL || ex->layout.row_from == NULL || ex->layout.row_room == NULL)
+    en->pieces = calloc((size_t)plan->n_keys, sizeof *en->pieces);
+    en->layout.row_from = calloc((size_t)plan->n_rows, sizeof *en->layout.row_from);
+    en->layout.row_room = calloc((size_t)plan->n_rows, sizeof *en->layout.row_room);
+    if (en->pieces == NULL || en->layout.row_from == NULL || en->layout.row_room == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the codecs of %d keys", op, plan->n_keys);
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
         const hpc_codec *in = hpc_codec_of(row->codec_in), *out = hpc_codec_of(row->codec_out);
-        hpc_key_pieces *its = &ex->pieces[row->key];
+        hpc_key_pieces *its = &en->pieces[row->key];
         if (in->addressable && out->addressable) continue;
         its->codec = in->addressable ? out : in;
         its->config = *f->codecs[row->key];
     }
     for (int k = 0; k < plan->n_keys; k++) {
-        hpc_key_pieces *its = &ex->pieces[k];
+        hpc_key_pieces *its = &en->pieces[k];
         if (its->codec == NULL) continue;
         snprintf(its->name, sizeof its->name, "%s", its->config.name != NULL ? its->config.name : its->codec->name);
         its->config.name = its->name;
-        ex->configs[k] = &its->config;
+        en->configs[k] = &its->config;
         const size_t most = its->codec->max_bytes(&its->config, plan->keys[k].count);
         its->packs = its->codec->pack != NULL && its->codec->scratch(&its->config, most) > 0;
     }
-    find_rooms(ex);
+    find_rooms(en);
     return HPC_OK;
 }
 
 /* Room for the largest piece of any row. */
-static int open_packing(const hpc_exchange *ex, hpc_packing *packing, const char *op) {
-    for (int i = 0; ex->pieces != NULL && i < ex->plan->n_rows; i++) {
-        const hpc_row *row = &ex->plan->rows[i];
-        const hpc_codec *codec = ex->pieces[row->key].codec;
-        const hpc_codec_config *config = ex->configs[row->key];
+static int open_packing(const hpc_engine *en, hpc_packing *packing, const char *op) {
+    for (int i = 0; en->pieces != NULL && i < en->plan->n_rows; i++) {
+        const hpc_row *row = &en->plan->rows[i];
+        const hpc_codec *codec = en->pieces[row->key].codec;
+        const hpc_codec_config *config = en->configs[row->key];
         if (codec == NULL || codec->pack == NULL) continue;
         const size_t most = codec->max_bytes(config, row->count), room = codec->scratch(config, most);
         if (room == 0) continue;
@@ -87,19 +87,19 @@ static void free_packing(hpc_packing *packing) {
     free(packing->scratch);
 }
 
-void hpc_pieces_free(hpc_exchange *ex) {
-    for (int i = 0; ex->work != NULL && i < ex->n_work; i++) free(ex->work[i].encoder);
-    for (int k = 0; ex->pieces != NULL && k < ex->plan->n_keys; k++) {
-        free(ex->pieces[k].parts);
-        hpc_memory_release(ex->pieces[k].source);
+void hpc_pieces_free(hpc_engine *en) {
+    for (int i = 0; en->work != NULL && i < en->n_work; i++) free(en->work[i].encoder);
+    for (int k = 0; en->pieces != NULL && k < en->plan->n_keys; k++) {
+        free(en->pieces[k].parts);
+        hpc_memory_release(en->pieces[k].source);
     }
-    hpc_private_free(ex->encoders, ex->encoders_bytes);
-    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) free_packing(&ex->cores[c].packing);
-    free_packing(&ex->packing);
-    free(ex->pieces);
-    free(ex->configs);
-    free(ex->layout.row_from);
-    free(ex->layout.row_room);
+    hpc_private_free(en->encoders, en->encoders_bytes);
+    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) free_packing(&en->cores[c].packing);
+    free_packing(&en->packing);
+    free(en->pieces);
+    free(en->configs);
+    free(en->layout.row_from);
+    free(en->layout.row_room);
 }
 
 /* ---- encoders ---- */
@@ -109,13 +109,12 @@ static size_t state_bytes(const hpc_key_pieces *its, uint64_t count) {
 }
 
 /* A fold that may be skipped needs the state twice. */
-static size_t all_bytes(const hpc_exchange *ex, const hpc_key_pieces *its, uint64_t count) {
-    return state_bytes(its, count) * (ex->discipline->split != NULL ? 2 : 1);
+static size_t all_bytes(const hpc_engine *en, const hpc_key_pieces *its, uint64_t count) {
+    return state_bytes(its, count) * (en->discipline->split != NULL ? 2 : 1);
 }
 
 /* memory: all_bytes of zeros. */
-static void init(const hpc_exchange *ex, hpc_encoder *encoder, const hpc_key_pieces *its, uint64_t count,
-                 void *memory) {
+static void init(const hpc_engine *en, hpc_encoder *encoder, const hpc_key_pieces *its, uint64_t count, void *memory) {
     encoder->codec = its->codec;
     encoder->encoding.config = &its->config;
     encoder->packs = its->packs;
@@ -123,41 +122,41 @@ static void init(const hpc_exchange *ex, hpc_encoder *encoder, const hpc_key_pie
     encoder->slots = (size_t)hpc_codec_state_slots(its->codec, &its->config);
     encoder->count = count;
     encoder->state = memory;
-    if (ex->discipline->split != NULL) encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
+    if (en->discipline->split != NULL) encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
 }
 
-int hpc_pieces_open_worker(hpc_exchange *ex, const char *op) {
-    int status = open_packing(ex, &ex->packing, op);
-    for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_packing(ex, &ex->cores[c].packing, op);
+int hpc_pieces_open_worker(hpc_engine *en, const char *op) {
+    int status = open_packing(en, &en->packing, op);
+    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_packing(en, &en->cores[c].packing, op);
     size_t nbytes = 0, at = 0;
     int gives = 0;
-    const int n = ex->pieces != NULL ? ex->plan->n_keys : 0;
+    const int n = en->pieces != NULL ? en->plan->n_keys : 0;
     for (int k = 0; k < n; k++) {
-        gives |= ex->pieces[k].gives;
-        if (ex->pieces[k].gives) nbytes += all_bytes(ex, &ex->pieces[k], ex->plan->keys[k].count);
+        gives |= en->pieces[k].gives;
+        if (en->pieces[k].gives) nbytes += all_bytes(en, &en->pieces[k], en->plan->keys[k].count);
     }
     if (status != HPC_OK || !gives) return status;
-    if (nbytes > 0) ex->encoders = hpc_private_alloc(nbytes, -1);
-    ex->encoders_bytes = nbytes;
-    if (nbytes > 0 && ex->encoders == NULL)
+    if (nbytes > 0) en->encoders = hpc_private_alloc(nbytes, -1);
+    en->encoders_bytes = nbytes;
+    if (nbytes > 0 && en->encoders == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the residuals of keys", op, nbytes);
     for (int k = 0; k < n; k++) {
-        hpc_key_pieces *its = &ex->pieces[k];
+        hpc_key_pieces *its = &en->pieces[k];
         if (!its->gives) continue;
-        init(ex, &its->encoder, its, ex->plan->keys[k].count, nbytes > 0 ? (char *)ex->encoders + at : NULL);
-        at += all_bytes(ex, its, ex->plan->keys[k].count);
+        init(en, &its->encoder, its, en->plan->keys[k].count, nbytes > 0 ? (char *)en->encoders + at : NULL);
+        at += all_bytes(en, its, en->plan->keys[k].count);
     }
     return HPC_OK;
 }
 
-size_t hpc_pieces_state_bytes(const hpc_exchange *ex, const hpc_row *row) {
-    return all_bytes(ex, &ex->pieces[row->key], row->count);
+size_t hpc_pieces_state_bytes(const hpc_engine *en, const hpc_row *row) {
+    return all_bytes(en, &en->pieces[row->key], row->count);
 }
 
-int hpc_pieces_open_row(hpc_exchange *ex, hpc_work *w, void *memory, const char *op) {
+int hpc_pieces_open_row(hpc_engine *en, hpc_work *w, void *memory, const char *op) {
     w->encoder = calloc(1, sizeof *w->encoder);
     if (w->encoder == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for an encoder", op);
-    init(ex, w->encoder, &ex->pieces[w->row->key], w->row->count, memory);
+    init(en, w->encoder, &en->pieces[w->row->key], w->row->count, memory);
     return HPC_OK;
 }
 
@@ -202,57 +201,57 @@ static int decode_part(const hpc_key_pieces *its, float *acc, uint64_t n, const 
     return its->codec->decode_add(&its->config, acc, (int64_t)n, piece, (int64_t)nbytes, weight);
 }
 
-static void cannot_encode(hpc_exchange *ex, int key, uint64_t offset, int64_t status) {
+static void cannot_encode(hpc_engine *en, int key, uint64_t offset, int64_t status) {
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: codec %s cannot encode key %s from element %llu on: %s",
-             ex->context->group.rank, ex->pieces[key].name, ex->plan->keys[key].name, (unsigned long long)offset,
-             ex->pieces[key].codec->text((int)status));
-    hpc_exchange_fail(ex, HPC_ERR_INVALID, why);
+             en->context->group.rank, en->pieces[key].name, en->plan->keys[key].name, (unsigned long long)offset,
+             en->pieces[key].codec->text((int)status));
+    hpc_engine_fail(en, HPC_ERR_INVALID, why);
 }
 
 /* ---- the worker ---- */
 
-size_t hpc_pieces_source_bytes(const hpc_exchange *ex, int key) {
-    const hpc_key_pieces *its = &ex->pieces[key];
-    const uint64_t count = ex->plan->keys[key].count;
+size_t hpc_pieces_source_bytes(const hpc_engine *en, int key) {
+    const hpc_key_pieces *its = &en->pieces[key];
+    const uint64_t count = en->plan->keys[key].count;
     return its->codec->source_bytes != NULL ? its->codec->source_bytes(&its->config, count) : count * sizeof(float);
 }
 
-int hpc_pieces_source(hpc_exchange *ex, int key, const char *op, void **at) {
-    const hpc_place *place = &ex->layout.places[ex->context->group.rank];
-    hpc_key_pieces *its = &ex->pieces[key];
+int hpc_pieces_source(hpc_engine *en, int key, const char *op, void **at) {
+    const hpc_place *place = &en->layout.places[en->context->group.rank];
+    hpc_key_pieces *its = &en->pieces[key];
     int status = HPC_OK;
-    if (ex->layout.dense_bytes > 0) {
-        *at = hpc_own_part(ex) + place->dense + ex->layout.dense_at[key];
+    if (en->layout.dense_bytes > 0) {
+        *at = hpc_own_part(en) + place->dense + en->layout.dense_at[key];
         return HPC_OK;
     }
-    if (its->source == NULL) status = hpc_memory_create(hpc_pieces_source_bytes(ex, key), op, &its->source);
+    if (its->source == NULL) status = hpc_memory_create(hpc_pieces_source_bytes(en, key), op, &its->source);
     if (status == HPC_OK) *at = hpc_memory_data(its->source);
     return status;
 }
 
-int hpc_pieces_are_finite(const hpc_exchange *ex, int key, const void *update) {
-    const hpc_key_pieces *its = &ex->pieces[key];
+int hpc_pieces_are_finite(const hpc_engine *en, int key, const void *update) {
+    const hpc_key_pieces *its = &en->pieces[key];
     const hpc_codec_source source = {update, 0};
-    const uint64_t count = ex->plan->keys[key].count;
+    const uint64_t count = en->plan->keys[key].count;
     if (its->codec->is_finite != NULL) return its->codec->is_finite(&its->config, &source, count);
-    return ex->kernels->all_finite(update, (size_t)count, HPC_F32);
+    return en->kernels->all_finite(update, (size_t)count, HPC_F32);
 }
 
-int hpc_pieces_encode(hpc_exchange *ex, int key, const void *update, char *slot) {
-    hpc_key_pieces *its = &ex->pieces[key];
+int hpc_pieces_encode(hpc_engine *en, int key, const void *update, char *slot) {
+    hpc_key_pieces *its = &en->pieces[key];
     hpc_encoder *encoder = &its->encoder;
     const double since = hpc_now();
     int64_t kept_in_all = 0, nbytes_in_all = 0;
-    HPC_SPAN(ex->context->group.timeline, "encode", ex->plan->keys[key].name);
+    HPC_SPAN(en->context->group.timeline, "encode", en->plan->keys[key].name);
     begin(encoder, &(hpc_codec_source){update, 0}, encoder->count);
     for (int p = 0; p < its->n_parts; p++) {
         const hpc_pushed_part *part = &its->parts[p];
         const hpc_codec_source source = {update, part->offset};
         int64_t kept = 0,
-                nbytes = encode_part(encoder, &source, part->offset, part->count, slot + part->at, &kept, &ex->packing);
+                nbytes = encode_part(encoder, &source, part->offset, part->count, slot + part->at, &kept, &en->packing);
         if (nbytes < 0) {
-            cannot_encode(ex, key, part->offset, nbytes);
+            cannot_encode(en, key, part->offset, nbytes);
             return -1;
         }
         kept_in_all += kept;
@@ -288,15 +287,15 @@ static void end_fold(hpc_encoder *encoder, const hpc_pushed_part *parts, int n, 
     encoder->fresh = 0;
 }
 
-void hpc_pieces_end_fold(hpc_exchange *ex, int key, double factor) {
-    if (!hpc_key_has_pieces(ex, key)) return;
-    hpc_key_pieces *its = &ex->pieces[key];
-    const hpc_pushed *k = &ex->keys[key];
+void hpc_pieces_end_fold(hpc_engine *en, int key, double factor) {
+    if (!hpc_key_has_pieces(en, key)) return;
+    hpc_key_pieces *its = &en->pieces[key];
+    const hpc_pushed *k = &en->keys[key];
     if (its->encoder.codec != NULL) end_fold(&its->encoder, its->parts, its->n_parts, factor);
     for (int i = 0; i < k->n_shares && factor != 1; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        for (int r = 0; r < share->n_rows && share->owner == ex->context->group.rank; r++) {
-            hpc_encoder *encoder = ex->work[ex->work_of[share->rows[r]]].encoder;
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        for (int r = 0; r < share->n_rows && share->owner == en->context->group.rank; r++) {
+            hpc_encoder *encoder = en->work[en->work_of[share->rows[r]]].encoder;
             if (encoder != NULL)
                 atomic_store_explicit(&encoder->outcomes[(k->pushes - 1) % 2], factor, memory_order_relaxed);
         }
@@ -314,27 +313,27 @@ static void settle_fold(const hpc_work *w) {
 }
 
 /* Adds a piece of this rank's own to the residual of which it was taken. A NaN or Inf that was in it does not stay. */
-static void put_back(hpc_exchange *ex, const hpc_row *row, hpc_encoder *encoder, float *residual, const char *piece,
+static void put_back(hpc_engine *en, const hpc_row *row, hpc_encoder *encoder, float *residual, const char *piece,
                      const hpc_packing *packing) {
-    const hpc_key_pieces *its = &ex->pieces[row->key];
+    const hpc_key_pieces *its = &en->pieces[row->key];
     const size_t nbytes = its->codec->length(&its->config, piece, row->count);
     if (!encoder->keeps || its->config.no_feedback) return;
     const int status = decode_part(its, residual, row->count, piece, nbytes, 1, packing);
     if (status != 0) {
         char why[HPC_FAILURE_BYTES];
         snprintf(why, sizeof why, "rank %d: its own piece of key %s cannot go back into the residual: %s",
-                 ex->context->group.rank, ex->plan->keys[row->key].name, its->codec->text(status));
-        hpc_exchange_fail(ex, HPC_ERR_TRANSPORT, why);
+                 en->context->group.rank, en->plan->keys[row->key].name, its->codec->text(status));
+        hpc_engine_fail(en, HPC_ERR_TRANSPORT, why);
         return;
     }
     hpc_codec_drop_wild(residual, (int64_t)row->count);
     hpc_tally_add(&encoder->returned, nbytes);
 }
 
-void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot) {
-    hpc_key_pieces *its = &ex->pieces[row->key];
+void hpc_pieces_return(hpc_engine *en, const hpc_row *row, const char *slot) {
+    hpc_key_pieces *its = &en->pieces[row->key];
     float *residual = its->encoder.keeps ? its->encoder.state + row->offset * its->encoder.slots : NULL;
-    put_back(ex, row, &its->encoder, residual, slot + hpc_row_from(ex, row), &ex->packing);
+    put_back(en, row, &its->encoder, residual, slot + hpc_row_from(en, row), &en->packing);
 }
 
 /* The core reads it (relaxed) behind an event of this rank's next push, which comes after this store. */
@@ -342,20 +341,20 @@ void hpc_pieces_leave_out(hpc_work *w) {
     atomic_store_explicit(&w->encoder->left_out, 1, memory_order_relaxed);
 }
 
-void hpc_pieces_settle(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing) {
+void hpc_pieces_settle(hpc_engine *en, hpc_work *w, const hpc_packing *packing) {
     if (w->encoder->before != NULL) settle_fold(w);
     if (!atomic_load_explicit(&w->encoder->left_out, memory_order_relaxed)) return;
     atomic_store_explicit(&w->encoder->left_out, 0, memory_order_relaxed);
-    put_back(ex, w->row, w->encoder, w->encoder->state, w->encoded, packing);
+    put_back(en, w->row, w->encoder, w->encoder->state, w->encoded, packing);
 }
 
-size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const char *slot) {
+size_t hpc_pieces_pushed(const hpc_engine *en, const hpc_share *share, const char *slot) {
     size_t nbytes = 0;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_row *row = &ex->plan->rows[share->rows[i]];
-        const hpc_edge *push = hpc_row_input(row, ex->context->group.rank);
-        if (push == NULL || hpc_input_is_empty(ex, push)) continue;
-        nbytes += hpc_push_bytes(ex, row, slot + hpc_row_from(ex, row));
+        const hpc_row *row = &en->plan->rows[share->rows[i]];
+        const hpc_edge *push = hpc_row_input(row, en->context->group.rank);
+        if (push == NULL || hpc_input_is_empty(en, push)) continue;
+        nbytes += hpc_push_bytes(en, row, slot + hpc_row_from(en, row));
     }
     return nbytes;
 }
@@ -363,13 +362,13 @@ size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const c
 /* ---- the core ---- */
 
 static void cannot_decode(hpc_core *core, const hpc_work *w, int rank, int status) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: the piece of rank %d for key %.64s, elements %llu to %llu, step %llu: %s",
-             ex->context->group.rank, rank, ex->plan->keys[w->row->key].name, (unsigned long long)w->row->offset,
+             en->context->group.rank, rank, en->plan->keys[w->row->key].name, (unsigned long long)w->row->offset,
              (unsigned long long)(w->row->offset + w->row->count - 1), (unsigned long long)(w->step + 1),
-             ex->pieces[w->row->key].codec->text(status));
-    hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
+             en->pieces[w->row->key].codec->text(status));
+    hpc_engine_fail(core->engine, HPC_ERR_TRANSPORT, why);
 }
 
 int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight,
@@ -377,7 +376,7 @@ int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const
     const double since = hpc_now();
     const size_t nbytes = in->codec->length(w->config, piece, w->row->count);
     int status =
-        decode_part(&core->exchange->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
+        decode_part(&core->engine->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
     if (status != 0) {
         cannot_decode(core, w, in->rank, status);
         return -1;
@@ -388,12 +387,12 @@ int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const
 }
 
 int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     if (!in->codec->addressable) {
         const size_t nbytes = in->codec->length(w->config, piece, w->row->count);
         if (hpc_pieces_add_again(core, w, in, piece, weight, to) != 0) return -1;
         hpc_tally_add(&core->tally.bytes_folded, nbytes);
-        hpc_count_received(ex, in->rank, nbytes);
+        hpc_count_received(en, in->rank, nbytes);
         return 0;
     }
     const size_t nbytes = in->codec->max_bytes(NULL, w->row->count);
@@ -403,15 +402,15 @@ int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char 
 }
 
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
-    hpc_exchange *ex = core->exchange;
+    hpc_engine *en = core->engine;
     const double since = hpc_now();
     const hpc_codec_source source = {w->acc, 0};
     int64_t kept = 0;
-    hpc_pieces_settle(ex, w, &core->packing);
+    hpc_pieces_settle(en, w, &core->packing);
     begin(w->encoder, &source, w->row->count);
     int64_t nbytes = encode_part(w->encoder, &source, 0, w->row->count, w->encoded, &kept, &core->packing);
     if (nbytes < 0) {
-        cannot_encode(ex, w->row->key, w->row->offset, nbytes);
+        cannot_encode(en, w->row->key, w->row->offset, nbytes);
         return -1;
     }
     end(w->encoder, w->row->count, kept, 1, (uint64_t)nbytes, since);

@@ -11,32 +11,32 @@
 #include "engine/row.h"
 
 /* config.c's part of create: copies the codecs of all keys, before the layout is made. */
-int hpc_pieces_open(hpc_exchange *ex, const hpc_exchange_config *config, const char *op);
-void hpc_pieces_free(hpc_exchange *ex);
+int hpc_pieces_open(hpc_engine *en, const hpc_exchange_config *config, const char *op);
+void hpc_pieces_free(hpc_engine *en);
 
 /* parts.c, for the layout: finds the parts of a key's update that are encoded apart; an error if two of them overlap.
  * first: of the key's rows. */
-int hpc_pieces_find(hpc_exchange *ex, int key, int first, const char *op);
+int hpc_pieces_find(hpc_engine *en, int key, int first, const char *op);
 
 /* rows.c, when the rows are known: makes the worker's encoders. And one of a row; memory has room for
  * hpc_pieces_state_bytes. */
-int hpc_pieces_open_worker(hpc_exchange *ex, const char *op);
-int hpc_pieces_open_row(hpc_exchange *ex, hpc_work *w, void *memory, const char *op);
-size_t hpc_pieces_state_bytes(const hpc_exchange *ex, const hpc_row *row);
+int hpc_pieces_open_worker(hpc_engine *en, const char *op);
+int hpc_pieces_open_row(hpc_engine *en, hpc_work *w, void *memory, const char *op);
+size_t hpc_pieces_state_bytes(const hpc_engine *en, const hpc_row *row);
 
 /* ---- the worker ---- */
 
 /* Bytes of a key's update as the worker writes it: float32, or what else the codec reads. */
-size_t hpc_pieces_source_bytes(const hpc_exchange *ex, int key);
+size_t hpc_pieces_source_bytes(const hpc_engine *en, int key);
 /* The place where the worker writes a key's next update. The memory is taken when it is first asked for: a worker that
  * hands its updates in needs none. */
-int hpc_pieces_source(hpc_exchange *ex, int key, const char *op, void **at);
+int hpc_pieces_source(hpc_engine *en, int key, const char *op, void **at);
 /* Whether all values of an update are finite. */
-int hpc_pieces_are_finite(const hpc_exchange *ex, int key, const void *update);
+int hpc_pieces_are_finite(const hpc_engine *en, int key, const void *update);
 /* Encodes an update into the slot of the next push. Nonzero when the exchange has failed. */
-int hpc_pieces_encode(hpc_exchange *ex, int key, const void *update, char *slot);
+int hpc_pieces_encode(hpc_engine *en, int key, const void *update, char *slot);
 /* The piece of a row in the slot of a push was left out by its owner: what it says goes back into the residual. */
-void hpc_pieces_return(hpc_exchange *ex, const hpc_row *row, const char *slot);
+void hpc_pieces_return(hpc_engine *en, const hpc_row *row, const char *slot);
 /* The last piece that a row of this rank's has forwarded was left out: it goes back before the row writes another one,
  * or its encoder is looked at. The owner has answered, so the row does nothing before this rank's next push. */
 void hpc_pieces_leave_out(hpc_work *w);
@@ -44,9 +44,9 @@ void hpc_pieces_leave_out(hpc_work *w);
  * that was applied is in units of which an earlier one makes factor; what they have kept from before is brought to
  * them. Encoders of rows do so before they encode again or are looked at. */
 #define HPC_SKIPPED (-1.0)
-void hpc_pieces_end_fold(hpc_exchange *ex, int key, double factor);
+void hpc_pieces_end_fold(hpc_engine *en, int key, double factor);
 /* Bytes of the pieces of a share, in a slot of the update. */
-size_t hpc_pieces_pushed(const hpc_exchange *ex, const hpc_share *share, const char *slot);
+size_t hpc_pieces_pushed(const hpc_engine *en, const hpc_share *share, const char *slot);
 
 /* ---- the core ---- */
 
@@ -57,7 +57,7 @@ int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char 
 int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
 /* The last piece of a row was left out, or its fold is over: its encoder does what that means, once. By the row's core,
  * or while it is paused; packing is the caller's. */
-void hpc_pieces_settle(hpc_exchange *ex, hpc_work *w, const hpc_packing *packing);
+void hpc_pieces_settle(hpc_engine *en, hpc_work *w, const hpc_packing *packing);
 /* Encodes the fold of a row, which lies in acc, into w->encoded. Nonzero when the exchange has failed. */
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w);
 /* A fold of no updates, which receivers do not apply: a piece of nothing, and the residual stays as it is. */

@@ -15,17 +15,17 @@ int hpc_row_input_of(const hpc_work *w, int rank, int forwarded) {
 }
 
 int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *came, int most, int from) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     if (atomic_load_explicit(came, memory_order_relaxed) < most) return 0;
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: rank %d pushed key %s over an update that is not folded yet",
-             ex->context->group.rank, from, ex->plan->keys[w->row->key].name);
-    hpc_exchange_fail(core->exchange, HPC_ERR_TRANSPORT, why);
+             en->context->group.rank, from, en->plan->keys[w->row->key].name);
+    hpc_engine_fail(core->engine, HPC_ERR_TRANSPORT, why);
     return 1;
 }
 
 hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, hpc_scaling scaling) {
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     double all = 0, present = 0;
     int n = 0, n_updates = 0;
     for (int e = 0; e < w->row->n_in; e++) {
@@ -35,7 +35,7 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, h
         if (taken.n > 0) present += in->mass;
         n_updates += taken.n * in->updates;
         for (int i = 0; i < taken.n; i++) {
-            uint64_t slot = (taken.first + (uint64_t)i) % (uint64_t)ex->layout.depth;
+            uint64_t slot = (taken.first + (uint64_t)i) % (uint64_t)en->layout.depth;
             core->bases[n] = in->slots + (size_t)slot * in->stride;
             core->base_inputs[n] = in;
             core->base_weights[n++] = w->weights[e];
@@ -48,7 +48,7 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, h
                         .from = core->base_inputs,
                         .n = n,
                         .codec = w->in_codec,
-                        .args = w->args[w->share->version % (uint64_t)ex->layout.depth],
+                        .args = w->args[w->share->version % (uint64_t)en->layout.depth],
                         .n_updates = n_updates,
                         .slot = w->share->version};
 }
@@ -99,12 +99,12 @@ void hpc_row_took(hpc_work *w, int slot) {
 void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only) {
     int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1;
     for (int i = first; i < last; i++)
-        if (w->inputs[i].nbytes > 0) hpc_count_received(core->exchange, w->inputs[i].rank, w->inputs[i].nbytes);
+        if (w->inputs[i].nbytes > 0) hpc_count_received(core->engine, w->inputs[i].rank, w->inputs[i].nbytes);
 }
 
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     double args[HPC_RULE_ARGS];
-    HPC_SPAN_OF_ROW(core->exchange->context->group.timeline, core->exchange->plan->keys[w->row->key].name,
+    HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
     hpc_row_next_args(w, inputs, args);
     return w->kind->work(core, w, inputs, args);

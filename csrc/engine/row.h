@@ -91,11 +91,11 @@ void hpc_row_reply(hpc_core *core, hpc_work *w, int group, int slot);
 
 /* Counts the bytes of the row's inputs (or of one, only) as received. The next two count by shares instead. */
 void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only);
-void hpc_share_count_received(const hpc_exchange *ex, const hpc_share *share, int rank);
+void hpc_share_count_received(const hpc_engine *en, const hpc_share *share, int rank);
 /* Counts a fold of a share whose n inputs of others were all whole. */
 void hpc_share_count_fold(hpc_core *core, int n);
 /* Makes room for these counts, for as many inputs as the rows of this rank have, less those that do not count. */
-int hpc_share_open_counts(hpc_exchange *ex, int less, const char *op);
+int hpc_share_open_counts(hpc_engine *en, int less, const char *op);
 
 /* Answers rank: stores value in its signal. */
 void hpc_share_answer(hpc_core *core, int rank, int signal, uint64_t value);

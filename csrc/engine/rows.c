@@ -58,8 +58,8 @@ void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wan
 
 /* Chooses the CPUs of this rank's cores, out of those that its host can spare for the cores of all its ranks. A core
  * polls the queues of its own NIC alone, on the NIC's node (PHub, section 3.3). */
-static int choose_cpus(hpc_exchange *ex, const int *cpus, int n_cpus, int n, const char *op) {
-    const hpc_context *c = ex->context;
+static int choose_cpus(hpc_engine *en, const int *cpus, int n_cpus, int n, const char *op) {
+    const hpc_context *c = en->context;
     int me = c->group.rank, any = 0, at = 0, mine = 0;
     int *wanted = malloc(((size_t)n + 1) * sizeof *wanted), *chosen = malloc(((size_t)n + 1) * sizeof *chosen);
     int *nodes = calloc((size_t)n_cpus + 1, sizeof *nodes);
@@ -71,17 +71,17 @@ static int choose_cpus(hpc_exchange *ex, const int *cpus, int n_cpus, int n, con
     }
     for (int r = 0; r < c->group.size; r++) {
         if (!same_host(c, r, me)) continue;
-        int near = ex->layout.places[r].cores > 0 && hpc_context_uses_nics(c, r);
+        int near = en->layout.places[r].cores > 0 && hpc_context_uses_nics(c, r);
         if (r == me) mine = at;
-        for (int i = 0; i < ex->layout.places[r].cores; i++, at++) {
-            int core = ex->plan->affinity == HPC_KEY_BY_CORE ? i : -1;
+        for (int i = 0; i < en->layout.places[r].cores; i++, at++) {
+            int core = en->plan->affinity == HPC_KEY_BY_CORE ? i : -1;
             wanted[at] = near ? hpc_node_of_core(&c->addresses[r].devices, core) : -1;
             any |= wanted[at] >= 0;
         }
     }
     for (int k = 0; any && k < n_cpus; k++) nodes[k] = hpc_host_node("", cpus[k]);
     hpc_deal_cpus(cpus, nodes, n_cpus, wanted, n, chosen);
-    for (int i = 0; i < ex->n_own_cores; i++) ex->cores[i].cpu = chosen[mine + i];
+    for (int i = 0; i < en->n_own_cores; i++) en->cores[i].cpu = chosen[mine + i];
     free(wanted);
     free(chosen);
     free(nodes);
@@ -89,34 +89,34 @@ static int choose_cpus(hpc_exchange *ex, const int *cpus, int n_cpus, int n, con
 }
 
 /* Each thread has a CPU of its own if the host has one for every core of its servers, beside one for every rank. */
-int hpc_rows_choose_cores(hpc_exchange *ex, int progress, int *threads, const char *op) {
-    const hpc_context *c = ex->context;
+int hpc_rows_choose_cores(hpc_engine *en, int progress, int *threads, const char *op) {
+    const hpc_context *c = en->context;
     int me = c->group.rank, ranks = 0, cores = 0, status = HPC_OK;
     for (int r = 0; r < c->group.size; r++) {
         if (!same_host(c, r, me)) continue;
         ranks++;
-        cores += ex->layout.places[r].cores;
+        cores += en->layout.places[r].cores;
     }
-    ex->n_own_cores = ex->layout.places[me].cores;
-    ex->cores = calloc((size_t)ex->n_own_cores + 1, sizeof *ex->cores);
+    en->n_own_cores = en->layout.places[me].cores;
+    en->cores = calloc((size_t)en->n_own_cores + 1, sizeof *en->cores);
     int *cpus = malloc(MOST_CPUS * sizeof *cpus);
-    if (ex->cores == NULL || cpus == NULL) {
+    if (en->cores == NULL || cpus == NULL) {
         free(cpus);
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d cores", op, ex->n_own_cores);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d cores", op, en->n_own_cores);
     }
     int n_cpus = hpc_host_cpus(cpus, MOST_CPUS);
     if (n_cpus > MOST_CPUS) n_cpus = MOST_CPUS;
     int spare = n_cpus >= ranks + cores;
     /* A single rank waits for nobody but its own core, and is faster without a thread. */
     *threads = progress == HPC_PROGRESS_THREAD || (progress == HPC_PROGRESS_AUTO && spare && c->group.size > 1);
-    for (int i = 0; i < ex->n_own_cores; i++) {
-        ex->cores[i].exchange = ex;
-        ex->cores[i].index = i;
-        ex->cores[i].cpu = -1;
+    for (int i = 0; i < en->n_own_cores; i++) {
+        en->cores[i].engine = en;
+        en->cores[i].index = i;
+        en->cores[i].cpu = -1;
     }
-    if (*threads && spare) status = choose_cpus(ex, cpus + ranks, n_cpus - ranks, cores, op);
-    for (int i = 0; i < ex->n_own_cores; i++)
-        ex->cores[i].node = ex->cores[i].cpu >= 0 ? hpc_host_node("", ex->cores[i].cpu) : -1;
+    if (*threads && spare) status = choose_cpus(en, cpus + ranks, n_cpus - ranks, cores, op);
+    for (int i = 0; i < en->n_own_cores; i++)
+        en->cores[i].node = en->cores[i].cpu >= 0 ? hpc_host_node("", en->cores[i].cpu) : -1;
     free(cpus);
     return status;
 }
@@ -127,17 +127,17 @@ static size_t private_bytes(const hpc_row_room *room) {
     return room->state + room->acc + room->encoded + room->residual;
 }
 
-static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
-    size_t size = (size_t)ex->context->group.size, most_inputs = 1, forwards = 0;
+static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
+    size_t size = (size_t)en->context->group.size, most_inputs = 1, forwards = 0;
     size_t sums = HPC_BLOCK * sizeof(float); /* of a block, or of a row */
-    for (int i = 0; i < ex->plan->n_rows; i++) {
-        const hpc_row *row = &ex->plan->rows[i];
-        if (row->owner != ex->context->group.rank || row->core != core->index) continue;
-        if ((size_t)row->n_in * (size_t)ex->layout.depth > most_inputs)
-            most_inputs = (size_t)row->n_in * (size_t)ex->layout.depth;
-        const hpc_row_room room = hpc_row_kind_of(ex, row)->room(ex, row);
+    for (int i = 0; i < en->plan->n_rows; i++) {
+        const hpc_row *row = &en->plan->rows[i];
+        if (row->owner != en->context->group.rank || row->core != core->index) continue;
+        if ((size_t)row->n_in * (size_t)en->layout.depth > most_inputs)
+            most_inputs = (size_t)row->n_in * (size_t)en->layout.depth;
+        const hpc_row_room room = hpc_row_kind_of(en, row)->room(en, row);
         if (room.sum > sums) sums = room.sum;
-        for (int e = 0; e < row->n_out; e++) forwards += row->out[e].row >= 0 ? (size_t)ex->layout.depth : 0;
+        for (int e = 0; e < row->n_out; e++) forwards += row->out[e].row >= 0 ? (size_t)en->layout.depth : 0;
         core->memory_bytes += private_bytes(&room);
     }
     core->acc_bytes = sums; /* which come first */
@@ -166,92 +166,92 @@ static int open_core(hpc_exchange *ex, hpc_core *core, const char *op) {
         core->free_kept = &core->kept[i];
     }
     core->due = INFINITY;
-    core->in = ex->in_lanes[core->index];
-    core->out = ex->out_lanes[core->index];
+    core->in = en->in_lanes[core->index];
+    core->out = en->out_lanes[core->index];
     return HPC_OK;
 }
 
 /* ---- rows ---- */
 
 /* The worker's memory of elements of the key from the row's first on. */
-static char *gradient_at(const hpc_exchange *ex, int rank, const hpc_row *row) {
-    const hpc_pushed *key = &ex->keys[row->key];
-    return (char *)hpc_window_peer_view(ex->window, rank) + ex->layout.places[rank].gradients + key->gradient +
-           hpc_row_from(ex, row);
+static char *gradient_at(const hpc_engine *en, int rank, const hpc_row *row) {
+    const hpc_pushed *key = &en->keys[row->key];
+    return (char *)hpc_window_peer_view(en->window, rank) + en->layout.places[rank].gradients + key->gradient +
+           hpc_row_from(en, row);
 }
 
-static size_t params_offset(const hpc_exchange *ex, int rank, const hpc_row *row) {
-    return hpc_params_at(ex, rank, row->key, 0) + row->offset * sizeof(float);
+static size_t params_offset(const hpc_engine *en, int rank, const hpc_row *row) {
+    return hpc_params_at(en, rank, row->key, 0) + row->offset * sizeof(float);
 }
 
 /* Ranks whose updates are in an input. */
-static int count_updates(const hpc_exchange *ex, const hpc_edge *edge) {
+static int count_updates(const hpc_engine *en, const hpc_edge *edge) {
     int n = 0;
-    for (int r = 0; r < ex->context->group.size && edge->row >= 0; r++) n += hpc_row_is_fed_by(ex, edge->row, r);
-    return edge->row >= 0 ? n : !hpc_input_is_empty(ex, edge);
+    for (int r = 0; r < en->context->group.size && edge->row >= 0; r++) n += hpc_row_is_fed_by(en, edge->row, r);
+    return edge->row >= 0 ? n : !hpc_input_is_empty(en, edge);
 }
 
-static int lowest_feeder(const hpc_exchange *ex, int row) {
+static int lowest_feeder(const hpc_engine *en, int row) {
     int r = 0;
-    while (!hpc_row_is_fed_by(ex, row, r)) r++;
+    while (!hpc_row_is_fed_by(en, row, r)) r++;
     return r;
 }
 
 /* -1: none, for rows whose fold goes no further than their owner's own parameters. */
-static int lowest_receiver(const hpc_exchange *ex, int row) {
-    for (int r = 0; r < ex->context->group.size; r++)
-        if (hpc_row_reaches(ex, row, r)) return r;
+static int lowest_receiver(const hpc_engine *en, int row) {
+    for (int r = 0; r < en->context->group.size; r++)
+        if (hpc_row_reaches(en, row, r)) return r;
     return -1;
 }
 
-static const double (*args_of(const hpc_exchange *ex, const hpc_work *w, int rank))[HPC_RULE_ARGS] {
-    return (const double(*)[HPC_RULE_ARGS])(const void *)hpc_args_of(ex, w->share, rank, 0);
+static const double (*args_of(const hpc_engine *en, const hpc_work *w, int rank))[HPC_RULE_ARGS] {
+    return (const double(*)[HPC_RULE_ARGS])(const void *)hpc_args_of(en, w->share, rank, 0);
 }
 
-static void find_inputs(hpc_exchange *ex, hpc_work *w) {
-    w->args_of = ex->own_args ? ex->context->group.rank : lowest_feeder(ex, w->index);
-    w->args = args_of(ex, w, w->args_of);
+static void find_inputs(hpc_engine *en, hpc_work *w) {
+    w->args_of = en->own_args ? en->context->group.rank : lowest_feeder(en, w->index);
+    w->args = args_of(en, w, w->args_of);
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_edge *edge = &w->row->in[e];
-        const int lowest = edge->row < 0 ? edge->rank : lowest_feeder(ex, edge->row);
+        const int lowest = edge->row < 0 ? edge->rank : lowest_feeder(en, edge->row);
         w->inputs[e] = (hpc_input){.rank = edge->rank,
                                    .forwarded = edge->row,
                                    .lowest = lowest,
-                                   .updates = count_updates(ex, edge),
-                                   .mass = hpc_edge_mass(ex, edge),
-                                   .empty = hpc_input_is_empty(ex, edge),
-                                   .codec = hpc_edge_codec(ex->plan, w->row, edge),
-                                   .args = args_of(ex, w, lowest),
-                                   .stride = ex->layout.gradient_bytes};
+                                   .updates = count_updates(en, edge),
+                                   .mass = hpc_edge_mass(en, edge),
+                                   .empty = hpc_input_is_empty(en, edge),
+                                   .codec = hpc_edge_codec(en->plan, w->row, edge),
+                                   .args = args_of(en, w, lowest),
+                                   .stride = en->layout.gradient_bytes};
         if (!w->inputs[e].empty && w->inputs[e].codec->addressable)
             w->inputs[e].nbytes = w->inputs[e].codec->max_bytes(w->config, w->row->count);
-        if (edge->row < 0 && !w->inputs[e].empty && hpc_reads_in_place(ex, w->row->owner, edge->rank))
-            w->inputs[e].slots = gradient_at(ex, edge->rank, w->row);
+        if (edge->row < 0 && !w->inputs[e].empty && hpc_reads_in_place(en, w->row->owner, edge->rank))
+            w->inputs[e].slots = gradient_at(en, edge->rank, w->row);
     }
 }
 
-static void find_outputs(hpc_exchange *ex, hpc_work *w) {
-    int me = ex->context->group.rank;
+static void find_outputs(hpc_engine *en, hpc_work *w) {
+    int me = en->context->group.rank;
     const hpc_row *row = w->row;
-    size_t master = ex->layout.master_of[w->index];
-    int keeps = hpc_row_keeps_params(row), home = keeps && master == HPC_NOWHERE ? hpc_row_home(ex, row) : -1;
+    size_t master = en->layout.master_of[w->index];
+    int keeps = hpc_row_keeps_params(row), home = keeps && master == HPC_NOWHERE ? hpc_row_home(en, row) : -1;
     if (home >= 0)
-        w->param = (float *)(void *)((char *)hpc_window_peer_view(ex->window, home) + params_offset(ex, home, row));
+        w->param = (float *)(void *)((char *)hpc_window_peer_view(en->window, home) + params_offset(en, home, row));
     else if (keeps)
-        w->param = (float *)(void *)(hpc_own_part(ex) + ex->layout.places[me].masters + master);
+        w->param = (float *)(void *)(hpc_own_part(en) + en->layout.places[me].masters + master);
     for (int e = 0; e < row->n_out; e++) {
         int r = row->out[e].rank, to_row = row->out[e].row >= 0;
-        if (!to_row && (ex->layout.holders[r] != r || r == home)) continue; /* each copy is written once */
+        if (!to_row && (en->layout.holders[r] != r || r == home)) continue; /* each copy is written once */
         hpc_output *out = &w->outputs[w->n_outputs++];
         w->sends_to_rows |= to_row;
         *out = (hpc_output){.rank = r, .row = row->out[e].row};
-        out->lowest = to_row ? lowest_receiver(ex, out->row) : r;
+        out->lowest = to_row ? lowest_receiver(en, out->row) : r;
         if (to_row) continue; /* found_target */
-        out->offset = params_offset(ex, r, row);
-        if (hpc_is_mapped(ex, r))
-            out->params = (float *)(void *)((char *)hpc_window_peer_view(ex->window, r) + out->offset);
+        out->offset = params_offset(en, r, row);
+        if (hpc_is_mapped(en, r))
+            out->params = (float *)(void *)((char *)hpc_window_peer_view(en->window, r) + out->offset);
         else if (!w->out_codec->plain)
-            out->offset = hpc_params_encoded_at(ex, r, row);
+            out->offset = hpc_params_encoded_at(en, r, row);
     }
 }
 
@@ -264,104 +264,104 @@ static int take_fold(float *param, const float *acc, int64_t count, float *state
 
 /* An input that comes by receive slots of this rank. */
 static void found_slots(void *arg, int row, int edge, size_t offset) {
-    hpc_exchange *ex = arg;
-    hpc_work *w = &ex->work[ex->work_of[row]];
-    size_t size = (size_t)ex->context->group.size;
-    size_t base = ex->layout.slot_base[(size_t)ex->context->group.rank * size + (size_t)w->inputs[edge].rank];
-    w->inputs[edge].slots = hpc_own_part(ex) + base + offset;
-    w->inputs[edge].stride = hpc_slot_stride(ex, w->row);
+    hpc_engine *en = arg;
+    hpc_work *w = &en->work[en->work_of[row]];
+    size_t size = (size_t)en->context->group.size;
+    size_t base = en->layout.slot_base[(size_t)en->context->group.rank * size + (size_t)w->inputs[edge].rank];
+    w->inputs[edge].slots = hpc_own_part(en) + base + offset;
+    w->inputs[edge].stride = hpc_slot_stride(en, w->row);
 }
 
 /* A slot to which this rank sends: a push of a row, or a row's forward. */
 static void found_target(void *arg, int row, int edge, size_t offset) {
-    hpc_exchange *ex = arg;
-    const hpc_row *to = &ex->plan->rows[row];
-    size_t size = (size_t)ex->context->group.size;
-    size_t at = ex->layout.slot_base[(size_t)to->owner * size + (size_t)ex->context->group.rank] + offset;
+    hpc_engine *en = arg;
+    const hpc_row *to = &en->plan->rows[row];
+    size_t size = (size_t)en->context->group.size;
+    size_t at = en->layout.slot_base[(size_t)to->owner * size + (size_t)en->context->group.rank] + offset;
     int source = to->in[edge].row;
     if (source < 0) {
-        ex->push_slot[row] = at;
+        en->push_slot[row] = at;
         return;
     }
-    hpc_work *w = &ex->work[ex->work_of[source]];
+    hpc_work *w = &en->work[en->work_of[source]];
     for (int e = 0; e < w->n_outputs; e++)
         if (w->outputs[e].row == row) w->outputs[e].offset = at;
 }
 
-static int open_memory(hpc_exchange *ex, hpc_work *w, char *memory, const char *op) {
-    const hpc_row_room room = w->kind->room(ex, w->row);
+static int open_memory(hpc_engine *en, hpc_work *w, char *memory, const char *op) {
+    const hpc_row_room room = w->kind->room(en, w->row);
     w->state = (float *)(void *)memory;
     if (room.acc > 0) w->acc = (float *)(void *)(memory + room.state);
-    if (room.sum > 0) w->acc = ex->cores[w->row->core].acc;
+    if (room.sum > 0) w->acc = en->cores[w->row->core].acc;
     if (room.encoded > 0) w->encoded = memory + room.state + room.acc;
     if (!room.sends_pieces) return HPC_OK;
-    return hpc_pieces_open_row(ex, w, memory + room.state + room.acc + room.encoded, op);
+    return hpc_pieces_open_row(en, w, memory + room.state + room.acc + room.encoded, op);
 }
 
-static int open_rows(hpc_exchange *ex, const char *op) {
-    const hpc_plan *plan = ex->plan;
-    int me = ex->context->group.rank;
-    size_t n_in = 0, n_out = 0, *used = calloc((size_t)ex->n_own_cores + 1, sizeof *used);
-    ex->work_of = malloc((size_t)plan->n_rows * sizeof *ex->work_of);
-    ex->push_slot = malloc((size_t)plan->n_rows * sizeof *ex->push_slot);
+static int open_rows(hpc_engine *en, const char *op) {
+    const hpc_plan *plan = en->plan;
+    int me = en->context->group.rank;
+    size_t n_in = 0, n_out = 0, *used = calloc((size_t)en->n_own_cores + 1, sizeof *used);
+    en->work_of = malloc((size_t)plan->n_rows * sizeof *en->work_of);
+    en->push_slot = malloc((size_t)plan->n_rows * sizeof *en->push_slot);
     for (int i = 0; i < plan->n_rows; i++) {
         if (plan->rows[i].owner != me) continue;
-        ex->n_work++;
+        en->n_work++;
         n_in += (size_t)plan->rows[i].n_in;
         n_out += (size_t)plan->rows[i].n_out;
     }
-    ex->work = calloc((size_t)ex->n_work + 1, sizeof *ex->work);
-    ex->memory.inputs = calloc(n_in + 1, sizeof *ex->memory.inputs);
-    ex->memory.outputs = calloc(n_out + 1, sizeof *ex->memory.outputs);
-    ex->memory.weights = calloc(n_in + 1, sizeof *ex->memory.weights);
-    ex->memory.arrived = calloc((size_t)ex->n_work * (size_t)ex->layout.depth + 1, sizeof *ex->memory.arrived);
-    ex->memory.came = calloc(n_in * (size_t)ex->layout.depth + 1, sizeof *ex->memory.came);
-    if (used == NULL || ex->work_of == NULL || ex->push_slot == NULL || ex->work == NULL || ex->memory.inputs == NULL ||
-        ex->memory.outputs == NULL || ex->memory.weights == NULL || ex->memory.arrived == NULL ||
-        ex->memory.came == NULL) {
+    en->work = calloc((size_t)en->n_work + 1, sizeof *en->work);
+    en->memory.inputs = calloc(n_in + 1, sizeof *en->memory.inputs);
+    en->memory.outputs = calloc(n_out + 1, sizeof *en->memory.outputs);
+    en->memory.weights = calloc(n_in + 1, sizeof *en->memory.weights);
+    en->memory.arrived = calloc((size_t)en->n_work * (size_t)en->layout.depth + 1, sizeof *en->memory.arrived);
+    en->memory.came = calloc(n_in * (size_t)en->layout.depth + 1, sizeof *en->memory.came);
+    if (used == NULL || en->work_of == NULL || en->push_slot == NULL || en->work == NULL || en->memory.inputs == NULL ||
+        en->memory.outputs == NULL || en->memory.weights == NULL || en->memory.arrived == NULL ||
+        en->memory.came == NULL) {
         free(used);
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d rows", op, ex->n_work);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d rows", op, en->n_work);
     }
-    hpc_input *inputs = ex->memory.inputs;
-    hpc_output *outputs = ex->memory.outputs;
-    double *weights = ex->memory.weights;
-    _Atomic char *came = ex->memory.came;
-    hpc_work *w = ex->work;
-    for (int c = 0; c < ex->n_own_cores; c++) used[c] = ex->cores[c].acc_bytes;
+    hpc_input *inputs = en->memory.inputs;
+    hpc_output *outputs = en->memory.outputs;
+    double *weights = en->memory.weights;
+    _Atomic char *came = en->memory.came;
+    hpc_work *w = en->work;
+    for (int c = 0; c < en->n_own_cores; c++) used[c] = en->cores[c].acc_bytes;
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
-        ex->work_of[i] = -1;
-        ex->push_slot[i] = HPC_NOWHERE;
+        en->work_of[i] = -1;
+        en->push_slot[i] = HPC_NOWHERE;
         if (row->owner != me) continue;
-        ex->work_of[i] = (int)(w - ex->work);
+        en->work_of[i] = (int)(w - en->work);
         *w = (hpc_work){.index = i,
                         .row = row,
-                        .kind = hpc_row_kind_of(ex, row),
+                        .kind = hpc_row_kind_of(en, row),
                         .in_codec = hpc_codec_of(row->codec_in),
                         .out_codec = hpc_codec_of(row->codec_out),
-                        .config = ex->configs[row->key],
-                        .rule = &ex->rules[row->key],
-                        .apply = row->action == HPC_EMIT ? take_fold : ex->rules[row->key].rule.apply,
-                        .share = &ex->layout.shares[ex->layout.share_of[i]]};
+                        .config = en->configs[row->key],
+                        .rule = &en->rules[row->key],
+                        .apply = row->action == HPC_EMIT ? take_fold : en->rules[row->key].rule.apply,
+                        .share = &en->layout.shares[en->layout.share_of[i]]};
         w->inputs = inputs;
         w->outputs = outputs;
         w->weights = weights;
-        w->arrived = ex->memory.arrived + (size_t)(w - ex->work) * (size_t)ex->layout.depth;
+        w->arrived = en->memory.arrived + (size_t)(w - en->work) * (size_t)en->layout.depth;
         w->came = came;
-        came += (size_t)row->n_in * (size_t)ex->layout.depth;
+        came += (size_t)row->n_in * (size_t)en->layout.depth;
         for (int e = 0; e < row->n_in; e++) weights[e] = row->in[e].weight;
         inputs += row->n_in;
         outputs += row->n_out;
         weights += row->n_in;
-        char *memory = (char *)ex->cores[row->core].memory + used[row->core];
-        if (open_memory(ex, w, memory, op) != HPC_OK) {
+        char *memory = (char *)en->cores[row->core].memory + used[row->core];
+        if (open_memory(en, w, memory, op) != HPC_OK) {
             free(used);
             return HPC_ERR_MEMORY;
         }
-        const hpc_row_room room = w->kind->room(ex, row);
+        const hpc_row_room room = w->kind->room(en, row);
         used[row->core] += private_bytes(&room);
-        find_inputs(ex, w);
-        find_outputs(ex, w);
+        find_inputs(en, w);
+        find_outputs(en, w);
         w++;
     }
     free(used);
@@ -371,51 +371,51 @@ static int open_rows(hpc_exchange *ex, const char *op) {
 /* A put lasts as long as its receiver stands still. Where the others do not wait for it the master changes meanwhile,
  * so what each receiver is sent is a copy of its own. Forwards and relays send what they got from just their receivers.
  */
-static int open_copies(hpc_exchange *ex, const char *op) {
-    if (!hpc_goes_on(ex)) return HPC_OK;
-    for (int i = 0; i < ex->n_work; i++)
-        for (int o = 0; o < ex->work[i].n_outputs && hpc_row_keeps_params(ex->work[i].row); o++) {
-            hpc_output *out = &ex->work[i].outputs[o];
-            size_t nbytes = hpc_output_bytes(ex, ex->work[i].row);
+static int open_copies(hpc_engine *en, const char *op) {
+    if (!hpc_goes_on(en)) return HPC_OK;
+    for (int i = 0; i < en->n_work; i++)
+        for (int o = 0; o < en->work[i].n_outputs && hpc_row_keeps_params(en->work[i].row); o++) {
+            hpc_output *out = &en->work[i].outputs[o];
+            size_t nbytes = hpc_output_bytes(en, en->work[i].row);
             if (out->params == NULL && (out->copy = malloc(nbytes)) == NULL)
                 return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a copy of what goes to rank %d", op, out->rank);
         }
     return HPC_OK;
 }
 
-static int open_shares(hpc_exchange *ex, const char *op) {
-    size_t size = (size_t)ex->context->group.size;
-    for (int s = 0; s < ex->layout.n_shares; s++) {
-        hpc_share *share = &ex->layout.shares[s];
-        if (share->owner != ex->context->group.rank) continue;
+static int open_shares(hpc_engine *en, const char *op) {
+    size_t size = (size_t)en->context->group.size;
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        hpc_share *share = &en->layout.shares[s];
+        if (share->owner != en->context->group.rank) continue;
         share->left = share->n_rows;
         share->parts = malloc(size * sizeof *share->parts);
         if (share->parts == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
         /* This rank last: once answered it may close, and then it sends nothing more. */
-        for (int i = 1; i <= ex->context->group.size; i++) {
-            int r = (ex->context->group.rank + i) % ex->context->group.size;
-            if (hpc_share_answers(ex, share, r)) share->parts[share->n_parts++] = r;
+        for (int i = 1; i <= en->context->group.size; i++) {
+            int r = (en->context->group.rank + i) % en->context->group.size;
+            if (hpc_share_answers(en, share, r)) share->parts[share->n_parts++] = r;
         }
     }
     return HPC_OK;
 }
 
-int hpc_rows_open(hpc_exchange *ex, const char *op) {
-    int me = ex->context->group.rank, status = HPC_OK;
-    for (int c = 0; c < ex->n_own_cores && status == HPC_OK; c++) status = open_core(ex, &ex->cores[c], op);
-    if (status == HPC_OK) status = open_shares(ex, op);
-    if (status == HPC_OK) status = hpc_args_open(ex, op);
-    if (status == HPC_OK) status = open_rows(ex, op);
-    if (status == HPC_OK) status = open_copies(ex, op);
-    if (status == HPC_OK) status = hpc_pieces_open_worker(ex, op);
-    if (status == HPC_OK) status = hpc_layout_walk(ex, me, -1, found_slots, ex);
-    if (status == HPC_OK) status = hpc_layout_walk(ex, -1, me, found_target, ex);
+int hpc_rows_open(hpc_engine *en, const char *op) {
+    int me = en->context->group.rank, status = HPC_OK;
+    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
+    if (status == HPC_OK) status = open_shares(en, op);
+    if (status == HPC_OK) status = hpc_args_open(en, op);
+    if (status == HPC_OK) status = open_rows(en, op);
+    if (status == HPC_OK) status = open_copies(en, op);
+    if (status == HPC_OK) status = hpc_pieces_open_worker(en, op);
+    if (status == HPC_OK) status = hpc_layout_walk(en, me, -1, found_slots, en);
+    if (status == HPC_OK) status = hpc_layout_walk(en, -1, me, found_target, en);
     return status;
 }
 
-void hpc_rows_free(hpc_exchange *ex) {
-    for (int c = 0; ex->cores != NULL && c < ex->n_own_cores; c++) {
-        hpc_core *core = &ex->cores[c];
+void hpc_rows_free(hpc_engine *en) {
+    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
+        hpc_core *core = &en->cores[c];
         if (core->memory != NULL) hpc_private_free(core->memory, core->memory_bytes);
         hpc_private_free(core->sum, core->sum_bytes);
         free(core->folding);
@@ -431,15 +431,15 @@ void hpc_rows_free(hpc_exchange *ex) {
         free(core->holds);
         free(core->sent);
     }
-    for (int i = 0; ex->work != NULL && i < ex->n_work; i++)
-        for (int o = 0; o < ex->work[i].n_outputs; o++) free(ex->work[i].outputs[o].copy);
-    free(ex->cores);
-    free(ex->work);
-    free(ex->work_of);
-    free(ex->push_slot);
-    free(ex->memory.inputs);
-    free(ex->memory.outputs);
-    free(ex->memory.weights);
-    free(ex->memory.arrived);
-    free(ex->memory.came);
+    for (int i = 0; en->work != NULL && i < en->n_work; i++)
+        for (int o = 0; o < en->work[i].n_outputs; o++) free(en->work[i].outputs[o].copy);
+    free(en->cores);
+    free(en->work);
+    free(en->work_of);
+    free(en->push_slot);
+    free(en->memory.inputs);
+    free(en->memory.outputs);
+    free(en->memory.weights);
+    free(en->memory.arrived);
+    free(en->memory.came);
 }

@@ -7,108 +7,108 @@
 
 /* ---- slots ---- */
 
-uint64_t hpc_slot_ticket(const hpc_exchange *ex, int key) {
-    uint64_t pushes = ex->keys[key].pushes, depth = (uint64_t)(ex->layout.depth - ex->rotates);
+uint64_t hpc_slot_ticket(const hpc_engine *en, int key) {
+    uint64_t pushes = en->keys[key].pushes, depth = (uint64_t)(en->layout.depth - en->rotates);
     return pushes < depth ? 0 : 2 * (pushes - depth + 1);
 }
 
-char *hpc_slot_of_push(const hpc_exchange *ex, int key, uint64_t n) {
-    return hpc_own_part(ex) + ex->layout.places[ex->context->group.rank].gradients + ex->keys[key].gradient +
-           (n - 1) % (uint64_t)ex->layout.depth * ex->layout.gradient_bytes;
+char *hpc_slot_of_push(const hpc_engine *en, int key, uint64_t n) {
+    return hpc_own_part(en) + en->layout.places[en->context->group.rank].gradients + en->keys[key].gradient +
+           (n - 1) % (uint64_t)en->layout.depth * en->layout.gradient_bytes;
 }
 
-char *hpc_push_slot(const hpc_exchange *ex, int key) {
-    return hpc_slot_of_push(ex, key, ex->keys[key].pushes + 1);
+char *hpc_push_slot(const hpc_engine *en, int key) {
+    return hpc_slot_of_push(en, key, en->keys[key].pushes + 1);
 }
 
-int hpc_push_wait_done(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    uint64_t last = 2 * ex->keys[key].pushes;
-    return hpc_ticket_is_done(ex, key, last) ? HPC_OK : hpc_ticket_wait(ex, key, last, hpc_limit_left(ex, l), op);
+int hpc_push_wait_done(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    uint64_t last = 2 * en->keys[key].pushes;
+    return hpc_ticket_is_done(en, key, last) ? HPC_OK : hpc_ticket_wait(en, key, last, hpc_limit_left(en, l), op);
 }
 
 /* Models that are trained in place: the average of the last push is the model that is trained next. */
-int hpc_push_wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    uint64_t ticket = hpc_slot_ticket(ex, key);
-    int status = ex->asked.in_place ? hpc_push_wait_done(ex, key, l, op) : HPC_OK;
-    if (status == HPC_OK && !hpc_ticket_is_free(ex, key, ticket))
-        status = hpc_ticket_wait_slot(ex, key, ticket, hpc_limit_left(ex, l), op);
+int hpc_push_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    uint64_t ticket = hpc_slot_ticket(en, key);
+    int status = en->asked.in_place ? hpc_push_wait_done(en, key, l, op) : HPC_OK;
+    if (status == HPC_OK && !hpc_ticket_is_free(en, key, ticket))
+        status = hpc_ticket_wait_slot(en, key, ticket, hpc_limit_left(en, l), op);
     return status;
 }
 
-int hpc_push_after(hpc_exchange *ex, int key, uint64_t last, const char *op) {
-    if (hpc_ticket_is_done(ex, key, last)) return HPC_OK;
-    hpc_group_progress(&ex->context->group);
-    if (hpc_ticket_is_done(ex, key, last)) return HPC_OK;
+int hpc_push_after(hpc_engine *en, int key, uint64_t last, const char *op) {
+    if (hpc_ticket_is_done(en, key, last)) return HPC_OK;
+    hpc_group_progress(&en->context->group);
+    if (hpc_ticket_is_done(en, key, last)) return HPC_OK;
     if (op == NULL) return HPC_IN_PROGRESS;
     return hpc_fail(HPC_ERR_INVALID, op,
                     "%s: key %s is under way since push %llu of rank %d; wait for it before the next one", op,
-                    ex->plan->keys[key].name, (unsigned long long)(last / 2), ex->context->group.rank);
+                    en->plan->keys[key].name, (unsigned long long)(last / 2), en->context->group.rank);
 }
 
 /* ---- what goes over the lane ---- */
 
-void hpc_count_sent(hpc_exchange *ex, const hpc_share *share, const char *slot) {
-    const size_t nbytes = hpc_key_pushes_pieces(ex, share->key) ? hpc_pieces_pushed(ex, share, slot) : share->pushed;
-    hpc_tally_add(&ex->peers.pushed[share->owner], nbytes);
+void hpc_count_sent(hpc_engine *en, const hpc_share *share, const char *slot) {
+    const size_t nbytes = hpc_key_pushes_pieces(en, share->key) ? hpc_pieces_pushed(en, share, slot) : share->pushed;
+    hpc_tally_add(&en->peers.pushed[share->owner], nbytes);
 }
 
-int hpc_send_event(hpc_exchange *ex, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
+int hpc_send_event(hpc_engine *en, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                    hpc_limit *l) {
     static const double often = 0.05; /* seconds between looks at whether the owner has closed */
-    hpc_lane *lane = ex->in_lanes[core];
-    int status = hpc_lane_try_notify(lane, ex->window, owner, src, nbytes, offset, imm);
+    hpc_lane *lane = en->in_lanes[core];
+    int status = hpc_lane_try_notify(lane, en->window, owner, src, nbytes, offset, imm);
     if (status != HPC_IN_PROGRESS) return status;
-    while (!ex->owners_leave || hpc_closed_signal(ex, owner) == 0) {
-        double left = hpc_limit_left(ex, l), slice = ex->owners_leave && left > often ? often : left;
+    while (!en->owners_leave || hpc_closed_signal(en, owner) == 0) {
+        double left = hpc_limit_left(en, l), slice = en->owners_leave && left > often ? often : left;
         int before = hpc_slice_waits(slice < left);
-        status = hpc_put_notify(lane, ex->window, owner, src, nbytes, offset, imm, slice);
+        status = hpc_put_notify(lane, en->window, owner, src, nbytes, offset, imm, slice);
         hpc_slice_waits(before);
         if (!hpc_slice_is_over(status) || slice == left) return status;
     }
     return HPC_OK;
 }
 
-int hpc_push_share(hpc_exchange *ex, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &ex->layout.shares[s];
-    hpc_pushed *k = &ex->keys[share->key];
-    int me = ex->context->group.rank, status = HPC_OK;
+int hpc_push_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    hpc_pushed *k = &en->keys[share->key];
+    int me = en->context->group.rank, status = HPC_OK;
     if (share->pushed == 0 && share->tells == 0) return HPC_OK; /* it comes by other stages */
-    const int in_place = hpc_reads_in_place(ex, share->owner, me);
+    const int in_place = hpc_reads_in_place(en, share->owner, me);
     for (; !in_place && k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
         int index = share->rows[k->at_row];
-        const hpc_row *row = &ex->plan->rows[index];
+        const hpc_row *row = &en->plan->rows[index];
         const hpc_edge *push = hpc_row_input(row, me);
-        if (push == NULL || hpc_input_is_empty(ex, push)) continue;
-        const char *src = hpc_push_slot(ex, share->key) + hpc_row_from(ex, row);
-        status = hpc_send_event(ex, share->core, share->owner, src, hpc_push_bytes(ex, row, src),
-                                ex->push_slot[index] + (size_t)slot * hpc_slot_stride(ex, row),
+        if (push == NULL || hpc_input_is_empty(en, push)) continue;
+        const char *src = hpc_push_slot(en, share->key) + hpc_row_from(en, row);
+        status = hpc_send_event(en, share->core, share->owner, src, hpc_push_bytes(en, row, src),
+                                en->push_slot[index] + (size_t)slot * hpc_slot_stride(en, row),
                                 hpc_imm(HPC_OP_ROW, slot, index), l);
         if (status != HPC_OK) break;
     }
     if (status == HPC_OK && (in_place || share->tells > 0))
-        status = hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
-    if (ex->owners_leave) status = hpc_unless_left(ex, share->owner, status);
-    if (status == HPC_OK) hpc_count_sent(ex, share, hpc_push_slot(ex, share->key));
+        status = hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
+    if (en->owners_leave) status = hpc_unless_left(en, share->owner, status);
+    if (status == HPC_OK) hpc_count_sent(en, share, hpc_push_slot(en, share->key));
     return status;
 }
 
 /* ---- neighbours that leave ---- */
 
-int hpc_unless_left(const hpc_exchange *ex, int rank, int status) {
+int hpc_unless_left(const hpc_engine *en, int rank, int status) {
     if (status != HPC_ERR_PEER) return status;
-    if (atomic_load_explicit(&ex->context->group.states[rank], memory_order_acquire) != HPC_PEER_LEFT) return status;
-    hpc_blame_settle(&ex->context->group.blame, NULL, 0);
+    if (atomic_load_explicit(&en->context->group.states[rank], memory_order_acquire) != HPC_PEER_LEFT) return status;
+    hpc_blame_settle(&en->context->group.blame, NULL, 0);
     return HPC_OK;
 }
 
-int hpc_flush_key(hpc_exchange *ex, int key, hpc_limit *l) {
-    const hpc_pushed *k = &ex->keys[key];
+int hpc_flush_key(hpc_engine *en, int key, hpc_limit *l) {
+    const hpc_pushed *k = &en->keys[key];
     int status = HPC_OK;
     for (int i = 0; i < k->n_shares && k->pushes > 0 && status == HPC_OK; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        if (share->owner == ex->context->group.rank) continue;
-        status = hpc_unless_left(ex, share->owner,
-                                 hpc_flush(ex->in_lanes[share->core], ex->window, share->owner, hpc_limit_left(ex, l)));
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        if (share->owner == en->context->group.rank) continue;
+        status = hpc_unless_left(en, share->owner,
+                                 hpc_flush(en->in_lanes[share->core], en->window, share->owner, hpc_limit_left(en, l)));
     }
     return status;
 }

@@ -15,7 +15,7 @@ int hpc_blocks_add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const 
         if (begins)
             memcpy(w->acc + from, block, n * sizeof(float));
         else
-            core->exchange->kernels->f32(w->acc + from, sum, ones, 2, n, 0);
+            core->engine->kernels->f32(w->acc + from, sum, ones, 2, n, 0);
     }
     return 0;
 }

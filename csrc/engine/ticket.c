@@ -8,47 +8,43 @@
 #include "engine/layout.h"
 #include "engine/params.h"
 
-int hpc_exchange_check(hpc_exchange *ex, const char *op) {
-    int failed = atomic_load_explicit(&ex->fault.failed, memory_order_acquire);
+int hpc_engine_check(hpc_engine *en, const char *op) {
+    int failed = atomic_load_explicit(&en->fault.failed, memory_order_acquire);
     if (failed != HPC_OK) {
-        hpc_context_abort(ex->context, ex->fault.failure);
-        return hpc_fail(failed, op, "%s: %s", op, ex->fault.failure);
+        hpc_context_abort(en->context, en->fault.failure);
+        return hpc_fail(failed, op, "%s: %s", op, en->fault.failure);
     }
-    hpc_group *g = &ex->context->group;
+    hpc_group *g = &en->context->group;
     int status = hpc_group_usable(g, op);
     for (int r = 0; r < g->size && status == HPC_OK && atomic_load_explicit(&g->revoked, memory_order_acquire); r++)
         status = hpc_group_peer_present(g, r, op);
     return status;
 }
 
-int hpc_worker_check_call(hpc_exchange *ex, int key, const char *op) {
-    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
-    if (ex->life.closed) return hpc_fail(HPC_ERR_INVALID, op, "%s: the exchange is closed", op);
-    if (key < 0 || key >= ex->plan->n_keys)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %d is out of range; the exchange has %d", op, key,
-                        ex->plan->n_keys);
-    if (!ex->layout.places[ex->context->group.rank].worker)
+int hpc_worker_check_call(hpc_engine *en, int key, const char *op) {
+    if (en->life.closed) return hpc_fail(HPC_ERR_INVALID, op, "%s: the exchange is closed", op);
+    if (!en->layout.places[en->context->group.rank].worker)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d only serves; push and pull are for workers", op,
-                        ex->context->group.rank);
-    if (ex->keys[key].n_shares == 0)
+                        en->context->group.rank);
+    if (en->keys[key].n_shares == 0)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: by its plan rank %d takes no part in key %s", op,
-                        ex->context->group.rank, ex->plan->keys[key].name);
-    return hpc_exchange_check(ex, op);
+                        en->context->group.rank, en->plan->keys[key].name);
+    return hpc_engine_check(en, op);
 }
 
-int hpc_pushes_key(const hpc_exchange *ex, int rank, int key) {
-    return ex->layout.pushers[(size_t)key * (size_t)ex->context->group.size + (size_t)rank];
+int hpc_pushes_key(const hpc_engine *en, int rank, int key) {
+    return en->layout.pushers[(size_t)key * (size_t)en->context->group.size + (size_t)rank];
 }
 
-double hpc_limit_left(const hpc_exchange *ex, hpc_limit *l) {
-    if (l->deadline == 0) l->deadline = hpc_deadline(&ex->context->group, l->timeout);
+double hpc_limit_left(const hpc_engine *en, hpc_limit *l) {
+    if (l->deadline == 0) l->deadline = hpc_deadline(&en->context->group, l->timeout);
     return hpc_left(l->deadline);
 }
 
 /* ---- tickets ---- */
 
 typedef struct look {
-    hpc_exchange *ex;
+    hpc_engine *en;
     int key;
     uint64_t ticket;
     int closed; /* a rank that closed and will never make the push, or was freed and will never answer; -1: none */
@@ -58,76 +54,76 @@ typedef struct look {
     double measured; /* when the wait was last charged to the ranks that it is for; 0: not yet */
 } look;
 
-static int signal_of(const hpc_exchange *ex, int share, uint64_t ticket) {
-    return ticket & HPC_PULL_TICKET ? hpc_signal_second(ex, share) : hpc_signal_applied(ex, share);
+static int signal_of(const hpc_engine *en, int share, uint64_t ticket) {
+    return ticket & HPC_PULL_TICKET ? hpc_signal_second(en, share) : hpc_signal_applied(en, share);
 }
 
-int hpc_share_has_answered(const hpc_exchange *ex, int share, uint64_t ticket) {
-    return atomic_load_explicit(hpc_own_signal(ex->window, signal_of(ex, share, ticket)), memory_order_acquire) >=
+int hpc_share_has_answered(const hpc_engine *en, int share, uint64_t ticket) {
+    return atomic_load_explicit(hpc_own_signal(en->window, signal_of(en, share, ticket)), memory_order_acquire) >=
            ticket / 2;
 }
 
-int hpc_ticket_is_done(const hpc_exchange *ex, int key, uint64_t ticket) {
-    const hpc_pushed *k = &ex->keys[key];
+int hpc_ticket_is_done(const hpc_engine *en, int key, uint64_t ticket) {
+    const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_awaited; i++)
-        if (!hpc_share_has_answered(ex, k->awaited[i], ticket)) return 0;
+        if (!hpc_share_has_answered(en, k->awaited[i], ticket)) return 0;
     return 1;
 }
 
-int hpc_ticket_is_free(const hpc_exchange *ex, int key, uint64_t ticket) {
-    const hpc_discipline *d = ex->discipline;
-    return d->is_free == NULL ? hpc_ticket_is_done(ex, key, ticket) : d->is_free(ex, key, ticket);
+int hpc_ticket_is_free(const hpc_engine *en, int key, uint64_t ticket) {
+    const hpc_discipline *d = en->discipline;
+    return d->is_free == NULL ? hpc_ticket_is_done(en, key, ticket) : d->is_free(en, key, ticket);
 }
 
-uint64_t hpc_closing_count(const hpc_exchange *ex, int rank, int key) {
-    size_t at = ((size_t)rank * (size_t)ex->plan->n_keys + (size_t)key) * sizeof(uint64_t);
-    return *(const uint64_t *)(const void *)(hpc_own_part(ex) + ex->layout.places[ex->context->group.rank].closed + at);
+uint64_t hpc_closing_count(const hpc_engine *en, int rank, int key) {
+    size_t at = ((size_t)rank * (size_t)en->plan->n_keys + (size_t)key) * sizeof(uint64_t);
+    return *(const uint64_t *)(const void *)(hpc_own_part(en) + en->layout.places[en->context->group.rank].closed + at);
 }
 
-uint64_t hpc_share_next_fold(const hpc_exchange *ex, int s) {
-    return atomic_load_explicit(hpc_own_signal(ex->window, hpc_signal_applied(ex, s)), memory_order_acquire) + 1;
+uint64_t hpc_share_next_fold(const hpc_engine *en, int s) {
+    return atomic_load_explicit(hpc_own_signal(en->window, hpc_signal_applied(en, s)), memory_order_acquire) + 1;
 }
 
 /* The push of this rank that a ticket waits for: what is applied by a call of its own is the last one. */
-static uint64_t push_of(const hpc_exchange *ex, int key, uint64_t ticket) {
-    return ticket & HPC_PULL_TICKET ? ex->keys[key].pushes : ticket / 2;
+static uint64_t push_of(const hpc_engine *en, int key, uint64_t ticket) {
+    return ticket & HPC_PULL_TICKET ? en->keys[key].pushes : ticket / 2;
 }
 
 /* A worker that closed before it pushed what a ticket waits for; else -1. */
-static int closed_without(const hpc_exchange *ex, int key, uint64_t ticket) {
-    const hpc_discipline *d = ex->discipline;
-    for (int r = 0; r < ex->context->group.size && d->needs != NULL; r++)
-        if (r != ex->context->group.rank && hpc_pushes_key(ex, r, key) && hpc_closed_signal(ex, r) != 0 &&
-            hpc_closing_count(ex, r, key) < d->needs(ex, r, key, push_of(ex, key, ticket)))
+static int closed_without(const hpc_engine *en, int key, uint64_t ticket) {
+    const hpc_discipline *d = en->discipline;
+    for (int r = 0; r < en->context->group.size && d->needs != NULL; r++)
+        if (r != en->context->group.rank && hpc_pushes_key(en, r, key) && hpc_closed_signal(en, r) != 0 &&
+            hpc_closing_count(en, r, key) < d->needs(en, r, key, push_of(en, key, ticket)))
             return r;
     return -1;
 }
 
 /* An owner that was freed before it answered; else -1. */
-int hpc_ticket_freed(const hpc_exchange *ex, int key, uint64_t ticket) {
-    const hpc_pushed *k = &ex->keys[key];
+int hpc_ticket_freed(const hpc_engine *en, int key, uint64_t ticket) {
+    const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_awaited; i++) {
-        int owner = ex->layout.shares[k->awaited[i]].owner;
-        if (hpc_closed_signal(ex, owner) == HPC_FREED && !hpc_share_has_answered(ex, k->awaited[i], ticket))
+        int owner = en->layout.shares[k->awaited[i]].owner;
+        if (hpc_closed_signal(en, owner) == HPC_FREED && !hpc_share_has_answered(en, k->awaited[i], ticket))
             return owner;
     }
     return -1;
 }
 
 static int holds(const look *l) {
-    return l->for_slot ? hpc_ticket_is_free(l->ex, l->key, l->ticket) : hpc_ticket_is_done(l->ex, l->key, l->ticket);
+    return l->for_slot ? hpc_ticket_is_free(l->en, l->key, l->ticket) : hpc_ticket_is_done(l->en, l->key, l->ticket);
 }
 
 static int awaited(void *arg, int *ranks) {
     const look *l = arg;
-    return l->ex->discipline->awaited(l->ex, l->key, l->ticket, l->for_slot, ranks);
+    return l->en->discipline->awaited(l->en, l->key, l->ticket, l->for_slot, ranks);
 }
 
 /* Charges the time since the last look to the ranks that the wait was for then. */
 static void charge(look *l, double now) {
-    hpc_exchange *ex = l->ex;
-    for (int i = 0; i < ex->peers.n_awaited && l->measured > 0; i++)
-        if (ex->peers.awaited[i] != ex->context->group.rank) ex->peers.wait[ex->peers.awaited[i]] += now - l->measured;
+    hpc_engine *en = l->en;
+    for (int i = 0; i < en->peers.n_awaited && l->measured > 0; i++)
+        if (en->peers.awaited[i] != en->context->group.rank) en->peers.wait[en->peers.awaited[i]] += now - l->measured;
     l->measured = now;
 }
 
@@ -137,42 +133,47 @@ static void measure(look *l) {
     double now = hpc_now();
     if (l->measured > 0 && now - l->measured < often) return;
     charge(l, now);
-    l->ex->peers.n_awaited = awaited(l, l->ex->peers.awaited);
+    l->en->peers.n_awaited = awaited(l, l->en->peers.awaited);
 }
 
-/* A failure ends the exchange, and with it the wait. */
-static void make_progress(hpc_exchange *ex) {
-    int status = ex->discipline->progress(ex);
-    if (status != HPC_OK) hpc_exchange_fail(ex, status, hpc_last_error()->message);
+/* Of all engines of the exchange: others may wait for any of them. A failure ends the exchange, and with it the wait.
+ */
+static void make_progress(hpc_engine *own) {
+    hpc_engine *en = own;
+    do {
+        int status = en->discipline->progress == NULL ? HPC_OK : en->discipline->progress(en);
+        if (status != HPC_OK) hpc_engine_fail(en, status, hpc_last_error()->message);
+        en = en->next;
+    } while (en != own);
 }
 
 static int looks_done(void *arg) {
     look *l = arg;
-    hpc_exchange *ex = l->ex;
-    if (ex->discipline->progress != NULL) make_progress(ex);
+    hpc_engine *en = l->en;
+    make_progress(en);
     if (holds(l)) return 1;
-    if (ex->inline_progress && !(hpc_context_work(ex->context) & HPC_LEFT) && holds(l)) return 1;
-    if (atomic_load_explicit(&ex->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
+    if (en->inline_progress && !(hpc_context_work(en->context) & HPC_LEFT) && holds(l)) return 1;
+    if (hpc_engine_has_failed(en)) return 1;
     measure(l);
-    l->closed = l->for_slot && hpc_ticket_is_done(ex, l->key, l->ticket) ? -1 : closed_without(ex, l->key, l->ticket);
+    l->closed = l->for_slot && hpc_ticket_is_done(en, l->key, l->ticket) ? -1 : closed_without(en, l->key, l->ticket);
     if (l->closed >= 0) return 1;
     if (l->for_slot) return 0;
-    l->closed = hpc_ticket_freed(ex, l->key, l->ticket);
+    l->closed = hpc_ticket_freed(en, l->key, l->ticket);
     if (l->closed < 0) return 0;
     /* Its answers were sent before, by other lanes: they have come, but may not have been taken yet. */
-    if (hpc_group_progress(&ex->context->group) & HPC_LEFT) {
+    if (hpc_group_progress(&en->context->group) & HPC_LEFT) {
         l->closed = -1;
         return 0;
     }
-    l->closed = hpc_ticket_freed(ex, l->key, l->ticket);
+    l->closed = hpc_ticket_freed(en, l->key, l->ticket);
     l->freed = l->closed >= 0;
-    return l->freed || hpc_ticket_is_done(ex, l->key, l->ticket);
+    return l->freed || hpc_ticket_is_done(en, l->key, l->ticket);
 }
 
-uint64_t hpc_pushes_of(const hpc_exchange *ex, int rank, int key) {
-    const char *part = hpc_window_peer_view(ex->window, rank);
+uint64_t hpc_pushes_of(const hpc_engine *en, int rank, int key) {
+    const char *part = hpc_window_peer_view(en->window, rank);
     if (part == NULL) return UINT64_MAX;
-    const _Atomic uint64_t *counts = (const _Atomic uint64_t *)(const void *)(part + ex->layout.places[rank].pushed);
+    const _Atomic uint64_t *counts = (const _Atomic uint64_t *)(const void *)(part + en->layout.places[rank].pushed);
     return atomic_load_explicit(&counts[key], memory_order_relaxed);
 }
 
@@ -183,68 +184,68 @@ int hpc_add_rank(int *ranks, int n, int rank) {
     return n + 1;
 }
 
-int hpc_silent_owners(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks, int n) {
-    const hpc_pushed *k = &ex->keys[key];
+int hpc_silent_owners(const hpc_engine *en, int key, uint64_t ticket, int *ranks, int n) {
+    const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &ex->layout.shares[k->shares[i]];
-        if (!hpc_share_has_answered(ex, k->shares[i], ticket)) n = hpc_add_rank(ranks, n, share->owner);
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        if (!hpc_share_has_answered(en, k->shares[i], ticket)) n = hpc_add_rank(ranks, n, share->owner);
     }
     return n;
 }
 
-int hpc_fail_freed(const hpc_exchange *ex, int rank, int key, const char *op) {
-    return hpc_group_fail_closed(&ex->context->group, op, &rank, 1,
+int hpc_fail_freed(const hpc_engine *en, int rank, int key, const char *op) {
+    return hpc_group_fail_closed(&en->context->group, op, &rank, 1,
                                  "rank %d has freed the exchange, which owns a part of key %s", rank,
-                                 ex->plan->keys[key].name);
+                                 en->plan->keys[key].name);
 }
 
 static int wait_look(look *l, double timeout, const char *op) {
-    hpc_exchange *ex = l->ex;
+    hpc_engine *en = l->en;
     if (holds(l)) { /* also after an earlier try that ran out of time */
-        hpc_group_settle(&ex->context->group, op);
+        hpc_group_settle(&en->context->group, op);
         return HPC_OK;
     }
     const hpc_wait wait = {op, looks_done, awaited, l};
     double start = hpc_now();
-    int status = hpc_wait_for(&ex->context->group, &wait, timeout);
+    int status = hpc_wait_for(&en->context->group, &wait, timeout);
     double now = hpc_now();
     charge(l, now);
-    ex->stats.wait += now - start;
+    en->stats.wait += now - start;
     if (status != HPC_OK || holds(l)) return status;
-    status = hpc_exchange_check(ex, op);
+    status = hpc_engine_check(en, op);
     if (status != HPC_OK || l->closed < 0) return status;
-    if (l->freed) return hpc_fail_freed(ex, l->closed, l->key, op);
-    return hpc_group_fail_closed(&ex->context->group, op, &l->closed, 1,
+    if (l->freed) return hpc_fail_freed(en, l->closed, l->key, op);
+    return hpc_group_fail_closed(&en->context->group, op, &l->closed, 1,
                                  "rank %d has closed the exchange after %llu pushes of key %s; push %llu is waited for",
-                                 l->closed, (unsigned long long)hpc_closing_count(ex, l->closed, l->key),
-                                 ex->plan->keys[l->key].name, (unsigned long long)push_of(ex, l->key, l->ticket));
+                                 l->closed, (unsigned long long)hpc_closing_count(en, l->closed, l->key),
+                                 en->plan->keys[l->key].name, (unsigned long long)push_of(en, l->key, l->ticket));
 }
 
-int hpc_ticket_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op) {
-    return wait_look(&(look){.ex = ex, .key = key, .ticket = ticket, .closed = -1}, timeout, op);
+int hpc_ticket_wait(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op) {
+    return wait_look(&(look){.en = en, .key = key, .ticket = ticket, .closed = -1}, timeout, op);
 }
 
-int hpc_ticket_wait_slot(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op) {
-    return wait_look(&(look){.ex = ex, .key = key, .ticket = ticket, .closed = -1, .for_slot = ex->owners_leave},
+int hpc_ticket_wait_slot(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op) {
+    return wait_look(&(look){.en = en, .key = key, .ticket = ticket, .closed = -1, .for_slot = en->owners_leave},
                      timeout, op);
 }
 
-int hpc_ticket_end(hpc_exchange *ex, int key, uint64_t ticket, const char *op) {
-    hpc_pushed *k = &ex->keys[key];
-    if (k->encoded.n_rows > 0) hpc_params_came(ex, key, ticket);
+int hpc_ticket_end(hpc_engine *en, int key, uint64_t ticket, const char *op) {
+    hpc_pushed *k = &en->keys[key];
+    if (k->encoded.n_rows > 0) hpc_params_came(en, key, ticket);
     if (ticket != 2 * k->pushes) return HPC_OK;
-    if (k->since != 0) hpc_usual_learn(&ex->usual, hpc_now() - k->since);
+    if (k->since != 0) hpc_usual_learn(&en->usual, hpc_now() - k->since);
     k->since = 0;
-    return ex->discipline->ended == NULL ? HPC_OK : ex->discipline->ended(ex, key, op);
+    return en->discipline->ended == NULL ? HPC_OK : en->discipline->ended(en, key, op);
 }
 
-int hpc_ticket_test(hpc_exchange *ex, int key, uint64_t ticket, const char *op) {
-    look l = {.ex = ex, .key = key, .ticket = ticket, .closed = -1};
-    hpc_group_progress(&ex->context->group);
-    if (hpc_ticket_is_done(ex, key, ticket)) return hpc_ticket_end(ex, key, ticket, op);
-    if (!looks_done(&l) && atomic_load_explicit(&ex->context->group.departures, memory_order_relaxed) == 0)
+int hpc_ticket_test(hpc_engine *en, int key, uint64_t ticket, const char *op) {
+    look l = {.en = en, .key = key, .ticket = ticket, .closed = -1};
+    hpc_group_progress(&en->context->group);
+    if (hpc_ticket_is_done(en, key, ticket)) return hpc_ticket_end(en, key, ticket, op);
+    if (!looks_done(&l) && atomic_load_explicit(&en->context->group.departures, memory_order_relaxed) == 0)
         return HPC_IN_PROGRESS;
-    int status = hpc_ticket_wait(ex, key, ticket, 0, op); /* finds out what has happened */
-    if (status == HPC_OK) return hpc_ticket_end(ex, key, ticket, op);
+    int status = hpc_ticket_wait(en, key, ticket, 0, op); /* finds out what has happened */
+    if (status == HPC_OK) return hpc_ticket_end(en, key, ticket, op);
     return status == HPC_ERR_TIMEOUT ? HPC_IN_PROGRESS : status;
 }

@@ -12,42 +12,42 @@ typedef struct hpc_limit {
     double timeout, deadline; /* deadline 0: not needed yet */
 } hpc_limit;
 
-double hpc_limit_left(const hpc_exchange *ex, hpc_limit *l);
+double hpc_limit_left(const hpc_engine *en, hpc_limit *l);
 
 /* HPC_OK, or the failure that has ended the exchange, after which the context is aborted. */
-int hpc_exchange_check(hpc_exchange *ex, const char *op);
+int hpc_engine_check(hpc_engine *en, const char *op);
 /* HPC_OK when the trainer may push or pull key. */
-int hpc_worker_check_call(hpc_exchange *ex, int key, const char *op);
+int hpc_worker_check_call(hpc_engine *en, int key, const char *op);
 
 /* Whether the parameters of a ticket's push are there; whether the slot of that push may be written again. */
-int hpc_ticket_is_done(const hpc_exchange *ex, int key, uint64_t ticket);
-int hpc_ticket_is_free(const hpc_exchange *ex, int key, uint64_t ticket);
-int hpc_ticket_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op);
-int hpc_ticket_wait_slot(hpc_exchange *ex, int key, uint64_t ticket, double timeout, const char *op);
+int hpc_ticket_is_done(const hpc_engine *en, int key, uint64_t ticket);
+int hpc_ticket_is_free(const hpc_engine *en, int key, uint64_t ticket);
+int hpc_ticket_wait(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op);
+int hpc_ticket_wait_slot(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op);
 /* Looks at a ticket once, and works for this rank's rows too: HPC_OK, HPC_IN_PROGRESS or a failure. */
-int hpc_ticket_test(hpc_exchange *ex, int key, uint64_t ticket, const char *op);
+int hpc_ticket_test(hpc_engine *en, int key, uint64_t ticket, const char *op);
 /* Notes that the push has ended, decodes parameters, and learns from the time that it took. HPC_ERR_PEER when nobody
  * will ever fold it. */
-int hpc_ticket_end(hpc_exchange *ex, int key, uint64_t ticket, const char *op);
+int hpc_ticket_end(hpc_engine *en, int key, uint64_t ticket, const char *op);
 /* An owner that was freed before it answered, else -1; the second function records that as a failure. */
-int hpc_ticket_freed(const hpc_exchange *ex, int key, uint64_t ticket);
-int hpc_fail_freed(const hpc_exchange *ex, int rank, int key, const char *op);
+int hpc_ticket_freed(const hpc_engine *en, int key, uint64_t ticket);
+int hpc_fail_freed(const hpc_engine *en, int rank, int key, const char *op);
 
 /* ---- helpers of hpc_discipline.awaited ---- */
 
 /* Whether a share has answered a ticket. acquire: its owner's reads and writes before the answer have happened. */
-int hpc_share_has_answered(const hpc_exchange *ex, int share, uint64_t ticket);
+int hpc_share_has_answered(const hpc_engine *en, int share, uint64_t ticket);
 /* The number of the next fold of a share that this rank owns. */
-uint64_t hpc_share_next_fold(const hpc_exchange *ex, int s);
+uint64_t hpc_share_next_fold(const hpc_engine *en, int s);
 /* Whether rank pushes key, and others therefore wait for it. */
-int hpc_pushes_key(const hpc_exchange *ex, int rank, int key);
+int hpc_pushes_key(const hpc_engine *en, int rank, int key);
 /* How often rank has pushed key, where its memory can be read here; else UINT64_MAX. */
-uint64_t hpc_pushes_of(const hpc_exchange *ex, int rank, int key);
+uint64_t hpc_pushes_of(const hpc_engine *en, int rank, int key);
 /* How often rank had pushed key when it closed. */
-uint64_t hpc_closing_count(const hpc_exchange *ex, int rank, int key);
+uint64_t hpc_closing_count(const hpc_engine *en, int rank, int key);
 /* Adds rank to the n ranks, unless it is there; returns their number. */
 int hpc_add_rank(int *ranks, int n, int rank);
 /* Adds the owners of the shares of key that have not answered a ticket; returns the number of ranks. */
-int hpc_silent_owners(const hpc_exchange *ex, int key, uint64_t ticket, int *ranks, int n);
+int hpc_silent_owners(const hpc_engine *en, int key, uint64_t ticket, int *ranks, int n);
 
 #endif

@@ -21,6 +21,7 @@ enum {
 #define HPC_NOWHERE SIZE_MAX
 #define HPC_ARGS_BYTES (HPC_RULE_ARGS * sizeof(double))
 
+typedef struct hpc_engine hpc_engine;
 typedef struct hpc_discipline hpc_discipline;
 typedef struct hpc_row_kind hpc_row_kind;
 
@@ -149,7 +150,7 @@ typedef struct hpc_tally {
 } hpc_tally;
 
 typedef struct hpc_core {
-    _Alignas(64) hpc_exchange *exchange;
+    _Alignas(64) hpc_engine *engine;
     int index, cpu, node; /* cpu -1: not pinned */
     hpc_lane *in, *out;   /* pushes come by in, answers go by out */
     float *acc;           /* one block, or a row whose inputs or outputs are pieces */
@@ -172,7 +173,9 @@ typedef struct hpc_core {
     void *own;  /* the discipline's */
     double due; /* when the core has to work even if no event comes; INFINITY: never */
     pthread_t thread;
-    int running;
+    int running, owns_thread; /* a thread works for it; it is this core's own, and works for those beside it too */
+    struct hpc_core
+        *_Atomic beside;         /* the next core of the same number, of another engine, that the thread works for */
     _Atomic int working, paused; /* whether its thread works; how many threads have paused it to look at its rows */
     _Atomic int started;         /* hpc_started */
     hpc_packing packing;

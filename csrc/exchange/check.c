@@ -18,6 +18,7 @@ struct description {
     uint64_t digest; /* of the plan */
     double grace;
     int32_t consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum, split;
+    int32_t n_engines, keys_in_all;
 };
 
 struct key_description {
@@ -194,7 +195,7 @@ static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) 
     return d->check == NULL ? HPC_OK : d->check(c, f);
 }
 
-int hpc_exchange_check_config(const hpc_context *c, const hpc_exchange_config *f) {
+int hpc_engine_check_config(const hpc_context *c, const hpc_exchange_config *f) {
     if (f == NULL) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: config is NULL");
     if (f->size != sizeof *f)
         return hpc_fail(HPC_ERR_INVALID, op_create,
@@ -259,6 +260,10 @@ static int compare_rules(int r, const struct key_description *k, const struct ke
 }
 
 static int compare(int r, const struct description *d, const struct description *first) {
+    if (d->n_engines != first->n_engines || d->keys_in_all != first->keys_in_all)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has %d keys in %d configurations and rank 0 has %d in %d", r, d->keys_in_all,
+                        d->n_engines, first->keys_in_all, first->n_engines);
     if (d->n_keys != first->n_keys)
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has %d keys and rank 0 has %d", r, d->n_keys,
                         first->n_keys);
@@ -312,36 +317,38 @@ static uint64_t weights_digest(const hpc_graph *g) {
     return digest;
 }
 
-int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *f, double deadline) {
-    hpc_context *c = ex->context;
-    size_t nbytes = sizeof(struct description) + (size_t)ex->plan->n_keys * sizeof(struct key_description);
+int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exchange *of, double deadline) {
+    hpc_context *c = en->context;
+    size_t nbytes = sizeof(struct description) + (size_t)en->plan->n_keys * sizeof(struct key_description);
     struct description *mine = calloc(1, nbytes);
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
     int status = mine == NULL || replies == NULL ? hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory") : HPC_OK;
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status != HPC_OK) goto out;
-    mine->digest = hpc_plan_digest(ex->plan) ^ weights_digest(f->graph);
+    mine->digest = hpc_plan_digest(en->plan) ^ weights_digest(f->graph);
     mine->n_phases = f->graph == NULL ? 0 : f->graph->n_phases;
     mine->staleness = f->consistency == HPC_SSP ? f->staleness : 0;
-    mine->quorum = ex->asked.quorum;
-    mine->grace = ex->asked.grace;
+    mine->quorum = en->asked.quorum;
+    mine->grace = en->asked.grace;
     mine->consistency = f->consistency;
-    mine->shared_params = ex->asked.shared_params;
-    mine->eager = ex->asked.eager;
-    mine->in_place = ex->asked.in_place;
-    mine->n_keys = ex->plan->n_keys;
-    mine->split = ex->discipline->split != NULL;
+    mine->shared_params = en->asked.shared_params;
+    mine->eager = en->asked.eager;
+    mine->in_place = en->asked.in_place;
+    mine->n_keys = en->plan->n_keys;
+    mine->n_engines = of->n_engines;
+    mine->keys_in_all = of->n_keys;
+    mine->split = en->discipline->split != NULL;
     struct key_description *keys = (void *)(mine + 1);
-    for (int k = 0; k < ex->plan->n_keys; k++) {
-        snprintf(keys[k].name, sizeof keys[k].name, "%.*s", NAME_BYTES - 1, ex->plan->keys[k].name);
-        keys[k].count = ex->plan->keys[k].count;
-        const hpc_rule *rule = &ex->rules[k].rule;
+    for (int k = 0; k < en->plan->n_keys; k++) {
+        snprintf(keys[k].name, sizeof keys[k].name, "%.*s", NAME_BYTES - 1, en->plan->keys[k].name);
+        keys[k].count = en->plan->keys[k].count;
+        const hpc_rule *rule = &en->rules[k].rule;
         snprintf(keys[k].rule, sizeof keys[k].rule, "%s", rule->name);
         memcpy(keys[k].args, rule->args, sizeof keys[k].args);
         keys[k].slots = rule->slots;
         keys[k].has_fold = rule->fold != NULL;
         keys[k].fold_wires = (int32_t)rule->fold_wires;
-        hpc_codec_describe(ex, k, &keys[k].codec);
+        hpc_codec_describe(en, k, &keys[k].codec);
     }
     status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);
     if (status != HPC_OK) goto out;

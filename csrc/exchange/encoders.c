@@ -7,20 +7,21 @@
 /* ---- the state ---- */
 
 /* The encoder that is asked for; NULL: there is none. */
-static hpc_encoder *find(const hpc_exchange *ex, int key, int row) {
-    if (ex->pieces == NULL) return NULL;
-    if (row >= 0) return ex->work[ex->work_of[row]].encoder;
-    return ex->pieces[key].encoder.codec != NULL ? &ex->pieces[key].encoder : NULL;
+static hpc_encoder *find(const hpc_engine *en, int key, int row) {
+    if (en->pieces == NULL) return NULL;
+    if (row >= 0) return en->work[en->work_of[row]].encoder;
+    return en->pieces[key].encoder.codec != NULL ? &en->pieces[key].encoder : NULL;
 }
 
-static int check(const hpc_exchange *ex, int key, int row, const char *op) {
-    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
-    if (key < 0 || key >= ex->plan->n_keys)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %d is out of range; there are %d", op, key, ex->plan->n_keys);
-    if (row < -1 || row >= ex->plan->n_rows || (row >= 0 && (ex->work_of[row] < 0 || ex->plan->rows[row].key != key)))
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: row %d is no row of key %s that rank %d owns", op, row,
-                        ex->plan->keys[key].name, ex->context->group.rank);
-    return HPC_OK;
+/* The engine of a key and of a row of it (-1: of none); NULL, and an error: it has no such row here. */
+static hpc_engine *engine_of(const hpc_exchange *ex, int *key, int *row, const char *op) {
+    const int asked = *row;
+    hpc_engine *en = hpc_engine_of(ex, key, op);
+    if (en == NULL || asked == -1) return en;
+    if (hpc_engine_of_row(ex, row, op) == en && en->work_of[*row] >= 0 && en->plan->rows[*row].key == *key) return en;
+    hpc_fail(HPC_ERR_INVALID, op, "%s: row %d is no row of key %s that rank %d owns", op, asked,
+             en->plan->keys[*key].name, en->context->group.rank);
+    return NULL;
 }
 
 static int64_t count_values(const hpc_encoder *encoder) {
@@ -30,8 +31,8 @@ static int64_t count_values(const hpc_encoder *encoder) {
 }
 
 int64_t hpc_exchange_encoder_values(const hpc_exchange *ex, int key, int row) {
-    int status = check(ex, key, row, "encoder_values");
-    return status == HPC_OK ? count_values(find(ex, key, row)) : status;
+    const hpc_engine *en = engine_of(ex, &key, &row, "encoder_values");
+    return en == NULL ? HPC_ERR_INVALID : count_values(find(en, key, row));
 }
 
 /* Copies a part's state between the encoder's order (slots of each part) and the caller's (slot by slot), whose
@@ -50,10 +51,10 @@ static void copy_part(const hpc_encoder *encoder, uint64_t offset, uint64_t coun
     for (uint64_t i = 0; i < count && encoder->keeps && unit != 1; i++) residual[i] *= (float)(out ? 1 / unit : unit);
 }
 
-static void copy_state(const hpc_exchange *ex, int key, int row, hpc_encoder *encoder, float *values, int out) {
-    const hpc_key_pieces *its = &ex->pieces[key];
-    const hpc_splitting *split = ex->discipline->split;
-    const double unit = split == NULL ? 1 : split->unit(ex, key);
+static void copy_state(const hpc_engine *en, int key, int row, hpc_encoder *encoder, float *values, int out) {
+    const hpc_key_pieces *its = &en->pieces[key];
+    const hpc_splitting *split = en->discipline->split;
+    const double unit = split == NULL ? 1 : split->unit(en, key);
     float *own = values + count_values(encoder) - HPC_ENCODER_VALUES;
     for (int p = 0; row < 0 && p < its->n_parts; p++)
         copy_part(encoder, its->parts[p].offset, its->parts[p].count, values, out, unit);
@@ -62,44 +63,47 @@ static void copy_state(const hpc_exchange *ex, int key, int row, hpc_encoder *en
 }
 
 /* HPC_OK if the encoder may be looked at now, and then its core is paused. */
-static int begin(hpc_exchange *ex, int key, int row, hpc_encoder **encoder, const char *op) {
-    int status = check(ex, key, row, op);
+static int begin(hpc_engine *en, int key, int row, hpc_encoder **encoder, const char *op) {
+    int status = HPC_OK;
+    if (hpc_engine_under_way(en) >= 0) status = hpc_worker_check_idle(en, op); /* which may have ended by now */
+    if (status == HPC_OK && en->discipline->hear != NULL) status = en->discipline->hear(en, key);
     if (status != HPC_OK) return status;
-    if (hpc_exchange_under_way(ex) >= 0) status = hpc_worker_check_idle(ex, op); /* which may have ended by now */
-    if (status == HPC_OK && ex->discipline->hear != NULL) status = ex->discipline->hear(ex, key);
-    if (status != HPC_OK) return status;
-    *encoder = find(ex, key, row);
+    *encoder = find(en, key, row);
     if (*encoder == NULL)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d encodes nothing there of key %s", op, ex->context->group.rank,
-                        ex->plan->keys[key].name);
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d encodes nothing there of key %s", op, en->context->group.rank,
+                        en->plan->keys[key].name);
     if (row < 0) return HPC_OK;
-    hpc_core_pause(&ex->cores[ex->plan->rows[row].core]);
-    hpc_pieces_settle(ex, &ex->work[ex->work_of[row]], &ex->packing);
+    hpc_core_pause(&en->cores[en->plan->rows[row].core]);
+    hpc_pieces_settle(en, &en->work[en->work_of[row]], &en->packing);
     return HPC_OK;
 }
 
-static int end(hpc_exchange *ex, int row) {
-    if (row >= 0) hpc_core_resume(&ex->cores[ex->plan->rows[row].core]);
+static int end(hpc_engine *en, int row) {
+    if (row >= 0) hpc_core_resume(&en->cores[en->plan->rows[row].core]);
     return HPC_OK;
 }
 
 int hpc_exchange_get_encoder(hpc_exchange *ex, int key, int row, uint64_t *made, float *values) {
+    static const char op[] = "get_encoder";
     hpc_encoder *encoder;
-    int status = begin(ex, key, row, &encoder, "get_encoder");
+    hpc_engine *en = engine_of(ex, &key, &row, op);
+    int status = en == NULL ? HPC_ERR_INVALID : begin(en, key, row, &encoder, op);
     if (status != HPC_OK) return status;
     if (made != NULL) *made = encoder->encoding.made;
-    if (values != NULL) copy_state(ex, key, row, encoder, values, 1);
-    return end(ex, row);
+    if (values != NULL) copy_state(en, key, row, encoder, values, 1);
+    return end(en, row);
 }
 
 int hpc_exchange_set_encoder(hpc_exchange *ex, int key, int row, uint64_t made, const float *values) {
+    static const char op[] = "set_encoder";
     hpc_encoder *encoder;
-    int status = begin(ex, key, row, &encoder, "set_encoder");
+    hpc_engine *en = engine_of(ex, &key, &row, op);
+    int status = en == NULL ? HPC_ERR_INVALID : begin(en, key, row, &encoder, op);
     if (status != HPC_OK) return status;
     encoder->encoding.made = made;
     encoder->fresh = 0;
-    if (values != NULL) copy_state(ex, key, row, encoder, (float *)(uintptr_t)values, 0);
-    return end(ex, row);
+    if (values != NULL) copy_state(en, key, row, encoder, (float *)(uintptr_t)values, 0);
+    return end(en, row);
 }
 
 /* ---- counts ---- */
@@ -114,14 +118,14 @@ static void add(hpc_codec_stats *stats, const hpc_encoder *encoder) {
 }
 
 int hpc_exchange_get_codec_stats(const hpc_exchange *ex, int key, hpc_codec_stats *stats) {
-    int status = check(ex, key, -1, "codec_stats");
-    if (status != HPC_OK) return status;
+    const hpc_engine *en = hpc_engine_of(ex, &key, "codec_stats");
+    if (en == NULL) return HPC_ERR_INVALID;
     if (stats == NULL) return hpc_fail(HPC_ERR_INVALID, "codec_stats", "codec_stats: stats is NULL");
     memset(stats, 0, sizeof *stats);
-    if (!hpc_key_has_pieces(ex, key)) return HPC_OK;
-    add(stats, &ex->pieces[key].encoder);
-    for (int i = 0; i < ex->n_work; i++) {
-        const hpc_work *w = &ex->work[i];
+    if (!hpc_key_has_pieces(en, key)) return HPC_OK;
+    add(stats, &en->pieces[key].encoder);
+    for (int i = 0; i < en->n_work; i++) {
+        const hpc_work *w = &en->work[i];
         if (w->row->key != key) continue;
         if (w->encoder != NULL) add(stats, w->encoder);
         stats->decoded += atomic_load_explicit(&w->decoded, memory_order_relaxed);

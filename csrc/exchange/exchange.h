@@ -1,32 +1,88 @@
-/* Functions that the files of this folder share: exchange.c creates and closes an exchange, check.c checks its
- * configuration, check_codecs.c its codecs, worker.c pushes and pulls, apply.c folds and applies in two calls, args.c
- * sets the arguments of the rule, traffic.c tells what was sent, encoders.c what was encoded. */
+/* Functions that the files of this folder share: exchange.c makes and leaves an exchange, which is its engines;
+ * create.c opens an engine and close.c leaves it, check.c checks a configuration, check_codecs.c its codecs, worker.c
+ * pushes and pulls, apply.c folds and applies in two calls, args.c sets the arguments of the rule, rows.c reads and
+ * writes rows, stats.c and traffic.c tell what was counted, encoders.c what was encoded.
+ *
+ * An exchange has one engine for each of its configurations: some keys, with a consistency of theirs, on a graph or
+ * with servers. A key is one engine's for life, and so is its way: calls of a key go to its engine, and calls of the
+ * whole exchange to all engines, one after the other. Each engine has a window, lanes, rows and a discipline of its
+ * own; the waits of one work for all of them, and threads of cores of the same number are one thread (engine/core.c).
+ * Keys and rows are numbered engine by engine. */
 #ifndef HPC_EXCHANGE_H
 #define HPC_EXCHANGE_H
 
 #include "engine/core.h"
 #include "engine/ticket.h"
 
-const char *hpc_key_name(const hpc_exchange *ex, int key); /* NULL for none */
+/* Where a key of an exchange is: its engine, and its number there. */
+typedef struct hpc_key_at {
+    hpc_engine *engine;
+    int key;
+} hpc_key_at;
+
+struct hpc_exchange {
+    hpc_engine **engines; /* by first key, rising */
+    int n_engines, n_keys, n_rows;
+    hpc_key_at *keys;
+};
+
+/* The engine of a key, whose number becomes that of the engine; NULL: there is no such key. The second one records that
+ * as an error. */
+static inline hpc_engine *hpc_engine_at(const hpc_exchange *ex, int *key) {
+    if (ex == NULL || *key < 0 || *key >= ex->n_keys) return NULL;
+    const hpc_key_at *at = &ex->keys[*key];
+    *key = at->key;
+    return at->engine;
+}
+
+int hpc_fail_key(const hpc_exchange *ex, int key, const char *op);
+
+static inline hpc_engine *hpc_engine_of(const hpc_exchange *ex, int *key, const char *op) {
+    hpc_engine *en = hpc_engine_at(ex, key);
+    if (en == NULL) hpc_fail_key(ex, *key, op);
+    return en;
+}
+
+/* The same for a row. */
+hpc_engine *hpc_engine_of_row(const hpc_exchange *ex, int *row, const char *op);
 
 /* From here on the caller is in op, of a key: for the timeline. */
-#define HPC_IN_CALL(ex, key, op)                                                                                       \
-    HPC_SPAN((ex) == NULL ? NULL : (ex)->context->group.timeline, op, hpc_key_name(ex, key))
+#define HPC_IN_CALL(en, key, op)                                                                                       \
+    HPC_SPAN((en) == NULL ? NULL : (en)->context->group.timeline, op, (en) == NULL ? NULL : (en)->plan->keys[key].name)
+
+/* ---- an engine ---- */
+
+/* create.c. The handle of an engine, which holds a copy of the plan and nothing else yet; then collectively all of it.
+ * of: the exchange, whose numbers of engines and keys all ranks have to share. */
+hpc_engine *hpc_engine_new(hpc_context *c, const hpc_exchange_config *config, const char *op);
+int hpc_engine_open(hpc_engine *en, const hpc_exchange_config *config, const hpc_exchange *of, double deadline);
+int hpc_engine_send_params(hpc_engine *en, const char *op, double deadline); /* collective: every row's, to workers */
+
+/* close.c. leave ends what is under way, and tells the other ranks; serve waits until they have left. */
+int hpc_engine_leave(hpc_engine *en, const char *op, double deadline);
+int hpc_engine_serve(hpc_engine *en, const char *op, double timeout);
+void hpc_engine_free(hpc_engine *en);
 
 /* worker.c: hpc_exchange_start, for apply.c too. empty: the push has no gradient. */
-int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const void *src, hpc_limit *l, uint64_t *ticket,
+int hpc_worker_start(hpc_engine *en, int key, int flags, int empty, const void *src, hpc_limit *l, uint64_t *ticket,
                      const char *op);
 /* A key of which a push or a pull of this rank is under way; -1: none. HPC_ERR_INVALID if there is one. */
-int hpc_worker_under_way(const hpc_exchange *ex);
-int hpc_worker_check_idle(const hpc_exchange *ex, const char *op);
+int hpc_worker_under_way(const hpc_engine *en);
+int hpc_worker_check_idle(const hpc_engine *en, const char *op);
 /* Sends the rest of what is sent in part, and waits for all that is under way. */
-int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline);
+int hpc_worker_finish(hpc_engine *en, const char *op, double deadline);
+int hpc_worker_settle(hpc_engine *en, double deadline, const char *op);
+float *hpc_worker_params(const hpc_engine *en, int key);
+
+/* rows.c: the same as hpc_worker_under_way, unless nothing will ever end as a rank is lost. */
+int hpc_engine_under_way(hpc_engine *en);
+int hpc_engine_folded(hpc_engine *en, int rank, uint64_t *pushes); /* raises *pushes */
 
 /* check.c. HPC_OK if this rank accepts the configuration; a property that follows from it; and, collectively, whether
  * all ranks gave the same. */
-int hpc_exchange_check_config(const hpc_context *context, const hpc_exchange_config *config);
+int hpc_engine_check_config(const hpc_context *context, const hpc_exchange_config *config);
 int hpc_models_rotate(const hpc_exchange_config *config);
-int hpc_exchange_agree(hpc_exchange *ex, const hpc_exchange_config *config, double deadline);
+int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *config, const hpc_exchange *of, double deadline);
 
 /* check_codecs.c: the same for codecs of pieces, by key. describe writes what all ranks must give alike; compare fails
  * if two keys differ in it. */
@@ -37,13 +93,13 @@ typedef struct hpc_codec_description {
     int32_t number, decays, values, paper, compress, no_feedback, state_slots, unused;
 } hpc_codec_description;
 int hpc_codecs_check(const hpc_exchange_config *config);
-void hpc_codec_describe(const hpc_exchange *ex, int key, hpc_codec_description *description);
+void hpc_codec_describe(const hpc_engine *en, int key, hpc_codec_description *description);
 int hpc_codecs_compare(int rank, const char *key, const hpc_codec_description *its, const hpc_codec_description *first);
 
 /* traffic.c: bytes that this rank has sent to another one (0 to itself), in a stage or to its rows. forget: what has
  * been sent and received so far counts for nothing. */
-uint64_t hpc_sent_to(const hpc_exchange *ex, int rank, hpc_traffic_stage stage);
-uint64_t hpc_sent_to_rows(const hpc_exchange *ex, int rank);
-void hpc_forget_traffic(hpc_exchange *ex);
+uint64_t hpc_sent_to(const hpc_engine *en, int rank, hpc_traffic_stage stage);
+uint64_t hpc_sent_to_rows(const hpc_engine *en, int rank);
+void hpc_forget_traffic(hpc_engine *en);
 
 #endif

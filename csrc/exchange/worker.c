@@ -8,214 +8,218 @@
 #include "engine/pieces.h"
 #include "engine/send.h"
 
-const char *hpc_key_name(const hpc_exchange *ex, int key) {
-    return ex == NULL || key < 0 || key >= ex->plan->n_keys ? NULL : ex->plan->keys[key].name;
-}
-
 /* ---- gradient ---- */
 
-static int wait_slot(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    const hpc_discipline *d = ex->discipline;
-    return d->wait_slot == NULL ? hpc_push_wait_slot(ex, key, l, op) : d->wait_slot(ex, key, l, op);
+static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    const hpc_discipline *d = en->discipline;
+    return d->wait_slot == NULL ? hpc_push_wait_slot(en, key, l, op) : d->wait_slot(en, key, l, op);
 }
 
 int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **gradient) {
     static const char op[] = "gradient";
-    HPC_IN_CALL(ex, key, op);
-    int status = hpc_worker_check_call(ex, key, op);
+    hpc_engine *en = hpc_engine_of(ex, &key, op);
+    if (en == NULL) return HPC_ERR_INVALID;
+    HPC_IN_CALL(en, key, op);
+    int status = hpc_worker_check_call(en, key, op);
     if (status != HPC_OK) return status;
     if (gradient == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: gradient is NULL", op);
-    if (!ex->layout.places[ex->context->group.rank].gives)
+    if (!en->layout.places[en->context->group.rank].gives)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: by its plan rank %d gives no updates, and only gets parameters",
-                        op, ex->context->group.rank);
-    if (ex->keys[key].sending & HPC_PUSH)
+                        op, en->context->group.rank);
+    if (en->keys[key].sending & HPC_PUSH)
         return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
                                "%s: the last call on key %s of rank %d was cut short; make it again first", op,
-                               ex->plan->keys[key].name, ex->context->group.rank);
+                               en->plan->keys[key].name, en->context->group.rank);
     hpc_limit l = {timeout, 0};
-    status = ex->asked.in_place ? hpc_push_wait_done(ex, key, &l, op) : wait_slot(ex, key, &l, op);
-    if (status == HPC_OK && hpc_key_pushes_pieces(ex, key)) return hpc_pieces_source(ex, key, op, gradient);
-    if (status == HPC_OK)
-        *gradient = ex->asked.in_place ? (char *)hpc_exchange_params(ex, key) : hpc_push_slot(ex, key);
+    status = en->asked.in_place ? hpc_push_wait_done(en, key, &l, op) : wait_slot(en, key, &l, op);
+    if (status == HPC_OK && hpc_key_pushes_pieces(en, key)) return hpc_pieces_source(en, key, op, gradient);
+    if (status == HPC_OK) *gradient = en->asked.in_place ? (char *)hpc_worker_params(en, key) : hpc_push_slot(en, key);
     return status;
 }
 
 float *hpc_exchange_params(const hpc_exchange *ex, int key) {
-    if (ex == NULL || key < 0 || key >= ex->plan->n_keys || ex->layout.holder < 0) return NULL;
-    char *part = hpc_window_peer_view(ex->window, ex->layout.holder);
-    return (float *)(void *)(part + hpc_params_at(ex, ex->layout.holder, key, ex->keys[key].pushes));
+    const hpc_engine *en = hpc_engine_at(ex, &key);
+    return en == NULL ? NULL : hpc_worker_params(en, key);
+}
+
+float *hpc_worker_params(const hpc_engine *en, int key) {
+    if (en->layout.holder < 0) return NULL;
+    char *part = hpc_window_peer_view(en->window, en->layout.holder);
+    return (float *)(void *)(part + hpc_params_at(en, en->layout.holder, key, en->keys[key].pushes));
 }
 
 /* ---- start ---- */
 
 int hpc_exchange_ready(hpc_exchange *ex, int key) {
     static const char op[] = "ready";
-    int status = hpc_worker_check_call(ex, key, op);
+    hpc_engine *en = hpc_engine_of(ex, &key, op);
+    if (en == NULL) return HPC_ERR_INVALID;
+    int status = hpc_worker_check_call(en, key, op);
     if (status != HPC_OK) return status;
-    if (ex->keys[key].sending != 0) return HPC_IN_PROGRESS;
-    return ex->discipline->may_push == NULL ? HPC_OK : ex->discipline->may_push(ex, key, NULL);
+    if (en->keys[key].sending != 0) return HPC_IN_PROGRESS;
+    return en->discipline->may_push == NULL ? HPC_OK : en->discipline->may_push(en, key, NULL);
 }
 
-static int check_start(hpc_exchange *ex, int key, int flags, const uint64_t *ticket, const char *op) {
+static int check_start(hpc_engine *en, int key, int flags, const uint64_t *ticket, const char *op) {
     if (flags < HPC_PUSH || flags > (HPC_PUSH | HPC_PULL))
         return hpc_fail(HPC_ERR_INVALID, op, "%s: flags are %d, not HPC_PUSH, HPC_PULL or both", op, flags);
     if (ticket == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: ticket is NULL", op);
-    if (!(flags & HPC_PUSH) || ex->discipline->may_push == NULL) return HPC_OK;
-    return ex->discipline->may_push(ex, key, op);
+    if (!(flags & HPC_PUSH) || en->discipline->may_push == NULL) return HPC_OK;
+    return en->discipline->may_push(en, key, op);
 }
 
 /* Encodes src into the slot. With NULL the gradient is there already, or is the model that is trained in place. */
-static void fill_slot(hpc_exchange *ex, int key, const void *src) {
-    if (!ex->layout.places[ex->context->group.rank].gives) return;
-    if (src == NULL && ex->asked.in_place) src = hpc_exchange_params(ex, key);
-    if (src == NULL || src == hpc_push_slot(ex, key)) return;
-    const hpc_codec *codec = ex->keys[key].codec;
-    uint64_t count = ex->plan->keys[key].count;
+static void fill_slot(hpc_engine *en, int key, const void *src) {
+    if (!en->layout.places[en->context->group.rank].gives) return;
+    if (src == NULL && en->asked.in_place) src = hpc_worker_params(en, key);
+    if (src == NULL || src == hpc_push_slot(en, key)) return;
+    const hpc_codec *codec = en->keys[key].codec;
+    uint64_t count = en->plan->keys[key].count;
     size_t most = codec->max_bytes(NULL, count);
     if (codec->plain)
-        ex->kernels->copy(hpc_push_slot(ex, key), src, most, 0);
+        en->kernels->copy(hpc_push_slot(en, key), src, most, 0);
     else
-        codec->encode(NULL, &(hpc_codec_source){src, 0}, (int64_t)count, NULL, hpc_push_slot(ex, key), (int64_t)most,
+        codec->encode(NULL, &(hpc_codec_source){src, 0}, (int64_t)count, NULL, hpc_push_slot(en, key), (int64_t)most,
                       NULL);
 }
 
-static int refuse_infinite(const hpc_exchange *ex, int key, const char *why, const char *op) {
+static int refuse_infinite(const hpc_engine *en, int key, const char *why, const char *op) {
     return hpc_fail(HPC_ERR_INVALID, op, "%s: the gradient of key %s on rank %d has a NaN or an Inf%s", op,
-                    ex->plan->keys[key].name, ex->context->group.rank, why);
+                    en->plan->keys[key].name, en->context->group.rank, why);
 }
 
 /* Looks at the encoded values: a float32 may be too large for 16 bits. */
-static int check_finite(const hpc_exchange *ex, int key, const char *op) {
-    const int dtype = ex->keys[key].codec->number;
-    if (ex->kernels->all_finite(hpc_push_slot(ex, key), (size_t)ex->plan->keys[key].count, dtype)) return HPC_OK;
-    return refuse_infinite(ex, key, dtype == HPC_F32 ? "" : ", or a value too large for its wire format", op);
+static int check_finite(const hpc_engine *en, int key, const char *op) {
+    const int dtype = en->keys[key].codec->number;
+    if (en->kernels->all_finite(hpc_push_slot(en, key), (size_t)en->plan->keys[key].count, dtype)) return HPC_OK;
+    return refuse_infinite(en, key, dtype == HPC_F32 ? "" : ", or a value too large for its wire format", op);
 }
 
-static void begin_fold(hpc_exchange *ex, int key) {
-    if (ex->discipline->split != NULL) ex->discipline->split->begin_fold(ex, key);
+static void begin_fold(hpc_engine *en, int key) {
+    if (en->discipline->split != NULL) en->discipline->split->begin_fold(en, key);
 }
 
 /* Pieces are looked at before they are encoded: what is refused leaves no trace in the residual. */
-static int fill_pieces(hpc_exchange *ex, int key, const void *src, int checks, const char *op) {
+static int fill_pieces(hpc_engine *en, int key, const void *src, int checks, const char *op) {
     void *own = NULL;
     int status = HPC_OK;
-    if (ex->pieces[key].encoder.codec == NULL) return HPC_OK; /* this rank gives no updates of the key */
-    if (src == NULL) status = hpc_pieces_source(ex, key, op, &own);
+    if (en->pieces[key].encoder.codec == NULL) return HPC_OK; /* this rank gives no updates of the key */
+    if (src == NULL) status = hpc_pieces_source(en, key, op, &own);
     if (status != HPC_OK) return status;
     if (src == NULL) src = own;
-    if (checks && !hpc_pieces_are_finite(ex, key, src)) return refuse_infinite(ex, key, "", op);
-    begin_fold(ex, key);
-    return hpc_pieces_encode(ex, key, src, hpc_push_slot(ex, key)) == 0 ? HPC_OK : hpc_exchange_check(ex, op);
+    if (checks && !hpc_pieces_are_finite(en, key, src)) return refuse_infinite(en, key, "", op);
+    begin_fold(en, key);
+    return hpc_pieces_encode(en, key, src, hpc_push_slot(en, key)) == 0 ? HPC_OK : hpc_engine_check(en, op);
 }
 
 /* The update into its slot. */
-static int fill(hpc_exchange *ex, int key, int empty, const void *src, const char *op) {
-    const int checks = ex->asked.check_finite && ex->layout.places[ex->context->group.rank].gives;
+static int fill(hpc_engine *en, int key, int empty, const void *src, const char *op) {
+    const int checks = en->asked.check_finite && en->layout.places[en->context->group.rank].gives;
     int status = HPC_OK;
-    if (!empty && hpc_key_pushes_pieces(ex, key)) return fill_pieces(ex, key, src, checks, op);
-    if (!empty) fill_slot(ex, key, src);
-    if (!empty && checks) status = check_finite(ex, key, op);
-    if (status == HPC_OK) begin_fold(ex, key);
+    if (!empty && hpc_key_pushes_pieces(en, key)) return fill_pieces(en, key, src, checks, op);
+    if (!empty) fill_slot(en, key, src);
+    if (!empty && checks) status = check_finite(en, key, op);
+    if (status == HPC_OK) begin_fold(en, key);
     return status;
 }
 
 /* Counts a push before it is sent, so that a rank that is named as missing has not pushed yet. */
-static void publish_count(hpc_exchange *ex, int key) {
+static void publish_count(hpc_engine *en, int key) {
     _Atomic uint64_t *counts =
-        (_Atomic uint64_t *)(void *)(hpc_own_part(ex) + ex->layout.places[ex->context->group.rank].pushed);
-    atomic_store_explicit(&counts[key], ex->keys[key].pushes + 1, memory_order_relaxed);
+        (_Atomic uint64_t *)(void *)(hpc_own_part(en) + en->layout.places[en->context->group.rank].pushed);
+    atomic_store_explicit(&counts[key], en->keys[key].pushes + 1, memory_order_relaxed);
 }
 
-static int send_push(hpc_exchange *ex, int key, hpc_limit *l) {
-    const hpc_discipline *d = ex->discipline;
-    hpc_pushed *k = &ex->keys[key];
-    int slot = (int)(k->pushes % (uint64_t)ex->layout.depth);
-    int brought = k->brings ? hpc_args_bring(ex, key, slot, l) : HPC_OK;
+static int send_push(hpc_engine *en, int key, hpc_limit *l) {
+    const hpc_discipline *d = en->discipline;
+    hpc_pushed *k = &en->keys[key];
+    int slot = (int)(k->pushes % (uint64_t)en->layout.depth);
+    int brought = k->brings ? hpc_args_bring(en, key, slot, l) : HPC_OK;
     if (brought != HPC_OK) return brought;
     for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0) {
         int s = k->shares[k->at_share];
-        int status = d->send_share == NULL ? hpc_push_share(ex, s, slot, l) : d->send_share(ex, s, slot, l);
+        int status = d->send_share == NULL ? hpc_push_share(en, s, slot, l) : d->send_share(en, s, slot, l);
         if (status != HPC_OK) return status;
     }
     k->news = (unsigned char)(k->news - (k->brings != 0));
     k->brings = 0;
     k->pushes++;
-    ex->stats.pushes++;
-    hpc_watch_step(&ex->context->group.watch, k->pushes);
-    return d->pushed == NULL ? HPC_OK : d->pushed(ex, key);
+    en->stats.pushes++;
+    hpc_watch_step(&en->context->group.watch, k->pushes);
+    return d->pushed == NULL ? HPC_OK : d->pushed(en, key);
 }
 
-static int ask_share(hpc_exchange *ex, int key, int s, hpc_limit *l) {
-    const hpc_share *share = &ex->layout.shares[s];
-    int answered = hpc_ticket_is_done(ex, key, 2 * ex->keys[key].pulls + HPC_PULL_TICKET) ? HPC_ANSWERED : 0;
-    return hpc_send_event(ex, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, answered, s), l);
+static int ask_share(hpc_engine *en, int key, int s, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    int answered = hpc_ticket_is_done(en, key, 2 * en->keys[key].pulls + HPC_PULL_TICKET) ? HPC_ANSWERED : 0;
+    return hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, answered, s), l);
 }
 
 /* Asks the owners for parameters, where those come to pulls; elsewhere a pull waits for the answer to the push. A pull
  * that ends at once has the number of the last one that asked. */
-static int send_pull(hpc_exchange *ex, int key, hpc_limit *l) {
-    hpc_pushed *k = &ex->keys[key];
-    const hpc_splitting *split = ex->discipline->split;
-    if (ex->discipline->ends_pull != NULL && k->at_share == 0 && ex->discipline->ends_pull(ex, key)) {
-        ex->stats.pulls++;
+static int send_pull(hpc_engine *en, int key, hpc_limit *l) {
+    hpc_pushed *k = &en->keys[key];
+    const hpc_splitting *split = en->discipline->split;
+    if (en->discipline->ends_pull != NULL && k->at_share == 0 && en->discipline->ends_pull(en, key)) {
+        en->stats.pulls++;
         return HPC_OK;
     }
-    for (; k->at_share < k->n_shares && ex->discipline->pulls; k->at_share++) {
+    for (; k->at_share < k->n_shares && en->discipline->pulls; k->at_share++) {
         int s = k->shares[k->at_share];
-        int status = split != NULL ? split->send_pull(ex, s, l) : ask_share(ex, key, s, l);
+        int status = split != NULL ? split->send_pull(en, s, l) : ask_share(en, key, s, l);
         if (status != HPC_OK) return status;
     }
     k->pulls++;
-    ex->stats.pulls++;
-    if (split != NULL) split->pulled(ex, key);
+    en->stats.pulls++;
+    if (split != NULL) split->pulled(en, key);
     return HPC_OK;
 }
 
 /* Sends the rest of a start, as k->sending has it. After a timeout the next start goes on where this one stopped. A
  * dead owner is told of by every later call anyway; any other failure has left half of an update with the owners and
  * ends the exchange. */
-static int send_left(hpc_exchange *ex, int key, hpc_limit *l, const char *op) {
-    hpc_pushed *k = &ex->keys[key];
+static int send_left(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    hpc_pushed *k = &en->keys[key];
     int status = HPC_OK;
     while (k->sending != 0 && status == HPC_OK) {
         int part = k->sending & HPC_PUSH ? HPC_PUSH : HPC_PULL;
-        status = part == HPC_PUSH ? send_push(ex, key, l) : send_pull(ex, key, l);
+        status = part == HPC_PUSH ? send_push(en, key, l) : send_pull(en, key, l);
         if (status != HPC_OK) break;
         k->sending &= (unsigned char)~part;
         k->at_share = k->at_row = 0;
     }
     if (status == HPC_ERR_TIMEOUT) {
-        int freed = hpc_ticket_freed(ex, key, UINT64_MAX - 1);
-        if (freed >= 0) return hpc_fail_freed(ex, freed, key, op);
+        int freed = hpc_ticket_freed(en, key, UINT64_MAX - 1);
+        if (freed >= 0) return hpc_fail_freed(en, freed, key, op);
     } else if (status != HPC_OK && status != HPC_ERR_PEER) {
-        hpc_exchange_fail(ex, status, hpc_last_error()->message);
-        const int failed = hpc_exchange_check(ex, op); /* a core may have failed before, and closed the context */
+        hpc_engine_fail(en, status, hpc_last_error()->message);
+        const int failed = hpc_engine_check(en, op); /* a core may have failed before, and closed the context */
         return failed != HPC_OK ? failed : status;
     }
     return status;
 }
 
-int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const void *src, hpc_limit *l, uint64_t *ticket,
+int hpc_worker_start(hpc_engine *en, int key, int flags, int empty, const void *src, hpc_limit *l, uint64_t *ticket,
                      const char *op) {
-    int status = hpc_worker_check_call(ex, key, op);
+    int status = hpc_worker_check_call(en, key, op);
     if (status != HPC_OK) return status;
-    hpc_pushed *k = &ex->keys[key];
-    const hpc_splitting *split = ex->discipline->split;
+    hpc_pushed *k = &en->keys[key];
+    const hpc_splitting *split = en->discipline->split;
     const int nothing = empty ? HPC_PUSH_EMPTY : 0;
     if (k->sending == 0) {
-        status = check_start(ex, key, flags, ticket, op);
+        status = check_start(en, key, flags, ticket, op);
         if (status != HPC_OK) return status;
-        if (split != NULL && flags == HPC_PULL && !split->keeps(ex, key)) { /* it ends what is under way */
+        if (split != NULL && flags == HPC_PULL && !split->keeps(en, key)) { /* it ends what is under way */
             *ticket = 2 * k->pulls + HPC_PULL_TICKET;
             return HPC_OK;
         }
         if (flags & HPC_PUSH) {
-            status = wait_slot(ex, key, l, op);
+            status = wait_slot(en, key, l, op);
             if (status != HPC_OK) return status;
-            if ((status = fill(ex, key, empty, src, op)) != HPC_OK) return status;
-            publish_count(ex, key);
-            if (k->news > 0) hpc_args_begin_push(ex, key, (int)(k->pushes % (uint64_t)ex->layout.depth));
-            if (ex->discipline->begin_push != NULL) ex->discipline->begin_push(ex, key);
+            if ((status = fill(en, key, empty, src, op)) != HPC_OK) return status;
+            publish_count(en, key);
+            if (k->news > 0) hpc_args_begin_push(en, key, (int)(k->pushes % (uint64_t)en->layout.depth));
+            if (en->discipline->begin_push != NULL) en->discipline->begin_push(en, key);
             hpc_end_gradient();
         }
         if (flags & HPC_PUSH) k->since = hpc_now();
@@ -224,105 +228,102 @@ int hpc_worker_start(hpc_exchange *ex, int key, int flags, int empty, const void
     } else if (k->started != (flags | nothing) || ticket == NULL) {
         return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
                                "%s: the last call on key %s of rank %d was cut short; make it again, with flags %d", op,
-                               ex->plan->keys[key].name, ex->context->group.rank, k->started & ~HPC_PUSH_EMPTY);
+                               en->plan->keys[key].name, en->context->group.rank, k->started & ~HPC_PUSH_EMPTY);
     }
-    status = send_left(ex, key, l, op);
+    status = send_left(en, key, l, op);
     if (status == HPC_OK)
-        *ticket = flags & HPC_PULL && ex->discipline->pulls ? 2 * k->pulls + HPC_PULL_TICKET : 2 * k->pushes;
+        *ticket = flags & HPC_PULL && en->discipline->pulls ? 2 * k->pulls + HPC_PULL_TICKET : 2 * k->pushes;
     return status;
 }
 
 int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const void *src, double timeout, uint64_t *ticket) {
-    HPC_IN_CALL(ex, key, flags == HPC_PULL ? "pull" : flags == HPC_PUSH ? "push" : "push_pull");
+    hpc_engine *en = hpc_engine_of(ex, &key, "push");
+    if (en == NULL) return HPC_ERR_INVALID;
+    HPC_IN_CALL(en, key, flags == HPC_PULL ? "pull" : flags == HPC_PUSH ? "push" : "push_pull");
     hpc_limit l = {timeout, 0};
-    return hpc_worker_start(ex, key, flags, 0, src, &l, ticket, "push");
+    return hpc_worker_start(en, key, flags, 0, src, &l, ticket, "push");
 }
 
 int hpc_exchange_push_pull(hpc_exchange *ex, int key, const void *src, double timeout) {
     static const char op[] = "push_pull";
-    HPC_IN_CALL(ex, key, op);
+    hpc_engine *en = hpc_engine_of(ex, &key, op);
+    if (en == NULL) return HPC_ERR_INVALID;
+    HPC_IN_CALL(en, key, op);
     hpc_limit l = {timeout, 0};
     uint64_t ticket = 0;
-    int status = hpc_worker_start(ex, key, HPC_PUSH | HPC_PULL, 0, src, &l, &ticket, op);
+    int status = hpc_worker_start(en, key, HPC_PUSH | HPC_PULL, 0, src, &l, &ticket, op);
     if (status != HPC_OK) return status;
-    if (!hpc_ticket_is_done(ex, key, ticket))
-        status = hpc_ticket_wait(ex, key, ticket, l.deadline == 0 ? timeout : hpc_limit_left(ex, &l), op);
-    return status == HPC_OK ? hpc_ticket_end(ex, key, ticket, op) : status;
+    if (!hpc_ticket_is_done(en, key, ticket))
+        status = hpc_ticket_wait(en, key, ticket, l.deadline == 0 ? timeout : hpc_limit_left(en, &l), op);
+    return status == HPC_OK ? hpc_ticket_end(en, key, ticket, op) : status;
 }
 
 int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {
     static const char op[] = "test";
-    int status = hpc_worker_check_call(ex, key, op);
-    return status == HPC_OK ? hpc_ticket_test(ex, key, ticket, op) : status;
+    hpc_engine *en = hpc_engine_of(ex, &key, op);
+    if (en == NULL) return HPC_ERR_INVALID;
+    int status = hpc_worker_check_call(en, key, op);
+    return status == HPC_OK ? hpc_ticket_test(en, key, ticket, op) : status;
 }
 
 int hpc_exchange_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout) {
     static const char op[] = "wait";
-    HPC_IN_CALL(ex, key, op);
-    int status = hpc_worker_check_call(ex, key, op);
-    if (status == HPC_OK) status = hpc_ticket_wait(ex, key, ticket, timeout, op);
-    return status == HPC_OK ? hpc_ticket_end(ex, key, ticket, op) : status;
+    hpc_engine *en = hpc_engine_of(ex, &key, op);
+    if (en == NULL) return HPC_ERR_INVALID;
+    HPC_IN_CALL(en, key, op);
+    int status = hpc_worker_check_call(en, key, op);
+    if (status == HPC_OK) status = hpc_ticket_wait(en, key, ticket, timeout, op);
+    return status == HPC_OK ? hpc_ticket_end(en, key, ticket, op) : status;
 }
 
 /* ---- what is under way ---- */
 
-int hpc_worker_under_way(const hpc_exchange *ex) {
-    for (int k = 0; k < ex->plan->n_keys && ex->layout.places[ex->context->group.rank].worker; k++) {
-        const hpc_pushed *key = &ex->keys[k];
-        if (key->sending != 0 || !hpc_ticket_is_done(ex, k, 2 * key->pushes)) return k;
-        if (ex->discipline->pulls && !hpc_ticket_is_done(ex, k, 2 * key->pulls + HPC_PULL_TICKET)) return k;
+int hpc_worker_under_way(const hpc_engine *en) {
+    for (int k = 0; k < en->plan->n_keys && en->layout.places[en->context->group.rank].worker; k++) {
+        const hpc_pushed *key = &en->keys[k];
+        if (key->sending != 0 || !hpc_ticket_is_done(en, k, 2 * key->pushes)) return k;
+        if (en->discipline->pulls && !hpc_ticket_is_done(en, k, 2 * key->pulls + HPC_PULL_TICKET)) return k;
     }
     return -1;
 }
 
-int hpc_worker_check_idle(const hpc_exchange *ex, const char *op) {
-    int key = hpc_worker_under_way(ex);
+int hpc_worker_check_idle(const hpc_engine *en, const char *op) {
+    int key = hpc_worker_under_way(en);
     if (key < 0) return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s is under way on rank %d; wait for it first", op,
-                    ex->plan->keys[key].name, ex->context->group.rank);
+                    en->plan->keys[key].name, en->context->group.rank);
 }
 
 /* The parameters outlive the exchange: what is on its way is waited for, and decoded if it comes encoded. */
-static int finish_params(hpc_exchange *ex, int key, double deadline, const char *op) {
-    uint64_t newest = hpc_params_newest(ex, key);
-    int status = hpc_ticket_wait(ex, key, newest, hpc_left(deadline), op);
-    if (status == HPC_OK && ex->keys[key].encoded.n_rows > 0) hpc_params_came(ex, key, newest);
+static int finish_params(hpc_engine *en, int key, double deadline, const char *op) {
+    uint64_t newest = hpc_params_newest(en, key);
+    int status = hpc_ticket_wait(en, key, newest, hpc_left(deadline), op);
+    if (status == HPC_OK && en->keys[key].encoded.n_rows > 0) hpc_params_came(en, key, newest);
     return status;
 }
 
-int hpc_worker_finish(hpc_exchange *ex, const char *op, double deadline) {
-    const hpc_discipline *d = ex->discipline;
+int hpc_worker_finish(hpc_engine *en, const char *op, double deadline) {
+    const hpc_discipline *d = en->discipline;
     int status = HPC_OK;
-    for (int k = 0; k < ex->plan->n_keys && status == HPC_OK; k++) {
+    for (int k = 0; k < en->plan->n_keys && status == HPC_OK; k++) {
         hpc_limit l = {0, deadline};
-        if (ex->keys[k].n_shares == 0) continue;
-        status = send_left(ex, k, &l, op);
-        if (status == HPC_OK) status = hpc_ticket_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline), op);
-        if (status == HPC_OK) status = finish_params(ex, k, deadline, op);
-        if (status == HPC_OK && d->finish != NULL) status = d->finish(ex, k, &l, op);
+        if (en->keys[k].n_shares == 0) continue;
+        status = send_left(en, k, &l, op);
+        if (status == HPC_OK) status = hpc_ticket_wait(en, k, 2 * en->keys[k].pushes, hpc_left(deadline), op);
+        if (status == HPC_OK) status = finish_params(en, k, deadline, op);
+        if (status == HPC_OK && d->finish != NULL) status = d->finish(en, k, &l, op);
     }
     return status;
 }
 
-int hpc_exchange_settle(hpc_exchange *ex, double timeout) {
-    static const char op[] = "settle";
-    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
-    int status = hpc_exchange_check(ex, op);
-    double deadline = hpc_deadline(&ex->context->group, timeout);
-    for (int k = 0; k < ex->plan->n_keys && ex->layout.places[ex->context->group.rank].worker; k++) {
+int hpc_worker_settle(hpc_engine *en, double deadline, const char *op) {
+    int status = hpc_engine_check(en, op);
+    for (int k = 0; k < en->plan->n_keys && en->layout.places[en->context->group.rank].worker; k++) {
         if (status != HPC_OK) break;
-        if (ex->keys[k].n_shares == 0) continue;
-        status = hpc_ticket_wait(ex, k, 2 * ex->keys[k].pushes, hpc_left(deadline), op);
-        if (status == HPC_OK && ex->discipline->settle != NULL)
-            status = ex->discipline->settle(ex, k, &(hpc_limit){0, deadline}, op);
+        if (en->keys[k].n_shares == 0) continue;
+        status = hpc_ticket_wait(en, k, 2 * en->keys[k].pushes, hpc_left(deadline), op);
+        if (status == HPC_OK && en->discipline->settle != NULL)
+            status = en->discipline->settle(en, k, &(hpc_limit){0, deadline}, op);
     }
     return status;
-}
-
-int hpc_exchange_progress(hpc_exchange *ex) {
-    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, "progress", "progress: exchange is NULL");
-    int status = hpc_exchange_check(ex, "progress");
-    if (status == HPC_OK) hpc_group_progress(&ex->context->group);
-    if (status == HPC_OK && ex->discipline->progress != NULL) status = ex->discipline->progress(ex);
-    return status == HPC_OK ? hpc_exchange_check(ex, "progress") : status;
 }

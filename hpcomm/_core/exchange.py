@@ -107,13 +107,15 @@ def _exchange_config() -> Any:
 
 def exchange_params(exchange: Any, shapes: list[tuple[int, ...]], writable: bool) -> list[NDArray[Any]]:
     """The parameters of every key as arrays of the exchange's memory; none on a rank that is no worker."""
-    holder = lib.hpc_exchange_params_rank(exchange)
-    if holder < 0:
-        return []
-    memory = memory_of(lib.hpc_exchange_memory(exchange, holder))
-    addresses = [exchange_params_address(exchange, key) for key in range(len(shapes))]
-    float32 = np.dtype(np.float32)
-    return [mapped([memory], at, shape, float32, writable) for at, shape in zip(addresses, shapes, strict=True)]
+    found = []
+    for key, shape in enumerate(shapes):
+        holder = lib.hpc_exchange_params_rank(exchange, key)
+        if holder < 0:
+            return []
+        memory = memory_of(lib.hpc_exchange_memory(exchange, key, holder))
+        address = exchange_params_address(exchange, key)
+        found.append(mapped([memory], address, shape, np.dtype(np.float32), writable))
+    return found
 
 
 def exchange_takes_writes(exchange: Any, key: int) -> bool:
@@ -178,7 +180,7 @@ def exchange_squares(exchange: Any, key: int, seconds: float) -> int:
 def exchange_gathered(exchange: Any, rank: int, key: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Where gathers of a key put its mean."""
     address = address_of(lib.hpc_exchange_gathered(exchange, key))
-    return mapped([memory_of(lib.hpc_exchange_memory(exchange, rank))], address, shape, np.dtype(np.float32), True)
+    return mapped([memory_of(lib.hpc_exchange_memory(exchange, key, rank))], address, shape, np.dtype(np.float32), True)
 
 
 def exchange_get_squares(exchange: Any, key: int) -> float:

@@ -3,6 +3,7 @@
  * pieces, and its trainer writes no array, but a list of (index, value). */
 #include "codec/codec.h"
 #include "engine/engine.h"
+#include "inside.h"
 #include "exchange_plans.h"
 
 enum { REVERSED = 9, PAIRS = 10, STEPS = 5, EVERY = 8 /* of so many elements at most one is in a list */ };
@@ -232,7 +233,7 @@ static void trains_by_pairs(rank *r) {
             free(own);
             free(sum);
         }
-    CHECK_EQ(e->encoders_bytes, 0);
+    CHECK_EQ(inside(e)->encoders_bytes, 0);
     reference_free(&ref);
     CHECK_OK(hpc_exchange_close(e, -1));
     hpc_exchange_free(e);

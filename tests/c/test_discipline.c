@@ -31,7 +31,7 @@ static hpc_inputs both(hpc_core *core, const hpc_work *w) {
 
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     hpc_share *share = w->share;
-    const hpc_exchange *ex = core->exchange;
+    const hpc_engine *en = core->engine;
     if (!hpc_row_count(core, w, slot, input)) return 1;
     const hpc_inputs inputs = both(core, w);
     if (slot == 1 && hpc_row_work(core, w, &inputs) != 0) return 1;
@@ -40,27 +40,27 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     share->left = share->n_rows;
     share->version++;
     for (int i = 0; i < share->n_parts; i++)
-        hpc_share_answer(core, share->parts[i], hpc_signal_applied(ex, (int)(share - ex->layout.shares)),
+        hpc_share_answer(core, share->parts[i], hpc_signal_applied(en, (int)(share - en->layout.shares)),
                          share->version);
     return 1;
 }
 
 static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &core->exchange->work[core->exchange->work_of[share->rows[i]]];
+        hpc_work *w = &core->engine->work[core->engine->work_of[share->rows[i]]];
         row_came(core, w, hpc_row_input_of(w, rank, 0), slot);
     }
     return 1;
 }
 
-static int may_push(hpc_exchange *ex, int key, const char *op) {
-    return hpc_push_after(ex, key, 2 * ex->keys[key].pushes, op);
+static int may_push(hpc_engine *en, int key, const char *op) {
+    return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
 }
 
-static int awaited(const hpc_exchange *ex, int key, uint64_t ticket, int for_slot, int *ranks) {
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     (void)for_slot;
-    int n = hpc_silent_owners(ex, key, ticket, ranks, 0);
-    return n > 0 ? n : hpc_add_rank(ranks, n, ex->context->group.rank);
+    int n = hpc_silent_owners(en, key, ticket, ranks, 0);
+    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank);
 }
 
 static const hpc_discipline every_other = {

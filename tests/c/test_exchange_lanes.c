@@ -3,19 +3,20 @@
 #include "exchange_plans.h"
 
 #include "engine/layout.h"
+#include "inside.h"
 #include "context/lane.h"
 
 enum { CORES = 5, STEPS = 3 };
 
 static void check_rails(const hpc_exchange *e, int affinity) {
-    CHECK_EQ(e->n_lanes, CORES);
+    CHECK_EQ(inside(e)->n_lanes, CORES);
     for (int i = 0; i < CORES; i++) {
-        CHECK_EQ(e->in_lanes[i]->rail, affinity == HPC_KEY_BY_CORE ? i : HPC_RAIL_BY_WORKER);
-        CHECK_EQ(e->out_lanes[i]->rail, e->in_lanes[i]->rail);
+        CHECK_EQ(inside(e)->in_lanes[i]->rail, affinity == HPC_KEY_BY_CORE ? i : HPC_RAIL_BY_WORKER);
+        CHECK_EQ(inside(e)->out_lanes[i]->rail, inside(e)->in_lanes[i]->rail);
     }
-    for (int i = 0; i < e->n_own_cores; i++) {
-        CHECK(e->cores[i].in == e->in_lanes[i]);
-        CHECK(e->cores[i].out == e->out_lanes[i]);
+    for (int i = 0; i < inside(e)->n_own_cores; i++) {
+        CHECK(inside(e)->cores[i].in == inside(e)->in_lanes[i]);
+        CHECK(inside(e)->cores[i].out == inside(e)->out_lanes[i]);
     }
 }
 
@@ -26,7 +27,7 @@ static void same_rail_back(rank *r) {
         job_init(&j, r);
         j.cores = CORES, j.affinity = r->arg, j.interfaces = interfaces;
         hpc_exchange *e = job_open(r, &j);
-        CHECK_EQ(e->plan->affinity, r->arg);
+        CHECK_EQ(inside(e)->plan->affinity, r->arg);
         check_rails(e, r->arg);
         reference_init(&ref, &j);
         for (int step = 0; step < STEPS; step++)

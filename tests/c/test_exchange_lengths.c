@@ -4,6 +4,7 @@
 #include "graph_jobs.h"
 
 #include "engine/layout.h"
+#include "inside.h"
 
 enum { LIAR, VICTIM };
 
@@ -19,51 +20,53 @@ typedef enum lie {
 
 /* Rows of key 0 that the victim owns, as the liar would push them. A short row has no last element. */
 static void push_rows(const hpc_exchange *e, lie what) {
-    int in_place = hpc_reads_in_place(e, VICTIM, LIAR);
-    for (int i = 0; i < e->plan->n_rows; i++) {
-        const hpc_row *row = &e->plan->rows[i];
-        size_t due = hpc_input_bytes(e, row), nbytes = due - 4, at = e->push_slot[i];
-        hpc_lane *lane = e->in_lanes[row->core];
-        int s = e->layout.share_of[i];
+    int in_place = hpc_reads_in_place(inside(e), VICTIM, LIAR);
+    for (int i = 0; i < inside(e)->plan->n_rows; i++) {
+        const hpc_row *row = &inside(e)->plan->rows[i];
+        size_t due = hpc_input_bytes(inside(e), row), nbytes = due - 4, at = inside(e)->push_slot[i];
+        hpc_lane *lane = inside(e)->in_lanes[row->core];
+        int s = inside(e)->layout.share_of[i];
         uint32_t imm = hpc_imm(HPC_OP_ROW, 0, i);
-        if (row->key != 0 || row->owner != VICTIM || (in_place && e->layout.shares[s].rows[0] != i)) continue;
+        if (row->key != 0 || row->owner != VICTIM || (in_place && inside(e)->layout.shares[s].rows[0] != i)) continue;
         if (what == LONG) nbytes = due + 4;
         if (in_place || what == EMPTY) nbytes = at = 0;
         if (in_place != (what == EMPTY)) imm = hpc_imm(HPC_OP_SHARE, 0, s);
-        if (in_place && what != EMPTY) nbytes = 8, at = hpc_args_at(e, &e->layout.shares[s], LIAR, 0);
-        CHECK_OK(hpc_put_notify(lane, e->window, VICTIM, hpc_window_data(e->window), nbytes, at, imm, -1));
+        if (in_place && what != EMPTY) nbytes = 8, at = hpc_args_at(inside(e), &inside(e)->layout.shares[s], LIAR, 0);
+        CHECK_OK(
+            hpc_put_notify(lane, inside(e)->window, VICTIM, hpc_window_data(inside(e)->window), nbytes, at, imm, -1));
     }
 }
 
 static void forward_rows(const hpc_exchange *e) {
-    for (int i = 0; i < e->n_work; i++) {
-        const hpc_work *w = &e->work[i];
+    for (int i = 0; i < inside(e)->n_work; i++) {
+        const hpc_work *w = &inside(e)->work[i];
         for (int o = 0; w->row->key == 0 && w->row->action == HPC_FORWARD && o < w->n_outputs; o++)
-            CHECK_OK(hpc_put_notify(e->out_lanes[w->row->core], e->window, VICTIM, hpc_window_data(e->window),
-                                    (size_t)w->row->count * 4 - 4, w->outputs[o].offset,
-                                    hpc_imm(HPC_OP_FORWARD, 0, w->row->out[o].row), -1));
+            CHECK_OK(hpc_put_notify(inside(e)->out_lanes[w->row->core], inside(e)->window, VICTIM,
+                                    hpc_window_data(inside(e)->window), (size_t)w->row->count * 4 - 4,
+                                    w->outputs[o].offset, hpc_imm(HPC_OP_FORWARD, 0, w->row->out[o].row), -1));
     }
 }
 
 static void send_lie(const hpc_exchange *e, lie what) {
     static const uint64_t one = 1; /* read until it is flushed */
-    hpc_lane *lane = e->in_lanes[0];
+    hpc_lane *lane = inside(e)->in_lanes[0];
     int s = 0;
-    while (e->layout.shares[s].owner != VICTIM) s++;
-    size_t args = hpc_args_at(e, &e->layout.shares[s], LIAR, 0);
-    size_t number = e->layout.places[VICTIM].own + ((size_t)e->layout.shares[s].at * 2 + LIAR) * sizeof(uint64_t);
+    while (inside(e)->layout.shares[s].owner != VICTIM) s++;
+    size_t args = hpc_args_at(inside(e), &inside(e)->layout.shares[s], LIAR, 0);
+    size_t number =
+        inside(e)->layout.places[VICTIM].own + ((size_t)inside(e)->layout.shares[s].at * 2 + LIAR) * sizeof(uint64_t);
     if (what == ARGS || what == PULL)
-        CHECK_OK(hpc_put_notify(lane, e->window, VICTIM, e->rules[0].rule.args, HPC_ARGS_BYTES - 8, args,
-                                hpc_imm(what == ARGS ? HPC_OP_ARGS : HPC_OP_PULL, 0, s), -1));
+        CHECK_OK(hpc_put_notify(lane, inside(e)->window, VICTIM, inside(e)->rules[0].rule.args, HPC_ARGS_BYTES - 8,
+                                args, hpc_imm(what == ARGS ? HPC_OP_ARGS : HPC_OP_PULL, 0, s), -1));
     else if (what == FORWARD)
         forward_rows(e);
-    else if (e->asked.quorum > 0)
-        CHECK_OK(hpc_put_notify(lane, e->window, VICTIM, &one, 4, number, hpc_imm(HPC_OP_SHARE, 0, s), -1));
+    else if (inside(e)->asked.quorum > 0)
+        CHECK_OK(hpc_put_notify(lane, inside(e)->window, VICTIM, &one, 4, number, hpc_imm(HPC_OP_SHARE, 0, s), -1));
     else
         push_rows(e, what);
-    for (int i = 0; i < e->n_lanes; i++) {
-        CHECK_OK(hpc_flush(e->in_lanes[i], e->window, VICTIM, -1));
-        CHECK_OK(hpc_flush(e->out_lanes[i], e->window, VICTIM, -1));
+    for (int i = 0; i < inside(e)->n_lanes; i++) {
+        CHECK_OK(hpc_flush(inside(e)->in_lanes[i], inside(e)->window, VICTIM, -1));
+        CHECK_OK(hpc_flush(inside(e)->out_lanes[i], inside(e)->window, VICTIM, -1));
     }
 }
 
@@ -92,7 +95,7 @@ static void push(rank *r) {
     j.servers[0] = VICTIM, j.n_servers = 1;
     j.wire = r->arg == LONG ? HPC_F16 : HPC_F32;
     hpc_exchange *e = job_open(r, &j);
-    mapped = hpc_is_mapped(e, 1 - r->rank);
+    mapped = hpc_is_mapped(inside(e), 1 - r->rank);
     play(r, e, (lie)r->arg,
          r->arg == EMPTY  ? "from rank 0 for a row or share that it does not own"
          : mapped         ? "rank 1: rank 0 sent 8 bytes for share 0 of key k0 instead of 0"
@@ -134,7 +137,8 @@ static void on_graph(rank *r) {
     g.j.depth = 3;
     g.staleness = r->arg == HPC_SSP;
     hpc_exchange *e = graph_open(r, &g);
-    play(r, e, SHORT, hpc_is_mapped(e, 1 - r->rank) ? "rank 1: rank 0 sent 8 bytes for share" : "bytes for row");
+    play(r, e, SHORT,
+         hpc_is_mapped(inside(e), 1 - r->rank) ? "rank 1: rank 0 sent 8 bytes for share" : "bytes for row");
 }
 
 int main(int argc, char **argv) {

@@ -198,9 +198,9 @@ static void memory_stays(rank *r) {
         job_push_pull(r, &j, e, key, 0);
         reference_step(&ref, key);
     }
-    int holder = hpc_exchange_params_rank(e);
+    int holder = hpc_exchange_params_rank(e, 0);
     CHECK_EQ(holder, r->arg ? 0 : r->rank);
-    hpc_memory *own = hpc_exchange_memory(e, r->rank), *params = hpc_exchange_memory(e, holder);
+    hpc_memory *own = hpc_exchange_memory(e, 0, r->rank), *params = hpc_exchange_memory(e, 0, holder);
     CHECK(own && params && hpc_memory_data(own) && hpc_memory_data(params));
     const float *at[JOB_KEYS];
     for (int key = 0; key < j.n_keys; key++) {

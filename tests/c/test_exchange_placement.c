@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "engine/layout.h"
+#include "inside.h"
 #include "base/host.h"
 
 enum { KEYS = 3, MOST_CORES = 3 };
@@ -58,17 +59,19 @@ static void check_thread(const hpc_core *core) {
 }
 
 static void check_home(const hpc_exchange *ex) {
-    for (int i = 0; i < ex->n_own_cores; i++) {
-        check_thread(&ex->cores[i]);
-        check_range(ex->cores[i].memory, ex->cores[i].memory_bytes, ex->cores[i].node, "the state", i);
+    for (int i = 0; i < inside(ex)->n_own_cores; i++) {
+        check_thread(&inside(ex)->cores[i]);
+        check_range(inside(ex)->cores[i].memory, inside(ex)->cores[i].memory_bytes, inside(ex)->cores[i].node,
+                    "the state", i);
     }
-    for (int i = 0; i < ex->n_work; i++) {
-        const hpc_work *w = &ex->work[i];
-        const hpc_core *core = &ex->cores[w->row->core];
+    for (int i = 0; i < inside(ex)->n_work; i++) {
+        const hpc_work *w = &inside(ex)->work[i];
+        const hpc_core *core = &inside(ex)->cores[w->row->core];
         check_range(w->param, (size_t)w->row->count * sizeof(float), core->node, "a master", core->index);
         for (int e = 0; e < w->row->n_in; e++) {
-            if (hpc_is_mapped(ex, w->inputs[e].rank)) continue; /* read where the worker wrote it */
-            check_range(w->inputs[e].slots, hpc_slot_stride(ex, w->row), core->node, "a receive slot", core->index);
+            if (hpc_is_mapped(inside(ex), w->inputs[e].rank)) continue; /* read where the worker wrote it */
+            check_range(w->inputs[e].slots, hpc_slot_stride(inside(ex), w->row), core->node, "a receive slot",
+                        core->index);
         }
     }
 }
@@ -81,8 +84,8 @@ static void cores_at_home(rank *r) {
     for (int i = 0; i < numa_n_nodes; i++) {
         numa_avoid(numa_nodes[i]);
         hpc_exchange *ex = open_exchange(r, cores);
-        CHECK_EQ(ex->window->memory->unplaced, 0);
-        CHECK_EQ(ex->n_own_cores, cores);
+        CHECK_EQ(inside(ex)->window->memory->unplaced, 0);
+        CHECK_EQ(inside(ex)->n_own_cores, cores);
         check_home(ex);
         CHECK_OK(hpc_exchange_close(ex, -1)); /* not before the other rank's pushes are answered */
         hpc_exchange_free(ex);

@@ -308,7 +308,7 @@ static void bad_calls(rank *r) {
     }
     CHECK_STATUS(hpc_exchange_serve(e, -1), HPC_ERR_INVALID); /* would wait for itself */
     CHECK_MESSAGE("close");
-    CHECK(!hpc_exchange_memory(e, -1) && !hpc_exchange_memory(e, r->size));
+    CHECK(!hpc_exchange_memory(e, 0, -1) && !hpc_exchange_memory(e, 0, r->size));
     reference ref;
     reference_init(&ref, &j);
     for (int step_ = 0; step_ < 3; step_++) { /* none of that changed anything */
@@ -344,7 +344,7 @@ static void server_pushes(rank *r) {
         CHECK_MESSAGE("worker");
         CHECK_STATUS(hpc_exchange_push_pull(e, 1, row, -1), HPC_ERR_INVALID);
         CHECK(!hpc_exchange_params(e, 1));
-        CHECK_EQ(hpc_exchange_params_rank(e), -1);
+        CHECK_EQ(hpc_exchange_params_rank(e, 0), -1);
         CHECK_OK(hpc_exchange_serve(e, -1));
     } else
         job_push_pull(r, &j, e, 1, 0);

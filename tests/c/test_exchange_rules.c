@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "engine/engine.h"
+#include "inside.h"
 #include "exchange_plans.h"
 #include "graph_jobs.h"
 
@@ -62,8 +63,8 @@ static void by_key(rank *r) {
         CHECK_OK(hpc_exchange_get_args(e, k, args));
         CHECK_EQ(args[1], 0.25);
     }
-    for (int i = 0; i < e->n_work; i++) /* a row has its own rule's state */
-        CHECK_EQ(e->work[i].rule->rule.slots, e->work[i].row->key == 1);
+    for (int i = 0; i < inside(e)->n_work; i++) /* a row has its own rule's state */
+        CHECK_EQ(inside(e)->work[i].rule->rule.slots, inside(e)->work[i].row->key == 1);
     for (int k = 0; k < 3; k++) reference_free(&refs[k]);
     CHECK_OK(hpc_exchange_close(e, -1));
     hpc_exchange_free(e);

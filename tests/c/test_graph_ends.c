@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "engine/layout.h"
+#include "inside.h"
 #include "graph_jobs.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, VICTIM = 1, LONG = 700 };
@@ -65,14 +66,16 @@ static void pushes_too_often(rank *r) {
     g.j.depth = r->arg == DEGREES ? 3 : 1;
     hpc_exchange *e = graph_open(r, &g);
     if (r->rank == VICTIM) {
-        int index = 0, in_place = hpc_reads_in_place(e, 0, VICTIM);
-        while (e->plan->rows[index].owner != 0) index++;
-        const hpc_row *row = &e->plan->rows[index];
-        size_t nbytes = in_place ? 0 : hpc_input_bytes(e, row);
-        uint32_t imm = in_place ? hpc_imm(HPC_OP_SHARE, 0, e->layout.share_of[index]) : hpc_imm(HPC_OP_ROW, 0, index);
+        int index = 0, in_place = hpc_reads_in_place(inside(e), 0, VICTIM);
+        while (inside(e)->plan->rows[index].owner != 0) index++;
+        const hpc_row *row = &inside(e)->plan->rows[index];
+        size_t nbytes = in_place ? 0 : hpc_input_bytes(inside(e), row);
+        uint32_t imm =
+            in_place ? hpc_imm(HPC_OP_SHARE, 0, inside(e)->layout.share_of[index]) : hpc_imm(HPC_OP_ROW, 0, index);
         for (int i = 0; i <= g.j.depth; i++)
-            CHECK_OK(hpc_put_notify(e->in_lanes[row->core], e->window, 0, hpc_window_data(e->window), nbytes,
-                                    in_place ? 0 : e->push_slot[index], imm, -1));
+            CHECK_OK(hpc_put_notify(inside(e)->in_lanes[row->core], inside(e)->window, 0,
+                                    hpc_window_data(inside(e)->window), nbytes,
+                                    in_place ? 0 : inside(e)->push_slot[index], imm, -1));
         check_peer(hpc_barrier(r->context, -1), 0);
     } else {
         int status = HPC_OK;
@@ -97,26 +100,26 @@ static void counts_ahead(rank *r) {
     g.quorum = 1, g.j.depth = 2;
     hpc_exchange *e = graph_open(r, &g);
     rank_meet(r);
-    while (e->layout.shares[s].owner != VICTIM) s++;
-    int key = e->layout.shares[s].key;
+    while (inside(e)->layout.shares[s].owner != VICTIM) s++;
+    int key = inside(e)->layout.shares[s].key;
     if (r->rank == VICTIM && r->arg == SENDS) {
         static const uint64_t version = 1; /* a put may read it later */
         int mine = 0;
-        while (e->layout.shares[mine].owner != 0) mine++;
-        const hpc_share *share = &e->layout.shares[mine];
-        size_t at = e->layout.places[0].own + (size_t)e->layout.n_shares * 2 * sizeof(uint64_t) +
+        while (inside(e)->layout.shares[mine].owner != 0) mine++;
+        const hpc_share *share = &inside(e)->layout.shares[mine];
+        size_t at = inside(e)->layout.places[0].own + (size_t)inside(e)->layout.n_shares * 2 * sizeof(uint64_t) +
                     ((size_t)share->at * (size_t)r->size + VICTIM) * (size_t)g.j.depth * sizeof version;
         for (int i = 0; i < 2; i++)
-            CHECK_OK(hpc_put_notify(e->in_lanes[share->core], e->window, 0, &version, sizeof version,
+            CHECK_OK(hpc_put_notify(inside(e)->in_lanes[share->core], inside(e)->window, 0, &version, sizeof version,
                                     at + (size_t)i * sizeof version, /* not over what is read */
                                     hpc_imm(HPC_OP_SHARE, 0, mine), -1));
     } else if (r->rank == VICTIM) {
         const uint64_t told[] = {1, r->arg == USES ? 2 : 1}; /* folded, used */
         rank_await(r, 0, 1);
-        CHECK_OK(hpc_put_signal(e->in_lanes[0], e->window, 0, told, sizeof told,
-                                e->layout.places[0].own + (size_t)s * sizeof told, hpc_signal_applied(e, s),
-                                r->arg == USES ? 1 : 2));
-        CHECK_OK(hpc_flush(e->in_lanes[0], e->window, 0, -1));
+        CHECK_OK(hpc_put_signal(inside(e)->in_lanes[0], inside(e)->window, 0, told, sizeof told,
+                                inside(e)->layout.places[0].own + (size_t)s * sizeof told,
+                                hpc_signal_applied(inside(e), s), r->arg == USES ? 1 : 2));
+        CHECK_OK(hpc_flush(inside(e)->in_lanes[0], inside(e)->window, 0, -1));
         rank_set(r, 1, 1);
     }
     if (r->rank == 0) {

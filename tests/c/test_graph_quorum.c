@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "engine/engine.h"
+#include "inside.h"
 #include "graph_jobs.h"
 
 enum { SLOW = 2, ROUNDS = 5, COUNT = 5000, MOST = 9001 };
@@ -270,9 +271,9 @@ static void loaded(rank *r) {
     if (r->rank == SLOW && r->arg / 4) CHECK_OK(push(r, &g, e, 0, 1, -1));
     CHECK_EQ(hpc_exchange_version(e), r->rank == SLOW ? r->arg / 4 : ROUNDS);
     for (int i = 0; i < COUNT; i++) values[i] = (float)(r->rank + i % 7);
-    for (int i = 0; i < e->plan->n_rows; i++)
-        if (e->plan->rows[i].owner == r->rank)
-            CHECK_OK(hpc_exchange_set_row(e, i, STEP, values + e->plan->rows[i].offset, NULL));
+    for (int i = 0; i < inside(e)->plan->n_rows; i++)
+        if (inside(e)->plan->rows[i].owner == r->rank)
+            CHECK_OK(hpc_exchange_set_row(e, i, STEP, values + inside(e)->plan->rows[i].offset, NULL));
     CHECK_OK(hpc_exchange_publish(e, -1));
     CHECK_EQ(hpc_exchange_version(e), ROUNDS);
     CHECK_EQ(clock_of(r, e), STEP);

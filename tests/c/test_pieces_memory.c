@@ -2,6 +2,7 @@
  * the codecs' wire forms (codec/piece.h), and held against what the exchange has taken. */
 #include "codec/piece.h"
 #include "engine/pieces.h"
+#include "inside.h"
 #include "piece_jobs.h"
 
 enum { HEAD = sizeof(hpc_piece_head), UNIT = 16 };
@@ -22,13 +23,13 @@ static void slots(rank *r) {
     play *p = play_new(r, &s);
     const hpc_exchange *e = p->e;
     size_t all = 0;
-    for (int i = 0; i < e->plan->n_rows; i++) {
-        const hpc_row *row = &e->plan->rows[i];
+    for (int i = 0; i < inside(e)->plan->n_rows; i++) {
+        const hpc_row *row = &inside(e)->plan->rows[i];
         const size_t due = line(longest(s.kinds[row->key], row->count));
-        CHECK_EQ(hpc_slot_stride(e, row), due + e->discipline->head + e->discipline->tail);
+        CHECK_EQ(hpc_slot_stride(inside(e), row), due + inside(e)->discipline->head + inside(e)->discipline->tail);
         all += due;
     }
-    CHECK_EQ(e->layout.gradient_bytes, all);
+    CHECK_EQ(inside(e)->layout.gradient_bytes, all);
     CHECK_OK(hpc_exchange_close(p->e, -1));
     play_free(p);
 }
@@ -64,7 +65,7 @@ static hpc_exchange *open_one(const rank *r, job *j, int codec, const hpc_codec_
     hpc_exchange_config_init(&asked);
     asked.codecs = list, asked.progress = HPC_PROGRESS_INLINE;
     CHECK_OK(job_create_with(r, j, &asked, -1, &e));
-    CHECK_EQ(e->plan->n_rows, 1);
+    CHECK_EQ(inside(e)->plan->n_rows, 1);
     return e;
 }
 
@@ -100,11 +101,11 @@ static void nothing_kept(rank *r) {
     hpc_codec_config_init(&config);
     config.name = "all", config.encode = encode_all, config.decode_add = add_all, config.no_feedback = 1;
     hpc_exchange *e = open_one(r, &j, HPC_OWN_CODEC, &config);
-    const hpc_key_pieces *its = &e->pieces[0];
+    const hpc_key_pieces *its = &inside(e)->pieces[0];
     start(&j, param);
     for (int i = 0; i < 3; i++) step(r, &j, e, param, 0, NULL);
-    CHECK_EQ(e->encoders_bytes, 0);
-    CHECK(its->source == NULL && e->layout.dense_bytes == 0);
+    CHECK_EQ(inside(e)->encoders_bytes, 0);
+    CHECK(its->source == NULL && inside(e)->layout.dense_bytes == 0);
     if (job_works(&j, r->rank)) {
         CHECK_EQ(hpc_exchange_encoder_values(e, 0, -1), HPC_ENCODER_VALUES);
         CHECK_OK(hpc_exchange_gradient(e, 0, -1, &place));
@@ -129,17 +130,18 @@ static void no_sum(rank *r) {
     hpc_exchange *e = open_one(r, &j, HPC_THRESHOLD, &config);
     start(&j, param);
     step(r, &j, e, param, 0, NULL);
-    for (int c = 0; c < e->n_own_cores; c++) {
-        CHECK_EQ(e->cores[c].memory_bytes, HPC_BLOCK * sizeof(float));
-        CHECK(e->cores[c].sum == NULL);
+    for (int c = 0; c < inside(e)->n_own_cores; c++) {
+        CHECK_EQ(inside(e)->cores[c].memory_bytes, HPC_BLOCK * sizeof(float));
+        CHECK(inside(e)->cores[c].sum == NULL);
     }
-    CHECK_EQ(e->encoders_bytes, job_works(&j, r->rank) ? line(COUNT * sizeof(float)) : 0);
+    CHECK_EQ(inside(e)->encoders_bytes, job_works(&j, r->rank) ? line(COUNT * sizeof(float)) : 0);
     args[1] = 0.5, args[2] = 0.25;
     if (job_works(&j, r->rank)) CHECK_OK(hpc_exchange_set_args(e, 0, args));
     step(r, &j, e, param, 0.25, NULL);
     hpc_exchange *kept = e;
     CHECK_OK(hpc_exchange_close(e, -1));
-    for (int c = 0; c < e->n_own_cores; c++) CHECK_EQ(e->cores[c].sum_bytes, line(COUNT * sizeof(float)));
+    for (int c = 0; c < inside(e)->n_own_cores; c++)
+        CHECK_EQ(inside(e)->cores[c].sum_bytes, line(COUNT * sizeof(float)));
     hpc_exchange_free(kept);
 }
 

@@ -4,6 +4,7 @@
 
 #include "codec/piece.h"
 #include "engine/layout.h"
+#include "inside.h"
 #include "engine/pieces.h"
 #include "engine/send.h"
 #include "graph_jobs.h"
@@ -338,22 +339,25 @@ static void corrupt(char *piece, lie what) {
 
 /* What start does, with a piece of the liar's between encoding and sending. */
 static void push_lie(hpc_exchange *e, const float *src, lie what) {
-    const int in_place = hpc_reads_in_place(e, VICTIM, LIAR);
-    char *slot = hpc_push_slot(e, KEY);
-    CHECK_EQ(hpc_pieces_encode(e, KEY, src, slot), 0);
-    for (int i = 0; i < e->plan->n_rows; i++) {
-        const hpc_row *row = &e->plan->rows[i];
-        char *piece = slot + hpc_row_from(e, row);
+    const int in_place = hpc_reads_in_place(inside(e), VICTIM, LIAR);
+    char *slot = hpc_push_slot(inside(e), KEY);
+    CHECK_EQ(hpc_pieces_encode(inside(e), KEY, src, slot), 0);
+    for (int i = 0; i < inside(e)->plan->n_rows; i++) {
+        const hpc_row *row = &inside(e)->plan->rows[i];
+        char *piece = slot + hpc_row_from(inside(e), row);
         if (row->key != KEY) continue;
         corrupt(piece, what);
         size_t nbytes = in_place ? 0 : hpc_piece_bytes(piece) < 4096 ? hpc_piece_bytes(piece) : 64;
         if (what == EVENT) nbytes = in_place ? 8 : nbytes - 4;
         if (what == NOTHING) nbytes = in_place ? 16 : 0;
         const size_t at =
-            in_place ? hpc_args_at(e, &e->layout.shares[e->layout.share_of[i]], LIAR, 0) : e->push_slot[i];
-        const uint32_t imm = in_place ? hpc_imm(HPC_OP_SHARE, 0, e->layout.share_of[i]) : hpc_imm(HPC_OP_ROW, 0, i);
-        CHECK_OK(hpc_put_notify(e->in_lanes[row->core], e->window, VICTIM, piece, nbytes, at, imm, -1));
-        const int flushed = hpc_flush(e->in_lanes[row->core], e->window, VICTIM, -1); /* it may have ended already */
+            in_place ? hpc_args_at(inside(e), &inside(e)->layout.shares[inside(e)->layout.share_of[i]], LIAR, 0)
+                     : inside(e)->push_slot[i];
+        const uint32_t imm =
+            in_place ? hpc_imm(HPC_OP_SHARE, 0, inside(e)->layout.share_of[i]) : hpc_imm(HPC_OP_ROW, 0, i);
+        CHECK_OK(hpc_put_notify(inside(e)->in_lanes[row->core], inside(e)->window, VICTIM, piece, nbytes, at, imm, -1));
+        const int flushed =
+            hpc_flush(inside(e)->in_lanes[row->core], inside(e)->window, VICTIM, -1); /* it may have ended already */
         CHECK(flushed == HPC_OK || flushed == HPC_ERR_PEER);
     }
 }
@@ -363,7 +367,7 @@ static void wait_for_the_end(rank *r, hpc_exchange *e, const float *before, uint
     int status = HPC_OK;
     const float *src = before;
     uint64_t ticket = 0;
-    snprintf(key, sizeof key, "key %s", e->plan->keys[KEY].name);
+    snprintf(key, sizeof key, "key %s", inside(e)->plan->keys[KEY].name);
     if (r->rank == LIAR)
         status = hpc_barrier(r->context, -1);
     else

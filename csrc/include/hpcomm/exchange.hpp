@@ -266,11 +266,11 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(n < 0 ? n : HPC_OK);
         return sent;
     }
-    Memory memory(int rank) const {
-        return Memory(hpc_exchange_memory(get(), rank));
+    Memory memory(int key, int rank) const {
+        return Memory(hpc_exchange_memory(get(), key, rank));
     }
-    int params_rank() const {
-        return hpc_exchange_params_rank(get());
+    int params_rank(int key) const {
+        return hpc_exchange_params_rank(get(), key);
     }
 
   private:

@@ -630,6 +630,9 @@ typedef struct hpc_exchange_config {
                                      one update of a key is under way, whatever the depth of the plan */
     const struct hpc_codec_config *const *codecs; /* by key: how its pieces are written (codec.h); NULL where the plan
                                                      has no codec of variable length */
+    const struct hpc_exchange_config *next; /* further keys, with a plan and settings of their own; NULL: none. Keys and
+                                               rows are numbered one configuration after the other, and calls that name
+                                               no key are for all. refusal is the first one's */
 } hpc_exchange_config;
 
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
@@ -744,11 +747,11 @@ HPC_API int hpc_exchange_get_folded(hpc_exchange *exchange, int rank, uint64_t *
  * a rank that owns no rows. */
 HPC_API int hpc_exchange_under_way(hpc_exchange *exchange);
 
-/* A reference that keeps the memory of rank's part of the exchange mapped (see hpc_window_memory). */
-HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int rank);
+/* A reference that keeps mapped the memory of rank's part of the exchange in which key lies (see hpc_window_memory). */
+HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int key, int rank);
 /* The same for what hpc_exchange_gradient has given for key. */
 HPC_API hpc_memory *hpc_exchange_gradient_memory(const hpc_exchange *exchange, int key);
-HPC_API int hpc_exchange_params_rank(const hpc_exchange *exchange); /* whose memory holds this rank's parameters; -1 */
+HPC_API int hpc_exchange_params_rank(const hpc_exchange *exchange, int key); /* whose memory holds its parameters; -1 */
 
 /* cffi: end */
 

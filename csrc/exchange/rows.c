@@ -1,0 +1,87 @@
+/* The rows that this rank owns, while nothing is under way: for checkpoints. */
+#include "exchange/exchange.h"
+
+#include <string.h>
+
+#include "engine/params.h"
+
+/* When a rank has died what is under way never ends, and its rows stay as they are: they can be saved for the exchange
+ * of those who are left. The same after a revoke, also while who left has closed the exchange but not its context. */
+static int is_over(hpc_engine *en) {
+    const hpc_group *g = &en->context->group;
+    int lost = atomic_load(&g->revoked);
+    for (int r = 0; r < g->size; r++) lost |= hpc_group_has_lost(g, r);
+    if (!lost || hpc_group_usable(g, "rows") != HPC_OK) return 0;
+    hpc_cores_stop(en);
+    return 1;
+}
+
+int hpc_engine_under_way(hpc_engine *en) {
+    return is_over(en) ? -1 : hpc_worker_under_way(en);
+}
+
+/* Under ASYNC the pushes of others change a row at any time: its core is paused while it is copied. */
+static hpc_work *find_work(hpc_engine *en, int row, const char *op) {
+    if (en->work_of[row] < 0)
+        hpc_fail(HPC_ERR_INVALID, op, "%s: row %d of key %s is owned by rank %d, not by rank %d", op, row,
+                 en->plan->keys[en->plan->rows[row].key].name, en->plan->rows[row].owner, en->context->group.rank);
+    else if (is_over(en) || (hpc_engine_check(en, op) == HPC_OK && hpc_worker_check_idle(en, op) == HPC_OK))
+        return &en->work[en->work_of[row]];
+    return NULL;
+}
+
+/* Copies the rule's state between the core's order (block by block) and the caller's (slot by slot). */
+static void copy_state(const hpc_work *w, float *to, const float *from, int out) {
+    size_t count = (size_t)w->row->count, slots = (size_t)w->rule->rule.slots;
+    for (size_t b = 0; b < count; b += HPC_BLOCK) {
+        size_t n = count - b < HPC_BLOCK ? count - b : HPC_BLOCK;
+        for (size_t s = 0; s < slots; s++) {
+            size_t inside = b * slots + s * n, outside = s * count + b;
+            memcpy(to + (out ? outside : inside), from + (out ? inside : outside), n * sizeof(float));
+        }
+    }
+}
+
+int hpc_exchange_get_row(hpc_exchange *ex, int row, uint64_t *step, float *params, float *state) {
+    hpc_engine *en = hpc_engine_of_row(ex, &row, "get_row");
+    if (en == NULL) return HPC_ERR_INVALID;
+    const hpc_work *w = find_work(en, row, "get_row");
+    if (w == NULL) return HPC_ERR_INVALID;
+    hpc_core_pause(&en->cores[w->row->core]);
+    if (step != NULL) *step = w->step;
+    if (params != NULL && w->param != NULL) memcpy(params, w->param, (size_t)w->row->count * sizeof(float));
+    if (state != NULL && w->state != NULL) copy_state(w, state, w->state, 1);
+    hpc_core_resume(&en->cores[w->row->core]);
+    return HPC_OK;
+}
+
+int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *params, const float *state) {
+    hpc_engine *en = hpc_engine_of_row(ex, &row, "set_row");
+    if (en == NULL) return HPC_ERR_INVALID;
+    hpc_work *w = find_work(en, row, "set_row");
+    if (w == NULL) return HPC_ERR_INVALID;
+    hpc_core_pause(&en->cores[w->row->core]);
+    w->step = step;
+    if (en->discipline->restored != NULL) en->discipline->restored(en, w, step);
+    if (params != NULL && w->param != NULL) memcpy(w->param, params, (size_t)w->row->count * sizeof(float));
+    if (state != NULL && w->state != NULL) copy_state(w, w->state, state, 0);
+    hpc_core_resume(&en->cores[w->row->core]);
+    return HPC_OK;
+}
+
+int hpc_engine_folded(hpc_engine *en, int rank, uint64_t *pushes) {
+    static const char op[] = "get_folded";
+    if (rank < 0 || rank >= en->context->group.size)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
+                        en->context->group.size);
+    is_over(en);
+    for (int s = 0; s < en->layout.n_shares && en->discipline->folded_of != NULL; s++) {
+        const hpc_share *share = &en->layout.shares[s];
+        if (share->owner != en->context->group.rank) continue;
+        hpc_core_pause(&en->cores[share->core]);
+        uint64_t n = en->discipline->folded_of(share, rank);
+        hpc_core_resume(&en->cores[share->core]);
+        if (n > *pushes) *pushes = n;
+    }
+    return HPC_OK;
+}
