@@ -17,6 +17,11 @@ const char *job_key_name(int key) {
     return names[key];
 }
 
+void job_number(job *j, int first) {
+    j->first = first;
+    for (int key = 0; key < j->n_keys; key++) j->keys[key].name = job_key_name(first + key);
+}
+
 void job_init(job *j, const rank *r) {
     *j = (job){.cores = 1, .depth = 1, .chunk = 1024, .rule = "sgd", .args = {0, 0.5}, .sum = 1, .seed = 1};
     j->n_keys = 3;
@@ -113,16 +118,12 @@ bool job_serves(const job *j, int who) {
     return among(j->servers, j->n_servers, who);
 }
 
-int job_create_with(const rank *r, const job *j, const hpc_exchange_config *config, double timeout,
-                    hpc_exchange **exchange) {
-    float *values[JOB_KEYS];
+void job_config_init(job_config *to, const rank *r, const job *j, const hpc_exchange_config *config) {
     int wires[JOB_KEYS];
-    hpc_exchange_config c = *config;
-    hpc_plan *plan = NULL;
-    hpc_rule rule;
+    *to = (job_config){.config = *config};
     for (int key = 0; key < j->n_keys; key++) {
-        values[key] = malloc(j->keys[key].count * sizeof(float));
-        for (uint64_t i = 0; i < j->keys[key].count; i++) values[key][i] = job_initial(j, key, i);
+        to->values[key] = malloc(j->keys[key].count * sizeof(float));
+        for (uint64_t i = 0; i < j->keys[key].count; i++) to->values[key][i] = job_initial(j, key, i);
     }
     if (!j->plan) {
         hpc_hub hub;
@@ -135,31 +136,45 @@ int job_create_with(const rank *r, const job *j, const hpc_exchange_config *conf
         hub.codec_out = j->codec_out, hub.apply_at = j->apply_at;
         if (j->mixed) hub.wires = wires, hub.n_wires = j->n_keys;
         job_wires(j, wires);
-        CHECK_OK(hpc_plan_hub(&hub, &plan));
+        CHECK_OK(hpc_plan_hub(&hub, &to->plan));
     }
-    CHECK_OK(hpc_rule_find(j->rule, j->isa, &rule));
-    memcpy(rule.args, j->args, sizeof rule.args);
-    if (!c.rule) c.rule = &rule;
-    c.plan = j->plan ? j->plan : plan;
-    c.values = r->rank == 0 ? (const float *const *)values : NULL; /* rank 0's count */
-    int status = hpc_exchange_create(r->context, &c, timeout, exchange);
-    hpc_plan_free(plan);
-    for (int key = 0; key < j->n_keys; key++) free(values[key]);
+    CHECK_OK(hpc_rule_find(j->rule, j->isa, &to->rule));
+    memcpy(to->rule.args, j->args, sizeof to->rule.args);
+    if (!to->config.rule) to->config.rule = &to->rule;
+    to->config.plan = j->plan ? j->plan : to->plan;
+    to->config.values = r->rank == 0 ? (const float *const *)to->values : NULL; /* rank 0's count */
+}
+
+void job_config_free(job_config *config) {
+    hpc_plan_free(config->plan);
+    for (int key = 0; key < JOB_KEYS; key++) free(config->values[key]);
+}
+
+int job_create_with(const rank *r, const job *j, const hpc_exchange_config *config, double timeout,
+                    hpc_exchange **exchange) {
+    job_config c;
+    job_config_init(&c, r, j, config);
+    int status = hpc_exchange_create(r->context, &c.config, timeout, exchange);
+    job_config_free(&c);
     return status;
+}
+
+void job_settings(hpc_exchange_config *config, const job *j) {
+    hpc_exchange_config_init(config);
+    config->consistency = j->each ? HPC_ASYNC : HPC_BSP;
+    config->progress = j->progress;
+    config->shared_params = j->shared_params;
+    config->in_place = j->in_place;
+    config->eager = j->eager;
+    config->check_finite = j->check_finite;
+    config->isa = j->isa;
+    config->split = j->split;
+    config->quorum = j->quorum, config->grace = j->grace;
 }
 
 int job_create(const rank *r, const job *j, double timeout, hpc_exchange **exchange) {
     hpc_exchange_config c;
-    hpc_exchange_config_init(&c);
-    c.consistency = j->each ? HPC_ASYNC : HPC_BSP;
-    c.progress = j->progress;
-    c.shared_params = j->shared_params;
-    c.in_place = j->in_place;
-    c.eager = j->eager;
-    c.check_finite = j->check_finite;
-    c.isa = j->isa;
-    c.split = j->split;
-    c.quorum = j->quorum, c.grace = j->grace;
+    job_settings(&c, j);
     return job_create_with(r, j, &c, timeout, exchange);
 }
 
@@ -198,14 +213,14 @@ uint64_t job_start(const rank *r, const job *j, hpc_exchange *e, int key, int st
     job_fill(j, r->rank, step, key, src);
     if (in_place) {
         void *gradient = NULL;
-        CHECK_OK(hpc_exchange_gradient(e, key, -1, &gradient));
+        CHECK_OK(hpc_exchange_gradient(e, j->first + key, -1, &gradient));
         CHECK(gradient && (uintptr_t)gradient % 64 == 0);
         if (job_wire(j, key) == HPC_F32 || job_wire(j, key) >= HPC_THRESHOLD || j->in_place)
             memcpy(gradient, src, count * sizeof *src);
         else
             CHECK_OK(hpc_encode(gradient, src, count, job_wire(j, key), HPC_ISA_GENERIC));
     }
-    CHECK_OK(hpc_exchange_start(e, key, flags, in_place ? NULL : src, -1, &ticket));
+    CHECK_OK(hpc_exchange_start(e, j->first + key, flags, in_place ? NULL : src, -1, &ticket));
     memset(src, 0xcc, count * sizeof *src); /* free to reuse on return */
     free(src);
     return ticket;
@@ -213,7 +228,7 @@ uint64_t job_start(const rank *r, const job *j, hpc_exchange *e, int key, int st
 
 void job_push_pull(const rank *r, const job *j, hpc_exchange *e, int key, int step) {
     uint64_t ticket = job_start(r, j, e, key, step, HPC_PUSH | HPC_PULL, step % 2);
-    CHECK_OK(hpc_exchange_wait(e, key, ticket, -1));
+    CHECK_OK(hpc_exchange_wait(e, j->first + key, ticket, -1));
 }
 
 /* ---- what must come of them ----------------------------------------------------------------------------------- */
@@ -278,7 +293,8 @@ bool same_floats(const float *at, const float *expected, uint64_t count, const c
 void reference_check(const reference *ref, const rank *r, hpc_exchange *e, int key) {
     char what[32];
     snprintf(what, sizeof what, "after step %d", ref->step[key]);
-    CHECK(same_floats(hpc_exchange_params(e, key), ref->params[key], ref->j->keys[key].count, what, r->rank, key));
+    const float *at = hpc_exchange_params(e, ref->j->first + key);
+    CHECK(same_floats(at, ref->params[key], ref->j->keys[key].count, what, r->rank, key));
 }
 
 uint64_t progress_until(const rank *r, hpc_exchange *e, int word, uint64_t at_least) {

@@ -28,9 +28,11 @@ typedef struct job {
     const hpc_plan *plan; /* by hand; NULL: the hub of the above */
     float shift;          /* of the initial parameters */
     uint64_t seed;        /* of its numbers */
+    int first;            /* the number of its first key, where the exchange has others before it */
 } job;
 
-const char *job_key_name(int key); /* k0, k1 and so on */
+const char *job_key_name(int key);  /* k0, k1 and so on */
+void job_number(job *j, int first); /* its keys are first, first + 1 and so on, also by their names */
 
 /* Three keys of odd sizes, all ranks both worker and server, the sum, sgd with a rate of 0.5. */
 void job_init(job *j, const rank *r);
@@ -47,6 +49,17 @@ bool job_serves(const job *j, int who);
 
 hpc_exchange *job_open(const rank *r, const job *j);
 int job_create(const rank *r, const job *j, double timeout, hpc_exchange **exchange);
+/* What hpc_exchange_create takes, with all that it points to. config: all but plan, rule and values. */
+typedef struct job_config {
+    hpc_exchange_config config;
+    hpc_rule rule;
+    hpc_plan *plan;
+    float *values[JOB_KEYS];
+} job_config;
+
+void job_config_init(job_config *to, const rank *r, const job *j, const hpc_exchange_config *config);
+void job_config_free(job_config *config);
+void job_settings(hpc_exchange_config *config, const job *j); /* all but plan, rule and values, as j has them */
 int job_create_with(const rank *r, const job *j, const hpc_exchange_config *config, double timeout,
                     hpc_exchange **exchange); /* plan, rule and values of j, the rest of config */
 

@@ -123,10 +123,10 @@ static int user_apply(float *param, const float *acc, int64_t count, float *stat
     return 0;
 }
 
-int graph_create(const rank *r, graph_job *g, double timeout, hpc_exchange **exchange) {
+void graph_config_init(job_config *to, const rank *r, graph_job *g) {
+    static const hpc_rule user = {.name = "user", .apply = user_apply, .fold = user_fold, .args = {0, 2}};
     hpc_exchange_config c;
     hpc_plan *plan = NULL;
-    hpc_rule user = {.name = "user", .apply = user_apply, .fold = user_fold, .args = {0, 2}};
     job with_plan = g->j;
     hpc_graph *graph = &g->graph;
     graph->keys = g->j.keys, graph->n_keys = g->j.n_keys;
@@ -136,18 +136,21 @@ int graph_create(const rank *r, graph_job *g, double timeout, hpc_exchange **exc
     job_wires(&g->j, g->wires);
     if (!g->j.plan) CHECK_OK(hpc_plan_graph(graph, &plan));
     with_plan.plan = g->j.plan ? g->j.plan : plan;
-    hpc_exchange_config_init(&c);
+    job_settings(&c, &g->j);
     c.graph = graph;
     c.consistency = g->consistency;
     c.staleness = g->staleness;
     c.quorum = g->quorum, c.grace = g->grace;
-    c.progress = g->j.progress;
-    c.shared_params = g->j.shared_params;
-    c.eager = g->j.eager;
-    c.in_place = g->j.in_place;
     if (g->user) c.rule = &user;
-    int status = job_create_with(r, &with_plan, &c, timeout, exchange);
-    hpc_plan_free(plan);
+    job_config_init(to, r, &with_plan, &c);
+    to->plan = plan;
+}
+
+int graph_create(const rank *r, graph_job *g, double timeout, hpc_exchange **exchange) {
+    job_config c;
+    graph_config_init(&c, r, g);
+    int status = hpc_exchange_create(r->context, &c.config, timeout, exchange);
+    job_config_free(&c);
     return status;
 }
 

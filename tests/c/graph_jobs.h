@@ -42,6 +42,7 @@ void graph_job_in_place(graph_job *g);
 /* Any shape, keys, cut, wire, rule, cores and progress, under NOTIFY_ACK or BSP; the same for the same seed. */
 void graph_job_random(graph_job *g, const rank *r, uint64_t seed);
 
+void graph_config_init(job_config *to, const rank *r, graph_job *g);
 int graph_create(const rank *r, graph_job *g, double timeout, hpc_exchange **exchange);
 hpc_exchange *graph_open(const rank *r, graph_job *g);
 void graph_reference_step(reference *ref, const graph_job *g, int who, int key);
