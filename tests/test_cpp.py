@@ -285,6 +285,23 @@ static void exchanges(hpcomm::Context &context) {
     hpcomm::Exchange moved = std::move(halving);
     assert(moved && !halving);
 
+    hpcomm::HubConfig further;
+    further.keys = {{"further", 3}};
+    const hpcomm::Plan of_further(context, further, code);
+    std::vector<hpcomm::ExchangeConfig> both(2, config);
+    const hpcomm::Rule sgd("sgd", {0.5});
+    both[0].plan = plan.get(), both[0].rule = &own, both[0].values = values;
+    both[1].plan = of_further.get(), both[1].rule = &sgd, both[1].values = values, both[1].split = 1;
+    hpcomm::Exchange engines(context, both, 1.0, code);
+    engines.push_pull(1, ones, 1.0, code);
+    engines.wait(engines.push(2, ones, 1.0, code), 1.0, code);
+    assert(!code && engines.params(1)[0] == 1 && engines.params(2)[0] == 1);
+    engines.wait(engines.apply(2, 1, 1.0, code), 1.0, code);
+    assert(!code && engines.params(2)[0] == 0.5f && engines.params_rank(2) == 0);
+    both.clear();
+    assert(!hpcomm::Exchange(context, both, 1.0, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
+    code.clear();
+
     config.split = 1;
     hpcomm::Exchange split(context, plan, hpcomm::Rule("sgd", {0.5}), values, config, 1.0, code);
     const float twos[] = {2, 2, 2};

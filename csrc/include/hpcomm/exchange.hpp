@@ -31,7 +31,7 @@ struct Rule : hpc_rule {
     }
 };
 
-// plan, rule and values are arguments of Exchange.
+// plan, rule and values are arguments of Exchange, where it has one configuration.
 struct ExchangeConfig : hpc_exchange_config {
     // Where the plan has codecs of variable length: one for each key, CodecConfig() for keys that have none; or a
     // single one, of all keys that have it by the plan. Needed until the exchange has been made.
@@ -59,7 +59,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
               config.plan = plan;
               config.rule = &rule;
               config.values = values;
-              return create(context, config, timeout, out);
+              return create(context, &config, 1, timeout, out);
           }) {}
     Exchange(Context &context, const Plan &plan, const hpc_rule &rule, const float *const *values,
              const ExchangeConfig &config = {}, double timeout = default_timeout, Report report = {})
@@ -74,7 +74,14 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
               config.plan = plan.get();
               config.rule = &rule;
               config.values = values;
-              return create(context, config, timeout, out);
+              return create(context, &config, 1, timeout, out);
+          }) {}
+
+    // Of several configurations, whose keys follow one another: each has its plan, rule, values and, on a graph, graph.
+    Exchange(Context &context, const std::vector<ExchangeConfig> &configs, double timeout = default_timeout,
+             Report report = {})
+        : Handle(report, [&](hpc_exchange **out) {
+              return create(context, configs.data(), configs.size(), timeout, out);
           }) {}
 
     void close(double timeout = default_timeout, Report report = {}) {
@@ -275,14 +282,19 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
 
   private:
     // C copies the codecs, and says itself what is wrong with a plan.
-    static int create(const Context &context, const ExchangeConfig &config, double timeout, hpc_exchange **out) {
-        hpc_exchange_config c = config;
-        if (config.codecs.empty() || hpc_plan_check(config.plan, context.size()) != HPC_OK)
-            return hpc_exchange_create(context.get(), &c, timeout, out);
-        const CodecsByKey codecs(config.codecs, *config.plan);
-        c.codecs = codecs.data();
-        if (c.refusal == nullptr) c.refusal = codecs.refusal();
-        return hpc_exchange_create(context.get(), &c, timeout, out);
+    static int create(const Context &context, const ExchangeConfig *configs, std::size_t n, double timeout,
+                      hpc_exchange **out) {
+        std::vector<hpc_exchange_config> c(configs, configs + n);
+        std::vector<CodecsByKey> codecs;
+        codecs.reserve(n); // c points to what they hold
+        for (std::size_t i = 0; i < n; i++) {
+            if (i > 0) c[i - 1].next = &c[i];
+            if (configs[i].codecs.empty() || hpc_plan_check(c[i].plan, context.size()) != HPC_OK) continue;
+            codecs.emplace_back(configs[i].codecs, *c[i].plan);
+            c[i].codecs = codecs.back().data();
+            if (c[i].refusal == nullptr) c[i].refusal = codecs.back().refusal();
+        }
+        return hpc_exchange_create(context.get(), c.data(), timeout, out);
     }
 };
 

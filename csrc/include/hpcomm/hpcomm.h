@@ -632,7 +632,7 @@ typedef struct hpc_exchange_config {
                                                      has no codec of variable length */
     const struct hpc_exchange_config *next; /* further keys, with a plan and settings of their own; NULL: none. Keys and
                                                rows are numbered one configuration after the other, and calls that name
-                                               no key are for all. refusal is the first one's */
+                                               no key are for all */
 } hpc_exchange_config;
 
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
