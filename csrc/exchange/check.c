@@ -18,7 +18,7 @@ struct description {
     uint64_t digest; /* of the plan */
     double grace;
     int32_t consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum, split;
-    int32_t n_engines, keys_in_all;
+    int32_t n_engines;
 };
 
 struct key_description {
@@ -260,10 +260,9 @@ static int compare_rules(int r, const struct key_description *k, const struct ke
 }
 
 static int compare(int r, const struct description *d, const struct description *first) {
-    if (d->n_engines != first->n_engines || d->keys_in_all != first->keys_in_all)
-        return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: rank %d has %d keys in %d configurations and rank 0 has %d in %d", r, d->keys_in_all,
-                        d->n_engines, first->keys_in_all, first->n_engines);
+    if (d->n_engines != first->n_engines)
+        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d gives %d configurations and rank 0 gives %d", r,
+                        d->n_engines, first->n_engines);
     if (d->n_keys != first->n_keys)
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has %d keys and rank 0 has %d", r, d->n_keys,
                         first->n_keys);
@@ -336,7 +335,6 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exc
     mine->in_place = en->asked.in_place;
     mine->n_keys = en->plan->n_keys;
     mine->n_engines = of->n_engines;
-    mine->keys_in_all = of->n_keys;
     mine->split = en->discipline->split != NULL;
     struct key_description *keys = (void *)(mine + 1);
     for (int k = 0; k < en->plan->n_keys; k++) {

@@ -53,7 +53,7 @@ hpc_engine *hpc_engine_of_row(const hpc_exchange *ex, int *row, const char *op);
 /* ---- an engine ---- */
 
 /* create.c. The handle of an engine, which holds a copy of the plan and nothing else yet; then collectively all of it.
- * of: the exchange, whose numbers of engines and keys all ranks have to share. */
+ * of: the exchange, whose number of engines all ranks have to share. */
 hpc_engine *hpc_engine_new(hpc_context *c, const hpc_exchange_config *config, const char *op);
 int hpc_engine_open(hpc_engine *en, const hpc_exchange_config *config, const hpc_exchange *of, double deadline);
 int hpc_engine_send_params(hpc_engine *en, const char *op, double deadline); /* collective: every row's, to workers */

@@ -47,6 +47,7 @@ from .exchange import (
     exchange_apply,
     exchange_call,
     exchange_close,
+    exchange_config,
     exchange_create,
     exchange_fold_nothing,
     exchange_folded,

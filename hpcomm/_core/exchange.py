@@ -1,5 +1,6 @@
 """Exchanges: the calls of a step, what they moved, and the rows that owners keep."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,7 @@ def interfaces(context: Any, servers: tuple[int, ...]) -> int:
     return int(lib.hpc_interfaces(context, servers, len(servers)))
 
 
-def exchange_create(
-    context: Any,
-    timeout: float,
-    keep: object,
+def exchange_config(
     *,
     plan: Any,
     rules: list[Any],
@@ -69,9 +67,9 @@ def exchange_create(
     split: bool,
     isa: int,
     codecs: list[Any],
-) -> Any:
-    """The handle of an exchange, which keeps `keep`, the code of its rules and codecs among it, until it is freed.
-    codecs: by key, what codec_config made, None for an array of a dtype; empty where all are."""
+) -> tuple[Any, object]:
+    """One configuration of an exchange, and what it points to. codecs: by key, what codec_config made, None for
+    an array of a dtype; empty where all are."""
     buffers = [from_buffer("float[]", array) for array in values]
     c_values = ffi.new("const float *[]", buffers)
     config = _exchange_config()
@@ -83,11 +81,19 @@ def exchange_create(
     config.quorum, config.grace, config.split = quorum, grace, split
     c_codecs = ffi.new("const hpc_codec_config *[]", [codec or ffi.NULL for codec in codecs])
     config.codecs = c_codecs if codecs else ffi.NULL
+    return config, (plan, rules, c_rules, buffers, c_values, graph, codecs, c_codecs)
+
+
+def exchange_create(context: Any, timeout: float, keep: object, configs: list[tuple[Any, object]]) -> Any:
+    """The handle of an exchange of these configurations, whose keys follow one another. It keeps `keep`, its rules and
+    codecs with their code, until it is freed."""
+    for (config, _), (following, _) in pairwise(configs):
+        config.next = following
 
     def create(seconds: float, out: Any) -> int:
-        return lib.hpc_exchange_create(context, config, seconds, out)
+        return lib.hpc_exchange_create(context, configs[0][0], seconds, out)
 
-    return collected(create, "hpc_exchange *", timeout, lib.hpc_exchange_free, (keep, codecs))
+    return collected(create, "hpc_exchange *", timeout, lib.hpc_exchange_free, keep)
 
 
 def exchange_refuse(context: Any, sentence: str, timeout: float) -> None:

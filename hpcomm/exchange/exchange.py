@@ -206,10 +206,7 @@ class Exchange(SplitCalls):
     def _created(self, given: Checked, timeout: float) -> Any:
         """The exchange in C."""
         consistency, engine = self._made.consistency, self._made.engine
-        return _core.exchange_create(
-            self.context._handle,
-            timeout,
-            (tuple(self._rules.values()), given.codecs.keep),  # their machine code must stay as long as the engine
+        config = _core.exchange_config(
             plan=given.plan.handle,
             rules=given.c_rules,
             values=list(given.values.values()),
@@ -227,6 +224,9 @@ class Exchange(SplitCalls):
             isa=_core.ISAS[self._isa],
             codecs=given.codecs.configs,
         )
+        # their machine code must stay as long as the engine
+        keep = (tuple(self._rules.values()), given.codecs.keep, given.codecs.configs)
+        return _core.exchange_create(self.context._handle, timeout, keep, [config])
 
     def _open(self, given: Checked) -> None:
         """The keys and the parameters, as they lie in C."""
