@@ -25,6 +25,13 @@ typedef struct hpc_codec_source {
     uint64_t from;    /* the piece's first element */
 } hpc_codec_source;
 
+/* A piece of a row, and what it weighs. */
+typedef struct hpc_codec_input {
+    const void *piece;
+    int64_t nbytes;
+    double weight;
+} hpc_codec_input;
+
 typedef struct hpc_codec {
     const char *name; /* as plans and errors say it */
     int number;       /* hpc_dtype; as plans have it */
@@ -48,6 +55,11 @@ typedef struct hpc_codec {
      * nothing is written. */
     int (*decode_add)(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                       double weight);
+    /* Pieces that are not packed only: takes rate times their weighted sum, which begins with 0, from param, in one
+     * pass over the n elements of that. The bits are those of decode_add and the rule sgd. Nonzero when one of them is
+     * no piece, the number of which *wrong gets: then nothing is written. NULL: pieces are added one by one. */
+    int (*add_all)(const hpc_codec_config *config, float *param, int64_t n, const hpc_codec_input *inputs, int n_inputs,
+                   double rate, int *wrong);
 
     /* Addressable only: the kernel that folds pieces where they lie. */
     hpc_fold_fn *(*fold)(const struct hpc_fold_kernels *kernels);

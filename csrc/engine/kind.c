@@ -14,6 +14,7 @@ static const hpc_row_kind *const kinds[] = {
     &hpc_kind_forward,
     &hpc_kind_pieces_early,
     &hpc_kind_pieces_in_place,
+    &hpc_kind_pieces_all,
     &hpc_kind_pieces,
     &hpc_kind_early,
     &hpc_kind_pass,

@@ -50,7 +50,7 @@ struct hpc_row_kind {
 };
 
 extern const hpc_row_kind hpc_kind_pass, hpc_kind_average, hpc_kind_blocks, hpc_kind_early;
-extern const hpc_row_kind hpc_kind_pieces, hpc_kind_pieces_early, hpc_kind_pieces_in_place;
+extern const hpc_row_kind hpc_kind_pieces, hpc_kind_pieces_early, hpc_kind_pieces_in_place, hpc_kind_pieces_all;
 extern const hpc_row_kind hpc_kind_forward, hpc_kind_forward_opened, hpc_kind_forward_filtered, hpc_kind_forward_pieces;
 extern const hpc_row_kind hpc_kind_sum, hpc_kind_sum_opened, hpc_kind_sum_pieces;
 extern const hpc_row_kind hpc_kind_passthrough, hpc_kind_relay;

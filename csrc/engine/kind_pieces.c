@@ -78,17 +78,20 @@ const hpc_row_kind hpc_kind_pieces_early = {
     .leaving = hpc_params_leaving,
 };
 
-/* ---- one piece, and sgd ---- */
+/* ---- sgd ---- */
 
 /* The rule sgd alone has a pass and no state. Parameters go out as float32, and no other row sends them on. */
-static int suits_in_place(const hpc_engine *en, const hpc_row *row) {
+static int is_sgd(const hpc_engine *en, const hpc_row *row) {
     const hpc_key_rule *rule = &en->rules[row->key];
-    if (rule->pass == NULL || rule->rule.slots > 0 || hpc_row_keeps_fold(en) || row->n_in != 1) return 0;
+    if (rule->pass == NULL || rule->rule.slots > 0 || hpc_row_keeps_fold(en)) return 0;
     if (row->action != HPC_APPLY || !hpc_codec_of(row->codec_out)->plain) return 0;
-    if (!hpc_edge_codec(en->plan, row, &row->in[0])->weighs) return 0;
     for (int e = 0; e < row->n_out; e++)
         if (row->out[e].row >= 0) return 0;
     return 1;
+}
+
+static int suits_in_place(const hpc_engine *en, const hpc_row *row) {
+    return row->n_in == 1 && hpc_edge_codec(en->plan, row, &row->in[0])->weighs && is_sgd(en, row);
 }
 
 /* Memory for the sum of a row that rarely needs one: where it is needed at all. */
@@ -130,6 +133,38 @@ const hpc_row_kind hpc_kind_pieces_in_place = {
     .suits = suits_in_place,
     .room = hpc_blocks_room,
     .work = work_in_place,
+    .write = hpc_blocks_write,
+    .leaving = hpc_params_leaving,
+};
+
+/* Several inputs, of a codec that adds them all at once. */
+static int suits_all(const hpc_engine *en, const hpc_row *row) {
+    const hpc_codec *codec = en->pieces == NULL ? NULL : en->pieces[row->key].codec;
+    if (codec == NULL || codec->add_all == NULL || en->pieces[row->key].packs || !is_sgd(en, row)) return 0;
+    for (int e = 0; e < row->n_in; e++)
+        if (hpc_edge_codec(en->plan, row, &row->in[e]) != codec) return 0;
+    return 1;
+}
+
+/* A decay of the parameters needs the sum. */
+static int work_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    const double rate = args[1], decay = args[2];
+    if (decay != 0) return work_by_sum(core, w, inputs, args);
+    if (hpc_pieces_add_all(core, w, inputs, rate, w->param) != 0) return -1;
+    for (int o = 0; o < w->n_outputs; o++)
+        if (w->outputs[o].params != NULL && hpc_goes_to(inputs->to, &w->outputs[o]))
+            memcpy(w->outputs[o].params, w->param, (size_t)w->row->count * sizeof(float));
+    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_count_fold(core, w, 0);
+    return 0;
+}
+
+const hpc_row_kind hpc_kind_pieces_all = {
+    .name = "all pieces at once",
+    .suits = suits_all,
+    .room = hpc_blocks_room,
+    .work = work_all,
     .write = hpc_blocks_write,
     .leaving = hpc_params_leaving,
 };

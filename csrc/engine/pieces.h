@@ -55,6 +55,8 @@ size_t hpc_pieces_pushed(const hpc_engine *en, const hpc_share *share, const cha
 int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
 /* The same of a piece, to one more place: it has come, and is folded, once. */
 int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
+/* Takes rate times the weighted sum of all inputs from param, in one pass (hpc_codec.add_all). Nonzero as above. */
+int hpc_pieces_add_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double rate, float *param);
 /* The last piece of a row was left out, or its fold is over: its encoder does what that means, once. By the row's core,
  * or while it is paused; packing is the caller's. */
 void hpc_pieces_settle(hpc_engine *en, hpc_work *w, const hpc_packing *packing);

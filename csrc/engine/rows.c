@@ -147,6 +147,7 @@ static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
     core->bases = malloc(most_inputs * sizeof *core->bases);
     core->base_weights = malloc(most_inputs * sizeof *core->base_weights);
     core->base_inputs = malloc(most_inputs * sizeof *core->base_inputs);
+    core->pieces = malloc(most_inputs * sizeof *core->pieces);
     core->writing = malloc((size + 1) * sizeof *core->writing);
     core->args_came = calloc(size, sizeof *core->args_came);
     core->kept = malloc((forwards + 1) * sizeof *core->kept);
@@ -156,9 +157,9 @@ static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
     core->holds = calloc(size, 1);
     core->sent = calloc(size * HPC_TRAFFIC_STAGES, sizeof *core->sent);
     if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL ||
-        core->base_inputs == NULL || core->writing == NULL || core->args_came == NULL || core->kept == NULL ||
-        core->kept_first == NULL || core->kept_last == NULL || core->held == NULL || core->holds == NULL ||
-        core->sent == NULL)
+        core->base_inputs == NULL || core->pieces == NULL || core->writing == NULL || core->args_came == NULL ||
+        core->kept == NULL || core->kept_first == NULL || core->kept_last == NULL || core->held == NULL ||
+        core->holds == NULL || core->sent == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
     for (size_t i = 0; i < forwards; i++) {
@@ -422,6 +423,7 @@ void hpc_rows_free(hpc_engine *en) {
         free(core->bases);
         free(core->base_weights);
         free(core->base_inputs);
+        free(core->pieces);
         free(core->writing);
         free(core->args_came);
         free(core->kept);

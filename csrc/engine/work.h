@@ -161,6 +161,7 @@ typedef struct hpc_core {
     const char **bases;   /* of a whole row's, their weights, and which inputs they are */
     double *base_weights;
     const hpc_input **base_inputs;
+    hpc_codec_input *pieces;            /* the same inputs, as a codec takes them all at once */
     float **writing;                    /* the places where a pass writes */
     uint64_t *args_came;                /* by rank: events of args that it waited for an answer to */
     hpc_kept *kept, *free_kept;         /* room for all that can be kept at once */

@@ -1,10 +1,12 @@
 /* Codecs of one's own: this program has an array with two more members, and nothing in csrc changes for them.
  * "reversed" is an array of float32 in the other order of bytes; gradients and parameters travel in it. "pairs" has
  * pieces, and its trainer writes no array, but a list of (index, value). */
+#include <math.h>
+
 #include "codec/codec.h"
 #include "engine/engine.h"
 #include "inside.h"
-#include "exchange_plans.h"
+#include "graph_jobs.h"
 
 enum { REVERSED = 9, PAIRS = 10, STEPS = 5, EVERY = 8 /* of so many elements at most one is in a list */ };
 
@@ -76,6 +78,8 @@ static const hpc_codec codec_reversed = {
 
 /* ---- pairs ---- */
 
+static _Atomic int adds_at_once;
+
 typedef struct pair {
     uint32_t index;
     float value;
@@ -124,6 +128,36 @@ static int add_pairs(const hpc_codec_config *config, float *acc, int64_t n, cons
     return 0;
 }
 
+/* In one pass: of lists whose indices rise. */
+static int add_all_pairs(const hpc_codec_config *config, float *param, int64_t n, const hpc_codec_input *inputs,
+                         int n_inputs, double rate, int *wrong) {
+    uint64_t at[RANKS_MAX] = {0};
+    for (int k = 0; k < n_inputs; k++)
+        if (add_pairs(config, param, n, inputs[k].piece, inputs[k].nbytes, 0) != 0) {
+            *wrong = k;
+            return -1;
+        }
+    for (uint32_t i = 0; i < n; i++) {
+        float sum = 0;
+        for (int k = 0; k < n_inputs; k++) {
+            const pair_list *list = inputs[k].piece;
+            if (at[k] < list->count && list->pairs[at[k]].index == i)
+                sum += (float)inputs[k].weight * list->pairs[at[k]++].value;
+        }
+        param[i] -= (float)rate * sum;
+    }
+    adds_at_once++;
+    return 0;
+}
+
+static int pairs_are_finite(const hpc_codec_config *config, const hpc_codec_source *source, uint64_t n) {
+    const pair_list *list = source->data;
+    (void)config, (void)n;
+    for (uint64_t i = 0; i < list->count; i++)
+        if (!isfinite(list->pairs[i].value)) return 0;
+    return 1;
+}
+
 static const char *check_pairs(const hpc_codec_config *config) {
     (void)config;
     return NULL;
@@ -152,9 +186,11 @@ static const hpc_codec codec_pairs = {
     .length = pairs_length,
     .encode = encode_pairs,
     .decode_add = add_pairs,
+    .add_all = add_all_pairs,
     .check = check_pairs,
     .keeps = keeps_nothing,
     .source_bytes = pairs_bytes,
+    .is_finite = pairs_are_finite,
     .encode_nothing = encode_no_pairs,
     .text = pairs_text,
 };
@@ -198,24 +234,37 @@ static void trains(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* Each rank's list has one of each 8 elements, and lists of ranks meet. arg: progress. */
+/* Each rank's list has one of each 8 elements, and lists of ranks meet. arg: progress, + 4 with a decay, which takes
+ * the sum of all lists; + 8 where fold and apply are two calls; + 16 on a complete graph, with the sum. */
 static void trains_by_pairs(rank *r) {
-    job j;
+    graph_job g;
     hpc_codec_config config;
     hpc_codec_config_init(&config);
     const hpc_codec_config *list[JOB_KEYS] = {&config, &config, &config};
-    hpc_exchange_config asked;
+    job_config asked;
     hpc_exchange *e = NULL;
     reference ref;
-    job_init(&j, r);
-    j.wire = PAIRS, j.n_servers = 1;
-    hpc_exchange_config_init(&asked);
-    asked.codecs = list, asked.progress = r->arg;
-    CHECK_OK(job_create_with(r, &j, &asked, -1, &e));
-    reference_init(&ref, &j);
+    graph_job_init(&g, r);
+    if (r->arg & 16) graph_job_shape(&g, COMPLETE);
+    job *j = &g.j;
+    job_init(j, r);
+    j->wire = PAIRS, j->n_servers = 1, j->progress = r->arg % 4, j->split = (r->arg & 8) != 0;
+    if (r->arg & 4) j->args[2] = 0.5;
+    if (r->arg & 16) {
+        graph_config_init(&asked, r, &g);
+    } else {
+        hpc_exchange_config c;
+        job_settings(&c, j);
+        job_config_init(&asked, r, j, &c);
+    }
+    asked.config.codecs = list;
+    adds_at_once = 0;
+    CHECK_OK(hpc_exchange_create(r->context, &asked.config, -1, &e));
+    job_config_free(&asked);
+    reference_init(&ref, j);
     for (int step = 0; step < STEPS; step++)
-        for (int k = 0; k < j.n_keys; k++) {
-            const uint64_t n = j.keys[k].count;
+        for (int k = 0; k < j->n_keys; k++) {
+            const uint64_t n = j->keys[k].count;
             double *sum = calloc(n, sizeof *sum);
             void *at = NULL, *own = malloc(pairs_bytes(NULL, n));
             if (step % 2 == 0) CHECK_OK(hpc_exchange_gradient(e, k, -1, &at));
@@ -223,8 +272,8 @@ static void trains_by_pairs(rank *r) {
             to->count = 0;
             for (int w = 0; w < r->size; w++)
                 for (uint64_t i = (uint64_t)(w + step) % 2; i < n; i += EVERY) {
-                    const float value = job_gradient(&j, w, step, k, i);
-                    sum[i] += (double)value;
+                    const float value = job_gradient(j, w, step, k, i);
+                    sum[i] += (r->arg & 16 ? graph_job_weight(&g, step, r->rank, w) : 1) * (double)value;
                     if (w == r->rank) to->pairs[to->count++] = (pair){(uint32_t)i, value};
                 }
             reference_apply(&ref, k, sum);
@@ -234,9 +283,43 @@ static void trains_by_pairs(rank *r) {
             free(sum);
         }
     CHECK_EQ(inside(e)->encoders_bytes, 0);
+    if (!r->mode->threads) CHECK_EQ(adds_at_once, r->arg & 12 ? 0 : STEPS * inside(e)->n_work);
     reference_free(&ref);
     CHECK_OK(hpc_exchange_close(e, -1));
     hpc_exchange_free(e);
+}
+
+/* A list with a NaN is refused where that is asked for, and leaves no trace; and a row whose sum would have to be
+ * encoded, as it is no list. */
+static void refuses_pairs(rank *r) {
+    job j;
+    hand_plan h;
+    hpc_codec_config config;
+    hpc_codec_config_init(&config);
+    const hpc_codec_config *list[JOB_KEYS] = {&config, &config, &config};
+    hpc_exchange_config asked;
+    hpc_exchange *e = NULL;
+    hpc_exchange_config_init(&asked);
+    asked.codecs = list, asked.progress = HPC_PROGRESS_INLINE, asked.check_finite = 1;
+    job_init(&j, r);
+    j.wire = PAIRS;
+    CHECK_OK(job_create_with(r, &j, &asked, -1, &e));
+    struct {
+        pair_list list;
+        pair pairs[2];
+    } own = {{2}, {{0, 1}, {7, NAN}}};
+    CHECK_STATUS(hpc_exchange_push_pull(e, 0, &own, -1), HPC_ERR_INVALID);
+    CHECK_MESSAGE("the gradient of key k0 on rank");
+    own.pairs[1].value = 2;
+    CHECK_OK(hpc_exchange_push_pull(e, 0, &own, -1));
+    CHECK_EQ(hpc_exchange_params(e, 0)[7], job_initial(&j, 0, 7) - 0.5f * 2 * (float)r->size);
+    job_close(e, NULL, NULL);
+    hand_racks(&h, &j, r->size, PAIRS, 512);
+    for (int i = 0; i < h.plan.n_rows; i++)
+        *(h.rows[i].action == HPC_FORWARD ? &h.rows[i].codec_out : &h.rows[i].codec_in) = PAIRS;
+    j.plan = &h.plan;
+    CHECK_STATUS(job_create_with(r, &j, &asked, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("row 0 forwards a sum of key k0 as pairs, which only workers can encode: send sums as arrays");
 }
 
 /* This array has no float16, so a plan that asks for it is refused, and the error lists the codecs that there are. */
@@ -261,6 +344,10 @@ int main(int argc, char **argv) {
         {.name = "forwards", .size = 4, .run = trains, .arg = INLINE + 8},
         {.name = "trains by pairs", .size = 3, .run = trains_by_pairs, .arg = INLINE},
         {.name = "trains by pairs and threads", .size = 3, .run = trains_by_pairs, .arg = THREAD},
+        {.name = "trains by pairs with decay", .size = 3, .run = trains_by_pairs, .arg = INLINE + 4},
+        {.name = "folds pairs, then applies", .size = 3, .run = trains_by_pairs, .arg = INLINE + 8},
+        {.name = "pairs on a graph", .size = 3, .run = trains_by_pairs, .arg = INLINE + 16},
+        {.name = "refuses pairs", .size = 4, .run = refuses_pairs},
         {.name = "refuses", .size = 2, .run = refuses, .where = RANKS_UNSEEDED},
         {0},
     };
