@@ -74,15 +74,18 @@ class Exchange(SplitCalls):
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
             its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
             in turn; or a function that returns them for a number of ranks, e.g. hpcomm.topology.root_expander.
+            Or a hpcomm.topology.Topology of one's own.
         consistency: BSP (a chunk is applied when every worker has pushed it), ASYNC (each update as it comes) or SSP(s)
             (each as it comes, and no worker is more than s steps ahead). On a graph also NOTIFY_ACK and BARRIER.
             Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: q workers' updates are enough,
             with a Hierarchy those of q hosts, see late. On a graph give waits_for="neighbours" as well: this is
-            NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours.
+            NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours. Or a mapping from names of
+            keys to these; keys that it does not name are BSP. So far all keys must come to the same consistency, and
+            graphs are for all keys or none.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
             its own.
-        plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology and the
-            fields of PlanOptions are then ignored.
+        plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which
+            must be with servers, and the fields of PlanOptions are then ignored.
         engine: EngineOptions: how the exchange works.
         options: the fields of PlanOptions and EngineOptions, which may be given one by one: codec="float16" is
             plan=PlanOptions(codec="float16"), and progress="inline" is engine=EngineOptions(progress="inline"). Given
@@ -122,7 +125,7 @@ class Exchange(SplitCalls):
     Raises:
         InvalidArgument: an argument is wrong, here or on another rank.
         ConfigError: ranks disagree; every rank is told.
-        NotSupported: this host cannot do shared_params or progress as given.
+        NotSupported: this host cannot do shared_params or progress as given, or keys have schemes of their own.
         OutOfMemory: a host has too little memory.
     """
 
