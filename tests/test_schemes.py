@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from conftest import on_both, run_threads
+from conftest import Left, on_both, run_threads
 from hypothesis import given
 
 import hpcomm
@@ -97,6 +97,52 @@ def test_every_rank_hears_why_a_strangers_topology_is_refused(topology: Any, con
             ex.step(params())
 
     run_threads(3, body)
+
+
+def until_lost(ex: Exchange) -> None:
+    """Trains until rank 2, which serves nothing, leaves."""
+    ex.step({name: value + 1 for name, value in params().items()})
+    ex.context.barrier()
+    if ex.context.rank == 2:
+        ex.context.abort("test")
+        raise Left
+
+    def go_on() -> None:
+        while True:
+            ex.step({name: value + 1 for name, value in params().items()})
+
+    with pytest.raises(hpcomm.PeerFailed):
+        go_on()
+
+
+@on_both
+def test_a_strangers_topology_goes_on_when_a_rank_has_left() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        ex = Exchange(ctx, params(), OddServe(), rule=hpcomm.SGD(lr=1), progress="inline")
+        until_lost(ex)
+        fresh = hpcomm.recover(ex).exchange
+        assert (fresh.plan.workers, fresh.plan.servers) == ((0, 1), (1,))
+        before = {name: value.copy() for name, value in fresh.params.items()}
+        fresh.step({name: value + 1 for name, value in params().items()})
+        assert all((fresh.params[name] == value - 1).all() for name, value in before.items())
+        fresh.context.close()
+        raise Left
+
+    run_threads(3, body, timeout=10)
+
+
+@on_both
+def test_a_plan_is_not_rebuilt() -> None:
+    """Nobody hangs: all that are left hear the same."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        ex = Exchange(ctx, params(), plan=OddServe().compile(params(), 3), rule=hpcomm.SGD(lr=1), progress="inline")
+        until_lost(ex)
+        with pytest.raises(hpcomm.NotSupported, match="recover: the exchange was made from a Plan"):
+            hpcomm.recover(ex)
+        raise Left
+
+    run_threads(3, body, timeout=10)
 
 
 class Placed:

@@ -58,7 +58,7 @@ class ByKey(Topology):
         Raises:
             ConfigError: keys have different workers.
         """
-        workers = {one.roles(size)[0] for _, one in self._each()}
+        workers = {tuple(one.roles(size)[0]) for _, one in self._each()}
         if len(workers) > 1:
             a, b = sorted(workers)[:2]
             raise ConfigError(f"ranks {a} work for some keys and ranks {b} for others: all keys have the same workers")
