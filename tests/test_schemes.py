@@ -11,7 +11,7 @@ from conftest import Left, on_both, run_threads
 from hypothesis import given
 
 import hpcomm
-from hpcomm import ASYNC, BSP, NOTIFY_ACK, SSP, Consistency, Exchange, Hierarchy, InvalidArgument, ParameterServer
+from hpcomm import ASYNC, BSP, NOTIFY_ACK, SSP, Consistency, Exchange, Hierarchy, InvalidArgument, ParameterServer, Tree
 from hpcomm.consistency import goes_apart, with_servers
 from hpcomm.exchange.options import EngineOptions
 from hpcomm.exchange.schemes import Scheme, settled
@@ -211,3 +211,27 @@ def test_a_quorum_is_at_most_of_those_that_are_left(left: list[int], quorum: int
     assert found == Scheme(("a",), ParameterServer("CS", range(len(left))), Consistency(quorum=quorum))
     tree = Hierarchy([[0, 1], [2, 3]])
     assert Scheme(("a",), tree, Consistency(quorum=2)).among([2, 3], 4).consistency.quorum == 1  # one host
+
+
+@pytest.mark.parametrize(
+    ("topology", "cores", "codec", "kib"),
+    [
+        (ParameterServer(), 2, "float32", 32),
+        (ParameterServer(), 2, hpcomm.codec.TopK(0.1), 128),  # each of four cores has eight chunks
+        (ParameterServer("CC"), 1, hpcomm.codec.TopK(0.1), 512),
+        (ParameterServer(), 64, hpcomm.codec.TopK(0.1), 32),
+        (Hierarchy([[0], [1]]), 2, "bfloat16", 64),
+        (Hierarchy([[0], [1]]), 2, hpcomm.codec.TopK(0.1), 128),
+        (Tree(), 2, "float32", 128),
+        (Tree(), 2, hpcomm.codec.TopK(0.1), 256),
+        (HostGraph(hosts=((0,), (1,))), 1, "float32", 256),
+        (HostGraph(hosts=((0,), (1,))), 2, hpcomm.codec.TopK(0.1), 128),
+        (Phases((ring(2),)), 1, "float32", 256),
+        (Phases((ring(2),)), 16, "float32", 64),  # each has four chunks
+        (Phases((ring(2),)), 1, hpcomm.codec.TopK(0.1), 256),
+    ],
+)
+def test_each_topology_has_its_size_of_chunks(topology: Topology, cores: int, codec: Any, kib: int) -> None:
+    """Keys of 4 MiB on two ranks."""
+    plan = topology.compile({"w": 1 << 20}, 2, cores=cores, codec=codec)
+    assert set(plan.rows.column("count").tolist()) == {kib * 256}
