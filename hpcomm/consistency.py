@@ -5,6 +5,8 @@ from typing import Literal
 
 from .errors import InvalidArgument
 
+_MOST = (1 << 31) - 1  # an int in C
+
 
 @dataclass(frozen=True)
 class Consistency:
@@ -70,6 +72,8 @@ def _whole(name: str, value: object, low: int, none: str) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise InvalidArgument(f"{name} is {value!r}: must be an int, {low} or more, or {none}")
+    if value > _MOST:
+        raise InvalidArgument(f"{name} is {value}: must be {_MOST} or less, or {none}")
 
 
 BSP = Consistency()
@@ -111,3 +115,14 @@ _NAMES = {BSP: "BSP", ASYNC: "ASYNC", NOTIFY_ACK: "NOTIFY_ACK", BARRIER: "BARRIE
 def with_servers(consistency: Consistency) -> Consistency:
     """What a consistency means with servers: there SSP(0), which on graphs is NOTIFY_ACK, is BSP."""
     return BSP if consistency == SSP(0) else consistency
+
+
+def applies_each(consistency: Consistency) -> bool:
+    """Whether servers apply each update by itself, as it comes: under ASYNC, and under SSP with a staleness."""
+    return consistency == ASYNC or bool(consistency.staleness)
+
+
+def goes_apart(consistency: Consistency) -> bool:
+    """Whether servers need the updates of each outermost group of a hierarchy as one input: where groups may be at
+    different steps, also with a quorum of them."""
+    return applies_each(consistency) or consistency.quorum is not None

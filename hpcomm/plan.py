@@ -22,10 +22,10 @@ SHOWN = 24  # lines of each table that str shows
 
 
 class Cut(TypedDict, total=False):
-    """How keys are cut, for how many cores, and in which codecs: what Plan.hosts and Plan.tree both take."""
+    """How keys are cut, for how many cores, and in which codecs: what all planners take."""
 
     cores: int
-    chunk_bytes: int
+    chunk_bytes: int | None
     depth: int
     codec: Codecs | None
     codec_out: Codecs | None
@@ -204,7 +204,7 @@ class Plan:
         size: int,
         *,
         cores: int = 1,
-        chunk_bytes: int = 32768,
+        chunk_bytes: int | None = None,
         depth: int = 1,
         codec: Codecs | None = None,
         reduce: str = "mean",
@@ -228,7 +228,8 @@ class Plan:
             workers, servers: ranks; one may be both. Updates are folded in the order of workers.
             size: ranks of the job.
             cores: of each server.
-            chunk_bytes: of float32, a multiple of 64. A chunk lies in one key.
+            chunk_bytes: of float32, a multiple of 64. A chunk lies in one key. None: 32 KiB; where a key has a codec of
+                pieces, as many as leave each core of the servers eight chunks, from 32 KiB to 1 MiB.
             depth: gradients of a key, 1 to 32: under ASYNC so many pushes may be under way, under BSP the next gradient
                 may be written while one is.
             codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a mapping from names
@@ -262,7 +263,7 @@ class Plan:
             workers=own_workers,
             servers=own_servers,
             cores=whole("cores", cores, 1),
-            chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
+            chunk=chunk_size(chunk_bytes, 32768, own_keys, codecs, len(own_servers) * cores),
             depth=whole("depth", depth, 0),
             wires=_numbers(codecs),
             sum=reduce == "sum",
@@ -289,7 +290,7 @@ class Plan:
         apart: bool = False,
         each: bool = False,
         cores: int = 1,
-        chunk_bytes: int = 65536,
+        chunk_bytes: int | None = None,
         depth: int = 1,
         codec: Codecs | None = None,
         reduce: str = "mean",
@@ -305,7 +306,7 @@ class Plan:
 
         Args:
             keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out: as hub takes them; cores are those of
-                each leader.
+                each leader, and chunk_bytes is 64 KiB where hub's is 32 KiB.
             levels: of groups of ranks, the innermost first: hosts, then perhaps racks, and so on. Each level has every
                 rank that works once, and a group lies in one group of the next level.
             leaders: ranks that may own chunks and fold for others, one at least of each host; None: all.
@@ -343,7 +344,7 @@ class Plan:
             leads=[rank in set(own_leaders) for rank in workers],
             top=_core.TOPS[top],
             cores=whole("cores", cores, 1),
-            chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
+            chunk=chunk_size(chunk_bytes, 65536, own_keys, codecs, len(own_leaders) * cores),
             depth=whole("depth", depth, 0),
             wires=_numbers(codecs),
             sum=reduce == "sum",
@@ -363,7 +364,7 @@ class Plan:
         parents: Sequence[int],
         *,
         cores: int = 1,
-        chunk_bytes: int = 131072,
+        chunk_bytes: int | None = None,
         depth: int = 1,
         codec: Codecs | None = None,
         codec_out: Codecs | None = None,
@@ -375,7 +376,7 @@ class Plan:
             keys, depth, codec, codec_out: as hub takes them.
             parents: by rank: the rank that sends to it; -1: the root.
             cores: of each rank that has children.
-            chunk_bytes: of float32; what a rank waits for before it sends on.
+            chunk_bytes: as hub takes it, but 128 KiB where hub's is 32 KiB; what a rank waits for before it sends on.
 
         Raises:
             InvalidArgument: a value is out of range, there is not one root, or parents go in a circle.
@@ -389,7 +390,7 @@ class Plan:
             parents=above,
             ranks=len(above),
             cores=whole("cores", cores, 1),
-            chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
+            chunk=chunk_size(chunk_bytes, 131072, own_keys, codecs, max(1, len({*above} - {-1})) * cores),
             depth=whole("depth", depth, 0),
             wires=_numbers(codecs),
             codecs_out=_numbers(by_key_out(names, codec_out)),
@@ -423,8 +424,22 @@ class Plan:
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
         """
+        if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or weights.dtype != np.float64:
+            raise InvalidArgument(
+                f"weights is {weights.dtype} of shape {weights.shape}: must be float64 (phases, ranks, ranks)"
+            )
         own_keys, codecs = coded(as_keys(keys), codec)
-        handle = _core.plan_of("graph", graph_handle(own_keys, weights, cores, chunk_bytes, depth, codecs))
+        handle = _planned(
+            "graph",
+            own_keys,
+            n_phases=len(weights),
+            ranks=weights.shape[1],
+            weights=np.ascontiguousarray(weights),
+            cores=whole("cores", cores, 1),
+            chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
+            depth=whole("depth", depth, 0),
+            wires=_numbers(codecs),
+        )
         plan = cls.__new__(cls)
         places = [(rank, core) for rank in range(weights.shape[1]) for core in range(cores)]
         plan._fill(handle, own_keys, weights.shape[1], places)
@@ -634,30 +649,17 @@ def _planned(planner: str, keys: tuple[Key, ...], **arguments: Any) -> Any:
     return _core.plan_of(planner, _core.plan_arguments(planner, c_keys(keys), **arguments))
 
 
-def graph_handle(
-    keys: Mapping[str, Any] | Iterable[Key],
-    weights: NDArray[np.float64],
-    cores: int,
-    chunk_bytes: int,
-    depth: int,
-    codecs: Sequence[WireFormat],
-) -> Any:
-    """What Plan.graph is made of, in C; see there. codecs: by key."""
-    if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or weights.dtype != np.float64:
-        raise InvalidArgument(
-            f"weights is {weights.dtype} of shape {weights.shape}: must be float64 (phases, ranks, ranks)"
-        )
-    return _core.plan_arguments(
-        "graph",
-        c_keys(with_units(as_keys(keys), codecs)),
-        n_phases=weights.shape[0],
-        ranks=weights.shape[1],
-        weights=np.ascontiguousarray(weights),
-        cores=whole("cores", cores, 1),
-        chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
-        depth=whole("depth", depth, 0),
-        wires=_numbers(codecs),
-    )
+def chunk_size(given: object, usual: int, keys: Sequence[Key], codecs: Sequence[WireFormat], cores: int) -> int:
+    """Bytes of float32 of a chunk, of chunk_bytes as a user gave it and of what is usual. Each piece is a message of
+    its own, however little it keeps: with codecs of pieces each of all cores has eight chunks, from 32 KiB to 1 MiB."""
+    if given is not None:
+        return whole("chunk_bytes", given, 0, (1 << 64) - 1)
+    if all(isinstance(codec, Codec) for codec in codecs):
+        return usual
+    chunk, all_bytes = 1 << 20, sum(key.count for key in keys) * ELEMENT
+    while chunk > 32 << 10 and 8 * cores * chunk > all_bytes:
+        chunk //= 2
+    return chunk
 
 
 def group_numbers(levels: Sequence[Sequence[Sequence[int]]], size: int) -> list[dict[int, int]]:

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .consistency import BSP, NOTIFY_ACK, Consistency
+from .consistency import BSP, NOTIFY_ACK
 from .context import Context
 from .errors import HpcommError, InvalidArgument
-from .exchange import Exchange, Graphs
+from .exchange import Exchange
 from .exchange.arguments import refuse
-from .exchange.servers import updates_one_model
+from .exchange.options import Consistencies
 from .optim import Average, Nesterov, RuleOrRules
 from .topology import HostGraph, ParameterServer, Tree, root_expander
-from .topology.by_key import Servers
-from .topology.hierarchy import OneTopology
+from .topology.given import Given, as_topology
+from .topology.phases import Graphs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,13 +26,13 @@ def parameter_hub(
     ctx: Context,
     params: Mapping[str, Any],
     *,
-    topology: Servers | str | Mapping[str, OneTopology | str] = "auto",
+    topology: Given = "auto",
     placement: str | None = None,
     servers: int | Iterable[int] | None = None,
     affinity: str | None = None,
     interfaces: int | None = None,
     apply_at: str | None = None,
-    consistency: Consistency = BSP,
+    consistency: Consistencies = BSP,
     rule: RuleOrRules = _RULE,
     **options: "Unpack[More]",
 ) -> Exchange:
@@ -71,7 +71,7 @@ def parameter_hub(
         if named and topology not in ("auto", "flat"):
             raise InvalidArgument(f"topology and {next(iter(named))} are given: give the topology alone")
         own = ParameterServer(**named) if named else topology
-        if not updates_one_model(own):
+        if as_topology(own).updates_of != "all":
             raise InvalidArgument(
                 f"topology is {own!r}: must be 'auto', 'flat', a Hierarchy or a ParameterServer; for graphs there is "
                 "stochastic_reduce"
@@ -92,7 +92,7 @@ def broadcast(
     params: Mapping[str, Any],
     topology: Tree = _TREE,
     *,
-    consistency: Consistency = BSP,
+    consistency: Consistencies = BSP,
     **options: "Unpack[More]",
 ) -> Exchange:
     """What one rank pushes comes to all, from rank to rank by a tree (Parameter Flow, section 3.4).
@@ -111,11 +111,13 @@ def broadcast(
         InvalidArgument: an argument that cannot be, here or on another rank.
         ConfigError: ranks disagree.
     """
-    if not isinstance(topology, Tree):
-        wrong = InvalidArgument(f"topology is {topology!r}: must be a Tree")
+    try:
+        if as_topology(topology).updates_of != "root":
+            raise InvalidArgument(f"topology is {topology!r}: must be a Tree")
+    except HpcommError as wrong:
         if isinstance(ctx, Context):
             refuse(ctx, wrong)
-        raise wrong
+        raise
     return Exchange(ctx, params, topology, consistency, _AVERAGE, **options)
 
 
@@ -124,7 +126,7 @@ def stochastic_reduce(
     params: Mapping[str, Any],
     *,
     topology: Graphs | Callable[[int], Graphs] | None = None,
-    consistency: Consistency = NOTIFY_ACK,
+    consistency: Consistencies = NOTIFY_ACK,
     rule: RuleOrRules = _AVERAGE,
     hosts_first: bool = False,
     **options: "Unpack[More]",

@@ -151,7 +151,20 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"topology": {"fcc": Hierarchy([[0, 1], [2]])}},
         "topology has an entry for 'fcc', which is not a key",
     ),
-    "a key's graph": ({"topology": {"fc": ring(3)}}, "topology of 'fc' is <Graph ring.3.: .*must be 'auto'"),
+    "a key's graph": (
+        {"topology": {"fc": ring(3)}},
+        "key 'fc' and key 'bias' have schemes of their own, Phases under BSP and ParameterServer under BSP",
+    ),
+    "a key's consistency": (
+        {"consistency": {"bias": ASYNC}},
+        "key 'fc' and key 'bias' have schemes of their own, ParameterServer under BSP and ParameterServer under ASYNC",
+    ),
+    "a topology of a key": ({"topology": {"fc": "CS"}}, "topology of 'fc' is 'CS': must be 'auto', 'flat'"),
+    "a consistency of no key": (
+        {"consistency": {"fcc": ASYNC}},
+        r"consistency has an entry for 'fcc', which is not a key: did you mean 'fc'\?",
+    ),
+    "a consistency of a key": ({"consistency": {"fc": 3}}, "consistency of 'fc' is 3: must be a Consistency"),
     "a ring of a key and SSP": (
         {"topology": {"fc": Hierarchy([[0, 1], [2]], top="ring")}, "consistency": SSP(2)},
         "ASYNC and SSP\\(s\\) apply the update of each host by itself, and a ring folds all into one",
@@ -168,22 +181,28 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"topology": hypercube},
         r"topology: hypercube\(3\) cannot make a graph: n is 3: a hypercube",
     ),
-    "function of none": ({"topology": lambda n: None}, r"topology: <lambda>\(3\) is None: must be 'auto'"),
+    "function of none": ({"topology": lambda n: None}, r"topology: <lambda>\(3\) is None: must be a Graph, or several"),
     "graph too small": ({"topology": ring(2)}, r"must have 3 ranks, as the job has"),
     "graph and sum": ({"topology": ring(3), "reduce": "sum"}, r"reduce is 'sum': on a graph the weights say"),
     "graph and plan": (
         {"topology": ring(3), "plan": Plan.hub(params(), [0, 1, 2], [0], 3)},
-        r"the graph makes the plan",
+        r"plan is a Plan, and topology Phases.*ring\(3\).* makes one of its own",
     ),
-    "in_place and servers": ({"in_place": True, "rule": Average()}, r"in_place needs a graph and rule Average"),
-    "in_place and gradients": ({"in_place": True, "topology": ring(3)}, r"in_place needs a graph and rule Ave"),
+    "in_place and servers": (
+        {"in_place": True, "rule": Average()},
+        r"in_place needs a graph and rule average; here are servers and rule",
+    ),
+    "in_place and gradients": (
+        {"in_place": True, "topology": ring(3)},
+        r"in_place needs a graph and rule average; here are a graph and rule sgd",
+    ),
     "in_place and depth": (
         {"in_place": True, "topology": ring(3), "rule": Average(), "depth": 32},
         r"depth is 32: must be 1 to 31",
     ),
     "in_place and staleness": (
         {"in_place": True, "topology": ring(3), "rule": Average(), "consistency": SSP(30)},
-        r"staleness is 30: 0 to 29 are possible",
+        r"staleness is 30; 0 to 29 are possible on a graph with in_place",
     ),
     "graph and shared_params": ({"topology": ring(3), "shared_params": True}, r"shared_params is for servers"),
     "graph and staleness": (
@@ -191,7 +210,10 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"on a graph it must be BSP, NOTIFY_ACK, SSP\(s\), BARRIER or ASYNC",
     ),
     "phases and SSP": ({"topology": (ring(3), ring(3)), "consistency": SSP(1)}, r"SSP needs a graph of one phase"),
-    "staleness too large": ({"topology": ring(3), "consistency": SSP(31)}, r"staleness is 31: 0 to 30 are possible"),
+    "staleness too large": (
+        {"topology": ring(3), "consistency": SSP(31)},
+        r"staleness is 31; 0 to 30 are possible on a graph",
+    ),
     "server out of range": ({"topology": ParameterServer(servers=[5])}, r"rank 5.* 0 to 2"),
     "more interfaces than cores": (
         {"topology": ParameterServer(interfaces=3), "cores": 2},
@@ -227,7 +249,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "quorum and shared_params": ({"consistency": quorum_of(2), "shared_params": True}, r"go with shared_params"),
     "quorum and tall folds": ({"consistency": quorum_of(2), "deterministic": False}, r"does not go with eager folds"),
-    "SSP with servers": ({"consistency": SSP(65)}, r"staleness is 65: 0 to 64 are possible with servers"),
+    "SSP with servers": ({"consistency": SSP(65)}, r"staleness is 65; 0 to 64 are possible with servers"),
     "SSP and a quorum": (
         {"consistency": Consistency(staleness=2, quorum=2, waits_for="neighbours")},
         r"a quorum of servers does not go with consistency SSP",
@@ -235,7 +257,10 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "SSP and shared_params": ({"consistency": SSP(2), "shared_params": True}, r"shared_params needs BSP: under SSP"),
     "SSP and tall folds": ({"consistency": SSP(2), "deterministic": False}, r"eager needs BSP: under SSP"),
     "SSP and split": ({"consistency": SSP(2), "split": True}, r"split needs BSP with servers.*here is SSP"),
-    "SSP and in_place": ({"consistency": SSP(2), "in_place": True}, r"in_place needs a graph and rule Average"),
+    "SSP and in_place": (
+        {"consistency": SSP(2), "in_place": True},
+        r"in_place needs a graph and rule average; here are servers and rule",
+    ),
     "SSP and Average": ({"consistency": SSP(2), "rule": Average()}, r"key fc has rule average.*give another rule"),
     "SSP and a plan of ASYNC": (
         {"consistency": SSP(2), "plan": Plan.hub(params(), [0, 1, 2], [0], 3, each=True)},

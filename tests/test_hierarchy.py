@@ -11,11 +11,11 @@ from hpcomm import ConfigError, Hierarchy, InvalidArgument, ParameterServer, lau
 from hpcomm.consistency import with_servers
 from hpcomm.exchange import inside
 from hpcomm.exchange.options import EngineOptions
-from hpcomm.exchange.servers import settled
+from hpcomm.exchange.schemes import settled
 from hpcomm.plan import Plan
 from hpcomm.topology import Bandwidths
+from hpcomm.topology.automatic import automatic
 from hpcomm.topology.by_key import ByKey
-from hpcomm.topology.hierarchy import automatic
 
 KEYS = {"w": (300, 11), "b": 7}
 
@@ -201,7 +201,7 @@ def test_what_topologies_of_keys_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"ranks \(0, 1\) work for some keys and ranks \(1,\) for others"):
         ByKey({"w": ParameterServer("NCC")}).compile(KEYS, 2)
     with pytest.raises(ConfigError, match="affinity is key and worker: a plan has one"):
-        ByKey({"w": ParameterServer(affinity="worker")})
+        ByKey({"w": ParameterServer(affinity="worker")}).compile(KEYS, 2)
 
 
 # ---- auto ----------------------------------------------------------------------------------------------------------
@@ -215,6 +215,10 @@ def test_auto_takes_hosts_first_where_ranks_share_hosts() -> None:
     assert automatic((0, 1, 2, 3), none) == ParameterServer()
     assert automatic((0, 1, 2, 3), ("a", "a", "b", "b")) == Hierarchy([[0], [1], [2], [3]], [[0, 1], [2, 3]])
     assert automatic((0,), ("",)) == ParameterServer()
+
+
+def rules(*names: str) -> dict[str, Any]:
+    return dict.fromkeys(names, hpcomm.SGD())
 
 
 class Placed:
@@ -238,17 +242,21 @@ class Placed:
     ],
 )
 def test_auto_is_for_plain_bsp(consistency: Any, engine: dict[str, Any], hosts_first: bool) -> None:
-    found = settled(Placed(), "auto", with_servers(consistency), EngineOptions(**engine), hpcomm.SGD(), ())  # type: ignore[arg-type]
-    assert found == (Hierarchy([[0, 1], [2, 3]], []) if hosts_first else ParameterServer())
-    assert settled(Placed(), "flat", consistency, EngineOptions(**engine), hpcomm.SGD(), ()) == ParameterServer()  # type: ignore[arg-type]
+    found, flat = (
+        settled(Placed(), word, consistency, EngineOptions(**engine), {"w": hpcomm.SGD()})[0]  # type: ignore[arg-type]
+        for word in ("auto", "flat")
+    )
+    assert found.consistency == with_servers(consistency)
+    assert found.topology == (Hierarchy([[0, 1], [2, 3]], []) if hosts_first else ParameterServer())
+    assert flat.topology == ParameterServer()
 
 
 def test_keys_that_are_all_named_need_no_flat_one() -> None:
     each = dict.fromkeys(("a", "b"), ParameterServer("NCC"))
     for names in (("a", "b"), ("a",)):
-        found = settled(Placed(), each, hpcomm.BSP, EngineOptions(), hpcomm.SGD(), names)  # type: ignore[arg-type]
-        assert found.roles(4) == ((1, 2, 3), (0,))
-    more = settled(Placed(), each, hpcomm.BSP, EngineOptions(), hpcomm.SGD(), ("a", "c"))  # type: ignore[arg-type]
+        found = settled(Placed(), dict(list(each.items())[: len(names)]), hpcomm.BSP, EngineOptions(), rules(*names))  # type: ignore[arg-type]
+        assert found[0].topology.roles(4) == ((1, 2, 3), (0,))
+    more = settled(Placed(), each, hpcomm.BSP, EngineOptions(), rules("a", "b", "c"))[0].topology  # type: ignore[arg-type]
     with pytest.raises(hpcomm.ConfigError, match="work for some keys"):
         more.roles(4)
 
@@ -261,7 +269,8 @@ def test_ranks_of_one_host_are_flat_by_default() -> None:
         for topology in ("auto", "flat", Hierarchy()):
             with hpcomm.parameter_hub(ctx, params, topology=topology) as ex:
                 found.append(ex.plan)
-                assert isinstance(inside.made(ex).topology, Hierarchy if topology == Hierarchy() else ParameterServer)
+                own = inside.made(ex).schemes[0].topology
+                assert isinstance(own, Hierarchy if topology == Hierarchy() else ParameterServer)
         assert found[0] == found[1] == found[2]
 
     run_threads(3, body)

@@ -339,8 +339,7 @@ def test_groups_that_run_apart_go_on_when_a_rank_has_left(consistency: hpcomm.Co
         fresh = recovered.exchange
         assert recovered.lost == (3,)
         left = Hierarchy([[0, 1], [2], [3, 4]], leaders=[0, 2, 3])
-        each = consistency == ASYNC
-        assert fresh.plan == left.compile(params(), 5, chunk_bytes=1024, reduce="sum", apart=True, each=each)
+        assert fresh.plan == left.compile(params(), 5, chunk_bytes=1024, reduce="sum", consistency=consistency)
         before = {name: value.copy() for name, value in fresh.params.items()}
         for _ in range(steps):
             step_of(fresh, fresh.context.rank, 7)

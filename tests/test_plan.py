@@ -152,7 +152,7 @@ def test_idle_cores_count() -> None:
     depth=st.integers(1, 32),
     codec=st.sampled_from(["float32", "float16", "bfloat16"]),
     reduce=st.sampled_from(["mean", "sum"]),
-    each=st.booleans(),
+    consistency=st.sampled_from([BSP, ASYNC]),
     codec_out=st.sampled_from(["float32", "float16", "bfloat16"]),
 )
 def test_every_element_is_covered_once(
@@ -175,8 +175,9 @@ def test_every_element_is_covered_once(
         assert 0 <= row.core < cores
         assert (row.action, row.depth) == ("apply", options["depth"])
         assert (row.codec_in, row.codec_out) == (options["codec"], options["codec_out"])
-        assert row.quorum == (1 if options["each"] else len(workers))
-        weight = 1.0 if options["each"] or options["reduce"] == "sum" else 1 / len(workers)
+        each = options["consistency"] == ASYNC
+        assert row.quorum == (1 if each else len(workers))
+        weight = 1.0 if each or options["reduce"] == "sum" else 1 / len(workers)
         assert row.in_edges == tuple(Edge(rank, -1, weight) for rank in workers)
         assert [edge.rank for edge in row.out_edges] == list(workers)
     assert all((part == 1).all() for part in seen)
@@ -613,6 +614,7 @@ def test_what_is_late_is_dropped_wherever_there_is_a_quorum() -> None:
         ("staleness is -1: must be an int, 0 or more, or None", {"staleness": -1}),
         ("staleness is 1.0", {"staleness": 1.0}),
         ("quorum is 0: must be an int, 1 or more, or None", {"quorum": 0}),
+        ("quorum is 2147483648: must be 2147483647 or less, or None", {"quorum": 1 << 31}),
         ("grace is -1: must be seconds, 0 or more, or None", {"grace": -1}),
         ("grace is nan", {"grace": math.nan}),
         ("quorum is True", {"quorum": True}),

@@ -305,7 +305,7 @@ def test_fold_and_apply_need_servers_that_train() -> None:
     ("options", "sentence"),
     [
         ({"consistency": hpcomm.ASYNC}, "with apply_at='receivers' receivers apply one fold of all updates a step"),
-        ({"consistency": SSP(31)}, "staleness is 31: 0 to 30 are possible with apply_at='receivers'"),
+        ({"consistency": SSP(31)}, "staleness is 31; 0 to 30 are possible where receivers apply the rule"),
         ({"consistency": Consistency(quorum=1, late="drop")}, "which needs BSP or SSP.s., without a quorum"),
         ({"shared_params": True}, "a copy has one writer, which sends to all workers of its host"),
     ],

@@ -141,7 +141,7 @@ def test_with_no_staleness_it_is_bsp() -> None:
 @pytest.mark.parametrize(
     ("topology", "s", "sentence"),
     [
-        (RECEIVERS, 31, "staleness is 31: 0 to 30 are possible with apply_at='receivers'"),
+        (RECEIVERS, 31, "staleness is 31; 0 to 30 are possible where receivers apply the rule"),
         (Hierarchy([[0], [1]], apply_at="receivers"), 2, "a Hierarchy needs BSP; SSP.s. needs a ParameterServer"),
         ({"w": RECEIVERS, "b": "flat"}, 2, "only some keys have apply_at='receivers' or 'both'"),
     ],

@@ -13,14 +13,19 @@ static int suits(const hpc_exchange_config *f) {
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
-    int status = HPC_OK, moves = f->in_place && hpc_plan_takes_float32(f->plan);
-    if (status == HPC_OK) status = hpc_graph_check_constant(f, "SSP", "exchange");
+    const int moves = f->in_place && hpc_plan_takes_float32(f->plan);
+    const int more = 2 + moves; /* a slot is folded, one comes, and one is the model */
+    int status = hpc_graph_check_constant(f, "SSP", "exchange");
     if (status == HPC_OK) status = hpc_graph_check_partial(f, "SSP", "exchange");
-    if (status != HPC_OK || (f->staleness >= 0 && f->staleness <= f->plan->rows[0].depth - 2 - moves)) return status;
-    return hpc_fail(HPC_ERR_CONFIG, "exchange", /* a slot is folded, and one comes */
-                    "exchange: SSP with staleness %d%s needs a plan of depth %lld or more, at most %d; this one has %d",
-                    f->staleness, moves ? " and in_place" : "", (long long)f->staleness + 2 + moves, HPC_PLAN_DEPTH,
-                    f->plan->rows[0].depth);
+    if (status != HPC_OK) return status;
+    if (f->staleness < 0 || f->staleness > HPC_PLAN_DEPTH - more)
+        return hpc_fail(HPC_ERR_INVALID, "exchange", "exchange: staleness is %d; 0 to %d are possible on a graph%s",
+                        f->staleness, HPC_PLAN_DEPTH - more, moves ? " with in_place" : "");
+    if (f->staleness > f->plan->rows[0].depth - more)
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: the plan has depth %d; SSP(%d) on a graph%s needs %d or more",
+                        f->plan->rows[0].depth, f->staleness, moves ? " with in_place" : "", f->staleness + more);
+    return HPC_OK;
 }
 
 /* ---- open ---- */

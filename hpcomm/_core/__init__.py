@@ -39,7 +39,6 @@ from .context import (
 from .exchange import (
     CONSISTENCIES,
     EVERY_KEY,
-    MOST_STALENESS,
     PROGRESS,
     PULL,
     PUSH,

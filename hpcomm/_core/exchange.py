@@ -16,7 +16,6 @@ EVERY_KEY = -1
 PUSH: int = lib.HPC_PUSH
 PULL: int = lib.HPC_PULL
 PUSH_PULL: int = lib.HPC_PUSH | lib.HPC_PULL
-MOST_STALENESS: int = lib.HPC_MOST_STALENESS
 CONSISTENCIES: dict[str, int] = {
     "BSP": lib.HPC_BSP,
     "ASYNC": lib.HPC_ASYNC,

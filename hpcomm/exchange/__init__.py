@@ -1,24 +1,22 @@
 """The exchange of updates: arguments in, push and pull on the way, the rows of its owners as plain arrays.
 
-exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. codecs,
-auto: the codec of each key, given or chosen. keys: gradients and parameters by name. stats: what an exchange has done.
-snapshot, pieces, encoders: what its owners and its encoders keep, as checkpoints. inside: what checkpoint and recovery
-need beside the methods.
+exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. schemes:
+which keys have which topology and consistency. codecs, auto: the codec of each key, given or chosen. keys: gradients
+and parameters by name. stats: what an exchange has done. snapshot, pieces, encoders: what its owners and its encoders
+keep, as checkpoints. inside: what checkpoint and recovery need beside the methods.
 """
 
 from .calls import Handle
 from .exchange import Exchange
-from .options import AnyTopology, EngineOptions, Graphs, PlanOptions
+from .options import EngineOptions, PlanOptions
 from .pieces import Shard
 from .stats import CodecStats, ExchangeStats, PeerStats, Traffic
 
 __all__ = [
-    "AnyTopology",
     "CodecStats",
     "EngineOptions",
     "Exchange",
     "ExchangeStats",
-    "Graphs",
     "Handle",
     "PeerStats",
     "PlanOptions",

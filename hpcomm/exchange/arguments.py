@@ -1,7 +1,7 @@
 """The arguments of an exchange: checked, and brought into the form that C takes."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -11,20 +11,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core, optim
-from ..codec import FLOAT32, Codec, by_key, by_key_out
 from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
-from ..optim import AnyRule, Average, Rule
-from ..plan import Plan, graph_handle
+from ..optim import AnyRule, Rule
+from ..plan import Plan, c_keys
 from ..stage import whole
-from ..topology import Graph, Hierarchy, HostGraph, ParameterServer
-from ..topology.by_key import ByKey, Servers
+from ..topology import Graph
+from ..topology.by_key import check_names
+from ..topology.protocol import Topology
 from ..window import as_source
 from .codecs import KeyCodecs, codecs_of
-from .options import EngineOptions, Made
 from .pieces import Span
-from .servers import KINDS, applies_at_receivers, goes_apart, has_servers
+from .schemes import Made, Scheme, the_only
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A scheme in the form that C takes.
+
+    Attributes:
+        scheme: which keys, and what they have in common.
+        mode: the engine's name of the consistency.
+        plan: of these keys.
+        phases: the graphs that the steps take in turn; () with servers.
+        graph: C's struct of these graphs; None with servers.
+    """
+
+    scheme: Scheme
+    mode: str
+    plan: Plan
+    phases: tuple[Graph, ...]
+    graph: Any
 
 
 @dataclass(frozen=True)
@@ -33,115 +51,77 @@ class Checked:
 
     Attributes:
         values: the keys with their initial values.
-        mode: the engine's name of the consistency.
-        phases: the graphs that the steps take in turn; () with servers.
-        graph: C's struct of these graphs and of how keys are cut; None with servers.
+        compiled: the scheme.
         rules: by key.
         c_rules: by key: C's struct of it.
         codecs: by key.
     """
 
     values: dict[str, NDArray[np.float32]]
-    mode: str
-    plan: Plan
-    phases: tuple[Graph, ...]
-    graph: Any
+    compiled: Compiled
     rules: dict[str, AnyRule]
     c_rules: list[Any]
     codecs: KeyCodecs
 
 
-def checked(ctx: Context, params: Any, topology: Any, made: Made, plan: Plan | None, isa: str) -> Checked:
-    """Raises what Exchange raises for arguments that cannot be. plan: one that was made earlier."""
-    values = checked_params(params)
-    rules = optim.by_key(made.rule, values)
-    phases = graph_phases(topology, ctx.size)
-    mode = engine_mode(made.consistency, bool(phases))
-    check_engine(made.engine, bool(phases), rules.values())
-    if not phases and (made.consistency.staleness or 0) > _core.MOST_STALENESS:
-        raise InvalidArgument(
-            f"staleness is {made.consistency.staleness}: 0 to {_core.MOST_STALENESS} are possible with servers"
-        )
-    graph = None
-    if phases:
-        if plan is not None:
-            raise InvalidArgument("plan and a graph are given: the graph makes the plan, give one of them")
-        plan, graph = _graph_plan(ctx, values, phases, made)
-    elif plan is None:
-        plan = _servers_plan(ctx, values, topology, made)
-    else:
-        check_plan(plan, values, ctx.size)
-    codecs = codecs_of(plan, made.plan.codec)
-    return Checked(values, mode, plan, phases, graph, rules, _c_rules(rules, isa), codecs)
+def checked(
+    ctx: Context, values: dict[str, NDArray[np.float32]], rules: dict[str, AnyRule], made: Made, isa: str
+) -> Checked:
+    """The checked keys and rules with the plan of each scheme. Raises what Exchange raises for arguments that cannot
+    be."""
+    check_choice("progress", made.engine.progress, tuple(_core.PROGRESS))
+    check_patience(made.engine.patience)
+    for what, given in (("codec", made.plan.codec), ("codec_out", made.plan.codec_out)):
+        check_names(what, given if isinstance(given, Mapping) else (), tuple(values))
+    compiled = _compiled(ctx, the_only(made.schemes), values, made)
+    codecs = codecs_of(compiled.plan, made.plan.codec)
+    return Checked(values, compiled, rules, _c_rules(rules, isa), codecs)
 
 
-def check_engine(engine: EngineOptions, on_graph: bool, rules: Iterable[AnyRule]) -> None:
-    check_choice("progress", engine.progress, tuple(_core.PROGRESS))
-    check_patience(engine.patience)
-    if engine.in_place and not (on_graph and all(isinstance(rule, Average) for rule in rules)):
-        raise InvalidArgument("in_place needs a graph and rule Average: leave it out")
-
-
-def _graph_plan(
-    ctx: Context, values: dict[str, NDArray[np.float32]], phases: tuple[Graph, ...], made: Made
-) -> tuple[Plan, Any]:
-    """The plan of the graphs, and the graphs in C."""
-    options = made.plan
-    if options.reduce != "mean":
-        raise InvalidArgument(f"reduce is {options.reduce!r}: on a graph the weights say how updates are folded")
-    if any(codec != FLOAT32 for codec in by_key_out(tuple(values), options.codec_out)):
-        raise InvalidArgument(
-            f"codec_out is {options.codec_out!r}: on a graph parameters stay at their rank, leave it out"
-        )
-    cores = options.cores
-    if cores is None:  # every rank folds for itself: as many as all of them can have for threads
-        cores = max(1, _spare_cores(ctx, made.engine, tuple(range(ctx.size))))
-    chunk = graph_chunk(values, cores) if options.chunk_bytes is None else options.chunk_bytes
-    codecs = by_key(tuple(values), options.codec)
-    rotates = bool(made.engine.in_place) and all(codec.name == "float32" for codec in codecs)
-    depth = graph_depth(options.depth, made.consistency.staleness or 0, rotates=rotates)
-    weights = graph_weights(phases, ctx.size)
-    plan = Plan.graph(values, weights, cores=cores, chunk_bytes=chunk, depth=depth, codec=options.codec)
-    return plan, graph_handle(values, weights, cores, chunk, depth, codecs)
-
-
-def _servers_plan(
-    ctx: Context, values: dict[str, NDArray[np.float32]], topology: Servers | HostGraph, made: Made
-) -> Plan:
-    options, servers = made.plan, topology.roles(ctx.size)[1]
-    by_topology = topology.interfaces if isinstance(topology, ParameterServer) else None
-    interfaces = _core.interfaces(ctx._handle, servers) if by_topology is None else by_topology
-    cores = options.cores
-    if cores is None:  # the same number for each interface: a NIC needs one, and else their work would differ
-        cores = max(1, _spare_cores(ctx, made.engine, servers) // interfaces) * interfaces
-    more: dict[str, Any] = {}
-    if isinstance(topology, ParameterServer | ByKey | Hierarchy):
-        more["each"] = made.consistency == ASYNC
-    if isinstance(topology, ParameterServer | ByKey):
-        more["interfaces"] = interfaces
-    if isinstance(topology, Hierarchy | ByKey):
-        more["apart"] = goes_apart(made.consistency)
-    if options.chunk_bytes is not None:
-        more["chunk_bytes"] = options.chunk_bytes
-    elif any(not isinstance(codec, Codec) for codec in by_key(tuple(values), options.codec)):
-        more["chunk_bytes"] = pieces_chunk(values, len(servers) * cores)
-    depth, staleness = options.depth, made.consistency.staleness or 0
-    if staleness and applies_at_receivers(topology):  # a slot for each version that a receiver may not have applied
-        depth = max(whole("depth", depth, 0), staleness + 2)
-    return topology.compile(
-        values,
+def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.float32]], made: Made) -> Compiled:
+    topology, options, own = scheme.topology, made.plan, {name: values[name] for name in scheme.names}
+    phases = topology.graphs(ctx.size)
+    mode = engine_mode(scheme.consistency, bool(phases))
+    codec, codec_out = (_of(scheme.names, given) for given in (options.codec, options.codec_out))
+    cores, interfaces = _cores(ctx, topology, made)
+    plan = topology.compile(
+        own,
         ctx.size,
-        cores=cores,
-        depth=depth,
-        codec=options.codec,
-        codec_out=options.codec_out,
+        consistency=scheme.consistency,
+        in_place=bool(made.engine.in_place),
         reduce=options.reduce,
-        **more,
+        interfaces=interfaces,
+        cores=cores,
+        chunk_bytes=options.chunk_bytes,
+        depth=options.depth,
+        codec=codec,
+        codec_out=codec_out,
+    )
+    check_plan(plan, own, ctx.size)
+    return Compiled(scheme, mode, plan, phases, _c_graph(plan, phases) if phases else None)
+
+
+def _of(names: Sequence[str], codecs: Any) -> Any:
+    """What was given as codec or codec_out, of some keys."""
+    return {name: codecs[name] for name in names if name in codecs} if isinstance(codecs, Mapping) else codecs
+
+
+def _c_graph(plan: Plan, phases: Sequence[Graph]) -> Any:
+    weights = np.stack([graph.dense() for graph in phases])
+    return _core.plan_arguments(
+        "graph", c_keys(plan.keys), n_phases=len(phases), ranks=len(weights[0]), weights=weights
     )
 
 
-def _spare_cores(ctx: Context, engine: EngineOptions, servers: tuple[int, ...]) -> int:
-    return 0 if engine.progress == "inline" else _core.spare_cores(ctx._handle, servers)
+def _cores(ctx: Context, topology: Topology, made: Made) -> tuple[int, int]:
+    """Cores of each rank that folds, and its NICs. Each NIC gets the same number of cores: it needs one, and else their
+    work would differ."""
+    servers = tuple(whole("roles: a rank", rank, 0, ctx.size - 1) for rank in topology.roles(ctx.size)[1])
+    interfaces = topology.interfaces or _core.interfaces(ctx._handle, servers)
+    if made.plan.cores is not None:
+        return made.plan.cores, interfaces
+    spare = 0 if made.engine.progress == "inline" else _core.spare_cores(ctx._handle, servers)
+    return max(1, spare // interfaces) * interfaces, interfaces
 
 
 def refuse(ctx: Context, wrong: Exception) -> None:
@@ -186,7 +166,7 @@ def check_patience(patience: Any) -> None:
         raise InvalidArgument(f"patience is {patience!r}: must be a number, 1 or more, or None")
 
 
-def check_plan(plan: Any, values: Mapping[str, NDArray[np.float32]], size: int) -> None:
+def check_plan(plan: Plan, values: Mapping[str, NDArray[np.float32]], size: int) -> None:
     """Refuses a plan that was made for other keys or another number of ranks."""
     check_choice("plan", plan, Plan)
     if plan.size != size:
@@ -199,9 +179,8 @@ def check_plan(plan: Any, values: Mapping[str, NDArray[np.float32]], size: int) 
             )
 
 
-def engine_mode(consistency: Any, on_graph: bool) -> str:
+def engine_mode(consistency: Consistency, on_graph: bool) -> str:
     """The name of a consistency in _core.CONSISTENCIES."""
-    check_choice("consistency", consistency, Consistency)
     plain = consistency
     if consistency != ASYNC:  # others may have a quorum besides
         plain = replace(consistency, quorum=None, late=None, grace=None)
@@ -221,60 +200,6 @@ def engine_mode(consistency: Any, on_graph: bool) -> str:
         f"consistency is {consistency}: with servers it must be BSP, SSP(s) or ASYNC; give a graph as the topology for "
         "others"
     )
-
-
-def graph_phases(topology: Any, size: int) -> tuple[Graph, ...]:
-    """The graphs of a topology for a job of size ranks, in turn; none where there are servers."""
-    if has_servers(topology):
-        return ()
-    phases, what = topology, "topology"
-    if callable(topology):
-        what = f"topology: {getattr(topology, '__name__', topology)}({size})"
-        try:
-            phases = topology(size)
-        except Exception as wrong:
-            raise InvalidArgument(f"{what} cannot make a graph: {str(wrong) or type(wrong).__name__}") from wrong
-    phases = (phases,) if isinstance(phases, Graph) else phases
-    if not isinstance(phases, Sequence) or not phases or not all(isinstance(phase, Graph) for phase in phases):
-        raise InvalidArgument(f"{what} is {phases!r}: must be {KINDS}")
-    return tuple(phases)
-
-
-def graph_weights(phases: tuple[Graph, ...], size: int) -> NDArray[np.float64]:
-    """The weights of a topology's graphs: (phases, size, size)."""
-    for phase in phases:
-        if phase.size != size:
-            raise InvalidArgument(f"topology is {phase!r}: must have {size} ranks, as the job has")
-    return np.stack([phase.dense() for phase in phases])
-
-
-def graph_chunk(values: Mapping[str, NDArray[np.float32]], cores: Any) -> int:
-    """Bytes of a chunk on a graph: from 256 KiB on the cost of a row hardly counts. With several cores each gets about
-    four chunks, so that none has more to do."""
-    n, chunk, all_bytes = whole("cores", cores, 1), 256 << 10, sum(value.nbytes for value in values.values())
-    while n > 1 and chunk > 32 << 10 and 4 * n * chunk > all_bytes:
-        chunk //= 2
-    return chunk
-
-
-def pieces_chunk(values: Mapping[str, NDArray[np.float32]], cores: int) -> int:
-    """Bytes of a chunk where updates go in pieces, of which each is a message of its own however little it keeps: so
-    large that each of so many cores has eight chunks, from 32 KiB to 1 MiB."""
-    chunk, all_bytes = 1 << 20, sum(value.nbytes for value in values.values())
-    while chunk > 32 << 10 and 8 * cores * chunk > all_bytes:
-        chunk //= 2
-    return chunk
-
-
-def graph_depth(depth: Any, staleness: int, *, rotates: bool) -> int:
-    """Slots of a key on a graph: as many as staleness, one for the update that is folded, one for the next update, and
-    where models rotate one for the model."""
-    most = _core.PLAN_DEPTH - rotates
-    if staleness > most - 2:
-        raise InvalidArgument(f"staleness is {staleness}: 0 to {most - 2} are possible on a graph")
-    if rotates:
-        depth = whole("depth", depth, 1, most)
-    return (max(depth, staleness + 2) if staleness else depth) + rotates  # type: ignore[no-any-return]
 
 
 def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:

@@ -19,28 +19,28 @@ from .._core import PULL, PUSH, PUSH_PULL, seconds
 from .._core import exchange_call as _call
 from .._core import exchange_start as _start
 from ..codec import WireFormat
-from ..consistency import BSP, Consistency, with_servers
+from ..consistency import BSP
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..optim import SGD, AnyRule, RuleOrRules
 from ..plan import Plan
-from ..topology import HostGraph, ParameterServer
+from ..topology import ParameterServer
+from ..topology.given import Given
 from . import auto, encoders, snapshot
-from .arguments import Checked, check_choice, check_owners, checked, owned_rows, refuse
+from .arguments import Checked, check_owners, checked, checked_params, owned_rows, refuse
 from .calls import Handle
 from .keys import KeyState, Params
 from .options import (
-    AnyTopology,
+    Consistencies,
     EngineOptions,
     Keywords,
-    Made,
     PlanOptions,
     check_keywords,
     engine_options,
     plan_options,
 )
 from .pieces import SHARED, Kind, RuleKind, Shard
-from .servers import has_servers, settled
+from .schemes import Made, settled
 from .split import SplitCalls
 from .stats import CodecStats, ExchangeStats, PeerStats, Traffic
 
@@ -74,15 +74,18 @@ class Exchange(SplitCalls):
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
             its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
             in turn; or a function that returns them for a number of ranks, e.g. hpcomm.topology.root_expander.
+            Or a hpcomm.topology.Topology of one's own.
         consistency: BSP (a chunk is applied when every worker has pushed it), ASYNC (each update as it comes) or SSP(s)
             (each as it comes, and no worker is more than s steps ahead). On a graph also NOTIFY_ACK and BARRIER.
             Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: q workers' updates are enough,
             with a Hierarchy those of q hosts, see late. On a graph give waits_for="neighbours" as well: this is
-            NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours.
+            NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours. Or a mapping from names of
+            keys to these; keys that it does not name are BSP. So far all keys must come to the same consistency, and
+            graphs are for all keys or none.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
             its own.
-        plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology and the
-            fields of PlanOptions are then ignored.
+        plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which
+            must be with servers, and the fields of PlanOptions are then ignored.
         engine: EngineOptions: how the exchange works.
         options: the fields of PlanOptions and EngineOptions, which may be given one by one: codec="float16" is
             plan=PlanOptions(codec="float16"), and progress="inline" is engine=EngineOptions(progress="inline"). Given
@@ -122,13 +125,14 @@ class Exchange(SplitCalls):
     Raises:
         InvalidArgument: an argument is wrong, here or on another rank.
         ConfigError: ranks disagree; every rank is told.
-        NotSupported: this host cannot do shared_params or progress as given.
+        NotSupported: this host cannot do shared_params or progress as given, or keys have schemes of their own.
         OutOfMemory: a host has too little memory.
     """
 
     __slots__ = (
         "__weakref__",
         "_ahead",
+        "_consistency",
         "_decided",
         "_encoders",
         "_kind",
@@ -149,8 +153,8 @@ class Exchange(SplitCalls):
         self,
         ctx: Context,
         params: Mapping[str, Any],
-        topology: AnyTopology = _DEFAULT_TOPOLOGY,
-        consistency: Consistency = BSP,
+        topology: Given = _DEFAULT_TOPOLOGY,
+        consistency: Consistencies = BSP,
         rule: RuleOrRules = _DEFAULT_RULE,
         *,
         plan: Plan | PlanOptions | None = None,
@@ -165,60 +169,55 @@ class Exchange(SplitCalls):
         self._rank, self._default = ctx.rank, ctx.config.timeout
         try:
             limit = seconds(timeout, self._default)
+            values = checked_params(params)
+            rules = optim.by_key(rule, values)
+            own_engine, wanted = engine_options(engine, options), plan_options(plan, options)
             earlier = plan if isinstance(plan, Plan) else None
-            own_engine = engine_options(engine, options)
-            check_choice("consistency", consistency, Consistency)
-            if earlier is not None and isinstance(topology, HostGraph):
-                raise InvalidArgument("plan is a Plan and hosts_first makes one of its own: leave one of the two out")
-            if earlier is not None or has_servers(topology):
-                consistency = with_servers(consistency)
-            if earlier is None:
-                names = params if isinstance(params, Mapping) else ()
-                topology = settled(ctx, topology, consistency, own_engine, rule, names)
-            wanted = plan_options(plan, options)
-            made = Made(topology if earlier is None else None, consistency, rule, wanted, own_engine, ctx.ranks)
-            chooses = earlier is None and isinstance(params, Mapping) and auto.undecided(tuple(params), wanted.codec)
+            schemes = settled(ctx, topology, consistency, own_engine, rules, earlier)
+            made = Made(schemes, rule, wanted, own_engine, ctx.ranks)
+            chooses = earlier is None and auto.undecided(tuple(values), wanted.codec)
             if chooses:
-                made = replace(made, plan=replace(wanted, codec=auto.tried(tuple(params), wanted.codec)))
-            given = checked(ctx, params, topology, made, earlier, self._isa)
+                made = replace(made, plan=replace(wanted, codec=auto.tried(tuple(values), wanted.codec)))
+            given = checked(ctx, values, rules, made, self._isa)
         except Exception as wrong:  # the other ranks wait for this one
             refuse(ctx, wrong)
             raise
         self._decided = None
         if chooses:
-            self._decided = auto.decided(ctx, given.plan, wanted.codec, Exchange, limit)
+            self._decided = auto.decided(ctx, given.compiled.plan, wanted.codec, Exchange, limit)
             made = replace(made, plan=replace(wanted, codec=self._decided.codecs))
-            given = checked(ctx, params, topology, made, None, self._isa)
+            given = checked(ctx, values, rules, made, self._isa)
         self.codecs: Mapping[str, WireFormat] = given.codecs.values
-        self._made, self._rules, self.plan, self.graph = made, given.rules, given.plan, given.phases
-        self._rows = owned_rows(given.plan, ctx.rank)
+        self._made, self._rules, self._consistency = made, given.rules, given.compiled.scheme.consistency
+        self.plan, self.graph = given.compiled.plan, given.compiled.phases
+        self._rows = owned_rows(self.plan, ctx.rank)
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
         counts = {name: value.size for name, value in given.values.items()}
         kinds = tuple(
             RuleKind(optim.c_name(own), c_rule.slots, len(optim.arguments(own)))
             for own, c_rule in zip(given.rules.values(), given.c_rules, strict=True)
         )
-        self._kind = Kind(kinds, counts, ctx.rank if given.phases else SHARED)
+        self._kind = Kind(kinds, counts, ctx.rank if self.graph else SHARED)
         self._handle = self._created(given, limit)
         self._open(given)
         ctx._exchanges[self._address] = self
 
     def _created(self, given: Checked, timeout: float) -> Any:
         """The exchange in C."""
-        consistency, engine = self._made.consistency, self._made.engine
+        scheme, consistency, engine = given.compiled, self._consistency, self._made.engine
         config = _core.exchange_config(
-            plan=given.plan.handle,
+            plan=scheme.plan.handle,
             rules=given.c_rules,
             values=list(given.values.values()),
-            consistency=_core.CONSISTENCIES[given.mode],
+            consistency=_core.CONSISTENCIES[scheme.mode],
             staleness=consistency.staleness or 0,
-            quorum=0 if given.mode == "ASYNC" else consistency.quorum or 0,
+            quorum=0 if scheme.mode == "ASYNC" else consistency.quorum or 0,
             grace=-1 if consistency.grace is None else consistency.grace,
-            graph=given.graph,
+            graph=scheme.graph,
             progress=_core.PROGRESS[engine.progress],
             shared_params=bool(engine.shared_params),
             in_place=bool(engine.in_place),
-            eager=not engine.deterministic and not given.phases,
+            eager=not engine.deterministic and not scheme.phases,
             check_finite=bool(engine.check_finite),
             split=bool(engine.split),
             isa=_core.ISAS[self._isa],
@@ -233,15 +232,15 @@ class Exchange(SplitCalls):
         engine, codecs = self._made.engine, given.codecs.values
         shapes = {name: value.shape for name, value in given.values.items()}
         keys = {name: KeyState(name, i, shapes[name], codecs[name].dtype) for i, name in enumerate(shapes)}
-        self._encoders = encoders.encoders_of(self._handle, given.plan, codecs, self._rank)
+        self._encoders = encoders.encoders_of(self._handle, self.plan, codecs, self._rank)
         self._nbytes = sum(key.nbytes for key in keys.values())
-        rotates = int(given.plan.rows.column("depth").max()) > 1
+        rotates = int(self.plan.rows.column("depth").max()) > 1
         self._begin(
             keys,
             rotates=rotates,
             finite=bool(engine.check_finite),
             patience=engine.patience,
-            settles=given.mode == "SSP" and not given.phases,
+            settles=given.compiled.mode == "SSP" and not self.graph,
         )
         every = _core.exchange_params(self._handle, list(shapes.values()), not engine.shared_params)
         arrays = dict(zip(keys, every, strict=False))
@@ -468,7 +467,7 @@ class Exchange(SplitCalls):
     @property
     def _counts_updates(self) -> bool:
         """Whether rows count updates and not the steps of a worker: ASYNC and SSP(s) with servers."""
-        return self._made.consistency.staleness != 0 and not self.graph
+        return self._consistency.staleness != 0 and not self.graph
 
     @property
     def clock(self) -> int:

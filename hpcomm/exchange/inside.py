@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from .. import _core
 from . import encoders
 from .exchange import Exchange
-from .options import Made
 from .pieces import Shard
+from .schemes import Made
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def make_as(ex: Exchange, arguments: Made) -> None:
 
 def has_quorum(ex: Exchange) -> bool:
     """Whether a worker's steps may jump, because a fold goes on without it."""
-    return ex._made.consistency.quorum is not None
+    return ex._consistency.quorum is not None
 
 
 def holds_back(ex: Exchange) -> bool:

@@ -1,23 +1,18 @@
-"""The options of an exchange as values: how its plan is made, how it works, and all of them for making it again."""
+"""The options of an exchange as values: how its plan is made, and how it works."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
 from ..codec import Codecs, name_of
 from ..consistency import Consistency
 from ..errors import InvalidArgument
-from ..optim import RuleOrRules
 from ..plan import Plan
-from ..topology import Graph, HostGraph
-from ..topology.by_key import Servers
-from ..topology.hierarchy import OneTopology
 
 Reduce = Literal["mean", "sum"]
 Progress = Literal["auto", "thread", "inline"]
-Graphs = Graph | Sequence[Graph]
-AnyTopology = Servers | HostGraph | str | Mapping[str, OneTopology | str] | Graphs | Callable[[int], Graphs]
+Consistencies = Consistency | Mapping[str, Consistency]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,24 +124,6 @@ class More(Keywords, total=False):
 
 _PLAN = frozenset(field.name for field in fields(PlanOptions))
 _ENGINE = frozenset(field.name for field in fields(EngineOptions))
-
-
-@dataclass(frozen=True)
-class Made:
-    """The arguments of an exchange, for making another one like it. An exchange that recover makes keeps the Made of
-    the job's first exchange: every rank has that one, but only some ranks have those in between.
-
-    Attributes:
-        topology: with its hosts and racks, if it is a hierarchy; None where a plan was given instead.
-        ranks: of the context: the numbers that the topology's ranks had in the first one.
-    """
-
-    topology: AnyTopology | None
-    consistency: Consistency
-    rule: RuleOrRules
-    plan: PlanOptions
-    engine: EngineOptions
-    ranks: tuple[int, ...]
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:

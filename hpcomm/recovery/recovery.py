@@ -14,12 +14,10 @@ from ..checkpoint import restore
 from ..context import Context
 from ..errors import CheckpointError, HpcommError, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
-from ..exchange.arguments import graph_phases, has_copies
-from ..exchange.servers import updates_in_a_fold
+from ..exchange.arguments import has_copies
 from ..log import logger
 from ..plan import Plan
-from ..topology import Graph, HostGraph, among, spectral_gap
-from ..topology.by_key import Servers
+from ..topology import Graph, spectral_gap
 
 
 @dataclass(frozen=True)
@@ -94,11 +92,9 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         Timeout, TransportError: as Context.shrink.
     """
     made, old = inside.made(ex), ex.context
-    if not ex.graph and made.topology is None:
-        raise NotSupported(
-            "recover: the exchange was made from a Plan, which recover cannot rebuild: make another Plan and Exchange"
-        )
     old.revoke()  # where a rank has left, only those who wait for that one know
+    for scheme in made.schemes:  # what cannot be rebuilt is refused before the links change hands
+        scheme.among(range(len(made.ranks)), len(made.ranks))
     lost = _lost(ex, {})  # before the links that are left change hands
     fresh = old.shrink(timeout)
     while True:
@@ -156,18 +152,10 @@ def _over(
     left = [made.ranks.index(name) for name in fresh.ranks]  # what the topology calls them
     here = [old.ranks.index(name) for name in fresh.ranks]  # what ex calls them
     gone = tuple(rank for rank, name in enumerate(first.context.ranks) if name not in fresh.ranks)
-    topology: Any = made.topology
+    schemes = [scheme.among(left, len(made.ranks)) for scheme in made.schemes]
     plan = made.plan
-    consistency = made.consistency
-    if isinstance(topology, Servers | HostGraph):
-        topology = topology.among(left, len(made.ranks))
-        if plan.cores is None:
-            plan = replace(plan, cores=max(core for _, core in ex.plan.places) + 1)
-        if consistency.quorum is not None:
-            most = updates_in_a_fold(topology, fresh.size)
-            consistency = replace(consistency, quorum=min(consistency.quorum, most))
-    elif not callable(topology):
-        topology = among(graph_phases(topology, len(made.ranks)), left)
+    if plan.cores is None and not ex.graph:
+        plan = replace(plan, cores=max(core for _, core in ex.plan.places) + 1)
     copies = not ex.graph and has_copies(ex.plan)  # a step that was cut short may be in some of them, and not in others
     owners = (set(range(old.size)) if copies else _owners(ex.plan)).difference(here)
     missing = -1 if ex.graph else max((old.ranks[rank] for rank in owners), default=-1)
@@ -185,7 +173,9 @@ def _over(
             for (name, own), row in zip(optim.by_key(made.rule, values).items(), args.tolist(), strict=True)
         }
     )
-    new = Exchange(fresh, values, topology, consistency, rule, plan=plan, engine=made.engine, timeout=timeout)
+    topologies = {name: scheme.topology for scheme in schemes for name in scheme.names}
+    consistencies = {name: scheme.consistency for scheme in schemes for name in scheme.names}
+    new = Exchange(fresh, values, topologies, consistencies, rule, plan=plan, engine=made.engine, timeout=timeout)
     inside.make_as(new, replace(made, plan=plan))
     extra = lost.extra
     if missing >= 0:

@@ -1,5 +1,5 @@
 """Who sends to whom: parameter servers and hierarchies of hosts, which compile to plans, and node communication
-graphs with their measures.
+graphs with their measures. Topology is the protocol of all topologies, a user's own as well.
 
 graph = hpcomm.topology.root_expander(25)
 graph.in_edges(0)                          # whose updates rank 0 takes, with which weights
@@ -29,6 +29,8 @@ from .hierarchy import Bandwidths, Hierarchy
 from .host_graph import HostGraph
 from .parameter_server import ParameterServer
 from .paths import diameter, distances, first_wait
+from .phases import Phases
+from .protocol import Job, Topology
 from .rebuild import among
 from .spectrum import influence, second_singular, spectral_gap
 from .tree import Tree
@@ -39,7 +41,10 @@ __all__ = [
     "Graph",
     "Hierarchy",
     "HostGraph",
+    "Job",
     "ParameterServer",
+    "Phases",
+    "Topology",
     "Tree",
     "among",
     "bytes_per_step",

@@ -1,112 +1,201 @@
 """A topology for each key, in one plan."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ..codec import Codecs, by_key_out
+from ..codec import by_key, by_key_out
+from ..consistency import BSP, Consistency
 from ..errors import ConfigError, InvalidArgument
-from ..plan import Plan, coded
+from ..plan import Cut, Plan, with_units
 from ..stage import Edge, Key, Row, as_keys, nearest
-from .hierarchy import Hierarchy, OneTopology
 from .parameter_server import ParameterServer
+from .protocol import Job, Roles, Topology
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _FLAT = ParameterServer()
 
 
 @dataclass(frozen=True)
-class ByKey:
+class ByKey(Topology):
     """Topologies of keys by themselves: a few large ones through the hosts, say, and the many small ones flat, which
-    takes fewer hops. All ranks that work push all keys.
+    takes fewer hops. All ranks that work push all keys. Those that an exchange joins in one plan are all with servers;
+    it makes schemes of their own for graphs.
 
     Attributes:
-        topologies: from names of keys to ParameterServer, Hierarchy or Tree values.
+        topologies: from names of keys to topologies.
         rest: of the keys that are not named; None: all are.
-
-    Raises:
-        ConfigError: topologies use NICs in different ways.
     """
 
-    topologies: Mapping[str, OneTopology]
-    rest: OneTopology | None = _FLAT
-
-    def __post_init__(self) -> None:
-        affinities = {one.affinity for one in self._each() if isinstance(one, ParameterServer)}
-        if len(affinities) > 1:
-            raise ConfigError(f"affinity is {' and '.join(sorted(affinities))}: a plan has one, give all keys the same")
+    topologies: Mapping[str, Topology]
+    rest: Topology | None = _FLAT
 
     def __hash__(self) -> int:
         return hash((frozenset(self.topologies.items()), self.rest))
 
-    def _each(self) -> Iterator[OneTopology]:
-        yield from self.topologies.values()
-        if self.rest is not None:
-            yield self.rest
+    @property
+    def updates_of(self) -> Literal["all", "root", "neighbours", "hosts"]:
+        """What all topologies say; else one that is not "all"."""
+        return min((one.updates_of for _, one in self._each()), key=["hosts", "neighbours", "root", "all"].index)
 
-    def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _each(self) -> Iterator[tuple[str, Topology]]:
+        """Each topology, with what a refusal calls it."""
+        for name, one in self.topologies.items():
+            yield f"key {name!r}", one
+        if self.rest is not None:
+            yield "keys that topology does not name", self.rest
+
+    def of(self, name: str) -> Topology:
+        """The topology of a key."""
+        found = self.topologies.get(name, self.rest or _FLAT)
+        return found.of(name) if isinstance(found, ByKey) else found
+
+    def roles(self, size: int) -> Roles:
         """The workers and the servers of a job of size ranks, each in rising order: of all keys together.
 
         Raises:
             ConfigError: keys have different workers.
         """
-        workers = {one.roles(size)[0] for one in self._each()}
+        workers = {tuple(one.roles(size)[0]) for _, one in self._each()}
         if len(workers) > 1:
             a, b = sorted(workers)[:2]
             raise ConfigError(f"ranks {a} work for some keys and ranks {b} for others: all keys have the same workers")
-        return workers.pop(), tuple(sorted({rank for one in self._each() for rank in one.roles(size)[1]}))
+        return workers.pop(), tuple(sorted({rank for _, one in self._each() for rank in one.roles(size)[1]}))
+
+    def refuses(self, job: Job) -> str | None:
+        """What a topology refuses, with its key. Under SSP(s) either all keys are applied at receivers or none is, as
+        their versions are counted differently."""
+        for name, one in self._each():
+            if (refused := one.refuses(job)) is not None:
+                return f"{name}: {refused}"
+        if not job.consistency.staleness:
+            return None
+        away = [_at_receivers(one) for _, one in self._each()]
+        if all(away) or not any(away):
+            return None
+        name, other = next(each for each, there in zip(self._each(), away, strict=True) if not there)
+        return (
+            f"consistency is {job.consistency}, and only some keys have apply_at='receivers' or 'both': give it to all "
+            f"of them, also to {name}, {other!r}"
+        )
+
+    def resolved(self, job: Job) -> "ByKey":
+        return self._with(lambda one: one.resolved(job))
+
+    def inputs(self, size: int) -> int:
+        return min(one.inputs(size) for _, one in self._each())
 
     def among(self, ranks: Sequence[int], size: int) -> "ByKey":
         """Each topology of some of the ranks, as its own among."""
-        found = {name: one.among(ranks, size) for name, one in self.topologies.items()}
-        return ByKey(found, None if self.rest is None else self.rest.among(ranks, size))
+        return self._with(lambda one: one.among(ranks, size))
+
+    def _with(self, change: Callable[[Topology], Topology]) -> "ByKey":
+        """Each topology changed; those that are equal once."""
+        rest = [] if self.rest is None else [(None, self.rest)]
+        changed = {
+            name: new
+            for one, names in grouped([*self.topologies.items(), *rest])
+            for new in [change(one)]
+            for name in names
+        }
+        found = {name: changed[name] for name in self.topologies}
+        return ByKey(found, changed.get(None))
 
     def compile(
         self,
         keys: Mapping[str, Any] | Iterable[Key],
         size: int,
         *,
-        codec: Codecs | None = None,
-        codec_out: Codecs | None = None,
-        each: bool = False,
-        apart: bool = False,
+        consistency: Consistency = BSP,
+        in_place: bool = False,
+        reduce: str = "mean",
         interfaces: int = 1,
-        **options: Any,
+        **cut: "Unpack[Cut]",
     ) -> Plan:
-        """One plan, of those that each topology makes of its keys. Args and errors are those of
-        ParameterServer.compile, of Hierarchy.compile and of roles.
+        """One plan, of those that each topology makes of its keys. Args are those of Topology.compile.
 
         Raises:
-            InvalidArgument: a name is no key.
+            InvalidArgument: a name is no key; and what compile of a topology raises.
+            ConfigError: keys have different workers, or topologies use NICs in different ways.
         """
         own_keys = as_keys(keys)
         names = [key.name for key in own_keys]
+        check_names("topology", self.topologies, names)
         self.roles(size)
-        for name in self.topologies:
-            if name not in names:
-                raise InvalidArgument(f"topology has an entry for {name!r}, which is not a key: {nearest(name, names)}")
-        own_keys, codecs = coded(own_keys, codec)
-        codecs_out = by_key_out(names, codec_out)
-        groups: dict[OneTopology, list[int]] = {}
-        for i, name in enumerate(names):
-            groups.setdefault(self.topologies.get(name, self.rest or _FLAT), []).append(i)
+        own, number = {name: self.of(name) for name in names}, {name: i for i, name in enumerate(names)}
+        check_affinity(own.values())
+        codecs, codecs_out = (
+            dict(zip(names, found, strict=True))
+            for found in (by_key(names, cut.get("codec")), by_key_out(names, cut.get("codec_out")))
+        )
         parts = []
-        for one, numbers in groups.items():
-            more: dict[str, Any] = {"apart": apart, "each": each} if isinstance(one, Hierarchy) else {}
-            if isinstance(one, ParameterServer):
-                more = {"each": each, "interfaces": interfaces}
+        for one, group in grouped(own.items()):
+            of_group: Cut = {
+                **cut,
+                "codec": {name: codecs[name] for name in group},
+                "codec_out": {name: codecs_out[name] for name in group},
+            }
             plan = one.compile(
-                [own_keys[i] for i in numbers],
+                [own_keys[number[name]] for name in group],
                 size,
-                codec={names[i]: codecs[i] for i in numbers},
-                codec_out={names[i]: codecs_out[i] for i in numbers},
-                **more,
-                **options,
+                consistency=consistency,
+                in_place=in_place,
+                reduce=reduce,
+                interfaces=interfaces,
+                **of_group,
             )
-            parts.append((plan, numbers))
-        return _joined(own_keys, size, parts)
+            parts.append((plan, [number[name] for name in group]))
+        return _joined(with_units(own_keys, [codecs[name] for name in names]), size, parts)
 
 
-Servers = OneTopology | ByKey
+Named = TypeVar("Named")
+
+
+def grouped(topologies: Iterable[tuple[Named, Topology]]) -> list[tuple[Topology, list[Named]]]:
+    """The names of each topology, those that are equal together, in the order of their first names."""
+    found: list[tuple[Topology, list[Named]]] = []
+    for name, one in topologies:
+        names = next((names for other, names in found if other is one or other == one), None)
+        if names is None:
+            found.append((one, [name]))
+        else:
+            names.append(name)
+    return found
+
+
+def check_names(what: str, given: Iterable[object], names: Sequence[str]) -> None:
+    """Refuses a mapping that names what is no key."""
+    known = set(names)
+    for name in given:
+        if name not in known:
+            raise InvalidArgument(f"{what} has an entry for {name!r}, which is not a key: {nearest(name, names)}")
+
+
+def check_affinity(topologies: Iterable[Topology]) -> None:
+    found = {one.affinity for one in topologies if isinstance(one, ParameterServer)}
+    if len(found) > 1:
+        raise ConfigError(f"affinity is {' and '.join(sorted(found))}: a plan has one, give all keys the same")
+
+
+def by_names(topology: Topology, names: Sequence[str]) -> dict[str, Topology]:
+    """The topology of each key."""
+    if not isinstance(topology, ByKey):
+        return dict.fromkeys(names, topology)
+    check_names("topology", topology.topologies, names)
+    return {name: topology.of(name) for name in names}
+
+
+def joined(topologies: Mapping[str, Topology]) -> Topology:
+    """One topology of all these keys."""
+    groups = grouped(topologies.items())
+    return groups[0][0] if len(groups) == 1 else ByKey(dict(topologies), None)
+
+
+def _at_receivers(topology: Topology) -> bool:
+    """Whether the rule is applied away from the owners."""
+    return getattr(topology, "apply_at", "owners") != "owners"
 
 
 def _joined(keys: Sequence[Key], size: int, parts: Sequence[tuple[Plan, list[int]]]) -> Plan:

@@ -6,11 +6,12 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..consistency import ASYNC, BSP, Consistency, applies_each, goes_apart
 from ..errors import InvalidArgument
 from ..plan import Cut, Plan, group_numbers
 from ..stage import Key, choice, whole
-from .parameter_server import ParameterServer
-from .tree import Tree
+from .parameter_server import refused_at_receivers
+from .protocol import Job, Topology
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,7 +61,7 @@ class Bandwidths:
 
 
 @dataclass(frozen=True)
-class Hierarchy:
+class Hierarchy(Topology):
     """Hosts first: a rank of each host folds the updates of its ranks and sends one on; the parameters come to it, and
     go on from it. Each leading rank of a host does so for its part of the chunks. So a link between hosts carries each
     chunk once in each direction, however many ranks they have. Racks, if there are some, do the same among hosts.
@@ -184,18 +185,49 @@ class Hierarchy:
                 raise InvalidArgument(f"leaders is {leaders}: none of them is on hosts[{i}], {tuple(host)}; name one")
         return workers, leaders
 
+    def refuses(self, job: Job) -> str | None:
+        if self.top == "ring" and goes_apart(job.consistency):
+            what = (
+                "ASYNC and SSP(s) apply the update of each host by itself"
+                if applies_each(job.consistency)
+                else "a quorum is one of the updates of hosts"
+            )
+            return (
+                f"consistency is {job.consistency}: {what}, and a ring folds all into one: give BSP, or top='sharded'"
+            )
+        if self.apply_at == "owners":
+            return None
+        refused = refused_at_receivers(self.apply_at, job)
+        if refused is None and job.consistency.staleness:
+            return (
+                f"consistency is {job.consistency}: with apply_at={self.apply_at!r} a Hierarchy needs BSP; SSP(s) "
+                "needs a ParameterServer"
+            )
+        return refused
+
+    def resolved(self, job: Job) -> "Hierarchy":
+        known = self.settled(job.hosts, job.racks)
+        if known.bandwidths != MEASURED:
+            return known
+        found: Hierarchy = job.measured(known)
+        return found
+
+    def inputs(self, size: int) -> int:
+        return len(self.levels(size)[-1])
+
     def compile(
         self,
         keys: Mapping[str, Any] | Iterable[Key],
         size: int,
         *,
+        consistency: Consistency = BSP,
+        in_place: bool = False,
         reduce: str = "mean",
-        apart: bool = False,
-        each: bool = False,
+        interfaces: int = 1,
         **cut: "Unpack[Cut]",
     ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.hosts of these levels. Args are those of Plan.hosts;
-        errors too, and those of levels and roles."""
+        """The plan of these keys for a job of size ranks: Plan.hosts of these levels; interfaces and in_place have no
+        meaning. Args and errors are those of Plan.hosts, of levels, of roles and of Topology.compile."""
         leaders = self.roles(size)[1]
         return Plan.hosts(
             keys,
@@ -204,8 +236,8 @@ class Hierarchy:
             leaders=leaders,
             top=self.top,
             reduce=reduce,
-            apart=apart,
-            each=each,
+            apart=goes_apart(consistency),
+            each=consistency == ASYNC,
             apply_at=self.apply_at,
             **cut,
         )
@@ -232,18 +264,6 @@ class Hierarchy:
             racks=None if racks is None else _left([_flat(rack) for rack in racks], new),
             leaders=leaders,
         )
-
-
-OneTopology = ParameterServer | Hierarchy | Tree  # with servers, of one key or of all
-
-
-def automatic(hosts: Sequence[int], racks: Sequence[str]) -> OneTopology:
-    """What topology="auto" takes: a hierarchy where hosts, or racks that are told, make several groups and one of them
-    has several members; else all ranks are servers. Args are those of Hierarchy.settled."""
-    found = Hierarchy().settled(hosts, racks)
-    levels = [level for level in (found.hosts, found.racks) if level]
-    several = [level for level in levels if 1 < len(level) < len(hosts)]
-    return found if several else ParameterServer()
 
 
 def by_name(names: Sequence[Any]) -> Groups:

@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ..codec import Codecs, by_key_out
+from ..consistency import BSP, Consistency
 from ..errors import InvalidArgument, NotSupported
-from ..plan import Plan, coded
+from ..plan import Plan, chunk_size, coded
 from ..stage import Edge, Key, Row, as_keys, whole
 from .graph import Graph
 from .graphs import root_expander
 from .hierarchy import Groups, by_name, checked_group
+from .protocol import Job, Topology
 
 
 @dataclass(frozen=True)
-class HostGraph:
+class HostGraph(Topology):
     """Averages over the ranks of each host first, and over hosts by a graph (ASAP, sections 3 and 4, with hosts as its
     nodes). All ranks of a host have one model after each step: the graph's weights are those of hosts, and ranks of a
     host count alike.
@@ -45,6 +47,23 @@ class HostGraph:
     def settled(self, hosts: Sequence[int]) -> "HostGraph":
         """With the hosts of a context where none are given: by rank the lowest rank on its host."""
         return self if self.hosts is not None else replace(self, hosts=by_name(hosts))
+
+    @property
+    def updates_of(self) -> Literal["hosts"]:
+        return "hosts"
+
+    def refuses(self, job: Job) -> str | None:
+        if job.consistency != BSP:
+            return (
+                f"consistency is {job.consistency}: with hosts_first it must be NOTIFY_ACK or BSP, which are the same "
+                "there: a rank waits for its host and the neighbours of that"
+            )
+        if not job.averages:
+            return "with hosts_first every rule must be Average: what is pushed are models"
+        return None
+
+    def resolved(self, job: Job) -> "HostGraph":
+        return self.settled(job.hosts)
 
     def among_hosts(self) -> Graph:
         """The graph of the hosts.
@@ -83,14 +102,18 @@ class HostGraph:
         keys: Mapping[str, Any] | Iterable[Key],
         size: int,
         *,
+        consistency: Consistency = BSP,
+        in_place: bool = False,
+        reduce: str = "mean",
+        interfaces: int = 1,
         cores: int = 1,
-        chunk_bytes: int = 262144,
+        chunk_bytes: int | None = None,
         depth: int = 1,
         codec: Codecs | None = None,
-        reduce: str = "mean",
         codec_out: Codecs | None = None,
     ) -> Plan:
-        """The plan of these keys for a job of size ranks. Args are those of Plan.hub.
+        """The plan of these keys for a job of size ranks; consistency, in_place and interfaces have no meaning. Args
+        are those of Plan.hub, with 256 KiB for its 32 KiB.
 
         Raises:
             InvalidArgument: an argument is out of range, reduce is not "mean", codec_out is given, a rank is on no host
@@ -106,8 +129,9 @@ class HostGraph:
                 f"reduce is {reduce!r} and codec_out {codec_out!r}: with hosts_first the weights are the graph's, and "
                 "averages stay float32 in their host; leave both out"
             )
-        step = whole("chunk_bytes", chunk_bytes, 64, 1 << 40) // 64 * 16  # elements
         own_keys, codecs = coded(own_keys, codec)
+        chunk = chunk_size(chunk_bytes, 262144, own_keys, codecs, size * whole_cores)
+        step = whole("chunk_bytes", chunk, 64, 1 << 40) // 64 * 16  # elements
         rows: list[Row] = []
         chunks = 0
         for k, key in enumerate(own_keys):

@@ -3,13 +3,17 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..codec import Codecs
+from ..consistency import ASYNC, BSP, Consistency
 from ..errors import ConfigError, InvalidArgument
-from ..plan import Plan
+from ..plan import Cut, Plan
 from ..stage import Key, choice, whole
+from .protocol import Job, Topology
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 PLACEMENTS = {
     "CC": "colocated, centralized: one worker serves as well",
@@ -20,7 +24,7 @@ PLACEMENTS = {
 
 
 @dataclass(frozen=True)
-class ParameterServer:
+class ParameterServer(Topology):
     """Workers push updates to servers, which apply them and send the parameters back (PHub, sections 2.1 and 3.3).
 
     | placement | who serves                                        | who works            |
@@ -117,43 +121,58 @@ class ParameterServer:
             return ParameterServer("CC", [0], self.affinity, self.interfaces, self.apply_at)
         return ParameterServer(self.placement, living, self.affinity, self.interfaces, self.apply_at)
 
+    def refuses(self, job: Job) -> str | None:
+        return None if self.apply_at == "owners" else refused_at_receivers(self.apply_at, job)
+
     def compile(
         self,
         keys: Mapping[str, Any] | Iterable[Key],
         size: int,
         *,
-        cores: int = 1,
-        interfaces: int = 1,
-        chunk_bytes: int = 32768,
-        depth: int = 1,
-        codec: Codecs | None = None,
+        consistency: Consistency = BSP,
+        in_place: bool = False,
         reduce: str = "mean",
-        each: bool = False,
-        codec_out: Codecs | None = None,
+        interfaces: int = 1,
+        **cut: "Unpack[Cut]",
     ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers.
+        """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers. Where the
+        rule is applied at receivers and consistency is SSP(s), depth is s + 2 at least.
 
-        Args and errors are those of Plan.hub and of roles; but the topology's own interfaces come before those given
-        here, of which no more are taken than there are cores.
+        Args and errors are those of Plan.hub, of roles and of Topology.compile; but the topology's own interfaces come
+        before those given here, of which no more are taken than there are cores.
         """
         workers, servers = self.roles(size)
-        cores, interfaces = whole("cores", cores, 1), whole("interfaces", interfaces, 1)
+        cores, interfaces = whole("cores", cut.get("cores", 1), 1), whole("interfaces", interfaces, 1)
+        if consistency.staleness and self.apply_at != "owners":  # a slot for each version on its way
+            least = min(consistency.staleness + 2, _core.PLAN_DEPTH)
+            cut["depth"] = max(whole("depth", cut.get("depth", 1), 0), least)
         return Plan.hub(
             keys,
             workers,
             servers,
             size,
-            cores=cores,
             interfaces=min(interfaces, cores) if self.interfaces is None else self.interfaces,
             affinity=self.affinity,
-            chunk_bytes=chunk_bytes,
-            depth=depth,
-            codec=codec,
-            codec_out=codec_out,
             reduce=reduce,
-            each=each,
+            each=consistency == ASYNC,
             apply_at=self.apply_at,
+            **cut,
         )
+
+
+def refused_at_receivers(apply_at: str, job: Job) -> str | None:
+    """Why a job cannot apply its rules away from the owners."""
+    if job.consistency == ASYNC or job.consistency.quorum is not None:
+        return (
+            f"consistency is {job.consistency}: with apply_at={apply_at!r} receivers apply one fold of all updates a "
+            "step, which needs BSP or SSP(s), without a quorum"
+        )
+    if job.own_fold is not None:
+        return (
+            f"rule {job.own_fold!r} has a fold of its own, by which receivers would fold the sum again: leave "
+            f"apply_at={apply_at!r} out"
+        )
+    return None
 
 
 def _servers(value: object) -> int | tuple[int, ...] | None:

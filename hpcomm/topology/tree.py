@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..consistency import BSP, Consistency, applies_each
 from ..errors import InvalidArgument
 from ..plan import Cut, Plan
 from ..stage import Key, whole
+from .protocol import Job, Topology
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
-class Tree:
+class Tree(Topology):
     """A broadcast: what the root pushes becomes the parameters of every rank. Each rank sends a chunk on to its
     children as it comes, so the time is that of the busiest rank, which sends to each of its children, and of one chunk
     a hop.
@@ -67,11 +69,36 @@ class Tree:
         above = self.above(size)
         return tuple(range(size)), tuple(rank for rank in range(size) if above[rank] < 0 or rank in above)
 
+    @property
+    def updates_of(self) -> Literal["root"]:
+        return "root"
+
+    def refuses(self, job: Job) -> str | None:
+        if applies_each(job.consistency):
+            return (
+                f"consistency is {job.consistency}: ASYNC and SSP(s) apply the updates of several workers each by "
+                "itself, and a Tree has those of one: give BSP"
+            )
+        if job.consistency.quorum is not None:
+            return (
+                f"consistency is {job.consistency}: a quorum is one of several workers' updates, and a Tree has those "
+                "of one: give BSP"
+            )
+        return None
+
     def compile(
-        self, keys: Mapping[str, Any] | Iterable[Key], size: int, *, reduce: str = "mean", **cut: "Unpack[Cut]"
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        consistency: Consistency = BSP,
+        in_place: bool = False,
+        reduce: str = "mean",
+        interfaces: int = 1,
+        **cut: "Unpack[Cut]",
     ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.tree. Args are its own; reduce is without meaning, as
-        there is one update. Errors too, and those of above."""
+        """The plan of these keys for a job of size ranks: Plan.tree. As there is one update, cut alone has a meaning.
+        Args and errors are those of Plan.tree, of above and of Topology.compile."""
         return Plan.tree(keys, self.above(size), **cut)
 
     def among(self, ranks: Sequence[int], size: int) -> "Tree":

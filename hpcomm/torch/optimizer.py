@@ -15,12 +15,12 @@ from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange
-from ..exchange.arguments import check_choice, graph_phases, refuse
-from ..exchange.servers import has_servers, updates_one_model
+from ..exchange.arguments import check_choice, refuse
 from ..log import logger
 from ..presets import parameter_hub
 from ..recovery import Recovered
 from ..stage import whole
+from ..topology.given import as_topology
 from . import saved, state
 from .buffers import KINDS, make_buffers
 from .local import Averaged, Neighbours, check_local
@@ -134,15 +134,14 @@ class DistributedOptimizer(Optimizer):
             check_options(options)
             passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
             clip = check_clip(clip_norm)
-            servers = topology is None or has_servers(topology)
-            if servers and topology is not None and not updates_one_model(topology):
+            own = as_topology("auto" if topology is None else topology)
+            servers = own.updates_of == "all"
+            if not servers and not own.graphs(ctx.size):
                 raise InvalidArgument(
                     f"topology is {topology!r}: must be one in which the gradients of all ranks count alike, or a graph"
                 )
             if servers:
                 consistency = with_servers(consistency)
-            if not servers:
-                graph_phases(topology, ctx.size)
             keys = keys_of(optimizer, model, counts, sparse)
             given = given_of(model, keys)
             if servers:

@@ -374,7 +374,7 @@ static void refusals(rank *r) {
     g.j.in_place = 1;
     refused(r, &g, HPC_ERR_CONFIG, "depth 2 or more");
     g.j.depth = 4, g.consistency = HPC_SSP, g.staleness = 2;
-    refused(r, &g, HPC_ERR_CONFIG, "in_place needs a plan of depth 5 or more");
+    refused(r, &g, HPC_ERR_CONFIG, "SSP(2) on a graph with in_place needs 5 or more");
     g.j.mixed = 1, g.j.seed = 3; /* the first key is float32 and others are not: no slot is the model */
     CHECK(job_wire(&g.j, 0) == HPC_F32 && !job_is_float32(&g.j));
     hpc_exchange *accepted = graph_open(r, &g);
@@ -388,11 +388,11 @@ static void refusals(rank *r) {
     refused(r, &g, HPC_ERR_CONFIG, "in_place 1 and rank 0 has 0");
     good(&g, r);
     g.consistency = HPC_SSP, g.staleness = 2, g.j.depth = 3;
-    refused(r, &g, HPC_ERR_CONFIG, "depth 4 or more");
+    refused(r, &g, HPC_ERR_CONFIG, "SSP(2) on a graph needs 4 or more");
     g.staleness = INT_MAX;
-    refused(r, &g, HPC_ERR_CONFIG, "depth");
+    refused(r, &g, HPC_ERR_INVALID, "staleness is 2147483647; 0 to 30 are possible on a graph");
     g.staleness = -1;
-    refused(r, &g, HPC_ERR_CONFIG, "staleness -1");
+    refused(r, &g, HPC_ERR_INVALID, "staleness is -1; 0 to 30 are possible on a graph");
     g.staleness = 1;
     graph_job_shape(&g, ONE_PEER);
     refused(r, &g, HPC_ERR_UNSUPPORTED, "one phase");

@@ -1,0 +1,172 @@
+"""The schemes of an exchange: which keys have which topology and which consistency, of what a user gave for both; and
+all its arguments, for making it again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..consistency import BSP, Consistency, with_servers
+from ..context import Context
+from ..errors import InvalidArgument, NotSupported
+from ..measure import measured
+from ..optim import AnyRule, Average, Rule, RuleOrRules
+from ..plan import Plan
+from ..topology.by_key import by_names, check_names, joined
+from ..topology.given import as_topology
+from ..topology.planned import Planned
+from ..topology.protocol import Job, Topology
+from .options import EngineOptions, PlanOptions
+
+_OWN_MODELS = ("neighbours", "hosts")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What some keys of an exchange have in common.
+
+    Attributes:
+        names: of the keys, in the order of the exchange's keys.
+        topology: of all of them, which knows its hosts.
+        consistency: of all of them.
+    """
+
+    names: tuple[str, ...]
+    topology: Topology
+    consistency: Consistency
+
+    def among(self, ranks: Sequence[int], size: int) -> "Scheme":
+        """The scheme over those ranks that are left of size, in their new order. A quorum of more updates than are left
+        becomes that of all.
+
+        Raises:
+            NotSupported: as Topology.among.
+        """
+        topology, consistency = self.topology.among(ranks, size), self.consistency
+        if consistency.quorum is not None:
+            most = topology.inputs(len(ranks))
+            consistency = replace(consistency, quorum=min(consistency.quorum, most))
+        return Scheme(self.names, topology, consistency)
+
+
+@dataclass(frozen=True)
+class Made:
+    """The arguments of an exchange, for making another one like it. An exchange that recover makes keeps the Made of
+    the job's first exchange: every rank has that one, but only some ranks have those in between.
+
+    Attributes:
+        schemes: as settled has them.
+        ranks: of the context: the numbers that the topology's ranks had in the first one.
+    """
+
+    schemes: tuple[Scheme, ...]
+    rule: RuleOrRules
+    plan: PlanOptions
+    engine: EngineOptions
+    ranks: tuple[int, ...]
+
+
+def settled(
+    ctx: Context,
+    topology: Any,
+    consistency: Any,
+    engine: EngineOptions,
+    rules: Mapping[str, AnyRule],
+    plan: Plan | None = None,
+) -> tuple[Scheme, ...]:
+    """The schemes, in the order of their first keys; each key is in one. Keys under one consistency that are with
+    servers form one scheme, whatever their topologies; keys on equal graphs under one consistency form another.
+
+    Args:
+        ctx: the ranks, whose hosts stand in the place of those that were not given.
+        topology: as_topology takes it, a mapping from names of keys included.
+        consistency: of all keys; or a mapping from names of keys, and keys that it does not name are BSP.
+        rules: by key, of all keys.
+        plan: a plan that was made earlier, which stands for the topology.
+
+    Raises:
+        InvalidArgument: one of these is none, a mapping names what is no key, or a topology refuses the job.
+    """
+    names = tuple(rules)
+    topologies = _topologies(names, as_topology(topology), plan)
+    consistencies = _consistencies(names, consistency)
+    groups: list[tuple[Consistency, Topology | None, dict[str, Topology]]] = []
+    for name, one in topologies.items():
+        its = consistencies[name] if one.updates_of == "neighbours" else with_servers(consistencies[name])
+        model = one if one.updates_of in _OWN_MODELS else None
+        for found, other, group in groups:
+            if found == its and (other is model or other == model):
+                group[name] = one
+                break
+        else:
+            groups.append((its, model, {name: one}))
+    schemes = [Scheme(tuple(group), joined(group), its) for its, _, group in groups]
+    jobs = [_job(ctx, scheme, engine, rules) for scheme in schemes]
+    for scheme, job in zip(schemes, jobs, strict=True):
+        refused = scheme.topology.refuses(job)
+        if refused is not None:
+            raise InvalidArgument(refused if len(schemes) == 1 else f"{_told(scheme.names)}: {refused}")
+    return tuple(
+        replace(scheme, topology=scheme.topology.resolved(job)) for scheme, job in zip(schemes, jobs, strict=True)
+    )
+
+
+def the_only(schemes: Sequence[Scheme]) -> Scheme:
+    """The scheme of an exchange, which has one.
+
+    Raises:
+        NotSupported: there are several.
+    """
+    if len(schemes) > 1:
+        a, b = schemes[:2]
+        raise NotSupported(
+            f"{_told(a.names)} and {_told(b.names)} have schemes of their own, {_named(a)} and {_named(b)}: an "
+            "exchange has one so far; give all keys one consistency, and graphs to all or none, or make two exchanges"
+        )
+    return schemes[0]
+
+
+def _topologies(names: Sequence[str], topology: Topology, plan: Plan | None) -> dict[str, Topology]:
+    if plan is None:
+        return by_names(topology, names)
+    if topology.updates_of in _OWN_MODELS:
+        raise InvalidArgument(
+            f"plan is a Plan, and topology {topology!r} makes one of its own: leave one of the two out"
+        )
+    return dict.fromkeys(names, Planned(plan))
+
+
+def _consistencies(names: Sequence[str], consistency: Any) -> dict[str, Consistency]:
+    if not isinstance(consistency, Mapping):
+        return dict.fromkeys(names, _checked("consistency", consistency))
+    check_names("consistency", consistency, names)
+    given = {name: _checked(f"consistency of {name!r}", one) for name, one in consistency.items()}
+    return {name: given.get(name, BSP) for name in names}
+
+
+def _checked(what: str, consistency: object) -> Consistency:
+    if not isinstance(consistency, Consistency):
+        raise InvalidArgument(f"{what} is {consistency!r}: must be a Consistency")
+    return consistency
+
+
+def _job(ctx: Context, scheme: Scheme, engine: EngineOptions, rules: Mapping[str, AnyRule]) -> Job:
+    own = [rules[name] for name in scheme.names]
+    return Job(
+        ctx.size,
+        ctx.hosts,
+        ctx.racks,
+        scheme.consistency,
+        bool(engine.deterministic),
+        next((rule.name for rule in own if isinstance(rule, Rule) and rule.fold is not None), None),
+        all(isinstance(rule, Average) for rule in own),
+        partial(measured, ctx),
+    )
+
+
+def _told(names: Sequence[str]) -> str:
+    return f"key {names[0]!r}" if len(names) == 1 else f"key {names[0]!r} and {len(names) - 1} more"
+
+
+def _named(scheme: Scheme) -> str:
+    return f"{type(scheme.topology).__name__} under {scheme.consistency}"

@@ -1,0 +1,58 @@
+"""topology="auto": hosts first where that pays, else flat."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..consistency import BSP, Consistency
+from ..errors import InvalidArgument
+from ..plan import Cut, Plan
+from ..stage import Key, whole
+from .hierarchy import Hierarchy
+from .parameter_server import ParameterServer
+from .protocol import Job, Roles, Topology
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@dataclass(frozen=True)
+class Automatic(Topology):
+    """A Hierarchy or a ParameterServer, as resolved decides for a job. It folds inside hosts under plain BSP alone:
+    without a quorum, in the order of ranks, and by rules without a fold of their own, which would fold the sum of a
+    host again."""
+
+    def resolved(self, job: Job) -> Topology:
+        plain = job.consistency == BSP and job.deterministic and job.own_fold is None
+        return automatic(job.hosts, job.racks) if plain else ParameterServer()
+
+    def roles(self, size: int) -> Roles:
+        ranks = tuple(range(whole("size", size, 1)))
+        return ranks, ranks
+
+    def compile(
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        consistency: Consistency = BSP,
+        in_place: bool = False,
+        reduce: str = "mean",
+        interfaces: int = 1,
+        **cut: "Unpack[Cut]",
+    ) -> Plan:
+        """Refused: the hosts are not known.
+
+        Raises:
+            InvalidArgument: always.
+        """
+        raise InvalidArgument("topology is 'auto', which an Exchange decides: give a ParameterServer or a Hierarchy")
+
+
+def automatic(hosts: Sequence[int], racks: Sequence[str]) -> Topology:
+    """What topology="auto" takes: a hierarchy where hosts, or racks that are told, make several groups and one of them
+    has several members; else all ranks are servers. Args are those of Hierarchy.settled."""
+    found = Hierarchy().settled(hosts, racks)
+    levels = [level for level in (found.hosts, found.racks) if level]
+    several = [level for level in levels if 1 < len(level) < len(hosts)]
+    return found if several else ParameterServer()

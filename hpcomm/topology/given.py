@@ -1,0 +1,42 @@
+"""A topology, of what a user gives for one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ..errors import InvalidArgument
+from .automatic import Automatic
+from .by_key import ByKey
+from .graph import Graph
+from .parameter_server import ParameterServer
+from .phases import Graphs, Phases, as_graphs
+from .protocol import Topology
+
+OneGiven: TypeAlias = "Topology | str | Graph | Sequence[Graph] | Callable[[int], Graphs]"
+Given: TypeAlias = "OneGiven | Mapping[str, OneGiven]"
+
+WORDS: dict[str, Topology] = {"auto": Automatic(), "flat": ParameterServer()}
+KINDS = (
+    "'auto', 'flat', a ParameterServer, a Hierarchy, a Tree, a Graph, several Graphs, a function that makes graphs for "
+    "a number of ranks, or a Topology of your own"
+)
+
+
+def as_topology(value: Any, what: str = "topology") -> Topology:
+    """The topology that is given by itself, by a word, by a graph or several or a function of them, or by a mapping
+    from names of keys to these, where keys that are not named are flat.
+
+    Raises:
+        InvalidArgument: it is none of these.
+    """
+    if isinstance(value, Topology) and not isinstance(value, type):
+        return value
+    if isinstance(value, str) and value in WORDS:
+        return WORDS[value]
+    if isinstance(value, Mapping):
+        return ByKey({name: as_topology(one, f"{what} of {name!r}") for name, one in value.items()})
+    if callable(value):
+        return Phases(make=value)
+    graphs = as_graphs(value)
+    if graphs is None:
+        raise InvalidArgument(f"{what} is {value!r}: must be {KINDS}")
+    return Phases(graphs)

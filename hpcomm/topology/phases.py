@@ -1,0 +1,151 @@
+"""Node communication graphs as a topology: one graph, several that the steps take in turn, or a function of them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from .. import _core
+from ..codec import Codecs, by_key, by_key_out
+from ..consistency import BSP, Consistency
+from ..errors import InvalidArgument
+from ..plan import ELEMENT, Plan
+from ..stage import MOST_INT, Key, as_keys, whole
+from .graph import Graph
+from .protocol import Job, Roles, Topology
+from .rebuild import among
+
+Graphs = Graph | Sequence[Graph]
+
+
+@dataclass(frozen=True)
+class Phases(Topology):
+    """Every rank keeps parameters of its own, and folds its update with those of its in-neighbours, by the weights of a
+    graph (ASAP, sections 3 and 4). The steps take several graphs in turn.
+
+    Attributes:
+        given: the graphs, one or more; () where a function makes them.
+        make: makes a graph, or several, for a number of ranks; recover calls it for those that are left. None: the
+            graphs are given.
+
+    Raises:
+        InvalidArgument: neither graphs nor a function are given. What depends on the number of ranks is checked by
+            graphs.
+    """
+
+    given: tuple[Graph, ...] = ()
+    make: Callable[[int], Graphs] | None = None
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(graph, Graph) for graph in self.given) or not (self.given or self.make):
+            raise InvalidArgument(
+                f"graphs are {self.given!r}: must be one Graph or more, or a function that makes them"
+            )
+
+    @property
+    def updates_of(self) -> Literal["neighbours"]:
+        return "neighbours"
+
+    @property
+    def interfaces(self) -> int:
+        return 1
+
+    def graphs(self, size: int) -> tuple[Graph, ...]:
+        """The graphs for a job of size ranks.
+
+        Raises:
+            InvalidArgument: the function makes no graph, or a graph has another number of ranks.
+        """
+        found = self.given or self._made(size)
+        for graph in found:
+            if graph.size != size:
+                raise InvalidArgument(f"topology is {graph!r}: must have {size} ranks, as the job has")
+        return found
+
+    def _made(self, size: int) -> tuple[Graph, ...]:
+        assert self.make is not None
+        what = f"topology: {getattr(self.make, '__name__', self.make)}({size})"
+        try:
+            made: object = self.make(size)
+        except Exception as wrong:
+            raise InvalidArgument(f"{what} cannot make a graph: {str(wrong) or type(wrong).__name__}") from wrong
+        found = as_graphs(made)
+        if found is None:
+            raise InvalidArgument(f"{what} is {made!r}: must be a Graph, or several")
+        return found
+
+    def roles(self, size: int) -> Roles:
+        """All ranks work, and all fold."""
+        ranks = tuple(range(whole("size", size, 1)))
+        return ranks, ranks
+
+    def resolved(self, job: Job) -> "Phases":
+        return replace(self, given=self.graphs(job.size))
+
+    def compile(
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        consistency: Consistency = BSP,
+        in_place: bool = False,
+        reduce: str = "mean",
+        interfaces: int = 1,
+        cores: int = 1,
+        chunk_bytes: int | None = None,
+        depth: int = 1,
+        codec: Codecs | None = None,
+        codec_out: Codecs | None = None,
+    ) -> Plan:
+        """The plan of these keys for a job of size ranks: Plan.graph of all phases. Under SSP(s) depth is s + 2 at
+        least, and where models are trained in place there is one slot more, for the model. chunk_bytes None: 256 KiB,
+        from which on the cost of a row hardly counts; with several cores so many that each gets about four chunks.
+
+        Raises:
+            InvalidArgument: reduce is not "mean", as the weights say how updates are folded; codec_out is given; and
+                those of graphs and of Plan.graph.
+        """
+        if reduce != "mean":
+            raise InvalidArgument(f"reduce is {reduce!r}: on a graph the weights say how updates are folded")
+        own_keys = as_keys(keys)
+        names = [key.name for key in own_keys]
+        if any(out.name != "float32" for out in by_key_out(names, codec_out)):
+            raise InvalidArgument(f"codec_out is {codec_out!r}: on a graph parameters stay at their rank, leave it out")
+        codecs = by_key(names, codec)
+        rotates = in_place and all(one.name == "float32" for one in codecs)
+        return Plan.graph(
+            own_keys,
+            np.stack([graph.dense() for graph in self.graphs(size)]),
+            cores=cores,
+            chunk_bytes=_chunk(own_keys, cores) if chunk_bytes is None else chunk_bytes,
+            depth=_depth(depth, consistency.staleness or 0, rotates=rotates),
+            codec=codec,
+        )
+
+    def among(self, ranks: Sequence[int], size: int) -> "Phases":
+        """The function for fewer ranks; or the graphs over those that are left, as topology.among makes them."""
+        return Phases((), self.make) if self.make else Phases(among(self.given, ranks))
+
+
+def as_graphs(value: object) -> tuple[Graph, ...] | None:
+    """A graph, or a sequence of them, as a tuple; None: value is neither."""
+    found = (value,) if isinstance(value, Graph) else value
+    if not isinstance(found, Sequence) or not found or not all(isinstance(graph, Graph) for graph in found):
+        return None
+    return tuple(found)
+
+
+def _chunk(keys: Sequence[Key], cores: object) -> int:
+    n, chunk, all_bytes = whole("cores", cores, 1), 256 << 10, sum(key.count for key in keys) * ELEMENT
+    while n > 1 and chunk > 32 << 10 and 4 * n * chunk > all_bytes:
+        chunk //= 2
+    return chunk
+
+
+def _depth(depth: object, staleness: int, *, rotates: bool) -> int:
+    """Slots of a key: as many as staleness, one for the update that is folded, one for the next update, and where
+    models rotate one for the model. The core refuses a staleness of more slots than a plan can have."""
+    most = _core.PLAN_DEPTH - rotates
+    found = whole("depth", depth, 1 if rotates else 0, most if rotates else MOST_INT)
+    return (max(found, min(staleness + 2, most)) if staleness else found) + rotates

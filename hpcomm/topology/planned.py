@@ -1,0 +1,54 @@
+"""A plan that was made earlier, as a topology."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..consistency import BSP, Consistency
+from ..errors import InvalidArgument, NotSupported
+from ..plan import Cut, Plan
+from ..stage import Key
+from .protocol import Roles, Topology
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@dataclass(frozen=True)
+class Planned(Topology):
+    """What Exchange(plan=Plan) trains by: the plan says all, and the options of a plan have no meaning.
+
+    Attributes:
+        plan: for the keys and the number of ranks of the job.
+    """
+
+    plan: Plan
+
+    def roles(self, size: int) -> Roles:
+        if self.plan.size != size:
+            raise InvalidArgument(f"plan is for {self.plan.size} ranks: the job has {size}")
+        return self.plan.workers, self.plan.servers
+
+    def compile(
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        consistency: Consistency = BSP,
+        in_place: bool = False,
+        reduce: str = "mean",
+        interfaces: int = 1,
+        **cut: "Unpack[Cut]",
+    ) -> Plan:
+        """The plan, whatever is asked for. An exchange checks every plan: its keys, and how many ranks it is for."""
+        return self.plan
+
+    def among(self, ranks: Sequence[int], size: int) -> Topology:
+        """Refused: nobody knows what the plan is without a rank.
+
+        Raises:
+            NotSupported: always.
+        """
+        raise NotSupported(
+            "recover: the exchange was made from a Plan, which recover cannot rebuild: make another Plan and Exchange"
+        )

@@ -1,0 +1,125 @@
+"""What an exchange asks of a topology: the one interface that all topologies have, a stranger's as well."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from ..consistency import BSP, Consistency
+from ..plan import Cut, Plan
+from ..stage import Key
+from .graph import Graph
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Roles = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a topology may know of the exchange that it is asked for.
+
+    Attributes:
+        size: ranks of the job.
+        hosts: by rank: the lowest rank on its host (Context.hosts).
+        racks: by rank: the name of its rack, "" where it is not known (Context.racks).
+        consistency: of the keys that have this topology.
+        deterministic: whether updates are folded in the order of ranks.
+        own_fold: the name of the first rule of these keys that has a fold of its own; None: no rule has one.
+        averages: whether the rule of each of these keys is Average, so that models are pushed.
+        measured: gives a Hierarchy with the bandwidths that were measured between its ranks. Collective, and for
+            resolved alone.
+    """
+
+    size: int
+    hosts: Sequence[int]
+    racks: Sequence[str]
+    consistency: Consistency = BSP
+    deterministic: bool = True
+    own_fold: str | None = None
+    averages: bool = False
+    measured: Callable[[Any], Any] = lambda hierarchy: hierarchy
+
+
+@runtime_checkable
+class Topology(Protocol):
+    """Who sends to whom, for one key or all. A class that inherits from it writes roles and compile, and what differs
+    from the defaults below; a class that does not inherit writes all members.
+
+    An exchange asks in this order, on every rank and with the same answers: refuses, resolved, and of the resolved
+    topology roles, then compile. It never asks which class a topology is. All values are immutable; two that are equal
+    give the same plan.
+    """
+
+    @property
+    def updates_of(self) -> Literal["all", "root", "neighbours", "hosts"]:
+        """Whose updates count in a rank's parameters. "all": those of all workers, in one model; "root": those of one
+        rank; "neighbours": each rank has a model of its own, over graphs; "hosts": each host has one."""
+        return "all"
+
+    @property
+    def interfaces(self) -> int | None:
+        """NICs of each server that chunks are balanced over; None: as many as the servers can use."""
+        return None
+
+    def roles(self, size: int) -> Roles:
+        """The ranks that work and the ranks whose cores fold, each in rising order, for a job of size ranks.
+
+        Raises:
+            InvalidArgument, ConfigError: the topology is not for so many ranks.
+        """
+        ...
+
+    def refuses(self, job: Job) -> str | None:
+        """One sentence that says why this topology is not for the job, with the value and the fix; None: it is. An
+        exchange raises InvalidArgument with it on every rank. What the core refuses by itself needs no sentence here.
+        """
+        return None
+
+    def resolved(self, job: Job) -> "Topology":
+        """This topology with what the job knows in the place of what was not given, such as the hosts."""
+        return self
+
+    def graphs(self, size: int) -> tuple[Graph, ...]:
+        """The graphs that the steps take in turn, for updates_of "neighbours"; else none."""
+        return ()
+
+    def inputs(self, size: int) -> int:
+        """The updates that a fold of a job of size ranks has at most, as a quorum counts them."""
+        return len(self.roles(size)[0])
+
+    def compile(
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        consistency: Consistency = BSP,
+        in_place: bool = False,
+        reduce: str = "mean",
+        interfaces: int = 1,
+        **cut: "Unpack[Cut]",
+    ) -> Plan:
+        """The plan of these keys for a job of size ranks. A topology ignores what has no meaning for it.
+
+        Args:
+            keys: Key values, or a mapping from names to float32 arrays or shapes.
+            size: ranks of the job.
+            consistency: of these keys.
+            in_place: whether models are trained where they lie.
+            reduce: "mean" or "sum" of the workers' updates.
+            interfaces: NICs of each server that chunks are balanced over, where the topology has no number of its own.
+            cut: cores, chunk_bytes, depth, codec and codec_out, as Plan.hub takes them.
+
+        Raises:
+            InvalidArgument: a value is out of range, or the topology has no use for it.
+        """
+        ...
+
+    def among(self, ranks: Sequence[int], size: int) -> "Topology":
+        """This topology over those ranks that are left of size, in their new order, with which recover goes on. By
+        default the topology stays as it is, which is right where it names no rank.
+
+        Raises:
+            NotSupported: it cannot go on without the others.
+        """
+        return self

@@ -1,0 +1,237 @@
+"""Topologies as an exchange asks them: a stranger's class, and which keys form a scheme."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from conftest import Left, on_both, run_threads
+from hypothesis import given
+
+import hpcomm
+from hpcomm import ASYNC, BSP, NOTIFY_ACK, SSP, Consistency, Exchange, Hierarchy, InvalidArgument, ParameterServer, Tree
+from hpcomm.consistency import goes_apart, with_servers
+from hpcomm.exchange.options import EngineOptions
+from hpcomm.exchange.schemes import Scheme, settled
+from hpcomm.plan import Cut, Key, Plan
+from hpcomm.stage import as_keys
+from hpcomm.topology import HostGraph, Job, Phases, Topology, complete, ring, star
+from hpcomm.topology.given import as_topology
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+F32 = np.float32
+
+
+@dataclass(frozen=True)
+class OddServe(Topology):
+    """A stranger's topology: all ranks work, and those with odd numbers serve. beyond: ranks that the job has not."""
+
+    beyond: tuple[int, ...] = ()
+    renames: bool = False
+
+    def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return tuple(range(size)), (*range(1, size, 2), *self.beyond)
+
+    def refuses(self, job: Job) -> str | None:
+        return (
+            f"consistency is {job.consistency}: odd ranks are never late, give BSP"
+            if goes_apart(job.consistency)
+            else None
+        )
+
+    def compile(
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        consistency: Consistency = BSP,
+        in_place: bool = False,
+        reduce: str = "mean",
+        interfaces: int = 1,
+        **cut: "Unpack[Cut]",
+    ) -> Plan:
+        if self.renames:
+            keys = [Key(f"my {key.name}", key.shape) for key in as_keys(keys)]
+        return Plan.hub(keys, *self.roles(size), size, reduce=reduce, interfaces=interfaces, **cut)
+
+
+def params() -> dict[str, Any]:
+    return {"w": np.zeros((40, 10), F32), "b": np.zeros(7, F32)}
+
+
+@on_both
+@pytest.mark.parametrize("topology", [OddServe(), {"w": OddServe()}, {"b": OddServe(), "w": "flat"}])
+def test_a_strangers_topology_trains(topology: Any) -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        with Exchange(ctx, params(), topology, rule=hpcomm.SGD(lr=1), chunk_bytes=64) as ex:
+            assert set(ex.plan.owners("b" if isinstance(topology, dict) and "b" in topology else "w")) == {1}
+            for step in range(1, 4):
+                ex.step({name: np.full(value.shape, ctx.rank + 1, F32) for name, value in params().items()})
+                assert all((value == -2 * step).all() for value in ex.params.values())  # the mean of 1, 2 and 3
+
+    run_threads(3, body)
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("topology", "consistency", "sentence"),
+    [
+        (OddServe(), ASYNC, "consistency is ASYNC: odd ranks are never late, give BSP"),
+        (OddServe(), SSP(2), r"consistency is SSP\(2\): odd ranks are never late"),
+        ({"b": OddServe()}, ASYNC, "key 'b': consistency is ASYNC: odd ranks are never late"),
+        (OddServe(beyond=(7,)), BSP, "roles: a rank is 7: must be 0 to 2"),
+        (OddServe(renames=True), BSP, r"key 0 is \('my w', \(40, 10\)\) in the plan and \('w', \(40, 10\)\) in params"),
+        (OddServe, BSP, "cannot make a graph|is .*must be"),
+    ],
+)
+def test_every_rank_hears_why_a_strangers_topology_is_refused(topology: Any, consistency: Any, sentence: str) -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        wrong = ctx.rank == 2
+        with pytest.raises(InvalidArgument, match=sentence):
+            Exchange(ctx, params(), topology if wrong else OddServe(), consistency if wrong else BSP)
+        with Exchange(ctx, params(), OddServe()) as ex:  # they still agree on what comes next
+            ex.step(params())
+
+    run_threads(3, body)
+
+
+def until_lost(ex: Exchange) -> None:
+    """Trains until rank 2, which serves nothing, leaves."""
+    ex.step({name: value + 1 for name, value in params().items()})
+    ex.context.barrier()
+    if ex.context.rank == 2:
+        ex.context.abort("test")
+        raise Left
+
+    def go_on() -> None:
+        while True:
+            ex.step({name: value + 1 for name, value in params().items()})
+
+    with pytest.raises(hpcomm.PeerFailed):
+        go_on()
+
+
+@on_both
+def test_a_strangers_topology_goes_on_when_a_rank_has_left() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        ex = Exchange(ctx, params(), OddServe(), rule=hpcomm.SGD(lr=1), progress="inline")
+        until_lost(ex)
+        fresh = hpcomm.recover(ex).exchange
+        assert (fresh.plan.workers, fresh.plan.servers) == ((0, 1), (1,))
+        before = {name: value.copy() for name, value in fresh.params.items()}
+        fresh.step({name: value + 1 for name, value in params().items()})
+        assert all((fresh.params[name] == value - 1).all() for name, value in before.items())
+        fresh.context.close()
+        raise Left
+
+    run_threads(3, body, timeout=10)
+
+
+@on_both
+def test_a_plan_is_not_rebuilt() -> None:
+    """Nobody hangs: all that are left hear the same."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        ex = Exchange(ctx, params(), plan=OddServe().compile(params(), 3), rule=hpcomm.SGD(lr=1), progress="inline")
+        until_lost(ex)
+        with pytest.raises(hpcomm.NotSupported, match="recover: the exchange was made from a Plan"):
+            hpcomm.recover(ex)
+        raise Left
+
+    run_threads(3, body, timeout=10)
+
+
+class Placed:
+    """Stands in the place of a context whose ranks share hosts, which a test on one host has not."""
+
+    hosts, racks, size = (0, 0, 2, 2), ("",) * 4, 4
+
+
+def schemes_of(names: Iterable[str], topology: Any, consistency: Any) -> tuple[Scheme, ...]:
+    rules = dict.fromkeys(names, hpcomm.Average())
+    return settled(Placed(), topology, consistency, EngineOptions(), rules)  # type: ignore[arg-type]
+
+
+SERVED: list[Any] = ["flat", "auto", Hierarchy(), ParameterServer("CC"), OddServe()]
+OTHERS: list[Any] = [ring(4), (ring(4),), ring, complete(4), [ring(4), complete(4)], HostGraph()]
+
+
+@given(st.data())
+def test_keys_form_schemes_by_graph_and_consistency(data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from("abcdefg"), min_size=1, unique=True))
+    some = st.lists(st.sampled_from(names), unique=True)
+    topology = {name: data.draw(st.sampled_from(SERVED + OTHERS)) for name in data.draw(some)}
+    consistency = {
+        name: data.draw(st.sampled_from([BSP, NOTIFY_ACK, SSP(2)]))
+        for name in data.draw(some)
+        if not isinstance(topology.get(name), OddServe | HostGraph)
+    }
+    found = schemes_of(names, topology, consistency)
+    assert sorted(name for scheme in found for name in scheme.names) == sorted(names)  # each key is in one
+    assert [scheme.names[0] for scheme in found] == sorted((s.names[0] for s in found), key=names.index)
+    assert all(list(scheme.names) == sorted(scheme.names, key=names.index) for scheme in found)
+    of = {name: scheme for scheme in found for name in scheme.names}
+
+    def kind(name: str) -> tuple[Any, ...]:
+        one, its = as_topology(topology.get(name, "flat")), consistency.get(name, BSP)
+        if one.updates_of in ("neighbours", "hosts"):
+            return one, its if one.updates_of == "neighbours" else with_servers(its)
+        return None, with_servers(its)
+
+    for a in names:
+        assert of[a].consistency == kind(a)[1]
+        for b in names:
+            assert (of[a] is of[b]) == (kind(a) == kind(b))
+
+
+def test_schemes_know_their_hosts_and_their_graphs() -> None:
+    auto, async_, graph = schemes_of("abcd", {"c": star, "a": "auto", "b": "auto"}, {"b": SSP(2)})
+    hosts = Hierarchy([[0, 1], [2, 3]], [])
+    plan = auto.topology.compile({"a": 10, "d": 10}, 4)
+    assert (auto.names, async_.names, graph.names) == (("a", "d"), ("b",), ("c",))
+    assert plan.rows_of("a") == tuple(hosts.compile({"a": 10}, 4).rows)
+    assert async_.topology == ParameterServer()
+    assert graph.topology.graphs(4) == (star(4),)
+    assert graph.among([1, 2, 3], 4).topology.graphs(3) == (star(3),)  # made anew
+
+
+def test_equal_graphs_are_one_topology() -> None:
+    assert as_topology(ring(4)) == as_topology([ring(4)]) == Phases((ring(4),))
+    assert as_topology(ring(4)) != as_topology(complete(4))
+    assert as_topology(ring) == as_topology(ring) != as_topology(ring(4))
+
+
+@pytest.mark.parametrize(("left", "quorum"), [([0, 1, 2], 3), ([1, 3], 2), ([2], 1)])
+def test_a_quorum_is_at_most_of_those_that_are_left(left: list[int], quorum: int) -> None:
+    found = Scheme(("a",), ParameterServer(), Consistency(quorum=3)).among(left, 4)
+    assert found == Scheme(("a",), ParameterServer("CS", range(len(left))), Consistency(quorum=quorum))
+    tree = Hierarchy([[0, 1], [2, 3]])
+    assert Scheme(("a",), tree, Consistency(quorum=2)).among([2, 3], 4).consistency.quorum == 1  # one host
+
+
+@pytest.mark.parametrize(
+    ("topology", "cores", "codec", "kib"),
+    [
+        (ParameterServer(), 2, "float32", 32),
+        (ParameterServer(), 2, hpcomm.codec.TopK(0.1), 128),  # each of four cores has eight chunks
+        (ParameterServer("CC"), 1, hpcomm.codec.TopK(0.1), 512),
+        (ParameterServer(), 64, hpcomm.codec.TopK(0.1), 32),
+        (Hierarchy([[0], [1]]), 2, "bfloat16", 64),
+        (Hierarchy([[0], [1]]), 2, hpcomm.codec.TopK(0.1), 128),
+        (Tree(), 2, "float32", 128),
+        (Tree(), 2, hpcomm.codec.TopK(0.1), 256),
+        (HostGraph(hosts=((0,), (1,))), 1, "float32", 256),
+        (HostGraph(hosts=((0,), (1,))), 2, hpcomm.codec.TopK(0.1), 128),
+        (Phases((ring(2),)), 1, "float32", 256),
+        (Phases((ring(2),)), 16, "float32", 64),  # each has four chunks
+        (Phases((ring(2),)), 1, hpcomm.codec.TopK(0.1), 256),
+    ],
+)
+def test_each_topology_has_its_size_of_chunks(topology: Topology, cores: int, codec: Any, kib: int) -> None:
+    """Keys of 4 MiB on two ranks."""
+    plan = topology.compile({"w": 1 << 20}, 2, cores=cores, codec=codec)
+    assert set(plan.rows.column("count").tolist()) == {kib * 256}
