@@ -1,7 +1,8 @@
 /* Functions that the files of this folder share: exchange.c makes and leaves an exchange, which is its engines;
- * create.c opens an engine and close.c leaves it, check.c checks a configuration, check_codecs.c its codecs, worker.c
- * pushes and pulls, apply.c folds and applies in two calls, args.c sets the arguments of the rule, rows.c reads and
- * writes rows, stats.c and traffic.c tell what was counted, encoders.c what was encoded.
+ * create.c opens an engine and close.c leaves it, keys.c tells which one has a key, check.c checks a configuration,
+ * check_codecs.c its codecs, worker.c pushes and pulls, apply.c folds and applies in two calls, args.c sets the
+ * arguments of the rule, rows.c reads and writes rows, stats.c and traffic.c tell what was counted, encoders.c what was
+ * encoded.
  *
  * An exchange has one engine for each of its configurations: some keys, with a consistency of theirs, on a graph or
  * with servers. A key is one engine's for life, and so is its way: calls of a key go to its engine, and calls of the
@@ -35,6 +36,7 @@ static inline hpc_engine *hpc_engine_at(const hpc_exchange *ex, int *key) {
     return at->engine;
 }
 
+/* keys.c */
 int hpc_fail_key(const hpc_exchange *ex, int key, const char *op);
 
 static inline hpc_engine *hpc_engine_of(const hpc_exchange *ex, int *key, const char *op) {
