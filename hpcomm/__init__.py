@@ -11,6 +11,7 @@ All that is public is here; `python -m pydoc hpcomm` tells it all.
 
 from . import codec as codec
 from . import kernels as kernels
+from . import model as model
 from . import topology as topology
 from ._core import Device, devices
 from ._core import version as _version

@@ -9,13 +9,15 @@ import numpy as np
 
 from .context import Context
 from .errors import InvalidArgument
+from .model import Bandwidths
 from .stage import whole
-from .topology import Bandwidths, Hierarchy
+from .topology import Hierarchy
 
 _DEFAULT = Hierarchy()
 _ROUNDS = 3
 _TIME = struct.Struct("<d")
 _COUNT = struct.Struct("<q")
+_MAPPED = ("self", "shm")
 
 Flows = Sequence[tuple[int, int]]  # ranks that write, and the ranks that they write to
 
@@ -72,6 +74,12 @@ def measured(ctx: Context, topology: Hierarchy, timeout: float | None = None) ->
     several = any(sum(host[0] in rack for host in topology.hosts or ()) > 1 for rack in topology.racks or ())
     found = measure_bandwidths(ctx, topology, 4 << 20, timeout) if len(topology.racks or ()) > 1 and several else None
     return replace(topology, bandwidths=found)
+
+
+def hosts_of(ctx: Context, timeout: float | None = None) -> list[int]:
+    """By rank: the lowest of the ranks that map its memory, itself among them. Collective."""
+    mine = bytes(peer.transport in _MAPPED for peer in ctx.peers)
+    return [part.index(1) for part in ctx.allgather(mine, timeout)]
 
 
 def carried(ctx: Context, flows: Flows, nbytes: int, timeout: float | None) -> float:

@@ -12,6 +12,7 @@ from hpcomm.consistency import with_servers
 from hpcomm.exchange import inside
 from hpcomm.exchange.options import EngineOptions
 from hpcomm.exchange.servers import settled
+from hpcomm.model import racks_pay
 from hpcomm.plan import Plan
 from hpcomm.topology import Bandwidths
 from hpcomm.topology.by_key import ByKey
@@ -89,10 +90,10 @@ def test_racks_count_where_they_pay() -> None:
     4/(2 B_Core) without it."""
     hosts = [[rank] for rank in range(8)]
     racks = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert Bandwidths(host=1, core=1).pays(4, 2)  # 2 > 1 + 1/2
-    assert not Bandwidths(host=1, core=1.5).pays(4, 2)  # 4/3 < 1 + 1/3
-    assert not Bandwidths(host=1, core=1, leader=2).pays(4, 2)  # 2 < 2 + 1/2
-    assert Bandwidths(host=1, core=0.25, leader=1).pays(4, 2)  # 8 > 4 + 2
+    assert racks_pay(Bandwidths(host=1, core=1), 4, 2)  # 2 > 1 + 1/2
+    assert not racks_pay(Bandwidths(host=1, core=1.5), 4, 2)  # 4/3 < 1 + 1/3
+    assert not racks_pay(Bandwidths(host=1, core=1, leader=2), 4, 2)  # 2 < 2 + 1/2
+    assert racks_pay(Bandwidths(host=1, core=0.25, leader=1), 4, 2)  # 8 > 4 + 2
     assert Hierarchy(hosts, racks, bandwidths=Bandwidths(1, 1)).levels(8) == [
         tuple(map(tuple, hosts)),
         tuple(map(tuple, racks)),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .. import _core
 from ..codec import FLOAT32, Auto, WireFormat, asked
 from ..context import Context
-from ..measure import carried
+from ..measure import carried, hosts_of
 from ..optim import SGD
 from ..plan import ELEMENT, Plan
 from ..topology import ParameterServer
@@ -81,7 +81,7 @@ def decided(ctx: Context, plan: Plan, codec: Any, make: Callable[..., Any], time
     if not open_:
         return Decided(codecs, why, None)
     costs = {one: _costs(ctx, one, make, timeout) for one in dict.fromkeys(one.codec for one in open_.values())}
-    hosts = _hosts(ctx, timeout)
+    hosts = hosts_of(ctx, timeout)
     leads = sorted(set(hosts))
     flows = [(rank, leads[(i + 1) % len(leads)]) for i, rank in enumerate(leads)]
     bandwidth = carried(ctx, flows, _CARRIED, timeout) / len(flows)
@@ -126,12 +126,6 @@ def _costs(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: f
     ratio = sent / max(1, before)
     every = [_COSTS.unpack(part) for part in ctx.allgather(_COSTS.pack(ratio, *best), timeout)]
     return Costs(*(max(column) for column in zip(*every, strict=True)))
-
-
-def _hosts(ctx: Context, timeout: float) -> list[int]:
-    """By rank: the lowest of the ranks that map its memory, itself among them."""
-    mine = bytes(peer.transport in _MAPPED for peer in ctx.peers)
-    return [part.index(1) for part in ctx.allgather(mine, timeout)]
 
 
 @dataclass(frozen=True)

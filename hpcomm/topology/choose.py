@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidArgument
+from ..model import Rates, busiest_link, link_seconds
 from ..stage import whole
 from . import graphs
 from .fairness import metropolis
@@ -104,14 +105,15 @@ def recommend(
     accuracy = _checked_accuracy(accuracy)
     if bandwidth == 0:
         raise InvalidArgument("bandwidth is 0: must be above 0, in bytes a second")
+    rates = Rates(between=bandwidth, latency=latency)
     found: dict[tuple[Graph, ...], Choice] = {}
     for graph in _candidates(n):
         phases = as_phases(graph)
         if phases in found:
             continue
-        busiest = max(int(max(phase.out_degrees.max(), phase.in_degrees.max())) for phase in phases)
+        busiest = max(int(busiest_link(phase.out_degrees, phase.in_degrees)) for phase in phases)
         sigma = second_singular(graph)
-        step = compute + latency + busiest * nbytes / bandwidth
+        step = compute + link_seconds(busiest * nbytes, rates)
         steps = _steps(sigma, len(phases), accuracy)
         name = phases[0].name.removesuffix("[0]")
         found[phases] = Choice(graph, name, 1 - sigma, busiest * nbytes, step, steps, steps * step if step else 0.0)
