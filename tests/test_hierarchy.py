@@ -122,6 +122,7 @@ def test_an_exchange_measures_bandwidths_itself() -> None:
     def body(ctx: hpcomm.Context) -> None:
         found = hpcomm.measure.measured(ctx, hierarchy)
         assert isinstance(found.bandwidths, Bandwidths)
+        assert hpcomm.measure.measured(ctx, hierarchy) == found  # once for a context
         params = {"w": np.zeros(1000, np.float32)}
         with hpcomm.Exchange(ctx, params, hierarchy, rule=hpcomm.SGD(lr=1), reduce="sum") as ex:
             ex.push_pull("w", np.ones(1000, np.float32))

@@ -1,5 +1,6 @@
 """The cost model: exchanges count and allocate what it predicts, and it answers for clusters that nobody has."""
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from hpcomm import (
     Average,
     Exchange,
     Hierarchy,
+    HpcommError,
     InvalidArgument,
     ParameterServer,
     Plan,
     Tree,
+    measure,
     model,
 )
-from hpcomm.codec import OneBit, TopK
+from hpcomm.codec import FLOAT32, Auto, OneBit, TopK
 from hpcomm.exchange.arguments import graph_weights
 from hpcomm.measure import hosts_of
 from hpcomm.model import PARAMETERS, UPDATES, Bandwidths, CodecRates, Rates
@@ -315,3 +318,113 @@ def test_a_thousand_ranks() -> None:
     rates = Rates(between=1.25e9, latency=1e-5)
     busiest = model.busiest_link(bytes_per_step(graph, 1 << 20), graph.in_degrees << 20)
     assert model.step_seconds(load, rates) == model.link_seconds(busiest, rates)
+
+
+# ---- rates of a context ----------------------------------------------------------------------------------------------
+
+TOP = Auto(TopK(0.01, kernel="c"))  # which needs no compiler
+
+
+@on_both
+def test_rates_are_measured_once_and_alike_on_all_ranks(ranks_by: str) -> None:
+    def body(ctx: hpcomm.Context) -> Rates:
+        first = hpcomm.measure_rates(ctx)
+        assert hpcomm.measure_rates(ctx) is not first
+        assert hpcomm.measure_rates(ctx) == first  # to the last bit
+        return first
+
+    found = run_threads(3, body)
+    assert found == [found[0]] * 3
+    one = found[0]
+    assert (one.between < 1e13) == (ranks_by != "shm")
+    assert (one.inside < 1e13) == (ranks_by == "shm")
+    assert 1e6 < one.memory < 1e13
+    assert 0 < one.fold < 1e-3
+
+
+def test_all_measure_again_where_one_rank_has_failed_to() -> None:
+    def body(ctx: hpcomm.Context) -> list[int]:
+        made: list[int] = []
+
+        def measured() -> int:
+            made.append(len(made))
+            if ctx.rank == 1 and len(made) == 1:
+                raise HpcommError("no luck")
+            return 10 * ctx.rank + len(made)
+
+        if ctx.rank == 1:
+            with pytest.raises(HpcommError, match="no luck"):
+                measure.once(ctx, "luck", measured, None)
+        else:
+            assert measure.once(ctx, "luck", measured, None) == 10 * ctx.rank + 1
+        assert measure.once(ctx, "luck", measured, None) == 10 * ctx.rank + 2
+        assert measure.once(ctx, "luck", measured, None) == 10 * ctx.rank + 2
+        return made
+
+    assert run_threads(3, body) == [[0, 1]] * 3
+
+
+def test_exchanges_of_a_context_measure_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank measures the link once and each codec once, however many exchanges ask for them."""
+    calls: Counter[tuple[str, int]] = Counter()
+    lock, carried, tried = threading.Lock(), measure.carried, measure._tried
+
+    def count_carried(ctx: hpcomm.Context, *args: Any) -> float:
+        with lock:
+            calls["carried", ctx.rank] += 1
+        return carried(ctx, *args)
+
+    def count_tried(ctx: hpcomm.Context, codec: Any, *args: Any) -> CodecRates:
+        with lock:
+            calls[codec.name, ctx.rank] += 1
+        return tried(ctx, codec, *args)
+
+    monkeypatch.setattr(measure, "carried", count_carried)
+    monkeypatch.setattr(measure, "_tried", count_tried)
+
+    def body(ctx: hpcomm.Context) -> list[str]:
+        why = []
+        for codec in (TOP, TOP, {"w": Auto(OneBit())}, {"w": TOP}):
+            with Exchange(ctx, {"w": np.zeros(5000, F32)}, codec=codec, progress="inline") as ex:
+                why.append(ex.stats().codecs["w"].why)
+        return why
+
+    every = run_threads(2, body, transport="tcp")
+    assert calls == {(what, rank): 1 for what in ("carried", "topk", "onebit") for rank in range(2)}
+    assert every[0] == every[1]
+    assert every[0][0] == every[0][1] == every[0][3] != every[0][2]
+
+
+@pytest.mark.parametrize(("between", "pays"), [(1e3, True), (1e15, False)])
+def test_a_codec_is_taken_where_its_seconds_are_fewer(between: float, pays: bool) -> None:
+    rates = CodecRates(0.1, 1e-9, 1e-9)
+
+    def body(ctx: hpcomm.Context) -> None:
+        measure.once(ctx, "between", lambda: between, None)
+        measure.once(ctx, ("codec", TOP.codec), lambda: rates, None)
+        with Exchange(ctx, {"w": np.zeros(5000, F32)}, codec=TOP, progress="inline") as ex:
+            ex.push_pull("w", np.ones(5000, F32))
+            assert ex.codecs["w"] == (TOP.codec if pays else FLOAT32)
+            one = ex.stats().codecs["w"]
+            if one.gain is not None:
+                working = one.encode + one.decode
+                assert one.gain == model.saved_seconds(one.bytes_before, one.bytes, working, between)
+            assert (one.gain is not None) == pays
+
+    run_threads(2, body, transport="tcp")
+
+
+@pytest.mark.parametrize("options", [{"chunk_bytes": 7}, {"progress": "fast"}, {"rule": 3}], ids=str)
+@pytest.mark.parametrize("ranks_by", ["shm", "tcp"])
+def test_a_later_exchange_is_refused_on_all_ranks(ranks_by: str, options: dict[str, Any]) -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        given = {"w": np.zeros(5000, F32)}
+        with Exchange(ctx, given, codec=TOP, progress="inline") as ex:
+            ex.push_pull("w", np.ones(5000, F32))
+        mine = {"progress": "inline", **(options if ctx.rank == 1 else {})}
+        with pytest.raises(InvalidArgument, match=next(iter(options)).partition("_")[0]):
+            Exchange(ctx, given, codec=TOP, **mine)
+        with Exchange(ctx, given, codec=TOP, progress="inline") as ex:  # the ranks still agree on what comes next
+            ex.push_pull("w", np.ones(5000, F32))
+
+    run_threads(3, body, transport=ranks_by)
