@@ -55,6 +55,11 @@ def bytes_per_step(graph: Graph, nbytes: int) -> NDArray[np.int64]:
     return graph.out_degrees * whole("nbytes", nbytes, 0, _MOST_BYTES)
 
 
+def busiest_degree(graph: Graph | Sequence[Graph]) -> int:
+    """How many updates the busiest rank sends or takes in a step, whichever is more; of phases the most."""
+    return max(int(busiest_link(phase.out_degrees, phase.in_degrees)) for phase in as_phases(graph))
+
+
 def steps_to_consensus(graph: Graph | Sequence[Graph], accuracy: float) -> float:
     """Steps until the models' distance from their mean has come down to accuracy times what it was, or inf.
 
@@ -111,8 +116,7 @@ def recommend(
         phases = as_phases(graph)
         if phases in found:
             continue
-        busiest = max(int(busiest_link(phase.out_degrees, phase.in_degrees)) for phase in phases)
-        sigma = second_singular(graph)
+        busiest, sigma = busiest_degree(graph), second_singular(graph)
         step = compute + link_seconds(busiest * nbytes, rates)
         steps = _steps(sigma, len(phases), accuracy)
         name = phases[0].name.removesuffix("[0]")
