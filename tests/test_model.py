@@ -1,5 +1,6 @@
 """The cost model: exchanges count and allocate what it predicts, and it answers for clusters that nobody has."""
 
+import re
 import threading
 from collections import Counter
 from pathlib import Path
@@ -128,6 +129,28 @@ def test_ranks_and_hosts_send_what_their_entries_say() -> None:
         assert not load.by_host(stages)[0][:, [1, 3]].any()
     tenth = load.by_host(UPDATES, [CodecRates(0.1, 0, 0)] * 2)[0]
     np.testing.assert_allclose(tenth, load.by_host(UPDATES)[0] * [[0.1], [1]])  # b goes as arrays
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan.tree({"w": 1 << 16}, [-1, 0, 1, 1]),
+        Plan.hosts({"w": 1 << 16}, [TWO_HOSTS], RANKS),
+        Plan.hosts({"w": 1 << 16}, [[[0, 1], [2], [3]]], RANKS, top="ring", apply_at="receivers"),
+        Plan.hosts({"w": 1 << 16}, [TWO_HOSTS], RANKS, codec="float16", codec_out="bfloat16"),
+    ],
+    ids=["tree", "hosts", "ring", "16 bits"],
+)
+def test_the_text_of_a_plan_tells_the_same_bytes(plan: Plan) -> None:
+    sent = predicted(model.load_of(plan))
+    lines = re.findall(r"ranks? (\d)(?:-(\d))?: ([\d.]+) (K?i?B) out, ([\d.]+) (K?i?B) in", str(plan))
+    assert lines
+    for first, last, *told in lines:
+        group = range(int(first), int(last or first) + 1)
+        out = sum(n for (_, a, b), n in sent.items() if a in group and b not in group)
+        into = sum(n for (_, a, b), n in sent.items() if b in group and a not in group)
+        unit = {"B": 1, "KiB": 1024}
+        assert [float(told[0]) * unit[told[1]], float(told[2]) * unit[told[3]]] == [out, into]
 
 
 # ---- memory, as exchanges allocate it --------------------------------------------------------------------------------
