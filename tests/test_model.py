@@ -22,11 +22,13 @@ from hpcomm import (
     InvalidArgument,
     ParameterServer,
     Plan,
+    PlanOptions,
     Tree,
     measure,
     model,
 )
 from hpcomm.codec import FLOAT32, Auto, OneBit, TopK
+from hpcomm.exchange import auto
 from hpcomm.exchange.arguments import graph_weights
 from hpcomm.measure import hosts_of
 from hpcomm.model import PARAMETERS, UPDATES, Bandwidths, CodecRates, Rates
@@ -109,6 +111,32 @@ def test_bytes_are_those_that_an_exchange_counts(case: str) -> None:
     counted: Bytes = sum((sent for _, sent in every), Counter())
     assert counted == sum(map(predicted, every[0][0]), Counter())
     assert counted
+
+
+@pytest.mark.parametrize("topology", ["flat", Hierarchy(TWO_HOSTS), ParameterServer(apply_at="receivers")], ids=str)
+def test_pieces_take_the_part_that_their_codec_leaves(topology: Any) -> None:
+    """OneBit leaves the same part of every piece of whole rows, but for the 16 bytes of its head."""
+
+    def body(ctx: hpcomm.Context) -> tuple[Bytes, int, int, model.Load]:
+        params = {"w": np.zeros((256, 64), F32)}
+        with Exchange(ctx, params, topology, codec=OneBit(), progress="inline", chunk_bytes=16384) as ex:
+            ex.push_pull("w", np.ones((256, 64), F32))
+            ctx.barrier()
+            stats = ex.stats()
+            one = stats.codecs["w"]
+            sent = {(entry.stage, ctx.rank, entry.rank): entry.bytes for entry in stats.traffic}
+            return Counter(sent), one.bytes, one.bytes_before, model.load_of(ex.plan)
+
+    every = run_threads(RANKS, body, transport="tcp")
+    counted: Bytes = sum((sent for sent, *_ in every), Counter())
+    ratio = sum(nbytes for _, nbytes, *_ in every) / sum(before for _, _, before, _ in every)
+    load = every[0][3]
+    assert ratio < 0.2
+    for stages in (UPDATES, PARAMETERS):
+        out, into = (side[0] for side in load.by_rank(stages, [CodecRates(ratio, 0, 0)]))
+        for rank in range(RANKS):
+            ways = [sum(n for way, n in counted.items() if way[0] in stages and way[end] == rank) for end in (1, 2)]
+            assert [out[rank], into[rank]] == pytest.approx(ways)
 
 
 def test_ranks_and_hosts_send_what_their_entries_say() -> None:
@@ -435,6 +463,20 @@ def test_a_codec_is_taken_where_its_seconds_are_fewer(between: float, pays: bool
             assert (one.gain is not None) == pays
 
     run_threads(2, body, transport="tcp")
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [None, "auto", "float16", Auto(), TOP, OneBit(), {}, {"b": "auto"}, {"w": TOP}, {"w": OneBit(), "b": "bfloat16"}],
+    ids=str,
+)
+def test_all_ways_to_ask_are_seen_in_the_arguments(codec: Any) -> None:
+    """What the arguments say unchecked is what their check finds."""
+    asks = bool(auto.undecided(("w", "b"), codec))
+    assert auto.is_asked(None, {"codec": codec}) == asks
+    assert auto.is_asked(PlanOptions(codec=codec), {}) == asks
+    assert not auto.is_asked(PlanOptions(codec=codec), {"codec": "float32"})
+    assert not auto.is_asked(Plan.hub({"w": 9}, [0], [0], 1), {"codec": codec})
 
 
 @pytest.mark.parametrize("options", [{"chunk_bytes": 7}, {"progress": "fast"}, {"rule": 3}], ids=str)
