@@ -41,7 +41,7 @@ _kept: WeakKeyDictionary[Context, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
 def once(ctx: Context, what: Hashable, measure: Callable[[], T], timeout: float | None) -> T:
-    """What measure finds, which is kept for the context. Collective: where a rank has no result, as its measurement
+    """The result of measure, which is kept for the context. Collective: where a rank has none, because its measurement
     failed, all ranks measure again."""
     own = _kept.setdefault(ctx, {})
     if not all(map(any, ctx.allgather(bytes([what in own]), timeout))):
@@ -82,7 +82,8 @@ def between_hosts(ctx: Context, hosts: Sequence[int], timeout: float | None) -> 
 
 
 def _inside(ctx: Context, hosts: Sequence[int], timeout: float | None) -> float:
-    return _ring(ctx, [[rank for rank, host in enumerate(hosts) if host == lead] for lead in set(hosts)], timeout)
+    groups = [[rank for rank, host in enumerate(hosts) if host == lead] for lead in sorted(set(hosts))]
+    return _ring(ctx, groups, timeout)
 
 
 def _ring(ctx: Context, groups: Sequence[Sequence[int]], timeout: float | None) -> float:
@@ -115,7 +116,7 @@ def _folder() -> Callable[[], None]:
 
 
 def codec_rates(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: float) -> CodecRates:
-    """What a codec of pieces takes, on the slowest rank. Collective; measured once for a context.
+    """The rates of a codec of pieces, on the slowest rank. Collective; measured once for a context.
 
     An exchange of its own pushes random updates with a normal distribution, and each rank owns its part of them. A
     codec that is tried as another one (WireFormat.trial) is measured as that.

@@ -29,7 +29,7 @@ def step_seconds(load: Load, rates: Rates, codecs: Sequence[CodecRates] = ()) ->
 
 
 def busiest_link(out: NDArray[np.generic], into: NDArray[np.generic]) -> float:
-    """The most that a link carries in one direction: its two directions work at the same time."""
+    """Bytes that the busiest link carries in one direction; its two directions work at the same time."""
     return float(max(out.max(initial=0), into.max(initial=0)))
 
 

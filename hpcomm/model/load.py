@@ -1,4 +1,4 @@
-"""What a step of a plan sends, encodes, decodes, folds and copies: counted from its rows alone."""
+"""The load of a step: what its ranks send, encode, decode, fold and copy, counted from the rows of a plan alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ..plan import ELEMENT, Plan
 from .rates import DENSE, CodecRates
 from .table import PIECES, WIDTH, Counts, Ends, Table, hosts_of
 
-Flows: TypeAlias = tuple[Counts, Counts, Counts, Counts, NDArray[np.bool_], Counts]  # the columns of Sent
+_Columns: TypeAlias = tuple[Counts, Counts, Counts, Counts, NDArray[np.bool_], Counts]  # of Sent
 
 STAGES = ("push", "forward", "relay", "parameters")  # as Traffic.stage has them
 UPDATES = STAGES[:2]
@@ -21,8 +21,8 @@ PARAMETERS = STAGES[2:]
 
 @dataclass(frozen=True)
 class Sent:
-    """What ranks send each other in one step: one entry for each key, stage and pair of ranks, and for pieces another
-    one than for arrays. All attributes are arrays of one length.
+    """The bytes that ranks send each other in one step: one entry for each key, stage and pair of ranks, and for pieces
+    another one than for arrays. All attributes are arrays of one length.
 
     Attributes:
         key, source, target: int64: the number of the key, and the two ranks, which differ.
@@ -42,16 +42,17 @@ class Sent:
 
 @dataclass(frozen=True)
 class Load:
-    """What one step of a plan moves and computes.
+    """The bytes that one step of a plan moves, and the elements that it computes with.
 
     Attributes:
-        keys: how many there are.
+        keys: the number of keys.
         hosts: int64 (ranks,): by rank the lowest rank on its host, where ranks read and write each other's memory.
         sent: what ranks send each other.
         encodes, decodes: int64 (keys, ranks): elements that a rank encodes into pieces, and decodes from them. What
             goes to several rows is encoded once.
         folds: int64 (keys, ranks): elements of inputs that a rank adds.
-        copies: int64 (keys, ranks): bytes that a rank's trainer copies into the slots of its pushes.
+        copies: int64 (keys, ranks): bytes that a rank's pushes copy. A trainer that writes its gradients in
+            place copies nothing.
     """
 
     keys: int
@@ -161,7 +162,7 @@ def _carrying(table: Table, weights: ArrayLike | None) -> Ends:
     return inputs.where((inputs.other >= 0) | (phase[table.owner[inputs.row], inputs.rank] != 0))
 
 
-def _parameters(table: Table, hosts: Counts) -> Flows:
+def _parameters(table: Table, hosts: Counts) -> _Columns:
     """Parameters from owners to workers. Within a host they are decoded as they are written."""
     row, worker, *_ = table.outputs
     owner = table.owner[row]
@@ -170,7 +171,7 @@ def _parameters(table: Table, hosts: Counts) -> Flows:
     return table.key[row], stage, owner, worker, pieces, table.count[row] * width
 
 
-def _summed(*flows: Flows) -> Sent:
+def _summed(*flows: _Columns) -> Sent:
     """The entries of equal place as one. What a rank gives itself is not sent."""
     key, stage, source, target, pieces, nbytes = (np.concatenate(columns) for columns in zip(*flows, strict=True))
     goes = source != target

@@ -8,7 +8,7 @@ from ..errors import InvalidArgument
 
 @dataclass(frozen=True)
 class CodecRates:
-    """What a codec of pieces takes on the slowest rank.
+    """The rates of a codec of pieces, on the slowest rank.
 
     Attributes:
         ratio: bytes of pieces by bytes of float32.
@@ -57,7 +57,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """What decides whether a fold in each rack pays, in bytes a second (PHub, section 3.4).
+    """The bandwidths that decide whether a fold in each rack pays, in bytes a second (PHub, section 3.4).
 
     Attributes:
         host: of a host's link to the others of its rack (B_Wkr).
