@@ -11,6 +11,7 @@ All that is public is here; `python -m pydoc hpcomm` tells it all.
 
 from . import codec as codec
 from . import kernels as kernels
+from . import model as model
 from . import topology as topology
 from ._core import Device, devices
 from ._core import version as _version
@@ -33,7 +34,7 @@ from .errors import (
 )
 from .exchange import CodecStats, EngineOptions, Exchange, ExchangeStats, Handle, PeerStats, PlanOptions, Traffic
 from .launch import Communicator
-from .measure import measure_bandwidths
+from .measure import measure_bandwidths, measure_rates
 from .optim import SGD, Adam, AdamW, Average, Momentum, Nesterov, Rule
 from .plan import Plan
 from .presets import broadcast, parameter_hub, stochastic_reduce
@@ -101,6 +102,7 @@ __all__ = [
     "init",
     "latest",
     "measure_bandwidths",
+    "measure_rates",
     "parameter_hub",
     "recover",
     "restore",

@@ -89,11 +89,17 @@ def _traffic(flow: Flow) -> dict[tuple[int, int], tuple[int, int]]:
     sent: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
     edges, ins, outs = flow.lists
     for row, (kind, owner) in enumerate(zip(flow.action, flow.owner, strict=True)):
-        for rank, _, _ in edges[ins[row]] if kind != "relay" else ():
+        for rank, _, _ in filter(_carries, edges[ins[row]]) if kind != "relay" else ():
             sent[rank, owner][0] += flow.inputs[row]
         for rank, _, _ in edges[outs[row]] if kind != "forward" else ():
             sent[owner, rank][1] += flow.outputs[row]
     return {link: (updates, parameters) for link, (updates, parameters) in sent.items()}
+
+
+def _carries(edge: tuple[int, int, float]) -> bool:
+    """Whether an input brings bytes: a push of weight 0 only says that its rank is ready."""
+    _, row, weight = edge
+    return row >= 0 or weight != 0
 
 
 def _load(

@@ -1,23 +1,160 @@
-"""The bandwidths by which a hierarchy decides whether racks pay, measured at the start of a job (PHub, section 3.4)."""
+"""The rates of a context's machine, measured once and kept: what hpcomm.model predicts by.
 
+Measuring is collective. Before each measurement the ranks agree whether all of them have its result already.
+"""
+
+import math
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from . import _core
+from .codec import WireFormat
 from .context import Context
 from .errors import InvalidArgument
+from .model import Bandwidths, CodecRates, Rates
+from .optim import SGD
 from .stage import whole
-from .topology import Bandwidths, Hierarchy
+from .topology import Hierarchy, ParameterServer
 
 _DEFAULT = Hierarchy()
 _ROUNDS = 3
 _TIME = struct.Struct("<d")
 _COUNT = struct.Struct("<q")
+_CODEC = struct.Struct("<3d")
+_MAPPED = ("self", "shm")
+_CARRIED = 4 << 20  # bytes that a rank writes to another
+_WORKED = 1 << 20  # elements that a rank copies, and folds
+_TRIED = 1 << 17  # elements of the update that is encoded and decoded
+_STEPS = 10  # of which the first half finds the delta, and the best of the others counts
 
 Flows = Sequence[tuple[int, int]]  # ranks that write, and the ranks that they write to
+T = TypeVar("T")
+
+_kept: WeakKeyDictionary[Context, dict[Hashable, Any]] = WeakKeyDictionary()
+
+
+def once(ctx: Context, what: Hashable, measure: Callable[[], T], timeout: float | None) -> T:
+    """The result of measure, which is kept for the context. Collective: where a rank has none, because its measurement
+    failed, all ranks measure again."""
+    own = _kept.setdefault(ctx, {})
+    if not all(map(any, ctx.allgather(bytes([what in own]), timeout))):
+        own[what] = measure()
+    found: T = own[what]
+    return found
+
+
+def measure_rates(ctx: Context, timeout: float | None = None) -> Rates:
+    """The rates of this context's machine, by which hpcomm.model predicts. Collective; all ranks get the same numbers,
+    those of the slowest rank and link. They are measured once for a context.
+
+    Args:
+        ctx: the ranks.
+        timeout: seconds for each part; None means the context's default.
+    """
+    hosts = hosts_of(ctx, timeout)
+    return Rates(
+        between=between_hosts(ctx, hosts, timeout),
+        inside=once(ctx, "inside", lambda: _inside(ctx, hosts, timeout), timeout),
+        memory=once(ctx, "memory", lambda: 4 * _WORKED / _slowest(ctx, _copier(), timeout), timeout),
+        fold=once(ctx, "fold", lambda: _slowest(ctx, _folder(), timeout) / (2 * _WORKED), timeout),
+    )
+
+
+def hosts_of(ctx: Context, timeout: float | None = None) -> list[int]:
+    """By rank: the lowest of the ranks that map its memory, itself among them. Collective."""
+    mine = bytes(peer.transport in _MAPPED for peer in ctx.peers)
+    return [part.index(1) for part in ctx.allgather(mine, timeout)]
+
+
+def between_hosts(ctx: Context, hosts: Sequence[int], timeout: float | None) -> float:
+    """Bytes a second that a host's link carries when a rank of each host writes to the next host; inf if there is but
+    one. Collective."""
+    leads = sorted(set(hosts))
+    found: float = once(ctx, "between", lambda: _ring(ctx, [leads], timeout), timeout)
+    return found
+
+
+def _inside(ctx: Context, hosts: Sequence[int], timeout: float | None) -> float:
+    groups = [[rank for rank, host in enumerate(hosts) if host == lead] for lead in sorted(set(hosts))]
+    return _ring(ctx, groups, timeout)
+
+
+def _ring(ctx: Context, groups: Sequence[Sequence[int]], timeout: float | None) -> float:
+    """Bytes a second of each rank, when all write to the next one of their group at once."""
+    flows = [(rank, group[(i + 1) % len(group)]) for group in groups if len(group) > 1 for i, rank in enumerate(group)]
+    return carried(ctx, flows, _CARRIED, timeout) / len(flows) if flows else math.inf
+
+
+def _slowest(ctx: Context, work: Callable[[], None], timeout: float | None) -> float:
+    """Seconds of the slowest rank while all work: of each rank its best round."""
+    taken = math.inf
+    work()  # the first time, pages are new
+    for _ in range(_ROUNDS):
+        ctx.barrier(timeout)
+        start = time.monotonic()
+        work()
+        taken = min(taken, time.monotonic() - start)
+    every: list[float] = [_TIME.unpack(part)[0] for part in ctx.allgather(_TIME.pack(taken), timeout)]
+    return max(every)
+
+
+def _copier() -> Callable[[], None]:
+    source, target = np.ones(_WORKED, np.float32), np.empty(_WORKED, np.float32)
+    return lambda: np.copyto(target, source)
+
+
+def _folder() -> Callable[[], None]:
+    inputs, total = [np.ones(_WORKED, np.float32), np.ones(_WORKED, np.float32)], np.empty(_WORKED, np.float32)
+    return lambda: _core.fold(total, inputs, [0.5, 0.5])
+
+
+def codec_rates(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: float) -> CodecRates:
+    """The rates of a codec of pieces, on the slowest rank. Collective; measured once for a context.
+
+    An exchange of its own pushes random updates with a normal distribution, and each rank owns its part of them. A
+    codec that is tried as another one (WireFormat.trial) is measured as that.
+
+    Args:
+        ctx: the ranks.
+        codec: a value of hpcomm.codec that sends pieces.
+        make: hpcomm.Exchange.
+        timeout: seconds for each part.
+    """
+    trial = codec.trial()
+    return once(ctx, ("codec", trial), lambda: _tried(ctx, trial, make, timeout), timeout)
+
+
+def _tried(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: float) -> CodecRates:
+    random = np.random.default_rng(ctx.rank)
+    with make(
+        ctx,
+        {"trial": np.zeros(_TRIED, np.float32)},
+        ParameterServer(),
+        rule=SGD(lr=0.0),
+        codec=codec,
+        cores=1,
+        progress="inline",
+        timeout=timeout,
+    ) as ex:
+        seen = []
+        for _ in range(_STEPS):
+            ex.push_pull("trial", random.standard_normal(_TRIED, np.float32))
+            ctx.barrier(timeout)  # owners have folded what the others pushed
+            seen.append(ex.stats().codecs["trial"])
+    best = [
+        min((getattr(now, name) - getattr(before, name)) / _TRIED for before, now in pairwise(seen[_STEPS // 2 :]))
+        for name in ("encode", "decode")
+    ]
+    ratio = (seen[-1].bytes - seen[-2].bytes) / max(1, seen[-1].bytes_before - seen[-2].bytes_before)
+    every = [_CODEC.unpack(part) for part in ctx.allgather(_CODEC.pack(ratio, *best), timeout)]
+    return CodecRates(*(max(column) for column in zip(*every, strict=True)))
 
 
 def measure_bandwidths(
@@ -68,9 +205,13 @@ def _checked(nbytes: int) -> int:
 
 def measured(ctx: Context, topology: Hierarchy, timeout: float | None = None) -> Hierarchy:
     """A hierarchy that asks for measured bandwidths, with them; without, where it has no racks for which they count.
-    Collective. Args and errors are those of measure_bandwidths, and topology knows its hosts and racks."""
+    Collective; measured once for a context. Args and errors are those of measure_bandwidths, and topology knows its
+    hosts and racks."""
     several = any(sum(host[0] in rack for host in topology.hosts or ()) > 1 for rack in topology.racks or ())
-    found = measure_bandwidths(ctx, topology, 4 << 20, timeout) if len(topology.racks or ()) > 1 and several else None
+    if len(topology.racks or ()) < 2 or not several:
+        return replace(topology, bandwidths=None)
+    place = ("bandwidths", topology.hosts, topology.racks)
+    found = once(ctx, place, lambda: measure_bandwidths(ctx, topology, _CARRIED, timeout), timeout)
     return replace(topology, bandwidths=found)
 
 

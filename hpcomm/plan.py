@@ -99,13 +99,19 @@ class Rows(Sequence[Row]):
 
     def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Of all in-edges: the row, in rising order, the rank, and the row that it comes from; -1: a push."""
-        starts, n = self._columns["in"], self._columns["n_in"].astype(np.int64)
-        base = int(starts.min())  # the edges of a plan lie in one block
-        first = ((starts - np.uintp(base)) // np.uintp(_core.EDGE_BYTES)).astype(np.int64)
-        edges = _core.plan_edge_table(base, int((first + n).max()))
+        return self.ends("in")[:3]
+
+    def ends(self, way: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Of all in-edges ("in") or out-edges ("out"): the row, in rising order; rank, row and weight of the edge."""
+        starts, n = self._columns[way], self._columns[f"n_{way}"].astype(np.int64)
         row = np.repeat(np.arange(len(n)), n)
-        at = np.repeat(first - np.cumsum(n) + n, n) + np.arange(len(row))
-        return row, edges["rank"][at].astype(np.int64), edges["row"][at].astype(np.int64)
+        if len(row) == 0:
+            return row, row, row, np.zeros(0)
+        base = int(starts[n > 0].min())  # the edges of a plan lie in one block
+        first = np.where(n > 0, starts - np.uintp(base), np.uintp(0)) // np.uintp(_core.EDGE_BYTES)
+        at = np.repeat(first.astype(np.int64) - np.cumsum(n) + n, n) + np.arange(len(row))
+        edges = _core.plan_edge_table(base, int(at.max()) + 1)
+        return row, edges["rank"][at].astype(np.int64), edges["row"][at].astype(np.int64), edges["weight"][at]
 
     def lists(self) -> tuple[list[Edges], list[int], list[int]]:
         """The different lists of edges (rank, row, weight), and for every row which of them are its in- and its

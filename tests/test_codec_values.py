@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcomm import InvalidArgument, Plan, codec
+from hpcomm import InvalidArgument, Plan, codec, model
 from hpcomm.codec import FLOAT32, Auto, Codec, ErrorFeedback, OneBit, Own, Threshold, TopK
-from hpcomm.exchange import auto
 from hpcomm.plan import Key
 
 numbers = st.floats(allow_nan=True) | st.integers(-10, 10) | st.booleans() | st.text(max_size=3) | st.none()
@@ -198,5 +197,6 @@ def test_a_key_weighs_what_goes_between_hosts(how: str, crosses: int, encodes: i
         "hosts": lambda: Plan.hosts(keys, [[[0, 1], [2, 3]]], 4, leaders=[0, 2], codec=TopK(0.1)),
         "receivers": lambda: Plan.hub(keys, range(4), [0], 4, codec=TopK(0.1), apply_at="receivers"),
     }[how]()
-    (load,) = auto._loads(plan, np.array([0, 0, 2, 2]))
-    assert (load.crosses, load.encodes, load.decodes) == (crosses, encodes, decodes)
+    load = model.load_of(plan, [0, 0, 2, 2])
+    found = model.busiest_link(*load.by_host(model.UPDATES)), load.encodes.max(), load.decodes.max()
+    assert found == (crosses, encodes, decodes)

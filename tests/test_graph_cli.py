@@ -57,6 +57,26 @@ def test_json_has_what_the_functions_find() -> None:
     }
 
 
+def test_seconds_of_a_step_are_told_for_a_bandwidth(tmp_path: Path) -> None:
+    """As recommend predicts them; without a link's bandwidth there is nothing to predict by."""
+    given = ("--bytes", "28M", "--bandwidth", "1.25e9", "--latency", "1e-3", "--compute", "0.5")
+    kinds = ("complete", "ring", "one_peer_exponential")
+    found = {row["graph"]: row["seconds_per_step"] for row in rows(*kinds, "25", *given)}
+    choices = topology.recommend(25, 28 << 20, 1.25e9, latency=1e-3, compute=0.5)
+    expected = {choice.name: choice.seconds_per_step for choice in choices}
+    assert found == {name: expected[name] for name in found}
+    assert len(found) == 3
+    (_, heading, line) = run("ring", "25", *given).output.splitlines()
+    assert heading.split()[-2:] == ["s/step", "check"]
+    assert line.split()[-2:] == ["0.524", "ok"]
+    assert "seconds_per_step" not in rows("ring", "25")[0]
+    edges = tmp_path / "edges"
+    edges.write_text("0 2\n1 2\n2 0\n")  # two come to rank 2, and one goes out
+    (row,) = rows("--edges", str(edges), "--bytes", "100", "--bandwidth", "100", "--latency", "0")
+    assert (row["bytes_per_step"], row["seconds_per_step"]) == (100, 2)
+    assert run("ring", "25", "--bandwidth", "0").exit_code == 2
+
+
 def test_findings_are_printed_and_exit_with_1() -> None:
     result = run("chain", "ring", "25")
     assert result.exit_code == 1

@@ -12,6 +12,7 @@ from hpcomm.consistency import with_servers
 from hpcomm.exchange import inside
 from hpcomm.exchange.options import EngineOptions
 from hpcomm.exchange.schemes import settled
+from hpcomm.model import racks_pay
 from hpcomm.plan import Plan
 from hpcomm.topology import Bandwidths
 from hpcomm.topology.automatic import automatic
@@ -89,10 +90,10 @@ def test_racks_count_where_they_pay() -> None:
     4/(2 B_Core) without it."""
     hosts = [[rank] for rank in range(8)]
     racks = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert Bandwidths(host=1, core=1).pays(4, 2)  # 2 > 1 + 1/2
-    assert not Bandwidths(host=1, core=1.5).pays(4, 2)  # 4/3 < 1 + 1/3
-    assert not Bandwidths(host=1, core=1, leader=2).pays(4, 2)  # 2 < 2 + 1/2
-    assert Bandwidths(host=1, core=0.25, leader=1).pays(4, 2)  # 8 > 4 + 2
+    assert racks_pay(Bandwidths(host=1, core=1), 4, 2)  # 2 > 1 + 1/2
+    assert not racks_pay(Bandwidths(host=1, core=1.5), 4, 2)  # 4/3 < 1 + 1/3
+    assert not racks_pay(Bandwidths(host=1, core=1, leader=2), 4, 2)  # 2 < 2 + 1/2
+    assert racks_pay(Bandwidths(host=1, core=0.25, leader=1), 4, 2)  # 8 > 4 + 2
     assert Hierarchy(hosts, racks, bandwidths=Bandwidths(1, 1)).levels(8) == [
         tuple(map(tuple, hosts)),
         tuple(map(tuple, racks)),
@@ -121,6 +122,7 @@ def test_an_exchange_measures_bandwidths_itself() -> None:
     def body(ctx: hpcomm.Context) -> None:
         found = hpcomm.measure.measured(ctx, hierarchy)
         assert isinstance(found.bandwidths, Bandwidths)
+        assert hpcomm.measure.measured(ctx, hierarchy) == found  # once for a context
         params = {"w": np.zeros(1000, np.float32)}
         with hpcomm.Exchange(ctx, params, hierarchy, rule=hpcomm.SGD(lr=1), reduce="sum") as ex:
             ex.push_pull("w", np.ones(1000, np.float32))

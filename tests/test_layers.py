@@ -30,6 +30,7 @@ measure
 context
 queue kernels
 window optim topology
+model
 plan
 flow
 codec

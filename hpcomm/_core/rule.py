@@ -4,7 +4,11 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .._ffi import ffi, lib
+from .memory import from_buffer
 from .status import check
 
 ISAS: dict[str, int] = {
@@ -53,3 +57,13 @@ def rule_own(
     rule.args[1 : 1 + len(args)] = args
     _named[rule] = chars
     return rule
+
+
+def fold(out: NDArray[np.float32], inputs: list[NDArray[np.float32]], weights: list[float]) -> None:
+    """hpc_fold: the weighted sum of float32 arrays of out's length."""
+    pointers = [from_buffer("float[]", array) for array in inputs]
+    check(
+        lib.hpc_fold(
+            from_buffer("float[]", out), pointers, weights, len(inputs), out.size, lib.HPC_F32, lib.HPC_ISA_BEST
+        )
+    )

@@ -12,7 +12,9 @@ from rich.table import Table
 
 from .. import topology
 from ..errors import HpcommError, InvalidArgument
+from ..model import Rates, link_seconds
 from ..topology import Graph
+from ..topology.choose import busiest_degree
 from ..topology.graph import as_phases
 from . import drawing
 
@@ -33,7 +35,7 @@ KINDS = {
     "random_matchings": "pairs that change each step; random_matchings:8 in 8 steps",
 }
 ALL = (*KINDS, "ring:both", "chain:both")
-HEADINGS = ("graph", "gap", "sigma 2", "diameter", "in", "out", "influence", "bytes/step", "check")
+HEADINGS = ("graph", "gap", "sigma 2", "diameter", "in", "out", "influence", "bytes/step", "s/step", "check")
 
 
 def make(kind: str, n: int, seeds: int = 16, seed: int = 0) -> Graphs:
@@ -113,8 +115,9 @@ def name_of(graph: Graphs) -> str:
     return as_phases(graph)[0].name.removesuffix("[0]")
 
 
-def facts(graph: Graphs, nbytes: int) -> dict[str, Any]:
-    """What a graph is like; None for what it has not: a diameter of phases, or of what falls apart."""
+def facts(graph: Graphs, nbytes: int, rates: Rates | None = None, compute: float = 0.0) -> dict[str, Any]:
+    """What a graph is like; None for what it has not: a diameter of phases, or of what falls apart. With rates also the
+    predicted seconds of a step."""
     phases = as_phases(graph)
     sigma = topology.second_singular(graph)
     diameter = topology.diameter(phases[0]) if len(phases) == 1 else math.inf
@@ -122,7 +125,7 @@ def facts(graph: Graphs, nbytes: int) -> dict[str, Any]:
         counts = [topology.influence(phases[0])] if len(phases) == 1 else []
     except InvalidArgument:  # it falls into groups
         counts = []
-    return {
+    found = {
         "graph": name_of(graph),
         "ranks": phases[0].size,
         "phases": len(phases),
@@ -135,6 +138,9 @@ def facts(graph: Graphs, nbytes: int) -> dict[str, Any]:
         "bytes_per_step": max(int(topology.bytes_per_step(phase, nbytes).max()) for phase in phases),
         "findings": topology.check(graph),
     }
+    if rates is not None:
+        found["seconds_per_step"] = compute + link_seconds(busiest_degree(graph) * nbytes, rates)
+    return found
 
 
 def _range(arrays: Iterable[Any]) -> list[Any]:
@@ -164,6 +170,7 @@ def _told(row: dict[str, Any]) -> tuple[str, ...]:
         _span(row["out_degree"]),
         fair,
         str(row["bytes_per_step"]),
+        *([f"{row['seconds_per_step']:.3g}"] if "seconds_per_step" in row else []),
         str(len(row["findings"]) or "ok"),
     )
 
@@ -247,7 +254,11 @@ The exit status is 0 if averaging over all graphs shown converges to the mean of
 @click.option("--seeds", type=click.IntRange(1), default=16, show_default=True, help="How many random graphs to draw.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random graphs.")
 @click.option("--recommend", is_flag=True, help="Rank graphs of N ranks by the predicted time until all agree.")
-@click.option("--bandwidth", type=amount, help="Bytes per second of a rank's link, e.g. 1.25e9 for 10 Gb/s.")
+@click.option(
+    "--bandwidth",
+    type=amount,
+    help="Bytes per second of a rank's link, e.g. 1.25e9 for 10 Gb/s; it adds seconds.",
+)
 @click.option(
     "--latency", type=amount, default="20e-6", show_default=True, help="Seconds of a step in addition to sending."
 )
@@ -286,7 +297,8 @@ def command(
         graphs = _asked(words, edges, seeds, seed)
         if metropolis:
             graphs = [topology.metropolis(graph) if isinstance(graph, Graph) else graph for graph in graphs]
-        rows = [facts(graph, int(nbytes)) for graph in graphs]
+        rates = None if bandwidth is None else Rates(between=bandwidth, latency=latency)
+        rows = [facts(graph, int(nbytes), rates, compute) for graph in graphs]
         if png is not None:
             drawing.draw(graphs, png)
     except HpcommError as error:
@@ -294,7 +306,8 @@ def command(
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
-        console = _print_table("node communication graphs", HEADINGS, [_told(row) for row in rows])
+        headings = tuple(heading for heading in HEADINGS if bandwidth is not None or heading != "s/step")
+        console = _print_table("node communication graphs", headings, [_told(row) for row in rows])
         for row in rows:
             for finding in row["findings"]:
                 console.print(f"{row['graph']}: {finding}", highlight=False, markup=False, soft_wrap=True)

@@ -1,42 +1,20 @@
-"""Which keys a codec makes faster: measured when an exchange is made, for codec="auto"."""
+"""Which keys a codec makes faster: decided when an exchange is made, for codec="auto", by hpcomm.model."""
 
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .. import _core
-from ..codec import FLOAT32, Auto, WireFormat, asked
+from ..codec import FLOAT32, Auto, WireFormat, asked, name_of
 from ..context import Context
-from ..measure import carried
-from ..optim import SGD
-from ..plan import ELEMENT, Plan
-from ..topology import ParameterServer
+from ..errors import HpcommError, InvalidArgument
+from ..measure import between_hosts, codec_rates, hosts_of
+from ..model import UPDATES, busiest_link, load_of, update_seconds
+from ..plan import Plan
+from .options import PlanOptions
 
-_MAPPED = ("self", "shm")
-_TRIED = 1 << 17  # elements of the update that is encoded and decoded
-_STEPS = 10  # of which the first half finds the delta, and the best of the others counts
 _SHORT = 4096  # elements of a key that is float32 in any case
-_CARRIED = 4 << 20  # bytes that a rank of each host writes to the next host
-_COSTS = struct.Struct("<3d")
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a codec takes, on the slowest rank.
-
-    Attributes:
-        ratio: bytes of pieces by bytes of float32.
-        encode, decode: seconds an element.
-    """
-
-    ratio: float
-    encode: float
-    decode: float
+_SENTENCE_BYTES = 400  # of a refusal, told to the peers
 
 
 @dataclass(frozen=True)
@@ -46,12 +24,21 @@ class Decided:
     Attributes:
         codecs: of every key.
         why: of the keys that left it to the exchange, a sentence.
-        bandwidth: bytes a second between hosts; None: it was not measured.
+        between: bytes a second of a host's link to other hosts; None: it was not measured.
     """
 
     codecs: dict[str, WireFormat]
     why: dict[str, str]
-    bandwidth: float | None
+    between: float | None
+
+
+def is_asked(plan: object, options: Mapping[str, Any]) -> bool:
+    """Whether a key leaves its codec to the exchange, by the arguments of Exchange as they are given, unchecked."""
+    if isinstance(plan, Plan):
+        return False
+    codec = name_of(options.get("codec", plan.codec if isinstance(plan, PlanOptions) else None))
+    each = codec.values() if isinstance(codec, Mapping) else [codec]
+    return any(isinstance(one, Auto) or (isinstance(one, str) and one == "auto") for one in each)
 
 
 def undecided(keys: Sequence[str], codec: Any) -> dict[str, Auto]:
@@ -64,13 +51,29 @@ def tried(keys: Sequence[str], codec: Any) -> dict[str, WireFormat]:
     return {key: one.codec if isinstance(one, Auto) else one for key, one in zip(keys, asked(keys, codec), strict=True)}
 
 
+def refuse(ctx: Context, wrong: Exception) -> None:
+    """Takes part in the first step of decided only to tell every rank why this rank refuses its arguments."""
+    with suppress(HpcommError):  # every other rank raises it; this rank raises wrong itself
+        _agree(ctx, str(wrong) or type(wrong).__name__, ctx.config.timeout)
+
+
+def _agree(ctx: Context, wrong: str, timeout: float) -> None:
+    """Raises on every rank if a rank refuses its arguments: what follows may be kept from an earlier exchange, and then
+    the ranks would hear nothing of each other before they make this one."""
+    sentence = wrong.encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b"\0")
+    for rank, part in enumerate(ctx.allgather(sentence, timeout)):
+        if told := part.rstrip(b"\0").decode("utf-8", "replace"):
+            raise InvalidArgument(f"rank {rank}: {told}")
+
+
 def decided(ctx: Context, plan: Plan, codec: Any, make: Callable[..., Any], timeout: float) -> Decided:
-    """Collective. plan: that of the codecs tried. make: Exchange, whose creation comes first: a rank that refuses its
-    arguments meanwhile is heard there."""
+    """Collective. plan: that of the codecs tried. make: Exchange, which measures codecs."""
     keys = [key.name for key in plan.keys]
     codecs, open_ = tried(keys, codec), undecided(keys, codec)
     why: dict[str, str] = {}
-    if all(peer.transport in _MAPPED for peer in ctx.peers):
+    _agree(ctx, "", timeout)
+    hosts = hosts_of(ctx, timeout)
+    if len(set(hosts)) == 1:
         mapped = "all ranks map each other's memory, where nothing is sent"
         return Decided({**codecs, **dict.fromkeys(open_, FLOAT32)}, dict.fromkeys(open_, mapped), None)
     for own in plan.keys:
@@ -80,90 +83,19 @@ def decided(ctx: Context, plan: Plan, codec: Any, make: Callable[..., Any], time
             del open_[own.name]
     if not open_:
         return Decided(codecs, why, None)
-    costs = {one: _costs(ctx, one, make, timeout) for one in dict.fromkeys(one.codec for one in open_.values())}
-    hosts = _hosts(ctx, timeout)
-    leads = sorted(set(hosts))
-    flows = [(rank, leads[(i + 1) % len(leads)]) for i, rank in enumerate(leads)]
-    bandwidth = carried(ctx, flows, _CARRIED, timeout) / len(flows)
-    loads = _loads(plan, np.array(hosts))
+    rates = {one: codec_rates(ctx, one, make, timeout) for one in dict.fromkeys(one.codec for one in open_.values())}
+    between = between_hosts(ctx, hosts, timeout)
+    load = load_of(plan, hosts)
+    dense = update_seconds(load, between)
     for key, asks in open_.items():
-        load, cost = loads[keys.index(key)], costs[asks.codec]
-        dense = load.crosses / bandwidth
-        coded = dense * cost.ratio + load.encodes * cost.encode + load.decodes * cost.decode
-        if coded >= dense:
+        at, cost = keys.index(key), rates[asks.codec]
+        coded = update_seconds(load, between, [cost] * len(keys))[at]
+        if coded >= dense[at]:
             codecs[key] = FLOAT32
+        crosses = busiest_link(*(side[at] for side in load.by_host(UPDATES)))
         why[key] = (
-            f"{asks.codec} is to take {coded:.3g} s a step and float32 {dense:.3g} s: {load.crosses} bytes go between "
-            f"hosts, at {bandwidth / 1e6:.0f} MB/s; the codec leaves {cost.ratio:.3f} of them, and takes "
+            f"{asks.codec} is to take {coded:.3g} s a step and float32 {dense[at]:.3g} s: {crosses:.0f} bytes go "
+            f"between hosts, at {between / 1e6:.0f} MB/s; the codec leaves {cost.ratio:.3f} of them, and takes "
             f"{cost.encode * 1e9:.2f} ns an element to encode and {cost.decode * 1e9:.2f} ns to decode"
         )
-    return Decided(codecs, why, bandwidth)
-
-
-def _costs(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: float) -> Costs:
-    """By an exchange of its own, of random updates with a normal distribution; each rank owns its part of them."""
-    random = np.random.default_rng(ctx.rank)
-    with make(
-        ctx,
-        {"trial": np.zeros(_TRIED, np.float32)},
-        ParameterServer(),
-        rule=SGD(lr=0.0),
-        codec=codec.trial(),
-        cores=1,
-        progress="inline",
-        timeout=timeout,
-    ) as ex:
-        seen = []
-        for _ in range(_STEPS):
-            ex.push_pull("trial", random.standard_normal(_TRIED, np.float32))
-            ctx.barrier(timeout)  # owners have folded what the others pushed
-            seen.append(_core.codec_stats(ex._handle, 0))
-    best = [
-        min((now[name] - before[name]) / _TRIED for before, now in pairwise(seen[_STEPS // 2 :]))
-        for name in ("encode", "decode")
-    ]
-    sent, before = (seen[-1][name] - seen[-2][name] for name in ("bytes", "bytes_before"))
-    ratio = sent / max(1, before)
-    every = [_COSTS.unpack(part) for part in ctx.allgather(_COSTS.pack(ratio, *best), timeout)]
-    return Costs(*(max(column) for column in zip(*every, strict=True)))
-
-
-def _hosts(ctx: Context, timeout: float) -> list[int]:
-    """By rank: the lowest of the ranks that map its memory, itself among them."""
-    mine = bytes(peer.transport in _MAPPED for peer in ctx.peers)
-    return [part.index(1) for part in ctx.allgather(mine, timeout)]
-
-
-@dataclass(frozen=True)
-class _Load:
-    """What a key has in a step. crosses: bytes of float32, into or out of the host that has most of them. encodes,
-    decodes: elements, of the rank that has most."""
-
-    crosses: int
-    encodes: int
-    decodes: int
-
-
-def _loads(plan: Plan, hosts: NDArray[np.int64]) -> list[_Load]:
-    row, source, fold = plan.rows.inputs()
-    updates = plan.rows.column("action")[row] != _core.ACTIONS["relay"]  # the others are parameters
-    row, source, fold = row[updates], source[updates], fold[updates]
-    key, offset, count, owner = (
-        plan.rows.column(name).astype(np.int64)[row] for name in ("key", "offset", "count", "owner")
-    )
-    goes = hosts[source] != hosts[owner]
-    wires = np.where(fold < 0, plan.rows.column("codec_in")[row], plan.rows.column("codec_out")[np.maximum(fold, 0)])
-    coded = np.isin(wires, list(_core.PIECES.values()))
-    first = np.zeros(len(row), bool)  # what goes to several rows is encoded once
-    first[np.unique(np.stack([source, key, offset, fold]), axis=1, return_index=True)[1]] = True
-    n, size = len(plan.keys), len(hosts)
-
-    def most(of: NDArray[np.int64], where: NDArray[np.bool_]) -> list[int]:
-        """By key: the sum of counts of the rank, or of the host, that has most."""
-        sums = np.zeros((n, size), np.int64)
-        np.add.at(sums, (key[where], of[where]), count[where])
-        return sums.max(axis=1).tolist()  # type: ignore[no-any-return]
-
-    out, into = most(hosts[source], goes), most(hosts[owner], goes)
-    encodes, decodes = most(source, first & coded), most(owner, coded)
-    return [_Load(ELEMENT * max(o, i), e, d) for o, i, e, d in zip(out, into, encodes, decodes, strict=True)]
+    return Decided(codecs, why, between)

@@ -22,6 +22,7 @@ from ..codec import WireFormat
 from ..consistency import BSP
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
+from ..model import saved_seconds
 from ..optim import SGD, AnyRule, RuleOrRules
 from ..plan import Plan
 from ..topology import ParameterServer
@@ -167,6 +168,7 @@ class Exchange(SplitCalls):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
         self.context = ctx  # keeps it open
         self._rank, self._default = ctx.rank, ctx.config.timeout
+        chooses = auto.is_asked(plan, options)
         try:
             limit = seconds(timeout, self._default)
             values = checked_params(params)
@@ -175,12 +177,11 @@ class Exchange(SplitCalls):
             earlier = plan if isinstance(plan, Plan) else None
             schemes = settled(ctx, topology, consistency, own_engine, rules, earlier)
             made = Made(schemes, rule, wanted, own_engine, ctx.ranks)
-            chooses = earlier is None and auto.undecided(tuple(values), wanted.codec)
             if chooses:
                 made = replace(made, plan=replace(wanted, codec=auto.tried(tuple(values), wanted.codec)))
             given = checked(ctx, values, rules, made, self._isa)
         except Exception as wrong:  # the other ranks wait for this one
-            refuse(ctx, wrong)
+            (auto.refuse if chooses else refuse)(ctx, wrong)
             raise
         self._decided = None
         if chooses:
@@ -524,7 +525,7 @@ class Exchange(SplitCalls):
 
     def _codec_stats(self) -> dict[str, CodecStats]:
         why = {} if self._decided is None else self._decided.why
-        bandwidth = None if self._decided is None else self._decided.bandwidth
+        between = None if self._decided is None else self._decided.between
         steps = _core.exchange_version(self._handle)
         found = {}
         for i, (name, codec) in enumerate(self.codecs.items()):
@@ -532,9 +533,9 @@ class Exchange(SplitCalls):
                 continue
             counts = _core.codec_stats(self._handle, i)
             gain = None
-            if bandwidth is not None and steps and counts["pieces"]:
-                saved = (counts["bytes_before"] - counts["bytes"]) / bandwidth
-                gain = (saved - counts["encode"] - counts["decode"]) / steps
+            if between is not None and steps and counts["pieces"]:
+                working = counts["encode"] + counts["decode"]
+                gain = saved_seconds(counts["bytes_before"], counts["bytes"], working, between) / steps
             found[name] = CodecStats(repr(codec), **counts, gain=gain, why=why.get(name, ""))
         return found
 

@@ -6,6 +6,7 @@ graph.in_edges(0)                          # whose updates rank 0 takes, with wh
 hpcomm.topology.spectral_gap(graph)        # how fast updates spread
 """
 
+from ..model import Bandwidths
 from .choose import Choice, bytes_per_step, recommend, steps_to_consensus
 from .fairness import check, metropolis
 from .graph import Graph
@@ -25,7 +26,7 @@ from .graphs import (
     star,
     torus,
 )
-from .hierarchy import Bandwidths, Hierarchy
+from .hierarchy import Hierarchy
 from .host_graph import HostGraph
 from .parameter_server import ParameterServer
 from .paths import diameter, distances, first_wait

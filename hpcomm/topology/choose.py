@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidArgument
+from ..model import Rates, busiest_link, link_seconds
 from ..stage import whole
 from . import graphs
 from .fairness import metropolis
@@ -52,6 +53,11 @@ def bytes_per_step(graph: Graph, nbytes: int) -> NDArray[np.int64]:
         InvalidArgument: nbytes is below 0.
     """
     return graph.out_degrees * whole("nbytes", nbytes, 0, _MOST_BYTES)
+
+
+def busiest_degree(graph: Graph | Sequence[Graph]) -> int:
+    """How many updates the busiest rank sends or takes in a step, whichever is more; of phases the most."""
+    return max(int(busiest_link(phase.out_degrees, phase.in_degrees)) for phase in as_phases(graph))
 
 
 def steps_to_consensus(graph: Graph | Sequence[Graph], accuracy: float) -> float:
@@ -104,14 +110,14 @@ def recommend(
     accuracy = _checked_accuracy(accuracy)
     if bandwidth == 0:
         raise InvalidArgument("bandwidth is 0: must be above 0, in bytes a second")
+    rates = Rates(between=bandwidth, latency=latency)
     found: dict[tuple[Graph, ...], Choice] = {}
     for graph in _candidates(n):
         phases = as_phases(graph)
         if phases in found:
             continue
-        busiest = max(int(max(phase.out_degrees.max(), phase.in_degrees.max())) for phase in phases)
-        sigma = second_singular(graph)
-        step = compute + latency + busiest * nbytes / bandwidth
+        busiest, sigma = busiest_degree(graph), second_singular(graph)
+        step = compute + link_seconds(busiest * nbytes, rates)
         steps = _steps(sigma, len(phases), accuracy)
         name = phases[0].name.removesuffix("[0]")
         found[phases] = Choice(graph, name, 1 - sigma, busiest * nbytes, step, steps, steps * step if step else 0.0)

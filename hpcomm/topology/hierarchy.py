@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..consistency import ASYNC, BSP, Consistency, applies_each, goes_apart
 from ..errors import InvalidArgument
+from ..model import Bandwidths, racks_pay
 from ..plan import Cut, Plan, group_numbers
 from ..stage import Key, choice, whole
 from .parameter_server import refused_at_receivers
@@ -18,46 +18,6 @@ if TYPE_CHECKING:
 
 Groups = tuple[tuple[int, ...], ...]
 MEASURED = "measured"
-
-
-@dataclass(frozen=True)
-class Bandwidths:
-    """What decides whether a fold in each rack pays, in bytes a second (PHub, section 3.4).
-
-    Attributes:
-        host: of a host's link to the others of its rack (B_Wkr).
-        core: of what joins a rack to the other racks (B_Core).
-        leader: of all ranks together that fold for a rack (B_PBox); None: that of all its hosts, which is right unless
-            leaders are few.
-
-    Raises:
-        InvalidArgument: a bandwidth is not a number above 0.
-    """
-
-    host: float
-    core: float
-    leader: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("host", "core", "leader"):
-            value = getattr(self, name)
-            if value is None and name == "leader":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-                raise InvalidArgument(f"bandwidths: {name} is {value!r}: must be a number above 0, in bytes a second")
-
-    def pays(self, hosts: float, racks: int) -> bool:
-        """Whether folding in each rack first is faster, by the paper's model:
-        N(R-1)/(R B_Core) > max(N/B_PBox, 1/B_Wkr) + C, where C = (R-1)/(R min(B_PBox, B_Core)).
-
-        Args:
-            hosts: N, of a rack.
-            racks: R.
-        """
-        leader = hosts * self.host if self.leader is None else self.leader
-        crossing = (racks - 1) / racks
-        flat = hosts * crossing / self.core
-        return flat > max(hosts / leader, 1 / self.host) + crossing / min(leader, self.core)
 
 
 @dataclass(frozen=True)
@@ -84,7 +44,7 @@ class Hierarchy(Topology):
             and NICs of a host work.
         top: how the outermost groups are joined: "sharded" (each sends to the owner of a chunk) or "ring" (the fold
             goes around them to the owner, and the answer likewise).
-        bandwidths: if given, racks count only where they pay, as Bandwidths.pays says. All ranks give the same.
+        bandwidths: if given, racks count only where they pay, as hpcomm.model.racks_pay says. All ranks give the same.
             "measured": an Exchange measures them when it is made, and two runs may decide differently.
         apply_at: who applies the rule: "owners", whose parameters go to all hosts; or "receivers": the folded update
             goes there, and one rank of each host applies it for the host's ranks, with state of its own. "both" is the
@@ -166,7 +126,7 @@ class Hierarchy(Topology):
                     f"bandwidths is {self.bandwidths!r}: an Exchange measures them; without one give what "
                     "hpcomm.measure_bandwidths has found"
                 )
-            if self.bandwidths is not None and not self.bandwidths.pays(len(self.hosts) / racks, racks):
+            if self.bandwidths is not None and not racks_pay(self.bandwidths, len(self.hosts) / racks, racks):
                 found.pop()
         return found
 

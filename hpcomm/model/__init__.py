@@ -1,0 +1,47 @@
+"""The cost model: how many seconds and bytes a step of a plan takes, and how much memory a rank needs for it.
+
+It is a pure function of a plan's rows, the hosts of its ranks and a machine's rates, so it answers for clusters that
+nobody has. hpcomm.measure measures the rates of a context; nothing here touches one.
+
+plan = hpcomm.Plan.hosts({"w": 1 << 20}, [[[0, 1], [2, 3]]], 4)
+load = model.load_of(plan, hosts=[0, 0, 2, 2])             # what a step sends, encodes, decodes and folds
+model.step_seconds(load, model.Rates(between=1.25e9))      # over 10 Gb/s
+model.memory_of(plan, hosts=[0, 0, 2, 2]).total            # bytes of each rank
+
+rates: the rates, as values. load: bytes and elements of a step. costs: seconds. memory: bytes that a rank keeps.
+"""
+
+from .costs import (
+    busiest_link,
+    link_seconds,
+    racks_pay,
+    saved_seconds,
+    step_seconds,
+    update_seconds,
+    work_seconds,
+)
+from .load import PARAMETERS, STAGES, UPDATES, Load, Sent, load_of
+from .memory import Memory, memory_of
+from .rates import DENSE, Bandwidths, CodecRates, Rates
+
+__all__ = [
+    "DENSE",
+    "PARAMETERS",
+    "STAGES",
+    "UPDATES",
+    "Bandwidths",
+    "CodecRates",
+    "Load",
+    "Memory",
+    "Rates",
+    "Sent",
+    "busiest_link",
+    "link_seconds",
+    "load_of",
+    "memory_of",
+    "racks_pay",
+    "saved_seconds",
+    "step_seconds",
+    "update_seconds",
+    "work_seconds",
+]

@@ -1,0 +1,195 @@
+"""The load of a step: what its ranks send, encode, decode, fold and copy, counted from the rows of a plan alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import InvalidArgument
+from ..plan import ELEMENT, Plan
+from .rates import DENSE, CodecRates
+from .table import PIECES, WIDTH, Counts, Ends, Table, hosts_of
+
+_Columns: TypeAlias = tuple[Counts, Counts, Counts, Counts, NDArray[np.bool_], Counts]  # of Sent
+
+STAGES = ("push", "forward", "relay", "parameters")  # as Traffic.stage has them
+UPDATES = STAGES[:2]
+PARAMETERS = STAGES[2:]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The bytes that ranks send each other in one step: one entry for each key, stage and pair of ranks, and for pieces
+    another one than for arrays. All attributes are arrays of one length.
+
+    Attributes:
+        key, source, target: int64: the number of the key, and the two ranks, which differ.
+        stage: int64: its number in STAGES.
+        pieces: bool: whether a codec of pieces writes it.
+        nbytes: int64: bytes as they are on the way; of pieces, whose length no plan knows, those of the float32 that
+            they stand for.
+    """
+
+    key: Counts
+    stage: Counts
+    source: Counts
+    target: Counts
+    pieces: NDArray[np.bool_]
+    nbytes: Counts
+
+
+@dataclass(frozen=True)
+class Load:
+    """The bytes that one step of a plan moves, and the elements that it computes with.
+
+    Attributes:
+        keys: the number of keys.
+        hosts: int64 (ranks,): by rank the lowest rank on its host, where ranks read and write each other's memory.
+        sent: what ranks send each other.
+        encodes, decodes: int64 (keys, ranks): elements that a rank encodes into pieces, and decodes from them. What
+            goes to several rows is encoded once.
+        folds: int64 (keys, ranks): elements of inputs that a rank adds.
+        copies: int64 (keys, ranks): bytes that a rank's pushes copy. A trainer that writes its gradients in
+            place copies nothing.
+    """
+
+    keys: int
+    hosts: Counts
+    sent: Sent
+    encodes: Counts
+    decodes: Counts
+    folds: Counts
+    copies: Counts
+
+    @property
+    def size(self) -> int:
+        """Ranks of the job."""
+        return len(self.hosts)
+
+    def by_rank(
+        self, stages: Sequence[str] = STAGES, codecs: Sequence[CodecRates] = ()
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Bytes that each rank sends to others, and that each gets: two arrays float64 (keys, ranks).
+
+        Args:
+            stages: those that count.
+            codecs: by key: what its codec makes of pieces; (): they count as float32.
+        """
+        which = self._of(stages)
+        return self._sums(self.sent.source, which, codecs), self._sums(self.sent.target, which, codecs)
+
+    def by_host(
+        self, stages: Sequence[str] = STAGES, codecs: Sequence[CodecRates] = ()
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Bytes that leave each host, and that enter it: two arrays float64 (keys, ranks), where the lowest rank of a
+        host stands for it and other ranks have 0. Args are those of by_rank."""
+        source, target = self.hosts[self.sent.source], self.hosts[self.sent.target]
+        which = self._of(stages) & (source != target)
+        return self._sums(source, which, codecs), self._sums(target, which, codecs)
+
+    def inside(self) -> NDArray[np.float64]:
+        """Bytes that each rank writes into the memory of others on its host, float64 (keys, ranks): forwards, relays
+        and parameters. A push is not written: its owner reads it where it lies."""
+        near = self.hosts[self.sent.source] == self.hosts[self.sent.target]
+        return self._sums(self.sent.source, self._of(STAGES[1:]) & near, ())
+
+    def _of(self, stages: Sequence[str]) -> NDArray[np.bool_]:
+        return np.isin(self.sent.stage, [STAGES.index(stage) for stage in stages])
+
+    def _sums(self, rank: Counts, which: NDArray[np.bool_], codecs: Sequence[CodecRates]) -> NDArray[np.float64]:
+        ratio = np.array([codec.ratio for codec in codecs or (DENSE,) * self.keys])
+        sums = np.zeros((self.keys, self.size))
+        scaled = self.sent.nbytes * np.where(self.sent.pieces, ratio[self.sent.key], 1.0)
+        np.add.at(sums, (self.sent.key[which], rank[which]), scaled[which])
+        return sums
+
+
+def load_of(plan: Plan, hosts: ArrayLike | None = None, weights: ArrayLike | None = None) -> Load:
+    """The load of one step in which every worker pushes every key, as under BSP without a quorum.
+
+    Parameters count once for each rank, as the plan says. With shared_params the ranks of a host read one copy, and
+    fewer are sent.
+
+    Args:
+        plan: the rows.
+        hosts: by rank a number of its host; None: each rank is a host of its own.
+        weights: (ranks, ranks), for a graph whose phases take turns: the weights of this step's phase, as Plan.graph
+            takes them. The rows have the edges of all phases, and an edge without weight carries nothing. None: the
+            weights of the rows, which are those of the first phase.
+
+    Raises:
+        InvalidArgument: hosts or weights are not for the plan's ranks.
+    """
+    at, table = hosts_of(plan, hosts), Table(plan)
+    inputs = _carrying(table, weights)
+    row, source, fold, _ = inputs
+    target, key, count, codec = table.owner[row], table.key[row], table.count[row], table.input_codec(inputs)
+    relayed, pieces = table.has("relay")[row], PIECES[codec]
+    stage = np.where(fold < 0, _STAGE["push"], np.where(relayed, _STAGE["relay"], _STAGE["forward"]))
+    first = np.zeros(len(row), bool)  # what goes to several rows is encoded, and copied, once
+    first[_firsts(source, key, table.offset[row], fold)[0]] = True
+
+    def sums(rank: Counts, what: Counts, which: NDArray[np.bool_]) -> Counts:
+        found = np.zeros((table.keys, table.size), np.int64)
+        np.add.at(found, (key[which], rank[which]), what[which])
+        return found
+
+    return Load(
+        keys=table.keys,
+        hosts=at,
+        sent=_summed(
+            (key, stage, source, target, pieces, count * WIDTH[codec]),
+            _parameters(table, at),
+        ),
+        encodes=sums(source, count, first & pieces & ~relayed),
+        decodes=sums(target, count, pieces & ~relayed),
+        folds=sums(target, count, ~relayed),
+        copies=sums(source, count * WIDTH[codec], first & ~pieces & (fold < 0)),
+    )
+
+
+def _carrying(table: Table, weights: ArrayLike | None) -> Ends:
+    """The inputs that bring bytes: a push of weight 0 only says that its rank is ready."""
+    inputs = table.inputs
+    if weights is None:
+        return inputs.where((inputs.other >= 0) | (inputs.weight != 0))
+    phase = np.asarray(weights, np.float64)
+    if phase.shape != (table.size, table.size):
+        shape = (table.size, table.size)
+        raise InvalidArgument(f"weights has shape {phase.shape}: must be {shape}, by the plan's ranks")
+    return inputs.where((inputs.other >= 0) | (phase[table.owner[inputs.row], inputs.rank] != 0))
+
+
+def _parameters(table: Table, hosts: Counts) -> _Columns:
+    """Parameters from owners to workers. Within a host they are decoded as they are written."""
+    row, worker, *_ = table.outputs
+    owner = table.owner[row]
+    width = np.where(hosts[owner] == hosts[worker], ELEMENT, WIDTH[table.codec_out[row]])
+    stage, pieces = np.full(len(row), _STAGE["parameters"]), np.zeros(len(row), bool)
+    return table.key[row], stage, owner, worker, pieces, table.count[row] * width
+
+
+def _summed(*flows: _Columns) -> Sent:
+    """The entries of equal place as one. What a rank gives itself is not sent."""
+    key, stage, source, target, pieces, nbytes = (np.concatenate(columns) for columns in zip(*flows, strict=True))
+    goes = source != target
+    first, which = _firsts(*(column[goes] for column in (key, stage, source, target, pieces)))
+    sums = np.zeros(len(first), np.int64)
+    np.add.at(sums, which, nbytes[goes])
+    at = np.flatnonzero(goes)[first]
+    return Sent(key[at], stage[at], source[at], target[at], pieces[at], sums)
+
+
+def _firsts(*columns: NDArray[Any]) -> tuple[Counts, Counts]:
+    """The first of each set of equal entries, in rising order of the columns; and by entry the number of its set."""
+    order = np.lexsort(columns[::-1])
+    new = np.ones(len(order), bool)
+    new[1:] = np.any([column[order][1:] != column[order][:-1] for column in columns], axis=0)
+    which = np.empty(len(order), np.int64)
+    which[order] = np.cumsum(new) - 1
+    return order[new], which
+
+
+_STAGE = {stage: i for i, stage in enumerate(STAGES)}

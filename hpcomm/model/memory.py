@@ -1,0 +1,124 @@
+"""The memory that each rank needs for a plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .. import _core
+from ..flow import feeders
+from ..plan import ELEMENT, Plan
+from .load import load_of
+from .table import WIDTH, Counts, Table, hosts_of
+
+_FLOAT32 = _core.CODECS["float32"]
+_LINE = 64  # bytes that keys, masters and slots are rounded up to
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of each rank, int64 (ranks,).
+
+    Attributes:
+        parameters: of a worker, all keys in float32.
+        gradients: the slots of a worker's pushes.
+        masters: what an owner keeps apart from the parameters that it reads itself.
+        receive: slots for what other ranks send to rows here.
+        encoded: of a worker, the place where parameters in 16 bits come from another host.
+        state: of the rules, for the rows that apply here.
+        residuals: what encoders of pieces keep back.
+    """
+
+    parameters: Counts
+    gradients: Counts
+    masters: Counts
+    receive: Counts
+    encoded: Counts
+    state: Counts
+    residuals: Counts
+
+    @property
+    def window(self) -> Counts:
+        """What lies in a rank's part of the exchange's window. The counters there and the ends of pages come on top:
+        some pages, and 8 bytes for each rank and key."""
+        return self.parameters + self.gradients + self.masters + self.receive + self.encoded
+
+    @property
+    def total(self) -> Counts:
+        return self.window + self.state + self.residuals
+
+
+def memory_of(
+    plan: Plan, hosts: ArrayLike | None = None, state: Sequence[int] = (), *, takes_turns: bool = False
+) -> Memory:
+    """The memory of an exchange under BSP without a quorum, and without shared_params, in_place and split. A piece of
+    variable length counts as the float32 that it stands for, which is about the most that it takes.
+
+    Args:
+        plan: the rows.
+        hosts: by rank a number of its host; None: each rank is a host of its own.
+        state: by key, the float32 values of state an element that its rule keeps, 1 for Momentum, 2 for Adam; (): 0.
+        takes_turns: the plan is that of a graph: an edge without weight in the first phase has slots like all others.
+
+    Raises:
+        InvalidArgument: hosts are not for the plan's ranks.
+    """
+    at, table = hosts_of(plan, hosts), Table(plan)
+    inputs, outputs, depth = table.inputs, table.outputs, int(table.depth.max(initial=1))  # a plan has one depth
+    pushes = inputs.other < 0
+    gives = pushes & ((inputs.weight != 0) | takes_turns)
+    counts = np.array([key.count for key in plan.keys], np.int64)
+    wire = np.full(len(counts), _FLOAT32)  # by key
+    wire[table.key[inputs.row[pushes]]] = table.codec_in[inputs.row[pushes]]
+    comes = ~pushes | (gives & (at[inputs.rank] != at[table.owner[inputs.row]]))
+    slots = _aligned(table.count * WIDTH[table.codec_in])[inputs.row] * depth
+    values = np.array(state if len(state) else np.zeros(len(counts)), np.int64)
+    return Memory(
+        parameters=_are(table, inputs.rank[pushes], outputs.rank) * _aligned(counts * ELEMENT).sum(),
+        gradients=_are(table, inputs.rank[gives]) * _aligned(counts * WIDTH[wire]).sum() * depth,
+        masters=_sums(table, table.owner, _aligned(table.count * ELEMENT), _has_master(plan, table)),
+        receive=_sums(table, table.owner[inputs.row], slots, comes),
+        encoded=_encoded(table, at, counts),
+        state=_sums(table, table.owner, table.count * ELEMENT * values[table.key], table.has("apply")),
+        residuals=load_of(plan, at).encodes.sum(axis=0) * ELEMENT,
+    )
+
+
+def _has_master(plan: Plan, table: Table) -> NDArray[np.bool_]:
+    """By row: whether it keeps parameters, and not in the copy that its owner reads. That copy changes only between the
+    owner's push and its pull, so it is the master where the owner's push is in the fold."""
+    fed, owners = feeders(plan.rows.lists()), table.owner.tolist()
+    is_fed = np.array([bool(mask >> owner & 1) for mask, owner in zip(fed, owners, strict=True)], bool)
+    reads = np.zeros(len(table.key), bool)
+    reads[table.outputs.row[table.outputs.rank == table.owner[table.outputs.row]]] = True
+    found: NDArray[np.bool_] = table.has("apply", "emit") & ~(is_fed & reads & (table.codec_out == _FLOAT32))
+    return found
+
+
+def _encoded(table: Table, hosts: Counts, counts: Counts) -> Counts:
+    """Room for the parameters of all keys that travel in 16 bits, at ranks that get some from another host."""
+    row, worker, *_ = table.outputs
+    codec = np.full(len(counts), _FLOAT32)
+    codec[table.key[row]] = table.codec_out[row]
+    room = np.where(codec == _FLOAT32, 0, _aligned(counts * WIDTH[codec])).sum()
+    far = (table.codec_out[row] != _FLOAT32) & (hosts[worker] != hosts[table.owner[row]])
+    found: Counts = _are(table, worker[far]) * room
+    return found
+
+
+def _are(table: Table, *ranks: Counts) -> Counts:
+    """By rank: 1 if it is one of these, else 0."""
+    found = np.zeros(table.size, np.int64)
+    found[np.concatenate(ranks)] = 1
+    return found
+
+
+def _sums(table: Table, rank: Counts, nbytes: Counts, which: NDArray[np.bool_]) -> Counts:
+    found = np.zeros(table.size, np.int64)
+    np.add.at(found, rank[which], nbytes[which])
+    return found
+
+
+def _aligned(nbytes: Counts) -> Counts:
+    return (nbytes + _LINE - 1) // _LINE * _LINE

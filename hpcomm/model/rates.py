@@ -1,0 +1,86 @@
+"""The rates of a machine: what its links carry, and what its ranks take to fold, encode, decode and copy."""
+
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from ..errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class CodecRates:
+    """The rates of a codec of pieces, on the slowest rank.
+
+    Attributes:
+        ratio: bytes of pieces by bytes of float32.
+        encode, decode: seconds an element.
+    """
+
+    ratio: float
+    encode: float
+    decode: float
+
+
+DENSE = CodecRates(1.0, 0.0, 0.0)  # updates as arrays
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of a machine. Those that are left at their defaults cost nothing.
+
+    Attributes:
+        between: bytes a second of a host's link to other hosts, in each direction.
+        inside: bytes a second that a rank writes into the memory of another rank of its host.
+        memory: bytes a second that a rank copies within its own memory.
+        fold: seconds that a rank takes to add an element of an input.
+        latency: seconds that a step takes beside all that.
+
+    Raises:
+        InvalidArgument: a rate is out of range.
+    """
+
+    between: float
+    inside: float = inf
+    memory: float = inf
+    fold: float = 0.0
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("between", "inside", "memory"):
+            value = getattr(self, name)
+            if not _is_number(value) or not value > 0:
+                raise InvalidArgument(f"rates: {name} is {value!r}: must be a number above 0, in bytes a second")
+        for name in ("fold", "latency"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value < inf:
+                raise InvalidArgument(f"rates: {name} is {value!r}: must be a finite number, 0 or more, in seconds")
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """The bandwidths that decide whether a fold in each rack pays, in bytes a second (PHub, section 3.4).
+
+    Attributes:
+        host: of a host's link to the others of its rack (B_Wkr).
+        core: of what joins a rack to the other racks (B_Core).
+        leader: of all ranks together that fold for a rack (B_PBox); None: that of all its hosts, which is right unless
+            leaders are few.
+
+    Raises:
+        InvalidArgument: a bandwidth is not a number above 0.
+    """
+
+    host: float
+    core: float
+    leader: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("host", "core", "leader"):
+            value = getattr(self, name)
+            if value is None and name == "leader":
+                continue
+            if not _is_number(value) or not isfinite(value) or value <= 0:
+                raise InvalidArgument(f"bandwidths: {name} is {value!r}: must be a number above 0, in bytes a second")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

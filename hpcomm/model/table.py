@@ -1,0 +1,69 @@
+"""The rows of a plan and their edges as arrays, which load and memory count from."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .. import _core
+from ..codec import Codec
+from ..errors import InvalidArgument
+from ..plan import ELEMENT, Plan
+
+Counts = NDArray[np.int64]
+
+
+class Ends(NamedTuple):
+    """Edges: the row at their one end, rank and row at the other (row -1: its push, or its parameters), and weights."""
+
+    row: Counts
+    rank: Counts
+    other: Counts
+    weight: NDArray[np.float64]
+
+    def where(self, which: NDArray[np.bool_]) -> "Ends":
+        return Ends(self.row[which], self.rank[which], self.other[which], self.weight[which])
+
+
+class Table:
+    """The fields of a plan's rows, int64 (rows,), their inputs, and their outputs: the parameters that ranks get."""
+
+    def __init__(self, plan: Plan) -> None:
+        fields = ("key", "owner", "action", "offset", "count", "depth", "codec_in", "codec_out")
+        self.key, self.owner, self.action, self.offset, self.count, self.depth, self.codec_in, self.codec_out = (
+            plan.rows.column(name).astype(np.int64) for name in fields
+        )
+        self.inputs, outputs = Ends(*plan.rows.ends("in")), Ends(*plan.rows.ends("out"))
+        self.outputs = outputs.where(outputs.other < 0)
+        self.size, self.keys = plan.size, len(plan.keys)
+
+    def has(self, *actions: str) -> NDArray[np.bool_]:
+        """By row: whether its action is one of these."""
+        return np.isin(self.action, [_core.ACTIONS[action] for action in actions])
+
+    def input_codec(self, inputs: Ends) -> Counts:
+        """The codec in which each input comes."""
+        pushed, forwarded = self.codec_in[inputs.row], self.codec_out[np.maximum(inputs.other, 0)]
+        found: Counts = np.where(inputs.other < 0, pushed, forwarded)
+        return found
+
+
+def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
+    """By rank the lowest rank on its host. hosts: by rank a number of its host; None: each rank is one of its own."""
+    if hosts is None:
+        return np.arange(plan.size)
+    given = np.asarray(hosts)
+    if given.shape != (plan.size,):
+        raise InvalidArgument(f"hosts has shape {given.shape}: must be {(plan.size,)}, by the plan's ranks")
+    _, first, number = np.unique(given, return_index=True, return_inverse=True)
+    return first[number.reshape(-1)].astype(np.int64)
+
+
+# By number of a codec: bytes of an element, and whether it writes pieces, which count as float32.
+WIDTH = np.full(max(_core.WIRES.values()) + 1, ELEMENT, np.int64)
+PIECES = np.zeros(len(WIDTH), bool)
+for _name, _number in _core.WIRES.items():
+    if _name in _core.PIECES:
+        PIECES[_number] = True
+    else:
+        WIDTH[_number] = Codec(_name).dtype.itemsize
