@@ -29,7 +29,6 @@ from hpcomm import (
 )
 from hpcomm.codec import FLOAT32, Auto, OneBit, TopK
 from hpcomm.exchange import auto
-from hpcomm.exchange.arguments import graph_weights
 from hpcomm.measure import hosts_of
 from hpcomm.model import PARAMETERS, UPDATES, Bandwidths, CodecRates, Rates
 from hpcomm.plan import Edge, Key, Row
@@ -59,7 +58,7 @@ def predicted(load: model.Load) -> Bytes:
 
 
 def loads_of_steps(ex: Exchange, hosts: list[int]) -> list[model.Load]:
-    phases = graph_weights(ex.graph, ex.plan.size) if ex.graph else [None]
+    phases: list[Any] = [graph.dense() for graph in ex.graph] or [None]
     return [model.load_of(ex.plan, hosts, phases[step % len(phases)]) for step in range(STEPS)]
 
 
@@ -188,7 +187,7 @@ LARGE = {"w": 1 << 18, "b": 70}
 
 def mapped_bytes(ex: Exchange, rank: int) -> int:
     """Of a rank's part of the exchange's window, as the kernel has mapped it here."""
-    memory = lib.hpc_exchange_memory(ex._handle, rank)
+    memory = lib.hpc_exchange_memory(ex._handle, 0, rank)
     at = int(ffi.cast("uintptr_t", lib.hpc_memory_data(memory)))
     lib.hpc_memory_release(memory)
     for line in Path("/proc/self/maps").read_text().splitlines():
