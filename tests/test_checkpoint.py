@@ -467,7 +467,7 @@ def test_ranks_with_different_arguments_are_told() -> None:
 
 
 def test_of_replicas_only_ones_own_counts() -> None:
-    kinds = [Kind((RuleKind("sgd", 0, 1),), {"w": 4}, replica=rank) for rank in range(3)]
+    kinds = [Kind((RuleKind("sgd", 0, 1),), {"w": 4}, rank, frozenset({"w"})) for rank in range(3)]
     span = Span("w", 0, 4)
     shards = [blank(kind, ((0.1,),), [span]) for kind in kinds]
     for rank, shard in enumerate(shards):

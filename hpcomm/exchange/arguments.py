@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,12 @@ from ..optim import AnyRule, Rule
 from ..plan import Plan, c_keys
 from ..stage import whole
 from ..topology import Graph
-from ..topology.by_key import check_names
+from ..topology.by_key import check_names, join
 from ..topology.protocol import Topology
 from ..window import as_source
 from .codecs import KeyCodecs, codecs_of
 from .pieces import Span
-from .schemes import Made, Scheme, the_only
+from .schemes import Made, Scheme
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,17 @@ class Checked:
     """The arguments of an exchange, in the form that C takes.
 
     Attributes:
-        values: the keys with their initial values.
-        compiled: the scheme.
-        rules: by key.
+        values: the keys with their initial values, scheme after scheme, as C numbers them.
+        schemes: each with the plan of its keys.
+        plan: of all keys, with the numbers that C has for keys and rows.
+        rules: by key, in that order.
         c_rules: by key: C's struct of it.
         codecs: by key.
     """
 
     values: dict[str, NDArray[np.float32]]
-    compiled: Compiled
+    schemes: tuple[Compiled, ...]
+    plan: Plan
     rules: dict[str, AnyRule]
     c_rules: list[Any]
     codecs: KeyCodecs
@@ -73,9 +75,21 @@ def checked(
     check_patience(made.engine.patience)
     for what, given in (("codec", made.plan.codec), ("codec_out", made.plan.codec_out)):
         check_names(what, given if isinstance(given, Mapping) else (), tuple(values))
-    compiled = _compiled(ctx, the_only(made.schemes), values, made)
-    codecs = codecs_of(compiled.plan, made.plan.codec)
-    return Checked(values, compiled, rules, _c_rules(rules, isa), codecs)
+    schemes = tuple(_compiled(ctx, scheme, values, made) for scheme in made.schemes)
+    names = [name for one in schemes for name in one.scheme.names]
+    values, rules = {name: values[name] for name in names}, {name: rules[name] for name in names}
+    plan = _one_plan([one.plan for one in schemes])
+    codecs = codecs_of(plan, made.plan.codec)
+    return Checked(values, schemes, plan, rules, _c_rules(rules, isa), codecs)
+
+
+def _one_plan(plans: Sequence[Plan]) -> Plan:
+    """The rows of all these plans, plan after plan."""
+    if len(plans) == 1:
+        return plans[0]
+    ends = list(accumulate(len(plan.keys) for plan in plans))
+    parts = [(plan, list(range(end - len(plan.keys), end))) for plan, end in zip(plans, ends, strict=True)]
+    return join([key for plan in plans for key in plan.keys], plans[0].size, parts)
 
 
 def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.float32]], made: Made) -> Compiled:

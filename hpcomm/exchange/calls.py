@@ -286,7 +286,7 @@ class Calls:
             raise InvalidArgument(self._under_way(op, key))
 
     def _under_way(self, op: str, key: int) -> str:
-        name = list(self._every)[key]
+        name = next(one.name for one in self._every.values() if one.index == key)
         return f"rank {self._rank}: {op}: key {name!r} is under way: wait for its handle, or pull({name!r}), first"
 
     def _unfinished(self, op: str) -> InvalidArgument:

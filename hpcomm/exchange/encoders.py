@@ -21,7 +21,7 @@ from ..codec import WireFormat
 from ..errors import InvalidArgument
 from ..log import logger
 from ..plan import Plan
-from .pieces import SHARED, Kind, Shard
+from .pieces import Kind, Shard
 
 _WORKER = -1  # in place of the number of a row
 _NOTHING_KEPT = 2  # values of an encoder without residual and state
@@ -196,13 +196,14 @@ def found(encoders: Encoders, shards: Iterable[Shard], kind: Kind) -> list[Encod
     """
     held: dict[int, list[_Held]] = {}  # by key
     for shard in shards:
-        if "encoders" in shard and int(shard["replica"]) == kind.replica:
-            for one in _parsed(shard, encoders):
+        for one in _parsed(shard, encoders) if "encoders" in shard else ():
+            if encoders.names[one.key] not in kind.own or int(shard["replica"]) == kind.replica:
                 held.setdefault(one.key, []).append(one)
     _warn_of_lost(chain(*held.values()), encoders)
-    alone = kind.replica != SHARED
     return [
-        (_worker if place.row == _WORKER else _row)(place, held.get(place.key, ()), encoders, alone)
+        (_worker if place.row == _WORKER else _row)(
+            place, held.get(place.key, ()), encoders, encoders.names[place.key] in kind.own
+        )
         for place in encoders.places
     ]
 

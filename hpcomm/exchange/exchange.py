@@ -28,7 +28,7 @@ from ..plan import Plan
 from ..topology import ParameterServer
 from ..topology.given import Given
 from . import auto, encoders, snapshot
-from .arguments import Checked, check_owners, checked, checked_params, owned_rows, refuse
+from .arguments import Checked, Compiled, check_owners, checked, checked_params, owned_rows, refuse
 from .calls import Handle
 from .keys import KeyState, Params
 from .options import (
@@ -133,7 +133,6 @@ class Exchange(SplitCalls):
     __slots__ = (
         "__weakref__",
         "_ahead",
-        "_consistency",
         "_decided",
         "_encoders",
         "_kind",
@@ -141,6 +140,7 @@ class Exchange(SplitCalls):
         "_nbytes",
         "_rows",
         "_rules",
+        "_schemes",
         "codecs",
         "context",
         "graph",
@@ -185,12 +185,12 @@ class Exchange(SplitCalls):
             raise
         self._decided = None
         if chooses:
-            self._decided = auto.decided(ctx, given.compiled.plan, wanted.codec, Exchange, limit)
+            self._decided = auto.decided(ctx, given.plan, wanted.codec, Exchange, limit)
             made = replace(made, plan=replace(wanted, codec=self._decided.codecs))
             given = checked(ctx, values, rules, made, self._isa)
-        self.codecs: Mapping[str, WireFormat] = given.codecs.values
-        self._made, self._rules, self._consistency = made, given.rules, given.compiled.scheme.consistency
-        self.plan, self.graph = given.compiled.plan, given.compiled.phases
+        self.codecs: Mapping[str, WireFormat] = {name: given.codecs.values[name] for name in values}
+        self._made, self._rules, self._schemes = made, given.rules, given.schemes
+        self.plan, self.graph = given.plan, next((one.phases for one in given.schemes if one.phases), ())
         self._rows = owned_rows(self.plan, ctx.rank)
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
         counts = {name: value.size for name, value in given.values.items()}
@@ -198,41 +198,49 @@ class Exchange(SplitCalls):
             RuleKind(optim.c_name(own), c_rule.slots, len(optim.arguments(own)))
             for own, c_rule in zip(given.rules.values(), given.c_rules, strict=True)
         )
-        self._kind = Kind(kinds, counts, ctx.rank if self.graph else SHARED)
+        own = frozenset(name for one in given.schemes if one.phases for name in one.scheme.names)
+        self._kind = Kind(kinds, counts, ctx.rank if own else SHARED, own)
         self._handle = self._created(given, limit)
-        self._open(given)
+        self._open(given, tuple(values))
         ctx._exchanges[self._address] = self
 
     def _created(self, given: Checked, timeout: float) -> Any:
-        """The exchange in C."""
-        scheme, consistency, engine = given.compiled, self._consistency, self._made.engine
-        config = _core.exchange_config(
-            plan=scheme.plan.handle,
-            rules=given.c_rules,
-            values=list(given.values.values()),
-            consistency=_core.CONSISTENCIES[scheme.mode],
+        """The exchange in C: each scheme is a configuration of its own."""
+        # their machine code must stay as long as the engine
+        keep = (tuple(self._rules.values()), given.codecs.keep, given.codecs.configs)
+        configs, end = [], 0
+        for one in given.schemes:
+            start, end = end, end + len(one.scheme.names)
+            configs.append(self._configuration(given, one, slice(start, end)))
+        return _core.exchange_create(self.context._handle, timeout, keep, configs)
+
+    def _configuration(self, given: Checked, one: Compiled, keys: slice) -> tuple[Any, object]:
+        consistency, engine = one.scheme.consistency, self._made.engine
+        return _core.exchange_config(
+            plan=one.plan.handle,
+            rules=given.c_rules[keys],
+            values=list(given.values.values())[keys],
+            consistency=_core.CONSISTENCIES[one.mode],
             staleness=consistency.staleness or 0,
-            quorum=0 if scheme.mode == "ASYNC" else consistency.quorum or 0,
+            quorum=0 if one.mode == "ASYNC" else consistency.quorum or 0,
             grace=-1 if consistency.grace is None else consistency.grace,
-            graph=scheme.graph,
+            graph=one.graph,
             progress=_core.PROGRESS[engine.progress],
             shared_params=bool(engine.shared_params),
             in_place=bool(engine.in_place),
-            eager=not engine.deterministic and not scheme.phases,
+            eager=not engine.deterministic and not one.phases,
             check_finite=bool(engine.check_finite),
             split=bool(engine.split),
             isa=_core.ISAS[self._isa],
-            codecs=given.codecs.configs,
+            codecs=given.codecs.configs[keys],
         )
-        # their machine code must stay as long as the engine
-        keep = (tuple(self._rules.values()), given.codecs.keep, given.codecs.configs)
-        return _core.exchange_create(self.context._handle, timeout, keep, [config])
 
-    def _open(self, given: Checked) -> None:
-        """The keys and the parameters, as they lie in C."""
+    def _open(self, given: Checked, names: tuple[str, ...]) -> None:
+        """The keys and the parameters, as they lie in C. names: of the keys, as the user has them."""
         engine, codecs = self._made.engine, given.codecs.values
         shapes = {name: value.shape for name, value in given.values.items()}
-        keys = {name: KeyState(name, i, shapes[name], codecs[name].dtype) for i, name in enumerate(shapes)}
+        numbers = {name: i for i, name in enumerate(shapes)}
+        keys = {name: KeyState(name, numbers[name], shapes[name], codecs[name].dtype) for name in names}
         self._encoders = encoders.encoders_of(self._handle, self.plan, codecs, self._rank)
         self._nbytes = sum(key.nbytes for key in keys.values())
         rotates = int(self.plan.rows.column("depth").max()) > 1
@@ -241,15 +249,16 @@ class Exchange(SplitCalls):
             rotates=rotates,
             finite=bool(engine.check_finite),
             patience=engine.patience,
-            settles=given.compiled.mode == "SSP" and not self.graph,
+            settles=any(one.mode == "SSP" and not one.phases for one in given.schemes),
         )
-        every = _core.exchange_params(self._handle, list(shapes.values()), not engine.shared_params)
-        arrays = dict(zip(keys, every, strict=False))
+        found = _core.exchange_params(self._handle, list(shapes.values()), not engine.shared_params)
+        every = dict(zip(shapes, found, strict=False))  # none on a rank that only serves
+        arrays = {name: every[name] for name in names if name in every}
         for name, array in arrays.items():
             keys[name].params = array
         if engine.in_place:
             self._train_in_place(arrays)
-        self.params = Params(arrays, tuple(keys), self._rank)
+        self.params = Params(arrays, names, self._rank)
 
     def __repr__(self) -> str:
         return (
@@ -365,8 +374,10 @@ class Exchange(SplitCalls):
         if self.params:
             return self._rules
         return {  # only the workers set them
-            name: optim.with_arguments(rule, _core.exchange_get_args(self._handle, i, len(optim.arguments(rule))))
-            for i, (name, rule) in enumerate(self._rules.items())
+            name: optim.with_arguments(
+                rule, _core.exchange_get_args(self._handle, self._every[name].index, len(optim.arguments(rule)))
+            )
+            for name, rule in self._rules.items()
         }
 
     def set(self, *, keys: Iterable[str] | str | None = None, timeout: float | None = None, **changes: Any) -> None:
@@ -454,8 +465,9 @@ class Exchange(SplitCalls):
 
     def _check_rows(self, op: str) -> None:
         self._check_idle(op)
-        if not self.graph:
-            check_owners(self.plan, op)
+        for one in self._schemes:
+            if not one.phases:
+                check_owners(one.plan, op)
 
     def _saved(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
         """The rows of this rank as they are; also after a rank has died, for an exchange of the remaining ranks."""
@@ -467,8 +479,8 @@ class Exchange(SplitCalls):
 
     @property
     def _counts_updates(self) -> bool:
-        """Whether rows count updates and not the steps of a worker: ASYNC and SSP(s) with servers."""
-        return self._consistency.staleness != 0 and not self.graph
+        """Whether some rows count updates and not the steps of a worker: ASYNC and SSP(s) with servers."""
+        return any(one.scheme.consistency.staleness != 0 and not one.phases for one in self._schemes)
 
     @property
     def clock(self) -> int:
@@ -528,10 +540,10 @@ class Exchange(SplitCalls):
         between = None if self._decided is None else self._decided.between
         steps = _core.exchange_version(self._handle)
         found = {}
-        for i, (name, codec) in enumerate(self.codecs.items()):
+        for name, codec in self.codecs.items():
             if name not in why and codec.settings(()) is None:
                 continue
-            counts = _core.codec_stats(self._handle, i)
+            counts = _core.codec_stats(self._handle, self._every[name].index)
             gain = None
             if between is not None and steps and counts["pieces"]:
                 working = counts["encode"] + counts["decode"]

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
+from ..errors import NotSupported
 from . import encoders
 from .exchange import Exchange
 from .pieces import Shard
@@ -38,6 +39,19 @@ def made(ex: Exchange) -> Made:
     return ex._made
 
 
+def check_one_scheme(ex: Exchange, op: str) -> None:
+    """Raises NotSupported where keys have several schemes."""
+    if len(ex._schemes) > 1:
+        each = (
+            f"key {one.scheme.names[0]!r} has {type(one.scheme.topology).__name__} under {one.scheme.consistency}"
+            for one in ex._schemes
+        )
+        raise NotSupported(
+            f"{op}: {', '.join(each)}: where keys have schemes of their own, make another exchange, of "
+            "Context.shrink's context, and restore a checkpoint"
+        )
+
+
 def make_as(ex: Exchange, arguments: Made) -> None:
     """From here on made(ex) gives these arguments, whatever ex itself was made of."""
     ex._made = arguments
@@ -45,7 +59,7 @@ def make_as(ex: Exchange, arguments: Made) -> None:
 
 def has_quorum(ex: Exchange) -> bool:
     """Whether a worker's steps may jump, because a fold goes on without it."""
-    return ex._consistency.quorum is not None
+    return any(one.scheme.consistency.quorum is not None for one in ex._schemes)
 
 
 def holds_back(ex: Exchange) -> bool:

@@ -53,12 +53,20 @@ class RuleKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties that a checkpoint and an exchange must have in common. replica: the rank that owns these
-    parameters, if each rank has its own; SHARED if all ranks have the same."""
+    """The properties that a checkpoint and an exchange must have in common.
 
-    rules: tuple[RuleKind, ...]  # by key
-    keys: Mapping[str, int]  # elements of each
+    Attributes:
+        rules: by key.
+        keys: elements of each.
+        replica: the rank that this is of, if each rank has parameters of its own for some keys; SHARED if all ranks
+            have the same.
+        own: the names of those keys.
+    """
+
+    rules: tuple[RuleKind, ...]
+    keys: Mapping[str, int]
     replica: int = SHARED
+    own: frozenset[str] = frozenset()
 
 
 Args: TypeAlias = tuple[tuple[float, ...], ...]  # by key: the arguments of its rule
@@ -73,6 +81,7 @@ def blank(kind: Kind, args: Args, spans: Sequence[Span]) -> dict[str, Any]:
         "rule": np.array([rule.name for rule in kind.rules], np.str_),
         "slots": np.array([rule.slots for rule in kind.rules], np.int32),
         "replica": kind.replica,
+        "own": np.array([name in kind.own for name in kind.keys], np.bool_),
         "args": padded(args),
         "keys": np.array(list(kind.keys), np.str_),
         "counts": np.array(list(kind.keys.values()), np.int64),
@@ -106,24 +115,28 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
         raise InvalidArgument("load_state_dict: shards is empty: give one or more")
     by_key: dict[str, list[Piece]] = {}
     args: Args | None = None
-    clock = 0
+    clock, has_mine = 0, False
+    known: set[str] = set()  # keys whose arguments are in args
     for shard in given:
         if not isinstance(shard, Mapping):
             raise InvalidArgument(f"load_state_dict: a shard is a {type(shard).__name__}: must be what state_dict gave")
         theirs = _checked(shard, kind)
-        if int(shard["replica"]) != kind.replica:
-            continue
-        if args is not None and theirs != args:
-            key = next(i for i, (a, b) in enumerate(zip(theirs, args, strict=True)) if a != b)
-            raise InvalidArgument(
-                f"load_state_dict: the shards have different rule arguments: {args[key]} and {theirs[key]}, "
-                f"for key {list(kind.keys)[key]!r}"
-            )
-        args = theirs
-        clock = max(clock, int(shard.get("clock", 0)))
+        mine = int(shard["replica"]) == kind.replica
+        counts = {name for name in kind.keys if mine or name not in kind.own}
+        for name, its, other in zip(kind.keys, theirs, args or theirs, strict=True):
+            if its != other and name in counts & known:
+                raise InvalidArgument(
+                    f"load_state_dict: the shards have different rule arguments: {other} and {its}, for key {name!r}"
+                )
+        if mine or args is None:
+            args = theirs
+        known |= counts
+        has_mine |= mine
+        clock = max(clock, int(shard.get("clock", 0)) if counts else 0)
         for piece in pieces(shard, kind):
-            by_key.setdefault(piece.span.key, []).append(piece)
-    if args is None:
+            if piece.span.key in counts:
+                by_key.setdefault(piece.span.key, []).append(piece)
+    if args is None or not has_mine:
         raise InvalidArgument(
             f"load_state_dict: none of the shards has the replica of rank {kind.replica}: give that rank's shard"
         )
@@ -133,15 +146,15 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
 
 
 def _checked(shard: Shard, kind: Kind) -> Args:
-    """The rules' arguments in a shard that fits kind."""
+    """The rules' arguments in a shard that fits kind, in the order of kind's keys."""
     try:
-        keys = dict(zip(map(str, shard["keys"]), map(int, shard["counts"]), strict=True))
+        keys = dict(zip(_names(shard), map(int, shard["counts"]), strict=True))
         format_, n = int(shard["format"]), len(keys)
         rules = [str(name) for name in np.broadcast_to(shard["rule"], n)]  # format 1 has one of each
         slots = [int(value) for value in np.broadcast_to(shard["slots"], n)]
         args = np.asarray(shard["args"], np.float64)
         args = np.broadcast_to(args, (n, args.shape[-1]))
-        shared = int(shard["replica"]) == SHARED
+        own_keys = _own(shard)
         clock = int(shard.get("clock", 0))
         elements = int(np.sum(shard["row_count"]))
         states = sum(slots[key] * int(count) for key, count in zip(shard["row_key"], shard["row_count"], strict=True))
@@ -156,7 +169,9 @@ def _checked(shard: Shard, kind: Kind) -> Args:
     if keys != dict(kind.keys):
         odd = sorted(set(keys.items()) ^ set(kind.keys.items()))[:4]
         raise InvalidArgument(f"load_state_dict: a shard and the exchange differ in keys, such as {odd}")
-    for key, rule, values, own in zip(keys, rules, slots, kind.rules, strict=True):
+    of = {name: i for i, name in enumerate(keys)}
+    for key, own in zip(kind.keys, kind.rules, strict=True):
+        rule, values = rules[of[key]], slots[of[key]]
         if (rule, values) != (own.name, own.slots):
             raise InvalidArgument(
                 f"load_state_dict: a shard is of rule {rule!r} with {values} values of state an element, "
@@ -164,25 +179,41 @@ def _checked(shard: Shard, kind: Kind) -> Args:
             )
         if args.shape[1] < own.n_args:
             raise InvalidArgument(f"load_state_dict: a shard has {args.shape[1]} arguments of rule {rule!r}")
-    if shared != (kind.replica == SHARED):
-        have, want = ("a hub", "a graph") if shared else ("a graph", "a hub")
-        raise InvalidArgument(f"load_state_dict: a shard holds parameters of {have}, but the exchange is one of {want}")
+    for key in kind.keys:
+        if (key in own_keys) != (key in kind.own):
+            have, want = ("a graph", "a hub") if key in own_keys else ("a hub", "a graph")
+            raise InvalidArgument(
+                f"load_state_dict: a shard holds parameters of {have}, but the exchange is one of {want}, for key "
+                f"{key!r}"
+            )
     if not 0 <= clock < 1 << 63:
         raise InvalidArgument(f"load_state_dict: a shard's clock is {clock}: steps are counted from 0 up")
     if len(rows) != 1 or sizes != [(elements,), (states,)]:
         raise InvalidArgument(f"load_state_dict: a shard of {elements} elements has arrays of other sizes: {sizes}")
-    return tuple(tuple(row[: own.n_args]) for row, own in zip(args.tolist(), kind.rules, strict=True))
+    return tuple(tuple(args[of[key]].tolist()[: own.n_args]) for key, own in zip(kind.keys, kind.rules, strict=True))
+
+
+def _names(shard: Shard) -> list[str]:
+    return [str(name) for name in shard["keys"]]
+
+
+def _own(shard: Shard) -> frozenset[str]:
+    """The keys of which each rank has parameters of its own. Shards that do not tell have all or none."""
+    if int(shard["replica"]) == SHARED:
+        return frozenset()
+    own = np.broadcast_to(np.asarray(shard.get("own", True), np.bool_), len(shard["keys"]))
+    return frozenset(name for name, is_own in zip(_names(shard), own, strict=True) if is_own or not own.any())
 
 
 def pieces(shard: Shard, kind: Kind) -> Iterator[Piece]:
     """The pieces of a shard that fits kind: views of its arrays, where those are float32 as blank makes them."""
-    names = [str(name) for name in shard["keys"]]
+    names, slots_of = _names(shard), dict(zip(kind.keys, (rule.slots for rule in kind.rules), strict=True))
     params = np.ascontiguousarray(shard["params"], np.float32)
     state = np.ascontiguousarray(shard["state"], np.float32)
     at = state_at = 0
     rows = (shard[name] for name in ("row_key", "row_offset", "row_count", "row_step"))
     for key, offset, count, step in zip(*rows, strict=True):
-        n, slots = int(count), kind.rules[key].slots
+        n, slots = int(count), slots_of[names[key]]
         own = state[state_at : state_at + slots * n].reshape(slots, n)
         yield Piece(Span(names[key], int(offset), n), int(step), params[at : at + n], own)
         at += n

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
-from ..errors import InvalidArgument, NotSupported
+from ..errors import InvalidArgument
 from ..measure import measured
 from ..optim import AnyRule, Average, Rule, RuleOrRules
 from ..plan import Plan
@@ -111,21 +111,6 @@ def settled(
     )
 
 
-def the_only(schemes: Sequence[Scheme]) -> Scheme:
-    """The scheme of an exchange, which has one.
-
-    Raises:
-        NotSupported: there are several.
-    """
-    if len(schemes) > 1:
-        a, b = schemes[:2]
-        raise NotSupported(
-            f"{_told(a.names)} and {_told(b.names)} have schemes of their own, {_named(a)} and {_named(b)}: an "
-            "exchange has one so far; give all keys one consistency, and graphs to all or none, or make two exchanges"
-        )
-    return schemes[0]
-
-
 def _topologies(names: Sequence[str], topology: Topology, plan: Plan | None) -> dict[str, Topology]:
     if plan is None:
         return by_names(topology, names)
@@ -166,7 +151,3 @@ def _job(ctx: Context, scheme: Scheme, engine: EngineOptions, rules: Mapping[str
 
 def _told(names: Sequence[str]) -> str:
     return f"key {names[0]!r}" if len(names) == 1 else f"key {names[0]!r} and {len(names) - 1} more"
-
-
-def _named(scheme: Scheme) -> str:
-    return f"{type(scheme.topology).__name__} under {scheme.consistency}"

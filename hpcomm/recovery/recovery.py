@@ -93,6 +93,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     """
     made, old = inside.made(ex), ex.context
     old.revoke()  # where a rank has left, only those who wait for that one know
+    inside.check_one_scheme(ex, "recover")
     for scheme in made.schemes:  # what cannot be rebuilt is refused before the links change hands
         scheme.among(range(len(made.ranks)), len(made.ranks))
     lost = _lost(ex, {})  # before the links that are left change hands

@@ -147,7 +147,7 @@ class ByKey(Topology):
                 **of_group,
             )
             parts.append((plan, [number[name] for name in group]))
-        return _joined(with_units(own_keys, [codecs[name] for name in names]), size, parts)
+        return join(with_units(own_keys, [codecs[name] for name in names]), size, parts)
 
 
 Named = TypeVar("Named")
@@ -198,7 +198,7 @@ def _at_receivers(topology: Topology) -> bool:
     return getattr(topology, "apply_at", "owners") != "owners"
 
 
-def _joined(keys: Sequence[Key], size: int, parts: Sequence[tuple[Plan, list[int]]]) -> Plan:
+def join(keys: Sequence[Key], size: int, parts: Sequence[tuple[Plan, list[int]]]) -> Plan:
     """The plan of these plans' rows, in order of key. Each plan comes with the numbers of its keys in the whole."""
     found = [
         (numbers[row.key], part, i, row)

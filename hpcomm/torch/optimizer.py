@@ -133,6 +133,8 @@ class DistributedOptimizer(Optimizer):
             self._overlap = overlaps(ctx, overlap)
             check_options(options)
             passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
+            if not isinstance(consistency, Consistency):
+                raise InvalidArgument(f"consistency is {consistency!r}: must be a Consistency, one for all parameters")
             clip = check_clip(clip_norm)
             own = as_topology("auto" if topology is None else topology)
             servers = own.updates_of == "all"

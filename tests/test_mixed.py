@@ -1,0 +1,207 @@
+"""Schemes of keys side by side in one exchange: each key goes as it would in an exchange of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from conftest import Left, on_both, run_threads
+from hypothesis import given, settings
+
+import hpcomm
+from hpcomm import ASYNC, BSP, NOTIFY_ACK, SGD, SSP, Adam, Average, Consistency, Exchange, Hierarchy, InvalidArgument
+from hpcomm.codec import TopK
+from hpcomm.topology import ring
+
+F32 = np.float32
+SHAPES = {"a": (40, 10), "b": (7,), "c": (300,), "d": (5, 5)}
+TOPOLOGY: dict[str, Any] = {"c": ring, "a": Hierarchy([[0, 1], [2]])}  # and b, d flat
+CONSISTENCY = {"c": NOTIFY_ACK, "b": ASYNC}  # and a, d BSP
+RULES = {"a": Adam(lr=0.5), "b": SGD(lr=1.0), "c": Average(), "d": SGD(lr=0.5)}
+
+
+def params() -> dict[str, Any]:
+    return {name: np.arange(np.prod(shape), dtype=F32).reshape(shape) for name, shape in SHAPES.items()}
+
+
+def update(name: str, rank: int, step: int) -> Any:
+    return np.full(SHAPES[name], (rank + 1) * (step + 1), F32)
+
+
+def mixed(ctx: hpcomm.Context, **more: Any) -> Exchange:
+    return Exchange(ctx, params(), TOPOLOGY, CONSISTENCY, RULES, **{"reduce": "sum", "chunk_bytes": 256, **more})
+
+
+def alone(ctx: hpcomm.Context, name: str) -> Exchange:
+    how = {"chunk_bytes": 256} if name == "c" else {"chunk_bytes": 256, "reduce": "sum"}
+    return Exchange(
+        ctx, {name: params()[name]}, TOPOLOGY.get(name, "flat"), CONSISTENCY.get(name, BSP), RULES[name], **how
+    )
+
+
+@on_both
+@pytest.mark.parametrize("progress", ["inline", "thread"])
+def test_each_key_goes_as_it_would_alone(progress: str) -> None:
+    """Bit for bit; what is ASYNC when all have met."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        with mixed(ctx, progress=progress) as ex:
+            assert list(ex.params) == list(ex.codecs) == list(SHAPES)
+            ex.set(keys="d", lr=0.25)
+            assert {name: rule.lr for name, rule in ex.rule.items() if name != "c"} == {"a": 0.5, "b": 1, "d": 0.25}
+            for step in range(4):
+                if step % 2:
+                    ex.step({name: update(name, ctx.rank, step) for name in SHAPES})
+                else:
+                    pulls = [ex.push_pull_nb(name, update(name, ctx.rank, step)) for name in ("c", "d", "a", "b")]
+                    for pull in pulls:
+                        pull.wait()
+            assert ex.version == 4
+            ctx.barrier()
+            ex.pull("b")
+            for name in SHAPES:
+                with alone(ctx, name) as one:
+                    if name == "d":
+                        one.set(lr=0.25)
+                    for step in range(4):
+                        one.push_pull(name, update(name, ctx.rank, step))
+                    ctx.barrier()
+                    if name == "b":
+                        one.pull("b")
+                    assert np.array_equal(ex.params[name], one.params[name]), name
+            assert ex.stats().pushes == 16
+            assert sum(peer.bytes_sent for peer in ex.stats().peers) == ex.stats().bytes_sent
+
+    run_threads(3, body)
+
+
+OTHERS: list[Any] = [BSP, ASYNC, SSP(2), Consistency(quorum=2, late="drop")]
+
+
+@settings(max_examples=12)
+@given(st.lists(st.sampled_from(OTHERS), min_size=3, max_size=3), st.booleans())
+def test_any_consistencies_stand_side_by_side(consistencies: list[Any], graph: bool) -> None:
+    """The sum of all updates of a key, but for those that were late; steps end for all."""
+    names = ["a", "b", "d"]
+
+    def body(ctx: hpcomm.Context) -> None:
+        topology = {"c": ring} if graph else "flat"
+        its = {**dict(zip(names, consistencies, strict=True)), **({"c": NOTIFY_ACK} if graph else {})}
+        rules = {**dict.fromkeys(SHAPES, SGD(lr=1.0)), "c": Average()}
+        with Exchange(ctx, params(), topology, its, rules, reduce="sum", progress="inline") as ex:
+            for _ in range(3):
+                ex.step({name: np.ones(shape, F32) for name, shape in SHAPES.items()})
+            left_out = ex.stats().dropped
+            ctx.barrier()
+            for name in names:
+                if its[name].quorum is None:
+                    ex.pull(name)
+            every = [int.from_bytes(part, "little") for part in ctx.allgather(left_out.to_bytes(8, "little"))]
+            if not any(every):
+                assert all(
+                    np.array_equal(ex.params[name], params()[name] - 9) for name in names if its[name].quorum is None
+                )
+
+    run_threads(3, body)
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("topology", "consistency", "more", "sentence"),
+    [
+        ("flat", {"x": BSP}, {}, "consistency has an entry for 'x', which is not a key"),
+        ("flat", {"a": "BSP"}, {}, "consistency of 'a' is 'BSP': must be a Consistency"),
+        ({"a": ring}, {"a": NOTIFY_ACK}, {"split": True}, "split needs BSP with servers, without a quorum"),
+        ("flat", {"a": ASYNC}, {"shared_params": True}, "shared_params"),
+        ({"a": Hierarchy(top="ring")}, {"a": SSP(2)}, {}, "key 'a': consistency is SSP"),
+    ],
+)
+def test_every_rank_hears_why_a_mix_is_refused(topology: Any, consistency: Any, more: Any, sentence: str) -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        wrong = ctx.rank == 2
+        with pytest.raises(hpcomm.HpcommError, match=sentence):
+            if wrong:
+                Exchange(ctx, params(), topology, consistency, **more)
+            else:
+                mixed(ctx)
+        with mixed(ctx, progress="inline") as ex:  # they still agree on what comes next
+            ex.step({name: update(name, ctx.rank, 0) for name in SHAPES})
+
+    run_threads(3, body)
+
+
+@on_both
+def test_ranks_with_other_schemes_are_all_told() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        with pytest.raises(hpcomm.ConfigError, match="rank 1 gives 1 configurations and rank 0 gives 3"):
+            if ctx.rank == 1:
+                Exchange(ctx, params())
+            else:
+                mixed(ctx)
+
+    run_threads(2, body)
+
+
+@on_both
+def test_a_checkpoint_of_a_mix_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """Also in an exchange whose keys come in another order; of c each rank has a model of its own."""
+
+    def train(ex: Exchange, rank: int, begin: int) -> None:
+        for step in range(begin, begin + 3):
+            ex.step({name: update(name, rank, step) for name in SHAPES})
+
+    def body(ctx: hpcomm.Context) -> None:
+        codecs = {"d": TopK(0.4)}
+        with mixed(ctx, codec=codecs) as ex, hpcomm.Checkpointer(ex, tmp_path, every=3) as saves:
+            for step in range(3):
+                ex.step({name: update(name, ctx.rank, step) for name in SHAPES})
+                ctx.barrier()
+                ex.pull("b")
+                saves.after(step + 1)
+            shards = [ex.state_dict()]
+            train(ex, ctx.rank, 3)
+            ctx.barrier()
+            ex.pull("b")
+            kept = {name: value.copy() for name, value in ex.params.items()}
+        turned = dict(reversed(params().items()))
+        with Exchange(ctx, turned, TOPOLOGY, CONSISTENCY, RULES, reduce="sum", chunk_bytes=256, codec=codecs) as ex:
+            restored = hpcomm.restore(ex, tmp_path)
+            assert restored is not None and restored.step == 3
+            train(ex, ctx.rank, 3)
+            ctx.barrier()
+            ex.pull("b")
+            assert all(np.array_equal(ex.params[name], value) for name, value in kept.items())
+        with (
+            Exchange(ctx, params(), "flat", BSP, RULES) as ex,
+            pytest.raises(
+                InvalidArgument, match="holds parameters of a graph, but the exchange is one of a hub, for key 'c'"
+            ),
+        ):
+            ex.load_state_dict(shards)
+
+    run_threads(3, body)
+
+
+@on_both
+def test_a_mix_is_not_rebuilt_without_a_rank() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        ex = mixed(ctx, progress="inline")
+        ex.step({name: update(name, ctx.rank, 0) for name in SHAPES})
+        ctx.barrier()
+        if ctx.rank == 2:
+            ctx.abort("test")
+            raise Left
+
+        def go_on() -> None:
+            while True:
+                ex.step({name: update(name, ctx.rank, 0) for name in SHAPES})
+
+        with pytest.raises(hpcomm.PeerFailed):
+            go_on()
+        with pytest.raises(hpcomm.NotSupported, match="recover: key 'a' has ByKey under BSP, key 'b' has"):
+            hpcomm.recover(ex)
+        assert set(ex.state_dict()["row_key"].tolist()) >= {0}  # what is here can still be saved
+        raise Left
+
+    run_threads(3, body, timeout=10)
