@@ -164,7 +164,6 @@ class Exchange(SplitCalls):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
         self.context = ctx  # keeps it open
         self._rank, self._default = ctx.rank, ctx.config.timeout
-        chooses = auto.is_asked(plan, options)
         try:
             limit = seconds(timeout, self._default)
             earlier = plan if isinstance(plan, Plan) else None
@@ -179,11 +178,12 @@ class Exchange(SplitCalls):
                 topology = settled(ctx, topology, consistency, own_engine, rule, names)
             wanted = plan_options(plan, options)
             made = Made(topology if earlier is None else None, consistency, rule, wanted, own_engine, ctx.ranks)
-            if chooses and isinstance(params, Mapping):
+            chooses = earlier is None and isinstance(params, Mapping) and auto.undecided(tuple(params), wanted.codec)
+            if chooses:
                 made = replace(made, plan=replace(wanted, codec=auto.tried(tuple(params), wanted.codec)))
             given = checked(ctx, params, topology, made, earlier, self._isa)
         except Exception as wrong:  # the other ranks wait for this one
-            (auto.refuse if chooses else refuse)(ctx, wrong)
+            refuse(ctx, wrong)
             raise
         self._decided = None
         if chooses:
