@@ -22,13 +22,11 @@ from hpcomm import (
     InvalidArgument,
     ParameterServer,
     Plan,
-    PlanOptions,
     Tree,
     measure,
     model,
 )
 from hpcomm.codec import FLOAT32, Auto, OneBit, TopK
-from hpcomm.exchange import auto
 from hpcomm.measure import hosts_of
 from hpcomm.model import PARAMETERS, UPDATES, Bandwidths, CodecRates, Rates
 from hpcomm.plan import Edge, Key, Row
@@ -465,29 +463,27 @@ def test_a_codec_is_taken_where_its_seconds_are_fewer(between: float, pays: bool
 
 
 @pytest.mark.parametrize(
-    "codec",
-    [None, "auto", "float16", Auto(), TOP, OneBit(), {}, {"b": "auto"}, {"w": TOP}, {"w": OneBit(), "b": "bfloat16"}],
-    ids=str,
+    "options",
+    [
+        {"chunk_bytes": 7},
+        {"progress": "fast"},
+        {"rule": 3},
+        {"codec": "gzip"},
+        {"topology": ring(3), "codec": "float16"},
+    ],
+    ids=["chunk", "progress", "rule", "codec", "topology"],
 )
-def test_all_ways_to_ask_are_seen_in_the_arguments(codec: Any) -> None:
-    """What the arguments say unchecked is what their check finds."""
-    asks = bool(auto.undecided(("w", "b"), codec))
-    assert auto.is_asked(None, {"codec": codec}) == asks
-    assert auto.is_asked(PlanOptions(codec=codec), {}) == asks
-    assert not auto.is_asked(PlanOptions(codec=codec), {"codec": "float32"})
-    assert not auto.is_asked(Plan.hub({"w": 9}, [0], [0], 1), {"codec": codec})
-
-
-@pytest.mark.parametrize("options", [{"chunk_bytes": 7}, {"progress": "fast"}, {"rule": 3}], ids=str)
 @pytest.mark.parametrize("ranks_by", ["shm", "tcp"])
 def test_a_later_exchange_is_refused_on_all_ranks(ranks_by: str, options: dict[str, Any]) -> None:
+    """Also where the rank that refuses does not know that the others measure codecs."""
+
     def body(ctx: hpcomm.Context) -> None:
         given = {"w": np.zeros(5000, F32)}
         with Exchange(ctx, given, codec=TOP, progress="inline") as ex:
             ex.push_pull("w", np.ones(5000, F32))
-        mine = {"progress": "inline", **(options if ctx.rank == 1 else {})}
+        mine: dict[str, Any] = {"progress": "inline", "codec": TOP, **(options if ctx.rank == 1 else {})}
         with pytest.raises(InvalidArgument, match=next(iter(options)).partition("_")[0]):
-            Exchange(ctx, given, codec=TOP, **mine)
+            hpcomm.parameter_hub(ctx, given, **mine)
         with Exchange(ctx, given, codec=TOP, progress="inline") as ex:  # the ranks still agree on what comes next
             ex.push_pull("w", np.ones(5000, F32))
 

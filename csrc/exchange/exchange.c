@@ -79,6 +79,11 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     return HPC_OK;
 }
 
+int hpc_exchange_accept(hpc_context *c, double timeout) {
+    int status = hpc_context_ready(c, op_create);
+    return status != HPC_OK ? status : hpc_context_agree(c, op_create, HPC_OK, hpc_deadline(&c->group, timeout));
+}
+
 /* ---- the whole exchange ---- */
 
 static int is_worker(const hpc_engine *en) {

@@ -43,6 +43,7 @@ from .exchange import (
     PULL,
     PUSH,
     PUSH_PULL,
+    exchange_accept,
     exchange_apply,
     exchange_call,
     exchange_close,

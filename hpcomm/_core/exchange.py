@@ -104,6 +104,11 @@ def exchange_refuse(context: Any, sentence: str, timeout: float) -> None:
     collective(lambda seconds: lib.hpc_exchange_create(context, config, seconds, out), timeout)
 
 
+def exchange_accept(context: Any, timeout: float) -> None:
+    """hpc_exchange_accept: the counterpart of exchange_refuse, before the exchange is made."""
+    collective(lambda seconds: lib.hpc_exchange_accept(context, seconds), timeout)
+
+
 def _exchange_config() -> Any:
     config = ffi.new("hpc_exchange_config *")
     lib.hpc_exchange_config_init(config)

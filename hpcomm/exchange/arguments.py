@@ -103,7 +103,7 @@ def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.floa
         ctx.size,
         consistency=scheme.consistency,
         in_place=bool(made.engine.in_place),
-        reduce=options.reduce,
+        reduce="mean" if phases and len(made.schemes) > 1 else options.reduce,  # reduce is for the others then
         interfaces=interfaces,
         cores=cores,
         chunk_bytes=options.chunk_bytes,

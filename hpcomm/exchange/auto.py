@@ -1,20 +1,17 @@
 """Which keys a codec makes faster: decided when an exchange is made, for codec="auto", by hpcomm.model."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..codec import FLOAT32, Auto, WireFormat, asked, name_of
+from .. import _core
+from ..codec import FLOAT32, Auto, WireFormat, asked
 from ..context import Context
-from ..errors import HpcommError, InvalidArgument
 from ..measure import between_hosts, codec_rates, hosts_of
 from ..model import UPDATES, busiest_link, load_of, update_seconds
 from ..plan import Plan
-from .options import PlanOptions
 
 _SHORT = 4096  # elements of a key that is float32 in any case
-_SENTENCE_BYTES = 400  # of a refusal, told to the peers
 
 
 @dataclass(frozen=True)
@@ -32,15 +29,6 @@ class Decided:
     between: float | None
 
 
-def is_asked(plan: object, options: Mapping[str, Any]) -> bool:
-    """Whether a key leaves its codec to the exchange, by the arguments of Exchange as they are given, unchecked."""
-    if isinstance(plan, Plan):
-        return False
-    codec = name_of(options.get("codec", plan.codec if isinstance(plan, PlanOptions) else None))
-    each = codec.values() if isinstance(codec, Mapping) else [codec]
-    return any(isinstance(one, Auto) or (isinstance(one, str) and one == "auto") for one in each)
-
-
 def undecided(keys: Sequence[str], codec: Any) -> dict[str, Auto]:
     """The keys that leave their codec to the exchange."""
     return {key: one for key, one in zip(keys, asked(keys, codec), strict=True) if isinstance(one, Auto)}
@@ -51,27 +39,12 @@ def tried(keys: Sequence[str], codec: Any) -> dict[str, WireFormat]:
     return {key: one.codec if isinstance(one, Auto) else one for key, one in zip(keys, asked(keys, codec), strict=True)}
 
 
-def refuse(ctx: Context, wrong: Exception) -> None:
-    """Takes part in the first step of decided only to tell every rank why this rank refuses its arguments."""
-    with suppress(HpcommError):  # every other rank raises it; this rank raises wrong itself
-        _agree(ctx, str(wrong) or type(wrong).__name__, ctx.config.timeout)
-
-
-def _agree(ctx: Context, wrong: str, timeout: float) -> None:
-    """Raises on every rank if a rank refuses its arguments: what follows may be kept from an earlier exchange, and then
-    the ranks would hear nothing of each other before they make this one."""
-    sentence = wrong.encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b"\0")
-    for rank, part in enumerate(ctx.allgather(sentence, timeout)):
-        if told := part.rstrip(b"\0").decode("utf-8", "replace"):
-            raise InvalidArgument(f"rank {rank}: {told}")
-
-
 def decided(ctx: Context, plan: Plan, codec: Any, make: Callable[..., Any], timeout: float) -> Decided:
     """Collective. plan: that of the codecs tried. make: Exchange, which measures codecs."""
     keys = [key.name for key in plan.keys]
     codecs, open_ = tried(keys, codec), undecided(keys, codec)
     why: dict[str, str] = {}
-    _agree(ctx, "", timeout)
+    _core.exchange_accept(ctx._handle, timeout)  # what follows may be kept, and then it tells of no refusal
     hosts = hosts_of(ctx, timeout)
     if len(set(hosts)) == 1:
         mapped = "all ranks map each other's memory, where nothing is sent"

@@ -168,7 +168,6 @@ class Exchange(SplitCalls):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
         self.context = ctx  # keeps it open
         self._rank, self._default = ctx.rank, ctx.config.timeout
-        chooses = auto.is_asked(plan, options)
         try:
             limit = seconds(timeout, self._default)
             values = checked_params(params)
@@ -177,11 +176,12 @@ class Exchange(SplitCalls):
             earlier = plan if isinstance(plan, Plan) else None
             schemes = settled(ctx, topology, consistency, own_engine, rules, earlier)
             made = Made(schemes, rule, wanted, own_engine, ctx.ranks)
+            chooses = earlier is None and auto.undecided(tuple(values), wanted.codec)
             if chooses:
                 made = replace(made, plan=replace(wanted, codec=auto.tried(tuple(values), wanted.codec)))
             given = checked(ctx, values, rules, made, self._isa)
         except Exception as wrong:  # the other ranks wait for this one
-            (auto.refuse if chooses else refuse)(ctx, wrong)
+            refuse(ctx, wrong)
             raise
         self._decided = None
         if chooses:

@@ -193,6 +193,21 @@ static void bad_config(rank *r) {
     good_exchange(r);
 }
 
+/* One rank refuses, and the others have not come to create yet. */
+static void accepted(rank *r) {
+    hpc_exchange_config c;
+    hpc_exchange *e = NULL;
+    hpc_exchange_config_init(&c);
+    c.refusal = "this rank has run out of patience";
+    bool odd = r->rank == r->arg;
+    int status = odd ? hpc_exchange_create(r->context, &c, -1, &e) : hpc_exchange_accept(r->context, -1);
+    CHECK_STATUS(status, HPC_ERR_INVALID);
+    CHECK_MESSAGE("run out of patience");
+    CHECK_OK(hpc_exchange_accept(r->context, -1));
+    CHECK_STATUS(hpc_exchange_accept(NULL, -1), HPC_ERR_INVALID);
+    good_exchange(r);
+}
+
 /* What create is given by hand, on one rank. */
 static void bad_create(rank *r) {
     job j;
@@ -505,6 +520,7 @@ int main(int argc, char **argv) {
         {.name = "endless_texts", .size = 2, .run = endless_texts, .where = RANKS_UNSEEDED},
         {.name = "bad_config_first", .size = 2, .run = bad_config, .arg = 0, .where = RANKS_UNSEEDED},
         {.name = "bad_config_last", .size = 3, .run = bad_config, .arg = 2, .where = RANKS_UNSEEDED},
+        {.name = "accepted", .size = 3, .run = accepted, .arg = 1, .where = RANKS_UNSEEDED},
         {.name = "bad_create", .size = 4, .run = bad_create, .arg = 1, .where = RANKS_UNSEEDED},
         {.name = "too_much_memory", .size = 3, .run = too_much_memory, .where = RANKS_UNSEEDED},
         {.name = "shared_refused", .size = 3, .run = shared_refused, .where = RANKS_UNSEEDED},

@@ -638,6 +638,9 @@ typedef struct hpc_exchange_config {
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
 HPC_API int hpc_exchange_create(hpc_context *context, const hpc_exchange_config *config, double timeout,
                                 hpc_exchange **exchange); /* collective */
+/* The first step of create by itself, for ranks that accept their arguments and do something together before they call
+ * create. It fails on all ranks if one of them calls create with a refusal in its place. Collective. */
+HPC_API int hpc_exchange_accept(hpc_context *context, double timeout);
 
 /* close waits for the pushes that are under way, then tells every rank that no push comes from here any more. Three
  * kinds of ranks then serve the others until they have closed too: owners in an ASYNC exchange, owners in an exchange
