@@ -1,5 +1,7 @@
 """Schemes of keys side by side in one exchange: each key goes as it would in an exchange of its own."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,8 @@ def test_each_key_goes_as_it_would_alone(progress: str) -> None:
         with mixed(ctx, progress=progress) as ex:
             assert list(ex.params) == list(ex.codecs) == list(SHAPES)
             ex.set(keys="d", lr=0.25)
-            assert {name: rule.lr for name, rule in ex.rule.items() if name != "c"} == {"a": 0.5, "b": 1, "d": 0.25}
+            rules: Any = ex.rule
+            assert {name: rule.lr for name, rule in rules.items() if name != "c"} == {"a": 0.5, "b": 1, "d": 0.25}
             for step in range(4):
                 if step % 2:
                     ex.step({name: update(name, ctx.rank, step) for name in SHAPES})
@@ -119,8 +122,9 @@ def test_any_consistencies_stand_side_by_side(consistencies: list[Any], graph: b
 )
 def test_every_rank_hears_why_a_mix_is_refused(topology: Any, consistency: Any, more: Any, sentence: str) -> None:
     def body(ctx: hpcomm.Context) -> None:
-        wrong = ctx.rank == 2
-        make = (lambda: Exchange(ctx, params(), topology, consistency, **more)) if wrong else (lambda: mixed(ctx))
+        make: Callable[[], Exchange] = partial(mixed, ctx)
+        if ctx.rank == 2:
+            make = partial(Exchange, ctx, params(), topology, consistency, **more)
         with pytest.raises(hpcomm.HpcommError, match=sentence):
             make()
         with mixed(ctx, progress="inline") as ex:  # they still agree on what comes next
@@ -132,7 +136,7 @@ def test_every_rank_hears_why_a_mix_is_refused(topology: Any, consistency: Any, 
 @on_both
 def test_ranks_with_other_schemes_are_all_told() -> None:
     def body(ctx: hpcomm.Context) -> None:
-        make = (lambda: Exchange(ctx, params())) if ctx.rank == 1 else (lambda: mixed(ctx))
+        make: Callable[[], Exchange] = partial(Exchange, ctx, params()) if ctx.rank == 1 else partial(mixed, ctx)
         with pytest.raises(hpcomm.ConfigError, match="rank 1 gives 1 configurations and rank 0 gives 3"):
             make()
 
