@@ -720,14 +720,11 @@ const hpc_discipline hpc_discipline_split = {
     .check = check,
     .whole = 1,
     .pulls = 1,
-    .signals = 2,
     .split = &splitting,
     .answers_all = 1,
-    .part = part,
-    .prepare = prepare,
-    .open_shares = open_shares,
-    .open = open_all,
-    .free = free_all,
+    .opening =
+        &(const hpc_opening){
+            .prepare = prepare, .part = part, .open_shares = open_shares, .open = open_all, .free = free_all},
     .share_came = share_came,
     .row_came = row_came,
     .work = work,

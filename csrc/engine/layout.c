@@ -223,6 +223,7 @@ int hpc_layout_make(hpc_engine *en, const char *op) {
     en->layout.slot_base = calloc((size_t)size * (size_t)size, sizeof *en->layout.slot_base);
     if (en->layout.places == NULL || en->layout.slot_base == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
+    const hpc_opening *opening = en->discipline->opening;
     find_cores(en);
     int status = hpc_stages_find(en, op);
     if (status == HPC_OK) status = find_shares(en, op);
@@ -248,7 +249,7 @@ int hpc_layout_make(hpc_engine *en, const char *op) {
         if (p->shares > 0)
             p->args = hpc_layout_take(p, (size_t)p->shares * (size_t)(en->own_args ? 1 : size) *
                                              (size_t)en->layout.depth * HPC_ARGS_BYTES);
-        size_t own = en->discipline->part == NULL ? 0 : en->discipline->part(en, r);
+        size_t own = opening == NULL || opening->part == NULL ? 0 : opening->part(en, r);
         if (own > 0) p->own = hpc_layout_take(p, own);
     }
     en->layout.holder = en->layout.places[rank].worker ? en->layout.holders[rank] : -1;

@@ -77,11 +77,11 @@ static inline int hpc_signal_args(const hpc_engine *en, int owner, int core) {
 static inline int hpc_signal_applied(const hpc_engine *en, int share) {
     return en->context->group.size + en->layout.n_cores + share;
 }
-static inline int hpc_signal_second(const hpc_engine *en, int share) { /* where the discipline has two */
+static inline int hpc_signal_second(const hpc_engine *en, int share) { /* of a pull, where pulls ask */
     return hpc_signal_applied(en, share) + en->layout.n_shares;
 }
 static inline int hpc_signals(const hpc_engine *en) {
-    return hpc_signal_applied(en, 0) + en->layout.n_shares * (en->discipline->signals == 2 ? 2 : 1);
+    return hpc_signal_applied(en, 0) + en->layout.n_shares * (en->discipline->pulls ? 2 : 1);
 }
 
 /* The closed signal of rank: HPC_CLOSED, HPC_FREED or 0. acquire: everything that it put before is there. */
