@@ -13,6 +13,7 @@ static const hpc_discipline *const disciplines[] = {
     &hpc_discipline_notify_ack,
     &hpc_discipline_async,
     &hpc_discipline_split,
+    &hpc_discipline_graph_bsp,
     &hpc_discipline_bsp,
     // clang-format on
 };

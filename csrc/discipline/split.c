@@ -674,11 +674,6 @@ static double squares(const hpc_engine *en, int key) {
     return sum;
 }
 
-static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
-    (void)en, (void)rank, (void)key;
-    return n;
-}
-
 /* For a pull: the workers whose pulls are missing here, and other owners that have not answered. */
 static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     (void)for_slot;
@@ -732,6 +727,6 @@ const hpc_discipline hpc_discipline_split = {
     .wait_slot = wait_slot,
     .send_share = send_share,
     .pushed = pushed,
-    .needs = needs,
+    .needs = hpc_whole_needs,
     .awaited = awaited,
 };

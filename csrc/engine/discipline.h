@@ -118,8 +118,7 @@ struct hpc_discipline {
     int answers_all;
     /* Whether updates are put into receive slots, even if the owner could read them in place. NULL: no. */
     int (*puts)(const hpc_engine *en);
-    /* Whether every rank takes part in every share. NULL: only the ranks at either end of its rows do. */
-    int (*involves_all)(const hpc_engine *en);
+    int involves_all; /* every rank takes part in every share; 0: only the ranks at either end of its rows do */
     /* Whether this rank's pulls wait for the answer of a share in which it takes part. NULL: yes. */
     int (*makes_params)(const hpc_engine *en, const hpc_share *share);
 

@@ -192,9 +192,4 @@ static inline int hpc_goes_on(const hpc_engine *en) {
     return en->discipline->goes_on != NULL && en->discipline->goes_on(en);
 }
 
-/* Whether every rank takes part in every share. */
-static inline int hpc_involves_all(const hpc_engine *en) {
-    return en->discipline->involves_all != NULL && en->discipline->involves_all(en);
-}
-
 #endif

@@ -223,7 +223,7 @@ static int is_of_row(const hpc_engine *en, int row, int rank) {
 }
 
 int hpc_share_involves(const hpc_engine *en, const hpc_share *share, int rank) {
-    return hpc_involves_all(en) || some_row(en, share, rank, is_of_row);
+    return en->discipline->involves_all || some_row(en, share, rank, is_of_row);
 }
 
 static int is_output(const hpc_engine *en, int row, int rank) {
