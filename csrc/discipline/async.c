@@ -110,16 +110,11 @@ static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot,
     return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
 }
 
-static int goes_on(const hpc_engine *en) {
-    (void)en;
-    return 1;
-}
-
 const hpc_discipline hpc_discipline_async = {
     .name = "ASYNC",
     .suits = suits,
     .check = check,
-    .goes_on = goes_on,
+    .goes_on = 1,
     .pulls = 1,
     .opening = &(const hpc_opening){.open = open_all, .free = free_all},
     .share_came = share_came,

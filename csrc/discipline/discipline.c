@@ -4,6 +4,7 @@
 static const hpc_discipline *const disciplines[] = {
     // clang-format off
     &hpc_discipline_quorum,
+    &hpc_discipline_graph_quorum,
     &hpc_discipline_groups_quorum,
     &hpc_discipline_unflushed,
     &hpc_discipline_ssp,

@@ -317,11 +317,6 @@ static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot,
     return without(ranks, n, me);
 }
 
-static int goes_on(const hpc_engine *en) {
-    (void)en;
-    return 1;
-}
-
 /* ---- state and facts ---- */
 
 /* Publish: all groups go on from one clock. Nothing is under way on any rank. */
@@ -350,7 +345,7 @@ const hpc_discipline hpc_discipline_groups = {
     .name = "ASYNC or SSP of groups",
     .suits = suits,
     .check = check,
-    .goes_on = goes_on,
+    .goes_on = 1,
     .opening = &(const hpc_opening){.prepare = prepare, .open_shares = open_shares, .open = open_all, .free = free_all},
     .share_came = share_came,
     .row_came = row_came,

@@ -122,11 +122,6 @@ static int open_all(hpc_engine *en, const char *op) {
     return status == HPC_OK ? hpc_share_open_counts(en, 1, op) : status;
 }
 
-static int into_slots(const hpc_engine *en) {
-    (void)en;
-    return 1;
-}
-
 /* ---- the core: when ---- */
 
 /* How often rank has said that it sent the key and core of a share. */
@@ -366,7 +361,7 @@ const hpc_discipline hpc_discipline_unflushed = {
     .suits = suits,
     .check = check,
     .refuses_pieces = refuses_pieces,
-    .puts = into_slots,
+    .puts = 1,
     .one_slot = 1,
     .head = sizeof(stamp),
     .tail = sizeof(stamp),

@@ -100,7 +100,7 @@ struct hpc_discipline {
     /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a
      * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.
      */
-    int (*goes_on)(const hpc_engine *en); /* NULL: no */
+    int goes_on;
     int quorum;                         /* folds are made by the configuration's quorum, where that is not all inputs */
     int whole;                          /* folds take all inputs with the plan's weights: a row can go in one pass */
     int (*turns)(const hpc_engine *en); /* but not here, where inputs and weights change with the steps. NULL: no */
@@ -116,8 +116,7 @@ struct hpc_discipline {
     /* With several stages: owners hear of each worker's calls from itself, and answer it. 0: each share answers the
      * ranks at its own ends. */
     int answers_all;
-    /* Whether updates are put into receive slots, even if the owner could read them in place. NULL: no. */
-    int (*puts)(const hpc_engine *en);
+    int puts;         /* updates are put into receive slots, even if the owner could read them in place */
     int involves_all; /* every rank takes part in every share; 0: only the ranks at either end of its rows do */
     /* Whether this rank's pulls wait for the answer of a share in which it takes part. NULL: yes. */
     int (*makes_params)(const hpc_engine *en, const hpc_share *share);

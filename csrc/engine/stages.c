@@ -195,7 +195,7 @@ int hpc_row_gives_mean(const hpc_engine *en, int row, int rank) {
 /* Calls holds for the rows of a share until it is nonzero; not again for a row with the same edges, as in every hub. */
 typedef int holding(const hpc_engine *en, int row, int rank);
 
-static int some_row(const hpc_engine *en, const hpc_share *share, int rank, holding *holds) {
+static inline int some_row(const hpc_engine *en, const hpc_share *share, int rank, holding *holds) {
     const hpc_row *before = NULL;
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_row *row = &en->plan->rows[share->rows[i]];

@@ -28,7 +28,7 @@ static int check_outputs(const hpc_engine *en) {
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: row %d sends parameters to rank %d, which sends it no update", i, r);
-            if (hpc_goes_on(en) && row->action != HPC_RELAY && (reached != gives || gives != pushes))
+            if (en->discipline->goes_on && row->action != HPC_RELAY && (reached != gives || gives != pushes))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: under %s all rows of a key must take updates from the same ranks, and send "
                                 "parameters to those ranks; row %d does not do so with rank %d",
@@ -220,7 +220,7 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
     if (status == HPC_OK && en->layout.encodes) status = round_values(en, deadline);
     if (status != HPC_OK) return status;
     en->life.open = 1;
-    en->life.serves = (hpc_goes_on(en) || (leaving != NULL && leaving->outstanding != NULL)) && en->n_work > 0;
+    en->life.serves = (en->discipline->goes_on || (leaving != NULL && leaving->outstanding != NULL)) && en->n_work > 0;
     for (int s = 0; s < en->layout.n_shares; s++) /* others may wait for rows that this rank does not push */
         if (en->layout.shares[s].owner == c->group.rank &&
             !hpc_share_involves(en, &en->layout.shares[s], c->group.rank))
