@@ -3,8 +3,9 @@
 #include <stdlib.h>
 
 #include "discipline/each.h"
-#include "engine/row.h"
+#include "engine/answer.h"
 #include "engine/send.h"
+#include "engine/write.h"
 
 /* A share's own; arrays are by rank. */
 typedef struct counts {

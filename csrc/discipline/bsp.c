@@ -2,6 +2,7 @@
  * graph_bsp.c has BSP on a graph. */
 #include "discipline/discipline.h"
 #include "discipline/whole.h"
+#include "engine/send.h"
 
 static int suits(const hpc_exchange_config *f) {
     return hpc_config_is_bsp(f) && f->graph == NULL && !f->split;

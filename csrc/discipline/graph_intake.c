@@ -1,6 +1,9 @@
 /* The owner's side of a quorum on a graph (see graph_quorum.c). */
 #include "discipline/graph_intake.h"
 
+#include "engine/answer.h"
+#include "engine/stages.h"
+
 /* ---- updates that came ---- */
 
 static int own_slot(const hpc_engine *en, const hpc_share *share) {

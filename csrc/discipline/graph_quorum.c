@@ -32,6 +32,7 @@
 #include "discipline/graph_intake.h"
 #include "discipline/grouping.h"
 #include "discipline/quorum_outlet.h"
+#include "engine/stages.h"
 
 /* ---- what is asked for ---- */
 

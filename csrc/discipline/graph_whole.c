@@ -1,5 +1,7 @@
 #include "discipline/graph_whole.h"
 
+#include "engine/answer.h"
+
 /* The weights of its rows in the plan are of all phases. */
 int hpc_graph_turns(const hpc_engine *en) {
     return hpc_phases_of(en)->n > 1;

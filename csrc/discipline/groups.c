@@ -26,11 +26,14 @@
 #include <stdlib.h>
 
 #include "discipline/each.h"
+#include "discipline/graph.h"
 #include "discipline/grouping.h"
 #include "discipline/whole.h"
+#include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/core.h"
-#include "engine/row.h"
+#include "engine/send.h"
+#include "engine/write.h"
 
 /* A share's own, at its owner, where it applies; arrays are by the lowest ranks of groups. */
 typedef struct group_clocks {

@@ -40,6 +40,8 @@
 #include "discipline/quorum_outlet.h"
 #include "discipline/server_intake.h"
 #include "discipline/whole.h"
+#include "engine/answer.h"
+#include "engine/stages.h"
 
 /* ---- what is asked for ---- */
 

@@ -2,6 +2,7 @@
  * out-neighbours' answers that they have folded the update that used its slot before. */
 #include "discipline/discipline.h"
 #include "discipline/graph_whole.h"
+#include "engine/stages.h"
 
 static int suits(const hpc_exchange_config *f) {
     return f->consistency == HPC_NOTIFY_ACK;

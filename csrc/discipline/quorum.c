@@ -33,6 +33,7 @@
 #include "discipline/grouping.h"
 #include "discipline/quorum_outlet.h"
 #include "discipline/server_intake.h"
+#include "engine/stages.h"
 
 /* ---- what is asked for ---- */
 

@@ -5,6 +5,7 @@
 
 #include "discipline/discipline.h"
 #include "discipline/quorum_intake.h"
+#include "engine/answer.h"
 
 static const double FIRST = 1; /* second of grace, before enough has been measured (RFC 6298, section 2.1) */
 

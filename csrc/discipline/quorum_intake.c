@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/core.h"
+#include "engine/answer.h"
+#include "engine/stages.h"
 
 static const double LEAST = 0.01; /* seconds of grace, when it is learned: a scheduler's slice */
 enum { NEAR = 2 };                /* versions behind: a rank that comes back has an old update in its slot */

@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/answer.h"
 #include "engine/pieces.h"
+#include "engine/stages.h"
 
 /* ---- the worker: what became of pushes ---- */
 

@@ -1,8 +1,11 @@
 /* The owner's side of a quorum on servers (see quorum.c; and groups_quorum.c, where a sender is a group). */
 #include "discipline/server_intake.h"
 
+#include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/core.h"
+#include "engine/stages.h"
+#include "engine/write.h"
 
 /* ---- updates that came ---- */
 

@@ -44,9 +44,11 @@
 #include <string.h>
 
 #include "discipline/each.h"
+#include "engine/answer.h"
 #include "engine/core.h"
 #include "engine/row.h"
 #include "engine/send.h"
+#include "engine/write.h"
 
 /* A share's own, at its owner; arrays are by rank. */
 typedef struct clocks {

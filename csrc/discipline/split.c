@@ -32,9 +32,13 @@
 #include "discipline/discipline.h"
 #include "discipline/grouping.h"
 #include "discipline/whole.h"
+#include "engine/answer.h"
 #include "engine/args.h"
+#include "engine/forward.h"
+#include "engine/mean.h"
 #include "engine/pieces.h"
 #include "engine/send.h"
+#include "engine/stages.h"
 
 static const char op_create[] = "exchange";
 

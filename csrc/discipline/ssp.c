@@ -6,6 +6,8 @@
 
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
+#include "engine/answer.h"
+#include "engine/stages.h"
 
 static int suits(const hpc_exchange_config *f) {
     return f->consistency == HPC_SSP && f->graph != NULL;

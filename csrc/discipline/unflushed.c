@@ -11,6 +11,8 @@
 
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
+#include "engine/answer.h"
+#include "engine/stages.h"
 
 /* Before and behind an update that may be overwritten while it is read: equal versions mean a whole one. */
 typedef struct stamp {

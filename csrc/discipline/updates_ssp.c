@@ -48,7 +48,9 @@
 #include "discipline/grouping.h"
 #include "discipline/updates.h"
 #include "engine/core.h"
+#include "engine/row.h"
 #include "engine/send.h"
+#include "engine/stages.h"
 
 /* ---- what is asked for ---- */
 

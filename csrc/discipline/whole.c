@@ -1,5 +1,7 @@
 #include "discipline/whole.h"
 
+#include "engine/answer.h"
+
 /* ---- answers ---- */
 
 /* All rows of the share are folded: its inputs have been read, its outputs are written. */

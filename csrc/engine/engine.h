@@ -251,8 +251,4 @@ static inline int hpc_engine_has_failed(const hpc_engine *en) {
     return atomic_load_explicit(&en->fault.failed, memory_order_relaxed) != HPC_OK;
 }
 
-/* Records the failure that ends the exchange; the first one counts. hpc_engine_check tells the other ranks.
- * (answer.c) */
-void hpc_engine_fail(hpc_engine *en, int status, const char *why);
-
 #endif

@@ -1,9 +1,14 @@
 /* The layout of an exchange's window. All ranks derive the same layout from the plan. Only the receive slots depend on
  * which ranks can map each other, so every owner tells the others where the slots of each sender begin. */
+#include "engine/layout.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/holders.h"
+#include "engine/parts.h"
 #include "engine/pieces.h"
+#include "engine/stages.h"
 
 enum { LINE = 64, PAGE = 4096 };
 

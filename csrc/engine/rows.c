@@ -1,14 +1,19 @@
 /* The rows that a rank owns: which cores work for them, and where their inputs, masters, states and outputs lie. */
+#include "engine/rows.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/host.h"
 #include "engine/args.h"
+#include "engine/holders.h"
 #include "engine/kind.h"
+#include "engine/layout.h"
 #include "engine/params.h"
 #include "engine/pieces.h"
-#include "base/host.h"
+#include "engine/stages.h"
 
 enum { MOST_CPUS = 4096 };
 

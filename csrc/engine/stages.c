@@ -10,10 +10,12 @@
  *
  * A slot that a row sends to is written again with the next fold. That is safe where a rank that feeds the sender gets
  * what comes of the slot: it pushes again only after that. Other plans are refused. */
+#include "engine/stages.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/layout.h"
+#include "engine/discipline.h"
 
 static const hpc_edge *find_edge(const hpc_edge *edges, int n, int rank) {
     for (int e = 0; e < n; e++)

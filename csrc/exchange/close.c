@@ -5,6 +5,7 @@
 
 #include "engine/args.h"
 #include "engine/pieces.h"
+#include "engine/rows.h"
 #include "engine/send.h"
 
 /* Tells every rank how far the pushes from here go (those sent in part do not count), or later that no answer comes

@@ -8,9 +8,12 @@
 #include "base/host.h"
 #include "discipline/discipline.h"
 #include "engine/args.h"
+#include "engine/holders.h"
 #include "engine/params.h"
 #include "engine/pieces.h"
+#include "engine/rows.h"
 #include "engine/send.h"
+#include "engine/stages.h"
 
 static const char op_create[] = "exchange";
 
