@@ -248,7 +248,7 @@ static int is_free(const hpc_engine *en, int key, uint64_t ticket) {
     return 1;
 }
 
-/* Those whose updates do not wait in this rank's own share. */
+/* Adds the ranks whose updates do not wait in this rank's own share. */
 static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     (void)n;

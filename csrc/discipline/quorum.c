@@ -111,7 +111,7 @@ static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     return HPC_OK;
 }
 
-/* Those whose updates do not wait in this rank's own share. */
+/* Adds the ranks whose updates do not wait in this rank's own share. */
 static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     (void)n;
