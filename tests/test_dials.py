@@ -69,6 +69,16 @@ DIALS = [
 MEMBERS = [pytest.param(dial, name, id=f"{dial}-{name}") for dial in DIALS for name in dial.members()]
 
 
+def test_a_discipline_has_at_most_40_members() -> None:
+    text = (CSRC / "engine/discipline.h").read_text(encoding="utf-8")
+    found = re.search(r"^struct hpc_discipline {\n(.*?)^};", re.sub(r"/\*.*?\*/", "", text, flags=re.S), re.S | re.M)
+    assert found
+    fields = [line.strip() for line in found[1].split(";")]
+    members = [name for field in fields if field for name in (field.split(",") if "(" not in field else [field])]
+    assert "size_t head" in members
+    assert len(members) <= 40, members
+
+
 def test_every_member_has_a_file() -> None:
     for dial in DIALS:
         assert len(dial.members()) >= dial.least, dial

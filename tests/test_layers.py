@@ -343,6 +343,15 @@ def test_only_its_array_names_a_member(calls: Calls, members: dict[str, set[str]
     assert not named, "\n".join(sorted(named))
 
 
+def test_a_header_of_the_engine_speaks_for_one_file(symbols: list[tuple[str, str, str]]) -> None:
+    home = {symbol: name for name, symbol, letter in symbols if letter == "T"}
+    for header in sorted((CSRC / "engine").glob("*.h")):
+        text = re.sub(r"/\*.*?\*/", "", header.read_text(encoding="utf-8"), flags=re.DOTALL)
+        declared = re.findall(r"^\w[\w *]*?\b(hpc_\w+)\([^{}]*?\);", text, re.MULTILINE)
+        others = {s: home[s] for s in declared if s in home and home[s] != f"engine/{header.stem}.c"}
+        assert not others, f"{header.name} declares functions of other files: {others}"
+
+
 # ---- types ----
 
 

@@ -3,8 +3,9 @@
 #include <stdlib.h>
 
 #include "discipline/each.h"
-#include "engine/row.h"
+#include "engine/answer.h"
 #include "engine/send.h"
+#include "engine/write.h"
 
 /* A share's own; arrays are by rank. */
 typedef struct counts {
@@ -110,25 +111,18 @@ static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot,
     return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
 }
 
-static int goes_on(const hpc_engine *en) {
-    (void)en;
-    return 1;
-}
-
 const hpc_discipline hpc_discipline_async = {
     .name = "ASYNC",
     .suits = suits,
     .check = check,
-    .goes_on = goes_on,
+    .goes_on = 1,
     .pulls = 1,
-    .signals = 2,
-    .open = open_all,
-    .free = free_all,
+    .opening = &(const hpc_opening){.open = open_all, .free = free_all},
     .share_came = share_came,
     .row_came = row_came,
     .pull_came = pull_came,
     .holds_up = hpc_each_holds_up,
     .may_push = may_push,
     .awaited = awaited,
-    .folded_of = folded_of,
+    .facts = &(const hpc_facts){.folded_of = folded_of},
 };

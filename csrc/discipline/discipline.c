@@ -4,6 +4,7 @@
 static const hpc_discipline *const disciplines[] = {
     // clang-format off
     &hpc_discipline_quorum,
+    &hpc_discipline_graph_quorum,
     &hpc_discipline_groups_quorum,
     &hpc_discipline_unflushed,
     &hpc_discipline_ssp,
@@ -13,6 +14,7 @@ static const hpc_discipline *const disciplines[] = {
     &hpc_discipline_notify_ack,
     &hpc_discipline_async,
     &hpc_discipline_split,
+    &hpc_discipline_graph_bsp,
     &hpc_discipline_bsp,
     // clang-format on
 };

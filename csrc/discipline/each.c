@@ -1,6 +1,7 @@
 #include "discipline/each.h"
 
 #include "discipline/graph.h"
+#include "engine/answer.h"
 
 int hpc_each_check(const hpc_exchange_config *f) {
     static const char op[] = "exchange";

@@ -3,6 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/answer.h"
+#include "engine/stages.h"
+
 /* ---- open ---- */
 
 const char *hpc_consistency_name(int consistency) {

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "engine/stages.h"
+
 int hpc_plan_has_stages(const hpc_plan *plan) {
     for (int i = 0; i < plan->n_rows; i++)
         for (int e = 0; e < plan->rows[i].n_out; e++)

@@ -26,11 +26,14 @@
 #include <stdlib.h>
 
 #include "discipline/each.h"
+#include "discipline/graph.h"
 #include "discipline/grouping.h"
 #include "discipline/whole.h"
+#include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/core.h"
-#include "engine/row.h"
+#include "engine/send.h"
+#include "engine/write.h"
 
 /* A share's own, at its owner, where it applies; arrays are by the lowest ranks of groups. */
 typedef struct group_clocks {
@@ -317,11 +320,6 @@ static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot,
     return without(ranks, n, me);
 }
 
-static int goes_on(const hpc_engine *en) {
-    (void)en;
-    return 1;
-}
-
 /* ---- state and facts ---- */
 
 /* Publish: all groups go on from one clock. Nothing is under way on any rank. */
@@ -350,17 +348,13 @@ const hpc_discipline hpc_discipline_groups = {
     .name = "ASYNC or SSP of groups",
     .suits = suits,
     .check = check,
-    .goes_on = goes_on,
-    .prepare = prepare,
-    .open_shares = open_shares,
-    .open = open_all,
-    .free = free_all,
+    .goes_on = 1,
+    .opening = &(const hpc_opening){.prepare = prepare, .open_shares = open_shares, .open = open_all, .free = free_all},
     .share_came = share_came,
     .row_came = row_came,
     .work = work,
     .may_push = may_push,
     .needs = needs,
     .awaited = awaited,
-    .before_publish = level,
-    .folded_of = folded_of,
+    .facts = &(const hpc_facts){.before_publish = level, .folded_of = folded_of},
 };

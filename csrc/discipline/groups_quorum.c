@@ -37,8 +37,11 @@
 
 #include "discipline/discipline.h"
 #include "discipline/grouping.h"
-#include "discipline/quorum.h"
+#include "discipline/quorum_outlet.h"
+#include "discipline/server_intake.h"
 #include "discipline/whole.h"
+#include "engine/answer.h"
+#include "engine/stages.h"
 
 /* ---- what is asked for ---- */
 
@@ -137,12 +140,7 @@ static int open_shares(hpc_engine *en, const char *op) {
 
 static int open_all(hpc_engine *en, const char *op) {
     hpc_groups_name_outputs(en, hpc_quorum_of(en)->group_of);
-    return hpc_quorum_open(en, op);
-}
-
-static int goes_on(const hpc_engine *en) {
-    (void)en;
-    return 1;
+    return hpc_quorum_open_cores(en, 0, op);
 }
 
 /* ---- the core: rows that forward ---- */
@@ -201,13 +199,13 @@ static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const int input = hpc_row_input_of(w, rank, 0);
-        if (input < 0 || !hpc_intake_row_came(core, w, input, slot)) return 0;
+        if (input < 0 || !hpc_server_intake_row_came(core, w, input, slot)) return 0;
     }
     return 1;
 }
 
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    if (w->row->action == HPC_APPLY) return hpc_intake_row_came(core, w, input, slot);
+    if (w->row->action == HPC_APPLY) return hpc_server_intake_row_came(core, w, input, slot);
     if (w->row->action == HPC_RELAY) pass_on(core, w);
     return hpc_whole_row_came(core, w, input, slot);
 }
@@ -215,7 +213,7 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 /* ---- the worker ---- */
 
 static void begin_push(hpc_engine *en, int key) {
-    hpc_quorum_choose_version(en, key);
+    hpc_quorum_choose_version(en, key, hpc_outlet_next_version);
     hpc_outlet_begin(en, key);
 }
 
@@ -364,15 +362,15 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .check = check,
     .refuses_pieces = refuses_pieces,
     .quorum = 1,
-    .goes_on = goes_on,
-    .part = hpc_quorum_part,
-    .prepare = prepare,
-    .open_shares = open_shares,
-    .open = open_all,
-    .free = hpc_quorum_free,
+    .goes_on = 1,
+    .opening = &(const hpc_opening){.prepare = prepare,
+                                    .part = hpc_quorum_part,
+                                    .open_shares = open_shares,
+                                    .open = open_all,
+                                    .free = hpc_quorum_free},
     .share_came = share_came,
     .row_came = row_came,
-    .work = hpc_intake_work,
+    .work = hpc_server_intake_work,
     .may_push = hpc_quorum_may_push,
     .wait_slot = wait_slot,
     .hear = hpc_outlet_hear,
@@ -381,10 +379,10 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .needs = needs,
     .awaited = awaited,
     .ended = hpc_quorum_ended,
-    .closing = hpc_quorum_closing,
-    .before_publish = level,
-    .late = hpc_outlet_late,
-    .version = hpc_outlet_version,
-    .count = hpc_quorum_count,
-    .count_peer = hpc_quorum_count_peer,
+    .leaving = &(const hpc_leaving){.closing = hpc_quorum_closing},
+    .facts = &(const hpc_facts){.before_publish = level,
+                                .late = hpc_outlet_late,
+                                .version = hpc_outlet_told,
+                                .count = hpc_outlet_count,
+                                .count_peer = hpc_outlet_count_peer},
 };

@@ -1,7 +1,8 @@
 /* NOTIFY-ACK (ASAP, section 4): a fold waits for the updates of the in-neighbours alone, and a push for the
  * out-neighbours' answers that they have folded the update that used its slot before. */
 #include "discipline/discipline.h"
-#include "discipline/whole.h"
+#include "discipline/graph_whole.h"
+#include "engine/stages.h"
 
 static int suits(const hpc_exchange_config *f) {
     return f->consistency == HPC_NOTIFY_ACK;
@@ -26,27 +27,21 @@ static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
     return 0;
 }
 
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_graph_has_read, hpc_whole_missing_neighbours);
-}
-
 const hpc_discipline hpc_discipline_notify_ack = {
     .name = "NOTIFY_ACK",
     .suits = suits,
     .check = check,
     .whole = 1,
-    .turns = hpc_whole_turns,
+    .turns = hpc_graph_turns,
     .makes_params = hpc_graph_makes_params,
-    .prepare = hpc_graph_prepare,
-    .open = hpc_whole_open,
-    .free = hpc_graph_free,
-    .share_came = hpc_whole_share_came,
-    .row_came = hpc_whole_row_came,
+    .opening = &(const hpc_opening){.prepare = hpc_graph_prepare, .open = hpc_graph_whole_open, .free = hpc_graph_free},
+    .share_came = hpc_graph_whole_share_came,
+    .row_came = hpc_graph_whole_row_came,
     .begin_push = hpc_graph_begin_push,
     .send_share = hpc_graph_send_share,
     .is_free = hpc_graph_is_free,
     .needs = needs,
-    .awaited = awaited,
-    .finish = hpc_graph_finish,
-    .restored = hpc_graph_restored,
+    .awaited = hpc_graph_whole_awaited,
+    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish},
+    .facts = &(const hpc_facts){.restored = hpc_graph_restored},
 };

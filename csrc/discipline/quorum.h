@@ -1,5 +1,6 @@
-/* A quorum: the state of its owner's and of its worker's side (quorum.c and groups_quorum.c say how it works). A sender
- * is a rank; with several stages it is a group of ranks, which is known by its lowest one. */
+/* A quorum: the state of its owner's and of its worker's side, and the steps of quorum_common.c (quorum.c,
+ * graph_quorum.c and groups_quorum.c say how it works). A sender is a rank; with several stages it is a group of ranks,
+ * which is known by its lowest one. */
 #ifndef HPC_QUORUM_H
 #define HPC_QUORUM_H
 
@@ -28,7 +29,7 @@ typedef struct hpc_intake {
     char *takes;              /* the same: whether its update is in the present fold */
     int *from, n_from;        /* all senders, this rank or its group last */
     int held;                 /* how many updates wait */
-    uint64_t pushes;          /* on a graph: pushes of this rank itself that came */
+    uint64_t pushes;          /* pushes of this rank itself that came, where they lead folds; else 0 */
     int watched, place;       /* whether it is among the core's watched shares, and where */
     double since;             /* when the next fold had its quorum; 0: it has not */
     hpc_usual lag;            /* from the quorum until the others are there */
@@ -95,12 +96,6 @@ static inline int hpc_me(const hpc_engine *en) {
     return en->context->group.rank;
 }
 
-/* On a graph a fold is of this rank's own push, and of the neighbours' updates for its version or a newer one. On
- * servers it is of the workers' updates for the version after the last. */
-static inline int hpc_own_leads(const hpc_engine *en) {
-    return en->graph != NULL;
-}
-
 static inline hpc_quorum *hpc_quorum_of(const hpc_engine *en) {
     return en->own;
 }
@@ -161,61 +156,21 @@ static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row)
     return 0;
 }
 
-/* ---- both (quorum_common.c) ---- */
-
 /* hpc_discipline.check, of what does not depend on rows: servers and their quorum. */
 int hpc_quorum_check_servers(const hpc_exchange_config *config);
 /* hpc_discipline's slots. */
 size_t hpc_quorum_part(const hpc_engine *en, int rank);
 int hpc_quorum_prepare(hpc_engine *en, const hpc_exchange_config *config, const char *op);
-int hpc_quorum_open(hpc_engine *en, const char *op);
 void hpc_quorum_free(hpc_engine *en);
-void hpc_quorum_count(const hpc_engine *en, hpc_exchange_stats *stats);
-void hpc_quorum_count_peer(const hpc_engine *en, int rank, hpc_exchange_peer *peer);
 /* The same of a worker of servers, and of any worker. */
 int hpc_quorum_may_push(hpc_engine *en, int key, const char *op);
 int hpc_quorum_ended(hpc_engine *en, int key, const char *op);
 void hpc_quorum_closing(hpc_engine *en);
+/* Opens the cores. Each fold is counted by its inputs, less those that do not count. */
+int hpc_quorum_open_cores(hpc_engine *en, int less, const char *op);
 /* Makes a share's own, of a share that this rank owns with an intake. */
 int hpc_quorum_open_share(const hpc_engine *en, hpc_share *share, int owns, int sends, const char *op);
-/* Chooses the version of the next push of key. A key that is pushed again begins a step. */
-void hpc_quorum_choose_version(hpc_engine *en, int key);
-
-/* ---- the owner (quorum_intake.c): hpc_discipline's slots ---- */
-
-int hpc_intake_work(hpc_core *core);
-int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
-/* With several stages: an input of a row that applies. */
-int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
-/* Finds the senders of all shares, when their parts are known. */
-void hpc_intake_open(hpc_engine *en);
-/* Tells the senders to this rank's shares which version was folded last. Nothing may be under way anywhere. */
-int hpc_intake_tell(hpc_engine *en);
-
-/* ---- the worker (quorum_outlet.c) ---- */
-
-/* Counts a push of key that is about to be sent, where each share has one answer for each. */
-void hpc_outlet_begin(hpc_engine *en, int key);
-/* Takes note of the answers to pushes of key that have come: what was left out as pieces is in the residual then. */
-int hpc_outlet_hear(hpc_engine *en, int key);
-/* Sends the pending pushes whose slots are free by now. */
-int hpc_outlet_send_all(hpc_engine *en);
-int hpc_outlet_send_key(hpc_engine *en, int key);
-/* Drops pushes up to n that are not sent, so that their slots are free: only for the neighbours that let a push wait in
- * vain before; with all, for every neighbour. */
-void hpc_outlet_give_up(hpc_engine *en, int key, uint64_t n, int all);
-/* Collective, while no rank has a push under way: all go on from one version, and earlier updates are left out. */
-int hpc_outlet_level(hpc_engine *en, const char *op, double deadline);
-/* The same: writes the largest number of any rank. */
-int hpc_outlet_newest(hpc_engine *en, const char *op, double deadline, uint64_t own, uint64_t *newest);
-/* The version of this rank's next step. */
-uint64_t hpc_outlet_next_version(const hpc_engine *en);
-/* How many seconds neighbours are given to take an update. */
-double hpc_outlet_patience(const hpc_engine *en, int key);
-/* How many shares of this rank's updates rank has left out, and the newest version that any of them met; -1: all. */
-uint64_t hpc_outlet_dropped(const hpc_engine *en, int rank, uint64_t *at);
-/* How many shares of the last push of key were left out; the newest version that its parameters have. */
-int hpc_outlet_late(const hpc_engine *en, int key);
-uint64_t hpc_outlet_version(const hpc_engine *en, int key);
+/* Chooses the version of the next push of key. A key that is pushed again begins a step, whose version next tells. */
+void hpc_quorum_choose_version(hpc_engine *en, int key, uint64_t (*next)(const hpc_engine *en));
 
 #endif

@@ -1,10 +1,11 @@
-/* Steps that a quorum of ranks and one of groups share: what is asked for, the state of both sides, the steps of a
- * worker of servers, and pushes that end. */
+/* Steps that all quorums share: the state of both sides, versions, and pushes that end; and the refusals and the order
+ * of pushes of those on servers, of ranks and of groups. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "discipline/discipline.h"
-#include "discipline/quorum.h"
+#include "discipline/quorum_intake.h"
+#include "engine/answer.h"
 
 static const double FIRST = 1; /* second of grace, before enough has been measured (RFC 6298, section 2.1) */
 
@@ -36,8 +37,6 @@ size_t hpc_quorum_part(const hpc_engine *en, int rank) {
 }
 
 int hpc_quorum_prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    int status = hpc_graph_prepare(en, f, op);
-    if (status != HPC_OK) return status;
     hpc_quorum *q = en->own = calloc(1, sizeof *q);
     if (q != NULL) {
         q->keys = calloc((size_t)en->plan->n_keys, sizeof *q->keys);
@@ -67,7 +66,7 @@ int hpc_quorum_open_share(const hpc_engine *en, hpc_share *share, int owns, int 
     return HPC_OK;
 }
 
-int hpc_quorum_open(hpc_engine *en, const char *op) {
+int hpc_quorum_open_cores(hpc_engine *en, int less, const char *op) {
     size_t size = (size_t)en->context->group.size;
     for (int c = 0; c < en->n_own_cores; c++) {
         hpc_quorum_watch *its = en->cores[c].own = calloc(1, sizeof *its);
@@ -81,7 +80,7 @@ int hpc_quorum_open(hpc_engine *en, const char *op) {
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
     }
     hpc_intake_open(en);
-    return hpc_share_open_counts(en, hpc_own_leads(en), op);
+    return hpc_share_open_counts(en, less, op);
 }
 
 void hpc_quorum_free(hpc_engine *en) {
@@ -113,7 +112,6 @@ void hpc_quorum_free(hpc_engine *en) {
     }
     free(q);
     en->own = NULL;
-    hpc_graph_free(en);
 }
 
 /* ---- the worker's pushes ---- */
@@ -144,10 +142,10 @@ int hpc_quorum_may_push(hpc_engine *en, int key, const char *op) {
                     en->plan->keys[other].name);
 }
 
-void hpc_quorum_choose_version(hpc_engine *en, int key) {
+void hpc_quorum_choose_version(hpc_engine *en, int key, uint64_t (*next)(const hpc_engine *en)) {
     hpc_quorum *q = hpc_quorum_of(en);
     hpc_key_versions *of = hpc_versions_of(en, key);
-    if (of->number == q->number) q->number = hpc_outlet_next_version(en);
+    if (of->number == q->number) q->number = next(en);
     of->number = q->number;
     of->numbers[en->keys[key].pushes % (uint64_t)en->layout.depth] = of->number;
 }
@@ -157,7 +155,7 @@ void hpc_quorum_choose_version(hpc_engine *en, int key) {
 /* HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
 int hpc_quorum_ended(hpc_engine *en, int key, const char *op) {
     uint64_t number = hpc_versions_of(en, key)->number;
-    if (number <= hpc_outlet_version(en, key)) return HPC_OK;
+    if (number <= en->discipline->facts->version(en, key)) return HPC_OK;
     int *closed = malloc((size_t)en->context->group.size * sizeof *closed), n = 0;
     for (int r = 0; r < en->context->group.size && closed != NULL; r++)
         if (en->layout.places[r].worker && hpc_closed_signal(en, r) != 0) closed[n++] = r;
@@ -176,7 +174,7 @@ void hpc_quorum_closing(hpc_engine *en) {
     const hpc_quorum *q = hpc_quorum_of(en);
     int n = 0, first = -1;
     for (int i = en->plan->n_keys - 1; i >= 0; i--) {
-        if (en->keys[i].since == 0 || q->keys[i].number <= hpc_outlet_version(en, i)) continue;
+        if (en->keys[i].since == 0 || q->keys[i].number <= en->discipline->facts->version(en, i)) continue;
         first = i;
         n++;
     }
@@ -185,15 +183,4 @@ void hpc_quorum_closing(hpc_engine *en) {
                        "lost the last push of %d key%s of rank %d, %.64s first: version %llu found no quorum of %d", n,
                        n == 1 ? "" : "s", en->context->group.rank, en->plan->keys[first].name,
                        (unsigned long long)q->keys[first].number, en->asked.quorum);
-}
-
-/* ---- facts ---- */
-
-void hpc_quorum_count(const hpc_engine *en, hpc_exchange_stats *stats) {
-    stats->dropped = hpc_outlet_dropped(en, -1, &stats->dropped_at);
-}
-
-void hpc_quorum_count_peer(const hpc_engine *en, int rank, hpc_exchange_peer *peer) {
-    uint64_t at;
-    peer->dropped = hpc_outlet_dropped(en, rank, &at);
 }

@@ -1,10 +1,13 @@
 /* The worker's side of a quorum: what it has sent to the owners of shares and what became of it (see quorum.c). */
+#include "discipline/quorum_outlet.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "discipline/quorum.h"
+#include "engine/answer.h"
 #include "engine/pieces.h"
+#include "engine/stages.h"
 
 /* ---- the worker: what became of pushes ---- */
 
@@ -107,7 +110,8 @@ int hpc_outlet_hear(hpc_engine *en, int key) {
     return status;
 }
 
-uint64_t hpc_outlet_dropped(const hpc_engine *en, int rank, uint64_t *at) {
+/* How many shares of this rank's updates rank has left out, and the newest version that any of them met; -1: all. */
+static uint64_t dropped_by(const hpc_engine *en, int rank, uint64_t *at) {
     uint64_t dropped = 0, answered;
     *at = 0;
     for (int s = 0; s < en->layout.n_shares; s++) {
@@ -122,9 +126,38 @@ uint64_t hpc_outlet_dropped(const hpc_engine *en, int rank, uint64_t *at) {
     return dropped;
 }
 
+int hpc_outlet_is_unanswered(const hpc_engine *en, int s) {
+    uint64_t answered;
+    const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
+    return out != NULL && out->sent != out->answered && news_of(en, s, &answered) == NULL;
+}
+
+void hpc_outlet_count(const hpc_engine *en, hpc_exchange_stats *stats) {
+    stats->dropped = dropped_by(en, -1, &stats->dropped_at);
+}
+
+void hpc_outlet_count_peer(const hpc_engine *en, int rank, hpc_exchange_peer *peer) {
+    uint64_t at;
+    peer->dropped = dropped_by(en, rank, &at);
+}
+
+int hpc_outlet_late(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    uint64_t answered;
+    int n = 0;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[k->shares[i]]);
+        if (out == NULL) continue;
+        const hpc_told *news = news_of(en, k->shares[i], &answered);
+        uint64_t lost = news != NULL && news->used == out->used ? lost_with(out) : out->lost;
+        n += k->pushes > 0 && lost == k->pushes;
+    }
+    return n;
+}
+
 /* ---- the worker: sends ---- */
 
-/* An answer that is no answer ends the exchange, which the next look at it tells. */
+/* A malformed answer fails the exchange; the next check reports it. */
 void hpc_outlet_begin(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_shares; i++) {
@@ -135,15 +168,15 @@ void hpc_outlet_begin(hpc_engine *en, int key) {
     }
 }
 
-/* On a graph ignore HPC_ERR_PEER: every wait reports a dead neighbour, and one that has left folds nothing more. */
+/* Where owners leave ignore HPC_ERR_PEER: every wait reports a dead neighbour, and one that has left folds nothing
+ * more. */
 static int unless_gone(hpc_engine *en, int status) {
     if (status != HPC_ERR_PEER || !en->owners_leave) return status;
     hpc_blame_settle(&en->context->group.blame, NULL, 0);
     return HPC_OK;
 }
 
-/* Puts push number n into the slot at the share's owner. On a graph an update that travels is copied first, so the
- * push's memory is free at once, however slowly the neighbour takes the update. */
+/* Puts push number n into the slot at the share's owner: from a copy, if the share has room for one. */
 static int carry(hpc_engine *en, const hpc_share *share, uint64_t n) {
     const hpc_outlet *out = hpc_outlet_of(share);
     const char *slot = hpc_slot_of_push(en, share->key, n);
@@ -231,7 +264,7 @@ int hpc_outlet_send_all(hpc_engine *en) {
     return status;
 }
 
-static void drop_until(hpc_engine *en, const hpc_share *share, uint64_t n) {
+void hpc_outlet_drop(hpc_engine *en, const hpc_share *share, uint64_t n) {
     hpc_outlet *out = hpc_outlet_of(share);
     if (out->decided >= n) return;
     for (uint64_t i = out->decided + 1; i <= n; i++) take_back(en, share, i);
@@ -241,61 +274,26 @@ static void drop_until(hpc_engine *en, const hpc_share *share, uint64_t n) {
     note_pending(en, share);
 }
 
-void hpc_outlet_give_up(hpc_engine *en, int key, uint64_t n, int all) {
+/* ---- versions ---- */
+
+uint64_t hpc_outlet_told(const hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
+    uint64_t most = hpc_quorum_of(en)->told;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
-        if (hpc_outlet_of(share) == NULL || hpc_outlet_of(share)->decided >= n ||
-            !(all || hpc_quorum_of(en)->given_up[share->owner]))
-            continue;
-        drop_until(en, share, n);
-        hpc_quorum_of(en)->given_up[share->owner] = 1;
+        if (hpc_outlet_of(&en->layout.shares[k->shares[i]]) == NULL) continue;
+        uint64_t told = told_by(en, k->shares[i]);
+        if (told > most) most = told;
     }
+    return most;
 }
 
-/* ---- a state is loaded ---- */
-
-static void level(hpc_engine *en, uint64_t newest) {
-    hpc_phases *g = en->graph;
+uint64_t hpc_outlet_next_version(const hpc_engine *en) {
+    uint64_t version = 1;
     for (int key = 0; key < en->plan->n_keys; key++) {
-        const hpc_pushed *k = &en->keys[key];
-        g->keys[key].ahead -= (int64_t)(newest - hpc_quorum_of(en)->number);
-        hpc_versions_of(en, key)->number = newest;
-        for (int i = 0; i < k->n_shares; i++) {
-            const hpc_share *share = &en->layout.shares[k->shares[i]];
-            hpc_intake *in = hpc_intake_of(share);
-            if (in != NULL) atomic_store_explicit(&in->folded, newest, memory_order_release);
-            if (hpc_outlet_of(share) != NULL) drop_until(en, share, k->pushes);
-        }
+        uint64_t next = hpc_outlet_told(en, key) + 1;
+        if (next > version) version = next;
     }
-    hpc_quorum_of(en)->number = newest;
-    hpc_bell_ring(en->context->group.bell); /* its cores answer the updates that are late now */
-}
-
-static int is_unanswered(const hpc_engine *en, int s) {
-    uint64_t answered;
-    const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
-    return out != NULL && out->sent != out->answered && news_of(en, s, &answered) == NULL;
-}
-
-static int all_answered(void *arg) {
-    const hpc_engine *en = arg;
-    if (en->inline_progress) hpc_context_work(en->context);
-    for (int s = 0; s < en->layout.n_shares; s++)
-        if (is_unanswered(en, s)) return atomic_load_explicit(&en->fault.failed, memory_order_relaxed) != HPC_OK;
-    return 1;
-}
-
-static int who_answers(void *arg, int *ranks) {
-    const hpc_engine *en = arg;
-    int n = 0;
-    for (int r = 0; r < en->context->group.size; r++) {
-        int awaited = 0;
-        for (int s = 0; s < en->layout.n_shares; s++)
-            awaited |= en->layout.shares[s].owner == r && is_unanswered(en, s);
-        if (awaited) ranks[n++] = r;
-    }
-    return n;
+    return version;
 }
 
 int hpc_outlet_newest(hpc_engine *en, const char *op, double deadline, uint64_t own, uint64_t *newest) {
@@ -309,94 +307,4 @@ int hpc_outlet_newest(hpc_engine *en, const char *op, double deadline, uint64_t 
         if (numbers[r] > *newest) *newest = numbers[r];
     free(numbers);
     return status;
-}
-
-int hpc_outlet_level(hpc_engine *en, const char *op, double deadline) {
-    uint64_t newest;
-    int status = hpc_outlet_newest(en, op, deadline, hpc_quorum_of(en)->number, &newest);
-    if (status != HPC_OK) return status;
-    level(en, newest);
-    const hpc_wait wait = {op, all_answered, who_answers, en};
-    return hpc_wait_for(&en->context->group, &wait, hpc_left(deadline));
-}
-
-/* ---- the worker: when ---- */
-
-/* The newest version that the owners of a key have told this rank, or all ranks when a state was loaded. */
-static uint64_t newest_told(const hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    uint64_t most = hpc_quorum_of(en)->told;
-    for (int i = 0; i < k->n_shares; i++) {
-        if (hpc_outlet_of(&en->layout.shares[k->shares[i]]) == NULL) continue;
-        uint64_t told = told_by(en, k->shares[i]);
-        if (told > most) most = told;
-    }
-    return most;
-}
-
-/* How far this rank's own shares of a key let it go on a graph. */
-static uint64_t reached_in(const hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    uint64_t most = 0;
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
-        const hpc_intake *in = hpc_intake_of(share);
-        if (in == NULL) continue;
-        uint64_t reached = hpc_first_work(en, share)->row->n_in == 1
-                               ? newest_told(en, key) + 1
-                               : atomic_load_explicit(&in->reached, memory_order_relaxed);
-        if (reached > most) most = reached;
-    }
-    return most;
-}
-
-uint64_t hpc_outlet_next_version(const hpc_engine *en) {
-    uint64_t version = hpc_own_leads(en) ? hpc_quorum_of(en)->number + 1 : 1;
-    for (int key = 0; key < en->plan->n_keys; key++) {
-        uint64_t next = hpc_own_leads(en) ? reached_in(en, key) : newest_told(en, key) + 1;
-        if (next > version) version = next;
-    }
-    return version;
-}
-
-int hpc_outlet_late(const hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    uint64_t answered;
-    int n = 0;
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[k->shares[i]]);
-        if (out == NULL) continue;
-        const hpc_told *news = news_of(en, k->shares[i], &answered);
-        uint64_t lost = news != NULL && news->used == out->used ? lost_with(out) : out->lost;
-        n += k->pushes > 0 && lost == k->pushes;
-    }
-    return n;
-}
-
-/* The newest version that this rank's own shares of a key have folded, and their longest grace. */
-typedef struct extremes {
-    uint64_t folded;
-    double grace;
-} extremes;
-
-static extremes extremes_of(const hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    extremes most = {0, 0};
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_intake *in = hpc_intake_of(&en->layout.shares[k->shares[i]]);
-        if (in == NULL) continue;
-        uint64_t folded = atomic_load_explicit(&in->folded, memory_order_relaxed);
-        double grace = atomic_load_explicit(&in->grace, memory_order_relaxed);
-        if (folded > most.folded) most.folded = folded;
-        if (grace > most.grace) most.grace = grace;
-    }
-    return most;
-}
-
-uint64_t hpc_outlet_version(const hpc_engine *en, int key) {
-    return hpc_own_leads(en) ? extremes_of(en, key).folded : newest_told(en, key);
-}
-
-double hpc_outlet_patience(const hpc_engine *en, int key) {
-    return 2 * extremes_of(en, key).grace;
 }

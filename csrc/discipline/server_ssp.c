@@ -44,9 +44,11 @@
 #include <string.h>
 
 #include "discipline/each.h"
+#include "engine/answer.h"
 #include "engine/core.h"
 #include "engine/row.h"
 #include "engine/send.h"
+#include "engine/write.h"
 
 /* A share's own, at its owner; arrays are by rank. */
 typedef struct clocks {
@@ -401,11 +403,6 @@ static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot,
     return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
 }
 
-static int goes_on(const hpc_engine *en) {
-    (void)en;
-    return 1;
-}
-
 /* ---- publish: all workers go on from one clock ---- */
 
 /* Nothing is under way on any rank, and no rank pushes before the publish has ended. */
@@ -443,12 +440,9 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .name = "SSP",
     .suits = suits,
     .check = check,
-    .goes_on = goes_on,
+    .goes_on = 1,
     .pulls = 1,
-    .signals = 2,
-    .part = part,
-    .open = open_all,
-    .free = free_all,
+    .opening = &(const hpc_opening){.part = part, .open = open_all, .free = free_all},
     .share_came = share_came,
     .row_came = row_came,
     .pull_came = pull_came,
@@ -458,7 +452,5 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .begin_push = begin_push,
     .ends_pull = ends_pull,
     .awaited = awaited,
-    .before_publish = level,
-    .folded_of = folded_of,
-    .staleness = staleness,
+    .facts = &(const hpc_facts){.before_publish = level, .folded_of = folded_of, .staleness = staleness},
 };

@@ -6,6 +6,8 @@
 
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
+#include "engine/answer.h"
+#include "engine/stages.h"
 
 static int suits(const hpc_exchange_config *f) {
     return f->consistency == HPC_SSP && f->graph != NULL;
@@ -153,9 +155,7 @@ const hpc_discipline hpc_discipline_ssp = {
     .suits = suits,
     .check = check,
     .makes_params = hpc_graph_makes_params,
-    .prepare = hpc_graph_prepare,
-    .open = open_all,
-    .free = free_all,
+    .opening = &(const hpc_opening){.prepare = hpc_graph_prepare, .open = open_all, .free = free_all},
     .share_came = hpc_own_share_came,
     .row_came = hpc_own_row_came,
     .work = work,
@@ -164,6 +164,6 @@ const hpc_discipline hpc_discipline_ssp = {
     .is_free = hpc_graph_is_free,
     .needs = needs,
     .awaited = awaited,
-    .finish = hpc_graph_finish_unread,
-    .restored = hpc_graph_restored,
+    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish_unread},
+    .facts = &(const hpc_facts){.restored = hpc_graph_restored},
 };

@@ -11,6 +11,8 @@
 
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
+#include "engine/answer.h"
+#include "engine/stages.h"
 
 /* Before and behind an update that may be overwritten while it is read: equal versions mean a whole one. */
 typedef struct stamp {
@@ -120,11 +122,6 @@ static int open_all(hpc_engine *en, const char *op) {
     int status = HPC_OK;
     for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
     return status == HPC_OK ? hpc_share_open_counts(en, 1, op) : status;
-}
-
-static int into_slots(const hpc_engine *en) {
-    (void)en;
-    return 1;
 }
 
 /* ---- the core: when ---- */
@@ -366,14 +363,12 @@ const hpc_discipline hpc_discipline_unflushed = {
     .suits = suits,
     .check = check,
     .refuses_pieces = refuses_pieces,
-    .puts = into_slots,
+    .puts = 1,
     .one_slot = 1,
     .head = sizeof(stamp),
     .tail = sizeof(stamp),
     .makes_params = hpc_graph_makes_params,
-    .prepare = prepare,
-    .open = open_all,
-    .free = free_all,
+    .opening = &(const hpc_opening){.prepare = prepare, .open = open_all, .free = free_all},
     .share_came = hpc_own_share_came,
     .row_came = hpc_own_row_came,
     .work = work,
@@ -383,6 +378,6 @@ const hpc_discipline hpc_discipline_unflushed = {
     .pushed = pushed,
     .needs = needs,
     .awaited = awaited,
-    .finish = hpc_graph_finish_unread,
-    .restored = hpc_graph_restored,
+    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish_unread},
+    .facts = &(const hpc_facts){.restored = hpc_graph_restored},
 };

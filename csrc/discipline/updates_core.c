@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "discipline/updates.h"
+#include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/row.h"
 

@@ -48,7 +48,9 @@
 #include "discipline/grouping.h"
 #include "discipline/updates.h"
 #include "engine/core.h"
+#include "engine/row.h"
 #include "engine/send.h"
+#include "engine/stages.h"
 
 /* ---- what is asked for ---- */
 
@@ -554,11 +556,8 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .check = check,
     .whole = 1,
     .sums = 1,
-    .part = part,
+    .opening = &(const hpc_opening){.prepare = prepare, .part = part, .open = open_all, .free = free_all},
     .makes_params = makes_params,
-    .prepare = prepare,
-    .open = open_all,
-    .free = free_all,
     .share_came = hpc_updates_share_came,
     .row_came = hpc_updates_row_came,
     .pull_came = hpc_updates_pull_came,
@@ -567,11 +566,10 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .send_share = send_share,
     .awaited = awaited,
     .ended = ended,
-    .closing = closing,
-    .outstanding = outstanding,
-    .settle = settle,
-    .restored = restored,
-    .before_publish = level,
-    .folded_of = folded_of,
-    .staleness = staleness,
+    .leaving = &(const hpc_leaving){.closing = closing, .outstanding = outstanding},
+    .facts = &(const hpc_facts){.settle = settle,
+                                .restored = restored,
+                                .before_publish = level,
+                                .folded_of = folded_of,
+                                .staleness = staleness},
 };

@@ -1,14 +1,51 @@
-/* Folds that wait for all their inputs: what BSP and NOTIFY-ACK have in common. */
+/* Folds that wait for all their inputs: the steps of BSP on servers, which rows that forward share wherever they are
+ * (graph_whole.h has those of graphs). */
 #ifndef HPC_WHOLE_H
 #define HPC_WHOLE_H
 
-#include "discipline/graph.h"
+#include "engine/args.h"
+#include "engine/layout.h"
+#include "engine/row.h"
+#include "engine/ticket.h"
 
-/* hpc_discipline's slots. turns: the exchange is on a graph whose phases take turns. */
-int hpc_whole_turns(const hpc_engine *en);
-int hpc_whole_open(hpc_engine *en, const char *op);
+/* hpc_discipline's slots. */
 int hpc_whole_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);
+
+/* hpc_discipline.needs: each push needs as many of every rank. */
+static inline uint64_t hpc_whole_needs(const hpc_engine *en, int rank, int key, uint64_t n) {
+    (void)en, (void)rank, (void)key;
+    return n;
+}
+
+/* The next version of a share begins: all its rows are folded. */
+static inline void hpc_whole_begin_next(hpc_share *share) {
+    share->version++;
+    share->left = share->n_rows;
+    share->args_came = 0;
+}
+
+/* Works a row off. Nonzero when a user's kernel has failed, or arguments differ: then nothing is answered, so that no
+ * rank takes an update for applied that is not. */
+static inline int hpc_whole_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+    if (w->share->args_came && !hpc_args_agree(core, w, (int)inputs->slot, -1, w->share->version + 1)) return -1;
+    return hpc_row_work(core, w, inputs);
+}
+
+/* Calls came for the inputs of rank in all rows of a share: of those that are put row by row, for the empty ones. */
+typedef void hpc_whole_came(hpc_core *core, hpc_work *w, int slot, int input);
+static inline void hpc_whole_each_row(hpc_core *core, const hpc_share *share, int rank, int slot,
+                                      hpc_whole_came *came) {
+    const hpc_engine *en = core->engine;
+    const hpc_edge *edges = NULL;
+    int input = -1, all = !share->some_empty || hpc_reads_in_place(en, share->owner, rank);
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        if (w->row->in != edges) input = hpc_row_input_of(w, rank, 0); /* rows of a hub share their edges */
+        edges = w->row->in;
+        if (input >= 0 && (all || w->inputs[input].empty)) came(core, w, slot, input);
+    }
+}
 
 /* The slot of the push of a ticket. */
 int hpc_whole_slot(const hpc_engine *en, uint64_t ticket);
@@ -22,7 +59,5 @@ typedef int hpc_whole_matters(const hpc_engine *en, const hpc_share *share);
 int hpc_whole_missing_in_stages(const hpc_engine *en, int key, uint64_t ticket, hpc_whole_matters *matters, int *ranks);
 /* hpc_discipline.awaited of a push to servers. */
 int hpc_whole_awaited(const hpc_engine *en, int key, uint64_t ticket, int *ranks);
-/* The same of the share's next fold on a graph (hpc_missing). */
-int hpc_whole_missing_neighbours(const hpc_engine *en, int s, uint64_t n, int *ranks, int found);
 
 #endif

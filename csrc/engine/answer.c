@@ -1,8 +1,10 @@
 /* News of a core for other ranks and the user: the failure that has ended the exchange, answers, and counts. */
+#include "engine/answer.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/row.h"
+#include "engine/layout.h"
 
 /* ---- failure ---- */
 

@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/answer.h"
+#include "engine/discipline.h"
 #include "engine/send.h"
+#include "engine/stages.h"
 
 static double *place_of(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
     return (double *)(void *)(hpc_own_part(en) + hpc_args_at(en, share, rank, slot));

@@ -12,7 +12,6 @@
 #ifndef HPC_ARGS_H
 #define HPC_ARGS_H
 
-#include "engine/row.h"
 #include "engine/ticket.h"
 
 int hpc_args_open(hpc_engine *en, const char *op); /* fills this rank's places, before any push */

@@ -1,9 +1,13 @@
 /* The steps of one block of a row: its inputs are folded, the rule is applied, and what is sent is encoded, all while
  * the block is in the first caches. */
+#include "engine/block.h"
+
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/answer.h"
 #include "engine/kind.h"
+#include "engine/layout.h"
 
 void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned) {
     char why[HPC_FAILURE_BYTES];

@@ -13,7 +13,14 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "engine/answer.h"
 #include "engine/args.h"
+#include "engine/discipline.h"
+#include "engine/forward.h"
+#include "engine/layout.h"
+#include "engine/row.h"
+#include "engine/stages.h"
+#include "engine/write.h"
 
 static const char op_engine[] = "exchange";
 

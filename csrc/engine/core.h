@@ -2,7 +2,7 @@
 #ifndef HPC_CORE_H
 #define HPC_CORE_H
 
-#include "engine/row.h"
+#include "engine/engine.h"
 
 void hpc_cores_start(hpc_engine *en, int threads);
 /* Of all engines of the exchange, for good. */

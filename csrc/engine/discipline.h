@@ -45,6 +45,45 @@ typedef struct hpc_splitting {
     int (*use_came)(hpc_core *core, hpc_share *share, int rank, int use);
 } hpc_splitting;
 
+/* The life of a discipline's own state, and its room. A NULL slot does nothing. */
+typedef struct hpc_opening {
+    int (*prepare)(hpc_engine *en, const hpc_exchange_config *config, const char *op); /* before ranks compare */
+    /* How many bytes it needs in rank's part of the window, at hpc_place.own. NULL: 0. */
+    size_t (*part)(const hpc_engine *en, int rank);
+    int (*open_shares)(hpc_engine *en, const char *op); /* the layout is known, and still grows */
+    int (*open)(hpc_engine *en, const char *op);        /* rows and cores are there */
+    void (*free)(hpc_engine *en);                       /* frees all that the others opened, be it only a part */
+} hpc_opening;
+
+/* Close. */
+typedef struct hpc_leaving {
+    /* Waits until the last push of key has left this rank's memory. NULL: a push that is done has. */
+    int (*finish)(hpc_engine *en, int key, hpc_limit *l, const char *op);
+    /* Nothing is under way. NULL: nothing. */
+    void (*closing)(hpc_engine *en);
+    /* When all workers have closed: writes the ranks from which something has still to come, or that have still to take
+     * something, into ranks (NULL: counts only, perhaps twice); returns their number. A rank that owns rows serves
+     * until it is 0. NULL: nothing has. */
+    int (*outstanding)(const hpc_engine *en, int *ranks);
+} hpc_leaving;
+
+/* Calls between steps: states that are saved and loaded, and counts. Only exchange/ makes them. A NULL slot does
+ * nothing, or is 0. */
+typedef struct hpc_facts {
+    /* Settle: waits until all pushes of key are applied. NULL: a push that is done is. */
+    int (*settle)(hpc_engine *en, int key, hpc_limit *l, const char *op);
+    void (*restored)(hpc_engine *en, const hpc_work *w, uint64_t step); /* a row was set */
+    int (*before_publish)(hpc_engine *en, const char *op, double deadline);
+    int (*after_publish)(hpc_engine *en);
+    uint64_t (*folded_of)(const hpc_share *share, int rank); /* pushes of rank that a share has begun to fold */
+    int (*late)(const hpc_engine *en, int key);              /* shares of its last push that were left out */
+    uint64_t (*version)(const hpc_engine *en, int key);      /* NULL: the pushes */
+    /* Writes counts[0..cap) of hpc_exchange_get_staleness, and returns what that does. */
+    int (*staleness)(const hpc_engine *en, uint64_t *counts, int cap);
+    void (*count)(const hpc_engine *en, hpc_exchange_stats *stats);
+    void (*count_peer)(const hpc_engine *en, int rank, hpc_exchange_peer *peer);
+} hpc_facts;
+
 struct hpc_discipline {
     const char *name; /* for errors */
 
@@ -61,7 +100,7 @@ struct hpc_discipline {
     /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a
      * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.
      */
-    int (*goes_on)(const hpc_engine *en); /* NULL: no */
+    int goes_on;
     int quorum;                         /* folds are made by the configuration's quorum, where that is not all inputs */
     int whole;                          /* folds take all inputs with the plan's weights: a row can go in one pass */
     int (*turns)(const hpc_engine *en); /* but not here, where inputs and weights change with the steps. NULL: no */
@@ -70,29 +109,19 @@ struct hpc_discipline {
     /* Forwards add their inputs up as they come. The discipline has their sums and what they send, by slot
      * (hpc_work.leaving). They take the rule's arguments, and rows that apply take none. */
     int sums;
-    int pulls;   /* parameters come when a pull asks for them; 0: with the answer to a push */
-    int signals; /* of each share: 1 or 2; 0 means 1 */
+    int pulls; /* parameters come when a pull asks for them, which has a signal of its own; 0: with a push's answer */
     /* Fold and apply are two calls: a push folds, and the owners keep the mean until a pull says what becomes of it.
      * Arguments travel with pulls. NULL: a push applies. */
     const hpc_splitting *split;
     /* With several stages: owners hear of each worker's calls from itself, and answer it. 0: each share answers the
      * ranks at its own ends. */
     int answers_all;
-    /* Whether updates are put into receive slots, even if the owner could read them in place. NULL: no. */
-    int (*puts)(const hpc_engine *en);
-    /* How many bytes it needs in rank's part of the window, at hpc_place.own. NULL: 0. */
-    size_t (*part)(const hpc_engine *en, int rank);
-    /* Whether every rank takes part in every share. NULL: only the ranks at either end of its rows do. */
-    int (*involves_all)(const hpc_engine *en);
+    int puts;         /* updates are put into receive slots, even if the owner could read them in place */
+    int involves_all; /* every rank takes part in every share; 0: only the ranks at either end of its rows do */
     /* Whether this rank's pulls wait for the answer of a share in which it takes part. NULL: yes. */
     int (*makes_params)(const hpc_engine *en, const hpc_share *share);
 
-    /* ---- open and free ---- */
-
-    int (*prepare)(hpc_engine *en, const hpc_exchange_config *config, const char *op); /* before ranks compare */
-    int (*open_shares)(hpc_engine *en, const char *op); /* the layout is known, and still grows */
-    int (*open)(hpc_engine *en, const char *op);        /* rows and cores are there */
-    void (*free)(hpc_engine *en);                       /* frees all that the others opened, be it only a part */
+    const hpc_opening *opening; /* NULL: it has no state */
 
     /* ---- the core ---- */
 
@@ -138,29 +167,8 @@ struct hpc_discipline {
     int (*progress)(hpc_engine *en);
     /* The last push of key is done. NULL: nothing. */
     int (*ended)(hpc_engine *en, int key, const char *op);
-    /* Close: waits until the last push of key has left this rank's memory. NULL: a push that is done has. */
-    int (*finish)(hpc_engine *en, int key, hpc_limit *l, const char *op);
-    /* Close: nothing is under way. NULL: nothing. */
-    void (*closing)(hpc_engine *en);
-    /* Close, when all workers have closed: writes the ranks from which something has still to come, or that have still
-     * to take something, into ranks (NULL: counts only, perhaps twice); returns their number. A rank that owns rows
-     * serves until it is 0. NULL: nothing has. */
-    int (*outstanding)(const hpc_engine *en, int *ranks);
-
-    /* ---- state and facts: NULL is nothing, or 0 ---- */
-
-    /* Settle: waits until all pushes of key are applied. NULL: a push that is done is. */
-    int (*settle)(hpc_engine *en, int key, hpc_limit *l, const char *op);
-    void (*restored)(hpc_engine *en, const hpc_work *w, uint64_t step); /* a row was set */
-    int (*before_publish)(hpc_engine *en, const char *op, double deadline);
-    int (*after_publish)(hpc_engine *en);
-    uint64_t (*folded_of)(const hpc_share *share, int rank); /* pushes of rank that a share has begun to fold */
-    int (*late)(const hpc_engine *en, int key);              /* shares of its last push that were left out */
-    uint64_t (*version)(const hpc_engine *en, int key);      /* NULL: the pushes */
-    /* Writes counts[0..cap) of hpc_exchange_get_staleness, and returns what that does. */
-    int (*staleness)(const hpc_engine *en, uint64_t *counts, int cap);
-    void (*count)(const hpc_engine *en, hpc_exchange_stats *stats);
-    void (*count_peer)(const hpc_engine *en, int rank, hpc_exchange_peer *peer);
+    const hpc_leaving *leaving; /* NULL: no slot of it */
+    const hpc_facts *facts;     /* NULL: no slot of it */
 };
 
 #endif

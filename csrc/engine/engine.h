@@ -6,14 +6,21 @@
  *   params.c    parameters that travel encoded: where they land at a worker, and how they get into its params
  *   rows.c      the rows that this rank owns, and the cores that work for them
  *   core.c      a core: polls and hands events to the discipline; by a thread, or inline
- *   row.c       a row: its inputs are counted, folded, applied and written
- *   args.c      the arguments of rules, which travel with pushes
- *   answer.c    a share is answered
+ *   row.c       a row: its inputs are counted and chosen, and its kind works them off
+ *   kind.c      the array of row kinds, of which each kind_*.c has some; kind.h says what one is
+ *   block.c     the steps of one block of a row: fold, rule, encoding
+ *   sum.c       folds that lie in a row's accumulator
+ *   mean.c      fold and apply in two calls: the mean that a row keeps
+ *   write.c     parameters go to workers
  *   forward.c   a row of several stages sends its fold on
+ *   answer.c    a share is answered, or the exchange fails
+ *   args.c      the arguments of rules, which travel with pushes
  *   send.c      the trainer's side: how an update gets to the owners
+ *   parts.c     the parts of an update that are encoded apart
  *   pieces.c    updates that go as pieces of variable length: encoders, and decoding
  *   ticket.c    the waits of the trainer, and the ranks that it waits for
- * The decisions of a discipline are slots of discipline.h; discipline/ and exchange/ stand above this folder.
+ * Each has a header of its own. The decisions of a discipline are slots of discipline.h; discipline/ and exchange/
+ * stand above this folder.
  *
  * A *share* is the part of one key that one core owns: its rows are pushed and answered together. Who writes what:
  *   gradients, pushed counts   their worker; read by the owners of the rows between its push and their answer
@@ -250,9 +257,5 @@ static inline _Atomic uint64_t *hpc_core_sent(const hpc_core *core, int rank, hp
 static inline int hpc_engine_has_failed(const hpc_engine *en) {
     return atomic_load_explicit(&en->fault.failed, memory_order_relaxed) != HPC_OK;
 }
-
-/* Records the failure that ends the exchange; the first one counts. hpc_engine_check tells the other ranks.
- * (answer.c) */
-void hpc_engine_fail(hpc_engine *en, int status, const char *why);
 
 #endif

@@ -1,9 +1,14 @@
 /* Forwards: a row sends its fold, or its parameters, on to rows of other ranks. A receiver gets its forwards in order.
  * A forward that finds the ring full is kept in a list of the receiver's own and sent later, so a receiver that takes
  * none delays only its own. */
+#include "engine/forward.h"
+
 #include <string.h>
 
+#include "engine/answer.h"
 #include "engine/kind.h"
+#include "engine/layout.h"
+#include "engine/write.h"
 
 static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     hpc_engine *en = core->engine;

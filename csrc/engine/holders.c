@@ -9,9 +9,12 @@
  *
  * Nobody reads the copy while it is written: its writer acts when all workers of the host have pushed, for each of them
  * gets what comes of the row, and so feeds it (check_outputs of exchange.c). */
+#include "engine/holders.h"
+
 #include <stdlib.h>
 
 #include "engine/layout.h"
+#include "engine/stages.h"
 
 static int one_host(const hpc_engine *en, int a, int b) {
     return hpc_same_host(&en->context->addresses[a], &en->context->addresses[b]);

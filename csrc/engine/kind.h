@@ -12,7 +12,6 @@
 #ifndef HPC_ROW_KIND_H
 #define HPC_ROW_KIND_H
 
-#include "engine/args.h"
 #include "engine/row.h"
 
 /* Bytes of a row's own memory. */
@@ -55,107 +54,7 @@ extern const hpc_row_kind hpc_kind_forward, hpc_kind_forward_opened, hpc_kind_fo
 extern const hpc_row_kind hpc_kind_sum, hpc_kind_sum_opened, hpc_kind_sum_pieces;
 extern const hpc_row_kind hpc_kind_passthrough, hpc_kind_relay;
 
-/* The kind of a row of this rank (kind.c). */
+/* The kind of a row of this rank. */
 const hpc_row_kind *hpc_row_kind_of(const hpc_engine *en, const hpc_row *row);
-
-/* ---- block.c: the steps of one block ---- */
-
-/* Elements of the block that begins at element from. */
-static inline size_t hpc_block_count(const hpc_work *w, size_t from) {
-    return w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
-}
-
-/* The folded block: out, or its only input in place. NULL when a user's fold has failed. */
-const float *hpc_block_fold(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, float *out, int stream,
-                            const double *args, size_t from, size_t n);
-/* Applies a folded block to the parameters. Nonzero when the rule has failed. */
-int hpc_block_apply(hpc_core *core, const hpc_work *w, const float *block, int n_updates, const double *args,
-                    size_t from, size_t n);
-/* Encodes a block of a row's outputs, as they are sent: parameters, or a fold. */
-void hpc_block_encode(const hpc_work *w, const float *block, size_t from, size_t n);
-/* The rule, or the fold, of a row has returned nonzero. The exchange fails. */
-void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned);
-/* Turns a model that rotates: the parameters are in another slot from now on. */
-void hpc_row_turn(const hpc_engine *en, hpc_work *w, uint64_t slot);
-/* A step begins: nothing that its inputs hold can be refused any more. */
-static inline void hpc_row_begin_step(const hpc_engine *en, hpc_work *w, uint64_t slot) {
-    if (en->rotates) hpc_row_turn(en, w, slot);
-    w->step++;
-    hpc_tally_add(&w->folded, 1);
-}
-/* It has been made of so many arrays. Pieces are counted as they are added. */
-static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_arrays) {
-    hpc_tally_add(&core->tally.applied, 1);
-    hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->config, w->row->count) * (size_t)n_arrays);
-}
-/* Whether inputs are added as they come. Where each is applied by itself there is nothing to add. */
-static inline int hpc_row_is_early(const hpc_engine *en) {
-    return en->asked.eager && en->discipline->whole;
-}
-/* Whether a fold outlasts the work on its row: inputs are added as they come, or a mean is kept. */
-static inline int hpc_row_keeps_fold(const hpc_engine *en) {
-    return hpc_row_is_early(en) || en->discipline->split != NULL;
-}
-/* Whether the discipline has the sums of a forward. */
-static inline int hpc_row_is_summed(const hpc_engine *en, const hpc_row *row) {
-    return en->discipline->sums && row->action == HPC_FORWARD;
-}
-static inline size_t hpc_row_floats(const hpc_row *row, size_t of_each) {
-    return ((size_t)row->count * of_each * sizeof(float) + 63) / 64 * 64;
-}
-/* hpc_row_kind.room of rows that have parameters. */
-hpc_row_room hpc_blocks_room(const hpc_engine *en, const hpc_row *row);
-
-/* ---- sum.c ---- */
-
-/* Adds arrays to the accumulator, or begins it with the first: hpc_row_kind.add. */
-int hpc_blocks_add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins);
-/* Applies what lies in the accumulator, block by block, and writes the parameters. */
-int hpc_blocks_apply_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
-
-/* ---- kind_forward.c ---- */
-
-/* hpc_row_kind.room and leaving of forwards; and leaving of those whose sums the discipline has. */
-hpc_row_room hpc_forward_room(const hpc_engine *en, const hpc_row *row);
-const void *hpc_fold_leaving(const hpc_work *w, int slot);
-const void *hpc_sum_leaving(const hpc_work *w, int slot);
-
-/* ---- mean.c ---- */
-
-/* hpc_row_kind.fold of rows that take arrays. */
-int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares);
-/* hpc_row_kind.apply of rows that work block by block. */
-int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args);
-
-/* ---- write.c: what goes out ---- */
-
-static inline int hpc_goes_to(hpc_receivers to, const hpc_output *out) {
-    switch (to.whom) {
-    case HPC_TO_ALL:
-        return 1;
-    case HPC_TO_RANK:
-        return out->rank == to.rank;
-    case HPC_TO_GROUP:
-        return out->lowest == to.rank;
-    case HPC_TO_TAKERS:
-        return to.takes[out->rank];
-    case HPC_TO_NOBODY:
-        break;
-    }
-    return 0;
-}
-/* Writes a block of parameters to workers whose memory is mapped here. What is sent encoded is decoded into mapped
- * memory, so that all workers have the same bits. */
-void hpc_block_write(hpc_core *core, const hpc_work *w, hpc_receivers to, size_t from, size_t n);
-/* hpc_row_kind.write of rows that have parameters. */
-void hpc_blocks_write(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot);
-/* hpc_row_kind.leaving of rows that have parameters, and of those whose only input goes on. */
-const void *hpc_params_leaving(const hpc_work *w, int slot);
-const void *hpc_input_leaving(const hpc_work *w, int slot);
-/* Sends what a row has made in a slot: to other rows first, as others wait behind them, and then to the workers whose
- * memory is not mapped. */
-void hpc_row_leave(hpc_core *core, hpc_work *w, hpc_receivers to, int slot);
-/* The same where the memory of all workers is mapped. */
-void hpc_row_leave_mapped(hpc_core *core, hpc_work *w, hpc_receivers to, int slot);
 
 #endif

@@ -1,7 +1,12 @@
 /* Rows that go block by block: the inputs of a block are folded, the rule is applied, and the parameters are written to
  * every worker, while the block is in the first caches. Averages are folded straight into the parameters. Eager rows
  * add their inputs as they come, and apply the sum. */
+#include "engine/block.h"
+#include "engine/discipline.h"
 #include "engine/kind.h"
+#include "engine/mean.h"
+#include "engine/sum.h"
+#include "engine/write.h"
 
 /* ---- any rule ---- */
 

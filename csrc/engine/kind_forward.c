@@ -1,8 +1,14 @@
 /* Rows whose fold goes to another row, as an array: their stage is a rack of a hierarchy, or a sum that receivers
  * apply. Where the discipline adds the updates up it has the sums, and what is sent of them, by slot. */
+#include "engine/kind_forward.h"
+
 #include <string.h>
 
+#include "engine/block.h"
 #include "engine/kind.h"
+#include "engine/layout.h"
+#include "engine/sum.h"
+#include "engine/write.h"
 
 hpc_row_room hpc_forward_room(const hpc_engine *en, const hpc_row *row) {
     (void)en;

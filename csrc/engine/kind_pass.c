@@ -1,6 +1,10 @@
 /* Rows in one pass: float32 is folded, applied and written to every worker by one kernel, which reads and writes memory
  * once. This is the default, and the fastest kind. */
+#include "engine/block.h"
 #include "engine/kind.h"
+#include "engine/layout.h"
+#include "engine/mean.h"
+#include "engine/write.h"
 
 static int suits(const hpc_engine *en, const hpc_row *row) {
     if (en->rules[row->key].pass == NULL || row->action != HPC_APPLY || !hpc_folds_whole(en)) return 0;

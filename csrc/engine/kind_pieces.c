@@ -3,8 +3,15 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "engine/answer.h"
+#include "engine/block.h"
 #include "engine/kind.h"
+#include "engine/kind_forward.h"
+#include "engine/layout.h"
+#include "engine/mean.h"
 #include "engine/pieces.h"
+#include "engine/sum.h"
+#include "engine/write.h"
 
 static int takes_pieces(const hpc_engine *en, const hpc_row *row) {
     for (int e = 0; e < row->n_in; e++)

@@ -1,5 +1,6 @@
 /* Relays: the parameters that have come in a slot go on as they came, and into the memory of workers that is mapped. */
 #include "engine/kind.h"
+#include "engine/write.h"
 
 static int suits(const hpc_engine *en, const hpc_row *row) {
     (void)en;

@@ -1,9 +1,14 @@
 /* The layout of an exchange's window. All ranks derive the same layout from the plan. Only the receive slots depend on
  * which ranks can map each other, so every owner tells the others where the slots of each sender begin. */
+#include "engine/layout.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/holders.h"
+#include "engine/parts.h"
 #include "engine/pieces.h"
+#include "engine/stages.h"
 
 enum { LINE = 64, PAGE = 4096 };
 
@@ -25,7 +30,7 @@ static int is_master_params(const hpc_engine *en, int index) {
     const hpc_row *row = &en->plan->rows[index];
     if (hpc_row_encodes(row)) return 0;
     if (en->asked.shared_params) return hpc_row_home(en, row) >= 0;
-    return !hpc_goes_on(en) && hpc_row_is_fed_by(en, index, row->owner) && hpc_row_has_output(row, row->owner);
+    return !en->discipline->goes_on && hpc_row_is_fed_by(en, index, row->owner) && hpc_row_has_output(row, row->owner);
 }
 
 /* ---- shares ---- */
@@ -223,6 +228,7 @@ int hpc_layout_make(hpc_engine *en, const char *op) {
     en->layout.slot_base = calloc((size_t)size * (size_t)size, sizeof *en->layout.slot_base);
     if (en->layout.places == NULL || en->layout.slot_base == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
+    const hpc_opening *opening = en->discipline->opening;
     find_cores(en);
     int status = hpc_stages_find(en, op);
     if (status == HPC_OK) status = find_shares(en, op);
@@ -248,7 +254,7 @@ int hpc_layout_make(hpc_engine *en, const char *op) {
         if (p->shares > 0)
             p->args = hpc_layout_take(p, (size_t)p->shares * (size_t)(en->own_args ? 1 : size) *
                                              (size_t)en->layout.depth * HPC_ARGS_BYTES);
-        size_t own = en->discipline->part == NULL ? 0 : en->discipline->part(en, r);
+        size_t own = opening == NULL || opening->part == NULL ? 0 : opening->part(en, r);
         if (own > 0) p->own = hpc_layout_take(p, own);
     }
     en->layout.holder = en->layout.places[rank].worker ? en->layout.holders[rank] : -1;

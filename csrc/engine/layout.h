@@ -12,38 +12,6 @@ void hpc_layout_free(hpc_engine *en);
 /* Takes nbytes at the end of a part, on pages of its own: a core's memory can be placed on its node. */
 size_t hpc_layout_take(hpc_place *place, size_t nbytes);
 
-/* holders.c: whose part holds the parameters that a worker reads; when the workers are known. */
-int hpc_holders_find(hpc_engine *en, const char *op);
-int hpc_holders_check(const hpc_engine *en, const char *op); /* with shared_params: who writes each copy */
-/* The rank whose part has parameters that the row makes, and that are read on its owner's host; -1: there is none. */
-int hpc_row_home(const hpc_engine *en, const hpc_row *row);
-
-/* stages.c: what follows from the edges between rows. */
-int hpc_stages_find(hpc_engine *en, const char *op);
-void hpc_stages_free(hpc_engine *en);
-const hpc_edge *hpc_row_input(const hpc_row *row, int rank); /* rank's push to the row itself, or NULL */
-int hpc_row_has_input(const hpc_row *row, int rank);
-int hpc_row_has_output(const hpc_row *row, int rank); /* the row itself sends rank parameters */
-int hpc_row_sends_to_rows(const hpc_row *row);
-double hpc_edge_mass(const hpc_engine *en, const hpc_edge *edge);   /* of an input: what the pushes in it weigh */
-int hpc_input_is_empty(const hpc_engine *en, const hpc_edge *edge); /* a push of weight 0: it brings no bytes */
-int hpc_row_is_fed_by(const hpc_engine *en, int row, int rank);     /* pushes of rank reach row, through any stages */
-int hpc_row_is_copy(const hpc_engine *en, int row, int step); /* a row before (-1) or behind (1) applies the same */
-int hpc_row_reaches(const hpc_engine *en, int row, int rank); /* its parameters reach rank, in the same way */
-/* Whether a mean of the row is gathered by it for rank: where several rows apply the same elements, by the one whose
- * parameters rank gets. */
-int hpc_row_gives_mean(const hpc_engine *en, int row, int rank);
-int hpc_feeds_share(const hpc_engine *en, const hpc_share *share, int rank);           /* some of its rows */
-int hpc_feeds_share_by_stages(const hpc_engine *en, const hpc_share *share, int rank); /* some, through other rows */
-/* Whether rank's pushes reach the share, or the share itself sends rank parameters. */
-int hpc_share_involves(const hpc_engine *en, const hpc_share *share, int rank);
-/* Whether the owner of a row may have its own parameters while the row has not sent all to other rows. */
-int hpc_row_outlasts_pulls(const hpc_engine *en, int row);
-/* Whether rank's pushes are done only when the share has answered them. */
-int hpc_share_is_awaited_by(const hpc_engine *en, const hpc_share *share, int rank);
-/* Whether the share answers rank: those that await it, and of forwards the owner, to know what is missing. */
-int hpc_share_answers(const hpc_engine *en, const hpc_share *share, int rank);
-
 /* Bytes from the start of rank's part to the place where a mean of key is gathered (hpc_splitting): the slot of its
  * pushes where that is float32. */
 size_t hpc_gathered_at(const hpc_engine *en, int rank, int key);
@@ -54,14 +22,6 @@ size_t hpc_params_at(const hpc_engine *en, int rank, int key, uint64_t pushes);
  * other one is -1). offset is the distance of the edge's slot 0 from the pair's slot_base. */
 typedef void hpc_visit(void *arg, int row, int edge, size_t offset);
 int hpc_layout_walk(const hpc_engine *en, int owner, int sender, hpc_visit *visit, void *arg);
-
-/* rows.c: this rank's cores and the rows they own. choose comes before the window is there, open after. */
-int hpc_rows_choose_cores(hpc_engine *en, int progress, int *threads, const char *op);
-int hpc_rows_open(hpc_engine *en, const char *op);
-void hpc_rows_free(hpc_engine *en);
-/* Chooses a CPU for each of n cores: one of the node that the core wants (-1: any) while one is left, else the next; no
- * CPU twice. n_cpus is n or more; nodes[k] is the node of cpus[k]. Equal arguments give equal choices on all ranks. */
-void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wanted, int n, int *chosen);
 
 /* ---- signals: closed by each rank, args seen by each core, then one or two a share ---- */
 
@@ -77,11 +37,11 @@ static inline int hpc_signal_args(const hpc_engine *en, int owner, int core) {
 static inline int hpc_signal_applied(const hpc_engine *en, int share) {
     return en->context->group.size + en->layout.n_cores + share;
 }
-static inline int hpc_signal_second(const hpc_engine *en, int share) { /* where the discipline has two */
+static inline int hpc_signal_second(const hpc_engine *en, int share) { /* of a pull, where pulls ask */
     return hpc_signal_applied(en, share) + en->layout.n_shares;
 }
 static inline int hpc_signals(const hpc_engine *en) {
-    return hpc_signal_applied(en, 0) + en->layout.n_shares * (en->discipline->signals == 2 ? 2 : 1);
+    return hpc_signal_applied(en, 0) + en->layout.n_shares * (en->discipline->pulls ? 2 : 1);
 }
 
 /* The closed signal of rank: HPC_CLOSED, HPC_FREED or 0. acquire: everything that it put before is there. */
@@ -178,23 +138,13 @@ static inline int hpc_is_mapped(const hpc_engine *en, int rank) {
 
 /* Whether owner reads rank's pushes in rank's memory; else they come by put. This rank is one of the two. */
 static inline int hpc_reads_in_place(const hpc_engine *en, int owner, int rank) {
-    if (en->discipline->puts != NULL && en->discipline->puts(en)) return owner == rank;
+    if (en->discipline->puts) return owner == rank;
     return hpc_is_mapped(en, owner == en->context->group.rank ? rank : owner);
 }
 
 /* Whether folds take all inputs of a row, with the plan's weights. */
 static inline int hpc_folds_whole(const hpc_engine *en) {
     return en->discipline->whole && (en->discipline->turns == NULL || !en->discipline->turns(en));
-}
-
-/* Whether owners fold without some of the workers. */
-static inline int hpc_goes_on(const hpc_engine *en) {
-    return en->discipline->goes_on != NULL && en->discipline->goes_on(en);
-}
-
-/* Whether every rank takes part in every share. */
-static inline int hpc_involves_all(const hpc_engine *en) {
-    return en->discipline->involves_all != NULL && en->discipline->involves_all(en);
 }
 
 #endif

@@ -1,7 +1,15 @@
 /* Fold and apply in two calls: a row folds, and keeps the mean until an apply says what becomes of it. */
+#include "engine/mean.h"
+
 #include <string.h>
 
+#include "engine/answer.h"
+#include "engine/block.h"
 #include "engine/kind.h"
+#include "engine/layout.h"
+#include "engine/stages.h"
+#include "engine/sum.h"
+#include "engine/write.h"
 
 int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares) {
     double args[HPC_RULE_ARGS];

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/layout.h"
+#include "engine/stages.h"
 
 /* ---- layout ---- */
 

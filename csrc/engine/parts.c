@@ -1,7 +1,9 @@
 /* The parts of a key's update that are encoded apart, from the plan alone. */
+#include "engine/parts.h"
+
 #include <stdlib.h>
 
-#include "engine/pieces.h"
+#include "engine/stages.h"
 
 enum { LINE = 64 };
 

@@ -5,6 +5,9 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "engine/answer.h"
+#include "engine/layout.h"
+#include "engine/stages.h"
 
 enum { LINE = 64 };
 

@@ -7,16 +7,11 @@
 #ifndef HPC_PIECES_H
 #define HPC_PIECES_H
 
-#include "engine/layout.h"
-#include "engine/row.h"
+#include "engine/discipline.h"
 
 /* config.c's part of create: copies the codecs of all keys, before the layout is made. */
 int hpc_pieces_open(hpc_engine *en, const hpc_exchange_config *config, const char *op);
 void hpc_pieces_free(hpc_engine *en);
-
-/* parts.c, for the layout: finds the parts of a key's update that are encoded apart; an error if two of them overlap.
- * first: of the key's rows. */
-int hpc_pieces_find(hpc_engine *en, int key, int first, const char *op);
 
 /* rows.c, when the rows are known: makes the worker's encoders. And one of a row; memory has room for
  * hpc_pieces_state_bytes. */

@@ -1,10 +1,11 @@
 /* A row: inputs are counted as they come. When the discipline says so the row is worked off at once, by its kind, while
  * other rows' inputs still arrive (PHub's tall aggregation, section 3.2.2). */
-#include "engine/kind.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "engine/answer.h"
+#include "engine/kind.h"
 
 /* ---- inputs ---- */
 

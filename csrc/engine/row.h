@@ -1,11 +1,11 @@
-/* A row at work: its inputs are counted, folded, applied and written, and the ranks that wait for it are answered. The
- * thread that works for the row's core calls these functions; none of them waits. */
+/* A row at work: its inputs are counted and chosen, and its kind works them off. The thread that works for the row's
+ * core calls these functions; none of them waits. */
 #ifndef HPC_ENGINE_ROW_H
 #define HPC_ENGINE_ROW_H
 
 #include <string.h>
 
-#include "engine/layout.h"
+#include "engine/engine.h"
 
 /* The workers that are sent a row's parameters. */
 typedef enum hpc_whom {
@@ -72,45 +72,7 @@ static inline void hpc_row_next_args(const hpc_work *w, const hpc_inputs *inputs
     args[0] = (double)(w->step + 1);
 }
 
-/* mean.c: fold and apply in two calls. fold keeps the mean of inputs, one or more, and adds its sum of squares to
- * *squares if that is not NULL. apply runs the rule on it: args[0] is a factor of the mean, and the others are the
- * rule's. */
-int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);
-int hpc_row_apply(hpc_core *core, hpc_work *w, const double *args);
-double hpc_row_squares(const hpc_core *core, const hpc_work *w); /* of the mean */
-/* Sends the mean, or zeros, as float32 to all workers of the row (hpc_gathered_at). */
-void hpc_row_gather(hpc_core *core, hpc_work *w, int zero);
-
-/* write.c: sends a row's parameters to one rank, or to all workers. */
-enum { HPC_EVERYBODY = -1 };
-void hpc_row_send(hpc_core *core, hpc_work *w, int rank);
-/* To all, relays included, which take them without an event, in slot 0. A forward has none to send. */
-void hpc_row_publish(hpc_core *core, hpc_work *w);
-/* To the ranks of one group alone, by relays too, in reply to its update in a slot. group: its lowest rank. */
-void hpc_row_reply(hpc_core *core, hpc_work *w, int group, int slot);
-
-/* Counts the bytes of the row's inputs (or of one, only) as received. The next two count by shares instead. */
+/* Counts the bytes of the row's inputs (or of one, only) as received. */
 void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only);
-void hpc_share_count_received(const hpc_engine *en, const hpc_share *share, int rank);
-/* Counts a fold of a share whose n inputs of others were all whole. */
-void hpc_share_count_fold(hpc_core *core, int n);
-/* Makes room for these counts, for as many inputs as the rows of this rank have, less those that do not count. */
-int hpc_share_open_counts(hpc_engine *en, int less, const char *op);
-
-/* Answers rank: stores value in its signal. */
-void hpc_share_answer(hpc_core *core, int rank, int signal, uint64_t value);
-/* The same behind bytes that are written into rank's part. */
-void hpc_share_answer_with(hpc_core *core, int rank, const void *src, size_t nbytes, size_t offset, int signal,
-                           uint64_t value);
-
-/* Ends the exchange if status says that a put has failed. A worker that is gone needs no answer: ranks that wait for it
- * find out by themselves. */
-void hpc_core_check_put(hpc_core *core, int status);
-
-/* forward.c: sends what leaves a row after the work on a slot on to rows: to all, or to those of a group
- * (hpc_row_reply). retry sends what found no room before. */
-void hpc_forward_row(hpc_core *core, hpc_work *w, int slot, int group);
-void hpc_forward_empty(hpc_core *core, hpc_work *w); /* tells them that nothing comes this time */
-void hpc_forward_retry(hpc_core *core);
 
 #endif

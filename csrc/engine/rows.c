@@ -1,14 +1,19 @@
 /* The rows that a rank owns: which cores work for them, and where their inputs, masters, states and outputs lie. */
+#include "engine/rows.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/host.h"
 #include "engine/args.h"
+#include "engine/holders.h"
 #include "engine/kind.h"
+#include "engine/layout.h"
 #include "engine/params.h"
 #include "engine/pieces.h"
-#include "base/host.h"
+#include "engine/stages.h"
 
 enum { MOST_CPUS = 4096 };
 
@@ -373,7 +378,7 @@ static int open_rows(hpc_engine *en, const char *op) {
  * so what each receiver is sent is a copy of its own. Forwards and relays send what they got from just their receivers.
  */
 static int open_copies(hpc_engine *en, const char *op) {
-    if (!hpc_goes_on(en)) return HPC_OK;
+    if (!en->discipline->goes_on) return HPC_OK;
     for (int i = 0; i < en->n_work; i++)
         for (int o = 0; o < en->work[i].n_outputs && hpc_row_keeps_params(en->work[i].row); o++) {
             hpc_output *out = &en->work[i].outputs[o];

@@ -4,6 +4,7 @@
 
 #include "base/overdue.h"
 #include "engine/pieces.h"
+#include "engine/stages.h"
 
 /* ---- slots ---- */
 

@@ -10,10 +10,12 @@
  *
  * A slot that a row sends to is written again with the next fold. That is safe where a rank that feeds the sender gets
  * what comes of the slot: it pushes again only after that. Other plans are refused. */
+#include "engine/stages.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/layout.h"
+#include "engine/discipline.h"
 
 static const hpc_edge *find_edge(const hpc_edge *edges, int n, int rank) {
     for (int e = 0; e < n; e++)
@@ -195,7 +197,7 @@ int hpc_row_gives_mean(const hpc_engine *en, int row, int rank) {
 /* Calls holds for the rows of a share until it is nonzero; not again for a row with the same edges, as in every hub. */
 typedef int holding(const hpc_engine *en, int row, int rank);
 
-static int some_row(const hpc_engine *en, const hpc_share *share, int rank, holding *holds) {
+static inline int some_row(const hpc_engine *en, const hpc_share *share, int rank, holding *holds) {
     const hpc_row *before = NULL;
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_row *row = &en->plan->rows[share->rows[i]];
@@ -223,7 +225,7 @@ static int is_of_row(const hpc_engine *en, int row, int rank) {
 }
 
 int hpc_share_involves(const hpc_engine *en, const hpc_share *share, int rank) {
-    return hpc_involves_all(en) || some_row(en, share, rank, is_of_row);
+    return en->discipline->involves_all || some_row(en, share, rank, is_of_row);
 }
 
 static int is_output(const hpc_engine *en, int row, int rank) {

@@ -1,9 +1,12 @@
 /* Folds that lie in a row's accumulator: inputs are added one after the other, and the sum is applied when all are
  * there.
  */
+#include "engine/sum.h"
+
 #include <string.h>
 
-#include "engine/kind.h"
+#include "engine/block.h"
+#include "engine/write.h"
 
 int hpc_blocks_add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins) {
     static const double ones[2] = {1, 1};

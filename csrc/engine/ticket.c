@@ -5,6 +5,7 @@
  * rank's own rows too. */
 #include "engine/ticket.h"
 
+#include "engine/answer.h"
 #include "engine/layout.h"
 #include "engine/params.h"
 

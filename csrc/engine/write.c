@@ -1,8 +1,14 @@
 /* The parameters that a row sends to its workers: blocks are written into mapped memory as they are made, and what is
  * not mapped is put when the whole row is there. */
+#include "engine/write.h"
+
 #include <string.h>
 
+#include "engine/answer.h"
+#include "engine/block.h"
+#include "engine/forward.h"
 #include "engine/kind.h"
+#include "engine/layout.h"
 
 void hpc_block_write(hpc_core *core, const hpc_work *w, hpc_receivers to, size_t from, size_t n) {
     const hpc_engine *en = core->engine;

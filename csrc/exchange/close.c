@@ -5,6 +5,7 @@
 
 #include "engine/args.h"
 #include "engine/pieces.h"
+#include "engine/rows.h"
 #include "engine/send.h"
 
 /* Tells every rank how far the pushes from here go (those sent in part do not count), or later that no answer comes
@@ -33,12 +34,18 @@ static int is_open(const hpc_engine *en, int rank) {
            atomic_load_explicit(hpc_own_signal(en->window, hpc_signal_closed(rank)), memory_order_acquire) == 0;
 }
 
+/* As hpc_leaving.outstanding. */
+static int outstanding(const hpc_engine *en, int *ranks) {
+    const hpc_leaving *leaving = en->discipline->leaving;
+    return leaving == NULL || leaving->outstanding == NULL ? 0 : leaving->outstanding(en, ranks);
+}
+
 static int open_workers(void *arg, int *ranks) {
     const hpc_engine *en = arg;
     int n = 0;
     for (int r = 0; r < en->context->group.size; r++)
         if (is_open(en, r)) ranks[n++] = r;
-    return n == 0 && en->discipline->outstanding != NULL ? en->discipline->outstanding(en, ranks) : n;
+    return n == 0 ? outstanding(en, ranks) : n;
 }
 
 /* After a revoke the others go on without a rank that closes the exchange, and do not come back to it. One that serves
@@ -50,7 +57,7 @@ static int all_closed(void *arg) {
     if (en->life.closed && atomic_load(&en->context->group.revoked)) return 1;
     for (int r = 0; r < en->context->group.size; r++)
         if (is_open(en, r)) return 0;
-    return en->discipline->outstanding == NULL || en->discipline->outstanding(en, NULL) == 0;
+    return outstanding(en, NULL) == 0;
 }
 
 int hpc_engine_serve(hpc_engine *en, const char *op, double timeout) {
@@ -67,7 +74,8 @@ int hpc_engine_leave(hpc_engine *en, const char *op, double deadline) {
     if (status == HPC_OK && en->layout.places[rank].worker) status = hpc_worker_finish(en, op, deadline);
     if (status == HPC_OK) status = hpc_cores_send_kept(en, op, hpc_left(deadline));
     if (status == HPC_ERR_TIMEOUT) return status;
-    if (status == HPC_OK && en->discipline->closing != NULL) en->discipline->closing(en);
+    const hpc_leaving *leaving = en->discipline->leaving;
+    if (status == HPC_OK && leaving != NULL && leaving->closing != NULL) leaving->closing(en);
     int muted = hpc_mute_errors(1); /* if something has failed before, that is what close tells */
     if (status == HPC_OK) hpc_mute_errors(muted);
     int announced = announce(en, HPC_CLOSED);
@@ -86,7 +94,8 @@ void hpc_engine_free(hpc_engine *en) {
         if (en->in_lanes != NULL) hpc_lane_free(en->in_lanes[i]);
         if (en->out_lanes != NULL) hpc_lane_free(en->out_lanes[i]);
     }
-    if (en->discipline->free != NULL) en->discipline->free(en);
+    const hpc_opening *opening = en->discipline->opening;
+    if (opening != NULL && opening->free != NULL) opening->free(en);
     hpc_pieces_free(en);
     hpc_rows_free(en);
     hpc_args_free(en);

@@ -8,9 +8,12 @@
 #include "base/host.h"
 #include "discipline/discipline.h"
 #include "engine/args.h"
+#include "engine/holders.h"
 #include "engine/params.h"
 #include "engine/pieces.h"
+#include "engine/rows.h"
 #include "engine/send.h"
+#include "engine/stages.h"
 
 static const char op_create[] = "exchange";
 
@@ -28,7 +31,7 @@ static int check_outputs(const hpc_engine *en) {
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: row %d sends parameters to rank %d, which sends it no update", i, r);
-            if (hpc_goes_on(en) && row->action != HPC_RELAY && (reached != gives || gives != pushes))
+            if (en->discipline->goes_on && row->action != HPC_RELAY && (reached != gives || gives != pushes))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: under %s all rows of a key must take updates from the same ranks, and send "
                                 "parameters to those ranks; row %d does not do so with rank %d",
@@ -163,15 +166,16 @@ static int send_values(hpc_engine *en, const float *const *values, double deadli
 
 /* Every row's parameters go to its workers, from every owner. Collective, while nothing is under way. */
 int hpc_engine_send_params(hpc_engine *en, const char *op, double deadline) {
-    const hpc_discipline *d = en->discipline;
+    const hpc_facts *facts = en->discipline->facts;
     int status = HPC_OK;
-    if (d->before_publish != NULL) status = d->before_publish(en, op, deadline);
+    if (facts != NULL && facts->before_publish != NULL) status = facts->before_publish(en, op, deadline);
     for (int hops = 0; hops <= en->layout.stages.most_hops; hops++) { /* each relay after those before it */
         if (status == HPC_OK) {
             hpc_cores_write(en, hops);
             status = hpc_engine_check(en, op);
         }
-        if (status == HPC_OK && hops == 0 && d->after_publish != NULL) status = d->after_publish(en);
+        if (status == HPC_OK && hops == 0 && facts != NULL && facts->after_publish != NULL)
+            status = facts->after_publish(en);
         for (int i = 0; i < en->n_own_cores && status == HPC_OK; i++)
             status = hpc_flush(en->cores[i].out, en->window, -1, hpc_left(deadline));
         status = hpc_context_agree(en->context, op, status, deadline);
@@ -192,11 +196,14 @@ static int round_values(hpc_engine *en, double deadline) {
 }
 
 static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadline) {
+    const hpc_opening *opening = en->discipline->opening;
+    const hpc_leaving *leaving = en->discipline->leaving;
     hpc_context *c = en->context;
     int threads = 0, status = hpc_layout_make(en, op_create);
     if (status == HPC_OK) status = hpc_holders_check(en, op_create);
     if (status == HPC_OK) status = check_outputs(en);
-    if (status == HPC_OK && en->discipline->open_shares != NULL) status = en->discipline->open_shares(en, op_create);
+    if (status == HPC_OK && opening != NULL && opening->open_shares != NULL)
+        status = opening->open_shares(en, op_create);
     if (status == HPC_OK) status = hpc_layout_slots(en);
     if (status == HPC_OK) status = hpc_params_take_place(en, op_create);
     if (status == HPC_OK) status = hpc_rows_choose_cores(en, f->progress, &threads, op_create);
@@ -208,7 +215,7 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
     if (status != HPC_OK) return status;
     en->stream = writes_past_caches(en);
     status = hpc_rows_open(en, op_create);
-    if (status == HPC_OK && en->discipline->open != NULL) status = en->discipline->open(en, op_create);
+    if (status == HPC_OK && opening != NULL && opening->open != NULL) status = opening->open(en, op_create);
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status != HPC_OK) return status;
     if (c->group.rank == 0) status = send_values(en, f->values, deadline);
@@ -216,7 +223,7 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
     if (status == HPC_OK && en->layout.encodes) status = round_values(en, deadline);
     if (status != HPC_OK) return status;
     en->life.open = 1;
-    en->life.serves = (hpc_goes_on(en) || en->discipline->outstanding != NULL) && en->n_work > 0;
+    en->life.serves = (en->discipline->goes_on || (leaving != NULL && leaving->outstanding != NULL)) && en->n_work > 0;
     for (int s = 0; s < en->layout.n_shares; s++) /* others may wait for rows that this rank does not push */
         if (en->layout.shares[s].owner == c->group.rank &&
             !hpc_share_involves(en, &en->layout.shares[s], c->group.rank))
@@ -274,10 +281,11 @@ hpc_engine *hpc_engine_new(hpc_context *c, const hpc_exchange_config *f, const c
 }
 
 int hpc_engine_open(hpc_engine *en, const hpc_exchange_config *f, const hpc_exchange *of, double deadline) {
+    const hpc_opening *opening = en->discipline->opening;
     int status = open_counts(en);
     if (status == HPC_OK) status = open_rules(en, f);
     if (status == HPC_OK) status = hpc_pieces_open(en, f, op_create);
-    if (status == HPC_OK && en->discipline->prepare != NULL) status = en->discipline->prepare(en, f, op_create);
+    if (status == HPC_OK && opening != NULL && opening->prepare != NULL) status = opening->prepare(en, f, op_create);
     status = hpc_context_agree(en->context, op_create, status, deadline);
     if (status == HPC_OK) status = hpc_engine_agree(en, f, of, deadline);
     return status == HPC_OK ? open_all(en, f, deadline) : status;

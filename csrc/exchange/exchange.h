@@ -13,6 +13,8 @@
 #define HPC_EXCHANGE_H
 
 #include "engine/core.h"
+#include "engine/discipline.h"
+#include "engine/layout.h"
 #include "engine/ticket.h"
 
 /* Where a key of an exchange is: its engine, and its number there. */

@@ -62,7 +62,8 @@ int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *
     if (w == NULL) return HPC_ERR_INVALID;
     hpc_core_pause(&en->cores[w->row->core]);
     w->step = step;
-    if (en->discipline->restored != NULL) en->discipline->restored(en, w, step);
+    const hpc_facts *facts = en->discipline->facts;
+    if (facts != NULL && facts->restored != NULL) facts->restored(en, w, step);
     if (params != NULL && w->param != NULL) memcpy(w->param, params, (size_t)w->row->count * sizeof(float));
     if (state != NULL && w->state != NULL) copy_state(w, w->state, state, 0);
     hpc_core_resume(&en->cores[w->row->core]);
@@ -74,12 +75,13 @@ int hpc_engine_folded(hpc_engine *en, int rank, uint64_t *pushes) {
     if (rank < 0 || rank >= en->context->group.size)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
                         en->context->group.size);
+    const hpc_facts *facts = en->discipline->facts;
     is_over(en);
-    for (int s = 0; s < en->layout.n_shares && en->discipline->folded_of != NULL; s++) {
+    for (int s = 0; s < en->layout.n_shares && facts != NULL && facts->folded_of != NULL; s++) {
         const hpc_share *share = &en->layout.shares[s];
         if (share->owner != en->context->group.rank) continue;
         hpc_core_pause(&en->cores[share->core]);
-        uint64_t n = en->discipline->folded_of(share, rank);
+        uint64_t n = facts->folded_of(share, rank);
         hpc_core_resume(&en->cores[share->core]);
         if (n > *pushes) *pushes = n;
     }

@@ -25,7 +25,8 @@ static void add(const hpc_engine *en, hpc_exchange_stats *stats) {
     const double usual = hpc_usual_limit(&en->usual);
     if (usual > stats->usual) stats->usual = usual;
     for (int r = 0; r < en->context->group.size; r++) stats->bytes_sent += hpc_sent_to_rows(en, r);
-    if (en->discipline->count != NULL) en->discipline->count(en, stats);
+    const hpc_facts *facts = en->discipline->facts;
+    if (facts != NULL && facts->count != NULL) facts->count(en, stats);
 }
 
 int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
@@ -57,7 +58,8 @@ int hpc_exchange_get_staleness(const hpc_exchange *ex, uint64_t *counts, int cap
     for (int k = 0; k < cap; k++) counts[k] = 0;
     for (int i = 0; i < ex->n_engines; i++) {
         const hpc_engine *en = ex->engines[i];
-        int its = en->discipline->staleness == NULL ? 0 : en->discipline->staleness(en, counts, cap);
+        const hpc_facts *facts = en->discipline->facts;
+        int its = facts == NULL || facts->staleness == NULL ? 0 : facts->staleness(en, counts, cap);
         if (its > most) most = its;
     }
     return most;
@@ -76,7 +78,8 @@ int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *p
         peer->bytes_received += atomic_load_explicit(&en->peers.received[rank], memory_order_relaxed);
         peer->wait += en->peers.wait[rank];
         peer->late += atomic_load_explicit(&en->peers.late[rank], memory_order_relaxed);
-        if (en->discipline->count_peer != NULL) en->discipline->count_peer(en, rank, peer);
+        const hpc_facts *facts = en->discipline->facts;
+        if (facts != NULL && facts->count_peer != NULL) facts->count_peer(en, rank, peer);
     }
     return HPC_OK;
 }
@@ -115,8 +118,9 @@ int hpc_exchange_late(const hpc_exchange *ex, int key) {
     int n = 0;
     for (int k = 0; ex != NULL && k < ex->n_keys; k++) {
         const hpc_engine *en = ex->keys[k].engine;
-        if ((key >= 0 && k != key) || !works(en) || en->discipline->late == NULL) continue;
-        n += en->discipline->late(en, ex->keys[k].key);
+        const hpc_facts *facts = en->discipline->facts;
+        if ((key >= 0 && k != key) || !works(en) || facts == NULL || facts->late == NULL) continue;
+        n += facts->late(en, ex->keys[k].key);
     }
     return n;
 }
@@ -127,7 +131,8 @@ uint64_t hpc_exchange_version(const hpc_exchange *ex) {
         const hpc_engine *en = ex->keys[k].engine;
         const int its = ex->keys[k].key;
         if (!works(en)) continue;
-        uint64_t version = en->discipline->version == NULL ? en->keys[its].pushes : en->discipline->version(en, its);
+        const hpc_facts *facts = en->discipline->facts;
+        uint64_t version = facts == NULL || facts->version == NULL ? en->keys[its].pushes : facts->version(en, its);
         if (version > newest) newest = version;
     }
     return newest;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/params.h"
 #include "engine/pieces.h"
@@ -303,7 +304,7 @@ static int finish_params(hpc_engine *en, int key, double deadline, const char *o
 }
 
 int hpc_worker_finish(hpc_engine *en, const char *op, double deadline) {
-    const hpc_discipline *d = en->discipline;
+    const hpc_leaving *leaving = en->discipline->leaving;
     int status = HPC_OK;
     for (int k = 0; k < en->plan->n_keys && status == HPC_OK; k++) {
         hpc_limit l = {0, deadline};
@@ -311,19 +312,20 @@ int hpc_worker_finish(hpc_engine *en, const char *op, double deadline) {
         status = send_left(en, k, &l, op);
         if (status == HPC_OK) status = hpc_ticket_wait(en, k, 2 * en->keys[k].pushes, hpc_left(deadline), op);
         if (status == HPC_OK) status = finish_params(en, k, deadline, op);
-        if (status == HPC_OK && d->finish != NULL) status = d->finish(en, k, &l, op);
+        if (status == HPC_OK && leaving != NULL && leaving->finish != NULL) status = leaving->finish(en, k, &l, op);
     }
     return status;
 }
 
 int hpc_worker_settle(hpc_engine *en, double deadline, const char *op) {
+    const hpc_facts *facts = en->discipline->facts;
     int status = hpc_engine_check(en, op);
     for (int k = 0; k < en->plan->n_keys && en->layout.places[en->context->group.rank].worker; k++) {
         if (status != HPC_OK) break;
         if (en->keys[k].n_shares == 0) continue;
         status = hpc_ticket_wait(en, k, 2 * en->keys[k].pushes, hpc_left(deadline), op);
-        if (status == HPC_OK && en->discipline->settle != NULL)
-            status = en->discipline->settle(en, k, &(hpc_limit){0, deadline}, op);
+        if (status == HPC_OK && facts != NULL && facts->settle != NULL)
+            status = facts->settle(en, k, &(hpc_limit){0, deadline}, op);
     }
     return status;
 }

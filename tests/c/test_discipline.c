@@ -1,6 +1,7 @@
 /* A discipline of one's own: this program has an array with one more member, "every other step", and hpc_discipline_of
  * is its own. docs/architecture.md shows this file. */
 #include "discipline/discipline.h"
+#include "engine/answer.h"
 #include "engine/row.h"
 #include "engine/send.h"
 #include "exchange_plans.h"

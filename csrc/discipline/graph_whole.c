@@ -1,0 +1,129 @@
+#include "discipline/graph_whole.h"
+
+#include "engine/answer.h"
+
+/* The weights of its rows in the plan are of all phases. */
+int hpc_graph_turns(const hpc_engine *en) {
+    return hpc_phases_of(en)->n > 1;
+}
+
+int hpc_graph_whole_open(hpc_engine *en, const char *op) {
+    return hpc_share_open_counts(en, 1, op);
+}
+
+/* ---- answers ---- */
+
+/* All rows of the share are folded. On a graph of several phases a rank that has sent nothing this time is not
+ * answered, unless all ranks take part in all shares. */
+static void answer_all(hpc_core *core, hpc_share *share) {
+    const hpc_engine *en = core->engine;
+    int signal = hpc_signal_applied(en, (int)(share - en->layout.shares));
+    int all = !hpc_graph_turns(en) || en->discipline->involves_all;
+    hpc_whole_begin_next(share);
+    hpc_graph_count_neighbours(core, share);
+    for (int i = 0; i < share->n_parts; i++)
+        if (all || hpc_sends(en, share->key, share->version, share->owner, share->parts[i]))
+            hpc_share_answer(core, share->parts[i], signal, share->version);
+}
+
+/* Nonzero when a user's kernel has failed: then nothing is answered. */
+static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+    int failed = hpc_whole_work(core, w, inputs);
+    if (failed) return failed;
+    if (--w->share->left == 0) answer_all(core, w->share);
+    return 0;
+}
+
+/* ---- turns ---- */
+
+/* On a graph that changes, the inputs of each rank are counted apart: a rank that sends nothing in this step may
+ * already have sent its input of a later one. Inputs of one rank come in order, so each belongs to the next step in
+ * which the rank sends. */
+static int has_inputs(const hpc_engine *en, const hpc_work *w, uint64_t n) {
+    for (int e = 0; e < w->row->n_in; e++)
+        if (hpc_sends(en, w->row->key, n, w->row->owner, w->inputs[e].rank) &&
+            atomic_load_explicit(&w->came[e], memory_order_relaxed) == 0)
+            return 0;
+    return 1;
+}
+
+/* Takes the inputs that the graph of step n has. */
+static hpc_inputs take_inputs(hpc_core *core, const hpc_work *w, uint64_t n) {
+    const hpc_engine *en = core->engine;
+    int slot = (int)((n - 1) % (uint64_t)en->layout.depth), found = 0;
+    hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
+    for (int e = 0; e < w->row->n_in; e++) {
+        double weight = hpc_edge_weight(en, w->row->key, n, w->row->owner, w->inputs[e].rank);
+        if (weight == 0) continue;
+        atomic_store_explicit(&w->came[e], (char)(w->came[e] - 1), memory_order_relaxed);
+        core->bases[found] = core->bases[e];
+        core->base_inputs[found] = core->base_inputs[e];
+        core->base_weights[found++] = weight;
+    }
+    inputs.n = inputs.n_updates = found;
+    return inputs;
+}
+
+/* Works off the rows of a share whose inputs are there, one step after the other. */
+static void work_in_turn(hpc_core *core, hpc_share *share) {
+    hpc_engine *en = core->engine;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        uint64_t n = share->version + 1;
+        if (atomic_load_explicit(&w->folded, memory_order_relaxed) == n || !has_inputs(en, w, n)) continue;
+        const hpc_inputs inputs = take_inputs(core, w, n);
+        if (work_off(core, w, &inputs) != 0) return;
+        if (share->version == n) i = -1; /* all rows again, for the step after it */
+    }
+}
+
+/* ---- events ---- */
+
+static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    hpc_engine *en = core->engine;
+    if (hpc_engine_has_failed(en)) return;
+    if (hpc_graph_turns(en)) { /* see has_inputs */
+        _Atomic char *came = &w->came[input];
+        if (!hpc_row_has_too_many(core, w, came, en->layout.depth, w->inputs[input].rank))
+            atomic_store_explicit(came, (char)(*came + 1), memory_order_relaxed);
+    } else if (hpc_row_count(core, w, slot, input)) {
+        const hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
+        work_off(core, w, &inputs);
+        hpc_row_took(w, slot);
+    }
+}
+
+int hpc_graph_whole_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    hpc_whole_each_row(core, share, rank, slot, input_came);
+    if (hpc_graph_turns(core->engine)) work_in_turn(core, share);
+    return 1;
+}
+
+int hpc_graph_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    input_came(core, w, slot, input);
+    if (hpc_graph_turns(core->engine)) work_in_turn(core, w->share);
+    return 1;
+}
+
+/* ---- the ranks that a wait waits for ---- */
+
+/* Adds the ranks whose inputs to the next fold of share s are missing, as hpc_missing. */
+static int missing(const hpc_engine *en, int s, uint64_t awaited, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    uint64_t n = hpc_share_next_fold(en, s); /* a fold that is awaited waits for those before it */
+    (void)awaited;
+    int slot = hpc_graph_turns(en) ? 0 : (int)((n - 1) % (uint64_t)en->layout.depth);
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
+        for (int e = 0; e < w->row->n_in; e++)
+            if (w->inputs[e].rank != share->owner && hpc_sends(en, share->key, n, share->owner, w->inputs[e].rank) &&
+                !atomic_load_explicit(&came[e], memory_order_relaxed))
+                found = hpc_add_rank(ranks, found, w->inputs[e].rank);
+    }
+    return found;
+}
+
+int hpc_graph_whole_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_graph_has_read, missing);
+}

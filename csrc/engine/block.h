@@ -1,0 +1,54 @@
+/* The steps of one block of a row, and what rows that work block by block have in common. */
+#ifndef HPC_BLOCK_STEPS_H
+#define HPC_BLOCK_STEPS_H
+
+#include "engine/discipline.h"
+#include "engine/kind.h"
+
+/* Elements of the block that begins at element from. */
+static inline size_t hpc_block_count(const hpc_work *w, size_t from) {
+    return w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
+}
+
+/* The folded block: out, or its only input in place. NULL when a user's fold has failed. */
+const float *hpc_block_fold(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, float *out, int stream,
+                            const double *args, size_t from, size_t n);
+/* Applies a folded block to the parameters. Nonzero when the rule has failed. */
+int hpc_block_apply(hpc_core *core, const hpc_work *w, const float *block, int n_updates, const double *args,
+                    size_t from, size_t n);
+/* Encodes a block of a row's outputs, as they are sent: parameters, or a fold. */
+void hpc_block_encode(const hpc_work *w, const float *block, size_t from, size_t n);
+/* The rule, or the fold, of a row has returned nonzero. The exchange fails. */
+void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned);
+/* Turns a model that rotates: the parameters are in another slot from now on. */
+void hpc_row_turn(const hpc_engine *en, hpc_work *w, uint64_t slot);
+/* A step begins: nothing that its inputs hold can be refused any more. */
+static inline void hpc_row_begin_step(const hpc_engine *en, hpc_work *w, uint64_t slot) {
+    if (en->rotates) hpc_row_turn(en, w, slot);
+    w->step++;
+    hpc_tally_add(&w->folded, 1);
+}
+/* It has been made of so many arrays. Pieces are counted as they are added. */
+static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_arrays) {
+    hpc_tally_add(&core->tally.applied, 1);
+    hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->config, w->row->count) * (size_t)n_arrays);
+}
+/* Whether inputs are added as they come. Where each is applied by itself there is nothing to add. */
+static inline int hpc_row_is_early(const hpc_engine *en) {
+    return en->asked.eager && en->discipline->whole;
+}
+/* Whether a fold outlasts the work on its row: inputs are added as they come, or a mean is kept. */
+static inline int hpc_row_keeps_fold(const hpc_engine *en) {
+    return hpc_row_is_early(en) || en->discipline->split != NULL;
+}
+/* Whether the discipline has the sums of a forward. */
+static inline int hpc_row_is_summed(const hpc_engine *en, const hpc_row *row) {
+    return en->discipline->sums && row->action == HPC_FORWARD;
+}
+static inline size_t hpc_row_floats(const hpc_row *row, size_t of_each) {
+    return ((size_t)row->count * of_each * sizeof(float) + 63) / 64 * 64;
+}
+/* hpc_row_kind.room of rows that have parameters. */
+hpc_row_room hpc_blocks_room(const hpc_engine *en, const hpc_row *row);
+
+#endif

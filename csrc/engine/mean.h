@@ -1,0 +1,20 @@
+/* Fold and apply in two calls: a row folds, and keeps the mean until an apply says what becomes of it. */
+#ifndef HPC_MEAN_H
+#define HPC_MEAN_H
+
+#include "engine/row.h"
+
+/* fold keeps the mean of inputs, one or more, and adds its sum of squares to *squares if that is not NULL. apply runs
+ * the rule on it: args[0] is a factor of the mean, and the others are the rule's. */
+int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);
+int hpc_row_apply(hpc_core *core, hpc_work *w, const double *args);
+double hpc_row_squares(const hpc_core *core, const hpc_work *w); /* of the mean */
+/* Sends the mean, or zeros, as float32 to all workers of the row (hpc_gathered_at). */
+void hpc_row_gather(hpc_core *core, hpc_work *w, int zero);
+
+/* hpc_row_kind.fold of rows that take arrays. */
+int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares);
+/* hpc_row_kind.apply of rows that work block by block. */
+int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args);
+
+#endif
