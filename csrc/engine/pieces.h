@@ -8,6 +8,7 @@
 #define HPC_PIECES_H
 
 #include "engine/discipline.h"
+#include "engine/row.h"
 
 /* config.c's part of create: copies the codecs of all keys, before the layout is made. */
 int hpc_pieces_open(hpc_engine *en, const hpc_exchange_config *config, const char *op);
