@@ -32,7 +32,9 @@ static inline int hpc_whole_work(hpc_core *core, hpc_work *w, const hpc_inputs *
     return hpc_row_work(core, w, inputs);
 }
 
-/* Calls came for the inputs of rank in all rows of a share: of those that are put row by row, for the empty ones. */
+/* Calls came for the inputs of rank in all rows of a share: only for the empty ones, where the others are put row by
+ * row.
+ */
 typedef void hpc_whole_came(hpc_core *core, hpc_work *w, int slot, int input);
 static inline void hpc_whole_each_row(hpc_core *core, const hpc_share *share, int rank, int slot,
                                       hpc_whole_came *came) {

@@ -67,8 +67,8 @@ typedef struct hpc_leaving {
     int (*outstanding)(const hpc_engine *en, int *ranks);
 } hpc_leaving;
 
-/* Calls between steps: states that are saved and loaded, and counts. Only exchange/ makes them. A NULL slot does
- * nothing, or is 0. */
+/* States that are saved and loaded, and counts: calls that exchange/ makes outside of steps. A NULL slot does nothing,
+ * or is 0. */
 typedef struct hpc_facts {
     /* Settle: waits until all pushes of key are applied. NULL: a push that is done is. */
     int (*settle)(hpc_engine *en, int key, hpc_limit *l, const char *op);
@@ -121,7 +121,7 @@ struct hpc_discipline {
     /* Whether this rank's pulls wait for the answer of a share in which it takes part. NULL: yes. */
     int (*makes_params)(const hpc_engine *en, const hpc_share *share);
 
-    const hpc_opening *opening; /* NULL: it has no state */
+    const hpc_opening *opening; /* NULL: it has no state, and all slots are NULL */
 
     /* ---- the core ---- */
 
@@ -167,8 +167,8 @@ struct hpc_discipline {
     int (*progress)(hpc_engine *en);
     /* The last push of key is done. NULL: nothing. */
     int (*ended)(hpc_engine *en, int key, const char *op);
-    const hpc_leaving *leaving; /* NULL: no slot of it */
-    const hpc_facts *facts;     /* NULL: no slot of it */
+    const hpc_leaving *leaving; /* NULL: all its slots are NULL */
+    const hpc_facts *facts;     /* NULL: all its slots are NULL */
 };
 
 #endif
