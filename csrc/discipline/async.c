@@ -111,12 +111,14 @@ static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot,
     return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
 }
 
+static const hpc_pulling pulling = {0};
+
 const hpc_discipline hpc_discipline_async = {
     .name = "ASYNC",
     .suits = suits,
     .check = check,
     .goes_on = 1,
-    .pulls = 1,
+    .pulling = &pulling,
     .opening = &(const hpc_opening){.open = open_all, .free = free_all},
     .share_came = share_came,
     .row_came = row_came,

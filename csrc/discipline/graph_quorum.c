@@ -334,7 +334,6 @@ const hpc_discipline hpc_discipline_graph_quorum = {
                                     .open = open_all,
                                     .free = free_all},
     .share_bytes = sizeof(uint64_t),
-    .puts_shares = 1,
     .share_came = hpc_graph_intake_share_came,
     .work = hpc_graph_intake_work,
     .wait_slot = wait_slot,

@@ -139,7 +139,6 @@ const hpc_discipline hpc_discipline_quorum = {
                                     .open = open_all,
                                     .free = hpc_quorum_free},
     .share_bytes = sizeof(uint64_t),
-    .puts_shares = 1,
     .share_came = hpc_server_intake_share_came,
     .work = hpc_server_intake_work,
     .may_push = hpc_quorum_may_push,

@@ -436,12 +436,14 @@ static int staleness(const hpc_engine *en, uint64_t *counts, int cap) {
     return en->asked.staleness;
 }
 
+static const hpc_pulling pulling = {.ends = ends_pull};
+
 const hpc_discipline hpc_discipline_server_ssp = {
     .name = "SSP",
     .suits = suits,
     .check = check,
     .goes_on = 1,
-    .pulls = 1,
+    .pulling = &pulling,
     .opening = &(const hpc_opening){.part = part, .open = open_all, .free = free_all},
     .share_came = share_came,
     .row_came = row_came,
@@ -450,7 +452,6 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .work = work,
     .wait_slot = wait_slot,
     .begin_push = begin_push,
-    .ends_pull = ends_pull,
     .awaited = awaited,
     .facts = &(const hpc_facts){.before_publish = level, .folded_of = folded_of, .staleness = staleness},
 };

@@ -86,17 +86,17 @@ static void free_all(hpc_engine *en) {
 }
 
 static const hpc_splitting splitting = {
-    .keeps = hpc_split_keeps,
-    .begin_fold = hpc_split_begin_fold,
     .set_use = hpc_split_set_use,
-    .send_pull = hpc_split_send_pull,
-    .pulled = hpc_split_pulled,
     .squares = hpc_split_squares,
     .set_unit = hpc_split_set_unit,
     .unit = hpc_split_unit,
-    .empty_came = hpc_split_empty_came,
-    .empty_row_came = hpc_split_empty_row_came,
-    .use_came = hpc_split_use_came,
+};
+
+static const hpc_pulling pulling = {
+    .ends = hpc_split_ends_pull,
+    .ask = hpc_split_ask_share,
+    .asked = hpc_split_asked,
+    .brings_args = 1,
 };
 
 const hpc_discipline hpc_discipline_split = {
@@ -104,7 +104,7 @@ const hpc_discipline hpc_discipline_split = {
     .suits = suits,
     .check = check,
     .whole = 1,
-    .pulls = 1,
+    .pulling = &pulling,
     .split = &splitting,
     .answers_all = 1,
     .opening = &(const hpc_opening){.prepare = hpc_split_prepare,
@@ -114,9 +114,11 @@ const hpc_discipline hpc_discipline_split = {
                                     .free = free_all},
     .share_came = hpc_split_share_came,
     .row_came = hpc_split_row_came,
+    .other_came = hpc_split_other_came,
     .work = hpc_split_work,
     .may_push = hpc_split_may_push,
     .wait_slot = hpc_split_wait_slot,
+    .before_encode = hpc_split_begin_fold,
     .send_share = hpc_split_send_share,
     .pushed = hpc_split_pushed,
     .needs = hpc_whole_needs,

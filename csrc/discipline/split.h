@@ -56,12 +56,13 @@ int hpc_split_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
 int hpc_split_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
 int hpc_split_pushed(hpc_engine *en, int key);
 int hpc_split_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
-/* hpc_splitting's slots. */
-int hpc_split_keeps(const hpc_engine *en, int key);
 void hpc_split_begin_fold(hpc_engine *en, int key);
+/* hpc_pulling's slots. */
+int hpc_split_ends_pull(hpc_engine *en, int key);
+int hpc_split_ask_share(hpc_engine *en, int s, hpc_limit *l);
+void hpc_split_asked(hpc_engine *en, int key);
+/* hpc_splitting's slots. */
 int hpc_split_set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
-int hpc_split_send_pull(hpc_engine *en, int s, hpc_limit *l);
-void hpc_split_pulled(hpc_engine *en, int key);
 double hpc_split_squares(const hpc_engine *en, int key);
 void hpc_split_set_unit(hpc_engine *en, int key, double unit);
 double hpc_split_unit(const hpc_engine *en, int key);
@@ -74,10 +75,7 @@ void hpc_split_free_owner(hpc_engine *en);
 /* hpc_discipline's slots. */
 int hpc_split_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_split_row_came(hpc_core *core, hpc_work *w, int input, int slot);
+int hpc_split_other_came(hpc_core *core, const hpc_event *event);
 int hpc_split_work(hpc_core *core);
-/* hpc_splitting's slots. */
-int hpc_split_empty_came(hpc_core *core, hpc_share *share, int rank);
-int hpc_split_empty_row_came(hpc_core *core, hpc_work *w, int input);
-int hpc_split_use_came(hpc_core *core, hpc_share *share, int rank, int use);
 
 #endif

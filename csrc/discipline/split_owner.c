@@ -6,6 +6,7 @@
 
 #include "discipline/split.h"
 #include "engine/answer.h"
+#include "engine/core.h"
 #include "engine/args.h"
 #include "engine/forward.h"
 #include "engine/layout.h"
@@ -368,14 +369,19 @@ int hpc_split_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     return 1;
 }
 
-int hpc_split_empty_row_came(hpc_core *core, hpc_work *w, int input) {
-    came(core, w, input, CAME_EMPTY);
+/* A row of another rank has nothing to send to this one. */
+static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event) {
+    const int input = w == NULL ? -1 : hpc_row_input_of(w, event->peer, 1);
+    if (input < 0) return 0;
+    if (hpc_core_brings(core, event, "nothing for row", w->row->key, 0)) came(core, w, input, CAME_EMPTY);
     return 1;
 }
 
-int hpc_split_empty_came(hpc_core *core, hpc_share *share, int rank) {
-    if (!hpc_feeds_share(core->engine, share, rank)) return 0;
-    inputs_came(core, share, rank, CAME_EMPTY);
+/* A worker has no gradient. */
+static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    if (share == NULL || !hpc_feeds_share(core->engine, share, event->peer)) return 0;
+    if (hpc_core_brings(core, event, "no gradient of share", share->key, 0))
+        inputs_came(core, share, event->peer, CAME_EMPTY);
     return 1;
 }
 
@@ -388,7 +394,7 @@ static void fail_use(const hpc_core *core, const hpc_share *share, int first, in
     hpc_engine_fail(core->engine, HPC_ERR_CONFIG, why);
 }
 
-int hpc_split_use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
+static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     hpc_split_means *m = share->own;
     const int use = asked & ((1 << HPC_SPLIT_USE_BITS) - 1), folds = asked >> HPC_SPLIT_USE_BITS;
     if (atomic_load_explicit(&core->engine->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
@@ -409,4 +415,20 @@ int hpc_split_use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     share->args_slot = 0;
     add_work(core, share);
     return 1;
+}
+
+int hpc_split_other_came(hpc_core *core, const hpc_event *event) {
+    const int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm);
+    hpc_share *share = hpc_core_share(core, index);
+    switch (hpc_imm_operation(event->imm)) {
+    case HPC_OP_EMPTY:
+        if (slot == HPC_EMPTY_ROW) return empty_row_came(core, hpc_core_row(core, index), event);
+        return slot == 0 && empty_came(core, share, event);
+    case HPC_OP_USE:
+        if (share == NULL) return 0;
+        if (!hpc_core_brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES)) return 1;
+        return use_came(core, share, event->peer, slot);
+    default:
+        return 0;
+    }
 }

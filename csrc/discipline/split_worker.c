@@ -89,8 +89,9 @@ int hpc_split_pushed(hpc_engine *en, int key) {
     return HPC_OK;
 }
 
-int hpc_split_keeps(const hpc_engine *en, int key) {
-    return ((const hpc_split *)en->own)->asks[key].keeps;
+/* Without a fold there is nothing to ask for: such a pull ends what is under way. */
+int hpc_split_ends_pull(hpc_engine *en, int key) {
+    return !((const hpc_split *)en->own)->asks[key].keeps;
 }
 
 int hpc_split_set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op) {
@@ -118,7 +119,7 @@ int hpc_split_set_use(hpc_engine *en, int key, hpc_use use, double scale, const 
 }
 
 /* The factor goes with the arguments: it lies in the place of the step's number, which is the core's. */
-int hpc_split_send_pull(hpc_engine *en, int s, hpc_limit *l) {
+int hpc_split_ask_share(hpc_engine *en, int s, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     const hpc_split_ask *a = &((const hpc_split *)en->own)->asks[share->key];
     hpc_key_rule *rule = &en->rules[share->key];
@@ -134,7 +135,7 @@ int hpc_split_send_pull(hpc_engine *en, int s, hpc_limit *l) {
         l);
 }
 
-void hpc_split_pulled(hpc_engine *en, int key) {
+void hpc_split_asked(hpc_engine *en, int key) {
     hpc_split_ask *a = &((hpc_split *)en->own)->asks[key];
     if (a->use == HPC_USE_APPLY || a->use == HPC_USE_SKIP) a->keeps = 0;
     if (a->use == HPC_USE_SKIP) hpc_pieces_end_fold(en, key, HPC_SKIPPED);

@@ -26,24 +26,21 @@ static const char op_engine[] = "exchange";
 
 /* ---- events ---- */
 
-/* NULL unless the index names a row of this core. */
-static hpc_work *own_row(const hpc_core *core, int index) {
+hpc_work *hpc_core_row(const hpc_core *core, int index) {
     const hpc_engine *en = core->engine;
     if (index < 0 || index >= en->plan->n_rows || en->work_of[index] < 0) return NULL;
     hpc_work *w = &en->work[en->work_of[index]];
     return w->row->core == core->index ? w : NULL;
 }
 
-static hpc_share *own_share(const hpc_core *core, int index) {
+hpc_share *hpc_core_share(const hpc_core *core, int index) {
     const hpc_engine *en = core->engine;
     if (index < 0 || index >= en->layout.n_shares) return NULL;
     hpc_share *share = &en->layout.shares[index];
     return share->owner == en->context->group.rank && share->core == core->index ? share : NULL;
 }
 
-/* Whether an event brings the bytes that are due; else the exchange fails. A short event would leave old bytes in the
- * slot, which would be folded. */
-static int brings(const hpc_core *core, const hpc_event *event, const char *what, int key, size_t due) {
+int hpc_core_brings(const hpc_core *core, const hpc_event *event, const char *what, int key, size_t due) {
     if (event->nbytes == due) return 1;
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: rank %d sent %zu bytes for %s %d of key %.64s instead of %zu",
@@ -56,7 +53,7 @@ static int brings(const hpc_core *core, const hpc_event *event, const char *what
 /* Pushes of rank come by one event a row, unless they are read in rank's memory or come by puts before the share's
  * event. */
 static int comes_by_share(const hpc_engine *en, int rank) {
-    return en->discipline->puts_shares || hpc_reads_in_place(en, en->context->group.rank, rank);
+    return en->discipline->share_bytes > 0 || hpc_reads_in_place(en, en->context->group.rank, rank);
 }
 
 /* Whether rank pushes to some rows of a share without bytes: the event alone tells that it has pushed. */
@@ -75,7 +72,7 @@ static int share_came(hpc_core *core, hpc_share *share, const hpc_event *event, 
     const hpc_engine *en = core->engine;
     const hpc_discipline *d = en->discipline;
     if (share == NULL || (!comes_by_share(en, event->peer) && !tells(en, share, event->peer))) return 0;
-    if (!brings(core, event, "share", share->key, d->share_bytes)) return 1;
+    if (!hpc_core_brings(core, event, "share", share->key, d->share_bytes)) return 1;
     return d->share_came(core, share, event->peer, slot);
 }
 
@@ -86,74 +83,52 @@ static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int for
     const hpc_input *in = &w->inputs[input];
     if (in->empty) return 0;
     const size_t due = in->codec->length(w->config, in->slots + (size_t)slot * in->stride, w->row->count);
-    if (!brings(core, event, "row", w->row->key, due > 0 ? due : SIZE_MAX)) return 1; /* it says so of itself */
+    if (!hpc_core_brings(core, event, "row", w->row->key, due > 0 ? due : SIZE_MAX))
+        return 1; /* it says so of itself */
     return d->row_came(core, w, input, slot);
 }
 
 static int pull_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     const hpc_discipline *d = core->engine->discipline;
     if (share == NULL || d->pull_came == NULL) return 0;
-    if (!brings(core, event, "a pull of share", share->key, 0)) return 1;
+    if (!hpc_core_brings(core, event, "a pull of share", share->key, 0)) return 1;
     return d->pull_came(core, share, event->peer);
 }
 
 static int args_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
     if (share == NULL) return 0;
-    if (!brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES)) return 1;
+    if (!hpc_core_brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES)) return 1;
     return hpc_args_came(core, share, event->peer, slot);
 }
 
-static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event) {
-    const hpc_splitting *split = core->engine->discipline->split;
-    int input = w == NULL || split == NULL ? -1 : hpc_row_input_of(w, event->peer, 1);
-    if (input < 0) return 0;
-    return brings(core, event, "nothing for row", w->row->key, 0) ? split->empty_row_came(core, w, input) : 1;
-}
-
-static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
-    const hpc_splitting *split = core->engine->discipline->split;
-    if (share == NULL || split == NULL) return 0;
-    if (!brings(core, event, "no gradient of share", share->key, 0)) return 1;
-    return split->empty_came(core, share, event->peer);
-}
-
-static int use_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
-    const hpc_splitting *split = core->engine->discipline->split;
-    if (share == NULL || split == NULL) return 0;
-    if (!brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES)) return 1;
-    return split->use_came(core, share, event->peer, hpc_imm_slot(event->imm));
+static int other_came(hpc_core *core, const hpc_event *event) {
+    const hpc_discipline *d = core->engine->discipline;
+    return d->other_came != NULL && d->other_came(core, event);
 }
 
 static void handle(hpc_core *core, const hpc_event *event) {
     const hpc_engine *en = core->engine;
     int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm), known = 0;
-    hpc_operation operation = hpc_imm_operation(event->imm);
-    if (slot < en->layout.depth || operation == HPC_OP_USE || (operation == HPC_OP_PULL && slot == HPC_ANSWERED) ||
-        (operation == HPC_OP_EMPTY && slot == HPC_EMPTY_ROW))
-        switch (operation) {
-        case HPC_OP_SHARE:
-            known = share_came(core, own_share(core, index), event, slot);
-            break;
-        case HPC_OP_ROW:
-            known = row_came(core, own_row(core, index), event, 0, slot);
-            break;
-        case HPC_OP_FORWARD:
-            known = row_came(core, own_row(core, index), event, 1, slot);
-            break;
-        case HPC_OP_PULL:
-            known = pull_came(core, own_share(core, index), event);
-            break;
-        case HPC_OP_ARGS:
-            known = args_came(core, own_share(core, index), event, slot);
-            break;
-        case HPC_OP_EMPTY:
-            known = slot == HPC_EMPTY_ROW ? empty_row_came(core, own_row(core, index), event)
-                                          : empty_came(core, own_share(core, index), event);
-            break;
-        case HPC_OP_USE:
-            known = use_came(core, own_share(core, index), event);
-            break;
-        }
+    const int valid = slot < en->layout.depth;
+    switch (hpc_imm_operation(event->imm)) {
+    case HPC_OP_SHARE:
+        known = valid && share_came(core, hpc_core_share(core, index), event, slot);
+        break;
+    case HPC_OP_ROW:
+        known = valid && row_came(core, hpc_core_row(core, index), event, 0, slot);
+        break;
+    case HPC_OP_FORWARD:
+        known = valid && row_came(core, hpc_core_row(core, index), event, 1, slot);
+        break;
+    case HPC_OP_PULL:
+        known = (valid || slot == HPC_ANSWERED) && pull_came(core, hpc_core_share(core, index), event);
+        break;
+    case HPC_OP_ARGS:
+        known = valid && args_came(core, hpc_core_share(core, index), event, slot);
+        break;
+    default:
+        known = other_came(core, event);
+    }
     if (known) return;
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: core %d got event %#x from rank %d for a row or share that it does not own",

@@ -11,6 +11,12 @@ void hpc_cores_stop(hpc_engine *en);
 int hpc_cores_send_kept(hpc_engine *en, const char *op, double timeout);
 /* Every row's parameters to its outputs, relays included: of rows whose parameters have passed so many relays. */
 void hpc_cores_write(hpc_engine *en, int hops);
+/* The row or share of this core that an event names; NULL: it has none of that number. */
+hpc_work *hpc_core_row(const hpc_core *core, int index);
+hpc_share *hpc_core_share(const hpc_core *core, int index);
+/* Whether an event brings the bytes that are due; else the exchange fails. A short event would leave old bytes in the
+ * slot, which would be folded. what: of number hpc_imm_index, for the error. */
+int hpc_core_brings(const hpc_core *core, const hpc_event *event, const char *what, int key, size_t due);
 /* Between pause and resume nobody works for the core: its thread, or the wait that works inline, is between two events.
  * The caller pauses one core at a time, is not at work for a core itself, and does not wait meanwhile. */
 void hpc_core_pause(hpc_core *core);

@@ -27,23 +27,24 @@ static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *con
 typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER, HPC_USE_SQUARES } hpc_use;
 
 typedef struct hpc_splitting {
-    /* The worker. Whether the owners keep a fold of key, for a pull to use. */
-    int (*keeps)(const hpc_engine *en, int key);
-    /* Before the update of a push is encoded, which will not be refused any more. */
-    void (*begin_fold)(hpc_engine *en, int key);
     /* Sets what the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
     int (*set_use)(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
-    int (*send_pull)(hpc_engine *en, int s, hpc_limit *l);
-    void (*pulled)(hpc_engine *en, int key);
     double (*squares)(const hpc_engine *en, int key);
     /* The units in which updates are from the present fold on; those in which encoders hold what they have kept. */
     void (*set_unit)(hpc_engine *en, int key, double unit);
     double (*unit)(const hpc_engine *en, int key);
-    /* The core. rank has no gradient, or no row of it; rank's pull has come. 0: the event is wrong. */
-    int (*empty_came)(hpc_core *core, hpc_share *share, int rank);
-    int (*empty_row_came)(hpc_core *core, hpc_work *w, int input); /* from a row that has nothing to send */
-    int (*use_came)(hpc_core *core, hpc_share *share, int rank, int use);
 } hpc_splitting;
+
+/* Pulls that ask owners, and have a signal of their own. */
+typedef struct hpc_pulling {
+    /* Whether the next pull of key ends at once: this rank's copy has all that it needs. NULL: no. */
+    int (*ends)(hpc_engine *en, int key);
+    /* Asks the owner of a share. NULL: by an event that says nothing more. */
+    int (*ask)(hpc_engine *en, int s, hpc_limit *l);
+    /* All owners of key were asked, and the pull is counted. NULL: nothing. */
+    void (*asked)(hpc_engine *en, int key);
+    int brings_args; /* the rule's arguments come with pulls, and not with pushes */
+} hpc_pulling;
 
 /* The life of a discipline's own state, and its room. A NULL slot does nothing. */
 typedef struct hpc_opening {
@@ -109,9 +110,9 @@ struct hpc_discipline {
     /* Forwards add their inputs up as they come. The discipline has their sums and what they send, by slot
      * (hpc_work.leaving). They take the rule's arguments, and rows that apply take none. */
     int sums;
-    int pulls; /* parameters come when a pull asks for them, which has a signal of its own; 0: with a push's answer */
+    const hpc_pulling *pulling; /* NULL: parameters come with the answer to a push */
     /* Fold and apply are two calls: a push folds, and the owners keep the mean until a pull says what becomes of it.
-     * Arguments travel with pulls. NULL: a push applies. */
+     * NULL: a push applies. */
     const hpc_splitting *split;
     /* With several stages: owners hear of each worker's calls from itself, and answer it. 0: each share answers the
      * ranks at its own ends. */
@@ -125,14 +126,17 @@ struct hpc_discipline {
 
     /* ---- the core ---- */
 
-    size_t share_bytes; /* bytes that come with the event of a share */
-    int puts_shares;    /* a worker's puts are told by one event a share; 0: by one a row */
+    /* Bytes that come with the event of a share, by which a worker tells of all its puts to it. 0: of updates that are
+     * read in place, and each put is told by an event of its row. */
+    size_t share_bytes;
     /* Inputs of rank have come, to all rows of a share or to one row. 0: the event is wrong, and the exchange fails.
      * row_came NULL: no rows come. */
     int (*share_came)(hpc_core *core, hpc_share *share, int rank, int slot);
     int (*row_came)(hpc_core *core, hpc_work *w, int input, int slot);
     /* rank asks for the parameters of a share. NULL: no pulls come. */
     int (*pull_came)(hpc_core *core, hpc_share *share, int rank);
+    /* An event of another operation has come: HPC_OP_EMPTY, HPC_OP_USE. NULL: none comes. */
+    int (*other_came)(hpc_core *core, const hpc_event *event);
     /* Whether an event has to wait, with all later ones of its rank; it is asked again later. NULL: no. */
     int (*holds_up)(hpc_core *core, const hpc_event *event);
     /* Does work that no event asks for; returns how much was done. NULL: nothing. */
@@ -147,15 +151,14 @@ struct hpc_discipline {
     /* Takes note of the answers of owners that leave updates out, before the encoders of key are looked at. NULL: they
      * leave out none. */
     int (*hear)(hpc_engine *en, int key);
+    /* An update will not be refused any more, and is about to be encoded. NULL: nothing. */
+    void (*before_encode)(hpc_engine *en, int key);
     /* The update is in its slot and about to be sent. NULL: nothing. */
     void (*begin_push)(hpc_engine *en, int key);
     /* Sends the part of the push that belongs to a share. NULL: hpc_push_share. */
     int (*send_share)(hpc_engine *en, int s, int slot, hpc_limit *l);
     /* All shares were sent, and the push is counted. NULL: nothing. */
     int (*pushed)(hpc_engine *en, int key);
-    /* Whether the next pull of key, which asks, ends at once, for this rank's copy has all that it needs. NULL: no.
-     */
-    int (*ends_pull)(hpc_engine *en, int key);
     /* Whether nobody reads push number ticket / 2 of key any more. NULL: once it is done. */
     int (*is_free)(const hpc_engine *en, int key, uint64_t ticket);
     /* How often rank must have pushed key for this rank's push n to be folded here. NULL: 0, rank does not matter. */

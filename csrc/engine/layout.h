@@ -41,7 +41,7 @@ static inline int hpc_signal_second(const hpc_engine *en, int share) { /* of a p
     return hpc_signal_applied(en, share) + en->layout.n_shares;
 }
 static inline int hpc_signals(const hpc_engine *en) {
-    return hpc_signal_applied(en, 0) + en->layout.n_shares * (en->discipline->pulls ? 2 : 1);
+    return hpc_signal_applied(en, 0) + en->layout.n_shares * (en->discipline->pulling != NULL ? 2 : 1);
 }
 
 /* The closed signal of rank: HPC_CLOSED, HPC_FREED or 0. acquire: everything that it put before is there. */

@@ -96,8 +96,8 @@ static int check_finite(const hpc_engine *en, int key, const char *op) {
     return refuse_infinite(en, key, dtype == HPC_F32 ? "" : ", or a value too large for its wire format", op);
 }
 
-static void begin_fold(hpc_engine *en, int key) {
-    if (en->discipline->split != NULL) en->discipline->split->begin_fold(en, key);
+static void before_encode(hpc_engine *en, int key) {
+    if (en->discipline->before_encode != NULL) en->discipline->before_encode(en, key);
 }
 
 /* Pieces are looked at before they are encoded: what is refused leaves no trace in the residual. */
@@ -109,7 +109,7 @@ static int fill_pieces(hpc_engine *en, int key, const void *src, int checks, con
     if (status != HPC_OK) return status;
     if (src == NULL) src = own;
     if (checks && !hpc_pieces_are_finite(en, key, src)) return refuse_infinite(en, key, "", op);
-    begin_fold(en, key);
+    before_encode(en, key);
     return hpc_pieces_encode(en, key, src, hpc_push_slot(en, key)) == 0 ? HPC_OK : hpc_engine_check(en, op);
 }
 
@@ -120,7 +120,7 @@ static int fill(hpc_engine *en, int key, int empty, const void *src, const char 
     if (!empty && hpc_key_pushes_pieces(en, key)) return fill_pieces(en, key, src, checks, op);
     if (!empty) fill_slot(en, key, src);
     if (!empty && checks) status = check_finite(en, key, op);
-    if (status == HPC_OK) begin_fold(en, key);
+    if (status == HPC_OK) before_encode(en, key);
     return status;
 }
 
@@ -160,19 +160,19 @@ static int ask_share(hpc_engine *en, int key, int s, hpc_limit *l) {
  * that ends at once has the number of the last one that asked. */
 static int send_pull(hpc_engine *en, int key, hpc_limit *l) {
     hpc_pushed *k = &en->keys[key];
-    const hpc_splitting *split = en->discipline->split;
-    if (en->discipline->ends_pull != NULL && k->at_share == 0 && en->discipline->ends_pull(en, key)) {
+    const hpc_pulling *pulling = en->discipline->pulling;
+    if (pulling != NULL && pulling->ends != NULL && k->at_share == 0 && pulling->ends(en, key)) {
         en->stats.pulls++;
         return HPC_OK;
     }
-    for (; k->at_share < k->n_shares && en->discipline->pulls; k->at_share++) {
+    for (; k->at_share < k->n_shares && pulling != NULL; k->at_share++) {
         int s = k->shares[k->at_share];
-        int status = split != NULL ? split->send_pull(en, s, l) : ask_share(en, key, s, l);
+        int status = pulling->ask != NULL ? pulling->ask(en, s, l) : ask_share(en, key, s, l);
         if (status != HPC_OK) return status;
     }
     k->pulls++;
     en->stats.pulls++;
-    if (split != NULL) split->pulled(en, key);
+    if (pulling != NULL && pulling->asked != NULL) pulling->asked(en, key);
     return HPC_OK;
 }
 
@@ -205,15 +205,10 @@ int hpc_worker_start(hpc_engine *en, int key, int flags, int empty, const void *
     int status = hpc_worker_check_call(en, key, op);
     if (status != HPC_OK) return status;
     hpc_pushed *k = &en->keys[key];
-    const hpc_splitting *split = en->discipline->split;
     const int nothing = empty ? HPC_PUSH_EMPTY : 0;
     if (k->sending == 0) {
         status = check_start(en, key, flags, ticket, op);
         if (status != HPC_OK) return status;
-        if (split != NULL && flags == HPC_PULL && !split->keeps(en, key)) { /* it ends what is under way */
-            *ticket = 2 * k->pulls + HPC_PULL_TICKET;
-            return HPC_OK;
-        }
         if (flags & HPC_PUSH) {
             status = wait_slot(en, key, l, op);
             if (status != HPC_OK) return status;
@@ -233,7 +228,7 @@ int hpc_worker_start(hpc_engine *en, int key, int flags, int empty, const void *
     }
     status = send_left(en, key, l, op);
     if (status == HPC_OK)
-        *ticket = flags & HPC_PULL && en->discipline->pulls ? 2 * k->pulls + HPC_PULL_TICKET : 2 * k->pushes;
+        *ticket = flags & HPC_PULL && en->discipline->pulling != NULL ? 2 * k->pulls + HPC_PULL_TICKET : 2 * k->pushes;
     return status;
 }
 
@@ -283,7 +278,7 @@ int hpc_worker_under_way(const hpc_engine *en) {
     for (int k = 0; k < en->plan->n_keys && en->layout.places[en->context->group.rank].worker; k++) {
         const hpc_pushed *key = &en->keys[k];
         if (key->sending != 0 || !hpc_ticket_is_done(en, k, 2 * key->pushes)) return k;
-        if (en->discipline->pulls && !hpc_ticket_is_done(en, k, 2 * key->pulls + HPC_PULL_TICKET)) return k;
+        if (en->discipline->pulling != NULL && !hpc_ticket_is_done(en, k, 2 * key->pulls + HPC_PULL_TICKET)) return k;
     }
     return -1;
 }
