@@ -21,9 +21,9 @@ static void answer_all(hpc_core *core, hpc_share *share) {
     int all = !hpc_graph_turns(en) || en->discipline->involves_all;
     hpc_whole_begin_next(share);
     hpc_graph_count_neighbours(core, share);
-    for (int i = 0; i < share->n_parts; i++)
-        if (all || hpc_sends(en, share->key, share->version, share->owner, share->parts[i]))
-            hpc_share_answer(core, share->parts[i], signal, share->version);
+    for (int i = 0; i < share->n_members; i++)
+        if (all || hpc_sends(en, share->key, share->version, share->owner, share->members[i]))
+            hpc_share_answer(core, share->members[i], signal, share->version);
 }
 
 /* Nonzero when a user's kernel has failed: then nothing is answered. */

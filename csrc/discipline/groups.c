@@ -176,9 +176,9 @@ static void reply(hpc_core *core, hpc_share *share, int group) {
     ((hpc_parking *)core->own)->n_parked--;
     for (int i = 0; i < share->n_rows; i++)
         hpc_row_reply(core, &en->work[en->work_of[share->rows[i]]], group, c->slot[group]);
-    for (int i = 0; i < share->n_parts; i++)
-        if (group_at(en, share->key, share->parts[i]) == group)
-            hpc_share_answer(core, share->parts[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), n);
+    for (int i = 0; i < share->n_members; i++)
+        if (group_at(en, share->key, share->members[i]) == group)
+            hpc_share_answer(core, share->members[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), n);
 }
 
 /* Sends the replies that need wait no longer; returns their number. */

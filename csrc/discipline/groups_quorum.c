@@ -183,9 +183,9 @@ static void pass_on(hpc_core *core, const hpc_work *w) {
     if (share->left > 1) return;
     its->told.used += !its->left_out;
     its->left_out = 0;
-    for (int i = 0; i < share->n_parts; i++)
-        hpc_core_check_put(core, hpc_put(core->out, en->window, share->parts[i], &its->told, sizeof its->told,
-                                         hpc_told_at(en, share->parts[i], (int)(share - en->layout.shares))));
+    for (int i = 0; i < share->n_members; i++)
+        hpc_core_check_put(core, hpc_put(core->out, en->window, share->members[i], &its->told, sizeof its->told,
+                                         hpc_told_at(en, share->members[i], (int)(share - en->layout.shares))));
 }
 
 /* ---- the core: events ---- */

@@ -80,8 +80,8 @@ void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender) {
     hpc_sender *from = &hpc_intake_of(share)->senders[sender];
     from->answered++;
     if (!en->layout.stages.many) answer_rank(core, share, sender, from);
-    for (int i = 0; i < share->n_parts && en->layout.stages.many; i++)
-        if (hpc_sender_of(en, share->parts[i]) == sender) answer_rank(core, share, share->parts[i], from);
+    for (int i = 0; i < share->n_members && en->layout.stages.many; i++)
+        if (hpc_sender_of(en, share->members[i]) == sender) answer_rank(core, share, share->members[i], from);
 }
 
 int hpc_intake_drop_before(hpc_core *core, hpc_share *share, uint64_t least, uint64_t folded, hpc_intake_drop *drop) {

@@ -150,10 +150,10 @@ int hpc_server_intake_tell(hpc_engine *en) {
     int status = HPC_OK;
     for (int s = 0; s < en->layout.n_shares; s++) {
         hpc_share *share = &en->layout.shares[s];
-        if (share->n_parts == 0) continue;
+        if (share->n_members == 0) continue;
         hpc_core_pause(&en->cores[share->core]);
-        for (int i = 0; i < share->n_parts && status == HPC_OK; i++) {
-            int rank = share->parts[i];
+        for (int i = 0; i < share->n_members && status == HPC_OK; i++) {
+            int rank = share->members[i];
             hpc_told *said = &hpc_intake_of(share)->senders[rank].told;
             said->folded = share->version;
             status =

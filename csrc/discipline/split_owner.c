@@ -168,8 +168,8 @@ static void answer_folds(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
     share->version++;
     m->n_ready = m->n_folded = 0;
-    for (int i = 0; i < share->n_parts; i++)
-        hpc_share_answer(core, share->parts[i], hpc_signal_applied(en, (int)(share - en->layout.shares)),
+    for (int i = 0; i < share->n_members; i++)
+        hpc_share_answer(core, share->members[i], hpc_signal_applied(en, (int)(share - en->layout.shares)),
                          share->version);
 }
 
@@ -200,15 +200,15 @@ static int fold_next(hpc_core *core, hpc_share *share) {
 static int pulls_agree(hpc_core *core, const hpc_share *share) {
     hpc_engine *en = core->engine;
     const hpc_split_means *m = share->own;
-    int first = share->parts[0];
+    int first = share->members[0];
     double scale = *hpc_args_of(en, share, first, 0);
-    for (int i = 1; i < share->n_parts; i++) {
-        double theirs = *hpc_args_of(en, share, share->parts[i], 0);
+    for (int i = 1; i < share->n_members; i++) {
+        double theirs = *hpc_args_of(en, share, share->members[i], 0);
         if (theirs == scale || (isnan(theirs) && isnan(scale))) continue;
         char why[2 * HPC_FAILURE_BYTES];
         snprintf(why, sizeof why,
                  "apply: rank %d gives scale %.9g for key %.64s and rank %d %.9g: give the same on all workers", first,
-                 scale, en->plan->keys[share->key].name, share->parts[i], theirs);
+                 scale, en->plan->keys[share->key].name, share->members[i], theirs);
         hpc_engine_fail(en, HPC_ERR_CONFIG, why);
         return 0;
     }
@@ -225,8 +225,8 @@ static void answer_pulls(hpc_core *core, hpc_share *share) {
     m->n_used = m->n_finished = 0;
     for (int r = 0; r < en->context->group.size; r++) atomic_store_explicit(&m->used[r], 0, memory_order_relaxed);
     m->answered++;
-    for (int i = 0; i < share->n_parts; i++) {
-        int r = share->parts[i];
+    for (int i = 0; i < share->n_members; i++) {
+        int r = share->members[i];
         size_t at = nbytes > 0 ? en->layout.places[r].own + its->squares_at[s] : 0;
         hpc_share_answer_with(core, r, nbytes > 0 ? m->squares : NULL, nbytes, at, signal, m->answered);
     }
@@ -251,7 +251,7 @@ static int use_next(hpc_core *core, hpc_share *share) {
     if (w->sends_to_rows && !applies) hpc_forward_empty(core, w); /* relays answer this pull as well */
     switch (m->use) {
     case HPC_USE_APPLY:
-        if (applies) failed = apply(core, w, hpc_args_of(en, share, share->parts[0], 0));
+        if (applies) failed = apply(core, w, hpc_args_of(en, share, share->members[0], 0));
         break;
     case HPC_USE_SKIP:
         break;
@@ -279,7 +279,7 @@ static int is_folding(const hpc_split_means *m) {
 /* All workers have pulled, and the fold that they mean is there. A pull may overtake updates that pass other rows. */
 static int is_finishing(const hpc_share *share) {
     const hpc_split_means *m = share->own;
-    return m->n_used == share->n_parts && m->n_ready == 0 && (int)(share->version % HPC_SPLIT_FOLDS) == m->folds;
+    return m->n_used == share->n_members && m->n_ready == 0 && (int)(share->version % HPC_SPLIT_FOLDS) == m->folds;
 }
 
 int hpc_split_work(hpc_core *core) {
@@ -352,8 +352,8 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     m->n_finished = 0;
     m->answered++;
     for (int i = 0; i < share->n_rows; i++) hpc_row_took(&en->work[en->work_of[share->rows[i]]], 0);
-    for (int i = 0; i < share->n_parts; i++)
-        hpc_share_answer(core, share->parts[i], hpc_signal_second(en, (int)(share - en->layout.shares)), m->answered);
+    for (int i = 0; i < share->n_members; i++)
+        hpc_share_answer(core, share->members[i], hpc_signal_second(en, (int)(share - en->layout.shares)), m->answered);
 }
 
 static void came(hpc_core *core, hpc_work *w, int input, int how) {
@@ -410,8 +410,8 @@ static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
         return 1;
     }
     atomic_store_explicit(&m->used[rank], 1, memory_order_relaxed);
-    if (++m->n_used < share->n_parts || !pulls_agree(core, share)) return 1;
-    share->args_from = share->parts[0];
+    if (++m->n_used < share->n_members || !pulls_agree(core, share)) return 1;
+    share->args_from = share->members[0];
     share->args_slot = 0;
     add_work(core, share);
     return 1;

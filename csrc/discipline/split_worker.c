@@ -182,9 +182,9 @@ int hpc_split_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_sl
         const int relays = hpc_split_action(en, share) == HPC_RELAY;
         if (share->owner == me && (relays || !hpc_share_has_answered(en, k->awaited[i], 2 * k->pushes)))
             n = hpc_whole_missing(en, share, 0, UINT64_MAX, ranks, n); /* of the parameters, or of the fold */
-        for (int p = 0; share->owner == me && !relays && p < share->n_parts; p++)
-            if (!atomic_load_explicit(&m->used[share->parts[p]], memory_order_relaxed))
-                n = hpc_add_rank(ranks, n, share->parts[p]);
+        for (int p = 0; share->owner == me && !relays && p < share->n_members; p++)
+            if (!atomic_load_explicit(&m->used[share->members[p]], memory_order_relaxed))
+                n = hpc_add_rank(ranks, n, share->members[p]);
         if (share->owner != me) n = hpc_add_rank(ranks, n, share->owner);
     }
     return n > 0 ? n : hpc_add_rank(ranks, n, me); /* its own core is at it */

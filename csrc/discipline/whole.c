@@ -9,7 +9,7 @@ static void answer_all(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
     int signal = hpc_signal_applied(en, (int)(share - en->layout.shares));
     hpc_whole_begin_next(share);
-    for (int i = 0; i < share->n_parts; i++) hpc_share_answer(core, share->parts[i], signal, share->version);
+    for (int i = 0; i < share->n_members; i++) hpc_share_answer(core, share->members[i], signal, share->version);
 }
 
 /* ---- events ---- */

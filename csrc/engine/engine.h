@@ -16,7 +16,7 @@
  *   answer.c    a share is answered, or the exchange fails
  *   args.c      the arguments of rules, which travel with pushes
  *   send.c      the trainer's side: how an update gets to the owners
- *   parts.c     the parts of an update that are encoded apart
+ *   ranges.c    the ranges of an update that are encoded apart
  *   pieces.c    updates that go as pieces of variable length: encoders, and decoding
  *   ticket.c    the waits of the trainer, and the ranks that it waits for
  * Each has a header of its own. The decisions of a discipline are slots of discipline.h; discipline/ and exchange/
@@ -87,24 +87,24 @@ typedef struct hpc_pushed {
 } hpc_pushed;
 _Static_assert(sizeof(void *) != 8 || sizeof(hpc_pushed) == 128, "a key is looked up by a shift");
 
-/* A part of a key's update that is encoded by itself: at bytes from the start of the update in a slot. */
-typedef struct hpc_pushed_part {
+/* A range of a key's update that is encoded by itself: at bytes from the start of the update in a slot. */
+typedef struct hpc_pushed_range {
     uint64_t offset, count;
     size_t at;
-} hpc_pushed_part;
+} hpc_pushed_range;
 
 /* A key whose updates go as pieces, on some of their ways (pieces.c). */
 typedef struct hpc_key_pieces {
     const hpc_codec *codec; /* NULL: they do not */
     hpc_codec_config config;
     char name[64];
-    hpc_pushed_part *parts; /* of pushes, in the order of their offsets */
-    int n_parts;            /* 0: pushes are arrays */
-    int gives;              /* this rank pushes pieces; a push of weight 0 brings none */
-    int packs;              /* pieces may be packed */
-    size_t slot_bytes;      /* of an update in a slot */
-    hpc_memory *source;     /* where the worker writes updates, if it has ever asked for it; with split in dense */
-    hpc_encoder encoder;    /* of this rank's pushes */
+    hpc_pushed_range *ranges; /* of pushes, in the order of their offsets */
+    int n_ranges;             /* 0: pushes are arrays */
+    int gives;                /* this rank pushes pieces; a push of weight 0 brings none */
+    int packs;                /* pieces may be packed */
+    size_t slot_bytes;        /* of an update in a slot */
+    hpc_memory *source;       /* where the worker writes updates, if it has ever asked for it; with split in dense */
+    hpc_encoder encoder;      /* of this rank's pushes */
 } hpc_key_pieces;
 
 /* ---- both ---- */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "engine/holders.h"
-#include "engine/parts.h"
+#include "engine/ranges.h"
 #include "engine/pieces.h"
 #include "engine/stages.h"
 
@@ -324,7 +324,7 @@ int hpc_layout_slots(hpc_engine *en) {
 void hpc_layout_free(hpc_engine *en) {
     for (int s = 0; s < en->layout.n_shares; s++) {
         free(en->layout.shares[s].rows);
-        free(en->layout.shares[s].parts);
+        free(en->layout.shares[s].members);
     }
     for (int k = 0; en->keys != NULL && k < en->plan->n_keys; k++) {
         free(en->keys[k].shares);

@@ -93,7 +93,7 @@ static inline int hpc_key_has_pieces(const hpc_engine *en, int key) {
 
 /* Whether pushes of the key are pieces. */
 static inline int hpc_key_pushes_pieces(const hpc_engine *en, int key) {
-    return en->pieces != NULL && en->pieces[key].n_parts > 0;
+    return en->pieces != NULL && en->pieces[key].n_ranges > 0;
 }
 
 /* The room that an input of a row takes in a slot. */

@@ -93,7 +93,7 @@ static void free_packing(hpc_packing *packing) {
 void hpc_pieces_free(hpc_engine *en) {
     for (int i = 0; en->work != NULL && i < en->n_work; i++) free(en->work[i].encoder);
     for (int k = 0; en->pieces != NULL && k < en->plan->n_keys; k++) {
-        free(en->pieces[k].parts);
+        free(en->pieces[k].ranges);
         hpc_memory_release(en->pieces[k].source);
     }
     hpc_private_free(en->encoders, en->encoders_bytes);
@@ -179,9 +179,9 @@ static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces,
     hpc_tally_add_seconds(&encoder->seconds, hpc_now() - since);
 }
 
-/* The state of a piece lies with its elements: the slots of a part, then those of the next one. */
-static int64_t encode_part(hpc_encoder *encoder, const hpc_codec_source *source, uint64_t offset, uint64_t n, void *out,
-                           int64_t *kept, const hpc_packing *packing) {
+/* The state of a piece lies with its elements: the slots of a range, then those of the next one. */
+static int64_t encode_range(hpc_encoder *encoder, const hpc_codec_source *source, uint64_t offset, uint64_t n,
+                            void *out, int64_t *kept, const hpc_packing *packing) {
     const hpc_codec_config *config = encoder->encoding.config;
     const size_t most = encoder->codec->max_bytes(config, n), slots = encoder->slots;
     float *state = slots > 0 ? encoder->state + offset * slots : NULL;
@@ -193,8 +193,8 @@ static int64_t encode_part(hpc_encoder *encoder, const hpc_codec_source *source,
 }
 
 /* Adds a piece of nbytes, which may be packed; 0 bytes are none, and refused. */
-static int decode_part(const hpc_key_pieces *its, float *acc, uint64_t n, const char *piece, size_t nbytes,
-                       double weight, const hpc_packing *packing) {
+static int decode_range(const hpc_key_pieces *its, float *acc, uint64_t n, const char *piece, size_t nbytes,
+                        double weight, const hpc_packing *packing) {
     const int64_t raw = !its->packs || nbytes == 0
                             ? 0
                             : its->codec->unpack(&its->config, piece, (int64_t)nbytes, packing->raw, packing->most,
@@ -248,19 +248,19 @@ int hpc_pieces_encode(hpc_engine *en, int key, const void *update, char *slot) {
     int64_t kept_in_all = 0, nbytes_in_all = 0;
     HPC_SPAN(en->context->group.timeline, "encode", en->plan->keys[key].name);
     begin(encoder, &(hpc_codec_source){update, 0}, encoder->count);
-    for (int p = 0; p < its->n_parts; p++) {
-        const hpc_pushed_part *part = &its->parts[p];
-        const hpc_codec_source source = {update, part->offset};
-        int64_t kept = 0,
-                nbytes = encode_part(encoder, &source, part->offset, part->count, slot + part->at, &kept, &en->packing);
+    for (int p = 0; p < its->n_ranges; p++) {
+        const hpc_pushed_range *range = &its->ranges[p];
+        const hpc_codec_source source = {update, range->offset};
+        int64_t kept = 0, nbytes = encode_range(encoder, &source, range->offset, range->count, slot + range->at, &kept,
+                                                &en->packing);
         if (nbytes < 0) {
-            cannot_encode(en, key, part->offset, nbytes);
+            cannot_encode(en, key, range->offset, nbytes);
             return -1;
         }
         kept_in_all += kept;
         nbytes_in_all += nbytes;
     }
-    end(encoder, encoder->count, kept_in_all, (uint64_t)its->n_parts, (uint64_t)nbytes_in_all, since);
+    end(encoder, encoder->count, kept_in_all, (uint64_t)its->n_ranges, (uint64_t)nbytes_in_all, since);
     return HPC_OK;
 }
 
@@ -276,17 +276,17 @@ static void forget_fold(hpc_encoder *encoder) {
 }
 
 /* The part of a residual that is older than the last fold is brought to the units of that fold. */
-static void scale_part(const hpc_encoder *encoder, uint64_t offset, uint64_t n, double factor) {
+static void scale_range(const hpc_encoder *encoder, uint64_t offset, uint64_t n, double factor) {
     const size_t at = offset * encoder->slots;
     const float *before = encoder->fresh ? encoder->before + at : encoder->state + at;
     float *residual = encoder->state + at;
     for (uint64_t i = 0; i < n; i++) residual[i] += (float)(factor - 1) * before[i];
 }
 
-static void end_fold(hpc_encoder *encoder, const hpc_pushed_part *parts, int n, double factor) {
+static void end_fold(hpc_encoder *encoder, const hpc_pushed_range *ranges, int n, double factor) {
     if (factor == HPC_SKIPPED) forget_fold(encoder);
     for (int p = 0; p < n && encoder->keeps && factor != HPC_SKIPPED && factor != 1; p++)
-        scale_part(encoder, parts[p].offset, parts[p].count, factor);
+        scale_range(encoder, ranges[p].offset, ranges[p].count, factor);
     encoder->fresh = 0;
 }
 
@@ -294,7 +294,7 @@ void hpc_pieces_end_fold(hpc_engine *en, int key, double factor) {
     if (!hpc_key_has_pieces(en, key)) return;
     hpc_key_pieces *its = &en->pieces[key];
     const hpc_pushed *k = &en->keys[key];
-    if (its->encoder.codec != NULL) end_fold(&its->encoder, its->parts, its->n_parts, factor);
+    if (its->encoder.codec != NULL) end_fold(&its->encoder, its->ranges, its->n_ranges, factor);
     for (int i = 0; i < k->n_shares && factor != 1; i++) {
         const hpc_share *share = &en->layout.shares[k->shares[i]];
         for (int r = 0; r < share->n_rows && share->owner == en->context->group.rank; r++) {
@@ -308,7 +308,7 @@ void hpc_pieces_end_fold(hpc_engine *en, int key, double factor) {
 /* The outcome of the row's last fold: the worker has told it before this rank's next push, behind whose event the core
  * comes. Nothing is told of a fold that was applied in the units of the one before. */
 static void settle_fold(const hpc_work *w) {
-    const hpc_pushed_part whole = {0, w->encoder->count, 0};
+    const hpc_pushed_range whole = {0, w->encoder->count, 0};
     _Atomic double *outcome = &w->encoder->outcomes[(w->share->version - 1) % 2];
     const double told = atomic_load_explicit(outcome, memory_order_relaxed);
     atomic_store_explicit(outcome, 0, memory_order_relaxed);
@@ -321,7 +321,7 @@ static void put_back(hpc_engine *en, const hpc_row *row, hpc_encoder *encoder, f
     const hpc_key_pieces *its = &en->pieces[row->key];
     const size_t nbytes = its->codec->length(&its->config, piece, row->count);
     if (!encoder->keeps || its->config.no_feedback) return;
-    const int status = decode_part(its, residual, row->count, piece, nbytes, 1, packing);
+    const int status = decode_range(its, residual, row->count, piece, nbytes, 1, packing);
     if (status != 0) {
         char why[HPC_FAILURE_BYTES];
         snprintf(why, sizeof why, "rank %d: its own piece of key %s cannot go back into the residual: %s",
@@ -379,7 +379,7 @@ int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const
     const double since = hpc_now();
     const size_t nbytes = in->codec->length(w->config, piece, w->row->count);
     int status =
-        decode_part(&core->engine->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
+        decode_range(&core->engine->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
     if (status != 0) {
         cannot_decode(core, w, in->rank, status);
         return -1;
@@ -433,7 +433,7 @@ int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
     int64_t kept = 0;
     hpc_pieces_settle(en, w, &core->packing);
     begin(w->encoder, &source, w->row->count);
-    int64_t nbytes = encode_part(w->encoder, &source, 0, w->row->count, w->encoded, &kept, &core->packing);
+    int64_t nbytes = encode_range(w->encoder, &source, 0, w->row->count, w->encoded, &kept, &core->packing);
     if (nbytes < 0) {
         cannot_encode(en, w->row->key, w->row->offset, nbytes);
         return -1;

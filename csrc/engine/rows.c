@@ -395,12 +395,12 @@ static int open_shares(hpc_engine *en, const char *op) {
         hpc_share *share = &en->layout.shares[s];
         if (share->owner != en->context->group.rank) continue;
         share->left = share->n_rows;
-        share->parts = malloc(size * sizeof *share->parts);
-        if (share->parts == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
+        share->members = malloc(size * sizeof *share->members);
+        if (share->members == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
         /* This rank last: once answered it may close, and then it sends nothing more. */
         for (int i = 1; i <= en->context->group.size; i++) {
             int r = (en->context->group.rank + i) % en->context->group.size;
-            if (hpc_share_answers(en, share, r)) share->parts[share->n_parts++] = r;
+            if (hpc_share_answers(en, share, r)) share->members[share->n_members++] = r;
         }
     }
     return HPC_OK;

@@ -58,8 +58,8 @@ typedef struct hpc_share {
     size_t pushed;  /* the part of nbytes that this rank pushes; rows that others forward to take none */
     int some_empty; /* some of its inputs bring no bytes: their weight is 0 */
     int tells;      /* rows to which this rank tells that it has pushed, without bytes */
-    int n_parts;
-    int *parts;               /* owner: the ranks at either end of its rows, itself last */
+    int n_members;
+    int *members;             /* owner: the ranks at either end of its rows, itself last */
     uint64_t version;         /* owner: how often all rows have been folded */
     int left;                 /* owner: rows that are not folded yet for the next version */
     int args_came;            /* owner: a rank has brought new args for the next fold */

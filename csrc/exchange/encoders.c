@@ -56,8 +56,8 @@ static void copy_state(const hpc_engine *en, int key, int row, hpc_encoder *enco
     const hpc_splitting *split = en->discipline->split;
     const double unit = split == NULL ? 1 : split->unit(en, key);
     float *own = values + count_values(encoder) - HPC_ENCODER_VALUES;
-    for (int p = 0; row < 0 && p < its->n_parts; p++)
-        copy_part(encoder, its->parts[p].offset, its->parts[p].count, values, out, unit);
+    for (int p = 0; row < 0 && p < its->n_ranges; p++)
+        copy_part(encoder, its->ranges[p].offset, its->ranges[p].count, values, out, unit);
     if (row >= 0) copy_part(encoder, 0, encoder->count, values, out, unit);
     memcpy(out ? own : encoder->encoding.own, out ? encoder->encoding.own : own, sizeof encoder->encoding.own);
 }

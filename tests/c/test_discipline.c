@@ -40,8 +40,8 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     if (--share->left > 0) return 1;
     share->left = share->n_rows;
     share->version++;
-    for (int i = 0; i < share->n_parts; i++)
-        hpc_share_answer(core, share->parts[i], hpc_signal_applied(en, (int)(share - en->layout.shares)),
+    for (int i = 0; i < share->n_members; i++)
+        hpc_share_answer(core, share->members[i], hpc_signal_applied(en, (int)(share - en->layout.shares)),
                          share->version);
     return 1;
 }
