@@ -110,9 +110,9 @@ class Exchange(SplitCalls):
     updates are in params when all workers have pulled every key, met (Context.barrier) and pulled every key again.
 
     Under SSP(s) and ASYNC with a Hierarchy (or a plan of several stages) this is otherwise, for all keys of that
-    consistency, flat ones too: parameters come with the answer to a push, and a pull without a push brings nothing new. A
-    key has one push under way. All updates are in params when all workers have pulled what they pushed, met and called
-    load_state_dict(state_dict()).
+    consistency, flat ones too: parameters come with the answer to a push, and a pull without a push brings nothing new.
+    A key has one push under way. All updates are in params when all workers have pulled what they pushed, met and
+    called load_state_dict(state_dict()).
 
     With a quorum a worker pushes every key once a step, and pulls all keys before the next step. The parameters of a
     straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
