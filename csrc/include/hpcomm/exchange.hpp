@@ -80,9 +80,8 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     // Of several configurations, whose keys follow one another: each has its plan, rule, values and, on a graph, graph.
     Exchange(Context &context, const std::vector<ExchangeConfig> &configs, double timeout = default_timeout,
              Report report = {})
-        : Handle(report, [&](hpc_exchange **out) {
-              return create(context, configs.data(), configs.size(), timeout, out);
-          }) {}
+        : Handle(report,
+                 [&](hpc_exchange **out) { return create(context, configs.data(), configs.size(), timeout, out); }) {}
 
     void close(double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_close(get(), timeout));
