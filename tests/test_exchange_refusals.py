@@ -151,14 +151,6 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"topology": {"fcc": Hierarchy([[0, 1], [2]])}},
         "topology has an entry for 'fcc', which is not a key",
     ),
-    "a key's graph": (
-        {"topology": {"fc": ring(3)}},
-        "key 'fc' and key 'bias' have schemes of their own, Phases under BSP and ParameterServer under BSP",
-    ),
-    "a key's consistency": (
-        {"consistency": {"bias": ASYNC}},
-        "key 'fc' and key 'bias' have schemes of their own, ParameterServer under BSP and ParameterServer under ASYNC",
-    ),
     "a topology of a key": ({"topology": {"fc": "CS"}}, "topology of 'fc' is 'CS': must be 'auto', 'flat'"),
     "a consistency of no key": (
         {"consistency": {"fcc": ASYNC}},
@@ -276,6 +268,11 @@ RANKS_DIFFER: dict[str, tuple[Options, str]] = {
     ),
     "shape": ({"params": params(bias=np.zeros(4, F32))}, r"key 1 is bias of 4 elements on rank 1 and bias of 3"),
     "number of keys": ({"params": params(more=np.zeros(4, F32))}, r"rank 1 has 3 keys and rank 0 has 2"),
+    "a key's graph": ({"topology": {"fc": ring(3)}}, "rank 1 gives 2 configurations of keys and rank 0 gives 1"),
+    "a key's consistency": (
+        {"consistency": {"bias": ASYNC}},
+        "rank 1 gives 2 configurations of keys and rank 0 gives 1",
+    ),
     "rule": ({"rule": Adam(lr=0.01)}, r"rank 1 has rule adam with 2 slots, rank 0 sgd with 0"),
     "staleness": ({"consistency": SSP(3)}, r"rank 1 has consistency 3, .*; rank 0 has 0"),
     "hyper-parameter": ({"rule": SGD(lr=0.5)}, r"argument 1 of rule sgd is 0.5 on rank 1 and 0.01"),

@@ -137,7 +137,7 @@ def test_every_rank_hears_why_a_mix_is_refused(topology: Any, consistency: Any, 
 def test_ranks_with_other_schemes_are_all_told() -> None:
     def body(ctx: hpcomm.Context) -> None:
         make: Callable[[], Exchange] = partial(Exchange, ctx, params()) if ctx.rank == 1 else partial(mixed, ctx)
-        with pytest.raises(hpcomm.ConfigError, match="rank 1 gives 1 configurations and rank 0 gives 3"):
+        with pytest.raises(hpcomm.ConfigError, match="rank 1 gives 1 configurations of keys and rank 0 gives 3"):
             make()
 
     run_threads(3, body)

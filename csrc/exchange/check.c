@@ -261,8 +261,11 @@ static int compare_rules(int r, const struct key_description *k, const struct ke
 
 static int compare(int r, const struct description *d, const struct description *first) {
     if (d->n_engines != first->n_engines)
-        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d gives %d configurations and rank 0 gives %d", r,
-                        d->n_engines, first->n_engines);
+        return hpc_fail(
+            HPC_ERR_CONFIG, op_create,
+            "exchange: rank %d gives %d configurations of keys and rank 0 gives %d: give each key the same graph "
+            "or servers, and the same consistency",
+            r, d->n_engines, first->n_engines);
     if (d->n_keys != first->n_keys)
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has %d keys and rank 0 has %d", r, d->n_keys,
                         first->n_keys);

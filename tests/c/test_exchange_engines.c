@@ -308,7 +308,7 @@ static void refuse(rank *r) {
         CHECK(hpc_exchange_create(r->context, &c, -1, &x.e) != HPC_OK && x.e == NULL);
         const char *told = hpc_last_error()->message;
         if (what == 0) CHECK(strstr(told, "key k0 is in two configurations"));
-        if (what == 1) CHECK(strstr(told, "rank 1 gives 1 configurations and rank 0 gives 2"));
+        if (what == 1) CHECK(strstr(told, "rank 1 gives 1 configurations of keys and rank 0 gives 2"));
         if (what == 2) CHECK(strstr(told, "staleness"));
         if (what == 3) CHECK(strstr(told, "rank 1 has consistency 0"));
         for (int i = 0; i < 2; i++) job_config_free(&x.members[i].config);
