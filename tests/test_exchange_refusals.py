@@ -151,14 +151,6 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"topology": {"fcc": Hierarchy([[0, 1], [2]])}},
         "topology has an entry for 'fcc', which is not a key",
     ),
-    "a key's graph": (
-        {"topology": {"fc": ring(3)}},
-        "key 'fc' and key 'bias' have schemes of their own, Phases under BSP and ParameterServer under BSP",
-    ),
-    "a key's consistency": (
-        {"consistency": {"bias": ASYNC}},
-        "key 'fc' and key 'bias' have schemes of their own, ParameterServer under BSP and ParameterServer under ASYNC",
-    ),
     "a topology of a key": ({"topology": {"fc": "CS"}}, "topology of 'fc' is 'CS': must be 'auto', 'flat'"),
     "a consistency of no key": (
         {"consistency": {"fcc": ASYNC}},

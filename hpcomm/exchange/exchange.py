@@ -81,8 +81,8 @@ class Exchange(SplitCalls):
             Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: q workers' updates are enough,
             with a Hierarchy those of q hosts, see late. On a graph give waits_for="neighbours" as well: this is
             NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours. Or a mapping from names of
-            keys to these; keys that it does not name are BSP. So far all keys must come to the same consistency, and
-            graphs are for all keys or none.
+            keys to these; keys that it does not name are BSP. Keys of different graphs or consistencies stand side by
+            side: each goes as it would in an exchange of its own. All keys have the same workers.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
             its own.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which
@@ -101,7 +101,7 @@ class Exchange(SplitCalls):
             Without in_place do not write them: the part that this rank owns would change for all ranks, and the next
             pull would undo the rest. To change parameters use load_state_dict or the rule Average.
         plan: who owns which chunk.
-        graph: the graphs that the steps take in turn; () with servers.
+        graph: the graphs that the steps take in turn, of the first keys that have some; () with servers.
         codecs: by name of the key, the codec of its updates, a value of hpcomm.codec; also what "auto" chose.
         rule: the rule with its present hyper-parameters; where keys differ, a dict by key.
 
@@ -109,10 +109,10 @@ class Exchange(SplitCalls):
     written, and it waits until the slot is free. A second pull without a push between always asks the owners; so all
     updates are in params when all workers have pulled every key, met (Context.barrier) and pulled every key again.
 
-    Under SSP(s) and ASYNC with a Hierarchy (or a plan of several stages) this is otherwise, for all keys of the
-    exchange, flat ones too: parameters come with the answer to a push, and a pull without a push brings nothing new. A
-    key has one push under way. All updates are in params when all workers have pulled what they pushed, met and called
-    load_state_dict(state_dict()).
+    Under SSP(s) and ASYNC with a Hierarchy (or a plan of several stages) this is otherwise, for all keys that servers
+    have under this consistency, flat ones too: parameters come with the answer to a push, and a pull without a push
+    brings nothing new. A key has one push under way. All updates are in params when all workers have pulled what they
+    pushed, met and called load_state_dict(state_dict()).
 
     With a quorum a worker pushes every key once a step, and pulls all keys before the next step. The parameters of a
     straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
@@ -126,7 +126,7 @@ class Exchange(SplitCalls):
     Raises:
         InvalidArgument: an argument is wrong, here or on another rank.
         ConfigError: ranks disagree; every rank is told.
-        NotSupported: this host cannot do shared_params or progress as given, or keys have schemes of their own.
+        NotSupported: this host cannot do shared_params or progress as given.
         OutOfMemory: a host has too little memory.
     """
 
