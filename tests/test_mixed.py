@@ -1,6 +1,7 @@
 """Schemes of keys side by side in one exchange: each key goes as it would in an exchange of its own."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,18 @@ from hypothesis import given, settings
 import hpcomm
 from hpcomm import ASYNC, BSP, NOTIFY_ACK, SGD, SSP, Adam, Average, Consistency, Exchange, Hierarchy, InvalidArgument
 from hpcomm.codec import TopK
-from hpcomm.topology import ring
+from hpcomm.plan import Plan
+from hpcomm.topology import HostGraph, ParameterServer, Topology, ring
 
 F32 = np.float32
 SHAPES = {"a": (40, 10), "b": (7,), "c": (300,), "d": (5, 5)}
 TOPOLOGY: dict[str, Any] = {"c": ring, "a": Hierarchy([[0, 1], [2]])}  # and b, d flat
 CONSISTENCY = {"c": NOTIFY_ACK, "b": ASYNC}  # and a, d BSP
 RULES = {"a": Adam(lr=0.5), "b": SGD(lr=1.0), "c": Average(), "d": SGD(lr=0.5)}
+
+
+LAST_SERVES = ParameterServer("NCC", [2])
+FLAT = Plan.hub(SHAPES, range(3), range(3), 3)
 
 
 def params() -> dict[str, Any]:
@@ -79,6 +85,58 @@ def test_each_key_goes_as_it_would_alone(progress: str) -> None:
     run_threads(3, body)
 
 
+@on_both
+def test_reduce_is_for_the_servers_of_a_mix() -> None:
+    """A graph has weights, whether ranks or hosts are its nodes."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        hosts = HostGraph(ring, ((0, 1), (2,)))
+        rules = {**dict.fromkeys("abd", SGD(lr=1.0)), "c": Average()}
+        with Exchange(ctx, params(), {"c": hosts}, rule=rules, reduce="sum") as ex:
+            ex.step({name: update(name, ctx.rank, 0) for name in SHAPES})
+            assert all(np.array_equal(ex.params[name], params()[name] - 6) for name in "abd")
+            assert (ex.params["c"] == 2.25).all()  # of 1.5 and 3
+
+    run_threads(3, body)
+
+
+@on_both
+def test_a_step_begins_with_the_key_that_was_given_first() -> None:
+    """The core numbers the keys scheme by scheme: "d" goes with "a"."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        with mixed(ctx) as ex:
+            names = {key.index: name for name, key in ex._every.items()}
+            assert [names[i] for i in ex._in_place.order] == list(SHAPES) != [names[i] for i in range(4)]
+
+    run_threads(3, body)
+
+
+@dataclass(frozen=True)
+class Aside(Topology):
+    """Rank 0 folds what the others push."""
+
+    def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return tuple(range(size)), (0,)
+
+    def compile(self, keys: Any, size: int, *, consistency: Any = BSP, in_place: bool = False, **cut: Any) -> Plan:
+        return Plan.hub(keys, range(1, size), [0], size, **cut)
+
+
+@on_both
+def test_a_checkpointer_looks_at_the_servers_of_a_mix(tmp_path: Path) -> None:
+    """Beside keys of a graph, too, a row may not change between the steps of its owner."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        with (
+            Exchange(ctx, params(), {"c": ring, "d": Aside()}, {"c": NOTIFY_ACK}) as ex,
+            pytest.raises((hpcomm.NotSupported, InvalidArgument), match="which rank 0 owns, gets no update"),
+        ):
+            hpcomm.Checkpointer(ex, tmp_path)
+
+    run_threads(3, body)
+
+
 OTHERS: list[Any] = [BSP, ASYNC, SSP(2), Consistency(quorum=2, late="drop")]
 
 
@@ -118,6 +176,8 @@ def test_any_consistencies_stand_side_by_side(consistencies: list[Any], graph: b
         ({"a": ring}, {"a": NOTIFY_ACK}, {"split": True}, "split needs BSP with servers, without a quorum"),
         ("flat", {"a": ASYNC}, {"shared_params": True}, "shared_params"),
         ({"a": Hierarchy(top="ring")}, {"a": SSP(2)}, {}, "key 'a': consistency is SSP"),
+        ({**dict.fromkeys("abd", LAST_SERVES), "c": ring}, BSP, {}, r"ranks \(0, 1\) work for some keys and ranks"),
+        ("flat", {"a": ASYNC}, {"plan": FLAT}, "plan is a Plan, which is of one scheme"),
     ],
 )
 def test_every_rank_hears_why_a_mix_is_refused(topology: Any, consistency: Any, more: Any, sentence: str) -> None:
@@ -159,6 +219,7 @@ def test_a_checkpoint_of_a_mix_goes_on_bit_for_bit(tmp_path: Path) -> None:
                 ctx.barrier()
                 ex.pull("b")
                 saves.after(step + 1)
+                ctx.barrier()  # no update of the next step is in what is saved
             shards = [ex.state_dict()]
             train(ex, ctx.rank, 3)
             ctx.barrier()
@@ -187,12 +248,13 @@ def test_a_mix_is_not_rebuilt_without_a_rank() -> None:
     def body(ctx: hpcomm.Context) -> None:
         ex = mixed(ctx, progress="inline")
         ex.step({name: update(name, ctx.rank, 0) for name in SHAPES})
-        ctx.barrier()
         if ctx.rank == 2:
+            ctx.barrier()
             ctx.abort("test")
             raise Left
 
         def go_on() -> None:
+            ctx.barrier()  # rank 2 may be through, and gone, before the others are
             while True:
                 ex.step({name: update(name, ctx.rank, 0) for name in SHAPES})
 

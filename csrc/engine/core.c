@@ -303,7 +303,8 @@ static hpc_core *threaded(const hpc_engine *en, int index) {
 }
 
 /* Where another engine of the exchange has a thread for each core of a number that this one has, these threads work for
- * the cores of both: two threads of one number would be pinned to one CPU. */
+ * the cores of both: two threads of one number would be pinned to one CPU. The threads are woken: an event that has
+ * come before has rung for nobody. */
 static int join_threads(hpc_engine *en) {
     const hpc_engine *with = en->next;
     while (with != en && threaded(with, en->n_own_cores - 1) == NULL) with = with->next;
@@ -313,6 +314,7 @@ static int join_threads(hpc_engine *en) {
         en->cores[c].running = 1;
         atomic_store_explicit(&last->beside, &en->cores[c], memory_order_release);
     }
+    if (with != en) hpc_bell_ring(en->context->group.bell);
     return with != en;
 }
 

@@ -9,6 +9,15 @@
 #include "engine/layout.h"
 #include "engine/params.h"
 
+/* The failure of another engine of the exchange has closed the context of all: it is what this engine tells too. */
+static int fail_as_others(const hpc_engine *own, int status, const char *op) {
+    for (const hpc_engine *en = own->next; en != own; en = en->next) {
+        int failed = atomic_load_explicit(&en->fault.failed, memory_order_acquire);
+        if (failed != HPC_OK) return hpc_fail(failed, op, "%s: %s", op, en->fault.failure);
+    }
+    return status;
+}
+
 int hpc_engine_check(hpc_engine *en, const char *op) {
     int failed = atomic_load_explicit(&en->fault.failed, memory_order_acquire);
     if (failed != HPC_OK) {
@@ -17,6 +26,7 @@ int hpc_engine_check(hpc_engine *en, const char *op) {
     }
     hpc_group *g = &en->context->group;
     int status = hpc_group_usable(g, op);
+    if (status != HPC_OK) return fail_as_others(en, status, op);
     for (int r = 0; r < g->size && status == HPC_OK && atomic_load_explicit(&g->revoked, memory_order_acquire); r++)
         status = hpc_group_peer_present(g, r, op);
     return status;
@@ -137,13 +147,16 @@ static void measure(look *l) {
     l->en->peers.n_awaited = awaited(l, l->en->peers.awaited);
 }
 
-/* Of all engines of the exchange: others may wait for any of them. A failure ends the exchange, and with it the wait.
- */
+/* Of all engines of the exchange: others may wait for any of them. A failure ends the exchange, and with it the wait,
+ * which may be for another engine: the context is closed at once. */
 static void make_progress(hpc_engine *own) {
     hpc_engine *en = own;
     do {
         int status = en->discipline->progress == NULL ? HPC_OK : en->discipline->progress(en);
-        if (status != HPC_OK) hpc_engine_fail(en, status, hpc_last_error()->message);
+        if (status != HPC_OK) {
+            hpc_engine_fail(en, status, hpc_last_error()->message);
+            hpc_engine_check(en, "exchange");
+        }
         en = en->next;
     } while (en != own);
 }
@@ -212,6 +225,7 @@ static int wait_look(look *l, double timeout, const char *op) {
     double now = hpc_now();
     charge(l, now);
     en->stats.wait += now - start;
+    if (status == HPC_ERR_INVALID) return hpc_engine_check(en, op); /* why the context is closed */
     if (status != HPC_OK || holds(l)) return status;
     status = hpc_engine_check(en, op);
     if (status != HPC_OK || l->closed < 0) return status;

@@ -63,7 +63,7 @@ static int all_closed(void *arg) {
 int hpc_engine_serve(hpc_engine *en, const char *op, double timeout) {
     const hpc_wait wait = {op, all_closed, open_workers, en};
     int status = hpc_wait_for(&en->context->group, &wait, timeout);
-    return status == HPC_OK ? hpc_engine_check(en, op) : status;
+    return status == HPC_OK || status == HPC_ERR_INVALID ? hpc_engine_check(en, op) : status;
 }
 
 /* Pushes that are under way are waited for: the rows of this rank may be among what others wait for. After a timeout a

@@ -193,8 +193,11 @@ static int send_left(hpc_engine *en, int key, hpc_limit *l, const char *op) {
         int freed = hpc_ticket_freed(en, key, UINT64_MAX - 1);
         if (freed >= 0) return hpc_fail_freed(en, freed, key, op);
     } else if (status != HPC_OK && status != HPC_ERR_PEER) {
-        hpc_engine_fail(en, status, hpc_last_error()->message);
-        const int failed = hpc_engine_check(en, op); /* a core may have failed before, and closed the context */
+        int failed = hpc_engine_check(en, op); /* a core, also of another engine, may have failed before */
+        if (failed == HPC_OK) {
+            hpc_engine_fail(en, status, hpc_last_error()->message);
+            failed = hpc_engine_check(en, op);
+        }
         return failed != HPC_OK ? failed : status;
     }
     return status;

@@ -39,7 +39,7 @@ from typing import Any
 from .._core import seconds
 from ..errors import CheckpointError, ConfigError, HpcommError, InvalidArgument, NotSupported, PeerFailed, Timeout
 from ..exchange import Exchange, inside
-from ..exchange.pieces import SHARED
+from ..exchange.pieces import own_keys
 from ..flow import feeders
 from ..log import logger
 from ..plan import Plan
@@ -131,8 +131,7 @@ class Checkpointer:
             self._folder = files.folder(directory)
             self.every, self.keep = whole("every", every, 1), whole("keep", keep, 1)
             self._shard = ex.state_dict()
-            if self._shard["replica"] == SHARED:
-                _check_steps(ex.plan, self._workers)
+            _check_steps(ex.plan, self._workers, own_keys(self._shard))
             self._plan = resume.digest(ex.plan)
             files.prepare(self._folder, self._rank)
             has = sorted(resume.candidates(self._folder, self._rank, self._size, self._plan)[0])
@@ -422,11 +421,15 @@ class Checkpointer:
         )
 
 
-def _check_steps(plan: Plan, workers: tuple[int, ...]) -> None:
+def _check_steps(plan: Plan, workers: tuple[int, ...], own: frozenset[str]) -> None:
     """Refuses a plan by which a row can change while its owner, or the first worker if the owner only serves, stands
-    at the end of a step."""
+    at the end of a step. own: keys of which each rank has parameters of its own, which change in its own steps."""
     fed = feeders(plan.rows.lists())
-    for row, owner in enumerate(plan.rows.column("owner").tolist()):
+    for row, (owner, key) in enumerate(
+        zip(*(plan.rows.column(name).tolist() for name in ("owner", "key")), strict=True)
+    ):
+        if plan.keys[key].name in own:
+            continue
         rank = owner if owner in workers else workers[0]
         if not fed[row] >> rank & 1:
             raise NotSupported(

@@ -18,12 +18,12 @@ from ..optim import AnyRule, Rule
 from ..plan import Plan, c_keys
 from ..stage import whole
 from ..topology import Graph
-from ..topology.by_key import check_names, join
+from ..topology.by_key import check_names, check_workers, join
 from ..topology.protocol import Topology
 from ..window import as_source
 from .codecs import KeyCodecs, codecs_of
 from .pieces import Span
-from .schemes import Made, Scheme
+from .schemes import OWN_MODELS, Made, Scheme
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ def checked(
     for what, given in (("codec", made.plan.codec), ("codec_out", made.plan.codec_out)):
         check_names(what, given if isinstance(given, Mapping) else (), tuple(values))
     schemes = tuple(_compiled(ctx, scheme, values, made) for scheme in made.schemes)
+    check_workers([one.plan.workers for one in schemes])
     names = [name for one in schemes for name in one.scheme.names]
     values, rules = {name: values[name] for name in names}, {name: rules[name] for name in names}
     plan = _one_plan([one.plan for one in schemes])
@@ -94,7 +95,7 @@ def _one_plan(plans: Sequence[Plan]) -> Plan:
 
 def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.float32]], made: Made) -> Compiled:
     topology, options, own = scheme.topology, made.plan, {name: values[name] for name in scheme.names}
-    phases = topology.graphs(ctx.size)
+    phases, weighs = topology.graphs(ctx.size), topology.updates_of in OWN_MODELS
     mode = engine_mode(scheme.consistency, bool(phases))
     codec, codec_out = (_of(scheme.names, given) for given in (options.codec, options.codec_out))
     cores, interfaces = _cores(ctx, topology, made)
@@ -103,7 +104,7 @@ def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.floa
         ctx.size,
         consistency=scheme.consistency,
         in_place=bool(made.engine.in_place),
-        reduce="mean" if phases and len(made.schemes) > 1 else options.reduce,  # reduce is for the others then
+        reduce="mean" if weighs and len(made.schemes) > 1 else options.reduce,  # reduce is for the others then
         interfaces=interfaces,
         cores=cores,
         chunk_bytes=options.chunk_bytes,

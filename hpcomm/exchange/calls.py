@@ -77,7 +77,7 @@ class Calls:
         self._slice = min(self._default, SLICE)
         sizes = array("Q", [key.nbytes for key in keys.values()])
         self._keep = sum(sizes) <= _SHORT
-        self._in_place = Step(array("i", range(len(keys))), None, sizes, None)
+        self._in_place = Step(array("i", [key.index for key in keys.values()]), None, sizes, None)
         self._left: Step | None = None
         self._models: dict[str, Any] | None = None
         self._steps = 0

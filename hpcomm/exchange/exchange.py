@@ -82,7 +82,8 @@ class Exchange(SplitCalls):
             with a Hierarchy those of q hosts, see late. On a graph give waits_for="neighbours" as well: this is
             NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours. Or a mapping from names of
             keys to these; keys that it does not name are BSP. Keys of one consistency, with servers or on one graph,
-            are a scheme: schemes stand side by side, and each goes as it would in an exchange of its own.
+            are a scheme: schemes stand side by side, and each goes as it would in an exchange of its own. All keys have
+            the same workers.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
             its own.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which

@@ -154,7 +154,7 @@ def _checked(shard: Shard, kind: Kind) -> Args:
         slots = [int(value) for value in np.broadcast_to(shard["slots"], n)]
         args = np.asarray(shard["args"], np.float64)
         args = np.broadcast_to(args, (n, args.shape[-1]))
-        own_keys = _own(shard)
+        owned = own_keys(shard)
         clock = int(shard.get("clock", 0))
         elements = int(np.sum(shard["row_count"]))
         states = sum(slots[key] * int(count) for key, count in zip(shard["row_key"], shard["row_count"], strict=True))
@@ -180,8 +180,8 @@ def _checked(shard: Shard, kind: Kind) -> Args:
         if args.shape[1] < own.n_args:
             raise InvalidArgument(f"load_state_dict: a shard has {args.shape[1]} arguments of rule {rule!r}")
     for key in kind.keys:
-        if (key in own_keys) != (key in kind.own):
-            have, want = ("a graph", "a hub") if key in own_keys else ("a hub", "a graph")
+        if (key in owned) != (key in kind.own):
+            have, want = ("a graph", "a hub") if key in owned else ("a hub", "a graph")
             raise InvalidArgument(
                 f"load_state_dict: a shard holds parameters of {have}, but the exchange is one of {want}, for key "
                 f"{key!r}"
@@ -197,7 +197,7 @@ def _names(shard: Shard) -> list[str]:
     return [str(name) for name in shard["keys"]]
 
 
-def _own(shard: Shard) -> frozenset[str]:
+def own_keys(shard: Shard) -> frozenset[str]:
     """The keys of which each rank has parameters of its own. Shards that do not tell have all or none."""
     if int(shard["replica"]) == SHARED:
         return frozenset()

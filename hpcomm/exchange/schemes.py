@@ -18,7 +18,7 @@ from ..topology.planned import Planned
 from ..topology.protocol import Job, Topology
 from .options import EngineOptions, PlanOptions
 
-_OWN_MODELS = ("neighbours", "hosts")
+OWN_MODELS = ("neighbours", "hosts")  # Topology.updates_of where ranks or hosts have models of their own
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,12 @@ def settled(
     names = tuple(rules)
     topologies = _topologies(names, as_topology(topology), plan)
     consistencies = _consistencies(names, consistency)
+    if plan is not None and len(set(map(with_servers, consistencies.values()))) > 1:
+        raise InvalidArgument("plan is a Plan, which is of one scheme: give all keys the same consistency")
     groups: list[tuple[Consistency, Topology | None, dict[str, Topology]]] = []
     for name, one in topologies.items():
         its = consistencies[name] if one.updates_of == "neighbours" else with_servers(consistencies[name])
-        model = one if one.updates_of in _OWN_MODELS else None
+        model = one if one.updates_of in OWN_MODELS else None
         for found, other, group in groups:
             if found == its and (other is model or other == model):
                 group[name] = one
@@ -114,7 +116,7 @@ def settled(
 def _topologies(names: Sequence[str], topology: Topology, plan: Plan | None) -> dict[str, Topology]:
     if plan is None:
         return by_names(topology, names)
-    if topology.updates_of in _OWN_MODELS:
+    if topology.updates_of in OWN_MODELS:
         raise InvalidArgument(
             f"plan is a Plan, and topology {topology!r} makes one of its own: leave one of the two out"
         )

@@ -58,11 +58,8 @@ class ByKey(Topology):
         Raises:
             ConfigError: keys have different workers.
         """
-        workers = {tuple(one.roles(size)[0]) for _, one in self._each()}
-        if len(workers) > 1:
-            a, b = sorted(workers)[:2]
-            raise ConfigError(f"ranks {a} work for some keys and ranks {b} for others: all keys have the same workers")
-        return workers.pop(), tuple(sorted({rank for _, one in self._each() for rank in one.roles(size)[1]}))
+        workers = check_workers(tuple(one.roles(size)[0]) for _, one in self._each())
+        return workers, tuple(sorted({rank for _, one in self._each() for rank in one.roles(size)[1]}))
 
     def refuses(self, job: Job) -> str | None:
         """What a topology refuses, with its key. Under SSP(s) either all keys are applied at receivers or none is, as
@@ -171,6 +168,16 @@ def check_names(what: str, given: Iterable[object], names: Sequence[str]) -> Non
     for name in given:
         if name not in known:
             raise InvalidArgument(f"{what} has an entry for {name!r}, which is not a key: {nearest(name, names)}")
+
+
+def check_workers(workers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The workers of all keys. Raises ConfigError where keys have different ones."""
+    found = sorted(set(workers))
+    if len(found) > 1:
+        raise ConfigError(
+            f"ranks {found[0]} work for some keys and ranks {found[1]} for others: all keys have the same workers"
+        )
+    return found[0]
 
 
 def check_affinity(topologies: Iterable[Topology]) -> None:

@@ -227,6 +227,59 @@ static void share_threads(rank *r) {
     mix_close(&x);
 }
 
+/* An update may come before the thread of its core works for its engine: the thread of the first engine is asleep when
+ * the second one opens, and others have opened theirs. Here the owner leaves the thread and joins it once more. */
+static void joins_late(rank *r) {
+    mix x;
+    two(&x, r, HUB, ASYNC, HPC_PROGRESS_THREAD);
+    for (int i = 0; i < 2; i++) x.members[i].g.j.n_servers = x.members[i].g.j.cores = 1;
+    mix_open(&x, r);
+    const job *j = &x.members[1].g.j;
+    if (r->rank == 0) {
+        atomic_store(&x.e->engines[0]->cores[0].beside, NULL);
+        rank_set(r, 0, 1);
+        rank_await(r, 1, 1);
+        for (int calm = 0; calm < 1000; calm++) { /* until the event has rung for nobody, and the thread sleeps again */
+            while (atomic_load(&r->context->group.bell->sleepers) == 0) sched_yield();
+            sched_yield();
+        }
+        hpc_cores_start(x.e->engines[1], 1);
+        rank_await(r, 2, 1);
+    } else {
+        rank_await(r, 0, 1);
+        uint64_t ticket = job_start(r, j, x.e, 0, 0, BOTH, false);
+        rank_set(r, 1, 1);
+        CHECK_OK(hpc_exchange_wait(x.e, j->first, ticket, -1));
+        rank_set(r, 2, 1);
+    }
+    mix_close(&x);
+}
+
+/* A failure ends the exchange, and a wait for any of its keys tells it: rank 0, which owns all, waits for a key that
+ * rank 1 never pushes. arg: progress. */
+static void fails(rank *r) {
+    double args[HPC_RULE_ARGS] = {0, 0.25};
+    uint64_t ticket = 0;
+    mix x;
+    two(&x, r, HUB, HUB, r->arg);
+    for (int i = 0; i < 2; i++) x.members[i].g.j.n_servers = 1;
+    mix_open(&x, r);
+    const job *waits = &x.members[0].g.j, *fails = &x.members[1].g.j;
+    if (r->rank == 1) CHECK_OK(hpc_exchange_set_args(x.e, fails->first, args));
+    if (r->rank == 0) ticket = job_start(r, waits, x.e, 0, 0, BOTH, false);
+    uint64_t other = job_start(r, fails, x.e, 0, 0, BOTH, false);
+    int status = r->rank == 0 ? hpc_exchange_wait(x.e, waits->first, ticket, -1)
+                              : hpc_exchange_wait(x.e, fails->first, other, -1);
+    CHECK_EQ(status, r->rank == 0 ? HPC_ERR_CONFIG : HPC_ERR_PEER);
+    for (int i = 0; i < 2 && r->rank == 0; i++) {
+        CHECK(strstr(hpc_last_error()->message, "rank 1 sets argument 1 of rule \"sgd\" of key k3 to 0.25"));
+        CHECK_EQ(hpc_exchange_push_pull(x.e, x.members[i].g.j.first, x.members[i].ref.params[0], -1), HPC_ERR_CONFIG);
+    }
+    if (r->rank == 0) CHECK_EQ(hpc_exchange_close(x.e, -1), HPC_ERR_CONFIG);
+    for (int i = 0; i < 2; i++) reference_free(&x.members[i].ref);
+    hpc_exchange_free(x.e);
+}
+
 /* Rows and counts of all members: each rank reads its rows, writes others, and all get those. */
 static void rows(rank *r) {
     hpc_exchange_stats stats;
@@ -348,6 +401,9 @@ int main(int argc, char **argv) {
         {.name = "waits_send_for_all_inline", .size = 3, .run = waits_send_for_all, .arg = HPC_PROGRESS_INLINE},
         {.name = "waits_send_for_all_thread", .size = 3, .run = waits_send_for_all, .arg = HPC_PROGRESS_THREAD},
         {.name = "share_threads", .size = 2, .run = share_threads},
+        {.name = "joins_late", .size = 2, .run = joins_late, .sleepy = true},
+        {.name = "fails_inline", .size = 2, .run = fails, .arg = HPC_PROGRESS_INLINE, .apart = true},
+        {.name = "fails_thread", .size = 2, .run = fails, .arg = HPC_PROGRESS_THREAD, .apart = true},
         {.name = "rows_inline", .size = 3, .run = rows, .arg = HPC_PROGRESS_INLINE},
         {.name = "rows_thread", .size = 3, .run = rows, .arg = HPC_PROGRESS_THREAD},
         {.name = "leaves_early_inline", .size = 3, .run = leaves_early, .arg = HPC_PROGRESS_INLINE, .apart = true},
