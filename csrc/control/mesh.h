@@ -3,7 +3,7 @@
  *
  *   link.c        moves frames
  *   mesh.c        connects to the other ranks
- *   collective.c  gathers
+ *   collective.c  makes collectives
  *   jobs.c        shows what this rank does, and asks others for it
  *   inquiry.c     follows waits to the ranks at their end
  *   survivors.c   goes on without the ranks that departed

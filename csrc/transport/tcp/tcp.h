@@ -42,7 +42,7 @@ typedef struct tcp_stream {
     int low_water;     /* bytes that must have come before an event tells of them; likewise */
     tcp_order *first, **last;
     tcp_order *answer; /* the last FLUSHED among them */
-    uint64_t pieces;   /* put on it, other than stream 0 */
+    uint64_t pieces;   /* stripes that were put on it; not on stream 0 */
 } tcp_stream;
 
 typedef struct tcp_link {
@@ -57,7 +57,7 @@ typedef struct tcp_link {
 
     _Atomic int reading, again;
     _Atomic int hung_up;              /* bit k: the peer's end of stream k */
-    uint64_t landed[HPC_TCP_STREAMS]; /* pieces, by stream */
+    uint64_t landed[HPC_TCP_STREAMS]; /* stripes, by stream */
     size_t signals_offset;            /* of the window of the frame at hand, if it has a signal */
     uint64_t flush_asked;             /* by the peer, to be answered after what was read */
     int answer_flush, rings, ended_streams;
@@ -66,7 +66,7 @@ typedef struct tcp_link {
     uint64_t events;          /* sent */
     _Atomic uint64_t credit;  /* events that the peer has taken */
     int wanting;              /* it was asked for credit */
-    int fenced;               /* no piece since the last frame with fences */
+    int fenced;               /* no stripe went out since the last frame with fences */
     uint64_t issued, asked;   /* puts; up to which a FLUSH was sent */
     _Atomic uint64_t flushed; /* up to which they are in place */
     _Atomic uint64_t credited;

@@ -161,11 +161,11 @@ typedef struct verbs_order {
     uint32_t local_key, remote_key;
     size_t nbytes, sent;
     int written;  /* the write is posted in full, or there is none */
-    int with_imm; /* the last piece has one */
+    int with_imm; /* the last write has one */
     uint32_t imm;
     verbs_message message; /* kind VERBS_NONE: none */
     int finished;          /* the message was posted */
-    verbs_loan *loan;      /* until the last piece is posted */
+    verbs_loan *loan;      /* until the last write is posted */
 } verbs_order;
 
 typedef struct verbs_link {
@@ -381,7 +381,7 @@ int verbs_source_is_small(size_t nbytes); /* it may be staged */
 int verbs_source_lend(verbs_link *link, verbs_order *order, const char *op);
 int verbs_source_stage(verbs_link *link, verbs_order *order);      /* copies it; 0: there is no room */
 int verbs_source_asks(verbs_link *link, const verbs_loan *loan);   /* whether its write needs a completion */
-void verbs_source_is_posted(verbs_link *link, verbs_order *order); /* the last piece: gives back when it is done */
+void verbs_source_is_posted(verbs_link *link, verbs_order *order); /* after its last write: gives back when it is done */
 void verbs_source_give_back(verbs_link *link, verbs_loan *loan);   /* of an order that will not be posted */
 void verbs_source_reclaim(verbs_link *link, uint64_t done);        /* of sends that are done */
 void verbs_source_close(verbs_link *link);
