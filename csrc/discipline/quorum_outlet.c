@@ -51,8 +51,8 @@ static int refuse_answer(hpc_engine *en, int s, uint64_t answered, uint64_t used
     return hpc_engine_check(en, "push");
 }
 
-/* Whether the parameters of a row answer an update that was left out, given that this is so for some row of its share.
- * Of relays each row has its own word, which is written with the next reply. */
+/* Whether the parameters of a row answer an update that was left out, given that some row of its share was left out. A
+ * row that relays has a word of its own for this, which the next reply writes. */
 static int was_left_out(const hpc_engine *en, int index) {
     const hpc_row *row = &en->plan->rows[index];
     if (row->action != HPC_RELAY) return 1;
@@ -168,8 +168,8 @@ void hpc_outlet_begin(hpc_engine *en, int key) {
     }
 }
 
-/* Where owners leave ignore HPC_ERR_PEER: every wait reports a dead neighbour, and one that has left folds nothing
- * more. */
+/* Ignores HPC_ERR_PEER where owners may leave: every wait reports a dead neighbour, and a neighbour that has left folds
+ * nothing more. */
 static int unless_gone(hpc_engine *en, int status) {
     if (status != HPC_ERR_PEER || !en->owners_leave) return status;
     hpc_blame_settle(&en->context->group.blame, NULL, 0);

@@ -67,7 +67,7 @@ static int is_time(const hpc_engine *en, const hpc_share *share) {
     return 1;
 }
 
-/* Of each neighbour the newest update, or every one that has not counted. */
+/* Chooses the updates of an input: the newest one, or every one that has not counted yet. */
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_clocks *c = w->share->own;
     (void)core;

@@ -13,9 +13,9 @@
  * has c - s. It applies nothing while the worker computes. All rows of a share have one version when it answers (but
  * where a closing has let several versions close at once).
  *
- * What is known of a version travels in a *note*, by a put before the version: its number, how many updates are in it
- * (what the rule is told), and the rule's arguments. Those are the arguments of push t of the workers, which must be
- * equal. So they go to the rows that forward, by the same lane as the push, and no receiver needs a place for them.
+ * A *note* travels with each version, by a put before it: the version's number, the count of its updates (which the
+ * rule gets), and the rule's arguments. Those are the arguments of push t of the workers, which must be equal. So they
+ * go to the rows that forward, by the same lane as the push, and no receiver needs a place for them.
  *
  * A worker that has closed, and whose pushes have all come, counts in no version. Then several versions may close at
  * once: the sum has the number of the last of them. A sum without updates is sent all the same, as a worker may wait
@@ -34,7 +34,7 @@
  * master, push nothing. They tell the rows that forward what they have applied (a signal), and a version stays open
  * until the slots that it needs are free.
  *
- * Who writes, who reads, and what orders the two:
+ * Writers, readers and order:
  *   a worker's parameters     written by its own core between the event of its question and the answer (a signal); in
  *                             settle, publish and close between two pauses of the core
  *   notes, receive slots      written by the sender, before the event of the forward; read by the core after it

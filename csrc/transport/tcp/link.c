@@ -1,8 +1,8 @@
 /* One lane's connections to one peer.
  *
  * Sending: a frame goes to the socket at once; what does not fit becomes an order, and is sent when the socket has room
- * by whoever finds that out. Nothing waits here. Striped, a large put is cut into a stripe for each stream; whatever has
- * an order (signals, events, FLUSH) goes by stream 0, with fences where stripes went before it.
+ * by whoever finds that out. Nothing waits here. Striped, a large put is cut into a stripe for each stream; whatever
+ * has an order (signals, events, FLUSH) goes by stream 0, with fences where stripes went before it.
  *
  * A link that breaks falls silent, without a word to the callers: the control channel says what became of the peer, and
  * if it says nothing the service thread reports it after a grace. What the peer had sent is read to its end. */

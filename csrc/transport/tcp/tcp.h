@@ -9,14 +9,15 @@
  *
  * A *link* joins a lane of this rank with the peer's lane of the same making, by one or more *streams* (connections).
  *
- * Who may touch what. Everything that is sent on a link, and the orders that wait for room in a socket, is under
- * `sending`, a mutex: puts come from the lane's thread, answers (FLUSHED, CREDIT) from whoever reads. Everything that
- * is read is done by the one thread that holds `reading`, a flag: who finds it taken says `again` and goes on, and the
- * holder looks once more after it let go, so no news is lost. `reading` may be held when `sending` is taken, never the
- * other way. The table of links and windows is under the transport's lock, held for look-ups, and while settle sends.
+ * Locks. `sending`, a mutex, guards everything that is sent on a link, and the orders that wait for room in a socket:
+ * puts come from the lane's thread, answers (FLUSHED, CREDIT) from the thread that reads. The one thread that holds
+ * `reading`, a flag, does all reading. A thread that finds the flag taken sets `again` and goes on, and the holder
+ * looks once more after it let go, so no news is lost. `reading` may be held when `sending` is taken, never the other
+ * way. The table of links and windows is under the transport's lock, held for look-ups, and while settle sends.
  *
- * What orders the data: payload is read into the window by the holder of `reading`, then the signal is stored (release)
- * or the event pushed (release), then the bell is rung. The waiter's load (acquire) sees the payload whoever read it.
+ * Order of the data: payload is read into the window by the holder of `reading`, then the signal is stored (release)
+ * or the event pushed (release), then the bell is rung. The waiter's load (acquire) sees the payload, whichever thread
+ * has read it.
  */
 #ifndef HPC_TCP_H
 #define HPC_TCP_H
